@@ -1,0 +1,12 @@
+//! Starling's engine: GGUF in, tokens out, the same bytes on every target.
+#![no_std]
+#![deny(unsafe_code)]
+
+extern crate alloc;
+#[cfg(any(feature = "std", test))]
+extern crate std;
+
+pub mod error;
+pub mod gguf;
+pub mod quant;
+pub mod tokenizer;

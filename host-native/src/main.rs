@@ -1,0 +1,2 @@
+//! The `starling` command.
+fn main() {}
