@@ -7,6 +7,8 @@ extern crate alloc;
 extern crate std;
 
 pub mod error;
-pub mod gguf;
+pub mod kernels;
+pub mod math;
+
 pub mod quant;
 pub mod tokenizer;

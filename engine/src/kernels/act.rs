@@ -1,0 +1,295 @@
+//! Activations for quantised products: rounded to 8 bits in blocks, packed in tiles of columns.
+//!
+//! ```text
+//! amax = max |x_i| of the block
+//! q = 0, d = 0                                   if amax < 1e-30 or amax is not finite
+//! q_i = rne(x_i * (127 / amax)), d = amax * (1/127)   otherwise
+//! ```
+//!
+//! A tile holds `nc` columns; per block one record of 32-bit words, column fastest:
+//! - blocks of 32: `[first x nc][d x nc][8 groups x nc x words]`; `first` is the initial value of the dot, or the sum
+//!   of q for types with a minimum;
+//! - super-blocks: `[d x nc][4 or 16 x nc][64 groups x nc x words]`; in the middle pairs of i16 sums of 32 elements
+//!   (Q4_K, Q5_K), or the initial values of the 16 dots of 16 elements (Q6_K).
+
+use super::cpu::Op;
+use super::panel::Format;
+use super::simd::{Rec, Simd};
+use super::{Cpu, SharedOut};
+
+/// What a quantised product wants its activations to look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ActKind {
+    /// Block length.
+    pub(super) block: usize,
+    /// Words of a group.
+    pub(super) rec: Rec,
+    /// What stands before the groups.
+    head: Head,
+    /// Columns of a full tile.
+    pub(super) nc: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Head {
+    /// The dot's initial value, for weights stored with that offset added.
+    First { offset: i32 },
+    /// The sum of q.
+    Sum,
+    /// i16 pairs of sums of 32.
+    Pairs,
+    /// The initial values of 16 dots, weights stored with 32 added.
+    Firsts,
+}
+
+impl ActKind {
+    /// The form that `cpu` wants for a matrix of that format; `None` for formats that take f32.
+    pub fn of(cpu: Cpu, format: Format) -> Option<ActKind> {
+        struct Of(Format);
+        impl Op for Of {
+            type Out = Option<ActKind>;
+            fn scalar(self) -> Self::Out {
+                kind(self.0, |_| Rec::Bias, [1, 1, 1])
+            }
+            #[inline(always)]
+            fn simd<S: Simd>(self, _: S) -> Self::Out {
+                kind(self.0, S::rec, [S::TILE4.nc, S::TILE8.nc, S::TILE_K.nc])
+            }
+        }
+        cpu.run(Of(format))
+    }
+
+    /// Words of the record of one block and column.
+    pub(super) fn words(&self) -> usize {
+        let head = match self.head {
+            Head::First { .. } | Head::Sum => 2,
+            Head::Pairs => 5,
+            Head::Firsts => 17,
+        };
+        head + self.block / 4 * self.rec.words()
+    }
+
+    /// Words of `n` packed columns of `k` elements.
+    pub fn len_words(&self, n: usize, k: usize) -> usize {
+        n * (k / self.block) * self.words()
+    }
+}
+
+fn kind(format: Format, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
+    let of32 = |bits, head, nc| Some(ActKind { block: 32, rec: rec(bits), head, nc });
+    match format {
+        Format::F32 | Format::F16 | Format::BF16 => None,
+        Format::Q4_0 => of32(4, Head::First { offset: 8 }, nc[0]),
+        Format::Q4_1 => of32(4, Head::Sum, nc[0]),
+        Format::Q5_0 => of32(5, Head::First { offset: 16 }, nc[0]),
+        Format::Q5_1 => of32(5, Head::Sum, nc[0]),
+        Format::Q8_0 => of32(8, Head::First { offset: 128 }, nc[1]),
+        Format::Q4_K => Some(ActKind { block: 256, rec: rec(4), head: Head::Pairs, nc: nc[2] }),
+        Format::Q5_K => Some(ActKind { block: 256, rec: rec(5), head: Head::Pairs, nc: nc[2] }),
+        Format::Q6_K => Some(ActKind { block: 256, rec: rec(6), head: Head::Firsts, nc: nc[2] }),
+    }
+}
+
+/// The columns of the tile that starts with `left` columns to go: full tiles, then what is left.
+pub(super) fn tile_columns(nc: usize, left: usize) -> usize {
+    nc.min(left)
+}
+
+/// Columns packed for one kind of matrix.
+#[derive(Clone, Copy)]
+pub struct Acts<'a> {
+    /// The form of the records.
+    pub kind: ActKind,
+    /// Number of columns (tokens).
+    pub n: usize,
+    /// Elements of a column.
+    pub k: usize,
+    /// The records, `kind.len_words(n, k)` words.
+    pub words: &'a [u32],
+}
+
+/// Quantises and packs the tile of columns that starts at `c0` of `x` (n, k), into `out` for all n columns.
+/// Tiles of one operation may run in parallel.
+pub fn pack_tile(cpu: Cpu, kind: ActKind, x: &[f32], n: usize, k: usize, c0: usize, out: SharedOut<'_, u32>) {
+    let nc = tile_columns(kind.nc, n - c0);
+    let words = (k / kind.block) * kind.words();
+    // SAFETY: tile `c0` owns the words of its columns, and tiles do not overlap.
+    let out = unsafe { out.slice(c0 * words, nc * words) };
+    cpu.run(PackTile { kind, x: &x[c0 * k..(c0 + nc) * k], k, nc, out });
+}
+
+struct PackTile<'a> {
+    kind: ActKind,
+    x: &'a [f32],
+    k: usize,
+    nc: usize,
+    out: &'a mut [u32],
+}
+
+impl Op for PackTile<'_> {
+    type Out = ();
+
+    fn scalar(self) {
+        self.pack(quantise_block);
+    }
+
+    #[inline(always)]
+    fn simd<S: Simd>(self, s: S) {
+        self.pack(
+            #[inline(always)]
+            |x, q| quantise_lanes(s, x, q),
+        );
+    }
+}
+
+impl PackTile<'_> {
+    #[inline(always)]
+    fn pack(self, quantise: impl Fn(&[f32], &mut [i8]) -> f32) {
+        let mut q = [0i8; 256];
+        let q = &mut q[..self.kind.block];
+        let words = self.kind.words() * self.nc;
+        for (c, x) in self.x.chunks_exact(self.k).enumerate() {
+            for (x, out) in x.chunks_exact(self.kind.block).zip(self.out.chunks_exact_mut(words)) {
+                let d = quantise(x, q);
+                write_record(self.kind, q, d, self.nc, c, out);
+            }
+        }
+    }
+}
+
+const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
+const TINY: f32 = 1e-30; // smaller blocks would overflow 127 / amax: they are zero by definition
+
+/// The definition: quantises a block, returns its scale.
+pub(super) fn quantise_block(x: &[f32], q: &mut [i8]) -> f32 {
+    let amax = x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
+    if amax >= 0x7f80_0000 || f32::from_bits(amax) < TINY {
+        q.fill(0);
+        return 0.0;
+    }
+    let amax = f32::from_bits(amax);
+    let id = 127.0 / amax;
+    for (q, v) in q.iter_mut().zip(x) {
+        *q = ((v * id + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32) as i8;
+    }
+    amax * (1.0 / 127.0)
+}
+
+/// [`quantise_block`] on lanes; the length is a multiple of 16.
+#[inline(always)]
+pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8]) -> f32 {
+    assert!(x.len() == q.len() && x.len().is_multiple_of(S::LANES));
+    let mut bits = [0u32; 16];
+    // SAFETY: all accesses are at multiples of LANES below the length; `bits` holds 16 lanes.
+    unsafe {
+        // |x| of a NaN compares false with everything: keep NaN by comparing the integers, as the definition does
+        let mut m = s.splat(0.0);
+        let mut bad = s.splat(0.0);
+        for i in (0..x.len()).step_by(S::LANES) {
+            let v = s.abs(s.load(x.as_ptr().add(i)));
+            m = s.max(v, m);
+            // 0 * finite = 0; infinities and NaN leave a NaN here
+            bad = s.add(bad, s.mul(v, s.splat(0.0)));
+        }
+        s.store(bits.as_mut_ptr().cast(), bad);
+        let finite = bits[..S::LANES].iter().all(|&b| b == 0);
+        s.store(bits.as_mut_ptr().cast(), m);
+        let amax = f32::from_bits(bits[..S::LANES].iter().fold(0, |m, &b| m.max(b)));
+        if !finite || amax < TINY {
+            q.fill(0);
+            return 0.0;
+        }
+        let id = s.splat(127.0 / amax);
+        for i in (0..x.len()).step_by(S::LANES) {
+            let v = s.add(s.mul(s.load(x.as_ptr().add(i)), id), s.splat(MAGIC));
+            s.store_i8(q.as_mut_ptr().add(i), s.sub_i(s.bits(v), s.splat_i(MAGIC.to_bits() as i32)));
+        }
+        amax * (1.0 / 127.0)
+    }
+}
+
+#[inline(always)]
+fn sum(q: &[i8]) -> i32 {
+    q.iter().map(|&v| i32::from(v)).sum()
+}
+
+/// Where a dot of weights with that offset starts.
+#[inline(always)]
+fn first(rec: Rec, offset: i32, q: &[i8]) -> u32 {
+    let v = match rec {
+        Rec::Xor => q.iter().map(|&v| i32::from(v.min(0))).sum::<i32>().wrapping_neg(),
+        Rec::Bias | Rec::Wide => -offset * sum(q),
+    };
+    v as u32
+}
+
+/// Writes column `c` of a record of `nc` columns.
+#[inline(always)]
+fn write_record(kind: ActKind, q: &[i8], d: f32, nc: usize, c: usize, out: &mut [u32]) {
+    let groups = match kind.head {
+        Head::First { offset } => {
+            out[c] = first(kind.rec, offset, q);
+            out[nc + c] = d.to_bits();
+            2
+        }
+        Head::Sum => {
+            out[c] = sum(q) as u32;
+            out[nc + c] = d.to_bits();
+            2
+        }
+        Head::Pairs => {
+            out[c] = d.to_bits();
+            for (j, q) in q.chunks_exact(64).enumerate() {
+                out[(1 + j) * nc + c] = pair(sum(&q[..32]) as i16, sum(&q[32..]) as i16);
+            }
+            5
+        }
+        Head::Firsts => {
+            out[c] = d.to_bits();
+            for (j, q) in q.chunks_exact(16).enumerate() {
+                out[(1 + j) * nc + c] = first(kind.rec, 32, q);
+            }
+            17
+        }
+    };
+    write_groups(kind.rec, q, nc, c, &mut out[groups * nc..]);
+}
+
+fn pair(a: i16, b: i16) -> u32 {
+    u32::from(a as u16) | u32::from(b as u16) << 16
+}
+
+/// Writes the words of the groups of column `c`.
+#[inline(always)]
+pub(super) fn write_groups(rec: Rec, q: &[i8], nc: usize, c: usize, out: &mut [u32]) {
+    let w = rec.words();
+    for (q, out) in q.chunks_exact(4).zip(out.chunks_exact_mut(nc * w)) {
+        match rec {
+            Rec::Bias => out[c] = u32::from_le_bytes([q[0] as u8, q[1] as u8, q[2] as u8, q[3] as u8]),
+            Rec::Xor => {
+                let byte = |f: fn(i8) -> u8| u32::from_le_bytes([f(q[0]), f(q[1]), f(q[2]), f(q[3])]);
+                out[c * 2] = byte(i8::unsigned_abs);
+                out[c * 2 + 1] = byte(|v| if v < 0 { 0x7f } else { 0x80 });
+            }
+            Rec::Wide => {
+                out[c * 2] = pair(i16::from(q[0]), i16::from(q[2]));
+                out[c * 2 + 1] = pair(i16::from(q[1]), i16::from(q[3]));
+            }
+        }
+    }
+}
+
+/// Unpacks block `b` of column `c`: its scale and integers. For the scalar definition of products.
+pub(super) fn read_block(a: &Acts<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 {
+    debug_assert!(a.kind.nc == 1 && a.kind.rec == Rec::Bias);
+    let words = a.kind.words();
+    let rec = &a.words[(c * (a.k / a.kind.block) + b) * words..][..words];
+    let groups = words - a.kind.block / 4;
+    for (q, w) in q.chunks_exact_mut(4).zip(&rec[groups..]) {
+        for (q, b) in q.iter_mut().zip(w.to_le_bytes()) {
+            *q = b as i8;
+        }
+    }
+    f32::from_bits(rec[if a.kind.block == 32 { 1 } else { 0 }])
+}
+

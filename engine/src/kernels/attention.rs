@@ -1,0 +1,800 @@
+//! Attention over pages of 16 tokens, in chunks of 256 tokens at absolute positions.
+//!
+//! ```text
+//! s[t] = sum_d q[d] * k[t][d]        d = 0, 1, ...; q comes scaled; SIMD across 16 tokens
+//! m = max s; p[t] = exp(s[t] - m); l = sum p     on the lane array, lane = t mod 16
+//! o[d] = sum_t p[t] * v[t][d]        t ascending; SIMD across d
+//! M' = max(M, m); a = exp(M - M'); b = exp(m - M'); L = L*a + l*b; O = O*a + o*b     chunks ascending
+//! out = O * (1 / L)
+//! ```
+//!
+//! Chunk boundaries depend on positions only, so neither the batch, nor the split over threads, nor prefill against
+//! decode can change a bit. Int8 keys: `s = f32(sum q8*k8) * (d_k * d_q)`, a scale per token and head.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use super::act::{quantise_block, quantise_lanes, write_groups};
+use super::cpu::Op;
+use super::exp::{exp, exp_lanes};
+use super::f32_tile::{AsF16, AsF32, Elem, F32Tile, f32_shapes};
+use super::norm::{LANES, max, tree};
+use super::panel::f16_to_f32;
+use super::simd::{Rec, Simd};
+use super::{Cpu, SharedOut};
+
+/// Tokens of a page: the width of the score kernel.
+pub const PAGE: usize = 16;
+/// Tokens of a chunk.
+pub const CHUNK: usize = 256;
+/// Query columns (rows of a block x query heads of a KV head) of one unit, at most.
+pub const MAX_COLUMNS: usize = 32;
+/// Largest head dimension.
+pub const MAX_HEAD_DIM: usize = 256;
+
+/// How keys and values are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// Both f32.
+    F32,
+    /// Both f16, values beyond its range clamped.
+    F16,
+    /// Keys int8 with a scale per token and head, values f16.
+    K8,
+}
+
+impl KvType {
+    /// All types.
+    pub const ALL: [KvType; 3] = [KvType::F32, KvType::F16, KvType::K8];
+
+    /// The name `--kv-type` takes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+            KvType::K8 => "k8",
+        }
+    }
+}
+
+/// Shape and place of keys and values in a page. A page holds, per layer, the keys of all heads, then the values:
+/// keys of a head `[head_dim][16 tokens]` (int8: `[head_dim/4][16][4]` offset binary, then 16 f32 scales), values of a
+/// head `[head_dim/16][16 tokens][16]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Layers.
+    pub n_layer: usize,
+    /// Heads of keys and values.
+    pub n_head_kv: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Storage type.
+    pub kv_type: KvType,
+}
+
+impl KvLayout {
+    fn key_bytes(&self) -> usize {
+        match self.kv_type {
+            KvType::F32 => self.head_dim * PAGE * 4,
+            KvType::F16 => self.head_dim * PAGE * 2,
+            KvType::K8 => self.head_dim.next_multiple_of(4) * PAGE + PAGE * 4,
+        }
+    }
+
+    fn value_dims(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    fn value_bytes(&self) -> usize {
+        self.value_dims() * PAGE * if self.kv_type == KvType::F32 { 4 } else { 2 }
+    }
+
+    /// Bytes of a page, a multiple of 64.
+    pub fn page_bytes(&self) -> usize {
+        (self.n_layer * self.n_head_kv * (self.key_bytes() + self.value_bytes())).next_multiple_of(64)
+    }
+
+    fn key_at(&self, layer: usize, head: usize) -> usize {
+        layer * self.n_head_kv * (self.key_bytes() + self.value_bytes()) + head * self.key_bytes()
+    }
+
+    fn value_at(&self, layer: usize, head: usize) -> usize {
+        let keys = self.n_head_kv * self.key_bytes();
+        layer * (keys + self.n_head_kv * self.value_bytes()) + keys + head * self.value_bytes()
+    }
+}
+
+/// Writes keys and values (n_head_kv, head_dim) of one token of one layer into slot `slot` of a page.
+/// A value that is not finite is stored as the largest of its sign, so that no page ever holds one.
+pub fn write_kv(cpu: Cpu, kv: &KvLayout, layer: usize, k: &[f32], v: &[f32], page: &mut [u8], slot: usize) {
+    let n = kv.n_head_kv * kv.head_dim;
+    assert!(k.len() == n && v.len() == n && page.len() == kv.page_bytes() && slot < PAGE && layer < kv.n_layer);
+    cpu.run(WriteKv { kv, layer, k, v, page, slot });
+}
+
+struct WriteKv<'a> {
+    kv: &'a KvLayout,
+    layer: usize,
+    k: &'a [f32],
+    v: &'a [f32],
+    page: &'a mut [u8],
+    slot: usize,
+}
+
+const F16_MAX: f32 = 65504.0;
+
+/// `x` within `-limit..=limit`; NaN becomes `-limit`.
+#[inline(always)]
+fn clamp(x: f32, limit: f32) -> f32 {
+    let x = if x > -limit { x } else { -limit };
+    if x > limit { limit } else { x }
+}
+
+impl Op for WriteKv<'_> {
+    type Out = ();
+
+    fn scalar(self) {
+        self.write(
+            |x, out| {
+                for (x, out) in x.iter().zip(out) {
+                    *out = half::f16::from_f32_const(clamp(*x, F16_MAX)).to_bits();
+                }
+            },
+            quantise_block,
+        );
+    }
+
+    #[inline(always)]
+    fn simd<S: Simd>(self, s: S) {
+        self.write(
+            #[inline(always)]
+            |x, out| {
+                let whole = x.len() / S::LANES * S::LANES;
+                // SAFETY: `out` is as long as `x`; whole vectors below the length.
+                unsafe {
+                    let limit = s.splat(F16_MAX);
+                    let low = s.splat(-F16_MAX);
+                    for i in (0..whole).step_by(S::LANES) {
+                        let v = s.load(x.as_ptr().add(i));
+                        let v = s.select_gt(v, low, v, low);
+                        let v = s.select_gt(v, limit, limit, v);
+                        s.store_f16(out.as_mut_ptr().add(i), v);
+                    }
+                }
+                for (x, out) in x[whole..].iter().zip(&mut out[whole..]) {
+                    *out = half::f16::from_f32_const(clamp(*x, F16_MAX)).to_bits();
+                }
+            },
+            #[inline(always)]
+            |x, q| if x.len().is_multiple_of(S::LANES) { quantise_lanes(s, x, q) } else { quantise_block(x, q) },
+        );
+    }
+}
+
+impl WriteKv<'_> {
+    #[inline(always)]
+    fn write(self, to_f16: impl Fn(&[f32], &mut [u16]), quantise: impl Fn(&[f32], &mut [i8]) -> f32) {
+        let (kv, d, slot) = (self.kv, self.kv.head_dim, self.slot);
+        let mut h = [0u16; MAX_HEAD_DIM];
+        let h = &mut h[..d];
+        for (head, (k, v)) in self.k.chunks_exact(d).zip(self.v.chunks_exact(d)).enumerate() {
+            let (key, value) = (kv.key_at(self.layer, head), kv.value_at(self.layer, head));
+            let keys = &mut self.page[key..key + kv.key_bytes()];
+            match kv.kv_type {
+                KvType::F32 => {
+                    for (x, tokens) in k.iter().zip(keys.chunks_exact_mut(PAGE * 4)) {
+                        tokens[slot * 4..][..4].copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
+                    }
+                }
+                KvType::F16 => {
+                    to_f16(k, h);
+                    for (x, tokens) in h.iter().zip(keys.chunks_exact_mut(PAGE * 2)) {
+                        tokens[slot * 2..][..2].copy_from_slice(&x.to_le_bytes());
+                    }
+                }
+                KvType::K8 => {
+                    let mut q = [0i8; MAX_HEAD_DIM];
+                    let scale = quantise(k, &mut q[..d]);
+                    for (q, tokens) in q[..d.next_multiple_of(4)].chunks_exact(4).zip(keys.chunks_exact_mut(PAGE * 4)) {
+                        tokens[slot * 4..][..4].copy_from_slice(&[q[0], q[1], q[2], q[3]].map(|q| q as u8 ^ 0x80));
+                    }
+                    let at = d.next_multiple_of(4) * PAGE + slot * 4;
+                    keys[at..at + 4].copy_from_slice(&scale.to_le_bytes());
+                }
+            }
+            let values = &mut self.page[value..value + kv.value_bytes()];
+            if kv.kv_type == KvType::F32 {
+                for (x, group) in v.chunks(LANES).zip(values.chunks_exact_mut(PAGE * LANES * 4)) {
+                    for (x, out) in x.iter().zip(group[slot * LANES * 4..].chunks_exact_mut(4)) {
+                        out.copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
+                    }
+                }
+            } else {
+                to_f16(v, h);
+                for (x, group) in h.chunks(LANES).zip(values.chunks_exact_mut(PAGE * LANES * 2)) {
+                    for (x, out) in x.iter().zip(group[slot * LANES * 2..].chunks_exact_mut(2)) {
+                        out.copy_from_slice(&x.to_le_bytes());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A block of consecutive tokens of one sequence attending through one KV head, over a range of chunks.
+pub struct Attend<'a> {
+    /// Where keys and values lie.
+    pub kv: &'a KvLayout,
+    /// The layer.
+    pub layer: usize,
+    /// The KV head.
+    pub head: usize,
+    /// All pages of the arena.
+    pub arena: &'a [u8],
+    /// The sequence's pages, in order.
+    pub pages: &'a [u32],
+    /// Queries of the block's tokens: (tokens, n_head, head_dim), scaled and rotated.
+    pub q: &'a [f32],
+    /// Query heads, a multiple of the KV heads.
+    pub n_head: usize,
+    /// Position of the block's first token.
+    pub pos: usize,
+    /// Tokens before and with the own one that a token sees; `usize::MAX` for all.
+    pub window: usize,
+    /// Chunks to attend to.
+    pub chunks: Range<usize>,
+}
+
+/// Where the result of an [`Attend`] goes.
+#[derive(Clone, Copy)]
+pub enum AttendOut<'a> {
+    /// The finished rows: (tokens, n_head, head_dim) from element `at` on.
+    Rows {
+        /// The rows of all blocks.
+        out: SharedOut<'a, f32>,
+        /// Where this block's first token starts.
+        at: usize,
+    },
+    /// One chunk's part: per query head of this KV head `[m, l, o[value_dims]]`, from element `at` on.
+    Part {
+        /// The parts of all units.
+        out: SharedOut<'a, f32>,
+        /// Where this unit's parts start.
+        at: usize,
+    },
+}
+
+impl KvLayout {
+    /// Floats of the part of one chunk, one token and one query head.
+    pub fn part_len(&self) -> usize {
+        2 + self.value_dims()
+    }
+}
+
+impl Attend<'_> {
+    fn group(&self) -> usize {
+        self.n_head / self.kv.n_head_kv
+    }
+
+    fn tokens(&self) -> usize {
+        self.q.len() / (self.n_head * self.kv.head_dim)
+    }
+
+    /// The tokens of chunk `chunk` that the token at `pos` sees, relative to the chunk.
+    fn seen(&self, chunk: usize, pos: usize) -> Range<usize> {
+        let start = chunk * CHUNK;
+        let from = (pos + 1).saturating_sub(self.window);
+        from.saturating_sub(start).min(CHUNK)..(pos + 1).saturating_sub(start).min(CHUNK)
+    }
+
+    /// The page of the chunk's tokens from `token` on.
+    fn page(&self, chunk: usize, token: usize) -> &[u8] {
+        let bytes = self.kv.page_bytes();
+        let page = self.pages[(chunk * CHUNK + token) / PAGE] as usize;
+        &self.arena[page * bytes..(page + 1) * bytes]
+    }
+
+    /// Runs the block. Units that write different parts of the output may run in parallel, each with its own scratch.
+    pub fn run(&self, cpu: Cpu, out: AttendOut<'_>, scratch: &mut AttendScratch) {
+        let d = self.kv.head_dim;
+        assert!(d <= MAX_HEAD_DIM && self.n_head.is_multiple_of(self.kv.n_head_kv) && self.head < self.kv.n_head_kv);
+        assert!(self.q.len().is_multiple_of(self.n_head * d) && self.layer < self.kv.n_layer);
+        let tokens = self.tokens();
+        assert!(tokens > 0 && tokens * self.group() <= MAX_COLUMNS);
+        assert!((self.pos + tokens).div_ceil(PAGE) <= self.pages.len());
+        assert!(scratch.dims >= self.kv.value_dims(), "scratch for a smaller head");
+        cpu.run(Unit { a: self, out, scratch });
+    }
+}
+
+/// Working memory of one thread for [`Attend::run`].
+pub struct AttendScratch {
+    dims: usize,
+    /// (columns, head_dim)
+    q: Vec<f32>,
+    scores: Vec<[f32; CHUNK]>,
+    /// (columns, value_dims): of the chunk at hand, and of all chunks so far.
+    part: Vec<f32>,
+    total: Vec<f32>,
+}
+
+impl AttendScratch {
+    /// For heads of that layout.
+    pub fn new(kv: &KvLayout) -> AttendScratch {
+        let dims = kv.value_dims();
+        let rows = || vec![0.0; MAX_COLUMNS * dims];
+        AttendScratch { dims, q: rows(), scores: vec![[0.0; CHUNK]; MAX_COLUMNS], part: rows(), total: rows() }
+    }
+}
+
+struct Unit<'a> {
+    a: &'a Attend<'a>,
+    out: AttendOut<'a>,
+    scratch: &'a mut AttendScratch,
+}
+
+/// Running maxima and sums of a unit's columns; a sum of 0 means that no token was seen yet.
+#[derive(Clone, Copy)]
+struct Running {
+    m: f32,
+    l: f32,
+}
+
+/// What an instruction set contributes: scores, exponentials and weighted values of one chunk.
+trait Chunk {
+    /// `scores[c][t]` for the chunk's first `n` tokens (rounded up to pages; what lies beyond is arbitrary) and the
+    /// queries `q` (columns, head_dim).
+    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]);
+    /// Turns `s` (a multiple of 16 long) into `exp(s - max)`; returns the maximum and the sum.
+    fn softmax(&self, s: &mut [f32]) -> Running;
+    /// `o[c][d] = sum_t p[c][t] * v[t][d]` for the chunk's `tokens`; `o` is (columns, value_dims).
+    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32]);
+    /// `total = total * a + part * b`.
+    fn blend(&self, total: &mut [f32], a: f32, part: &[f32], b: f32);
+}
+
+impl Unit<'_> {
+    /// The path of a block through its chunks, the same for every instruction set.
+    #[inline(always)]
+    fn walk(self, k: &impl Chunk) {
+        let a = self.a;
+        let (group, tokens, d, dims) = (a.group(), a.tokens(), a.kv.head_dim, a.kv.value_dims());
+        let columns = tokens * group;
+        let q = &mut self.scratch.q[..columns * d];
+        for (c, q) in q.chunks_exact_mut(d).enumerate() {
+            let head = (c / group) * a.n_head + a.head * group + c % group;
+            q.copy_from_slice(&a.q[head * d..(head + 1) * d]);
+        }
+        let scores = &mut self.scratch.scores[..columns];
+        let part = &mut self.scratch.part[..columns * dims];
+        let total = &mut self.scratch.total[..columns * dims];
+        let mut running = [Running { m: f32::NEG_INFINITY, l: 0.0 }; MAX_COLUMNS];
+        for chunk in a.chunks.clone() {
+            let (first, last) = (a.seen(chunk, a.pos), a.seen(chunk, a.pos + tokens - 1));
+            if last.end == 0 || first.start == CHUNK {
+                continue;
+            }
+            let (from, n) = (first.start / PAGE * PAGE, last.end);
+            k.scores(chunk, n, q, scores);
+            let mut here = [Running { m: 0.0, l: 0.0 }; MAX_COLUMNS];
+            for (c, (scores, here)) in scores.iter_mut().zip(&mut here).enumerate() {
+                let seen = a.seen(chunk, a.pos + c / group);
+                let s = &mut scores[..n.next_multiple_of(PAGE)];
+                if seen.is_empty() {
+                    s.fill(0.0);
+                    continue;
+                }
+                s[..seen.start].fill(f32::NEG_INFINITY);
+                s[seen.end..].fill(f32::NEG_INFINITY);
+                *here = k.softmax(s);
+            }
+            k.values(chunk, from..n, scores, part);
+            let columns = total.chunks_exact_mut(dims).zip(part.chunks_exact(dims)).zip(running.iter_mut().zip(&here));
+            for ((total, part), (running, here)) in columns {
+                running.take(*here, total, part, |t, x, p, y| k.blend(t, x, p, y));
+            }
+        }
+        for (c, (o, running)) in total.chunks_exact(dims).zip(&running).enumerate() {
+            let (token, head) = (c / group, a.head * group + c % group);
+            match self.out {
+                AttendOut::Rows { out, at } => {
+                    // SAFETY: a unit owns its tokens' elements of its query heads.
+                    let out = unsafe { out.slice(at + (token * a.n_head + head) * d, d) };
+                    scale(&o[..d], running.l, out);
+                }
+                AttendOut::Part { out, at } => {
+                    // SAFETY: a unit owns its part.
+                    let out = unsafe { out.slice(at + c * (2 + dims), 2 + dims) };
+                    (out[0], out[1]) = (running.m, running.l);
+                    out[2..].copy_from_slice(o);
+                }
+            }
+        }
+    }
+}
+
+impl Running {
+    /// Takes in the next chunk's part.
+    #[inline(always)]
+    fn take(&mut self, next: Running, total: &mut [f32], part: &[f32], blend: impl Fn(&mut [f32], f32, &[f32], f32)) {
+        if next.l == 0.0 {
+            return;
+        }
+        if self.l == 0.0 {
+            *self = next;
+            total.copy_from_slice(part);
+            return;
+        }
+        let top = max(self.m, next.m);
+        let (x, y) = (exp(self.m - top), exp(next.m - top));
+        *self = Running { m: top, l: self.l * x + next.l * y };
+        blend(total, x, part, y);
+    }
+}
+
+#[inline(always)]
+fn scale(o: &[f32], l: f32, out: &mut [f32]) {
+    let inverse = 1.0 / l;
+    for (out, o) in out.iter_mut().zip(o) {
+        *out = o * inverse;
+    }
+}
+
+/// Combines the parts of one query head of one token, chunks ascending: `parts` is (n_chunks, part_len), rows
+/// `stride` floats apart.
+pub fn combine(cpu: Cpu, kv: &KvLayout, parts: &[f32], stride: usize, n_chunks: usize, out: &mut [f32]) {
+    assert!(n_chunks > 0 && parts.len() >= (n_chunks - 1) * stride + kv.part_len() && out.len() == kv.head_dim);
+    cpu.run(Combine { dims: kv.value_dims(), parts, stride, n_chunks, out });
+}
+
+struct Combine<'a> {
+    dims: usize,
+    parts: &'a [f32],
+    stride: usize,
+    n_chunks: usize,
+    out: &'a mut [f32],
+}
+
+impl Combine<'_> {
+    #[inline(always)]
+    fn walk(self, blend: impl Fn(&mut [f32], f32, &[f32], f32)) {
+        let mut o = [0.0; MAX_HEAD_DIM];
+        let o = &mut o[..self.dims];
+        let mut running = Running { m: f32::NEG_INFINITY, l: 0.0 };
+        for part in self.parts.chunks(self.stride).take(self.n_chunks) {
+            let (ml, part) = part[..2 + self.dims].split_at(2);
+            running.take(Running { m: ml[0], l: ml[1] }, o, part, &blend);
+        }
+        scale(&o[..self.out.len()], running.l, self.out);
+    }
+}
+
+impl Op for Combine<'_> {
+    type Out = ();
+    fn scalar(self) {
+        self.walk(|o, x, part, y| Scalar::blend_of(o, x, part, y));
+    }
+    #[inline(always)]
+    fn simd<S: Simd>(self, s: S) {
+        self.walk(
+            #[inline(always)]
+            |o, x, part, y| blend_lanes(s, o, x, part, y),
+        );
+    }
+}
+
+impl Op for Unit<'_> {
+    type Out = ();
+    fn scalar(self) {
+        let a = self.a;
+        self.walk(&Scalar(a));
+    }
+    #[inline(always)]
+    fn simd<S: Simd>(self, s: S) {
+        let a = self.a;
+        self.walk(&Lanes { a, s });
+    }
+}
+
+/// The definition.
+struct Scalar<'a>(&'a Attend<'a>);
+
+impl Scalar<'_> {
+    fn blend_of(total: &mut [f32], a: f32, part: &[f32], b: f32) {
+        for (t, p) in total.iter_mut().zip(part) {
+            *t = *t * a + p * b;
+        }
+    }
+}
+
+fn read_f32(b: &[u8], i: usize) -> f32 {
+    f32::from_le_bytes([b[i * 4], b[i * 4 + 1], b[i * 4 + 2], b[i * 4 + 3]])
+}
+
+fn read_f16(b: &[u8], i: usize) -> f32 {
+    f16_to_f32(u16::from_le_bytes([b[i * 2], b[i * 2 + 1]]))
+}
+
+impl Chunk for Scalar<'_> {
+    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
+        let (a, kv, d) = (self.0, self.0.kv, self.0.kv.head_dim);
+        for (q, scores) in q.chunks_exact(d).zip(scores) {
+            for (t, score) in scores[..n].iter_mut().enumerate() {
+                let keys = &a.page(chunk, t)[kv.key_at(a.layer, a.head)..][..kv.key_bytes()];
+                let t = t % PAGE;
+                *score = match kv.kv_type {
+                    KvType::F32 => (0..d).fold(0.0, |s, i| s + read_f32(keys, i * PAGE + t) * q[i]),
+                    KvType::F16 => (0..d).fold(0.0, |s, i| s + read_f16(keys, i * PAGE + t) * q[i]),
+                    KvType::K8 => {
+                        let mut q8 = [0i8; MAX_HEAD_DIM];
+                        let dq = quantise_block(q, &mut q8[..d]);
+                        let key = |i: usize| i32::from((keys[i / 4 * 64 + t * 4 + i % 4] ^ 0x80) as i8);
+                        let dot: i32 = (0..d).map(|i| key(i) * i32::from(q8[i])).sum();
+                        dot as f32 * (read_f32(&keys[d.next_multiple_of(4) * PAGE..], t) * dq)
+                    }
+                };
+            }
+        }
+    }
+
+    fn softmax(&self, s: &mut [f32]) -> Running {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for (t, s) in s.iter().enumerate() {
+            lanes[t % LANES] = max(lanes[t % LANES], *s);
+        }
+        let m = tree(lanes, max);
+        let mut lanes = [0.0; LANES];
+        for (t, s) in s.iter_mut().enumerate() {
+            *s = exp(*s - m);
+            lanes[t % LANES] += *s;
+        }
+        Running { m, l: tree(lanes, |a, b| a + b) }
+    }
+
+    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32]) {
+        let (a, kv) = (self.0, self.0.kv);
+        for (p, o) in p.iter().zip(o.chunks_exact_mut(kv.value_dims())) {
+            o.fill(0.0);
+            for t in tokens.clone() {
+                let values = &a.page(chunk, t)[kv.value_at(a.layer, a.head)..][..kv.value_bytes()];
+                for (d, o) in o.iter_mut().enumerate() {
+                    let i = (d / LANES * PAGE + t % PAGE) * LANES + d % LANES;
+                    *o += p[t] * if kv.kv_type == KvType::F32 { read_f32(values, i) } else { read_f16(values, i) };
+                }
+            }
+        }
+    }
+
+    fn blend(&self, total: &mut [f32], a: f32, part: &[f32], b: f32) {
+        Scalar::blend_of(total, a, part, b);
+    }
+}
+
+/// The same on lanes.
+struct Lanes<'a, S> {
+    a: &'a Attend<'a>,
+    s: S,
+}
+
+#[inline(always)]
+fn blend_lanes<S: Simd>(s: S, total: &mut [f32], a: f32, part: &[f32], b: f32) {
+    assert!(total.len() == part.len() && total.len().is_multiple_of(LANES));
+    let (a, b) = (s.splat(a), s.splat(b));
+    for i in (0..total.len()).step_by(S::LANES) {
+        // SAFETY: both slices hold whole groups of 16.
+        unsafe {
+            let t = total.as_mut_ptr().add(i);
+            s.store(t, s.add(s.mul(s.load(t), a), s.mul(s.load(part.as_ptr().add(i)), b)));
+        }
+    }
+}
+
+impl<S: Simd> Chunk for Lanes<'_, S> {
+    #[inline(always)]
+    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
+        match self.a.kv.kv_type {
+            KvType::F32 => self.float_scores::<AsF32>(chunk, n, q, scores),
+            KvType::F16 => self.float_scores::<AsF16>(chunk, n, q, scores),
+            KvType::K8 => self.int8_scores(chunk, n, q, scores),
+        }
+    }
+
+    #[inline(always)]
+    fn softmax(&self, p: &mut [f32]) -> Running {
+        assert!(p.len().is_multiple_of(LANES));
+        let s = self.s;
+        let per = LANES / S::LANES;
+        let mut lanes = [0.0; LANES];
+        // SAFETY: whole groups of 16 elements, and 16 lanes.
+        unsafe {
+            let mut acc = [s.splat(f32::NEG_INFINITY); 4];
+            for i in (0..p.len()).step_by(LANES) {
+                for (j, acc) in acc[..per].iter_mut().enumerate() {
+                    let v = s.load(p.as_ptr().add(i + j * S::LANES));
+                    *acc = s.select_gt(v, *acc, v, *acc);
+                }
+            }
+            for (j, acc) in acc[..per].iter().enumerate() {
+                s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
+            }
+            let m = tree(lanes, max);
+            let mut acc = [s.splat(0.0); 4];
+            for i in (0..p.len()).step_by(LANES) {
+                for (j, acc) in acc[..per].iter_mut().enumerate() {
+                    let at = p.as_mut_ptr().add(i + j * S::LANES);
+                    let e = exp_lanes(s, s.sub(s.load(at), s.splat(m)));
+                    s.store(at, e);
+                    *acc = s.add(*acc, e);
+                }
+            }
+            for (j, acc) in acc[..per].iter().enumerate() {
+                s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
+            }
+            Running { m, l: tree(lanes, |a, b| a + b) }
+        }
+    }
+
+    #[inline(always)]
+    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32]) {
+        if self.a.kv.kv_type == KvType::F32 {
+            self.float_values::<AsF32>(chunk, tokens, p, o);
+        } else {
+            self.float_values::<AsF16>(chunk, tokens, p, o);
+        }
+    }
+
+    #[inline(always)]
+    fn blend(&self, total: &mut [f32], a: f32, part: &[f32], b: f32) {
+        blend_lanes(self.s, total, a, part, b);
+    }
+}
+
+/// Shape of a register tile for `left` vectors, `columns` columns.
+#[inline(always)]
+fn fit<S: Simd>(left: usize, columns: usize) -> (usize, usize) {
+    (S::TILE_F32.rv.min(left), S::TILE_F32.nc.min(columns))
+}
+
+impl<S: Simd> Lanes<'_, S> {
+    #[inline(always)]
+    fn float_scores<E: Elem>(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
+        let vectors = n.next_multiple_of(PAGE) / S::LANES;
+        let mut c = 0;
+        while c < scores.len() {
+            let mut v = 0;
+            let nc = fit::<S>(1, scores.len() - c).1;
+            while v < vectors {
+                let rv = fit::<S>(vectors - v, 1).0;
+                f32_shapes!(S, rv, nc, score_tile(self, chunk, v, c, q, scores, Stored::<E>(core::marker::PhantomData)));
+                v += rv;
+            }
+            c += nc;
+        }
+    }
+
+    #[inline(always)]
+    fn float_values<E: Elem>(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32]) {
+        let vectors = self.a.kv.value_dims() / S::LANES;
+        let mut c = 0;
+        while c < p.len() {
+            let mut v = 0;
+            let nc = fit::<S>(1, p.len() - c).1;
+            while v < vectors {
+                let rv = fit::<S>(vectors - v, 1).0;
+                f32_shapes!(S, rv, nc, value_tile(self, chunk, &tokens, v, c, p, o, Stored::<E>(core::marker::PhantomData)));
+                v += rv;
+            }
+            c += nc;
+        }
+    }
+
+    #[inline(always)]
+    fn int8_scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
+        const NC: usize = 4;
+        let (s, a, d) = (self.s, self.a, self.a.kv.head_dim);
+        let groups = d.div_ceil(4);
+        let (rec, words) = (S::rec(8), S::rec(8).words());
+        let mut packed = [0u32; MAX_HEAD_DIM / 4 * 2 * NC];
+        for (c0, scores) in scores.chunks_mut(NC).enumerate() {
+            let (mut first, mut dq) = ([0i32; NC], [0.0; NC]);
+            for c in 0..scores.len() {
+                let mut q8 = [0i8; MAX_HEAD_DIM];
+                let q = &q[(c0 * NC + c) * d..][..d];
+                dq[c] =
+                    if d.is_multiple_of(S::LANES) { quantise_lanes(s, q, &mut q8[..d]) } else { quantise_block(q, &mut q8[..d]) };
+                let q8 = &q8[..groups * 4];
+                let sum = |f: fn(i8) -> i32| q8.iter().map(|&q| f(q)).sum::<i32>();
+                first[c] = if rec == Rec::Xor { -sum(|q| i32::from(q.min(0))) } else { -128 * sum(i32::from) };
+                write_groups(rec, q8, NC, c, &mut packed);
+            }
+            for t in (0..n).step_by(S::LANES) {
+                let keys = &a.page(chunk, t)[a.kv.key_at(a.layer, a.head)..][..a.kv.key_bytes()];
+                // SAFETY: a head's keys are `groups` lines of 64 bytes and 16 scales; `packed` holds `groups` records;
+                // a row of scores holds the vectors of whole pages.
+                unsafe {
+                    let mut dots: [S::Acc; NC] = core::array::from_fn(|c| s.acc::<8>(first[c]));
+                    for g in 0..groups {
+                        let w = s.weights(s.load_b(keys.as_ptr().add(g * 64 + t % PAGE * 4)));
+                        for (c, dot) in dots.iter_mut().enumerate() {
+                            *dot = s.dot::<8>(*dot, w, s.act::<8>(packed.as_ptr().add((g * NC + c) * words)));
+                        }
+                    }
+                    let dk = s.load(keys.as_ptr().add(groups * 64 + t % PAGE * 4).cast());
+                    for (c, scores) in scores.iter_mut().enumerate() {
+                        let dot = s.to_f32(s.total::<8>(dots[c], first[c]));
+                        s.store(scores.as_mut_ptr().add(t), s.mul(dot, s.mul(dk, s.splat(dq[c]))));
+                    }
+                }
+            }
+        }
+    }
+}
+
+struct Stored<E>(core::marker::PhantomData<E>);
+
+#[inline(always)]
+fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
+    l: &Lanes<'_, S>,
+    chunk: usize,
+    v0: usize,
+    c: usize,
+    q: &[f32],
+    scores: &mut [[f32; CHUNK]],
+    _: Stored<E>,
+) {
+    let (a, kv, d) = (l.a, l.a.kv, l.a.kv.head_dim);
+    let keys = |v: usize| {
+        let t = (v0 + v) * S::LANES;
+        a.page(chunk, t)[kv.key_at(a.layer, a.head)..][..kv.key_bytes()][t % PAGE * E::BYTES..].as_ptr()
+    };
+    let tile = F32Tile::<RV> {
+        w: core::array::from_fn(keys),
+        w_step: PAGE * E::BYTES,
+        k: d,
+        x: q[c * d..(c + NC) * d].as_ptr(),
+        x_stride: d,
+        out: scores[c..c + NC].as_flattened_mut()[v0 * S::LANES..].as_mut_ptr(),
+        out_stride: CHUNK,
+        go_on: false,
+    };
+    // SAFETY: keys of a head are d x 16 elements, the slices above hold NC queries and NC rows of scores.
+    unsafe { tile.run::<S, E, NC>(l.s) }
+}
+
+#[allow(clippy::too_many_arguments)]
+#[inline(always)]
+fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
+    l: &Lanes<'_, S>,
+    chunk: usize,
+    tokens: &Range<usize>,
+    v0: usize,
+    c: usize,
+    p: &[[f32; CHUNK]],
+    o: &mut [f32],
+    _: Stored<E>,
+) {
+    let (a, kv) = (l.a, l.a.kv);
+    let dims = kv.value_dims();
+    let out = o[c * dims..(c + NC) * dims][v0 * S::LANES..].as_mut_ptr();
+    let p = p[c..c + NC].as_flattened();
+    for t in tokens.clone().step_by(PAGE) {
+        let values = &a.page(chunk, t)[kv.value_at(a.layer, a.head)..][..kv.value_bytes()];
+        let at = |v: usize| {
+            let d = (v0 + v) * S::LANES;
+            values[(d / LANES * PAGE * LANES + d % LANES) * E::BYTES..].as_ptr()
+        };
+        let tile = F32Tile::<RV> {
+            w: core::array::from_fn(at),
+            w_step: LANES * E::BYTES,
+            k: PAGE.min(tokens.end - t),
+            x: p[t..].as_ptr(),
+            x_stride: CHUNK,
+            out,
+            out_stride: dims,
+            go_on: t > tokens.start,
+        };
+        // SAFETY: values of a head are 16 tokens of whole groups of 16 dims, the slices above hold NC rows.
+        unsafe { tile.run::<S, E, NC>(l.s) }
+    }
+}

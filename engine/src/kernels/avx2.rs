@@ -1,0 +1,235 @@
+//! AVX2: a register is half a panel (8 rows). With AVX-VNNI dots are `vpdpbusd`; without it, 4-bit dots stay in i16
+//! for a whole block of 32 (8 x 2 x 15 x 127 = 30,480 fits), 5- and 6-bit ones widen at once, and 8-bit ones use
+//! `vpmaddubsw(|q|, w ^ mask)` (see `Rec::Xor`).
+
+use core::arch::x86_64::*;
+
+use super::cpu::Op;
+use super::simd::{Rec, Simd, TileShape};
+
+#[derive(Clone, Copy)]
+pub(super) struct Avx2<const VNNI: bool>(());
+
+impl<const VNNI: bool> Avx2<VNNI> {
+    /// # Safety
+    /// The CPU has the features of `run`, and with `VNNI` those of `run_vnni`.
+    #[inline(always)]
+    pub(super) unsafe fn new() -> Self {
+        Avx2(())
+    }
+}
+
+/// The boundary at which the compiler may use AVX2.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn run<O: Op>(s: Avx2<false>, op: O) -> O::Out {
+    op.simd(s)
+}
+
+/// The boundary at which the compiler may use AVX2 with AVX-VNNI.
+#[target_feature(enable = "avx2,f16c,avxvnni")]
+pub(super) fn run_vnni<O: Op>(s: Avx2<true>, op: O) -> O::Out {
+    op.simd(s)
+}
+
+// SAFETY of every `unsafe` block below: an `Avx2` exists only where the CPU has the instructions; pointers are valid
+// for LANES elements by the trait's contract.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
+    const LANES: usize = 8;
+    const TILE4: TileShape = if VNNI { TileShape { rv: 2, nc: 3 } } else { TileShape { rv: 1, nc: 4 } };
+    const TILE8: TileShape = Self::TILE4;
+    const TILE_K: TileShape = TileShape { rv: 1, nc: 4 };
+    const TILE_F32: TileShape = TileShape { rv: 2, nc: 4 };
+    const GEMV: [usize; 4] = [2, 2, 2, 2];
+
+    type F = __m256;
+    type I = __m256i;
+    type B = __m256i;
+    type W = __m256i;
+    type A = [__m256i; 2];
+    type Acc = __m256i;
+
+    #[inline(always)]
+    fn rec(bits: u32) -> Rec {
+        if bits == 8 && !VNNI { Rec::Xor } else { Rec::Bias }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> __m256 {
+        unsafe { _mm256_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: __m256) {
+        unsafe { _mm256_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> __m256 {
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> __m256 {
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: __m256) {
+        unsafe { _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> __m256i {
+        unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> __m256i {
+        unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut i8, v: __m256i) {
+        unsafe {
+            let w = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+            _mm_storel_epi64(p.cast(), _mm_packs_epi16(w, w));
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_b(self, p: *const u8) -> __m256i {
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        // a prefetch of any address is harmless
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
+    fn splat(self, v: f32) -> __m256 {
+        unsafe { _mm256_set1_ps(v) }
+    }
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn abs(self, a: __m256) -> __m256 {
+        unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), a) }
+    }
+    #[inline(always)]
+    fn select_gt(self, a: __m256, b: __m256, t: __m256, e: __m256) -> __m256 {
+        unsafe { _mm256_blendv_ps(e, t, _mm256_cmp_ps::<_CMP_GT_OQ>(a, b)) }
+    }
+
+    #[inline(always)]
+    fn splat_i(self, v: i32) -> __m256i {
+        unsafe { _mm256_set1_epi32(v) }
+    }
+    #[inline(always)]
+    fn add_i(self, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    fn sub_i(self, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_sub_epi32(a, b) }
+    }
+    #[inline(always)]
+    fn mul_i(self, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_mullo_epi32(a, b) }
+    }
+    #[inline(always)]
+    fn shl_i<const N: i32>(self, a: __m256i) -> __m256i {
+        unsafe { _mm256_slli_epi32::<N>(a) }
+    }
+    #[inline(always)]
+    fn to_f32(self, a: __m256i) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    fn bits(self, a: __m256) -> __m256i {
+        unsafe { _mm256_castps_si256(a) }
+    }
+    #[inline(always)]
+    fn from_bits(self, a: __m256i) -> __m256 {
+        unsafe { _mm256_castsi256_ps(a) }
+    }
+
+    #[inline(always)]
+    fn and_b(self, a: __m256i, byte: u8) -> __m256i {
+        unsafe { _mm256_and_si256(a, _mm256_set1_epi8(byte as i8)) }
+    }
+    #[inline(always)]
+    fn or_b(self, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_or_si256(a, b) }
+    }
+    #[inline(always)]
+    fn shr16_b(self, a: __m256i, n: u32) -> __m256i {
+        unsafe { _mm256_srl_epi16(a, _mm_cvtsi32_si128(n as i32)) }
+    }
+    #[inline(always)]
+    fn shl16_b(self, a: __m256i, n: u32) -> __m256i {
+        unsafe { _mm256_sll_epi16(a, _mm_cvtsi32_si128(n as i32)) }
+    }
+
+    #[inline(always)]
+    fn weights(self, b: __m256i) -> __m256i {
+        b
+    }
+    #[inline(always)]
+    unsafe fn act<const BITS: u32>(self, p: *const u32) -> [__m256i; 2] {
+        unsafe {
+            let a = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
+            if BITS == 8 && !VNNI { [a, _mm256_set1_epi32(p.add(1).cast::<i32>().read_unaligned())] } else { [a, a] }
+        }
+    }
+    #[inline(always)]
+    fn acc<const BITS: u32>(self, init: i32) -> __m256i {
+        self.splat_i(if VNNI || BITS > 4 { init } else { 0 })
+    }
+    #[inline(always)]
+    fn dot<const BITS: u32>(self, acc: __m256i, w: __m256i, a: [__m256i; 2]) -> __m256i {
+        unsafe {
+            if VNNI {
+                return _mm256_dpbusd_avx_epi32(acc, w, a[0]);
+            }
+            let ones = _mm256_set1_epi16(1);
+            match BITS {
+                0..=4 => _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a[0])),
+                5..=7 => _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a[0]), ones)),
+                _ => {
+                    let t = _mm256_maddubs_epi16(a[0], _mm256_xor_si256(w, a[1]));
+                    _mm256_add_epi32(acc, _mm256_madd_epi16(t, ones))
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    fn total<const BITS: u32>(self, acc: __m256i, init: i32) -> __m256i {
+        if VNNI || BITS > 4 {
+            return acc;
+        }
+        unsafe { _mm256_add_epi32(self.splat_i(init), _mm256_madd_epi16(acc, _mm256_set1_epi16(1))) }
+    }
+    #[inline(always)]
+    fn total_scaled<const BITS: u32>(self, acc: __m256i, scale: __m256i) -> __m256i {
+        if VNNI || BITS > 4 {
+            return self.mul_i(acc, scale);
+        }
+        // the scale rides on the multiply that widens the pairs
+        unsafe { _mm256_madd_epi16(acc, _mm256_or_si256(scale, _mm256_slli_epi32::<16>(scale))) }
+    }
+    #[inline(always)]
+    unsafe fn pair_dot(self, acc: __m256i, m: *const u8, s: u32) -> __m256i {
+        unsafe {
+            let m = _mm256_cvtepu8_epi16(_mm_loadu_si128(m.cast()));
+            _mm256_add_epi32(acc, _mm256_madd_epi16(m, _mm256_set1_epi32(s as i32)))
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Which instruction set runs, and how an operation gets there.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+use super::simd::Simd;
+
+/// An instruction-set path. All give the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Isa {
+    Scalar,
+    Avx2,
+    AvxVnni,
+    Avx512Vnni,
+    Neon,
+    NeonDotprod,
+    Simd128,
+    RelaxedSimd,
+}
+
+impl Isa {
+    /// All paths, slowest first.
+    pub const ALL: [Isa; 8] = [
+        Isa::Scalar,
+        Isa::Avx2,
+        Isa::AvxVnni,
+        Isa::Avx512Vnni,
+        Isa::Neon,
+        Isa::NeonDotprod,
+        Isa::Simd128,
+        Isa::RelaxedSimd,
+    ];
+
+    /// The name `--isa` takes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avx-vnni",
+            Isa::Avx512Vnni => "avx512-vnni",
+            Isa::Neon => "neon",
+            Isa::NeonDotprod => "neon-dotprod",
+            Isa::Simd128 => "simd128",
+            Isa::RelaxedSimd => "relaxed-simd",
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An instruction set this machine has. Made only by detection: holding one is the proof.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cpu(Isa);
+
+/// `--isa` named a path that does not exist or that this machine lacks.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("instruction set `{name}` is not available here; available: {}", available.join(", "))]
+pub struct UnknownIsa {
+    /// What was asked for.
+    pub name: String,
+    /// What would work on this machine.
+    pub available: Vec<&'static str>,
+}
+
+impl Cpu {
+    /// The scalar path, which every machine has and which defines the results.
+    pub const SCALAR: Cpu = Cpu(Isa::Scalar);
+
+    /// The fastest path of this machine.
+    pub fn detect() -> Cpu {
+        Cpu::available().last().copied().unwrap_or(Cpu::SCALAR)
+    }
+
+    /// Every path of this machine, slowest first.
+    pub fn available() -> Vec<Cpu> {
+        Isa::ALL.into_iter().filter(|&isa| has(isa)).map(Cpu).collect()
+    }
+
+    /// The path of that name, if this machine has it.
+    pub fn named(name: &str) -> Result<Cpu, UnknownIsa> {
+        let available = Cpu::available();
+        available.iter().copied().find(|c| c.0.name() == name).ok_or_else(|| UnknownIsa {
+            name: name.into(),
+            available: available.iter().map(|c| c.0.name()).collect(),
+        })
+    }
+
+    /// Which path this is.
+    pub fn isa(self) -> Isa {
+        self.0
+    }
+
+    /// Runs an operation on this instruction set.
+    #[inline]
+    pub(crate) fn run<O: Op>(self, op: O) -> O::Out {
+        // SAFETY (all arms): a `Cpu` of that `Isa` exists only if `has` said that the machine has the features.
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { super::avx2::run(super::avx2::Avx2::<false>::new(), op) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::AvxVnni => unsafe { super::avx2::run_vnni(super::avx2::Avx2::<true>::new(), op) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx512Vnni => unsafe { super::avx512::run(super::avx512::Avx512::new(), op) },
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Isa::Neon => op.simd(super::neon::Neon::<false>::new()),
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            // SAFETY: as above.
+            Isa::NeonDotprod => unsafe { super::neon::run_dotprod(super::neon::Neon::<true>::new(), op) },
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Isa::Simd128 => op.simd(super::wasm::Wasm::<false>::new()),
+            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+            Isa::RelaxedSimd => op.simd(super::wasm::Wasm::<true>::new()),
+            _ => op.scalar(),
+        }
+    }
+}
+
+/// An operation of the engine: one definition, one vector form.
+pub(crate) trait Op: Sized {
+    /// What it returns.
+    type Out;
+    /// THE definition: plain loops in the canonical order.
+    fn scalar(self) -> Self::Out;
+    /// The same arithmetic on lanes. Must be `#[inline(always)]`, down to the last helper.
+    fn simd<S: Simd>(self, s: S) -> Self::Out;
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has(isa: Isa) -> bool {
+    #[cfg(feature = "std")]
+    macro_rules! has {
+        ($($f:tt)*) => { $(std::arch::is_x86_feature_detected!($f) &&)* true };
+    }
+    #[cfg(not(feature = "std"))]
+    macro_rules! has {
+        ($($f:tt)*) => { $(cfg!(target_feature = $f) &&)* true };
+    }
+    match isa {
+        Isa::Scalar => true,
+        Isa::Avx2 => has!("avx2" "f16c"),
+        Isa::AvxVnni => has!("avx2" "f16c" "avxvnni"),
+        Isa::Avx512Vnni => has!("avx2" "f16c" "avx512f" "avx512bw" "avx512vl" "avx512dq" "avx512vnni"),
+        _ => false,
+    }
+}
+
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+fn has(isa: Isa) -> bool {
+    match isa {
+        Isa::Scalar | Isa::Neon => true,
+        #[cfg(feature = "std")]
+        Isa::NeonDotprod => std::arch::is_aarch64_feature_detected!("dotprod"),
+        #[cfg(not(feature = "std"))]
+        Isa::NeonDotprod => cfg!(target_feature = "dotprod"),
+        _ => false,
+    }
+}
+
+#[cfg(target_arch = "wasm32")]
+fn has(isa: Isa) -> bool {
+    match isa {
+        Isa::Scalar => true,
+        Isa::Simd128 => cfg!(target_feature = "simd128"),
+        // some engines have lowered the instruction wrongly: it is tried before it is believed
+        #[cfg(target_feature = "relaxed-simd")]
+        Isa::RelaxedSimd => super::wasm::relaxed_dot_is_exact(),
+        _ => false,
+    }
+}
+
+#[cfg(not(any(
+    target_arch = "x86_64",
+    all(target_arch = "aarch64", target_endian = "little"),
+    target_arch = "wasm32"
+)))]
+fn has(isa: Isa) -> bool {
+    isa == Isa::Scalar
+}

@@ -1,0 +1,176 @@
+//! Products with float weights, and the two products of attention: `acc += w * x`, k ascending, multiply and add
+//! rounded separately. SIMD runs across rows; each output is one chain.
+
+use super::matmul::{Columns, Product};
+use super::panel::{Format, Matrix, PANEL, f16_to_f32};
+use super::simd::Simd;
+
+/// How a stored weight becomes an f32.
+pub(super) trait Elem {
+    /// Bytes of a stored weight.
+    const BYTES: usize;
+    /// Loads `LANES` weights.
+    ///
+    /// # Safety
+    /// `p` points at that many.
+    unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::F;
+}
+
+pub(super) struct AsF32;
+pub(super) struct AsF16;
+pub(super) struct AsBf16;
+
+impl Elem for AsF32 {
+    const BYTES: usize = 4;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { s.load(p.cast()) }
+    }
+}
+
+impl Elem for AsF16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { s.load_f16(p.cast()) }
+    }
+}
+
+impl Elem for AsBf16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { s.load_bf16(p.cast()) }
+    }
+}
+
+/// The definition, for the 16 rows of a panel and one column.
+pub(super) fn scalar_panel(w: &Matrix, p: usize, x: &[f32], out: &mut [f32]) {
+    let panel = w.panel(p);
+    let elem = |i: usize| match w.format() {
+        Format::F32 => f32::from_le_bytes([panel[i * 4], panel[i * 4 + 1], panel[i * 4 + 2], panel[i * 4 + 3]]),
+        Format::F16 => f16_to_f32(u16::from_le_bytes([panel[i * 2], panel[i * 2 + 1]])),
+        _ => f32::from_bits(u32::from(u16::from_le_bytes([panel[i * 2], panel[i * 2 + 1]])) << 16),
+    };
+    out.fill(0.0);
+    for (k, &x) in x.iter().enumerate() {
+        for (r, acc) in out.iter_mut().enumerate() {
+            *acc += elem(k * PANEL + r) * x;
+        }
+    }
+}
+
+/// One register tile: `out[c*out_stride + v*LANES ..] (+)= sum_k w[v][k] * x[c*x_stride + k]`.
+pub(super) struct F32Tile<const RV: usize> {
+    /// First weights of each vector of rows.
+    pub(super) w: [*const u8; RV],
+    /// Bytes from a k to the next.
+    pub(super) w_step: usize,
+    pub(super) k: usize,
+    pub(super) x: *const f32,
+    pub(super) x_stride: usize,
+    pub(super) out: *mut f32,
+    pub(super) out_stride: usize,
+    /// Whether the sum goes on from what `out` holds.
+    pub(super) go_on: bool,
+}
+
+impl<const RV: usize> F32Tile<RV> {
+    /// # Safety
+    /// All of the tile's reads and writes are inside their buffers.
+    #[inline(always)]
+    pub(super) unsafe fn run<S: Simd, E: Elem, const NC: usize>(&self, s: S) {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut acc = [[s.splat(0.0); NC]; RV];
+            if self.go_on {
+                for v in 0..RV {
+                    for c in 0..NC {
+                        acc[v][c] = s.load(self.out.add(c * self.out_stride + v * S::LANES));
+                    }
+                }
+            }
+            for k in 0..self.k {
+                let w: [S::F; RV] = core::array::from_fn(|v| E::load(s, self.w[v].add(k * self.w_step)));
+                for c in 0..NC {
+                    let x = s.splat(self.x.add(c * self.x_stride + k).read());
+                    for v in 0..RV {
+                        acc[v][c] = s.add(acc[v][c], s.mul(w[v], x));
+                    }
+                }
+            }
+            for v in 0..RV {
+                for c in 0..NC {
+                    s.store(self.out.add(c * self.out_stride + v * S::LANES), acc[v][c]);
+                }
+            }
+        }
+    }
+}
+
+/// Calls `$f::<RV, NC>` for run-time shapes within the instruction set's register tile.
+macro_rules! f32_shapes {
+    ($S:ty, $rv:expr, $nc:expr, $f:ident($($arg:expr),*)) => {
+        f32_shapes!(@ $S, $rv, $nc, $f($($arg),*),
+            (1 1) (1 2) (1 3) (1 4) (1 5) (1 6) (2 1) (2 2) (2 3) (2 4) (2 5) (2 6)
+            (3 1) (3 2) (3 3) (3 4) (3 5) (3 6) (4 1) (4 2) (4 3) (4 4) (4 5) (4 6))
+    };
+    (@ $S:ty, $rv:expr, $nc:expr, $f:ident $args:tt, $(($r:literal $n:literal))*) => {
+        match ($rv, $nc) {
+            $(($r, $n) if const {
+                ($r <= <$S>::TILE_F32.rv && $n <= <$S>::TILE_F32.nc) || ($n == 1 && $r <= <$S>::GEMV[3])
+            } => f32_shapes!(@call $f::<$S, $r, $n> $args),)*
+            _ => unreachable!("a tile shape beyond the instruction set's"),
+        }
+    };
+    (@call $f:ident::<$S:ty, $r:literal, $n:literal> ($($arg:expr),*)) => { $f::<$S, _, $r, $n>($($arg),*) };
+}
+pub(super) use f32_shapes;
+
+/// Panels `p0..p1` of a product with float weights.
+#[inline(always)]
+pub(super) fn panels<S: Simd, E: Elem>(s: S, p: &Product<'_>, p0: usize, p1: usize) {
+    let Columns::Plain(x) = p.x else { return };
+    let rv = if p.n == 1 { S::GEMV[3] } else { S::TILE_F32.rv };
+    let (mut row, end) = (p0 * PANEL, p1 * PANEL);
+    while row < end {
+        let rv = rv.min((end - row) / S::LANES);
+        let mut c = 0;
+        while c < p.n {
+            let nc = S::TILE_F32.nc.min(p.n - c);
+            f32_shapes!(S, rv, nc, tile(s, p, x, row, c, Kind::<E>(core::marker::PhantomData)));
+            c += nc;
+        }
+        row += rv * S::LANES;
+    }
+}
+
+struct Kind<E>(core::marker::PhantomData<E>);
+
+#[inline(always)]
+fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
+    s: S,
+    p: &Product<'_>,
+    x: &[f32],
+    row: usize,
+    c: usize,
+    _: Kind<E>,
+) {
+    let k = p.w.k();
+    let at = |v: usize| row + v * S::LANES;
+    let tile = F32Tile::<RV> {
+        w: core::array::from_fn(|v| p.w.panel(at(v) / PANEL)[at(v) % PANEL * E::BYTES..].as_ptr()),
+        w_step: PANEL * E::BYTES,
+        k,
+        x: x[c * k..(c + NC) * k].as_ptr(),
+        x_stride: k,
+        out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
+        out_stride: p.stride,
+        go_on: false,
+    };
+    // SAFETY: the panels hold k elements a row, the slice and `ptr` above checked the columns and the output.
+    unsafe { tile.run::<S, E, NC>(s) }
+}

@@ -1,0 +1,36 @@
+//! Every number the engine computes, and the only SIMD.
+//!
+//! An operation is an [`Op`]: its `scalar` body is the definition, its `simd` body the same arithmetic over the lane
+//! types of an instruction set ([`simd::Simd`]). [`Cpu::run`] picks one. SIMD runs across outputs, never across a
+//! reduction, so both give the same bits; `tests` below and in each file prove it on every [`Cpu::available`].
+#![allow(unsafe_code)]
+
+mod aligned;
+mod cpu;
+mod simd;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod neon;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod wasm;
+
+pub mod act;
+pub mod attention;
+pub mod elementwise;
+pub mod exp;
+pub mod f32_tile;
+pub mod matmul;
+pub mod norm;
+pub mod panel;
+pub mod rope;
+
+pub use aligned::{AlignedBuf, SharedOut};
+pub use cpu::{Cpu, Isa, UnknownIsa};
+
+
+#[cfg(test)]
+mod tests;

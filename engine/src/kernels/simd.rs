@@ -1,0 +1,151 @@
+//! The vocabulary of an instruction set: lanes of f32 and i32, and exact dots of 4 weights with 4 activations per lane.
+//!
+//! A value of a type that implements [`Simd`] exists only where the CPU has the instructions (see `Cpu`), so every
+//! method without pointers is safe to call. Lane `i` of an operation depends on lane `i` of its inputs alone.
+//!
+//! Dots are exact integers, so their order is free and each instruction set has its own recipe (`Rec`): what an
+//! activation word looks like in a tile, and what a prepared weight is.
+
+/// How a tile stores the activations of one 4-element group of a column. All three hold the same integers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rec {
+    /// One word of four i8: for unsigned x signed dots. The block's initial value is `-offset * sum(q)`.
+    Bias,
+    /// Two words, `|q|` and a mask (0x80 where q >= 0, 0x7f where q < 0), for `(w ^ mask) . |q|` on offset-binary
+    /// weights: `w*q = (~w)*|q| + |q|` for negative q. The initial value is the sum of `|q|` over q < 0.
+    Xor,
+    /// Two words, the i16 pairs (q0, q2) and (q1, q3): for i16 pair dots with the even and odd bytes of a weight word.
+    Wide,
+}
+
+impl Rec {
+    /// 32-bit words of one group of four activations.
+    pub(crate) const fn words(self) -> usize {
+        match self {
+            Rec::Bias => 1,
+            Rec::Xor | Rec::Wide => 2,
+        }
+    }
+}
+
+/// Rows (in vectors) and columns of a register tile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TileShape {
+    /// Vectors of `LANES` rows.
+    pub rv: usize,
+    /// Columns.
+    pub nc: usize,
+}
+
+/// One instruction set. `BITS` in the dots is the width of the unsigned weights: 4, 5, 6 or 8.
+///
+/// # Safety
+/// The methods that take pointers read or write `LANES` elements there.
+#[allow(clippy::missing_safety_doc)] // one contract for all, above
+pub(crate) trait Simd: Copy {
+    /// f32 lanes; divides 16.
+    const LANES: usize;
+    /// Register tile for 4- and 5-bit blocks of 32.
+    const TILE4: TileShape;
+    /// Register tile for 8-bit blocks of 32.
+    const TILE8: TileShape;
+    /// Register tile for super-blocks of 256.
+    const TILE_K: TileShape;
+    /// Register tile for f32 products.
+    const TILE_F32: TileShape;
+    /// Row vectors at a time for one column: 4- and 5-bit, 8-bit, super-blocks, f32.
+    const GEMV: [usize; 4];
+
+    /// `LANES` f32.
+    type F: Copy;
+    /// `LANES` i32.
+    type I: Copy;
+    /// `4 * LANES` bytes.
+    type B: Copy;
+    /// Weights of four k for `LANES` rows, ready for `dot`.
+    type W: Copy;
+    /// Activations of four k of one column, ready for `dot`.
+    type A: Copy;
+    /// A running dot per lane.
+    type Acc: Copy;
+
+    /// The recipe for weights of that width.
+    fn rec(bits: u32) -> Rec;
+
+    unsafe fn load(self, p: *const f32) -> Self::F;
+    unsafe fn store(self, p: *mut f32, v: Self::F);
+    /// Exact widening of finite f16.
+    unsafe fn load_f16(self, p: *const u16) -> Self::F;
+    /// Exact widening of bf16.
+    unsafe fn load_bf16(self, p: *const u16) -> Self::F;
+    /// Rounds to nearest even; the values are within f16's finite range.
+    unsafe fn store_f16(self, p: *mut u16, v: Self::F);
+    /// Bytes as unsigned i32 lanes.
+    unsafe fn load_u8(self, p: *const u8) -> Self::I;
+    /// Bytes as signed i32 lanes.
+    unsafe fn load_i8(self, p: *const i8) -> Self::I;
+    /// The low byte of each lane.
+    unsafe fn store_i8(self, p: *mut i8, v: Self::I);
+    unsafe fn load_b(self, p: *const u8) -> Self::B;
+    /// A hint that this line is wanted soon.
+    #[inline(always)]
+    fn prefetch(self, _p: *const u8) {}
+
+    fn splat(self, v: f32) -> Self::F;
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    fn abs(self, a: Self::F) -> Self::F;
+    /// `a > b ? t : e`, per lane.
+    fn select_gt(self, a: Self::F, b: Self::F, t: Self::F, e: Self::F) -> Self::F;
+    /// `a > b ? a : b`, per lane.
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        self.select_gt(a, b, a, b)
+    }
+
+    fn splat_i(self, v: i32) -> Self::I;
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn mul_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn shl_i<const N: i32>(self, a: Self::I) -> Self::I;
+    /// Correctly rounded conversion.
+    fn to_f32(self, a: Self::I) -> Self::F;
+    fn bits(self, a: Self::F) -> Self::I;
+    fn from_bits(self, a: Self::I) -> Self::F;
+
+    fn and_b(self, a: Self::B, byte: u8) -> Self::B;
+    fn or_b(self, a: Self::B, b: Self::B) -> Self::B;
+    /// Shifts 16-bit lanes; bits cross bytes, so mask afterwards.
+    fn shr16_b(self, a: Self::B, n: u32) -> Self::B;
+    fn shl16_b(self, a: Self::B, n: u32) -> Self::B;
+
+    /// Bytes as weights.
+    fn weights(self, b: Self::B) -> Self::W;
+    /// Low nibbles as weights.
+    #[inline(always)]
+    fn weights_lo4(self, b: Self::B) -> Self::W {
+        self.weights(self.and_b(b, 15))
+    }
+    /// High nibbles as weights.
+    #[inline(always)]
+    fn weights_hi4(self, b: Self::B) -> Self::W {
+        self.weights(self.and_b(self.shr16_b(b, 4), 15))
+    }
+    /// The activation words of one group and column.
+    unsafe fn act<const BITS: u32>(self, p: *const u32) -> Self::A;
+    /// A dot that will end as `init + sum`.
+    fn acc<const BITS: u32>(self, init: i32) -> Self::Acc;
+    /// Adds the dots of one group.
+    fn dot<const BITS: u32>(self, acc: Self::Acc, w: Self::W, a: Self::A) -> Self::Acc;
+    /// The value of a dot of at most 8 groups.
+    fn total<const BITS: u32>(self, acc: Self::Acc, init: i32) -> Self::I;
+    /// `total * scale`, the scale in 0..=63 and `init` zero.
+    #[inline(always)]
+    fn total_scaled<const BITS: u32>(self, acc: Self::Acc, scale: Self::I) -> Self::I {
+        self.mul_i(self.total::<BITS>(acc, 0), scale)
+    }
+    /// `acc + m[0]*s[0] + m[1]*s[1]` per lane: `m` holds a pair of bytes (0..=63) per lane, `s` a pair of i16 in a word.
+    unsafe fn pair_dot(self, acc: Self::I, m: *const u8, s: u32) -> Self::I;
+}

@@ -1,0 +1,246 @@
+//! The law: every instruction set of this machine gives the scalar definition's bits.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::act::{ActKind, Acts, pack_tile};
+use super::attention::{Attend, AttendOut, AttendScratch, CHUNK, KvLayout, KvType, PAGE, combine, write_kv};
+use super::elementwise::{Gate, add, gated};
+use super::matmul::{Columns, Product};
+use super::norm::rms_norm;
+use super::panel::{Format, Matrix, PANEL};
+use super::rope::{RopeStyle, rope};
+use super::{Cpu, SharedOut};
+
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn normal(&mut self) -> f32 {
+        let z = self.next();
+        let s = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
+        (s as f32 - 131070.0) / 37837.0
+    }
+
+    /// Ordinary numbers, and where `extreme` runs of zeros, subnormals, huge values and alternating signs.
+    fn floats(&mut self, n: usize, extreme: bool) -> Vec<f32> {
+        let mut x: Vec<f32> = (0..n).map(|_| self.normal()).collect();
+        if extreme {
+            for run in x.chunks_mut(32) {
+                let scale = [0.0, 1e-38, 1e-43, 1e15, 1e-29, 1e10, 1.0, 1.0][self.next() as usize % 8];
+                let flat = self.next() % 4 == 0;
+                for (i, v) in run.iter_mut().enumerate() {
+                    *v = if flat { scale * if i % 2 == 0 { 3.0 } else { -3.0 } } else { *v * scale };
+                }
+            }
+        }
+        x
+    }
+
+    /// Finite f16 bits: ordinary, or zero, subnormal, largest.
+    fn f16(&mut self, extreme: bool) -> [u8; 2] {
+        let z = self.next();
+        let ordinary = z as u16 & 0x83ff | 0x2000;
+        let h = match (extreme, z >> 32 & 7) {
+            (true, 0) => 0,
+            (true, 1) => z as u16 & 0x83ff,
+            (true, 2) => 0x7bff,
+            (true, 3) => 0xfbff,
+            _ => ordinary,
+        };
+        h.to_le_bytes()
+    }
+
+    /// GGUF rows of random quants with finite scales.
+    fn rows(&mut self, format: Format, rows: usize, k: usize, extreme: bool) -> Vec<u8> {
+        let block = format.file_bytes();
+        let mut v: Vec<u8> = (0..rows * k / format.block_len() * block).map(|_| self.next() as u8).collect();
+        for b in v.chunks_exact_mut(block) {
+            if extreme && block > 4 {
+                match self.next() % 8 {
+                    0 => b.fill(0x80),
+                    1 => b.fill(0xff),
+                    2 => b.fill(0),
+                    3 => b.fill(0x7f),
+                    _ => {}
+                }
+            }
+            match format {
+                Format::F32 => b.copy_from_slice(&self.normal().to_le_bytes()),
+                Format::F16 => b.copy_from_slice(&self.f16(extreme)),
+                Format::BF16 => b.copy_from_slice(&self.normal().to_le_bytes()[2..]),
+                Format::Q6_K => b[208..].copy_from_slice(&self.f16(extreme)),
+                Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => b[..2].copy_from_slice(&self.f16(extreme)),
+                _ => {
+                    b[..2].copy_from_slice(&self.f16(extreme));
+                    b[2..4].copy_from_slice(&self.f16(extreme));
+                }
+            }
+        }
+        v
+    }
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Runs `f` on every instruction set and demands the scalar result.
+fn same(f: impl Fn(Cpu) -> Vec<f32>) -> Result<(), TestCaseError> {
+    let want = bits(&f(Cpu::SCALAR));
+    for cpu in Cpu::available() {
+        let got = bits(&f(cpu));
+        if let Some(i) = (0..want.len()).find(|&i| got[i] != want[i]) {
+            let (g, w) = (f32::from_bits(got[i]), f32::from_bits(want[i]));
+            return Err(TestCaseError::fail(alloc::format!("{}: element {i}: {g:e}, scalar {w:e}", cpu.isa())));
+        }
+    }
+    Ok(())
+}
+
+fn product(cpu: Cpu, w: &Matrix, x: &[f32], n: usize, split: usize) -> Vec<f32> {
+    let k = w.k();
+    let mut words = Vec::new();
+    let x = match ActKind::of(cpu, w.format()) {
+        None => Columns::Plain(x),
+        Some(kind) => {
+            words.resize(kind.len_words(n, k), 0);
+            let out = SharedOut::new(&mut words);
+            for c in (0..n).step_by(kind.nc) {
+                pack_tile(cpu, kind, x, n, k, c, out);
+            }
+            Columns::Packed(Acts { kind, n, k, words: &words })
+        }
+    };
+    let stride = w.panels() * PANEL;
+    let mut out = vec![f32::NAN; n * stride];
+    let p = Product { w, x, n, out: SharedOut::new(&mut out), at: 0, stride };
+    for p0 in (0..w.panels()).step_by(split) {
+        p.run(cpu, p0, (p0 + split).min(w.panels()));
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 96 } else { 400 }))]
+
+    #[test]
+    fn products(f in 0usize..11, rows in 1usize..100, blocks in 1usize..5, n in 1usize..20, split in 1usize..8, extreme: bool, seed: u64) {
+        let format = Format::ALL[f];
+        let k = blocks * format.block_len() * if format.block_len() == 1 { 7 } else { 1 };
+        let mut rng = Rng(seed);
+        let w = Matrix::from_rows(format, rows, k, &rng.rows(format, rows, k, extreme)).unwrap();
+        let x = rng.floats(n * k, extreme);
+        same(|cpu| product(cpu, &w, &x, n, split))?;
+    }
+
+    #[test]
+    fn a_column_alone_and_among_others(f in 0usize..11, rows in 1usize..60, n in 2usize..12, seed: u64) {
+        let format = Format::ALL[f];
+        let k = 256;
+        let mut rng = Rng(seed);
+        let w = Matrix::from_rows(format, rows, k, &rng.rows(format, rows, k, false)).unwrap();
+        let x = rng.floats(n * k, false);
+        for cpu in Cpu::available() {
+            let all = product(cpu, &w, &x, n, 3);
+            for (c, want) in all.chunks_exact(w.panels() * PANEL).enumerate() {
+                prop_assert_eq!(bits(&product(cpu, &w, &x[c * k..(c + 1) * k], 1, 5)), bits(want));
+            }
+        }
+    }
+
+    #[test]
+    fn norms_and_elementwise(n in 1usize..300, extreme: bool, seed: u64) {
+        let mut rng = Rng(seed);
+        let (x, y) = (rng.floats(n, extreme), rng.floats(n, false));
+        same(|cpu| {
+            let mut out = vec![0.0; n];
+            rms_norm(cpu, &x, &y, 1e-5, &mut out);
+            for gate in [Gate::Silu, Gate::GeluTanh] {
+                let mut g = x.clone();
+                gated(cpu, gate, &mut g, &y);
+                out.extend(g);
+            }
+            let mut sum = x.clone();
+            add(cpu, &mut sum, &y);
+            out.extend(sum);
+            out
+        })?;
+    }
+
+    #[test]
+    fn rotations(heads in 1usize..5, half in 1usize..40, rest in 0usize..9, seed: u64) {
+        let mut rng = Rng(seed);
+        let d = 2 * half + rest;
+        let (x, cos, sin) = (rng.floats(heads * d, false), rng.floats(half, false), rng.floats(half, false));
+        for style in [RopeStyle::Neighbours, RopeStyle::Halves] {
+            same(|cpu| {
+                let mut x = x.clone();
+                rope(cpu, style, &mut x, d, &cos, &sin, 0.37);
+                x
+            })?;
+        }
+    }
+
+    #[test]
+    fn attention(
+        t in 0usize..3, heads in 1usize..3, group in 1usize..5, d8 in 1usize..10, tokens in 1usize..7,
+        past in prop_oneof![0usize..40, 200usize..300, 500usize..540], window in prop_oneof![Just(usize::MAX), 1usize..300],
+        extreme: bool, seed: u64,
+    ) {
+        let kv = KvLayout { n_layer: 2, n_head_kv: heads, head_dim: d8 * 8, kv_type: KvType::ALL[t] };
+        let (n_head, d, all, mut rng) = (heads * group, kv.head_dim, past + tokens, Rng(seed));
+        let n_pages = all.div_ceil(PAGE);
+        // pages in scrambled order, and rubbish where nothing was written
+        let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
+        let (k, v) = (rng.floats(all * heads * d, extreme), rng.floats(all * heads * d, extreme));
+        let q = rng.floats(tokens * n_head * d, false);
+        let run = |cpu: Cpu, whole: bool| {
+            let bytes = kv.page_bytes();
+            let mut arena = vec![0u8; n_pages * bytes];
+            for token in 0..all {
+                let page = pages[token / PAGE] as usize;
+                let row = token * heads * d..(token + 1) * heads * d;
+                write_kv(cpu, &kv, 1, &k[row.clone()], &v[row], &mut arena[page * bytes..(page + 1) * bytes], token % PAGE);
+            }
+            let mut rows = vec![0.0; tokens * n_head * d];
+            let mut scratch = AttendScratch::new(&kv);
+            let n_chunks = all.div_ceil(CHUNK);
+            let attend = |head: usize, row: usize, n: usize, chunks| Attend {
+                kv: &kv, layer: 1, head, arena: &arena, pages: &pages, n_head, pos: past + row, window,
+                q: &q[row * n_head * d..(row + n) * n_head * d], chunks,
+            };
+            for head in 0..heads {
+                if whole {
+                    let out = AttendOut::Rows { out: SharedOut::new(&mut rows), at: 0 };
+                    attend(head, 0, tokens, 0..n_chunks).run(cpu, out, &mut scratch);
+                    continue;
+                }
+                for row in 0..tokens {
+                    let stride = kv.part_len();
+                    let mut parts = vec![0.0; n_chunks * group * stride];
+                    for chunk in 0..n_chunks {
+                        let out = AttendOut::Part { out: SharedOut::new(&mut parts), at: chunk * group * stride };
+                        attend(head, row, 1, chunk..chunk + 1).run(cpu, out, &mut scratch);
+                    }
+                    for g in 0..group {
+                        let at = (row * n_head + head * group + g) * d;
+                        combine(cpu, &kv, &parts[g * stride..], group * stride, n_chunks, &mut rows[at..at + d]);
+                    }
+                }
+            }
+            rows
+        };
+        same(|cpu| run(cpu, true))?;
+        prop_assert_eq!(bits(&run(Cpu::detect(), false)), bits(&run(Cpu::SCALAR, true)), "parts against whole");
+    }
+}
