@@ -117,22 +117,22 @@ impl Dtype {
     }
 
     /// The id in files.
-    pub fn ggml_id(self) -> u32 {
+    pub const fn ggml_id(self) -> u32 {
         TABLE[self as usize].1
     }
 
     /// ggml's name.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         TABLE[self as usize].2
     }
 
     /// Elements in a block.
-    pub fn block_len(self) -> u64 {
+    pub const fn block_len(self) -> u64 {
         TABLE[self as usize].3
     }
 
     /// Bytes of a block.
-    pub fn block_bytes(self) -> u64 {
+    pub const fn block_bytes(self) -> u64 {
         TABLE[self as usize].4
     }
 
