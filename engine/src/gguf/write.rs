@@ -15,8 +15,13 @@ use crate::quant::Dtype;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WriteError {
     /// A key or a tensor name that is empty or too long.
-    #[error("`{0}` is not a name of 1 to the allowed number of bytes")]
-    Name(String),
+    #[error("`{name}`: {} bytes, expected 1 to {max}", name.len())]
+    Name {
+        /// The name.
+        name: String,
+        /// Most bytes allowed.
+        max: u64,
+    },
     /// A key or a tensor name for the second time.
     #[error("`{0}` twice")]
     Duplicate(String),
@@ -207,7 +212,7 @@ impl GgufWriter {
     /// Notes a name of metadata (`m`) or a tensor (`t`).
     fn unique(&mut self, name: &str, kind: char, max: u64) -> Result<(), WriteError> {
         if name.is_empty() || name.len() as u64 > max {
-            return Err(WriteError::Name(name.into()));
+            return Err(WriteError::Name { name: name.into(), max });
         }
         let mut tagged = String::from(kind);
         tagged.push_str(name);
