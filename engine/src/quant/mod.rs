@@ -1,1 +1,183 @@
-//! Quantised block formats.
+//! Element types of tensors: [`Dtype`] knows all of ggml's by name and size; one file per type that we compute with.
+//!
+//! Each format's file holds its layout, `dequantise` (the exact values, in ggml's order of rounding) and `quantise`
+//! (ggml's reference quantisers without an importance matrix: the same bytes). All of it is plain `f32`
+//! multiplication, addition and division, so the results are the same on every target.
+//! Source: <https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c>.
+
+mod dtype;
+mod float;
+mod kquant;
+pub mod mix;
+pub mod q4_0;
+pub mod q4_1;
+pub mod q4_k;
+pub mod q5_0;
+pub mod q5_1;
+pub mod q5_k;
+pub mod q6_k;
+pub mod q8_0;
+
+use thiserror::Error;
+
+pub use self::dtype::Dtype;
+
+/// A block that has an infinite or NaN scale; of an F32, F16 or BF16 tensor, such an element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("block {index} has an infinity or NaN")]
+pub struct BlockFault {
+    /// Index of the first such block; one that is cut short counts.
+    pub index: usize,
+}
+
+/// Why numbers could not be converted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum QuantError {
+    /// The engine does not compute with this type.
+    #[error("no conversion for {}", .0.name())]
+    Unsupported(Dtype),
+    /// The lengths do not belong together.
+    #[error("{elements} elements and {bytes} bytes are not the same number of blocks of {}", dtype.name())]
+    Length {
+        /// The type.
+        dtype: Dtype,
+        /// Elements given.
+        elements: usize,
+        /// Bytes given.
+        bytes: usize,
+    },
+    /// A number to be quantised is infinite or NaN.
+    #[error("element {index} is an infinity or NaN")]
+    NotFinite {
+        /// Index of the first such element.
+        index: usize,
+    },
+    /// The numbers are too large for the type.
+    #[error("the numbers of block {} are too large for {}", fault.index, dtype.name())]
+    Overflow {
+        /// The type.
+        dtype: Dtype,
+        /// The block.
+        fault: BlockFault,
+    },
+}
+
+/// The exact values of `src`, which must be whole blocks for exactly `out.len()` elements.
+///
+/// # Errors
+/// [`QuantError::Unsupported`] or [`QuantError::Length`].
+pub fn dequantise(dtype: Dtype, src: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
+    check_lengths(dtype, out.len(), src.len())?;
+    match dtype {
+        Dtype::F32 => unpack(src, out, float::f32_from),
+        Dtype::F16 => unpack(src, out, float::f16_from),
+        Dtype::BF16 => unpack(src, out, float::bf16_from),
+        Dtype::Q4_0 => unpack(src, out, q4_0::dequantise),
+        Dtype::Q4_1 => unpack(src, out, q4_1::dequantise),
+        Dtype::Q5_0 => unpack(src, out, q5_0::dequantise),
+        Dtype::Q5_1 => unpack(src, out, q5_1::dequantise),
+        Dtype::Q8_0 => unpack(src, out, q8_0::dequantise),
+        Dtype::Q4_K => unpack(src, out, q4_k::dequantise),
+        Dtype::Q5_K => unpack(src, out, q5_k::dequantise),
+        Dtype::Q6_K => unpack(src, out, q6_k::dequantise),
+        other => return Err(QuantError::Unsupported(other)),
+    }
+    Ok(())
+}
+
+/// Rounds `src` to `dtype`: whole blocks, which must fill exactly `out`.
+///
+/// # Errors
+/// Any [`QuantError`]. `out` holds nothing of use then.
+pub fn quantise(dtype: Dtype, src: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
+    check_lengths(dtype, src.len(), out.len())?;
+    if let Some(index) = float::not_finite(src) {
+        return Err(QuantError::NotFinite { index });
+    }
+    match dtype {
+        Dtype::F32 => pack(src, out, float::f32_into),
+        Dtype::F16 => pack(src, out, float::f16_into),
+        Dtype::BF16 => pack(src, out, float::bf16_into),
+        Dtype::Q4_0 => pack(src, out, q4_0::quantise),
+        Dtype::Q4_1 => pack(src, out, q4_1::quantise),
+        Dtype::Q5_0 => pack(src, out, q5_0::quantise),
+        Dtype::Q5_1 => pack(src, out, q5_1::quantise),
+        Dtype::Q8_0 => pack(src, out, q8_0::quantise),
+        Dtype::Q4_K => pack(src, out, q4_k::quantise),
+        Dtype::Q5_K => pack(src, out, q5_k::quantise),
+        Dtype::Q6_K => pack(src, out, q6_k::quantise),
+        other => return Err(QuantError::Unsupported(other)),
+    }
+    validate(dtype, out).map_err(|fault| QuantError::Overflow { dtype, fault })
+}
+
+/// Checks that every scale (every element, in F32, F16 and BF16) of `bytes` is finite, at memory speed. Types the
+/// engine does not compute with are not looked into.
+///
+/// # Errors
+/// The first block that fails.
+pub fn validate(dtype: Dtype, bytes: &[u8]) -> Result<(), BlockFault> {
+    let fault = match dtype {
+        Dtype::F32 => first_bad(bytes, |b: &[u8; 4]| u32::from_le_bytes(*b) & 0x7f80_0000 == 0x7f80_0000),
+        Dtype::F16 => first_bad(bytes, |b: &[u8; 2]| float::f16_is_bad(*b)),
+        Dtype::BF16 => first_bad(bytes, |b: &[u8; 2]| u16::from_le_bytes(*b) & 0x7f80 == 0x7f80),
+        Dtype::Q4_0 => first_bad(bytes, |b: &[u8; q4_0::BYTES]| float::f16_is_bad([b[0], b[1]])),
+        Dtype::Q4_1 => first_bad(bytes, two_scales::<{ q4_1::BYTES }>),
+        Dtype::Q5_0 => first_bad(bytes, |b: &[u8; q5_0::BYTES]| float::f16_is_bad([b[0], b[1]])),
+        Dtype::Q5_1 => first_bad(bytes, two_scales::<{ q5_1::BYTES }>),
+        Dtype::Q8_0 => first_bad(bytes, |b: &[u8; q8_0::BYTES]| float::f16_is_bad([b[0], b[1]])),
+        Dtype::Q4_K => first_bad(bytes, two_scales::<{ q4_k::BYTES }>),
+        Dtype::Q5_K => first_bad(bytes, two_scales::<{ q5_k::BYTES }>),
+        Dtype::Q6_K => first_bad(bytes, |b: &[u8; q6_k::BYTES]| float::f16_is_bad([b[208], b[209]])),
+        _ => None,
+    };
+    fault.map_or(Ok(()), |index| Err(BlockFault { index }))
+}
+
+/// Whether one of the two f16 at the start of a block is not finite.
+fn two_scales<const BYTES: usize>(b: &[u8; BYTES]) -> bool {
+    float::f16_is_bad([b[0], b[1]]) | float::f16_is_bad([b[2], b[3]])
+}
+
+/// Index of the first block that is `bad` or cut short.
+fn first_bad<const BYTES: usize>(bytes: &[u8], bad: impl Fn(&[u8; BYTES]) -> bool) -> Option<usize> {
+    let (blocks, rest) = bytes.as_chunks::<BYTES>();
+    // a run without exits vectorises; only a run with a fault is searched
+    const RUN: usize = 1024;
+    for (run, blocks) in blocks.chunks(RUN).enumerate() {
+        if blocks.iter().fold(false, |any, block| any | bad(block)) {
+            return blocks.iter().position(&bad).map(|i| run * RUN + i);
+        }
+    }
+    (!rest.is_empty()).then_some(blocks.len())
+}
+
+fn check_lengths(dtype: Dtype, elements: usize, bytes: usize) -> Result<(), QuantError> {
+    match dtype.row_bytes(elements as u64) {
+        Some(n) if n == bytes as u64 => Ok(()),
+        _ => Err(QuantError::Length { dtype, elements, bytes }),
+    }
+}
+
+fn unpack<const LEN: usize, const BYTES: usize>(
+    src: &[u8],
+    out: &mut [f32],
+    block: impl Fn(&[u8; BYTES], &mut [f32; LEN]),
+) {
+    for (src, out) in src.as_chunks::<BYTES>().0.iter().zip(out.as_chunks_mut::<LEN>().0) {
+        block(src, out);
+    }
+}
+
+fn pack<const LEN: usize, const BYTES: usize>(
+    src: &[f32],
+    out: &mut [u8],
+    block: impl Fn(&[f32; LEN], &mut [u8; BYTES]),
+) {
+    for (src, out) in src.as_chunks::<LEN>().0.iter().zip(out.as_chunks_mut::<BYTES>().0) {
+        block(src, out);
+    }
+}
+
+#[cfg(test)]
+mod tests;

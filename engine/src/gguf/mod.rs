@@ -1,0 +1,255 @@
+//! GGUF files: metadata and tensor directory, read and written.
+//!
+//! A file is, in little-endian order: magic `GGUF`, version (u32), number of tensors (u64), number of metadata entries
+//! (u64), the entries (key, type, value), the tensor directory (name, sizes, type, offset), padding to
+//! `general.alignment`, and the tensors, each padded. Strings and arrays are preceded by their length (u64).
+//! Source: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
+//!
+//! The file is not trusted. Every length is checked against what the file can hold before it is used, time is
+//! n log n in the size of the directory, and memory is a small multiple of it. Tensor *contents* are checked by
+//! [`crate::quant::validate`].
+
+mod read;
+mod split;
+#[cfg(test)]
+mod tests;
+mod value;
+mod write;
+
+use alloc::format;
+use alloc::string::ToString;
+use alloc::vec::Vec;
+
+use thiserror::Error;
+
+pub use self::split::{GgufSet, MAX_SHARDS, ShardName};
+pub use self::value::{Array, StrArray, Value, ValueType};
+pub use self::write::{GgufWriter, WriteError};
+use crate::error::LoadError;
+use crate::quant::Dtype;
+
+/// The first four bytes of a file.
+pub const MAGIC: &[u8; 4] = b"GGUF";
+/// Alignment of the tensor data in bytes where `general.alignment` is missing.
+pub const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// Why a directory could not be read from the first bytes of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum HeaderError {
+    /// The directory goes on beyond the bytes given. Parsing starts over: when more is likely to be needed,
+    /// give at least twice as much as last time, so that the total time stays linear.
+    #[error("at least {at_least} bytes of the file are needed")]
+    NeedMore {
+        /// A lower bound of the bytes needed from the start of the file; never beyond its end.
+        at_least: u64,
+    },
+    /// The file cannot be used.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+}
+
+/// Metadata and tensor directory of a file, borrowed from its bytes.
+#[derive(Debug, Clone)]
+pub struct Gguf<'a> {
+    version: u32,
+    alignment: u64,
+    header_len: u64,
+    metadata: Vec<(&'a str, Value<'a>)>,
+    /// Indices of `metadata` in order of the keys.
+    key_order: Vec<u32>,
+    tensors: Vec<TensorInfo<'a>>,
+    /// Indices of `tensors` in order of the names.
+    name_order: Vec<u32>,
+    /// The whole file, if it was given.
+    data: Option<&'a [u8]>,
+}
+
+/// A tensor in the directory. All of it lies inside the file, and no two overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorInfo<'a> {
+    /// Unique in the file.
+    pub name: &'a str,
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Sizes, the fastest-varying first (`ne` in ggml), non-zero, padded with 1. A row has `dims[0]` elements,
+    /// a whole number of blocks. The product fits `i64`.
+    pub dims: [u64; 4],
+    /// Number of sizes in the file, 1 to 4.
+    pub n_dims: u32,
+    /// Start in the file, in bytes from its beginning.
+    pub offset: u64,
+    /// Length in bytes, without padding.
+    pub len_bytes: u64,
+}
+
+impl TensorInfo<'_> {
+    /// Number of elements.
+    pub fn n_elements(&self) -> u64 {
+        self.dims.iter().product()
+    }
+
+    /// Number of rows: the product of all sizes but the first.
+    pub fn n_rows(&self) -> u64 {
+        self.dims[1..].iter().product()
+    }
+}
+
+impl<'a> Gguf<'a> {
+    /// Reads the directory of a whole file in memory.
+    ///
+    /// # Errors
+    /// [`LoadError`] says which offset, key or tensor breaks which rule.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, LoadError> {
+        let file_len = bytes.len() as u64;
+        read::parse(bytes, file_len).map_err(|e| match e {
+            HeaderError::Load(e) => e,
+            HeaderError::NeedMore { at_least } => LoadError::Gguf {
+                at: file_len,
+                what: "file",
+                found: format!("{file_len} bytes"),
+                expected: format!("{at_least} bytes"),
+            },
+        })
+    }
+
+    /// Reads the directory from the first bytes of a file of `file_len` bytes, as while it is downloaded.
+    ///
+    /// # Errors
+    /// [`HeaderError::NeedMore`] if the directory is not complete in `prefix`.
+    pub fn parse_header(prefix: &'a [u8], file_len: u64) -> Result<Self, HeaderError> {
+        read::parse(prefix, file_len)
+    }
+
+    /// Version of the format: 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Alignment of the tensors in bytes.
+    pub fn alignment(&self) -> u64 {
+        self.alignment
+    }
+
+    /// Where the tensor data begins, in bytes from the start of the file.
+    pub fn header_len(&self) -> u64 {
+        self.header_len
+    }
+
+    /// All metadata, in file order.
+    pub fn metadata(&self) -> &[(&'a str, Value<'a>)] {
+        &self.metadata
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &str) -> Option<&Value<'a>> {
+        let found = self.key_order.binary_search_by(|&i| self.metadata[i as usize].0.cmp(key)).ok()?;
+        Some(&self.metadata[self.key_order[found] as usize].1)
+    }
+
+    /// All tensors, in file order.
+    pub fn tensors(&self) -> &[TensorInfo<'a>] {
+        &self.tensors
+    }
+
+    /// The tensor of a name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo<'a>> {
+        let found = self.name_order.binary_search_by(|&i| self.tensors[i as usize].name.cmp(name)).ok()?;
+        Some(&self.tensors[self.name_order[found] as usize])
+    }
+
+    /// The bytes of a tensor of this file; `None` if only the header was given.
+    pub fn data(&self, tensor: &TensorInfo<'a>) -> Option<&'a [u8]> {
+        let start = usize::try_from(tensor.offset).ok()?;
+        let len = usize::try_from(tensor.len_bytes).ok()?;
+        self.data?.get(start..start.checked_add(len)?)
+    }
+
+    /// A non-negative integer of any width.
+    ///
+    /// # Errors
+    /// [`LoadError::Metadata`] if the value is of another type or negative; `Ok(None)` if the key is missing.
+    pub fn u64(&self, key: &str) -> Result<Option<u64>, LoadError> {
+        self.typed(key, "a non-negative integer", |v| v.as_integer()?.try_into().ok())
+    }
+
+    /// A non-negative integer of any width that fits 32 bits. Errors as [`Gguf::u64`].
+    pub fn u32(&self, key: &str) -> Result<Option<u32>, LoadError> {
+        self.typed(key, "a non-negative integer below 2^32", |v| v.as_integer()?.try_into().ok())
+    }
+
+    /// A float; an F64 is rounded. Errors as [`Gguf::u64`].
+    pub fn f32(&self, key: &str) -> Result<Option<f32>, LoadError> {
+        self.typed(key, "a float", Value::as_f32)
+    }
+
+    /// A boolean. Errors as [`Gguf::u64`].
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, LoadError> {
+        self.typed(key, "a bool", |v| match *v {
+            Value::Bool(b) => Some(b),
+            _ => None,
+        })
+    }
+
+    /// A string, which must be UTF-8. Errors as [`Gguf::u64`].
+    pub fn str(&self, key: &str) -> Result<Option<&'a str>, LoadError> {
+        self.typed(key, "a UTF-8 string", |v| match *v {
+            Value::Str(bytes) => core::str::from_utf8(bytes).ok(),
+            _ => None,
+        })
+    }
+
+    /// A string as bytes, which need not be UTF-8. Errors as [`Gguf::u64`].
+    pub fn bytes(&self, key: &str) -> Result<Option<&'a [u8]>, LoadError> {
+        self.typed(key, "a string", |v| match *v {
+            Value::Str(bytes) => Some(bytes),
+            _ => None,
+        })
+    }
+
+    /// An array of strings, as bytes. Errors as [`Gguf::u64`].
+    pub fn str_array(&self, key: &str) -> Result<Option<StrArray<'a>>, LoadError> {
+        self.typed(key, "an array of strings", |v| v.as_array()?.strings())
+    }
+
+    /// An array of floats; F64 are rounded. Errors as [`Gguf::u64`].
+    pub fn f32_array(&self, key: &str) -> Result<Option<Vec<f32>>, LoadError> {
+        self.typed(key, "an array of floats", |v| numbers(v.as_array()?, |v| v.as_f32()))
+    }
+
+    /// An array of integers of any width that fit `u32`. Errors as [`Gguf::u64`].
+    pub fn u32_array(&self, key: &str) -> Result<Option<Vec<u32>>, LoadError> {
+        self.typed(key, "an array of integers from 0 to 2^32 - 1", |v| {
+            numbers(v.as_array()?, |v| v.as_integer()?.try_into().ok())
+        })
+    }
+
+    /// An array of integers of any width that fit `i32`. Errors as [`Gguf::u64`].
+    pub fn i32_array(&self, key: &str) -> Result<Option<Vec<i32>>, LoadError> {
+        self.typed(key, "an array of integers from -2^31 to 2^31 - 1", |v| {
+            numbers(v.as_array()?, |v| v.as_integer()?.try_into().ok())
+        })
+    }
+
+    /// The value of `key` as `convert` sees it.
+    fn typed<T>(
+        &self,
+        key: &str,
+        expected: &'static str,
+        convert: impl Fn(&Value<'a>) -> Option<T>,
+    ) -> Result<Option<T>, LoadError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        convert(value).map(Some).ok_or_else(|| LoadError::Metadata {
+            key: key.to_string(),
+            found: value.describe(),
+            expected: expected.into(),
+        })
+    }
+}
+
+/// All elements converted; `None` if one does not convert or they are not scalars.
+fn numbers<T>(array: &Array<'_>, convert: impl Fn(&Value<'static>) -> Option<T>) -> Option<Vec<T>> {
+    if matches!(array.element_type(), ValueType::Str | ValueType::Array) {
+        return None;
+    }
+    array.scalars().map(|v| convert(&v)).collect()
+}

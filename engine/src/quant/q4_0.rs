@@ -1,0 +1,34 @@
+//! Q4_0: 32 elements in 18 bytes, 4.5 bits each: `x = d * (q - 8)`.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0..2 | `d`, f16 |
+//! | 2..18 | `q`, 4 bits: low half of byte j is element j, high half is element j + 16 |
+
+use super::float::{inverse, largest, scale_at, set_scale};
+
+/// Elements in a block.
+pub const LEN: usize = 32;
+/// Bytes of a block.
+pub const BYTES: usize = 2 + LEN / 2;
+const _: () = assert!(super::Dtype::Q4_0.block_len() == LEN as u64 && super::Dtype::Q4_0.block_bytes() == BYTES as u64);
+
+/// The values of a block.
+pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
+    let d = scale_at(block, 0);
+    for (j, &q) in block[2..].iter().enumerate() {
+        out[j] = f32::from((q & 15) as i8 - 8) * d;
+        out[j + 16] = f32::from((q >> 4) as i8 - 8) * d;
+    }
+}
+
+/// The element of largest magnitude becomes q = 0, that is -8.
+pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
+    let d = largest(x) / -8.0;
+    let id = inverse(d);
+    set_scale(block, 0, d);
+    let q = |x: f32| ((x * id + 8.5) as u8).min(15);
+    for j in 0..16 {
+        block[2 + j] = q(x[j]) | q(x[j + 16]) << 4;
+    }
+}

@@ -1,0 +1,37 @@
+//! Q4_1: 32 elements in 20 bytes, 5 bits each: `x = d * q + m`.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0..2 | `d`, f16 |
+//! | 2..4 | `m`, f16 |
+//! | 4..20 | `q`, 4 bits: low half of byte j is element j, high half is element j + 16 |
+
+use super::float::{inverse, min_max, scale_at, set_scale};
+
+/// Elements in a block.
+pub const LEN: usize = 32;
+/// Bytes of a block.
+pub const BYTES: usize = 2 + 2 + LEN / 2;
+const _: () = assert!(super::Dtype::Q4_1.block_len() == LEN as u64 && super::Dtype::Q4_1.block_bytes() == BYTES as u64);
+
+/// The values of a block.
+pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
+    let (d, m) = (scale_at(block, 0), scale_at(block, 2));
+    for (j, &q) in block[4..].iter().enumerate() {
+        out[j] = f32::from(q & 15) * d + m;
+        out[j + 16] = f32::from(q >> 4) * d + m;
+    }
+}
+
+/// The range from the smallest to the largest element in 15 steps.
+pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
+    let (min, max) = min_max(x);
+    let d = (max - min) / 15.0;
+    let id = inverse(d);
+    set_scale(block, 0, d);
+    set_scale(block, 2, min);
+    let q = |x: f32| (((x - min) * id + 0.5) as u8).min(15);
+    for j in 0..16 {
+        block[4 + j] = q(x[j]) | q(x[j + 16]) << 4;
+    }
+}

@@ -1,0 +1,48 @@
+//! Q5_K: 256 elements in 176 bytes, 5.5 bits each: 8 sub-blocks of 32, `x = (d * scale) * q - dmin * min`.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0..2 | `d`, f16 |
+//! | 2..4 | `dmin`, f16 |
+//! | 4..16 | 8 scales and 8 minima of 6 bits, as in Q4_K: [`super::q4_k::scale_min`] |
+//! | 16..48 | bit 4 of `q`: bit s of byte l is element l of sub-block s |
+//! | 48..176 | low 4 bits of `q`: of each 32 bytes, the low halves are one sub-block and the high halves the next |
+
+use super::kquant::{self, Search};
+
+/// Elements in a block.
+pub const LEN: usize = kquant::LEN;
+/// Bytes of a block.
+pub const BYTES: usize = 2 + 2 + 12 + LEN / 8 + LEN / 2;
+const _: () = assert!(super::Dtype::Q5_K.block_len() == LEN as u64 && super::Dtype::Q5_K.block_bytes() == BYTES as u64);
+
+/// The values of a block.
+pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
+    let (head, rest) = block.split_at(16);
+    let (high, qs) = rest.split_at(32);
+    let scales = kquant::sub_scales(head);
+    let (qs, out) = (qs.as_chunks::<32>().0, out.as_chunks_mut::<64>().0);
+    for (pair, (qs, out)) in qs.iter().zip(out).enumerate() {
+        let ((d1, m1), (d2, m2)) = (scales[2 * pair], scales[2 * pair + 1]);
+        for (l, (&q, &high)) in qs.iter().zip(high).enumerate() {
+            let high = high >> (2 * pair);
+            out[l] = d1 * f32::from(q & 15 | (high & 1) << 4) - m1;
+            out[l + 32] = d2 * f32::from(q >> 4 | (high >> 1 & 1) << 4) - m2;
+        }
+    }
+}
+
+/// As [`kquant::quantise_with_mins`] finds.
+pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
+    const SEARCH: Search = Search { max_q: 31, from: -0.5, n_steps: 15 };
+    let (head, rest) = block.split_at_mut(16);
+    let q = kquant::quantise_with_mins(x, head, &SEARCH);
+    let (high, qs) = rest.split_at_mut(32);
+    high.fill(0);
+    for (pair, (qs, q)) in qs.as_chunks_mut::<32>().0.iter_mut().zip(q.as_chunks::<64>().0).enumerate() {
+        for (l, out) in qs.iter_mut().enumerate() {
+            *out = q[l] & 15 | q[l + 32] << 4;
+            high[l] |= (q[l] >> 4 | q[l + 32] >> 4 << 1) << (2 * pair);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Against ggml's own numbers: values of blocks, bytes of whole quantised models.
+
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
+use std::format;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+
+use super::mix::{Facts, Mix, Source, tensor_types};
+use super::*;
+use crate::gguf::Gguf;
+
+fn reference() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/reference")
+}
+
+fn json(path: PathBuf) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn hex(text: &str) -> Vec<u8> {
+    text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(core::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+}
+
+fn floats(value: &serde_json::Value) -> Vec<f32> {
+    // shortest decimals of f32: by way of text, so that they are rounded once
+    value.as_array().unwrap().iter().map(|v| v.to_string().parse().unwrap()).collect()
+}
+
+/// `dequantise` gives exactly `values`.
+fn check_values(dtype: Dtype, bytes: &[u8], values: &[f32]) {
+    let mut ours = vec![0.0; values.len()];
+    dequantise(dtype, bytes, &mut ours).unwrap();
+    for (i, (ours, theirs)) in ours.iter().zip(values).enumerate() {
+        let both_nan = ours.is_nan() && theirs.is_nan();
+        assert!(ours.to_bits() == theirs.to_bits() || both_nan || ours == theirs, "{dtype:?} {i}: {ours} {theirs}");
+    }
+}
+
+#[test]
+fn blocks_have_ggmls_values() {
+    for dtype in Dtype::SUPPORTED {
+        if dtype == Dtype::F32 {
+            continue;
+        }
+        let file = json(reference().join(format!("dequant/{}.json", dtype.name())));
+        assert_eq!(file["ggml_type_id"], dtype.ggml_id());
+        let blocks = file["blocks"].as_array().unwrap();
+        assert_eq!(blocks.len(), 8);
+        for block in blocks {
+            let bytes = hex(block["bytes_hex"].as_str().unwrap());
+            check_values(dtype, &bytes, &floats(&block["values"]));
+        }
+    }
+}
+
+#[test]
+fn sizes_are_ggmls() {
+    for entry in std::fs::read_dir(reference().join("dequant")).unwrap() {
+        let file = json(entry.unwrap().path());
+        let dtype = Dtype::from_name(file["type"].as_str().unwrap()).unwrap();
+        assert_eq!(file["ggml_type_id"], dtype.ggml_id());
+        assert_eq!(file["block_elements"], dtype.block_len());
+        assert_eq!(file["block_bytes"], dtype.block_bytes());
+    }
+}
+
+/// Types and bytes of a whole model, from its BF16 file.
+fn check_model(quantised: &str, original: Option<&str>, mix: Mix) {
+    let case = json(reference().join(format!("{quantised}.json")));
+    let file = std::fs::read(reference().join(format!("{quantised}.gguf"))).unwrap();
+    let file = Gguf::parse(&file).unwrap();
+    assert_eq!(file.u32("general.file_type").unwrap(), Some(mix.file_type()));
+    let config = |name: &str| case["config"][name].as_u64().unwrap() as u32;
+    let facts = Facts {
+        n_layers: config("num_hidden_layers"),
+        n_heads: config("num_attention_heads"),
+        n_kv_heads: config("num_key_value_heads"),
+        n_experts: 0,
+    };
+    let sources: Vec<_> =
+        file.tensors().iter().map(|t| Source { name: t.name, dtype: Dtype::F32, dims: t.dims }).collect();
+    let types = tensor_types(mix, &facts, &sources);
+    for (t, dtype) in file.tensors().iter().zip(&types) {
+        assert_eq!(*dtype, t.dtype, "{}", t.name);
+        assert_eq!(case["tensor_types"][t.name], dtype.name());
+        assert_eq!(validate(*dtype, file.data(t).unwrap()), Ok(()));
+    }
+    for row in case["rows"].as_array().unwrap() {
+        let bytes = hex(row["bytes_hex"].as_str().unwrap());
+        let dtype = Dtype::from_name(row["type"].as_str().unwrap()).unwrap();
+        let values = floats(&row["values"]);
+        check_values(dtype, &bytes[..dtype.row_bytes(values.len() as u64).unwrap() as usize], &values);
+    }
+
+    let Some(original) = original else { return };
+    let bytes = std::fs::read(reference().join(original)).unwrap();
+    let original = Gguf::parse(&bytes).unwrap();
+    for (t, dtype) in file.tensors().iter().zip(types) {
+        let source = original.tensor(t.name).unwrap();
+        let mut values = vec![0.0; source.n_elements() as usize];
+        dequantise(source.dtype, original.data(source).unwrap(), &mut values).unwrap();
+        let mut ours = vec![0; t.len_bytes as usize];
+        quantise(dtype, &values, &mut ours).unwrap();
+        let theirs = file.data(t).unwrap();
+        let block = dtype.block_bytes() as usize;
+        let differ = ours.chunks(block).zip(theirs.chunks(block)).filter(|(a, b)| a != b).count();
+        assert_eq!(differ, 0, "{} of {} blocks of {} ({dtype:?})", differ, ours.len() / block, t.name);
+    }
+}
+
+#[test]
+fn models_have_ggmls_bytes() {
+    for mix in [Mix::Q4_0, Mix::Q4_1, Mix::Q5_0, Mix::Q5_1, Mix::Q8_0, Mix::Q4_K_M, Mix::Q5_K_M, Mix::Q6_K] {
+        let name = mix.name().to_ascii_lowercase();
+        check_model(&format!("llama-k256-{name}"), Some("llama-k256-bf16.gguf"), mix);
+    }
+    check_model("llama-k256-2l-q4_k_m", None, Mix::Q4_K_M);
+    check_model("llama-fallback-q4_k_m", None, Mix::Q4_K_M);
+}
+
+#[test]
+fn lengths_and_types_are_checked() {
+    let length = |elements, bytes| QuantError::Length { dtype: Dtype::Q4_0, elements, bytes };
+    assert_eq!(quantise(Dtype::Q4_0, &[0.0; 33], &mut [0; 18]), Err(length(33, 18)));
+    assert_eq!(dequantise(Dtype::Q4_0, &[0; 17], &mut [0.0; 32]), Err(length(32, 17)));
+    assert_eq!(dequantise(Dtype::Q4_0, &[], &mut []), Ok(()));
+    let unsupported = QuantError::Unsupported(Dtype::IQ4_NL);
+    assert_eq!(dequantise(Dtype::IQ4_NL, &[0; 18], &mut [0.0; 32]), Err(unsupported));
+    assert_eq!(quantise(Dtype::IQ4_NL, &[0.0; 32], &mut [0; 18]), Err(unsupported));
+}
+
+#[test]
+fn infinities_and_nans_are_refused() {
+    let mut x = vec![1.0f32; 4096];
+    x[2345] = f32::NAN;
+    for dtype in Dtype::SUPPORTED {
+        let mut out = vec![0; dtype.row_bytes(4096).unwrap() as usize];
+        assert_eq!(quantise(dtype, &x, &mut out), Err(QuantError::NotFinite { index: 2345 }));
+        if !matches!(dtype, Dtype::F32 | Dtype::BF16) {
+            let fault = BlockFault { index: 0 };
+            assert_eq!(
+                quantise(dtype, &[1e38; 256], &mut out[..dtype.row_bytes(256).unwrap() as usize]),
+                Err(QuantError::Overflow { dtype, fault })
+            );
+        }
+    }
+}
+
+#[test]
+fn validate_finds_every_bad_scale() {
+    // (type, offset of each f16 in a block)
+    let scales: [(Dtype, &[usize]); 9] = [
+        (Dtype::F16, &[0]),
+        (Dtype::Q4_0, &[0]),
+        (Dtype::Q4_1, &[0, 2]),
+        (Dtype::Q5_0, &[0]),
+        (Dtype::Q5_1, &[0, 2]),
+        (Dtype::Q8_0, &[0]),
+        (Dtype::Q4_K, &[0, 2]),
+        (Dtype::Q5_K, &[0, 2]),
+        (Dtype::Q6_K, &[208]),
+    ];
+    for (dtype, offsets) in scales {
+        let block = dtype.block_bytes() as usize;
+        for (&offset, index) in offsets.iter().flat_map(|o| [0, 1, 1023, 1024, 2999].map(|i| (o, i))) {
+            for bad in [0x7c00u16, 0xfc00, 0x7e01] {
+                let mut bytes = vec![0; 3000 * block];
+                bytes[index * block + offset..][..2].copy_from_slice(&bad.to_le_bytes());
+                assert_eq!(validate(dtype, &bytes), Err(BlockFault { index }));
+            }
+        }
+        assert_eq!(validate(dtype, &vec![0; 3000 * block]), Ok(()));
+        assert_eq!(validate(dtype, &vec![0; 2 * block - 1]), Err(BlockFault { index: 1 }));
+    }
+    assert_eq!(validate(Dtype::F32, &f32::INFINITY.to_le_bytes()), Err(BlockFault { index: 0 }));
+    assert_eq!(validate(Dtype::BF16, &[0, 0, 0x80, 0x7f]), Err(BlockFault { index: 1 }));
+}
+
+/// Steps in the range of a block's values: the error of an element is at most about one of them.
+fn steps(dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q4_K => 15.0,
+        Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q5_K => 31.0,
+        Dtype::Q6_K => 63.0,
+        Dtype::Q8_0 => 254.0,
+        Dtype::F16 => 2048.0,
+        Dtype::BF16 => 256.0,
+        _ => f32::INFINITY,
+    }
+}
+
+proptest! {
+    #[test]
+    fn quantising_loses_about_a_step(x in proptest::collection::vec(-8.0f32..8.0, 512), zero in 0usize..512) {
+        let mut x = x;
+        x[..zero].fill(0.0);
+        for dtype in Dtype::SUPPORTED {
+            let mut bytes = vec![0xa5; dtype.row_bytes(512).unwrap() as usize];
+            quantise(dtype, &x, &mut bytes).unwrap();
+            let mut back = vec![0.0; 512];
+            dequantise(dtype, &bytes, &mut back).unwrap();
+            for (a, b) in x.iter().zip(&back) {
+                prop_assert!((a - b).abs() <= 1.5 * 16.0 / steps(dtype), "{dtype:?}: {a} became {b}");
+            }
+        }
+    }
+
+    #[test]
+    fn any_finite_numbers_give_finite_blocks(bits in proptest::collection::vec(any::<u32>(), 256)) {
+        let x: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).map(|v| if v.is_finite() { v } else { 0.0 }).collect();
+        for dtype in Dtype::SUPPORTED {
+            let mut bytes = vec![0; dtype.row_bytes(256).unwrap() as usize];
+            match quantise(dtype, &x, &mut bytes) {
+                Ok(()) => prop_assert_eq!(validate(dtype, &bytes), Ok(())),
+                Err(e) => prop_assert!(matches!(e, QuantError::Overflow { .. }), "other error"),
+            }
+        }
+    }
+}
