@@ -1,1 +1,238 @@
-//! Tokenizers.
+//! Text to token ids and back, with the vocabulary of a GGUF file.
+//!
+//! ```text
+//! text ─ special tokens cut out (special) ─ words (split, pretokenizers) ─ merges (bpe, spm: merge) ─► ids
+//! ids ─ pieces (vocab) ─ whole characters (stream) ─► text
+//! ```
+//!
+//! Ids are those of Hugging Face tokenizers and llama.cpp. Encoding takes time proportional to n log n at worst for a
+//! text of n bytes, whatever text and vocabulary are. Texts are shorter than 4 GiB.
+
+mod bpe;
+mod cache;
+mod control;
+mod load;
+mod merge;
+mod pretokenizers;
+mod special;
+mod split;
+mod spm;
+mod stream;
+mod table;
+#[cfg(test)]
+mod tests;
+mod unicode;
+mod vocab;
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use self::bpe::Bpe;
+use self::cache::WordCache;
+use self::merge::MergeScratch;
+use self::special::{Fragment, Specials};
+use self::spm::Spm;
+pub use self::stream::StreamDecoder;
+use self::table::TextTable;
+use self::vocab::{Kind, Vocab};
+use crate::error::LoadError;
+use crate::gguf::Gguf;
+
+/// A vocabulary and the way to cut text into its tokens. Owns its data.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    vocab: Vocab,
+    /// Texts of the tokens to ids.
+    texts: TextTable,
+    specials: Specials,
+    algorithm: Algorithm,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    eot: Option<u32>,
+    /// Tokens that end a generation, ascending.
+    ends: Vec<u32>,
+    /// What `add_special` puts before a text.
+    begin: Option<u32>,
+    /// What `add_special` puts after a text.
+    end: Option<u32>,
+}
+
+#[derive(Debug, Clone)]
+enum Algorithm {
+    ByteLevel(Bpe),
+    SentencePiece(Spm),
+}
+
+/// What [`Tokenizer::encode`] does besides ordinary text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EncodeOptions {
+    /// Add the tokens that the file says begin and end a text.
+    pub add_special: bool,
+    /// Take the names of control tokens in the text for those tokens. Without it no text becomes a control token,
+    /// which is what text from users needs. User-defined tokens are found either way.
+    pub parse_special: bool,
+}
+
+/// What [`Tokenizer::decode`] leaves out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DecodeOptions {
+    /// Leave control and unknown tokens out.
+    pub skip_special: bool,
+}
+
+/// Tokens, and if wanted where each ends in the text.
+struct Output {
+    ids: Vec<u32>,
+    ends: Option<Vec<usize>>,
+}
+
+impl Output {
+    #[inline]
+    fn push(&mut self, id: u32, end: usize) {
+        self.ids.push(id);
+        if let Some(ends) = &mut self.ends {
+            ends.push(end);
+        }
+    }
+}
+
+impl Tokenizer {
+    /// The tokenizer of a file.
+    ///
+    /// # Errors
+    /// [`LoadError`] if metadata is missing or malformed, or the kind of tokenizer is not known.
+    pub fn from_gguf(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
+        load::load(gguf)
+    }
+
+    /// The tokens of a text.
+    pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<u32> {
+        let mut out = Output { ids: Vec::with_capacity(text.len() / 4 + 2), ends: None };
+        self.encode_to(text, options, &mut out);
+        out.ids
+    }
+
+    /// The tokens of a text and the bytes of the text that each stands for. The ranges follow each other and cover the
+    /// text; those of added tokens are empty. A character of several tokens is cut between bytes.
+    pub fn encode_with_offsets(&self, text: &str, options: EncodeOptions) -> (Vec<u32>, Vec<Range<usize>>) {
+        let mut out = Output { ids: Vec::new(), ends: Some(Vec::new()) };
+        self.encode_to(text, options, &mut out);
+        let mut start = 0;
+        let range = |end| core::mem::replace(&mut start, end)..end;
+        (out.ids, out.ends.unwrap_or_default().into_iter().map(range).collect())
+    }
+
+    fn encode_to(&self, text: &str, options: EncodeOptions, out: &mut Output) {
+        let mut cache = WordCache::for_text(text.len());
+        let mut scratch = MergeScratch::default();
+        let mut after_special = true;
+        if let (true, Some(id)) = (options.add_special, self.begin) {
+            out.push(id, 0);
+        }
+        self.specials.split(
+            &self.vocab,
+            text.as_bytes(),
+            options.parse_special,
+            |fragment, start, end| match fragment {
+                Fragment::Token(id) => {
+                    out.push(id, end);
+                    after_special = true;
+                }
+                Fragment::Text => {
+                    let part = &text[start..end];
+                    match &self.algorithm {
+                        Algorithm::ByteLevel(bpe) => {
+                            bpe.encode(&self.vocab, part, start, &mut cache, &mut scratch, out);
+                        }
+                        Algorithm::SentencePiece(spm) => {
+                            spm.encode(&self.vocab, part, start, after_special, &mut cache, &mut scratch, out);
+                        }
+                    }
+                    after_special = false;
+                }
+            },
+        );
+        // bytes without a token at the end belong to the last token, elsewhere to the next
+        if let Some(last) = out.ends.as_mut().and_then(|ends| ends.last_mut()) {
+            *last = text.len();
+        }
+        if let (true, Some(id)) = (options.add_special, self.end) {
+            out.push(id, text.len());
+        }
+    }
+
+    /// The bytes of a sequence of tokens, which need not be UTF-8. The space that encoding puts before a text is taken
+    /// away again; ids outside the vocabulary are skipped.
+    pub fn decode(&self, ids: &[u32], options: DecodeOptions) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut at_start = matches!(&self.algorithm, Algorithm::SentencePiece(spm) if spm.add_space_prefix);
+        for &id in ids {
+            let special = matches!(self.vocab.kind(id), Some(Kind::Control | Kind::Unknown));
+            if special && options.skip_special {
+                continue;
+            }
+            let mut piece = self.piece(id).unwrap_or_default();
+            if at_start && !special {
+                piece = piece.strip_prefix(b" ").unwrap_or(piece);
+                at_start = false;
+            }
+            bytes.extend_from_slice(piece);
+        }
+        bytes
+    }
+
+    /// The bytes a token stands for; for control tokens, their name. `None` if there is no such token.
+    pub fn piece(&self, id: u32) -> Option<&[u8]> {
+        self.vocab.piece(id)
+    }
+
+    /// The token as the file spells it.
+    pub fn token_text(&self, id: u32) -> Option<&[u8]> {
+        self.vocab.text(id)
+    }
+
+    /// The token that the file spells so; of several, the first.
+    pub fn token_id(&self, text: &[u8]) -> Option<u32> {
+        self.texts.get(text, |id| self.vocab.text(id).unwrap_or_default())
+    }
+
+    /// Number of tokens.
+    pub fn n_vocab(&self) -> usize {
+        self.vocab.len()
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The token that ends a text.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// The token that ends a turn of a conversation.
+    pub fn eot(&self) -> Option<u32> {
+        self.eot
+    }
+
+    /// Whether `add_special` puts [`Tokenizer::bos`] before a text.
+    pub fn adds_bos(&self) -> bool {
+        self.begin.is_some()
+    }
+
+    /// Whether `add_special` puts [`Tokenizer::eos`] after a text.
+    pub fn adds_eos(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Whether a generation is over with this token: EOS, end of turn or of message, and tokens with a name that says so.
+    pub fn is_end_of_generation(&self, id: u32) -> bool {
+        self.ends.binary_search(&id).is_ok()
+    }
+
+    /// Whether this is a control token, which text does not contain.
+    pub fn is_control(&self, id: u32) -> bool {
+        self.vocab.kind(id) == Some(Kind::Control)
+    }
+}

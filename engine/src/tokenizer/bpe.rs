@@ -1,0 +1,122 @@
+//! Byte-level byte-pair encoding, as in GPT-2: words are cut out of the text, spelled in bytes, and merged by rank.
+
+use alloc::format;
+use alloc::vec::Vec;
+
+use super::Output;
+use super::cache::WordCache;
+use super::merge::{MergeScratch, Merges, NO_TOKEN, Symbol, merge_all};
+use super::pretokenizers::Pretokenizer;
+use super::split::Splitter;
+use super::table::{PairTable, Seed, TextTable};
+use super::vocab::{Kind, Vocab, byte_char, byte_ids};
+
+/// Merges and the pre-tokenizer of a vocabulary.
+#[derive(Debug, Clone)]
+pub(super) struct Bpe {
+    splitter: Splitter,
+    ranks: PairTable,
+    /// Token that the merge of each rank makes.
+    merged: Vec<u32>,
+    /// Token of each byte.
+    bytes: Vec<Option<u32>>,
+    /// Words that are tokens whatever the merges say.
+    words: Option<TextTable>,
+    /// Stands for bytes that have no token; without it they are dropped.
+    unknown: Option<u32>,
+}
+
+impl Bpe {
+    /// `merges` are `left right`, of the lowest rank first. Those that name a piece outside the vocabulary are ignored,
+    /// and those that would make a control token: text must not.
+    pub(super) fn new<'m>(
+        vocab: &Vocab,
+        texts: &TextTable,
+        merges: impl Iterator<Item = &'m [u8]>,
+        pretokenizer: &Pretokenizer,
+        unknown: Option<u32>,
+        seed: Seed,
+    ) -> Bpe {
+        let find = |text: &[u8]| texts.get(text, |id| vocab.text(id).unwrap_or_default());
+        let (mut pairs, mut merged, mut joined) = (Vec::new(), Vec::new(), Vec::new());
+        for merge in merges {
+            let Some(space) = merge.iter().skip(1).position(|&b| b == b' ') else { continue };
+            let (left, right) = (&merge[..space + 1], &merge[space + 2..]);
+            joined.clear();
+            joined.extend_from_slice(left);
+            joined.extend_from_slice(right);
+            if let (Some(a), Some(b), Some(id)) = (find(left), find(right), find(&joined))
+                && vocab.kind(id) != Some(Kind::Control)
+            {
+                pairs.push((a, b));
+                merged.push(id);
+            }
+        }
+        let words = pretokenizer.ignore_merges.then(|| {
+            let ids: Vec<u32> = vocab.ids().filter(|&id| vocab.kind(id) == Some(Kind::Normal)).collect();
+            TextTable::new(seed, &ids, |id| vocab.piece(id).unwrap_or_default())
+        });
+        Bpe {
+            splitter: Splitter::new(pretokenizer.passes),
+            ranks: PairTable::new(seed, &pairs),
+            merged,
+            bytes: byte_ids(find, |byte| format!("{}", byte_char(byte)).into_bytes()),
+            words,
+            unknown,
+        }
+    }
+
+    /// Appends the tokens of `text`, which lies at `offset` of the whole.
+    pub(super) fn encode(
+        &self,
+        vocab: &Vocab,
+        text: &str,
+        offset: usize,
+        cache: &mut WordCache,
+        scratch: &mut MergeScratch,
+        out: &mut Output,
+    ) {
+        let bytes = text.as_bytes();
+        self.splitter.split(text, |start, end| {
+            let key = if out.ends.is_some() { None } else { WordCache::key(bytes, start, end) };
+            if key.is_some_and(|key| cache.append(key, &mut out.ids)) {
+                return;
+            }
+            let first = out.ids.len();
+            self.encode_word(vocab, &bytes[start..end], scratch);
+            let ends = scratch.symbols.iter().skip(1).map(|next| next.start as usize).chain([end - start]);
+            for (symbol, symbol_end) in scratch.symbols.iter().zip(ends) {
+                let id = if symbol.id == NO_TOKEN { self.unknown } else { Some(symbol.id) };
+                if let Some(id) = id {
+                    out.push(id, offset + start + symbol_end);
+                }
+            }
+            if let Some(key) = key {
+                cache.keep(key, &out.ids[first..]);
+            }
+        });
+    }
+
+    /// Leaves the tokens of `word` in `scratch.symbols`.
+    fn encode_word(&self, vocab: &Vocab, word: &[u8], scratch: &mut MergeScratch) {
+        scratch.symbols.clear();
+        if let Some(words) = &self.words
+            && let Some(id) = words.get(word, |id| vocab.piece(id).unwrap_or_default())
+        {
+            scratch.symbols.push(Symbol { start: 0, id });
+            return;
+        }
+        let symbol =
+            |(start, &byte): (u32, &u8)| Symbol { start, id: self.bytes[usize::from(byte)].unwrap_or(NO_TOKEN) };
+        scratch.symbols.extend((0..).zip(word).map(symbol));
+        merge_all(self, word, scratch);
+    }
+}
+
+impl Merges for Bpe {
+    #[inline(always)]
+    fn merge(&self, _word: &[u8], left: Symbol, right: Symbol, _end: u32) -> Option<(u32, u32)> {
+        let rank = self.ranks.get(left.id, right.id)?;
+        Some((rank, self.merged[rank as usize]))
+    }
+}

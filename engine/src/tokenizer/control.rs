@@ -1,0 +1,102 @@
+//! Tokens known by name: files do not always say which tokens end a generation.
+
+use alloc::vec::Vec;
+
+use super::table::TextTable;
+use super::vocab::{Kind, Vocab};
+
+/// Names of tokens that end a turn or a text, as in llama.cpp. They count as control tokens whatever the file says.
+const END_NAMES: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+];
+
+/// Of those, the ones that end a turn, in order of preference.
+const END_OF_TURN_NAMES: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_utterance>",
+];
+
+/// Tokens for filling in the middle that end what is filled in.
+const FILL_END_NAMES: &[&str] = &[
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "[PAD]",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
+];
+
+/// Looks tokens up by name.
+pub(super) struct Names<'a> {
+    pub(super) vocab: &'a Vocab,
+    pub(super) texts: &'a TextTable,
+}
+
+impl Names<'_> {
+    fn find(&self, name: &str) -> Option<u32> {
+        self.texts.get(name.as_bytes(), |id| self.vocab.text(id).unwrap_or_default())
+    }
+
+    /// Tokens that are control tokens by name.
+    pub(super) fn controls(&self) -> Vec<u32> {
+        END_NAMES.iter().filter_map(|name| self.find(name)).collect()
+    }
+
+    /// The token that ends a turn, if the file does not say.
+    pub(super) fn end_of_turn(&self) -> Option<u32> {
+        END_OF_TURN_NAMES.iter().find_map(|name| self.find(name))
+    }
+
+    /// All tokens that end a generation, ascending; `named` are those of the file's metadata.
+    pub(super) fn ends(&self, named: impl Iterator<Item = u32>) -> Vec<u32> {
+        let fill_ends = FILL_END_NAMES.iter().filter_map(|name| self.find(name));
+        let fill_ends = fill_ends.filter(|&id| self.vocab.kind(id) == Some(Kind::Control));
+        let mut ends: Vec<u32> = self.controls().into_iter().chain(fill_ends).chain(named).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        // in these vocabularies a message ends with <|end|>, and the reply goes on
+        let has = |name| self.find(name).is_some();
+        if (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>")) {
+            ends.retain(|&id| Some(id) != self.find("<|end|>"));
+        }
+        if has("<|tool_response>") {
+            ends.retain(|&id| Some(id) != self.find("</s>"));
+        }
+        ends
+    }
+}

@@ -1,0 +1,173 @@
+//! A tokenizer from the metadata of a file.
+
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use sha2::{Digest, Sha256};
+
+use super::bpe::Bpe;
+use super::control::Names;
+use super::special::Specials;
+use super::spm::Spm;
+use super::table::{Seed, TextTable};
+use super::vocab::{Kind, Spelling, Vocab};
+use super::{Algorithm, Tokenizer, pretokenizers};
+use crate::error::LoadError;
+use crate::gguf::Gguf;
+
+/// Longest vocabulary: ids and their successors fit 32 bits, with room to mark.
+const MAX_TOKENS: usize = 1 << 24;
+
+pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
+    let model = gguf.str("tokenizer.ggml.model")?.ok_or_else(|| missing("tokenizer.ggml.model", "a tokenizer"))?;
+    let spelling = match model {
+        "gpt2" => Spelling::Bytes,
+        "llama" => Spelling::Meta,
+        other => {
+            let known = vec!["gpt2", "llama"];
+            return Err(LoadError::Unsupported { what: "tokenizer", found: other.to_owned(), known });
+        }
+    };
+    let tokens = gguf.str_array("tokenizer.ggml.tokens")?.ok_or_else(|| missing("tokenizer.ggml.tokens", "tokens"))?;
+    let n_tokens = tokens.len();
+    if !(1..=MAX_TOKENS).contains(&n_tokens) {
+        return Err(wrong("tokenizer.ggml.tokens", n_tokens, format!("1 to {MAX_TOKENS} tokens")));
+    }
+    let kinds = match per_token(gguf.i32_array("tokenizer.ggml.token_type")?, "tokenizer.ggml.token_type", n_tokens)? {
+        Some(kinds) => kinds.into_iter().map(Kind::from_id).collect(),
+        None => vec![Kind::Normal; n_tokens],
+    };
+    let mut vocab = Vocab::new(tokens, kinds, spelling);
+    let seed = seed(gguf, &vocab)?;
+    let ids: Vec<u32> = vocab.ids().filter(|&id| vocab.text(id).is_some_and(|text| !text.is_empty())).collect();
+    let texts = TextTable::new(seed, &ids, |id| vocab.text(id).unwrap_or_default());
+    let names = Names { vocab: &vocab, texts: &texts };
+    for id in names.controls() {
+        vocab.kinds[id as usize] = Kind::Control;
+    }
+    let ids = NamedIds::read(gguf, &vocab, &texts, spelling)?;
+    let (algorithm, default_bos) = match spelling {
+        Spelling::Bytes => byte_level(gguf, &vocab, &texts, ids.unknown, seed)?,
+        Spelling::Meta => (sentence_piece(gguf, &vocab, &texts, ids.unknown, seed)?, true),
+    };
+    let ends = Names { vocab: &vocab, texts: &texts }.ends([ids.eos, ids.eot, ids.eom].into_iter().flatten());
+    Ok(Tokenizer {
+        specials: Specials::new(&vocab),
+        algorithm,
+        begin: added(gguf, "tokenizer.ggml.add_bos_token", default_bos, ids.bos)?,
+        end: added(gguf, "tokenizer.ggml.add_eos_token", false, ids.eos)?,
+        bos: ids.bos,
+        eos: ids.eos,
+        eot: ids.eot,
+        ends,
+        vocab,
+        texts,
+    })
+}
+
+fn byte_level(
+    gguf: &Gguf<'_>,
+    vocab: &Vocab,
+    texts: &TextTable,
+    unknown: Option<u32>,
+    seed: Seed,
+) -> Result<(Algorithm, bool), LoadError> {
+    let pre = gguf.str("tokenizer.ggml.pre")?.unwrap_or("default");
+    let pretokenizer = pretokenizers::find(pre).ok_or_else(|| LoadError::Unsupported {
+        what: "pre-tokenizer",
+        found: pre.to_owned(),
+        known: pretokenizers::names().collect(),
+    })?;
+    let key = "tokenizer.ggml.merges";
+    let merges = gguf.str_array(key)?.ok_or_else(|| missing(key, "merges"))?;
+    let bpe = Bpe::new(vocab, texts, merges, pretokenizer, unknown, seed);
+    Ok((Algorithm::ByteLevel(bpe), pretokenizer.add_bos))
+}
+
+fn sentence_piece(
+    gguf: &Gguf<'_>,
+    vocab: &Vocab,
+    texts: &TextTable,
+    unknown: Option<u32>,
+    seed: Seed,
+) -> Result<Algorithm, LoadError> {
+    let key = "tokenizer.ggml.scores";
+    let scores = per_token(gguf.f32_array(key)?, key, vocab.len())?.ok_or_else(|| missing(key, "scores"))?;
+    if let Some(id) = scores.iter().position(|score| score.is_nan()) {
+        return Err(wrong(key, "NaN", format!("a number as the score of token {id}")));
+    }
+    let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    Ok(Algorithm::SentencePiece(Spm::new(vocab, texts, &scores, unknown, add_space_prefix, seed)))
+}
+
+/// Tokens that metadata points at. Ids outside the vocabulary count as missing: there are such files.
+struct NamedIds {
+    bos: Option<u32>,
+    eos: Option<u32>,
+    eot: Option<u32>,
+    eom: Option<u32>,
+    unknown: Option<u32>,
+}
+
+impl NamedIds {
+    fn read(gguf: &Gguf<'_>, vocab: &Vocab, texts: &TextTable, spelling: Spelling) -> Result<NamedIds, LoadError> {
+        let read = |key: &str, default: Option<u32>| -> Result<Option<u32>, LoadError> {
+            let id = gguf.u32(key)?.or(if spelling == Spelling::Meta { default } else { None });
+            Ok(id.filter(|&id| (id as usize) < vocab.len()))
+        };
+        let by_name = Names { vocab, texts };
+        Ok(NamedIds {
+            bos: read("tokenizer.ggml.bos_token_id", Some(1))?,
+            eos: read("tokenizer.ggml.eos_token_id", Some(2))?,
+            eot: read("tokenizer.ggml.eot_token_id", None)?.or_else(|| by_name.end_of_turn()),
+            eom: read("tokenizer.ggml.eom_token_id", None)?,
+            unknown: read("tokenizer.ggml.unknown_token_id", Some(0))?,
+        })
+    }
+}
+
+/// The token that a sequence gets at its beginning or end, if any.
+fn added(gguf: &Gguf<'_>, key: &str, default: bool, id: Option<u32>) -> Result<Option<u32>, LoadError> {
+    match (gguf.bool(key)?, id) {
+        (Some(true), None) => Err(wrong(key, "true", "false, because there is no such token")),
+        (Some(false), _) => Ok(None),
+        (None, _) if !default => Ok(None),
+        (_, id) => Ok(id),
+    }
+}
+
+/// A digest of all strings, in order.
+fn seed(gguf: &Gguf<'_>, vocab: &Vocab) -> Result<Seed, LoadError> {
+    let mut digest = Sha256::new();
+    for id in vocab.ids() {
+        digest.update(vocab.text(id).unwrap_or_default());
+        digest.update([0xff]);
+    }
+    for merge in gguf.str_array("tokenizer.ggml.merges")?.into_iter().flatten() {
+        digest.update(merge);
+        digest.update([0xff]);
+    }
+    Ok(Seed::new(digest.finalize().into()))
+}
+
+/// The array if it has an element for each token.
+fn per_token<T>(array: Option<Vec<T>>, key: &str, n_tokens: usize) -> Result<Option<Vec<T>>, LoadError> {
+    match array {
+        Some(mut array) if array.len() >= n_tokens => {
+            array.truncate(n_tokens);
+            Ok(Some(array))
+        }
+        Some(array) => Err(wrong(key, array.len(), format!("{n_tokens} elements, one for each token"))),
+        None => Ok(None),
+    }
+}
+
+fn missing(key: &str, expected: &str) -> LoadError {
+    wrong(key, "nothing", expected)
+}
+
+fn wrong(key: &str, found: impl alloc::string::ToString, expected: impl Into<alloc::string::String>) -> LoadError {
+    LoadError::Metadata { key: key.to_owned(), found: found.to_string(), expected: expected.into() }
+}

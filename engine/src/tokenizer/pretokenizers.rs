@@ -1,0 +1,498 @@
+//! The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`, as data.
+//!
+//! Names and expressions are those of llama.cpp's `llama-vocab.cpp`; where it approximates an expression of the original
+//! `tokenizer.json`, the original is used.
+
+use super::split::{Class, Item, Pass, bit};
+use super::unicode::{
+    DECIMAL, LOWER, MARK, MODIFIER, OTHER_LETTER, OTHER_NUMBER, PUNCTUATION, SYMBOL, TITLE, UPPER, WHITE,
+};
+
+/// How a named pre-tokenizer behaves.
+#[derive(Debug)]
+pub(super) struct Pretokenizer {
+    names: &'static [&'static str],
+    pub(super) passes: &'static [Pass],
+    /// A word that is in the vocabulary is one token, whatever the merges say.
+    pub(super) ignore_merges: bool,
+    /// Whether a sequence begins with BOS if the file does not say.
+    pub(super) add_bos: bool,
+}
+
+/// The pre-tokenizer of a name.
+pub(super) fn find(name: &str) -> Option<&'static Pretokenizer> {
+    PRETOKENIZERS.iter().find(|p| p.names.contains(&name))
+}
+
+/// All names, for error messages.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    PRETOKENIZERS.iter().flat_map(|p| p.names.iter().copied())
+}
+
+const fn row(names: &'static [&'static str], passes: &'static [Pass]) -> Pretokenizer {
+    Pretokenizer { names, passes, ignore_merges: false, add_bos: false }
+}
+
+static PRETOKENIZERS: &[Pretokenizer] = &[
+    row(&["default"], DEFAULT),
+    Pretokenizer {
+        ignore_merges: true,
+        add_bos: true,
+        ..row(
+            &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"],
+            LLAMA3,
+        )
+    },
+    row(&["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], LLAMA3),
+    Pretokenizer { ignore_merges: true, ..row(&["minicpm5"], MINICPM5) },
+    row(
+        &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "stablelm2", "hunyuan", "megrez", "solar-open", "grok-2"],
+        QWEN2,
+    ),
+    row(&["qwen35"], QWEN35),
+    row(&["ufakzeka"], UFAKZEKA),
+    row(
+        &[
+            "gpt-2",
+            "phi-2",
+            "jina-es",
+            "jina-de",
+            "gigachat",
+            "jina-v2-es",
+            "jina-v2-de",
+            "a.x-4.0",
+            "mellum",
+            "modern-bert",
+            "jina-v1-en",
+            "jina-v2-code",
+            "roberta-bpe",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+            "exaone4",
+        ],
+        GPT2,
+    ),
+    row(&["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"], STARCODER),
+    row(&["jais-2"], JAIS2),
+    row(&["deepseek-llm"], DEEPSEEK_LLM),
+    row(&["deepseek-coder"], DEEPSEEK_CODER),
+    row(&["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"], DEEPSEEK_V3),
+    row(&["spark2_5"], SPARK),
+    Pretokenizer { ignore_merges: true, ..row(&["youtu"], YOUTU) },
+    row(&["falcon"], FALCON),
+    row(&["poro-chat", "bloom", "gpt3-finnish"], BLOOM),
+    row(&["viking"], VIKING),
+    Pretokenizer { ignore_merges: true, add_bos: true, ..row(&["tekken"], TEKKEN) },
+    row(&["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], GPT4O),
+    Pretokenizer { ignore_merges: true, ..row(&["granite-embed-multi-97m"], GPT4O) },
+    row(&["tiny_aya", "cohere2moe"], TINY_AYA),
+    row(&["kimi-k2"], KIMI_K2),
+    row(&["superbpe"], SUPERBPE),
+    row(&["bailingmoe", "bailingmoe2", "llada-moe"], BAILING),
+    row(&["seed-coder"], SEED_CODER),
+    row(&["afmoe"], AFMOE),
+    row(&["laguna"], LAGUNA),
+    row(&["exaone-moe"], EXAONE_MOE),
+    Pretokenizer { add_bos: true, ..row(&["chameleon"], CHAMELEON) },
+];
+
+const LETTER: u32 = 1 << UPPER | 1 << LOWER | 1 << TITLE | 1 << MODIFIER | 1 << OTHER_LETTER;
+const NUMBER: u32 = 1 << DECIMAL | 1 << OTHER_NUMBER;
+const MARKS: u32 = 1 << MARK;
+const BLANK: u32 = 1 << WHITE;
+const PUNCT: u32 = 1 << PUNCTUATION;
+
+const L: Class = Class::any(LETTER);
+const L_OR_M: Class = Class::any(LETTER | MARKS);
+const N: Class = Class::any(NUMBER);
+const P: Class = Class::any(PUNCT);
+const P_OR_S: Class = Class::any(PUNCT | 1 << SYMBOL);
+const SPACE: Class = Class::any(bit::SPACE);
+const S: Class = Class::any(BLANK);
+const NEWLINE: Class = Class::any(bit::NEWLINE);
+const NEWLINE_OR_SLASH: Class = Class::any(bit::NEWLINE | bit::SLASH);
+const ALPHA: Class = Class::any(bit::ALPHA);
+/// `[^\s\p{L}\p{N}]`
+const OTHER: Class = Class::none(BLANK | LETTER | NUMBER);
+/// `[^\r\n\p{L}\p{N}]`, which may precede a word
+const LEAD: Class = Class::none(bit::NEWLINE | LETTER | NUMBER);
+/// `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`
+const BIG: Class = Class::any((LETTER & !(1 << LOWER)) | MARKS);
+/// `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`
+const SMALL: Class = Class::any((LETTER & !(1 << UPPER | 1 << TITLE)) | MARKS);
+
+const fn run(class: Class, min: u32, max: u32) -> Item {
+    Item::Run { class, min, max }
+}
+const fn one(class: Class) -> Item {
+    run(class, 1, 1)
+}
+const fn opt(class: Class) -> Item {
+    run(class, 0, 1)
+}
+const fn star(class: Class) -> Item {
+    run(class, 0, u32::MAX)
+}
+const fn plus(class: Class) -> Item {
+    run(class, 1, u32::MAX)
+}
+const fn ranges(with: &'static [(char, char)]) -> Class {
+    Class { with, ..Class::any(0) }
+}
+
+// alternatives that many expressions share
+const LINES: &[Item] = &[star(S), plus(NEWLINE)];
+const BLANKS_BEFORE_BLANK: &[Item] = &[plus(S), Item::NotBeforeText];
+const BLANKS: &[Item] = &[plus(S)];
+const WORD: &[Item] = &[opt(LEAD), plus(L)];
+const OTHERS: &[Item] = &[opt(SPACE), plus(OTHER), star(NEWLINE)];
+const OTHERS_OR_SLASHES: &[Item] = &[opt(SPACE), plus(OTHER), star(NEWLINE_OR_SLASH)];
+
+const GPT2_MATCH: Pass = Pass::Match(&[
+    &[Item::LowerContraction],
+    &[opt(SPACE), plus(L)],
+    &[opt(SPACE), plus(N)],
+    &[opt(SPACE), plus(OTHER)],
+    BLANKS_BEFORE_BLANK,
+    BLANKS,
+]);
+static GPT2: &[Pass] = &[GPT2_MATCH];
+static STARCODER: &[Pass] = &[Pass::Match(&[&[one(N)]]), GPT2_MATCH];
+
+static LLAMA3: &[Pass] =
+    &[Pass::Match(&[&[Item::Contraction], WORD, &[run(N, 1, 3)], OTHERS, LINES, BLANKS_BEFORE_BLANK, BLANKS])];
+static MINICPM5: &[Pass] = &[
+    Pass::Match(&[&[run(N, 1, 3)]]),
+    Pass::Match(&[&[Item::Contraction], WORD, &[plus(N)], OTHERS, LINES, BLANKS_BEFORE_BLANK, BLANKS]),
+];
+const QWEN2_MATCH: Pass =
+    Pass::Match(&[&[Item::Contraction], WORD, &[one(N)], OTHERS, LINES, BLANKS_BEFORE_BLANK, BLANKS]);
+static QWEN2: &[Pass] = &[QWEN2_MATCH];
+static QWEN35: &[Pass] = &[Pass::Match(&[
+    &[Item::Contraction],
+    &[opt(LEAD), plus(L_OR_M)],
+    &[one(N)],
+    &[opt(SPACE), plus(Class::none(BLANK | LETTER | MARKS | NUMBER)), star(NEWLINE)],
+    LINES,
+    BLANKS_BEFORE_BLANK,
+    BLANKS,
+])];
+static UFAKZEKA: &[Pass] = &[Pass::Match(&[WORD, &[one(N)], OTHERS, LINES, BLANKS_BEFORE_BLANK, BLANKS])];
+static LAGUNA: &[Pass] =
+    &[Pass::Match(&[&[plus(Class::none(bit::LINE_FEED))], &[plus(Class::any(bit::LINE_FEED))]]), QWEN2_MATCH];
+static BAILING: &[Pass] = &[Pass::Match(&[
+    &[Item::Contraction],
+    WORD,
+    &[one(N)],
+    OTHERS,
+    &[star(S), one(NEWLINE)],
+    BLANKS_BEFORE_BLANK,
+    BLANKS,
+])];
+static SEED_CODER: &[Pass] = &[Pass::Match(&[
+    &[Item::Contraction],
+    WORD,
+    &[one(N)],
+    &[opt(SPACE), plus(OTHER)],
+    LINES,
+    BLANKS_BEFORE_BLANK,
+    BLANKS,
+])];
+static EXAONE_MOE: &[Pass] = &[Pass::Match(&[
+    &[Item::Contraction],
+    &[opt(LEAD), Item::SpacedLetters],
+    &[one(N)],
+    &[opt(SPACE), plus(OTHER), opt(NEWLINE_OR_SLASH)],
+    &[star(S), one(NEWLINE)],
+    BLANKS_BEFORE_BLANK,
+    BLANKS,
+])];
+static JAIS2: &[Pass] = &[Pass::Match(&[
+    &[Item::Contraction],
+    WORD,
+    &[run(N, 1, 3)],
+    OTHERS,
+    LINES,
+    &[run(S, 512, 512), Item::NotBeforeText],
+    &[run(S, 256, 256), Item::NotBeforeText],
+    &[run(S, 128, 128), Item::NotBeforeText],
+    &[run(S, 64, 64), Item::NotBeforeText],
+    &[run(S, 32, 32), Item::NotBeforeText],
+    &[run(S, 16, 16), Item::NotBeforeText],
+    &[run(S, 8, 8), Item::NotBeforeText],
+    &[run(S, 4, 4), Item::NotBeforeText],
+    &[run(S, 1, 2), Item::NotBeforeText],
+    &[one(S)],
+])];
+
+static TEKKEN: &[Pass] = &[Pass::Match(&[
+    &[opt(LEAD), star(BIG), plus(SMALL)],
+    &[opt(LEAD), plus(BIG), star(SMALL)],
+    &[one(N)],
+    OTHERS_OR_SLASHES,
+    LINES,
+    BLANKS_BEFORE_BLANK,
+    BLANKS,
+])];
+const GPT4O_MATCH: Pass = Pass::Match(&[
+    &[opt(LEAD), star(BIG), plus(SMALL), Item::MaybeContraction],
+    &[opt(LEAD), plus(BIG), star(SMALL), Item::MaybeContraction],
+    &[run(N, 1, 3)],
+    OTHERS_OR_SLASHES,
+    LINES,
+    BLANKS_BEFORE_BLANK,
+    BLANKS,
+]);
+static GPT4O: &[Pass] = &[GPT4O_MATCH];
+static TINY_AYA: &[Pass] = &[Pass::Threes { before_boundary: true }, GPT4O_MATCH];
+static YOUTU: &[Pass] = &[
+    Pass::Match(&[
+        &[plus(ranges(&[('가', '힣'), ('ㄱ', 'ㆎ')]))],
+        &[plus(Class {
+            with: &[
+                ('！', '！'),
+                ('…', '…'),
+                ('“', '”'),
+                ('‘', '’'),
+                ('—', '—'),
+                ('：', '：'),
+                ('；', '；'),
+                ('，', '，'),
+                ('、', '〿'),
+                ('︰', '﹏'),
+            ],
+            ..Class::any(0)
+        })],
+        &[plus(ranges(&[('ㄅ', 'ㄯ')]))],
+        &[plus(CJK_AND_KANA)],
+    ]),
+    Pass::Match(&[
+        &[opt(LEAD), star(BIG), plus(SMALL), Item::MaybeContraction],
+        &[opt(LEAD), plus(BIG), star(SMALL), Item::MaybeContraction],
+        &[one(N)],
+        OTHERS_OR_SLASHES,
+        LINES,
+        BLANKS_BEFORE_BLANK,
+        BLANKS,
+    ]),
+];
+
+const HAN: &[(char, char)] = &[
+    ('\u{2e80}', '\u{2e99}'),
+    ('\u{2e9b}', '\u{2ef3}'),
+    ('\u{2f00}', '\u{2fd5}'),
+    ('\u{3005}', '\u{3005}'),
+    ('\u{3007}', '\u{3007}'),
+    ('\u{3021}', '\u{3029}'),
+    ('\u{3038}', '\u{303b}'),
+    ('\u{3400}', '\u{4dbf}'),
+    ('\u{4e00}', '\u{9fff}'),
+    ('\u{f900}', '\u{fa6d}'),
+    ('\u{fa70}', '\u{fad9}'),
+    ('\u{16fe2}', '\u{16fe3}'),
+    ('\u{16ff0}', '\u{16ff1}'),
+    ('\u{20000}', '\u{2a6df}'),
+    ('\u{2a700}', '\u{2b739}'),
+    ('\u{2b740}', '\u{2b81d}'),
+    ('\u{2b820}', '\u{2cea1}'),
+    ('\u{2ceb0}', '\u{2ebe0}'),
+    ('\u{2ebf0}', '\u{2ee5d}'),
+    ('\u{2f800}', '\u{2fa1d}'),
+    ('\u{30000}', '\u{3134a}'),
+    ('\u{31350}', '\u{323af}'),
+];
+const BIG_NOT_HAN: Class = Class { without: HAN, ..BIG };
+const SMALL_NOT_HAN: Class = Class { without: HAN, ..SMALL };
+static KIMI_K2: &[Pass] = &[Pass::Match(&[
+    &[plus(ranges(HAN))],
+    &[opt(LEAD), star(BIG_NOT_HAN), plus(SMALL_NOT_HAN), Item::MaybeContraction],
+    &[opt(LEAD), plus(BIG_NOT_HAN), star(SMALL_NOT_HAN), Item::MaybeContraction],
+    &[run(N, 1, 3)],
+    OTHERS,
+    LINES,
+    BLANKS_BEFORE_BLANK,
+    BLANKS,
+])];
+
+const CJK_AND_KANA: Class = ranges(&[('一', '龥'), ('\u{3040}', 'ゟ'), ('゠', 'ヿ')]);
+/// `[^\r\n\p{L}\p{P}\p{S}]`
+const LEAD_NOT_MARKED: Class = Class::none(bit::NEWLINE | LETTER | PUNCT | 1 << SYMBOL);
+const DEEPSEEK_V3_MATCH: Pass = Pass::Match(&[
+    &[one(Class::any(bit::ASCII_PUNCT)), plus(ALPHA)],
+    &[opt(LEAD_NOT_MARKED), plus(L_OR_M)],
+    &[opt(SPACE), plus(P_OR_S), star(NEWLINE)],
+    LINES,
+    BLANKS_BEFORE_BLANK,
+    BLANKS,
+]);
+static DEEPSEEK_V3: &[Pass] =
+    &[Pass::Match(&[&[run(N, 1, 3)]]), Pass::Match(&[&[plus(CJK_AND_KANA)]]), DEEPSEEK_V3_MATCH];
+static SPARK: &[Pass] = &[
+    Pass::Match(&[&[run(N, 1, 3)]]),
+    Pass::Match(&[&[plus(CJK_AND_KANA)]]),
+    Pass::Match(&[
+        &[one(Class::any(bit::ASCII_PUNCT)), plus(ALPHA)],
+        &[opt(LEAD_NOT_MARKED), plus(L_OR_M)],
+        &[opt(SPACE), plus(P_OR_S)],
+        &[one(NEWLINE)],
+        BLANKS_BEFORE_BLANK,
+        BLANKS,
+    ]),
+    Pass::Match(&[&[one(N)]]),
+];
+static AFMOE: &[Pass] = &[
+    Pass::Threes { before_boundary: false },
+    Pass::Match(&[&[plus(ranges(&[
+        ('一', '\u{9fff}'),
+        ('㐀', '\u{4dbf}'),
+        ('\u{f900}', '\u{faff}'),
+        ('\u{3040}', 'ゟ'),
+        ('゠', 'ヿ'),
+        ('\u{ff65}', '\u{ff9f}'),
+        ('\u{2f00}', '\u{2fdf}'),
+        ('\u{e40}', '\u{e7f}'),
+        ('\u{e80}', '\u{eff}'),
+        ('\u{1780}', '\u{17ff}'),
+        ('\u{1000}', '\u{109f}'),
+        ('\u{aa60}', '\u{aa7f}'),
+        ('\u{a9e0}', '\u{a9ff}'),
+        ('\u{ac00}', '\u{d7af}'),
+        ('\u{1100}', '\u{11ff}'),
+    ]))]]),
+    DEEPSEEK_V3_MATCH,
+];
+
+const DEEPSEEK_CJK: Pass = Pass::Match(&[&[plus(ranges(&[('一', '龥'), ('\u{800}', '一'), ('가', '\u{d7ff}')]))]]);
+static DEEPSEEK_CODER: &[Pass] = &[
+    Pass::Match(&[&[one(NEWLINE)]]),
+    Pass::Match(&[&[opt(S), plus(L)]]),
+    Pass::Match(&[&[opt(S), plus(P)]]),
+    DEEPSEEK_CJK,
+    Pass::Match(&[&[one(N)]]),
+];
+/// Letters of scripts with upper and lower case, as listed in the original expression.
+const CASED: Class = Class {
+    with: &[
+        ('µ', 'µ'),
+        ('À', 'Ö'),
+        ('Ø', 'ö'),
+        ('ø', 'ƺ'),
+        ('Ƽ', 'ƿ'),
+        ('Ǆ', 'ʓ'),
+        ('ʕ', 'ʯ'),
+        ('Ͱ', 'ͳ'),
+        ('Ͷ', 'ͷ'),
+        ('ͻ', 'ͽ'),
+        ('Ϳ', 'Ϳ'),
+        ('Ά', 'Ά'),
+        ('Έ', 'Ί'),
+        ('Ό', 'Ό'),
+        ('Ύ', 'Ρ'),
+        ('Σ', 'ϵ'),
+        ('Ϸ', 'ҁ'),
+        ('Ҋ', 'ԯ'),
+        ('Ա', 'Ֆ'),
+        ('Ⴀ', 'Ⴥ'),
+        ('Ꭰ', 'Ᏽ'),
+        ('ᏸ', 'ᏽ'),
+        ('Ა', 'Ჺ'),
+        ('Ჽ', 'Ჿ'),
+        ('ᴀ', 'ᴫ'),
+        ('ᵫ', 'ᵷ'),
+        ('ᵹ', 'ᶚ'),
+        ('Ḁ', 'ἕ'),
+        ('Ἐ', 'Ἕ'),
+        ('ἠ', 'ὅ'),
+        ('Ὀ', 'Ὅ'),
+        ('ὐ', 'ὗ'),
+        ('Ὑ', 'Ὑ'),
+        ('Ὓ', 'Ὓ'),
+        ('Ὕ', 'Ὕ'),
+        ('Ὗ', 'ώ'),
+        ('ᾀ', 'ᾴ'),
+        ('ᾶ', 'ᾼ'),
+        ('\u{1fbe}', '\u{1fbe}'),
+        ('ῂ', 'ῄ'),
+        ('ῆ', 'ῌ'),
+        ('ῐ', 'ΐ'),
+        ('ῖ', 'Ί'),
+        ('ῠ', 'Ῥ'),
+        ('ῲ', 'ῴ'),
+        ('ῶ', 'ῼ'),
+        ('ℂ', 'ℂ'),
+        ('ℇ', 'ℇ'),
+        ('ℊ', 'ℓ'),
+        ('ℕ', 'ℕ'),
+        ('ℙ', 'ℝ'),
+        ('ℤ', 'ℤ'),
+        ('\u{2126}', '\u{2126}'),
+        ('ℨ', 'ℨ'),
+        ('\u{212a}', 'ℭ'),
+        ('ℯ', 'ℴ'),
+        ('ℹ', 'ℹ'),
+        ('ℼ', 'ℿ'),
+        ('ⅅ', 'ⅉ'),
+        ('ⅎ', 'ⅎ'),
+        ('Ↄ', 'ↄ'),
+        ('Ⰰ', 'ⱻ'),
+        ('Ȿ', 'ⳤ'),
+        ('Ⳬ', 'ⳮ'),
+        ('Ⳳ', 'ⳳ'),
+        ('Ꙁ', 'ꙭ'),
+        ('Ꚁ', 'ꚛ'),
+        ('Ꜣ', 'ꝯ'),
+        ('ꝱ', 'ꞇ'),
+        ('Ꞌ', 'ꞎ'),
+        ('ꭰ', 'ꮿ'),
+        ('ﬀ', 'ﬆ'),
+        ('ﬓ', 'ﬗ'),
+        ('Ａ', 'Ｚ'),
+        ('ａ', 'ｚ'),
+        ('𐐀', '𐑏'),
+        ('𐒰', '𐓓'),
+        ('𐓘', '𐓻'),
+        ('𐲀', '𐲲'),
+        ('𐳀', '𐳲'),
+        ('𑢠', '𑣟'),
+        ('𞤀', '𞥃'),
+    ],
+    ..ALPHA
+};
+static DEEPSEEK_LLM: &[Pass] = &[
+    Pass::Match(&[&[one(NEWLINE)]]),
+    Pass::Match(&[&[opt(S), plus(CASED)]]),
+    Pass::Match(&[&[
+        opt(S),
+        plus(Class {
+            with: &[('！', '／'), ('：', '～'), ('‘', '‟'), ('\u{3000}', '。')],
+            ..Class::any(bit::ASCII_PUNCT)
+        }),
+    ]]),
+    Pass::TrailingBlanks,
+    DEEPSEEK_CJK,
+    Pass::Match(&[&[plus(N)]]),
+];
+
+const THREE_DIGITS: Pass = Pass::Match(&[&[run(Class::any(bit::DIGIT), 3, 3)]]);
+static DEFAULT: &[Pass] =
+    &[Pass::Match(&[&[plus(Class::any(PUNCT | bit::MATHS))]]), GPT2_MATCH, Pass::Match(&[&[plus(N)]]), THREE_DIGITS];
+static FALCON: &[Pass] =
+    &[Pass::Match(&[&[plus(Class::any(PUNCT | bit::MATHS | bit::BACKTICK))]]), GPT2_MATCH, THREE_DIGITS];
+static SUPERBPE: &[Pass] = &[Pass::Match(&[&[plus(N)]]), Pass::Threes { before_boundary: false }];
+/// `[^(\s|.,!?…。，、।۔،)]`
+const CLAUSE: Class = Class {
+    with: &[('…', '…'), ('。', '。'), ('，', '，'), ('、', '、'), ('।', '।'), ('۔', '۔'), ('،', '،')],
+    ..Class::none(BLANK | bit::STOP)
+};
+const BLOOM_MATCH: Pass = Pass::Match(&[&[opt(SPACE), plus(CLAUSE)]]);
+static BLOOM: &[Pass] = &[BLOOM_MATCH];
+static VIKING: &[Pass] = &[BLOOM_MATCH, Pass::Match(&[&[one(N)]])];
+static CHAMELEON: &[Pass] = &[
+    Pass::Match(&[&[one(Class::any(bit::TAB | bit::LINE_FEED))], &[run(SPACE, 4, 4)], &[run(SPACE, 2, 2)]]),
+    Pass::Match(&[&[one(N)]]),
+    Pass::Match(&[&[one(Class::any(PUNCT | bit::ASCII_PUNCT))]]),
+    GPT2_MATCH,
+];

@@ -1,0 +1,205 @@
+//! SentencePiece byte-pair encoding: characters are merged to the token of the best score; characters that have no
+//! token become bytes.
+
+use alloc::format;
+use alloc::vec::Vec;
+
+use super::Output;
+use super::cache::WordCache;
+use super::merge::{MergeScratch, Merges, NO_TOKEN, Symbol, merge_all};
+use super::table::{Seed, TextTable};
+use super::vocab::{Kind, META_SPACE, Vocab, byte_ids};
+
+/// Scores and options of a vocabulary.
+#[derive(Debug, Clone)]
+pub(super) struct Spm {
+    pieces: Pieces,
+    bytes: Vec<Option<u32>>,
+    /// Stands for bytes that have no token; without it they are dropped.
+    unknown: Option<u32>,
+    /// Text after a special token or at the beginning gets a space in front.
+    pub(super) add_space_prefix: bool,
+    /// No token has a space after another character, so that spaces bound what can be merged.
+    space_bounds: bool,
+}
+
+/// What text can be made of.
+#[derive(Debug, Clone)]
+struct Pieces {
+    table: TextTable,
+    /// Order of merging for each id: the number of higher scores.
+    ranks: Vec<u32>,
+    max_len: usize,
+}
+
+/// The pieces with the vocabulary that has their bytes.
+struct Scored<'a>(&'a Pieces, &'a Vocab);
+
+impl Spm {
+    /// `scores[id]` for each token; none is NaN.
+    pub(super) fn new(
+        vocab: &Vocab,
+        texts: &TextTable,
+        scores: &[f32],
+        unknown: Option<u32>,
+        add_space_prefix: bool,
+        seed: Seed,
+    ) -> Spm {
+        let piece = |id: u32| vocab.piece(id).unwrap_or_default();
+        let in_text = |id: &u32| {
+            let kind = vocab.kind(*id);
+            let spelled = vocab.text(*id).is_some_and(|text| !text.is_empty() && !text.contains(&b' '));
+            spelled && !matches!(kind, None | Some(Kind::Control | Kind::Unknown | Kind::Byte))
+        };
+        let ids: Vec<u32> = vocab.ids().filter(in_text).collect();
+        let inner_space = |id: u32| piece(id).windows(2).any(|pair| pair[0] != b' ' && pair[1] == b' ');
+        Spm {
+            bytes: byte_ids(
+                |text| texts.get(text, |id| vocab.text(id).unwrap_or_default()),
+                |byte| format!("<0x{byte:02X}>").into_bytes(),
+            ),
+            unknown,
+            add_space_prefix,
+            space_bounds: !ids.iter().any(|&id| inner_space(id)),
+            pieces: Pieces {
+                max_len: ids.iter().map(|&id| piece(id).len()).max().unwrap_or(0),
+                table: TextTable::new(seed, &ids, piece),
+                ranks: ranks(scores),
+            },
+        }
+    }
+
+    /// Appends the tokens of `text`, which lies at `offset` of the whole.
+    pub(super) fn encode(
+        &self,
+        vocab: &Vocab,
+        text: &str,
+        offset: usize,
+        with_prefix: bool,
+        cache: &mut WordCache,
+        scratch: &mut MergeScratch,
+        out: &mut Output,
+    ) {
+        let text = Normalised::new(text, with_prefix && self.add_space_prefix);
+        let bytes = &text.bytes[..];
+        let mut start = 0;
+        while start < bytes.len() {
+            let end = if self.space_bounds { word_end(bytes, start) } else { bytes.len() };
+            self.encode_word(vocab, &text, start..end, offset, cache, scratch, out);
+            start = end;
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the state of one encoding")]
+    fn encode_word(
+        &self,
+        vocab: &Vocab,
+        text: &Normalised,
+        range: core::ops::Range<usize>,
+        offset: usize,
+        cache: &mut WordCache,
+        scratch: &mut MergeScratch,
+        out: &mut Output,
+    ) {
+        let key = if out.ends.is_some() { None } else { WordCache::key(&text.bytes, range.start, range.end) };
+        if key.is_some_and(|key| cache.append(key, &mut out.ids)) {
+            return;
+        }
+        let first = out.ids.len();
+        let word = &text.bytes[range.clone()];
+        let pieces = Scored(&self.pieces, vocab);
+        scratch.symbols.clear();
+        let is_start = |&(_, &byte): &(u32, &u8)| byte & 0xc0 != 0x80;
+        scratch.symbols.extend((0..).zip(word).filter(is_start).map(|(start, _)| Symbol { start, id: NO_TOKEN }));
+        for i in 0..scratch.symbols.len() {
+            let end = scratch.symbols.get(i + 1).map_or(word.len(), |next| next.start as usize);
+            let symbol = &mut scratch.symbols[i];
+            symbol.id = pieces.find(&word[symbol.start as usize..end]).unwrap_or(NO_TOKEN);
+        }
+        merge_all(&pieces, word, scratch);
+        for (i, symbol) in scratch.symbols.iter().enumerate() {
+            let end = scratch.symbols.get(i + 1).map_or(word.len(), |next| next.start as usize);
+            let place = |end: usize| offset + text.origin(range.start + end);
+            if symbol.id != NO_TOKEN {
+                out.push(symbol.id, place(end));
+                continue;
+            }
+            for at in symbol.start as usize..end {
+                if let Some(id) = self.bytes[usize::from(word[at])].or(self.unknown) {
+                    out.push(id, place(at + 1));
+                }
+            }
+        }
+        if let Some(key) = key {
+            cache.keep(key, &out.ids[first..]);
+        }
+    }
+}
+
+impl Scored<'_> {
+    fn find(&self, piece: &[u8]) -> Option<u32> {
+        if piece.len() > self.0.max_len {
+            return None;
+        }
+        self.0.table.get(piece, |id| self.1.piece(id).unwrap_or_default())
+    }
+}
+
+impl Merges for Scored<'_> {
+    fn merge(&self, word: &[u8], left: Symbol, _right: Symbol, end: u32) -> Option<(u32, u32)> {
+        let id = self.find(&word[left.start as usize..end as usize])?;
+        Some((self.0.ranks[id as usize], id))
+    }
+}
+
+/// Position of each score among the distinct scores, the highest first.
+fn ranks(scores: &[f32]) -> Vec<u32> {
+    let mut distinct: Vec<f32> = scores.to_vec();
+    distinct.sort_by(|a, b| b.total_cmp(a));
+    distinct.dedup();
+    scores.iter().map(|score| distinct.partition_point(|other| other > score) as u32).collect()
+}
+
+/// The end of the word that begins at `start`: spaces, then anything but spaces.
+fn word_end(text: &[u8], start: usize) -> usize {
+    let mut end = start;
+    while text.get(end) == Some(&b' ') {
+        end += 1;
+    }
+    while text.get(end).is_some_and(|&byte| byte != b' ') {
+        end += 1;
+    }
+    end
+}
+
+/// Text as the pieces spell it: U+2581 is a space too, and there may be one more in front.
+struct Normalised {
+    bytes: Vec<u8>,
+    prefix: usize,
+    /// Where `bytes` has a space for the three bytes of U+2581.
+    shortened: Vec<usize>,
+}
+
+impl Normalised {
+    fn new(text: &str, with_prefix: bool) -> Normalised {
+        let mut bytes = Vec::with_capacity(text.len() + 1);
+        let mut shortened = Vec::new();
+        if with_prefix {
+            bytes.push(b' ');
+        }
+        let mut parts = text.split(|c| c == '\u{2581}');
+        bytes.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
+        for part in parts {
+            shortened.push(bytes.len());
+            bytes.push(b' ');
+            bytes.extend_from_slice(part.as_bytes());
+        }
+        Normalised { bytes, prefix: usize::from(with_prefix), shortened }
+    }
+
+    /// The position in the original text of position `end`.
+    fn origin(&self, end: usize) -> usize {
+        let n_shortened = self.shortened.partition_point(|&at| at < end);
+        (end + (META_SPACE.len() - 1) * n_shortened).saturating_sub(self.prefix)
+    }
+}

@@ -1,0 +1,136 @@
+//! Hash tables for vocabularies that come from files nobody vouches for.
+//!
+//! Open addressing, at most half full. Hashes are keyed by a digest of the vocabulary itself, so that a file cannot be
+//! made whose own entries collide; a text can only be looked up, and a lookup is never longer than the longest run of
+//! full slots. Nothing depends on the order of slots.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// Key of the hashes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seed(u64, u64);
+
+impl Seed {
+    /// From a digest of everything that will be inserted.
+    pub(super) fn new(digest: [u8; 32]) -> Seed {
+        let word = |i: usize| u64::from_le_bytes(core::array::from_fn(|j| digest[i + j]));
+        Seed(word(0), word(8) | 1)
+    }
+
+    #[inline(always)]
+    fn mix(self, a: u64, b: u64) -> u64 {
+        let product = u128::from(a ^ self.0) * u128::from(b ^ self.1);
+        (product as u64) ^ (product >> 64) as u64
+    }
+
+    #[inline(always)]
+    pub(super) fn hash_pair(self, a: u32, b: u32) -> u64 {
+        let pair = u64::from(a) << 32 | u64::from(b);
+        self.mix(pair, pair.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15)
+    }
+
+    #[inline(always)]
+    pub(super) fn hash_bytes(self, bytes: &[u8]) -> u64 {
+        let mut hash = bytes.len() as u64;
+        let (chunks, rest) = bytes.as_chunks::<8>();
+        for chunk in chunks {
+            hash = self.mix(hash, u64::from_le_bytes(*chunk));
+        }
+        let mut last = 0;
+        for &byte in rest {
+            last = last << 8 | u64::from(byte);
+        }
+        self.mix(hash, last ^ 0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+fn capacity(n: usize) -> usize {
+    (n.max(1) * 2).next_power_of_two()
+}
+
+/// Strings to ids. The strings live elsewhere: `text(id)` gives them back.
+#[derive(Debug, Clone)]
+pub(super) struct TextTable {
+    seed: Seed,
+    /// High half of the hash and id + 1; 0 is empty.
+    slots: Vec<u64>,
+}
+
+impl TextTable {
+    /// The table of `ids`. The first of equal strings stays.
+    pub(super) fn new<'t>(seed: Seed, ids: &[u32], text: impl Fn(u32) -> &'t [u8] + Copy) -> TextTable {
+        let mut table = TextTable { seed, slots: vec![0; capacity(ids.len())] };
+        for &id in ids {
+            let hash = seed.hash_bytes(text(id));
+            if let Err(free) = table.find(hash, text(id), text) {
+                table.slots[free] = hash >> 32 << 32 | u64::from(id + 1);
+            }
+        }
+        table
+    }
+
+    #[inline]
+    pub(super) fn get<'t>(&self, key: &[u8], text: impl Fn(u32) -> &'t [u8]) -> Option<u32> {
+        self.find(self.seed.hash_bytes(key), key, text).ok()
+    }
+
+    #[inline]
+    fn find<'t>(&self, hash: u64, key: &[u8], text: impl Fn(u32) -> &'t [u8]) -> Result<u32, usize> {
+        let mask = self.slots.len() - 1;
+        let mut at = hash as usize & mask;
+        loop {
+            let slot = self.slots[at];
+            if slot == 0 {
+                return Err(at);
+            }
+            let id = (slot as u32).wrapping_sub(1);
+            if slot >> 32 == hash >> 32 && text(id) == key {
+                return Ok(id);
+            }
+            at = (at + 1) & mask;
+        }
+    }
+}
+
+/// Pairs of ids to ranks of merges.
+#[derive(Debug, Clone)]
+pub(super) struct PairTable {
+    seed: Seed,
+    /// Left id, right id, rank; a rank of `u32::MAX` is empty.
+    slots: Vec<[u32; 3]>,
+}
+
+impl PairTable {
+    /// The table of pairs, whose ranks are their positions. The first of equal pairs stays.
+    pub(super) fn new(seed: Seed, pairs: &[(u32, u32)]) -> PairTable {
+        let mut table = PairTable { seed, slots: vec![[0, 0, u32::MAX]; capacity(pairs.len())] };
+        for (rank, &(a, b)) in (0..).zip(pairs) {
+            if let Err(free) = table.find(a, b) {
+                table.slots[free] = [a, b, rank];
+            }
+        }
+        table
+    }
+
+    #[inline]
+    pub(super) fn get(&self, a: u32, b: u32) -> Option<u32> {
+        self.find(a, b).ok()
+    }
+
+    #[inline]
+    fn find(&self, a: u32, b: u32) -> Result<u32, usize> {
+        let mask = self.slots.len() - 1;
+        let mut at = self.seed.hash_pair(a, b) as usize & mask;
+        loop {
+            let [left, right, rank] = self.slots[at];
+            if rank == u32::MAX {
+                return Err(at);
+            }
+            if left == a && right == b {
+                return Ok(rank);
+            }
+            at = (at + 1) & mask;
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Tokenizers against other implementations and against definitions.
+
+mod reference;

@@ -1,0 +1,49 @@
+//! The prompts of every reference model.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::super::*;
+
+#[test]
+fn prompts_of_all_references() {
+    let dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/reference"));
+    let mut n_prompts = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "json") {
+            n_prompts += check(&path);
+        }
+    }
+    assert!(n_prompts > 50, "{n_prompts}");
+}
+
+fn check(path: &Path) -> usize {
+    let case: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let (Some(prompts), Some(files)) = (case["prompts"].as_array(), case["files"].as_array()) else { return 0 };
+    for file in files {
+        let file = path.with_file_name(file["file"].as_str().unwrap());
+        let Ok(bytes) = std::fs::read(&file) else { continue };
+        let tokenizer = match Tokenizer::from_gguf(&Gguf::parse(&bytes).unwrap()) {
+            Err(LoadError::Unsupported { found, .. }) if found == "bert" => return 0,
+            tokenizer => tokenizer.unwrap(),
+        };
+        for prompt in prompts {
+            let text = prompt["text"].as_str().unwrap();
+            let expected: Vec<u32> =
+                prompt["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+            let options = EncodeOptions { add_special: true, parse_special: true };
+            let ids = tokenizer.encode(text, options);
+            assert_eq!(ids, expected, "{path:?} {text:?}");
+            let (again, ranges) = tokenizer.encode_with_offsets(text, options);
+            assert_eq!(again, ids);
+            assert_eq!(ranges.iter().map(|r| r.len()).sum::<usize>(), text.len());
+            let decoded = tokenizer.decode(&ids, DecodeOptions { skip_special: true });
+            assert_eq!(String::from_utf8(decoded).unwrap(), text);
+        }
+    }
+    prompts.len()
+}

@@ -1,0 +1,209 @@
+//! The tokens of a vocabulary: their text in the file, the bytes they decode to, and what kind they are.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// `tokenizer.ggml.token_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Undefined,
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+impl Kind {
+    pub(super) fn from_id(id: i32) -> Kind {
+        match id {
+            1 => Kind::Normal,
+            2 => Kind::Unknown,
+            3 => Kind::Control,
+            4 => Kind::UserDefined,
+            5 => Kind::Unused,
+            6 => Kind::Byte,
+            _ => Kind::Undefined,
+        }
+    }
+}
+
+/// How the bytes of ordinary tokens are written in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// Each byte as a printable character, as in GPT-2.
+    Bytes,
+    /// Plain text with U+2581 for spaces, and `<0xAB>` for bytes, as in SentencePiece.
+    Meta,
+}
+
+/// Many byte strings, end to end.
+#[derive(Debug, Clone)]
+struct Strings {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Strings {
+    fn with_capacity(n: usize) -> Strings {
+        Strings { bytes: Vec::new(), ends: Vec::with_capacity(n) }
+    }
+
+    fn get(&self, i: usize) -> Option<&[u8]> {
+        let end = *self.ends.get(i)?;
+        let start = if i == 0 { 0 } else { self.ends[i - 1] };
+        self.bytes.get(start..end)
+    }
+}
+
+/// All tokens.
+#[derive(Debug, Clone)]
+pub(super) struct Vocab {
+    texts: Strings,
+    pieces: Strings,
+    pub(super) kinds: Vec<Kind>,
+}
+
+impl Vocab {
+    /// From the texts in the file, with a kind for each.
+    pub(super) fn new<'t>(texts: impl Iterator<Item = &'t [u8]>, kinds: Vec<Kind>, spelling: Spelling) -> Vocab {
+        let n = kinds.len();
+        let mut vocab = Vocab { texts: Strings::with_capacity(n), pieces: Strings::with_capacity(n), kinds };
+        for (text, &kind) in texts.zip(&vocab.kinds) {
+            vocab.texts.bytes.extend_from_slice(text);
+            vocab.texts.ends.push(vocab.texts.bytes.len());
+            let out = &mut vocab.pieces.bytes;
+            match (kind, spelling) {
+                (Kind::Control | Kind::Unknown, _) | (Kind::UserDefined, Spelling::Bytes) => {
+                    out.extend_from_slice(text);
+                }
+                (Kind::Byte, Spelling::Meta) => match hex_byte(text) {
+                    Some(byte) => out.push(byte),
+                    None => out.extend_from_slice(text),
+                },
+                (_, Spelling::Bytes) => unspell_bytes(text, out),
+                (_, Spelling::Meta) => unspell_meta(text, out),
+            }
+            vocab.pieces.ends.push(vocab.pieces.bytes.len());
+        }
+        vocab
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// The token as the file spells it.
+    pub(super) fn text(&self, id: u32) -> Option<&[u8]> {
+        self.texts.get(id as usize)
+    }
+
+    /// The bytes the token stands for.
+    pub(super) fn piece(&self, id: u32) -> Option<&[u8]> {
+        self.pieces.get(id as usize)
+    }
+
+    pub(super) fn kind(&self, id: u32) -> Option<Kind> {
+        self.kinds.get(id as usize).copied()
+    }
+
+    /// All ids.
+    pub(super) fn ids(&self) -> impl Iterator<Item = u32> + use<> {
+        0..self.len() as u32
+    }
+}
+
+/// The byte of a `<0xAB>` token.
+pub(super) fn hex_byte(text: &[u8]) -> Option<u8> {
+    let digits = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
+    match digits.iter().map(|&d| char::from(d).to_digit(16)).collect::<Option<Vec<_>>>()?[..] {
+        [high, low] => Some((high << 4 | low) as u8),
+        _ => None,
+    }
+}
+
+/// The character that stands for `byte` in byte-level vocabularies: itself if it is printable in Latin-1, else one of
+/// the characters from U+0100 on, in order.
+pub(super) fn byte_char(byte: u8) -> char {
+    let gap = match byte {
+        b'!'..=b'~' | 0xa1..=0xac | 0xae.. => return char::from(byte),
+        0..=b' ' => u32::from(byte),
+        0x7f..=0xa0 => u32::from(byte) - 0x7f + 33,
+        0xad => 67,
+    };
+    char::from_u32(0x100 + gap).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+fn char_byte(c: char) -> Option<u8> {
+    match c as u32 {
+        c @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => Some(c as u8),
+        c @ 0x100..=0x120 => Some((c - 0x100) as u8),
+        c @ 0x121..=0x142 => Some((c - 0x121 + 0x7f) as u8),
+        0x143 => Some(0xad),
+        _ => None,
+    }
+}
+
+/// Characters outside the alphabet, and bytes that are not UTF-8, stand for themselves.
+fn unspell_bytes(text: &[u8], out: &mut Vec<u8>) {
+    for chunk in text.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match char_byte(c) {
+                Some(byte) => out.push(byte),
+                None => out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
+            }
+        }
+        out.extend_from_slice(chunk.invalid());
+    }
+}
+
+/// U+2581 in UTF-8: a space in SentencePiece vocabularies.
+pub(super) const META_SPACE: &[u8] = "\u{2581}".as_bytes();
+
+fn unspell_meta(text: &[u8], out: &mut Vec<u8>) {
+    let mut rest = text;
+    while let Some((&first, after)) = rest.split_first() {
+        match rest.strip_prefix(META_SPACE) {
+            Some(after) => {
+                out.push(b' ');
+                rest = after;
+            }
+            None => {
+                out.push(first);
+                rest = after;
+            }
+        }
+    }
+}
+
+/// For each byte, the token that is exactly that byte: `spelled(byte)` is its text in the file.
+pub(super) fn byte_ids(find: impl Fn(&[u8]) -> Option<u32>, spelled: impl Fn(u8) -> Vec<u8>) -> Vec<Option<u32>> {
+    let mut ids = vec![None; 256];
+    for (byte, id) in (0..=255).zip(&mut ids) {
+        *id = find(&spelled(byte));
+    }
+    ids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_alphabet() {
+        for byte in 0..=255 {
+            assert_eq!(char_byte(byte_char(byte)), Some(byte));
+        }
+        assert_eq!((byte_char(b' '), byte_char(b'\n'), byte_char(0xad)), ('Ġ', 'Ċ', 'Ń'));
+    }
+
+    #[test]
+    fn bytes_in_hex() {
+        let cases: [(&str, Option<u8>); 5] =
+            [("<0x0A>", Some(10)), ("<0xff>", Some(255)), ("<0xA>", None), ("<0x0AB>", None), ("0x0A", None)];
+        for (text, byte) in cases {
+            assert_eq!(hex_byte(text.as_bytes()), byte, "{text}");
+        }
+    }
+}
