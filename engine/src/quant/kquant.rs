@@ -1,5 +1,7 @@
 //! What the K formats share: 6-bit scales and minima packed into 12 bytes, and the search for a good scale.
 
+use core::array;
+
 use super::float::{scale_at, set_scale};
 
 /// Elements in a block of every K format.
@@ -20,8 +22,8 @@ pub(super) fn scale_min(packed: &[u8; 12], j: usize) -> (u8, u8) {
 /// `d * scale` and `dmin * min` of the 8 sub-blocks, from the first 16 bytes of a Q4_K or Q5_K block.
 pub(super) fn sub_scales(head: &[u8]) -> [(f32, f32); 8] {
     let (d, dmin) = (scale_at(head, 0), scale_at(head, 2));
-    let packed: [u8; 12] = core::array::from_fn(|i| head[4 + i]);
-    core::array::from_fn(|j| {
+    let packed: [u8; 12] = array::from_fn(|i| head[4 + i]);
+    array::from_fn(|j| {
         let (scale, min) = scale_min(&packed, j);
         (d * f32::from(scale), dmin * f32::from(min))
     })
@@ -45,99 +47,104 @@ pub(super) struct Search {
     pub(super) n_steps: u8,
 }
 
+/// A number for each of the 8 sub-blocks.
+type Lanes = [f32; 8];
+
 /// Fills the first 16 bytes of a Q4_K or Q5_K block (f16 `d`, f16 `dmin`, packed scales and minima) and returns the
 /// 256 numbers `q`, from 0 to `max_q`, for which `x` is about `d * scale * q - dmin * min`.
 pub(super) fn quantise_with_mins(x: &[f32; LEN], head: &mut [u8], search: &Search) -> [u8; LEN] {
-    let mut q = [0; LEN];
-    let (mut scales, mut mins) = ([0.0; 8], [0.0; 8]);
-    for (j, (x, q)) in x.as_chunks::<32>().0.iter().zip(q.as_chunks_mut::<32>().0).enumerate() {
-        (scales[j], mins[j]) = fit_with_min(x, q, search);
-    }
-    let max_scale = scales.iter().fold(0.0, |max, &v| if v > max { v } else { max });
-    let max_min = mins.iter().fold(0.0, |max, &v| if v > max { v } else { max });
-    let six_bits = |v: [f32; 8], max: f32| {
+    let (scales, mins, fitted) = fit_with_mins(&array::from_fn(|i| array::from_fn(|j| x[32 * j + i])), search);
+    let largest = |v: &Lanes| v.iter().fold(0.0, |max, &v| if v > max { v } else { max });
+    let (max_scale, max_min) = (largest(&scales), largest(&mins));
+    let six_bits = |v: Lanes, max: f32| {
         let inverse = if max > 0.0 { 63.0 / max } else { 0.0 };
         v.map(|v| nearest(inverse * v, 0.0, 63.0) as u8)
     };
     let packed = pack_scale_min(six_bits(scales, max_scale), six_bits(mins, max_min));
-    let d = set_scale(head, 0, max_scale / 63.0);
-    let dmin = set_scale(head, 2, max_min / 63.0);
+    set_scale(head, 0, max_scale / 63.0);
+    set_scale(head, 2, max_min / 63.0);
     head[4..].copy_from_slice(&packed);
 
     // the scales are rounded now: choose the numbers anew
-    for (j, (x, q)) in x.as_chunks::<32>().0.iter().zip(q.as_chunks_mut::<32>().0).enumerate() {
-        let (scale, min) = scale_min(&packed, j);
-        let (d, m) = (d * f32::from(scale), dmin * f32::from(min));
-        if d != 0.0 {
-            *q = x.map(|x| nearest((x + m) / d, 0.0, f32::from(search.max_q)) as u8);
+    let mut q = [0; LEN];
+    for (j, (d, m)) in sub_scales(head).into_iter().enumerate() {
+        for i in 0..32 {
+            let fitted =
+                if d == 0.0 { fitted[i][j] } else { nearest((x[32 * j + i] + m) / d, 0.0, search.max_q.into()) };
+            q[32 * j + i] = fitted as u8;
         }
     }
     q
 }
 
-/// Scale and minimum (>= 0) for which `scale * q - min` is closest to `x`, weighted towards large elements; and the `q`.
+/// For 8 sub-blocks side by side (`x[i][j]` is element i of sub-block j): scale and minimum (>= 0) for which
+/// `scale * q - min` is closest to `x`, weighted towards large elements; and the `q`.
 ///
 /// Starts from the range of `x`; each attempt rounds to a slightly different number of levels, solves the weighted
-/// least-squares problem for scale and minimum, and is kept if its error is smaller.
-fn fit_with_min(x: &[f32; 32], q: &mut [u8; 32], search: &Search) -> (f32, f32) {
+/// least-squares problem for scale and minimum, and is kept if its error is smaller. The range is that of the best
+/// minimum so far. Equal elements give an infinite inverse, which [`nearest`] takes to q = 0, and a scale of 0.
+fn fit_with_mins(x: &[Lanes; 32], search: &Search) -> (Lanes, Lanes, [Lanes; 32]) {
     let max_q = f32::from(search.max_q);
-    let mean = sqrt(x.iter().fold(0.0, |sum, v| sum + v * v) / 32.0);
-    let w = x.map(|v| mean + v.abs());
+    let squares = x.iter().fold([0.0; 8], |sum: Lanes, x| lanes(|j| sum[j] + x[j] * x[j]));
+    let mean = squares.map(|sum| sqrt(sum / 32.0));
+    let w: [Lanes; 32] = array::from_fn(|i| lanes(|j| mean[j] + x[i][j].abs()));
+    let max = x.iter().fold(x[0], |max, x| lanes(|j| if x[j] > max[j] { x[j] } else { max[j] }));
+    let mut min = x.iter().fold([0.0; 8], |min: Lanes, x| lanes(|j| if x[j] < min[j] { x[j] } else { min[j] }));
+    let sum_w = w[1..].iter().fold(w[0], |sum, w| lanes(|j| sum[j] + w[j]));
+    let sum_x = (1..32).fold(lanes(|j| w[0][j] * x[0][j]), |sum, i| lanes(|j| sum[j] + w[i][j] * x[i][j]));
 
-    let mut min = x.iter().fold(x[0], |min, &v| if v < min { v } else { min });
-    let max = x.iter().fold(x[0], |max, &v| if v > max { v } else { max });
-    let sum_w = w[1..].iter().fold(w[0], |sum, w| sum + w);
-    let sum_x = w[1..].iter().zip(&x[1..]).fold(w[0] * x[0], |sum, (w, x)| sum + w * x);
-    if min > 0.0 {
-        min = 0.0;
-    }
-    if max == min {
-        *q = [0; 32];
-        return (0.0, -min);
-    }
-    let levels = |inverse: f32, min: f32| x.map(|x| nearest(inverse * (x - min), 0.0, max_q));
-    let error = |q: &[f32; 32], scale: f32, min: f32| {
-        let mut sum = 0.0;
-        for i in 0..32 {
-            let diff = scale * q[i] + min - x[i];
-            sum += w[i] * (diff * diff);
-        }
-        sum
+    let levels = |inverse: &Lanes, min: &Lanes| -> [Lanes; 32] {
+        array::from_fn(|i| lanes(|j| nearest(inverse[j] * (x[i][j] - min[j]), 0.0, max_q)))
+    };
+    let error = |q: &[Lanes; 32], scale: &Lanes, min: &Lanes| {
+        (0..32).fold([0.0; 8], |sum: Lanes, i| {
+            lanes(|j| {
+                let diff = scale[j] * q[i][j] + min[j] - x[i][j];
+                sum[j] + w[i][j] * (diff * diff)
+            })
+        })
     };
 
-    let inverse = max_q / (max - min);
-    let mut scale = 1.0 / inverse;
-    let mut best = levels(inverse, min);
-    let mut best_error = error(&best, scale, min);
+    let inverse = lanes(|j| max_q / (max[j] - min[j]));
+    let mut scale = inverse.map(|inverse| 1.0 / inverse);
+    let mut best = levels(&inverse, &min);
+    let mut best_error = error(&best, &scale, &min);
     for step in 0..=search.n_steps {
-        let inverse = (search.from + 0.1 * f32::from(step) + max_q) / (max - min);
-        let l = levels(inverse, min);
-        let (mut sum_l, mut sum_l2, mut sum_xl) = (0.0, 0.0, 0.0);
+        let n_levels = search.from + 0.1 * f32::from(step) + max_q;
+        let l = levels(&lanes(|j| n_levels / (max[j] - min[j])), &min);
+        let (mut sum_l, mut sum_l2, mut sum_xl) = ([0.0; 8], [0.0; 8], [0.0; 8]);
         for i in 0..32 {
-            let wl = w[i] * l[i];
-            sum_l += wl;
-            sum_l2 += wl * l[i];
-            sum_xl += wl * x[i];
+            let wl: Lanes = lanes(|j| w[i][j] * l[i][j]);
+            sum_l = lanes(|j| sum_l[j] + wl[j]);
+            sum_l2 = lanes(|j| sum_l2[j] + wl[j] * l[i][j]);
+            sum_xl = lanes(|j| sum_xl[j] + wl[j] * x[i][j]);
         }
-        let determinant = sum_w * sum_l2 - sum_l * sum_l;
-        if determinant > 0.0 {
-            let mut this_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
-            let mut this_min = (sum_l2 * sum_x - sum_l * sum_xl) / determinant;
-            if this_min > 0.0 {
-                this_min = 0.0;
-                this_scale = sum_xl / sum_l2;
-            }
-            let this_error = error(&l, this_scale, this_min);
-            if this_error < best_error {
-                (best, best_error, scale, min) = (l, this_error, this_scale, this_min);
+        let determinant = lanes(|j| sum_w[j] * sum_l2[j] - sum_l[j] * sum_l[j]);
+        let free_min = lanes(|j| (sum_l2[j] * sum_x[j] - sum_l[j] * sum_xl[j]) / determinant[j]);
+        let this_min = free_min.map(|min| if min > 0.0 { 0.0 } else { min });
+        let this_scale = lanes(|j| {
+            let free = (sum_w[j] * sum_xl[j] - sum_x[j] * sum_l[j]) / determinant[j];
+            if free_min[j] > 0.0 { sum_xl[j] / sum_l2[j] } else { free }
+        });
+        let this_error = error(&l, &this_scale, &this_min);
+        for j in 0..8 {
+            if determinant[j] > 0.0 && this_error[j] < best_error[j] {
+                (best_error[j], scale[j], min[j]) = (this_error[j], this_scale[j], this_min[j]);
+                (0..32).for_each(|i| best[i][j] = l[i][j]);
             }
         }
     }
-    *q = best.map(|v| v as u8);
-    (scale, -min)
+    (scale, min.map(|min| -min), best)
+}
+
+/// A number for each sub-block.
+#[inline(always)]
+fn lanes(f: impl FnMut(usize) -> f32) -> Lanes {
+    array::from_fn(f)
 }
 
 /// The integer nearest to `v`, ties to even, within `low..=high` (integers below 2^22 in magnitude); `low` for NaN.
+#[inline(always)]
 pub(super) fn nearest(v: f32, low: f32, high: f32) -> f32 {
     const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it leaves no bits for a fraction
     let v = if v > low { v } else { low };

@@ -259,6 +259,38 @@ mod tests {
     }
 
     #[test]
+    fn small_mixtures_favour_the_first_layers() {
+        let names: Vec<_> = ["attn_v", "ffn_down"]
+            .iter()
+            .flat_map(|part| (0..32).map(move |i| std::format!("blk.{i}.{part}.weight")))
+            .collect();
+        let tensors: Vec<(&str, [u64; 2])> = names.iter().map(|n| (n.as_str(), [256, 256])).collect();
+        let small = types(Mix::Q4_K_S, LLAMA, &tensors);
+        for (i, t) in small.iter().enumerate() {
+            assert_eq!(*t, if i % 32 < 4 { Dtype::Q5_K } else { Dtype::Q4_K }, "{}", names[i]);
+        }
+        assert!(types(Mix::Q5_K_S, LLAMA, &tensors).iter().all(|t| *t == Dtype::Q5_K));
+        // 70B: the value projections that would have 4 bits have 5
+        let facts = Facts { n_layers: 80, n_heads: 64, n_kv_heads: 8, n_experts: 0 };
+        let two = [("blk.0.attn_v.weight", [256, 256]), ("blk.1.attn_v.weight", [256, 256])];
+        assert_eq!(types(Mix::Q4_K_M, LLAMA, &two), [Dtype::Q4_K, Dtype::Q6_K]);
+        assert_eq!(types(Mix::Q4_K_M, facts, &two), [Dtype::Q5_K, Dtype::Q6_K]);
+    }
+
+    #[test]
+    fn vectors_norms_and_routers_stay() {
+        let kept = [
+            ("blk.0.attn_q.bias", [256, 2]),
+            ("blk.0.attn_norm.weight", [256, 1]),
+            ("blk.0.ffn_gate_inp.weight", [256, 4]),
+        ];
+        for mix in [Mix::F16, Mix::Q8_0, Mix::Q4_K_M] {
+            assert_eq!(types(mix, LLAMA, &kept), [Dtype::F32; 3]);
+        }
+        assert_eq!(types(Mix::BF16, LLAMA, &[("blk.0.attn_q.weight", [40, 2])]), [Dtype::BF16]);
+    }
+
+    #[test]
     fn eight_experts_have_better_attention() {
         let facts = Facts { n_experts: 8, ..LLAMA };
         let names = ["attn_k", "attn_v", "attn_output", "ffn_down_exps", "ffn_gate_inp"];

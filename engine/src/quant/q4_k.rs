@@ -34,7 +34,7 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     }
 }
 
-/// As [`kquant::quantise_with_mins`] finds.
+/// A scale and a minimum per sub-block by weighted least squares, then the numbers for the rounded scales.
 pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     const SEARCH: Search = Search { max_q: 15, from: -1.0, n_steps: 20 };
     let (head, qs) = block.split_at_mut(16);

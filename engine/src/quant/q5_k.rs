@@ -32,7 +32,7 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     }
 }
 
-/// As [`kquant::quantise_with_mins`] finds.
+/// A scale and a minimum per sub-block by weighted least squares, then the numbers for the rounded scales.
 pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     const SEARCH: Search = Search { max_q: 31, from: -0.5, n_steps: 15 };
     let (head, rest) = block.split_at_mut(16);

@@ -7,6 +7,8 @@
 //! | 192..208 | scales, i8 |
 //! | 208..210 | `d`, f16 |
 
+use core::array;
+
 use super::float::{largest, scale_at, set_scale};
 use super::kquant::{self, nearest};
 
@@ -25,7 +27,7 @@ const TINY: f32 = 1e-15;
 /// The values of a block.
 pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     let d = scale_at(block, D);
-    let scales: [f32; 16] = core::array::from_fn(|i| d * f32::from(block[SCALES + i] as i8));
+    let scales: [f32; 16] = array::from_fn(|i| d * f32::from(block[SCALES + i] as i8));
     for half in 0..2 {
         let low = &block[half * 64..][..64];
         let high = &block[HIGH + half * 32..][..32];
@@ -44,11 +46,7 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
 /// Fits a scale to each sub-block, rounds the scales to multiples of a common `d` (the largest becomes -128), and
 /// chooses the numbers for the rounded scales.
 pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
-    let mut q = [0; LEN];
-    let mut scales = [0.0; 16];
-    for (j, (x, q)) in x.as_chunks::<16>().0.iter().zip(q.as_chunks_mut::<16>().0).enumerate() {
-        scales[j] = fit(x, q);
-    }
+    let (scales, fitted) = fit(&array::from_fn(|i| array::from_fn(|j| x[16 * j + i])));
     if scales.iter().any(|scale| !scale.is_finite()) {
         set_scale(block, D, f32::INFINITY); // the squares overflowed: `d` would too, and the caller checks it
         return;
@@ -60,12 +58,14 @@ pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     }
     let inverse = -128.0 / max_scale;
     let d = set_scale(block, D, 1.0 / inverse);
-    for (j, (x, q)) in x.as_chunks::<16>().0.iter().zip(q.as_chunks_mut::<16>().0).enumerate() {
-        let scale = nearest(inverse * scales[j], -128.0, 127.0);
+    let mut q = [0; LEN];
+    for (j, scale) in scales.into_iter().enumerate() {
+        let scale = nearest(inverse * scale, -128.0, 127.0);
         block[SCALES + j] = scale as i8 as u8;
         let d = d * scale;
-        if d != 0.0 {
-            *q = x.map(|x| (nearest(x / d, -32.0, 31.0) + 32.0) as u8);
+        for i in 0..16 {
+            let fitted = if d == 0.0 { fitted[i][j] } else { nearest(x[16 * j + i] / d, -32.0, 31.0) };
+            q[16 * j + i] = (fitted + 32.0) as u8;
         }
     }
     for half in 0..2 {
@@ -78,37 +78,50 @@ pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     }
 }
 
-/// The scale for which `scale * (q - 32)` is closest to `x` weighted by `x^2`, and the `q`.
+/// A number for each of the 16 sub-blocks.
+type Lanes = [f32; 16];
+
+/// For 16 sub-blocks side by side (`x[i][j]` is element i of sub-block j): the scale for which `scale * q` is closest
+/// to `x` weighted by `x^2`, and the `q`.
 ///
 /// Starts with the largest element at -32; each attempt puts it slightly elsewhere, and is kept if the best scale for
 /// its rounding explains more.
-fn fit(x: &[f32; 16], q: &mut [u8; 16]) -> f32 {
-    let max = largest(x);
-    if max.abs() < TINY {
-        *q = [0; 16];
-        return 0.0;
-    }
-    let w = x.map(|x| x * x);
-    let attempt = |inverse: f32| {
-        let l = x.map(|x| nearest(inverse * x, -32.0, 31.0));
-        let (mut sum_lx, mut sum_l2) = (0.0, 0.0);
+fn fit(x: &[Lanes; 16]) -> (Lanes, [Lanes; 16]) {
+    let largest =
+        x.iter().fold([0.0; 16], |max: Lanes, x| lanes(|j| if max[j].abs() < x[j].abs() { x[j] } else { max[j] }));
+    let attempt = |first: f32| {
+        let inverse = lanes(|j| first / largest[j]);
+        let mut l = [[0.0; 16]; 16];
+        let (mut sum_lx, mut sum_l2) = ([0.0; 16], [0.0; 16]);
         for i in 0..16 {
-            sum_lx += w[i] * x[i] * l[i];
-            sum_l2 += w[i] * l[i] * l[i];
+            l[i] = lanes(|j| nearest(inverse[j] * x[i][j], -32.0, 31.0));
+            let wl: Lanes = lanes(|j| x[i][j] * x[i][j] * l[i][j]);
+            sum_lx = lanes(|j| sum_lx[j] + x[i][j] * x[i][j] * x[i][j] * l[i][j]);
+            sum_l2 = lanes(|j| sum_l2[j] + wl[j] * l[i][j]);
         }
         (l, sum_lx, sum_l2)
     };
-    let (mut best_l, sum_lx, sum_l2) = attempt(-32.0 / max);
-    let mut scale = if sum_l2 == 0.0 { 0.0 } else { sum_lx / sum_l2 };
-    let mut best = scale * sum_lx;
+    let (mut best_l, sum_lx, sum_l2) = attempt(-32.0);
+    let mut scale = lanes(|j| if sum_l2[j] == 0.0 { 0.0 } else { sum_lx[j] / sum_l2[j] });
+    let mut best = lanes(|j| scale[j] * sum_lx[j]);
     for step in (-9i8..=9).filter(|&step| step != 0) {
-        let (l, sum_lx, sum_l2) = attempt(-(32.0 + 0.1 * f32::from(step)) / max);
-        if sum_l2 > 0.0 && sum_lx * sum_lx > best * sum_l2 {
-            best_l = l;
-            scale = sum_lx / sum_l2;
-            best = scale * sum_lx;
+        let (l, sum_lx, sum_l2) = attempt(-(32.0 + 0.1 * f32::from(step)));
+        for j in 0..16 {
+            if sum_l2[j] > 0.0 && sum_lx[j] * sum_lx[j] > best[j] * sum_l2[j] {
+                scale[j] = sum_lx[j] / sum_l2[j];
+                best[j] = scale[j] * sum_lx[j];
+                (0..16).for_each(|i| best_l[i][j] = l[i][j]);
+            }
         }
     }
-    *q = best_l.map(|l| (l + 32.0) as u8);
-    scale
+    for j in (0..16).filter(|&j| largest[j].abs() < TINY) {
+        scale[j] = 0.0;
+        (0..16).for_each(|i| best_l[i][j] = -32.0); // as ggml leaves it: whatever `q`, the scale is 0
+    }
+    (scale, best_l)
+}
+
+#[inline(always)]
+fn lanes(f: impl FnMut(usize) -> f32) -> Lanes {
+    array::from_fn(f)
 }

@@ -10,8 +10,8 @@
 mod vocab;
 mod weights;
 
+use core::error::Error;
 use std::env::args;
-use std::error::Error;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::process::ExitCode;

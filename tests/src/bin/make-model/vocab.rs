@@ -1,7 +1,7 @@
 //! A byte-level BPE vocabulary of any size: that of the bundled model, extended by joining its words and endings.
 
+use core::error::Error;
 use std::collections::BTreeSet;
-use std::error::Error;
 
 use starling::gguf::{Gguf, GgufWriter, Value};
 
