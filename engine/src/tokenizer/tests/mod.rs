@@ -1,3 +1,4 @@
 //! Tokenizers against other implementations and against definitions.
 
+mod pretokenizers;
 mod reference;
