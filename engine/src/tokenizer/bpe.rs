@@ -3,13 +3,13 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::Output;
 use super::cache::WordCache;
 use super::merge::{MergeScratch, Merges, NO_TOKEN, Symbol, merge_all};
 use super::pretokenizers::Pretokenizer;
 use super::split::Splitter;
 use super::table::{PairTable, Seed, TextTable};
 use super::vocab::{Kind, Vocab, byte_char, byte_ids};
+use super::{Output, Part, Work};
 
 /// Merges and the pre-tokenizer of a vocabulary.
 #[derive(Debug, Clone)]
@@ -66,18 +66,11 @@ impl Bpe {
         }
     }
 
-    /// Appends the tokens of `text`, which lies at `offset` of the whole.
-    pub(super) fn encode(
-        &self,
-        vocab: &Vocab,
-        text: &str,
-        offset: usize,
-        cache: &mut WordCache,
-        scratch: &mut MergeScratch,
-        out: &mut Output,
-    ) {
-        let bytes = text.as_bytes();
-        self.splitter.split(text, |start, end| {
+    /// Appends the tokens of a part of a text.
+    pub(super) fn encode(&self, vocab: &Vocab, part: Part<'_>, work: &mut Work, out: &mut Output) {
+        let Work { cache, merge: scratch } = work;
+        let bytes = part.text.as_bytes();
+        self.splitter.split(part.text, |start, end| {
             let key = if out.ends.is_some() { None } else { WordCache::key(bytes, start, end) };
             if key.is_some_and(|key| cache.append(key, &mut out.ids)) {
                 return;
@@ -88,7 +81,7 @@ impl Bpe {
             for (symbol, symbol_end) in scratch.symbols.iter().zip(ends) {
                 let id = if symbol.id == NO_TOKEN { self.unknown } else { Some(symbol.id) };
                 if let Some(id) = id {
-                    out.push(id, offset + start + symbol_end);
+                    out.push(id, part.offset + start + symbol_end);
                 }
             }
             if let Some(key) = key {

@@ -86,6 +86,22 @@ struct Output {
     ends: Option<Vec<usize>>,
 }
 
+/// Ordinary text between special tokens.
+#[derive(Clone, Copy)]
+struct Part<'t> {
+    text: &'t str,
+    /// Where it begins in the whole text.
+    offset: usize,
+    /// It begins the whole text or follows a special token.
+    after_special: bool,
+}
+
+/// Buffers of one encoding.
+struct Work {
+    cache: WordCache,
+    merge: MergeScratch,
+}
+
 impl Output {
     #[inline]
     fn push(&mut self, id: u32, end: usize) {
@@ -123,8 +139,7 @@ impl Tokenizer {
     }
 
     fn encode_to(&self, text: &str, options: EncodeOptions, out: &mut Output) {
-        let mut cache = WordCache::for_text(text.len());
-        let mut scratch = MergeScratch::default();
+        let mut work = Work { cache: WordCache::for_text(text.len()), merge: MergeScratch::default() };
         let mut after_special = true;
         if let (true, Some(id)) = (options.add_special, self.begin) {
             out.push(id, 0);
@@ -139,14 +154,10 @@ impl Tokenizer {
                     after_special = true;
                 }
                 Fragment::Text => {
-                    let part = &text[start..end];
+                    let part = Part { text: &text[start..end], offset: start, after_special };
                     match &self.algorithm {
-                        Algorithm::ByteLevel(bpe) => {
-                            bpe.encode(&self.vocab, part, start, &mut cache, &mut scratch, out);
-                        }
-                        Algorithm::SentencePiece(spm) => {
-                            spm.encode(&self.vocab, part, start, after_special, &mut cache, &mut scratch, out);
-                        }
+                        Algorithm::ByteLevel(bpe) => bpe.encode(&self.vocab, part, &mut work, out),
+                        Algorithm::SentencePiece(spm) => spm.encode(&self.vocab, part, &mut work, out),
                     }
                     after_special = false;
                 }

@@ -3,7 +3,7 @@
 //! Names and expressions are those of llama.cpp's `llama-vocab.cpp`; where it approximates an expression of the original
 //! `tokenizer.json`, the original is used.
 
-use super::split::{Class, Item, Pass, bit};
+use super::split::{Class, Item, Pass, Threes, bit};
 use super::unicode::{
     DECIMAL, LOWER, MARK, MODIFIER, OTHER_LETTER, OTHER_NUMBER, PUNCTUATION, SYMBOL, TITLE, UPPER, WHITE,
 };
@@ -247,7 +247,7 @@ const GPT4O_MATCH: Pass = Pass::Match(&[
     BLANKS,
 ]);
 static GPT4O: &[Pass] = &[GPT4O_MATCH];
-static TINY_AYA: &[Pass] = &[Pass::Threes { before_boundary: true }, GPT4O_MATCH];
+static TINY_AYA: &[Pass] = &[Pass::Threes(Threes::BeforeBoundary), GPT4O_MATCH];
 static YOUTU: &[Pass] = &[
     Pass::Match(&[
         &[plus(ranges(&[('가', '힣'), ('ㄱ', 'ㆎ')]))],
@@ -344,7 +344,7 @@ static SPARK: &[Pass] = &[
     Pass::Match(&[&[one(N)]]),
 ];
 static AFMOE: &[Pass] = &[
-    Pass::Threes { before_boundary: false },
+    Pass::Threes(Threes::Isolated),
     Pass::Match(&[&[plus(ranges(&[
         ('一', '\u{9fff}'),
         ('㐀', '\u{4dbf}'),
@@ -411,14 +411,14 @@ const CASED: Class = Class {
         ('Ὑ', 'Ὑ'),
         ('Ὓ', 'Ὓ'),
         ('Ὕ', 'Ὕ'),
-        ('Ὗ', 'ώ'),
+        ('Ὗ', '\u{1f7d}'),
         ('ᾀ', 'ᾴ'),
         ('ᾶ', 'ᾼ'),
         ('\u{1fbe}', '\u{1fbe}'),
         ('ῂ', 'ῄ'),
         ('ῆ', 'ῌ'),
-        ('ῐ', 'ΐ'),
-        ('ῖ', 'Ί'),
+        ('ῐ', '\u{1fd3}'),
+        ('ῖ', '\u{1fdb}'),
         ('ῠ', 'Ῥ'),
         ('ῲ', 'ῴ'),
         ('ῶ', 'ῼ'),
@@ -461,6 +461,7 @@ const CASED: Class = Class {
     ],
     ..ALPHA
 };
+/// The second class has `:-~` in the original expression, letters and all.
 static DEEPSEEK_LLM: &[Pass] = &[
     Pass::Match(&[&[one(NEWLINE)]]),
     Pass::Match(&[&[opt(S), plus(CASED)]]),
@@ -468,7 +469,7 @@ static DEEPSEEK_LLM: &[Pass] = &[
         opt(S),
         plus(Class {
             with: &[('！', '／'), ('：', '～'), ('‘', '‟'), ('\u{3000}', '。')],
-            ..Class::any(bit::ASCII_PUNCT)
+            ..Class::any(bit::ASCII_PUNCT | bit::ALPHA)
         }),
     ]]),
     Pass::TrailingBlanks,
@@ -481,7 +482,7 @@ static DEFAULT: &[Pass] =
     &[Pass::Match(&[&[plus(Class::any(PUNCT | bit::MATHS))]]), GPT2_MATCH, Pass::Match(&[&[plus(N)]]), THREE_DIGITS];
 static FALCON: &[Pass] =
     &[Pass::Match(&[&[plus(Class::any(PUNCT | bit::MATHS | bit::BACKTICK))]]), GPT2_MATCH, THREE_DIGITS];
-static SUPERBPE: &[Pass] = &[Pass::Match(&[&[plus(N)]]), Pass::Threes { before_boundary: false }];
+static SUPERBPE: &[Pass] = &[Pass::Match(&[&[plus(N)]]), Pass::Threes(Threes::Between)];
 /// `[^(\s|.,!?…。，、।۔،)]`
 const CLAUSE: Class = Class {
     with: &[('…', '…'), ('。', '。'), ('，', '，'), ('、', '、'), ('।', '।'), ('۔', '۔'), ('،', '،')],

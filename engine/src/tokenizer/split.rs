@@ -59,12 +59,20 @@ pub(super) enum Pass {
     /// Matches of the first alternative that fits, leftmost first.
     Match(Alternatives),
     /// Runs of decimal digits in groups of three, counted from the right of the run.
-    Threes {
-        /// Leave runs alone that a letter, mark or connector follows (`\b` in the original expression).
-        before_boundary: bool,
-    },
+    Threes(Threes),
     /// White space at the end: `\s+$`.
     TrailingBlanks,
+}
+
+/// What [`Pass::Threes`] does with a run of digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Threes {
+    /// Each group is a word.
+    Isolated,
+    /// The same, but runs that go on as a word are left alone: `\d{1,3}(?=(?:\d{3})*\b)`.
+    BeforeBoundary,
+    /// Cuts only before groups of three: `(?=(\d{3})+(?!\d))`.
+    Between,
 }
 
 const LETTER_BITS: u32 = 0b11_1110;
@@ -160,7 +168,7 @@ impl Splitter {
     pub(super) fn new(passes: &'static [Pass]) -> Splitter {
         let starts = |pass: &Pass| match pass {
             Pass::Match(alternatives) => starts(alternatives),
-            Pass::Threes { .. } | Pass::TrailingBlanks => [0; 129],
+            Pass::Threes(_) | Pass::TrailingBlanks => [0; 129],
         };
         Splitter { passes: passes.iter().map(|pass| (*pass, starts(pass))).collect() }
     }
@@ -182,7 +190,7 @@ fn split_by(passes: &[(Pass, Starts)], text: &[u8], offset: usize, word: &mut dy
     let mut next = |start: usize, end: usize| split_by(rest, &text[start..end], offset + start, word);
     match pass {
         Pass::Match(alternatives) => cut(alternatives, starts, text, &mut next),
-        Pass::Threes { before_boundary } => cut_threes(text, *before_boundary, &mut next),
+        Pass::Threes(rule) => cut_threes(text, *rule, &mut next),
         Pass::TrailingBlanks => {
             let mut start = text.len();
             for at in (0..text.len()).rev().filter(|&at| text[at] & 0xc0 != 0x80) {
@@ -226,7 +234,7 @@ fn cut<F: FnMut(usize, usize) + ?Sized>(alternatives: Alternatives, starts: &Sta
     }
 }
 
-fn cut_threes(text: &[u8], before_boundary: bool, word: &mut dyn FnMut(usize, usize)) {
+fn cut_threes(text: &[u8], rule: Threes, word: &mut dyn FnMut(usize, usize)) {
     let digit = Class::any(1 << unicode::DECIMAL);
     let word_like = Class {
         with: &[
@@ -236,9 +244,14 @@ fn cut_threes(text: &[u8], before_boundary: bool, word: &mut dyn FnMut(usize, us
             ('\u{fe4d}', '\u{fe4f}'),
             ('＿', '＿'),
         ],
-        ..Class::any(LETTER_BITS | 1 << unicode::MARK | bit::UNDERSCORE)
+        ..Class::any(LETTER_BITS | 1 << unicode::MARK | 1 << unicode::OTHER_NUMBER | bit::UNDERSCORE)
     };
-    let (mut at, mut gap) = (0, 0);
+    let (mut at, mut begun) = (0, 0);
+    let mut cut = |at: usize| {
+        if begun < at {
+            word(core::mem::replace(&mut begun, at), at);
+        }
+    };
     while at < text.len() {
         if digit.len_at(text, at) == 0 {
             at += char_at(text, at).1;
@@ -249,26 +262,25 @@ fn cut_threes(text: &[u8], before_boundary: bool, word: &mut dyn FnMut(usize, us
             end += len;
             count += 1;
         }
-        if before_boundary && word_like.len_at(text, end) > 0 {
+        if rule == Threes::BeforeBoundary && word_like.len_at(text, end) > 0 {
             at = end;
             continue;
         }
-        if gap < at {
-            word(gap, at);
+        if rule != Threes::Between {
+            cut(at);
         }
-        while count > 0 {
-            let start = at;
-            for _ in 0..(count - 1) % 3 + 1 {
-                at += digit.len_at(text, at);
-                count -= 1;
+        while at < end {
+            if count % 3 == 0 {
+                cut(at);
             }
-            word(start, at);
+            at += digit.len_at(text, at);
+            count -= 1;
         }
-        gap = at;
+        if rule != Threes::Between {
+            cut(end);
+        }
     }
-    if gap < text.len() {
-        word(gap, text.len());
-    }
+    cut(text.len());
 }
 
 /// The end of the match of `items` at `at`, as a backtracking regular expression would find it.

@@ -4,11 +4,11 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::Output;
 use super::cache::WordCache;
 use super::merge::{MergeScratch, Merges, NO_TOKEN, Symbol, merge_all};
 use super::table::{Seed, TextTable};
 use super::vocab::{Kind, META_SPACE, Vocab, byte_ids};
+use super::{Output, Part, Work};
 
 /// Scores and options of a vocabulary.
 #[derive(Debug, Clone)]
@@ -69,69 +69,56 @@ impl Spm {
         }
     }
 
-    /// Appends the tokens of `text`, which lies at `offset` of the whole.
-    pub(super) fn encode(
-        &self,
-        vocab: &Vocab,
-        text: &str,
-        offset: usize,
-        with_prefix: bool,
-        cache: &mut WordCache,
-        scratch: &mut MergeScratch,
-        out: &mut Output,
-    ) {
-        let text = Normalised::new(text, with_prefix && self.add_space_prefix);
+    /// Appends the tokens of a part of a text.
+    pub(super) fn encode(&self, vocab: &Vocab, part: Part<'_>, work: &mut Work, out: &mut Output) {
+        let text = Normalised::new(part.text, part.after_special && self.add_space_prefix);
         let bytes = &text.bytes[..];
         let mut start = 0;
         while start < bytes.len() {
             let end = if self.space_bounds { word_end(bytes, start) } else { bytes.len() };
-            self.encode_word(vocab, &text, start..end, offset, cache, scratch, out);
+            let key = if out.ends.is_some() { None } else { WordCache::key(bytes, start, end) };
+            if !key.is_some_and(|key| work.cache.append(key, &mut out.ids)) {
+                let first = out.ids.len();
+                let place = |end: usize| part.offset + text.origin(start + end);
+                self.encode_word(vocab, &bytes[start..end], place, &mut work.merge, out);
+                if let Some(key) = key {
+                    work.cache.keep(key, &out.ids[first..]);
+                }
+            }
             start = end;
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the state of one encoding")]
+    /// Appends the tokens of `word`; `place(end)` is where its byte `end` lies in the whole text.
     fn encode_word(
         &self,
         vocab: &Vocab,
-        text: &Normalised,
-        range: core::ops::Range<usize>,
-        offset: usize,
-        cache: &mut WordCache,
+        word: &[u8],
+        place: impl Fn(usize) -> usize,
         scratch: &mut MergeScratch,
         out: &mut Output,
     ) {
-        let key = if out.ends.is_some() { None } else { WordCache::key(&text.bytes, range.start, range.end) };
-        if key.is_some_and(|key| cache.append(key, &mut out.ids)) {
-            return;
-        }
-        let first = out.ids.len();
-        let word = &text.bytes[range.clone()];
         let pieces = Scored(&self.pieces, vocab);
-        scratch.symbols.clear();
+        let end_of = |symbols: &[Symbol], i: usize| symbols.get(i + 1).map_or(word.len(), |next| next.start as usize);
         let is_start = |&(_, &byte): &(u32, &u8)| byte & 0xc0 != 0x80;
+        scratch.symbols.clear();
         scratch.symbols.extend((0..).zip(word).filter(is_start).map(|(start, _)| Symbol { start, id: NO_TOKEN }));
         for i in 0..scratch.symbols.len() {
-            let end = scratch.symbols.get(i + 1).map_or(word.len(), |next| next.start as usize);
-            let symbol = &mut scratch.symbols[i];
-            symbol.id = pieces.find(&word[symbol.start as usize..end]).unwrap_or(NO_TOKEN);
+            let range = scratch.symbols[i].start as usize..end_of(&scratch.symbols, i);
+            scratch.symbols[i].id = pieces.find(&word[range]).unwrap_or(NO_TOKEN);
         }
         merge_all(&pieces, word, scratch);
         for (i, symbol) in scratch.symbols.iter().enumerate() {
-            let end = scratch.symbols.get(i + 1).map_or(word.len(), |next| next.start as usize);
-            let place = |end: usize| offset + text.origin(range.start + end);
+            let range = symbol.start as usize..end_of(&scratch.symbols, i);
             if symbol.id != NO_TOKEN {
-                out.push(symbol.id, place(end));
+                out.push(symbol.id, place(range.end));
                 continue;
             }
-            for at in symbol.start as usize..end {
-                if let Some(id) = self.bytes[usize::from(word[at])].or(self.unknown) {
-                    out.push(id, place(at + 1));
+            for (end, &byte) in (range.start + 1..).zip(&word[range]) {
+                if let Some(id) = self.bytes[usize::from(byte)].or(self.unknown) {
+                    out.push(id, place(end));
                 }
             }
-        }
-        if let Some(key) = key {
-            cache.keep(key, &out.ids[first..]);
         }
     }
 }
@@ -187,7 +174,7 @@ impl Normalised {
         if with_prefix {
             bytes.push(b' ');
         }
-        let mut parts = text.split(|c| c == '\u{2581}');
+        let mut parts = text.split('\u{2581}');
         bytes.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
         for part in parts {
             shortened.push(bytes.len());

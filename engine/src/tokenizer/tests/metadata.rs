@@ -1,0 +1,120 @@
+//! Special tokens, and files that are wrong.
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use super::super::*;
+use super::file::{File, byte_level, sentence_piece};
+use crate::error::LoadError;
+
+const PLAIN: EncodeOptions = EncodeOptions { add_special: false, parse_special: false };
+const PARSE: EncodeOptions = EncodeOptions { add_special: false, parse_special: true };
+
+fn texts(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
+    ids.iter().map(|&id| String::from_utf8_lossy(tokenizer.token_text(id).unwrap()).into_owned()).collect()
+}
+
+#[test]
+fn special_tokens_in_text() {
+    let more = [("<|a|>", 3), ("<|a|><|b|>", 3), ("<tool>", 4), ("<unk>", 2)];
+    let tokenizer = byte_level("gpt-2", &[], &more).load().unwrap();
+    let check = |text: &str, options: EncodeOptions, expected: &[&str]| {
+        let ids = tokenizer.encode(text, options);
+        assert_eq!(texts(&tokenizer, &ids), expected, "{text}");
+        assert_eq!(tokenizer.decode(&ids, DecodeOptions::default()), text.as_bytes());
+    };
+    check("x<|a|>y", PARSE, &["x", "<|a|>", "y"]);
+    check("x<|a|>y", PLAIN, &["x", "<", "|", "a", "|", ">", "y"]);
+    check("<|a|><|b|><|a|>", PARSE, &["<|a|><|b|>", "<|a|>"]);
+    check("<tool>", PLAIN, &["<tool>"]);
+    check("<tool", PARSE, &["<", "t", "o", "o", "l"]);
+    check("<unk><|a|", PARSE, &["<unk>", "<", "|", "a", "|"]);
+    let ids = tokenizer.encode("x<|a|><tool>", PARSE);
+    assert_eq!(tokenizer.decode(&ids, DecodeOptions { skip_special: true }), b"x<tool>");
+}
+
+#[test]
+fn text_never_becomes_control() {
+    // a merge, or a word, that is a control token
+    let merges = [("x".to_string(), "y".to_string())];
+    for pre in ["gpt-2", "llama-bpe"] {
+        let file = byte_level(pre, &merges, &[]);
+        let n = file.load().unwrap().n_vocab();
+        let mut types = alloc::vec![1; n];
+        types[n - 1] = 3;
+        let tokenizer = file.i32s("tokenizer.ggml.token_type", &types).load().unwrap();
+        assert_eq!(tokenizer.encode("xy", PLAIN).len(), 2);
+        assert_eq!(tokenizer.encode("xy", PARSE).len(), 1);
+    }
+    let tokenizer = sentence_piece(&[("s".into(), 0.0), ("<s".into(), 0.0), ("<".into(), 0.0)]).load().unwrap();
+    assert!(!tokenizer.encode("<s>", PLAIN).contains(&1));
+}
+
+#[test]
+fn added_tokens_and_ends() {
+    let more = [("<s>", 3), ("<|im_end|>", 1), ("<|eom_id|>", 3), ("<x>", 3)];
+    let file = byte_level("qwen2", &[], &more).u32("tokenizer.ggml.bos_token_id", 256);
+    let file = file.u32("tokenizer.ggml.eos_token_id", 259);
+    let tokenizer = file.load().unwrap();
+    let all = EncodeOptions { add_special: true, parse_special: true };
+    assert!(tokenizer.encode("", all).is_empty());
+    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.eot()), (Some(256), Some(259), Some(257)));
+    let ends: Vec<u32> = (0..261).filter(|&id| tokenizer.is_end_of_generation(id)).collect();
+    assert_eq!(ends, [257, 258, 259]);
+    assert!(tokenizer.is_control(257) && !tokenizer.is_control(0) && !tokenizer.is_control(9999));
+
+    let tokenizer = file.clone().bool("tokenizer.ggml.add_bos_token", true).bool("tokenizer.ggml.add_eos_token", true);
+    let (ids, ranges) = tokenizer.load().unwrap().encode_with_offsets("a", all);
+    assert_eq!((ids.as_slice(), ranges.as_slice()), (&[256, u32::from(b'a'), 259][..], &[0..0, 0..1, 1..1][..]));
+    assert_eq!(file.str("tokenizer.ggml.pre", "llama-bpe").load().unwrap().encode("", all), [256]);
+}
+
+#[test]
+fn harmony_messages_go_on() {
+    let more = [("<|end|>", 3), ("<|return|>", 3), ("<|call|>", 3)];
+    let tokenizer = byte_level("gpt-4o", &[], &more).load().unwrap();
+    assert_eq!([256, 257, 258].map(|id| tokenizer.is_end_of_generation(id)), [false, true, true]);
+}
+
+#[test]
+fn wrong_files() {
+    let good = byte_level("gpt-2", &[("a".into(), "b".into())], &[]);
+    let n = good.load().unwrap().n_vocab();
+    let spm = sentence_piece(&[]);
+    let metadata: [(File, &str); 8] = [
+        (good.clone().without("tokenizer.ggml.model"), "tokenizer.ggml.model"),
+        (good.clone().without("tokenizer.ggml.tokens"), "tokenizer.ggml.tokens"),
+        (good.clone().strings::<&str>("tokenizer.ggml.tokens", &[]), "tokenizer.ggml.tokens"),
+        (good.clone().without("tokenizer.ggml.merges"), "tokenizer.ggml.merges"),
+        (good.clone().i32s("tokenizer.ggml.token_type", &[1]), "tokenizer.ggml.token_type"),
+        (good.clone().bool("tokenizer.ggml.add_bos_token", true), "tokenizer.ggml.add_bos_token"),
+        (spm.clone().without("tokenizer.ggml.scores"), "tokenizer.ggml.scores"),
+        (spm.clone().f32s("tokenizer.ggml.scores", &[f32::NAN; 259]), "tokenizer.ggml.scores"),
+    ];
+    for (file, wrong) in metadata {
+        assert!(matches!(file.load(), Err(LoadError::Metadata { key, .. }) if key == wrong), "{wrong}");
+    }
+    for file in [good.clone().str("tokenizer.ggml.pre", "?"), good.clone().str("tokenizer.ggml.model", "?")] {
+        assert!(matches!(file.load(), Err(LoadError::Unsupported { .. })));
+    }
+    // odd, but harmless: ids out of range, merges of nothing, empty, equal and binary tokens
+    let odd = good.u32("tokenizer.ggml.eos_token_id", 1 << 31);
+    let odd =
+        odd.strings("tokenizer.ggml.merges", &["", " ", "a", "a  b", " a b", "a q", "zz a", "a b", "\u{0} b", "a b"]);
+    assert_eq!(odd.load().unwrap().eos(), None);
+    assert_eq!(odd.load().unwrap().encode("ab", PLAIN), [n as u32 - 1]);
+    let tokens: [&[u8]; 7] = [b"", b"a", b"", b"a", b"\xff\xfe", b"\0", b"b"];
+    for types in [1, 2, 3, 4, 5, 6, 7, -1] {
+        for file in [&odd, &spm] {
+            let file = file.clone().strings("tokenizer.ggml.tokens", &tokens);
+            let file = file.i32s("tokenizer.ggml.token_type", &[types; 7]);
+            let file = file.f32s("tokenizer.ggml.scores", &[-0.0, 0.0, f32::INFINITY, 1.0, -1.0, f32::MIN, 2.0]);
+            let tokenizer = file.load().unwrap();
+            for options in [PLAIN, PARSE, EncodeOptions { add_special: true, parse_special: true }] {
+                let (ids, _) = tokenizer.encode_with_offsets("ab\0 漢", options);
+                assert_eq!(ids, tokenizer.encode("ab\0 漢", options));
+                tokenizer.decode(&ids, DecodeOptions::default());
+            }
+        }
+    }
+}
