@@ -7,8 +7,11 @@ extern crate alloc;
 extern crate std;
 
 pub mod error;
+pub mod gguf;
 pub mod kernels;
 pub mod math;
 
+pub mod model;
+pub mod pool;
 pub mod quant;
 pub mod tokenizer;

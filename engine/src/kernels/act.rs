@@ -15,7 +15,8 @@
 use super::cpu::Op;
 use super::panel::Format;
 use super::simd::{Rec, Simd};
-use super::{Cpu, SharedOut};
+use super::{Cpu, tasks};
+use crate::pool::{Inline, Pool};
 
 /// What a quantised product wants its activations to look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,14 +109,26 @@ pub struct Acts<'a> {
     pub words: &'a [u32],
 }
 
-/// Quantises and packs the tile of columns that starts at `c0` of `x` (n, k), into `out` for all n columns.
-/// Tiles of one operation may run in parallel.
-pub fn pack_tile(cpu: Cpu, kind: ActKind, x: &[f32], n: usize, k: usize, c0: usize, out: SharedOut<'_, u32>) {
-    let nc = tile_columns(kind.nc, n - c0);
-    let words = (k / kind.block) * kind.words();
-    // SAFETY: tile `c0` owns the words of its columns, and tiles do not overlap.
-    let out = unsafe { out.slice(c0 * words, nc * words) };
-    cpu.run(PackTile { kind, x: &x[c0 * k..(c0 + nc) * k], k, nc, out });
+/// Columns of a task: whole tiles of every kind.
+pub(crate) const TASK_COLUMNS: usize = 12;
+
+/// Quantises and packs the columns of `x` (n, k), in parallel. `words` is at least `kind.len_words(n, k)` long.
+pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: &[f32], k: usize, words: &'w mut [u32]) -> Acts<'w> {
+    let n = x.len() / k;
+    let per = (k / kind.block) * kind.words();
+    let words = &mut words[..n * per];
+    tasks::chunks(few(pool, n), words, TASK_COLUMNS * per, &|i, words, _| {
+        let x = &x[i * TASK_COLUMNS * k..n.min((i + 1) * TASK_COLUMNS) * k];
+        for (x, out) in x.chunks(kind.nc * k).zip(words.chunks_mut(kind.nc * per)) {
+            cpu.run(PackTile { kind, x, k, nc: x.len() / k, out });
+        }
+    });
+    Acts { kind, n, k, words }
+}
+
+/// A few rows are not worth waking the other threads for.
+pub(crate) fn few(pool: &dyn Pool, n: usize) -> &dyn Pool {
+    if n <= TASK_COLUMNS { &Inline } else { pool }
 }
 
 struct PackTile<'a> {
@@ -292,4 +305,3 @@ pub(super) fn read_block(a: &Acts<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 
     }
     f32::from_bits(rec[if a.kind.block == 32 { 1 } else { 0 }])
 }
-

@@ -22,7 +22,8 @@ use super::f32_tile::{AsF16, AsF32, Elem, F32Tile, f32_shapes};
 use super::norm::{LANES, max, tree};
 use super::panel::f16_to_f32;
 use super::simd::{Rec, Simd};
-use super::{Cpu, SharedOut};
+use super::{Cpu, SharedOut, tasks};
+use crate::pool::{Inline, Pool};
 
 /// Tokens of a page: the width of the score kernel.
 pub const PAGE: usize = 16;
@@ -105,20 +106,68 @@ impl KvLayout {
     }
 }
 
-/// Writes keys and values (n_head_kv, head_dim) of one token of one layer into slot `slot` of a page.
-/// A value that is not finite is stored as the largest of its sign, so that no page ever holds one.
-pub fn write_kv(cpu: Cpu, kv: &KvLayout, layer: usize, k: &[f32], v: &[f32], page: &mut [u8], slot: usize) {
-    let n = kv.n_head_kv * kv.head_dim;
-    assert!(k.len() == n && v.len() == n && page.len() == kv.page_bytes() && slot < PAGE && layer < kv.n_layer);
-    cpu.run(WriteKv { kv, layer, k, v, page, slot });
+/// A token's place in the arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// The page.
+    pub page: u32,
+    /// The token in the page, below [`PAGE`].
+    pub token: u32,
 }
 
+/// Rows of keys and values to be written: row r's keys start at `r * stride + k_at`, its values at `r * stride + v_at`,
+/// both (n_head_kv, head_dim).
+#[derive(Clone, Copy)]
+pub struct KvRows<'a> {
+    /// The rows.
+    pub x: &'a [f32],
+    /// Floats from a row to the next.
+    pub stride: usize,
+    /// Where a row's keys start.
+    pub k_at: usize,
+    /// Where a row's values start.
+    pub v_at: usize,
+    /// Where each row goes.
+    pub slots: &'a [Slot],
+}
+
+/// Writes keys and values of some tokens of one layer into their slots, heads in parallel. A value that is not finite
+/// is stored as the largest of its sign, so that no page ever holds one.
+///
+/// # Panics
+/// If a row or slot is outside its buffer.
+pub fn write_kv(cpu: Cpu, pool: &dyn Pool, kv: &KvLayout, layer: usize, rows: KvRows<'_>, arena: &mut [u8]) {
+    let (n, d, bytes) = (kv.n_head_kv * kv.head_dim, kv.head_dim, kv.page_bytes());
+    assert!(d <= MAX_HEAD_DIM && layer < kv.n_layer);
+    assert!(rows.x.len() >= (rows.slots.len() * rows.stride) && rows.k_at.max(rows.v_at) + n <= rows.stride);
+    let arena = SharedOut::new(arena);
+    let write_head = |head: usize, _| {
+        for (row, slot) in rows.x.chunks_exact(rows.stride).zip(rows.slots) {
+            let page = slot.page as usize * bytes;
+            // SAFETY: the keys and values of a head are its own bytes of a page, and one task writes each head.
+            let (keys, values) = unsafe {
+                (
+                    arena.slice(page + kv.key_at(layer, head), kv.key_bytes()),
+                    arena.slice(page + kv.value_at(layer, head), kv.value_bytes()),
+                )
+            };
+            let k = &row[rows.k_at + head * d..][..d];
+            let v = &row[rows.v_at + head * d..][..d];
+            cpu.run(WriteKv { kv, k, v, keys, values, slot: slot.token as usize });
+        }
+    };
+    // a few rows are not worth waking the others for
+    let pool = if rows.slots.len() < 8 { &Inline } else { pool };
+    tasks::run(pool, kv.n_head_kv, &write_head);
+}
+
+/// Writes one token's key and value of one head.
 struct WriteKv<'a> {
     kv: &'a KvLayout,
-    layer: usize,
     k: &'a [f32],
     v: &'a [f32],
-    page: &'a mut [u8],
+    keys: &'a mut [u8],
+    values: &'a mut [u8],
     slot: usize,
 }
 
@@ -178,77 +227,182 @@ impl WriteKv<'_> {
         let (kv, d, slot) = (self.kv, self.kv.head_dim, self.slot);
         let mut h = [0u16; MAX_HEAD_DIM];
         let h = &mut h[..d];
-        for (head, (k, v)) in self.k.chunks_exact(d).zip(self.v.chunks_exact(d)).enumerate() {
-            let (key, value) = (kv.key_at(self.layer, head), kv.value_at(self.layer, head));
-            let keys = &mut self.page[key..key + kv.key_bytes()];
-            match kv.kv_type {
-                KvType::F32 => {
-                    for (x, tokens) in k.iter().zip(keys.chunks_exact_mut(PAGE * 4)) {
-                        tokens[slot * 4..][..4].copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
-                    }
-                }
-                KvType::F16 => {
-                    to_f16(k, h);
-                    for (x, tokens) in h.iter().zip(keys.chunks_exact_mut(PAGE * 2)) {
-                        tokens[slot * 2..][..2].copy_from_slice(&x.to_le_bytes());
-                    }
-                }
-                KvType::K8 => {
-                    let mut q = [0i8; MAX_HEAD_DIM];
-                    let scale = quantise(k, &mut q[..d]);
-                    for (q, tokens) in q[..d.next_multiple_of(4)].chunks_exact(4).zip(keys.chunks_exact_mut(PAGE * 4)) {
-                        tokens[slot * 4..][..4].copy_from_slice(&[q[0], q[1], q[2], q[3]].map(|q| q as u8 ^ 0x80));
-                    }
-                    let at = d.next_multiple_of(4) * PAGE + slot * 4;
-                    keys[at..at + 4].copy_from_slice(&scale.to_le_bytes());
+        match kv.kv_type {
+            KvType::F32 => {
+                for (x, tokens) in self.k.iter().zip(self.keys.chunks_exact_mut(PAGE * 4)) {
+                    tokens[slot * 4..][..4].copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
                 }
             }
-            let values = &mut self.page[value..value + kv.value_bytes()];
-            if kv.kv_type == KvType::F32 {
-                for (x, group) in v.chunks(LANES).zip(values.chunks_exact_mut(PAGE * LANES * 4)) {
-                    for (x, out) in x.iter().zip(group[slot * LANES * 4..].chunks_exact_mut(4)) {
-                        out.copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
-                    }
+            KvType::F16 => {
+                to_f16(self.k, h);
+                for (x, tokens) in h.iter().zip(self.keys.chunks_exact_mut(PAGE * 2)) {
+                    tokens[slot * 2..][..2].copy_from_slice(&x.to_le_bytes());
                 }
-            } else {
-                to_f16(v, h);
-                for (x, group) in h.chunks(LANES).zip(values.chunks_exact_mut(PAGE * LANES * 2)) {
-                    for (x, out) in x.iter().zip(group[slot * LANES * 2..].chunks_exact_mut(2)) {
-                        out.copy_from_slice(&x.to_le_bytes());
-                    }
+            }
+            KvType::K8 => {
+                let mut q = [0i8; MAX_HEAD_DIM];
+                let scale = quantise(self.k, &mut q[..d]);
+                let (keys, scales) = self.keys.split_at_mut(d.next_multiple_of(4) * PAGE);
+                for (q, tokens) in q.chunks_exact(4).zip(keys.chunks_exact_mut(PAGE * 4)) {
+                    tokens[slot * 4..][..4].copy_from_slice(&[q[0], q[1], q[2], q[3]].map(|q| q as u8 ^ 0x80));
+                }
+                scales[slot * 4..][..4].copy_from_slice(&scale.to_le_bytes());
+            }
+        }
+        if kv.kv_type == KvType::F32 {
+            for (x, group) in self.v.chunks(LANES).zip(self.values.chunks_exact_mut(PAGE * LANES * 4)) {
+                for (x, out) in x.iter().zip(group[slot * LANES * 4..].chunks_exact_mut(4)) {
+                    out.copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
+                }
+            }
+        } else {
+            to_f16(self.v, h);
+            for (x, group) in h.chunks(LANES).zip(self.values.chunks_exact_mut(PAGE * LANES * 2)) {
+                for (x, out) in x.iter().zip(group[slot * LANES * 2..].chunks_exact_mut(2)) {
+                    out.copy_from_slice(&x.to_le_bytes());
                 }
             }
         }
     }
 }
 
-/// A block of consecutive tokens of one sequence attending through one KV head, over a range of chunks.
-pub struct Attend<'a> {
+/// Consecutive tokens of one sequence, as rows of a batch.
+#[derive(Debug, Clone)]
+pub struct Span<'a> {
+    /// First row of the batch.
+    pub row: usize,
+    /// Number of rows.
+    pub n: usize,
+    /// Position of the first token in its sequence.
+    pub pos: usize,
+    /// The sequence's pages, in order.
+    pub pages: &'a [u32],
+}
+
+/// Attention of a whole batch in one layer.
+#[derive(Clone, Copy)]
+pub struct Attention<'a> {
     /// Where keys and values lie.
     pub kv: &'a KvLayout,
     /// The layer.
     pub layer: usize,
-    /// The KV head.
-    pub head: usize,
-    /// All pages of the arena.
+    /// All pages.
     pub arena: &'a [u8],
-    /// The sequence's pages, in order.
-    pub pages: &'a [u32],
-    /// Queries of the block's tokens: (tokens, n_head, head_dim), scaled and rotated.
-    pub q: &'a [f32],
     /// Query heads, a multiple of the KV heads.
     pub n_head: usize,
-    /// Position of the block's first token.
-    pub pos: usize,
     /// Tokens before and with the own one that a token sees; `usize::MAX` for all.
     pub window: usize,
-    /// Chunks to attend to.
-    pub chunks: Range<usize>,
+    /// Queries (rows, n_head * head_dim), scaled and rotated, `q_stride` floats from a row to the next.
+    pub q: &'a [f32],
+    /// Floats from a row of `q` to the next.
+    pub q_stride: usize,
+    /// The rows, in order.
+    pub spans: &'a [Span<'a>],
+}
+
+/// Up to this many rows of a span are cut by chunks, so that few rows with long pasts keep all threads busy.
+const FEW_ROWS: usize = 4;
+
+impl Attention<'_> {
+    /// Scratch floats for the parts of chunks, for a batch of `max_seqs` sequences of up to `n_ctx` tokens.
+    pub fn parts_len(kv: &KvLayout, n_head: usize, max_seqs: usize, n_ctx: usize) -> usize {
+        max_seqs * FEW_ROWS * n_head * n_ctx.div_ceil(CHUNK) * kv.part_len()
+    }
+
+    /// `out` is (rows, n_head * head_dim). `scratch` holds one per thread, `parts` is [`Attention::parts_len`] long.
+    ///
+    /// # Panics
+    /// If the spans overlap or are outside a buffer.
+    pub fn run(&self, cpu: Cpu, pool: &dyn Pool, out: &mut [f32], scratch: &mut [AttendScratch], parts: &mut [f32]) {
+        let (kv, width) = (self.kv, self.n_head * self.kv.head_dim);
+        let group = self.n_head / kv.n_head_kv;
+        let block = (MAX_COLUMNS / group).max(1);
+        let stride = group * kv.part_len();
+        let (mut units, mut end, mut part) = (Vec::new(), 0, 0);
+        for (i, span) in self.spans.iter().enumerate() {
+            assert!(span.row >= end && (span.row + span.n) * width <= out.len() && group <= MAX_COLUMNS);
+            end = span.row + span.n;
+            for head in 0..kv.n_head_kv {
+                if span.n <= FEW_ROWS {
+                    for token in 0..span.n {
+                        for chunk in 0..(span.pos + token + 1).div_ceil(CHUNK) {
+                            units.push(UnitOf { span: i, head, token, n: 1, chunk: Some(chunk), part });
+                            part += stride;
+                        }
+                    }
+                } else {
+                    let tokens = (0..span.n).step_by(block);
+                    units.extend(tokens.map(|token| UnitOf {
+                        span: i,
+                        head,
+                        token,
+                        n: block.min(span.n - token),
+                        chunk: None,
+                        part: 0,
+                    }));
+                }
+            }
+        }
+        assert!(part <= parts.len(), "scratch for fewer sequences or shorter ones");
+        // long blocks of a causal prefill come last: start with them
+        units.reverse();
+        let (rows, shared) = (SharedOut::new(out), SharedOut::new(parts));
+        tasks::with_state(pool, units.len(), scratch, &|i, scratch| {
+            let u = &units[i];
+            let span = &self.spans[u.span];
+            let row = span.row + u.token;
+            let pos = span.pos + u.token;
+            let (chunks, out) = match u.chunk {
+                Some(chunk) => (chunk..chunk + 1, AttendOut::Part { out: shared, at: u.part }),
+                None => (0..(pos + u.n).div_ceil(CHUNK), AttendOut::Rows { out: rows, at: row * width }),
+            };
+            Attend { of: self, head: u.head, pages: span.pages, row, tokens: u.n, pos, chunks }.run(cpu, out, scratch);
+        });
+        units.reverse();
+        let mut i = 0;
+        while i < units.len() {
+            let u = &units[i];
+            if u.chunk.is_none() {
+                i += 1;
+                continue;
+            }
+            let n = units[i..].iter().take_while(|v| (v.span, v.head, v.token) == (u.span, u.head, u.token)).count();
+            for g in 0..group {
+                let at = (self.spans[u.span].row + u.token) * width + (u.head * group + g) * kv.head_dim;
+                combine(cpu, kv, &parts[u.part + g * kv.part_len()..], stride, n, &mut out[at..at + kv.head_dim]);
+            }
+            i += n;
+        }
+    }
+}
+
+/// A task of [`Attention::run`]: tokens `token..token + n` of a span through one KV head; over one chunk, whose parts
+/// then start at `part`, or over all of them.
+struct UnitOf {
+    span: usize,
+    head: usize,
+    token: usize,
+    n: usize,
+    chunk: Option<usize>,
+    part: usize,
+}
+
+/// A block of consecutive tokens of one sequence attending through one KV head, over a range of chunks.
+struct Attend<'a> {
+    of: &'a Attention<'a>,
+    head: usize,
+    pages: &'a [u32],
+    /// First row of the batch, and number of rows.
+    row: usize,
+    tokens: usize,
+    /// Position of the first token.
+    pos: usize,
+    chunks: Range<usize>,
 }
 
 /// Where the result of an [`Attend`] goes.
 #[derive(Clone, Copy)]
-pub enum AttendOut<'a> {
+enum AttendOut<'a> {
     /// The finished rows: (tokens, n_head, head_dim) from element `at` on.
     Rows {
         /// The rows of all blocks.
@@ -267,43 +421,50 @@ pub enum AttendOut<'a> {
 
 impl KvLayout {
     /// Floats of the part of one chunk, one token and one query head.
-    pub fn part_len(&self) -> usize {
+    fn part_len(&self) -> usize {
         2 + self.value_dims()
     }
 }
 
 impl Attend<'_> {
-    fn group(&self) -> usize {
-        self.n_head / self.kv.n_head_kv
+    fn kv(&self) -> &KvLayout {
+        self.of.kv
     }
 
-    fn tokens(&self) -> usize {
-        self.q.len() / (self.n_head * self.kv.head_dim)
+    fn group(&self) -> usize {
+        self.of.n_head / self.kv().n_head_kv
     }
 
     /// The tokens of chunk `chunk` that the token at `pos` sees, relative to the chunk.
     fn seen(&self, chunk: usize, pos: usize) -> Range<usize> {
         let start = chunk * CHUNK;
-        let from = (pos + 1).saturating_sub(self.window);
+        let from = (pos + 1).saturating_sub(self.of.window);
         from.saturating_sub(start).min(CHUNK)..(pos + 1).saturating_sub(start).min(CHUNK)
     }
 
-    /// The page of the chunk's tokens from `token` on.
     fn page(&self, chunk: usize, token: usize) -> &[u8] {
-        let bytes = self.kv.page_bytes();
+        let bytes = self.kv().page_bytes();
         let page = self.pages[(chunk * CHUNK + token) / PAGE] as usize;
-        &self.arena[page * bytes..(page + 1) * bytes]
+        &self.of.arena[page * bytes..(page + 1) * bytes]
+    }
+
+    /// This head's keys in the page of the chunk's token `token`.
+    fn keys(&self, chunk: usize, token: usize) -> &[u8] {
+        &self.page(chunk, token)[self.kv().key_at(self.of.layer, self.head)..][..self.kv().key_bytes()]
+    }
+
+    /// This head's values in the page of the chunk's token `token`.
+    fn values(&self, chunk: usize, token: usize) -> &[u8] {
+        &self.page(chunk, token)[self.kv().value_at(self.of.layer, self.head)..][..self.kv().value_bytes()]
     }
 
     /// Runs the block. Units that write different parts of the output may run in parallel, each with its own scratch.
-    pub fn run(&self, cpu: Cpu, out: AttendOut<'_>, scratch: &mut AttendScratch) {
-        let d = self.kv.head_dim;
-        assert!(d <= MAX_HEAD_DIM && self.n_head.is_multiple_of(self.kv.n_head_kv) && self.head < self.kv.n_head_kv);
-        assert!(self.q.len().is_multiple_of(self.n_head * d) && self.layer < self.kv.n_layer);
-        let tokens = self.tokens();
-        assert!(tokens > 0 && tokens * self.group() <= MAX_COLUMNS);
-        assert!((self.pos + tokens).div_ceil(PAGE) <= self.pages.len());
-        assert!(scratch.dims >= self.kv.value_dims(), "scratch for a smaller head");
+    fn run(&self, cpu: Cpu, out: AttendOut<'_>, scratch: &mut AttendScratch) {
+        let (kv, of) = (self.kv(), self.of);
+        assert!(kv.head_dim <= MAX_HEAD_DIM && of.n_head.is_multiple_of(kv.n_head_kv) && self.head < kv.n_head_kv);
+        assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS && of.layer < kv.n_layer);
+        assert!((self.pos + self.tokens).div_ceil(PAGE) <= self.pages.len());
+        assert!(scratch.dims >= kv.value_dims(), "scratch for a smaller head");
         cpu.run(Unit { a: self, out, scratch });
     }
 }
@@ -359,12 +520,12 @@ impl Unit<'_> {
     #[inline(always)]
     fn walk(self, k: &impl Chunk) {
         let a = self.a;
-        let (group, tokens, d, dims) = (a.group(), a.tokens(), a.kv.head_dim, a.kv.value_dims());
+        let (group, tokens, d, dims) = (a.group(), a.tokens, a.kv().head_dim, a.kv().value_dims());
         let columns = tokens * group;
         let q = &mut self.scratch.q[..columns * d];
         for (c, q) in q.chunks_exact_mut(d).enumerate() {
-            let head = (c / group) * a.n_head + a.head * group + c % group;
-            q.copy_from_slice(&a.q[head * d..(head + 1) * d]);
+            let at = (a.row + c / group) * a.of.q_stride + (a.head * group + c % group) * d;
+            q.copy_from_slice(&a.of.q[at..at + d]);
         }
         let scores = &mut self.scratch.scores[..columns];
         let part = &mut self.scratch.part[..columns * dims];
@@ -400,7 +561,7 @@ impl Unit<'_> {
             match self.out {
                 AttendOut::Rows { out, at } => {
                     // SAFETY: a unit owns its tokens' elements of its query heads.
-                    let out = unsafe { out.slice(at + (token * a.n_head + head) * d, d) };
+                    let out = unsafe { out.slice(at + (token * a.of.n_head + head) * d, d) };
                     scale(&o[..d], running.l, out);
                 }
                 AttendOut::Part { out, at } => {
@@ -443,7 +604,7 @@ fn scale(o: &[f32], l: f32, out: &mut [f32]) {
 
 /// Combines the parts of one query head of one token, chunks ascending: `parts` is (n_chunks, part_len), rows
 /// `stride` floats apart.
-pub fn combine(cpu: Cpu, kv: &KvLayout, parts: &[f32], stride: usize, n_chunks: usize, out: &mut [f32]) {
+fn combine(cpu: Cpu, kv: &KvLayout, parts: &[f32], stride: usize, n_chunks: usize, out: &mut [f32]) {
     assert!(n_chunks > 0 && parts.len() >= (n_chunks - 1) * stride + kv.part_len() && out.len() == kv.head_dim);
     cpu.run(Combine { dims: kv.value_dims(), parts, stride, n_chunks, out });
 }
@@ -518,10 +679,10 @@ fn read_f16(b: &[u8], i: usize) -> f32 {
 
 impl Chunk for Scalar<'_> {
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
-        let (a, kv, d) = (self.0, self.0.kv, self.0.kv.head_dim);
+        let (a, kv, d) = (self.0, self.0.kv(), self.0.kv().head_dim);
         for (q, scores) in q.chunks_exact(d).zip(scores) {
             for (t, score) in scores[..n].iter_mut().enumerate() {
-                let keys = &a.page(chunk, t)[kv.key_at(a.layer, a.head)..][..kv.key_bytes()];
+                let keys = a.keys(chunk, t);
                 let t = t % PAGE;
                 *score = match kv.kv_type {
                     KvType::F32 => (0..d).fold(0.0, |s, i| s + read_f32(keys, i * PAGE + t) * q[i]),
@@ -553,11 +714,11 @@ impl Chunk for Scalar<'_> {
     }
 
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32]) {
-        let (a, kv) = (self.0, self.0.kv);
+        let (a, kv) = (self.0, self.0.kv());
         for (p, o) in p.iter().zip(o.chunks_exact_mut(kv.value_dims())) {
             o.fill(0.0);
             for t in tokens.clone() {
-                let values = &a.page(chunk, t)[kv.value_at(a.layer, a.head)..][..kv.value_bytes()];
+                let values = a.values(chunk, t);
                 for (d, o) in o.iter_mut().enumerate() {
                     let i = (d / LANES * PAGE + t % PAGE) * LANES + d % LANES;
                     *o += p[t] * if kv.kv_type == KvType::F32 { read_f32(values, i) } else { read_f16(values, i) };
@@ -593,7 +754,7 @@ fn blend_lanes<S: Simd>(s: S, total: &mut [f32], a: f32, part: &[f32], b: f32) {
 impl<S: Simd> Chunk for Lanes<'_, S> {
     #[inline(always)]
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
-        match self.a.kv.kv_type {
+        match self.a.kv().kv_type {
             KvType::F32 => self.float_scores::<AsF32>(chunk, n, q, scores),
             KvType::F16 => self.float_scores::<AsF16>(chunk, n, q, scores),
             KvType::K8 => self.int8_scores(chunk, n, q, scores),
@@ -637,7 +798,7 @@ impl<S: Simd> Chunk for Lanes<'_, S> {
 
     #[inline(always)]
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32]) {
-        if self.a.kv.kv_type == KvType::F32 {
+        if self.a.kv().kv_type == KvType::F32 {
             self.float_values::<AsF32>(chunk, tokens, p, o);
         } else {
             self.float_values::<AsF16>(chunk, tokens, p, o);
@@ -666,7 +827,12 @@ impl<S: Simd> Lanes<'_, S> {
             let nc = fit::<S>(1, scores.len() - c).1;
             while v < vectors {
                 let rv = fit::<S>(vectors - v, 1).0;
-                f32_shapes!(S, rv, nc, score_tile(self, chunk, v, c, q, scores, Stored::<E>(core::marker::PhantomData)));
+                f32_shapes!(
+                    S,
+                    rv,
+                    nc,
+                    score_tile(self, chunk, v, c, q, scores, Stored::<E>(core::marker::PhantomData))
+                );
                 v += rv;
             }
             c += nc;
@@ -675,14 +841,19 @@ impl<S: Simd> Lanes<'_, S> {
 
     #[inline(always)]
     fn float_values<E: Elem>(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32]) {
-        let vectors = self.a.kv.value_dims() / S::LANES;
+        let vectors = self.a.kv().value_dims() / S::LANES;
         let mut c = 0;
         while c < p.len() {
             let mut v = 0;
             let nc = fit::<S>(1, p.len() - c).1;
             while v < vectors {
                 let rv = fit::<S>(vectors - v, 1).0;
-                f32_shapes!(S, rv, nc, value_tile(self, chunk, &tokens, v, c, p, o, Stored::<E>(core::marker::PhantomData)));
+                f32_shapes!(
+                    S,
+                    rv,
+                    nc,
+                    value_tile(self, chunk, &tokens, v, c, p, o, Stored::<E>(core::marker::PhantomData))
+                );
                 v += rv;
             }
             c += nc;
@@ -692,7 +863,7 @@ impl<S: Simd> Lanes<'_, S> {
     #[inline(always)]
     fn int8_scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
         const NC: usize = 4;
-        let (s, a, d) = (self.s, self.a, self.a.kv.head_dim);
+        let (s, a, d) = (self.s, self.a, self.a.kv().head_dim);
         let groups = d.div_ceil(4);
         let (rec, words) = (S::rec(8), S::rec(8).words());
         let mut packed = [0u32; MAX_HEAD_DIM / 4 * 2 * NC];
@@ -701,15 +872,18 @@ impl<S: Simd> Lanes<'_, S> {
             for c in 0..scores.len() {
                 let mut q8 = [0i8; MAX_HEAD_DIM];
                 let q = &q[(c0 * NC + c) * d..][..d];
-                dq[c] =
-                    if d.is_multiple_of(S::LANES) { quantise_lanes(s, q, &mut q8[..d]) } else { quantise_block(q, &mut q8[..d]) };
+                dq[c] = if d.is_multiple_of(S::LANES) {
+                    quantise_lanes(s, q, &mut q8[..d])
+                } else {
+                    quantise_block(q, &mut q8[..d])
+                };
                 let q8 = &q8[..groups * 4];
                 let sum = |f: fn(i8) -> i32| q8.iter().map(|&q| f(q)).sum::<i32>();
                 first[c] = if rec == Rec::Xor { -sum(|q| i32::from(q.min(0))) } else { -128 * sum(i32::from) };
                 write_groups(rec, q8, NC, c, &mut packed);
             }
             for t in (0..n).step_by(S::LANES) {
-                let keys = &a.page(chunk, t)[a.kv.key_at(a.layer, a.head)..][..a.kv.key_bytes()];
+                let keys = a.keys(chunk, t);
                 // SAFETY: a head's keys are `groups` lines of 64 bytes and 16 scales; `packed` holds `groups` records;
                 // a row of scores holds the vectors of whole pages.
                 unsafe {
@@ -743,10 +917,10 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     scores: &mut [[f32; CHUNK]],
     _: Stored<E>,
 ) {
-    let (a, kv, d) = (l.a, l.a.kv, l.a.kv.head_dim);
+    let (a, d) = (l.a, l.a.kv().head_dim);
     let keys = |v: usize| {
         let t = (v0 + v) * S::LANES;
-        a.page(chunk, t)[kv.key_at(a.layer, a.head)..][..kv.key_bytes()][t % PAGE * E::BYTES..].as_ptr()
+        a.keys(chunk, t)[t % PAGE * E::BYTES..].as_ptr()
     };
     let tile = F32Tile::<RV> {
         w: core::array::from_fn(keys),
@@ -774,12 +948,11 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     o: &mut [f32],
     _: Stored<E>,
 ) {
-    let (a, kv) = (l.a, l.a.kv);
-    let dims = kv.value_dims();
+    let (a, dims) = (l.a, l.a.kv().value_dims());
     let out = o[c * dims..(c + NC) * dims][v0 * S::LANES..].as_mut_ptr();
     let p = p[c..c + NC].as_flattened();
     for t in tokens.clone().step_by(PAGE) {
-        let values = &a.page(chunk, t)[kv.value_at(a.layer, a.head)..][..kv.value_bytes()];
+        let values = a.values(chunk, t);
         let at = |v: usize| {
             let d = (v0 + v) * S::LANES;
             values[(d / LANES * PAGE * LANES + d % LANES) * E::BYTES..].as_ptr()

@@ -85,10 +85,11 @@ impl Cpu {
     /// The path of that name, if this machine has it.
     pub fn named(name: &str) -> Result<Cpu, UnknownIsa> {
         let available = Cpu::available();
-        available.iter().copied().find(|c| c.0.name() == name).ok_or_else(|| UnknownIsa {
-            name: name.into(),
-            available: available.iter().map(|c| c.0.name()).collect(),
-        })
+        available
+            .iter()
+            .copied()
+            .find(|c| c.0.name() == name)
+            .ok_or_else(|| UnknownIsa { name: name.into(), available: available.iter().map(|c| c.0.name()).collect() })
     }
 
     /// Which path this is.

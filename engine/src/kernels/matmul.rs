@@ -21,7 +21,8 @@ use super::cpu::Op;
 use super::f32_tile;
 use super::panel::{Decoded, Format, Matrix, PANEL};
 use super::simd::{Simd, TileShape};
-use super::{Cpu, SharedOut};
+use super::{Cpu, SharedOut, tasks};
+use crate::pool::Pool;
 
 /// The columns of a product.
 #[derive(Clone, Copy)]
@@ -32,38 +33,53 @@ pub enum Columns<'a> {
     Plain(&'a [f32]),
 }
 
-/// `out[c * stride + row] = sum_k w[row][k] * x[c][k]` for the rows of panels `p0..p1` and all `n` columns.
-/// Rows beyond the matrix, up to whole panels, are written as 0.
-pub struct Product<'a> {
+/// One matrix of a parallel region.
+#[derive(Clone, Copy)]
+pub struct Job<'a> {
     /// The weights.
     pub w: &'a Matrix,
     /// The columns.
     pub x: Columns<'a>,
-    /// Number of columns.
-    pub n: usize,
-    /// The output; `stride` is at least `16 * panels`.
-    pub out: SharedOut<'a, f32>,
-    /// Where the product's first row starts in a column of the output.
+    /// Where the product's first row stands in a column of the output.
     pub at: usize,
-    /// Elements from a column of the output to the next.
-    pub stride: usize,
 }
 
-impl Product<'_> {
-    /// Computes panels `p0..p1`. Units with different panels may run in parallel.
-    pub fn run(&self, cpu: Cpu, p0: usize, p1: usize) {
-        assert!(p0 < p1 && p1 <= self.w.panels() && self.n > 0);
-        let rows = p1 * PANEL;
-        assert!(self.at + rows <= self.stride && (self.n - 1) * self.stride + self.at + rows <= self.out.len());
-        match self.x {
+/// Several products in one parallel region: `out[c * stride + at + row] = sum_k w[row][k] * x[c][k]` for each job, all
+/// its rows and all columns. Rows beyond a matrix, up to whole panels, are written as 0.
+///
+/// # Panics
+/// If the jobs' rows, in whole panels, overlap or do not fit `stride`, or the columns were packed for other weights.
+pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], n: usize, out: &mut [f32], stride: usize) {
+    let mut end = 0;
+    for job in jobs {
+        assert!(job.at >= end, "products in order of their place in the output");
+        end = job.at + job.w.panels() * PANEL;
+        match job.x {
             Columns::Packed(a) => {
-                assert!(a.n == self.n && a.k == self.w.k() && a.words.len() >= a.kind.len_words(a.n, a.k));
-                assert!(Some(a.kind) == act::ActKind::of(cpu, self.w.format()), "columns packed for another product");
+                assert!(a.n == n && a.k == job.w.k() && a.words.len() >= a.kind.len_words(a.n, a.k));
+                assert!(Some(a.kind) == act::ActKind::of(cpu, job.w.format()), "columns packed for another product");
             }
-            Columns::Plain(x) => assert!(x.len() == self.n * self.w.k()),
+            Columns::Plain(x) => assert!(x.len() >= n * job.w.k()),
         }
-        cpu.run(Panels { product: self, p0, p1 });
     }
+    assert!(n > 0 && end <= stride && out.len() >= n * stride);
+    let units = units(jobs, pool.threads());
+    let out = SharedOut::new(out);
+    tasks::run(pool, units.len(), &|i, _| {
+        let Unit { job, p0, p1 } = units[i];
+        let Job { w, x, at } = jobs[job];
+        cpu.run(Panels { product: &Product { w, x, n, out, at, stride }, p0, p1 });
+    });
+}
+
+/// A job with its place in the output. Panels of different units write different rows.
+pub(super) struct Product<'a> {
+    pub(super) w: &'a Matrix,
+    pub(super) x: Columns<'a>,
+    pub(super) n: usize,
+    pub(super) out: SharedOut<'a, f32>,
+    pub(super) at: usize,
+    pub(super) stride: usize,
 }
 
 struct Panels<'a> {
@@ -190,11 +206,9 @@ impl Panels<'_> {
             };
         }
         shapes!(
-            (1, 1) (2, 1) (3, 1) (4, 1)
-            (1, 2) (2, 2) (3, 2) (4, 2)
-            (1, 3) (2, 3) (3, 3) (4, 3)
-            (1, 4) (2, 4) (3, 4) (4, 4)
-            (1, 5) (2, 5) (1, 6) (2, 6)
+            (1, 1)(2, 1)(3, 1)(4, 1)(1, 2)(2, 2)(3, 2)(4, 2)(1, 3)(2, 3)(3, 3)(4, 3)(1, 4)(2, 4)(3, 4)(4, 4)(1, 5)(
+                2, 5
+            )(1, 6)(2, 6)
         );
     }
 
@@ -484,21 +498,30 @@ impl Quant for SuperSigned {
     }
 }
 
-/// Panels of a unit, so that `threads` threads share the panels of `products` evenly in pieces worth claiming.
-pub fn panels_per_unit(panels: usize, threads: usize, panel_bytes: usize) -> usize {
-    let even = panels.div_ceil(threads * 4).max(1);
-    let long_enough = (64 * 1024usize).div_ceil(panel_bytes.max(1));
-    let unit = even.max(long_enough.min(panels.div_ceil(threads).max(1)));
-    // whole register tiles of every instruction set, where there are enough panels
-    if unit >= 12 { unit.next_multiple_of(12) } else { unit }
+/// Panels `p0..p1` of a job.
+#[derive(Clone, Copy)]
+struct Unit {
+    job: usize,
+    p0: usize,
+    p1: usize,
 }
 
-/// The units of several products that share a parallel region: `(product, first panel, end)`.
-pub fn units(panels: &[(usize, usize)], threads: usize) -> Vec<(usize, usize, usize)> {
+/// Cuts the jobs into units: a few per thread, so that a late thread can be helped, but each a long stream.
+fn units(jobs: &[Job<'_>], threads: usize) -> Vec<Unit> {
     let mut units = Vec::new();
-    for (i, &(n, bytes)) in panels.iter().enumerate() {
-        let per = panels_per_unit(n, threads, bytes);
-        units.extend((0..n).step_by(per).map(|p| (i, p, (p + per).min(n))));
+    for (job, Job { w, .. }) in jobs.iter().enumerate() {
+        let panels = w.panels();
+        let long = UNIT_BYTES.div_ceil(w.format().panel_bytes(w.k()).max(1));
+        let per = match threads {
+            1 => panels,
+            _ => panels.div_ceil(threads * 4).max(long.min(panels.div_ceil(threads))).next_multiple_of(UNIT_PANELS),
+        };
+        units.extend((0..panels).step_by(per).map(|p0| Unit { job, p0, p1: (p0 + per).min(panels) }));
     }
     units
 }
+
+/// Weights of a unit, at least: long enough to stream.
+const UNIT_BYTES: usize = 64 * 1024;
+/// Whole register tiles of every instruction set.
+const UNIT_PANELS: usize = 12;

@@ -27,10 +27,11 @@ pub mod matmul;
 pub mod norm;
 pub mod panel;
 pub mod rope;
+pub mod tasks;
 
-pub use aligned::{AlignedBuf, SharedOut};
+pub use aligned::AlignedBuf;
+pub(crate) use aligned::SharedOut;
 pub use cpu::{Cpu, Isa, UnknownIsa};
-
 
 #[cfg(test)]
 mod tests;

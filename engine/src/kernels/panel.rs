@@ -15,8 +15,10 @@
 //! - F32, F16, BF16: element (k, r) at `k*16 + r`.
 
 use alloc::collections::TryReserveError;
+use alloc::vec::Vec;
 
-use super::AlignedBuf;
+use super::{AlignedBuf, tasks};
+use crate::pool::Pool;
 
 /// Rows of a panel.
 pub const PANEL: usize = 16;
@@ -203,15 +205,36 @@ impl Matrix {
     /// # Panics
     /// If `src` is not the rows of that panel.
     pub fn pack_panel(&mut self, p: usize, src: &[u8]) {
-        let (k, format, row_bytes) = (self.k, self.format, self.row_bytes());
-        let live = PANEL.min(self.rows - p * PANEL);
-        assert_eq!(src.len(), live * row_bytes, "a panel is 16 rows, the last one what is left");
-        let n = format.panel_bytes(k);
-        let dst = &mut self.data.bytes_mut()[p * n..(p + 1) * n];
-        for (r, row) in src.chunks_exact(row_bytes).enumerate() {
-            for (b, block) in row.chunks_exact(format.file_bytes()).enumerate() {
-                pack_block(format, k, dst, r, b, block);
+        let n = self.format.panel_bytes(self.k);
+        assert_eq!(src.len(), PANEL.min(self.rows - p * PANEL) * self.row_bytes(), "the last panel is what is left");
+        pack_panel(self.format, self.k, src, &mut self.data.bytes_mut()[p * n..(p + 1) * n]);
+    }
+
+    /// Packs the whole matrix, panels in parallel. `check` sees the rows of a panel before they are packed; the first
+    /// panel that fails is returned.
+    ///
+    /// # Panics
+    /// If `src` is not the matrix's rows.
+    pub fn pack_all<E: Send>(
+        &mut self,
+        pool: &dyn Pool,
+        src: &[u8],
+        check: &(dyn Fn(&[u8]) -> Result<(), E> + Sync),
+    ) -> Result<(), (usize, E)> {
+        let (k, format, piece) = (self.k, self.format, PANEL * self.row_bytes());
+        assert_eq!(src.len(), self.rows * self.row_bytes(), "a matrix is all its rows");
+        let mut faults: Vec<Option<E>> = (0..self.panels()).map(|_| None).collect();
+        let panels = (self.data.bytes_mut(), format.panel_bytes(k));
+        tasks::chunks2(pool, panels, (&mut faults, 1), &|p, panel, fault| {
+            let rows = &src[p * piece..src.len().min((p + 1) * piece)];
+            match check(rows) {
+                Ok(()) => pack_panel(format, k, rows, panel),
+                Err(e) => fault[0] = Some(e),
             }
+        });
+        match faults.into_iter().enumerate().find_map(|(p, f)| f.map(|f| (p, f))) {
+            Some(fault) => Err(fault),
+            None => Ok(()),
         }
     }
 
@@ -220,6 +243,15 @@ impl Matrix {
         let panel = self.panel(row / PANEL);
         for (b, block) in out.chunks_exact_mut(self.format.file_bytes()).enumerate() {
             unpack_block(self.format, self.k, panel, row % PANEL, b, block);
+        }
+    }
+}
+
+fn pack_panel(format: Format, k: usize, src: &[u8], dst: &mut [u8]) {
+    let row_bytes = k / format.block_len() * format.file_bytes();
+    for (r, row) in src.chunks_exact(row_bytes).enumerate() {
+        for (b, block) in row.chunks_exact(format.file_bytes()).enumerate() {
+            pack_block(format, k, dst, r, b, block);
         }
     }
 }

@@ -5,14 +5,15 @@ use alloc::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::act::{ActKind, Acts, pack_tile};
-use super::attention::{Attend, AttendOut, AttendScratch, CHUNK, KvLayout, KvType, PAGE, combine, write_kv};
+use super::Cpu;
+use super::act::{ActKind, pack};
+use super::attention::{AttendScratch, Attention, KvLayout, KvRows, KvType, PAGE, Slot, Span, write_kv};
 use super::elementwise::{Gate, add, gated};
-use super::matmul::{Columns, Product};
+use super::matmul::{Columns, Job, products};
 use super::norm::rms_norm;
 use super::panel::{Format, Matrix, PANEL};
 use super::rope::{RopeStyle, rope};
-use super::{Cpu, SharedOut};
+use crate::pool::{Inline, Pool};
 
 struct Rng(u64);
 
@@ -107,40 +108,46 @@ fn same(f: impl Fn(Cpu) -> Vec<f32>) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-fn product(cpu: Cpu, w: &Matrix, x: &[f32], n: usize, split: usize) -> Vec<f32> {
+fn product(cpu: Cpu, pool: &dyn Pool, w: &Matrix, x: &[f32], n: usize) -> Vec<f32> {
     let k = w.k();
     let mut words = Vec::new();
     let x = match ActKind::of(cpu, w.format()) {
         None => Columns::Plain(x),
         Some(kind) => {
             words.resize(kind.len_words(n, k), 0);
-            let out = SharedOut::new(&mut words);
-            for c in (0..n).step_by(kind.nc) {
-                pack_tile(cpu, kind, x, n, k, c, out);
-            }
-            Columns::Packed(Acts { kind, n, k, words: &words })
+            Columns::Packed(pack(cpu, pool, kind, x, k, &mut words))
         }
     };
-    let stride = w.panels() * PANEL;
-    let mut out = vec![f32::NAN; n * stride];
-    let p = Product { w, x, n, out: SharedOut::new(&mut out), at: 0, stride };
-    for p0 in (0..w.panels()).step_by(split) {
-        p.run(cpu, p0, (p0 + split).min(w.panels()));
-    }
+    let stride = w.panels() * PANEL + 5;
+    let mut out = vec![0.0; n * stride];
+    products(cpu, pool, &[Job { w, x, at: 5 }], n, &mut out, stride);
     out
+}
+
+/// Threads made anew for each operation.
+struct Scoped(usize);
+
+impl Pool for Scoped {
+    fn threads(&self) -> usize {
+        self.0
+    }
+    fn broadcast(&self, work: &(dyn Fn() + Sync)) {
+        std::thread::scope(|s| (0..self.0).for_each(|_| drop(s.spawn(work))));
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 96 } else { 400 }))]
 
     #[test]
-    fn products(f in 0usize..11, rows in 1usize..100, blocks in 1usize..5, n in 1usize..20, split in 1usize..8, extreme: bool, seed: u64) {
+    fn matrix_products(f in 0usize..11, rows in 1usize..400, blocks in 1usize..5, n in 1usize..20, threads in 1usize..4, extreme: bool, seed: u64) {
         let format = Format::ALL[f];
         let k = blocks * format.block_len() * if format.block_len() == 1 { 7 } else { 1 };
         let mut rng = Rng(seed);
         let w = Matrix::from_rows(format, rows, k, &rng.rows(format, rows, k, extreme)).unwrap();
         let x = rng.floats(n * k, extreme);
-        same(|cpu| product(cpu, &w, &x, n, split))?;
+        let pool = Scoped(threads);
+        same(|cpu| product(cpu, if cpu == Cpu::SCALAR { &Inline } else { &pool }, &w, &x, n))?;
     }
 
     #[test]
@@ -151,9 +158,9 @@ proptest! {
         let w = Matrix::from_rows(format, rows, k, &rng.rows(format, rows, k, false)).unwrap();
         let x = rng.floats(n * k, false);
         for cpu in Cpu::available() {
-            let all = product(cpu, &w, &x, n, 3);
-            for (c, want) in all.chunks_exact(w.panels() * PANEL).enumerate() {
-                prop_assert_eq!(bits(&product(cpu, &w, &x[c * k..(c + 1) * k], 1, 5)), bits(want));
+            let all = product(cpu, &Inline, &w, &x, n);
+            for (c, want) in all.chunks_exact(w.panels() * PANEL + 5).enumerate() {
+                prop_assert_eq!(bits(&product(cpu, &Inline, &w, &x[c * k..(c + 1) * k], 1)), bits(want));
             }
         }
     }
@@ -193,7 +200,7 @@ proptest! {
 
     #[test]
     fn attention(
-        t in 0usize..3, heads in 1usize..3, group in 1usize..5, d8 in 1usize..10, tokens in 1usize..7,
+        t in 0usize..3, heads in 1usize..3, group in 1usize..5, d8 in 1usize..10, tokens in 1usize..12,
         past in prop_oneof![0usize..40, 200usize..300, 500usize..540], window in prop_oneof![Just(usize::MAX), 1usize..300],
         extreme: bool, seed: u64,
     ) {
@@ -204,43 +211,24 @@ proptest! {
         let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
         let (k, v) = (rng.floats(all * heads * d, extreme), rng.floats(all * heads * d, extreme));
         let q = rng.floats(tokens * n_head * d, false);
-        let run = |cpu: Cpu, whole: bool| {
-            let bytes = kv.page_bytes();
-            let mut arena = vec![0u8; n_pages * bytes];
-            for token in 0..all {
-                let page = pages[token / PAGE] as usize;
-                let row = token * heads * d..(token + 1) * heads * d;
-                write_kv(cpu, &kv, 1, &k[row.clone()], &v[row], &mut arena[page * bytes..(page + 1) * bytes], token % PAGE);
-            }
-            let mut rows = vec![0.0; tokens * n_head * d];
-            let mut scratch = AttendScratch::new(&kv);
-            let n_chunks = all.div_ceil(CHUNK);
-            let attend = |head: usize, row: usize, n: usize, chunks| Attend {
-                kv: &kv, layer: 1, head, arena: &arena, pages: &pages, n_head, pos: past + row, window,
-                q: &q[row * n_head * d..(row + n) * n_head * d], chunks,
-            };
-            for head in 0..heads {
-                if whole {
-                    let out = AttendOut::Rows { out: SharedOut::new(&mut rows), at: 0 };
-                    attend(head, 0, tokens, 0..n_chunks).run(cpu, out, &mut scratch);
-                    continue;
-                }
-                for row in 0..tokens {
-                    let stride = kv.part_len();
-                    let mut parts = vec![0.0; n_chunks * group * stride];
-                    for chunk in 0..n_chunks {
-                        let out = AttendOut::Part { out: SharedOut::new(&mut parts), at: chunk * group * stride };
-                        attend(head, row, 1, chunk..chunk + 1).run(cpu, out, &mut scratch);
-                    }
-                    for g in 0..group {
-                        let at = (row * n_head + head * group + g) * d;
-                        combine(cpu, &kv, &parts[g * stride..], group * stride, n_chunks, &mut rows[at..at + d]);
-                    }
-                }
-            }
-            rows
+        let width = heads * d;
+        let slots: Vec<Slot> =
+            (0..all).map(|t| Slot { page: pages[t / PAGE], token: (t % PAGE) as u32 }).collect();
+        let kv_rows: Vec<f32> = k.chunks(width).zip(v.chunks(width)).flat_map(|(k, v)| [k, v].concat()).collect();
+        let run = |cpu: Cpu, pool: &dyn Pool, whole: bool| {
+            let mut arena = vec![0u8; n_pages * kv.page_bytes()];
+            let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
+            write_kv(cpu, pool, &kv, 1, rows, &mut arena);
+            let mut out = vec![0.0; tokens * n_head * d];
+            let mut scratch: Vec<_> = (0..pool.threads()).map(|_| AttendScratch::new(&kv)).collect();
+            let mut parts = vec![0.0; Attention::parts_len(&kv, n_head, tokens, all)];
+            let span = |row: usize, n: usize| Span { row, n, pos: past + row, pages: &pages };
+            let spans: Vec<Span> = if whole { vec![span(0, tokens)] } else { (0..tokens).map(|t| span(t, 1)).collect() };
+            Attention { kv: &kv, layer: 1, arena: &arena, n_head, window, q: &q, q_stride: n_head * d, spans: &spans }
+                .run(cpu, pool, &mut out, &mut scratch, &mut parts);
+            out
         };
-        same(|cpu| run(cpu, true))?;
-        prop_assert_eq!(bits(&run(Cpu::detect(), false)), bits(&run(Cpu::SCALAR, true)), "parts against whole");
+        same(|cpu| run(cpu, if cpu == Cpu::SCALAR { &Inline } else { &Scoped(2) }, true))?;
+        prop_assert_eq!(bits(&run(Cpu::detect(), &Inline, false)), bits(&run(Cpu::SCALAR, &Inline, true)), "one by one");
     }
 }

@@ -1,0 +1,138 @@
+//! How the threads of a [`Pool`] share the tasks of one operation. Each task owns a disjoint part of the output and
+//! never a part of a sum, so no assignment of tasks to threads can change a bit.
+//!
+//! A worker first takes the tasks of its own contiguous range from the front (long streams of weights), then the
+//! others' from the back.
+
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use super::SharedOut;
+use crate::pool::Pool;
+
+/// Workers beyond this many stay idle.
+const MAX_WORKERS: usize = 64;
+
+/// Calls `task(i, worker)` exactly once for each `i` in `0..n`. No two calls at once have the same `worker`, which is
+/// below `pool.threads()`.
+pub fn run(pool: &dyn Pool, n: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+    let workers = pool.threads().min(MAX_WORKERS).min(n);
+    if workers <= 1 {
+        return (0..n).for_each(|i| task(i, 0));
+    }
+    let n = u32::try_from(n).expect("an operation has fewer than 2^32 tasks");
+    let share = |w: usize| (u64::from(n) * w as u64 / workers as u64) as u32;
+    let ranges: [AtomicU64; MAX_WORKERS] =
+        core::array::from_fn(|w| AtomicU64::new(if w < workers { pack(share(w), share(w + 1)) } else { 0 }));
+    let tickets = AtomicUsize::new(0);
+    pool.broadcast(&|| {
+        let me = tickets.fetch_add(1, Ordering::Relaxed);
+        if me >= workers {
+            return;
+        }
+        while let Some(i) = take(&ranges[me], true) {
+            task(i, me);
+        }
+        for other in (me + 1..workers).chain(0..me) {
+            while let Some(i) = take(&ranges[other], false) {
+                task(i, me);
+            }
+        }
+    });
+    // whatever the pool did, nothing stays undone
+    for range in &ranges[..workers] {
+        while let Some(i) = take(range, true) {
+            task(i, 0);
+        }
+    }
+}
+
+fn pack(start: u32, end: u32) -> u64 {
+    u64::from(start) << 32 | u64::from(end)
+}
+
+/// Takes one task off an end of a range.
+fn take(range: &AtomicU64, front: bool) -> Option<usize> {
+    let mut now = range.load(Ordering::Relaxed);
+    loop {
+        let (start, end) = ((now >> 32) as u32, now as u32);
+        if start >= end {
+            return None;
+        }
+        let (task, next) = if front { (start, pack(start + 1, end)) } else { (end - 1, pack(start, end - 1)) };
+        match range.compare_exchange_weak(now, next, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return Some(task as usize),
+            Err(other) => now = other,
+        }
+    }
+}
+
+/// Calls `f(i, chunk, worker)` for each chunk of `len` elements of `out`, the last one shorter.
+pub fn chunks<T: Send>(pool: &dyn Pool, out: &mut [T], len: usize, f: &(dyn Fn(usize, &mut [T], usize) + Sync)) {
+    let (n, total) = (out.len().div_ceil(len), out.len());
+    let out = SharedOut::new(out);
+    run(pool, n, &|i, worker| {
+        // SAFETY: `run` calls once per i, and chunks do not overlap.
+        f(i, unsafe { out.slice(i * len, len.min(total - i * len)) }, worker);
+    });
+}
+
+/// [`chunks`] over two slices of equally many chunks.
+pub fn chunks2<A: Send, B: Send>(
+    pool: &dyn Pool,
+    (a, a_len): (&mut [A], usize),
+    (b, b_len): (&mut [B], usize),
+    f: &(dyn Fn(usize, &mut [A], &mut [B]) + Sync),
+) {
+    let (n, a_total, b_total) = (a.len().div_ceil(a_len), a.len(), b.len());
+    assert!(b.len().div_ceil(b_len) == n, "slices with different numbers of chunks");
+    let (a, b) = (SharedOut::new(a), SharedOut::new(b));
+    run(pool, n, &|i, _| {
+        // SAFETY: `run` calls once per i, and chunks do not overlap.
+        let (a, b) = unsafe {
+            (a.slice(i * a_len, a_len.min(a_total - i * a_len)), b.slice(i * b_len, b_len.min(b_total - i * b_len)))
+        };
+        f(i, a, b);
+    });
+}
+
+/// Calls `f(i, state)` for each i, each call with a state of its own thread.
+pub(super) fn with_state<T: Send>(pool: &dyn Pool, n: usize, states: &mut [T], f: &(dyn Fn(usize, &mut T) + Sync)) {
+    assert!(states.len() >= pool.threads().min(MAX_WORKERS).max(1), "a state per thread");
+    let states = SharedOut::new(states);
+    run(pool, n, &|i, worker| {
+        // SAFETY: no two calls at once have the same worker.
+        f(i, &mut unsafe { states.slice(worker, 1) }[0]);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    /// Threads made anew for each operation.
+    struct Scoped(usize);
+
+    impl Pool for Scoped {
+        fn threads(&self) -> usize {
+            self.0
+        }
+        fn broadcast(&self, work: &(dyn Fn() + Sync)) {
+            std::thread::scope(|s| (0..self.0).for_each(|_| drop(s.spawn(work))));
+        }
+    }
+
+    #[test]
+    fn each_task_once() {
+        for threads in [1, 2, 3, 7] {
+            for n in [0, 1, 2, 5, 64, 1000] {
+                let mut hits = vec![0u32; n];
+                chunks(&Scoped(threads), &mut hits, 1, &|_, hit, worker| {
+                    assert!(worker < threads);
+                    hit[0] += 1;
+                });
+                assert!(hits.iter().all(|&h| h == 1));
+            }
+        }
+    }
+}

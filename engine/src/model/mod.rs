@@ -1,0 +1,102 @@
+//! A model: hyper-parameters, weights, tokenizer; and the forward pass.
+
+pub mod arch;
+pub mod config;
+pub mod forward;
+pub mod rotary;
+pub mod weights;
+
+use alloc::string::{String, ToString};
+
+pub use config::Config;
+pub use forward::{Run, Scratch, Stage, Trace};
+use rotary::Rotary;
+use weights::{Loader, Weights};
+
+use crate::error::LoadError;
+use crate::gguf::Gguf;
+use crate::pool::Pool;
+use crate::tokenizer::Tokenizer;
+
+/// A model, ready to run.
+pub struct Model {
+    /// Shape and constants.
+    pub config: Config,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// The file's chat template, in Jinja.
+    pub chat_template: Option<String>,
+    /// The file's name for the model.
+    pub name: Option<String>,
+    pub(crate) weights: Weights,
+    pub(crate) rotary: Rotary,
+}
+
+/// A model whose directory is read and whose weights are on their way.
+pub struct ModelLoader {
+    loader: Loader,
+    tokenizer: Tokenizer,
+    chat_template: Option<String>,
+    name: Option<String>,
+}
+
+impl ModelLoader {
+    /// Checks the directories of a model's files (one, or all shards in order) and reserves memory for the weights.
+    ///
+    /// # Errors
+    /// [`LoadError`] says which key or tensor is wrong.
+    pub fn new(shards: &[Gguf<'_>]) -> Result<ModelLoader, LoadError> {
+        let Some(gguf) = shards.first() else {
+            return Err(LoadError::Gguf { at: 0, what: "model", found: "no file".into(), expected: "a file".into() });
+        };
+        let config = Config::from_gguf(gguf)?;
+        let tokenizer = Tokenizer::from_gguf(gguf)?;
+        if tokenizer.n_vocab() > config.n_vocab {
+            return Err(LoadError::Metadata {
+                key: "tokenizer.ggml.tokens".into(),
+                found: tokenizer.n_vocab().to_string(),
+                expected: alloc::format!("at most the {} rows of the embedding", config.n_vocab),
+            });
+        }
+        Ok(ModelLoader {
+            loader: Loader::new(shards, config)?,
+            tokenizer,
+            chat_template: gguf.str("tokenizer.chat_template")?.map(Into::into),
+            name: gguf.str("general.name")?.map(Into::into),
+        })
+    }
+
+    /// The weights on their way.
+    pub fn weights(&mut self) -> &mut Loader {
+        &mut self.loader
+    }
+
+    /// The model, once all weights have arrived.
+    ///
+    /// # Errors
+    /// The first tensor that is not complete.
+    pub fn finish(self) -> Result<Model, LoadError> {
+        let (config, weights) = self.loader.finish()?;
+        let rotary = Rotary::new(&config, weights.rope_divisors.as_deref());
+        let ModelLoader { tokenizer, chat_template, name, .. } = self;
+        Ok(Model { config, tokenizer, chat_template, name, weights, rotary })
+    }
+}
+
+impl Model {
+    /// Loads a model from a whole file in memory.
+    ///
+    /// # Errors
+    /// [`LoadError`] says what is wrong with the file, and where.
+    pub fn load(file: &[u8], pool: &dyn Pool) -> Result<Model, LoadError> {
+        let gguf = Gguf::parse(file)?;
+        let mut loader = ModelLoader::new(core::slice::from_ref(&gguf))?;
+        loader.weights().load_all(&[file], pool, &mut |_| {})?;
+        loader.finish()
+    }
+
+    /// Bytes of the packed weights.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.len_bytes()
+    }
+}
