@@ -1,1 +1,3 @@
-//! tests
+//! What the tests of all targets share: the reference cases in `fixtures/reference`.
+
+pub mod reference;

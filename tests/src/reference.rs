@@ -1,0 +1,113 @@
+//! Cases computed by other engines; `fixtures/reference/README.md` gives schema and tolerances.
+
+use std::fs;
+use std::path::PathBuf;
+
+use base64::Engine as _;
+use serde::Deserialize;
+use starling::kernels::Cpu;
+use starling::kernels::attention::{KvType, PAGE};
+use starling::model::{Model, Run};
+use starling::pool::Inline;
+
+/// `NAME.json`.
+#[derive(Debug, Deserialize)]
+#[allow(missing_docs)]
+pub struct Case {
+    pub name: String,
+    pub kind: String,
+    pub files: Vec<File>,
+    pub prompts: Vec<Prompt>,
+    pub llama_cpp_vs_reference: serde_json::Map<String, serde_json::Value>,
+}
+
+/// A model file the case is for.
+#[derive(Debug, Deserialize)]
+#[allow(missing_docs)]
+pub struct File {
+    pub file: String,
+    #[serde(rename = "type")]
+    pub dtype: String,
+}
+
+/// A prompt and what the reference says to it.
+#[derive(Debug, Deserialize)]
+#[allow(missing_docs)]
+pub struct Prompt {
+    pub text: String,
+    pub ids: Vec<u32>,
+    pub logits_last: Option<Vec<f32>>,
+    pub logits_all: Option<Block>,
+    pub greedy: Option<Greedy>,
+}
+
+/// Row-major little-endian f32.
+#[derive(Debug, Deserialize)]
+#[allow(missing_docs)]
+pub struct Block {
+    pub shape: Vec<usize>,
+    pub base64: String,
+}
+
+/// Arg-max continuation.
+#[derive(Debug, Deserialize)]
+#[allow(missing_docs)]
+pub struct Greedy {
+    pub ids: Vec<u32>,
+    pub margins: Vec<f32>,
+}
+
+/// Where the fixtures are.
+pub fn fixtures() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fixtures")
+}
+
+impl Block {
+    /// The numbers.
+    ///
+    /// # Panics
+    /// If the block is not valid base64.
+    pub fn values(&self) -> Vec<f32> {
+        let bytes = base64::engine::general_purpose::STANDARD.decode(&self.base64).expect("base64");
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    }
+}
+
+/// Every causal case, in order of its name.
+///
+/// # Panics
+/// If a file cannot be read.
+pub fn causal_cases() -> Vec<Case> {
+    let mut cases: Vec<Case> = fs::read_dir(fixtures().join("reference"))
+        .expect("fixtures/reference")
+        .map(|e| e.expect("a file").path())
+        .filter(|p| p.extension().is_some_and(|e| e == "json"))
+        .map(|p| serde_json::from_slice(&fs::read(&p).expect("a file")).unwrap_or_else(|e| panic!("{p:?}: {e}")))
+        .filter(|c: &Case| c.kind == "causal")
+        .collect();
+    cases.sort_by(|a, b| a.name.cmp(&b.name));
+    cases
+}
+
+/// Loads a reference model.
+///
+/// # Panics
+/// If it does not load.
+pub fn load(file: &str) -> Model {
+    let bytes = fs::read(fixtures().join("reference").join(file)).expect("a model");
+    Model::load(&bytes, &Inline).unwrap_or_else(|e| panic!("{file}: {e}"))
+}
+
+/// Logits after each token of `ids`, computed in one batch: (n_tokens, n_vocab). Keys and values are f32.
+///
+/// # Panics
+/// If there is no memory.
+pub fn logits(model: &Model, cpu: Cpu, ids: &[u32]) -> Vec<f32> {
+    let kv = model.kv_layout(KvType::F32);
+    let pages: Vec<u32> = (0..ids.len().div_ceil(PAGE) as u32).collect();
+    let mut arena = vec![0; pages.len() * kv.page_bytes()];
+    let mut scratch = model.scratch(&Inline, KvType::F32, ids.len(), ids.len(), 1, ids.len()).expect("memory");
+    let run = Run { tokens: ids, pos: 0, pages: &pages, n_logits: ids.len() };
+    let out = model.forward(cpu, &Inline, &[run], &kv, &mut arena, &mut scratch, None);
+    (0..out.len()).flat_map(|i| out.logits(i).to_vec()).collect()
+}
