@@ -3,7 +3,8 @@
 //! Names and expressions are those of llama.cpp's `llama-vocab.cpp`; where it approximates an expression of the original
 //! `tokenizer.json`, the original is used.
 
-use super::split::{Class, Item, Pass, Threes, bit};
+use super::class::{Class, bit};
+use super::split::{Item, Pass, Threes};
 use super::unicode::{
     DECIMAL, LOWER, MARK, MODIFIER, OTHER_LETTER, OTHER_NUMBER, PUNCTUATION, SYMBOL, TITLE, UPPER, WHITE,
 };
