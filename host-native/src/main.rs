@@ -1,2 +1,34 @@
-//! The `starling` command.
-fn main() {}
+//! The `starling` command: language models on this machine's CPU, the same bytes as everywhere.
+
+#![allow(unreachable_pub)] // a binary has no outside
+
+mod bench;
+mod cli;
+mod error;
+mod load;
+mod model_file;
+mod pool;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command};
+use error::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<(), Failure> {
+    match &cli.command {
+        Command::Bench(args) => bench::run(&cli.model, args),
+    }
+}

@@ -20,6 +20,7 @@ mod wasm;
 
 pub mod act;
 pub mod attention;
+pub mod crew;
 pub mod elementwise;
 pub mod exp;
 pub mod f32_tile;
