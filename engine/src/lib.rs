@@ -9,9 +9,11 @@ extern crate std;
 pub mod error;
 pub mod gguf;
 pub mod kernels;
+pub mod kv;
 pub mod math;
 
 pub mod model;
 pub mod pool;
 pub mod quant;
+pub mod sampler;
 pub mod tokenizer;

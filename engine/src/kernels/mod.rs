@@ -28,6 +28,7 @@ pub mod matmul;
 pub mod norm;
 pub mod panel;
 pub mod rope;
+pub mod softmax;
 pub mod tasks;
 
 pub use aligned::AlignedBuf;
