@@ -1,3 +1,4 @@
+#!/usr/bin/env -S node --no-warnings --experimental-wasm-relaxed-simd
 // Runs a wasm32-wasip1 program with the directory it is started in and the repository open at their own paths:
 // `node wasi-run.mjs program.wasm args...`
 import { readFile } from "node:fs/promises";
