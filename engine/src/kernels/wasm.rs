@@ -95,6 +95,11 @@ impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
     type Acc = v128;
 
     #[inline(always)]
+    fn bound(self, n: usize) -> usize {
+        core::hint::black_box(n)
+    }
+
+    #[inline(always)]
     fn rec(bits: u32) -> Rec {
         match (RELAXED, bits) {
             (false, _) => Rec::Wide,
