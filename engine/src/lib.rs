@@ -6,6 +6,7 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
+pub mod engine;
 pub mod error;
 pub mod gguf;
 pub mod kernels;
@@ -16,4 +17,5 @@ pub mod model;
 pub mod pool;
 pub mod quant;
 pub mod sampler;
+pub mod text;
 pub mod tokenizer;

@@ -212,7 +212,9 @@ impl Panels<'_> {
         );
     }
 
-    #[inline(always)]
+    // WebAssembly has no boundary of features to stay inside, and its engines do poorly on one huge function
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
+    #[cfg_attr(target_family = "wasm", inline(never))]
     fn tile<S: Simd, Q: Quant, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, row: usize, c: usize) {
         let p = self.product;
         let block_words = a.k / a.kind.block * a.kind.words();
@@ -256,6 +258,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<RV>) {
         let nibbles = BITS < 8;
         let lines = if nibbles { 4 } else { 8 };
+        let bound = s.bound(lines);
         let qb = 64 * (lines + HIGH as usize);
         let aw = S::rec(BITS).words();
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
@@ -280,7 +283,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                     core::array::from_fn(|_| core::array::from_fn(|c| s.acc::<BITS>(first(c))));
                 let high: [S::B; RV] =
                     core::array::from_fn(|v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
-                for l in 0..lines {
+                for l in 0..bound {
                     let line: [S::B; RV] = core::array::from_fn(|v| s.load_b(quants[v].add(l * 64)));
                     for half in 0..if nibbles { 2 } else { 1 } {
                         let g = l + half * 4;
@@ -290,7 +293,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                             (true, false) => s.weights_hi4(line[v]),
                             (true, true) => {
                                 let low = s.and_b(if half == 0 { line[v] } else { s.shr16_b(line[v], 4) }, 15);
-                                s.weights(s.or_b(low, fifth_bit(s, high[v], g)))
+                                s.weights(s.or_b(low, fifth_bit(s, high[v], l, half)))
                             }
                         });
                         for c in 0..NC {
@@ -323,10 +326,10 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
     }
 }
 
-/// The fifth bit of group `g`, at bit 4 of each byte.
+/// The fifth bits of group `l + 4 * half`, at bit 4 of each byte.
 #[inline(always)]
-fn fifth_bit<S: Simd>(s: S, plane: S::B, g: usize) -> S::B {
-    let b = if g < 4 { s.shl16_b(plane, 4 - g as u32) } else { s.shr16_b(plane, g as u32 - 4) };
+fn fifth_bit<S: Simd>(s: S, plane: S::B, l: usize, half: usize) -> S::B {
+    let b = if half == 0 { s.shl16_b(plane, 4 - l as u32) } else { s.shr16_b(plane, l as u32) };
     s.and_b(b, 16)
 }
 
@@ -350,6 +353,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
         let aw = S::rec(BITS).words();
         // the chunk loop stays rolled (opaque bound): unrolled, the compiler interleaves the sub-blocks and spills
         let chunks = core::hint::black_box(4usize);
+        let eight = s.bound(8);
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let mut acc = [[s.splat(0.0); NC]; RV];
@@ -365,7 +369,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
                         let mut dots: [[S::Acc; NC]; RV] = [[s.acc::<BITS>(0); NC]; RV];
-                        for g in 0..8 {
+                        for g in 0..eight {
                             let w: [S::W; RV] = core::array::from_fn(|v| {
                                 let line = s.load_b(o[v].add((chunk * 8 + g) * 64 + t.lane[v] * 4));
                                 if BITS == 5 {

@@ -1,1 +1,273 @@
+//! NEON: a register is a quarter of a panel (4 rows). With the dot-product extension dots are `sdot` on signed weights
+//! (unsigned ones of up to 7 bits are signed too). Without it, products of up to 6 bits stay in i16 for a whole block
+//! (8 x 31 x 127 = 31,496 and, for the 4 groups of Q6_K, 4 x 63 x 127 = 32,004 fit) and 8-bit ones widen at once.
+//!
+//! 8-bit weights are stored with 128 added: `dot` flips them back (once a register, the columns share it), so their
+//! initial value `-128 * sum(q)` does not apply.
 
+use core::arch::aarch64::*;
+use core::arch::asm;
+
+use super::cpu::Op;
+use super::simd::{Rec, Simd, TileShape};
+
+#[derive(Clone, Copy)]
+pub(super) struct Neon<const DOTPROD: bool>(());
+
+impl Neon<false> {
+    /// Every AArch64 CPU has it.
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Neon(())
+    }
+}
+
+impl Neon<true> {
+    /// # Safety
+    /// The CPU has the features of `run_dotprod`.
+    #[inline(always)]
+    pub(super) unsafe fn new() -> Self {
+        Neon(())
+    }
+}
+
+/// The boundary at which the compiler may use the dot products.
+#[target_feature(enable = "dotprod")]
+pub(super) fn run_dotprod<O: Op>(s: Neon<true>, op: O) -> O::Out {
+    op.simd(s)
+}
+
+/// `acc + w . a` of four i8 per lane.
+///
+/// # Safety
+/// The CPU has the dot products.
+#[inline(always)]
+unsafe fn sdot(mut acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
+    // SAFETY: the instruction reads and writes these registers only.
+    unsafe {
+        asm!(".arch_extension dotprod", "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
+            inout(vreg) acc, in(vreg) w, in(vreg) a, options(pure, nomem, nostack, preserves_flags));
+    }
+    acc
+}
+
+// SAFETY of every `unsafe` block below: AArch64 has NEON, and a `Neon<true>` exists only where the CPU has the dot
+// products; pointers are valid for LANES elements by the trait's contract.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
+    const LANES: usize = 4;
+    // sums of dots and of floats, the weights and one column's activations: 29 of 32 registers either way
+    const TILE4: TileShape = if DOTPROD { TileShape { rv: 4, nc: 3 } } else { TileShape { rv: 2, nc: 4 } };
+    const TILE8: TileShape = Self::TILE4;
+    const TILE_K: TileShape = Self::TILE4;
+    const TILE_F32: TileShape = TileShape { rv: 4, nc: 4 };
+    const GEMV: [usize; 4] = [4, 4, 4, 4];
+
+    type F = float32x4_t;
+    type I = int32x4_t;
+    type B = uint8x16_t;
+    type W = int8x16_t;
+    type A = int8x16_t;
+    /// With dot products the first alone; without, the rows' pairs of k as i32 (8 bits) or their quads as i16.
+    type Acc = [int32x4_t; 2];
+
+    #[inline(always)]
+    fn rec(_bits: u32) -> Rec {
+        Rec::Bias
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> float32x4_t {
+        unsafe { vld1q_f32(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: float32x4_t) {
+        unsafe { vst1q_f32(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> float32x4_t {
+        unsafe {
+            let h = vld1_u16(p);
+            let v: float32x4_t;
+            asm!("fcvtl {0:v}.4s, {1:v}.4h", lateout(vreg) v, in(vreg) h, options(pure, nomem, nostack, preserves_flags));
+            v
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> float32x4_t {
+        unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(p))) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: float32x4_t) {
+        unsafe {
+            let h: uint16x4_t;
+            asm!("fcvtn {0:v}.4h, {1:v}.4s", lateout(vreg) h, in(vreg) v, options(pure, nomem, nostack, preserves_flags));
+            vst1_u16(p, h);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> int32x4_t {
+        unsafe {
+            let b = vcreate_u8(u64::from(p.cast::<u32>().read_unaligned()));
+            vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(b))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> int32x4_t {
+        unsafe {
+            let b = vcreate_s8(u64::from(p.cast::<u32>().read_unaligned()));
+            vmovl_s16(vget_low_s16(vmovl_s8(b)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut i8, v: int32x4_t) {
+        unsafe {
+            let h = vmovn_s32(v);
+            let b = vreinterpret_u32_s8(vmovn_s16(vcombine_s16(h, h)));
+            p.cast::<u32>().write_unaligned(vget_lane_u32::<0>(b));
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_b(self, p: *const u8) -> uint8x16_t {
+        unsafe { vld1q_u8(p) }
+    }
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        // a prefetch of any address is harmless
+        unsafe { asm!("prfm pldl1keep, [{0}]", in(reg) p, options(readonly, nostack, preserves_flags)) }
+    }
+
+    #[inline(always)]
+    fn splat(self, v: f32) -> float32x4_t {
+        unsafe { vdupq_n_f32(v) }
+    }
+    #[inline(always)]
+    fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vaddq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vsubq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vmulq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vdivq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn abs(self, a: float32x4_t) -> float32x4_t {
+        unsafe { vabsq_f32(a) }
+    }
+    #[inline(always)]
+    fn select_gt(self, a: float32x4_t, b: float32x4_t, t: float32x4_t, e: float32x4_t) -> float32x4_t {
+        unsafe { vbslq_f32(vcgtq_f32(a, b), t, e) }
+    }
+
+    #[inline(always)]
+    fn splat_i(self, v: i32) -> int32x4_t {
+        unsafe { vdupq_n_s32(v) }
+    }
+    #[inline(always)]
+    fn add_i(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe { vaddq_s32(a, b) }
+    }
+    #[inline(always)]
+    fn sub_i(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe { vsubq_s32(a, b) }
+    }
+    #[inline(always)]
+    fn mul_i(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe { vmulq_s32(a, b) }
+    }
+    #[inline(always)]
+    fn shl_i<const N: i32>(self, a: int32x4_t) -> int32x4_t {
+        unsafe { vshlq_n_s32::<N>(a) }
+    }
+    #[inline(always)]
+    fn to_f32(self, a: int32x4_t) -> float32x4_t {
+        unsafe { vcvtq_f32_s32(a) }
+    }
+    #[inline(always)]
+    fn bits(self, a: float32x4_t) -> int32x4_t {
+        unsafe { vreinterpretq_s32_f32(a) }
+    }
+    #[inline(always)]
+    fn from_bits(self, a: int32x4_t) -> float32x4_t {
+        unsafe { vreinterpretq_f32_s32(a) }
+    }
+
+    #[inline(always)]
+    fn and_b(self, a: uint8x16_t, byte: u8) -> uint8x16_t {
+        unsafe { vandq_u8(a, vdupq_n_u8(byte)) }
+    }
+    #[inline(always)]
+    fn or_b(self, a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
+        unsafe { vorrq_u8(a, b) }
+    }
+    #[inline(always)]
+    fn shr16_b(self, a: uint8x16_t, n: u32) -> uint8x16_t {
+        unsafe { vreinterpretq_u8_u16(vshlq_u16(vreinterpretq_u16_u8(a), vdupq_n_s16(-(n as i16)))) }
+    }
+    #[inline(always)]
+    fn shl16_b(self, a: uint8x16_t, n: u32) -> uint8x16_t {
+        unsafe { vreinterpretq_u8_u16(vshlq_u16(vreinterpretq_u16_u8(a), vdupq_n_s16(n as i16))) }
+    }
+
+    #[inline(always)]
+    fn weights(self, b: uint8x16_t) -> int8x16_t {
+        unsafe { vreinterpretq_s8_u8(b) }
+    }
+    #[inline(always)]
+    fn weights_hi4(self, b: uint8x16_t) -> int8x16_t {
+        unsafe { vreinterpretq_s8_u8(vshrq_n_u8::<4>(b)) }
+    }
+    #[inline(always)]
+    unsafe fn act<const BITS: u32>(self, p: *const u32) -> int8x16_t {
+        unsafe { vreinterpretq_s8_u32(vld1q_dup_u32(p)) }
+    }
+    #[inline(always)]
+    fn acc<const BITS: u32>(self, init: i32) -> [int32x4_t; 2] {
+        [self.splat_i(if DOTPROD && BITS < 8 { init } else { 0 }), self.splat_i(0)]
+    }
+    #[inline(always)]
+    fn dot<const BITS: u32>(self, [x, y]: [int32x4_t; 2], w: int8x16_t, a: int8x16_t) -> [int32x4_t; 2] {
+        unsafe {
+            let w = if BITS == 8 { veorq_s8(w, vdupq_n_s8(-128)) } else { w };
+            if DOTPROD {
+                return [sdot(x, w, a), y];
+            }
+            if BITS == 8 {
+                let low = vmull_s8(vget_low_s8(w), vget_low_s8(a));
+                return [vpadalq_s16(x, low), vpadalq_s16(y, vmull_high_s8(w, a))];
+            }
+            let low = vmlal_s8(vreinterpretq_s16_s32(x), vget_low_s8(w), vget_low_s8(a));
+            let high = vmlal_high_s8(vreinterpretq_s16_s32(y), w, a);
+            [vreinterpretq_s32_s16(low), vreinterpretq_s32_s16(high)]
+        }
+    }
+    #[inline(always)]
+    fn total<const BITS: u32>(self, [x, y]: [int32x4_t; 2], init: i32) -> int32x4_t {
+        unsafe {
+            if DOTPROD {
+                return x;
+            }
+            if BITS == 8 {
+                return vpaddq_s32(x, y);
+            }
+            let (low, high) = (vpaddlq_s16(vreinterpretq_s16_s32(x)), vpaddlq_s16(vreinterpretq_s16_s32(y)));
+            vaddq_s32(vpaddq_s32(low, high), self.splat_i(init))
+        }
+    }
+    #[inline(always)]
+    unsafe fn pair_dot(self, acc: int32x4_t, m: *const u8, s: u32) -> int32x4_t {
+        unsafe {
+            let m = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(m)));
+            let s = vreinterpretq_s16_u32(vdupq_n_u32(s));
+            let low = vmull_s16(vget_low_s16(m), vget_low_s16(s));
+            vaddq_s32(acc, vpaddq_s32(low, vmull_high_s16(m, s)))
+        }
+    }
+}

@@ -87,6 +87,12 @@ pub(crate) trait Simd: Copy {
     /// The low byte of each lane.
     unsafe fn store_i8(self, p: *mut i8, v: Self::I);
     unsafe fn load_b(self, p: *const u8) -> Self::B;
+    /// The bound of a hot loop. Opaque where full unrolling costs speed: the compiler then moves the dots column by
+    /// column and spills, and a WebAssembly engine does not reschedule.
+    #[inline(always)]
+    fn bound(self, n: usize) -> usize {
+        n
+    }
     /// A hint that this line is wanted soon.
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}

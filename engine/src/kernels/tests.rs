@@ -124,7 +124,7 @@ fn product(cpu: Cpu, pool: &dyn Pool, w: &Matrix, x: &[f32], n: usize) -> Vec<f3
     out
 }
 
-/// Threads made anew for each operation.
+/// Threads made anew for each operation; where there are none, one caller after the other.
 struct Scoped(usize);
 
 impl Pool for Scoped {
@@ -132,6 +132,9 @@ impl Pool for Scoped {
         self.0
     }
     fn broadcast(&self, work: &(dyn Fn() + Sync)) {
+        if cfg!(target_family = "wasm") {
+            return (0..self.0).for_each(|_| work());
+        }
         std::thread::scope(|s| (0..self.0).for_each(|_| drop(s.spawn(work))));
     }
 }

@@ -1,1 +1,292 @@
+//! WebAssembly: a v128 is a quarter of a panel (4 rows).
+//!
+//! - simd128: the even and odd bytes of a register (or its four nibbles) become i16 lanes with an `and` or a shift, so
+//!   that `i32x4.dot_i16x8_s` adds pairs of one row: no shuffles (see `Rec::Wide`).
+//! - relaxed-simd: `i32x4.relaxed_dot_i8x16_i7x16_add_s`, which is exact when its second operand is in 0..=127: weights
+//!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `Rec::Xor`).
 
+use core::arch::wasm32::*;
+
+use super::simd::{Rec, Simd, TileShape};
+
+#[derive(Clone, Copy)]
+pub(super) struct Wasm<const RELAXED: bool>(());
+
+impl Wasm<false> {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Wasm(())
+    }
+}
+
+#[cfg(target_feature = "relaxed-simd")]
+impl Wasm<true> {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Wasm(())
+    }
+}
+
+/// Whether the engine's relaxed dot gives the exact sum wherever the second operand is in 0..=127. V8 11.3 lowers it
+/// wrongly in its baseline compiler, which is the one that runs this.
+#[cfg(target_feature = "relaxed-simd")]
+pub(super) fn relaxed_dot_is_exact() -> bool {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut next = || {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (state >> 56) as u8
+    };
+    (0..PROBES).all(|i| {
+        let (mut a, mut w, mut start) = ([0u8; 16], [0u8; 16], [0i32; 4]);
+        for lane in 0..16 {
+            // every fourth probe has extremes only: -128, -1, 127 and 0 against 127 and 0
+            let (x, y) = (next(), next());
+            (a[lane], w[lane]) = match i % 4 {
+                0 => ([0x80, 0xff, 0x7f, 0][usize::from(x >> 6)], [127, 127, 127, 0][usize::from(y >> 6)]),
+                _ => (x, y & 127),
+            };
+        }
+        start.iter_mut().for_each(|s| *s = i32::from_le_bytes([next(), next(), next(), next()]) >> 4);
+        let want: [i32; 4] = core::array::from_fn(|lane| {
+            let at = lane * 4..lane * 4 + 4;
+            start[lane] + a[at.clone()].iter().zip(&w[at]).map(|(&a, &w)| i32::from(a as i8) * i32::from(w)).sum::<i32>()
+        });
+        // through memory, or the compiler would compute the dot itself
+        let (a, w, start) = core::hint::black_box((a, w, start));
+        let mut got = [0i32; 4];
+        // SAFETY: all four arrays are 16 bytes.
+        unsafe {
+            let (a, w) = (v128_load(a.as_ptr().cast()), v128_load(w.as_ptr().cast()));
+            let dot = i32x4_relaxed_dot_i8x16_i7x16_add(a, w, v128_load(start.as_ptr().cast()));
+            v128_store(got.as_mut_ptr().cast(), dot);
+        }
+        got == want
+    })
+}
+
+/// Vectors that `relaxed_dot_is_exact` tries.
+#[cfg(target_feature = "relaxed-simd")]
+const PROBES: usize = 512;
+
+#[inline(always)]
+fn relaxed_dot(a: v128, w: v128, acc: v128) -> v128 {
+    #[cfg(target_feature = "relaxed-simd")]
+    return i32x4_relaxed_dot_i8x16_i7x16_add(a, w, acc);
+    #[cfg(not(target_feature = "relaxed-simd"))]
+    unreachable!("a Wasm<true> without the feature: {:?}", (a, w, acc))
+}
+
+// SAFETY of every `unsafe` block below: pointers are valid for LANES elements by the trait's contract.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
+    const LANES: usize = 4;
+    const TILE4: TileShape = TileShape { rv: 1, nc: 6 };
+    const TILE8: TileShape = if RELAXED { TileShape { rv: 2, nc: 3 } } else { TileShape { rv: 2, nc: 4 } };
+    const TILE_K: TileShape = TileShape { rv: 1, nc: 6 };
+    const TILE_F32: TileShape = TileShape { rv: 2, nc: 4 };
+    const GEMV: [usize; 4] = [4, 4, 4, 4];
+
+    type F = v128;
+    type I = v128;
+    type B = v128;
+    /// Relaxed: the bytes, twice. Otherwise the even and the odd bytes as i16.
+    type W = [v128; 2];
+    type A = [v128; 2];
+    type Acc = v128;
+
+    #[inline(always)]
+    fn bound(self, n: usize) -> usize {
+        core::hint::black_box(n)
+    }
+
+    #[inline(always)]
+    fn rec(bits: u32) -> Rec {
+        match (RELAXED, bits) {
+            (false, _) => Rec::Wide,
+            (true, 8) => Rec::Xor,
+            (true, _) => Rec::Bias,
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> v128 {
+        unsafe { v128_load(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: v128) {
+        unsafe { v128_store(p.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> v128 {
+        // sign, exponent and fraction to their places in f32; the exponent's bias differs by 112
+        let h = unsafe { i32x4_load_extend_i16x4(p.cast()) };
+        let h = v128_and(i32x4_shl(h, 13), i32x4_splat(0x8fff_e000u32 as i32));
+        f32x4_mul(h, f32x4_splat(f32::from_bits((127 + 112) << 23)))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> v128 {
+        i32x4_shl(unsafe { u32x4_load_extend_u16x4(p) }, 16)
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: v128) {
+        let a = v128_and(v, i32x4_splat(0x7fff_ffff));
+        // from 2^-14: half a unit of the 10-bit fraction less one, plus its last bit, rounds to even
+        let odd = v128_and(u32x4_shr(a, 13), i32x4_splat(1));
+        let bias = i32x4_splat(0xfff - (112 << 23));
+        let normal = u32x4_shr(i32x4_add(i32x4_add(a, bias), odd), 13);
+        // below: adding 0.5 rounds at 2^-24, the unit of f16's subnormals
+        let half = f32x4_splat(0.5);
+        let small = i32x4_sub(f32x4_add(a, half), half);
+        let h = v128_bitselect(small, normal, i32x4_lt(a, i32x4_splat((127 - 14) << 23)));
+        let h = v128_or(h, v128_and(u32x4_shr(v, 16), i32x4_splat(0x8000)));
+        unsafe { v128_store64_lane::<0>(u16x8_narrow_i32x4(h, h), p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> v128 {
+        u32x4_extend_low_u16x8(u16x8_extend_low_u8x16(unsafe { v128_load32_zero(p.cast()) }))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> v128 {
+        i32x4_extend_low_i16x8(i16x8_extend_low_i8x16(unsafe { v128_load32_zero(p.cast()) }))
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut i8, v: v128) {
+        let b = i8x16_shuffle::<0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12>(v, v);
+        unsafe { v128_store32_lane::<0>(b, p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_b(self, p: *const u8) -> v128 {
+        unsafe { v128_load(p.cast()) }
+    }
+
+    #[inline(always)]
+    fn splat(self, v: f32) -> v128 {
+        f32x4_splat(v)
+    }
+    #[inline(always)]
+    fn add(self, a: v128, b: v128) -> v128 {
+        f32x4_add(a, b)
+    }
+    #[inline(always)]
+    fn sub(self, a: v128, b: v128) -> v128 {
+        f32x4_sub(a, b)
+    }
+    #[inline(always)]
+    fn mul(self, a: v128, b: v128) -> v128 {
+        f32x4_mul(a, b)
+    }
+    #[inline(always)]
+    fn div(self, a: v128, b: v128) -> v128 {
+        f32x4_div(a, b)
+    }
+    #[inline(always)]
+    fn abs(self, a: v128) -> v128 {
+        f32x4_abs(a)
+    }
+    #[inline(always)]
+    fn select_gt(self, a: v128, b: v128, t: v128, e: v128) -> v128 {
+        v128_bitselect(t, e, f32x4_gt(a, b))
+    }
+    #[inline(always)]
+    fn max(self, a: v128, b: v128) -> v128 {
+        // `pmax(b, a)` is `b < a ? a : b`
+        f32x4_pmax(b, a)
+    }
+
+    #[inline(always)]
+    fn splat_i(self, v: i32) -> v128 {
+        i32x4_splat(v)
+    }
+    #[inline(always)]
+    fn add_i(self, a: v128, b: v128) -> v128 {
+        i32x4_add(a, b)
+    }
+    #[inline(always)]
+    fn sub_i(self, a: v128, b: v128) -> v128 {
+        i32x4_sub(a, b)
+    }
+    #[inline(always)]
+    fn mul_i(self, a: v128, b: v128) -> v128 {
+        i32x4_mul(a, b)
+    }
+    #[inline(always)]
+    fn shl_i<const N: i32>(self, a: v128) -> v128 {
+        i32x4_shl(a, N as u32)
+    }
+    #[inline(always)]
+    fn to_f32(self, a: v128) -> v128 {
+        f32x4_convert_i32x4(a)
+    }
+    #[inline(always)]
+    fn bits(self, a: v128) -> v128 {
+        a
+    }
+    #[inline(always)]
+    fn from_bits(self, a: v128) -> v128 {
+        a
+    }
+
+    #[inline(always)]
+    fn and_b(self, a: v128, byte: u8) -> v128 {
+        v128_and(a, u8x16_splat(byte))
+    }
+    #[inline(always)]
+    fn or_b(self, a: v128, b: v128) -> v128 {
+        v128_or(a, b)
+    }
+    #[inline(always)]
+    fn shr16_b(self, a: v128, n: u32) -> v128 {
+        u16x8_shr(a, n)
+    }
+    #[inline(always)]
+    fn shl16_b(self, a: v128, n: u32) -> v128 {
+        u16x8_shl(a, n)
+    }
+
+    #[inline(always)]
+    fn weights(self, b: v128) -> [v128; 2] {
+        if RELAXED { [b, b] } else { [v128_and(b, u16x8_splat(0xff)), u16x8_shr(b, 8)] }
+    }
+    #[inline(always)]
+    fn weights_lo4(self, b: v128) -> [v128; 2] {
+        if RELAXED {
+            return self.weights(self.and_b(b, 15));
+        }
+        [v128_and(b, u16x8_splat(15)), v128_and(u16x8_shr(b, 8), u16x8_splat(15))]
+    }
+    #[inline(always)]
+    fn weights_hi4(self, b: v128) -> [v128; 2] {
+        if RELAXED {
+            return self.weights(self.and_b(self.shr16_b(b, 4), 15));
+        }
+        [v128_and(u16x8_shr(b, 4), u16x8_splat(15)), u16x8_shr(b, 12)]
+    }
+    #[inline(always)]
+    unsafe fn act<const BITS: u32>(self, p: *const u32) -> [v128; 2] {
+        unsafe {
+            let a = v128_load32_splat(p);
+            if Self::rec(BITS) == Rec::Bias { [a, a] } else { [a, v128_load32_splat(p.add(1))] }
+        }
+    }
+    #[inline(always)]
+    fn acc<const BITS: u32>(self, init: i32) -> v128 {
+        i32x4_splat(init)
+    }
+    #[inline(always)]
+    fn dot<const BITS: u32>(self, acc: v128, w: [v128; 2], a: [v128; 2]) -> v128 {
+        match Self::rec(BITS) {
+            Rec::Bias => relaxed_dot(a[0], w[0], acc),
+            Rec::Xor => relaxed_dot(v128_xor(w[0], a[1]), a[0], acc),
+            Rec::Wide => i32x4_add(i32x4_add(acc, i32x4_dot_i16x8(w[0], a[0])), i32x4_dot_i16x8(w[1], a[1])),
+        }
+    }
+    #[inline(always)]
+    fn total<const BITS: u32>(self, acc: v128, _init: i32) -> v128 {
+        acc
+    }
+    #[inline(always)]
+    unsafe fn pair_dot(self, acc: v128, m: *const u8, s: u32) -> v128 {
+        let m = unsafe { u16x8_load_extend_u8x8(m) };
+        i32x4_add(acc, i32x4_dot_i16x8(m, u32x4_splat(s)))
+    }
+}

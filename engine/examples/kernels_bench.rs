@@ -1,0 +1,105 @@
+//! Speed of the matrix products: `kernels_bench [ISA] [FORMAT] [ROWS K]`.
+//!
+//! Prints, per instruction set of this machine (or the one named) and weight format, billions of operations a second
+//! (2 * rows * k * n) of a 2048 x 2048 product on one thread, packed columns, n = 1 (and its GB/s) and n = 128. The
+//! last column is a hash of the results: the same everywhere.
+#![expect(clippy::std_instead_of_core, reason = "a program, not the engine")]
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use starling::kernels::Cpu;
+use starling::kernels::act::{ActKind, pack};
+use starling::kernels::matmul::{Columns, Job, products};
+use starling::kernels::panel::{Format, Matrix};
+use starling::pool::Inline;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let cpus = match args.first().map(String::as_str) {
+        None | Some("all") => Cpu::available(),
+        Some(name) => vec![Cpu::named(name)?],
+    };
+    let formats = Format::ALL.into_iter().filter(|f| args.get(1).is_none_or(|name| format!("{f:?}") == *name));
+    let size = |i: usize| args.get(i).map_or(Ok(2048), |v| v.parse::<usize>());
+    let (rows, k) = (size(2)?, size(3)?);
+    println!("{:14}{:6}{:>10}{:>10}{:>12}   results", "isa", "format", "n=1", "GB/s", "n=128");
+    for format in formats {
+        let w = weights(format, rows, k)?;
+        for &cpu in &cpus {
+            let (one, hash1) = speed(cpu, &w, 1);
+            let (many, hash128) = speed(cpu, &w, 128);
+            let gb_per_s = one * w.len_bytes() as f64 / (2 * rows * k) as f64;
+            println!(
+                "{:14}{:6}{one:10.1}{gb_per_s:10.1}{many:12.1}   {:016x}",
+                cpu.isa().name(),
+                format!("{format:?}"),
+                hash1 ^ hash128
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Billions of operations a second for `n` columns, the best of some runs, and a hash of the result.
+fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
+    let mut random = Random(7);
+    let x: Vec<f32> = (0..n * w.k()).map(|_| random.next() as i32 as f32 / (1u32 << 31) as f32).collect();
+    let mut words = Vec::new();
+    let columns = match ActKind::of(cpu, w.format()) {
+        None => Columns::Plain(&x),
+        Some(kind) => {
+            words.resize(kind.len_words(n, w.k()), 0);
+            Columns::Packed(pack(cpu, &Inline, kind, &x, w.k(), &mut words))
+        }
+    };
+    let stride = w.panels() * 16;
+    let mut out = vec![0.0; n * stride];
+    let started = Instant::now();
+    let mut best = Duration::MAX;
+    let mut runs = 0;
+    while runs < 3 || (started.elapsed() < Duration::from_millis(400) && runs < 1000) {
+        let run = Instant::now();
+        products(cpu, &Inline, &[Job { w, x: columns, at: 0 }], n, &mut out, stride);
+        best = best.min(run.elapsed());
+        runs += 1;
+    }
+    let hash = out.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, v| {
+        (h ^ u64::from(v.to_bits())).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    ((2 * w.rows() * w.k() * n) as f64 / best.as_secs_f64() / 1e9, hash)
+}
+
+/// Random quants with ordinary scales.
+fn weights(format: Format, rows: usize, k: usize) -> Result<Matrix, Box<dyn Error>> {
+    let mut random = Random(1);
+    let mut src: Vec<u8> =
+        (0..rows * k / format.block_len() * format.file_bytes()).map(|_| random.next() as u8).collect();
+    for block in src.chunks_exact_mut(format.file_bytes()) {
+        let scale = (random.next() as u16 & 0x83ff | 0x2000).to_le_bytes();
+        match format {
+            Format::F32 => block.copy_from_slice(&(random.next() as i32 as f32 / (1u32 << 31) as f32).to_le_bytes()),
+            Format::BF16 => block[1] = block[1] & 0x80 | 0x3f,
+            Format::Q6_K => block[208..].copy_from_slice(&scale),
+            Format::F16 | Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => block[..2].copy_from_slice(&scale),
+            Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => {
+                block[..2].copy_from_slice(&scale);
+                block[2..4].copy_from_slice(&scale);
+            }
+        }
+    }
+    Ok(Matrix::from_rows(format, rows, k, &src)?)
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
