@@ -310,7 +310,9 @@ impl Engine {
     fn plan(&self) -> Vec<Part> {
         let mut plan = Vec::with_capacity(self.active.len());
         let waiting = |a: &Active| a.tokens.len() - a.n_done;
-        plan.extend((0..self.active.len()).filter(|&i| waiting(&self.active[i]) == 1).map(|active| Part { active, n: 1 }));
+        plan.extend(
+            (0..self.active.len()).filter(|&i| waiting(&self.active[i]) == 1).map(|active| Part { active, n: 1 }),
+        );
         let mut budget = self.options.batch_tokens.saturating_sub(plan.len());
         for (active, a) in self.active.iter().enumerate().filter(|(_, a)| waiting(a) > 1) {
             if budget == 0 {

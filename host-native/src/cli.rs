@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use starling::kernels::attention::KvType;
 
+use crate::sampling::SamplingArgs;
+
 /// Run language models (GGUF files) on this machine's CPU. The same model, prompt and seed give the same bytes on every
 /// instruction set, with any number of threads.
 #[derive(Debug, Parser)]
@@ -59,8 +61,49 @@ impl From<KvChoice> for KvType {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Continue a prompt, or answer it with --chat
+    Run(Box<RunArgs>),
     /// Measure prefill and decode speed
     Bench(BenchArgs),
+}
+
+/// Options of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The prompt; `-` or nothing reads standard input
+    pub prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    pub file: Option<PathBuf>,
+    /// Answer the prompt as a chat message, by the model's chat template
+    #[arg(long)]
+    pub chat: bool,
+    /// System message of the chat
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+    /// Take special tokens in the prompt for what they say
+    #[arg(long)]
+    pub special: bool,
+    /// Tokens to generate, at most [default: until the model ends or the context is full]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub max_tokens: Option<usize>,
+    /// Tokens of the context [default: what the model was made for]
+    #[arg(short, long, value_name = "N")]
+    pub ctx_size: Option<usize>,
+    /// Text that ends the answer; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Go on when the model ends its answer
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Print one JSON object instead of streaming text
+    #[arg(long)]
+    pub json: bool,
+    /// No timings
+    #[arg(short, long)]
+    pub quiet: bool,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
 }
 
 /// Options of `bench`.

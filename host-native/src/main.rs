@@ -3,11 +3,14 @@
 #![allow(unreachable_pub)] // a binary has no outside
 
 mod bench;
+mod chat;
 mod cli;
 mod error;
 mod load;
 mod model_file;
 mod pool;
+mod run;
+mod sampling;
 
 use std::process::ExitCode;
 
@@ -29,6 +32,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
+        Command::Run(args) => run::run(&cli.model, args),
         Command::Bench(args) => bench::run(&cli.model, args),
     }
 }

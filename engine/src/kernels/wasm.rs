@@ -49,7 +49,8 @@ pub(super) fn relaxed_dot_is_exact() -> bool {
         start.iter_mut().for_each(|s| *s = i32::from_le_bytes([next(), next(), next(), next()]) >> 4);
         let want: [i32; 4] = core::array::from_fn(|lane| {
             let at = lane * 4..lane * 4 + 4;
-            start[lane] + a[at.clone()].iter().zip(&w[at]).map(|(&a, &w)| i32::from(a as i8) * i32::from(w)).sum::<i32>()
+            start[lane]
+                + a[at.clone()].iter().zip(&w[at]).map(|(&a, &w)| i32::from(a as i8) * i32::from(w)).sum::<i32>()
         });
         // through memory, or the compiler would compute the dot itself
         let (a, w, start) = core::hint::black_box((a, w, start));
