@@ -63,8 +63,27 @@ impl From<KvChoice> for KvType {
 pub enum Command {
     /// Continue a prompt, or answer it with --chat
     Run(Box<RunArgs>),
+    /// Talk with the model in the terminal
+    Chat(Box<ChatArgs>),
     /// Measure prefill and decode speed
     Bench(BenchArgs),
+    /// Show metadata and tensors of a model file
+    Inspect(InspectArgs),
+    /// Turn text into token ids
+    Tokenize(TokenizeArgs),
+    /// Turn token ids into text
+    Detokenize(DetokenizeArgs),
+    /// Print the logits of a prompt, with their SHA-256
+    Logits(LogitsArgs),
+    /// Measure how well the model predicts a text
+    Perplexity(PerplexityArgs),
+    /// Write a model file in another type
+    Quantize(QuantizeArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
 }
 
 /// Options of `run`.
@@ -104,6 +123,121 @@ pub struct RunArgs {
     pub quiet: bool,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+}
+
+/// Options of `chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Tokens of an answer, at most [default: until the model ends or the context is full]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub max_tokens: Option<usize>,
+    /// Tokens of the context [default: what the model was made for]
+    #[arg(short, long, value_name = "N")]
+    pub ctx_size: Option<usize>,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+/// Options of `inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// With --json: whole arrays
+    #[arg(long, requires = "json")]
+    pub full: bool,
+}
+
+/// Options of `tokenize`.
+#[derive(Debug, Args)]
+pub struct TokenizeArgs {
+    /// The text; `-` or nothing reads standard input
+    pub text: Option<String>,
+    /// Read the text from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
+    pub file: Option<PathBuf>,
+    /// Leave out the tokens that the model wants before and after a text
+    #[arg(long)]
+    pub no_bos: bool,
+    /// Take special tokens in the text for what they say
+    #[arg(long)]
+    pub special: bool,
+    /// Print {"ids", "pieces", "offsets"}
+    #[arg(long, conflicts_with = "batch")]
+    pub json: bool,
+    /// The input is a JSON array of texts; print a JSON array of id arrays
+    #[arg(long)]
+    pub batch: bool,
+}
+
+/// Options of `detokenize`.
+#[derive(Debug, Args)]
+pub struct DetokenizeArgs {
+    /// Token ids; without any, they are read from standard input
+    #[arg(value_delimiter = ',')]
+    pub ids: Vec<u32>,
+    /// Read the ids from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "ids")]
+    pub file: Option<PathBuf>,
+    /// Leave special tokens out of the text
+    #[arg(long)]
+    pub skip_special: bool,
+}
+
+/// Options of `logits`.
+#[derive(Debug, Args)]
+pub struct LogitsArgs {
+    /// The prompt; `-` or nothing reads standard input
+    pub text: Option<String>,
+    /// Token ids instead of a text
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "text")]
+    pub ids: Option<Vec<u32>>,
+    /// Logits after every token, not only the last
+    #[arg(long)]
+    pub all: bool,
+    /// Print a SHA-256 of the numbers after each stage of each layer instead
+    #[arg(long)]
+    pub trace: bool,
+}
+
+/// Options of `perplexity`.
+#[derive(Debug, Args)]
+pub struct PerplexityArgs {
+    /// The text
+    #[arg(short, long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Tokens of a window, of which the second half is scored
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = window)]
+    pub ctx_size: usize,
+    /// Windows, at most
+    #[arg(long, value_name = "N")]
+    pub chunks: Option<usize>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn window(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if n >= 4 => Ok(n),
+        _ => Err("expected a number of at least 4".into()),
+    }
+}
+
+/// Options of `quantize`.
+#[derive(Debug, Args)]
+pub struct QuantizeArgs {
+    /// Model file to read
+    pub input: PathBuf,
+    /// Model file to write
+    pub output: PathBuf,
+    /// Type or mixture, as llama.cpp names them: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, Q6_K
+    #[arg(value_name = "TYPE")]
+    pub kind: String,
 }
 
 /// Options of `bench`.
