@@ -16,8 +16,8 @@ use starling::tokenizer::EncodeOptions;
 
 use crate::cli::{ChatArgs, ModelArgs};
 use crate::error::Failure;
-use crate::pool::ThreadPool;
 use crate::load;
+use crate::pool::ThreadPool;
 use crate::run::{Answer, engine};
 
 /// The template of models that bring none (ChatML).

@@ -1,3 +1,4 @@
 //! What the tests of all targets share: the reference cases in `fixtures/reference`.
 
+pub mod golden;
 pub mod reference;

@@ -1,0 +1,200 @@
+//! Pinned results: exact token ids, text and a digest of every logit. `fixtures/goldens/cases.json` says what is
+//! computed; `pinned/NAME.json`, what came out, is written by the program `bless` alone.
+
+use std::fs;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use starling::engine::{Engine, EngineOptions, Event, Request};
+use starling::kernels::Cpu;
+use starling::kernels::attention::{KvType, PAGE};
+use starling::model::{Model, Run};
+use starling::pool::Pool;
+use starling::sampler::{ALL_TOKENS, Dry, SamplingOptions};
+use starling::tokenizer::EncodeOptions;
+
+use crate::reference::fixtures;
+
+/// What to compute.
+#[derive(Debug, Clone, Deserialize)]
+#[allow(missing_docs)]
+pub struct Case {
+    pub name: String,
+    /// File below `fixtures`.
+    pub model: String,
+    pub kv_type: String,
+    pub prompt: String,
+    pub max_tokens: usize,
+    pub sampling: Sampling,
+}
+
+/// Sampling options of a case; what is missing is off.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Sampling {
+    pub temperature: f32,
+    pub seed: Option<u64>,
+    pub top_k: Option<u32>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub typical_p: Option<f32>,
+    pub repeat_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub dry: Option<DryOptions>,
+}
+
+/// DRY options of a case.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct DryOptions {
+    pub multiplier: f32,
+    pub base: f32,
+    pub allowed_length: u32,
+}
+
+/// What came out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pinned {
+    /// The prompt's tokens.
+    pub prompt_ids: Vec<u32>,
+    /// SHA-256 of the logits after each prompt token, f32 little-endian, row by row.
+    pub logits_sha256: String,
+    /// Tokens of the answer.
+    pub ids: Vec<u32>,
+    /// Its text.
+    pub text: String,
+}
+
+#[derive(Deserialize)]
+struct Cases {
+    cases: Vec<Case>,
+}
+
+/// All cases.
+///
+/// # Panics
+/// If the file cannot be read.
+pub fn cases() -> Vec<Case> {
+    let text = fs::read(fixtures().join("goldens/cases.json")).expect("fixtures/goldens/cases.json");
+    serde_json::from_slice::<Cases>(&text).expect("cases").cases
+}
+
+impl Case {
+    /// The pinned result.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn pinned(&self) -> Pinned {
+        let path = self.path();
+        let text = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}; run `bless`", path.display()));
+        serde_json::from_slice(&text).expect("a pinned result")
+    }
+
+    /// Where the pinned result is.
+    pub fn path(&self) -> std::path::PathBuf {
+        fixtures().join(format!("goldens/pinned/{}.json", self.name))
+    }
+
+    /// The model file.
+    ///
+    /// # Panics
+    /// If it cannot be read.
+    pub fn model_bytes(&self) -> Vec<u8> {
+        fs::read(fixtures().join(&self.model)).expect("a model")
+    }
+
+    /// How keys and values are kept.
+    ///
+    /// # Panics
+    /// If the name is unknown.
+    pub fn kv_type(&self) -> KvType {
+        *KvType::ALL.iter().find(|t| t.name() == self.kv_type).expect("a KV type")
+    }
+
+    /// The sampling options.
+    pub fn options(&self) -> SamplingOptions {
+        let (s, off) = (&self.sampling, SamplingOptions::neutral());
+        SamplingOptions {
+            temperature: s.temperature,
+            seed: s.seed.unwrap_or(off.seed),
+            top_k: s.top_k.unwrap_or(off.top_k),
+            top_p: s.top_p.unwrap_or(off.top_p),
+            min_p: s.min_p.unwrap_or(off.min_p),
+            typical_p: s.typical_p.unwrap_or(off.typical_p),
+            repeat_penalty: s.repeat_penalty.unwrap_or(off.repeat_penalty),
+            frequency_penalty: s.frequency_penalty.unwrap_or(off.frequency_penalty),
+            presence_penalty: s.presence_penalty.unwrap_or(off.presence_penalty),
+            dry: s.dry.as_ref().map(|d| Dry {
+                multiplier: d.multiplier,
+                base: d.base,
+                allowed_length: d.allowed_length,
+                last_n: ALL_TOKENS,
+                breakers: Vec::new(),
+            }),
+            ..off
+        }
+    }
+
+    /// Computes the case. `batch` cuts the prompt, `neighbours` other requests run beside it: neither may matter.
+    ///
+    /// # Panics
+    /// If there is no memory.
+    pub fn compute(&self, model: &Arc<Model>, cpu: Cpu, pool: &dyn Pool, batch: usize, neighbours: usize) -> Pinned {
+        let prompt_ids =
+            model.tokenizer.encode(&self.prompt, EncodeOptions { add_special: true, parse_special: false });
+        let logits_sha256 = self.logits_digest(model, cpu, pool, &prompt_ids, batch);
+        let n_ctx = prompt_ids.len() + self.max_tokens;
+        let options = EngineOptions {
+            kv_type: self.kv_type(),
+            n_ctx,
+            max_seqs: 1 + neighbours,
+            batch_tokens: batch,
+            kv_bytes: (1 + neighbours) * EngineOptions::kv_bytes_of(model, self.kv_type(), n_ctx),
+            fingerprint: [0; 32],
+        };
+        let mut engine = Engine::new(Arc::clone(model), pool, options).expect("memory");
+        for i in 0..neighbours {
+            let tokens: Vec<u32> = prompt_ids.iter().rev().skip(i).copied().collect();
+            let other = Request { max_tokens: Some(self.max_tokens), ignore_eos: true, ..Request::new(tokens) };
+            engine.submit(other).expect("room for a neighbour");
+        }
+        let request =
+            Request { sampling: self.options(), max_tokens: Some(self.max_tokens), ..Request::new(prompt_ids.clone()) };
+        let id = engine.submit(request).expect("a valid request");
+        let (mut ids, mut text) = (Vec::new(), String::new());
+        let mut done = false;
+        while !done {
+            engine.step(cpu, pool, &mut |event| match event {
+                Event::Token { id: of, token, text: more, .. } if of == id => {
+                    ids.push(token);
+                    text.push_str(&more);
+                }
+                Event::Done { id: of, text: more, .. } if of == id => {
+                    text.push_str(&more);
+                    done = true;
+                }
+                _ => {}
+            });
+        }
+        Pinned { prompt_ids, logits_sha256, ids, text }
+    }
+
+    fn logits_digest(&self, model: &Model, cpu: Cpu, pool: &dyn Pool, ids: &[u32], batch: usize) -> String {
+        let kv_type = self.kv_type();
+        let kv = model.kv_layout(kv_type);
+        let pages: Vec<u32> = (0..ids.len().div_ceil(PAGE) as u32).collect();
+        let mut arena = vec![0; pages.len() * kv.page_bytes()];
+        let mut scratch = model.scratch(pool, kv_type, batch, batch, 1, ids.len()).expect("memory");
+        let mut hash = Sha256::new();
+        for (i, tokens) in ids.chunks(batch).enumerate() {
+            let run = Run { tokens, pos: i * batch, pages: &pages, n_logits: tokens.len() };
+            let out = model.forward(cpu, pool, &[run], &kv, &mut arena, &mut scratch, None);
+            (0..out.len()).flat_map(|row| out.logits(row)).for_each(|v| hash.update(v.to_le_bytes()));
+        }
+        hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    }
+}
