@@ -139,6 +139,14 @@ impl Pool for Scoped {
     }
 }
 
+/// Runs for a target say which path they mean to test.
+#[test]
+fn the_named_path_is_the_fastest() {
+    if let Ok(name) = std::env::var("STARLING_TEST_ISA") {
+        assert_eq!(Cpu::detect().isa().name(), name);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 96 } else { 400 }))]
 

@@ -80,10 +80,10 @@ fn relaxed_dot(a: v128, w: v128, acc: v128) -> v128 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
     const LANES: usize = 4;
-    const TILE4: TileShape = TileShape { rv: 1, nc: 6 };
-    const TILE8: TileShape = if RELAXED { TileShape { rv: 2, nc: 3 } } else { TileShape { rv: 2, nc: 4 } };
-    const TILE_K: TileShape = TileShape { rv: 1, nc: 6 };
-    const TILE_F32: TileShape = TileShape { rv: 2, nc: 4 };
+    const TILE4: TileShape = TileShape { rv: 2, nc: 4 };
+    const TILE8: TileShape = TileShape { rv: 2, nc: 4 };
+    const TILE_K: TileShape = TileShape { rv: 2, nc: 4 };
+    const TILE_F32: TileShape = TileShape { rv: 2, nc: 6 };
     const GEMV: [usize; 4] = [4, 4, 4, 4];
 
     type F = v128;
