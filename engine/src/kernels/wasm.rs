@@ -6,6 +6,8 @@
 //!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `Rec::Xor`).
 
 use core::arch::wasm32::*;
+#[cfg(target_feature = "relaxed-simd")]
+use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::simd::{Rec, Simd, TileShape};
 
@@ -27,10 +29,26 @@ impl Wasm<true> {
     }
 }
 
-/// Whether the engine's relaxed dot gives the exact sum wherever the second operand is in 0..=127. V8 11.3 lowers it
-/// wrongly in its baseline compiler, which is the one that runs this.
+/// Whether the engine's relaxed dot gives the exact sum wherever the second operand is in 0..=127.
+///
+/// V8 11.3 lowers it wrongly in its baseline compiler, rightly in its optimising one. The first call here runs in the
+/// baseline compiler, as the first calls of the kernels will; its verdict stands, whatever later calls would find.
 #[cfg(target_feature = "relaxed-simd")]
 pub(super) fn relaxed_dot_is_exact() -> bool {
+    const UNKNOWN: u8 = 0;
+    const EXACT: u8 = 1;
+    const WRONG: u8 = 2;
+    static VERDICT: AtomicU8 = AtomicU8::new(UNKNOWN);
+    if VERDICT.load(Ordering::Relaxed) == UNKNOWN {
+        let verdict = if probe_relaxed_dot() { EXACT } else { WRONG };
+        // of two threads that came first at once, either verdict must satisfy both
+        VERDICT.fetch_max(verdict, Ordering::Relaxed);
+    }
+    VERDICT.load(Ordering::Relaxed) == EXACT
+}
+
+#[cfg(target_feature = "relaxed-simd")]
+fn probe_relaxed_dot() -> bool {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut next = || {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -49,7 +67,8 @@ pub(super) fn relaxed_dot_is_exact() -> bool {
         start.iter_mut().for_each(|s| *s = i32::from_le_bytes([next(), next(), next(), next()]) >> 4);
         let want: [i32; 4] = core::array::from_fn(|lane| {
             let at = lane * 4..lane * 4 + 4;
-            start[lane] + a[at.clone()].iter().zip(&w[at]).map(|(&a, &w)| i32::from(a as i8) * i32::from(w)).sum::<i32>()
+            start[lane]
+                + a[at.clone()].iter().zip(&w[at]).map(|(&a, &w)| i32::from(a as i8) * i32::from(w)).sum::<i32>()
         });
         // through memory, or the compiler would compute the dot itself
         let (a, w, start) = core::hint::black_box((a, w, start));
@@ -64,7 +83,7 @@ pub(super) fn relaxed_dot_is_exact() -> bool {
     })
 }
 
-/// Vectors that `relaxed_dot_is_exact` tries.
+/// Vectors that the probe tries.
 #[cfg(target_feature = "relaxed-simd")]
 const PROBES: usize = 512;
 

@@ -63,7 +63,9 @@ pub struct Weights {
 impl Weights {
     /// Bytes of the packed matrices.
     pub fn len_bytes(&self) -> usize {
-        let layer = |l: &Layer| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down].map(|m| m.w.len_bytes()).iter().sum::<usize>();
+        let layer = |l: &Layer| {
+            [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down].map(|m| m.w.len_bytes()).iter().sum::<usize>()
+        };
         let layers: usize = self.layers.iter().map(layer).sum();
         self.embedding.len_bytes() + layers + self.output.as_ref().map_or(0, |o| o.w.len_bytes())
     }
