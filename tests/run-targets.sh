@@ -8,7 +8,8 @@ target=${CARGO_TARGET_DIR:-target}
 
 # wasm FEATURES ISA: a directory for each set of features, or each run would build everything anew
 wasm() {
-    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$1" STARLING_TEST_ISA=$2 \
+    # growing the memory makes the WASI of Node 20 crash: start with enough
+    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$1 -C link-arg=--initial-memory=1073741824" STARLING_TEST_ISA=$2 \
         cargo test -p starling --target wasm32-wasip1 --target-dir "$target/wasm$1"
 }
 
