@@ -64,3 +64,52 @@ pub enum LoadError {
         limit: u64,
     },
 }
+
+/// A request that cannot be taken, and why. Nothing was computed.
+#[derive(Debug, Clone, PartialEq, Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// There is nothing to continue.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// Prompt and answer do not fit the context.
+    #[error("{prompt} prompt tokens and {max_tokens} to generate do not fit the context of {n_ctx} tokens")]
+    ContextLength {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens to generate, at least.
+        max_tokens: usize,
+        /// Tokens that fit.
+        n_ctx: usize,
+    },
+    /// A token id that the model does not have.
+    #[error("token {token} at position {at} is not one of the model's {n_vocab}")]
+    Token {
+        /// The id.
+        token: u32,
+        /// Where it stands.
+        at: usize,
+        /// Ids end here.
+        n_vocab: usize,
+    },
+    /// An option is out of range.
+    #[error("{name} is {found}, expected {expected}")]
+    Option {
+        /// The option.
+        name: &'static str,
+        /// What was given.
+        found: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// All sequences or pages are taken by others; try again later.
+    #[error("no capacity for {what} now: {needed} needed, {free} free")]
+    NoCapacity {
+        /// What is short.
+        what: &'static str,
+        /// How much the request needs.
+        needed: usize,
+        /// How much there is.
+        free: usize,
+    },
+}

@@ -6,12 +6,16 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
+pub mod engine;
 pub mod error;
 pub mod gguf;
 pub mod kernels;
+pub mod kv;
 pub mod math;
 
 pub mod model;
 pub mod pool;
 pub mod quant;
+pub mod sampler;
+pub mod text;
 pub mod tokenizer;

@@ -1,2 +1,53 @@
-//! The `starling` command.
-fn main() {}
+//! The `starling` command: language models on this machine's CPU, the same bytes as everywhere.
+
+#![allow(unreachable_pub)] // a binary has no outside
+
+mod bench;
+mod chat;
+mod cli;
+mod error;
+mod inspect;
+mod load;
+mod logits;
+mod model_file;
+mod pool;
+mod quantize;
+mod run;
+mod sampling;
+mod tokens;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use cli::{Cli, Command};
+use error::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<(), Failure> {
+    match &cli.command {
+        Command::Run(args) => run::run(&cli.model, args),
+        Command::Chat(args) => chat::run(&cli.model, args),
+        Command::Inspect(args) => inspect::run(&cli.model, args),
+        Command::Tokenize(args) => tokens::tokenize(&cli.model, args),
+        Command::Detokenize(args) => tokens::detokenize(&cli.model, args),
+        Command::Logits(args) => logits::logits(&cli.model, args),
+        Command::Perplexity(args) => logits::perplexity(&cli.model, args),
+        Command::Quantize(args) => quantize::run(&cli.model, args),
+        Command::Completions { shell } => {
+            clap_complete::generate(*shell, &mut Cli::command(), "starling", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Bench(args) => bench::run(&cli.model, args),
+    }
+}

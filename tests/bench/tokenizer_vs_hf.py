@@ -125,6 +125,8 @@ def main() -> None:
     rng = random.Random(1)
     texts = {f: pathlib.Path(f).read_bytes().decode("utf-8", "replace") for f in [args.text, *args.same]}
     texts["random strings"] = "\n".join(random_text(rng, 60) for _ in range(20000))
+    texts["long words"] = " ".join("".join(rng.choices("aeinorst", k=n)) for n in (10, 47, 48, 49, 50, 1000, 100000))
+    texts["one letter"] = "a" * 100000
     for name, text in texts.items():
         report, ids = ours(text)
         expected = tok.encode(text, add_special_tokens=False).ids

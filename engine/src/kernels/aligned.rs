@@ -25,6 +25,27 @@ impl AlignedBuf {
         Ok(AlignedBuf { lines, len })
     }
 
+    /// An empty buffer with room for `capacity` bytes. The system commits memory when [`AlignedBuf::grow`] first
+    /// touches it.
+    pub fn with_capacity(capacity: usize) -> Result<AlignedBuf, TryReserveError> {
+        let mut lines = Vec::new();
+        lines.try_reserve_exact(capacity.div_ceil(64))?;
+        Ok(AlignedBuf { lines, len: 0 })
+    }
+
+    /// Makes the buffer `len` bytes long, new ones zero.
+    ///
+    /// # Panics
+    /// If `len` is beyond the capacity: the buffer never moves.
+    pub fn grow(&mut self, len: usize) {
+        let n = len.div_ceil(64);
+        assert!(n <= self.lines.capacity(), "a buffer that grows beyond its capacity");
+        if n > self.lines.len() {
+            self.lines.resize(n, Line([0; 64]));
+        }
+        self.len = self.len.max(len);
+    }
+
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: `lines` holds at least `len` initialised bytes, `Line` has no padding.
@@ -62,7 +83,7 @@ impl AlignedBuf {
 
 /// A slice that the tasks of one parallel operation write in disjoint parts.
 #[derive(Clone, Copy)]
-pub struct SharedOut<'a, T> {
+pub(crate) struct SharedOut<'a, T> {
     ptr: *mut T,
     len: usize,
     life: PhantomData<&'a mut [T]>,
@@ -75,18 +96,8 @@ unsafe impl<T: Send> Sync for SharedOut<'_, T> {}
 
 impl<'a, T> SharedOut<'a, T> {
     /// Shares `out` for the life of one operation.
-    pub fn new(out: &'a mut [T]) -> Self {
+    pub(crate) fn new(out: &'a mut [T]) -> Self {
         SharedOut { ptr: out.as_mut_ptr(), len: out.len(), life: PhantomData }
-    }
-
-    /// Elements in the whole slice.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there is nothing to write.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// The pointer to element `at`, valid for `n` elements.
@@ -107,7 +118,7 @@ impl<'a, T> SharedOut<'a, T> {
     /// # Panics
     /// If the part is not inside the slice.
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn slice(&self, at: usize, n: usize) -> &'a mut [T] {
+    pub(crate) unsafe fn slice(&self, at: usize, n: usize) -> &'a mut [T] {
         // SAFETY: inside the slice (`ptr` checks), and not aliased by this function's contract.
         unsafe { core::slice::from_raw_parts_mut(self.ptr(at, n), n) }
     }

@@ -22,6 +22,7 @@ mod wasm;
 
 pub mod act;
 pub mod attention;
+pub mod crew;
 pub mod elementwise;
 pub mod exp;
 pub mod f32_tile;
@@ -29,6 +30,7 @@ pub mod matmul;
 pub mod norm;
 pub mod panel;
 pub mod rope;
+pub mod softmax;
 pub mod tasks;
 
 pub use aligned::AlignedBuf;

@@ -61,6 +61,9 @@ const FILL_END_NAMES: &[&str] = &[
     "<|file_sep|>",
 ];
 
+/// In Phi-3, the special tokens that do not take the white space after them.
+const PHI3_NOT_ABSORBING: &[&str] = &["<unk>", "<s>", "<|endoftext|>"];
+
 /// Looks tokens up by name.
 pub(super) struct Names<'a> {
     pub(super) vocab: &'a Vocab,
@@ -98,5 +101,19 @@ impl Names<'_> {
             ends.retain(|&id| Some(id) != self.find("</s>"));
         }
         ends
+    }
+
+    /// Tokens that take the white space after them. Files do not say so; it is known of Phi-3 only.
+    pub(super) fn absorbing(&self, model_name: &str) -> Vec<u32> {
+        let name = model_name.to_ascii_lowercase();
+        if !name.contains("phi-3") && !name.contains("phi3") {
+            return Vec::new();
+        }
+        let others: Vec<u32> = PHI3_NOT_ABSORBING.iter().filter_map(|name| self.find(name)).collect();
+        let special = |&id: &u32| {
+            matches!(self.vocab.kind(id), Some(Kind::Control | Kind::UserDefined | Kind::Unknown))
+                && !others.contains(&id)
+        };
+        self.vocab.ids().filter(special).collect()
     }
 }

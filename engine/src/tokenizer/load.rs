@@ -52,9 +52,11 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
         Spelling::Bytes => byte_level(gguf, &vocab, &texts, ids.unknown, seed)?,
         Spelling::Meta => (sentence_piece(gguf, &vocab, &texts, ids.unknown, seed)?, true),
     };
-    let ends = Names { vocab: &vocab, texts: &texts }.ends([ids.eos, ids.eot, ids.eom].into_iter().flatten());
+    let names = Names { vocab: &vocab, texts: &texts };
+    let absorbing = names.absorbing(gguf.str("general.name").ok().flatten().unwrap_or_default());
+    let ends = names.ends([ids.eos, ids.eot, ids.eom].into_iter().flatten());
     Ok(Tokenizer {
-        specials: Specials::new(&vocab),
+        specials: Specials::new(&vocab, absorbing),
         algorithm,
         begin: added(gguf, "tokenizer.ggml.add_bos_token", default_bos, ids.bos)?,
         end: added(gguf, "tokenizer.ggml.add_eos_token", false, ids.eos)?,

@@ -10,6 +10,7 @@
 
 mod bpe;
 mod cache;
+mod class;
 mod control;
 mod load;
 mod merge;

@@ -3,7 +3,8 @@
 //! Names and expressions are those of llama.cpp's `llama-vocab.cpp`; where it approximates an expression of the original
 //! `tokenizer.json`, the original is used.
 
-use super::split::{Class, Item, Pass, Threes, bit};
+use super::class::{Class, bit};
+use super::split::{Item, Pass, Threes};
 use super::unicode::{
     DECIMAL, LOWER, MARK, MODIFIER, OTHER_LETTER, OTHER_NUMBER, PUNCTUATION, SYMBOL, TITLE, UPPER, WHITE,
 };
@@ -33,6 +34,7 @@ const fn row(names: &'static [&'static str], passes: &'static [Pass]) -> Pretoke
     Pretokenizer { names, passes, ignore_merges: false, add_bos: false }
 }
 
+#[rustfmt::skip]
 static PRETOKENIZERS: &[Pretokenizer] = &[
     row(&["default"], DEFAULT),
     Pretokenizer {
@@ -53,25 +55,9 @@ static PRETOKENIZERS: &[Pretokenizer] = &[
     row(&["ufakzeka"], UFAKZEKA),
     row(
         &[
-            "gpt-2",
-            "phi-2",
-            "jina-es",
-            "jina-de",
-            "gigachat",
-            "jina-v2-es",
-            "jina-v2-de",
-            "a.x-4.0",
-            "mellum",
-            "modern-bert",
-            "jina-v1-en",
-            "jina-v2-code",
-            "roberta-bpe",
-            "mpt",
-            "olmo",
-            "jais",
-            "trillion",
-            "granite-docling",
-            "exaone4",
+            "gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum",
+            "modern-bert", "jina-v1-en", "jina-v2-code", "roberta-bpe", "mpt", "olmo", "jais", "trillion",
+            "granite-docling", "exaone4",
         ],
         GPT2,
     ),
@@ -248,21 +234,14 @@ const GPT4O_MATCH: Pass = Pass::Match(&[
 ]);
 static GPT4O: &[Pass] = &[GPT4O_MATCH];
 static TINY_AYA: &[Pass] = &[Pass::Threes(Threes::BeforeBoundary), GPT4O_MATCH];
+#[rustfmt::skip]
 static YOUTU: &[Pass] = &[
     Pass::Match(&[
         &[plus(ranges(&[('가', '힣'), ('ㄱ', 'ㆎ')]))],
         &[plus(Class {
             with: &[
-                ('！', '！'),
-                ('…', '…'),
-                ('“', '”'),
-                ('‘', '’'),
-                ('—', '—'),
-                ('：', '：'),
-                ('；', '；'),
-                ('，', '，'),
-                ('、', '〿'),
-                ('︰', '﹏'),
+                ('！', '！'), ('…', '…'), ('“', '”'), ('‘', '’'), ('—', '—'), ('：', '：'), ('；', '；'), ('，', '，'),
+                ('、', '〿'), ('︰', '﹏'),
             ],
             ..Class::any(0)
         })],
@@ -280,29 +259,14 @@ static YOUTU: &[Pass] = &[
     ]),
 ];
 
+#[rustfmt::skip]
 const HAN: &[(char, char)] = &[
-    ('\u{2e80}', '\u{2e99}'),
-    ('\u{2e9b}', '\u{2ef3}'),
-    ('\u{2f00}', '\u{2fd5}'),
-    ('\u{3005}', '\u{3005}'),
-    ('\u{3007}', '\u{3007}'),
-    ('\u{3021}', '\u{3029}'),
-    ('\u{3038}', '\u{303b}'),
-    ('\u{3400}', '\u{4dbf}'),
-    ('\u{4e00}', '\u{9fff}'),
-    ('\u{f900}', '\u{fa6d}'),
-    ('\u{fa70}', '\u{fad9}'),
-    ('\u{16fe2}', '\u{16fe3}'),
-    ('\u{16ff0}', '\u{16ff1}'),
-    ('\u{20000}', '\u{2a6df}'),
-    ('\u{2a700}', '\u{2b739}'),
-    ('\u{2b740}', '\u{2b81d}'),
-    ('\u{2b820}', '\u{2cea1}'),
-    ('\u{2ceb0}', '\u{2ebe0}'),
-    ('\u{2ebf0}', '\u{2ee5d}'),
-    ('\u{2f800}', '\u{2fa1d}'),
-    ('\u{30000}', '\u{3134a}'),
-    ('\u{31350}', '\u{323af}'),
+    ('\u{2e80}', '\u{2e99}'), ('\u{2e9b}', '\u{2ef3}'), ('\u{2f00}', '\u{2fd5}'), ('\u{3005}', '\u{3005}'),
+    ('\u{3007}', '\u{3007}'), ('\u{3021}', '\u{3029}'), ('\u{3038}', '\u{303b}'), ('\u{3400}', '\u{4dbf}'),
+    ('\u{4e00}', '\u{9fff}'), ('\u{f900}', '\u{fa6d}'), ('\u{fa70}', '\u{fad9}'), ('\u{16fe2}', '\u{16fe3}'),
+    ('\u{16ff0}', '\u{16ff1}'), ('\u{20000}', '\u{2a6df}'), ('\u{2a700}', '\u{2b739}'), ('\u{2b740}', '\u{2b81d}'),
+    ('\u{2b820}', '\u{2cea1}'), ('\u{2ceb0}', '\u{2ebe0}'), ('\u{2ebf0}', '\u{2ee5d}'), ('\u{2f800}', '\u{2fa1d}'),
+    ('\u{30000}', '\u{3134a}'), ('\u{31350}', '\u{323af}'),
 ];
 const BIG_NOT_HAN: Class = Class { without: HAN, ..BIG };
 const SMALL_NOT_HAN: Class = Class { without: HAN, ..SMALL };
@@ -343,24 +307,14 @@ static SPARK: &[Pass] = &[
     ]),
     Pass::Match(&[&[one(N)]]),
 ];
+#[rustfmt::skip]
 static AFMOE: &[Pass] = &[
     Pass::Threes(Threes::Isolated),
     Pass::Match(&[&[plus(ranges(&[
-        ('一', '\u{9fff}'),
-        ('㐀', '\u{4dbf}'),
-        ('\u{f900}', '\u{faff}'),
-        ('\u{3040}', 'ゟ'),
-        ('゠', 'ヿ'),
-        ('\u{ff65}', '\u{ff9f}'),
-        ('\u{2f00}', '\u{2fdf}'),
-        ('\u{e40}', '\u{e7f}'),
-        ('\u{e80}', '\u{eff}'),
-        ('\u{1780}', '\u{17ff}'),
-        ('\u{1000}', '\u{109f}'),
-        ('\u{aa60}', '\u{aa7f}'),
-        ('\u{a9e0}', '\u{a9ff}'),
-        ('\u{ac00}', '\u{d7af}'),
-        ('\u{1100}', '\u{11ff}'),
+        ('一', '\u{9fff}'), ('㐀', '\u{4dbf}'), ('\u{f900}', '\u{faff}'), ('\u{3040}', 'ゟ'), ('゠', 'ヿ'),
+        ('\u{ff65}', '\u{ff9f}'), ('\u{2f00}', '\u{2fdf}'), ('\u{e40}', '\u{e7f}'), ('\u{e80}', '\u{eff}'),
+        ('\u{1780}', '\u{17ff}'), ('\u{1000}', '\u{109f}'), ('\u{aa60}', '\u{aa7f}'), ('\u{a9e0}', '\u{a9ff}'),
+        ('\u{ac00}', '\u{d7af}'), ('\u{1100}', '\u{11ff}'),
     ]))]]),
     DEEPSEEK_V3_MATCH,
 ];
@@ -374,90 +328,19 @@ static DEEPSEEK_CODER: &[Pass] = &[
     Pass::Match(&[&[one(N)]]),
 ];
 /// Letters of scripts with upper and lower case, as listed in the original expression.
+#[rustfmt::skip]
 const CASED: Class = Class {
     with: &[
-        ('µ', 'µ'),
-        ('À', 'Ö'),
-        ('Ø', 'ö'),
-        ('ø', 'ƺ'),
-        ('Ƽ', 'ƿ'),
-        ('Ǆ', 'ʓ'),
-        ('ʕ', 'ʯ'),
-        ('Ͱ', 'ͳ'),
-        ('Ͷ', 'ͷ'),
-        ('ͻ', 'ͽ'),
-        ('Ϳ', 'Ϳ'),
-        ('Ά', 'Ά'),
-        ('Έ', 'Ί'),
-        ('Ό', 'Ό'),
-        ('Ύ', 'Ρ'),
-        ('Σ', 'ϵ'),
-        ('Ϸ', 'ҁ'),
-        ('Ҋ', 'ԯ'),
-        ('Ա', 'Ֆ'),
-        ('Ⴀ', 'Ⴥ'),
-        ('Ꭰ', 'Ᏽ'),
-        ('ᏸ', 'ᏽ'),
-        ('Ა', 'Ჺ'),
-        ('Ჽ', 'Ჿ'),
-        ('ᴀ', 'ᴫ'),
-        ('ᵫ', 'ᵷ'),
-        ('ᵹ', 'ᶚ'),
-        ('Ḁ', 'ἕ'),
-        ('Ἐ', 'Ἕ'),
-        ('ἠ', 'ὅ'),
-        ('Ὀ', 'Ὅ'),
-        ('ὐ', 'ὗ'),
-        ('Ὑ', 'Ὑ'),
-        ('Ὓ', 'Ὓ'),
-        ('Ὕ', 'Ὕ'),
-        ('Ὗ', '\u{1f7d}'),
-        ('ᾀ', 'ᾴ'),
-        ('ᾶ', 'ᾼ'),
-        ('\u{1fbe}', '\u{1fbe}'),
-        ('ῂ', 'ῄ'),
-        ('ῆ', 'ῌ'),
-        ('ῐ', '\u{1fd3}'),
-        ('ῖ', '\u{1fdb}'),
-        ('ῠ', 'Ῥ'),
-        ('ῲ', 'ῴ'),
-        ('ῶ', 'ῼ'),
-        ('ℂ', 'ℂ'),
-        ('ℇ', 'ℇ'),
-        ('ℊ', 'ℓ'),
-        ('ℕ', 'ℕ'),
-        ('ℙ', 'ℝ'),
-        ('ℤ', 'ℤ'),
-        ('\u{2126}', '\u{2126}'),
-        ('ℨ', 'ℨ'),
-        ('\u{212a}', 'ℭ'),
-        ('ℯ', 'ℴ'),
-        ('ℹ', 'ℹ'),
-        ('ℼ', 'ℿ'),
-        ('ⅅ', 'ⅉ'),
-        ('ⅎ', 'ⅎ'),
-        ('Ↄ', 'ↄ'),
-        ('Ⰰ', 'ⱻ'),
-        ('Ȿ', 'ⳤ'),
-        ('Ⳬ', 'ⳮ'),
-        ('Ⳳ', 'ⳳ'),
-        ('Ꙁ', 'ꙭ'),
-        ('Ꚁ', 'ꚛ'),
-        ('Ꜣ', 'ꝯ'),
-        ('ꝱ', 'ꞇ'),
-        ('Ꞌ', 'ꞎ'),
-        ('ꭰ', 'ꮿ'),
-        ('ﬀ', 'ﬆ'),
-        ('ﬓ', 'ﬗ'),
-        ('Ａ', 'Ｚ'),
-        ('ａ', 'ｚ'),
-        ('𐐀', '𐑏'),
-        ('𐒰', '𐓓'),
-        ('𐓘', '𐓻'),
-        ('𐲀', '𐲲'),
-        ('𐳀', '𐳲'),
-        ('𑢠', '𑣟'),
-        ('𞤀', '𞥃'),
+        ('µ', 'µ'), ('À', 'Ö'), ('Ø', 'ö'), ('ø', 'ƺ'), ('Ƽ', 'ƿ'), ('Ǆ', 'ʓ'), ('ʕ', 'ʯ'), ('Ͱ', 'ͳ'), ('Ͷ', 'ͷ'),
+        ('ͻ', 'ͽ'), ('Ϳ', 'Ϳ'), ('Ά', 'Ά'), ('Έ', 'Ί'), ('Ό', 'Ό'), ('Ύ', 'Ρ'), ('Σ', 'ϵ'), ('Ϸ', 'ҁ'), ('Ҋ', 'ԯ'),
+        ('Ա', 'Ֆ'), ('Ⴀ', 'Ⴥ'), ('Ꭰ', 'Ᏽ'), ('ᏸ', 'ᏽ'), ('Ა', 'Ჺ'), ('Ჽ', 'Ჿ'), ('ᴀ', 'ᴫ'), ('ᵫ', 'ᵷ'), ('ᵹ', 'ᶚ'),
+        ('Ḁ', 'ἕ'), ('Ἐ', 'Ἕ'), ('ἠ', 'ὅ'), ('Ὀ', 'Ὅ'), ('ὐ', 'ὗ'), ('Ὑ', 'Ὑ'), ('Ὓ', 'Ὓ'), ('Ὕ', 'Ὕ'),
+        ('Ὗ', '\u{1f7d}'), ('ᾀ', 'ᾴ'), ('ᾶ', 'ᾼ'), ('\u{1fbe}', '\u{1fbe}'), ('ῂ', 'ῄ'), ('ῆ', 'ῌ'),
+        ('ῐ', '\u{1fd3}'), ('ῖ', '\u{1fdb}'), ('ῠ', 'Ῥ'), ('ῲ', 'ῴ'), ('ῶ', 'ῼ'), ('ℂ', 'ℂ'), ('ℇ', 'ℇ'), ('ℊ', 'ℓ'),
+        ('ℕ', 'ℕ'), ('ℙ', 'ℝ'), ('ℤ', 'ℤ'), ('\u{2126}', '\u{2126}'), ('ℨ', 'ℨ'), ('\u{212a}', 'ℭ'), ('ℯ', 'ℴ'),
+        ('ℹ', 'ℹ'), ('ℼ', 'ℿ'), ('ⅅ', 'ⅉ'), ('ⅎ', 'ⅎ'), ('Ↄ', 'ↄ'), ('Ⰰ', 'ⱻ'), ('Ȿ', 'ⳤ'), ('Ⳬ', 'ⳮ'), ('Ⳳ', 'ⳳ'),
+        ('Ꙁ', 'ꙭ'), ('Ꚁ', 'ꚛ'), ('Ꜣ', 'ꝯ'), ('ꝱ', 'ꞇ'), ('Ꞌ', 'ꞎ'), ('ꭰ', 'ꮿ'), ('ﬀ', 'ﬆ'), ('ﬓ', 'ﬗ'), ('Ａ', 'Ｚ'),
+        ('ａ', 'ｚ'), ('𐐀', '𐑏'), ('𐒰', '𐓓'), ('𐓘', '𐓻'), ('𐲀', '𐲲'), ('𐳀', '𐳲'), ('𑢠', '𑣟'), ('𞤀', '𞥃'),
     ],
     ..ALPHA
 };
@@ -484,6 +367,7 @@ static FALCON: &[Pass] =
     &[Pass::Match(&[&[plus(Class::any(PUNCT | bit::MATHS | bit::BACKTICK))]]), GPT2_MATCH, THREE_DIGITS];
 static SUPERBPE: &[Pass] = &[Pass::Match(&[&[plus(N)]]), Pass::Threes(Threes::Between)];
 /// `[^(\s|.,!?…。，、।۔،)]`
+#[rustfmt::skip]
 const CLAUSE: Class = Class {
     with: &[('…', '…'), ('。', '。'), ('，', '，'), ('、', '、'), ('।', '।'), ('۔', '۔'), ('،', '،')],
     ..Class::none(BLANK | bit::STOP)

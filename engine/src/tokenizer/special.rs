@@ -15,6 +15,8 @@ pub(super) struct Specials {
     always: Matcher,
     /// The same with control tokens.
     all: Matcher,
+    /// Tokens that take the white space after them, ascending.
+    absorbing: Vec<u32>,
 }
 
 #[derive(Debug, Clone)]
@@ -35,11 +37,14 @@ pub(super) enum Fragment {
 }
 
 impl Specials {
-    pub(super) fn new(vocab: &Vocab) -> Specials {
+    /// `absorbing` tokens take the white space after them.
+    pub(super) fn new(vocab: &Vocab, mut absorbing: Vec<u32>) -> Specials {
+        absorbing.sort_unstable();
         let matcher = |kinds: &[Kind]| Matcher::new(vocab, kinds);
         Specials {
             always: matcher(&[Kind::UserDefined]),
             all: matcher(&[Kind::UserDefined, Kind::Control, Kind::Unknown]),
+            absorbing,
         }
     }
 
@@ -61,9 +66,12 @@ impl Specials {
             if plain < at {
                 fragment(Fragment::Text, plain, at);
             }
-            fragment(Fragment::Token(id), at, at + len);
-            at += len;
-            plain = at;
+            let mut end = at + len;
+            if self.absorbing.binary_search(&id).is_ok() {
+                end += text[end..].iter().take_while(|byte| matches!(byte, b' ' | b'\t'..=b'\r')).count();
+            }
+            fragment(Fragment::Token(id), at, end);
+            (at, plain) = (end, end);
         }
         if plain < text.len() {
             fragment(Fragment::Text, plain, text.len());

@@ -34,6 +34,19 @@ fn special_tokens_in_text() {
 }
 
 #[test]
+fn phi3_tokens_take_white_space() {
+    let file = byte_level("gpt-2", &[], &[("<|user|>", 3), ("<s>", 3)]);
+    let check = |name: &str, expected: &[&str]| {
+        let tokenizer = file.clone().str("general.name", name).load().unwrap();
+        let (ids, ranges) = tokenizer.encode_with_offsets("<|user|> \nx<s> <|user|>\n", PARSE);
+        assert_eq!(texts(&tokenizer, &ids), expected, "{name}");
+        assert_eq!(ranges.last().unwrap().end, 24);
+    };
+    check("Phi-3 Mini", &["<|user|>", "x", "<s>", "Ġ", "<|user|>"]);
+    check("Other", &["<|user|>", "Ġ", "Ċ", "x", "<s>", "Ġ", "<|user|>", "Ċ"]);
+}
+
+#[test]
 fn text_never_becomes_control() {
     // a merge, or a word, that is a control token
     let merges = [("x".to_string(), "y".to_string())];

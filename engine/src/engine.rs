@@ -1,0 +1,384 @@
+//! Requests in, events out: batching, and the life of a request.
+//!
+//! Everything that can fail fails in [`Engine::submit`]: it checks the request and reserves the pages that prompt and
+//! answer may need. [`Engine::step`] runs one batch, decode rows first, then prefill up to a budget of tokens, and
+//! cannot fail; a fault inside one request ends that request alone. A request's tokens do not depend on the others.
+
+use alloc::collections::{TryReserveError, VecDeque};
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::error::RequestError;
+use crate::kernels::Cpu;
+use crate::kernels::attention::{KvType, PAGE};
+use crate::kv::{KvArena, KvStats, SeqPages};
+use crate::model::{Model, Run, Scratch};
+use crate::pool::Pool;
+use crate::sampler::{Sampler, SamplingOptions};
+use crate::text::TextStream;
+
+/// Sizes of an engine; all memory is reserved from them at construction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// How keys and values are kept. Changes numbers.
+    pub kv_type: KvType,
+    /// Tokens of a sequence, prompt and answer, at most.
+    pub n_ctx: usize,
+    /// Sequences at once.
+    pub max_seqs: usize,
+    /// Tokens of a batch.
+    pub batch_tokens: usize,
+    /// Bytes for keys and values, rounded down to whole pages.
+    pub kv_bytes: usize,
+    /// Names the model in cached pages, e.g. its file's SHA-256.
+    pub fingerprint: [u8; 32],
+}
+
+impl EngineOptions {
+    /// Bytes of keys and values of `tokens` tokens of `model`.
+    pub fn kv_bytes_of(model: &Model, kv_type: KvType, tokens: usize) -> usize {
+        tokens.div_ceil(PAGE).saturating_mul(model.kv_layout(kv_type).page_bytes())
+    }
+}
+
+/// A prompt to be continued.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// How tokens are picked.
+    pub sampling: SamplingOptions,
+    /// Tokens to generate, at most; `None` for as many as the context holds.
+    pub max_tokens: Option<usize>,
+    /// Texts that end the answer; they are not part of it.
+    pub stop: Vec<String>,
+    /// Tokens that end the answer, besides the model's own.
+    pub stop_tokens: Vec<u32>,
+    /// Whether the model's own end tokens do not end the answer.
+    pub ignore_eos: bool,
+    /// Which of several answers to one prompt this is: part of the key of the draws.
+    pub sequence: u64,
+    /// Prompts share cached pages only with prompts of the same salt.
+    pub cache_salt: u64,
+}
+
+impl Request {
+    /// A request with default options.
+    pub fn new(tokens: Vec<u32>) -> Request {
+        Request {
+            tokens,
+            sampling: SamplingOptions::default(),
+            max_tokens: None,
+            stop: Vec::new(),
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            sequence: 0,
+            cache_salt: 0,
+        }
+    }
+}
+
+/// Names a request of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model's end token, or one of the request's.
+    StopToken(u32),
+    /// A stop string, by its index in the request.
+    StopString(usize),
+    /// As many tokens as were asked for, or as the context holds.
+    Length,
+    /// The numbers were no longer finite: a fault of the model's weights with this prompt.
+    NotFinite,
+}
+
+/// What happened to a request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// Its prompt was processed.
+    Prefilled {
+        /// The request.
+        id: RequestId,
+        /// Tokens of the prompt, and how many of them were found in the cache.
+        n_prompt: usize,
+        /// Tokens found in the cache.
+        n_cached: usize,
+    },
+    /// A token was picked.
+    Token {
+        /// The request.
+        id: RequestId,
+        /// The token.
+        token: u32,
+        /// Text that is certain now; may be empty.
+        text: String,
+        /// Natural logarithm of its probability, if asked for.
+        logprob: f32,
+        /// The most probable tokens with theirs, if asked for.
+        top: Vec<(u32, f32)>,
+    },
+    /// The answer is complete; the request is forgotten.
+    Done {
+        /// The request.
+        id: RequestId,
+        /// Text that was held back.
+        text: String,
+        /// Why.
+        reason: FinishReason,
+        /// Tokens picked.
+        n_tokens: usize,
+    },
+}
+
+/// A model at work on requests.
+pub struct Engine {
+    model: Arc<Model>,
+    options: EngineOptions,
+    arena: KvArena,
+    scratch: Scratch,
+    /// In order of submission.
+    active: VecDeque<Active>,
+    next_id: u64,
+}
+
+/// A request on its way.
+struct Active {
+    id: RequestId,
+    request: Request,
+    sampler: Sampler,
+    text: TextStream,
+    pages: SeqPages,
+    /// Prompt and answer so far.
+    tokens: Vec<u32>,
+    n_prompt: usize,
+    /// Tokens whose keys and values are in the pages.
+    n_done: usize,
+    /// Tokens of prompt and answer, at most.
+    limit: usize,
+}
+
+impl Engine {
+    /// An engine for `model`, with all its memory.
+    ///
+    /// # Errors
+    /// If there is not enough.
+    pub fn new(model: Arc<Model>, pool: &dyn Pool, options: EngineOptions) -> Result<Engine, TryReserveError> {
+        let layout = model.kv_layout(options.kv_type);
+        let n_pages = u32::try_from(options.kv_bytes / layout.page_bytes()).unwrap_or(u32::MAX);
+        let arena = KvArena::new(layout, n_pages, options.fingerprint)?;
+        let rows = options.batch_tokens.max(options.max_seqs);
+        let scratch = model.scratch(pool, options.kv_type, rows, options.max_seqs, options.max_seqs, options.n_ctx)?;
+        Ok(Engine { model, options, arena, scratch, active: VecDeque::new(), next_id: 0 })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// The sizes.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// Memory of keys and values.
+    pub fn kv_stats(&self) -> KvStats {
+        self.arena.stats()
+    }
+
+    /// Requests on their way.
+    pub fn active(&self) -> usize {
+        self.active.len()
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.active.is_empty()
+    }
+
+    /// Takes a request: checks all of it and reserves what it may need.
+    ///
+    /// # Errors
+    /// What is wrong with it, or that there is no capacity now.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, RequestError> {
+        let (n_prompt, n_vocab, n_ctx) = (request.tokens.len(), self.model.config.n_vocab, self.options.n_ctx);
+        if n_prompt == 0 {
+            return Err(RequestError::EmptyPrompt);
+        }
+        let ids = request.tokens.iter().chain(&request.stop_tokens);
+        if let Some((at, &token)) = ids.enumerate().find(|(_, t)| **t as usize >= n_vocab) {
+            return Err(RequestError::Token { token, at, n_vocab });
+        }
+        // the last token generated needs no place of its own
+        let max_tokens = request.max_tokens.unwrap_or((n_ctx + 1).saturating_sub(n_prompt).max(1));
+        if n_prompt > n_ctx || (request.max_tokens.is_some() && n_prompt + max_tokens > n_ctx + 1) {
+            return Err(RequestError::ContextLength { prompt: n_prompt, max_tokens, n_ctx });
+        }
+        if max_tokens == 0 {
+            let found = max_tokens.to_string();
+            return Err(RequestError::Option { name: "max_tokens", found, expected: "at least 1" });
+        }
+        if self.active.len() == self.options.max_seqs {
+            return Err(RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 });
+        }
+        let mut sampler = Sampler::new(request.sampling.clone(), n_vocab)?;
+        let limit = n_prompt + max_tokens;
+        let mut pages = self.arena.acquire(&request.tokens, request.cache_salt);
+        if let Err(e) = self.arena.extend(&mut pages, limit - 1) {
+            self.arena.release(pages);
+            return Err(e);
+        }
+        request.tokens.iter().for_each(|&t| sampler.accept(t));
+        let mut tokens = Vec::with_capacity(limit);
+        tokens.extend_from_slice(&request.tokens);
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        let text = TextStream::new(request.stop.clone());
+        let n_done = pages.n_cached;
+        self.active.push_back(Active { id, request, sampler, text, pages, tokens, n_prompt, n_done, limit });
+        Ok(id)
+    }
+
+    /// Forgets a request; its pages are free at once. Says whether it was there.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        let Some(i) = self.active.iter().position(|a| a.id == id) else { return false };
+        if let Some(a) = self.active.remove(i) {
+            self.retire(a);
+        }
+        true
+    }
+
+    /// Gives a request's pages back; those that are full stay known to later prompts.
+    fn retire(&mut self, a: Active) {
+        self.arena.publish(&a.pages, &a.tokens[..a.n_done], a.request.cache_salt);
+        self.arena.release(a.pages);
+    }
+
+    /// Runs one batch and reports what came of it. Returns the number of tokens processed, 0 if there is nothing to do.
+    pub fn step(&mut self, cpu: Cpu, pool: &dyn Pool, sink: &mut dyn FnMut(Event)) -> usize {
+        let plan = self.plan();
+        if plan.is_empty() {
+            return 0;
+        }
+        let layout = *self.arena.layout();
+        let Ok(arena) = self.arena.bytes_mut(&layout) else { return 0 };
+        let runs: Vec<Run<'_>> = plan
+            .iter()
+            .map(|p| {
+                let a = &self.active[p.active];
+                let tokens = &a.tokens[a.n_done..a.n_done + p.n];
+                let n_logits = usize::from(a.n_done + p.n == a.tokens.len());
+                Run { tokens, pos: a.n_done, pages: &a.pages.pages, n_logits }
+            })
+            .collect();
+        let out = self.model.forward(cpu, pool, &runs, &layout, arena, &mut self.scratch, None);
+        drop(runs);
+        let mut row = 0;
+        let mut ended = Vec::new();
+        for p in &plan {
+            let a = &mut self.active[p.active];
+            a.n_done += p.n;
+            if a.n_done < a.tokens.len() {
+                continue;
+            }
+            if a.n_done == a.n_prompt {
+                self.arena.publish(&a.pages, &a.tokens, a.request.cache_salt);
+                sink(Event::Prefilled { id: a.id, n_prompt: a.n_prompt, n_cached: a.pages.n_cached });
+            }
+            let (hidden, logits) = (out.hidden(row), out.logits(row));
+            row += 1;
+            if let Some(done) = a.pick(&self.model, cpu, hidden, logits, sink) {
+                sink(done);
+                ended.push(p.active);
+            }
+        }
+        let n = plan.iter().map(|p| p.n).sum();
+        ended.sort_unstable();
+        for i in ended.into_iter().rev() {
+            if let Some(a) = self.active.remove(i) {
+                self.retire(a);
+            }
+        }
+        n
+    }
+
+    /// Decode rows of all sequences, then prefill in order of submission, up to the budget.
+    fn plan(&self) -> Vec<Part> {
+        let mut plan = Vec::with_capacity(self.active.len());
+        let waiting = |a: &Active| a.tokens.len() - a.n_done;
+        plan.extend(
+            (0..self.active.len()).filter(|&i| waiting(&self.active[i]) == 1).map(|active| Part { active, n: 1 }),
+        );
+        let mut budget = self.options.batch_tokens.saturating_sub(plan.len());
+        for (active, a) in self.active.iter().enumerate().filter(|(_, a)| waiting(a) > 1) {
+            if budget == 0 {
+                break;
+            }
+            let n = waiting(a).min(budget);
+            budget -= n;
+            plan.push(Part { active, n });
+        }
+        plan
+    }
+}
+
+/// A request's share of a batch.
+struct Part {
+    active: usize,
+    n: usize,
+}
+
+impl Active {
+    /// Picks the next token; returns the final event if the answer is complete.
+    fn pick(
+        &mut self,
+        model: &Model,
+        cpu: Cpu,
+        hidden: &[f32],
+        logits: &[f32],
+        sink: &mut dyn FnMut(Event),
+    ) -> Option<Event> {
+        let n_tokens = self.tokens.len() - self.n_prompt;
+        if !hidden.iter().chain(logits).all(|v| v.is_finite()) {
+            return Some(self.done(FinishReason::NotFinite, n_tokens));
+        }
+        let pick = self.sampler.pick(cpu, logits, self.request.sequence, self.tokens.len() as u64, None);
+        let token = pick.token;
+        let ends = !self.request.ignore_eos && model.tokenizer.is_end_of_generation(token);
+        if ends || self.request.stop_tokens.contains(&token) {
+            sink(Event::Token { id: self.id, token, text: String::new(), logprob: pick.logprob, top: pick.top });
+            return Some(self.done(FinishReason::StopToken(token), n_tokens + 1));
+        }
+        self.sampler.accept(token);
+        self.tokens.push(token);
+        let bytes = match model.tokenizer.piece(token) {
+            Some(bytes) if !model.tokenizer.is_control(token) => bytes,
+            _ => &[],
+        };
+        let piece = self.text.push(bytes);
+        sink(Event::Token { id: self.id, token, text: piece.text, logprob: pick.logprob, top: pick.top });
+        if let Some(stop) = piece.stopped {
+            // what came before the stop string was sent with its last token
+            return Some(Event::Done {
+                id: self.id,
+                text: String::new(),
+                reason: FinishReason::StopString(stop),
+                n_tokens: n_tokens + 1,
+            });
+        }
+        if self.tokens.len() == self.limit {
+            return Some(self.done(FinishReason::Length, n_tokens + 1));
+        }
+        None
+    }
+
+    fn done(&mut self, reason: FinishReason, n_tokens: usize) -> Event {
+        let piece = self.text.finish();
+        let reason = piece.stopped.map_or(reason, FinishReason::StopString);
+        Event::Done { id: self.id, text: piece.text, reason, n_tokens }
+    }
+}

@@ -1,0 +1,133 @@
+//! How a host's threads join an operation: the part of a thread pool that must be right, without threads or clocks.
+//!
+//! A leader opens a gate with a closure behind it, works itself, closes the gate and waits for those inside. Members
+//! enter while it is open; one that comes late (its core was taken, it slept) just misses the operation, and nobody
+//! waits for it.
+
+use core::cell::UnsafeCell;
+use core::mem;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+type Work<'a> = &'a (dyn Fn() + Sync);
+
+/// The meeting point of a leader and the other members.
+pub struct Crew {
+    /// `epoch << 17 | members inside << 1 | open`.
+    gate: AtomicU64,
+    work: UnsafeCell<Option<Work<'static>>>,
+    leading: AtomicBool,
+    panicked: AtomicBool,
+}
+
+// SAFETY: `work` is written only by the leader (one, by `leading`) while the gate is closed and nobody is inside, and
+// read only by members inside.
+unsafe impl Sync for Crew {}
+// SAFETY: the closure is gone (`lead` has returned) whenever the crew can be moved.
+unsafe impl Send for Crew {}
+
+const OPEN: u64 = 1;
+const MEMBER: u64 = 2;
+const EPOCH: u64 = 1 << 17;
+
+impl Default for Crew {
+    fn default() -> Self {
+        Crew::new()
+    }
+}
+
+impl Crew {
+    /// Nobody yet.
+    pub const fn new() -> Crew {
+        Crew {
+            gate: AtomicU64::new(0),
+            work: UnsafeCell::new(None),
+            leading: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+        }
+    }
+
+    /// Opens the gate, calls `wake`, works, closes the gate, and calls `wait` until those inside are done. If another
+    /// thread leads at the moment, works alone.
+    ///
+    /// # Panics
+    /// If the work panicked on any thread; not before all have left it.
+    pub fn lead(&self, work: &(dyn Fn() + Sync), wake: impl FnOnce(), wait: impl FnMut(u32)) {
+        if self.leading.swap(true, Ordering::Acquire) {
+            return work();
+        }
+        // SAFETY: only the lifetime changes. `Leave` waits, also when unwinding, until nobody can use the reference.
+        let work: Work<'static> = unsafe { mem::transmute::<Work<'_>, Work<'static>>(work) };
+        // SAFETY: this thread leads, the gate is closed and nobody is inside.
+        unsafe { *self.work.get() = Some(work) };
+        self.gate.fetch_add(EPOCH | OPEN, Ordering::SeqCst);
+        wake();
+        let leave = Leave { crew: self, wait };
+        work();
+        drop(leave);
+        if self.panicked.swap(false, Ordering::Relaxed) {
+            panic!("a task panicked on another thread");
+        }
+    }
+
+    /// Takes part in the operation at hand, if there is one that this member has not seen; says whether there was.
+    pub fn follow(&self, seen: &mut u64) -> bool {
+        let mut gate = self.gate.load(Ordering::SeqCst);
+        loop {
+            if gate & OPEN == 0 || gate / EPOCH == *seen {
+                return false;
+            }
+            match self.gate.compare_exchange_weak(gate, gate + MEMBER, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => gate = now,
+            }
+        }
+        *seen = gate / EPOCH;
+        let inside = Inside { crew: self, done: false };
+        // SAFETY: this member is inside, so the leader keeps the closure alive and does not write.
+        if let Some(work) = unsafe { *self.work.get() } {
+            work();
+        }
+        let mut inside = inside;
+        inside.done = true;
+        true
+    }
+
+    /// Whether there may be an operation to follow.
+    pub fn is_open(&self) -> bool {
+        self.gate.load(Ordering::SeqCst) & OPEN != 0
+    }
+}
+
+/// Closes the gate and waits for those inside.
+struct Leave<'a, W: FnMut(u32)> {
+    crew: &'a Crew,
+    wait: W,
+}
+
+impl<W: FnMut(u32)> Drop for Leave<'_, W> {
+    fn drop(&mut self) {
+        let mut gate = self.crew.gate.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut turns = 0;
+        while gate % EPOCH / MEMBER != 0 {
+            (self.wait)(turns);
+            turns = turns.saturating_add(1);
+            gate = self.crew.gate.load(Ordering::Acquire);
+        }
+        self.crew.leading.store(false, Ordering::Release);
+    }
+}
+
+/// A member at work.
+struct Inside<'a> {
+    crew: &'a Crew,
+    done: bool,
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.crew.panicked.store(true, Ordering::Relaxed);
+        }
+        self.crew.gate.fetch_sub(MEMBER, Ordering::Release);
+    }
+}

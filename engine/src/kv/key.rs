@@ -1,0 +1,45 @@
+//! What a page is known by.
+
+use sha2::{Digest, Sha256};
+
+use crate::kernels::attention::KvLayout;
+
+/// SHA-256 over model, layout, salt and all tokens up to the page's end, page by page:
+/// `key_0 = H(root, salt)`, `key_i = H(key_{i-1}, tokens of page i)`, numbers little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageKey(pub [u8; 32]);
+
+/// The start of every key of an arena.
+pub(super) fn root(layout: &KvLayout, fingerprint: &[u8; 32]) -> [u8; 32] {
+    let mut h = Sha256::new();
+    h.update(b"starling-kv/1");
+    h.update(fingerprint);
+    h.update(layout_bytes(layout));
+    h.finalize().into()
+}
+
+/// A layout in 16 bytes: layers, heads, elements of a head, type; u32 each.
+pub(super) fn layout_bytes(layout: &KvLayout) -> [u8; 16] {
+    let numbers = [layout.n_layer as u32, layout.n_head_kv as u32, layout.head_dim as u32, layout.kv_type as u32];
+    let mut bytes = [0; 16];
+    bytes.chunks_exact_mut(4).zip(numbers).for_each(|(b, n)| b.copy_from_slice(&n.to_le_bytes()));
+    bytes
+}
+
+impl PageKey {
+    /// What stands before the first page.
+    pub(super) fn first(root: &[u8; 32], salt: u64) -> PageKey {
+        let mut h = Sha256::new();
+        h.update(root);
+        h.update(salt.to_le_bytes());
+        PageKey(h.finalize().into())
+    }
+
+    /// The key of the page after this one that holds `tokens`.
+    pub(super) fn then(&self, tokens: &[u32]) -> PageKey {
+        let mut h = Sha256::new();
+        h.update(self.0);
+        tokens.iter().for_each(|t| h.update(t.to_le_bytes()));
+        PageKey(h.finalize().into())
+    }
+}

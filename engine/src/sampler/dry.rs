@@ -1,0 +1,92 @@
+//! DRY: which tokens would continue a repetition, and how long it is by now.
+//!
+//! ```text
+//! z[i]   = length of the longest common suffix of t[..i] and t[..n],   i < n
+//! limit  = tokens after the last complete breaker (all, if there is none)
+//! length(token) = max over i with t[i] = token of min(z[i], limit)
+//! ```
+//!
+//! Suffix lengths come from the Z-algorithm (Gusfield 1997) on the reversed tokens: linear time.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use super::options::Dry;
+use crate::math;
+
+/// Exponents stop where f32 ends: ln of the largest f32.
+const MAX_LN: f64 = 88.722_839_1;
+
+/// Memory of [`DryScratch::repetitions`].
+pub(super) struct DryScratch {
+    /// Suffix lengths, from the end of the tokens.
+    z: Vec<u32>,
+    /// Token -> length of the longest repetition it would continue.
+    longest: BTreeMap<u32, u32>,
+    /// Tokens that are a breaker by themselves: never penalised. Sorted.
+    single: Vec<u32>,
+}
+
+impl DryScratch {
+    pub(super) fn new(dry: &Dry) -> Self {
+        let mut single: Vec<u32> = dry.breakers.iter().filter(|b| b.len() == 1).map(|b| b[0]).collect();
+        single.sort_unstable();
+        DryScratch { z: Vec::new(), longest: BTreeMap::new(), single }
+    }
+
+    /// Tokens that would continue a repetition of at least `allowed_length` tokens, and its length.
+    pub(super) fn repetitions(&mut self, dry: &Dry, tokens: &[u32]) -> &BTreeMap<u32, u32> {
+        self.longest.clear();
+        let n = tokens.len();
+        let limit = after_breaker(&dry.breakers, tokens);
+        if limit < dry.allowed_length as usize {
+            return &self.longest;
+        }
+        suffix_lengths(tokens, &mut self.z);
+        for (i, z) in self.z.iter().enumerate().skip(1) {
+            let length = (*z as usize).min(limit) as u32;
+            if length >= dry.allowed_length {
+                // the suffix of tokens[..n - i] is repeated: next came tokens[n - i]
+                let token = tokens[n - i];
+                if self.single.binary_search(&token).is_err() {
+                    let longest = self.longest.entry(token).or_default();
+                    *longest = length.max(*longest);
+                }
+            }
+        }
+        &self.longest
+    }
+}
+
+/// `multiplier * base^(length - allowed_length)`, bounded by the largest f32.
+pub(super) fn penalty(dry: &Dry, length: u32) -> f32 {
+    let ln = f64::from(length - dry.allowed_length) * math::ln(f64::from(dry.base));
+    let power = math::exp(if ln > MAX_LN { MAX_LN } else { ln });
+    super::penalties::finite((f64::from(dry.multiplier) * power) as f32)
+}
+
+/// Tokens after the last complete breaker.
+fn after_breaker(breakers: &[Vec<u32>], tokens: &[u32]) -> usize {
+    let ends = |end: usize| breakers.iter().any(|b| tokens[..end].ends_with(b));
+    let last = (1..=tokens.len()).rev().find(|end| ends(*end)).unwrap_or(0);
+    tokens.len() - last
+}
+
+/// `z[i]` for i in 1..n: the longest common suffix of `tokens[..n - i]` and `tokens`.
+fn suffix_lengths(tokens: &[u32], z: &mut Vec<u32>) {
+    let n = tokens.len();
+    let at = |i: usize| tokens[n - 1 - i];
+    z.clear();
+    z.resize(n, 0);
+    let (mut left, mut right) = (0, 0);
+    for i in 1..n {
+        let mut len = if i < right { (z[i - left] as usize).min(right - i) } else { 0 };
+        while i + len < n && at(len) == at(i + len) {
+            len += 1;
+        }
+        if i + len > right {
+            (left, right) = (i, i + len);
+        }
+        z[i] = len as u32;
+    }
+}

@@ -1,0 +1,241 @@
+//! From logits to a token. The stages and their order are a contract:
+//!
+//! ```text
+//! logit bias -> grammar mask -> penalties (repeat, frequency, presence, DRY)
+//!   -> top-k -> typical -> top-p -> min-p -> temperature -> draw
+//! ```
+//!
+//! Filters see the probabilities of what the stage before them left, at temperature 1. Ties go to the lower id.
+//! Temperature 0 takes the arg-max after the penalties. The draw walks the tokens that are left in ascending order of
+//! their ids. Same options, logits, sequence and position: same token, on every target.
+
+mod draw;
+mod dry;
+mod options;
+mod penalties;
+mod stages;
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+pub use options::{ALL_TOKENS, Dry, LogprobKind, MAX_TOP_LOGPROBS, SamplingOptions};
+
+use crate::error::RequestError;
+use crate::kernels::Cpu;
+use crate::math;
+use draw::CHUNK;
+use penalties::{History, finite};
+use stages::{Candidate, Groups};
+
+/// A token, and what was asked for about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pick {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability; 0 if none was asked for.
+    pub logprob: f32,
+    /// The most probable tokens, best first, with theirs. May be shorter than asked for if filters left fewer.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// The sampler of one sequence: options, the tokens so far, and memory for one vocabulary.
+pub struct Sampler {
+    options: SamplingOptions,
+    history: History,
+    /// Logits after bias, mask and penalties (n_vocab).
+    adjusted: Vec<f32>,
+    work: Work,
+}
+
+/// Memory of a pick, kept from one to the next.
+struct Work {
+    groups: Groups,
+    kept: Vec<Candidate>,
+    shifts: Vec<(f64, Candidate)>,
+    /// Logits of the kept tokens in ascending order of their ids.
+    logits: Vec<f32>,
+    weights: [f32; CHUNK],
+}
+
+/// Top-p without top-k first looks at this many tokens, then at all.
+const FIRST_LOOK: usize = 256;
+
+impl Sampler {
+    /// A sampler for a vocabulary of `n_vocab` tokens.
+    ///
+    /// # Errors
+    /// The first option that is out of range.
+    pub fn new(options: SamplingOptions, n_vocab: usize) -> Result<Sampler, RequestError> {
+        options.check(n_vocab)?;
+        let work = Work {
+            groups: Groups::new(n_vocab),
+            kept: Vec::new(),
+            shifts: Vec::new(),
+            logits: Vec::new(),
+            weights: [0.0; CHUNK],
+        };
+        Ok(Sampler { history: History::new(&options), options, adjusted: vec![0.0; n_vocab], work })
+    }
+
+    /// The options.
+    pub fn options(&self) -> &SamplingOptions {
+        &self.options
+    }
+
+    /// Takes note of a token of the sequence: of the prompt or drawn, in order.
+    pub fn accept(&mut self, token: u32) {
+        self.history.accept(&self.options, token);
+    }
+
+    /// Picks the token at `position` of `sequence` from logits (n_vocab), all finite.
+    ///
+    /// `allowed` is the grammar's mask: bit `t % 32` of word `t / 32` allows token `t`; tokens beyond its end are
+    /// forbidden. A mask that allows nothing is ignored: a grammar that has ended should not be asked.
+    ///
+    /// # Panics
+    /// If `logits` is not n_vocab long.
+    pub fn pick(&mut self, cpu: Cpu, logits: &[f32], sequence: u64, position: u64, allowed: Option<&[u32]>) -> Pick {
+        assert!(logits.len() == self.adjusted.len(), "logits of another vocabulary");
+        let (o, w) = (&self.options, &mut self.work);
+        let mut x = logits;
+        if !o.logit_bias.is_empty() || allowed.is_some() || self.history.is_used() {
+            self.adjusted.copy_from_slice(logits);
+            add_bias(&o.logit_bias, &mut self.adjusted);
+            forbid(allowed, &mut self.adjusted);
+            self.history.apply(o, &mut self.adjusted);
+            x = &self.adjusted;
+        }
+        w.groups.look(cpu, x);
+        let mut pick = if o.temperature == 0.0 {
+            let token = w.groups.arg_max(x);
+            let n_top = (o.top_logprobs as usize).min(1);
+            Pick { token, logprob: 0.0, top: vec![(token, 0.0); n_top] }
+        } else {
+            let u = draw::uniform(o.seed, sequence, position);
+            if w.filter(cpu, o, x) { w.draw_kept(cpu, o, u) } else { w.draw_any(cpu, o, x, u) }
+        };
+        match o.logprobs {
+            LogprobKind::None => (pick.logprob, pick.top) = (0.0, Vec::new()),
+            LogprobKind::Raw => w.raw_logprobs(cpu, o, logits, &mut pick),
+            LogprobKind::Final => {}
+        }
+        pick
+    }
+}
+
+impl Work {
+    /// Fills `kept` with what the filters leave, sorted. Returns false if all of them are off.
+    fn filter(&mut self, cpu: Cpu, o: &SamplingOptions, x: &[f32]) -> bool {
+        let (groups, kept) = (&mut self.groups, &mut self.kept);
+        let is_top_k = o.top_k > 0 && (o.top_k as usize) < x.len();
+        if is_top_k || o.typical_p < 1.0 {
+            groups.top(x, if is_top_k { o.top_k as usize } else { x.len() }, kept);
+            stages::drop_forbidden(kept);
+            if o.typical_p < 1.0 {
+                stages::typical(kept, o.typical_p, &mut self.shifts);
+            }
+            if o.top_p < 1.0 {
+                stages::top_p(kept, o.top_p, stages::total(kept));
+            }
+        } else if o.top_p < 1.0 {
+            let total = draw::mass(cpu, x, groups.max(), 1.0, &mut self.weights);
+            groups.top(x, FIRST_LOOK, kept);
+            if !stages::top_p(kept, o.top_p, total) {
+                groups.top(x, x.len(), kept);
+                stages::drop_forbidden(kept);
+                stages::top_p(kept, o.top_p, total);
+            }
+        } else if o.min_p > 0.0 {
+            groups.min_p(x, o.min_p, kept);
+            return true;
+        } else {
+            return false;
+        }
+        if o.min_p > 0.0 {
+            stages::min_p(kept, o.min_p);
+        }
+        true
+    }
+
+    /// Draws from `kept`.
+    fn draw_kept(&mut self, cpu: Cpu, o: &SamplingOptions, u: f64) -> Pick {
+        let max = self.kept.first().map_or(0.0, |c| c.logit);
+        let front = &self.kept[..self.kept.len().min(o.top_logprobs as usize)];
+        let mut top: Vec<(u32, f32)> = front.iter().map(|c| (c.token, c.logit)).collect();
+        self.kept.sort_unstable_by_key(|c| c.token);
+        self.logits.clear();
+        self.logits.extend(self.kept.iter().map(|c| c.logit));
+        let total = draw::mass(cpu, &self.logits, max, o.temperature, &mut self.weights);
+        let at = draw::place(cpu, &self.logits, max, o.temperature, u, total, &mut self.weights);
+        let of = Logprobs { max, temperature: o.temperature, ln_total: math::ln(total) };
+        top.iter_mut().for_each(|(_, x)| *x = of.logit(*x));
+        let drawn = self.kept[at];
+        Pick { token: drawn.token, logprob: of.logit(drawn.logit), top }
+    }
+
+    /// Draws from all tokens.
+    fn draw_any(&mut self, cpu: Cpu, o: &SamplingOptions, x: &[f32], u: f64) -> Pick {
+        let max = self.groups.max();
+        let total = draw::mass(cpu, x, max, o.temperature, &mut self.weights);
+        let at = draw::place(cpu, x, max, o.temperature, u, total, &mut self.weights);
+        let of = Logprobs { max, temperature: o.temperature, ln_total: math::ln(total) };
+        let top = self.top(o, x, &of);
+        Pick { token: at as u32, logprob: of.logit(x[at]), top }
+    }
+
+    /// Log-probabilities of the logits as the model gave them.
+    fn raw_logprobs(&mut self, cpu: Cpu, o: &SamplingOptions, logits: &[f32], pick: &mut Pick) {
+        self.groups.look(cpu, logits);
+        let max = self.groups.max();
+        let total = draw::mass(cpu, logits, max, 1.0, &mut self.weights);
+        let of = Logprobs { max, temperature: 1.0, ln_total: math::ln(total) };
+        pick.logprob = of.logit(logits[pick.token as usize]);
+        pick.top = self.top(o, logits, &of);
+    }
+
+    /// The most probable tokens of the vocabulary that `groups` looked at last.
+    fn top(&mut self, o: &SamplingOptions, x: &[f32], of: &Logprobs) -> Vec<(u32, f32)> {
+        self.groups.top(x, o.top_logprobs as usize, &mut self.kept);
+        stages::drop_forbidden(&mut self.kept);
+        self.kept.iter().map(|c| (c.token, of.logit(c.logit))).collect()
+    }
+}
+
+/// A softmax, for logarithms.
+struct Logprobs {
+    max: f32,
+    temperature: f32,
+    ln_total: f64,
+}
+
+impl Logprobs {
+    fn logit(&self, x: f32) -> f32 {
+        (f64::from((x - self.max) / self.temperature) - self.ln_total) as f32
+    }
+}
+
+fn add_bias(bias: &[(u32, f32)], x: &mut [f32]) {
+    for (token, bias) in bias {
+        let x = &mut x[*token as usize];
+        *x = finite(*x + bias);
+    }
+}
+
+/// Gives forbidden tokens a logit of -inf.
+fn forbid(allowed: Option<&[u32]>, x: &mut [f32]) {
+    let Some(allowed) = allowed else { return };
+    let is_allowed = |t: usize| allowed.get(t / 32).is_some_and(|word| word >> (t % 32) & 1 == 1);
+    if !(0..x.len()).any(is_allowed) {
+        return;
+    }
+    for (i, x) in x.chunks_mut(32).enumerate() {
+        match allowed.get(i).copied().unwrap_or(0) {
+            u32::MAX => {}
+            0 => x.fill(f32::NEG_INFINITY),
+            word => {
+                let forbidden = x.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
+                forbidden.for_each(|(_, x)| *x = f32::NEG_INFINITY);
+            }
+        }
+    }
+}

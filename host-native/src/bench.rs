@@ -1,0 +1,129 @@
+//! `starling bench`: tokens per second of prefill and decode, measured as llama-bench does: `pp` tests process a prompt
+//! in one go, `tg` tests generate token by token, each after `d` tokens of context.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use starling::kernels::Cpu;
+use starling::kernels::attention::{KvType, PAGE};
+use starling::model::{Model, Run, Scratch};
+use starling::pool::Pool;
+
+use crate::cli::{BenchArgs, BenchOutput, ModelArgs};
+use crate::error::Failure;
+use crate::load;
+use crate::pool::ThreadPool;
+
+/// Rows of one prefill batch.
+const BATCH: usize = 512;
+
+#[derive(Debug, Serialize)]
+struct Row {
+    model: String,
+    isa: &'static str,
+    threads: usize,
+    kv_type: &'static str,
+    test: String,
+    tokens: usize,
+    depth: usize,
+    /// Seconds of each repetition.
+    seconds: Vec<f64>,
+    /// Of the median repetition.
+    tokens_per_second: f64,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If the model does not load.
+pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
+    let cpu = load::cpu(model_args)?;
+    let default = vec![load::pool(model_args)?.threads() as u16];
+    let threads = if args.bench_threads.is_empty() { &default } else { &args.bench_threads };
+    let kv_type = KvType::from(model_args.kv_type);
+    let model = load::model(model_args, &load::pool(model_args)?)?;
+    let mut rows = Vec::new();
+    for &threads in threads {
+        let pool = ThreadPool::new(usize::from(threads))?;
+        for &depth in &args.depth {
+            let tests = args.prompt.iter().map(|&n| (n, true)).chain(args.generate.iter().map(|&n| (n, false)));
+            for (n, prefill) in tests.filter(|&(n, _)| n > 0) {
+                let mut bench = Bench::new(&model, cpu, &pool, kv_type, depth + n)?;
+                let seconds = (0..=args.repetitions).map(|_| bench.test(depth, n, prefill)).skip(1).collect::<Vec<_>>();
+                let mut sorted = seconds.clone();
+                sorted.sort_by(f64::total_cmp);
+                rows.push(Row {
+                    model: load::path(model_args).display().to_string(),
+                    isa: cpu.isa().name(),
+                    threads: pool.threads(),
+                    kv_type: kv_type.name(),
+                    test: format!("{}{n}", if prefill { "pp" } else { "tg" }),
+                    tokens: n,
+                    depth,
+                    tokens_per_second: n as f64 / sorted[sorted.len() / 2],
+                    seconds,
+                });
+            }
+        }
+    }
+    print(&rows, args.output)
+}
+
+fn print(rows: &[Row], output: BenchOutput) -> Result<(), Failure> {
+    if output == BenchOutput::Json {
+        let json = serde_json::to_string_pretty(rows).map_err(std::io::Error::other)?;
+        println!("{json}");
+        return Ok(());
+    }
+    println!("| model | isa | threads | kv | test | depth | tok/s |");
+    println!("|---|---|---|---|---|---|---|");
+    for r in rows {
+        println!(
+            "| {} | {} | {} | {} | {} | {} | {:.1} |",
+            r.model, r.isa, r.threads, r.kv_type, r.test, r.depth, r.tokens_per_second
+        );
+    }
+    Ok(())
+}
+
+/// A context that tests run in.
+struct Bench<'a> {
+    model: &'a Model,
+    cpu: Cpu,
+    pool: &'a ThreadPool,
+    kv_type: KvType,
+    arena: Vec<u8>,
+    pages: Vec<u32>,
+    scratch: Scratch,
+}
+
+impl<'a> Bench<'a> {
+    fn new(model: &'a Model, cpu: Cpu, pool: &'a ThreadPool, kv_type: KvType, n_ctx: usize) -> Result<Self, Failure> {
+        let pages: Vec<u32> = (0..n_ctx.div_ceil(PAGE) as u32).collect();
+        let arena = vec![0; pages.len() * model.kv_layout(kv_type).page_bytes()];
+        let scratch = model.scratch(pool, kv_type, BATCH.min(n_ctx), 1, 1, n_ctx);
+        let scratch = scratch.map_err(|_| Failure::Memory("the context"))?;
+        Ok(Bench { model, cpu, pool, kv_type, arena, pages, scratch })
+    }
+
+    fn batch(&mut self, tokens: &[u32], pos: usize) {
+        let kv = self.model.kv_layout(self.kv_type);
+        let run = Run { tokens, pos, pages: &self.pages, n_logits: 1 };
+        self.model.forward(self.cpu, self.pool, &[run], &kv, &mut self.arena, &mut self.scratch, None);
+    }
+
+    /// Seconds that `n` tokens take after `depth` others.
+    fn test(&mut self, depth: usize, n: usize, prefill: bool) -> f64 {
+        let vocab = self.model.config.n_vocab;
+        let tokens: Vec<u32> = (0..depth + n).map(|i| ((i * 7919 + 13) % vocab) as u32).collect();
+        for (i, piece) in tokens[..depth].chunks(BATCH).enumerate() {
+            self.batch(piece, i * BATCH);
+        }
+        let start = Instant::now();
+        let size = if prefill { BATCH } else { 1 };
+        for (i, piece) in tokens[depth..].chunks(size).enumerate() {
+            self.batch(piece, depth + i * size);
+        }
+        start.elapsed().as_secs_f64()
+    }
+}

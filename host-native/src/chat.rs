@@ -1,0 +1,216 @@
+//! Chat templates, and `starling chat`: a conversation in the terminal.
+
+use std::io::{self, BufRead, IsTerminal, Write, stdin, stdout};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, context};
+use rustyline::error::ReadlineError;
+use starling::engine::{Engine, Request};
+use starling::kernels::Cpu;
+use starling::model::Model;
+use starling::pool::Pool;
+use starling::sampler::SamplingOptions;
+use starling::tokenizer::EncodeOptions;
+
+use crate::cli::{ChatArgs, ModelArgs};
+use crate::error::Failure;
+use crate::pool::ThreadPool;
+use crate::load;
+use crate::run::{Answer, engine};
+
+/// The template of models that bring none (ChatML).
+const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
+                      {{ '<|im_start|>assistant\n' }}";
+/// Steps a template may take.
+const FUEL: u64 = 1_000_000;
+
+/// The prompt that the model's template makes of a conversation of (role, content).
+///
+/// # Errors
+/// If the template fails.
+pub fn render(model: &Model, system: Option<&str>, turns: &[(&str, &str)]) -> Result<String, Failure> {
+    let mut env = Environment::new();
+    env.set_fuel(Some(FUEL));
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    env.set_syntax(syntax.map_err(|e| Failure::Usage(e.to_string()))?);
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
+        Err(minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, message))
+    });
+    let system = system.map(|s| ("system", s));
+    let messages: Vec<_> =
+        system.iter().chain(turns).map(|&(role, content)| context! { role => role, content => content }).collect();
+    let special = |id: Option<u32>| {
+        let text = id.and_then(|id| model.tokenizer.token_text(id)).unwrap_or_default();
+        String::from_utf8_lossy(text).into_owned()
+    };
+    let context = context! {
+        messages,
+        add_generation_prompt => true,
+        bos_token => special(model.tokenizer.bos()),
+        eos_token => special(model.tokenizer.eos()),
+    };
+    let template = model.chat_template.as_deref().unwrap_or(CHATML);
+    env.render_str(template, context).map_err(|e| Failure::Usage(format!("the model's chat template: {e:#}")))
+}
+
+/// Tokens of the context that an answer may take, at least.
+const ROOM: usize = 64;
+const HELP: &str = "\
+/help            this
+/clear           forget the conversation
+/system [TEXT]   set or drop the system message, and forget the conversation
+/again           another answer to the last message
+/seed N          seed of the next answers
+/exit            leave (also Ctrl-D); Ctrl-C stops an answer";
+
+/// A conversation in the terminal.
+struct Chat<'a> {
+    model: &'a Arc<Model>,
+    pool: &'a ThreadPool,
+    cpu: Cpu,
+    engine: Engine,
+    sampling: SamplingOptions,
+    max_tokens: Option<usize>,
+    system: Option<String>,
+    /// (role, content)
+    turns: Vec<(&'static str, String)>,
+    /// Set by Ctrl-C.
+    stop: Arc<AtomicBool>,
+}
+
+/// Runs `chat`.
+///
+/// # Errors
+/// If the model does not load or the terminal fails.
+pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
+    let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
+    let model = Arc::new(load::model(model_args, &pool)?);
+    let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train);
+    let engine = engine(&model, &pool, model_args.kv_type.into(), n_ctx)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(io::Error::other)?;
+    let mut chat = Chat {
+        model: &model,
+        pool: &pool,
+        cpu,
+        engine,
+        sampling: args.sampling.options(),
+        max_tokens: args.max_tokens,
+        system: args.system.clone(),
+        turns: Vec::new(),
+        stop,
+    };
+    let name = model.name.as_deref().unwrap_or("the model");
+    if stdin().is_terminal() {
+        println!("{name}, {cpu}, {} threads. /help lists the commands.", pool.threads(), cpu = cpu.isa());
+        return chat.terminal();
+    }
+    for line in stdin().lock().lines() {
+        if !chat.line(&line?)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+impl Chat<'_> {
+    fn terminal(&mut self) -> Result<(), Failure> {
+        let mut editor = rustyline::DefaultEditor::new().map_err(io::Error::other)?;
+        loop {
+            match editor.readline("> ") {
+                Ok(line) => {
+                    editor.add_history_entry(&line).map_err(io::Error::other)?;
+                    if !self.line(&line)? {
+                        return Ok(());
+                    }
+                }
+                Err(ReadlineError::Interrupted) => println!("(Ctrl-D or /exit leaves)"),
+                Err(ReadlineError::Eof) => return Ok(()),
+                Err(e) => return Err(io::Error::other(e).into()),
+            }
+        }
+    }
+
+    /// Handles a line; says whether to go on.
+    fn line(&mut self, line: &str) -> Result<bool, Failure> {
+        let line = line.trim();
+        let (command, rest) = line.split_once(' ').map_or((line, ""), |(c, r)| (c, r.trim()));
+        match command {
+            "" => {}
+            "/help" => println!("{HELP}"),
+            "/exit" | "/quit" | "/bye" => return Ok(false),
+            "/clear" => self.turns.clear(),
+            "/system" => {
+                self.turns.clear();
+                self.system = (!rest.is_empty()).then(|| rest.into());
+            }
+            "/seed" => match rest.parse() {
+                Ok(seed) => self.sampling.seed = seed,
+                Err(_) => println!("/seed takes a number, e.g. /seed 7"),
+            },
+            "/again" => {
+                if self.turns.last().is_some_and(|(role, _)| *role == "assistant") {
+                    self.turns.pop();
+                }
+                if !self.turns.is_empty() {
+                    self.sampling.seed = self.sampling.seed.wrapping_add(1);
+                    self.answer()?;
+                }
+            }
+            _ if command.starts_with('/') => println!("no command {command}; /help lists them"),
+            _ => {
+                self.turns.push(("user", line.into()));
+                self.answer()?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Lets the model answer the conversation so far.
+    fn answer(&mut self) -> Result<(), Failure> {
+        let tokens = self.prompt()?;
+        let request = Request { sampling: self.sampling.clone(), max_tokens: self.max_tokens, ..Request::new(tokens) };
+        let id = match self.engine.submit(request) {
+            Ok(id) => id,
+            Err(e) => {
+                self.turns.pop();
+                println!("{e}");
+                return Ok(());
+            }
+        };
+        self.stop.store(false, Ordering::Relaxed);
+        let mut answer = Answer::default();
+        let mut out = stdout().lock();
+        while answer.finish.is_none() && !self.stop.load(Ordering::Relaxed) {
+            let mut failed = Ok(());
+            self.engine.step(self.cpu, self.pool, &mut |event| {
+                let text = answer.take(event);
+                failed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            });
+            failed?;
+        }
+        self.engine.cancel(id);
+        writeln!(out)?;
+        self.turns.push(("assistant", answer.text));
+        Ok(())
+    }
+
+    /// The conversation as tokens; the oldest turns are forgotten when the context is full.
+    fn prompt(&mut self) -> Result<Vec<u32>, Failure> {
+        loop {
+            let turns: Vec<(&str, &str)> = self.turns.iter().map(|(role, text)| (*role, text.as_str())).collect();
+            let text = render(self.model, self.system.as_deref(), &turns)?;
+            let options = EncodeOptions { add_special: false, parse_special: true };
+            let tokens = self.model.tokenizer.encode(&text, options);
+            if tokens.len() + ROOM <= self.engine.options().n_ctx || self.turns.len() <= 2 {
+                return Ok(tokens);
+            }
+            self.turns.drain(..2);
+            eprintln!("(the context is full: the oldest question and answer are forgotten)");
+        }
+    }
+}

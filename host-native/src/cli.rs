@@ -1,0 +1,273 @@
+//! The command line: its help is the manual.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use starling::kernels::attention::KvType;
+
+use crate::sampling::SamplingArgs;
+
+/// Run language models (GGUF files) on this machine's CPU. The same model, prompt and seed give the same bytes on every
+/// instruction set, with any number of threads.
+#[derive(Debug, Parser)]
+#[command(name = "starling", version, propagate_version = true)]
+#[command(after_help = "Exit codes: 0 done, 1 the model file is wrong, 2 the command line or the request is, \
+                        3 input or output failed, 4 not enough memory or capacity.")]
+pub struct Cli {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Which model, and how it runs.
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    /// Model file (GGUF; of a split model any part); the bundled model if none is given
+    #[arg(short, long, value_name = "FILE", global = true, env = "STARLING_MODEL")]
+    pub model: Option<PathBuf>,
+    /// Threads; by default the physical cores that this process may use
+    #[arg(short, long, value_name = "N", global = true, env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub threads: Option<u16>,
+    /// Instruction set; by default the fastest this machine has
+    #[arg(long, value_name = "NAME", global = true, env = "STARLING_ISA")]
+    pub isa: Option<String>,
+    /// How keys and values are kept
+    #[arg(long, value_name = "TYPE", global = true, env = "STARLING_KV_TYPE", value_enum, default_value_t = KvChoice::F16)]
+    pub kv_type: KvChoice,
+}
+
+/// [`KvType`] on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvChoice {
+    /// f32: most exact, twice the memory
+    F32,
+    /// f16
+    F16,
+    /// int8 keys and f16 values: least memory
+    K8,
+}
+
+impl From<KvChoice> for KvType {
+    fn from(c: KvChoice) -> KvType {
+        match c {
+            KvChoice::F32 => KvType::F32,
+            KvChoice::F16 => KvType::F16,
+            KvChoice::K8 => KvType::K8,
+        }
+    }
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Continue a prompt, or answer it with --chat
+    Run(Box<RunArgs>),
+    /// Talk with the model in the terminal
+    Chat(Box<ChatArgs>),
+    /// Measure prefill and decode speed
+    Bench(BenchArgs),
+    /// Show metadata and tensors of a model file
+    Inspect(InspectArgs),
+    /// Turn text into token ids
+    Tokenize(TokenizeArgs),
+    /// Turn token ids into text
+    Detokenize(DetokenizeArgs),
+    /// Print the logits of a prompt, with their SHA-256
+    Logits(LogitsArgs),
+    /// Measure how well the model predicts a text
+    Perplexity(PerplexityArgs),
+    /// Write a model file in another type
+    Quantize(QuantizeArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Options of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The prompt; `-` or nothing reads standard input
+    pub prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    pub file: Option<PathBuf>,
+    /// Answer the prompt as a chat message, by the model's chat template
+    #[arg(long)]
+    pub chat: bool,
+    /// System message of the chat
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+    /// Take special tokens in the prompt for what they say
+    #[arg(long)]
+    pub special: bool,
+    /// Tokens to generate, at most [default: until the model ends or the context is full]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub max_tokens: Option<usize>,
+    /// Tokens of the context [default: what the model was made for]
+    #[arg(short, long, value_name = "N")]
+    pub ctx_size: Option<usize>,
+    /// Text that ends the answer; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Go on when the model ends its answer
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Print one JSON object instead of streaming text
+    #[arg(long)]
+    pub json: bool,
+    /// No timings
+    #[arg(short, long)]
+    pub quiet: bool,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+/// Options of `chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Tokens of an answer, at most [default: until the model ends or the context is full]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub max_tokens: Option<usize>,
+    /// Tokens of the context [default: what the model was made for]
+    #[arg(short, long, value_name = "N")]
+    pub ctx_size: Option<usize>,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+/// Options of `inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// With --json: whole arrays
+    #[arg(long, requires = "json")]
+    pub full: bool,
+}
+
+/// Options of `tokenize`.
+#[derive(Debug, Args)]
+pub struct TokenizeArgs {
+    /// The text; `-` or nothing reads standard input
+    pub text: Option<String>,
+    /// Read the text from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
+    pub file: Option<PathBuf>,
+    /// Leave out the tokens that the model wants before and after a text
+    #[arg(long)]
+    pub no_bos: bool,
+    /// Take special tokens in the text for what they say
+    #[arg(long)]
+    pub special: bool,
+    /// Print {"ids", "pieces", "offsets"}
+    #[arg(long, conflicts_with = "batch")]
+    pub json: bool,
+    /// The input is a JSON array of texts; print a JSON array of id arrays
+    #[arg(long)]
+    pub batch: bool,
+}
+
+/// Options of `detokenize`.
+#[derive(Debug, Args)]
+pub struct DetokenizeArgs {
+    /// Token ids; without any, they are read from standard input
+    #[arg(value_delimiter = ',')]
+    pub ids: Vec<u32>,
+    /// Read the ids from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "ids")]
+    pub file: Option<PathBuf>,
+    /// Leave special tokens out of the text
+    #[arg(long)]
+    pub skip_special: bool,
+}
+
+/// Options of `logits`.
+#[derive(Debug, Args)]
+pub struct LogitsArgs {
+    /// The prompt; `-` or nothing reads standard input
+    pub text: Option<String>,
+    /// Token ids instead of a text
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "text")]
+    pub ids: Option<Vec<u32>>,
+    /// Logits after every token, not only the last
+    #[arg(long)]
+    pub all: bool,
+    /// Print a SHA-256 of the numbers after each stage of each layer instead
+    #[arg(long)]
+    pub trace: bool,
+}
+
+/// Options of `perplexity`.
+#[derive(Debug, Args)]
+pub struct PerplexityArgs {
+    /// The text
+    #[arg(short, long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Tokens of a window, of which the second half is scored
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = window)]
+    pub ctx_size: usize,
+    /// Windows, at most
+    #[arg(long, value_name = "N")]
+    pub chunks: Option<usize>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn window(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if n >= 4 => Ok(n),
+        _ => Err("expected a number of at least 4".into()),
+    }
+}
+
+/// Options of `quantize`.
+#[derive(Debug, Args)]
+pub struct QuantizeArgs {
+    /// Model file to read
+    pub input: PathBuf,
+    /// Model file to write
+    pub output: PathBuf,
+    /// Type or mixture, as llama.cpp names them: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, Q6_K
+    #[arg(value_name = "TYPE")]
+    pub kind: String,
+}
+
+/// Options of `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Prompt tokens of the prefill test, several with commas; 0 for none
+    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    pub prompt: Vec<usize>,
+    /// Tokens of the decode test, several with commas; 0 for none
+    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "64")]
+    pub generate: Vec<usize>,
+    /// Tokens in the context before the decode test starts, several with commas
+    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
+    pub depth: Vec<usize>,
+    /// Threads, several with commas [default: --threads]
+    #[arg(long = "bench-threads", value_name = "N", value_delimiter = ',')]
+    pub bench_threads: Vec<u16>,
+    /// Repetitions
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repetitions: u32,
+    /// Output format
+    #[arg(short = 'o', long, value_enum, default_value_t = BenchOutput::Md)]
+    pub output: BenchOutput,
+}
+
+/// Formats of `bench`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BenchOutput {
+    /// A Markdown table
+    Md,
+    /// JSON
+    Json,
+}

@@ -1,0 +1,57 @@
+//! Why a command failed, and its exit code.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use starling::error::{LoadError, RequestError};
+use starling::kernels::UnknownIsa;
+
+/// A command that could not do what it was asked. The documented exit codes: 1 the model file, 2 the command line
+/// (clap's own code too), 3 input or output, 4 no capacity or memory.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A model file is wrong.
+    #[error("{}: {source}", path.display())]
+    Model {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: LoadError,
+    },
+    /// The request cannot be taken.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// `--isa` names something else.
+    #[error(transparent)]
+    Isa(#[from] UnknownIsa),
+    /// An argument that the parser could not judge.
+    #[error("{0}")]
+    Usage(String),
+    /// Standard input or output failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// There is not enough memory.
+    #[error("not enough memory for {0}")]
+    Memory(&'static str),
+}
+
+impl Failure {
+    /// The process's exit code.
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Failure::Model { .. } => 1,
+            Failure::Request(RequestError::NoCapacity { .. }) | Failure::Memory(_) => 4,
+            Failure::Request(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
+            Failure::File { .. } | Failure::Io(_) => 3,
+        })
+    }
+}

@@ -1,0 +1,118 @@
+//! `starling inspect`: what a model file holds.
+
+use std::io::{Write, stdout};
+
+use serde_json::{Map, Value as Json, json};
+use starling::gguf::{Gguf, Value, ValueType};
+
+use crate::cli::{InspectArgs, ModelArgs};
+use crate::error::Failure;
+use crate::load;
+
+/// Elements of an array, and characters of a string, that the listing shows.
+const SHOWN: usize = 8;
+const SHOWN_CHARS: usize = 60;
+
+/// Runs the command.
+///
+/// # Errors
+/// If the file is not a valid GGUF.
+pub fn run(model_args: &ModelArgs, args: &InspectArgs) -> Result<(), Failure> {
+    let wrong = |source| Failure::Model { path: load::path(model_args), source };
+    let files = load::files(model_args)?;
+    let shards = files.iter().map(|f| Gguf::parse(f)).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    let mut out = stdout().lock();
+    let Some(first) = shards.first() else { return Ok(()) };
+    let tensors: Vec<_> = shards.iter().flat_map(|g| g.tensors()).collect();
+    let elements: u64 = tensors.iter().map(|t| t.n_elements()).sum();
+    let bytes: u64 = tensors.iter().map(|t| t.len_bytes).sum();
+    if args.json {
+        let metadata: Map<String, Json> =
+            first.metadata().iter().map(|(k, v)| ((*k).to_string(), value_json(v, args.full))).collect();
+        let list: Vec<_> = tensors
+            .iter()
+            .map(|t| {
+                json!({ "name": t.name, "type": t.dtype.name(), "shape": &t.dims[..t.n_dims as usize],
+                        "offset": t.offset, "bytes": t.len_bytes })
+            })
+            .collect();
+        let json = json!({ "version": first.version(), "alignment": first.alignment(), "files": files.len(),
+                           "parameters": elements, "bytes": bytes, "metadata": metadata, "tensors": list });
+        writeln!(out, "{json:#}")?;
+        return Ok(());
+    }
+    let file_bytes: usize = files.iter().map(|f| f.len()).sum();
+    writeln!(out, "GGUF v{}, {} file(s), {file_bytes} bytes, {} tensors", first.version(), files.len(), tensors.len())?;
+    writeln!(
+        out,
+        "{elements} parameters in {bytes} bytes, {:.2} bits each",
+        bytes as f64 * 8.0 / elements.max(1) as f64
+    )?;
+    let mut types: Vec<(&str, u64, u64)> = Vec::new();
+    for t in &tensors {
+        match types.iter_mut().find(|(name, ..)| *name == t.dtype.name()) {
+            Some((_, n, b)) => (*n, *b) = (*n + 1, *b + t.len_bytes),
+            None => types.push((t.dtype.name(), 1, t.len_bytes)),
+        }
+    }
+    for (name, n, b) in types {
+        writeln!(out, "  {name:6} {n:5} tensors {b:14} bytes")?;
+    }
+    writeln!(out, "\nmetadata")?;
+    for (key, value) in first.metadata() {
+        writeln!(out, "  {key} = {}", line(value))?;
+    }
+    writeln!(out, "\ntensors")?;
+    for t in &tensors {
+        let shape: Vec<String> = t.dims[..t.n_dims as usize].iter().map(u64::to_string).collect();
+        writeln!(out, "  {:36} {:6} [{}] {} bytes", t.name, t.dtype.name(), shape.join(", "), t.len_bytes)?;
+    }
+    Ok(())
+}
+
+/// A value on one short line.
+fn line(v: &Value<'_>) -> String {
+    match v {
+        Value::Str(b) => {
+            let text = String::from_utf8_lossy(b);
+            let short: String = text.chars().take(SHOWN_CHARS).collect();
+            let more = if short.len() < text.len() { format!("... ({} bytes)", b.len()) } else { String::new() };
+            format!("{short:?}{more}")
+        }
+        Value::Array(a) => {
+            let items = array(a, SHOWN);
+            let more = if a.len() > items.len() { ", ..." } else { "" };
+            let items: Vec<String> = items.iter().map(Json::to_string).collect();
+            format!("{} x {:?} [{}{more}]", a.len(), a.element_type(), items.join(", "))
+        }
+        other => scalar(other).to_string(),
+    }
+}
+
+fn scalar(v: &Value<'_>) -> Json {
+    match v {
+        Value::Bool(b) => json!(b),
+        Value::F32(x) => json!(x),
+        Value::F64(x) => json!(x),
+        Value::Str(b) => json!(String::from_utf8_lossy(b)),
+        other => other.as_integer().map_or(Json::Null, |i| json!(i as i64)),
+    }
+}
+
+fn array(a: &starling::gguf::Array<'_>, n: usize) -> Vec<Json> {
+    match a.strings() {
+        Some(strings) => strings.take(n).map(|s| json!(String::from_utf8_lossy(s))).collect(),
+        None if a.element_type() == ValueType::Array => Vec::new(),
+        None => a.scalars().take(n).map(|v| scalar(&v)).collect(),
+    }
+}
+
+fn value_json(v: &Value<'_>, full: bool) -> Json {
+    match v {
+        Value::Array(a) if full => Json::Array(array(a, usize::MAX)),
+        Value::Array(a) => {
+            json!({ "type": format!("{:?}", a.element_type()), "len": a.len(), "first": array(a, SHOWN) })
+        }
+        other => scalar(other),
+    }
+}

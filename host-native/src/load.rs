@@ -1,0 +1,83 @@
+//! From the command line to a model in memory.
+
+use std::io::{IsTerminal, stderr};
+use std::path::{Path, PathBuf};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use starling::gguf::{Gguf, ShardName};
+use starling::kernels::Cpu;
+use starling::model::{Model, ModelLoader};
+
+use crate::cli::ModelArgs;
+use crate::error::Failure;
+use crate::model_file::ModelFile;
+use crate::pool::{ThreadPool, default_threads};
+
+/// The model that travels in the binary.
+pub static BUNDLED: &[u8] = include_bytes!("../../fixtures/starling-tiny/starling-tiny-q8_0.gguf");
+/// Its name in messages.
+pub const BUNDLED_NAME: &str = "starling-tiny-q8_0.gguf (bundled)";
+/// Files larger than this load with a progress bar.
+const SLOW_BYTES: usize = 1 << 28;
+
+/// The instruction set that was asked for.
+///
+/// # Errors
+/// If this machine does not have it.
+pub fn cpu(args: &ModelArgs) -> Result<Cpu, Failure> {
+    Ok(match &args.isa {
+        Some(name) => Cpu::named(name)?,
+        None => Cpu::detect(),
+    })
+}
+
+/// The threads that were asked for.
+///
+/// # Errors
+/// If the system gives no more.
+pub fn pool(args: &ModelArgs) -> Result<ThreadPool, Failure> {
+    Ok(ThreadPool::new(args.threads.map_or_else(default_threads, usize::from))?)
+}
+
+/// The model's name in messages.
+pub fn path(args: &ModelArgs) -> PathBuf {
+    args.model.clone().unwrap_or_else(|| BUNDLED_NAME.into())
+}
+
+/// The model's file, or all files of a split model in order.
+///
+/// # Errors
+/// If one cannot be opened.
+pub fn files(args: &ModelArgs) -> Result<Vec<ModelFile>, Failure> {
+    let Some(path) = &args.model else { return Ok(vec![ModelFile::Static(BUNDLED)]) };
+    let open = |path: &Path| ModelFile::open(path).map_err(|source| Failure::File { path: path.into(), source });
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    match ShardName::parse(name) {
+        Some(shard) => (1..=shard.count).map(|i| open(&path.with_file_name(shard.sibling(i)))).collect(),
+        None => Ok(vec![open(path)?]),
+    }
+}
+
+/// Loads the model that was asked for.
+///
+/// # Errors
+/// If the file cannot be read, or is not a model this engine runs.
+pub fn model(args: &ModelArgs, pool: &ThreadPool) -> Result<Model, Failure> {
+    let wrong = |source| Failure::Model { path: path(args), source };
+    let files = files(args)?;
+    let shards = files.iter().map(|f| Gguf::parse(f)).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    let mut loader = ModelLoader::new(&shards).map_err(wrong)?;
+    let bytes: Vec<&[u8]> = files.iter().map(|f| &f[..]).collect();
+    let total: usize = bytes.iter().map(|b| b.len()).sum();
+    let bar = if total > SLOW_BYTES && stderr().is_terminal() {
+        let style = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes}");
+        ProgressBar::new(total as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    } else {
+        ProgressBar::hidden()
+    };
+    let loaded = loader.weights().load_all(&bytes, pool, &mut |n| bar.inc(n));
+    bar.finish_and_clear();
+    loaded.map_err(wrong)?;
+    files.iter().for_each(ModelFile::release);
+    loader.finish().map_err(wrong)
+}

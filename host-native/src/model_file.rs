@@ -1,0 +1,54 @@
+//! The only mapping of files.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::path::Path;
+
+use memmap2::Mmap;
+
+/// A model file in memory, mapped or (the bundled one) part of the binary.
+pub enum ModelFile {
+    /// Mapped, read-only.
+    Mapped(Mmap),
+    /// Embedded.
+    Static(&'static [u8]),
+}
+
+impl ModelFile {
+    /// Maps a file.
+    ///
+    /// # Errors
+    /// If it cannot be opened or mapped.
+    pub fn open(path: &Path) -> io::Result<ModelFile> {
+        let file = File::open(path)?;
+        if file.metadata()?.is_dir() {
+            return Err(io::Error::other("is a directory"));
+        }
+        // SAFETY: the mapping is read-only and private. If another process shortens the file while it is read, the
+        // system ends this process with a signal; if it changes the contents, the loader sees other bytes, which it
+        // treats as untrusted anyway. Nothing borrows the mapping once the weights are packed.
+        let map = unsafe { Mmap::map(&file)? };
+        Ok(ModelFile::Mapped(map))
+    }
+
+    /// Lets the system drop the pages read so far: the weights live on in packed form.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        if let ModelFile::Mapped(map) = self {
+            // SAFETY: dropping clean pages of a read-only file mapping loses nothing; they are read again when touched.
+            let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        }
+    }
+}
+
+impl Deref for ModelFile {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            ModelFile::Mapped(map) => map,
+            ModelFile::Static(bytes) => bytes,
+        }
+    }
+}

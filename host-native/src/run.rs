@@ -1,0 +1,175 @@
+//! `starling run`: one prompt, one answer, streamed.
+
+use std::fs;
+use std::io::{IsTerminal, Read, Write, stdin, stdout};
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::json;
+use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request};
+use starling::kernels::attention::KvType;
+use starling::model::Model;
+use starling::tokenizer::EncodeOptions;
+
+use crate::cli::{ModelArgs, RunArgs};
+use crate::error::Failure;
+use crate::load;
+use crate::pool::ThreadPool;
+
+/// Tokens of a prefill batch.
+const BATCH: usize = 512;
+
+/// Runs the command.
+///
+/// # Errors
+/// If the model does not load, the prompt does not fit, or output fails.
+pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
+    let start = Instant::now();
+    let cpu = load::cpu(model_args)?;
+    let pool = load::pool(model_args)?;
+    let model = Arc::new(load::model(model_args, &pool)?);
+    let load_seconds = start.elapsed().as_secs_f64();
+    let request = request(&model, args)?;
+    let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train);
+    let mut engine = engine(&model, &pool, model_args.kv_type.into(), n_ctx)?;
+    engine.submit(request)?;
+
+    let start = Instant::now();
+    let (mut first, mut answer) = (None, Answer::default());
+    let mut out = stdout().lock();
+    while answer.finish.is_none() {
+        let mut failed = Ok(());
+        engine.step(cpu, &pool, &mut |event| {
+            let text = answer.take(event);
+            first.get_or_insert_with(Instant::now);
+            if !args.json && failed.is_ok() {
+                failed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            }
+        });
+        failed?;
+    }
+    let (end, first) = (Instant::now(), first.unwrap_or(start));
+    let (prefill, decode) = ((first - start).as_secs_f64(), (end - first).as_secs_f64());
+    let timings = json!({
+        "load_seconds": load_seconds,
+        "prompt_tokens": answer.n_prompt,
+        "prefill_seconds": prefill,
+        "prefill_tokens_per_second": answer.n_prompt as f64 / prefill,
+        "decode_seconds": decode,
+        "decode_tokens_per_second": answer.tokens.len().saturating_sub(1) as f64 / decode.max(1e-9),
+    });
+    if args.json {
+        let json = json!({
+            "text": answer.text,
+            "ids": answer.tokens,
+            "finish_reason": answer.finish,
+            "isa": cpu.isa().name(),
+            "threads": starling::pool::Pool::threads(&pool),
+            "timings": timings,
+        });
+        writeln!(out, "{json:#}")?;
+    } else {
+        writeln!(out)?;
+        if !args.quiet {
+            eprintln!(
+                "load {load_seconds:.2} s | prompt {} tokens, {:.1} tok/s | answer {} tokens, {:.1} tok/s | {}, {} threads",
+                answer.n_prompt,
+                answer.n_prompt as f64 / prefill,
+                answer.tokens.len(),
+                answer.tokens.len().saturating_sub(1) as f64 / decode.max(1e-9),
+                cpu.isa(),
+                starling::pool::Pool::threads(&pool),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// An engine for one conversation at a time.
+///
+/// # Errors
+/// If there is not enough memory.
+pub fn engine(model: &Arc<Model>, pool: &ThreadPool, kv_type: KvType, n_ctx: usize) -> Result<Engine, Failure> {
+    let options = EngineOptions {
+        kv_type,
+        n_ctx,
+        max_seqs: 1,
+        batch_tokens: BATCH,
+        kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx),
+        fingerprint: [0; 32],
+    };
+    Engine::new(Arc::clone(model), pool, options).map_err(|_| Failure::Memory("the context"))
+}
+
+/// What the events of a request add up to.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    /// Tokens picked.
+    pub tokens: Vec<u32>,
+    /// The text.
+    pub text: String,
+    /// Why it ended, once it has.
+    pub finish: Option<&'static str>,
+}
+
+impl Answer {
+    /// Takes an event; returns the text it brought.
+    pub fn take(&mut self, event: Event) -> String {
+        let text = match event {
+            Event::Prefilled { n_prompt, .. } => {
+                self.n_prompt = n_prompt;
+                String::new()
+            }
+            Event::Token { token, text, .. } => {
+                self.tokens.push(token);
+                text
+            }
+            Event::Done { text, reason, .. } => {
+                self.finish = Some(match reason {
+                    FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
+                    FinishReason::Length => "length",
+                    FinishReason::NotFinite => "not_finite",
+                });
+                text
+            }
+        };
+        self.text.push_str(&text);
+        text
+    }
+}
+
+fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
+    let text = prompt(args)?;
+    let (text, chat) = if args.chat {
+        (crate::chat::render(model, args.system.as_deref(), &[("user", &text)])?, true)
+    } else {
+        (text, false)
+    };
+    let options = EncodeOptions { add_special: !chat, parse_special: chat || args.special };
+    Ok(Request {
+        sampling: args.sampling.options(),
+        max_tokens: args.max_tokens,
+        stop: args.stop.clone(),
+        ignore_eos: args.ignore_eos,
+        ..Request::new(model.tokenizer.encode(&text, options))
+    })
+}
+
+fn prompt(args: &RunArgs) -> Result<String, Failure> {
+    if let Some(path) = &args.file {
+        return fs::read_to_string(path).map_err(|source| Failure::File { path: path.clone(), source });
+    }
+    match args.prompt.as_deref() {
+        Some("-") => {}
+        Some(text) => return Ok(text.into()),
+        None if stdin().is_terminal() => {
+            return Err(Failure::Usage("no prompt: give one, or --file, or pipe one in".into()));
+        }
+        None => {}
+    }
+    let mut text = String::new();
+    stdin().lock().read_to_string(&mut text)?;
+    Ok(text)
+}

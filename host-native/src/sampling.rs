@@ -1,0 +1,85 @@
+//! Sampling options of the command line.
+
+use clap::Args;
+use starling::sampler::{ALL_TOKENS, Dry, SamplingOptions};
+
+/// How tokens are picked, in the order in which it is applied.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Add B to the logit of token ID; may be given several times
+    #[arg(long, value_name = "ID=B", value_parser = bias, allow_hyphen_values = true)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Penalty on tokens seen lately; 1 is off
+    #[arg(long, value_name = "F", default_value_t = SamplingOptions::default().repeat_penalty)]
+    pub repeat_penalty: f32,
+    /// Tokens the penalties look back at; -1 for all
+    #[arg(long, value_name = "N", default_value_t = i64::from(SamplingOptions::default().repeat_last_n), allow_hyphen_values = true)]
+    pub repeat_last_n: i64,
+    /// Penalty per occurrence
+    #[arg(long, value_name = "F", default_value_t = 0.0, allow_hyphen_values = true)]
+    pub frequency_penalty: f32,
+    /// Penalty for having occurred
+    #[arg(long, value_name = "F", default_value_t = 0.0, allow_hyphen_values = true)]
+    pub presence_penalty: f32,
+    /// Penalty on continuing a repetition (DRY); 0 is off
+    #[arg(long, value_name = "F", default_value_t = 0.0)]
+    pub dry_multiplier: f32,
+    /// Growth of the DRY penalty per token of the repetition
+    #[arg(long, value_name = "F", default_value_t = 1.75)]
+    pub dry_base: f32,
+    /// Length of repetitions that DRY lets pass
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub dry_allowed_length: u32,
+    /// Keep the N most probable tokens; 0 is off
+    #[arg(long, value_name = "N", default_value_t = SamplingOptions::default().top_k)]
+    pub top_k: u32,
+    /// Keep the most typical tokens of this mass; 1 is off
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub typical: f32,
+    /// Keep the most probable tokens of this mass; 1 is off
+    #[arg(long, value_name = "P", default_value_t = SamplingOptions::default().top_p)]
+    pub top_p: f32,
+    /// Keep tokens at least this fraction as probable as the best; 0 is off
+    #[arg(long, value_name = "P", default_value_t = SamplingOptions::default().min_p)]
+    pub min_p: f32,
+    /// Temperature; 0 takes the most probable token
+    #[arg(long = "temp", alias = "temperature", value_name = "T", default_value_t = SamplingOptions::default().temperature)]
+    pub temperature: f32,
+    /// Seed of the draws: the same seed gives the same text
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
+
+fn bias(text: &str) -> Result<(u32, f32), String> {
+    let (id, b) = text.split_once('=').ok_or("expected ID=BIAS, e.g. 42=-1.5")?;
+    Ok((id.parse().map_err(|e| format!("token id: {e}"))?, b.parse().map_err(|e| format!("bias: {e}"))?))
+}
+
+impl SamplingArgs {
+    /// As the engine takes them.
+    pub fn options(&self) -> SamplingOptions {
+        let dry = Dry {
+            multiplier: self.dry_multiplier,
+            base: self.dry_base,
+            allowed_length: self.dry_allowed_length,
+            last_n: ALL_TOKENS,
+            breakers: Vec::new(),
+        };
+        SamplingOptions {
+            logit_bias: self.logit_bias.clone(),
+            repeat_penalty: self.repeat_penalty,
+            repeat_last_n: u32::try_from(self.repeat_last_n).unwrap_or(ALL_TOKENS),
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            dry: (self.dry_multiplier != 0.0).then_some(dry),
+            top_k: self.top_k,
+            typical_p: self.typical,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            temperature: self.temperature,
+            seed: self.seed,
+            ..SamplingOptions::default()
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! `starling tokenize` and `starling detokenize`. Neither needs weights: vocabulary-only files will do.
+
+use std::fs;
+use std::io::{Read, Write, stdin, stdout};
+use std::path::Path;
+
+use serde_json::json;
+use starling::gguf::Gguf;
+use starling::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
+
+use crate::cli::{DetokenizeArgs, ModelArgs, TokenizeArgs};
+use crate::error::Failure;
+use crate::load;
+
+fn tokenizer(args: &ModelArgs) -> Result<Tokenizer, Failure> {
+    let wrong = |source| Failure::Model { path: load::path(args), source };
+    let files = load::files(args)?;
+    let first = files.first().map_or(&[][..], |f| f);
+    Tokenizer::from_gguf(&Gguf::parse(first).map_err(wrong)?).map_err(wrong)
+}
+
+/// The text of an argument, a file or standard input; it must be UTF-8.
+pub fn text(argument: Option<&str>, file: Option<&Path>) -> Result<String, Failure> {
+    let (name, bytes) = match (argument, file) {
+        (Some(text), _) if text != "-" => return Ok(text.into()),
+        (_, Some(path)) => {
+            (path.to_path_buf(), fs::read(path).map_err(|source| Failure::File { path: path.into(), source })?)
+        }
+        _ => {
+            let mut bytes = Vec::new();
+            stdin().lock().read_to_end(&mut bytes)?;
+            ("standard input".into(), bytes)
+        }
+    };
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Failure::Usage(format!("{}: invalid UTF-8 at byte {at}; expected text in UTF-8", name.display()))
+    })
+}
+
+/// Runs `tokenize`.
+///
+/// # Errors
+/// If the model has no tokenizer this engine knows, or the text cannot be read.
+pub fn tokenize(model_args: &ModelArgs, args: &TokenizeArgs) -> Result<(), Failure> {
+    let tokenizer = tokenizer(model_args)?;
+    let text = text(args.text.as_deref(), args.file.as_deref())?;
+    let options = EncodeOptions { add_special: !args.no_bos, parse_special: args.special };
+    let mut out = stdout().lock();
+    if args.batch {
+        let texts: Vec<String> = serde_json::from_str(&text)
+            .map_err(|e| Failure::Usage(format!("--batch takes a JSON array of strings: {e}")))?;
+        let ids: Vec<Vec<u32>> = texts.iter().map(|t| tokenizer.encode(t, options)).collect();
+        serde_json::to_writer(&mut out, &ids).map_err(std::io::Error::from)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    if !args.json {
+        let ids: Vec<String> = tokenizer.encode(&text, options).iter().map(u32::to_string).collect();
+        writeln!(out, "{}", ids.join(" "))?;
+        return Ok(());
+    }
+    let (ids, ranges) = tokenizer.encode_with_offsets(&text, options);
+    let pieces: Vec<_> =
+        ids.iter().map(|&id| String::from_utf8_lossy(tokenizer.piece(id).unwrap_or_default()).into_owned()).collect();
+    let offsets: Vec<_> = ranges.iter().map(|r| [r.start, r.end]).collect();
+    writeln!(out, "{}", json!({ "ids": ids, "pieces": pieces, "offsets": offsets }))?;
+    Ok(())
+}
+
+/// Runs `detokenize`.
+///
+/// # Errors
+/// If the model has no tokenizer this engine knows, or an id is not one of its.
+pub fn detokenize(model_args: &ModelArgs, args: &DetokenizeArgs) -> Result<(), Failure> {
+    let tokenizer = tokenizer(model_args)?;
+    let ids = if args.ids.is_empty() {
+        let text = text(None, args.file.as_deref())?;
+        let words = text.split(|c: char| c.is_whitespace() || "[],".contains(c)).filter(|w| !w.is_empty());
+        words
+            .map(|w| w.parse().map_err(|_| Failure::Usage(format!("`{w}` is not a token id"))))
+            .collect::<Result<_, _>>()?
+    } else {
+        args.ids.clone()
+    };
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= tokenizer.n_vocab()) {
+        return Err(Failure::Usage(format!("token {id} is not one of the model's {}", tokenizer.n_vocab())));
+    }
+    let bytes = tokenizer.decode(&ids, DecodeOptions { skip_special: args.skip_special });
+    let mut out = stdout().lock();
+    out.write_all(&bytes)?;
+    out.flush()?;
+    Ok(())
+}
