@@ -634,7 +634,7 @@ impl Combine<'_> {
 impl Op for Combine<'_> {
     type Out = ();
     fn scalar(self) {
-        self.walk(|o, x, part, y| Scalar::blend_of(o, x, part, y));
+        self.walk(Scalar::blend_of);
     }
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {

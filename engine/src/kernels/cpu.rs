@@ -172,7 +172,7 @@ fn has(isa: Isa) -> bool {
         Isa::Simd128 => cfg!(target_feature = "simd128"),
         // some engines have lowered the instruction wrongly: it is tried before it is believed
         #[cfg(target_feature = "relaxed-simd")]
-        Isa::RelaxedSimd => super::wasm::relaxed_dot_is_exact(),
+        Isa::RelaxedSimd => super::wasm::relaxed_dot_is_exact(Cpu(isa)),
         _ => false,
     }
 }

@@ -77,6 +77,7 @@ pub fn chunks<T: Send>(pool: &dyn Pool, out: &mut [T], len: usize, f: &(dyn Fn(u
 }
 
 /// [`chunks`] over two slices of equally many chunks.
+#[allow(clippy::type_complexity)]
 pub fn chunks2<A: Send, B: Send>(
     pool: &dyn Pool,
     (a, a_len): (&mut [A], usize),
@@ -97,7 +98,7 @@ pub fn chunks2<A: Send, B: Send>(
 
 /// Calls `f(i, state)` for each i, each call with a state of its own thread.
 pub(super) fn with_state<T: Send>(pool: &dyn Pool, n: usize, states: &mut [T], f: &(dyn Fn(usize, &mut T) + Sync)) {
-    assert!(states.len() >= pool.threads().min(MAX_WORKERS).max(1), "a state per thread");
+    assert!(states.len() >= pool.threads().clamp(1, MAX_WORKERS), "a state per thread");
     let states = SharedOut::new(states);
     run(pool, n, &|i, worker| {
         // SAFETY: no two calls at once have the same worker.

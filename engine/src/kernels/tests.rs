@@ -38,7 +38,7 @@ impl Rng {
         if extreme {
             for run in x.chunks_mut(32) {
                 let scale = [0.0, 1e-38, 1e-43, 1e15, 1e-29, 1e10, 1.0, 1.0][self.next() as usize % 8];
-                let flat = self.next() % 4 == 0;
+                let flat = self.next().is_multiple_of(4);
                 for (i, v) in run.iter_mut().enumerate() {
                     *v = if flat { scale * if i % 2 == 0 { 3.0 } else { -3.0 } } else { *v * scale };
                 }
@@ -136,6 +136,14 @@ impl Pool for Scoped {
             return (0..self.0).for_each(|_| work());
         }
         std::thread::scope(|s| (0..self.0).for_each(|_| drop(s.spawn(work))));
+    }
+}
+
+/// Runs for a target say which path they mean to test.
+#[test]
+fn the_named_path_is_the_fastest() {
+    if let Ok(name) = std::env::var("STARLING_TEST_ISA") {
+        assert_eq!(Cpu::detect().isa().name(), name);
     }
 }
 

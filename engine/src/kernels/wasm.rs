@@ -7,6 +7,18 @@
 
 use core::arch::wasm32::*;
 
+#[cfg(target_feature = "relaxed-simd")]
+use {
+    super::Cpu,
+    super::act::{self, ActKind},
+    super::matmul::{Columns, Job, products},
+    super::panel::{Format, Matrix},
+    crate::pool::Inline,
+    alloc::vec,
+    alloc::vec::Vec,
+    core::sync::atomic::{AtomicU8, Ordering},
+};
+
 use super::simd::{Rec, Simd, TileShape};
 
 #[derive(Clone, Copy)]
@@ -27,10 +39,26 @@ impl Wasm<true> {
     }
 }
 
-/// Whether the engine's relaxed dot gives the exact sum wherever the second operand is in 0..=127. V8 11.3 lowers it
-/// wrongly in its baseline compiler, which is the one that runs this.
+/// Whether the engine's relaxed dot gives the exact sum wherever the second operand is in 0..=127.
+///
+/// V8 11.3 lowers it wrongly in its baseline compiler, rightly in its optimising one. The first call here runs in the
+/// baseline compiler, as the first calls of the kernels will; its verdict stands, whatever later calls would find.
 #[cfg(target_feature = "relaxed-simd")]
-pub(super) fn relaxed_dot_is_exact() -> bool {
+pub(super) fn relaxed_dot_is_exact(relaxed: Cpu) -> bool {
+    const UNKNOWN: u8 = 0;
+    const EXACT: u8 = 1;
+    const WRONG: u8 = 2;
+    static VERDICT: AtomicU8 = AtomicU8::new(UNKNOWN);
+    if VERDICT.load(Ordering::Relaxed) == UNKNOWN {
+        let verdict = if probe_relaxed_dot() && probe_products(relaxed) { EXACT } else { WRONG };
+        // of two threads that came first at once, either verdict must satisfy both
+        VERDICT.fetch_max(verdict, Ordering::Relaxed);
+    }
+    VERDICT.load(Ordering::Relaxed) == EXACT
+}
+
+#[cfg(target_feature = "relaxed-simd")]
+fn probe_relaxed_dot() -> bool {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut next = || {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -65,7 +93,35 @@ pub(super) fn relaxed_dot_is_exact() -> bool {
     })
 }
 
-/// Vectors that `relaxed_dot_is_exact` tries.
+/// Small products of each recipe against the definition: whether the lowering is wrong can depend on the registers
+/// that the baseline compiler has at hand.
+#[cfg(target_feature = "relaxed-simd")]
+fn probe_products(relaxed: Cpu) -> bool {
+    const ROWS: usize = 16;
+    const K: usize = 256;
+    const N: usize = 5;
+    // bytes that are finite scales wherever they stand: f16 exponents of 0x55 and below
+    let byte = |i: usize| [0x0f, 0x3a, 0x35, 0x00, 0x2c, 0x51, 0x16][i * i % 31 % 7];
+    let x: Vec<f32> = (0..N * K).map(|i| (i * i % 255) as f32 - 127.0).collect();
+    [Format::Q4_0, Format::Q8_0, Format::Q4_K, Format::Q6_K].into_iter().all(|format| {
+        let src: Vec<u8> = (0..ROWS * K / format.block_len() * format.file_bytes()).map(byte).collect();
+        let Ok(w) = Matrix::from_rows(format, ROWS, K, &src) else { return false };
+        [1, N].into_iter().all(|n| {
+            let product = |cpu| {
+                let mut out = vec![0.0f32; n * ROWS];
+                if let Some(kind) = ActKind::of(cpu, format) {
+                    let mut words = vec![0; kind.len_words(n, K)];
+                    let x = Columns::Packed(act::pack(cpu, &Inline, kind, &x[..n * K], K, &mut words));
+                    products(cpu, &Inline, &[Job { w: &w, x, at: 0 }], n, &mut out, ROWS);
+                }
+                out
+            };
+            product(relaxed) == product(Cpu::SCALAR)
+        })
+    })
+}
+
+/// Vectors that the probe of the instruction tries.
 #[cfg(target_feature = "relaxed-simd")]
 const PROBES: usize = 512;
 
@@ -81,10 +137,10 @@ fn relaxed_dot(a: v128, w: v128, acc: v128) -> v128 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
     const LANES: usize = 4;
-    const TILE4: TileShape = TileShape { rv: 1, nc: 6 };
-    const TILE8: TileShape = if RELAXED { TileShape { rv: 2, nc: 3 } } else { TileShape { rv: 2, nc: 4 } };
-    const TILE_K: TileShape = TileShape { rv: 1, nc: 6 };
-    const TILE_F32: TileShape = TileShape { rv: 2, nc: 4 };
+    const TILE4: TileShape = TileShape { rv: 2, nc: 4 };
+    const TILE8: TileShape = TileShape { rv: 2, nc: 4 };
+    const TILE_K: TileShape = TileShape { rv: 2, nc: 4 };
+    const TILE_F32: TileShape = TileShape { rv: 2, nc: 6 };
     const GEMV: [usize; 4] = [4, 4, 4, 4];
 
     type F = v128;
