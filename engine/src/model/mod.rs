@@ -4,6 +4,7 @@ pub mod arch;
 pub mod config;
 pub mod forward;
 pub mod rotary;
+pub mod stream;
 pub mod weights;
 
 use alloc::string::{String, ToString};
@@ -11,6 +12,7 @@ use alloc::string::{String, ToString};
 pub use config::Config;
 pub use forward::{Run, Scratch, Stage, Trace};
 use rotary::Rotary;
+pub use stream::StreamLoader;
 use weights::{Loader, Weights};
 
 use crate::error::LoadError;

@@ -15,6 +15,7 @@ pub const MAX_TOP_LOGPROBS: u32 = 200;
 /// Each stage is off at its neutral value; a stage that is off costs nothing.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 pub struct SamplingOptions {
     /// Added to the logits of these tokens, one entry a token; finite.
     pub logit_bias: Vec<(u32, f32)>,

@@ -1,0 +1,192 @@
+//! Plain exports, for runtimes without JavaScript. Buffers are the module's: `starling_alloc` makes one, the runtime
+//! fills it, and the call it is passed to takes it. A call that replies returns `pointer << 32 | length` of UTF-8 JSON,
+//! `{"ok": ...}` or `{"error": {"kind", "message"}}`, which the runtime reads and gives back with `starling_free`.
+//!
+//! ```text
+//! starling_alloc(len) -> pointer                     starling_free(pointer)
+//! starling_loader(file_len) -> loader                starling_feed(loader, bytes) -> reply
+//! starling_open(loader, options) -> reply: session   starling_close(session)
+//! starling_submit(session, request) -> reply: id     starling_cancel(session, id) -> 1 if it was there
+//! starling_step(session) -> reply: tokens, events    starling_info(session) -> reply
+//! starling_tokenize(session, text) -> reply          starling_detokenize(session, ids) -> reply
+//! starling_logits(session, ids) -> reply: SHA-256
+//! ```
+#![allow(unsafe_code)] // `no_mangle`: exported names; there is no unsafe block
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use starling::model::StreamLoader;
+
+use crate::session::{Error, Session};
+
+#[derive(Default)]
+struct State {
+    /// By address.
+    buffers: BTreeMap<u32, Vec<u8>>,
+    loaders: BTreeMap<u32, StreamLoader>,
+    sessions: BTreeMap<u32, Session>,
+    next: u32,
+}
+
+thread_local! {
+    static STATE: RefCell<State> = RefCell::new(State { next: 1, ..State::default() });
+}
+
+impl State {
+    fn keep(&mut self, buffer: Vec<u8>) -> u32 {
+        let at = buffer.as_ptr().addr() as u32;
+        self.buffers.insert(at, buffer);
+        at
+    }
+
+    fn id(&mut self) -> u32 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    fn take(&mut self, pointer: u32) -> Result<Vec<u8>, Error> {
+        self.buffers.remove(&pointer).ok_or_else(|| Error::Option(format!("{pointer} is not a buffer of this module")))
+    }
+
+    fn take_text(&mut self, pointer: u32) -> Result<String, Error> {
+        String::from_utf8(self.take(pointer)?).map_err(|e| Error::Option(format!("invalid UTF-8: {e}")))
+    }
+
+    fn session(&mut self, session: u32) -> Result<&mut Session, Error> {
+        self.sessions.get_mut(&session).ok_or_else(|| Error::Option(format!("{session} is not an open session")))
+    }
+
+    fn reply(&mut self, result: Result<Value, Error>) -> u64 {
+        let value = match result {
+            Ok(value) => json!({ "ok": value }),
+            Err(e) => json!({ "error": { "kind": e.kind(), "message": e.to_string() } }),
+        };
+        let text = value.to_string().into_bytes();
+        let len = text.len() as u64;
+        u64::from(self.keep(text)) << 32 | len
+    }
+}
+
+fn call(f: impl FnOnce(&mut State) -> Result<Value, Error>) -> u64 {
+    STATE.with_borrow_mut(|s| {
+        let result = f(s);
+        s.reply(result)
+    })
+}
+
+/// A buffer of `len` bytes to be filled and passed to a call; 0 if there is no memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_alloc(len: u32) -> u32 {
+    let mut buffer: Vec<u8> = Vec::new();
+    // at least one byte, so that every buffer has an address of its own
+    if buffer.try_reserve_exact((len as usize).max(1)).is_err() {
+        return 0;
+    }
+    buffer.resize(len as usize, 0);
+    STATE.with_borrow_mut(|s| s.keep(buffer))
+}
+
+/// Gives a reply or an unused buffer back.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_free(pointer: u32) {
+    STATE.with_borrow_mut(|s| s.buffers.remove(&pointer));
+}
+
+/// A loader for a file of `file_len` bytes.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_loader(file_len: u64) -> u32 {
+    STATE.with_borrow_mut(|s| {
+        let id = s.id();
+        s.loaders.insert(id, StreamLoader::new(file_len));
+        id
+    })
+}
+
+/// Feeds a loader the next bytes of its file; replies with the bytes fed so far.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_feed(loader: u32, bytes: u32) -> u64 {
+    call(|s| {
+        let bytes = s.take(bytes)?;
+        let loader =
+            s.loaders.get_mut(&loader).ok_or_else(|| Error::Option(format!("{loader} is not an open loader")))?;
+        loader.feed(&bytes)?;
+        Ok(json!(loader.fed()))
+    })
+}
+
+/// Opens a session of a loader whose file is complete.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_open(loader: u32, options: u32) -> u64 {
+    call(|s| {
+        let options = s.take_text(options)?;
+        let loader =
+            s.loaders.remove(&loader).ok_or_else(|| Error::Option(format!("{loader} is not an open loader")))?;
+        let session = Session::new(loader, &options)?;
+        let id = s.id();
+        s.sessions.insert(id, session);
+        Ok(json!(id))
+    })
+}
+
+/// Closes a session and frees its memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_close(session: u32) {
+    STATE.with_borrow_mut(|s| s.sessions.remove(&session));
+}
+
+/// Name and sizes of the model.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_info(session: u32) -> u64 {
+    call(|s| Ok(s.session(session)?.info()))
+}
+
+/// Takes a request; replies with its id.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_submit(session: u32, request: u32) -> u64 {
+    call(|s| {
+        let request = s.take_text(request)?;
+        Ok(json!(s.session(session)?.submit(&request)?))
+    })
+}
+
+/// Runs one batch.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_step(session: u32) -> u64 {
+    call(|s| Ok(s.session(session)?.step()))
+}
+
+/// Forgets a request.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_cancel(session: u32, id: u64) -> u32 {
+    STATE.with_borrow_mut(|s| s.session(session).is_ok_and(|s| s.cancel(id)).into())
+}
+
+/// Ids and byte offsets of a text, with the tokens the model wants around it.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_tokenize(session: u32, text: u32) -> u64 {
+    call(|s| {
+        let text = s.take_text(text)?;
+        Ok(s.session(session)?.tokenize(&text, true, false))
+    })
+}
+
+/// Text of ids, a JSON array.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_detokenize(session: u32, ids: u32) -> u64 {
+    call(|s| {
+        let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
+        let bytes = s.session(session)?.detokenize(&ids)?;
+        Ok(json!(String::from_utf8_lossy(&bytes)))
+    })
+}
+
+/// SHA-256 of the logits after each of the ids, a JSON array.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_logits(session: u32, ids: u32) -> u64 {
+    call(|s| {
+        let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
+        Ok(json!(s.session(session)?.logits_sha256(&ids)?))
+    })
+}

@@ -1,0 +1,279 @@
+//! A model and its requests, spoken to in JSON.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestId};
+use starling::error::{LoadError, RequestError};
+use starling::kernels::attention::{KvType, PAGE};
+use starling::kernels::{Cpu, UnknownIsa};
+use starling::model::{Model, Run, StreamLoader};
+use starling::pool::Inline;
+use starling::sampler::SamplingOptions;
+use starling::tokenizer::{DecodeOptions, EncodeOptions};
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The model file is wrong.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The request is wrong, or there is no room for it now.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The instruction set is unknown.
+    #[error(transparent)]
+    Isa(#[from] UnknownIsa),
+    /// The JSON is not what the call takes.
+    #[error("invalid JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// An option is wrong.
+    #[error("{0}")]
+    Option(String),
+    /// There is not enough memory.
+    #[error("not enough memory for the context of {n_ctx} tokens")]
+    Memory {
+        /// Its size.
+        n_ctx: usize,
+    },
+}
+
+impl Error {
+    /// What kind of failure this is, for programs.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Error::Load(_) => "model",
+            Error::Request(RequestError::NoCapacity { .. }) => "capacity",
+            Error::Request(_) | Error::Json(_) | Error::Option(_) | Error::Isa(_) => "request",
+            Error::Memory { .. } => "memory",
+        }
+    }
+}
+
+/// Options of a session.
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Tokens of a sequence; by default what the model was made for, at most 4096.
+    n_ctx: Option<usize>,
+    /// Sequences at once.
+    max_seqs: usize,
+    /// Tokens of a batch: how long a step may take.
+    batch_tokens: usize,
+    /// `f32`, `f16` or `k8`.
+    kv_type: String,
+    /// Instruction set; by default the fastest.
+    isa: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { n_ctx: None, max_seqs: 1, batch_tokens: 64, kv_type: "f16".into(), isa: None }
+    }
+}
+
+/// Context of a session that asks for none, at most.
+const DEFAULT_CTX: usize = 4096;
+
+/// A request in JSON: `prompt` or `ids`, and options.
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RequestJson {
+    prompt: Option<String>,
+    ids: Option<Vec<u32>>,
+    /// Take special tokens in the prompt for what they say.
+    parse_special: bool,
+    add_special: bool,
+    max_tokens: Option<usize>,
+    stop: Vec<String>,
+    stop_tokens: Vec<u32>,
+    ignore_eos: bool,
+    sampling: SamplingOptions,
+}
+
+impl Default for RequestJson {
+    fn default() -> Self {
+        RequestJson {
+            prompt: None,
+            ids: None,
+            parse_special: false,
+            add_special: true,
+            max_tokens: None,
+            stop: Vec::new(),
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            sampling: SamplingOptions::default(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum EventJson {
+    Prefilled { id: u64, n_prompt: usize, n_cached: usize },
+    Token { id: u64, token: u32, text: String, logprob: f32, top: Vec<(u32, f32)> },
+    Done { id: u64, text: String, reason: &'static str, n_tokens: usize },
+}
+
+impl From<Event> for EventJson {
+    fn from(event: Event) -> EventJson {
+        match event {
+            Event::Prefilled { id, n_prompt, n_cached } => EventJson::Prefilled { id: id.0, n_prompt, n_cached },
+            Event::Token { id, token, text, logprob, top } => EventJson::Token { id: id.0, token, text, logprob, top },
+            Event::Done { id, text, reason, n_tokens } => {
+                let reason = match reason {
+                    FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
+                    FinishReason::Length => "length",
+                    FinishReason::NotFinite => "not_finite",
+                };
+                EventJson::Done { id: id.0, text, reason, n_tokens }
+            }
+        }
+    }
+}
+
+/// A model at work.
+pub struct Session {
+    model: Arc<Model>,
+    engine: Engine,
+    cpu: Cpu,
+}
+
+impl Session {
+    /// A session for a model whose file was fed to `loader`; `options` is a JSON object, empty for defaults.
+    ///
+    /// # Errors
+    /// What is wrong with the file or the options.
+    pub fn new(loader: StreamLoader, options: &str) -> Result<Session, Error> {
+        let options: Options = if options.is_empty() { Options::default() } else { serde_json::from_str(options)? };
+        let cpu = options.isa.as_deref().map_or_else(|| Ok(Cpu::detect()), Cpu::named)?;
+        let names = || KvType::ALL.map(KvType::name).join(", ");
+        let kv_type = *KvType::ALL
+            .iter()
+            .find(|t| t.name() == options.kv_type)
+            .ok_or_else(|| Error::Option(format!("kv_type is {:?}, expected one of {}", options.kv_type, names())))?;
+        let model = Arc::new(loader.finish()?);
+        let n_ctx = options.n_ctx.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
+        let max_seqs = options.max_seqs.max(1);
+        let sizes = EngineOptions {
+            kv_type,
+            n_ctx,
+            max_seqs,
+            batch_tokens: options.batch_tokens.max(1),
+            kv_bytes: max_seqs.saturating_mul(EngineOptions::kv_bytes_of(&model, kv_type, n_ctx)),
+            fingerprint: [0; 32],
+        };
+        let engine = Engine::new(Arc::clone(&model), &Inline, sizes).map_err(|_| Error::Memory { n_ctx })?;
+        Ok(Session { model, engine, cpu })
+    }
+
+    /// The model's name, sizes and chat template, and how it runs.
+    pub fn info(&self) -> Value {
+        let c = &self.model.config;
+        json!({
+            "name": self.model.name,
+            "architecture": c.arch.name,
+            "n_vocab": c.n_vocab,
+            "n_layer": c.n_layer,
+            "n_embd": c.n_embd,
+            "n_ctx_train": c.n_ctx_train,
+            "n_ctx": self.engine.options().n_ctx,
+            "isa": self.cpu.isa().name(),
+            "available": Cpu::available().iter().map(|c| c.isa().name()).collect::<Vec<_>>(),
+            "weight_bytes": self.model.weight_bytes(),
+            "chat_template": self.model.chat_template,
+        })
+    }
+
+    /// Takes a request, a JSON object; returns its id.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn submit(&mut self, request: &str) -> Result<u64, Error> {
+        let r: RequestJson = serde_json::from_str(request)?;
+        let tokens = match (r.prompt, r.ids) {
+            (Some(text), None) => {
+                let options = EncodeOptions { add_special: r.add_special, parse_special: r.parse_special };
+                self.model.tokenizer.encode(&text, options)
+            }
+            (None, Some(ids)) => ids,
+            _ => return Err(Error::Option("give either prompt or ids".into())),
+        };
+        let request = Request {
+            sampling: r.sampling,
+            max_tokens: r.max_tokens,
+            stop: r.stop,
+            stop_tokens: r.stop_tokens,
+            ignore_eos: r.ignore_eos,
+            ..Request::new(tokens)
+        };
+        Ok(self.engine.submit(request)?.0)
+    }
+
+    /// Runs one batch: `{"tokens": processed, "events": [...]}`.
+    pub fn step(&mut self) -> Value {
+        let mut events = Vec::new();
+        let tokens = self.engine.step(self.cpu, &Inline, &mut |e| events.push(EventJson::from(e)));
+        json!({ "tokens": tokens, "events": events })
+    }
+
+    /// Forgets a request; says whether it was there.
+    pub fn cancel(&mut self, id: u64) -> bool {
+        self.engine.cancel(RequestId(id))
+    }
+
+    /// `{"ids", "offsets"}` of a text.
+    pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Value {
+        let options = EncodeOptions { add_special, parse_special };
+        let (ids, ranges) = self.model.tokenizer.encode_with_offsets(text, options);
+        json!({ "ids": ids, "offsets": ranges.iter().map(|r| [r.start, r.end]).collect::<Vec<_>>() })
+    }
+
+    /// The bytes of tokens.
+    ///
+    /// # Errors
+    /// If one is not the model's.
+    pub fn detokenize(&self, ids: &[u32]) -> Result<Vec<u8>, Error> {
+        self.check(ids)?;
+        Ok(self.model.tokenizer.decode(ids, DecodeOptions { skip_special: false }))
+    }
+
+    fn check(&self, ids: &[u32]) -> Result<(), Error> {
+        let n_vocab = self.model.config.n_vocab;
+        match ids.iter().enumerate().find(|(_, t)| **t as usize >= n_vocab) {
+            Some((at, &token)) => Err(RequestError::Token { token, at, n_vocab }.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// SHA-256 of the logits after each of the tokens, f32 little-endian, row by row: the digest that tests compare
+    /// between targets.
+    ///
+    /// # Errors
+    /// If a token is not the model's, or there are more than the context holds.
+    pub fn logits_sha256(&self, ids: &[u32]) -> Result<String, Error> {
+        self.check(ids)?;
+        let n_ctx = self.engine.options().n_ctx;
+        if ids.is_empty() {
+            return Err(RequestError::EmptyPrompt.into());
+        }
+        if ids.len() > n_ctx {
+            return Err(RequestError::ContextLength { prompt: ids.len(), max_tokens: 0, n_ctx }.into());
+        }
+        let memory = |_| Error::Memory { n_ctx };
+        let (kv_type, batch) = (self.engine.options().kv_type, self.engine.options().batch_tokens);
+        let kv = self.model.kv_layout(kv_type);
+        let pages: Vec<u32> = (0..ids.len().div_ceil(PAGE) as u32).collect();
+        let mut arena = vec![0; pages.len() * kv.page_bytes()];
+        let mut scratch = self.model.scratch(&Inline, kv_type, batch, batch, 1, ids.len()).map_err(memory)?;
+        let mut hash = Sha256::new();
+        for (i, tokens) in ids.chunks(batch).enumerate() {
+            let run = Run { tokens, pos: i * batch, pages: &pages, n_logits: tokens.len() };
+            let out = self.model.forward(self.cpu, &Inline, &[run], &kv, &mut arena, &mut scratch, None);
+            (0..out.len()).flat_map(|row| out.logits(row)).for_each(|v| hash.update(v.to_le_bytes()));
+        }
+        Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+    }
+}
