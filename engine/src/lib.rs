@@ -15,5 +15,6 @@ pub mod math;
 pub mod model;
 pub mod pool;
 pub mod quant;
+pub mod receipt;
 pub mod sampler;
 pub mod tokenizer;

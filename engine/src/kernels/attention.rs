@@ -36,6 +36,8 @@ pub const MAX_HEAD_DIM: usize = 256;
 
 /// How keys and values are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum KvType {
     /// Both f32.
     F32,
