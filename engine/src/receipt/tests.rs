@@ -84,7 +84,7 @@ fn a_changed_request_is_caught_at_the_start() {
     type Change = fn(&mut ReceiptRequest);
     let changes: [Change; 19] = [
         |r| r.prompt[3] += 1,
-        |r| drop(r.prompt.pop()),
+        |r| r.prompt.truncate(38),
         |r| r.sequence += 1,
         |r| r.kv_type = KvType::F32,
         |r| r.sampling.seed += 1,

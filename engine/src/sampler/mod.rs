@@ -14,6 +14,8 @@ mod dry;
 mod options;
 mod penalties;
 mod stages;
+#[cfg(test)]
+mod tests;
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -173,8 +175,8 @@ impl Work {
         let at = self.masses.place(cpu, &self.logits, max, o.temperature, u);
         let of = Logprobs { max, temperature: o.temperature, ln_total: math::ln(total) };
         top.iter_mut().for_each(|(_, x)| *x = of.logit(*x));
-        let drawn = self.kept[at];
-        Pick { token: drawn.token, logprob: of.logit(drawn.logit), top }
+        let (token, logit) = self.kept.get(at).map_or((0, max), |c| (c.token, c.logit));
+        Pick { token, logprob: of.logit(logit), top }
     }
 
     /// Draws from all tokens.
