@@ -200,7 +200,7 @@ fn draws_follow_the_distribution() {
         let mut counts = vec![0u32; x.len()];
         (0..n).for_each(|at| counts[s.pick(Cpu::detect(), &x, at % 3, at, None).token as usize] += 1);
         // classes of at least 20 expected draws; the rest is one class
-        let (mut chi, mut classes, mut rest) = (0.0, 0.0, (0.0, 0.0));
+        let (mut chi, mut classes, mut rest) = (0.0f64, 0.0f64, (0.0, 0.0));
         let mut class = |got: f64, expected: f64| {
             chi += (got - expected).powi(2) / expected;
             classes += 1.0;
@@ -232,7 +232,9 @@ fn a_draw_depends_on_seed_sequence_and_position_alone() {
     let other = SamplingOptions { seed: 2, ..o };
     assert!((0..50).any(|at| draw(&other, 2, at) != want[at as usize]));
     // pinned: the generator is part of the contract
-    assert_eq!(draw::uniform(1, 2, 3).to_bits(), draw::uniform(1, 2, 3).to_bits());
+    let pinned =
+        [(0, 0, 0), (1, 2, 3), (u64::MAX, u64::MAX, 1 << 40)].map(|(a, b, c)| draw::uniform(a, b, c).to_bits());
+    assert_eq!(pinned, [0x3fd4_fe55_41da_a6bc, 0x3fef_ce3f_4e17_6fdc, 0x3fea_e21b_64fa_7cef]);
 }
 
 #[test]
