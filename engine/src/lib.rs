@@ -16,6 +16,7 @@ pub mod math;
 pub mod model;
 pub mod pool;
 pub mod quant;
+pub mod receipt;
 pub mod sampler;
 pub mod text;
 pub mod tokenizer;

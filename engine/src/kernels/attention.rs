@@ -36,6 +36,8 @@ pub const MAX_HEAD_DIM: usize = 256;
 
 /// How keys and values are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum KvType {
     /// Both f32.
     F32,
@@ -94,6 +96,22 @@ impl KvLayout {
     /// Bytes of a page, a multiple of 64.
     pub fn page_bytes(&self) -> usize {
         (self.n_layer * self.n_head_kv * (self.key_bytes() + self.value_bytes())).next_multiple_of(64)
+    }
+
+    /// Whether every number of a page is finite, as [`write_kv`] leaves them; `page` is [`KvLayout::page_bytes`] long.
+    pub fn is_finite(&self, page: &[u8]) -> bool {
+        let f16s = |b: &[u8]| b.chunks_exact(2).all(|b| b[1] & 0x7c != 0x7c);
+        let f32s = |b: &[u8]| b.chunks_exact(4).all(|b| b[3] & 0x7f != 0x7f || b[2] & 0x80 == 0);
+        let heads = (0..self.n_layer).flat_map(|l| (0..self.n_head_kv).map(move |h| (l, h)));
+        heads.into_iter().all(|(l, h)| {
+            let keys = &page[self.key_at(l, h)..][..self.key_bytes()];
+            let values = &page[self.value_at(l, h)..][..self.value_bytes()];
+            match self.kv_type {
+                KvType::F32 => f32s(keys) && f32s(values),
+                KvType::F16 => f16s(keys) && f16s(values),
+                KvType::K8 => f32s(&keys[keys.len() - PAGE * 4..]) && f16s(values),
+            }
+        })
     }
 
     fn key_at(&self, layer: usize, head: usize) -> usize {

@@ -37,5 +37,8 @@ pub use aligned::AlignedBuf;
 pub(crate) use aligned::SharedOut;
 pub use cpu::{Cpu, Isa, UnknownIsa};
 
+/// Changes whenever a canonical number does: a logit, a state, a probability or a draw, on any input. Receipts name it.
+pub const NUMERICS_VERSION: u32 = 1;
+
 #[cfg(test)]
 mod tests;

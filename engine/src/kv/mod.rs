@@ -9,6 +9,9 @@
 //! are given away when room is short: leaves first, the longest unused before others, by a counter and not a clock.
 
 mod key;
+mod page;
+#[cfg(test)]
+mod tests;
 
 use alloc::collections::{BTreeMap, BTreeSet, TryReserveError};
 use alloc::vec::Vec;
@@ -16,6 +19,7 @@ use alloc::vec::Vec;
 use thiserror::Error;
 
 pub use key::PageKey;
+pub use page::PageError;
 
 use crate::error::RequestError;
 use crate::kernels::AlignedBuf;

@@ -1,6 +1,8 @@
 //! The draw: ChaCha12 (Bernstein 2008) as a counter-based generator. The key is the seed, the nonce the sequence, the
 //! block counter the position, so a draw depends on where it is made and on nothing before it.
 
+use alloc::vec::Vec;
+
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -10,7 +12,7 @@ use crate::kernels::softmax::exps;
 /// Words of a ChaCha block.
 const BLOCK_WORDS: u128 = 16;
 /// Weights of a chunk: their sum is one f32 on the lane array; sums of chunks add up in f64, in order.
-pub(super) const CHUNK: usize = 1024;
+const CHUNK: usize = 1024;
 
 /// A number in [0, 1), a multiple of 2^-53.
 pub(super) fn uniform(seed: u64, sequence: u64, position: u64) -> f64 {
@@ -22,34 +24,49 @@ pub(super) fn uniform(seed: u64, sequence: u64, position: u64) -> f64 {
     (rng.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
-/// `sum exp((x - max) / t)`, chunk by chunk.
-pub(super) fn mass(cpu: Cpu, x: &[f32], max: f32, t: f32, weights: &mut [f32; CHUNK]) -> f64 {
-    x.chunks(CHUNK).fold(0.0, |sum, x| sum + f64::from(exps(cpu, x, max, t, &mut weights[..x.len()])))
+/// Weights `exp((x - max) / t)`, added up.
+pub(super) struct Masses {
+    /// Running sums at the ends of chunks.
+    sums: Vec<f64>,
+    weights: [f32; CHUNK],
 }
 
-/// The first place whose running sum of weights `exp((x - max) / t)` exceeds `u * total`; `total` is the [`mass`].
-///
-/// Rounding may leave the running sums short of it: then it is the last place of any weight.
-pub(super) fn place(cpu: Cpu, x: &[f32], max: f32, t: f32, u: f64, total: f64, weights: &mut [f32; CHUNK]) -> usize {
-    let target = u * total;
-    let (mut sum, mut last) = (0.0, 0);
-    for (i, chunk) in x.chunks(CHUNK).enumerate() {
-        let weights = &mut weights[..chunk.len()];
-        let after = sum + f64::from(exps(cpu, chunk, max, t, weights));
-        if after > sum {
-            let is_here = after > target;
-            for (j, w) in weights.iter().enumerate().filter(|(_, w)| **w > 0.0) {
-                last = i * CHUNK + j;
-                sum += f64::from(*w);
-                if is_here && sum > target {
-                    return last;
-                }
-            }
-            if is_here {
-                return last;
+impl Masses {
+    pub(super) fn new(n_vocab: usize) -> Self {
+        Masses { sums: Vec::with_capacity(n_vocab.div_ceil(CHUNK)), weights: [0.0; CHUNK] }
+    }
+
+    /// The sum of all weights, chunk by chunk.
+    pub(super) fn total(&mut self, cpu: Cpu, x: &[f32], max: f32, t: f32) -> f64 {
+        let mut sum = 0.0;
+        self.sums.clear();
+        for x in x.chunks(CHUNK) {
+            sum += f64::from(exps(cpu, x, max, t, &mut self.weights[..x.len()]));
+            self.sums.push(sum);
+        }
+        sum
+    }
+
+    /// The first place whose running sum exceeds `u` times the total, which was just computed of the same weights.
+    ///
+    /// Within a chunk, weights add up in f64. Where rounding leaves no such place: the last one of any weight.
+    pub(super) fn place(&mut self, cpu: Cpu, x: &[f32], max: f32, t: f32, u: f64) -> usize {
+        let total = self.sums.last().copied().unwrap_or(0.0);
+        let target = u * total;
+        let is_here = |sum: &f64| *sum > target || *sum == total;
+        let chunk = self.sums.iter().position(is_here).unwrap_or(0);
+        let mut sum = if chunk > 0 { self.sums[chunk - 1] } else { 0.0 };
+        let Some(x) = x.chunks(CHUNK).nth(chunk) else { return 0 };
+        let weights = &mut self.weights[..x.len()];
+        exps(cpu, x, max, t, weights);
+        let mut last = 0;
+        for (i, w) in weights.iter().enumerate().filter(|(_, w)| **w > 0.0) {
+            last = i;
+            sum += f64::from(*w);
+            if sum > target {
+                break;
             }
         }
-        sum = after;
+        chunk * CHUNK + last
     }
-    last
 }

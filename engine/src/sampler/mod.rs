@@ -14,6 +14,8 @@ mod dry;
 mod options;
 mod penalties;
 mod stages;
+#[cfg(test)]
+mod tests;
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -23,9 +25,9 @@ pub use options::{ALL_TOKENS, Dry, LogprobKind, MAX_TOP_LOGPROBS, SamplingOption
 use crate::error::RequestError;
 use crate::kernels::Cpu;
 use crate::math;
-use draw::CHUNK;
+use draw::Masses;
 use penalties::{History, finite};
-use stages::{Candidate, Groups};
+use stages::{Candidate, Groups, Shift};
 
 /// A token, and what was asked for about it.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,10 +53,10 @@ pub struct Sampler {
 struct Work {
     groups: Groups,
     kept: Vec<Candidate>,
-    shifts: Vec<(f64, Candidate)>,
+    shifts: Vec<Shift>,
     /// Logits of the kept tokens in ascending order of their ids.
     logits: Vec<f32>,
-    weights: [f32; CHUNK],
+    masses: Masses,
 }
 
 /// Top-p without top-k first looks at this many tokens, then at all.
@@ -72,7 +74,7 @@ impl Sampler {
             kept: Vec::new(),
             shifts: Vec::new(),
             logits: Vec::new(),
-            weights: [0.0; CHUNK],
+            masses: Masses::new(n_vocab),
         };
         Ok(Sampler { history: History::new(&options), options, adjusted: vec![0.0; n_vocab], work })
     }
@@ -129,7 +131,11 @@ impl Work {
         let (groups, kept) = (&mut self.groups, &mut self.kept);
         let is_top_k = o.top_k > 0 && (o.top_k as usize) < x.len();
         if is_top_k || o.typical_p < 1.0 {
-            groups.top(x, if is_top_k { o.top_k as usize } else { x.len() }, kept);
+            if is_top_k {
+                groups.top(x, o.top_k as usize, kept);
+            } else {
+                stages::all(x, kept);
+            }
             stages::drop_forbidden(kept);
             if o.typical_p < 1.0 {
                 stages::typical(kept, o.typical_p, &mut self.shifts);
@@ -138,7 +144,7 @@ impl Work {
                 stages::top_p(kept, o.top_p, stages::total(kept));
             }
         } else if o.top_p < 1.0 {
-            let total = draw::mass(cpu, x, groups.max(), 1.0, &mut self.weights);
+            let total = self.masses.total(cpu, x, groups.max(), 1.0);
             groups.top(x, FIRST_LOOK, kept);
             if !stages::top_p(kept, o.top_p, total) {
                 groups.top(x, x.len(), kept);
@@ -165,19 +171,19 @@ impl Work {
         self.kept.sort_unstable_by_key(|c| c.token);
         self.logits.clear();
         self.logits.extend(self.kept.iter().map(|c| c.logit));
-        let total = draw::mass(cpu, &self.logits, max, o.temperature, &mut self.weights);
-        let at = draw::place(cpu, &self.logits, max, o.temperature, u, total, &mut self.weights);
+        let total = self.masses.total(cpu, &self.logits, max, o.temperature);
+        let at = self.masses.place(cpu, &self.logits, max, o.temperature, u);
         let of = Logprobs { max, temperature: o.temperature, ln_total: math::ln(total) };
         top.iter_mut().for_each(|(_, x)| *x = of.logit(*x));
-        let drawn = self.kept[at];
-        Pick { token: drawn.token, logprob: of.logit(drawn.logit), top }
+        let (token, logit) = self.kept.get(at).map_or((0, max), |c| (c.token, c.logit));
+        Pick { token, logprob: of.logit(logit), top }
     }
 
     /// Draws from all tokens.
     fn draw_any(&mut self, cpu: Cpu, o: &SamplingOptions, x: &[f32], u: f64) -> Pick {
         let max = self.groups.max();
-        let total = draw::mass(cpu, x, max, o.temperature, &mut self.weights);
-        let at = draw::place(cpu, x, max, o.temperature, u, total, &mut self.weights);
+        let total = self.masses.total(cpu, x, max, o.temperature);
+        let at = self.masses.place(cpu, x, max, o.temperature, u);
         let of = Logprobs { max, temperature: o.temperature, ln_total: math::ln(total) };
         let top = self.top(o, x, &of);
         Pick { token: at as u32, logprob: of.logit(x[at]), top }
@@ -187,7 +193,7 @@ impl Work {
     fn raw_logprobs(&mut self, cpu: Cpu, o: &SamplingOptions, logits: &[f32], pick: &mut Pick) {
         self.groups.look(cpu, logits);
         let max = self.groups.max();
-        let total = draw::mass(cpu, logits, max, 1.0, &mut self.weights);
+        let total = self.masses.total(cpu, logits, max, 1.0);
         let of = Logprobs { max, temperature: 1.0, ln_total: math::ln(total) };
         pick.logprob = of.logit(logits[pick.token as usize]);
         pick.top = self.top(o, logits, &of);

@@ -139,35 +139,69 @@ pub(super) fn min_p(kept: &mut Vec<Candidate>, min_p: f32) {
     kept.truncate(n.max(1));
 }
 
+/// All tokens, unsorted.
+pub(super) fn all(x: &[f32], out: &mut Vec<Candidate>) {
+    out.clear();
+    out.extend((0..x.len()).map(|i| Candidate::of(x, i)));
+}
+
+/// A candidate, how far its information is from the entropy, and its weight.
+#[derive(Clone, Copy)]
+pub(super) struct Shift {
+    shift: f64,
+    weight: f32,
+    candidate: Candidate,
+}
+
+/// Sizes of the front that [`typical`] sorts, until it has the mass.
+const FRONTS: [usize; 2] = [64, 1024];
+
 /// Keeps the candidates whose information is nearest the entropy, until they have `typical_p` of the mass:
 ///
 /// ```text
-/// w = exp(logit - first), W = sum w (f64, in order);  H = ln W - sum w (logit - first) / W
-/// shift = | ln W - (logit - first) - H |;  ascending by (shift, id), until the sum of w reaches typical_p * W
+/// w = exp(logit - max), W = sum w, V = sum w (logit - max)    f64, ascending ids;  H = ln W - V / W
+/// shift = | ln W - (logit - max) - H |;  ascending by (shift, id), until the sum of w reaches typical_p * W
 /// ```
-/// Candidates of weight 0 are dropped.
-pub(super) fn typical(kept: &mut Vec<Candidate>, typical_p: f32, shifts: &mut Vec<(f64, Candidate)>) {
-    let Some(first) = kept.first().map(|c| c.logit) else { return };
-    let weight = |c: &Candidate| f64::from(exp(c.logit - first));
-    kept.retain(|c| weight(c) > 0.0);
-    let (mut sum, mut weighted) = (0.0, 0.0);
-    for c in kept.iter() {
-        sum += weight(c);
-        weighted += weight(c) * f64::from(c.logit - first);
+/// Candidates of weight 0 are dropped. The input is in any order, the output sorted.
+pub(super) fn typical(kept: &mut Vec<Candidate>, typical_p: f32, shifts: &mut Vec<Shift>) {
+    let max = kept.iter().fold(f32::NEG_INFINITY, |m, c| if c.logit > m { c.logit } else { m });
+    if !kept.is_sorted_by_key(|c| c.token) {
+        kept.sort_unstable_by_key(|c| c.token);
+    }
+    shifts.clear();
+    let weighed = kept.iter().map(|c| Shift { shift: 0.0, weight: exp(c.logit - max), candidate: *c });
+    shifts.extend(weighed.filter(|s| s.weight > 0.0));
+    let (mut sum, mut information) = (0.0, 0.0);
+    for s in shifts.iter() {
+        sum += f64::from(s.weight);
+        information += f64::from(s.weight) * f64::from(s.candidate.logit - max);
     }
     let ln_sum = math::ln(sum);
-    let entropy = ln_sum - weighted / sum;
-    shifts.clear();
-    shifts.extend(kept.iter().map(|c| ((ln_sum - f64::from(c.logit - first) - entropy).abs(), *c)));
-    shifts.sort_unstable_by(|(a, x), (b, y)| a.total_cmp(b).then(x.token.cmp(&y.token)));
+    let entropy = ln_sum - information / sum;
+    for s in shifts.iter_mut() {
+        s.shift = (ln_sum - f64::from(s.candidate.logit - max) - entropy).abs();
+    }
+    let order = |a: &Shift, b: &Shift| a.shift.total_cmp(&b.shift).then(a.candidate.token.cmp(&b.candidate.token));
     let goal = f64::from(typical_p) * sum;
     let mut got = 0.0;
     kept.clear();
-    for (_, c) in shifts.iter() {
-        kept.push(*c);
-        got += weight(c);
+    let mut rest = &mut shifts[..];
+    for n in FRONTS.into_iter().chain([usize::MAX]) {
         if got >= goal {
             break;
+        }
+        if n < rest.len() {
+            rest.select_nth_unstable_by(n, order);
+        }
+        let (front, others) = rest.split_at_mut(n.min(rest.len()));
+        front.sort_unstable_by(order);
+        rest = others;
+        for s in front.iter() {
+            if got >= goal {
+                break;
+            }
+            kept.push(s.candidate);
+            got += f64::from(s.weight);
         }
     }
     kept.sort_unstable_by(Candidate::order);

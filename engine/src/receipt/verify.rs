@@ -1,0 +1,167 @@
+//! Replays an answer. Prefill and decode give the same bits, so prompt and answer go through the model together, at
+//! the speed of a prompt; only the draws are repeated one by one.
+
+use alloc::collections::TryReserveError;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use thiserror::Error;
+
+use super::{Chain, FORMAT, Hex, Receipt};
+use crate::error::RequestError;
+use crate::kernels::attention::PAGE;
+use crate::kernels::{AlignedBuf, Cpu, NUMERICS_VERSION};
+use crate::model::{Model, Run};
+use crate::pool::Pool;
+use crate::sampler::Sampler;
+
+/// Tokens of a batch: enough for the products to run at full speed, few enough for a row of logits each.
+const BATCH: usize = 64;
+
+/// The first thing in which a replay differs from the receipt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("step {step}: {what}")]
+pub struct Mismatch {
+    /// Step of the answer, from 0.
+    pub step: usize,
+    /// What differs there.
+    pub what: What,
+}
+
+/// What differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum What {
+    /// The request or the model's digest: h_0 is another, and no step was replayed.
+    #[error("the chain starts from another request or model")]
+    Start,
+    /// The model's distribution and the options give another token.
+    #[error("the answer has token {found}, the model draws {expected}")]
+    Token {
+        /// In the receipt.
+        found: u32,
+        /// In the replay.
+        expected: u32,
+    },
+    /// The same token, but another state of the model or another history of the chain.
+    #[error("the chain differs")]
+    State,
+    /// The digest of the whole does not end as its steps do.
+    #[error("the digest is not that of the last step")]
+    Digest,
+}
+
+/// A receipt that was not verified, and why.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum VerifyError {
+    /// Another form of receipt.
+    #[error("receipt of format `{0}`, expected {FORMAT}")]
+    Format(String),
+    /// Made by an engine whose numbers differ.
+    #[error("receipt of numerics version {0}, this engine has {NUMERICS_VERSION}")]
+    Numerics(u32),
+    /// About another model.
+    #[error("receipt of model {0}, not of this one")]
+    Model(Hex<32>),
+    /// Not one step for each token, and the start.
+    #[error("{tokens} tokens with {steps} steps, expected one more")]
+    Steps {
+        /// Tokens of the answer.
+        tokens: usize,
+        /// Digests.
+        steps: usize,
+    },
+    /// A request that the engine would not have taken.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// Too little memory for the replay.
+    #[error("no memory for the replay")]
+    Memory(#[from] TryReserveError),
+    /// The replay differs.
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+}
+
+/// Checks a receipt against a model, whose file has the given SHA-256.
+///
+/// # Errors
+/// [`VerifyError::Mismatch`] names the first step that differs; the others say why there was no replay.
+pub fn verify(
+    model: &Model,
+    model_sha256: &[u8; 32],
+    cpu: Cpu,
+    pool: &dyn Pool,
+    receipt: &Receipt,
+) -> Result<(), VerifyError> {
+    let request = &receipt.request;
+    let tokens = check(model, model_sha256, receipt)?;
+    let mut sampler = Sampler::new(request.sampling.clone(), model.config.n_vocab)?;
+    let mut chain = Chain::start(model_sha256, request);
+    let differs = |step, what| Err(VerifyError::Mismatch(Mismatch { step, what }));
+    if chain.steps.first() != receipt.steps.first() {
+        return differs(0, What::Start);
+    }
+    request.prompt.iter().for_each(|t| sampler.accept(*t));
+
+    let kv = model.kv_layout(request.kv_type);
+    let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE) as u32).collect();
+    let mut arena = AlignedBuf::zeroed(pages.len().saturating_mul(kv.page_bytes()))?;
+    let mut scratch = model.scratch(pool, request.kv_type, BATCH, BATCH, 1, tokens.len())?;
+    // the row of logits that each answer token was drawn from is that of the token before
+    let first = request.prompt.len() - 1;
+    let mut step = 0;
+    for (i, batch) in tokens.chunks(BATCH).enumerate() {
+        let pos = i * BATCH;
+        let n_logits = (pos + batch.len()).saturating_sub(first.max(pos));
+        let run = Run { tokens: batch, pos, pages: &pages, n_logits };
+        let out = model.forward(cpu, pool, &[run], &kv, arena.bytes_mut(), &mut scratch, None);
+        for row in 0..out.len() {
+            let Some(found) = receipt.output.get(step).copied() else { break };
+            let position = (request.prompt.len() + step) as u64;
+            let expected = sampler.pick(cpu, out.logits(row), request.sequence, position, None).token;
+            if found != expected {
+                return differs(step, What::Token { found, expected });
+            }
+            chain.step(out.hidden(row), found);
+            if chain.steps.last() != receipt.steps.get(step + 1) {
+                return differs(step, What::State);
+            }
+            sampler.accept(found);
+            step += 1;
+        }
+    }
+    if chain.digest() == receipt.digest.0 {
+        return Ok(());
+    }
+    differs(step.saturating_sub(1), What::Digest)
+}
+
+/// Everything that can be said without the model's numbers. Returns the tokens to run: all but the last.
+fn check(model: &Model, model_sha256: &[u8; 32], receipt: &Receipt) -> Result<Vec<u32>, VerifyError> {
+    let (prompt, output) = (&receipt.request.prompt, &receipt.output);
+    if receipt.format != FORMAT {
+        return Err(VerifyError::Format(receipt.format.clone()));
+    }
+    if receipt.numerics != NUMERICS_VERSION {
+        return Err(VerifyError::Numerics(receipt.numerics));
+    }
+    if receipt.model.0 != *model_sha256 {
+        return Err(VerifyError::Model(receipt.model));
+    }
+    if receipt.steps.len() != output.len() + 1 {
+        return Err(VerifyError::Steps { tokens: output.len(), steps: receipt.steps.len() });
+    }
+    if prompt.is_empty() {
+        return Err(RequestError::EmptyPrompt.into());
+    }
+    let (n_ctx, n_vocab) = (model.config.n_ctx_train, model.config.n_vocab);
+    if prompt.len() + output.len() > n_ctx {
+        let error = RequestError::ContextLength { prompt: prompt.len(), max_tokens: output.len(), n_ctx };
+        return Err(error.into());
+    }
+    let mut tokens: Vec<u32> = prompt.iter().chain(output).copied().collect();
+    if let Some((at, token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= n_vocab) {
+        return Err(RequestError::Token { token: *token, at, n_vocab }.into());
+    }
+    tokens.pop();
+    Ok(tokens)
+}
