@@ -8,6 +8,7 @@
 
 /// How a tile stores the activations of one 4-element group of a column. All three hold the same integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code)] // each target makes its own
 pub(crate) enum Rec {
     /// One word of four i8: for unsigned x signed dots. The block's initial value is `-offset * sum(q)`.
     Bias,
