@@ -4,6 +4,7 @@
 //! answer may need. [`Engine::step`] runs one batch, decode rows first, then prefill up to a budget of tokens, and
 //! cannot fail; a fault inside one request ends that request alone. A request's tokens do not depend on the others.
 
+use alloc::boxed::Box;
 use alloc::collections::{TryReserveError, VecDeque};
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
@@ -15,6 +16,7 @@ use crate::kernels::attention::{KvType, PAGE};
 use crate::kv::{KvArena, KvStats, SeqPages};
 use crate::model::{Model, Run, Scratch};
 use crate::pool::Pool;
+use crate::receipt::{Chain, Receipt, ReceiptRequest};
 use crate::sampler::{Sampler, SamplingOptions};
 use crate::text::TextStream;
 
@@ -31,8 +33,9 @@ pub struct EngineOptions {
     pub batch_tokens: usize,
     /// Bytes for keys and values, rounded down to whole pages.
     pub kv_bytes: usize,
-    /// Names the model in cached pages, e.g. its file's SHA-256.
-    pub fingerprint: [u8; 32],
+    /// SHA-256 of the model's file (of a split model [`receipt::split_sha256`](crate::receipt::split_sha256)): names
+    /// the model in receipts and exported pages. Without it there are no receipts.
+    pub model_sha256: Option<[u8; 32]>,
 }
 
 impl EngineOptions {
@@ -61,6 +64,8 @@ pub struct Request {
     pub sequence: u64,
     /// Prompts share cached pages only with prompts of the same salt.
     pub cache_salt: u64,
+    /// Whether the answer comes with a receipt.
+    pub receipt: bool,
 }
 
 impl Request {
@@ -75,6 +80,7 @@ impl Request {
             ignore_eos: false,
             sequence: 0,
             cache_salt: 0,
+            receipt: false,
         }
     }
 }
@@ -94,6 +100,17 @@ pub enum FinishReason {
     Length,
     /// The numbers were no longer finite: a fault of the model's weights with this prompt.
     NotFinite,
+}
+
+impl FinishReason {
+    /// The name in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
+            FinishReason::Length => "length",
+            FinishReason::NotFinite => "not_finite",
+        }
+    }
 }
 
 /// What happened to a request.
@@ -131,6 +148,8 @@ pub enum Event {
         reason: FinishReason,
         /// Tokens picked.
         n_tokens: usize,
+        /// What it takes to check the answer, if asked for. Its tokens are all that were picked: an end token is one.
+        receipt: Option<Box<Receipt>>,
     },
 }
 
@@ -159,6 +178,10 @@ struct Active {
     n_done: usize,
     /// Tokens of prompt and answer, at most.
     limit: usize,
+    /// Of the answer so far, if a receipt was asked for.
+    chain: Option<Chain>,
+    /// The token that ended the answer, which is not among `tokens`.
+    end: Option<u32>,
 }
 
 impl Engine {
@@ -169,7 +192,7 @@ impl Engine {
     pub fn new(model: Arc<Model>, pool: &dyn Pool, options: EngineOptions) -> Result<Engine, TryReserveError> {
         let layout = model.kv_layout(options.kv_type);
         let n_pages = u32::try_from(options.kv_bytes / layout.page_bytes()).unwrap_or(u32::MAX);
-        let arena = KvArena::new(layout, n_pages, options.fingerprint)?;
+        let arena = KvArena::new(layout, n_pages, options.model_sha256.unwrap_or_default())?;
         let rows = options.batch_tokens.max(options.max_seqs);
         let scratch = model.scratch(pool, options.kv_type, rows, options.max_seqs, options.max_seqs, options.n_ctx)?;
         Ok(Engine { model, options, arena, scratch, active: VecDeque::new(), next_id: 0 })
@@ -226,6 +249,7 @@ impl Engine {
             return Err(RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 });
         }
         let mut sampler = Sampler::new(request.sampling.clone(), n_vocab)?;
+        let chain = self.chain(&request)?;
         let limit = n_prompt + max_tokens;
         let mut pages = self.arena.acquire(&request.tokens, request.cache_salt);
         if let Err(e) = self.arena.extend(&mut pages, limit - 1) {
@@ -239,8 +263,22 @@ impl Engine {
         self.next_id += 1;
         let text = TextStream::new(request.stop.clone());
         let n_done = pages.n_cached;
-        self.active.push_back(Active { id, request, sampler, text, pages, tokens, n_prompt, n_done, limit });
+        let end = None;
+        let active = Active { id, request, sampler, text, pages, tokens, n_prompt, n_done, limit, chain, end };
+        self.active.push_back(active);
         Ok(id)
+    }
+
+    /// The start of a receipt, if one is asked for.
+    fn chain(&self, request: &Request) -> Result<Option<Chain>, RequestError> {
+        if !request.receipt {
+            return Ok(None);
+        }
+        let Some(model) = &self.options.model_sha256 else {
+            let expected = "false: the engine was not given the SHA-256 of its model";
+            return Err(RequestError::Option { name: "receipt", found: "true".into(), expected });
+        };
+        Ok(Some(Chain::start(model, &asked(request, self.options.kv_type))))
     }
 
     /// Forgets a request; its pages are free at once. Says whether it was there.
@@ -291,7 +329,10 @@ impl Engine {
             }
             let (hidden, logits) = (out.hidden(row), out.logits(row));
             row += 1;
-            if let Some(done) = a.pick(&self.model, cpu, hidden, logits, sink) {
+            if let Some(mut done) = a.pick(&self.model, cpu, hidden, logits, sink) {
+                if let Event::Done { receipt, .. } = &mut done {
+                    *receipt = a.receipt(&self.options);
+                }
                 sink(done);
                 ended.push(p.active);
             }
@@ -326,6 +367,12 @@ impl Engine {
     }
 }
 
+/// What a receipt says of a request.
+fn asked(request: &Request, kv_type: KvType) -> ReceiptRequest {
+    let Request { tokens, sampling, sequence, .. } = request;
+    ReceiptRequest { prompt: tokens.clone(), sampling: sampling.clone(), sequence: *sequence, kv_type }
+}
+
 /// A request's share of a batch.
 struct Part {
     active: usize,
@@ -348,8 +395,12 @@ impl Active {
         }
         let pick = self.sampler.pick(cpu, logits, self.request.sequence, self.tokens.len() as u64, None);
         let token = pick.token;
+        if let Some(chain) = &mut self.chain {
+            chain.step(hidden, token);
+        }
         let ends = !self.request.ignore_eos && model.tokenizer.is_end_of_generation(token);
         if ends || self.request.stop_tokens.contains(&token) {
+            self.end = Some(token);
             sink(Event::Token { id: self.id, token, text: String::new(), logprob: pick.logprob, top: pick.top });
             return Some(self.done(FinishReason::StopToken(token), n_tokens + 1));
         }
@@ -368,6 +419,7 @@ impl Active {
                 text: String::new(),
                 reason: FinishReason::StopString(stop),
                 n_tokens: n_tokens + 1,
+                receipt: None,
             });
         }
         if self.tokens.len() == self.limit {
@@ -379,6 +431,14 @@ impl Active {
     fn done(&mut self, reason: FinishReason, n_tokens: usize) -> Event {
         let piece = self.text.finish();
         let reason = piece.stopped.map_or(reason, FinishReason::StopString);
-        Event::Done { id: self.id, text: piece.text, reason, n_tokens }
+        Event::Done { id: self.id, text: piece.text, reason, n_tokens, receipt: None }
+    }
+
+    /// The receipt of the complete answer, if one was asked for.
+    fn receipt(&mut self, options: &EngineOptions) -> Option<Box<Receipt>> {
+        let (chain, model) = (self.chain.take()?, options.model_sha256?);
+        let request = asked(&self.request, options.kv_type);
+        let output = self.tokens[self.n_prompt..].iter().copied().chain(self.end).collect();
+        Some(Box::new(chain.receipt(&model, request, output)))
     }
 }

@@ -96,7 +96,7 @@ pub fn engine(model: &Arc<Model>, pool: &ThreadPool, kv_type: KvType, n_ctx: usi
         max_seqs: 1,
         batch_tokens: BATCH,
         kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx),
-        fingerprint: [0; 32],
+        model_sha256: None,
     };
     Engine::new(Arc::clone(model), pool, options).map_err(|_| Failure::Memory("the context"))
 }

@@ -163,7 +163,7 @@ impl Session {
             max_seqs,
             batch_tokens: options.batch_tokens.max(1),
             kv_bytes: max_seqs.saturating_mul(EngineOptions::kv_bytes_of(&model, kv_type, n_ctx)),
-            fingerprint: [0; 32],
+            model_sha256: None,
         };
         let engine = Engine::new(Arc::clone(&model), &Inline, sizes).map_err(|_| Error::Memory { n_ctx })?;
         Ok(Session { model, engine, cpu })

@@ -154,7 +154,7 @@ impl Case {
             max_seqs: 1 + neighbours,
             batch_tokens: batch,
             kv_bytes: (1 + neighbours) * EngineOptions::kv_bytes_of(model, self.kv_type(), n_ctx),
-            fingerprint: [0; 32],
+            model_sha256: None,
         };
         let mut engine = Engine::new(Arc::clone(model), pool, options).expect("memory");
         for i in 0..neighbours {

@@ -394,6 +394,28 @@ impl Attention<'_> {
     }
 }
 
+impl Attention<'_> {
+    /// The scaled scores of the tokens that each row sees, oldest first: one list per row and query head. For traces:
+    /// the numbers that [`Attention::run`] turns into weights on this instruction set.
+    pub fn scores(&self, cpu: Cpu) -> Vec<Vec<f32>> {
+        let mut all = Vec::new();
+        let mut scratch = AttendScratch::new(self.kv);
+        for span in self.spans {
+            for token in 0..span.n {
+                for head in 0..self.kv.n_head_kv {
+                    let pos = span.pos + token;
+                    let chunks = 0..(pos + 1).div_ceil(CHUNK);
+                    let a = Attend { of: self, head, pages: span.pages, row: span.row + token, tokens: 1, pos, chunks };
+                    let at = all.len();
+                    all.resize(at + a.group(), Vec::with_capacity(pos + 1));
+                    cpu.run(Scores { a: &a, scratch: &mut scratch, out: &mut all[at..] });
+                }
+            }
+        }
+        all
+    }
+}
+
 /// A task of [`Attention::run`]: tokens `token..token + n` of a span through one KV head; over one chunk, whose parts
 /// then start at `part`, or over all of them.
 struct UnitOf {
@@ -458,6 +480,18 @@ impl Attend<'_> {
         let start = chunk * CHUNK;
         let from = (pos + 1).saturating_sub(self.of.window);
         from.saturating_sub(start).min(CHUNK)..(pos + 1).saturating_sub(start).min(CHUNK)
+    }
+
+    /// The queries of the block (columns, head_dim), gathered into `q`.
+    #[inline(always)]
+    fn queries<'q>(&self, q: &'q mut [f32]) -> &'q [f32] {
+        let (group, d) = (self.group(), self.kv().head_dim);
+        let q = &mut q[..self.tokens * group * d];
+        for (c, q) in q.chunks_exact_mut(d).enumerate() {
+            let at = (self.row + c / group) * self.of.q_stride + (self.head * group + c % group) * d;
+            q.copy_from_slice(&self.of.q[at..at + d]);
+        }
+        q
     }
 
     fn page(&self, chunk: usize, token: usize) -> &[u8] {
@@ -540,11 +574,7 @@ impl Unit<'_> {
         let a = self.a;
         let (group, tokens, d, dims) = (a.group(), a.tokens, a.kv().head_dim, a.kv().value_dims());
         let columns = tokens * group;
-        let q = &mut self.scratch.q[..columns * d];
-        for (c, q) in q.chunks_exact_mut(d).enumerate() {
-            let at = (a.row + c / group) * a.of.q_stride + (a.head * group + c % group) * d;
-            q.copy_from_slice(&a.of.q[at..at + d]);
-        }
+        let q = a.queries(&mut self.scratch.q);
         let scores = &mut self.scratch.scores[..columns];
         let part = &mut self.scratch.part[..columns * dims];
         let total = &mut self.scratch.total[..columns * dims];
@@ -660,6 +690,43 @@ impl Op for Combine<'_> {
             #[inline(always)]
             |o, x, part, y| blend_lanes(s, o, x, part, y),
         );
+    }
+}
+
+/// The scores of one token's query heads of one KV head.
+struct Scores<'a> {
+    a: &'a Attend<'a>,
+    scratch: &'a mut AttendScratch,
+    out: &'a mut [Vec<f32>],
+}
+
+impl Scores<'_> {
+    #[inline(always)]
+    fn walk(self, k: &impl Chunk) {
+        let a = self.a;
+        let q = a.queries(&mut self.scratch.q);
+        let scores = &mut self.scratch.scores[..self.out.len()];
+        for chunk in a.chunks.clone() {
+            let seen = a.seen(chunk, a.pos);
+            if seen.is_empty() {
+                continue;
+            }
+            k.scores(chunk, seen.end, q, scores);
+            self.out.iter_mut().zip(&*scores).for_each(|(out, s)| out.extend_from_slice(&s[seen.clone()]));
+        }
+    }
+}
+
+impl Op for Scores<'_> {
+    type Out = ();
+    fn scalar(self) {
+        let a = self.a;
+        self.walk(&Scalar(a));
+    }
+    #[inline(always)]
+    fn simd<S: Simd>(self, s: S) {
+        let a = self.a;
+        self.walk(&Lanes { a, s });
     }
 }
 

@@ -37,7 +37,8 @@ pub struct Run<'a> {
     pub n_logits: usize,
 }
 
-/// A point of the forward pass whose numbers a trace may look at.
+/// A point of the forward pass whose numbers a trace may look at. [`Stage::Rope`] is the rotated queries, then the
+/// rotated keys; [`Stage::Scores`] the scaled scores of the tokens seen, before the softmax, head by head of each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Stage {
@@ -47,6 +48,7 @@ pub enum Stage {
     K,
     V,
     Rope,
+    Scores,
     AttnOut,
     FfnNorm,
     FfnOut,
@@ -64,6 +66,7 @@ impl Stage {
             Stage::K => "k",
             Stage::V => "v",
             Stage::Rope => "rope",
+            Stage::Scores => "scores",
             Stage::AttnOut => "attn_out",
             Stage::FfnNorm => "ffn_norm",
             Stage::FfnOut => "ffn_out",
@@ -219,9 +222,10 @@ impl Model {
         let (qkv_stride, ff_at) = (v_at + padded(kv_width), padded(c.n_ff));
         let n: usize = runs.iter().map(|r| r.tokens.len()).sum();
         assert!(n <= s.max_rows, "a batch beyond the scratch");
-        let mut look = |stage: Stage, layer: Option<usize>, x: &[f32], stride: usize, at: usize, width: usize| {
+        let traced = trace.is_some();
+        let mut look = |stage: Stage, layer: Option<usize>, rows: &mut dyn Iterator<Item = &[f32]>| {
             if let Some(trace) = &mut trace {
-                trace(stage, layer, &mut x.chunks_exact(stride).map(|row| &row[at..at + width]));
+                trace(stage, layer, rows);
             }
         };
 
@@ -237,20 +241,21 @@ impl Model {
         for (token, x) in runs.iter().flat_map(|r| r.tokens).zip(x.chunks_exact_mut(d)) {
             self.embed(*token, &mut s.row_bytes, x);
         }
-        look(Stage::Embedding, None, x, d, 0, d);
+        look(Stage::Embedding, None, &mut cut(x, d, 0, d));
 
         for (i, layer) in self.weights.layers.iter().enumerate() {
             let at = Some(i);
             // attention
             norm_rows(cpu, pool, x, &layer.attn_norm, c.norm_eps, h);
-            look(Stage::AttnNorm, at, h, d, 0, d);
+            look(Stage::AttnNorm, at, &mut cut(h, d, 0, d));
             let jobs = [(&layer.q, 0), (&layer.k, k_at), (&layer.v, v_at)];
             linears(cpu, pool, &jobs, h, qkv, qkv_stride, &mut s.words);
-            look(Stage::Q, at, qkv, qkv_stride, 0, q_width);
-            look(Stage::K, at, qkv, qkv_stride, k_at, kv_width);
-            look(Stage::V, at, qkv, qkv_stride, v_at, kv_width);
+            look(Stage::Q, at, &mut cut(qkv, qkv_stride, 0, q_width));
+            look(Stage::K, at, &mut cut(qkv, qkv_stride, k_at, kv_width));
+            look(Stage::V, at, &mut cut(qkv, qkv_stride, v_at, kv_width));
             self.rotate(cpu, pool, layer, qkv, qkv_stride, k_at, &s.cos, &s.sin);
-            look(Stage::Rope, at, qkv, qkv_stride, 0, q_width);
+            let k = cut(qkv, qkv_stride, k_at, kv_width);
+            look(Stage::Rope, at, &mut cut(qkv, qkv_stride, 0, q_width).chain(k));
             let rows = KvRows { x: qkv, stride: qkv_stride, k_at, v_at, slots: &s.slots };
             attention::write_kv(cpu, pool, kv, i, rows, arena);
             let attention = Attention {
@@ -263,14 +268,17 @@ impl Model {
                 q_stride: qkv_stride,
                 spans: &spans,
             };
+            if traced {
+                look(Stage::Scores, at, &mut attention.scores(cpu).iter().map(Vec::as_slice));
+            }
             attention.run(cpu, pool, attn, &mut s.attend, &mut s.parts);
-            look(Stage::AttnOut, at, attn, q_width, 0, q_width);
+            look(Stage::AttnOut, at, &mut cut(attn, q_width, 0, q_width));
             linears(cpu, pool, &[(&layer.o, 0)], attn, proj, padded(d), &mut s.words);
             add_rows(cpu, pool, d, x, proj);
 
             // feed-forward
             norm_rows(cpu, pool, x, &layer.ffn_norm, c.norm_eps, h);
-            look(Stage::FfnNorm, at, h, d, 0, d);
+            look(Stage::FfnNorm, at, &mut cut(h, d, 0, d));
             linears(cpu, pool, &[(&layer.gate, 0), (&layer.up, ff_at)], h, gate_up, 2 * ff_at, &mut s.words);
             tasks::chunks(act::few(pool, n), ffn, act::TASK_COLUMNS * c.n_ff, &|i, rows, _| {
                 for (r, row) in rows.chunks_exact_mut(c.n_ff).enumerate() {
@@ -280,7 +288,7 @@ impl Model {
                 }
             });
             linears(cpu, pool, &[(&layer.down, 0)], ffn, proj, padded(d), &mut s.words);
-            look(Stage::FfnOut, at, proj, padded(d), 0, d);
+            look(Stage::FfnOut, at, &mut cut(proj, padded(d), 0, d));
             add_rows(cpu, pool, d, x, proj);
         }
 
@@ -298,7 +306,7 @@ impl Model {
         let hidden = &mut s.hidden[..wanted * d];
         let logits = &mut s.logits[..wanted * padded(c.n_vocab)];
         if wanted > 0 {
-            look(Stage::FinalNorm, None, hidden, d, 0, d);
+            look(Stage::FinalNorm, None, &mut cut(hidden, d, 0, d));
             match &self.weights.output {
                 Some(output) => linears(cpu, pool, &[(output, 0)], hidden, logits, padded(c.n_vocab), &mut s.words),
                 None => {
@@ -306,7 +314,7 @@ impl Model {
                     matrices(cpu, pool, &tied, hidden, logits, padded(c.n_vocab), &mut s.words);
                 }
             }
-            look(Stage::Logits, None, logits, padded(c.n_vocab), 0, c.n_vocab);
+            look(Stage::Logits, None, &mut cut(logits, padded(c.n_vocab), 0, c.n_vocab));
         }
         Output { hidden, logits, n_embd: d, n_vocab: c.n_vocab }
     }
@@ -367,6 +375,11 @@ impl Model {
             }
         });
     }
+}
+
+/// Columns `at..at + width` of rows of `stride` numbers.
+fn cut(x: &[f32], stride: usize, at: usize, width: usize) -> impl Iterator<Item = &[f32]> {
+    x.chunks_exact(stride).map(move |row| &row[at..at + width])
 }
 
 /// `out = rms_norm(x)`, row by row.

@@ -58,7 +58,7 @@ pub struct Receipt {
     pub format: alloc::string::String,
     /// [`NUMERICS_VERSION`] of the engine that answered.
     pub numerics: u32,
-    /// SHA-256 of the model's file.
+    /// SHA-256 of the model's file, or [`split_sha256`].
     pub model: Hex<32>,
     /// The request.
     pub request: ReceiptRequest,
@@ -75,6 +75,15 @@ pub struct Receipt {
 pub struct Chain {
     h: [u8; 32],
     steps: Vec<Hex<8>>,
+}
+
+/// The digest that names a model: of one file its SHA-256; of a split model the SHA-256 of the concatenation of its
+/// files' SHA-256s (32 bytes each), in the order of the shards.
+pub fn split_sha256(files: &[[u8; 32]]) -> [u8; 32] {
+    match files {
+        [one] => *one,
+        all => Sha256::digest(all.as_flattened()).into(),
+    }
 }
 
 /// Floats that are hashed at a time.

@@ -63,14 +63,14 @@ fn an_answer_token_by_token_verifies_at_once_on_every_instruction_set() {
         for n in [0, 1, 60] {
             let receipt = answer(&model, ReceiptRequest { kv_type, ..request() }, n);
             for cpu in Cpu::available() {
-                assert_eq!(verify(&model, &MODEL_SHA256, cpu, &Inline, &receipt), Ok(()));
+                assert_eq!(verify(&model, &MODEL_SHA256, cpu, &Inline, 4096, &receipt), Ok(()));
             }
         }
     }
 }
 
 fn rejected(model: &Model, receipt: &Receipt) -> VerifyError {
-    verify(model, &MODEL_SHA256, Cpu::detect(), &Inline, receipt).expect_err("a change that was not noticed")
+    verify(model, &MODEL_SHA256, Cpu::detect(), &Inline, 4096, receipt).expect_err("a change that was not noticed")
 }
 
 fn at(step: usize, what: What) -> VerifyError {

@@ -42,6 +42,9 @@ pub enum What {
         /// In the replay.
         expected: u32,
     },
+    /// The model's numbers are not finite there: no answer goes on so.
+    #[error("the model gives no finite numbers")]
+    NotFinite,
     /// The same token, but another state of the model or another history of the chain.
     #[error("the chain differs")]
     State,
@@ -81,7 +84,8 @@ pub enum VerifyError {
     Mismatch(#[from] Mismatch),
 }
 
-/// Checks a receipt against a model, whose file has the given SHA-256.
+/// Checks a receipt against a model, whose file has the given SHA-256. `n_ctx` bounds the tokens that are replayed, and
+/// with them the memory: an engine's receipts fit its own context.
 ///
 /// # Errors
 /// [`VerifyError::Mismatch`] names the first step that differs; the others say why there was no replay.
@@ -90,10 +94,11 @@ pub fn verify(
     model_sha256: &[u8; 32],
     cpu: Cpu,
     pool: &dyn Pool,
+    n_ctx: usize,
     receipt: &Receipt,
 ) -> Result<(), VerifyError> {
     let request = &receipt.request;
-    let tokens = check(model, model_sha256, receipt)?;
+    let tokens = check(model, model_sha256, n_ctx, receipt)?;
     let mut sampler = Sampler::new(request.sampling.clone(), model.config.n_vocab)?;
     let mut chain = Chain::start(model_sha256, request);
     let differs = |step, what| Err(VerifyError::Mismatch(Mismatch { step, what }));
@@ -116,6 +121,9 @@ pub fn verify(
         let out = model.forward(cpu, pool, &[run], &kv, arena.bytes_mut(), &mut scratch, None);
         for row in 0..out.len() {
             let Some(found) = receipt.output.get(step).copied() else { break };
+            if !out.hidden(row).iter().chain(out.logits(row)).all(|v| v.is_finite()) {
+                return differs(step, What::NotFinite);
+            }
             let position = (request.prompt.len() + step) as u64;
             let expected = sampler.pick(cpu, out.logits(row), request.sequence, position, None).token;
             if found != expected {
@@ -136,7 +144,7 @@ pub fn verify(
 }
 
 /// Everything that can be said without the model's numbers. Returns the tokens to run: all but the last.
-fn check(model: &Model, model_sha256: &[u8; 32], receipt: &Receipt) -> Result<Vec<u32>, VerifyError> {
+fn check(model: &Model, model_sha256: &[u8; 32], n_ctx: usize, receipt: &Receipt) -> Result<Vec<u32>, VerifyError> {
     let (prompt, output) = (&receipt.request.prompt, &receipt.output);
     if receipt.format != FORMAT {
         return Err(VerifyError::Format(receipt.format.clone()));
@@ -153,8 +161,9 @@ fn check(model: &Model, model_sha256: &[u8; 32], receipt: &Receipt) -> Result<Ve
     if prompt.is_empty() {
         return Err(RequestError::EmptyPrompt.into());
     }
-    let (n_ctx, n_vocab) = (model.config.n_ctx_train, model.config.n_vocab);
-    if prompt.len() + output.len() > n_ctx {
+    let n_vocab = model.config.n_vocab;
+    // the last token was not run
+    if prompt.len() + output.len().max(1) > n_ctx.saturating_add(1) {
         let error = RequestError::ContextLength { prompt: prompt.len(), max_tokens: output.len(), n_ctx };
         return Err(error.into());
     }
