@@ -1,6 +1,7 @@
 //! `starling bench`: tokens per second of prefill and decode, measured as llama-bench does: `pp` tests process a prompt
 //! in one go, `tg` tests generate token by token, each after `d` tokens of context.
 
+use std::io::{Write, stdout};
 use std::time::Instant;
 
 use serde::Serialize;
@@ -70,18 +71,20 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
 }
 
 fn print(rows: &[Row], output: BenchOutput) -> Result<(), Failure> {
+    let mut out = stdout().lock();
     if output == BenchOutput::Json {
         let json = serde_json::to_string_pretty(rows).map_err(std::io::Error::other)?;
-        println!("{json}");
+        writeln!(out, "{json}")?;
         return Ok(());
     }
-    println!("| model | isa | threads | kv | test | depth | tok/s |");
-    println!("|---|---|---|---|---|---|---|");
+    writeln!(out, "| model | isa | threads | kv | test | depth | tok/s |")?;
+    writeln!(out, "|---|---|---|---|---|---|---|")?;
     for r in rows {
-        println!(
+        writeln!(
+            out,
             "| {} | {} | {} | {} | {} | {} | {:.1} |",
             r.model, r.isa, r.threads, r.kv_type, r.test, r.depth, r.tokens_per_second
-        );
+        )?;
     }
     Ok(())
 }

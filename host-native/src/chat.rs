@@ -89,7 +89,7 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let model = Arc::new(load::model(model_args, &pool)?);
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train);
-    let engine = engine(&model, &pool, model_args.kv_type.into(), n_ctx)?;
+    let engine = engine(&model, &pool, model_args.kv_type.into(), n_ctx, None)?;
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(io::Error::other)?;
@@ -106,7 +106,7 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
     };
     let name = model.name.as_deref().unwrap_or("the model");
     if stdin().is_terminal() {
-        println!("{name}, {cpu}, {} threads. /help lists the commands.", pool.threads(), cpu = cpu.isa());
+        writeln!(stdout(), "{name}, {}, {} threads. /help lists the commands.", cpu.isa(), pool.threads())?;
         return chat.terminal();
     }
     for line in stdin().lock().lines() {
@@ -128,7 +128,7 @@ impl Chat<'_> {
                         return Ok(());
                     }
                 }
-                Err(ReadlineError::Interrupted) => println!("(Ctrl-D or /exit leaves)"),
+                Err(ReadlineError::Interrupted) => writeln!(stdout(), "(Ctrl-D or /exit leaves)")?,
                 Err(ReadlineError::Eof) => return Ok(()),
                 Err(e) => return Err(io::Error::other(e).into()),
             }
@@ -141,7 +141,7 @@ impl Chat<'_> {
         let (command, rest) = line.split_once(' ').map_or((line, ""), |(c, r)| (c, r.trim()));
         match command {
             "" => {}
-            "/help" => println!("{HELP}"),
+            "/help" => writeln!(stdout(), "{HELP}")?,
             "/exit" | "/quit" | "/bye" => return Ok(false),
             "/clear" => self.turns.clear(),
             "/system" => {
@@ -150,7 +150,7 @@ impl Chat<'_> {
             }
             "/seed" => match rest.parse() {
                 Ok(seed) => self.sampling.seed = seed,
-                Err(_) => println!("/seed takes a number, e.g. /seed 7"),
+                Err(_) => writeln!(stdout(), "/seed takes a number, e.g. /seed 7")?,
             },
             "/again" => {
                 if self.turns.last().is_some_and(|(role, _)| *role == "assistant") {
@@ -161,7 +161,7 @@ impl Chat<'_> {
                     self.answer()?;
                 }
             }
-            _ if command.starts_with('/') => println!("no command {command}; /help lists them"),
+            _ if command.starts_with('/') => writeln!(stdout(), "no command {command}; /help lists them")?,
             _ => {
                 self.turns.push(("user", line.into()));
                 self.answer()?;
@@ -178,7 +178,7 @@ impl Chat<'_> {
             Ok(id) => id,
             Err(e) => {
                 self.turns.pop();
-                println!("{e}");
+                writeln!(stdout(), "{e}")?;
                 return Ok(());
             }
         };

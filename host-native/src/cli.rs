@@ -12,7 +12,7 @@ use crate::sampling::SamplingArgs;
 #[derive(Debug, Parser)]
 #[command(name = "starling", version, propagate_version = true)]
 #[command(after_help = "Exit codes: 0 done, 1 the model file is wrong, 2 the command line or the request is, \
-                        3 input or output failed, 4 not enough memory or capacity.")]
+                        3 input or output failed, 4 not enough memory or capacity, 5 the receipt does not verify.")]
 pub struct Cli {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -63,6 +63,8 @@ impl From<KvChoice> for KvType {
 pub enum Command {
     /// Continue a prompt, or answer it with --chat
     Run(Box<RunArgs>),
+    /// Check that a model gave an answer, by its receipt (of `run --receipt`)
+    Verify(VerifyArgs),
     /// Talk with the model in the terminal
     Chat(Box<ChatArgs>),
     /// Measure prefill and decode speed
@@ -118,11 +120,24 @@ pub struct RunArgs {
     /// Print one JSON object instead of streaming text
     #[arg(long)]
     pub json: bool,
+    /// Write a receipt of the answer, which `verify` checks
+    #[arg(long, value_name = "FILE")]
+    pub receipt: Option<PathBuf>,
     /// No timings
     #[arg(short, long)]
     pub quiet: bool,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+}
+
+/// Options of `verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The receipt; `-` reads standard input
+    pub receipt: PathBuf,
+    /// No timings
+    #[arg(short, long)]
+    pub quiet: bool,
 }
 
 /// Options of `chat`.

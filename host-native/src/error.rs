@@ -8,7 +8,7 @@ use starling::error::{LoadError, RequestError};
 use starling::kernels::UnknownIsa;
 
 /// A command that could not do what it was asked. The documented exit codes: 1 the model file, 2 the command line
-/// (clap's own code too), 3 input or output, 4 no capacity or memory.
+/// (clap's own code too), 3 input or output, 4 no capacity or memory, 5 a receipt that does not verify.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// A file cannot be read or written.
@@ -39,12 +39,25 @@ pub enum Failure {
     /// Standard input or output failed.
     #[error("{0}")]
     Io(#[from] io::Error),
+    /// A receipt is not one, or not of this model, or the replay differs.
+    #[error("{}: the receipt does not verify: {why}", path.display())]
+    Receipt {
+        /// The receipt's file.
+        path: PathBuf,
+        /// The first thing that is wrong, with its step if the replay came so far.
+        why: String,
+    },
     /// There is not enough memory.
     #[error("not enough memory for {0}")]
     Memory(&'static str),
 }
 
 impl Failure {
+    /// Whether the reader of standard output went away: no fault of anyone's.
+    pub fn is_closed_pipe(&self) -> bool {
+        matches!(self, Failure::Io(e) if e.kind() == io::ErrorKind::BrokenPipe)
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
@@ -52,6 +65,7 @@ impl Failure {
             Failure::Request(RequestError::NoCapacity { .. }) | Failure::Memory(_) => 4,
             Failure::Request(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
             Failure::File { .. } | Failure::Io(_) => 3,
+            Failure::Receipt { .. } => 5,
         })
     }
 }

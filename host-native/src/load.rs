@@ -4,9 +4,11 @@ use std::io::{IsTerminal, stderr};
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use sha2::{Digest, Sha256};
 use starling::gguf::{Gguf, ShardName};
 use starling::kernels::Cpu;
 use starling::model::{Model, ModelLoader};
+use starling::receipt::split_sha256;
 
 use crate::cli::ModelArgs;
 use crate::error::Failure;
@@ -19,6 +21,8 @@ pub static BUNDLED: &[u8] = include_bytes!("../../fixtures/starling-tiny/starlin
 pub const BUNDLED_NAME: &str = "starling-tiny-q8_0.gguf (bundled)";
 /// Files larger than this load with a progress bar.
 const SLOW_BYTES: usize = 1 << 28;
+/// Bytes hashed before their pages are let go.
+const HASH_BYTES: usize = 1 << 22;
 
 /// The instruction set that was asked for.
 ///
@@ -75,9 +79,28 @@ pub fn model(args: &ModelArgs, pool: &ThreadPool) -> Result<Model, Failure> {
     } else {
         ProgressBar::hidden()
     };
-    let loaded = loader.weights().load_all(&bytes, pool, &mut |n| bar.inc(n));
+    let loaded = loader.weights().load_all(&bytes, pool, &mut |file, range| {
+        bar.inc(range.len() as u64);
+        files[file].release(range);
+    });
     bar.finish_and_clear();
     loaded.map_err(wrong)?;
-    files.iter().for_each(ModelFile::release);
     loader.finish().map_err(wrong)
+}
+
+/// The digest that receipts name the model by: reads all of its files.
+///
+/// # Errors
+/// If one cannot be opened.
+pub fn sha256(args: &ModelArgs) -> Result<[u8; 32], Failure> {
+    let digest = |file: &ModelFile| {
+        let (mut hash, mut at) = (Sha256::new(), 0);
+        for piece in file.chunks(HASH_BYTES) {
+            hash.update(piece);
+            file.release(at..at + piece.len());
+            at += piece.len();
+        }
+        hash.finalize().into()
+    };
+    Ok(split_sha256(&files(args)?.iter().map(digest).collect::<Vec<_>>()))
 }

@@ -166,12 +166,13 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
     let json = json!({ "perplexity": perplexity, "error": perplexity * deviation, "loss": mean, "tokens": n,
                        "windows": windows, "n_ctx": n_ctx });
     if args.json {
-        println!("{json}");
+        writeln!(stdout(), "{json}")?;
     } else {
-        println!(
+        writeln!(
+            stdout(),
             "perplexity {perplexity:.4} +/- {:.4} ({n} tokens, {windows} windows of {n_ctx})",
             perplexity * deviation
-        );
+        )?;
     }
     Ok(())
 }

@@ -15,7 +15,9 @@ mod quantize;
 mod run;
 mod sampling;
 mod tokens;
+mod verify;
 
+use std::io::{Write, stderr, stdout};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -25,10 +27,12 @@ use error::Failure;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    match run(&cli) {
+    match run(&cli).and_then(|()| Ok(stdout().flush()?)) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(failure) if failure.is_closed_pipe() => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            // where this cannot be said either, the code still tells
+            let _ = writeln!(stderr(), "error: {failure}");
             failure.exit_code()
         }
     }
@@ -45,9 +49,11 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Perplexity(args) => logits::perplexity(&cli.model, args),
         Command::Quantize(args) => quantize::run(&cli.model, args),
         Command::Completions { shell } => {
-            clap_complete::generate(*shell, &mut Cli::command(), "starling", &mut std::io::stdout());
-            Ok(())
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "starling", &mut script);
+            Ok(stdout().write_all(&script)?)
         }
         Command::Bench(args) => bench::run(&cli.model, args),
+        Command::Verify(args) => verify::run(&cli.model, args),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::Path;
 
 use memmap2::Mmap;
@@ -33,12 +33,12 @@ impl ModelFile {
         Ok(ModelFile::Mapped(map))
     }
 
-    /// Lets the system drop the pages read so far: the weights live on in packed form.
-    pub fn release(&self) {
+    /// Lets the system drop the pages of bytes that were read: they live on in another form.
+    pub fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         if let ModelFile::Mapped(map) = self {
             // SAFETY: dropping clean pages of a read-only file mapping loses nothing; they are read again when touched.
-            let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len()) };
         }
     }
 }

@@ -1,20 +1,22 @@
 //! `starling run`: one prompt, one answer, streamed.
 
 use std::fs;
-use std::io::{IsTerminal, Read, Write, stdin, stdout};
+use std::io::{IsTerminal, Write, stdin, stdout};
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::json;
-use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request};
+use starling::engine::{Engine, EngineOptions, Event, Request};
 use starling::kernels::attention::KvType;
 use starling::model::Model;
+use starling::receipt::Receipt;
 use starling::tokenizer::EncodeOptions;
 
 use crate::cli::{ModelArgs, RunArgs};
 use crate::error::Failure;
 use crate::load;
 use crate::pool::ThreadPool;
+use crate::tokens;
 
 /// Tokens of a prefill batch.
 const BATCH: usize = 512;
@@ -31,7 +33,8 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     let load_seconds = start.elapsed().as_secs_f64();
     let request = request(&model, args)?;
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train);
-    let mut engine = engine(&model, &pool, model_args.kv_type.into(), n_ctx)?;
+    let model_sha256 = args.receipt.as_ref().map(|_| load::sha256(model_args)).transpose()?;
+    let mut engine = engine(&model, &pool, model_args.kv_type.into(), n_ctx, model_sha256)?;
     engine.submit(request)?;
 
     let start = Instant::now();
@@ -82,6 +85,10 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
             );
         }
     }
+    if let (Some(path), Some(receipt)) = (&args.receipt, answer.receipt) {
+        let json = serde_json::to_string(&receipt).map_err(std::io::Error::other)?;
+        fs::write(path, json + "\n").map_err(|source| Failure::File { path: path.clone(), source })?;
+    }
     Ok(())
 }
 
@@ -89,14 +96,20 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// If there is not enough memory.
-pub fn engine(model: &Arc<Model>, pool: &ThreadPool, kv_type: KvType, n_ctx: usize) -> Result<Engine, Failure> {
+pub fn engine(
+    model: &Arc<Model>,
+    pool: &ThreadPool,
+    kv_type: KvType,
+    n_ctx: usize,
+    model_sha256: Option<[u8; 32]>,
+) -> Result<Engine, Failure> {
     let options = EngineOptions {
         kv_type,
         n_ctx,
         max_seqs: 1,
         batch_tokens: BATCH,
         kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx),
-        model_sha256: None,
+        model_sha256,
     };
     Engine::new(Arc::clone(model), pool, options).map_err(|_| Failure::Memory("the context"))
 }
@@ -112,6 +125,8 @@ pub struct Answer {
     pub text: String,
     /// Why it ended, once it has.
     pub finish: Option<&'static str>,
+    /// Its receipt, if one was asked for.
+    pub receipt: Option<Box<Receipt>>,
 }
 
 impl Answer {
@@ -126,12 +141,9 @@ impl Answer {
                 self.tokens.push(token);
                 text
             }
-            Event::Done { text, reason, .. } => {
-                self.finish = Some(match reason {
-                    FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
-                    FinishReason::Length => "length",
-                    FinishReason::NotFinite => "not_finite",
-                });
+            Event::Done { text, reason, receipt, .. } => {
+                self.finish = Some(reason.name());
+                self.receipt = receipt;
                 text
             }
         };
@@ -153,23 +165,14 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
         max_tokens: args.max_tokens,
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
+        receipt: args.receipt.is_some(),
         ..Request::new(model.tokenizer.encode(&text, options))
     })
 }
 
 fn prompt(args: &RunArgs) -> Result<String, Failure> {
-    if let Some(path) = &args.file {
-        return fs::read_to_string(path).map_err(|source| Failure::File { path: path.clone(), source });
+    if args.prompt.is_none() && args.file.is_none() && stdin().is_terminal() {
+        return Err(Failure::Usage("no prompt: give one, or --file, or pipe one in".into()));
     }
-    match args.prompt.as_deref() {
-        Some("-") => {}
-        Some(text) => return Ok(text.into()),
-        None if stdin().is_terminal() => {
-            return Err(Failure::Usage("no prompt: give one, or --file, or pipe one in".into()));
-        }
-        None => {}
-    }
-    let mut text = String::new();
-    stdin().lock().read_to_string(&mut text)?;
-    Ok(text)
+    tokens::text(args.prompt.as_deref(), args.file.as_deref())
 }

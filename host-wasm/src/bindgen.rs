@@ -16,10 +16,11 @@ pub struct Loader(StreamLoader);
 
 #[wasm_bindgen]
 impl Loader {
-    /// For a file of that many bytes.
+    /// For a file of that many bytes; `digest` asks for its SHA-256, which receipts need.
     #[wasm_bindgen(constructor)]
-    pub fn new(file_len: f64) -> Loader {
-        Loader(StreamLoader::new(file_len as u64))
+    pub fn new(file_len: f64, digest: Option<bool>) -> Loader {
+        let new = if digest.unwrap_or(false) { StreamLoader::with_digest } else { StreamLoader::new };
+        Loader(new(file_len as u64))
     }
 
     /// Takes the next bytes.
@@ -79,6 +80,14 @@ impl Model {
     /// If an id is not the model's.
     pub fn detokenize(&self, ids: &[u32]) -> Result<String, JsError> {
         self.0.detokenize(ids).map(|b| String::from_utf8_lossy(&b).into_owned()).map_err(js)
+    }
+
+    /// Replays the answer of a receipt in JSON; returns `{"verified", ...}` as JSON.
+    ///
+    /// # Errors
+    /// If this is no receipt, or the loader made no digest of the model.
+    pub fn verify(&self, receipt: &str) -> Result<String, JsError> {
+        self.0.verify(receipt).map(|v| v.to_string()).map_err(js)
     }
 
     /// SHA-256 of the logits after each of the ids.

@@ -4,12 +4,12 @@
 //!
 //! ```text
 //! starling_alloc(len) -> pointer                     starling_free(pointer)
-//! starling_loader(file_len) -> loader                starling_feed(loader, bytes) -> reply
+//! starling_loader(file_len, digest) -> loader        starling_feed(loader, bytes) -> reply
 //! starling_open(loader, options) -> reply: session   starling_close(session)
 //! starling_submit(session, request) -> reply: id     starling_cancel(session, id) -> 1 if it was there
 //! starling_step(session) -> reply: tokens, events    starling_info(session) -> reply
 //! starling_tokenize(session, text) -> reply          starling_detokenize(session, ids) -> reply
-//! starling_logits(session, ids) -> reply: SHA-256
+//! starling_logits(session, ids) -> reply: SHA-256     starling_verify(session, receipt) -> reply: verified
 //! ```
 // exported names need `no_mangle`, which the lint counts as unsafe, and `pub`, which nothing in Rust reaches
 #![allow(unsafe_code, unreachable_pub)]
@@ -95,12 +95,13 @@ pub extern "C" fn starling_free(pointer: u32) {
     STATE.with_borrow_mut(|s| s.buffers.remove(&pointer));
 }
 
-/// A loader for a file of `file_len` bytes.
+/// A loader for a file of `file_len` bytes; with `digest` other than 0 it makes the file's SHA-256, which receipts need.
 #[unsafe(no_mangle)]
-pub extern "C" fn starling_loader(file_len: u64) -> u32 {
+pub extern "C" fn starling_loader(file_len: u64, digest: u32) -> u32 {
     STATE.with_borrow_mut(|s| {
         let id = s.id();
-        s.loaders.insert(id, StreamLoader::new(file_len));
+        let new = if digest == 0 { StreamLoader::new } else { StreamLoader::with_digest };
+        s.loaders.insert(id, new(file_len));
         id
     })
 }
@@ -180,6 +181,15 @@ pub extern "C" fn starling_detokenize(session: u32, ids: u32) -> u64 {
         let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
         let bytes = s.session(session)?.detokenize(&ids)?;
         Ok(json!(String::from_utf8_lossy(&bytes)))
+    })
+}
+
+/// Replays the answer of a receipt.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_verify(session: u32, receipt: u32) -> u64 {
+    call(|s| {
+        let receipt = s.take_text(receipt)?;
+        s.session(session)?.verify(&receipt)
     })
 }
 

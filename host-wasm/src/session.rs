@@ -5,12 +5,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestId};
+use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
 use starling::error::{LoadError, RequestError};
 use starling::kernels::attention::{KvType, PAGE};
 use starling::kernels::{Cpu, UnknownIsa};
 use starling::model::{Model, Run, StreamLoader};
 use starling::pool::Inline;
+use starling::receipt::{Mismatch, Receipt, VerifyError, verify};
 use starling::sampler::SamplingOptions;
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 
@@ -90,6 +91,8 @@ struct RequestJson {
     stop: Vec<String>,
     stop_tokens: Vec<u32>,
     ignore_eos: bool,
+    /// Whether the done event brings a receipt; the loader must have made the file's digest.
+    receipt: bool,
     sampling: SamplingOptions,
 }
 
@@ -104,6 +107,7 @@ impl Default for RequestJson {
             stop: Vec::new(),
             stop_tokens: Vec::new(),
             ignore_eos: false,
+            receipt: false,
             sampling: SamplingOptions::default(),
         }
     }
@@ -112,9 +116,26 @@ impl Default for RequestJson {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum EventJson {
-    Prefilled { id: u64, n_prompt: usize, n_cached: usize },
-    Token { id: u64, token: u32, text: String, logprob: f32, top: Vec<(u32, f32)> },
-    Done { id: u64, text: String, reason: &'static str, n_tokens: usize },
+    Prefilled {
+        id: u64,
+        n_prompt: usize,
+        n_cached: usize,
+    },
+    Token {
+        id: u64,
+        token: u32,
+        text: String,
+        logprob: f32,
+        top: Vec<(u32, f32)>,
+    },
+    Done {
+        id: u64,
+        text: String,
+        reason: &'static str,
+        n_tokens: usize,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        receipt: Option<Box<Receipt>>,
+    },
 }
 
 impl From<Event> for EventJson {
@@ -122,13 +143,8 @@ impl From<Event> for EventJson {
         match event {
             Event::Prefilled { id, n_prompt, n_cached } => EventJson::Prefilled { id: id.0, n_prompt, n_cached },
             Event::Token { id, token, text, logprob, top } => EventJson::Token { id: id.0, token, text, logprob, top },
-            Event::Done { id, text, reason, n_tokens } => {
-                let reason = match reason {
-                    FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
-                    FinishReason::Length => "length",
-                    FinishReason::NotFinite => "not_finite",
-                };
-                EventJson::Done { id: id.0, text, reason, n_tokens }
+            Event::Done { id, text, reason, n_tokens, receipt } => {
+                EventJson::Done { id: id.0, text, reason: reason.name(), n_tokens, receipt }
             }
         }
     }
@@ -154,6 +170,7 @@ impl Session {
             .iter()
             .find(|t| t.name() == options.kv_type)
             .ok_or_else(|| Error::Option(format!("kv_type is {:?}, expected one of {}", options.kv_type, names())))?;
+        let model_sha256 = loader.sha256();
         let model = Arc::new(loader.finish()?);
         let n_ctx = options.n_ctx.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
         let max_seqs = options.max_seqs.max(1);
@@ -163,7 +180,7 @@ impl Session {
             max_seqs,
             batch_tokens: options.batch_tokens.max(1),
             kv_bytes: max_seqs.saturating_mul(EngineOptions::kv_bytes_of(&model, kv_type, n_ctx)),
-            model_sha256: None,
+            model_sha256,
         };
         let engine = Engine::new(Arc::clone(&model), &Inline, sizes).map_err(|_| Error::Memory { n_ctx })?;
         Ok(Session { model, engine, cpu })
@@ -207,6 +224,7 @@ impl Session {
             stop: r.stop,
             stop_tokens: r.stop_tokens,
             ignore_eos: r.ignore_eos,
+            receipt: r.receipt,
             ..Request::new(tokens)
         };
         Ok(self.engine.submit(request)?.0)
@@ -238,6 +256,25 @@ impl Session {
     pub fn detokenize(&self, ids: &[u32]) -> Result<Vec<u8>, Error> {
         self.check(ids)?;
         Ok(self.model.tokenizer.decode(ids, DecodeOptions { skip_special: false }))
+    }
+
+    /// Replays the answer of a receipt, a JSON object: `{"verified": true, "tokens"}`, or `{"verified": false, "step",
+    /// "reason"}` with the step null if nothing was replayed.
+    ///
+    /// # Errors
+    /// If this is no receipt, the loader made no digest of the model, or there is too little memory.
+    pub fn verify(&self, receipt: &str) -> Result<Value, Error> {
+        let receipt: Receipt = serde_json::from_str(receipt)?;
+        let &EngineOptions { n_ctx, model_sha256, .. } = self.engine.options();
+        let model = model_sha256.ok_or_else(|| Error::Option("the loader made no digest of the model".into()))?;
+        Ok(match verify(&self.model, &model, self.cpu, &Inline, n_ctx, &receipt) {
+            Ok(()) => json!({ "verified": true, "tokens": receipt.output.len() }),
+            Err(VerifyError::Memory(_)) => return Err(Error::Memory { n_ctx }),
+            Err(e) => {
+                let step = if let VerifyError::Mismatch(Mismatch { step, .. }) = &e { Some(*step) } else { None };
+                json!({ "verified": false, "step": step, "reason": e.to_string() })
+            }
+        })
     }
 
     fn check(&self, ids: &[u32]) -> Result<(), Error> {

@@ -210,21 +210,25 @@ impl Matrix {
         pack_panel(self.format, self.k, src, &mut self.data.bytes_mut()[p * n..(p + 1) * n]);
     }
 
-    /// Packs the whole matrix, panels in parallel. `check` sees the rows of a panel before they are packed; the first
-    /// panel that fails is returned.
+    /// Packs the panels from `first` on, in parallel: `src` is their rows. `check` sees the rows of a panel before they
+    /// are packed; the first panel that fails is returned.
     ///
     /// # Panics
-    /// If `src` is not the matrix's rows.
-    pub fn pack_all<E: Send>(
+    /// If `src` is not whole panels of the matrix's rows.
+    pub fn pack_panels<E: Send>(
         &mut self,
         pool: &dyn Pool,
+        first: usize,
         src: &[u8],
         check: &(dyn Fn(&[u8]) -> Result<(), E> + Sync),
     ) -> Result<(), (usize, E)> {
         let (k, format, piece) = (self.k, self.format, PANEL * self.row_bytes());
-        assert_eq!(src.len(), self.rows * self.row_bytes(), "a matrix is all its rows");
-        let mut faults: Vec<Option<E>> = (0..self.panels()).map(|_| None).collect();
-        let panels = (self.data.bytes_mut(), format.panel_bytes(k));
+        let left = (self.rows * self.row_bytes()).saturating_sub(first * piece);
+        assert!(src.len() == left || src.len() < left && src.len().is_multiple_of(piece), "whole panels");
+        let mut faults: Vec<Option<E>> = (0..src.len().div_ceil(piece)).map(|_| None).collect();
+        let panel_bytes = format.panel_bytes(k);
+        let packed = &mut self.data.bytes_mut()[first * panel_bytes..][..faults.len() * panel_bytes];
+        let panels = (packed, panel_bytes);
         tasks::chunks2(pool, panels, (&mut faults, 1), &|p, panel, fault| {
             let rows = &src[p * piece..src.len().min((p + 1) * piece)];
             match check(rows) {
@@ -232,7 +236,7 @@ impl Matrix {
                 Err(e) => fault[0] = Some(e),
             }
         });
-        match faults.into_iter().enumerate().find_map(|(p, f)| f.map(|f| (p, f))) {
+        match faults.into_iter().enumerate().find_map(|(p, f)| f.map(|f| (first + p, f))) {
             Some(fault) => Err(fault),
             None => Ok(()),
         }

@@ -239,6 +239,18 @@ proptest! {
                 .run(cpu, pool, &mut out, &mut scratch, &mut parts);
             out
         };
+        let scores = |cpu: Cpu| {
+            let mut arena = vec![0u8; n_pages * kv.page_bytes()];
+            let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
+            write_kv(cpu, &Inline, &kv, 1, rows, &mut arena);
+            let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
+            Attention { kv: &kv, layer: 1, arena: &arena, n_head, window, q: &q, q_stride: n_head * d, spans: &spans }
+                .scores(cpu)
+        };
+        let lens: Vec<usize> = scores(Cpu::detect()).iter().map(Vec::len).collect();
+        let seen = (past..all).flat_map(|pos| vec![window.min(pos + 1); n_head]);
+        prop_assert_eq!(lens, seen.collect::<Vec<_>>());
+        same(|cpu| scores(cpu).concat())?;
         same(|cpu| run(cpu, if cpu == Cpu::SCALAR { &Inline } else { &Scoped(2) }, true))?;
         prop_assert_eq!(bits(&run(Cpu::detect(), &Inline, false)), bits(&run(Cpu::SCALAR, &Inline, true)), "one by one");
     }

@@ -93,7 +93,7 @@ impl Model {
     pub fn load(file: &[u8], pool: &dyn Pool) -> Result<Model, LoadError> {
         let gguf = Gguf::parse(file)?;
         let mut loader = ModelLoader::new(core::slice::from_ref(&gguf))?;
-        loader.weights().load_all(&[file], pool, &mut |_| {})?;
+        loader.weights().load_all(&[file], pool, &mut |_, _| {})?;
         loader.finish()
     }
 

@@ -2,6 +2,8 @@
 
 use alloc::vec::Vec;
 
+use sha2::{Digest, Sha256};
+
 use super::{Model, ModelLoader};
 use crate::error::LoadError;
 use crate::gguf::{Gguf, HeaderError};
@@ -11,6 +13,8 @@ use crate::gguf::{Gguf, HeaderError};
 pub struct StreamLoader {
     file_len: u64,
     fed: u64,
+    /// Of the bytes so far, if asked for.
+    hash: Option<Sha256>,
     state: State,
 }
 
@@ -29,7 +33,18 @@ const FIRST_TRY: usize = 64 * 1024;
 impl StreamLoader {
     /// For a file of `file_len` bytes.
     pub fn new(file_len: u64) -> StreamLoader {
-        StreamLoader { file_len, fed: 0, state: State::Header { prefix: Vec::new(), try_at: FIRST_TRY } }
+        let state = State::Header { prefix: Vec::new(), try_at: FIRST_TRY };
+        StreamLoader { file_len, fed: 0, hash: None, state }
+    }
+
+    /// The same, with the file's SHA-256: what receipts name the model by.
+    pub fn with_digest(file_len: u64) -> StreamLoader {
+        StreamLoader { hash: Some(Sha256::new()), ..StreamLoader::new(file_len) }
+    }
+
+    /// SHA-256 of the bytes taken so far, if asked for.
+    pub fn sha256(&self) -> Option<[u8; 32]> {
+        self.hash.clone().map(|hash| hash.finalize().into())
     }
 
     /// Bytes taken so far.
@@ -43,6 +58,9 @@ impl StreamLoader {
     /// What is wrong with the file, as soon as it is seen.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), LoadError> {
         self.fed += bytes.len() as u64;
+        if let Some(hash) = &mut self.hash {
+            hash.update(bytes);
+        }
         let (prefix, try_at) = match &mut self.state {
             State::Weights(loader) => return loader.weights().feed(bytes),
             State::Header { prefix, try_at } => (prefix, try_at),
@@ -131,6 +149,15 @@ mod tests {
             };
             prop_assert!(rows(&whole) == rows(&streamed));
         }
+    }
+
+    #[test]
+    fn the_digest_is_that_of_the_file() {
+        let bytes = file("llama-gqa-untied-f16.gguf");
+        let mut loader = StreamLoader::with_digest(bytes.len() as u64);
+        bytes.chunks(70_001).for_each(|piece| loader.feed(piece).unwrap());
+        assert_eq!(loader.sha256(), Some(Sha256::digest(&bytes).into()));
+        assert_eq!(StreamLoader::new(1).sha256(), None);
     }
 
     #[test]

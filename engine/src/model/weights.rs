@@ -4,6 +4,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use super::config::Config;
 use crate::error::LoadError;
@@ -70,6 +71,9 @@ impl Weights {
         self.embedding.len_bytes() + layers + self.output.as_ref().map_or(0, |o| o.w.len_bytes())
     }
 }
+
+/// Bytes that are packed at a time: enough for all threads, little beside the model.
+const LOAD_BYTES: usize = 4 << 20;
 
 /// Tensors of no use to the forward pass: precomputed tables of old converters.
 const IGNORED: [&str; 1] = ["rotary_emb.inv_freq"];
@@ -161,7 +165,8 @@ impl Loader {
         Ok(())
     }
 
-    /// Loads everything from whole files in memory, in the order of their shards; `progress` hears the bytes packed.
+    /// Loads everything from whole files in memory, in the order of their shards; `packed` hears which bytes of which
+    /// file are no longer needed, in pieces of some megabytes, so that a host can let go of a mapping's pages.
     ///
     /// # Errors
     /// A tensor with an infinite or NaN scale.
@@ -169,12 +174,12 @@ impl Loader {
         &mut self,
         files: &[&[u8]],
         pool: &dyn Pool,
-        progress: &mut dyn FnMut(u64),
+        packed: &mut dyn FnMut(usize, Range<usize>),
     ) -> Result<(), LoadError> {
         for p in &mut self.pending {
-            let bytes = &files[p.shard][p.offset as usize..(p.offset + p.len_bytes) as usize];
-            p.load(bytes, pool)?;
-            progress(p.len_bytes);
+            let (start, shard) = (p.offset as usize, p.shard);
+            let bytes = &files[shard][start..start + p.len_bytes as usize];
+            p.load(bytes, pool, &mut |range| packed(shard, start + range.start..start + range.end))?;
         }
         self.at = self.pending.len();
         Ok(())
@@ -385,15 +390,24 @@ impl Pending {
         Ok(())
     }
 
-    /// Packs a whole tensor, panels in parallel.
-    fn load(&mut self, bytes: &[u8], pool: &dyn Pool) -> Result<(), LoadError> {
+    /// Packs a whole tensor, panels in parallel; `packed` hears the ranges that are done.
+    fn load(&mut self, bytes: &[u8], pool: &dyn Pool, packed: &mut dyn FnMut(Range<usize>)) -> Result<(), LoadError> {
         let dtype = self.dtype;
-        let Into::Matrix(m) = &mut self.into else { return self.pack_piece(0, bytes) };
-        let piece = (PANEL * m.row_bytes()) as u64;
-        match m.pack_all(pool, bytes, &|rows| quant::validate(dtype, rows)) {
-            Ok(()) => Ok(()),
-            Err((p, fault)) => Err(self.not_finite(p as u64 * piece, fault)),
+        let Into::Matrix(m) = &mut self.into else {
+            self.pack_piece(0, bytes)?;
+            packed(0..bytes.len());
+            return Ok(());
+        };
+        let panel = PANEL * m.row_bytes();
+        let panels = (LOAD_BYTES / panel).max(1);
+        for (i, rows) in bytes.chunks(panels * panel).enumerate() {
+            let done = m.pack_panels(pool, i * panels, rows, &|rows| quant::validate(dtype, rows));
+            if let Err((p, fault)) = done {
+                return Err(self.not_finite((p * panel) as u64, fault));
+            }
+            packed(i * panels * panel..i * panels * panel + rows.len());
         }
+        Ok(())
     }
 }
 

@@ -1,0 +1,52 @@
+//! `starling verify`: replays the answer of a receipt.
+
+use std::io::{Write, stderr, stdout};
+use std::path::Path;
+use std::time::Instant;
+
+use starling::pool::Pool;
+use starling::receipt::{Receipt, VerifyError, verify};
+
+use crate::cli::{ModelArgs, VerifyArgs};
+use crate::error::Failure;
+use crate::{load, tokens};
+
+/// Runs the command.
+///
+/// # Errors
+/// [`Failure::Receipt`] says why the receipt does not verify; or the model does not load.
+pub fn run(model_args: &ModelArgs, args: &VerifyArgs) -> Result<(), Failure> {
+    let wrong = |why: String| Failure::Receipt { path: args.receipt.clone(), why };
+    let from_stdin = args.receipt == Path::new("-");
+    let text = tokens::text(None, (!from_stdin).then_some(&args.receipt))?;
+    let receipt: Receipt = serde_json::from_str(&text).map_err(|e| wrong(format!("not a receipt: {e}")))?;
+    let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
+    let start = Instant::now();
+    let model_sha256 = load::sha256(model_args)?;
+    let hashed = Instant::now();
+    let model = load::model(model_args, &pool)?;
+    let loaded = Instant::now();
+    // whoever asks here has the memory for the receipt that they give
+    let result = verify(&model, &model_sha256, cpu, &pool, usize::MAX, &receipt);
+    let seconds = loaded.elapsed().as_secs_f64();
+    if !args.quiet {
+        writeln!(
+            stderr(),
+            "digest {:.2} s, load {:.2} s | replay of {} + {} tokens {seconds:.3} s | {}, {} threads",
+            (hashed - start).as_secs_f64(),
+            (loaded - hashed).as_secs_f64(),
+            receipt.request.prompt.len(),
+            receipt.output.len(),
+            cpu.isa(),
+            pool.threads(),
+        )?;
+    }
+    match result {
+        Ok(()) => {}
+        Err(VerifyError::Memory(_)) => return Err(Failure::Memory("the replay")),
+        Err(e) => return Err(wrong(e.to_string())),
+    }
+    let n = receipt.output.len();
+    writeln!(stdout(), "verified: {n} tokens, digest {}", receipt.digest)?;
+    Ok(())
+}
