@@ -1,7 +1,7 @@
 //! The only mapping of files.
 #![allow(unsafe_code)]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::ops::{Deref, Range};
 use std::path::Path;
@@ -22,10 +22,12 @@ impl ModelFile {
     /// # Errors
     /// If it cannot be opened or mapped.
     pub fn open(path: &Path) -> io::Result<ModelFile> {
-        let file = File::open(path)?;
-        if file.metadata()?.is_dir() {
-            return Err(io::Error::other("is a directory"));
+        // asked before it is opened: a pipe would make this process wait for a writer
+        let kind = fs::metadata(path)?.file_type();
+        if !kind.is_file() {
+            return Err(io::Error::other(if kind.is_dir() { "is a directory" } else { "is not a regular file" }));
         }
+        let file = File::open(path)?;
         // SAFETY: the mapping is read-only and private. If another process shortens the file while it is read, the
         // system ends this process with a signal; if it changes the contents, the loader sees other bytes, which it
         // treats as untrusted anyway. Nothing borrows the mapping once the weights are packed.
