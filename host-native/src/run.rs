@@ -107,7 +107,7 @@ pub fn engine(
         kv_type,
         n_ctx,
         max_seqs: 1,
-        batch_tokens: BATCH,
+        batch_tokens: BATCH.min(n_ctx),
         kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx),
         model_sha256,
     };
