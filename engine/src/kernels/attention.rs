@@ -30,7 +30,9 @@ pub const PAGE: usize = 16;
 /// Tokens of a chunk.
 pub const CHUNK: usize = 256;
 /// Query columns (rows of a block x query heads of a KV head) of one unit, at most.
-pub const MAX_COLUMNS: usize = 32;
+const MAX_COLUMNS: usize = 32;
+/// Query heads that may share a KV head, at most.
+pub const MAX_GROUP: usize = MAX_COLUMNS;
 /// Largest head dimension.
 pub const MAX_HEAD_DIM: usize = 256;
 
@@ -574,7 +576,11 @@ impl Unit<'_> {
                 running.take(*here, total, part, |t, x, p, y| k.blend(t, x, p, y));
             }
         }
-        for (c, (o, running)) in total.chunks_exact(dims).zip(&running).enumerate() {
+        for (c, (o, running)) in total.chunks_exact_mut(dims).zip(&running).enumerate() {
+            if running.l == 0.0 {
+                // scores that are not numbers: the row ends as NaN, never as what the scratch held before
+                o.fill(0.0);
+            }
             let (token, head) = (c / group, a.head * group + c % group);
             match self.out {
                 AttendOut::Rows { out, at } => {
