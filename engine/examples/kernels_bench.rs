@@ -67,7 +67,7 @@ fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
     let hash = out
         .iter()
         .fold(0xcbf2_9ce4_8422_2325u64, |h, v| (h ^ u64::from(v.to_bits())).wrapping_mul(0x0000_0100_0000_01b3));
-    ((2 * w.rows() * w.k() * n) as f64 / best.as_secs_f64() / 1e9, hash)
+    (2e-9 * (w.rows() * w.k()) as f64 * n as f64 / best.as_secs_f64(), hash)
 }
 
 /// Random quants with ordinary scales.

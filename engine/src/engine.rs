@@ -153,6 +153,10 @@ pub enum Event {
     },
 }
 
+/// Stop strings of a request, and their length: each token's text is searched for all of them.
+const MAX_STOPS: usize = 64;
+const MAX_STOP_BYTES: usize = 1024;
+
 /// A model at work on requests.
 pub struct Engine {
     model: Arc<Model>,
@@ -238,12 +242,16 @@ impl Engine {
         }
         // the last token generated needs no place of its own
         let max_tokens = request.max_tokens.unwrap_or((n_ctx + 1).saturating_sub(n_prompt).max(1));
-        if n_prompt > n_ctx || (request.max_tokens.is_some() && n_prompt + max_tokens > n_ctx + 1) {
+        if n_prompt > n_ctx || n_prompt.saturating_add(max_tokens) > n_ctx + 1 {
             return Err(RequestError::ContextLength { prompt: n_prompt, max_tokens, n_ctx });
         }
         if max_tokens == 0 {
             let found = max_tokens.to_string();
             return Err(RequestError::Option { name: "max_tokens", found, expected: "at least 1" });
+        }
+        if request.stop.len() > MAX_STOPS || request.stop.iter().any(|s| s.len() > MAX_STOP_BYTES) {
+            let found = request.stop.len().to_string() + " texts";
+            return Err(RequestError::Option { name: "stop", found, expected: "at most 64 texts of 1024 bytes" });
         }
         if self.active.len() == self.options.max_seqs {
             return Err(RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 });

@@ -1,6 +1,7 @@
 //! Starling's engine: GGUF in, tokens out, the same bytes on every target.
 #![no_std]
 #![deny(unsafe_code)]
+#![warn(clippy::std_instead_of_core, clippy::alloc_instead_of_core)]
 
 extern crate alloc;
 #[cfg(any(feature = "std", test))]

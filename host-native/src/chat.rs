@@ -18,7 +18,7 @@ use crate::cli::{ChatArgs, ModelArgs};
 use crate::error::Failure;
 use crate::load;
 use crate::pool::ThreadPool;
-use crate::run::{Answer, engine};
+use crate::run::{Answer, DEFAULT_CTX, engine};
 
 /// The template of models that bring none (ChatML).
 const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
@@ -26,11 +26,42 @@ const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' +
 /// Steps a template may take.
 const FUEL: u64 = 1_000_000;
 
-/// The prompt that the model's template makes of a conversation of (role, content).
+/// Around text that is not the template's: code points that Unicode gives to nobody.
+const OPEN: char = '\u{10FFFE}';
+const CLOSE: char = '\u{10FFFF}';
+
+/// The tokens that the model's template makes of a conversation of (role, content). Only the template's own text can
+/// become control tokens: what users and models wrote is plain text, whatever it says.
 ///
 /// # Errors
 /// If the template fails.
-pub fn render(model: &Model, system: Option<&str>, turns: &[(&str, &str)]) -> Result<String, Failure> {
+pub fn prompt(model: &Model, system: Option<&str>, turns: &[(&str, &str)]) -> Result<Vec<u32>, Failure> {
+    let encode =
+        |text: &str, parse_special| model.tokenizer.encode(text, EncodeOptions { add_special: false, parse_special });
+    let contents = || system.iter().copied().chain(turns.iter().map(|(_, content)| *content));
+    if contents().all(|text| encode(text, true) == encode(text, false)) {
+        return Ok(encode(&render(model, system, turns)?, true));
+    }
+    // some text spells a control token: mark whose text is whose
+    let mark = |text: &str| format!("{OPEN}{}{CLOSE}", text.replace([OPEN, CLOSE], ""));
+    let marked: Vec<(&str, String)> = turns.iter().map(|(role, text)| (*role, mark(text))).collect();
+    let marked: Vec<(&str, &str)> = marked.iter().map(|(role, text)| (*role, text.as_str())).collect();
+    let text = render(model, system.map(mark).as_deref(), &marked)?;
+    let mut tokens = Vec::new();
+    for (i, part) in text.split(OPEN).enumerate() {
+        match part.split_once(CLOSE) {
+            Some((theirs, ours)) if i > 0 => {
+                tokens.extend(encode(theirs, false));
+                tokens.extend(encode(ours, true));
+            }
+            _ => tokens.extend(encode(part, i == 0)),
+        }
+    }
+    Ok(tokens)
+}
+
+/// The text that the model's template makes of a conversation of (role, content).
+fn render(model: &Model, system: Option<&str>, turns: &[(&str, &str)]) -> Result<String, Failure> {
     let mut env = Environment::new();
     env.set_fuel(Some(FUEL));
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -53,7 +84,7 @@ pub fn render(model: &Model, system: Option<&str>, turns: &[(&str, &str)]) -> Re
         eos_token => special(model.tokenizer.eos()),
     };
     let template = model.chat_template.as_deref().unwrap_or(CHATML);
-    env.render_str(template, context).map_err(|e| Failure::Usage(format!("the model's chat template: {e:#}")))
+    env.render_str(template, context).map_err(|e| Failure::Template(format!("{e:#}")))
 }
 
 /// Tokens of the context that an answer may take, at least.
@@ -88,7 +119,7 @@ struct Chat<'a> {
 pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let model = Arc::new(load::model(model_args, &pool)?);
-    let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train);
+    let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
     let engine = engine(&model, &pool, model_args.kv_type.into(), n_ctx, None)?;
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
@@ -203,9 +234,7 @@ impl Chat<'_> {
     fn prompt(&mut self) -> Result<Vec<u32>, Failure> {
         loop {
             let turns: Vec<(&str, &str)> = self.turns.iter().map(|(role, text)| (*role, text.as_str())).collect();
-            let text = render(self.model, self.system.as_deref(), &turns)?;
-            let options = EncodeOptions { add_special: false, parse_special: true };
-            let tokens = self.model.tokenizer.encode(&text, options);
+            let tokens = prompt(self.model, self.system.as_deref(), &turns)?;
             if tokens.len() + ROOM <= self.engine.options().n_ctx || self.turns.len() <= 2 {
                 return Ok(tokens);
             }

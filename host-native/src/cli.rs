@@ -108,7 +108,7 @@ pub struct RunArgs {
     /// Tokens to generate, at most [default: until the model ends or the context is full]
     #[arg(short = 'n', long, value_name = "N")]
     pub max_tokens: Option<usize>,
-    /// Tokens of the context [default: what the model was made for]
+    /// Tokens of the context [default: what the model was made for, at most 8192]
     #[arg(short, long, value_name = "N")]
     pub ctx_size: Option<usize>,
     /// Text that ends the answer; may be given several times
@@ -149,7 +149,7 @@ pub struct ChatArgs {
     /// Tokens of an answer, at most [default: until the model ends or the context is full]
     #[arg(short = 'n', long, value_name = "N")]
     pub max_tokens: Option<usize>,
-    /// Tokens of the context [default: what the model was made for]
+    /// Tokens of the context [default: what the model was made for, at most 8192]
     #[arg(short, long, value_name = "N")]
     pub ctx_size: Option<usize>,
     #[command(flatten)]
@@ -268,7 +268,7 @@ pub struct BenchArgs {
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
     pub depth: Vec<usize>,
     /// Threads, several with commas [default: --threads]
-    #[arg(long = "bench-threads", value_name = "N", value_delimiter = ',')]
+    #[arg(long = "bench-threads", value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=64))]
     pub bench_threads: Vec<u16>,
     /// Repetitions
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]

@@ -30,6 +30,9 @@ pub enum Failure {
     /// The request cannot be taken.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// The model's chat template fails on the conversation.
+    #[error("the model's chat template: {0}")]
+    Template(String),
     /// `--isa` names something else.
     #[error(transparent)]
     Isa(#[from] UnknownIsa),
@@ -61,8 +64,10 @@ impl Failure {
     /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Failure::Model { .. } => 1,
-            Failure::Request(RequestError::NoCapacity { .. }) | Failure::Memory(_) => 4,
+            Failure::Model { source: LoadError::TooLarge { .. }, .. }
+            | Failure::Request(RequestError::NoCapacity { .. })
+            | Failure::Memory(_) => 4,
+            Failure::Model { .. } | Failure::Template(_) => 1,
             Failure::Request(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
             Failure::File { .. } | Failure::Io(_) => 3,
             Failure::Receipt { .. } => 5,

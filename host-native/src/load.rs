@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
-use starling::gguf::{Gguf, ShardName};
+use starling::gguf::{Gguf, GgufSet, ShardName};
 use starling::kernels::Cpu;
 use starling::model::{Model, ModelLoader};
 use starling::receipt::split_sha256;
@@ -70,7 +70,8 @@ pub fn model(args: &ModelArgs, pool: &ThreadPool) -> Result<Model, Failure> {
     let wrong = |source| Failure::Model { path: path(args), source };
     let files = files(args)?;
     let shards = files.iter().map(|f| Gguf::parse(f)).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
-    let mut loader = ModelLoader::new(&shards).map_err(wrong)?;
+    let set = GgufSet::new(shards).map_err(wrong)?;
+    let mut loader = ModelLoader::new(set.shards()).map_err(wrong)?;
     let bytes: Vec<&[u8]> = files.iter().map(|f| &f[..]).collect();
     let total: usize = bytes.iter().map(|b| b.len()).sum();
     let bar = if total > SLOW_BYTES && stderr().is_terminal() {

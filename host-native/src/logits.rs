@@ -8,7 +8,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
-use starling::model::{Model, Run, Stage};
+use starling::model::{Model, Run, Stage, Trace};
 use starling::pool::Pool;
 use starling::tokenizer::EncodeOptions;
 
@@ -33,7 +33,7 @@ impl Forward<'_> {
         &self,
         ids: &[u32],
         first: usize,
-        mut trace: Option<&mut dyn FnMut(Stage, Option<usize>, &mut dyn Iterator<Item = &[f32]>)>,
+        mut trace: Option<Trace<'_>>,
         row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Failure> {
         let memory = |_| Failure::Memory("the context");
@@ -96,8 +96,7 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
         let line = writeln!(out, "{layer:>3} {:10} {}", stage.name(), hex(&hash.finalize()));
         failed = std::mem::replace(&mut failed, Ok(())).and(line);
     };
-    let trace: Option<&mut dyn FnMut(Stage, Option<usize>, &mut dyn Iterator<Item = &[f32]>)> =
-        if args.trace { Some(&mut trace) } else { None };
+    let trace: Option<Trace<'_>> = if args.trace { Some(&mut trace) } else { None };
     forward.rows(&ids, first, trace, &mut |_, row| bytes.extend(row.iter().flat_map(|v| v.to_le_bytes())))?;
     failed?;
     if args.trace {

@@ -1,5 +1,6 @@
 //! The `starling` command: language models on this machine's CPU, the same bytes as everywhere.
 
+#![deny(unsafe_code)]
 #![allow(unreachable_pub)] // a binary has no outside
 
 mod bench;

@@ -15,6 +15,9 @@ const SPINS: u32 = 4_000;
 /// Times a thread yields before it sleeps: about a millisecond on an idle machine.
 const YIELDS: u32 = 1_000;
 
+/// Threads of a pool, at most; the engine gives no work to more.
+pub const MAX_THREADS: usize = 64;
+
 /// The caller and `threads - 1` threads of its own.
 pub struct ThreadPool {
     shared: Arc<Shared>,
@@ -119,7 +122,7 @@ impl Drop for ThreadPool {
 /// Threads to use when none are asked for: physical cores, within the CPUs and the quota this process is allowed.
 pub fn default_threads() -> usize {
     let allowed = thread::available_parallelism().map_or(1, NonZero::get); // cpuset, affinity and cgroup quota
-    physical_cores().map_or(allowed, |cores| allowed.min(cores)).max(1)
+    physical_cores().map_or(allowed, |cores| allowed.min(cores)).clamp(1, MAX_THREADS)
 }
 
 /// Distinct cores among the online CPUs, on Linux.

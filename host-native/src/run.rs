@@ -14,10 +14,11 @@ use starling::tokenizer::EncodeOptions;
 
 use crate::cli::{ModelArgs, RunArgs};
 use crate::error::Failure;
-use crate::load;
 use crate::pool::ThreadPool;
-use crate::tokens;
+use crate::{chat, load, tokens};
 
+/// Context when none is asked for, at most: a file may name any number.
+pub const DEFAULT_CTX: usize = 8192;
 /// Tokens of a prefill batch.
 const BATCH: usize = 512;
 
@@ -32,7 +33,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     let model = Arc::new(load::model(model_args, &pool)?);
     let load_seconds = start.elapsed().as_secs_f64();
     let request = request(&model, args)?;
-    let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train);
+    let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
     let model_sha256 = args.receipt.as_ref().map(|_| load::sha256(model_args)).transpose()?;
     let mut engine = engine(&model, &pool, model_args.kv_type.into(), n_ctx, model_sha256)?;
     engine.submit(request)?;
@@ -154,19 +155,18 @@ impl Answer {
 
 fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
     let text = prompt(args)?;
-    let (text, chat) = if args.chat {
-        (crate::chat::render(model, args.system.as_deref(), &[("user", &text)])?, true)
+    let tokens = if args.chat {
+        chat::prompt(model, args.system.as_deref(), &[("user", &text)])?
     } else {
-        (text, false)
+        model.tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: args.special })
     };
-    let options = EncodeOptions { add_special: !chat, parse_special: chat || args.special };
     Ok(Request {
         sampling: args.sampling.options(),
         max_tokens: args.max_tokens,
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
         receipt: args.receipt.is_some(),
-        ..Request::new(model.tokenizer.encode(&text, options))
+        ..Request::new(tokens)
     })
 }
 

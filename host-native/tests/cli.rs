@@ -342,13 +342,11 @@ fn models_cut_short_at_any_length() {
     }
 }
 
-/// The small model with another metadata value or tensor.
-fn changed(
-    name: &str,
-    source: &str,
-    arch: Option<&str>,
-    tensor: &dyn Fn(&str, &mut Vec<u64>, &mut Vec<u8>) -> bool,
-) -> String {
+/// Changes dimensions or data of the tensor of that name; says whether to keep it.
+type Change = dyn Fn(&str, &mut Vec<u64>, &mut Vec<u8>) -> bool;
+
+/// The model with another architecture's name, or other tensors.
+fn changed(name: &str, source: &str, arch: Option<&str>, tensor: &Change) -> String {
     let bytes = fs::read(fixture(source)).expect("a model");
     let gguf = Gguf::parse(&bytes).expect("a model");
     let mut writer = GgufWriter::new();

@@ -77,6 +77,7 @@ impl ActKind {
 }
 
 fn kind(format: Format, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
+    assert!(nc.iter().all(|&nc| TASK_COLUMNS.is_multiple_of(nc)), "tiles never cross the tasks that pack them");
     let of32 = |bits, head, nc| Some(ActKind { block: 32, rec: rec(bits), head, nc });
     match format {
         Format::F32 | Format::F16 | Format::BF16 => None,

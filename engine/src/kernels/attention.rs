@@ -30,7 +30,9 @@ pub const PAGE: usize = 16;
 /// Tokens of a chunk.
 pub const CHUNK: usize = 256;
 /// Query columns (rows of a block x query heads of a KV head) of one unit, at most.
-pub const MAX_COLUMNS: usize = 32;
+const MAX_COLUMNS: usize = 32;
+/// Query heads that may share a KV head, at most.
+pub const MAX_GROUP: usize = MAX_COLUMNS;
 /// Largest head dimension.
 pub const MAX_HEAD_DIM: usize = 256;
 
@@ -530,14 +532,26 @@ pub struct AttendScratch {
     /// (columns, value_dims): of the chunk at hand, and of all chunks so far.
     part: Vec<f32>,
     total: Vec<f32>,
+    /// Keys or values of some tokens in f32, for a block of many columns.
+    wide: Vec<f32>,
 }
+
+/// Tokens whose keys are widened at a time: those of the largest register tile.
+const WIDE: usize = 64;
 
 impl AttendScratch {
     /// For heads of that layout.
     pub fn new(kv: &KvLayout) -> AttendScratch {
         let dims = kv.value_dims();
         let rows = || vec![0.0; MAX_COLUMNS * dims];
-        AttendScratch { dims, q: rows(), scores: vec![[0.0; CHUNK]; MAX_COLUMNS], part: rows(), total: rows() }
+        AttendScratch {
+            dims,
+            q: rows(),
+            scores: vec![[0.0; CHUNK]; MAX_COLUMNS],
+            part: rows(),
+            total: rows(),
+            wide: vec![0.0; WIDE * dims],
+        }
     }
 }
 
@@ -558,11 +572,11 @@ struct Running {
 trait Chunk {
     /// `scores[c][t]` for the chunk's first `n` tokens (rounded up to pages; what lies beyond is arbitrary) and the
     /// queries `q` (columns, head_dim).
-    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]);
+    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]);
     /// Turns `s` (a multiple of 16 long) into `exp(s - max)`; returns the maximum and the sum.
     fn softmax(&self, s: &mut [f32]) -> Running;
     /// `o[c][d] = sum_t p[c][t] * v[t][d]` for the chunk's `tokens`; `o` is (columns, value_dims).
-    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32]);
+    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]);
     /// `total = total * a + part * b`.
     fn blend(&self, total: &mut [f32], a: f32, part: &[f32], b: f32);
 }
@@ -578,6 +592,7 @@ impl Unit<'_> {
         let scores = &mut self.scratch.scores[..columns];
         let part = &mut self.scratch.part[..columns * dims];
         let total = &mut self.scratch.total[..columns * dims];
+        let wide = &mut self.scratch.wide[..];
         let mut running = [Running { m: f32::NEG_INFINITY, l: 0.0 }; MAX_COLUMNS];
         for chunk in a.chunks.clone() {
             let (first, last) = (a.seen(chunk, a.pos), a.seen(chunk, a.pos + tokens - 1));
@@ -585,7 +600,7 @@ impl Unit<'_> {
                 continue;
             }
             let (from, n) = (first.start / PAGE * PAGE, last.end);
-            k.scores(chunk, n, q, scores);
+            k.scores(chunk, n, q, scores, wide);
             let mut here = [Running { m: 0.0, l: 0.0 }; MAX_COLUMNS];
             for (c, (scores, here)) in scores.iter_mut().zip(&mut here).enumerate() {
                 let seen = a.seen(chunk, a.pos + c / group);
@@ -598,13 +613,17 @@ impl Unit<'_> {
                 s[seen.end..].fill(f32::NEG_INFINITY);
                 *here = k.softmax(s);
             }
-            k.values(chunk, from..n, scores, part);
+            k.values(chunk, from..n, scores, part, wide);
             let columns = total.chunks_exact_mut(dims).zip(part.chunks_exact(dims)).zip(running.iter_mut().zip(&here));
             for ((total, part), (running, here)) in columns {
                 running.take(*here, total, part, |t, x, p, y| k.blend(t, x, p, y));
             }
         }
-        for (c, (o, running)) in total.chunks_exact(dims).zip(&running).enumerate() {
+        for (c, (o, running)) in total.chunks_exact_mut(dims).zip(&running).enumerate() {
+            if running.l == 0.0 {
+                // scores that are not numbers: the row ends as NaN, never as what the scratch held before
+                o.fill(0.0);
+            }
             let (token, head) = (c / group, a.head * group + c % group);
             match self.out {
                 AttendOut::Rows { out, at } => {
@@ -711,7 +730,7 @@ impl Scores<'_> {
             if seen.is_empty() {
                 continue;
             }
-            k.scores(chunk, seen.end, q, scores);
+            k.scores(chunk, seen.end, q, scores, &mut self.scratch.wide);
             self.out.iter_mut().zip(&*scores).for_each(|(out, s)| out.extend_from_slice(&s[seen.clone()]));
         }
     }
@@ -763,7 +782,7 @@ fn read_f16(b: &[u8], i: usize) -> f32 {
 }
 
 impl Chunk for Scalar<'_> {
-    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
+    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], _: &mut [f32]) {
         let (a, kv, d) = (self.0, self.0.kv(), self.0.kv().head_dim);
         for (q, scores) in q.chunks_exact(d).zip(scores) {
             for (t, score) in scores[..n].iter_mut().enumerate() {
@@ -798,7 +817,7 @@ impl Chunk for Scalar<'_> {
         Running { m, l: tree(lanes, |a, b| a + b) }
     }
 
-    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32]) {
+    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], _: &mut [f32]) {
         let (a, kv) = (self.0, self.0.kv());
         for (p, o) in p.iter().zip(o.chunks_exact_mut(kv.value_dims())) {
             o.fill(0.0);
@@ -838,10 +857,10 @@ fn blend_lanes<S: Simd>(s: S, total: &mut [f32], a: f32, part: &[f32], b: f32) {
 
 impl<S: Simd> Chunk for Lanes<'_, S> {
     #[inline(always)]
-    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
+    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
         match self.a.kv().kv_type {
-            KvType::F32 => self.float_scores::<AsF32>(chunk, n, q, scores),
-            KvType::F16 => self.float_scores::<AsF16>(chunk, n, q, scores),
+            KvType::F32 => self.float_scores::<AsF32>(chunk, n, q, scores, wide),
+            KvType::F16 => self.float_scores::<AsF16>(chunk, n, q, scores, wide),
             KvType::K8 => self.int8_scores(chunk, n, q, scores),
         }
     }
@@ -882,11 +901,11 @@ impl<S: Simd> Chunk for Lanes<'_, S> {
     }
 
     #[inline(always)]
-    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32]) {
+    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]) {
         if self.a.kv().kv_type == KvType::F32 {
-            self.float_values::<AsF32>(chunk, tokens, p, o);
+            self.float_values::<AsF32>(chunk, tokens, p, o, wide);
         } else {
-            self.float_values::<AsF16>(chunk, tokens, p, o);
+            self.float_values::<AsF16>(chunk, tokens, p, o, wide);
         }
     }
 
@@ -903,20 +922,89 @@ fn fit<S: Simd>(left: usize, columns: usize) -> (usize, usize) {
 }
 
 impl<S: Simd> Lanes<'_, S> {
+    /// Tokens outside, columns inside: the keys of a tile's tokens are widened once and stay in cache.
     #[inline(always)]
-    fn float_scores<E: Elem>(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
-        let vectors = n.next_multiple_of(PAGE) / S::LANES;
+    fn float_scores<E: Elem>(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
+        let d = self.a.kv().head_dim;
+        let tokens = n.next_multiple_of(PAGE);
+        let mut t = 0;
+        while t < tokens {
+            let (rv, _) = fit::<S>((tokens - t) / S::LANES, 1);
+            if self.is_worth_widening::<E>(scores.len()) {
+                for (i, page) in (t / PAGE * PAGE..t + rv * S::LANES).step_by(PAGE).enumerate() {
+                    self.widen::<E>(self.a.keys(chunk, page), &mut wide[i * d * PAGE..(i + 1) * d * PAGE]);
+                }
+                let keys = |v: usize| {
+                    wide[((t % PAGE + v * S::LANES) / PAGE * d * PAGE) + (t + v * S::LANES) % PAGE..].as_ptr()
+                };
+                self.score_tiles::<AsF32>(t, rv, |v| keys(v).cast(), q, scores);
+            } else {
+                let keys = |v: usize| {
+                    let t = t + v * S::LANES;
+                    self.a.keys(chunk, t)[t % PAGE * E::BYTES..].as_ptr()
+                };
+                self.score_tiles::<E>(t, rv, keys, q, scores);
+            }
+            t += rv * S::LANES;
+        }
+    }
+
+    /// Scores of `rv` vectors of tokens from `t` on, for all columns.
+    #[inline(always)]
+    fn score_tiles<E: Elem>(
+        &self,
+        t: usize,
+        rv: usize,
+        keys: impl Fn(usize) -> *const u8,
+        q: &[f32],
+        scores: &mut [[f32; CHUNK]],
+    ) {
         let mut c = 0;
         while c < scores.len() {
+            let (_, nc) = fit::<S>(1, scores.len() - c);
+            f32_shapes!(S, rv, nc, score_tile(self, t, &keys, c, q, scores, Stored::<E>(core::marker::PhantomData)));
+            c += nc;
+        }
+    }
+
+    /// Pages outside, columns inside, as above.
+    #[inline(always)]
+    fn float_values<E: Elem>(
+        &self,
+        chunk: usize,
+        tokens: Range<usize>,
+        p: &[[f32; CHUNK]],
+        o: &mut [f32],
+        wide: &mut [f32],
+    ) {
+        let dims = self.a.kv().value_dims();
+        for t in tokens.clone().step_by(PAGE) {
+            let values = self.a.values(chunk, t);
+            let part = ValuePart { t, n: PAGE.min(tokens.end - t), go_on: t > tokens.start };
+            if self.is_worth_widening::<E>(p.len()) {
+                self.widen::<E>(values, &mut wide[..dims * PAGE]);
+                self.value_tiles::<AsF32>(&part, wide.as_ptr().cast(), p, o);
+            } else {
+                self.value_tiles::<E>(&part, values.as_ptr(), p, o);
+            }
+        }
+    }
+
+    /// Adds the weighted values of some tokens of a page to all columns.
+    #[inline(always)]
+    fn value_tiles<E: Elem>(&self, part: &ValuePart, values: *const u8, p: &[[f32; CHUNK]], o: &mut [f32]) {
+        let vectors = self.a.kv().value_dims() / S::LANES;
+        let mut c = 0;
+        while c < p.len() {
+            let (_, nc) = fit::<S>(1, p.len() - c);
             let mut v = 0;
-            let nc = fit::<S>(1, scores.len() - c).1;
             while v < vectors {
-                let rv = fit::<S>(vectors - v, 1).0;
+                let (rv, _) = fit::<S>(vectors - v, 1);
                 f32_shapes!(
                     S,
                     rv,
                     nc,
-                    score_tile(self, chunk, v, c, q, scores, Stored::<E>(core::marker::PhantomData))
+                    value_tile(self, part, values, v, c, p, o, Stored::<E>(core::marker::PhantomData))
                 );
                 v += rv;
             }
@@ -924,24 +1012,18 @@ impl<S: Simd> Lanes<'_, S> {
         }
     }
 
+    /// Whether so many columns read the same numbers that they are better converted once.
     #[inline(always)]
-    fn float_values<E: Elem>(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32]) {
-        let vectors = self.a.kv().value_dims() / S::LANES;
-        let mut c = 0;
-        while c < p.len() {
-            let mut v = 0;
-            let nc = fit::<S>(1, p.len() - c).1;
-            while v < vectors {
-                let rv = fit::<S>(vectors - v, 1).0;
-                f32_shapes!(
-                    S,
-                    rv,
-                    nc,
-                    value_tile(self, chunk, &tokens, v, c, p, o, Stored::<E>(core::marker::PhantomData))
-                );
-                v += rv;
-            }
-            c += nc;
+    fn is_worth_widening<E: Elem>(&self, columns: usize) -> bool {
+        E::BYTES < 4 && columns > S::TILE_F32.nc
+    }
+
+    #[inline(always)]
+    fn widen<E: Elem>(&self, from: &[u8], to: &mut [f32]) {
+        assert!(from.len() >= to.len() * E::BYTES && to.len().is_multiple_of(S::LANES));
+        for i in (0..to.len()).step_by(S::LANES) {
+            // SAFETY: both slices hold whole vectors up to `to.len()` elements.
+            unsafe { self.s.store(to.as_mut_ptr().add(i), E::load(self.s, from.as_ptr().add(i * E::BYTES))) }
         }
     }
 
@@ -995,25 +1077,21 @@ struct Stored<E>(core::marker::PhantomData<E>);
 #[inline(always)]
 fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     l: &Lanes<'_, S>,
-    chunk: usize,
-    v0: usize,
+    t: usize,
+    keys: &impl Fn(usize) -> *const u8,
     c: usize,
     q: &[f32],
     scores: &mut [[f32; CHUNK]],
     _: Stored<E>,
 ) {
-    let (a, d) = (l.a, l.a.kv().head_dim);
-    let keys = |v: usize| {
-        let t = (v0 + v) * S::LANES;
-        a.keys(chunk, t)[t % PAGE * E::BYTES..].as_ptr()
-    };
+    let d = l.a.kv().head_dim;
     let tile = F32Tile::<RV> {
         w: core::array::from_fn(keys),
         w_step: PAGE * E::BYTES,
         k: d,
         x: q[c * d..(c + NC) * d].as_ptr(),
         x_stride: d,
-        out: scores[c..c + NC].as_flattened_mut()[v0 * S::LANES..].as_mut_ptr(),
+        out: scores[c..c + NC].as_flattened_mut()[t..].as_mut_ptr(),
         out_stride: CHUNK,
         go_on: false,
     };
@@ -1021,38 +1099,41 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     unsafe { tile.run::<S, E, NC>(l.s) }
 }
 
+/// Tokens of a page whose values are added: `n` from the chunk's token `t` on.
+struct ValuePart {
+    t: usize,
+    n: usize,
+    go_on: bool,
+}
+
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
 fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     l: &Lanes<'_, S>,
-    chunk: usize,
-    tokens: &Range<usize>,
+    part: &ValuePart,
+    values: *const u8,
     v0: usize,
     c: usize,
     p: &[[f32; CHUNK]],
     o: &mut [f32],
     _: Stored<E>,
 ) {
-    let (a, dims) = (l.a, l.a.kv().value_dims());
-    let out = o[c * dims..(c + NC) * dims][v0 * S::LANES..].as_mut_ptr();
-    let p = p[c..c + NC].as_flattened();
-    for t in tokens.clone().step_by(PAGE) {
-        let values = a.values(chunk, t);
-        let at = |v: usize| {
-            let d = (v0 + v) * S::LANES;
-            values[(d / LANES * PAGE * LANES + d % LANES) * E::BYTES..].as_ptr()
-        };
-        let tile = F32Tile::<RV> {
-            w: core::array::from_fn(at),
-            w_step: LANES * E::BYTES,
-            k: PAGE.min(tokens.end - t),
-            x: p[t..].as_ptr(),
-            x_stride: CHUNK,
-            out,
-            out_stride: dims,
-            go_on: t > tokens.start,
-        };
-        // SAFETY: values of a head are 16 tokens of whole groups of 16 dims, the slices above hold NC rows.
-        unsafe { tile.run::<S, E, NC>(l.s) }
-    }
+    let dims = l.a.kv().value_dims();
+    let at = |v: usize| {
+        let d = (v0 + v) * S::LANES;
+        (d / LANES * PAGE * LANES + d % LANES) * E::BYTES
+    };
+    let tile = F32Tile::<RV> {
+        // SAFETY: values of a head are 16 tokens of `dims` elements, whole groups of 16.
+        w: core::array::from_fn(|v| unsafe { values.add(at(v)) }),
+        w_step: LANES * E::BYTES,
+        k: part.n,
+        x: p[c..c + NC].as_flattened()[part.t..].as_ptr(),
+        x_stride: CHUNK,
+        out: o[c * dims..(c + NC) * dims][v0 * S::LANES..].as_mut_ptr(),
+        out_stride: dims,
+        go_on: part.go_on,
+    };
+    // SAFETY: as above, and the slices hold NC rows.
+    unsafe { tile.run::<S, E, NC>(l.s) }
 }

@@ -28,7 +28,7 @@ pub(super) fn run<O: Op>(s: Avx512, op: O) -> O::Out {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx512 {
     const LANES: usize = 16;
-    const TILE4: TileShape = TileShape { rv: 4, nc: 3 };
+    const TILE4: TileShape = TileShape { rv: 2, nc: 6 };
     const TILE8: TileShape = TileShape { rv: 3, nc: 4 };
     const TILE_K: TileShape = TileShape { rv: 2, nc: 4 };
     const TILE_F32: TileShape = TileShape { rv: 4, nc: 6 };

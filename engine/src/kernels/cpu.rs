@@ -103,6 +103,7 @@ impl Cpu {
         // SAFETY (all arms): a `Cpu` of that `Isa` exists only if `has` said that the machine has the features.
         match self.0 {
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
             Isa::Avx2 => unsafe { super::avx2::run(super::avx2::Avx2::<false>::new(), op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.

@@ -9,7 +9,7 @@ use super::arch::{ARCHS, Arch};
 use super::rotary::{Scaling, ScalingKind};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::kernels::attention::MAX_HEAD_DIM;
+use crate::kernels::attention::{MAX_GROUP, MAX_HEAD_DIM};
 
 /// Layers: beyond any model known, and cheap to hold.
 const MAX_LAYERS: u32 = 4096;
@@ -43,6 +43,8 @@ pub struct Config {
     pub norm_eps: f32,
     /// What scores are multiplied by.
     pub attn_scale: f32,
+    /// Tokens before and with the own one that a token sees; `usize::MAX` for all.
+    pub window: usize,
     /// Leading elements of a head that rotate; even.
     pub n_rot: usize,
     /// Base of the rotary frequencies.
@@ -89,6 +91,13 @@ impl Keys<'_, '_> {
         self.in_range(name, self.u32(name)?, range)
     }
 
+    fn above(&self, name: &str, limit: f32, default: f32) -> Result<f32, LoadError> {
+        match self.f32(name)?.unwrap_or(default) {
+            v if v > limit => Ok(v),
+            v => Err(self.wrong(name, v, format!("a number above {limit}"))),
+        }
+    }
+
     fn positive(&self, name: &str, default: Option<f32>) -> Result<f32, LoadError> {
         match self.f32(name)?.or(default) {
             Some(v) if v > 0.0 => Ok(v),
@@ -122,6 +131,10 @@ impl Config {
         };
         if !n_head.is_multiple_of(n_head_kv) {
             return Err(keys.wrong("attention.head_count_kv", n_head_kv, format!("a divisor of {n_head} heads")));
+        }
+        if n_head / n_head_kv > MAX_GROUP {
+            let found = format!("{n_head} heads share {n_head_kv}");
+            return Err(keys.wrong("attention.head_count", found, format!("at most {MAX_GROUP} to share one")));
         }
         let max_dim = MAX_HEAD_DIM as u32;
         let default_dim = (n_embd / n_head) as u32;
@@ -165,8 +178,12 @@ impl Config {
             n_ctx_train,
             norm_eps: keys.positive("attention.layer_norm_rms_epsilon", None)?,
             attn_scale,
+            window: match keys.u32("attention.sliding_window")? {
+                None | Some(0) => usize::MAX,
+                Some(n) => n as usize,
+            },
             n_rot,
-            rope_base: keys.positive("rope.freq_base", Some(10_000.0))?,
+            rope_base: keys.above("rope.freq_base", 1.0, 10_000.0)?,
             rope_scaling: scaling(&keys, n_ctx_train)?,
         })
     }

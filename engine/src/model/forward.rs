@@ -263,7 +263,7 @@ impl Model {
                 layer: i,
                 arena,
                 n_head: c.n_head,
-                window: usize::MAX,
+                window: c.window,
                 q: qkv,
                 q_stride: qkv_stride,
                 spans: &spans,

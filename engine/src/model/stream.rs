@@ -1,5 +1,6 @@
 //! A model from a file that arrives piece by piece: a download, a pipe.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use sha2::{Digest, Sha256};
@@ -24,7 +25,7 @@ enum State {
         prefix: Vec<u8>,
         try_at: usize,
     },
-    Weights(ModelLoader),
+    Weights(Box<ModelLoader>),
 }
 
 /// Bytes before the directory is first read.
@@ -85,7 +86,7 @@ impl StreamLoader {
         }
         let mut loader = ModelLoader::new(core::slice::from_ref(&gguf))?;
         loader.weights().feed(&prefix[start..])?;
-        self.state = State::Weights(loader);
+        self.state = State::Weights(Box::new(loader));
         Ok(())
     }
 

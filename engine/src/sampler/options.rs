@@ -10,6 +10,9 @@ pub const ALL_TOKENS: u32 = u32::MAX;
 /// Most log-probabilities of a token's alternatives: ten times what the OpenAI interface allows.
 pub const MAX_TOP_LOGPROBS: u32 = 200;
 
+/// Tokens of all DRY breakers together: each pick looks for all of them.
+const MAX_BREAKER_TOKENS: usize = 4096;
+
 /// Sampling options, in the order in which the sampler applies them (but for the seed).
 ///
 /// Each stage is off at its neutral value; a stage that is off costs nothing.
@@ -135,13 +138,15 @@ impl SamplingOptions {
             }
         };
         let fraction = |v: f32| v > 0.0 && v <= 1.0;
-        for (i, (token, bias)) in self.logit_bias.iter().enumerate() {
+        for (token, bias) in &self.logit_bias {
             id("logit_bias", *token, n_vocab)?;
             range("logit_bias", *bias, true, "finite numbers")?;
-            if self.logit_bias[..i].iter().any(|(t, _)| t == token) {
-                let found = token.to_string();
-                return Err(RequestError::Option { name: "logit_bias", found, expected: "one entry a token" });
-            }
+        }
+        let mut biased: Vec<u32> = self.logit_bias.iter().map(|(token, _)| *token).collect();
+        biased.sort_unstable();
+        if let Some(pair) = biased.windows(2).find(|pair| pair[0] == pair[1]) {
+            let found = pair[0].to_string();
+            return Err(RequestError::Option { name: "logit_bias", found, expected: "one entry a token" });
         }
         range("repeat_penalty", self.repeat_penalty, self.repeat_penalty > 0.0, "a number above 0")?;
         range("frequency_penalty", self.frequency_penalty, true, "a finite number")?;
@@ -150,6 +155,8 @@ impl SamplingOptions {
             range("dry.multiplier", dry.multiplier, dry.multiplier >= 0.0, "a number of 0 or more")?;
             range("dry.base", dry.base, dry.base >= 1.0, "a number of 1 or more")?;
             range("dry.allowed_length", dry.allowed_length as f32, dry.allowed_length > 0, "1 or more")?;
+            let tokens: usize = dry.breakers.iter().map(Vec::len).sum();
+            range("dry.breakers", tokens as f32, tokens <= MAX_BREAKER_TOKENS, "at most 4096 tokens in all")?;
             for breaker in &dry.breakers {
                 range("dry.breakers", breaker.len() as f32, !breaker.is_empty(), "sequences of a token or more")?;
                 breaker.iter().try_for_each(|t| id("dry.breakers", *t, n_vocab))?;
