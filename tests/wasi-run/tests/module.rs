@@ -111,7 +111,7 @@ fn wrong_calls_are_errors_and_harm_nothing() {
     assert_eq!(m.raw::<_, u32>("starling_cancel", (77u32, 1u64)), 0);
     assert_eq!(m.raw::<_, u32>("starling_alloc", u32::MAX), 0);
 
-    for options in ["{", "[]", "{\"nctx\": 1}", "{\"n_ctx\": -1}", "{\"kv_type\": \"f8\"}", "{\"isa\": \"avx2\"}"] {
+    for options in ["{", "7", "{\"nctx\": 1}", "{\"n_ctx\": -1}", "{\"kv_type\": \"f8\"}", "{\"isa\": \"avx2\"}"] {
         assert_eq!(m.open(&model, 65_536, options).expect_err(options).0, "request", "{options}");
     }
     let session = m.open(&model, 65_536, "{\"n_ctx\": 32}").expect("a session");
