@@ -1,29 +1,35 @@
 #!/bin/sh
-# Runs the engine's tests on every target and prints a line per target; with arguments, on those targets only.
+# Runs the engine's tests and replays the pinned results on every target, and prints a line per target; with
+# arguments, on those targets only.
 # Needs qemu-aarch64 and gcc-aarch64-linux-gnu, Node, and for `relaxed-simd` the time to build wasmtime once.
 set -u
 cd "$(dirname "$0")/.."
 export CARGO_TERM_QUIET=true
 target=${CARGO_TARGET_DIR:-target}
 
+# engine tests, then the goldens
+tests() {
+    cargo test -p starling "$@" && cargo test -p starling-tests --test goldens "$@"
+}
+
 # wasm FEATURES ISA: a directory for each set of features, or each run would build everything anew
 wasm() {
     # growing the memory makes the WASI of Node 20 crash: start with enough
     RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$1 -C link-arg=--initial-memory=1073741824" STARLING_TEST_ISA=$2 \
-        cargo test -p starling --target wasm32-wasip1 --target-dir "$target/wasm$1"
+        tests --target wasm32-wasip1 --target-dir "$target/wasm$1"
 }
 
 # aarch64 CPU ISA
 aarch64() {
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu $1 -L /usr/aarch64-linux-gnu" \
-        STARLING_TEST_ISA=$2 cargo test -p starling --target aarch64-unknown-linux-gnu
+        STARLING_TEST_ISA=$2 tests --target aarch64-unknown-linux-gnu
 }
 
 relaxed=+simd128,+relaxed-simd
 
 run() {
     case $1 in
-        native) cargo test -p starling ;;
+        native) tests ;;
         neon) aarch64 cortex-a53 neon ;;
         neon-dotprod) aarch64 max neon-dotprod ;;
         scalar-wasm) wasm -simd128 scalar ;;

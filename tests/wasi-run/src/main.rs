@@ -1,16 +1,14 @@
 //! Runs a wasm32-wasip1 program in wasmtime, with the repository and the current directory open at their own paths:
 //! `wasi-run program.wasm args...`
 
-use wasmtime::{Config, Engine, Linker, Module, Result, Store, bail};
+use wasmtime::{Linker, Module, Result, Store, bail};
 use wasmtime_wasi::p1::{WasiP1Ctx, add_to_linker_sync};
 use wasmtime_wasi::{DirPerms, FilePerms, I32Exit, WasiCtx};
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let Some(program) = args.first() else { bail!("usage: wasi-run program.wasm args...") };
-    let mut config = Config::new();
-    config.wasm_relaxed_simd(true);
-    let engine = Engine::new(&config)?;
+    let engine = wasi_run::engine()?;
     let mut linker: Linker<WasiP1Ctx> = Linker::new(&engine);
     add_to_linker_sync(&mut linker, |ctx| ctx)?;
 

@@ -1,0 +1,34 @@
+#!/bin/sh
+# Builds what ships for WebAssembly into target/wasm: the module with plain exports, plain-ISA.wasm, and the package of
+# wasm-bindgen for browsers, web-ISA/, and for Node, nodejs-ISA/. Needs wasm-bindgen of the crate's version.
+set -eu
+cd "$(dirname "$0")/.."
+target=${CARGO_TARGET_DIR:-target}
+out=$target/wasm
+mkdir -p "$out"
+
+# build RUSTC-FEATURES CARGO-OPTIONS...: leaves the module in $built
+build() {
+    features=$1
+    shift
+    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$features" \
+        cargo build --quiet --release -p starling-wasm --target wasm32-unknown-unknown --target-dir "$target" "$@"
+}
+built=$target/wasm32-unknown-unknown/release/starling_wasm.wasm
+
+# all ISA RUSTC-FEATURES
+all() {
+    build "$2"
+    cp "$built" "$out/plain-$1.wasm"
+    build "$2" --no-default-features --features bindgen
+    for kind in web nodejs; do
+        wasm-bindgen "$built" --target $kind --out-dir "$out/$kind-$1"
+    done
+    echo '{ "type": "module" }' >"$out/web-$1/package.json"
+    echo '{ "type": "commonjs" }' >"$out/nodejs-$1/package.json"
+}
+
+all scalar -simd128
+all simd128 +simd128
+all relaxed-simd +simd128,+relaxed-simd
+ls -l "$out"/plain-*.wasm "$out"/web-*/*.wasm

@@ -1,0 +1,118 @@
+// The shipped module and package in Node against the pinned results: `node --test tests/node/goldens.mjs`, after
+// tests/build-wasm.sh. STARLING_WASM is the directory that it filled, by default target/wasm.
+
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { resolve } from "node:path";
+import { test } from "node:test";
+import { pathToFileURL } from "node:url";
+
+import { Package, Plain, hasRelaxedSimd, relaxedIsa } from "./starling.mjs";
+
+const root = new URL("../../", import.meta.url);
+const fixtures = new URL("fixtures/", root);
+const target = process.env.CARGO_TARGET_DIR ?? "target";
+const wasm = pathToFileURL(resolve(root.pathname, process.env.STARLING_WASM ?? `${target}/wasm`) + "/");
+
+const json = async (path) => JSON.parse(await readFile(new URL(path, fixtures), "utf8"));
+const { cases } = await json("goldens/cases.json");
+
+/** Every option that a case does not give is off. */
+const off = {
+  repeat_penalty: 1,
+  frequency_penalty: 0,
+  presence_penalty: 0,
+  dry: null,
+  top_k: 0,
+  typical_p: 1,
+  top_p: 1,
+  min_p: 0,
+  seed: 0,
+};
+
+function sampling(options) {
+  const all = { ...off, ...options };
+  if (all.dry) all.dry = { last_n: 2 ** 32 - 1, breakers: [], ...all.dry };
+  return all;
+}
+
+function run(session, request) {
+  const id = session.submit(request);
+  const ids = [];
+  let text = "";
+  for (;;) {
+    for (const event of session.step().events) {
+      assert.equal(event.id, id);
+      text += event.text ?? "";
+      if (event.type === "token") ids.push(event.token);
+      if (event.type === "done") return { ids, text };
+    }
+  }
+}
+
+async function check(starling, isa, c, i) {
+  const want = await json(`goldens/pinned/${c.name}.json`);
+  const model = await readFile(new URL(c.model, fixtures));
+  const piece = [65_536, 100_003, 1_000_000][i % 3];
+  const options = {
+    kv_type: c.kv_type,
+    n_ctx: want.prompt_ids.length + c.max_tokens,
+    batch_tokens: [512, 64, 7][i % 3],
+  };
+  const session = starling.open(model, piece, options);
+  assert.equal(session.info().isa, isa);
+  const prompt_ids = session.tokenize(c.prompt).ids;
+  const logits_sha256 = session.logitsSha256(prompt_ids);
+  const { ids, text } = run(session, { prompt: c.prompt, max_tokens: c.max_tokens, sampling: sampling(c.sampling) });
+  session.close();
+  assert.deepEqual({ prompt_ids, logits_sha256, ids, text }, want, c.name);
+}
+
+/** Errors are thrown, name their kind, and harm nothing. */
+async function checkErrors(starling) {
+  const model = await readFile(new URL("starling-tiny/starling-tiny-q4_0.gguf", fixtures));
+  const open = (bytes, options = {}) => starling.open(bytes, 65_536, options);
+  assert.throws(() => open(new Uint8Array(1000).fill(7)), /model: /);
+  for (const n of [0, 4, 100, 100_000, model.length - 1]) assert.throws(() => open(model.subarray(0, n)), /model: /);
+  assert.throws(() => open(model, { isa: "avx2" }), /request: /);
+  assert.throws(() => open(model, { kv_type: "f8" }), /request: .*f8/);
+  assert.throws(() => open(model, { threads: 2 }), /request: .*threads/);
+
+  const session = open(model, { n_ctx: 64 });
+  assert.throws(() => session.submit({}), /request: give either prompt or ids/);
+  assert.throws(() => session.submit({ ids: [] }), /request: /);
+  assert.throws(() => session.submit({ ids: [2 ** 31] }), /request: /);
+  assert.throws(() => session.submit({ ids: Array(65).fill(1) }), /request: /);
+  assert.throws(() => session.submit({ prompt: "a", sampling: { top_p: 2 } }), /request: /);
+  assert.throws(() => session.logitsSha256([]), /request: /);
+  assert.throws(() => session.detokenize([2 ** 31]), /request: /);
+  assert.equal(session.cancel(99), false);
+  const id = session.submit({ prompt: "Once", max_tokens: 8 });
+  session.step();
+  assert.equal(session.cancel(id), true);
+  assert.equal(session.cancel(id), false);
+  const text = "Once upon a time, Zoë…";
+  const { ids } = session.tokenize(text);
+  assert.ok(session.detokenize(ids).endsWith(text));
+  session.close();
+}
+
+const faces = {
+  plain: (isa) => Plain.load(new URL(`plain-${isa}.wasm`, wasm)),
+  web: (isa) => Package.web(new URL(`web-${isa}/`, wasm)),
+  nodejs: (isa) => Package.nodejs(new URL(`nodejs-${isa}/`, wasm)),
+};
+const relaxed = hasRelaxedSimd();
+const isas = { scalar: "scalar", simd128: "simd128", "relaxed-simd": relaxedIsa };
+
+assert.ok(cases.length > 20, "cases are missing");
+for (const [face, load] of Object.entries(faces)) {
+  for (const [built, isa] of Object.entries(isas)) {
+    const skip = built === "relaxed-simd" && !relaxed && "this Node has no relaxed SIMD";
+    test(`${face}, built for ${built}, running ${isa}`, { skip }, async () => {
+      const starling = await load(built);
+      for (const [i, c] of cases.entries()) await check(starling, isa, c, i);
+      await checkErrors(starling);
+    });
+  }
+}

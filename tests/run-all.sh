@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Installs what the tests need and runs all of them, on every target. The last line is `N passed, M failed`, of steps.
+# Needs rustup, Node and Python; installs the rest with rustup, cargo, and (as root or with sudo) apt-get.
+# With arguments, runs the steps of those names only.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+exec </dev/null
+export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
+target=${CARGO_TARGET_DIR:-target}
+mkdir -p "$target"
+target=$(cd "$target" && pwd)
+export CARGO_TARGET_DIR=$target PATH=$target/tools/bin:$PATH
+
+passed=0 failed=0 failures=
+chosen=" $* "
+# step NAME COMMAND...
+step() {
+    local name=$1 start=$SECONDS
+    shift
+    [ "$chosen" = "  " ] || [[ $chosen == *" $name "* ]] || return 0
+    echo "== $name"
+    if "$@"; then
+        passed=$((passed + 1))
+        echo "== $name: passed in $((SECONDS - start)) s"
+    else
+        failed=$((failed + 1))
+        failures="$failures $name"
+        echo "== $name: FAILED after $((SECONDS - start)) s"
+    fi
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+install_packages() {
+    if command -v qemu-aarch64 && command -v aarch64-linux-gnu-gcc && [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ]; then
+        return 0
+    fi
+    as_root apt-get update -qq &&
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+            qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+}
+
+install_rust() {
+    rustup component add rustfmt clippy &&
+        rustup target add aarch64-unknown-linux-gnu aarch64-unknown-none wasm32-unknown-unknown wasm32-wasip1
+}
+
+# the program must be of the very version of the crate
+install_bindgen() {
+    local version
+    version=$(sed -n '/^name = "wasm-bindgen"$/{n;s/^version = "\(.*\)"$/\1/p}' Cargo.lock)
+    [ "$(wasm-bindgen --version)" = "wasm-bindgen $version" ] ||
+        cargo install --quiet wasm-bindgen-cli --version "$version" --debug --root "$target/tools" \
+            --target-dir "$target/tools/build"
+}
+
+lint() {
+    cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings &&
+        cargo clippy --quiet -p starling-wasm --no-default-features --features bindgen -- -D warnings &&
+        cargo clippy --quiet -p starling-wasm -- -D warnings
+}
+
+module_in_wasmtime() {
+    local isa
+    for isa in scalar simd128 relaxed-simd; do
+        STARLING_MODULE=$target/wasm/plain-$isa.wasm STARLING_TEST_ISA=$isa cargo test --quiet --release \
+            --manifest-path tests/wasi-run/Cargo.toml --target-dir "$target/wasi-run" --test module || return 1
+    done
+}
+
+step install-packages install_packages
+step install-rust install_rust
+step install-wasm-bindgen install_bindgen
+step format cargo fmt --all --check
+step clippy lint
+step doc env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps
+step no-std cargo check --quiet -p starling --no-default-features
+step bare-metal cargo check --quiet -p starling --no-default-features --target aarch64-unknown-none
+step native cargo test --quiet --workspace
+for name in neon neon-dotprod scalar-wasm simd128 relaxed-simd-node relaxed-simd; do
+    step "$name" tests/run-targets.sh "$name"
+done
+step build-wasm tests/build-wasm.sh
+step module-in-wasmtime module_in_wasmtime
+step module-in-node node --test tests/node/goldens.mjs
+step readme python3 tests/scripts/run_readme.py
+
+[ -z "$failures" ] || echo "failed:$failures"
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

@@ -1,0 +1,83 @@
+//! The shipped module with plain exports (`host-wasm/src/plain.rs`), in wasmtime.
+
+use serde_json::Value;
+use wasmtime::{Config, Engine, Instance, Memory, Module, Result, Store, WasmParams, WasmResults};
+
+/// An engine that knows all that Starling uses.
+pub fn engine() -> Result<Engine> {
+    let mut config = Config::new();
+    config.wasm_relaxed_simd(true);
+    Engine::new(&config)
+}
+
+/// What a call replies: the value of `ok`, or `kind` and `message` of `error`.
+pub type Reply = std::result::Result<Value, (String, String)>;
+
+/// An instance of the module.
+pub struct Starling {
+    store: Store<()>,
+    instance: Instance,
+    memory: Memory,
+}
+
+impl Starling {
+    /// Instantiates the module; it imports nothing.
+    pub fn new(engine: &Engine, module: &Module) -> Result<Starling> {
+        let mut store = Store::new(engine, ());
+        let instance = Instance::new(&mut store, module, &[])?;
+        let memory = instance.get_memory(&mut store, "memory").expect("the module exports its memory");
+        Ok(Starling { store, instance, memory })
+    }
+
+    /// Calls an export.
+    ///
+    /// # Panics
+    /// If it traps, which none may, or is not there.
+    pub fn raw<P: WasmParams, R: WasmResults>(&mut self, name: &str, params: P) -> R {
+        let f = self.instance.get_typed_func::<P, R>(&mut self.store, name).expect(name);
+        f.call(&mut self.store, params).unwrap_or_else(|e| panic!("{name} trapped: {e:?}"))
+    }
+
+    /// Calls an export that replies.
+    pub fn call<P: WasmParams>(&mut self, name: &str, params: P) -> Reply {
+        let packed: u64 = self.raw(name, params);
+        let (pointer, len) = ((packed >> 32) as u32, packed as u32);
+        let mut text = vec![0; len as usize];
+        self.memory.read(&self.store, pointer as usize, &mut text).expect("a reply in memory");
+        self.raw::<_, ()>("starling_free", pointer);
+        let mut reply: Value = serde_json::from_slice(&text).expect("a reply in JSON");
+        if reply.get("ok").is_some() {
+            return Ok(reply["ok"].take());
+        }
+        let field = |name: &str| reply["error"][name].as_str().expect("a text").to_owned();
+        Err((field("kind"), field("message")))
+    }
+
+    /// A buffer of the module with those bytes.
+    pub fn buffer(&mut self, bytes: &[u8]) -> u32 {
+        let pointer: u32 = self.raw("starling_alloc", bytes.len() as u32);
+        assert_ne!(pointer, 0, "no memory for {} bytes", bytes.len());
+        self.memory.write(&mut self.store, pointer as usize, bytes).expect("a buffer in memory");
+        pointer
+    }
+
+    /// Calls an export that takes a loader or a session, and bytes.
+    pub fn call_with(&mut self, name: &str, id: u32, bytes: &[u8]) -> Reply {
+        let buffer = self.buffer(bytes);
+        self.call(name, (id, buffer))
+    }
+
+    /// Opens a session with a model that comes in pieces of so many bytes.
+    pub fn open(&mut self, model: &[u8], piece: usize, options: &str) -> std::result::Result<u32, (String, String)> {
+        let loader: u32 = self.raw("starling_loader", model.len() as u64);
+        for bytes in model.chunks(piece) {
+            self.call_with("starling_feed", loader, bytes)?;
+        }
+        self.call_with("starling_open", loader, options.as_bytes()).map(|id| id.as_u64().expect("an id") as u32)
+    }
+
+    /// Bytes of its memory.
+    pub fn memory_bytes(&self) -> usize {
+        self.memory.data_size(&self.store)
+    }
+}

@@ -1,0 +1,200 @@
+//! The shipped module against the pinned results. `STARLING_MODULE` is its file, `STARLING_TEST_ISA` the instruction
+//! set it must choose.
+
+use std::sync::LazyLock;
+
+use serde_json::{Value, json};
+use starling_tests::golden::{self, Case, Pinned};
+use wasi_run::{Starling, engine};
+use wasmtime::{Engine, Module};
+
+static MODULE: LazyLock<(Engine, Module)> = LazyLock::new(|| {
+    let path = std::env::var("STARLING_MODULE").expect("STARLING_MODULE: a file");
+    let engine = engine().expect("an engine");
+    let module = Module::from_file(&engine, path).expect("a module");
+    (engine, module)
+});
+
+fn starling() -> Starling {
+    let (engine, module) = &*MODULE;
+    Starling::new(engine, module).expect("an instance")
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    serde_json::from_value(value.clone()).expect("token ids")
+}
+
+/// Computes the case as a caller of the module would.
+fn compute(m: &mut Starling, case: &Case, piece: usize, batch: usize) -> Pinned {
+    let want = case.pinned();
+    let n_ctx = want.prompt_ids.len() + case.max_tokens;
+    let options = json!({ "kv_type": case.kv_type, "n_ctx": n_ctx, "batch_tokens": batch });
+    let session = m.open(&case.model_bytes(), piece, &options.to_string()).expect("a session");
+
+    let info = m.call("starling_info", session).expect("info");
+    if let Ok(isa) = std::env::var("STARLING_TEST_ISA") {
+        assert_eq!(info["isa"], json!(isa));
+    }
+    let tokens = m.call_with("starling_tokenize", session, case.prompt.as_bytes()).expect("tokens");
+    let prompt_ids = ids(&tokens["ids"]);
+    let prompt_json = json!(prompt_ids).to_string();
+    let logits = m.call_with("starling_logits", session, prompt_json.as_bytes()).expect("logits");
+
+    let sampling = json!(case.options());
+    let request = json!({ "prompt": case.prompt, "max_tokens": case.max_tokens, "sampling": sampling }).to_string();
+    let id = m.call_with("starling_submit", session, request.as_bytes()).expect("an id");
+    let (mut ids, mut text, mut done) = (Vec::new(), String::new(), false);
+    while !done {
+        let step = m.call("starling_step", session).expect("a step");
+        for event in step["events"].as_array().expect("events") {
+            assert_eq!(event["id"], id);
+            text.push_str(event["text"].as_str().unwrap_or(""));
+            match event["type"].as_str() {
+                Some("token") => ids.push(event["token"].as_u64().expect("a token") as u32),
+                Some("done") => done = true,
+                _ => {}
+            }
+        }
+    }
+    m.raw::<_, ()>("starling_close", session);
+    Pinned { prompt_ids, logits_sha256: logits.as_str().expect("a digest").to_owned(), ids, text }
+}
+
+#[test]
+fn goldens() {
+    // one instance for all: a session leaves nothing behind that another would notice
+    let mut m = starling();
+    let cases = golden::cases();
+    assert!(cases.len() > 20, "cases are missing");
+    for (i, case) in cases.iter().enumerate() {
+        let piece = [65_536, 100_003, 1_000_000][i % 3];
+        let batch = [512, 64, 7][i % 3];
+        assert_eq!(compute(&mut m, case, piece, batch), case.pinned(), "{}", case.name);
+    }
+}
+
+#[test]
+fn small_pieces() {
+    let case = golden::cases().into_iter().find(|c| c.model.contains("yarn")).expect("a small model");
+    for piece in [1, 13, 4096] {
+        assert_eq!(compute(&mut starling(), &case, piece, 64), case.pinned(), "pieces of {piece} bytes");
+    }
+}
+
+fn small() -> Case {
+    golden::cases().into_iter().min_by_key(|c| c.model_bytes().len()).expect("a case")
+}
+
+/// Expects an error of that kind with that in its message.
+fn fails(reply: wasi_run::Reply, kind: &str, part: &str) {
+    let (found, message) = reply.expect_err(part);
+    assert_eq!(found, kind, "{message}");
+    assert!(message.contains(part), "{message}");
+}
+
+#[test]
+fn wrong_calls_are_errors_and_harm_nothing() {
+    let (mut m, case) = (starling(), small());
+    let model = case.model_bytes();
+
+    fails(m.call("starling_info", 77u32), "request", "77 is not an open session");
+    fails(m.call("starling_step", 77u32), "request", "77 is not an open session");
+    for name in ["starling_submit", "starling_tokenize", "starling_detokenize", "starling_logits"] {
+        fails(m.call_with(name, 77, b"[1]"), "request", "77 is not an open session");
+        fails(m.call(name, (77u32, 12u32)), "request", "12 is not a buffer");
+        fails(m.call_with(name, 77, b"\xff\xfe"), "request", "UTF-8");
+    }
+    fails(m.call_with("starling_feed", 77, b"GGUF"), "request", "77 is not an open loader");
+    fails(m.call_with("starling_open", 77, b""), "request", "77 is not an open loader");
+    m.raw::<_, ()>("starling_close", 77u32);
+    m.raw::<_, ()>("starling_free", 12u32);
+    assert_eq!(m.raw::<_, u32>("starling_cancel", (77u32, 1u64)), 0);
+    assert_eq!(m.raw::<_, u32>("starling_alloc", u32::MAX), 0);
+
+    for options in ["{", "7", "{\"nctx\": 1}", "{\"n_ctx\": -1}", "{\"kv_type\": \"f8\"}", "{\"isa\": \"avx2\"}"] {
+        assert_eq!(m.open(&model, 65_536, options).expect_err(options).0, "request", "{options}");
+    }
+    let session = m.open(&model, 65_536, "{\"n_ctx\": 32}").expect("a session");
+    for request in ["", "{", "{}", "{\"prompt\": 1}", "{\"prompt\": \"a\", \"ids\": [1]}", "{\"ids\": []}"] {
+        fails(m.call_with("starling_submit", session, request.as_bytes()), "request", "");
+    }
+    for request in ["{\"ids\": [4294967295]}", "{\"ids\": [-1]}", "{\"ids\": [1], \"sampling\": {\"top_p\": 7}}"] {
+        fails(m.call_with("starling_submit", session, request.as_bytes()), "request", "");
+    }
+    let long = json!({ "ids": vec![1; 33] }).to_string();
+    fails(m.call_with("starling_submit", session, long.as_bytes()), "request", "");
+    for list in ["", "{}", "[-1]", "[4294967295]"] {
+        fails(m.call_with("starling_logits", session, list.as_bytes()), "request", "");
+        fails(m.call_with("starling_detokenize", session, list.as_bytes()), "request", "");
+    }
+    fails(m.call_with("starling_logits", session, b"[]"), "request", "");
+    fails(m.call_with("starling_logits", session, json!(vec![1; 33]).to_string().as_bytes()), "request", "");
+    assert_eq!(m.raw::<_, u32>("starling_cancel", (session, 99u64)), 0);
+    assert_eq!(m.call("starling_step", session).expect("an empty step")["tokens"], json!(0));
+
+    assert_eq!(compute(&mut m, &case, 65_536, 64), case.pinned());
+}
+
+#[test]
+fn wrong_files_are_errors_and_harm_nothing() {
+    let (mut m, case) = (starling(), small());
+    let model = case.model_bytes();
+    let n = model.len();
+
+    // cut anywhere, with the length of the whole file or of the piece announced
+    for at in [0, 1, 4, 23, 24, 100, 1000, n / 10, n / 3, n / 2, n - 33, n - 1] {
+        let loader: u32 = m.raw("starling_loader", n as u64);
+        if at > 0 {
+            m.call_with("starling_feed", loader, &model[..at]).expect("a beginning is no error");
+        }
+        let error = m.call_with("starling_open", loader, b"").expect_err("a file that ends early");
+        assert_eq!(error.0, "model", "{}", error.1);
+        let error = m.open(&model[..at], 1000, "").expect_err("a file cut short");
+        assert_eq!(error.0, "model", "{}", error.1);
+    }
+    // more than announced
+    let loader: u32 = m.raw("starling_loader", 100u64);
+    let fed = m.call_with("starling_feed", loader, &model[..101]);
+    assert!(fed.is_err() || m.call_with("starling_open", loader, b"").is_err());
+
+    // no model at all, and a model with rubbish in its header; callers may go on after an error
+    let mut state = 1u32;
+    let mut noise = |n: usize| -> Vec<u8> {
+        let next = |_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        (0..n).map(next).collect()
+    };
+    for i in 0..300 {
+        let mut file = model.clone();
+        let at = if i == 0 { 0 } else { (i * 37) % 8000 };
+        let bytes = noise(1 + i % 16);
+        file[at..at + bytes.len()].copy_from_slice(&bytes);
+        if i % 10 == 0 {
+            file = noise(2000);
+        }
+        let loader: u32 = m.raw("starling_loader", file.len() as u64);
+        for bytes in file.chunks(40_000) {
+            let _ = m.call_with("starling_feed", loader, bytes);
+        }
+        if let Ok(session) = m.call_with("starling_open", loader, b"{\"n_ctx\": 16}") {
+            let session = session.as_u64().expect("an id") as u32;
+            let _ = m.call_with("starling_logits", session, b"[1, 2, 3]");
+            m.raw::<_, ()>("starling_close", session);
+        }
+    }
+    assert_eq!(compute(&mut m, &case, 65_536, 64), case.pinned());
+}
+
+#[test]
+fn sessions_give_their_memory_back() {
+    let (mut m, case) = (starling(), small());
+    let mut run = || {
+        for _ in 0..10 {
+            assert_eq!(compute(&mut m, &case, 65_536, 64), case.pinned());
+        }
+        m.memory_bytes()
+    };
+    assert_eq!(run(), run());
+}
