@@ -1,0 +1,268 @@
+//! Where keys and values lie in a page, and how they get there.
+
+use super::super::act::{quantise_block, quantise_lanes};
+use super::super::cpu::Op;
+use super::super::norm::LANES;
+use super::super::simd::Simd;
+use super::super::{Cpu, SharedOut, tasks};
+use crate::pool::{Inline, Pool};
+
+/// Tokens of a page: the width of the score kernel.
+pub const PAGE: usize = 16;
+/// Largest head dimension.
+pub const MAX_HEAD_DIM: usize = 256;
+
+/// How keys and values are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+pub enum KvType {
+    /// Both f32.
+    F32,
+    /// Both f16, values beyond its range clamped.
+    F16,
+    /// Keys int8 with a scale per token and head, values f16.
+    K8,
+}
+
+impl KvType {
+    /// All types.
+    pub const ALL: [KvType; 3] = [KvType::F32, KvType::F16, KvType::K8];
+
+    /// The name `--kv-type` takes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+            KvType::K8 => "k8",
+        }
+    }
+}
+
+/// Shape and place of keys and values in a page. A page holds, per layer, the keys of all heads, then the values:
+/// keys of a head `[head_dim][16 tokens]` (int8: `[head_dim/4][16][4]` offset binary, then 16 f32 scales), values of a
+/// head `[head_dim/16][16 tokens][16]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Layers.
+    pub n_layer: usize,
+    /// Heads of keys and values.
+    pub n_head_kv: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Storage type.
+    pub kv_type: KvType,
+}
+
+impl KvLayout {
+    pub(super) fn key_bytes(&self) -> usize {
+        match self.kv_type {
+            KvType::F32 => self.head_dim * PAGE * 4,
+            KvType::F16 => self.head_dim * PAGE * 2,
+            KvType::K8 => self.head_dim.next_multiple_of(4) * PAGE + PAGE * 4,
+        }
+    }
+
+    pub(super) fn value_dims(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Floats of the part of one chunk, one token and one query head.
+    pub(super) fn part_len(&self) -> usize {
+        2 + self.value_dims()
+    }
+
+    pub(super) fn value_bytes(&self) -> usize {
+        self.value_dims() * PAGE * if self.kv_type == KvType::F32 { 4 } else { 2 }
+    }
+
+    /// Bytes of a page, a multiple of 64.
+    pub fn page_bytes(&self) -> usize {
+        (self.n_layer * self.n_head_kv * (self.key_bytes() + self.value_bytes())).next_multiple_of(64)
+    }
+
+    /// Whether every number of a page is finite, as [`write_kv`] leaves them; `page` is [`KvLayout::page_bytes`] long.
+    pub fn is_finite(&self, page: &[u8]) -> bool {
+        let f16s = |b: &[u8]| b.chunks_exact(2).all(|b| b[1] & 0x7c != 0x7c);
+        let f32s = |b: &[u8]| b.chunks_exact(4).all(|b| b[3] & 0x7f != 0x7f || b[2] & 0x80 == 0);
+        let heads = (0..self.n_layer).flat_map(|l| (0..self.n_head_kv).map(move |h| (l, h)));
+        heads.into_iter().all(|(l, h)| {
+            let keys = &page[self.key_at(l, h)..][..self.key_bytes()];
+            let values = &page[self.value_at(l, h)..][..self.value_bytes()];
+            match self.kv_type {
+                KvType::F32 => f32s(keys) && f32s(values),
+                KvType::F16 => f16s(keys) && f16s(values),
+                KvType::K8 => f32s(&keys[keys.len() - PAGE * 4..]) && f16s(values),
+            }
+        })
+    }
+
+    pub(super) fn key_at(&self, layer: usize, head: usize) -> usize {
+        layer * self.n_head_kv * (self.key_bytes() + self.value_bytes()) + head * self.key_bytes()
+    }
+
+    pub(super) fn value_at(&self, layer: usize, head: usize) -> usize {
+        let keys = self.n_head_kv * self.key_bytes();
+        layer * (keys + self.n_head_kv * self.value_bytes()) + keys + head * self.value_bytes()
+    }
+}
+
+/// A token's place in the arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// The page.
+    pub page: u32,
+    /// The token in the page, below [`PAGE`].
+    pub token: u32,
+}
+
+/// Rows of keys and values to be written: row r's keys start at `r * stride + k_at`, its values at `r * stride + v_at`,
+/// both (n_head_kv, head_dim).
+#[derive(Clone, Copy)]
+pub struct KvRows<'a> {
+    /// The rows.
+    pub x: &'a [f32],
+    /// Floats from a row to the next.
+    pub stride: usize,
+    /// Where a row's keys start.
+    pub k_at: usize,
+    /// Where a row's values start.
+    pub v_at: usize,
+    /// Where each row goes.
+    pub slots: &'a [Slot],
+}
+
+/// Writes keys and values of some tokens of one layer into their slots, heads in parallel. A value that is not finite
+/// is stored as the largest of its sign, so that no page ever holds one.
+///
+/// # Panics
+/// If a row or slot is outside its buffer.
+pub fn write_kv(cpu: Cpu, pool: &dyn Pool, kv: &KvLayout, layer: usize, rows: KvRows<'_>, arena: &mut [u8]) {
+    let (n, d, bytes) = (kv.n_head_kv * kv.head_dim, kv.head_dim, kv.page_bytes());
+    assert!(d <= MAX_HEAD_DIM && layer < kv.n_layer);
+    assert!(rows.x.len() >= (rows.slots.len() * rows.stride) && rows.k_at.max(rows.v_at) + n <= rows.stride);
+    let arena = SharedOut::new(arena);
+    let write_head = |head: usize, _| {
+        for (row, slot) in rows.x.chunks_exact(rows.stride).zip(rows.slots) {
+            let page = slot.page as usize * bytes;
+            // SAFETY: the keys and values of a head are its own bytes of a page, and one task writes each head.
+            let (keys, values) = unsafe {
+                (
+                    arena.slice(page + kv.key_at(layer, head), kv.key_bytes()),
+                    arena.slice(page + kv.value_at(layer, head), kv.value_bytes()),
+                )
+            };
+            let k = &row[rows.k_at + head * d..][..d];
+            let v = &row[rows.v_at + head * d..][..d];
+            cpu.run(WriteKv { kv, k, v, keys, values, slot: slot.token as usize });
+        }
+    };
+    // a few rows are not worth waking the others for
+    let pool = if rows.slots.len() < 8 { &Inline } else { pool };
+    tasks::run(pool, kv.n_head_kv, &write_head);
+}
+
+/// Writes one token's key and value of one head.
+struct WriteKv<'a> {
+    kv: &'a KvLayout,
+    k: &'a [f32],
+    v: &'a [f32],
+    keys: &'a mut [u8],
+    values: &'a mut [u8],
+    slot: usize,
+}
+
+const F16_MAX: f32 = 65504.0;
+
+/// `x` within `-limit..=limit`; NaN becomes `-limit`.
+#[inline(always)]
+fn clamp(x: f32, limit: f32) -> f32 {
+    let x = if x > -limit { x } else { -limit };
+    if x > limit { limit } else { x }
+}
+
+impl Op for WriteKv<'_> {
+    type Out = ();
+
+    fn scalar(self) {
+        self.write(
+            |x, out| {
+                for (x, out) in x.iter().zip(out) {
+                    *out = half::f16::from_f32_const(clamp(*x, F16_MAX)).to_bits();
+                }
+            },
+            quantise_block,
+        );
+    }
+
+    #[inline(always)]
+    fn simd<S: Simd>(self, s: S) {
+        self.write(
+            #[inline(always)]
+            |x, out| {
+                let whole = x.len() / S::LANES * S::LANES;
+                // SAFETY: `out` is as long as `x`; whole vectors below the length.
+                unsafe {
+                    let limit = s.splat(F16_MAX);
+                    let low = s.splat(-F16_MAX);
+                    for i in (0..whole).step_by(S::LANES) {
+                        let v = s.load(x.as_ptr().add(i));
+                        let v = s.select_gt(v, low, v, low);
+                        let v = s.select_gt(v, limit, limit, v);
+                        s.store_f16(out.as_mut_ptr().add(i), v);
+                    }
+                }
+                for (x, out) in x[whole..].iter().zip(&mut out[whole..]) {
+                    *out = half::f16::from_f32_const(clamp(*x, F16_MAX)).to_bits();
+                }
+            },
+            #[inline(always)]
+            |x, q| if x.len().is_multiple_of(S::LANES) { quantise_lanes(s, x, q) } else { quantise_block(x, q) },
+        );
+    }
+}
+
+impl WriteKv<'_> {
+    #[inline(always)]
+    fn write(self, to_f16: impl Fn(&[f32], &mut [u16]), quantise: impl Fn(&[f32], &mut [i8]) -> f32) {
+        let (kv, d, slot) = (self.kv, self.kv.head_dim, self.slot);
+        let mut h = [0u16; MAX_HEAD_DIM];
+        let h = &mut h[..d];
+        match kv.kv_type {
+            KvType::F32 => {
+                for (x, tokens) in self.k.iter().zip(self.keys.chunks_exact_mut(PAGE * 4)) {
+                    tokens[slot * 4..][..4].copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
+                }
+            }
+            KvType::F16 => {
+                to_f16(self.k, h);
+                for (x, tokens) in h.iter().zip(self.keys.chunks_exact_mut(PAGE * 2)) {
+                    tokens[slot * 2..][..2].copy_from_slice(&x.to_le_bytes());
+                }
+            }
+            KvType::K8 => {
+                let mut q = [0i8; MAX_HEAD_DIM];
+                let scale = quantise(self.k, &mut q[..d]);
+                let (keys, scales) = self.keys.split_at_mut(d.next_multiple_of(4) * PAGE);
+                for (q, tokens) in q.chunks_exact(4).zip(keys.chunks_exact_mut(PAGE * 4)) {
+                    tokens[slot * 4..][..4].copy_from_slice(&[q[0], q[1], q[2], q[3]].map(|q| q as u8 ^ 0x80));
+                }
+                scales[slot * 4..][..4].copy_from_slice(&scale.to_le_bytes());
+            }
+        }
+        if kv.kv_type == KvType::F32 {
+            for (x, group) in self.v.chunks(LANES).zip(self.values.chunks_exact_mut(PAGE * LANES * 4)) {
+                for (x, out) in x.iter().zip(group[slot * LANES * 4..].chunks_exact_mut(4)) {
+                    out.copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
+                }
+            }
+        } else {
+            to_f16(self.v, h);
+            for (x, group) in h.chunks(LANES).zip(self.values.chunks_exact_mut(PAGE * LANES * 2)) {
+                for (x, out) in x.iter().zip(group[slot * LANES * 2..].chunks_exact_mut(2)) {
+                    out.copy_from_slice(&x.to_le_bytes());
+                }
+            }
+        }
+    }
+}

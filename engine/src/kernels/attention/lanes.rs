@@ -1,0 +1,312 @@
+//! Attention over one chunk on lanes: the scalar definition, 16 tokens or dimensions side by side.
+
+use core::ops::Range;
+
+use super::super::act::{quantise_block, quantise_lanes, write_groups};
+use super::super::exp::exp_lanes;
+use super::super::f32_tile::{AsF16, AsF32, Elem, F32Tile, f32_shapes};
+use super::super::norm::{LANES, max, tree};
+use super::super::simd::{Rec, Simd};
+use super::{Attend, CHUNK, Chunk, KvType, MAX_HEAD_DIM, PAGE, Running};
+
+/// The same on lanes.
+pub(super) struct Lanes<'a, S> {
+    pub(super) a: &'a Attend<'a>,
+    pub(super) s: S,
+}
+
+#[inline(always)]
+pub(super) fn blend_lanes<S: Simd>(s: S, total: &mut [f32], a: f32, part: &[f32], b: f32) {
+    assert!(total.len() == part.len() && total.len().is_multiple_of(LANES));
+    let (a, b) = (s.splat(a), s.splat(b));
+    for i in (0..total.len()).step_by(S::LANES) {
+        // SAFETY: both slices hold whole groups of 16.
+        unsafe {
+            let t = total.as_mut_ptr().add(i);
+            s.store(t, s.add(s.mul(s.load(t), a), s.mul(s.load(part.as_ptr().add(i)), b)));
+        }
+    }
+}
+
+impl<S: Simd> Chunk for Lanes<'_, S> {
+    #[inline(always)]
+    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
+        match self.a.kv().kv_type {
+            KvType::F32 => self.float_scores::<AsF32>(chunk, n, q, scores, wide),
+            KvType::F16 => self.float_scores::<AsF16>(chunk, n, q, scores, wide),
+            KvType::K8 => self.int8_scores(chunk, n, q, scores),
+        }
+    }
+
+    #[inline(always)]
+    fn softmax(&self, p: &mut [f32]) -> Running {
+        assert!(p.len().is_multiple_of(LANES));
+        let s = self.s;
+        let per = LANES / S::LANES;
+        let mut lanes = [0.0; LANES];
+        // SAFETY: whole groups of 16 elements, and 16 lanes.
+        unsafe {
+            let mut acc = [s.splat(f32::NEG_INFINITY); 4];
+            for i in (0..p.len()).step_by(LANES) {
+                for (j, acc) in acc[..per].iter_mut().enumerate() {
+                    let v = s.load(p.as_ptr().add(i + j * S::LANES));
+                    *acc = s.select_gt(v, *acc, v, *acc);
+                }
+            }
+            for (j, acc) in acc[..per].iter().enumerate() {
+                s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
+            }
+            let m = tree(lanes, max);
+            let mut acc = [s.splat(0.0); 4];
+            for i in (0..p.len()).step_by(LANES) {
+                for (j, acc) in acc[..per].iter_mut().enumerate() {
+                    let at = p.as_mut_ptr().add(i + j * S::LANES);
+                    let e = exp_lanes(s, s.sub(s.load(at), s.splat(m)));
+                    s.store(at, e);
+                    *acc = s.add(*acc, e);
+                }
+            }
+            for (j, acc) in acc[..per].iter().enumerate() {
+                s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
+            }
+            Running { m, l: tree(lanes, |a, b| a + b) }
+        }
+    }
+
+    #[inline(always)]
+    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]) {
+        if self.a.kv().kv_type == KvType::F32 {
+            self.float_values::<AsF32>(chunk, tokens, p, o, wide);
+        } else {
+            self.float_values::<AsF16>(chunk, tokens, p, o, wide);
+        }
+    }
+
+    #[inline(always)]
+    fn blend(&self, total: &mut [f32], a: f32, part: &[f32], b: f32) {
+        blend_lanes(self.s, total, a, part, b);
+    }
+}
+
+/// Shape of a register tile for `left` vectors, `columns` columns.
+#[inline(always)]
+fn fit<S: Simd>(left: usize, columns: usize) -> (usize, usize) {
+    (S::TILE_F32.rv.min(left), S::TILE_F32.nc.min(columns))
+}
+
+impl<S: Simd> Lanes<'_, S> {
+    /// Tokens outside, columns inside: the keys of a tile's tokens are widened once and stay in cache.
+    #[inline(always)]
+    fn float_scores<E: Elem>(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
+        let d = self.a.kv().head_dim;
+        let tokens = n.next_multiple_of(PAGE);
+        let mut t = 0;
+        while t < tokens {
+            let (rv, _) = fit::<S>((tokens - t) / S::LANES, 1);
+            if self.is_worth_widening::<E>(scores.len()) {
+                for (i, page) in (t / PAGE * PAGE..t + rv * S::LANES).step_by(PAGE).enumerate() {
+                    self.widen::<E>(self.a.keys(chunk, page), &mut wide[i * d * PAGE..(i + 1) * d * PAGE]);
+                }
+                let keys = |v: usize| {
+                    wide[((t % PAGE + v * S::LANES) / PAGE * d * PAGE) + (t + v * S::LANES) % PAGE..].as_ptr()
+                };
+                self.score_tiles::<AsF32>(t, rv, |v| keys(v).cast(), q, scores);
+            } else {
+                let keys = |v: usize| {
+                    let t = t + v * S::LANES;
+                    self.a.keys(chunk, t)[t % PAGE * E::BYTES..].as_ptr()
+                };
+                self.score_tiles::<E>(t, rv, keys, q, scores);
+            }
+            t += rv * S::LANES;
+        }
+    }
+
+    /// Scores of `rv` vectors of tokens from `t` on, for all columns.
+    #[inline(always)]
+    fn score_tiles<E: Elem>(
+        &self,
+        t: usize,
+        rv: usize,
+        keys: impl Fn(usize) -> *const u8,
+        q: &[f32],
+        scores: &mut [[f32; CHUNK]],
+    ) {
+        let mut c = 0;
+        while c < scores.len() {
+            let (_, nc) = fit::<S>(1, scores.len() - c);
+            f32_shapes!(S, rv, nc, score_tile(self, t, &keys, c, q, scores, Stored::<E>(core::marker::PhantomData)));
+            c += nc;
+        }
+    }
+
+    /// Pages outside, columns inside, as above.
+    #[inline(always)]
+    fn float_values<E: Elem>(
+        &self,
+        chunk: usize,
+        tokens: Range<usize>,
+        p: &[[f32; CHUNK]],
+        o: &mut [f32],
+        wide: &mut [f32],
+    ) {
+        let dims = self.a.kv().value_dims();
+        for t in tokens.clone().step_by(PAGE) {
+            let values = self.a.values(chunk, t);
+            let part = ValuePart { t, n: PAGE.min(tokens.end - t), go_on: t > tokens.start };
+            if self.is_worth_widening::<E>(p.len()) {
+                self.widen::<E>(values, &mut wide[..dims * PAGE]);
+                self.value_tiles::<AsF32>(&part, wide.as_ptr().cast(), p, o);
+            } else {
+                self.value_tiles::<E>(&part, values.as_ptr(), p, o);
+            }
+        }
+    }
+
+    /// Adds the weighted values of some tokens of a page to all columns.
+    #[inline(always)]
+    fn value_tiles<E: Elem>(&self, part: &ValuePart, values: *const u8, p: &[[f32; CHUNK]], o: &mut [f32]) {
+        let vectors = self.a.kv().value_dims() / S::LANES;
+        let mut c = 0;
+        while c < p.len() {
+            let (_, nc) = fit::<S>(1, p.len() - c);
+            let mut v = 0;
+            while v < vectors {
+                let (rv, _) = fit::<S>(vectors - v, 1);
+                f32_shapes!(
+                    S,
+                    rv,
+                    nc,
+                    value_tile(self, part, values, v, c, p, o, Stored::<E>(core::marker::PhantomData))
+                );
+                v += rv;
+            }
+            c += nc;
+        }
+    }
+
+    /// Whether so many columns read the same numbers that they are better converted once.
+    #[inline(always)]
+    fn is_worth_widening<E: Elem>(&self, columns: usize) -> bool {
+        E::BYTES < 4 && columns > S::TILE_F32.nc
+    }
+
+    #[inline(always)]
+    fn widen<E: Elem>(&self, from: &[u8], to: &mut [f32]) {
+        assert!(from.len() >= to.len() * E::BYTES && to.len().is_multiple_of(S::LANES));
+        for i in (0..to.len()).step_by(S::LANES) {
+            // SAFETY: both slices hold whole vectors up to `to.len()` elements.
+            unsafe { self.s.store(to.as_mut_ptr().add(i), E::load(self.s, from.as_ptr().add(i * E::BYTES))) }
+        }
+    }
+
+    #[inline(always)]
+    fn int8_scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
+        const NC: usize = 4;
+        let (s, a, d) = (self.s, self.a, self.a.kv().head_dim);
+        let groups = d.div_ceil(4);
+        let (rec, words) = (S::rec(8), S::rec(8).words());
+        let mut packed = [0u32; MAX_HEAD_DIM / 4 * 2 * NC];
+        for (c0, scores) in scores.chunks_mut(NC).enumerate() {
+            let (mut first, mut dq) = ([0i32; NC], [0.0; NC]);
+            for c in 0..scores.len() {
+                let mut q8 = [0i8; MAX_HEAD_DIM];
+                let q = &q[(c0 * NC + c) * d..][..d];
+                dq[c] = if d.is_multiple_of(S::LANES) {
+                    quantise_lanes(s, q, &mut q8[..d])
+                } else {
+                    quantise_block(q, &mut q8[..d])
+                };
+                let q8 = &q8[..groups * 4];
+                let sum = |f: fn(i8) -> i32| q8.iter().map(|&q| f(q)).sum::<i32>();
+                first[c] = if rec == Rec::Xor { -sum(|q| i32::from(q.min(0))) } else { -128 * sum(i32::from) };
+                write_groups(rec, q8, NC, c, &mut packed);
+            }
+            for t in (0..n).step_by(S::LANES) {
+                let keys = a.keys(chunk, t);
+                // SAFETY: a head's keys are `groups` lines of 64 bytes and 16 scales; `packed` holds `groups` records;
+                // a row of scores holds the vectors of whole pages.
+                unsafe {
+                    let mut dots: [S::Acc; NC] = core::array::from_fn(|c| s.acc::<8>(first[c]));
+                    for g in 0..groups {
+                        let w = s.weights(s.load_b(keys.as_ptr().add(g * 64 + t % PAGE * 4)));
+                        for (c, dot) in dots.iter_mut().enumerate() {
+                            *dot = s.dot::<8>(*dot, w, s.act::<8>(packed.as_ptr().add((g * NC + c) * words)));
+                        }
+                    }
+                    let dk = s.load(keys.as_ptr().add(groups * 64 + t % PAGE * 4).cast());
+                    for (c, scores) in scores.iter_mut().enumerate() {
+                        let dot = s.to_f32(s.total::<8>(dots[c], first[c]));
+                        s.store(scores.as_mut_ptr().add(t), s.mul(dot, s.mul(dk, s.splat(dq[c]))));
+                    }
+                }
+            }
+        }
+    }
+}
+
+struct Stored<E>(core::marker::PhantomData<E>);
+
+#[inline(always)]
+fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
+    l: &Lanes<'_, S>,
+    t: usize,
+    keys: &impl Fn(usize) -> *const u8,
+    c: usize,
+    q: &[f32],
+    scores: &mut [[f32; CHUNK]],
+    _: Stored<E>,
+) {
+    let d = l.a.kv().head_dim;
+    let tile = F32Tile::<RV> {
+        w: core::array::from_fn(keys),
+        w_step: PAGE * E::BYTES,
+        k: d,
+        x: q[c * d..(c + NC) * d].as_ptr(),
+        x_stride: d,
+        out: scores[c..c + NC].as_flattened_mut()[t..].as_mut_ptr(),
+        out_stride: CHUNK,
+        go_on: false,
+    };
+    // SAFETY: keys of a head are d x 16 elements, the slices above hold NC queries and NC rows of scores.
+    unsafe { tile.run::<S, E, NC>(l.s) }
+}
+
+/// Tokens of a page whose values are added: `n` from the chunk's token `t` on.
+struct ValuePart {
+    t: usize,
+    n: usize,
+    go_on: bool,
+}
+
+#[allow(clippy::too_many_arguments)]
+#[inline(always)]
+fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
+    l: &Lanes<'_, S>,
+    part: &ValuePart,
+    values: *const u8,
+    v0: usize,
+    c: usize,
+    p: &[[f32; CHUNK]],
+    o: &mut [f32],
+    _: Stored<E>,
+) {
+    let dims = l.a.kv().value_dims();
+    let at = |v: usize| {
+        let d = (v0 + v) * S::LANES;
+        (d / LANES * PAGE * LANES + d % LANES) * E::BYTES
+    };
+    let tile = F32Tile::<RV> {
+        // SAFETY: values of a head are 16 tokens of `dims` elements, whole groups of 16.
+        w: core::array::from_fn(|v| unsafe { values.add(at(v)) }),
+        w_step: LANES * E::BYTES,
+        k: part.n,
+        x: p[c..c + NC].as_flattened()[part.t..].as_ptr(),
+        x_stride: CHUNK,
+        out: o[c * dims..(c + NC) * dims][v0 * S::LANES..].as_mut_ptr(),
+        out_stride: dims,
+        go_on: part.go_on,
+    };
+    // SAFETY: as above, and the slices hold NC rows.
+    unsafe { tile.run::<S, E, NC>(l.s) }
+}

@@ -1,0 +1,83 @@
+//! THE definition of attention over one chunk.
+
+use core::ops::Range;
+
+use super::super::act::quantise_block;
+use super::super::exp::exp;
+use super::super::norm::{LANES, max, tree};
+use super::super::panel::f16_to_f32;
+use super::{Attend, CHUNK, Chunk, KvType, MAX_HEAD_DIM, PAGE, Running};
+
+/// The definition.
+pub(super) struct Scalar<'a>(pub(super) &'a Attend<'a>);
+
+impl Scalar<'_> {
+    pub(super) fn blend_of(total: &mut [f32], a: f32, part: &[f32], b: f32) {
+        for (t, p) in total.iter_mut().zip(part) {
+            *t = *t * a + p * b;
+        }
+    }
+}
+
+fn read_f32(b: &[u8], i: usize) -> f32 {
+    f32::from_le_bytes([b[i * 4], b[i * 4 + 1], b[i * 4 + 2], b[i * 4 + 3]])
+}
+
+fn read_f16(b: &[u8], i: usize) -> f32 {
+    f16_to_f32(u16::from_le_bytes([b[i * 2], b[i * 2 + 1]]))
+}
+
+impl Chunk for Scalar<'_> {
+    fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], _: &mut [f32]) {
+        let (a, kv, d) = (self.0, self.0.kv(), self.0.kv().head_dim);
+        for (q, scores) in q.chunks_exact(d).zip(scores) {
+            for (t, score) in scores[..n].iter_mut().enumerate() {
+                let keys = a.keys(chunk, t);
+                let t = t % PAGE;
+                *score = match kv.kv_type {
+                    KvType::F32 => (0..d).fold(0.0, |s, i| s + read_f32(keys, i * PAGE + t) * q[i]),
+                    KvType::F16 => (0..d).fold(0.0, |s, i| s + read_f16(keys, i * PAGE + t) * q[i]),
+                    KvType::K8 => {
+                        let mut q8 = [0i8; MAX_HEAD_DIM];
+                        let dq = quantise_block(q, &mut q8[..d]);
+                        let key = |i: usize| i32::from((keys[i / 4 * 64 + t * 4 + i % 4] ^ 0x80) as i8);
+                        let dot: i32 = (0..d).map(|i| key(i) * i32::from(q8[i])).sum();
+                        dot as f32 * (read_f32(&keys[d.next_multiple_of(4) * PAGE..], t) * dq)
+                    }
+                };
+            }
+        }
+    }
+
+    fn softmax(&self, s: &mut [f32]) -> Running {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for (t, s) in s.iter().enumerate() {
+            lanes[t % LANES] = max(lanes[t % LANES], *s);
+        }
+        let m = tree(lanes, max);
+        let mut lanes = [0.0; LANES];
+        for (t, s) in s.iter_mut().enumerate() {
+            *s = exp(*s - m);
+            lanes[t % LANES] += *s;
+        }
+        Running { m, l: tree(lanes, |a, b| a + b) }
+    }
+
+    fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], _: &mut [f32]) {
+        let (a, kv) = (self.0, self.0.kv());
+        for (p, o) in p.iter().zip(o.chunks_exact_mut(kv.value_dims())) {
+            o.fill(0.0);
+            for t in tokens.clone() {
+                let values = a.values(chunk, t);
+                for (d, o) in o.iter_mut().enumerate() {
+                    let i = (d / LANES * PAGE + t % PAGE) * LANES + d % LANES;
+                    *o += p[t] * if kv.kv_type == KvType::F32 { read_f32(values, i) } else { read_f16(values, i) };
+                }
+            }
+        }
+    }
+
+    fn blend(&self, total: &mut [f32], a: f32, part: &[f32], b: f32) {
+        Scalar::blend_of(total, a, part, b);
+    }
+}
