@@ -1,4 +1,5 @@
 //! What the tests of all targets share: the reference cases in `fixtures/reference`.
 
 pub mod golden;
+pub mod pool;
 pub mod reference;

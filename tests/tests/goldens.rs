@@ -5,23 +5,9 @@ use std::sync::Arc;
 
 use starling::kernels::Cpu;
 use starling::model::Model;
-use starling::pool::{Inline, Pool};
+use starling::pool::Inline;
 use starling_tests::golden::{self, Case};
-
-/// Threads made anew for each operation.
-struct Scoped(usize);
-
-impl Pool for Scoped {
-    fn threads(&self) -> usize {
-        self.0
-    }
-    fn broadcast(&self, work: &(dyn Fn() + Sync)) {
-        if cfg!(target_family = "wasm") {
-            return work();
-        }
-        std::thread::scope(|s| (0..self.0).for_each(|_| drop(s.spawn(work))));
-    }
-}
+use starling_tests::pool::Threads;
 
 fn each(check: impl Fn(&Case, &Arc<Model>)) {
     let cases = golden::cases();
@@ -47,7 +33,7 @@ fn on_every_instruction_set() {
 fn with_any_threads_batches_and_neighbours() {
     each(|case, model| {
         for (threads, batch, neighbours) in [(2, 512, 0), (3, 7, 2), (1, 1, 0), (1, 64, 3)] {
-            let got = case.compute(model, Cpu::detect(), &Scoped(threads), batch, neighbours);
+            let got = case.compute(model, Cpu::detect(), &Threads::new(threads), batch, neighbours);
             assert_eq!(got, case.pinned(), "{}: {threads} threads, batches of {batch}, {neighbours} others", case.name);
         }
     });

@@ -1,7 +1,7 @@
 //! Every number the engine computes, and the only SIMD.
 //!
-//! An operation is an [`Op`]: its `scalar` body is the definition, its `simd` body the same arithmetic over the lane
-//! types of an instruction set ([`simd::Simd`]). [`Cpu::run`] picks one. SIMD runs across outputs, never across a
+//! An operation is an `Op`: its `scalar` body is the definition, its `simd` body the same arithmetic over the lane
+//! types of an instruction set (`simd::Simd`). `Cpu::run` picks one. SIMD runs across outputs, never across a
 //! reduction, so both give the same bits; `tests` below and in each file prove it on every [`Cpu::available`].
 #![allow(unsafe_code)]
 // register tiles are indexed by row vector and column; `from_bits` is the name in the standard library

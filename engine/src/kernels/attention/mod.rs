@@ -266,7 +266,7 @@ impl Attend<'_> {
     }
 }
 
-/// Working memory of one thread for [`Attend::run`].
+/// Working memory of one thread for [`Attention::run`].
 pub struct AttendScratch {
     dims: usize,
     /// (columns, head_dim)
