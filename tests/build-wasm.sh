@@ -16,10 +16,14 @@ build() {
 }
 built=$target/wasm32-unknown-unknown/release/starling_wasm.wasm
 
-# all ISA RUSTC-FEATURES
-all() {
+# plain ISA RUSTC-FEATURES
+plain() {
     build "$2"
     cp "$built" "$out/plain-$1.wasm"
+}
+
+# package ISA RUSTC-FEATURES
+package() {
     build "$2" --no-default-features --features bindgen
     for kind in web nodejs; do
         wasm-bindgen "$built" --target $kind --out-dir "$out/$kind-$1"
@@ -28,7 +32,12 @@ all() {
     echo '{ "type": "commonjs" }' >"$out/nodejs-$1/package.json"
 }
 
-all scalar -simd128
-all simd128 +simd128
-all relaxed-simd +simd128,+relaxed-simd
+# without SIMD the module alone: no browser of the last years lacks it
+plain scalar -simd128
+for isa in simd128 relaxed-simd; do
+    features=+simd128
+    [ $isa = simd128 ] || features=+simd128,+relaxed-simd
+    plain $isa $features
+    package $isa $features
+done
 ls -l "$out"/plain-*.wasm "$out"/web-*/*.wasm
