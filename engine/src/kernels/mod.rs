@@ -4,6 +4,8 @@
 //! types of an instruction set (`simd::Simd`). `Cpu::run` picks one. SIMD runs across outputs, never across a
 //! reduction, so both give the same bits; `tests` below and in each file prove it on every [`Cpu::available`].
 #![allow(unsafe_code)]
+// a WebAssembly module without SIMD has no use for the lanes
+#![cfg_attr(all(target_arch = "wasm32", not(target_feature = "simd128")), allow(dead_code, unused_imports))]
 // register tiles are indexed by row vector and column; `from_bits` is the name in the standard library
 #![allow(clippy::needless_range_loop, clippy::wrong_self_convention)]
 
