@@ -5,7 +5,9 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
-export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
+export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 RUST_BACKTRACE=0
+# the same random cases on every run; without it, each run of the tests tries new ones
+export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260}
 target=${CARGO_TARGET_DIR:-target}
 mkdir -p "$target"
 target=$(cd "$target" && pwd)
