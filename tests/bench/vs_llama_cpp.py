@@ -36,7 +36,9 @@ def llama_cpp(path, threads, n, depth, prefill):
     tokens = [(i * 7919 + 13) % n_vocab for i in range(depth + n)]
 
     def decode(ids):
-        lib.llama_decode(context, lib.llama_batch_get_one((lib.llama_token * len(ids))(*ids), len(ids)))
+        array = (lib.llama_token * len(ids))(*ids)  # must outlive the batch
+        if code := lib.llama_decode(context, lib.llama_batch_get_one(array, len(ids))):
+            raise RuntimeError(f"llama_decode: {code}")
 
     seconds = []
     for _ in range(2):  # the first warms up
