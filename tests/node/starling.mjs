@@ -51,7 +51,7 @@ export class Plain {
   }
 
   open(model, pieceBytes, options) {
-    const loader = this.exports.starling_loader(BigInt(model.length));
+    const loader = this.exports.starling_loader(BigInt(model.length), 0);
     for (let at = 0; at < model.length; at += pieceBytes) {
       this.call("starling_feed", loader, this.buffer(model.subarray(at, at + pieceBytes)));
     }

@@ -69,7 +69,7 @@ impl Starling {
 
     /// Opens a session with a model that comes in pieces of so many bytes.
     pub fn open(&mut self, model: &[u8], piece: usize, options: &str) -> std::result::Result<u32, (String, String)> {
-        let loader: u32 = self.raw("starling_loader", model.len() as u64);
+        let loader: u32 = self.raw("starling_loader", (model.len() as u64, 0u32));
         for bytes in model.chunks(piece) {
             self.call_with("starling_feed", loader, bytes)?;
         }

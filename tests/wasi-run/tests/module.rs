@@ -143,7 +143,7 @@ fn wrong_files_are_errors_and_harm_nothing() {
 
     // cut anywhere, with the length of the whole file or of the piece announced
     for at in [0, 1, 4, 23, 24, 100, 1000, n / 10, n / 3, n / 2, n - 33, n - 1] {
-        let loader: u32 = m.raw("starling_loader", n as u64);
+        let loader: u32 = m.raw("starling_loader", (n as u64, 0u32));
         if at > 0 {
             m.call_with("starling_feed", loader, &model[..at]).expect("a beginning is no error");
         }
@@ -153,7 +153,7 @@ fn wrong_files_are_errors_and_harm_nothing() {
         assert_eq!(error.0, "model", "{}", error.1);
     }
     // more than announced
-    let loader: u32 = m.raw("starling_loader", 100u64);
+    let loader: u32 = m.raw("starling_loader", (100u64, 0u32));
     let fed = m.call_with("starling_feed", loader, &model[..101]);
     assert!(fed.is_err() || m.call_with("starling_open", loader, b"").is_err());
 
