@@ -174,7 +174,7 @@ fn wrong_files_are_errors_and_harm_nothing() {
         if i % 10 == 0 {
             file = noise(2000);
         }
-        let loader: u32 = m.raw("starling_loader", file.len() as u64);
+        let loader: u32 = m.raw("starling_loader", (file.len() as u64, 0u32));
         for bytes in file.chunks(40_000) {
             let _ = m.call_with("starling_feed", loader, bytes);
         }
