@@ -108,23 +108,9 @@ pub(super) fn with_state<T: Send>(pool: &dyn Pool, n: usize, states: &mut [T], f
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::Scoped;
     use super::*;
     use alloc::vec;
-
-    /// Threads made anew for each operation; where there are none, one caller after the other.
-    struct Scoped(usize);
-
-    impl Pool for Scoped {
-        fn threads(&self) -> usize {
-            self.0
-        }
-        fn broadcast(&self, work: &(dyn Fn() + Sync)) {
-            if cfg!(target_family = "wasm") {
-                return (0..self.0).for_each(|_| work());
-            }
-            std::thread::scope(|s| (0..self.0).for_each(|_| drop(s.spawn(work))));
-        }
-    }
 
     #[test]
     fn each_task_once() {

@@ -125,7 +125,7 @@ fn product(cpu: Cpu, pool: &dyn Pool, w: &Matrix, x: &[f32], n: usize) -> Vec<f3
 }
 
 /// Threads made anew for each operation; where there are none, one caller after the other.
-struct Scoped(usize);
+pub(super) struct Scoped(pub(super) usize);
 
 impl Pool for Scoped {
     fn threads(&self) -> usize {
