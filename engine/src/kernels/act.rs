@@ -144,28 +144,48 @@ impl Op for PackTile<'_> {
     type Out = ();
 
     fn scalar(self) {
-        self.pack(quantise_block);
+        self.pack(|x, q, sums| {
+            let d = quantise_block(x, q);
+            for (q, sum) in q.chunks(q.len() / sums.len()).zip(sums) {
+                *sum = q.iter().map(|&q| i32::from(q)).sum();
+            }
+            d
+        });
     }
 
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
+        let negative = self.kind.rec == Rec::Xor;
         self.pack(
             #[inline(always)]
-            |x, q| quantise_lanes(s, x, q),
+            |x, q, sums| quantise_lanes(s, x, q, negative, sums),
         );
     }
 }
 
 impl PackTile<'_> {
     #[inline(always)]
-    fn pack(self, quantise: impl Fn(&[f32], &mut [i8]) -> f32) {
-        let mut q = [0i8; 256];
-        let q = &mut q[..self.kind.block];
+    fn pack(self, quantise: impl Fn(&[f32], &mut [i8], &mut [i32]) -> f32) {
+        match self.kind.head {
+            Head::First { .. } | Head::Sum => self.pack_blocks::<32, 1>(quantise),
+            Head::Pairs => self.pack_blocks::<256, 8>(quantise),
+            Head::Firsts => self.pack_blocks::<256, 16>(quantise),
+        }
+    }
+
+    #[inline(always)]
+    fn pack_blocks<const BLOCK: usize, const SUMS: usize>(
+        self,
+        quantise: impl Fn(&[f32], &mut [i8], &mut [i32]) -> f32,
+    ) {
+        let (mut q, mut sums) = ([0i8; BLOCK], [0i32; SUMS]);
         let words = self.kind.words() * self.nc;
         for (c, x) in self.x.chunks_exact(self.k).enumerate() {
-            for (x, out) in x.chunks_exact(self.kind.block).zip(self.out.chunks_exact_mut(words)) {
-                let d = quantise(x, q);
-                write_record(self.kind, q, d, self.nc, c, out);
+            for (x, out) in x.chunks_exact(BLOCK).zip(self.out.chunks_exact_mut(words)) {
+                let d = quantise(x, &mut q, &mut sums);
+                // through memory: in registers, the compiler would take vectors apart byte by byte
+                core::hint::black_box(&mut q);
+                write_record(self.kind, &q, &sums, d, self.nc, c, out);
             }
         }
     }
@@ -189,14 +209,14 @@ pub(super) fn quantise_block(x: &[f32], q: &mut [i8]) -> f32 {
     amax * (1.0 / 127.0)
 }
 
-/// [`quantise_block`] on lanes; the length is a multiple of 16.
+/// [`quantise_block`] on lanes; the length is a multiple of LANES. `sums` become those of equal parts of the integers,
+/// or of the negative ones among them.
 #[inline(always)]
-pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8]) -> f32 {
+pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8], negative: bool, sums: &mut [i32]) -> f32 {
     assert!(x.len() == q.len() && x.len().is_multiple_of(S::LANES));
     let mut bits = [0u32; 16];
     // SAFETY: all accesses are at multiples of LANES below the length; `bits` holds 16 lanes.
     unsafe {
-        // |x| of a NaN compares false with everything: keep NaN by comparing the integers, as the definition does
         let mut m = s.splat(0.0);
         let mut bad = s.splat(0.0);
         for i in (0..x.len()).step_by(S::LANES) {
@@ -205,63 +225,79 @@ pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8]) -> f32 {
             // 0 * finite = 0; infinities and NaN leave a NaN here
             bad = s.add(bad, s.mul(v, s.splat(0.0)));
         }
-        s.store(bits.as_mut_ptr().cast(), bad);
-        let finite = bits[..S::LANES].iter().all(|&b| b == 0);
-        s.store(bits.as_mut_ptr().cast(), m);
-        let amax = f32::from_bits(bits[..S::LANES].iter().fold(0, |m, &b| m.max(b)));
-        if !finite || amax < TINY {
+        s.store(bits.as_mut_ptr().cast(), s.abs(s.add(m, bad)));
+        let amax = fold(bits, S::LANES, u32::max);
+        if amax >= 0x7f80_0000 || f32::from_bits(amax) < TINY {
             q.fill(0);
+            sums.fill(0);
             return 0.0;
         }
-        let id = s.splat(127.0 / amax);
-        for i in (0..x.len()).step_by(S::LANES) {
-            let v = s.add(s.mul(s.load(x.as_ptr().add(i)), id), s.splat(MAGIC));
-            s.store_i8(q.as_mut_ptr().add(i), s.sub_i(s.bits(v), s.splat_i(MAGIC.to_bits() as i32)));
+        let amax = f32::from_bits(amax);
+        let (id, magic) = (s.splat(127.0 / amax), s.splat(MAGIC));
+        let per = x.len() / sums.len().max(1);
+        for j in 0..x.len() / per {
+            // sums of lanes are small integers, exact in f32; MAGIC brings them to the low bits
+            let mut lanes = magic;
+            for i in (j * per..(j + 1) * per).step_by(S::LANES) {
+                let v = s.add(s.mul(s.load(x.as_ptr().add(i)), id), magic);
+                s.store_i8(q.as_mut_ptr().add(i), s.sub_i(s.bits(v), s.splat_i(MAGIC.to_bits() as i32)));
+                let n = s.sub(v, magic);
+                lanes = s.add(lanes, if negative { s.min(n, s.splat(0.0)) } else { n });
+            }
+            if let Some(sum) = sums.get_mut(j) {
+                s.store(bits.as_mut_ptr().cast(), lanes);
+                let total = fold(bits, S::LANES, u32::wrapping_add);
+                *sum = total.wrapping_sub(MAGIC.to_bits().wrapping_mul(S::LANES as u32)) as i32;
+            }
         }
         amax * (1.0 / 127.0)
     }
 }
 
+/// The first `n` numbers, a power of two, folded in halves.
 #[inline(always)]
-fn sum(q: &[i8]) -> i32 {
-    q.iter().map(|&v| i32::from(v)).sum()
+fn fold(mut x: [u32; 16], n: usize, op: fn(u32, u32) -> u32) -> u32 {
+    let mut half = n / 2;
+    while half > 0 {
+        for i in 0..half {
+            x[i] = op(x[i], x[i + half]);
+        }
+        half /= 2;
+    }
+    x[0]
 }
 
-/// Where a dot of weights with that offset starts.
+/// Where a dot of weights with that offset starts; `sum` is that of the negative integers for `Rec::Xor`.
 #[inline(always)]
-fn first(rec: Rec, offset: i32, q: &[i8]) -> u32 {
-    let v = match rec {
-        Rec::Xor => q.iter().map(|&v| i32::from(v.min(0))).sum::<i32>().wrapping_neg(),
-        Rec::Bias | Rec::Wide => -offset * sum(q),
-    };
-    v as u32
+fn first(rec: Rec, offset: i32, sum: i32) -> u32 {
+    (if rec == Rec::Xor { -sum } else { -offset * sum }) as u32
 }
 
 /// Writes column `c` of a record of `nc` columns.
 #[inline(always)]
-fn write_record(kind: ActKind, q: &[i8], d: f32, nc: usize, c: usize, out: &mut [u32]) {
+fn write_record(kind: ActKind, q: &[i8], sums: &[i32], d: f32, nc: usize, c: usize, out: &mut [u32]) {
     let groups = match kind.head {
         Head::First { offset } => {
-            out[c] = first(kind.rec, offset, q);
+            out[c] = first(kind.rec, offset, sums[0]);
             out[nc + c] = d.to_bits();
             2
         }
         Head::Sum => {
-            out[c] = sum(q) as u32;
+            out[c] = sums[0] as u32;
             out[nc + c] = d.to_bits();
             2
         }
         Head::Pairs => {
             out[c] = d.to_bits();
-            for (j, q) in q.chunks_exact(64).enumerate() {
-                out[(1 + j) * nc + c] = pair(sum(&q[..32]) as i16, sum(&q[32..]) as i16);
+            for (j, s) in sums.chunks_exact(2).enumerate() {
+                out[(1 + j) * nc + c] = pair(s[0] as i16, s[1] as i16);
             }
             5
         }
         Head::Firsts => {
             out[c] = d.to_bits();
-            for (j, q) in q.chunks_exact(16).enumerate() {
-                out[(1 + j) * nc + c] = first(kind.rec, 32, q);
+            for (j, sum) in sums.iter().enumerate() {
+                out[(1 + j) * nc + c] = first(kind.rec, 32, *sum);
             }
             17
         }
@@ -276,18 +312,18 @@ fn pair(a: i16, b: i16) -> u32 {
 /// Writes the words of the groups of column `c`.
 #[inline(always)]
 pub(super) fn write_groups(rec: Rec, q: &[i8], nc: usize, c: usize, out: &mut [u32]) {
-    let w = rec.words();
-    for (q, out) in q.chunks_exact(4).zip(out.chunks_exact_mut(nc * w)) {
+    for (g, q) in q.chunks_exact(4).enumerate() {
+        let at = (g * nc + c) * rec.words();
         match rec {
-            Rec::Bias => out[c] = u32::from_le_bytes([q[0] as u8, q[1] as u8, q[2] as u8, q[3] as u8]),
+            Rec::Bias => out[at] = u32::from_le_bytes([q[0] as u8, q[1] as u8, q[2] as u8, q[3] as u8]),
             Rec::Xor => {
                 let byte = |f: fn(i8) -> u8| u32::from_le_bytes([f(q[0]), f(q[1]), f(q[2]), f(q[3])]);
-                out[c * 2] = byte(i8::unsigned_abs);
-                out[c * 2 + 1] = byte(|v| if v < 0 { 0x7f } else { 0x80 });
+                out[at] = byte(i8::unsigned_abs);
+                out[at + 1] = byte(|v| if v < 0 { 0x7f } else { 0x80 });
             }
             Rec::Wide => {
-                out[c * 2] = pair(i16::from(q[0]), i16::from(q[2]));
-                out[c * 2 + 1] = pair(i16::from(q[1]), i16::from(q[3]));
+                out[at] = pair(i16::from(q[0]), i16::from(q[2]));
+                out[at + 1] = pair(i16::from(q[1]), i16::from(q[3]));
             }
         }
     }

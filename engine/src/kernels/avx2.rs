@@ -20,13 +20,13 @@ impl<const VNNI: bool> Avx2<VNNI> {
 }
 
 /// The boundary at which the compiler may use AVX2.
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn run<O: Op>(s: Avx2<false>, op: O) -> O::Out {
     op.simd(s)
 }
 
 /// The boundary at which the compiler may use AVX2 with AVX-VNNI.
-#[target_feature(enable = "avx2,f16c,avxvnni")]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 pub(super) fn run_vnni<O: Op>(s: Avx2<true>, op: O) -> O::Out {
     op.simd(s)
 }
@@ -118,6 +118,18 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn div(self, a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn min(self, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_min_ps(b, a) }
+    }
+    #[inline(always)]
+    fn mac_exact(self, acc: __m256, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_fmadd_ps(a, b, acc) }
     }
     #[inline(always)]
     fn abs(self, a: __m256) -> __m256 {

@@ -109,6 +109,18 @@ impl Simd for Avx512 {
         unsafe { _mm512_div_ps(a, b) }
     }
     #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_min_ps(b, a) }
+    }
+    #[inline(always)]
+    fn mac_exact(self, acc: __m512, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, acc) }
+    }
+    #[inline(always)]
     fn abs(self, a: __m512) -> __m512 {
         unsafe { _mm512_abs_ps(a) }
     }

@@ -147,8 +147,8 @@ fn has(isa: Isa) -> bool {
     }
     match isa {
         Isa::Scalar => true,
-        Isa::Avx2 => has!("avx2" "f16c"),
-        Isa::AvxVnni => has!("avx2" "f16c" "avxvnni"),
+        Isa::Avx2 => has!("avx2" "fma" "f16c"),
+        Isa::AvxVnni => has!("avx2" "fma" "f16c" "avxvnni"),
         Isa::Avx512Vnni => has!("avx2" "f16c" "avx512f" "avx512bw" "avx512vl" "avx512dq" "avx512vnni"),
         _ => false,
     }
@@ -173,7 +173,7 @@ fn has(isa: Isa) -> bool {
         Isa::Simd128 => cfg!(target_feature = "simd128"),
         // some engines have lowered the instruction wrongly: it is tried before it is believed
         #[cfg(target_feature = "relaxed-simd")]
-        Isa::RelaxedSimd => super::wasm::relaxed_dot_is_exact(Cpu(isa)),
+        Isa::RelaxedSimd => super::wasm::relaxed_is_exact(Cpu(isa)),
         _ => false,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Cpu;
 use super::cpu::Op;
-use super::exp::{exp, exp_lanes};
+use super::exp::{ABREAST, exp, exp_lanes};
 use super::simd::Simd;
 
 /// `x += y`.
@@ -64,14 +64,32 @@ impl Gate {
     }
 
     #[inline(always)]
-    fn of_lanes<S: Simd>(self, s: S, x: S::F) -> S::F {
+    fn of_lanes<S: Simd, const N: usize>(self, s: S, x: [S::F; N]) -> [S::F; N] {
         let one = s.splat(1.0);
         match self {
-            Gate::Silu => s.div(x, s.add(one, exp_lanes(s, s.from_bits(s.add_i(s.bits(x), s.splat_i(i32::MIN)))))),
+            Gate::Silu => {
+                let mut y = x;
+                for y in &mut y {
+                    *y = s.from_bits(s.add_i(s.bits(*y), s.splat_i(i32::MIN)));
+                }
+                let mut y = exp_lanes(s, y);
+                for (y, x) in y.iter_mut().zip(x) {
+                    *y = s.div(x, s.add(one, *y));
+                }
+                y
+            }
             Gate::GeluTanh => {
-                let cube = s.mul(x, s.mul(x, x));
-                let u = s.mul(s.splat(GELU_SCALE), s.add(x, s.mul(s.splat(GELU_CUBE), cube)));
-                s.mul(x, s.sub(one, s.div(one, s.add(exp_lanes(s, s.add(u, u)), one))))
+                let mut y = x;
+                for y in &mut y {
+                    let cube = s.mul(*y, s.mul(*y, *y));
+                    let u = s.mul(s.splat(GELU_SCALE), s.add(*y, s.mul(s.splat(GELU_CUBE), cube)));
+                    *y = s.add(u, u);
+                }
+                let mut y = exp_lanes(s, y);
+                for (y, x) in y.iter_mut().zip(x) {
+                    *y = s.mul(x, s.sub(one, s.div(one, s.add(*y, one))));
+                }
+                y
             }
         }
     }
@@ -101,10 +119,18 @@ impl Op for Gated<'_> {
         let whole = self.gate.len() / S::LANES * S::LANES;
         // SAFETY: equal lengths (checked by `gated`), whole vectors below them.
         unsafe {
-            for i in (0..whole).step_by(S::LANES) {
-                let p = self.gate.as_mut_ptr().add(i);
-                let g = self.act.of_lanes(s, s.load(p));
-                s.store(p, s.mul(g, s.load(self.up.as_ptr().add(i))));
+            for i in (0..whole).step_by(ABREAST * S::LANES) {
+                // what is left over is done twice rather than alone
+                let at = |j: usize| (i + j * S::LANES).min(whole - S::LANES);
+                let (gate, up) = (self.gate.as_mut_ptr(), self.up.as_ptr());
+                let mut g = [s.splat(0.0); ABREAST];
+                for (j, g) in g.iter_mut().enumerate() {
+                    *g = s.load(gate.add(at(j)));
+                }
+                let g = self.act.of_lanes(s, g);
+                for (j, g) in g.iter().enumerate() {
+                    s.store(gate.add(at(j)), s.mul(*g, s.load(up.add(at(j)))));
+                }
             }
         }
         for (g, u) in self.gate[whole..].iter_mut().zip(&self.up[whole..]) {

@@ -5,7 +5,7 @@
 
 use super::simd::Simd;
 
-const LOW: f32 = -87.3;
+pub(super) const LOW: f32 = -87.3;
 const HIGH: f32 = 88.3;
 const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
 const LN2_HIGH: f32 = 0.693359375;
@@ -15,8 +15,13 @@ const P: [f32; 6] =
 
 /// The definition.
 pub fn exp(x: f32) -> f32 {
-    let low = if x > HIGH { HIGH } else { x };
-    let xc = if low > LOW { low } else { LOW };
+    exp_above(LOW, x)
+}
+
+/// The same, but 0 at and below `low`, which is at least -87.3.
+pub(super) fn exp_above(low: f32, x: f32) -> f32 {
+    let xc = if x > HIGH { HIGH } else { x };
+    let xc = if xc > low { xc } else { low };
     let t = xc * core::f32::consts::LOG2_E + MAGIC;
     let n = t - MAGIC;
     let r = (xc - n * LN2_HIGH) - n * LN2_LOW;
@@ -26,24 +31,43 @@ pub fn exp(x: f32) -> f32 {
     }
     let y = (p * (r * r) + r) + 1.0;
     let scale = f32::from_bits((t.to_bits() << 23).wrapping_add(0x3f80_0000));
-    if x > LOW { y * scale } else { 0.0 }
+    if x > low { y * scale } else { 0.0 }
 }
 
-/// [`exp`] on lanes.
+/// Vectors that are computed side by side: one alone is a chain of thirty dependent steps.
+pub(super) const ABREAST: usize = 4;
+
+/// [`exp`] on lanes of several vectors.
 #[inline(always)]
-pub(super) fn exp_lanes<S: Simd>(s: S, x: S::F) -> S::F {
-    let low = s.select_gt(x, s.splat(HIGH), s.splat(HIGH), x);
-    let xc = s.select_gt(low, s.splat(LOW), low, s.splat(LOW));
-    let t = s.add(s.mul(xc, s.splat(core::f32::consts::LOG2_E)), s.splat(MAGIC));
-    let n = s.sub(t, s.splat(MAGIC));
-    let r = s.sub(s.sub(xc, s.mul(n, s.splat(LN2_HIGH))), s.mul(n, s.splat(LN2_LOW)));
-    let mut p = s.splat(P[0]);
-    for c in &P[1..] {
-        p = s.add(s.mul(p, r), s.splat(*c));
+pub(super) fn exp_lanes<S: Simd, const N: usize>(s: S, x: [S::F; N]) -> [S::F; N] {
+    exp_above_lanes(s, LOW, x)
+}
+
+/// [`exp_above`] on lanes of several vectors.
+#[inline(always)]
+pub(super) fn exp_above_lanes<S: Simd, const N: usize>(s: S, low: f32, x: [S::F; N]) -> [S::F; N] {
+    let low = s.splat(low);
+    // loops, as closures may end up outside the boundary of the CPU's features
+    let (mut t, mut r, mut p) = (x, x, [s.splat(P[0]); N]);
+    for i in 0..N {
+        let xc = s.max(s.min(x[i], s.splat(HIGH)), low);
+        t[i] = s.add(s.mul(xc, s.splat(core::f32::consts::LOG2_E)), s.splat(MAGIC));
+        let n = s.sub(t[i], s.splat(MAGIC));
+        // 8 bits times 9: exact
+        r[i] = s.mac_exact(xc, n, s.splat(-LN2_HIGH));
+        r[i] = s.sub(r[i], s.mul(n, s.splat(LN2_LOW)));
     }
-    let y = s.add(s.add(s.mul(p, s.mul(r, r)), r), s.splat(1.0));
-    let scale = s.from_bits(s.add_i(s.shl_i::<23>(s.bits(t)), s.splat_i(0x3f80_0000)));
-    s.select_gt(x, s.splat(LOW), s.mul(y, scale), s.splat(0.0))
+    for c in &P[1..] {
+        for i in 0..N {
+            p[i] = s.add(s.mul(p[i], r[i]), s.splat(*c));
+        }
+    }
+    for i in 0..N {
+        let y = s.add(s.add(s.mul(p[i], s.mul(r[i], r[i])), r[i]), s.splat(1.0));
+        let scale = s.from_bits(s.add_i(s.shl_i::<23>(s.bits(t[i])), s.splat_i(0x3f80_0000)));
+        p[i] = s.select_gt(x[i], low, s.mul(y, scale), s.splat(0.0));
+    }
+    p
 }
 
 #[cfg(test)]

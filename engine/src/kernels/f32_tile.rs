@@ -1,5 +1,7 @@
 //! Products with float weights, and the two products of attention: `acc += w * x`, k ascending, multiply and add
-//! rounded separately. SIMD runs across rows; each output is one chain.
+//! rounded separately, unless every product is exact. SIMD runs across rows; each output is one chain.
+
+use core::marker::PhantomData;
 
 use super::matmul::{Columns, Product};
 use super::panel::{Format, Matrix, PANEL, f16_to_f32};
@@ -14,6 +16,11 @@ pub(super) trait Elem {
     /// # Safety
     /// `p` points at that many.
     unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::F;
+    /// `acc + w * x`.
+    #[inline(always)]
+    fn mac<S: Simd>(s: S, acc: S::F, w: S::F, x: S::F) -> S::F {
+        s.add(acc, s.mul(w, x))
+    }
 }
 
 pub(super) struct AsF32;
@@ -44,6 +51,22 @@ impl Elem for AsBf16 {
     unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::F {
         // SAFETY: the caller's.
         unsafe { s.load_bf16(p.cast()) }
+    }
+}
+
+/// The same weights where all products are exact in f32.
+pub(super) struct Exact<E>(PhantomData<E>);
+
+impl<E: Elem> Elem for Exact<E> {
+    const BYTES: usize = E::BYTES;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { E::load(s, p) }
+    }
+    #[inline(always)]
+    fn mac<S: Simd>(s: S, acc: S::F, w: S::F, x: S::F) -> S::F {
+        s.mac_exact(acc, w, x)
     }
 }
 
@@ -98,7 +121,7 @@ impl<const RV: usize> F32Tile<RV> {
                 for c in 0..NC {
                     let x = s.splat(self.x.add(c * self.x_stride + k).read());
                     for v in 0..RV {
-                        acc[v][c] = s.add(acc[v][c], s.mul(w[v], x));
+                        acc[v][c] = E::mac(s, acc[v][c], w[v], x);
                     }
                 }
             }
@@ -141,14 +164,14 @@ pub(super) fn panels<S: Simd, E: Elem>(s: S, p: &Product<'_>, p0: usize, p1: usi
         let mut c = 0;
         while c < p.n {
             let nc = S::TILE_F32.nc.min(p.n - c);
-            f32_shapes!(S, rv, nc, tile(s, p, x, row, c, Kind::<E>(core::marker::PhantomData)));
+            f32_shapes!(S, rv, nc, tile(s, p, x, row, c, Kind::<E>(PhantomData)));
             c += nc;
         }
         row += rv * S::LANES;
     }
 }
 
-struct Kind<E>(core::marker::PhantomData<E>);
+struct Kind<E>(PhantomData<E>);
 
 #[inline(always)]
 fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(

@@ -29,6 +29,7 @@ pub mod elementwise;
 pub mod exp;
 pub mod f32_tile;
 pub mod matmul;
+mod narrow;
 pub mod norm;
 pub mod panel;
 pub mod rope;
@@ -40,7 +41,7 @@ pub(crate) use aligned::SharedOut;
 pub use cpu::{Cpu, Isa, UnknownIsa};
 
 /// Changes whenever a canonical number does: a logit, a state, a probability or a draw, on any input. Receipts name it.
-pub const NUMERICS_VERSION: u32 = 1;
+pub const NUMERICS_VERSION: u32 = 2;
 
 #[cfg(test)]
 mod tests;

@@ -158,6 +158,10 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
         unsafe { vdivq_f32(a, b) }
     }
     #[inline(always)]
+    fn mac_exact(self, acc: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vfmaq_f32(acc, a, b) }
+    }
+    #[inline(always)]
     fn abs(self, a: float32x4_t) -> float32x4_t {
         unsafe { vabsq_f32(a) }
     }

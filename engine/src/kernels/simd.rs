@@ -103,6 +103,11 @@ pub(crate) trait Simd: Copy {
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `acc + a * b` where every product is exact in f32 (see `narrow.rs`): fused or not, the same number.
+    #[inline(always)]
+    fn mac_exact(self, acc: Self::F, a: Self::F, b: Self::F) -> Self::F {
+        self.add(acc, self.mul(a, b))
+    }
     fn abs(self, a: Self::F) -> Self::F;
     /// `a > b ? t : e`, per lane.
     fn select_gt(self, a: Self::F, b: Self::F, t: Self::F, e: Self::F) -> Self::F;
@@ -110,6 +115,11 @@ pub(crate) trait Simd: Copy {
     #[inline(always)]
     fn max(self, a: Self::F, b: Self::F) -> Self::F {
         self.select_gt(a, b, a, b)
+    }
+    /// `a > b ? b : a`, per lane.
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        self.select_gt(a, b, b, a)
     }
 
     fn splat_i(self, v: i32) -> Self::I;

@@ -3,7 +3,8 @@
 //! - simd128: the even and odd bytes of a register (or its four nibbles) become i16 lanes with an `and` or a shift, so
 //!   that `i32x4.dot_i16x8_s` adds pairs of one row: no shuffles (see `Rec::Wide`).
 //! - relaxed-simd: `i32x4.relaxed_dot_i8x16_i7x16_add_s`, which is exact when its second operand is in 0..=127: weights
-//!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `Rec::Xor`).
+//!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `Rec::Xor`). `f32x4.relaxed_madd`,
+//!   which may be fused or not, is used where that is the same number.
 
 use core::arch::wasm32::*;
 
@@ -39,18 +40,20 @@ impl Wasm<true> {
     }
 }
 
-/// Whether the engine's relaxed dot gives the exact sum wherever the second operand is in 0..=127.
+/// Whether the engine's relaxed dot gives the exact sum wherever the second operand is in 0..=127, and its relaxed
+/// multiply-add the right one where products are exact.
 ///
 /// V8 11.3 lowers it wrongly in its baseline compiler, rightly in its optimising one. The first call here runs in the
 /// baseline compiler, as the first calls of the kernels will; its verdict stands, whatever later calls would find.
 #[cfg(target_feature = "relaxed-simd")]
-pub(super) fn relaxed_dot_is_exact(relaxed: Cpu) -> bool {
+pub(super) fn relaxed_is_exact(relaxed: Cpu) -> bool {
     const UNKNOWN: u8 = 0;
     const EXACT: u8 = 1;
     const WRONG: u8 = 2;
     static VERDICT: AtomicU8 = AtomicU8::new(UNKNOWN);
     if VERDICT.load(Ordering::Relaxed) == UNKNOWN {
-        let verdict = if probe_relaxed_dot() && probe_products(relaxed) { EXACT } else { WRONG };
+        let verdict =
+            if probe_relaxed_dot() && probe_relaxed_madd() && probe_products(relaxed) { EXACT } else { WRONG };
         // of two threads that came first at once, either verdict must satisfy both
         VERDICT.fetch_max(verdict, Ordering::Relaxed);
     }
@@ -93,6 +96,25 @@ fn probe_relaxed_dot() -> bool {
     })
 }
 
+#[cfg(target_feature = "relaxed-simd")]
+fn probe_relaxed_madd() -> bool {
+    (1..PROBES).all(|i| {
+        // 11 bits, 13 bits, and a sum that must be rounded
+        let w = [2047.0 - i as f32, i as f32 / -1024.0, i as f32 * 0.125, 1.0 / 16_777_216.0];
+        let x = [8191.0 - i as f32, 4097.0, -3.0 * i as f32, 7.0];
+        let sums = [0.3, -1e7, 1.0 / i as f32, 3e-9 * i as f32];
+        let want: [f32; 4] = core::array::from_fn(|lane| sums[lane] + w[lane] * x[lane]);
+        let (w, x, sums) = core::hint::black_box((w, x, sums));
+        let mut got = [0f32; 4];
+        // SAFETY: all four arrays are 16 bytes.
+        unsafe {
+            let (w, x) = (v128_load(w.as_ptr().cast()), v128_load(x.as_ptr().cast()));
+            v128_store(got.as_mut_ptr().cast(), f32x4_relaxed_madd(w, x, v128_load(sums.as_ptr().cast())));
+        }
+        got == want
+    })
+}
+
 /// Small products of each recipe against the definition: whether the lowering is wrong can depend on the registers
 /// that the baseline compiler has at hand.
 #[cfg(target_feature = "relaxed-simd")]
@@ -124,6 +146,14 @@ fn probe_products(relaxed: Cpu) -> bool {
 /// Vectors that the probe of the instruction tries.
 #[cfg(target_feature = "relaxed-simd")]
 const PROBES: usize = 512;
+
+#[inline(always)]
+fn relaxed_madd(a: v128, b: v128, acc: v128) -> v128 {
+    #[cfg(target_feature = "relaxed-simd")]
+    return f32x4_relaxed_madd(a, b, acc);
+    #[cfg(not(target_feature = "relaxed-simd"))]
+    unreachable!("a Wasm<true> without the feature: {:?}", (a, b, acc))
+}
 
 #[inline(always)]
 fn relaxed_dot(a: v128, w: v128, acc: v128) -> v128 {
@@ -235,6 +265,18 @@ impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
     #[inline(always)]
     fn div(self, a: v128, b: v128) -> v128 {
         f32x4_div(a, b)
+    }
+    #[inline(always)]
+    fn max(self, a: v128, b: v128) -> v128 {
+        f32x4_pmax(b, a)
+    }
+    #[inline(always)]
+    fn min(self, a: v128, b: v128) -> v128 {
+        f32x4_pmin(a, b)
+    }
+    #[inline(always)]
+    fn mac_exact(self, acc: v128, a: v128, b: v128) -> v128 {
+        if RELAXED { relaxed_madd(a, b, acc) } else { f32x4_add(acc, f32x4_mul(a, b)) }
     }
     #[inline(always)]
     fn abs(self, a: v128) -> v128 {

@@ -37,6 +37,12 @@ impl KvType {
             KvType::K8 => "k8",
         }
     }
+
+    /// Whether values are f16: then weights have 13 bits, and those of scores that are `WEIGHT_LOW` below the
+    /// maximum are 0, so that products are exact.
+    pub(super) fn has_f16_values(self) -> bool {
+        self != KvType::F32
+    }
 }
 
 /// Shape and place of keys and values in a page. A page holds, per layer, the keys of all heads, then the values:
@@ -207,8 +213,8 @@ impl Op for WriteKv<'_> {
                     let low = s.splat(-F16_MAX);
                     for i in (0..whole).step_by(S::LANES) {
                         let v = s.load(x.as_ptr().add(i));
-                        let v = s.select_gt(v, low, v, low);
-                        let v = s.select_gt(v, limit, limit, v);
+                        let v = s.max(v, low);
+                        let v = s.min(v, limit);
                         s.store_f16(out.as_mut_ptr().add(i), v);
                     }
                 }
@@ -217,7 +223,13 @@ impl Op for WriteKv<'_> {
                 }
             },
             #[inline(always)]
-            |x, q| if x.len().is_multiple_of(S::LANES) { quantise_lanes(s, x, q) } else { quantise_block(x, q) },
+            |x, q| {
+                if x.len().is_multiple_of(S::LANES) {
+                    quantise_lanes(s, x, q, false, &mut [])
+                } else {
+                    quantise_block(x, q)
+                }
+            },
         );
     }
 }

@@ -1,13 +1,15 @@
 //! Attention over one chunk on lanes: the scalar definition, 16 tokens or dimensions side by side.
 
+use core::marker::PhantomData;
 use core::ops::Range;
 
 use super::super::act::{quantise_block, quantise_lanes, write_groups};
-use super::super::exp::exp_lanes;
-use super::super::f32_tile::{AsF16, AsF32, Elem, F32Tile, f32_shapes};
+use super::super::exp::{ABREAST, LOW, exp_above_lanes};
+use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, f32_shapes};
+use super::super::narrow::round13_lanes;
 use super::super::norm::{LANES, max, tree};
 use super::super::simd::{Rec, Simd};
-use super::{Attend, CHUNK, Chunk, KvType, MAX_HEAD_DIM, PAGE, Running};
+use super::{Attend, CHUNK, Chunk, KvType, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW};
 
 /// The same on lanes.
 pub(super) struct Lanes<'a, S> {
@@ -32,16 +34,18 @@ impl<S: Simd> Chunk for Lanes<'_, S> {
     #[inline(always)]
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
         match self.a.kv().kv_type {
-            KvType::F32 => self.float_scores::<AsF32>(chunk, n, q, scores, wide),
-            KvType::F16 => self.float_scores::<AsF16>(chunk, n, q, scores, wide),
+            KvType::F32 => self.float_scores::<AsF32, AsF32>(chunk, n, q, scores, wide),
+            KvType::F16 => self.float_scores::<Exact<AsF16>, Exact<AsF32>>(chunk, n, q, scores, wide),
             KvType::K8 => self.int8_scores(chunk, n, q, scores),
         }
     }
 
     #[inline(always)]
     fn softmax(&self, p: &mut [f32]) -> Running {
-        assert!(p.len().is_multiple_of(LANES));
+        assert!(!p.is_empty() && p.len().is_multiple_of(LANES));
         let s = self.s;
+        let narrow = self.a.kv().kv_type.has_f16_values();
+        let low = if narrow { WEIGHT_LOW } else { LOW };
         let per = LANES / S::LANES;
         let mut lanes = [0.0; LANES];
         // SAFETY: whole groups of 16 elements, and 16 lanes.
@@ -50,20 +54,30 @@ impl<S: Simd> Chunk for Lanes<'_, S> {
             for i in (0..p.len()).step_by(LANES) {
                 for (j, acc) in acc[..per].iter_mut().enumerate() {
                     let v = s.load(p.as_ptr().add(i + j * S::LANES));
-                    *acc = s.select_gt(v, *acc, v, *acc);
+                    *acc = s.max(v, *acc);
                 }
             }
             for (j, acc) in acc[..per].iter().enumerate() {
                 s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
             }
             let m = tree(lanes, max);
+            let last = p.len() - S::LANES;
+            for i in (0..p.len()).step_by(ABREAST * S::LANES) {
+                // what is left over is done twice rather than alone
+                let at = |j: usize| (i + j * S::LANES).min(last);
+                let mut e = [s.splat(0.0); ABREAST];
+                for (j, e) in e.iter_mut().enumerate() {
+                    *e = s.sub(s.load(p.as_ptr().add(at(j))), s.splat(m));
+                }
+                let e = exp_above_lanes(s, low, e);
+                for (j, e) in e.iter().enumerate() {
+                    s.store(p.as_mut_ptr().add(at(j)), if narrow { round13_lanes(s, *e) } else { *e });
+                }
+            }
             let mut acc = [s.splat(0.0); 4];
             for i in (0..p.len()).step_by(LANES) {
                 for (j, acc) in acc[..per].iter_mut().enumerate() {
-                    let at = p.as_mut_ptr().add(i + j * S::LANES);
-                    let e = exp_lanes(s, s.sub(s.load(at), s.splat(m)));
-                    s.store(at, e);
-                    *acc = s.add(*acc, e);
+                    *acc = s.add(*acc, s.load(p.as_ptr().add(i + j * S::LANES)));
                 }
             }
             for (j, acc) in acc[..per].iter().enumerate() {
@@ -76,9 +90,9 @@ impl<S: Simd> Chunk for Lanes<'_, S> {
     #[inline(always)]
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]) {
         if self.a.kv().kv_type == KvType::F32 {
-            self.float_values::<AsF32>(chunk, tokens, p, o, wide);
+            self.float_values::<AsF32, AsF32>(chunk, tokens, p, o, wide);
         } else {
-            self.float_values::<AsF16>(chunk, tokens, p, o, wide);
+            self.float_values::<Exact<AsF16>, Exact<AsF32>>(chunk, tokens, p, o, wide);
         }
     }
 
@@ -95,9 +109,16 @@ fn fit<S: Simd>(left: usize, columns: usize) -> (usize, usize) {
 }
 
 impl<S: Simd> Lanes<'_, S> {
-    /// Tokens outside, columns inside: the keys of a tile's tokens are widened once and stay in cache.
+    /// Tokens outside, columns inside: the keys of a tile's tokens are widened once (from `E` to `W`) and stay in cache.
     #[inline(always)]
-    fn float_scores<E: Elem>(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
+    fn float_scores<E: Elem, W: Elem>(
+        &self,
+        chunk: usize,
+        n: usize,
+        q: &[f32],
+        scores: &mut [[f32; CHUNK]],
+        wide: &mut [f32],
+    ) {
         let d = self.a.kv().head_dim;
         let tokens = n.next_multiple_of(PAGE);
         let mut t = 0;
@@ -110,7 +131,7 @@ impl<S: Simd> Lanes<'_, S> {
                 let keys = |v: usize| {
                     wide[((t % PAGE + v * S::LANES) / PAGE * d * PAGE) + (t + v * S::LANES) % PAGE..].as_ptr()
                 };
-                self.score_tiles::<AsF32>(t, rv, |v| keys(v).cast(), q, scores);
+                self.score_tiles::<W>(t, rv, |v| keys(v).cast(), q, scores);
             } else {
                 let keys = |v: usize| {
                     let t = t + v * S::LANES;
@@ -135,14 +156,14 @@ impl<S: Simd> Lanes<'_, S> {
         let mut c = 0;
         while c < scores.len() {
             let (_, nc) = fit::<S>(1, scores.len() - c);
-            f32_shapes!(S, rv, nc, score_tile(self, t, &keys, c, q, scores, Stored::<E>(core::marker::PhantomData)));
+            f32_shapes!(S, rv, nc, score_tile(self, t, &keys, c, q, scores, Stored::<E>(PhantomData)));
             c += nc;
         }
     }
 
     /// Pages outside, columns inside, as above.
     #[inline(always)]
-    fn float_values<E: Elem>(
+    fn float_values<E: Elem, W: Elem>(
         &self,
         chunk: usize,
         tokens: Range<usize>,
@@ -156,7 +177,7 @@ impl<S: Simd> Lanes<'_, S> {
             let part = ValuePart { t, n: PAGE.min(tokens.end - t), go_on: t > tokens.start };
             if self.is_worth_widening::<E>(p.len()) {
                 self.widen::<E>(values, &mut wide[..dims * PAGE]);
-                self.value_tiles::<AsF32>(&part, wide.as_ptr().cast(), p, o);
+                self.value_tiles::<W>(&part, wide.as_ptr().cast(), p, o);
             } else {
                 self.value_tiles::<E>(&part, values.as_ptr(), p, o);
             }
@@ -173,12 +194,7 @@ impl<S: Simd> Lanes<'_, S> {
             let mut v = 0;
             while v < vectors {
                 let (rv, _) = fit::<S>(vectors - v, 1);
-                f32_shapes!(
-                    S,
-                    rv,
-                    nc,
-                    value_tile(self, part, values, v, c, p, o, Stored::<E>(core::marker::PhantomData))
-                );
+                f32_shapes!(S, rv, nc, value_tile(self, part, values, v, c, p, o, Stored::<E>(PhantomData)));
                 v += rv;
             }
             c += nc;
@@ -213,7 +229,7 @@ impl<S: Simd> Lanes<'_, S> {
                 let mut q8 = [0i8; MAX_HEAD_DIM];
                 let q = &q[(c0 * NC + c) * d..][..d];
                 dq[c] = if d.is_multiple_of(S::LANES) {
-                    quantise_lanes(s, q, &mut q8[..d])
+                    quantise_lanes(s, q, &mut q8[..d], false, &mut [])
                 } else {
                     quantise_block(q, &mut q8[..d])
                 };
@@ -245,7 +261,7 @@ impl<S: Simd> Lanes<'_, S> {
     }
 }
 
-struct Stored<E>(core::marker::PhantomData<E>);
+struct Stored<E>(PhantomData<E>);
 
 #[inline(always)]
 fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(

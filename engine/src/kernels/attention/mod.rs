@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Chunk boundaries depend on positions only, so neither the batch, nor the split over threads, nor prefill against
-//! decode can change a bit. Int8 keys: `s = f32(sum q8*k8) * (d_k * d_q)`, a scale per token and head.
+//! decode can change a bit. Int8 keys: `s = f32(sum q8*k8) * (d_k * d_q)`, a scale per token and head. With f16 keys q
+//! is rounded to 13 bits first, with f16 values p is: the products are exact then, and may be fused with the addition.
 
 mod kv;
 mod lanes;
@@ -21,6 +22,7 @@ use core::ops::Range;
 
 use super::cpu::Op;
 use super::exp::exp;
+use super::narrow::narrow;
 use super::norm::max;
 use super::simd::Simd;
 use super::{Cpu, SharedOut, tasks};
@@ -33,6 +35,8 @@ use scalar::Scalar;
 pub const CHUNK: usize = 256;
 /// Query columns (rows of a block x query heads of a KV head) of one unit, at most.
 const MAX_COLUMNS: usize = 32;
+/// With f16 values, scores that far below the maximum have weight 0: exp(-77) is above 2^-112 (see `narrow.rs`).
+const WEIGHT_LOW: f32 = -77.0;
 /// Query heads that may share a KV head, at most.
 pub const MAX_GROUP: usize = MAX_COLUMNS;
 
@@ -227,7 +231,7 @@ impl Attend<'_> {
         from.saturating_sub(start).min(CHUNK)..(pos + 1).saturating_sub(start).min(CHUNK)
     }
 
-    /// The queries of the block (columns, head_dim), gathered into `q`.
+    /// The queries of the block (columns, head_dim), gathered into `q`, narrowed where keys are f16.
     #[inline(always)]
     fn queries<'q>(&self, q: &'q mut [f32]) -> &'q [f32] {
         let (group, d) = (self.group(), self.kv().head_dim);
@@ -235,6 +239,9 @@ impl Attend<'_> {
         for (c, q) in q.chunks_exact_mut(d).enumerate() {
             let at = (self.row + c / group) * self.of.q_stride + (self.head * group + c % group) * d;
             q.copy_from_slice(&self.of.q[at..at + d]);
+            if self.kv().kv_type == KvType::F16 {
+                q.iter_mut().for_each(|q| *q = narrow(*q));
+            }
         }
         q
     }

@@ -3,10 +3,11 @@
 use core::ops::Range;
 
 use super::super::act::quantise_block;
-use super::super::exp::exp;
+use super::super::exp::{exp, exp_above};
+use super::super::narrow::round13;
 use super::super::norm::{LANES, max, tree};
 use super::super::panel::f16_to_f32;
-use super::{Attend, CHUNK, Chunk, KvType, MAX_HEAD_DIM, PAGE, Running};
+use super::{Attend, CHUNK, Chunk, KvType, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW};
 
 /// The definition.
 pub(super) struct Scalar<'a>(pub(super) &'a Attend<'a>);
@@ -57,7 +58,10 @@ impl Chunk for Scalar<'_> {
         let m = tree(lanes, max);
         let mut lanes = [0.0; LANES];
         for (t, s) in s.iter_mut().enumerate() {
-            *s = exp(*s - m);
+            *s = match self.0.kv().kv_type.has_f16_values() {
+                true => round13(exp_above(WEIGHT_LOW, *s - m)),
+                false => exp(*s - m),
+            };
             lanes[t % LANES] += *s;
         }
         Running { m, l: tree(lanes, |a, b| a + b) }
