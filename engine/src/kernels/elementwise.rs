@@ -4,111 +4,176 @@ use super::Cpu;
 use super::cpu::Op;
 use super::exp::{exp, exp_lanes};
 use super::simd::Simd;
+use super::special::{erfc, erfc_lanes, tanh, tanh_lanes};
 
-/// `x += y`.
-pub fn add(cpu: Cpu, x: &mut [f32], y: &[f32]) {
-    assert!(x.len() == y.len());
-    cpu.run(Add { x, y });
-}
-
-struct Add<'a> {
-    x: &'a mut [f32],
-    y: &'a [f32],
-}
-
-impl Op for Add<'_> {
-    type Out = ();
-    fn scalar(self) {
-        for (x, y) in self.x.iter_mut().zip(self.y) {
-            *x += y;
-        }
-    }
-    #[inline(always)]
-    fn simd<S: Simd>(self, s: S) {
-        let whole = self.x.len() / S::LANES * S::LANES;
-        // SAFETY: equal lengths (checked by `add`), whole vectors below them.
-        unsafe {
-            for i in (0..whole).step_by(S::LANES) {
-                let p = self.x.as_mut_ptr().add(i);
-                s.store(p, s.add(s.load(p), s.load(self.y.as_ptr().add(i))));
-            }
-        }
-        for (x, y) in self.x[whole..].iter_mut().zip(&self.y[whole..]) {
-            *x += y;
-        }
-    }
-}
-
-/// The activation of a gated feed-forward.
+/// The activation of a feed-forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gate {
+pub enum Act {
     /// `x / (1 + exp(-x))`.
     Silu,
-    /// `x * (1 - 1 / (exp(2u) + 1))`, `u = sqrt(2/pi) * (x + 0.044715 x^3)`: GELU's tanh form, `(1 + tanh u)/2` written
-    /// with exp (Hendrycks and Gimpel 2016).
+    /// GELU's tanh form (Hendrycks and Gimpel 2016), `x * (1 + tanh u) / 2` with `u = sqrt(2/pi) * (x + 0.044715 x^3)`,
+    /// which is `x / (1 + exp(-2u))`.
     GeluTanh,
+    /// GELU, `x * (1 + erf(x / sqrt 2)) / 2`, as `max(x, 0) - |x|/2 * erfc(|x| / sqrt 2)`.
+    GeluErf,
 }
 
 const GELU_SCALE: f32 = 0.797_884_6; // sqrt(2 / pi)
 const GELU_CUBE: f32 = 0.044_715;
 
-impl Gate {
+impl Act {
     fn of(self, x: f32) -> f32 {
         match self {
-            Gate::Silu => x / (1.0 + exp(-x)),
-            Gate::GeluTanh => {
+            Act::Silu => x / (1.0 + exp(-x)),
+            Act::GeluTanh => {
                 let u = GELU_SCALE * (x + GELU_CUBE * (x * (x * x)));
-                x * (1.0 - 1.0 / (exp(u + u) + 1.0))
+                x / (1.0 + exp(-(u + u)))
+            }
+            Act::GeluErf => {
+                let a = x.abs();
+                let positive = if x > 0.0 { x } else { 0.0 };
+                positive - (a * 0.5) * erfc(a * core::f32::consts::FRAC_1_SQRT_2)
             }
         }
     }
 
     #[inline(always)]
     fn of_lanes<S: Simd>(self, s: S, x: S::F) -> S::F {
-        let one = s.splat(1.0);
+        let logistic = |u| s.div(x, s.add(s.splat(1.0), exp_lanes(s, negated(s, u))));
         match self {
-            Gate::Silu => s.div(x, s.add(one, exp_lanes(s, s.from_bits(s.add_i(s.bits(x), s.splat_i(i32::MIN)))))),
-            Gate::GeluTanh => {
+            Act::Silu => logistic(x),
+            Act::GeluTanh => {
                 let cube = s.mul(x, s.mul(x, x));
                 let u = s.mul(s.splat(GELU_SCALE), s.add(x, s.mul(s.splat(GELU_CUBE), cube)));
-                s.mul(x, s.sub(one, s.div(one, s.add(exp_lanes(s, s.add(u, u)), one))))
+                logistic(s.add(u, u))
+            }
+            Act::GeluErf => {
+                let a = s.abs(x);
+                let positive = s.select_gt(x, s.splat(0.0), x, s.splat(0.0));
+                let tail = erfc_lanes(s, s.mul(a, s.splat(core::f32::consts::FRAC_1_SQRT_2)));
+                s.sub(positive, s.mul(s.mul(a, s.splat(0.5)), tail))
             }
         }
     }
+}
+
+/// `-x`, the sign bit flipped.
+#[inline(always)]
+fn negated<S: Simd>(s: S, x: S::F) -> S::F {
+    s.from_bits(s.add_i(s.bits(x), s.splat_i(i32::MIN)))
+}
+
+/// `x += y * scale`.
+pub fn add_scaled(cpu: Cpu, x: &mut [f32], y: &[f32], scale: f32) {
+    Map::run(cpu, Step::AddScaled(scale), x, Some(y));
+}
+
+/// `x *= scale`.
+pub fn scale(cpu: Cpu, x: &mut [f32], scale: f32) {
+    Map::run(cpu, Step::Scale(scale), x, None);
+}
+
+/// `x = act(x)`.
+pub fn activate(cpu: Cpu, act: Act, x: &mut [f32]) {
+    Map::run(cpu, Step::Activate(act), x, None);
 }
 
 /// `gate = act(gate) * up`.
-pub fn gated(cpu: Cpu, act: Gate, gate: &mut [f32], up: &[f32]) {
-    assert!(gate.len() == up.len());
-    cpu.run(Gated { act, gate, up });
+pub fn gated(cpu: Cpu, act: Act, gate: &mut [f32], up: &[f32]) {
+    Map::run(cpu, Step::Gated(act), gate, Some(up));
 }
 
-struct Gated<'a> {
-    act: Gate,
-    gate: &'a mut [f32],
-    up: &'a [f32],
+/// `x = cap * tanh(x / cap)`.
+pub fn soft_cap(cpu: Cpu, x: &mut [f32], cap: f32) {
+    Map::run(cpu, Step::SoftCap(cap), x, None);
 }
 
-impl Op for Gated<'_> {
-    type Out = ();
-    fn scalar(self) {
-        for (g, u) in self.gate.iter_mut().zip(self.up) {
-            *g = self.act.of(*g) * u;
+/// `cap * tanh(x / cap)` of scores inside another operation.
+#[inline(always)]
+pub(super) fn soft_cap_one(x: f32, cap: f32) -> f32 {
+    cap * tanh(x / cap)
+}
+
+/// [`soft_cap_one`] on lanes.
+#[inline(always)]
+pub(super) fn soft_cap_lanes<S: Simd>(s: S, x: S::F, cap: f32) -> S::F {
+    s.mul(s.splat(cap), tanh_lanes(s, s.div(x, s.splat(cap))))
+}
+
+/// What happens to an element x, where there is a second operand with its element y.
+#[derive(Clone, Copy)]
+enum Step {
+    AddScaled(f32),
+    Scale(f32),
+    Activate(Act),
+    Gated(Act),
+    SoftCap(f32),
+}
+
+impl Step {
+    fn of(self, x: f32, y: f32) -> f32 {
+        match self {
+            Step::AddScaled(scale) => x + y * scale,
+            Step::Scale(scale) => x * scale,
+            Step::Activate(act) => act.of(x),
+            Step::Gated(act) => act.of(x) * y,
+            Step::SoftCap(cap) => soft_cap_one(x, cap),
         }
     }
+
     #[inline(always)]
-    fn simd<S: Simd>(self, s: S) {
-        let whole = self.gate.len() / S::LANES * S::LANES;
-        // SAFETY: equal lengths (checked by `gated`), whole vectors below them.
+    fn of_lanes<S: Simd>(self, s: S, x: S::F, y: S::F) -> S::F {
+        match self {
+            Step::AddScaled(scale) => s.add(x, s.mul(y, s.splat(scale))),
+            Step::Scale(scale) => s.mul(x, s.splat(scale)),
+            Step::Activate(act) => act.of_lanes(s, x),
+            Step::Gated(act) => s.mul(act.of_lanes(s, x), y),
+            Step::SoftCap(cap) => soft_cap_lanes(s, x, cap),
+        }
+    }
+}
+
+struct Map<'a> {
+    step: Step,
+    x: &'a mut [f32],
+    y: Option<&'a [f32]>,
+}
+
+impl Map<'_> {
+    fn run(cpu: Cpu, step: Step, x: &mut [f32], y: Option<&[f32]>) {
+        assert!(y.is_none_or(|y| y.len() == x.len()));
+        cpu.run(Map { step, x, y });
+    }
+
+    /// The elements from `from` on.
+    fn rest(&mut self, from: usize) {
+        for i in from..self.x.len() {
+            self.x[i] = self.step.of(self.x[i], self.y.map_or(0.0, |y| y[i]));
+        }
+    }
+}
+
+impl Op for Map<'_> {
+    type Out = ();
+
+    fn scalar(mut self) {
+        self.rest(0);
+    }
+
+    #[inline(always)]
+    fn simd<S: Simd>(mut self, s: S) {
+        let whole = self.x.len() / S::LANES * S::LANES;
+        // SAFETY: equal lengths (checked by `run`), whole vectors below them.
         unsafe {
             for i in (0..whole).step_by(S::LANES) {
-                let p = self.gate.as_mut_ptr().add(i);
-                let g = self.act.of_lanes(s, s.load(p));
-                s.store(p, s.mul(g, s.load(self.up.as_ptr().add(i))));
+                let p = self.x.as_mut_ptr().add(i);
+                let y = match self.y {
+                    Some(y) => s.load(y.as_ptr().add(i)),
+                    None => s.splat(0.0),
+                };
+                s.store(p, self.step.of_lanes(s, s.load(p), y));
             }
         }
-        for (g, u) in self.gate[whole..].iter_mut().zip(&self.up[whole..]) {
-            *g = self.act.of(*g) * u;
-        }
+        self.rest(whole);
     }
 }
