@@ -145,5 +145,5 @@ fn metadata_that_contradicts_is_refused() {
     refused("gpt2-4h-f16.gguf", "gpt2.context_length", 512, &["position_embd.weight", "[48, 512]"]);
     refused("phi3-partial-f16.gguf", "phi3.feed_forward_length", 95, &["ffn_"]);
     refused("phi3-partial-f16.gguf", "phi3.rope.dimension_count", 11, &["even"]);
-    refused("stablelm-parallel-qknorm-f16.gguf", "stablelm.attention.head_count", 8, &["attn_q_norm", "[8, 8]"]);
+    refused("stablelm-parallel-qknorm-f16.gguf", "stablelm.attention.head_count", 8, &["attn_k_norm", "[8, 2]"]);
 }
