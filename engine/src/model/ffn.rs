@@ -19,8 +19,7 @@ impl Pass<'_, '_> {
         match &self.model.weights.layers[i].ffn {
             FeedForward::Dense(ffn) => self.dense(ffn, x, y, s, words),
             FeedForward::Experts(experts) => {
-                let Some(config) = &self.model.config.experts else { return };
-                self.experts(i, experts, config, x, y, s, words);
+                self.experts(i, experts, x, y, s, words);
                 if let Some(shared) = &experts.shared {
                     self.shared_expert(shared, x, y, s, words);
                 }
@@ -56,17 +55,8 @@ impl Pass<'_, '_> {
 
     /// `y = sum over the chosen experts of weight * down(act(gate x) * up x)`, in order of the choice. The rows of an
     /// expert go through it together.
-    #[allow(clippy::too_many_arguments)]
-    fn experts(
-        &mut self,
-        i: usize,
-        e: &Experts,
-        c: &ExpertsConfig,
-        x: &[f32],
-        y: &mut [f32],
-        s: &mut FfnScratch,
-        words: &mut [u32],
-    ) {
+    fn experts(&mut self, i: usize, e: &Experts, x: &[f32], y: &mut [f32], s: &mut FfnScratch, words: &mut [u32]) {
+        let Some(c) = &self.model.config.experts else { return };
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
         let router = &mut s.router[..n * padded(c.n)];
         rows.linear(&e.router, x, router, words);

@@ -1,5 +1,6 @@
 //! Weights of a model, put together from its tensors.
 
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec;
@@ -75,7 +76,7 @@ pub enum FeedForward {
     /// One for all tokens.
     Dense(Dense),
     /// A choice for each token.
-    Experts(Experts),
+    Experts(Box<Experts>),
 }
 
 /// Weights of one layer.
@@ -262,7 +263,9 @@ fn layer(parts: &mut Parts, c: &Config, i: usize) -> Result<Layer, LoadError> {
     let attn_norm = norm(parts, &name("attn_norm"))?;
     let ffn_norm = norm(parts, &name("ffn_norm"))?;
     let ffn = match &c.experts {
-        Some(e) if parts.has(&name("ffn_gate_inp.weight")) => FeedForward::Experts(experts(parts, e.n, &name)?),
+        Some(e) if parts.has(&name("ffn_gate_inp.weight")) => {
+            FeedForward::Experts(Box::new(experts(parts, e.n, &name)?))
+        }
         _ => FeedForward::Dense(dense(parts, c.n_ff, "", &name)?),
     };
     // one norm before both, or a key that says so
