@@ -39,13 +39,12 @@ impl Act {
 
     #[inline(always)]
     fn of_lanes<S: Simd>(self, s: S, x: S::F) -> S::F {
-        let logistic = |u| s.div(x, s.add(s.splat(1.0), exp_lanes(s, negated(s, u))));
         match self {
-            Act::Silu => logistic(x),
+            Act::Silu => times_logistic(s, x, x),
             Act::GeluTanh => {
                 let cube = s.mul(x, s.mul(x, x));
                 let u = s.mul(s.splat(GELU_SCALE), s.add(x, s.mul(s.splat(GELU_CUBE), cube)));
-                logistic(s.add(u, u))
+                times_logistic(s, x, s.add(u, u))
             }
             Act::GeluErf => {
                 let a = s.abs(x);
@@ -57,10 +56,11 @@ impl Act {
     }
 }
 
-/// `-x`, the sign bit flipped.
+/// `x / (1 + exp(-u))`.
 #[inline(always)]
-fn negated<S: Simd>(s: S, x: S::F) -> S::F {
-    s.from_bits(s.add_i(s.bits(x), s.splat_i(i32::MIN)))
+fn times_logistic<S: Simd>(s: S, x: S::F, u: S::F) -> S::F {
+    let negated = s.from_bits(s.add_i(s.bits(u), s.splat_i(i32::MIN)));
+    s.div(x, s.add(s.splat(1.0), exp_lanes(s, negated)))
 }
 
 /// `x += y * scale`.
