@@ -60,7 +60,7 @@ fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
     let mut runs = 0;
     while runs < 3 || (started.elapsed() < Duration::from_millis(400) && runs < 1000) {
         let run = Instant::now();
-        products(cpu, &Inline, &[Job { w, x: columns, at: 0 }], n, &mut out, stride);
+        products(cpu, &Inline, &[Job { w, x: columns, column: 0, at: 0 }], &mut out, stride);
         best = best.min(run.elapsed());
         runs += 1;
     }

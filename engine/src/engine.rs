@@ -10,6 +10,8 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use sha2::{Digest, Sha256};
+
 use crate::error::RequestError;
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
@@ -25,7 +27,8 @@ use crate::text::TextStream;
 pub struct EngineOptions {
     /// How keys and values are kept. Changes numbers.
     pub kv_type: KvType,
-    /// Tokens of a sequence, prompt and answer, at most.
+    /// Tokens of a sequence, prompt and answer, at most; as many as the model can tell apart, if those are fewer. Changes
+    /// numbers of models that rotate by other frequencies in long contexts ([`Model::is_long_context`]).
     pub n_ctx: usize,
     /// Sequences at once.
     pub max_seqs: usize,
@@ -175,6 +178,8 @@ struct Active {
     sampler: Sampler,
     text: TextStream,
     pages: SeqPages,
+    /// Page of each [`PAGE`] positions, where pages are used again and again; otherwise they are those of `pages`.
+    ring: Option<Vec<u32>>,
     /// Prompt and answer so far.
     tokens: Vec<u32>,
     n_prompt: usize,
@@ -193,10 +198,16 @@ impl Engine {
     ///
     /// # Errors
     /// If there is not enough.
-    pub fn new(model: Arc<Model>, pool: &dyn Pool, options: EngineOptions) -> Result<Engine, TryReserveError> {
+    pub fn new(model: Arc<Model>, pool: &dyn Pool, mut options: EngineOptions) -> Result<Engine, TryReserveError> {
+        options.n_ctx = options.n_ctx.min(model.config.max_context());
         let layout = model.kv_layout(options.kv_type);
         let n_pages = u32::try_from(options.kv_bytes / layout.page_bytes()).unwrap_or(u32::MAX);
-        let arena = KvArena::new(layout, n_pages, options.model_sha256.unwrap_or_default())?;
+        let mut fingerprint = options.model_sha256.unwrap_or_default();
+        if model.is_long_context(options.n_ctx) {
+            // keys are rotated otherwise: those of short contexts are another model's
+            fingerprint = Sha256::new_with_prefix(fingerprint).chain_update("long context").finalize().into();
+        }
+        let arena = KvArena::new(layout, n_pages, fingerprint)?;
         let rows = options.batch_tokens.max(options.max_seqs);
         let scratch = model.scratch(pool, options.kv_type, rows, options.max_seqs, options.max_seqs, options.n_ctx)?;
         Ok(Engine { model, options, arena, scratch, active: VecDeque::new(), next_id: 0 })
@@ -259,11 +270,7 @@ impl Engine {
         let mut sampler = Sampler::new(request.sampling.clone(), n_vocab)?;
         let chain = self.chain(&request)?;
         let limit = n_prompt + max_tokens;
-        let mut pages = self.arena.acquire(&request.tokens, request.cache_salt);
-        if let Err(e) = self.arena.extend(&mut pages, limit - 1) {
-            self.arena.release(pages);
-            return Err(e);
-        }
+        let (pages, ring) = self.reserve(&request, limit - 1)?;
         request.tokens.iter().for_each(|&t| sampler.accept(t));
         let mut tokens = Vec::with_capacity(limit);
         tokens.extend_from_slice(&request.tokens);
@@ -272,9 +279,31 @@ impl Engine {
         let text = TextStream::new(request.stop.clone());
         let n_done = pages.n_cached;
         let end = None;
-        let active = Active { id, request, sampler, text, pages, tokens, n_prompt, n_done, limit, chain, end };
+        let active = Active { id, request, sampler, text, pages, ring, tokens, n_prompt, n_done, limit, chain, end };
         self.active.push_back(active);
         Ok(id)
+    }
+
+    /// Pages for `n_tokens` of a request. If there is no room for all of them, and no layer ever looks far back, a ring
+    /// of pages: each is used again once all of its tokens are out of sight.
+    fn reserve(&mut self, request: &Request, n_tokens: usize) -> Result<(SeqPages, Option<Vec<u32>>), RequestError> {
+        let mut pages = self.arena.acquire(&request.tokens, request.cache_salt);
+        let Err(no_room) = self.arena.extend(&mut pages, n_tokens) else { return Ok((pages, None)) };
+        self.arena.release(pages);
+        let Some(window) = self.model.config.window() else { return Err(no_room) };
+        // what the first row of a batch sees and what all of them write, wherever that starts in a page
+        let span = window.saturating_add(self.options.batch_tokens.max(1) - 1);
+        let (n_pages, ring) = (n_tokens.div_ceil(PAGE), span.div_ceil(PAGE) + 1);
+        if ring >= n_pages {
+            return Err(no_room);
+        }
+        let mut pages = self.arena.acquire(&[], request.cache_salt);
+        if let Err(e) = self.arena.extend(&mut pages, ring * PAGE) {
+            self.arena.release(pages);
+            return Err(e);
+        }
+        let ring = pages.pages.iter().copied().cycle().take(n_pages).collect();
+        Ok((pages, Some(ring)))
     }
 
     /// The start of a receipt, if one is asked for.
@@ -286,7 +315,7 @@ impl Engine {
             let expected = "false: the engine was not given the SHA-256 of its model";
             return Err(RequestError::Option { name: "receipt", found: "true".into(), expected });
         };
-        Ok(Some(Chain::start(model, &asked(request, self.options.kv_type))))
+        Ok(Some(Chain::start(model, &asked(request, &self.model, &self.options))))
     }
 
     /// Forgets a request; its pages are free at once. Says whether it was there.
@@ -300,7 +329,9 @@ impl Engine {
 
     /// Gives a request's pages back; those that are full stay known to later prompts.
     fn retire(&mut self, a: Active) {
-        self.arena.publish(&a.pages, &a.tokens[..a.n_done], a.request.cache_salt);
+        if a.ring.is_none() {
+            self.arena.publish(&a.pages, &a.tokens[..a.n_done], a.request.cache_salt);
+        }
         self.arena.release(a.pages);
     }
 
@@ -318,7 +349,7 @@ impl Engine {
                 let a = &self.active[p.active];
                 let tokens = &a.tokens[a.n_done..a.n_done + p.n];
                 let n_logits = usize::from(a.n_done + p.n == a.tokens.len());
-                Run { tokens, pos: a.n_done, pages: &a.pages.pages, n_logits }
+                Run { tokens, pos: a.n_done, pages: a.ring.as_deref().unwrap_or(&a.pages.pages), n_logits }
             })
             .collect();
         let out = self.model.forward(cpu, pool, &runs, &layout, arena, &mut self.scratch, None);
@@ -332,14 +363,16 @@ impl Engine {
                 continue;
             }
             if a.n_done == a.n_prompt {
-                self.arena.publish(&a.pages, &a.tokens, a.request.cache_salt);
+                if a.ring.is_none() {
+                    self.arena.publish(&a.pages, &a.tokens, a.request.cache_salt);
+                }
                 sink(Event::Prefilled { id: a.id, n_prompt: a.n_prompt, n_cached: a.pages.n_cached });
             }
             let (hidden, logits) = (out.hidden(row), out.logits(row));
             row += 1;
             if let Some(mut done) = a.pick(&self.model, cpu, hidden, logits, sink) {
                 if let Event::Done { receipt, .. } = &mut done {
-                    *receipt = a.receipt(&self.options);
+                    *receipt = a.receipt(&self.model, &self.options);
                 }
                 sink(done);
                 ended.push(p.active);
@@ -376,9 +409,15 @@ impl Engine {
 }
 
 /// What a receipt says of a request.
-fn asked(request: &Request, kv_type: KvType) -> ReceiptRequest {
+fn asked(request: &Request, model: &Model, options: &EngineOptions) -> ReceiptRequest {
     let Request { tokens, sampling, sequence, .. } = request;
-    ReceiptRequest { prompt: tokens.clone(), sampling: sampling.clone(), sequence: *sequence, kv_type }
+    ReceiptRequest {
+        prompt: tokens.clone(),
+        sampling: sampling.clone(),
+        sequence: *sequence,
+        kv_type: options.kv_type,
+        long_context: model.is_long_context(options.n_ctx),
+    }
 }
 
 /// A request's share of a batch.
@@ -443,10 +482,10 @@ impl Active {
     }
 
     /// The receipt of the complete answer, if one was asked for.
-    fn receipt(&mut self, options: &EngineOptions) -> Option<Box<Receipt>> {
-        let (chain, model) = (self.chain.take()?, options.model_sha256?);
-        let request = asked(&self.request, options.kv_type);
+    fn receipt(&mut self, model: &Model, options: &EngineOptions) -> Option<Box<Receipt>> {
+        let (chain, sha256) = (self.chain.take()?, options.model_sha256?);
+        let request = asked(&self.request, model, options);
         let output = self.tokens[self.n_prompt..].iter().copied().chain(self.end).collect();
-        Some(Box::new(chain.receipt(&model, request, output)))
+        Some(Box::new(chain.receipt(&sha256, request, output)))
     }
 }

@@ -102,6 +102,10 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(model: &'a Model, cpu: Cpu, pool: &'a ThreadPool, kv_type: KvType, n_ctx: usize) -> Result<Self, Failure> {
+        let most = model.config.max_context();
+        if n_ctx > most {
+            return Err(Failure::Usage(format!("a test of {n_ctx} tokens, the model has places for {most}")));
+        }
         let pages: Vec<u32> = (0..n_ctx.div_ceil(PAGE) as u32).collect();
         let arena = vec![0; pages.len() * model.kv_layout(kv_type).page_bytes()];
         let scratch = model.scratch(pool, kv_type, BATCH.min(n_ctx), 1, 1, n_ctx);

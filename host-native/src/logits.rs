@@ -63,6 +63,10 @@ fn check(model: &Model, ids: &[u32]) -> Result<(), Failure> {
     if ids.is_empty() {
         return Err(starling::error::RequestError::EmptyPrompt.into());
     }
+    let n_ctx = model.config.max_context();
+    if ids.len() > n_ctx {
+        return Err(starling::error::RequestError::ContextLength { prompt: ids.len(), max_tokens: 0, n_ctx }.into());
+    }
     match ids.iter().enumerate().find(|(_, t)| **t as usize >= n_vocab) {
         Some((at, &token)) => Err(starling::error::RequestError::Token { token, at, n_vocab }.into()),
         None => Ok(()),
@@ -137,6 +141,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
     if ids.len() < n_ctx {
         return Err(Failure::Usage(format!("the text has {} tokens, a window needs {n_ctx}", ids.len())));
     }
+    check(&model, &ids[..n_ctx])?;
     let windows = (ids.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
     let bar = ProgressBar::new(windows as u64);
     let style = ProgressStyle::with_template("{bar:32} {pos}/{len} windows, perplexity {msg}");

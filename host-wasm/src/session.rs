@@ -193,7 +193,7 @@ impl Session {
             "name": self.model.name,
             "architecture": c.arch.name,
             "n_vocab": c.n_vocab,
-            "n_layer": c.n_layer,
+            "n_layer": c.n_layer(),
             "n_embd": c.n_embd,
             "n_ctx_train": c.n_ctx_train,
             "n_ctx": self.engine.options().n_ctx,

@@ -39,6 +39,7 @@ pub struct Prompt {
     pub logits_last: Option<Vec<f32>>,
     pub logits_all: Option<Block>,
     pub greedy: Option<Greedy>,
+    pub router_margins: Option<Vec<f32>>,
 }
 
 /// Row-major little-endian f32.

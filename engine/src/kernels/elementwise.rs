@@ -2,139 +2,205 @@
 
 use super::Cpu;
 use super::cpu::Op;
-use super::exp::{ABREAST, exp, exp_lanes};
+use super::exp::{ABREAST, LOW, exp, exp_above_lanes};
 use super::simd::Simd;
+use super::special::{erfc, erfc_lanes, tanh, tanh_lanes};
 
-/// `x += y`.
-pub fn add(cpu: Cpu, x: &mut [f32], y: &[f32]) {
-    assert!(x.len() == y.len());
-    cpu.run(Add { x, y });
-}
-
-struct Add<'a> {
-    x: &'a mut [f32],
-    y: &'a [f32],
-}
-
-impl Op for Add<'_> {
-    type Out = ();
-    fn scalar(self) {
-        for (x, y) in self.x.iter_mut().zip(self.y) {
-            *x += y;
-        }
-    }
-    #[inline(always)]
-    fn simd<S: Simd>(self, s: S) {
-        let whole = self.x.len() / S::LANES * S::LANES;
-        // SAFETY: equal lengths (checked by `add`), whole vectors below them.
-        unsafe {
-            for i in (0..whole).step_by(S::LANES) {
-                let p = self.x.as_mut_ptr().add(i);
-                s.store(p, s.add(s.load(p), s.load(self.y.as_ptr().add(i))));
-            }
-        }
-        for (x, y) in self.x[whole..].iter_mut().zip(&self.y[whole..]) {
-            *x += y;
-        }
-    }
-}
-
-/// The activation of a gated feed-forward.
+/// The activation of a feed-forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gate {
+pub enum Act {
     /// `x / (1 + exp(-x))`.
     Silu,
-    /// `x * (1 - 1 / (exp(2u) + 1))`, `u = sqrt(2/pi) * (x + 0.044715 x^3)`: GELU's tanh form, `(1 + tanh u)/2` written
-    /// with exp (Hendrycks and Gimpel 2016).
+    /// GELU's tanh form (Hendrycks and Gimpel 2016), `x * (1 + tanh u) / 2` with `u = sqrt(2/pi) * (x + 0.044715 x^3)`,
+    /// which is `x / (1 + exp(-2u))`.
     GeluTanh,
+    /// GELU, `x * (1 + erf(x / sqrt 2)) / 2`, as `max(x, 0) - |x|/2 * erfc(|x| / sqrt 2)`.
+    GeluErf,
 }
 
 const GELU_SCALE: f32 = 0.797_884_6; // sqrt(2 / pi)
 const GELU_CUBE: f32 = 0.044_715;
 
-impl Gate {
+impl Act {
     fn of(self, x: f32) -> f32 {
         match self {
-            Gate::Silu => x / (1.0 + exp(-x)),
-            Gate::GeluTanh => {
+            Act::Silu => x / (1.0 + exp(-x)),
+            Act::GeluTanh => {
                 let u = GELU_SCALE * (x + GELU_CUBE * (x * (x * x)));
-                x * (1.0 - 1.0 / (exp(u + u) + 1.0))
+                x / (1.0 + exp(-(u + u)))
+            }
+            Act::GeluErf => {
+                let a = x.abs();
+                let positive = if x > 0.0 { x } else { 0.0 };
+                positive - (a * 0.5) * erfc(a * core::f32::consts::FRAC_1_SQRT_2)
             }
         }
     }
 
     #[inline(always)]
     fn of_lanes<S: Simd, const N: usize>(self, s: S, x: [S::F; N]) -> [S::F; N] {
-        let one = s.splat(1.0);
+        let mut y = x;
         match self {
-            Gate::Silu => {
-                let mut y = x;
-                for y in &mut y {
-                    *y = s.from_bits(s.add_i(s.bits(*y), s.splat_i(i32::MIN)));
-                }
-                let mut y = exp_lanes(s, y);
-                for (y, x) in y.iter_mut().zip(x) {
-                    *y = s.div(x, s.add(one, *y));
-                }
-                y
-            }
-            Gate::GeluTanh => {
-                let mut y = x;
+            Act::Silu => return times_logistic(s, x, x),
+            Act::GeluTanh => {
                 for y in &mut y {
                     let cube = s.mul(*y, s.mul(*y, *y));
                     let u = s.mul(s.splat(GELU_SCALE), s.add(*y, s.mul(s.splat(GELU_CUBE), cube)));
                     *y = s.add(u, u);
                 }
-                let mut y = exp_lanes(s, y);
-                for (y, x) in y.iter_mut().zip(x) {
-                    *y = s.mul(x, s.sub(one, s.div(one, s.add(*y, one))));
+                return times_logistic(s, x, y);
+            }
+            Act::GeluErf => {
+                for y in &mut y {
+                    let a = s.abs(*y);
+                    let positive = s.select_gt(*y, s.splat(0.0), *y, s.splat(0.0));
+                    let tail = erfc_lanes(s, s.mul(a, s.splat(core::f32::consts::FRAC_1_SQRT_2)));
+                    *y = s.sub(positive, s.mul(s.mul(a, s.splat(0.5)), tail));
                 }
-                y
             }
         }
+        y
     }
+}
+
+/// `x / (1 + exp(-u))`.
+#[inline(always)]
+fn times_logistic<S: Simd, const N: usize>(s: S, x: [S::F; N], u: [S::F; N]) -> [S::F; N] {
+    let mut y = u;
+    for y in &mut y {
+        *y = s.from_bits(s.add_i(s.bits(*y), s.splat_i(i32::MIN)));
+    }
+    let mut y = exp_above_lanes(s, LOW, y);
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = s.div(x, s.add(s.splat(1.0), *y));
+    }
+    y
+}
+
+/// `x += y * scale`.
+pub fn add_scaled(cpu: Cpu, x: &mut [f32], y: &[f32], scale: f32) {
+    Map::run(cpu, Step::AddScaled(scale), x, Some(y));
+}
+
+/// `x *= scale`.
+pub fn scale(cpu: Cpu, x: &mut [f32], scale: f32) {
+    Map::run(cpu, Step::Scale(scale), x, None);
+}
+
+/// `x = act(x)`.
+pub fn activate(cpu: Cpu, act: Act, x: &mut [f32]) {
+    Map::run(cpu, Step::Activate(act), x, None);
 }
 
 /// `gate = act(gate) * up`.
-pub fn gated(cpu: Cpu, act: Gate, gate: &mut [f32], up: &[f32]) {
-    assert!(gate.len() == up.len());
-    cpu.run(Gated { act, gate, up });
+pub fn gated(cpu: Cpu, act: Act, gate: &mut [f32], up: &[f32]) {
+    Map::run(cpu, Step::Gated(act), gate, Some(up));
 }
 
-struct Gated<'a> {
-    act: Gate,
-    gate: &'a mut [f32],
-    up: &'a [f32],
+/// `x = cap * tanh(x / cap)`.
+pub fn soft_cap(cpu: Cpu, x: &mut [f32], cap: f32) {
+    Map::run(cpu, Step::SoftCap(cap), x, None);
 }
 
-impl Op for Gated<'_> {
-    type Out = ();
-    fn scalar(self) {
-        for (g, u) in self.gate.iter_mut().zip(self.up) {
-            *g = self.act.of(*g) * u;
+/// `cap * tanh(x / cap)` of scores inside another operation.
+#[inline(always)]
+pub(super) fn soft_cap_one(x: f32, cap: f32) -> f32 {
+    cap * tanh(x / cap)
+}
+
+/// [`soft_cap_one`] on lanes.
+#[inline(always)]
+pub(super) fn soft_cap_lanes<S: Simd>(s: S, x: S::F, cap: f32) -> S::F {
+    s.mul(s.splat(cap), tanh_lanes(s, s.div(x, s.splat(cap))))
+}
+
+/// What happens to an element x, where there is a second operand with its element y.
+#[derive(Clone, Copy)]
+enum Step {
+    AddScaled(f32),
+    Scale(f32),
+    Activate(Act),
+    Gated(Act),
+    SoftCap(f32),
+}
+
+impl Step {
+    fn of(self, x: f32, y: f32) -> f32 {
+        match self {
+            Step::AddScaled(scale) => x + y * scale,
+            Step::Scale(scale) => x * scale,
+            Step::Activate(act) => act.of(x),
+            Step::Gated(act) => act.of(x) * y,
+            Step::SoftCap(cap) => soft_cap_one(x, cap),
         }
     }
+
     #[inline(always)]
-    fn simd<S: Simd>(self, s: S) {
-        let whole = self.gate.len() / S::LANES * S::LANES;
-        // SAFETY: equal lengths (checked by `gated`), whole vectors below them.
+    fn of_lanes<S: Simd, const N: usize>(self, s: S, mut x: [S::F; N], y: [S::F; N]) -> [S::F; N] {
+        if let Step::Activate(act) | Step::Gated(act) = self {
+            x = act.of_lanes(s, x);
+        }
+        for (x, y) in x.iter_mut().zip(y) {
+            *x = match self {
+                Step::AddScaled(scale) => s.add(*x, s.mul(y, s.splat(scale))),
+                Step::Scale(scale) => s.mul(*x, s.splat(scale)),
+                Step::Activate(_) => *x,
+                Step::Gated(_) => s.mul(*x, y),
+                Step::SoftCap(cap) => soft_cap_lanes(s, *x, cap),
+            };
+        }
+        x
+    }
+}
+
+struct Map<'a> {
+    step: Step,
+    x: &'a mut [f32],
+    y: Option<&'a [f32]>,
+}
+
+impl Map<'_> {
+    fn run(cpu: Cpu, step: Step, x: &mut [f32], y: Option<&[f32]>) {
+        assert!(y.is_none_or(|y| y.len() == x.len()));
+        cpu.run(Map { step, x, y });
+    }
+
+    /// The elements from `from` on.
+    fn rest(&mut self, from: usize) {
+        for i in from..self.x.len() {
+            self.x[i] = self.step.of(self.x[i], self.y.map_or(0.0, |y| y[i]));
+        }
+    }
+}
+
+impl Op for Map<'_> {
+    type Out = ();
+
+    fn scalar(mut self) {
+        self.rest(0);
+    }
+
+    #[inline(always)]
+    fn simd<S: Simd>(mut self, s: S) {
+        let whole = self.x.len() / S::LANES * S::LANES;
+        // SAFETY: equal lengths (checked by `run`), whole vectors below them.
         unsafe {
             for i in (0..whole).step_by(ABREAST * S::LANES) {
                 // what is left over is done twice rather than alone
                 let at = |j: usize| (i + j * S::LANES).min(whole - S::LANES);
-                let (gate, up) = (self.gate.as_mut_ptr(), self.up.as_ptr());
-                let mut g = [s.splat(0.0); ABREAST];
-                for (j, g) in g.iter_mut().enumerate() {
-                    *g = s.load(gate.add(at(j)));
+                let (mut x, mut y) = ([s.splat(0.0); ABREAST], [s.splat(0.0); ABREAST]);
+                for j in 0..ABREAST {
+                    x[j] = s.load(self.x.as_ptr().add(at(j)));
+                    if let Some(p) = self.y {
+                        y[j] = s.load(p.as_ptr().add(at(j)));
+                    }
                 }
-                let g = self.act.of_lanes(s, g);
-                for (j, g) in g.iter().enumerate() {
-                    s.store(gate.add(at(j)), s.mul(*g, s.load(up.add(at(j)))));
+                let x = self.step.of_lanes(s, x, y);
+                for (j, x) in x.iter().enumerate() {
+                    s.store(self.x.as_mut_ptr().add(at(j)), *x);
                 }
             }
         }
-        for (g, u) in self.gate[whole..].iter_mut().zip(&self.up[whole..]) {
-            *g = self.act.of(*g) * u;
-        }
+        self.rest(whole);
     }
 }

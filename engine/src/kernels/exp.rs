@@ -37,10 +37,10 @@ pub(super) fn exp_above(low: f32, x: f32) -> f32 {
 /// Vectors that are computed side by side: one alone is a chain of thirty dependent steps.
 pub(super) const ABREAST: usize = 4;
 
-/// [`exp`] on lanes of several vectors.
+/// [`exp`] on lanes.
 #[inline(always)]
-pub(super) fn exp_lanes<S: Simd, const N: usize>(s: S, x: [S::F; N]) -> [S::F; N] {
-    exp_above_lanes(s, LOW, x)
+pub(super) fn exp_lanes<S: Simd>(s: S, x: S::F) -> S::F {
+    exp_above_lanes(s, LOW, [x])[0]
 }
 
 /// [`exp_above`] on lanes of several vectors.

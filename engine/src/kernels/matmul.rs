@@ -33,6 +33,16 @@ pub enum Columns<'a> {
     Plain(&'a [f32]),
 }
 
+impl Columns<'_> {
+    /// Number of columns of `k` elements.
+    fn n(&self, k: usize) -> usize {
+        match self {
+            Columns::Packed(a) => a.n,
+            Columns::Plain(x) => x.len() / k,
+        }
+    }
+}
+
 /// One matrix of a parallel region.
 #[derive(Clone, Copy)]
 pub struct Job<'a> {
@@ -40,39 +50,46 @@ pub struct Job<'a> {
     pub w: &'a Matrix,
     /// The columns.
     pub x: Columns<'a>,
+    /// Where the first column goes in the output.
+    pub column: usize,
     /// Where the product's first row stands in a column of the output.
     pub at: usize,
 }
 
-/// Several products in one parallel region: `out[c * stride + at + row] = sum_k w[row][k] * x[c][k]` for each job, all
-/// its rows and all columns. Rows beyond a matrix, up to whole panels, are written as 0.
+/// Several products in one parallel region: `out[(column + c) * stride + at + row] = sum_k w[row][k] * x[c][k]` for
+/// each job, all its rows and all its columns. Rows beyond a matrix, up to whole panels, are written as 0.
 ///
 /// # Panics
-/// If the jobs' rows, in whole panels, overlap or do not fit `stride`, or the columns were packed for other weights.
-pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], n: usize, out: &mut [f32], stride: usize) {
-    let mut end = 0;
+/// If the jobs' rows, in whole panels, overlap or do not fit `stride`; if jobs for other columns than those before do
+/// not come after them; if the columns were packed for other weights.
+pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], stride: usize) {
+    let (mut columns, mut end) = (0..0, 0);
     for job in jobs {
+        let (k, n) = (job.w.k(), job.x.n(job.w.k()));
+        let mine = job.column..job.column + n;
+        if mine != columns {
+            assert!(mine.start >= columns.end, "products in order of their columns in the output");
+            (columns, end) = (mine, 0);
+        }
         assert!(job.at >= end, "products in order of their place in the output");
         end = job.at + job.w.panels() * PANEL;
-        match job.x {
-            Columns::Packed(a) => {
-                assert!(a.n == n && a.k == job.w.k() && a.words.len() >= a.kind.len_words(a.n, a.k));
-                assert!(Some(a.kind) == act::ActKind::of(cpu, job.w.format()), "columns packed for another product");
-            }
-            Columns::Plain(x) => assert!(x.len() >= n * job.w.k()),
+        assert!(n > 0 && end <= stride && out.len() >= columns.end * stride);
+        if let Columns::Packed(a) = job.x {
+            assert!(a.k == k && a.words.len() >= a.kind.len_words(n, k));
+            assert!(Some(a.kind) == act::ActKind::of(cpu, job.w.format()), "columns packed for another product");
         }
     }
-    assert!(n > 0 && end <= stride && out.len() >= n * stride);
     let units = units(jobs, pool.threads());
     let out = SharedOut::new(out);
     tasks::run(pool, units.len(), &|i, _| {
         let Unit { job, p0, p1 } = units[i];
-        let Job { w, x, at } = jobs[job];
+        let Job { w, x, column, at } = jobs[job];
+        let (n, at) = (x.n(w.k()), column * stride + at);
         cpu.run(Panels { product: &Product { w, x, n, out, at, stride }, p0, p1 });
     });
 }
 
-/// A job with its place in the output. Panels of different units write different rows.
+/// A job; `at` is its first place in the output. Panels of different units write different rows.
 pub(super) struct Product<'a> {
     pub(super) w: &'a Matrix,
     pub(super) x: Columns<'a>,

@@ -34,6 +34,7 @@ pub mod norm;
 pub mod panel;
 pub mod rope;
 pub mod softmax;
+pub mod special;
 pub mod tasks;
 
 pub use aligned::AlignedBuf;

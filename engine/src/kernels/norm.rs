@@ -1,5 +1,5 @@
-//! RMSNorm (Zhang and Sennrich 2019) and LayerNorm, and the lane array on which true reductions are defined:
-//! lane i accumulates elements i, i+16, i+32, ... in order, then `v[i] += v[i+8]`, `+4`, `+2`, `+1`.
+//! RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016), and the lane array on which true reductions are
+//! defined: lane i accumulates elements i, i+16, i+32, ... in order, then `v[i] += v[i+8]`, `+4`, `+2`, `+1`.
 
 use super::Cpu;
 use super::cpu::Op;
@@ -25,17 +25,66 @@ pub(super) fn max(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
 }
 
-/// The sum of squares of `x` on the lane array.
-fn sum_of_squares(x: &[f32]) -> f32 {
+/// What a norm takes off before it scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// Nothing: RMSNorm.
+    Rms,
+    /// The mean: LayerNorm.
+    Layer,
+}
+
+/// The factors of a norm.
+#[derive(Clone, Copy)]
+pub struct NormWeights<'a> {
+    /// The kind.
+    pub kind: NormKind,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// A factor for each element.
+    pub w: &'a [f32],
+    /// Added last, if there is one.
+    pub b: Option<&'a [f32]>,
+}
+
+/// `out = ((x - c) * (1 / sqrt(sum((x - c)^2) / n + eps))) * w + b`, where c is 0 or the mean `sum(x) / n`. All have n
+/// elements. Without a bias nothing is added.
+pub fn norm(cpu: Cpu, n: &NormWeights<'_>, x: &[f32], out: &mut [f32]) {
+    assert!(x.len() == out.len());
+    Norm::run(cpu, n, Some(x), out);
+}
+
+/// [`norm`] with `x` as input and output.
+pub fn norm_in_place(cpu: Cpu, n: &NormWeights<'_>, x: &mut [f32]) {
+    Norm::run(cpu, n, None, x);
+}
+
+struct Norm<'a> {
+    n: &'a NormWeights<'a>,
+    /// `None`: what `out` holds.
+    x: Option<&'a [f32]>,
+    out: &'a mut [f32],
+}
+
+/// The sum of `x`, or of the squares of `x - center`, on the lane array.
+fn sum(x: &[f32], squares_from: Option<f32>) -> f32 {
     let mut lanes = [0.0; LANES];
-    for (i, v) in x.iter().enumerate() {
-        lanes[i % LANES] += v * v;
+    for (i, x) in x.iter().enumerate() {
+        lanes[i % LANES] += term(*x, squares_from);
     }
     tree(lanes, |a, b| a + b)
 }
 
 #[inline(always)]
-fn sum_of_squares_lanes<S: Simd>(s: S, x: &[f32]) -> f32 {
+fn term(x: f32, squares_from: Option<f32>) -> f32 {
+    match squares_from {
+        None => x,
+        Some(center) => (x - center) * (x - center),
+    }
+}
+
+#[inline(always)]
+fn sum_lanes<S: Simd>(s: S, x: &[f32], squares_from: Option<f32>) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let whole = x.len() / LANES * LANES;
     // SAFETY: whole groups of 16 elements, and 16 lanes.
@@ -43,63 +92,90 @@ fn sum_of_squares_lanes<S: Simd>(s: S, x: &[f32]) -> f32 {
         let mut acc = [s.splat(0.0); 4];
         for i in (0..whole).step_by(LANES) {
             for (j, acc) in acc[..LANES / S::LANES].iter_mut().enumerate() {
-                let v = s.load(x.as_ptr().add(i + j * S::LANES));
-                *acc = s.add(*acc, s.mul(v, v));
+                let mut v = s.load(x.as_ptr().add(i + j * S::LANES));
+                if let Some(center) = squares_from {
+                    v = s.sub(v, s.splat(center));
+                    v = s.mul(v, v);
+                }
+                *acc = s.add(*acc, v);
             }
         }
         for (j, acc) in acc[..LANES / S::LANES].iter().enumerate() {
             s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
         }
     }
-    for (lane, v) in lanes.iter_mut().zip(&x[whole..]) {
-        *lane += v * v;
+    for (lane, x) in lanes.iter_mut().zip(&x[whole..]) {
+        *lane += term(*x, squares_from);
     }
     tree(lanes, |a, b| a + b)
 }
 
-/// `out = (x * (1 / sqrt(sum(x*x) / n + eps))) * w`; `x`, `w` and `out` have n elements.
-pub fn rms_norm(cpu: Cpu, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
-    assert!(x.len() == w.len() && x.len() == out.len());
-    cpu.run(RmsNorm { x, w, eps, out });
+impl Norm<'_> {
+    fn run(cpu: Cpu, n: &NormWeights<'_>, x: Option<&[f32]>, out: &mut [f32]) {
+        assert!(n.w.len() == out.len() && n.b.is_none_or(|b| b.len() == out.len()));
+        cpu.run(Norm { n, x, out });
+    }
+
+    #[inline(always)]
+    fn x(&self) -> &[f32] {
+        self.x.unwrap_or(self.out)
+    }
+
+    /// The center, and what is multiplied by.
+    #[inline(always)]
+    fn center_and_scale(&self, sum: impl Fn(&[f32], Option<f32>) -> f32) -> (f32, f32) {
+        let (x, n) = (self.x(), self.out.len() as f32);
+        let center = match self.n.kind {
+            NormKind::Rms => 0.0,
+            NormKind::Layer => sum(x, None) / n,
+        };
+        (center, 1.0 / crate::math::sqrt(sum(x, Some(center)) / n + self.n.eps))
+    }
+
+    /// Element `i` of the result.
+    #[inline(always)]
+    fn at(&self, i: usize, center: f32, scale: f32) -> f32 {
+        let y = ((self.x()[i] - center) * scale) * self.n.w[i];
+        match self.n.b {
+            None => y,
+            Some(b) => y + b[i],
+        }
+    }
 }
 
-struct RmsNorm<'a> {
-    x: &'a [f32],
-    w: &'a [f32],
-    eps: f32,
-    out: &'a mut [f32],
-}
-
-impl Op for RmsNorm<'_> {
+impl Op for Norm<'_> {
     type Out = ();
 
     fn scalar(self) {
-        let scale = inverse_rms(sum_of_squares(self.x), self.x.len(), self.eps);
-        for ((out, x), w) in self.out.iter_mut().zip(self.x).zip(self.w) {
-            *out = (x * scale) * w;
+        let (center, scale) = self.center_and_scale(sum);
+        for i in 0..self.out.len() {
+            self.out[i] = self.at(i, center, scale);
         }
     }
 
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        let n = self.x.len();
-        let scale = inverse_rms(sum_of_squares_lanes(s, self.x), n, self.eps);
+        let n = self.out.len();
+        let (center, scale) = self.center_and_scale(
+            #[inline(always)]
+            |x, squares_from| sum_lanes(s, x, squares_from),
+        );
         let whole = n / S::LANES * S::LANES;
-        // SAFETY: three slices of n elements (checked by `rms_norm`), whole vectors below n.
+        // SAFETY: slices of n elements (checked by `norm` and `run`), whole vectors below n; each is read before it is
+        // written.
         unsafe {
-            let r = s.splat(scale);
+            let (c, r) = (s.splat(center), s.splat(scale));
             for i in (0..whole).step_by(S::LANES) {
-                let v = s.mul(s.load(self.x.as_ptr().add(i)), r);
-                s.store(self.out.as_mut_ptr().add(i), s.mul(v, s.load(self.w.as_ptr().add(i))));
+                let v = s.mul(s.sub(s.load(self.x().as_ptr().add(i)), c), r);
+                let mut v = s.mul(v, s.load(self.n.w.as_ptr().add(i)));
+                if let Some(b) = self.n.b {
+                    v = s.add(v, s.load(b.as_ptr().add(i)));
+                }
+                s.store(self.out.as_mut_ptr().add(i), v);
             }
         }
         for i in whole..n {
-            self.out[i] = (self.x[i] * scale) * self.w[i];
+            self.out[i] = self.at(i, center, scale);
         }
     }
-}
-
-#[inline(always)]
-fn inverse_rms(sum: f32, n: usize, eps: f32) -> f32 {
-    1.0 / crate::math::sqrt(sum / n as f32 + eps)
 }

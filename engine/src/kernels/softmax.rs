@@ -118,7 +118,7 @@ impl Op for Exps<'_> {
             for i in (0..whole).step_by(LANES) {
                 for (j, acc) in acc[..LANES / S::LANES].iter_mut().enumerate() {
                     let at = i + j * S::LANES;
-                    let [v] = exp_lanes(s, [s.div(s.sub(s.load(self.x.as_ptr().add(at)), m), t)]);
+                    let v = exp_lanes(s, s.div(s.sub(s.load(self.x.as_ptr().add(at)), m), t));
                     s.store(self.out.as_mut_ptr().add(at), v);
                     *acc = s.add(*acc, v);
                 }

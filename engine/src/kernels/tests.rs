@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use super::Cpu;
 use super::act::{ActKind, pack};
 use super::attention::{AttendScratch, Attention, KvLayout, KvRows, KvType, PAGE, Slot, Span, write_kv};
-use super::elementwise::{Gate, add, gated};
+use super::elementwise::{Act, activate, add_scaled, gated, scale, soft_cap};
 use super::matmul::{Columns, Job, products};
-use super::norm::rms_norm;
+use super::norm::{NormKind, NormWeights, norm, norm_in_place};
 use super::panel::{Format, Matrix, PANEL};
 use super::rope::{RopeStyle, rope};
 use crate::pool::{Inline, Pool};
@@ -120,7 +120,7 @@ fn product(cpu: Cpu, pool: &dyn Pool, w: &Matrix, x: &[f32], n: usize) -> Vec<f3
     };
     let stride = w.panels() * PANEL + 5;
     let mut out = vec![0.0; n * stride];
-    products(cpu, pool, &[Job { w, x, at: 5 }], n, &mut out, stride);
+    products(cpu, pool, &[Job { w, x, column: 0, at: 5 }], &mut out, stride);
     out
 }
 
@@ -176,22 +176,70 @@ proptest! {
         }
     }
 
+    /// Several matrices, each for some of the columns, as experts are.
+    #[test]
+    fn columns_in_groups(f in 0usize..Format::ALL.len(), rows in 1usize..50, groups in prop::collection::vec(1usize..15, 1..5), threads in 1usize..4, seed: u64) {
+        let (format, k, mut rng) = (Format::ALL[f], 256, Rng(seed));
+        let matrices: Vec<Matrix> = groups
+            .iter()
+            .flat_map(|_| [rows, 20])
+            .map(|rows| Matrix::from_rows(format, rows, k, &rng.rows(format, rows, k, false)).unwrap())
+            .collect();
+        let x = rng.floats(groups.iter().sum::<usize>() * k, false);
+        let (at, stride) = (matrices[0].panels() * PANEL, (matrices[0].panels() + 2) * PANEL);
+        for cpu in Cpu::available() {
+            let kind = ActKind::of(cpu, format);
+            let mut words: Vec<Vec<u32>> = groups.iter().map(|n| vec![0; kind.map_or(0, |a| a.len_words(*n, k))]).collect();
+            let (mut jobs, mut column, mut want) = (Vec::new(), 0, Vec::new());
+            for ((n, words), w) in groups.iter().zip(&mut words).zip(matrices.chunks_exact(2)) {
+                let x = &x[column * k..(column + n) * k];
+                let alone = [0, 1].map(|i| product(cpu, &Inline, &w[i], x, *n));
+                for c in 0..*n {
+                    for (w, alone) in w.iter().zip(&alone) {
+                        let width = w.panels() * PANEL;
+                        want.extend(&alone[c * (width + 5) + 5..][..width]);
+                    }
+                }
+                let x = match kind {
+                    None => Columns::Plain(x),
+                    Some(kind) => Columns::Packed(pack(cpu, &Inline, kind, x, k, words)),
+                };
+                jobs.extend([(0, 0), (1, at)].map(|(i, at)| Job { w: &w[i], x, column, at }));
+                column += n;
+            }
+            let mut out = vec![0.0; column * stride];
+            products(cpu, &Scoped(threads), &jobs, &mut out, stride);
+            prop_assert_eq!(bits(&out), bits(&want));
+        }
+    }
+
     #[test]
     fn norms_and_elementwise(n in 1usize..300, extreme: bool, seed: u64) {
         let mut rng = Rng(seed);
-        let (x, y) = (rng.floats(n, extreme), rng.floats(n, false));
+        let (x, y, z) = (rng.floats(n, extreme), rng.floats(n, false), rng.floats(n, false));
         same(|cpu| {
-            let mut out = vec![0.0; n];
-            rms_norm(cpu, &x, &y, 1e-5, &mut out);
-            for gate in [Gate::Silu, Gate::GeluTanh] {
-                let mut g = x.clone();
-                gated(cpu, gate, &mut g, &y);
-                out.extend(g);
+            let mut all = Vec::new();
+            for (kind, b) in [(NormKind::Rms, None), (NormKind::Layer, None), (NormKind::Layer, Some(&z[..]))] {
+                let weights = NormWeights { kind, eps: 1e-5, w: &y, b };
+                let (mut out, mut in_place) = (vec![0.0; n], x.clone());
+                norm(cpu, &weights, &x, &mut out);
+                norm_in_place(cpu, &weights, &mut in_place);
+                assert_eq!(bits(&out), bits(&in_place));
+                all.extend(out);
             }
-            let mut sum = x.clone();
-            add(cpu, &mut sum, &y);
-            out.extend(sum);
-            out
+            let mut step = |f: &dyn Fn(&mut [f32])| {
+                let mut x = x.clone();
+                f(&mut x);
+                all.extend(x);
+            };
+            for act in [Act::Silu, Act::GeluTanh, Act::GeluErf] {
+                step(&|x| gated(cpu, act, x, &y));
+                step(&|x| activate(cpu, act, x));
+            }
+            step(&|x| add_scaled(cpu, x, &y, 0.3));
+            step(&|x| scale(cpu, x, 0.7));
+            step(&|x| soft_cap(cpu, x, 2.5));
+            all
         })?;
     }
 
@@ -213,7 +261,7 @@ proptest! {
     fn attention(
         t in 0usize..3, heads in 1usize..3, group in 1usize..5, d8 in 1usize..10, tokens in 1usize..12,
         past in prop_oneof![0usize..40, 200usize..300, 500usize..540], window in prop_oneof![Just(usize::MAX), 1usize..300],
-        extreme: bool, seed: u64,
+        soft_cap in prop_oneof![Just(None), Just(Some(3.0))], extreme: bool, seed: u64,
     ) {
         let kv = KvLayout { n_layer: 2, n_head_kv: heads, head_dim: d8 * 8, kv_type: KvType::ALL[t] };
         let (n_head, d, all, mut rng) = (heads * group, kv.head_dim, past + tokens, Rng(seed));
@@ -235,7 +283,7 @@ proptest! {
             let mut parts = vec![0.0; Attention::parts_len(&kv, n_head, tokens, all)];
             let span = |row: usize, n: usize| Span { row, n, pos: past + row, pages: &pages };
             let spans: Vec<Span> = if whole { vec![span(0, tokens)] } else { (0..tokens).map(|t| span(t, 1)).collect() };
-            Attention { kv: &kv, layer: 1, arena: &arena, n_head, window, q: &q, q_stride: n_head * d, spans: &spans }
+            Attention { kv: &kv, layer: 1, arena: &arena, n_head, window, soft_cap, q: &q, q_stride: n_head * d, spans: &spans }
                 .run(cpu, pool, &mut out, &mut scratch, &mut parts);
             out
         };
@@ -244,7 +292,7 @@ proptest! {
             let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
             write_kv(cpu, &Inline, &kv, 1, rows, &mut arena);
             let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
-            Attention { kv: &kv, layer: 1, arena: &arena, n_head, window, q: &q, q_stride: n_head * d, spans: &spans }
+            Attention { kv: &kv, layer: 1, arena: &arena, n_head, window, soft_cap, q: &q, q_stride: n_head * d, spans: &spans }
                 .scores(cpu)
         };
         let lens: Vec<usize> = scores(Cpu::detect()).iter().map(Vec::len).collect();

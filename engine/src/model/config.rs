@@ -1,33 +1,35 @@
 //! A model's hyper-parameters, read from untrusted metadata.
 
 use alloc::format;
-use alloc::string::{String, ToString};
-use core::fmt::Display;
-use core::ops::RangeInclusive;
+use alloc::vec::Vec;
 
-use super::arch::{ARCHS, Arch};
-use super::rotary::{Scaling, ScalingKind};
+use super::arch::{ARCHS, Arch, LocalRope, Rotated};
+use super::keys::Keys;
+use super::rotary::{RopeConfig, Scaling, ScalingKind};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 use crate::kernels::attention::{MAX_GROUP, MAX_HEAD_DIM};
+use crate::kernels::norm::NormKind;
+use crate::math::sqrt;
 
 /// Layers: beyond any model known, and cheap to hold.
 const MAX_LAYERS: u32 = 4096;
 /// Width of any vector: keeps every product of two within 2^48.
 const MAX_WIDTH: u32 = 1 << 24;
 /// Positions: f64 angles stay exact to 1e-12 well beyond.
-const MAX_CONTEXT: u32 = 1 << 28;
+pub(super) const MAX_CONTEXT: u32 = 1 << 28;
+/// Experts of a layer, and those that one token goes through: beyond any model known.
+const MAX_EXPERTS: u32 = 4096;
+const MAX_EXPERTS_USED: u32 = 64;
 
 /// Shape and constants of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// The family's row.
     pub arch: Arch,
-    /// Layers.
-    pub n_layer: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// Width of the feed-forward.
+    /// Width of the dense feed-forward.
     pub n_ff: usize,
     /// Query heads; a multiple of `n_head_kv`.
     pub n_head: usize,
@@ -39,80 +41,66 @@ pub struct Config {
     pub n_vocab: usize,
     /// Positions the model was made for.
     pub n_ctx_train: usize,
+    /// The kind of all norms.
+    pub norm: NormKind,
     /// Epsilon of the norms.
     pub norm_eps: f32,
+    /// What embeddings are multiplied by.
+    pub embedding_scale: f32,
+    /// What the outputs of attention and feed-forward are multiplied by.
+    pub residual_scale: f32,
+    /// What logits are multiplied by.
+    pub logit_scale: f32,
     /// What scores are multiplied by.
     pub attn_scale: f32,
-    /// Tokens before and with the own one that a token sees; `usize::MAX` for all.
-    pub window: usize,
+    /// Scores are softly kept below this in size.
+    pub attn_soft_cap: Option<f32>,
+    /// Logits are softly kept below this in size.
+    pub logit_soft_cap: Option<f32>,
+    /// Whether attention and feed-forward of all layers read the same stream, side by side.
+    pub parallel_residual: bool,
     /// Leading elements of a head that rotate; even.
     pub n_rot: usize,
-    /// Base of the rotary frequencies.
-    pub rope_base: f32,
-    /// How the rotary frequencies are stretched.
-    pub rope_scaling: Scaling,
+    /// The rotations that layers choose from.
+    pub ropes: Vec<RopeConfig>,
+    /// Where layers may have experts.
+    pub experts: Option<ExpertsConfig>,
+    /// What differs between layers.
+    pub layers: Vec<LayerConfig>,
 }
 
-/// Reads keys of one architecture.
-struct Keys<'g, 'a> {
-    gguf: &'g Gguf<'a>,
-    arch: &'static str,
+/// A layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerConfig {
+    /// Tokens before and with the own one that a token sees; `usize::MAX` for all.
+    pub window: usize,
+    /// The rotation, by its index in [`Config::ropes`], if the layer has one.
+    pub rope: Option<usize>,
 }
 
-impl Keys<'_, '_> {
-    fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.arch)
-    }
-
-    fn u32(&self, name: &str) -> Result<Option<u32>, LoadError> {
-        self.gguf.u32(&self.key(name))
-    }
-
-    fn f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
-        match self.gguf.f32(&self.key(name))? {
-            Some(v) if !v.is_finite() => Err(self.wrong(name, v, "a finite number")),
-            v => Ok(v),
-        }
-    }
-
-    fn wrong(&self, name: &str, found: impl ToString, expected: impl Display) -> LoadError {
-        LoadError::Metadata { key: self.key(name), found: found.to_string(), expected: expected.to_string() }
-    }
-
-    fn in_range(&self, name: &str, v: Option<u32>, range: RangeInclusive<u32>) -> Result<usize, LoadError> {
-        match v {
-            Some(v) if range.contains(&v) => Ok(v as usize),
-            Some(v) => Err(self.wrong(name, v, format!("{} to {}", range.start(), range.end()))),
-            None => Err(self.wrong(name, "nothing", format!("{} to {}", range.start(), range.end()))),
-        }
-    }
-
-    fn size(&self, name: &str, range: RangeInclusive<u32>) -> Result<usize, LoadError> {
-        self.in_range(name, self.u32(name)?, range)
-    }
-
-    fn above(&self, name: &str, limit: f32, default: f32) -> Result<f32, LoadError> {
-        match self.f32(name)?.unwrap_or(default) {
-            v if v > limit => Ok(v),
-            v => Err(self.wrong(name, v, format!("a number above {limit}"))),
-        }
-    }
-
-    fn positive(&self, name: &str, default: Option<f32>) -> Result<f32, LoadError> {
-        match self.f32(name)?.or(default) {
-            Some(v) if v > 0.0 => Ok(v),
-            Some(v) => Err(self.wrong(name, v, "a positive number")),
-            None => Err(self.wrong(name, "nothing", "a positive number")),
-        }
-    }
+/// Experts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertsConfig {
+    /// Their number.
+    pub n: usize,
+    /// How many of them a token goes through.
+    pub n_used: usize,
+    /// Width of one.
+    pub n_ff: usize,
+    /// Width of the one that all tokens go through, where a layer has it.
+    pub n_ff_shared: usize,
+    /// Whether the weights of the chosen ones are made to sum to 1.
+    pub normalised: bool,
+    /// What their weights are multiplied by.
+    pub scale: f32,
 }
 
 impl Config {
     /// Reads and cross-checks the metadata of a file.
     ///
     /// # Errors
-    /// An unknown architecture or rope scaling, by name; a number that is missing, out of range, or that contradicts
-    /// another, by key.
+    /// An unknown architecture, rope scaling or gating function, by name; a number that is missing, out of range, or
+    /// that contradicts another, by key.
     pub fn from_gguf(gguf: &Gguf<'_>) -> Result<Config, LoadError> {
         let name = gguf.str("general.architecture")?.unwrap_or("nothing");
         let Some(arch) = ARCHS.iter().find(|a| a.name == name) else {
@@ -123,70 +111,194 @@ impl Config {
             });
         };
         let keys = Keys { gguf, arch: arch.name };
+        let n_layer = keys.size("block_count", 1..=MAX_LAYERS)?;
         let n_embd = keys.size("embedding_length", 1..=MAX_WIDTH)?;
-        let n_head = keys.size("attention.head_count", 1..=MAX_WIDTH)?;
-        let n_head_kv = match keys.u32("attention.head_count_kv")? {
-            None => n_head,
-            v => keys.in_range("attention.head_count_kv", v, 1..=n_head as u32)?,
-        };
-        if !n_head.is_multiple_of(n_head_kv) {
-            return Err(keys.wrong("attention.head_count_kv", n_head_kv, format!("a divisor of {n_head} heads")));
-        }
-        if n_head / n_head_kv > MAX_GROUP {
-            let found = format!("{n_head} heads share {n_head_kv}");
-            return Err(keys.wrong("attention.head_count", found, format!("at most {MAX_GROUP} to share one")));
-        }
-        let max_dim = MAX_HEAD_DIM as u32;
-        let default_dim = (n_embd / n_head) as u32;
-        let head_dim = keys.in_range(
-            "attention.key_length",
-            keys.u32("attention.key_length")?.or(Some(default_dim)),
-            1..=max_dim,
-        )?;
-        let value_dim = keys.u32("attention.value_length")?.map_or(head_dim, |v| v as usize);
-        if value_dim != head_dim {
-            return Err(keys.wrong("attention.value_length", value_dim, format!("the key length {head_dim}")));
-        }
-        if n_head * head_dim > MAX_WIDTH as usize {
-            return Err(keys.wrong("attention.head_count", n_head, format!("at most {MAX_WIDTH} / {head_dim}")));
-        }
+        let n_ff = keys.size("feed_forward_length", 1..=MAX_WIDTH)?;
+        let (n_head, n_head_kv) = heads(&keys)?;
+        let head_dim = head_dim(&keys, n_embd, n_head)?;
         let n_rot = match keys.u32("rope.dimension_count")? {
+            _ if arch.rope.is_none() => 0,
             None => head_dim,
             v => keys.in_range("rope.dimension_count", v, 0..=head_dim as u32)?,
         };
         if !n_rot.is_multiple_of(2) {
             return Err(keys.wrong("rope.dimension_count", n_rot, "an even number"));
         }
-        if keys.u32("expert_count")?.unwrap_or(0) > 0 {
-            return Err(LoadError::Unsupported {
-                what: "feed-forward",
-                found: "mixture of experts".into(),
-                known: ["dense"].into(),
-            });
-        }
         let n_ctx_train = keys.size("context_length", 1..=MAX_CONTEXT)?;
-        let attn_scale = keys.positive("attention.scale", Some(1.0 / crate::math::sqrt(head_dim as f32)))?;
+        let (norm, norm_eps) = norm(&keys)?;
+        let scored_width = if arch.scaled_by_width == Some(n_layer) { n_embd / n_head } else { head_dim };
+        let embedding_scale = if arch.embeddings_by_width { sqrt(n_embd as f32) } else { 1.0 };
+        let logit_scale = keys.optional("logit_scale")?.unwrap_or(1.0);
+        let (ropes, layers) = layers(&keys, arch, n_layer, n_ctx_train)?;
         Ok(Config {
             arch: *arch,
-            n_layer: keys.size("block_count", 1..=MAX_LAYERS)?,
             n_embd,
-            n_ff: keys.size("feed_forward_length", 1..=MAX_WIDTH)?,
+            n_ff,
             n_head,
             n_head_kv,
             head_dim,
             n_vocab: vocabulary(gguf)?,
             n_ctx_train,
-            norm_eps: keys.positive("attention.layer_norm_rms_epsilon", None)?,
-            attn_scale,
-            window: match keys.u32("attention.sliding_window")? {
-                None | Some(0) => usize::MAX,
-                Some(n) => n as usize,
-            },
+            norm,
+            norm_eps,
+            embedding_scale: keys.optional("embedding_scale")?.unwrap_or(embedding_scale),
+            residual_scale: keys.optional("residual_scale")?.unwrap_or(1.0),
+            logit_scale: if arch.divided_logits { 1.0 / logit_scale } else { logit_scale },
+            attn_scale: keys.optional("attention.scale")?.unwrap_or(1.0 / sqrt(scored_width as f32)),
+            attn_soft_cap: keys.optional("attn_logit_softcapping")?,
+            logit_soft_cap: keys.optional("final_logit_softcapping")?,
+            parallel_residual: keys.bool("use_parallel_residual")?.unwrap_or(false),
             n_rot,
-            rope_base: keys.above("rope.freq_base", 1.0, 10_000.0)?,
-            rope_scaling: scaling(&keys, n_ctx_train)?,
+            ropes,
+            experts: experts(&keys, arch, n_ff)?,
+            layers,
         })
     }
+
+    /// Number of layers.
+    pub fn n_layer(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Whether frequencies are divided by one tensor for short contexts and by another for long ones.
+    pub(super) fn is_longrope(&self) -> bool {
+        self.ropes.iter().any(|r| r.scaling.is_some_and(|s| s.kind == ScalingKind::LongRope))
+    }
+
+    /// Positions that the model can tell apart: as many as were trained where they are embedded.
+    pub fn max_context(&self) -> usize {
+        if self.arch.rope.is_none() { self.n_ctx_train } else { usize::MAX }
+    }
+
+    /// The longest window, if every layer has one: tokens before it are never looked at again.
+    pub fn window(&self) -> Option<usize> {
+        self.layers.iter().map(|l| l.window).max().filter(|&w| w < usize::MAX)
+    }
+}
+
+/// Query heads, and heads of keys and values.
+fn heads(keys: &Keys<'_, '_>) -> Result<(usize, usize), LoadError> {
+    let n_head = keys.size("attention.head_count", 1..=MAX_WIDTH)?;
+    let n_head_kv = match keys.u32("attention.head_count_kv")? {
+        None => n_head,
+        v => keys.in_range("attention.head_count_kv", v, 1..=n_head as u32)?,
+    };
+    if !n_head.is_multiple_of(n_head_kv) {
+        return Err(keys.wrong("attention.head_count_kv", n_head_kv, format!("a divisor of {n_head} heads")));
+    }
+    if n_head / n_head_kv > MAX_GROUP {
+        let found = format!("{n_head} heads share {n_head_kv}");
+        return Err(keys.wrong("attention.head_count", found, format!("at most {MAX_GROUP} to share one")));
+    }
+    Ok((n_head, n_head_kv))
+}
+
+fn head_dim(keys: &Keys<'_, '_>, n_embd: usize, n_head: usize) -> Result<usize, LoadError> {
+    let default = Some((n_embd / n_head) as u32);
+    let given = keys.u32("attention.key_length")?.or(default);
+    let head_dim = keys.in_range("attention.key_length", given, 1..=MAX_HEAD_DIM as u32)?;
+    let value_dim = keys.u32("attention.value_length")?.map_or(head_dim, |v| v as usize);
+    if value_dim != head_dim {
+        return Err(keys.wrong("attention.value_length", value_dim, format!("the key length {head_dim}")));
+    }
+    if n_head * head_dim > MAX_WIDTH as usize {
+        return Err(keys.wrong("attention.head_count", n_head, format!("at most {MAX_WIDTH} / {head_dim}")));
+    }
+    Ok(head_dim)
+}
+
+/// The key that gives the epsilon says which norm it is.
+fn norm(keys: &Keys<'_, '_>) -> Result<(NormKind, f32), LoadError> {
+    const RMS: &str = "attention.layer_norm_rms_epsilon";
+    const LAYER: &str = "attention.layer_norm_epsilon";
+    let (kind, name, eps) = match (keys.f32(RMS)?, keys.f32(LAYER)?) {
+        (Some(eps), _) => (NormKind::Rms, RMS, eps),
+        (None, Some(eps)) => (NormKind::Layer, LAYER, eps),
+        (None, None) => return Err(keys.wrong(RMS, "nothing", format!("a positive number, or `{LAYER}`"))),
+    };
+    if eps <= 0.0 {
+        return Err(keys.wrong(name, eps, "a positive number"));
+    }
+    Ok((kind, eps))
+}
+
+/// Windows and rotations of the layers.
+fn layers(
+    keys: &Keys<'_, '_>,
+    arch: &Arch,
+    n_layer: usize,
+    n_ctx_train: usize,
+) -> Result<(Vec<RopeConfig>, Vec<LayerConfig>), LoadError> {
+    let window = match keys.u32("attention.sliding_window")?.map_or(arch.window, |w| w as usize) {
+        0 => usize::MAX,
+        w => w,
+    };
+    let mut local = keys.pattern("attention.sliding_window_pattern", n_layer, arch.window_pattern)?;
+    local.iter_mut().for_each(|local| *local &= window < usize::MAX);
+
+    let base = keys.above("rope.freq_base", 1.0, 10_000.0)?;
+    let global = RopeConfig { base, scaling: Some(Scaling::read(keys, n_ctx_train)?) };
+    let near = match arch.local_rope {
+        LocalRope::Same => global.clone(),
+        LocalRope::Unscaled => RopeConfig { base, scaling: None },
+        LocalRope::Base(base) => RopeConfig { base, scaling: None },
+    };
+    let near = RopeConfig { base: keys.above("rope.freq_base_swa", 1.0, near.base)?, ..near };
+
+    let mut ropes = Vec::new();
+    let mut layers = Vec::with_capacity(n_layer);
+    for (i, local) in local.into_iter().enumerate() {
+        let rotates = match arch.rotated {
+            _ if arch.rope.is_none() => false,
+            Rotated::All => true,
+            Rotated::AllBut(n) => (i + 1) % n != 0,
+            Rotated::Local => local,
+        };
+        let rope = if local { &near } else { &global };
+        let known = ropes.iter().position(|r| r == rope);
+        if rotates && known.is_none() {
+            ropes.push(rope.clone());
+        }
+        let rope = rotates.then(|| known.unwrap_or(ropes.len() - 1));
+        layers.push(LayerConfig { window: if local { window } else { usize::MAX }, rope });
+    }
+    Ok((ropes, layers))
+}
+
+fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let n = match keys.u32("expert_count")? {
+        None | Some(0) => return Ok(None),
+        v => keys.in_range("expert_count", v, 1..=MAX_EXPERTS)?,
+    };
+    // 1 is the softmax over all experts
+    let gating = keys.u32("expert_gating_func")?.unwrap_or(1);
+    if gating > 1 {
+        let found = match gating {
+            2 => "sigmoid".into(),
+            3 => "softmax of the chosen".into(),
+            other => format!("{other}"),
+        };
+        return Err(LoadError::Unsupported { what: "expert gating function", found, known: ["softmax"].into() });
+    }
+    if keys.u32("expert_group_count")?.unwrap_or(0) > 1 {
+        return Err(LoadError::Unsupported {
+            what: "choice of experts",
+            found: "by groups".into(),
+            known: ["among all"].into(),
+        });
+    }
+    let width = |name: &str| match keys.u32(name)? {
+        None | Some(0) => Ok(n_ff),
+        v => keys.in_range(name, v, 1..=MAX_WIDTH),
+    };
+    Ok(Some(ExpertsConfig {
+        n,
+        n_used: keys.size("expert_used_count", 1..=MAX_EXPERTS_USED.min(n as u32))?,
+        n_ff: width("expert_feed_forward_length")?,
+        n_ff_shared: width("expert_shared_feed_forward_length")?,
+        normalised: keys.bool("expert_weights_norm")?.unwrap_or(arch.normalised_experts),
+        scale: keys.optional("expert_weights_scale")?.unwrap_or(1.0),
+    }))
 }
 
 /// The number of tokens is the number of rows of the embedding.
@@ -206,44 +318,4 @@ fn vocabulary(gguf: &Gguf<'_>) -> Result<usize, LoadError> {
         });
     }
     Ok(t.dims[1] as usize)
-}
-
-fn scaling(keys: &Keys<'_, '_>, n_ctx_train: usize) -> Result<Scaling, LoadError> {
-    let key = "rope.scaling.type";
-    let name = keys.gguf.str(&keys.key(key))?;
-    let linear = keys.f32("rope.scale_linear")?;
-    let kind = match name {
-        // older files give a linear factor alone
-        None => {
-            if linear.is_some() {
-                ScalingKind::Linear
-            } else {
-                ScalingKind::None
-            }
-        }
-        Some(name) => match ScalingKind::ALL.iter().find(|k| k.name() == name) {
-            Some(kind) => *kind,
-            None => {
-                return Err(LoadError::Unsupported {
-                    what: "rope scaling",
-                    found: name.into(),
-                    known: ScalingKind::ALL.iter().map(|k| k.name()).collect(),
-                });
-            }
-        },
-    };
-    if kind == ScalingKind::None {
-        return Ok(Scaling::NONE);
-    }
-    Ok(Scaling {
-        kind,
-        factor: keys.positive("rope.scaling.factor", Some(linear.unwrap_or(1.0)))?,
-        original_context: match keys.u32("rope.scaling.original_context_length")? {
-            None | Some(0) => n_ctx_train,
-            v => keys.in_range("rope.scaling.original_context_length", v, 1..=MAX_CONTEXT)?,
-        },
-        attn_factor: keys.positive("rope.scaling.attn_factor", Some(1.0))?,
-        beta_fast: keys.positive("rope.scaling.yarn_beta_fast", Some(32.0))?,
-        beta_slow: keys.positive("rope.scaling.yarn_beta_slow", Some(1.0))?,
-    })
 }

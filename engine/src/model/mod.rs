@@ -1,19 +1,27 @@
 //! A model: hyper-parameters, weights, tokenizer; and the forward pass.
 
 pub mod arch;
+mod block;
 pub mod config;
+mod ffn;
 pub mod forward;
+mod keys;
+pub mod loader;
+pub(crate) mod roles;
 pub mod rotary;
+mod rows;
+mod scratch;
 pub mod stream;
 pub mod weights;
 
 use alloc::string::{String, ToString};
 
 pub use config::Config;
-pub use forward::{Run, Scratch, Stage, Trace};
-use rotary::Rotary;
+pub use forward::{Run, Stage, Trace};
+use loader::Loader;
+pub use scratch::Scratch;
 pub use stream::StreamLoader;
-use weights::{Loader, Weights};
+use weights::Weights;
 
 use crate::error::LoadError;
 use crate::gguf::Gguf;
@@ -31,7 +39,6 @@ pub struct Model {
     /// The file's name for the model.
     pub name: Option<String>,
     pub(crate) weights: Weights,
-    pub(crate) rotary: Rotary,
 }
 
 /// A model whose directory is read and whose weights are on their way.
@@ -79,9 +86,8 @@ impl ModelLoader {
     /// The first tensor that is not complete.
     pub fn finish(self) -> Result<Model, LoadError> {
         let (config, weights) = self.loader.finish()?;
-        let rotary = Rotary::new(&config, weights.rope_divisors.as_deref());
         let ModelLoader { tokenizer, chat_template, name, .. } = self;
-        Ok(Model { config, tokenizer, chat_template, name, weights, rotary })
+        Ok(Model { config, tokenizer, chat_template, name, weights })
     }
 }
 

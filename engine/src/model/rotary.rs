@@ -3,7 +3,9 @@
 use alloc::vec::Vec;
 use core::f64::consts::PI;
 
-use super::config::Config;
+use super::config::MAX_CONTEXT;
+use super::keys::Keys;
+use crate::error::LoadError;
 use crate::math::{ln, pow, sin_cos};
 
 /// How frequencies are stretched beyond the context a model was first trained for.
@@ -15,11 +17,14 @@ pub enum ScalingKind {
     Linear,
     /// By wavelength (YaRN, Peng et al. 2023).
     Yarn,
+    /// By divisors, which are tensors: some for short contexts and others for long ones (LongRoPE, Ding et al. 2024).
+    LongRope,
 }
 
 impl ScalingKind {
     /// All kinds.
-    pub const ALL: [ScalingKind; 3] = [ScalingKind::None, ScalingKind::Linear, ScalingKind::Yarn];
+    pub const ALL: [ScalingKind; 4] =
+        [ScalingKind::None, ScalingKind::Linear, ScalingKind::Yarn, ScalingKind::LongRope];
 
     /// The name in `rope.scaling.type`.
     pub const fn name(self) -> &'static str {
@@ -27,6 +32,7 @@ impl ScalingKind {
             ScalingKind::None => "none",
             ScalingKind::Linear => "linear",
             ScalingKind::Yarn => "yarn",
+            ScalingKind::LongRope => "longrope",
         }
     }
 }
@@ -40,7 +46,7 @@ pub struct Scaling {
     pub factor: f32,
     /// Context before stretching.
     pub original_context: usize,
-    /// Extra factor on the length of rotated vectors.
+    /// Factor on the length of rotated vectors.
     pub attn_factor: f32,
     /// YaRN: turns over the original context above which a pair keeps its frequency.
     pub beta_fast: f32,
@@ -49,15 +55,48 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// No scaling.
-    pub const NONE: Scaling = Scaling {
-        kind: ScalingKind::None,
-        factor: 1.0,
-        original_context: 0,
-        attn_factor: 1.0,
-        beta_fast: 32.0,
-        beta_slow: 1.0,
-    };
+    /// From a file's metadata.
+    ///
+    /// # Errors
+    /// An unknown kind, by name; a number out of range, by key.
+    pub(super) fn read(keys: &Keys<'_, '_>, n_ctx_train: usize) -> Result<Scaling, LoadError> {
+        let factor = keys.optional("rope.scaling.factor")?.or(keys.optional("rope.scale_linear")?);
+        let kind = match keys.str("rope.scaling.type")? {
+            // older files give a linear factor alone
+            None if factor.is_some() => ScalingKind::Linear,
+            None => ScalingKind::None,
+            Some(name) => match ScalingKind::ALL.iter().find(|k| k.name() == name) {
+                Some(kind) => *kind,
+                None => {
+                    return Err(LoadError::Unsupported {
+                        what: "rope scaling",
+                        found: name.into(),
+                        known: ScalingKind::ALL.iter().map(|k| k.name()).collect(),
+                    });
+                }
+            },
+        };
+        Ok(Scaling {
+            kind,
+            factor: factor.unwrap_or(1.0),
+            original_context: match keys.u32("rope.scaling.original_context_length")? {
+                None | Some(0) => n_ctx_train,
+                v => keys.in_range("rope.scaling.original_context_length", v, 1..=MAX_CONTEXT)?,
+            },
+            attn_factor: keys.positive("rope.scaling.attn_factor", 1.0)?,
+            beta_fast: keys.positive("rope.scaling.yarn_beta_fast", 32.0)?,
+            beta_slow: keys.positive("rope.scaling.yarn_beta_slow", 1.0)?,
+        })
+    }
+}
+
+/// A rotation of heads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the frequencies.
+    pub base: f32,
+    /// How they are stretched; `None` if not at all, by divisors neither.
+    pub scaling: Option<Scaling>,
 }
 
 /// Frequencies of the pairs, in radians per position.
@@ -69,15 +108,15 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// From the configuration and, where the file has them, the divisors of `rope_freqs.weight` (n_rot / 2).
-    pub fn new(c: &Config, divisors: Option<&[f32]>) -> Rotary {
-        let s = &c.rope_scaling;
-        let (n, base) = (c.n_rot as f64, f64::from(c.rope_base));
+    /// For heads of which the first `n_rot` elements rotate; `divisors` (n_rot / 2) are the file's, where it has them.
+    pub fn new(n_rot: usize, rope: &RopeConfig, divisors: Option<&[f32]>) -> Rotary {
+        let (n, base) = (n_rot as f64, f64::from(rope.base));
+        let mut freqs: Vec<f64> = (0..n_rot / 2).map(|i| pow(base, -2.0 * i as f64 / n)).collect();
+        let Some(s) = &rope.scaling else { return Rotary { freqs, magnitude: 1.0 } };
         let factor = f64::from(s.factor);
-        let mut freqs: Vec<f64> = (0..c.n_rot / 2).map(|i| pow(base, -2.0 * i as f64 / n)).collect();
-        let mut magnitude = 1.0;
+        let mut magnitude = s.attn_factor;
         match s.kind {
-            ScalingKind::None => {}
+            ScalingKind::None | ScalingKind::LongRope => {}
             ScalingKind::Linear => freqs.iter_mut().for_each(|f| *f /= factor),
             ScalingKind::Yarn => {
                 // the pair that turns `beta` times over the original context
@@ -89,7 +128,7 @@ impl Rotary {
                     let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     *f = *f / factor * ramp + *f * (1.0 - ramp);
                 }
-                magnitude = s.attn_factor * (1.0 + 0.1 * ln(factor) as f32);
+                magnitude *= 1.0 + 0.1 * ln(factor) as f32;
             }
         }
         if let Some(divisors) = divisors {

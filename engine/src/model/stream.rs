@@ -137,13 +137,11 @@ mod tests {
             let streamed = loader.finish().unwrap();
             let rows = |m: &Model| {
                 let mut all = Vec::new();
-                for l in &m.weights.layers {
-                    for w in [&l.q.w, &l.k.w, &l.v.w, &l.o.w, &l.gate.w, &l.up.w, &l.down.w] {
-                        for r in 0..w.rows() {
-                            let at = all.len();
-                            all.resize(at + w.row_bytes(), 0);
-                            w.unpack_row(r, &mut all[at..]);
-                        }
+                for w in m.weights.layers.iter().flat_map(|l| l.matrices()) {
+                    for r in 0..w.rows() {
+                        let at = all.len();
+                        all.resize(at + w.row_bytes(), 0);
+                        w.unpack_row(r, &mut all[at..]);
                     }
                 }
                 all

@@ -1,17 +1,16 @@
-//! Weights: which tensors a model has, checked against its configuration, and packed panel by panel while they stream.
+//! Weights of a model, put together from its tensors.
 
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::ops::Range;
 
 use super::config::Config;
+use super::loader::Parts;
+use super::roles::tensor_error;
 use crate::error::LoadError;
-use crate::gguf::{Gguf, TensorInfo};
-use crate::kernels::panel::{Format, Matrix, PANEL};
-use crate::pool::Pool;
-use crate::quant::{self, Dtype};
+use crate::kernels::panel::{Matrix, PANEL};
 
 /// A matrix and its bias: `y = w x + b`.
 pub struct Linear {
@@ -21,449 +20,313 @@ pub struct Linear {
     pub bias: Option<Vec<f32>>,
 }
 
+/// Linears of one input, whose outputs stand side by side in a row, each in whole panels. A fused matrix gives several
+/// parts.
+pub struct Stack {
+    /// The linears, and where the output of each starts.
+    pub linears: Vec<(Linear, usize)>,
+    /// Where each part starts: queries, keys and values; or gate and up; or up alone.
+    pub parts: Vec<usize>,
+    /// Floats of a row.
+    pub stride: usize,
+}
+
+/// A norm of vectors, or of heads.
+pub struct Norm {
+    /// A factor for each element; where heads have norms of their own, for each element of all heads.
+    pub weight: Vec<f32>,
+    /// Added last.
+    pub bias: Option<Vec<f32>>,
+    /// Elements that are normed together.
+    pub width: usize,
+}
+
+/// A feed-forward: `down(act(gate x) * up x)`, or `down(act(up x))`.
+pub struct Dense {
+    /// Gate and up, or up alone.
+    pub up: Stack,
+    /// (n_embd, n_ff)
+    pub down: Linear,
+}
+
+/// Experts: feed-forwards of which each token goes through a few.
+pub struct Experts {
+    /// (n_expert, n_embd)
+    pub router: Linear,
+    /// (n_ff, n_embd), one per expert.
+    pub gate: Vec<Matrix>,
+    /// (n_ff, n_embd), one per expert.
+    pub up: Vec<Matrix>,
+    /// (n_embd, n_ff), one per expert.
+    pub down: Vec<Matrix>,
+    /// The one that all tokens go through.
+    pub shared: Option<SharedExpert>,
+}
+
+/// An expert that all tokens go through.
+pub struct SharedExpert {
+    /// (1, n_embd): its output is multiplied by the logistic function of this product.
+    pub gate: Option<Linear>,
+    /// The feed-forward.
+    pub ffn: Dense,
+}
+
+/// What a layer has after attention.
+pub enum FeedForward {
+    /// One for all tokens.
+    Dense(Dense),
+    /// A choice for each token.
+    Experts(Box<Experts>),
+}
+
 /// Weights of one layer.
 pub struct Layer {
     /// Before attention (n_embd).
-    pub attn_norm: Vec<f32>,
-    /// Queries (n_head * head_dim, n_embd).
-    pub q: Linear,
-    /// Keys (n_head_kv * head_dim, n_embd).
-    pub k: Linear,
-    /// Values (n_head_kv * head_dim, n_embd).
-    pub v: Linear,
-    /// Norm of each query head (head_dim).
-    pub q_norm: Option<Vec<f32>>,
-    /// Norm of each key head (head_dim).
-    pub k_norm: Option<Vec<f32>>,
+    pub attn_norm: Option<Norm>,
+    /// Queries (n_head * head_dim, n_embd), keys and values (n_head_kv * head_dim, n_embd).
+    pub qkv: Stack,
+    /// Norm of query heads.
+    pub q_norm: Option<Norm>,
+    /// Norm of key heads.
+    pub k_norm: Option<Norm>,
     /// Back to the residual stream (n_embd, n_head * head_dim).
     pub o: Linear,
+    /// After attention (n_embd).
+    pub post_attn_norm: Option<Norm>,
     /// Before the feed-forward (n_embd).
-    pub ffn_norm: Vec<f32>,
-    /// (n_ff, n_embd)
-    pub gate: Linear,
-    /// (n_ff, n_embd)
-    pub up: Linear,
-    /// (n_embd, n_ff)
-    pub down: Linear,
+    pub ffn_norm: Option<Norm>,
+    /// The feed-forward.
+    pub ffn: FeedForward,
+    /// After the feed-forward (n_embd).
+    pub post_ffn_norm: Option<Norm>,
+    /// Whether attention and feed-forward read the same stream, side by side.
+    pub parallel: bool,
+}
+
+/// Divisors of the rotary frequencies (n_rot / 2).
+pub enum RopeDivisors {
+    /// None.
+    None,
+    /// For contexts of any length.
+    All(Vec<f32>),
+    /// For contexts up to the original length, and for longer ones.
+    ByContext {
+        /// Up to the original length.
+        short: Vec<f32>,
+        /// Longer ones.
+        long: Vec<f32>,
+    },
 }
 
 /// All weights of a model.
 pub struct Weights {
     /// (n_vocab, n_embd)
     pub embedding: Matrix,
+    /// (n_ctx_train, n_embd), where positions are embedded.
+    pub positions: Option<Matrix>,
     /// The layers.
     pub layers: Vec<Layer>,
     /// Before the output (n_embd).
-    pub final_norm: Vec<f32>,
+    pub final_norm: Norm,
     /// (n_vocab, n_embd); `None` where the embedding serves.
-    pub output: Option<Linear>,
-    /// Divisors of the rotary frequencies (n_rot / 2).
-    pub rope_divisors: Option<Vec<f32>>,
+    pub output: Option<Matrix>,
+    /// One number per logit.
+    pub output_bias: Option<Vec<f32>>,
+    /// Divisors of the rotary frequencies.
+    pub rope_divisors: RopeDivisors,
+}
+
+/// Rows of an output in whole panels.
+pub(super) fn padded(rows: usize) -> usize {
+    rows.next_multiple_of(PANEL)
+}
+
+impl Stack {
+    /// Linears side by side, a part each.
+    fn of(linears: Vec<Linear>) -> Stack {
+        let mut stack = Stack { linears: Vec::with_capacity(linears.len()), parts: Vec::new(), stride: 0 };
+        for linear in linears {
+            stack.parts.push(stack.stride);
+            let rows = padded(linear.w.rows());
+            stack.linears.push((linear, stack.stride));
+            stack.stride += rows;
+        }
+        stack
+    }
+
+    /// One linear whose rows are parts of these lengths.
+    fn fused(linear: Linear, rows: &[usize]) -> Stack {
+        let starts = rows.iter().scan(0, |at, n| {
+            *at += n;
+            Some(*at - n)
+        });
+        Stack { parts: starts.collect(), ..Stack::of(vec![linear]) }
+    }
+
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.linears.iter().map(|(l, _)| &l.w)
+    }
+}
+
+impl Dense {
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.up.matrices().chain([&self.down.w])
+    }
+}
+
+impl Layer {
+    /// Every matrix.
+    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+        let mut all: Vec<&Matrix> = self.qkv.matrices().chain([&self.o.w]).collect();
+        match &self.ffn {
+            FeedForward::Dense(ffn) => all.extend(ffn.matrices()),
+            FeedForward::Experts(e) => {
+                all.extend([&e.router.w].into_iter().chain(&e.gate).chain(&e.up).chain(&e.down));
+                if let Some(shared) = &e.shared {
+                    all.extend(shared.gate.iter().map(|g| &g.w).chain(shared.ffn.matrices()));
+                }
+            }
+        }
+        all
+    }
 }
 
 impl Weights {
-    /// Bytes of the packed matrices.
-    pub fn len_bytes(&self) -> usize {
-        let layer = |l: &Layer| {
-            [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down].map(|m| m.w.len_bytes()).iter().sum::<usize>()
-        };
-        let layers: usize = self.layers.iter().map(layer).sum();
-        self.embedding.len_bytes() + layers + self.output.as_ref().map_or(0, |o| o.w.len_bytes())
-    }
-}
-
-/// Bytes that are packed at a time: enough for all threads, little beside the model.
-const LOAD_BYTES: usize = 4 << 20;
-
-/// Tensors of no use to the forward pass: precomputed tables of old converters.
-const IGNORED: [&str; 1] = ["rotary_emb.inv_freq"];
-
-/// A tensor on its way in.
-struct Pending {
-    name: String,
-    /// Which file of a split model.
-    shard: usize,
-    dtype: Dtype,
-    /// Where it lies in the file.
-    offset: u64,
-    len_bytes: u64,
-    into: Into,
-}
-
-enum Into {
-    Matrix(Matrix),
-    Vector(Vec<f32>),
-}
-
-/// Takes the bytes of a file's tensors, whole or in pieces in file order, and becomes [`Weights`].
-pub struct Loader {
-    config: Config,
-    /// In file order.
-    pending: Vec<Pending>,
-    /// Index of the tensor that streaming is at, and how many of its bytes were packed.
-    at: usize,
-    done: u64,
-    /// Bytes that are not yet a whole panel.
-    carry: Vec<u8>,
-    /// Where the tensor data of each file starts.
-    starts: Vec<u64>,
-    /// The file that `feed` is at, and the offset of its next byte.
-    shard: usize,
-    next: u64,
-}
-
-impl Loader {
-    /// Checks names, types and shapes, and reserves memory for the matrices.
+    /// Puts the tensors of a file in their places.
     ///
     /// # Errors
-    /// [`LoadError`] names the tensor, what was found and what was expected.
-    pub fn new(shards: &[Gguf<'_>], config: Config) -> Result<Loader, LoadError> {
-        let mut pending = Vec::new();
-        for (shard, t) in shards.iter().enumerate().flat_map(|(i, g)| g.tensors().iter().map(move |t| (i, t))) {
-            let Some(role) = Role::of(t.name, &config) else {
-                if IGNORED.iter().any(|s| t.name.ends_with(s)) {
-                    continue;
-                }
-                return Err(tensor_error(t.name, "a tensor that this architecture does not use", "only known tensors"));
+    /// A tensor that is missing, or that does not go with another.
+    pub(super) fn new(parts: &mut Parts, c: &Config) -> Result<Weights, LoadError> {
+        let layers = (0..c.n_layer()).map(|i| layer(parts, c, i)).collect::<Result<_, _>>()?;
+        let divisors = |parts: &mut Parts, name: &str| parts.optional(&format!("rope_{name}.weight"));
+        let rope_divisors =
+            match (divisors(parts, "freqs"), divisors(parts, "factors_short"), divisors(parts, "factors_long")) {
+                (Some(all), ..) => RopeDivisors::All(all),
+                (None, Some(short), Some(long)) => RopeDivisors::ByContext { short, long },
+                _ => RopeDivisors::None,
             };
-            pending.push(Pending {
-                name: t.name.into(),
-                shard,
-                dtype: t.dtype,
-                offset: t.offset,
-                len_bytes: t.len_bytes,
-                into: role.reserve(t)?,
-            });
-        }
-        pending.sort_by_key(|p| (p.shard, p.offset));
-        let starts = shards.iter().map(Gguf::header_len).collect();
-        let mut loader = Loader { config, pending, at: 0, done: 0, carry: Vec::new(), starts, shard: 0, next: 0 };
-        loader.start_shard(0);
-        loader.check_names()?;
-        Ok(loader)
-    }
-
-    /// That every tensor the model cannot do without is there.
-    fn check_names(&mut self) -> Result<(), LoadError> {
-        let has = |name: &str| self.pending.iter().any(|p| p.name == name);
-        let mut names: Vec<&str> = self.pending.iter().map(|p| p.name.as_str()).collect();
-        names.sort_unstable();
-        let missing = |name: &str| names.binary_search(&name).is_err();
-        for name in ["token_embd.weight", "output_norm.weight"] {
-            if !has(name) {
-                return Err(tensor_error(name, "nothing", "a tensor of that name"));
-            }
-        }
-        for layer in 0..self.config.n_layer {
-            for part in REQUIRED {
-                let name = format!("blk.{layer}.{part}.weight");
-                if missing(&name) {
-                    return Err(tensor_error(&name, "nothing", "a tensor of that name"));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Loads everything from whole files in memory, in the order of their shards; `packed` hears which bytes of which
-    /// file are no longer needed, in pieces of some megabytes, so that a host can let go of a mapping's pages.
-    ///
-    /// # Errors
-    /// A tensor with an infinite or NaN scale.
-    pub fn load_all(
-        &mut self,
-        files: &[&[u8]],
-        pool: &dyn Pool,
-        packed: &mut dyn FnMut(usize, Range<usize>),
-    ) -> Result<(), LoadError> {
-        for p in &mut self.pending {
-            let (start, shard) = (p.offset as usize, p.shard);
-            let bytes = &files[shard][start..start + p.len_bytes as usize];
-            p.load(bytes, pool, &mut |range| packed(shard, start + range.start..start + range.end))?;
-        }
-        self.at = self.pending.len();
-        Ok(())
-    }
-
-    /// Says that the bytes fed next are from the start of the tensor data of that file.
-    pub fn start_shard(&mut self, shard: usize) {
-        (self.shard, self.next) = (shard, self.starts[shard]);
-    }
-
-    /// Takes the next bytes of the file, from the start of the tensor data on, in pieces of any size.
-    ///
-    /// # Errors
-    /// A tensor with an infinite or NaN scale.
-    pub fn feed(&mut self, mut bytes: &[u8]) -> Result<(), LoadError> {
-        while !bytes.is_empty() && self.at < self.pending.len() {
-            let p = &mut self.pending[self.at];
-            if p.shard != self.shard {
-                break;
-            }
-            let start = p.offset + self.done + self.carry.len() as u64;
-            if self.next < start {
-                // padding between tensors
-                let skip = (start - self.next).min(bytes.len() as u64);
-                bytes = &bytes[skip as usize..];
-                self.next += skip;
-                continue;
-            }
-            let piece = p.piece_bytes(self.done);
-            let take = (piece - self.carry.len()).min(bytes.len());
-            let (head, rest) = bytes.split_at(take);
-            bytes = rest;
-            self.next += take as u64;
-            if self.carry.is_empty() && take == piece {
-                p.pack_piece(self.done, head)?;
-            } else {
-                self.carry.extend_from_slice(head);
-                if self.carry.len() < piece {
-                    continue;
-                }
-                p.pack_piece(self.done, &self.carry)?;
-                self.carry.clear();
-            }
-            self.done += piece as u64;
-            if self.done == p.len_bytes {
-                (self.at, self.done) = (self.at + 1, 0);
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether every tensor has arrived.
-    pub fn is_complete(&self) -> bool {
-        self.at == self.pending.len()
-    }
-
-    /// The weights, once complete.
-    ///
-    /// # Errors
-    /// The first tensor that has not arrived whole.
-    pub fn finish(mut self) -> Result<(Config, Weights), LoadError> {
-        if let Some(p) = self.pending.get(self.at) {
-            let found = format!("{} of {} bytes", self.done + self.carry.len() as u64, p.len_bytes);
-            return Err(tensor_error(&p.name, &found, "all of it"));
-        }
-        self.pending.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut parts = Parts(self.pending);
-        let layers = (0..self.config.n_layer).map(|i| parts.layer(i)).collect::<Result<_, _>>()?;
-        let output = if parts.has("output.weight") { Some(parts.linear("output")?) } else { None };
-        let weights = Weights {
+        Ok(Weights {
             embedding: parts.matrix("token_embd.weight")?,
+            positions: if c.arch.rope.is_none() { Some(parts.matrix("position_embd.weight")?) } else { None },
             layers,
-            final_norm: parts.vector("output_norm.weight")?,
-            output,
-            rope_divisors: parts.optional("rope_freqs.weight"),
-        };
-        Ok((self.config, weights))
-    }
-}
-
-/// Tensors each layer must have.
-const REQUIRED: [&str; 9] =
-    ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"];
-
-/// What a tensor is for: its shape.
-#[derive(Clone, Copy)]
-enum Role {
-    Matrix { rows: usize, k: usize },
-    Vector(usize),
-}
-
-impl Role {
-    fn of(name: &str, c: &Config) -> Option<Role> {
-        let (q, kv) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
-        let matrix = |rows, k| Some(Role::Matrix { rows, k });
-        match name {
-            "token_embd.weight" | "output.weight" => return matrix(c.n_vocab, c.n_embd),
-            "output.bias" => return Some(Role::Vector(c.n_vocab)),
-            "output_norm.weight" => return Some(Role::Vector(c.n_embd)),
-            "rope_freqs.weight" => return Some(Role::Vector(c.n_rot / 2)),
-            _ => {}
-        }
-        let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
-        let number: usize = layer.parse().ok()?;
-        if number >= c.n_layer || (layer.len() > 1 && layer.starts_with('0')) {
-            return None;
-        }
-        match part {
-            "attn_norm.weight" | "ffn_norm.weight" => Some(Role::Vector(c.n_embd)),
-            "attn_q_norm.weight" | "attn_k_norm.weight" => Some(Role::Vector(c.head_dim)),
-            "attn_q.weight" => matrix(q, c.n_embd),
-            "attn_k.weight" | "attn_v.weight" => matrix(kv, c.n_embd),
-            "attn_output.weight" => matrix(c.n_embd, q),
-            "ffn_gate.weight" | "ffn_up.weight" => matrix(c.n_ff, c.n_embd),
-            "ffn_down.weight" => matrix(c.n_embd, c.n_ff),
-            "attn_q.bias" => Some(Role::Vector(q)),
-            "attn_k.bias" | "attn_v.bias" => Some(Role::Vector(kv)),
-            "attn_output.bias" | "ffn_down.bias" => Some(Role::Vector(c.n_embd)),
-            "ffn_gate.bias" | "ffn_up.bias" => Some(Role::Vector(c.n_ff)),
-            _ => None,
-        }
-    }
-
-    fn reserve(self, t: &TensorInfo<'_>) -> Result<Into, LoadError> {
-        let (dims, expected) = match self {
-            Role::Matrix { rows, k } => ([k as u64, rows as u64, 1, 1], format!("shape [{k}, {rows}]")),
-            Role::Vector(n) => ([n as u64, 1, 1, 1], format!("shape [{n}]")),
-        };
-        if t.dims != dims {
-            return Err(tensor_error(t.name, &format!("shape {:?}", &t.dims[..t.n_dims as usize]), &expected));
-        }
-        let out_of_memory =
-            |_| LoadError::TooLarge { what: "the weights", needed: t.len_bytes, limit: usize::MAX as u64 };
-        match self {
-            Role::Vector(n) => {
-                if !matches!(t.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-                    return Err(tensor_error(t.name, t.dtype.name(), "F32, F16 or BF16"));
-                }
-                let mut v = Vec::new();
-                v.try_reserve_exact(n).map_err(out_of_memory)?;
-                Ok(Into::Vector(v))
-            }
-            Role::Matrix { rows, k } => {
-                let Some(format) = format_of(t.dtype) else {
-                    return Err(LoadError::Unsupported {
-                        what: "tensor type",
-                        found: t.dtype.name().into(),
-                        known: Format::ALL.map(|f| dtype_of(f).name()).into(),
-                    });
-                };
-                Ok(Into::Matrix(Matrix::zeroed(format, rows, k).map_err(out_of_memory)?))
-            }
-        }
-    }
-}
-
-/// The panel form of a file's type.
-pub(crate) fn format_of(dtype: Dtype) -> Option<Format> {
-    Format::ALL.into_iter().find(|&f| dtype_of(f) == dtype)
-}
-
-/// The type whose values a panel form holds.
-pub(crate) fn dtype_of(format: Format) -> Dtype {
-    match format {
-        Format::F32 => Dtype::F32,
-        Format::F16 => Dtype::F16,
-        Format::BF16 => Dtype::BF16,
-        Format::Q4_0 => Dtype::Q4_0,
-        Format::Q4_1 => Dtype::Q4_1,
-        Format::Q5_0 => Dtype::Q5_0,
-        Format::Q5_1 => Dtype::Q5_1,
-        Format::Q8_0 => Dtype::Q8_0,
-        Format::Q4_K => Dtype::Q4_K,
-        Format::Q5_K => Dtype::Q5_K,
-        Format::Q6_K => Dtype::Q6_K,
-    }
-}
-
-fn tensor_error(name: &str, found: &str, expected: &str) -> LoadError {
-    LoadError::Tensor { name: name.into(), found: found.into(), expected: expected.into() }
-}
-
-impl Pending {
-    /// Bytes of the piece that starts after `done` bytes: a panel of a matrix, or the rest of a vector.
-    fn piece_bytes(&self, done: u64) -> usize {
-        let left = self.len_bytes - done;
-        match &self.into {
-            Into::Matrix(m) => left.min((PANEL * m.row_bytes()) as u64) as usize,
-            Into::Vector(_) => left as usize,
-        }
-    }
-
-    fn not_finite(&self, done: u64, fault: quant::BlockFault) -> LoadError {
-        let block = done / self.dtype.block_bytes() + fault.index as u64;
-        tensor_error(&self.name, &format!("an infinity or NaN in block {block}"), "finite numbers")
-    }
-
-    fn pack_piece(&mut self, done: u64, bytes: &[u8]) -> Result<(), LoadError> {
-        quant::validate(self.dtype, bytes).map_err(|fault| self.not_finite(done, fault))?;
-        match &mut self.into {
-            Into::Matrix(m) => m.pack_panel((done / (PANEL * m.row_bytes()) as u64) as usize, bytes),
-            Into::Vector(v) => {
-                *v = vec![0.0; bytes.len() / self.dtype.block_bytes() as usize];
-                quant::dequantise(self.dtype, bytes, v)
-                    .map_err(|e| tensor_error(&self.name, &format!("{e}"), "numbers"))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Packs a whole tensor, panels in parallel; `packed` hears the ranges that are done.
-    fn load(&mut self, bytes: &[u8], pool: &dyn Pool, packed: &mut dyn FnMut(Range<usize>)) -> Result<(), LoadError> {
-        let dtype = self.dtype;
-        let Into::Matrix(m) = &mut self.into else {
-            self.pack_piece(0, bytes)?;
-            packed(0..bytes.len());
-            return Ok(());
-        };
-        let panel = PANEL * m.row_bytes();
-        let panels = (LOAD_BYTES / panel).max(1);
-        for (i, rows) in bytes.chunks(panels * panel).enumerate() {
-            let done = m.pack_panels(pool, i * panels, rows, &|rows| quant::validate(dtype, rows));
-            if let Err((p, fault)) = done {
-                return Err(self.not_finite((p * panel) as u64, fault));
-            }
-            packed(i * panels * panel..i * panels * panel + rows.len());
-        }
-        Ok(())
-    }
-}
-
-/// Loaded tensors by name.
-struct Parts(Vec<Pending>);
-
-impl Parts {
-    fn find(&self, name: &str) -> Option<usize> {
-        self.0.binary_search_by(|p| p.name.as_str().cmp(name)).ok()
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.find(name).is_some()
-    }
-
-    fn take(&mut self, name: &str) -> Option<Into> {
-        let i = self.find(name)?;
-        Some(core::mem::replace(&mut self.0[i].into, Into::Vector(Vec::new())))
-    }
-
-    fn matrix(&mut self, name: &str) -> Result<Matrix, LoadError> {
-        match self.take(name) {
-            Some(Into::Matrix(m)) => Ok(m),
-            _ => Err(tensor_error(name, "nothing", "a matrix")),
-        }
-    }
-
-    fn optional(&mut self, name: &str) -> Option<Vec<f32>> {
-        match self.take(name) {
-            Some(Into::Vector(v)) => Some(v),
-            _ => None,
-        }
-    }
-
-    fn vector(&mut self, name: &str) -> Result<Vec<f32>, LoadError> {
-        self.optional(name).ok_or_else(|| tensor_error(name, "nothing", "a vector"))
-    }
-
-    fn linear(&mut self, name: &str) -> Result<Linear, LoadError> {
-        Ok(Linear { w: self.matrix(&format!("{name}.weight"))?, bias: self.optional(&format!("{name}.bias")) })
-    }
-
-    fn layer(&mut self, i: usize) -> Result<Layer, LoadError> {
-        let name = |part: &str| format!("blk.{i}.{part}");
-        Ok(Layer {
-            attn_norm: self.vector(&name("attn_norm.weight"))?,
-            q: self.linear(&name("attn_q"))?,
-            k: self.linear(&name("attn_k"))?,
-            v: self.linear(&name("attn_v"))?,
-            q_norm: self.optional(&name("attn_q_norm.weight")),
-            k_norm: self.optional(&name("attn_k_norm.weight")),
-            o: self.linear(&name("attn_output"))?,
-            ffn_norm: self.vector(&name("ffn_norm.weight"))?,
-            gate: self.linear(&name("ffn_gate"))?,
-            up: self.linear(&name("ffn_up"))?,
-            down: self.linear(&name("ffn_down"))?,
+            final_norm: norm(parts, "output_norm")?.ok_or_else(|| missing("output_norm.weight"))?,
+            output_bias: parts.optional("output.bias"),
+            output: if parts.has("output.weight") { Some(parts.matrix("output.weight")?) } else { None },
+            rope_divisors,
         })
     }
+
+    /// Bytes of the packed matrices.
+    pub fn len_bytes(&self) -> usize {
+        let outside = [Some(&self.embedding), self.positions.as_ref(), self.output.as_ref()];
+        let layers = self.layers.iter().flat_map(Layer::matrices);
+        outside.into_iter().flatten().chain(layers).map(Matrix::len_bytes).sum()
+    }
+}
+
+fn missing(name: &str) -> LoadError {
+    tensor_error(name, "nothing", "a tensor of that name")
+}
+
+fn linear(parts: &mut Parts, name: &str) -> Result<Linear, LoadError> {
+    let (w, bias) = (parts.matrix(&format!("{name}.weight"))?, parts.optional(&format!("{name}.bias")));
+    match &bias {
+        Some(b) if b.len() != w.rows() => Err(tensor_error(
+            &format!("{name}.bias"),
+            &format!("shape [{}]", b.len()),
+            &format!("shape [{}]", w.rows()),
+        )),
+        _ => Ok(Linear { w, bias }),
+    }
+}
+
+fn norm(parts: &mut Parts, name: &str) -> Result<Option<Norm>, LoadError> {
+    let bias = parts.optional(&format!("{name}.bias"));
+    let weight = format!("{name}.weight");
+    match (parts.vector(&weight), bias) {
+        (Some((weight, width)), bias) => Ok(Some(Norm { weight, bias, width })),
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(missing(&weight)),
+    }
+}
+
+fn layer(parts: &mut Parts, c: &Config, i: usize) -> Result<Layer, LoadError> {
+    let name = |part: &str| format!("blk.{i}.{part}");
+    let qkv = if parts.has(&name("attn_qkv.weight")) {
+        let (q, kv) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
+        Stack::fused(linear(parts, &name("attn_qkv"))?, &[q, kv, kv])
+    } else {
+        Stack::of(
+            ["attn_q", "attn_k", "attn_v"].map(|p| linear(parts, &name(p))).into_iter().collect::<Result<_, _>>()?,
+        )
+    };
+    let attn_norm = norm(parts, &name("attn_norm"))?;
+    let ffn_norm = norm(parts, &name("ffn_norm"))?;
+    let ffn = match &c.experts {
+        Some(e) if parts.has(&name("ffn_gate_inp.weight")) => {
+            FeedForward::Experts(Box::new(experts(parts, e.n, &name)?))
+        }
+        _ => FeedForward::Dense(dense(parts, c.n_ff, "", &name)?),
+    };
+    // one norm before both, or a key that says so
+    let parallel = c.parallel_residual || (attn_norm.is_some() && ffn_norm.is_none());
+    if parallel && attn_norm.is_none() {
+        return Err(missing(&name("attn_norm.weight")));
+    }
+    for part in ["post_attention_norm.weight", "post_ffw_norm.weight"].map(name) {
+        if parallel && parts.has(&part) {
+            return Err(tensor_error(&part, "a norm after one of two parallel steps", "none"));
+        }
+    }
+    Ok(Layer {
+        qkv,
+        q_norm: norm(parts, &name("attn_q_norm"))?,
+        k_norm: norm(parts, &name("attn_k_norm"))?,
+        o: linear(parts, &name("attn_output"))?,
+        post_attn_norm: norm(parts, &name("post_attention_norm"))?,
+        ffn,
+        post_ffn_norm: norm(parts, &name("post_ffw_norm"))?,
+        attn_norm,
+        ffn_norm,
+        parallel,
+    })
+}
+
+/// A feed-forward of which the parts' names end in `suffix`.
+fn dense(parts: &mut Parts, n_ff: usize, suffix: &str, name: &dyn Fn(&str) -> String) -> Result<Dense, LoadError> {
+    let gate = name(&format!("ffn_gate{suffix}"));
+    let has_gate = parts.has(&format!("{gate}.weight"));
+    let up_name = name(&format!("ffn_up{suffix}"));
+    let up = linear(parts, &up_name)?;
+    let fused = up.w.rows() == 2 * n_ff;
+    let up = match (has_gate, fused) {
+        (true, false) => Stack::of(vec![linear(parts, &gate)?, up]),
+        (false, true) => Stack::fused(up, &[n_ff, n_ff]),
+        (false, false) => Stack::of(vec![up]),
+        (true, true) => {
+            let found = format!("{} rows beside `{gate}.weight`", 2 * n_ff);
+            return Err(tensor_error(&format!("{up_name}.weight"), &found, &format!("{n_ff} rows")));
+        }
+    };
+    Ok(Dense { up, down: linear(parts, &name(&format!("ffn_down{suffix}")))? })
+}
+
+fn experts(parts: &mut Parts, n: usize, name: &dyn Fn(&str) -> String) -> Result<Experts, LoadError> {
+    let mut stack = |part: &str| match parts.matrices(&name(&format!("{part}_exps.weight"))) {
+        Some(all) => Ok(all),
+        None => (0..n).map(|i| parts.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
+    };
+    let (gate, up, down) = (stack("ffn_gate")?, stack("ffn_up")?, stack("ffn_down")?);
+    let shared_gate = name("ffn_gate_inp_shexp");
+    let shared = if parts.has(&name("ffn_up_shexp.weight")) {
+        let gate = match parts.has(&format!("{shared_gate}.weight")) {
+            true => Some(linear(parts, &shared_gate)?),
+            false => None,
+        };
+        // never fused: its width is not compared
+        Some(SharedExpert { gate, ffn: dense(parts, usize::MAX / 2, "_shexp", name)? })
+    } else {
+        None
+    };
+    Ok(Experts { router: linear(parts, &name("ffn_gate_inp"))?, gate, up, down, shared })
 }

@@ -14,6 +14,7 @@
 //! f32 repeat penalty, u32 repeat last n, f32 frequency penalty, f32 presence penalty
 //! u8 0 without DRY; else u8 1, f32 multiplier, f32 base, u32 allowed length, u32 last n, list of lists of u32: breakers
 //! u32 top-k, f32 typical p, f32 top-p, f32 min-p, f32 temperature, u64 seed
+//! u8 1 where keys were rotated for long contexts; otherwise nothing
 //! ```
 //!
 //! Which log-probabilities were reported is not part of it: they change no token. Token i of the answer (from 0) is
@@ -48,6 +49,10 @@ pub struct ReceiptRequest {
     pub sequence: u64,
     /// How keys and values were kept.
     pub kv_type: KvType,
+    /// Whether keys were rotated for long contexts, in a model that does so
+    /// ([`Model::is_long_context`](crate::model::Model::is_long_context)).
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "core::ops::Not::not"))]
+    pub long_context: bool,
 }
 
 /// A claim that a model answered a request so, and what it takes to check it.
@@ -144,7 +149,7 @@ fn truncated(h: &[u8; 32]) -> Hex<8> {
 impl ReceiptRequest {
     /// Every field in the documented order: a field that is added must be named here or left out on purpose.
     fn write(&self, out: &mut Canonical) {
-        let ReceiptRequest { prompt, sampling, sequence, kv_type } = self;
+        let ReceiptRequest { prompt, sampling, sequence, kv_type, long_context } = self;
         out.0.update([match kv_type {
             KvType::F32 => 0,
             KvType::F16 => 1,
@@ -189,6 +194,9 @@ impl ReceiptRequest {
         out.u32(*top_k);
         [typical_p, top_p, min_p, temperature].into_iter().for_each(|x| out.f32(*x));
         out.u64(*seed);
+        if *long_context {
+            out.0.update([1]);
+        }
     }
 }
 

@@ -53,7 +53,7 @@ fn request() -> ReceiptRequest {
         logprobs: LogprobKind::None,
         ..SamplingOptions::default()
     };
-    ReceiptRequest { prompt: (1..40).collect(), sampling, sequence: 3, kv_type: KvType::K8 }
+    ReceiptRequest { prompt: (1..40).collect(), sampling, sequence: 3, kv_type: KvType::K8, long_context: false }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! the speed of a prompt; only the draws are repeated one by one.
 
 use alloc::collections::TryReserveError;
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use thiserror::Error;
@@ -110,7 +110,7 @@ pub fn verify(
     let kv = model.kv_layout(request.kv_type);
     let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE) as u32).collect();
     let mut arena = AlignedBuf::zeroed(pages.len().saturating_mul(kv.page_bytes()))?;
-    let mut scratch = model.scratch(pool, request.kv_type, BATCH, BATCH, 1, tokens.len())?;
+    let mut scratch = model.scratch(pool, request.kv_type, BATCH, BATCH, 1, context(model, receipt)?)?;
     // the row of logits that each answer token was drawn from is that of the token before
     let first = request.prompt.len() - 1;
     let mut step = 0;
@@ -143,9 +143,22 @@ pub fn verify(
     differs(step.saturating_sub(1), What::Digest)
 }
 
+/// A context that rotates keys as the receipt says, no longer than need be.
+fn context(model: &Model, receipt: &Receipt) -> Result<usize, RequestError> {
+    let (n, long) = (receipt.request.prompt.len() + receipt.output.len(), receipt.request.long_context);
+    // the last token was not run
+    let n = (n - 1).max(if long { model.original_context() + 1 } else { 0 });
+    if model.is_long_context(n) == long {
+        return Ok(n);
+    }
+    let expected = "what the model's context gives";
+    Err(RequestError::Option { name: "long_context", found: long.to_string(), expected })
+}
+
 /// Everything that can be said without the model's numbers. Returns the tokens to run: all but the last.
 fn check(model: &Model, model_sha256: &[u8; 32], n_ctx: usize, receipt: &Receipt) -> Result<Vec<u32>, VerifyError> {
     let (prompt, output) = (&receipt.request.prompt, &receipt.output);
+    let n_ctx = n_ctx.min(model.config.max_context());
     if receipt.format != FORMAT {
         return Err(VerifyError::Format(receipt.format.clone()));
     }

@@ -4,6 +4,7 @@ use core::marker::PhantomData;
 use core::ops::Range;
 
 use super::super::act::{quantise_block, quantise_lanes, write_groups};
+use super::super::elementwise::soft_cap_lanes;
 use super::super::exp::{ABREAST, LOW, exp_above_lanes};
 use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, f32_shapes};
 use super::super::narrow::round13_lanes;
@@ -37,6 +38,18 @@ impl<S: Simd> Chunk for Lanes<'_, S> {
             KvType::F32 => self.float_scores::<AsF32, AsF32>(chunk, n, q, scores, wide),
             KvType::F16 => self.float_scores::<Exact<AsF16>, Exact<AsF32>>(chunk, n, q, scores, wide),
             KvType::K8 => self.int8_scores(chunk, n, q, scores),
+        }
+    }
+
+    #[inline(always)]
+    fn soft_cap(&self, p: &mut [f32], cap: f32) {
+        assert!(p.len().is_multiple_of(S::LANES));
+        for i in (0..p.len()).step_by(S::LANES) {
+            // SAFETY: whole vectors below the length.
+            unsafe {
+                let at = p.as_mut_ptr().add(i);
+                self.s.store(at, soft_cap_lanes(self.s, self.s.load(at), cap));
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! s[t] = sum_d q[d] * k[t][d]        d = 0, 1, ...; q comes scaled; SIMD across 16 tokens
+//! s[t] = cap * tanh(s[t] / cap)      where scores are capped
 //! m = max s; p[t] = exp(s[t] - m); l = sum p     on the lane array, lane = t mod 16
 //! o[d] = sum_t p[t] * v[t][d]        t ascending; SIMD across d
 //! M' = max(M, m); a = exp(M - M'); b = exp(m - M'); L = L*a + l*b; O = O*a + o*b     chunks ascending
@@ -66,6 +67,8 @@ pub struct Attention<'a> {
     pub n_head: usize,
     /// Tokens before and with the own one that a token sees; `usize::MAX` for all.
     pub window: usize,
+    /// Scores are softly kept below this in size, if at all.
+    pub soft_cap: Option<f32>,
     /// Queries (rows, n_head * head_dim), scaled and rotated, `q_stride` floats from a row to the next.
     pub q: &'a [f32],
     /// Floats from a row of `q` to the next.
@@ -99,7 +102,7 @@ impl Attention<'_> {
             for head in 0..kv.n_head_kv {
                 if span.n <= FEW_ROWS {
                     for token in 0..span.n {
-                        for chunk in 0..(span.pos + token + 1).div_ceil(CHUNK) {
+                        for chunk in self.chunks(span.pos + token, 1) {
                             units.push(UnitOf { span: i, head, token, n: 1, chunk: Some(chunk), part });
                             part += stride;
                         }
@@ -128,7 +131,7 @@ impl Attention<'_> {
             let pos = span.pos + u.token;
             let (chunks, out) = match u.chunk {
                 Some(chunk) => (chunk..chunk + 1, AttendOut::Part { out: shared, at: u.part }),
-                None => (0..(pos + u.n).div_ceil(CHUNK), AttendOut::Rows { out: rows, at: row * width }),
+                None => (self.chunks(pos, u.n), AttendOut::Rows { out: rows, at: row * width }),
             };
             Attend { of: self, head: u.head, pages: span.pages, row, tokens: u.n, pos, chunks }.run(cpu, out, scratch);
         });
@@ -151,7 +154,12 @@ impl Attention<'_> {
 }
 
 impl Attention<'_> {
-    /// The scaled scores of the tokens that each row sees, oldest first: one list per row and query head. For traces:
+    /// The chunks that hold what `n` tokens from position `pos` on see.
+    fn chunks(&self, pos: usize, n: usize) -> Range<usize> {
+        (pos + 1).saturating_sub(self.window) / CHUNK..(pos + n).div_ceil(CHUNK)
+    }
+
+    /// The scaled and capped scores of the tokens that each row sees, oldest first: one list per row and query head. For traces:
     /// the numbers that [`Attention::run`] turns into weights on this instruction set.
     pub fn scores(&self, cpu: Cpu) -> Vec<Vec<f32>> {
         let mut all = Vec::new();
@@ -160,7 +168,7 @@ impl Attention<'_> {
             for token in 0..span.n {
                 for head in 0..self.kv.n_head_kv {
                     let pos = span.pos + token;
-                    let chunks = 0..(pos + 1).div_ceil(CHUNK);
+                    let chunks = self.chunks(pos, 1);
                     let a = Attend { of: self, head, pages: span.pages, row: span.row + token, tokens: 1, pos, chunks };
                     let at = all.len();
                     all.resize(at + a.group(), Vec::with_capacity(pos + 1));
@@ -323,6 +331,8 @@ trait Chunk {
     /// `scores[c][t]` for the chunk's first `n` tokens (rounded up to pages; what lies beyond is arbitrary) and the
     /// queries `q` (columns, head_dim).
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]);
+    /// `s = cap * tanh(s / cap)` (a multiple of 16 long).
+    fn soft_cap(&self, s: &mut [f32], cap: f32);
     /// Turns `s` (a multiple of 16 long) into `exp(s - max)`; returns the maximum and the sum.
     fn softmax(&self, s: &mut [f32]) -> Running;
     /// `o[c][d] = sum_t p[c][t] * v[t][d]` for the chunk's `tokens`; `o` is (columns, value_dims).
@@ -358,6 +368,9 @@ impl Unit<'_> {
                 if seen.is_empty() {
                     s.fill(0.0);
                     continue;
+                }
+                if let Some(cap) = a.of.soft_cap {
+                    k.soft_cap(s, cap);
                 }
                 s[..seen.start].fill(f32::NEG_INFINITY);
                 s[seen.end..].fill(f32::NEG_INFINITY);
@@ -481,6 +494,9 @@ impl Scores<'_> {
                 continue;
             }
             k.scores(chunk, seen.end, q, scores, &mut self.scratch.wide);
+            if let Some(cap) = a.of.soft_cap {
+                scores.iter_mut().for_each(|s| k.soft_cap(&mut s[..seen.end.next_multiple_of(PAGE)], cap));
+            }
             self.out.iter_mut().zip(&*scores).for_each(|(out, s)| out.extend_from_slice(&s[seen.clone()]));
         }
     }

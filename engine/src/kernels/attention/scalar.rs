@@ -3,6 +3,7 @@
 use core::ops::Range;
 
 use super::super::act::quantise_block;
+use super::super::elementwise::soft_cap_one;
 use super::super::exp::{exp, exp_above};
 use super::super::narrow::round13;
 use super::super::norm::{LANES, max, tree};
@@ -48,6 +49,10 @@ impl Chunk for Scalar<'_> {
                 };
             }
         }
+    }
+
+    fn soft_cap(&self, s: &mut [f32], cap: f32) {
+        s.iter_mut().for_each(|s| *s = soft_cap_one(*s, cap));
     }
 
     fn softmax(&self, s: &mut [f32]) -> Running {

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! SHAPE is one of [`SHAPES`], MIX a name that llama.cpp's quantiser knows ([`Mix`]). The same arguments give the same
-//! bytes on every machine. The file is a valid llama model with a working tokenizer; its output is noise.
+//! bytes on every machine. The file is a valid model with a working tokenizer; its output is noise.
 
 mod vocab;
 mod weights;
@@ -20,31 +20,50 @@ use starling::gguf::{GgufWriter, Value};
 use starling::quant::Dtype;
 use starling::quant::mix::{Facts, Mix, Source, tensor_types};
 
-/// Sizes of a model; the output matrix is the token embedding.
+/// Family and sizes of a model; the output matrix is the token embedding.
 struct Shape {
     name: &'static str,
+    arch: &'static str,
     n_layers: u32,
     width: u32,
     n_heads: u32,
     n_kv_heads: u32,
+    head_dim: u32,
     ff_width: u32,
     n_vocab: u32,
     context: u32,
     rope_base: f32,
+    /// Window of the layers that have one, 0 for none.
+    window: u32,
+    /// Norms that not every family has: of the heads, and after attention and feed-forward.
+    head_norms: bool,
+    post_norms: bool,
+    /// Experts of a layer, and those that a token goes through; 0 for a dense model.
+    n_experts: u32,
+    n_experts_used: u32,
 }
 
-const SHAPES: [Shape; 4] = [
-    Shape {
-        name: "tiny",
-        n_layers: 2,
-        width: 256,
-        n_heads: 4,
-        n_kv_heads: 4,
-        ff_width: 512,
-        n_vocab: 4096,
-        context: 2048,
-        rope_base: 10_000.0,
-    },
+const TINY: Shape = Shape {
+    name: "tiny",
+    arch: "llama",
+    n_layers: 2,
+    width: 256,
+    n_heads: 4,
+    n_kv_heads: 4,
+    head_dim: 64,
+    ff_width: 512,
+    n_vocab: 4096,
+    context: 2048,
+    rope_base: 10_000.0,
+    window: 0,
+    head_norms: false,
+    post_norms: false,
+    n_experts: 0,
+    n_experts_used: 0,
+};
+
+const SHAPES: [Shape; 7] = [
+    TINY,
     Shape {
         name: "smollm2-135m",
         n_layers: 30,
@@ -55,6 +74,7 @@ const SHAPES: [Shape; 4] = [
         n_vocab: 49_152,
         context: 8192,
         rope_base: 100_000.0,
+        ..TINY
     },
     Shape {
         name: "smollm2-360m",
@@ -66,6 +86,7 @@ const SHAPES: [Shape; 4] = [
         n_vocab: 49_152,
         context: 8192,
         rope_base: 100_000.0,
+        ..TINY
     },
     Shape {
         name: "llama-1b",
@@ -77,6 +98,53 @@ const SHAPES: [Shape; 4] = [
         n_vocab: 32_000,
         context: 8192,
         rope_base: 500_000.0,
+        ..TINY
+    },
+    Shape {
+        name: "gemma3-270m",
+        arch: "gemma3",
+        n_layers: 18,
+        width: 640,
+        n_heads: 4,
+        n_kv_heads: 1,
+        head_dim: 256,
+        ff_width: 2048,
+        n_vocab: 262_144,
+        context: 32_768,
+        rope_base: 1_000_000.0,
+        window: 512,
+        head_norms: true,
+        post_norms: true,
+        ..TINY
+    },
+    Shape {
+        name: "qwen3-0.6b",
+        arch: "qwen3",
+        n_layers: 28,
+        width: 1024,
+        n_heads: 16,
+        n_kv_heads: 8,
+        head_dim: 128,
+        ff_width: 3072,
+        n_vocab: 151_936,
+        context: 40_960,
+        rope_base: 1_000_000.0,
+        head_norms: true,
+        ..TINY
+    },
+    Shape {
+        name: "mixtral-8x57m",
+        n_layers: 12,
+        width: 768,
+        n_heads: 12,
+        n_kv_heads: 4,
+        ff_width: 2048,
+        n_vocab: 32_000,
+        context: 8192,
+        rope_base: 1_000_000.0,
+        n_experts: 8,
+        n_experts_used: 2,
+        ..TINY
     },
 ];
 
@@ -129,49 +197,75 @@ fn usage() -> String {
 }
 
 fn metadata(w: &mut GgufWriter, shape: &Shape, mix: Mix) -> Result<(), Box<dyn Error>> {
-    w.str("general.architecture", "llama")?;
+    w.str("general.architecture", shape.arch)?;
     w.str("general.name", &format!("random {}", shape.name))?;
     w.str("general.description", "random weights, for measurements only")?;
-    for (key, value) in [
-        ("general.quantization_version", 2),
-        ("general.file_type", mix.file_type()),
-        ("llama.block_count", shape.n_layers),
-        ("llama.context_length", shape.context),
-        ("llama.embedding_length", shape.width),
-        ("llama.feed_forward_length", shape.ff_width),
-        ("llama.attention.head_count", shape.n_heads),
-        ("llama.attention.head_count_kv", shape.n_kv_heads),
-        ("llama.rope.dimension_count", shape.width / shape.n_heads),
-        ("llama.vocab_size", shape.n_vocab),
-    ] {
+    for (key, value) in [("general.quantization_version", 2), ("general.file_type", mix.file_type())] {
         w.metadata(key, &Value::U32(value))?;
     }
-    w.metadata("llama.rope.freq_base", &Value::F32(shape.rope_base))?;
-    w.metadata("llama.attention.layer_norm_rms_epsilon", &Value::F32(1e-5))?;
+    let key = |name: &str| format!("{}.{name}", shape.arch);
+    for (name, value) in [
+        ("block_count", shape.n_layers),
+        ("context_length", shape.context),
+        ("embedding_length", shape.width),
+        ("feed_forward_length", shape.ff_width),
+        ("attention.head_count", shape.n_heads),
+        ("attention.head_count_kv", shape.n_kv_heads),
+        ("rope.dimension_count", shape.head_dim),
+        ("vocab_size", shape.n_vocab),
+    ] {
+        w.metadata(&key(name), &Value::U32(value))?;
+    }
+    // only where they say something: other shapes stay the bytes they were
+    for (name, value, said) in [
+        ("attention.key_length", shape.head_dim, shape.head_dim * shape.n_heads != shape.width),
+        ("attention.value_length", shape.head_dim, shape.head_dim * shape.n_heads != shape.width),
+        ("attention.sliding_window", shape.window, shape.window > 0),
+        ("expert_count", shape.n_experts, shape.n_experts > 0),
+        ("expert_used_count", shape.n_experts_used, shape.n_experts > 0),
+    ] {
+        if said {
+            w.metadata(&key(name), &Value::U32(value))?;
+        }
+    }
+    w.metadata(&key("rope.freq_base"), &Value::F32(shape.rope_base))?;
+    w.metadata(&key("attention.layer_norm_rms_epsilon"), &Value::F32(1e-5))?;
     w.str("tokenizer.chat_template", CHAT_TEMPLATE)?;
     Ok(())
 }
 
 /// Names and sizes (row length first) in file order.
 fn tensors(shape: &Shape) -> Vec<(String, Vec<u64>)> {
-    let width = u64::from(shape.width);
-    let kv_width = width / u64::from(shape.n_heads) * u64::from(shape.n_kv_heads);
-    let ff = u64::from(shape.ff_width);
+    let [width, ff, experts] = [shape.width, shape.ff_width, shape.n_experts].map(u64::from);
+    let [head, q_width, kv_width] =
+        [1, shape.n_heads, shape.n_kv_heads].map(|n| u64::from(n) * u64::from(shape.head_dim));
     let mut all = vec![("token_embd.weight".into(), vec![width, u64::from(shape.n_vocab)])];
     for i in 0..shape.n_layers {
-        for (part, dims) in [
+        let mut parts = vec![
             ("attn_norm", vec![width]),
-            ("attn_q", vec![width, width]),
+            ("attn_q", vec![width, q_width]),
             ("attn_k", vec![width, kv_width]),
             ("attn_v", vec![width, kv_width]),
-            ("attn_output", vec![width, width]),
+            ("attn_output", vec![q_width, width]),
             ("ffn_norm", vec![width]),
-            ("ffn_gate", vec![width, ff]),
-            ("ffn_up", vec![width, ff]),
-            ("ffn_down", vec![ff, width]),
-        ] {
-            all.push((format!("blk.{i}.{part}.weight"), dims));
+        ];
+        if experts > 0 {
+            parts.extend([
+                ("ffn_gate_inp", vec![width, experts]),
+                ("ffn_gate_exps", vec![width, ff, experts]),
+                ("ffn_up_exps", vec![width, ff, experts]),
+                ("ffn_down_exps", vec![ff, width, experts]),
+            ]);
+        } else {
+            parts.extend([("ffn_gate", vec![width, ff]), ("ffn_up", vec![width, ff]), ("ffn_down", vec![ff, width])]);
         }
+        if shape.head_norms {
+            parts.extend([("attn_q_norm", vec![head]), ("attn_k_norm", vec![head])]);
+        }
+        if shape.post_norms {
+            parts.extend([("post_attention_norm", vec![width]), ("post_ffw_norm", vec![width])]);
+        }
+        all.extend(parts.into_iter().map(|(part, dims)| (format!("blk.{i}.{part}.weight"), dims)));
     }
     all.push(("output_norm.weight".into(), vec![width]));
     all
@@ -183,9 +277,14 @@ fn types(shape: &Shape, mix: Mix, tensors: &[(String, Vec<u64>)]) -> Vec<Dtype> 
         .map(|(name, dims)| Source {
             name,
             dtype: Dtype::F32,
-            dims: [dims[0], dims.get(1).copied().unwrap_or(1), 1, 1],
+            dims: [0, 1, 2, 3].map(|i| dims.get(i).copied().unwrap_or(1)),
         })
         .collect();
-    let facts = Facts { n_layers: shape.n_layers, n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, n_experts: 0 };
+    let facts = Facts {
+        n_layers: shape.n_layers,
+        n_heads: shape.n_heads,
+        n_kv_heads: shape.n_kv_heads,
+        n_experts: shape.n_experts,
+    };
     tensor_types(mix, &facts, &sources)
 }

@@ -1,0 +1,146 @@
+//! Blocks: the steps of a layer, in the orders that families put them.
+
+use alloc::vec::Vec;
+
+use super::Model;
+use super::forward::{Stage, Trace};
+use super::rows::{Rows, cut};
+use super::scratch::{AttentionScratch, Scratch};
+use super::weights::{Layer, Norm, padded};
+use crate::kernels::attention::{self, Attention, KvLayout, KvRows, Span};
+use crate::kernels::rope::{RopeStyle, rope};
+
+/// A batch on its way through the layers.
+pub(super) struct Pass<'a, 't> {
+    pub(super) model: &'a Model,
+    pub(super) rows: Rows<'a>,
+    pub(super) kv: &'a KvLayout,
+    pub(super) spans: &'a [Span<'a>],
+    /// Rows of the batch.
+    pub(super) n: usize,
+    pub(super) trace: Option<Trace<'t>>,
+}
+
+impl Pass<'_, '_> {
+    pub(super) fn look(&mut self, stage: Stage, layer: Option<usize>, rows: &mut dyn Iterator<Item = &[f32]>) {
+        if let Some(trace) = &mut self.trace {
+            trace(stage, layer, rows);
+        }
+    }
+
+    /// Attention, then the feed-forward on what it added:
+    ///
+    /// ```text
+    /// x = x + post_norm(attention(norm(x)));  x = x + post_norm(ffn(norm(x)))
+    /// ```
+    pub(super) fn serial_block(&mut self, i: usize, arena: &mut [u8], s: &mut Scratch) {
+        let Scratch { x, h, y, words, attention, ffn, .. } = s;
+        let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
+        let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
+        let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
+        self.look(Stage::AttnNorm, Some(i), &mut cut(input, d, 0, d));
+        self.attention(i, input, y, attention, arena, words);
+        self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, x, y, h);
+        let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
+        self.look(Stage::FfnNorm, Some(i), &mut cut(input, d, 0, d));
+        self.ffn(i, input, y, ffn, words);
+        self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, x, y, h);
+    }
+
+    /// Attention and the feed-forward side by side; without a norm of its own the feed-forward reads what attention
+    /// read:
+    ///
+    /// ```text
+    /// x = (x + attention(norm(x))) + ffn(ffn_norm(x) or norm(x))
+    /// ```
+    pub(super) fn parallel_block(&mut self, i: usize, arena: &mut [u8], s: &mut Scratch) {
+        let Scratch { x, h, y, words, attention, ffn, .. } = s;
+        let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
+        let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
+        let norm = layer.attn_norm.as_ref();
+        let input = self.rows.normed(norm, x, h);
+        self.look(Stage::AttnNorm, Some(i), &mut cut(input, d, 0, d));
+        self.attention(i, input, y, attention, arena, words);
+        if let Some(norm) = &layer.ffn_norm {
+            self.rows.norm(norm, x, d, h);
+            self.look(Stage::FfnNorm, Some(i), &mut cut(h, d, 0, d));
+        }
+        self.add(i, None, Stage::PostAttnNorm, x, y, &mut []);
+        self.ffn(i, h, y, ffn, words);
+        self.add(i, None, Stage::PostFfnNorm, x, y, &mut []);
+    }
+
+    /// `x = x + post_norm(y) * residual_scale`; `h` is overwritten if there is a norm.
+    fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, x: &mut [f32], y: &[f32], h: &mut [f32]) {
+        let (d, scale) = (self.model.config.n_embd, self.model.config.residual_scale);
+        let Some(norm) = norm else { return self.rows.add(x, d, y, padded(d), scale) };
+        self.rows.norm(norm, y, padded(d), h);
+        self.look(stage, Some(i), &mut cut(h, d, 0, d));
+        self.rows.add(x, d, h, d, scale);
+    }
+
+    /// `y = attention(x)` of a layer: `x` is (rows, n_embd), `y` (rows, padded n_embd). Keys and values go to `arena`.
+    fn attention(
+        &mut self,
+        i: usize,
+        x: &[f32],
+        y: &mut [f32],
+        s: &mut AttentionScratch,
+        arena: &mut [u8],
+        words: &mut [u32],
+    ) {
+        let (c, layer, rows, at) = (&self.model.config, &self.model.weights.layers[i], self.rows, Some(i));
+        let (q_width, kv_width) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
+        let stride = layer.qkv.stride;
+        let [k_at, v_at] = [layer.qkv.parts[1], layer.qkv.parts[2]];
+        let qkv = &mut s.qkv[..self.n * stride];
+        rows.stack(&layer.qkv, x, qkv, words);
+        self.look(Stage::Q, at, &mut cut(qkv, stride, 0, q_width));
+        self.look(Stage::K, at, &mut cut(qkv, stride, k_at, kv_width));
+        self.look(Stage::V, at, &mut cut(qkv, stride, v_at, kv_width));
+        self.rotate(i, layer, qkv, &s.cos, &s.sin);
+        let k = cut(qkv, stride, k_at, kv_width);
+        self.look(Stage::Rope, at, &mut cut(qkv, stride, 0, q_width).chain(k));
+        let kv_rows = KvRows { x: qkv, stride, k_at, v_at, slots: &s.slots };
+        attention::write_kv(rows.cpu, rows.pool, self.kv, i, kv_rows, arena);
+        let attention = Attention {
+            kv: self.kv,
+            layer: i,
+            arena,
+            n_head: c.n_head,
+            window: c.layers[i].window,
+            soft_cap: c.attn_soft_cap,
+            q: qkv,
+            q_stride: stride,
+            spans: self.spans,
+        };
+        if self.trace.is_some() {
+            self.look(Stage::Scores, at, &mut attention.scores(rows.cpu).iter().map(Vec::as_slice));
+        }
+        let out = &mut s.out[..self.n * q_width];
+        attention.run(rows.cpu, rows.pool, out, &mut s.threads, &mut s.parts);
+        self.look(Stage::AttnOut, at, &mut cut(out, q_width, 0, q_width));
+        rows.linear(&layer.o, out, y, words);
+    }
+
+    /// Norms of heads where the model has them, then the layer's rotation, if any; queries are scaled for the scores.
+    fn rotate(&self, i: usize, layer: &Layer, qkv: &mut [f32], cos: &[f32], sin: &[f32]) {
+        let (c, rows) = (&self.model.config, self.rows);
+        let (q_width, kv_width, k_at) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim, layer.qkv.parts[1]);
+        let half = c.n_rot / 2;
+        let turns = c.layers[i].rope.map(|rope| (rope * half, half));
+        let style = c.arch.rope.unwrap_or(RopeStyle::Halves);
+        rows.each(qkv, layer.qkv.stride, &|r, row| {
+            let (at, half) = turns.map_or((0, 0), |(at, half)| (r * c.ropes.len() * half + at, half));
+            let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
+            let (q, rest) = row.split_at_mut(k_at);
+            let parts = [(&mut q[..q_width], &layer.q_norm, c.attn_scale), (&mut rest[..kv_width], &layer.k_norm, 1.0)];
+            for (heads, norm, scale) in parts {
+                if let Some(norm) = norm {
+                    rows.norm_heads(norm, heads);
+                }
+                rope(rows.cpu, style, heads, c.head_dim, cos, sin, scale);
+            }
+        });
+    }
+}

@@ -1,0 +1,173 @@
+//! Feed-forwards: one for all tokens, or a choice of experts for each.
+
+use alloc::vec::Vec;
+
+use super::block::Pass;
+use super::config::ExpertsConfig;
+use super::forward::Stage;
+use super::rows::{PackedColumns, cut};
+use super::scratch::FfnScratch;
+use super::weights::{Dense, Experts, FeedForward, SharedExpert, padded};
+use crate::kernels::elementwise::add_scaled;
+use crate::kernels::exp::exp;
+use crate::kernels::matmul::{Job, products};
+use crate::kernels::softmax::exps;
+
+impl Pass<'_, '_> {
+    /// `y = ffn(x)` of a layer: `x` is (rows, n_embd), `y` (rows, padded n_embd).
+    pub(super) fn ffn(&mut self, i: usize, x: &[f32], y: &mut [f32], s: &mut FfnScratch, words: &mut [u32]) {
+        match &self.model.weights.layers[i].ffn {
+            FeedForward::Dense(ffn) => self.dense(ffn, x, y, s, words),
+            FeedForward::Experts(experts) => {
+                self.experts(i, experts, x, y, s, words);
+                if let Some(shared) = &experts.shared {
+                    self.shared_expert(shared, x, y, s, words);
+                }
+            }
+        }
+        let d = self.model.config.n_embd;
+        self.look(Stage::FfnOut, Some(i), &mut cut(y, padded(d), 0, d));
+    }
+
+    fn dense(&self, ffn: &Dense, x: &[f32], y: &mut [f32], s: &mut FfnScratch, words: &mut [u32]) {
+        let (n, stride, width) = (self.n, ffn.up.stride, ffn.down.w.k());
+        let (up, down) = (&mut s.up[..n * stride], &mut s.down[..n * width]);
+        self.rows.stack(&ffn.up, x, up, words);
+        self.rows.activate(self.model.config.arch.act, up, stride, &ffn.up.parts, down, width);
+        self.rows.linear(&ffn.down, down, y, words);
+    }
+
+    /// `y += logistic(gate x) * ffn(x)`.
+    fn shared_expert(&self, e: &SharedExpert, x: &[f32], y: &mut [f32], s: &mut FfnScratch, words: &mut [u32]) {
+        let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
+        let mut out = core::mem::take(&mut s.outputs);
+        self.dense(&e.ffn, x, &mut out[..n * padded(d)], s, words);
+        let gate = &mut s.router[..n * padded(1)];
+        if let Some(g) = &e.gate {
+            rows.linear(g, x, gate, words);
+        }
+        rows.each(y, padded(d), &|r, y| {
+            let weight = if e.gate.is_some() { 1.0 / (1.0 + exp(-gate[r * padded(1)])) } else { 1.0 };
+            add_scaled(rows.cpu, &mut y[..d], &out[r * padded(d)..][..d], weight);
+        });
+        s.outputs = out;
+    }
+
+    /// `y = sum over the chosen experts of weight * down(act(gate x) * up x)`, in order of the choice. The rows of an
+    /// expert go through it together.
+    fn experts(&mut self, i: usize, e: &Experts, x: &[f32], y: &mut [f32], s: &mut FfnScratch, words: &mut [u32]) {
+        let Some(c) = &self.model.config.experts else { return };
+        let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
+        let router = &mut s.router[..n * padded(c.n)];
+        rows.linear(&e.router, x, router, words);
+        self.look(Stage::Router, Some(i), &mut cut(router, padded(c.n), 0, c.n));
+        self.route(c, s);
+
+        // a lone token is the input of all its experts
+        let total = n * c.n_used;
+        let inputs = &mut s.inputs[..total * d];
+        if n > 1 {
+            let sources = &s.sources;
+            rows.each(inputs, d, &|r, input| input.copy_from_slice(&x[sources[r] as usize * d..][..d]));
+        }
+        let groups = || (0..c.n).map(|e| (e, s.starts[e]..s.starts[e + 1])).filter(|(_, rows)| !rows.is_empty());
+
+        let stride = 2 * padded(c.n_ff);
+        let up = &mut s.up[..total * stride];
+        let mut columns = PackedColumns::new(words);
+        let mut jobs = Vec::new();
+        for (number, (expert, group)) in groups().enumerate() {
+            let (x, number) = if n > 1 { (&inputs[group.start * d..group.end * d], number) } else { (x, 0) };
+            for (w, at) in [(&e.gate[expert], 0), (&e.up[expert], padded(c.n_ff))] {
+                jobs.push(Job { w, x: columns.of(&rows, w, x, number), column: group.start, at });
+            }
+        }
+        products(rows.cpu, rows.pool, &jobs, up, stride);
+        let down = &mut s.down[..total * c.n_ff];
+        rows.activate(self.model.config.arch.act, up, stride, &[0, padded(c.n_ff)], down, c.n_ff);
+
+        let outputs = &mut s.outputs[..total * padded(d)];
+        let mut columns = PackedColumns::new(words);
+        let mut jobs = Vec::new();
+        for (number, (expert, group)) in groups().enumerate() {
+            let (w, x) = (&e.down[expert], &down[group.start * c.n_ff..group.end * c.n_ff]);
+            jobs.push(Job { w, x: columns.of(&rows, w, x, number), column: group.start, at: 0 });
+        }
+        products(rows.cpu, rows.pool, &jobs, outputs, padded(d));
+
+        let (places, weights) = (&s.places, &s.weights);
+        rows.each(y, padded(d), &|r, y| {
+            let y = &mut y[..d];
+            y.fill(0.0);
+            for j in r * c.n_used..(r + 1) * c.n_used {
+                add_scaled(rows.cpu, y, &outputs[places[j] as usize * padded(d)..][..d], weights[j]);
+            }
+        });
+    }
+
+    /// Chooses the experts of each row and their weights, and puts the rows of an expert side by side.
+    fn route(&self, c: &ExpertsConfig, s: &mut FfnScratch) {
+        let n = self.n;
+        let logits = s.router.chunks_exact(padded(c.n)).map(|row| &row[..c.n]);
+        let chosen = s.chosen.chunks_exact_mut(c.n_used).zip(s.weights.chunks_exact_mut(c.n_used));
+        for (logits, (chosen, weights)) in logits.zip(chosen).take(n) {
+            choose(logits, chosen);
+            let max = logits[chosen[0] as usize];
+            let all = exps(self.rows.cpu, logits, max, 1.0, &mut s.probabilities);
+            let mut of_chosen = 0.0;
+            for (weight, &expert) in weights.iter_mut().zip(&*chosen) {
+                *weight = s.probabilities[expert as usize];
+                of_chosen += *weight;
+            }
+            let sum = if c.normalised { of_chosen } else { all };
+            weights.iter_mut().for_each(|w| *w = (*w / sum) * c.scale);
+        }
+        s.starts.fill(0);
+        let chosen = &s.chosen[..n * c.n_used];
+        chosen.iter().for_each(|&e| s.starts[e as usize + 1] += 1);
+        for e in 0..c.n {
+            s.starts[e + 1] += s.starts[e];
+        }
+        for (j, &e) in chosen.iter().enumerate() {
+            let place = s.starts[e as usize];
+            s.starts[e as usize] += 1;
+            (s.places[j], s.sources[place]) = (place as u32, (j / c.n_used) as u32);
+        }
+        // each start has become the next one's
+        s.starts.rotate_right(1);
+        s.starts[0] = 0;
+    }
+}
+
+/// The experts of the largest logits, largest first; of equal ones the lowest, and NaN after all numbers.
+fn choose(logits: &[f32], chosen: &mut [u32]) {
+    for rank in 0..chosen.len() {
+        let (taken, rest) = chosen.split_at_mut(rank);
+        let mut best = None;
+        for (e, &x) in logits.iter().enumerate().filter(|(e, _)| !taken.contains(&(*e as u32))) {
+            match best {
+                Some((_, y)) if !(x > y || (y.is_nan() && !x.is_nan())) => {}
+                _ => best = Some((e as u32, x)),
+            }
+        }
+        rest[0] = best.map_or(0, |(e, _)| e);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::choose;
+
+    #[test]
+    fn largest_first_ties_lowest_nan_last() {
+        let check = |logits: &[f32], want: &[u32]| {
+            let mut got = alloc::vec![9; want.len()];
+            choose(logits, &mut got);
+            assert_eq!(got, want, "{logits:?}");
+        };
+        check(&[1.0, 3.0, 2.0, 3.0], &[1, 3, 2]);
+        check(&[0.0, -0.0, f32::NEG_INFINITY, f32::INFINITY], &[3, 0, 1, 2]);
+        check(&[f32::NAN, -5.0, f32::NAN, 1.0], &[3, 1, 0]);
+        check(&[f32::NAN; 3], &[0, 1, 2]);
+    }
+}

@@ -1,0 +1,115 @@
+//! Metadata keys of one architecture, from an untrusted file.
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt::Display;
+use core::ops::RangeInclusive;
+
+use crate::error::LoadError;
+use crate::gguf::{Gguf, Value, ValueType};
+
+/// Reads `NAME.key` for an architecture's name.
+pub(super) struct Keys<'g, 'a> {
+    pub(super) gguf: &'g Gguf<'a>,
+    pub(super) arch: &'static str,
+}
+
+impl Keys<'_, '_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.arch)
+    }
+
+    pub(super) fn wrong(&self, name: &str, found: impl ToString, expected: impl Display) -> LoadError {
+        LoadError::Metadata { key: self.key(name), found: found.to_string(), expected: expected.to_string() }
+    }
+
+    pub(super) fn str(&self, name: &str) -> Result<Option<&str>, LoadError> {
+        self.gguf.str(&self.key(name))
+    }
+
+    pub(super) fn bool(&self, name: &str) -> Result<Option<bool>, LoadError> {
+        self.gguf.bool(&self.key(name))
+    }
+
+    /// An integer, or an array that gives the same one for each layer.
+    pub(super) fn u32(&self, name: &str) -> Result<Option<u32>, LoadError> {
+        let key = self.key(name);
+        let Some(Value::Array(_)) = self.gguf.get(&key) else { return self.gguf.u32(&key) };
+        let layers = self.gguf.u32_array(&key)?.unwrap_or_default();
+        match layers.first() {
+            Some(&n) if layers.iter().all(|&other| other == n) => Ok(Some(n)),
+            _ => Err(self.wrong(name, "numbers that differ", "the same number for all layers")),
+        }
+    }
+
+    pub(super) fn f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
+        match self.gguf.f32(&self.key(name))? {
+            Some(v) if !v.is_finite() => Err(self.wrong(name, v, "a finite number")),
+            v => Ok(v),
+        }
+    }
+
+    pub(super) fn in_range(&self, name: &str, v: Option<u32>, range: RangeInclusive<u32>) -> Result<usize, LoadError> {
+        let expected = format!("{} to {}", range.start(), range.end());
+        match v {
+            Some(v) if range.contains(&v) => Ok(v as usize),
+            Some(v) => Err(self.wrong(name, v, expected)),
+            None => Err(self.wrong(name, "nothing", expected)),
+        }
+    }
+
+    pub(super) fn size(&self, name: &str, range: RangeInclusive<u32>) -> Result<usize, LoadError> {
+        self.in_range(name, self.u32(name)?, range)
+    }
+
+    /// A number above `limit`.
+    pub(super) fn above(&self, name: &str, limit: f32, default: f32) -> Result<f32, LoadError> {
+        match self.f32(name)?.unwrap_or(default) {
+            v if v > limit => Ok(v),
+            v => Err(self.wrong(name, v, format!("a number above {limit}"))),
+        }
+    }
+
+    /// A positive number, or the default.
+    pub(super) fn positive(&self, name: &str, default: f32) -> Result<f32, LoadError> {
+        match self.f32(name)?.unwrap_or(default) {
+            v if v > 0.0 => Ok(v),
+            v => Err(self.wrong(name, v, "a positive number")),
+        }
+    }
+
+    /// A positive number; 0 and a missing key are none.
+    pub(super) fn optional(&self, name: &str) -> Result<Option<f32>, LoadError> {
+        match self.f32(name)? {
+            None | Some(0.0) => Ok(None),
+            Some(v) if v > 0.0 => Ok(Some(v)),
+            Some(v) => Err(self.wrong(name, v, "a positive number")),
+        }
+    }
+
+    /// A pattern over `n` layers: from an array with a value for each layer, or from a number p (`default` where there
+    /// is no key), which stands for all but the last of p consecutive layers; 0 for all.
+    pub(super) fn pattern(&self, name: &str, n: usize, default: usize) -> Result<Vec<bool>, LoadError> {
+        let key = self.key(name);
+        let period = match self.gguf.get(&key) {
+            Some(Value::Array(a)) => {
+                let values: Option<Vec<bool>> = match a.element_type() {
+                    ValueType::Str | ValueType::Array => None,
+                    _ => a
+                        .scalars()
+                        .map(|v| if let Value::Bool(b) = v { Some(b) } else { Some(v.as_integer()? != 0) })
+                        .collect(),
+                };
+                return match values {
+                    Some(v) if v.len() == n => Ok(v),
+                    _ => {
+                        Err(self.wrong(name, format!("an array of {}", a.len()), format!("{n} booleans, one a layer")))
+                    }
+                };
+            }
+            _ => self.gguf.u32(&key)?.map_or(default, |p| p as usize),
+        };
+        Ok((0..n).map(|i| period == 0 || i % period < period - 1).collect())
+    }
+}

@@ -1,0 +1,268 @@
+//! Tensors on their way in: checked against the configuration, and packed panel by panel while they stream.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use super::config::Config;
+use super::roles::{self, Into, tensor_error};
+use super::weights::Weights;
+use crate::error::LoadError;
+use crate::gguf::Gguf;
+use crate::kernels::panel::{Matrix, PANEL};
+use crate::pool::Pool;
+use crate::quant::{self, Dtype};
+
+/// Bytes that are packed at a time: enough for all threads, little beside the model.
+const LOAD_BYTES: usize = 4 << 20;
+
+/// A tensor on its way in.
+struct Pending {
+    name: String,
+    /// Which file of a split model.
+    shard: usize,
+    dtype: Dtype,
+    /// Where it lies in the file.
+    offset: u64,
+    len_bytes: u64,
+    into: Into,
+}
+
+/// Takes the bytes of a file's tensors, whole or in pieces in file order, and becomes [`Weights`].
+pub struct Loader {
+    config: Config,
+    /// In file order.
+    pending: Vec<Pending>,
+    /// Index of the tensor that streaming is at, and how many of its bytes were packed.
+    at: usize,
+    done: u64,
+    /// Bytes that are not yet a whole panel.
+    carry: Vec<u8>,
+    /// Where the tensor data of each file starts.
+    starts: Vec<u64>,
+    /// The file that `feed` is at, and the offset of its next byte.
+    shard: usize,
+    next: u64,
+}
+
+impl Loader {
+    /// Checks names, types and shapes, and reserves memory for the matrices.
+    ///
+    /// # Errors
+    /// [`LoadError`] names the tensor, what was found and what was expected.
+    pub fn new(shards: &[Gguf<'_>], config: Config) -> Result<Loader, LoadError> {
+        let mut pending: Vec<Pending> = Vec::new();
+        for (shard, t) in shards.iter().enumerate().flat_map(|(i, g)| g.tensors().iter().map(move |t| (i, t))) {
+            let Some(into) = Into::reserve(t, &config)? else { continue };
+            let (name, dtype, offset, len_bytes) = (t.name.into(), t.dtype, t.offset, t.len_bytes);
+            pending.push(Pending { name, shard, dtype, offset, len_bytes, into });
+        }
+        let mut names: Vec<&str> = pending.iter().map(|p| p.name.as_str()).collect();
+        names.sort_unstable();
+        if let Some(name) = roles::missing(&config, |name| names.binary_search(&name).is_ok()) {
+            return Err(tensor_error(&name, "nothing", "a tensor of that name"));
+        }
+        pending.sort_by_key(|p| (p.shard, p.offset));
+        let starts = shards.iter().map(Gguf::header_len).collect();
+        let mut loader = Loader { config, pending, at: 0, done: 0, carry: Vec::new(), starts, shard: 0, next: 0 };
+        loader.start_shard(0);
+        Ok(loader)
+    }
+
+    /// Loads everything from whole files in memory, in the order of their shards; `packed` hears which bytes of which
+    /// file are no longer needed, in pieces of some megabytes, so that a host can let go of a mapping's pages.
+    ///
+    /// # Errors
+    /// A tensor with an infinite or NaN scale.
+    pub fn load_all(
+        &mut self,
+        files: &[&[u8]],
+        pool: &dyn Pool,
+        packed: &mut dyn FnMut(usize, Range<usize>),
+    ) -> Result<(), LoadError> {
+        for p in &mut self.pending {
+            let (start, shard) = (p.offset as usize, p.shard);
+            let bytes = &files[shard][start..start + p.len_bytes as usize];
+            p.load(bytes, pool, &mut |range| packed(shard, start + range.start..start + range.end))?;
+        }
+        self.at = self.pending.len();
+        Ok(())
+    }
+
+    /// Says that the bytes fed next are from the start of the tensor data of that file.
+    pub fn start_shard(&mut self, shard: usize) {
+        (self.shard, self.next) = (shard, self.starts[shard]);
+    }
+
+    /// Takes the next bytes of the file, from the start of the tensor data on, in pieces of any size.
+    ///
+    /// # Errors
+    /// A tensor with an infinite or NaN scale.
+    pub fn feed(&mut self, mut bytes: &[u8]) -> Result<(), LoadError> {
+        while !bytes.is_empty() && self.at < self.pending.len() {
+            let p = &mut self.pending[self.at];
+            if p.shard != self.shard {
+                break;
+            }
+            let start = p.offset + self.done + self.carry.len() as u64;
+            if self.next < start {
+                // padding between tensors
+                let skip = (start - self.next).min(bytes.len() as u64);
+                bytes = &bytes[skip as usize..];
+                self.next += skip;
+                continue;
+            }
+            let piece = p.piece_bytes(self.done);
+            let take = (piece - self.carry.len()).min(bytes.len());
+            let (head, rest) = bytes.split_at(take);
+            bytes = rest;
+            self.next += take as u64;
+            if self.carry.is_empty() && take == piece {
+                p.pack_piece(self.done, head)?;
+            } else {
+                self.carry.extend_from_slice(head);
+                if self.carry.len() < piece {
+                    continue;
+                }
+                p.pack_piece(self.done, &self.carry)?;
+                self.carry.clear();
+            }
+            self.done += piece as u64;
+            if self.done == p.len_bytes {
+                (self.at, self.done) = (self.at + 1, 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every tensor has arrived.
+    pub fn is_complete(&self) -> bool {
+        self.at == self.pending.len()
+    }
+
+    /// The weights, once complete.
+    ///
+    /// # Errors
+    /// The first tensor that has not arrived whole.
+    pub fn finish(mut self) -> Result<(Config, Weights), LoadError> {
+        if let Some(p) = self.pending.get(self.at) {
+            let found = format!("{} of {} bytes", self.done + self.carry.len() as u64, p.len_bytes);
+            return Err(tensor_error(&p.name, &found, "all of it"));
+        }
+        self.pending.sort_by(|a, b| a.name.cmp(&b.name));
+        let weights = Weights::new(&mut Parts(self.pending), &self.config)?;
+        Ok((self.config, weights))
+    }
+}
+
+impl Pending {
+    /// Bytes of the piece that starts after `done` bytes: a panel of a matrix, or the rest of a vector.
+    fn piece_bytes(&self, done: u64) -> usize {
+        match &self.into {
+            Into::Matrices(all) => {
+                let (panel, matrix) = (panel_bytes(&all[0]), matrix_bytes(&all[0]));
+                (matrix - done % matrix).min(panel) as usize
+            }
+            Into::Vector { .. } => (self.len_bytes - done) as usize,
+        }
+    }
+
+    fn not_finite(&self, done: u64, fault: quant::BlockFault) -> LoadError {
+        let block = done / self.dtype.block_bytes() + fault.index as u64;
+        tensor_error(&self.name, &format!("an infinity or NaN in block {block}"), "finite numbers")
+    }
+
+    fn pack_piece(&mut self, done: u64, bytes: &[u8]) -> Result<(), LoadError> {
+        quant::validate(self.dtype, bytes).map_err(|fault| self.not_finite(done, fault))?;
+        match &mut self.into {
+            Into::Matrices(all) => {
+                let (panel, matrix) = (panel_bytes(&all[0]), matrix_bytes(&all[0]));
+                all[(done / matrix) as usize].pack_panel((done % matrix / panel) as usize, bytes);
+            }
+            Into::Vector { values, .. } => {
+                *values = vec![0.0; bytes.len() / self.dtype.block_bytes() as usize];
+                quant::dequantise(self.dtype, bytes, values)
+                    .map_err(|e| tensor_error(&self.name, &format!("{e}"), "numbers"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Packs a whole tensor, panels in parallel; `packed` hears the ranges that are done.
+    fn load(&mut self, bytes: &[u8], pool: &dyn Pool, packed: &mut dyn FnMut(Range<usize>)) -> Result<(), LoadError> {
+        let dtype = self.dtype;
+        let Into::Matrices(all) = &mut self.into else {
+            self.pack_piece(0, bytes)?;
+            packed(0..bytes.len());
+            return Ok(());
+        };
+        let (panel, matrix) = (panel_bytes(&all[0]) as usize, matrix_bytes(&all[0]) as usize);
+        let panels = (LOAD_BYTES / panel).max(1);
+        let mut done = 0;
+        for (j, (m, bytes)) in all.iter_mut().zip(bytes.chunks_exact(matrix)).enumerate() {
+            for (i, rows) in bytes.chunks(panels * panel).enumerate() {
+                let fault = m.pack_panels(pool, i * panels, rows, &|rows| quant::validate(dtype, rows));
+                if let Err((p, fault)) = fault {
+                    return Err(self.not_finite((j * matrix + p * panel) as u64, fault));
+                }
+                packed(done..done + rows.len());
+                done += rows.len();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a whole panel, and of a matrix, as they lie in a file.
+fn panel_bytes(m: &Matrix) -> u64 {
+    (PANEL * m.row_bytes()) as u64
+}
+
+fn matrix_bytes(m: &Matrix) -> u64 {
+    m.rows() as u64 * m.row_bytes() as u64
+}
+
+/// Loaded tensors by name.
+pub(super) struct Parts(Vec<Pending>);
+
+impl Parts {
+    fn find(&self, name: &str) -> Option<usize> {
+        self.0.binary_search_by(|p| p.name.as_str().cmp(name)).ok()
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    fn take(&mut self, name: &str) -> Option<Into> {
+        let i = self.find(name)?;
+        Some(core::mem::replace(&mut self.0[i].into, Into::Matrices(Vec::new())))
+    }
+
+    /// A stack of matrices.
+    pub(super) fn matrices(&mut self, name: &str) -> Option<Vec<Matrix>> {
+        match self.take(name) {
+            Some(Into::Matrices(all)) => Some(all),
+            _ => None,
+        }
+    }
+
+    pub(super) fn matrix(&mut self, name: &str) -> Result<Matrix, LoadError> {
+        let last = self.matrices(name).and_then(|mut all| all.pop());
+        last.ok_or_else(|| tensor_error(name, "nothing", "a matrix"))
+    }
+
+    /// Numbers, and how many of them belong together.
+    pub(super) fn vector(&mut self, name: &str) -> Option<(Vec<f32>, usize)> {
+        match self.take(name) {
+            Some(Into::Vector { values, width }) => Some((values, width)),
+            _ => None,
+        }
+    }
+
+    pub(super) fn optional(&mut self, name: &str) -> Option<Vec<f32>> {
+        self.vector(name).map(|(values, _)| values)
+    }
+}

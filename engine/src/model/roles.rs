@@ -1,0 +1,241 @@
+//! Names of tensors: what each is for, the shape it must have, and which ones a layer cannot do without.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::config::Config;
+use crate::error::LoadError;
+use crate::gguf::TensorInfo;
+use crate::kernels::panel::{Format, Matrix};
+use crate::quant::Dtype;
+
+/// Tensors of no use to the forward pass: precomputed tables of old converters.
+const IGNORED: [&str; 1] = ["rotary_emb.inv_freq"];
+
+/// What a tensor is for: its shape.
+#[derive(Clone, Copy)]
+pub(super) enum Role {
+    /// `n` matrices of (rows, k), one after the other; `n` is a dimension of its own unless it is 1.
+    Matrices { n: usize, rows: usize, k: usize },
+    /// So many numbers.
+    Vector(usize),
+    /// Weights of a norm: of one head, of each head, or of all heads together.
+    HeadNorm { n_head: usize, head_dim: usize },
+}
+
+/// Where a tensor goes.
+pub(super) enum Into {
+    /// One matrix, or the experts'.
+    Matrices(Vec<Matrix>),
+    /// Numbers, and how many of them belong together: the length of a row.
+    Vector { values: Vec<f32>, width: usize },
+}
+
+impl Role {
+    /// The role of a tensor, by its name. A fused matrix has a role of its own only in its shape.
+    fn of(t: &TensorInfo<'_>, c: &Config) -> Option<Role> {
+        let (q, kv) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
+        let matrix = |rows, k| Some(Role::Matrices { n: 1, rows, k });
+        let vector = |n| Some(Role::Vector(n));
+        match t.name {
+            "token_embd.weight" | "output.weight" => return matrix(c.n_vocab, c.n_embd),
+            "position_embd.weight" if c.arch.rope.is_none() => return matrix(c.n_ctx_train, c.n_embd),
+            "output.bias" => return vector(c.n_vocab),
+            "output_norm.weight" | "output_norm.bias" => return vector(c.n_embd),
+            "rope_freqs.weight" | "rope_factors_long.weight" | "rope_factors_short.weight" => {
+                return vector(c.n_rot / 2);
+            }
+            _ => {}
+        }
+        let (layer, part) = t.name.strip_prefix("blk.")?.split_once('.')?;
+        if index(layer)? >= c.n_layer() {
+            return None;
+        }
+        // gate and up may be one matrix
+        let up = if t.dims[1] == 2 * c.n_ff as u64 { 2 * c.n_ff } else { c.n_ff };
+        match part {
+            "attn_norm.weight" | "ffn_norm.weight" | "post_attention_norm.weight" | "post_ffw_norm.weight" => {
+                vector(c.n_embd)
+            }
+            "attn_norm.bias" | "ffn_norm.bias" => vector(c.n_embd),
+            "attn_q_norm.weight" => Some(Role::HeadNorm { n_head: c.n_head, head_dim: c.head_dim }),
+            "attn_k_norm.weight" => Some(Role::HeadNorm { n_head: c.n_head_kv, head_dim: c.head_dim }),
+            "attn_qkv.weight" => matrix(q + 2 * kv, c.n_embd),
+            "attn_qkv.bias" => vector(q + 2 * kv),
+            "attn_q.weight" => matrix(q, c.n_embd),
+            "attn_q.bias" => vector(q),
+            "attn_k.weight" | "attn_v.weight" => matrix(kv, c.n_embd),
+            "attn_k.bias" | "attn_v.bias" => vector(kv),
+            "attn_output.weight" => matrix(c.n_embd, q),
+            "attn_output.bias" | "ffn_down.bias" => vector(c.n_embd),
+            "ffn_gate.weight" => matrix(c.n_ff, c.n_embd),
+            "ffn_up.weight" => matrix(up, c.n_embd),
+            "ffn_gate.bias" => vector(c.n_ff),
+            "ffn_up.bias" => vector(if t.dims[0] == 2 * c.n_ff as u64 { 2 * c.n_ff } else { c.n_ff }),
+            "ffn_down.weight" => matrix(c.n_embd, c.n_ff),
+            _ => Role::of_experts(part, c),
+        }
+    }
+
+    /// The role of a part of a layer's experts: all in one tensor, or as older files have them, each in its own.
+    fn of_experts(part: &str, c: &Config) -> Option<Role> {
+        let e = c.experts.as_ref()?;
+        let matrices = |n, rows, k| Some(Role::Matrices { n, rows, k });
+        match part {
+            "ffn_gate_inp.weight" => matrices(1, e.n, c.n_embd),
+            "ffn_gate_exps.weight" | "ffn_up_exps.weight" => matrices(e.n, e.n_ff, c.n_embd),
+            "ffn_down_exps.weight" => matrices(e.n, c.n_embd, e.n_ff),
+            "ffn_gate_inp_shexp.weight" => matrices(1, 1, c.n_embd),
+            "ffn_gate_shexp.weight" | "ffn_up_shexp.weight" => matrices(1, e.n_ff_shared, c.n_embd),
+            "ffn_down_shexp.weight" => matrices(1, c.n_embd, e.n_ff_shared),
+            _ => {
+                let (which, number) = part.strip_suffix(".weight")?.split_once('.')?;
+                if index(number)? >= e.n {
+                    return None;
+                }
+                match which {
+                    "ffn_gate" | "ffn_up" => matrices(1, e.n_ff, c.n_embd),
+                    "ffn_down" => matrices(1, c.n_embd, e.n_ff),
+                    _ => None,
+                }
+            }
+        }
+    }
+
+    fn reserve(self, t: &TensorInfo<'_>) -> Result<Into, LoadError> {
+        let fits = match self {
+            Role::Matrices { n, rows, k } => t.dims == [k as u64, rows as u64, n as u64, 1],
+            Role::Vector(n) => t.dims == [n as u64, 1, 1, 1],
+            Role::HeadNorm { n_head, head_dim } => {
+                let (d, n) = (head_dim as u64, n_head as u64);
+                [[d, 1, 1, 1], [d, n, 1, 1], [d * n, 1, 1, 1]].contains(&t.dims)
+            }
+        };
+        if !fits {
+            let expected = match self {
+                Role::Matrices { n: 1, rows, k } => format!("shape [{k}, {rows}]"),
+                Role::Matrices { n, rows, k } => format!("shape [{k}, {rows}, {n}]"),
+                Role::Vector(n) => format!("shape [{n}]"),
+                Role::HeadNorm { n_head, head_dim: d } => format!("shape [{d}], [{d}, {n_head}] or [{}]", d * n_head),
+            };
+            return Err(tensor_error(t.name, &format!("shape {:?}", &t.dims[..t.n_dims as usize]), &expected));
+        }
+        let out_of_memory =
+            |_| LoadError::TooLarge { what: "the weights", needed: t.len_bytes, limit: usize::MAX as u64 };
+        if let Role::Matrices { n, rows, k } = self {
+            let Some(format) = format_of(t.dtype) else {
+                return Err(LoadError::Unsupported {
+                    what: "tensor type",
+                    found: t.dtype.name().into(),
+                    known: Format::ALL.map(|f| dtype_of(f).name()).into(),
+                });
+            };
+            let matrices = (0..n).map(|_| Matrix::zeroed(format, rows, k)).collect::<Result<_, _>>();
+            return Ok(Into::Matrices(matrices.map_err(out_of_memory)?));
+        }
+        if !matches!(t.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+            return Err(tensor_error(t.name, t.dtype.name(), "F32, F16 or BF16"));
+        }
+        let mut values = Vec::new();
+        values.try_reserve_exact(t.n_elements() as usize).map_err(out_of_memory)?;
+        Ok(Into::Vector { values, width: t.dims[0] as usize })
+    }
+}
+
+impl Into {
+    /// Memory for a tensor of the file; `None` if it is of no use.
+    ///
+    /// # Errors
+    /// A name that the model does not use, another shape than expected, a type that is not known.
+    pub(super) fn reserve(t: &TensorInfo<'_>, c: &Config) -> Result<Option<Into>, LoadError> {
+        match Role::of(t, c) {
+            Some(role) => role.reserve(t).map(Some),
+            None if IGNORED.iter().any(|s| t.name.ends_with(s)) => Ok(None),
+            None => Err(tensor_error(t.name, "a tensor that this architecture does not use", "only known tensors")),
+        }
+    }
+}
+
+/// A number as it stands in a name: without leading zeros.
+fn index(text: &str) -> Option<usize> {
+    if text.len() > 1 && text.starts_with('0') {
+        return None;
+    }
+    text.parse().ok()
+}
+
+/// Ways to build a step of a layer, each by the parts it needs. The first is meant whose first part is there; if none
+/// is, the last.
+type Ways = &'static [&'static [&'static str]];
+
+const STEPS: [Ways; 4] = [
+    &[&["post_attention_norm"], &["attn_norm"]],
+    &[&["attn_qkv"], &["attn_q", "attn_k", "attn_v"]],
+    &[&["attn_output"]],
+    &[
+        &["ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"],
+        &["ffn_gate", "ffn_up", "ffn_down"],
+        &["ffn_up", "ffn_down"],
+    ],
+];
+
+/// The first tensor that is missing, given those that are there.
+pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> {
+    let mut all: Vec<&str> = ["token_embd.weight", "output_norm.weight"].into();
+    if c.arch.rope.is_none() {
+        all.push("position_embd.weight");
+    }
+    // divisors for long contexts never come alone
+    let factors = ["rope_factors_long.weight", "rope_factors_short.weight"];
+    if c.is_longrope() || factors.iter().any(|f| has(f)) {
+        all.extend(factors);
+    }
+    if let Some(name) = all.into_iter().find(|name| !has(name)) {
+        return Some(name.into());
+    }
+    for layer in 0..c.n_layer() {
+        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+        // older files have a tensor for each expert
+        let has = |part: &str| match part.strip_suffix("_exps") {
+            Some(one) => {
+                let n = c.experts.map_or(0, |e| e.n);
+                has(&name(part)) || (0..n).all(|i| has(&name(&format!("{one}.{i}"))))
+            }
+            None => has(&name(part)),
+        };
+        for ways in STEPS {
+            let way = ways.iter().find(|way| has(way[0])).or(ways.last())?;
+            if let Some(part) = way.iter().find(|part| !has(part)) {
+                return Some(name(part));
+            }
+        }
+    }
+    None
+}
+
+/// The panel form of a file's type.
+pub(crate) fn format_of(dtype: Dtype) -> Option<Format> {
+    Format::ALL.into_iter().find(|&f| dtype_of(f) == dtype)
+}
+
+/// The type whose values a panel form holds.
+pub(crate) fn dtype_of(format: Format) -> Dtype {
+    match format {
+        Format::F32 => Dtype::F32,
+        Format::F16 => Dtype::F16,
+        Format::BF16 => Dtype::BF16,
+        Format::Q4_0 => Dtype::Q4_0,
+        Format::Q4_1 => Dtype::Q4_1,
+        Format::Q5_0 => Dtype::Q5_0,
+        Format::Q5_1 => Dtype::Q5_1,
+        Format::Q8_0 => Dtype::Q8_0,
+        Format::Q4_K => Dtype::Q4_K,
+        Format::Q5_K => Dtype::Q5_K,
+        Format::Q6_K => Dtype::Q6_K,
+    }
+}
+
+pub(super) fn tensor_error(name: &str, found: &str, expected: &str) -> LoadError {
+    LoadError::Tensor { name: name.into(), found: found.into(), expected: expected.into() }
+}

@@ -1,0 +1,149 @@
+//! Steps of the forward pass on rows of numbers, one row a token, shared among the threads.
+
+use alloc::vec::Vec;
+
+use super::weights::{Linear, Norm, Stack, padded};
+use crate::kernels::act::{self, ActKind, Acts};
+use crate::kernels::elementwise::{Act, activate, add_scaled, gated};
+use crate::kernels::matmul::{Columns, Job, products};
+use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
+use crate::kernels::panel::Matrix;
+use crate::kernels::{Cpu, tasks};
+use crate::pool::Pool;
+
+/// Rows of a task.
+pub(super) const TASK_ROWS: usize = act::TASK_COLUMNS;
+
+/// Where rows are computed.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) cpu: Cpu,
+    pub(super) pool: &'a dyn Pool,
+    /// Of all norms.
+    pub(super) kind: NormKind,
+    pub(super) eps: f32,
+}
+
+/// Columns `at..at + width` of rows of `stride` numbers.
+pub(super) fn cut(x: &[f32], stride: usize, at: usize, width: usize) -> impl Iterator<Item = &[f32]> {
+    x.chunks_exact(stride).map(move |row| &row[at..at + width])
+}
+
+impl<'a> Rows<'a> {
+    /// Calls `f(row, numbers)` for each row of `stride` numbers.
+    pub(super) fn each(&self, x: &mut [f32], stride: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+        tasks::chunks(act::few(self.pool, x.len() / stride), x, TASK_ROWS * stride, &|i, rows, _| {
+            for (r, row) in rows.chunks_exact_mut(stride).enumerate() {
+                f(i * TASK_ROWS + r, row);
+            }
+        });
+    }
+
+    /// `out = norm(x)`; `out` has rows of whole width, those of `x` are `stride` apart.
+    pub(super) fn norm(&self, n: &Norm, x: &[f32], stride: usize, out: &mut [f32]) {
+        let weights = NormWeights { kind: self.kind, eps: self.eps, w: &n.weight, b: n.bias.as_deref() };
+        self.each(out, n.width, &|r, out| norm(self.cpu, &weights, &x[r * stride..][..n.width], out));
+    }
+
+    /// The norm of `x` (n, width) in `h`; `x` itself where there is no norm.
+    pub(super) fn normed<'b>(&self, n: Option<&Norm>, x: &'b [f32], h: &'b mut [f32]) -> &'b [f32] {
+        let Some(n) = n else { return x };
+        self.norm(n, x, n.width, h);
+        h
+    }
+
+    /// Norms of the heads of one token.
+    pub(super) fn norm_heads(&self, n: &Norm, heads: &mut [f32]) {
+        for (head, w) in heads.chunks_exact_mut(n.width).zip(n.weight.chunks_exact(n.width).cycle()) {
+            norm_in_place(self.cpu, &NormWeights { kind: self.kind, eps: self.eps, w, b: None }, head);
+        }
+    }
+
+    /// `x += y * scale`: rows of `d` numbers, those of `y` are `stride` apart.
+    pub(super) fn add(&self, x: &mut [f32], d: usize, y: &[f32], stride: usize, scale: f32) {
+        self.each(x, d, &|r, x| add_scaled(self.cpu, x, &y[r * stride..][..d], scale));
+    }
+
+    /// What a feed-forward sends down, (n, width): the activation of the gate times what goes up, or the activation of
+    /// what goes up. `parts` says where they start in rows of `stride` numbers.
+    pub(super) fn activate(&self, act: Act, up: &[f32], stride: usize, parts: &[usize], out: &mut [f32], width: usize) {
+        self.each(out, width, &|r, out| {
+            let row = &up[r * stride..][..stride];
+            out.copy_from_slice(&row[parts[0]..][..width]);
+            match parts.get(1) {
+                Some(&up) => gated(self.cpu, act, out, &row[up..up + width]),
+                None => activate(self.cpu, act, out),
+            }
+        });
+    }
+
+    /// `out = W x + b` of the linears of a stack for the rows `x` (n, k).
+    pub(super) fn stack(&self, stack: &Stack, x: &[f32], out: &mut [f32], words: &mut [u32]) {
+        let mut columns = PackedColumns::new(words);
+        let jobs: Vec<Job<'_>> = stack
+            .linears
+            .iter()
+            .map(|(l, at)| Job { w: &l.w, x: columns.of(self, &l.w, x, 0), column: 0, at: *at })
+            .collect();
+        products(self.cpu, self.pool, &jobs, out, stack.stride);
+        for (linear, at) in &stack.linears {
+            self.add_bias(linear.bias.as_deref(), out, stack.stride, *at);
+        }
+    }
+
+    /// `out = W x + b` for the rows `x` (n, k); rows of `out` are in whole panels.
+    pub(super) fn linear(&self, linear: &Linear, x: &[f32], out: &mut [f32], words: &mut [u32]) {
+        self.matrix(&linear.w, linear.bias.as_deref(), x, out, words);
+    }
+
+    /// [`Rows::linear`] of a matrix.
+    pub(super) fn matrix(&self, w: &Matrix, bias: Option<&[f32]>, x: &[f32], out: &mut [f32], words: &mut [u32]) {
+        let x = PackedColumns::new(words).of(self, w, x, 0);
+        products(self.cpu, self.pool, &[Job { w, x, column: 0, at: 0 }], out, padded(w.rows()));
+        self.add_bias(bias, out, padded(w.rows()), 0);
+    }
+
+    fn add_bias(&self, bias: Option<&[f32]>, out: &mut [f32], stride: usize, at: usize) {
+        if let Some(bias) = bias {
+            self.each(out, stride, &|_, row| add_scaled(self.cpu, &mut row[at..at + bias.len()], bias, 1.0));
+        }
+    }
+}
+
+/// Inputs of products, each packed once for every form that its matrices want.
+pub(super) struct PackedColumns<'w> {
+    left: &'w mut [u32],
+    /// With the number of the input.
+    packed: Vec<(usize, Acts<'w>)>,
+}
+
+/// Words that rows of `k` elements take in all forms that the matrices of one step may want: two words of group and
+/// head per four elements, for up to three forms.
+pub(super) fn packed_words(rows: usize, k: usize) -> usize {
+    rows.saturating_mul(3 * (k * 5 / 8 + 32))
+}
+
+impl<'w> PackedColumns<'w> {
+    /// Packs into `words`, [`packed_words`] of all inputs.
+    pub(super) fn new(words: &'w mut [u32]) -> PackedColumns<'w> {
+        PackedColumns { left: words, packed: Vec::new() }
+    }
+
+    /// The rows `x` (n, k), which are input number `input`, as the matrix wants them. Inputs come in order.
+    pub(super) fn of<'x: 'c, 'c>(&mut self, rows: &Rows<'_>, w: &Matrix, x: &'x [f32], input: usize) -> Columns<'c>
+    where
+        'w: 'c,
+    {
+        let Some(kind) = ActKind::of(rows.cpu, w.format()) else { return Columns::Plain(x) };
+        let mut same = self.packed.iter().rev().take_while(|(i, _)| *i == input);
+        if let Some((_, acts)) = same.find(|(_, acts)| acts.kind == kind) {
+            return Columns::Packed(*acts);
+        }
+        let len = kind.len_words(x.len() / w.k(), w.k());
+        let (mine, left) = core::mem::take(&mut self.left).split_at_mut(len);
+        self.left = left;
+        let acts = act::pack(rows.cpu, rows.pool, kind, x, w.k(), mine);
+        self.packed.push((input, acts));
+        Columns::Packed(acts)
+    }
+}

@@ -1,0 +1,215 @@
+//! Working memory of the forward pass, fixed at construction.
+
+use alloc::collections::TryReserveError;
+use alloc::vec::Vec;
+
+use super::Model;
+use super::rotary::Rotary;
+use super::rows::packed_words;
+use super::weights::{FeedForward, RopeDivisors, padded};
+use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot};
+use crate::pool::Pool;
+
+/// Working memory for batches of some shape.
+pub struct Scratch {
+    /// Rows and logits rows at once.
+    pub(super) max_rows: usize,
+    pub(super) max_logits: usize,
+    /// (rows, n_embd): the residual stream, and its norm.
+    pub(super) x: Vec<f32>,
+    pub(super) h: Vec<f32>,
+    /// (rows, padded n_embd): what attention or feed-forward gives.
+    pub(super) y: Vec<f32>,
+    /// Packed columns.
+    pub(super) words: Vec<u32>,
+    pub(super) attention: AttentionScratch,
+    pub(super) ffn: FfnScratch,
+    /// (logits rows, n_embd) after the final norm, and (logits rows, padded n_vocab).
+    pub(super) hidden: Vec<f32>,
+    pub(super) logits: Vec<f32>,
+    /// A row of an embedding as the file has it, and its numbers.
+    pub(super) row_bytes: Vec<u8>,
+    pub(super) row: Vec<f32>,
+}
+
+/// What attention needs.
+pub(super) struct AttentionScratch {
+    /// The model's rotations, for the length of context that the scratch is for.
+    pub(super) rotary: Vec<Rotary>,
+    /// (rows, rotations, n_rot / 2)
+    pub(super) cos: Vec<f32>,
+    pub(super) sin: Vec<f32>,
+    /// Places of the rows in the arena.
+    pub(super) slots: Vec<Slot>,
+    /// (rows, stride of queries, keys and values)
+    pub(super) qkv: Vec<f32>,
+    /// (rows, n_head * head_dim)
+    pub(super) out: Vec<f32>,
+    /// One a thread.
+    pub(super) threads: Vec<AttendScratch>,
+    pub(super) parts: Vec<f32>,
+}
+
+/// What feed-forwards need. A row of an expert is a row of the batch that goes through it.
+pub(super) struct FfnScratch {
+    /// (rows, stride of gate and up)
+    pub(super) up: Vec<f32>,
+    /// (rows, n_ff): what goes down.
+    pub(super) down: Vec<f32>,
+    /// (rows, padded n_expert)
+    pub(super) router: Vec<f32>,
+    /// (n_expert)
+    pub(super) probabilities: Vec<f32>,
+    /// (rows, n_used): the experts of each row, their weights, and which row of an expert is theirs.
+    pub(super) chosen: Vec<u32>,
+    pub(super) weights: Vec<f32>,
+    pub(super) places: Vec<u32>,
+    /// (n_expert + 1): where the rows of each expert start.
+    pub(super) starts: Vec<usize>,
+    /// (rows of experts): the batch's row that each is.
+    pub(super) sources: Vec<u32>,
+    /// (rows of experts, n_embd)
+    pub(super) inputs: Vec<f32>,
+    /// (rows of experts, padded n_embd)
+    pub(super) outputs: Vec<f32>,
+}
+
+/// What a row needs, at most.
+#[derive(Default)]
+struct Widths {
+    qkv: usize,
+    up: usize,
+    down: usize,
+    words: usize,
+}
+
+fn zeros<T: Clone + Default>(shape: &[usize]) -> Result<Vec<T>, TryReserveError> {
+    let n = shape.iter().fold(1usize, |n, d| n.saturating_mul(*d));
+    let mut v = Vec::new();
+    v.try_reserve_exact(n)?;
+    v.resize(n, T::default());
+    Ok(v)
+}
+
+impl Model {
+    /// How keys and values of this model lie in a page.
+    pub fn kv_layout(&self, kv_type: KvType) -> KvLayout {
+        let c = &self.config;
+        KvLayout { n_layer: c.n_layer(), n_head_kv: c.n_head_kv, head_dim: c.head_dim, kv_type }
+    }
+
+    /// Whether sequences of up to `n_ctx` tokens are rotated by the frequencies for long contexts. Keys of one kind are
+    /// of no use to the other.
+    pub fn is_long_context(&self, n_ctx: usize) -> bool {
+        match &self.weights.rope_divisors {
+            RopeDivisors::ByContext { .. } => n_ctx > self.original_context(),
+            _ => false,
+        }
+    }
+
+    /// The context that the model was trained for before it was stretched.
+    pub(crate) fn original_context(&self) -> usize {
+        let stretched = self.config.ropes.iter().find_map(|r| r.scaling);
+        stretched.map_or(self.config.n_ctx_train, |s| s.original_context)
+    }
+
+    /// Memory for batches of up to `max_rows` tokens of `max_seqs` sequences of up to `n_ctx` tokens, with logits for
+    /// up to `max_logits` of them. Where the model has rotary frequencies for short and for long contexts, `n_ctx`
+    /// chooses ([`Model::is_long_context`]).
+    ///
+    /// # Errors
+    /// If there is not enough memory.
+    pub fn scratch(
+        &self,
+        pool: &dyn Pool,
+        kv_type: KvType,
+        max_rows: usize,
+        max_logits: usize,
+        max_seqs: usize,
+        n_ctx: usize,
+    ) -> Result<Scratch, TryReserveError> {
+        let c = &self.config;
+        let (n, d, q) = (max_rows, c.n_embd, c.n_head * c.head_dim);
+        let layout = self.kv_layout(kv_type);
+        let row_bytes = |m: &crate::kernels::panel::Matrix| m.row_bytes();
+        let row_bytes = row_bytes(&self.weights.embedding).max(self.weights.positions.as_ref().map_or(0, row_bytes));
+        let attention = AttentionScratch {
+            rotary: self.rotary(n_ctx),
+            cos: zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
+            sin: zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
+            slots: Vec::with_capacity(n),
+            qkv: zeros(&[n, self.widths().qkv])?,
+            out: zeros(&[n, q])?,
+            threads: (0..pool.threads()).map(|_| AttendScratch::new(&layout)).collect(),
+            parts: zeros(&[Attention::parts_len(&layout, c.n_head, max_seqs, n_ctx)])?,
+        };
+        Ok(Scratch {
+            max_rows,
+            max_logits,
+            x: zeros(&[n, d])?,
+            h: zeros(&[n, d])?,
+            y: zeros(&[n, padded(d)])?,
+            words: zeros(&[n.max(max_logits), self.widths().words])?,
+            attention,
+            ffn: self.ffn_scratch(n)?,
+            hidden: zeros(&[max_logits, d])?,
+            logits: zeros(&[max_logits, padded(c.n_vocab)])?,
+            row_bytes: zeros(&[row_bytes])?,
+            row: zeros(&[if self.weights.positions.is_some() { d } else { 0 }])?,
+        })
+    }
+
+    fn ffn_scratch(&self, n: usize) -> Result<FfnScratch, TryReserveError> {
+        let d = self.config.n_embd;
+        let (experts, used) = self.config.experts.map_or((0, 0), |e| (e.n, e.n_used));
+        Ok(FfnScratch {
+            up: zeros(&[n, self.widths().up])?,
+            down: zeros(&[n, self.widths().down])?,
+            router: zeros(&[n, padded(experts)])?,
+            probabilities: zeros(&[experts])?,
+            chosen: zeros(&[n, used])?,
+            weights: zeros(&[n, used])?,
+            places: zeros(&[n, used])?,
+            starts: zeros(&[experts + 1])?,
+            sources: zeros(&[n, used])?,
+            inputs: zeros(&[n, used, d])?,
+            outputs: zeros(&[n, used, padded(d)])?,
+        })
+    }
+
+    /// The model's rotations for sequences of up to `n_ctx` tokens.
+    fn rotary(&self, n_ctx: usize) -> Vec<Rotary> {
+        let divisors = match &self.weights.rope_divisors {
+            RopeDivisors::None => None,
+            RopeDivisors::All(all) => Some(all),
+            RopeDivisors::ByContext { short, long } => Some(if self.is_long_context(n_ctx) { long } else { short }),
+        };
+        let divisors = divisors.map(Vec::as_slice);
+        self.config.ropes.iter().map(|rope| Rotary::new(self.config.n_rot, rope, divisors)).collect()
+    }
+
+    fn widths(&self) -> Widths {
+        let c = &self.config;
+        let mut w = Widths { words: packed_words(1, c.n_embd.max(c.n_head * c.head_dim)), ..Widths::default() };
+        let mut ffn = |up: usize, down: usize, rows: usize| {
+            w.up = w.up.max(up.saturating_mul(rows));
+            w.down = w.down.max(down.saturating_mul(rows));
+            w.words = w.words.max(packed_words(rows, down.max(c.n_embd)));
+        };
+        for layer in &self.weights.layers {
+            w.qkv = w.qkv.max(layer.qkv.stride);
+            match &layer.ffn {
+                FeedForward::Dense(f) => ffn(f.up.stride, f.down.w.k(), 1),
+                FeedForward::Experts(e) => {
+                    if let Some(x) = &c.experts {
+                        ffn(2 * padded(x.n_ff), x.n_ff, x.n_used);
+                    }
+                    if let Some(s) = &e.shared {
+                        ffn(s.ffn.up.stride, s.ffn.down.w.k(), 1);
+                    }
+                }
+            }
+        }
+        w
+    }
+}
