@@ -1,10 +1,13 @@
 //! Cases computed by other engines; `fixtures/reference/README.md` gives schema and tolerances.
 
 use std::fs;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use base64::Engine as _;
 use serde::Deserialize;
+use starling::error::LoadError;
+use starling::gguf::{Gguf, GgufWriter, TensorInfo, Value};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
 use starling::model::{Model, Run};
@@ -97,6 +100,48 @@ pub fn causal_cases() -> Vec<Case> {
 pub fn load(file: &str) -> Model {
     let bytes = fs::read(fixtures().join("reference").join(file)).expect("a model");
     Model::load(&bytes, &Inline).unwrap_or_else(|e| panic!("{file}: {e}"))
+}
+
+/// A part of a tensor in a changed model: its name, its sizes, and which bytes of the tensor it is.
+pub type Piece = (String, Vec<u64>, Range<usize>);
+
+/// A reference model with other metadata, its tensors cut by `pieces`.
+///
+/// # Errors
+/// What the loader says to it.
+///
+/// # Panics
+/// If the file cannot be read.
+pub fn changed(
+    file: &str,
+    metadata: &[(&str, Value<'_>)],
+    pieces: &dyn Fn(&TensorInfo<'_>) -> Vec<Piece>,
+) -> Result<Model, LoadError> {
+    let bytes = fs::read(fixtures().join("reference").join(file)).expect("a model");
+    let gguf = Gguf::parse(&bytes).expect("a model");
+    let mut writer = GgufWriter::new();
+    let kept = gguf.metadata().iter().filter(|(key, _)| metadata.iter().all(|(k, _)| k != key));
+    for (key, value) in kept.filter(|(key, _)| *key != "general.alignment").chain(metadata) {
+        writer.metadata(key, value).expect("a value");
+    }
+    let mut contents = Vec::new();
+    for t in gguf.tensors() {
+        for (name, dims, range) in pieces(t) {
+            writer.tensor(&name, t.dtype, &dims).expect("a tensor");
+            contents.push(&gguf.data(t).expect("data")[range]);
+        }
+    }
+    let mut file = writer.header();
+    for data in contents {
+        file.extend_from_slice(data);
+        file.resize(file.len() + writer.padding(data.len() as u64), 0);
+    }
+    Model::load(&file, &Inline)
+}
+
+/// The tensor as it is.
+pub fn whole(t: &TensorInfo<'_>) -> Vec<Piece> {
+    vec![(t.name.into(), t.dims[..t.n_dims as usize].to_vec(), 0..t.len_bytes as usize)]
 }
 
 /// Logits after each token of `ids`, computed in one batch: (n_tokens, n_vocab). Keys and values are f32.

@@ -1,41 +1,23 @@
 //! Long contexts: windows whose pages are used again, frequencies for long contexts, positions that are embedded.
 
-use std::fs;
 use std::sync::Arc;
 
 use starling::engine::{Engine, EngineOptions, Event, Request};
-use starling::error::RequestError;
-use starling::gguf::{Gguf, GgufWriter, Value};
+use starling::error::{LoadError, RequestError};
+use starling::gguf::Value;
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
 use starling::model::Model;
 use starling::pool::Inline;
 use starling::receipt::{Receipt, verify};
-use starling_tests::reference::{self, fixtures};
+use starling_tests::reference;
 
 const SHA256: [u8; 32] = [5; 32];
 
-/// A reference model, its metadata changed.
-fn with_metadata(file: &str, change: &[(&str, u32)]) -> Result<Model, starling::error::LoadError> {
-    let bytes = fs::read(fixtures().join("reference").join(file)).expect("a model");
-    let gguf = Gguf::parse(&bytes).expect("a model");
-    let mut writer = GgufWriter::new();
-    let old = gguf.metadata().iter().filter(|(key, _)| change.iter().all(|(k, _)| k != key));
-    for (key, value) in old.filter(|(key, _)| *key != "general.alignment") {
-        writer.metadata(key, value).expect("a value");
-    }
-    for (key, value) in change {
-        writer.metadata(key, &Value::U32(*value)).expect("a value");
-    }
-    for t in gguf.tensors() {
-        writer.tensor(t.name, t.dtype, &t.dims[..t.n_dims as usize]).expect("a tensor");
-    }
-    let mut file = writer.header();
-    for t in gguf.tensors() {
-        file.extend_from_slice(gguf.data(t).expect("data"));
-        file.resize(file.len() + writer.padding(t.len_bytes), 0);
-    }
-    Model::load(&file, &Inline)
+/// A reference model with other numbers in its metadata.
+fn with_metadata(file: &str, change: &[(&str, u32)]) -> Result<Model, LoadError> {
+    let change: Vec<_> = change.iter().map(|(key, value)| (*key, Value::U32(*value))).collect();
+    reference::changed(file, &change, &reference::whole)
 }
 
 fn engine(model: &Arc<Model>, n_ctx: usize, batch_tokens: usize, pages: usize) -> Engine {
@@ -131,19 +113,25 @@ fn embedded_positions_end_the_context() {
 }
 
 #[test]
-fn metadata_that_contradicts_is_refused() {
-    let refused = |file: &str, key: &str, value: u32, words: &[&str]| {
-        let error = with_metadata(file, &[(key, value)]).err().expect("a refusal").to_string();
-        assert!(words.iter().all(|w| error.contains(w)), "{key} = {value}: {error}");
+fn patterns_of_windows() {
+    let windows = |pattern: u32| {
+        let key = "gemma3.attention.sliding_window_pattern";
+        let config = with_metadata("gemma3-swa8-f16.gguf", &[(key, pattern)]).expect("a model").config;
+        let local: Vec<bool> = config.layers.iter().map(|l| l.window == 8).collect();
+        // layers with a window have a base of their own
+        assert!(
+            config
+                .layers
+                .iter()
+                .zip(&local)
+                .all(|(l, local)| config.ropes[l.rope.unwrap()].base == if *local { 1e4 } else { 1e6 })
+        );
+        (local, config.window())
     };
-    refused("mixtral-4x2-f16.gguf", "llama.expert_used_count", 5, &["expert_used_count", "found 5", "1 to 4"]);
-    refused("mixtral-4x2-f16.gguf", "llama.expert_used_count", 0, &["expert_used_count", "found 0"]);
-    refused("mixtral-4x2-f16.gguf", "llama.expert_count", 8, &["ffn_gate_exps", "shape [48, 64, 8]"]);
-    refused("mixtral-4x2-f16.gguf", "llama.expert_count", 0, &["does not use"]);
-    refused("mixtral-4x2-f16.gguf", "llama.expert_gating_func", 2, &["gating", "sigmoid", "softmax"]);
-    refused("mixtral-4x2-f16.gguf", "llama.expert_group_count", 2, &["by groups"]);
-    refused("gpt2-4h-f16.gguf", "gpt2.context_length", 512, &["position_embd.weight", "[48, 512]"]);
-    refused("phi3-partial-f16.gguf", "phi3.feed_forward_length", 95, &["ffn_"]);
-    refused("phi3-partial-f16.gguf", "phi3.rope.dimension_count", 11, &["even"]);
-    refused("stablelm-parallel-qknorm-f16.gguf", "stablelm.attention.head_count", 8, &["attn_k_norm", "[8, 2]"]);
+    assert_eq!(windows(6), (vec![true, true, true, true, true, false], None));
+    assert_eq!(windows(2), (vec![true, false, true, false, true, false], None));
+    assert_eq!(windows(1), (vec![false; 6], None));
+    assert_eq!(windows(0), (vec![true; 6], Some(8)));
+    let layers = reference::load("smollm3-nope-f16.gguf").config.layers;
+    assert_eq!(layers.iter().map(|l| l.rope.is_some()).collect::<Vec<_>>(), [true, true, true, false]);
 }

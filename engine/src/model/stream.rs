@@ -124,8 +124,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
-        fn pieces_of_any_size_make_the_same_weights(sizes in prop::collection::vec(1usize..90_000, 1..6), q in 0usize..2) {
-            let bytes = file(["llama-fallback-q4_k_m.gguf", "qwen3-tied-f16.gguf"][q]);
+        fn pieces_of_any_size_make_the_same_weights(sizes in prop::collection::vec(1usize..90_000, 1..6), q in 0usize..3) {
+            let bytes = file(["llama-fallback-q4_k_m.gguf", "qwen3-tied-f16.gguf", "mixtral-quant-q4_0.gguf"][q]);
             let whole = Model::load(&bytes, &Inline).unwrap();
             let mut loader = StreamLoader::new(bytes.len() as u64);
             let (mut at, mut sizes) = (0, sizes.iter().cycle());

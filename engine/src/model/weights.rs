@@ -197,7 +197,13 @@ impl Weights {
     /// # Errors
     /// A tensor that is missing, or that does not go with another.
     pub(super) fn new(parts: &mut Parts, c: &Config) -> Result<Weights, LoadError> {
-        let layers = (0..c.n_layer()).map(|i| layer(parts, c, i)).collect::<Result<_, _>>()?;
+        let layers = (0..c.n_layer()).map(|i| layer(parts, c, i)).collect::<Result<Vec<_>, _>>()?;
+        // without it a layer means something else: all lack it, or none
+        if layers.iter().any(|l| l.ffn_norm.is_some())
+            && let Some(i) = layers.iter().position(|l| l.ffn_norm.is_none())
+        {
+            return Err(missing(&format!("blk.{i}.ffn_norm.weight")));
+        }
         let divisors = |parts: &mut Parts, name: &str| parts.optional(&format!("rope_{name}.weight"));
         let rope_divisors =
             match (divisors(parts, "freqs"), divisors(parts, "factors_short"), divisors(parts, "factors_long")) {

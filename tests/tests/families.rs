@@ -1,0 +1,88 @@
+//! Forms of models that no reference has: tensors that older files cut otherwise, metadata that contradicts tensors.
+
+use starling::gguf::{TensorInfo, Value};
+use starling::kernels::Cpu;
+use starling_tests::reference::{self, Piece, changed, whole};
+
+const IDS: [u32; 9] = [1, 7, 33, 250, 17, 3, 99, 120, 12];
+
+fn same_logits(file: &str, pieces: &dyn Fn(&TensorInfo<'_>) -> Vec<Piece>) {
+    let (one, other) = (reference::load(file), changed(file, &[], pieces).expect("a model"));
+    let logits = |model| reference::logits(model, Cpu::detect(), &IDS);
+    assert_eq!(logits(&one), logits(&other), "{file}");
+}
+
+/// Cuts a tensor into these many rows each, under these names.
+fn cut(t: &TensorInfo<'_>, parts: &[(String, u64)]) -> Vec<Piece> {
+    let row = (t.len_bytes / t.n_rows()) as usize;
+    let mut at = 0;
+    let pieces = parts.iter().map(|(name, rows)| {
+        let start = at;
+        at += *rows as usize * row;
+        (name.clone(), vec![t.dims[0], *rows], start..at)
+    });
+    pieces.collect()
+}
+
+/// Older files have a tensor for each expert.
+#[test]
+fn experts_in_tensors_of_their_own() {
+    for file in ["mixtral-4x2-f16.gguf", "mixtral-quant-q4_0.gguf", "qwen2moe-shared-f16.gguf"] {
+        same_logits(file, &|t| {
+            let Some(name) = t.name.strip_suffix("_exps.weight") else { return whole(t) };
+            let parts: Vec<_> = (0..t.dims[2]).map(|i| (format!("{name}.{i}.weight"), t.dims[1])).collect();
+            cut(t, &parts)
+        });
+    }
+}
+
+/// Queries, keys and values, gate and up: fused or not, the same rows.
+#[test]
+fn fused_matrices_cut_apart() {
+    same_logits("phi3-partial-f16.gguf", &|t| {
+        let name = |part: &str| t.name.replace("attn_qkv", part).replace("ffn_up", part);
+        if t.name.ends_with("attn_qkv.weight") {
+            cut(t, &[("attn_q", 64), ("attn_k", 32), ("attn_v", 32)].map(|(part, rows)| (name(part), rows)))
+        } else if t.name.ends_with("ffn_up.weight") {
+            cut(t, &["ffn_gate", "ffn_up"].map(|part| (name(part), 96)))
+        } else {
+            whole(t)
+        }
+    });
+}
+
+#[test]
+fn missing_tensors_are_named() {
+    for (file, missing) in [
+        ("gemma3-swa8-f16.gguf", "blk.3.ffn_down.weight"),
+        ("olmo2-postnorm-f16.gguf", "blk.1.attn_v.weight"),
+        ("gpt2-4h-f16.gguf", "position_embd.weight"),
+        ("gpt2-4h-f16.gguf", "blk.0.attn_norm.weight"),
+        ("gpt2-4h-f16.gguf", "blk.1.ffn_norm.weight"),
+        ("qwen2-untied-f16.gguf", "blk.1.ffn_norm.weight"),
+        ("phi3-longrope-long-f16.gguf", "rope_factors_short.weight"),
+        ("mixtral-4x2-f16.gguf", "blk.1.ffn_up_exps.weight"),
+    ] {
+        let error = changed(file, &[], &|t| if t.name == missing { Vec::new() } else { whole(t) }).err();
+        let error = error.unwrap_or_else(|| panic!("{file} without {missing}")).to_string();
+        assert!(error.contains(missing) && error.contains("nothing"), "{error}");
+    }
+}
+
+#[test]
+fn metadata_that_contradicts_is_refused() {
+    let refused = |file: &str, key: &str, value: u32, words: &[&str]| {
+        let error = changed(file, &[(key, Value::U32(value))], &whole).err().expect("a refusal").to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{key} = {value}: {error}");
+    };
+    refused("mixtral-4x2-f16.gguf", "llama.expert_used_count", 5, &["expert_used_count", "found 5", "1 to 4"]);
+    refused("mixtral-4x2-f16.gguf", "llama.expert_used_count", 0, &["expert_used_count", "found 0"]);
+    refused("mixtral-4x2-f16.gguf", "llama.expert_count", 8, &["ffn_gate_exps", "shape [48, 64, 8]"]);
+    refused("mixtral-4x2-f16.gguf", "llama.expert_count", 0, &["does not use"]);
+    refused("mixtral-4x2-f16.gguf", "llama.expert_gating_func", 2, &["gating", "sigmoid", "softmax"]);
+    refused("mixtral-4x2-f16.gguf", "llama.expert_group_count", 2, &["by groups"]);
+    refused("gpt2-4h-f16.gguf", "gpt2.context_length", 512, &["position_embd.weight", "[48, 512]"]);
+    refused("phi3-partial-f16.gguf", "phi3.feed_forward_length", 95, &["ffn_"]);
+    refused("phi3-partial-f16.gguf", "phi3.rope.dimension_count", 11, &["even"]);
+    refused("stablelm-parallel-qknorm-f16.gguf", "stablelm.attention.head_count", 8, &["attn_k_norm", "[8, 2]"]);
+}
