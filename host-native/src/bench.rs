@@ -10,6 +10,7 @@ use starling::kernels::attention::{KvType, PAGE};
 use starling::model::{Model, Run, Scratch};
 use starling::pool::Pool;
 
+use crate::bandwidth;
 use crate::cli::{BenchArgs, BenchOutput, ModelArgs};
 use crate::error::Failure;
 use crate::load;
@@ -31,6 +32,9 @@ struct Row {
     seconds: Vec<f64>,
     /// Of the median repetition.
     tokens_per_second: f64,
+    /// Of decode tests: weights read, as a share of what the machine can read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bandwidth_share: Option<f64>,
 }
 
 /// Runs the command.
@@ -46,6 +50,7 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
     let mut rows = Vec::new();
     for &threads in threads {
         let pool = ThreadPool::new(usize::from(threads))?;
+        let bandwidth = args.bandwidth.then(|| bandwidth::read(&pool));
         for &depth in &args.depth {
             let tests = args.prompt.iter().map(|&n| (n, true)).chain(args.generate.iter().map(|&n| (n, false)));
             for (n, prefill) in tests.filter(|&(n, _)| n > 0) {
@@ -53,6 +58,8 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
                 let seconds = (0..=args.repetitions).map(|_| bench.test(depth, n, prefill)).skip(1).collect::<Vec<_>>();
                 let mut sorted = seconds.clone();
                 sorted.sort_by(f64::total_cmp);
+                let tokens_per_second = n as f64 / sorted[sorted.len() / 2];
+                let weights_per_second = model.decode_bytes() as f64 * tokens_per_second;
                 rows.push(Row {
                     model: load::path(model_args).display().to_string(),
                     isa: cpu.isa().name(),
@@ -61,7 +68,8 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
                     test: format!("{}{n}", if prefill { "pp" } else { "tg" }),
                     tokens: n,
                     depth,
-                    tokens_per_second: n as f64 / sorted[sorted.len() / 2],
+                    tokens_per_second,
+                    bandwidth_share: bandwidth.filter(|_| !prefill).map(|most| weights_per_second / most),
                     seconds,
                 });
             }
@@ -77,14 +85,17 @@ fn print(rows: &[Row], output: BenchOutput) -> Result<(), Failure> {
         writeln!(out, "{json}")?;
         return Ok(());
     }
-    writeln!(out, "| model | isa | threads | kv | test | depth | tok/s |")?;
-    writeln!(out, "|---|---|---|---|---|---|---|")?;
+    let share = rows.iter().any(|r| r.bandwidth_share.is_some());
+    let (head, line) = if share { (" of read bandwidth |", "---|") } else { ("", "") };
+    writeln!(out, "| model | isa | threads | kv | test | depth | tok/s |{head}")?;
+    writeln!(out, "|---|---|---|---|---|---|---|{line}")?;
     for r in rows {
-        writeln!(
-            out,
-            "| {} | {} | {} | {} | {} | {} | {:.1} |",
-            r.model, r.isa, r.threads, r.kv_type, r.test, r.depth, r.tokens_per_second
-        )?;
+        let cells = format!("| {} | {} | {} | {} | {}", r.model, r.isa, r.threads, r.kv_type, r.test);
+        write!(out, "{cells} | {} | {:.1} |", r.depth, r.tokens_per_second)?;
+        match r.bandwidth_share {
+            Some(share) => writeln!(out, " {:.0} % |", share * 100.0)?,
+            None => writeln!(out, "{}", if share { " |" } else { "" })?,
+        }
     }
     Ok(())
 }

@@ -270,6 +270,9 @@ pub struct BenchArgs {
     /// Threads, several with commas [default: --threads]
     #[arg(long = "bench-threads", value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=64))]
     pub bench_threads: Vec<u16>,
+    /// Measure how fast memory reads, and say what share of it decode tests reach
+    #[arg(long)]
+    pub bandwidth: bool,
     /// Repetitions
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: u32,

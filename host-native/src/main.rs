@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 #![allow(unreachable_pub)] // a binary has no outside
 
+mod bandwidth;
 mod bench;
 mod chat;
 mod cli;

@@ -107,4 +107,9 @@ impl Model {
     pub fn weight_bytes(&self) -> usize {
         self.weights.len_bytes()
     }
+
+    /// Bytes of weights that one decoded token reads.
+    pub fn decode_bytes(&self) -> usize {
+        self.weights.decode_bytes(&self.config)
+    }
 }

@@ -228,6 +228,17 @@ impl Weights {
         let layers = self.layers.iter().flat_map(Layer::matrices);
         outside.into_iter().flatten().chain(layers).map(Matrix::len_bytes).sum()
     }
+
+    /// Bytes of the matrices that one decoded token reads whole: all but tables of rows and experts not chosen.
+    pub fn decode_bytes(&self, c: &Config) -> usize {
+        let layer = |layer: &Layer| -> usize {
+            let all: usize = layer.matrices().into_iter().map(Matrix::len_bytes).sum();
+            let (FeedForward::Experts(e), Some(experts)) = (&layer.ffn, &c.experts) else { return all };
+            let choice: usize = e.gate.iter().chain(&e.up).chain(&e.down).map(Matrix::len_bytes).sum();
+            all - choice / experts.n * (experts.n - experts.n_used)
+        };
+        self.output.as_ref().unwrap_or(&self.embedding).len_bytes() + self.layers.iter().map(layer).sum::<usize>()
+    }
 }
 
 fn missing(name: &str) -> LoadError {
