@@ -11,7 +11,7 @@ use starling_tests::pool::Threads;
 
 fn each(check: impl Fn(&Case, &Arc<Model>)) {
     let cases = golden::cases();
-    assert!(cases.len() > 20, "cases are missing");
+    assert!(cases.len() > 50, "cases are missing");
     for case in cases {
         let model = Arc::new(Model::load(&case.model_bytes(), &Inline).expect("a model"));
         check(&case, &model);

@@ -8,6 +8,7 @@ use super::rotary::Rotary;
 use super::rows::packed_words;
 use super::weights::{FeedForward, RopeDivisors, padded};
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot};
+use crate::kernels::panel::Matrix;
 use crate::pool::Pool;
 
 /// Working memory for batches of some shape.
@@ -131,14 +132,15 @@ impl Model {
         let c = &self.config;
         let (n, d, q) = (max_rows, c.n_embd, c.n_head * c.head_dim);
         let layout = self.kv_layout(kv_type);
-        let row_bytes = |m: &crate::kernels::panel::Matrix| m.row_bytes();
-        let row_bytes = row_bytes(&self.weights.embedding).max(self.weights.positions.as_ref().map_or(0, row_bytes));
+        let widths = self.widths();
+        let embeddings = [Some(&self.weights.embedding), self.weights.positions.as_ref()];
+        let row_bytes = embeddings.into_iter().flatten().map(Matrix::row_bytes).max().unwrap_or(0);
         let attention = AttentionScratch {
             rotary: self.rotary(n_ctx),
             cos: zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
             sin: zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
             slots: Vec::with_capacity(n),
-            qkv: zeros(&[n, self.widths().qkv])?,
+            qkv: zeros(&[n, widths.qkv])?,
             out: zeros(&[n, q])?,
             threads: (0..pool.threads()).map(|_| AttendScratch::new(&layout)).collect(),
             parts: zeros(&[Attention::parts_len(&layout, c.n_head, max_seqs, n_ctx)])?,
@@ -149,9 +151,9 @@ impl Model {
             x: zeros(&[n, d])?,
             h: zeros(&[n, d])?,
             y: zeros(&[n, padded(d)])?,
-            words: zeros(&[n.max(max_logits), self.widths().words])?,
+            words: zeros(&[n.max(max_logits), widths.words])?,
             attention,
-            ffn: self.ffn_scratch(n)?,
+            ffn: self.ffn_scratch(n, &widths)?,
             hidden: zeros(&[max_logits, d])?,
             logits: zeros(&[max_logits, padded(c.n_vocab)])?,
             row_bytes: zeros(&[row_bytes])?,
@@ -159,12 +161,12 @@ impl Model {
         })
     }
 
-    fn ffn_scratch(&self, n: usize) -> Result<FfnScratch, TryReserveError> {
+    fn ffn_scratch(&self, n: usize, widths: &Widths) -> Result<FfnScratch, TryReserveError> {
         let d = self.config.n_embd;
         let (experts, used) = self.config.experts.map_or((0, 0), |e| (e.n, e.n_used));
         Ok(FfnScratch {
-            up: zeros(&[n, self.widths().up])?,
-            down: zeros(&[n, self.widths().down])?,
+            up: zeros(&[n, widths.up])?,
+            down: zeros(&[n, widths.down])?,
             router: zeros(&[n, padded(experts)])?,
             probabilities: zeros(&[experts])?,
             chosen: zeros(&[n, used])?,
