@@ -38,11 +38,6 @@ pub(super) fn set_scale(block: &mut [u8], at: usize, scale: f32) -> f32 {
     rounded.to_f32()
 }
 
-/// Whether an f16 is infinite or NaN.
-pub(super) fn f16_is_bad(bytes: [u8; 2]) -> bool {
-    u16::from_le_bytes(bytes) & 0x7c00 == 0x7c00
-}
-
 /// Index of the first infinity or NaN.
 pub(super) fn not_finite(x: &[f32]) -> Option<usize> {
     const RUN: usize = 1024;

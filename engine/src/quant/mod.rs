@@ -5,10 +5,20 @@
 //! multiplication, addition and division, so the results are the same on every target.
 //! Source: <https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c>.
 
+pub mod codebook;
 mod dtype;
 mod float;
+mod fp4;
+mod grids;
+mod iq1;
+mod iq2;
+mod iq3;
+mod iq4;
 mod kquant;
+mod low_bits;
 pub mod mix;
+mod q2_k;
+mod q3_k;
 pub mod q4_0;
 pub mod q4_1;
 pub mod q4_k;
@@ -17,9 +27,11 @@ pub mod q5_1;
 pub mod q5_k;
 pub mod q6_k;
 pub mod q8_0;
+mod ternary;
 
 use thiserror::Error;
 
+use self::codebook::Codebook;
 pub use self::dtype::Dtype;
 
 /// A block that has an infinite or NaN scale; of an F32, F16 or BF16 tensor, such an element.
@@ -80,7 +92,7 @@ pub fn dequantise(dtype: Dtype, src: &[u8], out: &mut [f32]) -> Result<(), Quant
         Dtype::Q4_K => unpack(src, out, q4_k::dequantise),
         Dtype::Q5_K => unpack(src, out, q5_k::dequantise),
         Dtype::Q6_K => unpack(src, out, q6_k::dequantise),
-        other => return Err(QuantError::Unsupported(other)),
+        other => codebook::dequantise(Codebook::of(other).ok_or(QuantError::Unsupported(other))?, src, out),
     }
     Ok(())
 }
@@ -111,45 +123,32 @@ pub fn quantise(dtype: Dtype, src: &[f32], out: &mut [u8]) -> Result<(), QuantEr
     validate(dtype, out).map_err(|fault| QuantError::Overflow { dtype, fault })
 }
 
-/// Checks that every scale (every element, in F32, F16 and BF16) of `bytes` is finite, at memory speed. Types the
-/// engine does not compute with are not looked into.
+/// Checks that every scale (every element, in F32, F16 and BF16) of `bytes` is finite, at memory speed; in MXFP4 that
+/// the values are. A block of any other type is never bad.
 ///
 /// # Errors
 /// The first block that fails.
 pub fn validate(dtype: Dtype, bytes: &[u8]) -> Result<(), BlockFault> {
-    let fault = match dtype {
-        Dtype::F32 => first_bad(bytes, |b: &[u8; 4]| u32::from_le_bytes(*b) & 0x7f80_0000 == 0x7f80_0000),
-        Dtype::F16 => first_bad(bytes, |b: &[u8; 2]| float::f16_is_bad(*b)),
-        Dtype::BF16 => first_bad(bytes, |b: &[u8; 2]| u16::from_le_bytes(*b) & 0x7f80 == 0x7f80),
-        Dtype::Q4_0 => first_bad(bytes, |b: &[u8; q4_0::BYTES]| float::f16_is_bad([b[0], b[1]])),
-        Dtype::Q4_1 => first_bad(bytes, two_scales::<{ q4_1::BYTES }>),
-        Dtype::Q5_0 => first_bad(bytes, |b: &[u8; q5_0::BYTES]| float::f16_is_bad([b[0], b[1]])),
-        Dtype::Q5_1 => first_bad(bytes, two_scales::<{ q5_1::BYTES }>),
-        Dtype::Q8_0 => first_bad(bytes, |b: &[u8; q8_0::BYTES]| float::f16_is_bad([b[0], b[1]])),
-        Dtype::Q4_K => first_bad(bytes, two_scales::<{ q4_k::BYTES }>),
-        Dtype::Q5_K => first_bad(bytes, two_scales::<{ q5_k::BYTES }>),
-        Dtype::Q6_K => first_bad(bytes, |b: &[u8; q6_k::BYTES]| float::f16_is_bad([b[208], b[209]])),
-        _ => None,
+    let len = dtype.block_bytes() as usize;
+    let f16_is_bad = |b: &[u8], at: usize| u16::from_le_bytes([b[at], b[at + 1]]) & 0x7c00 == 0x7c00;
+    let fault = match (dtype, dtype.scales()) {
+        (Dtype::F32, _) => first_bad(bytes, len, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) << 1 >= 0xff00_0000),
+        (Dtype::BF16, _) => first_bad(bytes, len, |b| b[1] & 0x7f == 0x7f && b[0] & 0x80 != 0),
+        (Dtype::MXFP4, _) => first_bad(bytes, len, |b| b[0] > fp4::MAX_EXPONENT),
+        (Dtype::IQ1_M, _) => first_bad(bytes, len, |b| f16_is_bad(&iq1::scale_of_m(b), 0)),
+        (_, &[at]) => first_bad(bytes, len, |b| f16_is_bad(b, at)),
+        (_, &[d, m]) => first_bad(bytes, len, |b| f16_is_bad(b, d) | f16_is_bad(b, m)),
+        _ => first_bad(bytes, len, |_| false),
     };
     fault.map_or(Ok(()), |index| Err(BlockFault { index }))
 }
 
-/// Whether one of the two f16 at the start of a block is not finite.
-fn two_scales<const BYTES: usize>(b: &[u8; BYTES]) -> bool {
-    float::f16_is_bad([b[0], b[1]]) | float::f16_is_bad([b[2], b[3]])
-}
-
-/// Index of the first block that is `bad` or cut short.
-fn first_bad<const BYTES: usize>(bytes: &[u8], bad: impl Fn(&[u8; BYTES]) -> bool) -> Option<usize> {
-    let (blocks, rest) = bytes.as_chunks::<BYTES>();
-    // a run without exits vectorises; only a run with a fault is searched
-    const RUN: usize = 1024;
-    for (run, blocks) in blocks.chunks(RUN).enumerate() {
-        if blocks.iter().fold(false, |any, block| any | bad(block)) {
-            return blocks.iter().position(&bad).map(|i| run * RUN + i);
-        }
-    }
-    (!rest.is_empty()).then_some(blocks.len())
+/// Index of the first block of `len` bytes that is `bad` or cut short.
+#[inline(always)]
+fn first_bad(bytes: &[u8], len: usize, bad: impl Fn(&[u8]) -> bool) -> Option<usize> {
+    let blocks = bytes.chunks_exact(len);
+    let cut = (!blocks.remainder().is_empty()).then_some(bytes.len() / len);
+    blocks.into_iter().position(bad).or(cut)
 }
 
 fn check_lengths(dtype: Dtype, elements: usize, bytes: usize) -> Result<(), QuantError> {

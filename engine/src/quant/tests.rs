@@ -29,6 +29,14 @@ fn floats(value: &serde_json::Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|v| v.to_string().parse().unwrap()).collect()
 }
 
+/// The types that have a quantiser.
+fn quantisable() -> impl Iterator<Item = Dtype> {
+    Dtype::SUPPORTED.into_iter().filter(|&dtype| {
+        let (k, bytes) = (dtype.block_len() as usize, dtype.block_bytes() as usize);
+        quantise(dtype, &vec![0.0; k], &mut vec![0; bytes]) != Err(QuantError::Unsupported(dtype))
+    })
+}
+
 /// `dequantise` gives exactly `values`.
 fn check_values(dtype: Dtype, bytes: &[u8], values: &[f32]) {
     let mut ours = vec![0.0; values.len()];
@@ -127,16 +135,16 @@ fn lengths_and_types_are_checked() {
     assert_eq!(quantise(Dtype::Q4_0, &[0.0; 33], &mut [0; 18]), Err(length(33, 18)));
     assert_eq!(dequantise(Dtype::Q4_0, &[0; 17], &mut [0.0; 32]), Err(length(32, 17)));
     assert_eq!(dequantise(Dtype::Q4_0, &[], &mut []), Ok(()));
-    let unsupported = QuantError::Unsupported(Dtype::IQ4_NL);
-    assert_eq!(dequantise(Dtype::IQ4_NL, &[0; 18], &mut [0.0; 32]), Err(unsupported));
-    assert_eq!(quantise(Dtype::IQ4_NL, &[0.0; 32], &mut [0; 18]), Err(unsupported));
+    let unsupported = QuantError::Unsupported(Dtype::Q8_1);
+    assert_eq!(dequantise(Dtype::Q8_1, &[0; 36], &mut [0.0; 32]), Err(unsupported));
+    assert_eq!(quantise(Dtype::Q8_1, &[0.0; 32], &mut [0; 36]), Err(unsupported));
 }
 
 #[test]
 fn infinities_and_nans_are_refused() {
     let mut x = vec![1.0f32; 4096];
     x[2345] = f32::NAN;
-    for dtype in Dtype::SUPPORTED {
+    for dtype in quantisable() {
         let mut out = vec![0; dtype.row_bytes(4096).unwrap() as usize];
         assert_eq!(quantise(dtype, &x, &mut out), Err(QuantError::NotFinite { index: 2345 }));
         if !matches!(dtype, Dtype::F32 | Dtype::BF16) {
@@ -151,29 +159,30 @@ fn infinities_and_nans_are_refused() {
 
 #[test]
 fn validate_finds_every_bad_scale() {
-    // (type, offset of each f16 in a block)
-    let scales: [(Dtype, &[usize]); 9] = [
-        (Dtype::F16, &[0]),
-        (Dtype::Q4_0, &[0]),
-        (Dtype::Q4_1, &[0, 2]),
-        (Dtype::Q5_0, &[0]),
-        (Dtype::Q5_1, &[0, 2]),
-        (Dtype::Q8_0, &[0]),
-        (Dtype::Q4_K, &[0, 2]),
-        (Dtype::Q5_K, &[0, 2]),
-        (Dtype::Q6_K, &[208]),
-    ];
-    for (dtype, offsets) in scales {
+    for dtype in Dtype::SUPPORTED {
         let block = dtype.block_bytes() as usize;
-        for (&offset, index) in offsets.iter().flat_map(|o| [0, 1, 1023, 1024, 2999].map(|i| (o, i))) {
+        assert_eq!(validate(dtype, &vec![0; 3000 * block]), Ok(()));
+        if block > 1 {
+            assert_eq!(validate(dtype, &vec![0; 2 * block - 1]), Err(BlockFault { index: 1 }));
+        }
+        for (&offset, index) in dtype.scales().iter().flat_map(|o| [0, 1, 1023, 1024, 2999].map(|i| (o, i))) {
             for bad in [0x7c00u16, 0xfc00, 0x7e01] {
                 let mut bytes = vec![0; 3000 * block];
                 bytes[index * block + offset..][..2].copy_from_slice(&bad.to_le_bytes());
-                assert_eq!(validate(dtype, &bytes), Err(BlockFault { index }));
+                assert_eq!(validate(dtype, &bytes), Err(BlockFault { index }), "{dtype:?}");
             }
         }
-        assert_eq!(validate(dtype, &vec![0; 3000 * block]), Ok(()));
-        assert_eq!(validate(dtype, &vec![0; 2 * block - 1]), Err(BlockFault { index: 1 }));
+    }
+    let mut block = [0; 56];
+    [block[49], block[51], block[53], block[55]] = [0xf0, 0xf0, 0xc0, 0x70]; // the parts of 0x7cff
+    assert_eq!(validate(Dtype::IQ1_M, &block), Err(BlockFault { index: 0 }));
+    for (e, expected) in [(252, Ok(())), (253, Err(BlockFault { index: 0 })), (255, Err(BlockFault { index: 0 }))] {
+        let mut block = [0x77; 17];
+        block[0] = e;
+        assert_eq!(validate(Dtype::MXFP4, &block), expected);
+        let mut values = [0.0; 32];
+        dequantise(Dtype::MXFP4, &block, &mut values).unwrap();
+        assert_eq!(values[0].is_finite(), expected.is_ok());
     }
     assert_eq!(validate(Dtype::F32, &f32::INFINITY.to_le_bytes()), Err(BlockFault { index: 0 }));
     assert_eq!(validate(Dtype::BF16, &[0, 0, 0x80, 0x7f]), Err(BlockFault { index: 1 }));
@@ -197,7 +206,7 @@ proptest! {
     fn quantising_loses_about_a_step(x in proptest::collection::vec(-8.0f32..8.0, 512), zero in 0usize..512) {
         let mut x = x;
         x[..zero].fill(0.0);
-        for dtype in Dtype::SUPPORTED {
+        for dtype in quantisable() {
             let mut bytes = vec![0xa5; dtype.row_bytes(512).unwrap() as usize];
             quantise(dtype, &x, &mut bytes).unwrap();
             let mut back = vec![0.0; 512];
@@ -211,7 +220,7 @@ proptest! {
     #[test]
     fn any_finite_numbers_give_finite_blocks(bits in proptest::collection::vec(any::<u32>(), 256)) {
         let x: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).map(|v| if v.is_finite() { v } else { 0.0 }).collect();
-        for dtype in Dtype::SUPPORTED {
+        for dtype in quantisable() {
             let mut bytes = vec![0; dtype.row_bytes(256).unwrap() as usize];
             match quantise(dtype, &x, &mut bytes) {
                 Ok(()) => prop_assert_eq!(validate(dtype, &bytes), Ok(())),
