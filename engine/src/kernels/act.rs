@@ -6,17 +6,16 @@
 //! q_i = rne(x_i * (127 / amax)), d = amax * (1/127)   otherwise
 //! ```
 //!
-//! A tile holds `nc` columns; per block one record of 32-bit words, column fastest:
-//! - blocks of 32: `[first x nc][d x nc][8 groups x nc x words]`; `first` is the initial value of the dot, or the sum
-//!   of q for types with a minimum;
-//! - super-blocks: `[d x nc][4 or 16 x nc][64 groups x nc x words]`; in the middle pairs of i16 sums of 32 elements
-//!   (Q4_K, Q5_K), or the initial values of the 16 dots of 16 elements (Q6_K).
+//! A tile holds `nc` columns; per block one record of 32-bit words, column fastest: `[d x nc][firsts x nc][sums x nc]
+//! [groups of four x nc x words]`. Firsts are the initial values of the dots that the block's scales want, for weights
+//! that are stored with an offset; sums are what minima want, of the whole block or in pairs of i16.
 
 use super::cpu::Op;
-use super::panel::Format;
+use super::form::Form;
 use super::simd::{Rec, Simd};
 use super::{Cpu, tasks};
 use crate::pool::{Inline, Pool};
+use crate::quant::Dtype;
 
 /// What a quantised product wants its activations to look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,28 +24,28 @@ pub struct ActKind {
     pub(super) block: usize,
     /// Words of a group.
     pub(super) rec: Rec,
-    /// What stands before the groups.
-    head: Head,
+    /// Initial values of dots: of 1, 2 or 16 equal parts of the block, or none.
+    firsts: usize,
+    /// What is added to the weights in memory.
+    offset: i32,
+    sums: Sums,
     /// Columns of a full tile.
     pub(super) nc: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Head {
-    /// The dot's initial value, for weights stored with that offset added.
-    First { offset: i32 },
+enum Sums {
+    No,
     /// The sum of q.
-    Sum,
-    /// i16 pairs of sums of 32.
-    Pairs,
-    /// The initial values of 16 dots, weights stored with 32 added.
-    Firsts,
+    Whole,
+    /// i16 pairs of the sums of that many elements.
+    Pairs(usize),
 }
 
 impl ActKind {
-    /// The form that `cpu` wants for a matrix of that format; `None` for formats that take f32.
-    pub fn of(cpu: Cpu, format: Format) -> Option<ActKind> {
-        struct Of(Format);
+    /// The form that `cpu` wants for a matrix of that type; `None` for types that take f32.
+    pub fn of(cpu: Cpu, dtype: Dtype) -> Option<ActKind> {
+        struct Of(Dtype);
         impl Op for Of {
             type Out = Option<ActKind>;
             fn scalar(self) -> Self::Out {
@@ -57,17 +56,22 @@ impl ActKind {
                 kind(self.0, S::rec, [S::TILE4.nc, S::TILE8.nc, S::TILE_K.nc])
             }
         }
-        cpu.run(Of(format))
+        cpu.run(Of(dtype))
+    }
+
+    /// Words before the groups, of one column.
+    pub(super) fn head(&self) -> usize {
+        1 + self.firsts
+            + match self.sums {
+                Sums::No => 0,
+                Sums::Whole => 1,
+                Sums::Pairs(of) => self.block / of / 2,
+            }
     }
 
     /// Words of the record of one block and column.
     pub(super) fn words(&self) -> usize {
-        let head = match self.head {
-            Head::First { .. } | Head::Sum => 2,
-            Head::Pairs => 5,
-            Head::Firsts => 17,
-        };
-        head + self.block / 4 * self.rec.words()
+        self.head() + self.block / 4 * self.rec.words()
     }
 
     /// Words of `n` packed columns of `k` elements.
@@ -76,20 +80,23 @@ impl ActKind {
     }
 }
 
-fn kind(format: Format, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
+fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
     assert!(nc.iter().all(|&nc| TASK_COLUMNS.is_multiple_of(nc)), "tiles never cross the tasks that pack them");
-    let of32 = |bits, head, nc| Some(ActKind { block: 32, rec: rec(bits), head, nc });
-    match format {
-        Format::F32 | Format::F16 | Format::BF16 => None,
-        Format::Q4_0 => of32(4, Head::First { offset: 8 }, nc[0]),
-        Format::Q4_1 => of32(4, Head::Sum, nc[0]),
-        Format::Q5_0 => of32(5, Head::First { offset: 16 }, nc[0]),
-        Format::Q5_1 => of32(5, Head::Sum, nc[0]),
-        Format::Q8_0 => of32(8, Head::First { offset: 128 }, nc[1]),
-        Format::Q4_K => Some(ActKind { block: 256, rec: rec(4), head: Head::Pairs, nc: nc[2] }),
-        Format::Q5_K => Some(ActKind { block: 256, rec: rec(5), head: Head::Pairs, nc: nc[2] }),
-        Format::Q6_K => Some(ActKind { block: 256, rec: rec(6), head: Head::Firsts, nc: nc[2] }),
-    }
+    let of = |bits, offset, firsts, sums, nc| ActKind { block: 32, rec: rec(bits), firsts, offset, sums, nc };
+    let block = Form::of(dtype)?.block_len();
+    let kind = match Form::of(dtype)? {
+        Form::Float => return None,
+        Form::Blocks32(f) if f.words == 8 => of(8, 128, 1, Sums::No, nc[1]),
+        Form::Blocks32(f) => {
+            let (bits, offset) = if f.high.is_some() { (5, 16) } else { (4, 8) };
+            if f.m { of(bits, 0, 0, Sums::Whole, nc[0]) } else { of(bits, offset, 1, Sums::No, nc[0]) }
+        }
+        Form::SuperMin { five } => of(4 + u32::from(five), 0, 0, Sums::Pairs(32), nc[2]),
+        Form::SuperSigned => of(6, 32, 16, Sums::No, nc[2]),
+        Form::Codes(f) if f.is_super() => of(8, 128, 16, if f.has_min() { Sums::Pairs(16) } else { Sums::No }, nc[2]),
+        Form::Codes(f) => of(8, 128, f.parts, Sums::No, nc[1]),
+    };
+    Some(ActKind { block, ..kind })
 }
 
 /// The columns of the tile that starts with `left` columns to go: full tiles, then what is left.
@@ -240,33 +247,25 @@ fn first(rec: Rec, offset: i32, q: &[i8]) -> u32 {
 /// Writes column `c` of a record of `nc` columns.
 #[inline(always)]
 fn write_record(kind: ActKind, q: &[i8], d: f32, nc: usize, c: usize, out: &mut [u32]) {
-    let groups = match kind.head {
-        Head::First { offset } => {
-            out[c] = first(kind.rec, offset, q);
-            out[nc + c] = d.to_bits();
-            2
-        }
-        Head::Sum => {
-            out[c] = sum(q) as u32;
-            out[nc + c] = d.to_bits();
-            2
-        }
-        Head::Pairs => {
-            out[c] = d.to_bits();
-            for (j, q) in q.chunks_exact(64).enumerate() {
-                out[(1 + j) * nc + c] = pair(sum(&q[..32]) as i16, sum(&q[32..]) as i16);
-            }
-            5
-        }
-        Head::Firsts => {
-            out[c] = d.to_bits();
-            for (j, q) in q.chunks_exact(16).enumerate() {
-                out[(1 + j) * nc + c] = first(kind.rec, 32, q);
-            }
-            17
-        }
+    out[c] = d.to_bits();
+    let mut at = 1;
+    let mut put = |v: u32| {
+        out[at * nc + c] = v;
+        at += 1;
     };
-    write_groups(kind.rec, q, nc, c, &mut out[groups * nc..]);
+    if kind.firsts > 0 {
+        q.chunks_exact(q.len() / kind.firsts).for_each(|q| put(first(kind.rec, kind.offset, q)));
+    }
+    match kind.sums {
+        Sums::No => {}
+        Sums::Whole => put(sum(q) as u32),
+        Sums::Pairs(of) => {
+            for q in q.chunks_exact(2 * of) {
+                put(pair(sum(&q[..of]) as i16, sum(&q[of..]) as i16));
+            }
+        }
+    }
+    write_groups(kind.rec, q, nc, c, &mut out[at * nc..]);
 }
 
 fn pair(a: i16, b: i16) -> u32 {
@@ -298,11 +297,10 @@ pub(super) fn read_block(a: &Acts<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 
     debug_assert!(a.kind.nc == 1 && a.kind.rec == Rec::Bias);
     let words = a.kind.words();
     let rec = &a.words[(c * (a.k / a.kind.block) + b) * words..][..words];
-    let groups = words - a.kind.block / 4;
-    for (q, w) in q.chunks_exact_mut(4).zip(&rec[groups..]) {
+    for (q, w) in q.chunks_exact_mut(4).zip(&rec[a.kind.head()..]) {
         for (q, b) in q.iter_mut().zip(w.to_le_bytes()) {
             *q = b as i8;
         }
     }
-    f32::from_bits(rec[if a.kind.block == 32 { 1 } else { 0 }])
+    f32::from_bits(rec[0])
 }

@@ -11,6 +11,9 @@
 
 mod aligned;
 mod cpu;
+mod decoded;
+mod form;
+mod pack;
 mod simd;
 
 #[cfg(target_arch = "x86_64")]

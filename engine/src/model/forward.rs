@@ -11,7 +11,7 @@ use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
 
 use super::Model;
-use super::weights::{Layer, Linear, dtype_of};
+use super::weights::{Layer, Linear};
 use crate::kernels::Cpu;
 use crate::kernels::act::{self, ActKind};
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvRows, KvType, MAX_HEAD_DIM, PAGE, Slot, Span};
@@ -22,7 +22,6 @@ use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::rope::rope;
 use crate::kernels::{attention, tasks};
 use crate::pool::Pool;
-use crate::quant;
 
 /// Consecutive tokens of one sequence.
 #[derive(Debug, Clone, Copy)]
@@ -107,7 +106,6 @@ pub struct Scratch {
     /// (logits rows, n_embd) after the final norm, and (logits rows, padded n_vocab).
     hidden: Vec<f32>,
     logits: Vec<f32>,
-    row_bytes: Vec<u8>,
 }
 
 /// What a batch gave: a row per wanted logit, in order of the runs.
@@ -197,7 +195,6 @@ impl Model {
             parts: zeros(Attention::parts_len(&layout, c.n_head, max_seqs, n_ctx))?,
             hidden: zeros(max_logits * d)?,
             logits: zeros(max_logits * padded(c.n_vocab))?,
-            row_bytes: zeros(self.weights.embedding.row_bytes())?,
         })
     }
 
@@ -239,7 +236,7 @@ impl Model {
 
         let spans = self.place(runs, &mut s.slots, &mut s.cos, &mut s.sin);
         for (token, x) in runs.iter().flat_map(|r| r.tokens).zip(x.chunks_exact_mut(d)) {
-            self.embed(*token, &mut s.row_bytes, x);
+            self.weights.embedding.row(*token as usize, x);
         }
         look(Stage::Embedding, None, &mut cut(x, d, 0, d));
 
@@ -333,12 +330,6 @@ impl Model {
             }
         }
         spans
-    }
-
-    fn embed(&self, token: u32, bytes: &mut [u8], x: &mut [f32]) {
-        let m = &self.weights.embedding;
-        m.unpack_row(token as usize, bytes);
-        quant::dequantise(dtype_of(m.format()), bytes, x).expect("a row of the matrix");
     }
 
     /// Norms of heads where the model has them, then rotation; queries are scaled for the scores.
@@ -449,7 +440,7 @@ fn matrices(
     let mut packed: Vec<act::Acts<'_>> = Vec::with_capacity(matrices.len());
     let mut jobs = Vec::with_capacity(matrices.len());
     for (w, at) in matrices {
-        let x = match ActKind::of(cpu, w.format()) {
+        let x = match ActKind::of(cpu, w.dtype()) {
             None => Columns::Plain(x),
             Some(kind) => {
                 if !packed.iter().any(|p| p.kind == kind) {

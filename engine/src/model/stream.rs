@@ -141,8 +141,8 @@ mod tests {
                     for w in [&l.q.w, &l.k.w, &l.v.w, &l.o.w, &l.gate.w, &l.up.w, &l.down.w] {
                         for r in 0..w.rows() {
                             let at = all.len();
-                            all.resize(at + w.row_bytes(), 0);
-                            w.unpack_row(r, &mut all[at..]);
+                            all.resize(at + w.k(), 0.0);
+                            w.row(r, &mut all[at..]);
                         }
                     }
                 }

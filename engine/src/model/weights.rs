@@ -9,7 +9,7 @@ use core::ops::Range;
 use super::config::Config;
 use crate::error::LoadError;
 use crate::gguf::{Gguf, TensorInfo};
-use crate::kernels::panel::{Format, Matrix, PANEL};
+use crate::kernels::panel::{Matrix, PANEL};
 use crate::pool::Pool;
 use crate::quant::{self, Dtype};
 
@@ -323,38 +323,16 @@ impl Role {
                 Ok(Into::Vector(v))
             }
             Role::Matrix { rows, k } => {
-                let Some(format) = format_of(t.dtype) else {
+                if !t.dtype.supported() {
                     return Err(LoadError::Unsupported {
                         what: "tensor type",
                         found: t.dtype.name().into(),
-                        known: Format::ALL.map(|f| dtype_of(f).name()).into(),
+                        known: Dtype::SUPPORTED.map(Dtype::name).into(),
                     });
-                };
-                Ok(Into::Matrix(Matrix::zeroed(format, rows, k).map_err(out_of_memory)?))
+                }
+                Ok(Into::Matrix(Matrix::zeroed(t.dtype, rows, k).map_err(out_of_memory)?))
             }
         }
-    }
-}
-
-/// The panel form of a file's type.
-pub(crate) fn format_of(dtype: Dtype) -> Option<Format> {
-    Format::ALL.into_iter().find(|&f| dtype_of(f) == dtype)
-}
-
-/// The type whose values a panel form holds.
-pub(crate) fn dtype_of(format: Format) -> Dtype {
-    match format {
-        Format::F32 => Dtype::F32,
-        Format::F16 => Dtype::F16,
-        Format::BF16 => Dtype::BF16,
-        Format::Q4_0 => Dtype::Q4_0,
-        Format::Q4_1 => Dtype::Q4_1,
-        Format::Q5_0 => Dtype::Q5_0,
-        Format::Q5_1 => Dtype::Q5_1,
-        Format::Q8_0 => Dtype::Q8_0,
-        Format::Q4_K => Dtype::Q4_K,
-        Format::Q5_K => Dtype::Q5_K,
-        Format::Q6_K => Dtype::Q6_K,
     }
 }
 

@@ -157,7 +157,7 @@ impl Dtype {
     ];
 
     /// Where the f16 scales of a block lie, in those of the supported types that have whole ones.
-    pub(super) const fn scales(self) -> &'static [usize] {
+    pub const fn f16_scales(self) -> &'static [usize] {
         match self {
             F16 | Q4_0 | Q5_0 | Q8_0 | IQ1_S | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_NL | IQ4_XS | Q1_0
             | Q2_0 => &[0],

@@ -131,7 +131,7 @@ pub fn quantise(dtype: Dtype, src: &[f32], out: &mut [u8]) -> Result<(), QuantEr
 pub fn validate(dtype: Dtype, bytes: &[u8]) -> Result<(), BlockFault> {
     let len = dtype.block_bytes() as usize;
     let f16_is_bad = |b: &[u8], at: usize| u16::from_le_bytes([b[at], b[at + 1]]) & 0x7c00 == 0x7c00;
-    let fault = match (dtype, dtype.scales()) {
+    let fault = match (dtype, dtype.f16_scales()) {
         (Dtype::F32, _) => first_bad(bytes, len, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) << 1 >= 0xff00_0000),
         (Dtype::BF16, _) => first_bad(bytes, len, |b| b[1] & 0x7f == 0x7f && b[0] & 0x80 != 0),
         (Dtype::MXFP4, _) => first_bad(bytes, len, |b| b[0] > fp4::MAX_EXPONENT),

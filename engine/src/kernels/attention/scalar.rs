@@ -3,9 +3,9 @@
 use core::ops::Range;
 
 use super::super::act::quantise_block;
+use super::super::decoded::f16_to_f32;
 use super::super::exp::exp;
 use super::super::norm::{LANES, max, tree};
-use super::super::panel::f16_to_f32;
 use super::{Attend, CHUNK, Chunk, KvType, MAX_HEAD_DIM, PAGE, Running};
 
 /// The definition.
