@@ -46,4 +46,4 @@ pub use cpu::{Cpu, Isa, UnknownIsa};
 pub const NUMERICS_VERSION: u32 = 1;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

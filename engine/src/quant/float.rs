@@ -64,3 +64,10 @@ pub(super) fn min_max(x: &[f32]) -> (f32, f32) {
     x.iter()
         .fold((f32::MAX, -f32::MAX), |(min, max), &v| (if v < min { v } else { min }, if v > max { v } else { max }))
 }
+
+/// Nearest integer of |x| <= 127.5, halves away from zero.
+pub(super) fn round(x: f32) -> i8 {
+    let whole = x as i8; // towards zero
+    let rest = x - f32::from(whole); // exact
+    whole + i8::from(rest >= 0.5) - i8::from(rest <= -0.5)
+}

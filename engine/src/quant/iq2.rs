@@ -22,9 +22,13 @@
 //! | 66..74 | high 2 bits of the indices, a byte per 32 elements, low bits first |
 //! | 74..82 | scales of 4 bits, one per 16 elements, low half first |
 
+use core::array;
+
 use super::codebook::{Codes, u16_at, u32_at};
-use super::float::scale_at;
+use super::fit::{TINY, sum_of_squares, weigh};
+use super::float::{scale_at, set_scale};
 use super::grids::{IQ2_S, IQ2_XS, IQ2_XXS};
+use super::lattice::{Anew, Found, Lattice, Search, odd_scales};
 
 /// All eight signs, from seven.
 pub(super) fn even_signs(seven: u32) -> u8 {
@@ -76,5 +80,72 @@ pub(super) fn unpack_s(block: &[u8], out: &mut Codes) {
 fn scales(nibbles: &[u8], out: &mut Codes) {
     for (s, scale) in out.scale.iter_mut().enumerate() {
         *scale = odd(nibbles[s / 2] >> (s % 2 * 4));
+    }
+}
+
+/// Finds the sub-blocks of a block; those of zeros have scale 0.
+fn search<const N: usize>(search: &Search, lattice: &Lattice, x: &[f32; 256], w: &[f32; 256]) -> [Found; N] {
+    array::from_fn(|i| {
+        let at = i * search.len..(i + 1) * search.len;
+        search.run(lattice, &x[at.clone()], &w[at]).unwrap_or_default()
+    })
+}
+
+const XS: Search = Search { len: 16, levels: 3, even: true, steps: 9, step: 0.1, tiny: TINY, anew: Anew::These };
+const XXS: Search = Search { len: 32, steps: 6, anew: Anew::Always, ..XS };
+const S: Search = Search { even: false, tiny: 1e-8, ..XS };
+
+pub(super) fn quantise_xxs(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 66]) {
+    let w = weigh(importance, sum_of_squares(x) / 256.0, x);
+    let found: [Found; 8] = search(&XXS, lattice, x, &w);
+    let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
+    set_scale(block, 0, d);
+    for (i, f) in found.iter().enumerate() {
+        let signs = f.signs.iter().rev().fold(u32::from(scales[i]), |all, s| all << 7 | u32::from(s & 127));
+        block[2 + 8 * i..][..4].copy_from_slice(&array::from_fn::<_, 4, _>(|l| f.index[l] as u8));
+        block[6 + 8 * i..][..4].copy_from_slice(&signs.to_le_bytes());
+    }
+    clear_if_zero(d, &mut block[2..]);
+}
+
+pub(super) fn quantise_xs(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 74]) {
+    let w = weigh(importance, sum_of_squares(x) / 256.0, x);
+    let found: [Found; 16] = search(&XS, lattice, x, &w);
+    let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
+    set_scale(block, 0, d);
+    for i in 0..32 {
+        let f = &found[i / 2];
+        let point = f.index[i % 2] | u16::from(f.signs[i % 2] & 127) << 9;
+        block[2 + 2 * i..][..2].copy_from_slice(&point.to_le_bytes());
+    }
+    put_scales(&scales, &mut block[66..]);
+    clear_if_zero(d, &mut block[2..]);
+}
+
+pub(super) fn quantise_s(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 82]) {
+    let w = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
+    let found: [Found; 16] = search(&S, lattice, x, &w);
+    let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
+    set_scale(block, 0, d * 0.9875);
+    block[66..74].fill(0);
+    for i in 0..32 {
+        let f = &found[i / 2];
+        block[2 + i] = f.index[i % 2] as u8;
+        block[34 + i] = f.signs[i % 2];
+        block[66 + i / 4] |= ((f.index[i % 2] >> 8) as u8) << (i % 4 * 2);
+    }
+    put_scales(&scales, &mut block[74..]);
+}
+
+fn put_scales(scales: &[u8; 16], out: &mut [u8]) {
+    for (out, pair) in out.iter_mut().zip(scales.chunks_exact(2)) {
+        *out = pair[0] | pair[1] << 4;
+    }
+}
+
+/// A block of scale 0 has no points either.
+fn clear_if_zero(d: f32, rest: &mut [u8]) {
+    if d == 0.0 {
+        rest.fill(0);
     }
 }

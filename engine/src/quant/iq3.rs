@@ -19,10 +19,14 @@
 //! | 74..106 | signs, a bit per element |
 //! | 106..110 | scales of 4 bits, one per 32 elements, low half first |
 
+use core::array;
+
 use super::codebook::{Codes, u32_at};
-use super::float::scale_at;
+use super::fit::{sum_of_squares, weigh};
+use super::float::{scale_at, set_scale};
 use super::grids::{IQ3_S, IQ3_XXS};
 use super::iq2::even_signs;
+use super::lattice::{Anew, Found, Lattice, Search, odd_scales};
 
 /// The codes of four elements: a level in the low bits, the sign in bit 3.
 fn put(point: u16, signs: u8, out: &mut [u8]) {
@@ -51,5 +55,47 @@ pub(super) fn unpack_s(block: &[u8], out: &mut Codes) {
     }
     for (s, scale) in out.scale.iter_mut().enumerate() {
         *scale = 2 * (block[106 + s / 4] >> (s / 2 % 2 * 4) & 15) as i8 + 1;
+    }
+}
+
+const XXS: Search = Search { len: 32, levels: 8, even: true, steps: 15, step: 0.2, tiny: 1e-8, anew: Anew::These };
+const S: Search = Search { even: false, steps: 9, tiny: 0.0, anew: Anew::AllIfAny, ..XXS };
+
+/// Finds the sub-blocks of a block, elements weighted by importance or else by their squares.
+fn search(search: &Search, lattice: &Lattice, x: &[f32; 256], importance: Option<&[f32; 256]>) -> [Found; 8] {
+    let w = match importance {
+        Some(importance) => weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x),
+        None => x.map(|x| x * x),
+    };
+    array::from_fn(|i| search.run(lattice, &x[32 * i..][..32], &w[32 * i..][..32]).unwrap_or_default())
+}
+
+pub(super) fn quantise_xxs(lattice: &Lattice, x: &[f32; 256], w: Option<&[f32; 256]>, block: &mut [u8; 98]) {
+    let found = search(&XXS, lattice, x, w);
+    let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
+    set_scale(block, 0, d * 1.0125);
+    for (i, f) in found.iter().enumerate() {
+        let signs = f.signs.iter().rev().fold(u32::from(scales[i]), |all, s| all << 7 | u32::from(s & 127));
+        block[2 + 8 * i..][..8].copy_from_slice(&f.index.map(|index| index as u8));
+        block[66 + 4 * i..][..4].copy_from_slice(&signs.to_le_bytes());
+    }
+    if d == 0.0 {
+        block[2..].fill(0);
+    }
+}
+
+/// ggml puts what follows a sub-block of zeros in its place; here every sub-block has its own.
+pub(super) fn quantise_s(lattice: &Lattice, x: &[f32; 256], w: Option<&[f32; 256]>, block: &mut [u8; 110]) {
+    let found = search(&S, lattice, x, w);
+    let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
+    block.fill(0);
+    set_scale(block, 0, d * 1.033);
+    for (i, f) in found.iter().enumerate() {
+        for (k, index) in f.index.iter().enumerate() {
+            block[2 + 8 * i + k] = *index as u8;
+            block[66 + i] |= ((index >> 8) as u8) << k;
+        }
+        block[74 + 4 * i..][..4].copy_from_slice(&f.signs);
+        block[106 + i / 2] |= scales[i] << (i % 2 * 4);
     }
 }

@@ -7,6 +7,7 @@
 
 pub mod codebook;
 mod dtype;
+mod fit;
 mod float;
 mod fp4;
 mod grids;
@@ -15,6 +16,7 @@ mod iq2;
 mod iq3;
 mod iq4;
 mod kquant;
+mod lattice;
 mod low_bits;
 pub mod mix;
 mod q2_k;
@@ -27,12 +29,14 @@ pub mod q5_1;
 pub mod q5_k;
 pub mod q6_k;
 pub mod q8_0;
+mod quantiser;
 mod ternary;
 
 use thiserror::Error;
 
 use self::codebook::Codebook;
 pub use self::dtype::Dtype;
+pub use self::quantiser::Quantiser;
 
 /// A block that has an infinite or NaN scale; of an F32, F16 or BF16 tensor, such an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -57,6 +61,17 @@ pub enum QuantError {
         elements: usize,
         /// Bytes given.
         bytes: usize,
+    },
+    /// The type has too few bits to do without an importance matrix.
+    #[error("{} needs an importance matrix", .0.name())]
+    NeedsImportance(Dtype),
+    /// The importance is not one number per element of a row, or one of them is negative, infinite or NaN.
+    #[error("an importance matrix of {found} numbers that are finite and at least 0, for rows of {expected}")]
+    Importance {
+        /// Such numbers there are.
+        found: usize,
+        /// Elements of a row.
+        expected: usize,
     },
     /// A number to be quantised is infinite or NaN.
     #[error("element {index} is an infinity or NaN")]
@@ -102,25 +117,7 @@ pub fn dequantise(dtype: Dtype, src: &[u8], out: &mut [f32]) -> Result<(), Quant
 /// # Errors
 /// Any [`QuantError`]. `out` holds nothing of use then.
 pub fn quantise(dtype: Dtype, src: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
-    check_lengths(dtype, src.len(), out.len())?;
-    if let Some(index) = float::not_finite(src) {
-        return Err(QuantError::NotFinite { index });
-    }
-    match dtype {
-        Dtype::F32 => pack(src, out, float::f32_into),
-        Dtype::F16 => pack(src, out, float::f16_into),
-        Dtype::BF16 => pack(src, out, float::bf16_into),
-        Dtype::Q4_0 => pack(src, out, q4_0::quantise),
-        Dtype::Q4_1 => pack(src, out, q4_1::quantise),
-        Dtype::Q5_0 => pack(src, out, q5_0::quantise),
-        Dtype::Q5_1 => pack(src, out, q5_1::quantise),
-        Dtype::Q8_0 => pack(src, out, q8_0::quantise),
-        Dtype::Q4_K => pack(src, out, q4_k::quantise),
-        Dtype::Q5_K => pack(src, out, q5_k::quantise),
-        Dtype::Q6_K => pack(src, out, q6_k::quantise),
-        other => return Err(QuantError::Unsupported(other)),
-    }
-    validate(dtype, out).map_err(|fault| QuantError::Overflow { dtype, fault })
+    Quantiser::new(dtype)?.rows(src, src.len(), None, out)
 }
 
 /// Checks that every scale (every element, in F32, F16 and BF16) of `bytes` is finite, at memory speed; in MXFP4 that
@@ -164,16 +161,6 @@ fn unpack<const LEN: usize, const BYTES: usize>(
     block: impl Fn(&[u8; BYTES], &mut [f32; LEN]),
 ) {
     for (src, out) in src.as_chunks::<BYTES>().0.iter().zip(out.as_chunks_mut::<LEN>().0) {
-        block(src, out);
-    }
-}
-
-fn pack<const LEN: usize, const BYTES: usize>(
-    src: &[f32],
-    out: &mut [u8],
-    block: impl Fn(&[f32; LEN], &mut [u8; BYTES]),
-) {
-    for (src, out) in src.as_chunks::<LEN>().0.iter().zip(out.as_chunks_mut::<BYTES>().0) {
         block(src, out);
     }
 }

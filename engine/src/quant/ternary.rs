@@ -18,7 +18,7 @@
 //! | 64..66 | `d`, f16 |
 
 use super::codebook::Codes;
-use super::float::scale_at;
+use super::float::{inverse, largest, round, scale_at, set_scale};
 
 /// First byte, number of bytes, first element, digits.
 pub(super) const PARTS: [(usize, usize, usize, usize); 3] = [(0, 32, 0, 5), (32, 16, 160, 5), (48, 4, 240, 4)];
@@ -40,5 +40,31 @@ pub(super) fn unpack_2(block: &[u8], out: &mut Codes) {
     out.d.fill(scale_at(block, 64));
     for (e, code) in out.code.iter_mut().enumerate() {
         *code = block[e / 128 * 32 + e % 32] >> (e % 128 / 32 * 2) & 3;
+    }
+}
+
+/// The largest magnitude is the scale.
+fn scale(x: &[f32; 256], block: &mut [u8], at: usize) -> f32 {
+    let d = largest(x).abs();
+    set_scale(block, at, d);
+    inverse(d)
+}
+
+pub(super) fn quantise_1(x: &[f32; 256], block: &mut [u8; 54]) {
+    let id = scale(x, block, 52);
+    for (from, bytes, first, digits) in PARTS {
+        for m in 0..bytes {
+            let digit = |n: usize| if n < digits { round(x[first + n * bytes + m] * id) + 1 } else { 0 };
+            let number = (0..5).fold(0, |number, n| number * 3 + digit(n) as u32);
+            block[from + m] = (number * 256).div_ceil(243) as u8;
+        }
+    }
+}
+
+pub(super) fn quantise_2(x: &[f32; 256], block: &mut [u8; 66]) {
+    let id = scale(x, block, 64);
+    block[..64].fill(0);
+    for (e, x) in x.iter().enumerate() {
+        block[e / 128 * 32 + e % 32] |= ((round(x * id) + 1) as u8 & 3) << (e % 128 / 32 * 2);
     }
 }

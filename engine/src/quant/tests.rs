@@ -1,6 +1,6 @@
 //! Against ggml's own numbers: values of blocks, bytes of whole quantised models.
 
-use alloc::string::ToString;
+use alloc::string::{String, ToString};
 use alloc::vec;
 use alloc::vec::Vec;
 use std::format;
@@ -11,6 +11,8 @@ use proptest::prelude::*;
 use super::mix::{Facts, Mix, Source, tensor_types};
 use super::*;
 use crate::gguf::Gguf;
+use crate::kernels::tests::Rng;
+use sha2::{Digest, Sha256};
 
 fn reference() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/reference")
@@ -29,11 +31,17 @@ fn floats(value: &serde_json::Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|v| v.to_string().parse().unwrap()).collect()
 }
 
-/// The types that have a quantiser.
-fn quantisable() -> impl Iterator<Item = Dtype> {
-    Dtype::SUPPORTED.into_iter().filter(|&dtype| {
+/// Quantisers of all types, made once.
+fn quantisers() -> &'static [(Dtype, Quantiser)] {
+    static ALL: std::sync::OnceLock<Vec<(Dtype, Quantiser)>> = std::sync::OnceLock::new();
+    ALL.get_or_init(|| Dtype::SUPPORTED.into_iter().map(|d| (d, Quantiser::new(d).unwrap())).collect())
+}
+
+/// Those of the types that can do without importance.
+fn plain_quantisers() -> impl Iterator<Item = (Dtype, &'static Quantiser)> {
+    quantisers().iter().map(|(dtype, quantiser)| (*dtype, quantiser)).filter(|(dtype, quantiser)| {
         let (k, bytes) = (dtype.block_len() as usize, dtype.block_bytes() as usize);
-        quantise(dtype, &vec![0.0; k], &mut vec![0; bytes]) != Err(QuantError::Unsupported(dtype))
+        quantiser.rows(&vec![0.0; k], k, None, &mut vec![0; bytes]) != Err(QuantError::NeedsImportance(*dtype))
     })
 }
 
@@ -129,6 +137,64 @@ fn models_have_ggmls_bytes() {
     check_model("llama-fallback-q4_k_m", None, Mix::Q4_K_M);
 }
 
+/// The numbers of `tests/scripts/make_quantiser_cases.py`: rows, and the importance of their elements.
+fn numbers(rows: usize, k: usize) -> (Vec<Vec<f32>>, Vec<f32>) {
+    let mut rng = Rng(1);
+    let row = |i: usize| {
+        (0..k)
+            .map(|j| {
+                let z = rng.next();
+                let mut v =
+                    (z & 0xffff) as i32 + (z >> 16 & 0xffff) as i32 + (z >> 32 & 0xffff) as i32 + (z >> 48) as i32;
+                v -= 131_070;
+                let mut e = -17 + (i as i32 % 5 - 2) * 3;
+                match i % 8 {
+                    3 if !z.is_multiple_of(16) => v = 0,
+                    4 if z.is_multiple_of(64) => e += 5,
+                    5 => v = v.abs(),
+                    6 if j % 256 < 128 => v = 0,
+                    7 => v = v >> 15 << 15,
+                    _ => {}
+                }
+                v as f32 * 2.0f32.powi(e)
+            })
+            .collect()
+    };
+    let rows = (0..rows).map(row).collect();
+    let mut weights: Vec<f32> = (0..k).map(|_| (rng.next() & 0xffff) as f32 / 4096.0).collect();
+    weights.iter_mut().step_by(37).for_each(|w| *w = 0.0);
+    (rows, weights)
+}
+
+#[test]
+fn rows_have_ggmls_bytes() {
+    let file = json(reference().join("../quantised/rows.json"));
+    let (rows, k) = (file["rows"].as_u64().unwrap() as usize, file["k"].as_u64().unwrap() as usize);
+    let (rows, weights) = numbers(rows, k);
+    let mut wrong = Vec::new();
+    for (name, cases) in file["types"].as_object().unwrap() {
+        let dtype = Dtype::from_name(name).unwrap();
+        let quantiser = Quantiser::new(dtype).unwrap();
+        let mut out = vec![0; dtype.row_bytes(k as u64).unwrap() as usize];
+        for (kind, digests) in cases.as_object().unwrap() {
+            let importance = (kind == "weighted").then_some(&weights[..]);
+            for (i, (row, digest)) in rows.iter().zip(digests.as_array().unwrap()).enumerate() {
+                out.fill(0xa5);
+                // ggml puts what follows a sub-block of zeros in the wrong place
+                if dtype == Dtype::IQ3_S && row.chunks(32).any(|x| x.iter().all(|&x| x == 0.0)) {
+                    continue;
+                }
+                let done = quantiser.rows(row, k, importance, &mut out);
+                let ours: String = Sha256::digest(&out)[..8].iter().map(|b| format!("{b:02x}")).collect();
+                if done != Ok(()) || digest.as_str() != Some(&ours) {
+                    wrong.push(format!("{name} {kind} {i} {done:?}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
 #[test]
 fn lengths_and_types_are_checked() {
     let length = |elements, bytes| QuantError::Length { dtype: Dtype::Q4_0, elements, bytes };
@@ -141,16 +207,34 @@ fn lengths_and_types_are_checked() {
 }
 
 #[test]
+fn importance_is_checked() {
+    let (x, mut w) = ([1.0; 256], [1.0; 256]);
+    for dtype in [Dtype::IQ1_S, Dtype::IQ1_M, Dtype::IQ2_XXS, Dtype::IQ2_XS, Dtype::IQ2_S] {
+        let mut out = vec![0; dtype.block_bytes() as usize];
+        assert_eq!(quantise(dtype, &x, &mut out), Err(QuantError::NeedsImportance(dtype)));
+    }
+    let quantiser = Quantiser::new(Dtype::Q4_K).unwrap();
+    let importance = |found| Err(QuantError::Importance { found, expected: 256 });
+    assert_eq!(quantiser.rows(&x, 256, Some(&w[..255]), &mut [0; 144]), importance(255));
+    w[17] = -1.0;
+    assert_eq!(quantiser.rows(&x, 256, Some(&w), &mut [0; 144]), importance(17));
+    w[17] = f32::NAN;
+    assert_eq!(quantiser.rows(&x, 256, Some(&w), &mut [0; 144]), importance(17));
+    let length = QuantError::Length { dtype: Dtype::Q4_K, elements: 100, bytes: 144 };
+    assert_eq!(quantiser.rows(&x, 100, None, &mut [0; 144]), Err(length));
+}
+
+#[test]
 fn infinities_and_nans_are_refused() {
     let mut x = vec![1.0f32; 4096];
     x[2345] = f32::NAN;
-    for dtype in quantisable() {
+    for (dtype, quantiser) in plain_quantisers() {
         let mut out = vec![0; dtype.row_bytes(4096).unwrap() as usize];
-        assert_eq!(quantise(dtype, &x, &mut out), Err(QuantError::NotFinite { index: 2345 }));
-        if !matches!(dtype, Dtype::F32 | Dtype::BF16) {
+        assert_eq!(quantiser.rows(&x, x.len(), None, &mut out), Err(QuantError::NotFinite { index: 2345 }));
+        if !matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::MXFP4) {
             let fault = BlockFault { index: 0 };
             assert_eq!(
-                quantise(dtype, &[1e38; 256], &mut out[..dtype.row_bytes(256).unwrap() as usize]),
+                quantiser.rows(&[1e38; 256], 256, None, &mut out[..dtype.row_bytes(256).unwrap() as usize]),
                 Err(QuantError::Overflow { dtype, fault })
             );
         }
@@ -197,6 +281,10 @@ fn steps(dtype: Dtype) -> f32 {
         Dtype::Q8_0 => 254.0,
         Dtype::F16 => 2048.0,
         Dtype::BF16 => 256.0,
+        Dtype::IQ4_NL | Dtype::IQ4_XS => 10.0,
+        Dtype::Q3_K => 7.0,
+        // little can be said of one element
+        _ if dtype.block_len() > 1 => 1.0,
         _ => f32::INFINITY,
     }
 }
@@ -206,9 +294,9 @@ proptest! {
     fn quantising_loses_about_a_step(x in proptest::collection::vec(-8.0f32..8.0, 512), zero in 0usize..512) {
         let mut x = x;
         x[..zero].fill(0.0);
-        for dtype in quantisable() {
+        for (dtype, quantiser) in plain_quantisers() {
             let mut bytes = vec![0xa5; dtype.row_bytes(512).unwrap() as usize];
-            quantise(dtype, &x, &mut bytes).unwrap();
+            quantiser.rows(&x, x.len(), None, &mut bytes).unwrap();
             let mut back = vec![0.0; 512];
             dequantise(dtype, &bytes, &mut back).unwrap();
             for (a, b) in x.iter().zip(&back) {
@@ -220,11 +308,27 @@ proptest! {
     #[test]
     fn any_finite_numbers_give_finite_blocks(bits in proptest::collection::vec(any::<u32>(), 256)) {
         let x: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).map(|v| if v.is_finite() { v } else { 0.0 }).collect();
-        for dtype in quantisable() {
+        for (dtype, quantiser) in plain_quantisers() {
             let mut bytes = vec![0; dtype.row_bytes(256).unwrap() as usize];
-            match quantise(dtype, &x, &mut bytes) {
+            match quantiser.rows(&x, x.len(), None, &mut bytes) {
                 Ok(()) => prop_assert_eq!(validate(dtype, &bytes), Ok(())),
                 Err(e) => prop_assert!(matches!(e, QuantError::Overflow { .. }), "other error"),
+            }
+        }
+    }
+
+    #[test]
+    fn any_importance_gives_finite_blocks(
+        bits in proptest::collection::vec(any::<u32>(), 256), scale in -40i32..60, weights in proptest::collection::vec(any::<u32>(), 256),
+    ) {
+        let finite = |bits: u32| Some(f32::from_bits(bits)).filter(|v| v.is_finite()).unwrap_or(0.0);
+        let x: Vec<f32> = bits.iter().map(|&b| (b as i32 as f32) * 2.0f32.powi(-scale)).collect();
+        let w: Vec<f32> = weights.iter().map(|&b| finite(b).abs()).collect();
+        for (dtype, quantiser) in quantisers() {
+            let mut bytes = vec![0; dtype.row_bytes(256).unwrap() as usize];
+            match quantiser.rows(&x, 256, Some(&w), &mut bytes) {
+                Ok(()) => prop_assert_eq!(validate(*dtype, &bytes), Ok(())),
+                Err(e) => prop_assert!(matches!(e, QuantError::Overflow { .. }), "{}", e),
             }
         }
     }
