@@ -7,6 +7,7 @@ mod bench;
 mod chat;
 mod cli;
 mod error;
+mod imatrix;
 mod inspect;
 mod load;
 mod logits;

@@ -95,6 +95,7 @@ fn check_model(quantised: &str, original: Option<&str>, mix: Mix) {
         n_heads: config("num_attention_heads"),
         n_kv_heads: config("num_key_value_heads"),
         n_experts: 0,
+        importance: false,
     };
     let sources: Vec<_> =
         file.tensors().iter().map(|t| Source { name: t.name, dtype: Dtype::F32, dims: t.dims }).collect();
@@ -129,7 +130,20 @@ fn check_model(quantised: &str, original: Option<&str>, mix: Mix) {
 
 #[test]
 fn models_have_ggmls_bytes() {
-    for mix in [Mix::Q4_0, Mix::Q4_1, Mix::Q5_0, Mix::Q5_1, Mix::Q8_0, Mix::Q4_K_M, Mix::Q5_K_M, Mix::Q6_K] {
+    for mix in [
+        Mix::Q2_K,
+        Mix::Q3_K_M,
+        Mix::IQ4_NL,
+        Mix::IQ4_XS,
+        Mix::Q4_0,
+        Mix::Q4_1,
+        Mix::Q5_0,
+        Mix::Q5_1,
+        Mix::Q8_0,
+        Mix::Q4_K_M,
+        Mix::Q5_K_M,
+        Mix::Q6_K,
+    ] {
         let name = mix.name().to_ascii_lowercase();
         check_model(&format!("llama-k256-{name}"), Some("llama-k256-bf16.gguf"), mix);
     }

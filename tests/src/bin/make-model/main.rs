@@ -186,6 +186,12 @@ fn types(shape: &Shape, mix: Mix, tensors: &[(String, Vec<u64>)]) -> Vec<Dtype> 
             dims: [dims[0], dims.get(1).copied().unwrap_or(1), 1, 1],
         })
         .collect();
-    let facts = Facts { n_layers: shape.n_layers, n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, n_experts: 0 };
+    let facts = Facts {
+        n_layers: shape.n_layers,
+        n_heads: shape.n_heads,
+        n_kv_heads: shape.n_kv_heads,
+        n_experts: 0,
+        importance: false,
+    };
     tensor_types(mix, &facts, &sources)
 }
