@@ -1,6 +1,6 @@
-//! Speed of the matrix products: `kernels_bench [ISA] [FORMAT] [ROWS K]`.
+//! Speed of the matrix products: `kernels_bench [ISA] [TYPE] [ROWS K]`.
 //!
-//! Prints, per instruction set of this machine (or the one named) and weight format, billions of operations a second
+//! Prints, per instruction set of this machine (or the one named) and weight type, billions of operations a second
 //! (2 * rows * k * n) of a 2048 x 2048 product on one thread, packed columns, n = 1 (and its GB/s) and n = 128. The
 //! last column is a hash of the results: the same everywhere.
 #![expect(clippy::std_instead_of_core, reason = "a program, not the engine")]
@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use starling::kernels::Cpu;
 use starling::kernels::act::{ActKind, pack};
 use starling::kernels::matmul::{Columns, Job, products};
-use starling::kernels::panel::{Format, Matrix};
+use starling::kernels::panel::Matrix;
 use starling::pool::Inline;
+use starling::quant::Dtype;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -20,20 +21,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         None | Some("all") => Cpu::available(),
         Some(name) => vec![Cpu::named(name)?],
     };
-    let formats = Format::ALL.into_iter().filter(|f| args.get(1).is_none_or(|name| format!("{f:?}") == *name));
+    let types = Dtype::SUPPORTED.into_iter().filter(|f| args.get(1).is_none_or(|name| f.name() == name));
     let size = |i: usize| args.get(i).map_or(Ok(2048), |v| v.parse::<usize>());
     let (rows, k) = (size(2)?, size(3)?);
-    println!("{:14}{:6}{:>10}{:>10}{:>12}   results", "isa", "format", "n=1", "GB/s", "n=128");
-    for format in formats {
-        let w = weights(format, rows, k)?;
+    println!("{:14}{:8}{:>10}{:>10}{:>12}   results", "isa", "type", "n=1", "GB/s", "n=128");
+    for dtype in types {
+        let w = weights(dtype, rows, k)?;
         for &cpu in &cpus {
             let (one, hash1) = speed(cpu, &w, 1);
             let (many, hash128) = speed(cpu, &w, 128);
             let gb_per_s = one * w.len_bytes() as f64 / (2 * rows * k) as f64;
             println!(
-                "{:14}{:6}{one:10.1}{gb_per_s:10.1}{many:12.1}   {:016x}",
+                "{:14}{:8}{one:10.1}{gb_per_s:10.1}{many:12.1}   {:016x}",
                 cpu.isa().name(),
-                format!("{format:?}"),
+                dtype.name(),
                 hash1 ^ hash128
             );
         }
@@ -46,7 +47,7 @@ fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
     let mut random = Random(7);
     let x: Vec<f32> = (0..n * w.k()).map(|_| random.next() as i32 as f32 / (1u32 << 31) as f32).collect();
     let mut words = Vec::new();
-    let columns = match ActKind::of(cpu, w.format()) {
+    let columns = match ActKind::of(cpu, w.dtype()) {
         None => Columns::Plain(&x),
         Some(kind) => {
             words.resize(kind.len_words(n, w.k()), 0);
@@ -71,24 +72,22 @@ fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
 }
 
 /// Random quants with ordinary scales.
-fn weights(format: Format, rows: usize, k: usize) -> Result<Matrix, Box<dyn Error>> {
+fn weights(dtype: Dtype, rows: usize, k: usize) -> Result<Matrix, Box<dyn Error>> {
     let mut random = Random(1);
-    let mut src: Vec<u8> =
-        (0..rows * k / format.block_len() * format.file_bytes()).map(|_| random.next() as u8).collect();
-    for block in src.chunks_exact_mut(format.file_bytes()) {
+    let mut src: Vec<u8> = (0..rows * dtype.row_bytes(k as u64).ok_or("K is not whole blocks")? as usize)
+        .map(|_| random.next() as u8)
+        .collect();
+    for block in src.chunks_exact_mut(dtype.block_bytes() as usize) {
         let scale = (random.next() as u16 & 0x83ff | 0x2000).to_le_bytes();
-        match format {
-            Format::F32 => block.copy_from_slice(&(random.next() as i32 as f32 / (1u32 << 31) as f32).to_le_bytes()),
-            Format::BF16 => block[1] = block[1] & 0x80 | 0x3f,
-            Format::Q6_K => block[208..].copy_from_slice(&scale),
-            Format::F16 | Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => block[..2].copy_from_slice(&scale),
-            Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => {
-                block[..2].copy_from_slice(&scale);
-                block[2..4].copy_from_slice(&scale);
-            }
+        match dtype {
+            Dtype::F32 => block.copy_from_slice(&(random.next() as i32 as f32 / (1u32 << 31) as f32).to_le_bytes()),
+            Dtype::BF16 => block[1] = block[1] & 0x80 | 0x3f,
+            Dtype::MXFP4 => block[0] = 120 + block[0] % 8,
+            Dtype::IQ1_M => (0..4).for_each(|i| block[49 + 2 * i] = block[49 + 2 * i] & 15 | [0, 0, 0, 0x20][i]),
+            _ => dtype.f16_scales().iter().for_each(|&at| block[at..at + 2].copy_from_slice(&scale)),
         }
     }
-    Ok(Matrix::from_rows(format, rows, k, &src)?)
+    Ok(Matrix::from_rows(dtype, rows, k, &src)?)
 }
 
 /// SplitMix64.

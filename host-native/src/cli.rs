@@ -246,13 +246,16 @@ fn window(text: &str) -> Result<usize, String> {
 /// Options of `quantize`.
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
-    /// Model file to read
+    /// Model file to read; of a split model any of its files
     pub input: PathBuf,
     /// Model file to write
     pub output: PathBuf,
-    /// Type or mixture, as llama.cpp names them: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, Q6_K
+    /// Type or mixture, as llama.cpp names them: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q2_K_S, Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, Q6_K, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ2_M, IQ3_XXS, IQ3_XS, IQ3_S, IQ3_M, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4_MOE, Q1_0, Q2_0
     #[arg(value_name = "TYPE")]
     pub kind: String,
+    /// Importance matrix of the model, a GGUF file as llama.cpp's imatrix writes; the smallest types need one
+    #[arg(long, value_name = "FILE")]
+    pub imatrix: Option<PathBuf>,
 }
 
 /// Options of `bench`.

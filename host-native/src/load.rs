@@ -53,12 +53,24 @@ pub fn path(args: &ModelArgs) -> PathBuf {
 /// # Errors
 /// If one cannot be opened.
 pub fn files(args: &ModelArgs) -> Result<Vec<ModelFile>, Failure> {
-    let Some(path) = &args.model else { return Ok(vec![ModelFile::Static(BUNDLED)]) };
-    let open = |path: &Path| ModelFile::open(path).map_err(|source| Failure::File { path: path.into(), source });
+    args.model.as_deref().map_or_else(|| Ok(vec![ModelFile::Static(BUNDLED)]), open_all)
+}
+
+/// The file of that name, or all files of the split model that it is one of.
+///
+/// # Errors
+/// If one cannot be opened.
+pub fn open_all(path: &Path) -> Result<Vec<ModelFile>, Failure> {
+    let open = |path: PathBuf| ModelFile::open(&path).map_err(|source| Failure::File { path, source });
+    paths(path).into_iter().map(open).collect()
+}
+
+/// The names of those files.
+pub fn paths(path: &Path) -> Vec<PathBuf> {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
     match ShardName::parse(name) {
-        Some(shard) => (1..=shard.count).map(|i| open(&path.with_file_name(shard.sibling(i)))).collect(),
-        None => Ok(vec![open(path)?]),
+        Some(shard) => (1..=shard.count).map(|i| path.with_file_name(shard.sibling(i))).collect(),
+        None => vec![path.into()],
     }
 }
 

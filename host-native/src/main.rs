@@ -8,6 +8,7 @@ mod bench;
 mod chat;
 mod cli;
 mod error;
+mod imatrix;
 mod inspect;
 mod load;
 mod logits;

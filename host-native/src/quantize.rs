@@ -3,20 +3,21 @@
 use std::fs::{self, File};
 use std::io::{BufWriter, Write, stderr};
 use std::path::Path;
+use std::sync::Mutex;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use starling::gguf::{Gguf, GgufWriter, TensorInfo, Value};
+use starling::gguf::{Gguf, GgufSet, GgufWriter, TensorInfo, Value};
 use starling::kernels::tasks;
-use starling::quant::mix::{Facts, Mix, Source, tensor_types};
-use starling::quant::{self, Dtype, QuantError};
+use starling::quant::mix::{Facts, Mix, Source, needs_importance, tensor_types};
+use starling::quant::{self, Dtype, QuantError, Quantiser};
 
 use crate::cli::{ModelArgs, QuantizeArgs};
 use crate::error::Failure;
+use crate::imatrix::Importance;
 use crate::load;
-use crate::model_file::ModelFile;
 use crate::pool::ThreadPool;
 
-/// Elements that one task converts.
+/// Elements that one task converts, at least: whole rows.
 const TASK: usize = 1 << 16;
 
 /// Runs the command. The output appears under its name only when it is complete.
@@ -30,15 +31,18 @@ pub fn run(model_args: &ModelArgs, args: &QuantizeArgs) -> Result<(), Failure> {
         Failure::Usage(format!("type `{}` is unknown; known: {}", args.kind, known.join(", ")))
     })?;
     let input = Path::new(&args.input);
-    let file = ModelFile::open(input).map_err(|source| Failure::File { path: input.into(), source })?;
-    let gguf = Gguf::parse(&file).map_err(|source| Failure::Model { path: input.into(), source })?;
+    let importance = args.imatrix.as_deref().map(Importance::read).transpose()?;
+    let wrong = |source| Failure::Model { path: input.into(), source };
+    let files = load::open_all(input)?;
+    let shards = files.iter().map(|f| Gguf::parse(f)).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    let set = GgufSet::new(shards).map_err(wrong)?;
     let output = &args.output;
-    let same = fs::canonicalize(input).ok().zip(fs::canonicalize(output).ok()).is_some_and(|(a, b)| a == b);
-    if same {
+    let full = |path: &Path| fs::canonicalize(path).ok();
+    if full(output).is_some_and(|out| load::paths(input).iter().any(|path| full(path).as_ref() == Some(&out))) {
         return Err(Failure::Usage("input and output are the same file".into()));
     }
     let part = output.with_extension("gguf.part");
-    let written = write(&gguf, mix, &part, &pool, input);
+    let written = write(&set, mix, importance.as_ref(), &part, &pool, input);
     if let Err(e) = written {
         // nothing is left behind; the cause is what matters, not whether this works too
         let _ = fs::remove_file(&part);
@@ -47,23 +51,51 @@ pub fn run(model_args: &ModelArgs, args: &QuantizeArgs) -> Result<(), Failure> {
     fs::rename(&part, output).map_err(|source| Failure::File { path: output.clone(), source })
 }
 
-fn write(gguf: &Gguf<'_>, mix: Mix, path: &Path, pool: &ThreadPool, input: &Path) -> Result<(), Failure> {
+fn write(
+    set: &GgufSet<'_>,
+    mix: Mix,
+    importance: Option<&Importance>,
+    path: &Path,
+    pool: &ThreadPool,
+    input: &Path,
+) -> Result<(), Failure> {
     let io = |source| Failure::File { path: path.into(), source };
     let wrong = |source| Failure::Model { path: input.into(), source };
-    let (writer, types) = plan(gguf, mix).map_err(|e| match e {
+    let (writer, types) = plan(set, mix, importance).map_err(|e| match e {
         PlanError::Load(e) => wrong(e),
         PlanError::Write(e) => Failure::Usage(e.to_string()),
     })?;
+    // refused before anything is written
+    for ((_, t), &dtype) in set.tensors().zip(&types) {
+        let weights = weights_of(importance, t)?;
+        if t.dtype != dtype && weights.is_none() && needs_importance(mix, t.name, dtype) {
+            let why = if importance.is_some() { "the importance matrix has none" } else { "give one with --imatrix" };
+            return Err(Failure::Usage(format!(
+                "tensor `{}` to {}: this needs the importance of its inputs; {why}",
+                t.name,
+                dtype.name()
+            )));
+        }
+    }
     let mut out = BufWriter::with_capacity(1 << 20, File::create(path).map_err(io)?);
     out.write_all(&writer.header()).map_err(io)?;
-    let total: u64 = gguf.tensors().iter().map(|t| t.len_bytes).sum();
+    let total: u64 = set.tensors().map(|(_, t)| t.len_bytes).sum();
     let bar = ProgressBar::new(total);
     let style = ProgressStyle::with_template("{bar:32} {bytes}/{total_bytes} {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    for (t, &dtype) in gguf.tensors().iter().zip(&types) {
+    let mut quantisers: Vec<(Dtype, Quantiser)> = Vec::new();
+    for ((shard, t), &dtype) in set.tensors().zip(&types) {
         bar.set_message(t.name.to_string());
-        let bytes = convert(gguf, t, dtype, pool)
-            .map_err(|e| Failure::Usage(format!("tensor `{}` to {}: {e}", t.name, dtype.name())))?;
+        let failed = |e: QuantError| Failure::Usage(format!("tensor `{}` to {}: {e}", t.name, dtype.name()));
+        let i = match quantisers.iter().position(|q| q.0 == dtype) {
+            Some(i) => i,
+            None => {
+                quantisers.push((dtype, Quantiser::new(dtype).map_err(failed)?));
+                quantisers.len() - 1
+            }
+        };
+        let src = set.shards()[shard].data(t).unwrap_or_default();
+        let bytes = convert(src, t, &quantisers[i].1, dtype, weights_of(importance, t)?, pool).map_err(failed)?;
         out.write_all(&bytes).map_err(io)?;
         out.write_all(&vec![0; writer.padding(bytes.len() as u64)]).map_err(io)?;
         bar.inc(t.len_bytes);
@@ -74,6 +106,11 @@ fn write(gguf: &Gguf<'_>, mix: Mix, path: &Path, pool: &ThreadPool, input: &Path
     let size = fs::metadata(path).map_err(io)?.len();
     writeln!(stderr(), "{}: {total} bytes of tensors became {size} bytes of {}", input.display(), mix.name())?;
     Ok(())
+}
+
+/// The importance of a tensor's inputs, if it is known.
+fn weights_of<'a>(importance: Option<&'a Importance>, t: &TensorInfo<'_>) -> Result<Option<&'a [f32]>, Failure> {
+    importance.map_or(Ok(None), |i| i.of(t.name, t.dims[0] as usize, (t.dims[2] * t.dims[3]) as usize))
 }
 
 enum PlanError {
@@ -94,14 +131,21 @@ impl From<starling::gguf::WriteError> for PlanError {
 }
 
 /// The output's directory, and the type of each tensor.
-fn plan(gguf: &Gguf<'_>, mix: Mix) -> Result<(GgufWriter, Vec<Dtype>), PlanError> {
+fn plan(set: &GgufSet<'_>, mix: Mix, importance: Option<&Importance>) -> Result<(GgufWriter, Vec<Dtype>), PlanError> {
+    let gguf = set.first();
     let arch = gguf.str("general.architecture")?.unwrap_or("llama");
     let number = |name: &str| Ok::<_, PlanError>(gguf.u32(&format!("{arch}.{name}")).ok().flatten().unwrap_or(0));
     let n_heads = number("attention.head_count")?;
     let n_kv_heads = gguf.u32(&format!("{arch}.attention.head_count_kv")).ok().flatten().unwrap_or(n_heads);
-    let facts = Facts { n_layers: number("block_count")?, n_heads, n_kv_heads, n_experts: number("expert_count")? };
+    let facts = Facts {
+        n_layers: number("block_count")?,
+        n_heads,
+        n_kv_heads,
+        n_experts: number("expert_count")?,
+        importance: importance.is_some(),
+    };
     let sources: Vec<Source<'_>> =
-        gguf.tensors().iter().map(|t| Source { name: t.name, dims: t.dims, dtype: t.dtype }).collect();
+        set.tensors().map(|(_, t)| Source { name: t.name, dims: t.dims, dtype: t.dtype }).collect();
     let types = tensor_types(mix, &facts, &sources);
     let mut writer = GgufWriter::new();
     for (key, value) in gguf.metadata() {
@@ -109,37 +153,50 @@ fn plan(gguf: &Gguf<'_>, mix: Mix) -> Result<(GgufWriter, Vec<Dtype>), PlanError
             // ours to say
             "general.alignment" | "general.file_type" | "general.quantization_version" => {}
             // one file comes out
-            key if key.starts_with("split.") => {}
+            key if key.starts_with("split.") || key.starts_with("quantize.imatrix.") => {}
             key => writer.metadata(key, value)?,
         }
     }
     writer.metadata("general.quantization_version", &Value::U32(2))?;
     writer.metadata("general.file_type", &Value::U32(mix.file_type()))?;
-    for (t, dtype) in gguf.tensors().iter().zip(&types) {
+    if let Some(importance) = importance {
+        importance.describe(&mut writer)?;
+    }
+    for ((_, t), dtype) in set.tensors().zip(&types) {
         writer.tensor(t.name, *dtype, &t.dims[..t.n_dims as usize])?;
     }
     Ok((writer, types))
 }
 
-/// The tensor's bytes in another type; its numbers pass through f32.
-fn convert(gguf: &Gguf<'_>, t: &TensorInfo<'_>, dtype: Dtype, pool: &ThreadPool) -> Result<Vec<u8>, QuantError> {
-    let src = gguf.data(t).unwrap_or_default();
+/// The tensor's bytes in another type; its numbers pass through f32. `importance` is for each of its matrices.
+fn convert(
+    src: &[u8],
+    t: &TensorInfo<'_>,
+    quantiser: &Quantiser,
+    dtype: Dtype,
+    importance: Option<&[f32]>,
+    pool: &ThreadPool,
+) -> Result<Vec<u8>, QuantError> {
     if t.dtype == dtype {
         return Ok(src.to_vec());
     }
-    // whole rows of 256 divide into blocks of both types
-    let elements = t.n_elements() as usize;
-    let (from, to) = (
-        |n: usize| n / t.dtype.block_len() as usize * t.dtype.block_bytes() as usize,
-        |n: usize| n / dtype.block_len() as usize * dtype.block_bytes() as usize,
-    );
-    let mut out = vec![0; to(elements)];
-    let failed = std::sync::Mutex::new(None);
-    tasks::chunks(pool, &mut out, to(TASK), &|i, out, _| {
-        let range = i * TASK..elements.min((i + 1) * TASK);
-        let mut numbers = vec![0.0; range.len()];
-        let done = quant::dequantise(t.dtype, &src[from(range.start)..from(range.end)], &mut numbers)
-            .and_then(|()| quant::quantise(dtype, &numbers, out));
+    let k = t.dims[0] as usize;
+    let length = |dtype| QuantError::Length { dtype, elements: k, bytes: src.len() };
+    let row_bytes = |dtype: Dtype| dtype.row_bytes(k as u64).map(|n| n as usize).ok_or_else(|| length(dtype));
+    let (from, to) = (row_bytes(t.dtype)?, row_bytes(dtype)?);
+    let (rows, rows_of_matrix) = (t.n_rows() as usize, t.dims[1] as usize);
+    // tasks of whole rows of one matrix
+    let per = (TASK / k.max(1)).clamp(1, rows_of_matrix);
+    let per = if importance.is_some() { (1..=per).rev().find(|n| rows_of_matrix % n == 0).unwrap_or(1) } else { per };
+    let mut out = vec![0; rows * to];
+    let failed = Mutex::new(None);
+    tasks::chunks(pool, &mut out, per * to, &|i, out, _| {
+        let first = i * per;
+        let n = per.min(rows - first);
+        let mut numbers = vec![0.0; n * k];
+        let weights = importance.map(|w| &w[first / rows_of_matrix * k..][..k]);
+        let done = quant::dequantise(t.dtype, &src[first * from..(first + n) * from], &mut numbers)
+            .and_then(|()| quantiser.rows(&numbers, k, weights, out));
         if let Err(e) = done {
             failed.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(e);
         }

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use starling::engine::{Engine, EngineOptions, Event, Request};
+use starling::gguf::{Gguf, GgufWriter};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
 use starling::model::{Model, Run};
 use starling::pool::Pool;
+use starling::quant::{self, Dtype, Quantiser};
 use starling::sampler::{ALL_TOKENS, Dry, SamplingOptions};
 use starling::tokenizer::EncodeOptions;
 
@@ -23,6 +25,8 @@ pub struct Case {
     pub name: String,
     /// File below `fixtures`.
     pub model: String,
+    /// A type to which its matrices are quantised first, all elements counting the same.
+    pub quantise: Option<String>,
     pub kv_type: String,
     pub prompt: String,
     pub max_tokens: usize,
@@ -104,7 +108,11 @@ impl Case {
     /// # Panics
     /// If it cannot be read.
     pub fn model_bytes(&self) -> Vec<u8> {
-        fs::read(fixtures().join(&self.model)).expect("a model")
+        let bytes = fs::read(fixtures().join(&self.model)).expect("a model");
+        match &self.quantise {
+            Some(name) => quantised(&bytes, Dtype::from_name(name).expect("a type")),
+            None => bytes,
+        }
     }
 
     /// How keys and values are kept.
@@ -197,4 +205,34 @@ impl Case {
         }
         hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
     }
+}
+
+/// The file with all its matrices in another type.
+fn quantised(bytes: &[u8], dtype: Dtype) -> Vec<u8> {
+    let gguf = Gguf::parse(bytes).expect("a model");
+    let quantiser = Quantiser::new(dtype).expect("a type that is supported");
+    let mut writer = GgufWriter::new();
+    for (key, value) in gguf.metadata() {
+        writer.metadata(key, value).expect("metadata");
+    }
+    let mut contents = Vec::new();
+    for t in gguf.tensors() {
+        let mut data = gguf.data(t).expect("data").to_vec();
+        let to = if t.n_dims == 2 { dtype } else { t.dtype };
+        writer.tensor(t.name, to, &t.dims[..t.n_dims as usize]).expect("a tensor");
+        if to != t.dtype {
+            let k = t.dims[0] as usize;
+            let mut values = vec![0.0; t.n_elements() as usize];
+            quant::dequantise(t.dtype, &data, &mut values).expect("values");
+            data = vec![0; values.len() / dtype.block_len() as usize * dtype.block_bytes() as usize];
+            quantiser.rows(&values, k, Some(&vec![1.0; k]), &mut data).expect("blocks");
+        }
+        contents.push(data);
+    }
+    let mut file = writer.header();
+    for data in contents {
+        file.extend_from_slice(&data);
+        file.resize(file.len() + writer.padding(data.len() as u64), 0);
+    }
+    file
 }

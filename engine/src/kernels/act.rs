@@ -6,17 +6,16 @@
 //! q_i = rne(x_i * (127 / amax)), d = amax * (1/127)   otherwise
 //! ```
 //!
-//! A tile holds `nc` columns; per block one record of 32-bit words, column fastest:
-//! - blocks of 32: `[first x nc][d x nc][8 groups x nc x words]`; `first` is the initial value of the dot, or the sum
-//!   of q for types with a minimum;
-//! - super-blocks: `[d x nc][4 or 16 x nc][64 groups x nc x words]`; in the middle pairs of i16 sums of 32 elements
-//!   (Q4_K, Q5_K), or the initial values of the 16 dots of 16 elements (Q6_K).
+//! A tile holds `nc` columns; per block one record of 32-bit words, column fastest: `[d x nc][firsts x nc][sums x nc]
+//! [groups of four x nc x words]`. Firsts are the initial values of the dots that the block's scales want, for weights
+//! that are stored with an offset; sums are what minima want, of the whole block or in pairs of i16.
 
 use super::cpu::Op;
-use super::panel::Format;
+use super::form::Form;
 use super::simd::{Rec, Simd};
 use super::{Cpu, tasks};
 use crate::pool::{Inline, Pool};
+use crate::quant::Dtype;
 
 /// What a quantised product wants its activations to look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,28 +24,28 @@ pub struct ActKind {
     pub(super) block: usize,
     /// Words of a group.
     pub(super) rec: Rec,
-    /// What stands before the groups.
-    head: Head,
+    /// Initial values of dots: of 1, 2 or 16 equal parts of the block, or none.
+    firsts: usize,
+    /// What is added to the weights in memory.
+    offset: i32,
+    sums: Sums,
     /// Columns of a full tile.
     pub(super) nc: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Head {
-    /// The dot's initial value, for weights stored with that offset added.
-    First { offset: i32 },
+enum Sums {
+    No,
     /// The sum of q.
-    Sum,
-    /// i16 pairs of sums of 32.
-    Pairs,
-    /// The initial values of 16 dots, weights stored with 32 added.
-    Firsts,
+    Whole,
+    /// i16 pairs of the sums of that many elements.
+    Pairs(usize),
 }
 
 impl ActKind {
-    /// The form that `cpu` wants for a matrix of that format; `None` for formats that take f32.
-    pub fn of(cpu: Cpu, format: Format) -> Option<ActKind> {
-        struct Of(Format);
+    /// The form that `cpu` wants for a matrix of that type; `None` for types that take f32.
+    pub fn of(cpu: Cpu, dtype: Dtype) -> Option<ActKind> {
+        struct Of(Dtype);
         impl Op for Of {
             type Out = Option<ActKind>;
             fn scalar(self) -> Self::Out {
@@ -57,17 +56,30 @@ impl ActKind {
                 kind(self.0, S::rec, [S::TILE4.nc, S::TILE8.nc, S::TILE_K.nc])
             }
         }
-        cpu.run(Of(format))
+        cpu.run(Of(dtype))
+    }
+
+    /// Parts of a block whose integers are summed.
+    fn parts(&self) -> usize {
+        match self.sums {
+            Sums::Pairs(of) => self.block / of,
+            Sums::No | Sums::Whole => self.firsts.max(1),
+        }
+    }
+
+    /// Words before the groups, of one column.
+    pub(super) fn head(&self) -> usize {
+        1 + self.firsts
+            + match self.sums {
+                Sums::No => 0,
+                Sums::Whole => 1,
+                Sums::Pairs(of) => self.block / of / 2,
+            }
     }
 
     /// Words of the record of one block and column.
     pub(super) fn words(&self) -> usize {
-        let head = match self.head {
-            Head::First { .. } | Head::Sum => 2,
-            Head::Pairs => 5,
-            Head::Firsts => 17,
-        };
-        head + self.block / 4 * self.rec.words()
+        self.head() + self.block / 4 * self.rec.words()
     }
 
     /// Words of `n` packed columns of `k` elements.
@@ -76,20 +88,23 @@ impl ActKind {
     }
 }
 
-fn kind(format: Format, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
+fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
     assert!(nc.iter().all(|&nc| TASK_COLUMNS.is_multiple_of(nc)), "tiles never cross the tasks that pack them");
-    let of32 = |bits, head, nc| Some(ActKind { block: 32, rec: rec(bits), head, nc });
-    match format {
-        Format::F32 | Format::F16 | Format::BF16 => None,
-        Format::Q4_0 => of32(4, Head::First { offset: 8 }, nc[0]),
-        Format::Q4_1 => of32(4, Head::Sum, nc[0]),
-        Format::Q5_0 => of32(5, Head::First { offset: 16 }, nc[0]),
-        Format::Q5_1 => of32(5, Head::Sum, nc[0]),
-        Format::Q8_0 => of32(8, Head::First { offset: 128 }, nc[1]),
-        Format::Q4_K => Some(ActKind { block: 256, rec: rec(4), head: Head::Pairs, nc: nc[2] }),
-        Format::Q5_K => Some(ActKind { block: 256, rec: rec(5), head: Head::Pairs, nc: nc[2] }),
-        Format::Q6_K => Some(ActKind { block: 256, rec: rec(6), head: Head::Firsts, nc: nc[2] }),
-    }
+    let of = |bits, offset, firsts, sums, nc| ActKind { block: 32, rec: rec(bits), firsts, offset, sums, nc };
+    let block = Form::of(dtype)?.block_len();
+    let kind = match Form::of(dtype)? {
+        Form::Float => return None,
+        Form::Blocks32(f) if f.words == 8 => of(8, 128, 1, Sums::No, nc[1]),
+        Form::Blocks32(f) => {
+            let (bits, offset) = if f.high.is_some() { (5, 16) } else { (4, 8) };
+            if f.m { of(bits, 0, 0, Sums::Whole, nc[0]) } else { of(bits, offset, 1, Sums::No, nc[0]) }
+        }
+        Form::SuperMin { five } => of(4 + u32::from(five), 0, 0, Sums::Pairs(32), nc[2]),
+        Form::SuperSigned => of(6, 32, 16, Sums::No, nc[2]),
+        Form::Codes(f) if f.is_super() => of(8, 128, 16, if f.has_min() { Sums::Pairs(16) } else { Sums::No }, nc[2]),
+        Form::Codes(f) => of(8, 128, f.parts, Sums::No, nc[1]),
+    };
+    Some(ActKind { block, ..kind })
 }
 
 /// The columns of the tile that starts with `left` columns to go: full tiles, then what is left.
@@ -146,7 +161,7 @@ impl Op for PackTile<'_> {
     fn scalar(self) {
         self.pack(|x, q, sums| {
             let d = quantise_block(x, q);
-            for (q, sum) in q.chunks(q.len() / sums.len()).zip(sums) {
+            for (q, sum) in q.chunks(q.len() / sums.all.len()).zip(sums.all) {
                 *sum = q.iter().map(|&q| i32::from(q)).sum();
             }
             d
@@ -155,39 +170,53 @@ impl Op for PackTile<'_> {
 
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        let negative = self.kind.rec == Rec::Xor;
         self.pack(
             #[inline(always)]
-            |x, q, sums| quantise_lanes(s, x, q, negative, sums),
+            |x, q, sums| quantise_lanes(s, x, q, sums),
         );
     }
 }
 
 impl PackTile<'_> {
     #[inline(always)]
-    fn pack(self, quantise: impl Fn(&[f32], &mut [i8], &mut [i32]) -> f32) {
-        match self.kind.head {
-            Head::First { .. } | Head::Sum => self.pack_blocks::<32, 1>(quantise),
-            Head::Pairs => self.pack_blocks::<256, 8>(quantise),
-            Head::Firsts => self.pack_blocks::<256, 16>(quantise),
+    fn pack(self, quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32) {
+        match (self.kind.block, self.kind.parts()) {
+            (32, 1) => self.pack_blocks::<32, 1>(quantise),
+            (32, _) => self.pack_blocks::<32, 2>(quantise),
+            (_, 8) => self.pack_blocks::<256, 8>(quantise),
+            _ => self.pack_blocks::<256, 16>(quantise),
         }
     }
 
     #[inline(always)]
-    fn pack_blocks<const BLOCK: usize, const SUMS: usize>(
+    fn pack_blocks<const BLOCK: usize, const PARTS: usize>(
         self,
-        quantise: impl Fn(&[f32], &mut [i8], &mut [i32]) -> f32,
+        quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32,
     ) {
-        let (mut q, mut sums) = ([0i8; BLOCK], [0i32; SUMS]);
+        let (mut q, mut all, mut negative) = ([0i8; BLOCK], [0i32; PARTS], [0i32; PARTS]);
+        let negative = if self.kind.rec == Rec::Xor { &mut negative[..] } else { &mut [] };
         let words = self.kind.words() * self.nc;
         for (c, x) in self.x.chunks_exact(self.k).enumerate() {
             for (x, out) in x.chunks_exact(BLOCK).zip(self.out.chunks_exact_mut(words)) {
-                let d = quantise(x, &mut q, &mut sums);
+                let d = quantise(x, &mut q, PartSums { all: &mut all, negative });
                 // through memory: in registers, the compiler would take vectors apart byte by byte
                 core::hint::black_box(&mut q);
-                write_record(self.kind, &q, &sums, d, self.nc, c, out);
+                write_record(self.kind, &q, PartSums { all: &mut all, negative }, d, self.nc, c, out);
             }
         }
+    }
+}
+
+/// Sums of the integers of equal parts of a block, and of the negative ones among them where those are wanted.
+pub(super) struct PartSums<'a> {
+    pub(super) all: &'a mut [i32],
+    pub(super) negative: &'a mut [i32],
+}
+
+impl PartSums<'_> {
+    /// No sums.
+    pub(super) fn none() -> PartSums<'static> {
+        PartSums { all: &mut [], negative: &mut [] }
     }
 }
 
@@ -209,10 +238,9 @@ pub(super) fn quantise_block(x: &[f32], q: &mut [i8]) -> f32 {
     amax * (1.0 / 127.0)
 }
 
-/// [`quantise_block`] on lanes; the length is a multiple of LANES. `sums` become those of equal parts of the integers,
-/// or of the negative ones among them.
+/// [`quantise_block`] on lanes; the length is a multiple of LANES.
 #[inline(always)]
-pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8], negative: bool, sums: &mut [i32]) -> f32 {
+pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8], sums: PartSums<'_>) -> f32 {
     assert!(x.len() == q.len() && x.len().is_multiple_of(S::LANES));
     let mut bits = [0u32; 16];
     // SAFETY: all accesses are at multiples of LANES below the length; `bits` holds 16 lanes.
@@ -229,25 +257,29 @@ pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8], negative: b
         let amax = fold(bits, S::LANES, u32::max);
         if amax >= 0x7f80_0000 || f32::from_bits(amax) < TINY {
             q.fill(0);
-            sums.fill(0);
+            sums.all.fill(0);
+            sums.negative.fill(0);
             return 0.0;
         }
         let amax = f32::from_bits(amax);
         let (id, magic) = (s.splat(127.0 / amax), s.splat(MAGIC));
-        let per = x.len() / sums.len().max(1);
+        let per = x.len() / sums.all.len().max(1);
         for j in 0..x.len() / per {
             // sums of lanes are small integers, exact in f32; MAGIC brings them to the low bits
-            let mut lanes = magic;
+            let (mut all, mut negative) = (magic, magic);
             for i in (j * per..(j + 1) * per).step_by(S::LANES) {
                 let v = s.add(s.mul(s.load(x.as_ptr().add(i)), id), magic);
                 s.store_i8(q.as_mut_ptr().add(i), s.sub_i(s.bits(v), s.splat_i(MAGIC.to_bits() as i32)));
                 let n = s.sub(v, magic);
-                lanes = s.add(lanes, if negative { s.min(n, s.splat(0.0)) } else { n });
+                all = s.add(all, n);
+                negative = s.add(negative, s.min(n, s.splat(0.0)));
             }
-            if let Some(sum) = sums.get_mut(j) {
-                s.store(bits.as_mut_ptr().cast(), lanes);
-                let total = fold(bits, S::LANES, u32::wrapping_add);
-                *sum = total.wrapping_sub(MAGIC.to_bits().wrapping_mul(S::LANES as u32)) as i32;
+            for (lanes, sums) in [(all, &mut *sums.all), (negative, &mut *sums.negative)] {
+                if let Some(sum) = sums.get_mut(j) {
+                    s.store(bits.as_mut_ptr().cast(), lanes);
+                    let total = fold(bits, S::LANES, u32::wrapping_add);
+                    *sum = total.wrapping_sub(MAGIC.to_bits().wrapping_mul(S::LANES as u32)) as i32;
+                }
             }
         }
         amax * (1.0 / 127.0)
@@ -267,42 +299,28 @@ fn fold(mut x: [u32; 16], n: usize, op: fn(u32, u32) -> u32) -> u32 {
     x[0]
 }
 
-/// Where a dot of weights with that offset starts; `sum` is that of the negative integers for `Rec::Xor`.
-#[inline(always)]
-fn first(rec: Rec, offset: i32, sum: i32) -> u32 {
-    (if rec == Rec::Xor { -sum } else { -offset * sum }) as u32
-}
-
 /// Writes column `c` of a record of `nc` columns.
 #[inline(always)]
-fn write_record(kind: ActKind, q: &[i8], sums: &[i32], d: f32, nc: usize, c: usize, out: &mut [u32]) {
-    let groups = match kind.head {
-        Head::First { offset } => {
-            out[c] = first(kind.rec, offset, sums[0]);
-            out[nc + c] = d.to_bits();
-            2
-        }
-        Head::Sum => {
-            out[c] = sums[0] as u32;
-            out[nc + c] = d.to_bits();
-            2
-        }
-        Head::Pairs => {
-            out[c] = d.to_bits();
-            for (j, s) in sums.chunks_exact(2).enumerate() {
-                out[(1 + j) * nc + c] = pair(s[0] as i16, s[1] as i16);
-            }
-            5
-        }
-        Head::Firsts => {
-            out[c] = d.to_bits();
-            for (j, sum) in sums.iter().enumerate() {
-                out[(1 + j) * nc + c] = first(kind.rec, 32, *sum);
-            }
-            17
-        }
+fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, c: usize, out: &mut [u32]) {
+    out[c] = d.to_bits();
+    let mut at = 1;
+    let mut put = |v: u32| {
+        out[at * nc + c] = v;
+        at += 1;
     };
-    write_groups(kind.rec, q, nc, c, &mut out[groups * nc..]);
+    if kind.firsts > 0 {
+        // where a dot of weights with that offset starts
+        match kind.rec {
+            Rec::Xor => sums.negative.iter().for_each(|sum| put(-sum as u32)),
+            Rec::Bias | Rec::Wide => sums.all.iter().for_each(|sum| put((-kind.offset * sum) as u32)),
+        }
+    }
+    match kind.sums {
+        Sums::No => {}
+        Sums::Whole => put(sums.all[0] as u32),
+        Sums::Pairs(_) => sums.all.chunks_exact(2).for_each(|s| put(pair(s[0] as i16, s[1] as i16))),
+    }
+    write_groups(kind.rec, q, nc, c, &mut out[at * nc..]);
 }
 
 fn pair(a: i16, b: i16) -> u32 {
@@ -334,11 +352,10 @@ pub(super) fn read_block(a: &Acts<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 
     debug_assert!(a.kind.nc == 1 && a.kind.rec == Rec::Bias);
     let words = a.kind.words();
     let rec = &a.words[(c * (a.k / a.kind.block) + b) * words..][..words];
-    let groups = words - a.kind.block / 4;
-    for (q, w) in q.chunks_exact_mut(4).zip(&rec[groups..]) {
+    for (q, w) in q.chunks_exact_mut(4).zip(&rec[a.kind.head()..]) {
         for (q, b) in q.iter_mut().zip(w.to_le_bytes()) {
             *q = b as i8;
         }
     }
-    f32::from_bits(rec[if a.kind.block == 32 { 1 } else { 0 }])
+    f32::from_bits(rec[0])
 }

@@ -191,6 +191,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn load_table(self, p: *const u8) -> __m256i {
+        unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    fn look_up(self, table: __m256i, at: __m256i) -> __m256i {
+        unsafe { _mm256_shuffle_epi8(table, at) }
+    }
+
+    #[inline(always)]
     fn weights(self, b: __m256i) -> __m256i {
         b
     }

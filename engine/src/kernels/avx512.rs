@@ -180,6 +180,15 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_table(self, p: *const u8) -> __m512i {
+        unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    fn look_up(self, table: __m512i, at: __m512i) -> __m512i {
+        unsafe { _mm512_shuffle_epi8(table, at) }
+    }
+
+    #[inline(always)]
     fn weights(self, b: __m512i) -> __m512i {
         b
     }

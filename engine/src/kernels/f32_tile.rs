@@ -3,8 +3,9 @@
 
 use core::marker::PhantomData;
 
+use super::decoded::float_at;
 use super::matmul::{Columns, Product};
-use super::panel::{Format, Matrix, PANEL, f16_to_f32};
+use super::panel::{Matrix, PANEL};
 use super::simd::Simd;
 
 /// How a stored weight becomes an f32.
@@ -73,15 +74,10 @@ impl<E: Elem> Elem for Exact<E> {
 /// The definition, for the 16 rows of a panel and one column.
 pub(super) fn scalar_panel(w: &Matrix, p: usize, x: &[f32], out: &mut [f32]) {
     let panel = w.panel(p);
-    let elem = |i: usize| match w.format() {
-        Format::F32 => f32::from_le_bytes([panel[i * 4], panel[i * 4 + 1], panel[i * 4 + 2], panel[i * 4 + 3]]),
-        Format::F16 => f16_to_f32(u16::from_le_bytes([panel[i * 2], panel[i * 2 + 1]])),
-        _ => f32::from_bits(u32::from(u16::from_le_bytes([panel[i * 2], panel[i * 2 + 1]])) << 16),
-    };
     out.fill(0.0);
     for (k, &x) in x.iter().enumerate() {
         for (r, acc) in out.iter_mut().enumerate() {
-            *acc += elem(k * PANEL + r) * x;
+            *acc += float_at(w.dtype(), panel, k * PANEL + r) * x;
         }
     }
 }

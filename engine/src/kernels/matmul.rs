@@ -8,8 +8,10 @@
 //! acc += f32(isum) * (d_w * d_a) + f32(asum) * (m_w * d_a) ... with a minimum; asum = sum_j q_j
 //!
 //! isum = sum_s scale_s * dot_s; msum = sum_s min_s * asum_s   exact i32
-//! acc += f32(isum) * (d * d_a) - f32(msum) * (dmin * d_a)  super-blocks (Q6_K: without the second term)
+//! acc += f32(isum) * (d * d_a) - f32(msum) * (dmin * d_a)  super-blocks (types without minima: the first term)
 //! ```
+//!
+//! In NVFP4 a step is half a block: 16 elements with their own `d_w`.
 //!
 //! A product is cut into units of panels; a unit computes its rows for all columns, so that any assignment of units to
 //! threads gives the same bits. Inside a unit, register tiles of rows x columns run over the whole of K.
@@ -18,11 +20,14 @@ use alloc::vec::Vec;
 
 use super::act::{self, Acts};
 use super::cpu::Op;
+use super::decoded::Decoded;
 use super::f32_tile;
-use super::panel::{Decoded, Format, Matrix, PANEL};
+use super::form::{CodesForm, Form, code_line};
+use super::panel::{Matrix, PANEL};
 use super::simd::{Simd, TileShape};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
+use crate::quant::Dtype;
 
 /// The columns of a product.
 #[derive(Clone, Copy)]
@@ -76,7 +81,7 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], st
         assert!(n > 0 && end <= stride && out.len() >= columns.end * stride);
         if let Columns::Packed(a) = job.x {
             assert!(a.k == k && a.words.len() >= a.kind.len_words(n, k));
-            assert!(Some(a.kind) == act::ActKind::of(cpu, job.w.format()), "columns packed for another product");
+            assert!(Some(a.kind) == act::ActKind::of(cpu, job.w.dtype()), "columns packed for another product");
         }
     }
     let units = units(jobs, pool.threads());
@@ -124,53 +129,59 @@ impl Op for Panels<'_> {
 
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        match self.product.w.format() {
-            Format::F32 => f32_tile::panels::<S, f32_tile::AsF32>(s, self.product, self.p0, self.p1),
-            Format::F16 => f32_tile::panels::<S, f32_tile::AsF16>(s, self.product, self.p0, self.p1),
-            Format::BF16 => f32_tile::panels::<S, f32_tile::AsBf16>(s, self.product, self.p0, self.p1),
-            Format::Q4_0 => self.walk::<S, Small<4, false, false>>(s, S::TILE4, S::GEMV[0]),
-            Format::Q4_1 => self.walk::<S, Small<4, false, true>>(s, S::TILE4, S::GEMV[0]),
-            Format::Q5_0 => self.walk::<S, Small<5, true, false>>(s, S::TILE4, S::GEMV[0]),
-            Format::Q5_1 => self.walk::<S, Small<5, true, true>>(s, S::TILE4, S::GEMV[0]),
-            Format::Q8_0 => self.walk::<S, Small<8, false, false>>(s, S::TILE8, S::GEMV[1]),
-            Format::Q4_K => self.walk::<S, SuperMin<4>>(s, S::TILE_K, S::GEMV[2]),
-            Format::Q5_K => self.walk::<S, SuperMin<5>>(s, S::TILE_K, S::GEMV[2]),
-            Format::Q6_K => self.walk::<S, SuperSigned>(s, S::TILE_K, S::GEMV[2]),
+        match (self.product.w.dtype(), self.product.w.form()) {
+            (Dtype::F32, _) => f32_tile::panels::<S, f32_tile::AsF32>(s, self.product, self.p0, self.p1),
+            (Dtype::F16, _) => f32_tile::panels::<S, f32_tile::AsF16>(s, self.product, self.p0, self.p1),
+            (Dtype::Q4_0, _) => self.walk::<S, Small<4, false, false>>(s, S::TILE4, S::GEMV[0]),
+            (Dtype::Q4_1, _) => self.walk::<S, Small<4, false, true>>(s, S::TILE4, S::GEMV[0]),
+            (Dtype::Q5_0, _) => self.walk::<S, Small<5, true, false>>(s, S::TILE4, S::GEMV[0]),
+            (Dtype::Q5_1, _) => self.walk::<S, Small<5, true, true>>(s, S::TILE4, S::GEMV[0]),
+            (_, Form::Blocks32(_)) => self.walk::<S, Small<8, false, false>>(s, S::TILE8, S::GEMV[1]),
+            (_, Form::SuperMin { five: false }) => self.walk::<S, SuperMin<4>>(s, S::TILE_K, S::GEMV[2]),
+            (_, Form::SuperMin { five: true }) => self.walk::<S, SuperMin<5>>(s, S::TILE_K, S::GEMV[2]),
+            (_, Form::SuperSigned) => self.walk::<S, SuperSigned>(s, S::TILE_K, S::GEMV[2]),
+            (_, Form::Codes(f)) if f.is_super() => self.walk::<S, SuperCodes>(s, S::TILE_K, S::GEMV[2]),
+            (_, Form::Codes(_)) => self.walk::<S, Codes32>(s, S::TILE8, S::GEMV[1]),
+            (_, Form::Float) => f32_tile::panels::<S, f32_tile::AsBf16>(s, self.product, self.p0, self.p1),
         }
     }
 }
 
 /// The definition, for the 16 rows of a panel and one column.
 fn scalar_panel(w: &Matrix, p: usize, a: &Acts<'_>, c: usize, out: &mut [f32]) {
-    let (format, k, panel) = (w.format(), w.k(), w.panel(p));
-    let block = format.block_len();
+    let (form, k, panel) = (w.form(), w.k(), w.panel(p));
+    let block = form.block_len();
     let mut q = [0i8; 256];
     out.fill(0.0);
     for b in 0..k / block {
         let da = act::read_block(a, c, b, &mut q[..block]);
         for (r, acc) in out.iter_mut().enumerate() {
-            let w = Decoded::new(format, k, panel, r, b);
-            *acc += block_term(format, &w, &q[..block], da);
+            *acc = add_block(form, *acc, &Decoded::new(form, k, panel, r, b), &q[..block], da);
         }
     }
 }
 
-/// What one block adds to an output.
-fn block_term(format: Format, w: &Decoded, q: &[i8], da: f32) -> f32 {
+/// The chain through one block.
+fn add_block(form: &Form, acc: f32, w: &Decoded, q: &[i8], da: f32) -> f32 {
     let dot = |w: &[i16], q: &[i8]| w.iter().zip(q).map(|(&w, &q)| i32::from(w) * i32::from(q)).sum::<i32>();
     let sum = |q: &[i8]| q.iter().map(|&q| i32::from(q)).sum::<i32>();
-    if q.len() == 32 {
-        let term = dot(&w.q, q) as f32 * (w.d * da);
-        let has_min = format.blocks32().is_some_and(|f| f.m);
-        return if has_min { term + sum(q) as f32 * (w.dmin * da) } else { term };
+    match form {
+        Form::Blocks32(f) if f.m => acc + (dot(&w.q, q) as f32 * (w.d * da) + sum(q) as f32 * (w.dmin * da)),
+        Form::Codes(f) if f.parts == 2 => {
+            let acc = acc + dot(&w.q, &q[..16]) as f32 * (w.d * da);
+            acc + dot(&w.q[16..], &q[16..]) as f32 * (w.dmin * da)
+        }
+        _ => {
+            let (mut isum, mut msum) = (0, 0);
+            for (s, q) in q.chunks_exact(16).enumerate() {
+                isum += w.scale[s] * dot(&w.q[s * 16..], q);
+                msum += w.min[s] * sum(q);
+            }
+            let term = isum as f32 * (w.d * da);
+            let has_min = matches!(form, Form::SuperMin { .. }) || matches!(form, Form::Codes(f) if f.has_min());
+            acc + if has_min { term - msum as f32 * (w.dmin * da) } else { term }
+        }
     }
-    let (mut isum, mut msum) = (0, 0);
-    for (s, q) in q.chunks_exact(16).enumerate() {
-        isum += w.scale[s] * dot(&w.q[s * 16..], q);
-        msum += w.min[s] * sum(q);
-    }
-    let term = isum as f32 * (w.d * da);
-    if format == Format::Q6_K { term } else { term - msum as f32 * (w.dmin * da) }
 }
 
 /// A quantised format on lanes.
@@ -180,17 +191,19 @@ trait Quant {
     /// # Safety
     /// `rows[v]` points at the panel of vector v, `lane[v]` is its first row in that panel; `acts` at a tile of NC
     /// packed columns; `out + c * stride + v * LANES` is writable.
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<RV>);
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>);
 }
 
 /// Where a register tile reads and writes.
-struct Tile<const RV: usize> {
+struct Tile<'a, const RV: usize> {
     panel: [*const u8; RV],
     lane: [usize; RV],
     nb: usize,
     acts: *const u32,
     out: *mut f32,
     stride: usize,
+    /// For the types of codes.
+    codes: Option<&'a CodesForm>,
 }
 
 impl Panels<'_> {
@@ -243,6 +256,7 @@ impl Panels<'_> {
             acts: a.words[c * block_words..(c + NC) * block_words].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
             stride: p.stride,
+            codes: if let Form::Codes(f) = p.w.form() { Some(f) } else { None },
         };
         // SAFETY: the panels hold `nb` blocks, the slice and `ptr` above checked the columns and the output.
         unsafe { Q::tile::<S, RV, NC>(s, &tile) }
@@ -272,7 +286,7 @@ const AHEAD: usize = 2048;
 
 impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, HIGH, MIN> {
     #[inline(always)]
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<RV>) {
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let nibbles = BITS < 8;
         let lines = if nibbles { 4 } else { 8 };
         let bound = s.bound(lines);
@@ -295,7 +309,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                         }
                     }
                 }
-                let first = |c: usize| if MIN { 0 } else { rec.add(c).read() as i32 };
+                let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
                 let mut dots: [[S::Acc; NC]; RV] =
                     core::array::from_fn(|_| core::array::from_fn(|c| s.acc::<BITS>(first(c))));
                 let high: [S::B; RV] =
@@ -326,11 +340,11 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                     let d = s.load_f16(scales.cast());
                     let m = if MIN { s.load_f16(scales.add(t.nb * 32).cast()) } else { d };
                     for c in 0..NC {
-                        let da = s.splat(f32::from_bits(rec.add(NC + c).read()));
+                        let da = s.splat(f32::from_bits(rec.add(c).read()));
                         let isum = s.to_f32(s.total::<BITS>(dots[v][c], first(c)));
                         let mut term = s.mul(isum, s.mul(d, da));
                         if MIN {
-                            let asum = s.splat(rec.add(c).read() as i32 as f32);
+                            let asum = s.splat(rec.add(NC + c).read() as i32 as f32);
                             term = s.add(term, s.mul(asum, s.mul(m, da)));
                         }
                         acc[v][c] = s.add(acc[v][c], term);
@@ -351,7 +365,7 @@ fn fifth_bit<S: Simd>(s: S, plane: S::B, l: usize, half: usize) -> S::B {
 }
 
 #[inline(always)]
-unsafe fn store<S: Simd, const RV: usize, const NC: usize>(s: S, acc: &[[S::F; NC]; RV], t: &Tile<RV>) {
+unsafe fn store<S: Simd, const RV: usize, const NC: usize>(s: S, acc: &[[S::F; NC]; RV], t: &Tile<'_, RV>) {
     for (v, acc) in acc.iter().enumerate() {
         for (c, acc) in acc.iter().enumerate() {
             // SAFETY: the caller's tile.
@@ -365,7 +379,7 @@ struct SuperMin<const BITS: u32>;
 
 impl<const BITS: u32> Quant for SuperMin<BITS> {
     #[inline(always)]
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<RV>) {
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let (bytes, meta) = if BITS == 5 { (2880, 2560) } else { (2368, 2048) };
         let aw = S::rec(BITS).words();
         // the chunk loop stays rolled (opaque bound): unrolled, the compiler interleaves the sub-blocks and spills
@@ -439,7 +453,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
 
 /// Asks for the next record of each panel.
 #[inline(always)]
-fn prefetch_record<S: Simd, const RV: usize>(s: S, t: &Tile<RV>, o: [*const u8; RV], bytes: usize) {
+fn prefetch_record<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, o: [*const u8; RV], bytes: usize) {
     for v in 0..RV {
         if t.lane[v] == 0 {
             for l in 0..bytes / 64 {
@@ -454,9 +468,9 @@ struct SuperSigned;
 
 impl Quant for SuperSigned {
     #[inline(always)]
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<RV>) {
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         const BITS: u32 = 6;
-        let bytes = Format::Q6_K.record_bytes();
+        let bytes = 3392;
         let aw = S::rec(BITS).words();
         let chunks = core::hint::black_box(8usize); // rolled, as above
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
@@ -519,6 +533,155 @@ impl Quant for SuperSigned {
     }
 }
 
+/// Codes in blocks of 32, with one scale or one for each half.
+struct Codes32;
+
+impl Quant for Codes32 {
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
+        let Some(f) = t.codes else { return };
+        let (qb, aw) = (f.chunk_bytes(), S::rec(8).words());
+        let halves = 2 / f.parts; // of a part
+        // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
+        unsafe {
+            let table = s.load_table(f.offset_table.as_ptr());
+            let mut acc = [[s.splat(0.0); NC]; RV];
+            let mut rec = t.acts;
+            for b in 0..t.nb {
+                let quants: [*const u8; RV] = core::array::from_fn(|v| t.panel[v].add(b * qb + t.lane[v] * 4));
+                if NC == 1 {
+                    for v in 0..RV {
+                        if t.lane[v] == 0 {
+                            for l in 0..f.width {
+                                s.prefetch(quants[v].wrapping_add(AHEAD + l * 64));
+                            }
+                        }
+                    }
+                }
+                let groups = rec.add((1 + f.parts) * NC);
+                for part in 0..f.parts {
+                    let first = |c: usize| rec.add((1 + part) * NC + c).read() as i32;
+                    let mut dots: [[S::Acc; NC]; RV] =
+                        core::array::from_fn(|_| core::array::from_fn(|c| s.acc::<8>(first(c))));
+                    for half in part * halves..(part + 1) * halves {
+                        four_groups(s, f, table, quants, half, groups.add(half * 4 * NC * aw), &mut dots);
+                    }
+                    for v in 0..RV {
+                        let scales = t.panel[v].add(t.nb * qb + (part * t.nb + b) * 32 + t.lane[v] * 2);
+                        let d = if f.bf16() { s.load_bf16(scales.cast()) } else { s.load_f16(scales.cast()) };
+                        for c in 0..NC {
+                            let da = s.splat(f32::from_bits(rec.add(c).read()));
+                            let isum = s.to_f32(s.total::<8>(dots[v][c], first(c)));
+                            acc[v][c] = s.add(acc[v][c], s.mul(isum, s.mul(d, da)));
+                        }
+                    }
+                }
+                rec = rec.add((1 + f.parts + 8 * aw) * NC);
+            }
+            store(s, &acc, t);
+        }
+    }
+}
+
+/// Adds half a chunk of codes, 16 elements, to the dots: `groups` are its activations, `quants` the chunk.
+///
+/// # Safety
+/// The chunk and the activations are there.
+#[inline(always)]
+unsafe fn four_groups<S: Simd, const RV: usize, const NC: usize>(
+    s: S,
+    f: &CodesForm,
+    table: S::B,
+    quants: [*const u8; RV],
+    half: usize,
+    groups: *const u32,
+    dots: &mut [[S::Acc; NC]; RV],
+) {
+    let (aw, mask) = (S::rec(8).words(), (1u8 << f.width) - 1);
+    // SAFETY: the caller's.
+    unsafe {
+        for i in 0..4 {
+            let (line, shift) = code_line(half * 4 + i, f.width);
+            let w: [S::W; RV] = core::array::from_fn(|v| {
+                let code = s.and_b(s.shr16_b(s.load_b(quants[v].add(line * 64)), shift as u32), mask);
+                s.weights(s.look_up(table, code))
+            });
+            for c in 0..NC {
+                let a = s.act::<8>(groups.add((i * NC + c) * aw));
+                for v in 0..RV {
+                    dots[v][c] = s.dot::<8>(dots[v][c], w[v], a);
+                }
+            }
+        }
+    }
+}
+
+/// Codes in super-blocks of 256: sixteen sub-blocks with signed scales, in Q2_K minima too.
+///
+/// Sums fit in i32: a dot of 16 is at most 16 * 127 * 127, scales are -32..=31, and 16 * 32 of those are below 2^28.
+struct SuperCodes;
+
+impl Quant for SuperCodes {
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
+        let Some(f) = t.codes else { return };
+        let (bytes, scales, aw) = (f.record_bytes(), f.scales(), S::rec(8).words());
+        let head = if f.has_min() { 25 } else { 17 };
+        let chunks = core::hint::black_box(8usize); // rolled, as above
+        // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
+        unsafe {
+            let table = s.load_table(f.offset_table.as_ptr());
+            let mut acc = [[s.splat(0.0); NC]; RV];
+            let mut rec = t.acts;
+            for b in 0..t.nb {
+                let o: [*const u8; RV] = core::array::from_fn(|v| t.panel[v].add(b * bytes));
+                if NC == 1 {
+                    prefetch_record(s, t, o, bytes);
+                }
+                let mut isum = [[s.splat_i(0); NC]; RV];
+                let groups = rec.add(head * NC);
+                for chunk in 0..chunks {
+                    let quants: [*const u8; RV] =
+                        core::array::from_fn(|v| o[v].add(chunk * f.chunk_bytes() + t.lane[v] * 4));
+                    for half in 0..2 {
+                        let sub = chunk * 2 + half;
+                        let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
+                        let mut dots: [[S::Acc; NC]; RV] =
+                            core::array::from_fn(|_| core::array::from_fn(|c| s.acc::<8>(first(c))));
+                        four_groups(s, f, table, quants, half, groups.add(sub * 4 * NC * aw), &mut dots);
+                        for v in 0..RV {
+                            let scale = s.load_i8(o[v].add(scales + sub * 16 + t.lane[v]).cast());
+                            for c in 0..NC {
+                                let dot = s.total::<8>(dots[v][c], first(c));
+                                isum[v][c] = s.add_i(isum[v][c], s.mul_i(dot, scale));
+                            }
+                        }
+                    }
+                }
+                for v in 0..RV {
+                    let d = s.load(o[v].add(scales + 256 + t.lane[v] * 4).cast());
+                    for c in 0..NC {
+                        let da = s.splat(f32::from_bits(rec.add(c).read()));
+                        let mut term = s.mul(s.to_f32(isum[v][c]), s.mul(d, da));
+                        if f.has_min() {
+                            let mut msum = s.splat_i(0);
+                            for j in 0..8 {
+                                let mins = o[v].add(scales + 320 + j * 32 + t.lane[v] * 2);
+                                msum = s.pair_dot(msum, mins, rec.add((17 + j) * NC + c).read());
+                            }
+                            let dmin = s.load(o[v].add(scales + 576 + t.lane[v] * 4).cast());
+                            term = s.sub(term, s.mul(s.to_f32(msum), s.mul(dmin, da)));
+                        }
+                        acc[v][c] = s.add(acc[v][c], term);
+                    }
+                }
+                rec = rec.add((head + 64 * aw) * NC);
+            }
+            store(s, &acc, t);
+        }
+    }
+}
+
 /// Panels `p0..p1` of a job.
 #[derive(Clone, Copy)]
 struct Unit {
@@ -532,7 +695,7 @@ fn units(jobs: &[Job<'_>], threads: usize) -> Vec<Unit> {
     let mut units = Vec::new();
     for (job, Job { w, .. }) in jobs.iter().enumerate() {
         let panels = w.panels();
-        let long = UNIT_BYTES.div_ceil(w.format().panel_bytes(w.k()).max(1));
+        let long = UNIT_BYTES.div_ceil(w.panel_bytes().max(1));
         let per = match threads {
             1 => panels,
             _ => panels.div_ceil(threads * 4).max(long.min(panels.div_ceil(threads))).next_multiple_of(UNIT_PANELS),

@@ -11,6 +11,9 @@
 
 mod aligned;
 mod cpu;
+mod decoded;
+mod form;
+mod pack;
 mod simd;
 
 #[cfg(target_arch = "x86_64")]
@@ -45,4 +48,4 @@ pub use cpu::{Cpu, Isa, UnknownIsa};
 pub const NUMERICS_VERSION: u32 = 2;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

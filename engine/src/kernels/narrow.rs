@@ -40,7 +40,7 @@ pub(super) fn narrow(x: f32) -> f32 {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::panel::f16_to_f32;
+    use super::super::decoded::f16_to_f32;
     use super::narrow;
 
     proptest! {

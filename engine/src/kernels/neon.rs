@@ -221,6 +221,15 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
     }
 
     #[inline(always)]
+    unsafe fn load_table(self, p: *const u8) -> uint8x16_t {
+        unsafe { vld1q_u8(p) }
+    }
+    #[inline(always)]
+    fn look_up(self, table: uint8x16_t, at: uint8x16_t) -> uint8x16_t {
+        unsafe { vqtbl1q_u8(table, at) }
+    }
+
+    #[inline(always)]
     fn weights(self, b: uint8x16_t) -> int8x16_t {
         unsafe { vreinterpretq_s8_u8(b) }
     }

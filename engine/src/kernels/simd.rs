@@ -41,7 +41,7 @@ pub(crate) struct TileShape {
 /// One instruction set. `BITS` in the dots is the width of the unsigned weights: 4, 5, 6 or 8.
 ///
 /// # Safety
-/// The methods that take pointers read or write `LANES` elements there.
+/// The methods that take pointers read or write `LANES` elements there; `load_table` reads 16.
 #[allow(clippy::missing_safety_doc)] // one contract for all, above
 pub(crate) trait Simd: Copy {
     /// f32 lanes; divides 16.
@@ -137,6 +137,10 @@ pub(crate) trait Simd: Copy {
     /// Shifts 16-bit lanes; bits cross bytes, so mask afterwards.
     fn shr16_b(self, a: Self::B, n: u32) -> Self::B;
     fn shl16_b(self, a: Self::B, n: u32) -> Self::B;
+    /// A table of 16 bytes, for [`Simd::look_up`].
+    unsafe fn load_table(self, p: *const u8) -> Self::B;
+    /// The table's bytes at the indices in `at`, which are below 16.
+    fn look_up(self, table: Self::B, at: Self::B) -> Self::B;
 
     /// Bytes as weights.
     fn weights(self, b: Self::B) -> Self::W;

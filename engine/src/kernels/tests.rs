@@ -11,14 +11,15 @@ use super::attention::{AttendScratch, Attention, KvLayout, KvRows, KvType, PAGE,
 use super::elementwise::{Act, activate, add_scaled, gated, scale, soft_cap};
 use super::matmul::{Columns, Job, products};
 use super::norm::{NormKind, NormWeights, norm, norm_in_place};
-use super::panel::{Format, Matrix, PANEL};
+use super::panel::{Matrix, PANEL};
 use super::rope::{RopeStyle, rope};
 use crate::pool::{Inline, Pool};
+use crate::quant::{Dtype, validate};
 
-struct Rng(u64);
+pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -62,9 +63,9 @@ impl Rng {
     }
 
     /// GGUF rows of random quants with finite scales.
-    fn rows(&mut self, format: Format, rows: usize, k: usize, extreme: bool) -> Vec<u8> {
-        let block = format.file_bytes();
-        let mut v: Vec<u8> = (0..rows * k / format.block_len() * block).map(|_| self.next() as u8).collect();
+    pub(super) fn rows(&mut self, dtype: Dtype, rows: usize, k: usize, extreme: bool) -> Vec<u8> {
+        let block = dtype.block_bytes() as usize;
+        let mut v: Vec<u8> = (0..rows * k / dtype.block_len() as usize * block).map(|_| self.next() as u8).collect();
         for b in v.chunks_exact_mut(block) {
             if extreme && block > 4 {
                 match self.next() % 8 {
@@ -75,17 +76,23 @@ impl Rng {
                     _ => {}
                 }
             }
-            match format {
-                Format::F32 => b.copy_from_slice(&self.normal().to_le_bytes()),
-                Format::F16 => b.copy_from_slice(&self.f16(extreme)),
-                Format::BF16 => b.copy_from_slice(&self.normal().to_le_bytes()[2..]),
-                Format::Q6_K => b[208..].copy_from_slice(&self.f16(extreme)),
-                Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => b[..2].copy_from_slice(&self.f16(extreme)),
-                _ => {
-                    b[..2].copy_from_slice(&self.f16(extreme));
-                    b[2..4].copy_from_slice(&self.f16(extreme));
-                }
+            for &at in dtype.f16_scales() {
+                b[at..at + 2].copy_from_slice(&self.f16(extreme));
             }
+            match dtype {
+                Dtype::F32 => b.copy_from_slice(&self.normal().to_le_bytes()),
+                Dtype::BF16 => b.copy_from_slice(&self.normal().to_le_bytes()[2..]),
+                // products of the largest with the largest activations are not finite
+                Dtype::MXFP4 => {
+                    b[0] = [118 + b[0] % 16, b[0] % 3, 190][if extreme { usize::from(b[1] % 3) } else { 0 }]
+                }
+                Dtype::IQ1_M => {
+                    let d = u16::from_le_bytes(self.f16(extreme));
+                    (0..4).for_each(|i| b[49 + 2 * i] = b[49 + 2 * i] & 15 | ((d >> (4 * i) & 15) as u8) << 4);
+                }
+                _ => {}
+            }
+            assert_eq!(validate(dtype, b), Ok(()));
         }
         v
     }
@@ -111,7 +118,7 @@ fn same(f: impl Fn(Cpu) -> Vec<f32>) -> Result<(), TestCaseError> {
 fn product(cpu: Cpu, pool: &dyn Pool, w: &Matrix, x: &[f32], n: usize) -> Vec<f32> {
     let k = w.k();
     let mut words = Vec::new();
-    let x = match ActKind::of(cpu, w.format()) {
+    let x = match ActKind::of(cpu, w.dtype()) {
         None => Columns::Plain(x),
         Some(kind) => {
             words.resize(kind.len_words(n, k), 0);
@@ -148,25 +155,25 @@ fn the_named_path_is_the_fastest() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 96 } else { 400 }))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 240 } else { 1000 }))]
 
     #[test]
-    fn matrix_products(f in 0usize..Format::ALL.len(), rows in 1usize..400, blocks in 1usize..5, n in 1usize..20, threads in 1usize..4, extreme: bool, seed: u64) {
-        let format = Format::ALL[f];
-        let k = blocks * format.block_len() * if format.block_len() == 1 { 7 } else { 1 };
+    fn matrix_products(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..400, blocks in 1usize..5, n in 1usize..20, threads in 1usize..4, extreme: bool, seed: u64) {
+        let dtype = Dtype::SUPPORTED[f];
+        let k = blocks * dtype.block_len() as usize * if dtype.block_len() == 1 { 7 } else { 1 };
         let mut rng = Rng(seed);
-        let w = Matrix::from_rows(format, rows, k, &rng.rows(format, rows, k, extreme)).unwrap();
+        let w = Matrix::from_rows(dtype, rows, k, &rng.rows(dtype, rows, k, extreme)).unwrap();
         let x = rng.floats(n * k, extreme);
         let pool = Scoped(threads);
         same(|cpu| product(cpu, if cpu == Cpu::SCALAR { &Inline } else { &pool }, &w, &x, n))?;
     }
 
     #[test]
-    fn a_column_alone_and_among_others(f in 0usize..Format::ALL.len(), rows in 1usize..60, n in 2usize..12, seed: u64) {
-        let format = Format::ALL[f];
+    fn a_column_alone_and_among_others(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..60, n in 2usize..12, seed: u64) {
+        let dtype = Dtype::SUPPORTED[f];
         let k = 256;
         let mut rng = Rng(seed);
-        let w = Matrix::from_rows(format, rows, k, &rng.rows(format, rows, k, false)).unwrap();
+        let w = Matrix::from_rows(dtype, rows, k, &rng.rows(dtype, rows, k, false)).unwrap();
         let x = rng.floats(n * k, false);
         for cpu in Cpu::available() {
             let all = product(cpu, &Inline, &w, &x, n);
@@ -178,17 +185,17 @@ proptest! {
 
     /// Several matrices, each for some of the columns, as experts are.
     #[test]
-    fn columns_in_groups(f in 0usize..Format::ALL.len(), rows in 1usize..50, groups in prop::collection::vec(1usize..15, 1..5), threads in 1usize..4, seed: u64) {
-        let (format, k, mut rng) = (Format::ALL[f], 256, Rng(seed));
+    fn columns_in_groups(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..50, groups in prop::collection::vec(1usize..15, 1..5), threads in 1usize..4, seed: u64) {
+        let (dtype, k, mut rng) = (Dtype::SUPPORTED[f], 256, Rng(seed));
         let matrices: Vec<Matrix> = groups
             .iter()
             .flat_map(|_| [rows, 20])
-            .map(|rows| Matrix::from_rows(format, rows, k, &rng.rows(format, rows, k, false)).unwrap())
+            .map(|rows| Matrix::from_rows(dtype, rows, k, &rng.rows(dtype, rows, k, false)).unwrap())
             .collect();
         let x = rng.floats(groups.iter().sum::<usize>() * k, false);
         let (at, stride) = (matrices[0].panels() * PANEL, (matrices[0].panels() + 2) * PANEL);
         for cpu in Cpu::available() {
-            let kind = ActKind::of(cpu, format);
+            let kind = ActKind::of(cpu, dtype);
             let mut words: Vec<Vec<u32>> = groups.iter().map(|n| vec![0; kind.map_or(0, |a| a.len_words(*n, k))]).collect();
             let (mut jobs, mut column, mut want) = (Vec::new(), 0, Vec::new());
             for ((n, words), w) in groups.iter().zip(&mut words).zip(matrices.chunks_exact(2)) {

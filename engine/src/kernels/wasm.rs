@@ -13,8 +13,9 @@ use {
     super::Cpu,
     super::act::{self, ActKind},
     super::matmul::{Columns, Job, products},
-    super::panel::{Format, Matrix},
+    super::panel::Matrix,
     crate::pool::Inline,
+    crate::quant::Dtype,
     alloc::vec,
     alloc::vec::Vec,
     core::sync::atomic::{AtomicU8, Ordering},
@@ -125,16 +126,17 @@ fn probe_products(relaxed: Cpu) -> bool {
     // bytes that are finite scales wherever they stand: f16 exponents of 0x55 and below
     let byte = |i: usize| [0x0f, 0x3a, 0x35, 0x00, 0x2c, 0x51, 0x16][i * i % 31 % 7];
     let x: Vec<f32> = (0..N * K).map(|i| (i * i % 255) as f32 - 127.0).collect();
-    [Format::Q4_0, Format::Q8_0, Format::Q4_K, Format::Q6_K].into_iter().all(|format| {
-        let src: Vec<u8> = (0..ROWS * K / format.block_len() * format.file_bytes()).map(byte).collect();
-        let Ok(w) = Matrix::from_rows(format, ROWS, K, &src) else { return false };
+    [Dtype::Q4_0, Dtype::Q8_0, Dtype::Q4_K, Dtype::Q6_K].into_iter().all(|dtype| {
+        let blocks = ROWS * K / dtype.block_len() as usize;
+        let src: Vec<u8> = (0..blocks * dtype.block_bytes() as usize).map(byte).collect();
+        let Ok(w) = Matrix::from_rows(dtype, ROWS, K, &src) else { return false };
         [1, N].into_iter().all(|n| {
             let product = |cpu| {
                 let mut out = vec![0.0f32; n * ROWS];
-                if let Some(kind) = ActKind::of(cpu, format) {
+                if let Some(kind) = ActKind::of(cpu, dtype) {
                     let mut words = vec![0; kind.len_words(n, K)];
                     let x = Columns::Packed(act::pack(cpu, &Inline, kind, &x[..n * K], K, &mut words));
-                    products(cpu, &Inline, &[Job { w: &w, x, at: 0 }], n, &mut out, ROWS);
+                    products(cpu, &Inline, &[Job { w: &w, x, column: 0, at: 0 }], &mut out, ROWS);
                 }
                 out
             };
@@ -267,10 +269,6 @@ impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
         f32x4_div(a, b)
     }
     #[inline(always)]
-    fn max(self, a: v128, b: v128) -> v128 {
-        f32x4_pmax(b, a)
-    }
-    #[inline(always)]
     fn min(self, a: v128, b: v128) -> v128 {
         f32x4_pmin(a, b)
     }
@@ -340,6 +338,15 @@ impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
     #[inline(always)]
     fn shl16_b(self, a: v128, n: u32) -> v128 {
         u16x8_shl(a, n)
+    }
+
+    #[inline(always)]
+    unsafe fn load_table(self, p: *const u8) -> v128 {
+        unsafe { v128_load(p.cast()) }
+    }
+    #[inline(always)]
+    fn look_up(self, table: v128, at: v128) -> v128 {
+        i8x16_swizzle(table, at)
     }
 
     #[inline(always)]

@@ -12,16 +12,13 @@ use alloc::vec::Vec;
 
 use super::Model;
 use super::block::Pass;
-use super::roles::dtype_of;
 use super::rows::{Rows, cut};
 use super::scratch::{AttentionScratch, Scratch};
 use super::weights::padded;
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvLayout, PAGE, Slot, Span};
 use crate::kernels::elementwise::{add_scaled, scale, soft_cap};
-use crate::kernels::panel::Matrix;
 use crate::pool::Pool;
-use crate::quant;
 
 /// Consecutive tokens of one sequence.
 #[derive(Debug, Clone, Copy)]
@@ -172,12 +169,12 @@ impl Model {
         let d = self.config.n_embd;
         let tokens = runs.iter().flat_map(|r| r.tokens.iter().enumerate().map(|(i, token)| (*token, r.pos + i)));
         for ((token, pos), x) in tokens.zip(s.x.chunks_exact_mut(d)) {
-            embedding(&self.weights.embedding, token as usize, &mut s.row_bytes, x);
+            self.weights.embedding.row(token as usize, x);
             if self.config.embedding_scale != 1.0 {
                 scale(cpu, x, self.config.embedding_scale);
             }
             if let Some(positions) = &self.weights.positions {
-                embedding(positions, pos, &mut s.row_bytes, &mut s.row);
+                positions.row(pos, &mut s.row);
                 add_scaled(cpu, x, &s.row, 1.0);
             }
         }
@@ -215,11 +212,4 @@ impl Model {
         }
         Output { hidden, logits, n_embd: d, n_vocab: c.n_vocab }
     }
-}
-
-/// Row `row` of an embedding, dequantised.
-fn embedding(m: &Matrix, row: usize, bytes: &mut [u8], out: &mut [f32]) {
-    let bytes = &mut bytes[..m.row_bytes()];
-    m.unpack_row(row, bytes);
-    quant::dequantise(dtype_of(m.format()), bytes, out).expect("a row of the matrix");
 }

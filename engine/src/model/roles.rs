@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::config::Config;
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
-use crate::kernels::panel::{Format, Matrix};
+use crate::kernels::panel::Matrix;
 use crate::quant::Dtype;
 
 /// Tensors of no use to the forward pass: precomputed tables of old converters.
@@ -124,14 +124,14 @@ impl Role {
         let out_of_memory =
             |_| LoadError::TooLarge { what: "the weights", needed: t.len_bytes, limit: usize::MAX as u64 };
         if let Role::Matrices { n, rows, k } = self {
-            let Some(format) = format_of(t.dtype) else {
+            if !t.dtype.supported() {
                 return Err(LoadError::Unsupported {
                     what: "tensor type",
                     found: t.dtype.name().into(),
-                    known: Format::ALL.map(|f| dtype_of(f).name()).into(),
+                    known: Dtype::SUPPORTED.map(Dtype::name).into(),
                 });
-            };
-            let matrices = (0..n).map(|_| Matrix::zeroed(format, rows, k)).collect::<Result<_, _>>();
+            }
+            let matrices = (0..n).map(|_| Matrix::zeroed(t.dtype, rows, k)).collect::<Result<_, _>>();
             return Ok(Into::Matrices(matrices.map_err(out_of_memory)?));
         }
         if !matches!(t.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
@@ -212,28 +212,6 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
         }
     }
     None
-}
-
-/// The panel form of a file's type.
-pub(crate) fn format_of(dtype: Dtype) -> Option<Format> {
-    Format::ALL.into_iter().find(|&f| dtype_of(f) == dtype)
-}
-
-/// The type whose values a panel form holds.
-pub(crate) fn dtype_of(format: Format) -> Dtype {
-    match format {
-        Format::F32 => Dtype::F32,
-        Format::F16 => Dtype::F16,
-        Format::BF16 => Dtype::BF16,
-        Format::Q4_0 => Dtype::Q4_0,
-        Format::Q4_1 => Dtype::Q4_1,
-        Format::Q5_0 => Dtype::Q5_0,
-        Format::Q5_1 => Dtype::Q5_1,
-        Format::Q8_0 => Dtype::Q8_0,
-        Format::Q4_K => Dtype::Q4_K,
-        Format::Q5_K => Dtype::Q5_K,
-        Format::Q6_K => Dtype::Q6_K,
-    }
 }
 
 pub(super) fn tensor_error(name: &str, found: &str, expected: &str) -> LoadError {

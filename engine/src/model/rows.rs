@@ -134,7 +134,7 @@ impl<'w> PackedColumns<'w> {
     where
         'w: 'c,
     {
-        let Some(kind) = ActKind::of(rows.cpu, w.format()) else { return Columns::Plain(x) };
+        let Some(kind) = ActKind::of(rows.cpu, w.dtype()) else { return Columns::Plain(x) };
         let mut same = self.packed.iter().rev().take_while(|(i, _)| *i == input);
         if let Some((_, acts)) = same.find(|(_, acts)| acts.kind == kind) {
             return Columns::Packed(*acts);

@@ -8,7 +8,6 @@ use super::rotary::Rotary;
 use super::rows::packed_words;
 use super::weights::{FeedForward, RopeDivisors, padded};
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot};
-use crate::kernels::panel::Matrix;
 use crate::pool::Pool;
 
 /// Working memory for batches of some shape.
@@ -29,7 +28,6 @@ pub struct Scratch {
     pub(super) hidden: Vec<f32>,
     pub(super) logits: Vec<f32>,
     /// A row of an embedding as the file has it, and its numbers.
-    pub(super) row_bytes: Vec<u8>,
     pub(super) row: Vec<f32>,
 }
 
@@ -133,8 +131,6 @@ impl Model {
         let (n, d, q) = (max_rows, c.n_embd, c.n_head * c.head_dim);
         let layout = self.kv_layout(kv_type);
         let widths = self.widths();
-        let embeddings = [Some(&self.weights.embedding), self.weights.positions.as_ref()];
-        let row_bytes = embeddings.into_iter().flatten().map(Matrix::row_bytes).max().unwrap_or(0);
         let attention = AttentionScratch {
             rotary: self.rotary(n_ctx),
             cos: zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
@@ -156,7 +152,6 @@ impl Model {
             ffn: self.ffn_scratch(n, &widths)?,
             hidden: zeros(&[max_logits, d])?,
             logits: zeros(&[max_logits, padded(c.n_vocab)])?,
-            row_bytes: zeros(&[row_bytes])?,
             row: zeros(&[if self.weights.positions.is_some() { d } else { 0 }])?,
         })
     }

@@ -140,8 +140,8 @@ mod tests {
                 for w in m.weights.layers.iter().flat_map(|l| l.matrices()) {
                     for r in 0..w.rows() {
                         let at = all.len();
-                        all.resize(at + w.row_bytes(), 0);
-                        w.unpack_row(r, &mut all[at..]);
+                        all.resize(at + w.k(), 0.0);
+                        w.row(r, &mut all[at..]);
                     }
                 }
                 all

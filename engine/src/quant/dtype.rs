@@ -150,7 +150,26 @@ impl Dtype {
     }
 
     /// The types this engine computes with.
-    pub const SUPPORTED: [Dtype; 11] = [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K];
+    #[rustfmt::skip]
+    pub const SUPPORTED: [Dtype; 28] = [
+        F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS,
+        IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0, Q2_0,
+    ];
+
+    /// Where the f16 scales of a block lie, in those of the supported types that have whole ones.
+    pub const fn f16_scales(self) -> &'static [usize] {
+        match self {
+            F16 | Q4_0 | Q5_0 | Q8_0 | IQ1_S | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_NL | IQ4_XS | Q1_0
+            | Q2_0 => &[0],
+            Q4_1 | Q5_1 | Q4_K | Q5_K => &[0, 2],
+            Q2_K => &[80, 82],
+            Q3_K => &[108],
+            Q6_K => &[208],
+            TQ1_0 => &[52],
+            TQ2_0 => &[64],
+            _ => &[],
+        }
+    }
 }
 
 #[cfg(test)]

@@ -38,11 +38,6 @@ pub(super) fn set_scale(block: &mut [u8], at: usize, scale: f32) -> f32 {
     rounded.to_f32()
 }
 
-/// Whether an f16 is infinite or NaN.
-pub(super) fn f16_is_bad(bytes: [u8; 2]) -> bool {
-    u16::from_le_bytes(bytes) & 0x7c00 == 0x7c00
-}
-
 /// Index of the first infinity or NaN.
 pub(super) fn not_finite(x: &[f32]) -> Option<usize> {
     const RUN: usize = 1024;
@@ -68,4 +63,11 @@ pub(super) fn largest(x: &[f32]) -> f32 {
 pub(super) fn min_max(x: &[f32]) -> (f32, f32) {
     x.iter()
         .fold((f32::MAX, -f32::MAX), |(min, max), &v| (if v < min { v } else { min }, if v > max { v } else { max }))
+}
+
+/// Nearest integer of |x| <= 127.5, halves away from zero.
+pub(super) fn round(x: f32) -> i8 {
+    let whole = x as i8; // towards zero
+    let rest = x - f32::from(whole); // exact
+    whole + i8::from(rest >= 0.5) - i8::from(rest <= -0.5)
 }

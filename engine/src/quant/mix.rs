@@ -3,7 +3,7 @@
 //! A mixture has a base type, and rules that give sensitive tensors more bits: the output matrix, attention values,
 //! and the feed-forward down projections of some layers. Source: `llama_tensor_get_type_impl` and
 //! `tensor_allows_quantization` in <https://github.com/ggml-org/llama.cpp/blob/master/src/llama-quant.cpp>, for
-//! models of the llama kind and without an importance matrix.
+//! models of the llama kind.
 
 use alloc::vec::Vec;
 
@@ -21,15 +21,37 @@ pub enum Mix {
     Q5_0,
     Q5_1,
     Q8_0,
+    Q2_K,
+    Q2_K_S,
+    Q3_K_S,
+    Q3_K_M,
+    Q3_K_L,
     Q4_K_S,
     Q4_K_M,
     Q5_K_S,
     Q5_K_M,
     Q6_K,
+    IQ1_S,
+    IQ1_M,
+    IQ2_XXS,
+    IQ2_XS,
+    IQ2_S,
+    IQ2_M,
+    IQ3_XXS,
+    IQ3_XS,
+    IQ3_S,
+    IQ3_M,
+    IQ4_NL,
+    IQ4_XS,
+    TQ1_0,
+    TQ2_0,
+    MXFP4_MOE,
+    Q1_0,
+    Q2_0,
 }
 
 /// Mixture, name, `general.file_type`, base type; in the order of the enum.
-const TABLE: [(Mix, &str, u32, Dtype); 13] = [
+const TABLE: [(Mix, &str, u32, Dtype); 35] = [
     (Mix::F32, "F32", 0, Dtype::F32),
     (Mix::F16, "F16", 1, Dtype::F16),
     (Mix::BF16, "BF16", 32, Dtype::BF16),
@@ -38,11 +60,33 @@ const TABLE: [(Mix, &str, u32, Dtype); 13] = [
     (Mix::Q5_0, "Q5_0", 8, Dtype::Q5_0),
     (Mix::Q5_1, "Q5_1", 9, Dtype::Q5_1),
     (Mix::Q8_0, "Q8_0", 7, Dtype::Q8_0),
+    (Mix::Q2_K, "Q2_K", 10, Dtype::Q2_K),
+    (Mix::Q2_K_S, "Q2_K_S", 21, Dtype::Q2_K),
+    (Mix::Q3_K_S, "Q3_K_S", 11, Dtype::Q3_K),
+    (Mix::Q3_K_M, "Q3_K_M", 12, Dtype::Q3_K),
+    (Mix::Q3_K_L, "Q3_K_L", 13, Dtype::Q3_K),
     (Mix::Q4_K_S, "Q4_K_S", 14, Dtype::Q4_K),
     (Mix::Q4_K_M, "Q4_K_M", 15, Dtype::Q4_K),
     (Mix::Q5_K_S, "Q5_K_S", 16, Dtype::Q5_K),
     (Mix::Q5_K_M, "Q5_K_M", 17, Dtype::Q5_K),
     (Mix::Q6_K, "Q6_K", 18, Dtype::Q6_K),
+    (Mix::IQ1_S, "IQ1_S", 24, Dtype::IQ1_S),
+    (Mix::IQ1_M, "IQ1_M", 31, Dtype::IQ1_M),
+    (Mix::IQ2_XXS, "IQ2_XXS", 19, Dtype::IQ2_XXS),
+    (Mix::IQ2_XS, "IQ2_XS", 20, Dtype::IQ2_XS),
+    (Mix::IQ2_S, "IQ2_S", 28, Dtype::IQ2_XS),
+    (Mix::IQ2_M, "IQ2_M", 29, Dtype::IQ2_S),
+    (Mix::IQ3_XXS, "IQ3_XXS", 23, Dtype::IQ3_XXS),
+    (Mix::IQ3_XS, "IQ3_XS", 22, Dtype::IQ3_S),
+    (Mix::IQ3_S, "IQ3_S", 26, Dtype::IQ3_S),
+    (Mix::IQ3_M, "IQ3_M", 27, Dtype::IQ3_S),
+    (Mix::IQ4_NL, "IQ4_NL", 25, Dtype::IQ4_NL),
+    (Mix::IQ4_XS, "IQ4_XS", 30, Dtype::IQ4_XS),
+    (Mix::TQ1_0, "TQ1_0", 36, Dtype::TQ1_0),
+    (Mix::TQ2_0, "TQ2_0", 37, Dtype::TQ2_0),
+    (Mix::MXFP4_MOE, "MXFP4_MOE", 38, Dtype::MXFP4),
+    (Mix::Q1_0, "Q1_0", 40, Dtype::Q1_0),
+    (Mix::Q2_0, "Q2_0", 41, Dtype::Q2_0),
 ];
 
 impl Mix {
@@ -51,9 +95,10 @@ impl Mix {
         TABLE.iter().map(|row| row.0)
     }
 
-    /// The mixture of this name; `Q4_K` and `Q5_K` mean the `_M` ones, case does not matter.
+    /// The mixture of this name; `Q3_K`, `Q4_K` and `Q5_K` mean the `_M` ones, case does not matter.
     pub fn from_name(name: &str) -> Option<Mix> {
         match name {
+            _ if name.eq_ignore_ascii_case("Q3_K") => Some(Mix::Q3_K_M),
             _ if name.eq_ignore_ascii_case("Q4_K") => Some(Mix::Q4_K_M),
             _ if name.eq_ignore_ascii_case("Q5_K") => Some(Mix::Q5_K_M),
             _ => TABLE.iter().find(|row| row.1.eq_ignore_ascii_case(name)).map(|row| row.0),
@@ -87,6 +132,8 @@ pub struct Facts {
     pub n_kv_heads: u32,
     /// `{arch}.expert_count`, 0 if there are none.
     pub n_experts: u32,
+    /// Whether there is an importance matrix.
+    pub importance: bool,
 }
 
 /// A tensor of the model as it is.
@@ -108,8 +155,11 @@ enum Role {
     /// Values, or values fused with others.
     AttnV,
     AttnK,
+    AttnQ,
     AttnOutput,
     FfnDown,
+    FfnGate,
+    FfnUp,
     Other,
 }
 
@@ -120,7 +170,7 @@ pub fn tensor_types(mix: Mix, facts: &Facts, tensors: &[Source<'_>]) -> Vec<Dtyp
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| (layer(tensors[i].name), tensors[i].name));
     let n_attn_v = tensors.iter().filter(|t| role(t.name) == Role::AttnV).count() as u32;
-    let (mut i_attn_v, mut i_ffn_down) = (0, 0);
+    let mut seen = [0; Role::Other as usize + 1];
 
     let mut types: Vec<Dtype> = tensors.iter().map(|t| t.dtype).collect();
     for i in order {
@@ -128,54 +178,169 @@ pub fn tensor_types(mix: Mix, facts: &Facts, tensors: &[Source<'_>]) -> Vec<Dtyp
         if !may_quantise(t) {
             continue;
         }
-        types[i] = match (mix.base(), role(t.name)) {
-            (base @ (Dtype::F32 | Dtype::F16 | Dtype::BF16), _) => base,
-            (base, Role::Output) => fall_back(output(base, t.dims[0]), t.dims[0]),
-            (base, Role::TokenEmbedding) if tied => fall_back(output(base, t.dims[0]), t.dims[0]),
-            (_, Role::AttnV) => {
-                i_attn_v += 1;
-                fall_back(attn_v(mix, facts, i_attn_v - 1, n_attn_v), t.dims[0])
+        let (base, role) = (mix.base(), role(t.name));
+        if matches!(base, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+            types[i] = base;
+            continue;
+        }
+        let count = &mut seen[role as usize];
+        *count += 1;
+        let by_name = facts.n_experts > 1 && role != Role::AttnV;
+        let i_layer = if by_name { layer(t.name).unwrap_or(0) } else { *count - 1 };
+        let n_layers = if role == Role::AttnV { n_attn_v } else { facts.n_layers };
+        let chosen = match role {
+            Role::Output => output(mix, t.dims[0]),
+            Role::TokenEmbedding if tied => output(mix, t.dims[0]),
+            _ if mix == Mix::MXFP4_MOE => {
+                if t.dims[2] > 1 {
+                    Dtype::MXFP4
+                } else {
+                    Dtype::Q8_0
+                }
             }
-            (_, Role::FfnDown) => {
-                i_ffn_down += 1;
-                let position = if facts.n_experts > 1 { layer(t.name).unwrap_or(0) } else { i_ffn_down - 1 };
-                fall_back(ffn_down(mix, position, facts.n_layers), t.dims[0])
-            }
-            (_, Role::AttnK) if facts.n_experts == 8 => fall_back(Dtype::Q8_0, t.dims[0]),
-            (Dtype::Q4_K, Role::AttnOutput) if facts.n_experts == 8 => fall_back(Dtype::Q5_K, t.dims[0]),
-            (base, _) => fall_back(base, t.dims[0]),
+            _ => by_rules(mix, role, facts, i_layer, n_layers),
         };
+        types[i] = fall_back(chosen, t.dims[0]);
     }
     types
 }
 
-/// The output matrix, or the token embedding that serves as one; `k` is its row length.
-fn output(base: Dtype, k: u64) -> Dtype {
-    if base == Dtype::Q8_0 || !k.is_multiple_of(base.block_len()) { Dtype::Q8_0 } else { Dtype::Q6_K }
+/// Whether llama.cpp refuses to quantise a tensor to that type without importance: the result would be useless.
+pub fn needs_importance(mix: Mix, name: &str, dtype: Dtype) -> bool {
+    let low =
+        matches!(dtype, Dtype::IQ1_S | Dtype::IQ1_M | Dtype::IQ2_XXS | Dtype::IQ2_XS | Dtype::IQ2_S | Dtype::IQ3_XXS);
+    let exempt = matches!(role(name), Role::Output | Role::TokenEmbedding);
+    !exempt && (low || mix == Mix::Q2_K_S && dtype == Dtype::Q2_K)
 }
 
-/// The `i`-th value projection of `n`.
-fn attn_v(mix: Mix, facts: &Facts, i: u32, n: u32) -> Dtype {
-    let chosen = match mix {
-        Mix::Q4_K_M | Mix::Q5_K_M if use_more_bits(i, n) => Dtype::Q6_K,
-        Mix::Q4_K_S if i < 4 => Dtype::Q5_K,
-        _ => mix.base(),
-    };
-    // the 70B models: eight heads share a value, so its matrix is small
-    let is_70b = facts.n_layers == 80 && facts.n_heads != facts.n_kv_heads;
-    match chosen {
-        _ if facts.n_experts == 8 => Dtype::Q8_0,
-        Dtype::Q4_K if is_70b => Dtype::Q5_K,
-        other => other,
+/// The output matrix, or the token embedding that serves as one; `k` is its row length.
+fn output(mix: Mix, k: u64) -> Dtype {
+    let base = mix.base();
+    match mix {
+        Mix::Q8_0 | Mix::MXFP4_MOE => Dtype::Q8_0,
+        _ if !k.is_multiple_of(base.block_len()) => Dtype::Q8_0,
+        Mix::IQ3_XXS => Dtype::Q5_K,
+        _ if LOW.contains(&mix) => Dtype::Q5_K,
+        _ => Dtype::Q6_K,
     }
 }
 
-/// The down projection of layer `i` of `n`.
-fn ffn_down(mix: Mix, i: u32, n: u32) -> Dtype {
-    match mix {
-        Mix::Q4_K_M | Mix::Q5_K_M if use_more_bits(i, n) => Dtype::Q6_K,
-        Mix::Q4_K_S if i < n / 8 => Dtype::Q5_K,
-        _ => mix.base(),
+/// When a rule applies to a tensor: the i-th of n of its role, layers counted upwards.
+#[derive(Debug, Clone, Copy)]
+enum When {
+    Always,
+    First(u32),
+    /// The first such part of the layers.
+    FirstOf(u32),
+    /// Neither the first nor the last eighth.
+    Middle,
+    /// [`use_more_bits`].
+    MoreBits,
+    /// At least 4 query heads share keys and values.
+    Shared,
+    /// That, or at least 4 experts.
+    SharedOrExperts,
+    EightExperts,
+    EightExpertsMoreBits,
+    /// Without an importance matrix.
+    Blind,
+    /// Without one, the first eighth.
+    BlindFirst,
+    /// With one, the first eighth.
+    GuidedFirst,
+}
+
+use Mix::*;
+
+/// Mixtures of about two bits and less.
+const LOW: &[Mix] = &[IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ2_M];
+/// Mixtures that spend more on the attention's output where there are 8 experts.
+const CAREFUL: &[Mix] = &[Q2_K, IQ3_XS, IQ3_XXS, Q3_K_S, Q3_K_M, IQ4_NL, Q4_K_S, Q4_K_M, IQ3_S, IQ3_M, IQ4_XS];
+
+/// Mixtures (none: all), role, condition, type. The first rule that applies counts; otherwise it is the base type.
+#[rustfmt::skip]
+const RULES: &[(&[Mix], Role, When, Dtype)] = &[
+    (&[IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS], Role::TokenEmbedding, When::Always, Dtype::Q2_K),
+    (&[IQ2_S, IQ2_M, IQ3_XXS], Role::TokenEmbedding, When::Always, Dtype::IQ3_S),
+    (&[TQ1_0, TQ2_0, Q2_0], Role::TokenEmbedding, When::Always, Dtype::Q4_K),
+
+    (LOW, Role::AttnV, When::SharedOrExperts, Dtype::Q4_K),
+    (&[IQ2_S, IQ2_M], Role::AttnV, When::Always, Dtype::IQ3_S),
+    (LOW, Role::AttnV, When::Always, Dtype::Q2_K),
+    (&[], Role::AttnV, When::EightExperts, Dtype::Q8_0),
+    (&[Q2_K, Q2_K_S, IQ3_XXS, IQ3_XS, IQ3_S], Role::AttnV, When::Shared, Dtype::Q4_K),
+    (&[Q2_K], Role::AttnV, When::Always, Dtype::Q3_K),
+    (&[IQ3_XXS], Role::AttnV, When::Blind, Dtype::IQ3_S),
+    (&[IQ3_M], Role::AttnV, When::Always, Dtype::Q4_K),
+    (&[Q3_K_M], Role::AttnV, When::First(2), Dtype::Q5_K),
+    (&[Q3_K_M], Role::AttnV, When::Always, Dtype::Q4_K),
+    (&[Q3_K_L], Role::AttnV, When::Always, Dtype::Q5_K),
+    (&[IQ4_NL, IQ4_XS], Role::AttnV, When::Shared, Dtype::Q5_K),
+    (&[Q4_K_M, Q5_K_M], Role::AttnV, When::MoreBits, Dtype::Q6_K),
+    (&[Q4_K_S], Role::AttnV, When::First(4), Dtype::Q5_K),
+
+    (LOW, Role::AttnK, When::EightExperts, Dtype::Q4_K),
+    (&[], Role::AttnK, When::EightExperts, Dtype::Q8_0),
+    (&[IQ3_XS], Role::AttnK, When::Always, Dtype::IQ3_XXS),
+    (&[IQ3_XS], Role::AttnQ, When::Always, Dtype::IQ3_XXS),
+    (&[IQ3_XXS], Role::AttnK, When::Always, Dtype::IQ2_S),
+    (&[IQ3_XXS], Role::AttnQ, When::Always, Dtype::IQ2_S),
+
+    (LOW, Role::AttnOutput, When::EightExperts, Dtype::Q5_K),
+    (&[IQ1_S, IQ1_M], Role::AttnOutput, When::Always, Dtype::IQ2_XXS),
+    (&[IQ2_S, IQ2_M], Role::AttnOutput, When::Always, Dtype::IQ3_S),
+    (CAREFUL, Role::AttnOutput, When::EightExperts, Dtype::Q5_K),
+    (&[Q3_K_L], Role::AttnOutput, When::EightExperts, Dtype::Q3_K),
+    (&[Q2_K], Role::AttnOutput, When::Always, Dtype::Q3_K),
+    (&[IQ3_XXS], Role::AttnOutput, When::Always, Dtype::IQ3_S),
+    (&[Q3_K_M, IQ3_M], Role::AttnOutput, When::Always, Dtype::Q4_K),
+    (&[Q3_K_L], Role::AttnOutput, When::Always, Dtype::Q5_K),
+
+    (&[IQ2_S, IQ2_M], Role::FfnDown, When::FirstOf(8), Dtype::IQ3_S),
+    (LOW, Role::FfnDown, When::FirstOf(8), Dtype::Q2_K),
+    (&[Q2_K], Role::FfnDown, When::Always, Dtype::Q3_K),
+    (&[Q2_K_S], Role::FfnDown, When::FirstOf(8), Dtype::Q4_K),
+    (&[IQ3_XXS], Role::FfnDown, When::BlindFirst, Dtype::Q4_K),
+    (&[IQ3_XXS], Role::FfnDown, When::Blind, Dtype::Q3_K),
+    (&[Q3_K_M], Role::FfnDown, When::FirstOf(16), Dtype::Q5_K),
+    (&[Q3_K_M], Role::FfnDown, When::Always, Dtype::Q4_K),
+    (&[IQ3_M], Role::FfnDown, When::FirstOf(8), Dtype::Q4_K),
+    (&[IQ3_M], Role::FfnDown, When::EightExpertsMoreBits, Dtype::Q4_K),
+    (&[Q3_K_L], Role::FfnDown, When::Always, Dtype::Q5_K),
+    (&[Q4_K_M, Q5_K_M], Role::FfnDown, When::MoreBits, Dtype::Q6_K),
+    (&[IQ4_NL, IQ4_XS], Role::FfnDown, When::BlindFirst, Dtype::Q5_K),
+    (&[Q4_K_S], Role::FfnDown, When::FirstOf(8), Dtype::Q5_K),
+    (&[Q4_0], Role::FfnDown, When::GuidedFirst, Dtype::Q4_1),
+    (&[Q5_0], Role::FfnDown, When::GuidedFirst, Dtype::Q5_1),
+
+    (&[IQ3_XS], Role::FfnGate, When::Middle, Dtype::IQ3_XXS),
+    (&[IQ3_XS], Role::FfnUp, When::Middle, Dtype::IQ3_XXS),
+];
+
+fn by_rules(mix: Mix, role: Role, facts: &Facts, i: u32, n: u32) -> Dtype {
+    let shared = facts.n_kv_heads > 0 && facts.n_heads / facts.n_kv_heads >= 4;
+    let applies = |when: When| match when {
+        When::Always => true,
+        When::First(count) => i < count,
+        When::FirstOf(part) => i < n / part,
+        When::Middle => i >= n / 8 && i < 7 * n / 8,
+        When::MoreBits => use_more_bits(i, n),
+        When::Shared => shared,
+        When::SharedOrExperts => shared || facts.n_experts >= 4,
+        When::EightExperts => facts.n_experts == 8,
+        When::EightExpertsMoreBits => facts.n_experts == 8 && use_more_bits(i, n),
+        When::Blind => !facts.importance,
+        When::BlindFirst => !facts.importance && i < n / 8,
+        When::GuidedFirst => facts.importance && i < n / 8,
+    };
+    let rule = RULES
+        .iter()
+        .find(|(mixes, of, when, _)| *of == role && (mixes.is_empty() || mixes.contains(&mix)) && applies(*when));
+    // the 70B models: eight heads share a value, so its matrix is small
+    let is_70b = facts.n_layers == 80 && facts.n_heads != facts.n_kv_heads;
+    match rule.map_or(mix.base(), |rule| rule.3) {
+        Dtype::Q3_K | Dtype::Q4_K if is_70b && role == Role::AttnV && !LOW.contains(&mix) => Dtype::Q5_K,
+        chosen => chosen,
     }
 }
 
@@ -188,6 +353,9 @@ fn use_more_bits(i: u32, n: u32) -> bool {
 fn fall_back(dtype: Dtype, k: u64) -> Dtype {
     let smaller = match dtype {
         _ if k.is_multiple_of(dtype.block_len()) => return dtype,
+        Dtype::IQ1_S | Dtype::IQ1_M | Dtype::IQ2_XXS | Dtype::IQ2_XS | Dtype::IQ2_S => Dtype::IQ4_NL,
+        Dtype::IQ3_XXS | Dtype::IQ3_S | Dtype::IQ4_XS => Dtype::IQ4_NL,
+        Dtype::Q2_0 | Dtype::Q2_K | Dtype::Q3_K | Dtype::TQ1_0 | Dtype::TQ2_0 => Dtype::Q4_0,
         Dtype::Q4_K => Dtype::Q5_0,
         Dtype::Q5_K => Dtype::Q5_1,
         Dtype::Q6_K => Dtype::Q8_0,
@@ -205,12 +373,15 @@ fn may_quantise(t: &Source<'_>) -> bool {
 }
 
 fn role(name: &str) -> Role {
-    const PARTS: [(&str, Role); 6] = [
+    const PARTS: [(&str, Role); 9] = [
         ("attn_qkv.weight", Role::AttnV),
         ("attn_kv_b.weight", Role::AttnV),
         ("attn_v.weight", Role::AttnV),
         ("attn_k.weight", Role::AttnK),
+        ("attn_q.weight", Role::AttnQ),
         ("attn_output.weight", Role::AttnOutput),
+        ("ffn_up", Role::FfnUp),
+        ("ffn_gate", Role::FfnGate),
         ("ffn_down", Role::FfnDown),
     ];
     match name {
@@ -245,7 +416,7 @@ mod tests {
         tensor_types(mix, &facts, &tensors)
     }
 
-    const LLAMA: Facts = Facts { n_layers: 32, n_heads: 32, n_kv_heads: 8, n_experts: 0 };
+    const LLAMA: Facts = Facts { n_layers: 32, n_heads: 32, n_kv_heads: 8, n_experts: 0, importance: false };
 
     #[test]
     fn rows_that_do_not_divide_fall_back() {
@@ -271,7 +442,7 @@ mod tests {
         }
         assert!(types(Mix::Q5_K_S, LLAMA, &tensors).iter().all(|t| *t == Dtype::Q5_K));
         // 70B: the value projections that would have 4 bits have 5
-        let facts = Facts { n_layers: 80, n_heads: 64, n_kv_heads: 8, n_experts: 0 };
+        let facts = Facts { n_layers: 80, n_heads: 64, ..LLAMA };
         let two = [("blk.0.attn_v.weight", [256, 256]), ("blk.1.attn_v.weight", [256, 256])];
         assert_eq!(types(Mix::Q4_K_M, LLAMA, &two), [Dtype::Q4_K, Dtype::Q6_K]);
         assert_eq!(types(Mix::Q4_K_M, facts, &two), [Dtype::Q5_K, Dtype::Q6_K]);

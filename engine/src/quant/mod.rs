@@ -5,10 +5,22 @@
 //! multiplication, addition and division, so the results are the same on every target.
 //! Source: <https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c>.
 
+pub mod codebook;
 mod dtype;
+mod fit;
 mod float;
+mod fp4;
+mod grids;
+mod iq1;
+mod iq2;
+mod iq3;
+mod iq4;
 mod kquant;
+mod lattice;
+mod low_bits;
 pub mod mix;
+mod q2_k;
+mod q3_k;
 pub mod q4_0;
 pub mod q4_1;
 pub mod q4_k;
@@ -17,10 +29,14 @@ pub mod q5_1;
 pub mod q5_k;
 pub mod q6_k;
 pub mod q8_0;
+mod quantiser;
+mod ternary;
 
 use thiserror::Error;
 
+use self::codebook::Codebook;
 pub use self::dtype::Dtype;
+pub use self::quantiser::Quantiser;
 
 /// A block that has an infinite or NaN scale; of an F32, F16 or BF16 tensor, such an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -45,6 +61,17 @@ pub enum QuantError {
         elements: usize,
         /// Bytes given.
         bytes: usize,
+    },
+    /// The type has too few bits to do without an importance matrix.
+    #[error("{} needs an importance matrix", .0.name())]
+    NeedsImportance(Dtype),
+    /// The importance is not one number per element of a row, or one of them is negative, infinite or NaN.
+    #[error("an importance matrix of {found} numbers that are finite and at least 0, for rows of {expected}")]
+    Importance {
+        /// Such numbers there are.
+        found: usize,
+        /// Elements of a row.
+        expected: usize,
     },
     /// A number to be quantised is infinite or NaN.
     #[error("element {index} is an infinity or NaN")]
@@ -80,7 +107,7 @@ pub fn dequantise(dtype: Dtype, src: &[u8], out: &mut [f32]) -> Result<(), Quant
         Dtype::Q4_K => unpack(src, out, q4_k::dequantise),
         Dtype::Q5_K => unpack(src, out, q5_k::dequantise),
         Dtype::Q6_K => unpack(src, out, q6_k::dequantise),
-        other => return Err(QuantError::Unsupported(other)),
+        other => codebook::dequantise(Codebook::of(other).ok_or(QuantError::Unsupported(other))?, src, out),
     }
     Ok(())
 }
@@ -90,66 +117,35 @@ pub fn dequantise(dtype: Dtype, src: &[u8], out: &mut [f32]) -> Result<(), Quant
 /// # Errors
 /// Any [`QuantError`]. `out` holds nothing of use then.
 pub fn quantise(dtype: Dtype, src: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
-    check_lengths(dtype, src.len(), out.len())?;
-    if let Some(index) = float::not_finite(src) {
-        return Err(QuantError::NotFinite { index });
-    }
-    match dtype {
-        Dtype::F32 => pack(src, out, float::f32_into),
-        Dtype::F16 => pack(src, out, float::f16_into),
-        Dtype::BF16 => pack(src, out, float::bf16_into),
-        Dtype::Q4_0 => pack(src, out, q4_0::quantise),
-        Dtype::Q4_1 => pack(src, out, q4_1::quantise),
-        Dtype::Q5_0 => pack(src, out, q5_0::quantise),
-        Dtype::Q5_1 => pack(src, out, q5_1::quantise),
-        Dtype::Q8_0 => pack(src, out, q8_0::quantise),
-        Dtype::Q4_K => pack(src, out, q4_k::quantise),
-        Dtype::Q5_K => pack(src, out, q5_k::quantise),
-        Dtype::Q6_K => pack(src, out, q6_k::quantise),
-        other => return Err(QuantError::Unsupported(other)),
-    }
-    validate(dtype, out).map_err(|fault| QuantError::Overflow { dtype, fault })
+    Quantiser::new(dtype)?.rows(src, src.len(), None, out)
 }
 
-/// Checks that every scale (every element, in F32, F16 and BF16) of `bytes` is finite, at memory speed. Types the
-/// engine does not compute with are not looked into.
+/// Checks that every scale (every element, in F32, F16 and BF16) of `bytes` is finite, at memory speed; in MXFP4 that
+/// the values are. A block of any other type is never bad.
 ///
 /// # Errors
 /// The first block that fails.
 pub fn validate(dtype: Dtype, bytes: &[u8]) -> Result<(), BlockFault> {
-    let fault = match dtype {
-        Dtype::F32 => first_bad(bytes, |b: &[u8; 4]| u32::from_le_bytes(*b) & 0x7f80_0000 == 0x7f80_0000),
-        Dtype::F16 => first_bad(bytes, |b: &[u8; 2]| float::f16_is_bad(*b)),
-        Dtype::BF16 => first_bad(bytes, |b: &[u8; 2]| u16::from_le_bytes(*b) & 0x7f80 == 0x7f80),
-        Dtype::Q4_0 => first_bad(bytes, |b: &[u8; q4_0::BYTES]| float::f16_is_bad([b[0], b[1]])),
-        Dtype::Q4_1 => first_bad(bytes, two_scales::<{ q4_1::BYTES }>),
-        Dtype::Q5_0 => first_bad(bytes, |b: &[u8; q5_0::BYTES]| float::f16_is_bad([b[0], b[1]])),
-        Dtype::Q5_1 => first_bad(bytes, two_scales::<{ q5_1::BYTES }>),
-        Dtype::Q8_0 => first_bad(bytes, |b: &[u8; q8_0::BYTES]| float::f16_is_bad([b[0], b[1]])),
-        Dtype::Q4_K => first_bad(bytes, two_scales::<{ q4_k::BYTES }>),
-        Dtype::Q5_K => first_bad(bytes, two_scales::<{ q5_k::BYTES }>),
-        Dtype::Q6_K => first_bad(bytes, |b: &[u8; q6_k::BYTES]| float::f16_is_bad([b[208], b[209]])),
-        _ => None,
+    let len = dtype.block_bytes() as usize;
+    let f16_is_bad = |b: &[u8], at: usize| u16::from_le_bytes([b[at], b[at + 1]]) & 0x7c00 == 0x7c00;
+    let fault = match (dtype, dtype.f16_scales()) {
+        (Dtype::F32, _) => first_bad(bytes, len, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) << 1 >= 0xff00_0000),
+        (Dtype::BF16, _) => first_bad(bytes, len, |b| b[1] & 0x7f == 0x7f && b[0] & 0x80 != 0),
+        (Dtype::MXFP4, _) => first_bad(bytes, len, |b| b[0] > fp4::MAX_EXPONENT),
+        (Dtype::IQ1_M, _) => first_bad(bytes, len, |b| f16_is_bad(&iq1::scale_of_m(b), 0)),
+        (_, &[at]) => first_bad(bytes, len, |b| f16_is_bad(b, at)),
+        (_, &[d, m]) => first_bad(bytes, len, |b| f16_is_bad(b, d) | f16_is_bad(b, m)),
+        _ => first_bad(bytes, len, |_| false),
     };
     fault.map_or(Ok(()), |index| Err(BlockFault { index }))
 }
 
-/// Whether one of the two f16 at the start of a block is not finite.
-fn two_scales<const BYTES: usize>(b: &[u8; BYTES]) -> bool {
-    float::f16_is_bad([b[0], b[1]]) | float::f16_is_bad([b[2], b[3]])
-}
-
-/// Index of the first block that is `bad` or cut short.
-fn first_bad<const BYTES: usize>(bytes: &[u8], bad: impl Fn(&[u8; BYTES]) -> bool) -> Option<usize> {
-    let (blocks, rest) = bytes.as_chunks::<BYTES>();
-    // a run without exits vectorises; only a run with a fault is searched
-    const RUN: usize = 1024;
-    for (run, blocks) in blocks.chunks(RUN).enumerate() {
-        if blocks.iter().fold(false, |any, block| any | bad(block)) {
-            return blocks.iter().position(&bad).map(|i| run * RUN + i);
-        }
-    }
-    (!rest.is_empty()).then_some(blocks.len())
+/// Index of the first block of `len` bytes that is `bad` or cut short.
+#[inline(always)]
+fn first_bad(bytes: &[u8], len: usize, bad: impl Fn(&[u8]) -> bool) -> Option<usize> {
+    let blocks = bytes.chunks_exact(len);
+    let cut = (!blocks.remainder().is_empty()).then_some(bytes.len() / len);
+    blocks.into_iter().position(bad).or(cut)
 }
 
 fn check_lengths(dtype: Dtype, elements: usize, bytes: usize) -> Result<(), QuantError> {
@@ -165,16 +161,6 @@ fn unpack<const LEN: usize, const BYTES: usize>(
     block: impl Fn(&[u8; BYTES], &mut [f32; LEN]),
 ) {
     for (src, out) in src.as_chunks::<BYTES>().0.iter().zip(out.as_chunks_mut::<LEN>().0) {
-        block(src, out);
-    }
-}
-
-fn pack<const LEN: usize, const BYTES: usize>(
-    src: &[f32],
-    out: &mut [u8],
-    block: impl Fn(&[f32; LEN], &mut [u8; BYTES]),
-) {
-    for (src, out) in src.as_chunks::<LEN>().0.iter().zip(out.as_chunks_mut::<BYTES>().0) {
         block(src, out);
     }
 }

@@ -5,6 +5,7 @@
 //! | 0..2 | `d`, f16 |
 //! | 2..18 | `q`, 4 bits: low half of byte j is element j, high half is element j + 16 |
 
+use super::fit;
 use super::float::{inverse, largest, scale_at, set_scale};
 
 /// Elements in a block.
@@ -30,5 +31,14 @@ pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     let q = |x: f32| ((x * id + 8.5) as u8).min(15);
     for j in 0..16 {
         block[2 + j] = q(x[j]) | q(x[j + 16]) << 4;
+    }
+}
+
+/// The scale of least error, elements weighted by `w`.
+pub(super) fn quantise_weighted(x: &[f32; LEN], w: &[f32; LEN], block: &mut [u8; BYTES]) {
+    let ([d], q) = fit::signed::<1, LEN>(&x.map(|x| [x]), &w.map(|w| [w]), 8.0);
+    set_scale(block, 0, d);
+    for j in 0..16 {
+        block[2 + j] = (q[j][0] + 8.0) as u8 | ((q[j + 16][0] + 8.0) as u8) << 4;
     }
 }

@@ -6,6 +6,7 @@
 //! | 2..4 | `m`, f16 |
 //! | 4..20 | `q`, 4 bits: low half of byte j is element j, high half is element j + 16 |
 
+use super::fit;
 use super::float::{inverse, min_max, scale_at, set_scale};
 
 /// Elements in a block.
@@ -33,5 +34,15 @@ pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     let q = |x: f32| (((x - min) * id + 0.5) as u8).min(15);
     for j in 0..16 {
         block[4 + j] = q(x[j]) | q(x[j + 16]) << 4;
+    }
+}
+
+/// The scale and the minimum of least error, elements weighted by `w`.
+pub(super) fn quantise_weighted(x: &[f32; LEN], w: &[f32; LEN], block: &mut [u8; BYTES]) {
+    let ([d], [m], q) = fit::with_min::<1, LEN>(&x.map(|x| [x]), &w.map(|w| [w]), &fit::weighted(15));
+    set_scale(block, 0, d);
+    set_scale(block, 2, -m);
+    for j in 0..16 {
+        block[4 + j] = q[j][0] as u8 | (q[j + 16][0] as u8) << 4;
     }
 }

@@ -6,6 +6,7 @@
 //! | 2..6 | bit 4 of `q`: bit j of this u32 is element j |
 //! | 6..22 | low 4 bits of `q`: low half of byte j is element j, high half is element j + 16 |
 
+use super::fit;
 use super::float::{inverse, largest, scale_at, set_scale};
 
 /// Elements in a block.
@@ -47,4 +48,11 @@ pub(super) fn pack_q(q: [u8; LEN], bytes: &mut [u8]) {
     for j in 0..16 {
         bytes[4 + j] = q[j] & 15 | q[j + 16] << 4;
     }
+}
+
+/// The scale of least error, elements weighted by `w`.
+pub(super) fn quantise_weighted(x: &[f32; LEN], w: &[f32; LEN], block: &mut [u8; BYTES]) {
+    let ([d], q) = fit::signed::<1, LEN>(&x.map(|x| [x]), &w.map(|w| [w]), 16.0);
+    set_scale(block, 0, d);
+    pack_q(q.map(|q| (q[0] + 16.0) as u8), &mut block[2..]);
 }

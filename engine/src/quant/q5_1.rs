@@ -7,6 +7,7 @@
 //! | 4..8 | bit 4 of `q`: bit j of this u32 is element j |
 //! | 8..24 | low 4 bits of `q`: low half of byte j is element j, high half is element j + 16 |
 
+use super::fit;
 use super::float::{inverse, min_max, scale_at, set_scale};
 use super::q5_0::{pack_q, unpack_q};
 
@@ -33,4 +34,12 @@ pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     set_scale(block, 0, d);
     set_scale(block, 2, min);
     pack_q(x.map(|x| (((x - min) * id + 0.5) as u8).min(31)), &mut block[4..]);
+}
+
+/// The scale and the minimum of least error, elements weighted by `w`.
+pub(super) fn quantise_weighted(x: &[f32; LEN], w: &[f32; LEN], block: &mut [u8; BYTES]) {
+    let ([d], [m], q) = fit::with_min::<1, LEN>(&x.map(|x| [x]), &w.map(|w| [w]), &fit::weighted(31));
+    set_scale(block, 0, d);
+    set_scale(block, 2, -m);
+    pack_q(q.map(|q| q[0] as u8), &mut block[4..]);
 }

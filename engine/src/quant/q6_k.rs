@@ -9,8 +9,9 @@
 
 use core::array;
 
+use super::fit::{self, TINY, across, nearest};
 use super::float::{largest, scale_at, set_scale};
-use super::kquant::{self, nearest};
+use super::kquant;
 
 /// Elements in a block.
 pub const LEN: usize = kquant::LEN;
@@ -21,8 +22,6 @@ const _: () = assert!(super::Dtype::Q6_K.block_len() == LEN as u64 && super::Dty
 const HIGH: usize = 128;
 const SCALES: usize = 192;
 const D: usize = 208;
-/// Groups of a smaller magnitude are taken for zero.
-const TINY: f32 = 1e-15;
 
 /// The values of a block.
 pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
@@ -43,10 +42,11 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     }
 }
 
-/// Fits a scale to each sub-block, rounds the scales to multiples of a common `d` (the largest becomes -128), and
+/// Fits a scale to each sub-block, elements weighted by their importance or else their squares, rounds the scales to multiples of a common `d` (the largest becomes -128), and
 /// chooses the numbers for the rounded scales.
-pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
-    let (scales, fitted) = fit(&array::from_fn(|i| array::from_fn(|j| x[16 * j + i])));
+pub fn quantise(x: &[f32; LEN], importance: Option<&[f32; LEN]>, block: &mut [u8; BYTES]) {
+    let weights = importance.map_or_else(|| x.map(|x| x * x), |w| *w);
+    let (scales, fitted): ([f32; 16], [_; 16]) = fit::signed(&across(x), &across(&weights), 32.0);
     if scales.iter().any(|scale| !scale.is_finite()) {
         set_scale(block, D, f32::INFINITY); // the squares overflowed: `d` would too, and the caller checks it
         return;
@@ -76,52 +76,4 @@ pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
             block[HIGH + half * 32 + l] = q[l] >> 4 | q[l + 32] >> 4 << 2 | q[l + 64] >> 4 << 4 | q[l + 96] >> 4 << 6;
         }
     }
-}
-
-/// A number for each of the 16 sub-blocks.
-type Lanes = [f32; 16];
-
-/// For 16 sub-blocks side by side (`x[i][j]` is element i of sub-block j): the scale for which `scale * q` is closest
-/// to `x` weighted by `x^2`, and the `q`.
-///
-/// Starts with the largest element at -32; each attempt puts it slightly elsewhere, and is kept if the best scale for
-/// its rounding explains more.
-fn fit(x: &[Lanes; 16]) -> (Lanes, [Lanes; 16]) {
-    let largest =
-        x.iter().fold([0.0; 16], |max: Lanes, x| lanes(|j| if max[j].abs() < x[j].abs() { x[j] } else { max[j] }));
-    let attempt = |first: f32| {
-        let inverse = lanes(|j| first / largest[j]);
-        let mut l = [[0.0; 16]; 16];
-        let (mut sum_lx, mut sum_l2) = ([0.0; 16], [0.0; 16]);
-        for i in 0..16 {
-            l[i] = lanes(|j| nearest(inverse[j] * x[i][j], -32.0, 31.0));
-            let wl: Lanes = lanes(|j| x[i][j] * x[i][j] * l[i][j]);
-            sum_lx = lanes(|j| sum_lx[j] + x[i][j] * x[i][j] * x[i][j] * l[i][j]);
-            sum_l2 = lanes(|j| sum_l2[j] + wl[j] * l[i][j]);
-        }
-        (l, sum_lx, sum_l2)
-    };
-    let (mut best_l, sum_lx, sum_l2) = attempt(-32.0);
-    let mut scale = lanes(|j| if sum_l2[j] == 0.0 { 0.0 } else { sum_lx[j] / sum_l2[j] });
-    let mut best = lanes(|j| scale[j] * sum_lx[j]);
-    for step in (-9i8..=9).filter(|&step| step != 0) {
-        let (l, sum_lx, sum_l2) = attempt(-(32.0 + 0.1 * f32::from(step)));
-        for j in 0..16 {
-            if sum_l2[j] > 0.0 && sum_lx[j] * sum_lx[j] > best[j] * sum_l2[j] {
-                scale[j] = sum_lx[j] / sum_l2[j];
-                best[j] = scale[j] * sum_lx[j];
-                (0..16).for_each(|i| best_l[i][j] = l[i][j]);
-            }
-        }
-    }
-    for j in (0..16).filter(|&j| largest[j].abs() < TINY) {
-        scale[j] = 0.0;
-        (0..16).for_each(|i| best_l[i][j] = -32.0); // as ggml leaves it: whatever `q`, the scale is 0
-    }
-    (scale, best_l)
-}
-
-#[inline(always)]
-fn lanes(f: impl FnMut(usize) -> f32) -> Lanes {
-    array::from_fn(f)
 }

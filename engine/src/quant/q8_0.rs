@@ -5,7 +5,7 @@
 //! | 0..2 | `d`, f16 |
 //! | 2..34 | `q`, i8 |
 
-use super::float::{inverse, largest, scale_at, set_scale};
+use super::float::{inverse, largest, round, scale_at, set_scale};
 
 /// Elements in a block.
 pub const LEN: usize = 32;
@@ -29,11 +29,4 @@ pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     for (q, &x) in block[2..].iter_mut().zip(x) {
         *q = round(x * id) as u8;
     }
-}
-
-/// Nearest integer of |x| <= 127.5, halves away from zero.
-fn round(x: f32) -> i8 {
-    let whole = x as i8; // towards zero
-    let rest = x - f32::from(whole); // exact
-    whole + i8::from(rest >= 0.5) - i8::from(rest <= -0.5)
 }

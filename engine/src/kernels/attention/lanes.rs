@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 use core::ops::Range;
 
-use super::super::act::{quantise_block, quantise_lanes, write_groups};
+use super::super::act::{PartSums, quantise_block, quantise_lanes, write_groups};
 use super::super::elementwise::soft_cap_lanes;
 use super::super::exp::{ABREAST, LOW, exp_above_lanes};
 use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, f32_shapes};
@@ -242,7 +242,7 @@ impl<S: Simd> Lanes<'_, S> {
                 let mut q8 = [0i8; MAX_HEAD_DIM];
                 let q = &q[(c0 * NC + c) * d..][..d];
                 dq[c] = if d.is_multiple_of(S::LANES) {
-                    quantise_lanes(s, q, &mut q8[..d], false, &mut [])
+                    quantise_lanes(s, q, &mut q8[..d], PartSums::none())
                 } else {
                     quantise_block(q, &mut q8[..d])
                 };

@@ -3,11 +3,11 @@
 use core::ops::Range;
 
 use super::super::act::quantise_block;
+use super::super::decoded::f16_to_f32;
 use super::super::elementwise::soft_cap_one;
 use super::super::exp::{exp, exp_above};
 use super::super::narrow::round13;
 use super::super::norm::{LANES, max, tree};
-use super::super::panel::f16_to_f32;
 use super::{Attend, CHUNK, Chunk, KvType, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW};
 
 /// The definition.

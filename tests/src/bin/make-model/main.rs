@@ -285,6 +285,7 @@ fn types(shape: &Shape, mix: Mix, tensors: &[(String, Vec<u64>)]) -> Vec<Dtype> 
         n_heads: shape.n_heads,
         n_kv_heads: shape.n_kv_heads,
         n_experts: shape.n_experts,
+        importance: false,
     };
     tensor_types(mix, &facts, &sources)
 }

@@ -1,0 +1,165 @@
+//! Blocks of a panel as plain numbers: for the scalar definition of products, and for rows of an embedding.
+
+use super::form::{CodesForm, Form};
+use super::panel::PANEL;
+use crate::quant::Dtype;
+
+/// One block of one row: `value = (d * scale) * q - dmin * min` with scale and minimum of 16 elements. In blocks of 32
+/// scale is 1 and min 0: there `dmin` is what is added to every value, or, in NVFP4, the scale of the second half.
+pub(super) struct Decoded {
+    /// Signed quants (unsigned where the type has a minimum).
+    pub(super) q: [i16; 256],
+    /// Scales of 16-element sub-blocks.
+    pub(super) scale: [i32; 16],
+    /// Minima of 16-element sub-blocks.
+    pub(super) min: [i32; 16],
+    pub(super) d: f32,
+    pub(super) dmin: f32,
+}
+
+impl Decoded {
+    /// Block `b` of row `r` of a panel of rows of `k` quantised elements.
+    pub(super) fn new(form: &Form, k: usize, panel: &[u8], r: usize, b: usize) -> Decoded {
+        let mut v = Decoded { q: [0; 256], scale: [1; 16], min: [0; 16], d: 0.0, dmin: 0.0 };
+        let f16 = |at: usize| f16_to_f32(u16_at(panel, at));
+        let nb = k / form.block_len();
+        match form {
+            Form::Float => {}
+            Form::Blocks32(f) => {
+                let qb = f.quant_bytes();
+                let o = &panel[b * qb..];
+                let offset =
+                    if f.words == 8 { 128 } else { [8, 16, 0][if f.m { 2 } else { f.high.is_some() as usize }] };
+                for e in 0..32 {
+                    let (g, i) = (e / 4, r * 4 + e % 4);
+                    let x = if f.words == 8 { o[g * 64 + i] } else { o[g % 4 * 64 + i] >> (g / 4 * 4) & 15 };
+                    let high = if f.high.is_some() { (o[256 + i] >> g & 1) << 4 } else { 0 };
+                    v.q[e] = i16::from(x | high) - offset;
+                }
+                v.d = f16(nb * qb + (b * PANEL + r) * 2);
+                v.dmin = if f.m { f16(nb * qb + ((nb + b) * PANEL + r) * 2) } else { 0.0 };
+            }
+            Form::SuperSigned => {
+                let at = b * 3392;
+                let o = &panel[at..];
+                for e in 0..256 {
+                    v.q[e] = i16::from(q6_value(o, r, e)) - 32;
+                }
+                for s in 0..16 {
+                    v.scale[s] = i32::from(o[3072 + s * 16 + r] as i8);
+                }
+                v.d = f16(at + 3328 + r * 2);
+            }
+            Form::SuperMin { five } => {
+                let (at, meta) = if *five { (b * 2880, 2560) } else { (b * 2368, 2048) };
+                let o = &panel[at..];
+                for e in 0..256 {
+                    let (s, g, i) = (e / 32, e % 32 / 4, r * 4 + e % 4);
+                    let x = o[(s / 2 * 8 + g) * 64 + i] >> (s % 2 * 4) & 15;
+                    let high = if *five { (o[2048 + g * 64 + i] >> s & 1) << 4 } else { 0 };
+                    v.q[e] = i16::from(x | high);
+                }
+                for s in 0..16 {
+                    v.scale[s] = i32::from(o[meta + s / 2 * 16 + r]);
+                    v.min[s] = i32::from(o[meta + 128 + s / 4 * 32 + r * 2 + s / 2 % 2]);
+                }
+                v.d = f16(at + meta + 256 + r * 2);
+                v.dmin = f16(at + meta + 288 + r * 2);
+            }
+            Form::Codes(f) if f.is_super() => v.read_codes(f, &panel[b * f.record_bytes()..], r),
+            Form::Codes(f) => {
+                v.read_chunk(f, &panel[b * f.chunk_bytes()..], r, 0);
+                let scale = |part: usize| {
+                    let bits = u16_at(panel, nb * f.chunk_bytes() + ((part * nb + b) * PANEL + r) * 2);
+                    if f.bf16() { bf16_to_f32(bits) } else { f16_to_f32(bits) }
+                };
+                (v.d, v.dmin) = (scale(0), if f.parts == 2 { scale(1) } else { 0.0 });
+            }
+        }
+        v
+    }
+
+    /// The values of chunk `t` of 32 codes.
+    fn read_chunk(&mut self, f: &CodesForm, o: &[u8], r: usize, t: usize) {
+        for e in 0..32 {
+            let (byte, shift) = f.code_at(e, r);
+            let code = o[byte] >> shift & ((1 << f.width) - 1);
+            self.q[32 * t + e] = i16::from(f.book.table[usize::from(code)]);
+        }
+    }
+
+    fn read_codes(&mut self, f: &CodesForm, o: &[u8], r: usize) {
+        for (t, o) in o.chunks_exact(f.chunk_bytes()).take(8).enumerate() {
+            self.read_chunk(f, o, r, t);
+        }
+        let o = &o[f.scales()..];
+        for s in 0..16 {
+            self.scale[s] = i32::from(o[s * 16 + r] as i8);
+        }
+        self.d = f32::from_bits(word(o, 256 + r * 4));
+        if f.has_min() {
+            for s in 0..16 {
+                self.min[s] = i32::from(o[320 + s / 2 * 32 + r * 2 + s % 2]);
+            }
+            self.dmin = f32::from_bits(word(o, 576 + r * 4));
+        }
+    }
+
+    /// The dequantised values.
+    pub(super) fn values(&self, form: &Form, out: &mut [f32]) {
+        for (e, x) in out.iter_mut().enumerate() {
+            let q = f32::from(self.q[e]);
+            *x = match form {
+                Form::Blocks32(f) if f.m => q * self.d + self.dmin,
+                Form::Codes(f) if f.parts == 2 => q * if e < 16 { self.d } else { self.dmin },
+                _ => (self.d * self.scale[e / 16] as f32) * q - self.dmin * self.min[e / 16] as f32,
+            };
+        }
+    }
+}
+
+/// Element `i` of a panel of floats.
+pub(super) fn float_at(dtype: Dtype, panel: &[u8], i: usize) -> f32 {
+    match dtype {
+        Dtype::F32 => f32::from_bits(word(panel, i * 4)),
+        Dtype::F16 => f16_to_f32(u16_at(panel, i * 2)),
+        _ => bf16_to_f32(u16_at(panel, i * 2)),
+    }
+}
+
+pub(super) fn word(b: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+fn u16_at(b: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([b[at], b[at + 1]])
+}
+
+/// Four consecutive 6-bit values (element `e` is a multiple of 4) of a GGUF Q6_K block, a byte each.
+pub(super) fn q6_word(src: &[u8], e: usize) -> u32 {
+    let (n, quarter, l) = (e / 128, e % 128 / 32, e % 32);
+    let low = word(src, n * 64 + quarter % 2 * 32 + l) >> (quarter / 2 * 4) & 0x0f0f_0f0f;
+    let high = word(src, 128 + n * 32 + l) >> (quarter * 2) & 0x0303_0303;
+    low | high << 4
+}
+
+/// The unsigned 6-bit value of element `e`, row `r` in a panel record.
+fn q6_value(o: &[u8], r: usize, e: usize) -> u8 {
+    let (t, h, i, j) = (e / 32, e % 32 / 16, e % 16 / 4, e % 4);
+    let low = o[(t * 4 + i) * 64 + r * 4 + j] >> (4 * h) & 15;
+    let high = o[(32 + t * 2 + h) * 64 + r * 4 + j] >> (2 * i) & 3;
+    low | high << 4
+}
+
+/// f16 bits to f32, exact for finite values: a shift and a multiplication by a power of two.
+#[inline(always)]
+pub(super) fn f16_to_f32(h: u16) -> f32 {
+    let x = (i32::from(h as i16) << 13) as u32 & 0x8fff_e000;
+    f32::from_bits(x) * f32::from_bits(0x7780_0000)
+}
+
+/// bf16 bits to f32, exact.
+#[inline(always)]
+fn bf16_to_f32(h: u16) -> f32 {
+    f32::from_bits(u32::from(h) << 16)
+}

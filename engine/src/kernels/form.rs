@@ -1,0 +1,163 @@
+//! How a type's elements lie in a panel: the geometry that packing, the definition and the kernels share. The layouts
+//! are written out at the head of `panel.rs`.
+
+use super::panel::PANEL;
+use crate::quant::Dtype;
+use crate::quant::codebook::{Codebook, Scale};
+
+/// The form of a type's panels.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Form {
+    /// F32, F16, BF16.
+    Float,
+    /// The legacy types: blocks of 32.
+    Blocks32(Blocks32),
+    /// Q4_K, or Q5_K with a plane of fifth bits.
+    SuperMin { five: bool },
+    /// Q6_K.
+    SuperSigned,
+    /// Codes of 1, 2 or 4 bits.
+    Codes(CodesForm),
+}
+
+/// Where the fields of a GGUF block of 32 lie; `d` is always first.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Blocks32 {
+    /// Has a minimum, an f16 after `d`.
+    pub(super) m: bool,
+    /// Offset of the 32 fifth bits.
+    pub(super) high: Option<usize>,
+    /// Offset of the quants.
+    pub(super) quants: usize,
+    /// 32-bit words of quants.
+    pub(super) words: usize,
+    /// What makes the quants unsigned.
+    pub(super) flip: u32,
+}
+
+impl Blocks32 {
+    pub(super) const fn quant_bytes(&self) -> usize {
+        self.words * 64 + if self.high.is_some() { 64 } else { 0 }
+    }
+}
+
+/// The geometry of codes. A block is one of 32 elements, or a super-block of 8 chunks of 32.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CodesForm {
+    pub(super) book: &'static Codebook,
+    /// The table in offset binary: what the dots take.
+    pub(super) offset_table: [u8; 16],
+    /// Bits of a code, which is also the number of lines that 32 elements take.
+    pub(super) width: usize,
+    /// Scales of a block of 32: 1, or 2 for its halves.
+    pub(super) parts: usize,
+}
+
+impl CodesForm {
+    fn new(book: &'static Codebook) -> CodesForm {
+        CodesForm {
+            book,
+            offset_table: book.table.map(|v| v as u8 ^ 0x80),
+            width: book.width,
+            parts: if book.scale == Scale::Each { 2 } else { 1 },
+        }
+    }
+
+    /// Whether a block is a super-block of 256.
+    pub(super) fn is_super(&self) -> bool {
+        self.book.dtype.block_len() == 256
+    }
+
+    /// Whether 16 elements have a minimum.
+    pub(super) fn has_min(&self) -> bool {
+        self.book.scale == Scale::F16AndMin
+    }
+
+    /// Whether scales in blocks of 32 are bf16, not f16.
+    pub(super) fn bf16(&self) -> bool {
+        matches!(self.book.scale, Scale::Power | Scale::Each)
+    }
+
+    /// Bytes of the codes of 32 elements of 16 rows.
+    pub(super) fn chunk_bytes(&self) -> usize {
+        64 * self.width
+    }
+
+    /// Byte, from the start of a chunk, and shift of element `e` of 32 in row `r`.
+    pub(super) fn code_at(&self, e: usize, r: usize) -> (usize, usize) {
+        let (line, shift) = code_line(e / 4, self.width);
+        (line * 64 + r * 4 + e % 4, shift)
+    }
+
+    /// Offset of the scales in a super-block's record; then come `d`, the minima and `dmin`.
+    pub(super) fn scales(&self) -> usize {
+        8 * self.chunk_bytes()
+    }
+
+    /// Bytes of a super-block's record.
+    pub(super) fn record_bytes(&self) -> usize {
+        self.scales() + if self.has_min() { 640 } else { 320 }
+    }
+}
+
+/// Line in a chunk, and shift, of group `g` of 8.
+#[inline(always)]
+pub(super) fn code_line(g: usize, width: usize) -> (usize, usize) {
+    let line = g & (width - 1);
+    (line, g - line)
+}
+
+impl Form {
+    /// The form of a type that the engine computes with.
+    pub(super) fn of(dtype: Dtype) -> Option<Form> {
+        let f = Blocks32 { m: false, high: None, quants: 2, words: 4, flip: 0 };
+        Some(match dtype {
+            Dtype::F32 | Dtype::F16 | Dtype::BF16 => Form::Float,
+            Dtype::Q4_0 => Form::Blocks32(f),
+            Dtype::Q4_1 => Form::Blocks32(Blocks32 { m: true, quants: 4, ..f }),
+            Dtype::Q5_0 => Form::Blocks32(Blocks32 { high: Some(2), quants: 6, ..f }),
+            Dtype::Q5_1 => Form::Blocks32(Blocks32 { m: true, high: Some(4), quants: 8, ..f }),
+            Dtype::Q8_0 => Form::Blocks32(Blocks32 { words: 8, flip: 0x8080_8080, ..f }),
+            Dtype::Q4_K => Form::SuperMin { five: false },
+            Dtype::Q5_K => Form::SuperMin { five: true },
+            Dtype::Q6_K => Form::SuperSigned,
+            other => Form::Codes(CodesForm::new(Codebook::of(other)?)),
+        })
+    }
+
+    /// Elements of a block of a panel.
+    pub(super) fn block_len(&self) -> usize {
+        match self {
+            Form::Float => 1,
+            Form::Blocks32(_) => 32,
+            Form::Codes(f) if !f.is_super() => 32,
+            _ => 256,
+        }
+    }
+
+    /// Bytes of a block of a panel, of `dtype`; scales that lie in planes of their own are counted with it.
+    fn block_bytes(&self, dtype: Dtype) -> usize {
+        match self {
+            Form::Blocks32(f) => f.quant_bytes() + if f.m { 64 } else { 32 },
+            Form::Codes(f) if !f.is_super() => f.chunk_bytes() + 32 * f.parts,
+            _ => self.record_bytes(dtype),
+        }
+    }
+
+    /// Bytes of one block of a panel, for forms that keep a block in one piece.
+    pub(super) fn record_bytes(&self, dtype: Dtype) -> usize {
+        match self {
+            Form::Float => PANEL * dtype.block_bytes() as usize,
+            Form::SuperMin { five: false } => 2368,
+            Form::SuperMin { five: true } => 2880,
+            Form::SuperSigned => 3392,
+            Form::Codes(f) => f.record_bytes(),
+            Form::Blocks32(_) => 0,
+        }
+    }
+
+    /// Bytes of a panel of rows of `k` elements.
+    pub(super) fn panel_bytes(&self, dtype: Dtype, k: usize) -> usize {
+        (k / self.block_len() * self.block_bytes(dtype)).next_multiple_of(64)
+    }
+}

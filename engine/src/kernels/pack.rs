@@ -1,0 +1,145 @@
+//! From the rows of a GGUF file to panels.
+
+use super::decoded::{q6_word, word};
+use super::form::{CodesForm, Form, code_line};
+use super::panel::PANEL;
+use crate::quant::codebook::Codes;
+use crate::quant::{Dtype, q4_k};
+
+/// Packs up to 16 rows of `k` elements.
+pub(super) fn pack_panel(dtype: Dtype, form: &Form, k: usize, src: &[u8], dst: &mut [u8]) {
+    let block_bytes = dtype.block_bytes() as usize;
+    let row_bytes = k / dtype.block_len() as usize * block_bytes;
+    let rec = form.record_bytes(dtype);
+    let nb = k / form.block_len();
+    let mut codes = Codes::NONE;
+    for (r, row) in src.chunks_exact(row_bytes).enumerate() {
+        for (b, block) in row.chunks_exact(block_bytes).enumerate() {
+            let record = b * rec..(b + 1) * rec;
+            match form {
+                Form::Float => dst[record][r * block_bytes..][..block_bytes].copy_from_slice(block),
+                Form::Blocks32(_) => pack_32(form, nb, dst, r, b, block),
+                Form::SuperMin { five } => pack_min(*five, &mut dst[record], r, block),
+                Form::SuperSigned => pack_q6(&mut dst[record], r, block),
+                Form::Codes(f) => {
+                    f.book.unpack(block, &mut codes);
+                    if f.is_super() {
+                        pack_codes(f, &codes, &mut dst[record], r);
+                    } else {
+                        pack_codes_32(f, &codes, nb, dst, r, b * dtype.block_len() as usize / 32);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn put(b: &mut [u8], at: usize, v: u32) {
+    b[at..at + 4].copy_from_slice(&v.to_le_bytes());
+}
+
+/// Byte i of the result holds bits i, i+4, i+8, ... of `x`.
+fn planes_of_bits(x: u32) -> u32 {
+    (0..32).fold(0, |y, k| y | (x >> k & 1) << (k % 4 * 8 + k / 4))
+}
+
+#[inline(always)]
+fn pack_32(form: &Form, nb: usize, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
+    let Form::Blocks32(f) = form else { return };
+    let qb = f.quant_bytes();
+    let (quants, scales) = dst.split_at_mut(nb * qb);
+    let q = &mut quants[b * qb..(b + 1) * qb];
+    for w in 0..f.words {
+        put(q, w * 64 + r * 4, word(src, f.quants + w * 4) ^ f.flip);
+    }
+    if let Some(at) = f.high {
+        put(q, f.words * 64 + r * 4, planes_of_bits(word(src, at)));
+    }
+    scales[(b * PANEL + r) * 2..][..2].copy_from_slice(&src[..2]);
+    if f.m {
+        scales[((nb + b) * PANEL + r) * 2..][..2].copy_from_slice(&src[2..4]);
+    }
+}
+
+#[inline(always)]
+fn pack_q6(o: &mut [u8], r: usize, src: &[u8]) {
+    for t in 0..8 {
+        for i in 0..4 {
+            let (lo, hi) = (q6_word(src, t * 32 + i * 4), q6_word(src, t * 32 + 16 + i * 4));
+            put(o, (t * 4 + i) * 64 + r * 4, lo & 0x0f0f_0f0f | (hi & 0x0f0f_0f0f) << 4);
+        }
+        for h in 0..2 {
+            let two = |i: usize| (q6_word(src, t * 32 + h * 16 + i * 4) >> 4 & 0x0303_0303) << (2 * i);
+            put(o, (32 + t * 2 + h) * 64 + r * 4, two(0) | two(1) | two(2) | two(3));
+        }
+    }
+    for s in 0..16 {
+        o[3072 + s * 16 + r] = src[192 + s];
+    }
+    o[3328 + r * 2..][..2].copy_from_slice(&src[208..210]);
+}
+
+#[inline(always)]
+fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
+    let (qs, meta) = if five { (48, 2560) } else { (16, 2048) };
+    for w in 0..32 {
+        put(o, w * 64 + r * 4, word(src, qs + w * 4));
+    }
+    if five {
+        for g in 0..8 {
+            put(o, 2048 + g * 64 + r * 4, word(src, 16 + g * 4));
+        }
+    }
+    let packed = core::array::from_fn(|i| src[4 + i]);
+    for s in 0..8 {
+        let (sc, m) = q4_k::scale_min(&packed, s);
+        o[meta + s * 16 + r] = sc;
+        o[meta + 128 + s / 2 * 32 + r * 2 + s % 2] = m;
+    }
+    o[meta + 256 + r * 2..][..2].copy_from_slice(&src[..2]);
+    o[meta + 288 + r * 2..][..2].copy_from_slice(&src[2..4]);
+}
+
+/// The codes of 32 elements.
+fn pack_chunk(f: &CodesForm, code: &[u8], o: &mut [u8], r: usize) {
+    let mut lines = [0u32; 4];
+    for (g, code) in code.chunks_exact(4).enumerate() {
+        let (line, shift) = code_line(g, f.width);
+        lines[line] |= word(code, 0) << shift;
+    }
+    for (line, &v) in lines[..f.width].iter().enumerate() {
+        put(o, line * 64 + r * 4, v);
+    }
+}
+
+fn pack_codes(f: &CodesForm, codes: &Codes, o: &mut [u8], r: usize) {
+    for (code, o) in codes.code.chunks_exact(32).zip(o.chunks_exact_mut(f.chunk_bytes())) {
+        pack_chunk(f, code, o, r);
+    }
+    let o = &mut o[f.scales()..];
+    for s in 0..16 {
+        o[s * 16 + r] = codes.scale[s] as u8;
+    }
+    put(o, 256 + r * 4, codes.d[0].to_bits());
+    if f.has_min() {
+        for s in 0..16 {
+            o[320 + s / 2 * 32 + r * 2 + s % 2] = codes.min[s];
+        }
+        put(o, 576 + r * 4, codes.dmin.to_bits());
+    }
+}
+
+/// A block of the file is one or several of the panel, from `b` on.
+fn pack_codes_32(f: &CodesForm, codes: &Codes, nb: usize, dst: &mut [u8], r: usize, b: usize) {
+    let (quants, scales) = dst.split_at_mut(nb * f.chunk_bytes());
+    let n = f.book.dtype.block_len() as usize / 32;
+    let quants = quants[b * f.chunk_bytes()..].chunks_exact_mut(f.chunk_bytes());
+    for ((i, code), o) in codes.code.chunks_exact(32).take(n).enumerate().zip(quants) {
+        pack_chunk(f, code, o, r);
+        for part in 0..f.parts {
+            let d = codes.d[2 * i + part];
+            let bits = if f.bf16() { (d.to_bits() >> 16) as u16 } else { half::f16::from_f32(d).to_bits() };
+            scales[((part * nb + b + i) * PANEL + r) * 2..][..2].copy_from_slice(&bits.to_le_bytes());
+        }
+    }
+}
