@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
-use super::mix::{Facts, Mix, Source, tensor_types};
+use super::mix::{Facts, Mix, Source, needs_importance, tensor_types};
 use super::*;
 use crate::gguf::Gguf;
 use crate::kernels::tests::Rng;
@@ -207,6 +207,74 @@ fn rows_have_ggmls_bytes() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+/// The tensors of a model of `make_mixture_cases.py`.
+fn mixture_tensors(model: &serde_json::Value) -> Vec<(String, [u64; 4])> {
+    let number = |key: &str| model[key].as_u64().unwrap();
+    let (experts, kv) = (number("experts"), 256 / number("heads") * number("kv_heads"));
+    let mut all = vec![("token_embd.weight".to_string(), [256, 32, 1, 1])];
+    if model["tied"] == false {
+        all.push(("output.weight".to_string(), [256, 32, 1, 1]));
+    }
+    for i in 0..number("layers") {
+        for (part, rows) in [("attn_q", 256), ("attn_k", kv), ("attn_v", kv), ("attn_output", 256)] {
+            all.push((format!("blk.{i}.{part}.weight"), [256, rows, 1, 1]));
+        }
+        if experts > 0 {
+            all.push((format!("blk.{i}.ffn_gate_inp.weight"), [256, experts, 1, 1]));
+        }
+        for part in ["ffn_gate", "ffn_up", "ffn_down"] {
+            let suffix = if experts > 0 { "_exps" } else { "" };
+            all.push((format!("blk.{i}.{part}{suffix}.weight"), [256, 256, experts.max(1), 1]));
+        }
+    }
+    all
+}
+
+/// One kind of tensor's types in order of the layers, as `make_mixture_cases.py` writes them.
+fn runs(types: &[Dtype]) -> String {
+    let runs = types.chunk_by(|a, b| a == b).map(|run| format!("{}*{}", run[0].name(), run.len()));
+    runs.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn mixtures_are_llama_cpps() {
+    let file = json(reference().join("../quantised/mixtures.json"));
+    for (name, model) in file.as_object().unwrap() {
+        let number = |key: &str| model[key].as_u64().unwrap() as u32;
+        let tensors = mixture_tensors(model);
+        for (mix_name, cases) in model["mixes"].as_object().unwrap() {
+            let mix = Mix::from_name(mix_name).unwrap();
+            for (case, importance) in [("plain", false), ("guided", true)] {
+                let facts = Facts {
+                    n_layers: number("layers"),
+                    n_heads: number("heads"),
+                    n_kv_heads: number("kv_heads"),
+                    n_experts: number("experts"),
+                    importance,
+                };
+                let sources: Vec<_> =
+                    tensors.iter().map(|(name, dims)| Source { name, dtype: Dtype::F32, dims: *dims }).collect();
+                let types = tensor_types(mix, &facts, &sources);
+                let mut kinds = std::collections::BTreeMap::<&str, Vec<Dtype>>::new();
+                for ((name, _), dtype) in tensors.iter().zip(&types) {
+                    let kind = name.strip_prefix("blk.").map_or(&name[..], |rest| rest.split_once('.').unwrap().1);
+                    kinds.entry(kind).or_default().push(*dtype);
+                }
+                let refused = tensors.iter().zip(&types).any(|((name, _), t)| needs_importance(mix, name, *t));
+                let Some(expected) = cases[case].as_object() else {
+                    assert!(refused && !importance, "{name} {mix_name} {case}: llama.cpp refuses");
+                    continue;
+                };
+                assert!(importance || !refused, "{name} {mix_name} {case}: refused");
+                assert_eq!(expected.len(), kinds.len(), "{name}");
+                for (kind, types) in kinds {
+                    assert_eq!(expected[kind].as_str(), Some(&runs(&types)[..]), "{name} {mix_name} {case} {kind}");
+                }
+            }
+        }
+    }
 }
 
 #[test]
