@@ -39,6 +39,7 @@ pub mod rope;
 pub mod softmax;
 pub mod special;
 pub mod tasks;
+mod tiles;
 
 pub use aligned::AlignedBuf;
 pub(crate) use aligned::SharedOut;

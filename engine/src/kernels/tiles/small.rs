@@ -1,0 +1,87 @@
+//! The legacy types: blocks of 32.
+
+use super::{AHEAD, Quant, Tile, store};
+use crate::kernels::simd::Simd;
+
+/// Blocks of 32: `BITS` per quant, `HIGH` = a plane of fifth bits, `MIN` = a minimum.
+pub(in super::super) struct Small<const BITS: u32, const HIGH: bool, const MIN: bool>;
+
+impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, HIGH, MIN> {
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
+        let nibbles = BITS < 8;
+        let lines = if nibbles { 4 } else { 8 };
+        let bound = s.bound(lines);
+        let qb = 64 * (lines + HIGH as usize);
+        let aw = S::rec(BITS).words();
+        // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
+        unsafe {
+            let mut acc = [[s.splat(0.0); NC]; RV];
+            let mut rec = t.acts;
+            for b in 0..t.nb {
+                let quants: [*const u8; RV] = core::array::from_fn(|v| t.panel[v].add(b * qb + t.lane[v] * 4));
+                if NC == 1 {
+                    for v in 0..RV {
+                        if t.lane[v] == 0 {
+                            let scales = t.panel[v].wrapping_add(t.nb * qb + b * 32);
+                            s.prefetch(scales.wrapping_add(AHEAD / 8));
+                            for l in 0..qb / 64 {
+                                s.prefetch(quants[v].wrapping_add(AHEAD + l * 64));
+                            }
+                        }
+                    }
+                }
+                let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
+                let mut dots: [[S::Acc; NC]; RV] =
+                    core::array::from_fn(|_| core::array::from_fn(|c| s.acc::<BITS>(first(c))));
+                let high: [S::B; RV] =
+                    core::array::from_fn(|v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
+                for l in 0..bound {
+                    let line: [S::B; RV] = core::array::from_fn(|v| s.load_b(quants[v].add(l * 64)));
+                    for half in 0..if nibbles { 2 } else { 1 } {
+                        let g = l + half * 4;
+                        let w: [S::W; RV] = core::array::from_fn(|v| match (nibbles, HIGH) {
+                            (false, _) => s.weights(line[v]),
+                            (true, false) if half == 0 => s.weights_lo4(line[v]),
+                            (true, false) => s.weights_hi4(line[v]),
+                            (true, true) => {
+                                let low = s.and_b(if half == 0 { line[v] } else { s.shr16_b(line[v], 4) }, 15);
+                                s.weights(s.or_b(low, fifth_bit(s, high[v], l, half)))
+                            }
+                        });
+                        for c in 0..NC {
+                            let a = s.act::<BITS>(rec.add(2 * NC + (g * NC + c) * aw));
+                            for v in 0..RV {
+                                dots[v][c] = s.dot::<BITS>(dots[v][c], w[v], a);
+                            }
+                        }
+                    }
+                }
+                for v in 0..RV {
+                    let scales = t.panel[v].add(t.nb * qb + b * 32 + t.lane[v] * 2);
+                    let d = s.load_f16(scales.cast());
+                    let m = if MIN { s.load_f16(scales.add(t.nb * 32).cast()) } else { d };
+                    for c in 0..NC {
+                        let da = s.splat(f32::from_bits(rec.add(c).read()));
+                        let isum = s.to_f32(s.total::<BITS>(dots[v][c], first(c)));
+                        let mut term = s.mul(isum, s.mul(d, da));
+                        if MIN {
+                            let asum = s.splat(rec.add(NC + c).read() as i32 as f32);
+                            term = s.add(term, s.mul(asum, s.mul(m, da)));
+                        }
+                        acc[v][c] = s.add(acc[v][c], term);
+                    }
+                }
+                rec = rec.add((2 + 8 * aw) * NC);
+            }
+            store(s, &acc, t);
+        }
+    }
+}
+
+/// The fifth bits of group `l + 4 * half`, at bit 4 of each byte.
+#[inline(always)]
+fn fifth_bit<S: Simd>(s: S, plane: S::B, l: usize, half: usize) -> S::B {
+    let b = if half == 0 { s.shl16_b(plane, 4 - l as u32) } else { s.shr16_b(plane, l as u32) };
+    s.and_b(b, 16)
+}
