@@ -253,8 +253,8 @@ fn write_record(kind: ActKind, q: &[i8], d: f32, nc: usize, c: usize, out: &mut 
         out[at * nc + c] = v;
         at += 1;
     };
-    if kind.firsts > 0 {
-        q.chunks_exact(q.len() / kind.firsts).for_each(|q| put(first(kind.rec, kind.offset, q)));
+    if let Some(part) = q.len().checked_div(kind.firsts) {
+        q.chunks_exact(part).for_each(|q| put(first(kind.rec, kind.offset, q)));
     }
     match kind.sums {
         Sums::No => {}
