@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use starling::error::LoadError;
-use starling::gguf::{Gguf, GgufWriter, Value, WriteError};
+use starling::gguf::{Gguf, GgufWriter, TensorInfo, Value, WriteError};
+use starling::quant::Dtype;
 
 use crate::error::Failure;
 use crate::model_file::ModelFile;
@@ -111,8 +112,8 @@ fn parse(bytes: &[u8], file_name: String) -> Result<Importance, LoadError> {
 }
 
 /// The elements of an F32 tensor.
-fn floats(gguf: &Gguf<'_>, t: &starling::gguf::TensorInfo<'_>) -> Option<Vec<f32>> {
-    if t.dtype != starling::quant::Dtype::F32 {
+fn floats(gguf: &Gguf<'_>, t: &TensorInfo<'_>) -> Option<Vec<f32>> {
+    if t.dtype != Dtype::F32 {
         return None;
     }
     let (words, _) = gguf.data(t)?.as_chunks::<4>();

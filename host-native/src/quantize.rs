@@ -187,7 +187,8 @@ fn convert(
     let (rows, rows_of_matrix) = (t.n_rows() as usize, t.dims[1] as usize);
     // tasks of whole rows of one matrix
     let per = (TASK / k.max(1)).clamp(1, rows_of_matrix);
-    let per = if importance.is_some() { (1..=per).rev().find(|n| rows_of_matrix % n == 0).unwrap_or(1) } else { per };
+    let fits = |n: &usize| importance.is_none() || rows_of_matrix.is_multiple_of(*n);
+    let per = (1..=per).rev().find(fits).unwrap_or(1);
     let mut out = vec![0; rows * to];
     let failed = Mutex::new(None);
     tasks::chunks(pool, &mut out, per * to, &|i, out, _| {

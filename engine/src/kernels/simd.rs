@@ -38,7 +38,8 @@ pub(crate) struct TileShape {
     pub nc: usize,
 }
 
-/// One instruction set. `BITS` in the dots is the width of the unsigned weights: 4, 5, 6 or 8.
+/// One instruction set. `BITS` in the dots is the width of the unsigned weights: 4, 5, 6 or 8; at 8 they are signed
+/// numbers with 128 added, as are those of codes.
 ///
 /// # Safety
 /// The methods that take pointers read or write `LANES` elements there; `load_table` reads 16.

@@ -126,7 +126,7 @@ fn probe_products(relaxed: Cpu) -> bool {
     // bytes that are finite scales wherever they stand: f16 exponents of 0x55 and below
     let byte = |i: usize| [0x0f, 0x3a, 0x35, 0x00, 0x2c, 0x51, 0x16][i * i % 31 % 7];
     let x: Vec<f32> = (0..N * K).map(|i| (i * i % 255) as f32 - 127.0).collect();
-    [Dtype::Q4_0, Dtype::Q8_0, Dtype::Q4_K, Dtype::Q6_K].into_iter().all(|dtype| {
+    [Dtype::Q4_0, Dtype::Q8_0, Dtype::Q4_K, Dtype::Q6_K, Dtype::IQ4_NL, Dtype::Q2_K].into_iter().all(|dtype| {
         let blocks = ROWS * K / dtype.block_len() as usize;
         let src: Vec<u8> = (0..blocks * dtype.block_bytes() as usize).map(byte).collect();
         let Ok(w) = Matrix::from_rows(dtype, ROWS, K, &src) else { return false };

@@ -87,7 +87,7 @@ const fn row(dtype: Dtype, width: usize, table: [i8; 16], unpack: fn(&[u8], &mut
     Codebook { dtype, width, table, scale: Scale::F16, unpack }
 }
 
-/// What a power of two times the two-bit exponents and one-bit fractions of FP4 comes to.
+/// Twice the numbers of FP4: a sign, two bits of exponent and one of fraction.
 pub(super) const FP4: [i8; 16] = signed(&[0, 1, 2, 3, 4, 6, 8, 12]);
 /// The steps of IQ4_NL and IQ4_XS, close to the quantiles of a normal distribution.
 pub(super) const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];

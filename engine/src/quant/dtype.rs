@@ -156,7 +156,7 @@ impl Dtype {
         IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0, Q2_0,
     ];
 
-    /// Where the f16 scales of a block lie, in those of the supported types that have whole ones.
+    /// Offsets of the f16 scales in a block of those supported types that have any in one piece.
     pub const fn f16_scales(self) -> &'static [usize] {
         match self {
             F16 | Q4_0 | Q5_0 | Q8_0 | IQ1_S | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_NL | IQ4_XS | Q1_0

@@ -188,10 +188,7 @@ pub(super) fn improve<const N: usize>(
         let mut changed = false;
         for i in 0..N {
             let (mut lx, mut l2) = (*sum_lx - w[i] * x[i] * q[i], *sum_l2 - w[i] * q[i] * q[i]);
-            if !(lx > 0.0) {
-                continue;
-            }
-            let new = round(x[i] * l2 / lx);
+            let new = if lx > 0.0 { round(x[i] * l2 / lx) } else { q[i] };
             if new != q[i] {
                 let rest = l2;
                 lx += w[i] * x[i] * new;
@@ -233,7 +230,7 @@ pub(super) fn sqrt(x: f32) -> f32 {
     if x == 0.0 || x == f32::INFINITY {
         return x;
     }
-    if !(x > 0.0) {
+    if x < 0.0 || x.is_nan() {
         return f32::NAN;
     }
     let (exponent, fraction) = ((x.to_bits() >> 23) as i32, x.to_bits() & 0x7f_ffff);

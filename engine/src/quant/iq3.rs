@@ -84,7 +84,8 @@ pub(super) fn quantise_xxs(lattice: &Lattice, x: &[f32; 256], w: Option<&[f32; 2
     }
 }
 
-/// ggml puts what follows a sub-block of zeros in its place; here every sub-block has its own.
+/// The bytes are ggml's, but for blocks with a sub-block of zeros and others after it: ggml puts the points and signs of
+/// those one place too early. Here every sub-block has its own.
 pub(super) fn quantise_s(lattice: &Lattice, x: &[f32; 256], w: Option<&[f32; 256]>, block: &mut [u8; 110]) {
     let found = search(&S, lattice, x, w);
     let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);

@@ -1,4 +1,4 @@
-//! IQ4_NL and IQ4_XS: 4 bits stand for 16 steps of unequal size, [`super::codebook::IQ4`].
+//! IQ4_NL and IQ4_XS: 4 bits stand for 16 steps of unequal size, `IQ4` in [`super::codebook`].
 //!
 //! IQ4_NL: 32 elements in 18 bytes, 4.5 bits each: `x = d * step`.
 //!
@@ -37,15 +37,15 @@ pub(super) fn unpack_xs(block: &[u8], out: &mut Codes) {
     let high = u16_at(block, 2);
     for (i, code) in out.code.chunks_exact_mut(32).enumerate() {
         nibbles(&block[8 + 16 * i..][..16], code);
-        let scale = block[4 + i / 2] >> (i % 2 * 4) & 15 | (high >> (2 * i) & 3) as u8 * 16;
-        out.scale[2 * i..][..2].fill(scale as i8 - 32);
+        let (low, high) = (block[4 + i / 2] >> (i % 2 * 4) & 15, (high >> (2 * i) & 3) as u8);
+        out.scale[2 * i..][..2].fill((low | high << 4) as i8 - 32);
     }
 }
 
 /// Index of the step nearest to `x`; of two as near, the upper one.
 fn nearest_step(x: f32) -> u8 {
     let (first, last) = (f32::from(IQ4[0]), f32::from(IQ4[15]));
-    if !(x > first) {
+    if x <= first || x.is_nan() {
         return 0;
     }
     if x >= last {

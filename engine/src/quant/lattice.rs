@@ -16,7 +16,7 @@ pub(super) struct Lattice {
     grid: &'static [u16],
     /// Bits of a level.
     bits: usize,
-    /// For each combination of levels the index of its point, or where its neighbours start, less `i32::MAX`.
+    /// For each combination of levels the index of its point, or where its neighbours start less `i32::MAX`.
     map: Vec<i32>,
     /// Lists of indices, each after its length: nearest first, of equally near ones the lower index.
     neighbours: Vec<u16>,
@@ -185,7 +185,7 @@ impl Search {
         }
         let x = &magnitude[..n];
         let max = x.iter().fold(x[0], |max, &x| if x > max { x } else { max });
-        if !(max >= self.tiny) || max == 0.0 {
+        if max < self.tiny || max == 0.0 {
             return None;
         }
         let top = f32::from(2 * self.levels - 1);
@@ -197,7 +197,7 @@ impl Search {
             }
             _ => (max / top, max),
         };
-        if !(range > 0.0) {
+        if range <= 0.0 {
             return None;
         }
         let level = |v: f32| nearest(0.5 * (v - 1.0), 0.0, f32::from(self.levels - 1)) as u8;

@@ -1,8 +1,7 @@
-//! Element types of tensors: [`Dtype`] knows all of ggml's by name and size; one file per type that we compute with.
+//! Element types of tensors: [`Dtype`] knows all of ggml's by name and size.
 //!
-//! Each format's file holds its layout, `dequantise` (the exact values, in ggml's order of rounding) and `quantise`
-//! (ggml's reference quantisers without an importance matrix: the same bytes). All of it is plain `f32`
-//! multiplication, addition and division, so the results are the same on every target.
+//! The older types have a file each, with layout, `dequantise` (the exact values, in ggml's order of rounding) and
+//! `quantise`; those of codes are rows of [`codebook`]. [`Quantiser`] gives ggml's bytes.
 //! Source: <https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c>.
 
 pub mod codebook;
@@ -112,7 +111,7 @@ pub fn dequantise(dtype: Dtype, src: &[u8], out: &mut [f32]) -> Result<(), Quant
     Ok(())
 }
 
-/// Rounds `src` to `dtype`: whole blocks, which must fill exactly `out`.
+/// Rounds `src` to `dtype`: whole blocks, which must fill exactly `out`. For many calls make a [`Quantiser`].
 ///
 /// # Errors
 /// Any [`QuantError`]. `out` holds nothing of use then.

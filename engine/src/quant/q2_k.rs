@@ -16,8 +16,8 @@ use super::float::{scale_at, set_scale};
 pub(super) fn unpack(block: &[u8], out: &mut Codes) {
     out.d.fill(scale_at(block, 80));
     out.dmin = scale_at(block, 82);
-    for s in 0..16 {
-        (out.scale[s], out.min[s]) = ((block[s] & 15) as i8, block[s] >> 4);
+    for (s, packed) in block[..16].iter().enumerate() {
+        (out.scale[s], out.min[s]) = ((packed & 15) as i8, packed >> 4);
     }
     for (e, code) in out.code.iter_mut().enumerate() {
         *code = block[16 + e / 128 * 32 + e % 32] >> (e % 128 / 32 * 2) & 3;
@@ -56,9 +56,9 @@ pub(super) fn quantise(x: &[f32; 256], importance: Option<&[f32; 256]>, block: &
     for s in 0..16 {
         block[s] = scales[s] as u8 | (mins[s] as u8) << 4;
         let (d, m) = (d * scales[s], dmin * mins[s]);
-        for i in 0..16 {
+        for (i, fitted) in fitted.iter().enumerate() {
             let e = 16 * s + i;
-            let q = if d == 0.0 { fitted[i][s] } else { nearest((x[e] + m) / d, 0.0, 3.0) };
+            let q = if d == 0.0 { fitted[s] } else { nearest((x[e] + m) / d, 0.0, 3.0) };
             block[16 + e / 128 * 32 + e % 32] |= (q as u8) << (e % 128 / 32 * 2);
         }
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0..32 | bit 2 of `q`: bit b of byte l is element 32 b + l |
 //! | 32..96 | low 2 bits of `q`: of each 32 bytes (128 elements), byte l has elements l, l + 32, l + 64, l + 96 |
-//! | 96..108 | scales of 6 bits: bytes 0..8 the low 4 bits (low half: scale i, high half: scale i + 8); bytes 8..12 the high 2 bits of scales i, i + 4, i + 8, i + 12 |
+//! | 96..108 | 16 scales of 6 bits: low 4 bits in 8 bytes (of scale i low, of i + 8 high), high 2 bits in 4 bytes |
 //! | 108..110 | `d`, f16 |
 
 use core::array;
@@ -55,9 +55,9 @@ pub(super) fn quantise(x: &[f32; 256], importance: Option<&[f32; 256]>, block: &
         block[96 + s % 8] |= (six & 15) << (s / 8 * 4);
         block[104 + s % 4] |= six >> 4 << (s / 4 * 2);
         let d = d * scales[s];
-        for i in 0..16 {
+        for (i, fitted) in fitted.iter().enumerate() {
             let e = 16 * s + i;
-            let q = if d == 0.0 { fitted[i][s] } else { nearest(x[e] / d, -4.0, 3.0) };
+            let q = if d == 0.0 { fitted[s] } else { nearest(x[e] / d, -4.0, 3.0) };
             let q = (q + 4.0) as u8;
             block[32 + e / 128 * 32 + e % 32] |= (q & 3) << (e % 128 / 32 * 2);
             block[e % 32] |= q >> 2 << (e / 32);

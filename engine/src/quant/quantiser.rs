@@ -1,4 +1,5 @@
-//! From numbers to blocks: ggml's reference quantisers, with and without an importance matrix.
+//! From numbers to blocks: ggml's quantisers, with and without an importance matrix. All of it is plain f32 addition,
+//! multiplication and division in ggml's order (and square roots, correctly rounded), so the bytes are the same everywhere.
 
 use super::fit::{sum_of_squares, weigh};
 use super::lattice::Lattice;

@@ -29,7 +29,7 @@ pub(super) fn unpack_1(block: &[u8], out: &mut Codes) {
         for m in 0..bytes {
             let mut fraction = block[from + m];
             for n in 0..digits {
-                out.code[first + n * bytes + m] = (u16::from(fraction) * 3 >> 8) as u8;
+                out.code[first + n * bytes + m] = ((u16::from(fraction) * 3) >> 8) as u8;
                 fraction = fraction.wrapping_mul(3);
             }
         }

@@ -194,7 +194,7 @@ fn rows_have_ggmls_bytes() {
             let importance = (kind == "weighted").then_some(&weights[..]);
             for (i, (row, digest)) in rows.iter().zip(digests.as_array().unwrap()).enumerate() {
                 out.fill(0xa5);
-                // ggml puts what follows a sub-block of zeros in the wrong place
+                // the one difference: see `iq3::quantise_s`
                 if dtype == Dtype::IQ3_S && row.chunks(32).any(|x| x.iter().all(|&x| x == 0.0)) {
                     continue;
                 }
