@@ -10,10 +10,12 @@
 #![allow(clippy::needless_range_loop, clippy::wrong_self_convention)]
 
 mod aligned;
+mod codes_tile;
 mod cpu;
 mod decoded;
 mod form;
 mod pack;
+mod quant_tile;
 mod simd;
 
 #[cfg(target_arch = "x86_64")]

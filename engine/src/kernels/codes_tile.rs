@@ -1,0 +1,156 @@
+//! Register tiles of products with codes: a byte shuffle looks them up in the type's table, and what it gives, signed
+//! numbers with 128 added, goes through the dots for 8 bits. Width, table and scales are data, so two kernels serve all
+//! of these types.
+
+use super::form::{CodesForm, code_line};
+use super::quant_tile::{AHEAD, Quant, Tile, prefetch_record, store};
+use super::simd::Simd;
+
+/// Codes in blocks of 32, with one scale or one for each half.
+pub(super) struct Codes32;
+
+impl Quant for Codes32 {
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
+        let Some(f) = t.codes else { return };
+        let (qb, aw) = (f.chunk_bytes(), S::rec(8).words());
+        let halves = 2 / f.parts; // of a part
+        // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
+        unsafe {
+            let table = s.load_table(f.offset_table.as_ptr());
+            let mut acc = [[s.splat(0.0); NC]; RV];
+            let mut rec = t.acts;
+            for b in 0..t.nb {
+                let quants: [*const u8; RV] = core::array::from_fn(|v| t.panel[v].add(b * qb + t.lane[v] * 4));
+                if NC == 1 {
+                    for v in 0..RV {
+                        if t.lane[v] == 0 {
+                            for l in 0..f.width {
+                                s.prefetch(quants[v].wrapping_add(AHEAD + l * 64));
+                            }
+                        }
+                    }
+                }
+                let groups = rec.add((1 + f.parts) * NC);
+                for part in 0..f.parts {
+                    let first = |c: usize| rec.add((1 + part) * NC + c).read() as i32;
+                    let mut dots: [[S::Acc; NC]; RV] =
+                        core::array::from_fn(|_| core::array::from_fn(|c| s.acc::<8>(first(c))));
+                    for half in part * halves..(part + 1) * halves {
+                        four_groups(s, f, table, quants, half, groups.add(half * 4 * NC * aw), &mut dots);
+                    }
+                    for v in 0..RV {
+                        let scales = t.panel[v].add(t.nb * qb + (part * t.nb + b) * 32 + t.lane[v] * 2);
+                        let d = if f.bf16() { s.load_bf16(scales.cast()) } else { s.load_f16(scales.cast()) };
+                        for c in 0..NC {
+                            let da = s.splat(f32::from_bits(rec.add(c).read()));
+                            let isum = s.to_f32(s.total::<8>(dots[v][c], first(c)));
+                            acc[v][c] = s.add(acc[v][c], s.mul(isum, s.mul(d, da)));
+                        }
+                    }
+                }
+                rec = rec.add((1 + f.parts + 8 * aw) * NC);
+            }
+            store(s, &acc, t);
+        }
+    }
+}
+
+/// Adds half a chunk of codes, 16 elements, to the dots: `groups` are its activations, `quants` the chunk.
+///
+/// # Safety
+/// The chunk and the activations are there.
+#[inline(always)]
+unsafe fn four_groups<S: Simd, const RV: usize, const NC: usize>(
+    s: S,
+    f: &CodesForm,
+    table: S::B,
+    quants: [*const u8; RV],
+    half: usize,
+    groups: *const u32,
+    dots: &mut [[S::Acc; NC]; RV],
+) {
+    let (aw, mask) = (S::rec(8).words(), (1u8 << f.width) - 1);
+    // SAFETY: the caller's.
+    unsafe {
+        for i in 0..4 {
+            let (line, shift) = code_line(half * 4 + i, f.width);
+            let w: [S::W; RV] = core::array::from_fn(|v| {
+                let code = s.and_b(s.shr16_b(s.load_b(quants[v].add(line * 64)), shift as u32), mask);
+                s.weights(s.look_up(table, code))
+            });
+            for c in 0..NC {
+                let a = s.act::<8>(groups.add((i * NC + c) * aw));
+                for v in 0..RV {
+                    dots[v][c] = s.dot::<8>(dots[v][c], w[v], a);
+                }
+            }
+        }
+    }
+}
+
+/// Codes in super-blocks of 256: sixteen sub-blocks with signed scales, in Q2_K minima too.
+///
+/// Sums fit in i32: a dot of 16 is at most 16 * 127 * 127, scales are -32..=31, and 16 * 32 of those are below 2^28.
+pub(super) struct SuperCodes;
+
+impl Quant for SuperCodes {
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
+        let Some(f) = t.codes else { return };
+        let (bytes, scales, aw) = (f.record_bytes(), f.scales(), S::rec(8).words());
+        let head = if f.has_min() { 25 } else { 17 };
+        let chunks = core::hint::black_box(8usize); // rolled, as above
+        // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
+        unsafe {
+            let table = s.load_table(f.offset_table.as_ptr());
+            let mut acc = [[s.splat(0.0); NC]; RV];
+            let mut rec = t.acts;
+            for b in 0..t.nb {
+                let o: [*const u8; RV] = core::array::from_fn(|v| t.panel[v].add(b * bytes));
+                if NC == 1 {
+                    prefetch_record(s, t, o, bytes);
+                }
+                let mut isum = [[s.splat_i(0); NC]; RV];
+                let groups = rec.add(head * NC);
+                for chunk in 0..chunks {
+                    let quants: [*const u8; RV] =
+                        core::array::from_fn(|v| o[v].add(chunk * f.chunk_bytes() + t.lane[v] * 4));
+                    for half in 0..2 {
+                        let sub = chunk * 2 + half;
+                        let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
+                        let mut dots: [[S::Acc; NC]; RV] =
+                            core::array::from_fn(|_| core::array::from_fn(|c| s.acc::<8>(first(c))));
+                        four_groups(s, f, table, quants, half, groups.add(sub * 4 * NC * aw), &mut dots);
+                        for v in 0..RV {
+                            let scale = s.load_i8(o[v].add(scales + sub * 16 + t.lane[v]).cast());
+                            for c in 0..NC {
+                                let dot = s.total::<8>(dots[v][c], first(c));
+                                isum[v][c] = s.add_i(isum[v][c], s.mul_i(dot, scale));
+                            }
+                        }
+                    }
+                }
+                for v in 0..RV {
+                    let d = s.load(o[v].add(scales + 256 + t.lane[v] * 4).cast());
+                    for c in 0..NC {
+                        let da = s.splat(f32::from_bits(rec.add(c).read()));
+                        let mut term = s.mul(s.to_f32(isum[v][c]), s.mul(d, da));
+                        if f.has_min() {
+                            let mut msum = s.splat_i(0);
+                            for j in 0..8 {
+                                let mins = o[v].add(scales + 320 + j * 32 + t.lane[v] * 2);
+                                msum = s.pair_dot(msum, mins, rec.add((17 + j) * NC + c).read());
+                            }
+                            let dmin = s.load(o[v].add(scales + 576 + t.lane[v] * 4).cast());
+                            term = s.sub(term, s.mul(s.to_f32(msum), s.mul(dmin, da)));
+                        }
+                        acc[v][c] = s.add(acc[v][c], term);
+                    }
+                }
+                rec = rec.add((head + 64 * aw) * NC);
+            }
+            store(s, &acc, t);
+        }
+    }
+}
