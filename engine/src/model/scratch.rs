@@ -132,7 +132,9 @@ impl Model {
         let (n, d, q) = (max_rows, c.n_embd, c.n_head * c.head_dim);
         let layout = self.kv_layout(kv_type);
         let row_bytes = |m: &crate::kernels::panel::Matrix| m.row_bytes();
-        let row_bytes = row_bytes(&self.weights.embedding).max(self.weights.positions.as_ref().map_or(0, row_bytes));
+        let added = [&self.weights.token_types, &self.weights.positions];
+        let has_row = added.iter().any(|m| m.is_some());
+        let row_bytes = added.into_iter().flatten().map(row_bytes).fold(row_bytes(&self.weights.embedding), usize::max);
         let attention = AttentionScratch {
             rotary: self.rotary(n_ctx),
             cos: zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
@@ -155,7 +157,7 @@ impl Model {
             hidden: zeros(&[max_logits, d])?,
             logits: zeros(&[max_logits, padded(c.n_vocab)])?,
             row_bytes: zeros(&[row_bytes])?,
-            row: zeros(&[if self.weights.positions.is_some() { d } else { 0 }])?,
+            row: zeros(&[if has_row { d } else { 0 }])?,
         })
     }
 
