@@ -244,6 +244,9 @@ impl Engine {
     /// What is wrong with it, or that there is no capacity now.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, RequestError> {
         let (n_prompt, n_vocab, n_ctx) = (request.tokens.len(), self.model.config.n_vocab, self.options.n_ctx);
+        if !self.model.config.causal {
+            return Err(RequestError::Encoder);
+        }
         if n_prompt == 0 {
             return Err(RequestError::EmptyPrompt);
         }

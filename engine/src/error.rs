@@ -82,6 +82,22 @@ pub enum RequestError {
         /// Tokens that fit.
         n_ctx: usize,
     },
+    /// The model sees whole texts at once: it embeds, and continues nothing.
+    #[error("the model is an encoder: it embeds texts and cannot continue them")]
+    Encoder,
+    /// There is nothing to embed.
+    #[error("the text has no tokens")]
+    EmptyText,
+    /// A text to be embedded does not fit.
+    #[error("the text has {tokens} tokens, the context {n_ctx} and a batch {batch_tokens}")]
+    TextLength {
+        /// Tokens of the text.
+        tokens: usize,
+        /// Tokens that a text may have.
+        n_ctx: usize,
+        /// Tokens that a batch may have.
+        batch_tokens: usize,
+    },
     /// A token id that the model does not have.
     #[error("token {token} at position {at} is not one of the model's {n_vocab}")]
     Token {

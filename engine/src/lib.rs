@@ -7,6 +7,7 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
+pub mod embed;
 pub mod engine;
 pub mod error;
 pub mod gguf;

@@ -21,6 +21,8 @@ pub struct Case {
     pub kind: String,
     pub files: Vec<File>,
     pub prompts: Vec<Prompt>,
+    /// Embedding cases: `mean`, `cls` or `last`.
+    pub pooling: Option<String>,
     pub llama_cpp_vs_reference: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -43,6 +45,9 @@ pub struct Prompt {
     pub logits_all: Option<Block>,
     pub greedy: Option<Greedy>,
     pub router_margins: Option<Vec<f32>>,
+    /// Embedding cases: the pooled vector of length 1, and the states of all tokens.
+    pub embedding: Option<Vec<f32>>,
+    pub hidden_all: Option<Block>,
 }
 
 /// Row-major little-endian f32.
@@ -77,17 +82,17 @@ impl Block {
     }
 }
 
-/// Every causal case, in order of its name.
+/// Every case of a kind, `causal` or `embedding`, in order of its name.
 ///
 /// # Panics
 /// If a file cannot be read.
-pub fn causal_cases() -> Vec<Case> {
+pub fn cases(kind: &str) -> Vec<Case> {
     let mut cases: Vec<Case> = fs::read_dir(fixtures().join("reference"))
         .expect("fixtures/reference")
         .map(|e| e.expect("a file").path())
         .filter(|p| p.extension().is_some_and(|e| e == "json"))
         .map(|p| serde_json::from_slice(&fs::read(&p).expect("a file")).unwrap_or_else(|e| panic!("{p:?}: {e}")))
-        .filter(|c: &Case| c.kind == "causal")
+        .filter(|c: &Case| c.kind == kind)
         .collect();
     cases.sort_by(|a, b| a.name.cmp(&b.name));
     cases
@@ -98,8 +103,33 @@ pub fn causal_cases() -> Vec<Case> {
 /// # Panics
 /// If it does not load.
 pub fn load(file: &str) -> Model {
-    let bytes = fs::read(fixtures().join("reference").join(file)).expect("a model");
-    Model::load(&bytes, &Inline).unwrap_or_else(|e| panic!("{file}: {e}"))
+    Model::load(&loadable(read(file)), &Inline).unwrap_or_else(|e| panic!("{file}: {e}"))
+}
+
+fn read(file: &str) -> Vec<u8> {
+    fs::read(fixtures().join("reference").join(file)).expect("a model")
+}
+
+/// Whether the file's vocabulary is of a kind that the engine reads.
+///
+/// # Panics
+/// If it is no model.
+pub fn has_known_tokenizer(file: &[u8]) -> bool {
+    Gguf::parse(file).expect("a model").str("tokenizer.ggml.model").expect("a text") != Some("bert")
+}
+
+/// A model as it is, or, where the engine does not read its vocabulary, with another: numbers do not depend on it.
+///
+/// # Panics
+/// If it is no model.
+pub fn loadable(file: Vec<u8>) -> Vec<u8> {
+    if has_known_tokenizer(&file) {
+        return file;
+    }
+    let other = read("gemma-embedding-mean-f16.gguf");
+    let other = Gguf::parse(&other).expect("a model");
+    let vocabulary = other.metadata().iter().filter(|(key, _)| key.starts_with("tokenizer.")).copied();
+    rewritten(&file, &vocabulary.collect::<Vec<_>>(), &whole)
 }
 
 /// A part of a tensor in a changed model: its name, its sizes, and which bytes of the tensor it is.
@@ -117,8 +147,12 @@ pub fn changed(
     metadata: &[(&str, Value<'_>)],
     pieces: &dyn Fn(&TensorInfo<'_>) -> Vec<Piece>,
 ) -> Result<Model, LoadError> {
-    let bytes = fs::read(fixtures().join("reference").join(file)).expect("a model");
-    let gguf = Gguf::parse(&bytes).expect("a model");
+    Model::load(&rewritten(&read(file), metadata, pieces), &Inline)
+}
+
+/// A file with other metadata, its tensors cut by `pieces`.
+fn rewritten(file: &[u8], metadata: &[(&str, Value<'_>)], pieces: &dyn Fn(&TensorInfo<'_>) -> Vec<Piece>) -> Vec<u8> {
+    let gguf = Gguf::parse(file).expect("a model");
     let mut writer = GgufWriter::new();
     let kept = gguf.metadata().iter().filter(|(key, _)| metadata.iter().all(|(k, _)| k != key));
     for (key, value) in kept.filter(|(key, _)| *key != "general.alignment").chain(metadata) {
@@ -136,7 +170,7 @@ pub fn changed(
         file.extend_from_slice(data);
         file.resize(file.len() + writer.padding(data.len() as u64), 0);
     }
-    Model::load(&file, &Inline)
+    file
 }
 
 /// The tensor as it is.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use starling::kernels::Cpu;
 use starling::model::Model;
 use starling::pool::Inline;
+use starling_tests::embedding;
 use starling_tests::golden::{self, Case};
 use starling_tests::pool::Threads;
 
@@ -45,4 +46,20 @@ fn with_any_threads_batches_and_neighbours() {
             assert_eq!(got, case.pinned(), "{}: {threads} threads, batches of {batch}, {neighbours} others", case.name);
         }
     });
+}
+
+#[test]
+fn embeddings_on_every_instruction_set_with_any_threads_and_batches() {
+    let cases = embedding::cases();
+    assert!(cases.len() >= 5, "cases are missing");
+    for case in cases {
+        let model = Arc::new(Model::load(&case.model_bytes(), &Inline).expect("a model"));
+        for cpu in only().map_or_else(Cpu::available, |cpu| vec![cpu]) {
+            assert_eq!(case.compute(&model, cpu, &Inline, 5), case.pinned(), "{} on {}", case.name, cpu.isa());
+        }
+        for (threads, max_texts) in [(3, 5), (2, 2), (1, 1)] {
+            let got = case.compute(&model, Cpu::detect(), &Threads::new(threads), max_texts);
+            assert_eq!(got, case.pinned(), "{}: {threads} threads, batches of {max_texts}", case.name);
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 use super::Cpu;
 use super::cpu::Op;
+use super::elementwise::scale;
 use super::simd::Simd;
 
 /// Virtual lanes of a reduction.
@@ -57,6 +58,30 @@ pub fn norm(cpu: Cpu, n: &NormWeights<'_>, x: &[f32], out: &mut [f32]) {
 /// [`norm`] with `x` as input and output.
 pub fn norm_in_place(cpu: Cpu, n: &NormWeights<'_>, x: &mut [f32]) {
     Norm::run(cpu, n, None, x);
+}
+
+/// `x = x * (1 / sqrt(sum(x * x)))`: a vector of length 1; one of zeros stays.
+pub fn normalise(cpu: Cpu, x: &mut [f32]) {
+    let sum = cpu.run(Squares(x));
+    if sum > 0.0 {
+        scale(cpu, x, 1.0 / crate::math::sqrt(sum));
+    }
+}
+
+/// The sum of squares on the lane array.
+struct Squares<'a>(&'a [f32]);
+
+impl Op for Squares<'_> {
+    type Out = f32;
+
+    fn scalar(self) -> f32 {
+        sum(self.0, Some(0.0))
+    }
+
+    #[inline(always)]
+    fn simd<S: Simd>(self, s: S) -> f32 {
+        sum_lanes(s, self.0, Some(0.0))
+    }
 }
 
 struct Norm<'a> {

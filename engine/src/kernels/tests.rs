@@ -7,10 +7,10 @@ use proptest::prelude::*;
 
 use super::Cpu;
 use super::act::{ActKind, pack};
-use super::attention::{AttendScratch, Attention, KvLayout, KvRows, KvType, PAGE, Slot, Span, write_kv};
+use super::attention::{AttendScratch, Attention, KvLayout, KvRows, KvType, PAGE, Sight, Slot, Span, write_kv};
 use super::elementwise::{Act, activate, add_scaled, gated, scale, soft_cap};
 use super::matmul::{Columns, Job, products};
-use super::norm::{NormKind, NormWeights, norm, norm_in_place};
+use super::norm::{NormKind, NormWeights, norm, norm_in_place, normalise};
 use super::panel::{Matrix, PANEL};
 use super::rope::{RopeStyle, rope};
 use crate::pool::{Inline, Pool};
@@ -234,6 +234,9 @@ proptest! {
                 assert_eq!(bits(&out), bits(&in_place));
                 all.extend(out);
             }
+            let mut unit = x.clone();
+            normalise(cpu, &mut unit);
+            all.extend(unit);
             let mut step = |f: &dyn Fn(&mut [f32])| {
                 let mut x = x.clone();
                 f(&mut x);
@@ -267,7 +270,8 @@ proptest! {
     #[test]
     fn attention(
         t in 0usize..3, heads in 1usize..3, group in 1usize..5, d8 in 1usize..10, tokens in 1usize..12,
-        past in prop_oneof![0usize..40, 200usize..300, 500usize..540], window in prop_oneof![Just(usize::MAX), 1usize..300],
+        past in prop_oneof![0usize..40, 200usize..300, 500usize..540],
+        before in prop_oneof![Just(usize::MAX), 0usize..300], after in prop_oneof![2 => Just(0), 1 => Just(usize::MAX), 1 => 0usize..12],
         soft_cap in prop_oneof![Just(None), Just(Some(3.0))], extreme: bool, seed: u64,
     ) {
         let kv = KvLayout { n_layer: 2, n_head_kv: heads, head_dim: d8 * 8, kv_type: KvType::ALL[t] };
@@ -281,30 +285,40 @@ proptest! {
         let slots: Vec<Slot> =
             (0..all).map(|t| Slot { page: pages[t / PAGE], token: (t % PAGE) as u32 }).collect();
         let kv_rows: Vec<f32> = k.chunks(width).zip(v.chunks(width)).flat_map(|(k, v)| [k, v].concat()).collect();
+        let seen = |pos: usize| pos.saturating_sub(before)..pos.saturating_add(after).min(all - 1) + 1;
         let run = |cpu: Cpu, pool: &dyn Pool, whole: bool| {
             let mut arena = vec![0u8; n_pages * kv.page_bytes()];
             let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
             write_kv(cpu, pool, &kv, 1, rows, &mut arena);
-            let mut out = vec![0.0; tokens * n_head * d];
             let mut scratch: Vec<_> = (0..pool.threads()).map(|_| AttendScratch::new(&kv)).collect();
             let mut parts = vec![0.0; Attention::parts_len(&kv, n_head, tokens, all)];
-            let span = |row: usize, n: usize| Span { row, n, pos: past + row, pages: &pages };
-            let spans: Vec<Span> = if whole { vec![span(0, tokens)] } else { (0..tokens).map(|t| span(t, 1)).collect() };
-            Attention { kv: &kv, layer: 1, arena: &arena, n_head, window, soft_cap, q: &q, q_stride: n_head * d, spans: &spans }
-                .run(cpu, pool, &mut out, &mut scratch, &mut parts);
-            out
+            let mut run = |sight, q: &[f32], span: Span<'_>| {
+                let mut out = vec![0.0; q.len()];
+                Attention { kv: &kv, layer: 1, arena: &arena, n_head, sight, soft_cap, q, q_stride: n_head * d, spans: &[span] }
+                    .run(cpu, pool, &mut out, &mut scratch, &mut parts);
+                out
+            };
+            if whole {
+                return run(Sight { before, after }, &q, Span { row: 0, n: tokens, pos: past, pages: &pages });
+            }
+            // a query is not rotated here: it may as well be that of the last token that it sees
+            let one = |(t, q)| {
+                let seen = seen(past + t);
+                run(Sight { before: seen.len() - 1, after: 0 }, q, Span { row: 0, n: 1, pos: seen.end - 1, pages: &pages })
+            };
+            q.chunks(n_head * d).enumerate().flat_map(one).collect()
         };
         let scores = |cpu: Cpu| {
             let mut arena = vec![0u8; n_pages * kv.page_bytes()];
             let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
             write_kv(cpu, &Inline, &kv, 1, rows, &mut arena);
             let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
-            Attention { kv: &kv, layer: 1, arena: &arena, n_head, window, soft_cap, q: &q, q_stride: n_head * d, spans: &spans }
+            let sight = Sight { before, after };
+            Attention { kv: &kv, layer: 1, arena: &arena, n_head, sight, soft_cap, q: &q, q_stride: n_head * d, spans: &spans }
                 .scores(cpu)
         };
         let lens: Vec<usize> = scores(Cpu::detect()).iter().map(Vec::len).collect();
-        let seen = (past..all).flat_map(|pos| vec![window.min(pos + 1); n_head]);
-        prop_assert_eq!(lens, seen.collect::<Vec<_>>());
+        prop_assert_eq!(lens, (past..all).flat_map(|pos| vec![seen(pos).len(); n_head]).collect::<Vec<_>>());
         same(|cpu| scores(cpu).concat())?;
         same(|cpu| run(cpu, if cpu == Cpu::SCALAR { &Inline } else { &Scoped(2) }, true))?;
         prop_assert_eq!(bits(&run(Cpu::detect(), &Inline, false)), bits(&run(Cpu::SCALAR, &Inline, true)), "one by one");

@@ -34,6 +34,11 @@ pub struct Arch {
     pub embeddings_by_width: bool,
     /// Whether logits are divided by `logit_scale`, not multiplied.
     pub divided_logits: bool,
+    /// Whether tokens see those after them too: an encoder, which embeds texts and continues none. The file's
+    /// `attention.causal` goes before.
+    pub bidirectional: bool,
+    /// Whether norms come after the sums, `x = norm(x + attention(x))`, and none at the end.
+    pub post_norm: bool,
 }
 
 /// Which layers rotate queries and keys.
@@ -70,14 +75,24 @@ const BASE: Arch = Arch {
     normalised_experts: true,
     embeddings_by_width: false,
     divided_logits: false,
+    bidirectional: false,
+    post_norm: false,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Neighbours), ..BASE };
 const GEMMA: Arch = Arch { name: "gemma", act: Act::GeluTanh, embeddings_by_width: true, ..BASE };
+const GEMMA3: Arch = Arch {
+    name: "gemma3",
+    window_pattern: 6,
+    local_rope: LocalRope::Base(10_000.0),
+    scaled_by_width: Some(62),
+    ..GEMMA
+};
+const BERT: Arch = Arch { name: "bert", rope: None, act: Act::GeluErf, bidirectional: true, post_norm: true, ..BASE };
 const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 
 /// Every family that loads. Mistral's and Mixtral's files name themselves `llama`. `fixtures/README.md` says which of
 /// these rows are checked against other implementations.
-pub const ARCHS: [Arch; 25] = [
+pub const ARCHS: [Arch; 28] = [
     LLAMA,
     Arch { name: "qwen2", ..BASE },
     Arch { name: "qwen2vl", ..BASE },
@@ -86,13 +101,8 @@ pub const ARCHS: [Arch; 25] = [
     Arch { name: "qwen3moe", ..BASE },
     GEMMA,
     Arch { name: "gemma2", window: 4096, window_pattern: 2, scaled_by_width: Some(46), ..GEMMA },
-    Arch {
-        name: "gemma3",
-        window_pattern: 6,
-        local_rope: LocalRope::Base(10_000.0),
-        scaled_by_width: Some(62),
-        ..GEMMA
-    },
+    GEMMA3,
+    Arch { name: "gemma-embedding", bidirectional: true, scaled_by_width: None, ..GEMMA3 },
     Arch { name: "phi2", act: Act::GeluTanh, ..BASE },
     Arch { name: "phi3", ..BASE },
     Arch { name: "stablelm", ..BASE },
@@ -109,4 +119,6 @@ pub const ARCHS: [Arch; 25] = [
     Arch { name: "internlm2", ..LLAMA },
     Arch { name: "exaone", ..BASE },
     Arch { name: "ernie4_5", ..LLAMA },
+    BERT,
+    Arch { name: "nomic-bert", rope: Some(RopeStyle::Halves), act: Act::Silu, ..BERT },
 ];

@@ -70,6 +70,24 @@ impl Pass<'_, '_> {
         self.add(i, None, Stage::PostFfnNorm, x, y, &mut []);
     }
 
+    /// Norms after the sums, as in the first transformers (Vaswani et al. 2017):
+    ///
+    /// ```text
+    /// x = attn_norm(x + attention(x));  x = ffn_norm(x + ffn(x))
+    /// ```
+    pub(super) fn post_norm_block(&mut self, i: usize, norms: &[Norm; 2], arena: &mut [u8], s: &mut Scratch) {
+        let Scratch { x, y, words, attention, ffn, .. } = s;
+        let (d, n) = (self.model.config.n_embd, self.n);
+        let (x, y) = (&mut x[..n * d], &mut y[..n * padded(d)]);
+        let [attn_norm, ffn_norm] = norms;
+        self.attention(i, x, y, attention, arena, words);
+        self.rows.add_normed(attn_norm, x, y);
+        self.look(Stage::PostAttnNorm, Some(i), &mut cut(x, d, 0, d));
+        self.ffn(i, x, y, ffn, words);
+        self.rows.add_normed(ffn_norm, x, y);
+        self.look(Stage::PostFfnNorm, Some(i), &mut cut(x, d, 0, d));
+    }
+
     /// `x = x + post_norm(y) * residual_scale`; `h` is overwritten if there is a norm.
     fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, x: &mut [f32], y: &[f32], h: &mut [f32]) {
         let (d, scale) = (self.model.config.n_embd, self.model.config.residual_scale);
@@ -101,14 +119,16 @@ impl Pass<'_, '_> {
         self.rotate(i, layer, qkv, &s.cos, &s.sin);
         let k = cut(qkv, stride, k_at, kv_width);
         self.look(Stage::Rope, at, &mut cut(qkv, stride, 0, q_width).chain(k));
+        // where whole texts are in the batch, layers may share one place in turn
+        let kv_layer = i % self.kv.n_layer;
         let kv_rows = KvRows { x: qkv, stride, k_at, v_at, slots: &s.slots };
-        attention::write_kv(rows.cpu, rows.pool, self.kv, i, kv_rows, arena);
+        attention::write_kv(rows.cpu, rows.pool, self.kv, kv_layer, kv_rows, arena);
         let attention = Attention {
             kv: self.kv,
-            layer: i,
+            layer: kv_layer,
             arena,
             n_head: c.n_head,
-            window: c.layers[i].window,
+            sight: c.layers[i].sight,
             soft_cap: c.attn_soft_cap,
             q: qkv,
             q_stride: stride,

@@ -8,7 +8,7 @@ use super::keys::Keys;
 use super::rotary::{RopeConfig, Scaling, ScalingKind};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::kernels::attention::{MAX_GROUP, MAX_HEAD_DIM};
+use crate::kernels::attention::{MAX_GROUP, MAX_HEAD_DIM, Sight};
 use crate::kernels::norm::NormKind;
 use crate::math::sqrt;
 
@@ -59,6 +59,11 @@ pub struct Config {
     pub logit_soft_cap: Option<f32>,
     /// Whether attention and feed-forward of all layers read the same stream, side by side.
     pub parallel_residual: bool,
+    /// Whether tokens see only those before them and themselves; if not, whole texts are computed at once, and none is
+    /// continued.
+    pub causal: bool,
+    /// How a text's vector is made from those of its tokens, as the file numbers it (`embedding.rs`).
+    pub pooling_type: Option<u32>,
     /// Leading elements of a head that rotate; even.
     pub n_rot: usize,
     /// The rotations that layers choose from.
@@ -72,8 +77,8 @@ pub struct Config {
 /// A layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerConfig {
-    /// Tokens before and with the own one that a token sees; `usize::MAX` for all.
-    pub window: usize,
+    /// What a token sees besides itself.
+    pub sight: Sight,
     /// The rotation, by its index in [`Config::ropes`], if the layer has one.
     pub rope: Option<usize>,
 }
@@ -129,7 +134,8 @@ impl Config {
         let scored_width = if arch.scaled_by_width == Some(n_layer) { n_embd / n_head } else { head_dim };
         let embedding_scale = if arch.embeddings_by_width { sqrt(n_embd as f32) } else { 1.0 };
         let logit_scale = keys.optional("logit_scale")?.unwrap_or(1.0);
-        let (ropes, layers) = layers(&keys, arch, n_layer, n_ctx_train)?;
+        let causal = keys.bool("attention.causal")?.unwrap_or(!arch.bidirectional);
+        let (ropes, layers) = layers(&keys, arch, n_layer, n_ctx_train, causal)?;
         Ok(Config {
             arch: *arch,
             n_embd,
@@ -148,6 +154,8 @@ impl Config {
             attn_soft_cap: keys.optional("attn_logit_softcapping")?,
             logit_soft_cap: keys.optional("final_logit_softcapping")?,
             parallel_residual: keys.bool("use_parallel_residual")?.unwrap_or(false),
+            causal,
+            pooling_type: keys.u32("pooling_type")?,
             n_rot,
             ropes,
             experts: experts(&keys, arch, n_ff)?,
@@ -172,7 +180,8 @@ impl Config {
 
     /// The longest window, if every layer has one: tokens before it are never looked at again.
     pub fn window(&self) -> Option<usize> {
-        self.layers.iter().map(|l| l.window).max().filter(|&w| w < usize::MAX)
+        let before = self.layers.iter().map(|l| l.sight.before).max()?;
+        before.checked_add(1)
     }
 }
 
@@ -228,6 +237,7 @@ fn layers(
     arch: &Arch,
     n_layer: usize,
     n_ctx_train: usize,
+    causal: bool,
 ) -> Result<(Vec<RopeConfig>, Vec<LayerConfig>), LoadError> {
     let window = match keys.u32("attention.sliding_window")?.map_or(arch.window, |w| w as usize) {
         0 => usize::MAX,
@@ -260,7 +270,12 @@ fn layers(
             ropes.push(rope.clone());
         }
         let rope = rotates.then(|| known.unwrap_or(ropes.len() - 1));
-        layers.push(LayerConfig { window: if local { window } else { usize::MAX }, rope });
+        let before = match (local, causal) {
+            (false, _) => usize::MAX,
+            (true, true) => window - 1,
+            (true, false) => window / 2,
+        };
+        layers.push(LayerConfig { sight: Sight { before, after: if causal { 0 } else { before } }, rope });
     }
     Ok((ropes, layers))
 }

@@ -1,7 +1,7 @@
 //! THE forward pass: tokens of one or several sequences in, logits out.
 //!
 //! ```text
-//! x = embedding[token] * scale + position_embedding[position]
+//! x = norm(embedding[token] * scale + token_type + position_embedding[position])
 //! each layer: attention and feed-forward add to x (`block.rs`)
 //! logits = cap((W_out norm(x) + b) * scale)
 //! ```
@@ -14,7 +14,7 @@ use super::Model;
 use super::block::Pass;
 use super::rows::{Rows, cut};
 use super::scratch::{AttentionScratch, Scratch};
-use super::weights::padded;
+use super::weights::{Order, padded};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvLayout, PAGE, Slot, Span};
 use crate::kernels::elementwise::{add_scaled, scale, soft_cap};
@@ -128,22 +128,64 @@ impl Model {
         s: &'s mut Scratch,
         trace: Option<Trace<'_>>,
     ) -> Output<'s> {
-        let (c, n) = (&self.config, runs.iter().map(|r| r.tokens.len()).sum());
-        assert!(n <= s.max_rows, "a batch beyond the scratch");
         let spans = self.place(runs, &mut s.attention);
-        let rows = Rows { cpu, pool, kind: c.norm, eps: c.norm_eps };
-        let mut pass = Pass { model: self, rows, kv, spans: &spans, n, trace };
+        let mut pass = self.pass(cpu, pool, &spans, kv, trace);
+        self.layers(&mut pass, runs, arena, s);
+        self.logits(&mut pass, runs, s)
+    }
 
-        self.embed(cpu, runs, s);
-        pass.look(Stage::Embedding, None, &mut cut(&s.x[..n * c.n_embd], c.n_embd, 0, c.n_embd));
+    /// Runs a batch of whole texts, whose keys and values no later batch needs: pages of one layer
+    /// ([`KvLayout::n_layer`]) will do. Returns the states after the final norm, (rows, n_embd).
+    ///
+    /// # Panics
+    /// As [`Model::forward`].
+    pub fn states<'s>(
+        &self,
+        cpu: Cpu,
+        pool: &dyn Pool,
+        runs: &[Run<'_>],
+        kv: &KvLayout,
+        arena: &mut [u8],
+        s: &'s mut Scratch,
+    ) -> &'s mut [f32] {
+        let spans = self.place(runs, &mut s.attention);
+        let mut pass = self.pass(cpu, pool, &spans, kv, None);
+        self.layers(&mut pass, runs, arena, s);
+        let len = pass.n * self.config.n_embd;
+        let (x, h) = (&mut s.x[..len], &mut s.h[..len]);
+        let Some(norm) = &self.weights.final_norm else { return x };
+        pass.rows.norm(norm, x, self.config.n_embd, h);
+        h
+    }
+
+    fn pass<'a, 't>(
+        &'a self,
+        cpu: Cpu,
+        pool: &'a dyn Pool,
+        spans: &'a [Span<'a>],
+        kv: &'a KvLayout,
+        trace: Option<Trace<'t>>,
+    ) -> Pass<'a, 't> {
+        let rows = Rows { cpu, pool, kind: self.config.norm, eps: self.config.norm_eps };
+        Pass { model: self, rows, kv, spans, n: spans.iter().map(|s| s.n).sum(), trace }
+    }
+
+    /// The residual stream of the batch, through all layers.
+    fn layers(&self, pass: &mut Pass<'_, '_>, runs: &[Run<'_>], arena: &mut [u8], s: &mut Scratch) {
+        let (d, n) = (self.config.n_embd, pass.n);
+        assert!(n <= s.max_rows, "a batch beyond the scratch");
+        self.embed(pass.rows.cpu, runs, s);
+        if let Some(norm) = &self.weights.embedding_norm {
+            pass.rows.norm_each(norm, &mut s.x[..n * d]);
+        }
+        pass.look(Stage::Embedding, None, &mut cut(&s.x[..n * d], d, 0, d));
         for (i, layer) in self.weights.layers.iter().enumerate() {
-            if layer.parallel {
-                pass.parallel_block(i, arena, s);
-            } else {
-                pass.serial_block(i, arena, s);
+            match &layer.order {
+                Order::Serial => pass.serial_block(i, arena, s),
+                Order::Parallel => pass.parallel_block(i, arena, s),
+                Order::PostNorm(norms) => pass.post_norm_block(i, norms, arena, s),
             }
         }
-        self.logits(&mut pass, runs, s)
     }
 
     /// Places of the batch's rows in the arena, and their cosines and sines for each rotation.
@@ -173,8 +215,10 @@ impl Model {
             if self.config.embedding_scale != 1.0 {
                 scale(cpu, x, self.config.embedding_scale);
             }
-            if let Some(positions) = &self.weights.positions {
-                positions.row(pos, &mut s.row);
+            let kind = self.weights.token_types.as_ref().map(|types| (types, 0));
+            let position = self.weights.positions.as_ref().map(|positions| (positions, pos));
+            for (matrix, row) in kind.into_iter().chain(position) {
+                matrix.row(row, &mut s.row);
                 add_scaled(cpu, x, &s.row, 1.0);
             }
         }
@@ -190,7 +234,11 @@ impl Model {
             row += run.tokens.len();
             assert!(run.n_logits <= run.tokens.len() && wanted + run.n_logits <= s.max_logits);
             let from = &s.x[(row - run.n_logits) * d..row * d];
-            rows.norm(&w.final_norm, from, d, &mut s.hidden[wanted * d..(wanted + run.n_logits) * d]);
+            let to = &mut s.hidden[wanted * d..(wanted + run.n_logits) * d];
+            match &w.final_norm {
+                Some(norm) => rows.norm(norm, from, d, to),
+                None => to.copy_from_slice(from),
+            }
             wanted += run.n_logits;
         }
         let (hidden, logits) = (&mut s.hidden[..wanted * d], &mut s.logits[..wanted * stride]);

@@ -41,8 +41,11 @@ impl Role {
         match t.name {
             "token_embd.weight" | "output.weight" => return matrix(c.n_vocab, c.n_embd),
             "position_embd.weight" if c.arch.rope.is_none() => return matrix(c.n_ctx_train, c.n_embd),
+            // of so many kinds of text as there are rows: the first is used
+            "token_types.weight" => return matrix(t.dims[1] as usize, c.n_embd),
+            "token_embd_norm.weight" | "token_embd_norm.bias" => return vector(c.n_embd),
             "output.bias" => return vector(c.n_vocab),
-            "output_norm.weight" | "output_norm.bias" => return vector(c.n_embd),
+            "output_norm.weight" | "output_norm.bias" if !c.arch.post_norm => return vector(c.n_embd),
             "rope_freqs.weight" | "rope_factors_long.weight" | "rope_factors_short.weight" => {
                 return vector(c.n_rot / 2);
             }
@@ -54,6 +57,11 @@ impl Role {
         }
         // gate and up may be one matrix
         let up = if t.dims[1] == 2 * c.n_ff as u64 { 2 * c.n_ff } else { c.n_ff };
+        if let Some((norm, "weight" | "bias")) = part.split_once('.')
+            && ["attn_output_norm", "layer_output_norm"].contains(&norm)
+        {
+            return if c.arch.post_norm { vector(c.n_embd) } else { None };
+        }
         match part {
             "attn_norm.weight" | "ffn_norm.weight" | "post_attention_norm.weight" | "post_ffw_norm.weight" => {
                 vector(c.n_embd)
@@ -169,8 +177,9 @@ fn index(text: &str) -> Option<usize> {
 /// is, the last.
 type Ways = &'static [&'static [&'static str]];
 
-const STEPS: [Ways; 4] = [
-    &[&["post_attention_norm"], &["attn_norm"]],
+const PRE_NORMS: Ways = &[&["post_attention_norm"], &["attn_norm"]];
+const POST_NORMS: Ways = &[&["attn_output_norm", "layer_output_norm"]];
+const STEPS: [Ways; 3] = [
     &[&["attn_qkv"], &["attn_q", "attn_k", "attn_v"]],
     &[&["attn_output"]],
     &[
@@ -182,7 +191,10 @@ const STEPS: [Ways; 4] = [
 
 /// The first tensor that is missing, given those that are there.
 pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> {
-    let mut all: Vec<&str> = ["token_embd.weight", "output_norm.weight"].into();
+    let mut all: Vec<&str> = ["token_embd.weight"].into();
+    if !c.arch.post_norm {
+        all.push("output_norm.weight");
+    }
     if c.arch.rope.is_none() {
         all.push("position_embd.weight");
     }
@@ -204,7 +216,8 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
             }
             None => has(&name(part)),
         };
-        for ways in STEPS {
+        let norms = if c.arch.post_norm { POST_NORMS } else { PRE_NORMS };
+        for ways in [norms].into_iter().chain(STEPS) {
             let way = ways.iter().find(|way| has(way[0])).or(ways.last())?;
             if let Some(part) = way.iter().find(|part| !has(part)) {
                 return Some(name(part));

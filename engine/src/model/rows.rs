@@ -39,9 +39,13 @@ impl<'a> Rows<'a> {
         });
     }
 
+    fn weights<'n>(&self, n: &'n Norm) -> NormWeights<'n> {
+        NormWeights { kind: self.kind, eps: self.eps, w: &n.weight, b: n.bias.as_deref() }
+    }
+
     /// `out = norm(x)`; `out` has rows of whole width, those of `x` are `stride` apart.
     pub(super) fn norm(&self, n: &Norm, x: &[f32], stride: usize, out: &mut [f32]) {
-        let weights = NormWeights { kind: self.kind, eps: self.eps, w: &n.weight, b: n.bias.as_deref() };
+        let weights = self.weights(n);
         self.each(out, n.width, &|r, out| norm(self.cpu, &weights, &x[r * stride..][..n.width], out));
     }
 
@@ -62,6 +66,21 @@ impl<'a> Rows<'a> {
     /// `x += y * scale`: rows of `d` numbers, those of `y` are `stride` apart.
     pub(super) fn add(&self, x: &mut [f32], d: usize, y: &[f32], stride: usize, scale: f32) {
         self.each(x, d, &|r, x| add_scaled(self.cpu, x, &y[r * stride..][..d], scale));
+    }
+
+    /// `x = norm(x)`: rows of whole width.
+    pub(super) fn norm_each(&self, n: &Norm, x: &mut [f32]) {
+        let weights = self.weights(n);
+        self.each(x, n.width, &|_, x| norm_in_place(self.cpu, &weights, x));
+    }
+
+    /// `x = norm(x + y)`: rows of whole width, those of `y` in whole panels.
+    pub(super) fn add_normed(&self, n: &Norm, x: &mut [f32], y: &[f32]) {
+        let weights = self.weights(n);
+        self.each(x, n.width, &|r, x| {
+            add_scaled(self.cpu, x, &y[r * padded(n.width)..][..n.width], 1.0);
+            norm_in_place(self.cpu, &weights, x);
+        });
     }
 
     /// What a feed-forward sends down, (n, width): the activation of the gate times what goes up, or the activation of

@@ -131,6 +131,7 @@ impl Model {
         let (n, d, q) = (max_rows, c.n_embd, c.n_head * c.head_dim);
         let layout = self.kv_layout(kv_type);
         let widths = self.widths();
+        let has_row = self.weights.token_types.is_some() || self.weights.positions.is_some();
         let attention = AttentionScratch {
             rotary: self.rotary(n_ctx),
             cos: zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
@@ -152,7 +153,7 @@ impl Model {
             ffn: self.ffn_scratch(n, &widths)?,
             hidden: zeros(&[max_logits, d])?,
             logits: zeros(&[max_logits, padded(c.n_vocab)])?,
-            row: zeros(&[if self.weights.positions.is_some() { d } else { 0 }])?,
+            row: zeros(&[if has_row { d } else { 0 }])?,
         })
     }
 

@@ -99,8 +99,18 @@ pub struct Layer {
     pub ffn: FeedForward,
     /// After the feed-forward (n_embd).
     pub post_ffn_norm: Option<Norm>,
-    /// Whether attention and feed-forward read the same stream, side by side.
-    pub parallel: bool,
+    /// The order of its steps.
+    pub order: Order,
+}
+
+/// In which order a layer's steps and norms come.
+pub enum Order {
+    /// Attention, then the feed-forward on what it added.
+    Serial,
+    /// Both read the same stream, side by side.
+    Parallel,
+    /// Serial, each sum normed by one of these (n_embd), and nothing before.
+    PostNorm([Norm; 2]),
 }
 
 /// Divisors of the rotary frequencies (n_rot / 2).
@@ -122,12 +132,16 @@ pub enum RopeDivisors {
 pub struct Weights {
     /// (n_vocab, n_embd)
     pub embedding: Matrix,
+    /// (kinds of text, n_embd): the first row is added to every token.
+    pub token_types: Option<Matrix>,
     /// (n_ctx_train, n_embd), where positions are embedded.
     pub positions: Option<Matrix>,
+    /// Of the sum of embeddings (n_embd).
+    pub embedding_norm: Option<Norm>,
     /// The layers.
     pub layers: Vec<Layer>,
-    /// Before the output (n_embd).
-    pub final_norm: Norm,
+    /// After the layers (n_embd).
+    pub final_norm: Option<Norm>,
     /// (n_vocab, n_embd); `None` where the embedding serves.
     pub output: Option<Matrix>,
     /// One number per logit.
@@ -213,9 +227,11 @@ impl Weights {
             };
         Ok(Weights {
             embedding: parts.matrix("token_embd.weight")?,
+            token_types: if parts.has("token_types.weight") { Some(parts.matrix("token_types.weight")?) } else { None },
+            embedding_norm: norm(parts, "token_embd_norm")?,
             positions: if c.arch.rope.is_none() { Some(parts.matrix("position_embd.weight")?) } else { None },
             layers,
-            final_norm: norm(parts, "output_norm")?.ok_or_else(|| missing("output_norm.weight"))?,
+            final_norm: norm(parts, "output_norm")?,
             output_bias: parts.optional("output.bias"),
             output: if parts.has("output.weight") { Some(parts.matrix("output.weight")?) } else { None },
             rope_divisors,
@@ -224,7 +240,7 @@ impl Weights {
 
     /// Bytes of the packed matrices.
     pub fn len_bytes(&self) -> usize {
-        let outside = [Some(&self.embedding), self.positions.as_ref(), self.output.as_ref()];
+        let outside = [Some(&self.embedding), self.token_types.as_ref(), self.positions.as_ref(), self.output.as_ref()];
         let layers = self.layers.iter().flat_map(Layer::matrices);
         outside.into_iter().flatten().chain(layers).map(Matrix::len_bytes).sum()
     }
@@ -286,7 +302,7 @@ fn layer(parts: &mut Parts, c: &Config, i: usize) -> Result<Layer, LoadError> {
         _ => FeedForward::Dense(dense(parts, c.n_ff, "", &name)?),
     };
     // one norm before both, or a key that says so
-    let parallel = c.parallel_residual || (attn_norm.is_some() && ffn_norm.is_none());
+    let parallel = !c.arch.post_norm && (c.parallel_residual || (attn_norm.is_some() && ffn_norm.is_none()));
     if parallel && attn_norm.is_none() {
         return Err(missing(&name("attn_norm.weight")));
     }
@@ -295,7 +311,13 @@ fn layer(parts: &mut Parts, c: &Config, i: usize) -> Result<Layer, LoadError> {
             return Err(tensor_error(&part, "a norm after one of two parallel steps", "none"));
         }
     }
+    let order = match (norm(parts, &name("attn_output_norm"))?, norm(parts, &name("layer_output_norm"))?) {
+        (Some(attn), Some(ffn)) => Order::PostNorm([attn, ffn]),
+        _ if parallel => Order::Parallel,
+        _ => Order::Serial,
+    };
     Ok(Layer {
+        order,
         qkv,
         q_norm: norm(parts, &name("attn_q_norm"))?,
         k_norm: norm(parts, &name("attn_k_norm"))?,
@@ -305,7 +327,6 @@ fn layer(parts: &mut Parts, c: &Config, i: usize) -> Result<Layer, LoadError> {
         post_ffn_norm: norm(parts, &name("post_ffw_norm"))?,
         attn_norm,
         ffn_norm,
-        parallel,
     })
 }
 

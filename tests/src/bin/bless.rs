@@ -7,7 +7,7 @@ use std::sync::Arc;
 use starling::kernels::Cpu;
 use starling::model::Model;
 use starling::pool::Inline;
-use starling_tests::golden;
+use starling_tests::{embedding, golden};
 
 fn main() -> Result<(), Box<dyn Error>> {
     for case in golden::cases() {
@@ -15,6 +15,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         let pinned = case.compute(&model, Cpu::SCALAR, &Inline, 512, 0);
         fs::write(case.path(), serde_json::to_string_pretty(&pinned)? + "\n")?;
         println!("{}: {:?}", case.name, pinned.text);
+    }
+    for case in embedding::cases() {
+        let model = Arc::new(Model::load(&case.model_bytes(), &Inline)?);
+        let pinned = case.compute(&model, Cpu::SCALAR, &Inline, 2);
+        fs::write(case.path(), serde_json::to_string_pretty(&pinned)? + "\n")?;
+        println!("{}: {}", case.name, pinned.pooling);
     }
     Ok(())
 }

@@ -54,6 +54,22 @@ pub struct Span<'a> {
     pub pages: &'a [u32],
 }
 
+impl Span<'_> {
+    /// The position after the last token.
+    fn end(&self) -> usize {
+        self.pos + self.n
+    }
+}
+
+/// How many tokens before and after its own a token sees, at most; none after the last of its span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sight {
+    /// Earlier tokens.
+    pub before: usize,
+    /// Later tokens, which must be in the same batch.
+    pub after: usize,
+}
+
 /// Attention of a whole batch in one layer.
 #[derive(Clone, Copy)]
 pub struct Attention<'a> {
@@ -65,8 +81,8 @@ pub struct Attention<'a> {
     pub arena: &'a [u8],
     /// Query heads, a multiple of the KV heads.
     pub n_head: usize,
-    /// Tokens before and with the own one that a token sees; `usize::MAX` for all.
-    pub window: usize,
+    /// What a token sees besides itself.
+    pub sight: Sight,
     /// Scores are softly kept below this in size, if at all.
     pub soft_cap: Option<f32>,
     /// Queries (rows, n_head * head_dim), scaled and rotated, `q_stride` floats from a row to the next.
@@ -77,7 +93,8 @@ pub struct Attention<'a> {
     pub spans: &'a [Span<'a>],
 }
 
-/// Up to this many rows of a span are cut by chunks, so that few rows with long pasts keep all threads busy.
+/// Up to this many rows of a span are cut by chunks where there are several, so that few rows with long pasts keep all
+/// threads busy.
 const FEW_ROWS: usize = 4;
 
 impl Attention<'_> {
@@ -100,9 +117,9 @@ impl Attention<'_> {
             assert!(span.row >= end && (span.row + span.n) * width <= out.len() && group <= MAX_COLUMNS);
             end = span.row + span.n;
             for head in 0..kv.n_head_kv {
-                if span.n <= FEW_ROWS {
+                if span.n <= FEW_ROWS && span.end() > CHUNK {
                     for token in 0..span.n {
-                        for chunk in self.chunks(span.pos + token, 1) {
+                        for chunk in self.chunks(span, token, 1) {
                             units.push(UnitOf { span: i, head, token, n: 1, chunk: Some(chunk), part });
                             part += stride;
                         }
@@ -131,9 +148,9 @@ impl Attention<'_> {
             let pos = span.pos + u.token;
             let (chunks, out) = match u.chunk {
                 Some(chunk) => (chunk..chunk + 1, AttendOut::Part { out: shared, at: u.part }),
-                None => (self.chunks(pos, u.n), AttendOut::Rows { out: rows, at: row * width }),
+                None => (self.chunks(span, u.token, u.n), AttendOut::Rows { out: rows, at: row * width }),
             };
-            Attend { of: self, head: u.head, pages: span.pages, row, tokens: u.n, pos, chunks }.run(cpu, out, scratch);
+            Attend { of: self, head: u.head, span, row, tokens: u.n, pos, chunks }.run(cpu, out, scratch);
         });
         units.reverse();
         let mut i = 0;
@@ -154,9 +171,15 @@ impl Attention<'_> {
 }
 
 impl Attention<'_> {
-    /// The chunks that hold what `n` tokens from position `pos` on see.
-    fn chunks(&self, pos: usize, n: usize) -> Range<usize> {
-        (pos + 1).saturating_sub(self.window) / CHUNK..(pos + n).div_ceil(CHUNK)
+    /// The positions that the token at `pos` of a span sees.
+    fn seen(&self, span: &Span<'_>, pos: usize) -> Range<usize> {
+        pos.saturating_sub(self.sight.before)..pos.saturating_add(self.sight.after).min(span.end() - 1) + 1
+    }
+
+    /// The chunks that hold what `n` tokens from token `token` of a span on see.
+    fn chunks(&self, span: &Span<'_>, token: usize, n: usize) -> Range<usize> {
+        let first = span.pos + token;
+        self.seen(span, first).start / CHUNK..self.seen(span, first + n - 1).end.div_ceil(CHUNK)
     }
 
     /// The scaled and capped scores of the tokens that each row sees, oldest first: one list per row and query head. For traces:
@@ -168,10 +191,10 @@ impl Attention<'_> {
             for token in 0..span.n {
                 for head in 0..self.kv.n_head_kv {
                     let pos = span.pos + token;
-                    let chunks = self.chunks(pos, 1);
-                    let a = Attend { of: self, head, pages: span.pages, row: span.row + token, tokens: 1, pos, chunks };
+                    let chunks = self.chunks(span, token, 1);
+                    let a = Attend { of: self, head, span, row: span.row + token, tokens: 1, pos, chunks };
                     let at = all.len();
-                    all.resize(at + a.group(), Vec::with_capacity(pos + 1));
+                    all.resize(at + a.group(), Vec::new());
                     cpu.run(Scores { a: &a, scratch: &mut scratch, out: &mut all[at..] });
                 }
             }
@@ -195,7 +218,7 @@ struct UnitOf {
 struct Attend<'a> {
     of: &'a Attention<'a>,
     head: usize,
-    pages: &'a [u32],
+    span: &'a Span<'a>,
     /// First row of the batch, and number of rows.
     row: usize,
     tokens: usize,
@@ -234,9 +257,8 @@ impl Attend<'_> {
 
     /// The tokens of chunk `chunk` that the token at `pos` sees, relative to the chunk.
     fn seen(&self, chunk: usize, pos: usize) -> Range<usize> {
-        let start = chunk * CHUNK;
-        let from = (pos + 1).saturating_sub(self.of.window);
-        from.saturating_sub(start).min(CHUNK)..(pos + 1).saturating_sub(start).min(CHUNK)
+        let (start, seen) = (chunk * CHUNK, self.of.seen(self.span, pos));
+        seen.start.saturating_sub(start).min(CHUNK)..seen.end.saturating_sub(start).min(CHUNK)
     }
 
     /// The queries of the block (columns, head_dim), gathered into `q`, narrowed where keys are f16.
@@ -256,7 +278,7 @@ impl Attend<'_> {
 
     fn page(&self, chunk: usize, token: usize) -> &[u8] {
         let bytes = self.kv().page_bytes();
-        let page = self.pages[(chunk * CHUNK + token) / PAGE] as usize;
+        let page = self.span.pages[(chunk * CHUNK + token) / PAGE] as usize;
         &self.of.arena[page * bytes..(page + 1) * bytes]
     }
 
@@ -275,7 +297,7 @@ impl Attend<'_> {
         let (kv, of) = (self.kv(), self.of);
         assert!(kv.head_dim <= MAX_HEAD_DIM && of.n_head.is_multiple_of(kv.n_head_kv) && self.head < kv.n_head_kv);
         assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS && of.layer < kv.n_layer);
-        assert!((self.pos + self.tokens).div_ceil(PAGE) <= self.pages.len());
+        assert!(self.span.end().div_ceil(PAGE) <= self.span.pages.len());
         assert!(scratch.dims >= kv.value_dims(), "scratch for a smaller head");
         cpu.run(Unit { a: self, out, scratch });
     }

@@ -7,6 +7,7 @@
 //! SHAPE is one of [`SHAPES`], MIX a name that llama.cpp's quantiser knows ([`Mix`]). The same arguments give the same
 //! bytes on every machine. The file is a valid model with a working tokenizer; its output is noise.
 
+mod encoder;
 mod vocab;
 mod weights;
 
@@ -62,7 +63,7 @@ const TINY: Shape = Shape {
     n_experts_used: 0,
 };
 
-const SHAPES: [Shape; 7] = [
+const SHAPES: [Shape; 9] = [
     TINY,
     Shape {
         name: "smollm2-135m",
@@ -146,7 +147,22 @@ const SHAPES: [Shape; 7] = [
         n_experts_used: 2,
         ..TINY
     },
+    BERT,
+    Shape { name: "minilm", n_layers: 6, width: 384, n_kv_heads: 12, head_dim: 32, ff_width: 1536, ..BERT },
 ];
+
+const BERT: Shape = Shape {
+    name: "bert-base",
+    arch: "bert",
+    n_layers: 12,
+    width: 768,
+    n_heads: 12,
+    n_kv_heads: 12,
+    ff_width: 3072,
+    n_vocab: 30_522,
+    context: 512,
+    ..TINY
+};
 
 const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + \
      message['content'] + '<|im_end|>' + '\n' }}{% endfor %}\
@@ -170,12 +186,19 @@ fn run(args: &[String]) -> Result<(), Box<dyn Error>> {
     };
     let shape = SHAPES.iter().find(|s| s.name == shape).ok_or_else(usage)?;
     let mix = Mix::from_name(mix).ok_or_else(usage)?;
-    let tensors = tensors(shape);
+    let is_encoder = shape.arch == "bert";
+    let tensors = if is_encoder { encoder::tensors(shape) } else { tensors(shape) };
     let types = types(shape, mix, &tensors);
 
     let mut writer = GgufWriter::new();
     metadata(&mut writer, shape, mix)?;
-    vocab::write(&mut writer, shape.n_vocab as usize)?;
+    if is_encoder {
+        encoder::metadata(&mut writer)?;
+        vocab::write_word_pieces(&mut writer, shape.n_vocab as usize)?;
+    } else {
+        decoder_metadata(&mut writer, shape)?;
+        vocab::write(&mut writer, shape.n_vocab as usize)?;
+    }
     for ((name, dims), dtype) in tensors.iter().zip(&types) {
         writer.tensor(name, *dtype, dims)?;
     }
@@ -211,9 +234,15 @@ fn metadata(w: &mut GgufWriter, shape: &Shape, mix: Mix) -> Result<(), Box<dyn E
         ("feed_forward_length", shape.ff_width),
         ("attention.head_count", shape.n_heads),
         ("attention.head_count_kv", shape.n_kv_heads),
-        ("rope.dimension_count", shape.head_dim),
-        ("vocab_size", shape.n_vocab),
     ] {
+        w.metadata(&key(name), &Value::U32(value))?;
+    }
+    Ok(())
+}
+
+fn decoder_metadata(w: &mut GgufWriter, shape: &Shape) -> Result<(), Box<dyn Error>> {
+    let key = |name: &str| format!("{}.{name}", shape.arch);
+    for (name, value) in [("rope.dimension_count", shape.head_dim), ("vocab_size", shape.n_vocab)] {
         w.metadata(&key(name), &Value::U32(value))?;
     }
     // only where they say something: other shapes stay the bytes they were

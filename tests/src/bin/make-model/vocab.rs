@@ -1,4 +1,5 @@
-//! A byte-level BPE vocabulary of any size: that of the bundled model, extended by joining its words and endings.
+//! A byte-level BPE vocabulary of any size: that of the bundled model, extended by joining its words and endings. The
+//! same words make a vocabulary of word pieces.
 
 use core::error::Error;
 use std::collections::BTreeSet;
@@ -34,6 +35,51 @@ pub(crate) fn write(w: &mut GgufWriter, n_vocab: usize) -> Result<(), Box<dyn Er
     w.metadata("tokenizer.ggml.padding_token_id", &Value::U32(3))?;
     w.metadata("tokenizer.ggml.add_bos_token", &Value::Bool(false))?;
     Ok(())
+}
+
+/// Adds the metadata of a WordPiece tokenizer of `n_vocab` tokens: special ones, the characters of ASCII, and the words
+/// and endings of the vocabulary above. As llama.cpp writes them, words start with `▁` and endings are bare.
+pub(crate) fn write_word_pieces(w: &mut GgufWriter, n_vocab: usize) -> Result<(), Box<dyn Error>> {
+    let tokens = word_pieces(n_vocab)?;
+    let types: Vec<i32> = (0..n_vocab).map(|i| if i < WORD_PIECE_CONTROLS.len() { CONTROL } else { NORMAL }).collect();
+    w.str("tokenizer.ggml.model", "bert")?;
+    w.str("tokenizer.ggml.pre", "jina-v2-en")?;
+    w.str_array("tokenizer.ggml.tokens", &tokens)?;
+    w.i32_array("tokenizer.ggml.token_type", &types)?;
+    for (key, name) in [
+        ("padding", "[PAD]"),
+        ("unknown", "[UNK]"),
+        ("bos", "[CLS]"),
+        ("eos", "[SEP]"),
+        ("seperator", "[SEP]"),
+        ("mask", "[MASK]"),
+    ] {
+        let id = WORD_PIECE_CONTROLS.iter().position(|c| *c == name).map_or(0, |i| i as u32);
+        w.metadata(&format!("tokenizer.ggml.{key}_token_id"), &Value::U32(id))?;
+    }
+    w.metadata("tokenizer.ggml.add_bos_token", &Value::Bool(true))?;
+    w.metadata("tokenizer.ggml.add_eos_token", &Value::Bool(true))?;
+    Ok(())
+}
+
+const WORD_PIECE_CONTROLS: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
+
+fn word_pieces(n_vocab: usize) -> Result<Vec<String>, Box<dyn Error>> {
+    const SPACE: char = '\u{2581}';
+    let mut tokens: Vec<String> = WORD_PIECE_CONTROLS.map(String::from).into();
+    let characters = (b'!'..=b'~').filter(|b| !b.is_ascii_uppercase()).map(char::from);
+    tokens.extend(characters.flat_map(|c| [format!("{SPACE}{c}"), c.to_string()]));
+    let mut known: BTreeSet<String> = tokens.iter().cloned().collect();
+    let pieces = vocabulary(2 * n_vocab)?.tokens.into_iter().filter_map(|t| match t.strip_prefix('Ġ') {
+        Some(word) if is_letters(word) => Some(format!("{SPACE}{word}")),
+        None if is_letters(&t) => Some(t),
+        _ => None,
+    });
+    tokens.extend(pieces.filter(|p| known.insert(p.clone())).take(n_vocab.saturating_sub(tokens.len())));
+    match tokens.len() {
+        n if n == n_vocab => Ok(tokens),
+        n => Err(format!("{n} word pieces, not {n_vocab}").into()),
+    }
 }
 
 fn vocabulary(n_vocab: usize) -> Result<Vocab, Box<dyn Error>> {
@@ -81,6 +127,13 @@ fn is_letters(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn word_pieces_are_distinct() {
+        let tokens = word_pieces(30_522).unwrap();
+        assert_eq!(tokens.len(), 30_522);
+        assert_eq!(tokens.iter().collect::<BTreeSet<_>>().len(), tokens.len());
+    }
 
     #[test]
     fn merges_join_tokens_to_tokens() {

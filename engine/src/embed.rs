@@ -1,0 +1,259 @@
+//! Texts in, vectors out: batches of encoders, and of decoders whose states are pooled.
+//!
+//! A batch is whole texts side by side, without padding; each sees itself alone. Nothing outlives a batch, so a host may
+//! put texts of several requests into one. A text's vector does not depend on the others.
+//!
+//! ```text
+//! h = states of its tokens after the final norm
+//! none: each h[t]     mean: (h[0] + h[1] + ...) * (1 / n)     cls: h[0]     last: h[n - 1]
+//! v = the first `dimensions` numbers;  v = v * (1 / sqrt(sum of squares))
+//! ```
+
+use alloc::collections::TryReserveError;
+use alloc::format;
+use alloc::string::ToString;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::error::{LoadError, RequestError};
+
+use crate::kernels::attention::{KvLayout, KvType, PAGE};
+use crate::kernels::elementwise::{add_scaled, scale};
+use crate::kernels::norm::normalise;
+use crate::kernels::{AlignedBuf, Cpu, tasks};
+use crate::model::{Config, Model, Run, Scratch};
+use crate::pool::Pool;
+
+/// How a text's vector is made from the states of its tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+pub enum Pooling {
+    /// Not at all: a vector for each token.
+    None,
+    /// Their mean.
+    Mean,
+    /// The first token's.
+    Cls,
+    /// The last token's.
+    Last,
+}
+
+impl Pooling {
+    /// In the order of the file's numbers (`pooling_type`, as llama.cpp has them).
+    pub const ALL: [Pooling; 4] = [Pooling::None, Pooling::Mean, Pooling::Cls, Pooling::Last];
+
+    /// The name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Pooling::None => "none",
+            Pooling::Mean => "mean",
+            Pooling::Cls => "cls",
+            Pooling::Last => "last",
+        }
+    }
+
+    /// What the model's file says; if it says nothing, the mean for encoders and the last token for decoders.
+    ///
+    /// # Errors
+    /// A kind that is not known, by name.
+    pub fn of(config: &Config) -> Result<Pooling, LoadError> {
+        match config.pooling_type {
+            None if config.causal => Ok(Pooling::Last),
+            None => Ok(Pooling::Mean),
+            Some(n) => Pooling::ALL.get(n as usize).copied().ok_or_else(|| LoadError::Unsupported {
+                what: "pooling",
+                found: if n == 4 { "rank".into() } else { n.to_string() },
+                known: Pooling::ALL.map(Pooling::name).into(),
+            }),
+        }
+    }
+}
+
+/// Sizes of an embedder; all memory is reserved from them at construction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EmbedderOptions {
+    /// Texts of a batch.
+    pub max_texts: usize,
+    /// Tokens of a batch.
+    pub batch_tokens: usize,
+    /// Tokens of a text, at most; as many as the model can tell apart, if those are fewer. Changes numbers of models
+    /// that rotate by other frequencies in long contexts ([`Model::is_long_context`]).
+    pub n_ctx: usize,
+}
+
+/// A text to be embedded, and the form of its vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Text<'a> {
+    /// Its tokens, with those that the model wants before and after a text.
+    pub tokens: &'a [u32],
+    /// Which states count.
+    pub pooling: Pooling,
+    /// How many numbers of the vector are wanted, from the first (Kusupati et al. 2022); `None` for all.
+    pub dimensions: Option<usize>,
+    /// Whether its length is to be 1.
+    pub normalise: bool,
+}
+
+/// A model that embeds texts.
+pub struct Embedder {
+    model: Arc<Model>,
+    options: EmbedderOptions,
+    kv: KvLayout,
+    /// Keys and values of one layer of the batch at hand.
+    arena: AlignedBuf,
+    pages: Vec<u32>,
+    scratch: Scratch,
+}
+
+impl Embedder {
+    /// An embedder with all its memory.
+    ///
+    /// # Errors
+    /// If there is not enough.
+    pub fn new(model: Arc<Model>, pool: &dyn Pool, mut options: EmbedderOptions) -> Result<Embedder, TryReserveError> {
+        options.n_ctx = options.n_ctx.min(model.config.max_context());
+        options.max_texts = options.max_texts.min(options.batch_tokens);
+        // f32, since nothing is kept; a page belongs to one text
+        let kv = KvLayout { n_layer: 1, ..model.kv_layout(KvType::F32) };
+        let n_pages = (options.batch_tokens / PAGE).saturating_add(options.max_texts);
+        let arena = AlignedBuf::zeroed(n_pages.saturating_mul(kv.page_bytes()))?;
+        let scratch = model.scratch(pool, KvType::F32, options.batch_tokens, 0, 0, options.n_ctx)?;
+        let pages = (0..u32::try_from(n_pages).unwrap_or(u32::MAX)).collect();
+        Ok(Embedder { model, options, kv, arena, pages, scratch })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// The sizes.
+    pub fn options(&self) -> &EmbedderOptions {
+        &self.options
+    }
+
+    /// Tokens of a text, at most: it must fit the context and a batch.
+    pub fn max_tokens(&self) -> usize {
+        self.options.n_ctx.min(self.options.batch_tokens)
+    }
+
+    /// How many texts, of these numbers of tokens in this order, make one batch.
+    pub fn fit(&self, lens: impl IntoIterator<Item = usize>) -> usize {
+        let mut left = self.options.batch_tokens;
+        let fits = lens.into_iter().take(self.options.max_texts).take_while(|&n| {
+            let fits = n <= left;
+            left = left.saturating_sub(n);
+            fits
+        });
+        fits.count()
+    }
+
+    /// Cuts a text that is too long: its first tokens stay, and its last if that is a control token, such as the end
+    /// that the model wants.
+    pub fn truncate(&self, tokens: &mut Vec<u32>) {
+        let (n, last) = (self.max_tokens(), tokens.last().copied());
+        if tokens.len() <= n {
+            return;
+        }
+        tokens.truncate(n);
+        if let (Some(end), Some(last)) = (tokens.last_mut(), last.filter(|&t| self.model.tokenizer.is_control(t))) {
+            *end = last;
+        }
+    }
+
+    /// Checks a text, before it waits for a batch.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self, text: &Text<'_>) -> Result<(), RequestError> {
+        let (n, config) = (text.tokens.len(), &self.model.config);
+        let EmbedderOptions { n_ctx, batch_tokens, .. } = self.options;
+        if n == 0 {
+            return Err(RequestError::EmptyText);
+        }
+        if n > self.max_tokens() {
+            return Err(RequestError::TextLength { tokens: n, n_ctx, batch_tokens });
+        }
+        let n_vocab = config.n_vocab;
+        if let Some((at, &token)) = text.tokens.iter().enumerate().find(|(_, t)| **t as usize >= n_vocab) {
+            return Err(RequestError::Token { token, at, n_vocab });
+        }
+        match text.dimensions {
+            Some(d) if d == 0 || d > config.n_embd => Err(RequestError::Option {
+                name: "dimensions",
+                found: format!("{d} of {}", config.n_embd),
+                expected: "at least 1, and no more than the model has",
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Embeds a batch. `sink` is called for each text in order, with its number and its vector (with
+    /// [`Pooling::None`] the vectors of its tokens, one after the other), or `None` where the numbers are not finite:
+    /// a fault of the model's weights with this text.
+    ///
+    /// # Errors
+    /// A text that is wrong, or more than a batch holds ([`Embedder::fit`]); nothing was computed.
+    pub fn embed(
+        &mut self,
+        cpu: Cpu,
+        pool: &dyn Pool,
+        texts: &[Text<'_>],
+        sink: &mut dyn FnMut(usize, Option<&[f32]>),
+    ) -> Result<(), RequestError> {
+        texts.iter().try_for_each(|text| self.check(text))?;
+        let fit = self.fit(texts.iter().map(|t| t.tokens.len()));
+        if fit < texts.len() {
+            return Err(RequestError::NoCapacity { what: "texts of a batch", needed: texts.len(), free: fit });
+        }
+        let mut pages = &self.pages[..];
+        let mut runs = Vec::with_capacity(texts.len());
+        for text in texts {
+            let (mine, others) = pages.split_at(text.tokens.len().div_ceil(PAGE));
+            runs.push(Run { tokens: text.tokens, pos: 0, pages: mine, n_logits: 0 });
+            pages = others;
+        }
+        if runs.is_empty() {
+            return Ok(());
+        }
+        let d = self.model.config.n_embd;
+        let states = self.model.states(cpu, pool, &runs, &self.kv, self.arena.bytes_mut(), &mut self.scratch);
+        let (mut vectors, mut left) = (Vec::with_capacity(texts.len()), states);
+        for text in texts {
+            let (rows, others) = left.split_at_mut(text.tokens.len() * d);
+            vectors.push(rows);
+            left = others;
+        }
+        tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| finish(cpu, &texts[i], rows[0], d));
+        for (i, (text, rows)) in texts.iter().zip(&mut vectors).enumerate() {
+            let width = text.dimensions.unwrap_or(d);
+            let n = if text.pooling == Pooling::None { text.tokens.len() } else { 1 };
+            for row in 1..n {
+                rows.copy_within(row * d..row * d + width, row * width);
+            }
+            let vectors = &rows[..n * width];
+            sink(i, vectors.iter().all(|v| v.is_finite()).then_some(vectors));
+        }
+        Ok(())
+    }
+}
+
+/// Makes the states of a text, rows of `d` numbers, into its vectors, the first numbers of the first rows.
+fn finish(cpu: Cpu, text: &Text<'_>, rows: &mut [f32], d: usize) {
+    let n = text.tokens.len();
+    match text.pooling {
+        Pooling::None | Pooling::Cls => {}
+        Pooling::Last => rows.copy_within((n - 1) * d.., 0),
+        Pooling::Mean => {
+            let (sum, others) = rows.split_at_mut(d);
+            others.chunks_exact(d).for_each(|row| add_scaled(cpu, sum, row, 1.0));
+            scale(cpu, sum, 1.0 / n as f32);
+        }
+    }
+    if text.normalise {
+        let n = if text.pooling == Pooling::None { n } else { 1 };
+        let width = text.dimensions.unwrap_or(d);
+        rows.chunks_exact_mut(d).take(n).for_each(|v| normalise(cpu, &mut v[..width]));
+    }
+}

@@ -1,0 +1,205 @@
+//! Embeddings against HF transformers, within the tolerances that `fixtures/reference/README.md` states; the same bits
+//! alone and in any batch; what is refused.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use starling::embed::{Pooling, Text};
+use starling::engine::{Engine, EngineOptions, Request};
+use starling::error::RequestError;
+use starling::gguf::Value;
+use starling::kernels::Cpu;
+use starling::kernels::attention::{KvType, PAGE};
+use starling::model::{Model, Run};
+use starling::pool::Inline;
+use starling::tokenizer::EncodeOptions;
+use starling_tests::embedding::{embed, embedder};
+use starling_tests::pool::Threads;
+use starling_tests::reference::{self, Case, changed, fixtures, has_known_tokenizer, whole};
+
+fn largest_difference(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, f32::max)
+}
+
+fn check(case: &Case) {
+    for file in &case.files {
+        let model = Arc::new(reference::load(&file.file));
+        let pooling = Pooling::of(&model.config).expect("a known pooling");
+        assert_eq!(Some(pooling.name()), case.pooling.as_deref(), "{}", file.file);
+        let mut e = embedder(&model, &Inline, 8, 512);
+        for prompt in &case.prompts {
+            let options = EncodeOptions { add_special: true, parse_special: false };
+            let known =
+                has_known_tokenizer(&std::fs::read(fixtures().join("reference").join(&file.file)).expect("a model"));
+            assert!(
+                !known || model.tokenizer.encode(&prompt.text, options) == prompt.ids,
+                "{}: {}",
+                file.file,
+                prompt.text
+            );
+            let text = Text { tokens: &prompt.ids, pooling, dimensions: None, normalise: true };
+            let states = Text { pooling: Pooling::None, normalise: false, ..text };
+            let got = embed(&mut e, Cpu::detect(), &Inline, &[text, states]);
+            let want = prompt.embedding.as_ref().expect("an embedding");
+            let max_abs = largest_difference(&got[0], want);
+            let hidden_abs = largest_difference(&got[1], &prompt.hidden_all.as_ref().expect("states").values());
+            let dot: f64 = got[0].iter().zip(want).map(|(g, w)| f64::from(*g) * f64::from(*w)).sum();
+            println!("{:32} {max_abs:.2e}, states {hidden_abs:.2e}, 1 - cosine {:.2e}", file.file, 1.0 - dot);
+            // activations are f32 whatever the weights are
+            assert!(max_abs <= 5e-4 && 1.0 - dot <= 1e-6, "{}: {max_abs}, cosine {dot}", file.file);
+            assert!(hidden_abs <= 1e-3, "{}: states {hidden_abs}", file.file);
+        }
+    }
+}
+
+#[test]
+fn vectors_and_states_agree_with_transformers() {
+    let cases = reference::cases("embedding");
+    assert!(cases.len() >= 5, "reference cases are missing");
+    cases.iter().for_each(check);
+}
+
+fn models() -> Vec<Arc<Model>> {
+    let cases = reference::cases("embedding");
+    let files = cases.iter().flat_map(|c| &c.files).map(|f| f.file.as_str());
+    // and decoders that nobody made for this: experts, windows, positions that are embedded
+    let files =
+        files.chain(["mixtral-4x2-f16.gguf", "gemma2-swa8-f32.gguf", "gpt2-4h-f16.gguf", "llama-k256-q4_0.gguf"]);
+    files.map(|file| Arc::new(reference::load(file))).collect()
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn a_text_has_the_same_vectors_alone_and_in_any_batch() {
+    for model in models() {
+        let (n_vocab, n_ctx) = (model.config.n_vocab as u32, model.config.n_ctx_train);
+        let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(4));
+        let lens = prop::collection::vec((1..300.min(n_ctx), 0u32..1000, 0usize..4, any::<bool>()), 1..7);
+        runner
+            .run(&(lens, 1usize..4, 1usize..4), |(texts, threads, max_texts)| {
+                let ids = |(n, seed, ..): &(usize, u32, usize, bool)| -> Vec<u32> {
+                    (0..*n as u32).map(|i| (seed + i * (i + 7)) % n_vocab).collect()
+                };
+                let ids: Vec<Vec<u32>> = texts.iter().map(ids).collect();
+                let forms = texts.iter().zip(&ids).map(|((n, _, pooling, normalise), tokens)| Text {
+                    tokens,
+                    pooling: Pooling::ALL[*pooling],
+                    dimensions: (n % 3 == 0).then_some(1 + n % model.config.n_embd),
+                    normalise: *normalise,
+                });
+                let forms: Vec<Text<'_>> = forms.collect();
+                let longest = ids.iter().map(Vec::len).max().unwrap_or(1);
+                let pool = Threads::new(threads);
+                let mut together = embedder(&model, &pool, max_texts, longest * max_texts);
+                let mut alone = embedder(&model, &Inline, 1, longest);
+                let all = embed(&mut together, Cpu::detect(), &pool, &forms);
+                for (text, got) in forms.iter().zip(&all) {
+                    let want = embed(&mut alone, Cpu::SCALAR, &Inline, &[*text]);
+                    prop_assert_eq!(bits(got), bits(&want[0]));
+                    let rows = if text.pooling == Pooling::None { text.tokens.len() } else { 1 };
+                    prop_assert_eq!(got.len(), rows * text.dimensions.unwrap_or(model.config.n_embd));
+                    for v in got.chunks(got.len() / rows).filter(|_| text.normalise) {
+                        let square: f64 = v.iter().map(|v| f64::from(*v).powi(2)).sum();
+                        prop_assert!((square - 1.0).abs() < 1e-5);
+                    }
+                }
+                Ok(())
+            })
+            .unwrap_or_else(|e| panic!("{}: {e}", model.config.arch.name));
+    }
+}
+
+/// A decoder's states are those that its logits are made of.
+#[test]
+fn decoders_embed_with_the_states_that_they_generate_from() {
+    for file in ["qwen3-embedding-last-f16.gguf", "gemma2-swa8-f32.gguf", "olmo2-postnorm-f16.gguf"] {
+        let model = Arc::new(reference::load(file));
+        let ids: Vec<u32> = (0..300).map(|i| (i * i * 3 + 5) % model.config.n_vocab as u32).collect();
+        let text = Text { tokens: &ids, pooling: Pooling::None, dimensions: None, normalise: false };
+        let got = embed(&mut embedder(&model, &Inline, 1, 300), Cpu::detect(), &Inline, &[text]);
+        let kv = model.kv_layout(KvType::F32);
+        let pages: Vec<u32> = (0..300u32.div_ceil(PAGE as u32)).collect();
+        let mut arena = vec![0; pages.len() * kv.page_bytes()];
+        let mut scratch = model.scratch(&Inline, KvType::F32, 300, 300, 1, 300).expect("memory");
+        let run = Run { tokens: &ids, pos: 0, pages: &pages, n_logits: 300 };
+        let out = model.forward(Cpu::detect(), &Inline, &[run], &kv, &mut arena, &mut scratch, None);
+        let want: Vec<f32> = (0..300).flat_map(|row| out.hidden(row)).copied().collect();
+        assert_eq!(bits(&got[0]), bits(&want), "{file}");
+    }
+}
+
+#[test]
+fn the_first_dimensions_are_cut_before_the_length_is_taken() {
+    let model = Arc::new(reference::load("gemma-embedding-mean-f16.gguf"));
+    let mut e = embedder(&model, &Inline, 4, 64);
+    let whole = Text { tokens: &[2, 50, 60], pooling: Pooling::Mean, dimensions: None, normalise: false };
+    let cut = Text { dimensions: Some(7), normalise: true, ..whole };
+    let all = embed(&mut e, Cpu::detect(), &Inline, &[whole, cut]);
+    let length = all[0][..7].iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+    for (whole, cut) in all[0].iter().zip(&all[1]) {
+        assert!((f64::from(*whole) / length - f64::from(*cut)).abs() < 1e-6);
+    }
+    assert_eq!(all[1].len(), 7);
+}
+
+#[test]
+fn what_is_wrong_is_refused_and_nothing_computed() {
+    let model = Arc::new(reference::load("gemma-embedding-mean-f16.gguf"));
+    let mut e = embedder(&model, &Inline, 2, 1000);
+    let long = vec![7; 513];
+    let text = Text { tokens: &[2, 50], pooling: Pooling::Mean, dimensions: None, normalise: true };
+    let mut refused = |texts: &[Text<'_>]| {
+        let mut sink = |_, _: Option<&[f32]>| panic!("nothing is computed");
+        e.embed(Cpu::detect(), &Inline, texts, &mut sink).expect_err("a refusal")
+    };
+    assert_eq!(refused(&[text, Text { tokens: &[], ..text }]), RequestError::EmptyText);
+    let length = RequestError::TextLength { tokens: 513, n_ctx: 512, batch_tokens: 1000 };
+    assert_eq!(refused(&[Text { tokens: &long, ..text }]), length);
+    assert!(length.to_string().contains("513") && length.to_string().contains("512"));
+    let token = RequestError::Token { token: 416, at: 1, n_vocab: 416 };
+    assert_eq!(refused(&[Text { tokens: &[2, 416], ..text }]), token);
+    assert!(matches!(refused(&[text; 3]), RequestError::NoCapacity { needed: 3, free: 2, .. }));
+    for d in [0, 37] {
+        let found = refused(&[Text { dimensions: Some(d), ..text }]).to_string();
+        assert!(found.contains(&format!("{d} of 36")), "{found}");
+    }
+    let half = &long[..501];
+    let two = [Text { tokens: half, ..text }; 2];
+    assert!(matches!(refused(&two), RequestError::NoCapacity { needed: 2, free: 1, .. }));
+    let e = embedder(&model, &Inline, 3, 20);
+    assert_eq!(e.fit([10, 10, 1]), 2);
+    assert_eq!(e.fit([1, 1, 1, 1]), 3);
+    assert_eq!(e.fit([21, 1]), 0);
+    let mut ids = vec![9; 30];
+    e.truncate(&mut ids);
+    assert_eq!(ids, [9; 20]);
+}
+
+#[test]
+fn encoders_continue_nothing() {
+    let model = Arc::new(reference::load("gemma-embedding-mean-f16.gguf"));
+    let kv_bytes = EngineOptions::kv_bytes_of(&model, KvType::F16, 64);
+    let options =
+        EngineOptions { kv_type: KvType::F16, n_ctx: 64, max_seqs: 1, batch_tokens: 64, kv_bytes, model_sha256: None };
+    let mut engine = Engine::new(model, &Inline, options).expect("memory");
+    assert_eq!(engine.submit(Request::new(vec![2, 3])), Err(RequestError::Encoder));
+}
+
+#[test]
+fn an_unknown_pooling_is_refused_by_name() {
+    let with = |pooling: u32| {
+        let changes = [("gemma-embedding.pooling_type", Value::U32(pooling))];
+        changed("gemma-embedding-mean-f16.gguf", &changes, &whole).expect("a model")
+    };
+    assert_eq!(Pooling::of(&with(2).config), Ok(Pooling::Cls));
+    for (pooling, name) in [(4, "rank"), (7, "7")] {
+        let error = Pooling::of(&with(pooling).config).expect_err("a refusal").to_string();
+        assert!(error.contains(name) && error.contains("mean"), "{error}");
+    }
+    let without = |file: &str| reference::load(file).config;
+    assert_eq!(Pooling::of(&without("llama-yarn-f16.gguf")), Ok(Pooling::Last));
+}
