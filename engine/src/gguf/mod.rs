@@ -211,6 +211,14 @@ impl<'a> Gguf<'a> {
         self.typed(key, "an array of strings", |v| v.as_array()?.strings())
     }
 
+    /// An array of 8-bit integers, signed or not, as bytes. Errors as [`Gguf::u64`].
+    pub fn byte_array(&self, key: &str) -> Result<Option<&'a [u8]>, LoadError> {
+        self.typed(key, "an array of 8-bit integers", |v| {
+            let array = v.as_array()?;
+            matches!(array.element_type(), ValueType::U8 | ValueType::I8).then(|| array.bytes())
+        })
+    }
+
     /// An array of floats; F64 are rounded. Errors as [`Gguf::u64`].
     pub fn f32_array(&self, key: &str) -> Result<Option<Vec<f32>>, LoadError> {
         self.typed(key, "an array of floats", |v| numbers(v.as_array()?, |v| v.as_f32()))

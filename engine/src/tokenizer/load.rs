@@ -8,11 +8,14 @@ use alloc::vec::Vec;
 use sha2::{Digest, Sha256};
 
 use super::bpe::Bpe;
+use super::charsmap::CharsMap;
 use super::control::Names;
 use super::special::Specials;
 use super::spm::Spm;
 use super::table::{Seed, TextTable};
+use super::unigram::{Normaliser, Unigram};
 use super::vocab::{Kind, Spelling, Vocab};
+use super::wordpiece::WordPiece;
 use super::{Algorithm, Tokenizer, pretokenizers};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
@@ -22,14 +25,10 @@ const MAX_TOKENS: usize = 1 << 24;
 
 pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
     let model = gguf.str("tokenizer.ggml.model")?.ok_or_else(|| missing("tokenizer.ggml.model", "a tokenizer"))?;
-    let spelling = match model {
-        "gpt2" => Spelling::Bytes,
-        "llama" => Spelling::Meta,
-        other => {
-            let known = vec!["gpt2", "llama"];
-            return Err(LoadError::Unsupported { what: "tokenizer", found: other.to_owned(), known });
-        }
-    };
+    let row = MODELS.iter().find(|row| row.name == model).ok_or_else(|| {
+        let known = MODELS.iter().map(|row| row.name).collect();
+        LoadError::Unsupported { what: "tokenizer", found: model.to_owned(), known }
+    })?;
     let tokens = gguf.str_array("tokenizer.ggml.tokens")?.ok_or_else(|| missing("tokenizer.ggml.tokens", "tokens"))?;
     let n_tokens = tokens.len();
     if !(1..=MAX_TOKENS).contains(&n_tokens) {
@@ -39,7 +38,7 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
         Some(kinds) => kinds.into_iter().map(Kind::from_id).collect(),
         None => vec![Kind::Normal; n_tokens],
     };
-    let mut vocab = Vocab::new(tokens, kinds, spelling);
+    let mut vocab = Vocab::new(tokens, kinds, row.spelling);
     let seed = seed(gguf, &vocab)?;
     let ids: Vec<u32> = vocab.ids().filter(|&id| vocab.text(id).is_some_and(|text| !text.is_empty())).collect();
     let texts = TextTable::new(seed, &ids, |id| vocab.text(id).unwrap_or_default());
@@ -47,19 +46,16 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
     for id in names.controls() {
         vocab.kinds[id as usize] = Kind::Control;
     }
-    let ids = NamedIds::read(gguf, &vocab, &texts, spelling)?;
-    let (algorithm, default_bos) = match spelling {
-        Spelling::Bytes => byte_level(gguf, &vocab, &texts, ids.unknown, seed)?,
-        Spelling::Meta => (sentence_piece(gguf, &vocab, &texts, ids.unknown, seed)?, true),
-    };
+    let ids = NamedIds::read(gguf, &vocab, &texts, row)?;
+    let (algorithm, adds_bos) = (row.algorithm)(Source { gguf, vocab: &vocab, texts: &texts, seed }, ids.unknown)?;
     let names = Names { vocab: &vocab, texts: &texts };
     let absorbing = names.absorbing(gguf.str("general.name").ok().flatten().unwrap_or_default());
     let ends = names.ends([ids.eos, ids.eot, ids.eom].into_iter().flatten());
     Ok(Tokenizer {
         specials: Specials::new(&vocab, absorbing),
         algorithm,
-        begin: added(gguf, "tokenizer.ggml.add_bos_token", default_bos, ids.bos)?,
-        end: added(gguf, "tokenizer.ggml.add_eos_token", false, ids.eos)?,
+        begin: added(gguf, "tokenizer.ggml.add_bos_token", adds_bos, ids.bos)?,
+        end: added(gguf, "tokenizer.ggml.add_eos_token", row.adds_eos, ids.eos)?,
         bos: ids.bos,
         eos: ids.eos,
         eot: ids.eot,
@@ -69,13 +65,48 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
     })
 }
 
-fn byte_level(
-    gguf: &Gguf<'_>,
-    vocab: &Vocab,
-    texts: &TextTable,
+/// A kind of tokenizer, by its name in `tokenizer.ggml.model`, and what holds if a file does not say.
+struct Model {
+    name: &'static str,
+    spelling: Spelling,
+    /// The algorithm, and whether a sequence begins with BOS.
+    algorithm: fn(Source<'_, '_>, Option<u32>) -> Result<(Algorithm, bool), LoadError>,
+    bos: Option<u32>,
+    eos: Option<u32>,
     unknown: Option<u32>,
+    adds_eos: bool,
+}
+
+#[rustfmt::skip]
+static MODELS: &[Model] = &[
+    Model {
+        name: "gpt2", spelling: Spelling::Bytes, algorithm: byte_level,
+        bos: None, eos: None, unknown: None, adds_eos: false,
+    },
+    Model {
+        name: "llama", spelling: Spelling::Meta, algorithm: sentence_piece,
+        bos: Some(1), eos: Some(2), unknown: Some(0), adds_eos: false,
+    },
+    Model {
+        name: "bert", spelling: Spelling::Meta, algorithm: wordpiece,
+        bos: Some(101), eos: Some(102), unknown: Some(100), adds_eos: true,
+    },
+    Model {
+        name: "t5", spelling: Spelling::Meta, algorithm: unigram,
+        bos: None, eos: Some(1), unknown: Some(2), adds_eos: true,
+    },
+];
+
+/// What algorithms are made from.
+struct Source<'s, 'f> {
+    gguf: &'s Gguf<'f>,
+    vocab: &'s Vocab,
+    texts: &'s TextTable,
     seed: Seed,
-) -> Result<(Algorithm, bool), LoadError> {
+}
+
+fn byte_level(source: Source<'_, '_>, unknown: Option<u32>) -> Result<(Algorithm, bool), LoadError> {
+    let Source { gguf, vocab, texts, seed } = source;
     let pre = gguf.str("tokenizer.ggml.pre")?.unwrap_or("default");
     let pretokenizer = pretokenizers::find(pre).ok_or_else(|| LoadError::Unsupported {
         what: "pre-tokenizer",
@@ -88,20 +119,40 @@ fn byte_level(
     Ok((Algorithm::ByteLevel(bpe), pretokenizer.add_bos))
 }
 
-fn sentence_piece(
-    gguf: &Gguf<'_>,
-    vocab: &Vocab,
-    texts: &TextTable,
-    unknown: Option<u32>,
-    seed: Seed,
-) -> Result<Algorithm, LoadError> {
+fn sentence_piece(source: Source<'_, '_>, unknown: Option<u32>) -> Result<(Algorithm, bool), LoadError> {
+    let Source { gguf, vocab, texts, seed } = source;
+    let scores = scores(gguf, vocab, "a number", |score| !score.is_nan())?;
+    let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    Ok((Algorithm::SentencePiece(Spm::new(vocab, texts, &scores, unknown, add_space_prefix, seed)), true))
+}
+
+fn wordpiece(source: Source<'_, '_>, unknown: Option<u32>) -> Result<(Algorithm, bool), LoadError> {
+    let lowercase = source.gguf.bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
+    let strip_accents = source.gguf.bool("tokenizer.ggml.normalizer.strip_accents")?.unwrap_or(lowercase);
+    let pieces = WordPiece::pieces(source.vocab);
+    Ok((Algorithm::WordPiece(WordPiece { pieces, unknown, lowercase, strip_accents }), true))
+}
+
+fn unigram(source: Source<'_, '_>, unknown: Option<u32>) -> Result<(Algorithm, bool), LoadError> {
+    let Source { gguf, vocab, .. } = source;
+    let key = "tokenizer.ggml.precompiled_charsmap";
+    let normaliser = Normaliser {
+        charsmap: CharsMap::new(key, gguf.byte_array(key)?.unwrap_or_default())?,
+        add_space_prefix: gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true),
+        remove_extra_spaces: gguf.bool("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false),
+    };
+    let scores = scores(gguf, vocab, "a finite number", f32::is_finite)?;
+    Ok((Algorithm::Unigram(Unigram::new(vocab, scores, unknown, normaliser)), false))
+}
+
+/// The scores of all tokens, which are `expected`: those that `accept` accepts.
+fn scores(gguf: &Gguf<'_>, vocab: &Vocab, expected: &str, accept: fn(f32) -> bool) -> Result<Vec<f32>, LoadError> {
     let key = "tokenizer.ggml.scores";
     let scores = per_token(gguf.f32_array(key)?, key, vocab.len())?.ok_or_else(|| missing(key, "scores"))?;
-    if let Some(id) = scores.iter().position(|score| score.is_nan()) {
-        return Err(wrong(key, "NaN", format!("a number as the score of token {id}")));
+    match scores.iter().enumerate().find(|(_, score)| !accept(**score)) {
+        Some((id, score)) => Err(wrong(key, score, format!("{expected} as the score of token {id}"))),
+        None => Ok(scores),
     }
-    let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-    Ok(Algorithm::SentencePiece(Spm::new(vocab, texts, &scores, unknown, add_space_prefix, seed)))
 }
 
 /// Tokens that metadata points at. Ids outside the vocabulary count as missing: there are such files.
@@ -114,18 +165,23 @@ struct NamedIds {
 }
 
 impl NamedIds {
-    fn read(gguf: &Gguf<'_>, vocab: &Vocab, texts: &TextTable, spelling: Spelling) -> Result<NamedIds, LoadError> {
-        let read = |key: &str, default: Option<u32>| -> Result<Option<u32>, LoadError> {
-            let id = gguf.u32(key)?.or(if spelling == Spelling::Meta { default } else { None });
-            Ok(id.filter(|&id| (id as usize) < vocab.len()))
+    fn read(gguf: &Gguf<'_>, vocab: &Vocab, texts: &TextTable, row: &Model) -> Result<NamedIds, LoadError> {
+        let read = |keys: &[&str], default: Option<u32>| -> Result<Option<u32>, LoadError> {
+            for key in keys {
+                if let Some(id) = gguf.u32(key)? {
+                    return Ok(Some(id).filter(|&id| (id as usize) < vocab.len()));
+                }
+            }
+            Ok(default.filter(|&id| (id as usize) < vocab.len()))
         };
         let by_name = Names { vocab, texts };
         Ok(NamedIds {
-            bos: read("tokenizer.ggml.bos_token_id", Some(1))?,
-            eos: read("tokenizer.ggml.eos_token_id", Some(2))?,
-            eot: read("tokenizer.ggml.eot_token_id", None)?.or_else(|| by_name.end_of_turn()),
-            eom: read("tokenizer.ggml.eom_token_id", None)?,
-            unknown: read("tokenizer.ggml.unknown_token_id", Some(0))?,
+            // BERT's names of the tokens that begin and end a text are CLS and SEP; the misspelling is the format's
+            bos: read(&["tokenizer.ggml.bos_token_id", "tokenizer.ggml.cls_token_id"], row.bos)?,
+            eos: read(&["tokenizer.ggml.eos_token_id", "tokenizer.ggml.seperator_token_id"], row.eos)?,
+            eot: read(&["tokenizer.ggml.eot_token_id"], None)?.or_else(|| by_name.end_of_turn()),
+            eom: read(&["tokenizer.ggml.eom_token_id"], None)?,
+            unknown: read(&["tokenizer.ggml.unknown_token_id"], row.unknown)?,
         })
     }
 }

@@ -1,18 +1,23 @@
 //! Text to token ids and back, with the vocabulary of a GGUF file.
 //!
 //! ```text
-//! text ─ special tokens cut out (special) ─ words (split, pretokenizers) ─ merges (bpe, spm: merge) ─► ids
+//! text ─ special tokens cut out (special) ─┬─ words (split, pretokenizers) ─ merges (bpe, spm: merge) ─┬─► ids
+//!                                          ├─ words without accents ─ longest pieces (wordpiece) ──────┤
+//!                                          └─ normal form (charsmap) ─ best pieces (unigram) ───────────┘
 //! ids ─ pieces (vocab) ─ whole characters (stream) ─► text
 //! ```
 //!
 //! Ids are those of Hugging Face tokenizers and llama.cpp. Encoding takes time proportional to n log n at worst for a
 //! text of n bytes, whatever text and vocabulary are. Texts are shorter than 4 GiB.
 
+mod accents;
 mod bpe;
 mod cache;
+mod charsmap;
 mod class;
 mod control;
 mod load;
+mod matcher;
 mod merge;
 mod pretokenizers;
 mod special;
@@ -23,7 +28,9 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod unicode;
+mod unigram;
 mod vocab;
+mod wordpiece;
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -35,7 +42,9 @@ use self::special::{Fragment, Specials};
 use self::spm::Spm;
 pub use self::stream::StreamDecoder;
 use self::table::TextTable;
+use self::unigram::Unigram;
 use self::vocab::{Kind, Vocab};
+use self::wordpiece::WordPiece;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 
@@ -62,6 +71,8 @@ pub struct Tokenizer {
 enum Algorithm {
     ByteLevel(Bpe),
     SentencePiece(Spm),
+    WordPiece(WordPiece),
+    Unigram(Unigram),
 }
 
 /// What [`Tokenizer::encode`] does besides ordinary text.
@@ -109,6 +120,14 @@ impl Output {
         self.ids.push(id);
         if let Some(ends) = &mut self.ends {
             ends.push(end);
+        }
+    }
+
+    /// Takes back all but the first `n` tokens.
+    fn truncate(&mut self, n: usize) {
+        self.ids.truncate(n);
+        if let Some(ends) = &mut self.ends {
+            ends.truncate(n);
         }
     }
 }
@@ -159,6 +178,8 @@ impl Tokenizer {
                     match &self.algorithm {
                         Algorithm::ByteLevel(bpe) => bpe.encode(&self.vocab, part, &mut work, out),
                         Algorithm::SentencePiece(spm) => spm.encode(&self.vocab, part, &mut work, out),
+                        Algorithm::WordPiece(wordpiece) => wordpiece.encode(&self.vocab, part, out),
+                        Algorithm::Unigram(unigram) => unigram.encode(&self.vocab, part, out),
                     }
                     after_special = false;
                 }
@@ -174,10 +195,15 @@ impl Tokenizer {
     }
 
     /// The bytes of a sequence of tokens, which need not be UTF-8. The space that encoding puts before a text is taken
-    /// away again; ids outside the vocabulary are skipped.
+    /// away again; what it changed otherwise, as capitals in uncased vocabularies, stays changed; ids outside the vocabulary are skipped.
     pub fn decode(&self, ids: &[u32], options: DecodeOptions) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let mut at_start = matches!(&self.algorithm, Algorithm::SentencePiece(spm) if spm.add_space_prefix);
+        let mut at_start = match &self.algorithm {
+            Algorithm::ByteLevel(_) => false,
+            Algorithm::SentencePiece(spm) => spm.add_space_prefix,
+            Algorithm::WordPiece(_) => true,
+            Algorithm::Unigram(unigram) => unigram.normaliser.add_space_prefix,
+        };
         for &id in ids {
             let special = matches!(self.vocab.kind(id), Some(Kind::Control | Kind::Unknown));
             if special && options.skip_special {

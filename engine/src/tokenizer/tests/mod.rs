@@ -5,3 +5,4 @@ mod metadata;
 mod pretokenizers;
 mod properties;
 mod reference;
+mod trained;

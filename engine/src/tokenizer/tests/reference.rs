@@ -27,10 +27,8 @@ fn check(path: &Path) -> usize {
     for file in files {
         let file = path.with_file_name(file["file"].as_str().unwrap());
         let Ok(bytes) = std::fs::read(&file) else { continue };
-        let tokenizer = match Tokenizer::from_gguf(&Gguf::parse(&bytes).unwrap()) {
-            Err(LoadError::Unsupported { found, .. }) if found == "bert" => return 0,
-            tokenizer => tokenizer.unwrap(),
-        };
+        let tokenizer = Tokenizer::from_gguf(&Gguf::parse(&bytes).unwrap()).unwrap();
+        let keeps_text = !matches!(tokenizer.algorithm, Algorithm::WordPiece(_));
         for prompt in prompts {
             let text = prompt["text"].as_str().unwrap();
             let expected: Vec<u32> =
@@ -42,6 +40,9 @@ fn check(path: &Path) -> usize {
             assert_eq!(again, ids);
             assert_eq!(ranges.iter().map(|r| r.len()).sum::<usize>(), text.len());
             let decoded = tokenizer.decode(&ids, DecodeOptions { skip_special: true });
+            if !keeps_text {
+                continue;
+            }
             assert_eq!(String::from_utf8(decoded).unwrap(), text);
         }
     }

@@ -1,0 +1,77 @@
+//! `tokenizer.ggml.precompiled_charsmap`: replacements of character sequences, as SentencePiece stores them.
+//!
+//! ```text
+//! u32 n | n bytes: a double array of u32, little-endian | replacements, each ended by a zero byte
+//! ```
+//!
+//! A unit of the double array holds the byte that leads to it in bits 0-7 (and bit 31, set in units of values), whether a
+//! value follows in bit 8, and the offset to its children in bits 10-30, times 256 if bit 9 is set. The value, in the
+//! unit at the offset, is the place of the replacement.
+
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use crate::error::LoadError;
+
+/// Longest sequence that is looked for, so that a file cannot make this quadratic.
+const MAX_LEN: usize = 256;
+/// Longest replacement: a text must not grow without bound. The longest of Unicode has 33 bytes.
+const MAX_REPLACEMENT: usize = 64;
+
+/// The replacements of a file.
+#[derive(Debug, Clone)]
+pub(super) struct CharsMap {
+    units: Vec<u32>,
+    replacements: String,
+}
+
+impl CharsMap {
+    /// From the bytes of the file, the value of `key`; without any there is no map.
+    ///
+    /// # Errors
+    /// [`LoadError::Metadata`] if the parts do not fit, or a replacement is too long or no UTF-8.
+    pub(super) fn new(key: &str, bytes: &[u8]) -> Result<Option<CharsMap>, LoadError> {
+        let wrong = |found: String, expected: String| Err(LoadError::Metadata { key: key.to_owned(), found, expected });
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let Some((size, rest)) = bytes.split_first_chunk::<4>() else {
+            return wrong(format!("{} bytes", bytes.len()), "at least 4 bytes, or none".to_string());
+        };
+        let n = u32::from_le_bytes(*size) as usize;
+        let Some((units, replacements)) = rest.split_at_checked(n).filter(|_| n.is_multiple_of(4)) else {
+            let expected = format!("a multiple of 4 that is at most the {} bytes that follow", rest.len());
+            return wrong(format!("a trie of {n} bytes"), expected);
+        };
+        let Ok(replacements) = core::str::from_utf8(replacements) else {
+            return wrong("replacements that are not UTF-8".to_string(), "UTF-8".to_string());
+        };
+        let longest = replacements.split('\0').map(str::len).max().unwrap_or(0);
+        if longest > MAX_REPLACEMENT {
+            return wrong(format!("a replacement of {longest} bytes"), format!("at most {MAX_REPLACEMENT} bytes"));
+        }
+        let units = units.as_chunks().0.iter().map(|unit| u32::from_le_bytes(*unit)).collect();
+        Ok(Some(CharsMap { units, replacements: replacements.to_owned() }))
+    }
+
+    /// The replacement of the longest sequence that `text` begins with, and the length of that.
+    pub(super) fn longest(&self, text: &[u8]) -> Option<(&str, usize)> {
+        let offset = |unit: u32| ((unit >> 10) << ((unit & 1 << 9) >> 6)) as usize;
+        let mut at = offset(*self.units.first()?);
+        let mut longest = None;
+        for (i, &byte) in text.iter().take(MAX_LEN).enumerate() {
+            at ^= usize::from(byte);
+            let Some(&unit) = self.units.get(at).filter(|&unit| unit & (1 << 31 | 0xff) == u32::from(byte)) else {
+                break;
+            };
+            at ^= offset(unit);
+            if unit & 1 << 8 != 0 {
+                longest = Some(((*self.units.get(at)? & !(1 << 31)) as usize, i + 1));
+            }
+        }
+        let (place, len) = longest?;
+        Some((self.replacements.get(place..)?.split('\0').next()?, len))
+    }
+}

@@ -1,0 +1,80 @@
+//! Tokens that a text begins with, by their text in the file.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::vocab::{Kind, Vocab};
+
+/// Tokens whose text is longer are never found, so that a file cannot make this quadratic.
+const MAX_LEN: usize = 256;
+
+/// Some tokens of a vocabulary, in order of their texts.
+#[derive(Debug, Clone)]
+pub(super) struct Matcher {
+    /// Ids in order of their texts, each text once.
+    ids: Vec<u32>,
+    /// Ids that begin with byte b: `ids[starts[b]..starts[b + 1]]`.
+    starts: Vec<u32>,
+}
+
+impl Matcher {
+    /// The tokens of the kinds that `wanted` names; of equal texts, the first.
+    pub(super) fn new(vocab: &Vocab, wanted: impl Fn(Kind) -> bool) -> Matcher {
+        let text = |id: u32| vocab.text(id).unwrap_or_default();
+        // only whole characters: a cut between tokens must be one between characters
+        let wanted = |id: &u32| {
+            let fits = vocab.kind(*id).is_some_and(&wanted) && (1..=MAX_LEN).contains(&text(*id).len());
+            fits && core::str::from_utf8(text(*id)).is_ok()
+        };
+        let mut ids: Vec<u32> = vocab.ids().filter(wanted).collect();
+        ids.sort_by_key(|&id| (text(id), id));
+        ids.dedup_by_key(|id| text(*id));
+        let mut starts = vec![0; 257];
+        for (byte, start) in starts.iter_mut().enumerate() {
+            *start = ids.partition_point(|&id| usize::from(text(id)[0]) < byte) as u32;
+        }
+        Matcher { ids, starts }
+    }
+
+    /// Whether there is nothing to find.
+    pub(super) fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Calls `found(id, len)` for the tokens that `text` begins with, the shortest first.
+    #[inline]
+    pub(super) fn each(&self, vocab: &Vocab, text: &[u8], mut found: impl FnMut(u32, usize)) {
+        let Some(&first) = text.first() else { return };
+        let bounds = |byte: usize| self.starts.get(byte).map_or(0, |&start| start as usize);
+        let mut range = self.ids.get(bounds(usize::from(first))..bounds(usize::from(first) + 1)).unwrap_or_default();
+        // the tokens of `range` agree with the text in their first `len` bytes
+        for len in 1.. {
+            let token = |id: u32| vocab.text(id).unwrap_or_default();
+            let [shortest, longer @ ..] = range else { return };
+            if token(*shortest).len() == len {
+                found(*shortest, len);
+                range = longer;
+            }
+            let (Some(&next), [low, .., high]) = (text.get(len), range) else {
+                let ([only], rest) = (range, &text[len..]) else { return };
+                if rest.starts_with(&token(*only)[len..]) {
+                    found(*only, token(*only).len());
+                }
+                return;
+            };
+            if token(*low)[len] != next || token(*high)[len] != next {
+                let from = range.partition_point(|&id| token(id)[len] < next);
+                let to = range.partition_point(|&id| token(id)[len] <= next);
+                range = &range[from..to];
+            }
+        }
+    }
+
+    /// The longest token that `text` begins with, and its length.
+    #[inline]
+    pub(super) fn longest(&self, vocab: &Vocab, text: &[u8]) -> Option<(u32, usize)> {
+        let mut longest = None;
+        self.each(vocab, text, |id, len| longest = Some((id, len)));
+        longest
+    }
+}

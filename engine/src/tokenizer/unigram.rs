@@ -1,0 +1,193 @@
+//! Unigram, as in T5 and XLM-R: of all ways to cut a text into pieces, the one whose scores have the greatest sum.
+//!
+//! Scores are summed in f64, left to right; of equal sums, the one with the shorter last piece stays.
+
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::charsmap::CharsMap;
+use super::matcher::Matcher;
+use super::vocab::{Kind, META_SPACE, Vocab, hex_byte};
+use super::{Output, Part};
+
+/// What a character without a piece costs beyond the worst piece, as in SentencePiece.
+const UNKNOWN_PENALTY: f32 = 10.0;
+
+/// How a text is brought into the form that the pieces are made of.
+#[derive(Debug, Clone)]
+pub(super) struct Normaliser {
+    pub(super) charsmap: Option<CharsMap>,
+    /// A text begins with a space.
+    pub(super) add_space_prefix: bool,
+    /// Spaces at the ends are dropped, and runs of spaces are one space.
+    pub(super) remove_extra_spaces: bool,
+}
+
+/// Pieces, scores and options of a vocabulary.
+#[derive(Debug, Clone)]
+pub(super) struct Unigram {
+    pieces: Matcher,
+    /// By id; finite.
+    scores: Vec<f32>,
+    unknown_score: f64,
+    /// Stands for characters that have no piece; without it they are dropped.
+    unknown: Option<u32>,
+    /// Tokens of the bytes, if characters without a piece become bytes.
+    bytes: Option<Vec<u32>>,
+    pub(super) normaliser: Normaliser,
+}
+
+/// The best way to cut the text before some place: its score, and the last piece with its beginning.
+#[derive(Clone, Copy)]
+struct Best {
+    score: f64,
+    start: usize,
+    id: Option<u32>,
+}
+
+/// A text as the pieces spell it.
+struct Normalised {
+    text: String,
+    /// For each byte, where what it stands for ends in the original; empty if nobody asks.
+    ends: Vec<usize>,
+    with_ends: bool,
+}
+
+impl Unigram {
+    /// `scores[id]` for each token; all are finite.
+    pub(super) fn new(vocab: &Vocab, scores: Vec<f32>, unknown: Option<u32>, normaliser: Normaliser) -> Unigram {
+        let of_kind = |kind: Kind| vocab.ids().filter(move |&id| vocab.kind(id) == Some(kind));
+        let worst = of_kind(Kind::Normal).filter_map(|id| scores.get(id as usize)).copied().reduce(f32::min);
+        let mut bytes = vec![None; 256];
+        for id in of_kind(Kind::Byte) {
+            if let Some(byte) = vocab.text(id).and_then(hex_byte) {
+                bytes[usize::from(byte)].get_or_insert(id);
+            }
+        }
+        let in_text = |kind| matches!(kind, Kind::Normal | Kind::UserDefined | Kind::Unused);
+        Unigram {
+            pieces: Matcher::new(vocab, in_text),
+            unknown_score: f64::from(worst.unwrap_or(0.0) - UNKNOWN_PENALTY),
+            unknown,
+            bytes: bytes.into_iter().collect(),
+            normaliser,
+            scores,
+        }
+    }
+
+    /// Appends the tokens of a part of a text.
+    pub(super) fn encode(&self, vocab: &Vocab, part: Part<'_>, out: &mut Output) {
+        let with_prefix = part.after_special && self.normaliser.add_space_prefix;
+        let normalised = self.normaliser.normalise(part.text, with_prefix, out.ends.is_some());
+        let end_of = |end: usize| part.offset + normalised.ends.get(end.wrapping_sub(1)).copied().unwrap_or(0);
+        let mut previous_unknown = false;
+        for (start, end, id) in self.best_cut(vocab, &normalised.text) {
+            match (id, &self.bytes) {
+                (Some(id), _) => out.push(id, end_of(end)),
+                (None, Some(bytes)) => {
+                    for &byte in &normalised.text.as_bytes()[start..end] {
+                        out.push(bytes[usize::from(byte)], end_of(end));
+                    }
+                }
+                // a run of unknown characters is one token
+                (None, None) if previous_unknown => {
+                    if let Some(last) = out.ends.as_mut().and_then(|ends| ends.last_mut()) {
+                        *last = end_of(end);
+                    }
+                }
+                (None, None) => {
+                    if let Some(unknown) = self.unknown {
+                        out.push(unknown, end_of(end));
+                    }
+                }
+            }
+            previous_unknown = id.is_none() && self.unknown.is_some();
+        }
+    }
+
+    /// The best way to cut `text`: beginning, end and id of each piece, without an id for a character that has none.
+    fn best_cut(&self, vocab: &Vocab, text: &str) -> Vec<(usize, usize, Option<u32>)> {
+        let unreached = Best { score: f64::NEG_INFINITY, start: 0, id: None };
+        let mut best = vec![unreached; text.len() + 1];
+        best[0].score = 0.0;
+        for (start, c) in text.char_indices() {
+            let before = best[start].score;
+            let mut whole_character = false;
+            self.pieces.each(vocab, &text.as_bytes()[start..], |id, len| {
+                let user_defined = vocab.kind(id) == Some(Kind::UserDefined);
+                let score = if user_defined { 0.0 } else { self.scores.get(id as usize).copied().unwrap_or(0.0) };
+                whole_character |= len == c.len_utf8();
+                improve(&mut best[start + len], Best { score: before + f64::from(score), start, id: Some(id) });
+            });
+            if !whole_character {
+                let unknown = Best { score: before + self.unknown_score, start, id: None };
+                improve(&mut best[start + c.len_utf8()], unknown);
+            }
+        }
+        let (mut cut, mut end) = (Vec::new(), text.len());
+        while end > 0 {
+            let Best { start, id, .. } = best[end];
+            cut.push((start, end, id));
+            end = start;
+        }
+        cut.reverse();
+        cut
+    }
+}
+
+fn improve(champion: &mut Best, challenger: Best) {
+    if challenger.score > champion.score {
+        *champion = challenger;
+    }
+}
+
+impl Normaliser {
+    fn normalise(&self, text: &str, with_prefix: bool, with_ends: bool) -> Normalised {
+        let mut out = Normalised { text: String::with_capacity(text.len() + 16), ends: Vec::new(), with_ends };
+        if with_prefix {
+            out.push(META_SPACE_STR, 0);
+        }
+        let mut after_space = self.remove_extra_spaces;
+        let mut at = 0;
+        while let Some(c) = text[at..].chars().next() {
+            let mapped = self.charsmap.as_ref().and_then(|map| map.longest(&text.as_bytes()[at..]));
+            // a rule of a hostile file may end inside a character
+            let mapped = mapped.filter(|&(_, len)| text.is_char_boundary(at + len));
+            let (mut new, len) = mapped.unwrap_or((&text[at..at + c.len_utf8()], c.len_utf8()));
+            at += len;
+            if after_space {
+                new = new.trim_start_matches(' ');
+            }
+            for (i, part) in new.split(' ').enumerate() {
+                if i > 0 {
+                    out.push(META_SPACE_STR, at);
+                }
+                out.push(part, at);
+            }
+            if !new.is_empty() {
+                after_space = self.remove_extra_spaces && new.ends_with(' ');
+            }
+        }
+        if self.remove_extra_spaces {
+            let len = out.text.trim_end_matches(META_SPACE_STR).len();
+            out.text.truncate(len);
+            out.ends.truncate(len);
+        }
+        out
+    }
+}
+
+const META_SPACE_STR: &str = match core::str::from_utf8(META_SPACE) {
+    Ok(text) => text,
+    Err(_) => "",
+};
+
+impl Normalised {
+    fn push(&mut self, text: &str, end: usize) {
+        self.text.push_str(text);
+        if self.with_ends {
+            self.ends.resize(self.text.len(), end);
+        }
+    }
+}
