@@ -1,10 +1,12 @@
 //! `starling bench`: tokens per second of prefill and decode, measured as llama-bench does: `pp` tests process a prompt
-//! in one go, `tg` tests generate token by token, each after `d` tokens of context.
+//! in one go, `tg` tests generate token by token, each after `d` tokens of context. `emb` tests embed texts.
 
 use std::io::{Write, stdout};
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
+use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
 use starling::model::{Model, Run, Scratch};
@@ -18,6 +20,8 @@ use crate::pool::ThreadPool;
 
 /// Rows of one prefill batch.
 const BATCH: usize = 512;
+/// Tokens of a batch of texts.
+const EMBED_BATCH: usize = 2048;
 
 #[derive(Debug, Serialize)]
 struct Row {
@@ -46,12 +50,31 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
     let default = vec![load::pool(model_args)?.threads() as u16];
     let threads = if args.bench_threads.is_empty() { &default } else { &args.bench_threads };
     let kv_type = KvType::from(model_args.kv_type);
-    let model = load::model(model_args, &load::pool(model_args)?)?;
+    let model = Arc::new(load::model(model_args, &load::pool(model_args)?)?);
     let mut rows = Vec::new();
     for &threads in threads {
         let pool = ThreadPool::new(usize::from(threads))?;
         let bandwidth = args.bandwidth.then(|| bandwidth::read(&pool));
-        for &depth in &args.depth {
+        for &(texts, tokens) in &args.embed {
+            let mut sorted = embed(&model, cpu, &pool, texts, tokens, args.repetitions)?;
+            let seconds = sorted.clone();
+            sorted.sort_by(f64::total_cmp);
+            rows.push(Row {
+                model: load::path(model_args).display().to_string(),
+                isa: cpu.isa().name(),
+                threads: pool.threads(),
+                kv_type: KvType::F32.name(),
+                test: format!("emb{texts}x{tokens}"),
+                tokens: texts * tokens,
+                depth: 0,
+                tokens_per_second: (texts * tokens) as f64 / sorted[sorted.len() / 2],
+                bandwidth_share: None,
+                seconds,
+            });
+        }
+        // encoders generate nothing
+        let depths = if model.config.causal { &args.depth[..] } else { &[] };
+        for &depth in depths {
             let tests = args.prompt.iter().map(|&n| (n, true)).chain(args.generate.iter().map(|&n| (n, false)));
             for (n, prefill) in tests.filter(|&(n, _)| n > 0) {
                 let mut bench = Bench::new(&model, cpu, &pool, kv_type, depth + n)?;
@@ -76,6 +99,35 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
         }
     }
     print(&rows, args.output)
+}
+
+/// Seconds that `texts` texts of `n` tokens take, in batches, for each repetition.
+fn embed(
+    model: &Arc<Model>,
+    cpu: Cpu,
+    pool: &ThreadPool,
+    texts: usize,
+    n: usize,
+    repetitions: u32,
+) -> Result<Vec<f64>, Failure> {
+    let sizes = EmbedderOptions { max_texts: texts, batch_tokens: EMBED_BATCH.max(n), n_ctx: n };
+    let mut embedder = Embedder::new(Arc::clone(model), pool, sizes).map_err(|_| Failure::Memory("the texts"))?;
+    let token = |i: usize| ((i * 7919 + 13) % model.config.n_vocab) as u32;
+    let ids: Vec<Vec<u32>> = (0..texts).map(|t| (0..n).map(|i| token(t * n + i)).collect()).collect();
+    let text = |tokens| Text { tokens, pooling: Pooling::Mean, dimensions: None, normalise: true };
+    let all: Vec<Text<'_>> = ids.iter().map(|ids| text(ids.as_slice())).collect();
+    let mut seconds = Vec::new();
+    for _ in 0..=repetitions {
+        let (start, mut left) = (Instant::now(), &all[..]);
+        while !left.is_empty() {
+            let (batch, rest) = left.split_at(embedder.fit(left.iter().map(|t| t.tokens.len())).max(1));
+            embedder.embed(cpu, pool, batch, &mut |_, _| {})?;
+            left = rest;
+        }
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    seconds.remove(0);
+    Ok(seconds)
 }
 
 fn print(rows: &[Row], output: BenchOutput) -> Result<(), Failure> {

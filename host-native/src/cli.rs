@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use starling::embed::Pooling;
 use starling::kernels::attention::KvType;
 
 use crate::sampling::SamplingArgs;
@@ -67,6 +68,8 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Talk with the model in the terminal
     Chat(Box<ChatArgs>),
+    /// Turn texts into vectors
+    Embed(Box<EmbedArgs>),
     /// Measure prefill and decode speed
     Bench(BenchArgs),
     /// Show metadata and tensors of a model file
@@ -154,6 +157,87 @@ pub struct ChatArgs {
     pub ctx_size: Option<usize>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+}
+
+/// Options of `embed`.
+#[derive(Debug, Args)]
+pub struct EmbedArgs {
+    /// The texts; without any, the lines of standard input
+    pub texts: Vec<String>,
+    /// Read the texts from a file, one a line; `-` reads standard input
+    #[arg(short, long, value_name = "FILE", conflicts_with = "texts")]
+    pub file: Option<PathBuf>,
+    /// The lines are JSON: texts, or objects with a `text` or `input`
+    #[arg(long, conflicts_with = "texts")]
+    pub jsonl: bool,
+    /// Token ids of one text instead; may be given several times
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["texts", "file", "jsonl"])]
+    pub ids: Vec<String>,
+    /// Which states make a text's vector [default: what the model's file says]
+    #[arg(long, value_enum)]
+    pub pooling: Option<PoolingChoice>,
+    /// Leave vectors as long as they are, instead of length 1
+    #[arg(long)]
+    pub no_normalize: bool,
+    /// The first numbers of each vector only, for models that were trained for it
+    #[arg(long, value_name = "N")]
+    pub dimensions: Option<usize>,
+    /// Cut texts that are too long, instead of refusing them
+    #[arg(long)]
+    pub truncate: bool,
+    /// Take special tokens in the texts for what they say
+    #[arg(long)]
+    pub special: bool,
+    /// Tokens of a text, at most [default: what the model was made for, at most 8192]
+    #[arg(short, long, value_name = "N")]
+    pub ctx_size: Option<usize>,
+    /// Tokens of a batch [default: 2048, or a whole text]
+    #[arg(long, value_name = "N")]
+    pub batch_tokens: Option<usize>,
+    /// Texts of a batch
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub batch_texts: usize,
+    /// Output: `json`, `base64` (little-endian f32 in JSON), or `npy`
+    #[arg(short, long, value_enum, default_value_t = EmbedOutput::Json)]
+    pub output: EmbedOutput,
+    /// Write to a file instead of standard output
+    #[arg(long, value_name = "FILE")]
+    pub to: Option<PathBuf>,
+}
+
+/// [`Pooling`] on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PoolingChoice {
+    /// A vector for each token
+    None,
+    /// The mean of all tokens
+    Mean,
+    /// The first token
+    Cls,
+    /// The last token
+    Last,
+}
+
+impl From<PoolingChoice> for Pooling {
+    fn from(c: PoolingChoice) -> Pooling {
+        match c {
+            PoolingChoice::None => Pooling::None,
+            PoolingChoice::Mean => Pooling::Mean,
+            PoolingChoice::Cls => Pooling::Cls,
+            PoolingChoice::Last => Pooling::Last,
+        }
+    }
+}
+
+/// Formats of `embed`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EmbedOutput {
+    /// Numbers
+    Json,
+    /// Little-endian f32 in base64
+    Base64,
+    /// A NumPy array of f32, a row for each vector
+    Npy,
 }
 
 /// Options of `inspect`.
@@ -270,6 +354,9 @@ pub struct BenchArgs {
     /// Tokens in the context before the decode test starts, several with commas
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
     pub depth: Vec<usize>,
+    /// Embedding tests, TEXTSxTOKENS, several with commas: so many texts of so many tokens
+    #[arg(short = 'e', long, value_name = "NxN", value_delimiter = ',', value_parser = texts_of)]
+    pub embed: Vec<(usize, usize)>,
     /// Threads, several with commas [default: --threads]
     #[arg(long = "bench-threads", value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=64))]
     pub bench_threads: Vec<u16>,
@@ -282,6 +369,12 @@ pub struct BenchArgs {
     /// Output format
     #[arg(short = 'o', long, value_enum, default_value_t = BenchOutput::Md)]
     pub output: BenchOutput,
+}
+
+fn texts_of(text: &str) -> Result<(usize, usize), String> {
+    let positive = |n: &str| n.parse().ok().filter(|n| (1..=1 << 20).contains(n));
+    let sizes = text.split_once('x').and_then(|(texts, tokens)| Some((positive(texts)?, positive(tokens)?)));
+    sizes.ok_or_else(|| "expected texts and tokens, such as 32x256".into())
 }
 
 /// Formats of `bench`.

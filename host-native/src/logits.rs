@@ -60,6 +60,9 @@ impl Forward<'_> {
 
 fn check(model: &Model, ids: &[u32]) -> Result<(), Failure> {
     let n_vocab = model.config.n_vocab;
+    if !model.config.causal {
+        return Err(starling::error::RequestError::Encoder.into());
+    }
     if ids.is_empty() {
         return Err(starling::error::RequestError::EmptyPrompt.into());
     }

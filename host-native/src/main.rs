@@ -7,6 +7,7 @@ mod bandwidth;
 mod bench;
 mod chat;
 mod cli;
+mod embed;
 mod error;
 mod imatrix;
 mod inspect;
@@ -56,6 +57,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             clap_complete::generate(*shell, &mut Cli::command(), "starling", &mut script);
             Ok(stdout().write_all(&script)?)
         }
+        Command::Embed(args) => embed::run(&cli.model, args),
         Command::Bench(args) => bench::run(&cli.model, args),
         Command::Verify(args) => verify::run(&cli.model, args),
     }

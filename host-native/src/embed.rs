@@ -1,0 +1,207 @@
+//! `starling embed`: texts in, vectors out.
+
+use std::fs::File;
+use std::io::{BufWriter, IsTerminal, Write, stderr, stdout};
+use std::path::Path;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use serde_json::Value;
+use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
+use starling::model::Model;
+use starling::tokenizer::EncodeOptions;
+
+use crate::cli::{EmbedArgs, EmbedOutput, ModelArgs};
+use crate::error::Failure;
+use crate::run::DEFAULT_CTX;
+use crate::{load, tokens};
+
+/// Tokens of a batch: enough to keep all threads busy, little memory.
+const BATCH: usize = 2048;
+/// From this many texts on, progress is shown.
+const MANY: usize = 64;
+
+/// Runs the command.
+///
+/// # Errors
+/// If the model does not load, a text is wrong, or output fails.
+pub fn run(model_args: &ModelArgs, args: &EmbedArgs) -> Result<(), Failure> {
+    if model_args.model.is_none() {
+        return Err(Failure::Usage("no model: give one that embeds texts with -m".into()));
+    }
+    if args.output == EmbedOutput::Npy && args.to.is_none() && stdout().is_terminal() {
+        return Err(Failure::Usage("npy is not for terminals: give a file with --to".into()));
+    }
+    let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
+    let model = Arc::new(load::model(model_args, &pool)?);
+    let pooling = match args.pooling {
+        Some(choice) => choice.into(),
+        None => Pooling::of(&model.config).map_err(|source| Failure::Model { path: load::path(model_args), source })?,
+    };
+    let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
+    let batch_tokens = args.batch_tokens.unwrap_or(BATCH.max(n_ctx.min(model.config.max_context()))).max(1);
+    let sizes = EmbedderOptions { max_texts: args.batch_texts.max(1), batch_tokens, n_ctx };
+    let mut embedder =
+        Embedder::new(Arc::clone(&model), &pool, sizes).map_err(|_| Failure::Memory("batches of texts"))?;
+
+    let mut ids = ids(&model, args)?;
+    if ids.is_empty() {
+        return Err(Failure::Usage("no texts: give some, or --file, or pipe them in, one a line".into()));
+    }
+    if args.truncate {
+        ids.iter_mut().for_each(|ids| embedder.truncate(ids));
+    }
+    let text = |tokens| Text { tokens, pooling, dimensions: args.dimensions, normalise: !args.no_normalize };
+    let texts: Vec<Text<'_>> = ids.iter().map(|ids| text(ids.as_slice())).collect();
+    for (i, text) in texts.iter().enumerate() {
+        // the same error for one text, with its number where there are several
+        embedder.check(text).map_err(|e| if texts.len() > 1 { numbered(i, &e) } else { e.into() })?;
+    }
+
+    let width = args.dimensions.unwrap_or(model.config.n_embd);
+    let rows = texts.iter().map(|t| if pooling == Pooling::None { t.tokens.len() } else { 1 }).sum();
+    let mut out = Output::new(args, rows, width)?;
+    let bar = if texts.len() >= MANY && stderr().is_terminal() {
+        let style = ProgressStyle::with_template("embedding {bar:32} {pos}/{len} texts, {per_sec}");
+        ProgressBar::new(texts.len() as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    } else {
+        ProgressBar::hidden()
+    };
+    let mut left = &texts[..];
+    while !left.is_empty() {
+        let first = texts.len() - left.len();
+        let (batch, rest) = left.split_at(embedder.fit(left.iter().map(|t| t.tokens.len())));
+        let mut failed = Ok(());
+        embedder.embed(cpu, &pool, batch, &mut |i, vectors| {
+            if failed.is_ok() {
+                failed = match vectors {
+                    Some(vectors) => out.write(first + i, &batch[i], width, vectors).map_err(Failure::from),
+                    None => Err(Failure::Usage(format!(
+                        "text {}: the model's numbers are not finite: a fault of its weights",
+                        first + i
+                    ))),
+                };
+            }
+        })?;
+        failed?;
+        bar.inc(batch.len() as u64);
+        left = rest;
+    }
+    bar.finish_and_clear();
+    Ok(out.finish()?)
+}
+
+fn numbered(i: usize, e: &starling::error::RequestError) -> Failure {
+    Failure::Usage(format!("text {i}: {e}"))
+}
+
+/// Token ids of the texts that were asked for.
+fn ids(model: &Model, args: &EmbedArgs) -> Result<Vec<Vec<u32>>, Failure> {
+    if !args.ids.is_empty() {
+        let id =
+            |word: &str| word.trim().parse().map_err(|_| Failure::Usage(format!("--ids: `{word}` is not a token id")));
+        return args.ids.iter().map(|list| list.split(',').map(id).collect()).collect();
+    }
+    let options = EncodeOptions { add_special: true, parse_special: args.special };
+    let encode = |text: &str| model.tokenizer.encode(text, options);
+    if !args.texts.is_empty() {
+        return Ok(args.texts.iter().map(|text| encode(text)).collect());
+    }
+    let file = args.file.as_deref().filter(|file| *file != Path::new("-"));
+    let lines = tokens::text(None, file)?;
+    if !args.jsonl {
+        return Ok(lines.lines().map(encode).collect());
+    }
+    let texts = lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    texts
+        .map(|(i, line)| Ok(encode(&json_text(line).map_err(|e| Failure::Usage(format!("line {}: {e}", i + 1)))?)))
+        .collect()
+}
+
+/// The text of a line of JSON.
+fn json_text(line: &str) -> Result<String, String> {
+    let value: Value = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    let text = match &value {
+        Value::Object(fields) => fields.get("text").or_else(|| fields.get("input")),
+        other => Some(other),
+    };
+    match text {
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(other) => Err(format!("found {other}, expected a text")),
+        None => Err("found neither `text` nor `input`".into()),
+    }
+}
+
+/// What is said of a text.
+#[derive(Serialize)]
+struct Row<'a> {
+    index: usize,
+    embedding: Numbers<'a>,
+    n_tokens: usize,
+}
+
+/// A vector, those of all tokens, or either as bytes in base64.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Numbers<'a> {
+    One(&'a [f32]),
+    Rows(Vec<&'a [f32]>),
+    Base64(String),
+}
+
+/// Where vectors go: a JSON array, an object a line, or an array of NumPy's.
+struct Output {
+    to: BufWriter<Box<dyn Write>>,
+    format: EmbedOutput,
+    first: bool,
+}
+
+impl Output {
+    fn new(args: &EmbedArgs, rows: usize, width: usize) -> Result<Output, Failure> {
+        let to: Box<dyn Write> = match &args.to {
+            Some(path) => Box::new(File::create(path).map_err(|source| Failure::File { path: path.clone(), source })?),
+            None => Box::new(stdout()),
+        };
+        let mut to = BufWriter::new(to);
+        match args.output {
+            EmbedOutput::Npy => to.write_all(&npy_header(rows, width))?,
+            _ => to.write_all(b"[")?,
+        }
+        Ok(Output { to, format: args.output, first: true })
+    }
+
+    /// Writes the vectors of a text, numbers of rows of `width`.
+    fn write(&mut self, index: usize, text: &Text<'_>, width: usize, vectors: &[f32]) -> std::io::Result<()> {
+        let bytes = || vectors.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let embedding = match self.format {
+            EmbedOutput::Npy => return self.to.write_all(&bytes()),
+            EmbedOutput::Base64 => Numbers::Base64(base64::engine::general_purpose::STANDARD.encode(bytes())),
+            EmbedOutput::Json if text.pooling == Pooling::None => Numbers::Rows(vectors.chunks(width).collect()),
+            EmbedOutput::Json => Numbers::One(vectors),
+        };
+        let json = serde_json::to_string(&Row { index, embedding, n_tokens: text.tokens.len() })?;
+        let before = if std::mem::take(&mut self.first) { "\n" } else { ",\n" };
+        write!(self.to, "{before}{json}")
+    }
+
+    fn finish(mut self) -> std::io::Result<()> {
+        if self.format != EmbedOutput::Npy {
+            self.to.write_all(b"\n]\n")?;
+        }
+        self.to.flush()
+    }
+}
+
+/// The header of a NumPy file of f32, format 1.0: its length with magic and version is a multiple of 64.
+fn npy_header(rows: usize, width: usize) -> Vec<u8> {
+    let dict = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}");
+    let len = (10 + dict.len() + 1).next_multiple_of(64) - 10;
+    let mut header = b"\x93NUMPY\x01\x00".to_vec();
+    header.extend((len as u16).to_le_bytes());
+    header.extend(dict.as_bytes());
+    header.resize(10 + len - 1, b' ');
+    header.push(b'\n');
+    header
+}
