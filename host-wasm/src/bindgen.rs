@@ -90,6 +90,14 @@ impl Model {
         self.0.verify(receipt).map(|v| v.to_string()).map_err(js)
     }
 
+    /// The vector of a text, of length 1, as the model's file pools it.
+    ///
+    /// # Errors
+    /// If an id is not the model's, or there are too many.
+    pub fn embed(&mut self, ids: &[u32]) -> Result<Vec<f32>, JsError> {
+        self.0.embed(ids).map_err(js)
+    }
+
     /// SHA-256 of the logits after each of the ids.
     ///
     /// # Errors

@@ -10,6 +10,7 @@
 //! starling_step(session) -> reply: tokens, events    starling_info(session) -> reply
 //! starling_tokenize(session, text) -> reply          starling_detokenize(session, ids) -> reply
 //! starling_logits(session, ids) -> reply: SHA-256     starling_verify(session, receipt) -> reply: verified
+//! starling_embed(session, ids) -> reply: vector
 //! ```
 // exported names need `no_mangle`, which the lint counts as unsafe, and `pub`, which nothing in Rust reaches
 #![allow(unsafe_code, unreachable_pub)]
@@ -199,5 +200,14 @@ pub extern "C" fn starling_logits(session: u32, ids: u32) -> u64 {
     call(|s| {
         let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
         Ok(json!(s.session(session)?.logits_sha256(&ids)?))
+    })
+}
+
+/// The vector of a text of these ids, a JSON array.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_embed(session: u32, ids: u32) -> u64 {
+    call(|s| {
+        let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
+        Ok(json!(s.session(session)?.embed(&ids)?))
     })
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
 use starling::error::{LoadError, RequestError};
 use starling::kernels::attention::{KvType, PAGE};
@@ -154,6 +155,8 @@ impl From<Event> for EventJson {
 pub struct Session {
     model: Arc<Model>,
     engine: Engine,
+    /// Made for the longest text so far.
+    embedder: Option<Embedder>,
     cpu: Cpu,
 }
 
@@ -183,7 +186,7 @@ impl Session {
             model_sha256,
         };
         let engine = Engine::new(Arc::clone(&model), &Inline, sizes).map_err(|_| Error::Memory { n_ctx })?;
-        Ok(Session { model, engine, cpu })
+        Ok(Session { model, engine, embedder: None, cpu })
     }
 
     /// The model's name, sizes and chat template, and how it runs.
@@ -277,6 +280,34 @@ impl Session {
         })
     }
 
+    /// The vector of a text, of length 1, as the model's file pools it; with pooling `none` the vectors of its tokens, one after
+    /// the other.
+    ///
+    /// # Errors
+    /// If a token is not the model's, there are more than the context holds, or the pooling is not known.
+    pub fn embed(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
+        let pooling = Pooling::of(&self.model.config)?;
+        let EngineOptions { n_ctx, .. } = *self.engine.options();
+        let text = Text { tokens: ids, pooling, dimensions: None, normalise: true };
+        if self.embedder.as_ref().is_none_or(|e| e.options().batch_tokens < ids.len().min(n_ctx)) {
+            // memory for the texts that there are, not for all that may be
+            let batch_tokens = ids.len().next_power_of_two().min(n_ctx).max(1);
+            let sizes = EmbedderOptions { max_texts: 1, batch_tokens, n_ctx };
+            self.embedder = None;
+            let embedder =
+                Embedder::new(Arc::clone(&self.model), &Inline, sizes).map_err(|_| Error::Memory { n_ctx })?;
+            self.embedder = Some(embedder);
+        }
+        let Some(embedder) = &mut self.embedder else { return Err(Error::Memory { n_ctx }) };
+        let mut reply = Err(Error::Option("the model's numbers are not finite: a fault of its weights".into()));
+        embedder.embed(self.cpu, &Inline, &[text], &mut |_, vector| {
+            if let Some(vector) = vector {
+                reply = Ok(vector.to_vec());
+            }
+        })?;
+        reply
+    }
+
     fn check(&self, ids: &[u32]) -> Result<(), Error> {
         let n_vocab = self.model.config.n_vocab;
         match ids.iter().enumerate().find(|(_, t)| **t as usize >= n_vocab) {
@@ -293,6 +324,9 @@ impl Session {
     pub fn logits_sha256(&self, ids: &[u32]) -> Result<String, Error> {
         self.check(ids)?;
         let n_ctx = self.engine.options().n_ctx;
+        if !self.model.config.causal {
+            return Err(RequestError::Encoder.into());
+        }
         if ids.is_empty() {
             return Err(RequestError::EmptyPrompt.into());
         }

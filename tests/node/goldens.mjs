@@ -2,6 +2,7 @@
 // tests/build-wasm.sh. STARLING_WASM is the directory that it filled, by default target/wasm.
 
 import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { resolve } from "node:path";
 import { test } from "node:test";
@@ -17,6 +18,7 @@ const wasm = pathToFileURL(resolve(root.pathname, process.env.STARLING_WASM ?? `
 const json = async (path) => JSON.parse(await readFile(new URL(path, fixtures), "utf8"));
 // those made of another file are for the engine's own tests
 const cases = (await json("goldens/cases.json")).cases.filter((c) => !c.quantise);
+const { cases: embeddings } = await json("goldens/embeddings.json");
 
 /** Every option that a case does not give is off. */
 const off = {
@@ -69,6 +71,32 @@ async function check(starling, isa, c, i) {
   assert.deepEqual({ prompt_ids, logits_sha256, ids, text }, want, c.name);
 }
 
+/** Vectors of the pinned texts, and close to those of the reference. */
+async function checkEmbeddings(starling, c) {
+  const want = await json(`goldens/pinned/embedding-${c.name}.json`);
+  const model = await readFile(new URL(c.model, fixtures));
+  let session;
+  try {
+    session = starling.open(model, 65_536, { n_ctx: 512 });
+  } catch (e) {
+    // a vocabulary that no tokenizer here reads
+    assert.match(e.message, /unsupported tokenizer/);
+    return false;
+  }
+  const hash = createHash("sha256");
+  for (const text of c.texts) hash.update(new Uint8Array(session.embed(text).buffer));
+  assert.equal(hash.digest("hex"), want.vectors_sha256, c.name);
+  const reference = await json(c.model.replace(/-f(16|32)\.gguf$/, ".json"));
+  for (const prompt of reference.prompts) {
+    const vector = session.embed(prompt.ids);
+    assert.ok(prompt.embedding.every((v, i) => Math.abs(v - vector[i]) <= 5e-4), c.name);
+  }
+  assert.throws(() => session.embed([]), /request: /);
+  assert.throws(() => session.submit({ ids: [] }), /request: /);
+  session.close();
+  return true;
+}
+
 /** Errors are thrown, name their kind, and harm nothing. */
 async function checkErrors(starling) {
   const model = await readFile(new URL("starling-tiny/starling-tiny-q4_0.gguf", fixtures));
@@ -114,6 +142,9 @@ for (const [face, load] of Object.entries(faces)) {
     test(`${face}, built for ${built}, running ${isa}`, { skip }, async () => {
       const starling = await load(built);
       for (const [i, c] of cases.entries()) await check(starling, isa, c, i);
+      let embedded = 0;
+      for (const c of embeddings) embedded += await checkEmbeddings(starling, c);
+      assert.ok(embedded >= 2, "embedding cases are missing");
       await checkErrors(starling);
     });
   }

@@ -1,5 +1,5 @@
 // The three ways to Starling from JavaScript, as one: `open(model, pieceBytes, options)` gives a session with info,
-// submit, step, cancel, tokenize, detokenize, logitsSha256 and close; what is wrong is thrown as "kind: message".
+// submit, step, cancel, tokenize, detokenize, logitsSha256, embed and close; what is wrong is thrown as "kind: message".
 
 import { readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
@@ -92,6 +92,9 @@ class PlainSession {
   logitsSha256(ids) {
     return this.#json("starling_logits", ids);
   }
+  embed(ids) {
+    return Float32Array.from(this.#json("starling_embed", Array.from(ids)));
+  }
   close() {
     this.module.exports.starling_close(this.id);
   }
@@ -146,6 +149,9 @@ class PackageSession {
   }
   logitsSha256(ids) {
     return this.model.logitsSha256(Uint32Array.from(ids));
+  }
+  embed(ids) {
+    return this.model.embed(Uint32Array.from(ids));
   }
   close() {
     this.model.free();

@@ -73,6 +73,13 @@ pub fn embed(e: &mut Embedder, cpu: Cpu, pool: &dyn Pool, mut texts: &[Text<'_>]
     all
 }
 
+/// SHA-256 of vectors, f32 little-endian, one after the other.
+pub fn sha256(vectors: &[Vec<f32>]) -> String {
+    let mut hash = Sha256::new();
+    vectors.iter().flatten().for_each(|v| hash.update(v.to_le_bytes()));
+    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+}
+
 impl Case {
     /// The pinned result.
     ///
@@ -108,9 +115,7 @@ impl Case {
         let mut digest = |pooling, normalise| {
             let text = |tokens| Text { tokens, pooling, dimensions: None, normalise };
             let texts: Vec<Text<'_>> = self.texts.iter().map(|t| text(t.as_slice())).collect();
-            let mut hash = Sha256::new();
-            embed(&mut e, cpu, pool, &texts).iter().flatten().for_each(|v| hash.update(v.to_le_bytes()));
-            hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+            sha256(&embed(&mut e, cpu, pool, &texts))
         };
         Pinned {
             pooling: pooling.name().into(),

@@ -65,12 +65,14 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
     })
 }
 
+/// Makes an algorithm for a vocabulary with that unknown token, and says whether a sequence begins with BOS.
+type Maker = fn(Source<'_, '_>, Option<u32>) -> Result<(Algorithm, bool), LoadError>;
+
 /// A kind of tokenizer, by its name in `tokenizer.ggml.model`, and what holds if a file does not say.
 struct Model {
     name: &'static str,
     spelling: Spelling,
-    /// The algorithm, and whether a sequence begins with BOS.
-    algorithm: fn(Source<'_, '_>, Option<u32>) -> Result<(Algorithm, bool), LoadError>,
+    algorithm: Maker,
     bos: Option<u32>,
     eos: Option<u32>,
     unknown: Option<u32>,

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 use starling_tests::golden::{self, Case, Pinned};
+use starling_tests::{embedding, reference};
 use wasi_run::{Starling, engine};
 use wasmtime::{Engine, Module};
 
@@ -74,6 +75,32 @@ fn goldens() {
 }
 
 #[test]
+fn embeddings_agree_with_the_reference_and_the_pinned_bits() {
+    let mut m = starling();
+    for case in embedding::cases() {
+        let session = m.open(&case.model_bytes(), 100_003, "{\"n_ctx\": 512}").expect("a session");
+        let mut embed = |ids: &[u32]| -> Vec<f32> {
+            let reply = m.call_with("starling_embed", session, json!(ids).to_string().as_bytes()).expect("a vector");
+            serde_json::from_value(reply).expect("numbers")
+        };
+        let vectors: Vec<_> = case.texts.iter().map(|text| embed(text)).collect();
+        assert_eq!(embedding::sha256(&vectors), case.pinned().vectors_sha256, "{}", case.name);
+        let references = reference::cases("embedding");
+        let file = |c: &&reference::Case| case.model.ends_with(&c.files[0].file);
+        for prompt in &references.iter().find(file).expect("a reference").prompts {
+            let want = prompt.embedding.as_ref().expect("a vector");
+            for (got, want) in embed(&prompt.ids).iter().zip(want) {
+                assert!((got - want).abs() <= 5e-4, "{}: {got} {want}", case.name);
+            }
+        }
+        fails(m.call_with("starling_embed", session, b"[]"), "request", "no tokens");
+        fails(m.call_with("starling_embed", session, json!(vec![1; 513]).to_string().as_bytes()), "request", "513");
+        fails(m.call_with("starling_embed", session, b"[99999]"), "request", "99999");
+        m.raw::<_, ()>("starling_close", session);
+    }
+}
+
+#[test]
 fn small_pieces() {
     let case = golden::cases().into_iter().find(|c| c.model.contains("yarn")).expect("a small model");
     for piece in [1, 13, 4096] {
@@ -99,7 +126,7 @@ fn wrong_calls_are_errors_and_harm_nothing() {
 
     fails(m.call("starling_info", 77u32), "request", "77 is not an open session");
     fails(m.call("starling_step", 77u32), "request", "77 is not an open session");
-    for name in ["starling_submit", "starling_tokenize", "starling_detokenize", "starling_logits"] {
+    for name in ["starling_submit", "starling_tokenize", "starling_detokenize", "starling_logits", "starling_embed"] {
         fails(m.call_with(name, 77, b"[1]"), "request", "77 is not an open session");
         fails(m.call(name, (77u32, 12u32)), "request", "12 is not a buffer");
         fails(m.call_with(name, 77, b"\xff\xfe"), "request", "UTF-8");
