@@ -75,14 +75,7 @@ async function check(starling, isa, c, i) {
 async function checkEmbeddings(starling, c) {
   const want = await json(`goldens/pinned/embedding-${c.name}.json`);
   const model = await readFile(new URL(c.model, fixtures));
-  let session;
-  try {
-    session = starling.open(model, 65_536, { n_ctx: 512 });
-  } catch (e) {
-    // a vocabulary that no tokenizer here reads
-    assert.match(e.message, /unsupported tokenizer/);
-    return false;
-  }
+  const session = starling.open(model, 65_536, { n_ctx: 512 });
   const hash = createHash("sha256");
   for (const text of c.texts) hash.update(new Uint8Array(session.embed(text).buffer));
   assert.equal(hash.digest("hex"), want.vectors_sha256, c.name);
@@ -94,7 +87,6 @@ async function checkEmbeddings(starling, c) {
   assert.throws(() => session.embed([]), /request: /);
   assert.throws(() => session.submit({ ids: [] }), /request: /);
   session.close();
-  return true;
 }
 
 /** Errors are thrown, name their kind, and harm nothing. */
@@ -142,9 +134,7 @@ for (const [face, load] of Object.entries(faces)) {
     test(`${face}, built for ${built}, running ${isa}`, { skip }, async () => {
       const starling = await load(built);
       for (const [i, c] of cases.entries()) await check(starling, isa, c, i);
-      let embedded = 0;
-      for (const c of embeddings) embedded += await checkEmbeddings(starling, c);
-      assert.ok(embedded >= 2, "embedding cases are missing");
+      for (const c of embeddings) await checkEmbeddings(starling, c);
       await checkErrors(starling);
     });
   }

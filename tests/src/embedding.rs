@@ -12,7 +12,7 @@ use starling::kernels::Cpu;
 use starling::model::Model;
 use starling::pool::Pool;
 
-use crate::reference::{fixtures, loadable};
+use crate::reference::fixtures;
 
 /// What to compute.
 #[derive(Debug, Clone, Deserialize)]
@@ -101,7 +101,7 @@ impl Case {
     /// # Panics
     /// If it cannot be read.
     pub fn model_bytes(&self) -> Vec<u8> {
-        loadable(fs::read(fixtures().join(&self.model)).expect("a model"))
+        fs::read(fixtures().join(&self.model)).expect("a model")
     }
 
     /// Computes the case in batches of up to `max_texts`.

@@ -103,33 +103,11 @@ pub fn cases(kind: &str) -> Vec<Case> {
 /// # Panics
 /// If it does not load.
 pub fn load(file: &str) -> Model {
-    Model::load(&loadable(read(file)), &Inline).unwrap_or_else(|e| panic!("{file}: {e}"))
+    Model::load(&read(file), &Inline).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
 fn read(file: &str) -> Vec<u8> {
     fs::read(fixtures().join("reference").join(file)).expect("a model")
-}
-
-/// Whether the file's vocabulary is of a kind that the engine reads.
-///
-/// # Panics
-/// If it is no model.
-pub fn has_known_tokenizer(file: &[u8]) -> bool {
-    Gguf::parse(file).expect("a model").str("tokenizer.ggml.model").expect("a text") != Some("bert")
-}
-
-/// A model as it is, or, where the engine does not read its vocabulary, with another: numbers do not depend on it.
-///
-/// # Panics
-/// If it is no model.
-pub fn loadable(file: Vec<u8>) -> Vec<u8> {
-    if has_known_tokenizer(&file) {
-        return file;
-    }
-    let other = read("gemma-embedding-mean-f16.gguf");
-    let other = Gguf::parse(&other).expect("a model");
-    let vocabulary = other.metadata().iter().filter(|(key, _)| key.starts_with("tokenizer.")).copied();
-    rewritten(&file, &vocabulary.collect::<Vec<_>>(), &whole)
 }
 
 /// A part of a tensor in a changed model: its name, its sizes, and which bytes of the tensor it is.
