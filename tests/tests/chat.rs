@@ -21,14 +21,14 @@ fn tokenizer() -> Tokenizer {
     tokens.extend(controls.map(String::from));
     let types: Vec<i32> = (0..tokens.len()).map(|id| if id < n_bytes { 6 } else { 3 }).collect();
     let mut w = GgufWriter::new();
-    w.str("tokenizer.ggml.model", "llama").unwrap();
-    w.str_array("tokenizer.ggml.tokens", &tokens).unwrap();
-    w.i32_array("tokenizer.ggml.token_type", &types).unwrap();
-    w.f32_array("tokenizer.ggml.scores", &vec![0.0; tokens.len()]).unwrap();
-    w.metadata("tokenizer.ggml.bos_token_id", &Value::U32(n_bytes as u32)).unwrap();
-    w.metadata("tokenizer.ggml.eos_token_id", &Value::U32(n_bytes as u32 + 1)).unwrap();
-    w.metadata("tokenizer.ggml.add_space_prefix", &Value::Bool(false)).unwrap();
-    Tokenizer::from_gguf(&Gguf::parse(&w.header()).unwrap()).unwrap()
+    w.str("tokenizer.ggml.model", "llama").expect("valid");
+    w.str_array("tokenizer.ggml.tokens", &tokens).expect("valid");
+    w.i32_array("tokenizer.ggml.token_type", &types).expect("valid");
+    w.f32_array("tokenizer.ggml.scores", &vec![0.0; tokens.len()]).expect("valid");
+    w.metadata("tokenizer.ggml.bos_token_id", &Value::U32(n_bytes as u32)).expect("valid");
+    w.metadata("tokenizer.ggml.eos_token_id", &Value::U32(n_bytes as u32 + 1)).expect("valid");
+    w.metadata("tokenizer.ggml.add_space_prefix", &Value::Bool(false)).expect("valid");
+    Tokenizer::from_gguf(&Gguf::parse(&w.header()).expect("valid")).expect("valid")
 }
 
 fn field<'j>(json: &'j Json, name: &str) -> Option<&'j Json> {
@@ -62,7 +62,8 @@ fn request(conversation: &Json) -> ChatRequest {
 
 #[test]
 fn texts_of_jinja2() {
-    let cases: Json = serde_json::from_slice(&std::fs::read(root().join("fixtures/chat/cases.json")).unwrap()).unwrap();
+    let cases: Json =
+        serde_json::from_slice(&std::fs::read(root().join("fixtures/chat/cases.json")).expect("valid")).expect("valid");
     let conversations = array(field(&cases, "conversations"));
     let (tokenizer, mut wrong) = (tokenizer(), 0);
     let cases = array(field(&cases, "cases"));
@@ -71,7 +72,7 @@ fn texts_of_jinja2() {
         let (Some(Json::Str(path)), Some(Json::Int(n))) = (field(case, "template"), field(case, "conversation")) else {
             panic!("{case:?}")
         };
-        let template = ChatTemplate::new(&std::fs::read_to_string(root().join(path)).unwrap());
+        let template = ChatTemplate::new(&std::fs::read_to_string(root().join(path)).expect("valid"));
         let add_generation_prompt = field(case, "add_generation_prompt") == Some(&Json::Bool(true));
         let request = ChatRequest { add_generation_prompt, ..request(&conversations[*n as usize]) };
         let result = template.and_then(|template| template.render(&request, &tokenizer));
@@ -93,10 +94,10 @@ fn texts_of_jinja2() {
 
 /// As many control tokens as the template writes, whatever the conversation says.
 fn check_controls(content: &str, source: &str) {
-    let (tokenizer, template) = (tokenizer(), ChatTemplate::new(source).unwrap());
+    let (tokenizer, template) = (tokenizer(), ChatTemplate::new(source).expect("valid"));
     let count = |content: &str| {
         let request = ChatRequest { messages: vec![Json::message("user", content)], ..ChatRequest::default() };
-        let ids = template.render(&request, &tokenizer).unwrap().encode(&tokenizer);
+        let ids = template.render(&request, &tokenizer).expect("valid").encode(&tokenizer);
         ids.iter().filter(|&&id| tokenizer.is_control(id)).count()
     };
     assert_eq!(count(content), count("x"), "{content:?} {source:?}");
@@ -127,9 +128,9 @@ proptest! {
 fn ordinary_text_has_the_ids_of_the_whole() {
     let tokenizer = tokenizer();
     for name in builtin_template_names() {
-        let template = ChatTemplate::new(starling::chat::builtin_template(name).unwrap()).unwrap();
+        let template = ChatTemplate::new(starling::chat::builtin_template(name).expect("valid")).expect("valid");
         let messages = vec![Json::message("user", "a <b> [c] </"), Json::message("assistant", "|im_")];
-        let rendered = template.render(&ChatRequest { messages, ..ChatRequest::default() }, &tokenizer).unwrap();
+        let rendered = template.render(&ChatRequest { messages, ..ChatRequest::default() }, &tokenizer).expect("valid");
         let options = EncodeOptions { add_special: false, parse_special: true };
         assert_eq!(rendered.encode(&tokenizer), tokenizer.encode(&rendered.text, options), "{name}");
     }

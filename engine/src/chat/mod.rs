@@ -15,8 +15,9 @@ use alloc::borrow::ToOwned;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use core::panic::AssertUnwindSafe;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::catch_unwind;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, State, Value};
