@@ -7,6 +7,8 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
+#[cfg(feature = "chat")]
+pub mod chat;
 pub mod embed;
 pub mod engine;
 pub mod error;

@@ -1,18 +1,21 @@
 //! Chat templates, and `starling chat`: a conversation in the terminal.
 
+use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write, stdin, stdout};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, context};
 use rustyline::error::ReadlineError;
+use starling::chat::{
+    ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Json, Now, builtin_template, builtin_template_names,
+};
 use starling::engine::{Engine, Request};
 use starling::kernels::Cpu;
 use starling::model::Model;
 use starling::pool::Pool;
 use starling::sampler::SamplingOptions;
-use starling::tokenizer::EncodeOptions;
 
 use crate::cli::{ChatArgs, ModelArgs};
 use crate::error::Failure;
@@ -20,71 +23,43 @@ use crate::load;
 use crate::pool::ThreadPool;
 use crate::run::{Answer, DEFAULT_CTX, engine};
 
-/// The template of models that bring none (ChatML).
-const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
-                      {{ '<|im_start|>assistant\n' }}";
-/// Steps a template may take.
-const FUEL: u64 = 1_000_000;
+/// The template that is asked for, a name or a file, or the model's, or ChatML.
+///
+/// # Errors
+/// If there is no such template, or it cannot be read.
+pub fn template(model: &Model, wanted: Option<&str>) -> Result<ChatTemplate, Failure> {
+    let source = match wanted {
+        None => model.chat_template.clone().unwrap_or_else(|| DEFAULT_TEMPLATE.into()),
+        Some(name) => match builtin_template(name) {
+            Some(source) => source.into(),
+            None if Path::new(name).exists() => {
+                fs::read_to_string(name).map_err(|source| Failure::File { path: name.into(), source })?
+            }
+            None => {
+                let names = builtin_template_names().collect::<Vec<_>>().join(", ");
+                return Err(Failure::Usage(format!("no template or file {name}; the templates are {names}")));
+            }
+        },
+    };
+    Ok(ChatTemplate::new(&source)?)
+}
 
-/// Around text that is not the template's: code points that Unicode gives to nobody.
-const OPEN: char = '\u{10FFFE}';
-const CLOSE: char = '\u{10FFFF}';
-
-/// The tokens that the model's template makes of a conversation of (role, content). Only the template's own text can
-/// become control tokens: what users and models wrote is plain text, whatever it says.
+/// The tokens that a template makes of a conversation of (role, content), where an answer is to follow.
 ///
 /// # Errors
 /// If the template fails.
-pub fn prompt(model: &Model, system: Option<&str>, turns: &[(&str, &str)]) -> Result<Vec<u32>, Failure> {
-    let encode =
-        |text: &str, parse_special| model.tokenizer.encode(text, EncodeOptions { add_special: false, parse_special });
-    let contents = || system.iter().copied().chain(turns.iter().map(|(_, content)| *content));
-    if contents().all(|text| encode(text, true) == encode(text, false)) {
-        return Ok(encode(&render(model, system, turns)?, true));
-    }
-    // some text spells a control token: mark whose text is whose
-    let mark = |text: &str| format!("{OPEN}{}{CLOSE}", text.replace([OPEN, CLOSE], ""));
-    let marked: Vec<(&str, String)> = turns.iter().map(|(role, text)| (*role, mark(text))).collect();
-    let marked: Vec<(&str, &str)> = marked.iter().map(|(role, text)| (*role, text.as_str())).collect();
-    let text = render(model, system.map(mark).as_deref(), &marked)?;
-    let mut tokens = Vec::new();
-    for (i, part) in text.split(OPEN).enumerate() {
-        match part.split_once(CLOSE) {
-            Some((theirs, ours)) if i > 0 => {
-                tokens.extend(encode(theirs, false));
-                tokens.extend(encode(ours, true));
-            }
-            _ => tokens.extend(encode(part, i == 0)),
-        }
-    }
-    Ok(tokens)
-}
-
-/// The text that the model's template makes of a conversation of (role, content).
-fn render(model: &Model, system: Option<&str>, turns: &[(&str, &str)]) -> Result<String, Failure> {
-    let mut env = Environment::new();
-    env.set_fuel(Some(FUEL));
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    env.set_syntax(syntax.map_err(|e| Failure::Usage(e.to_string()))?);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    env.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
-        Err(minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, message))
-    });
-    let system = system.map(|s| ("system", s));
-    let messages: Vec<_> =
-        system.iter().chain(turns).map(|&(role, content)| context! { role => role, content => content }).collect();
-    let special = |id: Option<u32>| {
-        let text = id.and_then(|id| model.tokenizer.token_text(id)).unwrap_or_default();
-        String::from_utf8_lossy(text).into_owned()
-    };
-    let context = context! {
-        messages,
-        add_generation_prompt => true,
-        bos_token => special(model.tokenizer.bos()),
-        eos_token => special(model.tokenizer.eos()),
-    };
-    let template = model.chat_template.as_deref().unwrap_or(CHATML);
-    env.render_str(template, context).map_err(|e| Failure::Template(format!("{e:#}")))
+pub fn prompt(
+    model: &Model,
+    template: &ChatTemplate,
+    system: Option<&str>,
+    turns: &[(&str, &str)],
+) -> Result<Vec<u32>, Failure> {
+    let system = system.map(|content| ("system", content));
+    let messages = system.iter().chain(turns).map(|&(role, content)| Json::message(role, content)).collect();
+    let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let now = Some(Now::from_unix(seconds.cast_signed()));
+    let request = ChatRequest { messages, add_generation_prompt: true, now, ..ChatRequest::default() };
+    Ok(template.render(&request, &model.tokenizer)?.encode(&model.tokenizer))
 }
 
 /// Tokens of the context that an answer may take, at least.
@@ -100,6 +75,7 @@ const HELP: &str = "\
 /// A conversation in the terminal.
 struct Chat<'a> {
     model: &'a Arc<Model>,
+    template: ChatTemplate,
     pool: &'a ThreadPool,
     cpu: Cpu,
     engine: Engine,
@@ -125,6 +101,7 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
     let flag = Arc::clone(&stop);
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(io::Error::other)?;
     let mut chat = Chat {
+        template: template(&model, args.chat_template.as_deref())?,
         model: &model,
         pool: &pool,
         cpu,
@@ -234,7 +211,7 @@ impl Chat<'_> {
     fn prompt(&mut self) -> Result<Vec<u32>, Failure> {
         loop {
             let turns: Vec<(&str, &str)> = self.turns.iter().map(|(role, text)| (*role, text.as_str())).collect();
-            let tokens = prompt(self.model, self.system.as_deref(), &turns)?;
+            let tokens = prompt(self.model, &self.template, self.system.as_deref(), &turns)?;
             if tokens.len() + ROOM <= self.engine.options().n_ctx || self.turns.len() <= 2 {
                 return Ok(tokens);
             }

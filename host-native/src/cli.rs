@@ -105,6 +105,9 @@ pub struct RunArgs {
     /// System message of the chat
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
+    /// Chat template: a built-in one by name, or a file [default: the model's, or chatml]
+    #[arg(long, value_name = "NAME|FILE", requires = "chat")]
+    pub chat_template: Option<String>,
     /// Take special tokens in the prompt for what they say
     #[arg(long)]
     pub special: bool,
@@ -149,6 +152,9 @@ pub struct ChatArgs {
     /// System message
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
+    /// Chat template: a built-in one by name, or a file [default: the model's, or chatml]
+    #[arg(long, value_name = "NAME|FILE")]
+    pub chat_template: Option<String>,
     /// Tokens of an answer, at most [default: until the model ends or the context is full]
     #[arg(short = 'n', long, value_name = "N")]
     pub max_tokens: Option<usize>,

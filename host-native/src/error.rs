@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use starling::chat::ChatError;
 use starling::error::{LoadError, RequestError};
 use starling::kernels::UnknownIsa;
 
@@ -30,9 +31,9 @@ pub enum Failure {
     /// The request cannot be taken.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// The model's chat template fails on the conversation.
-    #[error("the model's chat template: {0}")]
-    Template(String),
+    /// The chat template fails on the conversation.
+    #[error(transparent)]
+    Template(#[from] ChatError),
     /// `--isa` names something else.
     #[error(transparent)]
     Isa(#[from] UnknownIsa),

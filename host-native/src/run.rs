@@ -156,7 +156,12 @@ impl Answer {
 fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
     let text = prompt(args)?;
     let tokens = if args.chat {
-        chat::prompt(model, args.system.as_deref(), &[("user", &text)])?
+        chat::prompt(
+            model,
+            &chat::template(model, args.chat_template.as_deref())?,
+            args.system.as_deref(),
+            &[("user", &text)],
+        )?
     } else {
         model.tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: args.special })
     };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use starling::chat::{ChatError, ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Json, Now};
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
 use starling::error::{LoadError, RequestError};
@@ -34,6 +35,9 @@ pub enum Error {
     /// An option is wrong.
     #[error("{0}")]
     Option(String),
+    /// The chat template fails.
+    #[error(transparent)]
+    Template(#[from] ChatError),
     /// There is not enough memory.
     #[error("not enough memory for the context of {n_ctx} tokens")]
     Memory {
@@ -47,6 +51,7 @@ impl Error {
     pub fn kind(&self) -> &'static str {
         match self {
             Error::Load(_) => "model",
+            Error::Template(_) => "template",
             Error::Request(RequestError::NoCapacity { .. }) => "capacity",
             Error::Request(_) | Error::Json(_) | Error::Option(_) | Error::Isa(_) => "request",
             Error::Memory { .. } => "memory",
@@ -79,12 +84,37 @@ impl Default for Options {
 /// Context of a session that asks for none, at most.
 const DEFAULT_CTX: usize = 4096;
 
-/// A request in JSON: `prompt` or `ids`, and options.
+/// A conversation in JSON.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChatJson {
+    messages: Vec<Json>,
+    #[serde(default)]
+    tools: Option<Json>,
+    #[serde(default = "yes")]
+    add_generation_prompt: bool,
+    /// An object: more variables of the template.
+    #[serde(default)]
+    variables: Option<Json>,
+    /// Local time as seconds since 1970, for templates that show a date.
+    #[serde(default)]
+    now: Option<i64>,
+    /// Jinja instead of the model's template.
+    #[serde(default)]
+    template: Option<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// A request in JSON: `prompt`, `ids` or `chat`, and options.
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct RequestJson {
     prompt: Option<String>,
     ids: Option<Vec<u32>>,
+    chat: Option<ChatJson>,
     /// Take special tokens in the prompt for what they say.
     parse_special: bool,
     add_special: bool,
@@ -102,6 +132,7 @@ impl Default for RequestJson {
         RequestJson {
             prompt: None,
             ids: None,
+            chat: None,
             parse_special: false,
             add_special: true,
             max_tokens: None,
@@ -213,13 +244,14 @@ impl Session {
     /// What is wrong with it.
     pub fn submit(&mut self, request: &str) -> Result<u64, Error> {
         let r: RequestJson = serde_json::from_str(request)?;
-        let tokens = match (r.prompt, r.ids) {
-            (Some(text), None) => {
+        let tokens = match (r.prompt, r.ids, r.chat) {
+            (Some(text), None, None) => {
                 let options = EncodeOptions { add_special: r.add_special, parse_special: r.parse_special };
                 self.model.tokenizer.encode(&text, options)
             }
-            (None, Some(ids)) => ids,
-            _ => return Err(Error::Option("give either prompt or ids".into())),
+            (None, Some(ids), None) => ids,
+            (None, None, Some(chat)) => self.chat(chat)?,
+            _ => return Err(Error::Option("give one of prompt, ids and chat".into())),
         };
         let request = Request {
             sampling: r.sampling,
@@ -231,6 +263,23 @@ impl Session {
             ..Request::new(tokens)
         };
         Ok(self.engine.submit(request)?.0)
+    }
+
+    /// The tokens of a conversation.
+    fn chat(&self, chat: ChatJson) -> Result<Vec<u32>, Error> {
+        let source = chat.template.as_deref().or(self.model.chat_template.as_deref()).unwrap_or(DEFAULT_TEMPLATE);
+        let request = ChatRequest {
+            messages: chat.messages,
+            tools: chat.tools,
+            add_generation_prompt: chat.add_generation_prompt,
+            variables: match chat.variables {
+                None => Vec::new(),
+                Some(Json::Object(variables)) => variables,
+                Some(_) => return Err(Error::Option("variables is not an object".into())),
+            },
+            now: chat.now.map(Now::from_unix),
+        };
+        Ok(ChatTemplate::new(source)?.render(&request, &self.model.tokenizer)?.encode(&self.model.tokenizer))
     }
 
     /// Runs one batch: `{"tokens": processed, "events": [...]}`.

@@ -65,14 +65,14 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
     })
 }
 
-/// Makes an algorithm for a vocabulary with that unknown token, and says whether a sequence begins with BOS.
-type Maker = fn(Source<'_, '_>, Option<u32>) -> Result<(Algorithm, bool), LoadError>;
+/// An algorithm, and whether a sequence begins with BOS if the file does not say.
+type Loaded = Result<(Algorithm, bool), LoadError>;
 
 /// A kind of tokenizer, by its name in `tokenizer.ggml.model`, and what holds if a file does not say.
 struct Model {
     name: &'static str,
     spelling: Spelling,
-    algorithm: Maker,
+    algorithm: fn(Source<'_, '_>, Option<u32>) -> Loaded,
     bos: Option<u32>,
     eos: Option<u32>,
     unknown: Option<u32>,
@@ -107,7 +107,7 @@ struct Source<'s, 'f> {
     seed: Seed,
 }
 
-fn byte_level(source: Source<'_, '_>, unknown: Option<u32>) -> Result<(Algorithm, bool), LoadError> {
+fn byte_level(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
     let Source { gguf, vocab, texts, seed } = source;
     let pre = gguf.str("tokenizer.ggml.pre")?.unwrap_or("default");
     let pretokenizer = pretokenizers::find(pre).ok_or_else(|| LoadError::Unsupported {
@@ -121,21 +121,21 @@ fn byte_level(source: Source<'_, '_>, unknown: Option<u32>) -> Result<(Algorithm
     Ok((Algorithm::ByteLevel(bpe), pretokenizer.add_bos))
 }
 
-fn sentence_piece(source: Source<'_, '_>, unknown: Option<u32>) -> Result<(Algorithm, bool), LoadError> {
+fn sentence_piece(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
     let Source { gguf, vocab, texts, seed } = source;
     let scores = scores(gguf, vocab, "a number", |score| !score.is_nan())?;
     let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     Ok((Algorithm::SentencePiece(Spm::new(vocab, texts, &scores, unknown, add_space_prefix, seed)), true))
 }
 
-fn wordpiece(source: Source<'_, '_>, unknown: Option<u32>) -> Result<(Algorithm, bool), LoadError> {
+fn wordpiece(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
     let lowercase = source.gguf.bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
     let strip_accents = source.gguf.bool("tokenizer.ggml.normalizer.strip_accents")?.unwrap_or(lowercase);
     let pieces = WordPiece::pieces(source.vocab);
     Ok((Algorithm::WordPiece(WordPiece { pieces, unknown, lowercase, strip_accents }), true))
 }
 
-fn unigram(source: Source<'_, '_>, unknown: Option<u32>) -> Result<(Algorithm, bool), LoadError> {
+fn unigram(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
     let Source { gguf, vocab, .. } = source;
     let key = "tokenizer.ggml.precompiled_charsmap";
     let normaliser = Normaliser {

@@ -143,8 +143,13 @@ impl Tokenizer {
 
     /// The tokens of a text.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<u32> {
+        self.encode_with_literals(text, options, &[])
+    }
+
+    /// The tokens of a text, no control token of which begins at one of the bytes `literals`, which ascend.
+    pub fn encode_with_literals(&self, text: &str, options: EncodeOptions, literals: &[usize]) -> Vec<u32> {
         let mut out = Output { ids: Vec::with_capacity(text.len() / 4 + 2), ends: None };
-        self.encode_to(text, options, &mut out);
+        self.encode_to(text, options, literals, &mut out);
         out.ids
     }
 
@@ -152,13 +157,13 @@ impl Tokenizer {
     /// text; those of added tokens are empty. A character of several tokens is cut between bytes.
     pub fn encode_with_offsets(&self, text: &str, options: EncodeOptions) -> (Vec<u32>, Vec<Range<usize>>) {
         let mut out = Output { ids: Vec::new(), ends: Some(Vec::new()) };
-        self.encode_to(text, options, &mut out);
+        self.encode_to(text, options, &[], &mut out);
         let mut start = 0;
         let range = |end| core::mem::replace(&mut start, end)..end;
         (out.ids, out.ends.unwrap_or_default().into_iter().map(range).collect())
     }
 
-    fn encode_to(&self, text: &str, options: EncodeOptions, out: &mut Output) {
+    fn encode_to(&self, text: &str, options: EncodeOptions, literals: &[usize], out: &mut Output) {
         let mut work = Work { cache: WordCache::for_text(text.len()), merge: MergeScratch::default() };
         let mut after_special = true;
         if let (true, Some(id)) = (options.add_special, self.begin) {
@@ -167,7 +172,7 @@ impl Tokenizer {
         self.specials.split(
             &self.vocab,
             text.as_bytes(),
-            options.parse_special,
+            |at| options.parse_special && literals.binary_search(&at).is_err(),
             |fragment, start, end| match fragment {
                 Fragment::Token(id) => {
                     out.push(id, end);
@@ -267,6 +272,12 @@ impl Tokenizer {
     /// Whether a generation is over with this token: EOS, end of turn or of message, and tokens with a name that says so.
     pub fn is_end_of_generation(&self, id: u32) -> bool {
         self.ends.binary_search(&id).is_ok()
+    }
+
+    /// The names of the control tokens, which text becomes only with `parse_special`.
+    pub fn control_texts(&self) -> impl Iterator<Item = &str> {
+        let ids = self.vocab.ids().filter(|&id| matches!(self.vocab.kind(id), Some(Kind::Control | Kind::Unknown)));
+        ids.filter_map(|id| core::str::from_utf8(self.vocab.text(id)?).ok()).filter(|text| !text.is_empty())
     }
 
     /// Whether this is a control token, which text does not contain.

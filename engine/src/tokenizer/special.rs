@@ -37,17 +37,18 @@ impl Specials {
         }
     }
 
-    /// Calls `fragment(what, start, end)` for the parts of `text` in order; together they cover it.
+    /// Calls `fragment(what, start, end)` for the parts of `text` in order; together they cover it. Control tokens begin
+    /// only where `parse_special` says so.
     pub(super) fn split(
         &self,
         vocab: &Vocab,
         text: &[u8],
-        parse_special: bool,
+        parse_special: impl Fn(usize) -> bool,
         mut fragment: impl FnMut(Fragment, usize, usize),
     ) {
-        let matcher = if parse_special { &self.all } else { &self.always };
         let (mut at, mut plain) = (0, 0);
-        while !matcher.is_empty() && at < text.len() {
+        while !self.all.is_empty() && at < text.len() {
+            let matcher = if parse_special(at) { &self.all } else { &self.always };
             let Some((id, len)) = matcher.longest(vocab, &text[at..]) else {
                 at += 1;
                 continue;

@@ -1,0 +1,279 @@
+//! Conversations to text, by the template of a model: Jinja, as Hugging Face transformers renders it.
+//!
+//! Only a template's own text, and names that it builds around roles, can become control tokens. Where text from the
+//! caller spells one, or the beginning of one, its first character is replaced by a private character while the template
+//! runs, and put back afterwards: the template may trim, cut, or quote the text, the private character goes where the
+//! original would have gone. [`Rendered::literals`] says where such characters are, and [`Rendered::encode`] begins no
+//! control token there.
+
+mod builtin;
+mod json;
+mod shield;
+mod time;
+
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::panic::AssertUnwindSafe;
+use std::io;
+use std::panic::catch_unwind;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, ErrorKind, State, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+pub use self::builtin::{DEFAULT_TEMPLATE, builtin_template, builtin_template_names};
+pub use self::json::Json;
+use self::shield::Shield;
+pub use self::time::Now;
+use crate::tokenizer::{EncodeOptions, Tokenizer};
+
+/// What a rendering may cost. A template is a program from a file that nobody vouches for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChatLimits {
+    /// Instructions of the template; the default is 5 million.
+    pub fuel: u64,
+    /// Depth of macros and nested blocks; the default is 64.
+    pub recursion: usize,
+    /// Bytes of text; the default is 16 MiB.
+    pub output_bytes: usize,
+}
+
+impl Default for ChatLimits {
+    fn default() -> Self {
+        ChatLimits { fuel: 5_000_000, recursion: 64, output_bytes: 16 << 20 }
+    }
+}
+
+/// Why a conversation has no text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChatError {
+    /// The template is not Jinja, or fails on this conversation.
+    #[error("chat template, line {line}: {message}")]
+    Template {
+        /// Line, from 1; 0 if it is not known.
+        line: usize,
+        /// What is wrong there.
+        message: String,
+    },
+    /// The template refuses the conversation, by `raise_exception`.
+    #[error("the chat template refuses this conversation: {0}")]
+    Refused(String),
+    /// A limit of [`ChatLimits`] is reached.
+    #[error("the chat template needs more {what} than the limit of {limit}")]
+    Limit {
+        /// Which.
+        what: &'static str,
+        /// Its value.
+        limit: u64,
+    },
+}
+
+/// A conversation, and what else a template may ask for.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ChatRequest {
+    /// Objects with `role`, `content` (a string, or an array of parts), and where they apply `tool_calls`,
+    /// `tool_call_id`, `name`, `reasoning_content` and others that the template knows.
+    pub messages: Vec<Json>,
+    /// Tools the model may call: an array of objects in the form of JSON schema.
+    pub tools: Option<Json>,
+    /// Begin an answer at the end.
+    pub add_generation_prompt: bool,
+    /// More variables, by name, such as `documents` or `enable_thinking`.
+    pub variables: Vec<(String, Json)>,
+    /// What `strftime_now` says. The engine reads no clock; without a time, templates have no `strftime_now`.
+    pub now: Option<Now>,
+}
+
+/// The text of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rendered {
+    /// The text.
+    pub text: String,
+    /// Bytes of the text, ascending, at which no control token begins, because the text there is the caller's.
+    pub literals: Vec<usize>,
+}
+
+impl Rendered {
+    /// The tokens of the text. None are added: templates write those that begin a text.
+    pub fn encode(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let options = EncodeOptions { add_special: false, parse_special: true };
+        tokenizer.encode_with_literals(&self.text, options, &self.literals)
+    }
+}
+
+/// A template that has been read.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    source: String,
+    limits: ChatLimits,
+}
+
+const NAME: &str = "chat";
+
+impl ChatTemplate {
+    /// A template in Jinja, with default limits.
+    ///
+    /// # Errors
+    /// [`ChatError::Template`] if it cannot be read.
+    pub fn new(source: &str) -> Result<ChatTemplate, ChatError> {
+        ChatTemplate::with_limits(source, ChatLimits::default())
+    }
+
+    /// A template in Jinja.
+    ///
+    /// # Errors
+    /// [`ChatError::Template`] if it cannot be read.
+    pub fn with_limits(source: &str, limits: ChatLimits) -> Result<ChatTemplate, ChatError> {
+        let mut env = Environment::new();
+        env.set_fuel(Some(limits.fuel));
+        env.set_recursion_limit(limits.recursion);
+        env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        env.set_syntax(syntax.map_err(|e| failure(&e, limits))?);
+        env.set_unknown_method_callback(method);
+        env.add_filter("tojson", json::to_json);
+        env.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
+        });
+        env.add_template_owned(NAME, without_generation_tags(source)).map_err(|e| failure(&e, limits))?;
+        Ok(ChatTemplate { env, source: source.to_owned(), limits })
+    }
+
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The text of a conversation, for a tokenizer, whose control tokens nothing in the request can spell.
+    ///
+    /// # Errors
+    /// If the template fails, refuses, or reaches a limit.
+    pub fn render(&self, request: &ChatRequest, tokenizer: &Tokenizer) -> Result<Rendered, ChatError> {
+        let strings = request.messages.iter().chain(&request.tools);
+        let shield = Shield::new(tokenizer, strings.chain(request.variables.iter().map(|(_, value)| value)));
+        let token = |id: Option<u32>| {
+            let text = id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
+            Value::from(String::from_utf8_lossy(text).into_owned())
+        };
+        let mut context: Vec<(String, Value)> = [
+            ("bos_token", token(tokenizer.bos())),
+            ("eos_token", token(tokenizer.eos())),
+            ("messages", Value::from_iter(request.messages.iter().map(|message| shield.value(message)))),
+            ("tools", request.tools.as_ref().map_or(Value::from(()), |tools| shield.value(tools))),
+            ("documents", Value::from(())),
+            ("add_generation_prompt", Value::from(request.add_generation_prompt)),
+        ]
+        .map(|(name, value)| (name.to_string(), value))
+        .into();
+        context.extend(request.variables.iter().map(|(name, value)| (name.clone(), shield.value(value))));
+        if let Some(now) = request.now {
+            context.push(("strftime_now".to_string(), Value::from_function(move |format: String| now.format(&format))));
+        }
+        let mut out = Limited { bytes: Vec::new(), room: self.limits.output_bytes };
+        let failed = |e| failure(&e, self.limits);
+        let template = self.env.get_template(NAME).map_err(failed)?;
+        // the library panics on some slices with negative steps
+        let render = AssertUnwindSafe(|| template.render_captured_to(Value::from_pairs(context), &mut out).map(|_| ()));
+        let result = catch_unwind(render).map_err(|_| {
+            let message = "an expression that the template library cannot evaluate".to_string();
+            ChatError::Template { line: 0, message }
+        })?;
+        if out.room == 0 {
+            return Err(ChatError::Limit { what: "bytes of text", limit: self.limits.output_bytes as u64 });
+        }
+        result.map_err(failed)?;
+        Ok(shield.restore(&String::from_utf8_lossy(&out.bytes)))
+    }
+}
+
+/// Begins the message of an error that `raise_exception` makes.
+const RAISED: &str = "raised: ";
+
+fn failure(error: &minijinja::Error, limits: ChatLimits) -> ChatError {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return ChatError::Limit { what: "instructions", limit: limits.fuel };
+    }
+    match error.detail().and_then(|detail| detail.strip_prefix(RAISED)) {
+        Some(message) => ChatError::Refused(message.to_owned()),
+        None => {
+            let detail = error.detail().map_or(String::new(), |detail| format!(": {detail}"));
+            ChatError::Template { line: error.line().unwrap_or(0), message: format!("{}{detail}", error.kind()) }
+        }
+    }
+}
+
+/// Python's methods of strings and dictionaries.
+fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, minijinja::Error> {
+    match (name, value.as_str()) {
+        ("title", Some(text)) if args.is_empty() => Ok(Value::from(title(text))),
+        _ => unknown_method_callback(state, value, name, args),
+    }
+}
+
+/// Python's `str.title`: a capital at the beginning of each run of letters.
+fn title(text: &str) -> String {
+    let (mut out, mut inside) = (String::with_capacity(text.len()), false);
+    for c in text.chars() {
+        if inside {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(c.to_uppercase())
+        }
+        inside = c.is_alphabetic();
+    }
+    out
+}
+
+/// Text of at most a number of bytes: `room` is 0 once there was more.
+struct Limited {
+    bytes: Vec<u8>,
+    room: usize,
+}
+
+impl io::Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() >= self.room {
+            self.room = 0;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.room -= bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Templates may mark what the model is to learn with `{% generation %}`, a tag of transformers that changes no text:
+/// here it becomes a condition that holds.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some((before, tag)) = rest.split_once("{%") {
+        let word = tag.trim_start_matches(['-', '+']).trim_start();
+        let head = &tag[..tag.len() - word.len()];
+        out.push_str(before);
+        out.push_str("{%");
+        out.push_str(head);
+        let names = [("generation", "if true"), ("endgeneration", "endif")];
+        let found = names.into_iter().find_map(|(name, plain)| {
+            let after = word.strip_prefix(name)?;
+            after.trim_start_matches(['-', '+', ' ', '\n', '\t']).starts_with("%}").then_some((plain, after))
+        });
+        rest = match found {
+            Some((plain, after)) => {
+                out.push_str(plain);
+                after
+            }
+            None => word,
+        };
+    }
+    out.push_str(rest);
+    out
+}

@@ -1,0 +1,97 @@
+//! `strftime_now`: dates in the words of C's `strftime`, in English.
+
+use alloc::format;
+use alloc::string::String;
+
+/// A date and time of day, as a calendar shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Now {
+    /// Year.
+    pub year: i32,
+    /// Month, 1 to 12.
+    pub month: u8,
+    /// Day of the month, 1 to 31.
+    pub day: u8,
+    /// Hour, 0 to 23.
+    pub hour: u8,
+    /// Minute.
+    pub minute: u8,
+    /// Second.
+    pub second: u8,
+}
+
+const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+#[rustfmt::skip]
+const MONTHS: [&str; 12] = [
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "December",
+];
+
+impl Now {
+    /// From seconds since 1970-01-01 00:00:00 UTC.
+    pub fn from_unix(seconds: i64) -> Now {
+        let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+        // civil calendar from the count of days, with years that begin in March
+        let days = days + 719_468;
+        let era = days.div_euclid(146_097);
+        let day_of_era = days.rem_euclid(146_097);
+        let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        let shifted = (5 * day_of_year + 2) / 153;
+        let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+        Now {
+            year: (year_of_era + era * 400 + i64::from(month <= 2)) as i32,
+            month: month as u8,
+            day: (day_of_year - (153 * shifted + 2) / 5 + 1) as u8,
+            hour: (second / 3600) as u8,
+            minute: (second / 60 % 60) as u8,
+            second: (second % 60) as u8,
+        }
+    }
+
+    /// The time in the words of `format`. Directives that are not known stay as they are.
+    pub fn format(&self, format: &str) -> String {
+        let month_name = MONTHS.get(usize::from(self.month).wrapping_sub(1)).copied().unwrap_or("?");
+        let day_name = DAYS[self.weekday()];
+        let hour12 = (self.hour + 11) % 12 + 1;
+        let mut out = String::new();
+        let mut chars = format.chars();
+        while let Some(c) = chars.next() {
+            if c != '%' {
+                out.push(c);
+                continue;
+            }
+            match chars.next() {
+                Some('Y') => out += &format!("{}", self.year),
+                Some('y') => out += &format!("{:02}", self.year.rem_euclid(100)),
+                Some('m') => out += &format!("{:02}", self.month),
+                Some('d') => out += &format!("{:02}", self.day),
+                Some('e') => out += &format!("{:2}", self.day),
+                Some('H') => out += &format!("{:02}", self.hour),
+                Some('I') => out += &format!("{hour12:02}"),
+                Some('M') => out += &format!("{:02}", self.minute),
+                Some('S') => out += &format!("{:02}", self.second),
+                Some('p') => out += if self.hour < 12 { "AM" } else { "PM" },
+                Some('B') => out += month_name,
+                Some('b') => out += &month_name[..month_name.len().min(3)],
+                Some('A') => out += day_name,
+                Some('a') => out += &day_name[..3],
+                Some('F') => out += &format!("{}-{:02}-{:02}", self.year, self.month, self.day),
+                Some('T') => out += &format!("{:02}:{:02}:{:02}", self.hour, self.minute, self.second),
+                Some('%') => out.push('%'),
+                Some(other) => out.extend(['%', other]),
+                None => out.push('%'),
+            }
+        }
+        out
+    }
+
+    /// Days since Sunday.
+    fn weekday(&self) -> usize {
+        let (month, early) = (usize::from(self.month.clamp(1, 12)), self.month <= 2);
+        let shift = [0, 3, 2, 5, 0, 3, 5, 1, 4, 6, 2, 4][month - 1];
+        let year = i64::from(self.year) - i64::from(early);
+        let leaps = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
+        (year + leaps + shift + i64::from(self.day)).rem_euclid(7) as usize
+    }
+}

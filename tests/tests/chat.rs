@@ -1,0 +1,159 @@
+//! Chat templates give the text that jinja2 gives, as transformers sets it up: `tests/scripts/make_chat_cases.py`.
+
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use starling::chat::{ChatError, ChatLimits, ChatRequest, ChatTemplate, Json, Now, builtin_template_names};
+use starling::gguf::{Gguf, GgufWriter, Value};
+use starling::tokenizer::{EncodeOptions, Tokenizer};
+
+const NOW: Now = Now { year: 2025, month: 3, day: 9, hour: 14, minute: 5, second: 7 };
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// All bytes, and control tokens.
+fn tokenizer() -> Tokenizer {
+    let mut tokens: Vec<String> = (0..=255u8).map(|byte| format!("<0x{byte:02X}>")).collect();
+    let n_bytes = tokens.len();
+    let controls = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "[INST]", "[/INST]"];
+    tokens.extend(controls.map(String::from));
+    let types: Vec<i32> = (0..tokens.len()).map(|id| if id < n_bytes { 6 } else { 3 }).collect();
+    let mut w = GgufWriter::new();
+    w.str("tokenizer.ggml.model", "llama").expect("valid");
+    w.str_array("tokenizer.ggml.tokens", &tokens).expect("valid");
+    w.i32_array("tokenizer.ggml.token_type", &types).expect("valid");
+    w.f32_array("tokenizer.ggml.scores", &vec![0.0; tokens.len()]).expect("valid");
+    w.metadata("tokenizer.ggml.bos_token_id", &Value::U32(n_bytes as u32)).expect("valid");
+    w.metadata("tokenizer.ggml.eos_token_id", &Value::U32(n_bytes as u32 + 1)).expect("valid");
+    w.metadata("tokenizer.ggml.add_space_prefix", &Value::Bool(false)).expect("valid");
+    Tokenizer::from_gguf(&Gguf::parse(&w.header()).expect("valid")).expect("valid")
+}
+
+fn field<'j>(json: &'j Json, name: &str) -> Option<&'j Json> {
+    match json {
+        Json::Object(items) => items.iter().find(|(key, _)| key == name).map(|(_, value)| value),
+        _ => None,
+    }
+}
+
+fn array(json: Option<&Json>) -> &[Json] {
+    match json {
+        Some(Json::Array(items)) => items,
+        _ => &[],
+    }
+}
+
+fn request(conversation: &Json) -> ChatRequest {
+    let variables = match field(conversation, "variables") {
+        Some(Json::Object(items)) => items.clone(),
+        _ => Vec::new(),
+    };
+    let messages = array(field(conversation, "messages")).to_vec();
+    ChatRequest {
+        messages,
+        tools: field(conversation, "tools").cloned(),
+        variables,
+        now: Some(NOW),
+        ..ChatRequest::default()
+    }
+}
+
+#[test]
+fn texts_of_jinja2() {
+    let cases: Json =
+        serde_json::from_slice(&std::fs::read(root().join("fixtures/chat/cases.json")).expect("valid")).expect("valid");
+    let conversations = array(field(&cases, "conversations"));
+    let (tokenizer, mut wrong) = (tokenizer(), 0);
+    let cases = array(field(&cases, "cases"));
+    assert!(cases.len() > 200);
+    for case in cases {
+        let (Some(Json::Str(path)), Some(Json::Int(n))) = (field(case, "template"), field(case, "conversation")) else {
+            panic!("{case:?}")
+        };
+        let template = ChatTemplate::new(&std::fs::read_to_string(root().join(path)).expect("valid"));
+        let add_generation_prompt = field(case, "add_generation_prompt") == Some(&Json::Bool(true));
+        let request = ChatRequest { add_generation_prompt, ..request(&conversations[*n as usize]) };
+        let result = template.and_then(|template| template.render(&request, &tokenizer));
+        let agrees = match (field(case, "text"), &result) {
+            (Some(Json::Str(text)), Ok(rendered)) => *text == rendered.text,
+            (Some(error @ Json::Object(_)), Err(ChatError::Refused(message))) => {
+                field(error, "error") == Some(&Json::Str(message.clone()))
+            }
+            (Some(Json::Object(_)), Err(_)) => true,
+            _ => false,
+        };
+        if !agrees {
+            eprintln!("{path}, conversation {n}\n   {result:?}\n   {:?}", field(case, "text"));
+            wrong += 1;
+        }
+    }
+    assert_eq!(wrong, 0);
+}
+
+/// As many control tokens as the template writes, whatever the conversation says.
+fn check_controls(content: &str, source: &str) {
+    let (tokenizer, template) = (tokenizer(), ChatTemplate::new(source).expect("valid"));
+    let count = |content: &str| {
+        let request = ChatRequest { messages: vec![Json::message("user", content)], ..ChatRequest::default() };
+        let ids = template.render(&request, &tokenizer).expect("valid").encode(&tokenizer);
+        ids.iter().filter(|&&id| tokenizer.is_control(id)).count()
+    };
+    assert_eq!(count(content), count("x"), "{content:?} {source:?}");
+}
+
+const USES: [&str; 8] = [
+    "<|im_start|>{{ messages[0].content }}<|im_end|>",
+    "<|im_start|>{{ messages[0].content | trim }}<|im_end|>",
+    "<|im_start|>{{ messages[0].content[1:] }}<|im_end|>",
+    "<|im_start|>{{ messages[0].content | lower }}<|im_end|>",
+    "<|im_start|>{{ messages[0].content | tojson }}<|im_end|>",
+    "<|im_start|>{{ messages | tojson(indent=2) }}<|im_end|>",
+    "<|im_start|>{{ messages[0].content.split('e') | join('e') }}<|im_end|>",
+    "<|im_start|>{{ messages[0].content.title() }}m_end|>",
+];
+
+proptest! {
+    #[test]
+    fn contents_spell_no_control_token(
+        parts in prop::collection::vec("<\\|im_end\\|>|<s>|</S>|<\\|IM_|end\\|>|\\[INST\\]|[<|i\u{f0000}\u{10fffd}]|(?s).", 0..8),
+        use_ in 0usize..8,
+    ) {
+        check_controls(&parts.concat(), USES[use_]);
+    }
+}
+
+#[test]
+fn ordinary_text_has_the_ids_of_the_whole() {
+    let tokenizer = tokenizer();
+    for name in builtin_template_names() {
+        let template = ChatTemplate::new(starling::chat::builtin_template(name).expect("valid")).expect("valid");
+        let messages = vec![Json::message("user", "a <b> [c] </"), Json::message("assistant", "|im_")];
+        let rendered = template.render(&ChatRequest { messages, ..ChatRequest::default() }, &tokenizer).expect("valid");
+        let options = EncodeOptions { add_special: false, parse_special: true };
+        assert_eq!(rendered.encode(&tokenizer), tokenizer.encode(&rendered.text, options), "{name}");
+    }
+}
+
+#[test]
+fn limits_and_errors() {
+    let tokenizer = tokenizer();
+    let limits = ChatLimits { fuel: 10_000, recursion: 20, output_bytes: 1000 };
+    let render = |source: &str| {
+        let request = ChatRequest { messages: vec![Json::message("user", "x")], ..ChatRequest::default() };
+        ChatTemplate::with_limits(source, limits).and_then(|t| t.render(&request, &tokenizer)).map(|r| r.text)
+    };
+    let long = "{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}";
+    assert!(matches!(render(long), Err(ChatError::Limit { what: "instructions", limit: 10_000 })));
+    let wide = "{% for i in range(500) %}abc{% endfor %}";
+    assert!(matches!(render(wide), Err(ChatError::Limit { what: "bytes of text", limit: 1000 })));
+    assert!(render("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").is_err());
+    assert_eq!(render("{{ raise_exception('no: ' + 'x') }}"), Err(ChatError::Refused("no: x".into())));
+    assert!(matches!(render("a\n{% if %}"), Err(ChatError::Template { line: 2, .. })));
+    assert!(matches!(render("a\nb\n{{ nothing.at.all }}"), Err(ChatError::Template { line: 3, .. })));
+    assert!(matches!(render("{{ strftime_now('%Y') }}"), Err(ChatError::Template { line: 1, .. })));
+    assert!(render("{{ ''[::-1] }}").is_err() || render("{{ ''[::-1] }}") == Ok(String::new()));
+    assert_eq!(Now::from_unix(1_741_529_107), NOW);
+    assert_eq!(Now::from_unix(-1).format("%F %T %a"), "1969-12-31 23:59:59 Wed");
+}
