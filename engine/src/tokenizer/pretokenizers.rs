@@ -45,7 +45,8 @@ static PRETOKENIZERS: &[Pretokenizer] = &[
             LLAMA3,
         )
     },
-    row(&["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], LLAMA3),
+    row(&["dbrx", "smaug-bpe", "chatglm-bpe"], LLAMA3),
+    Pretokenizer { ignore_merges: true, ..row(&["glm4", "glm5"], LLAMA3) },
     Pretokenizer { ignore_merges: true, ..row(&["minicpm5"], MINICPM5) },
     row(
         &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "stablelm2", "hunyuan", "megrez", "solar-open", "grok-2"],

@@ -27,8 +27,8 @@ fuzz_target!(|data: &[u8]| {
     let tokens = pieces(&mut data);
     let merges = pieces(&mut data);
     let mut w = GgufWriter::new();
-    let model = if kind & 1 == 0 { "gpt2" } else { "llama" };
-    let pre = ["gpt-2", "llama-bpe", "qwen2", "default"][kind as usize >> 1 & 3];
+    let model = ["gpt2", "llama", "bert", "t5"][kind as usize & 3];
+    let pre = ["gpt-2", "llama-bpe", "qwen2", "default"][kind as usize >> 2 & 3];
     let types: Vec<i32> = tokens.iter().map(|t| t.first().map_or(1, |b| i32::from(*b % 7))).collect();
     let scores: Vec<f32> = tokens.iter().map(|t| t.len() as f32).collect();
     let written = w.str("tokenizer.ggml.model", model).is_ok()
