@@ -7,17 +7,8 @@ use starling::kernels::Cpu;
 use starling::model::Model;
 use starling::pool::Inline;
 use starling_tests::embedding;
-use starling_tests::golden::{self, Case};
+use starling_tests::golden;
 use starling_tests::pool::Threads;
-
-fn each(check: impl Fn(&Case, &Arc<Model>)) {
-    let cases = golden::cases();
-    assert!(cases.len() > 50, "cases are missing");
-    for case in cases {
-        let model = Arc::new(Model::load(&case.model_bytes(), &Inline).expect("a model"));
-        check(&case, &model);
-    }
-}
 
 /// The instruction set that the run is about, where it is about one: emulators are slow, and the definition itself was
 /// replayed natively.
@@ -26,26 +17,23 @@ fn only() -> Option<Cpu> {
 }
 
 #[test]
-fn on_every_instruction_set() {
+fn on_every_instruction_set_with_any_threads_batches_and_neighbours() {
     let cpus = only().map_or_else(Cpu::available, |cpu| vec![cpu]);
     println!("instruction sets: {:?}", cpus.iter().map(|c| c.isa().name()).collect::<Vec<_>>());
-    each(|case, model| {
-        for &cpu in &cpus {
-            assert_eq!(case.compute(model, cpu, &Inline, 512, 0), case.pinned(), "{} on {}", case.name, cpu.isa());
-        }
-    });
-}
-
-#[test]
-fn with_any_threads_batches_and_neighbours() {
     let all = [(3, 7, 2), (2, 512, 0), (1, 1, 0), (1, 64, 3)];
     let shapes = if only().is_some() { &all[..1] } else { &all[..] };
-    each(|case, model| {
+    let cases = golden::cases();
+    assert!(cases.len() > 50, "cases are missing");
+    for case in cases {
+        let model = Arc::new(Model::load(&case.model_bytes(), &Inline).expect("a model"));
+        for &cpu in &cpus {
+            assert_eq!(case.compute(&model, cpu, &Inline, 512, 0), case.pinned(), "{} on {}", case.name, cpu.isa());
+        }
         for &(threads, batch, neighbours) in shapes {
-            let got = case.compute(model, Cpu::detect(), &Threads::new(threads), batch, neighbours);
+            let got = case.compute(&model, Cpu::detect(), &Threads::new(threads), batch, neighbours);
             assert_eq!(got, case.pinned(), "{}: {threads} threads, batches of {batch}, {neighbours} others", case.name);
         }
-    });
+    }
 }
 
 #[test]
@@ -57,7 +45,8 @@ fn embeddings_on_every_instruction_set_with_any_threads_and_batches() {
         for cpu in only().map_or_else(Cpu::available, |cpu| vec![cpu]) {
             assert_eq!(case.compute(&model, cpu, &Inline, 5), case.pinned(), "{} on {}", case.name, cpu.isa());
         }
-        for (threads, max_texts) in [(3, 5), (2, 2), (1, 1)] {
+        let all = [(3, 5), (2, 2), (1, 1)];
+        for &(threads, max_texts) in if only().is_some() { &all[..1] } else { &all[..] } {
             let got = case.compute(&model, Cpu::detect(), &Threads::new(threads), max_texts);
             assert_eq!(got, case.pinned(), "{}: {threads} threads, batches of {max_texts}", case.name);
         }
