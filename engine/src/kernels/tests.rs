@@ -146,6 +146,13 @@ impl Pool for Scoped {
     }
 }
 
+/// Emulators run these too, a hundred times slower.
+const CASES: u32 = match (cfg!(debug_assertions), cfg!(target_arch = "x86_64")) {
+    (false, _) => 1000,
+    (true, true) => 240,
+    (true, false) => 96,
+};
+
 /// Runs for a target say which path they mean to test.
 #[test]
 fn the_named_path_is_the_fastest() {
@@ -155,7 +162,7 @@ fn the_named_path_is_the_fastest() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 240 } else { 1000 }))]
+    #![proptest_config(ProptestConfig::with_cases(CASES))]
 
     #[test]
     fn matrix_products(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..400, blocks in 1usize..5, n in 1usize..20, threads in 1usize..4, extreme: bool, seed: u64) {
