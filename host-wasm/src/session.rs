@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+#[cfg(feature = "chat")]
 use starling::chat::{ChatError, ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Json, Now};
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
@@ -36,6 +37,7 @@ pub enum Error {
     #[error("{0}")]
     Option(String),
     /// The chat template fails.
+    #[cfg(feature = "chat")]
     #[error(transparent)]
     Template(#[from] ChatError),
     /// There is not enough memory.
@@ -51,6 +53,7 @@ impl Error {
     pub fn kind(&self) -> &'static str {
         match self {
             Error::Load(_) => "model",
+            #[cfg(feature = "chat")]
             Error::Template(_) => "template",
             Error::Request(RequestError::NoCapacity { .. }) => "capacity",
             Error::Request(_) | Error::Json(_) | Error::Option(_) | Error::Isa(_) => "request",
@@ -85,6 +88,7 @@ impl Default for Options {
 const DEFAULT_CTX: usize = 4096;
 
 /// A conversation in JSON.
+#[cfg(feature = "chat")]
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ChatJson {
@@ -104,9 +108,16 @@ struct ChatJson {
     template: Option<String>,
 }
 
+#[cfg(feature = "chat")]
 fn yes() -> bool {
     true
 }
+
+#[cfg(feature = "chat")]
+type Chat = ChatJson;
+/// A build without templates refuses them.
+#[cfg(not(feature = "chat"))]
+type Chat = serde::de::IgnoredAny;
 
 /// A request in JSON: `prompt`, `ids` or `chat`, and options.
 #[derive(Debug, Deserialize)]
@@ -114,7 +125,7 @@ fn yes() -> bool {
 struct RequestJson {
     prompt: Option<String>,
     ids: Option<Vec<u32>>,
-    chat: Option<ChatJson>,
+    chat: Option<Chat>,
     /// Take special tokens in the prompt for what they say.
     parse_special: bool,
     add_special: bool,
@@ -265,8 +276,16 @@ impl Session {
         Ok(self.engine.submit(request)?.0)
     }
 
+    #[cfg(not(feature = "chat"))]
+    fn chat(&self, _: Chat) -> Result<Vec<u32>, Error> {
+        Err(Error::Option(
+            "this build renders no chat templates: give prompt or ids, or build with the feature chat".into(),
+        ))
+    }
+
     /// The tokens of a conversation.
-    fn chat(&self, chat: ChatJson) -> Result<Vec<u32>, Error> {
+    #[cfg(feature = "chat")]
+    fn chat(&self, chat: Chat) -> Result<Vec<u32>, Error> {
         let source = chat.template.as_deref().or(self.model.chat_template.as_deref()).unwrap_or(DEFAULT_TEMPLATE);
         let request = ChatRequest {
             messages: chat.messages,
