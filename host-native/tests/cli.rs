@@ -238,6 +238,8 @@ fn imatrix_file(name: &str, tensors: &[(String, Vec<f32>)]) -> String {
 fn quantize_with_an_importance_matrix() {
     let source = fixture("reference/llama-k256-bf16.gguf");
     let out = temp("guided.gguf");
+    // of a run before
+    let _ = fs::remove_file(&out);
     let message = fails(&["quantize", &source, &out, "IQ2_XS"], USAGE, &["IQ2_XS", "--imatrix"]);
     assert!(message.contains("blk.0."), "{message}");
     assert!(!Path::new(&out).exists());
