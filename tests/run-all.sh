@@ -68,7 +68,7 @@ module_in_wasmtime() {
     local isa
     for isa in scalar simd128 relaxed-simd; do
         STARLING_MODULE=$target/wasm/plain-$isa.wasm STARLING_TEST_ISA=$isa cargo test --quiet --release \
-            --manifest-path tests/wasi-run/Cargo.toml --target-dir "$target/wasi-run" --test module || return 1
+            --manifest-path tests/wasi-run/Cargo.toml --target-dir "$target/wasi-run" --test module --test instructions || return 1
     done
 }
 

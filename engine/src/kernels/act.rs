@@ -245,15 +245,11 @@ pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8], sums: PartS
     let mut bits = [0u32; 16];
     // SAFETY: all accesses are at multiples of LANES below the length; `bits` holds 16 lanes.
     unsafe {
-        let mut m = s.splat(0.0);
-        let mut bad = s.splat(0.0);
+        let mut m = s.splat_i(0);
         for i in (0..x.len()).step_by(S::LANES) {
-            let v = s.abs(s.load(x.as_ptr().add(i)));
-            m = s.max(v, m);
-            // 0 * finite = 0; infinities and NaN leave a NaN here
-            bad = s.add(bad, s.mul(v, s.splat(0.0)));
+            m = s.max_i(m, s.bits(s.abs(s.load(x.as_ptr().add(i)))));
         }
-        s.store(bits.as_mut_ptr().cast(), s.abs(s.add(m, bad)));
+        s.store(bits.as_mut_ptr().cast(), s.from_bits(m));
         let amax = fold(bits, S::LANES, u32::max);
         if amax >= 0x7f80_0000 || f32::from_bits(amax) < TINY {
             q.fill(0);
@@ -272,7 +268,7 @@ pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8], sums: PartS
                 s.store_i8(q.as_mut_ptr().add(i), s.sub_i(s.bits(v), s.splat_i(MAGIC.to_bits() as i32)));
                 let n = s.sub(v, magic);
                 all = s.add(all, n);
-                negative = s.add(negative, s.min(n, s.splat(0.0)));
+                negative = s.add(negative, s.from_bits(s.min_i(s.bits(n), s.splat_i(0))));
             }
             for (lanes, sums) in [(all, &mut *sums.all), (negative, &mut *sums.negative)] {
                 if let Some(sum) = sums.get_mut(j) {

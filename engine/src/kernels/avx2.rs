@@ -124,10 +124,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { _mm256_max_ps(a, b) }
     }
     #[inline(always)]
-    fn min(self, a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_min_ps(b, a) }
-    }
-    #[inline(always)]
     fn mac_exact(self, acc: __m256, a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_fmadd_ps(a, b, acc) }
     }
@@ -151,6 +147,14 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn sub_i(self, a: __m256i, b: __m256i) -> __m256i {
         unsafe { _mm256_sub_epi32(a, b) }
+    }
+    #[inline(always)]
+    fn max_i(self, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_max_epi32(a, b) }
+    }
+    #[inline(always)]
+    fn min_i(self, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_min_epi32(a, b) }
     }
     #[inline(always)]
     fn mul_i(self, a: __m256i, b: __m256i) -> __m256i {

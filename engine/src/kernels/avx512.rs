@@ -113,10 +113,6 @@ impl Simd for Avx512 {
         unsafe { _mm512_max_ps(a, b) }
     }
     #[inline(always)]
-    fn min(self, a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_min_ps(b, a) }
-    }
-    #[inline(always)]
     fn mac_exact(self, acc: __m512, a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_fmadd_ps(a, b, acc) }
     }
@@ -140,6 +136,14 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn sub_i(self, a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_sub_epi32(a, b) }
+    }
+    #[inline(always)]
+    fn max_i(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_max_epi32(a, b) }
+    }
+    #[inline(always)]
+    fn min_i(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_min_epi32(a, b) }
     }
     #[inline(always)]
     fn mul_i(self, a: __m512i, b: __m512i) -> __m512i {

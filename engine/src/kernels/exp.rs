@@ -20,8 +20,8 @@ pub fn exp(x: f32) -> f32 {
 
 /// The same, but 0 at and below `low`, which is at least -87.3.
 pub(super) fn exp_above(low: f32, x: f32) -> f32 {
-    let xc = if x > HIGH { HIGH } else { x };
-    let xc = if xc > low { xc } else { low };
+    // the lesser as integers too: negative numbers have the sign bit, NaN gives 0 in the end
+    let xc = f32::from_bits((x.to_bits() as i32).min(HIGH.to_bits() as i32) as u32);
     let t = xc * core::f32::consts::LOG2_E + MAGIC;
     let n = t - MAGIC;
     let r = (xc - n * LN2_HIGH) - n * LN2_LOW;
@@ -31,6 +31,7 @@ pub(super) fn exp_above(low: f32, x: f32) -> f32 {
     }
     let y = (p * (r * r) + r) + 1.0;
     let scale = f32::from_bits((t.to_bits() << 23).wrapping_add(0x3f80_0000));
+    // below `low` neither has a meaning
     if x > low { y * scale } else { 0.0 }
 }
 
@@ -50,7 +51,7 @@ pub(super) fn exp_above_lanes<S: Simd, const N: usize>(s: S, low: f32, x: [S::F;
     // loops, as closures may end up outside the boundary of the CPU's features
     let (mut t, mut r, mut p) = (x, x, [s.splat(P[0]); N]);
     for i in 0..N {
-        let xc = s.max(s.min(x[i], s.splat(HIGH)), low);
+        let xc = s.from_bits(s.min_i(s.bits(x[i]), s.splat_i(HIGH.to_bits() as i32)));
         t[i] = s.add(s.mul(xc, s.splat(core::f32::consts::LOG2_E)), s.splat(MAGIC));
         let n = s.sub(t[i], s.splat(MAGIC));
         // 8 bits times 9: exact

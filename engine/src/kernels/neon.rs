@@ -183,6 +183,14 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
         unsafe { vsubq_s32(a, b) }
     }
     #[inline(always)]
+    fn max_i(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe { vmaxq_s32(a, b) }
+    }
+    #[inline(always)]
+    fn min_i(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe { vminq_s32(a, b) }
+    }
+    #[inline(always)]
     fn mul_i(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
         unsafe { vmulq_s32(a, b) }
     }

@@ -117,15 +117,12 @@ pub(crate) trait Simd: Copy {
     fn max(self, a: Self::F, b: Self::F) -> Self::F {
         self.select_gt(a, b, a, b)
     }
-    /// `a > b ? b : a`, per lane.
-    #[inline(always)]
-    fn min(self, a: Self::F, b: Self::F) -> Self::F {
-        self.select_gt(a, b, b, a)
-    }
 
     fn splat_i(self, v: i32) -> Self::I;
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn max_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn min_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn mul_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn shl_i<const N: i32>(self, a: Self::I) -> Self::I;
     /// Correctly rounded conversion.

@@ -269,10 +269,6 @@ impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
         f32x4_div(a, b)
     }
     #[inline(always)]
-    fn min(self, a: v128, b: v128) -> v128 {
-        f32x4_pmin(a, b)
-    }
-    #[inline(always)]
     fn mac_exact(self, acc: v128, a: v128, b: v128) -> v128 {
         if RELAXED { relaxed_madd(a, b, acc) } else { f32x4_add(acc, f32x4_mul(a, b)) }
     }
@@ -284,6 +280,8 @@ impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
     fn select_gt(self, a: v128, b: v128, t: v128, e: v128) -> v128 {
         v128_bitselect(t, e, f32x4_gt(a, b))
     }
+    // With relaxed-simd the compiler makes `f32x4.relaxed_max` of it, which leaves zeros and NaN to the engine.
+    #[cfg(not(target_feature = "relaxed-simd"))]
     #[inline(always)]
     fn max(self, a: v128, b: v128) -> v128 {
         // `pmax(b, a)` is `b < a ? a : b`
@@ -301,6 +299,14 @@ impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
     #[inline(always)]
     fn sub_i(self, a: v128, b: v128) -> v128 {
         i32x4_sub(a, b)
+    }
+    #[inline(always)]
+    fn max_i(self, a: v128, b: v128) -> v128 {
+        i32x4_max(a, b)
+    }
+    #[inline(always)]
+    fn min_i(self, a: v128, b: v128) -> v128 {
+        i32x4_min(a, b)
     }
     #[inline(always)]
     fn mul_i(self, a: v128, b: v128) -> v128 {

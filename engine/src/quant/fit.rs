@@ -43,8 +43,12 @@ pub(super) fn with_min<const L: usize, const N: usize>(
     search: &Search,
 ) -> ([f32; L], [f32; L], [[f32; L]; N]) {
     let max_q = f32::from(search.max_q);
-    let max = x.iter().fold(x[0], |max, x| lanes(|j| if x[j] > max[j] { x[j] } else { max[j] }));
-    let mut min = x.iter().fold([0.0; L], |min: [f32; L], x| lanes(|j| if x[j] < min[j] { x[j] } else { min[j] }));
+    // adding 0 leaves one kind of zero: WebAssembly's relaxed minimum may take either
+    let max = x[1..].iter().fold(lanes(|j| x[0][j] + 0.0), |max: [f32; L], x| {
+        lanes(|j| if x[j] + 0.0 > max[j] { x[j] + 0.0 } else { max[j] })
+    });
+    let mut min =
+        x.iter().fold([0.0; L], |min: [f32; L], x| lanes(|j| if x[j] + 0.0 < min[j] { x[j] + 0.0 } else { min[j] }));
     let sum_w = w[1..].iter().fold(w[0], |sum, w| lanes(|j| sum[j] + w[j]));
     let sum_x = (1..N).fold(lanes(|j| w[0][j] * x[0][j]), |sum: [f32; L], i| lanes(|j| sum[j] + w[i][j] * x[i][j]));
 

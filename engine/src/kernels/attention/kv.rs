@@ -183,8 +183,8 @@ const F16_MAX: f32 = 65504.0;
 /// `x` within `-limit..=limit`; NaN becomes `-limit`.
 #[inline(always)]
 fn clamp(x: f32, limit: f32) -> f32 {
-    let x = if x > -limit { x } else { -limit };
-    if x > limit { limit } else { x }
+    let bound = if x > 0.0 { limit } else { -limit };
+    if limit > x.abs() { x } else { bound }
 }
 
 impl Op for WriteKv<'_> {
@@ -213,9 +213,8 @@ impl Op for WriteKv<'_> {
                     let low = s.splat(-F16_MAX);
                     for i in (0..whole).step_by(S::LANES) {
                         let v = s.load(x.as_ptr().add(i));
-                        let v = s.max(v, low);
-                        let v = s.min(v, limit);
-                        s.store_f16(out.as_mut_ptr().add(i), v);
+                        let bound = s.select_gt(v, s.splat(0.0), limit, low);
+                        s.store_f16(out.as_mut_ptr().add(i), s.select_gt(limit, s.abs(v), v, bound));
                     }
                 }
                 for (x, out) in x[whole..].iter().zip(&mut out[whole..]) {
