@@ -24,8 +24,8 @@ use super::decoded::Decoded;
 use super::f32_tile;
 use super::form::Form;
 use super::panel::{Matrix, PANEL};
-use super::simd::{Simd, TileShape};
-use super::tiles::{Codes32, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile};
+use super::simd::{MATRIX_COLUMNS, Rec, Simd, TileShape};
+use super::tiles::{Codes32, MatrixTile, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
@@ -130,6 +130,13 @@ impl Op for Panels<'_> {
 
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
+        if const { S::LANES == PANEL }
+            && let Columns::Packed(a) = self.product.x
+            && a.kind.rec == Rec::Rows
+            && a.n > 1
+        {
+            return self.matrix(s, &a);
+        }
         match (self.product.w.dtype(), self.product.w.form()) {
             (Dtype::F32, _) => f32_tile::panels::<S, f32_tile::AsF32>(s, self.product, self.p0, self.p1),
             (Dtype::F16, _) => f32_tile::panels::<S, f32_tile::AsF16>(s, self.product, self.p0, self.p1),
@@ -202,6 +209,43 @@ impl Panels<'_> {
             }
             row += rv * S::LANES;
         }
+    }
+
+    /// On a matrix unit: a few panels stay in cache while the columns stream by, a tile of columns while it meets them.
+    #[inline(always)]
+    fn matrix<S: Simd>(&self, s: S, a: &Acts<'_>) {
+        const PANELS: usize = 4;
+        let p = self.product;
+        let (nb, block_words) = (a.k / a.kind.block, a.k / a.kind.block * a.kind.words());
+        // SAFETY: columns are packed in rows where there is a matrix unit.
+        unsafe { s.matrix_begin(a.n % MATRIX_COLUMNS) };
+        for first in (self.p0..self.p1).step_by(PANELS) {
+            for c in (0..a.n).step_by(MATRIX_COLUMNS) {
+                let nc = act::tile_columns(MATRIX_COLUMNS, a.n - c);
+                for panel in first..self.p1.min(first + PANELS) {
+                    let tile = MatrixTile {
+                        panel: p.w.panel(panel).as_ptr(),
+                        nb,
+                        acts: a.words[c * block_words..(c + nc) * block_words].as_ptr(),
+                        out: p.out.ptr(c * p.stride + p.at + panel * PANEL, (nc - 1) * p.stride + PANEL),
+                        stride: p.stride,
+                    };
+                    macro_rules! run {
+                        ($($nc:literal)*) => {
+                            match nc {
+                                // SAFETY: prepared for full tiles and the rest; the panel holds `nb` blocks, the slice
+                                // and `ptr` above checked the columns and the output.
+                                $($nc => unsafe { tile.run::<S, $nc>(s) },)*
+                                _ => unreachable!("a tile of {nc} columns"),
+                            }
+                        };
+                    }
+                    run!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16);
+                }
+            }
+        }
+        // SAFETY: prepared above.
+        unsafe { s.matrix_end() };
     }
 
     #[inline(always)]
