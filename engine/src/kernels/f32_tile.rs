@@ -4,7 +4,7 @@
 use core::marker::PhantomData;
 
 use super::decoded::float_at;
-use super::matmul::{Columns, Product};
+use super::matmul::{Columns, Panels, Product};
 use super::panel::{Matrix, PANEL};
 use super::simd::Simd;
 
@@ -149,12 +149,13 @@ macro_rules! f32_shapes {
 }
 pub(super) use f32_shapes;
 
-/// Panels `p0..p1` of a product with float weights.
+/// Panels of a product with float weights.
 #[inline(always)]
-pub(super) fn panels<S: Simd, E: Elem>(s: S, p: &Product<'_>, p0: usize, p1: usize) {
+pub(super) fn panels<S: Simd, E: Elem>(s: S, panels: Panels<'_>) {
+    let p = panels.product;
     let Columns::Plain(x) = p.x else { return };
     let rv = if p.n == 1 { S::GEMV[3] } else { S::TILE_F32.rv };
-    let (mut row, end) = (p0 * PANEL, p1 * PANEL);
+    let (mut row, end) = (panels.p0 * PANEL, panels.p1 * PANEL);
     while row < end {
         let rv = rv.min((end - row) / S::LANES);
         let mut c = 0;

@@ -17,14 +17,15 @@
 //! threads gives the same bits. Inside a unit, register tiles of rows x columns run over the whole of K.
 
 use alloc::vec::Vec;
+use core::marker::PhantomData;
 
 use super::act::{self, Acts};
 use super::cpu::Op;
 use super::decoded::Decoded;
-use super::f32_tile;
+use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
 use super::form::Form;
 use super::panel::{Matrix, PANEL};
-use super::simd::{MATRIX_COLUMNS, Rec, Simd, TileShape};
+use super::simd::{MATRIX_COLUMNS, Rec, Simd};
 use super::tiles::{Codes32, MatrixTile, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
@@ -91,7 +92,7 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], st
         let Unit { job, p0, p1 } = units[i];
         let Job { w, x, column, at } = jobs[job];
         let (n, at) = (x.n(w.k()), column * stride + at);
-        cpu.run(Panels { product: &Product { w, x, n, out, at, stride }, p0, p1 });
+        Panels { product: &Product { w, x, n, out, at, stride }, p0, p1 }.run(cpu);
     });
 }
 
@@ -105,14 +106,39 @@ pub(super) struct Product<'a> {
     pub(super) stride: usize,
 }
 
-struct Panels<'a> {
-    product: &'a Product<'a>,
-    p0: usize,
-    p1: usize,
+/// Panels `p0..p1` of a product.
+#[derive(Clone, Copy)]
+pub(super) struct Panels<'a> {
+    pub(super) product: &'a Product<'a>,
+    pub(super) p0: usize,
+    pub(super) p1: usize,
 }
 
-impl Op for Panels<'_> {
-    type Out = ();
+impl Panels<'_> {
+    /// Computes them. Each format is an operation of its own: all in one would be a function of a megabyte.
+    fn run(self, cpu: Cpu) {
+        match (self.product.w.dtype(), self.product.w.form()) {
+            (Dtype::F32, _) => cpu.run(FloatPanels::<AsF32>(self, PhantomData)),
+            (Dtype::F16, _) => cpu.run(FloatPanels::<AsF16>(self, PhantomData)),
+            (Dtype::Q4_0, _) => cpu.run(QuantPanels::<Small<4, false, false>>(self, PhantomData)),
+            (Dtype::Q4_1, _) => cpu.run(QuantPanels::<Small<4, false, true>>(self, PhantomData)),
+            (Dtype::Q5_0, _) => cpu.run(QuantPanels::<Small<5, true, false>>(self, PhantomData)),
+            (Dtype::Q5_1, _) => cpu.run(QuantPanels::<Small<5, true, true>>(self, PhantomData)),
+            (_, Form::Blocks32(_)) if self.wants_matrix() => cpu.run(MatrixPanels(self)),
+            (_, Form::Blocks32(_)) => cpu.run(QuantPanels::<Small<8, false, false>>(self, PhantomData)),
+            (_, Form::SuperMin { five: false }) => cpu.run(QuantPanels::<SuperMin<4>>(self, PhantomData)),
+            (_, Form::SuperMin { five: true }) => cpu.run(QuantPanels::<SuperMin<5>>(self, PhantomData)),
+            (_, Form::SuperSigned) => cpu.run(QuantPanels::<SuperSigned>(self, PhantomData)),
+            (_, Form::Codes(f)) if f.is_super() => cpu.run(QuantPanels::<SuperCodes>(self, PhantomData)),
+            (_, Form::Codes(_)) => cpu.run(QuantPanels::<Codes32>(self, PhantomData)),
+            (_, Form::Float) => cpu.run(FloatPanels::<AsBf16>(self, PhantomData)),
+        }
+    }
+
+    /// Whether several columns are packed for a matrix unit.
+    fn wants_matrix(&self) -> bool {
+        matches!(self.product.x, Columns::Packed(a) if a.kind.rec == Rec::Rows && a.n > 1)
+    }
 
     fn scalar(self) {
         let Product { w, x, n, out, at, stride } = *self.product;
@@ -127,31 +153,46 @@ impl Op for Panels<'_> {
             }
         }
     }
+}
 
+struct FloatPanels<'a, E>(Panels<'a>, PhantomData<E>);
+
+impl<E: Elem> Op for FloatPanels<'_, E> {
+    type Out = ();
+    fn scalar(self) {
+        self.0.scalar();
+    }
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        if const { S::LANES == PANEL }
-            && let Columns::Packed(a) = self.product.x
-            && a.kind.rec == Rec::Rows
-            && a.n > 1
-        {
-            return self.matrix(s, &a);
+        f32_tile::panels::<S, E>(s, self.0);
+    }
+}
+
+struct MatrixPanels<'a>(Panels<'a>);
+
+impl Op for MatrixPanels<'_> {
+    type Out = ();
+    fn scalar(self) {
+        self.0.scalar();
+    }
+    #[inline(always)]
+    fn simd<S: Simd>(self, s: S) {
+        if const { S::LANES == PANEL } {
+            matrix_panels(s, self.0);
         }
-        match (self.product.w.dtype(), self.product.w.form()) {
-            (Dtype::F32, _) => f32_tile::panels::<S, f32_tile::AsF32>(s, self.product, self.p0, self.p1),
-            (Dtype::F16, _) => f32_tile::panels::<S, f32_tile::AsF16>(s, self.product, self.p0, self.p1),
-            (Dtype::Q4_0, _) => self.walk::<S, Small<4, false, false>>(s, S::TILE4, S::GEMV[0]),
-            (Dtype::Q4_1, _) => self.walk::<S, Small<4, false, true>>(s, S::TILE4, S::GEMV[0]),
-            (Dtype::Q5_0, _) => self.walk::<S, Small<5, true, false>>(s, S::TILE4, S::GEMV[0]),
-            (Dtype::Q5_1, _) => self.walk::<S, Small<5, true, true>>(s, S::TILE4, S::GEMV[0]),
-            (_, Form::Blocks32(_)) => self.walk::<S, Small<8, false, false>>(s, S::TILE8, S::GEMV[1]),
-            (_, Form::SuperMin { five: false }) => self.walk::<S, SuperMin<4>>(s, S::TILE_K, S::GEMV[2]),
-            (_, Form::SuperMin { five: true }) => self.walk::<S, SuperMin<5>>(s, S::TILE_K, S::GEMV[2]),
-            (_, Form::SuperSigned) => self.walk::<S, SuperSigned>(s, S::TILE_K, S::GEMV[2]),
-            (_, Form::Codes(f)) if f.is_super() => self.walk::<S, SuperCodes>(s, S::TILE_K, S::GEMV[2]),
-            (_, Form::Codes(_)) => self.walk::<S, Codes32>(s, S::TILE8, S::GEMV[1]),
-            (_, Form::Float) => f32_tile::panels::<S, f32_tile::AsBf16>(s, self.product, self.p0, self.p1),
-        }
+    }
+}
+
+struct QuantPanels<'a, Q>(Panels<'a>, PhantomData<Q>);
+
+impl<Q: Quant> Op for QuantPanels<'_, Q> {
+    type Out = ();
+    fn scalar(self) {
+        self.0.scalar();
+    }
+    #[inline(always)]
+    fn simd<S: Simd>(self, s: S) {
+        self.walk(s);
     }
 }
 
@@ -192,68 +233,31 @@ fn add_block(form: &Form, acc: f32, w: &Decoded, q: &[i8], da: f32) -> f32 {
     }
 }
 
-impl Panels<'_> {
+impl<Q: Quant> QuantPanels<'_, Q> {
     /// Row groups outside, column tiles inside: a group of panels stays in cache while the columns stream by.
     #[inline(always)]
-    fn walk<S: Simd, Q: Quant>(&self, s: S, shape: TileShape, gemv: usize) {
-        let Columns::Packed(a) = self.product.x else { return };
-        let rv = if a.n == 1 { gemv } else { shape.rv };
-        let (mut row, end) = (self.p0 * PANEL, self.p1 * PANEL);
+    fn walk<S: Simd>(&self, s: S) {
+        let Columns::Packed(a) = self.0.product.x else { return };
+        let whole = if a.n == 1 { Q::SHAPE.gemv::<S>() } else { Q::SHAPE.tile::<S>().rv };
+        let (mut row, end) = (self.0.p0 * PANEL, self.0.p1 * PANEL);
         while row < end {
-            let rv = rv.min((end - row) / S::LANES);
+            let rv = if (end - row) / S::LANES < whole { 1 } else { whole };
             let mut c = 0;
             while c < a.n {
                 let nc = act::tile_columns(a.kind.nc, a.n - c);
-                self.tile_of::<S, Q>(s, &a, rv, row, nc, c);
+                self.tile_of(s, &a, rv, row, nc, c);
                 c += nc;
             }
             row += rv * S::LANES;
         }
     }
 
-    /// On a matrix unit: a few panels stay in cache while the columns stream by, a tile of columns while it meets them.
     #[inline(always)]
-    fn matrix<S: Simd>(&self, s: S, a: &Acts<'_>) {
-        const PANELS: usize = 4;
-        let p = self.product;
-        let (nb, block_words) = (a.k / a.kind.block, a.k / a.kind.block * a.kind.words());
-        // SAFETY: columns are packed in rows where there is a matrix unit.
-        unsafe { s.matrix_begin(a.n % MATRIX_COLUMNS) };
-        for first in (self.p0..self.p1).step_by(PANELS) {
-            for c in (0..a.n).step_by(MATRIX_COLUMNS) {
-                let nc = act::tile_columns(MATRIX_COLUMNS, a.n - c);
-                for panel in first..self.p1.min(first + PANELS) {
-                    let tile = MatrixTile {
-                        panel: p.w.panel(panel).as_ptr(),
-                        nb,
-                        acts: a.words[c * block_words..(c + nc) * block_words].as_ptr(),
-                        out: p.out.ptr(c * p.stride + p.at + panel * PANEL, (nc - 1) * p.stride + PANEL),
-                        stride: p.stride,
-                    };
-                    macro_rules! run {
-                        ($($nc:literal)*) => {
-                            match nc {
-                                // SAFETY: prepared for full tiles and the rest; the panel holds `nb` blocks, the slice
-                                // and `ptr` above checked the columns and the output.
-                                $($nc => unsafe { tile.run::<S, $nc>(s) },)*
-                                _ => unreachable!("a tile of {nc} columns"),
-                            }
-                        };
-                    }
-                    run!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16);
-                }
-            }
-        }
-        // SAFETY: prepared above.
-        unsafe { s.matrix_end() };
-    }
-
-    #[inline(always)]
-    fn tile_of<S: Simd, Q: Quant>(&self, s: S, a: &Acts<'_>, rv: usize, row: usize, nc: usize, c: usize) {
+    fn tile_of<S: Simd>(&self, s: S, a: &Acts<'_>, rv: usize, row: usize, nc: usize, c: usize) {
         macro_rules! shapes {
             ($(($rv:literal, $nc:literal))*) => {
                 match (rv, nc) {
-                    $(($rv, $nc) if const { uses::<S>($rv, $nc) } => self.tile::<S, Q, $rv, $nc>(s, a, row, c),)*
+                    $(($rv, $nc) if const { Q::SHAPE.has::<S>($rv, $nc) } => self.tile::<S, $rv, $nc>(s, a, row, c),)*
                     _ => unreachable!("a tile shape that no instruction set names"),
                 }
             };
@@ -268,8 +272,8 @@ impl Panels<'_> {
     // WebAssembly has no boundary of features to stay inside, and its engines do poorly on one huge function
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
-    fn tile<S: Simd, Q: Quant, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, row: usize, c: usize) {
-        let p = self.product;
+    fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, row: usize, c: usize) {
+        let p = self.0.product;
         let block_words = a.k / a.kind.block * a.kind.words();
         let at = |v: usize| row + v * S::LANES;
         let tile = Tile {
@@ -286,19 +290,42 @@ impl Panels<'_> {
     }
 }
 
-/// Whether an instruction set can come to that shape: keeps the others out of the binary.
-const fn uses<S: Simd>(rv: usize, nc: usize) -> bool {
-    let shapes = [S::TILE4, S::TILE8, S::TILE_K];
-    let mut i = 0;
-    while i < 3 {
-        let whole = S::LANES * shapes[i].rv <= PANEL;
-        let fits = if whole { rv == shapes[i].rv } else { rv <= shapes[i].rv };
-        if (fits && nc <= shapes[i].nc) || (nc == 1 && (rv == S::GEMV[i] || (!whole && rv <= S::GEMV[i]))) {
-            return true;
+/// On a matrix unit: a few panels stay in cache while the columns stream by, a tile of columns while it meets them.
+#[inline(always)]
+fn matrix_panels<S: Simd>(s: S, panels: Panels<'_>) {
+    const GROUP: usize = 4;
+    let p = panels.product;
+    let Columns::Packed(a) = p.x else { return };
+    let (nb, block_words) = (a.k / a.kind.block, a.k / a.kind.block * a.kind.words());
+    // SAFETY: columns are packed in rows where there is a matrix unit.
+    unsafe { s.matrix_begin(a.n % MATRIX_COLUMNS) };
+    for first in (panels.p0..panels.p1).step_by(GROUP) {
+        for c in (0..a.n).step_by(MATRIX_COLUMNS) {
+            let nc = act::tile_columns(MATRIX_COLUMNS, a.n - c);
+            for panel in first..panels.p1.min(first + GROUP) {
+                let tile = MatrixTile {
+                    panel: p.w.panel(panel).as_ptr(),
+                    nb,
+                    acts: a.words[c * block_words..(c + nc) * block_words].as_ptr(),
+                    out: p.out.ptr(c * p.stride + p.at + panel * PANEL, (nc - 1) * p.stride + PANEL),
+                    stride: p.stride,
+                };
+                macro_rules! run {
+                    ($($nc:literal)*) => {
+                        match nc {
+                            // SAFETY: prepared for full tiles and the rest; the panel holds `nb` blocks, the slice
+                            // and `ptr` above checked the columns and the output.
+                            $($nc => unsafe { tile.run::<S, $nc>(s) },)*
+                            _ => unreachable!("a tile of {nc} columns"),
+                        }
+                    };
+                }
+                run!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16);
+            }
         }
-        i += 1;
     }
-    false
+    // SAFETY: prepared above.
+    unsafe { s.matrix_end() };
 }
 
 /// Panels `p0..p1` of a job.

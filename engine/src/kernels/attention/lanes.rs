@@ -10,10 +10,10 @@ use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, f32_shapes};
 use super::super::narrow::round13_lanes;
 use super::super::norm::{LANES, max, tree};
 use super::super::simd::{Rec, Simd};
-use super::{Attend, CHUNK, Chunk, KvType, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW};
+use super::{Attend, CHUNK, Chunk, F16, F32, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW};
 
 /// The same on lanes.
-pub(super) struct Lanes<'a, S> {
+pub(super) struct Lanes<'a, S, const KV: usize> {
     pub(super) a: &'a Attend<'a>,
     pub(super) s: S,
 }
@@ -31,13 +31,15 @@ pub(super) fn blend_lanes<S: Simd>(s: S, total: &mut [f32], a: f32, part: &[f32]
     }
 }
 
-impl<S: Simd> Chunk for Lanes<'_, S> {
+impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
     #[inline(always)]
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
-        match self.a.kv().kv_type {
-            KvType::F32 => self.float_scores::<AsF32, AsF32>(chunk, n, q, scores, wide),
-            KvType::F16 => self.float_scores::<Exact<AsF16>, Exact<AsF32>>(chunk, n, q, scores, wide),
-            KvType::K8 => self.int8_scores(chunk, n, q, scores),
+        if const { KV == F32 } {
+            self.float_scores::<AsF32, AsF32>(chunk, n, q, scores, wide);
+        } else if const { KV == F16 } {
+            self.float_scores::<Exact<AsF16>, Exact<AsF32>>(chunk, n, q, scores, wide);
+        } else {
+            self.int8_scores(chunk, n, q, scores);
         }
     }
 
@@ -102,7 +104,7 @@ impl<S: Simd> Chunk for Lanes<'_, S> {
 
     #[inline(always)]
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]) {
-        if self.a.kv().kv_type == KvType::F32 {
+        if const { KV == F32 } {
             self.float_values::<AsF32, AsF32>(chunk, tokens, p, o, wide);
         } else {
             self.float_values::<Exact<AsF16>, Exact<AsF32>>(chunk, tokens, p, o, wide);
@@ -121,7 +123,7 @@ fn fit<S: Simd>(left: usize, columns: usize) -> (usize, usize) {
     (S::TILE_F32.rv.min(left), S::TILE_F32.nc.min(columns))
 }
 
-impl<S: Simd> Lanes<'_, S> {
+impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
     /// Tokens outside, columns inside: the keys of a tile's tokens are widened once (from `E` to `W`) and stay in cache.
     #[inline(always)]
     fn float_scores<E: Elem, W: Elem>(
@@ -169,7 +171,7 @@ impl<S: Simd> Lanes<'_, S> {
         let mut c = 0;
         while c < scores.len() {
             let (_, nc) = fit::<S>(1, scores.len() - c);
-            f32_shapes!(S, rv, nc, score_tile(self, t, &keys, c, q, scores, Stored::<E>(PhantomData)));
+            f32_shapes!(S, rv, nc, score_tile((self.s, self.a), t, &keys, c, q, scores, Stored::<E>(PhantomData)));
             c += nc;
         }
     }
@@ -207,7 +209,12 @@ impl<S: Simd> Lanes<'_, S> {
             let mut v = 0;
             while v < vectors {
                 let (rv, _) = fit::<S>(vectors - v, 1);
-                f32_shapes!(S, rv, nc, value_tile(self, part, values, v, c, p, o, Stored::<E>(PhantomData)));
+                f32_shapes!(
+                    S,
+                    rv,
+                    nc,
+                    value_tile((self.s, self.a), part, values, v, c, p, o, Stored::<E>(PhantomData))
+                );
                 v += rv;
             }
             c += nc;
@@ -278,7 +285,7 @@ struct Stored<E>(PhantomData<E>);
 
 #[inline(always)]
 fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
-    l: &Lanes<'_, S>,
+    (s, a): (S, &Attend<'_>),
     t: usize,
     keys: &impl Fn(usize) -> *const u8,
     c: usize,
@@ -286,7 +293,7 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     scores: &mut [[f32; CHUNK]],
     _: Stored<E>,
 ) {
-    let d = l.a.kv().head_dim;
+    let d = a.kv().head_dim;
     let tile = F32Tile::<RV> {
         w: core::array::from_fn(keys),
         w_step: PAGE * E::BYTES,
@@ -298,7 +305,7 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         go_on: false,
     };
     // SAFETY: keys of a head are d x 16 elements, the slices above hold NC queries and NC rows of scores.
-    unsafe { tile.run::<S, E, NC>(l.s) }
+    unsafe { tile.run::<S, E, NC>(s) }
 }
 
 /// Tokens of a page whose values are added: `n` from the chunk's token `t` on.
@@ -311,7 +318,7 @@ struct ValuePart {
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
 fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
-    l: &Lanes<'_, S>,
+    (s, a): (S, &Attend<'_>),
     part: &ValuePart,
     values: *const u8,
     v0: usize,
@@ -320,7 +327,7 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     o: &mut [f32],
     _: Stored<E>,
 ) {
-    let dims = l.a.kv().value_dims();
+    let dims = a.kv().value_dims();
     let at = |v: usize| {
         let d = (v0 + v) * S::LANES;
         (d / LANES * PAGE * LANES + d % LANES) * E::BYTES
@@ -337,5 +344,5 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         go_on: part.go_on,
     };
     // SAFETY: as above, and the slices hold NC rows.
-    unsafe { tile.run::<S, E, NC>(l.s) }
+    unsafe { tile.run::<S, E, NC>(s) }
 }

@@ -195,7 +195,7 @@ impl Attention<'_> {
                     let a = Attend { of: self, head, span, row: span.row + token, tokens: 1, pos, chunks };
                     let at = all.len();
                     all.resize(at + a.group(), Vec::new());
-                    cpu.run(Scores { a: &a, scratch: &mut scratch, out: &mut all[at..] });
+                    walk(cpu, Scores { a: &a, scratch: &mut scratch, out: &mut all[at..] });
                 }
             }
         }
@@ -299,7 +299,7 @@ impl Attend<'_> {
         assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS && of.layer < kv.n_layer);
         assert!(self.span.end().div_ceil(PAGE) <= self.span.pages.len());
         assert!(scratch.dims >= kv.value_dims(), "scratch for a smaller head");
-        cpu.run(Unit { a: self, out, scratch });
+        walk(cpu, Unit { a: self, out, scratch });
     }
 }
 
@@ -363,7 +363,10 @@ trait Chunk {
     fn blend(&self, total: &mut [f32], a: f32, part: &[f32], b: f32);
 }
 
-impl Unit<'_> {
+impl<'a> Walk<'a> for Unit<'a> {
+    fn attend(&self) -> &'a Attend<'a> {
+        self.a
+    }
     /// The path of a block through its chunks, the same for every instruction set.
     #[inline(always)]
     fn walk(self, k: &impl Chunk) {
@@ -504,7 +507,10 @@ struct Scores<'a> {
     out: &'a mut [Vec<f32>],
 }
 
-impl Scores<'_> {
+impl<'a> Walk<'a> for Scores<'a> {
+    fn attend(&self) -> &'a Attend<'a> {
+        self.a
+    }
     #[inline(always)]
     fn walk(self, k: &impl Chunk) {
         let a = self.a;
@@ -524,28 +530,40 @@ impl Scores<'_> {
     }
 }
 
-impl Op for Scores<'_> {
-    type Out = ();
-    fn scalar(self) {
-        let a = self.a;
-        self.walk(&Scalar(a));
-    }
-    #[inline(always)]
-    fn simd<S: Simd>(self, s: S) {
-        let a = self.a;
-        self.walk(&Lanes { a, s });
+/// Work on the chunks of a block.
+trait Walk<'a> {
+    fn attend(&self) -> &'a Attend<'a>;
+    /// Must be `#[inline(always)]`.
+    fn walk(self, k: &impl Chunk);
+}
+
+/// Runs it. Each type of keys and values is an operation of its own, as it is a good deal of code.
+fn walk<'a>(cpu: Cpu, w: impl Walk<'a>) {
+    let a = w.attend();
+    match a.kv().kv_type {
+        KvType::F32 => cpu.run(OfType::<_, F32> { a, w }),
+        KvType::F16 => cpu.run(OfType::<_, F16> { a, w }),
+        KvType::K8 => cpu.run(OfType::<_, K8> { a, w }),
     }
 }
 
-impl Op for Unit<'_> {
+const F32: usize = KvType::F32 as usize;
+const F16: usize = KvType::F16 as usize;
+const K8: usize = KvType::K8 as usize;
+
+/// `KV`: which of the types.
+struct OfType<'a, W, const KV: usize> {
+    a: &'a Attend<'a>,
+    w: W,
+}
+
+impl<'a, W: Walk<'a>, const KV: usize> Op for OfType<'a, W, KV> {
     type Out = ();
     fn scalar(self) {
-        let a = self.a;
-        self.walk(&Scalar(a));
+        self.w.walk(&Scalar(self.a));
     }
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        let a = self.a;
-        self.walk(&Lanes { a, s });
+        self.w.walk(&Lanes::<S, KV> { a: self.a, s });
     }
 }

@@ -1,6 +1,6 @@
 //! Types of codes, which one table look-up turns into weights.
 
-use super::{AHEAD, Quant, Tile, prefetch_record, store};
+use super::{AHEAD, Quant, Shape, Tile, prefetch_record, store};
 use crate::kernels::form::{CodesForm, code_line};
 use crate::kernels::simd::Simd;
 
@@ -8,6 +8,8 @@ use crate::kernels::simd::Simd;
 pub(in super::super) struct Codes32;
 
 impl Quant for Codes32 {
+    const SHAPE: Shape = Shape::Eight;
+
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let Some(f) = t.codes else { return };
@@ -93,6 +95,8 @@ unsafe fn four_groups<S: Simd, const RV: usize, const NC: usize>(
 pub(in super::super) struct SuperCodes;
 
 impl Quant for SuperCodes {
+    const SHAPE: Shape = Shape::Super;
+
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let Some(f) = t.codes else { return };

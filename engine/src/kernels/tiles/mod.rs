@@ -12,13 +12,52 @@ pub(super) use small::Small;
 pub(super) use supers::{SuperMin, SuperSigned};
 
 use super::form::CodesForm;
-use super::simd::Simd;
+use super::simd::{Simd, TileShape};
 
 /// How far ahead decoding prefetches, in bytes of quants.
 const AHEAD: usize = 2048;
 
+/// The register tiles that an instruction set has for quantised weights, in the order of `Simd::GEMV`.
+#[derive(Clone, Copy)]
+pub(super) enum Shape {
+    /// 4- and 5-bit blocks of 32.
+    Four,
+    /// 8-bit blocks of 32.
+    Eight,
+    /// Super-blocks.
+    Super,
+}
+
+impl Shape {
+    /// The tile for several columns.
+    pub(super) const fn tile<S: Simd>(self) -> TileShape {
+        match self {
+            Shape::Four => S::TILE4,
+            Shape::Eight => S::TILE8,
+            Shape::Super => S::TILE_K,
+        }
+    }
+
+    /// Vectors of rows at a time for one column.
+    pub(super) const fn gemv<S: Simd>(self) -> usize {
+        S::GEMV[self as usize]
+    }
+
+    /// Whether products come to a tile of `rv` vectors times `nc` columns: whole tiles, and single vectors where those
+    /// do not divide a panel. Keeps the others out of the binary.
+    pub(super) const fn has<S: Simd>(self, rv: usize, nc: usize) -> bool {
+        const fn rows<S: Simd>(whole: usize, rv: usize) -> bool {
+            rv == whole || (rv == 1 && !super::panel::PANEL.is_multiple_of(S::LANES * whole))
+        }
+        let TileShape { rv: whole, nc: columns } = self.tile::<S>();
+        (nc <= columns && rows::<S>(whole, rv)) || (nc == 1 && rows::<S>(self.gemv::<S>(), rv))
+    }
+}
+
 /// A quantised format on lanes.
 pub(super) trait Quant {
+    /// Which of an instruction set's shapes it takes.
+    const SHAPE: Shape;
     /// Computes a register tile: `RV` vectors of rows times `NC` columns over all of K.
     ///
     /// # Safety

@@ -1,12 +1,14 @@
 //! The legacy types: blocks of 32.
 
-use super::{AHEAD, Quant, Tile, store};
+use super::{AHEAD, Quant, Shape, Tile, store};
 use crate::kernels::simd::Simd;
 
 /// Blocks of 32: `BITS` per quant, `HIGH` = a plane of fifth bits, `MIN` = a minimum.
 pub(in super::super) struct Small<const BITS: u32, const HIGH: bool, const MIN: bool>;
 
 impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, HIGH, MIN> {
+    const SHAPE: Shape = if BITS < 8 { Shape::Four } else { Shape::Eight };
+
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let nibbles = BITS < 8;

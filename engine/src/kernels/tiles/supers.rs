@@ -1,12 +1,14 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
 
-use super::{Quant, Tile, prefetch_record, store};
+use super::{Quant, Shape, Tile, prefetch_record, store};
 use crate::kernels::simd::Simd;
 
 /// Q4_K and Q5_K: unsigned quants, eight sub-blocks with 6-bit scales and minima.
 pub(in super::super) struct SuperMin<const BITS: u32>;
 
 impl<const BITS: u32> Quant for SuperMin<BITS> {
+    const SHAPE: Shape = Shape::Super;
+
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let (bytes, meta) = if BITS == 5 { (2880, 2560) } else { (2368, 2048) };
@@ -84,6 +86,8 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
 pub(in super::super) struct SuperSigned;
 
 impl Quant for SuperSigned {
+    const SHAPE: Shape = Shape::Super;
+
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         const BITS: u32 = 6;
