@@ -7,9 +7,10 @@ cd "$(dirname "$0")/.."
 export CARGO_TERM_QUIET=true
 target=${CARGO_TARGET_DIR:-target}
 
-# engine tests, then the goldens
+# engine tests, or those of `only`, then the goldens
+only=
 tests() {
-    cargo test -p starling "$@" && cargo test -p starling-tests --test goldens "$@"
+    cargo test -p starling "$@" ${only:+--lib "$only"} && cargo test -p starling-tests --test goldens "$@"
 }
 
 # wasm FEATURES ISA: a directory for each set of features, or each run would build everything anew
@@ -31,11 +32,13 @@ run() {
     case $1 in
         native) tests ;;
         neon) aarch64 cortex-a53 neon ;;
-        neon-dotprod) aarch64 max neon-dotprod ;;
+        # what `neon` ran but for the kernels
+        neon-dotprod) only=kernels:: && aarch64 max neon-dotprod ;;
         scalar-wasm) wasm -simd128 scalar ;;
         simd128) wasm +simd128 simd128 ;;
         # the baseline compiler of Node 20 (V8 11) lowers the relaxed dot wrongly: the engine must do without
         relaxed-simd-node)
+            only=kernels::
             isa=$(node -p 'parseInt(process.versions.v8) < 12 ? "simd128" : "relaxed-simd"') && wasm $relaxed "$isa"
             ;;
         relaxed-simd)
@@ -52,6 +55,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 failed=0
 for name in ${*:-$all}; do
+    only=
     if run "$name" >"$log" 2>&1; then
         echo "$name: $(grep '^test result' "$log" | cut -d. -f1-2 | tr '\n' ' ')"
     else

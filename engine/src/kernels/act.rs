@@ -7,12 +7,12 @@
 //! ```
 //!
 //! A tile holds `nc` columns; per block one record of 32-bit words, column fastest: `[d x nc][firsts x nc][sums x nc]
-//! [groups of four x nc x words]`, for a matrix unit column by column: `[nc x groups of four]`. Firsts are the initial values of the dots that the block's scales want, for weights
+//! [groups of four x nc x words]`. Firsts are the initial values of the dots that the block's scales want, for weights
 //! that are stored with an offset; sums are what minima want, of the whole block or in pairs of i16.
 
 use super::cpu::Op;
 use super::form::Form;
-use super::simd::{MATRIX_COLUMNS, Rec, Simd};
+use super::simd::{Rec, Simd};
 use super::{Cpu, tasks};
 use crate::pool::{Inline, Pool};
 use crate::quant::Dtype;
@@ -49,11 +49,11 @@ impl ActKind {
         impl Op for Of {
             type Out = Option<ActKind>;
             fn scalar(self) -> Self::Out {
-                kind(self.0, |_| Rec::Bias, [1, 1, 1], false)
+                kind(self.0, |_| Rec::Bias, [1, 1, 1])
             }
             #[inline(always)]
-            fn simd<S: Simd>(self, s: S) -> Self::Out {
-                kind(self.0, S::rec, [S::TILE4.nc, S::TILE8.nc, S::TILE_K.nc], s.has_matrix())
+            fn simd<S: Simd>(self, _: S) -> Self::Out {
+                kind(self.0, S::rec, [S::TILE4.nc, S::TILE8.nc, S::TILE_K.nc])
             }
         }
         cpu.run(Of(dtype))
@@ -88,14 +88,12 @@ impl ActKind {
     }
 }
 
-fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3], matrix: bool) -> Option<ActKind> {
+fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
+    assert!(nc.iter().all(|&nc| TASK_COLUMNS.is_multiple_of(nc)), "tiles never cross the tasks that pack them");
     let of = |bits, offset, firsts, sums, nc| ActKind { block: 32, rec: rec(bits), firsts, offset, sums, nc };
     let block = Form::of(dtype)?.block_len();
     let kind = match Form::of(dtype)? {
         Form::Float => return None,
-        Form::Blocks32(f) if f.words == 8 && matrix => {
-            ActKind { rec: Rec::Rows, ..of(8, 128, 1, Sums::No, MATRIX_COLUMNS) }
-        }
         Form::Blocks32(f) if f.words == 8 => of(8, 128, 1, Sums::No, nc[1]),
         Form::Blocks32(f) => {
             let (bits, offset) = if f.high.is_some() { (5, 16) } else { (4, 8) };
@@ -127,7 +125,7 @@ pub struct Acts<'a> {
     pub words: &'a [u32],
 }
 
-/// Columns of a task, at least.
+/// Columns of a task: whole tiles of every kind.
 pub(crate) const TASK_COLUMNS: usize = 12;
 
 /// Quantises and packs the columns of `x` (n, k), in parallel. `words` is at least `kind.len_words(n, k)` long.
@@ -135,10 +133,8 @@ pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: &[f32], k: usize, w
     let n = x.len() / k;
     let per = (k / kind.block) * kind.words();
     let words = &mut words[..n * per];
-    // whole tiles
-    let columns = TASK_COLUMNS.next_multiple_of(kind.nc);
-    tasks::chunks(few(pool, n), words, columns * per, &|i, words, _| {
-        let x = &x[i * columns * k..n.min((i + 1) * columns) * k];
+    tasks::chunks(few(pool, n), words, TASK_COLUMNS * per, &|i, words, _| {
+        let x = &x[i * TASK_COLUMNS * k..n.min((i + 1) * TASK_COLUMNS) * k];
         for (x, out) in x.chunks(kind.nc * k).zip(words.chunks_mut(kind.nc * per)) {
             cpu.run(PackTile { kind, x, k, nc: x.len() / k, out });
         }
@@ -312,7 +308,7 @@ fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, 
         // where a dot of weights with that offset starts
         match kind.rec {
             Rec::Xor => sums.negative.iter().for_each(|sum| put(-sum as u32)),
-            Rec::Bias | Rec::Wide | Rec::Rows => sums.all.iter().for_each(|sum| put((-kind.offset * sum) as u32)),
+            Rec::Bias | Rec::Wide => sums.all.iter().for_each(|sum| put((-kind.offset * sum) as u32)),
         }
     }
     match kind.sums {
@@ -330,11 +326,10 @@ fn pair(a: i16, b: i16) -> u32 {
 /// Writes the words of the groups of column `c`.
 #[inline(always)]
 pub(super) fn write_groups(rec: Rec, q: &[i8], nc: usize, c: usize, out: &mut [u32]) {
-    let groups = q.len() / 4;
     for (g, q) in q.chunks_exact(4).enumerate() {
-        let at = if rec == Rec::Rows { c * groups + g } else { (g * nc + c) * rec.words() };
+        let at = (g * nc + c) * rec.words();
         match rec {
-            Rec::Bias | Rec::Rows => out[at] = u32::from_le_bytes([q[0] as u8, q[1] as u8, q[2] as u8, q[3] as u8]),
+            Rec::Bias => out[at] = u32::from_le_bytes([q[0] as u8, q[1] as u8, q[2] as u8, q[3] as u8]),
             Rec::Xor => {
                 let byte = |f: fn(i8) -> u8| u32::from_le_bytes([f(q[0]), f(q[1]), f(q[2]), f(q[3])]);
                 out[at] = byte(i8::unsigned_abs);

@@ -1,23 +1,19 @@
-//! AVX-512 with VNNI: one register is the 16 rows of a panel; `vpdpbusd` on unsigned weights. With AMX, the dots of
-//! 8-bit weights with several columns come from the matrix unit.
+//! AVX-512 with VNNI: one register is the 16 rows of a panel; `vpdpbusd` on unsigned weights.
 
 use core::arch::x86_64::*;
 
-use super::amx;
 use super::cpu::Op;
 use super::simd::{Rec, Simd, TileShape};
 
 #[derive(Clone, Copy)]
-pub(super) struct Avx512 {
-    amx: bool,
-}
+pub(super) struct Avx512(());
 
 impl Avx512 {
     /// # Safety
-    /// The CPU has the features of `run`, and with `amx` those of `amx.rs`.
+    /// The CPU has the features of `run`.
     #[inline(always)]
-    pub(super) unsafe fn new(amx: bool) -> Self {
-        Avx512 { amx }
+    pub(super) unsafe fn new() -> Self {
+        Avx512(())
     }
 }
 
@@ -48,23 +44,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn rec(_bits: u32) -> Rec {
         Rec::Bias
-    }
-
-    #[inline(always)]
-    fn has_matrix(self) -> bool {
-        self.amx
-    }
-    #[inline(always)]
-    unsafe fn matrix_begin(self, rest: usize) {
-        unsafe { amx::begin(rest) }
-    }
-    #[inline(always)]
-    unsafe fn matrix_dots<const FULL: bool>(self, acts: *const u32, weights: *const u8, dots: *mut i32) {
-        unsafe { amx::dots::<FULL>(acts, weights, dots) }
-    }
-    #[inline(always)]
-    unsafe fn matrix_end(self) {
-        unsafe { amx::end() }
     }
 
     #[inline(always)]

@@ -14,7 +14,6 @@ pub enum Isa {
     Avx2,
     AvxVnni,
     Avx512Vnni,
-    AmxInt8,
     Neon,
     NeonDotprod,
     Simd128,
@@ -23,12 +22,11 @@ pub enum Isa {
 
 impl Isa {
     /// All paths, slowest first.
-    pub const ALL: [Isa; 9] = [
+    pub const ALL: [Isa; 8] = [
         Isa::Scalar,
         Isa::Avx2,
         Isa::AvxVnni,
         Isa::Avx512Vnni,
-        Isa::AmxInt8,
         Isa::Neon,
         Isa::NeonDotprod,
         Isa::Simd128,
@@ -42,7 +40,6 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avx-vnni",
             Isa::Avx512Vnni => "avx512-vnni",
-            Isa::AmxInt8 => "amx-int8",
             Isa::Neon => "neon",
             Isa::NeonDotprod => "neon-dotprod",
             Isa::Simd128 => "simd128",
@@ -113,9 +110,7 @@ impl Cpu {
             Isa::AvxVnni => unsafe { super::avx2::run_vnni(super::avx2::Avx2::<true>::new(), op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx512Vnni | Isa::AmxInt8 => unsafe {
-                super::avx512::run(super::avx512::Avx512::new(self.0 == Isa::AmxInt8), op)
-            },
+            Isa::Avx512Vnni => unsafe { super::avx512::run(super::avx512::Avx512::new(), op) },
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             Isa::Neon => op.simd(super::neon::Neon::<false>::new()),
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
@@ -155,7 +150,6 @@ fn has(isa: Isa) -> bool {
         Isa::Avx2 => has!("avx2" "fma" "f16c"),
         Isa::AvxVnni => has!("avx2" "fma" "f16c" "avxvnni"),
         Isa::Avx512Vnni => has!("avx2" "f16c" "avx512f" "avx512bw" "avx512vl" "avx512dq" "avx512vnni"),
-        Isa::AmxInt8 => has(Isa::Avx512Vnni) && super::amx::is_available(),
         _ => false,
     }
 }

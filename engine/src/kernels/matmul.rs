@@ -25,8 +25,8 @@ use super::decoded::Decoded;
 use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
 use super::form::Form;
 use super::panel::{Matrix, PANEL};
-use super::simd::{MATRIX_COLUMNS, Rec, Simd};
-use super::tiles::{Codes32, MatrixTile, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile};
+use super::simd::Simd;
+use super::tiles::{Codes32, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
@@ -124,7 +124,6 @@ impl Panels<'_> {
             (Dtype::Q4_1, _) => cpu.run(QuantPanels::<Small<4, false, true>>(self, PhantomData)),
             (Dtype::Q5_0, _) => cpu.run(QuantPanels::<Small<5, true, false>>(self, PhantomData)),
             (Dtype::Q5_1, _) => cpu.run(QuantPanels::<Small<5, true, true>>(self, PhantomData)),
-            (_, Form::Blocks32(_)) if self.wants_matrix() => cpu.run(MatrixPanels(self)),
             (_, Form::Blocks32(_)) => cpu.run(QuantPanels::<Small<8, false, false>>(self, PhantomData)),
             (_, Form::SuperMin { five: false }) => cpu.run(QuantPanels::<SuperMin<4>>(self, PhantomData)),
             (_, Form::SuperMin { five: true }) => cpu.run(QuantPanels::<SuperMin<5>>(self, PhantomData)),
@@ -133,11 +132,6 @@ impl Panels<'_> {
             (_, Form::Codes(_)) => cpu.run(QuantPanels::<Codes32>(self, PhantomData)),
             (_, Form::Float) => cpu.run(FloatPanels::<AsBf16>(self, PhantomData)),
         }
-    }
-
-    /// Whether several columns are packed for a matrix unit.
-    fn wants_matrix(&self) -> bool {
-        matches!(self.product.x, Columns::Packed(a) if a.kind.rec == Rec::Rows && a.n > 1)
     }
 
     fn scalar(self) {
@@ -165,21 +159,6 @@ impl<E: Elem> Op for FloatPanels<'_, E> {
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
         f32_tile::panels::<S, E>(s, self.0);
-    }
-}
-
-struct MatrixPanels<'a>(Panels<'a>);
-
-impl Op for MatrixPanels<'_> {
-    type Out = ();
-    fn scalar(self) {
-        self.0.scalar();
-    }
-    #[inline(always)]
-    fn simd<S: Simd>(self, s: S) {
-        if const { S::LANES == PANEL } {
-            matrix_panels(s, self.0);
-        }
     }
 }
 
@@ -288,44 +267,6 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         // SAFETY: the panels hold `nb` blocks, the slice and `ptr` above checked the columns and the output.
         unsafe { Q::tile::<S, RV, NC>(s, &tile) }
     }
-}
-
-/// On a matrix unit: a few panels stay in cache while the columns stream by, a tile of columns while it meets them.
-#[inline(always)]
-fn matrix_panels<S: Simd>(s: S, panels: Panels<'_>) {
-    const GROUP: usize = 4;
-    let p = panels.product;
-    let Columns::Packed(a) = p.x else { return };
-    let (nb, block_words) = (a.k / a.kind.block, a.k / a.kind.block * a.kind.words());
-    // SAFETY: columns are packed in rows where there is a matrix unit.
-    unsafe { s.matrix_begin(a.n % MATRIX_COLUMNS) };
-    for first in (panels.p0..panels.p1).step_by(GROUP) {
-        for c in (0..a.n).step_by(MATRIX_COLUMNS) {
-            let nc = act::tile_columns(MATRIX_COLUMNS, a.n - c);
-            for panel in first..panels.p1.min(first + GROUP) {
-                let tile = MatrixTile {
-                    panel: p.w.panel(panel).as_ptr(),
-                    nb,
-                    acts: a.words[c * block_words..(c + nc) * block_words].as_ptr(),
-                    out: p.out.ptr(c * p.stride + p.at + panel * PANEL, (nc - 1) * p.stride + PANEL),
-                    stride: p.stride,
-                };
-                macro_rules! run {
-                    ($($nc:literal)*) => {
-                        match nc {
-                            // SAFETY: prepared for full tiles and the rest; the panel holds `nb` blocks, the slice
-                            // and `ptr` above checked the columns and the output.
-                            $($nc => unsafe { tile.run::<S, $nc>(s) },)*
-                            _ => unreachable!("a tile of {nc} columns"),
-                        }
-                    };
-                }
-                run!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16);
-            }
-        }
-    }
-    // SAFETY: prepared above.
-    unsafe { s.matrix_end() };
 }
 
 /// Panels `p0..p1` of a job.

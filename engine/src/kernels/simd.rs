@@ -6,7 +6,7 @@
 //! Dots are exact integers, so their order is free and each instruction set has its own recipe (`Rec`): what an
 //! activation word looks like in a tile, and what a prepared weight is.
 
-/// How a tile stores the activations of one 4-element group of a column. All hold the same integers.
+/// How a tile stores the activations of one 4-element group of a column. All three hold the same integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(dead_code)] // each target makes its own
 pub(crate) enum Rec {
@@ -17,15 +17,13 @@ pub(crate) enum Rec {
     Xor,
     /// Two words, the i16 pairs (q0, q2) and (q1, q3): for i16 pair dots with the even and odd bytes of a weight word.
     Wide,
-    /// The word of `Bias`, but a column's words lie together: the rows of a matrix unit's tile.
-    Rows,
 }
 
 impl Rec {
     /// 32-bit words of one group of four activations.
     pub(crate) const fn words(self) -> usize {
         match self {
-            Rec::Bias | Rec::Rows => 1,
+            Rec::Bias => 1,
             Rec::Xor | Rec::Wide => 2,
         }
     }
@@ -39,9 +37,6 @@ pub(crate) struct TileShape {
     /// Columns.
     pub nc: usize,
 }
-
-/// Columns of a tile of a matrix unit.
-pub(crate) const MATRIX_COLUMNS: usize = 16;
 
 /// One instruction set. `BITS` in the dots is the width of the unsigned weights: 4, 5, 6 or 8; at 8 they are signed
 /// numbers with 128 added, as are those of codes.
@@ -78,31 +73,6 @@ pub(crate) trait Simd: Copy {
 
     /// The recipe for weights of that width.
     fn rec(bits: u32) -> Rec;
-
-    /// Whether there is a matrix unit for 8-bit blocks of 32; needs 16 lanes.
-    #[inline(always)]
-    fn has_matrix(self) -> bool {
-        false
-    }
-    /// Prepares this thread's matrix unit for tiles of 16 columns and of `rest`, less than 16.
-    ///
-    /// # Safety
-    /// There is a matrix unit, and `matrix_end` comes before anything else prepares it.
-    #[inline(always)]
-    unsafe fn matrix_begin(self, _rest: usize) {}
-    /// `dots[c * 16 + r] = sum_j acts[c * 32 + j] * w(r, j)` for a block of 8-bit weights in a panel (offset binary, taken
-    /// as unsigned) and 16 columns, or with `FULL` not set the rest.
-    ///
-    /// # Safety
-    /// Between `matrix_begin` and `matrix_end`; 32 bytes of each column, 512 of weights, 16 words of dots for each column.
-    #[inline(always)]
-    unsafe fn matrix_dots<const FULL: bool>(self, _acts: *const u32, _weights: *const u8, _dots: *mut i32) {}
-    /// Gives the matrix unit back.
-    ///
-    /// # Safety
-    /// After `matrix_begin`.
-    #[inline(always)]
-    unsafe fn matrix_end(self) {}
 
     unsafe fn load(self, p: *const f32) -> Self::F;
     unsafe fn store(self, p: *mut f32, v: Self::F);

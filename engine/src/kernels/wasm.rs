@@ -387,7 +387,7 @@ impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
     #[inline(always)]
     fn dot<const BITS: u32>(self, acc: v128, w: [v128; 2], a: [v128; 2]) -> v128 {
         match Self::rec(BITS) {
-            Rec::Bias | Rec::Rows => relaxed_dot(a[0], w[0], acc),
+            Rec::Bias => relaxed_dot(a[0], w[0], acc),
             Rec::Xor => relaxed_dot(v128_xor(w[0], a[1]), a[0], acc),
             Rec::Wide => i32x4_add(i32x4_add(acc, i32x4_dot_i16x8(w[0], a[0])), i32x4_dot_i16x8(w[1], a[1])),
         }

@@ -2,12 +2,10 @@
 //! file for each kind of block; the formulas are at the head of `matmul.rs`, the layouts at that of `panel.rs`.
 
 mod codes;
-mod matrix;
 mod small;
 mod supers;
 
 pub(super) use codes::{Codes32, SuperCodes};
-pub(super) use matrix::MatrixTile;
 pub(super) use small::Small;
 pub(super) use supers::{SuperMin, SuperSigned};
 
