@@ -7,6 +7,7 @@ use starling::embed::Pooling;
 use starling::kernels::attention::KvType;
 
 use crate::sampling::SamplingArgs;
+use crate::serve::config::ServeArgs;
 
 /// Run language models (GGUF files) on this machine's CPU. The same model, prompt and seed give the same bytes on every
 /// instruction set, with any number of threads.
@@ -22,7 +23,7 @@ pub struct Cli {
 }
 
 /// Which model, and how it runs.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
     /// Model file (GGUF; of a split model any part); the bundled model if none is given
     #[arg(short, long, value_name = "FILE", global = true, env = "STARLING_MODEL")]
@@ -33,9 +34,16 @@ pub struct ModelArgs {
     /// Instruction set; by default the fastest this machine has
     #[arg(long, value_name = "NAME", global = true, env = "STARLING_ISA")]
     pub isa: Option<String>,
-    /// How keys and values are kept
-    #[arg(long, value_name = "TYPE", global = true, env = "STARLING_KV_TYPE", value_enum, default_value_t = KvChoice::F16)]
-    pub kv_type: KvChoice,
+    /// How keys and values are kept [default: f16]
+    #[arg(long, value_name = "TYPE", global = true, env = "STARLING_KV_TYPE", value_enum)]
+    pub kv_type: Option<KvChoice>,
+}
+
+impl ModelArgs {
+    /// How keys and values are kept.
+    pub fn kv_type(&self) -> KvType {
+        self.kv_type.unwrap_or(KvChoice::F16).into()
+    }
 }
 
 /// [`KvType`] on the command line.
@@ -66,6 +74,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Check that a model gave an answer, by its receipt (of `run --receipt`)
     Verify(VerifyArgs),
+    /// Serve the model over HTTP, in OpenAI's wire format
+    Serve(Box<ServeArgs>),
     /// Talk with the model in the terminal
     Chat(Box<ChatArgs>),
     /// Turn texts into vectors

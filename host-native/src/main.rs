@@ -18,6 +18,7 @@ mod pool;
 mod quantize;
 mod run;
 mod sampling;
+mod serve;
 mod tokens;
 mod verify;
 
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
         Command::Run(args) => run::run(&cli.model, args),
+        Command::Serve(args) => serve::run(&cli.model, args),
         Command::Chat(args) => chat::run(&cli.model, args),
         Command::Inspect(args) => inspect::run(&cli.model, args),
         Command::Tokenize(args) => tokens::tokenize(&cli.model, args),
