@@ -5,6 +5,7 @@
 
 mod bandwidth;
 mod bench;
+mod bench_serve;
 mod chat;
 mod cli;
 mod embed;
@@ -60,7 +61,10 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Ok(stdout().write_all(&script)?)
         }
         Command::Embed(args) => embed::run(&cli.model, args),
-        Command::Bench(args) => bench::run(&cli.model, args),
+        Command::Bench(args) => match &args.what {
+            None => bench::run(&cli.model, args),
+            Some(cli::BenchWhat::Serve(args)) => bench_serve::run(args),
+        },
         Command::Verify(args) => verify::run(&cli.model, args),
     }
 }

@@ -42,7 +42,8 @@ pub async fn report(url: String, ready: Ready, first_wait: Duration) {
     let client: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let mut wait = first_wait;
     for attempt in 1..=TRIES {
-        let request = Request::builder().method(Method::POST).uri(&url).header(header::CONTENT_TYPE, "application/json");
+        let request =
+            Request::builder().method(Method::POST).uri(&url).header(header::CONTENT_TYPE, "application/json");
         let request = match request.body(Full::new(Bytes::from(body.clone()))) {
             Ok(request) => request,
             Err(e) => return tracing::error!(url, "the callback URL is wrong: {e}"),

@@ -208,7 +208,8 @@ fn read_file(path: &Path, settings: &mut Settings, model: &mut ModelArgs) -> Res
     })?;
     for (name, value) in &table {
         let key = name.replace('_', "-");
-        let text = plain(value).ok_or_else(|| wrong(format!("{name}: found a {}, expected a value", value.type_str())))?;
+        let text =
+            plain(value).ok_or_else(|| wrong(format!("{name}: found a {}, expected a value", value.type_str())))?;
         let at = |e| wrong(format!("{name}: {e}"));
         match TABLE.iter().find(|s| s.key == key) {
             Some(setting) => (setting.set)(settings, &text).map_err(at)?,
@@ -245,8 +246,8 @@ fn model_key(model: &mut ModelArgs, key: &str, text: &str) -> Result<(), String>
             model.threads = model.threads.or(Some(n));
         }
         _ => {
-            let kind: KvChoice = clap::ValueEnum::from_str(text, true)
-                .map_err(|_| format!("found {text}, expected f32, f16 or k8"))?;
+            let kind: KvChoice =
+                clap::ValueEnum::from_str(text, true).map_err(|_| format!("found {text}, expected f32, f16 or k8"))?;
             model.kv_type = model.kv_type.or(Some(kind));
         }
     }
@@ -312,7 +313,8 @@ mod tests {
 
     #[test]
     fn what_is_shown_reads_back_as_the_same() {
-        let path = file("shown", &Settings { cors_origins: vec!["a".into(), "b".into()], ..Settings::default() }.to_toml());
+        let path =
+            file("shown", &Settings { cors_origins: vec!["a".into(), "b".into()], ..Settings::default() }.to_toml());
         let args = ServeArgs { config: Some(path.clone()), ..ServeArgs::default() };
         let (s, _) = args.layered(&model(), none).unwrap();
         assert_eq!(s.to_toml(), fs::read_to_string(&path).unwrap());

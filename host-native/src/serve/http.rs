@@ -127,7 +127,10 @@ pub async fn serve(
         let _ = stream.set_nodelay(true);
         let routes = routes.clone();
         let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
-            routes.clone().map_request(|request: hyper::Request<Incoming>| request.map(axum::body::Body::new)).call(request)
+            routes
+                .clone()
+                .map_request(|request: hyper::Request<Incoming>| request.map(axum::body::Body::new))
+                .call(request)
         });
         let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
         let connection = graceful.watch(connection);

@@ -40,8 +40,7 @@ const WHOLE: [f64; 21] = [
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
 ];
-const SIZES: [f64; 14] =
-    [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 16384.0];
+const SIZES: [f64; 14] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 16384.0];
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,7 +181,11 @@ impl Metrics {
         r.register("inter_token_latency_seconds", "From a token to the next", self.next_token.clone());
         r.register("e2e_request_latency_seconds", "From the request to the end of its answer", self.whole.clone());
         r.register("request_queue_time_seconds", "From the request to its start", self.queue_time.clone());
-        r.register("request_prefill_time_seconds", "From the start to the end of the prompt", self.prefill_time.clone());
+        r.register(
+            "request_prefill_time_seconds",
+            "From the start to the end of the prompt",
+            self.prefill_time.clone(),
+        );
         r.register("step_batch_size", "Answers in a step", self.batch_size.clone());
         r.register("step_prefill_tokens", "Tokens of prompts in a step that has some", self.prefill_chunk.clone());
         r.register("step_seconds", "Time of a step", self.step_time.clone());
@@ -487,7 +490,9 @@ mod tests {
         m.first_token(Duration::from_millis(3));
         let open = m.openmetrics(&standing());
         assert!(open.ends_with("# EOF\n"));
-        assert!(open.contains("# TYPE starling_output_tokens counter\nstarling_output_tokens_total{model_name=\"m\"} 1"));
+        assert!(
+            open.contains("# TYPE starling_output_tokens counter\nstarling_output_tokens_total{model_name=\"m\"} 1")
+        );
         assert!(open.contains("vllm:num_requests_waiting{model_name=\"m\"} 7\n"));
         assert!(open.contains("block_size=\"16\",num_gpu_blocks=\"12\"} 1\n"), "{open}");
         assert!(open.contains("vllm:kv_cache_usage_perc{model_name=\"m\"} 0.25\n"));

@@ -94,7 +94,8 @@ pub fn load(settings: Settings, args: &ModelArgs) -> Result<(Arc<App>, Worker), 
         false => None,
     };
     let sizes = EmbedderOptions { max_texts: EMBED_TEXTS, batch_tokens: settings.embed_tokens, n_ctx };
-    let embedder = Embedder::new(Arc::clone(&model), &threads, sizes).map_err(|_| Failure::Memory("batches of texts"))?;
+    let embedder =
+        Embedder::new(Arc::clone(&model), &threads, sizes).map_err(|_| Failure::Memory("batches of texts"))?;
     let model_name = settings.model_name.clone().unwrap_or_else(|| name(&load::path(args)));
     let n_pages = engine.as_ref().map_or(0, |e| e.kv_stats().n_pages);
     let limits = Limits {

@@ -258,9 +258,7 @@ impl Worker {
         let mut no_memory = false;
         let mut door = std::mem::take(&mut self.held).into_iter();
         while engine.active() < engine.options().max_seqs {
-            let next = door.next().or_else(|| {
-                if no_memory { None } else { self.queue.lock().prompts.take() }
-            });
+            let next = door.next().or_else(|| if no_memory { None } else { self.queue.lock().prompts.take() });
             let Some((tenant, job)) = next else { break };
             if no_memory || !(job.leads || job.prompt.get()) {
                 self.held.push((tenant, job));

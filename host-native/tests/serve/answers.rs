@@ -16,7 +16,8 @@ fn completions_are_what_the_engine_pins() {
     let pinned = pinned();
     let text = pinned["text"].as_str().expect("a text");
     let n = pinned["ids"].as_array().expect("ids").len();
-    let body = json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": n, "model": "starling-tiny-q8_0" });
+    let body =
+        json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": n, "model": "starling-tiny-q8_0" });
     let response = server.ok("/v1/completions", &body);
     assert_eq!(response["choices"][0]["text"], text);
     assert_eq!(response["choices"][0]["finish_reason"], "length");
@@ -28,7 +29,8 @@ fn completions_are_what_the_engine_pins() {
     let ids = server.ok("/v1/tokenize", &json!({ "text": "Once upon a time" }));
     assert_eq!(ids["pieces"][1], "Once");
     assert_eq!(ids["offsets"].as_array().expect("offsets").last(), Some(&json!([11, 16])));
-    let echoed = json!({ "prompt": ["Once upon a time", "The dog"], "temperature": 0, "max_tokens": 8, "echo": true, "n": 2 });
+    let echoed =
+        json!({ "prompt": ["Once upon a time", "The dog"], "temperature": 0, "max_tokens": 8, "echo": true, "n": 2 });
     let choices = server.ok("/v1/completions", &echoed)["choices"].clone();
     assert_eq!(choices.as_array().map(Vec::len), Some(4));
     for (i, choice) in choices.as_array().expect("choices").iter().enumerate() {
@@ -59,18 +61,22 @@ fn a_chat_streams_as_openai_does() {
     assert!(chunks.iter().all(|c| c["object"] == "chat.completion.chunk" && c["id"] == chunks[0]["id"]));
     assert!(chunks.iter().all(|c| c["seed"] == 11 && c["model"] == "starling-tiny-q8_0"));
     for index in 0..2 {
-        let mine: Vec<&Value> = chunks.iter().filter_map(|c| c["choices"].get(0)).filter(|c| c["index"] == index).collect();
+        let mine: Vec<&Value> =
+            chunks.iter().filter_map(|c| c["choices"].get(0)).filter(|c| c["index"] == index).collect();
         assert_eq!(mine[0]["delta"], json!({ "role": "assistant", "content": "" }));
         let last = mine.last().expect("chunks");
         assert_eq!(last["delta"], json!({}));
-        assert!(last["finish_reason"].is_string() && mine[..mine.len() - 1].iter().all(|c| c["finish_reason"].is_null()));
+        assert!(
+            last["finish_reason"].is_string() && mine[..mine.len() - 1].iter().all(|c| c["finish_reason"].is_null())
+        );
     }
     let (last, others) = chunks.split_last().expect("chunks");
     assert!(others.iter().all(|c| c["usage"].is_null() && c.get("usage").is_some()));
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"]["total_tokens"].as_u64(), last["usage"]["prompt_tokens"].as_u64().map(|n| n + 24));
     // without the option there is no usage at all
-    let plain = server.post("/v1/chat/completions", &json!({ "messages": body["messages"], "max_tokens": 2, "stream": true }));
+    let plain =
+        server.post("/v1/chat/completions", &json!({ "messages": body["messages"], "max_tokens": 2, "stream": true }));
     assert!(plain.chunks().iter().all(|c| c.get("usage").is_none()));
     // parts of text are text; the developer speaks too
     let parts = json!([{ "role": "system", "content": "s" }, { "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] }]);
@@ -81,7 +87,8 @@ fn a_chat_streams_as_openai_does() {
 #[test]
 fn log_probabilities_are_of_the_tokens_of_the_text() {
     let server = Server::start(&[]);
-    let body = json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": 10, "logprobs": 4, "ignore_eos": true });
+    let body =
+        json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": 10, "logprobs": 4, "ignore_eos": true });
     let choice = server.ok("/v1/completions", &body)["choices"][0].clone();
     let lists = &choice["logprobs"];
     let tokens: Vec<&str> = lists["tokens"].as_array().expect("tokens").iter().filter_map(Value::as_str).collect();
@@ -185,7 +192,10 @@ fn a_job_reports_its_start_tokens_and_end() {
     assert_eq!(end.1["stop_sequence_matched"], "Lena");
     assert_eq!(end.1["tokens_out"], tokens.len());
     let text: String = tokens.iter().map(|(_, data)| data["t"].as_str().expect("text")).collect();
-    let plain = server.ok("/v1/completions", &json!({ "prompt": body["prompt"], "max_tokens": 200, "temperature": 0, "stop": "Lena" }));
+    let plain = server.ok(
+        "/v1/completions",
+        &json!({ "prompt": body["prompt"], "max_tokens": 200, "temperature": 0, "stop": "Lena" }),
+    );
     assert_eq!(plain["choices"][0]["text"], text);
     assert!(tokens.iter().enumerate().all(|(i, (name, data))| name == "token" && data["i"] == i));
     assert_eq!(server.post("/execute", &json!({ "job_id": "j" })).json()["error"]["message"], "missing field `prompt`");

@@ -28,10 +28,15 @@ fn requests(n: usize) -> Vec<(&'static str, Value)> {
     let mut draws = Draws(0x9E37_79B9_7F4A_7C15);
     let mut all = Vec::new();
     for i in 0..n {
-        let words = |draws: &mut Draws, n: usize| (0..n).map(|_| WORDS[draws.next(WORDS.len())]).collect::<Vec<_>>().join(" ");
+        let words =
+            |draws: &mut Draws, n: usize| (0..n).map(|_| WORDS[draws.next(WORDS.len())]).collect::<Vec<_>>().join(" ");
         let n_words = [3, 12, 40, 90][draws.next(4)];
         // some share their beginning, so that the cache has work
-        let text = if draws.next(2) == 0 { "Once upon a time the little dog saw a tree and ran ".repeat(3) } else { String::new() };
+        let text = if draws.next(2) == 0 {
+            "Once upon a time the little dog saw a tree and ran ".repeat(3)
+        } else {
+            String::new()
+        };
         let text = text + &words(&mut draws, n_words);
         let mut body = json!({ "seed": i, "max_tokens": 1 + draws.next(24) });
         match draws.next(4) {
@@ -172,13 +177,16 @@ fn answers_are_the_same_alone_and_among_any_others() {
 #[test]
 fn a_session_goes_on_as_one_prompt_would() {
     let server = Server::start(&[]);
-    let first = json!({ "prompt": "Once upon a time", "max_tokens": 20, "seed": 3, "session_id": "s", "ignore_eos": true });
+    let first =
+        json!({ "prompt": "Once upon a time", "max_tokens": 20, "seed": 3, "session_id": "s", "ignore_eos": true });
     let one = server.ok("/v1/generate", &first);
     let second = json!({ "prompt": " Then the dog", "max_tokens": 20, "seed": 4, "session_id": "s" });
     let two = server.ok("/v1/generate", &second);
     assert!(two["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() >= Some(16), "{two}");
     // the same in one request, by tokens
-    let ids = |text: &str, add: bool| server.ok("/v1/tokenize", &json!({ "text": text, "add_special": add }))["tokens"].clone();
+    let ids = |text: &str, add: bool| {
+        server.ok("/v1/tokenize", &json!({ "text": text, "add_special": add }))["tokens"].clone()
+    };
     let list = |value: &Value| value.as_array().expect("a list").clone();
     let all = [list(&ids("Once upon a time", true)), list(&one["tokens"]), list(&ids(" Then the dog", false))].concat();
     let whole = server.ok("/v1/completions", &json!({ "prompt": all, "max_tokens": 20, "seed": 4, "cache_salt": "x" }));
@@ -188,7 +196,10 @@ fn a_session_goes_on_as_one_prompt_would() {
     // messages: only what is new is sent
     let turn = |content: &str| json!([{ "role": "user", "content": content }]);
     let ask = |content: &str, session: &str| {
-        server.ok("/v1/generate", &json!({ "messages": turn(content), "max_tokens": 12, "seed": 5, "session_id": session }))
+        server.ok(
+            "/v1/generate",
+            &json!({ "messages": turn(content), "max_tokens": 12, "seed": 5, "session_id": session }),
+        )
     };
     let (a, b) = (ask("Hello", "m"), ask("And then?", "m"));
     let messages = json!([

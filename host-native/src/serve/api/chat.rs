@@ -315,8 +315,11 @@ impl Chat {
 impl ChatLogprobs {
     fn of(tokenizer: &Tokenizer, picks: &[Pick]) -> ChatLogprobs {
         let bytes = |token| tokenizer.piece(token).unwrap_or_default().to_vec();
-        let alternative =
-            |(token, logprob): &(u32, f32)| Alternative { token: piece(tokenizer, *token), logprob: *logprob, bytes: bytes(*token) };
+        let alternative = |(token, logprob): &(u32, f32)| Alternative {
+            token: piece(tokenizer, *token),
+            logprob: *logprob,
+            bytes: bytes(*token),
+        };
         let of = |pick: &Pick| TokenLogprob {
             token: piece(tokenizer, pick.token),
             logprob: pick.logprob,

@@ -162,9 +162,8 @@ pub async fn completions(
     let heads: Vec<String> = prompts.iter().map(|(_, text)| if echo { text.clone() } else { String::new() }).collect();
     let nothing_asked = options.max_tokens == Some(0) && options.max_completion_tokens.is_none();
     let options = if nothing_asked { Options { max_tokens: Some(1), ..options } } else { options };
-    let request = |(tokens, _)| {
-        options.request(&app, &caller, tokens, (logprobs, seed, Some(DEFAULT_TOKENS)), "prompt")
-    };
+    let request =
+        |(tokens, _)| options.request(&app, &caller, tokens, (logprobs, seed, Some(DEFAULT_TOKENS)), "prompt");
     let requests = prompts.into_iter().map(request).collect::<Result<Vec<_>, _>>()?;
     if requests.is_empty() {
         return Err(ApiError::param("prompt", "prompt is empty, expected at least one prompt"));
@@ -334,7 +333,11 @@ impl Writer for CompletionWriter {
         }
         let finish_reason = Some(self.answers[index].finish_name());
         let receipt = self.answers[index].receipt.take();
-        self.send(vec![CompletionChoice { index, finish_reason, receipt, ..CompletionChoice::default() }], None, events);
+        self.send(
+            vec![CompletionChoice { index, finish_reason, receipt, ..CompletionChoice::default() }],
+            None,
+            events,
+        );
         if self.answers.iter().any(|a| a.finish.is_none()) {
             return false;
         }

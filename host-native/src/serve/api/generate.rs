@@ -194,9 +194,7 @@ async fn prompt(
         Err(ApiError::param(now, message))
     };
     match (generate.prompt, generate.messages, history) {
-        (Some(_), Some(_), _) | (None, None, _) => {
-            Err(ApiError::param("prompt", "expected either prompt or messages"))
-        }
+        (Some(_), Some(_), _) | (None, None, _) => Err(ApiError::param("prompt", "expected either prompt or messages")),
         (Some(_), None, History::Messages(_)) => mixed("prompt", "messages"),
         (None, Some(_), History::Text) => mixed("messages", "a prompt"),
         (Some(text), None, _) => {

@@ -24,7 +24,9 @@ pub fn checked(messages: Vec<Json>) -> Result<Vec<Json>, ApiError> {
 }
 
 fn one(i: usize, message: Json) -> Result<Json, ApiError> {
-    let at = |field: &str, what: String| ApiError::param(&format!("messages[{i}]{field}"), format!("messages[{i}]{field} {what}"));
+    let at = |field: &str, what: String| {
+        ApiError::param(&format!("messages[{i}]{field}"), format!("messages[{i}]{field} {what}"))
+    };
     let Json::Object(mut fields) = message else { return Err(at("", "is not an object".into())) };
     let role = match fields.iter().find(|(name, _)| name == "role") {
         Some((_, Json::Str(role))) if ROLES.contains(&role.as_str()) => role.clone(),

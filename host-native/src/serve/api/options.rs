@@ -300,8 +300,11 @@ impl Options {
         let n_tokens = n_prompt + max_tokens - 1;
         let needed = n_tokens.div_ceil(starling::kernels::attention::PAGE);
         if needed > app.n_pages && app.model.config.window().is_none() {
-            let (have, message) = (app.n_pages * starling::kernels::attention::PAGE, "this server's memory for keys and values holds");
-            let message = format!("{message} {have} tokens, but {n_tokens} were requested: {n_prompt} in the prompt and {max_tokens} in the answer");
+            let (have, message) =
+                (app.n_pages * starling::kernels::attention::PAGE, "this server's memory for keys and values holds");
+            let message = format!(
+                "{message} {have} tokens, but {n_tokens} were requested: {n_prompt} in the prompt and {max_tokens} in the answer"
+            );
             return Err(ApiError::param(param, message).code("context_length_exceeded"));
         }
         Ok(Request { max_tokens: Some(max_tokens), ..request })
