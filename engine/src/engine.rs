@@ -86,6 +86,45 @@ impl Request {
             receipt: false,
         }
     }
+
+    /// Checks everything that does not depend on other requests, as [`Engine::submit`] will. Returns how many tokens
+    /// the answer may have.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self, model: &Model, options: &EngineOptions) -> Result<usize, RequestError> {
+        let (n_prompt, n_vocab) = (self.tokens.len(), model.config.n_vocab);
+        let n_ctx = options.n_ctx.min(model.config.max_context());
+        if !model.config.causal {
+            return Err(RequestError::Encoder);
+        }
+        if n_prompt == 0 {
+            return Err(RequestError::EmptyPrompt);
+        }
+        let ids = self.tokens.iter().chain(&self.stop_tokens);
+        if let Some((at, &token)) = ids.enumerate().find(|(_, t)| **t as usize >= n_vocab) {
+            return Err(RequestError::Token { token, at, n_vocab });
+        }
+        // the last token generated needs no place of its own
+        let max_tokens = self.max_tokens.unwrap_or((n_ctx + 1).saturating_sub(n_prompt).max(1));
+        if n_prompt > n_ctx || n_prompt.saturating_add(max_tokens) > n_ctx + 1 {
+            return Err(RequestError::ContextLength { prompt: n_prompt, max_tokens, n_ctx });
+        }
+        if max_tokens == 0 {
+            let found = max_tokens.to_string();
+            return Err(RequestError::Option { name: "max_tokens", found, expected: "at least 1" });
+        }
+        if self.stop.len() > MAX_STOPS || self.stop.iter().any(|s| s.len() > MAX_STOP_BYTES) {
+            let found = self.stop.len().to_string() + " texts";
+            return Err(RequestError::Option { name: "stop", found, expected: "at most 64 texts of 1024 bytes" });
+        }
+        self.sampling.check(n_vocab)?;
+        if self.receipt && options.model_sha256.is_none() {
+            let expected = "false: the engine was not given the SHA-256 of its model";
+            return Err(RequestError::Option { name: "receipt", found: "true".into(), expected });
+        }
+        Ok(max_tokens)
+    }
 }
 
 /// Names a request of an engine.
@@ -243,35 +282,13 @@ impl Engine {
     /// # Errors
     /// What is wrong with it, or that there is no capacity now.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, RequestError> {
-        let (n_prompt, n_vocab, n_ctx) = (request.tokens.len(), self.model.config.n_vocab, self.options.n_ctx);
-        if !self.model.config.causal {
-            return Err(RequestError::Encoder);
-        }
-        if n_prompt == 0 {
-            return Err(RequestError::EmptyPrompt);
-        }
-        let ids = request.tokens.iter().chain(&request.stop_tokens);
-        if let Some((at, &token)) = ids.enumerate().find(|(_, t)| **t as usize >= n_vocab) {
-            return Err(RequestError::Token { token, at, n_vocab });
-        }
-        // the last token generated needs no place of its own
-        let max_tokens = request.max_tokens.unwrap_or((n_ctx + 1).saturating_sub(n_prompt).max(1));
-        if n_prompt > n_ctx || n_prompt.saturating_add(max_tokens) > n_ctx + 1 {
-            return Err(RequestError::ContextLength { prompt: n_prompt, max_tokens, n_ctx });
-        }
-        if max_tokens == 0 {
-            let found = max_tokens.to_string();
-            return Err(RequestError::Option { name: "max_tokens", found, expected: "at least 1" });
-        }
-        if request.stop.len() > MAX_STOPS || request.stop.iter().any(|s| s.len() > MAX_STOP_BYTES) {
-            let found = request.stop.len().to_string() + " texts";
-            return Err(RequestError::Option { name: "stop", found, expected: "at most 64 texts of 1024 bytes" });
-        }
+        let max_tokens = request.check(&self.model, &self.options)?;
+        let (n_prompt, n_vocab) = (request.tokens.len(), self.model.config.n_vocab);
         if self.active.len() == self.options.max_seqs {
             return Err(RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 });
         }
         let mut sampler = Sampler::new(request.sampling.clone(), n_vocab)?;
-        let chain = self.chain(&request)?;
+        let chain = self.chain(&request);
         let limit = n_prompt + max_tokens;
         let (pages, ring) = self.reserve(&request, limit - 1)?;
         request.tokens.iter().for_each(|&t| sampler.accept(t));
@@ -310,15 +327,9 @@ impl Engine {
     }
 
     /// The start of a receipt, if one is asked for.
-    fn chain(&self, request: &Request) -> Result<Option<Chain>, RequestError> {
-        if !request.receipt {
-            return Ok(None);
-        }
-        let Some(model) = &self.options.model_sha256 else {
-            let expected = "false: the engine was not given the SHA-256 of its model";
-            return Err(RequestError::Option { name: "receipt", found: "true".into(), expected });
-        };
-        Ok(Some(Chain::start(model, &asked(request, &self.model, &self.options))))
+    fn chain(&self, request: &Request) -> Option<Chain> {
+        let model = self.options.model_sha256.filter(|_| request.receipt)?;
+        Some(Chain::start(&model, &asked(request, &self.model, &self.options)))
     }
 
     /// Forgets a request; its pages are free at once. Says whether it was there.
@@ -328,6 +339,11 @@ impl Engine {
             self.retire(a);
         }
         true
+    }
+
+    /// Frees the cached pages of a conversation that will not go on, as far as no other needs them. Returns how many.
+    pub fn forget(&mut self, tokens: &[u32], cache_salt: u64) -> usize {
+        self.arena.forget(tokens, cache_salt)
     }
 
     /// Gives a request's pages back; those that are full stay known to later prompts.

@@ -49,7 +49,7 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
     let cpu = load::cpu(model_args)?;
     let default = vec![load::pool(model_args)?.threads() as u16];
     let threads = if args.bench_threads.is_empty() { &default } else { &args.bench_threads };
-    let kv_type = KvType::from(model_args.kv_type);
+    let kv_type = model_args.kv_type();
     let model = Arc::new(load::model(model_args, &load::pool(model_args)?)?);
     let mut rows = Vec::new();
     for &threads in threads {

@@ -96,7 +96,7 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let model = Arc::new(load::model(model_args, &pool)?);
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
-    let engine = engine(&model, &pool, model_args.kv_type.into(), n_ctx, None)?;
+    let engine = engine(&model, &pool, model_args.kv_type(), n_ctx, None)?;
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(io::Error::other)?;

@@ -7,6 +7,7 @@ use starling::embed::Pooling;
 use starling::kernels::attention::KvType;
 
 use crate::sampling::SamplingArgs;
+use crate::serve::config::ServeArgs;
 
 /// Run language models (GGUF files) on this machine's CPU. The same model, prompt and seed give the same bytes on every
 /// instruction set, with any number of threads.
@@ -22,7 +23,7 @@ pub struct Cli {
 }
 
 /// Which model, and how it runs.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
     /// Model file (GGUF; of a split model any part); the bundled model if none is given
     #[arg(short, long, value_name = "FILE", global = true, env = "STARLING_MODEL")]
@@ -33,9 +34,16 @@ pub struct ModelArgs {
     /// Instruction set; by default the fastest this machine has
     #[arg(long, value_name = "NAME", global = true, env = "STARLING_ISA")]
     pub isa: Option<String>,
-    /// How keys and values are kept
-    #[arg(long, value_name = "TYPE", global = true, env = "STARLING_KV_TYPE", value_enum, default_value_t = KvChoice::F16)]
-    pub kv_type: KvChoice,
+    /// How keys and values are kept [default: f16]
+    #[arg(long, value_name = "TYPE", global = true, env = "STARLING_KV_TYPE", value_enum)]
+    pub kv_type: Option<KvChoice>,
+}
+
+impl ModelArgs {
+    /// How keys and values are kept.
+    pub fn kv_type(&self) -> KvType {
+        self.kv_type.unwrap_or(KvChoice::F16).into()
+    }
 }
 
 /// [`KvType`] on the command line.
@@ -66,6 +74,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Check that a model gave an answer, by its receipt (of `run --receipt`)
     Verify(VerifyArgs),
+    /// Serve the model over HTTP, in OpenAI's wire format
+    Serve(Box<ServeArgs>),
     /// Talk with the model in the terminal
     Chat(Box<ChatArgs>),
     /// Turn texts into vectors
@@ -350,7 +360,10 @@ pub struct QuantizeArgs {
 
 /// Options of `bench`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
+    #[command(subcommand)]
+    pub what: Option<BenchWhat>,
     /// Prompt tokens of the prefill test, several with commas; 0 for none
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
     pub prompt: Vec<usize>,
@@ -375,6 +388,71 @@ pub struct BenchArgs {
     /// Output format
     #[arg(short = 'o', long, value_enum, default_value_t = BenchOutput::Md)]
     pub output: BenchOutput,
+}
+
+/// What else `bench` measures.
+#[derive(Debug, Subcommand)]
+pub enum BenchWhat {
+    /// Put load on a server (any that speaks OpenAI's language) and measure how it bears it
+    Serve(BenchServeArgs),
+}
+
+/// Options of `bench serve`.
+#[derive(Debug, Args)]
+pub struct BenchServeArgs {
+    /// The server
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    pub url: String,
+    /// The model's name there [default: the first it names]
+    #[arg(long, value_name = "NAME")]
+    pub server_model: Option<String>,
+    /// Its key, if it wants one
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Option<String>,
+    /// Requests in all
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub requests: usize,
+    /// Requests at a time
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
+    pub concurrency: usize,
+    /// Requests a second instead, at random times
+    #[arg(long, value_name = "R", conflicts_with = "concurrency", value_parser = positive)]
+    pub rate: Option<f64>,
+    /// Tokens of a prompt
+    #[arg(short = 'p', long, value_name = "N", default_value_t = 128)]
+    pub prompt: usize,
+    /// Tokens of an answer
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 64)]
+    pub generate: usize,
+    /// Temperature
+    #[arg(long = "temp", value_name = "T", default_value_t = 0.0)]
+    pub temperature: f64,
+    /// Prompts are drawn from this many token ids
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub ids: u64,
+    /// The first of those
+    #[arg(long, value_name = "ID", default_value_t = 300)]
+    pub first_id: u64,
+    /// Seed of prompts and times
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// A request is in time if its first token comes within so many milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 2000.0)]
+    pub slo_ttft: f64,
+    /// ... and its tokens follow each other in so many, on average
+    #[arg(long, value_name = "MS", default_value_t = 200.0)]
+    pub slo_tpot: f64,
+    /// Output format
+    #[arg(short = 'o', long, value_enum, default_value_t = BenchOutput::Md)]
+    pub output: BenchOutput,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| (1..=1 << 16).contains(n)).ok_or_else(|| "expected a number from 1 to 65536".into())
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|x| *x > 0.0 && *x <= 1e6).ok_or_else(|| "expected a number above 0".into())
 }
 
 fn texts_of(text: &str) -> Result<(usize, usize), String> {

@@ -91,7 +91,7 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
         }
     };
     check(&model, &ids)?;
-    let forward = Forward { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type.into() };
+    let forward = Forward { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type() };
     let mut out = stdout().lock();
     let mut bytes = Vec::new();
     let first = if args.all { 0 } else { ids.len() - 1 };
@@ -149,7 +149,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
     let bar = ProgressBar::new(windows as u64);
     let style = ProgressStyle::with_template("{bar:32} {pos}/{len} windows, perplexity {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let forward = Forward { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type.into() };
+    let forward = Forward { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type() };
     let (mut sum, mut squares, mut n) = (0.0, 0.0, 0usize);
     for window in ids.chunks_exact(n_ctx).take(windows) {
         let mut window = window.to_vec();

@@ -5,6 +5,7 @@
 
 mod bandwidth;
 mod bench;
+mod bench_serve;
 mod chat;
 mod cli;
 mod embed;
@@ -18,6 +19,7 @@ mod pool;
 mod quantize;
 mod run;
 mod sampling;
+mod serve;
 mod tokens;
 mod verify;
 
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
         Command::Run(args) => run::run(&cli.model, args),
+        Command::Serve(args) => serve::run(&cli.model, args),
         Command::Chat(args) => chat::run(&cli.model, args),
         Command::Inspect(args) => inspect::run(&cli.model, args),
         Command::Tokenize(args) => tokens::tokenize(&cli.model, args),
@@ -58,7 +61,10 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Ok(stdout().write_all(&script)?)
         }
         Command::Embed(args) => embed::run(&cli.model, args),
-        Command::Bench(args) => bench::run(&cli.model, args),
+        Command::Bench(args) => match &args.what {
+            None => bench::run(&cli.model, args),
+            Some(cli::BenchWhat::Serve(args)) => bench_serve::run(args),
+        },
         Command::Verify(args) => verify::run(&cli.model, args),
     }
 }

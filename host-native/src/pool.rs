@@ -121,8 +121,13 @@ impl Drop for ThreadPool {
 
 /// Threads to use when none are asked for: physical cores, within the CPUs and the quota this process is allowed.
 pub fn default_threads() -> usize {
-    let allowed = thread::available_parallelism().map_or(1, NonZero::get); // cpuset, affinity and cgroup quota
-    physical_cores().map_or(allowed, |cores| allowed.min(cores)).clamp(1, MAX_THREADS)
+    let (allowed, cores) = cpus();
+    cores.map_or(allowed, |cores| allowed.min(cores)).clamp(1, MAX_THREADS)
+}
+
+/// CPUs that this process is allowed (cpuset, affinity and quota of its control group), and physical cores if known.
+pub fn cpus() -> (usize, Option<usize>) {
+    (thread::available_parallelism().map_or(1, NonZero::get), physical_cores())
 }
 
 /// Distinct cores among the online CPUs, on Linux.

@@ -35,7 +35,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     let request = request(&model, args)?;
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
     let model_sha256 = args.receipt.as_ref().map(|_| load::sha256(model_args)).transpose()?;
-    let mut engine = engine(&model, &pool, model_args.kv_type.into(), n_ctx, model_sha256)?;
+    let mut engine = engine(&model, &pool, model_args.kv_type(), n_ctx, model_sha256)?;
     engine.submit(request)?;
 
     let start = Instant::now();

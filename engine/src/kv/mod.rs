@@ -250,6 +250,23 @@ impl KvArena {
         }
     }
 
+    /// Frees the pages of a known prefix, from its end on, as far as no sequence holds them and no other prefix goes on
+    /// from them. Returns how many.
+    pub fn forget(&mut self, tokens: &[u32], salt: u64) -> usize {
+        let mut key = PageKey::first(&self.root, salt);
+        let mut path = Vec::new();
+        for content in tokens.chunks_exact(PAGE) {
+            key = key.then(content);
+            let Some(page) = self.tree.get(&key) else { break };
+            path.push(*page);
+        }
+        let n_free = self.free.len();
+        while let Some(page) = path.pop().filter(|page| self.uproot(*page)) {
+            self.free.push(page);
+        }
+        self.free.len() - n_free
+    }
+
     /// Ends a sequence. Its pages in the tree stay there until room is short.
     pub fn release(&mut self, mut seq: SeqPages) {
         self.truncate(&mut seq, 0);
@@ -331,18 +348,28 @@ impl KvArena {
 
     /// Takes the longest unused idle leaf out of the tree.
     fn evict(&mut self) -> Option<u32> {
-        let (_, page) = self.evictable.pop_first()?;
-        let node = self.pages[page as usize].node.take()?;
+        let (_, page) = *self.evictable.first()?;
+        self.evictions += u64::from(self.uproot(page));
+        Some(page)
+    }
+
+    /// Takes a page out of the tree, if it is an idle leaf; says whether it was.
+    fn uproot(&mut self, page: u32) -> bool {
+        let p = &mut self.pages[page as usize];
+        let last_used = p.node.as_ref().map_or(0, |n| n.last_used);
+        if !self.evictable.remove(&(last_used, page)) {
+            return false;
+        }
+        let Some(node) = p.node.take() else { return false };
         self.tree.remove(&node.key);
         self.n_idle -= 1;
-        self.evictions += 1;
         if let Some(parent) = node.parent {
             if let Some(n) = &mut self.pages[parent as usize].node {
                 n.children -= 1;
             }
             self.update_evictable(parent);
         }
-        Some(page)
+        true
     }
 
     /// Puts a held page into the tree.

@@ -149,7 +149,7 @@ proptest! {
     #[test]
     fn a_naive_account_agrees(
         n_pages in 1u32..24,
-        operations in prop::collection::vec((0u8..6, any::<u16>(), 1usize..70, 0u64..2), 1..80),
+        operations in prop::collection::vec((0u8..7, any::<u16>(), 1usize..70, 0u64..2), 1..80),
     ) {
         let mut m = Account { arena: arena(n_pages), live: Vec::new(), published: BTreeSet::new() };
         for (kind, a, n, salt) in operations {
@@ -169,6 +169,10 @@ proptest! {
                     let keep = n.min(live.tokens.len());
                     m.arena.truncate(&mut live.pages, keep);
                     live.tokens.truncate(keep);
+                }
+                6 => {
+                    let room = m.arena.n_free();
+                    prop_assert_eq!(m.arena.forget(&tokens, salt), m.arena.n_free() - room);
                 }
                 _ => {}
             }
@@ -266,6 +270,18 @@ fn pages_move_between_arenas_of_the_same_model_only() {
     assert_eq!(small.import_page(&second), Err(PageError::NoCapacity));
     assert!(small.export_page(parent).is_some());
     assert_eq!(small.export_page(9), None);
+}
+
+#[test]
+fn a_forgotten_prefix_goes_from_its_end_as_far_as_nobody_needs_it() {
+    let (mut a, pages) = with_pages(2);
+    let held = a.acquire(&TOKENS[..20], 0);
+    assert_eq!(held.pages, pages[..1]);
+    assert_eq!(a.forget(&TOKENS, 1), 0);
+    assert_eq!(a.forget(&TOKENS, 0), 1);
+    assert_eq!(a.forget(&TOKENS, 0), 0);
+    a.release(held);
+    assert_eq!((a.forget(&TOKENS, 0), a.n_free(), a.stats().evictions), (1, 4, 0));
 }
 
 #[test]

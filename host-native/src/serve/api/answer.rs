@@ -1,0 +1,136 @@
+//! What the updates of a request add up to.
+
+use serde::Serialize;
+use starling::engine::FinishReason;
+use starling::receipt::Receipt;
+use starling::tokenizer::Tokenizer;
+use utoipa::ToSchema;
+
+use super::super::queue::Update;
+use super::error::ApiError;
+use super::sse::engine_failed;
+use super::submit::Updates;
+
+/// One answer.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// Its text.
+    pub text: String,
+    /// Its tokens, without the one that ended it.
+    pub tokens: Vec<Pick>,
+    /// Why it ended.
+    pub finish: Option<FinishReason>,
+    /// Tokens picked, the one that ended it included.
+    pub n_tokens: usize,
+    /// Tokens of the prompt found in the cache.
+    pub n_cached: usize,
+    /// If asked for.
+    pub receipt: Option<Box<Receipt>>,
+}
+
+/// A token, and what was asked for about it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pick {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// The most probable tokens, with theirs.
+    pub top: Vec<(u32, f32)>,
+}
+
+impl Answer {
+    /// Takes an update; the token that ends an answer waits for the next, which says so.
+    pub fn take(&mut self, update: Update) {
+        match update {
+            Update::Prefilled { n_cached } => self.n_cached = n_cached,
+            Update::Token { token, text, logprob, top } => {
+                self.tokens.push(Pick { token, logprob, top });
+                self.text.push_str(&text);
+            }
+            Update::Done { text, reason, n_tokens, receipt } => {
+                if matches!(reason, FinishReason::StopToken(_)) {
+                    self.tokens.pop();
+                }
+                self.text.push_str(&text);
+                self.finish = Some(reason);
+                self.n_tokens = n_tokens;
+                self.receipt = receipt;
+            }
+            Update::Started | Update::Vector { .. } | Update::Failed(_) => {}
+        }
+    }
+
+    /// Why it ended, as OpenAI names it.
+    pub fn finish_name(&self) -> &'static str {
+        self.finish.map_or("length", FinishReason::name)
+    }
+}
+
+/// The model's numbers are not finite for this prompt.
+pub fn not_finite() -> ApiError {
+    ApiError::internal("the model's numbers are not finite with this prompt: a fault of its weights").code("not_finite")
+}
+
+/// Waits for all of `n` answers.
+///
+/// # Errors
+/// If one fails; the others are given up.
+pub async fn collect(mut updates: Updates, n: usize) -> Result<Vec<Answer>, ApiError> {
+    let mut answers: Vec<Answer> = (0..n).map(|_| Answer::default()).collect();
+    let mut left = n;
+    while left > 0 {
+        let (index, update) = updates.recv().await.ok_or_else(engine_failed)?;
+        match &update {
+            Update::Failed(failed) => return Err(failed.clone().into()),
+            Update::Done { reason: FinishReason::NotFinite, .. } => return Err(not_finite()),
+            Update::Done { .. } => left -= 1,
+            _ => {}
+        }
+        if let Some(answer) = answers.get_mut(index) {
+            answer.take(update);
+        }
+    }
+    Ok(answers)
+}
+
+/// Numbers of tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Usage {
+    /// Tokens of the prompts.
+    pub prompt_tokens: usize,
+    /// Tokens of the answers, those that end them included.
+    pub completion_tokens: usize,
+    /// Both.
+    pub total_tokens: usize,
+    /// More about the prompts.
+    pub prompt_tokens_details: PromptDetails,
+}
+
+/// More about the tokens of prompts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct PromptDetails {
+    /// How many were found in the prefix cache.
+    pub cached_tokens: usize,
+}
+
+impl Usage {
+    /// Of prompts of `prompt_tokens` tokens, `n` answers each. A prompt counts once, with what the first of its answers
+    /// found in the cache.
+    pub fn new<'a>(prompt_tokens: usize, n: usize, answers: impl IntoIterator<Item = &'a Answer>) -> Usage {
+        let mut usage = Usage { prompt_tokens, ..Usage::default() };
+        for (i, answer) in answers.into_iter().enumerate() {
+            usage.completion_tokens += answer.n_tokens;
+            if i % n.max(1) == 0 {
+                usage.prompt_tokens_details.cached_tokens += answer.n_cached;
+            }
+        }
+        usage.total_tokens = prompt_tokens + usage.completion_tokens;
+        usage
+    }
+}
+
+/// A token as text; where its bytes are not, with replacement characters.
+pub fn piece(tokenizer: &Tokenizer, token: u32) -> String {
+    String::from_utf8_lossy(tokenizer.piece(token).unwrap_or_default()).into_owned()
+}

@@ -1,0 +1,455 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use starling::chat::Json;
+use starling::receipt::Receipt;
+use starling::tokenizer::Tokenizer;
+use utoipa::ToSchema;
+
+use super::super::queue::Update;
+use super::super::state::{App, Caller, fresh_name, unix_now};
+use super::answer::{Answer, Pick, Usage, collect, not_finite, piece};
+use super::body::{Body, Read, parse};
+use super::error::{ApiError, ErrorBody, json};
+use super::messages::{checked, render};
+use super::options::{Logprobs, MAX_TOP, Name, Options, shared};
+use super::sse::{Events, Writer, stream};
+use super::submit::submit;
+
+/// A conversation to be continued.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct ChatCompletionRequest {
+    /// Options of the answer.
+    #[serde(flatten)]
+    pub options: Options,
+    /// The conversation itself.
+    #[serde(flatten)]
+    pub chat: Chat,
+}
+
+/// A conversation, and what is special to it.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct Chat {
+    /// Messages with `role` and `content`.
+    #[schema(value_type = Vec<Object>, min_items = 1)]
+    pub messages: Vec<Json>,
+    /// Whether the answer has log-probabilities.
+    pub logprobs: Option<bool>,
+    /// Of how many alternatives for each token.
+    #[schema(minimum = 0, maximum = 20)]
+    pub top_logprobs: Option<u32>,
+    /// More variables for the chat template, by name.
+    #[schema(value_type = Option<Object>)]
+    pub chat_template_kwargs: Option<Json>,
+    /// Tools are not supported: only an empty list.
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub tools: Option<Json>,
+    /// Only `text` is supported.
+    #[schema(value_type = Option<Object>)]
+    pub response_format: Option<Json>,
+}
+
+impl Read for ChatCompletionRequest {
+    fn read(json: &[u8]) -> Result<Self, ApiError> {
+        Ok(ChatCompletionRequest { options: parse(json)?, chat: parse(json)? })
+    }
+}
+
+/// An answer to a conversation.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ChatCompletion {
+    /// Its name.
+    pub id: String,
+    /// `chat.completion`.
+    pub object: &'static str,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The model's name.
+    pub model: String,
+    /// The answers.
+    pub choices: Vec<ChatChoice>,
+    /// Numbers of tokens.
+    pub usage: Usage,
+    /// Which model, engine and numbers answered.
+    pub system_fingerprint: String,
+    /// The seed in effect.
+    pub seed: u64,
+    /// The session, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session_id: Option<String>,
+}
+
+/// One answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ChatChoice {
+    /// Which of several.
+    pub index: usize,
+    /// What the model says.
+    pub message: Message,
+    /// Log-probabilities, if asked for.
+    pub logprobs: Option<ChatLogprobs>,
+    /// `stop` or `length`.
+    pub finish_reason: &'static str,
+    /// If asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub receipt: Option<Box<Receipt>>,
+}
+
+/// What the model says.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Message {
+    /// `assistant`.
+    pub role: &'static str,
+    /// The text.
+    pub content: String,
+    /// Always nothing: this server refuses nothing for its content.
+    pub refusal: Option<String>,
+}
+
+/// Log-probabilities of an answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ChatLogprobs {
+    /// Of each token.
+    pub content: Vec<TokenLogprob>,
+}
+
+/// A token with its log-probability and those of others.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct TokenLogprob {
+    /// The token as text.
+    pub token: String,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// The most probable tokens.
+    pub top_logprobs: Vec<Alternative>,
+}
+
+/// A token that might have been.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Alternative {
+    /// The token as text.
+    pub token: String,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// A piece of an answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ChatChunk {
+    /// The answer's name.
+    #[schema(value_type = String)]
+    pub id: Name,
+    /// `chat.completion.chunk`.
+    pub object: &'static str,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The model's name.
+    #[schema(value_type = String)]
+    pub model: Name,
+    /// What is new.
+    pub choices: Vec<ChatDelta>,
+    /// Numbers of tokens: in the last piece, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Usage>)]
+    pub usage: Option<Option<Usage>>,
+    /// Which model, engine and numbers answer.
+    #[schema(value_type = String)]
+    pub system_fingerprint: Name,
+    /// The seed in effect.
+    pub seed: u64,
+    /// The session, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub session_id: Option<Name>,
+}
+
+/// What is new in an answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ChatDelta {
+    /// Which of several.
+    pub index: usize,
+    /// What is new.
+    pub delta: Delta,
+    /// Log-probabilities of new tokens, if asked for.
+    pub logprobs: Option<ChatLogprobs>,
+    /// Why the answer ended, in its last piece.
+    pub finish_reason: Option<&'static str>,
+    /// If asked for, in its last piece.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub receipt: Option<Box<Receipt>>,
+}
+
+/// New text.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub struct Delta {
+    /// In the first piece.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<&'static str>,
+    /// The text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+}
+
+/// Answers a conversation.
+///
+/// # Errors
+/// What is wrong with the request, or with the server now.
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatCompletionRequest, responses(
+    (status = 200, description = "The answer; with `stream` as server-sent events of `ChatChunk`", content(
+        (ChatCompletion = "application/json"), (ChatChunk = "text/event-stream"),
+    )),
+    (status = "4XX", description = "The request is wrong, or too many wait", body = ErrorBody),
+    (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
+))]
+pub async fn chat_completions(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Body(body): Body<ChatCompletionRequest>,
+) -> Result<Response, ApiError> {
+    let ChatCompletionRequest { options, chat } = body;
+    options.check_model(&app)?;
+    let logprobs = chat.logprobs()?;
+    chat.check_unsupported()?;
+    let (n, flow) = (options.count(&app)?, options.flow(&caller)?);
+    let session = options.session(&caller)?.map(str::to_string);
+    let variables = chat.variables()?;
+    let tokens = render(&app, checked(chat.messages)?, variables).await?;
+    let (n_prompt, seed) = (tokens.len(), options.effective_seed(&app));
+    let request = options.request(&app, &caller, tokens, (logprobs, seed, None), "messages")?;
+    let conversation = session.as_deref().map(|name| (Arc::from(name), request.cache_salt, request.tokens.clone()));
+    let updates = submit(&app, &caller, &flow, vec![request], n)?;
+    let note = Note { app: Arc::clone(&app), caller, conversation };
+    let (id, created) = (fresh_name("chatcmpl-"), unix_now());
+    if options.streams() {
+        let writer = ChatWriter {
+            model: shared(&app.model_name),
+            fingerprint: shared(&app.fingerprint),
+            app,
+            id: shared(&id),
+            created,
+            seed,
+            session: session.as_deref().map(shared),
+            n_prompt,
+            answers: (0..n).map(|_| Answer::default()).collect(),
+            pending: (0..n).map(|_| None).collect(),
+            logprobs: logprobs.wanted,
+            usage: options.includes_usage(),
+            note,
+        };
+        return stream(updates, writer).await;
+    }
+    let answers = collect(updates, n).await?;
+    let usage = Usage::new(n_prompt, n, &answers);
+    note.answered(&answers[0]);
+    let tokenizer = &app.model.tokenizer;
+    let choice = |(index, answer): (usize, Answer)| ChatChoice {
+        index,
+        logprobs: logprobs.wanted.then(|| ChatLogprobs::of(tokenizer, &answer.tokens)),
+        finish_reason: answer.finish_name(),
+        message: Message { role: "assistant", content: answer.text, refusal: None },
+        receipt: answer.receipt,
+    };
+    Ok(json(
+        StatusCode::OK,
+        &ChatCompletion {
+            id,
+            object: "chat.completion",
+            created,
+            model: app.model_name.clone(),
+            choices: answers.into_iter().enumerate().map(choice).collect(),
+            usage,
+            system_fingerprint: app.fingerprint.clone(),
+            seed,
+            session_id: session,
+        },
+    ))
+}
+
+impl Chat {
+    fn logprobs(&self) -> Result<Logprobs, ApiError> {
+        let (wanted, top) = (self.logprobs == Some(true), self.top_logprobs.unwrap_or(0));
+        if top > MAX_TOP {
+            let message = format!("top_logprobs is {top}, expected a number from 0 to {MAX_TOP}");
+            return Err(ApiError::param("top_logprobs", message));
+        }
+        if top > 0 && !wanted {
+            return Err(ApiError::param("top_logprobs", "top_logprobs is given, expected logprobs to be true then"));
+        }
+        Ok(Logprobs { wanted, top })
+    }
+
+    fn check_unsupported(&self) -> Result<(), ApiError> {
+        match &self.tools {
+            None | Some(Json::Null) => {}
+            Some(Json::Array(tools)) if tools.is_empty() => {}
+            Some(_) => return Err(ApiError::unsupported("tools", "this server does not support tools")),
+        }
+        let Some(Json::Object(format)) = &self.response_format else { return Ok(()) };
+        let kind = format.iter().find(|(name, _)| name == "type").map(|(_, value)| value);
+        match kind {
+            Some(Json::Str(kind)) if kind == "text" => Ok(()),
+            _ => Err(ApiError::unsupported("response_format", "this server supports only the response format `text`")),
+        }
+    }
+
+    fn variables(&self) -> Result<Vec<(String, Json)>, ApiError> {
+        match &self.chat_template_kwargs {
+            None | Some(Json::Null) => Ok(Vec::new()),
+            Some(Json::Object(variables)) => Ok(variables.clone()),
+            Some(_) => Err(ApiError::param("chat_template_kwargs", "chat_template_kwargs is not an object")),
+        }
+    }
+}
+
+impl ChatLogprobs {
+    fn of(tokenizer: &Tokenizer, picks: &[Pick]) -> ChatLogprobs {
+        let bytes = |token| tokenizer.piece(token).unwrap_or_default().to_vec();
+        let alternative = |(token, logprob): &(u32, f32)| Alternative {
+            token: piece(tokenizer, *token),
+            logprob: *logprob,
+            bytes: bytes(*token),
+        };
+        let of = |pick: &Pick| TokenLogprob {
+            token: piece(tokenizer, pick.token),
+            logprob: pick.logprob,
+            bytes: bytes(pick.token),
+            top_logprobs: pick.top.iter().map(alternative).collect(),
+        };
+        ChatLogprobs { content: picks.iter().map(of).collect() }
+    }
+}
+
+/// Remembers what a conversation of a session has in the cache, so that it is freed when the session ends.
+struct Note {
+    app: Arc<App>,
+    caller: Caller,
+    conversation: Option<(Arc<str>, u64, Vec<u32>)>,
+}
+
+impl Note {
+    fn answered(self, answer: &Answer) {
+        let Some((name, salt, mut tokens)) = self.conversation else { return };
+        tokens.extend(answer.tokens.iter().map(|pick| pick.token));
+        let now = std::time::Instant::now();
+        self.app.queue.forget(self.app.sessions.note(&self.caller.tenant.name, &name, salt, tokens, now));
+    }
+}
+
+/// Writes the answers to a conversation as pieces.
+struct ChatWriter {
+    app: Arc<App>,
+    id: Name,
+    created: u64,
+    model: Name,
+    fingerprint: Name,
+    seed: u64,
+    session: Option<Name>,
+    n_prompt: usize,
+    answers: Vec<Answer>,
+    /// Text and log-probabilities of a token, held until it is known not to be the one that ends the answer.
+    pending: Vec<Option<(String, Pick)>>,
+    logprobs: bool,
+    usage: bool,
+    note: Note,
+}
+
+impl ChatWriter {
+    fn chunk(&self, choices: Vec<ChatDelta>, usage: Option<Usage>) -> ChatChunk {
+        ChatChunk {
+            id: self.id.clone(),
+            object: "chat.completion.chunk",
+            created: self.created,
+            model: self.model.clone(),
+            choices,
+            usage: self.usage.then_some(usage),
+            system_fingerprint: self.fingerprint.clone(),
+            seed: self.seed,
+            session_id: self.session.clone(),
+        }
+    }
+
+    fn piece(&self, index: usize, text: String, picks: &[Pick]) -> ChatChunk {
+        let logprobs = self.logprobs.then(|| ChatLogprobs::of(&self.app.model.tokenizer, picks));
+        let delta = Delta { role: None, content: Some(text) };
+        self.chunk(vec![ChatDelta { index, delta, logprobs, finish_reason: None, receipt: None }], None)
+    }
+
+    /// Sends the token held back, if it says anything.
+    fn flush(&mut self, index: usize, events: &mut Events) {
+        if let Some((text, pick)) = self.pending[index].take()
+            && (self.logprobs || !text.is_empty())
+        {
+            events.json(&self.piece(index, text, &[pick]));
+        }
+    }
+}
+
+impl Writer for ChatWriter {
+    fn update(&mut self, index: usize, update: Update, events: &mut Events) -> bool {
+        match &update {
+            Update::Started => {
+                let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
+                let first = ChatDelta { index, delta, logprobs: None, finish_reason: None, receipt: None };
+                events.json(&self.chunk(vec![first], None));
+            }
+            Update::Token { token, text, logprob, top } => {
+                self.flush(index, events);
+                let pick = Pick { token: *token, logprob: *logprob, top: top.clone() };
+                // only log-probabilities need to know whether a token is the last
+                if self.logprobs {
+                    self.pending[index] = Some((text.clone(), pick));
+                } else if !text.is_empty() {
+                    events.json(&self.piece(index, text.clone(), &[]));
+                }
+            }
+            Update::Done { reason: starling::engine::FinishReason::NotFinite, .. } => {
+                self.failed(&not_finite(), events);
+                return true;
+            }
+            Update::Done { text, reason, .. } => {
+                if matches!(reason, starling::engine::FinishReason::StopToken(_)) {
+                    self.pending[index] = None;
+                }
+                self.flush(index, events);
+                if !text.is_empty() {
+                    events.json(&self.piece(index, text.clone(), &[]));
+                }
+            }
+            _ => {}
+        }
+        let is_done = matches!(update, Update::Done { .. });
+        self.answers[index].take(update);
+        if !is_done {
+            return false;
+        }
+        let (finish_reason, receipt) = (self.answers[index].finish_name(), self.answers[index].receipt.take());
+        let finish_reason = Some(finish_reason);
+        let last = ChatDelta { index, delta: Delta::default(), logprobs: None, finish_reason, receipt };
+        events.json(&self.chunk(vec![last], None));
+        if self.answers.iter().any(|a| a.finish.is_none()) {
+            return false;
+        }
+        if self.usage {
+            let usage = Usage::new(self.n_prompt, self.answers.len(), &self.answers);
+            events.json(&self.chunk(Vec::new(), Some(usage)));
+        }
+        events.done();
+        if self.note.conversation.is_some() {
+            let conversation = self.note.conversation.take();
+            let note = Note { app: Arc::clone(&self.app), caller: self.note.caller.clone(), conversation };
+            note.answered(&self.answers[0]);
+        }
+        true
+    }
+}

@@ -1,0 +1,160 @@
+//! `POST /execute`: the protocol by which an orchestrator gives a worker jobs.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use starling::engine::FinishReason;
+use starling::tokenizer::EncodeOptions;
+use utoipa::ToSchema;
+
+use super::super::queue::Update;
+use super::super::state::{App, Caller};
+use super::answer::not_finite;
+use super::body::{Body, Read, parse};
+use super::error::{ApiError, ErrorBody};
+use super::messages::beside;
+use super::options::{Logprobs, Options};
+use super::sse::{Events, Writer, stream};
+use super::submit::submit;
+
+/// A job.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct ExecuteRequest {
+    /// Options of the answer.
+    #[serde(flatten)]
+    pub options: Options,
+    /// The job itself.
+    #[serde(flatten)]
+    pub job: Execute,
+}
+
+/// A job by name.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct Execute {
+    /// Its name.
+    pub job_id: String,
+    /// The text to continue.
+    pub prompt: String,
+}
+
+impl Read for ExecuteRequest {
+    fn read(json: &[u8]) -> Result<Self, ApiError> {
+        Ok(ExecuteRequest { options: parse(json)?, job: parse(json)? })
+    }
+}
+
+#[derive(Serialize)]
+struct Started<'a> {
+    job_id: &'a str,
+    model: &'a str,
+    seed: u64,
+}
+
+/// Text and number of a token.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ExecuteToken {
+    /// Text that is certain now.
+    pub t: String,
+    /// Which token of the answer.
+    pub i: usize,
+}
+
+#[derive(Serialize)]
+struct End {
+    tokens_out: usize,
+    decode_time_ms: u64,
+    stop_reason: &'static str,
+    stop_sequence_matched: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Failure<'a> {
+    job_id: &'a str,
+    code: &'a str,
+    message: &'a str,
+}
+
+/// Runs a job.
+///
+/// # Errors
+/// What is wrong with the request, or with the server now.
+#[utoipa::path(post, path = "/execute", tag = "Starling", request_body = ExecuteRequest, responses(
+    (status = 200, description = "Server-sent events: `started`, `token` for each token, `end` or `error`", content(
+        (ExecuteToken = "text/event-stream"),
+    )),
+    (status = "4XX", description = "The request is wrong, or too many wait", body = ErrorBody),
+    (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
+))]
+pub async fn execute(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Body(body): Body<ExecuteRequest>,
+) -> Result<Response, ApiError> {
+    let ExecuteRequest { options, job } = body;
+    options.check_model(&app)?;
+    let (flow, seed) = (options.flow(&caller)?, options.effective_seed(&app));
+    let special = EncodeOptions { add_special: true, parse_special: false };
+    let (model, prompt) = (Arc::clone(&app.model), job.prompt);
+    let tokens = beside(prompt.len(), move || Ok(model.tokenizer.encode(&prompt, special))).await?;
+    let request = options.request(&app, &caller, tokens, (Logprobs::default(), seed, None), "prompt")?;
+    let stops = request.stop.clone();
+    let updates = submit(&app, &caller, &flow, vec![request], 1)?;
+    stream(updates, ExecuteWriter { app, job_id: job.job_id, seed, stops, first: None, n: 0 }).await
+}
+
+struct ExecuteWriter {
+    app: Arc<App>,
+    job_id: String,
+    seed: u64,
+    stops: Vec<String>,
+    /// When the first token came.
+    first: Option<Instant>,
+    n: usize,
+}
+
+impl Writer for ExecuteWriter {
+    fn update(&mut self, _: usize, update: Update, events: &mut Events) -> bool {
+        match update {
+            Update::Started => {
+                let (job_id, model) = (self.job_id.as_str(), self.app.model_name.as_str());
+                events.named("started", &Started { job_id, model, seed: self.seed });
+            }
+            Update::Token { text, .. } => {
+                self.first.get_or_insert_with(Instant::now);
+                events.named("token", &ExecuteToken { t: text, i: self.n });
+                self.n += 1;
+            }
+            Update::Done { reason: FinishReason::NotFinite, .. } => {
+                self.failed(&not_finite(), events);
+                return true;
+            }
+            Update::Done { text, reason, n_tokens, .. } => {
+                if !text.is_empty() {
+                    events.named("token", &ExecuteToken { t: text, i: self.n });
+                }
+                let stop_reason = match reason {
+                    FinishReason::StopToken(_) => "eos",
+                    FinishReason::StopString(_) => "stop_sequence",
+                    FinishReason::Length | FinishReason::NotFinite => "max_tokens",
+                };
+                let stop_sequence_matched = match reason {
+                    FinishReason::StopString(i) => self.stops.get(i).cloned(),
+                    _ => None,
+                };
+                let decode_time_ms = self.first.map_or(0, |at| at.elapsed().as_millis() as u64);
+                events.named("end", &End { tokens_out: n_tokens, decode_time_ms, stop_reason, stop_sequence_matched });
+                return true;
+            }
+            _ => {}
+        }
+        false
+    }
+
+    fn failed(&mut self, error: &ApiError, events: &mut Events) {
+        let (code, message) = (error.code.unwrap_or(error.kind), error.message.as_str());
+        events.named("error", &Failure { job_id: &self.job_id, code, message });
+    }
+}

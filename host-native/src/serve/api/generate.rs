@@ -1,0 +1,297 @@
+//! `POST /v1/generate`: a prompt or a conversation, with or without a session. A session remembers what was said, so
+//! that a later request brings only what is new.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use starling::chat::Json;
+use starling::engine::FinishReason;
+use starling::receipt::Receipt;
+use starling::tokenizer::EncodeOptions;
+use utoipa::ToSchema;
+
+use super::super::queue::{Forget, Update};
+use super::super::sessions::{History, Turn};
+use super::super::state::{App, Caller, fresh_name};
+use super::answer::{Answer, Usage, collect, not_finite};
+use super::body::{Body, Read, parse};
+use super::error::{ApiError, ErrorBody, json};
+use super::messages::{beside, checked, render};
+use super::options::{Logprobs, Name, Options, check_model, shared};
+use super::sse::{Events, Writer, stream};
+use super::submit::submit;
+use crate::read_whole;
+
+/// A prompt or messages to be continued.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct GenerateRequest {
+    /// Options of the answer; `session_id` opens or continues a session.
+    #[serde(flatten)]
+    pub options: Options,
+    /// The prompt itself.
+    #[serde(flatten)]
+    pub generate: Generate,
+}
+
+/// A prompt or messages.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct Generate {
+    /// A text. In a session it goes on where the last answer ended.
+    pub prompt: Option<String>,
+    /// Messages. In a session they follow those before.
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub messages: Option<Vec<Json>>,
+    /// Whether to open a session of a new name, which the answer tells.
+    pub open_session: Option<bool>,
+    /// Whether names of control tokens in the prompt stand for those tokens.
+    pub parse_special: Option<bool>,
+}
+
+impl Read for GenerateRequest {
+    fn read(json: &[u8]) -> Result<Self, ApiError> {
+        Ok(GenerateRequest { options: parse(json)?, generate: parse(json)? })
+    }
+}
+
+/// An answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct GenerateResponse {
+    /// Its name.
+    #[schema(value_type = String)]
+    pub id: Name,
+    /// The text.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// `stop` or `length`.
+    pub finish_reason: &'static str,
+    /// Numbers of tokens.
+    pub usage: Usage,
+    /// The seed in effect.
+    pub seed: u64,
+    /// Which model, engine and numbers answered.
+    #[schema(value_type = String)]
+    pub system_fingerprint: Name,
+    /// The session, if there is one.
+    #[schema(value_type = Option<String>)]
+    pub session_id: Option<Name>,
+    /// If asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub receipt: Option<Box<Receipt>>,
+}
+
+/// A token of an answer, as an event `token`; an event `end` with a [`GenerateResponse`] follows the last.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct GenerateToken {
+    /// Text that is certain now.
+    pub text: String,
+    /// The token.
+    pub token: u32,
+    /// Which of the answer.
+    pub index: usize,
+}
+
+/// A session to be closed.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct CloseRequest {
+    /// Its name.
+    pub session_id: String,
+}
+
+read_whole!(CloseRequest);
+
+/// That a session was closed.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CloseResponse {
+    /// Its name.
+    pub session_id: String,
+    /// Always true.
+    pub closed: bool,
+}
+
+/// Continues a prompt or a conversation.
+///
+/// # Errors
+/// What is wrong with the request, or with the server now.
+#[utoipa::path(post, path = "/v1/generate", tag = "Starling", request_body = GenerateRequest, responses(
+    (status = 200, description = "The answer; with `stream` as server-sent events `token`, and `end` with the whole", content(
+        (GenerateResponse = "application/json"), (GenerateToken = "text/event-stream"),
+    )),
+    (status = "4XX", description = "The request is wrong, or too many wait", body = ErrorBody),
+    (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
+))]
+pub async fn generate(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Body(body): Body<GenerateRequest>,
+) -> Result<Response, ApiError> {
+    let GenerateRequest { mut options, generate } = body;
+    check_model(&app, options.model.as_deref())?;
+    if options.n.is_some_and(|n| n != 1) {
+        return Err(ApiError::param("n", "n is more than 1, expected one answer; /v1/completions gives several"));
+    }
+    if generate.open_session == Some(true) && options.session_id.is_none() {
+        options.session_id = Some(fresh_name("session-"));
+    }
+    let name = options.session(&caller)?.map(shared);
+    let salt = app.salt(&caller.tenant.name, options.cache_salt.as_deref());
+    let turn = name.as_ref().map(|name| app.sessions.begin(&caller.tenant.name, &name.0, salt, Instant::now()));
+    let mut turn = match turn.transpose()? {
+        Some((turn, out)) => {
+            app.queue.forget(out);
+            Some(turn)
+        }
+        None => None,
+    };
+    let (tokens, history) = prompt(&app, generate, turn.as_mut()).await?;
+    let (n_prompt, seed, flow) = (tokens.len(), options.effective_seed(&app), options.flow(&caller)?);
+    let request = options.request(&app, &caller, tokens, (Logprobs::default(), seed, None), "prompt")?;
+    let tokens = turn.is_some().then(|| request.tokens.clone()).unwrap_or_default();
+    let updates = submit(&app, &caller, &flow, vec![request], 1)?;
+    let ending = Ending {
+        turn: turn.map(|turn| (turn, tokens, history)),
+        response: GenerateResponse {
+            id: shared(&fresh_name("gen-")),
+            text: String::new(),
+            tokens: Vec::new(),
+            finish_reason: "length",
+            usage: Usage::default(),
+            seed,
+            system_fingerprint: shared(&app.fingerprint),
+            session_id: name,
+            receipt: None,
+        },
+        n_prompt,
+    };
+    if options.streams() {
+        return stream(updates, GenerateWriter { answer: Answer::default(), ending: Some(ending) }).await;
+    }
+    let answer = collect(updates, 1).await?.remove(0);
+    Ok(json(StatusCode::OK, &ending.end(answer)))
+}
+
+/// The tokens to continue, and the conversation so far if it is one of messages.
+async fn prompt(
+    app: &Arc<App>,
+    generate: Generate,
+    turn: Option<&mut Turn>,
+) -> Result<(Vec<u32>, Option<Vec<Json>>), ApiError> {
+    let (mut before, history) = match turn {
+        Some(turn) => (std::mem::take(&mut turn.tokens), std::mem::take(&mut turn.history)),
+        None => (Vec::new(), History::None),
+    };
+    if history == History::None {
+        // of requests that brought everything themselves
+        before.clear();
+    }
+    let mixed = |now: &str, before: &str| {
+        let message = format!("{now} is given, but this session was begun with {before}");
+        Err(ApiError::param(now, message))
+    };
+    match (generate.prompt, generate.messages, history) {
+        (Some(_), Some(_), _) | (None, None, _) => Err(ApiError::param("prompt", "expected either prompt or messages")),
+        (Some(_), None, History::Messages(_)) => mixed("prompt", "messages"),
+        (None, Some(_), History::Text) => mixed("messages", "a prompt"),
+        (Some(text), None, _) => {
+            let options =
+                EncodeOptions { add_special: before.is_empty(), parse_special: generate.parse_special == Some(true) };
+            let model = Arc::clone(&app.model);
+            let new = beside(text.len(), move || Ok(model.tokenizer.encode(&text, options))).await?;
+            before.extend(new);
+            Ok((before, None))
+        }
+        (None, Some(messages), history) => {
+            let mut all = if let History::Messages(messages) = history { messages } else { Vec::new() };
+            all.extend(checked(messages)?);
+            let tokens = render(app, all.clone(), Vec::new()).await?;
+            Ok((tokens, Some(all)))
+        }
+    }
+}
+
+/// What is left to do when the answer is complete.
+struct Ending {
+    /// The session, the tokens of the prompt, and the messages if it is a conversation.
+    turn: Option<(Turn, Vec<u32>, Option<Vec<Json>>)>,
+    response: GenerateResponse,
+    n_prompt: usize,
+}
+
+impl Ending {
+    fn end(self, answer: Answer) -> GenerateResponse {
+        let usage = Usage::new(self.n_prompt, 1, [&answer]);
+        let finish_reason = answer.finish_name();
+        let tokens: Vec<u32> = answer.tokens.iter().map(|pick| pick.token).collect();
+        if let Some((turn, mut all, messages)) = self.turn {
+            all.extend(&tokens);
+            let history = match messages {
+                Some(mut messages) => {
+                    messages.push(Json::message("assistant", &answer.text));
+                    History::Messages(messages)
+                }
+                None => History::Text,
+            };
+            turn.end(all, history);
+        }
+        let (text, receipt) = (answer.text, answer.receipt);
+        GenerateResponse { text, tokens, finish_reason, usage, receipt, ..self.response }
+    }
+}
+
+struct GenerateWriter {
+    answer: Answer,
+    ending: Option<Ending>,
+}
+
+impl Writer for GenerateWriter {
+    fn update(&mut self, _: usize, update: Update, events: &mut Events) -> bool {
+        match &update {
+            Update::Token { text, token, .. } => {
+                let index = self.answer.tokens.len();
+                events.named("token", &GenerateToken { text: text.clone(), token: *token, index });
+            }
+            Update::Done { reason: FinishReason::NotFinite, .. } => {
+                self.failed(&not_finite(), events);
+                return true;
+            }
+            _ => {}
+        }
+        let is_done = matches!(update, Update::Done { .. });
+        self.answer.take(update);
+        if let (true, Some(ending)) = (is_done, self.ending.take_if(|_| is_done)) {
+            events.named("end", &ending.end(std::mem::take(&mut self.answer)));
+        }
+        is_done
+    }
+
+    fn failed(&mut self, error: &ApiError, events: &mut Events) {
+        events.named("error", &error.body());
+    }
+}
+
+/// Closes a session: what only it has in the cache is freed.
+///
+/// # Errors
+/// If there is none of that name.
+#[utoipa::path(post, path = "/v1/session/close", tag = "Starling", request_body = CloseRequest, responses(
+    (status = 200, description = "It is closed", body = CloseResponse),
+    (status = "4XX", description = "No such session", body = ErrorBody),
+))]
+pub async fn close_session(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Body(body): Body<CloseRequest>,
+) -> Result<Response, ApiError> {
+    let Some(left) = app.sessions.close(&caller.tenant.name, &shared(&body.session_id).0) else {
+        let error = ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", "there is no such session");
+        return Err(ApiError { param: Some("session_id".into()), ..error }.code("session_not_found"));
+    };
+    let left: Option<Forget> = left;
+    app.queue.forget(left);
+    Ok(json(StatusCode::OK, &CloseResponse { session_id: body.session_id, closed: true }))
+}

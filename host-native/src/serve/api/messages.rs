@@ -1,0 +1,125 @@
+//! Messages of a conversation: checked, then rendered by the model's template.
+
+use std::sync::Arc;
+
+use starling::chat::{ChatRequest, Json, Now};
+
+use super::super::state::{App, unix_now};
+use super::error::ApiError;
+
+/// Roles that templates know.
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+/// Texts longer than this are prepared beside the threads that serve connections.
+const LONG: usize = 16 << 10;
+
+/// Checks the form of messages; parts of text become one text.
+///
+/// # Errors
+/// The first message that is wrong.
+pub fn checked(messages: Vec<Json>) -> Result<Vec<Json>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::param("messages", "messages is empty, expected at least one message"));
+    }
+    messages.into_iter().enumerate().map(|(i, message)| one(i, message)).collect()
+}
+
+fn one(i: usize, message: Json) -> Result<Json, ApiError> {
+    let at = |field: &str, what: String| {
+        ApiError::param(&format!("messages[{i}]{field}"), format!("messages[{i}]{field} {what}"))
+    };
+    let Json::Object(mut fields) = message else { return Err(at("", "is not an object".into())) };
+    let role = match fields.iter().find(|(name, _)| name == "role") {
+        Some((_, Json::Str(role))) if ROLES.contains(&role.as_str()) => role.clone(),
+        Some((_, Json::Str(role))) => {
+            return Err(at(".role", format!("is {role:?}, expected one of {}", ROLES.join(", "))));
+        }
+        Some(_) => return Err(at(".role", "is not a string".into())),
+        None => return Err(at(".role", "is missing".into())),
+    };
+    let content = fields.iter_mut().find(|(name, _)| name == "content");
+    match content {
+        Some((_, Json::Str(_))) => {}
+        Some((_, value @ Json::Array(_))) => *value = Json::Str(joined(i, value)?),
+        Some((_, value @ Json::Null)) if role == "assistant" => *value = Json::Str(String::new()),
+        None if role == "assistant" => fields.push(("content".into(), Json::Str(String::new()))),
+        Some((_, Json::Null)) | None => return Err(at(".content", "is missing".into())),
+        Some(_) => return Err(at(".content", "is neither a string nor a list of parts".into())),
+    }
+    Ok(Json::Object(fields))
+}
+
+/// The text of parts.
+fn joined(i: usize, parts: &Json) -> Result<String, ApiError> {
+    let Json::Array(parts) = parts else { return Ok(String::new()) };
+    let texts = parts.iter().enumerate().map(|(j, part)| part_text(&format!("messages[{i}].content[{j}]"), part));
+    Ok(texts.collect::<Result<Vec<&str>, _>>()?.join("\n"))
+}
+
+/// The text of a part, which stands at `at`.
+fn part_text<'a>(at: &str, part: &'a Json) -> Result<&'a str, ApiError> {
+    let Json::Object(fields) = part else { return Err(ApiError::param(at, format!("{at} is not an object"))) };
+    let field = |name: &str| match fields.iter().find(|(n, _)| n == name) {
+        Some((_, Json::Str(text))) => Some(text.as_str()),
+        _ => None,
+    };
+    match (field("type"), field("text")) {
+        (Some("text"), Some(text)) => Ok(text),
+        (Some("text"), None) => Err(ApiError::param(at, format!("{at}.text is not a string"))),
+        (kind, _) => {
+            let kind = kind.unwrap_or("nothing");
+            Err(ApiError::unsupported(at, format!("{at}.type is {kind}; this model reads only `text`")))
+        }
+    }
+}
+
+/// The tokens of a conversation, where an answer is to follow.
+///
+/// # Errors
+/// If the template fails or refuses.
+pub async fn render(app: &Arc<App>, messages: Vec<Json>, variables: Vec<(String, Json)>) -> Result<Vec<u32>, ApiError> {
+    let size = messages.iter().map(size).sum();
+    let inner = Arc::clone(app);
+    beside(size, move || {
+        let rendered = text(&inner, messages, variables)?;
+        Ok(rendered.encode(&inner.model.tokenizer))
+    })
+    .await
+}
+
+/// The text of a conversation.
+///
+/// # Errors
+/// If the template fails or refuses.
+pub fn text(
+    app: &App,
+    messages: Vec<Json>,
+    variables: Vec<(String, Json)>,
+) -> Result<starling::chat::Rendered, ApiError> {
+    let now = Some(Now::from_unix(unix_now().cast_signed()));
+    let request = ChatRequest { messages, add_generation_prompt: true, now, variables, ..ChatRequest::default() };
+    Ok(app.template.render(&request, &app.model.tokenizer)?)
+}
+
+/// Does work on a text of `size` bytes: here if it is short, else where it holds up nobody.
+///
+/// # Errors
+/// What the work says.
+pub async fn beside<T: Send + 'static>(
+    size: usize,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if size < LONG {
+        return work();
+    }
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(ApiError::internal("preparing the prompt failed")))
+}
+
+/// Bytes of text in a value, nearly.
+fn size(value: &Json) -> usize {
+    match value {
+        Json::Str(text) => text.len(),
+        Json::Array(items) => items.iter().map(size).sum(),
+        Json::Object(fields) => fields.iter().map(|(name, value)| name.len() + size(value)).sum(),
+        _ => 8,
+    }
+}

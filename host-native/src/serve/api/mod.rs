@@ -1,0 +1,18 @@
+//! The interface over HTTP: OpenAI's, and Starling's own beside it.
+
+pub mod answer;
+pub mod body;
+pub mod chat;
+pub mod completions;
+pub mod embeddings;
+pub mod error;
+pub mod execute;
+pub mod generate;
+pub mod input;
+pub mod messages;
+pub mod models;
+pub mod options;
+pub mod receipts;
+pub mod sse;
+pub mod submit;
+pub mod tokenize;

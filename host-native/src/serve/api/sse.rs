@@ -1,0 +1,163 @@
+//! Answers in pieces: server-sent events, as OpenAI's clients read them.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt;
+use hyper::body::Frame;
+use serde::Serialize;
+
+use super::super::queue::Update;
+use super::error::ApiError;
+use super::submit::Updates;
+
+/// Events on their way out.
+#[derive(Debug, Default)]
+pub struct Events {
+    bytes: Vec<u8>,
+}
+
+impl Events {
+    /// An event of JSON, which has no line ends.
+    pub fn json<T: Serialize>(&mut self, data: &T) {
+        self.bytes.extend_from_slice(b"data: ");
+        // data of our own types, written to memory
+        if serde_json::to_writer(&mut self.bytes, data).is_err() {
+            self.bytes.extend_from_slice(b"null");
+        }
+        self.bytes.extend_from_slice(b"\n\n");
+    }
+
+    /// An event with a name.
+    pub fn named<T: Serialize>(&mut self, name: &str, data: &T) {
+        self.bytes.extend_from_slice(b"event: ");
+        self.bytes.extend_from_slice(name.as_bytes());
+        self.bytes.push(b'\n');
+        self.json(data);
+    }
+
+    /// The event that ends a stream of OpenAI's.
+    pub fn done(&mut self) {
+        self.bytes.extend_from_slice(b"data: [DONE]\n\n");
+    }
+}
+
+/// Turns updates into events.
+pub trait Writer: Send + Unpin + 'static {
+    /// An update of an answer. Says whether the stream is over.
+    fn update(&mut self, index: usize, update: Update, events: &mut Events) -> bool;
+
+    /// There will be no more, because of this.
+    fn failed(&mut self, error: &ApiError, events: &mut Events) {
+        events.json(&error.body());
+        events.done();
+    }
+}
+
+struct Stream<W> {
+    updates: Updates,
+    writer: W,
+    over: bool,
+    /// The first update, which decided that there is a stream.
+    first: Option<(usize, Update)>,
+}
+
+/// Waits until the first answer starts, so that what goes wrong before has a status; then streams.
+///
+/// # Errors
+/// What went wrong before.
+pub async fn stream<W: Writer>(mut updates: Updates, writer: W) -> Result<Response, ApiError> {
+    let first = match updates.recv().await {
+        Some((_, Update::Failed(failed))) => return Err(failed.into()),
+        None => return Err(engine_failed()),
+        first => first,
+    };
+    let stream = Stream { updates, writer, over: false, first };
+    let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+    // proxies that buffer would hold the pieces back
+    let accel = [("x-accel-buffering", "no")];
+    Ok((headers, accel, Body::new(stream.map_err(|never| match never {}))).into_response())
+}
+
+/// The engine's thread has ended by a fault.
+pub fn engine_failed() -> ApiError {
+    ApiError::internal("the engine has failed; the server must be restarted").code("engine_failed")
+}
+
+/// Bytes of a frame, at most, before it is sent.
+const FRAME: usize = 16 << 10;
+
+impl<W: Writer> hyper::body::Body for Stream<W> {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = &mut *self;
+        if this.over {
+            return Poll::Ready(None);
+        }
+        let mut events = Events::default();
+        // everything there is goes out at once
+        while !this.over && events.bytes.len() < FRAME {
+            let next = match this.first.take() {
+                Some(first) => Poll::Ready(Some(first)),
+                None => this.updates.poll_recv(context),
+            };
+            match next {
+                Poll::Ready(Some((_, Update::Failed(failed)))) => {
+                    this.writer.failed(&failed.into(), &mut events);
+                    this.over = true;
+                }
+                Poll::Ready(Some((index, update))) => this.over = this.writer.update(index, update, &mut events),
+                Poll::Ready(None) => {
+                    this.writer.failed(&engine_failed(), &mut events);
+                    this.over = true;
+                }
+                Poll::Pending if events.bytes.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
+            }
+        }
+        if events.bytes.is_empty() {
+            return Poll::Ready(None);
+        }
+        Poll::Ready(Some(Ok(Frame::data(events.bytes.into()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// A client that reads events as the standard says gets the texts back, however the bytes are cut.
+        #[test]
+        fn events_carry_any_text(texts in prop::collection::vec(".*|\\PC*[\r\n\u{2028}]\\PC*", 0..8), cut in 1usize..9) {
+            let mut events = Events::default();
+            texts.iter().for_each(|text| events.json(text));
+            events.done();
+            let mut read = Vec::new();
+            let mut buffer = Vec::new();
+            for piece in events.bytes.chunks(cut) {
+                buffer.extend_from_slice(piece);
+                while let Some(end) = buffer.windows(2).position(|pair| pair == b"\n\n") {
+                    let event: Vec<u8> = buffer.drain(..end + 2).collect();
+                    let event = String::from_utf8(event).unwrap();
+                    // one field, on one line
+                    prop_assert_eq!(event.trim_end().lines().count(), 1);
+                    read.push(event.strip_prefix("data: ").unwrap().trim_end_matches('\n').to_string());
+                }
+            }
+            prop_assert!(buffer.is_empty());
+            prop_assert_eq!(read.pop().unwrap(), "[DONE]");
+            let back: Vec<String> = read.iter().map(|json| serde_json::from_str(json).unwrap()).collect();
+            prop_assert_eq!(back, texts);
+        }
+    }
+}

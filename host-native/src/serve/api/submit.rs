@@ -1,0 +1,48 @@
+//! From checked requests to the engine's queue.
+
+use std::sync::Arc;
+
+use starling::engine::Request;
+use tokio::sync::mpsc::Receiver;
+
+use super::super::queue::{Job, PromptKnown, Times, Update, updates};
+use super::super::scheduler::Flow;
+use super::super::state::{App, Caller};
+use super::error::ApiError;
+
+/// Updates of the answers of one HTTP request, each with the number of its answer.
+pub type Updates = Receiver<(usize, Update)>;
+
+/// Puts `n` answers to each of `requests` into the queue, all or none: those to the first come first.
+///
+/// # Errors
+/// If a limit is reached, or the server ends.
+pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n: usize) -> Result<Updates, ApiError> {
+    let max_tokens = |r: &Request| r.max_tokens.unwrap_or(1);
+    let each = requests.iter().map(max_tokens).max().unwrap_or(1);
+    let tokens: usize = requests.iter().map(|r| (r.tokens.len() + max_tokens(r)) * n).sum();
+    let count = requests.len() * n;
+    if count > app.settings.queue_high {
+        let most = app.settings.queue_high;
+        return Err(ApiError::param("n", format!("{count} answers at once, this server takes at most {most}")));
+    }
+    caller.tenant.count_tokens(tokens, app.settings.key_tokens).inspect_err(|_| app.metrics.rejected("key_tokens"))?;
+    let (to, updates) = updates(count, each);
+    let (queue, total) = (app.settings.queue_timeout, app.settings.request_timeout);
+    let times = Times { came: caller.came, queue, total };
+    let mut jobs = Vec::with_capacity(count);
+    for (i, request) in requests.into_iter().enumerate() {
+        let prompt = Arc::new(PromptKnown::default());
+        for sequence in 0..n {
+            let request = Request { sequence: sequence as u64, ..request.clone() };
+            let (prompt, to) = (Arc::clone(&prompt), to.clone());
+            jobs.push(Box::new(Job { request, index: i * n + sequence, to, times, prompt, leads: sequence == 0 }));
+        }
+    }
+    let result = app.queue.generate(flow, tokens.div_ceil(count.max(1)), jobs);
+    result.map_err(|closed| {
+        app.metrics.rejected(closed.name());
+        ApiError::from(closed)
+    })?;
+    Ok(updates)
+}

@@ -1,0 +1,124 @@
+//! What every request passes: its name, the server's name in it, its key; and what every response says.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use tracing::Instrument;
+
+use super::api::error::{ApiError, REQUEST_ID};
+use super::auth::Hosts;
+use super::health::orca;
+use super::state::{App, Caller, fresh_name};
+
+/// Longest name of a request that a client may give.
+const MAX_ID: usize = 128;
+
+/// Paths that need no key: balancers and orchestrators ask for them, and they say nothing of anyone.
+const OPEN: [&str; 5] = ["/health", "/healthz", "/livez", "/readyz", "/ready"];
+
+/// What the gate needs.
+pub struct Gate {
+    /// The server.
+    pub app: Arc<App>,
+    /// Names it may be called by.
+    pub hosts: Hosts,
+}
+
+/// Lets a request through, or not, and sees its response out.
+pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+    let start = Instant::now();
+    let id = request_id(request.headers());
+    let method = request.method().clone();
+    let path = request.uri().path().to_string();
+    let session = request.headers().get("x-session-id").cloned();
+    let load = request.headers().get("endpoint-load-metrics-format").and_then(|f| f.to_str().ok()).map(str::to_string);
+    let span = tracing::info_span!("request", request_id = %id, %method, %path, tenant = tracing::field::Empty);
+    let inner = async {
+        match enter(&gate, request) {
+            Ok(request) => next.run(request).await,
+            Err(error) => error.into_response(),
+        }
+    };
+    let mut response = REQUEST_ID.scope(Arc::clone(&id), inner.instrument(span.clone())).await;
+    let status = response.status();
+    gate.app.metrics.response(status.as_u16());
+    let headers = response.headers_mut();
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        headers.insert("x-request-id", value);
+    }
+    if let Some(session) = session {
+        headers.insert("x-session-id", session);
+    }
+    if let Some(value) = load.and_then(|form| orca(&gate.app, &form)).and_then(|text| text.parse().ok()) {
+        headers.insert("endpoint-load-metrics", value);
+    }
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if gate.app.is_draining() {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    let ms = start.elapsed().as_secs_f64() * 1000.0;
+    let _entered = span.enter();
+    if OPEN.contains(&path.as_str()) || path == "/metrics" {
+        tracing::debug!(status = status.as_u16(), ms, "answered");
+    } else {
+        tracing::info!(status = status.as_u16(), ms, "answered");
+    }
+    response
+}
+
+/// The request's name: the client's, if it is fit for logs, or a new one.
+fn request_id(headers: &HeaderMap) -> Arc<str> {
+    let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    let fit = given.filter(|id| !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(|b| b.is_ascii_graphic()));
+    fit.map_or_else(|| fresh_name("req-").into(), Into::into)
+}
+
+fn enter(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
+    let app = &gate.app;
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    let host = host.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
+    if !gate.hosts.allow(host) {
+        let message = "this server is not called by that name; see --allowed-hosts";
+        return Err(ApiError::new(StatusCode::FORBIDDEN, "invalid_request_error", message).code("unknown_host"));
+    }
+    let path = request.uri().path();
+    if OPEN.contains(&path) {
+        return Ok(request);
+    }
+    let key = key(request.headers());
+    let tenant = match app.keys.tenant(key) {
+        Some(tenant) => tenant,
+        None => {
+            app.metrics.rejected("no_key");
+            let message = if key.is_some() { "this API key is not known" } else { "an API key is needed" };
+            let error = ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
+            return Err(error.code("invalid_api_key"));
+        }
+    };
+    tracing::Span::current().record("tenant", &*tenant.name);
+    let computes = request.method() == Method::POST;
+    if computes && app.is_draining() {
+        app.metrics.rejected("shutting_down");
+        return Err(ApiError::unavailable("the server is shutting down").code("shutting_down"));
+    }
+    if computes {
+        let counted = tenant.count_request(app.settings.key_requests);
+        counted.inspect_err(|_| app.metrics.rejected("key_requests"))?;
+    }
+    let caller = Caller::new(tenant, app.keys.are_needed(), request.headers());
+    request.extensions_mut().insert(caller);
+    Ok(request)
+}
+
+/// The key of a request: OpenAI's header, or Azure's.
+fn key(headers: &HeaderMap) -> Option<&str> {
+    if let Some(value) = headers.get(header::AUTHORIZATION) {
+        let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
+        return scheme.eq_ignore_ascii_case("bearer").then_some(key.trim());
+    }
+    headers.get("api-key")?.to_str().ok()
+}

@@ -1,0 +1,167 @@
+//! Routes, connections, and their end.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tower::{Service, ServiceExt};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use super::api::error::ApiError;
+use super::api::{chat, completions, embeddings, execute, generate, models, receipts, tokenize};
+use super::auth::Hosts;
+use super::config::Settings;
+use super::gate::{Gate, gate};
+use super::state::App;
+use super::{health, openapi};
+
+/// All routes.
+pub fn router(app: &Arc<App>, hosts: Hosts) -> Router {
+    let routes = Router::new()
+        .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/models", get(models::models))
+        .route("/v1/models/{*id}", get(models::model))
+        .route("/v1/generate", post(generate::generate))
+        .route("/v1/session/close", post(generate::close_session))
+        .route("/v1/tokenize", post(tokenize::tokenize))
+        .route("/v1/detokenize", post(tokenize::detokenize))
+        .route("/v1/apply-template", post(tokenize::apply_template))
+        .route("/v1/verify", post(receipts::verify_receipt))
+        .route("/execute", post(execute::execute))
+        // short forms
+        .route("/generate", post(generate::generate))
+        .route("/chat", post(chat::chat_completions))
+        .route("/embeddings", post(embeddings::embeddings))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/health", get(health::health))
+        .route("/healthz", get(health::live))
+        .route("/livez", get(health::live))
+        .route("/readyz", get(health::ready))
+        .route("/ready", get(health::ready))
+        .route("/metrics", get(health::metrics))
+        .route("/server/stats", get(health::stats))
+        .route("/openapi.json", get(openapi::document))
+        .route("/docs", get(openapi::docs))
+        .route("/", get(openapi::page))
+        .fallback(nowhere)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(Arc::clone(app));
+    let door = Arc::new(Gate { app: Arc::clone(app), hosts });
+    let mut routes = routes
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(door, gate))
+        .layer(CompressionLayer::new());
+    if let Some(cors) = cors(&app.settings) {
+        routes = routes.layer(cors);
+    }
+    routes
+}
+
+async fn nowhere(request: Request) -> ApiError {
+    ApiError::no_path(request.method().as_str(), request.uri().path())
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message).code("method_not_allowed")
+}
+
+fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+    tracing::error!("a request has failed by a fault of the server");
+    ApiError::internal("a fault of the server").into_response()
+}
+
+fn cors(settings: &Settings) -> Option<CorsLayer> {
+    let origins = &settings.cors_origins;
+    if origins.is_empty() {
+        return None;
+    }
+    let origin = if origins.iter().any(|o| o == "*") {
+        AllowOrigin::any()
+    } else {
+        AllowOrigin::list(origins.iter().filter_map(|o| o.parse::<HeaderValue>().ok()))
+    };
+    let own = ["x-request-id", "x-session-id", "api-key"].map(HeaderName::from_static);
+    let headers = own.clone().into_iter().chain([header::AUTHORIZATION, header::CONTENT_TYPE]);
+    let layer = CorsLayer::new().allow_origin(origin).allow_methods([Method::GET, Method::POST]);
+    Some(layer.allow_headers(headers.collect::<Vec<_>>()).expose_headers(own))
+}
+
+/// Serves connections until `stop`, then until all of them are done, or `now` is set.
+pub async fn serve(
+    listener: TcpListener,
+    routes: Router,
+    settings: &Settings,
+    mut stop: watch::Receiver<bool>,
+    mut now: watch::Receiver<bool>,
+) {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    let max_header = usize::try_from(settings.max_header.0).unwrap_or(usize::MAX);
+    // without a timer hyper's limits on time are off
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.header_timeout).max_buf_size(max_header);
+    builder.http2().timer(TokioTimer::new()).keep_alive_interval(settings.header_timeout);
+    builder.http2().max_header_list_size(u32::try_from(max_header).unwrap_or(u32::MAX));
+    let connections = Arc::new(Semaphore::new(settings.max_connections));
+    let graceful = GracefulShutdown::new();
+    loop {
+        let (permit, stream) = tokio::select! {
+            accepted = accept(&listener, &connections) => accepted,
+            _ = stop.wait_for(|stop| *stop) => break,
+        };
+        // small events must not wait for others to be sent with them
+        let _ = stream.set_nodelay(true);
+        let routes = routes.clone();
+        let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
+            routes
+                .clone()
+                .map_request(|request: hyper::Request<Incoming>| request.map(axum::body::Body::new))
+                .call(request)
+        });
+        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            // what goes wrong on a connection is the client's business
+            if let Err(e) = connection.await {
+                tracing::debug!("connection: {e}");
+            }
+            drop(permit);
+        });
+    }
+    drop(listener);
+    tokio::select! {
+        () = graceful.shutdown() => {}
+        _ = now.wait_for(|now| *now) => {}
+    }
+}
+
+async fn accept(
+    listener: &TcpListener,
+    connections: &Arc<Semaphore>,
+) -> (tokio::sync::OwnedSemaphorePermit, tokio::net::TcpStream) {
+    loop {
+        let Ok(permit) = Arc::clone(connections).acquire_owned().await else { continue };
+        match listener.accept().await {
+            Ok((stream, _)) => return (permit, stream),
+            Err(e) => {
+                // out of descriptors, or the client went away: neither is a reason to stop, nor to spin
+                tracing::warn!("accept: {e}");
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        }
+    }
+}

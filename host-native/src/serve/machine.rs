@@ -1,0 +1,86 @@
+//! What this process may use of the machine.
+
+use std::fs;
+use std::path::Path;
+
+/// Bytes of memory this process may have, and what says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes.
+    pub bytes: u64,
+    /// What the limit comes from.
+    pub reason: String,
+}
+
+/// Where nothing says how much there is.
+const UNKNOWN: u64 = 4 << 30;
+
+/// The memory limit of the control groups this process is in, or what the machine has left, whichever is less.
+pub fn memory() -> Memory {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limit = cgroup_limit(&groups, Path::new("/sys/fs/cgroup"), |path| fs::read_to_string(path).ok());
+    let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo(&text, "MemAvailable"));
+    match (limit, free) {
+        (Some(limit), Some(free)) if limit > free => Memory { bytes: free, reason: "memory available".into() },
+        (Some(bytes), _) => Memory { bytes, reason: "limit of the control group".into() },
+        (None, Some(bytes)) => Memory { bytes, reason: "memory available".into() },
+        (None, None) => Memory { bytes: UNKNOWN, reason: "the system does not say how much there is".into() },
+    }
+}
+
+/// The least limit from the group of this process up to the root, version 2 or 1.
+fn cgroup_limit(groups: &str, root: &Path, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
+    let number = |path: &Path| read(path)?.trim().parse::<u64>().ok();
+    let mut least = None;
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else { continue };
+        let (base, file) = match controllers {
+            "" => (root.to_path_buf(), "memory.max"),
+            c if c.split(',').any(|name| name == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        // inside a container the path may be that of the host: the root of what is mounted holds then
+        let mut at = base.join(group.trim_start_matches('/'));
+        loop {
+            least = [least, number(&at.join(file))].into_iter().flatten().min();
+            if at == base || !at.pop() {
+                break;
+            }
+        }
+    }
+    least
+}
+
+fn meminfo(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn the_least_limit_of_all_groups_counts() {
+        let files = BTreeMap::from([
+            ("/c/a/b/memory.max", "max\n"),
+            ("/c/a/memory.max", "1000\n"),
+            ("/c/memory/docker/x/memory.limit_in_bytes", "900\n"),
+            ("/c/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+        ]);
+        let read = |path: &Path| files.get(path.to_str()?).map(ToString::to_string);
+        let limit = |groups: &str| cgroup_limit(groups, Path::new("/c"), read);
+        assert_eq!(limit("0::/a/b\n"), Some(1000));
+        assert_eq!(limit("5:memory:/docker/x\n3:cpu:/\n"), Some(900));
+        assert_eq!(limit("5:memory:/elsewhere\n"), Some(9_223_372_036_854_771_712));
+        assert_eq!(limit("0::/z\n"), None);
+    }
+
+    #[test]
+    fn available_memory_is_read() {
+        assert_eq!(meminfo("MemTotal: 5 kB\nMemAvailable:   12 kB\n", "MemAvailable"), Some(12 << 10));
+    }
+}

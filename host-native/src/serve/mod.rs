@@ -1,0 +1,145 @@
+//! `starling serve`: the engine behind HTTP.
+//!
+//! ```text
+//! http (connections) ─ gate (name, key) ─ api (checks, tokens) ─► queue ─► worker: Engine::step ─► channel ─► api ─► client
+//!                                                                  │
+//!                                                            scheduler (policy)
+//! ```
+//!
+//! The path of a request is that of the files: `http.rs`, `gate.rs`, `api/chat.rs` (or another), `api/options.rs`,
+//! `api/submit.rs`, `queue.rs` with `scheduler.rs`, `worker.rs`, and back to `api/answer.rs` or `api/sse.rs`.
+
+pub mod api;
+mod auth;
+mod callback;
+pub mod config;
+mod gate;
+mod health;
+mod http;
+mod machine;
+mod metrics;
+mod openapi;
+mod queue;
+mod scheduler;
+mod sessions;
+mod start;
+mod state;
+mod value;
+mod worker;
+
+use std::io::{self, Write, stdout};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::cli::ModelArgs;
+use crate::error::Failure;
+use auth::Hosts;
+use config::ServeArgs;
+use queue::End;
+use state::App;
+
+/// Threads for connections: they wait more than they work.
+const HTTP_THREADS: usize = 2;
+/// How long connections may take to send what is left, once the engine is done.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// First wait between two tries of the callback.
+const CALLBACK_WAIT: Duration = Duration::from_millis(500);
+
+/// Runs the command.
+///
+/// # Errors
+/// If a setting is wrong, the model does not load, the address is taken, or the end was not clean.
+pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
+    let (settings, model_args) = args.settings(model_args)?;
+    if args.prints() {
+        return Ok(stdout().write_all(settings.to_toml().as_bytes())?);
+    }
+    start::log(&settings)?;
+    let listener = start::listen(&settings)?;
+    let (app, worker) = start::load(settings, &model_args)?;
+    let engine = std::thread::Builder::new().name("starling-engine".into()).spawn(move || worker.run())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(HTTP_THREADS).enable_all().build()?;
+    let result = runtime.block_on(serve(&app, listener, engine));
+    runtime.shutdown_timeout(LAST_WORDS);
+    result
+}
+
+async fn serve(app: &Arc<App>, listener: std::net::TcpListener, engine: JoinHandle<()>) -> Result<(), Failure> {
+    let address = listener.local_addr()?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let routes = http::router(app, Hosts::new(&app.settings, address.ip()));
+    let (stop, stopped) = watch::channel(false);
+    let (now, at_once) = watch::channel(false);
+    let settings = app.settings.clone();
+    let connections = tokio::spawn(async move { http::serve(listener, routes, &settings, stopped, at_once).await });
+    tracing::info!("listening on http://{address}, model {}", app.model_name);
+    // for people and programs that start this one: the port may have been any
+    writeln!(stdout(), "http://{address}")?;
+    stdout().flush()?;
+    if let Some(url) = app.settings.callback_url.clone() {
+        tokio::spawn(callback::report(url, start::ready(app, &format!("http://{address}")), CALLBACK_WAIT));
+    }
+    tokio::spawn(close_old_sessions(Arc::clone(app)));
+
+    let mut ended = tokio::time::interval(Duration::from_millis(20));
+    loop {
+        tokio::select! {
+            _ = term.recv() => break,
+            _ = int.recv() => break,
+            _ = ended.tick() => if app.pulse.is_over() { break },
+        }
+    }
+    tracing::info!("shutting down: {} running", app.pulse.running.load(Ordering::Relaxed));
+    app.draining.store(true, Ordering::Release);
+    app.queue.end(End::Draining);
+    let deadline = Instant::now() + app.settings.drain_timeout;
+    let mut clean = true;
+    while !app.pulse.is_over() {
+        tokio::select! {
+            _ = term.recv() => clean = false,
+            _ = int.recv() => clean = false,
+            _ = ended.tick() => clean &= Instant::now() < deadline,
+        }
+        if !clean {
+            app.queue.end(End::Now);
+        }
+    }
+    let _ = stop.send(true);
+    let last = tokio::time::sleep(if clean { LAST_WORDS } else { Duration::from_millis(200) });
+    tokio::pin!(connections, last);
+    let done = tokio::select! {
+        _ = &mut connections => true,
+        () = &mut last => false,
+    };
+    if !done {
+        let _ = now.send(true);
+        let _ = connections.await;
+    }
+    let fault = app.pulse.has_failed() || engine.join().is_err();
+    if fault {
+        return Err(io::Error::other("the engine has failed").into());
+    }
+    if !clean {
+        return Err(io::Error::other("stopped before all answers were complete").into());
+    }
+    tracing::info!("all answers are complete");
+    Ok(())
+}
+
+async fn close_old_sessions(app: Arc<App>) {
+    let mut tick = tokio::time::interval(Duration::from_secs(1).min(app.settings.session_ttl));
+    loop {
+        tick.tick().await;
+        let old = app.sessions.expire(Instant::now());
+        if !old.is_empty() {
+            tracing::debug!(sessions = old.len(), "closed by age");
+            app.queue.forget(old);
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! From settings to a server that is ready: log, address, model, memory.
+
+use std::io::IsTerminal;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use sha2::{Digest, Sha256};
+use starling::embed::{Embedder, EmbedderOptions, Pooling};
+use starling::engine::{Engine, EngineOptions};
+use starling::kernels::NUMERICS_VERSION;
+use starling::model::Model;
+use starling::pool::Pool;
+use starling::receipt::Hex;
+use tracing_subscriber::EnvFilter;
+
+use super::auth::Keys;
+use super::callback::Ready;
+use super::config::Settings;
+use super::machine;
+use super::metrics::Metrics;
+use super::queue::Queue;
+use super::scheduler::Limits;
+use super::sessions::Sessions;
+use super::state::{App, fresh_name, unix_now};
+use super::value::LogFormat;
+use super::worker::{Pulse, Worker};
+use crate::cli::ModelArgs;
+use crate::error::Failure;
+use crate::run::DEFAULT_CTX;
+use crate::{chat, load, pool};
+
+/// Texts of a batch.
+const EMBED_TEXTS: usize = 256;
+
+/// Starts the log, on standard error.
+///
+/// # Errors
+/// If the level is none.
+pub fn log(settings: &Settings) -> Result<(), Failure> {
+    let filter = EnvFilter::try_new(&settings.log_level).map_err(|e| Failure::Usage(format!("log-level: {e}")))?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = match settings.log_format {
+        LogFormat::Json => log.json().flatten_event(true).with_current_span(true).with_span_list(false).try_init(),
+        LogFormat::Pretty => log.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init(),
+    };
+    started.map_err(|e| Failure::Io(std::io::Error::other(e)))
+}
+
+/// Listens on the address of the settings.
+///
+/// # Errors
+/// If others could reach it and there is no key, or if it cannot be had.
+pub fn listen(settings: &Settings) -> Result<TcpListener, Failure> {
+    let name = format!("{}:{}", settings.host, settings.port);
+    let wrong = |e: &dyn std::fmt::Display| Failure::Io(std::io::Error::other(format!("{name}: {e}")));
+    let addresses: Vec<SocketAddr> =
+        (settings.host.as_str(), settings.port).to_socket_addrs().map_err(|e| wrong(&e))?.collect();
+    let has_key = settings.api_key.as_deref().is_some_and(|k| !k.is_empty()) || settings.api_key_file.is_some();
+    if addresses.iter().any(|a| !a.ip().is_loopback()) && !has_key && !settings.allow_no_key {
+        let why = "others can reach this address: set keys with --api-key-file or STARLING_API_KEY, or say \
+                   --allow-no-key if everyone may use this server";
+        return Err(Failure::Usage(format!("host: found {}; {why}", settings.host)));
+    }
+    let listener = TcpListener::bind(&addresses[..]).map_err(|e| wrong(&e))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Loads the model and reserves all memory.
+///
+/// # Errors
+/// If the model does not load, or there is not enough memory.
+pub fn load(settings: Settings, args: &ModelArgs) -> Result<(Arc<App>, Worker), Failure> {
+    let (start, keys) = (Instant::now(), Keys::new(&settings)?);
+    let cpu = load::cpu(args)?;
+    let threads = load::pool(args)?;
+    log_threads(args, threads.threads());
+    let memory = machine::memory();
+    // the digest reads the file as the loader does, so both together wait for it once
+    let (model, sha256) = std::thread::scope(|scope| {
+        let sha256 = scope.spawn(|| load::sha256(args));
+        let model = load::model(args, &threads);
+        (model, sha256.join().unwrap_or(Err(Failure::Memory("the digest"))))
+    });
+    let (model, sha256) = (Arc::new(model?), sha256?);
+    let template = chat::template(&model, settings.chat_template.as_deref())?;
+    let pooling = Pooling::of(&model.config).map_err(|source| Failure::Model { path: load::path(args), source })?;
+    let n_ctx = settings.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
+    let engine = match model.config.causal {
+        true => Some(engine(&settings, args, &model, &threads, n_ctx, sha256, &memory)?),
+        false => None,
+    };
+    let sizes = EmbedderOptions { max_texts: EMBED_TEXTS, batch_tokens: settings.embed_tokens, n_ctx };
+    let embedder =
+        Embedder::new(Arc::clone(&model), &threads, sizes).map_err(|_| Failure::Memory("batches of texts"))?;
+    let model_name = settings.model_name.clone().unwrap_or_else(|| name(&load::path(args)));
+    let n_pages = engine.as_ref().map_or(0, |e| e.kv_stats().n_pages);
+    let limits = Limits {
+        high: settings.queue_high,
+        low: settings.queue_low,
+        tenant_requests: settings.tenant_requests,
+        tenant_tokens: settings.tenant_tokens,
+    };
+    let queue = Arc::new(Queue::new(limits, settings.max_inputs));
+    let pulse = Arc::new(Pulse::new());
+    let metrics = Arc::new(Metrics::new(&model_name, settings.metrics_compat, n_pages));
+    let app = App {
+        fingerprint: fingerprint(&sha256),
+        model_sha256: sha256,
+        template,
+        engine: engine.as_ref().map(|e| *e.options()),
+        n_pages,
+        embedder: *embedder.options(),
+        cpu,
+        threads: threads.threads(),
+        queue: Arc::clone(&queue),
+        pulse: Arc::clone(&pulse),
+        metrics: Arc::clone(&metrics),
+        sessions: Arc::new(Sessions::new(settings.session_ttl, settings.max_sessions)),
+        keys,
+        replay: Arc::new(tokio::sync::Semaphore::new(1)),
+        start,
+        created: unix_now(),
+        draining: AtomicBool::new(false),
+        model: Arc::clone(&model),
+        model_name,
+        settings,
+    };
+    tracing::info!("model loaded in {:.2} s, {}", start.elapsed().as_secs_f64(), cpu.isa());
+    let pooling = if pooling == Pooling::None { Pooling::Mean } else { pooling };
+    let worker = Worker::new((engine, embedder, pooling), (cpu, threads), (queue, pulse, metrics));
+    Ok((Arc::new(app), worker))
+}
+
+fn log_threads(args: &ModelArgs, n: usize) {
+    let (allowed, cores) = pool::cpus();
+    let why = match (args.threads, cores) {
+        (Some(_), _) => "as asked for".into(),
+        (None, Some(cores)) => format!("{cores} physical cores, {allowed} CPUs allowed by quota, cpuset and affinity"),
+        (None, None) => format!("{allowed} CPUs allowed by quota, cpuset and affinity"),
+    };
+    tracing::info!("{n} threads: {why}");
+}
+
+/// The engine, with memory for keys and values as asked for, or as much as full contexts for all answers need and half
+/// of what there is allows.
+fn engine(
+    settings: &Settings,
+    args: &ModelArgs,
+    model: &Arc<Model>,
+    threads: &dyn Pool,
+    n_ctx: usize,
+    sha256: [u8; 32],
+    memory: &machine::Memory,
+) -> Result<Engine, Failure> {
+    let kv_type = args.kv_type();
+    let n_ctx = n_ctx.min(model.config.max_context());
+    let one = EngineOptions::kv_bytes_of(model, kv_type, n_ctx);
+    let full = one.saturating_mul(settings.max_seqs);
+    let half = (memory.bytes.saturating_sub(model.weight_bytes() as u64) / 2).min(usize::MAX as u64) as usize;
+    let (kv_bytes, why) = match settings.kv_memory {
+        Some(bytes) => (usize::try_from(bytes.0).unwrap_or(usize::MAX), "as asked for".into()),
+        None if full <= half => (full, format!("full contexts for {} answers", settings.max_seqs)),
+        None => (half, format!("half of what is left of {} MiB, {}", memory.bytes >> 20, memory.reason)),
+    };
+    let max_seqs = settings.max_seqs;
+    let batch_tokens = settings.batch_tokens.max(max_seqs);
+    let options = EngineOptions { kv_type, n_ctx, max_seqs, batch_tokens, kv_bytes, model_sha256: Some(sha256) };
+    let engine = Engine::new(Arc::clone(model), threads, options).map_err(|_| Failure::Memory("keys and values"))?;
+    let stats = engine.kv_stats();
+    if stats.n_pages == 0 {
+        let need = stats.page_bytes;
+        return Err(Failure::Usage(format!("kv-memory: found {kv_bytes} bytes, expected at least {need}, one page")));
+    }
+    let tokens = stats.n_pages * starling::kernels::attention::PAGE;
+    tracing::info!("{} MiB for keys and values, {tokens} tokens: {why}", stats.reserved_bytes >> 20);
+    Ok(engine)
+}
+
+/// The model's name: that of its file, without ending.
+fn name(path: &Path) -> String {
+    let file = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let file = file.strip_suffix(" (bundled)").unwrap_or(&file);
+    file.strip_suffix(".gguf").unwrap_or(file).into()
+}
+
+/// Names everything that an answer depends on besides its request: model, engine, and numbers.
+fn fingerprint(model: &[u8; 32]) -> String {
+    let hash = Sha256::new_with_prefix(model).chain_update(env!("CARGO_PKG_VERSION"));
+    let digest: [u8; 32] = hash.chain_update(NUMERICS_VERSION.to_le_bytes()).finalize().into();
+    let mut short = [0; 8];
+    short.copy_from_slice(&digest[..8]);
+    format!("fp_{}", Hex(short))
+}
+
+/// What an orchestrator is told.
+pub fn ready(app: &App, uri: &str) -> Ready {
+    Ready {
+        worker_id: app.settings.worker_id.clone().unwrap_or_else(|| fresh_name("worker-")),
+        uri: uri.into(),
+        model: app.model_name.clone(),
+        model_sha256: Hex(app.model_sha256).to_string(),
+        memory_type: "cpu",
+        vram_bytes: 0,
+        memory_bytes: (app.model.weight_bytes() + app.pulse.kv().reserved_bytes) as u64,
+    }
+}

@@ -1,0 +1,212 @@
+//! Values of settings as text.
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A kind of value.
+pub trait Value: Sized {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// What was found and what expected.
+    fn read(text: &str) -> Result<Self, String>;
+
+    /// As TOML; `None` where there is none.
+    fn show(&self) -> Option<String>;
+
+    /// As a number, if it is one.
+    fn number(&self) -> Option<f64> {
+        None
+    }
+
+    /// Checks its range.
+    ///
+    /// # Errors
+    /// What was found and what expected.
+    fn within(&self, range: RangeInclusive<f64>) -> Result<(), String> {
+        match self.number() {
+            Some(x) if !range.contains(&x) => {
+                Err(format!("found {x}, expected a number from {} to {}", range.start(), range.end()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+macro_rules! numbers {
+    ($($kind:ty),*) => {$(
+        impl Value for $kind {
+            fn read(text: &str) -> Result<Self, String> {
+                let expected = concat!("expected a number of type ", stringify!($kind));
+                text.trim().parse().map_err(|_| format!("found {text:?}, {expected}"))
+            }
+
+            fn show(&self) -> Option<String> {
+                Some(self.to_string())
+            }
+
+            fn number(&self) -> Option<f64> {
+                Some(*self as f64)
+            }
+        }
+    )*};
+}
+
+numbers!(u16, u32, u64, usize, f64);
+
+impl Value for bool {
+    fn read(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "true" | "1" | "yes" | "on" => Ok(true),
+            "false" | "0" | "no" | "off" => Ok(false),
+            _ => Err(format!("found {text:?}, expected true or false")),
+        }
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+impl Value for String {
+    fn read(text: &str) -> Result<Self, String> {
+        Ok(text.into())
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(toml::Value::from(self.as_str()).to_string())
+    }
+}
+
+impl Value for PathBuf {
+    fn read(text: &str) -> Result<Self, String> {
+        Ok(text.into())
+    }
+
+    fn show(&self) -> Option<String> {
+        self.display().to_string().show()
+    }
+}
+
+impl<V: Value> Value for Option<V> {
+    fn read(text: &str) -> Result<Self, String> {
+        V::read(text).map(Some)
+    }
+
+    fn show(&self) -> Option<String> {
+        self.as_ref()?.show()
+    }
+
+    fn number(&self) -> Option<f64> {
+        self.as_ref()?.number()
+    }
+}
+
+impl Value for Vec<String> {
+    fn read(text: &str) -> Result<Self, String> {
+        Ok(text.split(',').map(str::trim).filter(|s| !s.is_empty()).map(Into::into).collect())
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(toml::Value::from(self.clone()).to_string())
+    }
+}
+
+impl Value for Duration {
+    fn read(text: &str) -> Result<Self, String> {
+        let seconds = text.trim().parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
+        seconds.ok_or_else(|| format!("found {text:?}, expected a number of seconds"))
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.as_secs_f64().to_string())
+    }
+
+    fn number(&self) -> Option<f64> {
+        Some(self.as_secs_f64())
+    }
+}
+
+/// A number of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+/// Units and their logarithms to base 2.
+const UNITS: [(&str, u32); 8] =
+    [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("T", 40), ("G", 30), ("M", 20), ("K", 10)];
+
+impl Value for Bytes {
+    fn read(text: &str) -> Result<Self, String> {
+        let unit = UNITS.iter().find_map(|(unit, log)| Some((text.trim().strip_suffix(unit)?, *log)));
+        let (digits, log) = unit.unwrap_or((text.trim(), 0));
+        let n = digits.trim().parse::<u64>().ok().and_then(|n| n.checked_mul(1 << log));
+        n.map(Bytes).ok_or_else(|| format!("found {text:?}, expected bytes, such as 4194304, 512MiB or 4GiB"))
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.0.to_string())
+    }
+
+    fn number(&self) -> Option<f64> {
+        Some(self.0 as f64)
+    }
+}
+
+macro_rules! choices {
+    ($(#[doc = $doc:literal] $kind:ident { $($(#[doc = $of:literal])+ $variant:ident $name:literal),+ })*) => {$(
+        #[doc = $doc]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $kind { $($(#[doc = $of])+ $variant),+ }
+
+        impl Value for $kind {
+            fn read(text: &str) -> Result<Self, String> {
+                match text { $($name => Ok($kind::$variant),)+ _ => {
+                    Err(format!("found {text:?}, expected {}", [$($name),+].join(" or ")))
+                } }
+            }
+
+            fn show(&self) -> Option<String> {
+                match self { $($kind::$variant => $name.to_string().show()),+ }
+            }
+        }
+    )*};
+}
+
+choices! {
+    /// Metrics by the names of another server.
+    Compat {
+        /// Only our own.
+        None "none",
+        /// vLLM's, which gateways read.
+        Vllm "vllm"
+    }
+    /// Form of the log.
+    LogFormat {
+        /// For people.
+        Pretty "pretty",
+        /// An object a line.
+        Json "json"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_units() {
+        for (text, n) in [("17", 17), ("2KiB", 2048), ("3 GiB", 3 << 30), ("1M", 1 << 20)] {
+            assert_eq!(Bytes::read(text), Ok(Bytes(n)));
+        }
+        for text in ["", "GiB", "-1", "1.5GiB", "99999999999TiB"] {
+            assert!(Bytes::read(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_are_seconds() {
+        assert_eq!(Duration::read("0.25"), Ok(Duration::from_millis(250)));
+        assert!(["-1", "nan", "1e300", "x"].iter().all(|text| Duration::read(text).is_err()));
+    }
+}

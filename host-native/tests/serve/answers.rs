@@ -1,0 +1,202 @@
+//! What answers are, on each path.
+
+use base64::Engine as _;
+use serde_json::{Value, json};
+
+use crate::server::{Server, command, fixture};
+
+fn pinned() -> Value {
+    let path = fixture("goldens/pinned/tiny-q8_0-greedy.json");
+    serde_json::from_slice(&std::fs::read(path).expect("a golden")).expect("JSON")
+}
+
+#[test]
+fn completions_are_what_the_engine_pins() {
+    let server = Server::start(&[]);
+    let pinned = pinned();
+    let text = pinned["text"].as_str().expect("a text");
+    let n = pinned["ids"].as_array().expect("ids").len();
+    let body =
+        json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": n, "model": "starling-tiny-q8_0" });
+    let response = server.ok("/v1/completions", &body);
+    assert_eq!(response["choices"][0]["text"], text);
+    assert_eq!(response["choices"][0]["finish_reason"], "length");
+    assert_eq!(response["usage"]["completion_tokens"], n);
+    assert_eq!(response["usage"]["prompt_tokens"], 5);
+    assert_eq!(response["object"], "text_completion");
+    assert!(response["system_fingerprint"].as_str().expect("a name").starts_with("fp_"));
+    // a list of texts, with what they begin with; and the same in tokens
+    let ids = server.ok("/v1/tokenize", &json!({ "text": "Once upon a time" }));
+    assert_eq!(ids["pieces"][1], "Once");
+    assert_eq!(ids["offsets"].as_array().expect("offsets").last(), Some(&json!([11, 16])));
+    let echoed =
+        json!({ "prompt": ["Once upon a time", "The dog"], "temperature": 0, "max_tokens": 8, "echo": true, "n": 2 });
+    let choices = server.ok("/v1/completions", &echoed)["choices"].clone();
+    assert_eq!(choices.as_array().map(Vec::len), Some(4));
+    for (i, choice) in choices.as_array().expect("choices").iter().enumerate() {
+        let head = ["Once upon a time", "The dog"][i / 2];
+        assert!(choice["text"].as_str().expect("text").starts_with(head) && choice["index"] == i, "{choice}");
+    }
+    let whole = format!("Once upon a time{text}");
+    assert!(whole.starts_with(choices[0]["text"].as_str().expect("text")));
+    let tokens = json!({ "prompt": [ids["tokens"]], "temperature": 0, "max_tokens": n });
+    assert_eq!(server.ok("/v1/completions", &tokens)["choices"][0]["text"], text);
+    // 16 tokens are the default, as with OpenAI
+    let default = server.ok("/v1/completions", &json!({ "prompt": ids["tokens"], "temperature": 0 }));
+    assert_eq!(default["usage"]["completion_tokens"], 16);
+    let nothing = server.ok("/v1/completions", &json!({ "prompt": "Once", "echo": true, "max_tokens": 0 }));
+    assert_eq!((&nothing["choices"][0]["text"], &nothing["usage"]["completion_tokens"]), (&json!("Once"), &json!(0)));
+}
+
+#[test]
+fn a_chat_streams_as_openai_does() {
+    let server = Server::start(&[]);
+    let body = json!({
+        "messages": [{ "role": "user", "content": "Tell me a story" }], "max_completion_tokens": 12, "seed": 11,
+        "stream": true, "stream_options": { "include_usage": true }, "n": 2,
+    });
+    let response = server.post("/v1/chat/completions", &body);
+    assert_eq!(response.header("content-type"), Some("text/event-stream; charset=utf-8"));
+    let chunks = response.chunks();
+    assert!(chunks.iter().all(|c| c["object"] == "chat.completion.chunk" && c["id"] == chunks[0]["id"]));
+    assert!(chunks.iter().all(|c| c["seed"] == 11 && c["model"] == "starling-tiny-q8_0"));
+    for index in 0..2 {
+        let mine: Vec<&Value> =
+            chunks.iter().filter_map(|c| c["choices"].get(0)).filter(|c| c["index"] == index).collect();
+        assert_eq!(mine[0]["delta"], json!({ "role": "assistant", "content": "" }));
+        let last = mine.last().expect("chunks");
+        assert_eq!(last["delta"], json!({}));
+        assert!(
+            last["finish_reason"].is_string() && mine[..mine.len() - 1].iter().all(|c| c["finish_reason"].is_null())
+        );
+    }
+    let (last, others) = chunks.split_last().expect("chunks");
+    assert!(others.iter().all(|c| c["usage"].is_null() && c.get("usage").is_some()));
+    assert_eq!(last["choices"], json!([]));
+    assert_eq!(last["usage"]["total_tokens"].as_u64(), last["usage"]["prompt_tokens"].as_u64().map(|n| n + 24));
+    // without the option there is no usage at all
+    let plain =
+        server.post("/v1/chat/completions", &json!({ "messages": body["messages"], "max_tokens": 2, "stream": true }));
+    assert!(plain.chunks().iter().all(|c| c.get("usage").is_none()));
+    // parts of text are text; the developer speaks too
+    let parts = json!([{ "role": "system", "content": "s" }, { "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] }]);
+    let prompt = server.ok("/v1/apply-template", &json!({ "messages": parts }))["prompt"].clone();
+    assert!(prompt.as_str().expect("text").contains("a\nb"), "{prompt}");
+}
+
+#[test]
+fn log_probabilities_are_of_the_tokens_of_the_text() {
+    let server = Server::start(&[]);
+    let body =
+        json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": 10, "logprobs": 4, "ignore_eos": true });
+    let choice = server.ok("/v1/completions", &body)["choices"][0].clone();
+    let lists = &choice["logprobs"];
+    let tokens: Vec<&str> = lists["tokens"].as_array().expect("tokens").iter().filter_map(Value::as_str).collect();
+    assert_eq!(json!(tokens.concat()), choice["text"]);
+    for (i, top) in lists["top_logprobs"].as_array().expect("lists").iter().enumerate() {
+        let best = top.as_object().expect("a map").values().filter_map(Value::as_f64).fold(f64::NEG_INFINITY, f64::max);
+        assert_eq!(lists["token_logprobs"][i].as_f64(), Some(best), "greedy takes the most probable");
+        assert_eq!(top.as_object().map(serde_json::Map::len), Some(4));
+    }
+    let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 5, "logprobs": true, "top_logprobs": 2, "seed": 1 });
+    let content = server.ok("/v1/chat/completions", &chat)["choices"][0]["logprobs"]["content"].clone();
+    for token in content.as_array().expect("a list") {
+        assert!(token["logprob"].as_f64() <= Some(0.0) && token["top_logprobs"].as_array().map(Vec::len) == Some(2));
+        let bytes: Vec<u8> = serde_json::from_value(token["bytes"].clone()).expect("bytes");
+        assert_eq!(String::from_utf8_lossy(&bytes), token["token"].as_str().expect("text"));
+    }
+}
+
+#[test]
+fn the_seed_in_effect_repeats_an_answer() {
+    let server = Server::start(&[]);
+    let body = json!({ "prompt": "Once upon a time", "max_tokens": 24 });
+    let (a, b) = (server.ok("/v1/completions", &body), server.ok("/v1/completions", &body));
+    assert_ne!(a["seed"], b["seed"]);
+    assert_ne!(a["choices"][0]["text"], b["choices"][0]["text"]);
+    let again = json!({ "prompt": "Once upon a time", "max_tokens": 24, "seed": a["seed"] });
+    assert_eq!(server.ok("/v1/completions", &again)["choices"][0]["text"], a["choices"][0]["text"]);
+    let negative = json!({ "prompt": "Once upon a time", "max_tokens": 4, "seed": -1 });
+    assert_eq!(server.ok("/v1/completions", &negative)["seed"], u64::MAX);
+    let fixed = Server::start(&["--seed", "9"]);
+    assert_eq!(fixed.ok("/v1/completions", &body)["seed"], 9);
+}
+
+#[test]
+fn a_receipt_of_an_answer_verifies_and_a_changed_one_does_not() {
+    let server = Server::start(&[]);
+    let body = json!({ "prompt": "Once upon a time", "max_tokens": 12, "seed": 5, "receipt": true });
+    let whole = server.ok("/v1/completions", &body)["choices"][0]["receipt"].clone();
+    let verdict = server.ok("/v1/verify", &json!({ "receipt": whole }));
+    assert_eq!((&verdict["verified"], &verdict["tokens"]), (&json!(true), &json!(12)), "{verdict}");
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let chunks = server.post("/v1/completions", &streamed).chunks();
+    assert_eq!(chunks.last().expect("chunks")["choices"][0]["receipt"], whole);
+    let mut changed = whole.clone();
+    changed["output"][3] = json!(7);
+    let verdict = server.ok("/v1/verify", &json!({ "receipt": changed }));
+    assert!(verdict["verified"] == false && verdict["reason"].as_str().expect("why").contains("step 3"), "{verdict}");
+    let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 4, "receipt": true });
+    let receipt = server.ok("/chat", &chat)["choices"][0]["receipt"].clone();
+    assert_eq!(server.ok("/v1/verify", &json!({ "receipt": receipt }))["verified"], true);
+    assert_eq!(server.post("/v1/verify", &json!({ "receipt": { "format": "x" } })).status, 400);
+}
+
+#[test]
+fn vectors_are_those_of_the_command_in_any_form_and_company() {
+    let model = fixture("reference/bert-mean-f32.gguf");
+    let server = Server::start(&["-m", &model]);
+    let texts = ["The birds moved", "Water flows", "a", "The birds moved"];
+    let path = "/v1/embeddings";
+    let response = server.ok(path, &json!({ "input": texts, "model": "bert-mean-f32" }));
+    let vector = |value: &Value| serde_json::from_value::<Vec<f32>>(value["embedding"].clone()).expect("numbers");
+    let all: Vec<Vec<f32>> = response["data"].as_array().expect("data").iter().map(vector).collect();
+    assert_eq!(all[0], all[3]);
+    let mut embed = command(&["embed", "-m", &model]);
+    let printed = embed.args(texts).output().expect("the command").stdout;
+    let printed: Vec<Value> = serde_json::from_slice(&printed).expect("JSON");
+    for (i, text) in texts.iter().enumerate() {
+        assert_eq!(vector(&printed[i]), all[i]);
+        let alone = server.ok(path, &json!({ "input": text, "encoding_format": "base64" }));
+        let bytes = base64::engine::general_purpose::STANDARD
+            .decode(alone["data"][0]["embedding"].as_str().expect("base64"))
+            .expect("base64");
+        let floats: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        assert_eq!(floats, all[i]);
+    }
+    let ids = server.ok("/v1/tokenize", &json!({ "text": texts[0] }))["tokens"].clone();
+    assert_eq!(vector(&server.ok(path, &json!({ "input": ids }))["data"][0]), all[0]);
+    let short = vector(&server.ok("/embeddings", &json!({ "input": texts[0], "dimensions": 8 }))["data"][0]);
+    assert!(short.len() == 8 && (short.iter().map(|x| x * x).sum::<f32>() - 1.0).abs() < 1e-5);
+    // an encoder continues nothing
+    let chat = server.post("/v1/chat/completions", &json!({ "messages": [{ "role": "user", "content": "Hi" }] }));
+    assert_eq!(chat.status, 400, "{}", chat.text());
+    // and a model that continues texts embeds them as well
+    let decoder = Server::start(&[]);
+    let usage = decoder.ok(path, &json!({ "input": ["one", "two"], "user": "u" }))["usage"].clone();
+    assert_eq!(usage["prompt_tokens"], usage["total_tokens"]);
+}
+
+#[test]
+fn a_job_reports_its_start_tokens_and_end() {
+    let server = Server::start(&[]);
+    let body = json!({ "job_id": "j1", "prompt": "Once upon a time", "max_tokens": 200, "temperature": 0, "stop": ["Lena", "Tom"] });
+    let response = server.post("/execute", &body);
+    let events: Vec<(String, Value)> =
+        response.events().into_iter().map(|(name, data)| (name, serde_json::from_str(&data).expect("JSON"))).collect();
+    assert_eq!((events[0].0.as_str(), &events[0].1["job_id"]), ("started", &json!("j1")));
+    let (end, tokens) = events[1..].split_last().expect("an end");
+    assert_eq!(end.0, "end");
+    assert_eq!(end.1["stop_reason"], "stop_sequence", "{end:?}");
+    assert_eq!(end.1["stop_sequence_matched"], "Lena");
+    assert_eq!(end.1["tokens_out"], tokens.len());
+    let text: String = tokens.iter().map(|(_, data)| data["t"].as_str().expect("text")).collect();
+    let plain = server.ok(
+        "/v1/completions",
+        &json!({ "prompt": body["prompt"], "max_tokens": 200, "temperature": 0, "stop": "Lena" }),
+    );
+    assert_eq!(plain["choices"][0]["text"], text);
+    assert!(tokens.iter().enumerate().all(|(i, (name, data))| name == "token" && data["i"] == i));
+    assert_eq!(server.post("/execute", &json!({ "job_id": "j" })).json()["error"]["message"], "missing field `prompt`");
+}

@@ -1,0 +1,7 @@
+//! The server as its clients see it.
+
+mod answers;
+mod equal;
+mod limits;
+mod server;
+mod wire;
