@@ -1,11 +1,10 @@
 // The engine at work: owns the module's objects, feeds them the model as it arrives, and runs a batch at a time, so that
 // messages and aborts get through between batches. Runs in a worker, or inline.
 
-import { type InitOutput, Loader, type Model, crash, panicMessage } from "../wasm/starling.js";
+import { type InitOutput, Loader, initSync, type Model, crash, panicMessage } from "../wasm/starling.js";
 import { blobFile, openPart, read, remoteTag, type Part, type SourceFile } from "./source.js";
 import { cacheWriter, cached, modelCache, type CacheWriter } from "./cache.js";
 import { type ErrorCode, StarlingError, toWire } from "./errors.js";
-import { type Isa, loadModule, type WasmSource } from "./features.js";
 import type { CoreEvent } from "./protocol.js";
 import type { LoadOptions, MemoryReport, ModelInfo, Progress, Verification } from "./types.js";
 
@@ -15,8 +14,7 @@ export interface CoreOptions {
   cache: NonNullable<LoadOptions["cache"]>;
   sha256: string[] | undefined;
   receipts: boolean;
-  isa: Isa | undefined;
-  wasm: WasmSource | undefined;
+  module: WebAssembly.Module;
   /** As the module takes them. */
   session: { n_ctx?: number | undefined; max_seqs?: number | undefined; batch_tokens?: number | undefined; kv_type?: string | undefined };
 }
@@ -81,7 +79,8 @@ export class Core {
     emit: (events: CoreEvent[]) => void,
   ): Promise<Core> {
     signal?.throwIfAborted();
-    const module = await loadModule(options.isa, options.wasm);
+    // one instance for all that run inline
+    const module = initSync({ module: options.module });
     const writers: { writer: CacheWriter; url: string; file: SourceFile; part: number }[] = [];
     let loader: Loader | undefined;
     let model: Model | undefined;

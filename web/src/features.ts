@@ -1,6 +1,5 @@
 // What the runtime can do, and the module built for it.
 
-import init, { initSync, type InitOutput } from "../wasm/starling.js";
 import { StarlingError } from "./errors.js";
 
 /** The instruction sets there are builds for. Both give the same bytes. */
@@ -34,31 +33,42 @@ export function features(): Features {
 /** A module given by the caller, where it cannot be fetched: workerd imports modules, for example. */
 export type WasmSource = WebAssembly.Module | ArrayBuffer | Uint8Array<ArrayBuffer> | string | URL;
 
-let loaded: Promise<InitOutput> | undefined;
+/** By what they were asked for: compiling takes longer than loading a small model. */
+const compiled = new Map<string, Promise<WebAssembly.Module>>();
 
-/** The module, loaded once. */
-export function loadModule(isa: Isa | undefined, source: WasmSource | undefined): Promise<InitOutput> {
-  loaded ??= instantiate(isa, source).catch((e: unknown) => {
-    loaded = undefined;
-    throw e;
-  });
-  return loaded;
+/** The module, compiled once in this page however many models use it. */
+export function compile(isa: Isa | undefined, source: WasmSource | undefined): Promise<WebAssembly.Module> {
+  const { simd128, relaxedSimd } = features();
+  if (!simd128) return Promise.reject(new StarlingError("unsupported", "this runtime has no WebAssembly SIMD (simd128), which Starling needs"));
+  if (source instanceof WebAssembly.Module) return Promise.resolve(source);
+  if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return WebAssembly.compile(source);
+  isa ??= relaxedSimd ? "relaxed-simd" : "simd128";
+  const key = String(source ?? isa);
+  let module = compiled.get(key);
+  if (!module) {
+    module = fetchModule(isa, source);
+    compiled.set(key, module);
+    // tried anew next time
+    module.catch(() => compiled.delete(key));
+  }
+  return module;
 }
 
-async function instantiate(isa: Isa | undefined, source: WasmSource | undefined): Promise<InitOutput> {
-  const { simd128, relaxedSimd } = features();
-  if (!simd128) throw new StarlingError("unsupported", "this runtime has no WebAssembly SIMD (simd128), which Starling needs");
-  if (source instanceof WebAssembly.Module) return initSync({ module: source });
-  if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return init({ module_or_path: source });
-  isa ??= relaxedSimd ? "relaxed-simd" : "simd128";
+async function fetchModule(isa: Isa, source: string | URL | undefined): Promise<WebAssembly.Module> {
   // bundlers look for exactly this form
-  source ??=
-    isa === "relaxed-simd"
-      ? new URL("../wasm/relaxed-simd.wasm", import.meta.url)
-      : new URL("../wasm/simd128.wasm", import.meta.url);
-  const url = new URL(source as string | URL, import.meta.url);
+  const beside = () =>
+    isa === "relaxed-simd" ? new URL("../wasm/relaxed-simd.wasm", import.meta.url) : new URL("../wasm/simd128.wasm", import.meta.url);
+  const url = source === undefined ? beside() : new URL(source, globalThis.document?.baseURI ?? globalThis.location?.href);
   const file = await localFile(url);
-  return init({ module_or_path: file ? await file.arrayBuffer() : url });
+  if (file) return WebAssembly.compile(await file.arrayBuffer());
+  const failed = (why: string, cause?: unknown) => new StarlingError("network", `${url.href}: ${why}`, { cause });
+  const response = await fetch(url).catch((e: Error) => {
+    throw failed(e.message, e);
+  });
+  if (!response.ok) throw failed(`${response.status} ${response.statusText}`);
+  // some servers do not know the type, which streaming insists on
+  const known = response.headers.get("content-type")?.startsWith("application/wasm");
+  return known ? WebAssembly.compileStreaming(response) : WebAssembly.compile(await response.arrayBuffer());
 }
 
 interface Fs {

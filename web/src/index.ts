@@ -3,7 +3,7 @@
 import { inWorker, inline } from "./backend.js";
 import { modelCache } from "./cache.js";
 import { StarlingError } from "./errors.js";
-import { features } from "./features.js";
+import { compile, features } from "./features.js";
 import { Generation } from "./generation.js";
 import { Completions } from "./openai.js";
 import type { Backend, CoreEvent } from "./protocol.js";
@@ -61,15 +61,13 @@ export class Starling {
    * @throws {StarlingError} with what is wrong; the reason of `signal` if it is aborted
    */
   static async load(source: Source, options: LoadOptions = {}): Promise<Starling> {
-    const { sha256, wasm } = options;
+    const { sha256 } = options;
     const core = {
       parts: parts(source, options.size),
       cache: options.cache ?? "reuse",
       sha256: typeof sha256 === "string" ? [sha256] : sha256,
       receipts: options.receipts ?? false,
-      isa: options.isa,
-      // a URL object cannot be sent to a worker
-      wasm: wasm instanceof URL ? wasm.href : wasm,
+      module: await compile(options.isa, options.wasm),
       session: { n_ctx: options.contextLength, max_seqs: options.sequences, batch_tokens: options.batchTokens, kv_type: options.kvType },
     };
     if (core.sha256 && core.sha256.length !== core.parts.length) {
