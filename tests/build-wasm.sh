@@ -1,43 +1,47 @@
 #!/bin/sh
-# Builds what ships for WebAssembly into target/wasm: the module with plain exports, plain-ISA.wasm, and the package of
-# wasm-bindgen for browsers, web-ISA/, and for Node, nodejs-ISA/. Needs wasm-bindgen of the crate's version.
+# Builds what ships for WebAssembly into target/wasm: the module with plain exports, plain-ISA.wasm, and the one with the
+# face for JavaScript, web-ISA/. Needs wasm-bindgen of the crate's version. With arguments, builds those only, as
+# `plain-scalar` or `web-simd128`.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 out=$target/wasm
 mkdir -p "$out"
+built=$target/wasm32-unknown-unknown/wasm/starling_wasm.wasm
 
-# build RUSTC-FEATURES CARGO-OPTIONS...: leaves the module in $built
+# build RUSTC-FEATURES CARGO-FEATURES RUSTC-OPTIONS...: leaves the module in $built
 build() {
-    features=$1
-    shift
-    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$features" \
-        cargo build --quiet --release -p starling-wasm --target wasm32-unknown-unknown --target-dir "$target" "$@"
-}
-built=$target/wasm32-unknown-unknown/release/starling_wasm.wasm
-
-# plain ISA RUSTC-FEATURES
-plain() {
-    build "$2"
-    cp "$built" "$out/plain-$1.wasm"
+    rustc_features=$1
+    features=$2
+    shift 2
+    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$rustc_features" \
+        cargo rustc --quiet --profile wasm -p starling-wasm --lib --crate-type cdylib --no-default-features \
+        --features "$features" --target wasm32-unknown-unknown --target-dir "$target" -- "$@"
 }
 
-# package ISA RUSTC-FEATURES
-package() {
-    build "$2" --no-default-features --features bindgen
-    for kind in web nodejs; do
-        wasm-bindgen "$built" --target $kind --out-dir "$out/$kind-$1"
-    done
-    echo '{ "type": "module" }' >"$out/web-$1/package.json"
-    echo '{ "type": "commonjs" }' >"$out/nodejs-$1/package.json"
+make() {
+    isa=${1#*-}
+    case $isa in
+        scalar) rustc_features=-simd128 ;;
+        simd128) rustc_features=+simd128 ;;
+        relaxed-simd) rustc_features=+simd128,+relaxed-simd ;;
+    esac
+    case $1 in
+        plain-*)
+            build $rustc_features plain -C strip=symbols
+            cp "$built" "$out/$1.wasm"
+            ;;
+        web-*)
+            # names of functions go, sections that wasm-bindgen reads stay
+            build $rustc_features bindgen,chat
+            wasm-bindgen "$built" --target web --out-name starling --out-dir "$out/$1" --omit-default-module-path \
+                --remove-name-section --remove-producers-section
+            ;;
+    esac
 }
 
-# without SIMD the module alone: no browser of the last years lacks it
-plain scalar -simd128
-for isa in simd128 relaxed-simd; do
-    features=+simd128
-    [ $isa = simd128 ] || features=+simd128,+relaxed-simd
-    plain $isa $features
-    package $isa $features
+# without SIMD the plain module alone: no browser of the last years lacks it
+for name in ${*:-plain-scalar plain-simd128 web-simd128 plain-relaxed-simd web-relaxed-simd}; do
+    make "$name"
 done
 ls -l "$out"/plain-*.wasm "$out"/web-*/*.wasm

@@ -1,41 +1,73 @@
-//! The JavaScript face: two classes that throw `Error`s; structured values are JSON texts.
+//! The JavaScript face: two classes that throw `Error`s with a `code`; structured values are JSON texts.
 
-use starling::model::StreamLoader;
 use wasm_bindgen::prelude::*;
 
-use crate::session::{Error, Session};
+use crate::session::Session;
+use crate::{crash, loader, session};
 
-fn js(e: impl Into<Error>) -> JsError {
-    let e = e.into();
-    JsError::new(&format!("{}: {e}", e.kind()))
+#[wasm_bindgen]
+extern "C" {
+    /// The `Error` of JavaScript.
+    pub type Error;
+    #[wasm_bindgen(constructor)]
+    fn new(message: &str) -> Error;
+    #[wasm_bindgen(method, setter)]
+    fn set_code(this: &Error, code: &str);
 }
 
-/// Takes a model file piece by piece.
+fn js(e: impl Into<session::Error>) -> Error {
+    let e = e.into();
+    let error = Error::new(&e.to_string());
+    error.set_code(e.kind());
+    error
+}
+
+/// What the panic said that stopped the module; empty if there was none. After one, nothing else may be called.
+#[wasm_bindgen(js_name = panicMessage)]
+pub fn panic_message() -> String {
+    crash::message()
+}
+
+/// Panics, for programs that test how they go on after it.
+#[wasm_bindgen(js_name = crash)]
+pub fn panic_on_request() {
+    crash::watch();
+    crash::crash();
+}
+
+/// Takes the files of a model piece by piece.
 #[wasm_bindgen]
-pub struct Loader(StreamLoader);
+pub struct Loader(loader::Loader);
 
 #[wasm_bindgen]
 impl Loader {
-    /// For a file of that many bytes; `digest` asks for its SHA-256, which receipts need.
+    /// For files of these lengths in bytes; `digest` asks for their SHA-256, which receipts need.
     #[wasm_bindgen(constructor)]
-    pub fn new(file_len: f64, digest: Option<bool>) -> Loader {
-        let new = if digest.unwrap_or(false) { StreamLoader::with_digest } else { StreamLoader::new };
-        Loader(new(file_len as u64))
+    pub fn new(lens: &[f64], digest: bool) -> Loader {
+        crash::watch();
+        let lens: Vec<u64> = lens.iter().map(|&len| len as u64).collect();
+        Loader(loader::Loader::new(&lens, digest))
     }
 
-    /// Takes the next bytes.
+    /// Takes the next bytes of a file; says whether its directory is known. Bytes after it are best held back until
+    /// the directories of all files are known; then the files follow one after the other.
     ///
     /// # Errors
     /// What is wrong with the file.
-    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), JsError> {
-        self.0.feed(bytes).map_err(js)
+    pub fn feed(&mut self, file: usize, bytes: &[u8]) -> Result<bool, Error> {
+        self.0.feed(file, bytes).map_err(js)
+    }
+
+    /// SHA-256 of the bytes of a file taken so far, in hexadecimal, if asked for.
+    pub fn sha256(&self, file: usize) -> Option<String> {
+        self.0.sha256(file).map(|d| starling::receipt::Hex(d).to_string())
     }
 
     /// Opens a session once all bytes were fed. `options` is JSON, empty for defaults.
     ///
     /// # Errors
-    /// What is wrong with the file or the options.
-    pub fn open(self, options: &str) -> Result<Model, JsError> {
+    /// What is wrong with the files or the options.
+    pub fn open(self, options: &str) -> Result<Model, Error> {
         Session::new(self.0, options).map(Model).map_err(js)
     }
 }
@@ -55,7 +87,7 @@ impl Model {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn submit(&mut self, request: &str) -> Result<f64, JsError> {
+    pub fn submit(&mut self, request: &str) -> Result<f64, Error> {
         self.0.submit(request).map(|id| id as f64).map_err(js)
     }
 
@@ -78,15 +110,28 @@ impl Model {
     ///
     /// # Errors
     /// If an id is not the model's.
-    pub fn detokenize(&self, ids: &[u32]) -> Result<String, JsError> {
+    pub fn detokenize(&self, ids: &[u32]) -> Result<String, Error> {
         self.0.detokenize(ids).map(|b| String::from_utf8_lossy(&b).into_owned()).map_err(js)
+    }
+
+    /// Bytes of the weights, and of keys and values, as JSON.
+    pub fn memory(&self) -> String {
+        self.0.memory().to_string()
+    }
+
+    /// Text and ids of a conversation in JSON, as JSON.
+    ///
+    /// # Errors
+    /// What is wrong with it, or with the template.
+    pub fn render(&self, chat: &str) -> Result<String, Error> {
+        self.0.render(chat).map(|v| v.to_string()).map_err(js)
     }
 
     /// Replays the answer of a receipt in JSON; returns `{"verified", ...}` as JSON.
     ///
     /// # Errors
     /// If this is no receipt, or the loader made no digest of the model.
-    pub fn verify(&self, receipt: &str) -> Result<String, JsError> {
+    pub fn verify(&self, receipt: &str) -> Result<String, Error> {
         self.0.verify(receipt).map(|v| v.to_string()).map_err(js)
     }
 
@@ -94,7 +139,7 @@ impl Model {
     ///
     /// # Errors
     /// If an id is not the model's, or there are too many.
-    pub fn embed(&mut self, ids: &[u32]) -> Result<Vec<f32>, JsError> {
+    pub fn embed(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.0.embed(ids).map_err(js)
     }
 
@@ -103,7 +148,7 @@ impl Model {
     /// # Errors
     /// If an id is not the model's, or there are too many.
     #[wasm_bindgen(js_name = logitsSha256)]
-    pub fn logits_sha256(&self, ids: &[u32]) -> Result<String, JsError> {
+    pub fn logits_sha256(&self, ids: &[u32]) -> Result<String, Error> {
         self.0.logits_sha256(ids).map_err(js)
     }
 }

@@ -2,7 +2,10 @@
 //! `bindgen`, a package for JavaScript. Requests and replies are JSON.
 
 #[cfg(feature = "bindgen")]
-mod bindgen;
+pub mod bindgen;
+#[cfg(any(feature = "bindgen", feature = "plain"))]
+mod crash;
+pub mod loader;
 #[cfg(feature = "plain")]
 mod plain;
 pub mod session;

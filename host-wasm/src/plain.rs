@@ -10,24 +10,28 @@
 //! starling_step(session) -> reply: tokens, events    starling_info(session) -> reply
 //! starling_tokenize(session, text) -> reply          starling_detokenize(session, ids) -> reply
 //! starling_logits(session, ids) -> reply: SHA-256     starling_verify(session, receipt) -> reply: verified
-//! starling_embed(session, ids) -> reply: vector
+//! starling_embed(session, ids) -> reply: vector      starling_render(session, chat) -> reply: text, ids
+//! starling_memory(session) -> reply: bytes           starling_crash() panics, to test how a host goes on
+//! starling_panic() -> reply: what a panic said; after one, nothing else may be called
 //! ```
+//!
+//! The module imports nothing.
 // exported names need `no_mangle`, which the lint counts as unsafe, and `pub`, which nothing in Rust reaches
 #![allow(unsafe_code, unreachable_pub)]
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
-use starling::model::StreamLoader;
-
+use crate::crash;
+use crate::loader::Loader;
 use crate::session::{Error, Session};
+use serde_json::{Value, json};
 
 #[derive(Default)]
 struct State {
     /// By address.
     buffers: BTreeMap<u32, Vec<u8>>,
-    loaders: BTreeMap<u32, StreamLoader>,
+    loaders: BTreeMap<u32, Loader>,
     sessions: BTreeMap<u32, Session>,
     next: u32,
 }
@@ -99,10 +103,10 @@ pub extern "C" fn starling_free(pointer: u32) {
 /// A loader for a file of `file_len` bytes; with `digest` other than 0 it makes the file's SHA-256, which receipts need.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_loader(file_len: u64, digest: u32) -> u32 {
+    crash::watch();
     STATE.with_borrow_mut(|s| {
         let id = s.id();
-        let new = if digest == 0 { StreamLoader::new } else { StreamLoader::with_digest };
-        s.loaders.insert(id, new(file_len));
+        s.loaders.insert(id, Loader::new(&[file_len], digest != 0));
         id
     })
 }
@@ -114,8 +118,8 @@ pub extern "C" fn starling_feed(loader: u32, bytes: u32) -> u64 {
         let bytes = s.take(bytes)?;
         let loader =
             s.loaders.get_mut(&loader).ok_or_else(|| Error::Option(format!("{loader} is not an open loader")))?;
-        loader.feed(&bytes)?;
-        Ok(json!(loader.fed()))
+        loader.feed(0, &bytes)?;
+        Ok(json!(loader.fed(0)))
     })
 }
 
@@ -210,4 +214,33 @@ pub extern "C" fn starling_embed(session: u32, ids: u32) -> u64 {
         let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
         Ok(json!(s.session(session)?.embed(&ids)?))
     })
+}
+
+/// Text and ids of a conversation.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_render(session: u32, chat: u32) -> u64 {
+    call(|s| {
+        let chat = s.take_text(chat)?;
+        s.session(session)?.render(&chat)
+    })
+}
+
+/// Bytes of the weights, and of keys and values.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_memory(session: u32) -> u64 {
+    call(|s| Ok(s.session(session)?.memory()))
+}
+
+/// What the panic said that stopped the module; empty if there was none. Its reply need not be given back.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_panic() -> u64 {
+    // nothing else is touched: the panic may have left it in any state
+    let text = json!({ "ok": crash::message() }).to_string().into_bytes().leak();
+    u64::from(text.as_ptr().addr() as u32) << 32 | text.len() as u64
+}
+
+/// Panics.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_crash() {
+    crash::crash();
 }

@@ -11,12 +11,14 @@ use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
 use starling::error::{LoadError, RequestError};
 use starling::kernels::attention::{KvType, PAGE};
-use starling::kernels::{Cpu, UnknownIsa};
-use starling::model::{Model, Run, StreamLoader};
+use starling::kernels::{Cpu, NUMERICS_VERSION, UnknownIsa};
+use starling::model::{Model, Run};
 use starling::pool::Inline;
-use starling::receipt::{Mismatch, Receipt, VerifyError, verify};
+use starling::receipt::{Hex, Mismatch, Receipt, VerifyError, verify};
 use starling::sampler::SamplingOptions;
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
+
+use crate::loader::Loader;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +26,19 @@ pub enum Error {
     /// The model file is wrong.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The files are shorter or longer than was said.
+    #[error("file {file} has {found} bytes, expected {expected}")]
+    Length {
+        /// Which, from 0.
+        file: usize,
+        /// Bytes fed.
+        found: u64,
+        /// Bytes it was said to have.
+        expected: u64,
+    },
+    /// There is no tensor in the files.
+    #[error("the model has no weights")]
+    NoWeights,
     /// The request is wrong, or there is no room for it now.
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -52,12 +67,12 @@ impl Error {
     /// What kind of failure this is, for programs.
     pub fn kind(&self) -> &'static str {
         match self {
-            Error::Load(_) => "model",
+            Error::Load(LoadError::TooLarge { .. }) | Error::Memory { .. } => "memory",
+            Error::Load(_) | Error::Length { .. } | Error::NoWeights => "model",
             #[cfg(feature = "chat")]
             Error::Template(_) => "template",
             Error::Request(RequestError::NoCapacity { .. }) => "capacity",
             Error::Request(_) | Error::Json(_) | Error::Option(_) | Error::Isa(_) => "request",
-            Error::Memory { .. } => "memory",
         }
     }
 }
@@ -133,6 +148,8 @@ struct RequestJson {
     stop: Vec<String>,
     stop_tokens: Vec<u32>,
     ignore_eos: bool,
+    /// Which of several answers to one prompt this is: part of the key of the draws.
+    sequence: u64,
     /// Whether the done event brings a receipt; the loader must have made the file's digest.
     receipt: bool,
     sampling: SamplingOptions,
@@ -150,6 +167,7 @@ impl Default for RequestJson {
             stop: Vec::new(),
             stop_tokens: Vec::new(),
             ignore_eos: false,
+            sequence: 0,
             receipt: false,
             sampling: SamplingOptions::default(),
         }
@@ -176,8 +194,9 @@ enum EventJson {
         text: String,
         reason: &'static str,
         n_tokens: usize,
+        /// In JSON, as a text: its seed may be more than JavaScript's numbers hold.
         #[serde(skip_serializing_if = "Option::is_none")]
-        receipt: Option<Box<Receipt>>,
+        receipt: Option<String>,
     },
 }
 
@@ -187,6 +206,7 @@ impl From<Event> for EventJson {
             Event::Prefilled { id, n_prompt, n_cached } => EventJson::Prefilled { id: id.0, n_prompt, n_cached },
             Event::Token { id, token, text, logprob, top } => EventJson::Token { id: id.0, token, text, logprob, top },
             Event::Done { id, text, reason, n_tokens, receipt } => {
+                let receipt = receipt.and_then(|r| serde_json::to_string(&r).ok());
                 EventJson::Done { id: id.0, text, reason: reason.name(), n_tokens, receipt }
             }
         }
@@ -203,11 +223,11 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session for a model whose file was fed to `loader`; `options` is a JSON object, empty for defaults.
+    /// A session for a model whose files were fed to `loader`; `options` is a JSON object, empty for defaults.
     ///
     /// # Errors
     /// What is wrong with the file or the options.
-    pub fn new(loader: StreamLoader, options: &str) -> Result<Session, Error> {
+    pub fn new(loader: Loader, options: &str) -> Result<Session, Error> {
         let options: Options = if options.is_empty() { Options::default() } else { serde_json::from_str(options)? };
         let cpu = options.isa.as_deref().map_or_else(|| Ok(Cpu::detect()), Cpu::named)?;
         let names = || KvType::ALL.map(KvType::name).join(", ");
@@ -215,8 +235,8 @@ impl Session {
             .iter()
             .find(|t| t.name() == options.kv_type)
             .ok_or_else(|| Error::Option(format!("kv_type is {:?}, expected one of {}", options.kv_type, names())))?;
-        let model_sha256 = loader.sha256();
-        let model = Arc::new(loader.finish()?);
+        let (model, model_sha256) = loader.finish()?;
+        let model = Arc::new(model);
         let n_ctx = options.n_ctx.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
         let max_seqs = options.max_seqs.max(1);
         let sizes = EngineOptions {
@@ -245,6 +265,9 @@ impl Session {
             "isa": self.cpu.isa().name(),
             "available": Cpu::available().iter().map(|c| c.isa().name()).collect::<Vec<_>>(),
             "weight_bytes": self.model.weight_bytes(),
+            "numerics": NUMERICS_VERSION,
+            "model_sha256": self.engine.options().model_sha256.map(|d| Hex(d).to_string()),
+            "causal": c.causal,
             "chat_template": self.model.chat_template,
         })
     }
@@ -261,7 +284,7 @@ impl Session {
                 self.model.tokenizer.encode(&text, options)
             }
             (None, Some(ids), None) => ids,
-            (None, None, Some(chat)) => self.chat(chat)?,
+            (None, None, Some(chat)) => self.chat(chat)?.1,
             _ => return Err(Error::Option("give one of prompt, ids and chat".into())),
         };
         let request = Request {
@@ -270,6 +293,7 @@ impl Session {
             stop: r.stop,
             stop_tokens: r.stop_tokens,
             ignore_eos: r.ignore_eos,
+            sequence: r.sequence,
             receipt: r.receipt,
             ..Request::new(tokens)
         };
@@ -277,15 +301,15 @@ impl Session {
     }
 
     #[cfg(not(feature = "chat"))]
-    fn chat(&self, _: Chat) -> Result<Vec<u32>, Error> {
+    fn chat(&self, _: Chat) -> Result<(String, Vec<u32>), Error> {
         Err(Error::Option(
             "this build renders no chat templates: give prompt or ids, or build with the feature chat".into(),
         ))
     }
 
-    /// The tokens of a conversation.
+    /// The text and the tokens of a conversation.
     #[cfg(feature = "chat")]
-    fn chat(&self, chat: Chat) -> Result<Vec<u32>, Error> {
+    fn chat(&self, chat: Chat) -> Result<(String, Vec<u32>), Error> {
         let source = chat.template.as_deref().or(self.model.chat_template.as_deref()).unwrap_or(DEFAULT_TEMPLATE);
         let request = ChatRequest {
             messages: chat.messages,
@@ -298,7 +322,29 @@ impl Session {
             },
             now: chat.now.map(Now::from_unix),
         };
-        Ok(ChatTemplate::new(source)?.render(&request, &self.model.tokenizer)?.encode(&self.model.tokenizer))
+        let rendered = ChatTemplate::new(source)?.render(&request, &self.model.tokenizer)?;
+        let ids = rendered.encode(&self.model.tokenizer);
+        Ok((rendered.text, ids))
+    }
+
+    /// `{"text", "ids"}` of a conversation, a JSON object as the `chat` of a request.
+    ///
+    /// # Errors
+    /// What is wrong with it, or with the template.
+    pub fn render(&self, chat: &str) -> Result<Value, Error> {
+        let (text, ids) = self.chat(serde_json::from_str(chat)?)?;
+        Ok(json!({ "text": text, "ids": ids }))
+    }
+
+    /// Bytes of the weights, and of keys and values: `{"weights", "kv_reserved", "kv_in_use", "kv_cached"}`.
+    pub fn memory(&self) -> Value {
+        let kv = self.engine.kv_stats();
+        json!({
+            "weights": self.model.weight_bytes(),
+            "kv_reserved": kv.reserved_bytes,
+            "kv_in_use": kv.in_use_bytes,
+            "kv_cached": kv.cached_bytes,
+        })
     }
 
     /// Runs one batch: `{"tokens": processed, "events": [...]}`.

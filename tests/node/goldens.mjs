@@ -1,4 +1,4 @@
-// The shipped module and package in Node against the pinned results: `node --test tests/node/goldens.mjs`, after
+// The shipped modules in Node against the pinned results: `node --test tests/node/goldens.mjs`, after
 // tests/build-wasm.sh. STARLING_WASM is the directory that it filled, by default target/wasm.
 
 import assert from "node:assert/strict";
@@ -120,8 +120,7 @@ async function checkErrors(starling) {
 
 const faces = {
   plain: (isa) => Plain.load(new URL(`plain-${isa}.wasm`, wasm)),
-  web: (isa) => Package.web(new URL(`web-${isa}/`, wasm)),
-  nodejs: (isa) => Package.nodejs(new URL(`nodejs-${isa}/`, wasm)),
+  web: (isa) => Package.load(new URL(`web-${isa}/`, wasm)),
 };
 const relaxed = hasRelaxedSimd();
 const isas = { scalar: "scalar", simd128: "simd128", "relaxed-simd": relaxedIsa };

@@ -1,8 +1,7 @@
-// The three ways to Starling from JavaScript, as one: `open(model, pieceBytes, options)` gives a session with info,
+// The two ways to the engine from JavaScript, as one: `open(model, pieceBytes, options)` gives a session with info,
 // submit, step, cancel, tokenize, detokenize, logitsSha256, embed and close; what is wrong is thrown as "kind: message".
 
 import { readFile } from "node:fs/promises";
-import { createRequire } from "node:module";
 import v8 from "node:v8";
 
 const relaxed = Uint8Array.of(
@@ -100,18 +99,12 @@ class PlainSession {
   }
 }
 
-/** The package of wasm-bindgen. */
+/** The face for JavaScript. */
 export class Package {
-  /** As made for browsers. */
-  static async web(directory) {
-    const js = await import(new URL("starling_wasm.js", directory).href);
-    await js.default({ module_or_path: await readFile(new URL("starling_wasm_bg.wasm", directory)) });
+  static async load(directory) {
+    const js = await import(new URL("starling.js", directory).href);
+    await js.default({ module_or_path: await readFile(new URL("starling_bg.wasm", directory)) });
     return new Package(js);
-  }
-
-  /** As made for Node. */
-  static async nodejs(directory) {
-    return new Package(createRequire(import.meta.url)(new URL("starling_wasm.js", directory).pathname));
   }
 
   constructor(js) {
@@ -119,9 +112,20 @@ export class Package {
   }
 
   open(model, pieceBytes, options) {
-    const loader = new this.js.Loader(model.length);
-    for (let at = 0; at < model.length; at += pieceBytes) loader.feed(model.subarray(at, at + pieceBytes));
-    return new PackageSession(loader.open(JSON.stringify(options)));
+    return named(() => {
+      const loader = new this.js.Loader(Float64Array.of(model.length), false);
+      for (let at = 0; at < model.length; at += pieceBytes) loader.feed(0, model.subarray(at, at + pieceBytes));
+      return new PackageSession(loader.open(JSON.stringify(options)));
+    });
+  }
+}
+
+/** Errors as those of the plain face. */
+function named(work) {
+  try {
+    return work();
+  } catch (e) {
+    throw e.code ? new Error(`${e.code}: ${e.message}`) : e;
   }
 }
 
@@ -133,7 +137,7 @@ class PackageSession {
     return JSON.parse(this.model.info());
   }
   submit(request) {
-    return this.model.submit(JSON.stringify(request));
+    return named(() => this.model.submit(JSON.stringify(request)));
   }
   step() {
     return JSON.parse(this.model.step());
@@ -145,13 +149,13 @@ class PackageSession {
     return JSON.parse(this.model.tokenize(text, true, false));
   }
   detokenize(ids) {
-    return this.model.detokenize(Uint32Array.from(ids));
+    return named(() => this.model.detokenize(Uint32Array.from(ids)));
   }
   logitsSha256(ids) {
-    return this.model.logitsSha256(Uint32Array.from(ids));
+    return named(() => this.model.logitsSha256(Uint32Array.from(ids)));
   }
   embed(ids) {
-    return this.model.embed(Uint32Array.from(ids));
+    return named(() => this.model.embed(Uint32Array.from(ids)));
   }
   close() {
     this.model.free();

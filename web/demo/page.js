@@ -1,49 +1,173 @@
-// The page's side: what is typed goes to the worker, what the worker says is shown.
+// The page: loads a model and connects its parts.
 
-const [form, prompt, go, stop, text, status] = ["form", "prompt", "go", "stop", "text", "status"].map((id) =>
-  document.getElementById(id),
-);
+import { Starling } from "../dist/index.js";
+import { Conversation } from "./chat.js";
+import { $, bytes, element, save, seconds } from "./dom.js";
+import { samplingOptions } from "./sampling.js";
+import { ALTERNATIVES, Answer } from "./tokens.js";
+import { Verifier } from "./verify.js";
+
 const query = new URLSearchParams(location.search);
-const worker = new Worker("worker.js", { type: "module" });
+const BUNDLED = new URL(query.get("model") ?? "../../fixtures/starling-tiny/starling-tiny-q8_0.gguf", location.href).href;
 
-const busy = (is) => {
-  go.disabled = is;
-  stop.disabled = !is;
-};
+let model;
+let loading;
+let generating;
 
-worker.onmessage = ({ data }) => {
-  switch (data.type) {
-    case "progress":
-      status.textContent = `Loading the model: ${Math.round((100 * data.done) / data.total)} %`;
-      break;
-    case "ready":
-      status.textContent = `${data.info.name}, ${data.info.isa}`;
-      busy(false);
-      break;
-    case "text":
-      text.append(data.text);
-      break;
-    case "done":
-      status.textContent = `${data.tokens} tokens, ${(data.tokens / data.seconds).toFixed(1)} a second`;
-      busy(false);
-      break;
-    case "error":
-      status.textContent = data.message;
-      busy(false);
-      break;
+const status = (text, bad = false) => Object.assign($("status"), { textContent: text, className: bad ? "bad" : "" });
+
+/** Which buttons can be pressed. */
+function enable() {
+  for (const id of ["write", "send"]) $(id).disabled = !model?.info.generates || Boolean(generating);
+  for (const id of ["write-stop", "chat-stop"]) $(id).disabled = !generating;
+  $("verify").disabled = !model;
+  $("load").disabled = Boolean(loading);
+  $("load-stop").hidden = !loading;
+}
+
+function chosenSource() {
+  switch (new FormData($("model-form")).get("source")) {
+    case "bundled":
+      return BUNDLED;
+    case "url":
+      return $("url").value.trim();
+    default: {
+      const files = [...$("file").files].sort((a, b) => a.name.localeCompare(b.name));
+      return files.length === 1 ? files[0] : files;
+    }
   }
-};
+}
 
-form.onsubmit = (event) => {
+async function load() {
+  loading = new AbortController();
+  generating?.abort();
+  model?.dispose();
+  model = undefined;
+  $("facts").hidden = true;
+  $("loading").hidden = false;
+  $("progress").removeAttribute("value");
+  $("progress-text").textContent = "";
+  enable();
+  status("Loading");
+  try {
+    model = await Starling.load(chosenSource(), { signal: loading.signal, receipts: true, onProgress: showProgress });
+    const { info } = model;
+    const { sharedMemory } = Starling.features();
+    status(`${info.name ?? info.architecture} is ready${info.generates ? "" : "; it embeds texts and does not write"}`);
+    $("backend").textContent = `${info.isa}, ${info.threads} thread${info.threads === 1 ? "" : "s"}${sharedMemory ? " (isolated page)" : ""}`;
+    $("context").textContent = `${info.contextLength} tokens`;
+    $("facts").hidden = false;
+    await showMemory();
+  } catch (e) {
+    status(e.name === "AbortError" ? "Stopped" : e.message, e.name !== "AbortError");
+  } finally {
+    loading = undefined;
+    $("loading").hidden = true;
+    enable();
+    await showCache();
+  }
+}
+
+function showProgress({ from, loaded, total, rate, remaining }) {
+  $("progress").value = loaded / total;
+  const rest = loaded < total ? `, ${bytes(rate)}/s, ${seconds(remaining)} left` : "";
+  $("progress-text").textContent = `${bytes(loaded)} of ${bytes(total)} from ${{ network: "the network", cache: "the cache", local: "this device" }[from]}${rest}`;
+}
+
+async function showMemory() {
+  const memory = await model.memory();
+  $("memory").textContent = `${bytes(memory.module)}: weights ${bytes(memory.weights)}, context ${bytes(memory.kvReserved)}`;
+}
+
+async function showCache() {
+  const [entries, usage] = await Promise.all([Starling.cache.list(), Starling.cache.usage()]);
+  $("cache-usage").textContent = usage.storage === "none" ? "This browser keeps nothing here." : `${bytes(usage.cached)} cached; this site may use ${bytes(usage.quota)}.`;
+  const item = ({ url, size }) => {
+    const remove = element("button", { type: "button", className: "small", onclick: () => Starling.cache.evict(url).then(showCache) }, "Remove");
+    remove.setAttribute("aria-label", `Remove ${url}`);
+    return element("li", {}, `${url} (${bytes(size)}) `, remove);
+  };
+  $("cache-list").replaceChildren(...entries.map(item));
+}
+
+/** Runs a generation into a view; returns its result, or undefined if it was stopped or failed. */
+async function answer(start, view) {
+  generating = new AbortController();
+  enable();
+  status("Writing");
+  try {
+    const generation = start(model, { ...samplingOptions(), logprobs: ALTERNATIVES, receipt: true, signal: generating.signal });
+    for await (const token of generation.tokens()) view.add(token);
+    const result = await generation.result;
+    const { timings, usage } = result;
+    $("speed").textContent = `${timings.generationPerSecond.toFixed(1)} tokens/s written, ${timings.promptPerSecond.toFixed(0)} read`;
+    const ended = { stop: "the model ended", length: "the limit of tokens is reached", not_finite: "the model's numbers are not finite" }[result.finishReason];
+    status(`${usage.completionTokens} tokens: ${ended}`);
+    return result;
+  } catch (e) {
+    status(e.name === "AbortError" ? "Stopped" : e.message, e.name !== "AbortError");
+  } finally {
+    generating = undefined;
+    enable();
+    if (model) await showMemory().catch(() => {});
+  }
+}
+
+let written;
+let receipt;
+$("write-form").onsubmit = async (event) => {
   event.preventDefault();
-  busy(true);
-  text.textContent = prompt.value;
-  worker.postMessage({ type: "generate", prompt: prompt.value });
+  if ($("write").disabled) return;
+  const prompt = $("prompt").value;
+  written = new Answer($("answer"), prompt);
+  $("write-receipt").hidden = true;
+  receipt = (await answer((model, options) => model.generate(prompt, options), written))?.receipt;
+  $("write-receipt").hidden = !receipt;
 };
-stop.onclick = () => worker.postMessage({ type: "stop" });
+$("write-receipt").onclick = () => {
+  save("receipt.json", receipt);
+  $("receipt").value = receipt;
+};
 
-worker.postMessage({
-  type: "load",
-  package: new URL(query.get("package") ?? "/target/wasm/web-simd128", location.href).href,
-  model: new URL(query.get("model") ?? "/fixtures/starling-tiny/starling-tiny-q8_0.gguf", location.href).href,
-});
+const conversation = new Conversation(answer);
+new Verifier(() => model);
+
+for (const id of ["write-stop", "chat-stop"]) $(id).onclick = () => generating?.abort();
+$("load-stop").onclick = () => loading?.abort();
+$("show-tokens").onchange = () => {
+  written?.redraw();
+  conversation.draw();
+};
+$("model-form").onchange = () => {
+  const source = new FormData($("model-form")).get("source");
+  $("file-row").hidden = source !== "file";
+  $("url-row").hidden = source !== "url";
+};
+$("model-form").onsubmit = (event) => {
+  event.preventDefault();
+  load();
+};
+
+// tabs: arrow keys choose among them
+const tabs = [...document.querySelectorAll('[role="tab"]')];
+function choose(tab) {
+  for (const other of tabs) {
+    other.setAttribute("aria-selected", String(other === tab));
+    other.tabIndex = other === tab ? 0 : -1;
+    $(other.getAttribute("aria-controls")).hidden = other !== tab;
+  }
+  for (const id of ["options", "show-tokens-row"]) $(id).hidden = tab.id === "tab-verify";
+}
+for (const [i, tab] of tabs.entries()) {
+  tab.onclick = () => choose(tab);
+  tab.onkeydown = ({ key }) => {
+    const to = { ArrowRight: tabs[(i + 1) % tabs.length], ArrowLeft: tabs.at(i - 1) }[key];
+    if (!to) return;
+    choose(to);
+    to.focus();
+  };
+}
+
+// where the page is told so, errors of the engine can be provoked
+addEventListener("unhandledrejection", ({ reason }) => status(reason?.message ?? String(reason), true));
+load();

@@ -1,0 +1,25 @@
+// A service in workerd that continues the prompt it is asked for: `workerd serve workerd.capnp`, then
+// GET /?prompt=Once+upon+a+time. A worker there has 128 MB: room for a model of some 60 MB with a context of 2048 tokens.
+
+import { Starling } from "starling-web";
+import bytes from "model.gguf";
+import wasm from "starling.wasm";
+
+let model;
+
+export default {
+  async fetch(request) {
+    const ask = new URL(request.url).searchParams;
+    model ??= Starling.load(bytes, { wasm });
+    const options = { maxTokens: Number(ask.get("n") ?? 64), temperature: Number(ask.get("temperature") ?? 0), signal: request.signal };
+    const pieces = (await model).generate(ask.get("prompt") ?? "Once upon a time", options);
+    const encoder = new TextEncoder();
+    const stream = new ReadableStream({
+      async start(controller) {
+        for await (const piece of pieces) controller.enqueue(encoder.encode(piece));
+        controller.close();
+      },
+    });
+    return new Response(stream, { headers: { "content-type": "text/plain; charset=utf-8" } });
+  },
+};

@@ -1,0 +1,28 @@
+//! What a panic said, for the host: the module itself stops with a trap that says nothing.
+
+use std::panic;
+use std::sync::{Mutex, Once};
+
+static HOOK: Once = Once::new();
+static LAST: Mutex<String> = Mutex::new(String::new());
+
+/// Keeps the message of a panic from now on.
+pub(crate) fn watch() {
+    HOOK.call_once(|| {
+        panic::set_hook(Box::new(|info| {
+            if let Ok(mut last) = LAST.lock() {
+                *last = info.to_string();
+            }
+        }));
+    });
+}
+
+/// The message of the panic that stopped the module, with its place; empty if there was none.
+pub(crate) fn message() -> String {
+    LAST.lock().map(|last| last.clone()).unwrap_or_default()
+}
+
+/// Panics, for hosts that test how they go on after it.
+pub(crate) fn crash() {
+    panic!("crash on request");
+}

@@ -1,0 +1,40 @@
+// Headless Chromium on pages of a server of our own.
+
+import assert from "node:assert/strict";
+import { existsSync } from "node:fs";
+import { chromium } from "playwright-core";
+
+import { serve } from "./server.mjs";
+
+const executablePath = process.env.STARLING_CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/google-chrome"].find(existsSync);
+
+/** A browser and a server; `page(path)` opens a page whose errors fail the test that closes it. */
+export async function open(headers) {
+  const [server, browser] = await Promise.all([serve(undefined, headers), chromium.launch({ executablePath, args: ["--no-sandbox"] })]);
+  const context = await browser.newContext();
+  const errors = [];
+  const page = async (path, options) => {
+    const target = options ? await (await browser.newContext(options)).newPage() : await context.newPage();
+    target.on("pageerror", (e) => errors.push(e.stack ?? e.message));
+    target.on("request", (r) => {
+      if (!r.url().startsWith(server.origin) && !/^(blob|data):/.test(r.url())) errors.push(`asks for ${r.url()}`);
+    });
+    await target.goto(server.origin + path);
+    return target;
+  };
+  const close = async () => {
+    await browser.close();
+    await server.close();
+    assert.deepEqual(errors, []);
+  };
+  return { server, browser, page, close };
+}
+
+/** A page with nothing in it but `Starling`, and a function to load the bundled model. */
+export async function blank({ page }) {
+  const target = await page("/tests/browser/blank.html");
+  await target.waitForFunction(() => globalThis.Starling);
+  return target;
+}
+
+export const TINY = "/fixtures/starling-tiny/starling-tiny-q8_0.gguf";

@@ -1,0 +1,312 @@
+// Loading and running in a page: downloads, cache, faults, memory, and that the page stays responsive.
+
+import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
+import { readFile } from "node:fs/promises";
+import { after, before, beforeEach, test } from "node:test";
+
+import { TINY, blank, open } from "./browser.mjs";
+
+const bytes = await readFile(new URL(`../..${TINY}`, import.meta.url));
+const sha256 = createHash("sha256").update(bytes).digest("hex");
+
+let b;
+let page;
+before(async () => {
+  b = await open();
+  page = await blank(b);
+  await page.evaluate(() => {
+    /** Loads, writes 8 tokens, disposes; what happened, or the error. */
+    globalThis.attempt = async (source, options = {}) => {
+      const progress = [];
+      try {
+        const model = await Starling.load(source, { onProgress: (p) => progress.push(p), ...options });
+        const { text } = await model.generate("Once upon a time", { maxTokens: 8, temperature: 0 }).result;
+        model.dispose();
+        return { text, progress, from: progress.at(-1).from };
+      } catch (e) {
+        return { error: e.name, code: e.code, message: e.message, progress };
+      }
+    };
+  });
+});
+after(() => b.close());
+beforeEach(async () => {
+  await page.evaluate(() => Starling.cache.clear());
+  b.server.requests.length = 0;
+});
+
+const attempt = (source, options) => page.evaluate(([s, o]) => attempt(s, o), [source, options]);
+const cache = () => page.evaluate(() => Starling.cache.list());
+const gets = () => b.server.requests.filter((r) => r.includes(".gguf"));
+let expected;
+
+test("progress tells bytes, rate and what remains", async () => {
+  const r = await attempt(`${TINY}?slow=5`);
+  expected = r.text;
+  assert.ok(r.text.length > 10, JSON.stringify(r));
+  const { progress } = r;
+  assert.ok(progress.length > 2);
+  for (const [i, p] of progress.entries()) {
+    assert.equal(p.total, bytes.length);
+    assert.ok(p.rate > 0 && p.remaining >= 0);
+    assert.ok(i === 0 || p.loaded >= progress[i - 1].loaded);
+  }
+  assert.deepEqual([progress.at(-1).loaded, progress.at(-1).remaining], [bytes.length, 0]);
+});
+
+test("every kind of source loads", async () => {
+  const texts = await page.evaluate(async (url) => {
+    const blob = await (await fetch(url)).blob();
+    const buffer = await blob.arrayBuffer();
+    const sources = [
+      [new URL(url, location.href)],
+      [blob],
+      [new File([blob], "model.gguf")],
+      [buffer],
+      [new Uint8Array(buffer)],
+      [blob.stream(), { size: blob.size }],
+      [blob.stream()],
+      [[url]],
+    ];
+    const all = [];
+    for (const [source, options] of sources) all.push((await attempt(source, options)).text);
+    all.push((await attempt(blob.stream(), { size: blob.size, worker: false })).text);
+    return all;
+  }, TINY);
+  assert.deepEqual(texts, texts.map(() => expected));
+  assert.equal((await attempt(`${TINY}?nolength`)).text, expected);
+});
+
+test("a cut connection is resumed by range, or from the start where there are no ranges", async () => {
+  const r = await attempt(`${TINY}?drop=1000000`);
+  assert.equal(r.text, expected, JSON.stringify(r));
+  const [first, ...others] = gets();
+  assert.ok(others.length >= 3 && !first.includes("bytes=") && others.every((o) => /bytes=\d+-/.test(o)), gets().join());
+  assert.equal((await attempt(TINY)).from, "network", "another URL is another entry");
+
+  const whole = await attempt(`${TINY}?drop=1000000&norange`, { cache: "none" });
+  assert.equal(whole.code, "network");
+  assert.match(whole.message, /of 3972000 bytes/);
+});
+
+test("a second load needs no network", async () => {
+  assert.equal((await attempt(TINY)).from, "network");
+  assert.equal(gets().length, 1);
+  const again = await attempt(TINY);
+  assert.deepEqual([again.text, again.from, gets().length], [expected, "cache", 1]);
+  const [entry] = await cache();
+  assert.equal(entry.size, bytes.length);
+  const usage = await page.evaluate(() => Starling.cache.usage());
+  assert.equal(usage.cached, bytes.length);
+  assert.equal(usage.storage, "opfs");
+  assert.ok(usage.quota > usage.usage);
+  assert.equal(await page.evaluate((url) => Starling.cache.evict(url), entry.url), true);
+  assert.deepEqual(await cache(), []);
+  assert.equal((await attempt(TINY)).from, "network");
+});
+
+test("revalidation fetches what has changed, and only that", async () => {
+  let tag = "a";
+  await page.route(/tagged\.gguf/, (route) => route.continue({ url: `${b.server.origin}${TINY}?tag=${tag}` }));
+  await attempt("/tagged.gguf");
+  assert.equal((await attempt("/tagged.gguf", { cache: "revalidate" })).from, "cache");
+  tag = "b";
+  assert.equal((await attempt("/tagged.gguf")).from, "cache");
+  assert.equal((await attempt("/tagged.gguf", { cache: "revalidate" })).from, "network");
+  assert.equal((await attempt("/tagged.gguf", { cache: "revalidate" })).from, "cache");
+  assert.equal((await attempt("/tagged.gguf", { cache: "reload" })).from, "network");
+  await page.unroute(/tagged\.gguf/);
+  await page.route(/tagged\.gguf/, (route) => route.abort());
+  assert.equal((await attempt("/tagged.gguf", { cache: "revalidate" })).from, "cache", "without network");
+  await page.unroute(/tagged\.gguf/);
+});
+
+test("the Cache API serves where there is no file system", async () => {
+  const other = await b.page("/tests/browser/blank.html");
+  const result = await other.evaluate(async (url) => {
+    delete FileSystemFileHandle.prototype.createWritable;
+    const froms = [];
+    // inline, as a worker has a file system of its own
+    for (let i = 0; i < 2; i++) {
+      const model = await Starling.load(url, { worker: false, onProgress: (p) => (froms[i] = p.from) });
+      model.dispose();
+    }
+    const entries = await Starling.cache.list();
+    const { storage } = await Starling.cache.usage();
+    await Starling.cache.clear();
+    return { froms, storage, sizes: entries.map((e) => e.size), after: (await Starling.cache.list()).length };
+  }, TINY);
+  assert.deepEqual(result, { froms: ["network", "cache"], storage: "cache-api", sizes: [bytes.length], after: 0 });
+  await other.close();
+});
+
+test("what is wrong has a code, and leaves nothing in the cache", async () => {
+  const cases = [
+    [`${TINY}?truncate=3000000`, {}, "model", /./],
+    [`${TINY}?truncate=100`, {}, "model", /./],
+    [`${TINY}?truncate=0`, {}, "model", /./],
+    ["/LICENSE-MIT", {}, "model", /magic/],
+    [`${TINY}?html`, {}, "model", /web page/],
+    ["/nothing.gguf", {}, "network", /404/],
+    ["/unreachable.gguf", {}, "network", /./],
+    [TINY, { sha256: "0".repeat(64) }, "checksum", /SHA-256/],
+    [TINY, { kvType: "f8" }, "request", /f8/],
+    [TINY, { sha256: ["a", "b"] }, "request", /2 SHA-256/],
+    ["http://", {}, "request", /URL/],
+    [[], {}, "request", /empty/],
+  ];
+  await page.route(/unreachable/, (route) => route.abort());
+  for (const [source, options, code, message] of cases) {
+    const r = await attempt(source, options);
+    assert.deepEqual([r.error, r.code], ["StarlingError", code], `${source} ${JSON.stringify(r)}`);
+    assert.match(r.message, message);
+    assert.deepEqual(await cache(), [], `${source} is cached`);
+  }
+  assert.equal((await attempt(TINY, { sha256: sha256.toUpperCase() })).text, expected);
+});
+
+test("a full disk is a quota error", async () => {
+  const other = await b.page("/tests/browser/blank.html", {});
+  await other.waitForFunction(() => globalThis.Starling);
+  const session = await other.context().newCDPSession(other);
+  await session.send("Storage.overrideQuotaForOrigin", { origin: b.server.origin, quotaSize: 2_000_000 });
+  const r = await other.evaluate(async (url) => {
+    const error = await Starling.load(url).catch(({ code, message }) => ({ code, message }));
+    const entries = await Starling.cache.list();
+    (await Starling.load(url, { cache: "none" })).dispose();
+    return { error, entries };
+  }, TINY);
+  assert.equal(r.error.code, "quota");
+  assert.match(r.error.message, /3972000 bytes/);
+  assert.deepEqual(r.entries, []);
+  await other.context().close();
+});
+
+test("an aborted download stops, and leaves nothing", async () => {
+  const r = await page.evaluate(async (url) => {
+    const abort = new AbortController();
+    setTimeout(() => abort.abort(), 200);
+    const began = performance.now();
+    const result = await attempt(url, { signal: abort.signal });
+    return { ...result, ms: performance.now() - began, already: await attempt(url, { signal: AbortSignal.abort() }) };
+  }, `${TINY}?slow=50`);
+  assert.deepEqual([r.error, r.already.error], ["AbortError", "AbortError"]);
+  assert.ok(r.ms < 1500, `${r.ms} ms`);
+  assert.deepEqual(await cache(), []);
+});
+
+test("an aborted answer stops within a token and makes room for the next", async () => {
+  const r = await page.evaluate(async (url) => {
+    const model = await Starling.load(url, { cache: "none" });
+    const abort = new AbortController();
+    const generation = model.generate("Once upon a time", { maxTokens: 450, ignoreEos: true, signal: abort.signal });
+    let pieces = 0;
+    let error;
+    try {
+      for await (const _ of generation) if (++pieces === 5) abort.abort();
+    } catch (e) {
+      error = e.name;
+    }
+    // leaving the loop stops too
+    for await (const _ of model.generate("Once", { maxTokens: 450, ignoreEos: true })) break;
+    const { usage } = await model.generate("The end", { maxTokens: 4, ignoreEos: true }).result;
+    const memory = await model.memory();
+    model.dispose();
+    const late = await model.generate("Once").result.catch((e) => e.code);
+    return { pieces, error, usage, inUse: memory.kvInUse, late, result: await generation.result.catch((e) => e.name) };
+  }, TINY);
+  assert.deepEqual(r, { pieces: 5, error: "AbortError", usage: { ...r.usage, completionTokens: 4 }, inUse: 0, late: "disposed", result: "AbortError" });
+});
+
+test("several answers at once have the text that each has alone", async () => {
+  const r = await page.evaluate(async (url) => {
+    const model = await Starling.load(url, { sequences: 3 });
+    const requests = Array.from({ length: 7 }, (_, i) => ["The " + "little ".repeat(i) + "dog", { maxTokens: 20, seed: i }]);
+    const alone = [];
+    for (const [prompt, options] of requests) alone.push((await model.generate(prompt, options).result).text);
+    const together = await Promise.all(requests.map(async ([prompt, options]) => (await model.generate(prompt, options).result).text));
+    model.dispose();
+    return { alone, together };
+  }, TINY);
+  assert.deepEqual(r.together, r.alone);
+});
+
+test("a crash names itself, and a new model can be loaded", async () => {
+  const r = await page.evaluate(async (url) => {
+    const model = await Starling.load(url);
+    const generation = model.generate("Once", { maxTokens: 400, ignoreEos: true });
+    const crash = await model.crash().catch((e) => [e.code, e.message]);
+    const running = await generation.result.catch((e) => e.code);
+    const next = await model.memory().catch((e) => e.code);
+    model.dispose();
+    return { crash, running, next, after: (await attempt(url)).text };
+  }, TINY);
+  assert.equal(r.crash[0], "crashed");
+  assert.match(r.crash[1], /crash on request/);
+  assert.deepEqual([r.running, r.next, r.after], ["crashed", "crashed", expected]);
+});
+
+test("two tabs load the same model at once", async () => {
+  const other = await blank(b);
+  const run = (target) =>
+    target.evaluate(async (url) => {
+      const model = await Starling.load(url);
+      const { text } = await model.generate("Once upon a time", { maxTokens: 8, temperature: 0 }).result;
+      model.dispose();
+      return text;
+    }, `${TINY}?slow=2`);
+  assert.deepEqual(await Promise.all([run(page), run(other)]), [expected, expected]);
+  assert.equal((await cache()).length, 1);
+  await other.close();
+});
+
+test("loading and disposing a hundred times does not grow", async () => {
+  const size = async () => {
+    const session = await page.context().newCDPSession(page);
+    await session.send("HeapProfiler.collectGarbage");
+    const { usedSize } = await session.send("Runtime.getHeapUsage");
+    await session.detach();
+    return usedSize;
+  };
+  const cycles = (n, options) =>
+    page.evaluate(
+      async ([url, n, options]) => {
+        let module;
+        for (let i = 0; i < n; i++) {
+          const model = await Starling.load(url, options);
+          await model.generate("Once", { maxTokens: 1 }).result;
+          ({ module } = await model.memory());
+          model.dispose();
+        }
+        return module;
+      },
+      [TINY, n, options],
+    );
+  await cycles(5, {});
+  const before = await size();
+  await cycles(50, {});
+  const grown = (await size()) - before;
+  assert.ok(grown < 500_000, `the page grew by ${grown} bytes`);
+  // inline, where all models share a module
+  const small = await cycles(5, { worker: false });
+  assert.ok((await cycles(50, { worker: false })) <= small * 1.2);
+  assert.ok(page.workers().length === 0, "workers are left");
+});
+
+test("the page stays responsive while the model loads and writes", async () => {
+  const longest = await page.evaluate(async (url) => {
+    let longest = 0;
+    const observer = new PerformanceObserver((list) => list.getEntries().forEach((e) => (longest = Math.max(longest, e.duration))));
+    observer.observe({ type: "longtask" });
+    const model = await Starling.load(url);
+    const output = document.body.appendChild(document.createElement("p"));
+    for await (const piece of model.generate("Once upon a time", { maxTokens: 300, ignoreEos: true })) output.append(piece);
+    await new Promise((resolve) => setTimeout(resolve, 200));
+    model.dispose();
+    observer.disconnect();
+    return longest;
+  }, `${TINY}?again`);
+  // tasks of 50 ms and more are reported
+  assert.equal(longest, 0, `a task of ${longest} ms`);
+});

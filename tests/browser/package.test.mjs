@@ -1,0 +1,118 @@
+// The tarball of `npm pack`, installed as users install it: in a fresh Node project, in a fresh Vite app, and as plain files
+// on a static server. After web/build.sh.
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { cp, mkdir, mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { fileURLToPath } from "node:url";
+
+import { TINY, open } from "./browser.mjs";
+import { serve } from "./server.mjs";
+
+const root = fileURLToPath(new URL("../../", import.meta.url));
+const VITE = "8.3.8";
+const TYPESCRIPT = "7.0.2";
+
+let directory;
+let tarball;
+const sh = (cwd, command, ...args) => execFileSync(command, args, { cwd, encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] });
+const npm = (cwd, ...args) => sh(cwd, "npm", ...args, "--no-audit", "--no-fund", "--loglevel=error");
+
+before(async () => {
+  directory = await mkdtemp(join(tmpdir(), "starling-package-"));
+  npm(join(root, "web"), "pack", "--ignore-scripts", "--pack-destination", directory);
+  tarball = join(directory, (await readdir(directory)).find((name) => name.endsWith(".tgz")));
+});
+after(() => rm(directory, { recursive: true }));
+
+async function project(name, files, ...packages) {
+  const at = join(directory, name);
+  await mkdir(at, { recursive: true });
+  for (const [path, text] of Object.entries({ "package.json": '{"type":"module","private":true}', ...files })) {
+    await mkdir(join(at, path, ".."), { recursive: true });
+    await writeFile(join(at, path), text);
+  }
+  npm(at, "install", tarball, ...packages);
+  return at;
+}
+
+const story = 'generate("Once upon a time", { maxTokens: 8, temperature: 0 })';
+let expected;
+
+test("a fresh node project", async () => {
+  const script = `import { Starling } from "starling-web";
+    const model = await Starling.load(new URL(process.argv[2]));
+    for await (const piece of model.${story}) process.stdout.write(piece);`;
+  const at = await project("node", { "main.js": script });
+  expected = sh(at, process.execPath, "main.js", new URL(`../..${TINY}`, import.meta.url).href);
+  assert.ok(expected.length > 10);
+  assert.deepEqual((await readdir(join(at, "node_modules"))).filter((name) => !name.startsWith(".")), ["starling-web"], "dependencies");
+});
+
+test("its types", async () => {
+  const main = `import { Starling, StarlingError, type Completion } from "starling-web";
+    const model: Starling = await Starling.load("x.gguf", { onProgress: ({ loaded, total }) => console.log(loaded / total), cache: "reuse" });
+    for await (const piece of model.generate("a", { seed: 1n, topK: 3 })) piece.toUpperCase();
+    const { text }: Completion = await model.chat([{ role: "user", content: "a" }]).result;
+    const stream = await model.chat.completions.create({ messages: [], stream: true });
+    for await (const chunk of stream) chunk.choices[0]?.delta.content?.length;
+    const whole = await model.chat.completions.create({ messages: [] });
+    whole.choices[0]?.message.content.length;
+    // @ts-expect-error
+    model.generate("a", { topk: 3 });
+    export const code = (e: unknown) => (e instanceof StarlingError ? e.code satisfies string : text);`;
+  const options = { module: "nodenext", target: "es2022", strict: true, noEmit: true, lib: ["es2023", "dom", "dom.asynciterable", "esnext.disposable"], types: [] };
+  const at = await project("types", { "main.ts": main, "tsconfig.json": JSON.stringify({ compilerOptions: options }) }, `typescript@${TYPESCRIPT}`);
+  sh(at, "npx", "tsc");
+});
+
+test("a fresh Vite app", async () => {
+  const html = '<!doctype html><html><head><link rel="icon" href="data:,"></head><body><p id="out"></p><script type="module" src="/main.js"></script></body></html>';
+  const script = `import { Starling } from "starling-web";
+    const model = await Starling.load("/model.gguf");
+    for await (const piece of model.${story}) document.getElementById("out").append(piece);
+    document.title = model.info.worker ? "done in a worker" : "done";`;
+  const at = await project("vite", { "index.html": html, "main.js": script }, `vite@${VITE}`);
+  await mkdir(join(at, "public"));
+  await cp(root + TINY, join(at, "public/model.gguf"));
+  sh(at, "npx", "vite", "build", "--logLevel", "warn");
+  await check(join(at, "dist"), "/index.html");
+});
+
+test("plain files on a static server, with and without the headers of an isolated page", async () => {
+  const at = join(directory, "static");
+  await cp(join(directory, "node/node_modules/starling-web"), join(at, "starling"), { recursive: true });
+  await cp(root + TINY, join(at, "model.gguf"));
+  const page = `<!doctype html><html><head><link rel="icon" href="data:,"></head><body><p id="out"></p><script type="module">
+    import { Starling } from "./starling/dist/index.js";
+    const model = await Starling.load("model.gguf");
+    for await (const piece of model.${story}) document.getElementById("out").append(piece);
+    document.title = model.info.worker ? "done in a worker" : "done";
+    globalThis.shared = Starling.features().sharedMemory;
+  </script></body></html>`;
+  await writeFile(join(at, "index.html"), page);
+  await check(at, "/index.html");
+  await check(at, "/index.html", { "cross-origin-opener-policy": "same-origin", "cross-origin-embedder-policy": "require-corp" });
+});
+
+/** Opens a page of a directory and reads what it wrote. */
+async function check(directory, path, headers) {
+  const server = await serve(directory, headers);
+  const b = await open();
+  try {
+    const page = await b.browser.newPage();
+    const errors = [];
+    page.on("pageerror", (e) => errors.push(e.message));
+    await page.goto(server.origin + path);
+    await page.waitForFunction(() => document.title.startsWith("done"), null, { timeout: 30_000 }).catch((e) => errors.push(e.message));
+    assert.deepEqual(errors, []);
+    assert.equal(await page.title(), "done in a worker");
+    assert.equal(await page.textContent("#out"), expected);
+  } finally {
+    await b.close();
+    await server.close();
+  }
+}

@@ -1,0 +1,72 @@
+// A server of the repository's files on this machine, with the faults that tests ask for.
+
+import { createReadStream } from "node:fs";
+import { stat } from "node:fs/promises";
+import { createServer } from "node:http";
+import { pipeline } from "node:stream/promises";
+import { extname, join, normalize } from "node:path";
+import { fileURLToPath } from "node:url";
+
+const root = fileURLToPath(new URL("../../", import.meta.url));
+const types = {
+  ".html": "text/html",
+  ".js": "text/javascript",
+  ".mjs": "text/javascript",
+  ".css": "text/css",
+  ".wasm": "application/wasm",
+  ".json": "application/json",
+};
+
+/**
+ * Serves `directory`. `requests` lists what was asked for, as "METHOD path range". Parameters of a URL are faults:
+ * `drop=N` cuts the connection after N bytes of every answer, `slow=MS` waits between pieces, `html` sends a page,
+ * `truncate=N` sends a shorter file, `norange` ignores ranges, `nolength` sends no length, `tag=T` is the ETag.
+ */
+export async function serve(directory = root, headers = {}) {
+  const requests = [];
+  const server = createServer(async (request, response) => {
+    const url = new URL(request.url, "http://localhost");
+    const ask = url.searchParams;
+    requests.push([request.method, url.pathname, request.headers.range].filter(Boolean).join(" "));
+    const path = join(directory, normalize(decodeURIComponent(url.pathname)));
+    const file = url.pathname.endsWith("/") ? join(path, "index.html") : path;
+    const found = await stat(file).catch(() => null);
+    if (!found?.isFile()) return response.writeHead(404).end("not found");
+    if (ask.has("html")) return response.writeHead(200, { "content-type": "text/html" }).end("<!doctype html><title>Login</title>");
+    const size = Number(ask.get("truncate") ?? found.size);
+    const range = ask.has("norange") ? null : /^bytes=(\d+)-$/.exec(request.headers.range ?? "");
+    const from = range ? Number(range[1]) : 0;
+    response.writeHead(range ? 206 : 200, {
+      "content-type": types[extname(file)] ?? "application/octet-stream",
+      "accept-ranges": "bytes",
+      etag: `"${ask.get("tag") ?? found.mtimeMs}"`,
+      "cache-control": "no-store",
+      ...(!ask.has("nolength") && { "content-length": size - from }),
+      ...(range && { "content-range": `bytes ${from}-${size - 1}/${size}` }),
+      ...headers,
+    });
+    if (request.method === "HEAD" || from >= size) return response.end();
+    const drop = Number(ask.get("drop") ?? Infinity);
+    async function* pieces() {
+      let sent = 0;
+      for await (const piece of createReadStream(file, { start: from, end: size - 1, highWaterMark: 32 << 10 })) {
+        yield piece;
+        sent += piece.length;
+        if (sent >= drop) {
+          // after what was sent has left
+          await new Promise((resolve) => setTimeout(resolve, 20));
+          throw new Error("dropped");
+        }
+        if (ask.has("slow")) await new Promise((resolve) => setTimeout(resolve, Number(ask.get("slow"))));
+      }
+    }
+    await pipeline(pieces, response).catch(() => {});
+  });
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  const origin = `http://127.0.0.1:${server.address().port}`;
+  const close = () => {
+    server.closeAllConnections();
+    return new Promise((resolve) => server.close(resolve));
+  };
+  return { origin, requests, close };
+}

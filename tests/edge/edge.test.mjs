@@ -1,0 +1,52 @@
+// examples/edge in the runtimes themselves, against a pinned result: after web/build.sh, tests/build-wasm.sh and
+// `npm ci` here. PYTHON is a Python that has the package wasmtime.
+
+import assert from "node:assert/strict";
+import { execFile, spawn } from "node:child_process";
+import { readFile } from "node:fs/promises";
+import { join, resolve } from "node:path";
+import { test } from "node:test";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
+
+const here = fileURLToPath(new URL(".", import.meta.url));
+const root = resolve(here, "../..");
+const edge = join(root, "examples/edge");
+const bin = (name) => join(here, "node_modules/.bin", name);
+const wasm = resolve(root, process.env.STARLING_WASM ?? `${process.env.CARGO_TARGET_DIR ?? "target"}/wasm`);
+const { text } = JSON.parse(await readFile(join(root, "fixtures/goldens/pinned/tiny-q8_0-greedy.json"), "utf8"));
+
+const run = async (command, ...args) => JSON.parse((await promisify(execFile)(command, args, { cwd: edge, timeout: 120_000 })).stdout);
+
+test("node", async () => assert.equal((await run(process.execPath, "run.mjs")).text, text));
+test("Deno", async () => assert.equal((await run(bin("deno"), "run", "--no-lock", "--allow-read", "run.mjs")).text, text));
+test("Bun", async () => assert.equal((await run(bin("bun"), "run.mjs")).text, text));
+
+test("wasmtime from Python", async () => {
+  for (const isa of ["scalar", "simd128"]) {
+    const module = join(wasm, `plain-${isa}.wasm`);
+    const model = join(root, "fixtures/starling-tiny/starling-tiny-q8_0.gguf");
+    assert.deepEqual(await run(process.env.PYTHON ?? "python3", "wasmtime_story.py", module, model), { text, isa });
+  }
+});
+
+test("workerd", async () => {
+  // a port of its own choice is written to the control file
+  const service = spawn(bin("workerd"), ["serve", "workerd.capnp", "--socket-addr", "http=127.0.0.1:0", "--control-fd=3"], { cwd: edge, stdio: ["ignore", "inherit", "inherit", "pipe"] });
+  try {
+    const port = await new Promise((resolve, reject) => {
+      let said = "";
+      service.on("exit", (code) => reject(new Error(`workerd ended with ${code}`)));
+      service.stdio[3].on("data", (data) => {
+        said += data;
+        const found = /"port":(\d+)/.exec(said);
+        if (found) resolve(found[1]);
+      });
+    });
+    const get = async (query) => (await fetch(`http://127.0.0.1:${port}/${query}`)).text();
+    assert.equal(await get(""), text);
+    assert.deepEqual(await Promise.all([get("?n=64"), get("?n=64")]), [text, text]);
+  } finally {
+    service.kill();
+  }
+});

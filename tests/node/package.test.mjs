@@ -1,0 +1,192 @@
+// The package in Node, inline: options, answers and errors of its interface. After web/build.sh.
+
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { after, before, test } from "node:test";
+
+import { Starling, StarlingError } from "../../web/dist/index.js";
+import { split } from "./split.mjs";
+
+const fixture = (name) => new URL(`../../fixtures/${name}`, import.meta.url);
+const TINY = fixture("starling-tiny/starling-tiny-q8_0.gguf");
+const code = (want) => (e) => e instanceof StarlingError && e.code === want;
+
+let model;
+before(async () => (model = await Starling.load(TINY, { receipts: true, sequences: 4 })));
+after(() => model.dispose());
+
+test("what is known of the model", async () => {
+  const { name, architecture, contextLength, generates, worker, threads, sha256 } = model.info;
+  assert.deepEqual([name, architecture, contextLength, generates, worker, threads], ["Starling Tiny", "llama", 512, true, false, 1]);
+  assert.match(sha256, /^[0-9a-f]{64}$/);
+  const memory = await model.memory();
+  assert.ok(memory.weights > 3e6 && memory.module > memory.weights + memory.kvReserved);
+  assert.equal(Starling.features().simd128, true);
+});
+
+test("pieces are the text, tokens are its tokens", async () => {
+  const options = { maxTokens: 40, seed: 11 };
+  const { text, tokens, usage, finishReason, timings } = await model.generate("Once upon a time", options).result;
+  let streamed = "";
+  for await (const piece of model.generate("Once upon a time", options)) streamed += piece;
+  assert.equal(streamed, text);
+  assert.equal(await model.detokenize(tokens.map((t) => t.id)), text);
+  assert.deepEqual([usage.completionTokens, finishReason], [40, "length"]);
+  assert.ok(timings.promptMs > 0 && timings.generationPerSecond > 0);
+  const { ids, offsets } = await model.tokenize("Once upon a time");
+  assert.equal(usage.promptTokens, ids.length);
+  assert.equal(offsets.at(-1)[1], "Once upon a time".length);
+  assert.equal((await model.generate(ids, options).result).text, text);
+});
+
+test("log-probabilities", async () => {
+  const { tokens } = await model.generate("Once", { maxTokens: 5, temperature: 0, logprobs: 3 }).result;
+  for (const { id, logprob, top, text } of tokens) {
+    assert.equal(top.length, 3);
+    assert.deepEqual([top[0].id, top[0].logprob, top[0].text], [id, logprob, text]);
+    assert.ok(logprob <= 0 && top[1].logprob <= logprob);
+  }
+  const [plain] = (await model.generate("Once", { maxTokens: 1 }).result).tokens;
+  assert.deepEqual([plain.logprob, plain.top], [undefined, undefined]);
+});
+
+test("stops, biases, penalties and seeds do what they say", async () => {
+  const base = { maxTokens: 60, temperature: 0 };
+  const { text } = await model.generate("Once upon a time", base).result;
+  const stop = text.slice(20, 26);
+  const stopped = await model.generate("Once upon a time", { ...base, stop }).result;
+  assert.deepEqual([stopped.text, stopped.finishReason], [text.slice(0, text.indexOf(stop)), "stop"]);
+  const first = (await model.generate("Once upon a time", base).result).tokens[0].id;
+  for (const logitBias of [{ [first]: -100 }, [[first, -100]]]) {
+    assert.notEqual((await model.generate("Once upon a time", { ...base, logitBias }).result).tokens[0].id, first);
+  }
+  const stopToken = await model.generate("Once upon a time", { ...base, stopTokens: [first] }).result;
+  assert.deepEqual([stopToken.text, stopToken.finishReason], ["", "stop"]);
+  const seeded = async (seed) => (await model.generate("Once", { maxTokens: 20, seed }).result).text;
+  const big = 2n ** 64n - 1n;
+  assert.equal(await seeded(big), await seeded(big));
+  assert.notEqual(await seeded(big), await seeded(big - 1n));
+  assert.equal(await seeded(5), await seeded(5n));
+  const repeat = "The dog ran and ran and ran and ran and";
+  const dry = { multiplier: 50, base: 2, allowedLength: 1 };
+  const plain = await model.generate(repeat, base).result;
+  const dried = await model.generate(repeat, { ...base, dry }).result;
+  assert.notEqual(dried.text, plain.text);
+  const broken = await model.generate(repeat, { ...base, dry: { ...dry, breakers: [" and"] } }).result;
+  assert.notEqual(broken.text, dried.text);
+});
+
+test("conversations, by the template and in OpenAI's form", async () => {
+  const messages = [{ role: "user", content: "Who are you?" }];
+  const options = { maxTokens: 16, temperature: 0 };
+  const { text } = await model.chat(messages, options).result;
+  const rendered = await model.applyTemplate(messages);
+  assert.match(rendered.text, /user\nWho are you\?/);
+  assert.equal((await model.generate(rendered.ids, options).result).text, text);
+  const other = await model.applyTemplate(messages, { template: "{{ messages[0].content }}|{{ x }}", variables: { x: 3 } });
+  assert.equal(other.text, "Who are you?|3");
+
+  const request = { messages, max_tokens: 16, temperature: 0, logprobs: true, top_logprobs: 2 };
+  const whole = await model.chat.completions.create(request);
+  const [choice] = whole.choices;
+  assert.deepEqual([choice.message.content, whole.object, whole.model], [text, "chat.completion", "Starling Tiny"]);
+  assert.equal(choice.logprobs.content[0].top_logprobs.length, 2);
+  assert.equal(whole.usage.total_tokens, whole.usage.prompt_tokens + whole.usage.completion_tokens);
+  const chunks = [];
+  for await (const chunk of await model.chat.completions.create({ ...request, stream: true, stream_options: { include_usage: true } })) chunks.push(chunk);
+  assert.equal(chunks[0].choices[0].delta.role, "assistant");
+  assert.equal(chunks.map((c) => c.choices[0]?.delta.content ?? "").join(""), text);
+  assert.equal(chunks.at(-2).choices[0].finish_reason, choice.finish_reason);
+  assert.deepEqual(chunks.at(-1).usage, { ...whole.usage, prompt_tokens_details: chunks.at(-1).usage.prompt_tokens_details });
+  const two = await model.chat.completions.create({ messages, max_tokens: 12, n: 2, seed: 4 });
+  assert.equal(two.choices.length, 2);
+  await assert.rejects(model.chat.completions.create({ messages, response_format: {} }), code("request"));
+});
+
+test("receipts", async () => {
+  const { receipt, tokens } = await model.generate("Once", { maxTokens: 12, seed: 2n ** 63n, receipt: true }).result;
+  assert.ok(receipt.includes('"seed":9223372036854775808'), "all of the seed");
+  assert.deepEqual(await model.verify(receipt), { verified: true, tokens: tokens.length });
+  const changed = { ...JSON.parse(receipt.replace("9223372036854775808", "7")) };
+  assert.equal((await model.verify(JSON.stringify(changed))).verified, false);
+  await assert.rejects(model.verify("{}"), code("request"));
+});
+
+test("what is wrong is refused with a code", async () => {
+  for (const [prompt, options, want] of [
+    [[], {}, "request"],
+    [[99999], {}, "request"],
+    ["a", { topP: 2 }, "request"],
+    ["a", { maxTokens: 0 }, "request"],
+    ["a", { maxTokens: 5000 }, "request"],
+    ["a", { seed: -1 }, "request"],
+    ["a", { seed: 1.5 }, "request"],
+    ["a", { seed: 2n ** 64n }, "request"],
+    ["a", { temperature: NaN }, "request"],
+    ["a", { dry: { multiplier: 1, base: 0.5 } }, "request"],
+  ]) {
+    await assert.rejects(model.generate(prompt, options).result, code(want), JSON.stringify([prompt, String(options.seed)]));
+  }
+  await assert.rejects(model.chat([{ role: "user", content: "x" }], { template: "{{ raise_exception('no') }}" }).result, code("template"));
+  await assert.rejects(model.detokenize([99999]), code("request"));
+  await assert.rejects(model.embed([]), code("request"));
+  // and the model goes on
+  assert.equal((await model.generate("Once", { maxTokens: 2 }).result).tokens.length, 2);
+});
+
+test("many at once, more than there is room for, and aborts among them", async () => {
+  const alone = [];
+  for (let i = 0; i < 9; i++) alone.push((await model.generate(`Story ${i}:`, { maxTokens: 15, seed: i }).result).text);
+  const abort = new AbortController();
+  const doomed = Array.from({ length: 3 }, (_, i) => model.generate(`Never ${i}`, { maxTokens: 300, ignoreEos: true, signal: abort.signal }).result.catch((e) => e.name));
+  const together = alone.map((_, i) => model.generate(`Story ${i}:`, { maxTokens: 15, seed: i }).result.then((r) => r.text));
+  setTimeout(() => abort.abort(), 30);
+  assert.deepEqual(await Promise.all(together), alone);
+  assert.deepEqual(await Promise.all(doomed), ["AbortError", "AbortError", "AbortError"]);
+  assert.equal((await model.memory()).kvInUse, 0);
+});
+
+test("a model in several files is the same model", async () => {
+  const whole = new Uint8Array(await readFile(TINY));
+  const want = (await model.generate("Once upon a time", { maxTokens: 20 }).result).text;
+  for (const n of [2, 3, 7]) {
+    const files = split(whole, n).map((part) => new Blob([part]));
+    const joined = await Starling.load(files, { receipts: true });
+    assert.equal((await joined.generate("Once upon a time", { maxTokens: 20 }).result).text, want);
+    assert.match(joined.info.sha256, /^[0-9a-f]{64}$/);
+    joined.dispose();
+  }
+  const [first, second, third] = split(whole, 3).map((part) => new Blob([part]));
+  await assert.rejects(Starling.load([first, third, second]), code("model"));
+  await assert.rejects(Starling.load([first, second]), code("model"));
+  await assert.rejects(Starling.load([first, second, third.slice(0, third.size - 40)]), code("model"));
+  await assert.rejects(Starling.load(first), code("model"));
+});
+
+test("embeddings", async () => {
+  const embedder = await Starling.load(fixture("reference/bert-mean-f32.gguf"));
+  const vector = await embedder.embed("The birds moved");
+  assert.ok(Math.abs(Math.hypot(...vector) - 1) < 1e-5);
+  await assert.rejects(embedder.generate("x").result, code("request"));
+  embedder.dispose();
+});
+
+test("sources that are not there, and models that are too large", async () => {
+  await assert.rejects(Starling.load(new URL("file:///nothing.gguf")), code("network"));
+  await assert.rejects(Starling.load("nothing.gguf"), code("request"));
+  await assert.rejects(Starling.load(new Blob(["<!doctype html>"])), code("model"));
+  const stream = new ReadableStream({ pull: (c) => c.enqueue(new Uint8Array(10)) });
+  await assert.rejects(Starling.load(stream, { size: 2 ** 33 }), code("memory"));
+  const reason = new Error("enough");
+  await assert.rejects(Starling.load(TINY, { signal: AbortSignal.abort(reason) }), (e) => e === reason);
+});
+
+test("a disposed model says so", async () => {
+  const other = await Starling.load(TINY);
+  const running = other.generate("Once", { maxTokens: 400, ignoreEos: true }).result;
+  other.dispose();
+  other.dispose();
+  await assert.rejects(running, code("disposed"));
+  await assert.rejects(other.generate("Once").result, code("disposed"));
+  await assert.rejects(other.memory(), code("disposed"));
+});

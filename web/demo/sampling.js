@@ -1,0 +1,30 @@
+// The controls of sampling, from a table.
+
+import { $, element } from "./dom.js";
+
+const controls = [
+  ["maxTokens", "Tokens, at most", 200, 1, 1],
+  ["seed", "Seed", 0, 0, 1],
+  ["temperature", "Temperature", 0.8, 0, 0.05],
+  ["topK", "Top-k (0: off)", 40, 0, 1],
+  ["topP", "Top-p", 0.95, 0, 0.01],
+  ["minP", "Min-p", 0.05, 0, 0.01],
+  ["typicalP", "Typical-p", 1, 0, 0.01],
+  ["repeatPenalty", "Repeat penalty", 1, 0, 0.05],
+  ["repeatLastN", "Penalties look back (-1: all)", 64, -1, 1],
+  ["frequencyPenalty", "Frequency penalty", 0, -2, 0.1],
+  ["presencePenalty", "Presence penalty", 0, -2, 0.1],
+];
+
+for (const [name, label, value, min, step] of controls) {
+  const input = element("input", { type: "number", id: `option-${name}`, value: String(value), min: String(min), step: String(step), required: true });
+  $("sampling").append(element("label", {}, label, input));
+}
+const stop = element("input", { type: "text", id: "option-stop" });
+$("sampling").append(element("label", {}, "Stop text", stop));
+
+/** The options as they stand. */
+export function samplingOptions() {
+  const options = Object.fromEntries(controls.map(([name]) => [name, Number($(`option-${name}`).value)]));
+  return { ...options, ...(stop.value !== "" && { stop: stop.value }) };
+}

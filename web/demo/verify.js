@@ -1,0 +1,50 @@
+// Receipts: read, replayed by the model, and shown step by step.
+
+import { $, element } from "./dom.js";
+
+export class Verifier {
+  /** `model()` is the loaded one. */
+  constructor(model) {
+    this.model = model;
+    $("verify-form").onsubmit = (event) => {
+      event.preventDefault();
+      this.verify($("receipt").value);
+    };
+    $("receipt-file").onchange = () => this.#take($("receipt-file").files[0]);
+    const panel = $("panel-verify");
+    panel.ondragover = (event) => event.preventDefault();
+    panel.ondrop = (event) => {
+      event.preventDefault();
+      this.#take(event.dataTransfer.files[0]);
+    };
+  }
+
+  async #take(file) {
+    if (!file) return;
+    $("receipt").value = await file.text();
+    this.verify($("receipt").value);
+  }
+
+  async verify(text) {
+    const model = this.model();
+    const say = (verdict, className) => Object.assign($("verdict"), { textContent: verdict, className });
+    $("steps").replaceChildren();
+    if (!model) return say("Load a model first.", "bad");
+    say("Replaying the answer", "");
+    try {
+      const began = performance.now();
+      const result = await model.verify(text);
+      const ms = performance.now() - began;
+      const { output } = JSON.parse(text);
+      // what was computed: all of it, or as far as it agrees
+      const agreed = result.verified ? output.length : (result.step ?? 0);
+      const texts = await Promise.all(output.slice(0, 4096).map((id) => model.detokenize([id])));
+      const wrong = !result.verified && result.step !== null ? result.step : -1;
+      $("steps").append(...texts.map((t, i) => element("li", { className: i < agreed ? "ok" : i === wrong ? "wrong" : "" }, t)));
+      if (result.verified) say(`Verified: this model gave these ${result.tokens} tokens to this request, as replayed in ${ms.toFixed(0)} ms.`, "good");
+      else say(`Not verified: ${result.reason}.`, "bad");
+    } catch (e) {
+      say(`This cannot be checked: ${e.message}`, "bad");
+    }
+  }
+}

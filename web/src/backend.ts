@@ -1,0 +1,140 @@
+// An engine in a worker, or inline.
+
+import { Core, type CoreOptions } from "./core.js";
+import { StarlingError, fromWire } from "./errors.js";
+import type { Backend, CoreEvent, FromWorker, Method, ToWorker } from "./protocol.js";
+import type { ModelInfo, Progress } from "./types.js";
+
+export interface BackendOptions {
+  core: CoreOptions;
+  onProgress: (progress: Progress) => void;
+  signal: AbortSignal | undefined;
+  emit: (events: CoreEvent[]) => void;
+}
+
+/** An engine on this thread. */
+export async function inline({ core, onProgress, signal, emit }: BackendOptions): Promise<Backend> {
+  const engine = await Core.load(core, onProgress, signal, emit);
+  return {
+    info: engine.info,
+    submit: (job, request) => engine.submit(job, request),
+    cancel: (job) => engine.cancel(job),
+    call: async (method, ...args) => {
+      const f = engine[method] as (...args: unknown[]) => never;
+      return f.apply(engine, args);
+    },
+    dispose: () => engine.dispose(),
+  };
+}
+
+/** An engine in a worker of its own. */
+export async function inWorker(options: BackendOptions): Promise<Backend> {
+  options.signal?.throwIfAborted();
+  // bundlers look for exactly this form
+  const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  try {
+    return await new WorkerBackend(worker, options).load(options);
+  } catch (e) {
+    worker.terminate();
+    throw e;
+  }
+}
+
+/** How long an aborted worker may clean up, in milliseconds. */
+const GRACE = 2000;
+
+class WorkerBackend implements Backend {
+  info!: ModelInfo;
+  #worker: Worker;
+  #calls = new Map<number, { resolve: (value: never) => void; reject: (e: Error) => void }>();
+  #nextCall = 0;
+  #gone: Error | undefined;
+  #onMessage: (message: FromWorker) => void = () => {};
+
+  constructor(worker: Worker, { emit, onProgress }: BackendOptions) {
+    this.#worker = worker;
+    worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
+      switch (data.type) {
+        case "progress":
+          return onProgress(data.progress);
+        case "events":
+          return emit(data.events);
+        case "reply":
+          this.#calls.get(data.call)?.resolve(data.value as never);
+          return this.#calls.delete(data.call);
+        case "fault":
+          this.#calls.get(data.call)?.reject(fromWire(data.error));
+          return this.#calls.delete(data.call);
+        default:
+          return this.#onMessage(data);
+      }
+    };
+  }
+
+  #post(message: ToWorker, transfer: Transferable[] = []) {
+    this.#worker.postMessage(message, transfer);
+  }
+
+  async load({ core, signal }: BackendOptions): Promise<Backend> {
+    const { promise, resolve, reject } = withResolvers<ModelInfo>();
+    this.#onMessage = (message) => {
+      if (message.type === "loaded") resolve(message.info);
+      if (message.type === "refused") reject(signal?.aborted ? (signal.reason as Error) : fromWire(message.error));
+    };
+    this.#worker.onerror = (event) => {
+      event.preventDefault();
+      reject(new StarlingError("unsupported", `the worker does not start: ${event.message ?? "its script cannot be loaded"}`));
+    };
+    const abort = () => {
+      this.#post({ type: "abort" });
+      setTimeout(() => reject(signal!.reason as Error), GRACE);
+    };
+    signal?.addEventListener("abort", abort);
+    try {
+      const streams = core.parts.flatMap((part) => ("stream" in part ? [part.stream] : []));
+      try {
+        this.#post({ type: "load", options: core }, streams);
+      } catch (e) {
+        if (streams.length === 0) throw e;
+        // streams cannot be transferred everywhere
+        const parts = await Promise.all(core.parts.map(async (part) => ("stream" in part ? { blob: await new Response(part.stream).blob() } : part)));
+        this.#post({ type: "load", options: { ...core, parts } });
+      }
+      this.info = await promise;
+      return this;
+    } finally {
+      signal?.removeEventListener("abort", abort);
+    }
+  }
+
+  submit(job: number, request: string): void {
+    this.#post({ type: "submit", job, request });
+  }
+
+  cancel(job: number): void {
+    this.#post({ type: "cancel", job });
+  }
+
+  call<M extends Method>(method: M, ...args: Parameters<Core[M]>): Promise<ReturnType<Core[M]>> {
+    if (this.#gone) return Promise.reject(this.#gone);
+    const { promise, resolve, reject } = withResolvers<ReturnType<Core[M]>>();
+    const call = this.#nextCall++;
+    this.#calls.set(call, { resolve, reject });
+    this.#post({ type: "call", call, method, args });
+    return promise;
+  }
+
+  dispose(): void {
+    this.#gone = new StarlingError("disposed", "the model was disposed");
+    this.#worker.terminate();
+    for (const { reject } of this.#calls.values()) reject(this.#gone);
+    this.#calls.clear();
+  }
+}
+
+function withResolvers<T>() {
+  let resolve!: (value: T) => void;
+  let reject!: (e: Error) => void;
+  const promise = new Promise<T>((yes, no) => ([resolve, reject] = [yes, no]));
+  return { promise, resolve, reject };
+}

@@ -1,0 +1,90 @@
+// What the runtime can do, and the module built for it.
+
+import { StarlingError } from "./errors.js";
+
+/** The instruction sets there are builds for. Both give the same bytes. */
+export type Isa = "simd128" | "relaxed-simd";
+
+/** What this runtime can do. */
+export interface Features {
+  /** Fixed-width SIMD, without which nothing runs. */
+  simd128: boolean;
+  /** Relaxed SIMD, which is faster. */
+  relaxedSimd: boolean;
+  /** Whether memory can be shared between threads here. Starling runs on one thread so far. */
+  sharedMemory: boolean;
+}
+
+// a function without arguments whose body uses one instruction of the set
+const module_ = (...body: number[]) =>
+  Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 1, 4, 1, 96, 0, 0, 3, 2, 1, 0, 10, body.length + 4, 1, body.length + 2, 0, ...body, 11);
+const splat = [65, 1, 253, 15];
+const drop = 26;
+
+/** What this runtime can do. */
+export function features(): Features {
+  return {
+    simd128: WebAssembly.validate(module_(...splat, drop)),
+    relaxedSimd: WebAssembly.validate(module_(...splat, ...splat, 253, 128, 2, drop)),
+    sharedMemory: typeof SharedArrayBuffer !== "undefined" && globalThis.crossOriginIsolated !== false,
+  };
+}
+
+/** A module given by the caller, where it cannot be fetched: workerd imports modules, for example. */
+export type WasmSource = WebAssembly.Module | ArrayBuffer | Uint8Array<ArrayBuffer> | string | URL;
+
+/** By what they were asked for: compiling takes longer than loading a small model. */
+const compiled = new Map<string, Promise<WebAssembly.Module>>();
+
+/** The module, compiled once in this page however many models use it. */
+export function compile(isa: Isa | undefined, source: WasmSource | undefined): Promise<WebAssembly.Module> {
+  const { simd128, relaxedSimd } = features();
+  if (!simd128) return Promise.reject(new StarlingError("unsupported", "this runtime has no WebAssembly SIMD (simd128), which Starling needs"));
+  if (source instanceof WebAssembly.Module) return Promise.resolve(source);
+  if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return WebAssembly.compile(source);
+  isa ??= relaxedSimd ? "relaxed-simd" : "simd128";
+  const key = String(source ?? isa);
+  let module = compiled.get(key);
+  if (!module) {
+    module = fetchModule(isa, source);
+    compiled.set(key, module);
+    // tried anew next time
+    module.catch(() => compiled.delete(key));
+  }
+  return module;
+}
+
+async function fetchModule(isa: Isa, source: string | URL | undefined): Promise<WebAssembly.Module> {
+  // bundlers look for exactly this form
+  const beside = () =>
+    isa === "relaxed-simd" ? new URL("../wasm/relaxed-simd.wasm", import.meta.url) : new URL("../wasm/simd128.wasm", import.meta.url);
+  const url = source === undefined ? beside() : new URL(source, globalThis.document?.baseURI ?? globalThis.location?.href);
+  const file = await localFile(url);
+  if (file) return WebAssembly.compile(await file.arrayBuffer());
+  const failed = (why: string, cause?: unknown) => new StarlingError("network", `${url.href}: ${why}`, { cause });
+  const response = await fetch(url).catch((e: Error) => {
+    throw failed(e.message, e);
+  });
+  if (!response.ok) throw failed(`${response.status} ${response.statusText}`);
+  // some servers do not know the type, which streaming insists on
+  const known = response.headers.get("content-type")?.startsWith("application/wasm");
+  return known ? WebAssembly.compileStreaming(response) : WebAssembly.compile(await response.arrayBuffer());
+}
+
+interface Fs {
+  openAsBlob?(path: URL): Promise<Blob>;
+  promises: { readFile(path: URL): Promise<Uint8Array<ArrayBuffer>> };
+}
+
+/** The file of a `file:` URL, where the runtime has files. */
+export async function localFile(url: URL): Promise<Blob | undefined> {
+  if (url.protocol !== "file:") return undefined;
+  const { process } = globalThis as { process?: { getBuiltinModule?(name: string): Fs | undefined } };
+  const fs = process?.getBuiltinModule?.("node:fs");
+  if (!fs) throw new StarlingError("unsupported", `this runtime cannot read ${url.href}`);
+  try {
+    return fs.openAsBlob ? await fs.openAsBlob(url) : new Blob([await fs.promises.readFile(url)]);
+  } catch (e) {
+    throw new StarlingError("network", `${url.href}: ${(e as Error).message}`, { cause: e });
+  }
+}

@@ -1,0 +1,107 @@
+// An answer on its way: what a caller iterates over, and the promise of the whole.
+
+import { fromWire } from "./errors.js";
+import type { CoreEvent } from "./protocol.js";
+import type { Completion, Token } from "./types.js";
+
+/** Id of a piece that is no token: text that was held back until the end. */
+const HELD_BACK = -1;
+
+/**
+ * An answer on its way. Iterate over it for pieces of text, or over {@link tokens} for tokens, once; {@link result} is the
+ * whole. Leaving the loop early stops the generation.
+ */
+export class Generation implements AsyncIterable<string> {
+  /** The complete answer. Rejects with what went wrong, or with the reason of an abort. */
+  readonly result: Promise<Completion>;
+
+  #queue: Token[] = [];
+  #tokens: Token[] = [];
+  #usage = { promptTokens: 0, cachedTokens: 0 };
+  #ended = false;
+  #error: unknown;
+  #wake: () => void = () => {};
+  private settle: { resolve: (value: Completion) => void; reject: (e: unknown) => void };
+  #cancel: () => void;
+
+  /** @internal */
+  constructor(
+    signal: AbortSignal | undefined,
+    cancel: () => void,
+    private logprobs: boolean,
+  ) {
+    let settle!: Generation["settle"];
+    this.result = new Promise((resolve, reject) => (settle = { resolve, reject }));
+    this.settle = settle;
+    // whoever iterates sees the error there
+    this.result.catch(() => {});
+    const abort = () => this.fail(signal!.reason);
+    this.#cancel = () => {
+      signal?.removeEventListener("abort", abort);
+      cancel();
+    };
+    if (signal?.aborted) abort();
+    else signal?.addEventListener("abort", abort, { once: true });
+  }
+
+  /** The tokens of the answer as they come. Text that was held back, as it might have begun a stop text, comes last with the id -1. */
+  async *tokens(): AsyncGenerator<Token, void> {
+    try {
+      for (;;) {
+        const next = this.#queue.shift();
+        if (next) yield next;
+        else if (this.#error !== undefined) throw this.#error;
+        else if (this.#ended) return;
+        else await new Promise<void>((resolve) => (this.#wake = resolve));
+      }
+    } finally {
+      if (!this.#ended) this.fail(new DOMException("nobody reads the answer any more", "AbortError"));
+    }
+  }
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<string, void> {
+    for await (const { text } of this.tokens()) if (text !== "") yield text;
+  }
+
+  /** @internal Ends it with an error. */
+  fail(error: unknown): void {
+    if (this.#ended) return;
+    this.#ended = true;
+    this.#error = error;
+    this.#cancel();
+    this.settle.reject(error);
+    this.#wake();
+  }
+
+  /** @internal */
+  receive(event: CoreEvent): void {
+    if (this.#ended) return;
+    switch (event.type) {
+      case "prefilled":
+        this.#usage = { promptTokens: event.promptTokens, cachedTokens: event.cachedTokens };
+        break;
+      case "token":
+        if (!this.logprobs) delete event.token.logprob;
+        this.#tokens.push(event.token);
+        this.#queue.push(event.token);
+        break;
+      case "failed":
+        return this.fail(fromWire(event.error));
+      case "done": {
+        if (event.text !== "") this.#queue.push({ id: HELD_BACK, text: event.text });
+        const text = this.#tokens.map((token) => token.text).join("") + event.text;
+        this.#ended = true;
+        this.#cancel();
+        this.settle.resolve({
+          text,
+          tokens: this.#tokens,
+          finishReason: event.reason,
+          usage: { ...this.#usage, completionTokens: event.completionTokens },
+          timings: event.timings,
+          ...(event.receipt !== undefined && { receipt: event.receipt }),
+        });
+      }
+    }
+    this.#wake();
+  }
+}

@@ -1,0 +1,162 @@
+// The package: `Starling.load` and what it gives.
+
+import { inWorker, inline } from "./backend.js";
+import { modelCache } from "./cache.js";
+import { StarlingError } from "./errors.js";
+import { compile, features } from "./features.js";
+import { Generation } from "./generation.js";
+import { Completions } from "./openai.js";
+import type { Backend, CoreEvent } from "./protocol.js";
+import { type Prompt, chatJson, requestJson } from "./request.js";
+import { type Source, parts } from "./source.js";
+import type { ChatMessage, GenerateOptions, LoadOptions, MemoryReport, ModelInfo, TemplateOptions, Verification } from "./types.js";
+
+export { type CacheEntry, type CacheUsage } from "./cache.js";
+export { type ErrorCode, StarlingError } from "./errors.js";
+export { type Features, type Isa, type WasmSource, features } from "./features.js";
+export { Generation } from "./generation.js";
+export type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest, ChatLogprob, Completions, CompletionUsage } from "./openai.js";
+export type { Source } from "./source.js";
+export type * from "./types.js";
+
+/** {@link Starling.chat}: a function that is also an object, as in OpenAI's client. */
+export interface Chat {
+  /** Answers a conversation, by the model's chat template. */
+  (messages: ChatMessage[], options?: GenerateOptions & TemplateOptions): Generation;
+  /** The form of OpenAI's client: `chat.completions.create({ messages, stream: true })`. */
+  readonly completions: Completions;
+}
+
+/** A loaded model. */
+export class Starling {
+  /** What is known of the model, and how it runs. */
+  readonly info: ModelInfo;
+  readonly chat: Chat;
+  #backend: Backend;
+  #generations = new Map<number, Generation>();
+  #nextJob = 0;
+  #disposed = false;
+
+  /** What this runtime can do. */
+  static readonly features = features;
+  /** The models that were downloaded before. */
+  static readonly cache = modelCache;
+
+  private constructor(backend: Backend, listen: (emit: (events: CoreEvent[]) => void) => void) {
+    this.#backend = backend;
+    this.info = backend.info;
+    listen((events) => {
+      for (const event of events) {
+        this.#generations.get(event.job)?.receive(event);
+        if (event.type === "done" || event.type === "failed") this.#generations.delete(event.job);
+      }
+    });
+    const chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions = {}) => this.#start({ chat: chatJson(messages, options) }, options);
+    this.chat = Object.assign(chat, { completions: new Completions(chat, this.info.name ?? this.info.architecture) });
+  }
+
+  /**
+   * Loads a model: downloads it or takes it from the cache, and packs the weights as they come.
+   *
+   * @throws {StarlingError} with what is wrong; the reason of `signal` if it is aborted
+   */
+  static async load(source: Source, options: LoadOptions = {}): Promise<Starling> {
+    const { sha256 } = options;
+    const core = {
+      parts: parts(source, options.size),
+      cache: options.cache ?? "reuse",
+      sha256: typeof sha256 === "string" ? [sha256] : sha256,
+      receipts: options.receipts ?? false,
+      module: await compile(options.isa, options.wasm),
+      session: { n_ctx: options.contextLength, max_seqs: options.sequences, batch_tokens: options.batchTokens, kv_type: options.kvType },
+    };
+    if (core.sha256 && core.sha256.length !== core.parts.length) {
+      throw new StarlingError("request", `${core.sha256.length} SHA-256 given for ${core.parts.length} files`);
+    }
+    let emit: (events: CoreEvent[]) => void = () => {};
+    const start = (options.worker ?? typeof document !== "undefined") ? inWorker : inline;
+    const backend = await start({ core, onProgress: options.onProgress ?? (() => {}), signal: options.signal, emit: (events) => emit(events) });
+    return new Starling(backend, (listener) => (emit = listener));
+  }
+
+  /** Continues a prompt, a text or token ids. Generations run at once as far as `sequences` allows; others wait. */
+  generate(prompt: string | number[], options: GenerateOptions = {}): Generation {
+    return this.#start(typeof prompt === "string" ? { prompt } : { ids: prompt }, options);
+  }
+
+  #start(prompt: Prompt, options: GenerateOptions): Generation {
+    const job = this.#nextJob++;
+    const cancel = () => {
+      if (this.#generations.delete(job)) this.#backend.cancel(job);
+    };
+    const logprobs = options.logprobs !== undefined && options.logprobs !== false;
+    const generation = new Generation(options.signal, cancel, logprobs);
+    if (options.signal?.aborted) return generation;
+    if (this.#disposed) {
+      generation.fail(new StarlingError("disposed", "the model was disposed"));
+      return generation;
+    }
+    this.#generations.set(job, generation);
+    this.#submit(job, prompt, options).catch((e: unknown) => generation.fail(e));
+    return generation;
+  }
+
+  async #submit(job: number, prompt: Prompt, options: GenerateOptions) {
+    const breakers: number[][] = [];
+    for (const breaker of options.dry?.breakers ?? []) {
+      breakers.push(typeof breaker === "string" ? (await this.tokenize(breaker, { addSpecial: false })).ids : breaker);
+    }
+    const request = requestJson(prompt, options, breakers);
+    if (this.#generations.has(job)) this.#backend.submit(job, request);
+  }
+
+  /** Token ids of a text, and the bytes of its UTF-8 that each stands for. */
+  tokenize(text: string, { addSpecial = true, parseSpecial = false } = {}): Promise<{ ids: number[]; offsets: [number, number][] }> {
+    return this.#backend.call("tokenize", text, addSpecial, parseSpecial);
+  }
+
+  /** The text of token ids. */
+  detokenize(ids: number[]): Promise<string> {
+    return this.#backend.call("detokenize", ids);
+  }
+
+  /** The text that the model's chat template makes of a conversation, and its token ids. */
+  applyTemplate(messages: ChatMessage[], options: TemplateOptions = {}): Promise<{ text: string; ids: number[] }> {
+    return this.#backend.call("render", JSON.stringify(chatJson(messages, options)));
+  }
+
+  /** The vector of a text, of length 1, pooled as the file says. */
+  async embed(text: string | number[]): Promise<Float32Array> {
+    const ids = typeof text === "string" ? (await this.tokenize(text)).ids : text;
+    return this.#backend.call("embed", ids);
+  }
+
+  /** Replays the answer of a receipt, at the speed of a prompt; the model must have been loaded with `receipts`. */
+  verify(receipt: string): Promise<Verification> {
+    return this.#backend.call("verify", receipt);
+  }
+
+  /** SHA-256 of the logits after each of the tokens: what tests compare between machines. */
+  logitsSha256(ids: number[]): Promise<string> {
+    return this.#backend.call("logitsSha256", ids);
+  }
+
+  /** Bytes in use. */
+  memory(): Promise<MemoryReport> {
+    return this.#backend.call("memory");
+  }
+
+  /** Stops all generations and frees the memory. */
+  dispose(): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    const error = new StarlingError("disposed", "the model was disposed");
+    for (const generation of [...this.#generations.values()]) generation.fail(error);
+    this.#backend.dispose();
+  }
+
+  /** @internal Crashes the engine, to test what happens then. */
+  crash(): Promise<void> {
+    return this.#backend.call("crash");
+  }
+}

@@ -1,0 +1,47 @@
+// What crosses between the page and the worker, and the one interface to an engine on either side.
+
+import type { Core, CoreOptions } from "./core.js";
+import type { WireError } from "./errors.js";
+import type { ModelInfo, Progress, Timings, Token } from "./types.js";
+
+/** What became of a job. */
+export type CoreEvent =
+  | { type: "prefilled"; job: number; promptTokens: number; cachedTokens: number }
+  | { type: "token"; job: number; token: Token }
+  | {
+      type: "done";
+      job: number;
+      text: string;
+      reason: "stop" | "length" | "not_finite";
+      completionTokens: number;
+      timings: Timings;
+      receipt: string | undefined;
+    }
+  | { type: "failed"; job: number; error: WireError };
+
+/** Methods of a core that reply. */
+export type Method = "tokenize" | "detokenize" | "embed" | "render" | "verify" | "logitsSha256" | "memory" | "crash";
+
+export type ToWorker =
+  | { type: "load"; options: CoreOptions }
+  | { type: "abort" }
+  | { type: "submit"; job: number; request: string }
+  | { type: "cancel"; job: number }
+  | { type: "call"; call: number; method: Method; args: unknown[] };
+
+export type FromWorker =
+  | { type: "progress"; progress: Progress }
+  | { type: "loaded"; info: ModelInfo }
+  | { type: "refused"; error: WireError }
+  | { type: "events"; events: CoreEvent[] }
+  | { type: "reply"; call: number; value: unknown }
+  | { type: "fault"; call: number; error: WireError };
+
+/** An engine, wherever it runs. */
+export interface Backend {
+  readonly info: ModelInfo;
+  submit(job: number, request: string): void;
+  cancel(job: number): void;
+  call<M extends Method>(method: M, ...args: Parameters<Core[M]>): Promise<ReturnType<Core[M]>>;
+  dispose(): void;
+}

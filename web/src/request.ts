@@ -1,0 +1,77 @@
+// Options of callers as the module takes them.
+
+import { StarlingError } from "./errors.js";
+import type { ChatMessage, GenerateOptions, SamplingOptions, TemplateOptions } from "./types.js";
+
+/** All tokens of the sequence, where the module counts them. */
+const ALL_TOKENS = 2 ** 32 - 1;
+
+const lastN = (n: number | undefined) => (n === -1 ? ALL_TOKENS : n);
+
+/** What a request continues. */
+export type Prompt = { prompt: string } | { ids: number[] } | { chat: unknown };
+
+/** A request in JSON. `breakers` are the tokens of DRY's. */
+export function requestJson(prompt: Prompt, options: GenerateOptions, breakers: number[][]): string {
+  const { stop } = options;
+  const request = {
+    sampling: sampling(options, breakers),
+    ...prompt,
+    max_tokens: options.maxTokens,
+    stop: typeof stop === "string" ? [stop] : stop,
+    stop_tokens: options.stopTokens,
+    ignore_eos: options.ignoreEos,
+    parse_special: options.parseSpecial,
+    sequence: options.sequence,
+    receipt: options.receipt,
+  };
+  // the seed has 64 bits, more than a number holds; sampling comes first, so this is the only place it can be
+  return JSON.stringify(request).replace('"seed":"@"', `"seed":${seed(options.seed)}`);
+}
+
+function seed(seed: number | bigint = 0): string {
+  const valid = typeof seed === "bigint" ? seed >= 0n && seed < 1n << 64n : Number.isSafeInteger(seed) && seed >= 0;
+  if (!valid) throw new StarlingError("request", `seed is ${seed}, expected a whole number from 0, as a BigInt if above 2^53`);
+  return String(seed);
+}
+
+function sampling(o: SamplingOptions & Pick<GenerateOptions, "logprobs" | "logprobsOf">, breakers: number[][]) {
+  const bias = Array.isArray(o.logitBias) ? o.logitBias : Object.entries(o.logitBias ?? {}).map(([id, bias]) => [Number(id), bias]);
+  const logprobs = o.logprobs !== undefined && o.logprobs !== false;
+  return {
+    seed: "@",
+    logit_bias: bias,
+    repeat_penalty: o.repeatPenalty,
+    repeat_last_n: lastN(o.repeatLastN),
+    frequency_penalty: o.frequencyPenalty,
+    presence_penalty: o.presencePenalty,
+    dry: o.dry && {
+      multiplier: o.dry.multiplier,
+      base: o.dry.base ?? 1.75,
+      allowed_length: o.dry.allowedLength ?? 2,
+      last_n: lastN(o.dry.lastN ?? -1),
+      breakers,
+    },
+    top_k: o.topK,
+    typical_p: o.typicalP,
+    top_p: o.topP,
+    min_p: o.minP,
+    temperature: o.temperature,
+    logprobs: logprobs ? (o.logprobsOf ?? "raw") : undefined,
+    top_logprobs: typeof o.logprobs === "number" ? o.logprobs : undefined,
+  };
+}
+
+/** A conversation in JSON. */
+export function chatJson(messages: ChatMessage[], options: TemplateOptions) {
+  const now = options.now ?? new Date();
+  return {
+    messages,
+    tools: options.tools,
+    variables: options.variables,
+    template: options.template,
+    add_generation_prompt: options.addGenerationPrompt,
+    // local time
+    now: Math.floor(now.getTime() / 1000) - now.getTimezoneOffset() * 60,
+  };
+}

@@ -1,0 +1,222 @@
+// Where models come from: every source becomes files of known length that can be opened at any byte.
+
+import { StarlingError } from "./errors.js";
+import { localFile } from "./features.js";
+
+/**
+ * A model: the URL of a GGUF file, `hf:owner/repo/file.gguf`, a `File` or `Blob`, bytes, or a stream of bytes; or an array of
+ * URLs or files, the parts of a split model in order. The URL of the first part (`…-00001-of-00003.gguf`) stands for all.
+ */
+export type Source = string | URL | Blob | ArrayBuffer | Uint8Array<ArrayBuffer> | ReadableStream<Uint8Array<ArrayBuffer>> | (string | URL | Blob)[];
+
+/** A source as it crosses to a worker. */
+export type Part = { url: string } | { blob: Blob } | { bytes: Uint8Array<ArrayBuffer> } | { stream: ReadableStream<Uint8Array<ArrayBuffer>>; size: number | undefined };
+
+/** The parts of a source, with URLs made absolute. */
+export function parts(source: Source, size: number | undefined): Part[] {
+  if (Array.isArray(source)) {
+    if (source.length === 0) throw new StarlingError("request", "the list of files is empty");
+    return source.map((s) => (s instanceof Blob ? { blob: s } : { url: absolute(s) }));
+  }
+  if (source instanceof Blob) return [{ blob: source }];
+  if (source instanceof ArrayBuffer) return [{ bytes: new Uint8Array(source) }];
+  if (source instanceof Uint8Array) return [{ bytes: source }];
+  if (source instanceof ReadableStream) return [{ stream: source, size }];
+  return shards(absolute(source)).map((url) => ({ url }));
+}
+
+function absolute(url: string | URL): string {
+  const hub = /^hf:([^/]+)\/([^/]+)\/(.+)$/.exec(String(url));
+  if (hub) return `https://huggingface.co/${hub[1]}/${hub[2]}/resolve/main/${hub[3]}`;
+  try {
+    return new URL(url, globalThis.document?.baseURI ?? globalThis.location?.href).href;
+  } catch (e) {
+    throw new StarlingError("request", `${url} is not a URL`, { cause: e });
+  }
+}
+
+/** All parts of a split model, of which the first is given. */
+function shards(url: string): string[] {
+  const first = /^(.*-)00001-of-(\d{5})(\.gguf(?:[?#].*)?)$/.exec(url);
+  if (!first) return [url];
+  return Array.from({ length: Number(first[2]) }, (_, i) => `${first[1]}${String(i + 1).padStart(5, "0")}-of-${first[2]}${first[3]}`);
+}
+
+/** A file that can be opened at any byte. */
+export interface SourceFile {
+  /** For messages. */
+  name: string;
+  size: number;
+  /** What tells versions apart, where the server says. */
+  tag: string | undefined;
+  /** The bytes from there on. */
+  open(from: number, signal?: AbortSignal): Promise<ReadableStream<Uint8Array<ArrayBuffer>>>;
+  /** Whether opening it again may help after a failure. */
+  remote: boolean;
+}
+
+export const blobFile = (blob: Blob, name = (blob as File).name ?? "blob"): SourceFile => ({
+  name,
+  size: blob.size,
+  tag: undefined,
+  open: async (from) => (from === 0 ? blob : blob.slice(from)).stream(),
+  remote: false,
+});
+
+const PIECE = 1 << 20;
+
+function bytesFile(bytes: Uint8Array<ArrayBuffer>): SourceFile {
+  const open = async (from: number) =>
+    new ReadableStream<Uint8Array<ArrayBuffer>>({
+      pull(controller) {
+        if (from >= bytes.length) return controller.close();
+        controller.enqueue(bytes.subarray(from, from + PIECE));
+        from += PIECE;
+      },
+    });
+  return { name: "bytes", size: bytes.length, tag: undefined, open, remote: false };
+}
+
+async function streamFile(stream: ReadableStream<Uint8Array<ArrayBuffer>>, size: number | undefined): Promise<SourceFile> {
+  // without a length everything must be there before the first byte can be placed
+  if (size === undefined) return blobFile(await new Response(stream).blob(), "stream");
+  let opened = false;
+  const open = async (from: number) => {
+    if (opened || from !== 0) throw new StarlingError("network", "a stream cannot be read twice");
+    opened = true;
+    return stream;
+  };
+  return { name: "stream", size, tag: undefined, open, remote: false };
+}
+
+/** Opens a part that is not cached; with `now`, reading will start at once. */
+export async function openPart(part: Part, signal: AbortSignal | undefined, now = true): Promise<SourceFile> {
+  if ("blob" in part) return blobFile(part.blob);
+  if ("bytes" in part) return bytesFile(part.bytes);
+  if ("stream" in part) return streamFile(part.stream, part.size);
+  const file = await localFile(new URL(part.url));
+  return file ? blobFile(file, part.url) : remoteFile(part.url, signal, now);
+}
+
+const tagOf = (headers: Headers) => headers.get("etag") ?? headers.get("last-modified") ?? undefined;
+
+/** What a server says of a file: what a cached copy is compared with. Undefined if it cannot be reached. */
+export async function remoteTag(url: string, signal: AbortSignal | undefined): Promise<{ tag: string | undefined; size: number | undefined } | undefined> {
+  try {
+    const response = await fetch(url, { method: "HEAD", cache: "no-cache", signal: signal ?? null });
+    const size = response.headers.get("content-length");
+    return response.ok ? { tag: tagOf(response.headers), size: size === null ? undefined : Number(size) } : undefined;
+  } catch (e) {
+    signal?.throwIfAborted();
+    return undefined;
+  }
+}
+
+async function request(url: string, from: number, signal: AbortSignal | undefined): Promise<Response> {
+  let response;
+  try {
+    response = await fetch(url, { headers: from > 0 ? { range: `bytes=${from}-` } : {}, signal: signal ?? null });
+  } catch (e) {
+    signal?.throwIfAborted();
+    throw new StarlingError("network", `${url}: ${(e as Error).message}`, { cause: e });
+  }
+  if (!response.ok || !response.body) {
+    await response.body?.cancel();
+    throw new StarlingError("network", `${url}: ${response.status} ${response.statusText}`);
+  }
+  return response;
+}
+
+async function remoteFile(url: string, signal: AbortSignal | undefined, now: boolean): Promise<SourceFile> {
+  let first: Response | undefined = await request(url, 0, signal);
+  const { headers } = first;
+  const length = headers.get("content-length");
+  // a compressed answer has another length than the file
+  if (length === null || headers.has("content-encoding")) return blobFile(await first.blob(), url);
+  const [size, tag] = [Number(length), tagOf(headers)];
+  if (!now) {
+    // a browser opens few connections to a server, and this one would wait
+    await first.body!.cancel();
+    first = undefined;
+  }
+
+  const open = async (from: number, signal?: AbortSignal) => {
+    const response = first && from === 0 ? first : await request(url, from, signal);
+    first = undefined;
+    if (tagOf(response.headers) !== tag) {
+      await response.body!.cancel();
+      throw new StarlingError("checksum", `${url} changed while it was downloaded`);
+    }
+    // a server may answer with the whole file
+    return from > 0 && response.status !== 206 ? skip(response.body!, from) : response.body!;
+  };
+  return { name: url, size, tag, open, remote: true };
+}
+
+function skip(stream: ReadableStream<Uint8Array<ArrayBuffer>>, bytes: number): ReadableStream<Uint8Array<ArrayBuffer>> {
+  const transform = new TransformStream<Uint8Array<ArrayBuffer>, Uint8Array<ArrayBuffer>>({
+    transform(chunk, controller) {
+      const rest = chunk.subarray(Math.min(bytes, chunk.length));
+      bytes -= chunk.length - rest.length;
+      if (rest.length > 0) controller.enqueue(rest);
+    },
+  });
+  return stream.pipeThrough(transform);
+}
+
+/** Connections that may break one after the other without a byte between them. */
+const ATTEMPTS = 5;
+
+/** The bytes of a file from there on; a connection that breaks is made again where it broke. */
+export async function* read(file: SourceFile, from: number, signal: AbortSignal | undefined): AsyncGenerator<Uint8Array<ArrayBuffer>, void> {
+  let failures = 0;
+  while (from < file.size) {
+    signal?.throwIfAborted();
+    let reader: ReadableStreamDefaultReader<Uint8Array<ArrayBuffer>> | undefined;
+    try {
+      reader = (await file.open(from, signal)).getReader();
+      for (let r = await next(reader, signal); !r.done; r = await next(reader, signal)) {
+        failures = 0;
+        from += r.value.length;
+        yield r.value;
+      }
+      // the end, whether or not it comes too early
+      if (from >= file.size || !file.remote) return;
+      throw new StarlingError("network", `${file.name}: the connection ended after ${from} of ${file.size} bytes`);
+    } catch (e) {
+      signal?.throwIfAborted();
+      failures += 1;
+      if (e instanceof StarlingError && e.code !== "network") throw e;
+      if (!file.remote || failures === ATTEMPTS) {
+        if (e instanceof StarlingError) throw e;
+        throw new StarlingError("network", `${file.name}: broke after ${from} of ${file.size} bytes: ${(e as Error).message}`, { cause: e });
+      }
+      await pause(100 * 2 ** failures, signal);
+    } finally {
+      await reader?.cancel().catch(() => {});
+    }
+  }
+}
+
+/** A read that ends at once when aborted, whatever the stream does. */
+async function next<T>(reader: ReadableStreamDefaultReader<T>, signal: AbortSignal | undefined): Promise<ReadableStreamReadResult<T>> {
+  if (!signal) return reader.read();
+  signal.throwIfAborted();
+  return new Promise((resolve, reject) => {
+    const abort = () => reject(signal.reason);
+    signal.addEventListener("abort", abort, { once: true });
+    reader.read().then(resolve, reject).finally(() => signal.removeEventListener("abort", abort));
+  });
+}
+
+const pause = (ms: number, signal: AbortSignal | undefined) =>
+  new Promise<void>((resolve, reject) => {
+    const timer = setTimeout(done, ms);
+    function done() {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", done);
+      if (signal?.aborted) reject(signal.reason);
+      else resolve();
+    }
+    signal?.addEventListener("abort", done);
+  });

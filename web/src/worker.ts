@@ -1,0 +1,42 @@
+// The worker's side: messages in, messages out, one core.
+
+import { Core } from "./core.js";
+import { toWire } from "./errors.js";
+import type { FromWorker, ToWorker } from "./protocol.js";
+
+const post = (message: FromWorker) => postMessage(message);
+const abort = new AbortController();
+let core: Core | undefined;
+
+async function receive(message: ToWorker): Promise<void> {
+  switch (message.type) {
+    case "load":
+      try {
+        const emit = (events: (FromWorker & { type: "events" })["events"]) => post({ type: "events", events });
+        core = await Core.load(message.options, (progress) => post({ type: "progress", progress }), abort.signal, emit);
+        post({ type: "loaded", info: { ...core.info, worker: true } });
+      } catch (e) {
+        post({ type: "refused", error: toWire(e) });
+      }
+      break;
+    case "abort":
+      abort.abort();
+      break;
+    case "submit":
+      core?.submit(message.job, message.request);
+      break;
+    case "cancel":
+      core?.cancel(message.job);
+      break;
+    case "call":
+      try {
+        const method = core?.[message.method] as ((...args: unknown[]) => unknown) | undefined;
+        post({ type: "reply", call: message.call, value: method?.apply(core, message.args) });
+      } catch (e) {
+        post({ type: "fault", call: message.call, error: toWire(e) });
+      }
+      break;
+  }
+}
+
+addEventListener("message", ({ data }: MessageEvent<ToWorker>) => void receive(data));
