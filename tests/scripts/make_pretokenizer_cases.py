@@ -71,6 +71,8 @@ PATTERNS = {
     "bloom": [r" ?[^(\s|.,!?…。，、।۔،)]+"],
     "viking": [r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}"],
     "superbpe": [r"\p{N}+", r"(?=(\d{3})+(?!\d))"],
+    "gemma4": [r"[^\n]+|[\n]+"],
+    "whitespace": [r"\S+"],
     "chameleon": [r"([\t\n]|    |  )", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", GPT2],
 }
 

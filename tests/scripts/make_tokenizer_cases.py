@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Write fixtures/tokenizer/wordpiece.json, unigram.json and unigram.gguf: small vocabularies trained on our documents,
-and the ids that the original implementations give for the texts of fixtures/tokenizer/pretokenizer.json.
+"""Write fixtures/tokenizer/wordpiece.json, characters.json, unigram.json and unigram.gguf: small vocabularies trained on
+our documents, and the ids that the original implementations give for the texts of fixtures/tokenizer/pretokenizer.json.
 
     pip install tokenizers==0.23.3 sentencepiece==0.2.3 protobuf gguf
     python3 tests/scripts/make_tokenizer_cases.py
 
-Run it from the root of the repository, after make_pretokenizer_cases.py. WordPiece is by Hugging Face tokenizers, its
-pieces spelled as in GGUF; Unigram is by SentencePiece.
+Run it from the root of the repository, after make_pretokenizer_cases.py. WordPiece, its pieces spelled as in GGUF, and
+byte-pair encoding of characters are by Hugging Face tokenizers; Unigram is by SentencePiece.
 """
 
 import io
@@ -16,7 +16,7 @@ from pathlib import Path
 import gguf
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 FOLDER = Path("fixtures/tokenizer")
 TEXTS = json.loads((FOLDER / "pretokenizer.json").read_text())["texts"] + [
@@ -42,6 +42,29 @@ def wordpiece(lowercase: bool, strip_accents: bool) -> dict:
             "ids": [tokenizer.encode(text).ids for text in TEXTS]}
 
 
+def characters(pre: str, cut, spaces: bool, fallback: bool) -> dict:
+    def tokenizer(model):
+        out = Tokenizer(model)
+        if spaces:
+            out.normalizer = normalizers.Replace(" ", "▁")
+        out.pre_tokenizer = cut
+        return out
+
+    special = ["<unk>", "<s>", "</s>", "<mask>"]
+    trained = tokenizer(models.BPE(unk_token="<unk>"))
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False, max_token_length=12)
+    trained.train_from_iterator(LINES[:-12] if spaces else " ".join(LINES[:-12]).split(), trainer)
+    model = json.loads(trained.to_str())["model"]
+    pieces = sorted(model["vocab"], key=model["vocab"].get)
+    tokens = special + ([f"<0x{byte:02X}>" for byte in range(256)] if fallback else []) + pieces[len(special):]
+    vocab = {piece: i for i, piece in enumerate(tokens)}
+    merges = [tuple(merge) for merge in model["merges"]]
+    final = tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=fallback))
+    types = [2, 3, 3, 3] + [6] * 256 * fallback
+    return {"pre": pre, "tokens": tokens, "types": types + [1] * (len(tokens) - len(types)),
+            "merges": [" ".join(merge) for merge in merges], "ids": [final.encode(text).ids for text in TEXTS]}
+
+
 def unigram(rule: str, prefix: bool, tidy: bool, fallback: bool) -> tuple[dict, bytes]:
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -59,6 +82,11 @@ def unigram(rule: str, prefix: bool, tidy: bool, fallback: bool) -> tuple[dict, 
 def main() -> None:
     cases = [wordpiece(True, True), wordpiece(False, False), wordpiece(True, False)]
     (FOLDER / "wordpiece.json").write_text(json.dumps({"texts": TEXTS, "cases": cases}, separators=(",", ":")) + "\n")
+
+    lines = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    cases = [characters("gemma4", lines, True, True), characters("sarvam-moe", lines, True, False),
+             characters("whitespace", pre_tokenizers.WhitespaceSplit(), False, False)]
+    (FOLDER / "characters.json").write_text(json.dumps({"texts": TEXTS, "cases": cases}, separators=(",", ":")) + "\n")
 
     case, charsmap = unigram("nmt_nfkc", True, True, True)
     writer = gguf.GGUFWriter(str(FOLDER / "unigram.gguf"), "t5")

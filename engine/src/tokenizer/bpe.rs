@@ -11,13 +11,19 @@ use super::table::{PairTable, Seed, TextTable};
 use super::vocab::{Kind, Vocab, byte_char, byte_ids};
 use super::{Output, Part, Work};
 
+/// `tokenizer.ggml.merges`: pairs of tokens, and what they make.
+#[derive(Debug, Clone)]
+pub(super) struct MergeTable {
+    ranks: PairTable,
+    /// Token that the merge of each rank makes.
+    merged: Vec<u32>,
+}
+
 /// Merges and the pre-tokenizer of a vocabulary.
 #[derive(Debug, Clone)]
 pub(super) struct Bpe {
     splitter: Splitter,
-    ranks: PairTable,
-    /// Token that the merge of each rank makes.
-    merged: Vec<u32>,
+    merges: MergeTable,
     /// Token of each byte.
     bytes: Vec<Option<u32>>,
     /// Words that are tokens whatever the merges say.
@@ -26,17 +32,15 @@ pub(super) struct Bpe {
     unknown: Option<u32>,
 }
 
-impl Bpe {
+impl MergeTable {
     /// `merges` are `left right`, of the lowest rank first. Those that name a piece outside the vocabulary are ignored,
     /// and those that would make a control token: text must not.
     pub(super) fn new<'m>(
         vocab: &Vocab,
         texts: &TextTable,
         merges: impl Iterator<Item = &'m [u8]>,
-        pretokenizer: &Pretokenizer,
-        unknown: Option<u32>,
         seed: Seed,
-    ) -> Bpe {
+    ) -> MergeTable {
         let find = |text: &[u8]| texts.get(text, |id| vocab.text(id).unwrap_or_default());
         let (mut pairs, mut merged, mut joined) = (Vec::new(), Vec::new(), Vec::new());
         for merge in merges {
@@ -52,14 +56,34 @@ impl Bpe {
                 merged.push(id);
             }
         }
+        MergeTable { ranks: PairTable::new(seed, &pairs), merged }
+    }
+
+    /// Rank of the merge of two tokens, and the token that it makes.
+    #[inline(always)]
+    pub(super) fn merge(&self, left: u32, right: u32) -> Option<(u32, u32)> {
+        let rank = self.ranks.get(left, right)?;
+        Some((rank, self.merged[rank as usize]))
+    }
+}
+
+impl Bpe {
+    pub(super) fn new(
+        vocab: &Vocab,
+        texts: &TextTable,
+        merges: MergeTable,
+        pretokenizer: &Pretokenizer,
+        unknown: Option<u32>,
+        seed: Seed,
+    ) -> Bpe {
+        let find = |text: &[u8]| texts.get(text, |id| vocab.text(id).unwrap_or_default());
         let words = pretokenizer.ignore_merges.then(|| {
             let ids: Vec<u32> = vocab.ids().filter(|&id| vocab.kind(id) == Some(Kind::Normal)).collect();
             TextTable::new(seed, &ids, |id| vocab.piece(id).unwrap_or_default())
         });
         Bpe {
             splitter: Splitter::new(pretokenizer.passes),
-            ranks: PairTable::new(seed, &pairs),
-            merged,
+            merges,
             bytes: byte_ids(find, |byte| format!("{}", byte_char(byte)).into_bytes()),
             words,
             unknown,
@@ -109,7 +133,6 @@ impl Bpe {
 impl Merges for Bpe {
     #[inline(always)]
     fn merge(&self, _word: &[u8], left: Symbol, right: Symbol, _end: u32) -> Option<(u32, u32)> {
-        let rank = self.ranks.get(left.id, right.id)?;
-        Some((rank, self.merged[rank as usize]))
+        self.merges.merge(left.id, right.id)
     }
 }

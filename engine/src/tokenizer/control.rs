@@ -61,8 +61,44 @@ const FILL_END_NAMES: &[&str] = &[
     "<|file_sep|>",
 ];
 
-/// In Phi-3, the special tokens that do not take the white space after them.
-const PHI3_NOT_ABSORBING: &[&str] = &["<unk>", "<s>", "<|endoftext|>"];
+/// Special tokens that take the white space beside them. Files do not say so; as in llama.cpp, it is known by names.
+struct Absorbing {
+    /// Value of this key, in lower case,
+    key: &'static str,
+    /// that contains one of these.
+    contains: &'static [&'static str],
+    side: Side,
+    tokens: Tokens,
+}
+
+/// A side of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Left,
+    Right,
+}
+
+enum Tokens {
+    Only(&'static str),
+    /// All special ones but these.
+    AllBut(&'static [&'static str]),
+}
+
+const MASK_ON_THE_LEFT: Absorbing =
+    Absorbing { key: "", contains: &[], side: Side::Left, tokens: Tokens::Only("<mask>") };
+
+#[rustfmt::skip]
+static ABSORBING: &[Absorbing] = &[
+    Absorbing {
+        key: "tokenizer.ggml.pre", contains: &["jina-v2-de", "jina-v2-es", "jina-v2-code"], ..MASK_ON_THE_LEFT
+    },
+    Absorbing { key: "general.architecture", contains: &["nomic-bert-moe", "jina-bert-v3"], ..MASK_ON_THE_LEFT },
+    Absorbing {
+        key: "general.name", contains: &["phi-3", "phi3"], side: Side::Right,
+        tokens: Tokens::AllBut(&["<unk>", "<s>", "<|endoftext|>"]),
+    },
+    Absorbing { key: "general.name", contains: &["modern-bert"], tokens: Tokens::Only("[MASK]"), ..MASK_ON_THE_LEFT },
+];
 
 /// Looks tokens up by name.
 pub(super) struct Names<'a> {
@@ -103,17 +139,24 @@ impl Names<'_> {
         ends
     }
 
-    /// Tokens that take the white space after them. Files do not say so; it is known of Phi-3 only.
-    pub(super) fn absorbing(&self, model_name: &str) -> Vec<u32> {
-        let name = model_name.to_ascii_lowercase();
-        if !name.contains("phi-3") && !name.contains("phi3") {
-            return Vec::new();
-        }
-        let others: Vec<u32> = PHI3_NOT_ABSORBING.iter().filter_map(|name| self.find(name)).collect();
-        let special = |&id: &u32| {
-            matches!(self.vocab.kind(id), Some(Kind::Control | Kind::UserDefined | Kind::Unknown))
-                && !others.contains(&id)
+    /// Tokens that take the white space on one side, in no order; `value(key)` is that of a key of the file.
+    pub(super) fn absorbing<'v>(&self, value: impl Fn(&str) -> &'v str) -> Vec<(u32, Side)> {
+        let applies = |row: &&Absorbing| {
+            let value = value(row.key).to_ascii_lowercase();
+            row.contains.iter().any(|part| value.contains(part))
         };
-        self.vocab.ids().filter(special).collect()
+        let Some(row) = ABSORBING.iter().find(applies) else { return Vec::new() };
+        let ids: Vec<u32> = match row.tokens {
+            Tokens::Only(name) => self.find(name).into_iter().collect(),
+            Tokens::AllBut(names) => {
+                let others: Vec<u32> = names.iter().filter_map(|name| self.find(name)).collect();
+                let special = |id: &u32| {
+                    matches!(self.vocab.kind(*id), Some(Kind::Control | Kind::UserDefined | Kind::Unknown))
+                        && !others.contains(id)
+                };
+                self.vocab.ids().filter(special).collect()
+            }
+        };
+        ids.into_iter().map(|id| (id, row.side)).collect()
     }
 }

@@ -7,16 +7,17 @@ use alloc::vec::Vec;
 
 use sha2::{Digest, Sha256};
 
-use super::bpe::Bpe;
+use super::bpe::{Bpe, MergeTable};
 use super::charsmap::CharsMap;
 use super::control::Names;
+use super::pretokenizers::{self, Pretokenizer};
 use super::special::Specials;
-use super::spm::Spm;
+use super::spm::{Order, Spm};
 use super::table::{Seed, TextTable};
 use super::unigram::{Normaliser, Unigram};
 use super::vocab::{Kind, Spelling, Vocab};
 use super::wordpiece::WordPiece;
-use super::{Algorithm, Tokenizer, pretokenizers};
+use super::{Algorithm, Tokenizer};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 
@@ -38,7 +39,8 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
         Some(kinds) => kinds.into_iter().map(Kind::from_id).collect(),
         None => vec![Kind::Normal; n_tokens],
     };
-    let mut vocab = Vocab::new(tokens, kinds, row.spelling);
+    let pretokenizer = row.pretokenizer.of(gguf)?;
+    let mut vocab = Vocab::new(tokens, kinds, pretokenizer.spelling);
     let seed = seed(gguf, &vocab)?;
     let ids: Vec<u32> = vocab.ids().filter(|&id| vocab.text(id).is_some_and(|text| !text.is_empty())).collect();
     let texts = TextTable::new(seed, &ids, |id| vocab.text(id).unwrap_or_default());
@@ -47,15 +49,24 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
         vocab.kinds[id as usize] = Kind::Control;
     }
     let ids = NamedIds::read(gguf, &vocab, &texts, row)?;
-    let (algorithm, adds_bos) = (row.algorithm)(Source { gguf, vocab: &vocab, texts: &texts, seed }, ids.unknown)?;
+    let source = Source { gguf, vocab: &vocab, texts: &texts, seed, pretokenizer };
+    let algorithm = (row.algorithm)(source, ids.unknown)?;
     let names = Names { vocab: &vocab, texts: &texts };
-    let absorbing = names.absorbing(gguf.str("general.name").ok().flatten().unwrap_or_default());
+    let absorbing = names.absorbing(|key| gguf.str(key).ok().flatten().unwrap_or_default());
+    let adds_bos = row.adds_bos || pretokenizer.add_bos;
+    let pair_sep = row.pair_sep || pretokenizer.pair_sep;
+    // a file that says nothing of either has one token between texts, which is SEP where the format has one
+    let pair_eos = row.adds_eos && !row.pair_sep;
     let ends = names.ends([ids.eos, ids.eot, ids.eom].into_iter().flatten());
     Ok(Tokenizer {
         specials: Specials::new(&vocab, absorbing),
         algorithm,
         begin: added(gguf, "tokenizer.ggml.add_bos_token", adds_bos, ids.bos)?,
         end: added(gguf, "tokenizer.ggml.add_eos_token", row.adds_eos, ids.eos)?,
+        between: [
+            added(gguf, "tokenizer.ggml.add_eos_token", pair_eos, ids.eos)?,
+            added(gguf, "tokenizer.ggml.add_sep_token", pair_sep, ids.sep)?,
+        ],
         bos: ids.bos,
         eos: ids.eos,
         eot: ids.eot,
@@ -65,39 +76,75 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
     })
 }
 
-/// An algorithm, and whether a sequence begins with BOS if the file does not say.
-type Loaded = Result<(Algorithm, bool), LoadError>;
+type Loaded = Result<Algorithm, LoadError>;
 
 /// A kind of tokenizer, by its name in `tokenizer.ggml.model`, and what holds if a file does not say.
 struct Model {
     name: &'static str,
-    spelling: Spelling,
+    pretokenizer: Words,
     algorithm: fn(Source<'_, '_>, Option<u32>) -> Loaded,
     bos: Option<u32>,
     eos: Option<u32>,
+    sep: Option<u32>,
     unknown: Option<u32>,
+    adds_bos: bool,
     adds_eos: bool,
+    /// SEP stands between two texts.
+    pair_sep: bool,
 }
+
+/// Where the name of the pre-tokenizer comes from.
+enum Words {
+    /// There is none.
+    Whole,
+    /// `tokenizer.ggml.pre`.
+    OfFile,
+    /// The name of the kind.
+    Named(&'static str),
+}
+
+const NAMED: Model = Model {
+    name: "",
+    pretokenizer: Words::Whole,
+    algorithm: by_merges,
+    bos: None,
+    eos: None,
+    sep: None,
+    unknown: None,
+    adds_bos: false,
+    adds_eos: false,
+    pair_sep: false,
+};
 
 #[rustfmt::skip]
 static MODELS: &[Model] = &[
+    Model { name: "gpt2", pretokenizer: Words::OfFile, ..NAMED },
+    Model { name: "gemma4", pretokenizer: Words::Named("gemma4"), ..NAMED },
+    Model { name: "whitespace", pretokenizer: Words::Named("whitespace"), ..NAMED },
     Model {
-        name: "gpt2", spelling: Spelling::Bytes, algorithm: byte_level,
-        bos: None, eos: None, unknown: None, adds_eos: false,
+        name: "llama", algorithm: sentence_piece, bos: Some(1), eos: Some(2), unknown: Some(0), adds_bos: true, ..NAMED
     },
     Model {
-        name: "llama", spelling: Spelling::Meta, algorithm: sentence_piece,
-        bos: Some(1), eos: Some(2), unknown: Some(0), adds_eos: false,
+        name: "bert", algorithm: wordpiece, bos: Some(101), eos: Some(102), sep: Some(102), unknown: Some(100),
+        adds_bos: true, adds_eos: true, pair_sep: true, ..NAMED
     },
-    Model {
-        name: "bert", spelling: Spelling::Meta, algorithm: wordpiece,
-        bos: Some(101), eos: Some(102), unknown: Some(100), adds_eos: true,
-    },
-    Model {
-        name: "t5", spelling: Spelling::Meta, algorithm: unigram,
-        bos: None, eos: Some(1), unknown: Some(2), adds_eos: true,
-    },
+    Model { name: "t5", algorithm: unigram, eos: Some(1), unknown: Some(2), adds_eos: true, ..NAMED },
 ];
+
+impl Words {
+    fn of(&self, gguf: &Gguf<'_>) -> Result<&'static Pretokenizer, LoadError> {
+        let name = match self {
+            Words::Whole => return Ok(&pretokenizers::WHOLE),
+            Words::OfFile => gguf.str("tokenizer.ggml.pre")?.unwrap_or("default"),
+            Words::Named(name) => name,
+        };
+        pretokenizers::find(name).ok_or_else(|| LoadError::Unsupported {
+            what: "pre-tokenizer",
+            found: name.to_owned(),
+            known: pretokenizers::names().collect(),
+        })
+    }
+}
 
 /// What algorithms are made from.
 struct Source<'s, 'f> {
@@ -105,34 +152,36 @@ struct Source<'s, 'f> {
     vocab: &'s Vocab,
     texts: &'s TextTable,
     seed: Seed,
+    pretokenizer: &'static Pretokenizer,
 }
 
-fn byte_level(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
-    let Source { gguf, vocab, texts, seed } = source;
-    let pre = gguf.str("tokenizer.ggml.pre")?.unwrap_or("default");
-    let pretokenizer = pretokenizers::find(pre).ok_or_else(|| LoadError::Unsupported {
-        what: "pre-tokenizer",
-        found: pre.to_owned(),
-        known: pretokenizers::names().collect(),
-    })?;
+/// Merges of bytes, or of characters: the spelling of the vocabulary says which.
+fn by_merges(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
+    let Source { gguf, vocab, texts, seed, pretokenizer } = source;
     let key = "tokenizer.ggml.merges";
     let merges = gguf.str_array(key)?.ok_or_else(|| missing(key, "merges"))?;
-    let bpe = Bpe::new(vocab, texts, merges, pretokenizer, unknown, seed);
-    Ok((Algorithm::ByteLevel(bpe), pretokenizer.add_bos))
+    let merges = MergeTable::new(vocab, texts, merges, seed);
+    Ok(match pretokenizer.spelling {
+        Spelling::Bytes => Algorithm::ByteLevel(Bpe::new(vocab, texts, merges, pretokenizer, unknown, seed)),
+        Spelling::Meta | Spelling::Plain => {
+            let order = Order::Merges(merges);
+            Algorithm::SentencePiece(Spm::new(vocab, texts, order, pretokenizer, unknown, false, seed))
+        }
+    })
 }
 
 fn sentence_piece(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
-    let Source { gguf, vocab, texts, seed } = source;
-    let scores = scores(gguf, vocab, "a number", |score| !score.is_nan())?;
+    let Source { gguf, vocab, texts, seed, pretokenizer } = source;
+    let order = Order::scores(&scores(gguf, vocab, "a number", |score| !score.is_nan())?);
     let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-    Ok((Algorithm::SentencePiece(Spm::new(vocab, texts, &scores, unknown, add_space_prefix, seed)), true))
+    Ok(Algorithm::SentencePiece(Spm::new(vocab, texts, order, pretokenizer, unknown, add_space_prefix, seed)))
 }
 
 fn wordpiece(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
     let lowercase = source.gguf.bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
     let strip_accents = source.gguf.bool("tokenizer.ggml.normalizer.strip_accents")?.unwrap_or(lowercase);
     let pieces = WordPiece::pieces(source.vocab);
-    Ok((Algorithm::WordPiece(WordPiece { pieces, unknown, lowercase, strip_accents }), true))
+    Ok(Algorithm::WordPiece(WordPiece { pieces, unknown, lowercase, strip_accents }))
 }
 
 fn unigram(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
@@ -144,7 +193,7 @@ fn unigram(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
         remove_extra_spaces: gguf.bool("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false),
     };
     let scores = scores(gguf, vocab, "a finite number", f32::is_finite)?;
-    Ok((Algorithm::Unigram(Unigram::new(vocab, scores, unknown, normaliser)), false))
+    Ok(Algorithm::Unigram(Unigram::new(vocab, scores, unknown, normaliser)))
 }
 
 /// The scores of all tokens, which are `expected`: those that `accept` accepts.
@@ -161,6 +210,7 @@ fn scores(gguf: &Gguf<'_>, vocab: &Vocab, expected: &str, accept: fn(f32) -> boo
 struct NamedIds {
     bos: Option<u32>,
     eos: Option<u32>,
+    sep: Option<u32>,
     eot: Option<u32>,
     eom: Option<u32>,
     unknown: Option<u32>,
@@ -181,6 +231,7 @@ impl NamedIds {
             // BERT's names of the tokens that begin and end a text are CLS and SEP; the misspelling is the format's
             bos: read(&["tokenizer.ggml.bos_token_id", "tokenizer.ggml.cls_token_id"], row.bos)?,
             eos: read(&["tokenizer.ggml.eos_token_id", "tokenizer.ggml.seperator_token_id"], row.eos)?,
+            sep: read(&["tokenizer.ggml.seperator_token_id"], row.sep)?,
             eot: read(&["tokenizer.ggml.eot_token_id"], None)?.or_else(|| by_name.end_of_turn()),
             eom: read(&["tokenizer.ggml.eom_token_id"], None)?,
             unknown: read(&["tokenizer.ggml.unknown_token_id"], row.unknown)?,
@@ -188,7 +239,7 @@ impl NamedIds {
     }
 }
 
-/// The token that a sequence gets at its beginning or end, if any.
+/// The token that a sequence gets at a place, if any.
 fn added(gguf: &Gguf<'_>, key: &str, default: bool, id: Option<u32>) -> Result<Option<u32>, LoadError> {
     match (gguf.bool(key)?, id) {
         (Some(true), None) => Err(wrong(key, "true", "false, because there is no such token")),

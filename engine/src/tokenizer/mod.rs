@@ -65,6 +65,8 @@ pub struct Tokenizer {
     begin: Option<u32>,
     /// What `add_special` puts after a text.
     end: Option<u32>,
+    /// What it puts between two texts.
+    between: [Option<u32>; 2],
 }
 
 #[derive(Debug, Clone)]
@@ -163,12 +165,38 @@ impl Tokenizer {
         (out.ids, out.ends.unwrap_or_default().into_iter().map(range).collect())
     }
 
+    /// The tokens of two texts as one sequence, such as a question and a passage: with `add_special`, also those that
+    /// the file says separate texts.
+    pub fn encode_pair(&self, first: &str, second: &str, options: EncodeOptions) -> Vec<u32> {
+        let mut out = Output { ids: Vec::new(), ends: None };
+        let added =
+            |ids: &[Option<u32>]| ids.iter().flatten().copied().filter(|_| options.add_special).collect::<Vec<_>>();
+        out.ids.extend(added(&[self.begin]));
+        self.encode_text(first, options, &[], &mut out);
+        out.ids.extend(added(&self.between));
+        self.encode_text(second, options, &[], &mut out);
+        out.ids.extend(added(&[self.end]));
+        out.ids
+    }
+
     fn encode_to(&self, text: &str, options: EncodeOptions, literals: &[usize], out: &mut Output) {
-        let mut work = Work { cache: WordCache::for_text(text.len()), merge: MergeScratch::default() };
-        let mut after_special = true;
         if let (true, Some(id)) = (options.add_special, self.begin) {
             out.push(id, 0);
         }
+        self.encode_text(text, options, literals, out);
+        // bytes without a token at the end belong to the last token, elsewhere to the next
+        if let Some(last) = out.ends.as_mut().and_then(|ends| ends.last_mut()) {
+            *last = text.len();
+        }
+        if let (true, Some(id)) = (options.add_special, self.end) {
+            out.push(id, text.len());
+        }
+    }
+
+    /// Appends the tokens of a text, without any that belong around it.
+    fn encode_text(&self, text: &str, options: EncodeOptions, literals: &[usize], out: &mut Output) {
+        let mut work = Work { cache: WordCache::for_text(text.len()), merge: MergeScratch::default() };
+        let mut after_special = true;
         self.specials.split(
             &self.vocab,
             text.as_bytes(),
@@ -190,13 +218,6 @@ impl Tokenizer {
                 }
             },
         );
-        // bytes without a token at the end belong to the last token, elsewhere to the next
-        if let Some(last) = out.ends.as_mut().and_then(|ends| ends.last_mut()) {
-            *last = text.len();
-        }
-        if let (true, Some(id)) = (options.add_special, self.end) {
-            out.push(id, text.len());
-        }
     }
 
     /// The bytes of a sequence of tokens, which need not be UTF-8. The space that encoding puts before a text is taken

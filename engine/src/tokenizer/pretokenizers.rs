@@ -8,16 +8,21 @@ use super::split::{Item, Pass, Threes};
 use super::unicode::{
     DECIMAL, LOWER, MARK, MODIFIER, OTHER_LETTER, OTHER_NUMBER, PUNCTUATION, SYMBOL, TITLE, UPPER, WHITE,
 };
+use super::vocab::Spelling;
 
 /// How a named pre-tokenizer behaves.
 #[derive(Debug)]
 pub(super) struct Pretokenizer {
     names: &'static [&'static str],
     pub(super) passes: &'static [Pass],
+    /// How the vocabularies spell tokens: where it is not in bytes, characters are merged, not bytes.
+    pub(super) spelling: Spelling,
     /// A word that is in the vocabulary is one token, whatever the merges say.
     pub(super) ignore_merges: bool,
     /// Whether a sequence begins with BOS if the file does not say.
     pub(super) add_bos: bool,
+    /// Whether SEP stands between two texts if the file does not say.
+    pub(super) pair_sep: bool,
 }
 
 /// The pre-tokenizer of a name.
@@ -31,8 +36,11 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 }
 
 const fn row(names: &'static [&'static str], passes: &'static [Pass]) -> Pretokenizer {
-    Pretokenizer { names, passes, ignore_merges: false, add_bos: false }
+    Pretokenizer { names, passes, spelling: Spelling::Bytes, ignore_merges: false, add_bos: false, pair_sep: false }
 }
+
+/// The words of vocabularies that have no pre-tokenizer: whole texts.
+pub(super) static WHOLE: Pretokenizer = Pretokenizer { spelling: Spelling::Meta, ..row(&[], &[]) };
 
 #[rustfmt::skip]
 static PRETOKENIZERS: &[Pretokenizer] = &[
@@ -57,11 +65,11 @@ static PRETOKENIZERS: &[Pretokenizer] = &[
     row(
         &[
             "gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum",
-            "modern-bert", "jina-v1-en", "jina-v2-code", "roberta-bpe", "mpt", "olmo", "jais", "trillion",
-            "granite-docling", "exaone4",
+            "modern-bert", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4",
         ],
         GPT2,
     ),
+    Pretokenizer { pair_sep: true, ..row(&["jina-v1-en", "jina-v2-code", "roberta-bpe"], GPT2) },
     row(&["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"], STARCODER),
     row(&["jais-2"], JAIS2),
     row(&["deepseek-llm"], DEEPSEEK_LLM),
@@ -84,6 +92,9 @@ static PRETOKENIZERS: &[Pretokenizer] = &[
     row(&["laguna"], LAGUNA),
     row(&["exaone-moe"], EXAONE_MOE),
     Pretokenizer { add_bos: true, ..row(&["chameleon"], CHAMELEON) },
+    Pretokenizer { spelling: Spelling::Meta, add_bos: true, ..row(&["gemma4", "granite-embed-multi-311m"], LINES_APART) },
+    Pretokenizer { spelling: Spelling::Meta, ..row(&["sarvam-moe"], LINES_APART) },
+    Pretokenizer { spelling: Spelling::Plain, ..row(&["whitespace"], NOT_BLANKS) },
 ];
 
 const LETTER: u32 = 1 << UPPER | 1 << LOWER | 1 << TITLE | 1 << MODIFIER | 1 << OTHER_LETTER;
@@ -168,8 +179,11 @@ static QWEN35: &[Pass] = &[Pass::Match(&[
     BLANKS,
 ])];
 static UFAKZEKA: &[Pass] = &[Pass::Match(&[WORD, &[one(N)], OTHERS, LINES, BLANKS_BEFORE_BLANK, BLANKS])];
-static LAGUNA: &[Pass] =
-    &[Pass::Match(&[&[plus(Class::none(bit::LINE_FEED))], &[plus(Class::any(bit::LINE_FEED))]]), QWEN2_MATCH];
+const LINES_APART_MATCH: Pass =
+    Pass::Match(&[&[plus(Class::none(bit::LINE_FEED))], &[plus(Class::any(bit::LINE_FEED))]]);
+static LINES_APART: &[Pass] = &[LINES_APART_MATCH];
+static LAGUNA: &[Pass] = &[LINES_APART_MATCH, QWEN2_MATCH];
+static NOT_BLANKS: &[Pass] = &[Pass::Match(&[&[plus(Class::none(BLANK))]])];
 static BAILING: &[Pass] = &[Pass::Match(&[
     &[Item::Contraction],
     WORD,

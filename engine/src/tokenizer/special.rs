@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use super::control::Side;
 use super::matcher::Matcher;
 use super::vocab::{Kind, Vocab};
 
@@ -12,8 +13,8 @@ pub(super) struct Specials {
     always: Matcher,
     /// The same with control tokens.
     all: Matcher,
-    /// Tokens that take the white space after them, ascending.
-    absorbing: Vec<u32>,
+    /// Tokens that take the white space on a side of them, ascending.
+    absorbing: Vec<(u32, Side)>,
 }
 
 /// A part of a text.
@@ -26,9 +27,9 @@ pub(super) enum Fragment {
 }
 
 impl Specials {
-    /// `absorbing` tokens take the white space after them.
-    pub(super) fn new(vocab: &Vocab, mut absorbing: Vec<u32>) -> Specials {
-        absorbing.sort_unstable();
+    /// `absorbing` tokens take the white space on that side of them.
+    pub(super) fn new(vocab: &Vocab, mut absorbing: Vec<(u32, Side)>) -> Specials {
+        absorbing.sort_unstable_by_key(|&(id, _)| id);
         let matcher = |kinds: &[Kind]| Matcher::new(vocab, |kind| kinds.contains(&kind));
         Specials {
             always: matcher(&[Kind::UserDefined]),
@@ -53,14 +54,18 @@ impl Specials {
                 at += 1;
                 continue;
             };
-            if plain < at {
-                fragment(Fragment::Text, plain, at);
+            let blank = |byte: &&u8| matches!(byte, b' ' | b'\t'..=b'\r');
+            let side = self.absorbing.binary_search_by_key(&id, |&(id, _)| id).ok().map(|i| self.absorbing[i].1);
+            let (mut start, mut end) = (at, at + len);
+            match side {
+                Some(Side::Left) => start -= text[plain..at].iter().rev().take_while(blank).count(),
+                Some(Side::Right) => end += text[end..].iter().take_while(blank).count(),
+                None => {}
             }
-            let mut end = at + len;
-            if self.absorbing.binary_search(&id).is_ok() {
-                end += text[end..].iter().take_while(|byte| matches!(byte, b' ' | b'\t'..=b'\r')).count();
+            if plain < start {
+                fragment(Fragment::Text, plain, start);
             }
-            fragment(Fragment::Token(id), at, end);
+            fragment(Fragment::Token(id), start, end);
             (at, plain) = (end, end);
         }
         if plain < text.len() {

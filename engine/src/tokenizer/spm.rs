@@ -1,21 +1,36 @@
-//! SentencePiece byte-pair encoding: characters are merged to the token of the best score; characters that have no
-//! token become bytes.
+//! Byte-pair encoding of characters, as in SentencePiece: they are merged to the token of the best score, or by the
+//! merges of the file; characters that have no token become bytes.
 
 use alloc::format;
 use alloc::vec::Vec;
 
+use super::bpe::MergeTable;
 use super::cache::WordCache;
+use super::class::{Class, WHITE_BIT};
 use super::merge::{MergeScratch, Merges, NO_TOKEN, Symbol, merge_all};
+use super::pretokenizers::Pretokenizer;
+use super::split::Splitter;
 use super::table::{Seed, TextTable};
-use super::vocab::{Kind, META_SPACE, Vocab, byte_ids};
+use super::vocab::{Kind, META_SPACE, Spelling, Vocab, byte_ids};
 use super::{Output, Part, Work};
 
-/// Scores and options of a vocabulary.
+/// What merges first.
+#[derive(Debug, Clone)]
+pub(super) enum Order {
+    /// The best score; for each id, the number of higher scores.
+    Scores(Vec<u32>),
+    /// The lowest rank.
+    Merges(MergeTable),
+}
+
+/// Pieces and options of a vocabulary.
 #[derive(Debug, Clone)]
 pub(super) struct Spm {
     pieces: Pieces,
+    splitter: Splitter,
+    spelling: Spelling,
     bytes: Vec<Option<u32>>,
-    /// Stands for bytes that have no token; without it they are dropped.
+    /// Stands for characters that have neither a token nor bytes; without it they are dropped.
     unknown: Option<u32>,
     /// Text after a special token or at the beginning gets a space in front.
     pub(super) add_space_prefix: bool,
@@ -27,8 +42,7 @@ pub(super) struct Spm {
 #[derive(Debug, Clone)]
 struct Pieces {
     table: TextTable,
-    /// Order of merging for each id: the number of higher scores.
-    ranks: Vec<u32>,
+    order: Order,
     max_len: usize,
 }
 
@@ -36,11 +50,11 @@ struct Pieces {
 struct Scored<'a>(&'a Pieces, &'a Vocab);
 
 impl Spm {
-    /// `scores[id]` for each token; none is NaN.
     pub(super) fn new(
         vocab: &Vocab,
         texts: &TextTable,
-        scores: &[f32],
+        order: Order,
+        pretokenizer: &Pretokenizer,
         unknown: Option<u32>,
         add_space_prefix: bool,
         seed: Seed,
@@ -58,20 +72,34 @@ impl Spm {
                 |text| texts.get(text, |id| vocab.text(id).unwrap_or_default()),
                 |byte| format!("<0x{byte:02X}>").into_bytes(),
             ),
+            splitter: Splitter::new(pretokenizer.passes),
+            spelling: pretokenizer.spelling,
             unknown,
             add_space_prefix,
             space_bounds: !ids.iter().any(|&id| inner_space(id)),
             pieces: Pieces {
                 max_len: ids.iter().map(|&id| piece(id).len()).max().unwrap_or(0),
                 table: TextTable::new(seed, &ids, piece),
-                ranks: ranks(scores),
+                order,
             },
         }
     }
 
     /// Appends the tokens of a part of a text.
     pub(super) fn encode(&self, vocab: &Vocab, part: Part<'_>, work: &mut Work, out: &mut Output) {
-        let text = Normalised::new(part.text, part.after_special && self.add_space_prefix);
+        self.splitter.split(part.text, |start, end| {
+            let after_special = part.after_special && start == 0;
+            let part = Part { text: &part.text[start..end], offset: part.offset + start, after_special };
+            // where spaces are not part of words, they are the gaps between them
+            if self.spelling != Spelling::Plain || Class::any(WHITE_BIT).len_at(part.text.as_bytes(), 0) == 0 {
+                self.encode_section(vocab, part, work, out);
+            }
+        });
+    }
+
+    /// Appends the tokens of what the pre-tokenizer cuts out: a whole text, a line, a word.
+    fn encode_section(&self, vocab: &Vocab, part: Part<'_>, work: &mut Work, out: &mut Output) {
+        let text = Normalised::new(part.text, part.after_special && self.add_space_prefix, self.spelling);
         let bytes = &text.bytes[..];
         let mut start = 0;
         while start < bytes.len() {
@@ -101,6 +129,13 @@ impl Spm {
         let pieces = Scored(&self.pieces, vocab);
         let end_of = |symbols: &[Symbol], i: usize| symbols.get(i + 1).map_or(word.len(), |next| next.start as usize);
         let is_start = |&(_, &byte): &(u32, &u8)| byte & 0xc0 != 0x80;
+        // a run of line feeds is one token where the file has one, whatever its merges say, as in llama.cpp
+        if matches!(self.pieces.order, Order::Merges(_))
+            && word.iter().all(|&byte| byte == b'\n')
+            && let Some(id) = pieces.find(word)
+        {
+            return out.push(id, place(word.len()));
+        }
         scratch.symbols.clear();
         scratch.symbols.extend((0..).zip(word).filter(is_start).map(|(start, _)| Symbol { start, id: NO_TOKEN }));
         for i in 0..scratch.symbols.len() {
@@ -114,10 +149,15 @@ impl Spm {
                 out.push(symbol.id, place(range.end));
                 continue;
             }
-            for (end, &byte) in (range.start + 1..).zip(&word[range]) {
-                if let Some(id) = self.bytes[usize::from(byte)].or(self.unknown) {
-                    out.push(id, place(end));
+            let bytes = &word[range.clone()];
+            if bytes.iter().all(|&byte| self.bytes[usize::from(byte)].is_some()) {
+                for (end, &byte) in (range.start + 1..).zip(bytes) {
+                    if let Some(id) = self.bytes[usize::from(byte)] {
+                        out.push(id, place(end));
+                    }
                 }
+            } else if let Some(id) = self.unknown {
+                out.push(id, place(range.end));
             }
         }
     }
@@ -133,18 +173,25 @@ impl Scored<'_> {
 }
 
 impl Merges for Scored<'_> {
-    fn merge(&self, word: &[u8], left: Symbol, _right: Symbol, end: u32) -> Option<(u32, u32)> {
-        let id = self.find(&word[left.start as usize..end as usize])?;
-        Some((self.0.ranks[id as usize], id))
+    fn merge(&self, word: &[u8], left: Symbol, right: Symbol, end: u32) -> Option<(u32, u32)> {
+        match &self.0.order {
+            Order::Scores(ranks) => {
+                let id = self.find(&word[left.start as usize..end as usize])?;
+                Some((ranks[id as usize], id))
+            }
+            Order::Merges(merges) => merges.merge(left.id, right.id),
+        }
     }
 }
 
-/// Position of each score among the distinct scores, the highest first.
-fn ranks(scores: &[f32]) -> Vec<u32> {
-    let mut distinct: Vec<f32> = scores.to_vec();
-    distinct.sort_by(|a, b| b.total_cmp(a));
-    distinct.dedup();
-    scores.iter().map(|score| distinct.partition_point(|other| other > score) as u32).collect()
+impl Order {
+    /// `scores[id]` for each token; none is NaN.
+    pub(super) fn scores(scores: &[f32]) -> Order {
+        let mut distinct: Vec<f32> = scores.to_vec();
+        distinct.sort_by(|a, b| b.total_cmp(a));
+        distinct.dedup();
+        Order::Scores(scores.iter().map(|score| distinct.partition_point(|other| other > score) as u32).collect())
+    }
 }
 
 /// The end of the word that begins at `start`: spaces, then anything but spaces.
@@ -168,11 +215,15 @@ struct Normalised {
 }
 
 impl Normalised {
-    fn new(text: &str, with_prefix: bool) -> Normalised {
+    fn new(text: &str, with_prefix: bool, spelling: Spelling) -> Normalised {
         let mut bytes = Vec::with_capacity(text.len() + 1);
         let mut shortened = Vec::new();
         if with_prefix {
             bytes.push(b' ');
+        }
+        if spelling == Spelling::Plain {
+            bytes.extend_from_slice(text.as_bytes());
+            return Normalised { bytes, prefix: usize::from(with_prefix), shortened };
         }
         let mut parts = text.split('\u{2581}');
         bytes.extend_from_slice(parts.next().unwrap_or_default().as_bytes());

@@ -36,6 +36,8 @@ pub(super) enum Spelling {
     Bytes,
     /// Plain text with U+2581 for spaces, and `<0xAB>` for bytes, as in SentencePiece.
     Meta,
+    /// Plain text, and `<0xAB>` for bytes.
+    Plain,
 }
 
 /// Many byte strings, end to end.
@@ -78,12 +80,13 @@ impl Vocab {
                 (Kind::Control | Kind::Unknown, _) | (Kind::UserDefined, Spelling::Bytes) => {
                     out.extend_from_slice(text);
                 }
-                (Kind::Byte, Spelling::Meta) => match hex_byte(text) {
+                (Kind::Byte, Spelling::Meta | Spelling::Plain) => match hex_byte(text) {
                     Some(byte) => out.push(byte),
                     None => out.extend_from_slice(text),
                 },
                 (_, Spelling::Bytes) => unspell_bytes(text, out),
                 (_, Spelling::Meta) => unspell_meta(text, out),
+                (_, Spelling::Plain) => out.extend_from_slice(text),
             }
             vocab.pieces.ends.push(vocab.pieces.bytes.len());
         }

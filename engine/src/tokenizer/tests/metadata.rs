@@ -47,6 +47,28 @@ fn phi3_tokens_take_white_space() {
 }
 
 #[test]
+fn masks_take_white_space_before_them() {
+    let file = byte_level("gpt-2", &[], &[("<mask>", 3), ("[MASK]", 3)]);
+    let check = |file: &File, expected: &[&str]| {
+        let tokenizer = file.load().unwrap();
+        let text = " \n<mask> a \t[MASK]\u{a0}<mask>";
+        let (ids, ranges) = tokenizer.encode_with_offsets(text, PARSE);
+        assert_eq!(texts(&tokenizer, &ids), expected);
+        assert_eq!((ranges[0].start, ranges.last().unwrap().end), (0, text.len()));
+        assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+    };
+    let nbsp = ["Â", "ł"];
+    for (key, value) in [("tokenizer.ggml.pre", "jina-v2-de"), ("general.architecture", "jina-bert-v3")] {
+        let expected = [&["<mask>", "Ġ", "a", "Ġ", "ĉ", "[MASK]"][..], &nbsp, &["<mask>"]].concat();
+        check(&file.clone().str(key, value), &expected);
+    }
+    let expected = [&["Ġ", "Ċ", "<mask>", "Ġ", "a", "[MASK]"][..], &nbsp, &["<mask>"]].concat();
+    check(&file.clone().str("general.name", "Modern-BERT base"), &expected);
+    let expected = [&["Ġ", "Ċ", "<mask>", "Ġ", "a", "Ġ", "ĉ", "[MASK]"][..], &nbsp, &["<mask>"]].concat();
+    check(&file, &expected);
+}
+
+#[test]
 fn text_never_becomes_control() {
     // a merge, or a word, that is a control token
     let merges = [("x".to_string(), "y".to_string())];
@@ -117,11 +139,14 @@ fn wrong_files() {
     assert_eq!(odd.load().unwrap().eos(), None);
     assert_eq!(odd.load().unwrap().encode("ab", PLAIN), [n as u32 - 1]);
     let tokens: [&[u8]; 7] = [b"", b"a", b"", b"a", b"\xff\xfe", b"\0", b"b"];
+    let kinds = ["gpt2", "llama", "bert", "t5", "gemma4", "whitespace"];
     for types in [1, 2, 3, 4, 5, 6, 7, -1] {
-        for file in [&odd, &spm] {
+        for kind in kinds {
+            let file = odd.clone().str("tokenizer.ggml.model", kind);
+            let top = if kind == "t5" { f32::MAX } else { f32::INFINITY };
             let file = file.clone().strings("tokenizer.ggml.tokens", &tokens);
             let file = file.i32s("tokenizer.ggml.token_type", &[types; 7]);
-            let file = file.f32s("tokenizer.ggml.scores", &[-0.0, 0.0, f32::INFINITY, 1.0, -1.0, f32::MIN, 2.0]);
+            let file = file.f32s("tokenizer.ggml.scores", &[-0.0, 0.0, top, 1.0, -1.0, f32::MIN, 2.0]);
             let tokenizer = file.load().unwrap();
             for options in [PLAIN, PARSE, EncodeOptions { add_special: true, parse_special: true }] {
                 let (ids, _) = tokenizer.encode_with_offsets("ab\0 漢", options);

@@ -90,8 +90,9 @@ proptest! {
     }
 
     #[test]
-    fn bpe_round_trips(merges in merges(), text in any::<String>(), pre in 0usize..75) {
-        let pre = pretokenizers::names().nth(pre % pretokenizers::names().count()).unwrap();
+    fn bpe_round_trips(merges in merges(), text in any::<String>(), pre in any::<prop::sample::Index>()) {
+        let in_bytes = |name: &&str| pretokenizers::find(name).unwrap().spelling == vocab::Spelling::Bytes;
+        let pre = *pre.get(&pretokenizers::names().filter(in_bytes).collect::<Vec<_>>());
         let tokenizer = byte_level(pre, &merges, &[("<|x|>", 3), ("  ", 4)]).load().unwrap();
         let ids = tokenizer.encode(&text, PLAIN);
         let decoded = tokenizer.decode(&ids, DecodeOptions::default());

@@ -1,4 +1,4 @@
-//! WordPiece and Unigram as their originals cut: `tests/scripts/make_tokenizer_cases.py`.
+//! WordPiece, Unigram and merges of characters as their originals cut: `tests/scripts/make_tokenizer_cases.py`.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -12,6 +12,7 @@ use crate::gguf::Gguf;
 
 const WORDPIECE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tokenizer/wordpiece.json"));
 const UNIGRAM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tokenizer/unigram.json"));
+const CHARACTERS: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tokenizer/characters.json"));
 const UNIGRAM_FILE: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tokenizer/unigram.gguf"));
 const ALL: EncodeOptions = EncodeOptions { add_special: true, parse_special: false };
 
@@ -34,12 +35,26 @@ fn wordpiece(case: &Value) -> (Tokenizer, File) {
     (file.load().unwrap(), file)
 }
 
+fn ints(values: &Value) -> Vec<i32> {
+    values.as_array().unwrap().iter().map(|v| v.as_i64().unwrap() as i32).collect()
+}
+
+fn characters(case: &Value) -> Tokenizer {
+    File::new("gpt2")
+        .str("tokenizer.ggml.pre", case["pre"].as_str().unwrap())
+        .strings("tokenizer.ggml.tokens", &strings(&case["tokens"]))
+        .i32s("tokenizer.ggml.token_type", &ints(&case["types"]))
+        .strings("tokenizer.ggml.merges", &strings(&case["merges"]))
+        .u32("tokenizer.ggml.unknown_token_id", 0)
+        .load()
+        .unwrap()
+}
+
 fn unigram(case: &Value) -> Tokenizer {
-    let ints = |key: &str| case[key].as_array().unwrap().iter().map(|v| v.as_i64().unwrap() as i32).collect::<Vec<_>>();
     let scores: Vec<f32> = case["scores"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect();
     File::new("t5")
         .strings("tokenizer.ggml.tokens", &strings(&case["tokens"]))
-        .i32s("tokenizer.ggml.token_type", &ints("types"))
+        .i32s("tokenizer.ggml.token_type", &ints(&case["types"]))
         .f32s("tokenizer.ggml.scores", &scores)
         .u32("tokenizer.ggml.unknown_token_id", 0)
         .bool("tokenizer.ggml.add_eos_token", false)
@@ -55,13 +70,14 @@ fn unigram_of_file() -> Tokenizer {
 
 /// All tokenizers of the fixtures, with the ids that are expected for each text.
 fn cases() -> Vec<(Tokenizer, Value)> {
-    let (words, unigrams): (Value, Value) =
-        (serde_json::from_str(WORDPIECE).unwrap(), serde_json::from_str(UNIGRAM).unwrap());
-    assert_eq!(words["texts"], unigrams["texts"]);
+    let [words, unigrams, merged] =
+        [WORDPIECE, UNIGRAM, CHARACTERS].map(|json| serde_json::from_str::<Value>(json).unwrap());
+    assert_eq!((&words["texts"], &words["texts"]), (&unigrams["texts"], &merged["texts"]));
     let words = words["cases"].as_array().unwrap().iter().map(|case| (wordpiece(case).0, case["ids"].clone()));
     let mut cases: Vec<(Tokenizer, Value)> = words.collect();
     cases.push((unigram_of_file(), unigrams["file"]["ids"].clone()));
     cases.extend(unigrams["cases"].as_array().unwrap().iter().map(|case| (unigram(case), case["ids"].clone())));
+    cases.extend(merged["cases"].as_array().unwrap().iter().map(|case| (characters(case), case["ids"].clone())));
     cases
 }
 
@@ -111,12 +127,61 @@ fn decoding() {
 }
 
 #[test]
+fn characters_round_trip() {
+    let cases: Value = serde_json::from_str(CHARACTERS).unwrap();
+    let tokenizer = characters(&cases["cases"][0]);
+    for text in strings(&cases["texts"]) {
+        let decoded = tokenizer.decode(&tokenizer.encode(text, ALL), DecodeOptions::default());
+        assert_eq!(String::from_utf8(decoded).unwrap(), text.replace('▁', " "));
+    }
+    // a run of line feeds is a token where there is one, whatever the merges
+    let file = File::new("gemma4").strings::<&str>("tokenizer.ggml.merges", &[]);
+    let tokenizer = file.strings("tokenizer.ggml.tokens", &["a", "\n", "\n\n"]).load().unwrap();
+    assert_eq!(tokenizer.encode("a\n\na\na\n\n\n", ALL), [0, 2, 0, 1, 0, 1, 1, 1]);
+}
+
+#[test]
 fn keys_say_what_is_added() {
     let cases: Value = serde_json::from_str(WORDPIECE).unwrap();
     let (_, file) = wordpiece(&cases["cases"][0]);
     let file = file.bool("tokenizer.ggml.add_bos_token", false);
     assert_eq!(file.load().unwrap().encode("", ALL), [3]);
     assert_eq!(file.bool("tokenizer.ggml.add_eos_token", false).load().unwrap().encode("", ALL), [0u32; 0]);
+}
+
+/// As llama.cpp's server puts a query and a document together.
+#[test]
+fn pairs_of_texts() {
+    let cases: Value = serde_json::from_str(WORDPIECE).unwrap();
+    let (_, bert) = wordpiece(&cases["cases"][0]);
+    let more = [("<s>", 3), ("</s>", 3)];
+    let roberta = super::file::byte_level("roberta-bpe", &[], &more).u32("tokenizer.ggml.bos_token_id", 256);
+    let roberta = roberta.u32("tokenizer.ggml.eos_token_id", 257).u32("tokenizer.ggml.seperator_token_id", 257);
+    let roberta = roberta.bool("tokenizer.ggml.add_bos_token", true).bool("tokenizer.ggml.add_eos_token", true);
+    let gpt2 = roberta.clone().str("tokenizer.ggml.pre", "gpt-2");
+    let (eos, sep) = ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_sep_token");
+    let files: [(&File, &[u32]); 7] = [
+        (&bert, &[3]),
+        (&bert.clone().bool(eos, true).bool(sep, false), &[3]),
+        (&bert.clone().bool(eos, false).bool(sep, false), &[]),
+        (&roberta, &[257, 257]),
+        (&roberta.clone().bool(sep, false), &[257]),
+        (&gpt2, &[257]),
+        (&gpt2.clone().bool(eos, false).bool(sep, true), &[257]),
+    ];
+    for (n, (file, between)) in files.into_iter().enumerate() {
+        let tokenizer = file.load().unwrap();
+        let plain = EncodeOptions::default();
+        let alone = [tokenizer.encode("the", plain), tokenizer.encode("test", plain)];
+        let ends = |text: &str| (tokenizer.encode(text, ALL), tokenizer.encode(text, plain).len());
+        let (whole, len) = ends("the");
+        let first = usize::from(tokenizer.adds_bos());
+        let expected = [&whole[..first], &alone[0], between, &alone[1], &whole[first + len..]].concat();
+        assert_eq!(tokenizer.encode_pair("the", "test", ALL), expected, "{n}");
+        assert_eq!(tokenizer.encode_pair("the", "test", plain), alone.concat(), "{n}");
+    }
+    let absent = super::file::byte_level("gpt-2", &[], &[]).bool(sep, true);
+    assert!(matches!(absent.load(), Err(crate::error::LoadError::Metadata { key, .. }) if key == sep));
 }
 
 proptest! {
