@@ -175,10 +175,7 @@ impl Embedder {
         if n > self.max_tokens() {
             return Err(RequestError::TextLength { tokens: n, n_ctx, batch_tokens });
         }
-        let n_vocab = config.n_vocab;
-        if let Some((at, &token)) = text.tokens.iter().enumerate().find(|(_, t)| **t as usize >= n_vocab) {
-            return Err(RequestError::Token { token, at, n_vocab });
-        }
+        self.model.check_tokens(text.tokens)?;
         match text.dimensions {
             Some(d) if d == 0 || d > config.n_embd => Err(RequestError::Option {
                 name: "dimensions",

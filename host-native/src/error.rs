@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use starling::chat::ChatError;
 use starling::error::{LoadError, RequestError};
 use starling::kernels::UnknownIsa;
+use starling::model::pass::PassError;
 
 /// A command that could not do what it was asked. The documented exit codes: 1 the model file, 2 the command line
 /// (clap's own code too), 3 input or output, 4 no capacity or memory, 5 a receipt that does not verify.
@@ -31,6 +32,9 @@ pub enum Failure {
     /// The request cannot be taken.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// A text cannot be run.
+    #[error(transparent)]
+    Pass(#[from] PassError),
     /// The chat template fails on the conversation.
     #[error(transparent)]
     Template(#[from] ChatError),
@@ -67,9 +71,10 @@ impl Failure {
         ExitCode::from(match self {
             Failure::Model { source: LoadError::TooLarge { .. }, .. }
             | Failure::Request(RequestError::NoCapacity { .. })
+            | Failure::Pass(PassError::Memory { .. })
             | Failure::Memory(_) => 4,
             Failure::Model { .. } | Failure::Template(_) => 1,
-            Failure::Request(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
+            Failure::Request(_) | Failure::Pass(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
             Failure::File { .. } | Failure::Io(_) => 3,
             Failure::Receipt { .. } => 5,
         })

@@ -6,9 +6,8 @@ use base64::Engine as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use starling::kernels::Cpu;
-use starling::kernels::attention::{KvType, PAGE};
-use starling::model::{Model, Run, Stage, Trace};
+use starling::model::pass::Pass;
+use starling::model::{Stage, Trace};
 use starling::pool::Pool;
 use starling::tokenizer::EncodeOptions;
 
@@ -19,62 +18,6 @@ use crate::tokens;
 
 /// Tokens of a batch.
 const BATCH: usize = 256;
-
-/// Calls `row(position, logits)` for the tokens from `first` on.
-struct Forward<'a> {
-    model: &'a Model,
-    cpu: Cpu,
-    pool: &'a dyn Pool,
-    kv_type: KvType,
-}
-
-impl Forward<'_> {
-    fn rows(
-        &self,
-        ids: &[u32],
-        first: usize,
-        mut trace: Option<Trace<'_>>,
-        row: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), Failure> {
-        let memory = |_| Failure::Memory("the context");
-        let kv = self.model.kv_layout(self.kv_type);
-        let pages: Vec<u32> = (0..ids.len().div_ceil(PAGE) as u32).collect();
-        let mut arena = Vec::new();
-        arena.try_reserve_exact(pages.len() * kv.page_bytes()).map_err(memory)?;
-        arena.resize(pages.len() * kv.page_bytes(), 0);
-        let batch = BATCH.min(ids.len());
-        let mut scratch = self.model.scratch(self.pool, self.kv_type, batch, batch, 1, ids.len()).map_err(memory)?;
-        for (i, tokens) in ids.chunks(BATCH).enumerate() {
-            let pos = i * BATCH;
-            let n_logits = (pos + tokens.len()).saturating_sub(first).min(tokens.len());
-            let run = Run { tokens, pos, pages: &pages, n_logits };
-            let trace = trace.as_mut().map(|t| &mut **t as _);
-            let out = self.model.forward(self.cpu, self.pool, &[run], &kv, &mut arena, &mut scratch, trace);
-            for j in 0..out.len() {
-                row(pos + tokens.len() - n_logits + j, out.logits(j));
-            }
-        }
-        Ok(())
-    }
-}
-
-fn check(model: &Model, ids: &[u32]) -> Result<(), Failure> {
-    let n_vocab = model.config.n_vocab;
-    if !model.config.causal {
-        return Err(starling::error::RequestError::Encoder.into());
-    }
-    if ids.is_empty() {
-        return Err(starling::error::RequestError::EmptyPrompt.into());
-    }
-    let n_ctx = model.config.max_context();
-    if ids.len() > n_ctx {
-        return Err(starling::error::RequestError::ContextLength { prompt: ids.len(), max_tokens: 0, n_ctx }.into());
-    }
-    match ids.iter().enumerate().find(|(_, t)| **t as usize >= n_vocab) {
-        Some((at, &token)) => Err(starling::error::RequestError::Token { token, at, n_vocab }.into()),
-        None => Ok(()),
-    }
-}
 
 /// Runs `logits`.
 ///
@@ -90,11 +33,10 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
             model.tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: false })
         }
     };
-    check(&model, &ids)?;
-    let forward = Forward { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type() };
+    let pass = Pass { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx: ids.len() };
     let mut out = stdout().lock();
     let mut bytes = Vec::new();
-    let first = if args.all { 0 } else { ids.len() - 1 };
+    let first = if args.all { 0 } else { ids.len().saturating_sub(1) };
     let mut failed = Ok(());
     let mut trace = |stage: Stage, layer: Option<usize>, rows: &mut dyn Iterator<Item = &[f32]>| {
         let mut hash = Sha256::new();
@@ -104,7 +46,10 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
         failed = std::mem::replace(&mut failed, Ok(())).and(line);
     };
     let trace: Option<Trace<'_>> = if args.trace { Some(&mut trace) } else { None };
-    forward.rows(&ids, first, trace, &mut |_, row| bytes.extend(row.iter().flat_map(|v| v.to_le_bytes())))?;
+    pass.run::<Failure>(&ids, first, trace, &mut |row| {
+        bytes.extend(row.logits.iter().flat_map(|v| v.to_le_bytes()));
+        Ok(())
+    })?;
     failed?;
     if args.trace {
         return Ok(());
@@ -144,12 +89,11 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
     if ids.len() < n_ctx {
         return Err(Failure::Usage(format!("the text has {} tokens, a window needs {n_ctx}", ids.len())));
     }
-    check(&model, &ids[..n_ctx])?;
     let windows = (ids.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
     let bar = ProgressBar::new(windows as u64);
     let style = ProgressStyle::with_template("{bar:32} {pos}/{len} windows, perplexity {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let forward = Forward { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type() };
+    let pass = Pass { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx };
     let (mut sum, mut squares, mut n) = (0.0, 0.0, 0usize);
     for window in ids.chunks_exact(n_ctx).take(windows) {
         let mut window = window.to_vec();
@@ -157,11 +101,12 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
             // each window starts like a text of its own
             window[0] = model.tokenizer.bos().unwrap_or(window[0]);
         }
-        forward.rows(&window, n_ctx / 2, None, &mut |pos, row| {
-            if let Some(&next) = window.get(pos + 1) {
-                let loss = loss(row, next as usize);
+        pass.run::<Failure>(&window, n_ctx / 2, None, &mut |row| {
+            if let Some(&next) = window.get(row.pos + 1) {
+                let loss = loss(row.logits, next as usize);
                 (sum, squares, n) = (sum + loss, squares + loss * loss, n + 1);
             }
+            Ok(())
         })?;
         bar.set_message(format!("{:.4}", (sum / n.max(1) as f64).exp()));
         bar.inc(1);

@@ -10,9 +10,10 @@ use starling::chat::{ChatError, ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Jso
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
 use starling::error::{LoadError, RequestError};
-use starling::kernels::attention::{KvType, PAGE};
+use starling::kernels::attention::KvType;
 use starling::kernels::{Cpu, NUMERICS_VERSION, UnknownIsa};
-use starling::model::{Model, Run};
+use starling::model::Model;
+use starling::model::pass::{Pass, PassError};
 use starling::pool::Inline;
 use starling::receipt::{Hex, Mismatch, Receipt, VerifyError, verify};
 use starling::sampler::SamplingOptions;
@@ -61,6 +62,15 @@ pub enum Error {
         /// Its size.
         n_ctx: usize,
     },
+}
+
+impl From<PassError> for Error {
+    fn from(error: PassError) -> Error {
+        match error {
+            PassError::Request(e) => Error::Request(e),
+            PassError::Memory { n_ctx, .. } => Error::Memory { n_ctx },
+        }
+    }
 }
 
 impl Error {
@@ -371,7 +381,7 @@ impl Session {
     /// # Errors
     /// If one is not the model's.
     pub fn detokenize(&self, ids: &[u32]) -> Result<Vec<u8>, Error> {
-        self.check(ids)?;
+        self.model.check_tokens(ids)?;
         Ok(self.model.tokenizer.decode(ids, DecodeOptions { skip_special: false }))
     }
 
@@ -422,43 +432,23 @@ impl Session {
         reply
     }
 
-    fn check(&self, ids: &[u32]) -> Result<(), Error> {
-        let n_vocab = self.model.config.n_vocab;
-        match ids.iter().enumerate().find(|(_, t)| **t as usize >= n_vocab) {
-            Some((at, &token)) => Err(RequestError::Token { token, at, n_vocab }.into()),
-            None => Ok(()),
-        }
-    }
-
     /// SHA-256 of the logits after each of the tokens, f32 little-endian, row by row: the digest that tests compare
     /// between targets.
     ///
     /// # Errors
     /// If a token is not the model's, or there are more than the context holds.
     pub fn logits_sha256(&self, ids: &[u32]) -> Result<String, Error> {
-        self.check(ids)?;
-        let n_ctx = self.engine.options().n_ctx;
-        if !self.model.config.causal {
-            return Err(RequestError::Encoder.into());
-        }
-        if ids.is_empty() {
-            return Err(RequestError::EmptyPrompt.into());
-        }
+        let EngineOptions { kv_type, batch_tokens, n_ctx, .. } = *self.engine.options();
         if ids.len() > n_ctx {
             return Err(RequestError::ContextLength { prompt: ids.len(), max_tokens: 0, n_ctx }.into());
         }
-        let memory = |_| Error::Memory { n_ctx };
-        let (kv_type, batch) = (self.engine.options().kv_type, self.engine.options().batch_tokens);
-        let kv = self.model.kv_layout(kv_type);
-        let pages: Vec<u32> = (0..ids.len().div_ceil(PAGE) as u32).collect();
-        let mut arena = vec![0; pages.len() * kv.page_bytes()];
-        let mut scratch = self.model.scratch(&Inline, kv_type, batch, batch, 1, ids.len()).map_err(memory)?;
+        let pass =
+            Pass { model: &self.model, cpu: self.cpu, pool: &Inline, kv_type, batch: batch_tokens, n_ctx: ids.len() };
         let mut hash = Sha256::new();
-        for (i, tokens) in ids.chunks(batch).enumerate() {
-            let run = Run { tokens, pos: i * batch, pages: &pages, n_logits: tokens.len() };
-            let out = self.model.forward(self.cpu, &Inline, &[run], &kv, &mut arena, &mut scratch, None);
-            (0..out.len()).flat_map(|row| out.logits(row)).for_each(|v| hash.update(v.to_le_bytes()));
-        }
+        pass.run::<Error>(ids, 0, None, &mut |row| {
+            row.logits.iter().for_each(|v| hash.update(v.to_le_bytes()));
+            Ok(())
+        })?;
         Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
     }
 }

@@ -9,8 +9,9 @@ use sha2::{Digest, Sha256};
 use starling::engine::{Engine, EngineOptions, Event, Request};
 use starling::gguf::{Gguf, GgufWriter};
 use starling::kernels::Cpu;
-use starling::kernels::attention::{KvType, PAGE};
-use starling::model::{Model, Run};
+use starling::kernels::attention::KvType;
+use starling::model::Model;
+use starling::model::pass::{Pass, PassError};
 use starling::pool::Pool;
 use starling::quant::{self, Dtype, Quantiser};
 use starling::sampler::{ALL_TOKENS, Dry, SamplingOptions};
@@ -192,17 +193,13 @@ impl Case {
     }
 
     fn logits_digest(&self, model: &Model, cpu: Cpu, pool: &dyn Pool, ids: &[u32], batch: usize) -> String {
-        let kv_type = self.kv_type();
-        let kv = model.kv_layout(kv_type);
-        let pages: Vec<u32> = (0..ids.len().div_ceil(PAGE) as u32).collect();
-        let mut arena = vec![0; pages.len() * kv.page_bytes()];
-        let mut scratch = model.scratch(pool, kv_type, batch, batch, 1, ids.len()).expect("memory");
+        let pass = Pass { model, cpu, pool, kv_type: self.kv_type(), batch, n_ctx: ids.len() };
         let mut hash = Sha256::new();
-        for (i, tokens) in ids.chunks(batch).enumerate() {
-            let run = Run { tokens, pos: i * batch, pages: &pages, n_logits: tokens.len() };
-            let out = model.forward(cpu, pool, &[run], &kv, &mut arena, &mut scratch, None);
-            (0..out.len()).flat_map(|row| out.logits(row)).for_each(|v| hash.update(v.to_le_bytes()));
-        }
+        let done = pass.run::<PassError>(ids, 0, None, &mut |row| {
+            row.logits.iter().for_each(|v| hash.update(v.to_le_bytes()));
+            Ok(())
+        });
+        done.expect("a text that fits");
         hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
     }
 }

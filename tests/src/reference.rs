@@ -9,8 +9,9 @@ use serde::Deserialize;
 use starling::error::LoadError;
 use starling::gguf::{Gguf, GgufWriter, TensorInfo, Value};
 use starling::kernels::Cpu;
-use starling::kernels::attention::{KvType, PAGE};
-use starling::model::{Model, Run};
+use starling::kernels::attention::KvType;
+use starling::model::Model;
+use starling::model::pass::{Pass, PassError};
 use starling::pool::Inline;
 
 /// `NAME.json`.
@@ -161,11 +162,13 @@ pub fn whole(t: &TensorInfo<'_>) -> Vec<Piece> {
 /// # Panics
 /// If there is no memory.
 pub fn logits(model: &Model, cpu: Cpu, ids: &[u32]) -> Vec<f32> {
-    let kv = model.kv_layout(KvType::F32);
-    let pages: Vec<u32> = (0..ids.len().div_ceil(PAGE) as u32).collect();
-    let mut arena = vec![0; pages.len() * kv.page_bytes()];
-    let mut scratch = model.scratch(&Inline, KvType::F32, ids.len(), ids.len(), 1, ids.len()).expect("memory");
-    let run = Run { tokens: ids, pos: 0, pages: &pages, n_logits: ids.len() };
-    let out = model.forward(cpu, &Inline, &[run], &kv, &mut arena, &mut scratch, None);
-    (0..out.len()).flat_map(|i| out.logits(i).to_vec()).collect()
+    let (pool, n_ctx) = (&Inline, ids.len());
+    let pass = Pass { model, cpu, pool, kv_type: KvType::F32, batch: n_ctx, n_ctx };
+    let mut logits = Vec::new();
+    let done = pass.run::<PassError>(ids, 0, None, &mut |row| {
+        logits.extend_from_slice(row.logits);
+        Ok(())
+    });
+    done.expect("a text that fits");
+    logits
 }

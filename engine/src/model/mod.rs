@@ -7,6 +7,7 @@ mod ffn;
 pub mod forward;
 mod keys;
 pub mod loader;
+pub mod pass;
 pub(crate) mod roles;
 pub mod rotary;
 mod rows;

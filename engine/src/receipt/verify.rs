@@ -9,9 +9,9 @@ use thiserror::Error;
 
 use super::{Chain, FORMAT, Hex, Receipt};
 use crate::error::RequestError;
-use crate::kernels::attention::PAGE;
-use crate::kernels::{AlignedBuf, Cpu, NUMERICS_VERSION};
-use crate::model::{Model, Run};
+use crate::kernels::{Cpu, NUMERICS_VERSION};
+use crate::model::Model;
+use crate::model::pass::{Pass, PassError};
 use crate::pool::Pool;
 use crate::sampler::Sampler;
 
@@ -78,10 +78,19 @@ pub enum VerifyError {
     Request(#[from] RequestError),
     /// Too little memory for the replay.
     #[error("no memory for the replay")]
-    Memory(#[from] TryReserveError),
+    Memory(TryReserveError),
     /// The replay differs.
     #[error(transparent)]
     Mismatch(#[from] Mismatch),
+}
+
+impl From<PassError> for VerifyError {
+    fn from(error: PassError) -> VerifyError {
+        match error {
+            PassError::Request(e) => VerifyError::Request(e),
+            PassError::Memory { source, .. } => VerifyError::Memory(source),
+        }
+    }
 }
 
 /// Checks a receipt against a model, whose file has the given SHA-256. `n_ctx` bounds the tokens that are replayed, and
@@ -107,36 +116,28 @@ pub fn verify(
     }
     request.prompt.iter().for_each(|t| sampler.accept(*t));
 
-    let kv = model.kv_layout(request.kv_type);
-    let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE) as u32).collect();
-    let mut arena = AlignedBuf::zeroed(pages.len().saturating_mul(kv.page_bytes()))?;
-    let mut scratch = model.scratch(pool, request.kv_type, BATCH, BATCH, 1, context(model, receipt)?)?;
+    let pass = Pass { model, cpu, pool, kv_type: request.kv_type, batch: BATCH, n_ctx: context(model, receipt)? };
     // the row of logits that each answer token was drawn from is that of the token before
     let first = request.prompt.len() - 1;
     let mut step = 0;
-    for (i, batch) in tokens.chunks(BATCH).enumerate() {
-        let pos = i * BATCH;
-        let n_logits = (pos + batch.len()).saturating_sub(first.max(pos));
-        let run = Run { tokens: batch, pos, pages: &pages, n_logits };
-        let out = model.forward(cpu, pool, &[run], &kv, arena.bytes_mut(), &mut scratch, None);
-        for row in 0..out.len() {
-            let Some(found) = receipt.output.get(step).copied() else { break };
-            if !out.hidden(row).iter().chain(out.logits(row)).all(|v| v.is_finite()) {
-                return differs(step, What::NotFinite);
-            }
-            let position = (request.prompt.len() + step) as u64;
-            let expected = sampler.pick(cpu, out.logits(row), request.sequence, position, None).token;
-            if found != expected {
-                return differs(step, What::Token { found, expected });
-            }
-            chain.step(out.hidden(row), found);
-            if chain.steps.last() != receipt.steps.get(step + 1) {
-                return differs(step, What::State);
-            }
-            sampler.accept(found);
-            step += 1;
+    pass.run(&tokens, first, None, &mut |row| {
+        let Some(found) = receipt.output.get(step).copied() else { return Ok(()) };
+        if !row.hidden.iter().chain(row.logits).all(|v| v.is_finite()) {
+            return differs(step, What::NotFinite);
         }
-    }
+        let position = (request.prompt.len() + step) as u64;
+        let expected = sampler.pick(cpu, row.logits, request.sequence, position, None).token;
+        if found != expected {
+            return differs(step, What::Token { found, expected });
+        }
+        chain.step(row.hidden, found);
+        if chain.steps.last() != receipt.steps.get(step + 1) {
+            return differs(step, What::State);
+        }
+        sampler.accept(found);
+        step += 1;
+        Ok(())
+    })?;
     if chain.digest() == receipt.digest.0 {
         return Ok(());
     }
