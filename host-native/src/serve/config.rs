@@ -80,6 +80,7 @@ settings! {
     max_header "max-header" Bytes = Bytes(32 << 10), "BYTES" in 8192.0..=1_048_576.0, "Bytes of a request's head";
     header_timeout "header-timeout" Duration = Duration::from_secs(15), "SECONDS" in 0.001..=3600.0, "Time for the head of a request, and that a connection may be idle";
     body_timeout "body-timeout" Duration = Duration::from_secs(30), "SECONDS" in 0.001..=3600.0, "Time for the body of a request";
+    write_timeout "write-timeout" Duration = Duration::from_secs(60), "SECONDS" in 0.001..=3600.0, "Time that a client may leave an answer unread";
     max_connections "max-connections" usize = 1024, "N" in 1.0..=65_536.0, "Connections at once; others wait";
     api_key "api-key" Option<String> = None, "KEY", "A key that clients must have; better given as STARLING_API_KEY than on the command line";
     api_key_file "api-key-file" Option<PathBuf> = None, "FILE", "Keys that clients must have, one a line: a key, and if wanted the name of its tenant and its share of turns";

@@ -24,6 +24,7 @@ use super::api::{chat, completions, embeddings, execute, generate, models, recei
 use super::auth::Hosts;
 use super::config::Settings;
 use super::gate::{Gate, gate};
+use super::patient::Patient;
 use super::state::App;
 use super::{health, openapi};
 
@@ -132,7 +133,8 @@ pub async fn serve(
                 .map_request(|request: hyper::Request<Incoming>| request.map(axum::body::Body::new))
                 .call(request)
         });
-        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+        let connection =
+            builder.serve_connection(TokioIo::new(Patient::new(stream, settings.write_timeout)), service).into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             // what goes wrong on a connection is the client's business

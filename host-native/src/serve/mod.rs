@@ -19,6 +19,7 @@ mod http;
 mod machine;
 mod metrics;
 mod openapi;
+mod patient;
 mod queue;
 mod scheduler;
 mod sessions;

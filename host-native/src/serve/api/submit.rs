@@ -18,6 +18,9 @@ pub type Updates = Receiver<(usize, Update)>;
 /// # Errors
 /// If a limit is reached, or the server ends.
 pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n: usize) -> Result<Updates, ApiError> {
+    if let Some(session) = &flow.session {
+        tracing::Span::current().record("session", &**session);
+    }
     let max_tokens = |r: &Request| r.max_tokens.unwrap_or(1);
     let each = requests.iter().map(max_tokens).max().unwrap_or(1);
     let tokens: usize = requests.iter().map(|r| (r.tokens.len() + max_tokens(r)) * n).sum();
