@@ -22,7 +22,7 @@ use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::messages::{beside, checked, render};
 use super::options::{Logprobs, Name, Options, check_model, shared};
-use super::sse::{Events, Writer, stream};
+use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::submit::submit;
 use crate::read_whole;
 
@@ -120,7 +120,7 @@ pub struct CloseResponse {
 /// What is wrong with the request, or with the server now.
 #[utoipa::path(post, path = "/v1/generate", tag = "Starling", request_body = GenerateRequest, responses(
     (status = 200, description = "The answer; with `stream` as server-sent events `token`, and `end` with the whole", content(
-        (GenerateResponse = "application/json"), (GenerateToken = "text/event-stream"),
+        (GenerateResponse = "application/json"), (ServerSentEvent = "text/event-stream"),
     )),
     (status = "4XX", description = "The request is wrong, or too many wait", body = ErrorBody),
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),

@@ -10,10 +10,20 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use hyper::body::Frame;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::super::queue::Update;
 use super::error::{ApiError, REQUEST_ID};
 use super::submit::Updates;
+
+/// An event, as the standard has it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ServerSentEvent {
+    /// Its name, on paths that are not OpenAI's.
+    pub event: Option<String>,
+    /// JSON: a piece of the answer, or an error; on OpenAI's paths at the end `[DONE]`.
+    pub data: String,
+}
 
 /// Events on their way out.
 #[derive(Debug, Default)]
