@@ -19,6 +19,7 @@ mod http;
 mod machine;
 mod metrics;
 mod openapi;
+mod past;
 mod patient;
 mod queue;
 mod scheduler;

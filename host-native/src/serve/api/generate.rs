@@ -151,7 +151,7 @@ pub async fn generate(
     let (tokens, history) = prompt(&app, generate, turn.as_mut()).await?;
     let (n_prompt, seed, flow) = (tokens.len(), options.effective_seed(&app), options.flow(&caller)?);
     let request = options.request(&app, &caller, tokens, (Logprobs::default(), seed, None), "prompt")?;
-    let tokens = turn.is_some().then(|| request.tokens.clone()).unwrap_or_default();
+    let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
     let updates = submit(&app, &caller, &flow, vec![request], 1)?;
     let ending = Ending {
         turn: turn.map(|turn| (turn, tokens, history)),

@@ -39,7 +39,7 @@ pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n
         for sequence in 0..n {
             let request = Request { sequence: sequence as u64, ..request.clone() };
             let (prompt, to) = (Arc::clone(&prompt), to.clone());
-            jobs.push(Box::new(Job { request, index: i * n + sequence, to, times, prompt, leads: sequence == 0 }));
+            jobs.push(Job { request, index: i * n + sequence, to, times, prompt, leads: sequence == 0 });
         }
     }
     let result = app.queue.generate(flow, tokens.div_ceil(count.max(1)), jobs);
