@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 import urllib.request
 
 import openai
@@ -96,17 +97,40 @@ def with_metrics(base):
     assert len(old) == len(new)
 
 
-def main():
-    arguments = [sys.argv[1], "serve", "--port", "0", "--log-level", "error", "--metrics-compat", "vllm"]
+def with_tls(base):
+    assert base.startswith("https://")
+    client = openai.OpenAI(base_url=base, api_key="none", http_client=openai.DefaultHttpxClient(verify=certificate))
+    pieces = client.completions.create(model=MODEL, prompt="Once", max_tokens=8, temperature=0, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces)
+    try:
+        openai.OpenAI(base_url=base, api_key="none", max_retries=0).models.list()
+        raise AssertionError("a certificate that nobody vouches for is taken")
+    except openai.APIConnectionError:
+        pass
+
+
+def serve(tests, *more):
+    arguments = [sys.argv[1], "serve", "--port", "0", "--log-level", "error", "--metrics-compat", "vllm", *more]
     server = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     try:
         base = server.stdout.readline().strip() + "/v1"
-        for test in [with_openai, with_langchain, with_litellm, with_metrics]:
+        for test in tests:
             test(base)
             print(f"{test.__name__.removeprefix('with_')}: ok", flush=True)
     finally:
         server.terminate()
     assert server.wait(30) == 0, "no clean end"
+
+
+def main():
+    global certificate
+    serve([with_openai, with_langchain, with_litellm, with_metrics])
+    with tempfile.TemporaryDirectory() as folder:
+        certificate, key = f"{folder}/cert.pem", f"{folder}/key.pem"
+        make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+        names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
+        subprocess.run([*make.split(), *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+        serve([with_tls], "--tls-cert", certificate, "--tls-key", key)
 
 
 main()

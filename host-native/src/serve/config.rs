@@ -88,6 +88,8 @@ settings! {
     key_tokens "key-tokens" u32 = 0, "N", "Tokens a minute, of prompts and answers, with one key; 0 for no limit";
     allow_no_key "allow-no-key" bool = false, "BOOL", "Listen on an address that others reach although there is no key";
     allowed_hosts "allowed-hosts" Vec<String> = Vec::new(), "NAMES", "Names that requests may call this server by, with commas; * for any [default: on loopback addresses its own, elsewhere any]";
+    tls_cert "tls-cert" Option<PathBuf> = None, "FILE", "Certificates in PEM, the server's own first: with them connections are encrypted";
+    tls_key "tls-key" Option<PathBuf> = None, "FILE", "The key of the certificate, in PEM";
     cors_origins "cors-origins" Vec<String> = Vec::new(), "ORIGINS", "Origins whose pages may call this server, with commas; * for any [default: none]";
     worker_id "worker-id" Option<String> = None, "ID", "This worker's name, for the orchestrator";
     callback_url "callback-url" Option<String> = None, "URL", "Where to report once the model is loaded (http)";

@@ -255,6 +255,7 @@ fn wrong_settings_are_named() {
         (&["--host", "0.0.0.0"], &[], &["0.0.0.0", "--allow-no-key"]),
         (&["--log-level", "=,="], &[], &["log-level"]),
         (&["--nonsense"], &[], &["--nonsense"]),
+        (&["--tls-cert", "x"], &[], &["tls-key", "both"]),
     ] {
         let (code, text) = run(args, environment);
         assert_eq!(code, Some(2), "{text}");
