@@ -72,6 +72,13 @@ module_in_wasmtime() {
     done
 }
 
+clients() {
+    python3 -m venv "$target/clients" &&
+        "$target/clients/bin/pip" install --quiet openai langchain-openai litellm prometheus_client &&
+        cargo build --quiet --release -p starling-native &&
+        "$target/clients/bin/python" tests/clients/run.py "$target/release/starling"
+}
+
 step install-packages install_packages
 step install-rust install_rust
 step install-wasm-bindgen install_bindgen
@@ -87,6 +94,7 @@ done
 step build-wasm tests/build-wasm.sh
 step module-in-wasmtime module_in_wasmtime
 step module-in-node node --test tests/node/goldens.mjs
+step clients clients
 step readme python3 tests/scripts/run_readme.py
 
 [ -z "$failures" ] || echo "failed:$failures"

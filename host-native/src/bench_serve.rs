@@ -162,7 +162,9 @@ async fn stream(
         buffer.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
         while let Some(end) = buffer.windows(2).position(|pair| pair == b"\n\n") {
             let event: Vec<u8> = buffer.drain(..end + 2).collect();
-            let Some(data) = event.strip_prefix(b"data: ").filter(|data| !data.starts_with(b"[DONE]")) else { continue };
+            let Some(data) = event.strip_prefix(b"data: ").filter(|data| !data.starts_with(b"[DONE]")) else {
+                continue;
+            };
             let value: Value = serde_json::from_slice(data).map_err(|e| e.to_string())?;
             if let Some(message) = value["error"]["message"].as_str() {
                 return Err(message.into());
@@ -184,9 +186,8 @@ fn report(all: &[Seen], seconds: f64, args: &BenchServeArgs) -> Report {
     let good: Vec<&Seen> = all.iter().filter(|seen| seen.error.is_none()).collect();
     let first = |seen: &Seen| seen.pieces.first().copied().unwrap_or(seen.end);
     let per_token = |seen: &Seen| (seen.end - first(seen)) / seen.tokens.saturating_sub(1).max(1) as f64;
-    let in_time = good.iter().filter(|seen| {
-        first(seen) * 1000.0 <= args.slo_ttft && per_token(seen) * 1000.0 <= args.slo_tpot
-    });
+    let in_time =
+        good.iter().filter(|seen| first(seen) * 1000.0 <= args.slo_ttft && per_token(seen) * 1000.0 <= args.slo_tpot);
     let output_tokens = good.iter().map(|seen| seen.tokens).sum();
     Report {
         requests: all.len(),

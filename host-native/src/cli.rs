@@ -81,7 +81,7 @@ pub enum Command {
     /// Turn texts into vectors
     Embed(Box<EmbedArgs>),
     /// Measure prefill and decode speed
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
     /// Show metadata and tensors of a model file
     Inspect(InspectArgs),
     /// Turn text into token ids

@@ -80,6 +80,7 @@ settings! {
     max_header "max-header" Bytes = Bytes(32 << 10), "BYTES" in 8192.0..=1_048_576.0, "Bytes of a request's head";
     header_timeout "header-timeout" Duration = Duration::from_secs(15), "SECONDS" in 0.001..=3600.0, "Time for the head of a request, and that a connection may be idle";
     body_timeout "body-timeout" Duration = Duration::from_secs(30), "SECONDS" in 0.001..=3600.0, "Time for the body of a request";
+    write_timeout "write-timeout" Duration = Duration::from_secs(60), "SECONDS" in 0.001..=3600.0, "Time that a client may leave an answer unread";
     max_connections "max-connections" usize = 1024, "N" in 1.0..=65_536.0, "Connections at once; others wait";
     api_key "api-key" Option<String> = None, "KEY", "A key that clients must have; better given as STARLING_API_KEY than on the command line";
     api_key_file "api-key-file" Option<PathBuf> = None, "FILE", "Keys that clients must have, one a line: a key, and if wanted the name of its tenant and its share of turns";
@@ -87,6 +88,8 @@ settings! {
     key_tokens "key-tokens" u32 = 0, "N", "Tokens a minute, of prompts and answers, with one key; 0 for no limit";
     allow_no_key "allow-no-key" bool = false, "BOOL", "Listen on an address that others reach although there is no key";
     allowed_hosts "allowed-hosts" Vec<String> = Vec::new(), "NAMES", "Names that requests may call this server by, with commas; * for any [default: on loopback addresses its own, elsewhere any]";
+    tls_cert "tls-cert" Option<PathBuf> = None, "FILE", "Certificates in PEM, the server's own first: with them connections are encrypted";
+    tls_key "tls-key" Option<PathBuf> = None, "FILE", "The key of the certificate, in PEM";
     cors_origins "cors-origins" Vec<String> = Vec::new(), "ORIGINS", "Origins whose pages may call this server, with commas; * for any [default: none]";
     worker_id "worker-id" Option<String> = None, "ID", "This worker's name, for the orchestrator";
     callback_url "callback-url" Option<String> = None, "URL", "Where to report once the model is loaded (http)";

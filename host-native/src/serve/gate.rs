@@ -36,7 +36,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let path = request.uri().path().to_string();
     let session = request.headers().get("x-session-id").cloned();
     let load = request.headers().get("endpoint-load-metrics-format").and_then(|f| f.to_str().ok()).map(str::to_string);
-    let span = tracing::info_span!("request", request_id = %id, %method, %path, tenant = tracing::field::Empty);
+    let span = tracing::info_span!("request", request_id = %id, %method, %path, tenant = tracing::field::Empty, session = tracing::field::Empty);
     let inner = async {
         match enter(&gate, request) {
             Ok(request) => next.run(request).await,

@@ -9,7 +9,8 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::api::error::json;
-use super::metrics::{Past, Standing};
+use super::metrics::Standing;
+use super::past::Past;
 use super::scheduler::Priority;
 use super::state::App;
 

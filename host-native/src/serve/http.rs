@@ -12,8 +12,11 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 use tower::{Service, ServiceExt};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
@@ -24,6 +27,7 @@ use super::api::{chat, completions, embeddings, execute, generate, models, recei
 use super::auth::Hosts;
 use super::config::Settings;
 use super::gate::{Gate, gate};
+use super::patient::Patient;
 use super::state::App;
 use super::{health, openapi};
 
@@ -102,9 +106,21 @@ fn cors(settings: &Settings) -> Option<CorsLayer> {
     Some(layer.allow_headers(headers.collect::<Vec<_>>()).expose_headers(own))
 }
 
+/// Where connections come in.
+pub struct Door {
+    /// The address.
+    pub listener: TcpListener,
+    /// If they are encrypted.
+    pub tls: Option<TlsAcceptor>,
+}
+
+/// A connection, encrypted or not.
+trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
+
 /// Serves connections until `stop`, then until all of them are done, or `now` is set.
 pub async fn serve(
-    listener: TcpListener,
+    door: Door,
     routes: Router,
     settings: &Settings,
     mut stop: watch::Receiver<bool>,
@@ -118,6 +134,7 @@ pub async fn serve(
     builder.http2().max_header_list_size(u32::try_from(max_header).unwrap_or(u32::MAX));
     let connections = Arc::new(Semaphore::new(settings.max_connections));
     let graceful = GracefulShutdown::new();
+    let Door { listener, tls } = door;
     loop {
         let (permit, stream) = tokio::select! {
             accepted = accept(&listener, &connections) => accepted,
@@ -132,11 +149,20 @@ pub async fn serve(
                 .map_request(|request: hyper::Request<Incoming>| request.map(axum::body::Body::new))
                 .call(request)
         });
-        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-        let connection = graceful.watch(connection);
+        let stream = Patient::new(stream, settings.write_timeout);
+        let (builder, watcher, tls, limit) =
+            (builder.clone(), graceful.watcher(), tls.clone(), settings.header_timeout);
         tokio::spawn(async move {
+            let stream: Box<dyn Wire> = match tls {
+                None => Box::new(stream),
+                Some(tls) => match timeout(limit, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => Box::new(stream),
+                    _ => return,
+                },
+            };
+            let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
             // what goes wrong on a connection is the client's business
-            if let Err(e) = connection.await {
+            if let Err(e) = watcher.watch(connection).await {
                 tracing::debug!("connection: {e}");
             }
             drop(permit);

@@ -1,9 +1,7 @@
 //! What is counted, for Prometheus and for `/server/stats`.
 
-use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -11,12 +9,11 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use serde::Serialize;
 use starling::engine::FinishReason;
 use starling::kernels::attention::PAGE;
 use starling::kv::KvStats;
-use utoipa::ToSchema;
 
+use super::past::{Past, Rate, Recent};
 use super::queue::Failed;
 use super::scheduler::Priority;
 use super::value::Compat;
@@ -355,103 +352,6 @@ impl Metrics {
     }
 }
 
-/// What has been done since the start, and how fast of late.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Past {
-    /// Tokens of prompts.
-    pub prompt_tokens: u64,
-    /// Of those, found in the prefix cache.
-    pub cached_tokens: u64,
-    /// Tokens of answers.
-    pub output_tokens: u64,
-    /// Texts embedded.
-    pub embedded_texts: u64,
-    /// Over the last seconds.
-    pub output_tokens_per_second: f64,
-    /// From a request to its first token.
-    pub time_to_first_token: Percentiles,
-    /// From a token to the next.
-    pub inter_token_latency: Percentiles,
-    /// From a request to the end of its answer.
-    pub request_latency: Percentiles,
-}
-
-/// Seconds, of the last 1024 of their kind; 0 where there are none.
-#[derive(Debug, Default, Serialize, ToSchema)]
-pub struct Percentiles {
-    /// Median.
-    pub p50: f64,
-    /// 9 of 10 are below.
-    pub p90: f64,
-    /// 99 of 100 are below.
-    pub p99: f64,
-}
-
-/// The last values of a kind.
-#[derive(Debug, Default)]
-struct Recent(Mutex<VecDeque<f32>>);
-
-/// How many.
-const RECENT: usize = 1024;
-
-impl Recent {
-    fn add(&self, time: Duration) {
-        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if values.len() == RECENT {
-            values.pop_front();
-        }
-        values.push_back(time.as_secs_f32());
-    }
-
-    fn percentiles(&self) -> Percentiles {
-        let mut sorted: Vec<f32> = self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
-        sorted.sort_unstable_by(f32::total_cmp);
-        let at = |q: f64| {
-            let i = (q * sorted.len() as f64) as usize;
-            sorted.get(i.min(sorted.len().saturating_sub(1))).map_or(0.0, |v| f64::from(*v))
-        };
-        Percentiles { p50: at(0.5), p90: at(0.9), p99: at(0.99) }
-    }
-}
-
-/// Seconds that [`Rate`] looks back.
-const WINDOW: usize = 10;
-
-/// Events of the last whole seconds.
-#[derive(Debug)]
-struct Rate(Mutex<([u64; WINDOW + 1], u64)>, Instant);
-
-impl Default for Rate {
-    fn default() -> Self {
-        Rate(Mutex::default(), Instant::now())
-    }
-}
-
-impl Rate {
-    fn add(&self, n: u64) {
-        let (mut slots, slot) = self.now();
-        slots.0[slot] += n;
-    }
-
-    fn per_second(&self) -> f64 {
-        let (slots, slot) = self.now();
-        let seconds = (slots.1 as usize).clamp(1, WINDOW);
-        (slots.0.iter().sum::<u64>() - slots.0[slot]) as f64 / seconds as f64
-    }
-
-    /// The slots, those of seconds gone by emptied, and the one of this second.
-    #[allow(clippy::type_complexity)]
-    fn now(&self) -> (std::sync::MutexGuard<'_, ([u64; WINDOW + 1], u64)>, usize) {
-        let second = self.1.elapsed().as_secs();
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for past in (slots.1 + 1..=second).rev().take(WINDOW + 1) {
-            slots.0[past as usize % (WINDOW + 1)] = 0;
-        }
-        slots.1 = slots.1.max(second);
-        (slots, second as usize % (WINDOW + 1))
-    }
-}
-
 /// OpenMetrics in the older format: a counter's family has the name of its samples, and there is no end mark.
 fn to_prometheus(text: &str) -> String {
     let mut counters = Vec::new();
@@ -501,14 +401,5 @@ mod tests {
         assert!(old.contains("starling_kv_evictions_total{model_name=\"m\"} 3\n"));
         let samples = |text: &str| text.lines().filter(|l| !l.starts_with('#')).map(String::from).collect::<Vec<_>>();
         assert_eq!(samples(&open), samples(&old));
-    }
-
-    #[test]
-    fn percentiles_are_of_the_last_values() {
-        let recent = Recent::default();
-        (1..=2000).for_each(|ms| recent.add(Duration::from_millis(ms)));
-        let p = recent.percentiles();
-        assert!((p.p50 - 1.489).abs() < 0.002 && (p.p99 - 1.99).abs() < 0.002, "{p:?}");
-        assert_eq!(Recent::default().percentiles().p99, 0.0);
     }
 }

@@ -19,11 +19,14 @@ mod http;
 mod machine;
 mod metrics;
 mod openapi;
+mod past;
+mod patient;
 mod queue;
 mod scheduler;
 mod sessions;
 mod start;
 mod state;
+mod tls;
 mod value;
 mod worker;
 
@@ -35,6 +38,7 @@ use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
 
 use crate::cli::ModelArgs;
 use crate::error::Failure;
@@ -61,29 +65,37 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     }
     start::log(&settings)?;
     let listener = start::listen(&settings)?;
+    let tls = tls::acceptor(&settings)?;
     let (app, worker) = start::load(settings, &model_args)?;
     let engine = std::thread::Builder::new().name("starling-engine".into()).spawn(move || worker.run())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(HTTP_THREADS).enable_all().build()?;
-    let result = runtime.block_on(serve(&app, listener, engine));
+    let result = runtime.block_on(serve(&app, listener, tls, engine));
     runtime.shutdown_timeout(LAST_WORDS);
     result
 }
 
-async fn serve(app: &Arc<App>, listener: std::net::TcpListener, engine: JoinHandle<()>) -> Result<(), Failure> {
+async fn serve(
+    app: &Arc<App>,
+    listener: std::net::TcpListener,
+    tls: Option<TlsAcceptor>,
+    engine: JoinHandle<()>,
+) -> Result<(), Failure> {
     let address = listener.local_addr()?;
+    let url = format!("{}://{address}", if tls.is_some() { "https" } else { "http" });
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let routes = http::router(app, Hosts::new(&app.settings, address.ip()));
     let (stop, stopped) = watch::channel(false);
     let (now, at_once) = watch::channel(false);
     let settings = app.settings.clone();
-    let connections = tokio::spawn(async move { http::serve(listener, routes, &settings, stopped, at_once).await });
-    tracing::info!("listening on http://{address}, model {}", app.model_name);
+    let door = http::Door { listener, tls };
+    let connections = tokio::spawn(async move { http::serve(door, routes, &settings, stopped, at_once).await });
+    tracing::info!("listening on {url}, model {}", app.model_name);
     // for people and programs that start this one: the port may have been any
-    writeln!(stdout(), "http://{address}")?;
+    writeln!(stdout(), "{url}")?;
     stdout().flush()?;
-    if let Some(url) = app.settings.callback_url.clone() {
-        tokio::spawn(callback::report(url, start::ready(app, &format!("http://{address}")), CALLBACK_WAIT));
+    if let Some(callback) = app.settings.callback_url.clone() {
+        tokio::spawn(callback::report(callback, start::ready(app, &url), CALLBACK_WAIT));
     }
     tokio::spawn(close_old_sessions(Arc::clone(app)));
 

@@ -137,14 +137,14 @@ impl Times {
     /// Why a waiting request is over by now, if it is.
     pub fn over_waiting(&self, now: Instant) -> Option<Failed> {
         let waited = now.saturating_duration_since(self.came);
-        let over = (waited > self.queue).then(|| Failed::QueueTimeout(self.queue.as_secs_f64()));
+        let over = (waited > self.queue).then_some(Failed::QueueTimeout(self.queue.as_secs_f64()));
         over.or_else(|| self.over(now))
     }
 
     /// Why a running request is over by now, if it is.
     pub fn over(&self, now: Instant) -> Option<Failed> {
         let took = now.saturating_duration_since(self.came);
-        (took > self.total).then(|| Failed::Timeout(self.total.as_secs_f64()))
+        (took > self.total).then_some(Failed::Timeout(self.total.as_secs_f64()))
     }
 }
 
@@ -185,7 +185,7 @@ pub struct Queue {
 /// The queues themselves.
 pub struct Waiting {
     /// Prompts.
-    pub prompts: Scheduler<Box<Job>>,
+    pub prompts: Scheduler<Job>,
     /// Texts to embed.
     pub texts: Scheduler<TextJob>,
     /// Conversations to forget.
@@ -245,7 +245,7 @@ impl Queue {
     ///
     /// # Errors
     /// Why not.
-    pub fn generate(&self, flow: &Flow, tokens: usize, jobs: Vec<Box<Job>>) -> Result<(), Closed> {
+    pub fn generate(&self, flow: &Flow, tokens: usize, jobs: Vec<Job>) -> Result<(), Closed> {
         let mut waiting = self.open()?;
         waiting.prompts.offer(flow, tokens, jobs)?;
         self.bell.notify_one();

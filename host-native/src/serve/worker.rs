@@ -99,7 +99,7 @@ pub struct Worker {
     /// Requests in the engine.
     running: BTreeMap<RequestId, Running>,
     /// Requests that have left the queue but not entered the engine, in order.
-    held: Vec<(Arc<str>, Box<Job>)>,
+    held: Vec<(Arc<str>, Job)>,
     accounted: Option<Instant>,
 }
 
@@ -269,7 +269,7 @@ impl Worker {
                     let started = Instant::now();
                     self.metrics.queue_time(started - job.times.came);
                     job.say(Update::Started);
-                    let running = Running { tenant, job: *job, n_tokens: 0, started, last_token: None };
+                    let running = Running { tenant, job, n_tokens: 0, started, last_token: None };
                     self.running.insert(id, running);
                 }
                 Err(RequestError::NoCapacity { .. }) if engine.active() > 0 => {

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -144,6 +145,22 @@ fn answers_are_the_same_alone_and_among_any_others() {
         let next = AtomicUsize::new(0);
         let wrong = Mutex::new(Vec::new());
         thread::scope(|scope| {
+            // some clients go away, at any moment
+            for t in 0..3 {
+                let (server, next, requests) = (&server, &next, &requests);
+                scope.spawn(move || {
+                    let mut draws = Draws(1000 + t);
+                    while next.load(Ordering::Relaxed) < rounds * requests.len() {
+                        let (path, body) = &requests[draws.next(requests.len())];
+                        let mut body = body.clone();
+                        body["stream"] = json!(draws.next(2) == 0);
+                        let json = [("content-type", "application/json")];
+                        let stream = server.open("POST", path, &json, body.to_string().as_bytes());
+                        thread::sleep(Duration::from_micros(draws.next(60_000) as u64));
+                        drop(stream);
+                    }
+                });
+            }
             for t in 0..24 {
                 let (server, next, wrong, requests, expected) = (&server, &next, &wrong, &requests, &expected);
                 scope.spawn(move || {
@@ -168,9 +185,9 @@ fn answers_are_the_same_alone_and_among_any_others() {
         });
         let wrong = wrong.into_inner().expect("no panic");
         assert!(wrong.is_empty(), "{} differ, as\n{}", wrong.len(), wrong[0]);
+        server.wait("nothing is held", |s| s["running"] == 0 && s["held"] == 0 && s["kv"]["in_use_bytes"] == 0);
         let stats = server.stats();
         assert!(stats["cached_tokens"].as_u64() > Some(0), "the cache was never used: {stats}");
-        assert_eq!(stats["kv"]["in_use_bytes"], 0, "{stats}");
     }
 }
 

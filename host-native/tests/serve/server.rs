@@ -10,38 +10,38 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// Nothing here may take longer.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A server that ends with its test.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     /// Its address.
-    pub address: String,
+    pub(crate) address: String,
 }
 
 /// A response, its body put together.
 #[derive(Debug, Clone)]
-pub struct Response {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Response {
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.text()))
     }
 
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
     }
 
     /// The events of a stream: names and data.
-    pub fn events(&self) -> Vec<(String, String)> {
+    pub(crate) fn events(&self) -> Vec<(String, String)> {
         let text = String::from_utf8(self.body.clone()).expect("UTF-8");
         assert!(text.ends_with("\n\n"), "a stream ends with an event: {text:?}");
         let field = |event: &str, name: &str| {
@@ -51,19 +51,19 @@ impl Response {
     }
 
     /// The data of a stream in OpenAI's form, which ends with a mark.
-    pub fn chunks(&self) -> Vec<Value> {
+    pub(crate) fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
         assert_eq!(events.pop().expect("events").1, "[DONE]");
         events.iter().map(|(_, data)| serde_json::from_str(data).expect("JSON")).collect()
     }
 }
 
-pub fn fixture(name: &str) -> String {
+pub(crate) fn fixture(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(name).to_str().expect("a path").into()
 }
 
 /// The command, without what the environment may say.
-pub fn command(args: &[&str]) -> Command {
+pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_starling"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("STARLING_")) {
         command.env_remove(name);
@@ -74,11 +74,11 @@ pub fn command(args: &[&str]) -> Command {
 
 impl Server {
     /// Starts a server on a free port and waits until it listens.
-    pub fn start(args: &[&str]) -> Server {
+    pub(crate) fn start(args: &[&str]) -> Server {
         Server::start_with(args, &[])
     }
 
-    pub fn start_with(args: &[&str], environment: &[(&str, &str)]) -> Server {
+    pub(crate) fn start_with(args: &[&str], environment: &[(&str, &str)]) -> Server {
         let mut command = command(&["serve", "--port", "0", "--log-level", "error"]);
         let command = command.args(args).envs(environment.iter().copied()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the server");
@@ -88,34 +88,34 @@ impl Server {
         Server { child, address }
     }
 
-    pub fn get(&self, path: &str) -> Response {
+    pub(crate) fn get(&self, path: &str) -> Response {
         self.send("GET", path, &[], b"")
     }
 
-    pub fn post(&self, path: &str, body: &Value) -> Response {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Response {
         self.post_with(path, &[], body)
     }
 
-    pub fn post_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Response {
+    pub(crate) fn post_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Response {
         let headers: Vec<_> = [("content-type", "application/json")].iter().chain(headers).copied().collect();
         self.send("POST", path, &headers, body.to_string().as_bytes())
     }
 
     /// A response that must be good, as JSON.
     #[track_caller]
-    pub fn ok(&self, path: &str, body: &Value) -> Value {
+    pub(crate) fn ok(&self, path: &str, body: &Value) -> Value {
         let response = self.post(path, body);
         assert_eq!(response.status, 200, "{path} {body}: {}", response.text());
         response.json()
     }
 
-    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Response {
+    pub(crate) fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Response {
         let mut stream = self.open(method, path, headers, body);
         read_response(&mut stream)
     }
 
     /// Sends a request and leaves the connection open.
-    pub fn open(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
+    pub(crate) fn open(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).expect("a connection");
         stream.set_read_timeout(Some(LIMIT)).expect("a socket");
         let mut head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
@@ -129,13 +129,13 @@ impl Server {
         stream
     }
 
-    pub fn stats(&self) -> Value {
+    pub(crate) fn stats(&self) -> Value {
         self.get("/server/stats").json()
     }
 
     /// Waits until the statistics say so.
     #[track_caller]
-    pub fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Duration {
+    pub(crate) fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Duration {
         let start = Instant::now();
         while !is_so(&self.stats()) {
             assert!(start.elapsed() < LIMIT, "{what}: {}", self.stats());
@@ -144,13 +144,13 @@ impl Server {
         start.elapsed()
     }
 
-    pub fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
         assert!(status.expect("kill").success());
     }
 
     /// Waits for the end.
-    pub fn wait_end(mut self) -> ExitStatus {
+    pub(crate) fn wait_end(mut self) -> ExitStatus {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("a status") {
@@ -170,7 +170,7 @@ impl Drop for Server {
 }
 
 /// Reads a response to its end.
-pub fn read_response(stream: &mut TcpStream) -> Response {
+pub(crate) fn read_response(stream: &mut TcpStream) -> Response {
     let mut reader = BufReader::new(stream);
     let (status, headers) = read_head(&mut reader);
     let has = |name: &str, value: &str| headers.iter().any(|(n, v)| n == name && v.contains(value));
@@ -185,7 +185,7 @@ pub fn read_response(stream: &mut TcpStream) -> Response {
     Response { status, headers, body }
 }
 
-pub fn read_head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
+pub(crate) fn read_head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
     let mut line = String::new();
     reader.read_line(&mut line).expect("a status line");
     let status = line.split(' ').nth(1).unwrap_or_else(|| panic!("no status: {line:?}")).parse().expect("a number");
@@ -199,7 +199,7 @@ pub fn read_head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
 }
 
 /// A chunk of a body; `None` is its end.
-pub fn read_chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
+pub(crate) fn read_chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
     let mut line = String::new();
     reader.read_line(&mut line).expect("a length");
     let n = usize::from_str_radix(line.trim(), 16).unwrap_or_else(|_| panic!("a length, not {line:?}"));

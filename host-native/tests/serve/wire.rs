@@ -205,7 +205,7 @@ fn keys_protect_everything_but_health() {
         assert_eq!((response.status, response.header("www-authenticate")), (401, Some("Bearer")), "{path}");
         assert_eq!(response.json()["error"]["code"], "invalid_api_key");
     }
-    let body = json!({ "prompt": "Once upon a time there was a little dog who saw a tree", "max_tokens": 1 });
+    let body = json!({ "prompt": "Once upon a time there was a little dog who saw a tree and then ran to the big house", "max_tokens": 1 });
     let with = |key: &str| server.post_with("/v1/completions", &[("authorization", &format!("Bearer {key}"))], &body);
     assert_eq!(with("sk-c").status, 401);
     let cached = |key: &str| with(key).json()["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
@@ -255,6 +255,7 @@ fn wrong_settings_are_named() {
         (&["--host", "0.0.0.0"], &[], &["0.0.0.0", "--allow-no-key"]),
         (&["--log-level", "=,="], &[], &["log-level"]),
         (&["--nonsense"], &[], &["--nonsense"]),
+        (&["--tls-cert", "x"], &[], &["tls-key", "both"]),
     ] {
         let (code, text) = run(args, environment);
         assert_eq!(code, Some(2), "{text}");

@@ -18,7 +18,7 @@ use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::messages::{checked, render};
 use super::options::{Logprobs, MAX_TOP, Name, Options, shared};
-use super::sse::{Events, Writer, stream};
+use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::submit::submit;
 
 /// A conversation to be continued.
@@ -207,7 +207,7 @@ pub struct Delta {
 /// What is wrong with the request, or with the server now.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatCompletionRequest, responses(
     (status = 200, description = "The answer; with `stream` as server-sent events of `ChatChunk`", content(
-        (ChatCompletion = "application/json"), (ChatChunk = "text/event-stream"),
+        (ChatCompletion = "application/json"), (ServerSentEvent = "text/event-stream"),
     )),
     (status = "4XX", description = "The request is wrong, or too many wait", body = ErrorBody),
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),

@@ -20,7 +20,7 @@ use super::error::{ApiError, ErrorBody, json};
 use super::input::Input;
 use super::messages::beside;
 use super::options::{Logprobs, MAX_TOP, Name, Options, shared};
-use super::sse::{Events, Writer, stream};
+use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::submit::submit;
 
 /// Prompts to be continued.
@@ -123,7 +123,7 @@ const DEFAULT_TOKENS: usize = 16;
 /// What is wrong with the request, or with the server now.
 #[utoipa::path(post, path = "/v1/completions", tag = "OpenAI", request_body = CompletionRequest, responses(
     (status = 200, description = "The answers; with `stream` as server-sent events", content(
-        (CompletionResponse = "application/json"), (CompletionResponse = "text/event-stream"),
+        (CompletionResponse = "application/json"), (ServerSentEvent = "text/event-stream"),
     )),
     (status = "4XX", description = "The request is wrong, or too many wait", body = ErrorBody),
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),

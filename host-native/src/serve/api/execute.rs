@@ -17,7 +17,7 @@ use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody};
 use super::messages::beside;
 use super::options::{Logprobs, Options};
-use super::sse::{Events, Writer, stream};
+use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::submit::submit;
 
 /// A job.
@@ -82,8 +82,8 @@ struct Failure<'a> {
 /// # Errors
 /// What is wrong with the request, or with the server now.
 #[utoipa::path(post, path = "/execute", tag = "Starling", request_body = ExecuteRequest, responses(
-    (status = 200, description = "Server-sent events: `started`, `token` for each token, `end` or `error`", content(
-        (ExecuteToken = "text/event-stream"),
+    (status = 200, description = "Server-sent events: `started`, `token` for each token (`ExecuteToken`), `end` or `error`", content(
+        (ServerSentEvent = "text/event-stream"),
     )),
     (status = "4XX", description = "The request is wrong, or too many wait", body = ErrorBody),
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),

@@ -22,7 +22,7 @@ use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::messages::{beside, checked, render};
 use super::options::{Logprobs, Name, Options, check_model, shared};
-use super::sse::{Events, Writer, stream};
+use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::submit::submit;
 use crate::read_whole;
 
@@ -120,7 +120,7 @@ pub struct CloseResponse {
 /// What is wrong with the request, or with the server now.
 #[utoipa::path(post, path = "/v1/generate", tag = "Starling", request_body = GenerateRequest, responses(
     (status = 200, description = "The answer; with `stream` as server-sent events `token`, and `end` with the whole", content(
-        (GenerateResponse = "application/json"), (GenerateToken = "text/event-stream"),
+        (GenerateResponse = "application/json"), (ServerSentEvent = "text/event-stream"),
     )),
     (status = "4XX", description = "The request is wrong, or too many wait", body = ErrorBody),
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
@@ -151,7 +151,7 @@ pub async fn generate(
     let (tokens, history) = prompt(&app, generate, turn.as_mut()).await?;
     let (n_prompt, seed, flow) = (tokens.len(), options.effective_seed(&app), options.flow(&caller)?);
     let request = options.request(&app, &caller, tokens, (Logprobs::default(), seed, None), "prompt")?;
-    let tokens = turn.is_some().then(|| request.tokens.clone()).unwrap_or_default();
+    let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
     let updates = submit(&app, &caller, &flow, vec![request], 1)?;
     let ending = Ending {
         turn: turn.map(|turn| (turn, tokens, history)),

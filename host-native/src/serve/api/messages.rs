@@ -77,9 +77,9 @@ fn part_text<'a>(at: &str, part: &'a Json) -> Result<&'a str, ApiError> {
 /// # Errors
 /// If the template fails or refuses.
 pub async fn render(app: &Arc<App>, messages: Vec<Json>, variables: Vec<(String, Json)>) -> Result<Vec<u32>, ApiError> {
-    let size = messages.iter().map(size).sum();
     let inner = Arc::clone(app);
-    beside(size, move || {
+    // a template is a program: never on a thread that serves connections
+    beside(usize::MAX, move || {
         let rendered = text(&inner, messages, variables)?;
         Ok(rendered.encode(&inner.model.tokenizer))
     })
@@ -112,14 +112,4 @@ pub async fn beside<T: Send + 'static>(
         return work();
     }
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(ApiError::internal("preparing the prompt failed")))
-}
-
-/// Bytes of text in a value, nearly.
-fn size(value: &Json) -> usize {
-    match value {
-        Json::Str(text) => text.len(),
-        Json::Array(items) => items.iter().map(size).sum(),
-        Json::Object(fields) => fields.iter().map(|(name, value)| name.len() + size(value)).sum(),
-        _ => 8,
-    }
 }

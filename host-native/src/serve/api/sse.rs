@@ -1,6 +1,7 @@
 //! Answers in pieces: server-sent events, as OpenAI's clients read them.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
@@ -9,10 +10,20 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use hyper::body::Frame;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::super::queue::Update;
-use super::error::ApiError;
+use super::error::{ApiError, REQUEST_ID};
 use super::submit::Updates;
+
+/// An event, as the standard has it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ServerSentEvent {
+    /// Its name, on paths that are not OpenAI's.
+    pub event: Option<String>,
+    /// JSON: a piece of the answer, or an error; on OpenAI's paths at the end `[DONE]`.
+    pub data: String,
+}
 
 /// Events on their way out.
 #[derive(Debug, Default)]
@@ -63,6 +74,8 @@ struct Stream<W> {
     over: bool,
     /// The first update, which decided that there is a stream.
     first: Option<(usize, Update)>,
+    /// The request's name, for errors.
+    id: Arc<str>,
 }
 
 /// Waits until the first answer starts, so that what goes wrong before has a status; then streams.
@@ -75,7 +88,8 @@ pub async fn stream<W: Writer>(mut updates: Updates, writer: W) -> Result<Respon
         None => return Err(engine_failed()),
         first => first,
     };
-    let stream = Stream { updates, writer, over: false, first };
+    let id = REQUEST_ID.try_with(Arc::clone).unwrap_or_else(|_| "".into());
+    let stream = Stream { updates, writer, over: false, first, id };
     let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
     // proxies that buffer would hold the pieces back
     let accel = [("x-accel-buffering", "no")];
@@ -98,7 +112,15 @@ impl<W: Writer> hyper::body::Body for Stream<W> {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let this = &mut *self;
+        let id = Arc::clone(&self.id);
+        REQUEST_ID.sync_scope(id, || self.next(context)).map(|bytes| Some(Ok(Frame::data(bytes?))))
+    }
+}
+
+impl<W: Writer> Stream<W> {
+    /// The next bytes; `None` is the end.
+    fn next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let this = self;
         if this.over {
             return Poll::Ready(None);
         }
@@ -126,7 +148,7 @@ impl<W: Writer> hyper::body::Body for Stream<W> {
         if events.bytes.is_empty() {
             return Poll::Ready(None);
         }
-        Poll::Ready(Some(Ok(Frame::data(events.bytes.into()))))
+        Poll::Ready(Some(events.bytes.into()))
     }
 }
 

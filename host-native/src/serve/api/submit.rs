@@ -18,6 +18,9 @@ pub type Updates = Receiver<(usize, Update)>;
 /// # Errors
 /// If a limit is reached, or the server ends.
 pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n: usize) -> Result<Updates, ApiError> {
+    if let Some(session) = &flow.session {
+        tracing::Span::current().record("session", &**session);
+    }
     let max_tokens = |r: &Request| r.max_tokens.unwrap_or(1);
     let each = requests.iter().map(max_tokens).max().unwrap_or(1);
     let tokens: usize = requests.iter().map(|r| (r.tokens.len() + max_tokens(r)) * n).sum();
@@ -36,7 +39,7 @@ pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n
         for sequence in 0..n {
             let request = Request { sequence: sequence as u64, ..request.clone() };
             let (prompt, to) = (Arc::clone(&prompt), to.clone());
-            jobs.push(Box::new(Job { request, index: i * n + sequence, to, times, prompt, leads: sequence == 0 }));
+            jobs.push(Job { request, index: i * n + sequence, to, times, prompt, leads: sequence == 0 });
         }
     }
     let result = app.queue.generate(flow, tokens.div_ceil(count.max(1)), jobs);

@@ -154,7 +154,7 @@ pub async fn apply_template(
 ) -> Result<Response, ApiError> {
     check_model(&app, body.model.as_deref())?;
     let messages = checked(body.messages)?;
-    // templates take time: never on a thread that serves connections
+    // a template is a program: never on a thread that serves connections
     let response = beside(usize::MAX, move || {
         let rendered = text(&app, messages, Vec::new())?;
         let tokens = rendered.encode(&app.model.tokenizer);
