@@ -98,7 +98,7 @@ fn numbers_that_differ_by_layer_are_refused() {
         let arrays = Gguf::parse(&header).expect("valid");
         let error = |name: &str| {
             let value = arrays.get(name).expect("it was written");
-            changed("llama-gqa-untied-f16.gguf", &[(key, value)], &whole).err().map(|error| error.to_string())
+            changed("llama-gqa-untied-f16.gguf", &[(key, *value)], &whole).err().map(|error| error.to_string())
         };
         let refusal = error("other").expect("a refusal");
         assert!(refusal.contains(key) && refusal.contains("numbers that differ"), "{refusal}");

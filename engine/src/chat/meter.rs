@@ -205,7 +205,7 @@ pub(super) fn method(
     args: &[Value],
     call: impl FnOnce() -> Result<Value, Error>,
 ) -> Result<Value, Error> {
-    budget.pay_for(method_cost(name), &[&[value.clone()], args].concat())?;
+    budget.pay_for(method_cost(name), &[core::slice::from_ref(value), args].concat())?;
     budget.made(call()?)
 }
 
