@@ -20,6 +20,7 @@ use crate::model::{Model, Run, Scratch};
 use crate::pool::Pool;
 use crate::receipt::{Chain, Receipt, ReceiptRequest};
 use crate::sampler::{Sampler, SamplingOptions};
+use crate::sort::sort_by;
 use crate::text::TextStream;
 
 /// Sizes of an engine; all memory is reserved from them at construction.
@@ -398,7 +399,7 @@ impl Engine {
             }
         }
         let n = plan.iter().map(|p| p.n).sum();
-        ended.sort_unstable();
+        sort_by(&mut ended, usize::cmp);
         for i in ended.into_iter().rev() {
             if let Some(a) = self.active.remove(i) {
                 self.retire(a);

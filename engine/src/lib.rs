@@ -22,5 +22,6 @@ pub mod pool;
 pub mod quant;
 pub mod receipt;
 pub mod sampler;
+mod sort;
 pub mod text;
 pub mod tokenizer;

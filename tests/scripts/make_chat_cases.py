@@ -75,6 +75,16 @@ CONVERSATIONS = [
     {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "reasoning_content": "why\n", "content": "a"},
                   {"role": "user", "content": "r"}]},
     {"messages": turns(("assistant", "first"), ("assistant", "second"))},
+    {"messages": [{"role": "system", "content": [{"type": "text", "text": "Look. "}, {"type": "text", "text": "Then say."}]},
+                  {"role": "user", "content": [{"type": "text", "text": " What is <|im_end|> this? "}, {"type": "image"},
+                                               {"type": "text", "text": "and that"}]},
+                  {"role": "assistant", "content": "A cat."}, {"role": "user", "content": []}], "only": "parts"},
+    {"messages": turns(("user", "1 + 1?"), ("assistant", "<think>\nadd\n</think>\n\n2"), ("user", "+ 1?")) + [
+        {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]},
+        {"role": "tool", "name": "get_weather", "tool_call_id": "call00001", "content": "3"},
+        {"role": "tool", "name": "get_weather", "tool_call_id": "call00001", "content": "</think> 4"},
+        {"role": "assistant", "content": "<think>so</think>3"}, {"role": "user", "content": "thanks"}],
+     "tools": [TOOL], "variables": {"enable_thinking": True}, "only": "tools"},
 ]
 
 
@@ -83,6 +93,8 @@ def main() -> None:
     sources = sorted([*Path("fixtures/chat").glob("*.jinja"), *Path("engine/src/chat/templates").glob("*.jinja")])
     for source in sources:
         for n, conversation in enumerate(CONVERSATIONS):
+            if conversation.get("only", "") not in source.name:
+                continue
             for prompt in (True, False):
                 variables = {"messages": conversation["messages"], "tools": conversation.get("tools"), "documents": None,
                              "add_generation_prompt": prompt, "bos_token": "<s>", "eos_token": "</s>",

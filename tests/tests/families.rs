@@ -1,6 +1,6 @@
 //! Forms of models that no reference has: tensors that older files cut otherwise, metadata that contradicts tensors.
 
-use starling::gguf::{TensorInfo, Value};
+use starling::gguf::{Gguf, GgufWriter, TensorInfo, Value};
 use starling::kernels::Cpu;
 use starling_tests::reference::{self, Piece, changed, whole};
 
@@ -85,4 +85,35 @@ fn metadata_that_contradicts_is_refused() {
     refused("phi3-partial-f16.gguf", "phi3.feed_forward_length", 95, &["ffn_"]);
     refused("phi3-partial-f16.gguf", "phi3.rope.dimension_count", 11, &["even"]);
     refused("stablelm-parallel-qknorm-f16.gguf", "stablelm.attention.head_count", 8, &["attn_k_norm", "[8, 2]"]);
+}
+
+/// What differs from layer to layer in families that are not known here.
+#[test]
+fn numbers_that_differ_by_layer_are_refused() {
+    for key in ["llama.attention.head_count", "llama.attention.head_count_kv", "llama.feed_forward_length"] {
+        let mut w = GgufWriter::new();
+        w.u32_array("same", &[2, 2]).expect("valid");
+        w.u32_array("other", &[2, 1]).expect("valid");
+        let header = w.header();
+        let arrays = Gguf::parse(&header).expect("valid");
+        let error = |name: &str| {
+            let value = arrays.get(name).expect("it was written");
+            changed("llama-gqa-untied-f16.gguf", &[(key, *value)], &whole).err().map(|error| error.to_string())
+        };
+        let refusal = error("other").expect("a refusal");
+        assert!(refusal.contains(key) && refusal.contains("numbers that differ"), "{refusal}");
+        assert!(!error("same").unwrap_or_default().contains("numbers that differ"), "{key}");
+    }
+}
+
+/// Projections after the pooling, which some embedders have.
+#[test]
+fn dense_heads_are_refused_by_name() {
+    let error = changed("gemma-embedding-mean-f16.gguf", &[], &|t| {
+        let extra = t.name == "output_norm.weight";
+        let dense = extra.then(|| ("dense_2.weight".into(), t.dims[..1].to_vec(), 0..t.len_bytes as usize));
+        whole(t).into_iter().chain(dense).collect()
+    });
+    let error = error.err().expect("a refusal").to_string();
+    assert!(error.contains("dense_2.weight") && error.contains("does not use"), "{error}");
 }

@@ -8,23 +8,27 @@
 
 mod builtin;
 mod json;
+mod meter;
 mod shield;
 mod time;
 
 use alloc::borrow::ToOwned;
+use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::{String, ToString};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::panic::AssertUnwindSafe;
-use std::io;
 use std::panic::catch_unwind;
 
+use minijinja::machinery::{CompiledTemplate, Instructions, TemplateConfig, eval, make_string_output};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, ErrorKind, State, Value};
+use minijinja::{AutoEscape, Environment, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 pub use self::builtin::{DEFAULT_TEMPLATE, builtin_template, builtin_template_names};
 pub use self::json::Json;
+use self::meter::Budget;
 use self::shield::Shield;
 pub use self::time::Now;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
@@ -38,11 +42,14 @@ pub struct ChatLimits {
     pub recursion: usize,
     /// Bytes of text; the default is 16 MiB.
     pub output_bytes: usize,
+    /// Bytes of all texts, and 32 for each element of a list, that operations read or make on the way; the default is
+    /// 64 MiB. Bounds memory, and with `fuel` time.
+    pub work_bytes: u64,
 }
 
 impl Default for ChatLimits {
     fn default() -> Self {
-        ChatLimits { fuel: 5_000_000, recursion: 64, output_bytes: 16 << 20 }
+        ChatLimits { fuel: 5_000_000, recursion: 64, output_bytes: 16 << 20, work_bytes: 64 << 20 }
     }
 }
 
@@ -105,10 +112,11 @@ impl Rendered {
 }
 
 /// A template that has been read.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ChatTemplate {
-    env: Environment<'static>,
     source: String,
+    /// The source as the library takes it.
+    accepted: String,
     limits: ChatLimits,
 }
 
@@ -128,19 +136,32 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatError::Template`] if it cannot be read.
     pub fn with_limits(source: &str, limits: ChatLimits) -> Result<ChatTemplate, ChatError> {
+        let template = ChatTemplate { source: source.to_owned(), accepted: without_generation_tags(source), limits };
+        template.compile()?;
+        Ok(template)
+    }
+
+    fn compile(&self) -> Result<CompiledTemplate<'_>, ChatError> {
+        let failed = |e| failure(&e, self.limits);
+        let syntax_config = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?;
+        let config = TemplateConfig { syntax_config, default_auto_escape: Arc::new(|_| AutoEscape::None) };
+        CompiledTemplate::new(NAME, &self.accepted, &config).map_err(failed)
+    }
+
+    fn environment(&self, budget: &Budget) -> Environment<'static> {
         let mut env = Environment::new();
-        env.set_fuel(Some(limits.fuel));
-        env.set_recursion_limit(limits.recursion);
-        env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        env.set_syntax(syntax.map_err(|e| failure(&e, limits))?);
-        env.set_unknown_method_callback(method);
-        env.add_filter("tojson", json::to_json);
+        env.set_fuel(Some(self.limits.fuel));
+        env.set_recursion_limit(self.limits.recursion);
+        let paid = budget.clone();
+        env.set_unknown_method_callback(move |state, value, name, args| {
+            meter::method(&paid, value, name, args, || method(state, value, name, args))
+        });
         env.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
         });
-        env.add_template_owned(NAME, without_generation_tags(source)).map_err(|e| failure(&e, limits))?;
-        Ok(ChatTemplate { env, source: source.to_owned(), limits })
+        env.remove_global("debug");
+        meter::install(&mut env, budget);
+        env
     }
 
     /// The template's text.
@@ -173,20 +194,30 @@ impl ChatTemplate {
         if let Some(now) = request.now {
             context.push(("strftime_now".to_string(), Value::from_function(move |format: String| now.format(&format))));
         }
-        let mut out = Limited { bytes: Vec::new(), room: self.limits.output_bytes };
-        let failed = |e| failure(&e, self.limits);
-        let template = self.env.get_template(NAME).map_err(failed)?;
-        // the library panics on some slices with negative steps
-        let render = AssertUnwindSafe(|| template.render_captured_to(Value::from_pairs(context), &mut out).map(|_| ()));
+        let compiled = self.compile()?;
+        let budget = Budget::new(self.limits.work_bytes);
+        let env = self.environment(&budget);
+        let program = meter::metered(&compiled.instructions);
+        let blocks: BTreeMap<&str, Instructions<'_>> =
+            compiled.blocks.iter().map(|(name, block)| (*name, meter::metered(block))).collect();
+        let mut text = String::new();
+        let mut out = make_string_output(&mut text);
+        // the library may still have expressions that it panics on
+        let render = AssertUnwindSafe(|| {
+            eval(&env, &program, Value::from_pairs(context), &blocks, &mut out, AutoEscape::None).map(|_| ())
+        });
         let result = catch_unwind(render).map_err(|_| {
             let message = "an expression that the template library cannot evaluate".to_string();
             ChatError::Template { line: 0, message }
         })?;
-        if out.room == 0 {
+        if budget.is_spent() {
+            return Err(ChatError::Limit { what: "bytes of work", limit: self.limits.work_bytes });
+        }
+        result.map_err(|e| failure(&e, self.limits))?;
+        if text.len() > self.limits.output_bytes {
             return Err(ChatError::Limit { what: "bytes of text", limit: self.limits.output_bytes as u64 });
         }
-        result.map_err(failed)?;
-        Ok(shield.restore(&String::from_utf8_lossy(&out.bytes)))
+        Ok(shield.restore(&text))
     }
 }
 
@@ -226,28 +257,6 @@ fn title(text: &str) -> String {
         inside = c.is_alphabetic();
     }
     out
-}
-
-/// Text of at most a number of bytes: `room` is 0 once there was more.
-struct Limited {
-    bytes: Vec<u8>,
-    room: usize,
-}
-
-impl io::Write for Limited {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() >= self.room {
-            self.room = 0;
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        self.room -= bytes.len();
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Templates may mark what the model is to learn with `{% generation %}`, a tag of transformers that changes no text:

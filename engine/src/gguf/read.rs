@@ -8,6 +8,7 @@ use super::value::{Array, Value, ValueType};
 use super::{DEFAULT_ALIGNMENT, Gguf, HeaderError, MAGIC, TensorInfo};
 use crate::error::LoadError;
 use crate::quant::Dtype;
+use crate::sort;
 
 /// Longest metadata key: the format's own limit.
 pub(super) const MAX_KEY_LEN: u64 = 65_535;
@@ -86,8 +87,8 @@ fn place(tensors: &mut [TensorInfo<'_>], header_len: u64, file_len: u64) -> Resu
             }
         }
     }
-    let mut by_offset: Vec<u32> = (0..tensors.len() as u32).collect();
-    by_offset.sort_unstable_by_key(|&i| tensors[i as usize].offset);
+    let offset = |i: u32| tensors[i as usize].offset;
+    let by_offset = sort::order(tensors.len(), &|a, b| offset(a).cmp(&offset(b)));
     for pair in by_offset.windows(2) {
         let (a, b) = (&tensors[pair[0] as usize], &tensors[pair[1] as usize]);
         if a.offset + a.len_bytes > b.offset {
@@ -101,9 +102,7 @@ fn place(tensors: &mut [TensorInfo<'_>], header_len: u64, file_len: u64) -> Resu
 
 /// Indices of `items` in order of their names.
 fn sorted<T>(items: &[T], name: impl Fn(&T) -> &str) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..items.len() as u32).collect();
-    order.sort_unstable_by(|&a, &b| name(&items[a as usize]).cmp(name(&items[b as usize])));
-    order
+    sort::order(items.len(), &|a, b| name(&items[a as usize]).cmp(name(&items[b as usize])))
 }
 
 /// A name that two of `items` have, if any; `order` sorts them.

@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 
 use super::options::Dry;
 use crate::math;
+use crate::sort::sort_by;
 
 /// Exponents stop where f32 ends: ln of the largest f32.
 const MAX_LN: f64 = 88.722_839_1;
@@ -30,7 +31,7 @@ pub(super) struct DryScratch {
 impl DryScratch {
     pub(super) fn new(dry: &Dry) -> Self {
         let mut single: Vec<u32> = dry.breakers.iter().filter(|b| b.len() == 1).map(|b| b[0]).collect();
-        single.sort_unstable();
+        sort_by(&mut single, u32::cmp);
         DryScratch { z: Vec::new(), longest: BTreeMap::new(), single }
     }
 

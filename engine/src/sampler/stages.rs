@@ -21,6 +21,11 @@ impl Candidate {
         b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
     }
 
+    /// Lower ids first.
+    pub(super) fn by_token(a: &Candidate, b: &Candidate) -> Ordering {
+        a.token.cmp(&b.token)
+    }
+
     fn of(x: &[f32], i: usize) -> Candidate {
         // + 0: the two zeros are one value
         Candidate { logit: x[i] + 0.0, token: i as u32 }
@@ -166,7 +171,7 @@ const FRONTS: [usize; 2] = [64, 1024];
 pub(super) fn typical(kept: &mut Vec<Candidate>, typical_p: f32, shifts: &mut Vec<Shift>) {
     let max = kept.iter().fold(f32::NEG_INFINITY, |m, c| if c.logit > m { c.logit } else { m });
     if !kept.is_sorted_by_key(|c| c.token) {
-        kept.sort_unstable_by_key(|c| c.token);
+        kept.sort_unstable_by(Candidate::by_token);
     }
     shifts.clear();
     let weighed = kept.iter().map(|c| Shift { shift: 0.0, weight: exp(c.logit - max), candidate: *c });

@@ -1,0 +1,398 @@
+//! What a template may spend. The library counts its instructions; here each is given a bounded cost: every text and list
+//! that an operation reads or makes is paid for in bytes from one budget, before it is made. So a template ends in time
+//! and memory in proportion to its budget, whatever it doubles or nests.
+//!
+//! Operators have no hook, so they are rewritten in the compiled template: before each that can grow or walk a value
+//! comes a filter that pays for its operands and gives them back.
+//!
+//! ```text
+//! Add          ─►  ApplyFilter("~add", 2)  UnpackList(2)  Add
+//! SetAttr      ─►  ApplyFilter("~set", 2)  UnpackList(2)  SetAttr
+//! BuildList    ─►  BuildList  ApplyFilter("~made", 1)
+//! Slice        ─►  ApplyFilter("~slice", 4)
+//! EmitRaw(s)   ─►  LoadConst(s)  Emit                        which the formatter pays for
+//! ```
+//!
+//! Values are let go of by recursion, so none may be nested deeply; and none may hold itself, or it would stay forever.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use minijinja::machinery::{Instruction, Instructions};
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
+
+use super::json;
+
+/// Bytes that are left.
+#[derive(Debug, Clone)]
+pub(super) struct Budget(Arc<AtomicU64>);
+
+/// Deepest nesting of a value.
+const MAX_DEPTH: usize = 128;
+/// What a number, an element of a list or an entry of a map costs.
+const ELEMENT: u64 = 32;
+/// Says that the budget is spent.
+const SPENT: u64 = u64::MAX;
+
+impl Budget {
+    pub(super) fn new(bytes: u64) -> Budget {
+        Budget(Arc::new(AtomicU64::new(bytes)))
+    }
+
+    pub(super) fn is_spent(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == SPENT
+    }
+
+    fn pay(&self, cost: u64) -> Result<(), Error> {
+        let left = self.0.load(Ordering::Relaxed);
+        match left.checked_sub(cost) {
+            Some(rest) if left != SPENT => self.0.store(rest, Ordering::Relaxed),
+            _ => {
+                self.0.store(SPENT, Ordering::Relaxed);
+                return wrong("the budget is spent");
+            }
+        }
+        Ok(())
+    }
+
+    /// Pays for a value without its elements.
+    fn pay_shallow(&self, value: &Value) -> Result<(), Error> {
+        self.pay(match value.as_str() {
+            Some(text) => text.len() as u64,
+            None => ELEMENT + ELEMENT * value.len().unwrap_or(0) as u64,
+        })
+    }
+
+    /// Pays for a value as it is written, with all elements.
+    fn pay_deep(&self, value: &Value, depth: usize) -> Result<(), Error> {
+        self.walk(value, depth, &|value| match value.kind() {
+            ValueKind::String | ValueKind::Bytes => Ok(value.len().unwrap_or(0) as u64),
+            _ => Ok(0),
+        })
+    }
+
+    /// Visits a value and its elements, pays for each and what `more` says.
+    fn walk(&self, value: &Value, depth: usize, more: &dyn Fn(&Value) -> Result<u64, Error>) -> Result<(), Error> {
+        if depth > MAX_DEPTH {
+            return wrong("a value is nested too deeply");
+        }
+        self.pay(ELEMENT + more(value)?)?;
+        match value.kind() {
+            ValueKind::Seq | ValueKind::Iterable => {
+                value.try_iter()?.try_for_each(|item| self.walk(&item, depth + 1, more))
+            }
+            ValueKind::Map => value.try_iter()?.try_for_each(|key| {
+                self.walk(&key, depth + 1, more)?;
+                self.walk(&value.get_item(&key)?, depth + 1, more)
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What an operation made: paid for, not nested too deeply, and no list that waits to be computed, as such lists can
+    /// be nested in each other unseen.
+    fn made(&self, value: Value) -> Result<Value, Error> {
+        self.pay_shallow(&value)?;
+        let waits = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
+            && !value.is_tuple()
+            && value.downcast_object_ref::<Vec<Value>>().is_none();
+        let value = if waits { Value::from(value.try_iter()?.collect::<Vec<_>>()) } else { value };
+        self.walk(&value, 1, &|_| Ok(0))?;
+        Ok(value)
+    }
+
+    /// Pays for an operation on `args`, the first of which is what a filter or method is applied to.
+    fn pay_for(&self, cost: Cost, args: &[Value]) -> Result<(), Error> {
+        args.iter().try_for_each(|arg| self.pay_shallow(arg))?;
+        let text = |i: usize| args.get(i).and_then(Value::as_str).unwrap_or_default();
+        let len = |i: usize| args.get(i).and_then(|value| value.len()).unwrap_or(0) as u64;
+        let times = |a: u64, b: u64| self.pay(a.saturating_mul(b));
+        match cost {
+            Cost::Shallow => Ok(()),
+            Cost::Deep => args.iter().try_for_each(|arg| self.pay_deep(arg, 0)),
+            Cost::Elements => times(len(0), ELEMENT),
+            Cost::Fill => {
+                let counts = args.iter().skip(1).filter_map(Value::as_usize);
+                counts.map(|n| n as u64).try_for_each(|n| times(n, ELEMENT))
+            }
+            Cost::Repeat => {
+                let count = |i: usize| args.get(i).and_then(Value::as_usize).unwrap_or(0) as u64;
+                let bytes = |i: usize| if text(i).is_empty() { ELEMENT * len(i) } else { len(i) };
+                times(bytes(0), count(1))?;
+                times(bytes(1), count(0))
+            }
+            Cost::Replace => times(text(0).len() as u64 / text(1).len().max(1) as u64 + 1, text(2).len() as u64),
+            Cost::Join => {
+                args.iter().try_for_each(|arg| self.pay_deep(arg, 0))?;
+                // a filter has the list first, a method the text between
+                times(len(0), text(1).len() as u64)?;
+                times(len(1), text(0).len() as u64)
+            }
+            Cost::Indent => {
+                let lines = text(0).matches('\n').count() as u64 + 1;
+                numbers(args).try_for_each(|n| times(lines, n))
+            }
+            Cost::Format => {
+                args.iter().try_for_each(|arg| self.pay_deep(arg, 0))?;
+                numbers(args).try_for_each(|n| self.pay(n))?;
+                // widths and precisions
+                text(0)
+                    .split(|c: char| !c.is_ascii_digit())
+                    .filter(|digits| !digits.is_empty())
+                    .try_for_each(|digits| self.pay(digits.parse().unwrap_or(u64::MAX)))
+            }
+            Cost::Square => {
+                args.iter().try_for_each(|arg| self.pay_deep(arg, 0))?;
+                times(len(0), len(0))
+            }
+        }
+    }
+}
+
+/// Whole numbers among arguments, by position or by name.
+fn numbers(args: &[Value]) -> impl Iterator<Item = u64> + '_ {
+    let named = args.iter().filter(|arg| arg.is_kwargs()).flat_map(|kwargs| {
+        let keys = kwargs.try_iter().into_iter().flatten();
+        keys.filter_map(|key| kwargs.get_item(&key).ok()).collect::<Vec<_>>()
+    });
+    args.iter().cloned().chain(named).filter_map(|arg| arg.as_i64()).map(i64::unsigned_abs)
+}
+
+/// What an operation may cost besides its operands.
+#[derive(Debug, Clone, Copy)]
+enum Cost {
+    /// Nothing: it makes no more than it reads.
+    Shallow,
+    /// It writes or compares values with all their elements.
+    Deep,
+    /// It makes a list of the characters of a text.
+    Elements,
+    /// It fills up lists.
+    Fill,
+    /// One operand as often as the other says.
+    Repeat,
+    /// Texts: within the first, each second becomes the third.
+    Replace,
+    /// Texts with another between them.
+    Join,
+    /// Spaces before each line.
+    Indent,
+    /// Texts of a width that the pattern says.
+    Format,
+    /// One addition after the other.
+    Square,
+}
+
+fn method_cost(name: &str) -> Cost {
+    match name {
+        "replace" => Cost::Replace,
+        "join" => Cost::Join,
+        "format" => Cost::Format,
+        "split" | "splitlines" => Cost::Elements,
+        _ => Cost::Shallow,
+    }
+}
+
+/// A method, paid for before and after.
+pub(super) fn method(
+    budget: &Budget,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+    call: impl FnOnce() -> Result<Value, Error>,
+) -> Result<Value, Error> {
+    budget.pay_for(method_cost(name), &[core::slice::from_ref(value), args].concat())?;
+    budget.made(call()?)
+}
+
+/// Lets all that `env` offers be paid for from `budget`.
+pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
+    let filters = [
+        ("batch", Value::from_function(filters::batch), Cost::Fill),
+        ("capitalize", Value::from_function(filters::capitalize), Cost::Shallow),
+        ("chain", Value::from_function(filters::chain), Cost::Shallow),
+        ("dictsort", Value::from_function(filters::dictsort), Cost::Deep),
+        ("e", Value::from_function(filters::escape), Cost::Deep),
+        ("escape", Value::from_function(filters::escape), Cost::Deep),
+        ("format", Value::from_function(filters::format), Cost::Format),
+        ("groupby", Value::from_function(filters::groupby), Cost::Deep),
+        ("indent", Value::from_function(filters::indent), Cost::Indent),
+        ("items", Value::from_function(filters::items), Cost::Shallow),
+        ("join", Value::from_function(filters::join), Cost::Join),
+        ("lines", Value::from_function(filters::lines), Cost::Elements),
+        ("list", Value::from_function(filters::list), Cost::Elements),
+        ("lower", Value::from_function(filters::lower), Cost::Shallow),
+        ("map", Value::from_function(filters::map), Cost::Elements),
+        ("max", Value::from_function(filters::max), Cost::Deep),
+        ("min", Value::from_function(filters::min), Cost::Deep),
+        ("pprint", Value::from_function(filters::pprint), Cost::Deep),
+        ("reject", Value::from_function(filters::reject), Cost::Elements),
+        ("rejectattr", Value::from_function(filters::rejectattr), Cost::Elements),
+        ("replace", Value::from_function(filters::replace), Cost::Replace),
+        ("reverse", Value::from_function(filters::reverse), Cost::Elements),
+        ("safe", Value::from_function(filters::safe), Cost::Deep),
+        ("select", Value::from_function(filters::select), Cost::Elements),
+        ("selectattr", Value::from_function(filters::selectattr), Cost::Elements),
+        ("slice", Value::from_function(filters::slice), Cost::Fill),
+        ("sort", Value::from_function(filters::sort), Cost::Deep),
+        ("split", Value::from_function(filters::split), Cost::Elements),
+        ("string", Value::from_function(filters::string), Cost::Deep),
+        ("sum", Value::from_function(filters::sum), Cost::Square),
+        ("title", Value::from_function(filters::title), Cost::Shallow),
+        ("tojson", Value::from_function(json::to_json), Cost::Deep),
+        ("trim", Value::from_function(filters::trim), Cost::Shallow),
+        ("unique", Value::from_function(filters::unique), Cost::Deep),
+        ("upper", Value::from_function(filters::upper), Cost::Shallow),
+        ("zip", Value::from_function(filters::zip), Cost::Shallow),
+    ];
+    for (name, filter, cost) in filters {
+        let budget = budget.clone();
+        env.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+            let args = args.into_values();
+            budget.pay_for(cost, &args)?;
+            budget.made(filter.call(state, &args)?)
+        });
+    }
+    for (name, function) in
+        [("dict", Value::from_function(functions::dict)), ("namespace", Value::from_function(functions::namespace))]
+    {
+        let budget = budget.clone();
+        env.add_function(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+            budget.made(function.call(state, &args.into_values())?)
+        });
+    }
+    let paid = budget.clone();
+    env.add_filter("~made", move |value: Value| paid.made(value));
+    let paid = budget.clone();
+    env.add_filter("~set", move |value: Value, namespace: Value| {
+        paid.walk(&value, 1, &|value| match value.as_object().map(|object| object.type_name()) {
+            Some(name) if name.ends_with("::Namespace") => wrong("a namespace inside a namespace"),
+            _ => Ok(0),
+        })?;
+        Ok(Value::from(vec![namespace, value]))
+    });
+    for (name, cost) in [("~add", Cost::Shallow), ("~deep", Cost::Deep), ("~repeat", Cost::Repeat)] {
+        let budget = budget.clone();
+        // the machine takes the last of a list first
+        env.add_filter(name, move |args: Rest<Value>| -> Result<Value, Error> {
+            budget.pay_for(cost, &args)?;
+            Ok(Value::from(args.iter().rev().cloned().collect::<Vec<_>>()))
+        });
+    }
+    let paid = budget.clone();
+    env.add_filter("~slice", move |value: Value, start: Value, stop: Value, step: Value| {
+        paid.pay_for(Cost::Elements, core::slice::from_ref(&value))?;
+        slice(&value, [start, stop, step])
+    });
+    let paid = budget.clone();
+    env.set_formatter(move |out, state, value| {
+        paid.pay_deep(value, 0)?;
+        minijinja::escape_formatter(out, state, value)
+    });
+}
+
+fn wrong<T>(what: &'static str) -> Result<T, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, what))
+}
+
+/// `value[start:stop:step]`, as in Python.
+fn slice(value: &Value, bounds: [Value; 3]) -> Result<Value, Error> {
+    let mut numbers = [None; 3];
+    for (number, bound) in numbers.iter_mut().zip(bounds) {
+        *number = if bound.is_none() { None } else { Some(i64::try_from(bound)?) };
+    }
+    let [start, stop, step] = numbers;
+    let step = step.unwrap_or(1);
+    if step == 0 {
+        return wrong("cannot slice by a step of 0");
+    }
+    let indices = |len: usize| {
+        let len = len as i64;
+        // backwards, the end before the first element is -1
+        let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
+        let place = |bound: Option<i64>, default: i64| match bound {
+            None => default,
+            Some(at) if at < 0 => at.saturating_add(len).clamp(low, high),
+            Some(at) => at.clamp(low, high),
+        };
+        let (first, last) = if step > 0 { (low, high) } else { (high, low) };
+        let (mut at, stop) = (place(start, first), place(stop, last));
+        core::iter::from_fn(move || {
+            let inside = if step > 0 { at < stop } else { at > stop };
+            let next = at.saturating_add(step);
+            inside.then(|| core::mem::replace(&mut at, next) as usize)
+        })
+    };
+    match (value.as_str(), value.kind()) {
+        (Some(text), _) => {
+            let chars: Vec<char> = text.chars().collect();
+            Ok(Value::from(indices(chars.len()).filter_map(|i| chars.get(i)).collect::<String>()))
+        }
+        (_, ValueKind::Undefined | ValueKind::None) => Ok(Value::from(Vec::<Value>::new())),
+        (_, ValueKind::Seq | ValueKind::Iterable) => {
+            let items: Vec<Value> = value.try_iter()?.collect();
+            Ok(Value::from(indices(items.len()).filter_map(|i| items.get(i).cloned()).collect::<Vec<_>>()))
+        }
+        _ => wrong("this value has no slices"),
+    }
+}
+
+/// A filter that is looked up each time.
+const UNCACHED: u8 = !0;
+
+/// The same program, in which operators are paid for.
+pub(super) fn metered<'s>(program: &Instructions<'s>) -> Instructions<'s> {
+    let paid = |filter: &'static str, op: &Instruction<'s>| {
+        vec![Instruction::ApplyFilter(filter, Some(2), UNCACHED), Instruction::UnpackList(2), op.clone()]
+    };
+    let rewritten = |op: &Instruction<'s>| match op {
+        Instruction::EmitRaw(text) => vec![Instruction::LoadConst(Value::from(*text)), Instruction::Emit],
+        Instruction::SetAttr(_) => paid("~set", op),
+        Instruction::BuildList(_) | Instruction::BuildTuple(_) | Instruction::BuildMap(_) => {
+            vec![op.clone(), Instruction::ApplyFilter("~made", Some(1), UNCACHED)]
+        }
+        Instruction::Slice => vec![Instruction::ApplyFilter("~slice", Some(4), UNCACHED)],
+        Instruction::Add => paid("~add", op),
+        Instruction::Mul => paid("~repeat", op),
+        Instruction::StringConcat
+        | Instruction::Eq
+        | Instruction::Ne
+        | Instruction::Gt
+        | Instruction::Gte
+        | Instruction::Lt
+        | Instruction::Lte
+        | Instruction::In
+        | Instruction::CompareAndPreserve(_) => paid("~deep", op),
+        _ => vec![op.clone()],
+    };
+    let ops = || (0..).map_while(|at| program.get(at).map(|op| (at, op)));
+    let mut starts = vec![0];
+    starts.extend(ops().scan(0, |at, (_, op)| {
+        *at += rewritten(op).len() as u32;
+        Some(*at)
+    }));
+    let target = |at: &mut u32| *at = starts.get(*at as usize).copied().unwrap_or(*at);
+    let mut out = Instructions::new(program.name(), program.source());
+    for (at, op) in ops() {
+        for mut op in rewritten(op) {
+            match &mut op {
+                Instruction::Iterate(to)
+                | Instruction::Jump(to)
+                | Instruction::JumpIfFalse(to)
+                | Instruction::JumpIfFalseOrPop(to)
+                | Instruction::JumpIfTrueOrPop(to)
+                | Instruction::BuildMacro(_, to, _) => target(to),
+                _ => {}
+            }
+            match program.get_line(at) {
+                Some(line) => out.add_with_line(op, line as u16),
+                None => out.add(op),
+            };
+        }
+    }
+    out
+}
