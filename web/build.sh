@@ -10,5 +10,6 @@ for isa in simd128 relaxed-simd; do
     cmp "$wasm/web-simd128/starling.js" "$wasm/web-$isa/starling.js"
     cp "$wasm/web-$isa/starling_bg.wasm" "wasm/$isa.wasm"
 done
+node check.mjs
 rm -rf dist
 npx tsc
