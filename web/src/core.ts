@@ -36,7 +36,7 @@ type EngineEvent =
   | { type: "done"; id: number; text: string; reason: "stop" | "length" | "not_finite"; n_tokens: number; receipt?: string };
 
 /** Bytes of weights that fit a module's 4 GiB beside keys, values and working memory. */
-const MOST_BYTES = 3.75 * 2 ** 30;
+const MOST_BYTES = 3.6e9;
 
 export class Core {
   readonly info: ModelInfo;
