@@ -12,6 +12,8 @@ for (const [isa, code] of Object.entries(DOTS)) {
   const module = await readFile(new URL(`wasm/${isa}.wasm`, import.meta.url));
   let dots = 0;
   for (let at = module.indexOf(Buffer.from(code)); at >= 0; at = module.indexOf(Buffer.from(code), at + 1)) dots += 1;
-  console.log(`${isa}.wasm: ${module.length} bytes, ${brotliCompressSync(module).length} with brotli, ${dots} dot instructions`);
+  console.log(
+    `${isa}.wasm: ${module.length} bytes, ${brotliCompressSync(module).length} with brotli, ${dots} dot instructions`,
+  );
   if (dots < LEAST) throw new Error(`${isa}.wasm has ${dots} dot instructions: it was built without its kernels`);
 }

@@ -17,6 +17,7 @@ const worker :Workerd.Worker = (
     (name = "dist/backend.js", esModule = embed "../../web/dist/backend.js"),
     (name = "dist/cache.js", esModule = embed "../../web/dist/cache.js"),
     (name = "dist/core.js", esModule = embed "../../web/dist/core.js"),
+    (name = "dist/load.js", esModule = embed "../../web/dist/load.js"),
     (name = "dist/errors.js", esModule = embed "../../web/dist/errors.js"),
     (name = "dist/features.js", esModule = embed "../../web/dist/features.js"),
     (name = "dist/generation.js", esModule = embed "../../web/dist/generation.js"),

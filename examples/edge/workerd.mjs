@@ -11,7 +11,11 @@ export default {
   async fetch(request) {
     const ask = new URL(request.url).searchParams;
     model ??= Starling.load(bytes, { wasm });
-    const options = { maxTokens: Number(ask.get("n") ?? 64), temperature: Number(ask.get("temperature") ?? 0), signal: request.signal };
+    const options = {
+      maxTokens: Number(ask.get("n") ?? 64),
+      temperature: Number(ask.get("temperature") ?? 0),
+      signal: request.signal,
+    };
     const pieces = (await model).generate(ask.get("prompt") ?? "Once upon a time", options);
     const encoder = new TextEncoder();
     const stream = new ReadableStream({

@@ -17,7 +17,11 @@ const threads = (process.env.THREADS ?? "1,2").split(",").map(Number);
 const PREFILL = 256;
 const DECODE = 64;
 
-const isolated = { "cross-origin-opener-policy": "same-origin", "cross-origin-embedder-policy": "require-corp", "cross-origin-resource-policy": "cross-origin" };
+const isolated = {
+  "cross-origin-opener-policy": "same-origin",
+  "cross-origin-embedder-policy": "require-corp",
+  "cross-origin-resource-policy": "cross-origin",
+};
 const median = (values) => values.toSorted((a, b) => a - b)[values.length >> 1];
 
 const b = await open(isolated);
@@ -36,7 +40,8 @@ await page.evaluate(async (DECODE) => {
         vocabulary: model.info.vocabulary,
         backend: model.info.isa,
         async turn(ids) {
-          const { timings } = await model.generate(ids, { maxTokens: DECODE + 1, temperature: 0, ignoreEos: true }).result;
+          const { timings } = await model.generate(ids, { maxTokens: DECODE + 1, temperature: 0, ignoreEos: true })
+            .result;
           return [timings.promptMs, timings.generationMs];
         },
         memory: async () => (await model.memory()).module,
@@ -44,7 +49,10 @@ await page.evaluate(async (DECODE) => {
       };
     },
     async wllama(blob, threads) {
-      const wllama = new Wllama({ "single-thread/wllama.wasm": at("single"), "multi-thread/wllama.wasm": at("multi") }, { suppressNativeLog: true });
+      const wllama = new Wllama(
+        { "single-thread/wllama.wasm": at("single"), "multi-thread/wllama.wasm": at("multi") },
+        { suppressNativeLog: true },
+      );
       await wllama.loadModel([blob], { n_ctx: 512, n_batch: 256, n_threads: threads });
       return {
         vocabulary: wllama.getLoadedContextInfo().n_vocab,
@@ -86,7 +94,8 @@ for (const model of models) {
           const began = performance.now();
           const e = await engines[engine](globalThis.blob.data, n);
           const loaded = performance.now() - began;
-          const ids = (seed) => Array.from({ length: PREFILL }, (_, i) => (i * 7919 + 13 + seed * 104_729) % e.vocabulary);
+          const ids = (seed) =>
+            Array.from({ length: PREFILL }, (_, i) => (i * 7919 + 13 + seed * 104_729) % e.vocabulary);
           const [first] = await e.turn(ids(1000 + turn));
           const times = await e.turn(ids(turn));
           await e.stop();
@@ -102,7 +111,9 @@ for (const model of models) {
   }
   for (const [i, [engine, n]] of rows.entries()) {
     const { prefill, decode, first } = results[i];
-    console.log(`| ${basename(model)} | ${engine} (${backends[i]}) | ${n} | ${median(prefill).toFixed(1)} | ${median(decode).toFixed(1)} | ${median(first).toFixed(0)} |`);
+    console.log(
+      `| ${basename(model)} | ${engine} (${backends[i]}) | ${n} | ${median(prefill).toFixed(1)} | ${median(decode).toFixed(1)} | ${median(first).toFixed(0)} |`,
+    );
   }
   await server.close();
 }

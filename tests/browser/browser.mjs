@@ -9,11 +9,15 @@ import { chromium } from "playwright-core";
 
 import { serve } from "./server.mjs";
 
-const executablePath = process.env.STARLING_CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/google-chrome"].find(existsSync);
+const executablePath =
+  process.env.STARLING_CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/google-chrome"].find(existsSync);
 
 /** A browser and a server; `page(path)` opens a page whose errors fail the test that closes it. */
 export async function open(headers) {
-  const [server, browser] = await Promise.all([serve(undefined, headers), chromium.launch({ executablePath, args: ["--no-sandbox"] })]);
+  const [server, browser] = await Promise.all([
+    serve(undefined, headers),
+    chromium.launch({ executablePath, args: ["--no-sandbox"] }),
+  ]);
   const context = await browser.newContext();
   const errors = [];
   const page = async (path, options) => {
@@ -44,7 +48,10 @@ export async function blank({ page }) {
 export function native(...args) {
   const root = fileURLToPath(new URL("../../", import.meta.url));
   const command = process.env.STARLING ?? `${process.env.CARGO_TARGET_DIR ?? `${root}target`}/release/starling`;
-  const text = execFileSync(command, ["run", "--model", root + TINY, "--quiet", ...args], { encoding: "utf8", stdio: ["ignore", "pipe", "ignore"] });
+  const text = execFileSync(command, ["run", "--model", root + TINY, "--quiet", ...args], {
+    encoding: "utf8",
+    stdio: ["ignore", "pipe", "ignore"],
+  });
   // the line ends after the text
   return text.slice(0, -1);
 }

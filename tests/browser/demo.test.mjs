@@ -16,7 +16,8 @@ before(async () => (b = await open()));
 after(() => b.close());
 
 const ready = (page) => page.waitForFunction(() => /is ready/.test(document.getElementById("status").textContent));
-const done = (page) => page.waitForFunction(() => /tokens: /.test(document.getElementById("status").textContent), null, { timeout: 60_000 });
+const done = (page) =>
+  page.waitForFunction(() => /tokens: /.test(document.getElementById("status").textContent), null, { timeout: 60_000 });
 
 async function demo(options) {
   const page = await b.page("/web/demo/index.html", options);
@@ -32,20 +33,26 @@ async function set(page, options) {
 
 test("a prompt typed into the page gives the bytes of `starling run`", async () => {
   const page = await demo();
-  for (const [prompt, seed] of [["Once upon a time", 7], ["Zoë said: \u201chello\u201d. The fox", 123456]]) {
+  for (const [prompt, seed] of [
+    ["Once upon a time", 7],
+    ["Zoë said: \u201chello\u201d. The fox", 123456],
+  ]) {
     await page.fill("#prompt", prompt);
     await set(page, { seed, maxTokens: 60 });
     const seen = page.evaluate(() => {
       // how the text grew
       const lengths = [];
-      new MutationObserver(() => lengths.push(document.getElementById("answer").textContent.length)).observe(document.getElementById("answer"), { childList: true, subtree: true });
+      new MutationObserver(() => lengths.push(document.getElementById("answer").textContent.length)).observe(
+        document.getElementById("answer"),
+        { childList: true, subtree: true },
+      );
       return new Promise((resolve) => setTimeout(() => resolve(lengths), 3000));
     });
     await page.click("#write");
     await done(page);
     const text = await page.locator("#answer .body").textContent();
     assert.equal(text, native(prompt, "--seed", String(seed), "-n", "60"));
-    assert.ok(new Set(await seen).size > 10, "the text did not stream");
+    assert.ok(new Set(await seen).size > text.length / 10, "the text did not stream");
   }
   await page.close();
 });
@@ -89,7 +96,10 @@ test("chat: send, edit, ask again with the same seed, export", async () => {
   assert.equal(await answer(), native("What is the capital of France?", "--chat", "-n", "30"));
   const [download] = await Promise.all([page.waitForEvent("download"), page.click("#export")]);
   const saved = JSON.parse(await readFile(await download.path(), "utf8"));
-  assert.deepEqual(saved.messages.map((m) => m.role), ["user", "assistant"]);
+  assert.deepEqual(
+    saved.messages.map((m) => m.role),
+    ["user", "assistant"],
+  );
   assert.equal(saved.messages[0].content, "What is the capital of France?");
   assert.equal(saved.messages[1].receipt.format, "starling-receipt/1");
   await page.close();
@@ -121,8 +131,14 @@ test("a receipt verifies, one that was changed does not, and the page says where
   const [download] = await Promise.all([page.waitForEvent("download"), page.click("#write-receipt")]);
   const receipt = await readFile(await download.path(), "utf8");
   await page.click("#tab-verify");
-  await page.setInputFiles("#receipt-file", { name: "receipt.json", mimeType: "application/json", buffer: Buffer.from(receipt) });
-  await page.waitForFunction(() => /^Verified: .* these 20 tokens/.test(document.getElementById("verdict").textContent));
+  await page.setInputFiles("#receipt-file", {
+    name: "receipt.json",
+    mimeType: "application/json",
+    buffer: Buffer.from(receipt),
+  });
+  await page.waitForFunction(() =>
+    /^Verified: .* these 20 tokens/.test(document.getElementById("verdict").textContent),
+  );
   assert.equal(await page.locator("#steps .ok").count(), 20);
   const changed = JSON.parse(receipt);
   changed.output[11] = (changed.output[11] + 1) % 2048;
@@ -151,7 +167,10 @@ test("models from a file and from a URL; what is wrong is said", async () => {
   await page.close();
 });
 
-for (const [colorScheme, viewport] of [["light", { width: 1200, height: 900 }], ["dark", { width: 360, height: 720 }]]) {
+for (const [colorScheme, viewport] of [
+  ["light", { width: 1200, height: 900 }],
+  ["dark", { width: 360, height: 720 }],
+]) {
   test(`accessible and fitting: ${colorScheme}, ${viewport.width} px`, async () => {
     const page = await demo({ colorScheme, viewport });
     const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
@@ -165,11 +184,21 @@ for (const [colorScheme, viewport] of [["light", { width: 1200, height: 900 }], 
         await done(page);
         await page.check("#show-tokens");
       }
-      const { violations } = await page.evaluate(() => axe.run({ runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"] }));
-      assert.deepEqual(violations.map(({ id, nodes }) => [id, nodes.map((n) => n.html + " " + n.failureSummary)]), [], tab);
+      const { violations } = await page.evaluate(() =>
+        axe.run({ runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"] }),
+      );
+      assert.deepEqual(
+        violations.map(({ id, nodes }) => [id, nodes.map((n) => n.html + " " + n.failureSummary)]),
+        [],
+        tab,
+      );
       const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
       assert.ok(wide <= 0, `${tab} is ${wide} px too wide`);
-      if (process.env.STARLING_SHOTS) await page.screenshot({ path: `${process.env.STARLING_SHOTS}/${colorScheme}${tab.slice(1)}.png`, fullPage: true });
+      if (process.env.STARLING_SHOTS)
+        await page.screenshot({
+          path: `${process.env.STARLING_SHOTS}/${colorScheme}${tab.slice(1)}.png`,
+          fullPage: true,
+        });
     }
     await page.context().close();
   });

@@ -19,7 +19,13 @@ after(() => b.close());
 
 /** Options of a case in the package's names; what a case does not give is off. */
 function options({ max_tokens, sampling: s }) {
-  const dry = s.dry && { multiplier: s.dry.multiplier, base: s.dry.base, allowedLength: s.dry.allowed_length, lastN: s.dry.last_n, breakers: s.dry.breakers };
+  const dry = s.dry && {
+    multiplier: s.dry.multiplier,
+    base: s.dry.base,
+    allowedLength: s.dry.allowed_length,
+    lastN: s.dry.last_n,
+    breakers: s.dry.breakers,
+  };
   return {
     maxTokens: max_tokens,
     logitBias: s.logit_bias,
@@ -44,7 +50,14 @@ for (const isa of ["simd128", "relaxed-simd"]) {
       assert.ok(cases.length > 20, "cases are missing");
       for (const [i, c] of cases.entries()) {
         const want = await pinned(c.name);
-        const load = { isa, worker, kvType: c.kv_type, contextLength: want.prompt_ids.length + c.max_tokens, batchTokens: [64, 7, 512][i % 3], cache: "none" };
+        const load = {
+          isa,
+          worker,
+          kvType: c.kv_type,
+          contextLength: want.prompt_ids.length + c.max_tokens,
+          batchTokens: [64, 7, 512][i % 3],
+          cache: "none",
+        };
         const got = await page.evaluate(
           async ([url, load, prompt, options]) => {
             const model = await Starling.load(url, load);
@@ -67,7 +80,11 @@ for (const isa of ["simd128", "relaxed-simd"]) {
             const refused = await model.generate("x").result.catch((e) => e.code);
             model.dispose();
             const hash = await crypto.subtle.digest("SHA-256", await new Blob(vectors).arrayBuffer());
-            return [Array.from(new Uint8Array(hash), (b) => b.toString(16).padStart(2, "0")).join(""), model.info.generates, refused];
+            return [
+              Array.from(new Uint8Array(hash), (b) => b.toString(16).padStart(2, "0")).join(""),
+              model.info.generates,
+              refused,
+            ];
           },
           [`/fixtures/${c.model}`, isa, c.texts],
         );
@@ -89,7 +106,14 @@ test("random requests with random options have the text of the command", async (
     return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
   };
   const pick = (list) => list[Math.floor(random() * list.length)];
-  const prompts = ["Once upon a time", "The fox", "Zoë said: \u201cno\u201d.", "One cold day, the little bird", "\n\n", "A 12 b"];
+  const prompts = [
+    "Once upon a time",
+    "The fox",
+    "Zoë said: \u201cno\u201d.",
+    "One cold day, the little bird",
+    "\n\n",
+    "A 12 b",
+  ];
   // as the package and as the command call it
   const stages = [
     ["temperature", "--temp", [0, 0.5, 1, 1.75]],
@@ -124,7 +148,10 @@ test("random requests with random options have the text of the command", async (
     }
     return { prompt, options, args };
   });
-  const texts = await page.evaluate((all) => Promise.all(all.map(({ prompt, options }) => model.generate(prompt, options).result.then((r) => r.text))), requests);
+  const texts = await page.evaluate(
+    (all) => Promise.all(all.map(({ prompt, options }) => model.generate(prompt, options).result.then((r) => r.text))),
+    requests,
+  );
   for (const [i, { args }] of requests.entries()) assert.equal(texts[i], native(...args), args.join(" "));
   await page.close();
 });

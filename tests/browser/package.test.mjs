@@ -18,13 +18,17 @@ const TYPESCRIPT = "7.0.2";
 
 let directory;
 let tarball;
-const sh = (cwd, command, ...args) => execFileSync(command, args, { cwd, encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] });
+const sh = (cwd, command, ...args) =>
+  execFileSync(command, args, { cwd, encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] });
 const npm = (cwd, ...args) => sh(cwd, "npm", ...args, "--no-audit", "--no-fund", "--loglevel=error");
 
 before(async () => {
   directory = await mkdtemp(join(tmpdir(), "starling-package-"));
   npm(join(root, "web"), "pack", "--ignore-scripts", "--pack-destination", directory);
-  tarball = join(directory, (await readdir(directory)).find((name) => name.endsWith(".tgz")));
+  tarball = join(
+    directory,
+    (await readdir(directory)).find((name) => name.endsWith(".tgz")),
+  );
 });
 after(() => rm(directory, { recursive: true }));
 
@@ -49,7 +53,11 @@ test("a fresh node project", async () => {
   const at = await project("node", { "main.js": script });
   expected = sh(at, process.execPath, "main.js", new URL(`../..${TINY}`, import.meta.url).href);
   assert.ok(expected.length > 10);
-  assert.deepEqual((await readdir(join(at, "node_modules"))).filter((name) => !name.startsWith(".")), ["starling-web"], "dependencies");
+  assert.deepEqual(
+    (await readdir(join(at, "node_modules"))).filter((name) => !name.startsWith(".")),
+    ["starling-web"],
+    "dependencies",
+  );
 });
 
 test("its types", async () => {
@@ -64,13 +72,25 @@ test("its types", async () => {
     // @ts-expect-error
     model.generate("a", { topk: 3 });
     export const code = (e: unknown) => (e instanceof StarlingError ? e.code satisfies string : text);`;
-  const options = { module: "nodenext", target: "es2022", strict: true, noEmit: true, lib: ["es2023", "dom", "dom.asynciterable", "esnext.disposable"], types: [] };
-  const at = await project("types", { "main.ts": main, "tsconfig.json": JSON.stringify({ compilerOptions: options }) }, `typescript@${TYPESCRIPT}`);
+  const options = {
+    module: "nodenext",
+    target: "es2022",
+    strict: true,
+    noEmit: true,
+    lib: ["es2023", "dom", "dom.asynciterable", "esnext.disposable"],
+    types: [],
+  };
+  const at = await project(
+    "types",
+    { "main.ts": main, "tsconfig.json": JSON.stringify({ compilerOptions: options }) },
+    `typescript@${TYPESCRIPT}`,
+  );
   sh(at, "npx", "tsc");
 });
 
 test("a fresh Vite app", async () => {
-  const html = '<!doctype html><html><head><link rel="icon" href="data:,"></head><body><p id="out"></p><script type="module" src="/main.js"></script></body></html>';
+  const html =
+    '<!doctype html><html><head><link rel="icon" href="data:,"></head><body><p id="out"></p><script type="module" src="/main.js"></script></body></html>';
   const script = `import { Starling } from "starling-web";
     const model = await Starling.load("/model.gguf");
     for await (const piece of model.${story}) document.getElementById("out").append(piece);
@@ -95,7 +115,10 @@ test("plain files on a static server, with and without the headers of an isolate
   </script></body></html>`;
   await writeFile(join(at, "index.html"), page);
   await check(at, "/index.html");
-  await check(at, "/index.html", { "cross-origin-opener-policy": "same-origin", "cross-origin-embedder-policy": "require-corp" });
+  await check(at, "/index.html", {
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-embedder-policy": "require-corp",
+  });
 });
 
 /** Opens a page of a directory and reads what it wrote. */
@@ -107,7 +130,9 @@ async function check(directory, path, headers) {
     const errors = [];
     page.on("pageerror", (e) => errors.push(e.message));
     await page.goto(server.origin + path);
-    await page.waitForFunction(() => document.title.startsWith("done"), null, { timeout: 30_000 }).catch((e) => errors.push(e.message));
+    await page
+      .waitForFunction(() => document.title.startsWith("done"), null, { timeout: 30_000 })
+      .catch((e) => errors.push(e.message));
     assert.deepEqual(errors, []);
     assert.equal(await page.title(), "done in a worker");
     assert.equal(await page.textContent("#out"), expected);

@@ -10,5 +10,10 @@ addEventListener("message", (event) => {
     model.dispose();
     return text;
   };
-  event.waitUntil(answer().then((text) => port.postMessage(text), (e) => port.postMessage(`${e.name}: ${e.message}`)));
+  event.waitUntil(
+    answer().then(
+      (text) => port.postMessage(text),
+      (e) => port.postMessage(`${e.name}: ${e.message}`),
+    ),
+  );
 });

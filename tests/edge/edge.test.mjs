@@ -16,10 +16,12 @@ const bin = (name) => join(here, "node_modules/.bin", name);
 const wasm = resolve(root, process.env.STARLING_WASM ?? `${process.env.CARGO_TARGET_DIR ?? "target"}/wasm`);
 const { text } = JSON.parse(await readFile(join(root, "fixtures/goldens/pinned/tiny-q8_0-greedy.json"), "utf8"));
 
-const run = async (command, ...args) => JSON.parse((await promisify(execFile)(command, args, { cwd: edge, timeout: 120_000 })).stdout);
+const run = async (command, ...args) =>
+  JSON.parse((await promisify(execFile)(command, args, { cwd: edge, timeout: 120_000 })).stdout);
 
 test("node", async () => assert.equal((await run(process.execPath, "run.mjs")).text, text));
-test("Deno", async () => assert.equal((await run(bin("deno"), "run", "--no-lock", "--allow-read", "run.mjs")).text, text));
+test("Deno", async () =>
+  assert.equal((await run(bin("deno"), "run", "--no-lock", "--allow-read", "run.mjs")).text, text));
 test("Bun", async () => assert.equal((await run(bin("bun"), "run.mjs")).text, text));
 
 test("wasmtime from Python", async () => {
@@ -32,7 +34,11 @@ test("wasmtime from Python", async () => {
 
 test("workerd", async () => {
   // a port of its own choice is written to the control file
-  const service = spawn(bin("workerd"), ["serve", "workerd.capnp", "--socket-addr", "http=127.0.0.1:0", "--control-fd=3"], { cwd: edge, stdio: ["ignore", "inherit", "inherit", "pipe"] });
+  const service = spawn(
+    bin("workerd"),
+    ["serve", "workerd.capnp", "--socket-addr", "http=127.0.0.1:0", "--control-fd=3"],
+    { cwd: edge, stdio: ["ignore", "inherit", "inherit", "pipe"] },
+  );
   try {
     const port = await new Promise((resolve, reject) => {
       let said = "";

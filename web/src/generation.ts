@@ -27,11 +27,7 @@ export class Generation implements AsyncIterable<string> {
   #logprobs: boolean;
 
   /** @internal */
-  constructor(
-    signal: AbortSignal | undefined,
-    cancel: () => void,
-    logprobs: boolean,
-  ) {
+  constructor(signal: AbortSignal | undefined, cancel: () => void, logprobs: boolean) {
     this.#logprobs = logprobs;
     this.result = new Promise((resolve, reject) => ([this.#resolve, this.#reject] = [resolve, reject]));
     // whoever iterates sees the error there
