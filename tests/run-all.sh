@@ -87,9 +87,9 @@ package_in_chromium() {
         STARLING=$target/release/starling node --test --test-concurrency=1 tests/browser/*.test.mjs
 }
 
-# in the runtimes of other people's servers
+# in the runtimes of other people's servers, whose packages for other machines confuse `npm ci`
 package_at_the_edge() {
-    npm_ci tests/edge && { [ -e "$target/tools/python" ] || python3 -m venv "$target/tools/python"; } &&
+    (cd tests/edge && npm install --no-package-lock --no-audit --no-fund --loglevel=error) && { [ -e "$target/tools/python" ] || python3 -m venv "$target/tools/python"; } &&
         "$target/tools/python/bin/pip" install --quiet --disable-pip-version-check wasmtime==50.0.1 &&
         PYTHON=$target/tools/python/bin/python node --test tests/edge/edge.test.mjs
 }

@@ -1,5 +1,5 @@
 // A service in workerd that continues the prompt it is asked for: `workerd serve workerd.capnp`, then
-// GET /?prompt=Once+upon+a+time. A worker there has 128 MB: room for a model of some 60 MB with a context of 2048 tokens.
+// GET /?prompt=Once+upon+a+time. A worker there has 128 MB: room for a model of some 50 MB, whose bytes are there beside the packed weights.
 
 import { Starling } from "starling-web";
 import bytes from "model.gguf";

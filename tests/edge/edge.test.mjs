@@ -1,5 +1,5 @@
 // examples/edge in the runtimes themselves, against a pinned result: after web/build.sh, tests/build-wasm.sh and
-// `npm ci` here. PYTHON is a Python that has the package wasmtime.
+// `npm install` here. PYTHON is a Python that has the package wasmtime.
 
 import assert from "node:assert/strict";
 import { execFile, spawn } from "node:child_process";
