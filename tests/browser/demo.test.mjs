@@ -16,8 +16,12 @@ before(async () => (b = await open()));
 after(() => b.close());
 
 const ready = (page) => page.waitForFunction(() => /is ready/.test(document.getElementById("status").textContent));
-const done = (page) =>
-  page.waitForFunction(() => /tokens: /.test(document.getElementById("status").textContent), null, { timeout: 60_000 });
+/** Does something that makes the model write, and waits until it has. */
+async function written(page, act) {
+  await page.evaluate(() => (document.getElementById("status").textContent = ""));
+  await act();
+  await page.waitForFunction(() => /tokens: /.test(document.getElementById("status").textContent));
+}
 
 async function demo(options) {
   const page = await b.page("/web/demo/index.html", options);
@@ -48,8 +52,7 @@ test("a prompt typed into the page gives the bytes of `starling run`", async () 
       );
       return new Promise((resolve) => setTimeout(() => resolve(lengths), 3000));
     });
-    await page.click("#write");
-    await done(page);
+    await written(page, () => page.click("#write"));
     const text = await page.locator("#answer .body").textContent();
     assert.equal(text, native(prompt, "--seed", String(seed), "-n", "60"));
     assert.ok(new Set(await seen).size > text.length / 10, "the text did not stream");
@@ -60,14 +63,20 @@ test("a prompt typed into the page gives the bytes of `starling run`", async () 
 test("a stopped answer stops, and the same seed gives it again", async () => {
   const page = await demo();
   await set(page, { seed: 3, maxTokens: 400 });
+  await page.evaluate(() => {
+    const answer = document.getElementById("answer");
+    const stop = (_, observer) => {
+      if (answer.textContent.length < 60) return;
+      observer.disconnect();
+      document.getElementById("write-stop").click();
+    };
+    new MutationObserver(stop).observe(answer, { childList: true, subtree: true });
+  });
   await page.click("#write");
-  await page.waitForFunction(() => document.querySelector("#answer .body").textContent.length > 40);
-  await page.click("#write-stop");
   await page.waitForFunction(() => document.getElementById("status").textContent === "Stopped");
   const part = await page.locator("#answer .body").textContent();
   await set(page, { maxTokens: 100 });
-  await page.click("#write");
-  await done(page);
+  await written(page, () => page.click("#write"));
   const whole = await page.locator("#answer .body").textContent();
   assert.ok(whole.startsWith(part) || part.startsWith(whole));
   await page.close();
@@ -78,21 +87,16 @@ test("chat: send, edit, ask again with the same seed, export", async () => {
   await set(page, { maxTokens: 30 });
   await page.click("#tab-chat");
   await page.fill("#message", "Who are you?");
-  await page.press("#message", "Enter");
-  await done(page);
+  await written(page, () => page.press("#message", "Enter"));
   const answer = () => page.locator(".message.assistant .text").last().textContent();
   const first = await answer();
   assert.ok(first.length > 5);
   assert.equal(first, native("Who are you?", "--chat", "-n", "30"));
-  await page.getByRole("button", { name: "Again, same seed" }).click();
-  await page.waitForFunction(() => document.getElementById("status").textContent === "Writing");
-  await done(page);
+  await written(page, () => page.getByRole("button", { name: "Again, same seed" }).click());
   assert.equal(await answer(), first);
   await page.getByRole("button", { name: "Edit" }).click();
   await page.getByLabel("Edited message").fill("What is the capital of France?");
-  await page.locator(".message").getByRole("button", { name: "Send" }).click();
-  await page.waitForFunction(() => document.getElementById("status").textContent === "Writing");
-  await done(page);
+  await written(page, () => page.locator(".message").getByRole("button", { name: "Send" }).click());
   assert.equal(await answer(), native("What is the capital of France?", "--chat", "-n", "30"));
   const [download] = await Promise.all([page.waitForEvent("download"), page.click("#export")]);
   const saved = JSON.parse(await readFile(await download.path(), "utf8"));
@@ -108,8 +112,7 @@ test("chat: send, edit, ask again with the same seed, export", async () => {
 test("tokens show their probabilities and alternatives, by pointer and by keys", async () => {
   const page = await demo();
   await set(page, { maxTokens: 12 });
-  await page.click("#write");
-  await done(page);
+  await written(page, () => page.click("#write"));
   const text = await page.locator("#answer .body").textContent();
   await page.check("#show-tokens");
   assert.equal(await page.locator("#answer .token").count(), 12);
@@ -126,8 +129,7 @@ test("tokens show their probabilities and alternatives, by pointer and by keys",
 test("a receipt verifies, one that was changed does not, and the page says where", async () => {
   const page = await demo();
   await set(page, { maxTokens: 20, seed: 5 });
-  await page.click("#write");
-  await done(page);
+  await written(page, () => page.click("#write"));
   const [download] = await Promise.all([page.waitForEvent("download"), page.click("#write-receipt")]);
   const receipt = await readFile(await download.path(), "utf8");
   await page.click("#tab-verify");
@@ -180,8 +182,7 @@ for (const [colorScheme, viewport] of [
     for (const tab of ["#tab-write", "#tab-chat", "#tab-verify"]) {
       await page.click(tab);
       if (tab === "#tab-write") {
-        await page.click("#write");
-        await done(page);
+        await written(page, () => page.click("#write"));
         await page.check("#show-tokens");
       }
       const { violations } = await page.evaluate(() =>

@@ -24,11 +24,24 @@ test("Deno", async () =>
   assert.equal((await run(bin("deno"), "run", "--no-lock", "--allow-read", "run.mjs")).text, text));
 test("Bun", async () => assert.equal((await run(bin("bun"), "run.mjs")).text, text));
 
+const python = process.env.PYTHON ?? "python3";
+const MODEL = join(root, "fixtures/starling-tiny/starling-tiny-q8_0.gguf");
+
 test("wasmtime from Python", async () => {
   for (const isa of ["scalar", "simd128"]) {
     const module = join(wasm, `plain-${isa}.wasm`);
-    const model = join(root, "fixtures/starling-tiny/starling-tiny-q8_0.gguf");
-    assert.deepEqual(await run(process.env.PYTHON ?? "python3", "wasmtime_story.py", module, model), { text, isa });
+    assert.deepEqual(await run(python, "-B", "wasmtime_story.py", module, MODEL), { text, isa });
+  }
+});
+
+test("a sandbox ends what takes too much", async () => {
+  const limits = [
+    ["MEMORY_LIMIT = 5 << 20", /RuntimeError: memory: needs \d+ bytes for the weights/],
+    ["FUEL = 10**7", /all fuel consumed/],
+  ];
+  for (const [limit, message] of limits) {
+    const script = `import sys, wasmtime_story as w; w.${limit}; w.story(*sys.argv[1:])`;
+    await assert.rejects(run(python, "-B", "-c", script, join(wasm, "plain-simd128.wasm"), MODEL), message);
   }
 });
 
