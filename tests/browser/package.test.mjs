@@ -1,4 +1,4 @@
-// The tarball of `npm pack`, installed as users install it: in a fresh Node project, in a fresh Vite app, and as plain files
+// The tarball of `npm pack`, as users install it: in a fresh Node project, in Vite and webpack apps, and as plain files
 // on a static server. After web/build.sh.
 
 import assert from "node:assert/strict";
@@ -14,6 +14,7 @@ import { serve } from "./server.mjs";
 
 const root = fileURLToPath(new URL("../../", import.meta.url));
 const VITE = "8.3.8";
+const WEBPACK = ["webpack@5.112.2", "webpack-cli@7.3.1"];
 const TYPESCRIPT = "7.0.2";
 
 let directory;
@@ -88,17 +89,27 @@ test("its types", async () => {
   sh(at, "npx", "tsc");
 });
 
+const appScript = `import { Starling } from "starling-web";
+  const model = await Starling.load("model.gguf");
+  for await (const piece of model.${story}) document.getElementById("out").append(piece);
+  document.title = model.info.worker ? "done in a worker" : "done";`;
+const appPage = (script) =>
+  `<!doctype html><html><head><link rel="icon" href="data:,"></head><body><p id="out"></p>${script}</body></html>`;
+
 test("a fresh Vite app", async () => {
-  const html =
-    '<!doctype html><html><head><link rel="icon" href="data:,"></head><body><p id="out"></p><script type="module" src="/main.js"></script></body></html>';
-  const script = `import { Starling } from "starling-web";
-    const model = await Starling.load("/model.gguf");
-    for await (const piece of model.${story}) document.getElementById("out").append(piece);
-    document.title = model.info.worker ? "done in a worker" : "done";`;
-  const at = await project("vite", { "index.html": html, "main.js": script }, `vite@${VITE}`);
+  const html = appPage('<script type="module" src="/main.js"></script>');
+  const at = await project("vite", { "index.html": html, "main.js": appScript }, `vite@${VITE}`);
   await mkdir(join(at, "public"));
   await cp(root + TINY, join(at, "public/model.gguf"));
   sh(at, "npx", "vite", "build", "--logLevel", "warn");
+  await check(join(at, "dist"), "/index.html");
+});
+
+test("a fresh webpack app", async () => {
+  const files = { "src/index.js": appScript, "dist/index.html": appPage('<script src="main.js"></script>') };
+  const at = await project("webpack", files, ...WEBPACK);
+  await cp(root + TINY, join(at, "dist/model.gguf"));
+  sh(at, "npx", "webpack", "--mode", "production");
   await check(join(at, "dist"), "/index.html");
 });
 
