@@ -188,6 +188,45 @@ test("a model in several files is the same model", async () => {
   await assert.rejects(Starling.load(first), code("model"));
 });
 
+test("names of files on a hub, parts of a split model, and files that change on the way", async () => {
+  const files = new Map();
+  const asked = [];
+  const real = globalThis.fetch;
+  globalThis.fetch = async (url, { headers } = {}) => {
+    asked.push(String(url));
+    const { body, etag = "1", end } = files.get(String(url)) ?? {};
+    if (!body) return new Response(null, { status: 404 });
+    const from = Number(/bytes=(\d+)-/.exec(headers?.range ?? "")?.[1] ?? 0);
+    const answer = { etag: typeof etag === "function" ? etag() : etag, "content-length": String(body.length - from) };
+    return new Response(body.subarray(from, end), { status: from ? 206 : 200, headers: answer });
+  };
+  try {
+    const whole = new Uint8Array(await readFile(TINY));
+    const hub = "https://huggingface.co/owner/repo/resolve/main/";
+    files.set(`${hub}dir/tiny.gguf`, { body: whole });
+    (await Starling.load("hf:owner/repo/dir/tiny.gguf")).dispose();
+
+    for (const [i, body] of split(whole, 3).entries()) files.set(`${hub}m-0000${i + 1}-of-00003.gguf`, { body });
+    const joined = await Starling.load("hf:owner/repo/m-00001-of-00003.gguf");
+    const { text } = await joined.generate("Once", { maxTokens: 8 }).result;
+    assert.equal(text, (await model.generate("Once", { maxTokens: 8 }).result).text);
+    joined.dispose();
+    files.delete(`${hub}m-00003-of-00003.gguf`);
+    await assert.rejects(Starling.load("hf:owner/repo/m-00001-of-00003.gguf"), code("network"));
+
+    let version = 0;
+    files.set("https://a.example/changes.gguf", { body: whole, etag: () => String(version++), end: 1_000_000 });
+    await assert.rejects(Starling.load("https://a.example/changes.gguf"), code("checksum"));
+    await assert.rejects(
+      Starling.load("hf:owner/repo/nothing.gguf"),
+      (e) => code("network")(e) && /404/.test(e.message),
+    );
+    assert.equal(asked.at(-1), `${hub}nothing.gguf`);
+  } finally {
+    globalThis.fetch = real;
+  }
+});
+
 test("embeddings", async () => {
   const embedder = await Starling.load(fixture("reference/bert-mean-f32.gguf"));
   const vector = await embedder.embed("The birds moved");
