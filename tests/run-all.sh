@@ -36,12 +36,13 @@ as_root() {
 }
 
 install_packages() {
-    if command -v qemu-aarch64 && command -v aarch64-linux-gnu-gcc && [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ]; then
+    if command -v qemu-aarch64 && command -v aarch64-linux-gnu-gcc && [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] &&
+        command -v chromium && python3 -c 'import ensurepip'; then
         return 0
     fi
     as_root apt-get update -qq &&
         as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-            qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+            qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross chromium python3-venv
 }
 
 install_rust() {
@@ -79,6 +80,27 @@ clients() {
         "$target/clients/bin/python" tests/clients/run.py "$target/release/starling"
 }
 
+npm_ci() {
+    (cd "$1" && npm ci --no-audit --no-fund --loglevel=error)
+}
+
+build_web() {
+    npm_ci web && STARLING_WASM=$target/wasm sh web/build.sh
+}
+
+# in headless Chromium; the text of the demo must be that of the command
+package_in_chromium() {
+    npm_ci tests/browser && cargo build --quiet --release &&
+        STARLING=$target/release/starling node --test --test-concurrency=1 tests/browser/*.test.mjs
+}
+
+# in the runtimes of other people's servers, whose packages for other machines confuse `npm ci`
+package_at_the_edge() {
+    (cd tests/edge && npm install --no-package-lock --no-audit --no-fund --loglevel=error) && { [ -e "$target/tools/python" ] || python3 -m venv "$target/tools/python"; } &&
+        "$target/tools/python/bin/pip" install --quiet --disable-pip-version-check wasmtime==50.0.1 &&
+        PYTHON=$target/tools/python/bin/python node --test tests/edge/edge.test.mjs
+}
+
 step install-packages install_packages
 step install-rust install_rust
 step install-wasm-bindgen install_bindgen
@@ -95,6 +117,10 @@ step build-wasm tests/build-wasm.sh
 step module-in-wasmtime module_in_wasmtime
 step module-in-node node --test tests/node/goldens.mjs
 step clients clients
+step build-web build_web
+step package-in-node node --test tests/node/package.test.mjs
+step package-in-chromium package_in_chromium
+step package-at-the-edge package_at_the_edge
 step readme python3 tests/scripts/run_readme.py
 
 [ -z "$failures" ] || echo "failed:$failures"

@@ -1,16 +1,23 @@
 // Headless Chromium on pages of a server of our own.
 
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
 import { existsSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+
 import { chromium } from "playwright-core";
 
 import { serve } from "./server.mjs";
 
-const executablePath = process.env.STARLING_CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/google-chrome"].find(existsSync);
+const executablePath =
+  process.env.STARLING_CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/google-chrome"].find(existsSync);
 
 /** A browser and a server; `page(path)` opens a page whose errors fail the test that closes it. */
 export async function open(headers) {
-  const [server, browser] = await Promise.all([serve(undefined, headers), chromium.launch({ executablePath, args: ["--no-sandbox"] })]);
+  const [server, browser] = await Promise.all([
+    serve(undefined, headers),
+    chromium.launch({ executablePath, args: ["--no-sandbox"] }),
+  ]);
   const context = await browser.newContext();
   const errors = [];
   const page = async (path, options) => {
@@ -35,6 +42,18 @@ export async function blank({ page }) {
   const target = await page("/tests/browser/blank.html");
   await target.waitForFunction(() => globalThis.Starling);
   return target;
+}
+
+/** Runs the native command, whose text must be the same; STARLING says where it is. */
+export function native(...args) {
+  const root = fileURLToPath(new URL("../../", import.meta.url));
+  const command = process.env.STARLING ?? `${process.env.CARGO_TARGET_DIR ?? `${root}target`}/release/starling`;
+  const text = execFileSync(command, ["run", "--model", root + TINY, "--quiet", ...args], {
+    encoding: "utf8",
+    stdio: ["ignore", "pipe", "ignore"],
+  });
+  // the line ends after the text
+  return text.slice(0, -1);
 }
 
 export const TINY = "/fixtures/starling-tiny/starling-tiny-q8_0.gguf";

@@ -74,7 +74,10 @@ test("every kind of source loads", async () => {
     all.push((await attempt(blob.stream(), { size: blob.size, worker: false })).text);
     return all;
   }, TINY);
-  assert.deepEqual(texts, texts.map(() => expected));
+  assert.deepEqual(
+    texts,
+    texts.map(() => expected),
+  );
   assert.equal((await attempt(`${TINY}?nolength`)).text, expected);
 });
 
@@ -82,7 +85,10 @@ test("a cut connection is resumed by range, or from the start where there are no
   const r = await attempt(`${TINY}?drop=1000000`);
   assert.equal(r.text, expected, JSON.stringify(r));
   const [first, ...others] = gets();
-  assert.ok(others.length >= 3 && !first.includes("bytes=") && others.every((o) => /bytes=\d+-/.test(o)), gets().join());
+  assert.ok(
+    others.length >= 3 && !first.includes("bytes=") && others.every((o) => /bytes=\d+-/.test(o)),
+    gets().join(),
+  );
   assert.equal((await attempt(TINY)).from, "network", "another URL is another entry");
 
   const whole = await attempt(`${TINY}?drop=1000000&norange`, { cache: "none" });
@@ -216,16 +222,28 @@ test("an aborted answer stops within a token and makes room for the next", async
     const late = await model.generate("Once").result.catch((e) => e.code);
     return { pieces, error, usage, inUse: memory.kvInUse, late, result: await generation.result.catch((e) => e.name) };
   }, TINY);
-  assert.deepEqual(r, { pieces: 5, error: "AbortError", usage: { ...r.usage, completionTokens: 4 }, inUse: 0, late: "disposed", result: "AbortError" });
+  assert.deepEqual(r, {
+    pieces: 5,
+    error: "AbortError",
+    usage: { ...r.usage, completionTokens: 4 },
+    inUse: 0,
+    late: "disposed",
+    result: "AbortError",
+  });
 });
 
 test("several answers at once have the text that each has alone", async () => {
   const r = await page.evaluate(async (url) => {
     const model = await Starling.load(url, { sequences: 3 });
-    const requests = Array.from({ length: 7 }, (_, i) => ["The " + "little ".repeat(i) + "dog", { maxTokens: 20, seed: i }]);
+    const requests = Array.from({ length: 7 }, (_, i) => [
+      "The " + "little ".repeat(i) + "dog",
+      { maxTokens: 20, seed: i },
+    ]);
     const alone = [];
     for (const [prompt, options] of requests) alone.push((await model.generate(prompt, options).result).text);
-    const together = await Promise.all(requests.map(async ([prompt, options]) => (await model.generate(prompt, options).result).text));
+    const together = await Promise.all(
+      requests.map(async ([prompt, options]) => (await model.generate(prompt, options).result).text),
+    );
     model.dispose();
     return { alone, together };
   }, TINY);
@@ -297,11 +315,14 @@ test("loading and disposing a hundred times does not grow", async () => {
 test("the page stays responsive while the model loads and writes", async () => {
   const longest = await page.evaluate(async (url) => {
     let longest = 0;
-    const observer = new PerformanceObserver((list) => list.getEntries().forEach((e) => (longest = Math.max(longest, e.duration))));
+    const observer = new PerformanceObserver((list) =>
+      list.getEntries().forEach((e) => (longest = Math.max(longest, e.duration))),
+    );
     observer.observe({ type: "longtask" });
     const model = await Starling.load(url);
     const output = document.body.appendChild(document.createElement("p"));
-    for await (const piece of model.generate("Once upon a time", { maxTokens: 300, ignoreEos: true })) output.append(piece);
+    for await (const piece of model.generate("Once upon a time", { maxTokens: 300, ignoreEos: true }))
+      output.append(piece);
     await new Promise((resolve) => setTimeout(resolve, 200));
     model.dispose();
     observer.disconnect();

@@ -1,4 +1,4 @@
-// The tarball of `npm pack`, installed as users install it: in a fresh Node project, in a fresh Vite app, and as plain files
+// The tarball of `npm pack`, as users install it: in a fresh Node project, in Vite and webpack apps, and as plain files
 // on a static server. After web/build.sh.
 
 import assert from "node:assert/strict";
@@ -14,17 +14,22 @@ import { serve } from "./server.mjs";
 
 const root = fileURLToPath(new URL("../../", import.meta.url));
 const VITE = "8.3.8";
+const WEBPACK = ["webpack@5.112.2", "webpack-cli@7.3.1"];
 const TYPESCRIPT = "7.0.2";
 
 let directory;
 let tarball;
-const sh = (cwd, command, ...args) => execFileSync(command, args, { cwd, encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] });
+const sh = (cwd, command, ...args) =>
+  execFileSync(command, args, { cwd, encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] });
 const npm = (cwd, ...args) => sh(cwd, "npm", ...args, "--no-audit", "--no-fund", "--loglevel=error");
 
 before(async () => {
   directory = await mkdtemp(join(tmpdir(), "starling-package-"));
   npm(join(root, "web"), "pack", "--ignore-scripts", "--pack-destination", directory);
-  tarball = join(directory, (await readdir(directory)).find((name) => name.endsWith(".tgz")));
+  tarball = join(
+    directory,
+    (await readdir(directory)).find((name) => name.endsWith(".tgz")),
+  );
 });
 after(() => rm(directory, { recursive: true }));
 
@@ -49,7 +54,11 @@ test("a fresh node project", async () => {
   const at = await project("node", { "main.js": script });
   expected = sh(at, process.execPath, "main.js", new URL(`../..${TINY}`, import.meta.url).href);
   assert.ok(expected.length > 10);
-  assert.deepEqual((await readdir(join(at, "node_modules"))).filter((name) => !name.startsWith(".")), ["starling-web"], "dependencies");
+  assert.deepEqual(
+    (await readdir(join(at, "node_modules"))).filter((name) => !name.startsWith(".")),
+    ["starling-web"],
+    "dependencies",
+  );
 });
 
 test("its types", async () => {
@@ -64,21 +73,43 @@ test("its types", async () => {
     // @ts-expect-error
     model.generate("a", { topk: 3 });
     export const code = (e: unknown) => (e instanceof StarlingError ? e.code satisfies string : text);`;
-  const options = { module: "nodenext", target: "es2022", strict: true, noEmit: true, lib: ["es2023", "dom", "dom.asynciterable", "esnext.disposable"], types: [] };
-  const at = await project("types", { "main.ts": main, "tsconfig.json": JSON.stringify({ compilerOptions: options }) }, `typescript@${TYPESCRIPT}`);
+  const options = {
+    module: "nodenext",
+    target: "es2022",
+    strict: true,
+    noEmit: true,
+    lib: ["es2023", "dom", "dom.asynciterable", "esnext.disposable"],
+    types: [],
+  };
+  const at = await project(
+    "types",
+    { "main.ts": main, "tsconfig.json": JSON.stringify({ compilerOptions: options }) },
+    `typescript@${TYPESCRIPT}`,
+  );
   sh(at, "npx", "tsc");
 });
 
+const appScript = `import { Starling } from "starling-web";
+  const model = await Starling.load("model.gguf");
+  for await (const piece of model.${story}) document.getElementById("out").append(piece);
+  document.title = model.info.worker ? "done in a worker" : "done";`;
+const appPage = (script) =>
+  `<!doctype html><html><head><link rel="icon" href="data:,"></head><body><p id="out"></p>${script}</body></html>`;
+
 test("a fresh Vite app", async () => {
-  const html = '<!doctype html><html><head><link rel="icon" href="data:,"></head><body><p id="out"></p><script type="module" src="/main.js"></script></body></html>';
-  const script = `import { Starling } from "starling-web";
-    const model = await Starling.load("/model.gguf");
-    for await (const piece of model.${story}) document.getElementById("out").append(piece);
-    document.title = model.info.worker ? "done in a worker" : "done";`;
-  const at = await project("vite", { "index.html": html, "main.js": script }, `vite@${VITE}`);
+  const html = appPage('<script type="module" src="/main.js"></script>');
+  const at = await project("vite", { "index.html": html, "main.js": appScript }, `vite@${VITE}`);
   await mkdir(join(at, "public"));
   await cp(root + TINY, join(at, "public/model.gguf"));
   sh(at, "npx", "vite", "build", "--logLevel", "warn");
+  await check(join(at, "dist"), "/index.html");
+});
+
+test("a fresh webpack app", async () => {
+  const files = { "src/index.js": appScript, "dist/index.html": appPage('<script src="main.js"></script>') };
+  const at = await project("webpack", files, ...WEBPACK);
+  await cp(root + TINY, join(at, "dist/model.gguf"));
+  sh(at, "npx", "webpack", "--mode", "production");
   await check(join(at, "dist"), "/index.html");
 });
 
@@ -95,7 +126,10 @@ test("plain files on a static server, with and without the headers of an isolate
   </script></body></html>`;
   await writeFile(join(at, "index.html"), page);
   await check(at, "/index.html");
-  await check(at, "/index.html", { "cross-origin-opener-policy": "same-origin", "cross-origin-embedder-policy": "require-corp" });
+  await check(at, "/index.html", {
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-embedder-policy": "require-corp",
+  });
 });
 
 /** Opens a page of a directory and reads what it wrote. */
@@ -107,7 +141,9 @@ async function check(directory, path, headers) {
     const errors = [];
     page.on("pageerror", (e) => errors.push(e.message));
     await page.goto(server.origin + path);
-    await page.waitForFunction(() => document.title.startsWith("done"), null, { timeout: 30_000 }).catch((e) => errors.push(e.message));
+    await page
+      .waitForFunction(() => document.title.startsWith("done"), null, { timeout: 30_000 })
+      .catch((e) => errors.push(e.message));
     assert.deepEqual(errors, []);
     assert.equal(await page.title(), "done in a worker");
     assert.equal(await page.textContent("#out"), expected);

@@ -32,7 +32,8 @@ export async function serve(directory = root, headers = {}) {
     const file = url.pathname.endsWith("/") ? join(path, "index.html") : path;
     const found = await stat(file).catch(() => null);
     if (!found?.isFile()) return response.writeHead(404).end("not found");
-    if (ask.has("html")) return response.writeHead(200, { "content-type": "text/html" }).end("<!doctype html><title>Login</title>");
+    if (ask.has("html"))
+      return response.writeHead(200, { "content-type": "text/html" }).end("<!doctype html><title>Login</title>");
     const size = Number(ask.get("truncate") ?? found.size);
     const range = ask.has("norange") ? null : /^bytes=(\d+)-$/.exec(request.headers.range ?? "");
     const from = range ? Number(range[1]) : 0;

@@ -1,5 +1,5 @@
-// examples/edge in the runtimes themselves, against a pinned result: after web/build.sh, tests/build-wasm.sh and
-// `npm ci` here. PYTHON is a Python that has the package wasmtime.
+// web/examples in the runtimes themselves, against a pinned result: after web/build.sh, tests/build-wasm.sh and
+// `npm install` here. PYTHON is a Python that has the package wasmtime.
 
 import assert from "node:assert/strict";
 import { execFile, spawn } from "node:child_process";
@@ -11,28 +11,47 @@ import { promisify } from "node:util";
 
 const here = fileURLToPath(new URL(".", import.meta.url));
 const root = resolve(here, "../..");
-const edge = join(root, "examples/edge");
+const edge = join(root, "web/examples");
 const bin = (name) => join(here, "node_modules/.bin", name);
 const wasm = resolve(root, process.env.STARLING_WASM ?? `${process.env.CARGO_TARGET_DIR ?? "target"}/wasm`);
 const { text } = JSON.parse(await readFile(join(root, "fixtures/goldens/pinned/tiny-q8_0-greedy.json"), "utf8"));
 
-const run = async (command, ...args) => JSON.parse((await promisify(execFile)(command, args, { cwd: edge, timeout: 120_000 })).stdout);
+const run = async (command, ...args) =>
+  JSON.parse((await promisify(execFile)(command, args, { cwd: edge, timeout: 120_000 })).stdout);
 
 test("node", async () => assert.equal((await run(process.execPath, "run.mjs")).text, text));
-test("Deno", async () => assert.equal((await run(bin("deno"), "run", "--no-lock", "--allow-read", "run.mjs")).text, text));
+test("Deno", async () =>
+  assert.equal((await run(bin("deno"), "run", "--no-lock", "--allow-read", "run.mjs")).text, text));
 test("Bun", async () => assert.equal((await run(bin("bun"), "run.mjs")).text, text));
+
+const python = process.env.PYTHON ?? "python3";
+const MODEL = join(root, "fixtures/starling-tiny/starling-tiny-q8_0.gguf");
 
 test("wasmtime from Python", async () => {
   for (const isa of ["scalar", "simd128"]) {
     const module = join(wasm, `plain-${isa}.wasm`);
-    const model = join(root, "fixtures/starling-tiny/starling-tiny-q8_0.gguf");
-    assert.deepEqual(await run(process.env.PYTHON ?? "python3", "wasmtime_story.py", module, model), { text, isa });
+    assert.deepEqual(await run(python, "-B", "wasmtime_story.py", module, MODEL), { text, isa });
+  }
+});
+
+test("a sandbox ends what takes too much", async () => {
+  const limits = [
+    ["MEMORY_LIMIT = 5 << 20", /RuntimeError: memory: needs \d+ bytes for the weights/],
+    ["FUEL = 10**7", /all fuel consumed/],
+  ];
+  for (const [limit, message] of limits) {
+    const script = `import sys, wasmtime_story as w; w.${limit}; w.story(*sys.argv[1:])`;
+    await assert.rejects(run(python, "-B", "-c", script, join(wasm, "plain-simd128.wasm"), MODEL), message);
   }
 });
 
 test("workerd", async () => {
   // a port of its own choice is written to the control file
-  const service = spawn(bin("workerd"), ["serve", "workerd.capnp", "--socket-addr", "http=127.0.0.1:0", "--control-fd=3"], { cwd: edge, stdio: ["ignore", "inherit", "inherit", "pipe"] });
+  const service = spawn(
+    bin("workerd"),
+    ["serve", "workerd.capnp", "--socket-addr", "http=127.0.0.1:0", "--control-fd=3"],
+    { cwd: edge, stdio: ["ignore", "inherit", "inherit", "pipe"] },
+  );
   try {
     const port = await new Promise((resolve, reject) => {
       let said = "";

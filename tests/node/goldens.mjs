@@ -138,3 +138,22 @@ for (const [face, load] of Object.entries(faces)) {
     });
   }
 }
+
+test("a panic says what it was", async () => {
+  const { exports } = await Plain.load(new URL("plain-simd128.wasm", wasm));
+  const plain = new Plain(exports);
+  assert.equal(plain.call("starling_panic"), "");
+  exports.starling_loader(1n, 0);
+  assert.throws(() => exports.starling_crash(), WebAssembly.RuntimeError);
+  assert.match(plain.call("starling_panic"), /crash\.rs.*\n?.*crash on request/s);
+});
+
+test("modules import nothing they do not say", async () => {
+  for (const isa of Object.keys(isas)) {
+    const module = await WebAssembly.compile(await readFile(new URL(`plain-${isa}.wasm`, wasm))).catch(() => undefined);
+    assert.deepEqual(module ? WebAssembly.Module.imports(module) : [], []);
+  }
+  const web = await WebAssembly.compile(await readFile(new URL("web-simd128/starling_bg.wasm", wasm)));
+  const known = /^(__wbindgen|__wbg)_/;
+  for (const { module, name } of WebAssembly.Module.imports(web)) assert.ok(module === "./starling_bg.js" && known.test(name), `${module} ${name}`);
+});

@@ -17,7 +17,10 @@ after(() => model.dispose());
 
 test("what is known of the model", async () => {
   const { name, architecture, contextLength, generates, worker, threads, sha256 } = model.info;
-  assert.deepEqual([name, architecture, contextLength, generates, worker, threads], ["Starling Tiny", "llama", 512, true, false, 1]);
+  assert.deepEqual(
+    [name, architecture, contextLength, generates, worker, threads],
+    ["Starling Tiny", "llama", 512, true, false, 1],
+  );
   assert.match(sha256, /^[0-9a-f]{64}$/);
   const memory = await model.memory();
   assert.ok(memory.weights > 3e6 && memory.module > memory.weights + memory.kvReserved);
@@ -83,7 +86,10 @@ test("conversations, by the template and in OpenAI's form", async () => {
   const rendered = await model.applyTemplate(messages);
   assert.match(rendered.text, /user\nWho are you\?/);
   assert.equal((await model.generate(rendered.ids, options).result).text, text);
-  const other = await model.applyTemplate(messages, { template: "{{ messages[0].content }}|{{ x }}", variables: { x: 3 } });
+  const other = await model.applyTemplate(messages, {
+    template: "{{ messages[0].content }}|{{ x }}",
+    variables: { x: 3 },
+  });
   assert.equal(other.text, "Who are you?|3");
 
   const request = { messages, max_tokens: 16, temperature: 0, logprobs: true, top_logprobs: 2 };
@@ -93,11 +99,19 @@ test("conversations, by the template and in OpenAI's form", async () => {
   assert.equal(choice.logprobs.content[0].top_logprobs.length, 2);
   assert.equal(whole.usage.total_tokens, whole.usage.prompt_tokens + whole.usage.completion_tokens);
   const chunks = [];
-  for await (const chunk of await model.chat.completions.create({ ...request, stream: true, stream_options: { include_usage: true } })) chunks.push(chunk);
+  for await (const chunk of await model.chat.completions.create({
+    ...request,
+    stream: true,
+    stream_options: { include_usage: true },
+  }))
+    chunks.push(chunk);
   assert.equal(chunks[0].choices[0].delta.role, "assistant");
   assert.equal(chunks.map((c) => c.choices[0]?.delta.content ?? "").join(""), text);
   assert.equal(chunks.at(-2).choices[0].finish_reason, choice.finish_reason);
-  assert.deepEqual(chunks.at(-1).usage, { ...whole.usage, prompt_tokens_details: chunks.at(-1).usage.prompt_tokens_details });
+  assert.deepEqual(chunks.at(-1).usage, {
+    ...whole.usage,
+    prompt_tokens_details: chunks.at(-1).usage.prompt_tokens_details,
+  });
   const two = await model.chat.completions.create({ messages, max_tokens: 12, n: 2, seed: 4 });
   assert.equal(two.choices.length, 2);
   await assert.rejects(model.chat.completions.create({ messages, response_format: {} }), code("request"));
@@ -125,9 +139,16 @@ test("what is wrong is refused with a code", async () => {
     ["a", { temperature: NaN }, "request"],
     ["a", { dry: { multiplier: 1, base: 0.5 } }, "request"],
   ]) {
-    await assert.rejects(model.generate(prompt, options).result, code(want), JSON.stringify([prompt, String(options.seed)]));
+    await assert.rejects(
+      model.generate(prompt, options).result,
+      code(want),
+      JSON.stringify([prompt, String(options.seed)]),
+    );
   }
-  await assert.rejects(model.chat([{ role: "user", content: "x" }], { template: "{{ raise_exception('no') }}" }).result, code("template"));
+  await assert.rejects(
+    model.chat([{ role: "user", content: "x" }], { template: "{{ raise_exception('no') }}" }).result,
+    code("template"),
+  );
   await assert.rejects(model.detokenize([99999]), code("request"));
   await assert.rejects(model.embed([]), code("request"));
   // and the model goes on
@@ -138,8 +159,12 @@ test("many at once, more than there is room for, and aborts among them", async (
   const alone = [];
   for (let i = 0; i < 9; i++) alone.push((await model.generate(`Story ${i}:`, { maxTokens: 15, seed: i }).result).text);
   const abort = new AbortController();
-  const doomed = Array.from({ length: 3 }, (_, i) => model.generate(`Never ${i}`, { maxTokens: 300, ignoreEos: true, signal: abort.signal }).result.catch((e) => e.name));
-  const together = alone.map((_, i) => model.generate(`Story ${i}:`, { maxTokens: 15, seed: i }).result.then((r) => r.text));
+  const doomed = Array.from({ length: 3 }, (_, i) =>
+    model.generate(`Never ${i}`, { maxTokens: 300, ignoreEos: true, signal: abort.signal }).result.catch((e) => e.name),
+  );
+  const together = alone.map((_, i) =>
+    model.generate(`Story ${i}:`, { maxTokens: 15, seed: i }).result.then((r) => r.text),
+  );
   setTimeout(() => abort.abort(), 30);
   assert.deepEqual(await Promise.all(together), alone);
   assert.deepEqual(await Promise.all(doomed), ["AbortError", "AbortError", "AbortError"]);
@@ -161,6 +186,45 @@ test("a model in several files is the same model", async () => {
   await assert.rejects(Starling.load([first, second]), code("model"));
   await assert.rejects(Starling.load([first, second, third.slice(0, third.size - 40)]), code("model"));
   await assert.rejects(Starling.load(first), code("model"));
+});
+
+test("names of files on a hub, parts of a split model, and files that change on the way", async () => {
+  const files = new Map();
+  const asked = [];
+  const real = globalThis.fetch;
+  globalThis.fetch = async (url, { headers } = {}) => {
+    asked.push(String(url));
+    const { body, etag = "1", end } = files.get(String(url)) ?? {};
+    if (!body) return new Response(null, { status: 404 });
+    const from = Number(/bytes=(\d+)-/.exec(headers?.range ?? "")?.[1] ?? 0);
+    const answer = { etag: typeof etag === "function" ? etag() : etag, "content-length": String(body.length - from) };
+    return new Response(body.subarray(from, end), { status: from ? 206 : 200, headers: answer });
+  };
+  try {
+    const whole = new Uint8Array(await readFile(TINY));
+    const hub = "https://huggingface.co/owner/repo/resolve/main/";
+    files.set(`${hub}dir/tiny.gguf`, { body: whole });
+    (await Starling.load("hf:owner/repo/dir/tiny.gguf")).dispose();
+
+    for (const [i, body] of split(whole, 3).entries()) files.set(`${hub}m-0000${i + 1}-of-00003.gguf`, { body });
+    const joined = await Starling.load("hf:owner/repo/m-00001-of-00003.gguf");
+    const { text } = await joined.generate("Once", { maxTokens: 8 }).result;
+    assert.equal(text, (await model.generate("Once", { maxTokens: 8 }).result).text);
+    joined.dispose();
+    files.delete(`${hub}m-00003-of-00003.gguf`);
+    await assert.rejects(Starling.load("hf:owner/repo/m-00001-of-00003.gguf"), code("network"));
+
+    let version = 0;
+    files.set("https://a.example/changes.gguf", { body: whole, etag: () => String(version++), end: 1_000_000 });
+    await assert.rejects(Starling.load("https://a.example/changes.gguf"), code("checksum"));
+    await assert.rejects(
+      Starling.load("hf:owner/repo/nothing.gguf"),
+      (e) => code("network")(e) && /404/.test(e.message),
+    );
+    assert.equal(asked.at(-1), `${hub}nothing.gguf`);
+  } finally {
+    globalThis.fetch = real;
+  }
 });
 
 test("embeddings", async () => {
@@ -189,4 +253,13 @@ test("a disposed model says so", async () => {
   await assert.rejects(running, code("disposed"));
   await assert.rejects(other.generate("Once").result, code("disposed"));
   await assert.rejects(other.memory(), code("disposed"));
+});
+
+// the last test: inline, the module of this process is of no use after it
+test("a crash names itself, and what follows says that it happened", async () => {
+  const running = model.generate("Once", { maxTokens: 400, ignoreEos: true }).result;
+  await assert.rejects(model.crash(), (e) => code("crashed")(e) && /crash on request/.test(e.message));
+  await assert.rejects(running, code("crashed"));
+  await assert.rejects(model.memory(), code("crashed"));
+  await assert.rejects(Starling.load(TINY), (e) => code("crashed")(e) && /without a worker/.test(e.message));
 });

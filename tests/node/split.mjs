@@ -41,24 +41,39 @@ export function split(file, n) {
   const pad = (length) => -length & (alignment - 1);
   const dataFrom = at + pad(at);
   const sorted = [...tensors].sort((a, b) => a.offset - b.offset);
-  sorted.forEach((t, i) => (t.data = file.subarray(dataFrom + t.offset, dataFrom + (sorted[i + 1]?.offset ?? file.length - dataFrom))));
+  sorted.forEach(
+    (t, i) =>
+      (t.data = file.subarray(dataFrom + t.offset, dataFrom + (sorted[i + 1]?.offset ?? file.length - dataFrom))),
+  );
 
   const int = (n, bytes) => {
     const out = Buffer.alloc(bytes);
     bytes === 8 ? out.writeBigUInt64LE(BigInt(n)) : out.writeUIntLE(n, 0, bytes);
     return out;
   };
-  const pair = (key, type, value, bytes) => Buffer.concat([int(key.length, 8), Buffer.from(key), int(type, 4), int(value, bytes)]);
+  const pair = (key, type, value, bytes) =>
+    Buffer.concat([int(key.length, 8), Buffer.from(key), int(type, 4), int(value, bytes)]);
   return Array.from({ length: n }, (_, part) => {
     const mine = sorted.slice(Math.ceil((part * nTensors) / n), Math.ceil(((part + 1) * nTensors) / n));
-    const splitKeys = [pair("split.no", 2, part, 2), pair("split.count", 2, n, 2), pair("split.tensors.count", 5, nTensors, 4)];
+    const splitKeys = [
+      pair("split.no", 2, part, 2),
+      pair("split.count", 2, n, 2),
+      pair("split.tensors.count", 5, nTensors, 4),
+    ];
     let offset = 0;
     const heads = mine.map(({ head, data }) => {
       const entry = Buffer.concat([head, int(offset, 8)]);
       offset += data.length + pad(data.length);
       return entry;
     });
-    const head = Buffer.concat([file.subarray(0, 8), int(mine.length, 8), int((part === 0 ? nKeys : 0) + 3, 8), ...(part === 0 ? [keys] : []), ...splitKeys, ...heads]);
+    const head = Buffer.concat([
+      file.subarray(0, 8),
+      int(mine.length, 8),
+      int((part === 0 ? nKeys : 0) + 3, 8),
+      ...(part === 0 ? [keys] : []),
+      ...splitKeys,
+      ...heads,
+    ]);
     const data = mine.map(({ data }) => Buffer.concat([data, Buffer.alloc(pad(data.length))]));
     return new Uint8Array(Buffer.concat([head, Buffer.alloc(pad(head.length)), ...data]));
   });

@@ -27,7 +27,11 @@ export class Conversation {
       this.draw();
     };
     $("export").onclick = () => {
-      const messages = this.messages.map(({ role, content, receipt }) => ({ role, content, ...(receipt && { receipt: JSON.parse(receipt) }) }));
+      const messages = this.messages.map(({ role, content, receipt }) => ({
+        role,
+        content,
+        ...(receipt && { receipt: JSON.parse(receipt) }),
+      }));
       save("conversation.json", JSON.stringify({ sampling: samplingOptions(), messages }, null, 2));
     };
   }
@@ -58,12 +62,19 @@ export class Conversation {
     const text = element("div", { className: "text" }, message.view ? "" : message.content);
     message.view?.host.replaceWith(text);
     const buttons = element("div", { className: "row" });
-    const node = element("div", { className: `message ${message.role}` }, element("h3", {}, message.role === "user" ? "You" : "Starling"), text, buttons);
+    const node = element(
+      "div",
+      { className: `message ${message.role}` },
+      element("h3", {}, message.role === "user" ? "You" : "Starling"),
+      text,
+      buttons,
+    );
     if (message.view) {
       const { tokens } = message.view;
       message.view = Object.assign(new Answer(text), { tokens });
     }
-    const button = (label, onclick) => buttons.append(element("button", { type: "button", className: "small", onclick }, label));
+    const button = (label, onclick) =>
+      buttons.append(element("button", { type: "button", className: "small", onclick }, label));
     if (message.role === "user") {
       button("Edit", () => this.#edit(node, at));
       button("Again, same seed", () => this.ask(at, message.content));
@@ -75,7 +86,11 @@ export class Conversation {
 
   #edit(node, at) {
     const area = element("textarea", { rows: 3, value: this.messages[at].content, ariaLabel: "Edited message" });
-    const done = element("button", { type: "button", className: "small", onclick: () => this.ask(at, area.value) }, "Send");
+    const done = element(
+      "button",
+      { type: "button", className: "small", onclick: () => this.ask(at, area.value) },
+      "Send",
+    );
     const back = element("button", { type: "button", className: "small", onclick: () => this.draw() }, "Cancel");
     node.replaceChildren(area, element("div", { className: "row" }, done, back));
     area.focus();

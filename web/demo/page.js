@@ -8,7 +8,8 @@ import { ALTERNATIVES, Answer } from "./tokens.js";
 import { Verifier } from "./verify.js";
 
 const query = new URLSearchParams(location.search);
-const BUNDLED = new URL(query.get("model") ?? "../../fixtures/starling-tiny/starling-tiny-q8_0.gguf", location.href).href;
+const BUNDLED = new URL(query.get("model") ?? "../../fixtures/starling-tiny/starling-tiny-q8_0.gguf", location.href)
+  .href;
 
 let model;
 let loading;
@@ -54,7 +55,8 @@ async function load() {
     const { info } = model;
     const { sharedMemory } = Starling.features();
     status(`${info.name ?? info.architecture} is ready${info.generates ? "" : "; it embeds texts and does not write"}`);
-    $("backend").textContent = `${info.isa}, ${info.threads} thread${info.threads === 1 ? "" : "s"}${sharedMemory ? " (isolated page)" : ""}`;
+    $("backend").textContent =
+      `${info.isa}, ${info.threads} thread${info.threads === 1 ? "" : "s"}${sharedMemory ? " (isolated page)" : ""}`;
     $("context").textContent = `${info.contextLength} tokens`;
     $("facts").hidden = false;
     await showMemory();
@@ -71,19 +73,28 @@ async function load() {
 function showProgress({ from, loaded, total, rate, remaining }) {
   $("progress").value = loaded / total;
   const rest = loaded < total ? `, ${bytes(rate)}/s, ${seconds(remaining)} left` : "";
-  $("progress-text").textContent = `${bytes(loaded)} of ${bytes(total)} from ${{ network: "the network", cache: "the cache", local: "this device" }[from]}${rest}`;
+  $("progress-text").textContent =
+    `${bytes(loaded)} of ${bytes(total)} from ${{ network: "the network", cache: "the cache", local: "this device" }[from]}${rest}`;
 }
 
 async function showMemory() {
   const memory = await model.memory();
-  $("memory").textContent = `${bytes(memory.module)}: weights ${bytes(memory.weights)}, context ${bytes(memory.kvReserved)}`;
+  $("memory").textContent =
+    `${bytes(memory.module)}: weights ${bytes(memory.weights)}, context ${bytes(memory.kvReserved)}`;
 }
 
 async function showCache() {
   const [entries, usage] = await Promise.all([Starling.cache.list(), Starling.cache.usage()]);
-  $("cache-usage").textContent = usage.storage === "none" ? "This browser keeps nothing here." : `${bytes(usage.cached)} cached; this site may use ${bytes(usage.quota)}.`;
+  $("cache-usage").textContent =
+    usage.storage === "none"
+      ? "This browser keeps nothing here."
+      : `${bytes(usage.cached)} cached; this site may use ${bytes(usage.quota)}.`;
   const item = ({ url, size }) => {
-    const remove = element("button", { type: "button", className: "small", onclick: () => Starling.cache.evict(url).then(showCache) }, "Remove");
+    const remove = element(
+      "button",
+      { type: "button", className: "small", onclick: () => Starling.cache.evict(url).then(showCache) },
+      "Remove",
+    );
     remove.setAttribute("aria-label", `Remove ${url}`);
     return element("li", {}, `${url} (${bytes(size)}) `, remove);
   };
@@ -96,12 +107,22 @@ async function answer(start, view) {
   enable();
   status("Writing");
   try {
-    const generation = start(model, { ...samplingOptions(), logprobs: ALTERNATIVES, receipt: true, signal: generating.signal });
+    const generation = start(model, {
+      ...samplingOptions(),
+      logprobs: ALTERNATIVES,
+      receipt: true,
+      signal: generating.signal,
+    });
     for await (const token of generation.tokens()) view.add(token);
     const result = await generation.result;
     const { timings, usage } = result;
-    $("speed").textContent = `${timings.generationPerSecond.toFixed(1)} tokens/s written, ${timings.promptPerSecond.toFixed(0)} read`;
-    const ended = { stop: "the model ended", length: "the limit of tokens is reached", not_finite: "the model's numbers are not finite" }[result.finishReason];
+    $("speed").textContent =
+      `${timings.generationPerSecond.toFixed(1)} tokens/s written, ${timings.promptPerSecond.toFixed(0)} read`;
+    const ended = {
+      stop: "the model ended",
+      length: "the limit of tokens is reached",
+      not_finite: "the model's numbers are not finite",
+    }[result.finishReason];
     status(`${usage.completionTokens} tokens: ${ended}`);
     return result;
   } catch (e) {

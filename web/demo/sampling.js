@@ -17,7 +17,14 @@ const controls = [
 ];
 
 for (const [name, label, value, min, step] of controls) {
-  const input = element("input", { type: "number", id: `option-${name}`, value: String(value), min: String(min), step: String(step), required: true });
+  const input = element("input", {
+    type: "number",
+    id: `option-${name}`,
+    value: String(value),
+    min: String(min),
+    step: String(step),
+    required: true,
+  });
   $("sampling").append(element("label", {}, label, input));
 }
 const stop = element("input", { type: "text", id: "option-stop" });

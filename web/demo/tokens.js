@@ -49,15 +49,25 @@ export class Answer {
     if (!node) return hide();
     const token = this.tokens[node.dataset.index];
     const rows = token.top?.map(({ id, text, logprob }) =>
-      element("tr", {}, element("td", {}, id === token.id ? "▸" : ""), element("td", {}, JSON.stringify(text)), element("td", {}, percent(logprob))),
+      element(
+        "tr",
+        {},
+        element("td", {}, id === token.id ? "▸" : ""),
+        element("td", {}, JSON.stringify(text)),
+        element("td", {}, percent(logprob)),
+      ),
     );
     const tip = $("tip");
-    tip.replaceChildren(element("div", {}, `${JSON.stringify(token.text)}, id ${token.id}: ${percent(token.logprob)}`), element("table", {}, ...(rows ?? [])));
+    tip.replaceChildren(
+      element("div", {}, `${JSON.stringify(token.text)}, id ${token.id}: ${percent(token.logprob)}`),
+      element("table", {}, ...(rows ?? [])),
+    );
     tip.hidden = false;
     node.setAttribute("aria-describedby", "tip");
     const { left, bottom, top } = node.getBoundingClientRect();
     tip.style.left = `${Math.max(0, Math.min(left, innerWidth - tip.offsetWidth - 8))}px`;
-    tip.style.top = bottom + tip.offsetHeight + 4 < innerHeight ? `${bottom + 4}px` : `${Math.max(0, top - tip.offsetHeight - 4)}px`;
+    tip.style.top =
+      bottom + tip.offsetHeight + 4 < innerHeight ? `${bottom + 4}px` : `${Math.max(0, top - tip.offsetHeight - 4)}px`;
   }
 
   /** Arrow keys go from token to token; one of them is in the order of tabs. */

@@ -40,8 +40,14 @@ export class Verifier {
       const agreed = result.verified ? output.length : (result.step ?? 0);
       const texts = await Promise.all(output.slice(0, 4096).map((id) => model.detokenize([id])));
       const wrong = !result.verified && result.step !== null ? result.step : -1;
-      $("steps").append(...texts.map((t, i) => element("li", { className: i < agreed ? "ok" : i === wrong ? "wrong" : "" }, t)));
-      if (result.verified) say(`Verified: this model gave these ${result.tokens} tokens to this request, as replayed in ${ms.toFixed(0)} ms.`, "good");
+      $("steps").append(
+        ...texts.map((t, i) => element("li", { className: i < agreed ? "ok" : i === wrong ? "wrong" : "" }, t)),
+      );
+      if (result.verified)
+        say(
+          `Verified: this model gave these ${result.tokens} tokens to this request, as replayed in ${ms.toFixed(0)} ms.`,
+          "good",
+        );
       else say(`Not verified: ${result.reason}.`, "bad");
     } catch (e) {
       say(`This cannot be checked: ${e.message}`, "bad");

@@ -1,12 +1,13 @@
 // An engine in a worker, or inline.
 
-import { Core, type CoreOptions } from "./core.js";
+import { Core } from "./core.js";
 import { StarlingError, fromWire } from "./errors.js";
+import type { LoadRequest } from "./load.js";
 import type { Backend, CoreEvent, FromWorker, Method, ToWorker } from "./protocol.js";
 import type { ModelInfo, Progress } from "./types.js";
 
 export interface BackendOptions {
-  core: CoreOptions;
+  core: LoadRequest;
   onProgress: (progress: Progress) => void;
   signal: AbortSignal | undefined;
   emit: (events: CoreEvent[]) => void;
@@ -83,7 +84,12 @@ class WorkerBackend implements Backend {
     };
     this.#worker.onerror = (event) => {
       event.preventDefault();
-      reject(new StarlingError("unsupported", `the worker does not start: ${event.message ?? "its script cannot be loaded"}`));
+      reject(
+        new StarlingError(
+          "unsupported",
+          `the worker does not start: ${event.message ?? "its script cannot be loaded"}`,
+        ),
+      );
     };
     const abort = () => {
       this.#post({ type: "abort" });
@@ -97,7 +103,9 @@ class WorkerBackend implements Backend {
       } catch (e) {
         if (streams.length === 0) throw e;
         // streams cannot be transferred everywhere
-        const parts = await Promise.all(core.parts.map(async (part) => ("stream" in part ? { blob: await new Response(part.stream).blob() } : part)));
+        const parts = await Promise.all(
+          core.parts.map(async (part) => ("stream" in part ? { blob: await new Response(part.stream).blob() } : part)),
+        );
         this.#post({ type: "load", options: { ...core, parts } });
       }
       this.info = await promise;

@@ -185,7 +185,8 @@ async function open(): Promise<Store | undefined> {
   if (!globalThis.crypto?.subtle) return undefined;
   try {
     const root = await globalThis.navigator?.storage?.getDirectory?.();
-    if (root && "createWritable" in FileSystemFileHandle.prototype) return new Opfs(await root.getDirectoryHandle(NAME, { create: true }));
+    if (root && "createWritable" in FileSystemFileHandle.prototype)
+      return new Opfs(await root.getDirectoryHandle(NAME, { create: true }));
   } catch {
     // a private window may refuse
   }
@@ -225,7 +226,11 @@ export async function cacheWriter(url: string, size: number): Promise<CacheWrite
     }
   };
   const writer = await guard(here.writer(url));
-  return { write: (bytes) => guard(writer.write(bytes)), commit: (entry) => guard(writer.commit(entry)), abort: writer.abort };
+  return {
+    write: (bytes) => guard(writer.write(bytes)),
+    commit: (entry) => guard(writer.commit(entry)),
+    abort: writer.abort,
+  };
 }
 
 /** The models that were downloaded before. */

@@ -1,23 +1,11 @@
-// The engine at work: owns the module's objects, feeds them the model as it arrives, and runs a batch at a time, so that
-// messages and aborts get through between batches. Runs in a worker, or inline.
+// The engine at work: runs a batch at a time, so that messages and aborts get through between batches. Runs in a worker,
+// or inline.
 
-import { type InitOutput, Loader, initSync, type Model, crash, panicMessage } from "../wasm/starling.js";
-import { blobFile, openPart, read, remoteTag, type Part, type SourceFile } from "./source.js";
-import { cacheWriter, cached, modelCache, type CacheWriter } from "./cache.js";
-import { type ErrorCode, StarlingError, toWire } from "./errors.js";
+import { type InitOutput, type Model, crash } from "../wasm/starling.js";
+import { StarlingError, toWire } from "./errors.js";
+import { guarded, isDead, loadModel, type LoadRequest } from "./load.js";
 import type { CoreEvent } from "./protocol.js";
-import type { LoadOptions, MemoryReport, ModelInfo, Progress, Verification } from "./types.js";
-
-/** What loading takes, with nothing in it that cannot cross to a worker. */
-export interface CoreOptions {
-  parts: Part[];
-  cache: NonNullable<LoadOptions["cache"]>;
-  sha256: string[] | undefined;
-  receipts: boolean;
-  module: WebAssembly.Module;
-  /** As the module takes them. */
-  session: { n_ctx?: number | undefined; max_seqs?: number | undefined; batch_tokens?: number | undefined; kv_type?: string | undefined };
-}
+import type { MemoryReport, ModelInfo, Progress, Verification } from "./types.js";
 
 /** A request on its way. */
 interface Job {
@@ -33,10 +21,14 @@ interface Job {
 type EngineEvent =
   | { type: "prefilled"; id: number; n_prompt: number; n_cached: number }
   | { type: "token"; id: number; token: number; text: string; logprob: number | null; top: [number, number][] }
-  | { type: "done"; id: number; text: string; reason: "stop" | "length" | "not_finite"; n_tokens: number; receipt?: string };
-
-/** Bytes of weights that fit a module's 4 GiB beside keys, values and working memory. */
-const MOST_BYTES = 3.75 * 2 ** 30;
+  | {
+      type: "done";
+      id: number;
+      text: string;
+      reason: "stop" | "length" | "not_finite";
+      n_tokens: number;
+      receipt?: string;
+    };
 
 export class Core {
   readonly info: ModelInfo;
@@ -73,70 +65,13 @@ export class Core {
   }
 
   static async load(
-    options: CoreOptions,
+    options: LoadRequest,
     onProgress: (progress: Progress) => void,
     signal: AbortSignal | undefined,
     emit: (events: CoreEvent[]) => void,
   ): Promise<Core> {
-    signal?.throwIfAborted();
-    // one instance for all that run inline
-    const module = initSync({ module: options.module });
-    const writers: { writer: CacheWriter; url: string; file: SourceFile; part: number }[] = [];
-    let loader: Loader | undefined;
-    let model: Model | undefined;
-    let places: Place[] = [];
-    try {
-      for (const part of options.parts) places.push(await locate(part, options, signal));
-      const total = places.reduce((sum, { file }) => sum + file.size, 0);
-      if (total > MOST_BYTES) {
-        throw new StarlingError("memory", `the model has ${total} bytes; a WebAssembly module has room for weights of about ${MOST_BYTES} at most`);
-      }
-      for (const [part, { file, url }] of places.entries()) {
-        const writer = url === undefined ? undefined : await cacheWriter(url, file.size);
-        if (writer) writers.push({ writer, url: url!, file, part });
-      }
-      const meter = new Meter(total, onProgress);
-      const taken = places.map(() => 0);
-      const take = async (part: number, until: "directory" | "end") => {
-        const { file, from } = places[part]!;
-        for await (const bytes of read(file, taken[part]!, signal)) {
-          if (taken[part] === 0 && bytes[0] === "<".charCodeAt(0)) throw new StarlingError("model", `${file.name} is a web page, not a GGUF file`);
-          taken[part]! += bytes.length;
-          await writers.find((w) => w.part === part)?.writer.write(bytes);
-          const known = guarded(() => loader!.feed(part, bytes));
-          meter.add(from, bytes.length);
-          if (known && until === "directory") return;
-        }
-      };
-      loader = guarded(() => new Loader(Float64Array.from(places, ({ file }) => file.size), options.receipts || options.sha256 !== undefined));
-      if (places.length > 1) for (const part of places.keys()) await take(part, "directory");
-      for (const part of places.keys()) await take(part, "end");
-      meter.done();
-      const sha256 = places.map((_, part) => loader!.sha256(part));
-      for (const [part, { file }] of places.entries()) {
-        const want = options.sha256?.[part]?.toLowerCase();
-        if (want !== undefined && want !== sha256[part]) {
-          throw new StarlingError("checksum", `${file.name} has the SHA-256 ${sha256[part]}, expected ${want}`);
-        }
-      }
-      const whole = loader;
-      loader = undefined;
-      model = guarded(() => whole.open(JSON.stringify(options.session)));
-      for (const { writer, url, file, part } of writers) {
-        await writer.commit({ url, size: file.size, tag: file.tag, sha256: sha256[part], stored: Date.now() });
-      }
-      return new Core(module, model, emit);
-    } catch (e) {
-      for (const { writer } of writers) await writer.abort().catch(() => {});
-      if (!isDead(e)) {
-        loader?.free();
-        model?.free();
-      }
-      // a cached file that cannot be loaded is of no use
-      const broken = e instanceof StarlingError && (e.code === "model" || e.code === "checksum");
-      for (const { from, file } of places) if (broken && from === "cache") await modelCache.evict(file.name);
-      throw e;
-    }
+    const { module, model } = await loadModel(options, onProgress, signal);
+    return new Core(module, model, emit);
   }
 
   /** Takes a request in JSON; what becomes of it is emitted. */
@@ -214,7 +149,16 @@ export class Core {
         return { type: "prefilled", job, promptTokens: event.n_prompt, cachedTokens: event.n_cached };
       case "token": {
         const top = event.top.map(([id, logprob]) => ({ id, logprob, text: this.detokenize([id]) }));
-        return { type: "token", job, token: { id: event.token, text: event.text, ...(event.logprob !== null && { logprob: event.logprob }), ...(top.length > 0 && { top }) } };
+        return {
+          type: "token",
+          job,
+          token: {
+            id: event.token,
+            text: event.text,
+            ...(event.logprob !== null && { logprob: event.logprob }),
+            ...(top.length > 0 && { top }),
+          },
+        };
       }
       case "done": {
         this.#active.delete(event.id);
@@ -228,7 +172,15 @@ export class Core {
           // the first token comes with the prompt
           generationPerSecond: generationMs > 0 ? (event.n_tokens - 1) / (generationMs / 1000) : 0,
         };
-        return { type: "done", job, text: event.text, reason: event.reason, completionTokens: event.n_tokens, timings, receipt: event.receipt };
+        return {
+          type: "done",
+          job,
+          text: event.text,
+          reason: event.reason,
+          completionTokens: event.n_tokens,
+          timings,
+          receipt: event.receipt,
+        };
       }
     }
   }
@@ -290,80 +242,6 @@ export class Core {
       if (isDead(e)) this.#dead = e as StarlingError;
       throw e;
     }
-  }
-}
-
-const isDead = (e: unknown) => e instanceof StarlingError && (e.code === "crashed" || e.code === "disposed");
-
-/** Gives the module's errors their names. */
-function guarded<T>(work: () => T): T {
-  try {
-    return work();
-  } catch (e) {
-    if (e instanceof WebAssembly.RuntimeError || e instanceof RangeError) {
-      const said = panicMessage();
-      throw new StarlingError("crashed", said ? `Starling crashed: ${said}` : `Starling crashed: ${e.message}; most likely its memory ran out, of which a module has at most 4 GiB`, { cause: e });
-    }
-    const { code, message } = e as { code?: ErrorCode; message: string };
-    throw code ? new StarlingError(code, message) : e;
-  }
-}
-
-/** A file, and where its bytes come from; with the URL to cache it under, if it shall be. */
-interface Place {
-  file: SourceFile;
-  from: Progress["from"];
-  url?: string;
-}
-
-async function locate(part: Part, options: CoreOptions, signal: AbortSignal | undefined): Promise<Place> {
-  if (!("url" in part) || part.url.startsWith("file:")) return { file: await openPart(part, signal), from: "local" };
-  const { url } = part;
-  const hit = options.cache === "reuse" || options.cache === "revalidate" ? await cached(url) : undefined;
-  if (hit) {
-    const remote = options.cache === "revalidate" ? await remoteTag(url, signal) : undefined;
-    const same = !remote || (remote.tag === hit.entry.tag && (remote.size ?? hit.entry.size) === hit.entry.size);
-    if (same) return { file: blobFile(hit.blob, url), from: "cache" };
-  }
-  const file = await openPart(part, signal, options.parts.length === 1);
-  return { file, from: "network", ...(options.cache !== "none" && { url }) };
-}
-
-/** Counts bytes, and reports ten times a second at most. */
-class Meter {
-  #total: number;
-  #report: (progress: Progress) => void;
-  #loaded = 0;
-  #from: Progress["from"] = "local";
-  #rate = 0;
-  #last = performance.now();
-  #lastLoaded = 0;
-
-  constructor(total: number, report: (progress: Progress) => void) {
-    this.#total = total;
-    this.#report = report;
-  }
-
-  add(from: Progress["from"], bytes: number): void {
-    this.#loaded += bytes;
-    this.#from = from;
-    if (performance.now() - this.#last >= 100) this.#tell();
-  }
-
-  done(): void {
-    this.#tell();
-  }
-
-  #tell(): void {
-    const now = performance.now();
-    const seconds = Math.max(now - this.#last, 1) / 1000;
-    const rate = (this.#loaded - this.#lastLoaded) / seconds;
-    // over about two seconds
-    const weight = Math.min(seconds / 2, 1);
-    this.#rate = this.#rate === 0 ? rate : this.#rate + (rate - this.#rate) * weight;
-    [this.#last, this.#lastLoaded] = [now, this.#loaded];
-    const remaining = this.#rate > 0 ? (this.#total - this.#loaded) / this.#rate : 0;
-    this.#report({ from: this.#from, loaded: this.#loaded, total: this.#total, rate: this.#rate, remaining });
   }
 }
 

@@ -55,5 +55,7 @@ export function toWire(e: unknown): WireError {
 
 export function fromWire(e: WireError): Error {
   if (e.code) return new StarlingError(e.code, e.message);
-  return e.name === "AbortError" ? new DOMException(e.message, e.name) : Object.assign(new Error(e.message), { name: e.name });
+  return e.name === "AbortError"
+    ? new DOMException(e.message, e.name)
+    : Object.assign(new Error(e.message), { name: e.name });
 }

@@ -17,7 +17,33 @@ export interface Features {
 
 // a function without arguments whose body uses one instruction of the set
 const module_ = (...body: number[]) =>
-  Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 1, 4, 1, 96, 0, 0, 3, 2, 1, 0, 10, body.length + 4, 1, body.length + 2, 0, ...body, 11);
+  Uint8Array.of(
+    0,
+    97,
+    115,
+    109,
+    1,
+    0,
+    0,
+    0,
+    1,
+    4,
+    1,
+    96,
+    0,
+    0,
+    3,
+    2,
+    1,
+    0,
+    10,
+    body.length + 4,
+    1,
+    body.length + 2,
+    0,
+    ...body,
+    11,
+  );
 const splat = [65, 1, 253, 15];
 const drop = 26;
 
@@ -39,7 +65,10 @@ const compiled = new Map<string, Promise<WebAssembly.Module>>();
 /** The module, compiled once in this page however many models use it. */
 export function compile(isa: Isa | undefined, source: WasmSource | undefined): Promise<WebAssembly.Module> {
   const { simd128, relaxedSimd } = features();
-  if (!simd128) return Promise.reject(new StarlingError("unsupported", "this runtime has no WebAssembly SIMD (simd128), which Starling needs"));
+  if (!simd128)
+    return Promise.reject(
+      new StarlingError("unsupported", "this runtime has no WebAssembly SIMD (simd128), which Starling needs"),
+    );
   if (source instanceof WebAssembly.Module) return Promise.resolve(source);
   if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return WebAssembly.compile(source);
   isa ??= relaxedSimd ? "relaxed-simd" : "simd128";
@@ -57,8 +86,11 @@ export function compile(isa: Isa | undefined, source: WasmSource | undefined): P
 async function fetchModule(isa: Isa, source: string | URL | undefined): Promise<WebAssembly.Module> {
   // bundlers look for exactly this form
   const beside = () =>
-    isa === "relaxed-simd" ? new URL("../wasm/relaxed-simd.wasm", import.meta.url) : new URL("../wasm/simd128.wasm", import.meta.url);
-  const url = source === undefined ? beside() : new URL(source, globalThis.document?.baseURI ?? globalThis.location?.href);
+    isa === "relaxed-simd"
+      ? new URL("../wasm/relaxed-simd.wasm", import.meta.url)
+      : new URL("../wasm/simd128.wasm", import.meta.url);
+  const url =
+    source === undefined ? beside() : new URL(source, globalThis.document?.baseURI ?? globalThis.location?.href);
   const file = await localFile(url);
   if (file) return WebAssembly.compile(await file.arrayBuffer());
   const failed = (why: string, cause?: unknown) => new StarlingError("network", `${url.href}: ${why}`, { cause });

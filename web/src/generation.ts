@@ -21,18 +21,15 @@ export class Generation implements AsyncIterable<string> {
   #ended = false;
   #error: unknown;
   #wake: () => void = () => {};
-  private settle: { resolve: (value: Completion) => void; reject: (e: unknown) => void };
+  #resolve!: (value: Completion) => void;
+  #reject!: (e: unknown) => void;
   #cancel: () => void;
+  #logprobs: boolean;
 
   /** @internal */
-  constructor(
-    signal: AbortSignal | undefined,
-    cancel: () => void,
-    private logprobs: boolean,
-  ) {
-    let settle!: Generation["settle"];
-    this.result = new Promise((resolve, reject) => (settle = { resolve, reject }));
-    this.settle = settle;
+  constructor(signal: AbortSignal | undefined, cancel: () => void, logprobs: boolean) {
+    this.#logprobs = logprobs;
+    this.result = new Promise((resolve, reject) => ([this.#resolve, this.#reject] = [resolve, reject]));
     // whoever iterates sees the error there
     this.result.catch(() => {});
     const abort = () => this.fail(signal!.reason);
@@ -69,7 +66,7 @@ export class Generation implements AsyncIterable<string> {
     this.#ended = true;
     this.#error = error;
     this.#cancel();
-    this.settle.reject(error);
+    this.#reject(error);
     this.#wake();
   }
 
@@ -81,7 +78,7 @@ export class Generation implements AsyncIterable<string> {
         this.#usage = { promptTokens: event.promptTokens, cachedTokens: event.cachedTokens };
         break;
       case "token":
-        if (!this.logprobs) delete event.token.logprob;
+        if (!this.#logprobs) delete event.token.logprob;
         this.#tokens.push(event.token);
         this.#queue.push(event.token);
         break;
@@ -92,7 +89,7 @@ export class Generation implements AsyncIterable<string> {
         const text = this.#tokens.map((token) => token.text).join("") + event.text;
         this.#ended = true;
         this.#cancel();
-        this.settle.resolve({
+        this.#resolve({
           text,
           tokens: this.#tokens,
           finishReason: event.reason,

@@ -9,13 +9,28 @@ import { Completions } from "./openai.js";
 import type { Backend, CoreEvent } from "./protocol.js";
 import { type Prompt, chatJson, requestJson } from "./request.js";
 import { type Source, parts } from "./source.js";
-import type { ChatMessage, GenerateOptions, LoadOptions, MemoryReport, ModelInfo, TemplateOptions, Verification } from "./types.js";
+import type {
+  ChatMessage,
+  GenerateOptions,
+  LoadOptions,
+  MemoryReport,
+  ModelInfo,
+  TemplateOptions,
+  Verification,
+} from "./types.js";
 
 export { type CacheEntry, type CacheUsage } from "./cache.js";
 export { type ErrorCode, StarlingError } from "./errors.js";
 export { type Features, type Isa, type WasmSource, features } from "./features.js";
 export { Generation } from "./generation.js";
-export type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest, ChatLogprob, Completions, CompletionUsage } from "./openai.js";
+export type {
+  ChatCompletion,
+  ChatCompletionChunk,
+  ChatCompletionRequest,
+  ChatLogprob,
+  Completions,
+  CompletionUsage,
+} from "./openai.js";
 export type { Source } from "./source.js";
 export type * from "./types.js";
 
@@ -47,11 +62,14 @@ export class Starling {
     this.info = backend.info;
     listen((events) => {
       for (const event of events) {
-        this.#generations.get(event.job)?.receive(event);
+        const generation = this.#generations.get(event.job);
+        // before it is told: there is nothing to cancel any more
         if (event.type === "done" || event.type === "failed") this.#generations.delete(event.job);
+        generation?.receive(event);
       }
     });
-    const chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions = {}) => this.#start({ chat: chatJson(messages, options) }, options);
+    const chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions = {}) =>
+      this.#start({ chat: chatJson(messages, options) }, options);
     this.chat = Object.assign(chat, { completions: new Completions(chat, this.info.name ?? this.info.architecture) });
   }
 
@@ -68,14 +86,24 @@ export class Starling {
       sha256: typeof sha256 === "string" ? [sha256] : sha256,
       receipts: options.receipts ?? false,
       module: await compile(options.isa, options.wasm),
-      session: { n_ctx: options.contextLength, max_seqs: options.sequences, batch_tokens: options.batchTokens, kv_type: options.kvType },
+      session: {
+        n_ctx: options.contextLength,
+        max_seqs: options.sequences,
+        batch_tokens: options.batchTokens,
+        kv_type: options.kvType,
+      },
     };
     if (core.sha256 && core.sha256.length !== core.parts.length) {
       throw new StarlingError("request", `${core.sha256.length} SHA-256 given for ${core.parts.length} files`);
     }
     let emit: (events: CoreEvent[]) => void = () => {};
     const start = (options.worker ?? typeof document !== "undefined") ? inWorker : inline;
-    const backend = await start({ core, onProgress: options.onProgress ?? (() => {}), signal: options.signal, emit: (events) => emit(events) });
+    const backend = await start({
+      core,
+      onProgress: options.onProgress ?? (() => {}),
+      signal: options.signal,
+      emit: (events) => emit(events),
+    });
     return new Starling(backend, (listener) => (emit = listener));
   }
 
@@ -111,7 +139,10 @@ export class Starling {
   }
 
   /** Token ids of a text, and the bytes of its UTF-8 that each stands for. */
-  tokenize(text: string, { addSpecial = true, parseSpecial = false } = {}): Promise<{ ids: number[]; offsets: [number, number][] }> {
+  tokenize(
+    text: string,
+    { addSpecial = true, parseSpecial = false } = {},
+  ): Promise<{ ids: number[]; offsets: [number, number][] }> {
     return this.#backend.call("tokenize", text, addSpecial, parseSpecial);
   }
 

@@ -82,8 +82,10 @@ type Streamed<S> = Omit<ChatCompletionRequest, "stream"> & (S extends true ? { s
 type Chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions) => Generation;
 
 const KNOWN = new Set(
-  ("messages model stream stream_options max_tokens max_completion_tokens temperature top_p n stop seed frequency_penalty presence_penalty " +
-    "logit_bias logprobs top_logprobs tools user top_k min_p typical_p repeat_penalty repeat_last_n chat_template_kwargs").split(" "),
+  (
+    "messages model stream stream_options max_tokens max_completion_tokens temperature top_p n stop seed frequency_penalty presence_penalty " +
+    "logit_bias logprobs top_logprobs tools user top_k min_p typical_p repeat_penalty repeat_last_n chat_template_kwargs"
+  ).split(" "),
 );
 
 export class Completions {
@@ -100,7 +102,10 @@ export class Completions {
   /** Answers a conversation; with `stream`, piece by piece. */
   create(request: Streamed<true>, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
   create(request: Streamed<false | undefined>, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
-  async create(request: ChatCompletionRequest, { signal }: { signal?: AbortSignal } = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
+  async create(
+    request: ChatCompletionRequest,
+    { signal }: { signal?: AbortSignal } = {},
+  ): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
     const unknown = Object.keys(request).find((name) => !KNOWN.has(name));
     if (unknown !== undefined) throw new StarlingError("request", `unknown parameter ${unknown}`);
     const options = given({
@@ -122,9 +127,16 @@ export class Completions {
       variables: request.chat_template_kwargs,
       signal,
     });
-    const generations = Array.from({ length: request.n ?? 1 }, (_, sequence) => this.#chat(request.messages, { ...options, sequence }));
+    const generations = Array.from({ length: request.n ?? 1 }, (_, sequence) =>
+      this.#chat(request.messages, { ...options, sequence }),
+    );
     const head = { id: `chatcmpl-${++this.#next}`, created: Math.floor(Date.now() / 1000), model: this.#model };
-    if (request.stream) return chunks(generations, { ...head, object: "chat.completion.chunk" }, request.stream_options?.include_usage ?? false);
+    if (request.stream)
+      return chunks(
+        generations,
+        { ...head, object: "chat.completion.chunk" },
+        request.stream_options?.include_usage ?? false,
+      );
     const results = await Promise.all(generations.map(({ result }) => result));
     const choices = results.map(({ text, tokens, finishReason }, index) => ({
       index,
@@ -141,7 +153,8 @@ function given(options: Record<string, unknown>): GenerateOptions & TemplateOpti
 }
 
 function reason(finish: Completion["finishReason"]): "stop" | "length" {
-  if (finish === "not_finite") throw new StarlingError("model", "the model's numbers are not finite: a fault of its weights with this prompt");
+  if (finish === "not_finite")
+    throw new StarlingError("model", "the model's numbers are not finite: a fault of its weights with this prompt");
   return finish;
 }
 
@@ -151,7 +164,12 @@ function usage(results: Completion[]): CompletionUsage {
   const prompt_tokens = results[0]?.usage.promptTokens ?? 0;
   const completion_tokens = sum((r) => r.usage.completionTokens);
   const cached_tokens = results[0]?.usage.cachedTokens ?? 0;
-  return { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens, prompt_tokens_details: { cached_tokens } };
+  return {
+    prompt_tokens,
+    completion_tokens,
+    total_tokens: prompt_tokens + completion_tokens,
+    prompt_tokens_details: { cached_tokens },
+  };
 }
 
 const bytes = (text: string) => Array.from(new TextEncoder().encode(text));
@@ -166,7 +184,11 @@ async function* chunks(
   head: Pick<ChatCompletionChunk, "id" | "object" | "created" | "model">,
   includeUsage: boolean,
 ): AsyncGenerator<ChatCompletionChunk, void> {
-  const chunk = (choice: ChatCompletionChunk["choices"][number]) => ({ ...head, choices: [choice], ...(includeUsage && { usage: null }) });
+  const chunk = (choice: ChatCompletionChunk["choices"][number]) => ({
+    ...head,
+    choices: [choice],
+    ...(includeUsage && { usage: null }),
+  });
   // whichever has a token next
   const streams = generations.map((generation) => generation.tokens());
   const next = async (index: number) => ({ index, piece: await streams[index]!.next() });
@@ -186,7 +208,8 @@ async function* chunks(
       waiting.set(index, next(index));
       const { value: token } = piece;
       const logprobs = token.logprob === undefined ? null : { content: [logprob(token)] };
-      if (token.text !== "" || logprobs) yield chunk({ index, delta: { content: token.text }, logprobs, finish_reason: null });
+      if (token.text !== "" || logprobs)
+        yield chunk({ index, delta: { content: token.text }, logprobs, finish_reason: null });
     }
     if (includeUsage) {
       yield { ...head, choices: [], usage: usage(await Promise.all(generations.map(({ result }) => result))) };

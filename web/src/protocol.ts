@@ -1,7 +1,8 @@
 // What crosses between the page and the worker, and the one interface to an engine on either side.
 
-import type { Core, CoreOptions } from "./core.js";
+import type { Core } from "./core.js";
 import type { WireError } from "./errors.js";
+import type { LoadRequest } from "./load.js";
 import type { ModelInfo, Progress, Timings, Token } from "./types.js";
 
 /** What became of a job. */
@@ -23,7 +24,7 @@ export type CoreEvent =
 export type Method = "tokenize" | "detokenize" | "embed" | "render" | "verify" | "logitsSha256" | "memory" | "crash";
 
 export type ToWorker =
-  | { type: "load"; options: CoreOptions }
+  | { type: "load"; options: LoadRequest }
   | { type: "abort" }
   | { type: "submit"; job: number; request: string }
   | { type: "cancel"; job: number }

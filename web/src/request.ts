@@ -31,12 +31,15 @@ export function requestJson(prompt: Prompt, options: GenerateOptions, breakers: 
 
 function seed(seed: number | bigint = 0): string {
   const valid = typeof seed === "bigint" ? seed >= 0n && seed < 1n << 64n : Number.isSafeInteger(seed) && seed >= 0;
-  if (!valid) throw new StarlingError("request", `seed is ${seed}, expected a whole number from 0, as a BigInt if above 2^53`);
+  if (!valid)
+    throw new StarlingError("request", `seed is ${seed}, expected a whole number from 0, as a BigInt if above 2^53`);
   return String(seed);
 }
 
 function sampling(o: SamplingOptions & Pick<GenerateOptions, "logprobs" | "logprobsOf">, breakers: number[][]) {
-  const bias = Array.isArray(o.logitBias) ? o.logitBias : Object.entries(o.logitBias ?? {}).map(([id, bias]) => [Number(id), bias]);
+  const bias = Array.isArray(o.logitBias)
+    ? o.logitBias
+    : Object.entries(o.logitBias ?? {}).map(([id, bias]) => [Number(id), bias]);
   const logprobs = o.logprobs !== undefined && o.logprobs !== false;
   return {
     seed: "@",

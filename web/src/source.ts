@@ -7,10 +7,21 @@ import { localFile } from "./features.js";
  * A model: the URL of a GGUF file, `hf:owner/repo/file.gguf`, a `File` or `Blob`, bytes, or a stream of bytes; or an array of
  * URLs or files, the parts of a split model in order. The URL of the first part (`…-00001-of-00003.gguf`) stands for all.
  */
-export type Source = string | URL | Blob | ArrayBuffer | Uint8Array<ArrayBuffer> | ReadableStream<Uint8Array<ArrayBuffer>> | (string | URL | Blob)[];
+export type Source =
+  | string
+  | URL
+  | Blob
+  | ArrayBuffer
+  | Uint8Array<ArrayBuffer>
+  | ReadableStream<Uint8Array<ArrayBuffer>>
+  | (string | URL | Blob)[];
 
 /** A source as it crosses to a worker. */
-export type Part = { url: string } | { blob: Blob } | { bytes: Uint8Array<ArrayBuffer> } | { stream: ReadableStream<Uint8Array<ArrayBuffer>>; size: number | undefined };
+export type Part =
+  | { url: string }
+  | { blob: Blob }
+  | { bytes: Uint8Array<ArrayBuffer> }
+  | { stream: ReadableStream<Uint8Array<ArrayBuffer>>; size: number | undefined };
 
 /** The parts of a source, with URLs made absolute. */
 export function parts(source: Source, size: number | undefined): Part[] {
@@ -39,7 +50,10 @@ function absolute(url: string | URL): string {
 function shards(url: string): string[] {
   const first = /^(.*-)00001-of-(\d{5})(\.gguf(?:[?#].*)?)$/.exec(url);
   if (!first) return [url];
-  return Array.from({ length: Number(first[2]) }, (_, i) => `${first[1]}${String(i + 1).padStart(5, "0")}-of-${first[2]}${first[3]}`);
+  return Array.from(
+    { length: Number(first[2]) },
+    (_, i) => `${first[1]}${String(i + 1).padStart(5, "0")}-of-${first[2]}${first[3]}`,
+  );
 }
 
 /** A file that can be opened at any byte. */
@@ -77,7 +91,10 @@ function bytesFile(bytes: Uint8Array<ArrayBuffer>): SourceFile {
   return { name: "bytes", size: bytes.length, tag: undefined, open, remote: false };
 }
 
-async function streamFile(stream: ReadableStream<Uint8Array<ArrayBuffer>>, size: number | undefined): Promise<SourceFile> {
+async function streamFile(
+  stream: ReadableStream<Uint8Array<ArrayBuffer>>,
+  size: number | undefined,
+): Promise<SourceFile> {
   // without a length everything must be there before the first byte can be placed
   if (size === undefined) return blobFile(await new Response(stream).blob(), "stream");
   let opened = false;
@@ -101,7 +118,10 @@ export async function openPart(part: Part, signal: AbortSignal | undefined, now 
 const tagOf = (headers: Headers) => headers.get("etag") ?? headers.get("last-modified") ?? undefined;
 
 /** What a server says of a file: what a cached copy is compared with. Undefined if it cannot be reached. */
-export async function remoteTag(url: string, signal: AbortSignal | undefined): Promise<{ tag: string | undefined; size: number | undefined } | undefined> {
+export async function remoteTag(
+  url: string,
+  signal: AbortSignal | undefined,
+): Promise<{ tag: string | undefined; size: number | undefined } | undefined> {
   try {
     const response = await fetch(url, { method: "HEAD", cache: "no-cache", signal: signal ?? null });
     const size = response.headers.get("content-length");
@@ -168,7 +188,11 @@ function skip(stream: ReadableStream<Uint8Array<ArrayBuffer>>, bytes: number): R
 const ATTEMPTS = 5;
 
 /** The bytes of a file from there on; a connection that breaks is made again where it broke. */
-export async function* read(file: SourceFile, from: number, signal: AbortSignal | undefined): AsyncGenerator<Uint8Array<ArrayBuffer>, void> {
+export async function* read(
+  file: SourceFile,
+  from: number,
+  signal: AbortSignal | undefined,
+): AsyncGenerator<Uint8Array<ArrayBuffer>, void> {
   let failures = 0;
   while (from < file.size) {
     signal?.throwIfAborted();
@@ -189,7 +213,11 @@ export async function* read(file: SourceFile, from: number, signal: AbortSignal 
       if (e instanceof StarlingError && e.code !== "network") throw e;
       if (!file.remote || failures === ATTEMPTS) {
         if (e instanceof StarlingError) throw e;
-        throw new StarlingError("network", `${file.name}: broke after ${from} of ${file.size} bytes: ${(e as Error).message}`, { cause: e });
+        throw new StarlingError(
+          "network",
+          `${file.name}: broke after ${from} of ${file.size} bytes: ${(e as Error).message}`,
+          { cause: e },
+        );
       }
       await pause(100 * 2 ** failures, signal);
     } finally {
@@ -199,13 +227,19 @@ export async function* read(file: SourceFile, from: number, signal: AbortSignal 
 }
 
 /** A read that ends at once when aborted, whatever the stream does. */
-async function next<T>(reader: ReadableStreamDefaultReader<T>, signal: AbortSignal | undefined): Promise<ReadableStreamReadResult<T>> {
+async function next<T>(
+  reader: ReadableStreamDefaultReader<T>,
+  signal: AbortSignal | undefined,
+): Promise<ReadableStreamReadResult<T>> {
   if (!signal) return reader.read();
   signal.throwIfAborted();
   return new Promise((resolve, reject) => {
     const abort = () => reject(signal.reason);
     signal.addEventListener("abort", abort, { once: true });
-    reader.read().then(resolve, reject).finally(() => signal.removeEventListener("abort", abort));
+    reader
+      .read()
+      .then(resolve, reject)
+      .finally(() => signal.removeEventListener("abort", abort));
   });
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from wasmtime import Config, Engine, Instance, Module, Store
 
 MEMORY_LIMIT = 64 << 20
+FUEL = 10**12
 PIECE = 1 << 20
 
 
@@ -22,7 +23,7 @@ class Starling:
         engine = Engine(config)
         self.store = Store(engine)
         self.store.set_limits(memory_size=MEMORY_LIMIT)
-        self.store.set_fuel(10**12)
+        self.store.set_fuel(FUEL)
         self.exports = Instance(self.store, Module.from_file(engine, module_path), []).exports(self.store)
         self.memory = self.exports["memory"]
 

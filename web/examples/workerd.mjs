@@ -1,5 +1,5 @@
 // A service in workerd that continues the prompt it is asked for: `workerd serve workerd.capnp`, then
-// GET /?prompt=Once+upon+a+time. A worker there has 128 MB: room for a model of some 60 MB with a context of 2048 tokens.
+// GET /?prompt=Once+upon+a+time. A worker there has 128 MB: room for a model of some 50 MB, whose bytes are there beside the packed weights.
 
 import { Starling } from "starling-web";
 import bytes from "model.gguf";
@@ -11,7 +11,11 @@ export default {
   async fetch(request) {
     const ask = new URL(request.url).searchParams;
     model ??= Starling.load(bytes, { wasm });
-    const options = { maxTokens: Number(ask.get("n") ?? 64), temperature: Number(ask.get("temperature") ?? 0), signal: request.signal };
+    const options = {
+      maxTokens: Number(ask.get("n") ?? 64),
+      temperature: Number(ask.get("temperature") ?? 0),
+      signal: request.signal,
+    };
     const pieces = (await model).generate(ask.get("prompt") ?? "Once upon a time", options);
     const encoder = new TextEncoder();
     const stream = new ReadableStream({

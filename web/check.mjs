@@ -1,0 +1,19 @@
+// Refuses a package whose modules lack the kernels, and prints their sizes: run by build.sh.
+
+import { readFile } from "node:fs/promises";
+import { brotliCompressSync } from "node:zlib";
+
+// i32x4.dot_i16x8_s, and i32x4.relaxed_dot_i8x16_i7x16_add_s
+const DOTS = { simd128: [0xfd, 0xba, 0x01], "relaxed-simd": [0xfd, 0x93, 0x02] };
+/** Fewer than a build with kernels has, more than chance would put into bytes. */
+const LEAST = 50;
+
+for (const [isa, code] of Object.entries(DOTS)) {
+  const module = await readFile(new URL(`wasm/${isa}.wasm`, import.meta.url));
+  let dots = 0;
+  for (let at = module.indexOf(Buffer.from(code)); at >= 0; at = module.indexOf(Buffer.from(code), at + 1)) dots += 1;
+  console.log(
+    `${isa}.wasm: ${module.length} bytes, ${brotliCompressSync(module).length} with brotli, ${dots} dot instructions`,
+  );
+  if (dots < LEAST) throw new Error(`${isa}.wasm has ${dots} dot instructions: it was built without its kernels`);
+}

@@ -1,0 +1,29 @@
+using Workerd = import "/workerd/workerd.capnp";
+
+const config :Workerd.Config = (
+  services = [(name = "main", worker = .worker)],
+  sockets = [(name = "http", address = "127.0.0.1:8787", http = (), service = "main")],
+);
+
+# the bundler of a project would list these
+const worker :Workerd.Worker = (
+  compatibilityDate = "2026-01-01",
+  modules = [
+    (name = "main", esModule = embed "workerd.mjs"),
+    (name = "starling.wasm", wasm = embed "../wasm/simd128.wasm"),
+    (name = "model.gguf", data = embed "../../fixtures/starling-tiny/starling-tiny-q8_0.gguf"),
+    (name = "starling-web", esModule = "export * from \"dist/index.js\";"),
+    (name = "dist/index.js", esModule = embed "../dist/index.js"),
+    (name = "dist/backend.js", esModule = embed "../dist/backend.js"),
+    (name = "dist/cache.js", esModule = embed "../dist/cache.js"),
+    (name = "dist/core.js", esModule = embed "../dist/core.js"),
+    (name = "dist/load.js", esModule = embed "../dist/load.js"),
+    (name = "dist/errors.js", esModule = embed "../dist/errors.js"),
+    (name = "dist/features.js", esModule = embed "../dist/features.js"),
+    (name = "dist/generation.js", esModule = embed "../dist/generation.js"),
+    (name = "dist/openai.js", esModule = embed "../dist/openai.js"),
+    (name = "dist/request.js", esModule = embed "../dist/request.js"),
+    (name = "dist/source.js", esModule = embed "../dist/source.js"),
+    (name = "wasm/starling.js", esModule = embed "../wasm/starling.js"),
+  ],
+);

@@ -1,0 +1,193 @@
+// A model on its way: from its files or the cache into the module, and into the cache.
+
+import { type InitOutput, Loader, type Model, initSync, panicMessage } from "../wasm/starling.js";
+import { type CacheWriter, cacheWriter, cached, modelCache } from "./cache.js";
+import { type ErrorCode, StarlingError } from "./errors.js";
+import { type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
+import type { LoadOptions, Progress } from "./types.js";
+
+/** What loading takes, with nothing in it that cannot cross to a worker. */
+export interface LoadRequest {
+  parts: Part[];
+  cache: NonNullable<LoadOptions["cache"]>;
+  sha256: string[] | undefined;
+  receipts: boolean;
+  module: WebAssembly.Module;
+  /** As the module takes them. */
+  session: {
+    n_ctx?: number | undefined;
+    max_seqs?: number | undefined;
+    batch_tokens?: number | undefined;
+    kv_type?: string | undefined;
+  };
+}
+
+/** Bytes of weights that fit a module's 4 GiB beside keys, values and working memory. */
+const MOST_BYTES = 3.6e9;
+
+/** Loads a model; if it cannot, nothing is left of it. */
+export async function loadModel(
+  options: LoadRequest,
+  onProgress: (progress: Progress) => void,
+  signal: AbortSignal | undefined,
+): Promise<{ module: InitOutput; model: Model }> {
+  signal?.throwIfAborted();
+  if (crashed) {
+    throw new StarlingError(
+      "crashed",
+      `the module has crashed, and without a worker it cannot start again: ${crashed.message}`,
+    );
+  }
+  // one instance for all that run inline
+  const module = initSync({ module: options.module });
+  const writers: { writer: CacheWriter; url: string; file: SourceFile; part: number }[] = [];
+  let loader: Loader | undefined;
+  let model: Model | undefined;
+  let places: Place[] = [];
+  try {
+    for (const part of options.parts) places.push(await locate(part, options, signal));
+    const total = places.reduce((sum, { file }) => sum + file.size, 0);
+    if (total > MOST_BYTES) {
+      throw new StarlingError(
+        "memory",
+        `the model has ${total} bytes; a WebAssembly module has room for weights of about ${MOST_BYTES} at most`,
+      );
+    }
+    for (const [part, { file, url }] of places.entries()) {
+      const writer = url === undefined ? undefined : await cacheWriter(url, file.size);
+      if (writer) writers.push({ writer, url: url!, file, part });
+    }
+    const meter = new Meter(total, onProgress);
+    const taken = places.map(() => 0);
+    const take = async (part: number, until: "directory" | "end") => {
+      const { file, from } = places[part]!;
+      for await (const bytes of read(file, taken[part]!, signal)) {
+        if (taken[part] === 0 && bytes[0] === "<".charCodeAt(0))
+          throw new StarlingError("model", `${file.name} is a web page, not a GGUF file`);
+        taken[part]! += bytes.length;
+        await writers.find((w) => w.part === part)?.writer.write(bytes);
+        const known = guarded(() => loader!.feed(part, bytes));
+        meter.add(from, bytes.length);
+        if (known && until === "directory") return;
+      }
+    };
+    loader = guarded(
+      () =>
+        new Loader(
+          Float64Array.from(places, ({ file }) => file.size),
+          options.receipts || options.sha256 !== undefined,
+        ),
+    );
+    if (places.length > 1) for (const part of places.keys()) await take(part, "directory");
+    for (const part of places.keys()) await take(part, "end");
+    meter.done();
+    const sha256 = places.map((_, part) => loader!.sha256(part));
+    for (const [part, { file }] of places.entries()) {
+      const want = options.sha256?.[part]?.toLowerCase();
+      if (want !== undefined && want !== sha256[part]) {
+        throw new StarlingError("checksum", `${file.name} has the SHA-256 ${sha256[part]}, expected ${want}`);
+      }
+    }
+    const whole = loader;
+    loader = undefined;
+    model = guarded(() => whole.open(JSON.stringify(options.session)));
+    for (const { writer, url, file, part } of writers) {
+      await writer.commit({ url, size: file.size, tag: file.tag, sha256: sha256[part], stored: Date.now() });
+    }
+    return { module, model };
+  } catch (e) {
+    for (const { writer } of writers) await writer.abort().catch(() => {});
+    if (!isDead(e)) {
+      loader?.free();
+      model?.free();
+    }
+    // a cached file that cannot be loaded is of no use
+    const broken = e instanceof StarlingError && (e.code === "model" || e.code === "checksum");
+    for (const { from, file } of places) if (broken && from === "cache") await modelCache.evict(file.name);
+    throw e;
+  }
+}
+
+/** Why the module of this thread is of no use any more. */
+let crashed: StarlingError | undefined;
+
+/** Whether an error means that nothing more can be asked of the module's objects. */
+export const isDead = (e: unknown) => e instanceof StarlingError && (e.code === "crashed" || e.code === "disposed");
+
+/** Gives the module's errors their names. */
+export function guarded<T>(work: () => T): T {
+  try {
+    return work();
+  } catch (e) {
+    if (e instanceof WebAssembly.RuntimeError || e instanceof RangeError) {
+      const said = panicMessage();
+      throw (crashed = new StarlingError(
+        "crashed",
+        said
+          ? `Starling crashed: ${said}`
+          : `Starling crashed: ${e.message}; most likely its memory ran out, of which a module has at most 4 GiB`,
+        { cause: e },
+      ));
+    }
+    const { code, message } = e as { code?: ErrorCode; message: string };
+    throw code ? new StarlingError(code, message) : e;
+  }
+}
+
+/** A file, and where its bytes come from; with the URL to cache it under, if it shall be. */
+interface Place {
+  file: SourceFile;
+  from: Progress["from"];
+  url?: string;
+}
+
+async function locate(part: Part, options: LoadRequest, signal: AbortSignal | undefined): Promise<Place> {
+  if (!("url" in part) || part.url.startsWith("file:")) return { file: await openPart(part, signal), from: "local" };
+  const { url } = part;
+  const hit = options.cache === "reuse" || options.cache === "revalidate" ? await cached(url) : undefined;
+  if (hit) {
+    const remote = options.cache === "revalidate" ? await remoteTag(url, signal) : undefined;
+    const same = !remote || (remote.tag === hit.entry.tag && (remote.size ?? hit.entry.size) === hit.entry.size);
+    if (same) return { file: blobFile(hit.blob, url), from: "cache" };
+  }
+  const file = await openPart(part, signal, options.parts.length === 1);
+  return { file, from: "network", ...(options.cache !== "none" && { url }) };
+}
+
+/** Counts bytes, and reports ten times a second at most. */
+class Meter {
+  #total: number;
+  #report: (progress: Progress) => void;
+  #loaded = 0;
+  #from: Progress["from"] = "local";
+  #rate = 0;
+  #last = performance.now();
+  #lastLoaded = 0;
+
+  constructor(total: number, report: (progress: Progress) => void) {
+    this.#total = total;
+    this.#report = report;
+  }
+
+  add(from: Progress["from"], bytes: number): void {
+    this.#loaded += bytes;
+    this.#from = from;
+    if (performance.now() - this.#last >= 100) this.#tell();
+  }
+
+  done(): void {
+    this.#tell();
+  }
+
+  #tell(): void {
+    const now = performance.now();
+    const seconds = Math.max(now - this.#last, 1) / 1000;
+    const rate = (this.#loaded - this.#lastLoaded) / seconds;
+    // over about two seconds
+    const weight = Math.min(seconds / 2, 1);
+    this.#rate = this.#rate === 0 ? rate : this.#rate + (rate - this.#rate) * weight;
+    [this.#last, this.#lastLoaded] = [now, this.#loaded];
+    const remaining = this.#rate > 0 ? (this.#total - this.#loaded) / this.#rate : 0;
+    this.#report({ from: this.#from, loaded: this.#loaded, total: this.#total, rate: this.#rate, remaining });
+  }
+}
