@@ -87,10 +87,10 @@ settings! {
     key_requests "key-requests" u32 = 0, "N", "Requests a minute with one key; 0 for no limit";
     key_tokens "key-tokens" u32 = 0, "N", "Tokens a minute, of prompts and answers, with one key; 0 for no limit";
     allow_no_key "allow-no-key" bool = false, "BOOL", "Listen on an address that others reach although there is no key";
-    allowed_hosts "allowed-hosts" Vec<String> = Vec::new(), "NAMES", "Names that requests may call this server by, with commas; * for any [default: on loopback addresses its own, elsewhere any]";
+    allowed_hosts "allowed-hosts" Vec<String> = Vec::new(), "NAMES", "Names that requests may call this server by, with commas; * for any; if there are none, on loopback addresses its own, elsewhere any";
     tls_cert "tls-cert" Option<PathBuf> = None, "FILE", "Certificates in PEM, the server's own first: with them connections are encrypted";
     tls_key "tls-key" Option<PathBuf> = None, "FILE", "The key of the certificate, in PEM";
-    cors_origins "cors-origins" Vec<String> = Vec::new(), "ORIGINS", "Origins whose pages may call this server, with commas; * for any [default: none]";
+    cors_origins "cors-origins" Vec<String> = Vec::new(), "ORIGINS", "Origins whose pages may call this server, with commas; * for any";
     worker_id "worker-id" Option<String> = None, "ID", "This worker's name, for the orchestrator";
     callback_url "callback-url" Option<String> = None, "URL", "Where to report once the model is loaded (http)";
     metrics_compat "metrics-compat" Compat = Compat::None, "NAME", "Metrics by the names of another server too: none or vllm";
@@ -133,8 +133,11 @@ impl Args for ServeArgs {
         let file = file.value_parser(clap::value_parser!(PathBuf)).help("Read settings from a TOML file");
         let print = Arg::new("print-config").long("print-config").action(ArgAction::SetTrue);
         command = command.arg(file).arg(print.help("Print the settings in effect, as a file, and exit"));
+        let defaults = Settings::default();
         for setting in TABLE {
-            let mut arg = Arg::new(setting.key).long(setting.key).value_name(setting.form).help(setting.help);
+            let default = (setting.get)(&defaults).map_or_else(String::new, |value| format!(" [default: {value}]"));
+            let help = format!("{}{default}", setting.help);
+            let mut arg = Arg::new(setting.key).long(setting.key).value_name(setting.form).help(help);
             if setting.form == "BOOL" {
                 arg = arg.num_args(0..=1).default_missing_value("true").require_equals(true);
             }
