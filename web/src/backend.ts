@@ -1,7 +1,7 @@
 // An engine in a worker, or inline.
 
 import { Core } from "./core.js";
-import { StarlingError, fromWire } from "./errors.js";
+import { StarlingError, fromWire, toWire } from "./errors.js";
 import type { LoadRequest } from "./load.js";
 import type { Backend, CoreEvent, FromWorker, Method, ToWorker } from "./protocol.js";
 import type { ModelInfo, Progress } from "./types.js";
@@ -47,18 +47,30 @@ const GRACE = 2000;
 class WorkerBackend implements Backend {
   info!: ModelInfo;
   #worker: Worker;
+  #emit: (events: CoreEvent[]) => void;
   #calls = new Map<number, { resolve: (value: never) => void; reject: (e: Error) => void }>();
   #nextCall = 0;
+  #jobs = new Set<number>();
   #gone: Error | undefined;
   #onMessage: (message: FromWorker) => void = () => {};
+  /** Ends loading, while it lasts. */
+  #refuse: (e: Error) => void = () => {};
 
   constructor(worker: Worker, { emit, onProgress }: BackendOptions) {
     this.#worker = worker;
+    this.#emit = emit;
+    worker.onerror = (event) => {
+      event.preventDefault();
+      const why = event.message ?? "its script cannot be loaded";
+      this.#refuse(new StarlingError("unsupported", `the worker does not start: ${why}`));
+      this.#end(new StarlingError("crashed", `the worker failed: ${why}`));
+    };
     worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
       switch (data.type) {
         case "progress":
           return onProgress(data.progress);
         case "events":
+          for (const { type, job } of data.events) if (type === "done" || type === "failed") this.#jobs.delete(job);
           return emit(data.events);
         case "reply":
           this.#calls.get(data.call)?.resolve(data.value as never);
@@ -78,18 +90,10 @@ class WorkerBackend implements Backend {
 
   async load({ core, signal }: BackendOptions): Promise<Backend> {
     const { promise, resolve, reject } = withResolvers<ModelInfo>();
+    this.#refuse = reject;
     this.#onMessage = (message) => {
       if (message.type === "loaded") resolve(message.info);
       if (message.type === "refused") reject(signal?.aborted ? (signal.reason as Error) : fromWire(message.error));
-    };
-    this.#worker.onerror = (event) => {
-      event.preventDefault();
-      reject(
-        new StarlingError(
-          "unsupported",
-          `the worker does not start: ${event.message ?? "its script cannot be loaded"}`,
-        ),
-      );
     };
     const abort = () => {
       this.#post({ type: "abort" });
@@ -115,11 +119,28 @@ class WorkerBackend implements Backend {
     }
   }
 
+  /** Nothing more comes from the worker. */
+  #end(error: StarlingError): void {
+    this.#gone = error;
+    this.#worker.terminate();
+    for (const { reject } of this.#calls.values()) reject(error);
+    this.#calls.clear();
+    for (const job of this.#jobs) this.#fail(job, error);
+    this.#jobs.clear();
+  }
+
+  #fail(job: number, error: Error): void {
+    this.#emit([{ type: "failed", job, error: toWire(error) }]);
+  }
+
   submit(job: number, request: string): void {
+    if (this.#gone) return this.#fail(job, this.#gone);
+    this.#jobs.add(job);
     this.#post({ type: "submit", job, request });
   }
 
   cancel(job: number): void {
+    this.#jobs.delete(job);
     this.#post({ type: "cancel", job });
   }
 
@@ -133,10 +154,7 @@ class WorkerBackend implements Backend {
   }
 
   dispose(): void {
-    this.#gone = new StarlingError("disposed", "the model was disposed");
-    this.#worker.terminate();
-    for (const { reject } of this.#calls.values()) reject(this.#gone);
-    this.#calls.clear();
+    this.#end(new StarlingError("disposed", "the model was disposed"));
   }
 }
 
