@@ -80,7 +80,8 @@ pub(super) fn with_min<const L: usize, const N: usize>(
         }
         let determinant: [f32; L] = lanes(|j| sum_w[j] * sum_l2[j] - sum_l[j] * sum_l[j]);
         let free_min: [f32; L] = lanes(|j| (sum_l2[j] * sum_x[j] - sum_l[j] * sum_xl[j]) / determinant[j]);
-        let this_min = free_min.map(|min| if min > 0.0 { 0.0 } else { min });
+        // at most 0, as integers: negative numbers have the sign bit
+        let this_min = free_min.map(|min| f32::from_bits((min.to_bits() as i32).min(0) as u32));
         let this_scale = lanes(|j| {
             let free = (sum_w[j] * sum_xl[j] - sum_x[j] * sum_l[j]) / determinant[j];
             if free_min[j] > 0.0 { sum_xl[j] / sum_l2[j] } else { free }
@@ -223,9 +224,10 @@ pub(super) fn sum_of_squares(x: &[f32]) -> f32 {
 #[inline(always)]
 pub(super) fn nearest(v: f32, low: f32, high: f32) -> f32 {
     const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it leaves no bits for a fraction
-    let v = if v > low { v } else { low };
-    let v = if v < high { v } else { high };
-    (v + MAGIC) - MAGIC
+    // bounds on integers: of floats, WebAssembly's relaxed ones may keep a NaN
+    let bits = if v.is_nan() { 0 } else { (v + MAGIC).to_bits() as i32 };
+    let (low, high) = ((low + MAGIC).to_bits() as i32, (high + MAGIC).to_bits() as i32);
+    f32::from_bits(bits.max(low).min(high) as u32) - MAGIC
 }
 
 /// The correctly rounded square root of a finite `x >= 0`; `core` has none. Infinity stays, a NaN or a negative number
