@@ -75,7 +75,7 @@ module_in_wasmtime() {
 
 clients() {
     python3 -m venv "$target/clients" &&
-        "$target/clients/bin/pip" install --quiet openai langchain-openai litellm prometheus_client &&
+        "$target/clients/bin/pip" install --quiet --disable-pip-version-check --no-deps -r tests/clients/requirements.txt &&
         cargo build --quiet --release -p starling-native &&
         "$target/clients/bin/python" tests/clients/run.py "$target/release/starling"
 }
