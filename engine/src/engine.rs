@@ -102,10 +102,7 @@ impl Request {
         if n_prompt == 0 {
             return Err(RequestError::EmptyPrompt);
         }
-        let ids = self.tokens.iter().chain(&self.stop_tokens);
-        if let Some((at, &token)) = ids.enumerate().find(|(_, t)| **t as usize >= n_vocab) {
-            return Err(RequestError::Token { token, at, n_vocab });
-        }
+        model.check_tokens(self.tokens.iter().chain(&self.stop_tokens))?;
         // the last token generated needs no place of its own
         let max_tokens = self.max_tokens.unwrap_or((n_ctx + 1).saturating_sub(n_prompt).max(1));
         if n_prompt > n_ctx || n_prompt.saturating_add(max_tokens) > n_ctx + 1 {

@@ -107,9 +107,9 @@ impl Model {
     ///
     /// # Errors
     /// The first that is not.
-    pub fn check_tokens(&self, tokens: &[u32]) -> Result<(), RequestError> {
+    pub fn check_tokens<'t>(&self, tokens: impl IntoIterator<Item = &'t u32>) -> Result<(), RequestError> {
         let n_vocab = self.config.n_vocab;
-        match tokens.iter().enumerate().find(|(_, token)| **token as usize >= n_vocab) {
+        match tokens.into_iter().enumerate().find(|(_, token)| **token as usize >= n_vocab) {
             Some((at, &token)) => Err(RequestError::Token { token, at, n_vocab }),
             None => Ok(()),
         }

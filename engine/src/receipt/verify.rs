@@ -182,16 +182,13 @@ fn check(model: &Model, model_sha256: &[u8; 32], n_ctx: usize, receipt: &Receipt
     if prompt.is_empty() {
         return Err(RequestError::EmptyPrompt.into());
     }
-    let n_vocab = model.config.n_vocab;
     // the last token was not run
     if prompt.len() + output.len().max(1) > n_ctx.saturating_add(1) {
         let error = RequestError::ContextLength { prompt: prompt.len(), max_tokens: output.len(), n_ctx };
         return Err(error.into());
     }
-    let mut tokens: Vec<u32> = prompt.iter().chain(output).copied().collect();
-    if let Some((at, token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= n_vocab) {
-        return Err(RequestError::Token { token: *token, at, n_vocab }.into());
-    }
+    model.check_tokens(prompt.iter().chain(output))?;
+    let mut tokens = [&prompt[..], output].concat();
     tokens.pop();
     Ok(tokens)
 }

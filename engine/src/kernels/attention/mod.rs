@@ -539,11 +539,10 @@ trait Walk<'a> {
 
 /// Runs it. Each type of keys and values is an operation of its own, as it is a good deal of code.
 fn walk<'a>(cpu: Cpu, w: impl Walk<'a>) {
-    let a = w.attend();
-    match a.kv().kv_type {
-        KvType::F32 => cpu.run(OfType::<_, F32> { a, w }),
-        KvType::F16 => cpu.run(OfType::<_, F16> { a, w }),
-        KvType::K8 => cpu.run(OfType::<_, K8> { a, w }),
+    match w.attend().kv().kv_type {
+        KvType::F32 => cpu.run(OfType::<_, F32>(w)),
+        KvType::F16 => cpu.run(OfType::<_, F16>(w)),
+        KvType::K8 => cpu.run(OfType::<_, K8>(w)),
     }
 }
 
@@ -552,18 +551,17 @@ const F16: usize = KvType::F16 as usize;
 const K8: usize = KvType::K8 as usize;
 
 /// `KV`: which of the types.
-struct OfType<'a, W, const KV: usize> {
-    a: &'a Attend<'a>,
-    w: W,
-}
+struct OfType<W, const KV: usize>(W);
 
-impl<'a, W: Walk<'a>, const KV: usize> Op for OfType<'a, W, KV> {
+impl<'a, W: Walk<'a>, const KV: usize> Op for OfType<W, KV> {
     type Out = ();
     fn scalar(self) {
-        self.w.walk(&Scalar(self.a));
+        let a = self.0.attend();
+        self.0.walk(&Scalar(a));
     }
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        self.w.walk(&Lanes::<S, KV> { a: self.a, s });
+        let a = self.0.attend();
+        self.0.walk(&Lanes::<S, KV> { a, s });
     }
 }

@@ -21,7 +21,7 @@ use super::answer::{Answer, Usage, collect, not_finite};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::messages::{beside, checked, render};
-use super::options::{Logprobs, Name, Options, check_model, shared};
+use super::options::{Logprobs, Name, Options, shared};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::submit::submit;
 use crate::read_whole;
@@ -131,7 +131,7 @@ pub async fn generate(
     Body(body): Body<GenerateRequest>,
 ) -> Result<Response, ApiError> {
     let GenerateRequest { mut options, generate } = body;
-    check_model(&app, options.model.as_deref())?;
+    options.check_model(&app)?;
     if options.n.is_some_and(|n| n != 1) {
         return Err(ApiError::param("n", "n is more than 1, expected one answer; /v1/completions gives several"));
     }
