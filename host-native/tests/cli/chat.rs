@@ -1,0 +1,56 @@
+//! `starling chat`: conversations, line by line.
+
+use std::fs;
+
+use super::starling::{IO, MODEL_ERROR, USAGE, fails, ok, said, temp, with_input};
+
+#[test]
+fn chat_takes_lines_and_commands() {
+    let script =
+        b"/help\n/seed x\n/nope\n\nHello\n/again\n/system Be kind.\nHello\n/clear\n/seed 3\nHello\n/exit\nnever\n";
+    let chat = || with_input(&["chat", "-n", "8"], script);
+    let ran = chat();
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let text = ran.text();
+    for part in ["forget the conversation", "/seed takes a number", "no command /nope"] {
+        assert!(text.contains(part), "no {part:?} in {text:?}");
+    }
+    assert_eq!(chat().out, ran.out);
+    said(with_input(&["chat"], b"a\xff\n"), IO, &["UTF-8"]);
+}
+
+#[test]
+fn chat_commands_change_the_conversation() {
+    let file = temp("shout.jinja");
+    fs::write(&file, "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}").expect("a template");
+    let chat = |script: &str| {
+        let ran = with_input(&["chat", "-n", "6", "--temp", "0", "--chat-template", &file], script.as_bytes());
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran.text()
+    };
+    let first = chat("Hello\n");
+    assert!(!first.is_empty());
+    // a conversation that is forgotten leaves nothing behind
+    assert_eq!(chat("Hello\n/clear\nHello\n"), first.repeat(2));
+    assert_eq!(chat("/system Be kind.\n/system\nHello\n"), first);
+    // the same question again, greedily: the same answer
+    assert_eq!(chat("Hello\n/again\n"), first.repeat(2));
+    // nothing to answer again
+    assert_eq!(chat("/again\n/clear\n/again\n"), "");
+}
+
+#[test]
+fn chat_templates_by_name_and_file() {
+    let run = |template: &str| {
+        ["run", "--chat", "--chat-template", template, "-n", "4", "-q", "--temp", "0", "Hello"].map(String::from)
+    };
+    for name in ["chatml", "llama3", "gemma", "vicuna"] {
+        ok(&run(name).each_ref().map(|arg| arg.as_str()));
+    }
+    let unknown = run("no-such-template");
+    fails(&unknown.each_ref().map(|arg| arg.as_str()), USAGE, &["no-such-template", "chatml", "llama3"]);
+    let file = temp("broken.jinja");
+    fs::write(&file, "a\n{% if %}").expect("a template");
+    let broken = run(&file);
+    fails(&broken.each_ref().map(|arg| arg.as_str()), MODEL_ERROR, &["line 2"]);
+}

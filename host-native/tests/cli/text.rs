@@ -1,0 +1,179 @@
+//! Commands that take text and give text or numbers.
+
+use std::fs;
+use std::process::Stdio;
+
+use serde_json::Value;
+use starling::gguf::Gguf;
+use starling::kernels::Cpu;
+
+use super::starling::{
+    IO, PROMPT, RECEIPT, SMALL, USAGE, command, fails, fixture, ok, pinned, said, starling, temp, with_input, written,
+};
+
+#[test]
+fn run_gives_the_pinned_text() {
+    let pinned = pinned();
+    let text = pinned["text"].as_str().expect("a text");
+    let ran = ok(&["run", PROMPT, "--temp", "0", "-n", "64"]);
+    assert_eq!(ran.text(), format!("{text}\n"));
+    assert!(ran.err.contains("prompt 5 tokens") && ran.err.contains("answer 64 tokens"), "{}", ran.err);
+    let json = ok(&["run", PROMPT, "--temp", "0", "-n", "64", "--json"]).json();
+    assert_eq!((&json["text"], &json["ids"]), (&pinned["text"], &pinned["ids"]));
+    assert_eq!(json["finish_reason"], "length");
+    assert_eq!(json["timings"]["prompt_tokens"], 5);
+    let piped = with_input(&["run", "--temp", "0", "-n", "8", "-q"], PROMPT.as_bytes());
+    assert!(piped.err.is_empty() && text.starts_with(piped.text().trim_end()), "{piped:?}");
+    let file = written("prompt.txt", PROMPT.as_bytes());
+    assert_eq!(ok(&["run", "-f", &file, "--temp", "0", "-n", "8", "-q"]).out, piped.out);
+    let stopped = ok(&["run", PROMPT, "--temp", "0", "-n", "64", "--stop", "Lena", "--json"]).json();
+    assert_eq!(stopped["finish_reason"], "stop");
+    assert_eq!(stopped["text"], text[..text.find("Lena").expect("Lena")]);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text() {
+    let run = |seed: &str, t: &str| ok(&["run", PROMPT, "-n", "24", "--seed", seed, "--temp", "1", "-t", t, "-q"]).out;
+    assert_eq!(run("7", "1"), run("7", "3"));
+    assert_ne!(run("7", "1"), run("8", "1"));
+}
+
+#[test]
+fn tokens_there_and_back() {
+    for text in [PROMPT, "", "a\n\n b\tc", "naïve – 北京 🙂", "<|im_end|> 123"] {
+        let ids = with_input(&["tokenize", "--no-bos"], text.as_bytes());
+        assert_eq!(with_input(&["detokenize"], &ids.out).text(), text);
+        let json = with_input(&["tokenize", "--no-bos", "--json"], text.as_bytes()).json();
+        let listed: Vec<String> = json["ids"].as_array().expect("ids").iter().map(Value::to_string).collect();
+        assert_eq!(listed.join(" "), ids.text().trim_end());
+        let mut end = 0;
+        for range in json["offsets"].as_array().expect("offsets") {
+            assert!(range[0].as_u64() <= Some(end), "no gaps: {json}");
+            end = range[1].as_u64().expect("a number");
+        }
+        assert_eq!(end as usize, text.len());
+    }
+    let batch = with_input(&["tokenize", "--batch"], br#"["Once upon a time", ""]"#).json();
+    assert_eq!(batch[0], pinned()["prompt_ids"]);
+    assert_eq!(ok(&["tokenize", PROMPT]).text(), "0 1697 1079 262 544\n");
+    assert_eq!(ok(&["detokenize", "1697,1079,262,544"]).text(), PROMPT);
+    said(with_input(&["tokenize", "--batch"], b"{}"), USAGE, &["JSON array of strings"]);
+    fails(&["detokenize", "99999"], USAGE, &["99999"]);
+    said(with_input(&["detokenize"], b"1 x"), USAGE, &["`x` is not a token id"]);
+}
+
+#[test]
+fn logits_are_the_same_on_every_instruction_set_and_any_threads() {
+    let args = |isa: &'static str, t: &'static str| ["logits", PROMPT, "--all", "--isa", isa, "-t", t];
+    for cpu in Cpu::available() {
+        for t in ["1", "2", "3"] {
+            let json = ok(&args(cpu.isa().name(), t)).json();
+            assert_eq!(json["sha256"], pinned()["logits_sha256"], "{} with {t} threads", cpu.isa());
+            assert_eq!(json["logits"]["shape"][0], 5);
+        }
+    }
+    let trace = |isa| ok(&["logits", PROMPT, "--trace", "--isa", isa]).text();
+    let scalar = trace("scalar");
+    for stage in ["embedding", "q", "k", "v", "rope", "scores", "attn_out", "ffn_out", "final_norm", "logits"] {
+        assert!(scalar.lines().any(|l| l.split_whitespace().nth(1) == Some(stage)), "no {stage} in {scalar}");
+    }
+    Cpu::available().iter().for_each(|cpu| assert_eq!(trace(cpu.isa().name()), scalar, "{}", cpu.isa()));
+    fails(&["logits", "--ids", "1,99999"], USAGE, &["99999", "position 1"]);
+}
+
+#[test]
+fn inspect_lists_the_file() {
+    let json = ok(&["inspect", "--json"]).json();
+    assert_eq!(json["metadata"]["general.architecture"], "llama");
+    let bytes = fs::read(fixture("starling-tiny/starling-tiny-q8_0.gguf")).expect("the model");
+    let gguf = Gguf::parse(&bytes).expect("a model");
+    assert_eq!(json["tensors"].as_array().map(Vec::len), Some(gguf.tensors().len()));
+    let text = ok(&["inspect"]).text();
+    assert!(text.starts_with("GGUF v3, 1 file(s)") && text.contains("token_embd.weight"), "{text}");
+}
+
+#[test]
+fn perplexity_completions_and_bench() {
+    let file = written("story.txt", pinned()["text"].as_str().expect("a text").repeat(4).as_bytes());
+    let json = ok(&["perplexity", "-f", &file, "-c", "32", "--json"]).json();
+    let perplexity = json["perplexity"].as_f64().expect("a number");
+    assert!((1.0..500.0).contains(&perplexity), "{json}");
+    assert_eq!(ok(&["perplexity", "-f", &file, "-c", "32", "--json", "-t", "1", "--isa", "scalar"]).json(), json);
+    fails(&["perplexity", "-f", &file, "-c", "4096"], USAGE, &["4096"]);
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        assert!(ok(&["completions", shell]).text().contains("perplexity"));
+    }
+    let rows = ok(&["bench", "-p", "16", "-n", "4", "-r", "1", "-o", "json"]).json();
+    let tests: Vec<&str> = rows.as_array().expect("rows").iter().filter_map(|r| r["test"].as_str()).collect();
+    assert_eq!(tests, ["pp16", "tg4"]);
+    assert!(rows[1]["tokens_per_second"].as_f64() > Some(0.0));
+}
+
+#[test]
+fn receipts_verify_and_changes_do_not() {
+    let path = temp("receipt.json");
+    let with = |model: &[&str], options: &[&str]| {
+        ok(&[&["run", PROMPT, "-n", "40", "-q", "--seed", "5", "--receipt", &path], model, options].concat())
+    };
+    let verify = |model: &[&str], path: &str| starling(&[&["verify", path], model].concat());
+    let small = fixture(SMALL);
+    for model in [&[][..], &["-m", &small]] {
+        for options in [&["--ignore-eos"][..], &["--temp", "0", "--kv-type", "k8"], &["--stop", "the", "--top-k", "0"]]
+        {
+            with(model, options);
+            for cpu in Cpu::available() {
+                let ran = verify(&[model, &["--isa", cpu.isa().name()]].concat(), &path);
+                assert!(ran.code == 0 && ran.text().starts_with("verified: "), "{model:?} {options:?} {ran:?}");
+                assert_eq!(ran.text().lines().count(), 1);
+            }
+        }
+    }
+    with(&[], &["--ignore-eos"]);
+    let json: Value = serde_json::from_slice(&fs::read(&path).expect("a receipt")).expect("JSON");
+    assert_eq!(with_input(&["verify", "-", "-q"], json.to_string().as_bytes()).code, 0);
+    let changed = |change: &dyn Fn(&mut Value), parts: &[&str]| {
+        let mut json = json.clone();
+        change(&mut json);
+        let path = written("receipt-changed.json", json.to_string().as_bytes());
+        said(verify(&[], &path), RECEIPT, &[&["the receipt does not verify"], parts].concat());
+    };
+    let zeros = |n: usize| Value::from("0".repeat(n));
+    changed(&|r| r["output"][7] = 1.into(), &["step 7", "token 1"]);
+    changed(&|r| r["steps"][8] = zeros(16), &["step 7"]);
+    changed(&|r| r["digest"] = zeros(64), &["step 39"]);
+    changed(&|r| r["digest"] = zeros(63), &["not a receipt"]);
+    changed(&|r| r["model"] = zeros(64), &["model 0000"]);
+    changed(&|r| r["numerics"] = 0.into(), &["numerics version 0"]);
+    changed(&|r| r["request"]["sampling"]["seed"] = 6.into(), &["step 0"]);
+    changed(&|r| r["request"]["sampling"]["temperature"] = 0.5.into(), &["step 0"]);
+    changed(&|r| r["request"]["prompt"][0] = 9.into(), &["step 0"]);
+    changed(&|r| r["request"]["prompt"][0] = 999_999.into(), &["999999"]);
+    said(verify(&["-m", &small], &path), RECEIPT, &["not of this one"]);
+    said(verify(&[], &written("receipt-text.json", b"hello")), RECEIPT, &["not a receipt"]);
+    said(verify(&[], &temp("no-receipt.json")), IO, &["no-receipt.json"]);
+    fails(&["run", PROMPT, "-n", "1", "--receipt", &temp("no/such/receipt.json")], IO, &["receipt.json"]);
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let story = written("closed-pipe.txt", PROMPT.repeat(40).as_bytes());
+    let lists: [&[&str]; 9] = [
+        &["inspect"],
+        &["inspect", "--json", "--full"],
+        &["run", PROMPT, "-n", "8", "-q"],
+        &["run", PROMPT, "-n", "8", "--json"],
+        &["tokenize", PROMPT],
+        &["logits", PROMPT],
+        &["completions", "bash"],
+        &["bench", "-p", "4", "-n", "0", "-r", "1"],
+        &["perplexity", "-f", &story, "-c", "16"],
+    ];
+    for args in lists {
+        let mut child =
+            command(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a child");
+        drop(child.stdout.take());
+        let ran = child.wait_with_output().expect("an end");
+        let err = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success() && !err.contains("error") && !err.contains("panicked"), "{args:?}: {err}");
+    }
+}

@@ -1,0 +1,123 @@
+//! Model files and requests that are wrong say so.
+
+use std::fs;
+
+use starling::gguf::{Gguf, GgufWriter, Value as Meta};
+use starling::kernels::Cpu;
+use starling::quant::Dtype;
+
+use super::starling::{IO, MODEL_ERROR, SMALL, USAGE, fails, fixture, ok, said, starling, temp, with_input, written};
+
+#[test]
+fn files_that_are_no_models() {
+    fails(&["run", "-m", &temp("missing.gguf"), "x"], IO, &["missing.gguf"]);
+    fails(&["inspect", "-m", env!("CARGO_TARGET_TMPDIR")], IO, &["is a directory"]);
+    fails(&["inspect", "-m", &written("empty.gguf", b"")], MODEL_ERROR, &["empty.gguf"]);
+    fails(&["run", "x", "-m", &written("text.gguf", b"This is a text, no model.")], MODEL_ERROR, &["GGUF", "magic"]);
+    if cfg!(unix) {
+        for device in ["/dev/zero", "/dev/null"] {
+            fails(&["run", "x", "-m", device], IO, &["not a regular file"]);
+        }
+    }
+    let (mut state, mut rubbish) = (1u64, vec![0; 100_000]);
+    for with_magic in [false, true] {
+        rubbish.iter_mut().for_each(|b| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            *b = (state >> 56) as u8;
+        });
+        if with_magic {
+            rubbish[..8].copy_from_slice(b"GGUF\x03\0\0\0");
+        }
+        fails(&["run", "x", "-m", &written("rubbish.gguf", &rubbish)], MODEL_ERROR, &["rubbish.gguf", "GGUF"]);
+    }
+}
+
+#[test]
+fn models_cut_short_at_any_length() {
+    let bytes = fs::read(fixture(SMALL)).expect("a model");
+    let lens = (0..64).chain((64..bytes.len()).step_by(bytes.len() / 40)).chain([bytes.len() - 1]);
+    for len in lens {
+        let path = written("short.gguf", &bytes[..len]);
+        fails(&["run", "x", "-n", "1", "-m", &path], MODEL_ERROR, &["short.gguf"]);
+    }
+}
+
+/// Changes dimensions or data of the tensor of that name; says whether to keep it.
+type Change = dyn Fn(&str, &mut Vec<u64>, &mut Vec<u8>) -> bool;
+
+/// The model with another architecture's name, or other tensors.
+fn changed(name: &str, source: &str, arch: Option<&str>, tensor: &Change) -> String {
+    let bytes = fs::read(fixture(source)).expect("a model");
+    let gguf = Gguf::parse(&bytes).expect("a model");
+    let mut writer = GgufWriter::new();
+    for (key, value) in gguf.metadata() {
+        match (*key, arch) {
+            ("general.alignment", _) => {}
+            ("general.architecture", Some(arch)) => writer.metadata(key, &Meta::Str(arch.as_bytes())).expect("a value"),
+            _ => writer.metadata(key, value).expect("a value"),
+        }
+    }
+    let mut contents = Vec::new();
+    for t in gguf.tensors() {
+        let (mut dims, mut data) = (t.dims[..t.n_dims as usize].to_vec(), gguf.data(t).expect("data").to_vec());
+        if tensor(t.name, &mut dims, &mut data) {
+            writer.tensor(t.name, t.dtype, &dims).expect("a tensor");
+            contents.push(data);
+        }
+    }
+    let mut file = writer.header();
+    for data in contents {
+        file.extend_from_slice(&data);
+        file.resize(file.len() + writer.padding(data.len() as u64), 0);
+    }
+    written(name, &file)
+}
+
+#[test]
+fn models_that_are_wrong_say_where() {
+    let same = |_: &str, _: &mut Vec<u64>, _: &mut Vec<u8>| true;
+    let path = changed("unknown-arch.gguf", SMALL, Some("mamba9"), &same);
+    fails(&["run", "x", "-m", &path], MODEL_ERROR, &["`mamba9`", "known: ", "llama"]);
+    let path = changed("missing-tensor.gguf", SMALL, None, &|name, _, _| name != "blk.0.ffn_up.weight");
+    fails(&["run", "x", "-m", &path], MODEL_ERROR, &["`blk.0.ffn_up.weight`", "found nothing"]);
+    let path = changed("wrong-shape.gguf", SMALL, None, &|name, dims, _| {
+        if name == "blk.0.attn_q.weight" {
+            *dims = vec![dims[0] * 2, dims[1] / 2];
+        }
+        true
+    });
+    let message =
+        fails(&["run", "x", "-m", &path], MODEL_ERROR, &["`blk.0.attn_q.weight`", "found shape [", "expected"]);
+    assert_eq!(message.matches("shape [").count(), 2, "{message}");
+    let path = changed("nan-scale.gguf", "reference/llama-k256-q8_0.gguf", None, &|name, _, data| {
+        if name == "blk.0.ffn_down.weight" {
+            let at = Dtype::Q8_0.block_bytes() as usize * 40;
+            data[at..at + 2].copy_from_slice(&[0, 0x7e]);
+        }
+        true
+    });
+    fails(&["run", "x", "-m", &path], MODEL_ERROR, &["`blk.0.ffn_down.weight`", "NaN in block 40"]);
+}
+
+#[test]
+fn requests_that_cannot_be_taken() {
+    let long = "word ".repeat(100);
+    let message = fails(&["run", &long, "-c", "32"], USAGE, &["prompt tokens", "context of 32 tokens"]);
+    let n: usize = message.split_whitespace().find_map(|w| w.parse().ok()).expect("a count");
+    assert!(n > 100, "{message}");
+    fails(&["run", "x", "-n", "500", "-c", "32"], USAGE, &["500 to generate", "context of 32 tokens"]);
+    fails(&["run", "x", "-n", "0"], USAGE, &["max_tokens"]);
+    fails(&["run", "x", "--temp", "-1"], USAGE, &[]);
+    fails(&["run", "x", "--top-p", "2"], USAGE, &["top_p is 2"]);
+    let isas: Vec<&str> = Cpu::available().iter().map(|c| c.isa().name()).collect();
+    fails(&["run", "x", "--isa", "z80"], USAGE, &["`z80`", &isas.join(", ")]);
+    for args in [["run", "-f"], ["tokenize", "-f"], ["logits", "-"], ["perplexity", "-f"]] {
+        let path = written(&format!("latin1-{}.txt", args[0]), b"caf\xe9 au lait");
+        let ran =
+            if args[1] == "-" { with_input(&args, b"caf\xe9") } else { starling(&[&args[..], &[&path]].concat()) };
+        said(ran, USAGE, &["invalid UTF-8 at byte 3"]);
+    }
+    said(starling(&["frobnicate"]), USAGE, &["frobnicate"]);
+    said(starling(&[]), USAGE, &["Usage"]);
+    assert!(ok(&["--help"]).text().contains("5 the receipt does not verify"));
+}
