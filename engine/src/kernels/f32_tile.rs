@@ -6,7 +6,7 @@ use core::marker::PhantomData;
 use super::decoded::float_at;
 use super::matmul::{Columns, Panels, Product};
 use super::panel::{Matrix, PANEL};
-use super::simd::Simd;
+use super::simd::{Simd, each};
 
 /// How a stored weight becomes an f32.
 pub(super) trait Elem {
@@ -113,7 +113,7 @@ impl<const RV: usize> F32Tile<RV> {
                 }
             }
             for k in 0..self.k {
-                let w: [S::F; RV] = core::array::from_fn(|v| E::load(s, self.w[v].add(k * self.w_step)));
+                let w: [S::F; RV] = each!(RV, |v| E::load(s, self.w[v].add(k * self.w_step)));
                 for c in 0..NC {
                     let x = s.splat(self.x.add(c * self.x_stride + k).read());
                     for v in 0..RV {
@@ -182,7 +182,7 @@ fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     let k = p.w.k();
     let at = |v: usize| row + v * S::LANES;
     let tile = F32Tile::<RV> {
-        w: core::array::from_fn(|v| p.w.panel(at(v) / PANEL)[at(v) % PANEL * E::BYTES..].as_ptr()),
+        w: each!(RV, |v| p.w.panel(at(v) / PANEL)[at(v) % PANEL * E::BYTES..].as_ptr()),
         w_step: PANEL * E::BYTES,
         k,
         x: x[c * k..(c + NC) * k].as_ptr(),

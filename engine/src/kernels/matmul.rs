@@ -25,7 +25,7 @@ use super::decoded::Decoded;
 use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
 use super::form::Form;
 use super::panel::{Matrix, PANEL};
-use super::simd::Simd;
+use super::simd::{Simd, each};
 use super::tiles::{Codes32, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
@@ -256,8 +256,8 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         let block_words = a.k / a.kind.block * a.kind.words();
         let at = |v: usize| row + v * S::LANES;
         let tile = Tile {
-            panel: core::array::from_fn(|v| p.w.panel(at(v) / PANEL).as_ptr()),
-            lane: core::array::from_fn(|v| at(v) % PANEL),
+            panel: each!(RV, |v| p.w.panel(at(v) / PANEL).as_ptr()),
+            lane: each!(RV, |v| at(v) % PANEL),
             nb: a.k / a.kind.block,
             acts: a.words[c * block_words..(c + NC) * block_words].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),

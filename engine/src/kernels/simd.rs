@@ -6,6 +6,25 @@
 //! Dots are exact integers, so their order is free and each instruction set has its own recipe (`Rec`): what an
 //! activation word looks like in a tile, and what a prepared weight is.
 
+/// `each!(N, |i| e)` is `[e for i = 0, e for i = 1, ...]`, N of them. A loop, as `core::array::from_fn` is not always
+/// inlined: then its closure would be compiled without the instruction set, each instruction a call.
+macro_rules! each {
+    ($n:expr, |$i:ident| $e:expr) => {{
+        let mut all = [
+            {
+                let $i = 0usize;
+                $e
+            };
+            $n
+        ];
+        for $i in 1..$n {
+            all[$i] = $e;
+        }
+        all
+    }};
+}
+pub(crate) use each;
+
 /// How a tile stores the activations of one 4-element group of a column. All three hold the same integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(dead_code)] // each target makes its own

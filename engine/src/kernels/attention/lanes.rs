@@ -9,7 +9,7 @@ use super::super::exp::{ABREAST, LOW, exp_above_lanes};
 use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, f32_shapes};
 use super::super::narrow::round13_lanes;
 use super::super::norm::{LANES, max, tree};
-use super::super::simd::{Rec, Simd};
+use super::super::simd::{Rec, Simd, each};
 use super::{Attend, CHUNK, Chunk, F16, F32, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW};
 
 /// The same on lanes.
@@ -263,7 +263,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
                 // SAFETY: a head's keys are `groups` lines of 64 bytes and 16 scales; `packed` holds `groups` records;
                 // a row of scores holds the vectors of whole pages.
                 unsafe {
-                    let mut dots: [S::Acc; NC] = core::array::from_fn(|c| s.acc::<8>(first[c]));
+                    let mut dots: [S::Acc; NC] = each!(NC, |c| s.acc::<8>(first[c]));
                     for g in 0..groups {
                         let w = s.weights(s.load_b(keys.as_ptr().add(g * 64 + t % PAGE * 4)));
                         for (c, dot) in dots.iter_mut().enumerate() {
@@ -295,7 +295,7 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
 ) {
     let d = a.kv().head_dim;
     let tile = F32Tile::<RV> {
-        w: core::array::from_fn(keys),
+        w: each!(RV, |v| keys(v)),
         w_step: PAGE * E::BYTES,
         k: d,
         x: q[c * d..(c + NC) * d].as_ptr(),
@@ -334,7 +334,7 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     };
     let tile = F32Tile::<RV> {
         // SAFETY: values of a head are 16 tokens of `dims` elements, whole groups of 16.
-        w: core::array::from_fn(|v| unsafe { values.add(at(v)) }),
+        w: each!(RV, |v| unsafe { values.add(at(v)) }),
         w_step: LANES * E::BYTES,
         k: part.n,
         x: p[c..c + NC].as_flattened()[part.t..].as_ptr(),

@@ -404,7 +404,13 @@ impl<'a> Walk<'a> for Unit<'a> {
             k.values(chunk, from..n, scores, part, wide);
             let columns = total.chunks_exact_mut(dims).zip(part.chunks_exact(dims)).zip(running.iter_mut().zip(&here));
             for ((total, part), (running, here)) in columns {
-                running.take(*here, total, part, |t, x, p, y| k.blend(t, x, p, y));
+                running.take(
+                    *here,
+                    total,
+                    part,
+                    #[inline(always)]
+                    |t, x, p, y| k.blend(t, x, p, y),
+                );
             }
         }
         for (c, (o, running)) in total.chunks_exact_mut(dims).zip(&running).enumerate() {
@@ -474,13 +480,13 @@ struct Combine<'a> {
 
 impl Combine<'_> {
     #[inline(always)]
-    fn walk(self, blend: impl Fn(&mut [f32], f32, &[f32], f32)) {
+    fn walk(self, blend: impl Fn(&mut [f32], f32, &[f32], f32) + Copy) {
         let mut o = [0.0; MAX_HEAD_DIM];
         let o = &mut o[..self.dims];
         let mut running = Running { m: f32::NEG_INFINITY, l: 0.0 };
         for part in self.parts.chunks(self.stride).take(self.n_chunks) {
             let (ml, part) = part[..2 + self.dims].split_at(2);
-            running.take(Running { m: ml[0], l: ml[1] }, o, part, &blend);
+            running.take(Running { m: ml[0], l: ml[1] }, o, part, blend);
         }
         scale(&o[..self.out.len()], running.l, self.out);
     }
@@ -523,7 +529,9 @@ impl<'a> Walk<'a> for Scores<'a> {
             }
             k.scores(chunk, seen.end, q, scores, &mut self.scratch.wide);
             if let Some(cap) = a.of.soft_cap {
-                scores.iter_mut().for_each(|s| k.soft_cap(&mut s[..seen.end.next_multiple_of(PAGE)], cap));
+                for s in scores.iter_mut() {
+                    k.soft_cap(&mut s[..seen.end.next_multiple_of(PAGE)], cap);
+                }
             }
             self.out.iter_mut().zip(&*scores).for_each(|(out, s)| out.extend_from_slice(&s[seen.clone()]));
         }

@@ -2,7 +2,7 @@
 
 use super::{AHEAD, Quant, Shape, Tile, prefetch_record, store};
 use crate::kernels::form::{CodesForm, code_line};
-use crate::kernels::simd::Simd;
+use crate::kernels::simd::{Simd, each};
 
 /// Codes in blocks of 32, with one scale or one for each half.
 pub(in super::super) struct Codes32;
@@ -21,7 +21,7 @@ impl Quant for Codes32 {
             let mut acc = [[s.splat(0.0); NC]; RV];
             let mut rec = t.acts;
             for b in 0..t.nb {
-                let quants: [*const u8; RV] = core::array::from_fn(|v| t.panel[v].add(b * qb + t.lane[v] * 4));
+                let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * qb + t.lane[v] * 4));
                 if NC == 1 {
                     for v in 0..RV {
                         if t.lane[v] == 0 {
@@ -34,8 +34,7 @@ impl Quant for Codes32 {
                 let groups = rec.add((1 + f.parts) * NC);
                 for part in 0..f.parts {
                     let first = |c: usize| rec.add((1 + part) * NC + c).read() as i32;
-                    let mut dots: [[S::Acc; NC]; RV] =
-                        core::array::from_fn(|_| core::array::from_fn(|c| s.acc::<8>(first(c))));
+                    let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(first(c))));
                     for half in part * halves..(part + 1) * halves {
                         four_groups(s, f, table, quants, half, groups.add(half * 4 * NC * aw), &mut dots);
                     }
@@ -75,7 +74,7 @@ unsafe fn four_groups<S: Simd, const RV: usize, const NC: usize>(
     unsafe {
         for i in 0..4 {
             let (line, shift) = code_line(half * 4 + i, f.width);
-            let w: [S::W; RV] = core::array::from_fn(|v| {
+            let w: [S::W; RV] = each!(RV, |v| {
                 let code = s.and_b(s.shr16_b(s.load_b(quants[v].add(line * 64)), shift as u32), mask);
                 s.weights(s.look_up(table, code))
             });
@@ -109,20 +108,18 @@ impl Quant for SuperCodes {
             let mut acc = [[s.splat(0.0); NC]; RV];
             let mut rec = t.acts;
             for b in 0..t.nb {
-                let o: [*const u8; RV] = core::array::from_fn(|v| t.panel[v].add(b * bytes));
+                let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
                     prefetch_record(s, t, o, bytes);
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(head * NC);
                 for chunk in 0..chunks {
-                    let quants: [*const u8; RV] =
-                        core::array::from_fn(|v| o[v].add(chunk * f.chunk_bytes() + t.lane[v] * 4));
+                    let quants: [*const u8; RV] = each!(RV, |v| o[v].add(chunk * f.chunk_bytes() + t.lane[v] * 4));
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
                         let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
-                        let mut dots: [[S::Acc; NC]; RV] =
-                            core::array::from_fn(|_| core::array::from_fn(|c| s.acc::<8>(first(c))));
+                        let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(first(c))));
                         four_groups(s, f, table, quants, half, groups.add(sub * 4 * NC * aw), &mut dots);
                         for v in 0..RV {
                             let scale = s.load_i8(o[v].add(scales + sub * 16 + t.lane[v]).cast());

@@ -1,7 +1,7 @@
 //! The legacy types: blocks of 32.
 
 use super::{AHEAD, Quant, Shape, Tile, store};
-use crate::kernels::simd::Simd;
+use crate::kernels::simd::{Simd, each};
 
 /// Blocks of 32: `BITS` per quant, `HIGH` = a plane of fifth bits, `MIN` = a minimum.
 pub(in super::super) struct Small<const BITS: u32, const HIGH: bool, const MIN: bool>;
@@ -21,7 +21,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
             let mut acc = [[s.splat(0.0); NC]; RV];
             let mut rec = t.acts;
             for b in 0..t.nb {
-                let quants: [*const u8; RV] = core::array::from_fn(|v| t.panel[v].add(b * qb + t.lane[v] * 4));
+                let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * qb + t.lane[v] * 4));
                 if NC == 1 {
                     for v in 0..RV {
                         if t.lane[v] == 0 {
@@ -34,15 +34,13 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                     }
                 }
                 let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
-                let mut dots: [[S::Acc; NC]; RV] =
-                    core::array::from_fn(|_| core::array::from_fn(|c| s.acc::<BITS>(first(c))));
-                let high: [S::B; RV] =
-                    core::array::from_fn(|v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
+                let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
+                let high: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
                 for l in 0..bound {
-                    let line: [S::B; RV] = core::array::from_fn(|v| s.load_b(quants[v].add(l * 64)));
+                    let line: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(l * 64)));
                     for half in 0..if nibbles { 2 } else { 1 } {
                         let g = l + half * 4;
-                        let w: [S::W; RV] = core::array::from_fn(|v| match (nibbles, HIGH) {
+                        let w: [S::W; RV] = each!(RV, |v| match (nibbles, HIGH) {
                             (false, _) => s.weights(line[v]),
                             (true, false) if half == 0 => s.weights_lo4(line[v]),
                             (true, false) => s.weights_hi4(line[v]),

@@ -1,7 +1,7 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
 
 use super::{Quant, Shape, Tile, prefetch_record, store};
-use crate::kernels::simd::Simd;
+use crate::kernels::simd::{Simd, each};
 
 /// Q4_K and Q5_K: unsigned quants, eight sub-blocks with 6-bit scales and minima.
 pub(in super::super) struct SuperMin<const BITS: u32>;
@@ -21,7 +21,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
             let mut acc = [[s.splat(0.0); NC]; RV];
             let mut rec = t.acts;
             for b in 0..t.nb {
-                let o: [*const u8; RV] = core::array::from_fn(|v| t.panel[v].add(b * bytes));
+                let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
                     prefetch_record(s, t, o, bytes);
                 }
@@ -32,7 +32,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                         let sub = chunk * 2 + half;
                         let mut dots: [[S::Acc; NC]; RV] = [[s.acc::<BITS>(0); NC]; RV];
                         for g in 0..eight {
-                            let w: [S::W; RV] = core::array::from_fn(|v| {
+                            let w: [S::W; RV] = each!(RV, |v| {
                                 let line = s.load_b(o[v].add((chunk * 8 + g) * 64 + t.lane[v] * 4));
                                 if BITS == 5 {
                                     let plane = s.load_b(o[v].add(2048 + g * 64 + t.lane[v] * 4));
@@ -99,7 +99,7 @@ impl Quant for SuperSigned {
             let mut acc = [[s.splat(0.0); NC]; RV];
             let mut rec = t.acts;
             for b in 0..t.nb {
-                let o: [*const u8; RV] = core::array::from_fn(|v| t.panel[v].add(b * bytes));
+                let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
                     prefetch_record(s, t, o, bytes);
                 }
@@ -109,12 +109,10 @@ impl Quant for SuperSigned {
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
                         let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
-                        let mut dots: [[S::Acc; NC]; RV] =
-                            core::array::from_fn(|_| core::array::from_fn(|c| s.acc::<BITS>(first(c))));
-                        let high: [S::B; RV] =
-                            core::array::from_fn(|v| s.load_b(o[v].add(2048 + sub * 64 + t.lane[v] * 4)));
+                        let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
+                        let high: [S::B; RV] = each!(RV, |v| s.load_b(o[v].add(2048 + sub * 64 + t.lane[v] * 4)));
                         for i in 0..4 {
-                            let w: [S::W; RV] = core::array::from_fn(|v| {
+                            let w: [S::W; RV] = each!(RV, |v| {
                                 let line = s.load_b(o[v].add((chunk * 4 + i) * 64 + t.lane[v] * 4));
                                 let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
                                 let two = if i < 2 {
