@@ -242,15 +242,13 @@ pub(super) fn quantise_block(x: &[f32], q: &mut [i8]) -> f32 {
 #[inline(always)]
 pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8], sums: PartSums<'_>) -> f32 {
     assert!(x.len() == q.len() && x.len().is_multiple_of(S::LANES));
-    let mut bits = [0u32; 16];
-    // SAFETY: all accesses are at multiples of LANES below the length; `bits` holds 16 lanes.
+    // SAFETY: all accesses are at multiples of LANES below the length.
     unsafe {
         let mut m = s.splat_i(0);
         for i in (0..x.len()).step_by(S::LANES) {
             m = s.max_i(m, s.bits(s.abs(s.load(x.as_ptr().add(i)))));
         }
-        s.store(bits.as_mut_ptr().cast(), s.from_bits(m));
-        let amax = fold(bits, S::LANES, u32::max);
+        let amax = s.max_lane(m) as u32;
         if amax >= 0x7f80_0000 || f32::from_bits(amax) < TINY {
             q.fill(0);
             sums.all.fill(0);
@@ -261,38 +259,23 @@ pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8], sums: PartS
         let (id, magic) = (s.splat(127.0 / amax), s.splat(MAGIC));
         let per = x.len() / sums.all.len().max(1);
         for j in 0..x.len() / per {
-            // sums of lanes are small integers, exact in f32; MAGIC brings them to the low bits
-            let (mut all, mut negative) = (magic, magic);
+            let (mut all, mut negative) = (s.splat_i(0), s.splat_i(0));
             for i in (j * per..(j + 1) * per).step_by(S::LANES) {
                 let v = s.add(s.mul(s.load(x.as_ptr().add(i)), id), magic);
-                s.store_i8(q.as_mut_ptr().add(i), s.sub_i(s.bits(v), s.splat_i(MAGIC.to_bits() as i32)));
-                let n = s.sub(v, magic);
-                all = s.add(all, n);
-                negative = s.add(negative, s.from_bits(s.min_i(s.bits(n), s.splat_i(0))));
+                let n = s.sub_i(s.bits(v), s.splat_i(MAGIC.to_bits() as i32));
+                s.store_i8(q.as_mut_ptr().add(i), n);
+                all = s.add_i(all, n);
+                negative = s.add_i(negative, s.min_i(n, s.splat_i(0)));
             }
-            for (lanes, sums) in [(all, &mut *sums.all), (negative, &mut *sums.negative)] {
-                if let Some(sum) = sums.get_mut(j) {
-                    s.store(bits.as_mut_ptr().cast(), lanes);
-                    let total = fold(bits, S::LANES, u32::wrapping_add);
-                    *sum = total.wrapping_sub(MAGIC.to_bits().wrapping_mul(S::LANES as u32)) as i32;
-                }
+            if let Some(sum) = sums.all.get_mut(j) {
+                *sum = s.sum_lanes(all);
+            }
+            if let Some(sum) = sums.negative.get_mut(j) {
+                *sum = s.sum_lanes(negative);
             }
         }
         amax * (1.0 / 127.0)
     }
-}
-
-/// The first `n` numbers, a power of two, folded in halves.
-#[inline(always)]
-fn fold(mut x: [u32; 16], n: usize, op: fn(u32, u32) -> u32) -> u32 {
-    let mut half = n / 2;
-    while half > 0 {
-        for i in 0..half {
-            x[i] = op(x[i], x[i + half]);
-        }
-        half /= 2;
-    }
-    x[0]
 }
 
 /// Writes column `c` of a record of `nc` columns.

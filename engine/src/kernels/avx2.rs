@@ -157,6 +157,22 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { _mm256_min_epi32(a, b) }
     }
     #[inline(always)]
+    fn sum_lanes(self, a: __m256i) -> i32 {
+        unsafe {
+            let a = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            let a = _mm_add_epi32(a, _mm_shuffle_epi32::<0b01_00_11_10>(a));
+            _mm_cvtsi128_si32(_mm_add_epi32(a, _mm_shuffle_epi32::<0b10_11_00_01>(a)))
+        }
+    }
+    #[inline(always)]
+    fn max_lane(self, a: __m256i) -> i32 {
+        unsafe {
+            let a = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            let a = _mm_max_epi32(a, _mm_shuffle_epi32::<0b01_00_11_10>(a));
+            _mm_cvtsi128_si32(_mm_max_epi32(a, _mm_shuffle_epi32::<0b10_11_00_01>(a)))
+        }
+    }
+    #[inline(always)]
     fn mul_i(self, a: __m256i, b: __m256i) -> __m256i {
         unsafe { _mm256_mullo_epi32(a, b) }
     }

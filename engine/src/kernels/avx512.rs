@@ -146,6 +146,14 @@ impl Simd for Avx512 {
         unsafe { _mm512_min_epi32(a, b) }
     }
     #[inline(always)]
+    fn sum_lanes(self, a: __m512i) -> i32 {
+        unsafe { _mm512_reduce_add_epi32(a) }
+    }
+    #[inline(always)]
+    fn max_lane(self, a: __m512i) -> i32 {
+        unsafe { _mm512_reduce_max_epi32(a) }
+    }
+    #[inline(always)]
     fn mul_i(self, a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_mullo_epi32(a, b) }
     }

@@ -191,6 +191,14 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
         unsafe { vminq_s32(a, b) }
     }
     #[inline(always)]
+    fn sum_lanes(self, a: int32x4_t) -> i32 {
+        unsafe { vaddvq_s32(a) }
+    }
+    #[inline(always)]
+    fn max_lane(self, a: int32x4_t) -> i32 {
+        unsafe { vmaxvq_s32(a) }
+    }
+    #[inline(always)]
     fn mul_i(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
         unsafe { vmulq_s32(a, b) }
     }

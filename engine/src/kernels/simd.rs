@@ -142,6 +142,10 @@ pub(crate) trait Simd: Copy {
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn max_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn min_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// The sum of all lanes.
+    fn sum_lanes(self, a: Self::I) -> i32;
+    /// The largest of all lanes.
+    fn max_lane(self, a: Self::I) -> i32;
     fn mul_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn shl_i<const N: i32>(self, a: Self::I) -> Self::I;
     /// Correctly rounded conversion.

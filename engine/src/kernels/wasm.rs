@@ -309,6 +309,16 @@ impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
         i32x4_min(a, b)
     }
     #[inline(always)]
+    fn sum_lanes(self, a: v128) -> i32 {
+        let a = i32x4_add(a, i32x4_shuffle::<2, 3, 0, 1>(a, a));
+        i32x4_extract_lane::<0>(i32x4_add(a, i32x4_shuffle::<1, 0, 3, 2>(a, a)))
+    }
+    #[inline(always)]
+    fn max_lane(self, a: v128) -> i32 {
+        let a = i32x4_max(a, i32x4_shuffle::<2, 3, 0, 1>(a, a));
+        i32x4_extract_lane::<0>(i32x4_max(a, i32x4_shuffle::<1, 0, 3, 2>(a, a)))
+    }
+    #[inline(always)]
     fn mul_i(self, a: v128, b: v128) -> v128 {
         i32x4_mul(a, b)
     }

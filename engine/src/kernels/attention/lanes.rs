@@ -10,7 +10,7 @@ use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, f32_shapes};
 use super::super::narrow::round13_lanes;
 use super::super::norm::{LANES, max, tree};
 use super::super::simd::{Rec, Simd, each};
-use super::{Attend, CHUNK, Chunk, F16, F32, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW};
+use super::{Attend, CHUNK, Chunk, F16, F32, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW, WIDE};
 
 /// The same on lanes.
 pub(super) struct Lanes<'a, S, const KV: usize> {
@@ -176,7 +176,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         }
     }
 
-    /// Pages outside, columns inside, as above.
+    /// Tokens outside, columns inside, as above.
     #[inline(always)]
     fn float_values<E: Elem, W: Elem>(
         &self,
@@ -186,20 +186,25 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         o: &mut [f32],
         wide: &mut [f32],
     ) {
-        let dims = self.a.kv().value_dims();
-        for t in tokens.clone().step_by(PAGE) {
-            let values = self.a.values(chunk, t);
-            let part = ValuePart { t, n: PAGE.min(tokens.end - t), go_on: t > tokens.start };
-            if self.is_worth_widening::<E>(p.len()) {
-                self.widen::<E>(values, &mut wide[..dims * PAGE]);
+        let widen = self.is_worth_widening::<E>(p.len());
+        let depth = if widen { WIDE } else { PAGE };
+        for t in tokens.clone().step_by(depth) {
+            let part = ValuePart { t, n: depth.min(tokens.end - t), depth, go_on: t > tokens.start };
+            if widen {
+                for page in (t..t + part.n).step_by(PAGE) {
+                    let groups = self.a.values(chunk, page).chunks_exact(PAGE * LANES * E::BYTES);
+                    for (values, wide) in groups.zip(wide.chunks_exact_mut(WIDE * LANES)) {
+                        self.widen::<E>(values, &mut wide[(page - t) * LANES..][..PAGE * LANES]);
+                    }
+                }
                 self.value_tiles::<W>(&part, wide.as_ptr().cast(), p, o);
             } else {
-                self.value_tiles::<E>(&part, values.as_ptr(), p, o);
+                self.value_tiles::<E>(&part, self.a.values(chunk, t).as_ptr(), p, o);
             }
         }
     }
 
-    /// Adds the weighted values of some tokens of a page to all columns.
+    /// Adds the weighted values of some tokens to all columns.
     #[inline(always)]
     fn value_tiles<E: Elem>(&self, part: &ValuePart, values: *const u8, p: &[[f32; CHUNK]], o: &mut [f32]) {
         let vectors = self.a.kv().value_dims() / S::LANES;
@@ -308,10 +313,11 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     unsafe { tile.run::<S, E, NC>(s) }
 }
 
-/// Tokens of a page whose values are added: `n` from the chunk's token `t` on.
+/// Tokens whose values are added: `n` from the chunk's token `t` on. In memory, each 16 dimensions have `depth` tokens.
 struct ValuePart {
     t: usize,
     n: usize,
+    depth: usize,
     go_on: bool,
 }
 
@@ -330,10 +336,10 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     let dims = a.kv().value_dims();
     let at = |v: usize| {
         let d = (v0 + v) * S::LANES;
-        (d / LANES * PAGE * LANES + d % LANES) * E::BYTES
+        (d / LANES * part.depth * LANES + d % LANES) * E::BYTES
     };
     let tile = F32Tile::<RV> {
-        // SAFETY: values of a head are 16 tokens of `dims` elements, whole groups of 16.
+        // SAFETY: values of a head are `depth` tokens of `dims` elements, whole groups of 16.
         w: each!(RV, |v| unsafe { values.add(at(v)) }),
         w_step: LANES * E::BYTES,
         k: part.n,

@@ -316,7 +316,7 @@ pub struct AttendScratch {
     wide: Vec<f32>,
 }
 
-/// Tokens whose keys are widened at a time: those of the largest register tile.
+/// Tokens whose keys or values are widened at a time: those of the largest register tile.
 const WIDE: usize = 64;
 
 impl AttendScratch {
