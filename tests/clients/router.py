@@ -81,6 +81,8 @@ def vllm_router(policy, servers):
     port, metrics = free_port(), free_port()
     program = pathlib.Path(sys.executable).parent / "vllm-router"
     health = ["--health-check-endpoint", "/readyz", "--health-check-interval-secs", "1", "--health-failure-threshold", "1"]
+    # a request must be tried for longer than it takes to find out that a server has ended
+    health += ["--retry-max-retries", "10", "--cb-failure-threshold", "2", "--log-level", "warning"]
     workers = ["--worker-urls", *(server.url for server in servers), "--worker-startup-check-interval", "1"]
     # the tree of known beginnings decides, not the load of two small servers
     balance = ["--balance-abs-threshold", "64"] if policy == "cache_aware" else []
