@@ -4,11 +4,16 @@
 //! answer may need. [`Engine::step`] runs one batch, decode rows first, then prefill up to a budget of tokens, and
 //! cannot fail; a fault inside one request ends that request alone. A request's tokens do not depend on the others.
 
+mod plan;
+mod request;
+
 use alloc::boxed::Box;
 use alloc::collections::{TryReserveError, VecDeque};
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+
+pub use request::{Event, FinishReason, Request, RequestId, TokenLogprobs};
 
 use sha2::{Digest, Sha256};
 
@@ -16,12 +21,13 @@ use crate::error::RequestError;
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
 use crate::kv::{KvArena, KvStats, SeqPages};
-use crate::model::{Model, Run, Scratch};
+use crate::model::{Model, Run, Scratch, logits_rows};
 use crate::pool::Pool;
 use crate::receipt::{Chain, Receipt, ReceiptRequest};
-use crate::sampler::{Sampler, SamplingOptions};
+use crate::sampler::Sampler;
 use crate::sort::sort_by;
 use crate::text::TextStream;
+use plan::{Part, plan};
 
 /// Sizes of an engine; all memory is reserved from them at construction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,154 +54,6 @@ impl EngineOptions {
         tokens.div_ceil(PAGE).saturating_mul(model.kv_layout(kv_type).page_bytes())
     }
 }
-
-/// A prompt to be continued.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Request {
-    /// The prompt.
-    pub tokens: Vec<u32>,
-    /// How tokens are picked.
-    pub sampling: SamplingOptions,
-    /// Tokens to generate, at most; `None` for as many as the context holds.
-    pub max_tokens: Option<usize>,
-    /// Texts that end the answer; they are not part of it.
-    pub stop: Vec<String>,
-    /// Tokens that end the answer, besides the model's own.
-    pub stop_tokens: Vec<u32>,
-    /// Whether the model's own end tokens do not end the answer.
-    pub ignore_eos: bool,
-    /// Which of several answers to one prompt this is: part of the key of the draws.
-    pub sequence: u64,
-    /// Prompts share cached pages only with prompts of the same salt.
-    pub cache_salt: u64,
-    /// Whether the answer comes with a receipt.
-    pub receipt: bool,
-}
-
-impl Request {
-    /// A request with default options.
-    pub fn new(tokens: Vec<u32>) -> Request {
-        Request {
-            tokens,
-            sampling: SamplingOptions::default(),
-            max_tokens: None,
-            stop: Vec::new(),
-            stop_tokens: Vec::new(),
-            ignore_eos: false,
-            sequence: 0,
-            cache_salt: 0,
-            receipt: false,
-        }
-    }
-
-    /// Checks everything that does not depend on other requests, as [`Engine::submit`] will. Returns how many tokens
-    /// the answer may have.
-    ///
-    /// # Errors
-    /// The first thing that is wrong.
-    pub fn check(&self, model: &Model, options: &EngineOptions) -> Result<usize, RequestError> {
-        let (n_prompt, n_vocab) = (self.tokens.len(), model.config.n_vocab);
-        let n_ctx = options.n_ctx.min(model.config.max_context());
-        if !model.config.causal {
-            return Err(RequestError::Encoder);
-        }
-        if n_prompt == 0 {
-            return Err(RequestError::EmptyPrompt);
-        }
-        model.check_tokens(self.tokens.iter().chain(&self.stop_tokens))?;
-        // the last token generated needs no place of its own
-        let max_tokens = self.max_tokens.unwrap_or((n_ctx + 1).saturating_sub(n_prompt).max(1));
-        if n_prompt > n_ctx || n_prompt.saturating_add(max_tokens) > n_ctx + 1 {
-            return Err(RequestError::ContextLength { prompt: n_prompt, max_tokens, n_ctx });
-        }
-        if max_tokens == 0 {
-            let found = max_tokens.to_string();
-            return Err(RequestError::Option { name: "max_tokens", found, expected: "at least 1" });
-        }
-        if self.stop.len() > MAX_STOPS || self.stop.iter().any(|s| s.len() > MAX_STOP_BYTES) {
-            let found = self.stop.len().to_string() + " texts";
-            return Err(RequestError::Option { name: "stop", found, expected: "at most 64 texts of 1024 bytes" });
-        }
-        self.sampling.check(n_vocab)?;
-        if self.receipt && options.model_sha256.is_none() {
-            let expected = "false: the engine was not given the SHA-256 of its model";
-            return Err(RequestError::Option { name: "receipt", found: "true".into(), expected });
-        }
-        Ok(max_tokens)
-    }
-}
-
-/// Names a request of an engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(pub u64);
-
-/// Why an answer ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FinishReason {
-    /// The model's end token, or one of the request's.
-    StopToken(u32),
-    /// A stop string, by its index in the request.
-    StopString(usize),
-    /// As many tokens as were asked for, or as the context holds.
-    Length,
-    /// The numbers were no longer finite: a fault of the model's weights with this prompt.
-    NotFinite,
-}
-
-impl FinishReason {
-    /// The name in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
-            FinishReason::Length => "length",
-            FinishReason::NotFinite => "not_finite",
-        }
-    }
-}
-
-/// What happened to a request.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// Its prompt was processed.
-    Prefilled {
-        /// The request.
-        id: RequestId,
-        /// Tokens of the prompt, and how many of them were found in the cache.
-        n_prompt: usize,
-        /// Tokens found in the cache.
-        n_cached: usize,
-    },
-    /// A token was picked.
-    Token {
-        /// The request.
-        id: RequestId,
-        /// The token.
-        token: u32,
-        /// Text that is certain now; may be empty.
-        text: String,
-        /// Natural logarithm of its probability, if asked for.
-        logprob: f32,
-        /// The most probable tokens with theirs, if asked for.
-        top: Vec<(u32, f32)>,
-    },
-    /// The answer is complete; the request is forgotten.
-    Done {
-        /// The request.
-        id: RequestId,
-        /// Text that was held back.
-        text: String,
-        /// Why.
-        reason: FinishReason,
-        /// Tokens picked.
-        n_tokens: usize,
-        /// What it takes to check the answer, if asked for. Its tokens are all that were picked: an end token is one.
-        receipt: Option<Box<Receipt>>,
-    },
-}
-
-/// Stop strings of a request, and their length: each token's text is searched for all of them.
-const MAX_STOPS: usize = 64;
-const MAX_STOP_BYTES: usize = 1024;
 
 /// A model at work on requests.
 pub struct Engine {
@@ -228,6 +86,8 @@ struct Active {
     chain: Option<Chain>,
     /// The token that ended the answer, which is not among `tokens`.
     end: Option<u32>,
+    /// Whether all numbers of the prompt's log-probabilities were.
+    is_finite: bool,
 }
 
 impl Engine {
@@ -285,10 +145,10 @@ impl Engine {
         if self.active.len() == self.options.max_seqs {
             return Err(RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 });
         }
-        let mut sampler = Sampler::new(request.sampling.clone(), n_vocab)?;
+        let mut sampler = Sampler::checked(request.sampling.clone(), n_vocab);
         let chain = self.chain(&request);
         let limit = n_prompt + max_tokens;
-        let (pages, ring) = self.reserve(&request, limit - 1)?;
+        let (pages, ring) = self.reserve(&request, n_prompt.max(limit - 1))?;
         request.tokens.iter().for_each(|&t| sampler.accept(t));
         let mut tokens = Vec::with_capacity(limit);
         tokens.extend_from_slice(&request.tokens);
@@ -296,8 +156,9 @@ impl Engine {
         self.next_id += 1;
         let text = TextStream::new(request.stop.clone());
         let n_done = pages.n_cached;
-        let end = None;
-        let active = Active { id, request, sampler, text, pages, ring, tokens, n_prompt, n_done, limit, chain, end };
+        let (end, is_finite) = (None, true);
+        let active =
+            Active { id, request, sampler, text, pages, ring, tokens, n_prompt, n_done, limit, chain, end, is_finite };
         self.active.push_back(active);
         Ok(id)
     }
@@ -305,7 +166,9 @@ impl Engine {
     /// Pages for `n_tokens` of a request. If there is no room for all of them, and no layer ever looks far back, a ring
     /// of pages: each is used again once all of its tokens are out of sight.
     fn reserve(&mut self, request: &Request, n_tokens: usize) -> Result<(SeqPages, Option<Vec<u32>>), RequestError> {
-        let mut pages = self.arena.acquire(&request.tokens, request.cache_salt);
+        // log-probabilities need the rows of all tokens, the known ones too
+        let known = if request.prompt_logprobs { &[][..] } else { &request.tokens };
+        let mut pages = self.arena.acquire(known, request.cache_salt);
         let Err(no_room) = self.arena.extend(&mut pages, n_tokens) else { return Ok((pages, None)) };
         self.arena.release(pages);
         let Some(window) = self.model.config.window() else { return Err(no_room) };
@@ -354,10 +217,12 @@ impl Engine {
 
     /// Runs one batch and reports what came of it. Returns the number of tokens processed, 0 if there is nothing to do.
     pub fn step(&mut self, cpu: Cpu, pool: &dyn Pool, sink: &mut dyn FnMut(Event)) -> usize {
-        let plan = self.plan();
+        let waiting: Vec<usize> = self.active.iter().map(|a| a.tokens.len() - a.n_done).collect();
+        let plan = plan(&waiting, self.options.batch_tokens);
         if plan.is_empty() {
             return 0;
         }
+        let n_tokens = plan.iter().map(|p| p.n).sum();
         let layout = *self.arena.layout();
         let Ok(arena) = self.arena.bytes_mut(&layout) else { return 0 };
         let runs: Vec<Run<'_>> = plan
@@ -365,12 +230,16 @@ impl Engine {
             .map(|p| {
                 let a = &self.active[p.active];
                 let tokens = &a.tokens[a.n_done..a.n_done + p.n];
-                let n_logits = usize::from(a.n_done + p.n == a.tokens.len());
+                let n_logits = usize::from(a.picks_after(p.n));
                 Run { tokens, pos: a.n_done, pages: a.ring.as_deref().unwrap_or(&a.pages.pages), n_logits }
             })
             .collect();
-        let out = self.model.forward(cpu, pool, &runs, &layout, arena, &mut self.scratch, None);
+        self.model.batch(cpu, pool, &runs, &layout, arena, &mut self.scratch, None);
+        let picks = logits_rows(&runs);
         drop(runs);
+        sink(Event::Computed { n_tokens });
+        self.score(cpu, pool, &plan, sink);
+        let out = self.model.logits(cpu, pool, &picks, &mut self.scratch, None);
         let mut row = 0;
         let mut ended = Vec::new();
         for p in &plan {
@@ -385,6 +254,13 @@ impl Engine {
                 }
                 sink(Event::Prefilled { id: a.id, n_prompt: a.n_prompt, n_cached: a.pages.n_cached });
             }
+            if a.tokens.len() == a.limit || !a.is_finite {
+                let reason = if a.is_finite { FinishReason::Length } else { FinishReason::NotFinite };
+                sink(a.done(reason, 0));
+                ended.push(p.active);
+                row += usize::from(a.tokens.len() < a.limit);
+                continue;
+            }
             let (hidden, logits) = (out.hidden(row), out.logits(row));
             row += 1;
             if let Some(mut done) = a.pick(&self.model, cpu, hidden, logits, sink) {
@@ -395,33 +271,41 @@ impl Engine {
                 ended.push(p.active);
             }
         }
-        let n = plan.iter().map(|p| p.n).sum();
         sort_by(&mut ended, usize::cmp);
         for i in ended.into_iter().rev() {
             if let Some(a) = self.active.remove(i) {
                 self.retire(a);
             }
         }
-        n
+        n_tokens
     }
 
-    /// Decode rows of all sequences, then prefill in order of submission, up to the budget.
-    fn plan(&self) -> Vec<Part> {
-        let mut plan = Vec::with_capacity(self.active.len());
-        let waiting = |a: &Active| a.tokens.len() - a.n_done;
-        plan.extend(
-            (0..self.active.len()).filter(|&i| waiting(&self.active[i]) == 1).map(|active| Part { active, n: 1 }),
-        );
-        let mut budget = self.options.batch_tokens.saturating_sub(plan.len());
-        for (active, a) in self.active.iter().enumerate().filter(|(_, a)| waiting(a) > 1) {
-            if budget == 0 {
-                break;
+    /// Log-probabilities of the prompts' tokens that are asked for, as far as this batch has them. Logits are made for as
+    /// many rows at once as there is memory for.
+    fn score(&mut self, cpu: Cpu, pool: &dyn Pool, plan: &[Part], sink: &mut dyn FnMut(Event)) {
+        let mut end = 0;
+        for p in plan {
+            let (a, first) = (&mut self.active[p.active], end);
+            end += p.n;
+            // the last token's row is for the first of the answer
+            let n = p.n.min(a.n_prompt.saturating_sub(a.n_done + 1));
+            if !a.request.prompt_logprobs || n == 0 {
+                continue;
             }
-            let n = waiting(a).min(budget);
-            budget -= n;
-            plan.push(Part { active, n });
+            let mut logprobs = Vec::with_capacity(n);
+            let mut next = a.tokens[a.n_done + 1..].iter();
+            for from in (first..first + n).step_by(self.options.max_seqs) {
+                let rows = from..(first + n).min(from + self.options.max_seqs);
+                let out = self.model.logits(cpu, pool, core::slice::from_ref(&rows), &mut self.scratch, None);
+                for (row, token) in (0..out.len()).zip(&mut next) {
+                    let (hidden, logits) = (out.hidden(row), out.logits(row));
+                    a.is_finite &= hidden.iter().chain(logits).all(|v| v.is_finite());
+                    // numbers that are none end the request; until then they have no logarithm
+                    logprobs.push(if a.is_finite { a.sampler.score(cpu, logits, *token) } else { (0.0, Vec::new()) });
+                }
+            }
+            sink(Event::Prompt { id: a.id, logprobs });
         }
-        plan
     }
 }
 
@@ -437,13 +321,12 @@ fn asked(request: &Request, model: &Model, options: &EngineOptions) -> ReceiptRe
     }
 }
 
-/// A request's share of a batch.
-struct Part {
-    active: usize,
-    n: usize,
-}
-
 impl Active {
+    /// Whether a token is picked once `n` more are computed.
+    fn picks_after(&self, n: usize) -> bool {
+        self.n_done + n == self.tokens.len() && self.tokens.len() < self.limit
+    }
+
     /// Picks the next token; returns the final event if the answer is complete.
     fn pick(
         &mut self,

@@ -210,16 +210,18 @@ enum EventJson {
     },
 }
 
-impl From<Event> for EventJson {
-    fn from(event: Event) -> EventJson {
-        match event {
+impl EventJson {
+    /// `None` for what nobody here asks for.
+    fn of(event: Event) -> Option<EventJson> {
+        Some(match event {
+            Event::Computed { .. } | Event::Prompt { .. } => return None,
             Event::Prefilled { id, n_prompt, n_cached } => EventJson::Prefilled { id: id.0, n_prompt, n_cached },
             Event::Token { id, token, text, logprob, top } => EventJson::Token { id: id.0, token, text, logprob, top },
             Event::Done { id, text, reason, n_tokens, receipt } => {
                 let receipt = receipt.and_then(|r| serde_json::to_string(&r).ok());
                 EventJson::Done { id: id.0, text, reason: reason.name(), n_tokens, receipt }
             }
-        }
+        })
     }
 }
 
@@ -360,7 +362,7 @@ impl Session {
     /// Runs one batch: `{"tokens": processed, "events": [...]}`.
     pub fn step(&mut self) -> Value {
         let mut events = Vec::new();
-        let tokens = self.engine.step(self.cpu, &Inline, &mut |e| events.push(EventJson::from(e)));
+        let tokens = self.engine.step(self.cpu, &Inline, &mut |e| events.extend(EventJson::of(e)));
         json!({ "tokens": tokens, "events": events })
     }
 

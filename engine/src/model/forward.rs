@@ -9,6 +9,7 @@
 //! What a model does not have is left out.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use super::Model;
 use super::block::Pass;
@@ -112,7 +113,8 @@ impl<'a> Output<'a> {
 }
 
 impl Model {
-    /// Runs a batch. Keys and values of its tokens are written to the sequences' pages of `arena`.
+    /// Runs a batch; returns the logits that its runs want. Keys and values of its tokens are written to the sequences'
+    /// pages of `arena`.
     ///
     /// # Panics
     /// If the batch is larger than the scratch, or a token, page or embedded position is out of range: the engine
@@ -126,12 +128,30 @@ impl Model {
         kv: &KvLayout,
         arena: &mut [u8],
         s: &'s mut Scratch,
-        trace: Option<Trace<'_>>,
+        mut trace: Option<Trace<'_>>,
     ) -> Output<'s> {
+        self.batch(cpu, pool, runs, kv, arena, s, trace.as_mut().map(|t| &mut **t as _));
+        self.logits(cpu, pool, &logits_rows(runs), s, trace)
+    }
+
+    /// Runs a batch through the layers; [`Model::logits`] gives logits of its rows, until the next batch.
+    ///
+    /// # Panics
+    /// As [`Model::forward`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn batch(
+        &self,
+        cpu: Cpu,
+        pool: &dyn Pool,
+        runs: &[Run<'_>],
+        kv: &KvLayout,
+        arena: &mut [u8],
+        s: &mut Scratch,
+        trace: Option<Trace<'_>>,
+    ) {
         let spans = self.place(runs, &mut s.attention);
         let mut pass = self.pass(cpu, pool, &spans, kv, trace);
         self.layers(&mut pass, runs, arena, s);
-        self.logits(&mut pass, runs, s)
     }
 
     /// Runs a batch of whole texts, whose keys and values no later batch needs: pages of one layer
@@ -166,8 +186,11 @@ impl Model {
         kv: &'a KvLayout,
         trace: Option<Trace<'t>>,
     ) -> Pass<'a, 't> {
-        let rows = Rows { cpu, pool, kind: self.config.norm, eps: self.config.norm_eps };
-        Pass { model: self, rows, kv, spans, n: spans.iter().map(|s| s.n).sum(), trace }
+        Pass { model: self, rows: self.rows(cpu, pool), kv, spans, n: spans.iter().map(|s| s.n).sum(), trace }
+    }
+
+    fn rows<'a>(&self, cpu: Cpu, pool: &'a dyn Pool) -> Rows<'a> {
+        Rows { cpu, pool, kind: self.config.norm, eps: self.config.norm_eps }
     }
 
     /// The residual stream of the batch, through all layers.
@@ -224,40 +247,64 @@ impl Model {
         }
     }
 
-    /// Logits of the rows that want them.
-    fn logits<'s>(&self, pass: &mut Pass<'_, '_>, runs: &[Run<'_>], s: &'s mut Scratch) -> Output<'s> {
-        let (c, w, rows) = (&self.config, &self.weights, pass.rows);
+    /// States after the final norm and logits of `rows` of the last batch.
+    ///
+    /// # Panics
+    /// If there are more rows than the scratch has room for logits, or they are not of the batch.
+    pub fn logits<'s>(
+        &self,
+        cpu: Cpu,
+        pool: &dyn Pool,
+        rows: &[Range<usize>],
+        s: &'s mut Scratch,
+        mut trace: Option<Trace<'_>>,
+    ) -> Output<'s> {
+        let (c, w, on) = (&self.config, &self.weights, self.rows(cpu, pool));
         let (d, stride) = (c.n_embd, padded(c.n_vocab));
         let mut wanted = 0;
-        let mut row = 0;
-        for run in runs {
-            row += run.tokens.len();
-            assert!(run.n_logits <= run.tokens.len() && wanted + run.n_logits <= s.max_logits);
-            let from = &s.x[(row - run.n_logits) * d..row * d];
-            let to = &mut s.hidden[wanted * d..(wanted + run.n_logits) * d];
+        for rows in rows {
+            assert!(wanted + rows.len() <= s.max_logits, "more logits than the scratch holds");
+            let from = &s.x[rows.start * d..rows.end * d];
+            let to = &mut s.hidden[wanted * d..(wanted + rows.len()) * d];
             match &w.final_norm {
-                Some(norm) => rows.norm(norm, from, d, to),
+                Some(norm) => on.norm(norm, from, d, to),
                 None => to.copy_from_slice(from),
             }
-            wanted += run.n_logits;
+            wanted += rows.len();
         }
         let (hidden, logits) = (&mut s.hidden[..wanted * d], &mut s.logits[..wanted * stride]);
         if wanted > 0 {
-            pass.look(Stage::FinalNorm, None, &mut cut(hidden, d, 0, d));
+            let mut look = |stage, rows: &mut dyn Iterator<Item = &[f32]>| {
+                if let Some(trace) = &mut trace {
+                    trace(stage, None, rows);
+                }
+            };
+            look(Stage::FinalNorm, &mut cut(hidden, d, 0, d));
             let output = w.output.as_ref().unwrap_or(&w.embedding);
-            rows.matrix(output, w.output_bias.as_deref(), hidden, logits, &mut s.words);
+            on.matrix(output, w.output_bias.as_deref(), hidden, logits, &mut s.words);
             if c.logit_scale != 1.0 || c.logit_soft_cap.is_some() {
-                rows.each(logits, stride, &|_, row| {
+                on.each(logits, stride, &|_, row| {
                     if c.logit_scale != 1.0 {
-                        scale(rows.cpu, row, c.logit_scale);
+                        scale(cpu, row, c.logit_scale);
                     }
                     if let Some(cap) = c.logit_soft_cap {
-                        soft_cap(rows.cpu, row, cap);
+                        soft_cap(cpu, row, cap);
                     }
                 });
             }
-            pass.look(Stage::Logits, None, &mut cut(logits, stride, 0, c.n_vocab));
+            look(Stage::Logits, &mut cut(logits, stride, 0, c.n_vocab));
         }
         Output { hidden, logits, n_embd: d, n_vocab: c.n_vocab }
     }
+}
+
+/// Rows of a batch that want logits: the last of each run.
+pub(crate) fn logits_rows(runs: &[Run<'_>]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let rows = runs.iter().map(|run| {
+        end += run.tokens.len();
+        assert!(run.n_logits <= run.tokens.len(), "more logits than tokens");
+        end - run.n_logits..end
+    });
+    rows.collect()
 }

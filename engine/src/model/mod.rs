@@ -18,6 +18,7 @@ pub mod weights;
 use alloc::string::{String, ToString};
 
 pub use config::Config;
+pub(crate) use forward::logits_rows;
 pub use forward::{Run, Stage, Trace};
 use loader::Loader;
 pub use scratch::Scratch;

@@ -69,6 +69,11 @@ impl Sampler {
     /// The first option that is out of range.
     pub fn new(options: SamplingOptions, n_vocab: usize) -> Result<Sampler, RequestError> {
         options.check(n_vocab)?;
+        Ok(Sampler::checked(options, n_vocab))
+    }
+
+    /// The same with options that are in range.
+    pub(crate) fn checked(options: SamplingOptions, n_vocab: usize) -> Sampler {
         let work = Work {
             groups: Groups::new(n_vocab),
             kept: Vec::new(),
@@ -76,7 +81,7 @@ impl Sampler {
             logits: Vec::new(),
             masses: Masses::new(n_vocab),
         };
-        Ok(Sampler { history: History::new(&options), options, adjusted: vec![0.0; n_vocab], work })
+        Sampler { history: History::new(&options), options, adjusted: vec![0.0; n_vocab], work }
     }
 
     /// The options.
@@ -122,6 +127,20 @@ impl Sampler {
             LogprobKind::Final => {}
         }
         pick
+    }
+}
+
+impl Sampler {
+    /// The log-probability of `token` by logits (n_vocab), all finite, as the model gave them, and those of the most
+    /// probable tokens, as many as the options say.
+    ///
+    /// # Panics
+    /// If `logits` is not n_vocab long, or the token is not of the vocabulary.
+    pub fn score(&mut self, cpu: Cpu, logits: &[f32], token: u32) -> (f32, Vec<(u32, f32)>) {
+        assert!(logits.len() == self.adjusted.len(), "logits of another vocabulary");
+        let mut pick = Pick { token, logprob: 0.0, top: Vec::new() };
+        self.work.raw_logprobs(cpu, &self.options, logits, &mut pick);
+        (pick.logprob, pick.top)
     }
 }
 
