@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use crate::error::RequestError;
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
-use crate::kv::{KvArena, KvStats, SeqPages};
+use crate::kv::{KvArena, KvStats, PageError, SeqPages};
 use crate::model::{Model, Run, Scratch};
 use crate::pool::Pool;
 use crate::receipt::{Chain, Receipt, ReceiptRequest};
@@ -140,6 +140,8 @@ pub enum FinishReason {
     Length,
     /// The numbers were no longer finite: a fault of the model's weights with this prompt.
     NotFinite,
+    /// There was no memory for more keys and values; only where it could not be reserved when the engine was made.
+    NoMemory,
 }
 
 impl FinishReason {
@@ -149,6 +151,7 @@ impl FinishReason {
             FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
             FinishReason::Length => "length",
             FinishReason::NotFinite => "not_finite",
+            FinishReason::NoMemory => "no_memory",
         }
     }
 }
@@ -344,6 +347,23 @@ impl Engine {
         self.arena.forget(tokens, cache_salt)
     }
 
+    /// The cached pages of the longest known prefix of `tokens`, one after the other, as bytes that
+    /// [`Engine::import_pages`] takes; empty if none is known.
+    pub fn export_pages(&self, tokens: &[u32], cache_salt: u64) -> Vec<u8> {
+        self.arena.export_prefix(tokens, cache_salt)
+    }
+
+    /// Puts exported pages into the cache, for prompts of the same salt that begin with their tokens. Returns their
+    /// tokens.
+    ///
+    /// # Errors
+    /// [`PageError`] of the first page that is not taken, for any bytes whatever; those before it were.
+    pub fn import_pages(&mut self, bytes: &[u8]) -> Result<usize, PageError> {
+        let size = self.arena.exported_bytes();
+        bytes.chunks(size).try_for_each(|page| self.arena.import_page(page).map(drop))?;
+        Ok(bytes.len() / size * PAGE)
+    }
+
     /// Gives a request's pages back; those that are full stay known to later prompts.
     fn retire(&mut self, a: Active) {
         if a.ring.is_none() {
@@ -354,12 +374,27 @@ impl Engine {
 
     /// Runs one batch and reports what came of it. Returns the number of tokens processed, 0 if there is nothing to do.
     pub fn step(&mut self, cpu: Cpu, pool: &dyn Pool, sink: &mut dyn FnMut(Event)) -> usize {
-        let plan = self.plan();
+        let mut plan = self.plan();
         if plan.is_empty() {
             return 0;
         }
+        let mut ended = Vec::new();
+        plan.retain(|p| {
+            let a = &mut self.active[p.active];
+            let pages = a.ring.as_deref().unwrap_or(&a.pages.pages);
+            let committed = self.arena.commit(&pages[a.n_done / PAGE..(a.n_done + p.n).div_ceil(PAGE)]);
+            if committed.is_err() {
+                sink(a.done(FinishReason::NoMemory, a.tokens.len() - a.n_prompt));
+                ended.push(p.active);
+            }
+            committed.is_ok()
+        });
+        if plan.is_empty() {
+            self.retire_all(ended);
+            return 0;
+        }
         let layout = *self.arena.layout();
-        let Ok(arena) = self.arena.bytes_mut(&layout) else { return 0 };
+        let Ok(memory) = self.arena.memory_mut(&layout) else { return 0 };
         let runs: Vec<Run<'_>> = plan
             .iter()
             .map(|p| {
@@ -369,10 +404,9 @@ impl Engine {
                 Run { tokens, pos: a.n_done, pages: a.ring.as_deref().unwrap_or(&a.pages.pages), n_logits }
             })
             .collect();
-        let out = self.model.forward(cpu, pool, &runs, &layout, arena, &mut self.scratch, None);
+        let out = self.model.forward(cpu, pool, &runs, &layout, memory, &mut self.scratch, None);
         drop(runs);
         let mut row = 0;
-        let mut ended = Vec::new();
         for p in &plan {
             let a = &mut self.active[p.active];
             a.n_done += p.n;
@@ -396,13 +430,18 @@ impl Engine {
             }
         }
         let n = plan.iter().map(|p| p.n).sum();
+        self.retire_all(ended);
+        n
+    }
+
+    /// Retires requests, by their places among the active ones.
+    fn retire_all(&mut self, mut ended: Vec<usize>) {
         sort_by(&mut ended, usize::cmp);
         for i in ended.into_iter().rev() {
             if let Some(a) = self.active.remove(i) {
                 self.retire(a);
             }
         }
-        n
     }
 
     /// Decode rows of all sequences, then prefill in order of submission, up to the budget.
