@@ -73,9 +73,15 @@ module_in_wasmtime() {
     done
 }
 
+# python_with FOLDER PACKAGES...: a Python of its own in $target/FOLDER, with what pip is told
+python_with() {
+    local at=$target/$1
+    shift
+    { [ -e "$at" ] || python3 -m venv "$at"; } && "$at/bin/pip" install --quiet --disable-pip-version-check "$@"
+}
+
 clients() {
-    python3 -m venv "$target/clients" &&
-        "$target/clients/bin/pip" install --quiet --disable-pip-version-check --no-deps -r tests/clients/requirements.txt &&
+    python_with clients --no-deps -r tests/clients/requirements.txt &&
         cargo build --quiet --release -p starling-native &&
         "$target/clients/bin/python" tests/clients/run.py "$target/release/starling"
 }
@@ -94,15 +100,16 @@ package_in_chromium() {
         STARLING=$target/release/starling node --test --test-concurrency=1 tests/browser/*.test.mjs
 }
 
-# in the runtimes of other people's servers, whose packages for other machines confuse `npm ci`
+# in the runtimes of other people's servers; not `npm ci`, which wants packages for all machines, and not all registries
+# have them
 package_at_the_edge() {
-    (cd tests/edge && npm install --no-package-lock --no-audit --no-fund --loglevel=error) && { [ -e "$target/tools/python" ] || python3 -m venv "$target/tools/python"; } &&
-        "$target/tools/python/bin/pip" install --quiet --disable-pip-version-check wasmtime==50.0.1 &&
+    (cd tests/edge && npm install --no-save --no-audit --no-fund --loglevel=error) && python_with tools/python wasmtime==50.0.1 &&
         PYTHON=$target/tools/python/bin/python node --test tests/edge/edge.test.mjs
 }
 
 step install-packages install_packages
 step install-rust install_rust
+step install-wasm-std tests/install-wasm-std.sh
 step install-wasm-bindgen install_bindgen
 step format cargo fmt --all --check
 step clippy lint
