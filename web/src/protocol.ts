@@ -21,7 +21,17 @@ export type CoreEvent =
   | { type: "failed"; job: number; error: WireError };
 
 /** Methods of a core that reply. */
-export type Method = "tokenize" | "detokenize" | "embed" | "render" | "verify" | "logitsSha256" | "memory" | "crash";
+export type Method =
+  | "tokenize"
+  | "detokenize"
+  | "embed"
+  | "render"
+  | "verify"
+  | "logitsSha256"
+  | "saveCache"
+  | "restoreCache"
+  | "memory"
+  | "crash";
 
 export type ToWorker =
   | { type: "load"; options: LoadRequest }
