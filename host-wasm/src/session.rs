@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 #[cfg(feature = "chat")]
 use starling::chat::{ChatError, ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Json, Now};
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
-use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
+use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestId};
 use starling::error::{LoadError, RequestError};
 use starling::kernels::attention::KvType;
 use starling::kernels::{Cpu, NUMERICS_VERSION, UnknownIsa};
@@ -212,6 +212,9 @@ enum EventJson {
         text: String,
         reason: &'static str,
         n_tokens: usize,
+        /// The last token, if it ended the answer and is not part of it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        stop_token: Option<u32>,
         /// In JSON, as a text: its seed may be more than JavaScript's numbers hold.
         #[serde(skip_serializing_if = "Option::is_none")]
         receipt: Option<String>,
@@ -225,7 +228,8 @@ impl From<Event> for EventJson {
             Event::Token { id, token, text, logprob, top } => EventJson::Token { id: id.0, token, text, logprob, top },
             Event::Done { id, text, reason, n_tokens, receipt } => {
                 let receipt = receipt.and_then(|r| serde_json::to_string(&r).ok());
-                EventJson::Done { id: id.0, text, reason: reason.name(), n_tokens, receipt }
+                let stop_token = if let FinishReason::StopToken(token) = reason { Some(token) } else { None };
+                EventJson::Done { id: id.0, text, reason: reason.name(), n_tokens, stop_token, receipt }
             }
         }
     }

@@ -54,9 +54,10 @@ export async function checkCases(page, load, info) {
         const { isa, threads } = model.info;
         const { ids } = await model.tokenize(prompt);
         const logits_sha256 = await model.logitsSha256(ids);
-        const { text, tokens } = await model.generate(prompt, options).result;
+        const { text, tokens, stopToken } = await model.generate(prompt, options).result;
         model.dispose();
-        return { isa, threads, prompt_ids: ids, logits_sha256, ids: tokens.map((t) => t.id), text };
+        const picked = [...tokens.map((t) => t.id), stopToken].filter((id) => id !== undefined);
+        return { isa, threads, prompt_ids: ids, logits_sha256, ids: picked, text };
       },
       [`/fixtures/${c.model}`, whole, c.prompt, options(c)],
     );

@@ -64,7 +64,8 @@ test("stops, biases, penalties and seeds do what they say", async () => {
     assert.notEqual((await model.generate("Once upon a time", { ...base, logitBias }).result).tokens[0].id, first);
   }
   const stopToken = await model.generate("Once upon a time", { ...base, stopTokens: [first] }).result;
-  assert.deepEqual([stopToken.text, stopToken.finishReason], ["", "stop"]);
+  assert.deepEqual([stopToken.text, stopToken.finishReason, stopToken.stopToken], ["", "stop", first]);
+  assert.deepEqual([stopToken.tokens, stopToken.usage.completionTokens], [[], 1]);
   const seeded = async (seed) => (await model.generate("Once", { maxTokens: 20, seed }).result).text;
   const big = 2n ** 64n - 1n;
   assert.equal(await seeded(big), await seeded(big));

@@ -27,6 +27,7 @@ type EngineEvent =
       text: string;
       reason: "stop" | "length" | "not_finite" | "no_memory";
       n_tokens: number;
+      stop_token?: number;
       receipt?: string;
     };
 
@@ -99,6 +100,12 @@ export class Core {
           const step = JSON.parse(this.#call((m) => m.step())) as { events: EngineEvent[] };
           for (const event of step.events) {
             const seen = this.#seen(event);
+            // a token that ends the answer is not part of it, and comes with its end
+            if (seen && event.type === "done" && event.stop_token !== undefined)
+              events.splice(
+                events.findLastIndex((e) => e.type === "token" && e.job === seen.job),
+                1,
+              );
             if (seen) events.push(seen);
           }
         }
@@ -180,6 +187,7 @@ export class Core {
           text: event.text,
           reason: event.reason,
           completionTokens: event.n_tokens,
+          stopToken: event.stop_token,
           timings,
           receipt: event.receipt,
         };

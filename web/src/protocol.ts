@@ -15,6 +15,7 @@ export type CoreEvent =
       text: string;
       reason: "stop" | "length" | "not_finite";
       completionTokens: number;
+      stopToken: number | undefined;
       timings: Timings;
       receipt: string | undefined;
     }

@@ -194,6 +194,9 @@ export interface Completion {
   tokens: Token[];
   /** `stop`: an end token or a stop text; `length`: as many as asked for, or as fit; `not_finite`: a fault of the model. */
   finishReason: "stop" | "length" | "not_finite";
+  /** The token that ended the answer, if one did: the last that was picked. */
+  stopToken?: number;
+  /** Tokens; of the answer with the one that ended it. */
   usage: { promptTokens: number; cachedTokens: number; completionTokens: number };
   timings: Timings;
   /** Proof of the answer in JSON, if asked for. */

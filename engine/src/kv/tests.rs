@@ -266,7 +266,7 @@ fn pages_move_between_arenas_of_the_same_model_only() {
     let shape = KvLayout { n_layer: 1, n_head_kv: 2, ..layout(KvType::F16) };
     let mut other_shape = KvArena::new(shape, 2, [1; 32]).expect("memory");
     assert_eq!(other_shape.import_page(&first), Err(PageError::Layout));
-    assert!(other_shape.bytes_mut(&layout(KvType::F16)).is_err());
+    assert!(other_shape.memory_mut(&layout(KvType::F16)).is_err());
     // no room: one page, and it is the parent of the other
     let mut small = arena(1);
     let parent = small.import_page(&first).expect("room");

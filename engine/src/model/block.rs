@@ -134,7 +134,7 @@ impl Pass<'_, '_> {
             q_stride: stride,
             spans: self.spans,
         };
-        if self.trace.is_some() {
+        if cfg!(feature = "trace") && self.trace.is_some() {
             self.look(Stage::Scores, at, &mut attention.scores(rows.cpu).iter().map(Vec::as_slice));
         }
         let out = &mut s.out[..self.n * q_width];
