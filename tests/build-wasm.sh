@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds what ships for WebAssembly into target/wasm: the module with plain exports, plain-ISA.wasm, and the one with the
-# face for JavaScript, web-ISA/. Needs wasm-bindgen of the crate's version. With arguments, builds those only, as
-# `plain-scalar` or `web-simd128`.
+# face for JavaScript, web-ISA/, and with threads, web-ISA-threads/. Needs wasm-bindgen of the crate's version; threads need
+# what install-wasm-std.sh gets. With arguments, builds those only, as `plain-scalar` or `web-simd128`.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -19,8 +19,23 @@ build() {
         --features "$features" --target wasm32-unknown-unknown --target-dir "$target" -- "$@"
 }
 
+# threads: memory that the workers of a page share, up to the 4 GiB there can be, and the standard library with atomics
+build_threads() {
+    (
+        RUSTUP_TOOLCHAIN=$(tests/install-wasm-std.sh | tail -n 1)
+        RUSTFLAGS="${RUSTFLAGS:-}"
+        for argument in --shared-memory --import-memory --max-memory=4294967296 --export=__heap_base \
+            --export=__wasm_init_tls --export=__tls_size --export=__tls_align --export=__tls_base; do
+            RUSTFLAGS="$RUSTFLAGS -C link-arg=$argument"
+        done
+        export RUSTUP_TOOLCHAIN RUSTFLAGS RUSTC_BOOTSTRAP=1 CARGO_UNSTABLE_BUILD_STD=std,panic_abort
+        build "$1,+atomics,+bulk-memory" bindgen,chat,threads
+    )
+}
+
 make() {
     isa=${1#*-}
+    isa=${isa%-threads}
     case $isa in
         scalar) rustc_features=-simd128 ;;
         simd128) rustc_features=+simd128 ;;
@@ -33,7 +48,10 @@ make() {
             ;;
         web-*)
             # names of functions go, sections that wasm-bindgen reads stay
-            build $rustc_features bindgen,chat
+            case $1 in
+                *-threads) build_threads $rustc_features ;;
+                *) build $rustc_features bindgen,chat ;;
+            esac
             wasm-bindgen "$built" --target web --out-name starling --out-dir "$out/$1" --omit-default-module-path \
                 --remove-name-section --remove-producers-section
             ;;
@@ -41,7 +59,8 @@ make() {
 }
 
 # without SIMD the plain module alone: no browser of the last years lacks it
-for name in ${*:-plain-scalar plain-simd128 web-simd128 plain-relaxed-simd web-relaxed-simd}; do
+for name in ${*:-plain-scalar plain-simd128 web-simd128 plain-relaxed-simd web-relaxed-simd web-simd128-threads \
+    web-relaxed-simd-threads}; do
     make "$name"
 done
 ls -l "$out"/plain-*.wasm "$out"/web-*/*.wasm

@@ -5,7 +5,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
-export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 RUST_BACKTRACE=0
+export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 RUST_BACKTRACE=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0
 # the same random cases on every run; without it, each run of the tests tries new ones
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260}
 target=${CARGO_TARGET_DIR:-target}
@@ -87,10 +87,15 @@ module_in_wasmtime() {
     done
 }
 
+# python_with FOLDER PACKAGES...: a Python of its own in $target/FOLDER, with what pip is told
+python_with() {
+    local at=$target/$1
+    shift
+    { [ -e "$at" ] || python3 -m venv "$at"; } && "$at/bin/pip" install --quiet --disable-pip-version-check "$@"
+}
+
 install_clients() {
-    python3 -m venv "$target/clients" &&
-        "$target/clients/bin/pip" install --quiet --disable-pip-version-check --no-deps -r tests/clients/requirements.txt &&
-        npm_ci tests/clients
+    python_with clients --no-deps -r tests/clients/requirements.txt && npm_ci tests/clients
 }
 
 # with_server SCRIPT: a script of tests/clients, on the command as it is shipped
@@ -113,15 +118,16 @@ package_in_chromium() {
         STARLING=$target/release/starling node --test --test-concurrency=1 tests/browser/*.test.mjs
 }
 
-# in the runtimes of other people's servers, whose packages for other machines confuse `npm ci`
+# in the runtimes of other people's servers; not `npm ci`, which wants packages for all machines, and not all registries
+# have them
 package_at_the_edge() {
-    (cd tests/edge && npm install --no-package-lock --no-audit --no-fund --loglevel=error) && { [ -e "$target/tools/python" ] || python3 -m venv "$target/tools/python"; } &&
-        "$target/tools/python/bin/pip" install --quiet --disable-pip-version-check wasmtime==50.0.1 &&
+    (cd tests/edge && npm install --no-save --no-audit --no-fund --loglevel=error) && python_with tools/python wasmtime==50.0.1 &&
         PYTHON=$target/tools/python/bin/python node --test tests/edge/edge.test.mjs
 }
 
 step install-packages install_packages
 step install-rust install_rust
+step install-wasm-std tests/install-wasm-std.sh
 step install-wasm-bindgen install_bindgen
 step format cargo fmt --all --check
 step clippy lint

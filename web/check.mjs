@@ -4,7 +4,16 @@ import { readFile } from "node:fs/promises";
 import { brotliCompressSync } from "node:zlib";
 
 // i32x4.dot_i16x8_s, and i32x4.relaxed_dot_i8x16_i7x16_add_s
-const DOTS = { simd128: [0xfd, 0xba, 0x01], "relaxed-simd": [0xfd, 0x93, 0x02] };
+const [SIMD128, RELAXED] = [
+  [0xfd, 0xba, 0x01],
+  [0xfd, 0x93, 0x02],
+];
+const DOTS = {
+  "simd128": SIMD128,
+  "relaxed-simd": RELAXED,
+  "simd128-threads": SIMD128,
+  "relaxed-simd-threads": RELAXED,
+};
 /** Fewer than a build with kernels has, more than chance would put into bytes. */
 const LEAST = 50;
 

@@ -17,10 +17,10 @@ use alloc::vec::Vec;
 
 use crate::error::{LoadError, RequestError};
 
-use crate::kernels::attention::{KvLayout, KvType, PAGE};
+use crate::kernels::attention::{KvLayout, KvMemory, KvType, PAGE};
 use crate::kernels::elementwise::{add_scaled, scale};
 use crate::kernels::norm::normalise;
-use crate::kernels::{AlignedBuf, Cpu, tasks};
+use crate::kernels::{Cpu, tasks};
 use crate::model::{Config, Model, Run, Scratch};
 use crate::pool::Pool;
 
@@ -101,7 +101,7 @@ pub struct Embedder {
     options: EmbedderOptions,
     kv: KvLayout,
     /// Keys and values of one layer of the batch at hand.
-    arena: AlignedBuf,
+    memory: KvMemory,
     pages: Vec<u32>,
     scratch: Scratch,
 }
@@ -117,10 +117,10 @@ impl Embedder {
         // f32, since nothing is kept; a page belongs to one text
         let kv = KvLayout { n_layer: 1, ..model.kv_layout(KvType::F32) };
         let n_pages = (options.batch_tokens / PAGE).saturating_add(options.max_texts);
-        let arena = AlignedBuf::zeroed(n_pages.saturating_mul(kv.page_bytes()))?;
+        let memory = KvMemory::zeroed(&kv, n_pages)?;
         let scratch = model.scratch(pool, KvType::F32, options.batch_tokens, 0, 0, options.n_ctx)?;
         let pages = (0..u32::try_from(n_pages).unwrap_or(u32::MAX)).collect();
-        Ok(Embedder { model, options, kv, arena, pages, scratch })
+        Ok(Embedder { model, options, kv, memory, pages, scratch })
     }
 
     /// The model.
@@ -215,7 +215,7 @@ impl Embedder {
             return Ok(());
         }
         let d = self.model.config.n_embd;
-        let states = self.model.states(cpu, pool, &runs, &self.kv, self.arena.bytes_mut(), &mut self.scratch);
+        let states = self.model.states(cpu, pool, &runs, &self.kv, &mut self.memory, &mut self.scratch);
         let (mut vectors, mut left) = (Vec::with_capacity(texts.len()), states);
         for text in texts {
             let (rows, others) = left.split_at_mut(text.tokens.len() * d);

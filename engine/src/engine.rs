@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 use crate::error::RequestError;
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
-use crate::kv::{KvArena, KvStats, SeqPages};
+use crate::kv::{KvArena, KvStats, PageError, SeqPages};
 use crate::model::{Model, Run, Scratch, logits_rows};
 use crate::pool::Pool;
 use crate::receipt::{Chain, Receipt, ReceiptRequest};
@@ -207,6 +207,23 @@ impl Engine {
         self.arena.forget(tokens, cache_salt)
     }
 
+    /// The cached pages of the longest known prefix of `tokens`, one after the other, as bytes that
+    /// [`Engine::import_pages`] takes; empty if none is known.
+    pub fn export_pages(&self, tokens: &[u32], cache_salt: u64) -> Vec<u8> {
+        self.arena.export_prefix(tokens, cache_salt)
+    }
+
+    /// Puts exported pages into the cache, for prompts of the same salt that begin with their tokens. Returns their
+    /// tokens.
+    ///
+    /// # Errors
+    /// [`PageError`] of the first page that is not taken, for any bytes whatever; those before it were.
+    pub fn import_pages(&mut self, bytes: &[u8]) -> Result<usize, PageError> {
+        let size = self.arena.exported_bytes();
+        bytes.chunks(size).try_for_each(|page| self.arena.import_page(page).map(drop))?;
+        Ok(bytes.len() / size * PAGE)
+    }
+
     /// Gives a request's pages back; those that are full stay known to later prompts.
     fn retire(&mut self, a: Active) {
         if a.ring.is_none() {
@@ -218,13 +235,25 @@ impl Engine {
     /// Runs one batch and reports what came of it. Returns the number of tokens processed, 0 if there is nothing to do.
     pub fn step(&mut self, cpu: Cpu, pool: &dyn Pool, sink: &mut dyn FnMut(Event)) -> usize {
         let waiting: Vec<usize> = self.active.iter().map(|a| a.tokens.len() - a.n_done).collect();
-        let plan = plan(&waiting, self.options.batch_tokens);
+        let mut plan = plan(&waiting, self.options.batch_tokens);
+        let mut ended = Vec::new();
+        plan.retain(|p| {
+            let a = &mut self.active[p.active];
+            let pages = a.ring.as_deref().unwrap_or(&a.pages.pages);
+            let committed = self.arena.commit(&pages[a.n_done / PAGE..(a.n_done + p.n).div_ceil(PAGE)]);
+            if committed.is_err() {
+                sink(a.done(FinishReason::NoMemory, a.tokens.len() - a.n_prompt));
+                ended.push(p.active);
+            }
+            committed.is_ok()
+        });
         if plan.is_empty() {
+            self.retire_all(ended);
             return 0;
         }
         let n_tokens = plan.iter().map(|p| p.n).sum();
         let layout = *self.arena.layout();
-        let Ok(arena) = self.arena.bytes_mut(&layout) else { return 0 };
+        let Ok(memory) = self.arena.memory_mut(&layout) else { return 0 };
         let runs: Vec<Run<'_>> = plan
             .iter()
             .map(|p| {
@@ -234,14 +263,13 @@ impl Engine {
                 Run { tokens, pos: a.n_done, pages: a.ring.as_deref().unwrap_or(&a.pages.pages), n_logits }
             })
             .collect();
-        self.model.batch(cpu, pool, &runs, &layout, arena, &mut self.scratch, None);
+        self.model.batch(cpu, pool, &runs, &layout, memory, &mut self.scratch, None);
         let picks = logits_rows(&runs);
         drop(runs);
         sink(Event::Computed { n_tokens });
         self.score(cpu, pool, &plan, sink);
         let out = self.model.logits(cpu, pool, &picks, &mut self.scratch, None);
         let mut row = 0;
-        let mut ended = Vec::new();
         for p in &plan {
             let a = &mut self.active[p.active];
             a.n_done += p.n;
@@ -271,13 +299,18 @@ impl Engine {
                 ended.push(p.active);
             }
         }
+        self.retire_all(ended);
+        n_tokens
+    }
+
+    /// Retires requests, by their places among the active ones.
+    fn retire_all(&mut self, mut ended: Vec<usize>) {
         sort_by(&mut ended, usize::cmp);
         for i in ended.into_iter().rev() {
             if let Some(a) = self.active.remove(i) {
                 self.retire(a);
             }
         }
-        n_tokens
     }
 
     /// Log-probabilities of the prompts' tokens that are asked for, as far as this batch has them. Logits are made for as

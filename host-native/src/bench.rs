@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde::Serialize;
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::kernels::Cpu;
-use starling::kernels::attention::{KvType, PAGE};
+use starling::kernels::attention::{KvMemory, KvType, PAGE};
 use starling::model::{Model, Run, Scratch};
 use starling::pool::Pool;
 
@@ -158,7 +158,7 @@ struct Bench<'a> {
     cpu: Cpu,
     pool: &'a ThreadPool,
     kv_type: KvType,
-    arena: Vec<u8>,
+    memory: KvMemory,
     pages: Vec<u32>,
     scratch: Scratch,
 }
@@ -170,16 +170,17 @@ impl<'a> Bench<'a> {
             return Err(Failure::Usage(format!("a test of {n_ctx} tokens, the model has places for {most}")));
         }
         let pages: Vec<u32> = (0..n_ctx.div_ceil(PAGE) as u32).collect();
-        let arena = vec![0; pages.len() * model.kv_layout(kv_type).page_bytes()];
+        let memory = KvMemory::zeroed(&model.kv_layout(kv_type), pages.len());
+        let memory = memory.map_err(|_| Failure::Memory("the context"))?;
         let scratch = model.scratch(pool, kv_type, BATCH.min(n_ctx), 1, 1, n_ctx);
         let scratch = scratch.map_err(|_| Failure::Memory("the context"))?;
-        Ok(Bench { model, cpu, pool, kv_type, arena, pages, scratch })
+        Ok(Bench { model, cpu, pool, kv_type, memory, pages, scratch })
     }
 
     fn batch(&mut self, tokens: &[u32], pos: usize) {
         let kv = self.model.kv_layout(self.kv_type);
         let run = Run { tokens, pos, pages: &self.pages, n_logits: 1 };
-        self.model.forward(self.cpu, self.pool, &[run], &kv, &mut self.arena, &mut self.scratch, None);
+        self.model.forward(self.cpu, self.pool, &[run], &kv, &mut self.memory, &mut self.scratch, None);
     }
 
     /// Seconds that `n` tokens take after `depth` others.

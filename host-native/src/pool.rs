@@ -1,93 +1,33 @@
-//! Threads for the engine: they spin a moment for the next operation, then yield, then sleep.
+//! The threads that the command lends the engine.
 
 use std::fs;
 use std::num::NonZero;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use starling::kernels::crew::Crew;
+use starling::kernels::standby::Standby;
 use starling::pool::Pool;
-
-/// Looks at the gate before a thread yields its core: some tens of microseconds, longer than the serial steps between
-/// two operations of a token.
-const SPINS: u32 = 4_000;
-/// Times a thread yields before it sleeps: about a millisecond on an idle machine.
-const YIELDS: u32 = 1_000;
 
 /// Threads of a pool, at most; the engine gives no work to more.
 pub const MAX_THREADS: usize = 64;
 
 /// The caller and `threads - 1` threads of its own.
 pub struct ThreadPool {
-    shared: Arc<Shared>,
+    standby: Arc<Standby>,
     threads: Vec<JoinHandle<()>>,
-}
-
-struct Shared {
-    crew: Crew,
-    sleepers: AtomicUsize,
-    stop: AtomicBool,
-    lock: Mutex<()>,
-    bell: Condvar,
 }
 
 impl ThreadPool {
     /// # Errors
     /// If the system gives no more threads.
     pub fn new(threads: usize) -> std::io::Result<ThreadPool> {
-        let shared = Arc::new(Shared {
-            crew: Crew::new(),
-            sleepers: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            lock: Mutex::new(()),
-            bell: Condvar::new(),
-        });
-        let mut pool = ThreadPool { shared, threads: Vec::new() };
+        let mut pool = ThreadPool { standby: Arc::new(Standby::new()), threads: Vec::new() };
         for i in 1..threads {
-            let shared = Arc::clone(&pool.shared);
-            let worker = thread::Builder::new().name(format!("starling-{i}")).spawn(move || shared.work())?;
-            pool.threads.push(worker);
+            let standby = Arc::clone(&pool.standby);
+            let thread = thread::Builder::new().name(format!("starling-{i}")).spawn(move || standby.follow())?;
+            pool.threads.push(thread);
         }
         Ok(pool)
-    }
-}
-
-impl Shared {
-    fn work(&self) {
-        let mut seen = 0;
-        let mut idle = 0;
-        while !self.stop.load(Ordering::Relaxed) {
-            if self.crew.follow(&mut seen) {
-                idle = 0;
-            } else if idle < SPINS {
-                std::hint::spin_loop();
-                idle += 1;
-            } else if idle < SPINS + YIELDS {
-                thread::yield_now();
-                idle += 1;
-            } else {
-                self.sleep();
-                idle = 0;
-            }
-        }
-    }
-
-    fn sleep(&self) {
-        let mut guard = self.lock.lock().unwrap_or_else(|e| e.into_inner());
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        // the leader opens the gate, then looks for sleepers: either it sees this one, or this one sees the gate
-        while !self.crew.is_open() && !self.stop.load(Ordering::SeqCst) {
-            guard = self.bell.wait(guard).unwrap_or_else(|e| e.into_inner());
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    fn wake(&self) {
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            let _guard = self.lock.lock().unwrap_or_else(|e| e.into_inner());
-            self.bell.notify_all();
-        }
     }
 }
 
@@ -97,21 +37,13 @@ impl Pool for ThreadPool {
     }
 
     fn broadcast(&self, work: &(dyn Fn() + Sync)) {
-        self.shared.crew.lead(
-            work,
-            || self.shared.wake(),
-            |turns| if turns < SPINS { std::hint::spin_loop() } else { thread::yield_now() },
-        );
+        self.standby.lead(work);
     }
 }
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        {
-            let _guard = self.shared.lock.lock().unwrap_or_else(|e| e.into_inner());
-            self.shared.bell.notify_all();
-        }
+        self.standby.end();
         for t in self.threads.drain(..) {
             // a worker's panic was already reported to the leader
             let _ = t.join();

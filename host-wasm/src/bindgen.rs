@@ -3,6 +3,8 @@
 use wasm_bindgen::prelude::*;
 
 use crate::session::Session;
+#[cfg(feature = "threads")]
+use crate::threads;
 use crate::{crash, loader, session};
 
 #[wasm_bindgen]
@@ -33,6 +35,28 @@ pub fn panic_message() -> String {
 pub fn panic_on_request() {
     crash::watch();
     crash::crash();
+}
+
+/// What a worker does that was given this module and its memory: helps the model's thread, and does not return.
+#[cfg(feature = "threads")]
+#[wasm_bindgen(js_name = threadFollow)]
+pub fn thread_follow() {
+    crash::watch();
+    threads::follow();
+}
+
+/// To be called by a worker whose [`thread_follow`] ended with an error: the model's thread may wait for it.
+#[cfg(feature = "threads")]
+#[wasm_bindgen(js_name = threadLost)]
+pub fn thread_lost() {
+    threads::lose();
+}
+
+/// Panics on a thread that helps, for programs that test how they go on after it.
+#[cfg(feature = "threads")]
+#[wasm_bindgen(js_name = crashThread)]
+pub fn panic_on_a_thread() {
+    threads::crash();
 }
 
 /// Takes the files of a model piece by piece.
@@ -99,6 +123,22 @@ impl Model {
     /// Forgets a request; says whether it was there.
     pub fn cancel(&mut self, id: f64) -> bool {
         self.0.cancel(id as u64)
+    }
+
+    /// Keys and values of the cached part of a prompt.
+    ///
+    /// # Errors
+    /// If the loader made no digest of the model.
+    pub fn save(&self, ids: &[u32]) -> Result<Vec<u8>, Error> {
+        self.0.save(ids).map_err(js)
+    }
+
+    /// Takes saved keys and values; returns for how many tokens.
+    ///
+    /// # Errors
+    /// What is wrong with them, or that there is no room.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        self.0.restore(bytes).map_err(js)
     }
 
     /// Ids of a text.

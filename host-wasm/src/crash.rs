@@ -3,6 +3,8 @@
 use std::panic;
 use std::sync::{Mutex, Once};
 
+use crate::threads;
+
 static HOOK: Once = Once::new();
 static LAST: Mutex<String> = Mutex::new(String::new());
 
@@ -19,7 +21,8 @@ pub(crate) fn watch() {
 
 /// The message of the panic that stopped the module, with its place; empty if there was none.
 pub(crate) fn message() -> String {
-    LAST.lock().map(|last| last.clone()).unwrap_or_default()
+    let said = LAST.lock().map(|last| last.clone()).unwrap_or_default();
+    if said.is_empty() { threads::fault().unwrap_or_default().into() } else { said }
 }
 
 /// Panics, for hosts that test how they go on after it.

@@ -9,3 +9,4 @@ pub mod loader;
 #[cfg(feature = "plain")]
 mod plain;
 pub mod session;
+mod threads;

@@ -11,6 +11,7 @@
 //! starling_tokenize(session, text) -> reply          starling_detokenize(session, ids) -> reply
 //! starling_logits(session, ids) -> reply: SHA-256     starling_verify(session, receipt) -> reply: verified
 //! starling_embed(session, ids) -> reply: vector      starling_render(session, chat) -> reply: text, ids
+//! starling_save(session, ids) -> reply: buffer       starling_restore(session, bytes) -> reply: tokens
 //! starling_memory(session) -> reply: bytes           starling_crash() panics, to test how a host goes on
 //! starling_panic() -> reply: what a panic said; after one, nothing else may be called
 //! ```
@@ -41,7 +42,11 @@ thread_local! {
 }
 
 impl State {
-    fn keep(&mut self, buffer: Vec<u8>) -> u32 {
+    fn keep(&mut self, mut buffer: Vec<u8>) -> u32 {
+        // so that every buffer has an address of its own
+        if buffer.capacity() == 0 {
+            buffer.reserve_exact(1);
+        }
         let at = buffer.as_ptr().addr() as u32;
         self.buffers.insert(at, buffer);
         at
@@ -86,7 +91,7 @@ fn call(f: impl FnOnce(&mut State) -> Result<Value, Error>) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_alloc(len: u32) -> u32 {
     let mut buffer: Vec<u8> = Vec::new();
-    // at least one byte, so that every buffer has an address of its own
+    // at least one byte, as in `keep`
     if buffer.try_reserve_exact((len as usize).max(1)).is_err() {
         return 0;
     }
@@ -222,6 +227,27 @@ pub extern "C" fn starling_render(session: u32, chat: u32) -> u64 {
     call(|s| {
         let chat = s.take_text(chat)?;
         s.session(session)?.render(&chat)
+    })
+}
+
+/// Keys and values of the cached part of a prompt of these ids, a JSON array; replies with a buffer of them,
+/// `{"pointer", "len"}`.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_save(session: u32, ids: u32) -> u64 {
+    call(|s| {
+        let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
+        let bytes = s.session(session)?.save(&ids)?;
+        let len = bytes.len();
+        Ok(json!({ "pointer": s.keep(bytes), "len": len }))
+    })
+}
+
+/// Takes saved keys and values; replies with their tokens.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_restore(session: u32, bytes: u32) -> u64 {
+    call(|s| {
+        let bytes = s.take(bytes)?;
+        Ok(json!(s.session(session)?.restore(&bytes)?))
     })
 }
 

@@ -8,18 +8,20 @@ use sha2::{Digest, Sha256};
 #[cfg(feature = "chat")]
 use starling::chat::{ChatError, ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Json, Now};
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
-use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
+use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestId};
 use starling::error::{LoadError, RequestError};
 use starling::kernels::attention::KvType;
 use starling::kernels::{Cpu, NUMERICS_VERSION, UnknownIsa};
+use starling::kv::PageError;
 use starling::model::Model;
 use starling::model::pass::{Pass, PassError};
-use starling::pool::Inline;
+use starling::pool::Pool;
 use starling::receipt::{Hex, Mismatch, Receipt, VerifyError, verify};
 use starling::sampler::SamplingOptions;
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 
 use crate::loader::Loader;
+use crate::threads;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +54,9 @@ pub enum Error {
     /// An option is wrong.
     #[error("{0}")]
     Option(String),
+    /// Saved keys and values are not taken.
+    #[error("saved cache: {0}")]
+    Page(#[from] PageError),
     /// The chat template fails.
     #[cfg(feature = "chat")]
     #[error(transparent)]
@@ -81,8 +86,9 @@ impl Error {
             Error::Load(_) | Error::Length { .. } | Error::NoWeights => "model",
             #[cfg(feature = "chat")]
             Error::Template(_) => "template",
-            Error::Request(RequestError::NoCapacity { .. }) => "capacity",
-            Error::Request(_) | Error::Json(_) | Error::Option(_) | Error::Isa(_) => "request",
+            Error::Request(RequestError::NoCapacity { .. }) | Error::Page(PageError::NoCapacity) => "capacity",
+            Error::Page(PageError::Checksum) => "checksum",
+            Error::Page(_) | Error::Request(_) | Error::Json(_) | Error::Option(_) | Error::Isa(_) => "request",
         }
     }
 }
@@ -101,11 +107,13 @@ struct Options {
     kv_type: String,
     /// Instruction set; by default the fastest.
     isa: Option<String>,
+    /// Threads, this one included: those that the page has brought.
+    threads: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { n_ctx: None, max_seqs: 1, batch_tokens: 64, kv_type: "f16".into(), isa: None }
+        Options { n_ctx: None, max_seqs: 1, batch_tokens: 64, kv_type: "f16".into(), isa: None, threads: 1 }
     }
 }
 
@@ -204,6 +212,9 @@ enum EventJson {
         text: String,
         reason: &'static str,
         n_tokens: usize,
+        /// The last token, if it ended the answer and is not part of it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        stop_token: Option<u32>,
         /// In JSON, as a text: its seed may be more than JavaScript's numbers hold.
         #[serde(skip_serializing_if = "Option::is_none")]
         receipt: Option<String>,
@@ -219,7 +230,8 @@ impl EventJson {
             Event::Token { id, token, text, logprob, top } => EventJson::Token { id: id.0, token, text, logprob, top },
             Event::Done { id, text, reason, n_tokens, receipt } => {
                 let receipt = receipt.and_then(|r| serde_json::to_string(&r).ok());
-                EventJson::Done { id: id.0, text, reason: reason.name(), n_tokens, receipt }
+                let stop_token = if let FinishReason::StopToken(token) = reason { Some(token) } else { None };
+                EventJson::Done { id: id.0, text, reason: reason.name(), n_tokens, stop_token, receipt }
             }
         })
     }
@@ -232,6 +244,7 @@ pub struct Session {
     /// Made for the longest text so far.
     embedder: Option<Embedder>,
     cpu: Cpu,
+    pool: Box<dyn Pool>,
 }
 
 impl Session {
@@ -247,6 +260,7 @@ impl Session {
             .iter()
             .find(|t| t.name() == options.kv_type)
             .ok_or_else(|| Error::Option(format!("kv_type is {:?}, expected one of {}", options.kv_type, names())))?;
+        let pool = threads::pool(options.threads)?;
         let (model, model_sha256) = loader.finish()?;
         let model = Arc::new(model);
         let n_ctx = options.n_ctx.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
@@ -259,8 +273,8 @@ impl Session {
             kv_bytes: max_seqs.saturating_mul(EngineOptions::kv_bytes_of(&model, kv_type, n_ctx)),
             model_sha256,
         };
-        let engine = Engine::new(Arc::clone(&model), &Inline, sizes).map_err(|_| Error::Memory { n_ctx })?;
-        Ok(Session { model, engine, embedder: None, cpu })
+        let engine = Engine::new(Arc::clone(&model), &*pool, sizes).map_err(|_| Error::Memory { n_ctx })?;
+        Ok(Session { model, engine, embedder: None, cpu, pool })
     }
 
     /// The model's name, sizes and chat template, and how it runs.
@@ -275,6 +289,7 @@ impl Session {
             "n_ctx_train": c.n_ctx_train,
             "n_ctx": self.engine.options().n_ctx,
             "isa": self.cpu.isa().name(),
+            "threads": self.pool.threads(),
             "available": Cpu::available().iter().map(|c| c.isa().name()).collect::<Vec<_>>(),
             "weight_bytes": self.model.weight_bytes(),
             "numerics": NUMERICS_VERSION,
@@ -348,21 +363,48 @@ impl Session {
         Ok(json!({ "text": text, "ids": ids }))
     }
 
-    /// Bytes of the weights, and of keys and values: `{"weights", "kv_reserved", "kv_in_use", "kv_cached"}`.
+    /// Bytes of the weights, and of keys and values: `{"weights", "kv_reserved", "kv_committed", "kv_in_use",
+    /// "kv_cached"}`.
     pub fn memory(&self) -> Value {
         let kv = self.engine.kv_stats();
         json!({
             "weights": self.model.weight_bytes(),
             "kv_reserved": kv.reserved_bytes,
+            "kv_committed": kv.committed_bytes,
             "kv_in_use": kv.in_use_bytes,
             "kv_cached": kv.cached_bytes,
         })
     }
 
+    /// Keys and values of the longest cached prefix of a prompt, as bytes that [`Session::restore`] takes: whole pages of 16
+    /// tokens, none if the prompt was not processed lately.
+    ///
+    /// # Errors
+    /// If the loader made no digest of the model, which names it in the pages.
+    pub fn save(&self, ids: &[u32]) -> Result<Vec<u8>, Error> {
+        self.digest()?;
+        Ok(self.engine.export_pages(ids, 0))
+    }
+
+    /// Takes saved keys and values, for prompts that begin as theirs. Returns for how many tokens.
+    ///
+    /// # Errors
+    /// If they are damaged or of another model, or there is no room for them; pages before the fault are taken.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        self.digest()?;
+        Ok(self.engine.import_pages(bytes)?)
+    }
+
+    /// SHA-256 of the model.
+    fn digest(&self) -> Result<[u8; 32], Error> {
+        let digest = self.engine.options().model_sha256;
+        digest.ok_or_else(|| Error::Option("the loader made no digest of the model".into()))
+    }
+
     /// Runs one batch: `{"tokens": processed, "events": [...]}`.
     pub fn step(&mut self) -> Value {
         let mut events = Vec::new();
-        let tokens = self.engine.step(self.cpu, &Inline, &mut |e| events.extend(EventJson::of(e)));
+        let tokens = self.engine.step(self.cpu, &*self.pool, &mut |e| events.extend(EventJson::of(e)));
         json!({ "tokens": tokens, "events": events })
     }
 
@@ -394,9 +436,8 @@ impl Session {
     /// If this is no receipt, the loader made no digest of the model, or there is too little memory.
     pub fn verify(&self, receipt: &str) -> Result<Value, Error> {
         let receipt: Receipt = serde_json::from_str(receipt)?;
-        let &EngineOptions { n_ctx, model_sha256, .. } = self.engine.options();
-        let model = model_sha256.ok_or_else(|| Error::Option("the loader made no digest of the model".into()))?;
-        Ok(match verify(&self.model, &model, self.cpu, &Inline, n_ctx, &receipt) {
+        let (n_ctx, model) = (self.engine.options().n_ctx, self.digest()?);
+        Ok(match verify(&self.model, &model, self.cpu, &*self.pool, n_ctx, &receipt) {
             Ok(()) => json!({ "verified": true, "tokens": receipt.output.len() }),
             Err(VerifyError::Memory(_)) => return Err(Error::Memory { n_ctx }),
             Err(e) => {
@@ -421,12 +462,12 @@ impl Session {
             let sizes = EmbedderOptions { max_texts: 1, batch_tokens, n_ctx };
             self.embedder = None;
             let embedder =
-                Embedder::new(Arc::clone(&self.model), &Inline, sizes).map_err(|_| Error::Memory { n_ctx })?;
+                Embedder::new(Arc::clone(&self.model), &*self.pool, sizes).map_err(|_| Error::Memory { n_ctx })?;
             self.embedder = Some(embedder);
         }
         let Some(embedder) = &mut self.embedder else { return Err(Error::Memory { n_ctx }) };
         let mut reply = Err(Error::Option("the model's numbers are not finite: a fault of its weights".into()));
-        embedder.embed(self.cpu, &Inline, &[text], &mut |_, vector| {
+        embedder.embed(self.cpu, &*self.pool, &[text], &mut |_, vector| {
             if let Some(vector) = vector {
                 reply = Ok(vector.to_vec());
             }
@@ -444,8 +485,14 @@ impl Session {
         if ids.len() > n_ctx {
             return Err(RequestError::ContextLength { prompt: ids.len(), max_tokens: 0, n_ctx }.into());
         }
-        let pass =
-            Pass { model: &self.model, cpu: self.cpu, pool: &Inline, kv_type, batch: batch_tokens, n_ctx: ids.len() };
+        let pass = Pass {
+            model: &self.model,
+            cpu: self.cpu,
+            pool: &*self.pool,
+            kv_type,
+            batch: batch_tokens,
+            n_ctx: ids.len(),
+        };
         let mut hash = Sha256::new();
         pass.run::<Error>(ids, 0, None, &mut |row| {
             row.logits.iter().for_each(|v| hash.update(v.to_le_bytes()));

@@ -44,10 +44,12 @@ export async function blank({ page }) {
   return target;
 }
 
-/** Runs the native command, whose text must be the same; STARLING says where it is. */
+const root = fileURLToPath(new URL("../../", import.meta.url));
+/** The native command; STARLING says where it is. */
+export const command = process.env.STARLING ?? `${process.env.CARGO_TARGET_DIR ?? `${root}target`}/release/starling`;
+
+/** Runs the native command, whose text must be the same. */
 export function native(...args) {
-  const root = fileURLToPath(new URL("../../", import.meta.url));
-  const command = process.env.STARLING ?? `${process.env.CARGO_TARGET_DIR ?? `${root}target`}/release/starling`;
   const text = execFileSync(command, ["run", "--model", root + TINY, "--quiet", ...args], {
     encoding: "utf8",
     stdio: ["ignore", "pipe", "ignore"],

@@ -118,6 +118,74 @@ async function checkErrors(starling) {
   session.close();
 }
 
+/** Saved keys and values spare a later session the prompt and change no token; damaged ones are refused. */
+async function checkSaved(starling) {
+  const model = await readFile(new URL("starling-tiny/starling-tiny-q8_0.gguf", fixtures));
+  const open = (options = {}, digest = true) => starling.open(model, 65_536, { n_ctx: 256, ...options }, digest);
+  const first = open();
+  const { ids } = first.tokenize("Once upon a time there was a little bird that lived in a tree by the river. ".repeat(4));
+  const request = { ids, max_tokens: 12, sampling: sampling({ temperature: 0.8, seed: 3 }) };
+  assert.deepEqual([...first.save(ids)], [], "nothing was processed");
+  const want = run(first, request);
+  const saved = first.save(ids);
+  const pages = Math.floor(ids.length / 16);
+  const size = saved.length / pages;
+  first.close();
+
+  const second = open();
+  assert.equal(second.restore(saved), pages * 16);
+  const id = second.submit(request);
+  const events = [];
+  while (events.at(-1)?.type !== "done") events.push(...second.step().events);
+  const cached = Math.floor((ids.length - 1) / 16) * 16;
+  assert.deepEqual(events[0], { type: "prefilled", id, n_prompt: ids.length, n_cached: cached });
+  assert.deepEqual(events.filter((e) => e.type === "token").map((e) => e.token), want.ids);
+  assert.deepEqual(second.save(ids), saved);
+  second.close();
+
+  const third = open();
+  for (const at of [0, 9, 40, 200, size - 1, size + 300]) {
+    const damaged = saved.slice();
+    damaged[at] ^= 1;
+    assert.throws(() => third.restore(damaged), at < 12 ? /request: saved cache: / : /checksum: saved cache: /, `byte ${at}`);
+  }
+  assert.throws(() => third.restore(saved.subarray(0, size - 1)), /request: saved cache: \d+ bytes/);
+  assert.throws(() => third.restore(saved.subarray(2 * size)), /request: saved cache: the page before/);
+  assert.equal(third.restore(saved.subarray(0, size)), 16);
+  third.close();
+  const small = open({ n_ctx: 32 });
+  assert.throws(() => small.restore(saved), /capacity: saved cache: /);
+  small.close();
+  const other = open({ kv_type: "f32" });
+  assert.throws(() => other.restore(saved), /request: saved cache: /);
+  other.close();
+  const anonymous = open({}, false);
+  assert.throws(() => anonymous.save(ids), /request: .*digest/);
+  assert.throws(() => anonymous.restore(saved), /request: .*digest/);
+  anonymous.close();
+}
+
+/** Memory of keys and values is taken as they are written, not for all that may be. */
+async function checkMemory(starling) {
+  const model = await readFile(new URL("starling-tiny/starling-tiny-q8_0.gguf", fixtures));
+  const session = starling.open(model, 65_536, { n_ctx: 2048, kv_type: "f32", max_seqs: 2 });
+  const before = session.memory();
+  assert.equal(before.kv_committed, 0);
+  const { kv_reserved } = before;
+  const ids = (n) => Array.from({ length: n }, (_, i) => (i * 37) % 300);
+  // no limit of the answer: all of the context may be needed
+  const id = session.submit({ ids: ids(40) });
+  session.step();
+  const short = session.memory().kv_committed;
+  assert.ok(short > 0 && short <= kv_reserved / 50, `${short} of ${kv_reserved}`);
+  session.cancel(id);
+  for (const seed of [1, 2]) session.submit({ ids: ids(2000).map((t) => t + seed), max_tokens: 40 });
+  while (session.step().tokens > 0);
+  const { kv_committed } = session.memory();
+  assert.ok(kv_committed > kv_reserved * 0.9 && kv_committed <= kv_reserved, `${kv_committed} of ${kv_reserved}`);
+  session.close();
+}
+
 const faces = {
   plain: (isa) => Plain.load(new URL(`plain-${isa}.wasm`, wasm)),
   web: (isa) => Package.load(new URL(`web-${isa}/`, wasm)),
@@ -135,6 +203,8 @@ for (const [face, load] of Object.entries(faces)) {
       for (const [i, c] of cases.entries()) await check(starling, isa, c, i);
       for (const c of embeddings) await checkEmbeddings(starling, c);
       await checkErrors(starling);
+      await checkSaved(starling);
+      if (built === "simd128") await checkMemory(starling);
     });
   }
 }

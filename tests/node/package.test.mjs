@@ -23,7 +23,7 @@ test("what is known of the model", async () => {
   );
   assert.match(sha256, /^[0-9a-f]{64}$/);
   const memory = await model.memory();
-  assert.ok(memory.weights > 3e6 && memory.module > memory.weights + memory.kvReserved);
+  assert.ok(memory.weights > 3e6 && memory.module > memory.weights + memory.kvCommitted);
   assert.equal(Starling.features().simd128, true);
 });
 
@@ -64,7 +64,8 @@ test("stops, biases, penalties and seeds do what they say", async () => {
     assert.notEqual((await model.generate("Once upon a time", { ...base, logitBias }).result).tokens[0].id, first);
   }
   const stopToken = await model.generate("Once upon a time", { ...base, stopTokens: [first] }).result;
-  assert.deepEqual([stopToken.text, stopToken.finishReason], ["", "stop"]);
+  assert.deepEqual([stopToken.text, stopToken.finishReason, stopToken.stopToken], ["", "stop", first]);
+  assert.deepEqual([stopToken.tokens, stopToken.usage.completionTokens], [[], 1]);
   const seeded = async (seed) => (await model.generate("Once", { maxTokens: 20, seed }).result).text;
   const big = 2n ** 64n - 1n;
   assert.equal(await seeded(big), await seeded(big));
@@ -124,6 +125,23 @@ test("receipts", async () => {
   const changed = { ...JSON.parse(receipt.replace("9223372036854775808", "7")) };
   assert.equal((await model.verify(JSON.stringify(changed))).verified, false);
   await assert.rejects(model.verify("{}"), code("request"));
+});
+
+test("a saved cache spares another model the prompt", async () => {
+  const prompt = "Once upon a time there was a little bird that lived in a tree by the river. ".repeat(3);
+  const options = { maxTokens: 20, seed: 4 };
+  const saved = await model.saveCache(prompt);
+  const want = await model.generate(prompt, options).result;
+  const other = await Starling.load(TINY, { receipts: true });
+  const tokens = await other.restoreCache(saved);
+  assert.ok(tokens > 32 && tokens % 16 === 0);
+  const { text, usage } = await other.generate(prompt, options).result;
+  assert.equal(text, want.text);
+  assert.equal(usage.cachedTokens, Math.floor((usage.promptTokens - 1) / 16) * 16);
+  saved[saved.length - 1] ^= 1;
+  await assert.rejects(other.restoreCache(saved), code("checksum"));
+  await assert.rejects(other.restoreCache(new Uint8Array(10)), code("request"));
+  other.dispose();
 });
 
 test("what is wrong is refused with a code", async () => {

@@ -1,5 +1,6 @@
-// The two ways to the engine from JavaScript, as one: `open(model, pieceBytes, options)` gives a session with info,
-// submit, step, cancel, tokenize, detokenize, logitsSha256, embed and close; what is wrong is thrown as "kind: message".
+// The two ways to the engine from JavaScript, as one: `open(model, pieceBytes, options, digest)` gives a session with info,
+// submit, step, cancel, tokenize, detokenize, logitsSha256, embed, save, restore, memory and close; what is wrong is thrown
+// as "kind: message".
 
 import { readFile } from "node:fs/promises";
 import v8 from "node:v8";
@@ -49,8 +50,8 @@ export class Plain {
     return reply.ok;
   }
 
-  open(model, pieceBytes, options) {
-    const loader = this.exports.starling_loader(BigInt(model.length), 0);
+  open(model, pieceBytes, options, digest = false) {
+    const loader = this.exports.starling_loader(BigInt(model.length), Number(digest));
     for (let at = 0; at < model.length; at += pieceBytes) {
       this.call("starling_feed", loader, this.buffer(model.subarray(at, at + pieceBytes)));
     }
@@ -94,6 +95,18 @@ class PlainSession {
   embed(ids) {
     return Float32Array.from(this.#json("starling_embed", Array.from(ids)));
   }
+  save(ids) {
+    const { pointer, len } = this.#json("starling_save", ids);
+    const bytes = new Uint8Array(this.module.exports.memory.buffer, pointer, len).slice();
+    this.module.exports.starling_free(pointer);
+    return bytes;
+  }
+  restore(bytes) {
+    return this.#call("starling_restore", this.module.buffer(bytes));
+  }
+  memory() {
+    return this.#call("starling_memory");
+  }
   close() {
     this.module.exports.starling_close(this.id);
   }
@@ -111,9 +124,9 @@ export class Package {
     this.js = js;
   }
 
-  open(model, pieceBytes, options) {
+  open(model, pieceBytes, options, digest = false) {
     return named(() => {
-      const loader = new this.js.Loader(Float64Array.of(model.length), false);
+      const loader = new this.js.Loader(Float64Array.of(model.length), digest);
       for (let at = 0; at < model.length; at += pieceBytes) loader.feed(0, model.subarray(at, at + pieceBytes));
       return new PackageSession(loader.open(JSON.stringify(options)));
     });
@@ -156,6 +169,15 @@ class PackageSession {
   }
   embed(ids) {
     return named(() => this.model.embed(Uint32Array.from(ids)));
+  }
+  save(ids) {
+    return named(() => this.model.save(Uint32Array.from(ids)));
+  }
+  restore(bytes) {
+    return named(() => this.model.restore(bytes));
+  }
+  memory() {
+    return JSON.parse(this.model.memory());
   }
   close() {
     this.model.free();

@@ -9,7 +9,7 @@ use starling::engine::{Engine, EngineOptions, Request};
 use starling::error::RequestError;
 use starling::gguf::Value;
 use starling::kernels::Cpu;
-use starling::kernels::attention::{KvType, PAGE};
+use starling::kernels::attention::{KvMemory, KvType, PAGE};
 use starling::model::{Model, Run};
 use starling::pool::Inline;
 use starling::tokenizer::EncodeOptions;
@@ -116,10 +116,10 @@ fn decoders_embed_with_the_states_that_they_generate_from() {
         let got = embed(&mut embedder(&model, &Inline, 1, 300), Cpu::detect(), &Inline, &[text]);
         let kv = model.kv_layout(KvType::F32);
         let pages: Vec<u32> = (0..300u32.div_ceil(PAGE as u32)).collect();
-        let mut arena = vec![0; pages.len() * kv.page_bytes()];
+        let mut memory = KvMemory::zeroed(&kv, pages.len()).expect("memory");
         let mut scratch = model.scratch(&Inline, KvType::F32, 300, 300, 1, 300).expect("memory");
         let run = Run { tokens: &ids, pos: 0, pages: &pages, n_logits: 300 };
-        let out = model.forward(Cpu::detect(), &Inline, &[run], &kv, &mut arena, &mut scratch, None);
+        let out = model.forward(Cpu::detect(), &Inline, &[run], &kv, &mut memory, &mut scratch, None);
         let want: Vec<f32> = (0..300).flat_map(|row| out.hidden(row)).copied().collect();
         assert_eq!(bits(&got[0]), bits(&want), "{file}");
     }

@@ -1,10 +1,10 @@
 // The engine at work: runs a batch at a time, so that messages and aborts get through between batches. Runs in a worker,
 // or inline.
 
-import { type InitOutput, type Model, crash } from "../wasm/starling.js";
 import { StarlingError, toWire } from "./errors.js";
-import { guarded, isDead, loadModel, type LoadRequest } from "./load.js";
+import { type Loaded, guarded, isDead, loadModel, type LoadRequest } from "./load.js";
 import type { CoreEvent } from "./protocol.js";
+import type { Model } from "../wasm/starling.js";
 import type { MemoryReport, ModelInfo, Progress, Verification } from "./types.js";
 
 /** A request on its way. */
@@ -25,15 +25,15 @@ type EngineEvent =
       type: "done";
       id: number;
       text: string;
-      reason: "stop" | "length" | "not_finite";
+      reason: "stop" | "length" | "not_finite" | "no_memory";
       n_tokens: number;
+      stop_token?: number;
       receipt?: string;
     };
 
 export class Core {
   readonly info: ModelInfo;
-  #module: InitOutput;
-  #model: Model;
+  #loaded: Loaded;
   #emit: (events: CoreEvent[]) => void;
   #waiting: Job[] = [];
   /** By the module's id. */
@@ -41,11 +41,11 @@ export class Core {
   #running = false;
   #dead: StarlingError | undefined;
 
-  private constructor(module: InitOutput, model: Model, emit: (events: CoreEvent[]) => void) {
-    this.#module = module;
-    this.#model = model;
+  private constructor(loaded: Loaded, emit: (events: CoreEvent[]) => void) {
+    this.#loaded = loaded;
     this.#emit = emit;
-    const info = JSON.parse(model.info());
+    loaded.helpers.onLost = (error) => this.#die(error);
+    const info = JSON.parse(loaded.model.info());
     this.info = {
       name: info.name,
       architecture: info.architecture,
@@ -58,7 +58,7 @@ export class Core {
       chatTemplate: info.chat_template,
       sha256: info.model_sha256,
       isa: info.isa,
-      threads: 1,
+      threads: info.threads,
       worker: false,
       numerics: info.numerics,
     };
@@ -70,8 +70,7 @@ export class Core {
     signal: AbortSignal | undefined,
     emit: (events: CoreEvent[]) => void,
   ): Promise<Core> {
-    const { module, model } = await loadModel(options, onProgress, signal);
-    return new Core(module, model, emit);
+    return new Core(await loadModel(options, onProgress, signal), emit);
   }
 
   /** Takes a request in JSON; what becomes of it is emitted. */
@@ -101,6 +100,12 @@ export class Core {
           const step = JSON.parse(this.#call((m) => m.step())) as { events: EngineEvent[] };
           for (const event of step.events) {
             const seen = this.#seen(event);
+            // a token that ends the answer is not part of it, and comes with its end
+            if (seen && event.type === "done" && event.stop_token !== undefined)
+              events.splice(
+                events.findLastIndex((e) => e.type === "token" && e.job === seen.job),
+                1,
+              );
             if (seen) events.push(seen);
           }
         }
@@ -162,6 +167,10 @@ export class Core {
       }
       case "done": {
         this.#active.delete(event.id);
+        if (event.reason === "no_memory") {
+          const error = new StarlingError("memory", "the module's memory cannot grow: no room for more keys and values");
+          return { type: "failed", job, error: toWire(error) };
+        }
         const end = performance.now();
         const [promptMs, generationMs] = [active.prefilled - active.started, end - active.prefilled];
         const timings = {
@@ -178,6 +187,7 @@ export class Core {
           text: event.text,
           reason: event.reason,
           completionTokens: event.n_tokens,
+          stopToken: event.stop_token,
           timings,
           receipt: event.receipt,
         };
@@ -209,37 +219,53 @@ export class Core {
     return this.#call((m) => m.logitsSha256(Uint32Array.from(ids)));
   }
 
+  saveCache(ids: number[]): Uint8Array<ArrayBuffer> {
+    return this.#call((m) => m.save(Uint32Array.from(ids))) as Uint8Array<ArrayBuffer>;
+  }
+
+  restoreCache(bytes: Uint8Array): number {
+    return this.#call((m) => m.restore(bytes));
+  }
+
   memory(): MemoryReport {
     const memory = JSON.parse(this.#call((m) => m.memory()));
     return {
       weights: memory.weights,
       kvReserved: memory.kv_reserved,
+      kvCommitted: memory.kv_committed,
       kvInUse: memory.kv_in_use,
       kvCached: memory.kv_cached,
-      module: this.#module.memory.buffer.byteLength,
+      module: this.#loaded.module.memory.buffer.byteLength,
     };
   }
 
-  /** Crashes the module, to test what happens then. */
-  crash(): void {
-    this.#call(() => crash());
+  /** Crashes the module, on a thread that helps if so asked, to test what happens then. */
+  crash(thread: boolean): void {
+    const { face } = this.#loaded;
+    this.#call(() => (thread && "crashThread" in face ? (face.crashThread as () => void)() : face.crash()));
   }
 
   /** Frees the model. */
   dispose(): void {
     if (this.#dead) return;
-    this.#dead = new StarlingError("disposed", "the model was disposed");
+    this.#die(new StarlingError("disposed", "the model was disposed"));
     this.#active.clear();
     this.#waiting = [];
-    this.#model.free();
+    this.#loaded.model.free();
+  }
+
+  /** From now on every call throws this. */
+  #die(error: StarlingError): void {
+    this.#dead ??= error;
+    this.#loaded.helpers.end();
   }
 
   #call<T>(work: (model: Model) => T): T {
     if (this.#dead) throw this.#dead;
     try {
-      return guarded(() => work(this.#model));
+      return guarded(() => work(this.#loaded.model));
     } catch (e) {
-      if (isDead(e)) this.#dead = e as StarlingError;
+      if (isDead(e)) this.#die(e as StarlingError);
       throw e;
     }
   }

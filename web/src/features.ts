@@ -11,8 +11,10 @@ export interface Features {
   simd128: boolean;
   /** Relaxed SIMD, which is faster. */
   relaxedSimd: boolean;
-  /** Whether memory can be shared between threads here. Starling runs on one thread so far. */
+  /** Whether memory can be shared between threads here, which a page must be cross-origin isolated for. */
   sharedMemory: boolean;
+  /** CPUs that the runtime tells of. */
+  cpus: number;
 }
 
 // a function without arguments whose body uses one instruction of the set
@@ -52,8 +54,33 @@ export function features(): Features {
   return {
     simd128: WebAssembly.validate(module_(...splat, drop)),
     relaxedSimd: WebAssembly.validate(module_(...splat, ...splat, 253, 128, 2, drop)),
-    sharedMemory: typeof SharedArrayBuffer !== "undefined" && globalThis.crossOriginIsolated !== false,
+    sharedMemory: (shares ??= canShare()),
+    cpus: globalThis.navigator?.hardwareConcurrency ?? 1,
   };
+}
+
+let shares: boolean | undefined;
+
+function canShare(): boolean {
+  if (typeof SharedArrayBuffer === "undefined" || globalThis.crossOriginIsolated === false) return false;
+  try {
+    // as much as the module asks for: some systems refuse
+    return new WebAssembly.Memory({ initial: 1, maximum: 65536, shared: true }).buffer instanceof SharedArrayBuffer;
+  } catch {
+    return false;
+  }
+}
+
+/** Beyond this many, threads wait for each other more than they help. */
+const MOST_THREADS = 8;
+
+/** Threads to use: as many as asked for; by default one for each core, of which most CPUs with many have half as many. */
+export function threadsFor(asked: number | undefined): number {
+  if (asked !== undefined && !(Number.isSafeInteger(asked) && asked >= 1 && asked <= 64))
+    throw new StarlingError("request", `threads is ${asked}, expected a whole number from 1 to 64`);
+  const { sharedMemory, cpus } = features();
+  if (!sharedMemory) return 1;
+  return asked ?? Math.min(cpus <= 4 ? cpus : Math.ceil(cpus / 2), MOST_THREADS);
 }
 
 /** A module given by the caller, where it cannot be fetched: workerd imports modules, for example. */
@@ -63,7 +90,11 @@ export type WasmSource = WebAssembly.Module | ArrayBuffer | Uint8Array<ArrayBuff
 const compiled = new Map<string, Promise<WebAssembly.Module>>();
 
 /** The module, compiled once in this page however many models use it. */
-export function compile(isa: Isa | undefined, source: WasmSource | undefined): Promise<WebAssembly.Module> {
+export function compile(
+  isa: Isa | undefined,
+  threads: boolean,
+  source: WasmSource | undefined,
+): Promise<WebAssembly.Module> {
   const { simd128, relaxedSimd } = features();
   if (!simd128)
     return Promise.reject(
@@ -72,10 +103,10 @@ export function compile(isa: Isa | undefined, source: WasmSource | undefined): P
   if (source instanceof WebAssembly.Module) return Promise.resolve(source);
   if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return WebAssembly.compile(source);
   isa ??= relaxedSimd ? "relaxed-simd" : "simd128";
-  const key = String(source ?? isa);
+  const key = String(source ?? `${isa}${threads}`);
   let module = compiled.get(key);
   if (!module) {
-    module = fetchModule(isa, source);
+    module = fetchModule(isa, threads, source);
     compiled.set(key, module);
     // tried anew next time
     module.catch(() => compiled.delete(key));
@@ -83,14 +114,17 @@ export function compile(isa: Isa | undefined, source: WasmSource | undefined): P
   return module;
 }
 
-async function fetchModule(isa: Isa, source: string | URL | undefined): Promise<WebAssembly.Module> {
-  // bundlers look for exactly this form
-  const beside = () =>
-    isa === "relaxed-simd"
-      ? new URL("../wasm/relaxed-simd.wasm", import.meta.url)
-      : new URL("../wasm/simd128.wasm", import.meta.url);
+/** The builds of this package; bundlers look for exactly this form. */
+const builds = {
+  "simd128": () => new URL("../wasm/simd128.wasm", import.meta.url),
+  "relaxed-simd": () => new URL("../wasm/relaxed-simd.wasm", import.meta.url),
+  "simd128-threads": () => new URL("../wasm/simd128-threads.wasm", import.meta.url),
+  "relaxed-simd-threads": () => new URL("../wasm/relaxed-simd-threads.wasm", import.meta.url),
+};
+
+async function fetchModule(isa: Isa, threads: boolean, source: string | URL | undefined): Promise<WebAssembly.Module> {
   const url =
-    source === undefined ? beside() : new URL(source, globalThis.document?.baseURI ?? globalThis.location?.href);
+    source === undefined ? builds[threads ? `${isa}-threads` as const : isa]() : new URL(source, globalThis.document?.baseURI ?? globalThis.location?.href);
   const file = await localFile(url);
   if (file) return WebAssembly.compile(await file.arrayBuffer());
   const failed = (why: string, cause?: unknown) => new StarlingError("network", `${url.href}: ${why}`, { cause });

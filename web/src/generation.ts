@@ -95,6 +95,7 @@ export class Generation implements AsyncIterable<string> {
           finishReason: event.reason,
           usage: { ...this.#usage, completionTokens: event.completionTokens },
           timings: event.timings,
+          ...(event.stopToken !== undefined && { stopToken: event.stopToken }),
           ...(event.receipt !== undefined && { receipt: event.receipt }),
         });
       }

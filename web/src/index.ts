@@ -3,7 +3,7 @@
 import { inWorker, inline } from "./backend.js";
 import { modelCache } from "./cache.js";
 import { StarlingError } from "./errors.js";
-import { compile, features } from "./features.js";
+import { compile, features, threadsFor } from "./features.js";
 import { Generation } from "./generation.js";
 import { Completions } from "./openai.js";
 import type { Backend, CoreEvent } from "./protocol.js";
@@ -80,12 +80,16 @@ export class Starling {
    */
   static async load(source: Source, options: LoadOptions = {}): Promise<Starling> {
     const { sha256 } = options;
+    const apart = options.worker ?? typeof document !== "undefined";
+    // the page's own thread may not wait for others
+    const threads = apart ? threadsFor(options.threads) : 1;
     const core = {
       parts: parts(source, options.size),
       cache: options.cache ?? "reuse",
       sha256: typeof sha256 === "string" ? [sha256] : sha256,
       receipts: options.receipts ?? false,
-      module: await compile(options.isa, options.wasm),
+      module: await compile(options.isa, threads > 1, options.wasm),
+      threads,
       session: {
         n_ctx: options.contextLength,
         max_seqs: options.sequences,
@@ -97,8 +101,7 @@ export class Starling {
       throw new StarlingError("request", `${core.sha256.length} SHA-256 given for ${core.parts.length} files`);
     }
     let emit: (events: CoreEvent[]) => void = () => {};
-    const start = (options.worker ?? typeof document !== "undefined") ? inWorker : inline;
-    const backend = await start({
+    const backend = await (apart ? inWorker : inline)({
       core,
       onProgress: options.onProgress ?? (() => {}),
       signal: options.signal,
@@ -172,6 +175,25 @@ export class Starling {
     return this.#backend.call("logitsSha256", ids);
   }
 
+  /**
+   * Keys and values of a prompt, for {@link restoreCache}: a long prompt that many visits begin with is processed once,
+   * and then kept where you like. Whole pages of 16 tokens; those that are not cached are processed first. The model must
+   * have been loaded with `receipts`, whose digest tells models apart.
+   */
+  async saveCache(prompt: string | number[]): Promise<Uint8Array<ArrayBuffer>> {
+    const ids = typeof prompt === "string" ? (await this.tokenize(prompt)).ids : prompt;
+    await this.generate(ids, { maxTokens: 1 }).result;
+    return this.#backend.call("saveCache", ids);
+  }
+
+  /**
+   * Takes what {@link saveCache} gave, for the same file and `kvType`: prompts that begin with its tokens need not process them.
+   * Returns how many. Bytes that are damaged have the code `checksum`, those of another model `request`.
+   */
+  restoreCache(bytes: Uint8Array): Promise<number> {
+    return this.#backend.call("restoreCache", bytes);
+  }
+
   /** Bytes in use. */
   memory(): Promise<MemoryReport> {
     return this.#backend.call("memory");
@@ -187,7 +209,7 @@ export class Starling {
   }
 
   /** @internal Crashes the engine, to test what happens then. */
-  crash(): Promise<void> {
-    return this.#backend.call("crash");
+  crash(thread = false): Promise<void> {
+    return this.#backend.call("crash", thread);
   }
 }

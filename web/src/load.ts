@@ -1,9 +1,10 @@
 // A model on its way: from its files or the cache into the module, and into the cache.
 
-import { type InitOutput, Loader, type Model, initSync, panicMessage } from "../wasm/starling.js";
+import type { InitOutput, Loader, Model } from "../wasm/starling.js";
 import { type CacheWriter, cacheWriter, cached, modelCache } from "./cache.js";
 import { type ErrorCode, StarlingError } from "./errors.js";
 import { type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
+import { type Face, Helpers, faceOf } from "./threads.js";
 import type { LoadOptions, Progress } from "./types.js";
 
 /** What loading takes, with nothing in it that cannot cross to a worker. */
@@ -13,6 +14,8 @@ export interface LoadRequest {
   sha256: string[] | undefined;
   receipts: boolean;
   module: WebAssembly.Module;
+  /** Threads, this one included; more than one only in a worker. */
+  threads: number;
   /** As the module takes them. */
   session: {
     n_ctx?: number | undefined;
@@ -25,12 +28,20 @@ export interface LoadRequest {
 /** Bytes of weights that fit a module's 4 GiB beside keys, values and working memory. */
 const MOST_BYTES = 3.6e9;
 
+/** A model, and what it runs on. */
+export interface Loaded {
+  face: Face;
+  module: InitOutput;
+  model: Model;
+  helpers: Helpers;
+}
+
 /** Loads a model; if it cannot, nothing is left of it. */
 export async function loadModel(
   options: LoadRequest,
   onProgress: (progress: Progress) => void,
   signal: AbortSignal | undefined,
-): Promise<{ module: InitOutput; model: Model }> {
+): Promise<Loaded> {
   signal?.throwIfAborted();
   if (crashed) {
     throw new StarlingError(
@@ -38,8 +49,10 @@ export async function loadModel(
       `the module has crashed, and without a worker it cannot start again: ${crashed.message}`,
     );
   }
+  face = faceOf(options.module);
   // one instance for all that run inline
-  const module = initSync({ module: options.module });
+  const module = face.initSync({ module: options.module });
+  const helping = Helpers.start(options.module, module.memory, options.threads - 1);
   const writers: { writer: CacheWriter; url: string; file: SourceFile; part: number }[] = [];
   let loader: Loader | undefined;
   let model: Model | undefined;
@@ -73,7 +86,7 @@ export async function loadModel(
     };
     loader = guarded(
       () =>
-        new Loader(
+        new face.Loader(
           Float64Array.from(places, ({ file }) => file.size),
           options.receipts || options.sha256 !== undefined,
         ),
@@ -90,12 +103,14 @@ export async function loadModel(
     }
     const whole = loader;
     loader = undefined;
-    model = guarded(() => whole.open(JSON.stringify(options.session)));
+    const helpers = await helping;
+    model = guarded(() => whole.open(JSON.stringify({ ...options.session, threads: 1 + helpers.count })));
     for (const { writer, url, file, part } of writers) {
       await writer.commit({ url, size: file.size, tag: file.tag, sha256: sha256[part], stored: Date.now() });
     }
-    return { module, model };
+    return { face, module, model, helpers };
   } catch (e) {
+    void helping.then((helpers) => helpers.end());
     for (const { writer } of writers) await writer.abort().catch(() => {});
     if (!isDead(e)) {
       loader?.free();
@@ -107,6 +122,9 @@ export async function loadModel(
     throw e;
   }
 }
+
+/** Of the module that was loaded last; there is one at a time. */
+let face: Face;
 
 /** Why the module of this thread is of no use any more. */
 let crashed: StarlingError | undefined;
@@ -120,7 +138,7 @@ export function guarded<T>(work: () => T): T {
     return work();
   } catch (e) {
     if (e instanceof WebAssembly.RuntimeError || e instanceof RangeError) {
-      const said = panicMessage();
+      const said = face.panicMessage();
       throw (crashed = new StarlingError(
         "crashed",
         said

@@ -15,13 +15,24 @@ export type CoreEvent =
       text: string;
       reason: "stop" | "length" | "not_finite";
       completionTokens: number;
+      stopToken: number | undefined;
       timings: Timings;
       receipt: string | undefined;
     }
   | { type: "failed"; job: number; error: WireError };
 
 /** Methods of a core that reply. */
-export type Method = "tokenize" | "detokenize" | "embed" | "render" | "verify" | "logitsSha256" | "memory" | "crash";
+export type Method =
+  | "tokenize"
+  | "detokenize"
+  | "embed"
+  | "render"
+  | "verify"
+  | "logitsSha256"
+  | "saveCache"
+  | "restoreCache"
+  | "memory"
+  | "crash";
 
 export type ToWorker =
   | { type: "load"; options: LoadRequest }

@@ -46,7 +46,10 @@ export interface LoadOptions {
   batchTokens?: number;
   /** How keys and values are kept; `f16` by default. Changes numbers. */
   kvType?: "f32" | "f16" | "k8";
-  /** Threads, at most. There is one so far: {@link ModelInfo.threads} says how many are used. */
+  /**
+   * Threads, at most; by default about as many as there are cores. There is one only where memory cannot be shared
+   * (a page must be cross-origin isolated) and without a worker: {@link ModelInfo.threads} says how many are used.
+   */
   threads?: number;
   /** Whether to run in a worker of its own; by default where there is a document, so that the page stays responsive. */
   worker?: boolean;
@@ -91,8 +94,9 @@ export interface ModelInfo {
 export interface MemoryReport {
   /** Packed weights. */
   weights: number;
-  /** Keys and values: reserved for them, held by generations, kept for prompts that begin alike. */
+  /** Keys and values: what they may take, have taken so far, held by generations, kept for prompts that begin alike. */
   kvReserved: number;
+  kvCommitted: number;
   kvInUse: number;
   kvCached: number;
   /** All of the module's memory; inline, all models share it. */
@@ -190,6 +194,9 @@ export interface Completion {
   tokens: Token[];
   /** `stop`: an end token or a stop text; `length`: as many as asked for, or as fit; `not_finite`: a fault of the model. */
   finishReason: "stop" | "length" | "not_finite";
+  /** The token that ended the answer, if one did: the last that was picked. */
+  stopToken?: number;
+  /** Tokens; of the answer with the one that ended it. */
   usage: { promptTokens: number; cachedTokens: number; completionTokens: number };
   timings: Timings;
   /** Proof of the answer in JSON, if asked for. */

@@ -110,6 +110,8 @@ pub enum FinishReason {
     Length,
     /// The numbers were no longer finite: a fault of the model's weights with this prompt.
     NotFinite,
+    /// There was no memory for more keys and values; only where it could not be reserved when the engine was made.
+    NoMemory,
 }
 
 impl FinishReason {
@@ -119,6 +121,7 @@ impl FinishReason {
             FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
             FinishReason::Length => "length",
             FinishReason::NotFinite => "not_finite",
+            FinishReason::NoMemory => "no_memory",
         }
     }
 }

@@ -38,6 +38,8 @@ pub mod panel;
 pub mod rope;
 pub mod softmax;
 pub mod special;
+#[cfg(feature = "std")]
+pub mod standby;
 pub mod tasks;
 mod tiles;
 

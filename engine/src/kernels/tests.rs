@@ -7,7 +7,9 @@ use proptest::prelude::*;
 
 use super::Cpu;
 use super::act::{ActKind, pack};
-use super::attention::{AttendScratch, Attention, KvLayout, KvRows, KvType, PAGE, Sight, Slot, Span, write_kv};
+use super::attention::{
+    AttendScratch, Attention, KvLayout, KvMemory, KvRows, KvType, PAGE, Sight, Slot, Span, write_kv,
+};
 use super::elementwise::{Act, activate, add_scaled, gated, scale, soft_cap};
 use super::matmul::{Columns, Job, products};
 use super::norm::{NormKind, NormWeights, norm, norm_in_place, normalise};
@@ -294,14 +296,15 @@ proptest! {
         let kv_rows: Vec<f32> = k.chunks(width).zip(v.chunks(width)).flat_map(|(k, v)| [k, v].concat()).collect();
         let seen = |pos: usize| pos.saturating_sub(before)..pos.saturating_add(after).min(all - 1) + 1;
         let run = |cpu: Cpu, pool: &dyn Pool, whole: bool| {
-            let mut arena = vec![0u8; n_pages * kv.page_bytes()];
+            let mut memory = KvMemory::in_pieces(&kv, n_pages, (seed % 4) as u32).expect("memory");
+            pages.iter().for_each(|p| memory.commit(*p).expect("memory"));
             let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
-            write_kv(cpu, pool, &kv, 1, rows, &mut arena);
+            write_kv(cpu, pool, &kv, 1, rows, &mut memory);
             let mut scratch: Vec<_> = (0..pool.threads()).map(|_| AttendScratch::new(&kv)).collect();
             let mut parts = vec![0.0; Attention::parts_len(&kv, n_head, tokens, all)];
             let mut run = |sight, q: &[f32], span: Span<'_>| {
                 let mut out = vec![0.0; q.len()];
-                Attention { kv: &kv, layer: 1, arena: &arena, n_head, sight, soft_cap, q, q_stride: n_head * d, spans: &[span] }
+                Attention { kv: &kv, layer: 1, memory: &memory, n_head, sight, soft_cap, q, q_stride: n_head * d, spans: &[span] }
                     .run(cpu, pool, &mut out, &mut scratch, &mut parts);
                 out
             };
@@ -316,12 +319,13 @@ proptest! {
             q.chunks(n_head * d).enumerate().flat_map(one).collect()
         };
         let scores = |cpu: Cpu| {
-            let mut arena = vec![0u8; n_pages * kv.page_bytes()];
+            let mut memory = KvMemory::in_pieces(&kv, n_pages, (seed % 4) as u32).expect("memory");
+            pages.iter().for_each(|p| memory.commit(*p).expect("memory"));
             let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
-            write_kv(cpu, &Inline, &kv, 1, rows, &mut arena);
+            write_kv(cpu, &Inline, &kv, 1, rows, &mut memory);
             let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
             let sight = Sight { before, after };
-            Attention { kv: &kv, layer: 1, arena: &arena, n_head, sight, soft_cap, q: &q, q_stride: n_head * d, spans: &spans }
+            Attention { kv: &kv, layer: 1, memory: &memory, n_head, sight, soft_cap, q: &q, q_stride: n_head * d, spans: &spans }
                 .scores(cpu)
         };
         let lens: Vec<usize> = scores(Cpu::detect()).iter().map(Vec::len).collect();

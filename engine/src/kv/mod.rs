@@ -1,4 +1,4 @@
-//! Keys and values of all sequences: one allocation of fixed pages, and a tree of pages that later sequences can reuse.
+//! Keys and values of all sequences: fixed pages, and a tree of pages that later sequences can reuse.
 //!
 //! A page holds [`PAGE`] consecutive tokens of all layers. Its contents follow from the model and from all tokens up to
 //! its last, so full pages are known by a [`PageKey`]: the hash of the key of the page before and its own tokens. A
@@ -22,7 +22,7 @@ pub use key::PageKey;
 pub use page::PageError;
 
 use crate::error::RequestError;
-use crate::kernels::AlignedBuf;
+use crate::kernels::attention::KvMemory;
 pub use crate::kernels::attention::{KvLayout, PAGE};
 
 /// The pages of a sequence. Give it back with [`KvArena::release`]: dropping it would leak them.
@@ -113,9 +113,11 @@ pub struct KvArena {
     layout: KvLayout,
     root: [u8; 32],
     fingerprint: [u8; 32],
-    memory: AlignedBuf,
+    memory: KvMemory,
     pages: Vec<Page>,
-    /// Pages used before and free now; those from `memory`'s length on were never used.
+    /// Pages given away so far, from the first on.
+    n_given: usize,
+    /// Of those, the free ones.
     free: Vec<u32>,
     tree: BTreeMap<PageKey, u32>,
     /// Leaves of the tree that no sequence holds, by (last use, page).
@@ -131,14 +133,14 @@ pub struct KvArena {
 }
 
 impl KvArena {
-    /// Reserves room for `n_pages`; memory is touched as pages are first used.
+    /// Reserves room for `n_pages`; memory is touched as pages are first used ([`KvArena::commit`]).
     ///
     /// `fingerprint` names the model whose keys and values these are, e.g. its file's SHA-256.
     ///
     /// # Errors
     /// If the memory cannot be reserved.
     pub fn new(layout: KvLayout, n_pages: u32, fingerprint: [u8; 32]) -> Result<KvArena, TryReserveError> {
-        let memory = AlignedBuf::with_capacity((n_pages as usize).saturating_mul(layout.page_bytes()))?;
+        let memory = KvMemory::new(&layout, n_pages as usize)?;
         let mut pages = Vec::new();
         pages.try_reserve_exact(n_pages as usize)?;
         pages.resize(n_pages as usize, Page::default());
@@ -150,6 +152,7 @@ impl KvArena {
             fingerprint,
             memory,
             pages,
+            n_given: 0,
             free,
             tree: BTreeMap::new(),
             evictable: BTreeSet::new(),
@@ -167,33 +170,45 @@ impl KvArena {
         &self.layout
     }
 
-    /// All pages used so far, for the forward pass; page p starts at `p * layout.page_bytes()`.
+    /// Makes sure that there is memory behind these pages, before they are written to.
+    ///
+    /// # Errors
+    /// If there is none, which cannot be where [`KvArena::new`] could reserve it.
+    pub fn commit(&mut self, pages: &[u32]) -> Result<(), TryReserveError> {
+        pages.iter().try_for_each(|page| self.memory.commit(*page))
+    }
+
+    /// All pages used so far, for the forward pass.
     ///
     /// # Errors
     /// If the arena has another layout.
-    pub fn bytes_mut(&mut self, layout: &KvLayout) -> Result<&mut [u8], LayoutMismatch> {
+    pub fn memory_mut(&mut self, layout: &KvLayout) -> Result<&mut KvMemory, LayoutMismatch> {
         if *layout != self.layout {
             return Err(LayoutMismatch { found: *layout, expected: self.layout });
         }
-        Ok(self.memory.bytes_mut())
+        Ok(&mut self.memory)
     }
 
     /// Starts a sequence with the pages of the longest known prefix of `tokens`: whole pages, and never all tokens,
     /// since the last one's logits must be computed. Pages of another `salt` do not match.
     pub fn acquire(&mut self, tokens: &[u32], salt: u64) -> SeqPages {
-        let mut seq = SeqPages { pages: Vec::new(), n_cached: 0, n_tokens: 0 };
-        let mut key = PageKey::first(&self.root, salt);
-        for page in tokens[..tokens.len().saturating_sub(1)].chunks_exact(PAGE) {
-            key = key.then(page);
-            let Some(found) = self.tree.get(&key).copied() else { break };
-            self.hold(found);
-            seq.pages.push(found);
-        }
+        let pages = self.known(&tokens[..tokens.len().saturating_sub(1)], salt).collect();
+        let mut seq = SeqPages { pages, n_cached: 0, n_tokens: 0 };
+        seq.pages.iter().for_each(|page| self.hold(*page));
         seq.n_cached = seq.pages.len() * PAGE;
         seq.n_tokens = seq.n_cached;
         self.hits += seq.pages.len() as u64;
         self.misses += (tokens.len().saturating_sub(1) / PAGE - seq.pages.len()) as u64;
         seq
+    }
+
+    /// The pages of the longest known prefix of `tokens`, in order.
+    fn known<'a>(&'a self, tokens: &'a [u32], salt: u64) -> impl Iterator<Item = u32> + 'a {
+        let mut key = PageKey::first(&self.root, salt);
+        tokens.chunks_exact(PAGE).map_while(move |page| {
+            key = key.then(page);
+            self.tree.get(&key).copied()
+        })
     }
 
     /// Makes room for positions `0..n_tokens`, of which those from [`SeqPages::n_tokens`] on may be written. Evicts
@@ -214,9 +229,11 @@ impl KvArena {
         }
         if let Some(old) = copied {
             let Some(new) = self.take() else { return Ok(()) };
-            let bytes = self.layout.page_bytes();
-            let from = old as usize * bytes;
-            self.memory.bytes_mut().copy_within(from..from + bytes, new as usize * bytes);
+            if self.commit(&[new]).is_err() {
+                self.let_go(new);
+                return Err(RequestError::NoCapacity { what: "memory for KV pages", needed: 1, free: 0 });
+            }
+            self.memory.copy(old, new);
             seq.pages[partial] = new;
             self.now += 1;
             self.let_go(old);
@@ -253,13 +270,7 @@ impl KvArena {
     /// Frees the pages of a known prefix, from its end on, as far as no sequence holds them and no other prefix goes on
     /// from them. Returns how many.
     pub fn forget(&mut self, tokens: &[u32], salt: u64) -> usize {
-        let mut key = PageKey::first(&self.root, salt);
-        let mut path = Vec::new();
-        for content in tokens.chunks_exact(PAGE) {
-            key = key.then(content);
-            let Some(page) = self.tree.get(&key) else { break };
-            path.push(*page);
-        }
+        let mut path: Vec<u32> = self.known(tokens, salt).collect();
         let n_free = self.free.len();
         while let Some(page) = path.pop().filter(|page| self.uproot(*page)) {
             self.free.push(page);
@@ -300,7 +311,7 @@ impl KvArena {
             n_pages,
             page_bytes,
             reserved_bytes: n_pages * page_bytes,
-            committed_bytes: self.memory.len(),
+            committed_bytes: self.memory.committed_bytes(),
             in_use_bytes: (n_pages - self.n_free() - cached) * page_bytes,
             cached_bytes: cached * page_bytes,
             free_bytes: self.n_free() * page_bytes,
@@ -311,12 +322,8 @@ impl KvArena {
         }
     }
 
-    fn n_touched(&self) -> usize {
-        self.memory.len() / self.layout.page_bytes()
-    }
-
     fn n_free(&self) -> usize {
-        self.pages.len() - self.n_touched() + self.free.len()
+        self.pages.len() - self.n_given + self.free.len()
     }
 
     /// Whether someone else may read the page.
@@ -335,10 +342,9 @@ impl KvArena {
     fn take(&mut self) -> Option<u32> {
         let page = match self.free.pop() {
             Some(page) => page,
-            None if self.n_touched() < self.pages.len() => {
-                let page = self.n_touched();
-                self.memory.grow((page + 1) * self.layout.page_bytes());
-                page as u32
+            None if self.n_given < self.pages.len() => {
+                self.n_given += 1;
+                self.n_given as u32 - 1
             }
             None => self.evict()?,
         };

@@ -69,7 +69,7 @@ pub enum PageError {
     /// An infinity or NaN, which no page of ours has.
     #[error("page with a number that is not finite")]
     NotFinite,
-    /// All pages are held by sequences.
+    /// All pages are held by sequences, or there is no memory for more.
     #[error("no free page")]
     NoCapacity,
 }
@@ -102,7 +102,6 @@ impl KvArena {
             Some(parent) => self.pages[parent as usize].node.as_ref()?.key,
             None => PageKey::first(&self.root, node.salt),
         };
-        let bytes = self.layout.page_bytes();
         let mut out = Vec::with_capacity(self.exported_bytes());
         out.extend(MAGIC);
         out.extend(VERSION.to_le_bytes());
@@ -112,10 +111,17 @@ impl KvArena {
         out.extend((u64::from(node.position)).to_le_bytes());
         out.extend(before.0);
         node.tokens.iter().for_each(|t| out.extend(t.to_le_bytes()));
-        out.extend_from_slice(&self.memory.bytes()[page as usize * bytes..][..bytes]);
+        out.extend_from_slice(self.memory.page(page));
         let checksum = xxh3_128(&out);
         out.extend(checksum.to_le_bytes());
         Some(out)
+    }
+
+    /// The pages of the longest known prefix of `tokens`, as bytes one after the other: in this order they can be imported.
+    pub fn export_prefix(&self, tokens: &[u32], salt: u64) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.known(tokens, salt).filter_map(|page| self.export_page(page)).for_each(|page| out.extend(page));
+        out
     }
 
     /// Puts an exported page into the tree, where no sequence holds it yet, and returns its number. The page before it
@@ -165,14 +171,14 @@ impl KvArena {
         // held, so that making room does not evict it
         parent.iter().for_each(|p| self.hold(*p));
         let taken = self.take();
-        if let Some(new) = taken {
-            let at = new as usize * page.len();
-            self.memory.bytes_mut()[at..at + page.len()].copy_from_slice(page);
+        let ready = taken.filter(|new| self.commit(&[*new]).is_ok());
+        if let Some(new) = ready {
+            self.memory.page_mut(new).copy_from_slice(page);
             self.plant(new, Node::new(key, parent, tokens, position as usize, salt));
         }
         self.now += 1;
         taken.into_iter().chain(parent).for_each(|p| self.let_go(p));
-        taken.ok_or(PageError::NoCapacity)
+        ready.ok_or(PageError::NoCapacity)
     }
 
     /// The page that a page at `position` follows.

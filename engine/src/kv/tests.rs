@@ -42,14 +42,13 @@ struct Account {
 impl Account {
     fn write(&mut self, i: usize, from: usize) {
         let live = &self.live[i];
-        let kv = self.arena.layout;
         for p in from / PAGE..live.tokens.len().div_ceil(PAGE) {
-            let page = live.pages.pages[p] as usize;
-            assert!(!self.arena.is_shared(page as u32), "a shared page is written");
+            let page = live.pages.pages[p];
+            assert!(!self.arena.is_shared(page), "a shared page is written");
             let filled = live.tokens.len().min((p + 1) * PAGE);
             let pattern = stamp(&live.tokens, live.salt, filled).to_le_bytes();
-            let bytes = &mut self.arena.memory.bytes_mut()[page * kv.page_bytes()..][..kv.page_bytes()];
-            bytes.chunks_exact_mut(8).for_each(|b| b.copy_from_slice(&pattern));
+            self.arena.commit(&[page]).expect("memory");
+            self.arena.memory.page_mut(page).chunks_exact_mut(8).for_each(|b| b.copy_from_slice(&pattern));
         }
     }
 
@@ -102,13 +101,12 @@ impl Account {
                 // contents are those of this sequence
                 let filled = live.tokens.len().min((p + 1) * PAGE);
                 if filled % PAGE == 0 {
-                    let at = *page as usize * a.layout.page_bytes();
                     let want = stamp(&live.tokens, live.salt, filled).to_le_bytes();
-                    assert_eq!(a.memory.bytes()[at..at + 8], want, "contents of page {p}");
+                    assert_eq!(a.memory.page(*page)[..8], want, "contents of page {p}");
                 }
             }
         }
-        let free: BTreeSet<u32> = a.free.iter().copied().chain(a.n_touched() as u32..a.pages.len() as u32).collect();
+        let free: BTreeSet<u32> = a.free.iter().copied().chain(a.n_given as u32..a.pages.len() as u32).collect();
         assert_eq!(free.len(), a.n_free());
         let mut children: BTreeMap<u32, u32> = BTreeMap::new();
         let mut evictable = BTreeSet::new();
@@ -212,8 +210,10 @@ fn with_pages(n: usize) -> (KvArena, Vec<u32>) {
     let mut a = arena(4);
     let mut seq = a.acquire(&TOKENS, 0);
     a.extend(&mut seq, n * PAGE).expect("room");
-    let filler = (0..a.memory.len()).map(|i| (i % 59) as u8);
-    a.memory.bytes_mut().iter_mut().zip(filler).for_each(|(b, f)| *b = f);
+    a.commit(&seq.pages).expect("memory");
+    for page in &seq.pages {
+        a.memory.page_mut(*page).iter_mut().zip((0..59).cycle()).for_each(|(b, f)| *b = f + *page as u8);
+    }
     a.publish(&seq, &TOKENS[..n * PAGE], 0);
     let pages = seq.pages.clone();
     a.release(seq);
@@ -254,6 +254,9 @@ fn pages_move_between_arenas_of_the_same_model_only() {
     let got = [b.import_page(&first), b.import_page(&second)].map(|p| p.expect("a page"));
     assert_eq!(got.map(|p| b.export_page(p)), [Some(first.clone()), Some(second.clone())]);
     assert_eq!(b.import_page(&first), Ok(got[0]));
+    assert_eq!(b.export_prefix(&TOKENS, 0), [first.clone(), second.clone()].concat());
+    assert_eq!(b.export_prefix(&TOKENS[..31], 0), first);
+    assert!(b.export_prefix(&TOKENS, 1).is_empty());
     let seq = b.acquire(&TOKENS, 0);
     assert_eq!((seq.pages.as_slice(), seq.n_cached), (got.as_slice(), 32));
     b.release(seq);
@@ -263,7 +266,7 @@ fn pages_move_between_arenas_of_the_same_model_only() {
     let shape = KvLayout { n_layer: 1, n_head_kv: 2, ..layout(KvType::F16) };
     let mut other_shape = KvArena::new(shape, 2, [1; 32]).expect("memory");
     assert_eq!(other_shape.import_page(&first), Err(PageError::Layout));
-    assert!(other_shape.bytes_mut(&layout(KvType::F16)).is_err());
+    assert!(other_shape.memory_mut(&layout(KvType::F16)).is_err());
     // no room: one page, and it is the parent of the other
     let mut small = arena(1);
     let parent = small.import_page(&first).expect("room");
@@ -323,8 +326,9 @@ fn a_cached_prefix_gives_the_same_logits() {
             let mut seq = a.acquire(&tokens, 0);
             a.extend(&mut seq, tokens.len()).expect("room");
             let run = Run { tokens: &tokens[seq.n_cached..], pos: seq.n_cached, pages: &seq.pages, n_logits: 1 };
-            let arena = a.bytes_mut(&kv).expect("its layout");
-            let out = model.forward(Cpu::detect(), &Inline, &[run], &kv, arena, &mut scratch, None);
+            a.commit(&seq.pages).expect("memory");
+            let memory = a.memory_mut(&kv).expect("its layout");
+            let out = model.forward(Cpu::detect(), &Inline, &[run], &kv, memory, &mut scratch, None);
             let logits: Vec<u32> = out.logits(0).iter().map(|x| x.to_bits()).collect();
             a.publish(&seq, &tokens, 0);
             let cached = seq.n_cached;

@@ -7,7 +7,7 @@ use super::forward::{Stage, Trace};
 use super::rows::{Rows, cut};
 use super::scratch::{AttentionScratch, Scratch};
 use super::weights::{Layer, Norm, padded};
-use crate::kernels::attention::{self, Attention, KvLayout, KvRows, Span};
+use crate::kernels::attention::{self, Attention, KvLayout, KvMemory, KvRows, Span};
 use crate::kernels::rope::{RopeStyle, rope};
 
 /// A batch on its way through the layers.
@@ -33,13 +33,13 @@ impl Pass<'_, '_> {
     /// ```text
     /// x = x + post_norm(attention(norm(x)));  x = x + post_norm(ffn(norm(x)))
     /// ```
-    pub(super) fn serial_block(&mut self, i: usize, arena: &mut [u8], s: &mut Scratch) {
+    pub(super) fn serial_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, h, y, words, attention, ffn, .. } = s;
         let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
         self.look(Stage::AttnNorm, Some(i), &mut cut(input, d, 0, d));
-        self.attention(i, input, y, attention, arena, words);
+        self.attention(i, input, y, attention, memory, words);
         self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, x, y, h);
         let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
         self.look(Stage::FfnNorm, Some(i), &mut cut(input, d, 0, d));
@@ -53,14 +53,14 @@ impl Pass<'_, '_> {
     /// ```text
     /// x = (x + attention(norm(x))) + ffn(ffn_norm(x) or norm(x))
     /// ```
-    pub(super) fn parallel_block(&mut self, i: usize, arena: &mut [u8], s: &mut Scratch) {
+    pub(super) fn parallel_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, h, y, words, attention, ffn, .. } = s;
         let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let norm = layer.attn_norm.as_ref();
         let input = self.rows.normed(norm, x, h);
         self.look(Stage::AttnNorm, Some(i), &mut cut(input, d, 0, d));
-        self.attention(i, input, y, attention, arena, words);
+        self.attention(i, input, y, attention, memory, words);
         if let Some(norm) = &layer.ffn_norm {
             self.rows.norm(norm, x, d, h);
             self.look(Stage::FfnNorm, Some(i), &mut cut(h, d, 0, d));
@@ -75,12 +75,12 @@ impl Pass<'_, '_> {
     /// ```text
     /// x = attn_norm(x + attention(x));  x = ffn_norm(x + ffn(x))
     /// ```
-    pub(super) fn post_norm_block(&mut self, i: usize, norms: &[Norm; 2], arena: &mut [u8], s: &mut Scratch) {
+    pub(super) fn post_norm_block(&mut self, i: usize, norms: &[Norm; 2], memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, y, words, attention, ffn, .. } = s;
         let (d, n) = (self.model.config.n_embd, self.n);
         let (x, y) = (&mut x[..n * d], &mut y[..n * padded(d)]);
         let [attn_norm, ffn_norm] = norms;
-        self.attention(i, x, y, attention, arena, words);
+        self.attention(i, x, y, attention, memory, words);
         self.rows.add_normed(attn_norm, x, y);
         self.look(Stage::PostAttnNorm, Some(i), &mut cut(x, d, 0, d));
         self.ffn(i, x, y, ffn, words);
@@ -97,14 +97,14 @@ impl Pass<'_, '_> {
         self.rows.add(x, d, h, d, scale);
     }
 
-    /// `y = attention(x)` of a layer: `x` is (rows, n_embd), `y` (rows, padded n_embd). Keys and values go to `arena`.
+    /// `y = attention(x)` of a layer: `x` is (rows, n_embd), `y` (rows, padded n_embd). Keys and values go to `memory`.
     fn attention(
         &mut self,
         i: usize,
         x: &[f32],
         y: &mut [f32],
         s: &mut AttentionScratch,
-        arena: &mut [u8],
+        memory: &mut KvMemory,
         words: &mut [u32],
     ) {
         let (c, layer, rows, at) = (&self.model.config, &self.model.weights.layers[i], self.rows, Some(i));
@@ -122,11 +122,11 @@ impl Pass<'_, '_> {
         // where whole texts are in the batch, layers may share one place in turn
         let kv_layer = i % self.kv.n_layer;
         let kv_rows = KvRows { x: qkv, stride, k_at, v_at, slots: &s.slots };
-        attention::write_kv(rows.cpu, rows.pool, self.kv, kv_layer, kv_rows, arena);
+        attention::write_kv(rows.cpu, rows.pool, self.kv, kv_layer, kv_rows, memory);
         let attention = Attention {
             kv: self.kv,
             layer: kv_layer,
-            arena,
+            memory,
             n_head: c.n_head,
             sight: c.layers[i].sight,
             soft_cap: c.attn_soft_cap,
@@ -134,7 +134,7 @@ impl Pass<'_, '_> {
             q_stride: stride,
             spans: self.spans,
         };
-        if self.trace.is_some() {
+        if cfg!(feature = "trace") && self.trace.is_some() {
             self.look(Stage::Scores, at, &mut attention.scores(rows.cpu).iter().map(Vec::as_slice));
         }
         let out = &mut s.out[..self.n * q_width];

@@ -17,7 +17,7 @@ use super::rows::{Rows, cut};
 use super::scratch::{AttentionScratch, Scratch};
 use super::weights::{Order, padded};
 use crate::kernels::Cpu;
-use crate::kernels::attention::{KvLayout, PAGE, Slot, Span};
+use crate::kernels::attention::{KvLayout, KvMemory, PAGE, Slot, Span};
 use crate::kernels::elementwise::{add_scaled, scale, soft_cap};
 use crate::pool::Pool;
 
@@ -114,7 +114,7 @@ impl<'a> Output<'a> {
 
 impl Model {
     /// Runs a batch; returns the logits that its runs want. Keys and values of its tokens are written to the sequences'
-    /// pages of `arena`.
+    /// pages of `memory`.
     ///
     /// # Panics
     /// If the batch is larger than the scratch, or a token, page or embedded position is out of range: the engine
@@ -126,11 +126,11 @@ impl Model {
         pool: &dyn Pool,
         runs: &[Run<'_>],
         kv: &KvLayout,
-        arena: &mut [u8],
+        memory: &mut KvMemory,
         s: &'s mut Scratch,
         mut trace: Option<Trace<'_>>,
     ) -> Output<'s> {
-        self.batch(cpu, pool, runs, kv, arena, s, trace.as_mut().map(|t| &mut **t as _));
+        self.batch(cpu, pool, runs, kv, memory, s, trace.as_mut().map(|t| &mut **t as _));
         self.logits(cpu, pool, &logits_rows(runs), s, trace)
     }
 
@@ -145,13 +145,13 @@ impl Model {
         pool: &dyn Pool,
         runs: &[Run<'_>],
         kv: &KvLayout,
-        arena: &mut [u8],
+        memory: &mut KvMemory,
         s: &mut Scratch,
         trace: Option<Trace<'_>>,
     ) {
         let spans = self.place(runs, &mut s.attention);
         let mut pass = self.pass(cpu, pool, &spans, kv, trace);
-        self.layers(&mut pass, runs, arena, s);
+        self.layers(&mut pass, runs, memory, s);
     }
 
     /// Runs a batch of whole texts, whose keys and values no later batch needs: pages of one layer
@@ -165,12 +165,12 @@ impl Model {
         pool: &dyn Pool,
         runs: &[Run<'_>],
         kv: &KvLayout,
-        arena: &mut [u8],
+        memory: &mut KvMemory,
         s: &'s mut Scratch,
     ) -> &'s mut [f32] {
         let spans = self.place(runs, &mut s.attention);
         let mut pass = self.pass(cpu, pool, &spans, kv, None);
-        self.layers(&mut pass, runs, arena, s);
+        self.layers(&mut pass, runs, memory, s);
         let len = pass.n * self.config.n_embd;
         let (x, h) = (&mut s.x[..len], &mut s.h[..len]);
         let Some(norm) = &self.weights.final_norm else { return x };
@@ -194,7 +194,7 @@ impl Model {
     }
 
     /// The residual stream of the batch, through all layers.
-    fn layers(&self, pass: &mut Pass<'_, '_>, runs: &[Run<'_>], arena: &mut [u8], s: &mut Scratch) {
+    fn layers(&self, pass: &mut Pass<'_, '_>, runs: &[Run<'_>], memory: &mut KvMemory, s: &mut Scratch) {
         let (d, n) = (self.config.n_embd, pass.n);
         assert!(n <= s.max_rows, "a batch beyond the scratch");
         self.embed(pass.rows.cpu, runs, s);
@@ -204,9 +204,9 @@ impl Model {
         pass.look(Stage::Embedding, None, &mut cut(&s.x[..n * d], d, 0, d));
         for (i, layer) in self.weights.layers.iter().enumerate() {
             match &layer.order {
-                Order::Serial => pass.serial_block(i, arena, s),
-                Order::Parallel => pass.parallel_block(i, arena, s),
-                Order::PostNorm(norms) => pass.post_norm_block(i, norms, arena, s),
+                Order::Serial => pass.serial_block(i, memory, s),
+                Order::Parallel => pass.parallel_block(i, memory, s),
+                Order::PostNorm(norms) => pass.post_norm_block(i, norms, memory, s),
             }
         }
     }

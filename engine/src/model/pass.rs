@@ -7,8 +7,8 @@ use thiserror::Error;
 
 use super::{Model, Run, Trace};
 use crate::error::RequestError;
-use crate::kernels::attention::{KvType, PAGE};
-use crate::kernels::{AlignedBuf, Cpu};
+use crate::kernels::Cpu;
+use crate::kernels::attention::{KvMemory, KvType, PAGE};
 use crate::pool::Pool;
 
 /// How a text is run.
@@ -71,7 +71,7 @@ impl Pass<'_> {
         let memory = |source| PassError::Memory { n_ctx: tokens.len(), source };
         let kv = self.model.kv_layout(self.kv_type);
         let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE) as u32).collect();
-        let mut arena = AlignedBuf::zeroed(pages.len().saturating_mul(kv.page_bytes())).map_err(memory)?;
+        let mut kv_memory = KvMemory::zeroed(&kv, pages.len()).map_err(memory)?;
         let batch = self.batch.clamp(1, tokens.len());
         let mut scratch = self.model.scratch(self.pool, self.kv_type, batch, batch, 1, self.n_ctx).map_err(memory)?;
         for (i, tokens) in tokens.chunks(batch).enumerate() {
@@ -79,7 +79,7 @@ impl Pass<'_> {
             let n_logits = end.saturating_sub(first.max(pos));
             let run = Run { tokens, pos, pages: &pages, n_logits };
             let trace = trace.as_mut().map(|t| &mut **t as _);
-            let out = self.model.forward(self.cpu, self.pool, &[run], &kv, arena.bytes_mut(), &mut scratch, trace);
+            let out = self.model.forward(self.cpu, self.pool, &[run], &kv, &mut kv_memory, &mut scratch, trace);
             for j in 0..out.len() {
                 row(Row { pos: end - n_logits + j, hidden: out.hidden(j), logits: out.logits(j) })?;
             }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::error::RequestError;
 use crate::kernels::Cpu;
-use crate::kernels::attention::PAGE;
+use crate::kernels::attention::{KvMemory, PAGE};
 use crate::model::{Model, Run};
 use crate::pool::Inline;
 use crate::sampler::{Dry, LogprobKind, Sampler};
@@ -23,7 +23,7 @@ fn answer(model: &Model, request: ReceiptRequest, n: usize) -> Receipt {
     let kv = model.kv_layout(request.kv_type);
     let n_ctx = request.prompt.len() + n;
     let pages: Vec<u32> = (0..n_ctx.div_ceil(PAGE) as u32).rev().collect();
-    let mut arena = vec![0; pages.len() * kv.page_bytes()];
+    let mut memory = KvMemory::zeroed(&kv, pages.len()).expect("memory");
     let mut scratch = model.scratch(&Inline, request.kv_type, n_ctx, 1, 1, n_ctx).expect("memory");
     let mut sampler = Sampler::new(request.sampling.clone(), model.config.n_vocab).expect("options");
     let mut chain = Chain::start(&MODEL_SHA256, &request);
@@ -32,7 +32,7 @@ fn answer(model: &Model, request: ReceiptRequest, n: usize) -> Receipt {
     let mut done = 0;
     for _ in 0..n {
         let run = Run { tokens: &tokens[done..], pos: done, pages: &pages, n_logits: 1 };
-        let out = model.forward(Cpu::detect(), &Inline, &[run], &kv, &mut arena, &mut scratch, None);
+        let out = model.forward(Cpu::detect(), &Inline, &[run], &kv, &mut memory, &mut scratch, None);
         done = tokens.len();
         let pick = sampler.pick(Cpu::detect(), out.logits(0), request.sequence, done as u64, None);
         sampler.accept(pick.token);

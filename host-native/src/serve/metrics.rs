@@ -314,7 +314,7 @@ impl Metrics {
         let outcome = match reason {
             FinishReason::StopToken(_) | FinishReason::StopString(_) => Outcome::Stop,
             FinishReason::Length => Outcome::Length,
-            FinishReason::NotFinite => Outcome::Error,
+            FinishReason::NotFinite | FinishReason::NoMemory => Outcome::Error,
         };
         self.outcomes(outcome, 1);
         self.recent[2].add(time);

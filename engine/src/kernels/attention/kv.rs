@@ -4,7 +4,8 @@ use super::super::act::{PartSums, quantise_block, quantise_lanes};
 use super::super::cpu::Op;
 use super::super::norm::LANES;
 use super::super::simd::Simd;
-use super::super::{Cpu, SharedOut, tasks};
+use super::super::{Cpu, tasks};
+use super::KvMemory;
 use crate::pool::{Inline, Pool};
 
 /// Tokens of a page: the width of the score kernel.
@@ -143,19 +144,18 @@ pub struct KvRows<'a> {
 ///
 /// # Panics
 /// If a row or slot is outside its buffer.
-pub fn write_kv(cpu: Cpu, pool: &dyn Pool, kv: &KvLayout, layer: usize, rows: KvRows<'_>, arena: &mut [u8]) {
-    let (n, d, bytes) = (kv.n_head_kv * kv.head_dim, kv.head_dim, kv.page_bytes());
-    assert!(d <= MAX_HEAD_DIM && layer < kv.n_layer);
+pub fn write_kv(cpu: Cpu, pool: &dyn Pool, kv: &KvLayout, layer: usize, rows: KvRows<'_>, memory: &mut KvMemory) {
+    let (n, d) = (kv.n_head_kv * kv.head_dim, kv.head_dim);
+    assert!(d <= MAX_HEAD_DIM && layer < kv.n_layer && memory.page_bytes() == kv.page_bytes());
     assert!(rows.x.len() >= (rows.slots.len() * rows.stride) && rows.k_at.max(rows.v_at) + n <= rows.stride);
-    let arena = SharedOut::new(arena);
+    let pages = memory.shared();
     let write_head = |head: usize, _| {
         for (row, slot) in rows.x.chunks_exact(rows.stride).zip(rows.slots) {
-            let page = slot.page as usize * bytes;
             // SAFETY: the keys and values of a head are its own bytes of a page, and one task writes each head.
             let (keys, values) = unsafe {
                 (
-                    arena.slice(page + kv.key_at(layer, head), kv.key_bytes()),
-                    arena.slice(page + kv.value_at(layer, head), kv.value_bytes()),
+                    pages.slice(slot.page, kv.key_at(layer, head), kv.key_bytes()),
+                    pages.slice(slot.page, kv.value_at(layer, head), kv.value_bytes()),
                 )
             };
             let k = &row[rows.k_at + head * d..][..d];

@@ -15,6 +15,7 @@
 
 mod kv;
 mod lanes;
+mod memory;
 mod scalar;
 
 use alloc::vec;
@@ -30,6 +31,7 @@ use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 pub use kv::{KvLayout, KvRows, KvType, MAX_HEAD_DIM, PAGE, Slot, write_kv};
 use lanes::{Lanes, blend_lanes};
+pub use memory::KvMemory;
 use scalar::Scalar;
 
 /// Tokens of a chunk.
@@ -78,7 +80,7 @@ pub struct Attention<'a> {
     /// The layer.
     pub layer: usize,
     /// All pages.
-    pub arena: &'a [u8],
+    pub memory: &'a KvMemory,
     /// Query heads, a multiple of the KV heads.
     pub n_head: usize,
     /// What a token sees besides itself.
@@ -277,9 +279,7 @@ impl Attend<'_> {
     }
 
     fn page(&self, chunk: usize, token: usize) -> &[u8] {
-        let bytes = self.kv().page_bytes();
-        let page = self.span.pages[(chunk * CHUNK + token) / PAGE] as usize;
-        &self.of.arena[page * bytes..(page + 1) * bytes]
+        self.of.memory.page(self.span.pages[(chunk * CHUNK + token) / PAGE])
     }
 
     /// This head's keys in the page of the chunk's token `token`.

@@ -138,7 +138,7 @@ impl Writer for ExecuteWriter {
                 let stop_reason = match reason {
                     FinishReason::StopToken(_) => "eos",
                     FinishReason::StopString(_) => "stop_sequence",
-                    FinishReason::Length | FinishReason::NotFinite => "max_tokens",
+                    FinishReason::Length | FinishReason::NotFinite | FinishReason::NoMemory => "max_tokens",
                 };
                 let stop_sequence_matched = match reason {
                     FinishReason::StopString(i) => self.stops.get(i).cloned(),

@@ -1,0 +1,199 @@
+//! Where pages lie: in pieces of equally many, which never move.
+
+use alloc::collections::TryReserveError;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::super::{AlignedBuf, SharedOut};
+use super::KvLayout;
+
+/// Bytes of a piece, about, where memory that is reserved is memory used. Elsewhere all pages are one piece, which the
+/// system commits as it is touched.
+const PIECE_BYTES: Option<usize> = if cfg!(target_family = "wasm") { Some(4 << 20) } else { None };
+
+/// Memory of pages.
+pub struct KvMemory {
+    pieces: Vec<Option<AlignedBuf>>,
+    page_bytes: usize,
+    /// A piece has `1 << shift` pages, the last one those that are left.
+    shift: u32,
+    n_pages: usize,
+}
+
+impl KvMemory {
+    /// Memory for `n_pages` pages of a layout. A page is there once [`KvMemory::commit`] was called for it.
+    ///
+    /// # Errors
+    /// If it cannot be reserved; where nothing can be reserved unused, `commit` may fail.
+    pub fn new(layout: &KvLayout, n_pages: usize) -> Result<KvMemory, TryReserveError> {
+        let all = n_pages.checked_next_power_of_two().map_or(usize::BITS - 1, usize::trailing_zeros);
+        let shift = PIECE_BYTES.map_or(all, |bytes| all.min((bytes / layout.page_bytes()).max(1).ilog2()));
+        let mut memory = KvMemory::in_pieces(layout, n_pages, shift)?;
+        if PIECE_BYTES.is_none() {
+            memory.pieces = vec![Some(AlignedBuf::with_capacity(n_pages.saturating_mul(memory.page_bytes))?)];
+        }
+        Ok(memory)
+    }
+
+    /// As [`KvMemory::new`], in pieces of `1 << shift` pages, of which there are none yet.
+    pub(crate) fn in_pieces(layout: &KvLayout, n_pages: usize, shift: u32) -> Result<KvMemory, TryReserveError> {
+        let n = n_pages.div_ceil(1 << shift);
+        let mut pieces = Vec::new();
+        pieces.try_reserve_exact(n)?;
+        pieces.resize_with(n, || None);
+        Ok(KvMemory { pieces, page_bytes: layout.page_bytes(), shift, n_pages })
+    }
+
+    /// Memory of `n_pages` pages, all of them zero.
+    ///
+    /// # Errors
+    /// If there is not enough.
+    pub fn zeroed(layout: &KvLayout, n_pages: usize) -> Result<KvMemory, TryReserveError> {
+        let mut memory = KvMemory::new(layout, n_pages)?;
+        (0..n_pages as u32).try_for_each(|page| memory.commit(page))?;
+        Ok(memory)
+    }
+
+    /// Makes sure that a page is there; a new one is zero.
+    ///
+    /// # Errors
+    /// If there is not enough memory.
+    ///
+    /// # Panics
+    /// If it was made for fewer pages.
+    pub fn commit(&mut self, page: u32) -> Result<(), TryReserveError> {
+        let (i, at) = self.place(page);
+        let piece = match &mut self.pieces[i] {
+            Some(piece) => piece,
+            none => {
+                let n_pages = (self.n_pages - (i << self.shift)).min(1 << self.shift);
+                none.insert(AlignedBuf::with_capacity(n_pages.saturating_mul(self.page_bytes))?)
+            }
+        };
+        piece.grow(at + self.page_bytes);
+        Ok(())
+    }
+
+    /// Bytes of the pages that are there.
+    pub fn committed_bytes(&self) -> usize {
+        self.pieces.iter().flatten().map(AlignedBuf::len).sum()
+    }
+
+    /// Bytes of a page.
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// The piece of a page, and where the page begins in it.
+    fn place(&self, page: u32) -> (usize, usize) {
+        let page = page as usize;
+        (page >> self.shift, (page & ((1 << self.shift) - 1)) * self.page_bytes)
+    }
+
+    /// The bytes of a piece; none if there is none.
+    fn piece(&self, piece: usize) -> &[u8] {
+        self.pieces[piece].as_ref().map_or(&[], AlignedBuf::bytes)
+    }
+
+    /// A page.
+    ///
+    /// # Panics
+    /// If it is not there.
+    pub fn page(&self, page: u32) -> &[u8] {
+        let (piece, at) = self.place(page);
+        &self.piece(piece)[at..at + self.page_bytes]
+    }
+
+    /// A page, for writing.
+    ///
+    /// # Panics
+    /// If it is not there.
+    pub fn page_mut(&mut self, page: u32) -> &mut [u8] {
+        let (piece, at) = self.place(page);
+        let piece = self.pieces[piece].as_mut().map_or(Default::default(), AlignedBuf::bytes_mut);
+        &mut piece[at..at + self.page_bytes]
+    }
+
+    /// Copies a page onto another.
+    ///
+    /// # Panics
+    /// If one is not there.
+    pub fn copy(&mut self, from: u32, to: u32) {
+        let page = self.page(from).to_vec();
+        self.page_mut(to).copy_from_slice(&page);
+    }
+
+    /// All pages, for the tasks of one operation.
+    pub(super) fn shared(&mut self) -> SharedPages<'_> {
+        let (page_bytes, shift) = (self.page_bytes, self.shift);
+        SharedPages {
+            pieces: self
+                .pieces
+                .iter_mut()
+                .map(|p| SharedOut::new(p.as_mut().map_or(Default::default(), AlignedBuf::bytes_mut)))
+                .collect(),
+            page_bytes,
+            mask: (1 << shift) - 1,
+            shift,
+        }
+    }
+}
+
+/// Pages that tasks write disjoint parts of.
+pub(super) struct SharedPages<'a> {
+    pieces: Vec<SharedOut<'a, u8>>,
+    page_bytes: usize,
+    mask: usize,
+    shift: u32,
+}
+
+impl<'a> SharedPages<'a> {
+    /// `n` bytes of a page from `at` on, for writing.
+    ///
+    /// # Safety
+    /// No other part that is alive may overlap it.
+    ///
+    /// # Panics
+    /// If they are not inside the page.
+    #[allow(clippy::mut_from_ref)]
+    pub(super) unsafe fn slice(&self, page: u32, at: usize, n: usize) -> &'a mut [u8] {
+        assert!(at + n <= self.page_bytes, "a part outside its page");
+        let page = page as usize;
+        let start = (page & self.mask) * self.page_bytes + at;
+        // SAFETY: by this function's contract.
+        unsafe { self.pieces[page >> self.shift].slice(start, n) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::KvType;
+    use super::*;
+
+    #[test]
+    fn a_page_keeps_what_is_written_to_it_whichever_comes_next() {
+        let layout = KvLayout { n_layer: 1, n_head_kv: 1, head_dim: 8, kv_type: KvType::F32 };
+        for (n_pages, shift) in [(1, 0), (5, 0), (5, 1), (8, 2), (9, 2), (9, 3), (9, 4)] {
+            let mut memory = KvMemory::in_pieces(&layout, n_pages, shift).expect("memory");
+            assert_eq!(memory.committed_bytes(), 0);
+            let order: Vec<u32> = (0..n_pages).map(|i| (i * 7 % n_pages) as u32).collect();
+            for (n, &new) in order.iter().enumerate() {
+                memory.commit(new).expect("memory");
+                assert!(memory.page(new).iter().all(|&b| b == 0));
+                memory.page_mut(new).fill(new as u8);
+                // SAFETY: the only part.
+                unsafe { memory.shared().slice(new, 1, 2) }.fill(100 + new as u8);
+                for &old in &order[..=n] {
+                    memory.commit(old).expect("memory");
+                    let (a, b) = (old as u8, 100 + old as u8);
+                    assert_eq!(memory.page(old)[..4], [a, b, b, a]);
+                }
+            }
+            assert_eq!(memory.committed_bytes(), n_pages * layout.page_bytes());
+            for to in 1..n_pages as u32 {
+                memory.copy(0, to);
+                assert_eq!(memory.page(0), memory.page(to));
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Gets the standard library's source, which a WebAssembly build with threads compiles anew with atomics.
+#
+#   rustup               where its server has it: the usual case
+#   Debian's rustc-web   elsewhere: a compiler with its source, linked as the toolchain `distro`; needs root or sudo
+#
+# Prints the toolchain to use as its last line, for RUSTUP_TOOLCHAIN.
+set -euo pipefail
+
+sysroot() { rustc +"$1" --print sysroot; }
+has_source() { [ -f "$(sysroot "$1")/lib/rustlib/src/rust/library/Cargo.lock" ]; }
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+
+active=$(rustup show active-toolchain | cut -d' ' -f1)
+if has_source "$active" || { rustup component add rust-src >&2 && has_source "$active"; }; then
+    echo "$active"
+    exit
+fi
+
+if ! [ -f /usr/lib/rustlib/src/rust/library/Cargo.lock ]; then
+    echo "rustup has no source of the standard library: trying Debian's packages" >&2
+    as_root apt-get update -qq >&2
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        rustc-web cargo-web rust-web-src >&2
+fi
+rustup toolchain link distro /usr
+# Debian's compiler comes without the linker for WebAssembly, rustup's with it
+host=$(rustc +distro -vV | sed -n 's/^host: //p')
+linker=/usr/lib/rustlib/$host/bin/rust-lld
+if ! [ -e "$linker" ]; then
+    as_root mkdir -p "${linker%/*}"
+    as_root ln -s "$(sysroot "$active")/lib/rustlib/$host/bin/rust-lld" "$linker"
+fi
+echo distro

@@ -1,0 +1,74 @@
+// Workers that help the engine's: they have its module and its memory. Only where memory can be shared.
+
+import * as single from "../wasm/starling.js";
+import * as threaded from "../wasm/threads.js";
+import { StarlingError } from "./errors.js";
+
+/** What the module looks like from JavaScript. */
+export type Face = typeof single;
+
+/** Whether a module takes its memory from outside, to share it. */
+const sharesMemory = (module: WebAssembly.Module) =>
+  WebAssembly.Module.imports(module).some(({ kind }) => kind === "memory");
+
+/** What belongs to a module: both faces have the same classes, but one knows of threads. */
+export const faceOf = (module: WebAssembly.Module): Face =>
+  sharesMemory(module) ? (threaded as unknown as Face) : single;
+
+/** What a helper is sent, once. */
+export interface ThreadStart {
+  module: WebAssembly.Module;
+  memory: WebAssembly.Memory;
+}
+
+/** What a helper says: that it begins, and why it ended. */
+export type FromThread = { type: "ready" } | { type: "lost"; why: string };
+
+/** The workers that help an engine. */
+export class Helpers {
+  #workers: Worker[] = [];
+  /** Called when one has ended; the engine cannot go on then. */
+  onLost: (error: StarlingError) => void = () => {};
+
+  /** Starts so many; there are fewer if the runtime gives no more, and none for a module whose memory is its own. */
+  static async start(module: WebAssembly.Module, memory: WebAssembly.Memory, wanted: number): Promise<Helpers> {
+    const helpers = new Helpers();
+    if (!sharesMemory(module)) return helpers;
+    const starts = Array.from({ length: wanted }, () => helpers.#start({ module, memory }));
+    await Promise.allSettled(starts);
+    return helpers;
+  }
+
+  #start(start: ThreadStart): Promise<void> {
+    return new Promise((resolve, reject) => {
+      // bundlers look for exactly this form
+      const worker = new Worker(new URL("./thread.js", import.meta.url), { type: "module" });
+      const lost = (why: string) => {
+        worker.terminate();
+        reject(new Error(why));
+        if (this.#workers.includes(worker))
+          this.onLost(new StarlingError("crashed", `Starling crashed: a thread ended: ${why}`));
+      };
+      worker.onerror = (event) => {
+        event.preventDefault();
+        lost(event.message ?? "its script cannot be loaded");
+      };
+      worker.onmessage = ({ data }: MessageEvent<FromThread>) => {
+        if (data.type === "lost") return lost(data.why);
+        this.#workers.push(worker);
+        resolve();
+      };
+      worker.postMessage(start);
+    });
+  }
+
+  /** How many there are. */
+  get count(): number {
+    return this.#workers.length;
+  }
+
+  /** Ends them. */
+  end(): void {
+    for (const worker of this.#workers.splice(0)) worker.terminate();
+  }
+}
