@@ -95,6 +95,7 @@ settings! {
     callback_url "callback-url" Option<String> = None, "URL", "Where to report once the model is loaded (http)";
     metrics_compat "metrics-compat" Compat = Compat::None, "NAME", "Metrics by the names of another server too: none or vllm";
     stall_timeout "stall-timeout" Duration = Duration::from_secs(120), "SECONDS" in 0.1..=86_400.0, "Time of one step after which the server no longer counts as alive";
+    otlp_endpoint "otlp-endpoint" Option<String> = None, "URL", "Where to send traces: a collector of OTLP over http, as http://localhost:4318; sampling and batches by OpenTelemetry's own variables";
     log_level "log-level" String = "info".into(), "LEVEL", "error, warn, info, debug or trace, or by module as in tower_http=debug,info";
     log_format "log-format" LogFormat = LogFormat::Pretty, "FORMAT", "pretty or json";
 }

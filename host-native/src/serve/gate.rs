@@ -7,12 +7,14 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use opentelemetry::KeyValue;
 use tracing::Instrument;
 
 use super::api::error::{ApiError, REQUEST_ID};
 use super::auth::Hosts;
 use super::health::orca;
 use super::state::{App, Caller, fresh_name};
+use super::trace::Trace;
 
 /// Longest name of a request that a client may give.
 const MAX_ID: usize = 128;
@@ -36,14 +38,25 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let path = request.uri().path().to_string();
     let session = request.headers().get("x-session-id").cloned();
     let load = request.headers().get("endpoint-load-metrics-format").and_then(|f| f.to_str().ok()).map(str::to_string);
-    let span = tracing::info_span!("request", request_id = %id, %method, %path, tenant = tracing::field::Empty, session = tracing::field::Empty);
+    let later = tracing::field::Empty;
+    let span = tracing::info_span!("request", request_id = %id, %method, %path, tenant = later, session = later, trace_id = later);
+    let is_probe = OPEN.contains(&path.as_str()) || path == "/metrics";
+    let attributes = || {
+        let of = [("http.request.method", method.as_str()), ("url.path", path.as_str()), ("request_id", &*id)];
+        of.map(|(key, value)| KeyValue::new(key, value.to_string())).into()
+    };
+    let trace = match is_probe {
+        true => Trace::default(),
+        false => gate.app.exporter.begin(request.headers(), &span, attributes()),
+    };
     let inner = async {
         match enter(&gate, request) {
             Ok(request) => next.run(request).await,
             Err(error) => error.into_response(),
         }
     };
-    let mut response = REQUEST_ID.scope(Arc::clone(&id), inner.instrument(span.clone())).await;
+    let inner = trace.clone().scope(inner.instrument(span.clone()));
+    let mut response = REQUEST_ID.scope(Arc::clone(&id), inner).await;
     let status = response.status();
     gate.app.metrics.response(status.as_u16());
     let headers = response.headers_mut();
@@ -62,12 +75,12 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     }
     let ms = start.elapsed().as_secs_f64() * 1000.0;
     let _entered = span.enter();
-    if OPEN.contains(&path.as_str()) || path == "/metrics" {
+    if is_probe {
         tracing::debug!(status = status.as_u16(), ms, "answered");
     } else {
         tracing::info!(status = status.as_u16(), ms, "answered");
     }
-    response
+    trace.send(response)
 }
 
 /// The request's name: the client's, if it is fit for logs, or a new one.
@@ -99,7 +112,7 @@ fn enter(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
             return Err(error.code("invalid_api_key"));
         }
     };
-    tracing::Span::current().record("tenant", &*tenant.name);
+    Trace::current().record("tenant", &tenant.name);
     let computes = request.method() == Method::POST;
     if computes && app.is_draining() {
         app.metrics.rejected("shutting_down");

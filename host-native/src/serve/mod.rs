@@ -27,6 +27,7 @@ mod sessions;
 mod start;
 mod state;
 mod tls;
+mod trace;
 mod value;
 mod worker;
 
@@ -66,10 +67,12 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     start::log(&settings)?;
     let listener = start::listen(&settings)?;
     let tls = tls::acceptor(&settings)?;
-    let (app, worker) = start::load(settings, &model_args)?;
-    let engine = std::thread::Builder::new().name("starling-engine".into()).spawn(move || worker.run())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(HTTP_THREADS).enable_all().build()?;
+    let exporter = trace::Exporter::new(&settings, runtime.handle())?;
+    let (app, worker) = start::load(settings, &model_args, exporter)?;
+    let engine = std::thread::Builder::new().name("starling-engine".into()).spawn(move || worker.run())?;
     let result = runtime.block_on(serve(&app, listener, tls, engine));
+    app.exporter.end();
     runtime.shutdown_timeout(LAST_WORDS);
     result
 }

@@ -6,7 +6,7 @@ use utoipa::OpenApi;
 use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 
 use super::api::error::json;
-use super::api::{chat, completions, embeddings, execute, generate, models, receipts, tokenize};
+use super::api::{answer, chat, completions, embeddings, execute, generate, models, receipts, tokenize};
 use super::health;
 
 #[derive(OpenApi)]
@@ -34,7 +34,7 @@ use super::health;
         health::stats,
         health::metrics,
     ),
-    components(schemas(chat::ChatChunk, generate::GenerateToken, execute::ExecuteToken))
+    components(schemas(answer::Answers<chat::ChatDelta>, generate::GenerateToken, execute::ExecuteToken))
 )]
 struct Interface;
 

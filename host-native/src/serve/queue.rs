@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use starling::engine::{FinishReason, Request};
+use starling::engine::{FinishReason, Request, TokenLogprobs};
 use starling::error::RequestError;
 use starling::receipt::Receipt;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::scheduler::{Flow, Limits, Refused, Scheduler};
+use super::trace::{Stages, Trace};
 
 /// What the engine's thread says of a request.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub enum Update {
     Prefilled {
         /// Tokens found in the cache.
         n_cached: usize,
+        /// Log-probabilities of its tokens after the first, if asked for.
+        prompt: Vec<TokenLogprobs>,
     },
     /// A token was picked.
     Token {
@@ -73,6 +76,18 @@ pub enum Failed {
     Request(#[from] RequestError),
 }
 
+impl Failed {
+    /// The name, for traces.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Failed::QueueTimeout(_) => "queue_timeout",
+            Failed::Timeout(_) => "timeout",
+            Failed::Shutdown => "shutting_down",
+            Failed::Request(_) => "refused",
+        }
+    }
+}
+
 /// The way back to an HTTP request: updates with the number of the answer or text that they are about.
 pub type Back = Sender<(usize, Update)>;
 
@@ -91,12 +106,21 @@ pub struct Job {
     pub prompt: Arc<PromptKnown>,
     /// Whether this is the answer that brings it there.
     pub leads: bool,
+    /// The trace of its HTTP request, and where this answer is in it.
+    pub trace: Trace,
+    /// Its stages so far.
+    pub stages: Stages,
 }
 
 impl Job {
     /// Says something about the request; its client may be gone.
     pub fn say(&self, update: Update) {
         let _ = self.to.try_send((self.index, update));
+    }
+
+    /// It ends without an answer: given up, or failed.
+    pub fn over(&self, failed: Option<&Failed>) {
+        self.stages.over(&self.trace, self.index, failed.map_or("cancelled", Failed::name));
     }
 }
 

@@ -25,6 +25,7 @@ use super::queue::Queue;
 use super::scheduler::Limits;
 use super::sessions::Sessions;
 use super::state::{App, fresh_name, unix_now};
+use super::trace::Exporter;
 use super::value::LogFormat;
 use super::worker::{Pulse, Worker};
 use crate::cli::ModelArgs;
@@ -73,7 +74,7 @@ pub fn listen(settings: &Settings) -> Result<TcpListener, Failure> {
 ///
 /// # Errors
 /// If the model does not load, or there is not enough memory.
-pub fn load(settings: Settings, args: &ModelArgs) -> Result<(Arc<App>, Worker), Failure> {
+pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<(Arc<App>, Worker), Failure> {
     let (start, keys) = (Instant::now(), Keys::new(&settings)?);
     let cpu = load::cpu(args)?;
     let threads = load::pool(args)?;
@@ -119,6 +120,7 @@ pub fn load(settings: Settings, args: &ModelArgs) -> Result<(Arc<App>, Worker), 
         queue: Arc::clone(&queue),
         pulse: Arc::clone(&pulse),
         metrics: Arc::clone(&metrics),
+        exporter,
         sessions: Arc::new(Sessions::new(settings.session_ttl, settings.max_sessions)),
         keys,
         replay: Arc::new(tokio::sync::Semaphore::new(1)),

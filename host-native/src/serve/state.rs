@@ -21,6 +21,7 @@ use super::metrics::{Metrics, Standing};
 use super::queue::Queue;
 use super::scheduler::{Flow, Priority};
 use super::sessions::Sessions;
+use super::trace::Exporter;
 use super::worker::Pulse;
 
 /// The server, as handlers see it.
@@ -53,6 +54,8 @@ pub struct App {
     pub pulse: Arc<Pulse>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// Where traces go.
+    pub exporter: Exporter,
     /// Conversations.
     pub sessions: Arc<Sessions>,
     /// Who may call.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use starling::embed::{Embedder, Pooling, Text};
-use starling::engine::{Engine, Event, RequestId};
+use starling::engine::{Engine, Event, RequestId, TokenLogprobs};
 use starling::error::RequestError;
 use starling::kernels::Cpu;
 use starling::kv::KvStats;
@@ -107,10 +107,10 @@ pub struct Worker {
 struct Running {
     tenant: Arc<str>,
     job: Job,
-    /// Tokens so far.
-    n_tokens: usize,
     started: Instant,
     last_token: Option<Instant>,
+    /// Log-probabilities of the prompt so far.
+    prompt: Vec<TokenLogprobs>,
 }
 
 /// Why a request ends now, if it does: the server's end comes before its own.
@@ -187,15 +187,17 @@ impl Worker {
             late.extend(why.filter(|_| !is_gone).map(|why| (index, to.clone(), why)));
             out
         };
-        for job in waiting.prompts.remove(|job| look(job.index, &job.to, &job.times)) {
-            job.prompt.set();
-        }
+        let out = waiting.prompts.remove(|job| look(job.index, &job.to, &job.times));
         waiting.texts.remove(|job| look(job.index, &job.to, &job.times));
         let forget = std::mem::take(&mut waiting.forget);
         drop(waiting);
         let engine = &mut self.engine;
         for conversation in forget {
             engine.as_mut().map(|e| e.forget(&conversation.tokens, conversation.salt));
+        }
+        for job in out {
+            job.prompt.set();
+            job.over(why(end, job.times.over_waiting(now)).as_ref());
         }
         self.metrics.outcomes(Outcome::Cancelled, gone);
         for (index, to, failed) in late {
@@ -241,6 +243,7 @@ impl Worker {
     /// The end of a request without an answer: given up, or failed.
     fn close(&self, tenant: &Arc<str>, job: &Job, failed: Option<Failed>) {
         job.prompt.set();
+        job.over(failed.as_ref());
         self.queue.lock().prompts.ended(tenant);
         match failed {
             None => self.metrics.outcomes(Outcome::Cancelled, 1),
@@ -259,7 +262,7 @@ impl Worker {
         let mut door = std::mem::take(&mut self.held).into_iter();
         while engine.active() < engine.options().max_seqs {
             let next = door.next().or_else(|| if no_memory { None } else { self.queue.lock().prompts.take() });
-            let Some((tenant, job)) = next else { break };
+            let Some((tenant, mut job)) = next else { break };
             if no_memory || !(job.leads || job.prompt.get()) {
                 self.held.push((tenant, job));
                 continue;
@@ -268,8 +271,9 @@ impl Worker {
                 Ok(id) => {
                     let started = Instant::now();
                     self.metrics.queue_time(started - job.times.came);
+                    job.stages.taken(&job.trace, job.index);
                     job.say(Update::Started);
-                    let running = Running { tenant, job, n_tokens: 0, started, last_token: None };
+                    let running = Running { tenant, job, started, last_token: None, prompt: Vec::new() };
                     self.running.insert(id, running);
                 }
                 Err(RequestError::NoCapacity { .. }) if engine.active() > 0 => {
@@ -333,12 +337,23 @@ impl Worker {
         let begin = Instant::now();
         let n_running = engine.active();
         let mut rows = 0;
+        // between events the engine picks
+        let (mut forward, mut picks_from) = (Duration::ZERO, begin);
         let n = engine.step(self.cpu, &self.pool, &mut |event| match event {
+            Event::Computed { .. } => {
+                picks_from = Instant::now();
+                forward = picks_from - begin;
+            }
+            Event::Prompt { id, logprobs } => {
+                let Some(r) = running.get_mut(&id) else { return };
+                r.prompt.extend(logprobs);
+            }
             Event::Prefilled { id, n_cached, n_prompt } => {
                 let Some(r) = running.get_mut(&id) else { return };
                 r.job.prompt.set();
+                r.job.stages.prefilled(&r.job.trace, r.job.index, picks_from, (n_prompt, n_cached));
                 metrics.prefilled(n_prompt, n_cached, r.started.elapsed());
-                r.job.say(Update::Prefilled { n_cached });
+                r.job.say(Update::Prefilled { n_cached, prompt: std::mem::take(&mut r.prompt) });
             }
             Event::Token { id, token, text, logprob, top } => {
                 let Some(r) = running.get_mut(&id) else { return };
@@ -350,11 +365,12 @@ impl Worker {
                         metrics.next_token(now - last);
                     }
                 }
-                r.n_tokens += 1;
+                r.job.stages.token(forward, std::mem::replace(&mut picks_from, now), now);
                 r.job.say(Update::Token { token, text, logprob, top });
             }
             Event::Done { id, text, reason, n_tokens, receipt } => {
                 let Some(r) = running.remove(&id) else { return };
+                r.job.stages.over(&r.job.trace, r.job.index, reason.name());
                 metrics.done(reason, n_tokens, r.job.times.came.elapsed());
                 queue.lock().prompts.ended(&r.tenant);
                 r.job.say(Update::Done { text, reason, n_tokens, receipt });

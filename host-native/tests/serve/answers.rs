@@ -108,6 +108,67 @@ fn log_probabilities_are_of_the_tokens_of_the_text() {
 }
 
 #[test]
+fn an_echo_has_log_probabilities_of_the_prompt() {
+    let server = Server::start(&["--batch-tokens", "32", "--max-seqs", "4"]);
+    let text = "Once upon a time there was a héllo dog";
+    let body = json!({ "prompt": text, "temperature": 0, "max_tokens": 40, "logprobs": 3, "ignore_eos": true });
+    let ids = server.ok("/v1/tokenize", &json!({ "text": text }));
+    let n_prompt = ids["count"].as_u64().expect("a number") as usize;
+    let plain = server.ok("/v1/completions", &body)["choices"][0].clone();
+    let with = |more: Value| {
+        let mut body = body.clone();
+        more.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        server.ok("/v1/completions", &body)
+    };
+    let echoed = with(json!({ "echo": true }))["choices"][0].clone();
+    assert_eq!(echoed["text"], format!("{text}{}", plain["text"].as_str().expect("text")));
+    let list = |choice: &Value, name: &str| choice["logprobs"][name].as_array().expect("a list").clone();
+    // of the first token nothing is known; what follows the prompt is as without it
+    for name in ["tokens", "token_logprobs", "top_logprobs"] {
+        assert_eq!(list(&echoed, name)[n_prompt..], list(&plain, name), "{name}");
+        assert_eq!(list(&echoed, name).len(), n_prompt + 40);
+    }
+    let behind = |at: &Value| json!(at.as_u64().expect("a number") as usize + text.chars().count());
+    let moved: Vec<Value> = list(&plain, "text_offset").iter().map(behind).collect();
+    assert_eq!(list(&echoed, "text_offset")[n_prompt..], moved);
+    let all = list(&echoed, "token_logprobs");
+    assert!(all[0].is_null() && all[1..].iter().all(|p| p.as_f64() <= Some(0.0)), "{all:?}");
+    assert_eq!(json!(list(&echoed, "tokens")[..n_prompt]), ids["pieces"]);
+    // offsets are in characters, those of the tokenizer in bytes, and a token may begin inside a character
+    let before = |at: usize| text.char_indices().filter(|(i, c)| i + c.len_utf8() <= at).count();
+    let bytes = ids["offsets"].as_array().expect("offsets").iter().map(|r| r[0].as_u64().expect("a number") as usize);
+    let characters: Vec<usize> = bytes.map(before).collect();
+    assert_eq!(json!(list(&echoed, "text_offset")[..n_prompt]), json!(characters));
+    // the answer as part of a prompt: what was drawn has the log-probability that it was drawn with. Nothing is
+    // generated, what is cached does not matter, and an answer more is the same
+    let generated =
+        server.ok("/v1/generate", &json!({ "prompt": text, "temperature": 0, "max_tokens": 40, "ignore_eos": true }));
+    let mut whole = ids["tokens"].as_array().expect("ids").clone();
+    whole.extend(generated["tokens"].as_array().expect("ids").clone());
+    assert_eq!(whole.len(), all.len());
+    let zero = json!({ "prompt": [whole], "echo": true, "max_tokens": 0, "n": 2 });
+    for _ in 0..2 {
+        let response = with(zero.clone());
+        assert_eq!(response["usage"]["completion_tokens"], 0);
+        assert_eq!(response["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+        for choice in response["choices"].as_array().expect("choices") {
+            assert_eq!(list(choice, "token_logprobs"), all);
+            assert_eq!(list(choice, "top_logprobs"), list(&echoed, "top_logprobs"));
+            assert_eq!(choice["finish_reason"], "length");
+        }
+    }
+    // in pieces: the prompt is the first
+    let mut streamed = body.clone();
+    (streamed["echo"], streamed["stream"]) = (json!(true), json!(true));
+    let chunks = server.post("/v1/completions", &streamed).chunks();
+    assert_eq!(chunks[0]["choices"][0]["text"], text);
+    assert_eq!(chunks[0]["choices"][0]["logprobs"]["token_logprobs"], json!(all[..n_prompt]));
+    // without log-probabilities an answer still has tokens
+    let nothing = server.post("/v1/completions", &json!({ "prompt": "a", "max_completion_tokens": 0, "echo": true }));
+    assert_eq!(nothing.status, 400, "{}", nothing.text());
+}
+
+#[test]
 fn the_seed_in_effect_repeats_an_answer() {
     let server = Server::start(&[]);
     let body = json!({ "prompt": "Once upon a time", "max_tokens": 24 });

@@ -67,6 +67,12 @@ fn requests(n: usize) -> Vec<(&'static str, Value)> {
             if draws.next(2) == 0 {
                 body["logprobs"] = json!(3);
             }
+            if draws.next(3) == 0 {
+                body["echo"] = json!(true);
+                if body["logprobs"].is_number() && draws.next(2) == 0 {
+                    body["max_tokens"] = json!(0);
+                }
+            }
             all.push(("/v1/completions", body));
         }
     }

@@ -4,4 +4,5 @@ mod answers;
 mod equal;
 mod limits;
 mod server;
+mod traces;
 mod wire;

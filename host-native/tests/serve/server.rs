@@ -84,6 +84,11 @@ impl Server {
         let mut child = command.spawn().expect("the server");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        Server::of(child, &line)
+    }
+
+    /// Of a program that has said where it listens.
+    pub(crate) fn of(child: Child, line: &str) -> Server {
         let address = line.trim().strip_prefix("http://").unwrap_or_else(|| panic!("an address, not {line:?}")).into();
         Server { child, address }
     }

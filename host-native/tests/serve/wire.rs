@@ -107,14 +107,6 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
             refused(&server, "/v1/completions", &body, 400, "prompt", message)
         }
     }
-    refused(
-        &server,
-        "/v1/completions",
-        &json!({ "prompt": "a", "echo": true, "logprobs": 1 }),
-        400,
-        "logprobs",
-        "echo",
-    );
     refused(&server, "/v1/completions", &json!({ "prompt": "a", "suffix": "x" }), 400, "suffix", "suffix");
     refused(&server, "/v1/embeddings", &json!({ "input": [] }), 400, "input", "1 to 8");
     refused(&server, "/v1/embeddings", &json!({ "input": "a", "dimensions": 0 }), 400, "dimensions", "1 to 256");
@@ -256,6 +248,7 @@ fn wrong_settings_are_named() {
         (&["--log-level", "=,="], &[], &["log-level"]),
         (&["--nonsense"], &[], &["--nonsense"]),
         (&["--tls-cert", "x"], &[], &["tls-key", "both"]),
+        (&["--port", "0", "--otlp-endpoint", "localhost:4318"], &[], &["otlp-endpoint", "http://localhost:4318"]),
     ] {
         let (code, text) = run(args, environment);
         assert_eq!(code, Some(2), "{text}");

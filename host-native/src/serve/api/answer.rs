@@ -1,13 +1,15 @@
 //! What the updates of a request add up to.
 
 use serde::Serialize;
-use starling::engine::FinishReason;
+use starling::engine::{FinishReason, TokenLogprobs};
 use starling::receipt::Receipt;
 use starling::tokenizer::Tokenizer;
 use utoipa::ToSchema;
 
 use super::super::queue::Update;
+use super::super::state::{App, fresh_name, unix_now};
 use super::error::ApiError;
+use super::options::{Name, shared};
 use super::sse::engine_failed;
 use super::submit::Updates;
 
@@ -26,6 +28,55 @@ pub struct Answer {
     pub n_cached: usize,
     /// If asked for.
     pub receipt: Option<Box<Receipt>>,
+    /// Log-probabilities of the prompt's tokens after the first, if asked for.
+    pub prompt: Vec<TokenLogprobs>,
+}
+
+/// Answers in OpenAI's form, or pieces of them.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Answers<C> {
+    /// The name of them all.
+    #[schema(value_type = String)]
+    pub id: Name,
+    /// What this is, as OpenAI names it.
+    pub object: &'static str,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The model's name.
+    #[schema(value_type = String)]
+    pub model: Name,
+    /// The answers, those to the first prompt first; or what is new in some of them.
+    pub choices: Vec<C>,
+    /// Numbers of tokens; of pieces only in the last, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Usage>)]
+    pub usage: Option<Option<Usage>>,
+    /// Which model, engine and numbers answer.
+    #[schema(value_type = String)]
+    pub system_fingerprint: Name,
+    /// The seed in effect.
+    pub seed: u64,
+    /// The session, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub session_id: Option<Name>,
+}
+
+impl<C> Answers<C> {
+    /// None yet, of a name that begins with `prefix`.
+    pub fn new(app: &App, prefix: &str, object: &'static str, seed: u64, session: Option<&str>) -> Answers<C> {
+        Answers {
+            id: shared(&fresh_name(prefix)),
+            object,
+            created: unix_now(),
+            model: shared(&app.model_name),
+            choices: Vec::new(),
+            usage: None,
+            system_fingerprint: shared(&app.fingerprint),
+            seed,
+            session_id: session.map(shared),
+        }
+    }
 }
 
 /// A token, and what was asked for about it.
@@ -43,7 +94,7 @@ impl Answer {
     /// Takes an update; the token that ends an answer waits for the next, which says so.
     pub fn take(&mut self, update: Update) {
         match update {
-            Update::Prefilled { n_cached } => self.n_cached = n_cached,
+            Update::Prefilled { n_cached, prompt } => (self.n_cached, self.prompt) = (n_cached, prompt),
             Update::Token { token, text, logprob, top } => {
                 self.tokens.push(Pick { token, logprob, top });
                 self.text.push_str(&text);

@@ -12,12 +12,12 @@ use starling::tokenizer::Tokenizer;
 use utoipa::ToSchema;
 
 use super::super::queue::Update;
-use super::super::state::{App, Caller, fresh_name, unix_now};
-use super::answer::{Answer, Pick, Usage, collect, not_finite, piece};
+use super::super::state::{App, Caller};
+use super::answer::{Answer, Answers, Pick, Usage, collect, not_finite, piece};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::messages::{checked, render};
-use super::options::{Logprobs, MAX_TOP, Name, Options, shared};
+use super::options::{Logprobs, MAX_TOP, Options};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::submit::submit;
 
@@ -58,30 +58,6 @@ impl Read for ChatCompletionRequest {
     fn read(json: &[u8]) -> Result<Self, ApiError> {
         Ok(ChatCompletionRequest { options: parse(json)?, chat: parse(json)? })
     }
-}
-
-/// An answer to a conversation.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ChatCompletion {
-    /// Its name.
-    pub id: String,
-    /// `chat.completion`.
-    pub object: &'static str,
-    /// Seconds since 1970.
-    pub created: u64,
-    /// The model's name.
-    pub model: String,
-    /// The answers.
-    pub choices: Vec<ChatChoice>,
-    /// Numbers of tokens.
-    pub usage: Usage,
-    /// Which model, engine and numbers answered.
-    pub system_fingerprint: String,
-    /// The seed in effect.
-    pub seed: u64,
-    /// The session, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub session_id: Option<String>,
 }
 
 /// One answer.
@@ -143,38 +119,8 @@ pub struct Alternative {
     pub bytes: Vec<u8>,
 }
 
-/// A piece of an answer.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ChatChunk {
-    /// The answer's name.
-    #[schema(value_type = String)]
-    pub id: Name,
-    /// `chat.completion.chunk`.
-    pub object: &'static str,
-    /// Seconds since 1970.
-    pub created: u64,
-    /// The model's name.
-    #[schema(value_type = String)]
-    pub model: Name,
-    /// What is new.
-    pub choices: Vec<ChatDelta>,
-    /// Numbers of tokens: in the last piece, if asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Usage>)]
-    pub usage: Option<Option<Usage>>,
-    /// Which model, engine and numbers answer.
-    #[schema(value_type = String)]
-    pub system_fingerprint: Name,
-    /// The seed in effect.
-    pub seed: u64,
-    /// The session, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    pub session_id: Option<Name>,
-}
-
 /// What is new in an answer.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 pub struct ChatDelta {
     /// Which of several.
     pub index: usize,
@@ -206,8 +152,8 @@ pub struct Delta {
 /// # Errors
 /// What is wrong with the request, or with the server now.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatCompletionRequest, responses(
-    (status = 200, description = "The answer; with `stream` as server-sent events of `ChatChunk`", content(
-        (ChatCompletion = "application/json"), (ServerSentEvent = "text/event-stream"),
+    (status = 200, description = "The answer; with `stream` as server-sent events of `Answers_ChatDelta`", content(
+        (Answers<ChatChoice> = "application/json"), (ServerSentEvent = "text/event-stream"),
     )),
     (status = "4XX", description = "The request is wrong, or too many wait", body = ErrorBody),
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
@@ -230,16 +176,11 @@ pub async fn chat_completions(
     let conversation = session.as_deref().map(|name| (Arc::from(name), request.cache_salt, request.tokens.clone()));
     let updates = submit(&app, &caller, &flow, vec![request], n)?;
     let note = Note { app: Arc::clone(&app), caller, conversation };
-    let (id, created) = (fresh_name("chatcmpl-"), unix_now());
     if options.streams() {
+        let response = Answers::new(&app, "chatcmpl-", "chat.completion.chunk", seed, session.as_deref());
         let writer = ChatWriter {
-            model: shared(&app.model_name),
-            fingerprint: shared(&app.fingerprint),
             app,
-            id: shared(&id),
-            created,
-            seed,
-            session: session.as_deref().map(shared),
+            response,
             n_prompt,
             answers: (0..n).map(|_| Answer::default()).collect(),
             pending: (0..n).map(|_| None).collect(),
@@ -260,20 +201,10 @@ pub async fn chat_completions(
         message: Message { role: "assistant", content: answer.text, refusal: None },
         receipt: answer.receipt,
     };
-    Ok(json(
-        StatusCode::OK,
-        &ChatCompletion {
-            id,
-            object: "chat.completion",
-            created,
-            model: app.model_name.clone(),
-            choices: answers.into_iter().enumerate().map(choice).collect(),
-            usage,
-            system_fingerprint: app.fingerprint.clone(),
-            seed,
-            session_id: session,
-        },
-    ))
+    let mut response = Answers::new(&app, "chatcmpl-", "chat.completion", seed, session.as_deref());
+    response.choices = answers.into_iter().enumerate().map(choice).collect();
+    response.usage = Some(Some(usage));
+    Ok(json(StatusCode::OK, &response))
 }
 
 impl Chat {
@@ -286,7 +217,7 @@ impl Chat {
         if top > 0 && !wanted {
             return Err(ApiError::param("top_logprobs", "top_logprobs is given, expected logprobs to be true then"));
         }
-        Ok(Logprobs { wanted, top })
+        Ok(Logprobs { wanted, top, prompt: false })
     }
 
     fn check_unsupported(&self) -> Result<(), ApiError> {
@@ -349,12 +280,7 @@ impl Note {
 /// Writes the answers to a conversation as pieces.
 struct ChatWriter {
     app: Arc<App>,
-    id: Name,
-    created: u64,
-    model: Name,
-    fingerprint: Name,
-    seed: u64,
-    session: Option<Name>,
+    response: Answers<ChatDelta>,
     n_prompt: usize,
     answers: Vec<Answer>,
     /// Text and log-probabilities of a token, held until it is known not to be the one that ends the answer.
@@ -365,24 +291,16 @@ struct ChatWriter {
 }
 
 impl ChatWriter {
-    fn chunk(&self, choices: Vec<ChatDelta>, usage: Option<Usage>) -> ChatChunk {
-        ChatChunk {
-            id: self.id.clone(),
-            object: "chat.completion.chunk",
-            created: self.created,
-            model: self.model.clone(),
-            choices,
-            usage: self.usage.then_some(usage),
-            system_fingerprint: self.fingerprint.clone(),
-            seed: self.seed,
-            session_id: self.session.clone(),
-        }
+    fn send(&mut self, choices: Vec<ChatDelta>, usage: Option<Usage>, events: &mut Events) {
+        self.response.choices = choices;
+        self.response.usage = self.usage.then_some(usage);
+        events.json(&self.response);
     }
 
-    fn piece(&self, index: usize, text: String, picks: &[Pick]) -> ChatChunk {
+    fn piece(&mut self, index: usize, text: String, picks: &[Pick], events: &mut Events) {
         let logprobs = self.logprobs.then(|| ChatLogprobs::of(&self.app.model.tokenizer, picks));
         let delta = Delta { role: None, content: Some(text) };
-        self.chunk(vec![ChatDelta { index, delta, logprobs, finish_reason: None, receipt: None }], None)
+        self.send(vec![ChatDelta { index, delta, logprobs, ..ChatDelta::default() }], None, events);
     }
 
     /// Sends the token held back, if it says anything.
@@ -390,7 +308,7 @@ impl ChatWriter {
         if let Some((text, pick)) = self.pending[index].take()
             && (self.logprobs || !text.is_empty())
         {
-            events.json(&self.piece(index, text, &[pick]));
+            self.piece(index, text, &[pick], events);
         }
     }
 }
@@ -400,8 +318,7 @@ impl Writer for ChatWriter {
         match &update {
             Update::Started => {
                 let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
-                let first = ChatDelta { index, delta, logprobs: None, finish_reason: None, receipt: None };
-                events.json(&self.chunk(vec![first], None));
+                self.send(vec![ChatDelta { index, delta, ..ChatDelta::default() }], None, events);
             }
             Update::Token { token, text, logprob, top } => {
                 self.flush(index, events);
@@ -410,7 +327,7 @@ impl Writer for ChatWriter {
                 if self.logprobs {
                     self.pending[index] = Some((text.clone(), pick));
                 } else if !text.is_empty() {
-                    events.json(&self.piece(index, text.clone(), &[]));
+                    self.piece(index, text.clone(), &[], events);
                 }
             }
             Update::Done { reason: starling::engine::FinishReason::NotFinite, .. } => {
@@ -423,7 +340,7 @@ impl Writer for ChatWriter {
                 }
                 self.flush(index, events);
                 if !text.is_empty() {
-                    events.json(&self.piece(index, text.clone(), &[]));
+                    self.piece(index, text.clone(), &[], events);
                 }
             }
             _ => {}
@@ -435,14 +352,13 @@ impl Writer for ChatWriter {
         }
         let (finish_reason, receipt) = (self.answers[index].finish_name(), self.answers[index].receipt.take());
         let finish_reason = Some(finish_reason);
-        let last = ChatDelta { index, delta: Delta::default(), logprobs: None, finish_reason, receipt };
-        events.json(&self.chunk(vec![last], None));
+        self.send(vec![ChatDelta { index, finish_reason, receipt, ..ChatDelta::default() }], None, events);
         if self.answers.iter().any(|a| a.finish.is_none()) {
             return false;
         }
         if self.usage {
             let usage = Usage::new(self.n_prompt, self.answers.len(), &self.answers);
-            events.json(&self.chunk(Vec::new(), Some(usage)));
+            self.send(Vec::new(), Some(usage), events);
         }
         events.done();
         if self.note.conversation.is_some() {

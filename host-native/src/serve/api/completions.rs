@@ -1,25 +1,26 @@
 //! `POST /v1/completions`.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use starling::engine::FinishReason;
+use starling::engine::{FinishReason, TokenLogprobs};
 use starling::receipt::Receipt;
 use starling::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
 use utoipa::ToSchema;
 
 use super::super::queue::Update;
-use super::super::state::{App, Caller, fresh_name, unix_now};
-use super::answer::{Answer, Pick, Usage, collect, not_finite, piece};
+use super::super::state::{App, Caller};
+use super::answer::{Answer, Answers, Pick, Usage, collect, not_finite, piece};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::input::Input;
 use super::messages::beside;
-use super::options::{Logprobs, MAX_TOP, Name, Options, shared};
+use super::options::{Logprobs, MAX_TOP, Options};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::submit::submit;
 
@@ -41,7 +42,7 @@ pub struct Completion {
     pub prompt: Input,
     /// Whether answers begin with their prompt.
     pub echo: Option<bool>,
-    /// Of how many alternatives of each token there are log-probabilities.
+    /// Of how many alternatives of each token there are log-probabilities; with `echo` of the prompt's tokens too.
     #[schema(minimum = 0, maximum = 20)]
     pub logprobs: Option<u32>,
     /// Only as many as are asked for.
@@ -56,32 +57,6 @@ impl Read for CompletionRequest {
     fn read(json: &[u8]) -> Result<Self, ApiError> {
         Ok(CompletionRequest { options: parse(json)?, completion: parse(json)? })
     }
-}
-
-/// Answers to prompts; the same for pieces of them.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct CompletionResponse {
-    /// Its name.
-    #[schema(value_type = String)]
-    pub id: Name,
-    /// `text_completion`.
-    pub object: &'static str,
-    /// Seconds since 1970.
-    pub created: u64,
-    /// The model's name.
-    #[schema(value_type = String)]
-    pub model: Name,
-    /// The answers, those to the first prompt first.
-    pub choices: Vec<CompletionChoice>,
-    /// Numbers of tokens; of pieces only in the last, if asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Usage>)]
-    pub usage: Option<Option<Usage>>,
-    /// Which model, engine and numbers answer.
-    #[schema(value_type = String)]
-    pub system_fingerprint: Name,
-    /// The seed in effect.
-    pub seed: u64,
 }
 
 /// One answer, or a piece of one.
@@ -106,10 +81,10 @@ pub struct CompletionChoice {
 pub struct CompletionLogprobs {
     /// The tokens as text.
     pub tokens: Vec<String>,
-    /// Natural logarithms of their probabilities.
-    pub token_logprobs: Vec<f32>,
+    /// Natural logarithms of their probabilities; the first token of a prompt has none.
+    pub token_logprobs: Vec<Option<f32>>,
     /// The most probable tokens, with theirs.
-    pub top_logprobs: Vec<BTreeMap<String, f32>>,
+    pub top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
     /// Where each token begins, in characters from the beginning of the text.
     pub text_offset: Vec<usize>,
 }
@@ -123,7 +98,7 @@ const DEFAULT_TOKENS: usize = 16;
 /// What is wrong with the request, or with the server now.
 #[utoipa::path(post, path = "/v1/completions", tag = "OpenAI", request_body = CompletionRequest, responses(
     (status = 200, description = "The answers; with `stream` as server-sent events", content(
-        (CompletionResponse = "application/json"), (ServerSentEvent = "text/event-stream"),
+        (Answers<CompletionChoice> = "application/json"), (ServerSentEvent = "text/event-stream"),
     )),
     (status = "4XX", description = "The request is wrong, or too many wait", body = ErrorBody),
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
@@ -149,41 +124,40 @@ pub async fn completions(
     let (model, size) = (Arc::clone(&app.model), completion.prompt.bytes());
     let input = completion.prompt;
     // a prompt in tokens is echoed as their text, one in text as it is
-    let prompts: Vec<(Vec<u32>, String)> = beside(size, move || {
-        let encode = |text: String| (model.tokenizer.encode(&text, special), text);
+    let prompts: Vec<Head> = beside(size, move || {
+        let encode = |text: String| {
+            let (tokens, ranges) = model.tokenizer.encode_with_offsets(&text, special);
+            let offsets = if logprobs.prompt { in_characters(&text, &ranges) } else { Vec::new() };
+            Head { tokens, text, offsets }
+        };
         let decode = |tokens: Vec<u32>| {
             let text = model.tokenizer.decode(&tokens, DecodeOptions { skip_special: false });
-            (tokens, String::from_utf8_lossy(&text).into_owned())
+            let offsets = if logprobs.prompt { of_pieces(&model.tokenizer, &tokens) } else { Vec::new() };
+            Head { text: String::from_utf8_lossy(&text).into_owned(), tokens, offsets }
         };
         Ok(input.each(encode, decode))
     })
     .await?;
     let seed = options.effective_seed(&app);
-    let heads: Vec<String> = prompts.iter().map(|(_, text)| if echo { text.clone() } else { String::new() }).collect();
-    let nothing_asked = options.max_tokens == Some(0) && options.max_completion_tokens.is_none();
+    let nothing_asked = !logprobs.prompt && options.max_tokens == Some(0) && options.max_completion_tokens.is_none();
     let options = if nothing_asked { Options { max_tokens: Some(1), ..options } } else { options };
-    let request =
-        |(tokens, _)| options.request(&app, &caller, tokens, (logprobs, seed, Some(DEFAULT_TOKENS)), "prompt");
-    let requests = prompts.into_iter().map(request).collect::<Result<Vec<_>, _>>()?;
+    let request = |head: &Head| {
+        let tokens = head.tokens.clone();
+        options.request(&app, &caller, tokens, (logprobs, seed, Some(DEFAULT_TOKENS)), "prompt")
+    };
+    let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
+    let none = |head: Head| Head { text: String::new(), ..head };
+    let heads: Vec<Head> = prompts.into_iter().map(|head| if echo { head } else { none(head) }).collect();
     if requests.is_empty() {
         return Err(ApiError::param("prompt", "prompt is empty, expected at least one prompt"));
     }
     let n_prompt = requests.iter().map(|r| r.tokens.len()).sum();
     let count = requests.len() * n;
-    let mut response = CompletionResponse {
-        id: shared(&fresh_name("cmpl-")),
-        object: "text_completion",
-        created: unix_now(),
-        model: shared(&app.model_name),
-        choices: Vec::new(),
-        usage: None,
-        system_fingerprint: shared(&app.fingerprint),
-        seed,
-    };
+    let mut response = Answers::new(&app, "cmpl-", "text_completion", seed, None);
     if nothing_asked {
         // only the prompt is wanted back
         let choice = |index: usize| CompletionChoice {
-            text: heads[index / n].clone(),
+            text: heads[index / n].text.clone(),
             index,
             finish_reason: Some("length"),
             ..CompletionChoice::default()
@@ -199,24 +173,29 @@ pub async fn completions(
             response,
             n_prompt,
             n,
-            offsets: (0..count).map(|i| heads[i / n].chars().count()).collect(),
+            offsets: (0..count).map(|i| heads[i / n].text.chars().count()).collect(),
+            scored: vec![None; heads.len()],
             heads,
             answers: (0..count).map(|_| Answer::default()).collect(),
             pending: (0..count).map(|_| None).collect(),
-            logprobs: logprobs.wanted,
+            logprobs,
             usage: options.includes_usage(),
         };
         return stream(updates, writer).await;
     }
     let answers = collect(updates, count).await?;
     response.usage = Some(Some(Usage::new(n_prompt, n, &answers)));
+    let tokenizer = &app.model.tokenizer;
+    let scored: Vec<_> =
+        heads.iter().zip(answers.chunks(n)).map(|(h, a)| h.logprobs(tokenizer, &a[0].prompt)).collect();
     let choice = |(index, answer): (usize, Answer)| {
         let head = &heads[index / n];
-        let mut offset = head.chars().count();
+        let mut lists = if logprobs.prompt { scored[index / n].clone() } else { CompletionLogprobs::default() };
+        lists.extend(tokenizer, &answer.tokens, &mut head.text.chars().count());
         CompletionChoice {
-            logprobs: logprobs.wanted.then(|| list(&app.model.tokenizer, &answer.tokens, &mut offset)),
+            logprobs: logprobs.wanted.then_some(lists),
             finish_reason: Some(answer.finish_name()),
-            text: head.clone() + &answer.text,
+            text: head.text.clone() + &answer.text,
             index,
             receipt: answer.receipt,
         }
@@ -231,47 +210,92 @@ impl Completion {
         if self.suffix.as_deref().is_some_and(|suffix| !suffix.is_empty()) {
             return Err(ApiError::unsupported("suffix", "this server does not support suffix"));
         }
-        if echo && self.logprobs.is_some() {
-            let message = "this server has no log-probabilities of prompts: echo and logprobs exclude each other";
-            return Err(ApiError::unsupported("logprobs", message));
-        }
         match self.logprobs {
             Some(top) if top > MAX_TOP => {
                 let message = format!("logprobs is {top}, expected a number from 0 to {MAX_TOP}");
                 Err(ApiError::param("logprobs", message))
             }
-            top => Ok(Logprobs { wanted: top.is_some(), top: top.unwrap_or(0) }),
+            top => Ok(Logprobs { wanted: top.is_some(), top: top.unwrap_or(0), prompt: echo && top.is_some() }),
         }
     }
 }
 
-/// Log-probabilities of tokens, the first of which begins at `offset`.
-fn list(tokenizer: &Tokenizer, picks: &[Pick], offset: &mut usize) -> CompletionLogprobs {
-    let mut all = CompletionLogprobs::default();
-    for pick in picks {
-        let text = piece(tokenizer, pick.token);
-        all.text_offset.push(*offset);
-        *offset += text.chars().count();
-        all.tokens.push(text);
-        all.token_logprobs.push(pick.logprob);
-        all.top_logprobs.push(pick.top.iter().map(|(t, logprob)| (piece(tokenizer, *t), *logprob)).collect());
+/// A prompt, as answers begin with it.
+struct Head {
+    tokens: Vec<u32>,
+    text: String,
+    /// Where its tokens begin, in characters, if that is wanted.
+    offsets: Vec<usize>,
+}
+
+impl Head {
+    /// Its lists: of the first token nothing is known.
+    fn logprobs(&self, tokenizer: &Tokenizer, scores: &[TokenLogprobs]) -> CompletionLogprobs {
+        let mut all = CompletionLogprobs::default();
+        let scores = std::iter::once(None).chain(scores.iter().map(Some));
+        for ((token, offset), score) in self.tokens.iter().zip(&self.offsets).zip(scores) {
+            all.push(tokenizer, *token, *offset, score.map(|(logprob, top)| (*logprob, top.as_slice())));
+        }
+        all
     }
-    all
+}
+
+impl CompletionLogprobs {
+    fn push(&mut self, tokenizer: &Tokenizer, token: u32, offset: usize, score: Option<(f32, &[(u32, f32)])>) {
+        self.tokens.push(piece(tokenizer, token));
+        self.text_offset.push(offset);
+        self.token_logprobs.push(score.map(|(logprob, _)| logprob));
+        let names = |top: &[(u32, f32)]| top.iter().map(|(t, logprob)| (piece(tokenizer, *t), *logprob)).collect();
+        self.top_logprobs.push(score.map(|(_, top)| names(top)));
+    }
+
+    /// Adds tokens of an answer, the first of which begins at `offset`.
+    fn extend(&mut self, tokenizer: &Tokenizer, picks: &[Pick], offset: &mut usize) {
+        for pick in picks {
+            self.push(tokenizer, pick.token, *offset, Some((pick.logprob, &pick.top)));
+            *offset += piece(tokenizer, pick.token).chars().count();
+        }
+    }
+}
+
+/// Where ranges of bytes of a text begin, in characters; they ascend.
+fn in_characters(text: &str, ranges: &[Range<usize>]) -> Vec<usize> {
+    let mut ends = text.char_indices().map(|(at, c)| at + c.len_utf8()).peekable();
+    let mut characters = 0;
+    let mut before = |at: usize| {
+        while ends.next_if(|end| *end <= at).is_some() {
+            characters += 1;
+        }
+        characters
+    };
+    ranges.iter().map(|range| before(range.start)).collect()
+}
+
+/// Where tokens begin in their text, in characters.
+fn of_pieces(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<usize> {
+    let mut offset = 0;
+    let begins = |token: &u32| {
+        let at = offset;
+        offset += piece(tokenizer, *token).chars().count();
+        at
+    };
+    tokens.iter().map(begins).collect()
 }
 
 /// Writes answers as pieces.
 struct CompletionWriter {
     app: Arc<App>,
-    response: CompletionResponse,
+    response: Answers<CompletionChoice>,
     n_prompt: usize,
     n: usize,
-    /// What each answer begins with.
-    heads: Vec<String>,
+    /// What the answers to each prompt begin with, and its log-probabilities once they are known.
+    heads: Vec<Head>,
+    scored: Vec<Option<CompletionLogprobs>>,
     offsets: Vec<usize>,
     answers: Vec<Answer>,
     /// Text and log-probabilities of a token, held until it is known not to be the one that ends the answer.
     pending: Vec<Option<(String, Pick)>>,
-    logprobs: bool,
+    logprobs: Logprobs,
     usage: bool,
 }
 
@@ -283,9 +307,22 @@ impl CompletionWriter {
     }
 
     fn piece(&mut self, index: usize, text: String, pick: Option<Pick>, events: &mut Events) {
-        let picks = pick.as_slice();
-        let logprobs = self.logprobs.then(|| list(&self.app.model.tokenizer, picks, &mut self.offsets[index]));
+        let logprobs = self.logprobs.wanted.then(|| {
+            let mut lists = CompletionLogprobs::default();
+            lists.extend(&self.app.model.tokenizer, pick.as_slice(), &mut self.offsets[index]);
+            lists
+        });
         self.send(vec![CompletionChoice { text, index, logprobs, ..CompletionChoice::default() }], None, events);
+    }
+
+    /// The prompt, once its log-probabilities are known: they are those of the first answer to it.
+    fn head(&mut self, index: usize, scores: &[TokenLogprobs], events: &mut Events) {
+        let i = index / self.n;
+        let tokenizer = &self.app.model.tokenizer;
+        let logprobs = self.scored[i].get_or_insert_with(|| self.heads[i].logprobs(tokenizer, scores)).clone();
+        let text = self.heads[i].text.clone();
+        let choice = CompletionChoice { text, index, logprobs: Some(logprobs), ..CompletionChoice::default() };
+        self.send(vec![choice], None, events);
     }
 
     fn flush(&mut self, index: usize, events: &mut Events) {
@@ -298,13 +335,14 @@ impl CompletionWriter {
 impl Writer for CompletionWriter {
     fn update(&mut self, index: usize, update: Update, events: &mut Events) -> bool {
         match &update {
-            Update::Started if !self.heads[index / self.n].is_empty() => {
-                let head = self.heads[index / self.n].clone();
+            Update::Started if !self.logprobs.prompt && !self.heads[index / self.n].text.is_empty() => {
+                let head = self.heads[index / self.n].text.clone();
                 self.piece(index, head, None, events);
             }
+            Update::Prefilled { prompt, .. } if self.logprobs.prompt => self.head(index, prompt, events),
             Update::Token { token, text, logprob, top } => {
                 self.flush(index, events);
-                if self.logprobs {
+                if self.logprobs.wanted {
                     let pick = Pick { token: *token, logprob: *logprob, top: top.clone() };
                     self.pending[index] = Some((text.clone(), pick));
                 } else if !text.is_empty() {

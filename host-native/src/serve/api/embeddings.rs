@@ -1,6 +1,7 @@
 //! `POST /v1/embeddings`.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -13,6 +14,7 @@ use utoipa::ToSchema;
 
 use super::super::queue::{TextJob, Times, Update, updates};
 use super::super::state::{App, Caller};
+use super::super::trace::{Number, Trace};
 use super::answer::not_finite;
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, json};
@@ -128,6 +130,7 @@ pub async fn embeddings(
     let job = |(index, tokens)| TextJob { index, tokens, dimensions: body.dimensions, to: to.clone(), times };
     let jobs = texts.into_iter().enumerate().map(job).collect();
     let flow = caller.flow(body.user.as_deref(), None);
+    let queued = Instant::now();
     app.queue.embed(&flow, jobs).inspect_err(|closed| app.metrics.rejected(closed.name()))?;
     drop(to);
     let mut vectors: Vec<Option<Vec<f32>>> = vec![None; n];
@@ -139,6 +142,8 @@ pub async fn embeddings(
             _ => return Err(engine_failed()),
         }
     }
+    let numbers = [("texts", n), ("tokens", tokens)].map(|(key, n)| (key, Number::Count(n)));
+    Trace::current().stage("embed", queued, Instant::now(), &numbers);
     let encoding = body.encoding_format.unwrap_or_default();
     let embedding = |(index, vector): (usize, Option<Vec<f32>>)| {
         let vector = vector.unwrap_or_default();

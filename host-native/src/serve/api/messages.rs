@@ -1,10 +1,12 @@
 //! Messages of a conversation: checked, then rendered by the model's template.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use starling::chat::{ChatRequest, Json, Now};
 
 use super::super::state::{App, unix_now};
+use super::super::trace::Trace;
 use super::error::ApiError;
 
 /// Roles that templates know.
@@ -108,8 +110,13 @@ pub async fn beside<T: Send + 'static>(
     size: usize,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    if size < LONG {
-        return work();
-    }
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(ApiError::internal("preparing the prompt failed")))
+    let start = Instant::now();
+    let result = if size < LONG {
+        work()
+    } else {
+        let failed = |_| Err(ApiError::internal("preparing the prompt failed"));
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(failed)
+    };
+    Trace::current().stage("tokenize", start, Instant::now(), &[]);
+    result
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use starling::engine::Request;
+use starling::error::RequestError;
 use starling::sampler::{LogprobKind, SamplingOptions};
 use utoipa::ToSchema;
 
@@ -183,6 +184,8 @@ pub struct Logprobs {
     pub wanted: bool,
     /// Of how many alternatives.
     pub top: u32,
+    /// Of the prompt's tokens too; then there may be none of an answer.
+    pub prompt: bool,
 }
 
 /// Alternatives of a token, at most.
@@ -275,7 +278,7 @@ impl Options {
         param: &str,
     ) -> Result<Request, ApiError> {
         let Some(sizes) = &app.engine else {
-            return Err(ApiError::refused(&starling::error::RequestError::Encoder, "model"));
+            return Err(ApiError::refused(&RequestError::Encoder, "model"));
         };
         let n_prompt = tokens.len();
         let most = app.settings.max_prompt;
@@ -284,20 +287,26 @@ impl Options {
             return Err(ApiError::param(param, message).code("context_length_exceeded"));
         }
         let request = Request {
-            sampling: self.sampling(app, logprobs, seed)?,
-            max_tokens: self.max_tokens(app, n_prompt, default)?,
+            sampling: self.sampling(logprobs, seed)?,
+            max_tokens: self.max_tokens(app, n_prompt, default, usize::from(!logprobs.prompt))?,
             stop: self.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec),
             stop_tokens: self.stop_token_ids.clone().unwrap_or_default(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
             cache_salt: app.salt(&caller.tenant.name, self.cache_salt.as_deref()),
             receipt: self.receipt.unwrap_or(false),
+            prompt_logprobs: logprobs.prompt,
             ..Request::new(tokens)
         };
         if request.stop.iter().any(String::is_empty) {
             return Err(ApiError::param("stop", "stop has an empty text"));
         }
-        let max_tokens = request.check(&app.model, sizes).map_err(|e| ApiError::refused(&e, param))?;
-        let n_tokens = n_prompt + max_tokens - 1;
+        let max_tokens = request.check(&app.model, sizes).map_err(|e| match e {
+            RequestError::Option { name: "repeat_penalty", found, expected } => {
+                ApiError::param("repetition_penalty", format!("repetition_penalty is {found}, expected {expected}"))
+            }
+            e => ApiError::refused(&e, param),
+        })?;
+        let n_tokens = n_prompt + max_tokens.max(1) - 1;
         let needed = n_tokens.div_ceil(starling::kernels::attention::PAGE);
         if needed > app.n_pages && app.model.config.window().is_none() {
             let (have, message) =
@@ -310,8 +319,14 @@ impl Options {
         Ok(Request { max_tokens: Some(max_tokens), ..request })
     }
 
-    /// Tokens of the answer: those asked for, or the default, or what room there is.
-    fn max_tokens(&self, app: &App, n_prompt: usize, default: Option<usize>) -> Result<Option<usize>, ApiError> {
+    /// Tokens of the answer: those asked for, `least` or more, or the default, or what room there is.
+    fn max_tokens(
+        &self,
+        app: &App,
+        n_prompt: usize,
+        default: Option<usize>,
+        least: usize,
+    ) -> Result<Option<usize>, ApiError> {
         let most = Some(app.settings.max_tokens).filter(|n| *n > 0);
         let (name, asked) = match (self.max_completion_tokens, self.max_tokens) {
             (Some(n), _) => ("max_completion_tokens", Some(n)),
@@ -319,8 +334,8 @@ impl Options {
         };
         if let Some(n) = asked {
             let n = usize::try_from(n).unwrap_or(usize::MAX);
-            if n == 0 || most.is_some_and(|most| n > most) {
-                let range = most.map_or("at least 1".into(), |most| format!("a number from 1 to {most}"));
+            if n < least || most.is_some_and(|most| n > most) {
+                let range = most.map_or(format!("at least {least}"), |most| format!("a number from {least} to {most}"));
                 return Err(ApiError::param(name, format!("{name} is {n}, expected {range}")));
             }
             return Ok(Some(n));
@@ -334,7 +349,7 @@ impl Options {
         Ok(Some(fits.min(most.unwrap_or(usize::MAX)).min(default.unwrap_or(usize::MAX))))
     }
 
-    fn sampling(&self, app: &App, logprobs: Logprobs, seed: u64) -> Result<SamplingOptions, ApiError> {
+    fn sampling(&self, logprobs: Logprobs, seed: u64) -> Result<SamplingOptions, ApiError> {
         let within = |name: &'static str, value: Option<f32>, low: f32, high: f32, default: f32| match value {
             Some(x) if !(low..=high).contains(&x) => {
                 Err(ApiError::param(name, format!("{name} is {x}, expected a number from {low} to {high}")))
@@ -345,7 +360,7 @@ impl Options {
         if top_k < -1 {
             return Err(ApiError::param("top_k", format!("top_k is {top_k}, expected -1, 0 or more")));
         }
-        let options = SamplingOptions {
+        Ok(SamplingOptions {
             logit_bias: self.bias()?,
             repeat_penalty: self.repetition_penalty.unwrap_or(1.0),
             repeat_last_n: starling::sampler::ALL_TOKENS,
@@ -360,14 +375,7 @@ impl Options {
             seed,
             logprobs: if logprobs.wanted { LogprobKind::Raw } else { LogprobKind::None },
             top_logprobs: logprobs.top,
-        };
-        options.check(app.model.config.n_vocab).map_err(|e| match e {
-            starling::error::RequestError::Option { name: "repeat_penalty", found, expected } => {
-                ApiError::param("repetition_penalty", format!("repetition_penalty is {found}, expected {expected}"))
-            }
-            e => ApiError::refused(&e, "prompt"),
-        })?;
-        Ok(options)
+        })
     }
 
     fn bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {

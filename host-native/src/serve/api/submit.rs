@@ -8,6 +8,7 @@ use tokio::sync::mpsc::Receiver;
 use super::super::queue::{Job, PromptKnown, Times, Update, updates};
 use super::super::scheduler::Flow;
 use super::super::state::{App, Caller};
+use super::super::trace::{Stages, Trace};
 use super::error::ApiError;
 
 /// Updates of the answers of one HTTP request, each with the number of its answer.
@@ -18,8 +19,9 @@ pub type Updates = Receiver<(usize, Update)>;
 /// # Errors
 /// If a limit is reached, or the server ends.
 pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n: usize) -> Result<Updates, ApiError> {
+    let trace = Trace::current();
     if let Some(session) = &flow.session {
-        tracing::Span::current().record("session", &**session);
+        trace.record("session", session);
     }
     let max_tokens = |r: &Request| r.max_tokens.unwrap_or(1);
     let each = requests.iter().map(max_tokens).max().unwrap_or(1);
@@ -37,9 +39,12 @@ pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n
     for (i, request) in requests.into_iter().enumerate() {
         let prompt = Arc::new(PromptKnown::default());
         for sequence in 0..n {
-            let request = Request { sequence: sequence as u64, ..request.clone() };
-            let (prompt, to) = (Arc::clone(&prompt), to.clone());
-            jobs.push(Job { request, index: i * n + sequence, to, times, prompt, leads: sequence == 0 });
+            // the prompt's log-probabilities are those of the first answer; one without tokens has nothing else
+            let prompt_logprobs = request.prompt_logprobs && (sequence == 0 || request.max_tokens == Some(0));
+            let request = Request { sequence: sequence as u64, prompt_logprobs, ..request.clone() };
+            let (prompt, to, trace) = (Arc::clone(&prompt), to.clone(), trace.clone());
+            let (index, leads, stages) = (i * n + sequence, sequence == 0, Stages::new());
+            jobs.push(Job { request, index, to, times, prompt, leads, trace, stages });
         }
     }
     let result = app.queue.generate(flow, tokens.div_ceil(count.max(1)), jobs);
