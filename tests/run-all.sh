@@ -37,12 +37,21 @@ as_root() {
 
 install_packages() {
     if command -v qemu-aarch64 && command -v aarch64-linux-gnu-gcc && [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] &&
-        command -v chromium && python3 -c 'import ensurepip'; then
+        command -v chromium && command -v haproxy && python3 -c 'import ensurepip'; then
         return 0
     fi
     as_root apt-get update -qq &&
         as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-            qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross chromium python3-venv
+            qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross chromium haproxy python3-venv
+}
+
+# the program alone: the package starts a server and brings web pages
+install_promtool() {
+    local folder=$target/tools/prometheus
+    [ -x "$target/tools/bin/promtool" ] && return 0
+    mkdir -p "$folder" "$target/tools/bin"
+    (cd "$folder" && { apt-get download -qq prometheus || { as_root apt-get update -qq && apt-get download -qq prometheus; }; } &&
+        dpkg-deb --extract prometheus_*.deb . && cp usr/bin/promtool "$target/tools/bin")
 }
 
 install_rust() {
@@ -73,11 +82,16 @@ module_in_wasmtime() {
     done
 }
 
-clients() {
+install_clients() {
     python3 -m venv "$target/clients" &&
         "$target/clients/bin/pip" install --quiet --disable-pip-version-check --no-deps -r tests/clients/requirements.txt &&
-        cargo build --quiet --release -p starling-native &&
-        "$target/clients/bin/python" tests/clients/run.py "$target/release/starling"
+        npm_ci tests/clients
+}
+
+# with_server SCRIPT: a script of tests/clients, on the command as it is shipped
+with_server() {
+    cargo build --quiet --release -p starling-native &&
+        "$target/clients/bin/python" "tests/clients/$1" "$target/release/starling"
 }
 
 npm_ci() {
@@ -116,7 +130,10 @@ done
 step build-wasm tests/build-wasm.sh
 step module-in-wasmtime module_in_wasmtime
 step module-in-node node --test tests/node/goldens.mjs
-step clients clients
+step install-promtool install_promtool
+step install-clients install_clients
+step clients with_server run.py
+step router with_server router.py
 step build-web build_web
 step package-in-node node --test tests/node/package.test.mjs
 step package-in-chromium package_in_chromium

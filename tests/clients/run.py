@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Real clients against a server: openai, langchain-openai, litellm. Needs these packages and the binary's path.
+"""Real clients against a server: openai in Python and Node, langchain-openai, litellm, curl; promtool, schemathesis and
+a receiver of traces. Needs these packages, the programs in PATH, and the path of Starling's.
 
     python3 tests/clients/run.py target/release/starling
 """
 
+import json
 import os
+import pathlib
 import struct
 import subprocess
 import sys
@@ -15,6 +18,9 @@ import openai
 from prometheus_client import parser as prometheus
 from prometheus_client.openmetrics import parser as openmetrics
 
+from traces import Collector, with_requests
+
+HERE = pathlib.Path(__file__).parent
 MODEL = "starling-tiny-q8_0"
 HELLO = [{"role": "user", "content": "Hi"}]
 
@@ -54,6 +60,39 @@ def with_openai(base):
             raise AssertionError(f"{wrong} is answered")
         except kind as e:
             assert (e.code, e.param) == (code, param) and e.request_id, e
+
+
+def with_node(base):
+    subprocess.run(["node", HERE / "openai.mjs", base, MODEL], check=True)
+
+
+def with_curl(base):
+    """The framing of streams, as they are on the wire."""
+    body = json.dumps(dict(model=MODEL, messages=HELLO, max_tokens=12, seed=3, stream=True))
+    ask = ["curl", "-sSN", "--fail", "-D", "-", "-H", "content-type: application/json", "-d", body, f"{base}/chat/completions"]
+    texts = set()
+    for more in [["--http1.1", "--raw"], ["--http1.1"], ["--http2-prior-knowledge"], ["--http1.1", "--compressed"]]:
+        out = subprocess.run(ask + more, check=True, capture_output=True).stdout
+        head, _, stream = out.partition(b"\r\n\r\n")
+        assert b"text/event-stream; charset=utf-8" in head, head
+        if "--raw" in more:
+            assert b"transfer-encoding: chunked" in head.lower(), head
+            pieces, rest = [], stream
+            while rest:
+                size, _, rest = rest.partition(b"\r\n")
+                n = int(size, 16)
+                assert rest[n:n + 2] == b"\r\n"
+                pieces, rest = pieces + [rest[:n]], rest[n + 2:]
+            assert pieces.pop() == b"" and all(piece.endswith(b"\n\n") for piece in pieces), "an event is cut"
+            stream = b"".join(pieces)
+        assert stream.endswith(b"\n\n") and b"\r" not in stream
+        events = stream[:-2].split(b"\n\n")
+        assert all(event.startswith(b"data: ") and b"\n" not in event for event in events), events
+        assert events.pop() == b"data: [DONE]"
+        choices = [json.loads(event[6:])["choices"][0] for event in events]
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""} and choices[-1]["finish_reason"]
+        texts.add("".join(choice["delta"].get("content", "") for choice in choices))
+    assert len(texts) == 1 and texts.pop(), texts
 
 
 def with_langchain(base):
@@ -97,6 +136,37 @@ def with_metrics(base):
     assert len(old) == len(new)
 
 
+def promtool(base):
+    metrics = urllib.request.urlopen(base.removesuffix("/v1") + "/metrics").read()
+    out = subprocess.run(["promtool", "check", "metrics"], input=metrics, capture_output=True)
+    return out.returncode, (out.stdout + out.stderr).decode().splitlines()
+
+
+def with_promtool(base):
+    code, lines = promtool(base)
+    # vLLM's names have colons, which promtool wants for rules only; nothing else is wrong with them
+    others = [line for line in lines if not (line.startswith("vllm:") and line.endswith("should not contain ':'"))]
+    assert lines and not others and code in (0, 3), (code, lines)
+
+
+def with_promtool_alone(base):
+    assert promtool(base) == (0, []), promtool(base)
+
+
+def with_schemathesis(base):
+    """Requests made from the description of the interface: no fault, and no answer that it does not describe."""
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    run = [pathlib.Path(sys.executable).parent / "st", "run", base.removesuffix("/v1") + "/openapi.json", "--checks", checks]
+    with tempfile.TemporaryDirectory() as folder:
+        # it leaves a folder of its own where it runs
+        out = subprocess.run([*run, *SCHEMATHESIS], capture_output=True, text=True, cwd=folder)
+    assert out.returncode == 0, out.stdout[-8000:] + out.stderr
+
+
+# bounded, and the same on every run
+SCHEMATHESIS = "--max-examples 12 --max-time 80 --generation-deterministic --no-color".split()
+
+
 def with_tls(base):
     assert base.startswith("https://")
     client = openai.OpenAI(base_url=base, api_key="none", http_client=openai.DefaultHttpxClient(verify=certificate))
@@ -110,7 +180,7 @@ def with_tls(base):
 
 
 def serve(tests, *more):
-    arguments = [sys.argv[1], "serve", "--port", "0", "--log-level", "error", "--metrics-compat", "vllm", *more]
+    arguments = [sys.argv[1], "serve", "--port", "0", "--log-level", "error", *more]
     server = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     try:
         base = server.stdout.readline().strip() + "/v1"
@@ -124,7 +194,14 @@ def serve(tests, *more):
 
 def main():
     global certificate
-    serve([with_openai, with_langchain, with_litellm, with_metrics])
+    serve([with_openai, with_node, with_curl, with_langchain, with_litellm, with_metrics, with_promtool], "--metrics-compat", "vllm")
+    serve([with_promtool_alone])
+    # no session may wait for another's long answer
+    serve([with_schemathesis], "--max-tokens", "16", "--request-timeout", "20")
+    with Collector() as collector:
+        serve([with_requests], "--otlp-endpoint", collector.url)
+        collector.check()
+    print("traces: ok", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         certificate, key = f"{folder}/cert.pem", f"{folder}/key.pem"
         make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
