@@ -157,7 +157,9 @@ def with_schemathesis(base):
     """Requests made from the description of the interface: no fault, and no answer that it does not describe."""
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     run = [pathlib.Path(sys.executable).parent / "st", "run", base.removesuffix("/v1") + "/openapi.json", "--checks", checks]
-    out = subprocess.run([*run, *SCHEMATHESIS], capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as folder:
+        # it leaves a folder of its own where it runs
+        out = subprocess.run([*run, *SCHEMATHESIS], capture_output=True, text=True, cwd=folder)
     assert out.returncode == 0, out.stdout[-8000:] + out.stderr
 
 

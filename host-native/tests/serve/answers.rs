@@ -124,16 +124,20 @@ fn an_echo_has_log_probabilities_of_the_prompt() {
     assert_eq!(echoed["text"], format!("{text}{}", plain["text"].as_str().expect("text")));
     let list = |choice: &Value, name: &str| choice["logprobs"][name].as_array().expect("a list").clone();
     // of the first token nothing is known; what follows the prompt is as without it
-    for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+    for name in ["tokens", "token_logprobs", "top_logprobs"] {
         assert_eq!(list(&echoed, name)[n_prompt..], list(&plain, name), "{name}");
         assert_eq!(list(&echoed, name).len(), n_prompt + 40);
     }
+    let behind = |at: &Value| json!(at.as_u64().expect("a number") as usize + text.chars().count());
+    let moved: Vec<Value> = list(&plain, "text_offset").iter().map(behind).collect();
+    assert_eq!(list(&echoed, "text_offset")[n_prompt..], moved);
     let all = list(&echoed, "token_logprobs");
     assert!(all[0].is_null() && all[1..].iter().all(|p| p.as_f64() <= Some(0.0)), "{all:?}");
     assert_eq!(json!(list(&echoed, "tokens")[..n_prompt]), ids["pieces"]);
-    // offsets are in characters, those of the tokenizer in bytes
+    // offsets are in characters, those of the tokenizer in bytes, and a token may begin inside a character
+    let before = |at: usize| text.char_indices().filter(|(i, c)| i + c.len_utf8() <= at).count();
     let bytes = ids["offsets"].as_array().expect("offsets").iter().map(|r| r[0].as_u64().expect("a number") as usize);
-    let characters: Vec<usize> = bytes.map(|at| text[..at].chars().count()).collect();
+    let characters: Vec<usize> = bytes.map(before).collect();
     assert_eq!(json!(list(&echoed, "text_offset")[..n_prompt]), json!(characters));
     // the answer as part of a prompt: what was drawn has the log-probability that it was drawn with. Nothing is
     // generated, what is cached does not matter, and an answer more is the same
@@ -256,4 +260,40 @@ fn a_job_reports_its_start_tokens_and_end() {
     assert_eq!(plain["choices"][0]["text"], text);
     assert!(tokens.iter().enumerate().all(|(i, (name, data))| name == "token" && data["i"] == i));
     assert_eq!(server.post("/execute", &json!({ "job_id": "j" })).json()["error"]["message"], "missing field `prompt`");
+}
+
+#[test]
+fn tools_go_to_the_template() {
+    let server = Server::start(&["--chat-template", &fixture("chat/qwen-tools.jinja")]);
+    let tools =
+        json!([{ "type": "function", "function": { "name": "weather_of", "parameters": { "type": "object" } } }]);
+    let call = json!({ "id": "c1", "type": "function", "function": { "name": "weather_of", "arguments": "{\"city\": \"Oslo\"}" } });
+    let messages = json!([
+        { "role": "user", "content": "Is it warm in Oslo?" },
+        { "role": "assistant", "content": null, "tool_calls": [call] },
+        { "role": "tool", "tool_call_id": "c1", "content": "12 degrees" },
+    ]);
+    let prompt = server.ok("/v1/apply-template", &json!({ "messages": messages, "tools": tools }))["prompt"].clone();
+    let prompt = prompt.as_str().expect("text");
+    // the arguments are data in the template, not a text of it
+    for part in ["\"name\": \"weather_of\"", "<tool_call>", "{\"city\": \"Oslo\"}", "<tool_response>", "12 degrees"] {
+        assert!(prompt.contains(part), "{part}: {prompt}");
+    }
+    let ask = |more: Value| {
+        let mut body = json!({ "messages": messages, "max_tokens": 12, "seed": 4 });
+        more.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        body
+    };
+    let count = |body: &Value| server.ok("/v1/chat/completions", body)["usage"]["prompt_tokens"].as_u64();
+    let (with, without) = (count(&ask(json!({ "tools": tools }))), count(&ask(json!({}))));
+    assert!(with > without, "{with:?} {without:?}");
+    assert_eq!(count(&ask(json!({ "tools": tools, "tool_choice": "none" }))), without);
+    // what is no call is said, streamed or not
+    let whole = server.ok("/v1/chat/completions", &ask(json!({ "tools": tools })));
+    let chunks = server.post("/v1/chat/completions", &ask(json!({ "tools": tools, "stream": true }))).chunks();
+    let text: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(whole["choices"][0]["message"]["content"], text);
+    assert!(!text.is_empty() && whole["choices"][0]["message"].get("tool_calls").is_none());
+    let wrong = server.post("/v1/chat/completions", &ask(json!({ "tools": [{ "type": "function" }] })));
+    assert_eq!((wrong.status, wrong.json()["error"]["param"].clone()), (400, json!("tools[0]")));
 }

@@ -71,7 +71,9 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
         ("top_logprobs", json!(21), "from 0 to 20"),
         ("priority", json!("urgent"), "high, normal, low"),
         ("session_id", json!(""), "1 to 256"),
-        ("tools", json!([{ "type": "function" }]), "not support tools"),
+        ("tools", json!({}), "not a list"),
+        ("tools", json!([{ "type": "function", "function": { "name": "f" } }]), "does not tell of tools"),
+        ("tool_choice", json!("required"), "`auto` and `none`"),
         ("response_format", json!({ "type": "json_object" }), "response format"),
         ("stream", json!("yes"), "boolean"),
     ] {

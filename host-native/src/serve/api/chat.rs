@@ -20,6 +20,7 @@ use super::messages::{checked, render};
 use super::options::{Logprobs, MAX_TOP, Options};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::submit::submit;
+use super::tools::{Divider, ToolCall, told};
 
 /// A conversation to be continued.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -46,9 +47,12 @@ pub struct Chat {
     /// More variables for the chat template, by name.
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Json>,
-    /// Tools are not supported: only an empty list.
+    /// Functions that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     pub tools: Option<Json>,
+    /// Whether the model is told of the tools: `auto`, the default, or `none`.
+    #[schema(value_type = Option<String>)]
+    pub tool_choice: Option<Json>,
     /// Only `text` is supported.
     #[schema(value_type = Option<Object>)]
     pub response_format: Option<Json>,
@@ -69,7 +73,7 @@ pub struct ChatChoice {
     pub message: Message,
     /// Log-probabilities, if asked for.
     pub logprobs: Option<ChatLogprobs>,
-    /// `stop` or `length`.
+    /// `stop`, `length` or `tool_calls`.
     pub finish_reason: &'static str,
     /// If asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -82,8 +86,11 @@ pub struct ChatChoice {
 pub struct Message {
     /// `assistant`.
     pub role: &'static str,
-    /// The text.
-    pub content: String,
+    /// The text; none where there are only calls.
+    pub content: Option<String>,
+    /// What the model calls, if it was told of tools.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
     /// Always nothing: this server refuses nothing for its content.
     pub refusal: Option<String>,
 }
@@ -145,6 +152,9 @@ pub struct Delta {
     /// The text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// Calls, each whole.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
 }
 
 /// Answers a conversation.
@@ -170,7 +180,10 @@ pub async fn chat_completions(
     let (n, flow) = (options.count(&app)?, options.flow(&caller)?);
     let session = options.session(&caller)?.map(str::to_string);
     let variables = chat.variables()?;
-    let tokens = render(&app, checked(chat.messages)?, variables).await?;
+    let tools = told(&app, chat.tools, chat.tool_choice.as_ref())?;
+    // without tools nothing in an answer is a call
+    let divider = tools.is_some().then(Divider::default);
+    let tokens = render(&app, checked(chat.messages)?, tools, variables).await?;
     let (n_prompt, seed) = (tokens.len(), options.effective_seed(&app));
     let request = options.request(&app, &caller, tokens, (logprobs, seed, None), "messages")?;
     let conversation = session.as_deref().map(|name| (Arc::from(name), request.cache_salt, request.tokens.clone()));
@@ -184,6 +197,7 @@ pub async fn chat_completions(
             n_prompt,
             answers: (0..n).map(|_| Answer::default()).collect(),
             pending: (0..n).map(|_| None).collect(),
+            dividers: vec![divider; n],
             logprobs: logprobs.wanted,
             usage: options.includes_usage(),
             note,
@@ -194,17 +208,41 @@ pub async fn chat_completions(
     let usage = Usage::new(n_prompt, n, &answers);
     note.answered(&answers[0]);
     let tokenizer = &app.model.tokenizer;
-    let choice = |(index, answer): (usize, Answer)| ChatChoice {
-        index,
-        logprobs: logprobs.wanted.then(|| ChatLogprobs::of(tokenizer, &answer.tokens)),
-        finish_reason: answer.finish_name(),
-        message: Message { role: "assistant", content: answer.text, refusal: None },
-        receipt: answer.receipt,
+    let choice = |(index, answer): (usize, Answer)| {
+        let finish = answer.finish_name();
+        let message = Message::new(answer.text, divider.clone());
+        ChatChoice {
+            index,
+            logprobs: logprobs.wanted.then(|| ChatLogprobs::of(tokenizer, &answer.tokens)),
+            finish_reason: finish_reason(finish, message.tool_calls.len()),
+            message,
+            receipt: answer.receipt,
+        }
     };
     let mut response = Answers::new(&app, "chatcmpl-", "chat.completion", seed, session.as_deref());
     response.choices = answers.into_iter().enumerate().map(choice).collect();
     response.usage = Some(Some(usage));
     Ok(json(StatusCode::OK, &response))
+}
+
+impl Message {
+    /// Of the text of an answer, which a divider divides if there are tools.
+    fn new(text: String, divider: Option<Divider>) -> Message {
+        let (content, tool_calls) = match divider {
+            None => (text, Vec::new()),
+            Some(mut divider) => {
+                let ((said, calls), (rest, last)) = (divider.push(&text), divider.finish());
+                (said + &rest, calls.into_iter().chain(last).collect())
+            }
+        };
+        let content = (tool_calls.is_empty() || !content.is_empty()).then_some(content);
+        Message { role: "assistant", content, tool_calls, refusal: None }
+    }
+}
+
+/// Why an answer ended, if it made so many calls.
+fn finish_reason(name: &'static str, calls: usize) -> &'static str {
+    if calls > 0 && name == "stop" { "tool_calls" } else { name }
 }
 
 impl Chat {
@@ -221,11 +259,6 @@ impl Chat {
     }
 
     fn check_unsupported(&self) -> Result<(), ApiError> {
-        match &self.tools {
-            None | Some(Json::Null) => {}
-            Some(Json::Array(tools)) if tools.is_empty() => {}
-            Some(_) => return Err(ApiError::unsupported("tools", "this server does not support tools")),
-        }
         let Some(Json::Object(format)) = &self.response_format else { return Ok(()) };
         let kind = format.iter().find(|(name, _)| name == "type").map(|(_, value)| value);
         match kind {
@@ -285,6 +318,8 @@ struct ChatWriter {
     answers: Vec<Answer>,
     /// Text and log-probabilities of a token, held until it is known not to be the one that ends the answer.
     pending: Vec<Option<(String, Pick)>>,
+    /// What finds calls in each answer, if there are tools.
+    dividers: Vec<Option<Divider>>,
     logprobs: bool,
     usage: bool,
     note: Note,
@@ -297,9 +332,22 @@ impl ChatWriter {
         events.json(&self.response);
     }
 
+    /// Sends new text and the calls in it, with the tokens' log-probabilities if they are wanted.
     fn piece(&mut self, index: usize, text: String, picks: &[Pick], events: &mut Events) {
+        let (content, tool_calls) = match &mut self.dividers[index] {
+            Some(divider) => divider.push(&text),
+            None => (text, Vec::new()),
+        };
+        self.delta(index, content, tool_calls, picks, events);
+    }
+
+    fn delta(&mut self, index: usize, text: String, tool_calls: Vec<ToolCall>, picks: &[Pick], events: &mut Events) {
+        if text.is_empty() && tool_calls.is_empty() && picks.is_empty() {
+            return;
+        }
         let logprobs = self.logprobs.then(|| ChatLogprobs::of(&self.app.model.tokenizer, picks));
-        let delta = Delta { role: None, content: Some(text) };
+        let content = (tool_calls.is_empty() || !text.is_empty()).then_some(text);
+        let delta = Delta { role: None, content, tool_calls };
         self.send(vec![ChatDelta { index, delta, logprobs, ..ChatDelta::default() }], None, events);
     }
 
@@ -317,7 +365,7 @@ impl Writer for ChatWriter {
     fn update(&mut self, index: usize, update: Update, events: &mut Events) -> bool {
         match &update {
             Update::Started => {
-                let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
+                let delta = Delta { role: Some("assistant"), content: Some(String::new()), tool_calls: Vec::new() };
                 self.send(vec![ChatDelta { index, delta, ..ChatDelta::default() }], None, events);
             }
             Update::Token { token, text, logprob, top } => {
@@ -350,8 +398,12 @@ impl Writer for ChatWriter {
         if !is_done {
             return false;
         }
-        let (finish_reason, receipt) = (self.answers[index].finish_name(), self.answers[index].receipt.take());
-        let finish_reason = Some(finish_reason);
+        if let Some((text, calls)) = self.dividers[index].as_mut().map(Divider::finish) {
+            self.delta(index, text, calls, &[], events);
+        }
+        let calls = self.dividers[index].as_ref().map_or(0, Divider::calls);
+        let finish_reason = Some(finish_reason(self.answers[index].finish_name(), calls));
+        let receipt = self.answers[index].receipt.take();
         self.send(vec![ChatDelta { index, finish_reason, receipt, ..ChatDelta::default() }], None, events);
         if self.answers.iter().any(|a| a.finish.is_none()) {
             return false;

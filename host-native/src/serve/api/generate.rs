@@ -208,7 +208,7 @@ async fn prompt(
         (None, Some(messages), history) => {
             let mut all = if let History::Messages(messages) = history { messages } else { Vec::new() };
             all.extend(checked(messages)?);
-            let tokens = render(app, all.clone(), Vec::new()).await?;
+            let tokens = render(app, all.clone(), None, Vec::new()).await?;
             Ok((tokens, Some(all)))
         }
     }

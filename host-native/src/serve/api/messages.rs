@@ -8,6 +8,7 @@ use starling::chat::{ChatRequest, Json, Now};
 use super::super::state::{App, unix_now};
 use super::super::trace::Trace;
 use super::error::ApiError;
+use super::tools::with_data;
 
 /// Roles that templates know.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
@@ -47,6 +48,7 @@ fn one(i: usize, message: Json) -> Result<Json, ApiError> {
         Some((_, Json::Null)) | None => return Err(at(".content", "is missing".into())),
         Some(_) => return Err(at(".content", "is neither a string nor a list of parts".into())),
     }
+    with_data(&mut fields);
     Ok(Json::Object(fields))
 }
 
@@ -78,11 +80,16 @@ fn part_text<'a>(at: &str, part: &'a Json) -> Result<&'a str, ApiError> {
 ///
 /// # Errors
 /// If the template fails or refuses.
-pub async fn render(app: &Arc<App>, messages: Vec<Json>, variables: Vec<(String, Json)>) -> Result<Vec<u32>, ApiError> {
+pub async fn render(
+    app: &Arc<App>,
+    messages: Vec<Json>,
+    tools: Option<Json>,
+    variables: Vec<(String, Json)>,
+) -> Result<Vec<u32>, ApiError> {
     let inner = Arc::clone(app);
     // a template is a program: never on a thread that serves connections
     beside(usize::MAX, move || {
-        let rendered = text(&inner, messages, variables)?;
+        let rendered = text(&inner, messages, tools, variables)?;
         Ok(rendered.encode(&inner.model.tokenizer))
     })
     .await
@@ -95,10 +102,11 @@ pub async fn render(app: &Arc<App>, messages: Vec<Json>, variables: Vec<(String,
 pub fn text(
     app: &App,
     messages: Vec<Json>,
+    tools: Option<Json>,
     variables: Vec<(String, Json)>,
 ) -> Result<starling::chat::Rendered, ApiError> {
     let now = Some(Now::from_unix(unix_now().cast_signed()));
-    let request = ChatRequest { messages, add_generation_prompt: true, now, variables, ..ChatRequest::default() };
+    let request = ChatRequest { messages, tools, add_generation_prompt: true, now, variables };
     Ok(app.template.render(&request, &app.model.tokenizer)?)
 }
 

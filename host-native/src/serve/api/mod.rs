@@ -16,3 +16,4 @@ pub mod receipts;
 pub mod sse;
 pub mod submit;
 pub mod tokenize;
+pub mod tools;

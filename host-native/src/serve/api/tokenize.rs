@@ -16,6 +16,7 @@ use super::body::Body;
 use super::error::{ApiError, ErrorBody, json};
 use super::messages::{beside, checked, text};
 use super::options::check_model;
+use super::tools::told;
 use crate::read_whole;
 
 /// A text to be cut into tokens.
@@ -74,6 +75,9 @@ pub struct TemplateRequest {
     /// Messages with `role` and `content`.
     #[schema(value_type = Vec<Object>, min_items = 1)]
     pub messages: Vec<Json>,
+    /// Tools that the model may call.
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub tools: Option<Json>,
 }
 
 /// The text of a conversation.
@@ -154,9 +158,10 @@ pub async fn apply_template(
 ) -> Result<Response, ApiError> {
     check_model(&app, body.model.as_deref())?;
     let messages = checked(body.messages)?;
+    let tools = told(&app, body.tools, None)?;
     // a template is a program: never on a thread that serves connections
     let response = beside(usize::MAX, move || {
-        let rendered = text(&app, messages, Vec::new())?;
+        let rendered = text(&app, messages, tools, Vec::new())?;
         let tokens = rendered.encode(&app.model.tokenizer);
         Ok(TemplateResponse { prompt: rendered.text, tokens })
     });
