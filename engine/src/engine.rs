@@ -23,7 +23,8 @@ use crate::sampler::{Sampler, SamplingOptions};
 use crate::sort::sort_by;
 use crate::text::TextStream;
 
-/// Sizes of an engine; all memory is reserved from them at construction.
+/// Sizes of an engine; all memory is reserved from them at construction (in WebAssembly that of keys and values is taken
+/// as they are written, up to these sizes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineOptions {
     /// How keys and values are kept. Changes numbers.
