@@ -29,7 +29,8 @@ use crate::sort::sort_by;
 use crate::text::TextStream;
 use plan::{Part, plan};
 
-/// Sizes of an engine; all memory is reserved from them at construction.
+/// Sizes of an engine; all memory is reserved from them at construction (in WebAssembly that of keys and values is taken
+/// as they are written, up to these sizes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineOptions {
     /// How keys and values are kept. Changes numbers.

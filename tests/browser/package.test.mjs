@@ -90,9 +90,12 @@ test("its types", async () => {
 });
 
 const appScript = `import { Starling } from "starling-web";
-  const model = await Starling.load("model.gguf");
+  const model = await Starling.load("model.gguf", { threads: 2 });
   for await (const piece of model.${story}) document.getElementById("out").append(piece);
-  document.title = model.info.worker ? "done in a worker" : "done";`;
+  const { worker, threads } = model.info;
+  document.title = worker && threads === (crossOriginIsolated ? 2 : 1) ? "done in a worker" : "done, but how";`;
+/** What makes a page cross-origin isolated. */
+const ISOLATED = { "cross-origin-opener-policy": "same-origin", "cross-origin-embedder-policy": "require-corp" };
 const appPage = (script) =>
   `<!doctype html><html><head><link rel="icon" href="data:,"></head><body><p id="out"></p>${script}</body></html>`;
 
@@ -103,6 +106,7 @@ test("a fresh Vite app", async () => {
   await cp(root + TINY, join(at, "public/model.gguf"));
   sh(at, "npx", "vite", "build", "--logLevel", "warn");
   await check(join(at, "dist"), "/index.html");
+  await check(join(at, "dist"), "/index.html", ISOLATED);
 });
 
 test("a fresh webpack app", async () => {
@@ -111,6 +115,7 @@ test("a fresh webpack app", async () => {
   await cp(root + TINY, join(at, "dist/model.gguf"));
   sh(at, "npx", "webpack", "--mode", "production");
   await check(join(at, "dist"), "/index.html");
+  await check(join(at, "dist"), "/index.html", ISOLATED);
 });
 
 test("plain files on a static server, with and without the headers of an isolated page", async () => {
@@ -118,18 +123,11 @@ test("plain files on a static server, with and without the headers of an isolate
   await cp(join(directory, "node/node_modules/starling-web"), join(at, "starling"), { recursive: true });
   await cp(root + TINY, join(at, "model.gguf"));
   const page = `<!doctype html><html><head><link rel="icon" href="data:,"></head><body><p id="out"></p><script type="module">
-    import { Starling } from "./starling/dist/index.js";
-    const model = await Starling.load("model.gguf");
-    for await (const piece of model.${story}) document.getElementById("out").append(piece);
-    document.title = model.info.worker ? "done in a worker" : "done";
-    globalThis.shared = Starling.features().sharedMemory;
+    ${appScript.replace("starling-web", "./starling/dist/index.js")}
   </script></body></html>`;
   await writeFile(join(at, "index.html"), page);
   await check(at, "/index.html");
-  await check(at, "/index.html", {
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-embedder-policy": "require-corp",
-  });
+  await check(at, "/index.html", ISOLATED);
 });
 
 /** Opens a page of a directory and reads what it wrote. */
