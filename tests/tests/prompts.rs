@@ -40,7 +40,7 @@ fn scored(n: usize, seed: usize, max_tokens: usize) -> Request {
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Seen {
     prompt: Vec<TokenLogprobs>,
-    answer: Vec<(u32, f32, Vec<(u32, f32)>)>,
+    answer: Vec<(u32, TokenLogprobs)>,
     n_cached: usize,
     /// The step of its first token.
     first: usize,
@@ -68,7 +68,7 @@ fn run(engine: &mut Engine, requests: &[Request], apart: usize) -> Vec<Seen> {
                 if seen.answer.is_empty() {
                     seen.first = step;
                 }
-                seen.answer.push((token, logprob, top));
+                seen.answer.push((token, (logprob, top)));
             }
             Event::Done { id, .. } => all[at(id)].done = true,
         });
@@ -123,7 +123,7 @@ fn what_is_cached_has_log_probabilities_too() {
     // the tokens of the answer as a prompt: the same numbers as when they were drawn
     let tokens = request.tokens.iter().copied().chain(first.answer.iter().map(|a| a.0)).collect();
     let replay = run(&mut engine, &[Request { tokens, max_tokens: Some(0), ..request }], 0).remove(0);
-    let drawn: Vec<TokenLogprobs> = first.answer.iter().map(|a| (a.1, a.2.clone())).collect();
+    let drawn: Vec<TokenLogprobs> = first.answer.iter().map(|a| a.1.clone()).collect();
     assert_eq!((&replay.prompt[..99], &replay.prompt[99..]), (&second.prompt[..], &drawn[..]));
     assert_eq!(engine.kv_stats().in_use_bytes, 0);
 }

@@ -58,8 +58,8 @@ impl Request {
         }
     }
 
-    /// Checks everything that does not depend on other requests, as [`Engine::submit`] will. Returns how many tokens
-    /// the answer may have.
+    /// Checks everything that does not depend on other requests, as [`Engine::submit`](super::Engine::submit) will.
+    /// Returns how many tokens the answer may have.
     ///
     /// # Errors
     /// The first thing that is wrong.
