@@ -85,6 +85,10 @@ module_in_wasmtime() {
         STARLING_MODULE=$target/wasm/plain-$isa.wasm STARLING_TEST_ISA=$isa cargo test --quiet --release \
             --manifest-path tests/wasi-run/Cargo.toml --target-dir "$target/wasi-run" --test module --test instructions || return 1
     done
+    for isa in simd128 relaxed-simd; do
+        STARLING_MODULE=$target/wasm/web-$isa-threads/starling_bg.wasm STARLING_TEST_ISA=$isa cargo test --quiet --release \
+            --manifest-path tests/wasi-run/Cargo.toml --target-dir "$target/wasi-run" --test instructions || return 1
+    done
 }
 
 # python_with FOLDER PACKAGES...: a Python of its own in $target/FOLDER, with what pip is told

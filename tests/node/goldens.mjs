@@ -157,7 +157,8 @@ async function checkSaved(starling) {
   assert.throws(() => small.restore(saved), /capacity: saved cache: /);
   small.close();
   const other = open({ kv_type: "f32" });
-  assert.throws(() => other.restore(saved), /request: saved cache: /);
+  // pages of other lengths: the first is cut elsewhere
+  assert.throws(() => other.restore(saved), /checksum: saved cache: /);
   other.close();
   const anonymous = open({}, false);
   assert.throws(() => anonymous.save(ids), /request: .*digest/);
