@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds what ships for WebAssembly into target/wasm: the module with plain exports, plain-ISA.wasm, and the one with the
 # face for JavaScript, web-ISA/, and with threads, web-ISA-threads/. Needs wasm-bindgen of the crate's version; threads need
-# what install-wasm-std.sh gets. And the component, component-ISA.wasm. With arguments, builds those only, as `plain-scalar` or `web-simd128`.
+# what install-wasm-std.sh gets. With arguments, builds those only, as `plain-scalar` or `web-simd128`.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -42,15 +42,6 @@ make() {
         relaxed-simd) rustc_features=+simd128,+relaxed-simd ;;
     esac
     case $1 in
-        component-*)
-            of_component="--quiet --manifest-path host-wasm/component/Cargo.toml --target-dir $target/component"
-            # shellcheck disable=SC2086
-            RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$rustc_features" \
-                cargo build $of_component --profile wasm --lib --target wasm32-unknown-unknown
-            # shellcheck disable=SC2086
-            cargo run $of_component --bin encode -- \
-                "$target/component/wasm32-unknown-unknown/wasm/starling_component.wasm" "$out/$1.wasm"
-            ;;
         plain-*)
             build $rustc_features plain -C strip=symbols
             cp "$built" "$out/$1.wasm"
@@ -69,7 +60,7 @@ make() {
 
 # without SIMD the plain module alone: no browser of the last years lacks it
 for name in ${*:-plain-scalar plain-simd128 web-simd128 plain-relaxed-simd web-relaxed-simd web-simd128-threads \
-    web-relaxed-simd-threads component-simd128}; do
+    web-relaxed-simd-threads}; do
     make "$name"
 done
-ls -l "$out"/*.wasm "$out"/web-*/*.wasm
+ls -l "$out"/plain-*.wasm "$out"/web-*/*.wasm

@@ -401,15 +401,10 @@ impl Session {
         digest.ok_or_else(|| Error::Option("the loader made no digest of the model".into()))
     }
 
-    /// Runs one batch and tells `sink` what came of it. Returns the number of tokens processed.
-    pub fn run(&mut self, sink: &mut dyn FnMut(Event)) -> usize {
-        self.engine.step(self.cpu, &*self.pool, sink)
-    }
-
     /// Runs one batch: `{"tokens": processed, "events": [...]}`.
     pub fn step(&mut self) -> Value {
         let mut events = Vec::new();
-        let tokens = self.run(&mut |e| events.extend(EventJson::of(e)));
+        let tokens = self.engine.step(self.cpu, &*self.pool, &mut |e| events.extend(EventJson::of(e)));
         json!({ "tokens": tokens, "events": events })
     }
 

@@ -34,13 +34,6 @@ test("wasmtime from Python", async () => {
   }
 });
 
-test("the component, in wasmtime from Python", async () => {
-  const component = join(wasm, "component-simd128.wasm");
-  assert.deepEqual(await run(python, "-B", "component_story.py", component, MODEL), { text, isa: "simd128" });
-  const nothing = ["-c", "import sys, component_story as c; c.story(sys.argv[1], '/dev/null')", component];
-  await assert.rejects(run(python, "-B", ...nothing), /RuntimeError: model: /);
-});
-
 test("a sandbox ends what takes too much", async () => {
   const limits = [
     ["MEMORY_LIMIT = 5 << 20", /RuntimeError: memory: needs \d+ bytes for the weights/],
