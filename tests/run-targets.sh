@@ -35,7 +35,8 @@ run() {
         # what `neon` ran but for the kernels
         neon-dotprod) only=kernels:: && aarch64 max neon-dotprod ;;
         scalar-wasm) wasm -simd128 scalar ;;
-        simd128) wasm +simd128 simd128 ;;
+        # all but the kernels is what relaxed-simd runs
+        simd128) only=kernels:: && wasm +simd128 simd128 ;;
         # the baseline compiler of Node 20 (V8 11) lowers the relaxed dot wrongly: the engine must do without
         relaxed-simd-node)
             only=kernels::
