@@ -31,8 +31,8 @@ relaxed=+simd128,+relaxed-simd
 run() {
     case $1 in
         native) tests ;;
-        neon) aarch64 cortex-a53 neon ;;
-        # what `neon` ran but for the kernels
+        # what is not the kernels' has nothing of the instruction set
+        neon) only=kernels:: && aarch64 cortex-a53 neon ;;
         neon-dotprod) only=kernels:: && aarch64 max neon-dotprod ;;
         scalar-wasm) wasm -simd128 scalar ;;
         # all but the kernels is what relaxed-simd runs
