@@ -79,15 +79,21 @@ intrinsics_are_inlined() {
     cargo build --quiet --release && ! nm --demangle "$target/release/starling" | grep 'core_arch::x86::avx'
 }
 
+# in_wasmtime ISA MODULE TESTS...
+in_wasmtime() {
+    local isa=$1 module=$2
+    shift 2
+    STARLING_MODULE=$target/wasm/$module STARLING_TEST_ISA=$isa cargo test --quiet --release \
+        --manifest-path tests/wasi-run/Cargo.toml --target-dir "$target/wasi-run" "$@"
+}
+
 module_in_wasmtime() {
     local isa
     for isa in scalar simd128 relaxed-simd; do
-        STARLING_MODULE=$target/wasm/plain-$isa.wasm STARLING_TEST_ISA=$isa cargo test --quiet --release \
-            --manifest-path tests/wasi-run/Cargo.toml --target-dir "$target/wasi-run" --test module --test instructions || return 1
+        in_wasmtime $isa plain-$isa.wasm --test module --test instructions || return 1
     done
     for isa in simd128 relaxed-simd; do
-        STARLING_MODULE=$target/wasm/web-$isa-threads/starling_bg.wasm STARLING_TEST_ISA=$isa cargo test --quiet --release \
-            --manifest-path tests/wasi-run/Cargo.toml --target-dir "$target/wasi-run" --test instructions || return 1
+        in_wasmtime $isa web-$isa-threads/starling_bg.wasm --test instructions || return 1
     done
 }
 

@@ -283,15 +283,15 @@ impl Engine {
                 }
                 sink(Event::Prefilled { id: a.id, n_prompt: a.n_prompt, n_cached: a.pages.n_cached });
             }
-            if a.tokens.len() == a.limit || !a.is_finite {
+            let (picks, mine) = (a.picks_after(0), row);
+            row += usize::from(picks);
+            if !picks || !a.is_finite {
                 let reason = if a.is_finite { FinishReason::Length } else { FinishReason::NotFinite };
                 sink(a.done(reason, 0));
                 ended.push(p.active);
-                row += usize::from(a.tokens.len() < a.limit);
                 continue;
             }
-            let (hidden, logits) = (out.hidden(row), out.logits(row));
-            row += 1;
+            let (hidden, logits) = (out.hidden(mine), out.logits(mine));
             if let Some(mut done) = a.pick(&self.model, cpu, hidden, logits, sink) {
                 if let Event::Done { receipt, .. } = &mut done {
                     *receipt = a.receipt(&self.model, &self.options);

@@ -1,5 +1,8 @@
 //! Parallelism as the engine sees it: the host brings the threads.
 
+/// Threads of a pool that are given work, at most; more stay idle.
+pub const MAX_THREADS: usize = 64;
+
 /// Threads that work on one operation at a time.
 pub trait Pool: Sync {
     /// Threads that take part, at least 1.

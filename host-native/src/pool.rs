@@ -6,10 +6,8 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use starling::kernels::standby::Standby;
+pub use starling::pool::MAX_THREADS;
 use starling::pool::Pool;
-
-/// Threads of a pool, at most; the engine gives no work to more.
-pub const MAX_THREADS: usize = 64;
 
 /// The caller and `threads - 1` threads of its own.
 pub struct ThreadPool {

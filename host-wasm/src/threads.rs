@@ -2,7 +2,7 @@
 //! that stay in [`follow`] for as long as they live.
 
 use starling::kernels::standby::Standby;
-use starling::pool::{Inline, Pool};
+use starling::pool::{Inline, MAX_THREADS, Pool};
 
 use crate::session::Error;
 
@@ -27,7 +27,7 @@ impl Pool for Threads {
 /// # Errors
 /// If this build, or the engine, has fewer.
 pub(crate) fn pool(threads: usize) -> Result<Box<dyn Pool>, Error> {
-    let most = if cfg!(feature = "threads") { 64 } else { 1 };
+    let most = if cfg!(feature = "threads") { MAX_THREADS } else { 1 };
     match threads {
         0 | 1 => Ok(Box::new(Inline)),
         n if n <= most => Ok(Box::new(Threads(n))),

@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { createInterface } from "node:readline";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
@@ -33,7 +34,7 @@ test("20 random requests have the text, tokens and log-probabilities of the serv
     stdio: ["ignore", "pipe", "ignore"],
   });
   try {
-    const [base] = await createInterface(server.stdout)[Symbol.asyncIterator]().next().then(({ value }) => [value.trim()]);
+    const base = (await once(createInterface(server.stdout), "line"))[0].trim();
     const post = async (path, body) => {
       const headers = { "content-type": "application/json" };
       const response = await fetch(base + path, { method: "POST", headers, body: JSON.stringify(body) });

@@ -124,7 +124,9 @@ const builds = {
 
 async function fetchModule(isa: Isa, threads: boolean, source: string | URL | undefined): Promise<WebAssembly.Module> {
   const url =
-    source === undefined ? builds[threads ? `${isa}-threads` as const : isa]() : new URL(source, globalThis.document?.baseURI ?? globalThis.location?.href);
+    source === undefined
+      ? builds[threads ? (`${isa}-threads` as const) : isa]()
+      : new URL(source, globalThis.document?.baseURI ?? globalThis.location?.href);
   const file = await localFile(url);
   if (file) return WebAssembly.compile(await file.arrayBuffer());
   const failed = (why: string, cause?: unknown) => new StarlingError("network", `${url.href}: ${why}`, { cause });

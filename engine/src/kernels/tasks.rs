@@ -7,21 +7,18 @@
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::SharedOut;
-use crate::pool::Pool;
-
-/// Workers beyond this many stay idle.
-const MAX_WORKERS: usize = 64;
+use crate::pool::{MAX_THREADS, Pool};
 
 /// Calls `task(i, worker)` exactly once for each `i` in `0..n`. No two calls at once have the same `worker`, which is
 /// below `pool.threads()`.
 pub fn run(pool: &dyn Pool, n: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-    let workers = pool.threads().min(MAX_WORKERS).min(n);
+    let workers = pool.threads().min(MAX_THREADS).min(n);
     if workers <= 1 {
         return (0..n).for_each(|i| task(i, 0));
     }
     let n = u32::try_from(n).expect("an operation has fewer than 2^32 tasks");
     let share = |w: usize| (u64::from(n) * w as u64 / workers as u64) as u32;
-    let ranges: [AtomicU64; MAX_WORKERS] =
+    let ranges: [AtomicU64; MAX_THREADS] =
         core::array::from_fn(|w| AtomicU64::new(if w < workers { pack(share(w), share(w + 1)) } else { 0 }));
     let tickets = AtomicUsize::new(0);
     pool.broadcast(&|| {
@@ -98,7 +95,7 @@ pub fn chunks2<A: Send, B: Send>(
 
 /// Calls `f(i, state)` for each i, each call with a state of its own thread.
 pub(super) fn with_state<T: Send>(pool: &dyn Pool, n: usize, states: &mut [T], f: &(dyn Fn(usize, &mut T) + Sync)) {
-    assert!(states.len() >= pool.threads().clamp(1, MAX_WORKERS), "a state per thread");
+    assert!(states.len() >= pool.threads().clamp(1, MAX_THREADS), "a state per thread");
     let states = SharedOut::new(states);
     run(pool, n, &|i, worker| {
         // SAFETY: no two calls at once have the same worker.

@@ -128,9 +128,7 @@ impl Sampler {
         }
         pick
     }
-}
 
-impl Sampler {
     /// The log-probability of `token` by logits (n_vocab), all finite, as the model gave them, and those of the most
     /// probable tokens, as many as the options say.
     ///

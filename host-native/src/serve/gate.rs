@@ -45,10 +45,8 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
         let of = [("http.request.method", method.as_str()), ("url.path", path.as_str()), ("request_id", &*id)];
         of.map(|(key, value)| KeyValue::new(key, value.to_string())).into()
     };
-    let trace = match is_probe {
-        true => Trace::default(),
-        false => gate.app.exporter.begin(request.headers(), &span, attributes()),
-    };
+    let trace =
+        if is_probe { Trace::default() } else { gate.app.exporter.begin(request.headers(), &span, attributes()) };
     let inner = async {
         match enter(&gate, request) {
             Ok(request) => next.run(request).await,

@@ -11,12 +11,26 @@ use super::KvLayout;
 /// system commits as it is touched.
 const PIECE_BYTES: Option<usize> = if cfg!(target_family = "wasm") { Some(4 << 20) } else { None };
 
-/// Memory of pages.
-pub struct KvMemory {
-    pieces: Vec<Option<AlignedBuf>>,
+/// How pages lie in pieces.
+#[derive(Clone, Copy)]
+struct Places {
     page_bytes: usize,
     /// A piece has `1 << shift` pages, the last one those that are left.
     shift: u32,
+}
+
+impl Places {
+    /// The piece of a page, and where the page begins in it.
+    fn of(self, page: u32) -> (usize, usize) {
+        let page = page as usize;
+        (page >> self.shift, (page & ((1 << self.shift) - 1)) * self.page_bytes)
+    }
+}
+
+/// Memory of pages.
+pub struct KvMemory {
+    pieces: Vec<Option<AlignedBuf>>,
+    places: Places,
     n_pages: usize,
 }
 
@@ -30,7 +44,7 @@ impl KvMemory {
         let shift = PIECE_BYTES.map_or(all, |bytes| all.min((bytes / layout.page_bytes()).max(1).ilog2()));
         let mut memory = KvMemory::in_pieces(layout, n_pages, shift)?;
         if PIECE_BYTES.is_none() {
-            memory.pieces = vec![Some(AlignedBuf::with_capacity(n_pages.saturating_mul(memory.page_bytes))?)];
+            memory.pieces = vec![Some(AlignedBuf::with_capacity(n_pages.saturating_mul(layout.page_bytes()))?)];
         }
         Ok(memory)
     }
@@ -41,7 +55,7 @@ impl KvMemory {
         let mut pieces = Vec::new();
         pieces.try_reserve_exact(n)?;
         pieces.resize_with(n, || None);
-        Ok(KvMemory { pieces, page_bytes: layout.page_bytes(), shift, n_pages })
+        Ok(KvMemory { pieces, places: Places { page_bytes: layout.page_bytes(), shift }, n_pages })
     }
 
     /// Memory of `n_pages` pages, all of them zero.
@@ -62,15 +76,16 @@ impl KvMemory {
     /// # Panics
     /// If it was made for fewer pages.
     pub fn commit(&mut self, page: u32) -> Result<(), TryReserveError> {
-        let (i, at) = self.place(page);
+        let Places { page_bytes, shift } = self.places;
+        let (i, at) = self.places.of(page);
         let piece = match &mut self.pieces[i] {
             Some(piece) => piece,
             none => {
-                let n_pages = (self.n_pages - (i << self.shift)).min(1 << self.shift);
-                none.insert(AlignedBuf::with_capacity(n_pages.saturating_mul(self.page_bytes))?)
+                let n_pages = (self.n_pages - (i << shift)).min(1 << shift);
+                none.insert(AlignedBuf::with_capacity(n_pages.saturating_mul(page_bytes))?)
             }
         };
-        piece.grow(at + self.page_bytes);
+        piece.grow(at + page_bytes);
         Ok(())
     }
 
@@ -81,18 +96,7 @@ impl KvMemory {
 
     /// Bytes of a page.
     pub fn page_bytes(&self) -> usize {
-        self.page_bytes
-    }
-
-    /// The piece of a page, and where the page begins in it.
-    fn place(&self, page: u32) -> (usize, usize) {
-        let page = page as usize;
-        (page >> self.shift, (page & ((1 << self.shift) - 1)) * self.page_bytes)
-    }
-
-    /// The bytes of a piece; none if there is none.
-    fn piece(&self, piece: usize) -> &[u8] {
-        self.pieces[piece].as_ref().map_or(&[], AlignedBuf::bytes)
+        self.places.page_bytes
     }
 
     /// A page.
@@ -100,8 +104,9 @@ impl KvMemory {
     /// # Panics
     /// If it is not there.
     pub fn page(&self, page: u32) -> &[u8] {
-        let (piece, at) = self.place(page);
-        &self.piece(piece)[at..at + self.page_bytes]
+        let (piece, at) = self.places.of(page);
+        let piece = self.pieces[piece].as_ref().map_or(Default::default(), AlignedBuf::bytes);
+        &piece[at..at + self.page_bytes()]
     }
 
     /// A page, for writing.
@@ -109,9 +114,9 @@ impl KvMemory {
     /// # Panics
     /// If it is not there.
     pub fn page_mut(&mut self, page: u32) -> &mut [u8] {
-        let (piece, at) = self.place(page);
+        let ((piece, at), n) = (self.places.of(page), self.page_bytes());
         let piece = self.pieces[piece].as_mut().map_or(Default::default(), AlignedBuf::bytes_mut);
-        &mut piece[at..at + self.page_bytes]
+        &mut piece[at..at + n]
     }
 
     /// Copies a page onto another.
@@ -125,26 +130,16 @@ impl KvMemory {
 
     /// All pages, for the tasks of one operation.
     pub(super) fn shared(&mut self) -> SharedPages<'_> {
-        let (page_bytes, shift) = (self.page_bytes, self.shift);
-        SharedPages {
-            pieces: self
-                .pieces
-                .iter_mut()
-                .map(|p| SharedOut::new(p.as_mut().map_or(Default::default(), AlignedBuf::bytes_mut)))
-                .collect(),
-            page_bytes,
-            mask: (1 << shift) - 1,
-            shift,
-        }
+        let pieces = self.pieces.iter_mut();
+        let pieces = pieces.map(|p| SharedOut::new(p.as_mut().map_or(Default::default(), AlignedBuf::bytes_mut)));
+        SharedPages { pieces: pieces.collect(), places: self.places }
     }
 }
 
 /// Pages that tasks write disjoint parts of.
 pub(super) struct SharedPages<'a> {
     pieces: Vec<SharedOut<'a, u8>>,
-    page_bytes: usize,
-    mask: usize,
-    shift: u32,
+    places: Places,
 }
 
 impl<'a> SharedPages<'a> {
@@ -157,11 +152,10 @@ impl<'a> SharedPages<'a> {
     /// If they are not inside the page.
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn slice(&self, page: u32, at: usize, n: usize) -> &'a mut [u8] {
-        assert!(at + n <= self.page_bytes, "a part outside its page");
-        let page = page as usize;
-        let start = (page & self.mask) * self.page_bytes + at;
+        assert!(at + n <= self.places.page_bytes, "a part outside its page");
+        let (piece, start) = self.places.of(page);
         // SAFETY: by this function's contract.
-        unsafe { self.pieces[page >> self.shift].slice(start, n) }
+        unsafe { self.pieces[piece].slice(start + at, n) }
     }
 }
 

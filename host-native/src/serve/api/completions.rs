@@ -146,8 +146,10 @@ pub async fn completions(
         options.request(&app, &caller, tokens, (logprobs, seed, Some(DEFAULT_TOKENS)), "prompt")
     };
     let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
-    let none = |head: Head| Head { text: String::new(), ..head };
-    let heads: Vec<Head> = prompts.into_iter().map(|head| if echo { head } else { none(head) }).collect();
+    let mut heads = prompts;
+    if !echo {
+        heads.iter_mut().for_each(|head| head.text.clear());
+    }
     if requests.is_empty() {
         return Err(ApiError::param("prompt", "prompt is empty, expected at least one prompt"));
     }
@@ -190,7 +192,7 @@ pub async fn completions(
         heads.iter().zip(answers.chunks(n)).map(|(h, a)| h.logprobs(tokenizer, &a[0].prompt)).collect();
     let choice = |(index, answer): (usize, Answer)| {
         let head = &heads[index / n];
-        let mut lists = if logprobs.prompt { scored[index / n].clone() } else { CompletionLogprobs::default() };
+        let mut lists = scored[index / n].clone();
         lists.extend(tokenizer, &answer.tokens, &mut head.text.chars().count());
         CompletionChoice {
             logprobs: logprobs.wanted.then_some(lists),
@@ -241,19 +243,22 @@ impl Head {
 }
 
 impl CompletionLogprobs {
-    fn push(&mut self, tokenizer: &Tokenizer, token: u32, offset: usize, score: Option<(f32, &[(u32, f32)])>) {
-        self.tokens.push(piece(tokenizer, token));
+    /// Adds a token that begins at `offset`; returns its characters.
+    fn push(&mut self, tokenizer: &Tokenizer, token: u32, offset: usize, score: Option<(f32, &[(u32, f32)])>) -> usize {
+        let text = piece(tokenizer, token);
+        let n = text.chars().count();
+        self.tokens.push(text);
         self.text_offset.push(offset);
         self.token_logprobs.push(score.map(|(logprob, _)| logprob));
         let names = |top: &[(u32, f32)]| top.iter().map(|(t, logprob)| (piece(tokenizer, *t), *logprob)).collect();
         self.top_logprobs.push(score.map(|(_, top)| names(top)));
+        n
     }
 
     /// Adds tokens of an answer, the first of which begins at `offset`.
     fn extend(&mut self, tokenizer: &Tokenizer, picks: &[Pick], offset: &mut usize) {
         for pick in picks {
-            self.push(tokenizer, pick.token, *offset, Some((pick.logprob, &pick.top)));
-            *offset += piece(tokenizer, pick.token).chars().count();
+            *offset += self.push(tokenizer, pick.token, *offset, Some((pick.logprob, &pick.top)));
         }
     }
 }
