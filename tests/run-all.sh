@@ -12,6 +12,8 @@ target=${CARGO_TARGET_DIR:-target}
 mkdir -p "$target"
 target=$(cd "$target" && pwd)
 export CARGO_TARGET_DIR=$target PATH=$target/tools/bin:$PATH
+# a Python that has wasmtime
+export PYTHON=$target/tools/python/bin/python
 
 passed=0 failed=0 failures=
 chosen=" $* "
@@ -104,6 +106,10 @@ python_with() {
     { [ -e "$at" ] || python3 -m venv "$at"; } && "$at/bin/pip" install --quiet --disable-pip-version-check "$@"
 }
 
+install_wasmtime() {
+    python_with tools/python wasmtime==50.0.1
+}
+
 install_clients() {
     python_with clients --no-deps -r tests/clients/requirements.txt && npm_ci tests/clients
 }
@@ -131,13 +137,14 @@ package_in_chromium() {
 # in the runtimes of other people's servers; not `npm ci`, which wants packages for all machines, and not all registries
 # have them
 package_at_the_edge() {
-    (cd tests/edge && npm install --no-save --no-audit --no-fund --loglevel=error) && python_with tools/python wasmtime==50.0.1 &&
-        PYTHON=$target/tools/python/bin/python node --test tests/edge/edge.test.mjs
+    (cd tests/edge && npm install --no-save --no-audit --no-fund --loglevel=error) &&
+        node --test tests/edge/edge.test.mjs
 }
 
 step install-packages install_packages
 step install-rust install_rust
 step install-wasm-std tests/install-wasm-std.sh
+step install-wasmtime install_wasmtime
 step install-wasm-bindgen install_bindgen
 step format cargo fmt --all --check
 step clippy lint
