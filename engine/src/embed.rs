@@ -6,6 +6,7 @@
 //! ```text
 //! h = states of its tokens after the final norm
 //! none: each h[t]     mean: (h[0] + h[1] + ...) * (1 / n)     cls: h[0]     last: h[n - 1]
+//! h = W h + b of each head of the model, unless pooled by none
 //! v = the first `dimensions` numbers;  v = v * (1 / sqrt(sum of squares))
 //! ```
 
@@ -21,7 +22,7 @@ use crate::kernels::attention::{KvLayout, KvMemory, KvType, PAGE};
 use crate::kernels::elementwise::{add_scaled, scale};
 use crate::kernels::norm::normalise;
 use crate::kernels::{Cpu, tasks};
-use crate::model::{Config, Model, Run, Scratch};
+use crate::model::{Config, HeadScratch, Model, Run, Scratch};
 use crate::pool::Pool;
 
 /// How a text's vector is made from the states of its tokens.
@@ -51,6 +52,11 @@ impl Pooling {
             Pooling::Cls => "cls",
             Pooling::Last => "last",
         }
+    }
+
+    /// Numbers of a vector of `model`: with [`Pooling::None`] those of a state, else what its heads make of one.
+    pub fn width(self, model: &Model) -> usize {
+        if self == Pooling::None { model.config.n_embd } else { model.n_embd_out() }
     }
 
     /// What the model's file says; if it says nothing, the mean for encoders and the last token for decoders.
@@ -104,6 +110,7 @@ pub struct Embedder {
     memory: KvMemory,
     pages: Vec<u32>,
     scratch: Scratch,
+    heads: HeadScratch,
 }
 
 impl Embedder {
@@ -120,7 +127,8 @@ impl Embedder {
         let memory = KvMemory::zeroed(&kv, n_pages)?;
         let scratch = model.scratch(pool, KvType::F32, options.batch_tokens, 0, 0, options.n_ctx)?;
         let pages = (0..u32::try_from(n_pages).unwrap_or(u32::MAX)).collect();
-        Ok(Embedder { model, options, kv, memory, pages, scratch })
+        let heads = model.head_scratch(options.max_texts)?;
+        Ok(Embedder { model, options, kv, memory, pages, scratch, heads })
     }
 
     /// The model.
@@ -167,7 +175,7 @@ impl Embedder {
     /// # Errors
     /// What is wrong with it.
     pub fn check(&self, text: &Text<'_>) -> Result<(), RequestError> {
-        let (n, config) = (text.tokens.len(), &self.model.config);
+        let (n, width) = (text.tokens.len(), text.pooling.width(&self.model));
         let EmbedderOptions { n_ctx, batch_tokens, .. } = self.options;
         if n == 0 {
             return Err(RequestError::EmptyText);
@@ -177,9 +185,9 @@ impl Embedder {
         }
         self.model.check_tokens(text.tokens)?;
         match text.dimensions {
-            Some(d) if d == 0 || d > config.n_embd => Err(RequestError::Option {
+            Some(d) if d == 0 || d > width => Err(RequestError::Option {
                 name: "dimensions",
-                found: format!("{d} of {}", config.n_embd),
+                found: format!("{d} of {width}"),
                 expected: "at least 1, and no more than the model has",
             }),
             _ => Ok(()),
@@ -222,25 +230,24 @@ impl Embedder {
             vectors.push(rows);
             left = others;
         }
-        tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| finish(cpu, &texts[i], rows[0], d));
-        for (i, (text, rows)) in texts.iter().zip(&mut vectors).enumerate() {
-            let width = text.dimensions.unwrap_or(d);
-            let n = if text.pooling == Pooling::None { text.tokens.len() } else { 1 };
-            for row in 1..n {
-                rows.copy_within(row * d..row * d + width, row * width);
-            }
-            let vectors = &rows[..n * width];
-            sink(i, vectors.iter().all(|v| v.is_finite()).then_some(vectors));
+        tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| pooled(cpu, texts[i].pooling, &mut rows[0], d));
+        let pairs = vectors.iter_mut().zip(texts);
+        let mut through: Vec<_> = pairs.filter(|(_, t)| t.pooling != Pooling::None).map(|(rows, _)| rows).collect();
+        self.model.heads(cpu, pool, &mut through, &mut self.heads);
+        tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| finish(cpu, &texts[i], &mut rows[0], &self.model));
+        for (i, v) in vectors.iter().enumerate() {
+            sink(i, v.iter().all(|v| v.is_finite()).then_some(v));
         }
         Ok(())
     }
 }
 
-/// Makes the states of a text, rows of `d` numbers, into its vectors, the first numbers of the first rows.
-fn finish(cpu: Cpu, text: &Text<'_>, rows: &mut [f32], d: usize) {
-    let n = text.tokens.len();
-    match text.pooling {
-        Pooling::None | Pooling::Cls => {}
+/// Leaves of the states of a text, rows of `d` numbers, the pooled one; all of them if they are not pooled.
+fn pooled(cpu: Cpu, pooling: Pooling, rows: &mut &mut [f32], d: usize) {
+    let n = rows.len() / d;
+    match pooling {
+        Pooling::None => return,
+        Pooling::Cls => {}
         Pooling::Last => rows.copy_within((n - 1) * d.., 0),
         Pooling::Mean => {
             let (sum, others) = rows.split_at_mut(d);
@@ -248,9 +255,24 @@ fn finish(cpu: Cpu, text: &Text<'_>, rows: &mut [f32], d: usize) {
             scale(cpu, sum, 1.0 / n as f32);
         }
     }
-    if text.normalise {
-        let n = if text.pooling == Pooling::None { n } else { 1 };
-        let width = text.dimensions.unwrap_or(d);
-        rows.chunks_exact_mut(d).take(n).for_each(|v| normalise(cpu, &mut v[..width]));
+    shorten(rows, d);
+}
+
+/// Makes rows into the vectors that the text wants.
+fn finish(cpu: Cpu, text: &Text<'_>, rows: &mut &mut [f32], model: &Model) {
+    let full = text.pooling.width(model);
+    let (n, width) = (rows.len() / full, text.dimensions.unwrap_or(full));
+    for row in 0..n {
+        rows.copy_within(row * full..row * full + width, row * width);
+        if text.normalise {
+            normalise(cpu, &mut rows[row * width..(row + 1) * width]);
+        }
     }
+    shorten(rows, n * width);
+}
+
+/// Leaves the first `n` numbers.
+fn shorten(rows: &mut &mut [f32], n: usize) {
+    let all = core::mem::take(rows);
+    *rows = &mut all[..n];
 }

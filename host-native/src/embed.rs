@@ -60,7 +60,7 @@ pub fn run(model_args: &ModelArgs, args: &EmbedArgs) -> Result<(), Failure> {
         embedder.check(text).map_err(|e| if texts.len() > 1 { numbered(i, &e) } else { e.into() })?;
     }
 
-    let width = args.dimensions.unwrap_or(model.config.n_embd);
+    let width = args.dimensions.unwrap_or(pooling.width(&model));
     let rows = texts.iter().map(|t| if pooling == Pooling::None { t.tokens.len() } else { 1 }).sum();
     let mut out = Output::new(args, rows, width)?;
     let bar = if texts.len() >= MANY && stderr().is_terminal() {

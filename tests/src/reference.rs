@@ -107,7 +107,11 @@ pub fn load(file: &str) -> Model {
     Model::load(&read(file), &Inline).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
-fn read(file: &str) -> Vec<u8> {
+/// The bytes of a reference model.
+///
+/// # Panics
+/// If it cannot be read.
+pub fn read(file: &str) -> Vec<u8> {
     fs::read(fixtures().join("reference").join(file)).expect("a model")
 }
 

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use starling::embed::{Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Request};
-use starling::error::RequestError;
-use starling::gguf::Value;
+use starling::error::{LoadError, RequestError};
+use starling::gguf::{Gguf, TensorInfo, Value};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvMemory, KvType, PAGE};
 use starling::model::{Model, Run};
 use starling::pool::Inline;
+use starling::quant::dequantise;
 use starling::tokenizer::EncodeOptions;
 use starling_tests::embedding::{embed, embedder};
 use starling_tests::pool::Threads;
@@ -59,7 +60,66 @@ fn models() -> Vec<Arc<Model>> {
     // and decoders that nobody made for this: experts, windows, positions that are embedded
     let files =
         files.chain(["mixtral-4x2-f16.gguf", "gemma2-swa8-f32.gguf", "gpt2-4h-f16.gguf", "llama-k256-q4_0.gguf"]);
-    files.map(|file| Arc::new(reference::load(file))).collect()
+    let heads = with_heads(24).expect("a model with heads");
+    files.map(|file| Arc::new(reference::load(file))).chain([Arc::new(heads)]).collect()
+}
+
+const HEADED: &str = "gemma-embedding-mean-f16.gguf";
+
+/// A model of which parts of other matrices are two heads, of 60 rows and of `rows`.
+fn with_heads(rows: u64) -> Result<Model, LoadError> {
+    let pieces = |t: &TensorInfo<'_>| {
+        let (k, mut all) = (t.dims[0], whole(t));
+        let head = match t.name {
+            "token_embd.weight" => Some(("dense_2.weight", 60)),
+            "blk.0.ffn_down.weight" => Some(("dense_3.weight", rows)),
+            _ => None,
+        };
+        all.extend(head.map(|(name, rows)| (name.into(), vec![k, rows], 0..(k * rows * 2) as usize)));
+        all
+    };
+    changed(HEADED, &[], &pieces)
+}
+
+/// In f64, from the states that transformers has.
+#[test]
+fn heads_make_vectors_of_pooled_states() {
+    let file = reference::read(HEADED);
+    let gguf = Gguf::parse(&file).expect("a model");
+    let product = |name: &str, rows: usize, x: &[f64]| -> Vec<f64> {
+        let t = gguf.tensors().iter().find(|t| t.name == name).expect("a tensor");
+        let mut w = vec![0.0; t.n_elements() as usize];
+        dequantise(t.dtype, gguf.data(t).expect("data"), &mut w).expect("numbers");
+        let row = |w: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
+        w.chunks(x.len()).take(rows).map(row).collect()
+    };
+    let model = Arc::new(with_heads(24).expect("a model with heads"));
+    assert_eq!((Pooling::Mean.width(&model), Pooling::None.width(&model)), (24, 36));
+    let mut e = embedder(&model, &Inline, 8, 512);
+    let case = reference::cases("embedding").into_iter().find(|c| c.files[0].file == HEADED).expect("the case");
+    for prompt in &case.prompts {
+        let states = prompt.hidden_all.as_ref().expect("states").values();
+        let n = prompt.ids.len() as f64;
+        let mean: Vec<f64> =
+            (0..36).map(|i| states.iter().skip(i).step_by(36).map(|v| f64::from(*v)).sum::<f64>() / n).collect();
+        let want = product("blk.0.ffn_down.weight", 24, &product("token_embd.weight", 60, &mean));
+        let length = want.iter().map(|v| v * v).sum::<f64>().sqrt();
+        let text = Text { tokens: &prompt.ids, pooling: Pooling::Mean, dimensions: None, normalise: true };
+        let got = &embed(&mut e, Cpu::detect(), &Inline, &[text])[0];
+        assert_eq!(got.len(), 24);
+        for (got, want) in got.iter().zip(&want) {
+            assert!((f64::from(*got) - want / length).abs() <= 5e-4, "{got}, expected {}", want / length);
+        }
+    }
+    let error = changed(HEADED, &[], &|t| {
+        let mut all = whole(t);
+        if t.name == "blk.0.ffn_down.weight" {
+            all.push(("dense_2.weight".into(), vec![60, 24], 0..60 * 24 * 2));
+        }
+        all
+    });
+    let error = error.err().expect("a head of other columns").to_string();
+    assert!(error.contains("dense_2.weight") && error.contains("[36, 24]"), "{error}");
 }
 
 fn bits(x: &[f32]) -> Vec<u32> {
@@ -81,7 +141,7 @@ fn a_text_has_the_same_vectors_alone_and_in_any_batch() {
                 let forms = texts.iter().zip(&ids).map(|((n, _, pooling, normalise), tokens)| Text {
                     tokens,
                     pooling: Pooling::ALL[*pooling],
-                    dimensions: (n % 3 == 0).then_some(1 + n % model.config.n_embd),
+                    dimensions: (n % 3 == 0).then_some(1 + n % Pooling::ALL[*pooling].width(&model)),
                     normalise: *normalise,
                 });
                 let forms: Vec<Text<'_>> = forms.collect();
@@ -94,7 +154,7 @@ fn a_text_has_the_same_vectors_alone_and_in_any_batch() {
                     let want = embed(&mut alone, Cpu::SCALAR, &Inline, &[*text]);
                     prop_assert_eq!(bits(got), bits(&want[0]));
                     let rows = if text.pooling == Pooling::None { text.tokens.len() } else { 1 };
-                    prop_assert_eq!(got.len(), rows * text.dimensions.unwrap_or(model.config.n_embd));
+                    prop_assert_eq!(got.len(), rows * text.dimensions.unwrap_or(text.pooling.width(&model)));
                     for v in got.chunks(got.len() / rows).filter(|_| text.normalise) {
                         let square: f64 = v.iter().map(|v| f64::from(*v).powi(2)).sum();
                         prop_assert!((square - 1.0).abs() < 1e-5);

@@ -189,7 +189,7 @@ impl Model {
         Pass { model: self, rows: self.rows(cpu, pool), kv, spans, n: spans.iter().map(|s| s.n).sum(), trace }
     }
 
-    fn rows<'a>(&self, cpu: Cpu, pool: &'a dyn Pool) -> Rows<'a> {
+    pub(super) fn rows<'a>(&self, cpu: Cpu, pool: &'a dyn Pool) -> Rows<'a> {
         Rows { cpu, pool, kind: self.config.norm, eps: self.config.norm_eps }
     }
 

@@ -5,6 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::config::Config;
+use super::heads;
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::panel::Matrix;
@@ -49,6 +50,14 @@ impl Role {
             "rope_freqs.weight" | "rope_factors_long.weight" | "rope_factors_short.weight" => {
                 return vector(c.n_rot / 2);
             }
+            _ => {}
+        }
+        // heads have the widths that they have: one goes with the next
+        match t.name.split_once('.') {
+            Some((head, "weight")) if heads::NAMES.contains(&head) => {
+                return matrix(t.dims[1] as usize, t.dims[0] as usize);
+            }
+            Some((head, "bias")) if heads::NAMES.contains(&head) => return vector(t.dims[0] as usize),
             _ => {}
         }
         let (layer, part) = t.name.strip_prefix("blk.")?.split_once('.')?;

@@ -82,7 +82,7 @@ struct Widths {
     words: usize,
 }
 
-fn zeros<T: Clone + Default>(shape: &[usize]) -> Result<Vec<T>, TryReserveError> {
+pub(super) fn zeros<T: Clone + Default>(shape: &[usize]) -> Result<Vec<T>, TryReserveError> {
     let n = shape.iter().fold(1usize, |n, d| n.saturating_mul(*d));
     let mut v = Vec::new();
     v.try_reserve_exact(n)?;

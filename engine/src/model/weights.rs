@@ -7,6 +7,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::config::Config;
+use super::heads;
 use super::loader::Parts;
 use super::roles::tensor_error;
 use crate::error::LoadError;
@@ -148,6 +149,8 @@ pub struct Weights {
     pub output_bias: Option<Vec<f32>>,
     /// Divisors of the rotary frequencies.
     pub rope_divisors: RopeDivisors,
+    /// What makes a pooled state (n_embd) into a text's vector, one after the other.
+    pub heads: Vec<Linear>,
 }
 
 /// Rows of an output in whole panels.
@@ -235,6 +238,7 @@ impl Weights {
             output_bias: parts.optional("output.bias"),
             output: if parts.has("output.weight") { Some(parts.matrix("output.weight")?) } else { None },
             rope_divisors,
+            heads: heads(parts, c.n_embd)?,
         })
     }
 
@@ -242,7 +246,8 @@ impl Weights {
     pub fn len_bytes(&self) -> usize {
         let outside = [Some(&self.embedding), self.token_types.as_ref(), self.positions.as_ref(), self.output.as_ref()];
         let layers = self.layers.iter().flat_map(Layer::matrices);
-        outside.into_iter().flatten().chain(layers).map(Matrix::len_bytes).sum()
+        let heads = self.heads.iter().map(|head| &head.w);
+        outside.into_iter().flatten().chain(layers).chain(heads).map(Matrix::len_bytes).sum()
     }
 
     /// Bytes of the matrices that one decoded token reads whole: all but tables of rows and experts not chosen.
@@ -281,6 +286,25 @@ fn norm(parts: &mut Parts, name: &str) -> Result<Option<Norm>, LoadError> {
         (None, None) => Ok(None),
         (None, Some(_)) => Err(missing(&weight)),
     }
+}
+
+/// Heads, each of as many columns as the one before has rows.
+fn heads(parts: &mut Parts, mut width: usize) -> Result<Vec<Linear>, LoadError> {
+    let mut all = Vec::new();
+    for name in heads::NAMES {
+        let weight = format!("{name}.weight");
+        if !parts.has(&weight) {
+            continue;
+        }
+        let head = linear(parts, name)?;
+        let (k, rows) = (head.w.k(), head.w.rows());
+        if k != width {
+            return Err(tensor_error(&weight, &format!("shape [{k}, {rows}]"), &format!("shape [{width}, {rows}]")));
+        }
+        width = rows;
+        all.push(head);
+    }
+    Ok(all)
 }
 
 fn layer(parts: &mut Parts, c: &Config, i: usize) -> Result<Layer, LoadError> {

@@ -168,8 +168,9 @@ pub async fn embeddings(
 /// Checks texts before they wait.
 fn check(app: &App, texts: &[Vec<u32>], dimensions: Option<usize>) -> Result<(), ApiError> {
     let (config, sizes) = (&app.model.config, &app.embedder);
-    if let Some(d) = dimensions.filter(|d| *d == 0 || *d > config.n_embd) {
-        let message = format!("dimensions is {d}, expected a number from 1 to {}", config.n_embd);
+    let width = app.model.n_embd_out();
+    if let Some(d) = dimensions.filter(|d| *d == 0 || *d > width) {
+        let message = format!("dimensions is {d}, expected a number from 1 to {width}");
         return Err(ApiError::param("dimensions", message));
     }
     for (i, tokens) in texts.iter().enumerate() {

@@ -52,7 +52,7 @@ fn card(app: &App) -> ModelCard {
         owned_by: "starling",
         max_model_len: app.engine.as_ref().map_or(app.embedder.n_ctx, |e| e.n_ctx),
         vocab_size: app.model.config.n_vocab,
-        embedding_length: app.model.config.n_embd,
+        embedding_length: app.model.n_embd_out(),
         generates: app.engine.is_some(),
         sha256: starling::receipt::Hex(app.model_sha256).to_string(),
     }
