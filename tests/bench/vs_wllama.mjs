@@ -4,7 +4,7 @@
 //
 //     node tests/bench/vs_wllama.mjs MODEL.gguf...
 //
-// REPEATS says how many turns, 5 by default; THREADS which numbers of threads wllama has, "1,2" by default. Starling has one.
+// REPEATS says how many turns, 5 by default; THREADS which numbers of threads, "1,2" by default.
 
 import { basename, dirname, resolve } from "node:path";
 
@@ -34,8 +34,8 @@ await page.evaluate(async (DECODE) => {
   const { Wllama } = await import("/tests/bench/node_modules/@wllama/wllama/esm/index.js");
   const at = (kind) => `/tests/bench/node_modules/@wllama/wllama/esm/${kind}-thread/wllama.wasm`;
   globalThis.engines = {
-    async starling(blob) {
-      const model = await Starling.load(blob, { contextLength: 512, batchTokens: 256 });
+    async starling(blob, threads) {
+      const model = await Starling.load(blob, { contextLength: 512, batchTokens: 256, threads });
       return {
         vocabulary: model.info.vocabulary,
         backend: model.info.isa,
@@ -77,7 +77,7 @@ await page.evaluate(async (DECODE) => {
   };
 }, DECODE);
 
-const rows = [["starling", 1], ...threads.map((n) => ["wllama", n])];
+const rows = threads.flatMap((n) => [["starling", n], ["wllama", n]]);
 console.log(`| model | engine | threads | prefill ${PREFILL} | decode ${DECODE} | load to first token, ms |`);
 console.log("|---|---|---|---|---|---|");
 for (const model of models) {
