@@ -130,7 +130,7 @@ def with_forced_calls(base):
     client = openai.OpenAI(base_url=base, api_key="none", max_retries=0)
     model = client.models.list().data[0].id
     tool = openai.pydantic_function_tool(Weather, name="weather_of")
-    ask = dict(model=model, messages=[{"role": "user", "content": "Warm?"}], tools=[tool], max_tokens=200)
+    ask = dict(model=model, messages=[{"role": "user", "content": "Warm?"}], tools=[tool], max_tokens=100)
     validator = jsonschema.Draft202012Validator(tool["function"]["parameters"])
     for seed in range(4):
         for choice in [{"type": "function", "function": {"name": "weather_of"}}, "required"]:

@@ -9,6 +9,9 @@ use crate::server::{Server, fixture};
 
 const CHAT: &str = "/v1/chat/completions";
 
+/// Whether a text is of a form.
+type Judge<'a> = &'a dyn Fn(&str) -> bool;
+
 fn schema() -> Value {
     json!({
         "type": "object",
@@ -123,7 +126,7 @@ fn every_name_of_a_form_is_known() {
         true
     };
     let is_object = |text: &str| serde_json::from_str::<Value>(text).is_ok_and(|v| v.is_object());
-    let forms: &[(Value, &dyn Fn(&str) -> bool)] = &[
+    let forms: &[(Value, Judge<'_>)] = &[
         (json!({ "json_schema": schema() }), &is_pet),
         (json!({ "response_format": { "type": "json_object", "schema": schema() } }), &is_pet),
         (json!({ "response_format": { "type": "json_schema", "schema": schema() } }), &is_pet),

@@ -260,12 +260,9 @@ impl Writer for GenerateWriter {
             self.failed(&error, events);
             return true;
         }
-        match &update {
-            Update::Token { text, token, .. } => {
-                let index = self.answer.tokens.len();
-                events.named("token", &GenerateToken { text: text.clone(), token: *token, index });
-            }
-            _ => {}
+        if let Update::Token { text, token, .. } = &update {
+            let index = self.answer.tokens.len();
+            events.named("token", &GenerateToken { text: text.clone(), token: *token, index });
         }
         let is_done = matches!(update, Update::Done { .. });
         self.answer.take(update);
