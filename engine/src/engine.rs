@@ -24,7 +24,7 @@ use crate::kv::{KvArena, KvStats, PageError, SeqPages};
 use crate::model::{Model, Run, Scratch, logits_rows};
 use crate::pool::Pool;
 use crate::receipt::{Chain, Receipt, ReceiptRequest};
-use crate::sampler::Sampler;
+use crate::sampler::{Guide, Sampler};
 use crate::sort::sort_by;
 use crate::text::TextStream;
 use plan::{Part, plan};
@@ -83,6 +83,8 @@ struct Active {
     n_done: usize,
     /// Tokens of prompt and answer, at most.
     limit: usize,
+    /// What the answer has to be, if that is asked for.
+    guide: Option<Guide>,
     /// Of the answer so far, if a receipt was asked for.
     chain: Option<Chain>,
     /// The token that ended the answer, which is not among `tokens`.
@@ -157,10 +159,23 @@ impl Engine {
         self.next_id += 1;
         let text = TextStream::new(request.stop.clone());
         let n_done = pages.n_cached;
-        let (end, is_finite) = (None, true);
-        let active =
-            Active { id, request, sampler, text, pages, ring, tokens, n_prompt, n_done, limit, chain, end, is_finite };
-        self.active.push_back(active);
+        let guide = request.constraint.as_deref().map(|constraint| Guide::new(constraint, n_vocab));
+        self.active.push_back(Active {
+            id,
+            request,
+            sampler,
+            text,
+            pages,
+            ring,
+            tokens,
+            n_prompt,
+            n_done,
+            limit,
+            guide,
+            chain,
+            end: None,
+            is_finite: true,
+        });
         Ok(id)
     }
 
@@ -374,7 +389,16 @@ impl Active {
         if !hidden.iter().chain(logits).all(|v| v.is_finite()) {
             return Some(self.done(FinishReason::NotFinite, n_tokens));
         }
-        let pick = self.sampler.pick(cpu, logits, self.request.sequence, self.tokens.len() as u64, None);
+        if let Some(guide) = &mut self.guide {
+            let model_ends = if self.request.ignore_eos { &[] } else { model.tokenizer.end_tokens() };
+            match guide.look(model_ends.iter().chain(&self.request.stop_tokens).copied()) {
+                Ok(true) => {}
+                Ok(false) => return Some(self.done(FinishReason::Complete, n_tokens)),
+                Err(e) => return Some(self.done(FinishReason::Constraint(e), n_tokens)),
+            }
+        }
+        let allowed = self.guide.as_ref().map(Guide::mask);
+        let pick = self.sampler.pick(cpu, logits, self.request.sequence, self.tokens.len() as u64, allowed);
         let token = pick.token;
         if let Some(chain) = &mut self.chain {
             chain.step(hidden, token);
@@ -402,6 +426,11 @@ impl Active {
                 n_tokens: n_tokens + 1,
                 receipt: None,
             });
+        }
+        match self.guide.as_mut().map(|guide| guide.accept(token)) {
+            Some(Ok(true)) => return Some(self.done(FinishReason::Complete, n_tokens + 1)),
+            Some(Err(e)) => return Some(self.done(FinishReason::Constraint(e), n_tokens + 1)),
+            _ => {}
         }
         if self.tokens.len() == self.limit {
             return Some(self.done(FinishReason::Length, n_tokens + 1));

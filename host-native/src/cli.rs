@@ -133,6 +133,15 @@ pub struct RunArgs {
     /// Go on when the model ends its answer
     #[arg(long)]
     pub ignore_eos: bool,
+    /// Answer with JSON by a schema: a file, or the schema itself
+    #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["grammar", "regex"])]
+    pub json_schema: Option<String>,
+    /// Answer by a grammar in Lark's syntax, as llguidance has it
+    #[arg(long, value_name = "FILE", conflicts_with = "regex")]
+    pub grammar: Option<PathBuf>,
+    /// Answer with a text that a regular expression matches as a whole
+    #[arg(long, value_name = "TEXT")]
+    pub regex: Option<String>,
     /// Print one JSON object instead of streaming text
     #[arg(long)]
     pub json: bool,

@@ -20,6 +20,7 @@ mod quantize;
 mod run;
 mod sampling;
 mod serve;
+mod structure;
 mod tokens;
 mod verify;
 

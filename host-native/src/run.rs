@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{IsTerminal, Write, stdin, stdout};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,11 +11,13 @@ use starling::engine::{Engine, EngineOptions, Event, Request};
 use starling::kernels::attention::KvType;
 use starling::model::Model;
 use starling::receipt::Receipt;
+use starling::sampler::Constraint;
 use starling::tokenizer::EncodeOptions;
 
 use crate::cli::{ModelArgs, RunArgs};
 use crate::error::Failure;
 use crate::pool::ThreadPool;
+use crate::structure::{Form, Limits, Structures};
 use crate::{chat, load, tokens};
 
 /// Context when none is asked for, at most: a file may name any number.
@@ -172,8 +175,29 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
         receipt: args.receipt.is_some(),
+        constraint: constraint(model, args)?,
         ..Request::new(tokens)
     })
+}
+
+/// What the answer has to be, if the arguments say so.
+fn constraint(model: &Model, args: &RunArgs) -> Result<Option<Arc<dyn Constraint>>, Failure> {
+    let read =
+        |path: &Path| fs::read_to_string(path).map_err(|source| Failure::File { path: path.to_path_buf(), source });
+    let (name, form) = if let Some(schema) = &args.json_schema {
+        let is_file = !schema.trim_start().starts_with('{');
+        let text = if is_file { read(Path::new(schema))? } else { schema.clone() };
+        let schema = serde_json::from_str(&text).map_err(|e| Failure::Usage(format!("--json-schema: {e}")))?;
+        ("--json-schema", Form::Schema(schema))
+    } else if let Some(path) = &args.grammar {
+        ("--grammar", Form::Lark(read(path)?, Vec::new()))
+    } else if let Some(text) = &args.regex {
+        ("--regex", Form::Regex(text.clone()))
+    } else {
+        return Ok(None);
+    };
+    let made = Structures::new(Limits::DEFAULT).constraint(model, &form);
+    made.map(Some).map_err(|e| Failure::Usage(format!("{name}: {e}")))
 }
 
 fn prompt(args: &RunArgs) -> Result<String, Failure> {

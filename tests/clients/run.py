@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Real clients against a server: openai in Python and Node, langchain-openai, litellm, curl; promtool, schemathesis and
-a receiver of traces. Needs these packages, the programs in PATH, and the path of Starling's.
+"""Real clients against a server: openai in Python and Node, langchain-openai, litellm, curl; promtool, schemathesis,
+jsonschema and a receiver of traces. Needs these packages, the programs in PATH, and the path of Starling's.
 
     python3 tests/clients/run.py target/release/starling
 """
@@ -18,6 +18,7 @@ import openai
 from prometheus_client import parser as prometheus
 from prometheus_client.openmetrics import parser as openmetrics
 
+from structure import with_forced_calls, with_schemas
 from traces import Collector, with_requests
 
 HERE = pathlib.Path(__file__).parent
@@ -195,7 +196,8 @@ def serve(tests, *more):
 def main():
     global certificate
     serve([with_openai, with_node, with_curl, with_langchain, with_litellm, with_metrics, with_promtool], "--metrics-compat", "vllm")
-    serve([with_promtool_alone])
+    serve([with_promtool_alone, with_schemas])
+    serve([with_forced_calls], "--chat-template", str(HERE / "../../fixtures/chat/qwen-tools.jinja"))
     # no session may wait for another's long answer
     serve([with_schemathesis], "--max-tokens", "16", "--request-timeout", "20")
     with Collector() as collector:

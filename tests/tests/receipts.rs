@@ -147,7 +147,7 @@ fn every_receipt_verifies() {
                     }
                     FinishReason::StopString(_) => ends[1] += 1,
                     FinishReason::Length => ends[2] += 1,
-                    FinishReason::NotFinite | FinishReason::NoMemory => panic!("{name}: {}", answer.reason.name()),
+                    other => panic!("{name}: {}", other.name()),
                 }
             }
         }

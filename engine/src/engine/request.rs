@@ -2,20 +2,21 @@
 
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::EngineOptions;
 use crate::error::RequestError;
 use crate::model::Model;
 use crate::receipt::Receipt;
-use crate::sampler::SamplingOptions;
+use crate::sampler::{Constraint, ConstraintError, SamplingOptions};
 
 /// Stop strings of a request, and their length: each token's text is searched for all of them.
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
 
 /// A prompt to be continued.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Request {
     /// The prompt.
     pub tokens: Vec<u32>,
@@ -39,6 +40,10 @@ pub struct Request {
     /// others, as [`LogprobKind::Raw`](crate::sampler::LogprobKind). Then the prompt is computed whole, whatever the
     /// cache has of it, and the answer may have no tokens.
     pub prompt_logprobs: bool,
+    /// What the answer has to be: only tokens are picked that it allows, and those that end the answer exactly where the
+    /// text may end. The request starts where the constraint stands, and does not change it. Stop strings cut what was
+    /// made by it.
+    pub constraint: Option<Arc<dyn Constraint>>,
 }
 
 impl Request {
@@ -55,6 +60,7 @@ impl Request {
             cache_salt: 0,
             receipt: false,
             prompt_logprobs: false,
+            constraint: None,
         }
     }
 
@@ -91,6 +97,10 @@ impl Request {
             let expected = "false: the engine was not given the SHA-256 of its model";
             return Err(RequestError::Option { name: "receipt", found: "true".into(), expected });
         }
+        if self.receipt && self.constraint.is_some() {
+            let expected = "false: a receipt does not hold the constraint, so that its replay would differ";
+            return Err(RequestError::Option { name: "receipt", found: "true".into(), expected });
+        }
         Ok(max_tokens)
     }
 }
@@ -106,22 +116,27 @@ pub enum FinishReason {
     StopToken(u32),
     /// A stop string, by its index in the request.
     StopString(usize),
+    /// The constraint allows nothing more.
+    Complete,
     /// As many tokens as were asked for, or as the context holds.
     Length,
     /// The numbers were no longer finite: a fault of the model's weights with this prompt.
     NotFinite,
     /// There was no memory for more keys and values; only where it could not be reserved when the engine was made.
     NoMemory,
+    /// The constraint cannot go on.
+    Constraint(ConstraintError),
 }
 
 impl FinishReason {
     /// The name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
-            FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
+            FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Complete => "stop",
             FinishReason::Length => "length",
             FinishReason::NotFinite => "not_finite",
             FinishReason::NoMemory => "no_memory",
+            FinishReason::Constraint(_) => "constraint",
         }
     }
 }

@@ -9,6 +9,7 @@
 //! Temperature 0 takes the arg-max after the penalties. The draw walks the tokens that are left in ascending order of
 //! their ids. Same options, logits, sequence and position: same token, on every target.
 
+mod constraint;
 mod draw;
 mod dry;
 mod options;
@@ -20,6 +21,8 @@ mod tests;
 use alloc::vec;
 use alloc::vec::Vec;
 
+pub(crate) use constraint::Guide;
+pub use constraint::{Constraint, ConstraintError};
 pub use options::{ALL_TOKENS, Dry, LogprobKind, MAX_TOP_LOGPROBS, SamplingOptions};
 
 use crate::error::RequestError;

@@ -295,6 +295,11 @@ impl Tokenizer {
         self.ends.binary_search(&id).is_ok()
     }
 
+    /// The tokens with which a generation is over, ascending.
+    pub fn end_tokens(&self) -> &[u32] {
+        &self.ends
+    }
+
     /// The names of the control tokens, which text becomes only with `parse_special`.
     pub fn control_texts(&self) -> impl Iterator<Item = &str> {
         let ids = self.vocab.ids().filter(|&id| matches!(self.vocab.kind(id), Some(Kind::Control | Kind::Unknown)));

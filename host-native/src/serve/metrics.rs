@@ -312,9 +312,9 @@ impl Metrics {
     /// The end of an answer.
     pub fn done(&self, reason: FinishReason, _n_tokens: usize, time: Duration) {
         let outcome = match reason {
-            FinishReason::StopToken(_) | FinishReason::StopString(_) => Outcome::Stop,
+            FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Complete => Outcome::Stop,
             FinishReason::Length => Outcome::Length,
-            FinishReason::NotFinite | FinishReason::NoMemory => Outcome::Error,
+            FinishReason::NotFinite | FinishReason::NoMemory | FinishReason::Constraint(_) => Outcome::Error,
         };
         self.outcomes(outcome, 1);
         self.recent[2].add(time);

@@ -31,6 +31,7 @@ use super::worker::{Pulse, Worker};
 use crate::cli::ModelArgs;
 use crate::error::Failure;
 use crate::run::DEFAULT_CTX;
+use crate::structure::{self, Structures};
 use crate::{chat, load, pool};
 
 /// Texts of a batch.
@@ -108,10 +109,15 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
     let queue = Arc::new(Queue::new(limits, settings.max_inputs));
     let pulse = Arc::new(Pulse::new());
     let metrics = Arc::new(Metrics::new(&model_name, settings.metrics_compat, n_pages));
+    let structures = Structures::new(structure::Limits {
+        bytes: usize::try_from(settings.max_grammar.0).unwrap_or(usize::MAX),
+        items: settings.grammar_items,
+    });
     let app = App {
         fingerprint: fingerprint(&sha256),
         model_sha256: sha256,
         template,
+        structures,
         engine: engine.as_ref().map(|e| *e.options()),
         n_pages,
         embedder: *embedder.options(),

@@ -23,6 +23,7 @@ use super::scheduler::{Flow, Priority};
 use super::sessions::Sessions;
 use super::trace::Exporter;
 use super::worker::Pulse;
+use crate::structure::Structures;
 
 /// The server, as handlers see it.
 pub struct App {
@@ -38,6 +39,8 @@ pub struct App {
     pub fingerprint: String,
     /// How conversations become text.
     pub template: ChatTemplate,
+    /// What makes answers follow schemas and grammars.
+    pub structures: Structures,
     /// Sizes of the engine, as it has them; of models that continue texts.
     pub engine: Option<EngineOptions>,
     /// Pages of keys and values.

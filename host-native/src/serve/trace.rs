@@ -1,7 +1,8 @@
 //! Traces: when each request was at which stage, as OpenTelemetry's spans and in the log.
 //!
 //! ```text
-//! gateway ─┬─ tokenize          templates and tokenizers
+//! gateway ─┬─ grammar           what the answer has to be, if a request says so
+//!          ├─ tokenize          templates and tokenizers
 //!          ├─ queue             until the engine takes it
 //!          ├─ prefill           the prompt
 //!          ├─ decode, sample    tokens: the forward pass, and the picks; `busy_ms` is the request's steps, the rest waiting

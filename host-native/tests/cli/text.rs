@@ -39,6 +39,27 @@ fn the_same_seed_gives_the_same_text() {
 }
 
 #[test]
+fn run_follows_a_form() {
+    let schema = r#"{"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 20}},
+        "required": ["age"], "additionalProperties": false}"#;
+    let file = written("schema.json", schema.as_bytes());
+    for given in [schema, &file] {
+        let ran = ok(&["run", PROMPT, "--json-schema", given, "--seed", "3", "--temp", "1", "--json"]).json();
+        let answer: Value = serde_json::from_str(ran["text"].as_str().expect("a text")).expect("JSON");
+        assert!(answer["age"].as_u64() <= Some(20) && answer["age"].is_u64(), "{ran}");
+        assert_eq!(ran["finish_reason"], "stop");
+    }
+    let grammar = written("grammar.lark", b"start: \"a\" | \"b\" start");
+    let text = ok(&["run", PROMPT, "--grammar", &grammar, "-q", "-n", "40"]).text();
+    assert!(text.trim_end().bytes().all(|b| b == b'a' || b == b'b') && !text.trim_end().is_empty(), "{text}");
+    let text = ok(&["run", PROMPT, "--regex", "x{3}|yy", "-q"]).text();
+    assert!(["xxx\n", "yy\n"].contains(&text.as_str()), "{text}");
+    said(starling(&["run", PROMPT, "--regex", "("]), USAGE, &["--regex"]);
+    said(starling(&["run", PROMPT, "--json-schema", "{\"not\": {}}"]), USAGE, &["--json-schema", "not"]);
+    said(starling(&["run", PROMPT, "--grammar", "absent.lark"]), IO, &["absent.lark"]);
+}
+
+#[test]
 fn tokens_there_and_back() {
     for text in [PROMPT, "", "a\n\n b\tc", "naïve – 北京 🙂", "<|im_end|> 123"] {
         let ids = with_input(&["tokenize", "--no-bos"], text.as_bytes());

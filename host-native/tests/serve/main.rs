@@ -4,5 +4,6 @@ mod answers;
 mod equal;
 mod limits;
 mod server;
+mod structure;
 mod traces;
 mod wire;

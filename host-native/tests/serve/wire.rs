@@ -73,8 +73,8 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
         ("session_id", json!(""), "1 to 256"),
         ("tools", json!({}), "not a list"),
         ("tools", json!([{ "type": "function", "function": { "name": "f" } }]), "does not tell of tools"),
-        ("tool_choice", json!("required"), "`auto` and `none`"),
-        ("response_format", json!({ "type": "json_object" }), "response format"),
+        ("tool_choice", json!("required"), "no tools"),
+        ("tool_choice", json!("some"), "auto, none, required"),
         ("stream", json!("yes"), "boolean"),
     ] {
         refused(

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use starling::engine::{FinishReason, TokenLogprobs};
 use starling::receipt::Receipt;
+use starling::sampler::ConstraintError;
 use starling::tokenizer::Tokenizer;
 use utoipa::ToSchema;
 
@@ -123,6 +124,18 @@ pub fn not_finite() -> ApiError {
     ApiError::internal("the model's numbers are not finite with this prompt: a fault of its weights").code("not_finite")
 }
 
+/// What is wrong with an answer that ended so, if anything is.
+pub fn fault(reason: FinishReason) -> Option<ApiError> {
+    match reason {
+        FinishReason::NotFinite => Some(not_finite()),
+        FinishReason::Constraint(ConstraintError::Failed) => {
+            Some(ApiError::internal(ConstraintError::Failed.to_string()).code("grammar_failed"))
+        }
+        FinishReason::Constraint(e) => Some(ApiError::invalid(e.to_string()).code("invalid_grammar")),
+        _ => None,
+    }
+}
+
 /// Waits for all of `n` answers.
 ///
 /// # Errors
@@ -134,8 +147,10 @@ pub async fn collect(mut updates: Updates, n: usize) -> Result<Vec<Answer>, ApiE
         let (index, update) = updates.recv().await.ok_or_else(engine_failed)?;
         match &update {
             Update::Failed(failed) => return Err(failed.clone().into()),
-            Update::Done { reason: FinishReason::NotFinite, .. } => return Err(not_finite()),
-            Update::Done { .. } => left -= 1,
+            Update::Done { reason, .. } => match fault(*reason) {
+                Some(error) => return Err(error),
+                None => left -= 1,
+            },
             _ => {}
         }
         if let Some(answer) = answers.get_mut(index) {

@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use starling::chat::Json;
 use starling::receipt::Receipt;
 use starling::tokenizer::Tokenizer;
@@ -13,14 +14,15 @@ use utoipa::ToSchema;
 
 use super::super::queue::Update;
 use super::super::state::{App, Caller};
-use super::answer::{Answer, Answers, Pick, Usage, collect, not_finite, piece};
+use super::answer::{Answer, Answers, Pick, Usage, collect, fault, piece};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::messages::{checked, render};
 use super::options::{Logprobs, MAX_TOP, Options};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
+use super::structure::{Structure, constraint};
 use super::submit::submit;
-use super::tools::{Divider, ToolCall, told};
+use super::tools::{Divider, Told, ToolCall, ToolChoice, told};
 
 /// A conversation to be continued.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -28,6 +30,9 @@ pub struct ChatCompletionRequest {
     /// Options of the answer.
     #[serde(flatten)]
     pub options: Options,
+    /// What it has to be.
+    #[serde(flatten)]
+    pub structure: Structure,
     /// The conversation itself.
     #[serde(flatten)]
     pub chat: Chat,
@@ -49,18 +54,17 @@ pub struct Chat {
     pub chat_template_kwargs: Option<Json>,
     /// Functions that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
-    pub tools: Option<Json>,
-    /// Whether the model is told of the tools: `auto`, the default, or `none`.
-    #[schema(value_type = Option<String>)]
-    pub tool_choice: Option<Json>,
-    /// Only `text` is supported.
-    #[schema(value_type = Option<Object>)]
-    pub response_format: Option<Json>,
+    pub tools: Option<Value>,
+    /// Whether the model calls: `auto`, the default, as it likes, with arguments by the schema of functions that are
+    /// `strict`; `none`; `required` at least one; `{"type": "function", "function": {"name": ...}}` that one.
+    pub tool_choice: Option<ToolChoice>,
+    /// Whether an answer may have several calls; it may unless this is false. Applies where calls are forced or strict.
+    pub parallel_tool_calls: Option<bool>,
 }
 
 impl Read for ChatCompletionRequest {
     fn read(json: &[u8]) -> Result<Self, ApiError> {
-        Ok(ChatCompletionRequest { options: parse(json)?, chat: parse(json)? })
+        Ok(ChatCompletionRequest { options: parse(json)?, structure: parse(json)?, chat: parse(json)? })
     }
 }
 
@@ -173,19 +177,27 @@ pub async fn chat_completions(
     caller: Caller,
     Body(body): Body<ChatCompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let ChatCompletionRequest { options, chat } = body;
+    let ChatCompletionRequest { options, structure, chat } = body;
     options.check_model(&app)?;
     let logprobs = chat.logprobs()?;
-    chat.check_unsupported()?;
     let (n, flow) = (options.count(&app)?, options.flow(&caller)?);
     let session = options.session(&caller)?.map(str::to_string);
     let variables = chat.variables()?;
-    let tools = told(&app, chat.tools, chat.tool_choice.as_ref())?;
-    // without tools nothing in an answer is a call
-    let divider = tools.is_some().then(Divider::default);
+    let Told { tools, calls } = told(&app, chat.tools, chat.tool_choice, chat.parallel_tool_calls != Some(false))?;
+    let form = structure.form()?;
+    // without tools nothing in an answer is a call, nor in one of another form
+    let divider = (tools.is_some() && form.is_none()).then(Divider::default);
+    let constraint = match (form, calls) {
+        (Some((param, _)), Some(calls)) if calls.is_forced => {
+            return Err(ApiError::param(&param, format!("{param} is given, but tool_choice asks for a call")));
+        }
+        (Some((param, form)), _) => Some(constraint(&app, &param, form).await?),
+        (None, Some(calls)) => Some(calls.constraint(&app).await?),
+        (None, None) => None,
+    };
     let tokens = render(&app, checked(chat.messages)?, tools, variables).await?;
     let (n_prompt, seed) = (tokens.len(), options.effective_seed(&app));
-    let request = options.request(&app, &caller, tokens, (logprobs, seed, None), "messages")?;
+    let request = options.request(&app, &caller, tokens, constraint, (logprobs, seed, None), "messages")?;
     let conversation = session.as_deref().map(|name| (Arc::from(name), request.cache_salt, request.tokens.clone()));
     let updates = submit(&app, &caller, &flow, vec![request], n)?;
     let note = Note { app: Arc::clone(&app), caller, conversation };
@@ -256,15 +268,6 @@ impl Chat {
             return Err(ApiError::param("top_logprobs", "top_logprobs is given, expected logprobs to be true then"));
         }
         Ok(Logprobs { wanted, top, prompt: false })
-    }
-
-    fn check_unsupported(&self) -> Result<(), ApiError> {
-        let Some(Json::Object(format)) = &self.response_format else { return Ok(()) };
-        let kind = format.iter().find(|(name, _)| name == "type").map(|(_, value)| value);
-        match kind {
-            Some(Json::Str(kind)) if kind == "text" => Ok(()),
-            _ => Err(ApiError::unsupported("response_format", "this server supports only the response format `text`")),
-        }
     }
 
     fn variables(&self) -> Result<Vec<(String, Json)>, ApiError> {
@@ -363,6 +366,12 @@ impl ChatWriter {
 
 impl Writer for ChatWriter {
     fn update(&mut self, index: usize, update: Update, events: &mut Events) -> bool {
+        if let Update::Done { reason, .. } = &update
+            && let Some(error) = fault(*reason)
+        {
+            self.failed(&error, events);
+            return true;
+        }
         match &update {
             Update::Started => {
                 let delta = Delta { role: Some("assistant"), content: Some(String::new()), tool_calls: Vec::new() };
@@ -377,10 +386,6 @@ impl Writer for ChatWriter {
                 } else if !text.is_empty() {
                     self.piece(index, text.clone(), &[], events);
                 }
-            }
-            Update::Done { reason: starling::engine::FinishReason::NotFinite, .. } => {
-                self.failed(&not_finite(), events);
-                return true;
             }
             Update::Done { text, reason, .. } => {
                 if matches!(reason, starling::engine::FinishReason::StopToken(_)) {

@@ -15,13 +15,14 @@ use utoipa::ToSchema;
 
 use super::super::queue::Update;
 use super::super::state::{App, Caller};
-use super::answer::{Answer, Answers, Pick, Usage, collect, not_finite, piece};
+use super::answer::{Answer, Answers, Pick, Usage, collect, fault, piece};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::input::Input;
 use super::messages::beside;
 use super::options::{Logprobs, MAX_TOP, Options};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
+use super::structure::{Structure, asked};
 use super::submit::submit;
 
 /// Prompts to be continued.
@@ -30,6 +31,9 @@ pub struct CompletionRequest {
     /// Options of the answers.
     #[serde(flatten)]
     pub options: Options,
+    /// What they have to be.
+    #[serde(flatten)]
+    pub structure: Structure,
     /// The prompts themselves.
     #[serde(flatten)]
     pub completion: Completion,
@@ -55,7 +59,7 @@ pub struct Completion {
 
 impl Read for CompletionRequest {
     fn read(json: &[u8]) -> Result<Self, ApiError> {
-        Ok(CompletionRequest { options: parse(json)?, completion: parse(json)? })
+        Ok(CompletionRequest { options: parse(json)?, structure: parse(json)?, completion: parse(json)? })
     }
 }
 
@@ -108,7 +112,7 @@ pub async fn completions(
     caller: Caller,
     Body(body): Body<CompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let CompletionRequest { options, completion } = body;
+    let CompletionRequest { options, structure, completion } = body;
     options.check_model(&app)?;
     let echo = completion.echo == Some(true);
     let logprobs = completion.check(echo)?;
@@ -141,9 +145,10 @@ pub async fn completions(
     let seed = options.effective_seed(&app);
     let nothing_asked = !logprobs.prompt && options.max_tokens == Some(0) && options.max_completion_tokens.is_none();
     let options = if nothing_asked { Options { max_tokens: Some(1), ..options } } else { options };
+    let constraint = asked(&app, structure).await?;
     let request = |head: &Head| {
-        let tokens = head.tokens.clone();
-        options.request(&app, &caller, tokens, (logprobs, seed, Some(DEFAULT_TOKENS)), "prompt")
+        let (tokens, constraint) = (head.tokens.clone(), constraint.clone());
+        options.request(&app, &caller, tokens, constraint, (logprobs, seed, Some(DEFAULT_TOKENS)), "prompt")
     };
     let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
     let mut heads = prompts;
@@ -339,6 +344,12 @@ impl CompletionWriter {
 
 impl Writer for CompletionWriter {
     fn update(&mut self, index: usize, update: Update, events: &mut Events) -> bool {
+        if let Update::Done { reason, .. } = &update
+            && let Some(error) = fault(*reason)
+        {
+            self.failed(&error, events);
+            return true;
+        }
         match &update {
             Update::Started if !self.logprobs.prompt && !self.heads[index / self.n].text.is_empty() => {
                 let head = self.heads[index / self.n].text.clone();
@@ -353,10 +364,6 @@ impl Writer for CompletionWriter {
                 } else if !text.is_empty() {
                     self.piece(index, text.clone(), None, events);
                 }
-            }
-            Update::Done { reason: FinishReason::NotFinite, .. } => {
-                self.failed(&not_finite(), events);
-                return true;
             }
             Update::Done { text, reason, .. } => {
                 if matches!(reason, FinishReason::StopToken(_)) {

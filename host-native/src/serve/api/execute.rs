@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::super::queue::Update;
 use super::super::state::{App, Caller};
-use super::answer::not_finite;
+use super::answer::fault;
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody};
 use super::messages::beside;
@@ -99,7 +99,7 @@ pub async fn execute(
     let special = EncodeOptions { add_special: true, parse_special: false };
     let (model, prompt) = (Arc::clone(&app.model), job.prompt);
     let tokens = beside(prompt.len(), move || Ok(model.tokenizer.encode(&prompt, special))).await?;
-    let request = options.request(&app, &caller, tokens, (Logprobs::default(), seed, None), "prompt")?;
+    let request = options.request(&app, &caller, tokens, None, (Logprobs::default(), seed, None), "prompt")?;
     let stops = request.stop.clone();
     let updates = submit(&app, &caller, &flow, vec![request], 1)?;
     stream(updates, ExecuteWriter { app, job_id: job.job_id, seed, stops, first: None, n: 0 }).await
@@ -127,18 +127,21 @@ impl Writer for ExecuteWriter {
                 events.named("token", &ExecuteToken { t: text, i: self.n });
                 self.n += 1;
             }
-            Update::Done { reason: FinishReason::NotFinite, .. } => {
-                self.failed(&not_finite(), events);
-                return true;
-            }
             Update::Done { text, reason, n_tokens, .. } => {
+                if let Some(error) = fault(reason) {
+                    self.failed(&error, events);
+                    return true;
+                }
                 if !text.is_empty() {
                     events.named("token", &ExecuteToken { t: text, i: self.n });
                 }
                 let stop_reason = match reason {
-                    FinishReason::StopToken(_) => "eos",
+                    FinishReason::StopToken(_) | FinishReason::Complete => "eos",
                     FinishReason::StopString(_) => "stop_sequence",
-                    FinishReason::Length | FinishReason::NotFinite | FinishReason::NoMemory => "max_tokens",
+                    FinishReason::Length
+                    | FinishReason::NotFinite
+                    | FinishReason::NoMemory
+                    | FinishReason::Constraint(_) => "max_tokens",
                 };
                 let stop_sequence_matched = match reason {
                     FinishReason::StopString(i) => self.stops.get(i).cloned(),

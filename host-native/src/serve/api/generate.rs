@@ -9,7 +9,6 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use starling::chat::Json;
-use starling::engine::FinishReason;
 use starling::receipt::Receipt;
 use starling::tokenizer::EncodeOptions;
 use utoipa::ToSchema;
@@ -17,12 +16,13 @@ use utoipa::ToSchema;
 use super::super::queue::{Forget, Update};
 use super::super::sessions::{History, Turn};
 use super::super::state::{App, Caller, fresh_name};
-use super::answer::{Answer, Usage, collect, not_finite};
+use super::answer::{Answer, Usage, collect, fault};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::messages::{beside, checked, render};
 use super::options::{Logprobs, Name, Options, shared};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
+use super::structure::{Structure, asked};
 use super::submit::submit;
 use crate::read_whole;
 
@@ -32,6 +32,9 @@ pub struct GenerateRequest {
     /// Options of the answer; `session_id` opens or continues a session.
     #[serde(flatten)]
     pub options: Options,
+    /// What it has to be.
+    #[serde(flatten)]
+    pub structure: Structure,
     /// The prompt itself.
     #[serde(flatten)]
     pub generate: Generate,
@@ -53,7 +56,7 @@ pub struct Generate {
 
 impl Read for GenerateRequest {
     fn read(json: &[u8]) -> Result<Self, ApiError> {
-        Ok(GenerateRequest { options: parse(json)?, generate: parse(json)? })
+        Ok(GenerateRequest { options: parse(json)?, structure: parse(json)?, generate: parse(json)? })
     }
 }
 
@@ -130,7 +133,7 @@ pub async fn generate(
     caller: Caller,
     Body(body): Body<GenerateRequest>,
 ) -> Result<Response, ApiError> {
-    let GenerateRequest { mut options, generate } = body;
+    let GenerateRequest { mut options, structure, generate } = body;
     options.check_model(&app)?;
     if options.n.is_some_and(|n| n != 1) {
         return Err(ApiError::param("n", "n is more than 1, expected one answer; /v1/completions gives several"));
@@ -148,9 +151,10 @@ pub async fn generate(
         }
         None => None,
     };
+    let constraint = asked(&app, structure).await?;
     let (tokens, history) = prompt(&app, generate, turn.as_mut()).await?;
     let (n_prompt, seed, flow) = (tokens.len(), options.effective_seed(&app), options.flow(&caller)?);
-    let request = options.request(&app, &caller, tokens, (Logprobs::default(), seed, None), "prompt")?;
+    let request = options.request(&app, &caller, tokens, constraint, (Logprobs::default(), seed, None), "prompt")?;
     let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
     let updates = submit(&app, &caller, &flow, vec![request], 1)?;
     let ending = Ending {
@@ -250,16 +254,15 @@ struct GenerateWriter {
 
 impl Writer for GenerateWriter {
     fn update(&mut self, _: usize, update: Update, events: &mut Events) -> bool {
-        match &update {
-            Update::Token { text, token, .. } => {
-                let index = self.answer.tokens.len();
-                events.named("token", &GenerateToken { text: text.clone(), token: *token, index });
-            }
-            Update::Done { reason: FinishReason::NotFinite, .. } => {
-                self.failed(&not_finite(), events);
-                return true;
-            }
-            _ => {}
+        if let Update::Done { reason, .. } = &update
+            && let Some(error) = fault(*reason)
+        {
+            self.failed(&error, events);
+            return true;
+        }
+        if let Update::Token { text, token, .. } = &update {
+            let index = self.answer.tokens.len();
+            events.named("token", &GenerateToken { text: text.clone(), token: *token, index });
         }
         let is_done = matches!(update, Update::Done { .. });
         self.answer.take(update);

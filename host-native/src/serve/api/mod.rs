@@ -14,6 +14,7 @@ pub mod models;
 pub mod options;
 pub mod receipts;
 pub mod sse;
+pub mod structure;
 pub mod submit;
 pub mod tokenize;
 pub mod tools;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use starling::engine::Request;
 use starling::error::RequestError;
-use starling::sampler::{LogprobKind, SamplingOptions};
+use starling::sampler::{Constraint, LogprobKind, SamplingOptions};
 use utoipa::ToSchema;
 
 use super::super::scheduler::{Flow, Priority};
@@ -265,7 +265,7 @@ impl Options {
         self.seed.map(|s| s.0).or(app.settings.seed).unwrap_or_else(|| random() >> 11)
     }
 
-    /// The engine's request for a prompt. `default` is the length of answers that ask for none.
+    /// The engine's request for a prompt, the answer to which follows a constraint if there is one. `default` is the length of answers that ask for none.
     ///
     /// # Errors
     /// What is out of range, or does not fit.
@@ -274,6 +274,7 @@ impl Options {
         app: &App,
         caller: &Caller,
         tokens: Vec<u32>,
+        constraint: Option<Arc<dyn Constraint>>,
         (logprobs, seed, default): (Logprobs, u64, Option<usize>),
         param: &str,
     ) -> Result<Request, ApiError> {
@@ -295,6 +296,7 @@ impl Options {
             cache_salt: app.salt(&caller.tenant.name, self.cache_salt.as_deref()),
             receipt: self.receipt.unwrap_or(false),
             prompt_logprobs: logprobs.prompt,
+            constraint,
             ..Request::new(tokens)
         };
         if request.stop.iter().any(String::is_empty) {

@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use starling::chat::Json;
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 use utoipa::ToSchema;
@@ -77,7 +78,7 @@ pub struct TemplateRequest {
     pub messages: Vec<Json>,
     /// Tools that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
-    pub tools: Option<Json>,
+    pub tools: Option<Value>,
 }
 
 /// The text of a conversation.
@@ -158,7 +159,7 @@ pub async fn apply_template(
 ) -> Result<Response, ApiError> {
     check_model(&app, body.model.as_deref())?;
     let messages = checked(body.messages)?;
-    let tools = told(&app, body.tools, None)?;
+    let tools = told(&app, body.tools, None, true)?.tools;
     // a template is a program: never on a thread that serves connections
     let response = beside(usize::MAX, move || {
         let rendered = text(&app, messages, tools, Vec::new())?;
