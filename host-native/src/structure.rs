@@ -46,9 +46,9 @@ impl Limits {
 const MAX_SYMBOLS: usize = 100_000;
 /// States of an answer's lexer, of 1 to 2 kB each.
 const MAX_LEXER_STATES: usize = 16_384;
-/// Stack of the thread that reads a grammar. Depth is bounded by JSON's 128 levels, Lark's 30, an expression's 250 and,
-/// for names that stand for others, by the size of the text.
-const STACK: usize = 64 << 20;
+/// Stack of the thread that reads a grammar, for each byte that there may be. Depth is bounded by JSON's 128 levels, Lark's
+/// 30, an expression's 250 and, for names that stand for others, by the text: with 8 bytes for a name, by an eighth of it.
+const STACK: usize = 1024;
 /// Longest token that a grammar may use; others are never allowed.
 const MAX_TOKEN: usize = 512;
 /// White space in JSON: where there may be any, a space, or line ends and an indentation. Models that find no end to
@@ -114,7 +114,7 @@ impl Structures {
             Ok(Arc::new(grammar) as Arc<dyn Constraint>)
         };
         let done = thread::scope(|scope| {
-            let reader = thread::Builder::new().name("starling-grammar".into()).stack_size(STACK);
+            let reader = thread::Builder::new().name("starling-grammar".into()).stack_size(most.max(64 << 10).saturating_mul(STACK));
             reader.spawn_scoped(scope, work).map(|reader| reader.join())
         });
         match done {

@@ -74,8 +74,8 @@ settings! {
     max_prompt "max-prompt" usize = 0, "N" in 0.0..=16_777_216.0, "Tokens of a prompt; 0 for as many as the context holds";
     max_tokens "max-tokens" usize = 0, "N" in 0.0..=16_777_216.0, "Tokens of an answer, and how many one has that asks for none; 0 for as many as the context holds";
     max_n "max-n" usize = 16, "N" in 1.0..=128.0, "Answers to one request";
-    max_grammar "max-grammar" Bytes = Bytes(Limits::DEFAULT.bytes as u64), "BYTES" in 1.0..=16_777_216.0, "Bytes of a schema, an expression or a grammar that an answer has to follow";
-    grammar_items "grammar-items" usize = Limits::DEFAULT.items, "N" in 1000.0..=1e8, "Items of a grammar's parser for one token, at most; 50000 take some milliseconds, in which no other answer goes on";
+    max_grammar "max-grammar" Bytes = Bytes(Limits::DEFAULT.bytes as u64), "BYTES" in 1.0..=1_048_576.0, "Bytes of a schema, an expression or a grammar that an answer has to follow";
+    grammar_items "grammar-items" usize = Limits::DEFAULT.items, "N" in 1000.0..=1e8, "Items of a grammar's parser for one token, at most; while it works no other answer goes on";
     max_inputs "max-inputs" usize = 2048, "N" in 1.0..=65_536.0, "Texts of a request to embed, or prompts of a completion";
     session_ttl "session-ttl" Duration = Duration::from_secs(1800), "SECONDS" in 0.1..=604_800.0, "Time after which an unused session is closed";
     max_sessions "max-sessions" usize = 1024, "N" in 1.0..=1_000_000.0, "Sessions; the longest unused makes room for a new one";
