@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds what ships for WebAssembly into target/wasm: the module with plain exports, plain-ISA.wasm, and the one with the
-# face for JavaScript, web-ISA/, and with threads, web-ISA-threads/. Needs wasm-bindgen of the crate's version; threads need
-# what install-wasm-std.sh gets. With arguments, builds those only, as `plain-scalar` or `web-simd128`.
+# face for JavaScript, web-ISA/, and with threads, web-ISA-threads/, which need what install-wasm-std.sh gets. With arguments,
+# builds those only, as `plain-scalar` or `web-simd128`.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -32,6 +32,10 @@ build_threads() {
     )
 }
 
+wasm_tools() {
+    cargo run --quiet --manifest-path tests/wasm-tools/Cargo.toml --target-dir "$target/wasm-tools" -- "$@"
+}
+
 make() {
     dir=$target/wasm-${1%%-*}
     built=$dir/wasm32-unknown-unknown/wasm/starling_wasm.wasm
@@ -48,13 +52,12 @@ make() {
             cp "$built" "$out/$1.wasm"
             ;;
         web-*)
-            # names of functions go, sections that wasm-bindgen reads stay
+            # unstripped: names of functions go with the sections that are read here
             case $1 in
                 *-threads) build_threads $rustc_features ;;
                 *) build $rustc_features bindgen,chat ;;
             esac
-            wasm-bindgen "$built" --target web --out-name starling --out-dir "$out/$1" --omit-default-module-path \
-                --remove-name-section --remove-producers-section
+            wasm_tools bindgen "$built" "$out/$1"
             ;;
     esac
 }

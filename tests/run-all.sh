@@ -59,15 +59,6 @@ install_rust() {
         rustup target add aarch64-unknown-linux-gnu aarch64-unknown-none wasm32-unknown-unknown wasm32-wasip1
 }
 
-# the program must be of the very version of the crate
-install_bindgen() {
-    local version
-    version=$(sed -n '/^name = "wasm-bindgen"$/{n;s/^version = "\(.*\)"$/\1/p}' Cargo.lock)
-    [ "$(wasm-bindgen --version)" = "wasm-bindgen $version" ] ||
-        cargo install --quiet wasm-bindgen-cli --version "$version" --debug --root "$target/tools" \
-            --target-dir "$target/tools/build"
-}
-
 lint() {
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings &&
         cargo clippy --quiet -p starling-wasm --no-default-features --features bindgen -- -D warnings &&
@@ -138,7 +129,6 @@ package_at_the_edge() {
 step install-packages install_packages
 step install-rust install_rust
 step install-wasm-std tests/install-wasm-std.sh
-step install-wasm-bindgen install_bindgen
 step format cargo fmt --all --check
 step clippy lint
 step doc env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps
