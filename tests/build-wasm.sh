@@ -8,12 +8,16 @@ target=${CARGO_TARGET_DIR:-target}
 out=$target/wasm
 mkdir -p "$out"
 
+# The engine is compiled for speed, for the sake of its kernels. They say themselves what is inlined into them and are
+# written in vectors: inlining more than is small, and making vectors of scalars, makes modules larger and slower
+small="-C llvm-args=-inline-threshold=5 -C llvm-args=-inlinehint-threshold=60 -C no-vectorize-loops -C no-vectorize-slp"
+
 # build RUSTC-FEATURES CARGO-FEATURES RUSTC-OPTIONS...: leaves the module in $built
 build() {
     rustc_features=$1
     features=$2
     shift 2
-    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$rustc_features" \
+    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$rustc_features $small" \
         cargo rustc --quiet --profile wasm -p starling-wasm --lib --crate-type cdylib --no-default-features \
         --features "$features" --target wasm32-unknown-unknown --target-dir "$dir" -- "$@"
 }
