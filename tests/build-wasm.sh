@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds what ships for WebAssembly into target/wasm: the module with plain exports, plain-ISA.wasm, and the one with the
-# face for JavaScript, web-ISA/, and with threads, web-ISA-threads/, which need what install-wasm-std.sh gets. With arguments,
-# builds those only, as `plain-scalar` or `web-simd128`.
+# face for JavaScript, web-ISA/, and with threads, web-ISA-threads/, which need what install-wasm-std.sh gets; and the
+# component, component-ISA.wasm. With arguments, builds those only, as `plain-scalar` or `web-simd128`.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -41,7 +41,11 @@ wasm_tools() {
 }
 
 make() {
-    dir=$target/wasm-${1%%-*}
+    # plain module and component have most crates in common
+    case $1 in
+        web-*) dir=$target/wasm-web ;;
+        *) dir=$target/wasm-plain ;;
+    esac
     built=$dir/wasm32-unknown-unknown/wasm/starling_wasm.wasm
     isa=${1#*-}
     isa=${isa%-threads}
@@ -54,6 +58,10 @@ make() {
         plain-*)
             build $rustc_features plain -C strip=symbols
             cp "$built" "$out/$1.wasm"
+            ;;
+        component-*)
+            build $rustc_features component,chat -C strip=symbols
+            wasm_tools component "$built" "$out/$1.wasm"
             ;;
         web-*)
             # unstripped: names of functions go with the sections that are read here
@@ -68,7 +76,7 @@ make() {
 
 # without SIMD the plain module alone: no browser of the last years lacks it
 names=${*:-plain-scalar plain-simd128 web-simd128 plain-relaxed-simd web-relaxed-simd web-simd128-threads \
-    web-relaxed-simd-threads}
+    web-relaxed-simd-threads component-simd128}
 
 face() {
     for name in $names; do
@@ -77,7 +85,7 @@ face() {
 }
 
 # side by side, since most of a build is the work of one thread
-face plain &
+{ face plain && face component; } &
 face web
 wait $!
-ls -l "$out"/plain-*.wasm "$out"/web-*/*.wasm
+ls -l "$out"/*.wasm "$out"/web-*/*.wasm

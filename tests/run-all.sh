@@ -62,7 +62,9 @@ install_rust() {
 lint() {
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings &&
         cargo clippy --quiet -p starling-wasm --no-default-features --features bindgen -- -D warnings &&
-        cargo clippy --quiet -p starling-wasm -- -D warnings
+        cargo clippy --quiet -p starling-wasm -- -D warnings &&
+        cargo clippy --quiet -p starling-wasm --no-default-features --features component,chat \
+            --target wasm32-unknown-unknown -- -D warnings
 }
 
 # an intrinsic that is a function of its own was called from outside of its instruction set, at many times the cost
@@ -86,6 +88,7 @@ module_in_wasmtime() {
     for isa in simd128 relaxed-simd; do
         in_wasmtime $isa web-$isa-threads/starling_bg.wasm --test instructions || return 1
     done
+    in_wasmtime simd128 component-simd128.wasm --test component --test instructions
 }
 
 # python_with FOLDER PACKAGES...: a Python of its own in $target/FOLDER, with what pip is told

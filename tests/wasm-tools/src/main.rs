@@ -2,16 +2,19 @@
 //!
 //! ```text
 //! wasm-tools bindgen MODULE FOLDER     the face for JavaScript, as `wasm-bindgen --target web` writes it
+//! wasm-tools component MODULE FILE     a component, typed by the WIT that the module was built with
 //! ```
 
 use anyhow::{Context, Result, bail, ensure};
 use wasm_bindgen_cli_support::Bindgen;
+use wit_component::ComponentEncoder;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["bindgen", module, folder] => bindgen(module, folder),
-        _ => bail!("usage: wasm-tools bindgen MODULE FOLDER"),
+        ["component", module, file] => component(module, file),
+        _ => bail!("usage: wasm-tools bindgen MODULE FOLDER, or wasm-tools component MODULE FILE"),
     }
 }
 
@@ -33,6 +36,12 @@ fn bindgen(module: &str, folder: &str) -> Result<()> {
         .remove_name_section(true)
         .remove_producers_section(true)
         .generate(folder)
+}
+
+fn component(module: &str, file: &str) -> Result<()> {
+    let module = std::fs::read(module).with_context(|| module.to_owned())?;
+    let component = ComponentEncoder::default().module(&module)?.validate(true).encode()?;
+    std::fs::write(file, component).with_context(|| file.to_owned())
 }
 
 /// The version of a package in a lock file.
