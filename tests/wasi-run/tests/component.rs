@@ -151,7 +151,7 @@ fn wrong_calls_are_errors_and_harm_nothing() {
     let case = &bundled()[0];
     let bytes = case.model_bytes();
     let options = |isa: Option<&str>| Options {
-        n_ctx: Some(64),
+        n_ctx: Some(128),
         max_seqs: None,
         batch_tokens: None,
         kv_type: None,
@@ -168,7 +168,8 @@ fn wrong_calls_are_errors_and_harm_nothing() {
 
     let model = host.open(&bytes, 1 << 20, &options(None)).expect("a model");
     let (store, models) = host.parts();
-    for prompt in [Prompt::Ids(vec![]), Prompt::Ids(vec![u32::MAX]), Prompt::Ids(vec![1; 65]), Prompt::Chat("{".into())]
+    for prompt in
+        [Prompt::Ids(vec![]), Prompt::Ids(vec![u32::MAX]), Prompt::Ids(vec![1; 129]), Prompt::Chat("{".into())]
     {
         let request = Request { prompt, ..request(case) };
         let e = models.model().call_submit(&mut *store, model, &request).expect("no trap").expect_err("a wrong prompt");
