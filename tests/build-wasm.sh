@@ -1,19 +1,23 @@
 #!/bin/sh
 # Builds what ships for WebAssembly into target/wasm: the module with plain exports, plain-ISA.wasm, and the one with the
-# face for JavaScript, web-ISA/, and with threads, web-ISA-threads/. Needs wasm-bindgen of the crate's version; threads need
-# what install-wasm-std.sh gets. With arguments, builds those only, as `plain-scalar` or `web-simd128`.
+# face for JavaScript, web-ISA/, and with threads, web-ISA-threads/, which need what install-wasm-std.sh gets; and the
+# component, component-ISA.wasm. With arguments, builds those only, as `plain-scalar` or `web-simd128`.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 out=$target/wasm
 mkdir -p "$out"
 
+# The engine is compiled for speed, for the sake of its kernels. They say themselves what is inlined into them and are
+# written in vectors: inlining more than is small, and making vectors of scalars, makes modules larger and slower
+small="-C llvm-args=-inline-threshold=5 -C llvm-args=-inlinehint-threshold=60 -C no-vectorize-loops -C no-vectorize-slp"
+
 # build RUSTC-FEATURES CARGO-FEATURES RUSTC-OPTIONS...: leaves the module in $built
 build() {
     rustc_features=$1
     features=$2
     shift 2
-    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$rustc_features" \
+    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$rustc_features $small" \
         cargo rustc --quiet --profile wasm -p starling-wasm --lib --crate-type cdylib --no-default-features \
         --features "$features" --target wasm32-unknown-unknown --target-dir "$dir" -- "$@"
 }
@@ -32,8 +36,16 @@ build_threads() {
     )
 }
 
+wasm_tools() {
+    cargo run --quiet --manifest-path tests/wasm-tools/Cargo.toml --target-dir "$target/wasm-tools" -- "$@"
+}
+
 make() {
-    dir=$target/wasm-${1%%-*}
+    # plain module and component have most crates in common
+    case $1 in
+        web-*) dir=$target/wasm-web ;;
+        *) dir=$target/wasm-plain ;;
+    esac
     built=$dir/wasm32-unknown-unknown/wasm/starling_wasm.wasm
     isa=${1#*-}
     isa=${isa%-threads}
@@ -47,21 +59,24 @@ make() {
             build $rustc_features plain -C strip=symbols
             cp "$built" "$out/$1.wasm"
             ;;
+        component-*)
+            build $rustc_features component,chat -C strip=symbols
+            wasm_tools component "$built" "$out/$1.wasm"
+            ;;
         web-*)
-            # names of functions go, sections that wasm-bindgen reads stay
+            # unstripped: names of functions go with the sections that are read here
             case $1 in
                 *-threads) build_threads $rustc_features ;;
                 *) build $rustc_features bindgen,chat ;;
             esac
-            wasm-bindgen "$built" --target web --out-name starling --out-dir "$out/$1" --omit-default-module-path \
-                --remove-name-section --remove-producers-section
+            wasm_tools bindgen "$built" "$out/$1"
             ;;
     esac
 }
 
 # without SIMD the plain module alone: no browser of the last years lacks it
 names=${*:-plain-scalar plain-simd128 web-simd128 plain-relaxed-simd web-relaxed-simd web-simd128-threads \
-    web-relaxed-simd-threads}
+    web-relaxed-simd-threads component-simd128}
 
 face() {
     for name in $names; do
@@ -70,7 +85,7 @@ face() {
 }
 
 # side by side, since most of a build is the work of one thread
-face plain &
+{ face plain && face component; } &
 face web
 wait $!
-ls -l "$out"/plain-*.wasm "$out"/web-*/*.wasm
+ls -l "$out"/*.wasm "$out"/web-*/*.wasm

@@ -61,19 +61,12 @@ install_rust() {
         rustup target add aarch64-unknown-linux-gnu aarch64-unknown-none wasm32-unknown-unknown wasm32-wasip1
 }
 
-# the program must be of the very version of the crate
-install_bindgen() {
-    local version
-    version=$(sed -n '/^name = "wasm-bindgen"$/{n;s/^version = "\(.*\)"$/\1/p}' Cargo.lock)
-    [ "$(wasm-bindgen --version)" = "wasm-bindgen $version" ] ||
-        cargo install --quiet wasm-bindgen-cli --version "$version" --debug --root "$target/tools" \
-            --target-dir "$target/tools/build"
-}
-
 lint() {
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings &&
         cargo clippy --quiet -p starling-wasm --no-default-features --features bindgen -- -D warnings &&
-        cargo clippy --quiet -p starling-wasm -- -D warnings
+        cargo clippy --quiet -p starling-wasm -- -D warnings &&
+        cargo clippy --quiet -p starling-wasm --no-default-features --features component,chat \
+            --target wasm32-unknown-unknown -- -D warnings
 }
 
 # an intrinsic that is a function of its own was called from outside of its instruction set, at many times the cost
@@ -97,6 +90,7 @@ module_in_wasmtime() {
     for isa in simd128 relaxed-simd; do
         in_wasmtime $isa web-$isa-threads/starling_bg.wasm --test instructions || return 1
     done
+    in_wasmtime simd128 component-simd128.wasm --test component --test instructions
 }
 
 # python_with FOLDER PACKAGES...: a Python of its own in $target/FOLDER, with what pip is told
@@ -145,7 +139,6 @@ step install-packages install_packages
 step install-rust install_rust
 step install-wasm-std tests/install-wasm-std.sh
 step install-wasmtime install_wasmtime
-step install-wasm-bindgen install_bindgen
 step format cargo fmt --all --check
 step clippy lint
 step doc env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps

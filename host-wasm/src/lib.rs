@@ -1,8 +1,10 @@
-//! Starling for WebAssembly. [`session`] is what both faces show: `plain`, exports that any runtime can call, and
-//! `bindgen`, a package for JavaScript. Requests and replies are JSON.
+//! Starling for WebAssembly. [`session`] is what all faces show: `plain`, exports that any runtime can call, and
+//! `bindgen`, a package for JavaScript, in JSON; and `component`, a WebAssembly component, in types.
 
 #[cfg(feature = "bindgen")]
 pub mod bindgen;
+#[cfg(all(feature = "component", target_family = "wasm"))]
+mod component;
 #[cfg(any(feature = "bindgen", feature = "plain"))]
 mod crash;
 pub mod loader;

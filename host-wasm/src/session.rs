@@ -1,5 +1,6 @@
 //! A model and its requests, spoken to in JSON.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -96,19 +97,19 @@ impl Error {
 /// Options of a session.
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Options {
+pub(crate) struct Options {
     /// Tokens of a sequence; by default what the model was made for, at most 4096.
-    n_ctx: Option<usize>,
+    pub(crate) n_ctx: Option<usize>,
     /// Sequences at once.
-    max_seqs: usize,
+    pub(crate) max_seqs: usize,
     /// Tokens of a batch: how long a step may take.
-    batch_tokens: usize,
+    pub(crate) batch_tokens: usize,
     /// `f32`, `f16` or `k8`.
-    kv_type: String,
+    pub(crate) kv_type: String,
     /// Instruction set; by default the fastest.
-    isa: Option<String>,
+    pub(crate) isa: Option<String>,
     /// Threads, this one included: those that the page has brought.
-    threads: usize,
+    pub(crate) threads: usize,
 }
 
 impl Default for Options {
@@ -124,7 +125,7 @@ const DEFAULT_CTX: usize = 4096;
 #[cfg(feature = "chat")]
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ChatJson {
+pub(crate) struct ChatJson {
     messages: Vec<Json>,
     #[serde(default)]
     tools: Option<Json>,
@@ -147,30 +148,30 @@ fn yes() -> bool {
 }
 
 #[cfg(feature = "chat")]
-type Chat = ChatJson;
+pub(crate) type Chat = ChatJson;
 /// A build without templates refuses them.
 #[cfg(not(feature = "chat"))]
-type Chat = serde::de::IgnoredAny;
+pub(crate) type Chat = serde::de::IgnoredAny;
 
 /// A request in JSON: `prompt`, `ids` or `chat`, and options.
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct RequestJson {
-    prompt: Option<String>,
-    ids: Option<Vec<u32>>,
-    chat: Option<Chat>,
+pub(crate) struct RequestJson {
+    pub(crate) prompt: Option<String>,
+    pub(crate) ids: Option<Vec<u32>>,
+    pub(crate) chat: Option<Chat>,
     /// Take special tokens in the prompt for what they say.
-    parse_special: bool,
-    add_special: bool,
-    max_tokens: Option<usize>,
-    stop: Vec<String>,
-    stop_tokens: Vec<u32>,
-    ignore_eos: bool,
+    pub(crate) parse_special: bool,
+    pub(crate) add_special: bool,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) stop: Vec<String>,
+    pub(crate) stop_tokens: Vec<u32>,
+    pub(crate) ignore_eos: bool,
     /// Which of several answers to one prompt this is: part of the key of the draws.
-    sequence: u64,
+    pub(crate) sequence: u64,
     /// Whether the done event brings a receipt; the loader must have made the file's digest.
-    receipt: bool,
-    sampling: SamplingOptions,
+    pub(crate) receipt: bool,
+    pub(crate) sampling: SamplingOptions,
 }
 
 impl Default for RequestJson {
@@ -239,11 +240,11 @@ impl EventJson {
 
 /// A model at work.
 pub struct Session {
-    model: Arc<Model>,
-    engine: Engine,
+    pub(crate) model: Arc<Model>,
+    pub(crate) engine: Engine,
     /// Made for the longest text so far.
     embedder: Option<Embedder>,
-    cpu: Cpu,
+    pub(crate) cpu: Cpu,
     pool: Box<dyn Pool>,
 }
 
@@ -253,7 +254,11 @@ impl Session {
     /// # Errors
     /// What is wrong with the file or the options.
     pub fn new(loader: Loader, options: &str) -> Result<Session, Error> {
-        let options: Options = if options.is_empty() { Options::default() } else { serde_json::from_str(options)? };
+        Session::open(loader, if options.is_empty() { Options::default() } else { serde_json::from_str(options)? })
+    }
+
+    /// As [`Session::new`].
+    pub(crate) fn open(loader: Loader, options: Options) -> Result<Session, Error> {
         let cpu = options.isa.as_deref().map_or_else(|| Ok(Cpu::detect()), Cpu::named)?;
         let names = || KvType::ALL.map(KvType::name).join(", ");
         let kv_type = *KvType::ALL
@@ -304,7 +309,11 @@ impl Session {
     /// # Errors
     /// What is wrong with it.
     pub fn submit(&mut self, request: &str) -> Result<u64, Error> {
-        let r: RequestJson = serde_json::from_str(request)?;
+        self.start(serde_json::from_str(request)?)
+    }
+
+    /// As [`Session::submit`].
+    pub(crate) fn start(&mut self, r: RequestJson) -> Result<u64, Error> {
         let tokens = match (r.prompt, r.ids, r.chat) {
             (Some(text), None, None) => {
                 let options = EncodeOptions { add_special: r.add_special, parse_special: r.parse_special };
@@ -359,8 +368,13 @@ impl Session {
     /// # Errors
     /// What is wrong with it, or with the template.
     pub fn render(&self, chat: &str) -> Result<Value, Error> {
-        let (text, ids) = self.chat(serde_json::from_str(chat)?)?;
+        let (text, ids) = self.conversation(chat)?;
         Ok(json!({ "text": text, "ids": ids }))
+    }
+
+    /// As [`Session::render`].
+    pub(crate) fn conversation(&self, chat: &str) -> Result<(String, Vec<u32>), Error> {
+        self.chat(serde_json::from_str(chat)?)
     }
 
     /// Bytes of the weights, and of keys and values: `{"weights", "kv_reserved", "kv_committed", "kv_in_use",
@@ -404,8 +418,13 @@ impl Session {
     /// Runs one batch: `{"tokens": processed, "events": [...]}`.
     pub fn step(&mut self) -> Value {
         let mut events = Vec::new();
-        let tokens = self.engine.step(self.cpu, &*self.pool, &mut |e| events.extend(EventJson::of(e)));
+        let tokens = self.run(&mut |e| events.extend(EventJson::of(e)));
         json!({ "tokens": tokens, "events": events })
+    }
+
+    /// As [`Session::step`]: the tokens processed; what came of them goes to `sink`.
+    pub(crate) fn run(&mut self, sink: &mut dyn FnMut(Event)) -> usize {
+        self.engine.step(self.cpu, &*self.pool, sink)
     }
 
     /// Forgets a request; says whether it was there.
@@ -415,9 +434,13 @@ impl Session {
 
     /// `{"ids", "offsets"}` of a text.
     pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Value {
-        let options = EncodeOptions { add_special, parse_special };
-        let (ids, ranges) = self.model.tokenizer.encode_with_offsets(text, options);
+        let (ids, ranges) = self.encode(text, add_special, parse_special);
         json!({ "ids": ids, "offsets": ranges.iter().map(|r| [r.start, r.end]).collect::<Vec<_>>() })
+    }
+
+    /// As [`Session::tokenize`].
+    pub(crate) fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> (Vec<u32>, Vec<Range<usize>>) {
+        self.model.tokenizer.encode_with_offsets(text, EncodeOptions { add_special, parse_special })
     }
 
     /// The bytes of tokens.

@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use minijinja::Value;
 
 use super::{Json, Rendered};
+use crate::sort::sort_by;
 use crate::tokenizer::Tokenizer;
 
 /// The control tokens of a vocabulary, and the private characters that stand for their first characters.
@@ -21,10 +22,12 @@ impl Shield {
     /// For the control tokens of `tokenizer`. The stand-ins are private characters that none of `values` contains.
     pub(super) fn new<'v>(tokenizer: &Tokenizer, values: impl Iterator<Item = &'v Json>) -> Shield {
         let mut names: Vec<Vec<u8>> = tokenizer.control_texts().map(|text| text.to_ascii_lowercase().into()).collect();
-        names.sort_unstable();
+        sort_by(&mut names, Ord::cmp);
         names.dedup();
         let firsts = tokenizer.control_texts().filter_map(|text| text.chars().next());
-        let firsts: BTreeSet<char> = firsts.flat_map(|c| [c, c.to_ascii_lowercase(), c.to_ascii_uppercase()]).collect();
+        let mut firsts: Vec<char> = firsts.flat_map(|c| [c, c.to_ascii_lowercase(), c.to_ascii_uppercase()]).collect();
+        sort_by(&mut firsts, Ord::cmp);
+        firsts.dedup();
         let mut used = BTreeSet::new();
         values.for_each(|value| private_characters(value, &mut used));
         let free = ('\u{f0000}'..='\u{10fffd}').filter(|c| !used.contains(c));

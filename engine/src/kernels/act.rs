@@ -107,9 +107,16 @@ fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
     Some(ActKind { block, ..kind })
 }
 
-/// The columns of the tile that starts with `left` columns to go: full tiles, then what is left.
-pub(super) fn tile_columns(nc: usize, left: usize) -> usize {
-    nc.min(left)
+/// The columns of the tile that starts with `left` columns to go: full tiles, then what is left. Modules for browsers have
+/// fewer kinds of tiles: there what is left is cut into powers of two.
+pub(super) const fn tile_columns(nc: usize, left: usize) -> usize {
+    if left >= nc {
+        nc
+    } else if cfg!(target_family = "wasm") {
+        1 << left.ilog2()
+    } else {
+        left
+    }
 }
 
 /// Columns packed for one kind of matrix.
@@ -135,8 +142,11 @@ pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: &[f32], k: usize, w
     let words = &mut words[..n * per];
     tasks::chunks(few(pool, n), words, TASK_COLUMNS * per, &|i, words, _| {
         let x = &x[i * TASK_COLUMNS * k..n.min((i + 1) * TASK_COLUMNS) * k];
-        for (x, out) in x.chunks(kind.nc * k).zip(words.chunks_mut(kind.nc * per)) {
-            cpu.run(PackTile { kind, x, k, nc: x.len() / k, out });
+        let (mut c, n) = (0, x.len() / k);
+        while c < n {
+            let nc = tile_columns(kind.nc, n - c);
+            cpu.run(PackTile { kind, x: &x[c * k..(c + nc) * k], k, nc, out: &mut words[c * per..(c + nc) * per] });
+            c += nc;
         }
     });
     Acts { kind, n, k, words }

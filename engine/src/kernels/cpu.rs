@@ -54,6 +54,10 @@ impl fmt::Display for Isa {
     }
 }
 
+/// Whether the scalar path is part of this build.
+#[cfg(target_arch = "wasm32")]
+const HAS_SCALAR: bool = cfg!(any(feature = "scalar", not(target_feature = "simd128")));
+
 /// An instruction set this machine has. Made only by detection: holding one is the proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpu(Isa);
@@ -70,11 +74,17 @@ pub struct UnknownIsa {
 
 impl Cpu {
     /// The scalar path, which every machine has and which defines the results.
+    #[cfg(any(feature = "scalar", not(all(target_arch = "wasm32", target_feature = "simd128"))))]
     pub const SCALAR: Cpu = Cpu(Isa::Scalar);
+
+    /// WebAssembly with simd128.
+    #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+    pub(super) const SIMD128: Cpu = Cpu(Isa::Simd128);
 
     /// The fastest path of this machine.
     pub fn detect() -> Cpu {
-        Cpu::available().last().copied().unwrap_or(Cpu::SCALAR)
+        // `has` finds one: the slowest is there without a question
+        Cpu(Isa::ALL.into_iter().rfind(|&isa| has(isa)).unwrap_or(Isa::Scalar))
     }
 
     /// Every path of this machine, slowest first.
@@ -116,10 +126,10 @@ impl Cpu {
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             // SAFETY: as above.
             Isa::NeonDotprod => unsafe { super::neon::run_dotprod(super::neon::Neon::<true>::new(), op) },
-            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-            Isa::Simd128 => op.simd(super::wasm::Wasm::<false>::new()),
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
             Isa::RelaxedSimd => op.simd(super::wasm::Wasm::<true>::new()),
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            isa if isa == Isa::Simd128 || !HAS_SCALAR => op.simd(super::wasm::Wasm::<false>::new()),
             _ => op.scalar(),
         }
     }
@@ -169,7 +179,7 @@ fn has(isa: Isa) -> bool {
 #[cfg(target_arch = "wasm32")]
 fn has(isa: Isa) -> bool {
     match isa {
-        Isa::Scalar => true,
+        Isa::Scalar => HAS_SCALAR,
         Isa::Simd128 => cfg!(target_feature = "simd128"),
         // some engines have lowered the instruction wrongly: it is tried before it is believed
         #[cfg(target_feature = "relaxed-simd")]

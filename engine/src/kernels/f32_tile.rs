@@ -6,7 +6,7 @@ use core::marker::PhantomData;
 use super::decoded::float_at;
 use super::matmul::{Columns, Panels, Product};
 use super::panel::{Matrix, PANEL};
-use super::simd::{Simd, each};
+use super::simd::{Simd, TileShape, each};
 
 /// How a stored weight becomes an f32.
 pub(super) trait Elem {
@@ -82,12 +82,11 @@ pub(super) fn scalar_panel(w: &Matrix, p: usize, x: &[f32], out: &mut [f32]) {
     }
 }
 
-/// One register tile: `out[c*out_stride + v*LANES ..] (+)= sum_k w[v][k] * x[c*x_stride + k]`.
+/// One register tile: `out[c*out_stride + v*LANES ..] (+)= sum_k w[v][k] * x[c*x_stride + k]`. From a k to the next are
+/// the weights of a panel, the keys of a page, or 16 values.
 pub(super) struct F32Tile<const RV: usize> {
     /// First weights of each vector of rows.
     pub(super) w: [*const u8; RV],
-    /// Bytes from a k to the next.
-    pub(super) w_step: usize,
     pub(super) k: usize,
     pub(super) x: *const f32,
     pub(super) x_stride: usize,
@@ -100,7 +99,9 @@ pub(super) struct F32Tile<const RV: usize> {
 impl<const RV: usize> F32Tile<RV> {
     /// # Safety
     /// All of the tile's reads and writes are inside their buffers.
-    #[inline(always)]
+    // on WebAssembly one copy for all products and all kinds of attention, as in `matmul.rs`
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
+    #[cfg_attr(target_family = "wasm", inline(never))]
     pub(super) unsafe fn run<S: Simd, E: Elem, const NC: usize>(&self, s: S) {
         // SAFETY: the caller's.
         unsafe {
@@ -113,7 +114,7 @@ impl<const RV: usize> F32Tile<RV> {
                 }
             }
             for k in 0..self.k {
-                let w: [S::F; RV] = each!(RV, |v| E::load(s, self.w[v].add(k * self.w_step)));
+                let w: [S::F; RV] = each!(RV, |v| E::load(s, self.w[v].add(k * PANEL * E::BYTES)));
                 for c in 0..NC {
                     let x = s.splat(self.x.add(c * self.x_stride + k).read());
                     for v in 0..RV {
@@ -130,6 +131,16 @@ impl<const RV: usize> F32Tile<RV> {
     }
 }
 
+/// Whether products come to a tile of `rv` vectors times `nc` columns: whole tiles, and fewer vectors where those do not
+/// divide a panel (or 16 tokens, or 16 dimensions). Keeps the others out of the binary.
+pub(super) const fn has_shape<S: Simd>(rv: usize, nc: usize) -> bool {
+    const fn rows<S: Simd>(whole: usize, rv: usize) -> bool {
+        rv == whole || (rv < whole && !PANEL.is_multiple_of(S::LANES * whole))
+    }
+    let TileShape { rv: whole, nc: columns } = S::TILE_F32;
+    (nc <= columns && rows::<S>(whole, rv)) || (nc == 1 && rows::<S>(S::GEMV[3], rv))
+}
+
 /// Calls `$f::<RV, NC>` for run-time shapes within the instruction set's register tile.
 macro_rules! f32_shapes {
     ($S:ty, $rv:expr, $nc:expr, $f:ident($($arg:expr),*)) => {
@@ -139,9 +150,7 @@ macro_rules! f32_shapes {
     };
     (@ $S:ty, $rv:expr, $nc:expr, $f:ident $args:tt, $(($r:literal $n:literal))*) => {
         match ($rv, $nc) {
-            $(($r, $n) if const {
-                ($r <= <$S>::TILE_F32.rv && $n <= <$S>::TILE_F32.nc) || ($n == 1 && $r <= <$S>::GEMV[3])
-            } => f32_shapes!(@call $f::<$S, $r, $n> $args),)*
+            $(($r, $n) if const { has_shape::<$S>($r, $n) } => f32_shapes!(@call $f::<$S, $r, $n> $args),)*
             _ => unreachable!("a tile shape beyond the instruction set's"),
         }
     };
@@ -183,7 +192,6 @@ fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     let at = |v: usize| row + v * S::LANES;
     let tile = F32Tile::<RV> {
         w: each!(RV, |v| p.w.panel(at(v) / PANEL)[at(v) % PANEL * E::BYTES..].as_ptr()),
-        w_step: PANEL * E::BYTES,
         k,
         x: x[c * k..(c + NC) * k].as_ptr(),
         x_stride: k,

@@ -116,7 +116,7 @@ fn probe_relaxed_madd() -> bool {
     })
 }
 
-/// Small products of each recipe against the definition: whether the lowering is wrong can depend on the registers
+/// Small products of each recipe against simd128's: whether the lowering is wrong can depend on the registers
 /// that the baseline compiler has at hand.
 #[cfg(target_feature = "relaxed-simd")]
 fn probe_products(relaxed: Cpu) -> bool {
@@ -140,7 +140,7 @@ fn probe_products(relaxed: Cpu) -> bool {
                 }
                 out
             };
-            product(relaxed) == product(Cpu::SCALAR)
+            product(relaxed) == product(Cpu::SIMD128)
         })
     })
 }

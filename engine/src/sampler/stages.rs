@@ -32,6 +32,12 @@ impl Candidate {
     }
 }
 
+/// Sorts candidates by [`Candidate::order`], or by their tokens: one copy of the library's sort for all who call.
+#[inline(never)]
+pub(super) fn sort(candidates: &mut [Candidate], order: fn(&Candidate, &Candidate) -> Ordering) {
+    candidates.sort_unstable_by(order);
+}
+
 /// A vocabulary of logits, with the maxima of its groups.
 pub(super) struct Groups {
     maxima: Vec<f32>,
@@ -92,7 +98,7 @@ impl Groups {
             out.select_nth_unstable_by(k - 1, Candidate::order);
             out.truncate(k);
         }
-        out.sort_unstable_by(Candidate::order);
+        sort(out, Candidate::order);
     }
 
     /// Candidates at least `min_p` times as probable as the first, sorted.
@@ -102,7 +108,7 @@ impl Groups {
         let floor = (f64::from(max) + math::ln(f64::from(min_p).max(1e-300)) - 1e-3) as f32;
         self.at_least(x, floor.next_down(), out);
         out.retain(|c| exp(c.logit - max) >= min_p);
-        out.sort_unstable_by(Candidate::order);
+        sort(out, Candidate::order);
     }
 }
 
@@ -171,7 +177,7 @@ const FRONTS: [usize; 2] = [64, 1024];
 pub(super) fn typical(kept: &mut Vec<Candidate>, typical_p: f32, shifts: &mut Vec<Shift>) {
     let max = kept.iter().fold(f32::NEG_INFINITY, |m, c| if c.logit > m { c.logit } else { m });
     if !kept.is_sorted_by_key(|c| c.token) {
-        kept.sort_unstable_by(Candidate::by_token);
+        sort(kept, Candidate::by_token);
     }
     shifts.clear();
     let weighed = kept.iter().map(|c| Shift { shift: 0.0, weight: exp(c.logit - max), candidate: *c });
@@ -209,5 +215,5 @@ pub(super) fn typical(kept: &mut Vec<Candidate>, typical_p: f32, shifts: &mut Ve
             got += f64::from(s.weight);
         }
     }
-    kept.sort_unstable_by(Candidate::order);
+    sort(kept, Candidate::order);
 }

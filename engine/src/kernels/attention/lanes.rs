@@ -6,7 +6,7 @@ use core::ops::Range;
 use super::super::act::{PartSums, quantise_block, quantise_lanes, write_groups};
 use super::super::elementwise::soft_cap_lanes;
 use super::super::exp::{ABREAST, LOW, exp_above_lanes};
-use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, f32_shapes};
+use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, f32_shapes, has_shape};
 use super::super::narrow::round13_lanes;
 use super::super::norm::{LANES, max, tree};
 use super::super::simd::{Rec, Simd, each};
@@ -28,6 +28,53 @@ pub(super) fn blend_lanes<S: Simd>(s: S, total: &mut [f32], a: f32, part: &[f32]
             let t = total.as_mut_ptr().add(i);
             s.store(t, s.add(s.mul(s.load(t), a), s.mul(s.load(part.as_ptr().add(i)), b)));
         }
+    }
+}
+
+/// [`Chunk::softmax`], with weights of 13 bits if `narrow`.
+// on WebAssembly one copy for all types of keys and values
+#[cfg_attr(not(target_family = "wasm"), inline(always))]
+#[cfg_attr(target_family = "wasm", inline(never))]
+fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Running {
+    assert!(!p.is_empty() && p.len().is_multiple_of(LANES));
+    let per = LANES / S::LANES;
+    let mut lanes = [0.0; LANES];
+    // SAFETY: whole groups of 16 elements, and 16 lanes.
+    unsafe {
+        let mut acc = [s.splat(f32::NEG_INFINITY); 4];
+        for i in (0..p.len()).step_by(LANES) {
+            for (j, acc) in acc[..per].iter_mut().enumerate() {
+                let v = s.load(p.as_ptr().add(i + j * S::LANES));
+                *acc = s.max(v, *acc);
+            }
+        }
+        for (j, acc) in acc[..per].iter().enumerate() {
+            s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
+        }
+        let m = tree(lanes, max);
+        let last = p.len() - S::LANES;
+        for i in (0..p.len()).step_by(ABREAST * S::LANES) {
+            // what is left over is done twice rather than alone
+            let at = |j: usize| (i + j * S::LANES).min(last);
+            let mut e = [s.splat(0.0); ABREAST];
+            for (j, e) in e.iter_mut().enumerate() {
+                *e = s.sub(s.load(p.as_ptr().add(at(j))), s.splat(m));
+            }
+            let e = exp_above_lanes(s, low, e);
+            for (j, e) in e.iter().enumerate() {
+                s.store(p.as_mut_ptr().add(at(j)), if narrow { round13_lanes(s, *e) } else { *e });
+            }
+        }
+        let mut acc = [s.splat(0.0); 4];
+        for i in (0..p.len()).step_by(LANES) {
+            for (j, acc) in acc[..per].iter_mut().enumerate() {
+                *acc = s.add(*acc, s.load(p.as_ptr().add(i + j * S::LANES)));
+            }
+        }
+        for (j, acc) in acc[..per].iter().enumerate() {
+            s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
+        }
+        Running { m, l: tree(lanes, |a, b| a + b) }
     }
 }
 
@@ -57,49 +104,8 @@ impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
 
     #[inline(always)]
     fn softmax(&self, p: &mut [f32]) -> Running {
-        assert!(!p.is_empty() && p.len().is_multiple_of(LANES));
-        let s = self.s;
         let narrow = self.a.kv().kv_type.has_f16_values();
-        let low = if narrow { WEIGHT_LOW } else { LOW };
-        let per = LANES / S::LANES;
-        let mut lanes = [0.0; LANES];
-        // SAFETY: whole groups of 16 elements, and 16 lanes.
-        unsafe {
-            let mut acc = [s.splat(f32::NEG_INFINITY); 4];
-            for i in (0..p.len()).step_by(LANES) {
-                for (j, acc) in acc[..per].iter_mut().enumerate() {
-                    let v = s.load(p.as_ptr().add(i + j * S::LANES));
-                    *acc = s.max(v, *acc);
-                }
-            }
-            for (j, acc) in acc[..per].iter().enumerate() {
-                s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
-            }
-            let m = tree(lanes, max);
-            let last = p.len() - S::LANES;
-            for i in (0..p.len()).step_by(ABREAST * S::LANES) {
-                // what is left over is done twice rather than alone
-                let at = |j: usize| (i + j * S::LANES).min(last);
-                let mut e = [s.splat(0.0); ABREAST];
-                for (j, e) in e.iter_mut().enumerate() {
-                    *e = s.sub(s.load(p.as_ptr().add(at(j))), s.splat(m));
-                }
-                let e = exp_above_lanes(s, low, e);
-                for (j, e) in e.iter().enumerate() {
-                    s.store(p.as_mut_ptr().add(at(j)), if narrow { round13_lanes(s, *e) } else { *e });
-                }
-            }
-            let mut acc = [s.splat(0.0); 4];
-            for i in (0..p.len()).step_by(LANES) {
-                for (j, acc) in acc[..per].iter_mut().enumerate() {
-                    *acc = s.add(*acc, s.load(p.as_ptr().add(i + j * S::LANES)));
-                }
-            }
-            for (j, acc) in acc[..per].iter().enumerate() {
-                s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
-            }
-            Running { m, l: tree(lanes, |a, b| a + b) }
-        }
+        softmax_lanes(self.s, if narrow { WEIGHT_LOW } else { LOW }, narrow, p)
     }
 
     #[inline(always)]
@@ -301,7 +307,6 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     let d = a.kv().head_dim;
     let tile = F32Tile::<RV> {
         w: each!(RV, |v| keys(v)),
-        w_step: PAGE * E::BYTES,
         k: d,
         x: q[c * d..(c + NC) * d].as_ptr(),
         x_stride: d,
@@ -341,7 +346,6 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     let tile = F32Tile::<RV> {
         // SAFETY: values of a head are `depth` tokens of `dims` elements, whole groups of 16.
         w: each!(RV, |v| unsafe { values.add(at(v)) }),
-        w_step: LANES * E::BYTES,
         k: part.n,
         x: p[c..c + NC].as_flattened()[part.t..].as_ptr(),
         x_stride: CHUNK,

@@ -9,6 +9,7 @@ pub(super) use codes::{Codes32, SuperCodes};
 pub(super) use small::Small;
 pub(super) use supers::{SuperMin, SuperSigned};
 
+use super::act::tile_columns;
 use super::form::CodesForm;
 use super::simd::{Simd, TileShape};
 
@@ -48,7 +49,8 @@ impl Shape {
             rv == whole || (rv == 1 && !super::panel::PANEL.is_multiple_of(S::LANES * whole))
         }
         let TileShape { rv: whole, nc: columns } = self.tile::<S>();
-        (nc <= columns && rows::<S>(whole, rv)) || (nc == 1 && rows::<S>(self.gemv::<S>(), rv))
+        let of_tiles = tile_columns(columns, nc) == nc && rows::<S>(whole, rv);
+        of_tiles || (nc == 1 && rows::<S>(self.gemv::<S>(), rv))
     }
 }
 
