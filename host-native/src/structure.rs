@@ -114,7 +114,9 @@ impl Structures {
             Ok(Arc::new(grammar) as Arc<dyn Constraint>)
         };
         let done = thread::scope(|scope| {
-            let reader = thread::Builder::new().name("starling-grammar".into()).stack_size(most.max(64 << 10).saturating_mul(STACK));
+            let reader = thread::Builder::new()
+                .name("starling-grammar".into())
+                .stack_size(most.max(64 << 10).saturating_mul(STACK));
             reader.spawn_scoped(scope, work).map(|reader| reader.join())
         });
         match done {
