@@ -154,6 +154,8 @@ fn event(event: Event) -> Option<wit::Event> {
             stop_token: if let FinishReason::StopToken(token) = reason { Some(token) } else { None },
             reason: match reason {
                 FinishReason::StopToken(_) | FinishReason::StopString(_) => wit::Reason::Stop,
+                // no request here has a constraint
+                FinishReason::Complete | FinishReason::Constraint(_) => wit::Reason::Stop,
                 FinishReason::Length => wit::Reason::Length,
                 FinishReason::NotFinite => wit::Reason::NotFinite,
                 FinishReason::NoMemory => wit::Reason::NoMemory,
