@@ -105,15 +105,3 @@ fn numbers_that_differ_by_layer_are_refused() {
         assert!(!error("same").unwrap_or_default().contains("numbers that differ"), "{key}");
     }
 }
-
-/// Projections after the pooling, which some embedders have.
-#[test]
-fn dense_heads_are_refused_by_name() {
-    let error = changed("gemma-embedding-mean-f16.gguf", &[], &|t| {
-        let extra = t.name == "output_norm.weight";
-        let dense = extra.then(|| ("dense_2.weight".into(), t.dims[..1].to_vec(), 0..t.len_bytes as usize));
-        whole(t).into_iter().chain(dense).collect()
-    });
-    let error = error.err().expect("a refusal").to_string();
-    assert!(error.contains("dense_2.weight") && error.contains("does not use"), "{error}");
-}
