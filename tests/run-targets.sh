@@ -31,8 +31,9 @@ relaxed=+simd128,+relaxed-simd
 run() {
     case $1 in
         native) tests ;;
-        # what is not the kernels' has nothing of the instruction set
-        neon) only=kernels:: && aarch64 cortex-a53 neon ;;
+        # what is not the kernels' has nothing of the instruction set; where there are dot products, kernels are tested
+        # with and without them
+        neon) only=kernels::tests::the_named_path && aarch64 cortex-a53 neon ;;
         neon-dotprod) only=kernels:: && aarch64 max neon-dotprod ;;
         scalar-wasm) wasm -simd128 scalar ;;
         # all but the kernels is what relaxed-simd runs
