@@ -17,11 +17,15 @@ export PYTHON=$target/tools/python/bin/python
 
 passed=0 failed=0 failures=
 chosen=" $* "
+is_chosen() {
+    [ "$chosen" = "  " ] || [[ $chosen == *" $1 "* ]]
+}
+
 # step NAME COMMAND...
 step() {
     local name=$1 start=$SECONDS
     shift
-    [ "$chosen" = "  " ] || [[ $chosen == *" $name "* ]] || return 0
+    is_chosen "$name" || return 0
     echo "== $name"
     if "$@"; then
         passed=$((passed + 1))
@@ -31,6 +35,23 @@ step() {
         failures="$failures $name"
         echo "== $name: FAILED after $((SECONDS - start)) s"
     fi
+}
+
+# beside NAME COMMAND...: begins the work of a step that comes later, which has `begun NAME` as its command
+declare -A running
+beside() {
+    local name=$1
+    shift
+    is_chosen "$name" || return 0
+    "$@" >"$target/$name.log" 2>&1 &
+    running[$name]=$!
+}
+
+begun() {
+    wait "${running[$1]}"
+    local code=$?
+    cat "$target/$1.log"
+    return $code
 }
 
 as_root() {
@@ -74,12 +95,19 @@ intrinsics_are_inlined() {
     cargo build --quiet --release && ! nm --demangle "$target/release/starling" | grep 'core_arch::x86::avx'
 }
 
+wasi_run() {
+    cargo test --quiet --release --manifest-path tests/wasi-run/Cargo.toml --target-dir "$target/wasi-run" "$@"
+}
+
+build_wasm() {
+    tests/build-wasm.sh && wasi_run --no-run
+}
+
 # in_wasmtime ISA MODULE TESTS...
 in_wasmtime() {
     local isa=$1 module=$2
     shift 2
-    STARLING_MODULE=$target/wasm/$module STARLING_TEST_ISA=$isa cargo test --quiet --release \
-        --manifest-path tests/wasi-run/Cargo.toml --target-dir "$target/wasi-run" "$@"
+    STARLING_MODULE=$target/wasm/$module STARLING_TEST_ISA=$isa wasi_run "$@"
 }
 
 module_in_wasmtime() {
@@ -139,6 +167,9 @@ step install-packages install_packages
 step install-rust install_rust
 step install-wasm-std tests/install-wasm-std.sh
 step install-wasmtime install_wasmtime
+# compilers and downloads leave each other time
+beside install-clients install_clients
+beside build-wasm build_wasm
 step format cargo fmt --all --check
 step clippy lint
 step doc env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps
@@ -150,11 +181,11 @@ step native cargo test --quiet --workspace
 for name in neon neon-dotprod relaxed-simd-node relaxed-simd; do
     step "$name" tests/run-targets.sh "$name"
 done
-step build-wasm tests/build-wasm.sh
+step build-wasm begun build-wasm
 step module-in-wasmtime module_in_wasmtime
 step module-in-node node --test tests/node/goldens.mjs
 step install-promtool install_promtool
-step install-clients install_clients
+step install-clients begun install-clients
 step clients with_server run.py
 step router with_server router.py
 step build-web build_web
