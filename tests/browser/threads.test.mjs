@@ -49,7 +49,7 @@ async function workers() {
 /** Waits until there are so many. */
 async function until(count) {
   let found;
-  for (let i = 0; i < 100 && (found = await workers()) !== count; i++)
+  for (let i = 0; i < 600 && (found = await workers()) !== count; i++)
     await new Promise((resolve) => setTimeout(resolve, 50));
   assert.equal(found, count);
 }
