@@ -4,3 +4,4 @@ pub mod embedding;
 pub mod golden;
 pub mod pool;
 pub mod reference;
+pub mod sequences;

@@ -3,28 +3,13 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestId};
+use starling::engine::{FinishReason, Request};
 use starling::error::RequestError;
-use starling::kernels::Cpu;
-use starling::kernels::attention::KvType;
 use starling::model::Model;
-use starling::pool::Inline;
 use starling::sampler::{Constraint, ConstraintError, LogprobKind, SamplingOptions};
-use starling_tests::reference;
+use starling_tests::sequences::{Seen, engine, model, run, same};
 
 const N_CTX: usize = 128;
-
-fn model() -> Arc<Model> {
-    Arc::new(reference::changed("mistral-hd32-f16.gguf", &[], &reference::whole).expect("a model"))
-}
-
-fn engine(model: &Arc<Model>, max_seqs: usize, batch_tokens: usize) -> Engine {
-    let kv_type = KvType::F16;
-    let kv_bytes = max_seqs * EngineOptions::kv_bytes_of(model, kv_type, N_CTX);
-    let options =
-        EngineOptions { kv_type, n_ctx: N_CTX, max_seqs, batch_tokens, kv_bytes, model_sha256: Some([7; 32]) };
-    Engine::new(Arc::clone(model), &Inline, options).expect("memory")
-}
 
 /// A language by chance: what may follow a text is drawn from its tokens.
 #[derive(Debug, Clone)]
@@ -86,40 +71,6 @@ impl Constraint for Chance {
     }
 }
 
-/// What came of a request.
-#[derive(Debug, Clone, Default, PartialEq)]
-struct Seen {
-    prompt: Vec<f32>,
-    answer: Vec<(u32, f32)>,
-    reason: Option<FinishReason>,
-}
-
-/// Runs requests, the `i`th submitted before step `i * apart`.
-fn run(engine: &mut Engine, requests: &[Request], apart: usize) -> Vec<Seen> {
-    let mut ids: Vec<RequestId> = Vec::new();
-    let mut all = vec![Seen::default(); requests.len()];
-    for step in 0.. {
-        while ids.len() < requests.len() && ids.len() * apart <= step && engine.active() < engine.options().max_seqs {
-            ids.push(engine.submit(requests[ids.len()].clone()).expect("room"));
-        }
-        let at = |id| ids.iter().position(|i| *i == id).expect("a request");
-        engine.step(Cpu::detect(), &Inline, &mut |event| match event {
-            Event::Computed { .. } | Event::Prefilled { .. } => {}
-            Event::Prompt { id, logprobs } => all[at(id)].prompt.extend(logprobs.iter().map(|l| l.0)),
-            Event::Token { id, token, logprob, .. } => all[at(id)].answer.push((token, logprob)),
-            Event::Done { id, reason, n_tokens, .. } => {
-                let seen = &mut all[at(id)];
-                assert_eq!(seen.answer.len(), n_tokens);
-                seen.reason = Some(reason);
-            }
-        });
-        if ids.len() == requests.len() && engine.is_idle() {
-            break;
-        }
-    }
-    all
-}
-
 fn request(sampling: SamplingOptions, chance: Option<Chance>) -> Request {
     let constraint = chance.map(|c| Arc::new(c) as Arc<dyn Constraint>);
     let prompt = (0..20).map(|i| 3 + (i * 37) % 300).collect();
@@ -167,16 +118,16 @@ proptest! {
             Request { ignore_eos: *ignores, stop_tokens: vec![9, 200], ..request(sampling.clone(), chance) }
         }).collect();
         let alone: Vec<Seen> =
-            requests.iter().flat_map(|r| run(&mut engine(&model, 1, 96), std::slice::from_ref(r), 0)).collect();
-        prop_assert_eq!(&run(&mut engine(&model, max_seqs, batch), &requests, apart), &alone);
+            requests.iter().flat_map(|r| run(&mut engine(&model, N_CTX, 1, 96), std::slice::from_ref(r), 0)).collect();
+        prop_assert_eq!(same(&run(&mut engine(&model, N_CTX, max_seqs, batch), &requests, apart)), same(&alone));
         for (i, ((seen, asked), request)) in alone.iter().zip(&asked).zip(&requests).enumerate() {
             // the answer as a prompt: the model says of it what was said when it was made
             let tokens: Vec<u32> = request.tokens.iter().copied().chain(seen.answer.iter().map(|a| a.0)).collect();
             let (max_tokens, prompt_logprobs, constraint) = (Some(0), true, None);
             let again = Request { tokens, max_tokens, prompt_logprobs, constraint, ..request.clone() };
-            let again = run(&mut engine(&model, 1, 96), &[again], 0).remove(0);
-            let logprobs: Vec<f32> = seen.answer.iter().map(|a| a.1).collect();
-            prop_assert_eq!(&again.prompt[request.tokens.len() - 1..], &logprobs[..]);
+            let again = run(&mut engine(&model, N_CTX, 1, 96), &[again], 0).remove(0);
+            let again: Vec<f32> = again.prompt[request.tokens.len() - 1..].iter().map(|l| l.0).collect();
+            prop_assert_eq!(again, seen.answer.iter().map(|a| a.1.0).collect::<Vec<_>>());
             if i % 3 == 2 {
                 continue;
             }
@@ -216,7 +167,8 @@ fn a_constraint_that_allows_everything_changes_nothing() {
     let everything = Chance::new(&model, 0, 1000, usize::MAX);
     let free = Request { ignore_eos: true, ..request(sampling.clone(), None) };
     let bound = Request { ignore_eos: true, ..request(sampling, Some(everything)) };
-    let seen = run(&mut engine(&model, 2, 64), &[free, bound], 0);
+    let seen = run(&mut engine(&model, N_CTX, 2, 64), &[free, bound], 0);
+    let seen = same(&seen);
     assert_eq!(seen[0], seen[1]);
     assert_eq!(seen[0].reason, Some(FinishReason::Length));
 }
@@ -226,7 +178,7 @@ fn ends_have_names() {
     let model = model();
     let ends = |chance: Chance| {
         let request = Request { ignore_eos: true, ..request(SamplingOptions::greedy(), Some(chance)) };
-        let seen = run(&mut engine(&model, 1, 64), &[request], 0).remove(0);
+        let seen = run(&mut engine(&model, N_CTX, 1, 64), &[request], 0).remove(0);
         (seen.answer.len(), seen.reason.expect("an end"))
     };
     let whole = Chance::new(&model, 5, 500, 7);
@@ -251,6 +203,6 @@ fn a_receipt_of_a_constrained_answer_is_refused() {
     let model = model();
     let chance = Chance::new(&model, 1, 500, 7);
     let request = Request { receipt: true, ..request(SamplingOptions::greedy(), Some(chance)) };
-    let refused = engine(&model, 1, 64).submit(request);
+    let refused = engine(&model, N_CTX, 1, 64).submit(request);
     assert!(matches!(refused, Err(RequestError::Option { name: "receipt", .. })), "{refused:?}");
 }

@@ -1,29 +1,15 @@
 //! Prompts: their log-probabilities, and who waits for whom.
 
-use std::sync::Arc;
-
 use proptest::prelude::*;
-use starling::engine::{Engine, EngineOptions, Event, Request, RequestId, TokenLogprobs};
+use starling::engine::{FinishReason, Request, TokenLogprobs};
 use starling::kernels::Cpu;
 use starling::kernels::attention::KvType;
-use starling::model::Model;
 use starling::model::pass::{Pass, PassError};
 use starling::pool::Inline;
 use starling::sampler::{LogprobKind, SamplingOptions};
-use starling_tests::reference;
+use starling_tests::sequences::{Seen, engine, model, run, same};
 
 const N_CTX: usize = 256;
-
-fn model() -> Arc<Model> {
-    Arc::new(reference::changed("mistral-hd32-f16.gguf", &[], &reference::whole).expect("a model"))
-}
-
-fn engine(model: &Arc<Model>, max_seqs: usize, batch_tokens: usize) -> Engine {
-    let kv_type = KvType::F16;
-    let kv_bytes = max_seqs * EngineOptions::kv_bytes_of(model, kv_type, N_CTX);
-    let options = EngineOptions { kv_type, n_ctx: N_CTX, max_seqs, batch_tokens, kv_bytes, model_sha256: None };
-    Engine::new(Arc::clone(model), &Inline, options).expect("memory")
-}
 
 fn prompt(n: usize, seed: usize) -> Vec<u32> {
     (0..n).map(|i| (3 + (i * 37 + seed * 11) % 300) as u32).collect()
@@ -36,60 +22,12 @@ fn scored(n: usize, seed: usize, max_tokens: usize) -> Request {
     Request { sampling, max_tokens, ignore_eos: true, prompt_logprobs: true, ..Request::new(prompt(n, seed)) }
 }
 
-/// What came of a request.
-#[derive(Debug, Clone, Default, PartialEq)]
-struct Seen {
-    prompt: Vec<TokenLogprobs>,
-    answer: Vec<(u32, TokenLogprobs)>,
-    n_cached: usize,
-    /// The step of its first token.
-    first: usize,
-    done: bool,
-}
-
-/// Runs requests, the `i`th submitted before step `i * apart`.
-fn run(engine: &mut Engine, requests: &[Request], apart: usize) -> Vec<Seen> {
-    let mut ids: Vec<RequestId> = Vec::new();
-    let mut all = vec![Seen::default(); requests.len()];
-    for step in 0.. {
-        while ids.len() < requests.len() && ids.len() * apart <= step && engine.active() < engine.options().max_seqs {
-            ids.push(engine.submit(requests[ids.len()].clone()).expect("room"));
-        }
-        let at = |id| ids.iter().position(|i| *i == id).expect("a request");
-        engine.step(Cpu::detect(), &Inline, &mut |event| match event {
-            Event::Computed { .. } => {}
-            Event::Prompt { id, logprobs } => {
-                assert!(all[at(id)].answer.is_empty());
-                all[at(id)].prompt.extend(logprobs);
-            }
-            Event::Prefilled { id, n_cached, .. } => all[at(id)].n_cached = n_cached,
-            Event::Token { id, token, logprob, top, .. } => {
-                let seen = &mut all[at(id)];
-                if seen.answer.is_empty() {
-                    seen.first = step;
-                }
-                seen.answer.push((token, (logprob, top)));
-            }
-            Event::Done { id, .. } => all[at(id)].done = true,
-        });
-        if ids.len() == requests.len() && engine.is_idle() {
-            break;
-        }
-    }
-    all
-}
-
-/// What does not depend on time.
-fn same(seen: &[Seen]) -> Vec<Seen> {
-    seen.iter().cloned().map(|s| Seen { first: 0, n_cached: 0, ..s }).collect()
-}
-
 #[test]
 fn log_probabilities_are_those_of_the_logits() {
     let model = model();
     let request = scored(40, 1, 0);
-    let seen = run(&mut engine(&model, 3, 16), std::slice::from_ref(&request), 0).remove(0);
-    assert_eq!((seen.prompt.len(), seen.answer.len(), seen.done), (39, 0, true));
+    let seen = run(&mut engine(&model, N_CTX, 3, 16), std::slice::from_ref(&request), 0).remove(0);
+    assert_eq!((seen.prompt.len(), seen.answer.len(), seen.reason), (39, 0, Some(FinishReason::Length)));
     let pass = Pass { model: &model, cpu: Cpu::detect(), pool: &Inline, kv_type: KvType::F16, batch: 40, n_ctx: N_CTX };
     let mut at = 0;
     let checked = pass.run::<PassError>(&request.tokens, 0, None, &mut |row| {
@@ -111,7 +49,7 @@ fn log_probabilities_are_those_of_the_logits() {
 #[test]
 fn what_is_cached_has_log_probabilities_too() {
     let model = model();
-    let mut engine = engine(&model, 2, 64);
+    let mut engine = engine(&model, N_CTX, 2, 64);
     let request = scored(100, 2, 5);
     let plain = Request { prompt_logprobs: false, ..request.clone() };
     let first = run(&mut engine, std::slice::from_ref(&plain), 0).remove(0);
@@ -131,7 +69,7 @@ fn what_is_cached_has_log_probabilities_too() {
 #[test]
 fn an_answer_without_tokens_is_for_log_probabilities_only() {
     let model = model();
-    let mut engine = engine(&model, 1, 8);
+    let mut engine = engine(&model, N_CTX, 1, 8);
     assert!(engine.submit(Request { prompt_logprobs: false, ..scored(4, 0, 0) }).is_err());
     assert!(engine.submit(scored(N_CTX + 1, 0, 0)).is_err());
     let whole = run(&mut engine, &[scored(N_CTX, 0, 0)], 0).remove(0);
@@ -142,7 +80,7 @@ fn an_answer_without_tokens_is_for_log_probabilities_only() {
 fn a_short_prompt_does_not_wait_for_a_long_one() {
     let model = model();
     let requests = [scored(240, 0, 2), scored(10, 1, 2), scored(12, 2, 2)];
-    let seen = run(&mut engine(&model, 4, 16), &requests, 1);
+    let seen = run(&mut engine(&model, N_CTX, 4, 16), &requests, 1);
     // the long one takes 15 steps alone, and a quarter of some
     assert!(seen[1].first <= 2 && seen[2].first <= 4 && (15..20).contains(&seen[0].first), "{seen:?}");
 }
@@ -164,8 +102,8 @@ proptest! {
             Request { prompt_logprobs: *max == 0 || i % 2 == 0, ..request }
         }).collect();
         let alone: Vec<Seen> =
-            requests.iter().flat_map(|r| run(&mut engine(&model, 1, 96), std::slice::from_ref(r), 0)).collect();
-        let together = run(&mut engine(&model, max_seqs, batch), &requests, apart);
+            requests.iter().flat_map(|r| run(&mut engine(&model, N_CTX, 1, 96), std::slice::from_ref(r), 0)).collect();
+        let together = run(&mut engine(&model, N_CTX, max_seqs, batch), &requests, apart);
         prop_assert_eq!(same(&together), same(&alone));
     }
 }

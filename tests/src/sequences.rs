@@ -1,0 +1,89 @@
+//! A decoder, an engine, and what came of requests, for tests about several sequences at once.
+
+use std::sync::Arc;
+
+use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestId, TokenLogprobs};
+use starling::kernels::Cpu;
+use starling::kernels::attention::KvType;
+use starling::model::Model;
+use starling::pool::Inline;
+
+use crate::reference;
+
+/// A decoder whose layers have nothing out of the ordinary.
+///
+/// # Panics
+/// If it does not load.
+pub fn model() -> Arc<Model> {
+    Arc::new(reference::load("mistral-hd32-f16.gguf"))
+}
+
+/// An engine with room for `max_seqs` sequences of `n_ctx` tokens, for which receipts can be asked.
+///
+/// # Panics
+/// If there is no memory.
+pub fn engine(model: &Arc<Model>, n_ctx: usize, max_seqs: usize, batch_tokens: usize) -> Engine {
+    let kv_type = KvType::F16;
+    let kv_bytes = max_seqs * EngineOptions::kv_bytes_of(model, kv_type, n_ctx);
+    let options = EngineOptions { kv_type, n_ctx, max_seqs, batch_tokens, kv_bytes, model_sha256: Some([7; 32]) };
+    Engine::new(Arc::clone(model), &Inline, options).expect("memory")
+}
+
+/// What came of a request.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Seen {
+    /// Of the prompt's tokens after the first, if asked for.
+    pub prompt: Vec<TokenLogprobs>,
+    /// The tokens of the answer.
+    pub answer: Vec<(u32, TokenLogprobs)>,
+    /// Tokens of the prompt that were found in the cache.
+    pub n_cached: usize,
+    /// The step of its first token.
+    pub first: usize,
+    /// Why it ended.
+    pub reason: Option<FinishReason>,
+}
+
+/// Runs requests, the `i`th submitted before step `i * apart`.
+///
+/// # Panics
+/// If one is refused.
+pub fn run(engine: &mut Engine, requests: &[Request], apart: usize) -> Vec<Seen> {
+    let mut ids: Vec<RequestId> = Vec::new();
+    let mut all = vec![Seen::default(); requests.len()];
+    for step in 0.. {
+        while ids.len() < requests.len() && ids.len() * apart <= step && engine.active() < engine.options().max_seqs {
+            ids.push(engine.submit(requests[ids.len()].clone()).expect("room"));
+        }
+        let at = |id| ids.iter().position(|i| *i == id).expect("a request");
+        engine.step(Cpu::detect(), &Inline, &mut |event| match event {
+            Event::Computed { .. } => {}
+            Event::Prompt { id, logprobs } => {
+                assert!(all[at(id)].answer.is_empty());
+                all[at(id)].prompt.extend(logprobs);
+            }
+            Event::Prefilled { id, n_cached, .. } => all[at(id)].n_cached = n_cached,
+            Event::Token { id, token, logprob, top, .. } => {
+                let seen = &mut all[at(id)];
+                if seen.answer.is_empty() {
+                    seen.first = step;
+                }
+                seen.answer.push((token, (logprob, top)));
+            }
+            Event::Done { id, reason, n_tokens, .. } => {
+                let seen = &mut all[at(id)];
+                assert_eq!(seen.answer.len(), n_tokens);
+                seen.reason = Some(reason);
+            }
+        });
+        if ids.len() == requests.len() && engine.is_idle() {
+            break;
+        }
+    }
+    all
+}
+
+/// What does not depend on time.
+pub fn same(seen: &[Seen]) -> Vec<Seen> {
+    seen.iter().cloned().map(|s| Seen { first: 0, n_cached: 0, ..s }).collect()
+}
