@@ -120,18 +120,20 @@ impl Answer {
 }
 
 /// The model's numbers are not finite for this prompt.
-pub fn not_finite() -> ApiError {
+fn not_finite() -> ApiError {
     ApiError::internal("the model's numbers are not finite with this prompt: a fault of its weights").code("not_finite")
 }
 
-/// What is wrong with an answer that ended so, if anything is.
-pub fn fault(reason: FinishReason) -> Option<ApiError> {
-    match reason {
-        FinishReason::NotFinite => Some(not_finite()),
-        FinishReason::Constraint(ConstraintError::Failed) => {
-            Some(ApiError::internal(ConstraintError::Failed.to_string()).code("grammar_failed"))
-        }
-        FinishReason::Constraint(e) => Some(ApiError::invalid(e.to_string()).code("invalid_grammar")),
+/// Why there will be no more of an answer or a vector, if that is what an update says.
+pub fn fault(update: &Update) -> Option<ApiError> {
+    match update {
+        Update::Failed(failed) => Some(failed.clone().into()),
+        Update::Vector { vector: None } => Some(not_finite()),
+        Update::Done { reason: FinishReason::NotFinite, .. } => Some(not_finite()),
+        Update::Done { reason: FinishReason::Constraint(e), .. } => Some(match e {
+            ConstraintError::Failed => ApiError::internal(e.to_string()).code("grammar_failed"),
+            _ => ApiError::invalid(e.to_string()).code("invalid_grammar"),
+        }),
         _ => None,
     }
 }
@@ -145,14 +147,10 @@ pub async fn collect(mut updates: Updates, n: usize) -> Result<Vec<Answer>, ApiE
     let mut left = n;
     while left > 0 {
         let (index, update) = updates.recv().await.ok_or_else(engine_failed)?;
-        match &update {
-            Update::Failed(failed) => return Err(failed.clone().into()),
-            Update::Done { reason, .. } => match fault(*reason) {
-                Some(error) => return Err(error),
-                None => left -= 1,
-            },
-            _ => {}
+        if let Some(error) = fault(&update) {
+            return Err(error);
         }
+        left -= usize::from(matches!(update, Update::Done { .. }));
         if let Some(answer) = answers.get_mut(index) {
             answer.take(update);
         }

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 use super::super::queue::Update;
 use super::super::state::{App, Caller};
-use super::answer::{Answer, Answers, Pick, Usage, collect, fault, piece};
+use super::answer::{Answer, Answers, Pick, Usage, collect, piece};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::messages::{checked, render};
@@ -366,12 +366,6 @@ impl ChatWriter {
 
 impl Writer for ChatWriter {
     fn update(&mut self, index: usize, update: Update, events: &mut Events) -> bool {
-        if let Update::Done { reason, .. } = &update
-            && let Some(error) = fault(*reason)
-        {
-            self.failed(&error, events);
-            return true;
-        }
         match &update {
             Update::Started => {
                 let delta = Delta { role: Some("assistant"), content: Some(String::new()), tool_calls: Vec::new() };

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 
 use super::super::queue::Update;
 use super::super::state::{App, Caller};
-use super::answer::{Answer, Answers, Pick, Usage, collect, fault, piece};
+use super::answer::{Answer, Answers, Pick, Usage, collect, piece};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::input::Input;
@@ -344,12 +344,6 @@ impl CompletionWriter {
 
 impl Writer for CompletionWriter {
     fn update(&mut self, index: usize, update: Update, events: &mut Events) -> bool {
-        if let Update::Done { reason, .. } = &update
-            && let Some(error) = fault(*reason)
-        {
-            self.failed(&error, events);
-            return true;
-        }
         match &update {
             Update::Started if !self.logprobs.prompt && !self.heads[index / self.n].text.is_empty() => {
                 let head = self.heads[index / self.n].text.clone();

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use super::super::queue::{TextJob, Times, Update, updates};
 use super::super::state::{App, Caller};
 use super::super::trace::{Number, Trace};
-use super::answer::not_finite;
+use super::answer::fault;
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, json};
 use super::input::Input;
@@ -135,12 +135,12 @@ pub async fn embeddings(
     drop(to);
     let mut vectors: Vec<Option<Vec<f32>>> = vec![None; n];
     for _ in 0..n {
-        match updates.recv().await.ok_or_else(engine_failed)? {
-            (index, Update::Vector { vector: Some(vector) }) => vectors[index] = Some(vector),
-            (_, Update::Vector { vector: None }) => return Err(not_finite()),
-            (_, Update::Failed(failed)) => return Err(failed.into()),
-            _ => return Err(engine_failed()),
+        let (index, update) = updates.recv().await.ok_or_else(engine_failed)?;
+        if let Some(error) = fault(&update) {
+            return Err(error);
         }
+        let Update::Vector { vector } = update else { return Err(engine_failed()) };
+        vectors[index] = vector;
     }
     let numbers = [("texts", n), ("tokens", tokens)].map(|(key, n)| (key, Number::Count(n)));
     Trace::current().stage("embed", queued, Instant::now(), &numbers);

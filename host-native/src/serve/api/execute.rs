@@ -12,7 +12,6 @@ use utoipa::ToSchema;
 
 use super::super::queue::Update;
 use super::super::state::{App, Caller};
-use super::answer::fault;
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody};
 use super::messages::beside;
@@ -128,10 +127,6 @@ impl Writer for ExecuteWriter {
                 self.n += 1;
             }
             Update::Done { text, reason, n_tokens, .. } => {
-                if let Some(error) = fault(reason) {
-                    self.failed(&error, events);
-                    return true;
-                }
                 if !text.is_empty() {
                     events.named("token", &ExecuteToken { t: text, i: self.n });
                 }

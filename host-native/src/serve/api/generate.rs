@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use super::super::queue::{Forget, Update};
 use super::super::sessions::{History, Turn};
 use super::super::state::{App, Caller, fresh_name};
-use super::answer::{Answer, Usage, collect, fault};
+use super::answer::{Answer, Usage, collect};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::messages::{beside, checked, render};
@@ -254,12 +254,6 @@ struct GenerateWriter {
 
 impl Writer for GenerateWriter {
     fn update(&mut self, _: usize, update: Update, events: &mut Events) -> bool {
-        if let Update::Done { reason, .. } = &update
-            && let Some(error) = fault(*reason)
-        {
-            self.failed(&error, events);
-            return true;
-        }
         if let Update::Token { text, token, .. } = &update {
             let index = self.answer.tokens.len();
             events.named("token", &GenerateToken { text: text.clone(), token: *token, index });

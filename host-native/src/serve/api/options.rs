@@ -265,7 +265,8 @@ impl Options {
         self.seed.map(|s| s.0).or(app.settings.seed).unwrap_or_else(|| random() >> 11)
     }
 
-    /// The engine's request for a prompt, the answer to which follows a constraint if there is one. `default` is the length of answers that ask for none.
+    /// The engine's request for a prompt, the answer to which follows a constraint if there is one. `default` is the
+    /// length of answers that ask for none.
     ///
     /// # Errors
     /// What is out of range, or does not fit.

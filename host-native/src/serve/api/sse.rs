@@ -13,6 +13,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::super::queue::Update;
+use super::answer::fault;
 use super::error::{ApiError, REQUEST_ID};
 use super::submit::Updates;
 
@@ -58,7 +59,7 @@ impl Events {
 
 /// Turns updates into events.
 pub trait Writer: Send + Unpin + 'static {
-    /// An update of an answer. Says whether the stream is over.
+    /// An update of an answer, none that [`fault`] finds. Says whether the stream is over.
     fn update(&mut self, index: usize, update: Update, events: &mut Events) -> bool;
 
     /// There will be no more, because of this.
@@ -118,6 +119,11 @@ impl<W: Writer> hyper::body::Body for Stream<W> {
 }
 
 impl<W: Writer> Stream<W> {
+    fn fail(&mut self, error: &ApiError, events: &mut Events) {
+        self.writer.failed(error, events);
+        self.over = true;
+    }
+
     /// The next bytes; `None` is the end.
     fn next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let this = self;
@@ -132,15 +138,11 @@ impl<W: Writer> Stream<W> {
                 None => this.updates.poll_recv(context),
             };
             match next {
-                Poll::Ready(Some((_, Update::Failed(failed)))) => {
-                    this.writer.failed(&failed.into(), &mut events);
-                    this.over = true;
-                }
-                Poll::Ready(Some((index, update))) => this.over = this.writer.update(index, update, &mut events),
-                Poll::Ready(None) => {
-                    this.writer.failed(&engine_failed(), &mut events);
-                    this.over = true;
-                }
+                Poll::Ready(Some((index, update))) => match fault(&update) {
+                    Some(error) => this.fail(&error, &mut events),
+                    None => this.over = this.writer.update(index, update, &mut events),
+                },
+                Poll::Ready(None) => this.fail(&engine_failed(), &mut events),
                 Poll::Pending if events.bytes.is_empty() => return Poll::Pending,
                 Poll::Pending => break,
             }
