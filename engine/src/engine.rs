@@ -42,6 +42,9 @@ pub struct EngineOptions {
     pub max_seqs: usize,
     /// Tokens of a batch.
     pub batch_tokens: usize,
+    /// Tokens of prompts in a batch that answers have rows in, at most: what bounds how much longer than usual a prompt
+    /// makes them wait for their next token. Changes no number.
+    pub prefill_chunk: usize,
     /// Bytes for keys and values, rounded down to whole pages.
     pub kv_bytes: usize,
     /// SHA-256 of the model's file (of a split model [`receipt::split_sha256`](crate::receipt::split_sha256)): names
@@ -251,7 +254,7 @@ impl Engine {
     /// Runs one batch and reports what came of it. Returns the number of tokens processed, 0 if there is nothing to do.
     pub fn step(&mut self, cpu: Cpu, pool: &dyn Pool, sink: &mut dyn FnMut(Event)) -> usize {
         let waiting: Vec<usize> = self.active.iter().map(|a| a.tokens.len() - a.n_done).collect();
-        let mut plan = plan(&waiting, self.options.batch_tokens);
+        let mut plan = plan(&waiting, self.options.batch_tokens, self.options.prefill_chunk);
         let mut ended = Vec::new();
         plan.retain(|p| {
             let a = &mut self.active[p.active];

@@ -112,6 +112,7 @@ pub fn engine(
         n_ctx,
         max_seqs: 1,
         batch_tokens: BATCH.min(n_ctx),
+        prefill_chunk: BATCH,
         kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx),
         model_sha256,
     };

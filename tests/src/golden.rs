@@ -162,6 +162,7 @@ impl Case {
             n_ctx,
             max_seqs: 1 + neighbours,
             batch_tokens: batch,
+            prefill_chunk: batch / 2,
             kv_bytes: (1 + neighbours) * EngineOptions::kv_bytes_of(model, self.kv_type(), n_ctx),
             model_sha256: None,
         };

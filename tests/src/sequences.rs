@@ -25,7 +25,15 @@ pub fn model() -> Arc<Model> {
 pub fn engine(model: &Arc<Model>, n_ctx: usize, max_seqs: usize, batch_tokens: usize) -> Engine {
     let kv_type = KvType::F16;
     let kv_bytes = max_seqs * EngineOptions::kv_bytes_of(model, kv_type, n_ctx);
-    let options = EngineOptions { kv_type, n_ctx, max_seqs, batch_tokens, kv_bytes, model_sha256: Some([7; 32]) };
+    let options = EngineOptions {
+        kv_type,
+        n_ctx,
+        max_seqs,
+        batch_tokens,
+        prefill_chunk: batch_tokens / 2,
+        kv_bytes,
+        model_sha256: Some([7; 32]),
+    };
     Engine::new(Arc::clone(model), &Inline, options).expect("memory")
 }
 

@@ -23,7 +23,15 @@ fn with_metadata(file: &str, change: &[(&str, u32)]) -> Result<Model, LoadError>
 fn engine(model: &Arc<Model>, n_ctx: usize, batch_tokens: usize, pages: usize) -> Engine {
     let kv_type = KvType::F16;
     let kv_bytes = pages * model.kv_layout(kv_type).page_bytes();
-    let options = EngineOptions { kv_type, n_ctx, max_seqs: 3, batch_tokens, kv_bytes, model_sha256: Some(SHA256) };
+    let options = EngineOptions {
+        kv_type,
+        n_ctx,
+        max_seqs: 3,
+        batch_tokens,
+        prefill_chunk: batch_tokens,
+        kv_bytes,
+        model_sha256: Some(SHA256),
+    };
     Engine::new(Arc::clone(model), &Inline, options).expect("memory")
 }
 

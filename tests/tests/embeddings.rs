@@ -236,8 +236,15 @@ fn what_is_wrong_is_refused_and_nothing_computed() {
 fn encoders_continue_nothing() {
     let model = Arc::new(reference::load("gemma-embedding-mean-f16.gguf"));
     let kv_bytes = EngineOptions::kv_bytes_of(&model, KvType::F16, 64);
-    let options =
-        EngineOptions { kv_type: KvType::F16, n_ctx: 64, max_seqs: 1, batch_tokens: 64, kv_bytes, model_sha256: None };
+    let options = EngineOptions {
+        kv_type: KvType::F16,
+        n_ctx: 64,
+        max_seqs: 1,
+        batch_tokens: 64,
+        prefill_chunk: 64,
+        kv_bytes,
+        model_sha256: None,
+    };
     let mut engine = Engine::new(model, &Inline, options).expect("memory");
     assert_eq!(engine.submit(Request::new(vec![2, 3])), Err(RequestError::Encoder));
 }

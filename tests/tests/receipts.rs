@@ -38,6 +38,7 @@ fn engine(model: &Arc<Model>, kv_type: KvType, batch_tokens: usize) -> Engine {
         n_ctx: N_CTX,
         max_seqs: 4,
         batch_tokens,
+        prefill_chunk: batch_tokens,
         kv_bytes: 6 * EngineOptions::kv_bytes_of(model, kv_type, N_CTX),
         model_sha256: Some(SHA256),
     };

@@ -1,8 +1,9 @@
 //! Which tokens the next batch takes.
 //!
-//! First a row of every answer, so that none waits for a prompt. Of what is left, a quarter goes to the oldest prompt,
-//! and the rest to prompts by how little is left of them, the older of equals first. So a short prompt passes long ones,
-//! and a long one still advances by a quarter of every batch from when it is the oldest, whatever comes after it.
+//! First a row of every answer, so that none waits for a prompt. Of what is left, or less where answers would wait long for
+//! the batch to end, a quarter goes to the oldest prompt, and the rest to prompts by how little is left of them, the older
+//! of equals first. So a short prompt passes long ones, and a long one still advances by a quarter of what prompts get in
+//! every batch from when it is the oldest, whatever comes after it.
 
 use alloc::vec::Vec;
 
@@ -20,12 +21,14 @@ pub(super) struct Part {
 /// The oldest prompt has one part in this of the batch.
 const OLDEST: usize = 4;
 
-/// A batch of up to `batch_tokens` tokens; one of each answer, and one of prompts, there are in any case. `waiting` has
-/// how many tokens of each request are known and not computed: 1 of an answer, more of a prompt.
-pub(super) fn plan(waiting: &[usize], batch_tokens: usize) -> Vec<Part> {
+/// A batch of up to `batch_tokens` tokens, with answers in it up to `prefill_chunk` of prompts; one of each answer, and one
+/// of prompts, there are in any case. `waiting` has how many tokens of each request are known and not computed: 1 of an
+/// answer, more of a prompt.
+pub(super) fn plan(waiting: &[usize], batch_tokens: usize, prefill_chunk: usize) -> Vec<Part> {
     let mut plan = Vec::with_capacity(waiting.len());
     plan.extend((0..waiting.len()).filter(|&i| waiting[i] == 1).map(|active| Part { active, n: 1 }));
-    let mut budget = batch_tokens.saturating_sub(plan.len()).max(1);
+    let most = if plan.is_empty() { batch_tokens } else { prefill_chunk };
+    let mut budget = batch_tokens.saturating_sub(plan.len()).min(most).max(1);
     let mut prompts: Vec<Part> =
         (0..waiting.len()).filter(|&i| waiting[i] > 1).map(|active| Part { active, n: 0 }).collect();
     let left = |p: &Part| waiting[p.active] - p.n;
@@ -57,11 +60,16 @@ mod tests {
     proptest! {
         /// Batches are full, nobody's tokens are taken twice, and all answers advance.
         #[test]
-        fn a_batch_takes_what_it_can(waiting in prop::collection::vec(1usize..50, 0..12), budget in 1usize..64) {
-            let plan = plan(&waiting, budget);
+        fn a_batch_takes_what_it_can(
+            waiting in prop::collection::vec(1usize..50, 0..12),
+            budget in 1usize..64,
+            chunk in 1usize..64,
+        ) {
+            let plan = plan(&waiting, budget, chunk);
             let n: usize = plan.iter().map(|p| p.n).sum();
             let answers = waiting.iter().filter(|&&n| n == 1).count();
-            prop_assert_eq!(n, waiting.iter().sum::<usize>().min(budget.max(answers + 1)));
+            let most = if answers > 0 { budget.min(answers + chunk) } else { budget };
+            prop_assert_eq!(n, waiting.iter().sum::<usize>().min(most.max(answers + 1)));
             let mut seen: Vec<usize> = plan.iter().map(|p| p.active).collect();
             seen.sort_unstable();
             prop_assert!(seen.windows(2).all(|pair| pair[0] < pair[1]));
@@ -69,9 +77,9 @@ mod tests {
             prop_assert_eq!(plan.iter().filter(|p| waiting[p.active] == 1).count(), answers);
         }
 
-        /// The oldest prompt has its quarter of each batch, and at least a token; so all end, whatever comes.
+        /// The oldest prompt has its quarter of what prompts get, and at least a token; so all end, whatever comes.
         #[test]
-        fn nobody_starves((budget, mut prompts) in loads()) {
+        fn nobody_starves((budget, mut prompts) in loads(), chunk in 1usize..40) {
             prompts.sort_by_key(|p| p.1);
             let mut left: Vec<usize> = prompts.iter().map(|p| p.0).collect();
             for step in 0.. {
@@ -79,9 +87,10 @@ mod tests {
                 let here: Vec<usize> = (0..left.len()).filter(|&i| left[i] > 0 && prompts[i].1 <= step).collect();
                 let waiting: Vec<usize> = here.iter().map(|&i| left[i]).collect();
                 let answers = waiting.iter().filter(|&&n| n == 1).count();
-                let share = budget.saturating_sub(answers).max(1).div_ceil(OLDEST);
+                let most = if answers > 0 { chunk } else { budget };
+                let share = budget.saturating_sub(answers).min(most).max(1).div_ceil(OLDEST);
                 let oldest = waiting.iter().position(|&n| n > 1);
-                let plan = plan(&waiting, budget);
+                let plan = plan(&waiting, budget, chunk);
                 for part in &plan {
                     left[here[part.active]] -= part.n;
                 }
@@ -101,7 +110,7 @@ mod tests {
             let mut left = [long, short];
             let mut steps = 0;
             while left[1] > 0 {
-                for part in plan(&left, budget) {
+                for part in plan(&left, budget, budget) {
                     left[part.active] -= part.n;
                 }
                 steps += 1;

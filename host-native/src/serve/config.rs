@@ -60,7 +60,8 @@ settings! {
     chat_template "chat-template" Option<String> = None, "NAME|FILE", "Chat template: a built-in one by name, or a file [default: the model's, or chatml]";
     ctx_size "ctx-size" Option<usize> = None, "N" in 1.0..=16_777_216.0, "Tokens of a context, prompt and answer [default: what the model was made for, at most 8192]";
     max_seqs "max-seqs" usize = 32, "N" in 1.0..=1024.0, "Answers at once; others wait";
-    batch_tokens "batch-tokens" usize = 128, "N" in 1.0..=65_536.0, "Tokens of a step: prompts are cut into pieces of this size, so that no answer waits for a long prompt";
+    batch_tokens "batch-tokens" usize = 128, "N" in 1.0..=65_536.0, "Tokens of a step: prompts are cut into pieces of this size, so that a short one does not wait for a long one";
+    prefill_chunk "prefill-chunk" usize = 24, "N" in 1.0..=65_536.0, "Tokens of prompts in a step in which answers advance too: more are done sooner, and let answers wait longer";
     embed_tokens "embed-tokens" usize = 2048, "N" in 1.0..=1_048_576.0, "Tokens of a batch of texts to embed, and of one such text";
     kv_memory "kv-memory" Option<Bytes> = None, "BYTES", "Memory for keys and values, as 512MiB or 4GiB [default: full contexts for all answers, at most half of what this process may have]";
     seed "seed" Option<u64> = None, "N", "Seed of requests that name none [default: another for each]";

@@ -176,7 +176,15 @@ fn engine(
     };
     let max_seqs = settings.max_seqs;
     let batch_tokens = settings.batch_tokens.max(max_seqs);
-    let options = EngineOptions { kv_type, n_ctx, max_seqs, batch_tokens, kv_bytes, model_sha256: Some(sha256) };
+    let options = EngineOptions {
+        kv_type,
+        n_ctx,
+        max_seqs,
+        batch_tokens,
+        prefill_chunk: settings.prefill_chunk,
+        kv_bytes,
+        model_sha256: Some(sha256),
+    };
     let engine = Engine::new(Arc::clone(model), threads, options).map_err(|_| Failure::Memory("keys and values"))?;
     let stats = engine.kv_stats();
     if stats.n_pages == 0 {
