@@ -1,5 +1,6 @@
 //! `starling bench`: tokens per second of prefill and decode, measured as llama-bench does: `pp` tests process a prompt
-//! in one go, `tg` tests generate token by token, each after `d` tokens of context. `emb` tests embed texts.
+//! in one go, `tg` tests generate token by token, each after `d` tokens of context; `tgAxN` tests have an engine make `A`
+//! answers at once. `emb` tests embed texts.
 
 use std::io::{Write, stdout};
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
+use starling::engine::{Engine, EngineOptions, Event, Request};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvMemory, KvType, PAGE};
 use starling::model::{Model, Run, Scratch};
@@ -55,22 +57,25 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
     for &threads in threads {
         let pool = ThreadPool::new(usize::from(threads))?;
         let bandwidth = args.bandwidth.then(|| bandwidth::read(&pool));
-        for &(texts, tokens) in &args.embed {
-            let mut sorted = embed(&model, cpu, &pool, texts, tokens, args.repetitions)?;
-            let seconds = sorted.clone();
+        let row = |test, kv_type: KvType, tokens, depth, seconds: Vec<f64>| {
+            let mut sorted = seconds.clone();
             sorted.sort_by(f64::total_cmp);
-            rows.push(Row {
+            Row {
                 model: load::path(model_args).display().to_string(),
                 isa: cpu.isa().name(),
                 threads: pool.threads(),
-                kv_type: KvType::F32.name(),
-                test: format!("emb{texts}x{tokens}"),
-                tokens: texts * tokens,
-                depth: 0,
-                tokens_per_second: (texts * tokens) as f64 / sorted[sorted.len() / 2],
+                kv_type: kv_type.name(),
+                test,
+                tokens,
+                depth,
+                tokens_per_second: tokens as f64 / sorted[sorted.len() / 2],
                 bandwidth_share: None,
                 seconds,
-            });
+            }
+        };
+        for &(texts, n) in &args.embed {
+            let seconds = embed(&model, cpu, &pool, texts, n, args.repetitions)?;
+            rows.push(row(format!("emb{texts}x{n}"), KvType::F32, texts * n, 0, seconds));
         }
         // encoders generate nothing
         let depths = if model.config.causal { &args.depth[..] } else { &[] };
@@ -78,27 +83,63 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
             let tests = args.prompt.iter().map(|&n| (n, true)).chain(args.generate.iter().map(|&n| (n, false)));
             for (n, prefill) in tests.filter(|&(n, _)| n > 0) {
                 let mut bench = Bench::new(&model, cpu, &pool, kv_type, depth + n)?;
-                let seconds = (0..=args.repetitions).map(|_| bench.test(depth, n, prefill)).skip(1).collect::<Vec<_>>();
-                let mut sorted = seconds.clone();
-                sorted.sort_by(f64::total_cmp);
-                let tokens_per_second = n as f64 / sorted[sorted.len() / 2];
-                let weights_per_second = model.decode_bytes() as f64 * tokens_per_second;
-                rows.push(Row {
-                    model: load::path(model_args).display().to_string(),
-                    isa: cpu.isa().name(),
-                    threads: pool.threads(),
-                    kv_type: kv_type.name(),
-                    test: format!("{}{n}", if prefill { "pp" } else { "tg" }),
-                    tokens: n,
-                    depth,
-                    tokens_per_second,
-                    bandwidth_share: bandwidth.filter(|_| !prefill).map(|most| weights_per_second / most),
-                    seconds,
-                });
+                let seconds = (0..=args.repetitions).map(|_| bench.test(depth, n, prefill)).skip(1).collect();
+                let mut row = row(format!("{}{n}", if prefill { "pp" } else { "tg" }), kv_type, n, depth, seconds);
+                let weights_per_second = model.decode_bytes() as f64 * row.tokens_per_second;
+                row.bandwidth_share = bandwidth.filter(|_| !prefill).map(|most| weights_per_second / most);
+                rows.push(row);
+            }
+            for &(n_seqs, n) in &args.answers {
+                let seconds = answers(&model, cpu, &pool, kv_type, depth, (n_seqs, n), args.repetitions)?;
+                rows.push(row(format!("tg{n_seqs}x{n}"), kv_type, n_seqs * n, depth, seconds));
             }
         }
     }
     print(&rows, args.output)
+}
+
+/// Seconds that an engine takes for `n` tokens of each of `n_seqs` answers at once, after `depth` tokens of prompt, for
+/// each repetition.
+fn answers(
+    model: &Arc<Model>,
+    cpu: Cpu,
+    pool: &ThreadPool,
+    kv_type: KvType,
+    depth: usize,
+    (n_seqs, n): (usize, usize),
+    repetitions: u32,
+) -> Result<Vec<f64>, Failure> {
+    let (n_prompt, vocab) = (depth.max(1), model.config.n_vocab);
+    let n_ctx = n_prompt + n;
+    let options = EngineOptions {
+        kv_type,
+        n_ctx,
+        max_seqs: n_seqs,
+        batch_tokens: BATCH.max(n_seqs),
+        prefill_chunk: BATCH,
+        kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx).saturating_mul(n_seqs),
+        model_sha256: None,
+    };
+    let mut engine = Engine::new(Arc::clone(model), pool, options).map_err(|_| Failure::Memory("the answers"))?;
+    let mut seconds = Vec::new();
+    for _ in 0..=repetitions {
+        for seq in 0..n_seqs {
+            let tokens = (0..n_prompt).map(|i| (((seq * n_prompt + i) * 7919 + 13) % vocab) as u32).collect();
+            // the token after the prompt is picked while others still have theirs to do
+            engine.submit(Request { max_tokens: Some(n + 1), ignore_eos: true, ..Request::new(tokens) })?;
+        }
+        let mut left = n_seqs;
+        while left > 0 {
+            engine.step(cpu, pool, &mut |event| left -= usize::from(matches!(event, Event::Prefilled { .. })));
+        }
+        let start = Instant::now();
+        while !engine.is_idle() {
+            engine.step(cpu, pool, &mut |_| {});
+        }
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    seconds.remove(0);
+    Ok(seconds)
 }
 
 /// Seconds that `texts` texts of `n` tokens take, in batches, for each repetition.

@@ -379,11 +379,14 @@ pub struct BenchArgs {
     /// Tokens of the decode test, several with commas; 0 for none
     #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "64")]
     pub generate: Vec<usize>,
-    /// Tokens in the context before the decode test starts, several with commas
+    /// Tokens in the context before decode and batch tests start, several with commas
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
     pub depth: Vec<usize>,
+    /// Batch tests, ANSWERSxTOKENS, several with commas: so many answers at once of so many tokens, picks included
+    #[arg(short = 'a', long, value_name = "NxN", value_delimiter = ',', value_parser = n_by_n)]
+    pub answers: Vec<(usize, usize)>,
     /// Embedding tests, TEXTSxTOKENS, several with commas: so many texts of so many tokens
-    #[arg(short = 'e', long, value_name = "NxN", value_delimiter = ',', value_parser = texts_of)]
+    #[arg(short = 'e', long, value_name = "NxN", value_delimiter = ',', value_parser = n_by_n)]
     pub embed: Vec<(usize, usize)>,
     /// Threads, several with commas [default: --threads]
     #[arg(long = "bench-threads", value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -464,10 +467,10 @@ fn positive(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|x| *x > 0.0 && *x <= 1e6).ok_or_else(|| "expected a number above 0".into())
 }
 
-fn texts_of(text: &str) -> Result<(usize, usize), String> {
+fn n_by_n(text: &str) -> Result<(usize, usize), String> {
     let positive = |n: &str| n.parse().ok().filter(|n| (1..=1 << 20).contains(n));
-    let sizes = text.split_once('x').and_then(|(texts, tokens)| Some((positive(texts)?, positive(tokens)?)));
-    sizes.ok_or_else(|| "expected texts and tokens, such as 32x256".into())
+    let sizes = text.split_once('x').and_then(|(n, tokens)| Some((positive(n)?, positive(tokens)?)));
+    sizes.ok_or_else(|| "expected how many of how many tokens, such as 32x256".into())
 }
 
 /// Formats of `bench`.

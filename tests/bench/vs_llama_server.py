@@ -12,6 +12,8 @@ streams  prompts of 128 random tokens and answers of 64, 1, 4, 16 and 32 at a ti
 gap      15 answers are running when a prompt of 800 tokens arrives: the longest time between two pieces of an answer
          from then until its first token, against the time between two before that; medians of the answers, as one
          whose token is no whole character has no piece of it
+overhead 16 answers of 256 tokens: the mean time between two of their tokens, against that of the engine's own steps
+         (`starling bench --answers`)
 answers  --requests answers, first one at a time, then 16 at a time: how many changed
 memory   --requests short requests: resident memory and open files after a tenth of them and at the end
 
@@ -131,6 +133,25 @@ def gap(run, *_):
     yield "longest gap", text(ours), text(theirs), f"{ours[0] / theirs[0]:.2f}"
 
 
+def overhead(run, binary, _):
+    served, own = [], []
+    for name, start in run(16):
+        if name != "starling":
+            continue
+        with start as (port, _):
+            command = [binary, "bench", "serve", "--url", f"http://127.0.0.1:{port}", "-p", str(PROMPT), "-n", "256",
+                       "--concurrency", "16", "--requests", "16", "-o", "json"]
+            # once more, with prompts that are known: answers that run side by side from first to last
+            for _ in range(2):
+                report = json.loads(subprocess.check_output(command))
+            served.append(report["time_per_output_token"]["mean"])
+        command = [binary, "bench", "-m", run.model, "-t", str(run.threads), "-p", "0", "-n", "0", "-d", str(PROMPT),
+                   "-a", "16x256", "-r", "1", "-o", "json"]
+        own.append(16_000 / json.loads(subprocess.check_output(command))[0]["tokens_per_second"])
+    served, own = statistics.median(served), statistics.median(own)
+    yield "time of a token, 16 streams", f"{served:.2f} ms, of the engine alone {own:.2f} ms", "", f"{served / own:.3f}"
+
+
 def answers(run, _, n):
     row = {}
     for name, start in run(16, once=True):
@@ -168,7 +189,7 @@ def memory(run, _, n):
     yield "memory", *row.values(), ""
 
 
-TESTS = {"streams": streams, "gap": gap, "answers": answers, "memory": memory}
+TESTS = {"streams": streams, "gap": gap, "overhead": overhead, "answers": answers, "memory": memory}
 
 
 def main():
@@ -196,6 +217,7 @@ def main():
                         command = [a.llama_server, *common, "-np", str(n), "-c", str(n * 1024)]
                     yield name, server(command, port)
 
+        run.model, run.threads = path, a.threads
         for test in a.tests:
             for row in TESTS[test](run, a.starling, a.requests):
                 print(f"| {path.rsplit('/', 1)[-1]} | " + " | ".join(row) + " |", flush=True)

@@ -124,10 +124,10 @@ fn perplexity_completions_and_bench() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         assert!(ok(&["completions", shell]).text().contains("perplexity"));
     }
-    let rows = ok(&["bench", "-p", "16", "-n", "4", "-r", "1", "-o", "json"]).json();
+    let rows = ok(&["bench", "-p", "16", "-n", "4", "-a", "3x4", "-r", "1", "-o", "json"]).json();
     let tests: Vec<&str> = rows.as_array().expect("rows").iter().filter_map(|r| r["test"].as_str()).collect();
-    assert_eq!(tests, ["pp16", "tg4"]);
-    assert!(rows[1]["tokens_per_second"].as_f64() > Some(0.0));
+    assert_eq!(tests, ["pp16", "tg4", "tg3x4"]);
+    assert!((0..3).all(|i| rows[i]["tokens_per_second"].as_f64() > Some(0.0)));
 }
 
 #[test]
