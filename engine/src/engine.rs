@@ -251,23 +251,31 @@ impl Engine {
         self.arena.release(a.pages);
     }
 
+    /// The next batch, with memory for it. Requests for which there is none end.
+    fn next_batch(&mut self, sink: &mut dyn FnMut(Event)) -> Vec<Part> {
+        loop {
+            let waiting: Vec<usize> = self.active.iter().map(|a| a.tokens.len() - a.n_done).collect();
+            let plan = plan(&waiting, self.options.batch_tokens, self.options.prefill_chunk);
+            let mut ended = Vec::new();
+            for p in &plan {
+                let a = &mut self.active[p.active];
+                let pages = a.ring.as_deref().unwrap_or(&a.pages.pages);
+                if self.arena.commit(&pages[a.n_done / PAGE..(a.n_done + p.n).div_ceil(PAGE)]).is_err() {
+                    sink(a.done(FinishReason::NoMemory, a.tokens.len() - a.n_prompt));
+                    ended.push(p.active);
+                }
+            }
+            if ended.is_empty() {
+                return plan;
+            }
+            self.retire_all(ended);
+        }
+    }
+
     /// Runs one batch and reports what came of it. Returns the number of tokens processed, 0 if there is nothing to do.
     pub fn step(&mut self, cpu: Cpu, pool: &dyn Pool, sink: &mut dyn FnMut(Event)) -> usize {
-        let waiting: Vec<usize> = self.active.iter().map(|a| a.tokens.len() - a.n_done).collect();
-        let mut plan = plan(&waiting, self.options.batch_tokens, self.options.prefill_chunk);
-        let mut ended = Vec::new();
-        plan.retain(|p| {
-            let a = &mut self.active[p.active];
-            let pages = a.ring.as_deref().unwrap_or(&a.pages.pages);
-            let committed = self.arena.commit(&pages[a.n_done / PAGE..(a.n_done + p.n).div_ceil(PAGE)]);
-            if committed.is_err() {
-                sink(a.done(FinishReason::NoMemory, a.tokens.len() - a.n_prompt));
-                ended.push(p.active);
-            }
-            committed.is_ok()
-        });
+        let plan = self.next_batch(sink);
         if plan.is_empty() {
-            self.retire_all(ended);
             return 0;
         }
         let n_tokens = plan.iter().map(|p| p.n).sum();
@@ -288,7 +296,7 @@ impl Engine {
         sink(Event::Computed { n_tokens });
         self.score(cpu, pool, &plan, sink);
         let out = self.model.logits(cpu, pool, &picks, &mut self.scratch, None);
-        let mut row = 0;
+        let (mut row, mut ended) = (0, Vec::new());
         for p in &plan {
             let a = &mut self.active[p.active];
             a.n_done += p.n;

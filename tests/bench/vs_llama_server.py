@@ -12,8 +12,7 @@ streams  prompts of 128 random tokens and answers of 64, 1, 4, 16 and 32 at a ti
 gap      15 answers are running when a prompt of 800 tokens arrives: the longest time between two pieces of an answer
          from then until its first token, against the time between two before that; medians of the answers, as one
          whose token is no whole character has no piece of it
-overhead 16 answers of 256 tokens: the mean time between two of their tokens, against that of the engine's own steps
-         (`starling bench --answers`)
+overhead 16 answers at a time: CPU time of all threads of Starling that are not the engine's, against theirs
 answers  --requests answers, first one at a time, then 16 at a time: how many changed
 memory   --requests short requests: resident memory and open files after a tenth of them and at the end
 
@@ -133,23 +132,29 @@ def gap(run, *_):
     yield "longest gap", text(ours), text(theirs), f"{ours[0] / theirs[0]:.2f}"
 
 
+def cpu_seconds(pid):
+    """CPU time of the engine's threads, and of all others."""
+    times = {True: 0, False: 0}
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/stat") as stat:
+            name, fields = stat.read().split("(", 1)[1].rsplit(")", 1)
+        user, system = fields.split()[11:13]
+        times[name.startswith("starling-")] += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return times[True], times[False]
+
+
 def overhead(run, binary, _):
-    served, own = [], []
+    rows = []
     for name, start in run(16):
         if name != "starling":
             continue
-        with start as (port, _):
-            command = [binary, "bench", "serve", "--url", f"http://127.0.0.1:{port}", "-p", str(PROMPT), "-n", "256",
-                       "--concurrency", "16", "--requests", "16", "-o", "json"]
-            # once more, with prompts that are known: answers that run side by side from first to last
-            for _ in range(2):
-                report = json.loads(subprocess.check_output(command))
-            served.append(report["time_per_output_token"]["mean"])
-        command = [binary, "bench", "-m", run.model, "-t", str(run.threads), "-p", "0", "-n", "0", "-d", str(PROMPT),
-                   "-a", "16x256", "-r", "1", "-o", "json"]
-        own.append(16_000 / json.loads(subprocess.check_output(command))[0]["tokens_per_second"])
-    served, own = statistics.median(served), statistics.median(own)
-    yield "time of a token, 16 streams", f"{served:.2f} ms, of the engine alone {own:.2f} ms", "", f"{served / own:.3f}"
+        with start as (port, pid):
+            before = cpu_seconds(pid)
+            subprocess.check_output([binary, "bench", "serve", "--url", f"http://127.0.0.1:{port}", "-p", str(PROMPT),
+                                     "-n", "256", "--concurrency", "16", "--requests", "48", "-o", "json"])
+            rows.append([b - a for a, b in zip(before, cpu_seconds(pid))])
+    engine, other = (statistics.median(column) for column in zip(*rows))
+    yield "CPU time, 16 streams", f"engine {engine:.1f} s, all else {other:.2f} s", "", f"{other / engine:.3f}"
 
 
 def answers(run, _, n):
@@ -217,7 +222,6 @@ def main():
                         command = [a.llama_server, *common, "-np", str(n), "-c", str(n * 1024)]
                     yield name, server(command, port)
 
-        run.model, run.threads = path, a.threads
         for test in a.tests:
             for row in TESTS[test](run, a.starling, a.requests):
                 print(f"| {path.rsplit('/', 1)[-1]} | " + " | ".join(row) + " |", flush=True)
