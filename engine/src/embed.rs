@@ -101,10 +101,15 @@ pub struct Text<'a> {
     pub normalise: bool,
 }
 
+/// Tokens of a batch for each thread beyond which texts are quicker in several: numbers of a layer stay in the caches.
+const QUICK_TOKENS: usize = 256;
+
 /// A model that embeds texts.
 pub struct Embedder {
     model: Arc<Model>,
     options: EmbedderOptions,
+    /// Tokens of a batch of several texts, as [`Embedder::fit`] makes them.
+    quick_tokens: usize,
     kv: KvLayout,
     /// Keys and values of one layer of the batch at hand.
     memory: KvMemory,
@@ -128,7 +133,8 @@ impl Embedder {
         let scratch = model.scratch(pool, KvType::F32, options.batch_tokens, 0, 0, options.n_ctx)?;
         let pages = (0..u32::try_from(n_pages).unwrap_or(u32::MAX)).collect();
         let heads = model.head_scratch(options.max_texts)?;
-        Ok(Embedder { model, options, kv, memory, pages, scratch, heads })
+        let quick_tokens = options.batch_tokens.min(QUICK_TOKENS.saturating_mul(pool.threads()));
+        Ok(Embedder { model, options, quick_tokens, kv, memory, pages, scratch, heads })
     }
 
     /// The model.
@@ -146,13 +152,18 @@ impl Embedder {
         self.options.n_ctx.min(self.options.batch_tokens)
     }
 
-    /// How many texts, of these numbers of tokens in this order, make one batch.
+    /// How many texts, of these numbers of tokens in this order, are best done in one batch; 0 if the first is too long.
     pub fn fit(&self, lens: impl IntoIterator<Item = usize>) -> usize {
-        let mut left = self.options.batch_tokens;
+        self.count(lens, self.quick_tokens)
+    }
+
+    /// How many texts of these lengths come to no more than so many tokens, or are one that a batch holds.
+    fn count(&self, lens: impl IntoIterator<Item = usize>, most: usize) -> usize {
+        let mut tokens = 0_usize;
         let fits = lens.into_iter().take(self.options.max_texts).take_while(|&n| {
-            let fits = n <= left;
-            left = left.saturating_sub(n);
-            fits
+            let most = if tokens == 0 { self.options.batch_tokens } else { most };
+            tokens = tokens.saturating_add(n);
+            tokens <= most
         });
         fits.count()
     }
@@ -199,7 +210,7 @@ impl Embedder {
     /// a fault of the model's weights with this text.
     ///
     /// # Errors
-    /// A text that is wrong, or more than a batch holds ([`Embedder::fit`]); nothing was computed.
+    /// A text that is wrong, or more than a batch holds ([`EmbedderOptions`]); nothing was computed.
     pub fn embed(
         &mut self,
         cpu: Cpu,
@@ -208,7 +219,7 @@ impl Embedder {
         sink: &mut dyn FnMut(usize, Option<&[f32]>),
     ) -> Result<(), RequestError> {
         texts.iter().try_for_each(|text| self.check(text))?;
-        let fit = self.fit(texts.iter().map(|t| t.tokens.len()));
+        let fit = self.count(texts.iter().map(|t| t.tokens.len()), self.options.batch_tokens);
         if fit < texts.len() {
             return Err(RequestError::NoCapacity { what: "texts of a batch", needed: texts.len(), free: fit });
         }
