@@ -8,7 +8,7 @@ target=${CARGO_TARGET_DIR:-target}
 out=$target/wasm
 mkdir -p "$out"
 
-# The engine is compiled for speed, for the sake of its kernels. They say themselves what is inlined into them and are
+# What computes is compiled for speed, for the sake of its kernels. They say themselves what is inlined into them and are
 # written in vectors: inlining more than is small, and making vectors of scalars, makes modules larger and slower
 small="-C llvm-args=-inline-threshold=5 -C llvm-args=-inlinehint-threshold=60 -C no-vectorize-loops -C no-vectorize-slp"
 
