@@ -8,9 +8,14 @@ target=${CARGO_TARGET_DIR:-target}
 out=$target/wasm
 mkdir -p "$out"
 
-# The engine is compiled for speed, for the sake of its kernels. They say themselves what is inlined into them and are
+# What computes is compiled for speed, for the sake of its kernels. They say themselves what is inlined into them and are
 # written in vectors: inlining more than is small, and making vectors of scalars, makes modules larger and slower
 small="-C llvm-args=-inline-threshold=5 -C llvm-args=-inlinehint-threshold=60 -C no-vectorize-loops -C no-vectorize-slp"
+
+# Panics name their places: the same ones on every machine, and without a user's folders
+for folder in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/ "$(rustc --print sysroot)/lib/rustlib/src/rust/"; do
+    small="$small --remap-path-prefix=$folder="
+done
 
 # build RUSTC-FEATURES CARGO-FEATURES RUSTC-OPTIONS...: leaves the module in $built
 build() {

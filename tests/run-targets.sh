@@ -10,7 +10,11 @@ target=${CARGO_TARGET_DIR:-target}
 # engine tests, or those of `only`, then the goldens
 only=
 tests() {
-    cargo test -p starling "$@" ${only:+--lib "$only"} && cargo test -p starling-tests --test goldens "$@"
+    if [ -n "$only" ]; then
+        cargo test -p starling-compute --lib "$@" "$only"
+    else
+        cargo test -p starling -p starling-compute "$@"
+    fi && cargo test -p starling-tests --test goldens "$@"
 }
 
 # wasm FEATURES ISA: a directory for each set of features, or each run would build everything anew

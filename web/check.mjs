@@ -1,4 +1,4 @@
-// Refuses a package whose modules lack the kernels, and prints their sizes: run by build.sh.
+// Refuses a package whose modules lack the kernels or have grown, and prints their sizes: run by build.sh.
 
 import { readFile } from "node:fs/promises";
 import { brotliCompressSync } from "node:zlib";
@@ -16,13 +16,17 @@ const DOTS = {
 };
 /** Fewer than a build with kernels has, more than chance would put into bytes. */
 const LEAST = 50;
+/** Bytes that a module may have, as it is and with brotli: a little more than it had. */
+const MOST = { "simd128": [1_260_000, 408_000] };
 
 for (const [isa, code] of Object.entries(DOTS)) {
   const module = await readFile(new URL(`wasm/${isa}.wasm`, import.meta.url));
   let dots = 0;
   for (let at = module.indexOf(Buffer.from(code)); at >= 0; at = module.indexOf(Buffer.from(code), at + 1)) dots += 1;
-  console.log(
-    `${isa}.wasm: ${module.length} bytes, ${brotliCompressSync(module).length} with brotli, ${dots} dot instructions`,
-  );
+  const sizes = [module.length, brotliCompressSync(module).length];
+  console.log(`${isa}.wasm: ${sizes[0]} bytes, ${sizes[1]} with brotli, ${dots} dot instructions`);
   if (dots < LEAST) throw new Error(`${isa}.wasm has ${dots} dot instructions: it was built without its kernels`);
+  if (MOST[isa]?.some((most, i) => sizes[i] > most)) {
+    throw new Error(`${isa}.wasm has ${sizes} bytes, more than ${MOST[isa]}: what made it grow?`);
+  }
 }

@@ -13,15 +13,12 @@ pub mod embed;
 pub mod engine;
 pub mod error;
 pub mod gguf;
-pub mod kernels;
 pub mod kv;
-pub mod math;
-
 pub mod model;
-pub mod pool;
-pub mod quant;
 pub mod receipt;
 pub mod sampler;
-mod sort;
 pub mod text;
 pub mod tokenizer;
+
+use starling_compute::sort;
+pub use starling_compute::{kernels, math, pool, quant};

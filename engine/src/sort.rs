@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::cmp::Ordering;
 
 /// The numbers below `n` in the order of `compare`; equals stay in order. Time n log n.
-pub(crate) fn order(n: usize, compare: &dyn Fn(u32, u32) -> Ordering) -> Vec<u32> {
+pub fn order(n: usize, compare: &dyn Fn(u32, u32) -> Ordering) -> Vec<u32> {
     let mut from: Vec<u32> = (0..n as u32).collect();
     let mut to = vec![0; n];
     let mut width = 1;
@@ -31,7 +31,7 @@ pub(crate) fn order(n: usize, compare: &dyn Fn(u32, u32) -> Ordering) -> Vec<u32
 }
 
 /// Sorts `items`; equals stay in order.
-pub(crate) fn sort_by<T>(items: &mut [T], compare: impl Fn(&T, &T) -> Ordering) {
+pub fn sort_by<T>(items: &mut [T], compare: impl Fn(&T, &T) -> Ordering) {
     let mut order = order(items.len(), &|a, b| compare(&items[a as usize], &items[b as usize]));
     // each cycle of the permutation in turn
     for start in 0..items.len() {

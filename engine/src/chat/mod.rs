@@ -8,6 +8,7 @@
 
 mod builtin;
 mod json;
+mod library;
 mod meter;
 mod shield;
 mod time;
@@ -149,7 +150,7 @@ impl ChatTemplate {
     }
 
     fn environment(&self, budget: &Budget) -> Environment<'static> {
-        let mut env = Environment::new();
+        let mut env = Environment::empty();
         env.set_fuel(Some(self.limits.fuel));
         env.set_recursion_limit(self.limits.recursion);
         let paid = budget.clone();
@@ -159,7 +160,7 @@ impl ChatTemplate {
         env.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
         });
-        env.remove_global("debug");
+        library::install(&mut env);
         meter::install(&mut env, budget);
         env
     }

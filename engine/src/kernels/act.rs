@@ -133,7 +133,7 @@ pub struct Acts<'a> {
 }
 
 /// Columns of a task: whole tiles of every kind.
-pub(crate) const TASK_COLUMNS: usize = 12;
+pub const TASK_COLUMNS: usize = 12;
 
 /// Quantises and packs the columns of `x` (n, k), in parallel. `words` is at least `kind.len_words(n, k)` long.
 pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: &[f32], k: usize, words: &'w mut [u32]) -> Acts<'w> {
@@ -153,7 +153,7 @@ pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: &[f32], k: usize, w
 }
 
 /// A few rows are not worth waking the other threads for.
-pub(crate) fn few(pool: &dyn Pool, n: usize) -> &dyn Pool {
+pub fn few(pool: &dyn Pool, n: usize) -> &dyn Pool {
     if n <= TASK_COLUMNS { &Inline } else { pool }
 }
 

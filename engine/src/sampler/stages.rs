@@ -7,6 +7,7 @@ use crate::kernels::Cpu;
 use crate::kernels::exp::exp;
 use crate::kernels::softmax::{group, group_maxima, groups};
 use crate::math;
+use crate::sort::sort_by;
 
 /// A token that may still be drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,10 +39,17 @@ pub(super) fn sort(candidates: &mut [Candidate], order: fn(&Candidate, &Candidat
     candidates.sort_unstable_by(order);
 }
 
+/// Puts the first `k` candidates by [`Candidate::order`], at least one, to the front, unsorted; the last of them.
+#[inline(never)]
+fn first(candidates: &mut [Candidate], k: usize) -> Candidate {
+    *candidates.select_nth_unstable_by(k - 1, Candidate::order).1
+}
+
 /// A vocabulary of logits, with the maxima of its groups.
 pub(super) struct Groups {
     maxima: Vec<f32>,
-    order: Vec<u32>,
+    /// The groups as candidates: what sorts those sorts these.
+    order: Vec<Candidate>,
 }
 
 impl Groups {
@@ -86,16 +94,12 @@ impl Groups {
         }
         let mut floor = f32::NEG_INFINITY;
         if k < self.maxima.len() / 2 {
-            let maxima = &self.maxima;
-            self.order.clear();
-            self.order.extend(0..maxima.len() as u32);
-            let by_max = |a: &u32, b: &u32| maxima[*b as usize].total_cmp(&maxima[*a as usize]);
-            let (_, kth, _) = self.order.select_nth_unstable_by(k - 1, by_max);
-            floor = maxima[*kth as usize];
+            all(&self.maxima, &mut self.order);
+            floor = first(&mut self.order, k).logit;
         }
         self.at_least(x, floor, out);
         if k < out.len() {
-            out.select_nth_unstable_by(k - 1, Candidate::order);
+            first(out, k);
             out.truncate(k);
         }
         sort(out, Candidate::order);
@@ -205,7 +209,7 @@ pub(super) fn typical(kept: &mut Vec<Candidate>, typical_p: f32, shifts: &mut Ve
             rest.select_nth_unstable_by(n, order);
         }
         let (front, others) = rest.split_at_mut(n.min(rest.len()));
-        front.sort_unstable_by(order);
+        sort_by(front, order);
         rest = others;
         for s in front.iter() {
             if got >= goal {
