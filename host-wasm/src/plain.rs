@@ -25,7 +25,8 @@ use std::collections::BTreeMap;
 
 use crate::crash;
 use crate::loader::Loader;
-use crate::session::{Error, Session, json, object};
+use crate::session::{Error, Session};
+use serde_json::{Value, json};
 
 #[derive(Default)]
 struct State {
@@ -68,18 +69,18 @@ impl State {
         self.sessions.get_mut(&session).ok_or_else(|| Error::Option(format!("{session} is not an open session")))
     }
 
-    fn reply(&mut self, result: Result<String, Error>) -> u64 {
-        let text = match result {
-            Ok(value) => object(&[("ok", value)]),
-            Err(e) => object(&[("error", object(&[("kind", json(&e.kind())), ("message", json(&e.to_string()))]))]),
+    fn reply(&mut self, result: Result<Value, Error>) -> u64 {
+        let value = match result {
+            Ok(value) => json!({ "ok": value }),
+            Err(e) => json!({ "error": { "kind": e.kind(), "message": e.to_string() } }),
         };
-        let text = text.into_bytes();
+        let text = value.to_string().into_bytes();
         let len = text.len() as u64;
         u64::from(self.keep(text)) << 32 | len
     }
 }
 
-fn call(f: impl FnOnce(&mut State) -> Result<String, Error>) -> u64 {
+fn call(f: impl FnOnce(&mut State) -> Result<Value, Error>) -> u64 {
     STATE.with_borrow_mut(|s| {
         let result = f(s);
         s.reply(result)
@@ -123,7 +124,7 @@ pub extern "C" fn starling_feed(loader: u32, bytes: u32) -> u64 {
         let loader =
             s.loaders.get_mut(&loader).ok_or_else(|| Error::Option(format!("{loader} is not an open loader")))?;
         loader.feed(0, &bytes)?;
-        Ok(json(&loader.fed(0)))
+        Ok(json!(loader.fed(0)))
     })
 }
 
@@ -137,7 +138,7 @@ pub extern "C" fn starling_open(loader: u32, options: u32) -> u64 {
         let session = Session::new(loader, &options)?;
         let id = s.id();
         s.sessions.insert(id, session);
-        Ok(json(&id))
+        Ok(json!(id))
     })
 }
 
@@ -158,7 +159,7 @@ pub extern "C" fn starling_info(session: u32) -> u64 {
 pub extern "C" fn starling_submit(session: u32, request: u32) -> u64 {
     call(|s| {
         let request = s.take_text(request)?;
-        Ok(json(&s.session(session)?.submit(&request)?))
+        Ok(json!(s.session(session)?.submit(&request)?))
     })
 }
 
@@ -189,7 +190,7 @@ pub extern "C" fn starling_detokenize(session: u32, ids: u32) -> u64 {
     call(|s| {
         let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
         let bytes = s.session(session)?.detokenize(&ids)?;
-        Ok(json(&String::from_utf8_lossy(&bytes)))
+        Ok(json!(String::from_utf8_lossy(&bytes)))
     })
 }
 
@@ -207,7 +208,7 @@ pub extern "C" fn starling_verify(session: u32, receipt: u32) -> u64 {
 pub extern "C" fn starling_logits(session: u32, ids: u32) -> u64 {
     call(|s| {
         let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
-        Ok(json(&s.session(session)?.logits_sha256(&ids)?))
+        Ok(json!(s.session(session)?.logits_sha256(&ids)?))
     })
 }
 
@@ -216,9 +217,7 @@ pub extern "C" fn starling_logits(session: u32, ids: u32) -> u64 {
 pub extern "C" fn starling_embed(session: u32, ids: u32) -> u64 {
     call(|s| {
         let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
-        // in f64, as all numbers in JSON are read
-        let vector: Vec<f64> = s.session(session)?.embed(&ids)?.into_iter().map(f64::from).collect();
-        Ok(json(&vector))
+        Ok(json!(s.session(session)?.embed(&ids)?))
     })
 }
 
@@ -239,7 +238,7 @@ pub extern "C" fn starling_save(session: u32, ids: u32) -> u64 {
         let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
         let bytes = s.session(session)?.save(&ids)?;
         let len = bytes.len();
-        Ok(object(&[("pointer", json(&s.keep(bytes))), ("len", json(&len))]))
+        Ok(json!({ "pointer": s.keep(bytes), "len": len }))
     })
 }
 
@@ -248,7 +247,7 @@ pub extern "C" fn starling_save(session: u32, ids: u32) -> u64 {
 pub extern "C" fn starling_restore(session: u32, bytes: u32) -> u64 {
     call(|s| {
         let bytes = s.take(bytes)?;
-        Ok(json(&s.session(session)?.restore(&bytes)?))
+        Ok(json!(s.session(session)?.restore(&bytes)?))
     })
 }
 
@@ -262,7 +261,7 @@ pub extern "C" fn starling_memory(session: u32) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_panic() -> u64 {
     // nothing else is touched: the panic may have left it in any state
-    let text = object(&[("ok", json(&crash::message()))]).into_bytes().leak();
+    let text = json!({ "ok": crash::message() }).to_string().into_bytes().leak();
     u64::from(text.as_ptr().addr() as u32) << 32 | text.len() as u64
 }
 

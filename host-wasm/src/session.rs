@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 #[cfg(feature = "chat")]
 use starling::chat::{ChatError, ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Json, Now};
@@ -204,9 +205,8 @@ enum EventJson {
         id: u64,
         token: u32,
         text: String,
-        /// In f64, as all numbers in JSON are read.
-        logprob: f64,
-        top: Vec<(u32, f64)>,
+        logprob: f32,
+        top: Vec<(u32, f32)>,
     },
     Done {
         id: u64,
@@ -228,13 +228,7 @@ impl EventJson {
         Some(match event {
             Event::Computed { .. } | Event::Prompt { .. } => return None,
             Event::Prefilled { id, n_prompt, n_cached } => EventJson::Prefilled { id: id.0, n_prompt, n_cached },
-            Event::Token { id, token, text, logprob, top } => EventJson::Token {
-                id: id.0,
-                token,
-                text,
-                logprob: logprob.into(),
-                top: top.into_iter().map(|(token, logprob)| (token, logprob.into())).collect(),
-            },
+            Event::Token { id, token, text, logprob, top } => EventJson::Token { id: id.0, token, text, logprob, top },
             Event::Done { id, text, reason, n_tokens, receipt } => {
                 let receipt = receipt.and_then(|r| serde_json::to_string(&r).ok());
                 let stop_token = if let FinishReason::StopToken(token) = reason { Some(token) } else { None };
@@ -242,18 +236,6 @@ impl EventJson {
             }
         })
     }
-}
-
-/// A value as JSON: not by a tree of values, which is code that nothing else here needs. None has a map, whose keys could
-/// be no strings.
-pub(crate) fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).unwrap_or_default()
-}
-
-/// An object of JSON of fields that are [`json`]; the names need no escapes.
-pub(crate) fn object(fields: &[(&str, String)]) -> String {
-    let fields: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
-    format!("{{{}}}", fields.join(","))
 }
 
 /// A model at work.
@@ -302,25 +284,25 @@ impl Session {
     }
 
     /// The model's name, sizes and chat template, and how it runs.
-    pub fn info(&self) -> String {
+    pub fn info(&self) -> Value {
         let c = &self.model.config;
-        object(&[
-            ("name", json(&self.model.name)),
-            ("architecture", json(&c.arch.name)),
-            ("n_vocab", json(&c.n_vocab)),
-            ("n_layer", json(&c.n_layer())),
-            ("n_embd", json(&c.n_embd)),
-            ("n_ctx_train", json(&c.n_ctx_train)),
-            ("n_ctx", json(&self.engine.options().n_ctx)),
-            ("isa", json(&self.cpu.isa().name())),
-            ("threads", json(&self.pool.threads())),
-            ("available", json(&Cpu::available().iter().map(|c| c.isa().name()).collect::<Vec<_>>())),
-            ("weight_bytes", json(&self.model.weight_bytes())),
-            ("numerics", json(&NUMERICS_VERSION)),
-            ("model_sha256", json(&self.engine.options().model_sha256.map(|d| Hex(d).to_string()))),
-            ("causal", json(&c.causal)),
-            ("chat_template", json(&self.model.chat_template)),
-        ])
+        json!({
+            "name": self.model.name,
+            "architecture": c.arch.name,
+            "n_vocab": c.n_vocab,
+            "n_layer": c.n_layer(),
+            "n_embd": c.n_embd,
+            "n_ctx_train": c.n_ctx_train,
+            "n_ctx": self.engine.options().n_ctx,
+            "isa": self.cpu.isa().name(),
+            "threads": self.pool.threads(),
+            "available": Cpu::available().iter().map(|c| c.isa().name()).collect::<Vec<_>>(),
+            "weight_bytes": self.model.weight_bytes(),
+            "numerics": NUMERICS_VERSION,
+            "model_sha256": self.engine.options().model_sha256.map(|d| Hex(d).to_string()),
+            "causal": c.causal,
+            "chat_template": self.model.chat_template,
+        })
     }
 
     /// Takes a request, a JSON object; returns its id.
@@ -386,9 +368,9 @@ impl Session {
     ///
     /// # Errors
     /// What is wrong with it, or with the template.
-    pub fn render(&self, chat: &str) -> Result<String, Error> {
+    pub fn render(&self, chat: &str) -> Result<Value, Error> {
         let (text, ids) = self.conversation(chat)?;
-        Ok(object(&[("text", json(&text)), ("ids", json(&ids))]))
+        Ok(json!({ "text": text, "ids": ids }))
     }
 
     /// As [`Session::render`].
@@ -398,15 +380,15 @@ impl Session {
 
     /// Bytes of the weights, and of keys and values: `{"weights", "kv_reserved", "kv_committed", "kv_in_use",
     /// "kv_cached"}`.
-    pub fn memory(&self) -> String {
+    pub fn memory(&self) -> Value {
         let kv = self.engine.kv_stats();
-        object(&[
-            ("weights", json(&self.model.weight_bytes())),
-            ("kv_reserved", json(&kv.reserved_bytes)),
-            ("kv_committed", json(&kv.committed_bytes)),
-            ("kv_in_use", json(&kv.in_use_bytes)),
-            ("kv_cached", json(&kv.cached_bytes)),
-        ])
+        json!({
+            "weights": self.model.weight_bytes(),
+            "kv_reserved": kv.reserved_bytes,
+            "kv_committed": kv.committed_bytes,
+            "kv_in_use": kv.in_use_bytes,
+            "kv_cached": kv.cached_bytes,
+        })
     }
 
     /// Keys and values of the longest cached prefix of a prompt, as bytes that [`Session::restore`] takes: whole pages of 16
@@ -435,10 +417,10 @@ impl Session {
     }
 
     /// Runs one batch: `{"tokens": processed, "events": [...]}`.
-    pub fn step(&mut self) -> String {
+    pub fn step(&mut self) -> Value {
         let mut events = Vec::new();
         let tokens = self.run(&mut |e| events.extend(EventJson::of(e)));
-        object(&[("tokens", json(&tokens)), ("events", json(&events))])
+        json!({ "tokens": tokens, "events": events })
     }
 
     /// As [`Session::step`]: the tokens processed; what came of them goes to `sink`.
@@ -452,9 +434,9 @@ impl Session {
     }
 
     /// `{"ids", "offsets"}` of a text.
-    pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> String {
+    pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Value {
         let (ids, ranges) = self.encode(text, add_special, parse_special);
-        object(&[("ids", json(&ids)), ("offsets", json(&ranges.iter().map(|r| (r.start, r.end)).collect::<Vec<_>>()))])
+        json!({ "ids": ids, "offsets": ranges.iter().map(|r| [r.start, r.end]).collect::<Vec<_>>() })
     }
 
     /// As [`Session::tokenize`].
@@ -476,15 +458,15 @@ impl Session {
     ///
     /// # Errors
     /// If this is no receipt, the loader made no digest of the model, or there is too little memory.
-    pub fn verify(&self, receipt: &str) -> Result<String, Error> {
+    pub fn verify(&self, receipt: &str) -> Result<Value, Error> {
         let receipt: Receipt = serde_json::from_str(receipt)?;
         let (n_ctx, model) = (self.engine.options().n_ctx, self.digest()?);
         Ok(match verify(&self.model, &model, self.cpu, &*self.pool, n_ctx, &receipt) {
-            Ok(()) => object(&[("verified", json(&true)), ("tokens", json(&receipt.output.len()))]),
+            Ok(()) => json!({ "verified": true, "tokens": receipt.output.len() }),
             Err(VerifyError::Memory(_)) => return Err(Error::Memory { n_ctx }),
             Err(e) => {
                 let step = if let VerifyError::Mismatch(Mismatch { step, .. }) = &e { Some(*step) } else { None };
-                object(&[("verified", json(&false)), ("step", json(&step)), ("reason", json(&e.to_string()))])
+                json!({ "verified": false, "step": step, "reason": e.to_string() })
             }
         })
     }

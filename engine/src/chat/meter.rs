@@ -209,7 +209,7 @@ pub(super) fn method(
     budget.made(call()?)
 }
 
-/// Lets `env` offer what costs more than an instruction, paid for from `budget`.
+/// Lets all that `env` offers be paid for from `budget`.
 pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
     let filters = [
         ("batch", Value::from_function(filters::batch), Cost::Fill),

@@ -8,7 +8,6 @@
 
 mod builtin;
 mod json;
-mod library;
 mod meter;
 mod shield;
 mod time;
@@ -150,7 +149,7 @@ impl ChatTemplate {
     }
 
     fn environment(&self, budget: &Budget) -> Environment<'static> {
-        let mut env = Environment::empty();
+        let mut env = Environment::new();
         env.set_fuel(Some(self.limits.fuel));
         env.set_recursion_limit(self.limits.recursion);
         let paid = budget.clone();
@@ -160,7 +159,7 @@ impl ChatTemplate {
         env.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
         });
-        library::install(&mut env);
+        env.remove_global("debug");
         meter::install(&mut env, budget);
         env
     }
