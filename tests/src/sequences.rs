@@ -57,11 +57,24 @@ pub struct Seen {
 /// # Panics
 /// If one is refused.
 pub fn run(engine: &mut Engine, requests: &[Request], apart: usize) -> Vec<Seen> {
+    run_without(engine, requests, apart, None)
+}
+
+/// The same, where a request, by its number, may be cancelled before a step.
+///
+/// # Panics
+/// If one is refused.
+pub fn run_without(engine: &mut Engine, requests: &[Request], apart: usize, gone: Option<(usize, usize)>) -> Vec<Seen> {
     let mut ids: Vec<RequestId> = Vec::new();
     let mut all = vec![Seen::default(); requests.len()];
     for step in 0.. {
         while ids.len() < requests.len() && ids.len() * apart <= step && engine.active() < engine.options().max_seqs {
             ids.push(engine.submit(requests[ids.len()].clone()).expect("room"));
+        }
+        if let Some((i, _)) = gone.filter(|gone| gone.1 == step)
+            && let Some(id) = ids.get(i)
+        {
+            assert_eq!(engine.cancel(*id), all[i].reason.is_none());
         }
         let at = |id| ids.iter().position(|i| *i == id).expect("a request");
         engine.step(Cpu::detect(), &Inline, &mut |event| match event {

@@ -1,4 +1,4 @@
-//! Prompts: their log-probabilities, and who waits for whom.
+//! Prompts: their log-probabilities, who waits for whom, and who goes away.
 
 use proptest::prelude::*;
 use starling::engine::{FinishReason, Request, TokenLogprobs};
@@ -7,7 +7,7 @@ use starling::kernels::attention::KvType;
 use starling::model::pass::{Pass, PassError};
 use starling::pool::Inline;
 use starling::sampler::{LogprobKind, SamplingOptions};
-use starling_tests::sequences::{Seen, engine, model, run, same};
+use starling_tests::sequences::{Seen, engine, model, run, run_without, same};
 
 const N_CTX: usize = 256;
 
@@ -83,6 +83,32 @@ fn a_short_prompt_does_not_wait_for_a_long_one() {
     let seen = run(&mut engine(&model, N_CTX, 4, 16), &requests, 1);
     // the long one takes 15 steps alone, and a quarter of some
     assert!(seen[1].first <= 2 && seen[2].first <= 4 && (15..20).contains(&seen[0].first), "{seen:?}");
+}
+
+/// Whichever request is cancelled, before whichever step: the others have the same bits, its pages are free, and what is
+/// left of it in the cache is right.
+#[test]
+fn a_request_may_go_at_any_step() {
+    let model = model();
+    let requests = [(40, 5), (90, 3), (17, 8)].map(|(n, max)| Request { prompt_logprobs: false, ..scored(n, n, max) });
+    let alone =
+        requests.each_ref().map(|r| run(&mut engine(&model, N_CTX, 1, 96), std::slice::from_ref(r), 0).remove(0));
+    for gone in 0..requests.len() {
+        for step in 0.. {
+            let mut engine = engine(&model, N_CTX, 3, 16);
+            let seen = run_without(&mut engine, &requests, 1, Some((gone, step)));
+            assert_eq!(engine.kv_stats().in_use_bytes, 0, "request {gone} before step {step}");
+            for (i, (seen, alone)) in same(&seen).iter().zip(&same(&alone)).enumerate() {
+                assert!(i == gone || seen == alone, "request {i} without {gone} from step {step} on");
+            }
+            assert!(alone[gone].answer.starts_with(&seen[gone].answer));
+            let again = run(&mut engine, &requests[gone..=gone], 0);
+            assert_eq!(same(&again), same(&alone[gone..=gone]), "request {gone}, once more after step {step}");
+            if seen[gone].reason.is_some() && step > gone {
+                break;
+            }
+        }
+    }
 }
 
 proptest! {
