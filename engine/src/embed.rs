@@ -81,7 +81,7 @@ impl Pooling {
 pub struct EmbedderOptions {
     /// Texts of a batch.
     pub max_texts: usize,
-    /// Tokens of a batch.
+    /// Tokens of a batch, at most: several texts are several batches where that is quicker.
     pub batch_tokens: usize,
     /// Tokens of a text, at most; as many as the model can tell apart, if those are fewer. Changes numbers of models
     /// that rotate by other frequencies in long contexts ([`Model::is_long_context`]).

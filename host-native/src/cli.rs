@@ -216,7 +216,7 @@ pub struct EmbedArgs {
     /// Tokens of a text, at most [default: what the model was made for, at most 8192]
     #[arg(short, long, value_name = "N")]
     pub ctx_size: Option<usize>,
-    /// Tokens of a batch [default: 2048, or a whole text]
+    /// Tokens of a batch, at most [default: 2048, or a whole text]
     #[arg(long, value_name = "N")]
     pub batch_tokens: Option<usize>,
     /// Texts of a batch

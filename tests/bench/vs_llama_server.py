@@ -125,7 +125,7 @@ def gap(run, *_):
             [t.join() for t in threads]
             gaps = [[(a, b - a) for a, b in zip(stream, stream[1:])] for stream in times]
             usual = statistics.median(g for stream in gaps for a, g in stream if a < arrived)
-            worst = statistics.median(max(g for a, g in stream if arrived - usual <= a <= done) for stream in gaps)
+            worst = statistics.median(max(g for a, g in stream if a + g >= arrived and a <= done) for stream in gaps)
             row.setdefault(name, []).append((worst * 1000, usual * 1000))
     ours, theirs = ([statistics.median(column) for column in zip(*row[name])] for name in row)
     text = lambda r: f"{r[0]:.0f} ms, median before {r[1]:.0f} ms"

@@ -1,28 +1,82 @@
 //! Whole models as llama.cpp quantises them: the same types, the same bytes.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
 
+use serde::Deserialize;
 use starling::gguf::Gguf;
 use starling::quant::mix::{Facts, Mix, Source, tensor_types};
 use starling::quant::{Dtype, dequantise, quantise, validate};
+use starling_tests::reference::fixtures;
 
-fn reference(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/reference").join(name)
+/// What `fixtures/reference/README.md` says of a quantised file.
+#[derive(Deserialize)]
+struct Case {
+    config: Shape,
+    tensor_types: BTreeMap<String, String>,
+    rows: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Shape {
+    num_hidden_layers: u32,
+    num_attention_heads: u32,
+    num_key_value_heads: u32,
+}
+
+/// The first blocks of a row of a tensor.
+#[derive(Deserialize)]
+struct Row {
+    tensor: String,
+    #[serde(rename = "type")]
+    dtype: String,
+    bytes_hex: String,
+    /// Shortest decimals of f32: read by way of text, so that they are rounded once.
+    values: Vec<serde_json::Number>,
+}
+
+fn read(name: &str) -> Vec<u8> {
+    std::fs::read(fixtures().join("reference").join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn parse<'a>(name: &str, file: &'a [u8]) -> Gguf<'a> {
+    Gguf::parse(file).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn values(name: &str, dtype: Dtype, bytes: &[u8], n: usize) -> Vec<f32> {
+    let mut values = vec![0.0; n];
+    dequantise(dtype, bytes, &mut values).unwrap_or_else(|e| panic!("{name}: {e}"));
+    values
+}
+
+impl Row {
+    fn bytes(&self) -> Vec<u8> {
+        let byte = |at| u8::from_str_radix(&self.bytes_hex[at..at + 2], 16).expect("hexadecimal digits");
+        (0..self.bytes_hex.len()).step_by(2).map(byte).collect()
+    }
+
+    fn check(&self) {
+        let dtype = Dtype::from_name(&self.dtype).expect("a type of ours");
+        let theirs: Vec<f32> = self.values.iter().map(|v| v.to_string().parse().expect("a number")).collect();
+        let len = dtype.row_bytes(theirs.len() as u64).expect("whole blocks") as usize;
+        assert_eq!(
+            values(&self.tensor, dtype, &self.bytes()[..len], theirs.len()),
+            theirs,
+            "{dtype:?} {}",
+            self.tensor
+        );
+    }
 }
 
 /// Types and bytes of a model, from its BF16 file.
 fn check_model(quantised: &str, original: Option<&str>, mix: Mix) {
-    let case: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(reference(&format!("{quantised}.json"))).expect("a whole reference"))
-            .expect("a whole reference");
-    let file = std::fs::read(reference(&format!("{quantised}.gguf"))).expect("a whole reference");
-    let file = Gguf::parse(&file).expect("a whole reference");
-    assert_eq!(file.u32("general.file_type").expect("a whole reference"), Some(mix.file_type()));
-    let config = |name: &str| case["config"][name].as_u64().expect("a whole reference") as u32;
+    let case: Case = serde_json::from_slice(&read(&format!("{quantised}.json"))).expect("a case as the README says");
+    let bytes = read(&format!("{quantised}.gguf"));
+    let file = parse(quantised, &bytes);
+    assert_eq!(file.u32("general.file_type"), Ok(Some(mix.file_type())));
     let facts = Facts {
-        n_layers: config("num_hidden_layers"),
-        n_heads: config("num_attention_heads"),
-        n_kv_heads: config("num_key_value_heads"),
+        n_layers: case.config.num_hidden_layers,
+        n_heads: case.config.num_attention_heads,
+        n_kv_heads: case.config.num_key_value_heads,
         n_experts: 0,
         importance: false,
     };
@@ -31,44 +85,21 @@ fn check_model(quantised: &str, original: Option<&str>, mix: Mix) {
     let types = tensor_types(mix, &facts, &sources);
     for (t, dtype) in file.tensors().iter().zip(&types) {
         assert_eq!(*dtype, t.dtype, "{}", t.name);
-        assert_eq!(case["tensor_types"][t.name], dtype.name());
-        assert_eq!(validate(*dtype, file.data(t).expect("a whole reference")), Ok(()));
+        assert_eq!(case.tensor_types[t.name], dtype.name());
+        let data = file.data(t).unwrap_or_else(|| panic!("{}: no data", t.name));
+        assert_eq!(validate(*dtype, data), Ok(()), "{}", t.name);
     }
-    for row in case["rows"].as_array().expect("a whole reference") {
-        let hex = row["bytes_hex"].as_str().expect("a whole reference");
-        let bytes: Vec<u8> = (0..hex.len())
-            .step_by(2)
-            .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("a whole reference"))
-            .collect();
-        let dtype = Dtype::from_name(row["type"].as_str().expect("a whole reference")).expect("a whole reference");
-        // shortest decimals of f32: by way of text, so that they are rounded once
-        let theirs: Vec<f32> = row["values"]
-            .as_array()
-            .expect("a whole reference")
-            .iter()
-            .map(|v| v.to_string().parse().expect("a whole reference"))
-            .collect();
-        let mut ours = vec![0.0; theirs.len()];
-        dequantise(
-            dtype,
-            &bytes[..dtype.row_bytes(theirs.len() as u64).expect("a whole reference") as usize],
-            &mut ours,
-        )
-        .expect("a whole reference");
-        assert_eq!(ours, theirs, "{dtype:?} {}", row["tensor"]);
-    }
+    case.rows.iter().for_each(Row::check);
 
     let Some(original) = original else { return };
-    let bytes = std::fs::read(reference(original)).expect("a whole reference");
-    let original = Gguf::parse(&bytes).expect("a whole reference");
+    let bytes = read(original);
+    let original = parse(original, &bytes);
     for (t, dtype) in file.tensors().iter().zip(types) {
-        let source = original.tensor(t.name).expect("a whole reference");
-        let mut values = vec![0.0; source.n_elements() as usize];
-        dequantise(source.dtype, original.data(source).expect("a whole reference"), &mut values)
-            .expect("a whole reference");
+        let source = original.tensor(t.name).unwrap_or_else(|| panic!("{}: no tensor", t.name));
+        let (Some(theirs), Some(data)) = (file.data(t), original.data(source)) else { panic!("{}: no data", t.name) };
+        let values = values(t.name, source.dtype, data, source.n_elements() as usize);
         let mut ours = vec![0; t.len_bytes as usize];
-        quantise(dtype, &values, &mut ours).expect("a whole reference");
-        let theirs = file.data(t).expect("a whole reference");
+        assert_eq!(quantise(dtype, &values, &mut ours), Ok(()), "{}", t.name);
         let block = dtype.block_bytes() as usize;
         let differ = ours.chunks(block).zip(theirs.chunks(block)).filter(|(a, b)| a != b).count();
         assert_eq!(differ, 0, "{} of {} blocks of {} ({dtype:?})", differ, ours.len() / block, t.name);

@@ -62,7 +62,7 @@ settings! {
     max_seqs "max-seqs" usize = 32, "N" in 1.0..=1024.0, "Answers at once; others wait";
     batch_tokens "batch-tokens" usize = 128, "N" in 1.0..=65_536.0, "Tokens of a step: prompts are cut into pieces of this size, so that a short one does not wait for a long one";
     prefill_chunk "prefill-chunk" usize = 24, "N" in 1.0..=65_536.0, "Tokens of prompts in a step in which answers advance too: more are done sooner, and let answers wait longer";
-    embed_tokens "embed-tokens" usize = 2048, "N" in 1.0..=1_048_576.0, "Tokens of a batch of texts to embed, and of one such text";
+    embed_tokens "embed-tokens" usize = 2048, "N" in 1.0..=1_048_576.0, "Tokens of a batch of texts to embed, and of one such text, at most";
     kv_memory "kv-memory" Option<Bytes> = None, "BYTES", "Memory for keys and values, as 512MiB or 4GiB [default: full contexts for all answers, at most half of what this process may have]";
     seed "seed" Option<u64> = None, "N", "Seed of requests that name none [default: another for each]";
     queue_high "queue-high" usize = 256, "N" in 1.0..=1_000_000.0, "Waiting requests at which new ones are refused";
