@@ -50,7 +50,7 @@ struct Row {
 pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
     let cpu = load::cpu(model_args)?;
     let default = vec![load::pool(model_args)?.threads() as u16];
-    let threads = if args.bench_threads.is_empty() { &default } else { &args.bench_threads };
+    let threads = if args.threads.is_empty() { &default } else { &args.threads };
     let kv_type = model_args.kv_type();
     let model = Arc::new(load::model(model_args, &load::pool(model_args)?)?);
     let mut rows = Vec::new();

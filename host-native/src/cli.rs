@@ -388,9 +388,10 @@ pub struct BenchArgs {
     /// Embedding tests, TEXTSxTOKENS, several with commas: so many texts of so many tokens
     #[arg(short = 'e', long, value_name = "NxN", value_delimiter = ',', value_parser = n_by_n)]
     pub embed: Vec<(usize, usize)>,
-    /// Threads, several with commas [default: --threads]
-    #[arg(long = "bench-threads", value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub bench_threads: Vec<u16>,
+    /// Threads, several with commas; by default the physical cores that this process may use
+    // in place of the one for all commands, which takes one number
+    #[arg(id = "threads", short, long, value_name = "N", value_delimiter = ',', env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub threads: Vec<u16>,
     /// Measure how fast memory reads, and say what share of it decode tests reach
     #[arg(long)]
     pub bandwidth: bool,

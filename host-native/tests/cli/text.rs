@@ -124,10 +124,22 @@ fn perplexity_completions_and_bench() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         assert!(ok(&["completions", shell]).text().contains("perplexity"));
     }
-    let rows = ok(&["bench", "-p", "16", "-n", "4", "-a", "3x4", "-r", "1", "-o", "json"]).json();
-    let tests: Vec<&str> = rows.as_array().expect("rows").iter().filter_map(|r| r["test"].as_str()).collect();
-    assert_eq!(tests, ["pp16", "tg4", "tg3x4"]);
-    assert!((0..3).all(|i| rows[i]["tokens_per_second"].as_f64() > Some(0.0)));
+}
+
+#[test]
+fn bench_runs_its_tests_with_each_number_of_threads() {
+    let rows = ok(&["bench", "-p", "16", "-n", "4", "-a", "3x4", "-t", "1,2", "-r", "1", "-o", "json"]).json();
+    let rows = rows.as_array().expect("rows");
+    let tests = rows.iter().map(|r| (r["threads"].as_u64().expect("a number"), r["test"].as_str().expect("a name")));
+    let names = ["pp16", "tg4", "tg3x4"];
+    assert!(tests.eq([1, 2].into_iter().flat_map(|threads| names.map(|name| (threads, name)))), "{rows:?}");
+    assert!(rows.iter().all(|r| r["tokens_per_second"].as_f64() > Some(0.0)));
+    let threads = |args: &[&str]| {
+        ok(&[args, &["-p", "4", "-n", "0", "-r", "1", "-o", "json"]].concat()).json()[0]["threads"].clone()
+    };
+    assert_eq!(threads(&["-t", "2", "bench"]), 2);
+    assert_eq!(threads(&["bench", "--threads", "1"]), 1);
+    fails(&["bench", "-t", "0"], USAGE, &["--threads", "0"]);
 }
 
 #[test]
