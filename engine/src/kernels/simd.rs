@@ -114,6 +114,10 @@ pub(crate) trait Simd: Copy {
     fn bound(self, n: usize) -> usize {
         n
     }
+    /// Keeps sums in memory while a loop runs that does not use them: engines of WebAssembly give the few registers to
+    /// what lives long rather than to what the loop at hand needs.
+    #[inline(always)]
+    fn park<T>(self, _sums: &mut T) {}
     /// A hint that this line is wanted soon.
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}

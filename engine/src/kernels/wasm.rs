@@ -189,6 +189,11 @@ impl<const RELAXED: bool> Simd for Wasm<RELAXED> {
     }
 
     #[inline(always)]
+    fn park<T>(self, sums: &mut T) {
+        core::hint::black_box(sums);
+    }
+
+    #[inline(always)]
     fn rec(bits: u32) -> Rec {
         match (RELAXED, bits) {
             (false, _) => Rec::Wide,

@@ -72,6 +72,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                         acc[v][c] = s.add(acc[v][c], term);
                     }
                 }
+                s.park(&mut acc);
                 rec = rec.add((2 + 8 * aw) * NC);
             }
             store(s, &acc, t);
