@@ -49,10 +49,12 @@ struct Row {
 /// If the model does not load.
 pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
     let cpu = load::cpu(model_args)?;
-    let default = vec![load::pool(model_args)?.threads() as u16];
-    let threads = if args.threads.is_empty() { &default } else { &args.threads };
+    let pool = load::pool(model_args)?;
+    let default = [pool.threads() as u16];
+    let threads = if args.threads.is_empty() { &default } else { &args.threads[..] };
     let kv_type = model_args.kv_type();
-    let model = Arc::new(load::model(model_args, &load::pool(model_args)?)?);
+    let model = Arc::new(load::model(model_args, &pool)?);
+    drop(pool);
     let mut rows = Vec::new();
     for &threads in threads {
         let pool = ThreadPool::new(usize::from(threads))?;

@@ -390,7 +390,7 @@ pub struct BenchArgs {
     pub embed: Vec<(usize, usize)>,
     /// Threads, several with commas; by default the physical cores that this process may use
     // in place of the one for all commands, which takes one number
-    #[arg(id = "threads", short, long, value_name = "N", value_delimiter = ',', env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(short, long, value_name = "N", value_delimiter = ',', env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: Vec<u16>,
     /// Measure how fast memory reads, and say what share of it decode tests reach
     #[arg(long)]

@@ -107,12 +107,12 @@ pub fn load(file: &str) -> Model {
     Model::load(&read(file), &Inline).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
-/// The bytes of a reference model.
+/// The bytes of a reference model, or of the JSON beside it.
 ///
 /// # Panics
-/// If it cannot be read.
+/// If the file cannot be read.
 pub fn read(file: &str) -> Vec<u8> {
-    fs::read(fixtures().join("reference").join(file)).expect("a model")
+    fs::read(fixtures().join("reference").join(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
 /// A part of a tensor in a changed model: its name, its sizes, and which bytes of the tensor it is.

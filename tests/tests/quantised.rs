@@ -6,7 +6,7 @@ use serde::Deserialize;
 use starling::gguf::Gguf;
 use starling::quant::mix::{Facts, Mix, Source, tensor_types};
 use starling::quant::{Dtype, dequantise, quantise, validate};
-use starling_tests::reference::fixtures;
+use starling_tests::reference::read;
 
 /// What `fixtures/reference/README.md` says of a quantised file.
 #[derive(Deserialize)]
@@ -32,10 +32,6 @@ struct Row {
     bytes_hex: String,
     /// Shortest decimals of f32: read by way of text, so that they are rounded once.
     values: Vec<serde_json::Number>,
-}
-
-fn read(name: &str) -> Vec<u8> {
-    std::fs::read(fixtures().join("reference").join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
 fn parse<'a>(name: &str, file: &'a [u8]) -> Gguf<'a> {

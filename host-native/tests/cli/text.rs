@@ -114,7 +114,7 @@ fn inspect_lists_the_file() {
 }
 
 #[test]
-fn perplexity_completions_and_bench() {
+fn perplexity_and_completions() {
     let file = written("story.txt", pinned()["text"].as_str().expect("a text").repeat(4).as_bytes());
     let json = ok(&["perplexity", "-f", &file, "-c", "32", "--json"]).json();
     let perplexity = json["perplexity"].as_f64().expect("a number");
