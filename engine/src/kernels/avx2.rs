@@ -8,14 +8,16 @@ use super::cpu::Op;
 use super::simd::{Rec, Simd, TileShape};
 
 #[derive(Clone, Copy)]
-pub(super) struct Avx2<const VNNI: bool>(());
+pub(super) struct Avx2<const VNNI: bool> {
+    asks_ahead: bool,
+}
 
 impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
     /// The CPU has the features of `run`, and with `VNNI` those of `run_vnni`.
     #[inline(always)]
-    pub(super) unsafe fn new() -> Self {
-        Avx2(())
+    pub(super) unsafe fn new(asks_ahead: bool) -> Self {
+        Avx2 { asks_ahead }
     }
 }
 
@@ -49,6 +51,10 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type A = [__m256i; 2];
     type Acc = __m256i;
 
+    #[inline(always)]
+    fn asks_ahead(self) -> bool {
+        self.asks_ahead
+    }
     #[inline(always)]
     fn rec(bits: u32) -> Rec {
         if bits == 8 && !VNNI { Rec::Xor } else { Rec::Bias }

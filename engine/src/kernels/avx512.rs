@@ -6,14 +6,16 @@ use super::cpu::Op;
 use super::simd::{Rec, Simd, TileShape};
 
 #[derive(Clone, Copy)]
-pub(super) struct Avx512(());
+pub(super) struct Avx512 {
+    asks_ahead: bool,
+}
 
 impl Avx512 {
     /// # Safety
     /// The CPU has the features of `run`.
     #[inline(always)]
-    pub(super) unsafe fn new() -> Self {
-        Avx512(())
+    pub(super) unsafe fn new(asks_ahead: bool) -> Self {
+        Avx512 { asks_ahead }
     }
 }
 
@@ -41,6 +43,10 @@ impl Simd for Avx512 {
     type A = __m512i;
     type Acc = __m512i;
 
+    #[inline(always)]
+    fn asks_ahead(self) -> bool {
+        self.asks_ahead
+    }
     #[inline(always)]
     fn rec(_bits: u32) -> Rec {
         Rec::Bias

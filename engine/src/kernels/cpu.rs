@@ -60,7 +60,10 @@ const HAS_SCALAR: bool = cfg!(any(feature = "scalar", not(target_feature = "simd
 
 /// An instruction set this machine has. Made only by detection: holding one is the proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cpu(Isa);
+pub struct Cpu {
+    isa: Isa,
+    asks_ahead: bool,
+}
 
 /// `--isa` named a path that does not exist or that this machine lacks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -75,52 +78,55 @@ pub struct UnknownIsa {
 impl Cpu {
     /// The scalar path, which every machine has and which defines the results.
     #[cfg(any(feature = "scalar", not(all(target_arch = "wasm32", target_feature = "simd128"))))]
-    pub const SCALAR: Cpu = Cpu(Isa::Scalar);
+    pub const SCALAR: Cpu = Cpu { isa: Isa::Scalar, asks_ahead: false };
 
     /// WebAssembly with simd128.
     #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-    pub(super) const SIMD128: Cpu = Cpu(Isa::Simd128);
+    pub(super) const SIMD128: Cpu = Cpu { isa: Isa::Simd128, asks_ahead: false };
+
+    fn of(isa: Isa) -> Cpu {
+        Cpu { isa, asks_ahead: asks_ahead() }
+    }
 
     /// The fastest path of this machine.
     pub fn detect() -> Cpu {
         // `has` finds one: the slowest is there without a question
-        Cpu(Isa::ALL.into_iter().rfind(|&isa| has(isa)).unwrap_or(Isa::Scalar))
+        Cpu::of(Isa::ALL.into_iter().rfind(|&isa| has(isa)).unwrap_or(Isa::Scalar))
     }
 
     /// Every path of this machine, slowest first.
     pub fn available() -> Vec<Cpu> {
-        Isa::ALL.into_iter().filter(|&isa| has(isa)).map(Cpu).collect()
+        Isa::ALL.into_iter().filter(|&isa| has(isa)).map(Cpu::of).collect()
     }
 
     /// The path of that name, if this machine has it.
     pub fn named(name: &str) -> Result<Cpu, UnknownIsa> {
         let available = Cpu::available();
-        available
-            .iter()
-            .copied()
-            .find(|c| c.0.name() == name)
-            .ok_or_else(|| UnknownIsa { name: name.into(), available: available.iter().map(|c| c.0.name()).collect() })
+        available.iter().copied().find(|c| c.isa.name() == name).ok_or_else(|| UnknownIsa {
+            name: name.into(),
+            available: available.iter().map(|c| c.isa.name()).collect(),
+        })
     }
 
     /// Which path this is.
     pub fn isa(self) -> Isa {
-        self.0
+        self.isa
     }
 
     /// Runs an operation on this instruction set.
     #[inline]
     pub(crate) fn run<O: Op>(self, op: O) -> O::Out {
         // SAFETY (all arms): a `Cpu` of that `Isa` exists only if `has` said that the machine has the features.
-        match self.0 {
+        match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx2 => unsafe { super::avx2::run(super::avx2::Avx2::<false>::new(), op) },
+            Isa::Avx2 => unsafe { super::avx2::run(super::avx2::Avx2::<false>::new(self.asks_ahead), op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::AvxVnni => unsafe { super::avx2::run_vnni(super::avx2::Avx2::<true>::new(), op) },
+            Isa::AvxVnni => unsafe { super::avx2::run_vnni(super::avx2::Avx2::<true>::new(self.asks_ahead), op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx512Vnni => unsafe { super::avx512::run(super::avx512::Avx512::new(), op) },
+            Isa::Avx512Vnni => unsafe { super::avx512::run(super::avx512::Avx512::new(self.asks_ahead), op) },
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             Isa::Neon => op.simd(super::neon::Neon::<false>::new()),
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
@@ -144,6 +150,23 @@ pub(crate) trait Op: Sized {
     /// The same arithmetic on lanes. Must be `#[inline(always)]`, down to the last helper.
     fn simd<S: Simd>(self, s: S) -> Self::Out;
 }
+
+/// See `Simd::asks_ahead`. AMD's processors get to 60-90 % of their bandwidth alone, and to half of that when they are
+/// asked or read several places at once (Zen 4); Intel's the other way round.
+#[cfg(target_arch = "x86_64")]
+fn asks_ahead() -> bool {
+    let vendor = core::arch::x86_64::__cpuid(0);
+    (vendor.ebx, vendor.edx, vendor.ecx) != (AMD[0], AMD[1], AMD[2])
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn asks_ahead() -> bool {
+    true
+}
+
+/// "AuthenticAMD", as `cpuid` spells it.
+#[cfg(target_arch = "x86_64")]
+const AMD: [u32; 3] = [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"enti"), u32::from_le_bytes(*b"cAMD")];
 
 #[cfg(target_arch = "x86_64")]
 fn has(isa: Isa) -> bool {
@@ -183,7 +206,7 @@ fn has(isa: Isa) -> bool {
         Isa::Simd128 => cfg!(target_feature = "simd128"),
         // some engines have lowered the instruction wrongly: it is tried before it is believed
         #[cfg(target_feature = "relaxed-simd")]
-        Isa::RelaxedSimd => super::wasm::relaxed_is_exact(Cpu(isa)),
+        Isa::RelaxedSimd => super::wasm::relaxed_is_exact(Cpu::of(isa)),
         _ => false,
     }
 }

@@ -1,6 +1,6 @@
 //! Blocks of a panel as plain numbers: for the scalar definition of products, and for rows of an embedding.
 
-use super::form::{CodesForm, Form};
+use super::form::{CodesForm, Form, block_at};
 use super::panel::PANEL;
 use crate::quant::Dtype;
 
@@ -18,16 +18,15 @@ pub(super) struct Decoded {
 }
 
 impl Decoded {
-    /// Block `b` of row `r` of a panel of rows of `k` quantised elements.
-    pub(super) fn new(form: &Form, k: usize, panel: &[u8], r: usize, b: usize) -> Decoded {
+    /// Block `b` of row `r` of a panel of quantised elements.
+    pub(super) fn new(form: &Form, panel: &[u8], r: usize, b: usize) -> Decoded {
         let mut v = Decoded { q: [0; 256], scale: [1; 16], min: [0; 16], d: 0.0, dmin: 0.0 };
         let f16 = |at: usize| f16_to_f32(u16_at(panel, at));
-        let nb = k / form.block_len();
         match form {
             Form::Float => {}
             Form::Blocks32(f) => {
-                let qb = f.quant_bytes();
-                let o = &panel[b * qb..];
+                let (quants, scales) = block_at(f.quant_bytes(), f.scales(), b);
+                let o = &panel[quants..];
                 let offset =
                     if f.words == 8 { 128 } else { [8, 16, 0][if f.m { 2 } else { f.high.is_some() as usize }] };
                 for e in 0..32 {
@@ -36,8 +35,8 @@ impl Decoded {
                     let high = if f.high.is_some() { (o[256 + i] >> g & 1) << 4 } else { 0 };
                     v.q[e] = i16::from(x | high) - offset;
                 }
-                v.d = f16(nb * qb + (b * PANEL + r) * 2);
-                v.dmin = if f.m { f16(nb * qb + ((nb + b) * PANEL + r) * 2) } else { 0.0 };
+                v.d = f16(scales + r * 2);
+                v.dmin = if f.m { f16(scales + (PANEL + r) * 2) } else { 0.0 };
             }
             Form::SuperSigned => {
                 let at = b * 3392;
@@ -46,31 +45,32 @@ impl Decoded {
                     v.q[e] = i16::from(q6_value(o, r, e)) - 32;
                 }
                 for s in 0..16 {
-                    v.scale[s] = i32::from(o[3072 + s * 16 + r] as i8);
+                    v.scale[s] = i32::from(o[s * 16 + r] as i8);
                 }
-                v.d = f16(at + 3328 + r * 2);
+                v.d = f16(at + 256 + r * 2);
             }
             Form::SuperMin { five } => {
-                let (at, meta) = if *five { (b * 2880, 2560) } else { (b * 2368, 2048) };
+                let (at, quants) = if *five { (b * 2880, 832) } else { (b * 2368, 320) };
                 let o = &panel[at..];
                 for e in 0..256 {
                     let (s, g, i) = (e / 32, e % 32 / 4, r * 4 + e % 4);
-                    let x = o[(s / 2 * 8 + g) * 64 + i] >> (s % 2 * 4) & 15;
-                    let high = if *five { (o[2048 + g * 64 + i] >> s & 1) << 4 } else { 0 };
+                    let x = o[quants + (s / 2 * 8 + g) * 64 + i] >> (s % 2 * 4) & 15;
+                    let high = if *five { (o[320 + g * 64 + i] >> s & 1) << 4 } else { 0 };
                     v.q[e] = i16::from(x | high);
                 }
                 for s in 0..16 {
-                    v.scale[s] = i32::from(o[meta + s / 2 * 16 + r]);
-                    v.min[s] = i32::from(o[meta + 128 + s / 4 * 32 + r * 2 + s / 2 % 2]);
+                    v.scale[s] = i32::from(o[s / 2 * 16 + r]);
+                    v.min[s] = i32::from(o[128 + s / 4 * 32 + r * 2 + s / 2 % 2]);
                 }
-                v.d = f16(at + meta + 256 + r * 2);
-                v.dmin = f16(at + meta + 288 + r * 2);
+                v.d = f16(at + 256 + r * 2);
+                v.dmin = f16(at + 288 + r * 2);
             }
             Form::Codes(f) if f.is_super() => v.read_codes(f, &panel[b * f.record_bytes()..], r),
             Form::Codes(f) => {
-                v.read_chunk(f, &panel[b * f.chunk_bytes()..], r, 0);
+                let (quants, scales) = block_at(f.chunk_bytes(), f.parts, b);
+                v.read_chunk(f, &panel[quants..], r, 0);
                 let scale = |part: usize| {
-                    let bits = u16_at(panel, nb * f.chunk_bytes() + ((part * nb + b) * PANEL + r) * 2);
+                    let bits = u16_at(panel, scales + (part * PANEL + r) * 2);
                     if f.bf16() { bf16_to_f32(bits) } else { f16_to_f32(bits) }
                 };
                 (v.d, v.dmin) = (scale(0), if f.parts == 2 { scale(1) } else { 0.0 });
@@ -89,10 +89,9 @@ impl Decoded {
     }
 
     fn read_codes(&mut self, f: &CodesForm, o: &[u8], r: usize) {
-        for (t, o) in o.chunks_exact(f.chunk_bytes()).take(8).enumerate() {
+        for (t, o) in o[f.codes()..].chunks_exact(f.chunk_bytes()).take(8).enumerate() {
             self.read_chunk(f, o, r, t);
         }
-        let o = &o[f.scales()..];
         for s in 0..16 {
             self.scale[s] = i32::from(o[s * 16 + r] as i8);
         }
@@ -146,8 +145,9 @@ pub(super) fn q6_word(src: &[u8], e: usize) -> u32 {
 /// The unsigned 6-bit value of element `e`, row `r` in a panel record.
 fn q6_value(o: &[u8], r: usize, e: usize) -> u8 {
     let (t, h, i, j) = (e / 32, e % 32 / 16, e % 16 / 4, e % 4);
-    let low = o[(t * 4 + i) * 64 + r * 4 + j] >> (4 * h) & 15;
-    let high = o[(32 + t * 2 + h) * 64 + r * 4 + j] >> (2 * i) & 3;
+    let o = &o[320 + t * 384..];
+    let low = o[i * 64 + r * 4 + j] >> (4 * h) & 15;
+    let high = o[(4 + h) * 64 + r * 4 + j] >> (2 * i) & 3;
     low | high << 4
 }
 

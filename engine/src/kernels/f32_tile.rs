@@ -163,7 +163,11 @@ pub(super) use f32_shapes;
 pub(super) fn panels<S: Simd, E: Elem>(s: S, panels: Panels<'_>) {
     let p = panels.product;
     let Columns::Plain(x) = p.x else { return };
-    let rv = if p.n == 1 { S::GEMV[3] } else { S::TILE_F32.rv };
+    let rv = match p.n {
+        1 if s.asks_ahead() => S::GEMV[3],
+        1 => PANEL / S::LANES,
+        _ => S::TILE_F32.rv,
+    };
     let (mut row, end) = (panels.p0 * PANEL, panels.p1 * PANEL);
     while row < end {
         let rv = rv.min((end - row) / S::LANES);

@@ -36,8 +36,14 @@ pub(super) struct Blocks32 {
 }
 
 impl Blocks32 {
+    /// Bytes of the quants of 16 rows.
     pub(super) const fn quant_bytes(&self) -> usize {
         self.words * 64 + if self.high.is_some() { 64 } else { 0 }
+    }
+
+    /// Scales, and minima, of a block.
+    pub(super) const fn scales(&self) -> usize {
+        1 + self.m as usize
     }
 }
 
@@ -89,15 +95,28 @@ impl CodesForm {
         (line * 64 + r * 4 + e % 4, shift)
     }
 
-    /// Offset of the scales in a super-block's record; then come `d`, the minima and `dmin`.
-    pub(super) fn scales(&self) -> usize {
-        8 * self.chunk_bytes()
+    /// Offset of the codes in a super-block's record, after its scales, `d`, the minima and `dmin`.
+    pub(super) fn codes(&self) -> usize {
+        if self.has_min() { 640 } else { 320 }
     }
 
     /// Bytes of a super-block's record.
     pub(super) fn record_bytes(&self) -> usize {
-        self.scales() + if self.has_min() { 640 } else { 320 }
+        self.codes() + 8 * self.chunk_bytes()
     }
+}
+
+/// Offsets in a panel of the quants of block `b` of 32, and of its scales: `quants` bytes and `scales` (1 or 2) times 32.
+/// In the order in which they are read, and quants at whole cache lines: with one scale, two blocks are a record of quants,
+/// both scales, quants; with two, a block is one, of quants and scales.
+#[inline(always)]
+pub(super) const fn block_at(quants: usize, scales: usize, b: usize) -> (usize, usize) {
+    if scales == 2 {
+        let at = b * (quants + 64);
+        return (at, at + quants);
+    }
+    let at = b / 2 * (2 * quants + 64);
+    if b.is_multiple_of(2) { (at, at + quants) } else { (at + quants + 64, at + quants + 32) }
 }
 
 /// Line in a chunk, and shift, of group `g` of 8.
@@ -135,10 +154,10 @@ impl Form {
         }
     }
 
-    /// Bytes of a block of a panel, of `dtype`; scales that lie in planes of their own are counted with it.
+    /// Bytes of a block of a panel, of `dtype`, its scales included.
     fn block_bytes(&self, dtype: Dtype) -> usize {
         match self {
-            Form::Blocks32(f) => f.quant_bytes() + if f.m { 64 } else { 32 },
+            Form::Blocks32(f) => f.quant_bytes() + 32 * f.scales(),
             Form::Codes(f) if !f.is_super() => f.chunk_bytes() + 32 * f.parts,
             _ => self.record_bytes(dtype),
         }

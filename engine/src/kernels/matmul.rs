@@ -184,7 +184,7 @@ fn scalar_panel(w: &Matrix, p: usize, a: &Acts<'_>, c: usize, out: &mut [f32]) {
     for b in 0..k / block {
         let da = act::read_block(a, c, b, &mut q[..block]);
         for (r, acc) in out.iter_mut().enumerate() {
-            *acc = add_block(form, *acc, &Decoded::new(form, k, panel, r, b), &q[..block], da);
+            *acc = add_block(form, *acc, &Decoded::new(form, panel, r, b), &q[..block], da);
         }
     }
 }
@@ -217,7 +217,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     #[inline(always)]
     fn walk<S: Simd>(&self, s: S) {
         let Columns::Packed(a) = self.0.product.x else { return };
-        let whole = if a.n == 1 { Q::SHAPE.gemv::<S>() } else { Q::SHAPE.tile::<S>().rv };
+        let whole = Q::SHAPE.rows(s, a.n);
         let (mut row, end) = (self.0.p0 * PANEL, self.0.p1 * PANEL);
         while row < end {
             let rv = if (end - row) / S::LANES < whole { 1 } else { whole };

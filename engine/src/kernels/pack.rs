@@ -1,7 +1,7 @@
 //! From the rows of a GGUF file to panels.
 
 use super::decoded::{q6_word, word};
-use super::form::{CodesForm, Form, code_line};
+use super::form::{Blocks32, CodesForm, Form, block_at, code_line};
 use super::panel::PANEL;
 use crate::quant::codebook::Codes;
 use crate::quant::{Dtype, q4_k};
@@ -11,14 +11,13 @@ pub(super) fn pack_panel(dtype: Dtype, form: &Form, k: usize, src: &[u8], dst: &
     let block_bytes = dtype.block_bytes() as usize;
     let row_bytes = k / dtype.block_len() as usize * block_bytes;
     let rec = form.record_bytes(dtype);
-    let nb = k / form.block_len();
     let mut codes = Codes::NONE;
     for (r, row) in src.chunks_exact(row_bytes).enumerate() {
         for (b, block) in row.chunks_exact(block_bytes).enumerate() {
             let record = b * rec..(b + 1) * rec;
             match form {
                 Form::Float => dst[record][r * block_bytes..][..block_bytes].copy_from_slice(block),
-                Form::Blocks32(_) => pack_32(form, nb, dst, r, b, block),
+                Form::Blocks32(f) => pack_32(f, dst, r, b, block),
                 Form::SuperMin { five } => pack_min(*five, &mut dst[record], r, block),
                 Form::SuperSigned => pack_q6(&mut dst[record], r, block),
                 Form::Codes(f) => {
@@ -26,7 +25,7 @@ pub(super) fn pack_panel(dtype: Dtype, form: &Form, k: usize, src: &[u8], dst: &
                     if f.is_super() {
                         pack_codes(f, &codes, &mut dst[record], r);
                     } else {
-                        pack_codes_32(f, &codes, nb, dst, r, b * dtype.block_len() as usize / 32);
+                        pack_codes_32(f, &codes, dst, r, b * dtype.block_len() as usize / 32);
                     }
                 }
             }
@@ -44,60 +43,52 @@ fn planes_of_bits(x: u32) -> u32 {
 }
 
 #[inline(always)]
-fn pack_32(form: &Form, nb: usize, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
-    let Form::Blocks32(f) = form else { return };
-    let qb = f.quant_bytes();
-    let (quants, scales) = dst.split_at_mut(nb * qb);
-    let q = &mut quants[b * qb..(b + 1) * qb];
+fn pack_32(f: &Blocks32, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
+    let (quants, scales) = block_at(f.quant_bytes(), f.scales(), b);
+    let q = &mut dst[quants..][..f.quant_bytes()];
     for w in 0..f.words {
         put(q, w * 64 + r * 4, word(src, f.quants + w * 4) ^ f.flip);
     }
     if let Some(at) = f.high {
         put(q, f.words * 64 + r * 4, planes_of_bits(word(src, at)));
     }
-    scales[(b * PANEL + r) * 2..][..2].copy_from_slice(&src[..2]);
-    if f.m {
-        scales[((nb + b) * PANEL + r) * 2..][..2].copy_from_slice(&src[2..4]);
+    for i in 0..f.scales() {
+        dst[scales + (i * PANEL + r) * 2..][..2].copy_from_slice(&src[2 * i..][..2]);
     }
 }
 
 #[inline(always)]
 fn pack_q6(o: &mut [u8], r: usize, src: &[u8]) {
-    for t in 0..8 {
+    for s in 0..16 {
+        o[s * 16 + r] = src[192 + s];
+    }
+    o[256 + r * 2..][..2].copy_from_slice(&src[208..210]);
+    for (t, o) in o[320..].chunks_exact_mut(384).enumerate() {
         for i in 0..4 {
             let (lo, hi) = (q6_word(src, t * 32 + i * 4), q6_word(src, t * 32 + 16 + i * 4));
-            put(o, (t * 4 + i) * 64 + r * 4, lo & 0x0f0f_0f0f | (hi & 0x0f0f_0f0f) << 4);
+            put(o, i * 64 + r * 4, lo & 0x0f0f_0f0f | (hi & 0x0f0f_0f0f) << 4);
         }
         for h in 0..2 {
             let two = |i: usize| (q6_word(src, t * 32 + h * 16 + i * 4) >> 4 & 0x0303_0303) << (2 * i);
-            put(o, (32 + t * 2 + h) * 64 + r * 4, two(0) | two(1) | two(2) | two(3));
+            put(o, (4 + h) * 64 + r * 4, two(0) | two(1) | two(2) | two(3));
         }
     }
-    for s in 0..16 {
-        o[3072 + s * 16 + r] = src[192 + s];
-    }
-    o[3328 + r * 2..][..2].copy_from_slice(&src[208..210]);
 }
 
 #[inline(always)]
 fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
-    let (qs, meta) = if five { (48, 2560) } else { (16, 2048) };
-    for w in 0..32 {
-        put(o, w * 64 + r * 4, word(src, qs + w * 4));
-    }
-    if five {
-        for g in 0..8 {
-            put(o, 2048 + g * 64 + r * 4, word(src, 16 + g * 4));
-        }
-    }
     let packed = core::array::from_fn(|i| src[4 + i]);
     for s in 0..8 {
         let (sc, m) = q4_k::scale_min(&packed, s);
-        o[meta + s * 16 + r] = sc;
-        o[meta + 128 + s / 2 * 32 + r * 2 + s % 2] = m;
+        o[s * 16 + r] = sc;
+        o[128 + s / 2 * 32 + r * 2 + s % 2] = m;
     }
-    o[meta + 256 + r * 2..][..2].copy_from_slice(&src[..2]);
-    o[meta + 288 + r * 2..][..2].copy_from_slice(&src[2..4]);
+    o[256 + r * 2..][..2].copy_from_slice(&src[..2]);
+    o[288 + r * 2..][..2].copy_from_slice(&src[2..4]);
+    // the fifth bits lie before the others in the file too
+    for w in 0..if five { 40 } else { 32 } {
+        put(o, 320 + w * 64 + r * 4, word(src, 16 + w * 4));
+    }
 }
 
 /// The codes of 32 elements.
@@ -113,10 +104,9 @@ fn pack_chunk(f: &CodesForm, code: &[u8], o: &mut [u8], r: usize) {
 }
 
 fn pack_codes(f: &CodesForm, codes: &Codes, o: &mut [u8], r: usize) {
-    for (code, o) in codes.code.chunks_exact(32).zip(o.chunks_exact_mut(f.chunk_bytes())) {
+    for (code, o) in codes.code.chunks_exact(32).zip(o[f.codes()..].chunks_exact_mut(f.chunk_bytes())) {
         pack_chunk(f, code, o, r);
     }
-    let o = &mut o[f.scales()..];
     for s in 0..16 {
         o[s * 16 + r] = codes.scale[s] as u8;
     }
@@ -130,16 +120,15 @@ fn pack_codes(f: &CodesForm, codes: &Codes, o: &mut [u8], r: usize) {
 }
 
 /// A block of the file is one or several of the panel, from `b` on.
-fn pack_codes_32(f: &CodesForm, codes: &Codes, nb: usize, dst: &mut [u8], r: usize, b: usize) {
-    let (quants, scales) = dst.split_at_mut(nb * f.chunk_bytes());
+fn pack_codes_32(f: &CodesForm, codes: &Codes, dst: &mut [u8], r: usize, b: usize) {
     let n = f.book.dtype.block_len() as usize / 32;
-    let quants = quants[b * f.chunk_bytes()..].chunks_exact_mut(f.chunk_bytes());
-    for ((i, code), o) in codes.code.chunks_exact(32).take(n).enumerate().zip(quants) {
-        pack_chunk(f, code, o, r);
+    for (i, code) in codes.code.chunks_exact(32).take(n).enumerate() {
+        let (quants, scales) = block_at(f.chunk_bytes(), f.parts, b + i);
+        pack_chunk(f, code, &mut dst[quants..], r);
         for part in 0..f.parts {
             let d = codes.d[2 * i + part];
             let bits = if f.bf16() { (d.to_bits() >> 16) as u16 } else { half::f16::from_f32(d).to_bits() };
-            scales[((part * nb + b + i) * PANEL + r) * 2..][..2].copy_from_slice(&bits.to_le_bytes());
+            dst[scales + (part * PANEL + r) * 2..][..2].copy_from_slice(&bits.to_le_bytes());
         }
     }
 }

@@ -1,23 +1,25 @@
 //! Weight matrices as panels of 16 rows: one layout for every target.
 //!
 //! Repacking is a transposition of 32-bit words inside 16 consecutive rows, which are contiguous in a GGUF file, so it
-//! streams with the file. Rows beyond the end are zero with scale 0. With `r` = row in the panel (0..16), `b` = block,
-//! `nb` = blocks of a row:
+//! streams with the file. Rows beyond the end are zero with scale 0. Everything lies in the order in which a product reads
+//! it: some processors fetch ahead only of a reader that leaves out nothing. With `r` = row in the panel (0..16):
 //!
-//! - blocks of 32: `[nb x quants][nb x 16 f16 d]` and for types with a minimum `[nb x 16 f16 m]`. Quants of 4 and 5
-//!   bits: byte `(k%16)/4*64 + r*4 + k%4`, low nibble k < 16, high nibble k >= 16 (GGUF's own pairing); fifth bits in
-//!   one more line: byte `r*4 + k%4`, bit `k/4`. Q8_0: byte `k/4*64 + r*4 + k%4`, offset binary.
-//! - Q4_K, Q5_K: a record per super-block: `[32 lines of nibbles][Q5_K: 8 lines of fifth bits][128 scales: s*16 + r]
-//!   [128 mins: s/2*32 + r*2 + s%2][16 f16 d][16 f16 dmin]`; line `c*8 + g` holds group g of sub-blocks 2c (low) and
+//! - blocks of 32: `[quants][16 f16 d][16 f16 m]` each in types with a minimum; two of them in the others, whose last
+//!   record is the first half of one if their number is odd: `[quants][16 f16 d][16 f16 d of the other][its quants]`.
+//!   Quants of 4 and 5 bits: byte `(k%16)/4*64 + r*4 + k%4`, low nibble k < 16, high nibble k >= 16 (GGUF's own pairing);
+//!   fifth bits in one more line: byte `r*4 + k%4`, bit `k/4`. Q8_0: byte `k/4*64 + r*4 + k%4`, offset binary.
+//! - Q4_K, Q5_K: a record per super-block: `[128 scales: s*16 + r][128 mins: s/2*32 + r*2 + s%2][16 f16 d][16 f16 dmin]
+//!   [Q5_K: 8 lines of fifth bits][32 lines of nibbles]`; line `c*8 + g` holds group g of sub-blocks 2c (low) and
 //!   2c+1 (high); fifth-bit line g holds group g, bit s for sub-block s.
-//! - Q6_K: `[32 lines of low nibbles][16 lines of two high bits][256 scales: s*16 + r][16 f16 d]`, padded to 53 lines.
-//!   With k = 32t + 16h + 4i + j: nibble h of line `4t + i`, and bits 2i, 2i+1 of line `32 + 2t + h`, byte `r*4 + j`.
+//! - Q6_K: `[256 scales: s*16 + r][16 f16 d]`, padded to 5 lines, and for each 32 elements `[4 lines of low nibbles]
+//!   [2 lines of two high bits]`. With k = 32t + 16h + 4i + j: nibble h of low line i, and bits 2i, 2i+1 of high line h,
+//!   byte `r*4 + j`.
 //! - codes of w = 1, 2 or 4 bits (see `quant::codebook`): 32 elements take w lines; group g = k/4 of the 8 is in line
 //!   `g % w`, byte `r*4 + k%4`, from bit `g - g%w` on. For 4 bits these are the nibbles of Q4_0.
-//!   - types in blocks of less than 256, as blocks of 32: `[nb x w lines][nb x 16 d]`, f16, in MXFP4 bf16; in NVFP4
-//!     `[nb x w lines][nb x 16 bf16 d of the first 16][nb x 16 bf16 d of the others]`.
-//!   - super-blocks, a record each: `[8w lines][256 i8 scales: s*16 + r][16 f32 d]` and in Q2_K
-//!     `[256 mins: s/2*32 + r*2 + s%2][16 f32 dmin]`.
+//!   - types in blocks of less than 256, as blocks of 32 with one scale, d as f16, in MXFP4 bf16; in NVFP4
+//!     `[w lines][16 bf16 d of the first 16][16 bf16 d of the others]`.
+//!   - super-blocks, a record each: `[256 i8 scales: s*16 + r][16 f32 d]`, in Q2_K
+//!     `[256 mins: s/2*32 + r*2 + s%2][16 f32 dmin]`, and `[8w lines]`.
 //! - F32, F16, BF16: element (k, r) at `k*16 + r`.
 
 use alloc::collections::TryReserveError;
@@ -157,7 +159,7 @@ impl Matrix {
             return;
         }
         for (b, out) in out.chunks_exact_mut(self.form.block_len()).enumerate() {
-            Decoded::new(&self.form, self.k, panel, r, b).values(&self.form, out);
+            Decoded::new(&self.form, panel, r, b).values(&self.form, out);
         }
     }
 }

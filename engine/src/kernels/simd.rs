@@ -74,7 +74,7 @@ pub(crate) trait Simd: Copy {
     const TILE_K: TileShape;
     /// Register tile for f32 products.
     const TILE_F32: TileShape;
-    /// Row vectors at a time for one column: 4- and 5-bit, 8-bit, super-blocks, f32.
+    /// Row vectors at a time for one column: 4- and 5-bit, 8-bit, super-blocks, f32. A panel at least.
     const GEMV: [usize; 4];
 
     /// `LANES` f32.
@@ -90,6 +90,12 @@ pub(crate) trait Simd: Copy {
     /// A running dot per lane.
     type Acc: Copy;
 
+    /// Whether the processor wants to be asked for weights ahead of time, and to read several panels at once. Others
+    /// follow a reader who goes through memory in its order, and only such a one.
+    #[inline(always)]
+    fn asks_ahead(self) -> bool {
+        true
+    }
     /// The recipe for weights of that width.
     fn rec(bits: u32) -> Rec;
 

@@ -1,7 +1,7 @@
 //! Types of codes, which one table look-up turns into weights.
 
 use super::{AHEAD, Quant, Shape, Tile, prefetch_record, store};
-use crate::kernels::form::{CodesForm, code_line};
+use crate::kernels::form::{CodesForm, block_at, code_line};
 use crate::kernels::simd::{Simd, each};
 
 /// Codes in blocks of 32, with one scale or one for each half.
@@ -21,8 +21,9 @@ impl Quant for Codes32 {
             let mut acc = [[s.splat(0.0); NC]; RV];
             let mut rec = t.acts;
             for b in 0..t.nb {
-                let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * qb + t.lane[v] * 4));
-                if NC == 1 {
+                let (quants_at, scales_at) = block_at(qb, f.parts, b);
+                let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
+                if NC == 1 && s.asks_ahead() {
                     for v in 0..RV {
                         if t.lane[v] == 0 {
                             for l in 0..f.width {
@@ -39,7 +40,7 @@ impl Quant for Codes32 {
                         four_groups(s, f, table, quants, half, groups.add(half * 4 * NC * aw), &mut dots);
                     }
                     for v in 0..RV {
-                        let scales = t.panel[v].add(t.nb * qb + (part * t.nb + b) * 32 + t.lane[v] * 2);
+                        let scales = t.panel[v].add(scales_at + part * 32 + t.lane[v] * 2);
                         let d = if f.bf16() { s.load_bf16(scales.cast()) } else { s.load_f16(scales.cast()) };
                         for c in 0..NC {
                             let da = s.splat(f32::from_bits(rec.add(c).read()));
@@ -99,7 +100,7 @@ impl Quant for SuperCodes {
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let Some(f) = t.codes else { return };
-        let (bytes, scales, aw) = (f.record_bytes(), f.scales(), S::rec(8).words());
+        let (bytes, codes, aw) = (f.record_bytes(), f.codes(), S::rec(8).words());
         let head = if f.has_min() { 25 } else { 17 };
         let chunks = core::hint::black_box(8usize); // rolled, as above
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
@@ -110,19 +111,20 @@ impl Quant for SuperCodes {
             for b in 0..t.nb {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
-                    prefetch_record(s, t, o, bytes);
+                    prefetch_record(s, t, o, bytes, codes);
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(head * NC);
                 for chunk in 0..chunks {
-                    let quants: [*const u8; RV] = each!(RV, |v| o[v].add(chunk * f.chunk_bytes() + t.lane[v] * 4));
+                    let quants: [*const u8; RV] =
+                        each!(RV, |v| o[v].add(codes + chunk * f.chunk_bytes() + t.lane[v] * 4));
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
                         let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
                         let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(first(c))));
                         four_groups(s, f, table, quants, half, groups.add(sub * 4 * NC * aw), &mut dots);
                         for v in 0..RV {
-                            let scale = s.load_i8(o[v].add(scales + sub * 16 + t.lane[v]).cast());
+                            let scale = s.load_i8(o[v].add(sub * 16 + t.lane[v]).cast());
                             for c in 0..NC {
                                 let dot = s.total::<8>(dots[v][c], first(c));
                                 isum[v][c] = s.add_i(isum[v][c], s.mul_i(dot, scale));
@@ -131,17 +133,17 @@ impl Quant for SuperCodes {
                     }
                 }
                 for v in 0..RV {
-                    let d = s.load(o[v].add(scales + 256 + t.lane[v] * 4).cast());
+                    let d = s.load(o[v].add(256 + t.lane[v] * 4).cast());
                     for c in 0..NC {
                         let da = s.splat(f32::from_bits(rec.add(c).read()));
                         let mut term = s.mul(s.to_f32(isum[v][c]), s.mul(d, da));
                         if f.has_min() {
                             let mut msum = s.splat_i(0);
                             for j in 0..8 {
-                                let mins = o[v].add(scales + 320 + j * 32 + t.lane[v] * 2);
+                                let mins = o[v].add(320 + j * 32 + t.lane[v] * 2);
                                 msum = s.pair_dot(msum, mins, rec.add((17 + j) * NC + c).read());
                             }
-                            let dmin = s.load(o[v].add(scales + 576 + t.lane[v] * 4).cast());
+                            let dmin = s.load(o[v].add(576 + t.lane[v] * 4).cast());
                             term = s.sub(term, s.mul(s.to_f32(msum), s.mul(dmin, da)));
                         }
                         acc[v][c] = s.add(acc[v][c], term);

@@ -37,9 +37,19 @@ impl Shape {
         }
     }
 
-    /// Vectors of rows at a time for one column.
-    pub(super) const fn gemv<S: Simd>(self) -> usize {
+    /// Vectors of rows at a time for one column, at most.
+    const fn gemv<S: Simd>(self) -> usize {
         S::GEMV[self as usize]
+    }
+
+    /// Vectors of rows at a time for `n` columns.
+    #[inline(always)]
+    pub(super) fn rows<S: Simd>(self, s: S, n: usize) -> usize {
+        match n {
+            1 if s.asks_ahead() => self.gemv::<S>(),
+            1 => super::panel::PANEL / S::LANES,
+            _ => self.tile::<S>().rv,
+        }
     }
 
     /// Whether products come to a tile of `rv` vectors times `nc` columns: whole tiles, and single vectors where those
@@ -88,13 +98,19 @@ unsafe fn store<S: Simd, const RV: usize, const NC: usize>(s: S, acc: &[[S::F; N
     }
 }
 
-/// Asks for the next record of each panel.
+/// Asks for the next record of each panel, of `bytes`, or for the `head` of this one, which is read here and there.
 #[inline(always)]
-fn prefetch_record<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, o: [*const u8; RV], bytes: usize) {
+fn prefetch_record<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, o: [*const u8; RV], bytes: usize, head: usize) {
     for v in 0..RV {
         if t.lane[v] == 0 {
-            for l in 0..bytes / 64 {
-                s.prefetch(o[v].wrapping_add(bytes + l * 64));
+            if s.asks_ahead() {
+                for l in 0..bytes / 64 {
+                    s.prefetch(o[v].wrapping_add(bytes + l * 64));
+                }
+            } else {
+                for l in 0..head / 64 {
+                    s.prefetch(o[v].wrapping_add(l * 64));
+                }
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The legacy types: blocks of 32.
 
 use super::{AHEAD, Quant, Shape, Tile, store};
+use crate::kernels::form::block_at;
 use crate::kernels::simd::{Simd, each};
 
 /// Blocks of 32: `BITS` per quant, `HIGH` = a plane of fifth bits, `MIN` = a minimum.
@@ -21,12 +22,11 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
             let mut acc = [[s.splat(0.0); NC]; RV];
             let mut rec = t.acts;
             for b in 0..t.nb {
-                let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * qb + t.lane[v] * 4));
-                if NC == 1 {
+                let (quants_at, scales_at) = block_at(qb, 1 + MIN as usize, b);
+                let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
+                if NC == 1 && s.asks_ahead() {
                     for v in 0..RV {
                         if t.lane[v] == 0 {
-                            let scales = t.panel[v].wrapping_add(t.nb * qb + b * 32);
-                            s.prefetch(scales.wrapping_add(AHEAD / 8));
                             for l in 0..qb / 64 {
                                 s.prefetch(quants[v].wrapping_add(AHEAD + l * 64));
                             }
@@ -58,9 +58,9 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                     }
                 }
                 for v in 0..RV {
-                    let scales = t.panel[v].add(t.nb * qb + b * 32 + t.lane[v] * 2);
+                    let scales = t.panel[v].add(scales_at + t.lane[v] * 2);
                     let d = s.load_f16(scales.cast());
-                    let m = if MIN { s.load_f16(scales.add(t.nb * 32).cast()) } else { d };
+                    let m = if MIN { s.load_f16(scales.add(32).cast()) } else { d };
                     for c in 0..NC {
                         let da = s.splat(f32::from_bits(rec.add(c).read()));
                         let isum = s.to_f32(s.total::<BITS>(dots[v][c], first(c)));

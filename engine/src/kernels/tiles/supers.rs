@@ -11,7 +11,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
-        let (bytes, meta) = if BITS == 5 { (2880, 2560) } else { (2368, 2048) };
+        let (bytes, nibbles) = if BITS == 5 { (2880, 832) } else { (2368, 320) };
         let aw = S::rec(BITS).words();
         // the chunk loop stays rolled (opaque bound): unrolled, the compiler interleaves the sub-blocks and spills
         let chunks = core::hint::black_box(4usize);
@@ -23,7 +23,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
             for b in 0..t.nb {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
-                    prefetch_record(s, t, o, bytes);
+                    prefetch_record(s, t, o, bytes, 320);
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(5 * NC);
@@ -33,9 +33,9 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                         let mut dots: [[S::Acc; NC]; RV] = [[s.acc::<BITS>(0); NC]; RV];
                         for g in 0..eight {
                             let w: [S::W; RV] = each!(RV, |v| {
-                                let line = s.load_b(o[v].add((chunk * 8 + g) * 64 + t.lane[v] * 4));
+                                let line = s.load_b(o[v].add(nibbles + (chunk * 8 + g) * 64 + t.lane[v] * 4));
                                 if BITS == 5 {
-                                    let plane = s.load_b(o[v].add(2048 + g * 64 + t.lane[v] * 4));
+                                    let plane = s.load_b(o[v].add(320 + g * 64 + t.lane[v] * 4));
                                     let bit = s.and_b(s.shl16_b(s.and_b(s.shr16_b(plane, sub as u32), 1), 4), 16);
                                     let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
                                     s.weights(s.or_b(low, bit))
@@ -53,7 +53,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                             }
                         }
                         for v in 0..RV {
-                            let scale = s.load_u8(o[v].add(meta + sub * 16 + t.lane[v]));
+                            let scale = s.load_u8(o[v].add(sub * 16 + t.lane[v]));
                             for c in 0..NC {
                                 isum[v][c] = s.add_i(isum[v][c], s.total_scaled::<BITS>(dots[v][c], scale));
                             }
@@ -61,12 +61,12 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                     }
                 }
                 for v in 0..RV {
-                    let d = s.load_f16(o[v].add(meta + 256 + t.lane[v] * 2).cast());
-                    let dmin = s.load_f16(o[v].add(meta + 288 + t.lane[v] * 2).cast());
+                    let d = s.load_f16(o[v].add(256 + t.lane[v] * 2).cast());
+                    let dmin = s.load_f16(o[v].add(288 + t.lane[v] * 2).cast());
                     for c in 0..NC {
                         let mut msum = s.splat_i(0);
                         for j in 0..4 {
-                            let mins = o[v].add(meta + 128 + j * 32 + t.lane[v] * 2);
+                            let mins = o[v].add(128 + j * 32 + t.lane[v] * 2);
                             msum = s.pair_dot(msum, mins, rec.add((1 + j) * NC + c).read());
                         }
                         let da = s.splat(f32::from_bits(rec.add(c).read()));
@@ -101,19 +101,20 @@ impl Quant for SuperSigned {
             for b in 0..t.nb {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
-                    prefetch_record(s, t, o, bytes);
+                    prefetch_record(s, t, o, bytes, 320);
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(17 * NC);
                 for chunk in 0..chunks {
+                    let lines: [*const u8; RV] = each!(RV, |v| o[v].add(320 + chunk * 384 + t.lane[v] * 4));
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
                         let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
                         let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
-                        let high: [S::B; RV] = each!(RV, |v| s.load_b(o[v].add(2048 + sub * 64 + t.lane[v] * 4)));
+                        let high: [S::B; RV] = each!(RV, |v| s.load_b(lines[v].add((4 + half) * 64)));
                         for i in 0..4 {
                             let w: [S::W; RV] = each!(RV, |v| {
-                                let line = s.load_b(o[v].add((chunk * 4 + i) * 64 + t.lane[v] * 4));
+                                let line = s.load_b(lines[v].add(i * 64));
                                 let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
                                 let two = if i < 2 {
                                     s.shl16_b(high[v], 4 - 2 * i as u32)
@@ -130,7 +131,7 @@ impl Quant for SuperSigned {
                             }
                         }
                         for v in 0..RV {
-                            let scale = s.load_i8(o[v].add(3072 + sub * 16 + t.lane[v]).cast());
+                            let scale = s.load_i8(o[v].add(sub * 16 + t.lane[v]).cast());
                             for c in 0..NC {
                                 let dot = s.total::<BITS>(dots[v][c], first(c));
                                 isum[v][c] = s.add_i(isum[v][c], s.mul_i(dot, scale));
@@ -139,7 +140,7 @@ impl Quant for SuperSigned {
                     }
                 }
                 for v in 0..RV {
-                    let d = s.load_f16(o[v].add(3328 + t.lane[v] * 2).cast());
+                    let d = s.load_f16(o[v].add(256 + t.lane[v] * 2).cast());
                     for c in 0..NC {
                         let da = s.splat(f32::from_bits(rec.add(c).read()));
                         acc[v][c] = s.add(acc[v][c], s.mul(s.to_f32(isum[v][c]), s.mul(d, da)));
