@@ -277,22 +277,54 @@ struct Unit {
     p1: usize,
 }
 
-/// Cuts the jobs into units: a few per thread, so that a late thread can be helped, but each a long stream.
+/// Cuts the jobs into units: a few per thread, so that a late thread can be helped; with one column each is a long
+/// stream, with many each is small, for all wait for the last.
 fn units(jobs: &[Job<'_>], threads: usize) -> Vec<Unit> {
     let mut units = Vec::new();
-    for (job, Job { w, .. }) in jobs.iter().enumerate() {
+    for (job, Job { w, x, .. }) in jobs.iter().enumerate() {
         let panels = w.panels();
-        let long = UNIT_BYTES.div_ceil(w.panel_bytes().max(1));
-        let per = match threads {
-            1 => panels,
-            _ => panels.div_ceil(threads * 4).max(long.min(panels.div_ceil(threads))).next_multiple_of(UNIT_PANELS),
+        let whole = whole_panels(w.form());
+        let long = UNIT_BYTES.div_ceil(w.panel_bytes().max(1) * x.n(w.k()).max(1));
+        let n = match threads {
+            1 => 1,
+            _ => (panels / long.max(whole)).clamp(1, threads * 16).next_multiple_of(threads),
         };
-        units.extend((0..panels).step_by(per).map(|p0| Unit { job, p0, p1: (p0 + per).min(panels) }));
+        let cut = |i: usize| if i == n { panels } else { panels.min((panels * i / n).next_multiple_of(whole)) };
+        units.extend((0..n).map(|i| Unit { job, p0: cut(i), p1: cut(i + 1) }).filter(|u| u.p0 < u.p1));
     }
     units
 }
 
-/// Weights of a unit, at least: long enough to stream.
+/// Weights times columns of a unit, at least: long enough to stream.
 const UNIT_BYTES: usize = 64 * 1024;
-/// Whole register tiles of every instruction set.
-const UNIT_PANELS: usize = 12;
+
+/// Panels in whole register tiles of every instruction set.
+fn whole_panels(form: &Form) -> usize {
+    match form {
+        Form::Float => 4,
+        Form::Blocks32(f) if f.words == 8 => 3,
+        Form::Codes(f) if !f.is_super() => 3,
+        _ => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn units_are_all_panels_once(rows in 1usize..3000, blocks in 1usize..40, dtype in prop::sample::select(vec![Dtype::Q4_0, Dtype::F32]), threads in 1usize..70) {
+            let w = Matrix::zeroed(dtype, rows, blocks * 32).unwrap();
+            let job = Job { w: &w, x: Columns::Plain(&[]), column: 0, at: 0 };
+            let mut next = 0;
+            for Unit { p0, p1, .. } in units(&[job], threads) {
+                prop_assert!(p0 == next && p1 > p0);
+                next = p1;
+            }
+            prop_assert_eq!(next, w.panels());
+        }
+    }
+}
