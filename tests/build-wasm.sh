@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds what ships for WebAssembly into target/wasm: the module with plain exports, plain-ISA.wasm, and the one with the
-# face for JavaScript, web-ISA/, and with threads, web-ISA-threads/, which need what install-wasm-std.sh gets; and the
+# Builds what ships for WebAssembly into target/wasm: the module with plain exports, plain-ISA.wasm; those with the face
+# for JavaScript, web-ISA/, and with threads, web-ISA-threads/, which need what install-wasm-std.sh gets; and the
 # component, component-ISA.wasm. With arguments, builds those only, as `plain-scalar` or `web-simd128`.
 set -eu
 cd "$(dirname "$0")/.."
@@ -27,17 +27,26 @@ build() {
         --features "$features" --target wasm32-unknown-unknown --target-dir "$dir" -- "$@"
 }
 
-# threads: memory that the workers of a page share, up to the 4 GiB there can be, and the standard library with atomics
-build_threads() {
+# build_web as `build`, with the standard library compiled anew: for size, and with atomics where there are threads
+build_web() {
     (
         RUSTUP_TOOLCHAIN=$(tests/install-wasm-std.sh | tail -n 1)
+        export RUSTUP_TOOLCHAIN RUSTC_BOOTSTRAP=1 CARGO_UNSTABLE_BUILD_STD=std,panic_abort
+        export CARGO_UNSTABLE_BUILD_STD_FEATURES=optimize_for_size
+        build "$@"
+    )
+}
+
+# threads: memory that the workers of a page share, up to the 4 GiB there can be
+build_threads() {
+    (
         RUSTFLAGS="${RUSTFLAGS:-}"
         for argument in --shared-memory --import-memory --max-memory=4294967296 --export=__heap_base \
             --export=__wasm_init_tls --export=__tls_size --export=__tls_align --export=__tls_base; do
             RUSTFLAGS="$RUSTFLAGS -C link-arg=$argument"
         done
-        export RUSTUP_TOOLCHAIN RUSTFLAGS RUSTC_BOOTSTRAP=1 CARGO_UNSTABLE_BUILD_STD=std,panic_abort
-        build "$1,+atomics,+bulk-memory" bindgen,chat,threads
+        export RUSTFLAGS
+        build_web "$1,+atomics,+bulk-memory" bindgen,chat,threads
     )
 }
 
@@ -72,7 +81,7 @@ make() {
             # unstripped: names of functions go with the sections that are read here
             case $1 in
                 *-threads) build_threads $rustc_features ;;
-                *) build $rustc_features bindgen,chat ;;
+                *) build_web $rustc_features bindgen,chat ;;
             esac
             wasm_tools bindgen "$built" "$out/$1"
             ;;

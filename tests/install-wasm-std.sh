@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gets the standard library's source, which a WebAssembly build with threads compiles anew with atomics.
+# Gets the standard library's source, which builds for the web compile anew: for size, and for threads with atomics.
 #
 #   rustup               where its server has it: the usual case
 #   Debian's rustc-web   elsewhere: a compiler with its source, linked as the toolchain `distro`; needs root or sudo

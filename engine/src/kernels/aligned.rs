@@ -1,36 +1,56 @@
 //! Memory the kernels read and write: cache-line aligned buffers, and outputs shared by the tasks of one operation.
 
 use alloc::collections::TryReserveError;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
+use core::ptr::NonNull;
 
 /// One cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// A zeroed byte buffer that starts at a 64-byte boundary.
+/// A byte buffer that starts at a 64-byte boundary: a part of a piece of memory, alone in it or beside others.
 pub struct AlignedBuf {
-    lines: Vec<Line>,
+    /// Keeps the memory; its own length stays 0.
+    _piece: Arc<Vec<Line>>,
+    start: NonNull<u8>,
+    capacity: usize,
     len: usize,
 }
+
+// SAFETY: a buffer's part of the piece belongs to it alone, and is read and written through borrows of the buffer only.
+unsafe impl Send for AlignedBuf {}
+// SAFETY: as above.
+unsafe impl Sync for AlignedBuf {}
 
 impl AlignedBuf {
     /// `len` zero bytes; fails instead of aborting when there is no memory.
     pub fn zeroed(len: usize) -> Result<AlignedBuf, TryReserveError> {
-        let n = len.div_ceil(64);
-        let mut lines = Vec::new();
-        lines.try_reserve_exact(n)?;
-        lines.resize(n, Line([0; 64]));
-        Ok(AlignedBuf { lines, len })
+        let mut buf = AlignedBuf::with_capacity(len)?;
+        buf.grow(len);
+        Ok(buf)
     }
 
     /// An empty buffer with room for `capacity` bytes. The system commits memory when [`AlignedBuf::grow`] first
     /// touches it.
     pub fn with_capacity(capacity: usize) -> Result<AlignedBuf, TryReserveError> {
-        let mut lines = Vec::new();
+        let mut lines = Vec::<Line>::new();
         lines.try_reserve_exact(capacity.div_ceil(64))?;
-        Ok(AlignedBuf { lines, len: 0 })
+        let start = NonNull::new(lines.as_mut_ptr().cast()).unwrap_or(NonNull::<Line>::dangling().cast());
+        Ok(AlignedBuf { _piece: Arc::new(lines), start, capacity, len: 0 })
+    }
+
+    /// Cuts off the first `len` bytes of the room of an empty buffer, as a buffer of their own.
+    fn split(&mut self, len: usize) -> AlignedBuf {
+        let taken = len.next_multiple_of(64);
+        assert!(self.len == 0 && taken <= self.capacity, "a part of what is there");
+        let part = AlignedBuf { _piece: Arc::clone(&self._piece), start: self.start, capacity: len, len: 0 };
+        // SAFETY: inside the piece, as just checked.
+        self.start = unsafe { self.start.add(taken) };
+        self.capacity -= taken;
+        part
     }
 
     /// Makes the buffer `len` bytes long, new ones zero.
@@ -38,36 +58,36 @@ impl AlignedBuf {
     /// # Panics
     /// If `len` is beyond the capacity: the buffer never moves.
     pub fn grow(&mut self, len: usize) {
-        let n = len.div_ceil(64);
-        assert!(n <= self.lines.capacity(), "a buffer that grows beyond its capacity");
-        if n > self.lines.len() {
-            self.lines.resize(n, Line([0; 64]));
+        assert!(len <= self.capacity, "a buffer that grows beyond its capacity");
+        if len > self.len {
+            // SAFETY: the bytes are inside this buffer's part of the piece.
+            unsafe { self.start.add(self.len).write_bytes(0, len - self.len) };
+            self.len = len;
         }
-        self.len = self.len.max(len);
     }
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `lines` holds at least `len` initialised bytes, `Line` has no padding.
-        unsafe { core::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+        // SAFETY: the first `len` bytes are inside the piece and initialised; writing borrows the buffer exclusively.
+        unsafe { core::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
     /// The bytes, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`; the borrow is exclusive.
-        unsafe { core::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+        unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
     /// The buffer as f32 values; the length is rounded down to whole values.
     pub fn f32s(&self) -> &[f32] {
         // SAFETY: aligned to 64, every bit pattern is an f32.
-        unsafe { core::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len / 4) }
+        unsafe { core::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / 4) }
     }
 
     /// The buffer as f32 values, for writing.
     pub fn f32s_mut(&mut self) -> &mut [f32] {
         // SAFETY: as in `f32s`; the borrow is exclusive.
-        unsafe { core::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len / 4) }
+        unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len / 4) }
     }
 
     /// Length in bytes.
@@ -80,6 +100,58 @@ impl AlignedBuf {
         self.len == 0
     }
 }
+
+/// Memory for buffers that live and end together, as the weights of a model: taken in pieces that the system may back
+/// with large pages, so that a reader of all of them seldom waits for a translation of addresses.
+#[derive(Default)]
+pub struct Arena {
+    rest: Option<AlignedBuf>,
+}
+
+/// Bytes of a piece. WebAssembly has no pages, and uses what is reserved.
+const PIECE: usize = if cfg!(target_family = "wasm") { 0 } else { 32 << 20 };
+
+impl Arena {
+    /// `len` zero bytes. Those of a piece's last page that nobody wants stay unused.
+    ///
+    /// # Errors
+    /// If there is not enough memory.
+    pub fn zeroed(&mut self, len: usize) -> Result<AlignedBuf, TryReserveError> {
+        let mut buf = if len > PIECE / 8 {
+            let alone = AlignedBuf::with_capacity(len)?;
+            ask_for_large_pages(&alone);
+            alone
+        } else {
+            let rest = match &mut self.rest {
+                Some(rest) if rest.capacity >= len.next_multiple_of(64) => rest,
+                rest => {
+                    let piece = rest.insert(AlignedBuf::with_capacity(PIECE)?);
+                    ask_for_large_pages(piece);
+                    piece
+                }
+            };
+            rest.split(len)
+        };
+        buf.grow(len);
+        Ok(buf)
+    }
+}
+
+/// Linux gives large pages unasked only where it is configured to.
+#[cfg(all(feature = "std", target_os = "linux"))]
+fn ask_for_large_pages(buf: &AlignedBuf) {
+    const PAGE: usize = 4096;
+    let skipped = buf.start.as_ptr().align_offset(PAGE);
+    let len = buf.capacity.saturating_sub(skipped) / PAGE * PAGE;
+    if len > 0 {
+        // SAFETY: whole pages inside the buffer; the advice changes how they are mapped, not what they hold. It may be
+        // refused, which changes nothing.
+        unsafe { libc::madvise(buf.start.as_ptr().add(skipped).cast(), len, libc::MADV_HUGEPAGE) };
+    }
+}
+
+#[cfg(not(all(feature = "std", target_os = "linux")))]
+fn ask_for_large_pages(_: &AlignedBuf) {}
 
 /// A slice that the tasks of one parallel operation write in disjoint parts.
 #[derive(Clone, Copy)]
@@ -121,5 +193,38 @@ impl<'a, T> SharedOut<'a, T> {
     pub(crate) unsafe fn slice(&self, at: usize, n: usize) -> &'a mut [T] {
         // SAFETY: inside the slice (`ptr` checks), and not aliased by this function's contract.
         unsafe { core::slice::from_raw_parts_mut(self.ptr(at, n), n) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    #[test]
+    fn buffers_of_an_arena_are_apart() {
+        let mut arena = Arena::default();
+        let sizes =
+            [1, 64, 65, 0, PIECE / 8 + 1, 1 << 20, 3 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20];
+        let mut bufs: Vec<AlignedBuf> = sizes.iter().map(|&n| arena.zeroed(n).unwrap()).collect();
+        drop(arena);
+        for (i, buf) in bufs.iter_mut().enumerate() {
+            assert!(buf.bytes().iter().all(|&b| b == 0) && (buf.bytes().as_ptr() as usize).is_multiple_of(64));
+            buf.bytes_mut().fill(i as u8 + 1);
+        }
+        for (i, (buf, n)) in bufs.iter().zip(sizes).enumerate() {
+            assert_eq!(buf.bytes(), vec![i as u8 + 1; n], "buffer {i}");
+        }
+    }
+
+    #[test]
+    fn a_buffer_grows_by_zeros() {
+        let mut buf = AlignedBuf::with_capacity(1000).unwrap();
+        buf.grow(100);
+        buf.bytes_mut().fill(7);
+        buf.grow(50);
+        buf.grow(1000);
+        assert!(buf.bytes()[..100].iter().all(|&b| b == 7) && buf.bytes()[100..].iter().all(|&b| b == 0));
+        assert_eq!(buf.f32s().len(), 250);
     }
 }

@@ -43,8 +43,8 @@ pub mod standby;
 pub mod tasks;
 mod tiles;
 
-pub use aligned::AlignedBuf;
 pub(crate) use aligned::SharedOut;
+pub use aligned::{AlignedBuf, Arena};
 pub use cpu::{Cpu, Isa, UnknownIsa};
 
 /// Changes whenever a canonical number does: a logit, a state, a probability or a draw, on any input. Receipts name it.

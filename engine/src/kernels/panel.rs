@@ -28,7 +28,7 @@ use alloc::vec::Vec;
 use super::decoded::{Decoded, float_at};
 use super::form::Form;
 use super::pack::pack_panel;
-use super::{AlignedBuf, tasks};
+use super::{AlignedBuf, Arena, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
 
@@ -50,9 +50,26 @@ impl Matrix {
     /// # Panics
     /// If the engine does not compute with the type, or `k` is not a whole number of blocks.
     pub fn zeroed(dtype: Dtype, rows: usize, k: usize) -> Result<Matrix, TryReserveError> {
+        Matrix::with(dtype, rows, k, AlignedBuf::zeroed)
+    }
+
+    /// As [`Matrix::zeroed`], in memory beside others.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn zeroed_in(arena: &mut Arena, dtype: Dtype, rows: usize, k: usize) -> Result<Matrix, TryReserveError> {
+        Matrix::with(dtype, rows, k, |len| arena.zeroed(len))
+    }
+
+    fn with(
+        dtype: Dtype,
+        rows: usize,
+        k: usize,
+        zeroed: impl FnOnce(usize) -> Result<AlignedBuf, TryReserveError>,
+    ) -> Result<Matrix, TryReserveError> {
         let form = Form::of(dtype).expect("a type that is supported");
         assert!(k.is_multiple_of(dtype.block_len() as usize), "row length is not a whole number of blocks");
-        let data = AlignedBuf::zeroed(rows.div_ceil(PANEL) * form.panel_bytes(dtype, k))?;
+        let data = zeroed(rows.div_ceil(PANEL) * form.panel_bytes(dtype, k))?;
         Ok(Matrix { dtype, form, rows, k, data })
     }
 

@@ -8,6 +8,7 @@ use super::config::Config;
 use super::heads;
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
+use crate::kernels::Arena;
 use crate::kernels::panel::Matrix;
 use crate::quant::Dtype;
 
@@ -120,7 +121,7 @@ impl Role {
         }
     }
 
-    fn reserve(self, t: &TensorInfo<'_>) -> Result<Into, LoadError> {
+    fn reserve(self, t: &TensorInfo<'_>, arena: &mut Arena) -> Result<Into, LoadError> {
         let fits = match self {
             Role::Matrices { n, rows, k } => t.dims == [k as u64, rows as u64, n as u64, 1],
             Role::Vector(n) => t.dims == [n as u64, 1, 1, 1],
@@ -148,7 +149,7 @@ impl Role {
                     known: Dtype::SUPPORTED.map(Dtype::name).into(),
                 });
             }
-            let matrices = (0..n).map(|_| Matrix::zeroed(t.dtype, rows, k)).collect::<Result<_, _>>();
+            let matrices = (0..n).map(|_| Matrix::zeroed_in(arena, t.dtype, rows, k)).collect::<Result<_, _>>();
             return Ok(Into::Matrices(matrices.map_err(out_of_memory)?));
         }
         if !matches!(t.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
@@ -161,13 +162,13 @@ impl Role {
 }
 
 impl Into {
-    /// Memory for a tensor of the file; `None` if it is of no use.
+    /// Memory for a tensor of the file, its matrices' from `arena`; `None` if it is of no use.
     ///
     /// # Errors
     /// A name that the model does not use, another shape than expected, a type that is not known.
-    pub(super) fn reserve(t: &TensorInfo<'_>, c: &Config) -> Result<Option<Into>, LoadError> {
+    pub(super) fn reserve(t: &TensorInfo<'_>, c: &Config, arena: &mut Arena) -> Result<Option<Into>, LoadError> {
         match Role::of(t, c) {
-            Some(role) => role.reserve(t).map(Some),
+            Some(role) => role.reserve(t, arena).map(Some),
             None if IGNORED.iter().any(|s| t.name.ends_with(s)) => Ok(None),
             None => Err(tensor_error(t.name, "a tensor that this architecture does not use", "only known tensors")),
         }
