@@ -252,8 +252,8 @@ proptest! {
                 all.extend(x);
             };
             for act in [Act::Silu, Act::GeluTanh, Act::GeluErf] {
-                step(&|x| gated(cpu, act, x, &y));
-                step(&|x| activate(cpu, act, x));
+                step(&|out| gated(cpu, act, &x, &y, out));
+                step(&|out| activate(cpu, act, &x, out));
             }
             step(&|x| add_scaled(cpu, x, &y, 0.3));
             step(&|x| scale(cpu, x, 0.7));

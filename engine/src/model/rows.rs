@@ -88,10 +88,10 @@ impl<'a> Rows<'a> {
     pub(super) fn activate(&self, act: Act, up: &[f32], stride: usize, parts: &[usize], out: &mut [f32], width: usize) {
         self.each(out, width, &|r, out| {
             let row = &up[r * stride..][..stride];
-            out.copy_from_slice(&row[parts[0]..][..width]);
+            let gate = &row[parts[0]..][..width];
             match parts.get(1) {
-                Some(&up) => gated(self.cpu, act, out, &row[up..up + width]),
-                None => activate(self.cpu, act, out),
+                Some(&up) => gated(self.cpu, act, gate, &row[up..][..width], out),
+                None => activate(self.cpu, act, gate, out),
             }
         });
     }
