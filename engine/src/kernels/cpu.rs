@@ -99,6 +99,14 @@ impl Cpu {
         Isa::ALL.into_iter().filter(|&isa| has(isa)).map(Cpu::of).collect()
     }
 
+    /// Every path of this machine, in both ways to read weights where it knows two.
+    #[cfg(test)]
+    pub(crate) fn all_ways() -> Vec<Cpu> {
+        let ways = |cpu: Cpu| [cpu.asks_ahead, !cpu.asks_ahead].map(|asks_ahead| Cpu { asks_ahead, ..cpu });
+        let n = if cfg!(target_arch = "x86_64") { 2 } else { 1 };
+        Cpu::available().into_iter().flat_map(|cpu| ways(cpu).into_iter().take(n)).collect()
+    }
+
     /// The path of that name, if this machine has it.
     pub fn named(name: &str) -> Result<Cpu, UnknownIsa> {
         let available = Cpu::available();

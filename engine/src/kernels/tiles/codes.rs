@@ -26,7 +26,7 @@ impl Quant for Codes32 {
                 if NC == 1 && s.asks_ahead() {
                     for v in 0..RV {
                         if t.lane[v] == 0 {
-                            for l in 0..f.width {
+                            for l in 0..=f.width {
                                 s.prefetch(quants[v].wrapping_add(AHEAD + l * 64));
                             }
                         }

@@ -13,7 +13,7 @@ use super::act::tile_columns;
 use super::form::CodesForm;
 use super::simd::{Simd, TileShape};
 
-/// How far ahead decoding prefetches, in bytes of quants.
+/// How far ahead decoding prefetches, in bytes; quants of a block, and a line of scales.
 const AHEAD: usize = 2048;
 
 /// The register tiles that an instruction set has for quantised weights, in the order of `Simd::GEMV`.

@@ -27,7 +27,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 if NC == 1 && s.asks_ahead() {
                     for v in 0..RV {
                         if t.lane[v] == 0 {
-                            for l in 0..qb / 64 {
+                            for l in 0..=qb / 64 {
                                 s.prefetch(quants[v].wrapping_add(AHEAD + l * 64));
                             }
                         }
