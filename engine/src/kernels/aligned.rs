@@ -38,7 +38,7 @@ impl AlignedBuf {
     pub fn with_capacity(capacity: usize) -> Result<AlignedBuf, TryReserveError> {
         let mut lines = Vec::<Line>::new();
         lines.try_reserve_exact(capacity.div_ceil(64))?;
-        let start = NonNull::new(lines.as_mut_ptr().cast()).unwrap_or(NonNull::<Line>::dangling().cast());
+        let start = NonNull::from(lines.spare_capacity_mut()).cast();
         Ok(AlignedBuf { _piece: Arc::new(lines), start, capacity, len: 0 })
     }
 
@@ -112,23 +112,18 @@ pub struct Arena {
 const PIECE: usize = if cfg!(target_family = "wasm") { 0 } else { 32 << 20 };
 
 impl Arena {
-    /// `len` zero bytes. Those of a piece's last page that nobody wants stay unused.
+    /// `len` zero bytes. What is left of a piece is never touched.
     ///
     /// # Errors
     /// If there is not enough memory.
     pub fn zeroed(&mut self, len: usize) -> Result<AlignedBuf, TryReserveError> {
+        let piece = |capacity| AlignedBuf::with_capacity(capacity).inspect(ask_for_large_pages);
         let mut buf = if len > PIECE / 8 {
-            let alone = AlignedBuf::with_capacity(len)?;
-            ask_for_large_pages(&alone);
-            alone
+            piece(len)?
         } else {
             let rest = match &mut self.rest {
                 Some(rest) if rest.capacity >= len.next_multiple_of(64) => rest,
-                rest => {
-                    let piece = rest.insert(AlignedBuf::with_capacity(PIECE)?);
-                    ask_for_large_pages(piece);
-                    piece
-                }
+                rest => rest.insert(piece(PIECE)?),
             };
             rest.split(len)
         };

@@ -1,6 +1,6 @@
 //! Blocks of a panel as plain numbers: for the scalar definition of products, and for rows of an embedding.
 
-use super::form::{CodesForm, Form, block_at};
+use super::form::{CodesForm, Form, HEAD, block_at};
 use super::panel::PANEL;
 use crate::quant::Dtype;
 
@@ -50,12 +50,12 @@ impl Decoded {
                 v.d = f16(at + 256 + r * 2);
             }
             Form::SuperMin { five } => {
-                let (at, quants) = if *five { (b * 2880, 832) } else { (b * 2368, 320) };
+                let (at, quants) = if *five { (b * 2880, HEAD + 512) } else { (b * 2368, HEAD) };
                 let o = &panel[at..];
                 for e in 0..256 {
                     let (s, g, i) = (e / 32, e % 32 / 4, r * 4 + e % 4);
                     let x = o[quants + (s / 2 * 8 + g) * 64 + i] >> (s % 2 * 4) & 15;
-                    let high = if *five { (o[320 + g * 64 + i] >> s & 1) << 4 } else { 0 };
+                    let high = if *five { (o[HEAD + g * 64 + i] >> s & 1) << 4 } else { 0 };
                     v.q[e] = i16::from(x | high);
                 }
                 for s in 0..16 {
@@ -98,9 +98,9 @@ impl Decoded {
         self.d = f32::from_bits(word(o, 256 + r * 4));
         if f.has_min() {
             for s in 0..16 {
-                self.min[s] = i32::from(o[320 + s / 2 * 32 + r * 2 + s % 2]);
+                self.min[s] = i32::from(o[HEAD + s / 2 * 32 + r * 2 + s % 2]);
             }
-            self.dmin = f32::from_bits(word(o, 576 + r * 4));
+            self.dmin = f32::from_bits(word(o, HEAD + 256 + r * 4));
         }
     }
 
@@ -145,7 +145,7 @@ pub(super) fn q6_word(src: &[u8], e: usize) -> u32 {
 /// The unsigned 6-bit value of element `e`, row `r` in a panel record.
 fn q6_value(o: &[u8], r: usize, e: usize) -> u8 {
     let (t, h, i, j) = (e / 32, e % 32 / 16, e % 16 / 4, e % 4);
-    let o = &o[320 + t * 384..];
+    let o = &o[HEAD + t * 384..];
     let low = o[i * 64 + r * 4 + j] >> (4 * h) & 15;
     let high = o[(4 + h) * 64 + r * 4 + j] >> (2 * i) & 3;
     low | high << 4

@@ -4,7 +4,7 @@
 use core::marker::PhantomData;
 
 use super::decoded::float_at;
-use super::matmul::{Columns, Panels, Product};
+use super::matmul::{Columns, Panels, Product, rows_at_once};
 use super::panel::{Matrix, PANEL};
 use super::simd::{Simd, TileShape, each};
 
@@ -163,11 +163,7 @@ pub(super) use f32_shapes;
 pub(super) fn panels<S: Simd, E: Elem>(s: S, panels: Panels<'_>) {
     let p = panels.product;
     let Columns::Plain(x) = p.x else { return };
-    let rv = match p.n {
-        1 if s.asks_ahead() => S::GEMV[3],
-        1 => PANEL / S::LANES,
-        _ => S::TILE_F32.rv,
-    };
+    let rv = rows_at_once(s, p.n, S::GEMV[3], S::TILE_F32);
     let (mut row, end) = (panels.p0 * PANEL, panels.p1 * PANEL);
     while row < end {
         let rv = rv.min((end - row) / S::LANES);

@@ -5,6 +5,9 @@ use super::panel::PANEL;
 use crate::quant::Dtype;
 use crate::quant::codebook::{Codebook, Scale};
 
+/// Bytes of scales and what goes with them, before the quants in a super-block's record. Q2_K has as much again of minima.
+pub(super) const HEAD: usize = 320;
+
 /// The form of a type's panels.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Form {
@@ -97,7 +100,7 @@ impl CodesForm {
 
     /// Offset of the codes in a super-block's record, after its scales, `d`, the minima and `dmin`.
     pub(super) fn codes(&self) -> usize {
-        if self.has_min() { 640 } else { 320 }
+        if self.has_min() { 2 * HEAD } else { HEAD }
     }
 
     /// Bytes of a super-block's record.

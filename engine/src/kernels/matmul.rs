@@ -25,7 +25,7 @@ use super::decoded::Decoded;
 use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
 use super::form::Form;
 use super::panel::{Matrix, PANEL};
-use super::simd::{Simd, each};
+use super::simd::{Simd, TileShape, each};
 use super::tiles::{Codes32, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
@@ -175,6 +175,16 @@ impl<Q: Quant> Op for QuantPanels<'_, Q> {
     }
 }
 
+/// Vectors of rows at a time for `n` columns: those of `tile`, or for one column `gemv` or a panel.
+#[inline(always)]
+pub(super) fn rows_at_once<S: Simd>(s: S, n: usize, gemv: usize, tile: TileShape) -> usize {
+    match n {
+        1 if s.asks_ahead() => gemv,
+        1 => PANEL / S::LANES,
+        _ => tile.rv,
+    }
+}
+
 /// The definition, for the 16 rows of a panel and one column.
 fn scalar_panel(w: &Matrix, p: usize, a: &Acts<'_>, c: usize, out: &mut [f32]) {
     let (form, k, panel) = (w.form(), w.k(), w.panel(p));
@@ -217,7 +227,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     #[inline(always)]
     fn walk<S: Simd>(&self, s: S) {
         let Columns::Packed(a) = self.0.product.x else { return };
-        let whole = Q::SHAPE.rows(s, a.n);
+        let whole = rows_at_once(s, a.n, Q::SHAPE.gemv::<S>(), Q::SHAPE.tile::<S>());
         let (mut row, end) = (self.0.p0 * PANEL, self.0.p1 * PANEL);
         while row < end {
             let rv = if (end - row) / S::LANES < whole { 1 } else { whole };

@@ -1,7 +1,7 @@
 //! From the rows of a GGUF file to panels.
 
 use super::decoded::{q6_word, word};
-use super::form::{Blocks32, CodesForm, Form, block_at, code_line};
+use super::form::{Blocks32, CodesForm, Form, HEAD, block_at, code_line};
 use super::panel::PANEL;
 use crate::quant::codebook::Codes;
 use crate::quant::{Dtype, q4_k};
@@ -63,7 +63,7 @@ fn pack_q6(o: &mut [u8], r: usize, src: &[u8]) {
         o[s * 16 + r] = src[192 + s];
     }
     o[256 + r * 2..][..2].copy_from_slice(&src[208..210]);
-    for (t, o) in o[320..].chunks_exact_mut(384).enumerate() {
+    for (t, o) in o[HEAD..].chunks_exact_mut(384).enumerate() {
         for i in 0..4 {
             let (lo, hi) = (q6_word(src, t * 32 + i * 4), q6_word(src, t * 32 + 16 + i * 4));
             put(o, i * 64 + r * 4, lo & 0x0f0f_0f0f | (hi & 0x0f0f_0f0f) << 4);
@@ -87,7 +87,7 @@ fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
     o[288 + r * 2..][..2].copy_from_slice(&src[2..4]);
     // the fifth bits lie before the others in the file too
     for w in 0..if five { 40 } else { 32 } {
-        put(o, 320 + w * 64 + r * 4, word(src, 16 + w * 4));
+        put(o, HEAD + w * 64 + r * 4, word(src, 16 + w * 4));
     }
 }
 
@@ -113,9 +113,9 @@ fn pack_codes(f: &CodesForm, codes: &Codes, o: &mut [u8], r: usize) {
     put(o, 256 + r * 4, codes.d[0].to_bits());
     if f.has_min() {
         for s in 0..16 {
-            o[320 + s / 2 * 32 + r * 2 + s % 2] = codes.min[s];
+            o[HEAD + s / 2 * 32 + r * 2 + s % 2] = codes.min[s];
         }
-        put(o, 576 + r * 4, codes.dmin.to_bits());
+        put(o, HEAD + 256 + r * 4, codes.dmin.to_bits());
     }
 }
 

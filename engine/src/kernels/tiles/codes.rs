@@ -1,7 +1,7 @@
 //! Types of codes, which one table look-up turns into weights.
 
 use super::{AHEAD, Quant, Shape, Tile, prefetch_record, store};
-use crate::kernels::form::{CodesForm, block_at, code_line};
+use crate::kernels::form::{CodesForm, HEAD, block_at, code_line};
 use crate::kernels::simd::{Simd, each};
 
 /// Codes in blocks of 32, with one scale or one for each half.
@@ -140,10 +140,10 @@ impl Quant for SuperCodes {
                         if f.has_min() {
                             let mut msum = s.splat_i(0);
                             for j in 0..8 {
-                                let mins = o[v].add(320 + j * 32 + t.lane[v] * 2);
+                                let mins = o[v].add(HEAD + j * 32 + t.lane[v] * 2);
                                 msum = s.pair_dot(msum, mins, rec.add((17 + j) * NC + c).read());
                             }
-                            let dmin = s.load(o[v].add(576 + t.lane[v] * 4).cast());
+                            let dmin = s.load(o[v].add(HEAD + 256 + t.lane[v] * 4).cast());
                             term = s.sub(term, s.mul(s.to_f32(msum), s.mul(dmin, da)));
                         }
                         acc[v][c] = s.add(acc[v][c], term);

@@ -38,18 +38,8 @@ impl Shape {
     }
 
     /// Vectors of rows at a time for one column, at most.
-    const fn gemv<S: Simd>(self) -> usize {
+    pub(super) const fn gemv<S: Simd>(self) -> usize {
         S::GEMV[self as usize]
-    }
-
-    /// Vectors of rows at a time for `n` columns.
-    #[inline(always)]
-    pub(super) fn rows<S: Simd>(self, s: S, n: usize) -> usize {
-        match n {
-            1 if s.asks_ahead() => self.gemv::<S>(),
-            1 => super::panel::PANEL / S::LANES,
-            _ => self.tile::<S>().rv,
-        }
     }
 
     /// Whether products come to a tile of `rv` vectors times `nc` columns: whole tiles, and single vectors where those

@@ -1,6 +1,7 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
 
 use super::{Quant, Shape, Tile, prefetch_record, store};
+use crate::kernels::form::HEAD;
 use crate::kernels::simd::{Simd, each};
 
 /// Q4_K and Q5_K: unsigned quants, eight sub-blocks with 6-bit scales and minima.
@@ -11,7 +12,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
-        let (bytes, nibbles) = if BITS == 5 { (2880, 832) } else { (2368, 320) };
+        let (bytes, nibbles) = if BITS == 5 { (2880, HEAD + 512) } else { (2368, HEAD) };
         let aw = S::rec(BITS).words();
         // the chunk loop stays rolled (opaque bound): unrolled, the compiler interleaves the sub-blocks and spills
         let chunks = core::hint::black_box(4usize);
@@ -23,7 +24,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
             for b in 0..t.nb {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
-                    prefetch_record(s, t, o, bytes, 320);
+                    prefetch_record(s, t, o, bytes, HEAD);
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(5 * NC);
@@ -35,7 +36,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                             let w: [S::W; RV] = each!(RV, |v| {
                                 let line = s.load_b(o[v].add(nibbles + (chunk * 8 + g) * 64 + t.lane[v] * 4));
                                 if BITS == 5 {
-                                    let plane = s.load_b(o[v].add(320 + g * 64 + t.lane[v] * 4));
+                                    let plane = s.load_b(o[v].add(HEAD + g * 64 + t.lane[v] * 4));
                                     let bit = s.and_b(s.shl16_b(s.and_b(s.shr16_b(plane, sub as u32), 1), 4), 16);
                                     let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
                                     s.weights(s.or_b(low, bit))
@@ -101,12 +102,12 @@ impl Quant for SuperSigned {
             for b in 0..t.nb {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
-                    prefetch_record(s, t, o, bytes, 320);
+                    prefetch_record(s, t, o, bytes, HEAD);
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(17 * NC);
                 for chunk in 0..chunks {
-                    let lines: [*const u8; RV] = each!(RV, |v| o[v].add(320 + chunk * 384 + t.lane[v] * 4));
+                    let lines: [*const u8; RV] = each!(RV, |v| o[v].add(HEAD + chunk * 384 + t.lane[v] * 4));
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
                         let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
