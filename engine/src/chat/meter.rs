@@ -22,10 +22,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use minijinja::machinery::{Instruction, Instructions};
-use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
-
-use super::json;
+use minijinja::value::{Rest, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Value};
 
 /// Bytes that are left.
 #[derive(Debug, Clone)]
@@ -95,7 +93,7 @@ impl Budget {
 
     /// What an operation made: paid for, not nested too deeply, and no list that waits to be computed, as such lists can
     /// be nested in each other unseen.
-    fn made(&self, value: Value) -> Result<Value, Error> {
+    pub(super) fn made(&self, value: Value) -> Result<Value, Error> {
         self.pay_shallow(&value)?;
         let waits = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
             && !value.is_tuple()
@@ -106,7 +104,7 @@ impl Budget {
     }
 
     /// Pays for an operation on `args`, the first of which is what a filter or method is applied to.
-    fn pay_for(&self, cost: Cost, args: &[Value]) -> Result<(), Error> {
+    pub(super) fn pay_for(&self, cost: Cost, args: &[Value]) -> Result<(), Error> {
         args.iter().try_for_each(|arg| self.pay_shallow(arg))?;
         let text = |i: usize| args.get(i).and_then(Value::as_str).unwrap_or_default();
         let len = |i: usize| args.get(i).and_then(|value| value.len()).unwrap_or(0) as u64;
@@ -164,7 +162,7 @@ fn numbers(args: &[Value]) -> impl Iterator<Item = u64> + '_ {
 
 /// What an operation may cost besides its operands.
 #[derive(Debug, Clone, Copy)]
-enum Cost {
+pub(super) enum Cost {
     /// Nothing: it makes no more than it reads.
     Shallow,
     /// It writes or compares values with all their elements.
@@ -209,62 +207,8 @@ pub(super) fn method(
     budget.made(call()?)
 }
 
-/// Lets all that `env` offers be paid for from `budget`.
+/// The filters that stand before operators, and what is written.
 pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
-    let filters = [
-        ("batch", Value::from_function(filters::batch), Cost::Fill),
-        ("capitalize", Value::from_function(filters::capitalize), Cost::Shallow),
-        ("chain", Value::from_function(filters::chain), Cost::Shallow),
-        ("dictsort", Value::from_function(filters::dictsort), Cost::Deep),
-        ("e", Value::from_function(filters::escape), Cost::Deep),
-        ("escape", Value::from_function(filters::escape), Cost::Deep),
-        ("format", Value::from_function(filters::format), Cost::Format),
-        ("groupby", Value::from_function(filters::groupby), Cost::Deep),
-        ("indent", Value::from_function(filters::indent), Cost::Indent),
-        ("items", Value::from_function(filters::items), Cost::Shallow),
-        ("join", Value::from_function(filters::join), Cost::Join),
-        ("lines", Value::from_function(filters::lines), Cost::Elements),
-        ("list", Value::from_function(filters::list), Cost::Elements),
-        ("lower", Value::from_function(filters::lower), Cost::Shallow),
-        ("map", Value::from_function(filters::map), Cost::Elements),
-        ("max", Value::from_function(filters::max), Cost::Deep),
-        ("min", Value::from_function(filters::min), Cost::Deep),
-        ("pprint", Value::from_function(filters::pprint), Cost::Deep),
-        ("reject", Value::from_function(filters::reject), Cost::Elements),
-        ("rejectattr", Value::from_function(filters::rejectattr), Cost::Elements),
-        ("replace", Value::from_function(filters::replace), Cost::Replace),
-        ("reverse", Value::from_function(filters::reverse), Cost::Elements),
-        ("safe", Value::from_function(filters::safe), Cost::Deep),
-        ("select", Value::from_function(filters::select), Cost::Elements),
-        ("selectattr", Value::from_function(filters::selectattr), Cost::Elements),
-        ("slice", Value::from_function(filters::slice), Cost::Fill),
-        ("sort", Value::from_function(filters::sort), Cost::Deep),
-        ("split", Value::from_function(filters::split), Cost::Elements),
-        ("string", Value::from_function(filters::string), Cost::Deep),
-        ("sum", Value::from_function(filters::sum), Cost::Square),
-        ("title", Value::from_function(filters::title), Cost::Shallow),
-        ("tojson", Value::from_function(json::to_json), Cost::Deep),
-        ("trim", Value::from_function(filters::trim), Cost::Shallow),
-        ("unique", Value::from_function(filters::unique), Cost::Deep),
-        ("upper", Value::from_function(filters::upper), Cost::Shallow),
-        ("zip", Value::from_function(filters::zip), Cost::Shallow),
-    ];
-    for (name, filter, cost) in filters {
-        let budget = budget.clone();
-        env.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
-            let args = args.into_values();
-            budget.pay_for(cost, &args)?;
-            budget.made(filter.call(state, &args)?)
-        });
-    }
-    for (name, function) in
-        [("dict", Value::from_function(functions::dict)), ("namespace", Value::from_function(functions::namespace))]
-    {
-        let budget = budget.clone();
-        env.add_function(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
-            budget.made(function.call(state, &args.into_values())?)
-        });
-    }
     let paid = budget.clone();
     env.add_filter("~made", move |value: Value| paid.made(value));
     let paid = budget.clone();

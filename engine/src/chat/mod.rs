@@ -11,6 +11,7 @@ mod json;
 mod meter;
 mod shield;
 mod time;
+mod vocabulary;
 
 use alloc::borrow::ToOwned;
 use alloc::collections::BTreeMap;
@@ -149,7 +150,7 @@ impl ChatTemplate {
     }
 
     fn environment(&self, budget: &Budget) -> Environment<'static> {
-        let mut env = Environment::new();
+        let mut env = Environment::empty();
         env.set_fuel(Some(self.limits.fuel));
         env.set_recursion_limit(self.limits.recursion);
         let paid = budget.clone();
@@ -159,7 +160,7 @@ impl ChatTemplate {
         env.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
         });
-        env.remove_global("debug");
+        vocabulary::install(&mut env, budget);
         meter::install(&mut env, budget);
         env
     }

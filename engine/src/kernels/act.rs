@@ -107,15 +107,16 @@ fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
     Some(ActKind { block, ..kind })
 }
 
-/// The columns of the tile that starts with `left` columns to go: full tiles, then what is left. Modules for browsers have
-/// fewer kinds of tiles: there what is left is cut into powers of two.
+/// Modules for browsers have fewer kinds of tiles: full ones, and those of products of one column, which take the columns
+/// that are left one by one.
+pub(super) const FEW_TILES: bool = cfg!(target_family = "wasm");
+
+/// The columns of the tile that starts with `left` columns to go: full tiles, then what is left.
 pub(super) const fn tile_columns(nc: usize, left: usize) -> usize {
-    if left >= nc {
-        nc
-    } else if cfg!(target_family = "wasm") {
-        1 << left.ilog2()
-    } else {
-        left
+    match left {
+        _ if left >= nc => nc,
+        _ if FEW_TILES => 1,
+        _ => left,
     }
 }
 

@@ -19,7 +19,7 @@
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 
-use super::act::{self, Acts};
+use super::act::{self, Acts, FEW_TILES};
 use super::cpu::Op;
 use super::decoded::Decoded;
 use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
@@ -227,17 +227,21 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     #[inline(always)]
     fn walk<S: Simd>(&self, s: S) {
         let Columns::Packed(a) = self.0.product.x else { return };
-        let whole = rows_at_once(s, a.n, Q::SHAPE.gemv::<S>(), Q::SHAPE.tile::<S>());
+        let shape = Q::SHAPE.tile::<S>();
+        let whole = rows_at_once(s, if FEW_TILES { 1 } else { a.n }, Q::SHAPE.gemv::<S>(), shape);
         let (mut row, end) = (self.0.p0 * PANEL, self.0.p1 * PANEL);
         while row < end {
-            let rv = if (end - row) / S::LANES < whole { 1 } else { whole };
+            let group = if (end - row) / S::LANES < whole { 1 } else { whole };
             let mut c = 0;
             while c < a.n {
                 let nc = act::tile_columns(a.kind.nc, a.n - c);
-                self.tile_of(s, &a, rv, row, nc, c);
+                let rv = if nc == 1 { group } else { shape.rv.min(group) };
+                for v in (0..group).step_by(rv) {
+                    self.tile_of(s, &a, rv, row + v * S::LANES, nc, c);
+                }
                 c += nc;
             }
-            row += rv * S::LANES;
+            row += group * S::LANES;
         }
     }
 

@@ -9,7 +9,7 @@ pub(super) use codes::{Codes32, SuperCodes};
 pub(super) use small::Small;
 pub(super) use supers::{SuperMin, SuperSigned};
 
-use super::act::tile_columns;
+use super::act::{FEW_TILES, tile_columns};
 use super::form::CodesForm;
 use super::simd::{Simd, TileShape};
 
@@ -49,7 +49,7 @@ impl Shape {
             rv == whole || (rv == 1 && !super::panel::PANEL.is_multiple_of(S::LANES * whole))
         }
         let TileShape { rv: whole, nc: columns } = self.tile::<S>();
-        let of_tiles = tile_columns(columns, nc) == nc && rows::<S>(whole, rv);
+        let of_tiles = tile_columns(columns, nc) == nc && rows::<S>(whole, rv) && !(FEW_TILES && nc == 1);
         of_tiles || (nc == 1 && rows::<S>(self.gemv::<S>(), rv))
     }
 }
