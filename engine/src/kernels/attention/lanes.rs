@@ -10,7 +10,7 @@ use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, f32_shapes, has
 use super::super::narrow::round13_lanes;
 use super::super::norm::{LANES, max, tree};
 use super::super::simd::{Rec, Simd, each};
-use super::{Attend, CHUNK, Chunk, F16, F32, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW, WIDE};
+use super::{ANY, Attend, CHUNK, Chunk, F16, F32, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW, WIDE};
 
 /// The same on lanes.
 pub(super) struct Lanes<'a, S, const KV: usize> {
@@ -81,12 +81,10 @@ fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Runnin
 impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
     #[inline(always)]
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
-        if const { KV == F32 } {
-            self.float_scores::<AsF32, AsF32>(chunk, n, q, scores, wide);
-        } else if const { KV == F16 } {
-            self.float_scores::<Exact<AsF16>, Exact<AsF32>>(chunk, n, q, scores, wide);
-        } else {
-            self.int8_scores(chunk, n, q, scores);
+        match self.kv_type() {
+            F32 => self.float_scores::<AsF32, AsF32>(chunk, n, q, scores, wide),
+            F16 => self.float_scores::<Exact<AsF16>, Exact<AsF32>>(chunk, n, q, scores, wide),
+            _ => self.int8_scores(chunk, n, q, scores),
         }
     }
 
@@ -110,10 +108,9 @@ impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
 
     #[inline(always)]
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]) {
-        if const { KV == F32 } {
-            self.float_values::<AsF32, AsF32>(chunk, tokens, p, o, wide);
-        } else {
-            self.float_values::<Exact<AsF16>, Exact<AsF32>>(chunk, tokens, p, o, wide);
+        match self.kv_type() {
+            F32 => self.float_values::<AsF32, AsF32>(chunk, tokens, p, o, wide),
+            _ => self.float_values::<Exact<AsF16>, Exact<AsF32>>(chunk, tokens, p, o, wide),
         }
     }
 
@@ -130,6 +127,12 @@ fn fit<S: Simd>(left: usize, columns: usize) -> (usize, usize) {
 }
 
 impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
+    /// The type of keys and values: known when this is compiled, unless it is `ANY`.
+    #[inline(always)]
+    fn kv_type(&self) -> usize {
+        if const { KV == ANY } { self.a.kv().kv_type as usize } else { KV }
+    }
+
     /// Tokens outside, columns inside: the keys of a tile's tokens are widened once (from `E` to `W`) and stay in cache.
     #[inline(always)]
     fn float_scores<E: Elem, W: Elem>(

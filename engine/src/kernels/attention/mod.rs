@@ -545,9 +545,11 @@ trait Walk<'a> {
     fn walk(self, k: &impl Chunk);
 }
 
-/// Runs it. Each type of keys and values is an operation of its own, as it is a good deal of code.
+/// Runs it. Each type of keys and values is an operation of its own, as it is a good deal of code; but one copy of what
+/// they have in common is enough for modules for browsers.
 fn walk<'a>(cpu: Cpu, w: impl Walk<'a>) {
     match w.attend().kv().kv_type {
+        _ if cfg!(target_family = "wasm") => cpu.run(OfType::<_, ANY>(w)),
         KvType::F32 => cpu.run(OfType::<_, F32>(w)),
         KvType::F16 => cpu.run(OfType::<_, F16>(w)),
         KvType::K8 => cpu.run(OfType::<_, K8>(w)),
@@ -557,6 +559,8 @@ fn walk<'a>(cpu: Cpu, w: impl Walk<'a>) {
 const F32: usize = KvType::F32 as usize;
 const F16: usize = KvType::F16 as usize;
 const K8: usize = KvType::K8 as usize;
+/// The type is looked up when it runs.
+const ANY: usize = KvType::ALL.len();
 
 /// `KV`: which of the types.
 struct OfType<W, const KV: usize>(W);
