@@ -2,6 +2,7 @@
 
 use wasm_bindgen::prelude::*;
 
+use crate::reply::json;
 use crate::session::Session;
 #[cfg(feature = "threads")]
 use crate::threads;
@@ -104,7 +105,7 @@ pub struct Model(Session);
 impl Model {
     /// Name and sizes, as JSON.
     pub fn info(&self) -> String {
-        self.0.info().to_string()
+        json(&self.0.info())
     }
 
     /// Takes a request in JSON; returns its id.
@@ -117,7 +118,7 @@ impl Model {
 
     /// Runs one batch; returns `{"tokens", "events"}` as JSON.
     pub fn step(&mut self) -> String {
-        self.0.step().to_string()
+        json(&self.0.step())
     }
 
     /// Forgets a request; says whether it was there.
@@ -143,7 +144,7 @@ impl Model {
 
     /// Ids of a text.
     pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> String {
-        self.0.tokenize(text, add_special, parse_special).to_string()
+        json(&self.0.tokenize(text, add_special, parse_special))
     }
 
     /// Text of ids.
@@ -156,7 +157,7 @@ impl Model {
 
     /// Bytes of the weights, and of keys and values, as JSON.
     pub fn memory(&self) -> String {
-        self.0.memory().to_string()
+        json(&self.0.memory())
     }
 
     /// Text and ids of a conversation in JSON, as JSON.
@@ -164,7 +165,7 @@ impl Model {
     /// # Errors
     /// What is wrong with it, or with the template.
     pub fn render(&self, chat: &str) -> Result<String, Error> {
-        self.0.render(chat).map(|v| v.to_string()).map_err(js)
+        self.0.render(chat).map(|conversation| json(&conversation)).map_err(js)
     }
 
     /// Replays the answer of a receipt in JSON; returns `{"verified", ...}` as JSON.
@@ -172,7 +173,7 @@ impl Model {
     /// # Errors
     /// If this is no receipt, or the loader made no digest of the model.
     pub fn verify(&self, receipt: &str) -> Result<String, Error> {
-        self.0.verify(receipt).map(|v| v.to_string()).map_err(js)
+        self.0.verify(receipt).map(|verdict| json(&verdict)).map_err(js)
     }
 
     /// The vector of a text, of length 1, as the model's file pools it.

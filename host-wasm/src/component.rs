@@ -7,6 +7,7 @@ use starling::engine::{Event, FinishReason};
 use starling::sampler::{Dry, LogprobKind, SamplingOptions};
 
 use crate::loader;
+use crate::reply::{Conversation, Verdict};
 use crate::session::{self, Options, RequestJson, Session};
 
 // generated, and a component's exports are raw functions
@@ -228,7 +229,7 @@ impl wit::GuestModel for Model {
     }
 
     fn render(&self, chat: String) -> Result<wit::Rendered, wit::Error> {
-        let (text, ids) = self.session().conversation(&chat).map_err(error)?;
+        let Conversation { text, ids } = self.session().render(&chat).map_err(error)?;
         Ok(wit::Rendered { text, ids })
     }
 
@@ -241,13 +242,11 @@ impl wit::GuestModel for Model {
     }
 
     fn verify(&self, receipt: String) -> Result<wit::Verdict, wit::Error> {
-        let verdict = self.session().verify(&receipt).map_err(error)?;
-        Ok(match verdict["reason"].as_str() {
-            None => wit::Verdict::Verified,
-            Some(reason) => wit::Verdict::Differs(wit::Difference {
-                step: verdict["step"].as_u64().map(|step| step as u32),
-                reason: reason.into(),
-            }),
+        Ok(match self.session().verify(&receipt).map_err(error)? {
+            Verdict::Right { .. } => wit::Verdict::Verified,
+            Verdict::Wrong { step, reason, .. } => {
+                wit::Verdict::Differs(wit::Difference { step: step.map(|step| step as u32), reason })
+            }
         })
     }
 

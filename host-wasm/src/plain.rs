@@ -25,8 +25,9 @@ use std::collections::BTreeMap;
 
 use crate::crash;
 use crate::loader::Loader;
+use crate::reply::json;
 use crate::session::{Error, Session};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 #[derive(Default)]
 struct State {
@@ -69,18 +70,31 @@ impl State {
         self.sessions.get_mut(&session).ok_or_else(|| Error::Option(format!("{session} is not an open session")))
     }
 
-    fn reply(&mut self, result: Result<Value, Error>) -> u64 {
-        let value = match result {
-            Ok(value) => json!({ "ok": value }),
-            Err(e) => json!({ "error": { "kind": e.kind(), "message": e.to_string() } }),
-        };
-        let text = value.to_string().into_bytes();
+    fn reply<T: Serialize>(&mut self, result: Result<T, Error>) -> u64 {
+        let text = json(&match result {
+            Ok(value) => Reply::Ok(value),
+            Err(e) => Reply::Error { kind: e.kind(), message: e.to_string() },
+        });
         let len = text.len() as u64;
-        u64::from(self.keep(text)) << 32 | len
+        u64::from(self.keep(text.into_bytes())) << 32 | len
     }
 }
 
-fn call(f: impl FnOnce(&mut State) -> Result<Value, Error>) -> u64 {
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Reply<T> {
+    Ok(T),
+    Error { kind: &'static str, message: String },
+}
+
+/// A buffer that the runtime reads and gives back.
+#[derive(Serialize)]
+struct Buffer {
+    pointer: u32,
+    len: usize,
+}
+
+fn call<T: Serialize>(f: impl FnOnce(&mut State) -> Result<T, Error>) -> u64 {
     STATE.with_borrow_mut(|s| {
         let result = f(s);
         s.reply(result)
@@ -124,7 +138,7 @@ pub extern "C" fn starling_feed(loader: u32, bytes: u32) -> u64 {
         let loader =
             s.loaders.get_mut(&loader).ok_or_else(|| Error::Option(format!("{loader} is not an open loader")))?;
         loader.feed(0, &bytes)?;
-        Ok(json!(loader.fed(0)))
+        Ok(loader.fed(0))
     })
 }
 
@@ -138,7 +152,7 @@ pub extern "C" fn starling_open(loader: u32, options: u32) -> u64 {
         let session = Session::new(loader, &options)?;
         let id = s.id();
         s.sessions.insert(id, session);
-        Ok(json!(id))
+        Ok(id)
     })
 }
 
@@ -159,7 +173,7 @@ pub extern "C" fn starling_info(session: u32) -> u64 {
 pub extern "C" fn starling_submit(session: u32, request: u32) -> u64 {
     call(|s| {
         let request = s.take_text(request)?;
-        Ok(json!(s.session(session)?.submit(&request)?))
+        s.session(session)?.submit(&request)
     })
 }
 
@@ -190,7 +204,7 @@ pub extern "C" fn starling_detokenize(session: u32, ids: u32) -> u64 {
     call(|s| {
         let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
         let bytes = s.session(session)?.detokenize(&ids)?;
-        Ok(json!(String::from_utf8_lossy(&bytes)))
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     })
 }
 
@@ -208,7 +222,7 @@ pub extern "C" fn starling_verify(session: u32, receipt: u32) -> u64 {
 pub extern "C" fn starling_logits(session: u32, ids: u32) -> u64 {
     call(|s| {
         let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
-        Ok(json!(s.session(session)?.logits_sha256(&ids)?))
+        s.session(session)?.logits_sha256(&ids)
     })
 }
 
@@ -217,7 +231,8 @@ pub extern "C" fn starling_logits(session: u32, ids: u32) -> u64 {
 pub extern "C" fn starling_embed(session: u32, ids: u32) -> u64 {
     call(|s| {
         let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
-        Ok(json!(s.session(session)?.embed(&ids)?))
+        let vector = s.session(session)?.embed(&ids)?;
+        Ok(vector.into_iter().map(f64::from).collect::<Vec<_>>())
     })
 }
 
@@ -238,7 +253,7 @@ pub extern "C" fn starling_save(session: u32, ids: u32) -> u64 {
         let ids: Vec<u32> = serde_json::from_str(&s.take_text(ids)?)?;
         let bytes = s.session(session)?.save(&ids)?;
         let len = bytes.len();
-        Ok(json!({ "pointer": s.keep(bytes), "len": len }))
+        Ok(Buffer { pointer: s.keep(bytes), len })
     })
 }
 
@@ -247,7 +262,7 @@ pub extern "C" fn starling_save(session: u32, ids: u32) -> u64 {
 pub extern "C" fn starling_restore(session: u32, bytes: u32) -> u64 {
     call(|s| {
         let bytes = s.take(bytes)?;
-        Ok(json!(s.session(session)?.restore(&bytes)?))
+        s.session(session)?.restore(&bytes)
     })
 }
 
@@ -261,7 +276,7 @@ pub extern "C" fn starling_memory(session: u32) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_panic() -> u64 {
     // nothing else is touched: the panic may have left it in any state
-    let text = json!({ "ok": crash::message() }).to_string().into_bytes().leak();
+    let text = json(&Reply::Ok(crash::message())).into_bytes().leak();
     u64::from(text.as_ptr().addr() as u32) << 32 | text.len() as u64
 }
 

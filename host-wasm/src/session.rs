@@ -3,13 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 #[cfg(feature = "chat")]
 use starling::chat::{ChatError, ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Json, Now};
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
-use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestId};
+use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
 use starling::error::{LoadError, RequestError};
 use starling::kernels::attention::KvType;
 use starling::kernels::{Cpu, NUMERICS_VERSION, UnknownIsa};
@@ -22,6 +21,7 @@ use starling::sampler::SamplingOptions;
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 
 use crate::loader::Loader;
+use crate::reply::{Conversation, EventJson, Info, Memory, Step, Tokens, Verdict};
 use crate::threads;
 
 /// Why a call failed.
@@ -193,51 +193,6 @@ impl Default for RequestJson {
     }
 }
 
-#[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum EventJson {
-    Prefilled {
-        id: u64,
-        n_prompt: usize,
-        n_cached: usize,
-    },
-    Token {
-        id: u64,
-        token: u32,
-        text: String,
-        logprob: f32,
-        top: Vec<(u32, f32)>,
-    },
-    Done {
-        id: u64,
-        text: String,
-        reason: &'static str,
-        n_tokens: usize,
-        /// The last token, if it ended the answer and is not part of it.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        stop_token: Option<u32>,
-        /// In JSON, as a text: its seed may be more than JavaScript's numbers hold.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        receipt: Option<String>,
-    },
-}
-
-impl EventJson {
-    /// `None` for what nobody here asks for.
-    fn of(event: Event) -> Option<EventJson> {
-        Some(match event {
-            Event::Computed { .. } | Event::Prompt { .. } => return None,
-            Event::Prefilled { id, n_prompt, n_cached } => EventJson::Prefilled { id: id.0, n_prompt, n_cached },
-            Event::Token { id, token, text, logprob, top } => EventJson::Token { id: id.0, token, text, logprob, top },
-            Event::Done { id, text, reason, n_tokens, receipt } => {
-                let receipt = receipt.and_then(|r| serde_json::to_string(&r).ok());
-                let stop_token = if let FinishReason::StopToken(token) = reason { Some(token) } else { None };
-                EventJson::Done { id: id.0, text, reason: reason.name(), n_tokens, stop_token, receipt }
-            }
-        })
-    }
-}
-
 /// A model at work.
 pub struct Session {
     pub(crate) model: Arc<Model>,
@@ -284,25 +239,25 @@ impl Session {
     }
 
     /// The model's name, sizes and chat template, and how it runs.
-    pub fn info(&self) -> Value {
-        let c = &self.model.config;
-        json!({
-            "name": self.model.name,
-            "architecture": c.arch.name,
-            "n_vocab": c.n_vocab,
-            "n_layer": c.n_layer(),
-            "n_embd": c.n_embd,
-            "n_ctx_train": c.n_ctx_train,
-            "n_ctx": self.engine.options().n_ctx,
-            "isa": self.cpu.isa().name(),
-            "threads": self.pool.threads(),
-            "available": Cpu::available().iter().map(|c| c.isa().name()).collect::<Vec<_>>(),
-            "weight_bytes": self.model.weight_bytes(),
-            "numerics": NUMERICS_VERSION,
-            "model_sha256": self.engine.options().model_sha256.map(|d| Hex(d).to_string()),
-            "causal": c.causal,
-            "chat_template": self.model.chat_template,
-        })
+    pub(crate) fn info(&self) -> Info {
+        let (c, options) = (&self.model.config, self.engine.options());
+        Info {
+            name: self.model.name.clone(),
+            architecture: c.arch.name,
+            n_vocab: c.n_vocab,
+            n_layer: c.n_layer(),
+            n_embd: c.n_embd,
+            n_ctx_train: c.n_ctx_train,
+            n_ctx: options.n_ctx,
+            isa: self.cpu.isa().name(),
+            threads: self.pool.threads(),
+            available: Cpu::available().iter().map(|c| c.isa().name()).collect(),
+            weight_bytes: self.model.weight_bytes(),
+            numerics: NUMERICS_VERSION,
+            model_sha256: options.model_sha256.map(|d| Hex(d).to_string()),
+            causal: c.causal,
+            chat_template: self.model.chat_template.clone(),
+        }
     }
 
     /// Takes a request, a JSON object; returns its id.
@@ -321,7 +276,7 @@ impl Session {
                 self.model.tokenizer.encode(&text, options)
             }
             (None, Some(ids), None) => ids,
-            (None, None, Some(chat)) => self.chat(chat)?.1,
+            (None, None, Some(chat)) => self.chat(chat)?.ids,
             _ => return Err(Error::Option("give one of prompt, ids and chat".into())),
         };
         let request = Request {
@@ -338,7 +293,7 @@ impl Session {
     }
 
     #[cfg(not(feature = "chat"))]
-    fn chat(&self, _: Chat) -> Result<(String, Vec<u32>), Error> {
+    fn chat(&self, _: Chat) -> Result<Conversation, Error> {
         Err(Error::Option(
             "this build renders no chat templates: give prompt or ids, or build with the feature chat".into(),
         ))
@@ -346,7 +301,7 @@ impl Session {
 
     /// The text and the tokens of a conversation.
     #[cfg(feature = "chat")]
-    fn chat(&self, chat: Chat) -> Result<(String, Vec<u32>), Error> {
+    fn chat(&self, chat: Chat) -> Result<Conversation, Error> {
         let source = chat.template.as_deref().or(self.model.chat_template.as_deref()).unwrap_or(DEFAULT_TEMPLATE);
         let request = ChatRequest {
             messages: chat.messages,
@@ -361,34 +316,27 @@ impl Session {
         };
         let rendered = ChatTemplate::new(source)?.render(&request, &self.model.tokenizer)?;
         let ids = rendered.encode(&self.model.tokenizer);
-        Ok((rendered.text, ids))
+        Ok(Conversation { text: rendered.text, ids })
     }
 
-    /// `{"text", "ids"}` of a conversation, a JSON object as the `chat` of a request.
+    /// A conversation, a JSON object as the `chat` of a request, as text and tokens.
     ///
     /// # Errors
     /// What is wrong with it, or with the template.
-    pub fn render(&self, chat: &str) -> Result<Value, Error> {
-        let (text, ids) = self.conversation(chat)?;
-        Ok(json!({ "text": text, "ids": ids }))
-    }
-
-    /// As [`Session::render`].
-    pub(crate) fn conversation(&self, chat: &str) -> Result<(String, Vec<u32>), Error> {
+    pub(crate) fn render(&self, chat: &str) -> Result<Conversation, Error> {
         self.chat(serde_json::from_str(chat)?)
     }
 
-    /// Bytes of the weights, and of keys and values: `{"weights", "kv_reserved", "kv_committed", "kv_in_use",
-    /// "kv_cached"}`.
-    pub fn memory(&self) -> Value {
+    /// Bytes of the weights, and of keys and values.
+    pub(crate) fn memory(&self) -> Memory {
         let kv = self.engine.kv_stats();
-        json!({
-            "weights": self.model.weight_bytes(),
-            "kv_reserved": kv.reserved_bytes,
-            "kv_committed": kv.committed_bytes,
-            "kv_in_use": kv.in_use_bytes,
-            "kv_cached": kv.cached_bytes,
-        })
+        Memory {
+            weights: self.model.weight_bytes(),
+            kv_reserved: kv.reserved_bytes,
+            kv_committed: kv.committed_bytes,
+            kv_in_use: kv.in_use_bytes,
+            kv_cached: kv.cached_bytes,
+        }
     }
 
     /// Keys and values of the longest cached prefix of a prompt, as bytes that [`Session::restore`] takes: whole pages of 16
@@ -416,11 +364,11 @@ impl Session {
         digest.ok_or_else(|| Error::Option("the loader made no digest of the model".into()))
     }
 
-    /// Runs one batch: `{"tokens": processed, "events": [...]}`.
-    pub fn step(&mut self) -> Value {
+    /// Runs one batch.
+    pub(crate) fn step(&mut self) -> Step {
         let mut events = Vec::new();
         let tokens = self.run(&mut |e| events.extend(EventJson::of(e)));
-        json!({ "tokens": tokens, "events": events })
+        Step { tokens, events }
     }
 
     /// As [`Session::step`]: the tokens processed; what came of them goes to `sink`.
@@ -433,10 +381,10 @@ impl Session {
         self.engine.cancel(RequestId(id))
     }
 
-    /// `{"ids", "offsets"}` of a text.
-    pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Value {
+    /// The tokens of a text.
+    pub(crate) fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Tokens {
         let (ids, ranges) = self.encode(text, add_special, parse_special);
-        json!({ "ids": ids, "offsets": ranges.iter().map(|r| [r.start, r.end]).collect::<Vec<_>>() })
+        Tokens { ids, offsets: ranges.iter().map(|r| [r.start, r.end]).collect() }
     }
 
     /// As [`Session::tokenize`].
@@ -453,20 +401,19 @@ impl Session {
         Ok(self.model.tokenizer.decode(ids, DecodeOptions { skip_special: false }))
     }
 
-    /// Replays the answer of a receipt, a JSON object: `{"verified": true, "tokens"}`, or `{"verified": false, "step",
-    /// "reason"}` with the step null if nothing was replayed.
+    /// Replays the answer of a receipt, a JSON object.
     ///
     /// # Errors
     /// If this is no receipt, the loader made no digest of the model, or there is too little memory.
-    pub fn verify(&self, receipt: &str) -> Result<Value, Error> {
+    pub(crate) fn verify(&self, receipt: &str) -> Result<Verdict, Error> {
         let receipt: Receipt = serde_json::from_str(receipt)?;
         let (n_ctx, model) = (self.engine.options().n_ctx, self.digest()?);
         Ok(match verify(&self.model, &model, self.cpu, &*self.pool, n_ctx, &receipt) {
-            Ok(()) => json!({ "verified": true, "tokens": receipt.output.len() }),
+            Ok(()) => Verdict::Right { verified: true, tokens: receipt.output.len() },
             Err(VerifyError::Memory(_)) => return Err(Error::Memory { n_ctx }),
             Err(e) => {
                 let step = if let VerifyError::Mismatch(Mismatch { step, .. }) = &e { Some(*step) } else { None };
-                json!({ "verified": false, "step": step, "reason": e.to_string() })
+                Verdict::Wrong { verified: false, step, reason: e.to_string() }
             }
         })
     }

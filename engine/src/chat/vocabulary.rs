@@ -7,58 +7,102 @@ use minijinja::{Environment, Error, State, Value, filters, functions, tests};
 use super::json;
 use super::meter::{Budget, Cost};
 
+/// A word: its name, what it does, and its cost.
+type Word = (&'static str, fn() -> Value, Option<Cost>);
+
+#[rustfmt::skip]
+const FILTERS: &[Word] = &[
+    ("abs", || Value::from_function(filters::abs), None),
+    ("attr", || Value::from_function(filters::attr), None),
+    ("batch", || Value::from_function(filters::batch), Some(Cost::Fill)),
+    ("capitalize", || Value::from_function(filters::capitalize), Some(Cost::Shallow)),
+    ("count", || Value::from_function(filters::length), None),
+    ("d", || Value::from_function(filters::default), None),
+    ("default", || Value::from_function(filters::default), None),
+    ("dictsort", || Value::from_function(filters::dictsort), Some(Cost::Deep)),
+    ("e", || Value::from_function(filters::escape), Some(Cost::Deep)),
+    ("escape", || Value::from_function(filters::escape), Some(Cost::Deep)),
+    ("first", || Value::from_function(filters::first), None),
+    ("float", || Value::from_function(filters::float), None),
+    ("format", || Value::from_function(filters::format), Some(Cost::Format)),
+    ("groupby", || Value::from_function(filters::groupby), Some(Cost::Deep)),
+    ("indent", || Value::from_function(filters::indent), Some(Cost::Indent)),
+    ("int", || Value::from_function(filters::int), None),
+    ("items", || Value::from_function(filters::items), Some(Cost::Shallow)),
+    ("join", || Value::from_function(filters::join), Some(Cost::Join)),
+    ("last", || Value::from_function(filters::last), None),
+    ("length", || Value::from_function(filters::length), None),
+    ("list", || Value::from_function(filters::list), Some(Cost::Elements)),
+    ("lower", || Value::from_function(filters::lower), Some(Cost::Shallow)),
+    ("map", || Value::from_function(filters::map), Some(Cost::Elements)),
+    ("max", || Value::from_function(filters::max), Some(Cost::Deep)),
+    ("min", || Value::from_function(filters::min), Some(Cost::Deep)),
+    ("pprint", || Value::from_function(filters::pprint), Some(Cost::Deep)),
+    ("reject", || Value::from_function(filters::reject), Some(Cost::Elements)),
+    ("rejectattr", || Value::from_function(filters::rejectattr), Some(Cost::Elements)),
+    ("replace", || Value::from_function(filters::replace), Some(Cost::Replace)),
+    ("reverse", || Value::from_function(filters::reverse), Some(Cost::Elements)),
+    ("round", || Value::from_function(filters::round), None),
+    ("safe", || Value::from_function(filters::safe), Some(Cost::Deep)),
+    ("select", || Value::from_function(filters::select), Some(Cost::Elements)),
+    ("selectattr", || Value::from_function(filters::selectattr), Some(Cost::Elements)),
+    ("slice", || Value::from_function(filters::slice), Some(Cost::Fill)),
+    ("sort", || Value::from_function(filters::sort), Some(Cost::Deep)),
+    ("string", || Value::from_function(filters::string), Some(Cost::Deep)),
+    ("sum", || Value::from_function(filters::sum), Some(Cost::Square)),
+    ("title", || Value::from_function(filters::title), Some(Cost::Shallow)),
+    ("tojson", || Value::from_function(json::to_json), Some(Cost::Deep)),
+    ("trim", || Value::from_function(filters::trim), Some(Cost::Shallow)),
+    ("unique", || Value::from_function(filters::unique), Some(Cost::Deep)),
+    ("upper", || Value::from_function(filters::upper), Some(Cost::Shallow)),
+];
+
+#[rustfmt::skip]
+const TESTS: &[Word] = &[
+    ("!=", || Value::from_function(tests::is_ne), Some(Cost::Deep)),
+    ("<", || Value::from_function(tests::is_lt), Some(Cost::Deep)),
+    ("<=", || Value::from_function(tests::is_le), Some(Cost::Deep)),
+    ("==", || Value::from_function(tests::is_eq), Some(Cost::Deep)),
+    (">", || Value::from_function(tests::is_gt), Some(Cost::Deep)),
+    (">=", || Value::from_function(tests::is_ge), Some(Cost::Deep)),
+    ("boolean", || Value::from_function(tests::is_boolean), None),
+    ("defined", || Value::from_function(tests::is_defined), None),
+    ("divisibleby", || Value::from_function(tests::is_divisibleby), None),
+    ("eq", || Value::from_function(tests::is_eq), Some(Cost::Deep)),
+    ("equalto", || Value::from_function(tests::is_eq), Some(Cost::Deep)),
+    ("escaped", || Value::from_function(tests::is_safe), None),
+    ("even", || Value::from_function(tests::is_even), None),
+    ("false", || Value::from_function(tests::is_false), None),
+    ("filter", || Value::from_function(tests::is_filter), None),
+    ("float", || Value::from_function(tests::is_float), None),
+    ("ge", || Value::from_function(tests::is_ge), Some(Cost::Deep)),
+    ("greaterthan", || Value::from_function(tests::is_gt), Some(Cost::Deep)),
+    ("gt", || Value::from_function(tests::is_gt), Some(Cost::Deep)),
+    ("in", || Value::from_function(tests::is_in), Some(Cost::Deep)),
+    ("integer", || Value::from_function(tests::is_integer), None),
+    ("iterable", || Value::from_function(tests::is_iterable), None),
+    ("le", || Value::from_function(tests::is_le), Some(Cost::Deep)),
+    ("lessthan", || Value::from_function(tests::is_lt), Some(Cost::Deep)),
+    ("lower", || Value::from_function(tests::is_lower), None),
+    ("lt", || Value::from_function(tests::is_lt), Some(Cost::Deep)),
+    ("mapping", || Value::from_function(tests::is_mapping), None),
+    ("ne", || Value::from_function(tests::is_ne), Some(Cost::Deep)),
+    ("none", || Value::from_function(tests::is_none), None),
+    ("number", || Value::from_function(tests::is_number), None),
+    ("odd", || Value::from_function(tests::is_odd), None),
+    ("sameas", || Value::from_function(tests::is_sameas), Some(Cost::Deep)),
+    ("sequence", || Value::from_function(tests::is_sequence), None),
+    ("string", || Value::from_function(tests::is_string), None),
+    ("test", || Value::from_function(tests::is_test), None),
+    ("true", || Value::from_function(tests::is_true), None),
+    ("undefined", || Value::from_function(tests::is_undefined), None),
+    ("upper", || Value::from_function(tests::is_upper), None),
+];
+
 /// Gives `env` the words of Jinja, paid for from `budget`.
 pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
-    let length = Value::from_function(filters::length);
-    let default = Value::from_function(filters::default);
-    let escape = Value::from_function(filters::escape);
-    let filters = [
-        ("abs", Value::from_function(filters::abs), None),
-        ("attr", Value::from_function(filters::attr), None),
-        ("batch", Value::from_function(filters::batch), Some(Cost::Fill)),
-        ("capitalize", Value::from_function(filters::capitalize), Some(Cost::Shallow)),
-        ("count", length.clone(), None),
-        ("d", default.clone(), None),
-        ("default", default, None),
-        ("dictsort", Value::from_function(filters::dictsort), Some(Cost::Deep)),
-        ("e", escape.clone(), Some(Cost::Deep)),
-        ("escape", escape, Some(Cost::Deep)),
-        ("first", Value::from_function(filters::first), None),
-        ("float", Value::from_function(filters::float), None),
-        ("format", Value::from_function(filters::format), Some(Cost::Format)),
-        ("groupby", Value::from_function(filters::groupby), Some(Cost::Deep)),
-        ("indent", Value::from_function(filters::indent), Some(Cost::Indent)),
-        ("int", Value::from_function(filters::int), None),
-        ("items", Value::from_function(filters::items), Some(Cost::Shallow)),
-        ("join", Value::from_function(filters::join), Some(Cost::Join)),
-        ("last", Value::from_function(filters::last), None),
-        ("length", length, None),
-        ("list", Value::from_function(filters::list), Some(Cost::Elements)),
-        ("lower", Value::from_function(filters::lower), Some(Cost::Shallow)),
-        ("map", Value::from_function(filters::map), Some(Cost::Elements)),
-        ("max", Value::from_function(filters::max), Some(Cost::Deep)),
-        ("min", Value::from_function(filters::min), Some(Cost::Deep)),
-        ("pprint", Value::from_function(filters::pprint), Some(Cost::Deep)),
-        ("reject", Value::from_function(filters::reject), Some(Cost::Elements)),
-        ("rejectattr", Value::from_function(filters::rejectattr), Some(Cost::Elements)),
-        ("replace", Value::from_function(filters::replace), Some(Cost::Replace)),
-        ("reverse", Value::from_function(filters::reverse), Some(Cost::Elements)),
-        ("round", Value::from_function(filters::round), None),
-        ("safe", Value::from_function(filters::safe), Some(Cost::Deep)),
-        ("select", Value::from_function(filters::select), Some(Cost::Elements)),
-        ("selectattr", Value::from_function(filters::selectattr), Some(Cost::Elements)),
-        ("slice", Value::from_function(filters::slice), Some(Cost::Fill)),
-        ("sort", Value::from_function(filters::sort), Some(Cost::Deep)),
-        ("string", Value::from_function(filters::string), Some(Cost::Deep)),
-        ("sum", Value::from_function(filters::sum), Some(Cost::Square)),
-        ("title", Value::from_function(filters::title), Some(Cost::Shallow)),
-        ("tojson", Value::from_function(json::to_json), Some(Cost::Deep)),
-        ("trim", Value::from_function(filters::trim), Some(Cost::Shallow)),
-        ("unique", Value::from_function(filters::unique), Some(Cost::Deep)),
-        ("upper", Value::from_function(filters::upper), Some(Cost::Shallow)),
-    ];
-    for (name, filter, cost) in filters {
-        let budget = budget.clone();
+    for &(name, filter, cost) in FILTERS {
+        let (budget, filter) = (budget.clone(), filter());
         env.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
             let Some(cost) = cost else { return filter.call(state, &args) };
@@ -66,51 +110,8 @@ pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
             budget.made(filter.call(state, &args)?)
         });
     }
-    let [eq, ne] = [Value::from_function(tests::is_eq), Value::from_function(tests::is_ne)];
-    let [lt, le] = [Value::from_function(tests::is_lt), Value::from_function(tests::is_le)];
-    let [gt, ge] = [Value::from_function(tests::is_gt), Value::from_function(tests::is_ge)];
-    let tests = [
-        ("!=", ne.clone(), Some(Cost::Deep)),
-        ("<", lt.clone(), Some(Cost::Deep)),
-        ("<=", le.clone(), Some(Cost::Deep)),
-        ("==", eq.clone(), Some(Cost::Deep)),
-        (">", gt.clone(), Some(Cost::Deep)),
-        (">=", ge.clone(), Some(Cost::Deep)),
-        ("boolean", Value::from_function(tests::is_boolean), None),
-        ("defined", Value::from_function(tests::is_defined), None),
-        ("divisibleby", Value::from_function(tests::is_divisibleby), None),
-        ("eq", eq.clone(), Some(Cost::Deep)),
-        ("equalto", eq, Some(Cost::Deep)),
-        ("escaped", Value::from_function(tests::is_safe), None),
-        ("even", Value::from_function(tests::is_even), None),
-        ("false", Value::from_function(tests::is_false), None),
-        ("filter", Value::from_function(tests::is_filter), None),
-        ("float", Value::from_function(tests::is_float), None),
-        ("ge", ge, Some(Cost::Deep)),
-        ("greaterthan", gt.clone(), Some(Cost::Deep)),
-        ("gt", gt, Some(Cost::Deep)),
-        ("in", Value::from_function(tests::is_in), Some(Cost::Deep)),
-        ("integer", Value::from_function(tests::is_integer), None),
-        ("iterable", Value::from_function(tests::is_iterable), None),
-        ("le", le, Some(Cost::Deep)),
-        ("lessthan", lt.clone(), Some(Cost::Deep)),
-        ("lower", Value::from_function(tests::is_lower), None),
-        ("lt", lt, Some(Cost::Deep)),
-        ("mapping", Value::from_function(tests::is_mapping), None),
-        ("ne", ne, Some(Cost::Deep)),
-        ("none", Value::from_function(tests::is_none), None),
-        ("number", Value::from_function(tests::is_number), None),
-        ("odd", Value::from_function(tests::is_odd), None),
-        ("sameas", Value::from_function(tests::is_sameas), Some(Cost::Deep)),
-        ("sequence", Value::from_function(tests::is_sequence), None),
-        ("string", Value::from_function(tests::is_string), None),
-        ("test", Value::from_function(tests::is_test), None),
-        ("true", Value::from_function(tests::is_true), None),
-        ("undefined", Value::from_function(tests::is_undefined), None),
-        ("upper", Value::from_function(tests::is_upper), None),
-    ];
-    for (name, test, cost) in tests {
-        let budget = budget.clone();
+    for &(name, test, cost) in TESTS {
+        let (budget, test) = (budget.clone(), test());
         env.add_test(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| -> Result<bool, Error> {
             let args = args.into_values();
             cost.map_or(Ok(()), |cost| budget.pay_for(cost, &args))?;

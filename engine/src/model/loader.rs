@@ -185,7 +185,7 @@ impl Pending {
             }
             Into::Vector { values, .. } => {
                 *values = vec![0.0; bytes.len() / self.dtype.block_bytes() as usize];
-                quant::dequantise(self.dtype, bytes, values)
+                quant::widen(self.dtype, bytes, values)
                     .map_err(|e| tensor_error(&self.name, &format!("{e}"), "numbers"))?;
             }
         }

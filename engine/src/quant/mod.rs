@@ -95,9 +95,7 @@ pub enum QuantError {
 pub fn dequantise(dtype: Dtype, src: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
     check_lengths(dtype, out.len(), src.len())?;
     match dtype {
-        Dtype::F32 => unpack(src, out, float::f32_from),
-        Dtype::F16 => unpack(src, out, float::f16_from),
-        Dtype::BF16 => unpack(src, out, float::bf16_from),
+        Dtype::F32 | Dtype::F16 | Dtype::BF16 => widen(dtype, src, out)?,
         Dtype::Q4_0 => unpack(src, out, q4_0::dequantise),
         Dtype::Q4_1 => unpack(src, out, q4_1::dequantise),
         Dtype::Q5_0 => unpack(src, out, q5_0::dequantise),
@@ -107,6 +105,21 @@ pub fn dequantise(dtype: Dtype, src: &[u8], out: &mut [f32]) -> Result<(), Quant
         Dtype::Q5_K => unpack(src, out, q5_k::dequantise),
         Dtype::Q6_K => unpack(src, out, q6_k::dequantise),
         other => codebook::dequantise(Codebook::of(other).ok_or(QuantError::Unsupported(other))?, src, out),
+    }
+    Ok(())
+}
+
+/// [`dequantise`] for F32, F16 and BF16 alone.
+///
+/// # Errors
+/// [`QuantError::Unsupported`] or [`QuantError::Length`].
+pub fn widen(dtype: Dtype, src: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
+    check_lengths(dtype, out.len(), src.len())?;
+    match dtype {
+        Dtype::F32 => unpack(src, out, float::f32_from),
+        Dtype::F16 => unpack(src, out, float::f16_from),
+        Dtype::BF16 => unpack(src, out, float::bf16_from),
+        other => return Err(QuantError::Unsupported(other)),
     }
     Ok(())
 }

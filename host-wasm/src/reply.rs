@@ -1,0 +1,120 @@
+//! What a session answers, as the faces without types of their own write it: in JSON.
+
+use serde::Serialize;
+use starling::engine::{Event, FinishReason};
+
+/// The text of an answer.
+pub(crate) fn json(answer: &impl Serialize) -> String {
+    // none of them has what JSON could not say
+    serde_json::to_string(answer).unwrap_or_default()
+}
+
+/// A model, and how it runs.
+#[derive(Serialize)]
+pub(crate) struct Info {
+    pub(crate) name: Option<String>,
+    pub(crate) architecture: &'static str,
+    pub(crate) n_vocab: usize,
+    pub(crate) n_layer: usize,
+    pub(crate) n_embd: usize,
+    pub(crate) n_ctx_train: usize,
+    pub(crate) n_ctx: usize,
+    pub(crate) isa: &'static str,
+    pub(crate) threads: usize,
+    pub(crate) available: Vec<&'static str>,
+    pub(crate) weight_bytes: usize,
+    pub(crate) numerics: u32,
+    pub(crate) model_sha256: Option<String>,
+    pub(crate) causal: bool,
+    pub(crate) chat_template: Option<String>,
+}
+
+/// Bytes of the weights, and of keys and values.
+#[derive(Serialize)]
+pub(crate) struct Memory {
+    pub(crate) weights: usize,
+    pub(crate) kv_reserved: usize,
+    pub(crate) kv_committed: usize,
+    pub(crate) kv_in_use: usize,
+    pub(crate) kv_cached: usize,
+}
+
+/// A text and its tokens.
+#[derive(Serialize)]
+pub(crate) struct Conversation {
+    pub(crate) text: String,
+    pub(crate) ids: Vec<u32>,
+}
+
+/// The tokens of a text, and where each begins and ends in it, in bytes.
+#[derive(Serialize)]
+pub(crate) struct Tokens {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) offsets: Vec<[usize; 2]>,
+}
+
+/// What became of a receipt.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(crate) enum Verdict {
+    /// Every step agrees.
+    Right { verified: bool, tokens: usize },
+    /// Not, from that step on; none if nothing was replayed.
+    Wrong { verified: bool, step: Option<usize>, reason: String },
+}
+
+/// The tokens that a batch had, and what came of them.
+#[derive(Serialize)]
+pub(crate) struct Step {
+    pub(crate) tokens: usize,
+    pub(crate) events: Vec<EventJson>,
+}
+
+/// Numbers are written as the f64 that they are in JavaScript.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum EventJson {
+    Prefilled {
+        id: u64,
+        n_prompt: usize,
+        n_cached: usize,
+    },
+    Token {
+        id: u64,
+        token: u32,
+        text: String,
+        logprob: f64,
+        top: Vec<(u32, f64)>,
+    },
+    Done {
+        id: u64,
+        text: String,
+        reason: &'static str,
+        n_tokens: usize,
+        /// The last token, if it ended the answer and is not part of it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        stop_token: Option<u32>,
+        /// In JSON, as a text: its seed may be more than JavaScript's numbers hold.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        receipt: Option<String>,
+    },
+}
+
+impl EventJson {
+    /// `None` for what nobody here asks for.
+    pub(crate) fn of(event: Event) -> Option<EventJson> {
+        Some(match event {
+            Event::Computed { .. } | Event::Prompt { .. } => return None,
+            Event::Prefilled { id, n_prompt, n_cached } => EventJson::Prefilled { id: id.0, n_prompt, n_cached },
+            Event::Token { id, token, text, logprob, top } => {
+                let top = top.into_iter().map(|(token, logprob)| (token, logprob.into())).collect();
+                EventJson::Token { id: id.0, token, text, logprob: logprob.into(), top }
+            }
+            Event::Done { id, text, reason, n_tokens, receipt } => {
+                let stop_token = if let FinishReason::StopToken(token) = reason { Some(token) } else { None };
+                let receipt = receipt.map(|receipt| json(&receipt));
+                EventJson::Done { id: id.0, text, reason: reason.name(), n_tokens, stop_token, receipt }
+            }
+        })
+    }
+}
