@@ -13,3 +13,4 @@ pub mod math;
 pub mod pool;
 pub mod quant;
 pub mod sort;
+pub mod steps;

@@ -20,5 +20,5 @@ pub mod sampler;
 pub mod text;
 pub mod tokenizer;
 
-use starling_compute::sort;
 pub use starling_compute::{kernels, math, pool, quant};
+use starling_compute::{sort, steps};

@@ -23,7 +23,7 @@ use super::grids::IQ1;
 use super::lattice::{Lattice, odd_scales};
 
 /// The codes of eight elements: a level in the low bits, in bit 2 which way the eighth goes.
-fn put(point: u16, minus: bool, out: &mut [u8]) {
+fn put(point: u32, minus: bool, out: &mut [u8]) {
     for (j, out) in out.iter_mut().enumerate() {
         *out = (point >> (2 * j) & 3) as u8 | u8::from(minus) << 2;
     }
@@ -34,7 +34,7 @@ pub(super) fn unpack_s(block: &[u8], out: &mut Codes) {
     for (i, code) in out.code.chunks_exact_mut(8).enumerate() {
         let high = u16_at(block, 34 + i / 4 * 2);
         let index = usize::from(block[2 + i]) | usize::from(high >> (i % 4 * 3) & 7) << 8;
-        put(IQ1[index], high & 0x8000 != 0, code);
+        put(IQ1.get()[index], high & 0x8000 != 0, code);
     }
     for (s, scale) in out.scale.iter_mut().enumerate() {
         *scale = 2 * (u16_at(block, 34 + s / 2 * 2) >> 12 & 7) as i8 + 1;
@@ -45,7 +45,7 @@ pub(super) fn unpack_m(block: &[u8], out: &mut Codes) {
     out.d.fill(scale_at(&scale_of_m(block), 0) * 0.125);
     for (i, code) in out.code.chunks_exact_mut(8).enumerate() {
         let high = block[32 + i / 2] >> (i % 2 * 4);
-        put(IQ1[usize::from(block[i]) | usize::from(high & 7) << 8], high & 8 != 0, code);
+        put(IQ1.get()[usize::from(block[i]) | usize::from(high & 7) << 8], high & 8 != 0, code);
     }
     for (s, scale) in out.scale.iter_mut().enumerate() {
         *scale = 2 * (u16_at(block, 48 + s / 4 * 2) >> (s % 4 * 3) & 7) as i8 + 1;

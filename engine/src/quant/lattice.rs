@@ -13,7 +13,7 @@ use super::grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
 /// A grid, and what is near where it has no point.
 #[derive(Debug)]
 pub(super) struct Lattice {
-    grid: &'static [u16],
+    grid: &'static [u32],
     /// Bits of a level.
     bits: usize,
     /// For each combination of levels the index of its point, or where its neighbours start less `i32::MAX`.
@@ -25,24 +25,24 @@ pub(super) struct Lattice {
 impl Lattice {
     /// The grid of a type that has one.
     pub(super) fn of(dtype: Dtype) -> Option<Lattice> {
-        let (grid, bits, shells): (&[u16], _, _) = match dtype {
-            Dtype::IQ1_S | Dtype::IQ1_M => (&IQ1, 2, 3),
-            Dtype::IQ2_XXS => (&IQ2_XXS, 2, 2),
-            Dtype::IQ2_XS => (&IQ2_XS, 2, 2),
-            Dtype::IQ2_S => (&IQ2_S, 2, 1),
-            Dtype::IQ3_XXS => (&IQ3_XXS, 3, 2),
-            Dtype::IQ3_S => (&IQ3_S, 3, 3),
+        let (grid, bits, shells) = match dtype {
+            Dtype::IQ1_S | Dtype::IQ1_M => (IQ1.get(), 2, 3),
+            Dtype::IQ2_XXS => (IQ2_XXS.get(), 2, 2),
+            Dtype::IQ2_XS => (IQ2_XS.get(), 2, 2),
+            Dtype::IQ2_S => (IQ2_S.get(), 2, 1),
+            Dtype::IQ3_XXS => (IQ3_XXS.get(), 3, 2),
+            Dtype::IQ3_S => (IQ3_S.get(), 3, 3),
             _ => return None,
         };
         Some(Lattice::new(grid, bits, shells))
     }
 
     /// `shells` different distances count as near.
-    fn new(grid: &'static [u16], bits: usize, shells: usize) -> Lattice {
+    fn new(grid: &'static [u32], bits: usize, shells: usize) -> Lattice {
         let combinations = if bits == 2 { 0xaaab } else { 0x1000 };
         let mut map = vec![-1i32; combinations];
         for (i, &point) in grid.iter().enumerate() {
-            map[usize::from(point)] = i as i32;
+            map[point as usize] = i as i32;
         }
         let mut lattice = Lattice { grid, bits, map, neighbours: Vec::new() };
         let mut distances = vec![0u8; grid.len()];
@@ -54,7 +54,7 @@ impl Lattice {
             }
             lattice.map[at] = lattice.neighbours.len() as i32 - i32::MAX;
             for (d, &point) in distances.iter_mut().zip(grid) {
-                *d = distance(at as u16, point, bits);
+                *d = distance(at as u32, point, bits);
             }
             let start = lattice.neighbours.len();
             lattice.neighbours.push(0);
@@ -123,7 +123,7 @@ impl Lattice {
 }
 
 /// The squared distance of two combinations of levels.
-fn distance(a: u16, b: u16, bits: usize) -> u8 {
+fn distance(a: u32, b: u32, bits: usize) -> u8 {
     let (mut sum, mask) = (0, (1 << bits) - 1);
     for i in (0..16 / bits * bits).step_by(bits) {
         let d = (a >> i & mask) as i16 - (b >> i & mask) as i16;
