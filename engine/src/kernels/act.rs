@@ -192,27 +192,30 @@ impl PackTile<'_> {
     #[inline(always)]
     fn pack(self, quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32) {
         match (self.kind.block, self.kind.parts()) {
-            (32, 1) => self.pack_blocks::<32, 1>(quantise),
-            (32, _) => self.pack_blocks::<32, 2>(quantise),
-            (_, 8) => self.pack_blocks::<256, 8>(quantise),
-            _ => self.pack_blocks::<256, 16>(quantise),
+            (32, 1) => self.pack_blocks::<32, 1>(1, quantise),
+            (32, _) => self.pack_blocks::<32, 2>(2, quantise),
+            (_, parts) if FEW_TILES => self.pack_blocks::<256, 16>(parts, quantise),
+            (_, 8) => self.pack_blocks::<256, 8>(8, quantise),
+            _ => self.pack_blocks::<256, 16>(16, quantise),
         }
     }
 
     #[inline(always)]
-    fn pack_blocks<const BLOCK: usize, const PARTS: usize>(
+    fn pack_blocks<const BLOCK: usize, const MOST: usize>(
         self,
+        parts: usize,
         quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32,
     ) {
-        let (mut q, mut all, mut negative) = ([0i8; BLOCK], [0i32; PARTS], [0i32; PARTS]);
-        let negative = if self.kind.rec == Rec::Xor { &mut negative[..] } else { &mut [] };
+        let (mut q, mut all, mut negative) = ([0i8; BLOCK], [0i32; MOST], [0i32; MOST]);
+        let all = &mut all[..parts];
+        let negative = if self.kind.rec == Rec::Xor { &mut negative[..parts] } else { &mut [] };
         let words = self.kind.words() * self.nc;
         for (c, x) in self.x.chunks_exact(self.k).enumerate() {
             for (x, out) in x.chunks_exact(BLOCK).zip(self.out.chunks_exact_mut(words)) {
-                let d = quantise(x, &mut q, PartSums { all: &mut all, negative });
+                let d = quantise(x, &mut q, PartSums { all, negative });
                 // through memory: in registers, the compiler would take vectors apart byte by byte
                 core::hint::black_box(&mut q);
-                write_record(self.kind, &q, PartSums { all: &mut all, negative }, d, self.nc, c, out);
+                write_record(self.kind, &q, PartSums { all, negative }, d, self.nc, c, out);
             }
         }
     }

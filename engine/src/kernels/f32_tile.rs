@@ -3,6 +3,7 @@
 
 use core::marker::PhantomData;
 
+use super::act::FEW_TILES;
 use super::decoded::float_at;
 use super::matmul::{Columns, Panels, Product, rows_at_once};
 use super::panel::{Matrix, PANEL};
@@ -131,6 +132,17 @@ impl<const RV: usize> F32Tile<RV> {
     }
 }
 
+/// Columns of the next tile when so many are left: as many as there are up to a whole tile; modules for browsers do
+/// without tiles of 5.
+#[inline(always)]
+pub(super) const fn columns_at_once<S: Simd>(left: usize) -> usize {
+    match left {
+        _ if left >= S::TILE_F32.nc => S::TILE_F32.nc,
+        5 if FEW_TILES => 4,
+        _ => left,
+    }
+}
+
 /// Whether products come to a tile of `rv` vectors times `nc` columns: whole tiles, and fewer vectors where those do not
 /// divide a panel (or 16 tokens, or 16 dimensions). Keeps the others out of the binary.
 pub(super) const fn has_shape<S: Simd>(rv: usize, nc: usize) -> bool {
@@ -138,7 +150,7 @@ pub(super) const fn has_shape<S: Simd>(rv: usize, nc: usize) -> bool {
         rv == whole || (rv < whole && !PANEL.is_multiple_of(S::LANES * whole))
     }
     let TileShape { rv: whole, nc: columns } = S::TILE_F32;
-    (nc <= columns && rows::<S>(whole, rv)) || (nc == 1 && rows::<S>(S::GEMV[3], rv))
+    (columns_at_once::<S>(nc) == nc && nc <= columns && rows::<S>(whole, rv)) || (nc == 1 && rows::<S>(S::GEMV[3], rv))
 }
 
 /// Calls `$f::<RV, NC>` for run-time shapes within the instruction set's register tile.
@@ -169,7 +181,7 @@ pub(super) fn panels<S: Simd, E: Elem>(s: S, panels: Panels<'_>) {
         let rv = rv.min((end - row) / S::LANES);
         let mut c = 0;
         while c < p.n {
-            let nc = S::TILE_F32.nc.min(p.n - c);
+            let nc = columns_at_once::<S>(p.n - c);
             f32_shapes!(S, rv, nc, tile(s, p, x, row, c, Kind::<E>(PhantomData)));
             c += nc;
         }

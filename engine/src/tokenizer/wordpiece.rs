@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use super::accents::{RUNS, SEVERAL, SPACING_MARKS, TARGETS};
+use super::accents::{DECOMPOSED, SEVERAL, SPACING_MARKS, TARGETS};
 use super::matcher::Matcher;
 use super::unicode::{self, MARK, OTHER, PUNCTUATION, WHITE};
 use super::vocab::{Kind, META_SPACE, Vocab};
@@ -122,7 +122,7 @@ fn strip_accents(c: char, mut each: impl FnMut(char)) {
     if code < 0xc0 {
         return each(c);
     }
-    if unicode::kind(code) == MARK && !within(&SPACING_MARKS, code) {
+    if unicode::kind(code) == MARK && !within(SPACING_MARKS.get(), code) {
         return;
     }
     // the syllables of Hangul, by arithmetic: 19 initials, 21 vowels, 27 finals or none
@@ -133,11 +133,7 @@ fn strip_accents(c: char, mut each: impl FnMut(char)) {
         let n = if last == 0 { 2 } else { 3 };
         return letters.iter().take(n).filter_map(|&letter| char::from_u32(letter)).for_each(each);
     }
-    let after = RUNS.partition_point(|&(first, _)| first <= code);
-    let run = after.checked_sub(1).and_then(|i| RUNS.get(i));
-    let end = RUNS.get(after).map_or(TARGETS.len(), |&(_, place)| usize::from(place));
-    let place = run.map_or(usize::MAX, |&(first, place)| usize::from(place) + (code - first) as usize);
-    match TARGETS.get(place).filter(|_| place < end) {
+    match DECOMPOSED.get().binary_search(&code).ok().and_then(|place| TARGETS.get(place)) {
         None => each(c),
         Some(&target) => match char::from_u32(target) {
             Some(bare) => each(bare),
@@ -146,18 +142,18 @@ fn strip_accents(c: char, mut each: impl FnMut(char)) {
     }
 }
 
-fn within(ranges: &[(u32, u32)], code: u32) -> bool {
-    let after = ranges.partition_point(|&(first, _)| first <= code);
-    after.checked_sub(1).and_then(|i| ranges.get(i)).is_some_and(|&(_, last)| code <= last)
+/// Whether a character is in one of the ranges whose first and last characters these are, ascending.
+fn within(ends: &[u32], code: u32) -> bool {
+    let at = ends.partition_point(|&end| end < code);
+    at % 2 == 1 || ends.get(at) == Some(&code)
 }
 
 /// Format characters of Unicode, as first and last of ranges.
 #[rustfmt::skip]
-static FORMAT: [(u32, u32); 21] = [
-    (0xad, 0xad), (0x600, 0x605), (0x61c, 0x61c), (0x6dd, 0x6dd), (0x70f, 0x70f), (0x890, 0x891), (0x8e2, 0x8e2),
-    (0x180e, 0x180e), (0x200b, 0x200f), (0x202a, 0x202e), (0x2060, 0x2064), (0x2066, 0x206f), (0xfeff, 0xfeff),
-    (0xfff9, 0xfffb), (0x110bd, 0x110bd), (0x110cd, 0x110cd), (0x13430, 0x1343f), (0x1bca0, 0x1bca3),
-    (0x1d173, 0x1d17a), (0xe0001, 0xe0001), (0xe0020, 0xe007f),
+static FORMAT: [u32; 42] = [
+    0xad, 0xad, 0x600, 0x605, 0x61c, 0x61c, 0x6dd, 0x6dd, 0x70f, 0x70f, 0x890, 0x891, 0x8e2, 0x8e2, 0x180e, 0x180e,
+    0x200b, 0x200f, 0x202a, 0x202e, 0x2060, 0x2064, 0x2066, 0x206f, 0xfeff, 0xfeff, 0xfff9, 0xfffb, 0x110bd, 0x110bd,
+    0x110cd, 0x110cd, 0x13430, 0x1343f, 0x1bca0, 0x1bca3, 0x1d173, 0x1d17a, 0xe0001, 0xe0001, 0xe0020, 0xe007f,
 ];
 
 /// Characters that count as absent: control, format and private ones, and U+FFFD. Line feeds, carriage returns and tabs

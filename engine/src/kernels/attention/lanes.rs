@@ -6,7 +6,7 @@ use core::ops::Range;
 use super::super::act::{PartSums, quantise_block, quantise_lanes, write_groups};
 use super::super::elementwise::soft_cap_lanes;
 use super::super::exp::{ABREAST, LOW, exp_above_lanes};
-use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, f32_shapes, has_shape};
+use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, columns_at_once, f32_shapes, has_shape};
 use super::super::narrow::round13_lanes;
 use super::super::norm::{LANES, max, tree};
 use super::super::simd::{Rec, Simd, each};
@@ -120,12 +120,6 @@ impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
     }
 }
 
-/// Shape of a register tile for `left` vectors, `columns` columns.
-#[inline(always)]
-fn fit<S: Simd>(left: usize, columns: usize) -> (usize, usize) {
-    (S::TILE_F32.rv.min(left), S::TILE_F32.nc.min(columns))
-}
-
 impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
     /// The type of keys and values: known when this is compiled, unless it is `ANY`.
     #[inline(always)]
@@ -147,7 +141,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         let tokens = n.next_multiple_of(PAGE);
         let mut t = 0;
         while t < tokens {
-            let (rv, _) = fit::<S>((tokens - t) / S::LANES, 1);
+            let rv = S::TILE_F32.rv.min((tokens - t) / S::LANES);
             if self.is_worth_widening::<E>(scores.len()) {
                 for (i, page) in (t / PAGE * PAGE..t + rv * S::LANES).step_by(PAGE).enumerate() {
                     self.widen::<E>(self.a.keys(chunk, page), &mut wide[i * d * PAGE..(i + 1) * d * PAGE]);
@@ -179,7 +173,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
     ) {
         let mut c = 0;
         while c < scores.len() {
-            let (_, nc) = fit::<S>(1, scores.len() - c);
+            let nc = columns_at_once::<S>(scores.len() - c);
             f32_shapes!(S, rv, nc, score_tile((self.s, self.a), t, &keys, c, q, scores, Stored::<E>(PhantomData)));
             c += nc;
         }
@@ -219,10 +213,10 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         let vectors = self.a.kv().value_dims() / S::LANES;
         let mut c = 0;
         while c < p.len() {
-            let (_, nc) = fit::<S>(1, p.len() - c);
+            let nc = columns_at_once::<S>(p.len() - c);
             let mut v = 0;
             while v < vectors {
-                let (rv, _) = fit::<S>(vectors - v, 1);
+                let rv = S::TILE_F32.rv.min(vectors - v);
                 f32_shapes!(
                     S,
                     rv,
