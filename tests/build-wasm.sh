@@ -27,11 +27,13 @@ build() {
         --features "$features" --target wasm32-unknown-unknown --target-dir "$dir" -- "$@"
 }
 
-# build_web as `build`, with the standard library compiled anew: for size, and with atomics where there are threads
+# build_web as `build`, with the standard library compiled anew: for size, and with atomics where there are threads.
+# Panics do not say where they were, the output of `{:?}` is short: a fiftieth of a module
 build_web() {
     (
+        RUSTFLAGS="${RUSTFLAGS:-} -Zlocation-detail=none -Zfmt-debug=shallow"
         RUSTUP_TOOLCHAIN=$(tests/install-wasm-std.sh | tail -n 1)
-        export RUSTUP_TOOLCHAIN RUSTC_BOOTSTRAP=1 CARGO_UNSTABLE_BUILD_STD=std,panic_abort
+        export RUSTFLAGS RUSTUP_TOOLCHAIN RUSTC_BOOTSTRAP=1 CARGO_UNSTABLE_BUILD_STD=std,panic_abort
         export CARGO_UNSTABLE_BUILD_STD_FEATURES=optimize_for_size
         build "$@"
     )
