@@ -108,13 +108,15 @@ fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
 }
 
 /// Modules for browsers have fewer kinds of tiles: full ones, and those of products of one column, which take the columns
-/// that are left one by one.
+/// that are left one by one. Super-blocks, which are dear to unpack, also have tiles of two.
 pub(super) const FEW_TILES: bool = cfg!(target_family = "wasm");
 
-/// The columns of the tile that starts with `left` columns to go: full tiles, then what is left.
-pub(super) const fn tile_columns(nc: usize, left: usize) -> usize {
+/// The columns of the tile that starts with `left` columns to go: full tiles, then what is left; for blocks of that
+/// length.
+pub(super) const fn tile_columns(nc: usize, block: usize, left: usize) -> usize {
     match left {
         _ if left >= nc => nc,
+        2.. if FEW_TILES && block == 256 => 2,
         _ if FEW_TILES => 1,
         _ => left,
     }
@@ -145,7 +147,7 @@ pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: &[f32], k: usize, w
         let x = &x[i * TASK_COLUMNS * k..n.min((i + 1) * TASK_COLUMNS) * k];
         let (mut c, n) = (0, x.len() / k);
         while c < n {
-            let nc = tile_columns(kind.nc, n - c);
+            let nc = tile_columns(kind.nc, kind.block, n - c);
             cpu.run(PackTile { kind, x: &x[c * k..(c + nc) * k], k, nc, out: &mut words[c * per..(c + nc) * per] });
             c += nc;
         }

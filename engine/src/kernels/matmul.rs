@@ -234,7 +234,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
             let mut c = 0;
             while c < a.n {
-                let nc = act::tile_columns(a.kind.nc, a.n - c);
+                let nc = act::tile_columns(a.kind.nc, a.kind.block, a.n - c);
                 let rv = if nc == 1 { group } else { shape.rv.min(group) };
                 for v in (0..group).step_by(rv) {
                     self.tile_of(s, &a, rv, row + v * S::LANES, nc, c);

@@ -92,8 +92,8 @@ impl KvLayout {
     pub fn is_finite(&self, page: &[u8]) -> bool {
         let f16s = |b: &[u8]| b.chunks_exact(2).all(|b| b[1] & 0x7c != 0x7c);
         let f32s = |b: &[u8]| b.chunks_exact(4).all(|b| b[3] & 0x7f != 0x7f || b[2] & 0x80 == 0);
-        let heads = (0..self.n_layer).flat_map(|l| (0..self.n_head_kv).map(move |h| (l, h)));
-        heads.into_iter().all(|(l, h)| {
+        (0..self.n_layer * self.n_head_kv).all(|i| {
+            let (l, h) = (i / self.n_head_kv, i % self.n_head_kv);
             let keys = &page[self.key_at(l, h)..][..self.key_bytes()];
             let values = &page[self.value_at(l, h)..][..self.value_bytes()];
             match self.kv_type {

@@ -49,7 +49,8 @@ impl Shape {
             rv == whole || (rv == 1 && !super::panel::PANEL.is_multiple_of(S::LANES * whole))
         }
         let TileShape { rv: whole, nc: columns } = self.tile::<S>();
-        let of_tiles = tile_columns(columns, nc) == nc && rows::<S>(whole, rv) && !(FEW_TILES && nc == 1);
+        let block = if let Shape::Super = self { 256 } else { 32 };
+        let of_tiles = tile_columns(columns, block, nc) == nc && rows::<S>(whole, rv) && !(FEW_TILES && nc == 1);
         of_tiles || (nc == 1 && rows::<S>(self.gemv::<S>(), rv))
     }
 }
