@@ -7,8 +7,7 @@ use starling::engine::{Event, FinishReason};
 use starling::sampler::{Dry, LogprobKind, SamplingOptions};
 
 use crate::loader;
-use crate::reply::{Conversation, Verdict};
-use crate::session::{self, Options, RequestJson, Session};
+use crate::session::{self, Conversation, Options, RequestJson, Session, Verdict};
 
 // generated, and a component's exports are raw functions
 #[allow(missing_docs, unreachable_pub, unsafe_code, clippy::undocumented_unsafe_blocks)]

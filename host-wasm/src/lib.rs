@@ -1,7 +1,5 @@
 //! Starling for WebAssembly. [`session`] is what all faces show: `plain`, exports that any runtime can call, and
 //! `bindgen`, a package for JavaScript, in JSON; and `component`, a WebAssembly component, in types.
-// the component's answers have types of their own
-#![cfg_attr(not(any(feature = "bindgen", feature = "plain")), allow(dead_code))]
 
 #[cfg(feature = "bindgen")]
 pub mod bindgen;
@@ -12,6 +10,7 @@ mod crash;
 pub mod loader;
 #[cfg(feature = "plain")]
 mod plain;
+#[cfg(any(feature = "bindgen", feature = "plain"))]
 mod reply;
 pub mod session;
 mod threads;

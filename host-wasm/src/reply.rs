@@ -2,11 +2,64 @@
 
 use serde::Serialize;
 use starling::engine::{Event, FinishReason};
+use starling::kernels::{Cpu, NUMERICS_VERSION};
+use starling::receipt::Hex;
+
+use crate::session::Session;
 
 /// The text of an answer.
 pub(crate) fn json(answer: &impl Serialize) -> String {
     // none of them has what JSON could not say
     serde_json::to_string(answer).unwrap_or_default()
+}
+
+impl Session {
+    /// The model's name, sizes and chat template, and how it runs.
+    pub(crate) fn info(&self) -> Info {
+        let (c, options) = (&self.model.config, self.engine.options());
+        Info {
+            name: self.model.name.clone(),
+            architecture: c.arch.name,
+            n_vocab: c.n_vocab,
+            n_layer: c.n_layer(),
+            n_embd: c.n_embd,
+            n_ctx_train: c.n_ctx_train,
+            n_ctx: options.n_ctx,
+            isa: self.cpu.isa().name(),
+            threads: self.pool.threads(),
+            available: Cpu::available().iter().map(|c| c.isa().name()).collect(),
+            weight_bytes: self.model.weight_bytes(),
+            numerics: NUMERICS_VERSION,
+            model_sha256: options.model_sha256.map(|d| Hex(d).to_string()),
+            causal: c.causal,
+            chat_template: self.model.chat_template.clone(),
+        }
+    }
+
+    /// Bytes of the weights, and of keys and values.
+    pub(crate) fn memory(&self) -> Memory {
+        let kv = self.engine.kv_stats();
+        Memory {
+            weights: self.model.weight_bytes(),
+            kv_reserved: kv.reserved_bytes,
+            kv_committed: kv.committed_bytes,
+            kv_in_use: kv.in_use_bytes,
+            kv_cached: kv.cached_bytes,
+        }
+    }
+
+    /// Runs one batch.
+    pub(crate) fn step(&mut self) -> Step {
+        let mut events = Vec::new();
+        let tokens = self.run(&mut |e| events.extend(EventJson::of(e)));
+        Step { tokens, events }
+    }
+
+    /// The tokens of a text.
+    pub(crate) fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Tokens {
+        let (ids, ranges) = self.encode(text, add_special, parse_special);
+        Tokens { ids, offsets: ranges.iter().map(|r| [r.start, r.end]).collect() }
+    }
 }
 
 /// A model, and how it runs.
@@ -39,28 +92,11 @@ pub(crate) struct Memory {
     pub(crate) kv_cached: usize,
 }
 
-/// A text and its tokens.
-#[derive(Serialize)]
-pub(crate) struct Conversation {
-    pub(crate) text: String,
-    pub(crate) ids: Vec<u32>,
-}
-
 /// The tokens of a text, and where each begins and ends in it, in bytes.
 #[derive(Serialize)]
 pub(crate) struct Tokens {
     pub(crate) ids: Vec<u32>,
     pub(crate) offsets: Vec<[usize; 2]>,
-}
-
-/// What became of a receipt.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub(crate) enum Verdict {
-    /// Every step agrees.
-    Right { verified: bool, tokens: usize },
-    /// Not, from that step on; none if nothing was replayed.
-    Wrong { verified: bool, step: Option<usize>, reason: String },
 }
 
 /// The tokens that a batch had, and what came of them.

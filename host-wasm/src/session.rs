@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 #[cfg(feature = "chat")]
 use starling::chat::{ChatError, ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Json, Now};
@@ -11,17 +11,16 @@ use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
 use starling::error::{LoadError, RequestError};
 use starling::kernels::attention::KvType;
-use starling::kernels::{Cpu, NUMERICS_VERSION, UnknownIsa};
+use starling::kernels::{Cpu, UnknownIsa};
 use starling::kv::PageError;
 use starling::model::Model;
 use starling::model::pass::{Pass, PassError};
 use starling::pool::Pool;
-use starling::receipt::{Hex, Mismatch, Receipt, VerifyError, verify};
+use starling::receipt::{Mismatch, Receipt, VerifyError, verify};
 use starling::sampler::SamplingOptions;
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 
 use crate::loader::Loader;
-use crate::reply::{Conversation, EventJson, Info, Memory, Step, Tokens, Verdict};
 use crate::threads;
 
 /// Why a call failed.
@@ -193,6 +192,23 @@ impl Default for RequestJson {
     }
 }
 
+/// A text and its tokens.
+#[derive(Serialize)]
+pub(crate) struct Conversation {
+    pub(crate) text: String,
+    pub(crate) ids: Vec<u32>,
+}
+
+/// What became of a receipt.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(crate) enum Verdict {
+    /// Every step agrees.
+    Right { verified: bool, tokens: usize },
+    /// Not, from that step on; none if nothing was replayed.
+    Wrong { verified: bool, step: Option<usize>, reason: String },
+}
+
 /// A model at work.
 pub struct Session {
     pub(crate) model: Arc<Model>,
@@ -200,7 +216,7 @@ pub struct Session {
     /// Made for the longest text so far.
     embedder: Option<Embedder>,
     pub(crate) cpu: Cpu,
-    pool: Box<dyn Pool>,
+    pub(crate) pool: Box<dyn Pool>,
 }
 
 impl Session {
@@ -236,28 +252,6 @@ impl Session {
         };
         let engine = Engine::new(Arc::clone(&model), &*pool, sizes).map_err(|_| Error::Memory { n_ctx })?;
         Ok(Session { model, engine, embedder: None, cpu, pool })
-    }
-
-    /// The model's name, sizes and chat template, and how it runs.
-    pub(crate) fn info(&self) -> Info {
-        let (c, options) = (&self.model.config, self.engine.options());
-        Info {
-            name: self.model.name.clone(),
-            architecture: c.arch.name,
-            n_vocab: c.n_vocab,
-            n_layer: c.n_layer(),
-            n_embd: c.n_embd,
-            n_ctx_train: c.n_ctx_train,
-            n_ctx: options.n_ctx,
-            isa: self.cpu.isa().name(),
-            threads: self.pool.threads(),
-            available: Cpu::available().iter().map(|c| c.isa().name()).collect(),
-            weight_bytes: self.model.weight_bytes(),
-            numerics: NUMERICS_VERSION,
-            model_sha256: options.model_sha256.map(|d| Hex(d).to_string()),
-            causal: c.causal,
-            chat_template: self.model.chat_template.clone(),
-        }
     }
 
     /// Takes a request, a JSON object; returns its id.
@@ -327,18 +321,6 @@ impl Session {
         self.chat(serde_json::from_str(chat)?)
     }
 
-    /// Bytes of the weights, and of keys and values.
-    pub(crate) fn memory(&self) -> Memory {
-        let kv = self.engine.kv_stats();
-        Memory {
-            weights: self.model.weight_bytes(),
-            kv_reserved: kv.reserved_bytes,
-            kv_committed: kv.committed_bytes,
-            kv_in_use: kv.in_use_bytes,
-            kv_cached: kv.cached_bytes,
-        }
-    }
-
     /// Keys and values of the longest cached prefix of a prompt, as bytes that [`Session::restore`] takes: whole pages of 16
     /// tokens, none if the prompt was not processed lately.
     ///
@@ -364,14 +346,7 @@ impl Session {
         digest.ok_or_else(|| Error::Option("the loader made no digest of the model".into()))
     }
 
-    /// Runs one batch.
-    pub(crate) fn step(&mut self) -> Step {
-        let mut events = Vec::new();
-        let tokens = self.run(&mut |e| events.extend(EventJson::of(e)));
-        Step { tokens, events }
-    }
-
-    /// As [`Session::step`]: the tokens processed; what came of them goes to `sink`.
+    /// Runs one batch: the tokens processed; what came of them goes to `sink`.
     pub(crate) fn run(&mut self, sink: &mut dyn FnMut(Event)) -> usize {
         self.engine.step(self.cpu, &*self.pool, sink)
     }
@@ -381,13 +356,7 @@ impl Session {
         self.engine.cancel(RequestId(id))
     }
 
-    /// The tokens of a text.
-    pub(crate) fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Tokens {
-        let (ids, ranges) = self.encode(text, add_special, parse_special);
-        Tokens { ids, offsets: ranges.iter().map(|r| [r.start, r.end]).collect() }
-    }
-
-    /// As [`Session::tokenize`].
+    /// The tokens of a text, and where in it they stand, in bytes.
     pub(crate) fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> (Vec<u32>, Vec<Range<usize>>) {
         self.model.tokenizer.encode_with_offsets(text, EncodeOptions { add_special, parse_special })
     }
