@@ -40,14 +40,13 @@ def table(items: list[str]) -> None:
     print("];")
 
 
-def ascending(name: str, numbers: list[int], what: str) -> None:
+def ascending(name: str, numbers: list[int], what: str, visible: str = "pub(super) ") -> None:
     """A table that is kept as the steps of its numbers."""
     print(f"/// {what}")
-    print(f"pub(super) static {name}: Steps<{{ len(&{name}_NUMBERS) }}> = Steps::new(&{name}_NUMBERS);")
+    print(f"{visible}static {name}: Steps<{{ len(&{name}_NUMBERS) }}> = Steps::new(&{name}_NUMBERS);")
     print("#[rustfmt::skip]")
     print(f"const {name}_NUMBERS: [u32; {len(numbers)}] = [")
     table([f"{number:#x}" for number in numbers])
-    print()
 
 
 def accents() -> None:
@@ -79,8 +78,9 @@ def accents() -> None:
     print("use crate::steps::{Steps, len};\n")
     ascending("SPACING_MARKS", [end for pair in marks for end in pair],
               "Marks that take space or enclose, as first and last of ranges: they are no accents.")
+    print()
     ascending("DECOMPOSED", decomposed, "Characters that decompose.")
-    print("/// What is left of each of them, or 0x110000 and a place in `SEVERAL`.")
+    print("\n/// What is left of each of them, or 0x110000 and a place in `SEVERAL`.")
     print("#[rustfmt::skip]")
     print(f"pub(super) static TARGETS: [u32; {len(targets)}] = [")
     table([f"{t:#x}" for t in targets])
@@ -120,11 +120,7 @@ def main() -> None:
     for row in range(0, 128, 32):
         print("    " + ", ".join(str(k) for k in ascii_kinds[row:row + 32]) + ",")
     print("];\n")
-    print("/// `first character << 4 | kind`, ascending: a range lasts until the next begins.")
-    print("#[rustfmt::skip]")
-    print(f"const NUMBERS: [u32; {len(starts)}] = [")
-    table([f"{value:#x}" for value in starts])
-    print("\nstatic RANGES: Steps<{ len(&NUMBERS) }> = Steps::new(&NUMBERS);")
+    ascending("RANGES", starts, "`first character << 4 | kind`: a range lasts until the next begins.", visible="")
 
 
 main()

@@ -12,7 +12,7 @@
 
 use super::cpu::Op;
 use super::form::Form;
-use super::simd::{Rec, Simd};
+use super::simd::{FEW_TILES, Rec, Simd};
 use super::{Cpu, tasks};
 use crate::pool::{Inline, Pool};
 use crate::quant::Dtype;
@@ -106,10 +106,6 @@ fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
     };
     Some(ActKind { block, ..kind })
 }
-
-/// Modules for browsers have fewer kinds of tiles: full ones, and those of products of one column, which take the columns
-/// that are left one by one. Super-blocks, which are dear to unpack, also have tiles of two.
-pub(super) const FEW_TILES: bool = cfg!(target_family = "wasm");
 
 /// The columns of the tile that starts with `left` columns to go: full tiles, then what is left; for blocks of that
 /// length.

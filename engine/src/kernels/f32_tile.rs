@@ -3,11 +3,10 @@
 
 use core::marker::PhantomData;
 
-use super::act::FEW_TILES;
 use super::decoded::float_at;
 use super::matmul::{Columns, Panels, Product, rows_at_once};
 use super::panel::{Matrix, PANEL};
-use super::simd::{Simd, TileShape, each};
+use super::simd::{FEW_TILES, Simd, TileShape, each};
 
 /// How a stored weight becomes an f32.
 pub(super) trait Elem {

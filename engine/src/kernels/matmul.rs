@@ -19,13 +19,13 @@
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 
-use super::act::{self, Acts, FEW_TILES};
+use super::act::{self, Acts};
 use super::cpu::Op;
 use super::decoded::Decoded;
 use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
 use super::form::Form;
 use super::panel::{Matrix, PANEL};
-use super::simd::{Simd, TileShape, each};
+use super::simd::{FEW_TILES, Simd, TileShape, each};
 use super::tiles::{Codes32, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;

@@ -57,6 +57,10 @@ pub(crate) struct TileShape {
     pub nc: usize,
 }
 
+/// Modules for browsers have fewer kinds of tiles: full ones, and those of products of one column, which take the columns
+/// that are left one by one. Super-blocks, which are dear to unpack, also have tiles of two.
+pub(crate) const FEW_TILES: bool = cfg!(target_family = "wasm");
+
 /// One instruction set. `BITS` in the dots is the width of the unsigned weights: 4, 5, 6 or 8; at 8 they are signed
 /// numbers with 128 added, as are those of codes.
 ///

@@ -9,9 +9,9 @@ pub(super) use codes::{Codes32, SuperCodes};
 pub(super) use small::Small;
 pub(super) use supers::{SuperMin, SuperSigned};
 
-use super::act::{FEW_TILES, tile_columns};
+use super::act::tile_columns;
 use super::form::CodesForm;
-use super::simd::{Simd, TileShape};
+use super::simd::{FEW_TILES, Simd, TileShape};
 
 /// How far ahead decoding prefetches, in bytes; quants of a block, and a line of scales.
 const AHEAD: usize = 2048;
