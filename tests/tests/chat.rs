@@ -162,6 +162,18 @@ fn render(source: &str) -> Result<String, ChatError> {
     ChatTemplate::new(source)?.render(&request, &tokenizer()).map(|rendered| rendered.text)
 }
 
+/// What the library knows beyond Jinja is refused, as transformers does.
+#[test]
+fn words_are_those_of_jinja() {
+    for word in ["chain([2])", "zip([2])", "lines", "split", "bool"] {
+        let wanted = format!("filter {} is unknown", word.split('(').next().unwrap());
+        let result = render(&format!("{{{{ [1] | {word} }}}}"));
+        assert!(matches!(&result, Err(ChatError::Template { message, .. }) if message.contains(&wanted)), "{result:?}");
+    }
+    assert!(render("{{ debug() }}").is_err() && render("{{ 'a' is startingwith 'a' }}").is_err());
+    assert_eq!(render("{{ [3, 1] | sort | join('-') }}{{ 2 is eq 2 }}{{ [1] | count }}"), Ok("1-3True1".into()));
+}
+
 /// As Python cuts, with no bounds that panic.
 #[test]
 fn slices() {
@@ -248,6 +260,7 @@ fn hostile_templates() {
         loop_of("l={}", "{% set ns.l = {'a': ns.l} %}"),
         loop_of("l={}", "{% set ns.l = dict(a=ns.l) %}"),
         loop_of("l=[1]", "{% set ns.l = ns.l | batch(1) | list %}"),
+        loop_of("l=[1]", "{% set ns.l = ns.l | batch(1) %}"),
         loop_of("l=[1]", "{% set ns.l = ns.l | slice(1) %}"),
         loop_of("p=1", "{% set n = namespace(p=ns.p) %}{% set ns.p = n %}"),
         loop_of("p=1", "{% set ns.p = ns %}"),
