@@ -4,20 +4,19 @@
 use super::Cpu;
 use super::cpu::Op;
 use super::elementwise::scale;
-use super::simd::Simd;
+use super::simd::{Simd, each};
 
 /// Virtual lanes of a reduction.
 pub(super) const LANES: usize = 16;
 
 /// The fixed tree over the lanes.
 #[inline(always)]
-pub(super) fn tree(mut v: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            v[i] = f(v[i], v[i + half]);
-        }
-    }
-    v[0]
+pub(super) fn tree(v: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    // arrays of their own, which compilers keep in registers
+    let v: [f32; 8] = each!(8, |i| f(v[i], v[i + 8]));
+    let v: [f32; 4] = each!(4, |i| f(v[i], v[i + 4]));
+    let v: [f32; 2] = each!(2, |i| f(v[i], v[i + 2]));
+    f(v[0], v[1])
 }
 
 /// `max` as compare and select.

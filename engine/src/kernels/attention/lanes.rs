@@ -52,23 +52,22 @@ fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Runnin
             s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
         }
         let m = tree(lanes, max);
-        let last = p.len() - S::LANES;
+        let mut acc = [s.splat(0.0); 4];
         for i in (0..p.len()).step_by(ABREAST * S::LANES) {
-            // what is left over is done twice rather than alone
-            let at = |j: usize| (i + j * S::LANES).min(last);
+            // of what is left over some is computed twice rather than alone
+            let n = ABREAST.min((p.len() - i) / S::LANES);
+            let at = |j: usize| i + j.min(n - 1) * S::LANES;
             let mut e = [s.splat(0.0); ABREAST];
             for (j, e) in e.iter_mut().enumerate() {
                 *e = s.sub(s.load(p.as_ptr().add(at(j))), s.splat(m));
             }
             let e = exp_above_lanes(s, low, e);
             for (j, e) in e.iter().enumerate() {
-                s.store(p.as_mut_ptr().add(at(j)), if narrow { round13_lanes(s, *e) } else { *e });
-            }
-        }
-        let mut acc = [s.splat(0.0); 4];
-        for i in (0..p.len()).step_by(LANES) {
-            for (j, acc) in acc[..per].iter_mut().enumerate() {
-                *acc = s.add(*acc, s.load(p.as_ptr().add(i + j * S::LANES)));
+                let e = if narrow { round13_lanes(s, *e) } else { *e };
+                s.store(p.as_mut_ptr().add(at(j)), e);
+                if j < n {
+                    acc[j % per] = s.add(acc[j % per], e);
+                }
             }
         }
         for (j, acc) in acc[..per].iter().enumerate() {
