@@ -1,5 +1,7 @@
 //! The JavaScript face: two classes that throw `Error`s with a `code`; structured values are JSON texts.
 
+use starling::kernels::Cpu;
+use starling::kernels::race::race;
 use wasm_bindgen::prelude::*;
 
 use crate::reply::json;
@@ -36,6 +38,13 @@ pub fn panic_message() -> String {
 pub fn panic_on_request() {
     crash::watch();
     crash::crash();
+}
+
+/// Computes with an instruction set for a while (see `kernels::race`), for callers with a clock; says whether this module
+/// has it.
+#[wasm_bindgen(js_name = race)]
+pub fn race_isa(isa: &str, rounds: u32) -> bool {
+    Cpu::named(isa).map(|cpu| race(cpu, rounds)).is_ok()
 }
 
 /// What a worker does that was given this module and its memory: helps the model's thread, and does not return.

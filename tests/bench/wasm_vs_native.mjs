@@ -15,13 +15,13 @@ import { performance } from "node:perf_hooks";
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 
-import { Plain, hasRelaxedSimd, relaxedIsa } from "../node/starling.mjs";
+import { Plain, hasRelaxedSimd, relaxedIsas } from "../node/starling.mjs";
 
 const [native, ...models] = process.argv.slice(2);
 const repeats = Number(process.env.REPEATS ?? 5);
 const nativeIsa = process.env.NATIVE_ISA ?? "avx2";
 const target = process.env.CARGO_TARGET_DIR ?? new URL("../../target", import.meta.url).pathname;
-const wasm = (isa) => `${target}/wasm/plain-${isa}.wasm`;
+const wasm = (isa) => `${target}/wasm/plain-${isa === "relaxed-i16" ? "relaxed-simd" : isa}.wasm`;
 const PREFILL = 512;
 const DEPTH = 128;
 const DECODE = 64;
@@ -31,7 +31,7 @@ const median = (values) => values.toSorted((a, b) => a - b)[values.length >> 1];
 /** Each runtime: `measure(prefill, decode, seed)` gives tokens per second, of prefill where decode is 0. */
 async function inNode(isa, model) {
   const starling = await Plain.load(pathToFileURL(wasm(isa)));
-  const session = starling.open(model, 1 << 20, { n_ctx: 1024, batch_tokens: PREFILL });
+  const session = starling.open(model, 1 << 20, { n_ctx: 1024, batch_tokens: PREFILL, isa });
   const { n_vocab } = session.info();
   return {
     measure(prefill, decode, seed) {
@@ -51,7 +51,7 @@ async function inNode(isa, model) {
 }
 
 async function inWasmtime(isa, file) {
-  const child = spawn(`${target}/wasi-run/release/module-bench`, [wasm(isa), file], {
+  const child = spawn(`${target}/wasi-run/release/module-bench`, [wasm(isa), file, isa], {
     stdio: ["pipe", "pipe", "inherit"],
   });
   const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
@@ -75,17 +75,17 @@ function inNative(file) {
   };
 }
 
-const relaxed = hasRelaxedSimd() && relaxedIsa === "relaxed-simd";
+const relaxed = hasRelaxedSimd() && relaxedIsas.length > 1;
 const hasWasmtime = existsSync(`${target}/wasi-run/release/module-bench`);
 console.log(`| model | runtime | prefill ${PREFILL}, tok/s | of native | decode ${DECODE} at ${DEPTH}, tok/s | of native |`);
 console.log("|---|---|---|---|---|---|");
 for (const file of models) {
   const bytes = await readFile(file);
   const runtimes = { [`native ${nativeIsa}`]: inNative(file) };
-  for (const isa of ["simd128", ...(relaxed ? ["relaxed-simd"] : [])]) {
+  for (const isa of ["simd128", ...(relaxed ? relaxedIsas : [])]) {
     runtimes[`node ${process.version} ${isa}`] = await inNode(isa, bytes);
   }
-  for (const isa of hasWasmtime ? ["simd128", "relaxed-simd"] : []) {
+  for (const isa of hasWasmtime ? ["simd128", "relaxed-simd", "relaxed-i16"] : []) {
     runtimes[`wasmtime ${isa}`] = await inWasmtime(isa, file);
   }
   const results = Object.fromEntries(Object.keys(runtimes).map((name) => [name, { prefill: [], decode: [] }]));

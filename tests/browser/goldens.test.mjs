@@ -10,7 +10,7 @@ let b;
 before(async () => (b = await open()));
 after(() => b.close());
 
-for (const isa of ["simd128", "relaxed-simd"]) {
+for (const isa of ["simd128", "relaxed-simd", "relaxed-i16"]) {
   for (const worker of [true, false]) {
     test(`${isa}, ${worker ? "in a worker" : "inline"}`, { timeout: 300_000 }, async () => {
       const page = await blank(b);

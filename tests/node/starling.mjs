@@ -16,9 +16,9 @@ export function hasRelaxedSimd() {
   return WebAssembly.validate(relaxed);
 }
 
-/** The instruction set a module built for relaxed SIMD takes: the baseline compiler of V8 11 lowers the relaxed dot
- * wrongly, and the engine finds that out. */
-export const relaxedIsa = parseInt(process.versions.v8) < 12 ? "simd128" : "relaxed-simd";
+/** Instruction sets that a module built for relaxed SIMD has, first what it takes by itself: the baseline compiler of V8 11
+ * lowers the relaxed dot wrongly, and the engine finds that out. */
+export const relaxedIsas = parseInt(process.versions.v8) < 12 ? ["simd128"] : ["relaxed-simd", "relaxed-i16"];
 
 /** The module with plain exports. */
 export class Plain {

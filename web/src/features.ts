@@ -2,8 +2,8 @@
 
 import { StarlingError } from "./errors.js";
 
-/** The instruction sets there are builds for. Both give the same bytes. */
-export type Isa = "simd128" | "relaxed-simd";
+/** Instruction sets; the last is the second with dots of 4-bit weights in 16-bit numbers. All give the same bytes. */
+export type Isa = "simd128" | "relaxed-simd" | "relaxed-i16";
 
 /** What this runtime can do. */
 export interface Features {
@@ -102,11 +102,11 @@ export function compile(
     );
   if (source instanceof WebAssembly.Module) return Promise.resolve(source);
   if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return WebAssembly.compile(source);
-  isa ??= relaxedSimd ? "relaxed-simd" : "simd128";
-  const key = String(source ?? `${isa}${threads}`);
+  const build = (isa ?? (relaxedSimd ? "relaxed-simd" : "simd128")) === "simd128" ? "simd128" : "relaxed-simd";
+  const key = String(source ?? `${build}${threads}`);
   let module = compiled.get(key);
   if (!module) {
-    module = fetchModule(isa, threads, source);
+    module = fetchModule(build, threads, source);
     compiled.set(key, module);
     // tried anew next time
     module.catch(() => compiled.delete(key));
@@ -122,10 +122,14 @@ const builds = {
   "relaxed-simd-threads": () => new URL("../wasm/relaxed-simd-threads.wasm", import.meta.url),
 };
 
-async function fetchModule(isa: Isa, threads: boolean, source: string | URL | undefined): Promise<WebAssembly.Module> {
+async function fetchModule(
+  build: "simd128" | "relaxed-simd",
+  threads: boolean,
+  source: string | URL | undefined,
+): Promise<WebAssembly.Module> {
   const url =
     source === undefined
-      ? builds[threads ? (`${isa}-threads` as const) : isa]()
+      ? builds[threads ? (`${build}-threads` as const) : build]()
       : new URL(source, globalThis.document?.baseURI ?? globalThis.location?.href);
   const file = await localFile(url);
   if (file) return WebAssembly.compile(await file.arrayBuffer());

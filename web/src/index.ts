@@ -90,6 +90,7 @@ export class Starling {
       receipts: options.receipts ?? false,
       module: await compile(options.isa, threads > 1, options.wasm),
       threads,
+      isa: options.isa,
       session: {
         n_ctx: options.contextLength,
         max_seqs: options.sequences,

@@ -3,6 +3,8 @@
 import type { InitOutput, Loader, Model } from "../wasm/starling.js";
 import { type CacheWriter, cacheWriter, cached, modelCache } from "./cache.js";
 import { type ErrorCode, StarlingError } from "./errors.js";
+import type { Isa } from "./features.js";
+import { fasterIsa } from "./race.js";
 import { type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
 import { type Face, Helpers, faceOf } from "./threads.js";
 import type { LoadOptions, Progress } from "./types.js";
@@ -16,6 +18,8 @@ export interface LoadRequest {
   module: WebAssembly.Module;
   /** Threads, this one included; more than one only in a worker. */
   threads: number;
+  /** Instruction set, if one was asked for. */
+  isa: Isa | undefined;
   /** As the module takes them. */
   session: {
     n_ctx?: number | undefined;
@@ -104,7 +108,10 @@ export async function loadModel(
     const whole = loader;
     loader = undefined;
     const helpers = await helping;
-    model = guarded(() => whole.open(JSON.stringify({ ...options.session, threads: 1 + helpers.count })));
+    const isa = options.isa ?? fasterIsa(face);
+    // what a build has beside its own must be named
+    const session = { ...options.session, ...(isa === "relaxed-i16" && { isa }), threads: 1 + helpers.count };
+    model = guarded(() => whole.open(JSON.stringify(session)));
     for (const { writer, url, file, part } of writers) {
       await writer.commit({ url, size: file.size, tag: file.tag, sha256: sha256[part], stored: Date.now() });
     }

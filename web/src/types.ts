@@ -53,7 +53,7 @@ export interface LoadOptions {
   threads?: number;
   /** Whether to run in a worker of its own; by default where there is a document, so that the page stays responsive. */
   worker?: boolean;
-  /** The build to use; by default the fastest this runtime has. All give the same bytes. */
+  /** The instruction set to use; by default the fastest of this runtime. All give the same bytes. */
   isa?: Isa;
   /** The WebAssembly module, or where it is, for runtimes that cannot fetch it from beside the script. */
   wasm?: WasmSource;

@@ -35,6 +35,7 @@ pub mod matmul;
 mod narrow;
 pub mod norm;
 pub mod panel;
+pub mod race;
 pub mod rope;
 pub mod softmax;
 pub mod special;

@@ -9,6 +9,7 @@ pub(in super::super) struct Codes32;
 
 impl Quant for Codes32 {
     const SHAPE: Shape = Shape::Eight;
+    const BITS: u32 = 8;
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
@@ -96,6 +97,7 @@ pub(in super::super) struct SuperCodes;
 
 impl Quant for SuperCodes {
     const SHAPE: Shape = Shape::Super;
+    const BITS: u32 = 8;
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {

@@ -59,6 +59,8 @@ impl Shape {
 pub(super) trait Quant {
     /// Which of an instruction set's shapes it takes.
     const SHAPE: Shape;
+    /// `BITS` of its dots.
+    const BITS: u32;
     /// Computes a register tile: `RV` vectors of rows times `NC` columns over all of K.
     ///
     /// # Safety

@@ -9,6 +9,7 @@ pub(in super::super) struct Small<const BITS: u32, const HIGH: bool, const MIN: 
 
 impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, HIGH, MIN> {
     const SHAPE: Shape = if BITS < 8 { Shape::Four } else { Shape::Eight };
+    const BITS: u32 = BITS;
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {

@@ -9,6 +9,7 @@ pub(in super::super) struct SuperMin<const BITS: u32>;
 
 impl<const BITS: u32> Quant for SuperMin<BITS> {
     const SHAPE: Shape = Shape::Super;
+    const BITS: u32 = BITS;
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
@@ -88,10 +89,11 @@ pub(in super::super) struct SuperSigned;
 
 impl Quant for SuperSigned {
     const SHAPE: Shape = Shape::Super;
+    const BITS: u32 = 6;
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
-        const BITS: u32 = 6;
+        const BITS: u32 = SuperSigned::BITS;
         let bytes = 3392;
         let aw = S::rec(BITS).words();
         let chunks = core::hint::black_box(8usize); // rolled, as above

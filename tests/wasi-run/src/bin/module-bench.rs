@@ -1,5 +1,5 @@
-//! Measures the module with plain exports in wasmtime: `module-bench MODULE MODEL` reads lines `PREFILL DECODE SEED`
-//! and answers each with its tokens per second. `tests/bench/wasm_vs_native.mjs` asks.
+//! Measures the module with plain exports in wasmtime: `module-bench MODULE MODEL ISA` reads lines `PREFILL DECODE
+//! SEED` and answers each with its tokens per second. `tests/bench/wasm_vs_native.mjs` asks.
 
 use std::time::Instant;
 
@@ -9,10 +9,10 @@ use wasmtime::{Module, Result, bail};
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [module, model] = &args[..] else { bail!("usage: module-bench MODULE MODEL") };
+    let [module, model, isa] = &args[..] else { bail!("usage: module-bench MODULE MODEL ISA") };
     let engine = engine()?;
     let mut m = Starling::new(&engine, &Module::from_file(&engine, module)?)?;
-    let options = json!({ "n_ctx": 1024, "batch_tokens": 512 }).to_string();
+    let options = json!({ "n_ctx": 1024, "batch_tokens": 512, "isa": isa }).to_string();
     let session = m.open(&std::fs::read(model)?, 1 << 20, &options).expect("a session");
     let n_vocab = m.call("starling_info", session).expect("info")["n_vocab"].as_u64().expect("a size");
     for line in std::io::stdin().lines() {
