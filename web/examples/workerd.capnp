@@ -18,6 +18,7 @@ const worker :Workerd.Worker = (
     (name = "dist/cache.js", esModule = embed "../dist/cache.js"),
     (name = "dist/core.js", esModule = embed "../dist/core.js"),
     (name = "dist/load.js", esModule = embed "../dist/load.js"),
+    (name = "dist/race.js", esModule = embed "../dist/race.js"),
     (name = "dist/errors.js", esModule = embed "../dist/errors.js"),
     (name = "dist/features.js", esModule = embed "../dist/features.js"),
     (name = "dist/generation.js", esModule = embed "../dist/generation.js"),
