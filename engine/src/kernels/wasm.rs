@@ -175,6 +175,17 @@ fn relaxed_pairs(a: v128, w: v128) -> v128 {
     unreachable!("a Wasm<true> without the feature: {:?}", (a, w))
 }
 
+/// A constant of a hot loop, from memory: there it is one instruction, while engines make vectors that stand in the code anew
+/// in three, each time around.
+#[inline(always)]
+fn constant<const I16: u16>() -> v128 {
+    #[repr(align(16))]
+    struct Aligned([u16; 8]);
+    let lanes = const { &Aligned([I16; 8]) };
+    // SAFETY: 16 aligned bytes, which never change.
+    unsafe { core::ptr::read_volatile(lanes.0.as_ptr().cast()) }
+}
+
 // SAFETY of every `unsafe` block below: pointers are valid for LANES elements by the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
@@ -382,21 +393,22 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
 
     #[inline(always)]
     fn weights(self, b: v128) -> [v128; 2] {
-        if RELAXED { [b, b] } else { [v128_and(b, u16x8_splat(0xff)), u16x8_shr(b, 8)] }
+        if RELAXED { [b, b] } else { [v128_and(b, constant::<0xff>()), u16x8_shr(b, 8)] }
     }
     #[inline(always)]
     fn weights_lo4(self, b: v128) -> [v128; 2] {
         if RELAXED {
-            return self.weights(self.and_b(b, 15));
+            return self.weights(v128_and(b, constant::<0x0f0f>()));
         }
-        [v128_and(b, u16x8_splat(15)), v128_and(u16x8_shr(b, 8), u16x8_splat(15))]
+        let low = constant::<0x000f>();
+        [v128_and(b, low), v128_and(u16x8_shr(b, 8), low)]
     }
     #[inline(always)]
     fn weights_hi4(self, b: v128) -> [v128; 2] {
         if RELAXED {
-            return self.weights(self.and_b(self.shr16_b(b, 4), 15));
+            return self.weights(v128_and(u16x8_shr(b, 4), constant::<0x0f0f>()));
         }
-        [v128_and(u16x8_shr(b, 4), u16x8_splat(15)), u16x8_shr(b, 12)]
+        [v128_and(u16x8_shr(b, 4), constant::<0x000f>()), u16x8_shr(b, 12)]
     }
     #[inline(always)]
     unsafe fn act<const BITS: u32>(self, p: *const u32) -> [v128; 2] {
