@@ -102,7 +102,7 @@ export function compile(
     );
   if (source instanceof WebAssembly.Module) return Promise.resolve(source);
   if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return WebAssembly.compile(source);
-  const build = (isa ?? (relaxedSimd ? "relaxed-simd" : "simd128")) === "simd128" ? "simd128" : "relaxed-simd";
+  const build = isa === "simd128" || (!isa && !relaxedSimd) ? "simd128" : "relaxed-simd";
   const key = String(source ?? `${build}${threads}`);
   let module = compiled.get(key);
   if (!module) {

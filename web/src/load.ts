@@ -105,10 +105,10 @@ export async function loadModel(
         throw new StarlingError("checksum", `${file.name} has the SHA-256 ${sha256[part]}, expected ${want}`);
       }
     }
+    const isa = options.isa ?? guarded(() => fasterIsa(face));
     const whole = loader;
     loader = undefined;
     const helpers = await helping;
-    const isa = options.isa ?? fasterIsa(face);
     // what a build has beside its own must be named
     const session = { ...options.session, ...(isa === "relaxed-i16" && { isa }), threads: 1 + helpers.count };
     model = guarded(() => whole.open(JSON.stringify(session)));

@@ -30,7 +30,7 @@ impl Op for Race {
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
         let (mut quants, mut groups) = ([0x31u8; ABREAST * 64], [0x0102_0304u32; 8]);
-        let mut dots: [S::Acc; ABREAST] = each!(8, |_i| s.acc::<4>(0));
+        let mut dots: [S::Acc; ABREAST] = each!(ABREAST, |_i| s.acc::<4>(0));
         for _ in 0..self.0 {
             // other numbers each time, for all that the compiler knows
             black_box((&mut quants, &mut groups));
@@ -48,5 +48,15 @@ impl Op for Race {
             #[inline(always)]
             |dot| s.sum_lanes(s.total::<4>(dot, 0)),
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_runs_on_every_path() {
+        Cpu::all_ways().into_iter().for_each(|cpu| race(cpu, 3));
     }
 }
