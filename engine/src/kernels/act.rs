@@ -303,7 +303,7 @@ fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, 
         // where a dot of weights with that offset starts
         match kind.rec {
             Rec::Xor => sums.negative.iter().for_each(|sum| put(-sum as u32)),
-            Rec::Bias | Rec::Wide => sums.all.iter().for_each(|sum| put((-kind.offset * sum) as u32)),
+            Rec::Bias | Rec::Wide | Rec::Whole => sums.all.iter().for_each(|sum| put((-kind.offset * sum) as u32)),
         }
     }
     match kind.sums {
@@ -333,6 +333,11 @@ pub(super) fn write_groups(rec: Rec, q: &[i8], nc: usize, c: usize, out: &mut [u
             Rec::Wide => {
                 out[at] = pair(i16::from(q[0]), i16::from(q[2]));
                 out[at + 1] = pair(i16::from(q[1]), i16::from(q[3]));
+            }
+            Rec::Whole => {
+                let [even, odd] = [[q[0], q[2]], [q[1], q[3]]].map(|q| q.map(i16::from));
+                out[at] = pair(even[0], even[1]);
+                out[at + 1] = pair(odd[0] - 256 * even[0], odd[1] - 256 * even[1]);
             }
         }
     }

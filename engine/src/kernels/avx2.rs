@@ -226,7 +226,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn weights(self, b: __m256i) -> __m256i {
+    fn weights<const BITS: u32>(self, b: __m256i) -> __m256i {
         b
     }
     #[inline(always)]

@@ -207,7 +207,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn weights(self, b: __m512i) -> __m512i {
+    fn weights<const BITS: u32>(self, b: __m512i) -> __m512i {
         b
     }
     #[inline(always)]

@@ -246,7 +246,7 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
     }
 
     #[inline(always)]
-    fn weights(self, b: uint8x16_t) -> int8x16_t {
+    fn weights<const BITS: u32>(self, b: uint8x16_t) -> int8x16_t {
         unsafe { vreinterpretq_s8_u8(b) }
     }
     #[inline(always)]

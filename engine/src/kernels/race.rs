@@ -39,7 +39,7 @@ impl Op for Race {
                 unsafe {
                     let a = s.act::<4>(groups.as_ptr().add(2 * group));
                     for (i, dot) in dots.iter_mut().enumerate() {
-                        *dot = s.dot::<4>(*dot, s.weights(s.load_b(quants.as_ptr().add(i * 64))), a);
+                        *dot = s.dot::<4>(*dot, s.weights::<4>(s.load_b(quants.as_ptr().add(i * 64))), a);
                     }
                 }
             }

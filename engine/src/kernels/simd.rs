@@ -25,7 +25,7 @@ macro_rules! each {
 }
 pub(crate) use each;
 
-/// How a tile stores the activations of one 4-element group of a column. All three hold the same integers.
+/// How a tile stores the activations of one 4-element group of a column. All hold the same integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(dead_code)] // each target makes its own
 pub(crate) enum Rec {
@@ -36,6 +36,9 @@ pub(crate) enum Rec {
     Xor,
     /// Two words, the i16 pairs (q0, q2) and (q1, q3): for i16 pair dots with the even and odd bytes of a weight word.
     Wide,
+    /// Two words, the i16 pairs (q0, q2) and (q1 - 256 q0, q3 - 256 q2): for i16 pair dots with a weight word as it is and
+    /// with its odd bytes, as `w0 q0 + w1 q1 = (w0 + 256 w1) q0 + w1 (q1 - 256 q0)`. For weights of up to 7 bits.
+    Whole,
 }
 
 impl Rec {
@@ -43,7 +46,7 @@ impl Rec {
     pub(crate) const fn words(self) -> usize {
         match self {
             Rec::Bias => 1,
-            Rec::Xor | Rec::Wide => 2,
+            Rec::Xor | Rec::Wide | Rec::Whole => 2,
         }
     }
 }
@@ -178,16 +181,16 @@ pub(crate) trait Simd: Copy {
     fn look_up(self, table: Self::B, at: Self::B) -> Self::B;
 
     /// Bytes as weights.
-    fn weights(self, b: Self::B) -> Self::W;
+    fn weights<const BITS: u32>(self, b: Self::B) -> Self::W;
     /// Low nibbles as weights.
     #[inline(always)]
     fn weights_lo4(self, b: Self::B) -> Self::W {
-        self.weights(self.and_b(b, 15))
+        self.weights::<4>(self.and_b(b, 15))
     }
     /// High nibbles as weights.
     #[inline(always)]
     fn weights_hi4(self, b: Self::B) -> Self::W {
-        self.weights(self.and_b(self.shr16_b(b, 4), 15))
+        self.weights::<4>(self.and_b(self.shr16_b(b, 4), 15))
     }
     /// The activation words of one group and column.
     unsafe fn act<const BITS: u32>(self, p: *const u32) -> Self::A;

@@ -1,7 +1,8 @@
 //! WebAssembly: a v128 is a quarter of a panel (4 rows).
 //!
-//! - simd128: the even and odd bytes of a register (or its four nibbles) become i16 lanes with an `and` or a shift, so
-//!   that `i32x4.dot_i16x8_s` adds pairs of one row: no shuffles (see `Rec::Wide`).
+//! - simd128: the even and odd bytes of a register become i16 lanes with an `and` or a shift, so that
+//!   `i32x4.dot_i16x8_s` adds pairs of one row: no shuffles (see `Rec::Wide`). Weights of up to 7 bits do without the
+//!   `and` (see `Rec::Whole`).
 //! - relaxed-simd: `i32x4.relaxed_dot_i8x16_i7x16_add_s`, which is exact when its second operand is in 0..=127: weights
 //!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `Rec::Xor`). `f32x4.relaxed_madd`,
 //!   which may be fused or not, is used where that is the same number.
@@ -199,7 +200,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     type F = v128;
     type I = v128;
     type B = v128;
-    /// Relaxed: the bytes, twice. Otherwise the even and the odd bytes as i16.
+    /// Relaxed: the bytes, twice. Otherwise i16: the even bytes, or both, and the odd bytes.
     type W = [v128; 2];
     type A = [v128; 2];
     type Acc = v128;
@@ -217,7 +218,8 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     #[inline(always)]
     fn rec(bits: u32) -> Rec {
         match (RELAXED, bits) {
-            (false, _) => Rec::Wide,
+            (false, 8) => Rec::Wide,
+            (false, _) => Rec::Whole,
             (true, 8) => Rec::Xor,
             (true, _) => Rec::Bias,
         }
@@ -392,23 +394,20 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
 
     #[inline(always)]
-    fn weights(self, b: v128) -> [v128; 2] {
-        if RELAXED { [b, b] } else { [v128_and(b, constant::<0xff>()), u16x8_shr(b, 8)] }
+    fn weights<const BITS: u32>(self, b: v128) -> [v128; 2] {
+        match Self::rec(BITS) {
+            Rec::Wide => [v128_and(b, constant::<0xff>()), u16x8_shr(b, 8)],
+            Rec::Whole => [b, u16x8_shr(b, 8)],
+            _ => [b, b],
+        }
     }
     #[inline(always)]
     fn weights_lo4(self, b: v128) -> [v128; 2] {
-        if RELAXED {
-            return self.weights(v128_and(b, constant::<0x0f0f>()));
-        }
-        let low = constant::<0x000f>();
-        [v128_and(b, low), v128_and(u16x8_shr(b, 8), low)]
+        self.weights::<4>(v128_and(b, constant::<0x0f0f>()))
     }
     #[inline(always)]
     fn weights_hi4(self, b: v128) -> [v128; 2] {
-        if RELAXED {
-            return self.weights(v128_and(u16x8_shr(b, 4), constant::<0x0f0f>()));
-        }
-        [v128_and(u16x8_shr(b, 4), constant::<0x000f>()), u16x8_shr(b, 12)]
+        self.weights::<4>(v128_and(u16x8_shr(b, 4), constant::<0x0f0f>()))
     }
     #[inline(always)]
     unsafe fn act<const BITS: u32>(self, p: *const u32) -> [v128; 2] {
@@ -427,7 +426,9 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
             Rec::Bias if I16 && BITS == 4 => i16x8_add(acc, relaxed_pairs(a[0], w[0])),
             Rec::Bias => relaxed_dot(a[0], w[0], acc),
             Rec::Xor => relaxed_dot(v128_xor(w[0], a[1]), a[0], acc),
-            Rec::Wide => i32x4_add(i32x4_add(acc, i32x4_dot_i16x8(w[0], a[0])), i32x4_dot_i16x8(w[1], a[1])),
+            Rec::Wide | Rec::Whole => {
+                i32x4_add(i32x4_add(acc, i32x4_dot_i16x8(w[0], a[0])), i32x4_dot_i16x8(w[1], a[1]))
+            }
         }
     }
     #[inline(always)]

@@ -272,7 +272,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
                 unsafe {
                     let mut dots: [S::Acc; NC] = each!(NC, |c| s.acc::<8>(first[c]));
                     for g in 0..groups {
-                        let w = s.weights(s.load_b(keys.as_ptr().add(g * 64 + t % PAGE * 4)));
+                        let w = s.weights::<8>(s.load_b(keys.as_ptr().add(g * 64 + t % PAGE * 4)));
                         for (c, dot) in dots.iter_mut().enumerate() {
                             *dot = s.dot::<8>(*dot, w, s.act::<8>(packed.as_ptr().add((g * NC + c) * words)));
                         }

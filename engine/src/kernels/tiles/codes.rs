@@ -78,7 +78,7 @@ unsafe fn four_groups<S: Simd, const RV: usize, const NC: usize>(
             let (line, shift) = code_line(half * 4 + i, f.width);
             let w: [S::W; RV] = each!(RV, |v| {
                 let code = s.and_b(s.shr16_b(s.load_b(quants[v].add(line * 64)), shift as u32), mask);
-                s.weights(s.look_up(table, code))
+                s.weights::<8>(s.look_up(table, code))
             });
             for c in 0..NC {
                 let a = s.act::<8>(groups.add((i * NC + c) * aw));

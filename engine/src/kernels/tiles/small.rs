@@ -42,12 +42,12 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                     for half in 0..if nibbles { 2 } else { 1 } {
                         let g = l + half * 4;
                         let w: [S::W; RV] = each!(RV, |v| match (nibbles, HIGH) {
-                            (false, _) => s.weights(line[v]),
+                            (false, _) => s.weights::<8>(line[v]),
                             (true, false) if half == 0 => s.weights_lo4(line[v]),
                             (true, false) => s.weights_hi4(line[v]),
                             (true, true) => {
                                 let low = s.and_b(if half == 0 { line[v] } else { s.shr16_b(line[v], 4) }, 15);
-                                s.weights(s.or_b(low, fifth_bit(s, high[v], l, half)))
+                                s.weights::<BITS>(s.or_b(low, fifth_bit(s, high[v], l, half)))
                             }
                         });
                         for c in 0..NC {

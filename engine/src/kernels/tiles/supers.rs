@@ -40,7 +40,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                                     let plane = s.load_b(o[v].add(HEAD + g * 64 + t.lane[v] * 4));
                                     let bit = s.and_b(s.shl16_b(s.and_b(s.shr16_b(plane, sub as u32), 1), 4), 16);
                                     let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
-                                    s.weights(s.or_b(low, bit))
+                                    s.weights::<BITS>(s.or_b(low, bit))
                                 } else if half == 0 {
                                     s.weights_lo4(line)
                                 } else {
@@ -124,7 +124,7 @@ impl Quant for SuperSigned {
                                 } else {
                                     s.shr16_b(high[v], 2 * i as u32 - 4)
                                 };
-                                s.weights(s.or_b(low, s.and_b(two, 0x30)))
+                                s.weights::<BITS>(s.or_b(low, s.and_b(two, 0x30)))
                             });
                             for c in 0..NC {
                                 let a = s.act::<BITS>(groups.add(((sub * 4 + i) * NC + c) * aw));
