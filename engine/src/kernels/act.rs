@@ -168,8 +168,8 @@ impl Op for PackTile<'_> {
     type Out = ();
 
     fn scalar(self) {
-        self.pack(|x, q, sums| {
-            let d = quantise_block(x, q);
+        self.pack(Rec::Bias, |x, q, sums| {
+            let d = quantise(x, q);
             for (q, sum) in q.chunks(q.len() / sums.all.len()).zip(sums.all) {
                 *sum = q.iter().map(|&q| i32::from(q)).sum();
             }
@@ -179,22 +179,25 @@ impl Op for PackTile<'_> {
 
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
+        // widths below 8 share a recipe; each is compiled alone
+        let rec = if self.kind.rec == S::rec(8) { S::rec(8) } else { S::rec(4) };
         self.pack(
+            rec,
             #[inline(always)]
-            |x, q, sums| quantise_lanes(s, x, q, sums),
+            |x, q, sums| quantise_and_sum(s, x, q, sums),
         );
     }
 }
 
 impl PackTile<'_> {
     #[inline(always)]
-    fn pack(self, quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32) {
+    fn pack(self, rec: Rec, quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32) {
         match (self.kind.block, self.kind.parts()) {
-            (32, 1) => self.pack_blocks::<32, 1>(1, quantise),
-            (32, _) => self.pack_blocks::<32, 2>(2, quantise),
-            (_, parts) if FEW_TILES => self.pack_blocks::<256, 16>(parts, quantise),
-            (_, 8) => self.pack_blocks::<256, 8>(8, quantise),
-            _ => self.pack_blocks::<256, 16>(16, quantise),
+            (32, 1) => self.pack_blocks::<32, 1>(1, rec, quantise),
+            (32, _) => self.pack_blocks::<32, 2>(2, rec, quantise),
+            (_, parts) if FEW_TILES => self.pack_blocks::<256, 16>(parts, rec, quantise),
+            (_, 8) => self.pack_blocks::<256, 8>(8, rec, quantise),
+            _ => self.pack_blocks::<256, 16>(16, rec, quantise),
         }
     }
 
@@ -202,57 +205,66 @@ impl PackTile<'_> {
     fn pack_blocks<const BLOCK: usize, const MOST: usize>(
         self,
         parts: usize,
+        rec: Rec,
         quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32,
     ) {
         let (mut q, mut all, mut negative) = ([0i8; BLOCK], [0i32; MOST], [0i32; MOST]);
         let all = &mut all[..parts];
-        let negative = if self.kind.rec == Rec::Xor { &mut negative[..parts] } else { &mut [] };
+        let negative = if rec == Rec::Xor { &mut negative[..parts] } else { &mut [] };
         let words = self.kind.words() * self.nc;
+        let kind = ActKind { rec, ..self.kind };
         for (c, x) in self.x.chunks_exact(self.k).enumerate() {
             for (x, out) in x.chunks_exact(BLOCK).zip(self.out.chunks_exact_mut(words)) {
                 let d = quantise(x, &mut q, PartSums { all, negative });
                 // through memory: in registers, the compiler would take vectors apart byte by byte
                 core::hint::black_box(&mut q);
-                write_record(self.kind, &q, PartSums { all, negative }, d, self.nc, c, out);
+                write_record(kind, &q, PartSums { all, negative }, d, self.nc, c, out);
             }
         }
     }
 }
 
 /// Sums of the integers of equal parts of a block, and of the negative ones among them where those are wanted.
-pub(super) struct PartSums<'a> {
-    pub(super) all: &'a mut [i32],
-    pub(super) negative: &'a mut [i32],
-}
-
-impl PartSums<'_> {
-    /// No sums.
-    pub(super) fn none() -> PartSums<'static> {
-        PartSums { all: &mut [], negative: &mut [] }
-    }
+struct PartSums<'a> {
+    all: &'a mut [i32],
+    negative: &'a mut [i32],
 }
 
 const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
 const TINY: f32 = 1e-30; // smaller blocks would overflow 127 / amax: they are zero by definition
 
 /// The definition: quantises a block, returns its scale.
-pub(super) fn quantise_block(x: &[f32], q: &mut [i8]) -> f32 {
+pub(super) fn quantise(x: &[f32], q: &mut [i8]) -> f32 {
     let amax = x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
-    if amax >= 0x7f80_0000 || f32::from_bits(amax) < TINY {
+    let Some((id, d)) = scales(amax) else {
         q.fill(0);
         return 0.0;
-    }
-    let amax = f32::from_bits(amax);
-    let id = 127.0 / amax;
+    };
     for (q, v) in q.iter_mut().zip(x) {
         *q = ((v * id + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32) as i8;
     }
-    amax * (1.0 / 127.0)
+    d
 }
 
-/// [`quantise_block`] on lanes; the length is a multiple of LANES.
+/// What takes a block whose largest absolute value has these bits to -127..=127, and what takes it back; `None` for a
+/// block that is zero by definition.
+fn scales(amax: u32) -> Option<(f32, f32)> {
+    let (bits, amax) = (amax, f32::from_bits(amax));
+    (bits < 0x7f80_0000 && amax >= TINY).then(|| (127.0 / amax, amax * (1.0 / 127.0)))
+}
+
+/// [`quantise`] on lanes, where there are whole vectors.
 #[inline(always)]
-pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8], sums: PartSums<'_>) -> f32 {
+pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8]) -> f32 {
+    if !x.len().is_multiple_of(S::LANES) {
+        return quantise(x, q);
+    }
+    quantise_and_sum(s, x, q, PartSums { all: &mut [], negative: &mut [] })
+}
+
+/// [`quantise`] on lanes, with sums; the length is a multiple of LANES.
+#[inline(always)]
+fn quantise_and_sum<S: Simd>(s: S, x: &[f32], q: &mut [i8], sums: PartSums<'_>) -> f32 {
     assert!(x.len() == q.len() && x.len().is_multiple_of(S::LANES));
     // SAFETY: all accesses are at multiples of LANES below the length.
     unsafe {
@@ -260,15 +272,13 @@ pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8], sums: PartS
         for i in (0..x.len()).step_by(S::LANES) {
             m = s.max_i(m, s.bits(s.abs(s.load(x.as_ptr().add(i)))));
         }
-        let amax = s.max_lane(m) as u32;
-        if amax >= 0x7f80_0000 || f32::from_bits(amax) < TINY {
+        let Some((id, d)) = scales(s.max_lane(m) as u32) else {
             q.fill(0);
             sums.all.fill(0);
             sums.negative.fill(0);
             return 0.0;
-        }
-        let amax = f32::from_bits(amax);
-        let (id, magic) = (s.splat(127.0 / amax), s.splat(MAGIC));
+        };
+        let (id, magic) = (s.splat(id), s.splat(MAGIC));
         let per = x.len() / sums.all.len().max(1);
         for j in 0..x.len() / per {
             let (mut all, mut negative) = (s.splat_i(0), s.splat_i(0));
@@ -286,24 +296,26 @@ pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8], sums: PartS
                 *sum = s.sum_lanes(negative);
             }
         }
-        amax * (1.0 / 127.0)
+        d
     }
 }
 
 /// Writes column `c` of a record of `nc` columns.
 #[inline(always)]
 fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, c: usize, out: &mut [u32]) {
-    out[c] = d.to_bits();
-    let mut at = 1;
+    // opaque: the compiler would keep the address of each group
+    let nc = core::hint::black_box(nc);
+    let mut at = c;
     let mut put = |v: u32| {
-        out[at * nc + c] = v;
-        at += 1;
+        out[at] = v;
+        at += nc;
     };
+    put(d.to_bits());
     if kind.firsts > 0 {
         // where a dot of weights with that offset starts
         match kind.rec {
             Rec::Xor => sums.negative.iter().for_each(|sum| put(-sum as u32)),
-            Rec::Bias | Rec::Wide | Rec::Whole => sums.all.iter().for_each(|sum| put((-kind.offset * sum) as u32)),
+            _ => sums.all.iter().for_each(|sum| put((-kind.offset * sum) as u32)),
         }
     }
     match kind.sums {
@@ -311,7 +323,7 @@ fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, 
         Sums::Whole => put(sums.all[0] as u32),
         Sums::Pairs(_) => sums.all.chunks_exact(2).for_each(|s| put(pair(s[0] as i16, s[1] as i16))),
     }
-    write_groups(kind.rec, q, nc, c, &mut out[at * nc..]);
+    write_groups(kind.rec, q, nc, c, &mut out[at - c..]);
 }
 
 fn pair(a: i16, b: i16) -> u32 {
@@ -321,25 +333,22 @@ fn pair(a: i16, b: i16) -> u32 {
 /// Writes the words of the groups of column `c`.
 #[inline(always)]
 pub(super) fn write_groups(rec: Rec, q: &[i8], nc: usize, c: usize, out: &mut [u32]) {
-    for (g, q) in q.chunks_exact(4).enumerate() {
-        let at = (g * nc + c) * rec.words();
-        match rec {
-            Rec::Bias => out[at] = u32::from_le_bytes([q[0] as u8, q[1] as u8, q[2] as u8, q[3] as u8]),
-            Rec::Xor => {
-                let byte = |f: fn(i8) -> u8| u32::from_le_bytes([f(q[0]), f(q[1]), f(q[2]), f(q[3])]);
-                out[at] = byte(i8::unsigned_abs);
-                out[at + 1] = byte(|v| if v < 0 { 0x7f } else { 0x80 });
-            }
-            Rec::Wide => {
-                out[at] = pair(i16::from(q[0]), i16::from(q[2]));
-                out[at + 1] = pair(i16::from(q[1]), i16::from(q[3]));
-            }
-            Rec::Whole => {
-                let [even, odd] = [[q[0], q[2]], [q[1], q[3]]].map(|q| q.map(i16::from));
-                out[at] = pair(even[0], even[1]);
-                out[at + 1] = pair(odd[0] - 256 * even[0], odd[1] - 256 * even[1]);
-            }
+    let mut at = c * rec.words();
+    for q in q.chunks_exact(4) {
+        let q = [q[0], q[1], q[2], q[3]];
+        let bytes = |f: fn(i8) -> u8| u32::from_le_bytes(q.map(f));
+        let [q0, q1, q2, q3] = q.map(i16::from);
+        let (first, second) = match rec {
+            Rec::Bias => (bytes(|v| v as u8), 0),
+            Rec::Xor => (bytes(i8::unsigned_abs), bytes(|v| if v < 0 { 0x7f } else { 0x80 })),
+            Rec::Wide => (pair(q0, q2), pair(q1, q3)),
+            Rec::Whole => (pair(q0, q2), pair(q1 - 256 * q0, q3 - 256 * q2)),
+        };
+        out[at] = first;
+        if rec.words() == 2 {
+            out[at + 1] = second;
         }
+        at += nc * rec.words();
     }
 }
 

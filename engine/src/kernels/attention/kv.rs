@@ -1,6 +1,6 @@
 //! Where keys and values lie in a page, and how they get there.
 
-use super::super::act::{PartSums, quantise_block, quantise_lanes};
+use super::super::act::{quantise, quantise_lanes};
 use super::super::cpu::Op;
 use super::super::norm::LANES;
 use super::super::simd::Simd;
@@ -197,7 +197,7 @@ impl Op for WriteKv<'_> {
                     *out = half::f16::from_f32_const(clamp(*x, F16_MAX)).to_bits();
                 }
             },
-            quantise_block,
+            quantise,
         );
     }
 
@@ -222,13 +222,7 @@ impl Op for WriteKv<'_> {
                 }
             },
             #[inline(always)]
-            |x, q| {
-                if x.len().is_multiple_of(S::LANES) {
-                    quantise_lanes(s, x, q, PartSums::none())
-                } else {
-                    quantise_block(x, q)
-                }
-            },
+            |x, q| quantise_lanes(s, x, q),
         );
     }
 }

@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 use core::ops::Range;
 
-use super::super::act::{PartSums, quantise_block, quantise_lanes, write_groups};
+use super::super::act::{quantise_lanes, write_groups};
 use super::super::elementwise::soft_cap_lanes;
 use super::super::exp::{ABREAST, LOW, exp_above_lanes};
 use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, columns_at_once, f32_shapes, has_shape};
@@ -255,11 +255,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
             for c in 0..scores.len() {
                 let mut q8 = [0i8; MAX_HEAD_DIM];
                 let q = &q[(c0 * NC + c) * d..][..d];
-                dq[c] = if d.is_multiple_of(S::LANES) {
-                    quantise_lanes(s, q, &mut q8[..d], PartSums::none())
-                } else {
-                    quantise_block(q, &mut q8[..d])
-                };
+                dq[c] = quantise_lanes(s, q, &mut q8[..d]);
                 let q8 = &q8[..groups * 4];
                 let sum = |f: fn(i8) -> i32| q8.iter().map(|&q| f(q)).sum::<i32>();
                 first[c] = if rec == Rec::Xor { -sum(|q| i32::from(q.min(0))) } else { -128 * sum(i32::from) };

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::super::act::quantise_block;
+use super::super::act::quantise;
 use super::super::decoded::f16_to_f32;
 use super::super::elementwise::soft_cap_one;
 use super::super::exp::{exp, exp_above};
@@ -41,7 +41,7 @@ impl Chunk for Scalar<'_> {
                     KvType::F16 => (0..d).fold(0.0, |s, i| s + read_f16(keys, i * PAGE + t) * q[i]),
                     KvType::K8 => {
                         let mut q8 = [0i8; MAX_HEAD_DIM];
-                        let dq = quantise_block(q, &mut q8[..d]);
+                        let dq = quantise(q, &mut q8[..d]);
                         let key = |i: usize| i32::from((keys[i / 4 * 64 + t * 4 + i % 4] ^ 0x80) as i8);
                         let dot: i32 = (0..d).map(|i| key(i) * i32::from(q8[i])).sum();
                         dot as f32 * (read_f32(&keys[d.next_multiple_of(4) * PAGE..], t) * dq)
