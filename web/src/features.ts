@@ -2,7 +2,7 @@
 
 import { StarlingError } from "./errors.js";
 
-/** Instruction sets; the last is the second with dots of 4-bit weights in 16-bit numbers. All give the same bytes. */
+/** Instruction sets; the last is the second with dots for processors without VNNI. All give the same bytes. */
 export type Isa = "simd128" | "relaxed-simd" | "relaxed-i16";
 
 /** What this runtime can do. */

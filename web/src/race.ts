@@ -11,7 +11,7 @@ const LESS = 0.8;
 
 /**
  * The faster instruction set of a module for relaxed SIMD: where the processor has no instruction for its dot product,
- * which nothing tells, dots of 4-bit weights are faster in 16-bit numbers. `undefined` where there is no choice.
+ * which nothing tells, others are faster, those of 4-bit weights most. `undefined` where there is no choice.
  */
 export function fasterIsa(face: Face): Isa | undefined {
   const time = (isa: Isa) => {

@@ -48,6 +48,7 @@ impl ActKind {
         struct Of(Dtype);
         impl Op for Of {
             type Out = Option<ActKind>;
+            const DOTS: bool = true;
             fn scalar(self) -> Self::Out {
                 kind(self.0, |_| Rec::Bias, [1, 1, 1])
             }
@@ -166,6 +167,7 @@ struct PackTile<'a> {
 
 impl Op for PackTile<'_> {
     type Out = ();
+    const DOTS: bool = true;
 
     fn scalar(self) {
         self.pack(Rec::Bias, |x, q, sums| {

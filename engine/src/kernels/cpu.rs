@@ -17,8 +17,9 @@ pub enum Isa {
     Neon,
     NeonDotprod,
     Simd128,
-    /// As `RelaxedSimd`, but dots of 4-bit weights stay in i16: faster where an engine has no one instruction for the
-    /// other dot, as on x86 without VNNI. A module cannot ask for that; whoever has a clock may try.
+    /// As `RelaxedSimd`, but dots of 4-bit weights stay in i16 and those of 8-bit ones are `Simd128`'s: faster where an
+    /// engine has no one instruction for the other dot, as on x86 without VNNI. A module cannot ask for that; whoever has
+    /// a clock may try.
     RelaxedI16,
     RelaxedSimd,
 }
@@ -146,7 +147,7 @@ impl Cpu {
             // SAFETY: as above.
             Isa::NeonDotprod => unsafe { super::neon::run_dotprod(super::neon::Neon::<true>::new(), op) },
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-            Isa::RelaxedI16 if const { O::FOUR_BITS } => op.simd(super::wasm::Wasm::<true, true>::new()),
+            Isa::RelaxedI16 if const { O::DOTS } => op.simd(super::wasm::Wasm::<true, true>::new()),
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
             Isa::RelaxedSimd | Isa::RelaxedI16 => op.simd(super::wasm::Wasm::<true>::new()),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
@@ -160,9 +161,9 @@ impl Cpu {
 pub(crate) trait Op: Sized {
     /// What it returns.
     type Out;
-    /// Whether it multiplies 4-bit weights: all that [`Isa::RelaxedI16`] does its own way.
+    /// Whether it multiplies quantised weights or makes ready for it: all that [`Isa::RelaxedI16`] does its own way.
     #[allow(dead_code)] // other targets do not ask
-    const FOUR_BITS: bool = false;
+    const DOTS: bool = false;
     /// THE definition: plain loops in the canonical order.
     fn scalar(self) -> Self::Out;
     /// The same arithmetic on lanes. Must be `#[inline(always)]`, down to the last helper.

@@ -166,7 +166,7 @@ struct QuantPanels<'a, Q>(Panels<'a>, PhantomData<Q>);
 
 impl<Q: Quant> Op for QuantPanels<'_, Q> {
     type Out = ();
-    const FOUR_BITS: bool = Q::BITS == 4;
+    const DOTS: bool = true;
     fn scalar(self) {
         self.0.scalar();
     }

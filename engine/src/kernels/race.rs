@@ -19,7 +19,7 @@ struct Race(u32);
 
 impl Op for Race {
     type Out = ();
-    const FOUR_BITS: bool = true;
+    const DOTS: bool = true;
 
     fn scalar(self) {
         for round in 0..self.0 {

@@ -7,7 +7,8 @@
 //!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `Rec::Xor`). `f32x4.relaxed_madd`,
 //!   which may be fused or not, is used where that is the same number.
 //! - the same with `I16`: dots of 4-bit weights by `i16x8.relaxed_dot_i8x16_i7x16_s`, of which a block of 32 stays in
-//!   i16 (8 x 2 x 15 x 127 = 30,480 fits). Where there is no VNNI, the other dot is five instructions, this one two.
+//!   i16 (8 x 2 x 15 x 127 = 30,480 fits), and 8-bit ones as with simd128. Where there is no VNNI, the relaxed dot that
+//!   adds is five instructions, this one two, and simd128's four for as many weights.
 
 use core::arch::wasm32::*;
 
@@ -217,11 +218,11 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
 
     #[inline(always)]
     fn rec(bits: u32) -> Rec {
-        match (RELAXED, bits) {
-            (false, 8) => Rec::Wide,
-            (false, _) => Rec::Whole,
-            (true, 8) => Rec::Xor,
-            (true, _) => Rec::Bias,
+        match bits {
+            8 if RELAXED && !I16 => Rec::Xor,
+            8 => Rec::Wide,
+            _ if RELAXED => Rec::Bias,
+            _ => Rec::Whole,
         }
     }
 
