@@ -1,7 +1,7 @@
 // An engine in a worker, or inline.
 
 import { Core } from "./core.js";
-import { StarlingError, fromWire, toWire } from "./errors.js";
+import { StarlingError, type WireError, fromWire, toWire } from "./errors.js";
 import type { LoadRequest } from "./load.js";
 import type { Backend, CoreEvent, FromWorker, Method, ToWorker } from "./protocol.js";
 import type { ModelInfo, Progress } from "./types.js";
@@ -44,6 +44,9 @@ export async function inWorker(options: BackendOptions): Promise<Backend> {
 /** How long an aborted worker may clean up, in milliseconds. */
 const GRACE = 2000;
 
+/** How long the threads of a crashed module have to stop: Chromium leaves some behind that are at it when their parent ends. */
+const SETTLE = 500;
+
 class WorkerBackend implements Backend {
   info!: ModelInfo;
   #worker: Worker;
@@ -71,13 +74,15 @@ class WorkerBackend implements Backend {
           return onProgress(data.progress);
         case "events":
           for (const { type, job } of data.events) if (type === "done" || type === "failed") this.#jobs.delete(job);
-          return emit(data.events);
+          emit(data.events);
+          return data.events.forEach((event) => event.type === "failed" && this.#endIfCrashed(event.error));
         case "reply":
           this.#calls.get(data.call)?.resolve(data.value as never);
           return this.#calls.delete(data.call);
         case "fault":
           this.#calls.get(data.call)?.reject(fromWire(data.error));
-          return this.#calls.delete(data.call);
+          this.#calls.delete(data.call);
+          return this.#endIfCrashed(data.error);
         default:
           return this.#onMessage(data);
       }
@@ -119,10 +124,16 @@ class WorkerBackend implements Backend {
     }
   }
 
-  /** Nothing more comes from the worker. */
-  #end(error: StarlingError): void {
+  /** Nothing more can be asked of a worker whose module has crashed. */
+  #endIfCrashed({ code, message }: WireError): void {
+    if (code === "crashed" && !this.#gone) this.#end(new StarlingError(code, message), SETTLE);
+  }
+
+  /** Nothing more comes from the worker; it has so many milliseconds left. */
+  #end(error: StarlingError, left = 0): void {
+    if (left > 0) setTimeout(() => this.#worker.terminate(), left);
+    else if (!this.#gone) this.#worker.terminate();
     this.#gone = error;
-    this.#worker.terminate();
     for (const { reject } of this.#calls.values()) reject(error);
     this.#calls.clear();
     for (const job of this.#jobs) this.#fail(job, error);

@@ -257,7 +257,6 @@ export class Core {
   /** From now on every call throws this. */
   #die(error: StarlingError): void {
     this.#dead ??= error;
-    this.#loaded.helpers.end();
   }
 
   #call<T>(work: (model: Model) => T): T {

@@ -117,7 +117,6 @@ export async function loadModel(
     }
     return { face, module, model, helpers };
   } catch (e) {
-    void helping.then((helpers) => helpers.end());
     for (const { writer } of writers) await writer.abort().catch(() => {});
     if (!isDead(e)) {
       loader?.free();

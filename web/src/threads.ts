@@ -24,7 +24,10 @@ export interface ThreadStart {
 /** What a helper says: that it begins, and why it ended. */
 export type FromThread = { type: "ready" } | { type: "lost"; why: string };
 
-/** The workers that help an engine. */
+/**
+ * The workers that help an engine. They end with its worker, which the page ends, and not before: of those that were
+ * ending when their parent was terminated, Chromium leaves some behind.
+ */
 export class Helpers {
   #workers: Worker[] = [];
   /** Called when one has ended; the engine cannot go on then. */
@@ -44,7 +47,6 @@ export class Helpers {
       // bundlers look for exactly this form
       const worker = new Worker(new URL("./thread.js", import.meta.url), { type: "module" });
       const lost = (why: string) => {
-        worker.terminate();
         reject(new Error(why));
         if (this.#workers.includes(worker))
           this.onLost(new StarlingError("crashed", `Starling crashed: a thread ended: ${why}`));
@@ -65,10 +67,5 @@ export class Helpers {
   /** How many there are. */
   get count(): number {
     return this.#workers.length;
-  }
-
-  /** Ends them. */
-  end(): void {
-    for (const worker of this.#workers.splice(0)) worker.terminate();
   }
 }
