@@ -45,7 +45,7 @@ export async function inWorker(options: BackendOptions): Promise<Backend> {
 const GRACE = 2000;
 
 /** How long the threads of a crashed module have to stop: Chromium leaves some behind that are at it when their parent ends. */
-const SETTLE = 500;
+const SETTLE = 2000;
 
 class WorkerBackend implements Backend {
   info!: ModelInfo;
