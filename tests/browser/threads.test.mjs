@@ -156,9 +156,8 @@ test("a crash of a thread is a crash of the model, and the next model is sound",
   assert.deepEqual(rest, { ended: "crashed", later: "crashed", again: "crashed", text: STORY });
   assert.equal(crash[0], "crashed");
   assert.match(crash[1], /crash on request/);
-  // Chromium at times keeps idle threads of workers that end while their parent does, for as long as the page is there
-  await page.close();
   if (existsSync("/proc")) await until(0);
+  await page.close();
 });
 
 test("the page stays responsive, and two models share the machine", async () => {
