@@ -170,7 +170,7 @@ impl Op for PackTile<'_> {
     const DOTS: bool = true;
 
     fn scalar(self) {
-        self.pack(Rec::Bias, |x, q, sums| {
+        self.pack(|x, q, sums| {
             let d = quantise(x, q);
             for (q, sum) in q.chunks(q.len() / sums.all.len()).zip(sums.all) {
                 *sum = q.iter().map(|&q| i32::from(q)).sum();
@@ -183,8 +183,7 @@ impl Op for PackTile<'_> {
     fn simd<S: Simd>(self, s: S) {
         // widths below 8 share a recipe; each is compiled alone
         let rec = if self.kind.rec == S::rec(8) { S::rec(8) } else { S::rec(4) };
-        self.pack(
-            rec,
+        PackTile { kind: ActKind { rec, ..self.kind }, ..self }.pack(
             #[inline(always)]
             |x, q, sums| quantise_and_sum(s, x, q, sums),
         );
@@ -193,13 +192,13 @@ impl Op for PackTile<'_> {
 
 impl PackTile<'_> {
     #[inline(always)]
-    fn pack(self, rec: Rec, quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32) {
+    fn pack(self, quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32) {
         match (self.kind.block, self.kind.parts()) {
-            (32, 1) => self.pack_blocks::<32, 1>(1, rec, quantise),
-            (32, _) => self.pack_blocks::<32, 2>(2, rec, quantise),
-            (_, parts) if FEW_TILES => self.pack_blocks::<256, 16>(parts, rec, quantise),
-            (_, 8) => self.pack_blocks::<256, 8>(8, rec, quantise),
-            _ => self.pack_blocks::<256, 16>(16, rec, quantise),
+            (32, 1) => self.pack_blocks::<32, 1>(1, quantise),
+            (32, _) => self.pack_blocks::<32, 2>(2, quantise),
+            (_, parts) if FEW_TILES => self.pack_blocks::<256, 16>(parts, quantise),
+            (_, 8) => self.pack_blocks::<256, 8>(8, quantise),
+            _ => self.pack_blocks::<256, 16>(16, quantise),
         }
     }
 
@@ -207,20 +206,18 @@ impl PackTile<'_> {
     fn pack_blocks<const BLOCK: usize, const MOST: usize>(
         self,
         parts: usize,
-        rec: Rec,
         quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32,
     ) {
         let (mut q, mut all, mut negative) = ([0i8; BLOCK], [0i32; MOST], [0i32; MOST]);
         let all = &mut all[..parts];
-        let negative = if rec == Rec::Xor { &mut negative[..parts] } else { &mut [] };
+        let negative = if self.kind.rec == Rec::Xor { &mut negative[..parts] } else { &mut [] };
         let words = self.kind.words() * self.nc;
-        let kind = ActKind { rec, ..self.kind };
         for (c, x) in self.x.chunks_exact(self.k).enumerate() {
             for (x, out) in x.chunks_exact(BLOCK).zip(self.out.chunks_exact_mut(words)) {
                 let d = quantise(x, &mut q, PartSums { all, negative });
                 // through memory: in registers, the compiler would take vectors apart byte by byte
                 core::hint::black_box(&mut q);
-                write_record(kind, &q, PartSums { all, negative }, d, self.nc, c, out);
+                write_record(self.kind, &q, PartSums { all, negative }, d, self.nc, c, out);
             }
         }
     }
