@@ -5,19 +5,19 @@
 use core::arch::x86_64::*;
 
 use super::cpu::Op;
-use super::simd::{Rec, Simd, TileShape};
+use super::simd::{Reading, Rec, Simd, TileShape};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx2<const VNNI: bool> {
-    asks_ahead: bool,
+    reading: Reading,
 }
 
 impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
     /// The CPU has the features of `run`, and with `VNNI` those of `run_vnni`.
     #[inline(always)]
-    pub(super) unsafe fn new(asks_ahead: bool) -> Self {
-        Avx2 { asks_ahead }
+    pub(super) unsafe fn new(reading: Reading) -> Self {
+        Avx2 { reading }
     }
 }
 
@@ -52,8 +52,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type Acc = __m256i;
 
     #[inline(always)]
-    fn asks_ahead(self) -> bool {
-        self.asks_ahead
+    fn reading(self) -> Reading {
+        self.reading
     }
     #[inline(always)]
     fn rec(bits: u32) -> Rec {

@@ -3,19 +3,19 @@
 use core::arch::x86_64::*;
 
 use super::cpu::Op;
-use super::simd::{Rec, Simd, TileShape};
+use super::simd::{Reading, Rec, Simd, TileShape};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx512 {
-    asks_ahead: bool,
+    reading: Reading,
 }
 
 impl Avx512 {
     /// # Safety
     /// The CPU has the features of `run`.
     #[inline(always)]
-    pub(super) unsafe fn new(asks_ahead: bool) -> Self {
-        Avx512 { asks_ahead }
+    pub(super) unsafe fn new(reading: Reading) -> Self {
+        Avx512 { reading }
     }
 }
 
@@ -44,8 +44,8 @@ impl Simd for Avx512 {
     type Acc = __m512i;
 
     #[inline(always)]
-    fn asks_ahead(self) -> bool {
-        self.asks_ahead
+    fn reading(self) -> Reading {
+        self.reading
     }
     #[inline(always)]
     fn rec(_bits: u32) -> Rec {

@@ -4,7 +4,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::simd::Simd;
+use super::simd::{Reading, Simd};
 
 /// An instruction-set path. All give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +68,7 @@ const HAS_SCALAR: bool = cfg!(any(feature = "scalar", not(target_feature = "simd
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpu {
     isa: Isa,
-    asks_ahead: bool,
+    reading: Reading,
 }
 
 /// `--isa` named a path that does not exist or that this machine lacks.
@@ -84,14 +84,14 @@ pub struct UnknownIsa {
 impl Cpu {
     /// The scalar path, which every machine has and which defines the results.
     #[cfg(any(feature = "scalar", not(all(target_arch = "wasm32", target_feature = "simd128"))))]
-    pub const SCALAR: Cpu = Cpu { isa: Isa::Scalar, asks_ahead: false };
+    pub const SCALAR: Cpu = Cpu { isa: Isa::Scalar, reading: Reading::DEFAULT };
 
     /// WebAssembly with simd128.
     #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-    pub(super) const SIMD128: Cpu = Cpu { isa: Isa::Simd128, asks_ahead: false };
+    pub(super) const SIMD128: Cpu = Cpu { isa: Isa::Simd128, reading: Reading::DEFAULT };
 
     fn of(isa: Isa) -> Cpu {
-        Cpu { isa, asks_ahead: asks_ahead() }
+        Cpu { isa, reading: reading() }
     }
 
     /// The fastest path of this machine.
@@ -105,12 +105,15 @@ impl Cpu {
         Isa::ALL.into_iter().filter(|&isa| has(isa)).map(Cpu::of).collect()
     }
 
-    /// Every path of this machine, in both ways to read weights where it knows two.
+    /// Every path of this machine, in all ways to read weights.
     #[cfg(test)]
     pub(crate) fn all_ways() -> Vec<Cpu> {
-        let ways = |cpu: Cpu| [cpu.asks_ahead, !cpu.asks_ahead].map(|asks_ahead| Cpu { asks_ahead, ..cpu });
-        let n = if cfg!(target_arch = "x86_64") { 2 } else { 1 };
-        Cpu::available().into_iter().flat_map(|cpu| ways(cpu).into_iter().take(n)).collect()
+        let ways: &[Reading] = if cfg!(target_arch = "x86_64") {
+            &[Reading::DEFAULT, Reading::ALONE, Reading::FAR]
+        } else {
+            &[Reading::DEFAULT]
+        };
+        Cpu::available().into_iter().flat_map(|cpu| ways.iter().map(move |&reading| Cpu { reading, ..cpu })).collect()
     }
 
     /// The path of that name, if this machine has it.
@@ -134,13 +137,13 @@ impl Cpu {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx2 => unsafe { super::avx2::run(super::avx2::Avx2::<false>::new(self.asks_ahead), op) },
+            Isa::Avx2 => unsafe { super::avx2::run(super::avx2::Avx2::<false>::new(self.reading), op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::AvxVnni => unsafe { super::avx2::run_vnni(super::avx2::Avx2::<true>::new(self.asks_ahead), op) },
+            Isa::AvxVnni => unsafe { super::avx2::run_vnni(super::avx2::Avx2::<true>::new(self.reading), op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx512Vnni => unsafe { super::avx512::run(super::avx512::Avx512::new(self.asks_ahead), op) },
+            Isa::Avx512Vnni => unsafe { super::avx512::run(super::avx512::Avx512::new(self.reading), op) },
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             Isa::Neon => op.simd(super::neon::Neon::<false>::new()),
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
@@ -170,18 +173,26 @@ pub(crate) trait Op: Sized {
     fn simd<S: Simd>(self, s: S) -> Self::Out;
 }
 
-/// See `Simd::asks_ahead`. AMD's processors get to 60-90 % of their bandwidth alone, and to half of that when they are
-/// asked or read several places at once (Zen 4); Intel's the other way round.
+/// Which way this processor reads best.
 #[cfg(target_arch = "x86_64")]
-fn asks_ahead() -> bool {
+fn reading() -> Reading {
     let vendor = core::arch::x86_64::__cpuid(0);
-    (vendor.ebx, vendor.edx, vendor.ecx) != (AMD[0], AMD[1], AMD[2])
+    if (vendor.ebx, vendor.edx, vendor.ecx) != (AMD[0], AMD[1], AMD[2]) {
+        return Reading::DEFAULT;
+    }
+    let signature = core::arch::x86_64::__cpuid(1).eax;
+    let family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
+    if family < ZEN5 { Reading::ALONE } else { Reading::FAR }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn asks_ahead() -> bool {
-    true
+fn reading() -> Reading {
+    Reading::DEFAULT
 }
+
+/// The family of AMD's processors that Zen 5 began.
+#[cfg(target_arch = "x86_64")]
+const ZEN5: u32 = 0x1a;
 
 /// "AuthenticAMD", as `cpuid` spells it.
 #[cfg(target_arch = "x86_64")]

@@ -94,6 +94,8 @@ pub(super) struct F32Tile<const RV: usize> {
     pub(super) out_stride: usize,
     /// Whether the sum goes on from what `out` holds.
     pub(super) go_on: bool,
+    /// How far ahead weights for one column are asked for, in bytes; 0 where they are not.
+    pub(super) ahead: usize,
 }
 
 impl<const RV: usize> F32Tile<RV> {
@@ -114,6 +116,11 @@ impl<const RV: usize> F32Tile<RV> {
                 }
             }
             for k in 0..self.k {
+                if NC == 1 && self.ahead > 0 {
+                    for w in self.w {
+                        s.prefetch(w.wrapping_add(self.ahead + k * PANEL * E::BYTES));
+                    }
+                }
                 let w: [S::F; RV] = each!(RV, |v| E::load(s, self.w[v].add(k * PANEL * E::BYTES)));
                 for c in 0..NC {
                     let x = s.splat(self.x.add(c * self.x_stride + k).read());
@@ -209,6 +216,7 @@ fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
         out_stride: p.stride,
         go_on: false,
+        ahead: s.reading().ahead.floats,
     };
     // SAFETY: the panels hold k elements a row, the slice and `ptr` above checked the columns and the output.
     unsafe { tile.run::<S, E, NC>(s) }

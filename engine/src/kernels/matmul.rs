@@ -180,7 +180,7 @@ impl<Q: Quant> Op for QuantPanels<'_, Q> {
 #[inline(always)]
 pub(super) fn rows_at_once<S: Simd>(s: S, n: usize, gemv: usize, tile: TileShape) -> usize {
     match n {
-        1 if s.asks_ahead() => gemv,
+        1 if s.reading().several => gemv,
         1 => PANEL / S::LANES,
         _ => tile.rv,
     }

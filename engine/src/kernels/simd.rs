@@ -60,6 +60,37 @@ pub(crate) struct TileShape {
     pub nc: usize,
 }
 
+/// How weights are read where each is used once, for one column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Reading {
+    /// How far ahead of the reader memory is asked for.
+    pub ahead: Ahead,
+    /// Whether several panels are read at once. Some processors fetch ahead well only for a reader who goes through
+    /// memory in its order.
+    pub several: bool,
+}
+
+/// Bytes between the reader and what is asked for; 0: nothing is, the processor sees what comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    /// Where weights are unpacked.
+    pub packed: usize,
+    /// Where they are bytes, which are read faster.
+    pub bytes: usize,
+    /// Where they are floats.
+    pub floats: usize,
+}
+
+impl Reading {
+    /// Where nothing else was measured.
+    pub(crate) const DEFAULT: Reading =
+        Reading { ahead: Ahead { packed: 2048, bytes: 2048, floats: 0 }, several: true };
+    /// Zen 4: 60-90 % of its bandwidth when it is left alone, half of that otherwise.
+    pub(crate) const ALONE: Reading = Reading { ahead: Ahead { packed: 0, bytes: 0, floats: 0 }, several: false };
+    /// Zen 5: a fifth to a whole more where it is asked, a tenth less for bytes.
+    pub(crate) const FAR: Reading = Reading { ahead: Ahead { packed: 8192, bytes: 0, floats: 8192 }, several: false };
+}
+
 /// Modules for browsers have fewer kinds of tiles: full ones, and those of products of one column, which take the columns
 /// that are left one by one. Super-blocks, which are dear to unpack, also have tiles of two.
 pub(crate) const FEW_TILES: bool = cfg!(target_family = "wasm");
@@ -97,11 +128,10 @@ pub(crate) trait Simd: Copy {
     /// A running dot per lane.
     type Acc: Copy;
 
-    /// Whether the processor wants to be asked for weights ahead of time, and to read several panels at once. Others
-    /// follow a reader who goes through memory in its order, and only such a one.
+    /// How the processor likes weights to be read for one column.
     #[inline(always)]
-    fn asks_ahead(self) -> bool {
-        true
+    fn reading(self) -> Reading {
+        Reading::DEFAULT
     }
     /// The recipe for weights of that width.
     fn rec(bits: u32) -> Rec;

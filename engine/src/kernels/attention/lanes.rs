@@ -305,6 +305,7 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         out: scores[c..c + NC].as_flattened_mut()[t..].as_mut_ptr(),
         out_stride: CHUNK,
         go_on: false,
+        ahead: 0,
     };
     // SAFETY: keys of a head are d x 16 elements, the slices above hold NC queries and NC rows of scores.
     unsafe { tile.run::<S, E, NC>(s) }
@@ -344,6 +345,7 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         out: o[c * dims..(c + NC) * dims][v0 * S::LANES..].as_mut_ptr(),
         out_stride: dims,
         go_on: part.go_on,
+        ahead: 0,
     };
     // SAFETY: as above, and the slices hold NC rows.
     unsafe { tile.run::<S, E, NC>(s) }

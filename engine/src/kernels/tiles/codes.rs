@@ -1,6 +1,6 @@
 //! Types of codes, which one table look-up turns into weights.
 
-use super::{AHEAD, Quant, Shape, Tile, prefetch_record, store};
+use super::{Quant, Shape, Tile, ask_ahead, ask_for_head, ask_for_share, store};
 use crate::kernels::form::{CodesForm, HEAD, block_at, code_line};
 use crate::kernels::simd::{Simd, each};
 
@@ -24,14 +24,8 @@ impl Quant for Codes32 {
             for b in 0..t.nb {
                 let (quants_at, scales_at) = block_at(qb, f.parts, b);
                 let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
-                if NC == 1 && s.asks_ahead() {
-                    for v in 0..RV {
-                        if t.lane[v] == 0 {
-                            for l in 0..=f.width {
-                                s.prefetch(quants[v].wrapping_add(AHEAD + l * 64));
-                            }
-                        }
-                    }
+                if NC == 1 {
+                    ask_ahead(s, t, quants, s.reading().ahead.packed, 0..f.width + 1);
                 }
                 let groups = rec.add((1 + f.parts) * NC);
                 for part in 0..f.parts {
@@ -113,11 +107,14 @@ impl Quant for SuperCodes {
             for b in 0..t.nb {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
-                    prefetch_record(s, t, o, bytes, codes);
+                    ask_for_head(s, t, o, codes);
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(head * NC);
                 for chunk in 0..chunks {
+                    if NC == 1 {
+                        ask_for_share(s, t, o, bytes, chunk, 8);
+                    }
                     let quants: [*const u8; RV] =
                         each!(RV, |v| o[v].add(codes + chunk * f.chunk_bytes() + t.lane[v] * 4));
                     for half in 0..2 {

@@ -9,12 +9,11 @@ pub(super) use codes::{Codes32, SuperCodes};
 pub(super) use small::Small;
 pub(super) use supers::{SuperMin, SuperSigned};
 
+use core::ops::Range;
+
 use super::act::tile_columns;
 use super::form::CodesForm;
-use super::simd::{FEW_TILES, Simd, TileShape};
-
-/// How far ahead decoding prefetches, in bytes; quants of a block, and a line of scales.
-const AHEAD: usize = 2048;
+use super::simd::{FEW_TILES, Simd, TileShape, each};
 
 /// The register tiles that an instruction set has for quantised weights, in the order of `Simd::GEMV`.
 #[derive(Clone, Copy)]
@@ -91,19 +90,43 @@ unsafe fn store<S: Simd, const RV: usize, const NC: usize>(s: S, acc: &[[S::F; N
     }
 }
 
-/// Asks for the next record of each panel, of `bytes`, or for the `head` of this one, which is read here and there.
+/// Asks for `lines` from `at` in each panel, that far `ahead`, if at all.
 #[inline(always)]
-fn prefetch_record<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, o: [*const u8; RV], bytes: usize, head: usize) {
+fn ask_ahead<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, at: [*const u8; RV], ahead: usize, lines: Range<usize>) {
+    if ahead > 0 {
+        ask(s, t, each!(RV, |v| at[v].wrapping_add(ahead)), lines);
+    }
+}
+
+/// Asks ahead with a chunk of a record of `bytes`: for its share, each line once and in their order, as many at once would
+/// wait for each other.
+#[inline(always)]
+fn ask_for_share<S: Simd, const RV: usize>(
+    s: S,
+    t: &Tile<'_, RV>,
+    record: [*const u8; RV],
+    bytes: usize,
+    chunk: usize,
+    chunks: usize,
+) {
+    let lines = bytes / 64;
+    ask_ahead(s, t, record, s.reading().ahead.packed, lines * chunk / chunks..lines * (chunk + 1) / chunks);
+}
+
+/// Asks for the head of a record, which is read here and there, where nothing is asked for ahead.
+#[inline(always)]
+fn ask_for_head<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, record: [*const u8; RV], bytes: usize) {
+    if s.reading().ahead.packed == 0 {
+        ask(s, t, record, 0..bytes / 64);
+    }
+}
+
+#[inline(always)]
+fn ask<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, at: [*const u8; RV], lines: Range<usize>) {
     for v in 0..RV {
         if t.lane[v] == 0 {
-            if s.asks_ahead() {
-                for l in 0..bytes / 64 {
-                    s.prefetch(o[v].wrapping_add(bytes + l * 64));
-                }
-            } else {
-                for l in 0..head / 64 {
-                    s.prefetch(o[v].wrapping_add(l * 64));
-                }
+            for l in lines.clone() {
+                s.prefetch(at[v].wrapping_add(l * 64));
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The legacy types: blocks of 32.
 
-use super::{AHEAD, Quant, Shape, Tile, store};
+use super::{Quant, Shape, Tile, ask_ahead, store};
 use crate::kernels::form::block_at;
-use crate::kernels::simd::{Simd, each};
+use crate::kernels::simd::{Ahead, Simd, each};
 
 /// Blocks of 32: `BITS` per quant, `HIGH` = a plane of fifth bits, `MIN` = a minimum.
 pub(in super::super) struct Small<const BITS: u32, const HIGH: bool, const MIN: bool>;
@@ -25,14 +25,9 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
             for b in 0..t.nb {
                 let (quants_at, scales_at) = block_at(qb, 1 + MIN as usize, b);
                 let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
-                if NC == 1 && s.asks_ahead() {
-                    for v in 0..RV {
-                        if t.lane[v] == 0 {
-                            for l in 0..=qb / 64 {
-                                s.prefetch(quants[v].wrapping_add(AHEAD + l * 64));
-                            }
-                        }
-                    }
+                if NC == 1 {
+                    let Ahead { packed, bytes, .. } = s.reading().ahead;
+                    ask_ahead(s, t, quants, if nibbles { packed } else { bytes }, 0..qb / 64 + 1);
                 }
                 let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
                 let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));

@@ -1,6 +1,6 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
 
-use super::{Quant, Shape, Tile, prefetch_record, store};
+use super::{Quant, Shape, Tile, ask_for_head, ask_for_share, store};
 use crate::kernels::form::HEAD;
 use crate::kernels::simd::{Simd, each};
 
@@ -13,7 +13,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
-        let (bytes, nibbles) = if BITS == 5 { (2880, HEAD + 512) } else { (2368, HEAD) };
+        let (bytes, nibbles): (usize, _) = if BITS == 5 { (2880, HEAD + 512) } else { (2368, HEAD) };
         let aw = S::rec(BITS).words();
         // the chunk loop stays rolled (opaque bound): unrolled, the compiler interleaves the sub-blocks and spills
         let chunks = core::hint::black_box(4usize);
@@ -25,11 +25,14 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
             for b in 0..t.nb {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
-                    prefetch_record(s, t, o, bytes, HEAD);
+                    ask_for_head(s, t, o, HEAD);
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(5 * NC);
                 for chunk in 0..chunks {
+                    if NC == 1 {
+                        ask_for_share(s, t, o, bytes, chunk, 4);
+                    }
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
                         let mut dots: [[S::Acc; NC]; RV] = [[s.acc::<BITS>(0); NC]; RV];
@@ -94,7 +97,7 @@ impl Quant for SuperSigned {
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         const BITS: u32 = SuperSigned::BITS;
-        let bytes = 3392;
+        let bytes: usize = 3392;
         let aw = S::rec(BITS).words();
         let chunks = core::hint::black_box(8usize); // rolled, as above
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
@@ -104,11 +107,14 @@ impl Quant for SuperSigned {
             for b in 0..t.nb {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
-                    prefetch_record(s, t, o, bytes, HEAD);
+                    ask_for_head(s, t, o, HEAD);
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(17 * NC);
                 for chunk in 0..chunks {
+                    if NC == 1 {
+                        ask_for_share(s, t, o, bytes, chunk, 8);
+                    }
                     let lines: [*const u8; RV] = each!(RV, |v| o[v].add(HEAD + chunk * 384 + t.lane[v] * 4));
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
