@@ -81,6 +81,7 @@ pub(crate) struct Ahead {
     pub floats: usize,
 }
 
+#[allow(dead_code)] // each target has its own
 impl Reading {
     /// Where nothing else was measured.
     pub(crate) const DEFAULT: Reading =
