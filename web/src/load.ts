@@ -4,7 +4,7 @@ import type { InitOutput, Loader, Model } from "../wasm/starling.js";
 import { type CacheWriter, cacheWriter, cached, modelCache } from "./cache.js";
 import { type ErrorCode, StarlingError } from "./errors.js";
 import type { Isa } from "./features.js";
-import { fasterIsa } from "./race.js";
+import { beginRace, fasterIsa } from "./race.js";
 import { type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
 import { type Face, Helpers, faceOf } from "./threads.js";
 import type { LoadOptions, Progress } from "./types.js";
@@ -62,6 +62,7 @@ export async function loadModel(
   let model: Model | undefined;
   let places: Place[] = [];
   try {
+    const isChoice = options.isa === undefined && guarded(() => beginRace(face));
     for (const part of options.parts) places.push(await locate(part, options, signal));
     const total = places.reduce((sum, { file }) => sum + file.size, 0);
     if (total > MOST_BYTES) {
@@ -105,7 +106,7 @@ export async function loadModel(
         throw new StarlingError("checksum", `${file.name} has the SHA-256 ${sha256[part]}, expected ${want}`);
       }
     }
-    const isa = options.isa ?? guarded(() => fasterIsa(face));
+    const isa = options.isa ?? (isChoice ? guarded(() => fasterIsa(face)) : undefined);
     const whole = loader;
     loader = undefined;
     const helpers = await helping;

@@ -6,11 +6,11 @@ use super::Cpu;
 use super::cpu::Op;
 use super::simd::{Simd, each};
 
-/// Dots side by side: none waits for the one before it.
-const ABREAST: usize = 8;
+/// Dots of a width side by side: none waits for the one before it.
+const ABREAST: usize = 4;
 
-/// Computes `32 * rounds` dots of 4-bit weights, of four elements for each lane: how long that takes says which of two
-/// instruction sets is faster.
+/// Computes `16 * rounds` dots of 4-bit and as many of 8-bit weights, of four elements for each lane: how long that takes
+/// says which of two instruction sets is faster.
 pub fn race(cpu: Cpu, rounds: u32) {
     cpu.run(Race(rounds));
 }
@@ -30,24 +30,27 @@ impl Op for Race {
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
         let (mut quants, mut groups) = ([0x31u8; ABREAST * 64], [0x0102_0304u32; 8]);
-        let mut dots: [S::Acc; ABREAST] = each!(ABREAST, |_i| s.acc::<4>(0));
+        let (mut dots4, mut dots8): ([S::Acc; ABREAST], [S::Acc; ABREAST]) =
+            ([s.acc::<4>(0); ABREAST], [s.acc::<8>(0); ABREAST]);
         for _ in 0..self.0 {
             // other numbers each time, for all that the compiler knows
             black_box((&mut quants, &mut groups));
             for group in 0..4 {
                 // SAFETY: a register is at most 64 bytes, a group's activations at most two words.
                 unsafe {
-                    let a = s.act::<4>(groups.as_ptr().add(2 * group));
-                    for (i, dot) in dots.iter_mut().enumerate() {
-                        *dot = s.dot::<4>(*dot, s.weights::<4>(s.load_b(quants.as_ptr().add(i * 64))), a);
+                    let group = groups.as_ptr().add(2 * group);
+                    let (a4, a8) = (s.act::<4>(group), s.act::<8>(group));
+                    for i in 0..ABREAST {
+                        let b = s.load_b(quants.as_ptr().add(i * 64));
+                        dots4[i] = s.dot::<4>(dots4[i], s.weights::<4>(b), a4);
+                        dots8[i] = s.dot::<8>(dots8[i], s.weights::<8>(b), a8);
                     }
                 }
             }
         }
-        black_box(dots.map(
-            #[inline(always)]
-            |dot| s.sum_lanes(s.total::<4>(dot, 0)),
-        ));
+        let sums: [i32; ABREAST] =
+            each!(ABREAST, |i| s.sum_lanes(s.add_i(s.total::<4>(dots4[i], 0), s.total::<8>(dots8[i], 0))));
+        black_box(sums);
     }
 }
 
