@@ -96,7 +96,8 @@ fn urgent_requests_overtake() {
         for (i, priority) in ["low", "normal", "high"].iter().enumerate() {
             let (server, done) = (&server, &done);
             scope.spawn(move || {
-                let body = json!({ "prompt": "a", "max_tokens": 30, "ignore_eos": true, "priority": priority });
+                // long enough that a client that wakes up late still notes its end before the next one's
+                let body = json!({ "prompt": "a", "max_tokens": 300, "ignore_eos": true, "priority": priority });
                 server.ok("/v1/completions", &body);
                 done.lock().expect("no panic").push(*priority);
             });
