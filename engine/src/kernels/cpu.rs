@@ -108,12 +108,11 @@ impl Cpu {
     /// Every path of this machine, in all ways to read weights.
     #[cfg(test)]
     pub(crate) fn all_ways() -> Vec<Cpu> {
-        let ways: &[Reading] = if cfg!(target_arch = "x86_64") {
-            &[Reading::DEFAULT, Reading::ALONE, Reading::FAR]
-        } else {
-            &[Reading::DEFAULT]
-        };
-        Cpu::available().into_iter().flat_map(|cpu| ways.iter().map(move |&reading| Cpu { reading, ..cpu })).collect()
+        #[cfg(target_arch = "x86_64")]
+        let ways = [Reading::DEFAULT, Reading::ALONE, Reading::FAR];
+        #[cfg(not(target_arch = "x86_64"))]
+        let ways = [Reading::DEFAULT];
+        Cpu::available().into_iter().flat_map(|cpu| ways.map(|reading| Cpu { reading, ..cpu })).collect()
     }
 
     /// The path of that name, if this machine has it.

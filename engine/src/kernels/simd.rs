@@ -81,14 +81,15 @@ pub(crate) struct Ahead {
     pub floats: usize,
 }
 
-#[allow(dead_code)] // each target has its own
 impl Reading {
-    /// Where nothing else was measured.
+    /// Intel's processors, and where nothing was measured.
     pub(crate) const DEFAULT: Reading =
         Reading { ahead: Ahead { packed: 2048, bytes: 2048, floats: 0 }, several: true };
     /// Zen 4: 60-90 % of its bandwidth when it is left alone, half of that otherwise.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) const ALONE: Reading = Reading { ahead: Ahead { packed: 0, bytes: 0, floats: 0 }, several: false };
     /// Zen 5: a fifth to a whole more where it is asked, a tenth less for bytes.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) const FAR: Reading = Reading { ahead: Ahead { packed: 8192, bytes: 0, floats: 8192 }, several: false };
 }
 

@@ -26,6 +26,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 let (quants_at, scales_at) = block_at(qb, 1 + MIN as usize, b);
                 let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
                 if NC == 1 {
+                    // the quants, and a line of scales
                     let Ahead { packed, bytes, .. } = s.reading().ahead;
                     ask_ahead(s, t, quants, if nibbles { packed } else { bytes }, 0..qb / 64 + 1);
                 }
