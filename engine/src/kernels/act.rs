@@ -9,6 +9,9 @@
 //! A tile holds `nc` columns; per block one record of 32-bit words, column fastest: `[d x nc][firsts x nc][sums x nc]
 //! [groups of four x nc x words]`. Firsts are the initial values of the dots that the block's scales want, for weights
 //! that are stored with an offset; sums are what minima want, of the whole block or in pairs of i16.
+//!
+//! A square, for CPUs with matrix registers, holds 16 columns. The groups of 32 or 64 elements of a column follow each
+//! other there: `[32 or 64 bytes x 16]`, of the first elements, then of the next.
 
 use super::cpu::Op;
 use super::form::Form;
@@ -31,7 +34,12 @@ pub struct ActKind {
     sums: Sums,
     /// Columns of a full tile.
     pub(super) nc: usize,
+    /// Whether 16 columns, where there are so many left, are a square.
+    squares: bool,
 }
+
+/// Columns of a square.
+pub(super) const SQUARE: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sums {
@@ -57,7 +65,26 @@ impl ActKind {
                 kind(self.0, S::rec, [S::TILE4.nc, S::TILE8.nc, S::TILE_K.nc])
             }
         }
-        cpu.run(Of(dtype))
+        let kind = cpu.run(Of(dtype))?;
+        Some(ActKind { squares: cpu.has_squares(&Form::of(dtype)?), ..kind })
+    }
+
+    /// Of `n` columns, the first ones that are in whole squares.
+    pub(super) fn in_squares(&self, n: usize) -> usize {
+        if self.squares { n / SQUARE * SQUARE } else { 0 }
+    }
+
+    /// The columns of the tile that starts with `left` columns to go: squares, full tiles, then what is left.
+    pub(super) fn columns(&self, left: usize) -> usize {
+        match self.in_squares(left) {
+            0 => tile_columns(self.nc, self.block, left),
+            _ => SQUARE,
+        }
+    }
+
+    /// Columns of a task of packing: whole tiles of every kind.
+    fn task_columns(&self) -> usize {
+        if self.squares { SQUARE } else { TASK_COLUMNS }
     }
 
     /// Parts of a block whose integers are summed.
@@ -91,7 +118,15 @@ impl ActKind {
 
 fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
     assert!(nc.iter().all(|&nc| TASK_COLUMNS.is_multiple_of(nc)), "tiles never cross the tasks that pack them");
-    let of = |bits, offset, firsts, sums, nc| ActKind { block: 32, rec: rec(bits), firsts, offset, sums, nc };
+    let of = |bits, offset, firsts, sums, nc| ActKind {
+        block: 32,
+        rec: rec(bits),
+        firsts,
+        offset,
+        sums,
+        nc,
+        squares: false,
+    };
     let block = Form::of(dtype)?.block_len();
     let kind = match Form::of(dtype)? {
         Form::Float => return None,
@@ -108,8 +143,7 @@ fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
     Some(ActKind { block, ..kind })
 }
 
-/// The columns of the tile that starts with `left` columns to go: full tiles, then what is left; for blocks of that
-/// length.
+/// The columns of the tile that starts with `left` columns to go, where there are no squares; for blocks of that length.
 pub(super) const fn tile_columns(nc: usize, block: usize, left: usize) -> usize {
     match left {
         _ if left >= nc => nc,
@@ -140,11 +174,12 @@ pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: &[f32], k: usize, w
     let n = x.len() / k;
     let per = (k / kind.block) * kind.words();
     let words = &mut words[..n * per];
-    tasks::chunks(few(pool, n), words, TASK_COLUMNS * per, &|i, words, _| {
-        let x = &x[i * TASK_COLUMNS * k..n.min((i + 1) * TASK_COLUMNS) * k];
+    let columns = kind.task_columns();
+    tasks::chunks(few(pool, n), words, columns * per, &|i, words, _| {
+        let x = &x[i * columns * k..n.min((i + 1) * columns) * k];
         let (mut c, n) = (0, x.len() / k);
         while c < n {
-            let nc = tile_columns(kind.nc, kind.block, n - c);
+            let nc = kind.columns(n - c);
             cpu.run(PackTile { kind, x: &x[c * k..(c + nc) * k], k, nc, out: &mut words[c * per..(c + nc) * per] });
             c += nc;
         }
@@ -322,7 +357,22 @@ fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, 
         Sums::Whole => put(sums.all[0] as u32),
         Sums::Pairs(_) => sums.all.chunks_exact(2).for_each(|s| put(pair(s[0] as i16, s[1] as i16))),
     }
-    write_groups(kind.rec, q, nc, c, &mut out[at - c..]);
+    let groups = &mut out[at - c..];
+    if kind.squares && nc == SQUARE {
+        return write_rows(q, c, groups);
+    }
+    write_groups(kind.rec, q, nc, c, groups);
+}
+
+/// Writes the bytes of column `c` of a square.
+#[inline(always)]
+fn write_rows(q: &[i8], c: usize, out: &mut [u32]) {
+    let row = q.len().min(64);
+    for (q, out) in q.chunks_exact(row).zip(out.chunks_exact_mut(SQUARE * row / 4)) {
+        for (q, out) in q.chunks_exact(4).zip(&mut out[c * row / 4..]) {
+            *out = u32::from_le_bytes([q[0] as u8, q[1] as u8, q[2] as u8, q[3] as u8]);
+        }
+    }
 }
 
 fn pair(a: i16, b: i16) -> u32 {

@@ -4,6 +4,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
+use super::form::Form;
 use super::simd::{Reading, Simd};
 
 /// An instruction-set path. All give the same bits.
@@ -14,6 +15,8 @@ pub enum Isa {
     Avx2,
     AvxVnni,
     Avx512Vnni,
+    /// As `Avx512Vnni`, but products of 16 columns and more use the CPU's matrix registers.
+    Amx,
     Neon,
     NeonDotprod,
     Simd128,
@@ -26,11 +29,12 @@ pub enum Isa {
 
 impl Isa {
     /// All paths, slowest first.
-    pub const ALL: [Isa; 9] = [
+    pub const ALL: [Isa; 10] = [
         Isa::Scalar,
         Isa::Avx2,
         Isa::AvxVnni,
         Isa::Avx512Vnni,
+        Isa::Amx,
         Isa::Neon,
         Isa::NeonDotprod,
         Isa::Simd128,
@@ -45,6 +49,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avx-vnni",
             Isa::Avx512Vnni => "avx512-vnni",
+            Isa::Amx => "amx",
             Isa::Neon => "neon",
             Isa::NeonDotprod => "neon-dotprod",
             Isa::Simd128 => "simd128",
@@ -129,6 +134,21 @@ impl Cpu {
         self.isa
     }
 
+    /// The matrix registers, where this path has them.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn amx(self) -> Option<super::amx::Amx> {
+        // SAFETY: a `Cpu` of that `Isa` exists only if `has` said that the machine has the features.
+        (self.isa == Isa::Amx).then(|| unsafe { super::amx::Amx::new(super::avx512::Avx512::new(self.reading)) })
+    }
+
+    /// Whether products with weights of that form take columns in squares.
+    pub(super) fn has_squares(self, form: &Form) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.isa == Isa::Amx && super::amx::has_squares(form);
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// Runs an operation on this instruction set.
     #[inline]
     pub(crate) fn run<O: Op>(self, op: O) -> O::Out {
@@ -142,7 +162,7 @@ impl Cpu {
             Isa::AvxVnni => unsafe { super::avx2::run_vnni(super::avx2::Avx2::<true>::new(self.reading), op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx512Vnni => unsafe { super::avx512::run(super::avx512::Avx512::new(self.reading), op) },
+            Isa::Avx512Vnni | Isa::Amx => unsafe { super::avx512::run(super::avx512::Avx512::new(self.reading), op) },
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             Isa::Neon => op.simd(super::neon::Neon::<false>::new()),
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
@@ -197,6 +217,14 @@ const ZEN5: u32 = 0x1a;
 #[cfg(target_arch = "x86_64")]
 const AMD: [u32; 3] = [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"enti"), u32::from_le_bytes(*b"cAMD")];
 
+/// Whether the processor has matrix registers, and dots of bytes in them.
+#[cfg(target_arch = "x86_64")]
+fn has_amx() -> bool {
+    const TILE_AND_INT8: u32 = 3 << 24;
+    core::arch::x86_64::__cpuid(0).eax >= 7
+        && core::arch::x86_64::__cpuid_count(7, 0).edx & TILE_AND_INT8 == TILE_AND_INT8
+}
+
 #[cfg(target_arch = "x86_64")]
 fn has(isa: Isa) -> bool {
     #[cfg(feature = "std")]
@@ -211,6 +239,7 @@ fn has(isa: Isa) -> bool {
         Isa::Scalar => true,
         Isa::Avx2 => has!("avx2" "fma" "f16c"),
         Isa::AvxVnni => has!("avx2" "fma" "f16c" "avxvnni"),
+        Isa::Amx => has(Isa::Avx512Vnni) && has_amx() && super::amx::is_permitted(),
         Isa::Avx512Vnni => has!("avx2" "f16c" "avx512f" "avx512bw" "avx512vl" "avx512dq" "avx512vnni"),
         _ => false,
     }

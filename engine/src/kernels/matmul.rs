@@ -117,6 +117,12 @@ pub(super) struct Panels<'a> {
 impl Panels<'_> {
     /// Computes them. Each format is an operation of its own: all in one would be a function of a megabyte.
     fn run(self, cpu: Cpu) {
+        #[cfg(target_arch = "x86_64")]
+        if let (Columns::Packed(a), Some(amx)) = (self.product.x, cpu.amx())
+            && a.kind.in_squares(a.n) > 0
+        {
+            super::amx::squares(amx, self, &a);
+        }
         match (self.product.w.dtype(), self.product.w.form()) {
             (Dtype::F32, _) => cpu.run(FloatPanels::<AsF32>(self, PhantomData)),
             (Dtype::F16, _) => cpu.run(FloatPanels::<AsF16>(self, PhantomData)),
@@ -233,9 +239,9 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         let (mut row, end) = (self.0.p0 * PANEL, self.0.p1 * PANEL);
         while row < end {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
-            let mut c = 0;
+            let mut c = a.kind.in_squares(a.n);
             while c < a.n {
-                let nc = act::tile_columns(a.kind.nc, a.kind.block, a.n - c);
+                let nc = a.kind.columns(a.n - c);
                 let rv = if nc == 1 { group } else { shape.rv.min(group) };
                 for v in (0..group).step_by(rv) {
                     self.tile_of(s, &a, rv, row + v * S::LANES, nc, c);

@@ -167,7 +167,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(CASES))]
 
     #[test]
-    fn matrix_products(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..400, blocks in 1usize..5, n in 1usize..20, threads in 1usize..4, extreme: bool, seed: u64) {
+    fn matrix_products(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..400, blocks in 1usize..5, n in 1usize..40, threads in 1usize..4, extreme: bool, seed: u64) {
         let dtype = Dtype::SUPPORTED[f];
         let k = blocks * dtype.block_len() as usize * if dtype.block_len() == 1 { 7 } else { 1 };
         let mut rng = Rng(seed);
