@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let w = weights(dtype, rows, k)?;
         for &cpu in &cpus {
             let (one, hash1) = speed(cpu, &w, 1);
-            let (many, hash128) = speed(cpu, &w, 128);
+            let (many, hash128) = speed(cpu, &w, std::env::var("N").map_or(128, |n| n.parse().unwrap()));
             let gb_per_s = one * w.len_bytes() as f64 / (2 * rows * k) as f64;
             println!(
                 "{:14}{:8}{one:10.1}{gb_per_s:10.1}{many:12.1}   {:016x}",
@@ -50,8 +50,9 @@ fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
     let columns = match ActKind::of(cpu, w.dtype()) {
         None => Columns::Plain(&x),
         Some(kind) => {
-            words.resize(kind.len_words(n, w.k()), 0);
-            Columns::Packed(pack(cpu, &Inline, kind, &x, w.k(), &mut words))
+            words.resize(kind.len_words(n, w.k()) + 16, 0);
+            let skip = words.as_ptr().align_offset(64);
+            Columns::Packed(pack(cpu, &Inline, kind, &x, w.k(), &mut words[skip..]))
         }
     };
     let stride = w.panels() * 16;

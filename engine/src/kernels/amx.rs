@@ -1,8 +1,9 @@
 //! Products on AMX: matrix registers of 16 rows of 64 bytes, and 16 x 16 dots of up to 64 signed bytes in one instruction
 //! (`TDPBSSD`; Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
 //!
-//! A square is a panel times 16 columns. Weights are unpacked to signed bytes, a stretch of K at a time, which stays in
-//! the cache while all columns pass; between stretches, sums wait in the output.
+//! A square is a panel times 16 columns. Weights are unpacked to signed bytes, those of a few panels and a stretch of K at
+//! a time: they stay in the cache of the first level while all columns pass, and the panels share what they read of a
+//! column. Between stretches, sums wait beside them: columns of the output are far apart.
 //!
 //! Blocks of 32 have scales of their own, so their dots leave the matrix registers block by block. In super-blocks a
 //! weight times the scale of its sub-block is an integer, which two bytes hold as `64 * high + low`: then
@@ -10,6 +11,8 @@
 
 use core::arch::asm;
 use core::arch::x86_64::*;
+use core::mem::MaybeUninit;
+use core::ops::Range;
 
 use super::act::{Acts, SQUARE};
 use super::avx512::Avx512;
@@ -66,90 +69,115 @@ pub(super) fn squares(amx: Amx, panels: Panels<'_>, a: &Acts<'_>) {
     unsafe { run(amx.0, panels, a) }
 }
 
-/// Shapes of the matrix registers: 0 and 1 are columns and weights of 32 elements, 2 and 3 dots, from 4 on whole ones.
+/// Shapes of the matrix registers.
 #[repr(C, align(64))]
-struct Config {
+struct Shapes {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
-    bytes: [u16; 16],
+    row_bytes: [u16; 16],
     rows: [u8; 16],
 }
 
-static CONFIG: Config = Config {
-    palette: 1,
-    start_row: 0,
-    reserved: [0; 14],
-    bytes: [32, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-    rows: [16, 8, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
-};
+impl Shapes {
+    const fn new(row_bytes: [u16; 8], rows: [u8; 8]) -> Shapes {
+        let mut shapes = Shapes { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        let mut i = 0;
+        while i < 8 {
+            (shapes.row_bytes[i], shapes.rows[i]) = (row_bytes[i], rows[i]);
+            i += 1;
+        }
+        shapes
+    }
 
-/// Elements of a stretch in blocks of 32, or half of them in super-blocks: 16 KiB unpacked.
-const STRETCH: usize = 1024;
+    /// For blocks of 32: 4 is 16 columns, 5 a block of a panel.
+    const OF_32: Shapes = Shapes::new([64, 64, 64, 64, 32, 64, 64, 64], [16, 16, 16, 16, 16, 8, 16, 16]);
+    /// For super-blocks, of 64 elements at a time.
+    const OF_256: Shapes = Shapes::new([64; 8], [16; 8]);
+}
 
 /// 16 numbers of 4 bytes, or 64 bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Unpacked weights of a panel.
-struct Stretch {
+const ZERO: Line = Line([0; 64]);
+
+/// Blocks of 32 that are unpacked at once, 16 KiB; of super-blocks 4, twice as much.
+const BLOCKS: usize = 64;
+const SUPERS: usize = 4;
+
+/// Unpacked weights, block by block of each panel.
+struct Weights {
     /// Groups of four elements; of a super-block the low bytes of all, then the high ones.
-    groups: [Line; STRETCH / 4],
-    /// f32, for each block.
-    d: [Line; STRETCH / 32],
+    groups: [Line; SUPERS * 128],
+    /// f32.
+    d: [Line; BLOCKS],
     /// Minima of blocks of 32, dmin of super-blocks.
-    m: [Line; STRETCH / 32],
+    m: [Line; BLOCKS],
     /// Pairs of i16 minima of a super-block.
-    mins: [[Line; 8]; STRETCH / 512],
+    mins: [[Line; 8]; SUPERS],
 }
 
-/// Dots of two blocks, or of low and high bytes.
-type Dots = [[Line; 16]; 2];
+/// Dots of a block, in super-blocks of the low bytes, then of the high ones.
+type Dots = [Line; 32];
 
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn run(s: Avx512, Panels { product, p0, p1 }: Panels<'_>, a: &Acts<'_>) {
-    const ZERO: Line = Line([0; 64]);
-    let mut w = Stretch {
-        groups: [ZERO; STRETCH / 4],
-        d: [ZERO; STRETCH / 32],
-        m: [ZERO; STRETCH / 32],
-        mins: [[ZERO; 8]; STRETCH / 512],
+    let mut w = Weights {
+        groups: [ZERO; SUPERS * 128],
+        d: [ZERO; BLOCKS],
+        m: [ZERO; BLOCKS],
+        mins: [[ZERO; 8]; SUPERS],
     };
-    let mut dots: Dots = [[ZERO; 16]; 2];
-    let form = product.w.form();
-    let blocks = product.w.k() / a.kind.block;
-    let per = if a.kind.block == 32 { STRETCH / 32 } else { STRETCH / 512 };
-    let words = a.kind.words();
+    let mut sums = [const { [const { MaybeUninit::<[Line; SQUARE]>::uninit() }; PANELS] }; COLUMNS / SQUARE];
+    // of even and of odd blocks
+    let mut dots: [Dots; 2] = [[ZERO; 32]; 2];
+    let shapes = if a.kind.block == 32 { Shapes::OF_32 } else { Shapes::OF_256 };
+    let (form, words, blocks) = (product.w.form(), a.kind.words(), product.w.k() / a.kind.block);
+    let (together, most) = if a.kind.block == 32 { (PANELS, BLOCKS / PANELS) } else { (PANELS / 2, SUPERS / (PANELS / 2)) };
+    let stretch = blocks.div_ceil(blocks.div_ceil(most));
     // SAFETY: the shapes are valid; they are given back below, and nothing in between unwinds but on a broken slice.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags)) }
-    for p in p0..p1 {
-        for b0 in (0..blocks).step_by(per) {
-            let blocks_here = per.min(blocks - b0);
-            // SAFETY: the panel holds these blocks.
-            unsafe { unpack(s, product.w, p, b0..b0 + blocks_here, &mut w) };
-            for c in (0..a.kind.in_squares(a.n)).step_by(SQUARE) {
-                let records = &a.words[(c * blocks + b0 * SQUARE) * words..][..blocks_here * SQUARE * words];
-                let square = Square {
-                    records: records.as_ptr(),
-                    head: a.kind.head(),
-                    words,
-                    blocks: blocks_here,
-                    out: product
-                        .out
-                        .ptr(c * product.stride + product.at + p * PANEL, (SQUARE - 1) * product.stride + PANEL),
-                    stride: product.stride,
-                    continues: b0 > 0,
-                };
-                // SAFETY: the slice and `ptr` above checked columns and output.
-                unsafe {
-                    match form {
-                        Form::Blocks32(f) if f.m => square.blocks::<true>(s, &w, &mut dots),
-                        Form::Blocks32(_) => square.blocks::<false>(s, &w, &mut dots),
-                        Form::SuperMin { .. } => square.supers::<4>(s, &w, &mut dots),
-                        Form::Codes(f) if f.has_min() => square.supers::<8>(s, &w, &mut dots),
-                        Form::Codes(f) if !f.is_super() => square.blocks::<false>(s, &w, &mut dots),
-                        _ => square.supers::<0>(s, &w, &mut dots),
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly, preserves_flags)) }
+    let end = a.kind.in_squares(a.n);
+    for (c0, first) in (0..end).step_by(COLUMNS).flat_map(|c0| (p0..p1).step_by(together).map(move |p| (c0, p))) {
+        let panels = first..p1.min(first + together);
+        for b0 in (0..blocks).step_by(stretch) {
+            let here = stretch.min(blocks - b0);
+            for p in panels.clone() {
+                // SAFETY: the panel holds these blocks, and there is room for them.
+                unsafe { unpack(s, product.w, p, b0..b0 + here, (p - first) * here, &mut w) };
+            }
+            for c in (c0..end.min(c0 + COLUMNS)).step_by(SQUARE) {
+                let records = &a.words[(c * blocks + b0 * SQUARE) * words..][..here * SQUARE * words];
+                for p in panels.clone() {
+                    let at = c * product.stride + product.at + p * PANEL;
+                    let waiting: *mut f32 = sums[(c - c0) / SQUARE][p - first].as_mut_ptr().cast();
+                    let (out, stride) = if b0 + here < blocks {
+                        (waiting, PANEL)
+                    } else {
+                        (product.out.ptr(at, (SQUARE - 1) * product.stride + PANEL), product.stride)
+                    };
+                    let square = Square {
+                        records: records.as_ptr(),
+                        head: a.kind.head(),
+                        words,
+                        first: (p - first) * here,
+                        blocks: here,
+                        sums: (b0 > 0).then_some(waiting),
+                        out,
+                        stride,
+                    };
+                    // SAFETY: the slice and `ptr` above checked columns and output.
+                    unsafe {
+                        match form {
+                            Form::Blocks32(f) if f.m => square.blocks::<true>(s, &w, &mut dots),
+                            Form::Blocks32(_) => square.blocks::<false>(s, &w, &mut dots),
+                            Form::SuperMin { .. } => square.supers::<4>(s, &w, &mut dots),
+                            Form::Codes(f) if f.has_min() => square.supers::<8>(s, &w, &mut dots),
+                            Form::Codes(f) if !f.is_super() => square.blocks::<false>(s, &w, &mut dots),
+                            _ => square.supers::<0>(s, &w, &mut dots),
+                        }
                     }
                 }
             }
@@ -159,6 +187,12 @@ unsafe fn run(s: Avx512, Panels { product, p0, p1 }: Panels<'_>, a: &Acts<'_>) {
     unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) }
 }
 
+/// Panels that share what is read of the columns; of super-blocks, half as many.
+const PANELS: usize = 4;
+
+/// Columns that share what is unpacked.
+const COLUMNS: usize = 512;
+
 /// Where a square reads and writes in one stretch.
 struct Square {
     /// A record of 16 columns per block.
@@ -167,18 +201,37 @@ struct Square {
     head: usize,
     /// Words of a record, of one column.
     words: usize,
+    /// Place of its first block in the weights.
+    first: usize,
     blocks: usize,
+    /// Sums of the stretches before, column by column.
+    sums: Option<*mut f32>,
     out: *mut f32,
     stride: usize,
-    /// Whether sums of stretches before are in the output.
-    continues: bool,
 }
 
 impl Square {
+    /// The columns of a block.
+    #[inline(always)]
+    unsafe fn record(&self, b: usize) -> *const u32 {
+        // SAFETY: the caller's square has that block.
+        unsafe { self.records.add(b * SQUARE * self.words) }
+    }
+
+    /// Their bytes.
+    #[inline(always)]
+    unsafe fn bytes(&self, b: usize) -> *const u32 {
+        // SAFETY: as above.
+        unsafe { self.record(b).add(SQUARE * self.head) }
+    }
+
     #[inline(always)]
     unsafe fn sums(&self, s: Avx512) -> [__m512; SQUARE] {
+        // the lines that will be written
+        (0..SQUARE).for_each(|c| s.prefetch(self.out.wrapping_add(c * self.stride).cast()));
+        let Some(sums) = self.sums else { return [s.splat(0.0); SQUARE] };
         // SAFETY: the caller's square.
-        unsafe { each!(SQUARE, |c| if self.continues { s.load(self.out.add(c * self.stride)) } else { s.splat(0.0) }) }
+        unsafe { each!(SQUARE, |c| s.load(sums.add(c * PANEL))) }
     }
 
     #[inline(always)]
@@ -191,15 +244,21 @@ impl Square {
 
     /// Blocks of 32, with minima or without.
     #[inline(always)]
-    unsafe fn blocks<const MIN: bool>(&self, s: Avx512, w: &Stretch, dots: &mut Dots) {
+    unsafe fn blocks<const MIN: bool>(&self, s: Avx512, w: &Weights, dots: &mut [Dots; 2]) {
         // SAFETY: the caller's square.
         unsafe {
             let mut sums = self.sums(s);
+            start_32::<false>(self.bytes(0), &w.groups[self.first * 8]);
             for b in 0..self.blocks {
-                let record = self.records.add(b * SQUARE * self.words);
-                let dots = &mut dots[b % 2];
-                dots_of_32(record.add(self.head * SQUARE), &w.groups[b * 8], dots);
-                let (d, m) = (s.load(line(&w.d[b])), s.load(line(&w.m[b])));
+                let (odd, next, at) = (b % 2 == 1, b + 1, self.first + b);
+                // the next block's dots while these are scaled
+                if next < self.blocks {
+                    let (bytes, groups) = (self.bytes(next), &w.groups[(self.first + next) * 8]);
+                    if odd { start_32::<false>(bytes, groups) } else { start_32::<true>(bytes, groups) }
+                }
+                let (record, dots) = (self.record(b), &mut dots[usize::from(odd)]);
+                if odd { finish_32::<true>(dots) } else { finish_32::<false>(dots) }
+                let (d, m) = (s.load(line(&w.d[at])), s.load(line(&w.m[at])));
                 for c in 0..SQUARE {
                     let da = s.splat(f32::from_bits(record.add(c).read()));
                     let isum = s.to_f32(_mm512_load_si512(line(&dots[c])));
@@ -217,19 +276,25 @@ impl Square {
 
     /// Super-blocks, with that many pairs of minima.
     #[inline(always)]
-    unsafe fn supers<const PAIRS: usize>(&self, s: Avx512, w: &Stretch, dots: &mut Dots) {
+    unsafe fn supers<const PAIRS: usize>(&self, s: Avx512, w: &Weights, dots: &mut [Dots; 2]) {
         // SAFETY: the caller's square.
         unsafe {
             let mut sums = self.sums(s);
+            start_256::<false>(self.bytes(0), &w.groups[self.first * 128]);
             for b in 0..self.blocks {
-                let record = self.records.add(b * SQUARE * self.words);
-                dots_of_256(record.add(self.head * SQUARE), &w.groups[b * 128], dots);
-                let (d, dmin) = (s.load(line(&w.d[b])), s.load(line(&w.m[b])));
-                let mins: [__m512i; PAIRS] = each!(PAIRS, |j| _mm512_load_si512(line(&w.mins[b][j])));
+                let (odd, next, at) = (b % 2 == 1, b + 1, self.first + b);
+                if next < self.blocks {
+                    let (bytes, groups) = (self.bytes(next), &w.groups[(self.first + next) * 128]);
+                    if odd { start_256::<false>(bytes, groups) } else { start_256::<true>(bytes, groups) }
+                }
+                let (record, dots) = (self.record(b), &mut dots[usize::from(odd)]);
+                if odd { finish_256::<true>(dots) } else { finish_256::<false>(dots) }
+                let (d, dmin) = (s.load(line(&w.d[at])), s.load(line(&w.m[at])));
+                let mins: [__m512i; PAIRS] = each!(PAIRS, |j| _mm512_load_si512(line(&w.mins[at][j])));
                 let pairs = record.add((self.head - PAIRS) * SQUARE);
                 for c in 0..SQUARE {
                     let da = s.splat(f32::from_bits(record.add(c).read()));
-                    let (low, high) = (_mm512_load_si512(line(&dots[0][c])), _mm512_load_si512(line(&dots[1][c])));
+                    let (low, high) = (_mm512_load_si512(line(&dots[c])), _mm512_load_si512(line(&dots[SQUARE + c])));
                     let isum = s.add_i(_mm512_slli_epi32::<6>(high), low);
                     let mut term = s.mul(s.to_f32(isum), s.mul(d, da));
                     if PAIRS > 0 {
@@ -253,82 +318,132 @@ fn line<T>(line: &Line) -> *const T {
     (&raw const line.0).cast()
 }
 
-/// The dots of a block of 32: `columns` are 16 rows of 32 bytes, `groups` 8 lines of weights.
+/// Starts the dots of a block of 32: `columns` are 16 rows of 32 bytes, `groups` 8 lines of weights. Until they are
+/// finished they stay in a matrix register of even or of odd blocks.
 ///
 /// # Safety
 /// They are there, and the registers have their shapes.
 #[inline(always)]
-unsafe fn dots_of_32(columns: *const u32, groups: *const Line, dots: &mut [Line; 16]) {
-    // SAFETY: the caller's; the registers are clobbers.
-    unsafe {
-        asm!(
-            "tileloadd tmm0, [{columns} + {half}]",
-            "tileloadd tmm1, [{groups} + {line}]",
-            "tilezero tmm2",
-            "tdpbssd tmm2, tmm0, tmm1",
-            "tilestored [{dots} + {line}], tmm2",
-            columns = in(reg) columns,
-            groups = in(reg) groups,
-            dots = in(reg) dots,
-            half = in(reg) 32usize,
-            line = in(reg) 64usize,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _,
-            options(nostack, preserves_flags),
-        );
+unsafe fn start_32<const ODD: bool>(columns: *const u32, groups: *const Line) {
+    macro_rules! start {
+        ($dots:literal) => {
+            // SAFETY: the caller's; code that is compiled without AMX leaves matrix registers alone.
+            unsafe {
+                asm!(
+                    "tileloadd tmm4, [{columns} + {half}]",
+                    "tileloadd tmm5, [{groups} + {line}]",
+                    concat!("tilezero ", $dots),
+                    concat!("tdpbssd ", $dots, ", tmm4, tmm5"),
+                    columns = in(reg) columns,
+                    groups = in(reg) groups,
+                    half = in(reg) 32usize,
+                    line = in(reg) 64usize,
+                    options(nostack, preserves_flags, readonly),
+                )
+            }
+        };
     }
+    if ODD { start!("tmm2") } else { start!("tmm0") }
 }
 
-/// The dots of a super-block: `columns` are 4 times 16 rows of 64 bytes, `groups` 64 lines of low bytes and 64 of high ones.
+/// Stores the dots that [`start_32`] started.
 ///
 /// # Safety
-/// As of [`dots_of_32`].
+/// It has started some.
 #[inline(always)]
-unsafe fn dots_of_256(columns: *const u32, groups: *const Line, dots: &mut Dots) {
-    // SAFETY: the caller's; the registers are clobbers.
-    unsafe {
-        asm!(
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "tileloadd tmm4, [{columns} + {line}]",
-            "tileloadd tmm5, [{groups} + {line}]",
-            "tileloadd tmm6, [{groups} + {line} + 4096]",
-            "tdpbssd tmm2, tmm4, tmm5",
-            "tdpbssd tmm3, tmm4, tmm6",
-            "tileloadd tmm4, [{columns} + {line} + 1024]",
-            "tileloadd tmm5, [{groups} + {line} + 1024]",
-            "tileloadd tmm6, [{groups} + {line} + 5120]",
-            "tdpbssd tmm2, tmm4, tmm5",
-            "tdpbssd tmm3, tmm4, tmm6",
-            "tileloadd tmm4, [{columns} + {line} + 2048]",
-            "tileloadd tmm5, [{groups} + {line} + 2048]",
-            "tileloadd tmm6, [{groups} + {line} + 6144]",
-            "tdpbssd tmm2, tmm4, tmm5",
-            "tdpbssd tmm3, tmm4, tmm6",
-            "tileloadd tmm4, [{columns} + {line} + 3072]",
-            "tileloadd tmm5, [{groups} + {line} + 3072]",
-            "tileloadd tmm6, [{groups} + {line} + 7168]",
-            "tdpbssd tmm2, tmm4, tmm5",
-            "tdpbssd tmm3, tmm4, tmm6",
-            "tilestored [{dots} + {line}], tmm2",
-            "tilestored [{dots} + {line} + 1024], tmm3",
-            columns = in(reg) columns,
-            groups = in(reg) groups,
-            dots = in(reg) dots,
-            line = in(reg) 64usize,
-            out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _, out("tmm6") _,
-            options(nostack, preserves_flags),
-        );
+unsafe fn finish_32<const ODD: bool>(dots: &mut Dots) {
+    macro_rules! finish {
+        ($dots:literal) => {
+            // SAFETY: the caller's; 16 rows of 64 bytes.
+            unsafe {
+                asm!(
+                    concat!("tilestored [{dots} + {line}], ", $dots),
+                    dots = in(reg) dots,
+                    line = in(reg) 64usize,
+                    options(nostack, preserves_flags),
+                )
+            }
+        };
     }
+    if ODD { finish!("tmm2") } else { finish!("tmm0") }
 }
 
-/// Unpacks some blocks of a panel.
+/// Starts the dots of a super-block: `columns` are 4 times 16 rows of 64 bytes, `groups` 64 lines of low bytes and 64 of
+/// high ones.
 ///
 /// # Safety
-/// The panel holds them, and the stretch has room for them.
+/// As of [`start_32`].
 #[inline(always)]
-unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: core::ops::Range<usize>, w: &mut Stretch) {
+unsafe fn start_256<const ODD: bool>(columns: *const u32, groups: *const Line) {
+    macro_rules! start {
+        ($low:literal, $high:literal) => {
+            // SAFETY: as in `start_32`.
+            unsafe {
+                asm!(
+                    concat!("tilezero ", $low),
+                    concat!("tilezero ", $high),
+                    "tileloadd tmm4, [{columns} + {line}]",
+                    "tileloadd tmm6, [{groups} + {line}]",
+                    concat!("tdpbssd ", $low, ", tmm4, tmm6"),
+                    "tileloadd tmm7, [{groups} + {line} + 4096]",
+                    concat!("tdpbssd ", $high, ", tmm4, tmm7"),
+                    "tileloadd tmm5, [{columns} + {line} + 1024]",
+                    "tileloadd tmm6, [{groups} + {line} + 1024]",
+                    concat!("tdpbssd ", $low, ", tmm5, tmm6"),
+                    "tileloadd tmm7, [{groups} + {line} + 5120]",
+                    concat!("tdpbssd ", $high, ", tmm5, tmm7"),
+                    "tileloadd tmm4, [{columns} + {line} + 2048]",
+                    "tileloadd tmm6, [{groups} + {line} + 2048]",
+                    concat!("tdpbssd ", $low, ", tmm4, tmm6"),
+                    "tileloadd tmm7, [{groups} + {line} + 6144]",
+                    concat!("tdpbssd ", $high, ", tmm4, tmm7"),
+                    "tileloadd tmm5, [{columns} + {line} + 3072]",
+                    "tileloadd tmm6, [{groups} + {line} + 3072]",
+                    concat!("tdpbssd ", $low, ", tmm5, tmm6"),
+                    "tileloadd tmm7, [{groups} + {line} + 7168]",
+                    concat!("tdpbssd ", $high, ", tmm5, tmm7"),
+                    columns = in(reg) columns,
+                    groups = in(reg) groups,
+                    line = in(reg) 64usize,
+                    options(nostack, preserves_flags, readonly),
+                )
+            }
+        };
+    }
+    if ODD { start!("tmm2", "tmm3") } else { start!("tmm0", "tmm1") }
+}
+
+/// Stores the dots that [`start_256`] started.
+///
+/// # Safety
+/// It has started some.
+#[inline(always)]
+unsafe fn finish_256<const ODD: bool>(dots: &mut Dots) {
+    macro_rules! finish {
+        ($low:literal, $high:literal) => {
+            // SAFETY: the caller's; twice 16 rows of 64 bytes.
+            unsafe {
+                asm!(
+                    concat!("tilestored [{dots} + {line}], ", $low),
+                    concat!("tilestored [{dots} + {line} + 1024], ", $high),
+                    dots = in(reg) dots,
+                    line = in(reg) 64usize,
+                    options(nostack, preserves_flags),
+                )
+            }
+        };
+    }
+    if ODD { finish!("tmm2", "tmm3") } else { finish!("tmm0", "tmm1") }
+}
+
+/// Unpacks some blocks of a panel to the place `first` and those after it.
+///
+/// # Safety
+/// The panel holds them, and there is room for them.
+#[inline(always)]
+unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize>, first: usize, w: &mut Weights) {
     let (form, panel) = (m.form(), m.panel(p).as_ptr());
-    for (i, b) in blocks.enumerate() {
+    for (i, b) in (first..).zip(blocks) {
         // SAFETY: the caller's.
         unsafe {
             if form.block_len() == 32 {
