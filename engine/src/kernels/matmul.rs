@@ -304,7 +304,7 @@ fn units(jobs: &[Job<'_>], threads: usize) -> Vec<Unit> {
     let mut units = Vec::new();
     for (job, Job { w, x, .. }) in jobs.iter().enumerate() {
         let panels = w.panels();
-        let whole = whole_panels(w.form());
+        let whole = whole_panels(w.form(), x);
         let long = UNIT_BYTES.div_ceil(w.panel_bytes().max(1) * x.n(w.k()).max(1));
         let n = match threads {
             1 => 1,
@@ -319,9 +319,10 @@ fn units(jobs: &[Job<'_>], threads: usize) -> Vec<Unit> {
 /// Weights times columns of a unit, at least: long enough to stream.
 const UNIT_BYTES: usize = 64 * 1024;
 
-/// Panels in whole register tiles of every instruction set.
-fn whole_panels(form: &Form) -> usize {
+/// Panels in whole register tiles of every instruction set, or that share a square's columns.
+fn whole_panels(form: &Form, x: &Columns<'_>) -> usize {
     match form {
+        _ if matches!(x, Columns::Packed(a) if a.kind.in_squares(a.n) > 0) => 4,
         Form::Float => 4,
         Form::Blocks32(f) if f.words == 8 => 3,
         Form::Codes(f) if !f.is_super() => 3,
