@@ -84,7 +84,7 @@ pub(crate) struct Ahead {
 impl Reading {
     /// Intel's processors, and where nothing was measured.
     pub(crate) const DEFAULT: Reading =
-        Reading { ahead: Ahead { packed: 2048, bytes: 2048, floats: 0 }, several: true };
+        Reading { ahead: Ahead { packed: 2048, bytes: 2048, floats: 2048 }, several: true };
     /// Zen 4: 60-90 % of its bandwidth when it is left alone, half of that otherwise.
     #[cfg(target_arch = "x86_64")]
     pub(crate) const ALONE: Reading = Reading { ahead: Ahead { packed: 0, bytes: 0, floats: 0 }, several: false };
