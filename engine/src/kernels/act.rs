@@ -69,22 +69,20 @@ impl ActKind {
         Some(ActKind { squares: cpu.has_squares(&Form::of(dtype)?), ..kind })
     }
 
-    /// Of `n` columns, the first ones that are in whole squares.
+    /// Of `n` columns, the first ones that are in squares: all whole ones, where there are enough for weights to be worth
+    /// their unpacking.
     pub(super) fn in_squares(&self, n: usize) -> usize {
-        if self.squares { n / SQUARE * SQUARE } else { 0 }
+        if self.squares && n >= 2 * SQUARE { n / SQUARE * SQUARE } else { 0 }
     }
 
-    /// The columns of the tile that starts with `left` columns to go: squares, full tiles, then what is left.
-    pub(super) fn columns(&self, left: usize) -> usize {
-        match self.in_squares(left) {
-            0 => tile_columns(self.nc, self.block, left),
-            _ => SQUARE,
-        }
+    /// The columns of the tile that starts at column `c` of `n`: squares, full tiles, then what is left.
+    pub(super) fn columns(&self, n: usize, c: usize) -> usize {
+        if c < self.in_squares(n) { SQUARE } else { tile_columns(self.nc, self.block, n - c) }
     }
 
-    /// Columns of a task of packing: whole tiles of every kind.
-    fn task_columns(&self) -> usize {
-        if self.squares { SQUARE } else { TASK_COLUMNS }
+    /// Columns of a task of packing, for `n` of them: whole tiles.
+    fn task_columns(&self, n: usize) -> usize {
+        if self.in_squares(n) > 0 { SQUARE } else { TASK_COLUMNS }
     }
 
     /// Parts of a block whose integers are summed.
@@ -174,14 +172,14 @@ pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: &[f32], k: usize, w
     let n = x.len() / k;
     let per = (k / kind.block) * kind.words();
     let words = &mut words[..n * per];
-    let columns = kind.task_columns();
+    let columns = kind.task_columns(n);
     tasks::chunks(few(pool, n), words, columns * per, &|i, words, _| {
-        let x = &x[i * columns * k..n.min((i + 1) * columns) * k];
-        let (mut c, n) = (0, x.len() / k);
-        while c < n {
-            let nc = kind.columns(n - c);
-            cpu.run(PackTile { kind, x: &x[c * k..(c + nc) * k], k, nc, out: &mut words[c * per..(c + nc) * per] });
-            c += nc;
+        let (mut c, mut left) = (i * columns, words);
+        while !left.is_empty() {
+            let nc = kind.columns(n, c);
+            let (out, rest) = left.split_at_mut(nc * per);
+            cpu.run(PackTile { kind, x: &x[c * k..(c + nc) * k], k, nc, out });
+            (c, left) = (c + nc, rest);
         }
     });
     Acts { kind, n, k, words }

@@ -124,18 +124,15 @@ type Dots = [Line; 32];
 
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn run(s: Avx512, Panels { product, p0, p1 }: Panels<'_>, a: &Acts<'_>) {
-    let mut w = Weights {
-        groups: [ZERO; SUPERS * 128],
-        d: [ZERO; BLOCKS],
-        m: [ZERO; BLOCKS],
-        mins: [[ZERO; 8]; SUPERS],
-    };
+    let mut w =
+        Weights { groups: [ZERO; SUPERS * 128], d: [ZERO; BLOCKS], m: [ZERO; BLOCKS], mins: [[ZERO; 8]; SUPERS] };
     let mut sums = [const { [const { MaybeUninit::<[Line; SQUARE]>::uninit() }; PANELS] }; COLUMNS / SQUARE];
     // of even and of odd blocks
     let mut dots: [Dots; 2] = [[ZERO; 32]; 2];
     let shapes = if a.kind.block == 32 { Shapes::OF_32 } else { Shapes::OF_256 };
     let (form, words, blocks) = (product.w.form(), a.kind.words(), product.w.k() / a.kind.block);
-    let (together, most) = if a.kind.block == 32 { (PANELS, BLOCKS / PANELS) } else { (PANELS / 2, SUPERS / (PANELS / 2)) };
+    let (together, most) =
+        if a.kind.block == 32 { (PANELS, BLOCKS / PANELS) } else { (PANELS / 2, SUPERS / (PANELS / 2)) };
     let stretch = blocks.div_ceil(blocks.div_ceil(most));
     // SAFETY: the shapes are valid; they are given back below, and nothing in between unwinds but on a broken slice.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly, preserves_flags)) }
@@ -257,7 +254,11 @@ impl Square {
                     if odd { start_32::<false>(bytes, groups) } else { start_32::<true>(bytes, groups) }
                 }
                 let (record, dots) = (self.record(b), &mut dots[usize::from(odd)]);
-                if odd { finish_32::<true>(dots) } else { finish_32::<false>(dots) }
+                if odd {
+                    finish_32::<true>(dots)
+                } else {
+                    finish_32::<false>(dots)
+                }
                 let (d, m) = (s.load(line(&w.d[at])), s.load(line(&w.m[at])));
                 for c in 0..SQUARE {
                     let da = s.splat(f32::from_bits(record.add(c).read()));
@@ -288,7 +289,11 @@ impl Square {
                     if odd { start_256::<false>(bytes, groups) } else { start_256::<true>(bytes, groups) }
                 }
                 let (record, dots) = (self.record(b), &mut dots[usize::from(odd)]);
-                if odd { finish_256::<true>(dots) } else { finish_256::<false>(dots) }
+                if odd {
+                    finish_256::<true>(dots)
+                } else {
+                    finish_256::<false>(dots)
+                }
                 let (d, dmin) = (s.load(line(&w.d[at])), s.load(line(&w.m[at])));
                 let mins: [__m512i; PAIRS] = each!(PAIRS, |j| _mm512_load_si512(line(&w.mins[at][j])));
                 let pairs = record.add((self.head - PAIRS) * SQUARE);

@@ -241,7 +241,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
             let mut c = a.kind.in_squares(a.n);
             while c < a.n {
-                let nc = a.kind.columns(a.n - c);
+                let nc = a.kind.columns(a.n, c);
                 let rv = if nc == 1 { group } else { shape.rv.min(group) };
                 for v in (0..group).step_by(rv) {
                     self.tile_of(s, &a, rv, row + v * S::LANES, nc, c);

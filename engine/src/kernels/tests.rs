@@ -163,11 +163,29 @@ fn the_named_path_is_the_fastest() {
     }
 }
 
+/// Longer and more than what kernels keep at hand at a time, and no multiple of it.
+#[test]
+fn many_columns_of_long_rows() {
+    for (dtype, k) in [(Dtype::Q4_1, 1056), (Dtype::Q8_0, 1056), (Dtype::Q4_K, 1280), (Dtype::Q6_K, 1280)] {
+        let (rows, n, mut rng) = (70, 534, Rng(5));
+        let w = Matrix::from_rows(dtype, rows, k, &rng.rows(dtype, rows, k, false)).unwrap();
+        let x = rng.floats(n * k, false);
+        let some = [0, 17, 511, 512, 527, 528, 533];
+        let alone = some.map(|c| bits(&product(Cpu::SCALAR, &Inline, &w, &x[c * k..(c + 1) * k], 1)));
+        for cpu in Cpu::available().into_iter().filter(|cpu| *cpu != Cpu::SCALAR) {
+            let all = product(cpu, &Inline, &w, &x, n);
+            for (c, want) in some.iter().zip(&alone) {
+                assert_eq!(&bits(&all[c * want.len()..][..want.len()]), want, "{}, {dtype:?}, column {c}", cpu.isa());
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(CASES))]
 
     #[test]
-    fn matrix_products(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..400, blocks in 1usize..5, n in 1usize..40, threads in 1usize..4, extreme: bool, seed: u64) {
+    fn matrix_products(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..400, blocks in 1usize..5, n in 1usize..60, threads in 1usize..4, extreme: bool, seed: u64) {
         let dtype = Dtype::SUPPORTED[f];
         let k = blocks * dtype.block_len() as usize * if dtype.block_len() == 1 { 7 } else { 1 };
         let mut rng = Rng(seed);
