@@ -1,8 +1,8 @@
-//! Speed of the matrix products: `kernels_bench [ISA] [TYPE] [ROWS K]`.
+//! Speed of the matrix products: `kernels_bench [ISA] [TYPE] [ROWS K [N]]`.
 //!
 //! Prints, per instruction set of this machine (or the one named) and weight type, billions of operations a second
-//! (2 * rows * k * n) of a 2048 x 2048 product on one thread, packed columns, n = 1 (and its GB/s) and n = 128. The
-//! last column is a hash of the results: the same everywhere.
+//! (2 * rows * k * n) of a product on one thread, 2048 x 2048 if no size is given, packed columns, n = 1 (and its GB/s)
+//! and N, usually 128. The last column is a hash of the results: the same everywhere.
 #![expect(clippy::std_instead_of_core, reason = "a program, not the engine")]
 
 use std::error::Error;
@@ -22,20 +22,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(name) => vec![Cpu::named(name)?],
     };
     let types = Dtype::SUPPORTED.into_iter().filter(|f| args.get(1).is_none_or(|name| f.name() == name));
-    let size = |i: usize| args.get(i).map_or(Ok(2048), |v| v.parse::<usize>());
-    let (rows, k) = (size(2)?, size(3)?);
-    println!("{:14}{:8}{:>10}{:>10}{:>12}   results", "isa", "type", "n=1", "GB/s", "n=128");
+    let size = |i: usize, usual| args.get(i).map_or(Ok(usual), |v| v.parse::<usize>());
+    let (rows, k, n) = (size(2, 2048)?, size(3, 2048)?, size(4, 128)?);
+    println!("{:14}{:8}{:>10}{:>10}{:>12}   results", "isa", "type", "n=1", "GB/s", format!("n={n}"));
     for dtype in types {
         let w = weights(dtype, rows, k)?;
         for &cpu in &cpus {
             let (one, hash1) = speed(cpu, &w, 1);
-            let (many, hash128) = speed(cpu, &w, std::env::var("N").map_or(128, |n| n.parse().unwrap()));
+            let (many, hash_many) = speed(cpu, &w, n);
             let gb_per_s = one * w.len_bytes() as f64 / (2 * rows * k) as f64;
             println!(
                 "{:14}{:8}{one:10.1}{gb_per_s:10.1}{many:12.1}   {:016x}",
                 cpu.isa().name(),
                 dtype.name(),
-                hash1 ^ hash128
+                hash1 ^ hash_many
             );
         }
     }

@@ -34,7 +34,7 @@ pub struct ActKind {
     sums: Sums,
     /// Columns of a full tile.
     pub(super) nc: usize,
-    /// Whether 16 columns, where there are so many left, are a square.
+    /// Whether 16 columns, where there are enough of them, are a square.
     squares: bool,
 }
 
@@ -69,10 +69,15 @@ impl ActKind {
         Some(ActKind { squares: cpu.has_squares(&Form::of(dtype)?), ..kind })
     }
 
+    /// Known to be false where no CPU has matrix registers, so that what follows from it is not compiled.
+    fn has_squares(&self) -> bool {
+        cfg!(target_arch = "x86_64") && self.squares
+    }
+
     /// Of `n` columns, the first ones that are in squares: all whole ones, where there are enough for weights to be worth
     /// their unpacking.
     pub(super) fn in_squares(&self, n: usize) -> usize {
-        if self.squares && n >= 2 * SQUARE { n / SQUARE * SQUARE } else { 0 }
+        if self.has_squares() && n >= 2 * SQUARE { n / SQUARE * SQUARE } else { 0 }
     }
 
     /// The columns of the tile that starts at column `c` of `n`: squares, full tiles, then what is left.
@@ -356,7 +361,7 @@ fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, 
         Sums::Pairs(_) => sums.all.chunks_exact(2).for_each(|s| put(pair(s[0] as i16, s[1] as i16))),
     }
     let groups = &mut out[at - c..];
-    if kind.squares && nc == SQUARE {
+    if kind.has_squares() && nc == SQUARE {
         return write_rows(q, c, groups);
     }
     write_groups(kind.rec, q, nc, c, groups);

@@ -54,15 +54,6 @@ pub(super) fn is_permitted() -> bool {
     false
 }
 
-/// Whether squares are there for panels of that form. Types with two float scales in 32 elements have none.
-pub(super) fn has_squares(form: &Form) -> bool {
-    match form {
-        Form::Float => false,
-        Form::Codes(f) => f.is_super() || f.parts == 1,
-        _ => true,
-    }
-}
-
 /// The columns of whole squares, for some panels.
 pub(super) fn squares(amx: Amx, panels: Panels<'_>, a: &Acts<'_>) {
     // SAFETY: an `Amx` exists only where the CPU has the instructions.

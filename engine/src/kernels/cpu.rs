@@ -143,10 +143,7 @@ impl Cpu {
 
     /// Whether products with weights of that form take columns in squares.
     pub(super) fn has_squares(self, form: &Form) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return self.isa == Isa::Amx && super::amx::has_squares(form);
-        #[cfg(not(target_arch = "x86_64"))]
-        false
+        self.isa == Isa::Amx && form.has_squares()
     }
 
     /// Runs an operation on this instruction set.

@@ -157,6 +157,15 @@ impl Form {
         }
     }
 
+    /// Whether matrix registers take it: not types with two float scales in 32 elements.
+    pub(super) fn has_squares(&self) -> bool {
+        match self {
+            Form::Float => false,
+            Form::Codes(f) => f.is_super() || f.parts == 1,
+            _ => true,
+        }
+    }
+
     /// Bytes of a block of a panel, of `dtype`, its scales included.
     fn block_bytes(&self, dtype: Dtype) -> usize {
         match self {
