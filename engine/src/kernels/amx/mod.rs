@@ -1,0 +1,273 @@
+//! Products on AMX: matrix registers of 16 rows of 64 bytes, and 16 x 16 dots of up to 64 signed bytes in one instruction
+//! (`TDPBSSD`; Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
+//!
+//! A square is a panel times 16 columns. Weights are unpacked to signed bytes, those of a few panels and a stretch of K at
+//! a time: they stay in the cache of the first level while all columns pass, and the panels share what they read of a
+//! column. Between stretches, sums wait beside them: columns of the output are far apart.
+//!
+//! Blocks of 32 have scales of their own, so their dots leave the matrix registers block by block. In super-blocks a
+//! weight times the scale of its sub-block is an integer, which two bytes hold as `64 * high + low`: then
+//! `isum = 64 * sum_j high_j q_j + sum_j low_j q_j` runs over the whole super-block.
+
+mod registers;
+mod unpack;
+
+pub(super) use registers::is_permitted;
+
+use core::arch::x86_64::*;
+use core::mem::MaybeUninit;
+
+use super::act::{Acts, SQUARE};
+use super::avx512::Avx512;
+use super::form::Form;
+use super::matmul::Panels;
+use super::panel::PANEL;
+use super::simd::{Simd, each};
+use registers::{Shapes, finish_32, finish_256, start_32, start_256};
+use unpack::unpack;
+
+/// The CPU has AMX with bytes, beside all that [`Avx512`] needs, and this process may use it.
+#[derive(Clone, Copy)]
+pub(super) struct Amx(Avx512);
+
+impl Amx {
+    /// # Safety
+    /// As the type says.
+    #[inline(always)]
+    pub(super) unsafe fn new(lanes: Avx512) -> Amx {
+        Amx(lanes)
+    }
+}
+
+/// The columns of whole squares, for some panels.
+pub(super) fn squares(amx: Amx, panels: Panels<'_>, a: &Acts<'_>) {
+    // SAFETY: an `Amx` exists only where the CPU has the instructions.
+    unsafe { run(amx.0, panels, a) }
+}
+
+/// 16 numbers of 4 bytes, or 64 bytes.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+const ZERO: Line = Line([0; 64]);
+
+/// Blocks of 32 that are unpacked at once, 16 KiB; of super-blocks 4, twice as much.
+const BLOCKS: usize = 64;
+const SUPERS: usize = 4;
+
+/// Unpacked weights, block by block of each panel.
+struct Weights {
+    /// Groups of four elements; of a super-block the low bytes of all, then the high ones.
+    groups: [Line; SUPERS * 128],
+    /// f32.
+    d: [Line; BLOCKS],
+    /// Minima of blocks of 32, dmin of super-blocks.
+    m: [Line; BLOCKS],
+    /// Pairs of i16 minima of a super-block.
+    mins: [[Line; 8]; SUPERS],
+}
+
+/// Dots of a block, in super-blocks of the low bytes, then of the high ones.
+type Dots = [Line; 32];
+
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn run(s: Avx512, Panels { product, p0, p1 }: Panels<'_>, a: &Acts<'_>) {
+    let mut w =
+        Weights { groups: [ZERO; SUPERS * 128], d: [ZERO; BLOCKS], m: [ZERO; BLOCKS], mins: [[ZERO; 8]; SUPERS] };
+    let mut sums = [const { [const { MaybeUninit::<[Line; SQUARE]>::uninit() }; PANELS] }; COLUMNS / SQUARE];
+    // of even and of odd blocks
+    let mut dots: [Dots; 2] = [[ZERO; 32]; 2];
+    let shapes = if a.kind.block == 32 { Shapes::OF_32 } else { Shapes::OF_256 };
+    let (form, words, blocks) = (product.w.form(), a.kind.words(), product.w.k() / a.kind.block);
+    let (together, most) =
+        if a.kind.block == 32 { (PANELS, BLOCKS / PANELS) } else { (PANELS / 2, SUPERS / (PANELS / 2)) };
+    let stretch = blocks.div_ceil(blocks.div_ceil(most));
+    // SAFETY: an `Avx512` that came from an `Amx`.
+    unsafe { shapes.take() }
+    let end = a.kind.in_squares(a.n);
+    for (c0, first) in (0..end).step_by(COLUMNS).flat_map(|c0| (p0..p1).step_by(together).map(move |p| (c0, p))) {
+        let panels = first..p1.min(first + together);
+        for b0 in (0..blocks).step_by(stretch) {
+            let here = stretch.min(blocks - b0);
+            for p in panels.clone() {
+                // SAFETY: the panel holds these blocks, and there is room for them.
+                unsafe { unpack(s, product.w, p, b0..b0 + here, (p - first) * here, &mut w) };
+            }
+            for c in (c0..end.min(c0 + COLUMNS)).step_by(SQUARE) {
+                let records = &a.words[(c * blocks + b0 * SQUARE) * words..][..here * SQUARE * words];
+                for p in panels.clone() {
+                    let at = c * product.stride + product.at + p * PANEL;
+                    let waiting: *mut f32 = sums[(c - c0) / SQUARE][p - first].as_mut_ptr().cast();
+                    let (out, stride) = if b0 + here < blocks {
+                        (waiting, PANEL)
+                    } else {
+                        (product.out.ptr(at, (SQUARE - 1) * product.stride + PANEL), product.stride)
+                    };
+                    let square = Square {
+                        records: records.as_ptr(),
+                        head: a.kind.head(),
+                        words,
+                        first: (p - first) * here,
+                        blocks: here,
+                        sums: (b0 > 0).then_some(waiting),
+                        out,
+                        stride,
+                    };
+                    // SAFETY: the slice and `ptr` above checked columns and output.
+                    unsafe {
+                        match form {
+                            Form::Blocks32(f) if f.m => square.blocks::<true>(s, &w, &mut dots),
+                            Form::Blocks32(_) => square.blocks::<false>(s, &w, &mut dots),
+                            Form::SuperMin { .. } => square.supers::<4>(s, &w, &mut dots),
+                            Form::Codes(f) if f.has_min() => square.supers::<8>(s, &w, &mut dots),
+                            Form::Codes(f) if !f.is_super() => square.blocks::<false>(s, &w, &mut dots),
+                            _ => square.supers::<0>(s, &w, &mut dots),
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // SAFETY: as above.
+    unsafe { registers::release() }
+}
+
+/// Panels that share what is read of the columns; of super-blocks, half as many.
+const PANELS: usize = 4;
+
+/// Columns that share what is unpacked.
+const COLUMNS: usize = 512;
+
+/// Where a square reads and writes in one stretch.
+struct Square {
+    /// A record of 16 columns per block.
+    records: *const u32,
+    /// Words of a record before the bytes, of one column.
+    head: usize,
+    /// Words of a record, of one column.
+    words: usize,
+    /// Place of its first block in the weights.
+    first: usize,
+    blocks: usize,
+    /// Sums of the stretches before, column by column.
+    sums: Option<*mut f32>,
+    out: *mut f32,
+    stride: usize,
+}
+
+impl Square {
+    /// The columns of a block.
+    #[inline(always)]
+    unsafe fn record(&self, b: usize) -> *const u32 {
+        // SAFETY: the caller's square has that block.
+        unsafe { self.records.add(b * SQUARE * self.words) }
+    }
+
+    /// Their bytes.
+    #[inline(always)]
+    unsafe fn bytes(&self, b: usize) -> *const u32 {
+        // SAFETY: as above.
+        unsafe { self.record(b).add(SQUARE * self.head) }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(&self, s: Avx512) -> [__m512; SQUARE] {
+        // the lines that will be written
+        (0..SQUARE).for_each(|c| s.prefetch(self.out.wrapping_add(c * self.stride).cast()));
+        let Some(sums) = self.sums else { return [s.splat(0.0); SQUARE] };
+        // SAFETY: the caller's square.
+        unsafe { each!(SQUARE, |c| s.load(sums.add(c * PANEL))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, s: Avx512, sums: [__m512; SQUARE]) {
+        for c in 0..SQUARE {
+            // SAFETY: the caller's square.
+            unsafe { s.store(self.out.add(c * self.stride), sums[c]) }
+        }
+    }
+
+    /// Blocks of 32, with minima or without.
+    #[inline(always)]
+    unsafe fn blocks<const MIN: bool>(&self, s: Avx512, w: &Weights, dots: &mut [Dots; 2]) {
+        // SAFETY: the caller's square.
+        unsafe {
+            let mut sums = self.sums(s);
+            start_32::<false>(self.bytes(0), &w.groups[self.first * 8]);
+            for b in 0..self.blocks {
+                let (odd, next, at) = (b % 2 == 1, b + 1, self.first + b);
+                // the next block's dots while these are scaled
+                if next < self.blocks {
+                    let (bytes, groups) = (self.bytes(next), &w.groups[(self.first + next) * 8]);
+                    if odd { start_32::<false>(bytes, groups) } else { start_32::<true>(bytes, groups) }
+                }
+                let (record, dots) = (self.record(b), &mut dots[usize::from(odd)]);
+                if odd {
+                    finish_32::<true>(dots)
+                } else {
+                    finish_32::<false>(dots)
+                }
+                let (d, m) = (s.load(line(&w.d[at])), s.load(line(&w.m[at])));
+                for c in 0..SQUARE {
+                    let da = s.splat(f32::from_bits(record.add(c).read()));
+                    let isum = s.to_f32(_mm512_load_si512(line(&dots[c])));
+                    let mut term = s.mul(isum, s.mul(d, da));
+                    if MIN {
+                        let asum = s.splat(record.add(SQUARE + c).read() as i32 as f32);
+                        term = s.add(term, s.mul(asum, s.mul(m, da)));
+                    }
+                    sums[c] = s.add(sums[c], term);
+                }
+            }
+            self.store(s, sums);
+        }
+    }
+
+    /// Super-blocks, with that many pairs of minima.
+    #[inline(always)]
+    unsafe fn supers<const PAIRS: usize>(&self, s: Avx512, w: &Weights, dots: &mut [Dots; 2]) {
+        // SAFETY: the caller's square.
+        unsafe {
+            let mut sums = self.sums(s);
+            start_256::<false>(self.bytes(0), &w.groups[self.first * 128]);
+            for b in 0..self.blocks {
+                let (odd, next, at) = (b % 2 == 1, b + 1, self.first + b);
+                if next < self.blocks {
+                    let (bytes, groups) = (self.bytes(next), &w.groups[(self.first + next) * 128]);
+                    if odd { start_256::<false>(bytes, groups) } else { start_256::<true>(bytes, groups) }
+                }
+                let (record, dots) = (self.record(b), &mut dots[usize::from(odd)]);
+                if odd {
+                    finish_256::<true>(dots)
+                } else {
+                    finish_256::<false>(dots)
+                }
+                let (d, dmin) = (s.load(line(&w.d[at])), s.load(line(&w.m[at])));
+                let mins: [__m512i; PAIRS] = each!(PAIRS, |j| _mm512_load_si512(line(&w.mins[at][j])));
+                let pairs = record.add((self.head - PAIRS) * SQUARE);
+                for c in 0..SQUARE {
+                    let da = s.splat(f32::from_bits(record.add(c).read()));
+                    let (low, high) = (_mm512_load_si512(line(&dots[c])), _mm512_load_si512(line(&dots[SQUARE + c])));
+                    let isum = s.add_i(_mm512_slli_epi32::<6>(high), low);
+                    let mut term = s.mul(s.to_f32(isum), s.mul(d, da));
+                    if PAIRS > 0 {
+                        let mut msum = s.splat_i(0);
+                        for j in 0..PAIRS {
+                            let asums = _mm512_set1_epi32(pairs.add(j * SQUARE + c).read() as i32);
+                            msum = _mm512_dpwssd_epi32(msum, mins[j], asums);
+                        }
+                        term = s.sub(term, s.mul(s.to_f32(msum), s.mul(dmin, da)));
+                    }
+                    sums[c] = s.add(sums[c], term);
+                }
+            }
+            self.store(s, sums);
+        }
+    }
+}
+
+#[inline(always)]
+fn line<T>(line: &Line) -> *const T {
+    (&raw const line.0).cast()
+}

@@ -1,0 +1,154 @@
+//! Weights of panels as the signed bytes that matrix registers multiply.
+
+use core::arch::x86_64::*;
+use core::ops::Range;
+
+use super::super::avx512::Avx512;
+use super::super::form::{Form, HEAD, block_at, code_line};
+use super::super::panel::{Matrix, PANEL};
+use super::super::simd::{Simd, each};
+use super::{Line, Weights};
+
+/// Unpacks some blocks of a panel to the place `first` and those after it.
+///
+/// # Safety
+/// The panel holds them, and there is room for them.
+#[inline(always)]
+pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize>, first: usize, w: &mut Weights) {
+    let (form, panel) = (m.form(), m.panel(p).as_ptr());
+    for (i, b) in (first..).zip(blocks) {
+        // SAFETY: the caller's.
+        unsafe {
+            if form.block_len() == 32 {
+                let (quants, scales, bf16) = match form {
+                    Form::Blocks32(f) => (f.quant_bytes(), f.scales(), false),
+                    Form::Codes(f) => (f.chunk_bytes(), f.parts, f.bf16()),
+                    _ => unreachable!("a form in blocks of 32"),
+                };
+                let (quants, at) = block_at(quants, scales, b);
+                let groups = chunk(s, form, panel.add(quants), 0);
+                put(&mut w.groups[i * 8..], &groups);
+                let at = panel.add(at).cast();
+                store(&mut w.d[i], if bf16 { s.load_bf16(at) } else { s.load_f16(at) });
+                if scales == 2 {
+                    store(&mut w.m[i], s.load_f16(at.add(PANEL)));
+                }
+                continue;
+            }
+            let record = panel.add(b * form.record_bytes(m.dtype()));
+            let (low, high) = w.groups[i * 128..].split_at_mut(64);
+            for t in 0..8 {
+                let groups = chunk(s, form, record, t);
+                let scales: [__m512i; 2] = each!(2, |half| match form {
+                    Form::SuperMin { .. } => in_pairs(s.load_u8(record.add(t * 16))),
+                    _ => in_pairs(s.load_i8(record.add((t * 2 + half) * 16).cast())),
+                });
+                let both: [[__m512i; 2]; 8] = each!(8, |g| times(groups[g], scales[g / 4]));
+                put(&mut low[t * 8..], &each!(8, |g| both[g][0]));
+                put(&mut high[t * 8..], &each!(8, |g| both[g][1]));
+            }
+            let (d, dmin, mins, pairs) = match form {
+                Form::Codes(f) => (
+                    s.load(record.add(256).cast()),
+                    if f.has_min() { s.load(record.add(HEAD + 256).cast()) } else { s.splat(0.0) },
+                    HEAD,
+                    if f.has_min() { 8 } else { 0 },
+                ),
+                Form::SuperMin { .. } => {
+                    (s.load_f16(record.add(256).cast()), s.load_f16(record.add(288).cast()), 128, 4)
+                }
+                _ => (s.load_f16(record.add(256).cast()), s.splat(0.0), 0, 0),
+            };
+            store(&mut w.d[i], d);
+            store(&mut w.m[i], dmin);
+            for j in 0..pairs {
+                let mins = _mm512_cvtepu8_epi16(_mm256_loadu_si256(record.add(mins + j * 32).cast()));
+                put(&mut w.mins[i][j..], &[mins]);
+            }
+        }
+    }
+}
+
+/// The groups of 32 elements, chunk `t` of a block, as signed bytes; `at` is the record of a super-block, or quants.
+#[inline(always)]
+unsafe fn chunk(s: Avx512, form: &Form, at: *const u8, t: usize) -> [__m512i; 8] {
+    // SAFETY: the caller's panel.
+    unsafe {
+        let load = |line: usize| s.load_b(at.add(line * 64));
+        let bits = |b, shift: usize, mask| s.and_b(s.shr16_b(b, shift as u32), mask);
+        let minus = |b, offset: u8| _mm512_sub_epi8(b, _mm512_set1_epi8(offset as i8));
+        match form {
+            Form::Float => each!(8, |_g| _mm512_setzero_si512()),
+            Form::Blocks32(f) if f.words == 8 => each!(8, |g| minus(load(g), 128)),
+            Form::Blocks32(f) => {
+                let five = f.high.is_some();
+                let offset = if f.m { 0 } else { 8 << u32::from(five) };
+                each!(8, |g| {
+                    let low = bits(load(g % 4), g / 4 * 4, 15);
+                    let high = if five { s.shl16_b(bits(load(4), g, 1), 4) } else { _mm512_setzero_si512() };
+                    minus(s.or_b(low, high), offset)
+                })
+            }
+            Form::SuperMin { five } => {
+                let (head, nibbles) = (HEAD / 64, if *five { 8 } else { 0 });
+                each!(8, |g| {
+                    let low = bits(load(head + nibbles + t / 2 * 8 + g), t % 2 * 4, 15);
+                    if *five { s.or_b(low, s.shl16_b(bits(load(head + g), t, 1), 4)) } else { low }
+                })
+            }
+            Form::SuperSigned => {
+                let first = HEAD / 64 + t * 6;
+                each!(8, |g| {
+                    let low = bits(load(first + g % 4), g / 4 * 4, 15);
+                    let high = bits(load(first + 4 + g / 4), g % 4 * 2, 3);
+                    minus(s.or_b(low, s.shl16_b(high, 4)), 32)
+                })
+            }
+            Form::Codes(f) => {
+                let table = minus(s.load_table(f.offset_table.as_ptr()), 128);
+                let first = if f.is_super() { f.codes() / 64 + t * f.width } else { 0 };
+                each!(8, |g| {
+                    let (line, shift) = code_line(g, f.width);
+                    s.look_up(table, bits(load(first + line), shift, (1u8 << f.width) - 1))
+                })
+            }
+        }
+    }
+}
+
+/// i32 lanes as pairs of the same i16.
+#[inline(always)]
+fn in_pairs(v: __m512i) -> __m512i {
+    // SAFETY: an `Avx512` made the value.
+    unsafe { _mm512_or_si512(_mm512_and_si512(v, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32::<16>(v)) }
+}
+
+/// Weights times scales, products within -4096..=4096, as the low and the high bytes of `64 * high + low`.
+#[inline(always)]
+fn times(w: __m512i, scales: __m512i) -> [__m512i; 2] {
+    // SAFETY: an `Avx512` made the values.
+    unsafe {
+        let even = _mm512_mullo_epi16(_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(w)), scales);
+        let odd = _mm512_mullo_epi16(_mm512_srai_epi16::<8>(w), scales);
+        let half = _mm512_set1_epi16(32);
+        let (even, odd) = (_mm512_add_epi16(even, half), _mm512_add_epi16(odd, half));
+        let join =
+            |even, odd| _mm512_or_si512(_mm512_and_si512(even, _mm512_set1_epi16(0xff)), _mm512_slli_epi16::<8>(odd));
+        let low = _mm512_and_si512(join(even, odd), _mm512_set1_epi8(63));
+        [_mm512_sub_epi8(low, _mm512_set1_epi8(32)), join(_mm512_srai_epi16::<6>(even), _mm512_srai_epi16::<6>(odd))]
+    }
+}
+
+#[inline(always)]
+fn put(lines: &mut [Line], values: &[__m512i]) {
+    for (line, v) in lines.iter_mut().zip(values) {
+        // SAFETY: a line is 64 aligned bytes.
+        unsafe { _mm512_store_si512((&raw mut line.0).cast(), *v) }
+    }
+}
+
+#[inline(always)]
+fn store(line: &mut Line, v: __m512) {
+    // SAFETY: a line is 64 aligned bytes.
+    unsafe { _mm512_store_ps((&raw mut line.0).cast(), v) }
+}
