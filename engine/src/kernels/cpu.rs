@@ -15,7 +15,7 @@ pub enum Isa {
     Avx2,
     AvxVnni,
     Avx512Vnni,
-    /// As `Avx512Vnni`, but products of 16 columns and more use the CPU's matrix registers.
+    /// As `Avx512Vnni`, but products of 32 columns and more use the CPU's matrix registers.
     Amx,
     Neon,
     NeonDotprod,
