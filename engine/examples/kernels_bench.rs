@@ -50,9 +50,8 @@ fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
     let columns = match ActKind::of(cpu, w.dtype()) {
         None => Columns::Plain(&x),
         Some(kind) => {
-            words.resize(kind.len_words(n, w.k()) + 16, 0);
-            let skip = words.as_ptr().align_offset(64);
-            Columns::Packed(pack(cpu, &Inline, kind, &x, w.k(), &mut words[skip..]))
+            words.resize(kind.len_words(n, w.k()), 0);
+            Columns::Packed(pack(cpu, &Inline, kind, &x, w.k(), &mut words))
         }
     };
     let stride = w.panels() * 16;

@@ -13,7 +13,7 @@
 //! A square, for CPUs with matrix registers, holds 16 columns. The groups of 32 or 64 elements of a column follow each
 //! other there: `[32 or 64 bytes x 16]`, of the first elements, then of the next.
 
-use super::cpu::Op;
+use super::cpu::{Isa, Op};
 use super::form::Form;
 use super::simd::{FEW_TILES, Rec, Simd};
 use super::{Cpu, tasks};
@@ -66,7 +66,7 @@ impl ActKind {
             }
         }
         let kind = cpu.run(Of(dtype))?;
-        Some(ActKind { squares: cpu.has_squares(&Form::of(dtype)?), ..kind })
+        Some(ActKind { squares: cpu.isa() == Isa::Amx && Form::of(dtype)?.has_squares(), ..kind })
     }
 
     /// Known to be false where no CPU has matrix registers, so that what follows from it is not compiled.
@@ -362,19 +362,17 @@ fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, 
     }
     let groups = &mut out[at - c..];
     if kind.has_squares() && nc == SQUARE {
-        return write_rows(q, c, groups);
+        return write_rows(kind.rec, q, c, groups);
     }
     write_groups(kind.rec, q, nc, c, groups);
 }
 
 /// Writes the bytes of column `c` of a square.
 #[inline(always)]
-fn write_rows(q: &[i8], c: usize, out: &mut [u32]) {
+fn write_rows(rec: Rec, q: &[i8], c: usize, out: &mut [u32]) {
     let row = q.len().min(64);
     for (q, out) in q.chunks_exact(row).zip(out.chunks_exact_mut(SQUARE * row / 4)) {
-        for (q, out) in q.chunks_exact(4).zip(&mut out[c * row / 4..]) {
-            *out = u32::from_le_bytes([q[0] as u8, q[1] as u8, q[2] as u8, q[3] as u8]);
-        }
+        write_groups(rec, q, 1, 0, &mut out[c * row / 4..]);
     }
 }
 

@@ -4,7 +4,6 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::form::Form;
 use super::simd::{Reading, Simd};
 
 /// An instruction-set path. All give the same bits.
@@ -139,11 +138,6 @@ impl Cpu {
     pub(super) fn amx(self) -> Option<super::amx::Amx> {
         // SAFETY: a `Cpu` of that `Isa` exists only if `has` said that the machine has the features.
         (self.isa == Isa::Amx).then(|| unsafe { super::amx::Amx::new(super::avx512::Avx512::new(self.reading)) })
-    }
-
-    /// Whether products with weights of that form take columns in squares.
-    pub(super) fn has_squares(self, form: &Form) -> bool {
-        self.isa == Isa::Amx && form.has_squares()
     }
 
     /// Runs an operation on this instruction set.

@@ -20,7 +20,7 @@ use core::mem::MaybeUninit;
 use super::act::{Acts, SQUARE};
 use super::avx512::Avx512;
 use super::form::Form;
-use super::matmul::Panels;
+use super::matmul::{Panels, SQUARE_PANELS as PANELS};
 use super::panel::PANEL;
 use super::simd::{Simd, each};
 use registers::{Shapes, finish_32, finish_256, start_32, start_256};
@@ -132,9 +132,6 @@ unsafe fn run(s: Avx512, Panels { product, p0, p1 }: Panels<'_>, a: &Acts<'_>) {
     // SAFETY: as above.
     unsafe { registers::release() }
 }
-
-/// Panels that share what is read of the columns; of super-blocks, half as many.
-const PANELS: usize = 4;
 
 /// Columns that share what is unpacked.
 const COLUMNS: usize = 512;

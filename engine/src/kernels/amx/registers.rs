@@ -49,9 +49,7 @@ impl Shapes {
     pub(super) const OF_32: Shapes = Shapes::new([64, 64, 64, 64, 32, 64, 64, 64], [16, 16, 16, 16, 16, 8, 16, 16]);
     /// For super-blocks, of 64 elements at a time.
     pub(super) const OF_256: Shapes = Shapes::new([64; 8], [16; 8]);
-}
 
-impl Shapes {
     /// Gives the registers these shapes.
     ///
     /// # Safety
