@@ -19,6 +19,13 @@ impl<const VNNI: bool> Avx2<VNNI> {
     pub(super) unsafe fn new(reading: Reading) -> Self {
         Avx2 { reading }
     }
+
+    /// Takes the pairs into the sums.
+    #[inline(always)]
+    fn widened(self, [sum, pairs]: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: an `Avx2` exists only where the CPU has the instructions.
+        unsafe { [_mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))), _mm256_setzero_si256()] }
+    }
 }
 
 /// The boundary at which the compiler may use AVX2.
@@ -38,10 +45,11 @@ pub(super) fn run_vnni<O: Op>(s: Avx2<true>, op: O) -> O::Out {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const LANES: usize = 8;
-    const TILE4: TileShape = if VNNI { TileShape { rv: 2, nc: 3 } } else { TileShape { rv: 1, nc: 4 } };
+    const TILE4: TileShape = if VNNI { TileShape { rv: 2, nc: 3 } } else { TileShape { rv: 2, nc: 4 } };
     const TILE8: TileShape = Self::TILE4;
-    const TILE_K: TileShape = TileShape { rv: 1, nc: 4 };
+    const TILE_K: TileShape = if VNNI { TileShape { rv: 1, nc: 4 } } else { Self::TILE4 };
     const TILE_F32: TileShape = TileShape { rv: 2, nc: 4 };
+    const UNPACKS: bool = !VNNI;
     const GEMV: [usize; 4] = [2, 2, 2, 2];
 
     type F = __m256;
@@ -49,7 +57,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type B = __m256i;
     type W = __m256i;
     type A = [__m256i; 2];
-    type Acc = __m256i;
+    /// i32, and i16 that are yet to be widened, where dots are not of i32 from the start.
+    type Acc = [__m256i; 2];
 
     #[inline(always)]
     fn reading(self) -> Reading {
@@ -98,6 +107,10 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     unsafe fn load_b(self, p: *const u8) -> __m256i {
         unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_b(self, p: *mut u8, v: __m256i) {
+        unsafe { _mm256_storeu_si256(p.cast(), v) }
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {
@@ -237,40 +250,41 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    fn acc<const BITS: u32>(self, init: i32) -> __m256i {
-        self.splat_i(if VNNI || BITS > 4 { init } else { 0 })
+    fn acc<const BITS: u32>(self, init: i32) -> [__m256i; 2] {
+        [self.splat_i(if VNNI || BITS == 8 { init } else { 0 }), self.splat_i(0)]
     }
     #[inline(always)]
-    fn dot<const BITS: u32>(self, acc: __m256i, w: __m256i, a: [__m256i; 2]) -> __m256i {
+    fn dot<const BITS: u32>(self, [sum, pairs]: [__m256i; 2], w: __m256i, a: [__m256i; 2]) -> [__m256i; 2] {
         unsafe {
             if VNNI {
-                return _mm256_dpbusd_avx_epi32(acc, w, a[0]);
+                return [_mm256_dpbusd_avx_epi32(sum, w, a[0]), pairs];
             }
-            let ones = _mm256_set1_epi16(1);
-            match BITS {
-                0..=4 => _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a[0])),
-                5..=7 => _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a[0]), ones)),
-                _ => {
-                    let t = _mm256_maddubs_epi16(a[0], _mm256_xor_si256(w, a[1]));
-                    _mm256_add_epi32(acc, _mm256_madd_epi16(t, ones))
-                }
+            if BITS == 8 {
+                return self.widened([sum, _mm256_maddubs_epi16(a[0], _mm256_xor_si256(w, a[1]))]);
             }
+            [sum, _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w, a[0]))]
         }
     }
     #[inline(always)]
-    fn total<const BITS: u32>(self, acc: __m256i, init: i32) -> __m256i {
-        if VNNI || BITS > 4 {
-            return acc;
-        }
-        unsafe { _mm256_add_epi32(self.splat_i(init), _mm256_madd_epi16(acc, _mm256_set1_epi16(1))) }
+    fn settle<const BITS: u32>(self, acc: [__m256i; 2], groups: usize) -> [__m256i; 2] {
+        // groups whose pairs fit: 8 x 2 x 15 x 127 = 30,480; 4 x 2 x 31 x 127 = 31,496; 2 x 2 x 63 x 127 = 32,004
+        let most = [8, 4, 2, 1][BITS.clamp(4, 7) as usize - 4];
+        if !VNNI && BITS > 4 && BITS < 8 && groups.is_multiple_of(most) { self.widened(acc) } else { acc }
     }
     #[inline(always)]
-    fn total_scaled<const BITS: u32>(self, acc: __m256i, scale: __m256i) -> __m256i {
+    fn total<const BITS: u32>(self, acc: [__m256i; 2], init: i32) -> __m256i {
+        if VNNI || BITS == 8 {
+            return acc[0];
+        }
+        self.add_i(self.splat_i(init), if BITS > 4 { acc[0] } else { self.widened(acc)[0] })
+    }
+    #[inline(always)]
+    fn total_scaled<const BITS: u32>(self, acc: [__m256i; 2], scale: __m256i) -> __m256i {
         if VNNI || BITS > 4 {
-            return self.mul_i(acc, scale);
+            return self.mul_i(acc[0], scale);
         }
         // the scale rides on the multiply that widens the pairs
-        unsafe { _mm256_madd_epi16(acc, _mm256_or_si256(scale, _mm256_slli_epi32::<16>(scale))) }
+        unsafe { _mm256_madd_epi16(acc[1], _mm256_or_si256(scale, _mm256_slli_epi32::<16>(scale))) }
     }
     #[inline(always)]
     unsafe fn pair_dot(self, acc: __m256i, m: *const u8, s: u32) -> __m256i {

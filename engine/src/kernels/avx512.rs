@@ -34,6 +34,7 @@ impl Simd for Avx512 {
     const TILE8: TileShape = TileShape { rv: 3, nc: 4 };
     const TILE_K: TileShape = TileShape { rv: 2, nc: 4 };
     const TILE_F32: TileShape = TileShape { rv: 4, nc: 6 };
+    const UNPACKS: bool = false;
     const GEMV: [usize; 4] = [4, 1, 1, 4];
 
     type F = __m512;
@@ -87,6 +88,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_b(self, p: *const u8) -> __m512i {
         unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_b(self, p: *mut u8, v: __m512i) {
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {

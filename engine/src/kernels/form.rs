@@ -166,6 +166,16 @@ impl Form {
         }
     }
 
+    /// Offset in a panel of the quants of block `b` of 32, or of a super-block's record.
+    #[inline(always)]
+    pub(super) fn quants_at(&self, dtype: Dtype, b: usize) -> usize {
+        match self {
+            Form::Blocks32(f) => block_at(f.quant_bytes(), f.scales(), b).0,
+            Form::Codes(f) if !f.is_super() => block_at(f.chunk_bytes(), f.parts, b).0,
+            _ => b * self.record_bytes(dtype),
+        }
+    }
+
     /// Bytes of a block of a panel, of `dtype`, its scales included.
     fn block_bytes(&self, dtype: Dtype) -> usize {
         match self {

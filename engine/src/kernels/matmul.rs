@@ -26,7 +26,7 @@ use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
 use super::form::Form;
 use super::panel::{Matrix, PANEL};
 use super::simd::{FEW_TILES, Simd, TileShape, each};
-use super::tiles::{Codes32, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile};
+use super::tiles::{Codes32, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile, Unpacked};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
@@ -240,11 +240,15 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         while row < end {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
             let mut c = a.kind.in_squares(a.n);
+            if const { S::UNPACKS && Q::PACKED } {
+                c = self.unpacked(s, &a, group, row, c);
+            }
             while c < a.n {
                 let nc = a.kind.columns(a.n, c);
                 let rv = if nc == 1 { group } else { shape.rv.min(group) };
                 for v in (0..group).step_by(rv) {
-                    self.tile_of(s, &a, rv, row + v * S::LANES, nc, c);
+                    let all = Stretch { blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null() };
+                    self.tile_of(s, &a, all, rv, row + v * S::LANES, nc, c);
                 }
                 c += nc;
             }
@@ -252,12 +256,38 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         }
     }
 
+    /// The tiles of several columns of a group of rows, whose weights are unpacked once for all of them, as much at a time
+    /// as stays in the first cache. Returns the columns up to which they go.
     #[inline(always)]
-    fn tile_of<S: Simd>(&self, s: S, a: &Acts<'_>, rv: usize, row: usize, nc: usize, c: usize) {
+    fn unpacked<S: Simd>(&self, s: S, a: &Acts<'_>, group: usize, row: usize, first: usize) -> usize {
+        let columns = |c: usize| a.kind.columns(a.n, c);
+        let mut end = first;
+        while end < a.n && columns(end) > 1 {
+            end += columns(end);
+        }
+        let rv = Q::SHAPE.tile::<S>().rv.min(group);
+        let (blocks, most) = (a.k / a.kind.block, Unpacked::blocks(a.kind.block, rv * S::LANES));
+        let mut bytes = Unpacked::new();
+        for row in (row..row + group * S::LANES).step_by(rv * S::LANES) {
+            for b in (0..if end > first { blocks } else { 0 }).step_by(most) {
+                let stretch = [b, blocks.min(b + most)];
+                let unpacked = bytes.fill(s, self.0.product.w, row, rv, stretch);
+                let mut c = first;
+                while c < end {
+                    self.tile_of(s, a, Stretch { blocks: stretch, unpacked }, rv, row, columns(c), c);
+                    c += columns(c);
+                }
+            }
+        }
+        end
+    }
+
+    #[inline(always)]
+    fn tile_of<S: Simd>(&self, s: S, a: &Acts<'_>, of: Stretch, rv: usize, row: usize, nc: usize, c: usize) {
         macro_rules! shapes {
             ($(($rv:literal, $nc:literal))*) => {
                 match (rv, nc) {
-                    $(($rv, $nc) if const { Q::SHAPE.has::<S>($rv, $nc) } => self.tile::<S, $rv, $nc>(s, a, row, c),)*
+                    $(($rv, $nc) if const { Q::SHAPE.has::<S>($rv, $nc) } => self.tile::<S, $rv, $nc>(s, a, of, row, c),)*
                     _ => unreachable!("a tile shape that no instruction set names"),
                 }
             };
@@ -272,22 +302,30 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     // WebAssembly has no boundary of features to stay inside, and its engines do poorly on one huge function
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
-    fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, row: usize, c: usize) {
+    fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, of: Stretch, row: usize, c: usize) {
         let p = self.0.product;
-        let block_words = a.k / a.kind.block * a.kind.words();
+        let (blocks, words) = (a.k / a.kind.block, a.kind.words());
         let at = |v: usize| row + v * S::LANES;
         let tile = Tile {
             panel: each!(RV, |v| p.w.panel(at(v) / PANEL).as_ptr()),
             lane: each!(RV, |v| at(v) % PANEL),
-            nb: a.k / a.kind.block,
-            acts: a.words[c * block_words..(c + NC) * block_words].as_ptr(),
+            blocks: of.blocks,
+            unpacked: of.unpacked,
+            acts: a.words[c * blocks * words..(c + NC) * blocks * words][of.blocks[0] * NC * words..].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
             stride: p.stride,
             codes: if let Form::Codes(f) = p.w.form() { Some(f) } else { None },
         };
-        // SAFETY: the panels hold `nb` blocks, the slice and `ptr` above checked the columns and the output.
+        // SAFETY: the panels hold these blocks, the slice and `ptr` above checked the columns and the output.
         unsafe { Q::tile::<S, RV, NC>(s, &tile) }
     }
+}
+
+/// What a tile computes with: blocks from the first to an end, and their bytes, if they were unpacked.
+#[derive(Clone, Copy)]
+struct Stretch {
+    blocks: [usize; 2],
+    unpacked: *const u8,
 }
 
 /// Panels `p0..p1` of a job.

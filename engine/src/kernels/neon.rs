@@ -61,6 +61,7 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
     const TILE8: TileShape = Self::TILE4;
     const TILE_K: TileShape = Self::TILE4;
     const TILE_F32: TileShape = TileShape { rv: 4, nc: 4 };
+    const UNPACKS: bool = false;
     const GEMV: [usize; 4] = [4, 4, 4, 4];
 
     type F = float32x4_t;
@@ -130,6 +131,10 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
     #[inline(always)]
     unsafe fn load_b(self, p: *const u8) -> uint8x16_t {
         unsafe { vld1q_u8(p) }
+    }
+    #[inline(always)]
+    unsafe fn store_b(self, p: *mut u8, v: uint8x16_t) {
+        unsafe { vst1q_u8(p, v) }
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {

@@ -114,6 +114,8 @@ pub(crate) trait Simd: Copy {
     const TILE_K: TileShape;
     /// Register tile for f32 products.
     const TILE_F32: TileShape;
+    /// Whether weights are unpacked to bytes once for all tiles of several columns, rather than in each.
+    const UNPACKS: bool;
     /// Row vectors at a time for one column: 4- and 5-bit, 8-bit, super-blocks, f32. A panel at least.
     const GEMV: [usize; 4];
 
@@ -153,6 +155,7 @@ pub(crate) trait Simd: Copy {
     /// The low byte of each lane.
     unsafe fn store_i8(self, p: *mut i8, v: Self::I);
     unsafe fn load_b(self, p: *const u8) -> Self::B;
+    unsafe fn store_b(self, p: *mut u8, v: Self::B);
     /// The bound of a hot loop. Opaque where full unrolling costs speed: the compiler then moves the dots column by
     /// column and spills, and a WebAssembly engine does not reschedule.
     #[inline(always)]
@@ -230,6 +233,11 @@ pub(crate) trait Simd: Copy {
     fn acc<const BITS: u32>(self, init: i32) -> Self::Acc;
     /// Adds the dots of one group.
     fn dot<const BITS: u32>(self, acc: Self::Acc, w: Self::W, a: Self::A) -> Self::Acc;
+    /// To be called when a dot has so many groups, after each: sums that would not hold more are widened.
+    #[inline(always)]
+    fn settle<const BITS: u32>(self, acc: Self::Acc, _groups: usize) -> Self::Acc {
+        acc
+    }
     /// The value of a dot of at most 8 groups.
     fn total<const BITS: u32>(self, acc: Self::Acc, init: i32) -> Self::I;
     /// `total * scale`, the scale in 0..=63 and `init` zero.

@@ -196,6 +196,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     const TILE8: TileShape = TileShape { rv: 2, nc: 4 };
     const TILE_K: TileShape = TileShape { rv: 2, nc: 4 };
     const TILE_F32: TileShape = TileShape { rv: 2, nc: 6 };
+    const UNPACKS: bool = true;
     const GEMV: [usize; 4] = [4, 4, 4, 4];
 
     type F = v128;
@@ -277,6 +278,10 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
         unsafe { v128_load(p.cast()) }
     }
 
+    #[inline(always)]
+    unsafe fn store_b(self, p: *mut u8, v: v128) {
+        unsafe { v128_store(p.cast(), v) }
+    }
     #[inline(always)]
     fn splat(self, v: f32) -> v128 {
         f32x4_splat(v)

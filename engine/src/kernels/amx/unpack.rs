@@ -4,9 +4,10 @@ use core::arch::x86_64::*;
 use core::ops::Range;
 
 use super::super::avx512::Avx512;
-use super::super::form::{Form, HEAD, block_at, code_line};
+use super::super::form::{Blocks32, Form, HEAD, block_at};
 use super::super::panel::{Matrix, PANEL};
 use super::super::simd::{Simd, each};
+use super::super::tiles::chunk;
 use super::{Line, Weights};
 
 /// Unpacks some blocks of a panel to the place `first` and those after it.
@@ -26,7 +27,7 @@ pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize
                     _ => unreachable!("a form in blocks of 32"),
                 };
                 let (quants, at) = block_at(quants, scales, b);
-                let groups = chunk(s, form, panel.add(quants), 0);
+                let groups = signed_chunk(s, form, panel.add(quants), 0);
                 put(&mut w.groups[i * 8..], &groups);
                 let at = panel.add(at).cast();
                 store(&mut w.d[i], if bf16 { s.load_bf16(at) } else { s.load_f16(at) });
@@ -38,7 +39,7 @@ pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize
             let record = panel.add(b * form.record_bytes(m.dtype()));
             let (low, high) = w.groups[i * 128..].split_at_mut(64);
             for t in 0..8 {
-                let groups = chunk(s, form, record, t);
+                let groups = signed_chunk(s, form, record, t);
                 let scales: [__m512i; 2] = each!(2, |half| match form {
                     Form::SuperMin { .. } => in_pairs(s.load_u8(record.add(t * 16))),
                     _ => in_pairs(s.load_i8(record.add((t * 2 + half) * 16).cast())),
@@ -71,48 +72,18 @@ pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize
 
 /// The groups of 32 elements, chunk `t` of a block, as signed bytes; `at` is the record of a super-block, or quants.
 #[inline(always)]
-unsafe fn chunk(s: Avx512, form: &Form, at: *const u8, t: usize) -> [__m512i; 8] {
-    // SAFETY: the caller's panel.
+unsafe fn signed_chunk(s: Avx512, form: &Form, at: *const u8, t: usize) -> [__m512i; 8] {
+    let offset = match form {
+        Form::Blocks32(f) if f.m => 0,
+        Form::Blocks32(Blocks32 { words: 8, .. }) | Form::Codes(_) => 128,
+        Form::Blocks32(f) => 8 << u32::from(f.high.is_some()),
+        Form::SuperSigned => 32,
+        Form::SuperMin { .. } | Form::Float => 0,
+    };
+    // SAFETY: the caller's panel; an `Avx512` exists only where the CPU has the instructions.
     unsafe {
-        let load = |line: usize| s.load_b(at.add(line * 64));
-        let bits = |b, shift: usize, mask| s.and_b(s.shr16_b(b, shift as u32), mask);
-        let minus = |b, offset: u8| _mm512_sub_epi8(b, _mm512_set1_epi8(offset as i8));
-        match form {
-            Form::Float => each!(8, |_g| _mm512_setzero_si512()),
-            Form::Blocks32(f) if f.words == 8 => each!(8, |g| minus(load(g), 128)),
-            Form::Blocks32(f) => {
-                let five = f.high.is_some();
-                let offset = if f.m { 0 } else { 8 << u32::from(five) };
-                each!(8, |g| {
-                    let low = bits(load(g % 4), g / 4 * 4, 15);
-                    let high = if five { s.shl16_b(bits(load(4), g, 1), 4) } else { _mm512_setzero_si512() };
-                    minus(s.or_b(low, high), offset)
-                })
-            }
-            Form::SuperMin { five } => {
-                let (head, nibbles) = (HEAD / 64, if *five { 8 } else { 0 });
-                each!(8, |g| {
-                    let low = bits(load(head + nibbles + t / 2 * 8 + g), t % 2 * 4, 15);
-                    if *five { s.or_b(low, s.shl16_b(bits(load(head + g), t, 1), 4)) } else { low }
-                })
-            }
-            Form::SuperSigned => {
-                let first = HEAD / 64 + t * 6;
-                each!(8, |g| {
-                    let low = bits(load(first + g % 4), g / 4 * 4, 15);
-                    let high = bits(load(first + 4 + g / 4), g % 4 * 2, 3);
-                    minus(s.or_b(low, s.shl16_b(high, 4)), 32)
-                })
-            }
-            Form::Codes(f) => {
-                let table = minus(s.load_table(f.offset_table.as_ptr()), 128);
-                let first = if f.is_super() { f.codes() / 64 + t * f.width } else { 0 };
-                each!(8, |g| {
-                    let (line, shift) = code_line(g, f.width);
-                    s.look_up(table, bits(load(first + line), shift, (1u8 << f.width) - 1))
-                })
-            }
-        }
+        let groups = chunk(s, form, at, t);
+        each!(8, |g| _mm512_sub_epi8(groups[g], _mm512_set1_epi8(offset as i8)))
     }
 }
 

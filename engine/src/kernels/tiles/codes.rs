@@ -1,6 +1,6 @@
 //! Types of codes, which one table look-up turns into weights.
 
-use super::{Quant, Shape, Tile, ask_ahead, ask_for_head, ask_for_share, store};
+use super::{Quant, Shape, Tile, ask_ahead, ask_for_head, ask_for_share, start, store, unpacked_chunk, unpacked_group};
 use crate::kernels::form::{CodesForm, HEAD, block_at, code_line};
 use crate::kernels::simd::{Simd, each};
 
@@ -19,20 +19,21 @@ impl Quant for Codes32 {
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let table = s.load_table(f.offset_table.as_ptr());
-            let mut acc = [[s.splat(0.0); NC]; RV];
+            let mut acc = start::<S, RV, NC>(s, t);
             let mut rec = t.acts;
-            for b in 0..t.nb {
+            for b in t.blocks[0]..t.blocks[1] {
                 let (quants_at, scales_at) = block_at(qb, f.parts, b);
                 let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
                 if NC == 1 {
                     ask_ahead(s, t, quants, s.reading().ahead.packed, 0..f.width + 1);
                 }
+                let bytes = unpacked_chunk::<S, RV>(t, b - t.blocks[0]);
                 let groups = rec.add((1 + f.parts) * NC);
                 for part in 0..f.parts {
                     let first = |c: usize| rec.add((1 + part) * NC + c).read() as i32;
                     let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(first(c))));
                     for half in part * halves..(part + 1) * halves {
-                        four_groups(s, f, table, quants, half, groups.add(half * 4 * NC * aw), &mut dots);
+                        four_groups(s, f, table, quants, bytes, half, groups.add(half * 4 * NC * aw), &mut dots);
                     }
                     for v in 0..RV {
                         let scales = t.panel[v].add(scales_at + part * 32 + t.lane[v] * 2);
@@ -51,7 +52,8 @@ impl Quant for Codes32 {
     }
 }
 
-/// Adds half a chunk of codes, 16 elements, to the dots: `groups` are its activations, `quants` the chunk.
+/// Adds half a chunk of codes, 16 elements, to the dots: `groups` are its activations, `quants` the chunk, `bytes` what it
+/// is unpacked.
 ///
 /// # Safety
 /// The chunk and the activations are there.
@@ -61,6 +63,7 @@ unsafe fn four_groups<S: Simd, const RV: usize, const NC: usize>(
     f: &CodesForm,
     table: S::B,
     quants: [*const u8; RV],
+    bytes: *const u8,
     half: usize,
     groups: *const u32,
     dots: &mut [[S::Acc; NC]; RV],
@@ -70,10 +73,14 @@ unsafe fn four_groups<S: Simd, const RV: usize, const NC: usize>(
     unsafe {
         for i in 0..4 {
             let (line, shift) = code_line(half * 4 + i, f.width);
-            let w: [S::W; RV] = each!(RV, |v| {
-                let code = s.and_b(s.shr16_b(s.load_b(quants[v].add(line * 64)), shift as u32), mask);
-                s.weights::<8>(s.look_up(table, code))
-            });
+            let w: [S::W; RV] = if S::UNPACKS && NC > 1 {
+                unpacked_group::<S, RV, 8>(s, bytes, half * 4 + i)
+            } else {
+                each!(RV, |v| {
+                    let code = s.and_b(s.shr16_b(s.load_b(quants[v].add(line * 64)), shift as u32), mask);
+                    s.weights::<8>(s.look_up(table, code))
+                })
+            };
             for c in 0..NC {
                 let a = s.act::<8>(groups.add((i * NC + c) * aw));
                 for v in 0..RV {
@@ -102,9 +109,9 @@ impl Quant for SuperCodes {
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let table = s.load_table(f.offset_table.as_ptr());
-            let mut acc = [[s.splat(0.0); NC]; RV];
+            let mut acc = start::<S, RV, NC>(s, t);
             let mut rec = t.acts;
-            for b in 0..t.nb {
+            for b in t.blocks[0]..t.blocks[1] {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
                     ask_for_head(s, t, o, codes);
@@ -117,11 +124,12 @@ impl Quant for SuperCodes {
                     }
                     let quants: [*const u8; RV] =
                         each!(RV, |v| o[v].add(codes + chunk * f.chunk_bytes() + t.lane[v] * 4));
+                    let bytes = unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + chunk);
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
                         let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
                         let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(first(c))));
-                        four_groups(s, f, table, quants, half, groups.add(sub * 4 * NC * aw), &mut dots);
+                        four_groups(s, f, table, quants, bytes, half, groups.add(sub * 4 * NC * aw), &mut dots);
                         for v in 0..RV {
                             let scale = s.load_i8(o[v].add(sub * 16 + t.lane[v]).cast());
                             for c in 0..NC {

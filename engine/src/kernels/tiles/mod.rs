@@ -4,10 +4,12 @@
 mod codes;
 mod small;
 mod supers;
+mod unpack;
 
 pub(super) use codes::{Codes32, SuperCodes};
 pub(super) use small::Small;
 pub(super) use supers::{SuperMin, SuperSigned};
+pub(super) use unpack::{Unpacked, chunk};
 
 use core::ops::Range;
 
@@ -60,11 +62,14 @@ pub(super) trait Quant {
     const SHAPE: Shape;
     /// `BITS` of its dots.
     const BITS: u32;
-    /// Computes a register tile: `RV` vectors of rows times `NC` columns over all of K.
+    /// Whether quants are less than bytes.
+    const PACKED: bool = true;
+    /// Computes a register tile: `RV` vectors of rows times `NC` columns over some blocks.
     ///
     /// # Safety
-    /// `rows[v]` points at the panel of vector v, `lane[v]` is its first row in that panel; `acts` at a tile of NC
-    /// packed columns; `out + c * stride + v * LANES` is writable.
+    /// `panel[v]` points at the panel of vector v, `lane[v]` is its first row in that panel; `acts` at these blocks of a
+    /// tile of NC packed columns; `out + c * stride + v * LANES` is writable. `unpacked` points at what
+    /// [`Unpacked::fill`] made of the blocks, if NC > 1 and both the type and the instruction set have use for it.
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>);
 }
 
@@ -72,12 +77,42 @@ pub(super) trait Quant {
 pub(super) struct Tile<'a, const RV: usize> {
     pub(super) panel: [*const u8; RV],
     pub(super) lane: [usize; RV],
-    pub(super) nb: usize,
+    /// First and end; where the first is not 0, sums go on from what stands in the output.
+    pub(super) blocks: [usize; 2],
+    pub(super) unpacked: *const u8,
     pub(super) acts: *const u32,
     pub(super) out: *mut f32,
     pub(super) stride: usize,
     /// For the types of codes.
     pub(super) codes: Option<&'a CodesForm>,
+}
+
+/// The unpacked bytes of chunk `i` of the tile, where group g of vector v is at `(g * RV + v) * 4 * LANES`.
+#[inline(always)]
+fn unpacked_chunk<S: Simd, const RV: usize>(t: &Tile<'_, RV>, i: usize) -> *const u8 {
+    t.unpacked.wrapping_add(i * 8 * RV * 4 * S::LANES)
+}
+
+/// Group `g` of an unpacked chunk.
+#[inline(always)]
+unsafe fn unpacked_group<S: Simd, const RV: usize, const BITS: u32>(s: S, chunk: *const u8, g: usize) -> [S::W; RV] {
+    // SAFETY: the caller's chunk.
+    unsafe { each!(RV, |v| s.weights::<BITS>(s.load_b(chunk.add((g * RV + v) * 4 * S::LANES)))) }
+}
+
+/// The sums that a tile starts from.
+#[inline(always)]
+unsafe fn start<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) -> [[S::F; NC]; RV] {
+    let mut acc = [[s.splat(0.0); NC]; RV];
+    if S::UNPACKS && NC > 1 && t.blocks[0] > 0 {
+        for (v, acc) in acc.iter_mut().enumerate() {
+            for (c, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: the caller's tile.
+                *acc = unsafe { s.load(t.out.add(c * t.stride + v * S::LANES)) };
+            }
+        }
+    }
+    acc
 }
 
 #[inline(always)]

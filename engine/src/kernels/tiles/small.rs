@@ -1,6 +1,6 @@
 //! The legacy types: blocks of 32.
 
-use super::{Quant, Shape, Tile, ask_ahead, store};
+use super::{Quant, Shape, Tile, ask_ahead, start, store, unpacked_chunk, unpacked_group};
 use crate::kernels::form::block_at;
 use crate::kernels::simd::{Ahead, Simd, each};
 
@@ -10,19 +10,21 @@ pub(in super::super) struct Small<const BITS: u32, const HIGH: bool, const MIN: 
 impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, HIGH, MIN> {
     const SHAPE: Shape = if BITS < 8 { Shape::Four } else { Shape::Eight };
     const BITS: u32 = BITS;
+    const PACKED: bool = BITS < 8;
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
-        let nibbles = BITS < 8;
-        let lines = if nibbles { 4 } else { 8 };
-        let bound = s.bound(lines);
+        let unpacked = S::UNPACKS && Self::PACKED && NC > 1;
+        let lines = if Self::PACKED { 4 } else { 8 };
+        let nibbles = Self::PACKED && !unpacked;
+        let bound = s.bound(if nibbles { 4 } else { 8 });
         let qb = 64 * (lines + HIGH as usize);
         let aw = S::rec(BITS).words();
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
-            let mut acc = [[s.splat(0.0); NC]; RV];
+            let mut acc = start::<S, RV, NC>(s, t);
             let mut rec = t.acts;
-            for b in 0..t.nb {
+            for b in t.blocks[0]..t.blocks[1] {
                 let (quants_at, scales_at) = block_at(qb, 1 + MIN as usize, b);
                 let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
                 if NC == 1 {
@@ -32,24 +34,30 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 }
                 let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
                 let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
+                let chunk = unpacked_chunk::<S, RV>(t, b - t.blocks[0]);
                 let high: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
                 for l in 0..bound {
-                    let line: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(l * 64)));
+                    let line: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(l % lines * 64)));
                     for half in 0..if nibbles { 2 } else { 1 } {
                         let g = l + half * 4;
-                        let w: [S::W; RV] = each!(RV, |v| match (nibbles, HIGH) {
-                            (false, _) => s.weights::<8>(line[v]),
-                            (true, false) if half == 0 => s.weights_lo4(line[v]),
-                            (true, false) => s.weights_hi4(line[v]),
-                            (true, true) => {
-                                let low = s.and_b(if half == 0 { line[v] } else { s.shr16_b(line[v], 4) }, 15);
-                                s.weights::<BITS>(s.or_b(low, fifth_bit(s, high[v], l, half)))
-                            }
-                        });
+                        let w: [S::W; RV] = if unpacked {
+                            unpacked_group::<S, RV, BITS>(s, chunk, g)
+                        } else {
+                            each!(RV, |v| match (nibbles, HIGH) {
+                                (false, _) => s.weights::<8>(line[v]),
+                                (true, false) if half == 0 => s.weights_lo4(line[v]),
+                                (true, false) => s.weights_hi4(line[v]),
+                                (true, true) => {
+                                    let low = s.and_b(if half == 0 { line[v] } else { s.shr16_b(line[v], 4) }, 15);
+                                    s.weights::<BITS>(s.or_b(low, fifth_bit(s, high[v], l, half)))
+                                }
+                            })
+                        };
                         for c in 0..NC {
                             let a = s.act::<BITS>(rec.add(2 * NC + (g * NC + c) * aw));
                             for v in 0..RV {
-                                dots[v][c] = s.dot::<BITS>(dots[v][c], w[v], a);
+                                let dot = s.dot::<BITS>(dots[v][c], w[v], a);
+                                dots[v][c] = s.settle::<BITS>(dot, if nibbles { l * 2 + half } else { l } + 1);
                             }
                         }
                     }

@@ -1,6 +1,6 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
 
-use super::{Quant, Shape, Tile, ask_for_head, ask_for_share, store};
+use super::{Quant, Shape, Tile, ask_for_head, ask_for_share, start, store, unpacked_chunk, unpacked_group};
 use crate::kernels::form::HEAD;
 use crate::kernels::simd::{Simd, each};
 
@@ -15,14 +15,15 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let (bytes, nibbles): (usize, _) = if BITS == 5 { (2880, HEAD + 512) } else { (2368, HEAD) };
         let aw = S::rec(BITS).words();
+        let unpacked = S::UNPACKS && NC > 1;
         // the chunk loop stays rolled (opaque bound): unrolled, the compiler interleaves the sub-blocks and spills
         let chunks = core::hint::black_box(4usize);
         let eight = s.bound(8);
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
-            let mut acc = [[s.splat(0.0); NC]; RV];
+            let mut acc = start::<S, RV, NC>(s, t);
             let mut rec = t.acts;
-            for b in 0..t.nb {
+            for b in t.blocks[0]..t.blocks[1] {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
                     ask_for_head(s, t, o, HEAD);
@@ -35,25 +36,31 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                     }
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
+                        let bytes = unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + sub);
                         let mut dots: [[S::Acc; NC]; RV] = [[s.acc::<BITS>(0); NC]; RV];
                         for g in 0..eight {
-                            let w: [S::W; RV] = each!(RV, |v| {
-                                let line = s.load_b(o[v].add(nibbles + (chunk * 8 + g) * 64 + t.lane[v] * 4));
-                                if BITS == 5 {
-                                    let plane = s.load_b(o[v].add(HEAD + g * 64 + t.lane[v] * 4));
-                                    let bit = s.and_b(s.shl16_b(s.and_b(s.shr16_b(plane, sub as u32), 1), 4), 16);
-                                    let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
-                                    s.weights::<BITS>(s.or_b(low, bit))
-                                } else if half == 0 {
-                                    s.weights_lo4(line)
-                                } else {
-                                    s.weights_hi4(line)
-                                }
-                            });
+                            let w: [S::W; RV] = if unpacked {
+                                unpacked_group::<S, RV, BITS>(s, bytes, g)
+                            } else {
+                                each!(RV, |v| {
+                                    let line = s.load_b(o[v].add(nibbles + (chunk * 8 + g) * 64 + t.lane[v] * 4));
+                                    if BITS == 5 {
+                                        let plane = s.load_b(o[v].add(HEAD + g * 64 + t.lane[v] * 4));
+                                        let bit = s.and_b(s.shl16_b(s.and_b(s.shr16_b(plane, sub as u32), 1), 4), 16);
+                                        let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
+                                        s.weights::<BITS>(s.or_b(low, bit))
+                                    } else if half == 0 {
+                                        s.weights_lo4(line)
+                                    } else {
+                                        s.weights_hi4(line)
+                                    }
+                                })
+                            };
                             for c in 0..NC {
                                 let a = s.act::<BITS>(groups.add(((sub * 8 + g) * NC + c) * aw));
                                 for v in 0..RV {
-                                    dots[v][c] = s.dot::<BITS>(dots[v][c], w[v], a);
+                                    let dot = s.dot::<BITS>(dots[v][c], w[v], a);
+                                    dots[v][c] = s.settle::<BITS>(dot, g + 1);
                                 }
                             }
                         }
@@ -99,12 +106,13 @@ impl Quant for SuperSigned {
         const BITS: u32 = SuperSigned::BITS;
         let bytes: usize = 3392;
         let aw = S::rec(BITS).words();
+        let unpacked = S::UNPACKS && NC > 1;
         let chunks = core::hint::black_box(8usize); // rolled, as above
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
-            let mut acc = [[s.splat(0.0); NC]; RV];
+            let mut acc = start::<S, RV, NC>(s, t);
             let mut rec = t.acts;
-            for b in 0..t.nb {
+            for b in t.blocks[0]..t.blocks[1] {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
                     ask_for_head(s, t, o, HEAD);
@@ -115,6 +123,7 @@ impl Quant for SuperSigned {
                     if NC == 1 {
                         ask_for_share(s, t, o, bytes, chunk, 8);
                     }
+                    let bytes = unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + chunk);
                     let lines: [*const u8; RV] = each!(RV, |v| o[v].add(HEAD + chunk * 384 + t.lane[v] * 4));
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
@@ -122,20 +131,25 @@ impl Quant for SuperSigned {
                         let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
                         let high: [S::B; RV] = each!(RV, |v| s.load_b(lines[v].add((4 + half) * 64)));
                         for i in 0..4 {
-                            let w: [S::W; RV] = each!(RV, |v| {
-                                let line = s.load_b(lines[v].add(i * 64));
-                                let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
-                                let two = if i < 2 {
-                                    s.shl16_b(high[v], 4 - 2 * i as u32)
-                                } else {
-                                    s.shr16_b(high[v], 2 * i as u32 - 4)
-                                };
-                                s.weights::<BITS>(s.or_b(low, s.and_b(two, 0x30)))
-                            });
+                            let w: [S::W; RV] = if unpacked {
+                                unpacked_group::<S, RV, BITS>(s, bytes, half * 4 + i)
+                            } else {
+                                each!(RV, |v| {
+                                    let line = s.load_b(lines[v].add(i * 64));
+                                    let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
+                                    let two = if i < 2 {
+                                        s.shl16_b(high[v], 4 - 2 * i as u32)
+                                    } else {
+                                        s.shr16_b(high[v], 2 * i as u32 - 4)
+                                    };
+                                    s.weights::<BITS>(s.or_b(low, s.and_b(two, 0x30)))
+                                })
+                            };
                             for c in 0..NC {
                                 let a = s.act::<BITS>(groups.add(((sub * 4 + i) * NC + c) * aw));
                                 for v in 0..RV {
-                                    dots[v][c] = s.dot::<BITS>(dots[v][c], w[v], a);
+                                    let dot = s.dot::<BITS>(dots[v][c], w[v], a);
+                                    dots[v][c] = s.settle::<BITS>(dot, i + 1);
                                 }
                             }
                         }

@@ -1,0 +1,111 @@
+//! Quants of panels as bytes of their own, for products that use each many times.
+
+use core::mem::MaybeUninit;
+
+use crate::kernels::form::{Form, HEAD, code_line};
+use crate::kernels::panel::{Matrix, PANEL};
+use crate::kernels::simd::{Simd, each};
+
+/// Room for the bytes of some rows and blocks; small, so that they stay in the first cache while columns stream by.
+#[repr(align(64))]
+pub(in super::super) struct Unpacked([MaybeUninit<u8>; Unpacked::BYTES]);
+
+impl Unpacked {
+    const BYTES: usize = 16 * 1024;
+
+    pub(in super::super) fn new() -> Unpacked {
+        Unpacked([const { MaybeUninit::uninit() }; Self::BYTES])
+    }
+
+    /// Blocks of `len` elements that fit for `rows` rows.
+    pub(in super::super) fn blocks(len: usize, rows: usize) -> usize {
+        Self::BYTES / (len * rows)
+    }
+
+    /// Unpacks the blocks from `first` to `end`, of `rv` vectors of rows from `row` on. A chunk of 32 elements is 8 groups of four; for each, `rv`
+    /// vectors follow each other. Returns the first.
+    ///
+    /// # Panics
+    /// If they do not fit, or are not in the matrix.
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
+    #[cfg_attr(target_family = "wasm", inline(never))]
+    pub(in super::super) fn fill<S: Simd>(
+        &mut self,
+        s: S,
+        w: &Matrix,
+        row: usize,
+        rv: usize,
+        [first, end]: [usize; 2],
+    ) -> *const u8 {
+        let (form, vector) = (w.form(), 4 * S::LANES);
+        let chunks = form.block_len() / 32;
+        assert!((end - first) * chunks * 8 * rv * vector <= Self::BYTES && end * chunks * 32 <= w.k());
+        let start: *mut u8 = self.0.as_mut_ptr().cast();
+        for v in 0..rv {
+            let row = row + v * S::LANES;
+            let panel = w.panel(row / PANEL).as_ptr();
+            // SAFETY: the panel has these blocks, and all places are below the length asserted above.
+            unsafe {
+                let mut to = start.add(v * vector);
+                for b in first..end {
+                    let block = panel.add(form.quants_at(w.dtype(), b) + row % PANEL * 4);
+                    for t in 0..chunks {
+                        for group in chunk(s, form, block, t) {
+                            s.store_b(to, group);
+                            to = to.add(rv * vector);
+                        }
+                    }
+                }
+            }
+        }
+        start
+    }
+}
+
+/// The groups of 32 elements, chunk `t` of a block, as unsigned bytes; `at` is the record of a super-block, or quants.
+///
+/// # Safety
+/// The chunk is there.
+#[inline(always)]
+pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, t: usize) -> [S::B; 8] {
+    // SAFETY: the caller's.
+    unsafe {
+        let load = |line: usize| s.load_b(at.add(line * 64));
+        let bits = |b, shift: usize, mask| s.and_b(s.shr16_b(b, shift as u32), mask);
+        match form {
+            Form::Float => each!(8, |g| load(g)),
+            Form::Blocks32(f) if f.words == 8 => each!(8, |g| load(g)),
+            Form::Blocks32(f) => {
+                let five = f.high.is_some();
+                let high = load(if five { 4 } else { 0 });
+                each!(8, |g| {
+                    let low = bits(load(g % 4), g / 4 * 4, 15);
+                    if five { s.or_b(low, s.shl16_b(bits(high, g, 1), 4)) } else { low }
+                })
+            }
+            Form::SuperMin { five } => {
+                let (head, nibbles) = (HEAD / 64, if *five { 8 } else { 0 });
+                each!(8, |g| {
+                    let low = bits(load(head + nibbles + t / 2 * 8 + g), t % 2 * 4, 15);
+                    if *five { s.or_b(low, s.shl16_b(bits(load(head + g), t, 1), 4)) } else { low }
+                })
+            }
+            Form::SuperSigned => {
+                let first = HEAD / 64 + t * 6;
+                each!(8, |g| {
+                    let low = bits(load(first + g % 4), g / 4 * 4, 15);
+                    let high = bits(load(first + 4 + g / 4), g % 4 * 2, 3);
+                    s.or_b(low, s.shl16_b(high, 4))
+                })
+            }
+            Form::Codes(f) => {
+                let table = s.load_table(f.offset_table.as_ptr());
+                let first = if f.is_super() { f.codes() / 64 + t * f.width } else { 0 };
+                each!(8, |g| {
+                    let (line, shift) = code_line(g, f.width);
+                    s.look_up(table, bits(load(first + line), shift, (1u8 << f.width) - 1))
+                })
+            }
+        }
+    }
+}
