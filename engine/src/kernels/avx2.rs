@@ -1,5 +1,5 @@
-//! AVX2: a register is half a panel (8 rows). With AVX-VNNI dots are `vpdpbusd`; without it, 4-bit dots stay in i16
-//! for a whole block of 32 (8 x 2 x 15 x 127 = 30,480 fits), 5- and 6-bit ones widen at once, and 8-bit ones use
+//! AVX2: a register is half a panel (8 rows). With AVX-VNNI dots are `vpdpbusd`; without it, 4-bit dots stay in i16 for
+//! a whole block of 32 (8 x 2 x 15 x 127 = 30,480 fits), 5- and 6-bit ones for as many groups as fit, and 8-bit ones use
 //! `vpmaddubsw(|q|, w ^ mask)` (see `Rec::Xor`).
 
 use core::arch::x86_64::*;
@@ -267,9 +267,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
     #[inline(always)]
     fn settle<const BITS: u32>(self, acc: [__m256i; 2], groups: usize) -> [__m256i; 2] {
-        // groups whose pairs fit: 8 x 2 x 15 x 127 = 30,480; 4 x 2 x 31 x 127 = 31,496; 2 x 2 x 63 x 127 = 32,004
-        let most = [8, 4, 2, 1][BITS.clamp(4, 7) as usize - 4];
-        if !VNNI && BITS > 4 && BITS < 8 && groups.is_multiple_of(most) { self.widened(acc) } else { acc }
+        // 4 groups of 5 bits fit, 4 x 2 x 31 x 127 = 31,496, and 2 of 6 bits, 2 x 2 x 63 x 127 = 32,004
+        if !VNNI && matches!(BITS, 5..8) && groups.is_multiple_of(1 << (7 - BITS)) { self.widened(acc) } else { acc }
     }
     #[inline(always)]
     fn total<const BITS: u32>(self, acc: [__m256i; 2], init: i32) -> __m256i {

@@ -166,11 +166,21 @@ fn the_named_path_is_the_fastest() {
 /// Longer and more than what kernels keep at hand at a time, and no multiple of it.
 #[test]
 fn many_columns_of_long_rows() {
-    for (dtype, k) in [(Dtype::Q4_1, 1056), (Dtype::Q8_0, 1056), (Dtype::Q4_K, 1280), (Dtype::Q6_K, 1280)] {
-        let (rows, n, mut rng) = (70, 534, Rng(5));
+    for (dtype, k, n) in [
+        (Dtype::Q4_1, 1056, 534),
+        (Dtype::Q8_0, 1056, 534),
+        (Dtype::Q4_K, 1280, 534),
+        (Dtype::Q6_K, 1280, 534),
+        // and longer than what other instruction sets unpack at once
+        (Dtype::Q5_0, 4128, 9),
+        (Dtype::NVFP4, 4160, 9),
+        (Dtype::Q5_K, 4352, 9),
+        (Dtype::Q2_K, 4352, 9),
+    ] {
+        let (rows, mut rng) = (70, Rng(5));
         let w = Matrix::from_rows(dtype, rows, k, &rng.rows(dtype, rows, k, false)).unwrap();
         let x = rng.floats(n * k, false);
-        let some = [0, 17, 511, 512, 527, 528, 533];
+        let some = [0, 17, 511, 512, 527, 528, 533].map(|c| c % n);
         let alone = some.map(|c| bits(&product(Cpu::SCALAR, &Inline, &w, &x[c * k..(c + 1) * k], 1)));
         for cpu in Cpu::available().into_iter().filter(|cpu| *cpu != Cpu::SCALAR) {
             let all = product(cpu, &Inline, &w, &x, n);

@@ -37,19 +37,21 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 let chunk = unpacked_chunk::<S, RV>(t, b - t.blocks[0]);
                 let high: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
                 for l in 0..bound {
-                    let line: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(l % lines * 64)));
                     for half in 0..if nibbles { 2 } else { 1 } {
                         let g = l + half * 4;
                         let w: [S::W; RV] = if unpacked {
                             unpacked_group::<S, RV, BITS>(s, chunk, g)
                         } else {
-                            each!(RV, |v| match (nibbles, HIGH) {
-                                (false, _) => s.weights::<8>(line[v]),
-                                (true, false) if half == 0 => s.weights_lo4(line[v]),
-                                (true, false) => s.weights_hi4(line[v]),
-                                (true, true) => {
-                                    let low = s.and_b(if half == 0 { line[v] } else { s.shr16_b(line[v], 4) }, 15);
-                                    s.weights::<BITS>(s.or_b(low, fifth_bit(s, high[v], l, half)))
+                            each!(RV, |v| {
+                                let line = s.load_b(quants[v].add(l * 64));
+                                match (nibbles, HIGH) {
+                                    (false, _) => s.weights::<8>(line),
+                                    (true, false) if half == 0 => s.weights_lo4(line),
+                                    (true, false) => s.weights_hi4(line),
+                                    (true, true) => {
+                                        let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
+                                        s.weights::<BITS>(s.or_b(low, fifth_bit(s, high[v], l, half)))
+                                    }
                                 }
                             })
                         };

@@ -22,8 +22,8 @@ impl Unpacked {
         Self::BYTES / (len * rows)
     }
 
-    /// Unpacks the blocks from `first` to `end`, of `rv` vectors of rows from `row` on. A chunk of 32 elements is 8 groups of four; for each, `rv`
-    /// vectors follow each other. Returns the first.
+    /// Unpacks the blocks from `first` to `end`, of `rv` vectors of rows from `row` on. A chunk of 32 elements is 8 groups
+    /// of four; of each, the vectors follow each other. Returns where they begin.
     ///
     /// # Panics
     /// If they do not fit, or are not in the matrix.
@@ -73,7 +73,7 @@ pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, 
         let load = |line: usize| s.load_b(at.add(line * 64));
         let bits = |b, shift: usize, mask| s.and_b(s.shr16_b(b, shift as u32), mask);
         match form {
-            Form::Float => each!(8, |g| load(g)),
+            Form::Float => unreachable!("floats are not quants"),
             Form::Blocks32(f) if f.words == 8 => each!(8, |g| load(g)),
             Form::Blocks32(f) => {
                 let five = f.high.is_some();
