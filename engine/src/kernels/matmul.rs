@@ -247,8 +247,9 @@ impl<Q: Quant> QuantPanels<'_, Q> {
                 let nc = a.kind.columns(a.n, c);
                 let rv = if nc == 1 { group } else { shape.rv.min(group) };
                 for v in (0..group).step_by(rv) {
-                    let all = Stretch { blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null() };
-                    self.tile_of(s, &a, all, rv, row + v * S::LANES, nc, c);
+                    let blocks = [0, a.k / a.kind.block];
+                    let at = Place { row: row + v * S::LANES, c, blocks, unpacked: core::ptr::null() };
+                    self.tile_of(s, &a, at, rv, nc);
                 }
                 c += nc;
             }
@@ -270,11 +271,11 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         let mut bytes = Unpacked::new();
         for row in (row..row + group * S::LANES).step_by(rv * S::LANES) {
             for b in (0..if end > first { blocks } else { 0 }).step_by(most) {
-                let stretch = [b, blocks.min(b + most)];
-                let unpacked = bytes.fill(s, self.0.product.w, row, rv, stretch);
+                let blocks = [b, blocks.min(b + most)];
+                let unpacked = bytes.fill(s, self.0.product.w, row, rv, blocks);
                 let mut c = first;
                 while c < end {
-                    self.tile_of(s, a, Stretch { blocks: stretch, unpacked }, rv, row, columns(c), c);
+                    self.tile_of(s, a, Place { row, c, blocks, unpacked }, rv, columns(c));
                     c += columns(c);
                 }
             }
@@ -283,11 +284,11 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     }
 
     #[inline(always)]
-    fn tile_of<S: Simd>(&self, s: S, a: &Acts<'_>, of: Stretch, rv: usize, row: usize, nc: usize, c: usize) {
+    fn tile_of<S: Simd>(&self, s: S, a: &Acts<'_>, at: Place, rv: usize, nc: usize) {
         macro_rules! shapes {
             ($(($rv:literal, $nc:literal))*) => {
                 match (rv, nc) {
-                    $(($rv, $nc) if const { Q::SHAPE.has::<S>($rv, $nc) } => self.tile::<S, $rv, $nc>(s, a, of, row, c),)*
+                    $(($rv, $nc) if const { Q::SHAPE.has::<S>($rv, $nc) } => self.tile::<S, $rv, $nc>(s, a, at),)*
                     _ => unreachable!("a tile shape that no instruction set names"),
                 }
             };
@@ -302,16 +303,16 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     // WebAssembly has no boundary of features to stay inside, and its engines do poorly on one huge function
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
-    fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, of: Stretch, row: usize, c: usize) {
-        let p = self.0.product;
-        let (blocks, words) = (a.k / a.kind.block, a.kind.words());
-        let at = |v: usize| row + v * S::LANES;
+    fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, at: Place) {
+        let (p, Place { row, c, blocks, unpacked }) = (self.0.product, at);
+        let (words, whole) = (a.kind.words() * NC, a.k / a.kind.block);
+        let row_of = |v: usize| row + v * S::LANES;
         let tile = Tile {
-            panel: each!(RV, |v| p.w.panel(at(v) / PANEL).as_ptr()),
-            lane: each!(RV, |v| at(v) % PANEL),
-            blocks: of.blocks,
-            unpacked: of.unpacked,
-            acts: a.words[c * blocks * words..(c + NC) * blocks * words][of.blocks[0] * NC * words..].as_ptr(),
+            panel: each!(RV, |v| p.w.panel(row_of(v) / PANEL).as_ptr()),
+            lane: each!(RV, |v| row_of(v) % PANEL),
+            blocks,
+            unpacked,
+            acts: a.words[c * whole * a.kind.words()..][blocks[0] * words..blocks[1] * words].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
             stride: p.stride,
             codes: if let Form::Codes(f) = p.w.form() { Some(f) } else { None },
@@ -321,9 +322,11 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     }
 }
 
-/// What a tile computes with: blocks from the first to an end, and their bytes, if they were unpacked.
+/// Where a tile computes: from a row and a column on, blocks from a first to an end, which may have been unpacked.
 #[derive(Clone, Copy)]
-struct Stretch {
+struct Place {
+    row: usize,
+    c: usize,
     blocks: [usize; 2],
     unpacked: *const u8,
 }

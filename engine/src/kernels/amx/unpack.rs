@@ -7,7 +7,7 @@ use super::super::avx512::Avx512;
 use super::super::form::{Blocks32, Form, HEAD, block_at};
 use super::super::panel::{Matrix, PANEL};
 use super::super::simd::{Simd, each};
-use super::super::tiles::chunk;
+use super::super::tiles::unpack::chunk;
 use super::{Line, Weights};
 
 /// Unpacks some blocks of a panel to the place `first` and those after it.

@@ -27,13 +27,13 @@ impl Quant for Codes32 {
                 if NC == 1 {
                     ask_ahead(s, t, quants, s.reading().ahead.packed, 0..f.width + 1);
                 }
-                let bytes = unpacked_chunk::<S, RV>(t, b - t.blocks[0]);
+                let chunk = Chunk { quants, unpacked: unpacked_chunk::<S, RV>(t, b - t.blocks[0]) };
                 let groups = rec.add((1 + f.parts) * NC);
                 for part in 0..f.parts {
                     let first = |c: usize| rec.add((1 + part) * NC + c).read() as i32;
                     let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(first(c))));
                     for half in part * halves..(part + 1) * halves {
-                        four_groups(s, f, table, quants, bytes, half, groups.add(half * 4 * NC * aw), &mut dots);
+                        four_groups(s, f, table, &chunk, half, groups.add(half * 4 * NC * aw), &mut dots);
                     }
                     for v in 0..RV {
                         let scales = t.panel[v].add(scales_at + part * 32 + t.lane[v] * 2);
@@ -52,8 +52,13 @@ impl Quant for Codes32 {
     }
 }
 
-/// Adds half a chunk of codes, 16 elements, to the dots: `groups` are its activations, `quants` the chunk, `bytes` what it
-/// is unpacked.
+/// 32 elements: their codes, and what they are unpacked to, if they were.
+struct Chunk<const RV: usize> {
+    quants: [*const u8; RV],
+    unpacked: *const u8,
+}
+
+/// Adds half a chunk, 16 elements, to the dots; `groups` are its activations.
 ///
 /// # Safety
 /// The chunk and the activations are there.
@@ -62,8 +67,7 @@ unsafe fn four_groups<S: Simd, const RV: usize, const NC: usize>(
     s: S,
     f: &CodesForm,
     table: S::B,
-    quants: [*const u8; RV],
-    bytes: *const u8,
+    chunk: &Chunk<RV>,
     half: usize,
     groups: *const u32,
     dots: &mut [[S::Acc; NC]; RV],
@@ -74,10 +78,10 @@ unsafe fn four_groups<S: Simd, const RV: usize, const NC: usize>(
         for i in 0..4 {
             let (line, shift) = code_line(half * 4 + i, f.width);
             let w: [S::W; RV] = if S::UNPACKS && NC > 1 {
-                unpacked_group::<S, RV, 8>(s, bytes, half * 4 + i)
+                unpacked_group::<S, RV, 8>(s, chunk.unpacked, half * 4 + i)
             } else {
                 each!(RV, |v| {
-                    let code = s.and_b(s.shr16_b(s.load_b(quants[v].add(line * 64)), shift as u32), mask);
+                    let code = s.and_b(s.shr16_b(s.load_b(chunk.quants[v].add(line * 64)), shift as u32), mask);
                     s.weights::<8>(s.look_up(table, code))
                 })
             };
@@ -124,12 +128,12 @@ impl Quant for SuperCodes {
                     }
                     let quants: [*const u8; RV] =
                         each!(RV, |v| o[v].add(codes + chunk * f.chunk_bytes() + t.lane[v] * 4));
-                    let bytes = unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + chunk);
+                    let here = Chunk { quants, unpacked: unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + chunk) };
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
                         let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
                         let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(first(c))));
-                        four_groups(s, f, table, quants, bytes, half, groups.add(sub * 4 * NC * aw), &mut dots);
+                        four_groups(s, f, table, &here, half, groups.add(sub * 4 * NC * aw), &mut dots);
                         for v in 0..RV {
                             let scale = s.load_i8(o[v].add(sub * 16 + t.lane[v]).cast());
                             for c in 0..NC {

@@ -4,12 +4,12 @@
 mod codes;
 mod small;
 mod supers;
-mod unpack;
+pub(super) mod unpack;
 
 pub(super) use codes::{Codes32, SuperCodes};
 pub(super) use small::Small;
 pub(super) use supers::{SuperMin, SuperSigned};
-pub(super) use unpack::{Unpacked, chunk};
+pub(super) use unpack::Unpacked;
 
 use core::ops::Range;
 

@@ -2,9 +2,9 @@
 
 use core::mem::MaybeUninit;
 
-use crate::kernels::form::{Form, HEAD, code_line};
+use crate::kernels::form::{Blocks32, Form, HEAD, code_line};
 use crate::kernels::panel::{Matrix, PANEL};
-use crate::kernels::simd::{Simd, each};
+use crate::kernels::simd::Simd;
 
 /// Room for the bytes of some rows and blocks; small, so that they stay in the first cache while columns stream by.
 #[repr(align(64))]
@@ -39,7 +39,8 @@ impl Unpacked {
     ) -> *const u8 {
         let (form, vector) = (w.form(), 4 * S::LANES);
         let chunks = form.block_len() / 32;
-        assert!((end - first) * chunks * 8 * rv * vector <= Self::BYTES && end * chunks * 32 <= w.k());
+        let fits = (end - first) * chunks * 8 * rv * vector <= Self::BYTES && end * chunks * 32 <= w.k();
+        assert!(fits, "blocks to unpack");
         let start: *mut u8 = self.0.as_mut_ptr().cast();
         for v in 0..rv {
             let row = row + v * S::LANES;
@@ -68,31 +69,41 @@ impl Unpacked {
 /// The chunk is there.
 #[inline(always)]
 pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, t: usize) -> [S::B; 8] {
+    // as `each!`, but a loop where loops stay loops: of eight times the code for each form, modules would grow
+    macro_rules! eight {
+        (|$g:ident| $e:expr) => {{
+            let $g = 0usize;
+            let mut all = [$e; 8];
+            for $g in 1..s.bound(8).min(8) {
+                all[$g] = $e;
+            }
+            all
+        }};
+    }
     // SAFETY: the caller's.
     unsafe {
         let load = |line: usize| s.load_b(at.add(line * 64));
         let bits = |b, shift: usize, mask| s.and_b(s.shr16_b(b, shift as u32), mask);
         match form {
-            Form::Float => unreachable!("floats are not quants"),
-            Form::Blocks32(f) if f.words == 8 => each!(8, |g| load(g)),
+            Form::Float | Form::Blocks32(Blocks32 { words: 8, .. }) => eight!(|g| load(g)),
             Form::Blocks32(f) => {
                 let five = f.high.is_some();
                 let high = load(if five { 4 } else { 0 });
-                each!(8, |g| {
+                eight!(|g| {
                     let low = bits(load(g % 4), g / 4 * 4, 15);
                     if five { s.or_b(low, s.shl16_b(bits(high, g, 1), 4)) } else { low }
                 })
             }
             Form::SuperMin { five } => {
                 let (head, nibbles) = (HEAD / 64, if *five { 8 } else { 0 });
-                each!(8, |g| {
+                eight!(|g| {
                     let low = bits(load(head + nibbles + t / 2 * 8 + g), t % 2 * 4, 15);
                     if *five { s.or_b(low, s.shl16_b(bits(load(head + g), t, 1), 4)) } else { low }
                 })
             }
             Form::SuperSigned => {
                 let first = HEAD / 64 + t * 6;
-                each!(8, |g| {
+                eight!(|g| {
                     let low = bits(load(first + g % 4), g / 4 * 4, 15);
                     let high = bits(load(first + 4 + g / 4), g % 4 * 2, 3);
                     s.or_b(low, s.shl16_b(high, 4))
@@ -101,7 +112,7 @@ pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, 
             Form::Codes(f) => {
                 let table = s.load_table(f.offset_table.as_ptr());
                 let first = if f.is_super() { f.codes() / 64 + t * f.width } else { 0 };
-                each!(8, |g| {
+                eight!(|g| {
                     let (line, shift) = code_line(g, f.width);
                     s.look_up(table, bits(load(first + line), shift, (1u8 << f.width) - 1))
                 })
