@@ -242,14 +242,16 @@ impl<Q: Quant> QuantPanels<'_, Q> {
             let mut c = a.kind.in_squares(a.n);
             if const { S::UNPACKS && Q::PACKED } {
                 c = self.unpacked(s, &a, group, row, c);
+                while c < a.n {
+                    self.tile_of::<S, 1, 1>(s, &a, Place::packed(&a, row, c), group, 1);
+                    c += 1;
+                }
             }
             while c < a.n {
                 let nc = a.kind.columns(a.n, c);
                 let rv = if nc == 1 { group } else { shape.rv.min(group) };
                 for v in (0..group).step_by(rv) {
-                    let blocks = [0, a.k / a.kind.block];
-                    let at = Place { row: row + v * S::LANES, c, blocks, unpacked: core::ptr::null() };
-                    self.tile_of(s, &a, at, rv, nc);
+                    self.tile_of::<S, 1, 6>(s, &a, Place::packed(&a, row + v * S::LANES, c), rv, nc);
                 }
                 c += nc;
             }
@@ -275,7 +277,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
                 let unpacked = bytes.fill(s, self.0.product.w, row, rv, blocks);
                 let mut c = first;
                 while c < end {
-                    self.tile_of(s, a, Place { row, c, blocks, unpacked }, rv, columns(c));
+                    self.tile_of::<S, 2, 6>(s, a, Place { row, c, blocks, unpacked }, rv, columns(c));
                     c += columns(c);
                 }
             }
@@ -283,12 +285,20 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         end
     }
 
+    /// The tile of `rv` vectors times `nc` columns, which are `LEAST` to `MOST`.
     #[inline(always)]
-    fn tile_of<S: Simd>(&self, s: S, a: &Acts<'_>, at: Place, rv: usize, nc: usize) {
+    fn tile_of<S: Simd, const LEAST: usize, const MOST: usize>(
+        &self,
+        s: S,
+        a: &Acts<'_>,
+        at: Place,
+        rv: usize,
+        nc: usize,
+    ) {
         macro_rules! shapes {
             ($(($rv:literal, $nc:literal))*) => {
                 match (rv, nc) {
-                    $(($rv, $nc) if const { Q::SHAPE.has::<S>($rv, $nc) } => self.tile::<S, $rv, $nc>(s, a, at),)*
+                    $(($rv, $nc) if const { LEAST <= $nc && $nc <= MOST && Q::SHAPE.has::<S>($rv, $nc) } => self.tile::<S, $rv, $nc>(s, a, at),)*
                     _ => unreachable!("a tile shape that no instruction set names"),
                 }
             };
@@ -329,6 +339,14 @@ struct Place {
     c: usize,
     blocks: [usize; 2],
     unpacked: *const u8,
+}
+
+impl Place {
+    /// All blocks, as they are.
+    #[inline(always)]
+    fn packed(a: &Acts<'_>, row: usize, c: usize) -> Place {
+        Place { row, c, blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null() }
+    }
 }
 
 /// Panels `p0..p1` of a job.
