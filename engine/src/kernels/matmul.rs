@@ -246,14 +246,15 @@ impl<Q: Quant> QuantPanels<'_, Q> {
                     self.tile_of::<S, 1, 1>(s, &a, Place::packed(&a, row, c), group, 1);
                     c += 1;
                 }
-            }
-            while c < a.n {
-                let nc = a.kind.columns(a.n, c);
-                let rv = if nc == 1 { group } else { shape.rv.min(group) };
-                for v in (0..group).step_by(rv) {
-                    self.tile_of::<S, 1, 6>(s, &a, Place::packed(&a, row + v * S::LANES, c), rv, nc);
+            } else {
+                while c < a.n {
+                    let nc = a.kind.columns(a.n, c);
+                    let rv = if nc == 1 { group } else { shape.rv.min(group) };
+                    for v in (0..group).step_by(rv) {
+                        self.tile_of::<S, 1, 6>(s, &a, Place::packed(&a, row + v * S::LANES, c), rv, nc);
+                    }
+                    c += nc;
                 }
-                c += nc;
             }
             row += group * S::LANES;
         }

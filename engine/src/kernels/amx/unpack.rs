@@ -82,8 +82,19 @@ unsafe fn signed_chunk(s: Avx512, form: &Form, at: *const u8, t: usize) -> [__m5
     };
     // SAFETY: the caller's panel; an `Avx512` exists only where the CPU has the instructions.
     unsafe {
-        let groups = chunk(s, form, at, t);
-        each!(8, |g| _mm512_sub_epi8(groups[g], _mm512_set1_epi8(offset as i8)))
+        let (mut groups, mut g) = ([_mm512_setzero_si512(); 8], 0);
+        chunk(
+            s,
+            form,
+            at,
+            t,
+            #[inline(always)]
+            |group| {
+                groups[g] = _mm512_sub_epi8(group, _mm512_set1_epi8(offset as i8));
+                g += 1;
+            },
+        );
+        groups
     }
 }
 

@@ -4,7 +4,7 @@ use core::mem::MaybeUninit;
 
 use crate::kernels::form::{Blocks32, Form, HEAD, code_line};
 use crate::kernels::panel::{Matrix, PANEL};
-use crate::kernels::simd::{Simd, each};
+use crate::kernels::simd::Simd;
 
 /// Room for the bytes of some rows and blocks; small, so that they stay in the first cache while columns stream by.
 #[repr(align(64))]
@@ -51,10 +51,17 @@ impl Unpacked {
                 for b in first..end {
                     let block = panel.add(form.quants_at(w.dtype(), b) + row % PANEL * 4);
                     for t in 0..chunks {
-                        for group in chunk(s, form, block, t) {
-                            s.store_b(to, group);
-                            to = to.add(rv * vector);
-                        }
+                        chunk(
+                            s,
+                            form,
+                            block,
+                            t,
+                            #[inline(always)]
+                            |group| {
+                                s.store_b(to, group);
+                                to = to.add(rv * vector);
+                            },
+                        );
                     }
                 }
             }
@@ -63,48 +70,54 @@ impl Unpacked {
     }
 }
 
-/// The groups of 32 elements, chunk `t` of a block, as unsigned bytes; `at` is the record of a super-block, or quants.
+/// Gives `put` the groups of 32 elements, chunk `t` of a block, as unsigned bytes; `at` is the record of a super-block, or
+/// quants.
 ///
 /// # Safety
 /// The chunk is there.
 #[inline(always)]
-pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, t: usize) -> [S::B; 8] {
+pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, t: usize, mut put: impl FnMut(S::B)) {
     // SAFETY: the caller's.
     unsafe {
+        let eight = s.bound(8);
         let load = |line: usize| s.load_b(at.add(line * 64));
         let bits = |b, shift: usize, mask| s.and_b(s.shr16_b(b, shift as u32), mask);
         match form {
-            Form::Float | Form::Blocks32(Blocks32 { words: 8, .. }) => each!(8, |g| load(g)),
+            Form::Float | Form::Blocks32(Blocks32 { words: 8, .. }) => {
+                for g in 0..eight {
+                    put(load(g));
+                }
+            }
             Form::Blocks32(f) => {
                 let five = f.high.is_some();
                 let high = load(if five { 4 } else { 0 });
-                each!(8, |g| {
+                for g in 0..eight {
                     let low = bits(load(g % 4), g / 4 * 4, 15);
-                    if five { s.or_b(low, s.shl16_b(bits(high, g, 1), 4)) } else { low }
-                })
+                    put(if five { s.or_b(low, s.shl16_b(bits(high, g, 1), 4)) } else { low });
+                }
             }
             Form::SuperMin { five } => {
                 let (head, nibbles) = (HEAD / 64, if *five { 8 } else { 0 });
-                each!(8, |g| {
+                for g in 0..eight {
                     let low = bits(load(head + nibbles + t / 2 * 8 + g), t % 2 * 4, 15);
-                    if *five { s.or_b(low, s.shl16_b(bits(load(head + g), t, 1), 4)) } else { low }
-                })
+                    put(if *five { s.or_b(low, s.shl16_b(bits(load(head + g), t, 1), 4)) } else { low });
+                }
             }
             Form::SuperSigned => {
                 let first = HEAD / 64 + t * 6;
-                each!(8, |g| {
+                for g in 0..eight {
                     let low = bits(load(first + g % 4), g / 4 * 4, 15);
                     let high = bits(load(first + 4 + g / 4), g % 4 * 2, 3);
-                    s.or_b(low, s.shl16_b(high, 4))
-                })
+                    put(s.or_b(low, s.shl16_b(high, 4)));
+                }
             }
             Form::Codes(f) => {
                 let table = s.load_table(f.offset_table.as_ptr());
                 let first = if f.is_super() { f.codes() / 64 + t * f.width } else { 0 };
-                each!(8, |g| {
+                for g in 0..eight {
                     let (line, shift) = code_line(g, f.width);
-                    s.look_up(table, bits(load(first + line), shift, (1u8 << f.width) - 1))
-                })
+                    put(s.look_up(table, bits(load(first + line), shift, (1u8 << f.width) - 1)));
+                }
             }
         }
     }
