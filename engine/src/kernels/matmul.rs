@@ -316,14 +316,14 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     #[cfg_attr(target_family = "wasm", inline(never))]
     fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, at: Place) {
         let (p, Place { row, c, blocks, unpacked }) = (self.0.product, at);
-        let (words, whole) = (a.kind.words() * NC, a.k / a.kind.block);
+        let first = (c * (a.k / a.kind.block) + blocks[0] * NC) * a.kind.words();
         let row_of = |v: usize| row + v * S::LANES;
         let tile = Tile {
             panel: each!(RV, |v| p.w.panel(row_of(v) / PANEL).as_ptr()),
             lane: each!(RV, |v| row_of(v) % PANEL),
             blocks,
             unpacked,
-            acts: a.words[c * whole * a.kind.words()..][blocks[0] * words..blocks[1] * words].as_ptr(),
+            acts: a.words[first..first + (blocks[1] - blocks[0]) * a.kind.words() * NC].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
             stride: p.stride,
             codes: if let Form::Codes(f) = p.w.form() { Some(f) } else { None },
