@@ -264,26 +264,26 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     /// as stays in the first cache. Returns the columns up to which they go.
     #[inline(always)]
     fn unpacked<S: Simd>(&self, s: S, a: &Acts<'_>, group: usize, row: usize, first: usize) -> usize {
-        let columns = |c: usize| a.kind.columns(a.n, c);
-        let mut end = first;
-        while end < a.n && columns(end) > 1 {
-            end += columns(end);
+        let several = |c: usize| (c < a.n).then(|| a.kind.columns(a.n, c)).filter(|&nc| nc > 1);
+        if several(first).is_none() {
+            return first;
         }
         let rv = Q::SHAPE.tile::<S>().rv.min(group);
         let (blocks, most) = (a.k / a.kind.block, Unpacked::blocks(a.kind.block, rv * S::LANES));
         let mut bytes = Unpacked::new();
+        let mut c = first;
         for row in (row..row + group * S::LANES).step_by(rv * S::LANES) {
-            for b in (0..if end > first { blocks } else { 0 }).step_by(most) {
+            for b in (0..blocks).step_by(most) {
                 let blocks = [b, blocks.min(b + most)];
                 let unpacked = bytes.fill(s, self.0.product.w, row, rv, blocks);
-                let mut c = first;
-                while c < end {
-                    self.tile_of::<S, 2, 6>(s, a, Place { row, c, blocks, unpacked }, rv, columns(c));
-                    c += columns(c);
+                c = first;
+                while let Some(nc) = several(c) {
+                    self.tile_of::<S, 2, 6>(s, a, Place { row, c, blocks, unpacked }, rv, nc);
+                    c += nc;
                 }
             }
         }
-        end
+        c
     }
 
     /// The tile of `rv` vectors times `nc` columns, which are `LEAST` to `MOST`.

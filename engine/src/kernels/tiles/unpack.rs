@@ -2,7 +2,7 @@
 
 use core::mem::MaybeUninit;
 
-use crate::kernels::form::{Blocks32, Form, HEAD, code_line};
+use crate::kernels::form::{Form, HEAD, code_line};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::simd::Simd;
 
@@ -74,7 +74,7 @@ impl Unpacked {
 /// quants.
 ///
 /// # Safety
-/// The chunk is there.
+/// The chunk is there, and is not of bytes already.
 #[inline(always)]
 pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, t: usize, mut put: impl FnMut(S::B)) {
     // SAFETY: the caller's.
@@ -83,11 +83,7 @@ pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, 
         let load = |line: usize| s.load_b(at.add(line * 64));
         let bits = |b, shift: usize, mask| s.and_b(s.shr16_b(b, shift as u32), mask);
         match form {
-            Form::Float | Form::Blocks32(Blocks32 { words: 8, .. }) => {
-                for g in 0..eight {
-                    put(load(g));
-                }
-            }
+            Form::Float => {}
             Form::Blocks32(f) => {
                 let five = f.high.is_some();
                 let high = load(if five { 4 } else { 0 });
