@@ -166,13 +166,22 @@ impl Form {
         }
     }
 
-    /// Offset in a panel of the quants of block `b` of 32, or of a super-block's record.
-    #[inline(always)]
-    pub(super) fn quants_at(&self, dtype: Dtype, b: usize) -> usize {
+    /// Bytes of the quants of a block of 32, or of a super-block's record.
+    pub(super) fn unit_bytes(&self, dtype: Dtype) -> usize {
         match self {
-            Form::Blocks32(f) => block_at(f.quant_bytes(), f.scales(), b).0,
-            Form::Codes(f) if !f.is_super() => block_at(f.chunk_bytes(), f.parts, b).0,
-            _ => b * self.record_bytes(dtype),
+            Form::Blocks32(f) => f.quant_bytes(),
+            Form::Codes(f) if !f.is_super() => f.chunk_bytes(),
+            _ => self.record_bytes(dtype),
+        }
+    }
+
+    /// Offset in a panel of the quants of block `b` of 32, or of a super-block's record.
+    pub(super) fn quants_at(&self, dtype: Dtype, b: usize) -> usize {
+        let bytes = self.unit_bytes(dtype);
+        match self {
+            Form::Blocks32(f) => block_at(bytes, f.scales(), b).0,
+            Form::Codes(f) if !f.is_super() => block_at(bytes, f.parts, b).0,
+            _ => b * bytes,
         }
     }
 

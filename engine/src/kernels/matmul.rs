@@ -322,6 +322,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
             panel: each!(RV, |v| p.w.panel(row_of(v) / PANEL).as_ptr()),
             lane: each!(RV, |v| row_of(v) % PANEL),
             blocks,
+            bytes: p.w.form().unit_bytes(p.w.dtype()),
             unpacked,
             acts: a.words[first..first + (blocks[1] - blocks[0]) * a.kind.words() * NC].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),

@@ -2,7 +2,7 @@
 
 use super::{Quant, Shape, Tile, ask_ahead, start, store, unpacked_chunk, unpacked_group};
 use crate::kernels::form::block_at;
-use crate::kernels::simd::{Ahead, Simd, each};
+use crate::kernels::simd::{Ahead, FEW_TILES, Simd, each};
 
 /// Blocks of 32: `BITS` per quant, `HIGH` = a plane of fifth bits, `MIN` = a minimum.
 pub(in super::super) struct Small<const BITS: u32, const HIGH: bool, const MIN: bool>;
@@ -18,7 +18,8 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
         let lines = if Self::PACKED { 4 } else { 8 };
         let nibbles = Self::PACKED && !unpacked;
         let bound = s.bound(if nibbles { 4 } else { 8 });
-        let qb = 64 * (lines + HIGH as usize);
+        // looked up where one tile is to serve both widths
+        let qb = if FEW_TILES && unpacked { t.bytes } else { 64 * (lines + HIGH as usize) };
         let aw = S::rec(BITS).words();
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {

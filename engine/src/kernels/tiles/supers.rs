@@ -2,7 +2,7 @@
 
 use super::{Quant, Shape, Tile, ask_for_head, ask_for_share, start, store, unpacked_chunk, unpacked_group};
 use crate::kernels::form::HEAD;
-use crate::kernels::simd::{Simd, each};
+use crate::kernels::simd::{FEW_TILES, Simd, each};
 
 /// Q4_K and Q5_K: unsigned quants, eight sub-blocks with 6-bit scales and minima.
 pub(in super::super) struct SuperMin<const BITS: u32>;
@@ -16,6 +16,8 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
         let (bytes, nibbles): (usize, _) = if BITS == 5 { (2880, HEAD + 512) } else { (2368, HEAD) };
         let aw = S::rec(BITS).words();
         let unpacked = S::UNPACKS && NC > 1;
+        // looked up where one tile is to serve both widths
+        let bytes = if FEW_TILES && unpacked { t.bytes } else { bytes };
         // the chunk loop stays rolled (opaque bound): unrolled, the compiler interleaves the sub-blocks and spills
         let chunks = core::hint::black_box(4usize);
         let eight = s.bound(8);
@@ -36,11 +38,11 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                     }
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
-                        let bytes = unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + sub);
+                        let groups_of = unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + sub);
                         let mut dots: [[S::Acc; NC]; RV] = [[s.acc::<BITS>(0); NC]; RV];
                         for g in 0..eight {
                             let w: [S::W; RV] = if unpacked {
-                                unpacked_group::<S, RV, BITS>(s, bytes, g)
+                                unpacked_group::<S, RV, BITS>(s, groups_of, g)
                             } else {
                                 each!(RV, |v| {
                                     let line = s.load_b(o[v].add(nibbles + (chunk * 8 + g) * 64 + t.lane[v] * 4));
