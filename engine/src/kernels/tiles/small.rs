@@ -18,7 +18,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
         let lines = if Self::PACKED { 4 } else { 8 };
         let nibbles = Self::PACKED && !unpacked;
         let bound = s.bound(if nibbles { 4 } else { 8 });
-        // looked up where one tile is to serve both widths
+        // looked up in modules for browsers, where code for both widths is to be alike
         let qb = if FEW_TILES && unpacked { t.bytes } else { 64 * (lines + HIGH as usize) };
         let aw = S::rec(BITS).words();
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.

@@ -16,7 +16,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
         let (bytes, nibbles): (usize, _) = if BITS == 5 { (2880, HEAD + 512) } else { (2368, HEAD) };
         let aw = S::rec(BITS).words();
         let unpacked = S::UNPACKS && NC > 1;
-        // looked up where one tile is to serve both widths
+        // looked up in modules for browsers, where code for both widths is to be alike
         let bytes = if FEW_TILES && unpacked { t.bytes } else { bytes };
         // the chunk loop stays rolled (opaque bound): unrolled, the compiler interleaves the sub-blocks and spills
         let chunks = core::hint::black_box(4usize);
@@ -38,11 +38,11 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                     }
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
-                        let groups_of = unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + sub);
+                        let here = unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + sub);
                         let mut dots: [[S::Acc; NC]; RV] = [[s.acc::<BITS>(0); NC]; RV];
                         for g in 0..eight {
                             let w: [S::W; RV] = if unpacked {
-                                unpacked_group::<S, RV, BITS>(s, groups_of, g)
+                                unpacked_group::<S, RV, BITS>(s, here, g)
                             } else {
                                 each!(RV, |v| {
                                     let line = s.load_b(o[v].add(nibbles + (chunk * 8 + g) * 64 + t.lane[v] * 4));
