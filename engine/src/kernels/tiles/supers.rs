@@ -125,7 +125,7 @@ impl Quant for SuperSigned {
                     if NC == 1 {
                         ask_for_share(s, t, o, bytes, chunk, 8);
                     }
-                    let bytes = unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + chunk);
+                    let here = unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + chunk);
                     let lines: [*const u8; RV] = each!(RV, |v| o[v].add(HEAD + chunk * 384 + t.lane[v] * 4));
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
@@ -134,7 +134,7 @@ impl Quant for SuperSigned {
                         let high: [S::B; RV] = each!(RV, |v| s.load_b(lines[v].add((4 + half) * 64)));
                         for i in 0..4 {
                             let w: [S::W; RV] = if unpacked {
-                                unpacked_group::<S, RV, BITS>(s, bytes, half * 4 + i)
+                                unpacked_group::<S, RV, BITS>(s, here, half * 4 + i)
                             } else {
                                 each!(RV, |v| {
                                     let line = s.load_b(lines[v].add(i * 64));
