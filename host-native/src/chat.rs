@@ -203,6 +203,11 @@ impl Chat<'_> {
         }
         self.engine.cancel(id);
         writeln!(out)?;
+        if let Some(fault) = answer.fault() {
+            self.turns.pop();
+            writeln!(out, "{fault}")?;
+            return Ok(());
+        }
         self.turns.push(("assistant", answer.text));
         Ok(())
     }

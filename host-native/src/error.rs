@@ -55,6 +55,9 @@ pub enum Failure {
         /// The first thing that is wrong, with its step if the replay came so far.
         why: String,
     },
+    /// An answer that could not go on.
+    #[error("the model's numbers are not finite with this prompt: a fault of its weights")]
+    NotFinite,
     /// There is not enough memory.
     #[error("not enough memory for {0}")]
     Memory(&'static str),
@@ -73,7 +76,7 @@ impl Failure {
             | Failure::Request(RequestError::NoCapacity { .. })
             | Failure::Pass(PassError::Memory { .. })
             | Failure::Memory(_) => 4,
-            Failure::Model { .. } | Failure::Template(_) => 1,
+            Failure::Model { .. } | Failure::Template(_) | Failure::NotFinite => 1,
             Failure::Request(_) | Failure::Pass(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
             Failure::File { .. } | Failure::Io(_) => 3,
             Failure::Receipt { .. } => 5,

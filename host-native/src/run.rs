@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::json;
-use starling::engine::{Engine, EngineOptions, Event, Request};
+use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request};
 use starling::kernels::attention::KvType;
 use starling::model::Model;
 use starling::receipt::Receipt;
@@ -47,8 +47,10 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     while answer.finish.is_none() {
         let mut failed = Ok(());
         engine.step(cpu, &pool, &mut |event| {
+            if matches!(event, Event::Token { .. } | Event::Done { .. }) {
+                first.get_or_insert_with(Instant::now);
+            }
             let text = answer.take(event);
-            first.get_or_insert_with(Instant::now);
             if !args.json && failed.is_ok() {
                 failed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
             }
@@ -69,7 +71,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
         let json = json!({
             "text": answer.text,
             "ids": answer.tokens,
-            "finish_reason": answer.finish,
+            "finish_reason": answer.finish.map(FinishReason::name),
             "isa": cpu.isa().name(),
             "threads": starling::pool::Pool::threads(&pool),
             "timings": timings,
@@ -89,11 +91,11 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
             );
         }
     }
-    if let (Some(path), Some(receipt)) = (&args.receipt, answer.receipt) {
-        let json = serde_json::to_string(&receipt).map_err(std::io::Error::other)?;
+    if let (Some(path), Some(receipt)) = (&args.receipt, &answer.receipt) {
+        let json = serde_json::to_string(receipt).map_err(std::io::Error::other)?;
         fs::write(path, json + "\n").map_err(|source| Failure::File { path: path.clone(), source })?;
     }
-    Ok(())
+    answer.fault().map_or(Ok(()), Err)
 }
 
 /// An engine for one conversation at a time.
@@ -129,7 +131,7 @@ pub struct Answer {
     /// The text.
     pub text: String,
     /// Why it ended, once it has.
-    pub finish: Option<&'static str>,
+    pub finish: Option<FinishReason>,
     /// Its receipt, if one was asked for.
     pub receipt: Option<Box<Receipt>>,
 }
@@ -148,13 +150,26 @@ impl Answer {
                 text
             }
             Event::Done { text, reason, receipt, .. } => {
-                self.finish = Some(reason.name());
+                self.finish = Some(reason);
                 self.receipt = receipt;
                 text
             }
         };
         self.text.push_str(&text);
         text
+    }
+
+    /// Why there is no more of it, if the engine could not go on.
+    pub fn fault(&self) -> Option<Failure> {
+        match self.finish? {
+            FinishReason::NotFinite => Some(Failure::NotFinite),
+            FinishReason::NoMemory => Some(Failure::Memory("more keys and values")),
+            FinishReason::Constraint(e) => Some(Failure::Usage(e.to_string())),
+            FinishReason::StopToken(_)
+            | FinishReason::StopString(_)
+            | FinishReason::Complete
+            | FinishReason::Length => None,
+        }
     }
 }
 

@@ -32,6 +32,16 @@ fn run_gives_the_pinned_text() {
 }
 
 #[test]
+fn the_time_of_a_prompt_is_that_of_all_its_batches() {
+    let prompt = written("long.txt", "word ".repeat(1500).as_bytes());
+    let model = fixture(SMALL);
+    let ran = ok(&["run", "-m", &model, "-f", &prompt, "-c", "16384", "-n", "1", "--json"]).json();
+    let [prefill, decode] = ["prefill_seconds", "decode_seconds"].map(|key| ran["timings"][key].as_f64().expect(key));
+    assert!(ran["timings"]["prompt_tokens"].as_u64() > Some(1100), "three batches: {ran}");
+    assert!(decode < prefill, "nothing is decoded after the first token: {ran}");
+}
+
+#[test]
 fn the_same_seed_gives_the_same_text() {
     let run = |seed: &str, t: &str| ok(&["run", PROMPT, "-n", "24", "--seed", seed, "--temp", "1", "-t", t, "-q"]).out;
     assert_eq!(run("7", "1"), run("7", "3"));

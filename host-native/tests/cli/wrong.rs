@@ -100,6 +100,19 @@ fn models_that_are_wrong_say_where() {
 }
 
 #[test]
+fn answers_that_cannot_go_on_say_why() {
+    let path = changed("not-finite.gguf", "reference/llama-tied-llama3rope-f32.gguf", None, &|name, _, data| {
+        if name == "output_norm.weight" {
+            data.chunks_exact_mut(4).for_each(|w| w.copy_from_slice(&f32::MAX.to_le_bytes()));
+        }
+        true
+    });
+    fails(&["run", "x", "-m", &path], MODEL_ERROR, &["not finite"]);
+    let said = with_input(&["chat", "-m", &path], b"Hello.\n").text();
+    assert!(said.contains("not finite"), "{said}");
+}
+
+#[test]
 fn requests_that_cannot_be_taken() {
     let long = "word ".repeat(100);
     let message = fails(&["run", &long, "-c", "32"], USAGE, &["prompt tokens", "context of 32 tokens"]);
