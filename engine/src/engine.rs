@@ -1,8 +1,10 @@
 //! Requests in, events out: batching, and the life of a request.
 //!
-//! Everything that can fail fails in [`Engine::submit`]: it checks the request and reserves the pages that prompt and
-//! answer may need. [`Engine::step`] runs one batch, decode rows first, then prefill up to a budget of tokens, and
-//! cannot fail; a fault inside one request ends that request alone. A request's tokens do not depend on the others.
+//! Everything that can fail fails in [`Engine::submit`]: it checks the request, whose whole length must fit into the
+//! memory there is, and reserves the pages of its prompt. [`Engine::step`] runs one batch, decode rows first, then prefill
+//! up to a budget of tokens, and cannot fail; a fault inside one request ends that request alone. Answers take pages as
+//! they grow. When there are no more, the youngest request gives up its own and is computed again later (after vLLM,
+//! arXiv:2309.06180, section 4.5), which makes no difference to its tokens. Those do not depend on other requests at all.
 
 mod plan;
 mod request;
@@ -76,7 +78,10 @@ struct Active {
     request: Request,
     sampler: Sampler,
     text: TextStream,
+    /// None while it is preempted.
     pages: SeqPages,
+    /// Tokens of the prompt that were found in the cache when it came.
+    n_cached: usize,
     /// Page of each [`PAGE`] positions, where pages are used again and again; otherwise they are those of `pages`.
     ring: Option<Vec<u32>>,
     /// Prompt and answer so far.
@@ -92,6 +97,8 @@ struct Active {
     chain: Option<Chain>,
     /// The token that ended the answer, which is not among `tokens`.
     end: Option<u32>,
+    /// Tokens of the prompt whose successors have their log-probabilities, if those are asked for.
+    n_scored: usize,
     /// Whether all numbers of the prompt's log-probabilities were.
     is_finite: bool,
 }
@@ -141,7 +148,7 @@ impl Engine {
         self.active.is_empty()
     }
 
-    /// Takes a request: checks all of it and reserves what it may need.
+    /// Takes a request: checks all of it and reserves room for its prompt.
     ///
     /// # Errors
     /// What is wrong with it, or that there is no capacity now.
@@ -151,17 +158,18 @@ impl Engine {
         if self.active.len() == self.options.max_seqs {
             return Err(RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 });
         }
-        let mut sampler = Sampler::checked(request.sampling.clone(), n_vocab);
-        let chain = self.chain(&request);
         let limit = n_prompt + max_tokens;
         let (pages, ring) = self.reserve(&request, n_prompt.max(limit - 1))?;
+        self.arena.count(known(&request, &request.tokens, 0), pages.n_cached);
+        let mut sampler = Sampler::checked(request.sampling.clone(), n_vocab);
         request.tokens.iter().for_each(|&t| sampler.accept(t));
         let mut tokens = Vec::with_capacity(limit);
         tokens.extend_from_slice(&request.tokens);
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let text = TextStream::new(request.stop.clone());
-        let n_done = pages.n_cached;
+        let n_cached = pages.n_cached;
+        let chain = self.chain(&request);
         let guide = request.constraint.as_deref().map(|constraint| Guide::new(constraint, n_vocab));
         self.active.push_back(Active {
             id,
@@ -169,31 +177,41 @@ impl Engine {
             sampler,
             text,
             pages,
+            n_cached,
             ring,
             tokens,
             n_prompt,
-            n_done,
+            n_done: n_cached,
             limit,
             guide,
             chain,
             end: None,
+            n_scored: 0,
             is_finite: true,
         });
         Ok(id)
     }
 
-    /// Pages for `n_tokens` of a request. If there is no room for all of them, and no layer ever looks far back, a ring
-    /// of pages: each is used again once all of its tokens are out of sight.
+    /// Pages for the prompt of a request that may grow to `n_tokens`. If there never is room for all of them, or not for the
+    /// prompt now, and no layer ever looks far back, a ring of pages: each is used again once all of its tokens are out of
+    /// sight.
     fn reserve(&mut self, request: &Request, n_tokens: usize) -> Result<(SeqPages, Option<Vec<u32>>), RequestError> {
-        // log-probabilities need the rows of all tokens, the known ones too
-        let known = if request.prompt_logprobs { &[][..] } else { &request.tokens };
-        let mut pages = self.arena.acquire(known, request.cache_salt);
-        let Err(no_room) = self.arena.extend(&mut pages, n_tokens) else { return Ok((pages, None)) };
-        self.arena.release(pages);
+        let (n_pages, all) = (n_tokens.div_ceil(PAGE), self.arena.n_pages());
+        let no_room = if n_pages > all {
+            RequestError::NoCapacity { what: "KV pages", needed: n_pages, free: all }
+        } else if self.active.iter().any(Active::is_preempted) {
+            // nobody overtakes those
+            RequestError::NoCapacity { what: "KV pages", needed: n_pages, free: 0 }
+        } else {
+            match self.room(known(request, &request.tokens, 0), request.tokens.len(), request.cache_salt) {
+                Ok(pages) => return Ok((pages, None)),
+                Err(no_room) => no_room,
+            }
+        };
         let Some(window) = self.model.config.window() else { return Err(no_room) };
         // what the first row of a batch sees and what all of them write, wherever that starts in a page
         let span = window.saturating_add(self.options.batch_tokens.max(1) - 1);
-        let (n_pages, ring) = (n_tokens.div_ceil(PAGE), span.div_ceil(PAGE) + 1);
+        let ring = span.div_ceil(PAGE) + 1;
         if ring >= n_pages {
             return Err(no_room);
         }
@@ -204,6 +222,27 @@ impl Engine {
         }
         let ring = pages.pages.iter().copied().cycle().take(n_pages).collect();
         Ok((pages, Some(ring)))
+    }
+
+    /// Pages for `n_tokens`, those of `known` tokens from the cache, and beside them one for each request at work, so that
+    /// it does not come only to be preempted.
+    fn room(&mut self, known: &[u32], n_tokens: usize, salt: u64) -> Result<SeqPages, RequestError> {
+        let at_work = self.active.iter().filter(|a| !a.is_preempted()).count();
+        let mut pages = self.arena.acquire(known, salt);
+        let needed = n_tokens.div_ceil(PAGE) - pages.pages.len() + at_work;
+        let free = self.arena.available_pages();
+        let has_room = if needed <= free {
+            self.arena.extend(&mut pages, n_tokens)
+        } else {
+            Err(RequestError::NoCapacity { what: "KV pages", needed, free })
+        };
+        match has_room {
+            Ok(()) => Ok(pages),
+            Err(no_room) => {
+                self.arena.release(pages);
+                Err(no_room)
+            }
+        }
     }
 
     /// The start of a receipt, if one is asked for.
@@ -251,11 +290,15 @@ impl Engine {
         self.arena.release(a.pages);
     }
 
-    /// The next batch, with memory for it. Requests for which there is none end.
+    /// The next batch, with memory for it. Requests for which the system has none end.
     fn next_batch(&mut self, sink: &mut dyn FnMut(Event)) -> Vec<Part> {
+        self.resume();
         loop {
-            let waiting: Vec<usize> = self.active.iter().map(|a| a.tokens.len() - a.n_done).collect();
+            let waiting: Vec<usize> = self.active.iter().map(Active::waiting).collect();
             let plan = plan(&waiting, self.options.batch_tokens, self.options.prefill_chunk);
+            if !self.grow(&plan, sink) {
+                continue;
+            }
             let mut ended = Vec::new();
             for p in &plan {
                 let a = &mut self.active[p.active];
@@ -269,6 +312,40 @@ impl Engine {
                 return plan;
             }
             self.retire_all(ended);
+        }
+    }
+
+    /// Gives the requests of a batch the pages that they will write to. Says whether there were enough; if not, the
+    /// youngest request with pages of its own has given them up. That is at last the oldest one's only neighbour: what
+    /// a request may grow to fits when it is alone.
+    fn grow(&mut self, plan: &[Part], sink: &mut dyn FnMut(Event)) -> bool {
+        for p in plan {
+            let a = &mut self.active[p.active];
+            if a.ring.is_some() || self.arena.extend(&mut a.pages, a.n_done + p.n).is_ok() {
+                continue;
+            }
+            let youngest = self.active.iter_mut().rev().find(|a| a.ring.is_none() && !a.is_preempted());
+            if let Some(a) = youngest {
+                self.arena.publish(&a.pages, &a.tokens[..a.n_done], a.request.cache_salt);
+                self.arena.release(core::mem::take(&mut a.pages));
+                a.n_done = 0;
+                sink(Event::Preempted { id: a.id });
+            }
+            return false;
+        }
+        true
+    }
+
+    /// Lets preempted requests go on, the oldest first, as far as there is room.
+    fn resume(&mut self) {
+        while let Some(i) = self.active.iter().position(Active::is_preempted) {
+            let a = &mut self.active[i];
+            let (tokens, salt) = (core::mem::take(&mut a.tokens), a.request.cache_salt);
+            let pages = self.room(known(&self.active[i].request, &tokens, self.active[i].n_scored), tokens.len(), salt);
+            let a = &mut self.active[i];
+            a.tokens = tokens;
+            let Ok(pages) = pages else { return };
+            (a.n_done, a.pages) = (pages.n_cached, pages);
         }
     }
 
@@ -307,7 +384,7 @@ impl Engine {
                 if a.ring.is_none() {
                     self.arena.publish(&a.pages, &a.tokens, a.request.cache_salt);
                 }
-                sink(Event::Prefilled { id: a.id, n_prompt: a.n_prompt, n_cached: a.pages.n_cached });
+                sink(Event::Prefilled { id: a.id, n_prompt: a.n_prompt, n_cached: a.n_cached });
             }
             let (picks, mine) = (a.picks_after(0), row);
             row += usize::from(picks);
@@ -347,13 +424,15 @@ impl Engine {
         for p in plan {
             let (a, first) = (&mut self.active[p.active], end);
             end += p.n;
-            // the last token's row is for the first of the answer
-            let n = p.n.min(a.n_prompt.saturating_sub(a.n_done + 1));
-            if !a.request.prompt_logprobs || n == 0 {
+            // the last token's row is for the first of the answer, and those computed a second time have been looked at
+            let (from, to) = (a.n_done.max(a.n_scored), (a.n_done + p.n).min(a.n_prompt - 1));
+            if !a.request.prompt_logprobs || from >= to {
                 continue;
             }
+            let (first, n) = (first + from - a.n_done, to - from);
+            a.n_scored = to;
             let mut logprobs = Vec::with_capacity(n);
-            let mut next = a.tokens[a.n_done + 1..].iter();
+            let mut next = a.tokens[from + 1..].iter();
             for from in (first..first + n).step_by(self.options.max_seqs) {
                 let rows = from..(first + n).min(from + self.options.max_seqs);
                 let out = self.model.logits(cpu, pool, core::slice::from_ref(&rows), &mut self.scratch, None);
@@ -369,6 +448,13 @@ impl Engine {
     }
 }
 
+/// Tokens of a request whose pages it may take from the cache. Log-probabilities need the rows of all tokens of a prompt,
+/// the known ones too, if only once.
+fn known<'a>(request: &Request, tokens: &'a [u32], n_scored: usize) -> &'a [u32] {
+    let is_scored = !request.prompt_logprobs || n_scored + 1 >= request.tokens.len();
+    if is_scored { tokens } else { &tokens[..n_scored] }
+}
+
 /// What a receipt says of a request.
 fn asked(request: &Request, model: &Model, options: &EngineOptions) -> ReceiptRequest {
     let Request { tokens, sampling, sequence, .. } = request;
@@ -382,6 +468,16 @@ fn asked(request: &Request, model: &Model, options: &EngineOptions) -> ReceiptRe
 }
 
 impl Active {
+    /// Whether it gave up its pages.
+    fn is_preempted(&self) -> bool {
+        self.pages.pages.is_empty()
+    }
+
+    /// Tokens that are known and can be computed.
+    fn waiting(&self) -> usize {
+        if self.is_preempted() { 0 } else { self.tokens.len() - self.n_done }
+    }
+
     /// Whether a token is picked once `n` more are computed.
     fn picks_after(&self, n: usize) -> bool {
         self.n_done + n == self.tokens.len() && self.tokens.len() < self.limit

@@ -140,7 +140,7 @@ impl Answer {
     /// Takes an event; returns the text it brought.
     pub fn take(&mut self, event: Event) -> String {
         let text = match event {
-            Event::Computed { .. } | Event::Prompt { .. } => String::new(),
+            Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => String::new(),
             Event::Prefilled { n_prompt, .. } => {
                 self.n_prompt = n_prompt;
                 String::new()

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestId, TokenLogprobs};
+use starling::error::RequestError;
 use starling::kernels::Cpu;
-use starling::kernels::attention::KvType;
+use starling::kernels::attention::{KvType, PAGE};
 use starling::model::Model;
 use starling::pool::Inline;
 
@@ -23,8 +24,22 @@ pub fn model() -> Arc<Model> {
 /// # Panics
 /// If there is no memory.
 pub fn engine(model: &Arc<Model>, n_ctx: usize, max_seqs: usize, batch_tokens: usize) -> Engine {
+    engine_with_pages(model, n_ctx, max_seqs, batch_tokens, max_seqs * n_ctx.div_ceil(PAGE))
+}
+
+/// The same with room for fewer tokens.
+///
+/// # Panics
+/// If there is no memory.
+pub fn engine_with_pages(
+    model: &Arc<Model>,
+    n_ctx: usize,
+    max_seqs: usize,
+    batch_tokens: usize,
+    pages: usize,
+) -> Engine {
     let kv_type = KvType::F16;
-    let kv_bytes = max_seqs * EngineOptions::kv_bytes_of(model, kv_type, n_ctx);
+    let kv_bytes = EngineOptions::kv_bytes_of(model, kv_type, pages * PAGE);
     let options = EngineOptions {
         kv_type,
         n_ctx,
@@ -48,11 +63,13 @@ pub struct Seen {
     pub n_cached: usize,
     /// The step of its first token.
     pub first: usize,
+    /// How often it gave up its pages.
+    pub preempted: usize,
     /// Why it ended.
     pub reason: Option<FinishReason>,
 }
 
-/// Runs requests, the `i`th submitted before step `i * apart`.
+/// Runs requests, the `i`th submitted before step `i * apart` or once there is room.
 ///
 /// # Panics
 /// If one is refused.
@@ -69,7 +86,11 @@ pub fn run_without(engine: &mut Engine, requests: &[Request], apart: usize, gone
     let mut all = vec![Seen::default(); requests.len()];
     for step in 0.. {
         while ids.len() < requests.len() && ids.len() * apart <= step && engine.active() < engine.options().max_seqs {
-            ids.push(engine.submit(requests[ids.len()].clone()).expect("room"));
+            match engine.submit(requests[ids.len()].clone()) {
+                Ok(id) => ids.push(id),
+                Err(RequestError::NoCapacity { .. }) if !engine.is_idle() => break,
+                Err(e) => panic!("{e}"),
+            }
         }
         if let Some((i, _)) = gone.filter(|gone| gone.1 == step)
             && let Some(id) = ids.get(i)
@@ -79,6 +100,7 @@ pub fn run_without(engine: &mut Engine, requests: &[Request], apart: usize, gone
         let at = |id| ids.iter().position(|i| *i == id).expect("a request");
         engine.step(Cpu::detect(), &Inline, &mut |event| match event {
             Event::Computed { .. } => {}
+            Event::Preempted { id } => all[at(id)].preempted += 1,
             Event::Prompt { id, logprobs } => {
                 assert!(all[at(id)].answer.is_empty());
                 all[at(id)].prompt.extend(logprobs);
@@ -106,5 +128,5 @@ pub fn run_without(engine: &mut Engine, requests: &[Request], apart: usize, gone
 
 /// What does not depend on time.
 pub fn same(seen: &[Seen]) -> Vec<Seen> {
-    seen.iter().cloned().map(|s| Seen { first: 0, n_cached: 0, ..s }).collect()
+    seen.iter().cloned().map(|s| Seen { first: 0, preempted: 0, n_cached: 0, ..s }).collect()
 }

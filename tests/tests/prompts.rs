@@ -7,7 +7,7 @@ use starling::kernels::attention::KvType;
 use starling::model::pass::{Pass, PassError};
 use starling::pool::Inline;
 use starling::sampler::{LogprobKind, SamplingOptions};
-use starling_tests::sequences::{Seen, engine, model, run, run_without, same};
+use starling_tests::sequences::{Seen, engine, engine_with_pages, model, run, run_without, same};
 
 const N_CTX: usize = 256;
 
@@ -111,6 +111,24 @@ fn a_request_may_go_at_any_step() {
     }
 }
 
+/// Requests that may grow to all the memory there is come together, give up their pages, and have the bits of alone.
+#[test]
+fn requests_share_what_memory_there_is() {
+    let model = model();
+    let long =
+        |i: usize| Request { prompt_logprobs: i % 2 == 0, max_tokens: Some(100 - 10 * i), ..scored(20 + 30 * i, i, 0) };
+    let requests: Vec<Request> = (0..5).map(long).collect();
+    let alone: Vec<Seen> =
+        requests.iter().flat_map(|r| run(&mut engine(&model, N_CTX, 1, 96), std::slice::from_ref(r), 0)).collect();
+    for (pages, batch) in [(16, 96), (16, 5), (20, 17), (40, 33)] {
+        let mut engine = engine_with_pages(&model, N_CTX, 5, batch, pages);
+        let together = run(&mut engine, &requests, 0);
+        assert_eq!(same(&together), same(&alone), "{pages} pages");
+        assert_eq!((together[0].preempted, engine.kv_stats().in_use_bytes), (0, 0), "the oldest goes on");
+        assert!(pages == 40 || together.iter().any(|s| s.preempted > 0), "{pages} pages");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
@@ -121,6 +139,7 @@ proptest! {
         batch in 1usize..50,
         max_seqs in 1usize..6,
         apart in 0usize..4,
+        pages in 8usize..24,
     ) {
         let model = model();
         let requests: Vec<Request> = lengths.iter().enumerate().map(|(i, (n, max))| {
@@ -129,7 +148,7 @@ proptest! {
         }).collect();
         let alone: Vec<Seen> =
             requests.iter().flat_map(|r| run(&mut engine(&model, N_CTX, 1, 96), std::slice::from_ref(r), 0)).collect();
-        let together = run(&mut engine(&model, N_CTX, max_seqs, batch), &requests, apart);
+        let together = run(&mut engine_with_pages(&model, N_CTX, max_seqs, batch, pages), &requests, apart);
         prop_assert_eq!(same(&together), same(&alone));
     }
 }

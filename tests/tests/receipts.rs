@@ -73,7 +73,7 @@ fn answers(engine: &mut Engine, requests: Vec<Request>) -> Vec<Answer> {
                 n_cached: cached.iter().find(|c| c.0 == id).map_or(0, |c| c.1),
                 receipt: receipt.map(|r| *r),
             }),
-            Event::Computed { .. } | Event::Prompt { .. } => {}
+            Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => {}
         });
         if n == 0 {
             answers.sort_by_key(|a| a.id);

@@ -152,6 +152,12 @@ pub enum Event {
         /// Tokens of the batch.
         n_tokens: usize,
     },
+    /// There is no room to go on with all requests: this one, the youngest, gave up its pages. It goes on by itself, with
+    /// the same tokens, once there is room again; nothing is said twice.
+    Preempted {
+        /// The request.
+        id: RequestId,
+    },
     /// Some tokens of a prompt have their log-probabilities; those of its first token are none.
     Prompt {
         /// The request.

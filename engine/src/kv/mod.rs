@@ -26,7 +26,7 @@ use crate::kernels::attention::KvMemory;
 pub use crate::kernels::attention::{KvLayout, PAGE};
 
 /// The pages of a sequence. Give it back with [`KvArena::release`]: dropping it would leak them.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "release it"]
 pub struct SeqPages {
     /// Page of each [`PAGE`] positions, in order.
@@ -170,6 +170,11 @@ impl KvArena {
         &self.layout
     }
 
+    /// Pages in all.
+    pub fn n_pages(&self) -> usize {
+        self.pages.len()
+    }
+
     /// Makes sure that there is memory behind these pages, before they are written to.
     ///
     /// # Errors
@@ -197,9 +202,14 @@ impl KvArena {
         seq.pages.iter().for_each(|page| self.hold(*page));
         seq.n_cached = seq.pages.len() * PAGE;
         seq.n_tokens = seq.n_cached;
-        self.hits += seq.pages.len() as u64;
-        self.misses += (tokens.len().saturating_sub(1) / PAGE - seq.pages.len()) as u64;
         seq
+    }
+
+    /// Counts what [`KvArena::acquire`] found of a prompt's tokens, once the prompt is taken.
+    pub fn count(&mut self, tokens: &[u32], n_cached: usize) {
+        let (all, found) = (tokens.len().saturating_sub(1) / PAGE, n_cached / PAGE);
+        self.hits += found as u64;
+        self.misses += all.saturating_sub(found) as u64;
     }
 
     /// The pages of the longest known prefix of `tokens`, in order.

@@ -226,6 +226,7 @@ fn only_the_same_tokens_salt_and_model_match() {
     let hit = |a: &mut KvArena, tokens: &[u32], salt: u64| {
         let seq = a.acquire(tokens, salt);
         let found = seq.pages.clone();
+        a.count(tokens, seq.n_cached);
         a.release(seq);
         found
     };

@@ -112,6 +112,7 @@ pub struct Metrics {
     kv_bytes: Family<Label, Gauge>,
     kv_usage: Real,
     evictions: Counter,
+    preemptions: Counter,
     queries: Counter,
     hits: Counter,
     recent: [Recent; 3],
@@ -147,6 +148,7 @@ impl Metrics {
             kv_bytes: Family::default(),
             kv_usage: Real::default(),
             evictions: Counter::default(),
+            preemptions: Counter::default(),
             queries: Counter::default(),
             hits: Counter::default(),
             recent: Default::default(),
@@ -193,6 +195,7 @@ impl Metrics {
         r.register("kv_bytes", "Memory of keys and values, by state", self.kv_bytes.clone());
         r.register("kv_usage_ratio", "Share of that memory that answers hold", self.kv_usage.clone());
         r.register("kv_evictions", "Cached pages given away", self.evictions.clone());
+        r.register("preemptions", "Times an answer gave its memory to older ones", self.preemptions.clone());
         r.register("prefix_cache_queries", "Tokens of prompts looked for in the cache", self.queries.clone());
         r.register("prefix_cache_hits", "Tokens of prompts found there", self.hits.clone());
     }
@@ -204,6 +207,7 @@ impl Metrics {
         r.register("vllm:num_requests_running", "Answers being made", self.running.clone());
         r.register("vllm:num_requests_waiting", "Requests that wait", self.waiting.clone());
         r.register("vllm:kv_cache_usage_perc", "Share of pages that answers hold, from 0 to 1", self.kv_usage.clone());
+        r.register("vllm:num_preemptions", "Times an answer gave its memory to older ones", self.preemptions.clone());
         r.register("vllm:cache_config_info", "Pages of keys and values", info);
         r.register("vllm:prefix_cache_queries", "Tokens looked for in the cache", self.queries.clone());
         r.register("vllm:prefix_cache_hits", "Tokens found there", self.hits.clone());
@@ -328,6 +332,11 @@ impl Metrics {
             self.prefill_chunk.observe(prefill as f64);
         }
         self.step_time.observe(time.as_secs_f64());
+    }
+
+    /// An answer gave up its memory.
+    pub fn preempted(&self) {
+        self.preemptions.inc();
     }
 
     /// A batch of texts.

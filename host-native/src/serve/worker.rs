@@ -344,6 +344,7 @@ impl Worker {
                 picks_from = Instant::now();
                 forward = picks_from - begin;
             }
+            Event::Preempted { .. } => metrics.preempted(),
             Event::Prompt { id, logprobs } => {
                 let Some(r) = running.get_mut(&id) else { return };
                 r.prompt.extend(logprobs);

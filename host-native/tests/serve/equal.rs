@@ -128,6 +128,25 @@ fn answer(server: &Server, path: &str, body: &Value, streamed: bool) -> Value {
 }
 
 #[test]
+fn answers_that_could_fill_the_memory_run_together() {
+    let body = |seed| json!({ "prompt": "Once upon a time", "seed": seed, "max_tokens": 400, "ignore_eos": true });
+    let path = "/v1/completions";
+    let large = Server::start(&[]);
+    let expected: Vec<Value> = (0..4).map(|seed| answer(&large, path, &body(seed), false)).collect();
+    drop(large);
+    let small = Server::start(&["--kv-memory", "1MiB", "--max-seqs", "4"]);
+    thread::scope(|scope| {
+        for (seed, expected) in expected.iter().enumerate() {
+            let small = &small;
+            scope.spawn(move || assert_eq!(answer(small, path, &body(seed), false), *expected));
+        }
+    });
+    let metrics = small.get("/metrics").text();
+    let preempted = metrics.lines().find(|l| l.starts_with("starling_preemptions_total"));
+    assert!(preempted.is_some_and(|l| !l.ends_with(" 0")), "{preempted:?}");
+}
+
+#[test]
 fn answers_are_the_same_alone_and_among_any_others() {
     let requests = requests(48);
     // one at a time, each prompt whole in one step, nothing shared
@@ -144,10 +163,10 @@ fn answers_are_the_same_alone_and_among_any_others() {
         .collect();
     drop(alone);
     for (args, rounds) in [
-        (["--max-seqs", "64", "--batch-tokens", "64", "--threads", "2"], 3),
-        (["--max-seqs", "5", "--batch-tokens", "7", "--threads", "1"], 1),
+        (["--max-seqs", "64", "--batch-tokens", "64", "--threads", "2", "--kv-memory", "24MiB"], 3),
+        (["--max-seqs", "5", "--batch-tokens", "7", "--threads", "1", "--kv-memory", "1MiB"], 1),
     ] {
-        let server = Server::start(&[&args[..], &["--kv-memory", "24MiB"]].concat());
+        let server = Server::start(&args);
         let next = AtomicUsize::new(0);
         let wrong = Mutex::new(Vec::new());
         thread::scope(|scope| {
