@@ -1,7 +1,7 @@
 //! Parallelism as the engine sees it: the host brings the threads.
 
 /// Threads of a pool that are given work, at most; more stay idle.
-pub const MAX_THREADS: usize = 64;
+pub const MAX_THREADS: usize = if cfg!(target_family = "wasm") { 64 } else { 512 };
 
 /// Threads that work on one operation at a time.
 pub trait Pool: Sync {

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use starling::embed::Pooling;
 use starling::kernels::attention::KvType;
 
+use crate::pool::MAX_THREADS;
 use crate::sampling::SamplingArgs;
 use crate::serve::config::ServeArgs;
 
@@ -28,8 +29,8 @@ pub struct ModelArgs {
     /// Model file (GGUF; of a split model any part); the bundled model if none is given
     #[arg(short, long, value_name = "FILE", global = true, env = "STARLING_MODEL")]
     pub model: Option<PathBuf>,
-    /// Threads; by default the physical cores that this process may use
-    #[arg(short, long, value_name = "N", global = true, env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=64))]
+    /// Threads, at most 512; by default the physical cores that this process may use
+    #[arg(short, long, value_name = "N", global = true, env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
     pub threads: Option<u16>,
     /// Instruction set; by default the fastest this machine has
     #[arg(long, value_name = "NAME", global = true, env = "STARLING_ISA")]
@@ -388,9 +389,9 @@ pub struct BenchArgs {
     /// Embedding tests, TEXTSxTOKENS, several with commas: so many texts of so many tokens
     #[arg(short = 'e', long, value_name = "NxN", value_delimiter = ',', value_parser = n_by_n)]
     pub embed: Vec<(usize, usize)>,
-    /// Threads, several with commas; by default the physical cores that this process may use
+    /// Threads, at most 512, several with commas; by default the physical cores that this process may use
     // in place of the one for all commands, which takes one number
-    #[arg(short, long, value_name = "N", value_delimiter = ',', env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(short, long, value_name = "N", value_delimiter = ',', env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
     pub threads: Vec<u16>,
     /// Measure how fast memory reads, and say what share of it decode tests reach
     #[arg(long)]

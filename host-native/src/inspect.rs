@@ -3,7 +3,7 @@
 use std::io::{Write, stdout};
 
 use serde_json::{Map, Value as Json, json};
-use starling::gguf::{Gguf, Value, ValueType};
+use starling::gguf::{Value, ValueType};
 
 use crate::cli::{InspectArgs, ModelArgs};
 use crate::error::Failure;
@@ -18,9 +18,8 @@ const SHOWN_CHARS: usize = 60;
 /// # Errors
 /// If the file is not a valid GGUF.
 pub fn run(model_args: &ModelArgs, args: &InspectArgs) -> Result<(), Failure> {
-    let wrong = |source| Failure::Model { path: load::path(model_args), source };
     let files = load::files(model_args)?;
-    let shards = files.iter().map(|f| Gguf::parse(f)).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    let shards = load::directories(&files)?;
     let mut out = stdout().lock();
     let Some(first) = shards.first() else { return Ok(()) };
     let tensors: Vec<_> = shards.iter().flat_map(|g| g.tensors()).collect();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
+use starling::error::LoadError;
 use starling::gguf::{Gguf, GgufSet, ShardName};
 use starling::kernels::Cpu;
 use starling::model::{Model, ModelLoader};
@@ -53,7 +54,7 @@ pub fn path(args: &ModelArgs) -> PathBuf {
 /// # Errors
 /// If one cannot be opened.
 pub fn files(args: &ModelArgs) -> Result<Vec<ModelFile>, Failure> {
-    args.model.as_deref().map_or_else(|| Ok(vec![ModelFile::Static(BUNDLED)]), open_all)
+    args.model.as_deref().map_or_else(|| Ok(vec![ModelFile::embedded(BUNDLED_NAME, BUNDLED)]), open_all)
 }
 
 /// The file of that name, or all files of the split model that it is one of.
@@ -74,6 +75,26 @@ pub fn paths(path: &Path) -> Vec<PathBuf> {
     }
 }
 
+/// The directory of a model, or of each file of a split model.
+///
+/// # Errors
+/// If a file is no valid GGUF; the error names that file.
+pub fn directories(files: &[ModelFile]) -> Result<Vec<Gguf<'_>>, Failure> {
+    files.iter().map(|file| Gguf::parse(file).map_err(|source| wrong(file, source))).collect()
+}
+
+/// The one directory of all files of a model.
+///
+/// # Errors
+/// As [`directories`]; if the files are not those of one model.
+pub fn directory(files: &[ModelFile]) -> Result<GgufSet<'_>, Failure> {
+    GgufSet::new(directories(files)?).map_err(|source| wrong(&files[0], source))
+}
+
+fn wrong(file: &ModelFile, source: LoadError) -> Failure {
+    Failure::Model { path: file.path().into(), source }
+}
+
 /// Loads the model that was asked for.
 ///
 /// # Errors
@@ -81,8 +102,7 @@ pub fn paths(path: &Path) -> Vec<PathBuf> {
 pub fn model(args: &ModelArgs, pool: &ThreadPool) -> Result<Model, Failure> {
     let wrong = |source| Failure::Model { path: path(args), source };
     let files = files(args)?;
-    let shards = files.iter().map(|f| Gguf::parse(f)).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
-    let set = GgufSet::new(shards).map_err(wrong)?;
+    let set = directory(&files)?;
     let mut loader = ModelLoader::new(set.shards()).map_err(wrong)?;
     let bytes: Vec<&[u8]> = files.iter().map(|f| &f[..]).collect();
     let total: usize = bytes.iter().map(|b| b.len()).sum();

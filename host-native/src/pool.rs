@@ -1,5 +1,6 @@
 //! The threads that the command lends the engine.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::num::NonZero;
 use std::sync::Arc;
@@ -49,28 +50,39 @@ impl Drop for ThreadPool {
     }
 }
 
-/// Threads to use when none are asked for: physical cores, within the CPUs and the quota this process is allowed.
+/// Threads to use when none are asked for: the cores this process is allowed, within its quota.
 pub fn default_threads() -> usize {
     let (allowed, cores) = cpus();
     cores.map_or(allowed, |cores| allowed.min(cores)).clamp(1, MAX_THREADS)
 }
 
-/// CPUs that this process is allowed (cpuset, affinity and quota of its control group), and physical cores if known.
+/// CPUs that this process is allowed (cpuset, affinity and quota of its control group), and the physical cores among
+/// those of its cpuset and affinity, if known.
 pub fn cpus() -> (usize, Option<usize>) {
     (thread::available_parallelism().map_or(1, NonZero::get), physical_cores())
 }
 
-/// Distinct cores among the online CPUs, on Linux.
+/// Distinct cores among the CPUs this process may run on, on Linux. Source: proc_pid_status(5), and
+/// <https://docs.kernel.org/admin-guide/cputopology.html>.
 fn physical_cores() -> Option<usize> {
-    let mut cores = std::collections::BTreeSet::new();
-    for entry in fs::read_dir("/sys/devices/system/cpu").ok()? {
-        let topology = entry.ok()?.path().join("topology");
-        // the list of sibling threads names the core, the same on each of them
-        if let Ok(siblings) = fs::read_to_string(topology.join("thread_siblings_list")) {
-            cores.insert(siblings);
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    distinct_cores(allowed.trim(), |cpu| {
+        fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
+    })
+}
+
+/// Distinct cores among CPUs, given as `0-3,8`. The list of a CPU's sibling threads names its core, the same on each of
+/// them.
+fn distinct_cores(cpus: &str, siblings: impl Fn(usize) -> Option<String>) -> Option<usize> {
+    let mut cores = BTreeSet::new();
+    for part in cpus.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        for cpu in first.parse().ok()?..=last.parse().ok()? {
+            cores.insert(siblings(cpu)?);
         }
     }
-    (!cores.is_empty()).then_some(cores.len())
+    Some(cores.len())
 }
 
 #[cfg(test)]
@@ -78,6 +90,23 @@ mod tests {
     use super::*;
     use starling::kernels::tasks;
     use std::time::Duration;
+
+    #[test]
+    fn cores_are_counted_among_the_cpus_that_are_allowed() {
+        // four cores of two threads each: CPU n and n + 4
+        let siblings = |cpu: usize| (cpu < 8).then(|| format!("{},{}", cpu % 4, cpu % 4 + 4));
+        for (cpus, cores) in [
+            ("0-7", Some(4)),
+            ("0-1,4-5", Some(2)),
+            ("3,7", Some(1)),
+            ("0,1,6", Some(3)),
+            ("0-8", None),
+            ("", None),
+            ("a-b", None),
+        ] {
+            assert_eq!(distinct_cores(cpus, siblings), cores, "{cpus}");
+        }
+    }
 
     #[test]
     fn every_task_once_awake_or_asleep() {

@@ -2,11 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write, stderr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::Mutex;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use starling::gguf::{Gguf, GgufSet, GgufWriter, TensorInfo, Value};
+use starling::gguf::{GgufSet, GgufWriter, TensorInfo, Value};
 use starling::kernels::tasks;
 use starling::quant::mix::{Facts, Mix, Source, needs_importance, tensor_types};
 use starling::quant::{self, Dtype, QuantError, Quantiser};
@@ -32,41 +33,47 @@ pub fn run(model_args: &ModelArgs, args: &QuantizeArgs) -> Result<(), Failure> {
     })?;
     let input = Path::new(&args.input);
     let importance = args.imatrix.as_deref().map(Importance::read).transpose()?;
-    let wrong = |source| Failure::Model { path: input.into(), source };
     let files = load::open_all(input)?;
-    let shards = files.iter().map(|f| Gguf::parse(f)).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
-    let set = GgufSet::new(shards).map_err(wrong)?;
+    let set = load::directory(&files)?;
     let output = &args.output;
     let full = |path: &Path| fs::canonicalize(path).ok();
-    if full(output).is_some_and(|out| load::paths(input).iter().any(|path| full(path).as_ref() == Some(&out))) {
+    if full(output).is_some_and(|out| files.iter().any(|file| full(file.path()).as_ref() == Some(&out))) {
         return Err(Failure::Usage("input and output are the same file".into()));
     }
-    let part = output.with_extension("gguf.part");
-    let written = write(&set, mix, importance.as_ref(), &part, &pool, input);
+    let (writer, types) = plan(&set, mix, importance.as_ref()).map_err(|e| match e {
+        PlanError::Load(source) => Failure::Model { path: input.into(), source },
+        PlanError::Write(e) => Failure::Usage(e.to_string()),
+    })?;
+    check_importance(&set, &types, mix, importance.as_ref())?;
+    // its own, whatever else is written here
+    let mut part = output.clone().into_os_string();
+    part.push(format!(".{}.part", process::id()));
+    let part = PathBuf::from(part);
+    let file = File::create_new(&part).map_err(|source| Failure::File { path: part.clone(), source })?;
+    let written = write(&set, (&writer, &types), importance.as_ref(), (&part, file), &pool);
     if let Err(e) = written {
         // nothing is left behind; the cause is what matters, not whether this works too
         let _ = fs::remove_file(&part);
         return Err(e);
     }
-    fs::rename(&part, output).map_err(|source| Failure::File { path: output.clone(), source })
+    fs::rename(&part, output).map_err(|source| Failure::File { path: output.clone(), source })?;
+    let (before, after): (u64, u64) = (set.tensors().map(|(_, t)| t.len_bytes).sum(), file_size(output)?);
+    writeln!(stderr(), "{}: {before} bytes of tensors became {after} bytes of {}", input.display(), mix.name())?;
+    Ok(())
 }
 
-fn write(
+fn file_size(path: &Path) -> Result<u64, Failure> {
+    Ok(fs::metadata(path).map_err(|source| Failure::File { path: path.into(), source })?.len())
+}
+
+/// Refuses types that need an importance that is not known.
+fn check_importance(
     set: &GgufSet<'_>,
+    types: &[Dtype],
     mix: Mix,
     importance: Option<&Importance>,
-    path: &Path,
-    pool: &ThreadPool,
-    input: &Path,
 ) -> Result<(), Failure> {
-    let io = |source| Failure::File { path: path.into(), source };
-    let wrong = |source| Failure::Model { path: input.into(), source };
-    let (writer, types) = plan(set, mix, importance).map_err(|e| match e {
-        PlanError::Load(e) => wrong(e),
-        PlanError::Write(e) => Failure::Usage(e.to_string()),
-    })?;
-    // refused before anything is written
-    for ((_, t), &dtype) in set.tensors().zip(&types) {
+    for ((_, t), &dtype) in set.tensors().zip(types) {
         let weights = weights_of(importance, t)?;
         if t.dtype != dtype && weights.is_none() && needs_importance(mix, t.name, dtype) {
             let why = if importance.is_some() { "the importance matrix has none" } else { "give one with --imatrix" };
@@ -77,14 +84,26 @@ fn write(
             )));
         }
     }
-    let mut out = BufWriter::with_capacity(1 << 20, File::create(path).map_err(io)?);
+    Ok(())
+}
+
+/// Writes the file; what was written stays if that fails.
+fn write(
+    set: &GgufSet<'_>,
+    (writer, types): (&GgufWriter, &[Dtype]),
+    importance: Option<&Importance>,
+    (path, file): (&Path, File),
+    pool: &ThreadPool,
+) -> Result<(), Failure> {
+    let io = |source| Failure::File { path: path.into(), source };
+    let mut out = BufWriter::with_capacity(1 << 20, file);
     out.write_all(&writer.header()).map_err(io)?;
     let total: u64 = set.tensors().map(|(_, t)| t.len_bytes).sum();
     let bar = ProgressBar::new(total);
     let style = ProgressStyle::with_template("{bar:32} {bytes}/{total_bytes} {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let mut quantisers: Vec<(Dtype, Quantiser)> = Vec::new();
-    for ((shard, t), &dtype) in set.tensors().zip(&types) {
+    for ((shard, t), &dtype) in set.tensors().zip(types) {
         bar.set_message(t.name.to_string());
         let failed = |e: QuantError| Failure::Usage(format!("tensor `{}` to {}: {e}", t.name, dtype.name()));
         let i = match quantisers.iter().position(|q| q.0 == dtype) {
@@ -102,10 +121,7 @@ fn write(
     }
     bar.finish_and_clear();
     out.flush().map_err(io)?;
-    out.get_ref().sync_all().map_err(io)?;
-    let size = fs::metadata(path).map_err(io)?.len();
-    writeln!(stderr(), "{}: {total} bytes of tensors became {size} bytes of {}", input.display(), mix.name())?;
-    Ok(())
+    out.get_ref().sync_all().map_err(io)
 }
 
 /// The importance of a tensor's inputs, if it is known.

@@ -324,7 +324,7 @@ fn by_rules(mix: Mix, role: Role, facts: &Facts, i: u32, n: u32) -> Dtype {
         When::Always => true,
         When::First(count) => i < count,
         When::FirstOf(part) => i < n / part,
-        When::Middle => i >= n / 8 && i < 7 * n / 8,
+        When::Middle => i >= n / 8 && !is_in_last_eighth(i, n),
         When::MoreBits => use_more_bits(i, n),
         When::Shared => shared,
         When::SharedOrExperts => shared || facts.n_experts >= 4,
@@ -347,7 +347,11 @@ fn by_rules(mix: Mix, role: Role, facts: &Facts, i: u32, n: u32) -> Dtype {
 
 /// The first and the last eighth of the layers, and every third between.
 fn use_more_bits(i: u32, n: u32) -> bool {
-    i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2
+    i < n / 8 || is_in_last_eighth(i, n) || (i - n / 8) % 3 == 2
+}
+
+fn is_in_last_eighth(i: u32, n: u32) -> bool {
+    u64::from(i) >= 7 * u64::from(n) / 8
 }
 
 /// A type that fits rows of `k` elements: that one, or one of nearly as many bits in blocks of 32, or F16.

@@ -10,6 +10,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches};
 use super::value::{Bytes, Compat, LogFormat, Value};
 use crate::cli::{KvChoice, ModelArgs};
 use crate::error::Failure;
+use crate::pool::MAX_THREADS;
 use crate::structure::Limits;
 
 /// One setting: its name in files (and, with `--`, on the command line), its form, and how to read and show it.
@@ -253,7 +254,7 @@ fn model_key(model: &mut ModelArgs, key: &str, text: &str) -> Result<(), String>
         "isa" => model.isa = model.isa.take().or(Some(text.into())),
         "threads" => {
             let n = u16::read(text)?;
-            f64::from(n).within(1.0..=64.0)?;
+            f64::from(n).within(1.0..=MAX_THREADS as f64)?;
             model.threads = model.threads.or(Some(n));
         }
         _ => {

@@ -112,6 +112,11 @@ fn quantize_joins_a_split_model() {
     ok(&["quantize", &paths[0], &joined, "Q4_K_M"]);
     assert!(fs::read(&whole).expect("a file") == fs::read(&joined).expect("a file"));
     fails(&["quantize", &paths[0], &paths[1], "Q4_K_M"], USAGE, &["same file"]);
+    // the part that is wrong is the one that is named
+    let second = fs::read(&paths[1]).expect("the file");
+    fs::write(&paths[1], &second[..second.len() - 1]).expect("a place");
+    fails(&["inspect", "-m", &paths[0]], MODEL_ERROR, &["split-00002-of-00002.gguf"]);
+    fails(&["run", "x", "-m", &paths[0]], MODEL_ERROR, &["split-00002-of-00002.gguf"]);
     fs::remove_file(&paths[1]).expect("the file");
     fails(&["quantize", &paths[0], &joined, "Q4_K_M"], IO, &["split-00002-of-00002.gguf"]);
 }
