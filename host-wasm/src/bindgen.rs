@@ -2,13 +2,14 @@
 
 use starling::kernels::Cpu;
 use starling::kernels::race::race;
+use starling::model::StreamLoader;
 use wasm_bindgen::prelude::*;
 
 use crate::reply::json;
 use crate::session::Session;
 #[cfg(feature = "threads")]
 use crate::threads;
-use crate::{crash, loader, session};
+use crate::{crash, session};
 
 #[wasm_bindgen]
 extern "C" {
@@ -71,7 +72,7 @@ pub fn panic_on_a_thread() {
 
 /// Takes the files of a model piece by piece.
 #[wasm_bindgen]
-pub struct Loader(loader::Loader);
+pub struct Loader(StreamLoader);
 
 #[wasm_bindgen]
 impl Loader {
@@ -80,7 +81,7 @@ impl Loader {
     pub fn new(lens: &[f64], digest: bool) -> Loader {
         crash::watch();
         let lens: Vec<u64> = lens.iter().map(|&len| len as u64).collect();
-        Loader(loader::Loader::new(&lens, digest))
+        Loader(StreamLoader::new(&lens, digest))
     }
 
     /// Takes the next bytes of a file; says whether its directory is known. Bytes after it are best held back until

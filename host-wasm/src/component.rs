@@ -4,9 +4,9 @@ use std::cell::{Ref, RefCell, RefMut};
 use std::collections::VecDeque;
 
 use starling::engine::{Event, FinishReason};
+use starling::model::StreamLoader;
 use starling::sampler::{Dry, LogprobKind, SamplingOptions};
 
-use crate::loader;
 use crate::session::{self, Conversation, Options, RequestJson, Session, Verdict};
 
 // generated, and a component's exports are raw functions
@@ -26,7 +26,7 @@ impl wit::Guest for Component {
     type Model = Model;
 }
 
-struct Loader(RefCell<loader::Loader>);
+struct Loader(RefCell<StreamLoader>);
 
 struct Model {
     session: RefCell<Session>,
@@ -48,7 +48,7 @@ fn error(e: impl Into<session::Error>) -> wit::Error {
 
 impl wit::GuestLoader for Loader {
     fn new(lengths: Vec<u64>, digest: bool) -> Loader {
-        Loader(RefCell::new(loader::Loader::new(&lengths, digest)))
+        Loader(RefCell::new(StreamLoader::new(&lengths, digest)))
     }
 
     fn feed(&self, file: u32, bytes: Vec<u8>) -> Result<bool, wit::Error> {

@@ -7,7 +7,6 @@ pub mod bindgen;
 mod component;
 #[cfg(any(feature = "bindgen", feature = "plain"))]
 mod crash;
-pub mod loader;
 #[cfg(feature = "plain")]
 mod plain;
 #[cfg(any(feature = "bindgen", feature = "plain"))]

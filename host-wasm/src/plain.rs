@@ -24,16 +24,16 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use crate::crash;
-use crate::loader::Loader;
 use crate::reply::json;
 use crate::session::{Error, Session};
 use serde::Serialize;
+use starling::model::StreamLoader;
 
 #[derive(Default)]
 struct State {
     /// By address.
     buffers: BTreeMap<u32, Vec<u8>>,
-    loaders: BTreeMap<u32, Loader>,
+    loaders: BTreeMap<u32, StreamLoader>,
     sessions: BTreeMap<u32, Session>,
     next: u32,
 }
@@ -125,7 +125,7 @@ pub extern "C" fn starling_loader(file_len: u64, digest: u32) -> u32 {
     crash::watch();
     STATE.with_borrow_mut(|s| {
         let id = s.id();
-        s.loaders.insert(id, Loader::new(&[file_len], digest != 0));
+        s.loaders.insert(id, StreamLoader::new(&[file_len], digest != 0));
         id
     })
 }

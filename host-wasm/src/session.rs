@@ -13,14 +13,13 @@ use starling::error::{LoadError, RequestError};
 use starling::kernels::attention::KvType;
 use starling::kernels::{Cpu, UnknownIsa};
 use starling::kv::PageError;
-use starling::model::Model;
+use starling::model::{Model, StreamError, StreamLoader};
 use starling::model::pass::{Pass, PassError};
 use starling::pool::Pool;
 use starling::receipt::{Mismatch, Receipt, VerifyError, verify};
 use starling::sampler::SamplingOptions;
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 
-use crate::loader::Loader;
 use crate::threads;
 
 /// Why a call failed.
@@ -29,19 +28,9 @@ pub enum Error {
     /// The model file is wrong.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The files are shorter or longer than was said.
-    #[error("file {file} has {found} bytes, expected {expected}")]
-    Length {
-        /// Which, from 0.
-        file: usize,
-        /// Bytes fed.
-        found: u64,
-        /// Bytes it was said to have.
-        expected: u64,
-    },
-    /// There is no tensor in the files.
-    #[error("the model has no weights")]
-    NoWeights,
+    /// The model's files, as they came, are wrong.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// The request is wrong, or there is no room for it now.
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -82,8 +71,11 @@ impl Error {
     /// What kind of failure this is, for programs.
     pub fn kind(&self) -> &'static str {
         match self {
-            Error::Load(LoadError::TooLarge { .. }) | Error::Memory { .. } => "memory",
-            Error::Load(_) | Error::Length { .. } | Error::NoWeights => "model",
+            Error::Load(LoadError::TooLarge { .. })
+            | Error::Stream(StreamError::Load(LoadError::TooLarge { .. }))
+            | Error::Memory { .. } => "memory",
+            Error::Stream(StreamError::Order { .. }) => "request",
+            Error::Load(_) | Error::Stream(_) => "model",
             #[cfg(feature = "chat")]
             Error::Template(_) => "template",
             Error::Request(RequestError::NoCapacity { .. }) | Error::Page(PageError::NoCapacity) => "capacity",
@@ -224,12 +216,12 @@ impl Session {
     ///
     /// # Errors
     /// What is wrong with the file or the options.
-    pub fn new(loader: Loader, options: &str) -> Result<Session, Error> {
+    pub fn new(loader: StreamLoader, options: &str) -> Result<Session, Error> {
         Session::open(loader, if options.is_empty() { Options::default() } else { serde_json::from_str(options)? })
     }
 
     /// As [`Session::new`].
-    pub(crate) fn open(loader: Loader, options: Options) -> Result<Session, Error> {
+    pub(crate) fn open(loader: StreamLoader, options: Options) -> Result<Session, Error> {
         let cpu = options.isa.as_deref().map_or_else(|| Ok(Cpu::detect()), Cpu::named)?;
         let names = || KvType::ALL.map(KvType::name).join(", ");
         let kv_type = *KvType::ALL

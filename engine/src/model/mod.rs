@@ -24,7 +24,7 @@ pub use forward::{Run, Stage, Trace};
 pub(crate) use heads::HeadScratch;
 use loader::Loader;
 pub use scratch::Scratch;
-pub use stream::StreamLoader;
+pub use stream::{StreamError, StreamLoader};
 use weights::Weights;
 
 use crate::error::LoadError;

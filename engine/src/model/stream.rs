@@ -1,110 +1,204 @@
-//! A model from a file that arrives piece by piece: a download, a pipe.
+//! A model from one file or several that arrive piece by piece.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::mem;
 
 use sha2::{Digest, Sha256};
 
 use super::{Model, ModelLoader};
 use crate::error::LoadError;
-use crate::gguf::{Gguf, HeaderError};
+use crate::gguf::{Gguf, GgufSet, HeaderError};
+use crate::receipt::split_sha256;
 
-/// Takes the bytes of one file in order, in pieces of any size; weights are checked and packed as they come, so that
-/// the file never stands in memory whole.
-pub struct StreamLoader {
-    file_len: u64,
-    fed: u64,
-    /// Of the bytes so far, if asked for.
-    hash: Option<Sha256>,
-    state: State,
-}
-
-enum State {
-    /// The beginning of the file; reading it is tried again when it is this long.
-    Header {
-        prefix: Vec<u8>,
-        try_at: usize,
+/// Why a model cannot be made of what arrived.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// A file is wrong.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A file is shorter or longer than was said.
+    #[error("file {file} has {found} bytes, expected {expected}")]
+    Length {
+        /// Which, from 0.
+        file: usize,
+        /// Bytes that came.
+        found: u64,
+        /// Bytes it was said to have.
+        expected: u64,
     },
-    Weights(Box<ModelLoader>),
+    /// Bytes of a file that is not there, or that is not its turn.
+    #[error("bytes of file {file} came, expected those of {expected}")]
+    Order {
+        /// Which, from 0.
+        file: usize,
+        /// The file whose turn it is, or the last one.
+        expected: usize,
+    },
+    /// There is no tensor in the files.
+    #[error("the model has no weights")]
+    NoWeights,
 }
 
-/// Bytes before the directory is first read.
+/// Takes the bytes of a model's files: of each file in order, in pieces of any size. First the directories of all
+/// files must be known, then weights are packed as they come, file after file, so that no file ever stands in memory
+/// whole.
+pub struct StreamLoader {
+    shards: Vec<Shard>,
+    digest: bool,
+    /// Once all directories are known, with the file that weights are taken from.
+    weights: Option<(Box<ModelLoader>, usize)>,
+}
+
+/// A file on its way.
+struct Shard {
+    len: u64,
+    fed: u64,
+    hash: Sha256,
+    /// Its beginning, until the weights in it are packed.
+    prefix: Vec<u8>,
+    /// Reading the directory is tried again when the beginning is this long.
+    try_at: usize,
+    /// Bytes of the directory, once known.
+    header: Option<usize>,
+}
+
+/// Bytes of a file before its directory is first read.
 const FIRST_TRY: usize = 64 * 1024;
 
 impl StreamLoader {
-    /// For a file of `file_len` bytes.
-    pub fn new(file_len: u64) -> StreamLoader {
-        let state = State::Header { prefix: Vec::new(), try_at: FIRST_TRY };
-        StreamLoader { file_len, fed: 0, hash: None, state }
+    /// For files of these lengths in bytes; with `digest` their SHA-256 is made, which receipts need.
+    pub fn new(lens: &[u64], digest: bool) -> StreamLoader {
+        let shard =
+            |&len| Shard { len, fed: 0, hash: Sha256::new(), prefix: Vec::new(), try_at: FIRST_TRY, header: None };
+        StreamLoader { shards: lens.iter().map(shard).collect(), digest, weights: None }
     }
 
-    /// The same, with the file's SHA-256: what receipts name the model by.
-    pub fn with_digest(file_len: u64) -> StreamLoader {
-        StreamLoader { hash: Some(Sha256::new()), ..StreamLoader::new(file_len) }
-    }
-
-    /// SHA-256 of the bytes taken so far, if asked for.
-    pub fn sha256(&self) -> Option<[u8; 32]> {
-        self.hash.clone().map(|hash| hash.finalize().into())
-    }
-
-    /// Bytes taken so far.
-    pub fn fed(&self) -> u64 {
-        self.fed
-    }
-
-    /// Takes the next bytes.
+    /// Takes the next bytes of a file; says whether its directory is known. Bytes after the directory are best held
+    /// back until all directories are known: those that come before are kept as they are.
     ///
     /// # Errors
-    /// What is wrong with the file, as soon as it is seen.
-    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), LoadError> {
-        self.fed += bytes.len() as u64;
-        if let Some(hash) = &mut self.hash {
-            hash.update(bytes);
+    /// What is wrong with the file; a file that is not there or not its turn.
+    pub fn feed(&mut self, shard: usize, bytes: &[u8]) -> Result<bool, StreamError> {
+        let n_shards = self.shards.len();
+        let file = self.shards.get_mut(shard);
+        let file = file.ok_or(StreamError::Order { file: shard, expected: n_shards.saturating_sub(1) })?;
+        file.fed += bytes.len() as u64;
+        if file.fed > file.len {
+            return Err(StreamError::Length { file: shard, found: file.fed, expected: file.len });
         }
-        let (prefix, try_at) = match &mut self.state {
-            State::Weights(loader) => return loader.weights().feed(bytes),
-            State::Header { prefix, try_at } => (prefix, try_at),
-        };
-        prefix.extend_from_slice(bytes);
-        if prefix.len() < *try_at && (prefix.len() as u64) < self.file_len {
-            return Ok(());
+        if self.digest {
+            file.hash.update(bytes);
         }
-        let gguf = match Gguf::parse_header(prefix, self.file_len) {
-            Ok(gguf) => gguf,
-            Err(HeaderError::Load(e)) => return Err(e),
-            Err(HeaderError::NeedMore { at_least }) => {
-                // at least doubled, so that trying again stays linear
-                *try_at = (prefix.len() * 2).max(usize::try_from(at_least).unwrap_or(usize::MAX));
-                return Ok(());
+        if let Some((loader, at)) = &mut self.weights {
+            if *at != shard {
+                return Err(StreamError::Order { file: shard, expected: *at });
             }
-        };
-        let start = usize::try_from(gguf.header_len()).unwrap_or(usize::MAX);
-        if prefix.len() < start {
-            *try_at = start;
-            return Ok(());
+            loader.weights().feed(bytes)?;
+            self.advance()?;
+            return Ok(true);
         }
-        let mut loader = ModelLoader::new(core::slice::from_ref(&gguf))?;
-        loader.weights().feed(&prefix[start..])?;
-        self.state = State::Weights(Box::new(loader));
+        file.prefix.extend_from_slice(bytes);
+        let known = file.read_directory()?;
+        if self.shards.iter().all(|s| s.header.is_some()) {
+            self.start()?;
+        }
+        Ok(known)
+    }
+
+    /// All directories are known: from now on weights are packed.
+    fn start(&mut self) -> Result<(), StreamError> {
+        let set = self.shards.iter().map(|s| {
+            Gguf::parse_header(&s.prefix, s.len).map_err(|e| match e {
+                HeaderError::Load(e) => StreamError::Load(e),
+                HeaderError::NeedMore { .. } => StreamError::Length { file: 0, found: s.fed, expected: s.len },
+            })
+        });
+        let set = GgufSet::new(set.collect::<Result<Vec<_>, _>>()?)?;
+        let loader = Box::new(ModelLoader::new(set.shards())?);
+        self.weights = Some((loader, 0));
+        self.pack_prefix(0)?;
+        self.advance()
+    }
+
+    /// Packs what has been kept of a file.
+    fn pack_prefix(&mut self, shard: usize) -> Result<(), LoadError> {
+        let Some((loader, at)) = &mut self.weights else { return Ok(()) };
+        *at = shard;
+        loader.weights().start_shard(shard);
+        let file = &mut self.shards[shard];
+        let (prefix, start) = (mem::take(&mut file.prefix), file.header.unwrap_or(0));
+        loader.weights().feed(&prefix[start..])
+    }
+
+    /// Goes on to the next file where one is complete.
+    fn advance(&mut self) -> Result<(), StreamError> {
+        while let Some((_, at)) = self.weights
+            && self.shards[at].fed == self.shards[at].len
+            && at + 1 < self.shards.len()
+        {
+            self.pack_prefix(at + 1)?;
+        }
         Ok(())
     }
 
-    /// The model, when all bytes have been fed.
+    /// Bytes of a file taken so far.
+    pub fn fed(&self, shard: usize) -> u64 {
+        self.shards.get(shard).map_or(0, |s| s.fed)
+    }
+
+    /// SHA-256 of the bytes of a file taken so far, if asked for.
+    pub fn sha256(&self, shard: usize) -> Option<[u8; 32]> {
+        self.shards.get(shard).filter(|_| self.digest).map(|s| s.hash.clone().finalize().into())
+    }
+
+    /// The model when all bytes have been fed, and the digest that names it, if asked for.
     ///
     /// # Errors
     /// What is missing.
-    pub fn finish(self) -> Result<Model, LoadError> {
-        match self.state {
-            State::Weights(loader) => loader.finish(),
-            State::Header { prefix, .. } => Err(match Gguf::parse(&prefix) {
-                Err(e) => e,
-                // a file without tensors
-                Ok(gguf) => match ModelLoader::new(core::slice::from_ref(&gguf)) {
-                    Err(e) => e,
-                    Ok(loader) => return loader.finish(),
-                },
-            }),
+    pub fn finish(self) -> Result<(Model, Option<[u8; 32]>), StreamError> {
+        let digests: Option<Vec<_>> = (0..self.shards.len()).map(|i| self.sha256(i)).collect();
+        let Some((loader, _)) = self.weights else {
+            // the first file that is too short says what it lacks
+            return Err(match self.shards.iter().enumerate().find(|(_, s)| s.header.is_none()) {
+                Some((_, s)) if s.fed == s.len => Gguf::parse(&s.prefix).err().map_or(StreamError::NoWeights, StreamError::Load),
+                Some((file, s)) => StreamError::Length { file, found: s.fed, expected: s.len },
+                None => StreamError::NoWeights,
+            });
+        };
+        if let Some((file, s)) = self.shards.iter().enumerate().find(|(_, s)| s.fed < s.len) {
+            return Err(StreamError::Length { file, found: s.fed, expected: s.len });
+        }
+        Ok((loader.finish()?, digests.map(|d| split_sha256(&d))))
+    }
+}
+
+impl Shard {
+    /// Tries to read the directory where enough bytes are there; says whether it is known.
+    fn read_directory(&mut self) -> Result<bool, LoadError> {
+        if self.header.is_some() {
+            return Ok(true);
+        }
+        if self.prefix.len() < self.try_at && self.fed < self.len {
+            return Ok(false);
+        }
+        match Gguf::parse_header(&self.prefix, self.len) {
+            Ok(gguf) => {
+                let start = usize::try_from(gguf.header_len()).unwrap_or(usize::MAX);
+                if self.prefix.len() < start {
+                    self.try_at = start;
+                } else {
+                    self.header = Some(start);
+                }
+                Ok(self.header.is_some())
+            }
+            Err(HeaderError::Load(e)) => Err(e),
+            Err(HeaderError::NeedMore { at_least }) => {
+                // at least doubled, so that trying again stays linear
+                self.try_at = (self.prefix.len() * 2).max(usize::try_from(at_least).unwrap_or(usize::MAX));
+                Ok(false)
+            }
         }
     }
 }
@@ -127,14 +221,14 @@ mod tests {
         fn pieces_of_any_size_make_the_same_weights(sizes in prop::collection::vec(1usize..90_000, 1..6), q in 0usize..3) {
             let bytes = file(["llama-fallback-q4_k_m.gguf", "qwen3-tied-f16.gguf", "mixtral-quant-q4_0.gguf"][q]);
             let whole = Model::load(&bytes, &Inline).unwrap();
-            let mut loader = StreamLoader::new(bytes.len() as u64);
+            let mut loader = StreamLoader::new(&[bytes.len() as u64], false);
             let (mut at, mut sizes) = (0, sizes.iter().cycle());
             while at < bytes.len() {
                 let n = (*sizes.next().unwrap()).min(bytes.len() - at);
-                loader.feed(&bytes[at..at + n]).unwrap();
+                loader.feed(0, &bytes[at..at + n]).unwrap();
                 at += n;
             }
-            let streamed = loader.finish().unwrap();
+            let streamed = loader.finish().unwrap().0;
             let rows = |m: &Model| {
                 let mut all = Vec::new();
                 for w in m.weights.layers.iter().flat_map(|l| l.matrices()) {
@@ -153,20 +247,33 @@ mod tests {
     #[test]
     fn the_digest_is_that_of_the_file() {
         let bytes = file("llama-gqa-untied-f16.gguf");
-        let mut loader = StreamLoader::with_digest(bytes.len() as u64);
-        bytes.chunks(70_001).for_each(|piece| loader.feed(piece).unwrap());
-        assert_eq!(loader.sha256(), Some(Sha256::digest(&bytes).into()));
-        assert_eq!(StreamLoader::new(1).sha256(), None);
+        let mut loader = StreamLoader::new(&[bytes.len() as u64], true);
+        for piece in bytes.chunks(70_001) {
+            loader.feed(0, piece).unwrap();
+        }
+        assert_eq!(loader.sha256(0), Some(Sha256::digest(&bytes).into()));
+        assert_eq!(StreamLoader::new(&[1], false).sha256(0), None);
     }
 
     #[test]
-    fn a_file_cut_short_is_named_by_its_tensor() {
+    fn bytes_that_do_not_belong_are_refused() {
+        let mut loader = StreamLoader::new(&[10, 20], false);
+        assert_eq!(loader.feed(2, b"x"), Err(StreamError::Order { file: 2, expected: 1 }));
+        assert_eq!(loader.feed(0, &[0; 11]), Err(StreamError::Length { file: 0, found: 11, expected: 10 }));
+        let mut loader = StreamLoader::new(&[], false);
+        assert_eq!(loader.feed(0, b"x"), Err(StreamError::Order { file: 0, expected: 0 }));
+        assert_eq!(loader.finish().err(), Some(StreamError::NoWeights));
+    }
+
+    #[test]
+    fn a_file_cut_short_is_named_with_its_length() {
         let bytes = file("llama-gqa-untied-f16.gguf");
-        let mut loader = StreamLoader::new(bytes.len() as u64);
-        loader.feed(&bytes[..bytes.len() - 10]).unwrap();
-        assert!(matches!(loader.finish(), Err(LoadError::Tensor { .. })));
-        let mut loader = StreamLoader::new(bytes.len() as u64);
-        loader.feed(&bytes[..100]).unwrap();
+        let mut loader = StreamLoader::new(&[bytes.len() as u64], false);
+        loader.feed(0, &bytes[..bytes.len() - 10]).unwrap();
+        let length = StreamError::Length { file: 0, found: bytes.len() as u64 - 10, expected: bytes.len() as u64 };
+        assert_eq!(loader.finish().err(), Some(length));
+        let mut loader = StreamLoader::new(&[bytes.len() as u64], false);
+        loader.feed(0, &bytes[..100]).unwrap();
         assert!(loader.finish().is_err());
     }
 }
