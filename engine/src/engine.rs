@@ -13,6 +13,7 @@ use alloc::boxed::Box;
 use alloc::collections::{TryReserveError, VecDeque};
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 
 pub use request::{Event, FinishReason, Request, RequestId, TokenLogprobs};
@@ -290,34 +291,24 @@ impl Engine {
         self.arena.release(a.pages);
     }
 
-    /// The next batch, with memory for it. Requests for which the system has none end.
+    /// The next batch, with memory for it.
     fn next_batch(&mut self, sink: &mut dyn FnMut(Event)) -> Vec<Part> {
-        self.resume();
+        self.resume(sink);
         loop {
             let waiting: Vec<usize> = self.active.iter().map(Active::waiting).collect();
             let plan = plan(&waiting, self.options.batch_tokens, self.options.prefill_chunk);
-            if !self.grow(&plan, sink) {
-                continue;
-            }
-            let mut ended = Vec::new();
-            for p in &plan {
-                let a = &mut self.active[p.active];
-                let pages = a.ring.as_deref().unwrap_or(&a.pages.pages);
-                if self.arena.commit(&pages[a.n_done / PAGE..(a.n_done + p.n).div_ceil(PAGE)]).is_err() {
-                    sink(a.done(FinishReason::NoMemory, a.tokens.len() - a.n_prompt));
-                    ended.push(p.active);
-                }
-            }
-            if ended.is_empty() {
+            if self.grow(&plan, sink) {
                 return plan;
             }
-            self.retire_all(ended);
+            // none but the last one comes back at once: it would only be preempted again
+            if self.active.iter().all(Active::is_preempted) {
+                self.resume(sink);
+            }
         }
     }
 
     /// Gives the requests of a batch the pages that they will write to. Says whether there were enough; if not, the
-    /// youngest request with pages of its own has given them up. That is at last the oldest one's only neighbour: what
-    /// a request may grow to fits when it is alone.
+    /// youngest request with pages of its own has given them up.
     fn grow(&mut self, plan: &[Part], sink: &mut dyn FnMut(Event)) -> bool {
         for p in plan {
             let a = &mut self.active[p.active];
@@ -336,16 +327,24 @@ impl Engine {
         true
     }
 
-    /// Lets preempted requests go on, the oldest first, as far as there is room.
-    fn resume(&mut self) {
+    /// Lets preempted requests go on, the oldest first, as far as there is room. What a request may grow to fits when it is
+    /// alone, unless the system has less memory than the arena may take: then it ends.
+    fn resume(&mut self, sink: &mut dyn FnMut(Event)) {
         while let Some(i) = self.active.iter().position(Active::is_preempted) {
             let a = &mut self.active[i];
             let (tokens, salt) = (core::mem::take(&mut a.tokens), a.request.cache_salt);
             let pages = self.room(known(&self.active[i].request, &tokens, self.active[i].n_scored), tokens.len(), salt);
             let a = &mut self.active[i];
             a.tokens = tokens;
-            let Ok(pages) = pages else { return };
-            (a.n_done, a.pages) = (pages.n_cached, pages);
+            match pages {
+                Ok(pages) => (a.n_done, a.pages) = (pages.n_cached, pages),
+                Err(_) if self.active.iter().all(Active::is_preempted) => {
+                    let a = &mut self.active[i];
+                    sink(a.done(FinishReason::NoMemory, a.tokens.len() - a.n_prompt));
+                    self.retire_all(vec![i]);
+                }
+                Err(_) => return,
+            }
         }
     }
 

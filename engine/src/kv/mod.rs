@@ -133,7 +133,7 @@ pub struct KvArena {
 }
 
 impl KvArena {
-    /// Reserves room for `n_pages`; memory is touched as pages are first used ([`KvArena::commit`]).
+    /// Reserves room for `n_pages`; memory is touched as pages are first used.
     ///
     /// `fingerprint` names the model whose keys and values these are, e.g. its file's SHA-256.
     ///
@@ -173,14 +173,6 @@ impl KvArena {
     /// Pages in all.
     pub fn n_pages(&self) -> usize {
         self.pages.len()
-    }
-
-    /// Makes sure that there is memory behind these pages, before they are written to.
-    ///
-    /// # Errors
-    /// If there is none, which cannot be where [`KvArena::new`] could reserve it.
-    pub fn commit(&mut self, pages: &[u32]) -> Result<(), TryReserveError> {
-        pages.iter().try_for_each(|page| self.memory.commit(*page))
     }
 
     /// All pages used so far, for the forward pass.
@@ -225,7 +217,8 @@ impl KvArena {
     /// idle pages if need be; copies the page that the next token goes to if others may read it.
     ///
     /// # Errors
-    /// [`RequestError::NoCapacity`], and nothing has changed.
+    /// [`RequestError::NoCapacity`], and the sequence has not changed. Where memory cannot be reserved unused, that may be
+    /// although there are [`KvArena::available_pages`].
     pub fn extend(&mut self, seq: &mut SeqPages, n_tokens: usize) -> Result<(), RequestError> {
         if n_tokens <= seq.n_tokens {
             return Ok(());
@@ -237,20 +230,23 @@ impl KvArena {
         if needed > self.available_pages() {
             return Err(RequestError::NoCapacity { what: "KV pages", needed, free: self.available_pages() });
         }
+        let mut new: Vec<u32> = Vec::with_capacity(needed);
+        while new.len() < needed {
+            let Some(page) = self.take() else {
+                let free = new.len();
+                new.into_iter().for_each(|page| self.let_go(page));
+                return Err(RequestError::NoCapacity { what: "memory for KV pages", needed, free });
+            };
+            new.push(page);
+        }
         if let Some(old) = copied {
-            let Some(new) = self.take() else { return Ok(()) };
-            if self.commit(&[new]).is_err() {
-                self.let_go(new);
-                return Err(RequestError::NoCapacity { what: "memory for KV pages", needed: 1, free: 0 });
-            }
-            self.memory.copy(old, new);
-            seq.pages[partial] = new;
+            let copy = new.remove(0);
+            self.memory.copy(old, copy);
+            seq.pages[partial] = copy;
             self.now += 1;
             self.let_go(old);
         }
-        for _ in 0..missing {
-            seq.pages.extend(self.take());
-        }
+        seq.pages.extend(new);
         self.set_len(seq, n_tokens);
         Ok(())
     }
@@ -348,17 +344,21 @@ impl KvArena {
         seq.n_tokens = n_tokens;
     }
 
-    /// A page for one holder: used before, never used, or evicted, in this order.
+    /// A page for one holder: used before, never used, or evicted, in this order. None if there is neither an idle page
+    /// nor memory for one more.
     fn take(&mut self) -> Option<u32> {
-        let page = match self.free.pop() {
-            Some(page) => page,
-            None if self.n_given < self.pages.len() => {
-                self.n_given += 1;
-                self.n_given as u32 - 1
-            }
-            None => self.evict()?,
-        };
+        let page = self.free.pop().or_else(|| self.first_use()).or_else(|| self.evict())?;
         self.pages[page as usize].refs = 1;
+        Some(page)
+    }
+
+    /// A page that was never used, if there is one and the system has memory for it.
+    fn first_use(&mut self) -> Option<u32> {
+        let page = self.n_given as u32;
+        if self.n_given == self.pages.len() || self.memory.commit(page).is_err() {
+            return None;
+        }
+        self.n_given += 1;
         Some(page)
     }
 

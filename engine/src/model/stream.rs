@@ -162,7 +162,9 @@ impl StreamLoader {
         let Some((loader, _)) = self.weights else {
             // the first file that is too short says what it lacks
             return Err(match self.shards.iter().enumerate().find(|(_, s)| s.header.is_none()) {
-                Some((_, s)) if s.fed == s.len => Gguf::parse(&s.prefix).err().map_or(StreamError::NoWeights, StreamError::Load),
+                Some((_, s)) if s.fed == s.len => {
+                    Gguf::parse(&s.prefix).err().map_or(StreamError::NoWeights, StreamError::Load)
+                }
                 Some((file, s)) => StreamError::Length { file, found: s.fed, expected: s.len },
                 None => StreamError::NoWeights,
             });

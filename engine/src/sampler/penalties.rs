@@ -10,7 +10,7 @@ use super::options::{ALL_TOKENS, SamplingOptions};
 pub(super) struct History {
     /// All accepted tokens; empty if no option looks back.
     tokens: Vec<u32>,
-    /// Token -> occurrences in the window; a tree, so that its order is the ids'.
+    /// Token -> occurrences in the window, 0 for those that left it; a tree, so that its order is the ids'.
     counts: BTreeMap<u32, u32>,
     is_counted: bool,
     dry: Option<DryScratch>,
@@ -45,16 +45,13 @@ impl History {
             let gone = self.tokens[self.tokens.len() - 1 - n as usize];
             if let Some(count) = self.counts.get_mut(&gone) {
                 *count -= 1;
-                if *count == 0 {
-                    self.counts.remove(&gone);
-                }
             }
         }
     }
 
     /// Applies repeat, frequency and presence penalty, then DRY.
     pub(super) fn apply(&mut self, options: &SamplingOptions, x: &mut [f32]) {
-        for (token, count) in &self.counts {
+        for (token, count) in self.counts.iter().filter(|(_, count)| **count > 0) {
             let Some(x) = x.get_mut(*token as usize) else { continue };
             // a token that the grammar forbids stays forbidden
             if *x == f32::NEG_INFINITY {

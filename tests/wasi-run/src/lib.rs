@@ -1,12 +1,14 @@
 //! The shipped module with plain exports (`host-wasm/src/plain.rs`), in wasmtime.
 
 use serde_json::Value;
-use wasmtime::{Config, Engine, Instance, Memory, Module, Result, Store, WasmParams, WasmResults};
+use wasmtime::{
+    Config, Engine, Instance, Memory, Module, Result, Store, StoreLimits, StoreLimitsBuilder, WasmParams, WasmResults,
+};
 
-/// An engine that knows all that Starling uses.
+/// An engine that knows all that Starling uses, and can stop what takes too long.
 pub fn engine() -> Result<Engine> {
     let mut config = Config::new();
-    config.wasm_relaxed_simd(true);
+    config.wasm_relaxed_simd(true).epoch_interruption(true);
     Engine::new(&config)
 }
 
@@ -15,7 +17,7 @@ pub type Reply = std::result::Result<Value, (String, String)>;
 
 /// An instance of the module.
 pub struct Starling {
-    store: Store<()>,
+    store: Store<StoreLimits>,
     instance: Instance,
     memory: Memory,
 }
@@ -23,10 +25,32 @@ pub struct Starling {
 impl Starling {
     /// Instantiates the module; it imports nothing.
     pub fn new(engine: &Engine, module: &Module) -> Result<Starling> {
-        let mut store = Store::new(engine, ());
+        let mut store = Store::new(engine, StoreLimits::default());
+        store.limiter(|limits| limits);
+        // no deadline: `set_deadline` sets one
+        store.set_epoch_deadline(u64::MAX / 2);
         let instance = Instance::new(&mut store, module, &[])?;
         let memory = instance.get_memory(&mut store, "memory").expect("the module exports its memory");
         Ok(Starling { store, instance, memory })
+    }
+
+    /// Bytes that its memory may have from now on.
+    pub fn limit_memory(&mut self, bytes: usize) {
+        *self.store.data_mut() = StoreLimitsBuilder::new().memory_size(bytes).build();
+    }
+
+    /// Stops its calls once the engine's epoch has advanced so often.
+    pub fn set_deadline(&mut self, epochs: u64) {
+        self.store.set_epoch_deadline(epochs);
+    }
+
+    /// Calls an export.
+    ///
+    /// # Errors
+    /// If it is stopped.
+    pub fn try_raw<P: WasmParams, R: WasmResults>(&mut self, name: &str, params: P) -> Result<R> {
+        let f = self.instance.get_typed_func::<P, R>(&mut self.store, name)?;
+        f.call(&mut self.store, params)
     }
 
     /// Calls an export.
@@ -34,8 +58,7 @@ impl Starling {
     /// # Panics
     /// If it traps, which none may, or is not there.
     pub fn raw<P: WasmParams, R: WasmResults>(&mut self, name: &str, params: P) -> R {
-        let f = self.instance.get_typed_func::<P, R>(&mut self.store, name).expect(name);
-        f.call(&mut self.store, params).unwrap_or_else(|e| panic!("{name} trapped: {e:?}"))
+        self.try_raw(name, params).unwrap_or_else(|e| panic!("{name} trapped: {e:?}"))
     }
 
     /// Calls an export that replies.

@@ -227,3 +227,79 @@ fn sessions_give_their_memory_back() {
     };
     assert_eq!(run(), run());
 }
+
+/// Prompts of many tokens without a common beginning.
+fn prompts(n: u32) -> Vec<Vec<u32>> {
+    (0..n).map(|i| (0..400).map(|at| 300 + (i * 37 + at * at) % 1000).collect()).collect()
+}
+
+/// Answers to requests, as many at once as there is room for; the ids of each.
+fn answers(m: &mut Starling, session: u32, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
+    let mut all = vec![Vec::new(); prompts.len()];
+    let (mut next, mut running) = (0, std::collections::HashMap::new());
+    while next < prompts.len() || !running.is_empty() {
+        while let Some(prompt) = prompts.get(next) {
+            let request = json!({ "ids": prompt, "max_tokens": 80, "ignore_eos": true }).to_string();
+            match m.call_with("starling_submit", session, request.as_bytes()) {
+                Ok(id) => running.insert(id.as_u64().expect("an id"), next),
+                Err((kind, message)) => {
+                    assert!(kind == "capacity" && !running.is_empty(), "{kind}: {message}");
+                    break;
+                }
+            };
+            next += 1;
+        }
+        for event in m.call("starling_step", session).expect("a step")["events"].as_array().expect("events") {
+            let id = event["id"].as_u64().expect("an id");
+            match event["type"].as_str() {
+                Some("token") => all[running[&id]].push(event["token"].as_u64().expect("a token")),
+                Some("done") => {
+                    assert_eq!(event["reason"], "length");
+                    running.remove(&id);
+                }
+                _ => {}
+            }
+        }
+    }
+    all
+}
+
+/// A model's caches may be larger than the memory that the module gets: they stay as large as that is.
+#[test]
+fn memory_that_runs_short_costs_time_alone() {
+    let bundled = std::fs::read(reference::fixtures().join("starling-tiny/starling-tiny-q8_0.gguf")).expect("a model");
+    let (prompts, options) = (prompts(10), "{\"n_ctx\": 512, \"max_seqs\": 64}");
+    let mut m = starling();
+    let session = m.open(&bundled, 1 << 20, options).expect("a session");
+    let before = m.memory_bytes();
+    let expected = answers(&mut m, session, &prompts);
+    assert!(m.memory_bytes() > before + (8 << 20), "all answers have little to keep");
+
+    let mut m = starling();
+    let session = m.open(&bundled, 1 << 20, options).expect("a session");
+    m.limit_memory(m.memory_bytes() + (5 << 20));
+    // at once, and one after the other
+    assert!(answers(&mut m, session, &prompts) == expected);
+    for (prompt, expected) in prompts.iter().zip(&expected) {
+        assert!(answers(&mut m, session, core::slice::from_ref(prompt))[0] == *expected);
+    }
+
+    // not enough for a single one
+    let mut m = starling();
+    let session = m.open(&bundled, 1 << 20, options).expect("a session");
+    m.limit_memory(m.memory_bytes() + (1 << 20));
+    let request = json!({ "ids": prompts[0], "max_tokens": 80 }).to_string();
+    fails(m.call_with("starling_submit", session, request.as_bytes()), "capacity", "memory for KV pages");
+}
+
+/// A host that does not trust a model bounds its time from outside.
+#[test]
+fn a_call_can_be_stopped() {
+    let (engine, case) = (&MODULE.0, small());
+    let mut m = starling();
+    let session = m.open(&case.model_bytes(), 65_536, "{\"n_ctx\": 64}").expect("a session");
+    m.set_deadline(1);
+    engine.increment_epoch();
+    let trap = m.try_raw::<_, u64>("starling_step", session).expect_err("its time is over");
+    assert!(matches!(trap.downcast_ref(), Some(wasmtime::Trap::Interrupt)), "{trap:?}");
+}
