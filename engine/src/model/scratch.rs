@@ -1,6 +1,7 @@
 //! Working memory of the forward pass, fixed at construction.
 
 use alloc::collections::TryReserveError;
+use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Model;
@@ -82,12 +83,12 @@ struct Widths {
     words: usize,
 }
 
+/// Memory that the system commits as it is touched, where it does that: batches may be far smaller than they may be.
 pub(super) fn zeros<T: Clone + Default>(shape: &[usize]) -> Result<Vec<T>, TryReserveError> {
     let n = shape.iter().fold(1usize, |n, d| n.saturating_mul(*d));
-    let mut v = Vec::new();
-    v.try_reserve_exact(n)?;
-    v.resize(n, T::default());
-    Ok(v)
+    // asked for first, since `vec!` gets zeroed memory from the system, but ends the program if there is none
+    Vec::<T>::new().try_reserve_exact(n)?;
+    Ok(vec![T::default(); n])
 }
 
 impl Model {
