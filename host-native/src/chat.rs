@@ -106,7 +106,7 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
         pool: &pool,
         cpu,
         engine,
-        sampling: args.sampling.options(),
+        sampling: args.sampling.options(&model.tokenizer),
         max_tokens: args.max_tokens,
         system: args.system.clone(),
         turns: Vec::new(),

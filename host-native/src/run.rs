@@ -186,7 +186,7 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
         model.tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: args.special })
     };
     Ok(Request {
-        sampling: args.sampling.options(),
+        sampling: args.sampling.options(&model.tokenizer),
         max_tokens: args.max_tokens,
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,

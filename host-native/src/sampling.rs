@@ -1,7 +1,8 @@
 //! Sampling options of the command line.
 
 use clap::Args;
-use starling::sampler::{ALL_TOKENS, Dry, SamplingOptions};
+use starling::sampler::{ALL_TOKENS, DRY_BREAKERS, Dry, SamplingOptions};
+use starling::tokenizer::Tokenizer;
 
 /// How tokens are picked, in the order in which it is applied.
 #[derive(Debug, Clone, Args)]
@@ -31,6 +32,13 @@ pub struct SamplingArgs {
     /// Length of repetitions that DRY lets pass
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub dry_allowed_length: u32,
+    /// Tokens that DRY looks back at; -1 for all
+    #[arg(long, value_name = "N", default_value_t = -1, allow_hyphen_values = true)]
+    pub dry_penalty_last_n: i64,
+    /// Text that no repetition of DRY reaches over, in place of newline, colon, quotation mark and asterisk; may be given
+    /// several times; `none` for none
+    #[arg(long, value_name = "TEXT")]
+    pub dry_sequence_breaker: Vec<String>,
     /// Keep the N most probable tokens; 0 is off
     #[arg(long, value_name = "N", default_value_t = SamplingOptions::default().top_k)]
     pub top_k: u32,
@@ -51,6 +59,11 @@ pub struct SamplingArgs {
     pub seed: u64,
 }
 
+/// The tokens of texts that DRY's repetitions do not reach over.
+pub fn breakers(tokenizer: &Tokenizer, texts: &[impl AsRef<str>]) -> Vec<Vec<u32>> {
+    texts.iter().flat_map(|text| tokenizer.sequences_with(text.as_ref())).collect()
+}
+
 fn bias(text: &str) -> Result<(u32, f32), String> {
     let (id, b) = text.split_once('=').ok_or("expected ID=BIAS, e.g. 42=-1.5")?;
     Ok((id.parse().map_err(|e| format!("token id: {e}"))?, b.parse().map_err(|e| format!("bias: {e}"))?))
@@ -58,13 +71,17 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
 
 impl SamplingArgs {
     /// As the engine takes them.
-    pub fn options(&self) -> SamplingOptions {
-        let dry = Dry {
+    pub fn options(&self, tokenizer: &Tokenizer) -> SamplingOptions {
+        let dry = || Dry {
             multiplier: self.dry_multiplier,
             base: self.dry_base,
             allowed_length: self.dry_allowed_length,
-            last_n: ALL_TOKENS,
-            breakers: Vec::new(),
+            last_n: u32::try_from(self.dry_penalty_last_n).unwrap_or(ALL_TOKENS),
+            breakers: match &self.dry_sequence_breaker[..] {
+                [] => breakers(tokenizer, &DRY_BREAKERS),
+                [none] if none == "none" => Vec::new(),
+                texts => breakers(tokenizer, texts),
+            },
         };
         SamplingOptions {
             logit_bias: self.logit_bias.clone(),
@@ -72,7 +89,7 @@ impl SamplingArgs {
             repeat_last_n: u32::try_from(self.repeat_last_n).unwrap_or(ALL_TOKENS),
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
-            dry: (self.dry_multiplier != 0.0).then_some(dry),
+            dry: (self.dry_multiplier != 0.0).then(dry),
             top_k: self.top_k,
             typical_p: self.typical,
             top_p: self.top_p,

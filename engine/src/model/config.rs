@@ -107,7 +107,12 @@ impl Config {
     /// An unknown architecture, rope scaling or gating function, by name; a number that is missing, out of range, or
     /// that contradicts another, by key.
     pub fn from_gguf(gguf: &Gguf<'_>) -> Result<Config, LoadError> {
-        let name = gguf.str("general.architecture")?.unwrap_or("nothing");
+        let key = "general.architecture";
+        let name = gguf.str(key)?.ok_or_else(|| LoadError::Metadata {
+            key: key.into(),
+            found: "nothing".into(),
+            expected: "the name of one".into(),
+        })?;
         let Some(arch) = ARCHS.iter().find(|a| a.name == name) else {
             return Err(LoadError::Unsupported {
                 what: "architecture",

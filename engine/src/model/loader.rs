@@ -154,8 +154,13 @@ impl Loader {
             return Err(tensor_error(&p.name, &found, "all of it"));
         }
         sort_by(&mut self.pending, |a, b| a.name.cmp(&b.name));
-        let weights = Weights::new(&mut Parts(self.pending), &self.config)?;
-        Ok((self.config, weights))
+        let mut parts = Parts(self.pending);
+        let weights = Weights::new(&mut parts, &self.config)?;
+        // a tensor that is dropped makes another model
+        match parts.left() {
+            Some(name) => Err(tensor_error(name, "it beside those that take its place", "one of both")),
+            None => Ok((self.config, weights)),
+        }
     }
 }
 
@@ -241,6 +246,12 @@ impl Parts {
     fn take(&mut self, name: &str) -> Option<Into> {
         let i = self.find(name)?;
         Some(core::mem::replace(&mut self.0[i].into, Into::Matrices(Vec::new())))
+    }
+
+    /// The first that was not taken.
+    fn left(&self) -> Option<&str> {
+        let is_taken = |p: &&Pending| matches!(&p.into, Into::Matrices(all) if all.is_empty());
+        self.0.iter().find(|p| !is_taken(p)).map(|p| p.name.as_str())
     }
 
     /// A stack of matrices.

@@ -24,22 +24,35 @@ pub(super) struct DryScratch {
     z: Vec<u32>,
     /// Token -> length of the longest repetition it would continue.
     longest: BTreeMap<u32, u32>,
-    /// Tokens that are a breaker by themselves: never penalised. Sorted.
-    single: Vec<u32>,
+    /// By their last tokens. One that is a breaker by itself is never penalised.
+    breakers: Vec<Vec<u32>>,
 }
 
 impl DryScratch {
     pub(super) fn new(dry: &Dry) -> Self {
-        let mut single: Vec<u32> = dry.breakers.iter().filter(|b| b.len() == 1).map(|b| b[0]).collect();
-        sort_by(&mut single, u32::cmp);
-        DryScratch { z: Vec::new(), longest: BTreeMap::new(), single }
+        let mut breakers = dry.breakers.clone();
+        sort_by(&mut breakers, |a, b| a.last().cmp(&b.last()));
+        DryScratch { z: Vec::new(), longest: BTreeMap::new(), breakers }
+    }
+
+    /// Whether the tokens end with a breaker.
+    fn is_broken(&self, tokens: &[u32]) -> bool {
+        let last = tokens.last();
+        let first = self.breakers.partition_point(|b| b.last() < last);
+        self.breakers[first..].iter().take_while(|b| b.last() == last).any(|b| tokens.ends_with(b))
+    }
+
+    /// Tokens after the last complete breaker.
+    fn since_breaker(&self, tokens: &[u32]) -> usize {
+        let last = (1..=tokens.len()).rev().find(|end| self.is_broken(&tokens[..*end])).unwrap_or(0);
+        tokens.len() - last
     }
 
     /// Tokens that would continue a repetition of at least `allowed_length` tokens, and its length.
     pub(super) fn repetitions(&mut self, dry: &Dry, tokens: &[u32]) -> &BTreeMap<u32, u32> {
         self.longest.clear();
         let n = tokens.len();
-        let limit = after_breaker(&dry.breakers, tokens);
+        let limit = self.since_breaker(tokens);
         if limit < dry.allowed_length as usize {
             return &self.longest;
         }
@@ -49,7 +62,7 @@ impl DryScratch {
             if length >= dry.allowed_length {
                 // the suffix of tokens[..n - i] is repeated: next came tokens[n - i]
                 let token = tokens[n - i];
-                if self.single.binary_search(&token).is_err() {
+                if !self.is_broken(&[token]) {
                     let longest = self.longest.entry(token).or_default();
                     *longest = length.max(*longest);
                 }
@@ -64,13 +77,6 @@ pub(super) fn penalty(dry: &Dry, length: u32) -> f32 {
     let ln = f64::from(length - dry.allowed_length) * math::ln(f64::from(dry.base));
     let power = math::exp(if ln > MAX_LN { MAX_LN } else { ln });
     super::penalties::finite((f64::from(dry.multiplier) * power) as f32)
-}
-
-/// Tokens after the last complete breaker.
-fn after_breaker(breakers: &[Vec<u32>], tokens: &[u32]) -> usize {
-    let ends = |end: usize| breakers.iter().any(|b| tokens[..end].ends_with(b));
-    let last = (1..=tokens.len()).rev().find(|end| ends(*end)).unwrap_or(0);
-    tokens.len() - last
 }
 
 /// `z[i]` for i in 1..n: the longest common suffix of `tokens[..n - i]` and `tokens`.

@@ -23,7 +23,7 @@ use alloc::vec::Vec;
 
 pub(crate) use constraint::Guide;
 pub use constraint::{Constraint, ConstraintError};
-pub use options::{ALL_TOKENS, Dry, LogprobKind, MAX_TOP_LOGPROBS, SamplingOptions};
+pub use options::{ALL_TOKENS, DRY_BREAKERS, Dry, LogprobKind, MAX_TOP_LOGPROBS, SamplingOptions};
 
 use crate::error::RequestError;
 use crate::kernels::Cpu;

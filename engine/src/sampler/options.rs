@@ -11,8 +11,11 @@ pub const ALL_TOKENS: u32 = u32::MAX;
 /// Most log-probabilities of a token's alternatives: ten times what the OpenAI interface allows.
 pub const MAX_TOP_LOGPROBS: u32 = 200;
 
-/// Tokens of all DRY breakers together: each pick looks for all of them.
-const MAX_BREAKER_TOKENS: usize = 4096;
+/// Texts that DRY's repetitions do not reach over by default; as llama.cpp has them
+/// ([`Tokenizer::sequences_with`](crate::tokenizer::Tokenizer::sequences_with) gives their tokens).
+pub const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+/// Tokens of all DRY breakers together.
+const MAX_BREAKER_TOKENS: usize = 65_536;
 
 /// Sampling options, in the order in which the sampler applies them (but for the seed).
 ///
@@ -157,7 +160,7 @@ impl SamplingOptions {
             range("dry.base", dry.base, dry.base >= 1.0, "a number of 1 or more")?;
             range("dry.allowed_length", dry.allowed_length as f32, dry.allowed_length > 0, "1 or more")?;
             let tokens: usize = dry.breakers.iter().map(Vec::len).sum();
-            range("dry.breakers", tokens as f32, tokens <= MAX_BREAKER_TOKENS, "at most 4096 tokens in all")?;
+            range("dry.breakers", tokens as f32, tokens <= MAX_BREAKER_TOKENS, "at most 65536 tokens in all")?;
             for breaker in &dry.breakers {
                 range("dry.breakers", breaker.len() as f32, !breaker.is_empty(), "sequences of a token or more")?;
                 breaker.iter().try_for_each(|t| id("dry.breakers", *t, n_vocab))?;

@@ -19,6 +19,7 @@ mod control;
 mod load;
 mod matcher;
 mod merge;
+mod overlap;
 mod pretokenizers;
 mod special;
 mod split;

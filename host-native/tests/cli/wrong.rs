@@ -47,6 +47,11 @@ type Change = dyn Fn(&str, &mut Vec<u64>, &mut Vec<u8>) -> bool;
 
 /// The model with another architecture's name, or other tensors.
 fn changed(name: &str, source: &str, arch: Option<&str>, tensor: &Change) -> String {
+    changed_with(name, source, arch, tensor, &[])
+}
+
+/// [`changed`], and these tensors of zeros.
+fn changed_with(name: &str, source: &str, arch: Option<&str>, tensor: &Change, also: &[(&str, &[u64])]) -> String {
     let bytes = fs::read(fixture(source)).expect("a model");
     let gguf = Gguf::parse(&bytes).expect("a model");
     let mut writer = GgufWriter::new();
@@ -64,6 +69,10 @@ fn changed(name: &str, source: &str, arch: Option<&str>, tensor: &Change) -> Str
             writer.tensor(t.name, t.dtype, &dims).expect("a tensor");
             contents.push(data);
         }
+    }
+    for (name, dims) in also {
+        writer.tensor(name, Dtype::F32, dims).expect("a tensor");
+        contents.push(vec![0; dims.iter().product::<u64>() as usize * 4]);
     }
     let mut file = writer.header();
     for data in contents {
@@ -89,6 +98,18 @@ fn models_that_are_wrong_say_where() {
     let message =
         fails(&["run", "x", "-m", &path], MODEL_ERROR, &["`blk.0.attn_q.weight`", "found shape [", "expected"]);
     assert_eq!(message.matches("shape [").count(), 2, "{message}");
+    // with a fused matrix nobody would look at the others
+    let mut shapes = Vec::new();
+    let bytes = fs::read(fixture(SMALL)).expect("a model");
+    for part in ["attn_q", "attn_k", "attn_v"] {
+        let gguf = Gguf::parse(&bytes).expect("a model");
+        let of = |t: &&starling::gguf::TensorInfo<'_>| t.name == format!("blk.0.{part}.weight");
+        shapes.push(gguf.tensors().iter().find(of).expect("a matrix").dims);
+    }
+    let fused = [shapes[0][0], shapes.iter().map(|dims| dims[1]).sum()];
+    let all = |_: &str, _: &mut Vec<u64>, _: &mut Vec<u8>| true;
+    let path = changed_with("superfluous.gguf", SMALL, None, &all, &[("blk.0.attn_qkv.weight", &fused)]);
+    fails(&["run", "x", "-m", &path], MODEL_ERROR, &["`blk.0.attn_k.", "take its place"]);
     let path = changed("nan-scale.gguf", "reference/llama-k256-q8_0.gguf", None, &|name, _, data| {
         if name == "blk.0.ffn_down.weight" {
             let at = Dtype::Q8_0.block_bytes() as usize * 40;

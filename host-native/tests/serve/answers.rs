@@ -297,3 +297,26 @@ fn tools_go_to_the_template() {
     let wrong = server.post("/v1/chat/completions", &ask(json!({ "tools": [{ "type": "function" }] })));
     assert_eq!((wrong.status, wrong.json()["error"]["param"].clone()), (400, json!("tools[0]")));
 }
+
+#[test]
+fn repetitions_are_penalised_up_to_what_breaks_them() {
+    let server = Server::start(&[]);
+    let ask = |more: Value| {
+        // the prompt repeats a sentence, which a story would go on doing
+        let prompt = "The dog ran to the tree. The cat saw. The dog ran to the tree. The cat saw. The dog ran";
+        let mut body = json!({ "prompt": prompt, "max_tokens": 12, "temperature": 0 });
+        for (name, value) in more.as_object().expect("options") {
+            body[name] = value.clone();
+        }
+        server.ok("/v1/completions", &body)["choices"][0]["text"].clone()
+    };
+    let plain = ask(json!({}));
+    let penalised = ask(json!({ "dry_multiplier": 2 }));
+    assert_ne!(plain, penalised);
+    let texts = ["\n", ":", "\"", "*"];
+    assert_eq!(penalised, ask(json!({ "dry_multiplier": 2, "dry_sequence_breakers": texts })));
+    assert_eq!(plain, ask(json!({ "dry_multiplier": 2, "dry_allowed_length": 99 })));
+    assert_eq!(plain, ask(json!({ "dry_multiplier": 2, "dry_penalty_last_n": 0 })));
+    // no repetition is longer than the words since
+    assert_eq!(plain, ask(json!({ "dry_multiplier": 2, "dry_allowed_length": 3, "dry_sequence_breakers": [" ran"] })));
+}

@@ -48,3 +48,29 @@ fn check(path: &Path) -> usize {
     }
     prompts.len()
 }
+
+/// Tokens that contain a text, and sequences that only with their last token do.
+#[test]
+fn sequences_with_a_text_end_where_it_ends() {
+    let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/starling-tiny/starling-tiny-q8_0.gguf"));
+    let bytes = std::fs::read(file).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&Gguf::parse(&bytes).unwrap()).unwrap();
+    let piece = |id: u32| tokenizer.piece(id).unwrap_or_default();
+    let holds = |ids: &[u32], text: &str| {
+        let all: Vec<u8> = ids.iter().flat_map(|id| piece(*id)).copied().collect();
+        all.windows(text.len()).any(|part| part == text.as_bytes())
+    };
+    for text in ["\n", ":", "\"", "*", " the", "said. The", "day,\n", "\u{e9}"] {
+        let all = tokenizer.sequences_with(text);
+        assert!(!all.is_empty(), "{text:?}");
+        for ids in &all {
+            assert!(holds(ids, text), "{text:?} {ids:?}");
+            assert!(!holds(&ids[..ids.len() - 1], text), "{text:?} {ids:?}");
+        }
+        for id in 0..tokenizer.n_vocab() as u32 {
+            assert_eq!(holds(&[id], text), all.contains(&[id].into()), "{text:?} {id}");
+        }
+    }
+    assert!(tokenizer.sequences_with("said. The").iter().any(|ids| ids.len() > 2));
+    assert!(tokenizer.sequences_with("").is_empty());
+}

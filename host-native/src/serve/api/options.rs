@@ -6,13 +6,19 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use starling::engine::Request;
 use starling::error::RequestError;
-use starling::sampler::{Constraint, LogprobKind, SamplingOptions};
+use starling::sampler::{ALL_TOKENS, Constraint, DRY_BREAKERS, Dry, LogprobKind, SamplingOptions};
+use starling::tokenizer::Tokenizer;
 use utoipa::ToSchema;
 
 use super::super::scheduler::{Flow, Priority};
 use super::super::sessions::MAX_NAME;
 use super::super::state::{App, Caller, random};
 use super::error::ApiError;
+use crate::sampling::breakers;
+
+/// Texts that DRY's repetitions do not reach over, at most, and bytes of one.
+const MAX_BREAKERS: usize = 16;
+const MAX_BREAKER: usize = 40;
 
 /// Options of an answer: OpenAI's, and as llama-server and vLLM name them the others.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
@@ -68,6 +74,21 @@ pub struct Options {
     #[serde(alias = "repeat_penalty")]
     #[schema(exclusive_minimum = 0)]
     pub repetition_penalty: Option<f32>,
+    /// Penalty on continuing a repetition (DRY); 0, the default, is off.
+    #[schema(minimum = 0)]
+    pub dry_multiplier: Option<f32>,
+    /// Growth of that penalty with each token of the repetition, 1.75 by default.
+    #[schema(minimum = 1)]
+    pub dry_base: Option<f32>,
+    /// Tokens of a repetition that has no penalty, 2 by default.
+    #[schema(minimum = 1)]
+    pub dry_allowed_length: Option<u32>,
+    /// Tokens that are looked back at; -1, the default, for all.
+    #[schema(minimum = -1)]
+    pub dry_penalty_last_n: Option<i64>,
+    /// Texts that no repetition reaches over: at most 16, of at most 40 bytes; by default newline, colon, quotation mark and
+    /// asterisk.
+    pub dry_sequence_breakers: Option<Vec<String>>,
     /// `high`, `normal` or `low`; or a number, of which those below 0 are urgent and those above are not.
     pub priority: Option<PriorityName>,
     /// The conversation this belongs to.
@@ -289,7 +310,7 @@ impl Options {
             return Err(ApiError::param(param, message).code("context_length_exceeded"));
         }
         let request = Request {
-            sampling: self.sampling(logprobs, seed)?,
+            sampling: self.sampling(&app.model.tokenizer, logprobs, seed)?,
             max_tokens: self.max_tokens(app, n_prompt, default, usize::from(!logprobs.prompt))?,
             stop: self.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec),
             stop_tokens: self.stop_token_ids.clone().unwrap_or_default(),
@@ -352,7 +373,12 @@ impl Options {
         Ok(Some(fits.min(most.unwrap_or(usize::MAX)).min(default.unwrap_or(usize::MAX))))
     }
 
-    fn sampling(&self, logprobs: Logprobs, seed: u64) -> Result<SamplingOptions, ApiError> {
+    fn sampling(
+        &self,
+        tokenizer: &Tokenizer,
+        logprobs: Logprobs,
+        seed: u64,
+    ) -> Result<SamplingOptions, ApiError> {
         let within = |name: &'static str, value: Option<f32>, low: f32, high: f32, default: f32| match value {
             Some(x) if !(low..=high).contains(&x) => {
                 Err(ApiError::param(name, format!("{name} is {x}, expected a number from {low} to {high}")))
@@ -369,7 +395,7 @@ impl Options {
             repeat_last_n: starling::sampler::ALL_TOKENS,
             frequency_penalty: within("frequency_penalty", self.frequency_penalty, -2.0, 2.0, 0.0)?,
             presence_penalty: within("presence_penalty", self.presence_penalty, -2.0, 2.0, 0.0)?,
-            dry: None,
+            dry: self.dry(tokenizer)?,
             top_k: u32::try_from(top_k.max(0)).unwrap_or(u32::MAX),
             typical_p: self.typical_p.unwrap_or(1.0),
             top_p: self.top_p.unwrap_or(1.0),
@@ -379,6 +405,27 @@ impl Options {
             logprobs: if logprobs.wanted { LogprobKind::Raw } else { LogprobKind::None },
             top_logprobs: logprobs.top,
         })
+    }
+
+    fn dry(&self, tokenizer: &Tokenizer) -> Result<Option<Dry>, ApiError> {
+        let at_least = |name: &'static str, value: f64, least: f64| {
+            let message = || format!("{name} is {value}, expected a number of {least} or more");
+            if value >= least { Ok(()) } else { Err(ApiError::param(name, message())) }
+        };
+        let (multiplier, base) = (self.dry_multiplier.unwrap_or(0.0), self.dry_base.unwrap_or(1.75));
+        let (allowed_length, last_n) = (self.dry_allowed_length.unwrap_or(2), self.dry_penalty_last_n.unwrap_or(-1));
+        at_least("dry_multiplier", multiplier.into(), 0.0)?;
+        at_least("dry_base", base.into(), 1.0)?;
+        at_least("dry_allowed_length", allowed_length.into(), 1.0)?;
+        at_least("dry_penalty_last_n", last_n as f64, -1.0)?;
+        let texts = self.dry_sequence_breakers.as_deref();
+        if texts.is_some_and(|t| t.len() > MAX_BREAKERS || t.iter().any(|t| !(1..=MAX_BREAKER).contains(&t.len()))) {
+            let message = format!("expected at most {MAX_BREAKERS} texts of 1 to {MAX_BREAKER} bytes");
+            return Err(ApiError::param("dry_sequence_breakers", message));
+        }
+        let breakers = || texts.map_or_else(|| breakers(tokenizer, &DRY_BREAKERS), |texts| breakers(tokenizer, texts));
+        let last_n = u32::try_from(last_n).unwrap_or(ALL_TOKENS);
+        Ok((multiplier > 0.0).then(|| Dry { multiplier, base, allowed_length, last_n, breakers: breakers() }))
     }
 
     fn bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {
