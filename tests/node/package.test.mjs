@@ -118,6 +118,17 @@ test("conversations, by the template and in OpenAI's form", async () => {
   await assert.rejects(model.chat.completions.create({ messages, response_format: {} }), code("request"));
 });
 
+test("half a surrogate pair is U+FFFD everywhere", async () => {
+  const options = { maxTokens: 8, temperature: 0 };
+  const [broken, whole] = ["a\ud83d b\ude00 \\ud83d \u{1f600}", "a\ufffd b\ufffd \\ud83d \u{1f600}"];
+  const same = async (answer) => assert.deepEqual(await answer(broken), await answer(whole));
+  await same((text) => model.tokenize(text));
+  await same(async (text) => (await model.generate(text, { ...options, stop: text }).result).text);
+  await same(async (text) => (await model.chat([{ role: "user", content: text }], options).result).text);
+  await same((text) => model.applyTemplate([{ role: "user", content: "" }], { variables: { [text]: text } }));
+  assert.ok((await model.applyTemplate([{ role: "user", content: broken }])).text.includes(whole));
+});
+
 test("receipts", async () => {
   const { receipt, tokens } = await model.generate("Once", { maxTokens: 12, seed: 2n ** 63n, receipt: true }).result;
   assert.ok(receipt.includes('"seed":9223372036854775808'), "all of the seed");
