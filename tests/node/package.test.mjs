@@ -286,9 +286,23 @@ test("a disposed model says so", async () => {
 
 // the last test: inline, the module of this process is of no use after it
 test("a crash names itself, and what follows says that it happened", async () => {
-  const running = model.generate("Once", { maxTokens: 400, ignoreEos: true }).result;
+  const long = { maxTokens: 400, ignoreEos: true };
+  const running = model.generate("Once", long).result;
+  const left = await Starling.load(TINY, { sequences: 2 });
+  const more = Array.from({ length: 4 }, () => left.generate("Once", long).result);
+  const abort = new AbortController();
+  const aborted = model.generate("Once", { ...long, signal: abort.signal }).result;
+  const unread = model.generate("Once", long)[Symbol.asyncIterator]();
+  await unread.next();
   await assert.rejects(model.crash(), (e) => code("crashed")(e) && /crash on request/.test(e.message));
+  // before the next step finds out
+  abort.abort();
+  await assert.rejects(aborted, { name: "AbortError" });
+  await unread.return();
   await assert.rejects(running, code("crashed"));
+  // the other model has the same module
+  left.dispose();
+  for (const one of more) await assert.rejects(one, (e) => code("crashed")(e) || code("disposed")(e));
   await assert.rejects(model.memory(), code("crashed"));
   await assert.rejects(Starling.load(TINY), (e) => code("crashed")(e) && /without a worker/.test(e.message));
 });

@@ -86,7 +86,7 @@ export class Core {
     for (const [id, active] of this.#active) {
       if (active.job !== job) continue;
       this.#active.delete(id);
-      this.#call((m) => m.cancel(id));
+      this.#release((m) => m.cancel(id));
     }
   }
 
@@ -247,16 +247,24 @@ export class Core {
 
   /** Frees the model. */
   dispose(): void {
-    if (this.#dead) return;
-    this.#die(new StarlingError("disposed", "the model was disposed"));
     this.#active.clear();
     this.#waiting = [];
-    this.#loaded.model.free();
+    this.#release((m) => m.free());
+    this.#die(new StarlingError("disposed", "the model was disposed"));
   }
 
   /** From now on every call throws this. */
   #die(error: StarlingError): void {
     this.#dead ??= error;
+  }
+
+  /** Gives something back to the module; after a crash there is nothing to be given back. */
+  #release(work: (model: Model) => void): void {
+    try {
+      this.#call(work);
+    } catch (e) {
+      if (!isDead(e)) throw e;
+    }
   }
 
   #call<T>(work: (model: Model) => T): T {
