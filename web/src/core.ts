@@ -10,6 +10,8 @@ import type { MemoryReport, ModelInfo, Progress, Verification } from "./types.js
 /** A request on its way. */
 interface Job {
   job: number;
+  /** The module's, once it is let in. */
+  id: number | undefined;
   request: string;
   submitted: number;
   started: number;
@@ -38,7 +40,8 @@ export class Core {
   #waiting: Job[] = [];
   /** By the module's id. */
   #active = new Map<number, Job>();
-  #running = false;
+  /** How many were taken. */
+  #steps = 0;
   #dead: StarlingError | undefined;
 
   private constructor(loaded: Loaded, emit: (events: CoreEvent[]) => void) {
@@ -76,8 +79,9 @@ export class Core {
   /** Takes a request in JSON; what becomes of it is emitted. */
   submit(job: number, request: string): void {
     const now = performance.now();
-    this.#waiting.push({ job, request, submitted: now, started: now, prefilled: now, prompt: 0 });
-    void this.#run();
+    const waiting: Job = { job, id: undefined, request, submitted: now, started: now, prefilled: now, prompt: 0 };
+    this.#waiting.push(waiting);
+    void this.#drive(waiting);
   }
 
   /** Forgets a request. */
@@ -90,37 +94,42 @@ export class Core {
     }
   }
 
-  async #run(): Promise<void> {
-    if (this.#running) return;
-    this.#running = true;
+  /**
+   * Takes steps for as long as a job is on its way. Every job has such a loop, of which one takes the steps while the others
+   * look on; where a server stops all that belongs to a request when its response ends, another goes on.
+   */
+  async #drive(job: Job): Promise<void> {
+    while (this.#waiting.includes(job) || (job.id !== undefined && this.#active.has(job.id))) {
+      const steps = this.#steps;
+      await breathe();
+      if (this.#steps === steps) this.#step();
+    }
+  }
+
+  #step(): void {
+    this.#steps += 1;
     try {
-      for (;;) {
-        const events = this.#admit();
-        if (this.#active.size > 0) {
-          const step = JSON.parse(this.#call((m) => m.step())) as { events: EngineEvent[] };
-          for (const event of step.events) {
-            const seen = this.#seen(event);
-            // a token that ends the answer is not part of it, and comes with its end
-            if (seen && event.type === "done" && event.stop_token !== undefined)
-              events.splice(
-                events.findLastIndex((e) => e.type === "token" && e.job === seen.job),
-                1,
-              );
-            if (seen) events.push(seen);
-          }
+      const events = this.#admit();
+      if (this.#active.size > 0) {
+        const step = JSON.parse(this.#call((m) => m.step())) as { events: EngineEvent[] };
+        for (const event of step.events) {
+          const seen = this.#seen(event);
+          // a token that ends the answer is not part of it, and comes with its end
+          if (seen && event.type === "done" && event.stop_token !== undefined)
+            events.splice(
+              events.findLastIndex((e) => e.type === "token" && e.job === seen.job),
+              1,
+            );
+          if (seen) events.push(seen);
         }
-        if (events.length > 0) this.#emit(events);
-        if (this.#active.size + this.#waiting.length === 0) return;
-        await breathe();
       }
+      if (events.length > 0) this.#emit(events);
     } catch (e) {
       const error = toWire(e);
       const jobs = [...this.#active.values(), ...this.#waiting];
       this.#active.clear();
       this.#waiting = [];
       this.#emit(jobs.map(({ job }) => ({ type: "failed", job, error })));
-    } finally {
-      this.#running = false;
     }
   }
 
@@ -130,9 +139,9 @@ export class Core {
     while (this.#waiting.length > 0) {
       const next = this.#waiting[0]!;
       try {
-        const id = this.#call((m) => m.submit(next.request));
+        next.id = this.#call((m) => m.submit(next.request));
         next.started = performance.now();
-        this.#active.set(id, next);
+        this.#active.set(next.id, next);
       } catch (e) {
         if (isDead(e)) throw e;
         if (e instanceof StarlingError && e.code === "capacity" && this.#active.size > 0) break;
@@ -281,9 +290,16 @@ export class Core {
 let channel: MessageChannel | undefined;
 const resumes: (() => void)[] = [];
 
-/** Lets other tasks run. A timer would wait for 4 ms in browsers. */
+/**
+ * Lets other tasks run. A timer would wait for 4 ms in browsers; where there is `scheduler.wait`, in workerd, messages come
+ * before all other tasks, and whatever is made for one request is of no use to another.
+ */
 function breathe(): Promise<void> {
-  const { setImmediate } = globalThis as { setImmediate?: (f: () => void) => void };
+  const { scheduler, setImmediate } = globalThis as {
+    scheduler?: { wait?: (ms: number) => Promise<void> };
+    setImmediate?: (f: () => void) => void;
+  };
+  if (scheduler?.wait) return scheduler.wait(0);
   if (setImmediate) return new Promise((resolve) => setImmediate(resolve));
   if (typeof MessageChannel === "undefined") return new Promise((resolve) => setTimeout(resolve));
   if (!channel) {
