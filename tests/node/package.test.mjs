@@ -5,6 +5,7 @@ import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
 
 import { Starling, StarlingError } from "../../web/dist/index.js";
+import { Model } from "../../web/wasm/starling.js";
 import { split } from "./split.mjs";
 
 const fixture = (name) => new URL(`../../fixtures/${name}`, import.meta.url);
@@ -198,6 +199,29 @@ test("many at once, more than there is room for, and aborts among them", async (
   assert.deepEqual(await Promise.all(together), alone);
   assert.deepEqual(await Promise.all(doomed), ["AbortError", "AbortError", "AbortError"]);
   assert.equal((await model.memory()).kvInUse, 0);
+});
+
+test("a request that waits is tried again when another has ended or was aborted, not at each step", async () => {
+  const one = await Starling.load(TINY);
+  const { submit } = Model.prototype;
+  let tries = 0;
+  Model.prototype.submit = function (...args) {
+    tries += 1;
+    return submit.apply(this, args);
+  };
+  try {
+    const options = { maxTokens: 40, ignoreEos: true };
+    const first = one.generate("Once", { ...options, maxTokens: 300 });
+    const rest = Array.from({ length: 5 }, () => one.generate("Once", options).result);
+    let read = 0;
+    // leaving the loop aborts it
+    for await (const _ of first.tokens()) if (++read === 20) break;
+    await Promise.all(rest);
+    assert.ok(tries <= 12, `${tries} tries`);
+  } finally {
+    Model.prototype.submit = submit;
+    one.dispose();
+  }
 });
 
 test("a model in several files is the same model", async () => {

@@ -42,6 +42,8 @@ export class Core {
   #active = new Map<number, Job>();
   /** How many were taken. */
   #steps = 0;
+  /** Whether there was no room for the first that waits, and none has become free since: finding out takes its tokens. */
+  #isFull = false;
   #dead: StarlingError | undefined;
 
   private constructor(loaded: Loaded, emit: (events: CoreEvent[]) => void) {
@@ -86,6 +88,7 @@ export class Core {
 
   /** Forgets a request. */
   cancel(job: number): void {
+    this.#isFull = false;
     this.#waiting = this.#waiting.filter((w) => w.job !== job);
     for (const [id, active] of this.#active) {
       if (active.job !== job) continue;
@@ -136,7 +139,7 @@ export class Core {
   /** Lets those in that there is room for; says what is wrong with the others. */
   #admit(): CoreEvent[] {
     const failed: CoreEvent[] = [];
-    while (this.#waiting.length > 0) {
+    while (this.#waiting.length > 0 && !this.#isFull) {
       const next = this.#waiting[0]!;
       try {
         next.id = this.#call((m) => m.submit(next.request));
@@ -144,7 +147,8 @@ export class Core {
         this.#active.set(next.id, next);
       } catch (e) {
         if (isDead(e)) throw e;
-        if (e instanceof StarlingError && e.code === "capacity" && this.#active.size > 0) break;
+        this.#isFull = e instanceof StarlingError && e.code === "capacity" && this.#active.size > 0;
+        if (this.#isFull) break;
         failed.push({ type: "failed", job: next.job, error: toWire(e) });
       }
       this.#waiting.shift();
@@ -176,6 +180,7 @@ export class Core {
       }
       case "done": {
         this.#active.delete(event.id);
+        this.#isFull = false;
         if (event.reason === "no_memory") {
           const error = new StarlingError("memory", "the module's memory cannot grow: no room for more keys and values");
           return { type: "failed", job, error: toWire(error) };
