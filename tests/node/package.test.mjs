@@ -119,6 +119,20 @@ test("conversations, by the template and in OpenAI's form", async () => {
   await assert.rejects(model.chat.completions.create({ messages, response_format: {} }), code("request"));
 });
 
+test("leaving a stream of OpenAI's form stops all of its generations, and leaves no rejection to nobody", async () => {
+  const request = { messages: [{ role: "user", content: "Tell me a story" }], stream: true, n: 2, logit_bias: { 2: -100 } };
+  const abort = new AbortController();
+  const stream = await model.chat.completions.create(request, { signal: abort.signal });
+  for await (const { choices } of stream) if (choices[0].delta.content) break;
+  abort.abort();
+  assert.equal((await model.memory()).kvInUse, 0);
+  const other = await Starling.load(TINY);
+  for await (const { choices } of await other.chat.completions.create(request)) if (choices[0].delta.content) break;
+  other.dispose();
+  // where a rejection is found to be nobody's
+  await new Promise((resolve) => setTimeout(resolve));
+});
+
 test("half a surrogate pair is U+FFFD everywhere", async () => {
   const options = { maxTokens: 8, temperature: 0 };
   const [broken, whole] = ["a\ud83d b\ude00 \\ud83d \u{1f600}", "a\ufffd b\ufffd \\ud83d \u{1f600}"];

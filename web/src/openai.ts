@@ -137,7 +137,8 @@ export class Completions {
         { ...head, object: "chat.completion.chunk" },
         request.stream_options?.include_usage ?? false,
       );
-    const results = await Promise.all(generations.map(({ result }) => result));
+    // one that fails leaves the others without a reader
+    const results = await Promise.all(generations.map(({ result }) => result)).finally(() => giveUp(generations));
     const choices = results.map(({ text, tokens, finishReason }, index) => ({
       index,
       message: { role: "assistant" as const, content: text },
@@ -179,6 +180,12 @@ function logprob(token: Token): ChatLogprob {
   return { token: token.text, logprob: token.logprob ?? 0, bytes: bytes(token.text), top_logprobs: top };
 }
 
+/** Stops those that have not ended. */
+function giveUp(generations: Generation[]): void {
+  const reason = new DOMException("nobody reads the answer any more", "AbortError");
+  for (const generation of generations) generation.fail(reason);
+}
+
 async function* chunks(
   generations: Generation[],
   head: Pick<ChatCompletionChunk, "id" | "object" | "created" | "model">,
@@ -189,23 +196,26 @@ async function* chunks(
     choices: [choice],
     ...(includeUsage && { usage: null }),
   });
-  // whichever has a token next
   const streams = generations.map((generation) => generation.tokens());
   const next = async (index: number) => ({ index, piece: await streams[index]!.next() });
-  const waiting = new Map(streams.map((_, index) => [index, next(index)]));
+  const open = new Set(streams.keys());
+  const waiting = new Map<number, ReturnType<typeof next>>();
   try {
-    for (const index of streams.keys()) {
+    for (const index of open) {
       yield chunk({ index, delta: { role: "assistant", content: "" }, logprobs: null, finish_reason: null });
     }
-    while (waiting.size > 0) {
+    while (open.size > 0) {
+      // asked only now: nobody would see what becomes of it if the caller left at a `yield`
+      for (const index of open) if (!waiting.has(index)) waiting.set(index, next(index));
+      // whichever has a token next
       const { index, piece } = await Promise.race(waiting.values());
+      waiting.delete(index);
       if (piece.done) {
-        waiting.delete(index);
+        open.delete(index);
         const { finishReason } = await generations[index]!.result;
         yield chunk({ index, delta: {}, logprobs: null, finish_reason: reason(finishReason) });
         continue;
       }
-      waiting.set(index, next(index));
       const { value: token } = piece;
       const logprobs = token.logprob === undefined ? null : { content: [logprob(token)] };
       if (token.text !== "" || logprobs)
@@ -215,6 +225,6 @@ async function* chunks(
       yield { ...head, choices: [], usage: usage(await Promise.all(generations.map(({ result }) => result))) };
     }
   } finally {
-    for (const stream of streams) void stream.return();
+    giveUp(generations);
   }
 }
