@@ -116,11 +116,69 @@ test("conversations, by the template and in OpenAI's form", async () => {
   });
   const two = await model.chat.completions.create({ messages, max_tokens: 12, n: 2, seed: 4 });
   assert.equal(two.choices.length, 2);
-  await assert.rejects(model.chat.completions.create({ messages, response_format: {} }), code("request"));
+});
+
+test("OpenAI's form has the defaults and names of the server", async () => {
+  const ask = (body) => model.chat.completions.create({ messages, max_tokens: 80, ignore_eos: true, seed: 3, ...body });
+  const messages = [{ role: "user", content: "Tell me a story" }];
+  const options = {
+    maxTokens: 80,
+    ignoreEos: true,
+    seed: 3,
+    temperature: 1,
+    topP: 1,
+    topK: 0,
+    minP: 0,
+    repeatLastN: -1,
+  };
+  const text = async (more, told = messages) => (await model.chat(told, { ...options, ...more }).result).text;
+  const said = async (body) => (await ask(body)).choices[0].message.content;
+
+  assert.equal(await said({ response_format: null, top_k: -1 }), await text({}));
+  assert.equal(await said({ frequency_penalty: 1 }), await text({ frequencyPenalty: 1 }));
+  assert.equal(await said({ repetition_penalty: 1.5 }), await text({ repeatPenalty: 1.5 }));
+  assert.equal(await said({ seed: -1 }), await text({ seed: 2n ** 64n - 1n }));
+  const { tokens } = await model.chat(messages, options).result;
+  assert.equal((await ask({ stop_token_ids: [tokens[5].id] })).choices[0].finish_reason, "stop");
+
+  const call = (args) => [{ type: "function", function: { name: "f", arguments: args } }];
+  const parts = [
+    { type: "text", text: "Tell me" },
+    { type: "text", text: "a story" },
+  ];
+  const long = [
+    { role: "user", content: parts },
+    { role: "assistant", content: null, tool_calls: call('{"a": "b"}') },
+  ];
+  const plain = [
+    { role: "user", content: "Tell me\na story" },
+    { role: "assistant", content: "", tool_calls: call({ a: "b" }) },
+  ];
+  assert.equal(
+    await said({ messages: long, chat_template_kwargs: { x: 1 } }),
+    await text({ variables: { x: 1 } }, plain),
+  );
+
+  const proven = await ask({ receipt: true });
+  assert.equal((await model.verify(proven.choices[0].receipt)).verified, true);
+  const chunks = [];
+  for await (const chunk of await ask({ receipt: true, stream: true })) chunks.push(chunk);
+  assert.equal((await model.verify(chunks.at(-1).choices[0].receipt)).verified, true);
+
+  for (const wrong of [
+    { response_format: { type: "json_object" } },
+    { tool_choice: "required" },
+    { n: 0 },
+    { n: 1.5 },
+    { messages: undefined },
+    { messages: [{ role: "user", content: [{ type: "image_url" }] }] },
+    { seed: 0.5 },
+  ])
+    await assert.rejects(ask(wrong), code("request"), JSON.stringify(wrong));
 });
 
 test("leaving a stream of OpenAI's form stops all of its generations, and leaves no rejection to nobody", async () => {
-  const request = { messages: [{ role: "user", content: "Tell me a story" }], stream: true, n: 2, logit_bias: { 2: -100 } };
+  const request = { messages: [{ role: "user", content: "Tell me a story" }], stream: true, n: 2, ignore_eos: true };
   const abort = new AbortController();
   const stream = await model.chat.completions.create(request, { signal: abort.signal });
   for await (const { choices } of stream) if (choices[0].delta.content) break;
