@@ -22,7 +22,7 @@ import type {
 export { type CacheEntry, type CacheUsage } from "./cache.js";
 export { type ErrorCode, StarlingError } from "./errors.js";
 export { type Features, type Isa, type WasmSource, features } from "./features.js";
-export { Generation } from "./generation.js";
+export type { Generation } from "./generation.js";
 export type {
   ChatCompletion,
   ChatCompletionChunk,

@@ -125,6 +125,10 @@ export class Completions {
   /** Answers a conversation; with `stream`, piece by piece. */
   create(request: Streamed<true>, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
   create(request: Streamed<false | undefined>, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
+  create(
+    request: ChatCompletionRequest,
+    options?: { signal?: AbortSignal },
+  ): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>>;
   async create(
     request: ChatCompletionRequest,
     { signal }: { signal?: AbortSignal } = {},
