@@ -3,7 +3,7 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { cp, mkdir, mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
+import { cp, mkdir, mkdtemp, readFile, readdir, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
@@ -62,7 +62,7 @@ test("a fresh node project", async () => {
 });
 
 test("its types", async () => {
-  const main = `import { Starling, StarlingError, type Completion } from "starling-web";
+  const main = `import { Starling, StarlingError, type ChatCompletionRequest, type Completion, type Generation } from "starling-web";
     const model: Starling = await Starling.load("x.gguf", { onProgress: ({ loaded, total }) => console.log(loaded / total), cache: "reuse" });
     for await (const piece of model.generate("a", { seed: 1n, topK: 3 })) piece.toUpperCase();
     const { text }: Completion = await model.chat([{ role: "user", content: "a" }]).result;
@@ -70,23 +70,26 @@ test("its types", async () => {
     for await (const chunk of stream) chunk.choices[0]?.delta.content?.length;
     const whole = await model.chat.completions.create({ messages: [] });
     whole.choices[0]?.message.content.length;
+    const request: ChatCompletionRequest = { messages: [], stream: Math.random() < 0.5 };
+    const either = await model.chat.completions.create(request);
+    if ("choices" in either) either.choices[0]?.message.content.length;
+    else for await (const chunk of either) chunk.choices[0]?.delta.content?.length;
+    const generation: Generation = model.generate("a");
     // @ts-expect-error
     model.generate("a", { topk: 3 });
+    // @ts-expect-error
+    model.crash();
+    // @ts-expect-error
+    generation.fail(1);
+    // @ts-expect-error
+    generation.receive({});
     export const code = (e: unknown) => (e instanceof StarlingError ? e.code satisfies string : text);`;
-  const options = {
-    module: "nodenext",
-    target: "es2022",
-    strict: true,
-    noEmit: true,
-    lib: ["es2023", "dom", "dom.asynciterable", "esnext.disposable"],
-    types: [],
-  };
-  const at = await project(
-    "types",
-    { "main.ts": main, "tsconfig.json": JSON.stringify({ compilerOptions: options }) },
-    `typescript@${TYPESCRIPT}`,
-  );
+  const options = { module: "nodenext", target: "es2022", strict: true, noEmit: true, skipLibCheck: false, types: [] };
+  const config = (more) => JSON.stringify({ compilerOptions: { ...options, ...more }, files: ["main.ts"] });
+  const files = { "main.ts": main, "tsconfig.json": config({}), "least.json": config({ lib: ["es2022", "dom"] }) };
+  const at = await project("types", files, `typescript@${TYPESCRIPT}`);
   sh(at, "npx", "tsc");
+  sh(at, "npx", "tsc", "--project", "least.json");
 });
 
 const appScript = `import { Starling } from "starling-web";
@@ -116,6 +119,19 @@ test("a fresh webpack app", async () => {
   sh(at, "npx", "webpack", "--mode", "production");
   await check(join(at, "dist"), "/index.html");
   await check(join(at, "dist"), "/index.html", ISOLATED);
+});
+
+test("bundlers keep the script of a worker that is imported for what it does", async () => {
+  const script = 'import "starling-web/worker"; import "starling-web/thread";';
+  const at = await project("bare", { "src/index.js": script, "main.js": script }, ...WEBPACK, `vite@${VITE}`);
+  sh(at, "npx", "webpack", "--mode", "production");
+  await writeFile(join(at, "index.html"), '<script type="module" src="/main.js"></script>');
+  sh(at, "npx", "vite", "build", "--outDir", "vite", "--logLevel", "error");
+  const assets = (await readdir(join(at, "vite/assets"))).filter((name) => /^index.*js$/.test(name));
+  for (const name of ["dist/main.js", ...assets.map((name) => `vite/assets/${name}`)]) {
+    const bundle = await readFile(join(at, name), "utf8");
+    assert.equal(bundle.match(/addEventListener\(["`]message/g)?.length, 2, name);
+  }
 });
 
 test("plain files on a static server, with and without the headers of an isolated page", async () => {

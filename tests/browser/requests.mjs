@@ -32,7 +32,7 @@ const stages = [
   ["stop", "--stop", "stop", [" the", ".", "said"]],
 ];
 /** What a request to the server has that does not say otherwise. */
-const SERVER = { temperature: 1, topK: 0, topP: 1, minP: 0, typicalP: 1 };
+const SERVER = { temperature: 1, topK: 0, topP: 1, minP: 0, typicalP: 1, repeatLastN: -1 };
 
 /** A request: `options` for the package, `args` for the command, `body` for the server. */
 export function request() {

@@ -62,9 +62,26 @@ test("workerd", async () => {
         if (found) resolve(found[1]);
       });
     });
-    const get = async (query) => (await fetch(`http://127.0.0.1:${port}/${query}`)).text();
+    const ask = (query, options) => fetch(`http://127.0.0.1:${port}/${query}`, options);
+    const get = async (query) => (await ask(query)).text();
     assert.equal(await get(""), text);
+    // what drove the engine for the first ends with its response
     assert.deepEqual(await Promise.all([get("?n=64"), get("?n=64")]), [text, text]);
+    assert.deepEqual((await Promise.all([get("?n=4"), get("?n=400"), get("?n=64")]))[2], text);
+
+    let start = performance.now();
+    let first;
+    for await (const _ of (await ask("?n=400")).body) first ??= performance.now() - start;
+    const all = performance.now() - start;
+    assert.ok(first < all / 2, `the first piece after ${first} ms, all after ${all}`);
+
+    const abort = new AbortController();
+    await (await ask("?n=400", { signal: abort.signal })).body.getReader().read();
+    abort.abort();
+    start = performance.now();
+    assert.ok(text.startsWith(await get("?n=4")));
+    const next = performance.now() - start;
+    assert.ok(next < all / 2, `after an abort, the next answer took ${next} ms, the aborted one takes ${all}`);
   } finally {
     service.kill();
   }

@@ -5,6 +5,7 @@ import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
 
 import { Starling, StarlingError } from "../../web/dist/index.js";
+import { Model } from "../../web/wasm/starling.js";
 import { split } from "./split.mjs";
 
 const fixture = (name) => new URL(`../../fixtures/${name}`, import.meta.url);
@@ -115,7 +116,90 @@ test("conversations, by the template and in OpenAI's form", async () => {
   });
   const two = await model.chat.completions.create({ messages, max_tokens: 12, n: 2, seed: 4 });
   assert.equal(two.choices.length, 2);
-  await assert.rejects(model.chat.completions.create({ messages, response_format: {} }), code("request"));
+});
+
+test("OpenAI's form has the defaults and names of the server", async () => {
+  const ask = (body) => model.chat.completions.create({ messages, max_tokens: 80, ignore_eos: true, seed: 3, ...body });
+  const messages = [{ role: "user", content: "Tell me a story" }];
+  const options = {
+    maxTokens: 80,
+    ignoreEos: true,
+    seed: 3,
+    temperature: 1,
+    topP: 1,
+    topK: 0,
+    minP: 0,
+    repeatLastN: -1,
+  };
+  const text = async (more, told = messages) => (await model.chat(told, { ...options, ...more }).result).text;
+  const said = async (body) => (await ask(body)).choices[0].message.content;
+
+  assert.equal(await said({ response_format: null, top_k: -1 }), await text({}));
+  assert.equal(await said({ frequency_penalty: 1 }), await text({ frequencyPenalty: 1 }));
+  assert.equal(await said({ repetition_penalty: 1.5 }), await text({ repeatPenalty: 1.5 }));
+  assert.equal(await said({ seed: -1 }), await text({ seed: 2n ** 64n - 1n }));
+  const { tokens } = await model.chat(messages, options).result;
+  assert.equal((await ask({ stop_token_ids: [tokens[5].id] })).choices[0].finish_reason, "stop");
+
+  const call = (args) => [{ type: "function", function: { name: "f", arguments: args } }];
+  const parts = [
+    { type: "text", text: "Tell me" },
+    { type: "text", text: "a story" },
+  ];
+  const long = [
+    { role: "user", content: parts },
+    { role: "assistant", content: null, tool_calls: call('{"a": "b"}') },
+  ];
+  const plain = [
+    { role: "user", content: "Tell me\na story" },
+    { role: "assistant", content: "", tool_calls: call({ a: "b" }) },
+  ];
+  assert.equal(
+    await said({ messages: long, chat_template_kwargs: { x: 1 } }),
+    await text({ variables: { x: 1 } }, plain),
+  );
+
+  const proven = await ask({ receipt: true });
+  assert.equal((await model.verify(proven.choices[0].receipt)).verified, true);
+  const chunks = [];
+  for await (const chunk of await ask({ receipt: true, stream: true })) chunks.push(chunk);
+  assert.equal((await model.verify(chunks.at(-1).choices[0].receipt)).verified, true);
+
+  for (const wrong of [
+    { response_format: { type: "json_object" } },
+    { tool_choice: "required" },
+    { n: 0 },
+    { n: 1.5 },
+    { messages: undefined },
+    { messages: [{ role: "user", content: [{ type: "image_url" }] }] },
+    { seed: 0.5 },
+  ])
+    await assert.rejects(ask(wrong), code("request"), JSON.stringify(wrong));
+});
+
+test("leaving a stream of OpenAI's form stops all of its generations, and leaves no rejection to nobody", async () => {
+  const request = { messages: [{ role: "user", content: "Tell me a story" }], stream: true, n: 2, ignore_eos: true };
+  const abort = new AbortController();
+  const stream = await model.chat.completions.create(request, { signal: abort.signal });
+  for await (const { choices } of stream) if (choices[0].delta.content) break;
+  abort.abort();
+  assert.equal((await model.memory()).kvInUse, 0);
+  const other = await Starling.load(TINY);
+  for await (const { choices } of await other.chat.completions.create(request)) if (choices[0].delta.content) break;
+  other.dispose();
+  // where a rejection is found to be nobody's
+  await new Promise((resolve) => setTimeout(resolve));
+});
+
+test("half a surrogate pair is U+FFFD everywhere", async () => {
+  const options = { maxTokens: 8, temperature: 0 };
+  const [broken, whole] = ["a\ud83d b\ude00 \\ud83d \u{1f600}", "a\ufffd b\ufffd \\ud83d \u{1f600}"];
+  const same = async (answer) => assert.deepEqual(await answer(broken), await answer(whole));
+  await same((text) => model.tokenize(text));
+  await same(async (text) => (await model.generate(text, { ...options, stop: text }).result).text);
+  await same(async (text) => (await model.chat([{ role: "user", content: text }], options).result).text);
+  await same((text) => model.applyTemplate([{ role: "user", content: "" }], { variables: { [text]: text } }));
+  assert.ok((await model.applyTemplate([{ role: "user", content: broken }])).text.includes(whole));
 });
 
 test("receipts", async () => {
@@ -187,6 +271,29 @@ test("many at once, more than there is room for, and aborts among them", async (
   assert.deepEqual(await Promise.all(together), alone);
   assert.deepEqual(await Promise.all(doomed), ["AbortError", "AbortError", "AbortError"]);
   assert.equal((await model.memory()).kvInUse, 0);
+});
+
+test("a request that waits is tried again when another has ended or was aborted, not at each step", async () => {
+  const one = await Starling.load(TINY);
+  const { submit } = Model.prototype;
+  let tries = 0;
+  Model.prototype.submit = function (...args) {
+    tries += 1;
+    return submit.apply(this, args);
+  };
+  try {
+    const options = { maxTokens: 40, ignoreEos: true };
+    const first = one.generate("Once", { ...options, maxTokens: 300 });
+    const rest = Array.from({ length: 5 }, () => one.generate("Once", options).result);
+    let read = 0;
+    // leaving the loop aborts it
+    for await (const _ of first.tokens()) if (++read === 20) break;
+    await Promise.all(rest);
+    assert.ok(tries <= 12, `${tries} tries`);
+  } finally {
+    Model.prototype.submit = submit;
+    one.dispose();
+  }
 });
 
 test("a model in several files is the same model", async () => {
@@ -275,9 +382,23 @@ test("a disposed model says so", async () => {
 
 // the last test: inline, the module of this process is of no use after it
 test("a crash names itself, and what follows says that it happened", async () => {
-  const running = model.generate("Once", { maxTokens: 400, ignoreEos: true }).result;
+  const long = { maxTokens: 400, ignoreEos: true };
+  const running = model.generate("Once", long).result;
+  const left = await Starling.load(TINY, { sequences: 2 });
+  const more = Array.from({ length: 4 }, () => left.generate("Once", long).result);
+  const abort = new AbortController();
+  const aborted = model.generate("Once", { ...long, signal: abort.signal }).result;
+  const unread = model.generate("Once", long)[Symbol.asyncIterator]();
+  await unread.next();
   await assert.rejects(model.crash(), (e) => code("crashed")(e) && /crash on request/.test(e.message));
+  // before the next step finds out
+  abort.abort();
+  await assert.rejects(aborted, { name: "AbortError" });
+  await unread.return();
   await assert.rejects(running, code("crashed"));
+  // the other model has the same module
+  left.dispose();
+  for (const one of more) await assert.rejects(one, (e) => code("crashed")(e) || code("disposed")(e));
   await assert.rejects(model.memory(), code("crashed"));
   await assert.rejects(Starling.load(TINY), (e) => code("crashed")(e) && /without a worker/.test(e.message));
 });

@@ -8,6 +8,8 @@ const config :Workerd.Config = (
 # the bundler of a project would list these
 const worker :Workerd.Worker = (
   compatibilityDate = "2026-01-01",
+  # the signal of a request says when its client has left
+  compatibilityFlags = ["enable_request_signal"],
   modules = [
     (name = "main", esModule = embed "workerd.mjs"),
     (name = "starling.wasm", wasm = embed "../wasm/simd128.wasm"),

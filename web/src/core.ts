@@ -10,6 +10,8 @@ import type { MemoryReport, ModelInfo, Progress, Verification } from "./types.js
 /** A request on its way. */
 interface Job {
   job: number;
+  /** The module's, once it is let in. */
+  id: number | undefined;
   request: string;
   submitted: number;
   started: number;
@@ -38,7 +40,10 @@ export class Core {
   #waiting: Job[] = [];
   /** By the module's id. */
   #active = new Map<number, Job>();
-  #running = false;
+  /** How many were taken. */
+  #steps = 0;
+  /** Whether there was no room for the first that waits, and none has become free since: finding out takes its tokens. */
+  #isFull = false;
   #dead: StarlingError | undefined;
 
   private constructor(loaded: Loaded, emit: (events: CoreEvent[]) => void) {
@@ -76,66 +81,74 @@ export class Core {
   /** Takes a request in JSON; what becomes of it is emitted. */
   submit(job: number, request: string): void {
     const now = performance.now();
-    this.#waiting.push({ job, request, submitted: now, started: now, prefilled: now, prompt: 0 });
-    void this.#run();
+    const waiting: Job = { job, id: undefined, request, submitted: now, started: now, prefilled: now, prompt: 0 };
+    this.#waiting.push(waiting);
+    void this.#drive(waiting);
   }
 
   /** Forgets a request. */
   cancel(job: number): void {
+    this.#isFull = false;
     this.#waiting = this.#waiting.filter((w) => w.job !== job);
     for (const [id, active] of this.#active) {
       if (active.job !== job) continue;
       this.#active.delete(id);
-      this.#call((m) => m.cancel(id));
+      this.#release((m) => m.cancel(id));
     }
   }
 
-  async #run(): Promise<void> {
-    if (this.#running) return;
-    this.#running = true;
+  /**
+   * Takes steps for as long as a job is on its way. Every job has such a loop, of which one takes the steps while the others
+   * look on; where a server stops all that belongs to a request when its response ends, another goes on.
+   */
+  async #drive(job: Job): Promise<void> {
+    while (this.#waiting.includes(job) || (job.id !== undefined && this.#active.has(job.id))) {
+      const steps = this.#steps;
+      await breathe();
+      if (this.#steps === steps) this.#step();
+    }
+  }
+
+  #step(): void {
+    this.#steps += 1;
     try {
-      for (;;) {
-        const events = this.#admit();
-        if (this.#active.size > 0) {
-          const step = JSON.parse(this.#call((m) => m.step())) as { events: EngineEvent[] };
-          for (const event of step.events) {
-            const seen = this.#seen(event);
-            // a token that ends the answer is not part of it, and comes with its end
-            if (seen && event.type === "done" && event.stop_token !== undefined)
-              events.splice(
-                events.findLastIndex((e) => e.type === "token" && e.job === seen.job),
-                1,
-              );
-            if (seen) events.push(seen);
-          }
+      const events = this.#admit();
+      if (this.#active.size > 0) {
+        const step = JSON.parse(this.#call((m) => m.step())) as { events: EngineEvent[] };
+        for (const event of step.events) {
+          const seen = this.#seen(event);
+          // a token that ends the answer is not part of it, and comes with its end
+          if (seen && event.type === "done" && event.stop_token !== undefined)
+            events.splice(
+              events.findLastIndex((e) => e.type === "token" && e.job === seen.job),
+              1,
+            );
+          if (seen) events.push(seen);
         }
-        if (events.length > 0) this.#emit(events);
-        if (this.#active.size + this.#waiting.length === 0) return;
-        await breathe();
       }
+      if (events.length > 0) this.#emit(events);
     } catch (e) {
       const error = toWire(e);
       const jobs = [...this.#active.values(), ...this.#waiting];
       this.#active.clear();
       this.#waiting = [];
       this.#emit(jobs.map(({ job }) => ({ type: "failed", job, error })));
-    } finally {
-      this.#running = false;
     }
   }
 
   /** Lets those in that there is room for; says what is wrong with the others. */
   #admit(): CoreEvent[] {
     const failed: CoreEvent[] = [];
-    while (this.#waiting.length > 0) {
+    while (this.#waiting.length > 0 && !this.#isFull) {
       const next = this.#waiting[0]!;
       try {
-        const id = this.#call((m) => m.submit(next.request));
+        next.id = this.#call((m) => m.submit(next.request));
         next.started = performance.now();
-        this.#active.set(id, next);
+        this.#active.set(next.id, next);
       } catch (e) {
         if (isDead(e)) throw e;
-        if (e instanceof StarlingError && e.code === "capacity" && this.#active.size > 0) break;
+        this.#isFull = e instanceof StarlingError && e.code === "capacity" && this.#active.size > 0;
+        if (this.#isFull) break;
         failed.push({ type: "failed", job: next.job, error: toWire(e) });
       }
       this.#waiting.shift();
@@ -167,6 +180,7 @@ export class Core {
       }
       case "done": {
         this.#active.delete(event.id);
+        this.#isFull = false;
         if (event.reason === "no_memory") {
           const error = new StarlingError("memory", "the module's memory cannot grow: no room for more keys and values");
           return { type: "failed", job, error: toWire(error) };
@@ -247,16 +261,24 @@ export class Core {
 
   /** Frees the model. */
   dispose(): void {
-    if (this.#dead) return;
-    this.#die(new StarlingError("disposed", "the model was disposed"));
     this.#active.clear();
     this.#waiting = [];
-    this.#loaded.model.free();
+    this.#release((m) => m.free());
+    this.#die(new StarlingError("disposed", "the model was disposed"));
   }
 
   /** From now on every call throws this. */
   #die(error: StarlingError): void {
     this.#dead ??= error;
+  }
+
+  /** Gives something back to the module; after a crash there is nothing to be given back. */
+  #release(work: (model: Model) => void): void {
+    try {
+      this.#call(work);
+    } catch (e) {
+      if (!isDead(e)) throw e;
+    }
   }
 
   #call<T>(work: (model: Model) => T): T {
@@ -273,9 +295,16 @@ export class Core {
 let channel: MessageChannel | undefined;
 const resumes: (() => void)[] = [];
 
-/** Lets other tasks run. A timer would wait for 4 ms in browsers. */
+/**
+ * Lets other tasks run. A timer would wait for 4 ms in browsers; where there is `scheduler.wait`, in workerd, messages come
+ * before all other tasks, and whatever is made for one request is of no use to another.
+ */
 function breathe(): Promise<void> {
-  const { setImmediate } = globalThis as { setImmediate?: (f: () => void) => void };
+  const { scheduler, setImmediate } = globalThis as {
+    scheduler?: { wait?: (ms: number) => Promise<void> };
+    setImmediate?: (f: () => void) => void;
+  };
+  if (scheduler?.wait) return scheduler.wait(0);
   if (setImmediate) return new Promise((resolve) => setImmediate(resolve));
   if (typeof MessageChannel === "undefined") return new Promise((resolve) => setTimeout(resolve));
   if (!channel) {

@@ -65,9 +65,9 @@ export class Generation implements AsyncIterable<string> {
     if (this.#ended) return;
     this.#ended = true;
     this.#error = error;
-    this.#cancel();
     this.#reject(error);
     this.#wake();
+    this.#cancel();
   }
 
   /** @internal */
@@ -88,7 +88,6 @@ export class Generation implements AsyncIterable<string> {
         if (event.text !== "") this.#queue.push({ id: HELD_BACK, text: event.text });
         const text = this.#tokens.map((token) => token.text).join("") + event.text;
         this.#ended = true;
-        this.#cancel();
         this.#resolve({
           text,
           tokens: this.#tokens,
@@ -98,6 +97,7 @@ export class Generation implements AsyncIterable<string> {
           ...(event.stopToken !== undefined && { stopToken: event.stopToken }),
           ...(event.receipt !== undefined && { receipt: event.receipt }),
         });
+        this.#cancel();
       }
     }
     this.#wake();

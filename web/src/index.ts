@@ -7,7 +7,7 @@ import { compile, features, threadsFor } from "./features.js";
 import { Generation } from "./generation.js";
 import { Completions } from "./openai.js";
 import type { Backend, CoreEvent } from "./protocol.js";
-import { type Prompt, chatJson, requestJson } from "./request.js";
+import { type Prompt, chatJson, json, requestJson } from "./request.js";
 import { type Source, parts } from "./source.js";
 import type {
   ChatMessage,
@@ -22,7 +22,7 @@ import type {
 export { type CacheEntry, type CacheUsage } from "./cache.js";
 export { type ErrorCode, StarlingError } from "./errors.js";
 export { type Features, type Isa, type WasmSource, features } from "./features.js";
-export { Generation } from "./generation.js";
+export type { Generation } from "./generation.js";
 export type {
   ChatCompletion,
   ChatCompletionChunk,
@@ -157,7 +157,7 @@ export class Starling {
 
   /** The text that the model's chat template makes of a conversation, and its token ids. */
   applyTemplate(messages: ChatMessage[], options: TemplateOptions = {}): Promise<{ text: string; ids: number[] }> {
-    return this.#backend.call("render", JSON.stringify(chatJson(messages, options)));
+    return this.#backend.call("render", json(chatJson(messages, options)));
   }
 
   /** The vector of a text, of length 1, pooled as the file says. */

@@ -139,8 +139,9 @@ let crashed: StarlingError | undefined;
 /** Whether an error means that nothing more can be asked of the module's objects. */
 export const isDead = (e: unknown) => e instanceof StarlingError && (e.code === "crashed" || e.code === "disposed");
 
-/** Gives the module's errors their names. */
+/** Gives the module's errors their names; calls nothing of one that has crashed. */
 export function guarded<T>(work: () => T): T {
+  if (crashed) throw crashed;
   try {
     return work();
   } catch (e) {

@@ -4,7 +4,11 @@ import { StarlingError } from "./errors.js";
 import type { Generation } from "./generation.js";
 import type { ChatMessage, Completion, GenerateOptions, TemplateOptions, Token } from "./types.js";
 
-/** What OpenAI's clients send. Options of sampling beyond OpenAI's have the names that llama.cpp's server gives them. */
+/**
+ * What OpenAI's clients send, with the names and the defaults of `starling serve`: the answer is that of the server to the
+ * same body, but that calls of tools stay in its text, and that the seed is 0 unless it is given. What shapes the answer
+ * (`response_format`, `tool_choice`) is the server's alone, and refused here.
+ */
 export interface ChatCompletionRequest {
   messages: ChatMessage[];
   /** Ignored: there is one model. */
@@ -13,7 +17,9 @@ export interface ChatCompletionRequest {
   stream_options?: { include_usage?: boolean } | null;
   max_tokens?: number | null;
   max_completion_tokens?: number | null;
+  /** 1 by default; 0 takes the most probable token. */
   temperature?: number | null;
+  /** 1, the default, is off. */
   top_p?: number | null;
   n?: number | null;
   stop?: string | string[] | null;
@@ -23,15 +29,24 @@ export interface ChatCompletionRequest {
   logit_bias?: Record<string, number> | null;
   logprobs?: boolean | null;
   top_logprobs?: number | null;
-  tools?: unknown[];
+  tools?: unknown[] | null;
   /** Ignored. */
-  user?: string;
-  top_k?: number;
-  min_p?: number;
-  typical_p?: number;
-  repeat_penalty?: number;
-  repeat_last_n?: number;
-  chat_template_kwargs?: Record<string, unknown>;
+  user?: string | null;
+  /** 0 or -1, the default, is off. */
+  top_k?: number | null;
+  /** 0, the default, is off. */
+  min_p?: number | null;
+  typical_p?: number | null;
+  repetition_penalty?: number | null;
+  /** The same. */
+  repeat_penalty?: number | null;
+  /** Tokens the penalties look back at, all by default; the server always takes all. */
+  repeat_last_n?: number | null;
+  stop_token_ids?: number[] | null;
+  ignore_eos?: boolean | null;
+  /** Whether answers come with a receipt, which is a text here. */
+  receipt?: boolean | null;
+  chat_template_kwargs?: Record<string, unknown> | null;
 }
 
 export interface ChatLogprob {
@@ -58,6 +73,8 @@ export interface ChatCompletion {
     message: { role: "assistant"; content: string };
     logprobs: { content: ChatLogprob[] } | null;
     finish_reason: "stop" | "length";
+    /** If asked for. */
+    receipt?: string;
   }[];
   usage: CompletionUsage;
 }
@@ -72,6 +89,8 @@ export interface ChatCompletionChunk {
     delta: { role?: "assistant"; content?: string };
     logprobs: { content: ChatLogprob[] } | null;
     finish_reason: "stop" | "length" | null;
+    /** If asked for, in the last piece. */
+    receipt?: string;
   }[];
   usage?: CompletionUsage | null;
 }
@@ -84,9 +103,13 @@ type Chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions
 const KNOWN = new Set(
   (
     "messages model stream stream_options max_tokens max_completion_tokens temperature top_p n stop seed frequency_penalty presence_penalty " +
-    "logit_bias logprobs top_logprobs tools user top_k min_p typical_p repeat_penalty repeat_last_n chat_template_kwargs"
+    "logit_bias logprobs top_logprobs tools user top_k min_p typical_p repetition_penalty repeat_penalty repeat_last_n stop_token_ids " +
+    "ignore_eos receipt chat_template_kwargs"
   ).split(" "),
 );
+
+/** Answers to a request, at most: as the server has it. */
+const MOST_ANSWERS = 128;
 
 export class Completions {
   #chat: Chat;
@@ -102,34 +125,44 @@ export class Completions {
   /** Answers a conversation; with `stream`, piece by piece. */
   create(request: Streamed<true>, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
   create(request: Streamed<false | undefined>, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
+  create(
+    request: ChatCompletionRequest,
+    options?: { signal?: AbortSignal },
+  ): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>>;
   async create(
     request: ChatCompletionRequest,
     { signal }: { signal?: AbortSignal } = {},
   ): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
-    const unknown = Object.keys(request).find((name) => !KNOWN.has(name));
-    if (unknown !== undefined) throw new StarlingError("request", `unknown parameter ${unknown}`);
+    const unknown = Object.entries(request).find(([name, value]) => !KNOWN.has(name) && (value ?? null) !== null);
+    if (unknown) throw new StarlingError("request", `${unknown[0]} is not supported in the page`);
+    if (!Array.isArray(request.messages)) throw new StarlingError("request", "messages is not a list");
+    const n = request.n ?? 1;
+    if (!(Number.isSafeInteger(n) && n >= 1 && n <= MOST_ANSWERS))
+      throw new StarlingError("request", `n is ${n}, expected a whole number from 1 to ${MOST_ANSWERS}`);
     const options = given({
       maxTokens: request.max_completion_tokens ?? request.max_tokens,
-      temperature: request.temperature,
-      topP: request.top_p,
-      topK: request.top_k,
-      minP: request.min_p,
+      temperature: request.temperature ?? 1,
+      topP: request.top_p ?? 1,
+      topK: Math.max(request.top_k ?? 0, 0),
+      minP: request.min_p ?? 0,
       typicalP: request.typical_p,
-      repeatPenalty: request.repeat_penalty,
-      repeatLastN: request.repeat_last_n,
+      repeatPenalty: request.repetition_penalty ?? request.repeat_penalty,
+      repeatLastN: request.repeat_last_n ?? -1,
       frequencyPenalty: request.frequency_penalty,
       presencePenalty: request.presence_penalty,
       logitBias: request.logit_bias,
-      seed: request.seed,
+      seed: seed(request.seed),
       stop: request.stop,
+      stopTokens: request.stop_token_ids,
+      ignoreEos: request.ignore_eos,
+      receipt: request.receipt,
       logprobs: request.logprobs ? (request.top_logprobs ?? true) : undefined,
-      tools: request.tools,
+      tools: request.tools?.length === 0 ? undefined : request.tools,
       variables: request.chat_template_kwargs,
       signal,
     });
-    const generations = Array.from({ length: request.n ?? 1 }, (_, sequence) =>
-      this.#chat(request.messages, { ...options, sequence }),
-    );
+    const messages = request.messages.map(plain);
+    const generations = Array.from({ length: n }, (_, sequence) => this.#chat(messages, { ...options, sequence }));
     const head = { id: `chatcmpl-${++this.#next}`, created: Math.floor(Date.now() / 1000), model: this.#model };
     if (request.stream)
       return chunks(
@@ -137,12 +170,14 @@ export class Completions {
         { ...head, object: "chat.completion.chunk" },
         request.stream_options?.include_usage ?? false,
       );
-    const results = await Promise.all(generations.map(({ result }) => result));
-    const choices = results.map(({ text, tokens, finishReason }, index) => ({
+    // one that fails leaves the others without a reader
+    const results = await Promise.all(generations.map(({ result }) => result)).finally(() => giveUp(generations));
+    const choices = results.map(({ text, tokens, finishReason, receipt }, index) => ({
       index,
       message: { role: "assistant" as const, content: text },
       logprobs: request.logprobs ? { content: tokens.map(logprob) } : null,
       finish_reason: reason(finishReason),
+      ...(receipt !== undefined && { receipt }),
     }));
     return { ...head, object: "chat.completion" as const, choices, usage: usage(results) };
   }
@@ -150,6 +185,38 @@ export class Completions {
 
 function given(options: Record<string, unknown>): GenerateOptions & TemplateOptions {
   return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined && value !== null));
+}
+
+/** Seeds have 64 bits, of which OpenAI's clients may take one for the sign. */
+function seed(seed: ChatCompletionRequest["seed"]): number | bigint | undefined {
+  const negative = (typeof seed === "bigint" || Number.isSafeInteger(seed)) && seed! < 0 && seed! >= -(2n ** 63n);
+  return negative ? BigInt.asUintN(64, BigInt(seed!)) : (seed ?? undefined);
+}
+
+/** A message as the server gives it to the template: parts as one text, the arguments of earlier calls as data. */
+function plain(message: ChatMessage): ChatMessage {
+  if (message === null || typeof message !== "object") return message;
+  const { role, content, tool_calls: calls } = message;
+  return {
+    ...message,
+    content: Array.isArray(content) ? content.map(text).join("\n") : role === "assistant" ? (content ?? "") : content,
+    ...(Array.isArray(calls) && { tool_calls: calls.map(withData) }),
+  };
+}
+
+function text(part: { type?: unknown; text?: unknown } | null): string {
+  if (part?.type === "text" && typeof part.text === "string") return part.text;
+  throw new StarlingError("request", `a part of content is ${JSON.stringify(part?.type)}, expected "text" with a text`);
+}
+
+function withData(call: { function?: { arguments?: unknown } } | null): unknown {
+  const said = call?.function?.arguments;
+  if (typeof said !== "string") return call;
+  try {
+    return { ...call, function: { ...call!.function, arguments: JSON.parse(said) } };
+  } catch {
+    return call;
+  }
 }
 
 function reason(finish: Completion["finishReason"]): "stop" | "length" {
@@ -179,6 +246,12 @@ function logprob(token: Token): ChatLogprob {
   return { token: token.text, logprob: token.logprob ?? 0, bytes: bytes(token.text), top_logprobs: top };
 }
 
+/** Stops those that have not ended. */
+function giveUp(generations: Generation[]): void {
+  const reason = new DOMException("nobody reads the answer any more", "AbortError");
+  for (const generation of generations) generation.fail(reason);
+}
+
 async function* chunks(
   generations: Generation[],
   head: Pick<ChatCompletionChunk, "id" | "object" | "created" | "model">,
@@ -189,23 +262,32 @@ async function* chunks(
     choices: [choice],
     ...(includeUsage && { usage: null }),
   });
-  // whichever has a token next
   const streams = generations.map((generation) => generation.tokens());
   const next = async (index: number) => ({ index, piece: await streams[index]!.next() });
-  const waiting = new Map(streams.map((_, index) => [index, next(index)]));
+  const open = new Set(streams.keys());
+  const waiting = new Map<number, ReturnType<typeof next>>();
   try {
-    for (const index of streams.keys()) {
+    for (const index of open) {
       yield chunk({ index, delta: { role: "assistant", content: "" }, logprobs: null, finish_reason: null });
     }
-    while (waiting.size > 0) {
+    while (open.size > 0) {
+      // asked only now: nobody would see what becomes of it if the caller left at a `yield`
+      for (const index of open) if (!waiting.has(index)) waiting.set(index, next(index));
+      // whichever has a token next
       const { index, piece } = await Promise.race(waiting.values());
+      waiting.delete(index);
       if (piece.done) {
-        waiting.delete(index);
-        const { finishReason } = await generations[index]!.result;
-        yield chunk({ index, delta: {}, logprobs: null, finish_reason: reason(finishReason) });
+        open.delete(index);
+        const { finishReason, receipt } = await generations[index]!.result;
+        yield chunk({
+          index,
+          delta: {},
+          logprobs: null,
+          finish_reason: reason(finishReason),
+          ...(receipt !== undefined && { receipt }),
+        });
         continue;
       }
-      waiting.set(index, next(index));
       const { value: token } = piece;
       const logprobs = token.logprob === undefined ? null : { content: [logprob(token)] };
       if (token.text !== "" || logprobs)
@@ -215,6 +297,6 @@ async function* chunks(
       yield { ...head, choices: [], usage: usage(await Promise.all(generations.map(({ result }) => result))) };
     }
   } finally {
-    for (const stream of streams) void stream.return();
+    giveUp(generations);
   }
 }

@@ -11,6 +11,13 @@ const lastN = (n: number | undefined) => (n === -1 ? ALL_TOKENS : n);
 /** What a request continues. */
 export type Prompt = { prompt: string } | { ids: number[] } | { chat: unknown };
 
+/**
+ * JSON of a value. Half a surrogate pair, which UTF-8 cannot say, becomes U+FFFD, as `TextEncoder` has it: JSON.stringify
+ * escapes it, and nothing else that begins with those letters.
+ */
+export const json = (value: unknown) =>
+  JSON.stringify(value).replace(/\\(ud[89a-f]..|.)/g, (escape, what: string) => (what.length > 1 ? "\ufffd" : escape));
+
 /** A request in JSON. `breakers` are the tokens of DRY's. */
 export function requestJson(prompt: Prompt, options: GenerateOptions, breakers: number[][]): string {
   const { stop } = options;
@@ -26,7 +33,7 @@ export function requestJson(prompt: Prompt, options: GenerateOptions, breakers: 
     receipt: options.receipt,
   };
   // the seed has 64 bits, more than a number holds; sampling comes first, so this is the only place it can be
-  return JSON.stringify(request).replace('"seed":"@"', `"seed":${seed(options.seed)}`);
+  return json(request).replace('"seed":"@"', `"seed":${seed(options.seed)}`);
 }
 
 function seed(seed: number | bigint = 0): string {
