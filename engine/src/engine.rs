@@ -225,12 +225,12 @@ impl Engine {
         Ok((pages, Some(ring)))
     }
 
-    /// Pages for `n_tokens`, those of `known` tokens from the cache, and beside them one for each request at work, so that
-    /// it does not come only to be preempted.
+    /// Pages for `n_tokens`, those of `known` tokens from the cache, and beside them one for each request that may need
+    /// more than it has, so that this one does not come only to be preempted.
     fn room(&mut self, known: &[u32], n_tokens: usize, salt: u64) -> Result<SeqPages, RequestError> {
-        let at_work = self.active.iter().filter(|a| !a.is_preempted()).count();
+        let growing = self.active.iter().filter(|a| a.may_grow()).count();
         let mut pages = self.arena.acquire(known, salt);
-        let needed = n_tokens.div_ceil(PAGE) - pages.pages.len() + at_work;
+        let needed = n_tokens.div_ceil(PAGE) - pages.pages.len() + growing;
         let free = self.arena.available_pages();
         let has_room = if needed <= free {
             self.arena.extend(&mut pages, n_tokens)
@@ -470,6 +470,12 @@ impl Active {
     /// Whether it gave up its pages.
     fn is_preempted(&self) -> bool {
         self.pages.pages.is_empty()
+    }
+
+    /// Whether it may need more pages than it has now.
+    fn may_grow(&self) -> bool {
+        // the last token is not computed
+        !self.is_preempted() && self.ring.is_none() && (self.limit - 1).div_ceil(PAGE) > self.pages.pages.len()
     }
 
     /// Tokens that are known and can be computed.

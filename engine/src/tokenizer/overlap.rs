@@ -31,7 +31,10 @@ impl Tokenizer {
                 }
             }
         }
-        all.dedup();
+        // a character that no token has whole
+        if all.is_empty() {
+            all.push(self.encode(text, EncodeOptions::default()));
+        }
         all
     }
 }

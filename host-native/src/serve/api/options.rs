@@ -373,12 +373,7 @@ impl Options {
         Ok(Some(fits.min(most.unwrap_or(usize::MAX)).min(default.unwrap_or(usize::MAX))))
     }
 
-    fn sampling(
-        &self,
-        tokenizer: &Tokenizer,
-        logprobs: Logprobs,
-        seed: u64,
-    ) -> Result<SamplingOptions, ApiError> {
+    fn sampling(&self, tokenizer: &Tokenizer, logprobs: Logprobs, seed: u64) -> Result<SamplingOptions, ApiError> {
         let within = |name: &'static str, value: Option<f32>, low: f32, high: f32, default: f32| match value {
             Some(x) if !(low..=high).contains(&x) => {
                 Err(ApiError::param(name, format!("{name} is {x}, expected a number from {low} to {high}")))
