@@ -165,6 +165,11 @@ impl Model {
         self.0.detokenize(ids).map(|b| String::from_utf8_lossy(&b).into_owned()).map_err(js)
     }
 
+    /// The bytes a token stands for.
+    pub fn piece(&self, id: u32) -> Vec<u8> {
+        self.0.piece(id).into()
+    }
+
     /// Bytes of the weights, and of keys and values, as JSON.
     pub fn memory(&self) -> String {
         json(&self.0.memory())

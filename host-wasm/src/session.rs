@@ -362,6 +362,11 @@ impl Session {
         Ok(self.model.tokenizer.decode(ids, DecodeOptions { skip_special: false }))
     }
 
+    /// The bytes a token stands for; none if there is no such token.
+    pub fn piece(&self, id: u32) -> &[u8] {
+        self.model.tokenizer.piece(id).unwrap_or_default()
+    }
+
     /// Replays the answer of a receipt, a JSON object.
     ///
     /// # Errors

@@ -109,17 +109,18 @@ test("OpenAI's form has the answer of the server to the same body", () =>
       { ...base, repetition_penalty: 1.5, top_k: -1 },
       { ...base, repeat_penalty: 1.5, temperature: 0, n: 2, stop_token_ids: [262] },
       { ...base, max_tokens: null, max_completion_tokens: 80, ignore_eos: null, response_format: null },
-      ...Array.from({ length: 10 }, () => ({ ...request().body, ...base, prompt: undefined, logprobs: true })),
+      ...Array.from({ length: 10 }, () => ({ ...request().body, ...base, prompt: undefined, logprobs: true, top_logprobs: 2 })),
     ];
     const got = await page.evaluate(
       (all) => Promise.all(all.map((body) => model.chat.completions.create(body))),
       bodies,
     );
+    const rounded = ({ token, bytes, logprob }) => ({ token, bytes, logprob: Math.fround(logprob) });
     const seen = ({ choices, usage }) => ({
       choices: choices.map(({ message, finish_reason, logprobs }) => ({
         content: message.content,
         finish_reason,
-        logprobs: logprobs?.content.map(({ logprob }) => Math.fround(logprob)),
+        logprobs: logprobs?.content.map(({ top_logprobs, ...token }) => [token, ...top_logprobs].map(rounded)),
       })),
       // not what was in the cache
       usage: [usage.prompt_tokens, usage.completion_tokens, usage.total_tokens],

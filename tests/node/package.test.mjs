@@ -45,9 +45,10 @@ test("pieces are the text, tokens are its tokens", async () => {
 
 test("log-probabilities", async () => {
   const { tokens } = await model.generate("Once", { maxTokens: 5, temperature: 0, logprobs: 3 }).result;
-  for (const { id, logprob, top, text } of tokens) {
+  for (const { id, logprob, top, text, bytes } of tokens) {
     assert.equal(top.length, 3);
-    assert.deepEqual([top[0].id, top[0].logprob, top[0].text], [id, logprob, text]);
+    assert.deepEqual(top[0], { id, logprob, text, bytes });
+    assert.deepEqual(bytes, [...new TextEncoder().encode(text)]);
     assert.ok(logprob <= 0 && top[1].logprob <= logprob);
   }
   const [plain] = (await model.generate("Once", { maxTokens: 1 }).result).tokens;

@@ -4,6 +4,7 @@
 import { StarlingError, toWire } from "./errors.js";
 import { type Loaded, guarded, isDead, loadModel, type LoadRequest } from "./load.js";
 import type { CoreEvent } from "./protocol.js";
+import { lossy } from "./request.js";
 import type { Model } from "../wasm/starling.js";
 import type { MemoryReport, ModelInfo, Progress, Verification } from "./types.js";
 
@@ -166,14 +167,14 @@ export class Core {
         active.prompt = event.n_prompt - event.n_cached;
         return { type: "prefilled", job, promptTokens: event.n_prompt, cachedTokens: event.n_cached };
       case "token": {
-        const top = event.top.map(([id, logprob]) => ({ id, logprob, text: this.detokenize([id]) }));
+        const top = event.top.map(([id, logprob]) => ({ id, logprob, ...this.#piece(id) }));
         return {
           type: "token",
           job,
           token: {
             id: event.token,
             text: event.text,
-            ...(event.logprob !== null && { logprob: event.logprob }),
+            ...(event.logprob !== null && { logprob: event.logprob, bytes: this.#piece(event.token).bytes }),
             ...(top.length > 0 && { top }),
           },
         };
@@ -207,6 +208,12 @@ export class Core {
         };
       }
     }
+  }
+
+  /** What a token stands for. */
+  #piece(id: number): { text: string; bytes: number[] } {
+    const bytes = this.#call((m) => m.piece(id));
+    return { text: lossy.decode(bytes), bytes: Array.from(bytes) };
   }
 
   tokenize(text: string, addSpecial: boolean, parseSpecial: boolean): { ids: number[]; offsets: [number, number][] } {

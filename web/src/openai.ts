@@ -2,6 +2,7 @@
 
 import { StarlingError } from "./errors.js";
 import type { Generation } from "./generation.js";
+import { lossy } from "./request.js";
 import type { ChatMessage, Completion, GenerateOptions, TemplateOptions, Token } from "./types.js";
 
 /**
@@ -239,11 +240,11 @@ function usage(results: Completion[]): CompletionUsage {
   };
 }
 
-const bytes = (text: string) => Array.from(new TextEncoder().encode(text));
-
+/** A token by what it stands for, not by the text that has become certain with it. */
 function logprob(token: Token): ChatLogprob {
-  const top = (token.top ?? []).map(({ text, logprob }) => ({ token: text, logprob, bytes: bytes(text) }));
-  return { token: token.text, logprob: token.logprob ?? 0, bytes: bytes(token.text), top_logprobs: top };
+  const { logprob = 0, bytes = [] } = token;
+  const top = (token.top ?? []).map(({ text, bytes, logprob }) => ({ token: text, logprob, bytes }));
+  return { token: lossy.decode(Uint8Array.from(bytes)), logprob, bytes, top_logprobs: top };
 }
 
 /** Stops those that have not ended. */

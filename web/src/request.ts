@@ -18,6 +18,9 @@ export type Prompt = { prompt: string } | { ids: number[] } | { chat: unknown };
 export const json = (value: unknown) =>
   JSON.stringify(value).replace(/\\(ud[89a-f]..|.)/g, (escape, what: string) => (what.length > 1 ? "\ufffd" : escape));
 
+/** Text of bytes that may be a part of a character: U+FFFD for what is none. */
+export const lossy = new TextDecoder("utf-8", { ignoreBOM: true });
+
 /** A request in JSON. `breakers` are the tokens of DRY's. */
 export function requestJson(prompt: Prompt, options: GenerateOptions, breakers: number[][]): string {
   const { stop } = options;

@@ -183,8 +183,10 @@ export interface Token {
   text: string;
   /** Natural logarithm of its probability, if asked for. */
   logprob?: number;
+  /** The bytes it stands for, if its probability is asked for: it may be a part of a character. */
+  bytes?: number[];
   /** The most probable tokens, if asked for. */
-  top?: { id: number; text: string; logprob: number }[];
+  top?: { id: number; text: string; bytes: number[]; logprob: number }[];
 }
 
 /** A complete answer. */
