@@ -78,7 +78,35 @@ test("every kind of source loads", async () => {
     texts,
     texts.map(() => expected),
   );
-  assert.equal((await attempt(`${TINY}?nolength`)).text, expected);
+});
+
+test("a file whose length nobody says has progress, a tag, and is resumed like any other", async () => {
+  // asked by range, all but one say it
+  for (const [faults, told] of [
+    ["nolength", true],
+    ["gzip", true],
+    ["gzip&norange", true],
+    ["nolength&norange", false],
+  ]) {
+    const url = `${TINY}?${faults}&slow=5`;
+    const { text, progress, ...r } = await attempt(url);
+    assert.equal(text, expected, `${faults} ${JSON.stringify(r)}`);
+    assert.equal(r.from, "network", faults);
+    const before = progress.filter((p) => p.total === Infinity);
+    assert.equal(before.length > 2, !told, faults);
+    assert.ok(before.every((p) => p.rate > 0 && p.remaining === Infinity));
+    const { loaded, total, remaining } = progress.at(-1);
+    assert.deepEqual([loaded, total, remaining], [bytes.length, bytes.length, 0], faults);
+    assert.equal((await attempt(url, { cache: "revalidate" })).from, "cache", faults);
+  }
+  for (const faults of ["nolength", "gzip"])
+    assert.equal((await attempt(`${TINY}?${faults}&drop=1000000`)).text, expected, faults);
+  const broken = await attempt(`${TINY}?nolength&norange&drop=1000000`);
+  assert.equal(broken.code, "network");
+  assert.match(broken.message, /gguf.* broke after \d+ bytes/);
+  const cached = await cache();
+  assert.equal(cached.length, 6, "what broke is not cached");
+  assert.ok(cached.every(({ tag, size }) => tag && size === bytes.length));
 });
 
 test("a cut connection is resumed by range, or from the start where there are no ranges", async () => {

@@ -5,6 +5,8 @@ import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
 
 import { Starling, StarlingError } from "../../web/dist/index.js";
+import { fits } from "../../web/dist/load.js";
+import { streamFile } from "../../web/dist/source.js";
 import { split } from "./split.mjs";
 
 const fixture = (name) => new URL(`../../fixtures/${name}`, import.meta.url);
@@ -261,6 +263,28 @@ test("sources that are not there, and models that are too large", async () => {
   await assert.rejects(Starling.load(stream, { size: 2 ** 33 }), code("memory"));
   const reason = new Error("enough");
   await assert.rejects(Starling.load(TINY, { signal: AbortSignal.abort(reason) }), (e) => e === reason);
+});
+
+test("a stream of no known length is told of, and ends where it becomes too large", async () => {
+  const progress = [];
+  const pieces = new Blob([await readFile(TINY)]).stream();
+  const other = await Starling.load(pieces, { onProgress: (p) => progress.push(p) });
+  other.dispose();
+  assert.equal(progress.at(-1).loaded, progress.at(-1).total);
+
+  let cancelled = false;
+  const endless = new ReadableStream({
+    pull: (c) => c.enqueue(new Uint8Array(1 << 20)),
+    // a source that never says that it has stopped
+    cancel: () => new Promise(() => (cancelled = true)),
+  });
+  let bytes = 3.6e9 - 5e6;
+  const count = (more) => fits((bytes += more), true);
+  await assert.rejects(
+    streamFile(endless, undefined, undefined, count),
+    (e) => code("memory")(e) && /at least 36\d+ bytes/.test(e.message),
+  );
+  assert.ok(cancelled);
 });
 
 test("a disposed model says so", async () => {

@@ -1,6 +1,7 @@
 // Downloaded files kept in the browser: in the origin private file system, else in the Cache API.
 
 import { StarlingError } from "./errors.js";
+import { Pieces } from "./source.js";
 
 /** A file in the cache. */
 export interface CacheEntry {
@@ -143,23 +144,16 @@ class CacheApi implements Store {
   }
 
   async writer(url: string): Promise<CacheWriter> {
-    // the browser may keep blobs on disk: pieces are collected, and put when the file is complete
-    let blob = new Blob([]);
-    let pieces: Uint8Array<ArrayBuffer>[] = [];
+    // put when the file is complete
+    let pieces = new Pieces();
     return {
-      write: async (bytes) => {
-        pieces.push(bytes);
-        if (pieces.length === 64) {
-          blob = new Blob([blob, ...pieces]);
-          pieces = [];
-        }
-      },
+      write: async (bytes) => pieces.add(bytes),
       commit: async (entry) => {
         const headers = { "x-entry": encodeURIComponent(JSON.stringify(entry)) };
-        await this.cache.put(await this.#at(url), new Response(new Blob([blob, ...pieces]), { headers }));
+        await this.cache.put(await this.#at(url), new Response(pieces.blob(), { headers }));
       },
       abort: async () => {
-        [blob, pieces] = [new Blob([]), []];
+        pieces = new Pieces();
       },
     };
   }

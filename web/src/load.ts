@@ -5,7 +5,7 @@ import { type CacheWriter, cacheWriter, cached, modelCache } from "./cache.js";
 import { type ErrorCode, StarlingError } from "./errors.js";
 import type { Isa } from "./features.js";
 import { beginRace, fasterIsa } from "./race.js";
-import { type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
+import { type Count, type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
 import { type Face, Helpers, faceOf } from "./threads.js";
 import type { LoadOptions, Progress } from "./types.js";
 
@@ -31,6 +31,15 @@ export interface LoadRequest {
 
 /** Bytes of weights that fit a module's 4 GiB beside keys, values and working memory. */
 const MOST_BYTES = 3.6e9;
+
+/** Refuses a model of so many bytes, or of more if they are yet to come, if it is too large. */
+export function fits(bytes: number, more = false): void {
+  if (bytes <= MOST_BYTES) return;
+  throw new StarlingError(
+    "memory",
+    `the model has ${more ? "at least " : ""}${bytes} bytes; a WebAssembly module has room for weights of about ${MOST_BYTES} at most`,
+  );
+}
 
 /** A model, and what it runs on. */
 export interface Loaded {
@@ -63,19 +72,24 @@ export async function loadModel(
   let places: Place[] = [];
   try {
     const isChoice = options.isa === undefined && guarded(() => beginRace(face));
-    for (const part of options.parts) places.push(await locate(part, options, signal));
-    const total = places.reduce((sum, { file }) => sum + file.size, 0);
-    if (total > MOST_BYTES) {
-      throw new StarlingError(
-        "memory",
-        `the model has ${total} bytes; a WebAssembly module has room for weights of about ${MOST_BYTES} at most`,
-      );
+    const meter = new Meter(onProgress);
+    let total = 0;
+    for (const part of options.parts) {
+      let bytes = 0;
+      const count = (more: number) => {
+        fits(total + (bytes += more), true);
+        meter.add("url" in part ? "network" : "local", more);
+      };
+      const place = await locate(part, options, signal, count);
+      places.push(place);
+      total += place.file.size;
     }
+    fits(total);
+    meter.expect(total);
     for (const [part, { file, url }] of places.entries()) {
       const writer = url === undefined ? undefined : await cacheWriter(url, file.size);
       if (writer) writers.push({ writer, url: url!, file, part });
     }
-    const meter = new Meter(total, onProgress);
     const taken = places.map(() => 0);
     const take = async (part: number, until: "directory" | "end") => {
       const { file, from } = places[part]!;
@@ -85,7 +99,7 @@ export async function loadModel(
         taken[part]! += bytes.length;
         await writers.find((w) => w.part === part)?.writer.write(bytes);
         const known = guarded(() => loader!.feed(part, bytes));
-        meter.add(from, bytes.length);
+        if (!file.counted) meter.add(from, bytes.length);
         if (known && until === "directory") return;
       }
     };
@@ -166,8 +180,9 @@ interface Place {
   url?: string;
 }
 
-async function locate(part: Part, options: LoadRequest, signal: AbortSignal | undefined): Promise<Place> {
-  if (!("url" in part) || part.url.startsWith("file:")) return { file: await openPart(part, signal), from: "local" };
+async function locate(part: Part, options: LoadRequest, signal: AbortSignal | undefined, count: Count): Promise<Place> {
+  if (!("url" in part) || part.url.startsWith("file:"))
+    return { file: await openPart(part, signal, count), from: "local" };
   const { url } = part;
   const hit = options.cache === "reuse" || options.cache === "revalidate" ? await cached(url) : undefined;
   if (hit) {
@@ -175,13 +190,14 @@ async function locate(part: Part, options: LoadRequest, signal: AbortSignal | un
     const same = !remote || (remote.tag === hit.entry.tag && (remote.size ?? hit.entry.size) === hit.entry.size);
     if (same) return { file: blobFile(hit.blob, url), from: "cache" };
   }
-  const file = await openPart(part, signal, options.parts.length === 1);
+  const file = await openPart(part, signal, count, options.parts.length === 1);
   return { file, from: "network", ...(options.cache !== "none" && { url }) };
 }
 
 /** Counts bytes, and reports ten times a second at most. */
 class Meter {
-  #total: number;
+  /** Until all lengths are known there is no telling. */
+  #total = Infinity;
   #report: (progress: Progress) => void;
   #loaded = 0;
   #from: Progress["from"] = "local";
@@ -189,9 +205,14 @@ class Meter {
   #last = performance.now();
   #lastLoaded = 0;
 
-  constructor(total: number, report: (progress: Progress) => void) {
-    this.#total = total;
+  constructor(report: (progress: Progress) => void) {
     this.#report = report;
+  }
+
+  /** So many bytes in all; the next of them begin to come. */
+  expect(total: number): void {
+    this.#total = total;
+    [this.#last, this.#lastLoaded] = [performance.now(), this.#loaded];
   }
 
   add(from: Progress["from"], bytes: number): void {

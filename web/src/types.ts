@@ -8,11 +8,11 @@ export interface Progress {
   from: "network" | "cache" | "local";
   /** Bytes so far, of all files. */
   loaded: number;
-  /** Bytes of all files. */
+  /** Bytes of all files; `Infinity` while that is not known, as a server or a stream does not say. */
   total: number;
   /** Bytes a second, lately. */
   rate: number;
-  /** Seconds left at that rate. */
+  /** Seconds left at that rate; `Infinity` where the total is. */
   remaining: number;
 }
 
