@@ -8,6 +8,8 @@ import { after, before, beforeEach, test } from "node:test";
 import { TINY, blank, open } from "./browser.mjs";
 
 const bytes = await readFile(new URL(`../..${TINY}`, import.meta.url));
+/** A smaller model. */
+const REFERENCE = "/fixtures/reference/gemma-mqa-f16.gguf";
 const sha256 = createHash("sha256").update(bytes).digest("hex");
 
 let b;
@@ -154,6 +156,18 @@ test("revalidation fetches what has changed, and only that", async () => {
   await page.route(/tagged\.gguf/, (route) => route.abort());
   assert.equal((await attempt("/tagged.gguf", { cache: "revalidate" })).from, "cache", "without network");
   await page.unroute(/tagged\.gguf/);
+});
+
+test("what the browser itself has kept is not taken for what the server has", async () => {
+  const url = `${REFERENCE}?keep`;
+  for (const how of ["reuse", "revalidate", "reload"]) {
+    b.server.version += 1;
+    // so that there is an older answer to take
+    await page.evaluate(async (url) => (await fetch(url)).arrayBuffer(), url);
+    b.server.version += 1;
+    await page.evaluate(async ([url, cache]) => (await Starling.load(url, { cache })).dispose(), [url, how]);
+    assert.equal((await cache())[0].tag, `"${b.server.version}"`, how);
+  }
 });
 
 test("the Cache API serves where there is no file system", async () => {

@@ -22,7 +22,7 @@ const types = {
  * Serves `directory`. `requests` lists what was asked for, as "METHOD path range". Parameters of a URL are faults:
  * `drop=N` cuts the connection after N bytes of every answer, `slow=MS` waits between pieces, `html` sends a page,
  * `truncate=N` sends a shorter file, `norange` ignores ranges, `nolength` sends no length, `gzip` compresses where no range
- * is asked for, `tag=T` is the ETag.
+ * is asked for, `tag=T` is the ETag, `keep` lets browsers keep the answer, with `server.version` as the ETag.
  */
 export async function serve(directory = root, headers = {}) {
   const requests = [];
@@ -40,12 +40,13 @@ export async function serve(directory = root, headers = {}) {
     const range = ask.has("norange") ? null : /^bytes=(\d+)-$/.exec(request.headers.range ?? "");
     const from = range ? Number(range[1]) : 0;
     const packed = ask.has("gzip") && !range && /gzip/.test(request.headers["accept-encoding"]);
-    const tag = `"${ask.get("tag") ?? found.mtimeMs}"`;
+    const keep = ask.has("keep");
+    const tag = `"${keep ? served.version : (ask.get("tag") ?? found.mtimeMs)}"`;
     response.writeHead(range ? 206 : 200, {
       "content-type": types[extname(file)] ?? "application/octet-stream",
       "accept-ranges": "bytes",
       etag: packed ? `W/${tag}` : tag,
-      "cache-control": "no-store",
+      "cache-control": keep ? "max-age=3600" : "no-store",
       ...(packed ? { "content-encoding": "gzip" } : !ask.has("nolength") && { "content-length": size - from }),
       ...(range && { "content-range": `bytes ${from}-${size - 1}/${size}` }),
       ...headers,
@@ -73,5 +74,6 @@ export async function serve(directory = root, headers = {}) {
     server.closeAllConnections();
     return new Promise((resolve) => server.close(resolve));
   };
-  return { origin, requests, close };
+  const served = { origin, requests, close, version: 0 };
+  return served;
 }

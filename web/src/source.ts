@@ -185,6 +185,9 @@ export async function remoteTag(
   }
 }
 
+/** Past the browser's HTTP cache, which may have another version and would keep a second copy. Not all runtimes know this. */
+const FRESH: RequestInit = "cache" in Request.prototype ? { cache: "no-store" } : {};
+
 async function request(
   url: string,
   from: number,
@@ -193,7 +196,8 @@ async function request(
 ): Promise<Response> {
   let response;
   try {
-    response = await fetch(url, { headers: byRange ? { range: `bytes=${from}-` } : {}, signal: signal ?? null });
+    const headers: HeadersInit = byRange ? { range: `bytes=${from}-` } : {};
+    response = await fetch(url, { ...FRESH, headers, signal: signal ?? null });
   } catch (e) {
     signal?.throwIfAborted();
     throw new StarlingError("network", `${url}: ${(e as Error).message}`, { cause: e });
