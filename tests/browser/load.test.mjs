@@ -27,7 +27,7 @@ before(async () => {
         model.dispose();
         return { text, progress, from: progress.at(-1).from };
       } catch (e) {
-        return { error: e.name, code: e.code, message: e.message, progress };
+        return { error: e.name, code: e.code, message: e.message, cause: e.cause?.name, progress };
       }
     };
   });
@@ -211,7 +211,41 @@ test("what is wrong has a code, and leaves nothing in the cache", async () => {
     assert.match(r.message, message);
     assert.deepEqual(await cache(), [], `${source} is cached`);
   }
+  assert.equal((await attempt("/unreachable.gguf")).cause, "TypeError", "it crosses from the worker");
   assert.equal((await attempt(TINY, { sha256: sha256.toUpperCase() })).text, expected);
+});
+
+test("a module that does not come, or is none, has a code and its URL", async () => {
+  for (const [wasm, message, cause] of [
+    ["/web/demo/index.html", /index\.html is no WebAssembly module/, "CompileError"],
+    ["/LICENSE-MIT", /LICENSE-MIT is no WebAssembly module/, "CompileError"],
+    ["/web/wasm/simd128.wasm?drop=100000", /simd128\.wasm\?drop/, "TypeError"],
+    ["/nothing.wasm", /nothing\.wasm: 404/, undefined],
+    ["/unreachable.wasm", /unreachable\.wasm: /, "TypeError"],
+  ]) {
+    const r = await attempt(TINY, { wasm });
+    assert.deepEqual([r.error, r.code, r.cause], ["StarlingError", "network", cause], `${wasm} ${JSON.stringify(r)}`);
+    assert.match(r.message, message);
+  }
+  const old = await b.page("/tests/browser/blank.html");
+  await old.waitForFunction(() => globalThis.Starling);
+  const codes = await old.evaluate(async (url) => {
+    const validate = WebAssembly.validate;
+    // an engine without relaxed SIMD
+    WebAssembly.validate = (bytes) => !bytes.toString().includes("253,128,2") && validate(bytes);
+    const said = (options) => Starling.load(url, options).catch(({ code, message }) => [code, message]);
+    const codes = [await said({ isa: "relaxed-simd" }), await said({ isa: "relaxed-i16" })];
+    WebAssembly.validate = validate;
+    delete globalThis.Worker;
+    return [...codes, await said({})];
+  }, TINY);
+  assert.deepEqual(
+    codes.map(([code]) => code),
+    ["unsupported", "unsupported", "unsupported"],
+  );
+  assert.match(codes[1][1], /relaxed-i16/);
+  assert.match(codes[2][1], /no workers/);
+  await old.close();
 });
 
 test("a full disk is a quota error", async () => {

@@ -255,12 +255,19 @@ test("embeddings", async () => {
   embedder.dispose();
 });
 
-test("sources that are not there, and models that are too large", async () => {
+test("sources and modules that are not there or wrong, and models that are too large", async () => {
   await assert.rejects(Starling.load(new URL("file:///nothing.gguf")), code("network"));
   await assert.rejects(Starling.load("nothing.gguf"), code("request"));
   await assert.rejects(Starling.load(new Blob(["<!doctype html>"])), code("model"));
   const stream = new ReadableStream({ pull: (c) => c.enqueue(new Uint8Array(10)) });
   await assert.rejects(Starling.load(stream, { size: 2 ** 33 }), code("memory"));
+  await assert.rejects(Starling.load(TINY, { worker: true }), code("unsupported"));
+  await assert.rejects(Starling.load(TINY, { wasm: new Uint8Array(8) }), code("request"));
+  await assert.rejects(Starling.load(TINY, { wasm: "relative.wasm" }), code("request"));
+  await assert.rejects(
+    Starling.load(TINY, { wasm: Uint8Array.of(0, 97, 115, 109, 9, 0, 0, 0) }),
+    (e) => code("unsupported")(e) && e.cause instanceof WebAssembly.CompileError,
+  );
   const reason = new Error("enough");
   await assert.rejects(Starling.load(TINY, { signal: AbortSignal.abort(reason) }), (e) => e === reason);
 });

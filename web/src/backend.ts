@@ -4,6 +4,7 @@ import { Core } from "./core.js";
 import { StarlingError, type WireError, fromWire, toWire } from "./errors.js";
 import type { LoadRequest } from "./load.js";
 import type { Backend, CoreEvent, FromWorker, Method, ToWorker } from "./protocol.js";
+import { startWorker } from "./script.js";
 import type { ModelInfo, Progress } from "./types.js";
 
 export interface BackendOptions {
@@ -32,7 +33,10 @@ export async function inline({ core, onProgress, signal, emit }: BackendOptions)
 export async function inWorker(options: BackendOptions): Promise<Backend> {
   options.signal?.throwIfAborted();
   // bundlers look for exactly this form
-  const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  const worker = startWorker(
+    "worker.js",
+    () => new Worker(new URL("./worker.js", import.meta.url), { type: "module" }),
+  );
   try {
     return await new WorkerBackend(worker, options).load(options);
   } catch (e) {
@@ -125,12 +129,12 @@ class WorkerBackend implements Backend {
   }
 
   /** Nothing more can be asked of a worker whose module has crashed. */
-  #endIfCrashed({ code, message }: WireError): void {
-    if (code === "crashed" && !this.#gone) this.#end(new StarlingError(code, message), SETTLE);
+  #endIfCrashed(error: WireError): void {
+    if (error.code === "crashed" && !this.#gone) this.#end(fromWire(error), SETTLE);
   }
 
   /** Nothing more comes from the worker; it has so many milliseconds left. */
-  #end(error: StarlingError, left = 0): void {
+  #end(error: Error, left = 0): void {
     if (left > 0) setTimeout(() => this.#worker.terminate(), left);
     else if (!this.#gone) this.#worker.terminate();
     this.#gone = error;

@@ -1,7 +1,7 @@
 // Where models come from: every source becomes files of known length that can be opened at any byte.
 
 import { StarlingError } from "./errors.js";
-import { localFile } from "./features.js";
+import { absolute, localFile } from "./features.js";
 import { pause, unlessAborted } from "./signal.js";
 
 /**
@@ -28,23 +28,18 @@ export type Part =
 export function parts(source: Source, size: number | undefined): Part[] {
   if (Array.isArray(source)) {
     if (source.length === 0) throw new StarlingError("request", "the list of files is empty");
-    return source.map((s) => (s instanceof Blob ? { blob: s } : { url: absolute(s) }));
+    return source.map((s) => (s instanceof Blob ? { blob: s } : { url: address(s) }));
   }
   if (source instanceof Blob) return [{ blob: source }];
   if (source instanceof ArrayBuffer) return [{ bytes: new Uint8Array(source) }];
   if (source instanceof Uint8Array) return [{ bytes: source }];
   if (source instanceof ReadableStream) return [{ stream: source, size }];
-  return shards(absolute(source)).map((url) => ({ url }));
+  return shards(address(source)).map((url) => ({ url }));
 }
 
-function absolute(url: string | URL): string {
+function address(url: string | URL): string {
   const hub = /^hf:([^/]+)\/([^/]+)\/(.+)$/.exec(String(url));
-  if (hub) return `https://huggingface.co/${hub[1]}/${hub[2]}/resolve/main/${hub[3]}`;
-  try {
-    return new URL(url, globalThis.document?.baseURI ?? globalThis.location?.href).href;
-  } catch (e) {
-    throw new StarlingError("request", `${url} is not a URL`, { cause: e });
-  }
+  return hub ? `https://huggingface.co/${hub[1]}/${hub[2]}/resolve/main/${hub[3]}` : absolute(url).href;
 }
 
 /** All parts of a split model, of which the first is given. */
