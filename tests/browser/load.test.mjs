@@ -278,6 +278,68 @@ test("an aborted download stops, and leaves nothing", async () => {
   assert.deepEqual(await cache(), []);
 });
 
+test("an abort is heard at every stage of loading", async () => {
+  const target = await blank(b);
+  const run = (f) =>
+    target.evaluate(
+      async ([url, f]) => {
+        globalThis.cancelled = 0;
+        // one that never says more
+        const stream = () => new ReadableStream({ cancel: () => void (cancelled += 1) });
+        const began = performance.now();
+        const load = (source, options) =>
+          Starling.load(source, { signal: AbortSignal.timeout(100), ...options }).then(
+            (model) => model.dispose(),
+            (e) => e.name,
+          );
+        const name = await eval(f)(load, stream, url);
+        return { name, ms: performance.now() - began, cancelled };
+      },
+      [TINY, String(f)],
+    );
+  const soon = (r, name, cancelled) => {
+    assert.deepEqual([r.name, r.cancelled], [name, cancelled]);
+    assert.ok(r.ms < 1500, `${r.ms} ms`);
+  };
+  soon(await run((load, _, url) => load(url, { wasm: "/web/wasm/simd128.wasm?slow=200" })), "TimeoutError", 0);
+  soon(await run((load, stream) => load(stream(), { worker: false })), "TimeoutError", 1);
+  soon(await run((load, stream) => load(stream(), { worker: false, size: 1e6 })), "TimeoutError", 1);
+  soon(await run((load, stream) => load(stream())), "TimeoutError", 1);
+  // when the last byte was told of
+  for (const worker of [true, false]) {
+    await target.evaluate((worker) => (globalThis.worker = worker), worker);
+    const last = (load, _, url) => {
+      const abort = new AbortController();
+      const onProgress = ({ loaded, total }) => loaded === total && abort.abort();
+      return load(url, { signal: abort.signal, onProgress, worker });
+    };
+    await page.evaluate(() => Starling.cache.clear());
+    soon(await run(last), "AbortError", 0);
+  }
+  // inline; a worker may be done before it hears of it
+  assert.deepEqual(await cache(), []);
+  // where streams cannot be sent to workers
+  await target.evaluate(() => {
+    const { postMessage } = Worker.prototype;
+    Worker.prototype.postMessage = function (message, transfer) {
+      if (transfer?.length > 0) throw new DOMException("cannot be cloned", "DataCloneError");
+      postMessage.call(this, message);
+    };
+  });
+  soon(await run((load, stream) => load(stream(), { size: 1e6 })), "TimeoutError", 1);
+  assert.equal(
+    await target.evaluate(async (url) => {
+      const model = await Starling.load((await fetch(url)).body);
+      return (await model.generate("Once upon a time", { maxTokens: 8, temperature: 0 }).result).text;
+    }, TINY),
+    expected,
+  );
+  // errors that nobody caught would come late
+  await target.waitForTimeout(2500);
+  assert.equal(target.workers().length, 1, "workers are left");
+  await target.close();
+});
+
 test("an aborted answer stops within a token and makes room for the next", async () => {
   const r = await page.evaluate(async (url) => {
     const model = await Starling.load(url, { cache: "none" });

@@ -5,6 +5,7 @@ import { type CacheWriter, cacheWriter, cached, modelCache } from "./cache.js";
 import { type ErrorCode, StarlingError } from "./errors.js";
 import type { Isa } from "./features.js";
 import { beginRace, fasterIsa } from "./race.js";
+import { pause } from "./signal.js";
 import { type Count, type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
 import { type Face, Helpers, faceOf } from "./threads.js";
 import type { LoadOptions, Progress } from "./types.js";
@@ -33,12 +34,17 @@ export interface LoadRequest {
 const MOST_BYTES = 3.6e9;
 
 /** Refuses a model of so many bytes, or of more if they are yet to come, if it is too large. */
-export function fits(bytes: number, more = false): void {
+function fits(bytes: number, more = false): void {
   if (bytes <= MOST_BYTES) return;
   throw new StarlingError(
     "memory",
     `the model has ${more ? "at least " : ""}${bytes} bytes; a WebAssembly module has room for weights of about ${MOST_BYTES} at most`,
   );
+}
+
+/** Counts bytes of a file whose length is not known, after others of so many bytes, as far as they fit. */
+export function countFitting(bytes = 0): Count {
+  return (more) => fits((bytes += more), true);
 }
 
 /** A model, and what it runs on. */
@@ -75,9 +81,9 @@ export async function loadModel(
     const meter = new Meter(onProgress);
     let total = 0;
     for (const part of options.parts) {
-      let bytes = 0;
+      const fitting = countFitting(total);
       const count = (more: number) => {
-        fits(total + (bytes += more), true);
+        fitting(more);
         meter.add("url" in part ? "network" : "local", more);
       };
       const place = await locate(part, options, signal, count);
@@ -127,8 +133,11 @@ export async function loadModel(
     // what a build has beside its own must be named
     const session = { ...options.session, ...(isa === "relaxed-i16" && { isa }), threads: 1 + helpers.count };
     model = guarded(() => whole.open(JSON.stringify(session)));
+    // what was said meanwhile gets through
+    await pause(0, signal);
     for (const { writer, url, file, part } of writers) {
       await writer.commit({ url, size: file.size, tag: file.tag, sha256: sha256[part], stored: Date.now() });
+      signal?.throwIfAborted();
     }
     return { face, module, model, helpers };
   } catch (e) {

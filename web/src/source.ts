@@ -109,31 +109,36 @@ export class Pieces {
   }
 }
 
-/** A file whose length nobody says: all of it must be there before its first byte can be placed. */
-async function whole(file: SourceFile, signal: AbortSignal | undefined, count: Count): Promise<SourceFile> {
+/** All of a file. */
+async function collect(file: SourceFile, signal: AbortSignal | undefined, count: Count): Promise<Blob> {
   const pieces = new Pieces();
   for await (const bytes of read(file, 0, signal)) {
     count(bytes.length);
     pieces.add(bytes);
   }
-  return { ...blobFile(pieces.blob(), file.name), tag: file.tag, counted: true };
+  return pieces.blob();
 }
 
-/** A stream; without its size, it is read to its end. */
-export async function streamFile(
-  stream: ReadableStream<Uint8Array<ArrayBuffer>>,
-  size: number | undefined,
-  signal: AbortSignal | undefined,
-  count: Count,
-): Promise<SourceFile> {
+/** A file whose length nobody says: all of it must be there before its first byte can be placed. */
+async function whole(file: SourceFile, signal: AbortSignal | undefined, count: Count): Promise<SourceFile> {
+  return { ...blobFile(await collect(file, signal, count), file.name), tag: file.tag, counted: true };
+}
+
+type StreamPart = Extract<Part, { stream: unknown }>;
+
+function streamFile({ stream, size }: StreamPart): SourceFile {
   let opened = false;
   const open = async (from: number) => {
     if (opened || from !== 0) throw new StarlingError("network", "a stream cannot be read twice");
     opened = true;
     return stream;
   };
-  const file = { name: "stream", size: size ?? Infinity, tag: undefined, open, remote: false };
-  return size === undefined ? whole(file, signal, count) : file;
+  return { name: "stream", size: size ?? Infinity, tag: undefined, open, remote: false };
+}
+
+/** All of a stream, for what takes none. */
+export async function inBlob(part: StreamPart, signal: AbortSignal | undefined, count: Count): Promise<Part> {
+  return { blob: await collect(streamFile({ ...part, size: undefined }), signal, count) };
 }
 
 /** Opens a part that is not cached; with `now`, reading will start at once. */
@@ -145,7 +150,7 @@ export async function openPart(
 ): Promise<SourceFile> {
   if ("blob" in part) return blobFile(part.blob);
   if ("bytes" in part) return bytesFile(part.bytes);
-  if ("stream" in part) return streamFile(part.stream, part.size, signal, count);
+  if ("stream" in part) return part.size === undefined ? whole(streamFile(part), signal, count) : streamFile(part);
   const file = await localFile(new URL(part.url));
   return file ? blobFile(file, part.url) : remoteFile(part.url, signal, count, now);
 }

@@ -20,7 +20,7 @@ export interface Progress {
 export interface LoadOptions {
   /** Called while loading, ten times a second at most, and at the end. */
   onProgress?: (progress: Progress) => void;
-  /** Stops loading; nothing is left in the cache. */
+  /** Stops loading, at every stage; nothing is left in the cache, unless the file was complete already. */
   signal?: AbortSignal;
   /**
    * What the cache is for, where the source is a URL:
