@@ -5,6 +5,7 @@ import { createHash } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { after, before, beforeEach, test } from "node:test";
 
+import { split } from "../node/split.mjs";
 import { TINY, blank, open } from "./browser.mjs";
 
 const bytes = await readFile(new URL(`../..${TINY}`, import.meta.url));
@@ -168,6 +169,44 @@ test("what the browser itself has kept is not taken for what the server has", as
     await page.evaluate(async ([url, cache]) => (await Starling.load(url, { cache })).dispose(), [url, how]);
     assert.equal((await cache())[0].tag, `"${b.server.version}"`, how);
   }
+});
+
+test("what was given to load can be given to evict", async () => {
+  const body = split(bytes, 2).map(Buffer.from);
+  const context = { "access-control-allow-origin": "*" };
+  // one that may ask for other servers
+  const target = await b.browser.newPage();
+  await target.goto(`${b.server.origin}/tests/browser/blank.html`);
+  await target.waitForFunction(() => globalThis.Starling);
+  await target.evaluate(() =>
+    document.head.append(Object.assign(document.createElement("base"), { href: "/models/" })),
+  );
+  for (const i of [0, 1])
+    await target.route(new RegExp(`m-0000${i + 1}-of-00002`), (route) =>
+      route.fulfill({ body: body[i], headers: context }),
+    );
+  await target.route(/tiny\.gguf/, (route) => route.fulfill({ body: bytes, headers: context }));
+  const r = await target.evaluate(async () => {
+    const left = [];
+    for (const source of [
+      "tiny.gguf",
+      new URL("tiny.gguf", document.baseURI),
+      "hf:owner/repo/tiny.gguf",
+      "m-00001-of-00002.gguf",
+      ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"],
+    ]) {
+      (await Starling.load(source, { worker: false })).dispose();
+      const before = (await Starling.cache.list()).length;
+      const evicted = [await Starling.cache.evict(source), await Starling.cache.evict(source)];
+      left.push([before, ...evicted, (await Starling.cache.list()).length]);
+    }
+    return left;
+  });
+  assert.deepEqual(
+    r,
+    [1, 1, 1, 2, 2].map((n) => [n, true, false, 0]),
+  );
+  await target.close();
 });
 
 test("the Cache API serves where there is no file system", async () => {
@@ -441,6 +480,89 @@ test("two tabs load the same model at once", async () => {
   assert.deepEqual(await Promise.all([run(page), run(other)]), [expected, expected]);
   assert.equal((await cache()).length, 1);
   await other.close();
+});
+
+/** Names of the cache's files, without those where Chromium writes what is put in their place later. */
+const files = () =>
+  page.evaluate(async () => {
+    const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("starling-models");
+    return (await Array.fromAsync(directory.keys())).filter((name) => !name.endsWith(".crswap"));
+  });
+
+test("what a tab left that ended before its time goes, and not what another one is writing", async () => {
+  const leave = () =>
+    page.evaluate(async () => {
+      const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("starling-models");
+      for (const name of ["0".repeat(64) + ".gguf", "1".repeat(64) + ".json", "other"]) {
+        const stream = await (await directory.getFileHandle(name, { create: true })).createWritable();
+        await stream.write("left");
+        await stream.close();
+      }
+    });
+  await leave();
+  const loading = attempt(`${TINY}?slow=10`);
+  while (!(await files()).some((name) => !/^(0+\.gguf|1+\.json|other)$/.test(name))) await page.waitForTimeout(10);
+  assert.equal((await page.evaluate(() => Starling.cache.usage())).cached, 0);
+  assert.deepEqual(await cache(), []);
+  assert.equal((await files()).length, 2, "what is written stays, and what is none of the cache's");
+  await leave();
+  await page.evaluate(() => Starling.cache.clear());
+  assert.equal((await files()).length, 1, "what is written stays");
+  assert.equal((await loading).text, expected);
+  assert.equal((await cache()).length, 1);
+  assert.equal((await files()).length, 2);
+  await page.evaluate(() => Starling.cache.clear());
+  assert.deepEqual(await files(), []);
+});
+
+test("two tabs with two versions: the cache has one of them, and says which", async () => {
+  const other = await blank(b);
+  const version = bytes.indexOf("Starling Tiny");
+  for (const [i, target] of [page, other].entries()) {
+    const body = Buffer.from(bytes);
+    body[version] += i;
+    await target.route(/versions\.gguf/, (route) => route.fulfill({ body, headers: { etag: `"${i}"` } }));
+    // the first tab is slow between the data and what is said of it
+    await target.evaluate((slow) => {
+      const { createWritable } = FileSystemFileHandle.prototype;
+      FileSystemFileHandle.prototype.createWritable = async function () {
+        if (slow && this.name.endsWith(".json")) {
+          globalThis.between = true;
+          await new Promise((resolve) => setTimeout(resolve, 1000));
+        }
+        return createWritable.call(this);
+      };
+    }, i === 0);
+  }
+  const load = (target) =>
+    target.evaluate(async () => (await Starling.load("/versions.gguf", { worker: false, cache: "reload" })).dispose());
+  const first = load(page);
+  await page.waitForFunction(() => globalThis.between);
+  await Promise.all([first, load(other)]);
+  const [{ tag }] = await cache();
+  const name = await page.evaluate(async () => (await Starling.load("/versions.gguf", { worker: false })).info.name);
+  assert.equal(name, { '"0"': "Starling Tiny", '"1"': "Ttarling Tiny" }[tag]);
+  await Promise.all([page.unroute(/versions\.gguf/), other.close()]);
+  await page.reload();
+});
+
+test("a split model is cached whole or not at all", async () => {
+  const target = await blank(b);
+  const parts = split(bytes, 2).map(Buffer.from);
+  for (const i of [0, 1])
+    await target.route(new RegExp(`m-0000${i + 1}-of-00002`), (route) => route.fulfill({ body: parts[i] }));
+  const r = await target.evaluate(async () => {
+    const { createWritable } = FileSystemFileHandle.prototype;
+    let jsons = 0;
+    FileSystemFileHandle.prototype.createWritable = async function () {
+      if (this.name.endsWith(".json") && ++jsons === 2) throw new DOMException("full", "QuotaExceededError");
+      return createWritable.call(this);
+    };
+    return Starling.load("/m-00001-of-00002.gguf", { worker: false }).catch((e) => [e.code, e.cause.name]);
+  });
+  assert.deepEqual(r, ["quota", "QuotaExceededError"]);
+  assert.deepEqual(await files(), []);
+  await target.close();
 });
 
 test("loading and disposing a hundred times does not grow", async () => {

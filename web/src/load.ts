@@ -1,7 +1,7 @@
 // A model on its way: from its files or the cache into the module, and into the cache.
 
 import type { InitOutput, Loader, Model } from "../wasm/starling.js";
-import { type CacheWriter, cacheWriter, cached, modelCache } from "./cache.js";
+import { type CacheWriter, type Hit, cacheWriter, cached, exclusively, uncache } from "./cache.js";
 import { type ErrorCode, StarlingError } from "./errors.js";
 import type { Isa } from "./features.js";
 import { beginRace, fasterIsa } from "./race.js";
@@ -80,13 +80,14 @@ export async function loadModel(
     const isChoice = options.isa === undefined && guarded(() => beginRace(face));
     const meter = new Meter(onProgress);
     let total = 0;
+    const hits = await found(options);
     for (const part of options.parts) {
       const fitting = countFitting(total);
       const count = (more: number) => {
         fitting(more);
         meter.add("url" in part ? "network" : "local", more);
       };
-      const place = await locate(part, options, signal, count);
+      const place = await locate(part, hits, options, signal, count);
       places.push(place);
       total += place.file.size;
     }
@@ -135,10 +136,14 @@ export async function loadModel(
     model = guarded(() => whole.open(JSON.stringify(session)));
     // what was said meanwhile gets through
     await pause(0, signal);
-    for (const { writer, url, file, part } of writers) {
-      await writer.commit({ url, size: file.size, tag: file.tag, sha256: sha256[part], stored: Date.now() });
-      signal?.throwIfAborted();
-    }
+    const commit = async () => {
+      for (const { writer, url, file, part } of writers) {
+        await writer.commit({ url, size: file.size, tag: file.tag, sha256: sha256[part], stored: Date.now() });
+        signal?.throwIfAborted();
+      }
+    };
+    // all parts at once: another tab may have another version of them
+    if (writers.length > 0) await exclusively(commit);
     return { face, module, model, helpers };
   } catch (e) {
     for (const { writer } of writers) await writer.abort().catch(() => {});
@@ -148,7 +153,7 @@ export async function loadModel(
     }
     // a cached file that cannot be loaded is of no use
     const broken = e instanceof StarlingError && (e.code === "model" || e.code === "checksum");
-    for (const { from, file } of places) if (broken && from === "cache") await modelCache.evict(file.name);
+    for (const { from, file } of places) if (broken && from === "cache") await uncache(file.name);
     throw e;
   }
 }
@@ -189,11 +194,25 @@ interface Place {
   url?: string;
 }
 
-async function locate(part: Part, options: LoadRequest, signal: AbortSignal | undefined, count: Count): Promise<Place> {
+/** What the cache has of the parts, as far as it may be used. */
+async function found({ parts, cache }: LoadRequest): Promise<Map<string, Hit>> {
+  if (cache !== "reuse" && cache !== "revalidate") return new Map();
+  const urls = parts.flatMap((part) => ("url" in part && !part.url.startsWith("file:") ? [part.url] : []));
+  const hits = await cached(urls);
+  return new Map(urls.flatMap((url, i) => (hits[i] ? [[url, hits[i]]] : [])));
+}
+
+async function locate(
+  part: Part,
+  hits: Map<string, Hit>,
+  options: LoadRequest,
+  signal: AbortSignal | undefined,
+  count: Count,
+): Promise<Place> {
   if (!("url" in part) || part.url.startsWith("file:"))
     return { file: await openPart(part, signal, count), from: "local" };
   const { url } = part;
-  const hit = options.cache === "reuse" || options.cache === "revalidate" ? await cached(url) : undefined;
+  const hit = hits.get(url);
   if (hit) {
     const remote = options.cache === "revalidate" ? await remoteTag(url, signal) : undefined;
     const same = !remote || (remote.tag === hit.entry.tag && (remote.size ?? hit.entry.size) === hit.entry.size);
