@@ -17,9 +17,12 @@ let generating;
 
 const status = (text, bad = false) => Object.assign($("status"), { textContent: text, className: bad ? "bad" : "" });
 
+const canWrite = () => Boolean(model?.info.generates) && !generating;
+
 /** Which buttons can be pressed. */
 function enable() {
-  for (const id of ["write", "send"]) $(id).disabled = !model?.info.generates || Boolean(generating);
+  for (const id of ["write", "send"]) $(id).disabled = !canWrite();
+  conversation.enable();
   for (const id of ["write-stop", "chat-stop"]) $(id).disabled = !generating;
   $("verify").disabled = !model;
   $("load").disabled = Boolean(loading);
@@ -150,14 +153,14 @@ $("write-receipt").onclick = () => {
   $("receipt").value = receipt;
 };
 
-const conversation = new Conversation(answer);
+const conversation = new Conversation(answer, canWrite);
 new Verifier(() => model);
 
 for (const id of ["write-stop", "chat-stop"]) $(id).onclick = () => generating?.abort();
 $("load-stop").onclick = () => loading?.abort();
 $("show-tokens").onchange = () => {
   written?.redraw();
-  conversation.draw();
+  conversation.redraw();
 };
 $("model-form").onchange = () => {
   const source = new FormData($("model-form")).get("source");
