@@ -233,6 +233,16 @@ test("a receipt verifies, one that was changed does not, and the page says where
   await page.close();
 });
 
+test("a download of unknown length says how far it is", async () => {
+  const model = encodeURIComponent("/fixtures/starling-tiny/starling-tiny-q8_0.gguf?nolength&norange&slow=10");
+  const page = await b.page(`/web/demo/index.html?model=${model}`);
+  const said = await page.waitForFunction(() => /B/.exec(document.getElementById("progress-text").textContent)?.input);
+  assert.match(await said.jsonValue(), /^[\d.]+ [kM]B from the network, [\d.]+ [kMG]B\/s$/);
+  await ready(page);
+  assert.match(await page.locator("#progress-text").textContent(), /^4\.0 MB of 4\.0 MB from the network$/);
+  await page.close();
+});
+
 test("models from a file and from a URL; what is wrong is said", async () => {
   const page = await demo();
   await page.check('input[value="file"]');

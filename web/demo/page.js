@@ -74,10 +74,12 @@ async function load() {
 }
 
 function showProgress({ from, loaded, total, rate, remaining }) {
-  $("progress").value = loaded / total;
-  const rest = loaded < total ? `, ${bytes(rate)}/s, ${seconds(remaining)} left` : "";
-  $("progress-text").textContent =
-    `${bytes(loaded)} of ${bytes(total)} from ${{ network: "the network", cache: "the cache", local: "this device" }[from]}${rest}`;
+  const known = total !== Infinity;
+  if (known) $("progress").value = loaded / total;
+  const left = known ? `, ${seconds(remaining)} left` : "";
+  const rest = loaded < total ? `, ${bytes(rate)}/s${left}` : "";
+  const where = { network: "the network", cache: "the cache", local: "this device" }[from];
+  $("progress-text").textContent = `${bytes(loaded)}${known ? ` of ${bytes(total)}` : ""} from ${where}${rest}`;
 }
 
 async function showMemory() {

@@ -69,7 +69,7 @@ async function orNull<T>(promise: Promise<T>): Promise<T | null> {
   }
 }
 
-/** Does what no other tab may see, or do, the half of. What runs inside may not ask for it again. */
+/** Runs work while no other tab does; not inside of such work. */
 export function exclusively<T>(work: () => Promise<T>, mode: LockMode = "exclusive"): Promise<T> {
   const locks = globalThis.navigator?.locks;
   return locks ? locks.request(NAME, { mode }, work) : work();

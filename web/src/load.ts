@@ -138,9 +138,10 @@ export async function loadModel(
     await pause(0, signal);
     const commit = async () => {
       for (const { writer, url, file, part } of writers) {
-        await writer.commit({ url, size: file.size, tag: file.tag, sha256: sha256[part], stored: Date.now() });
         signal?.throwIfAborted();
+        await writer.commit({ url, size: file.size, tag: file.tag, sha256: sha256[part], stored: Date.now() });
       }
+      signal?.throwIfAborted();
     };
     // all parts at once: another tab may have another version of them
     if (writers.length > 0) await exclusively(commit);
