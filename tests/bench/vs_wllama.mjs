@@ -44,7 +44,6 @@ await page.evaluate(async (DECODE) => {
             .result;
           return [timings.promptMs, timings.generationMs];
         },
-        memory: async () => (await model.memory()).module,
         stop: () => model.dispose(),
       };
     },
@@ -70,7 +69,6 @@ await page.evaluate(async (DECODE) => {
           }
           return [prefilled - began, performance.now() - prefilled];
         },
-        memory: async () => NaN,
         stop: () => wllama.exit(),
       };
     },

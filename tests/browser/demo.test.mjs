@@ -109,6 +109,78 @@ test("chat: send, edit, ask again with the same seed, export", async () => {
   await page.close();
 });
 
+test("while the model writes nothing else makes it write, and the answer goes on where it is seen", async () => {
+  const page = await demo();
+  await set(page, { maxTokens: 200 });
+  await page.click("#tab-chat");
+  await page.fill("#message", "Tell me a story.");
+  await written(page, () => page.press("#message", "Enter"));
+  const button = (name) => page.locator(".message").getByRole("button", { name });
+  assert.equal(await button("Again, same seed").isDisabled(), false);
+  const before = await page.locator(".message.assistant .text").textContent();
+  for (const meddle of ["tokens", "edit"]) {
+    const seen = await page.evaluate(async (meddle) => {
+      const button = (name) => [...document.querySelectorAll(".message button")].find((b) => b.textContent === name);
+      const messages = document.getElementById("messages");
+      const lengths = [];
+      const text = () => messages.querySelector(".assistant .text")?.textContent ?? "";
+      new MutationObserver(() => lengths.push(text().length)).observe(messages, { childList: true, subtree: true });
+      document.getElementById("status").textContent = "";
+      button("Again, same seed").click();
+      const disabled = [button("Again, same seed").disabled];
+      if (meddle === "tokens") document.getElementById("show-tokens").click();
+      else {
+        button("Edit").click();
+        disabled.push(button("Send").disabled);
+        button("Cancel").click();
+      }
+      while (!/tokens: /.test(document.getElementById("status").textContent))
+        await new Promise((resolve) => setTimeout(resolve, 20));
+      return { disabled, lengths: new Set(lengths).size };
+    }, meddle);
+    assert.ok(seen.disabled.every(Boolean), meddle);
+    assert.ok(seen.lengths > before.length / 10, `${meddle}: the text did not stream`);
+    assert.equal(await page.locator(".message.assistant .text").textContent(), before, meddle);
+  }
+  // what is edited stays when an answer ends
+  await page.evaluate(() => {
+    const button = (name) => [...document.querySelectorAll(".message button")].find((b) => b.textContent === name);
+    document.getElementById("status").textContent = "";
+    button("Again, same seed").click();
+    button("Edit").click();
+  });
+  await page.waitForFunction(() => /tokens: /.test(document.getElementById("status").textContent));
+  assert.equal(await page.getByLabel("Edited message").inputValue(), "Tell me a story.");
+  await page.waitForFunction(() => !document.querySelector(".message .writes").disabled);
+  await button("Cancel").click();
+  // and without a model there is nothing to ask
+  await page.check('input[value="url"]');
+  await page.fill("#url", "/nothing.gguf");
+  await page.click("#load");
+  await page.waitForFunction(() => /404/.test(document.getElementById("status").textContent));
+  assert.equal(await button("Again, same seed").isDisabled(), true);
+  await page.close();
+});
+
+test("a seed of 64 bits is that seed, in the answer and in what is exported", async () => {
+  const page = await demo();
+  const seed = "18446744073709551615";
+  await set(page, { seed, maxTokens: 30 });
+  await page.click("#tab-chat");
+  await page.fill("#message", "Who are you?");
+  await written(page, () => page.press("#message", "Enter"));
+  const text = await page.locator(".message.assistant .text").textContent();
+  assert.equal(text, native("Who are you?", "--chat", "--seed", seed, "-n", "30"));
+  const [download] = await Promise.all([page.waitForEvent("download"), page.click("#export")]);
+  const saved = await readFile(await download.path(), "utf8");
+  assert.equal(JSON.parse(saved).sampling.seed, seed);
+  assert.ok(saved.includes(`"seed":${seed}`), "the receipt's");
+  await set(page, { seed: "1.5" });
+  await page.getByRole("button", { name: "Again, same seed" }).click();
+  await page.waitForFunction(() => /seed is 1.5/.test(document.getElementById("status").textContent));
+  await page.close();
+});
+
 test("tokens show their probabilities and alternatives, by pointer and by keys", async () => {
   const page = await demo();
   await set(page, { maxTokens: 12 });
@@ -149,9 +221,25 @@ test("a receipt verifies, one that was changed does not, and the page says where
   await page.waitForFunction(() => /^Not verified/.test(document.getElementById("verdict").textContent));
   assert.equal(await page.locator("#steps .ok").count(), 11);
   assert.equal(await page.locator("#steps .wrong").count(), 1);
+  // an id that no token has
+  changed.output[11] = 1_000_000;
+  await page.fill("#receipt", JSON.stringify(changed));
+  await page.click("#verify");
+  await page.waitForFunction(() => /^(Not verified|This cannot)/.test(document.getElementById("verdict").textContent));
+  assert.match(await page.locator("#verdict").textContent(), /^Not verified/);
   await page.fill("#receipt", "no receipt");
   await page.click("#verify");
   await page.waitForFunction(() => /cannot be checked/.test(document.getElementById("verdict").textContent));
+  await page.close();
+});
+
+test("a download of unknown length says how far it is", async () => {
+  const model = encodeURIComponent("/fixtures/starling-tiny/starling-tiny-q8_0.gguf?nolength&norange&slow=10");
+  const page = await b.page(`/web/demo/index.html?model=${model}`);
+  const said = await page.waitForFunction(() => /B/.exec(document.getElementById("progress-text").textContent)?.input);
+  assert.match(await said.jsonValue(), /^[\d.]+ [kM]B from the network, [\d.]+ [kMG]B\/s$/);
+  await ready(page);
+  assert.match(await page.locator("#progress-text").textContent(), /^4\.0 MB of 4\.0 MB from the network$/);
   await page.close();
 });
 

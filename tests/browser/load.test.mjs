@@ -5,9 +5,12 @@ import { createHash } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { after, before, beforeEach, test } from "node:test";
 
+import { split } from "../node/split.mjs";
 import { TINY, blank, open } from "./browser.mjs";
 
 const bytes = await readFile(new URL(`../..${TINY}`, import.meta.url));
+/** A smaller model. */
+const REFERENCE = "/fixtures/reference/gemma-mqa-f16.gguf";
 const sha256 = createHash("sha256").update(bytes).digest("hex");
 
 let b;
@@ -25,7 +28,7 @@ before(async () => {
         model.dispose();
         return { text, progress, from: progress.at(-1).from };
       } catch (e) {
-        return { error: e.name, code: e.code, message: e.message, progress };
+        return { error: e.name, code: e.code, message: e.message, cause: e.cause?.name, progress };
       }
     };
   });
@@ -78,7 +81,35 @@ test("every kind of source loads", async () => {
     texts,
     texts.map(() => expected),
   );
-  assert.equal((await attempt(`${TINY}?nolength`)).text, expected);
+});
+
+test("a file whose length nobody says has progress, a tag, and is resumed like any other", async () => {
+  // asked by range, all but one say it
+  for (const [faults, told] of [
+    ["nolength", true],
+    ["gzip", true],
+    ["gzip&norange", true],
+    ["nolength&norange", false],
+  ]) {
+    const url = `${TINY}?${faults}&slow=5`;
+    const { text, progress, ...r } = await attempt(url);
+    assert.equal(text, expected, `${faults} ${JSON.stringify(r)}`);
+    assert.equal(r.from, "network", faults);
+    const before = progress.filter((p) => p.total === Infinity);
+    assert.equal(before.length > 2, !told, faults);
+    assert.ok(before.every((p) => p.rate > 0 && p.remaining === Infinity));
+    const { loaded, total, remaining } = progress.at(-1);
+    assert.deepEqual([loaded, total, remaining], [bytes.length, bytes.length, 0], faults);
+    assert.equal((await attempt(url, { cache: "revalidate" })).from, "cache", faults);
+  }
+  for (const faults of ["nolength", "gzip"])
+    assert.equal((await attempt(`${TINY}?${faults}&drop=1000000`)).text, expected, faults);
+  const broken = await attempt(`${TINY}?nolength&norange&drop=1000000`);
+  assert.equal(broken.code, "network");
+  assert.match(broken.message, /gguf.* broke after \d+ bytes/);
+  const cached = await cache();
+  assert.equal(cached.length, 6, "what broke is not cached");
+  assert.ok(cached.every(({ tag, size }) => tag && size === bytes.length));
 });
 
 test("a cut connection is resumed by range, or from the start where there are no ranges", async () => {
@@ -128,6 +159,56 @@ test("revalidation fetches what has changed, and only that", async () => {
   await page.unroute(/tagged\.gguf/);
 });
 
+test("what the browser itself has kept is not taken for what the server has", async () => {
+  const url = `${REFERENCE}?keep`;
+  for (const how of ["reuse", "revalidate", "reload"]) {
+    b.server.version += 1;
+    // so that there is an older answer to take
+    await page.evaluate(async (url) => (await fetch(url)).arrayBuffer(), url);
+    b.server.version += 1;
+    await page.evaluate(async ([url, cache]) => (await Starling.load(url, { cache })).dispose(), [url, how]);
+    assert.equal((await cache())[0].tag, `"${b.server.version}"`, how);
+  }
+});
+
+test("what was given to load can be given to evict", async () => {
+  const body = split(bytes, 2).map(Buffer.from);
+  const context = { "access-control-allow-origin": "*" };
+  // one that may ask for other servers
+  const target = await b.browser.newPage();
+  await target.goto(`${b.server.origin}/tests/browser/blank.html`);
+  await target.waitForFunction(() => globalThis.Starling);
+  await target.evaluate(() =>
+    document.head.append(Object.assign(document.createElement("base"), { href: "/models/" })),
+  );
+  for (const i of [0, 1])
+    await target.route(new RegExp(`m-0000${i + 1}-of-00002`), (route) =>
+      route.fulfill({ body: body[i], headers: context }),
+    );
+  await target.route(/tiny\.gguf/, (route) => route.fulfill({ body: bytes, headers: context }));
+  const r = await target.evaluate(async () => {
+    const left = [];
+    for (const source of [
+      "tiny.gguf",
+      new URL("tiny.gguf", document.baseURI),
+      "hf:owner/repo/tiny.gguf",
+      "m-00001-of-00002.gguf",
+      ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"],
+    ]) {
+      (await Starling.load(source, { worker: false })).dispose();
+      const before = (await Starling.cache.list()).length;
+      const evicted = [await Starling.cache.evict(source), await Starling.cache.evict(source)];
+      left.push([before, ...evicted, (await Starling.cache.list()).length]);
+    }
+    return left;
+  });
+  assert.deepEqual(
+    r,
+    [1, 1, 1, 2, 2].map((n) => [n, true, false, 0]),
+  );
+  await target.close();
+});
+
 test("the Cache API serves where there is no file system", async () => {
   const other = await b.page("/tests/browser/blank.html");
   const result = await other.evaluate(async (url) => {
@@ -169,7 +250,41 @@ test("what is wrong has a code, and leaves nothing in the cache", async () => {
     assert.match(r.message, message);
     assert.deepEqual(await cache(), [], `${source} is cached`);
   }
+  assert.equal((await attempt("/unreachable.gguf")).cause, "TypeError", "it crosses from the worker");
   assert.equal((await attempt(TINY, { sha256: sha256.toUpperCase() })).text, expected);
+});
+
+test("a module that does not come, or is none, has a code and its URL", async () => {
+  for (const [wasm, message, cause] of [
+    ["/web/demo/index.html", /index\.html is no WebAssembly module/, "CompileError"],
+    ["/LICENSE-MIT", /LICENSE-MIT is no WebAssembly module/, "CompileError"],
+    ["/web/wasm/simd128.wasm?drop=100000", /simd128\.wasm\?drop/, "TypeError"],
+    ["/nothing.wasm", /nothing\.wasm: 404/, undefined],
+    ["/unreachable.wasm", /unreachable\.wasm: /, "TypeError"],
+  ]) {
+    const r = await attempt(TINY, { wasm });
+    assert.deepEqual([r.error, r.code, r.cause], ["StarlingError", "network", cause], `${wasm} ${JSON.stringify(r)}`);
+    assert.match(r.message, message);
+  }
+  const old = await b.page("/tests/browser/blank.html");
+  await old.waitForFunction(() => globalThis.Starling);
+  const codes = await old.evaluate(async (url) => {
+    const validate = WebAssembly.validate;
+    // an engine without relaxed SIMD
+    WebAssembly.validate = (bytes) => !bytes.toString().includes("253,128,2") && validate(bytes);
+    const said = (options) => Starling.load(url, options).catch(({ code, message }) => [code, message]);
+    const codes = [await said({ isa: "relaxed-simd" }), await said({ isa: "relaxed-i16" })];
+    WebAssembly.validate = validate;
+    delete globalThis.Worker;
+    return [...codes, await said({})];
+  }, TINY);
+  assert.deepEqual(
+    codes.map(([code]) => code),
+    ["unsupported", "unsupported", "unsupported"],
+  );
+  assert.match(codes[1][1], /relaxed-i16/);
+  assert.match(codes[2][1], /no workers/);
+  await old.close();
 });
 
 test("a full disk is a quota error", async () => {
@@ -200,6 +315,74 @@ test("an aborted download stops, and leaves nothing", async () => {
   assert.deepEqual([r.error, r.already.error], ["AbortError", "AbortError"]);
   assert.ok(r.ms < 1500, `${r.ms} ms`);
   assert.deepEqual(await cache(), []);
+});
+
+test("an abort is heard at every stage of loading", async () => {
+  const target = await blank(b);
+  const run = (f) =>
+    target.evaluate(
+      async ([url, f]) => {
+        globalThis.cancelled = 0;
+        // one that never says more
+        const stream = () => new ReadableStream({ cancel: () => void (cancelled += 1) });
+        const began = performance.now();
+        const load = (source, options) =>
+          Starling.load(source, { signal: AbortSignal.timeout(500), ...options }).then(
+            (model) => model.dispose(),
+            (e) => e.name,
+          );
+        const name = await eval(f)(load, stream, url);
+        const ms = performance.now() - began;
+        // from a worker this takes its time
+        for (let i = 0; i < 50 && cancelled === 0 && /stream\(\)/.test(f); i++)
+          await new Promise((resolve) => setTimeout(resolve, 20));
+        return { name, ms, cancelled };
+      },
+      [TINY, String(f)],
+    );
+  const soon = (r, name, cancelled) => {
+    assert.deepEqual([r.name, r.cancelled], [name, cancelled]);
+    assert.ok(r.ms < 2000, `${r.ms} ms`);
+  };
+  // compiled once, that what follows gets as far as it shall
+  await target.evaluate(async (url) => (await Starling.load(url, { cache: "none" })).dispose(), TINY);
+  soon(await run((load, _, url) => load(url, { wasm: "/web/wasm/simd128.wasm?slow=200" })), "TimeoutError", 0);
+  soon(await run((load, stream) => load(stream(), { worker: false })), "TimeoutError", 1);
+  soon(await run((load, stream) => load(stream(), { worker: false, size: 1e6 })), "TimeoutError", 1);
+  soon(await run((load, stream) => load(stream())), "TimeoutError", 1);
+  // when the last byte was told of
+  for (const worker of [true, false]) {
+    await target.evaluate((worker) => (globalThis.worker = worker), worker);
+    const last = (load, _, url) => {
+      const abort = new AbortController();
+      const onProgress = ({ loaded, total }) => loaded === total && abort.abort();
+      return load(url, { signal: abort.signal, onProgress, worker });
+    };
+    await page.evaluate(() => Starling.cache.clear());
+    soon(await run(last), "AbortError", 0);
+  }
+  // inline; a worker may be done before it hears of it
+  assert.deepEqual(await cache(), []);
+  // where streams cannot be sent to workers
+  await target.evaluate(() => {
+    const { postMessage } = Worker.prototype;
+    Worker.prototype.postMessage = function (message, transfer) {
+      if (transfer?.length > 0) throw new DOMException("cannot be cloned", "DataCloneError");
+      postMessage.call(this, message);
+    };
+  });
+  soon(await run((load, stream) => load(stream(), { size: 1e6 })), "TimeoutError", 1);
+  assert.equal(
+    await target.evaluate(async (url) => {
+      const model = await Starling.load((await fetch(url)).body);
+      return (await model.generate("Once upon a time", { maxTokens: 8, temperature: 0 }).result).text;
+    }, TINY),
+    expected,
+  );
+  // errors that nobody caught would come late
+  await target.waitForTimeout(2500);
+  assert.equal(target.workers().length, 1, "workers are left");
+  await target.close();
 });
 
 test("an aborted answer stops within a token and makes room for the next", async () => {
@@ -303,6 +486,89 @@ test("two tabs load the same model at once", async () => {
   assert.deepEqual(await Promise.all([run(page), run(other)]), [expected, expected]);
   assert.equal((await cache()).length, 1);
   await other.close();
+});
+
+/** Names of the cache's files, without those where Chromium writes what is put in their place later. */
+const files = () =>
+  page.evaluate(async () => {
+    const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("starling-models");
+    return (await Array.fromAsync(directory.keys())).filter((name) => !name.endsWith(".crswap"));
+  });
+
+test("what a tab left that ended before its time goes, and not what another one is writing", async () => {
+  const leave = () =>
+    page.evaluate(async () => {
+      const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("starling-models");
+      for (const name of ["0".repeat(64) + ".gguf", "1".repeat(64) + ".json", "other"]) {
+        const stream = await (await directory.getFileHandle(name, { create: true })).createWritable();
+        await stream.write("left");
+        await stream.close();
+      }
+    });
+  await leave();
+  const loading = attempt(`${TINY}?slow=10`);
+  while (!(await files()).some((name) => !/^(0+\.gguf|1+\.json|other)$/.test(name))) await page.waitForTimeout(10);
+  assert.equal((await page.evaluate(() => Starling.cache.usage())).cached, 0);
+  assert.deepEqual(await cache(), []);
+  assert.equal((await files()).length, 2, "what is written stays, and what is none of the cache's");
+  await leave();
+  await page.evaluate(() => Starling.cache.clear());
+  assert.equal((await files()).length, 1, "what is written stays");
+  assert.equal((await loading).text, expected);
+  assert.equal((await cache()).length, 1);
+  assert.equal((await files()).length, 2);
+  await page.evaluate(() => Starling.cache.clear());
+  assert.deepEqual(await files(), []);
+});
+
+test("two tabs with two versions: the cache has one of them, and says which", async () => {
+  const other = await blank(b);
+  const version = bytes.indexOf("Starling Tiny");
+  for (const [i, target] of [page, other].entries()) {
+    const body = Buffer.from(bytes);
+    body[version] += i;
+    await target.route(/versions\.gguf/, (route) => route.fulfill({ body, headers: { etag: `"${i}"` } }));
+    // the first tab is slow between the data and what is said of it
+    await target.evaluate((slow) => {
+      const { createWritable } = FileSystemFileHandle.prototype;
+      FileSystemFileHandle.prototype.createWritable = async function () {
+        if (slow && this.name.endsWith(".json")) {
+          globalThis.between = true;
+          await new Promise((resolve) => setTimeout(resolve, 1000));
+        }
+        return createWritable.call(this);
+      };
+    }, i === 0);
+  }
+  const load = (target) =>
+    target.evaluate(async () => (await Starling.load("/versions.gguf", { worker: false, cache: "reload" })).dispose());
+  const first = load(page);
+  await page.waitForFunction(() => globalThis.between);
+  await Promise.all([first, load(other)]);
+  const [{ tag }] = await cache();
+  const name = await page.evaluate(async () => (await Starling.load("/versions.gguf", { worker: false })).info.name);
+  assert.equal(name, { '"0"': "Starling Tiny", '"1"': "Ttarling Tiny" }[tag]);
+  await Promise.all([page.unroute(/versions\.gguf/), other.close()]);
+  await page.reload();
+});
+
+test("a split model is cached whole or not at all", async () => {
+  const target = await blank(b);
+  const parts = split(bytes, 2).map(Buffer.from);
+  for (const i of [0, 1])
+    await target.route(new RegExp(`m-0000${i + 1}-of-00002`), (route) => route.fulfill({ body: parts[i] }));
+  const r = await target.evaluate(async () => {
+    const { createWritable } = FileSystemFileHandle.prototype;
+    let jsons = 0;
+    FileSystemFileHandle.prototype.createWritable = async function () {
+      if (this.name.endsWith(".json") && ++jsons === 2) throw new DOMException("full", "QuotaExceededError");
+      return createWritable.call(this);
+    };
+    return Starling.load("/m-00001-of-00002.gguf", { worker: false }).catch((e) => [e.code, e.cause.name]);
+  });
+  assert.deepEqual(r, ["quota", "QuotaExceededError"]);
+  assert.deepEqual(await files(), []);
+  await target.close();
 });
 
 test("loading and disposing a hundred times does not grow", async () => {

@@ -7,13 +7,15 @@ import { cp, mkdir, mkdtemp, readFile, readdir, rm, writeFile } from "node:fs/pr
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { fileURLToPath } from "node:url";
+import { fileURLToPath, pathToFileURL } from "node:url";
 
 import { TINY, open } from "./browser.mjs";
 import { serve } from "./server.mjs";
 
 const root = fileURLToPath(new URL("../../", import.meta.url));
 const VITE = "8.3.8";
+/** The last that bundles dependencies of its own accord in development. */
+const VITE_7 = "7.3.8";
 const WEBPACK = ["webpack@5.112.2", "webpack-cli@7.3.1"];
 const TYPESCRIPT = "7.0.2";
 
@@ -112,6 +114,28 @@ test("a fresh Vite app", async () => {
   await check(join(at, "dist"), "/index.html", ISOLATED);
 });
 
+test("Vite's server for development, before version 8 with the package excluded", async () => {
+  const files = {
+    "index.html": appPage('<script type="module" src="/main.js"></script>'),
+    "main.js": appScript,
+    "vite.config.js": 'export default { optimizeDeps: { exclude: ["starling-web"] } };',
+  };
+  const old = await project("vite-7", files, `vite@${VITE_7}`);
+  await mkdir(join(old, "public"));
+  await cp(root + TINY, join(old, "public/model.gguf"));
+  for (const at of [join(directory, "vite"), old]) {
+    const { createServer } = await import(pathToFileURL(join(at, "node_modules/vite/dist/node/index.js")));
+    const server = await createServer({
+      root: at,
+      logLevel: "error",
+      server: { host: "127.0.0.1", headers: ISOLATED },
+    });
+    await server.listen();
+    await look(`http://127.0.0.1:${server.httpServer.address().port}/`);
+    await server.close();
+  }
+});
+
 test("a fresh webpack app", async () => {
   const files = { "src/index.js": appScript, "dist/index.html": appPage('<script src="main.js"></script>') };
   const at = await project("webpack", files, ...WEBPACK);
@@ -146,15 +170,32 @@ test("plain files on a static server, with and without the headers of an isolate
   await check(at, "/index.html", ISOLATED);
 });
 
+test("from another origin, as from a CDN, with and without threads", async () => {
+  const headers = { "access-control-allow-origin": "*", "cross-origin-resource-policy": "cross-origin" };
+  const cdn = await serve(join(directory, "node/node_modules"), headers);
+  const at = join(directory, "elsewhere");
+  await mkdir(at);
+  await cp(root + TINY, join(at, "model.gguf"));
+  const script = appScript.replace("starling-web", `${cdn.origin}/starling-web/dist/index.js`);
+  await writeFile(join(at, "index.html"), appPage(`<script type="module">${script}</script>`));
+  await check(at, "/index.html");
+  await check(at, "/index.html", ISOLATED);
+  await cdn.close();
+});
+
 /** Opens a page of a directory and reads what it wrote. */
 async function check(directory, path, headers) {
   const server = await serve(directory, headers);
+  await look(server.origin + path).finally(server.close);
+}
+
+async function look(url) {
   const b = await open();
   try {
     const page = await b.browser.newPage();
     const errors = [];
     page.on("pageerror", (e) => errors.push(e.message));
-    await page.goto(server.origin + path);
+    await page.goto(url);
     await page
       .waitForFunction(() => document.title.startsWith("done"), null, { timeout: 30_000 })
       .catch((e) => errors.push(e.message));
@@ -163,6 +204,5 @@ async function check(directory, path, headers) {
     assert.equal(await page.textContent("#out"), expected);
   } finally {
     await b.close();
-    await server.close();
   }
 }

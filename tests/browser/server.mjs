@@ -6,6 +6,7 @@ import { createServer } from "node:http";
 import { pipeline } from "node:stream/promises";
 import { extname, join, normalize } from "node:path";
 import { fileURLToPath } from "node:url";
+import { createGzip } from "node:zlib";
 
 const root = fileURLToPath(new URL("../../", import.meta.url));
 const types = {
@@ -20,7 +21,8 @@ const types = {
 /**
  * Serves `directory`. `requests` lists what was asked for, as "METHOD path range". Parameters of a URL are faults:
  * `drop=N` cuts the connection after N bytes of every answer, `slow=MS` waits between pieces, `html` sends a page,
- * `truncate=N` sends a shorter file, `norange` ignores ranges, `nolength` sends no length, `tag=T` is the ETag.
+ * `truncate=N` sends a shorter file, `norange` ignores ranges, `nolength` sends no length, `gzip` compresses where no range
+ * is asked for, `tag=T` is the ETag, `keep` lets browsers keep the answer, with `server.version` as the ETag.
  */
 export async function serve(directory = root, headers = {}) {
   const requests = [];
@@ -37,12 +39,15 @@ export async function serve(directory = root, headers = {}) {
     const size = Number(ask.get("truncate") ?? found.size);
     const range = ask.has("norange") ? null : /^bytes=(\d+)-$/.exec(request.headers.range ?? "");
     const from = range ? Number(range[1]) : 0;
+    const packed = ask.has("gzip") && !range && /gzip/.test(request.headers["accept-encoding"]);
+    const keep = ask.has("keep");
+    const tag = `"${keep ? served.version : (ask.get("tag") ?? found.mtimeMs)}"`;
     response.writeHead(range ? 206 : 200, {
       "content-type": types[extname(file)] ?? "application/octet-stream",
       "accept-ranges": "bytes",
-      etag: `"${ask.get("tag") ?? found.mtimeMs}"`,
-      "cache-control": "no-store",
-      ...(!ask.has("nolength") && { "content-length": size - from }),
+      etag: packed ? `W/${tag}` : tag,
+      "cache-control": keep ? "max-age=3600" : "no-store",
+      ...(packed ? { "content-encoding": "gzip" } : !ask.has("nolength") && { "content-length": size - from }),
       ...(range && { "content-range": `bytes ${from}-${size - 1}/${size}` }),
       ...headers,
     });
@@ -61,7 +66,7 @@ export async function serve(directory = root, headers = {}) {
         if (ask.has("slow")) await new Promise((resolve) => setTimeout(resolve, Number(ask.get("slow"))));
       }
     }
-    await pipeline(pieces, response).catch(() => {});
+    await pipeline(...[pieces, ...(packed ? [createGzip()] : []), response]).catch(() => {});
   });
   await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
   const origin = `http://127.0.0.1:${server.address().port}`;
@@ -69,5 +74,6 @@ export async function serve(directory = root, headers = {}) {
     server.closeAllConnections();
     return new Promise((resolve) => server.close(resolve));
   };
-  return { origin, requests, close };
+  const served = { origin, requests, close, version: 0 };
+  return served;
 }

@@ -5,6 +5,8 @@ import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
 
 import { Starling, StarlingError } from "../../web/dist/index.js";
+import { countFitting } from "../../web/dist/load.js";
+import { openPart } from "../../web/dist/source.js";
 import { Model } from "../../web/wasm/starling.js";
 import { split } from "./split.mjs";
 
@@ -361,14 +363,41 @@ test("embeddings", async () => {
   embedder.dispose();
 });
 
-test("sources that are not there, and models that are too large", async () => {
+test("sources and modules that are not there or wrong, and models that are too large", async () => {
   await assert.rejects(Starling.load(new URL("file:///nothing.gguf")), code("network"));
   await assert.rejects(Starling.load("nothing.gguf"), code("request"));
   await assert.rejects(Starling.load(new Blob(["<!doctype html>"])), code("model"));
   const stream = new ReadableStream({ pull: (c) => c.enqueue(new Uint8Array(10)) });
   await assert.rejects(Starling.load(stream, { size: 2 ** 33 }), code("memory"));
+  await assert.rejects(Starling.load(TINY, { worker: true }), code("unsupported"));
+  await assert.rejects(Starling.load(TINY, { wasm: new Uint8Array(8) }), code("request"));
+  await assert.rejects(Starling.load(TINY, { wasm: "relative.wasm" }), code("request"));
+  await assert.rejects(
+    Starling.load(TINY, { wasm: Uint8Array.of(0, 97, 115, 109, 9, 0, 0, 0) }),
+    (e) => code("unsupported")(e) && e.cause instanceof WebAssembly.CompileError,
+  );
   const reason = new Error("enough");
   await assert.rejects(Starling.load(TINY, { signal: AbortSignal.abort(reason) }), (e) => e === reason);
+});
+
+test("a stream of no known length is told of, and ends where it becomes too large", async () => {
+  const progress = [];
+  const pieces = new Blob([await readFile(TINY)]).stream();
+  const other = await Starling.load(pieces, { onProgress: (p) => progress.push(p) });
+  other.dispose();
+  assert.equal(progress.at(-1).loaded, progress.at(-1).total);
+
+  let cancelled = false;
+  const endless = new ReadableStream({
+    pull: (c) => c.enqueue(new Uint8Array(1 << 20)),
+    // a source that never says that it has stopped
+    cancel: () => new Promise(() => (cancelled = true)),
+  });
+  await assert.rejects(
+    openPart({ stream: endless, size: undefined }, undefined, countFitting(3.6e9 - 5e6)),
+    (e) => code("memory")(e) && /at least 36\d+ bytes/.test(e.message),
+  );
+  assert.ok(cancelled);
 });
 
 test("a disposed model says so", async () => {

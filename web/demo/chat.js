@@ -5,15 +5,19 @@ import { samplingOptions } from "./sampling.js";
 import { Answer } from "./tokens.js";
 
 export class Conversation {
-  /** `answer(start, view)` runs a generation and returns its result; `start(options)` makes it. */
-  constructor(answer) {
+  /**
+   * `answer(start, view)` runs a generation and returns its result; `start(options)` makes it. `canWrite()` says whether
+   * there is a model for it that has nothing else to do.
+   */
+  constructor(answer, canWrite) {
     this.answer = answer;
+    this.canWrite = canWrite;
     /** `{ role, content, view?, receipt? }` */
     this.messages = [];
     $("chat-form").onsubmit = (event) => {
       event.preventDefault();
       const content = $("message").value.trim();
-      if (content === "") return;
+      if (content === "" || !this.canWrite()) return;
       $("message").value = "";
       this.ask(this.messages.length, content);
     };
@@ -27,40 +31,53 @@ export class Conversation {
       this.draw();
     };
     $("export").onclick = () => {
-      const messages = this.messages.map(({ role, content, receipt }) => ({
-        role,
-        content,
-        ...(receipt && { receipt: JSON.parse(receipt) }),
-      }));
-      save("conversation.json", JSON.stringify({ sampling: samplingOptions(), messages }, null, 2));
+      // receipts as they are: their seeds have more digits than numbers here
+      const messages = this.messages.map(({ role, content, receipt }) => {
+        const message = JSON.stringify({ role, content });
+        return receipt ? `${message.slice(0, -1)},"receipt":${receipt}}` : message;
+      });
+      const sampling = JSON.stringify(samplingOptions(), (_, value) =>
+        typeof value === "bigint" ? String(value) : value,
+      );
+      save("conversation.json", `{"sampling":${sampling},\n"messages":[\n${messages.join(",\n")}\n]}`);
     };
   }
 
   /** Puts a message of the user at that place, forgets what came after, and answers. */
   async ask(at, content) {
+    if (!this.canWrite()) return;
     this.messages.length = at;
     this.messages.push({ role: "user", content });
     const messages = this.messages.map(({ role, content }) => ({ role, content }));
-    const reply = { role: "assistant", content: "" };
+    const reply = { role: "assistant", content: "", view: new Answer(element("div", { className: "text" })) };
     this.messages.push(reply);
     this.draw();
-    const host = $("messages").lastElementChild.querySelector(".text");
-    reply.view = new Answer(host);
     const result = await this.answer((model, options) => model.chat(messages, options), reply.view);
     reply.content = reply.view.text;
     reply.receipt = result?.receipt;
-    this.draw();
+    // only this one: another may be edited
+    const place = this.messages.indexOf(reply);
+    if (place >= 0) $("messages").children[place].replaceWith(this.#node(reply, place));
   }
 
   draw() {
     $("messages").replaceChildren(...this.messages.map((message, at) => this.#node(message, at)));
-    for (const { view } of this.messages) view?.redraw();
     for (const id of ["export", "clear"]) $(id).disabled = this.messages.length === 0;
   }
 
+  /** After the switch between text and tokens was thrown. */
+  redraw() {
+    for (const { view } of this.messages) view?.redraw();
+  }
+
+  /** Which buttons can be pressed. */
+  enable() {
+    for (const button of $("messages").querySelectorAll(".writes")) button.disabled = !this.canWrite();
+  }
+
   #node(message, at) {
-    const text = element("div", { className: "text" }, message.view ? "" : message.content);
-    message.view?.host.replaceWith(text);
+    // an answer may still be on its way into its view
+    const text = message.view?.host ?? element("div", { className: "text" }, message.content);
     const buttons = element("div", { className: "row" });
     const node = element(
       "div",
@@ -69,30 +86,32 @@ export class Conversation {
       text,
       buttons,
     );
-    if (message.view) {
-      const { tokens } = message.view;
-      message.view = Object.assign(new Answer(text), { tokens });
-    }
-    const button = (label, onclick) =>
-      buttons.append(element("button", { type: "button", className: "small", onclick }, label));
     if (message.role === "user") {
-      button("Edit", () => this.#edit(node, at));
-      button("Again, same seed", () => this.ask(at, message.content));
+      buttons.append(
+        small("Edit", () => this.#edit(node, at)),
+        this.#writes("Again, same seed", () => this.ask(at, message.content)),
+      );
     } else if (message.receipt) {
-      button("Save receipt", () => save("receipt.json", message.receipt));
+      buttons.append(small("Save receipt", () => save("receipt.json", message.receipt)));
     }
     return node;
   }
 
+  /** A button that makes the model write. */
+  #writes(label, onclick) {
+    const button = small(label, onclick);
+    button.classList.add("writes");
+    button.disabled = !this.canWrite();
+    return button;
+  }
+
   #edit(node, at) {
     const area = element("textarea", { rows: 3, value: this.messages[at].content, ariaLabel: "Edited message" });
-    const done = element(
-      "button",
-      { type: "button", className: "small", onclick: () => this.ask(at, area.value) },
-      "Send",
-    );
-    const back = element("button", { type: "button", className: "small", onclick: () => this.draw() }, "Cancel");
+    const done = this.#writes("Send", () => this.ask(at, area.value));
+    const back = small("Cancel", () => node.replaceWith(this.#node(this.messages[at], at)));
     node.replaceChildren(area, element("div", { className: "row" }, done, back));
     area.focus();
   }
 }
+
+const small = (label, onclick) => element("button", { type: "button", className: "small", onclick }, label);

@@ -17,9 +17,12 @@ let generating;
 
 const status = (text, bad = false) => Object.assign($("status"), { textContent: text, className: bad ? "bad" : "" });
 
+const canWrite = () => Boolean(model?.info.generates) && !generating;
+
 /** Which buttons can be pressed. */
 function enable() {
-  for (const id of ["write", "send"]) $(id).disabled = !model?.info.generates || Boolean(generating);
+  for (const id of ["write", "send"]) $(id).disabled = !canWrite();
+  conversation.enable();
   for (const id of ["write-stop", "chat-stop"]) $(id).disabled = !generating;
   $("verify").disabled = !model;
   $("load").disabled = Boolean(loading);
@@ -71,10 +74,12 @@ async function load() {
 }
 
 function showProgress({ from, loaded, total, rate, remaining }) {
-  $("progress").value = loaded / total;
-  const rest = loaded < total ? `, ${bytes(rate)}/s, ${seconds(remaining)} left` : "";
-  $("progress-text").textContent =
-    `${bytes(loaded)} of ${bytes(total)} from ${{ network: "the network", cache: "the cache", local: "this device" }[from]}${rest}`;
+  const known = total !== Infinity;
+  if (known) $("progress").value = loaded / total;
+  const left = known ? `, ${seconds(remaining)} left` : "";
+  const rest = loaded < total ? `, ${bytes(rate)}/s${left}` : "";
+  const where = { network: "the network", cache: "the cache", local: "this device" }[from];
+  $("progress-text").textContent = `${bytes(loaded)}${known ? ` of ${bytes(total)}` : ""} from ${where}${rest}`;
 }
 
 async function showMemory() {
@@ -150,14 +155,14 @@ $("write-receipt").onclick = () => {
   $("receipt").value = receipt;
 };
 
-const conversation = new Conversation(answer);
+const conversation = new Conversation(answer, canWrite);
 new Verifier(() => model);
 
 for (const id of ["write-stop", "chat-stop"]) $(id).onclick = () => generating?.abort();
 $("load-stop").onclick = () => loading?.abort();
 $("show-tokens").onchange = () => {
   written?.redraw();
-  conversation.draw();
+  conversation.redraw();
 };
 $("model-form").onchange = () => {
   const source = new FormData($("model-form")).get("source");

@@ -18,7 +18,9 @@ const controls = [
 
 for (const [name, label, value, min, step] of controls) {
   const input = element("input", {
-    type: "number",
+    // a seed has more digits than numbers here
+    type: name === "seed" ? "text" : "number",
+    inputMode: name === "seed" ? "numeric" : "",
     id: `option-${name}`,
     value: String(value),
     min: String(min),
@@ -33,5 +35,7 @@ $("sampling").append(element("label", {}, "Stop text", stop));
 /** The options as they stand. */
 export function samplingOptions() {
   const options = Object.fromEntries(controls.map(([name]) => [name, Number($(`option-${name}`).value)]));
+  const seed = $("option-seed").value.trim();
+  if (/^\d+$/.test(seed) && !Number.isSafeInteger(options.seed)) options.seed = BigInt(seed);
   return { ...options, ...(stop.value !== "" && { stop: stop.value }) };
 }

@@ -38,7 +38,9 @@ export class Verifier {
       const { output } = JSON.parse(text);
       // what was computed: all of it, or as far as it agrees
       const agreed = result.verified ? output.length : (result.step ?? 0);
-      const texts = await Promise.all(output.slice(0, 4096).map((id) => model.detokenize([id])));
+      // a token that this model has not has no text
+      const said = (id) => model.detokenize([id]).catch(() => `[${id}]`);
+      const texts = await Promise.all(output.slice(0, 4096).map(said));
       const wrong = !result.verified && result.step !== null ? result.step : -1;
       $("steps").append(
         ...texts.map((t, i) => element("li", { className: i < agreed ? "ok" : i === wrong ? "wrong" : "" }, t)),

@@ -26,6 +26,8 @@ const worker :Workerd.Worker = (
     (name = "dist/generation.js", esModule = embed "../dist/generation.js"),
     (name = "dist/openai.js", esModule = embed "../dist/openai.js"),
     (name = "dist/request.js", esModule = embed "../dist/request.js"),
+    (name = "dist/script.js", esModule = embed "../dist/script.js"),
+    (name = "dist/signal.js", esModule = embed "../dist/signal.js"),
     (name = "dist/source.js", esModule = embed "../dist/source.js"),
     (name = "dist/threads.js", esModule = embed "../dist/threads.js"),
     (name = "wasm/starling.js", esModule = embed "../wasm/starling.js"),

@@ -2,8 +2,10 @@
 
 import { Core } from "./core.js";
 import { StarlingError, type WireError, fromWire, toWire } from "./errors.js";
-import type { LoadRequest } from "./load.js";
+import { type LoadRequest, countFitting } from "./load.js";
 import type { Backend, CoreEvent, FromWorker, Method, ToWorker } from "./protocol.js";
+import { startWorker } from "./script.js";
+import { type Part, inBlob } from "./source.js";
 import type { ModelInfo, Progress } from "./types.js";
 
 export interface BackendOptions {
@@ -32,7 +34,10 @@ export async function inline({ core, onProgress, signal, emit }: BackendOptions)
 export async function inWorker(options: BackendOptions): Promise<Backend> {
   options.signal?.throwIfAborted();
   // bundlers look for exactly this form
-  const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  const worker = startWorker(
+    "worker.js",
+    () => new Worker(new URL("./worker.js", import.meta.url), { type: "module" }),
+  );
   try {
     return await new WorkerBackend(worker, options).load(options);
   } catch (e) {
@@ -95,42 +100,54 @@ class WorkerBackend implements Backend {
 
   async load({ core, signal }: BackendOptions): Promise<Backend> {
     const { promise, resolve, reject } = withResolvers<ModelInfo>();
+    // it may be refused before it is waited for
+    promise.catch(() => {});
     this.#refuse = reject;
     this.#onMessage = (message) => {
       if (message.type === "loaded") resolve(message.info);
       if (message.type === "refused") reject(signal?.aborted ? (signal.reason as Error) : fromWire(message.error));
     };
+    let grace: ReturnType<typeof setTimeout> | undefined;
     const abort = () => {
       this.#post({ type: "abort" });
-      setTimeout(() => reject(signal!.reason as Error), GRACE);
+      grace = setTimeout(() => reject(signal!.reason as Error), GRACE);
     };
     signal?.addEventListener("abort", abort);
     try {
-      const streams = core.parts.flatMap((part) => ("stream" in part ? [part.stream] : []));
-      try {
-        this.#post({ type: "load", options: core }, streams);
-      } catch (e) {
-        if (streams.length === 0) throw e;
-        // streams cannot be transferred everywhere
-        const parts = await Promise.all(
-          core.parts.map(async (part) => ("stream" in part ? { blob: await new Response(part.stream).blob() } : part)),
-        );
-        this.#post({ type: "load", options: { ...core, parts } });
-      }
+      await this.#postLoad(core, signal);
       this.info = await promise;
+      // not taken back in time: the caller has given it up
+      signal?.throwIfAborted();
       return this;
     } finally {
+      clearTimeout(grace);
       signal?.removeEventListener("abort", abort);
     }
   }
 
+  async #postLoad(core: LoadRequest, signal: AbortSignal | undefined): Promise<void> {
+    const streams = core.parts.flatMap((part) => ("stream" in part ? [part.stream] : []));
+    try {
+      this.#post({ type: "load", options: core }, streams);
+    } catch (e) {
+      if (streams.length === 0)
+        throw new StarlingError("unsupported", `nothing can be sent to a worker: ${(e as Error).message}`, {
+          cause: e,
+        });
+      // streams cannot be transferred everywhere
+      const parts: Part[] = [];
+      for (const part of core.parts) parts.push("stream" in part ? await inBlob(part, signal, countFitting()) : part);
+      this.#post({ type: "load", options: { ...core, parts } });
+    }
+  }
+
   /** Nothing more can be asked of a worker whose module has crashed. */
-  #endIfCrashed({ code, message }: WireError): void {
-    if (code === "crashed" && !this.#gone) this.#end(new StarlingError(code, message), SETTLE);
+  #endIfCrashed(error: WireError): void {
+    if (error.code === "crashed" && !this.#gone) this.#end(fromWire(error), SETTLE);
   }
 
   /** Nothing more comes from the worker; it has so many milliseconds left. */
-  #end(error: StarlingError, left = 0): void {
+  #end(error: Error, left = 0): void {
     if (left > 0) setTimeout(() => this.#worker.terminate(), left);
     else if (!this.#gone) this.#worker.terminate();
     this.#gone = error;

@@ -1,6 +1,7 @@
 // Downloaded files kept in the browser: in the origin private file system, else in the Cache API.
 
 import { StarlingError } from "./errors.js";
+import { Pieces, type Source, parts } from "./source.js";
 
 /** A file in the cache. */
 export interface CacheEntry {
@@ -28,19 +29,27 @@ export interface CacheUsage {
   quota: number;
 }
 
-/** A file on its way into the cache: nothing of it is seen before `commit`. */
+/** A file on its way into the cache: nothing of it is seen before `commit`, which {@link exclusively} has to surround. */
 export interface CacheWriter {
   write(bytes: Uint8Array<ArrayBuffer>): Promise<void>;
   commit(entry: CacheEntry): Promise<void>;
+  /** Leaves nothing of it, whether it was committed or not. */
   abort(): Promise<void>;
+}
+
+/** A file that is there. */
+export interface Hit {
+  entry: CacheEntry;
+  blob: Blob;
 }
 
 interface Store {
   readonly storage: "opfs" | "cache-api";
-  get(url: string): Promise<{ entry: CacheEntry; blob: Blob } | undefined>;
+  get(url: string): Promise<Hit | undefined>;
   writer(url: string): Promise<CacheWriter>;
   delete(url: string): Promise<boolean>;
   list(): Promise<CacheEntry[]>;
+  clear(): Promise<void>;
 }
 
 const NAME = "starling-models";
@@ -60,65 +69,110 @@ async function orNull<T>(promise: Promise<T>): Promise<T | null> {
   }
 }
 
-/** Two files an entry: HASH.gguf, and HASH.json, which is written last and removed first. */
+/** Runs work while no other tab does; not inside of such work. */
+export function exclusively<T>(work: () => Promise<T>, mode: LockMode = "exclusive"): Promise<T> {
+  const locks = globalThis.navigator?.locks;
+  return locks ? locks.request(NAME, { mode }, work) : work();
+}
+
+/** Two files an entry: HASH.gguf, and HASH.json, without which the other counts for nothing. */
 class Opfs implements Store {
   readonly storage = "opfs";
   constructor(private readonly directory: FileSystemDirectoryHandle) {}
 
-  async #entry(name: string): Promise<CacheEntry | null> {
-    const handle = await orNull(this.directory.getFileHandle(name));
-    if (!handle) return null;
+  /** What belongs together, if it does: a file of another length is no copy. */
+  async #read(name: string): Promise<Hit | undefined> {
+    const json = await orNull(this.directory.getFileHandle(`${name}.json`));
+    const file = json && (await orNull(this.directory.getFileHandle(`${name}.gguf`)));
+    if (!file) return undefined;
+    const blob = await file.getFile();
     try {
-      return JSON.parse(await (await handle.getFile()).text()) as CacheEntry;
+      const entry = JSON.parse(await (await json.getFile()).text()) as CacheEntry;
+      return blob.size === entry.size ? { entry, blob } : undefined;
     } catch {
-      return null; // cut short
+      return undefined; // cut short
     }
   }
 
+  /** Removes a file; says whether it was there. One that another tab is writing stays, without a JSON. */
+  async #remove(file: string): Promise<boolean> {
+    try {
+      return (await orNull(this.directory.removeEntry(file))) !== null;
+    } catch (e) {
+      if ((e as Error).name === "NoModificationAllowedError") return false;
+      throw e;
+    }
+  }
+
+  async #files(): Promise<string[]> {
+    const files = [];
+    for await (const file of (this.directory as unknown as { keys(): AsyncIterable<string> }).keys()) files.push(file);
+    // JSONs first
+    return files.sort((a, b) => Number(b.endsWith(".json")) - Number(a.endsWith(".json")));
+  }
+
   async get(url: string) {
-    const name = await key(url);
-    const entry = await this.#entry(`${name}.json`);
-    const file = entry && (await orNull(this.directory.getFileHandle(`${name}.gguf`)));
-    const blob = await file?.getFile();
-    // a file of another length is no copy of it
-    return entry && blob?.size === entry.size ? { entry, blob } : undefined;
+    return this.#read(await key(url));
   }
 
   async writer(url: string): Promise<CacheWriter> {
     const name = await key(url);
-    const created = !(await orNull(this.directory.getFileHandle(`${name}.gguf`)));
     const file = await this.directory.getFileHandle(`${name}.gguf`, { create: true });
     // written beside the file, and put in its place when closed: several tabs may do so at once
     const stream = await file.createWritable();
+    let committed = false;
     return {
       write: (bytes) => stream.write(bytes),
       commit: async (entry) => {
+        await this.#remove(`${name}.json`);
         await stream.close();
         const json = await (await this.directory.getFileHandle(`${name}.json`, { create: true })).createWritable();
         await json.write(JSON.stringify(entry));
         await json.close();
+        committed = true;
       },
       abort: async () => {
-        await stream.abort();
-        if (created && !(await this.#entry(`${name}.json`))) await orNull(this.directory.removeEntry(`${name}.gguf`));
+        await stream.abort().catch(() => {});
+        await exclusively(async () => {
+          if (!committed && (await this.#read(name))) return; // there was one before
+          await this.#remove(`${name}.json`);
+          await this.#remove(`${name}.gguf`);
+        });
       },
     };
   }
 
   async delete(url: string) {
     const name = await key(url);
-    const there = (await orNull(this.directory.removeEntry(`${name}.json`))) !== null;
-    await orNull(this.directory.removeEntry(`${name}.gguf`));
-    return there;
+    return exclusively(async () => {
+      const there = await this.#remove(`${name}.json`);
+      await this.#remove(`${name}.gguf`);
+      return there;
+    });
   }
 
+  /** Removes on its way what a tab has left that ended before its time. */
   async list() {
-    const entries: CacheEntry[] = [];
-    for await (const name of (this.directory as unknown as { keys(): AsyncIterable<string> }).keys()) {
-      const entry = name.endsWith(".json") ? await this.#entry(name) : null;
-      if (entry) entries.push(entry);
-    }
-    return entries.sort((a, b) => a.stored - b.stored);
+    return exclusively(async () => {
+      const entries: CacheEntry[] = [];
+      const whole = new Set<string>();
+      for (const file of await this.#files()) {
+        const [, name, kind] = /^(.*)\.(json|gguf)$/.exec(file) ?? [];
+        if (!name) continue;
+        const found = kind === "json" ? await this.#read(name) : undefined;
+        if (found) {
+          entries.push(found.entry);
+          whole.add(name);
+        } else if (!whole.has(name)) await this.#remove(file);
+      }
+      return entries.sort((a, b) => a.stored - b.stored);
+    });
+  }
+
+  async clear() {
+    await exclusively(async () => {
+      for (const file of await this.#files()) await this.#remove(file);
+    });
   }
 }
 
@@ -143,23 +197,19 @@ class CacheApi implements Store {
   }
 
   async writer(url: string): Promise<CacheWriter> {
-    // the browser may keep blobs on disk: pieces are collected, and put when the file is complete
-    let blob = new Blob([]);
-    let pieces: Uint8Array<ArrayBuffer>[] = [];
+    // put when the file is complete
+    let pieces = new Pieces();
+    let committed = false;
     return {
-      write: async (bytes) => {
-        pieces.push(bytes);
-        if (pieces.length === 64) {
-          blob = new Blob([blob, ...pieces]);
-          pieces = [];
-        }
-      },
+      write: async (bytes) => pieces.add(bytes),
       commit: async (entry) => {
         const headers = { "x-entry": encodeURIComponent(JSON.stringify(entry)) };
-        await this.cache.put(await this.#at(url), new Response(new Blob([blob, ...pieces]), { headers }));
+        await this.cache.put(await this.#at(url), new Response(pieces.blob(), { headers }));
+        committed = true;
       },
       abort: async () => {
-        [blob, pieces] = [new Blob([]), []];
+        pieces = new Pieces();
+        if (committed) await this.delete(url);
       },
     };
   }
@@ -171,6 +221,10 @@ class CacheApi implements Store {
   async list() {
     const responses = await this.cache.matchAll();
     return responses.map((r) => this.#entry(r)).sort((a, b) => a.stored - b.stored);
+  }
+
+  async clear() {
+    for (const request of await this.cache.keys()) await this.cache.delete(request);
   }
 }
 
@@ -199,17 +253,30 @@ async function open(): Promise<Store | undefined> {
   return undefined;
 }
 
-/** A file of the cache. */
-export async function cached(url: string): Promise<{ entry: CacheEntry; blob: Blob } | undefined> {
-  return (await store())?.get(url);
+/** Files of the cache as they are at one time, so that parts of a model belong together. */
+export async function cached(urls: string[]): Promise<(Hit | undefined)[]> {
+  const here = await store();
+  if (!here || urls.length === 0) return urls.map(() => undefined);
+  return exclusively(() => Promise.all(urls.map((url) => here.get(url))), "shared");
 }
+
+/** Removes the file of exactly this URL; says whether it was there. */
+export const uncache = async (url: string): Promise<boolean> => (await (await store())?.delete(url)) ?? false;
 
 /** Starts to write a file; undefined where the runtime has no storage. */
 export async function cacheWriter(url: string, size: number): Promise<CacheWriter | undefined> {
   const here = await store();
   if (!here) return undefined;
-  const estimate = await navigator.storage?.estimate?.();
-  const free = (estimate?.quota ?? Infinity) - (estimate?.usage ?? 0);
+  const room = async () => {
+    const estimate = await navigator.storage?.estimate?.();
+    return (estimate?.quota ?? Infinity) - (estimate?.usage ?? 0);
+  };
+  let free = await room();
+  if (size > free) {
+    // what tabs have left that ended before their time goes first
+    await here.list();
+    free = await room();
+  }
   const full = (cause?: unknown) =>
     new StarlingError(
       "quota",
@@ -238,14 +305,16 @@ export const modelCache = {
   /** All cached files, the oldest first. */
   list: async (): Promise<CacheEntry[]> => (await (await store())?.list()) ?? [],
 
-  /** Removes the file of a URL; says whether it was there. */
-  evict: async (url: string): Promise<boolean> => (await (await store())?.delete(url)) ?? false,
+  /** Removes what was downloaded for a source, as it was given to `load`; says whether anything was there. */
+  evict: async (source: Source): Promise<boolean> => {
+    if (!(await store())) return false;
+    let found = false;
+    for (const part of parts(source, undefined)) if ("url" in part && (await uncache(part.url))) found = true;
+    return found;
+  },
 
   /** Removes all files. */
-  clear: async (): Promise<void> => {
-    const here = await store();
-    for (const { url } of (await here?.list()) ?? []) await here?.delete(url);
-  },
+  clear: async (): Promise<void> => (await store())?.clear(),
 
   /** What is used, and what may be. */
   usage: async (): Promise<CacheUsage> => {

@@ -45,17 +45,23 @@ export interface WireError {
   name: string;
   message: string;
   code?: ErrorCode | undefined;
+  cause?: WireError | undefined;
 }
 
 export function toWire(e: unknown): WireError {
-  if (e instanceof StarlingError) return { name: e.name, message: e.message, code: e.code };
-  if (e instanceof Error) return { name: e.name, message: e.message };
-  return { name: "Error", message: String(e) };
+  if (!(e instanceof Error)) return { name: "Error", message: String(e) };
+  return {
+    name: e.name,
+    message: e.message,
+    ...(e instanceof StarlingError && { code: e.code }),
+    ...(e.cause !== undefined && { cause: toWire(e.cause) }),
+  };
 }
 
 export function fromWire(e: WireError): Error {
-  if (e.code) return new StarlingError(e.code, e.message);
+  const options = e.cause && { cause: fromWire(e.cause) };
+  if (e.code) return new StarlingError(e.code, e.message, options);
   return e.name === "AbortError"
     ? new DOMException(e.message, e.name)
-    : Object.assign(new Error(e.message), { name: e.name });
+    : Object.assign(new Error(e.message, options), { name: e.name });
 }

@@ -1,6 +1,6 @@
 // What the runtime can do, and the module built for it.
 
-import { StarlingError } from "./errors.js";
+import { type ErrorCode, StarlingError } from "./errors.js";
 
 /** Instruction sets; the last is the second with dots for processors without VNNI. All give the same bytes. */
 export type Isa = "simd128" | "relaxed-simd" | "relaxed-i16";
@@ -101,7 +101,10 @@ export function compile(
       new StarlingError("unsupported", "this runtime has no WebAssembly SIMD (simd128), which Starling needs"),
     );
   if (source instanceof WebAssembly.Module) return Promise.resolve(source);
-  if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return WebAssembly.compile(source);
+  if (source instanceof ArrayBuffer || ArrayBuffer.isView(source))
+    return compileBytes(source, "what was given as `wasm`", "request");
+  if (isa?.startsWith("relaxed") && !relaxedSimd && source === undefined)
+    return Promise.reject(new StarlingError("unsupported", `this runtime has no relaxed SIMD, which ${isa} needs`));
   const build = isa === "simd128" || (!isa && !relaxedSimd) ? "simd128" : "relaxed-simd";
   const key = String(source ?? `${build}${threads}`);
   let module = compiled.get(key);
@@ -115,7 +118,7 @@ export function compile(
 }
 
 /** The builds of this package; bundlers look for exactly this form. */
-const builds = {
+export const builds = {
   "simd128": () => new URL("../wasm/simd128.wasm", import.meta.url),
   "relaxed-simd": () => new URL("../wasm/relaxed-simd.wasm", import.meta.url),
   "simd128-threads": () => new URL("../wasm/simd128-threads.wasm", import.meta.url),
@@ -127,20 +130,51 @@ async function fetchModule(
   threads: boolean,
   source: string | URL | undefined,
 ): Promise<WebAssembly.Module> {
-  const url =
-    source === undefined
-      ? builds[threads ? (`${build}-threads` as const) : build]()
-      : new URL(source, globalThis.document?.baseURI ?? globalThis.location?.href);
+  const url = source === undefined ? builds[threads ? (`${build}-threads` as const) : build]() : absolute(source);
   const file = await localFile(url);
-  if (file) return WebAssembly.compile(await file.arrayBuffer());
+  if (file) return compileBytes(await file.arrayBuffer(), url.href, "network");
   const failed = (why: string, cause?: unknown) => new StarlingError("network", `${url.href}: ${why}`, { cause });
-  const response = await fetch(url).catch((e: Error) => {
-    throw failed(e.message, e);
-  });
-  if (!response.ok) throw failed(`${response.status} ${response.statusText}`);
-  // some servers do not know the type, which streaming insists on
-  const known = response.headers.get("content-type")?.startsWith("application/wasm");
-  return known ? WebAssembly.compileStreaming(response) : WebAssembly.compile(await response.arrayBuffer());
+  try {
+    const response = await fetch(url);
+    if (!response.ok) throw failed(`${response.status} ${response.statusText}`);
+    // some servers do not know the type, which streaming insists on
+    const known = response.headers.get("content-type")?.startsWith("application/wasm");
+    if (known) return await WebAssembly.compileStreaming(response);
+    return await compileBytes(await response.arrayBuffer(), url.href, "network");
+  } catch (e) {
+    if (e instanceof StarlingError) throw e;
+    throw e instanceof WebAssembly.CompileError ? uncompiled(url.href, e) : failed((e as Error).message, e);
+  }
+}
+
+/** A URL as the page means it. */
+export function absolute(url: string | URL): URL {
+  try {
+    return new URL(url, globalThis.document?.baseURI ?? globalThis.location?.href);
+  } catch (e) {
+    throw new StarlingError("request", `${url} is not a URL`, { cause: e });
+  }
+}
+
+const uncompiled = (name: string, cause: WebAssembly.CompileError) =>
+  new StarlingError("unsupported", `${name}: this runtime cannot compile it: ${cause.message}`, { cause });
+
+/** What every module begins with. */
+const MAGIC = [0, 97, 115, 109];
+
+/** Compiles bytes; `otherwise` is the kind of failure if they are something else than a module. */
+async function compileBytes(
+  bytes: ArrayBuffer | Uint8Array<ArrayBuffer>,
+  name: string,
+  otherwise: ErrorCode,
+): Promise<WebAssembly.Module> {
+  try {
+    return await WebAssembly.compile(bytes);
+  } catch (e) {
+    const begin = bytes instanceof Uint8Array ? bytes : new Uint8Array(bytes);
+    if (MAGIC.every((byte, i) => begin[i] === byte)) throw uncompiled(name, e as WebAssembly.CompileError);
+    throw new StarlingError(otherwise, `${name} is no WebAssembly module`, { cause: e });
+  }
 }
 
 interface Fs {

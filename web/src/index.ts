@@ -8,6 +8,7 @@ import { Generation } from "./generation.js";
 import { Completions } from "./openai.js";
 import type { Backend, CoreEvent } from "./protocol.js";
 import { type Prompt, chatJson, json, requestJson } from "./request.js";
+import { unlessAborted } from "./signal.js";
 import { type Source, parts } from "./source.js";
 import type {
   ChatMessage,
@@ -88,7 +89,7 @@ export class Starling {
       cache: options.cache ?? "reuse",
       sha256: typeof sha256 === "string" ? [sha256] : sha256,
       receipts: options.receipts ?? false,
-      module: await compile(options.isa, threads > 1, options.wasm),
+      module: await unlessAborted(compile(options.isa, threads > 1, options.wasm), options.signal),
       threads,
       isa: options.isa,
       session: {

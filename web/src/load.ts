@@ -1,11 +1,12 @@
 // A model on its way: from its files or the cache into the module, and into the cache.
 
 import type { InitOutput, Loader, Model } from "../wasm/starling.js";
-import { type CacheWriter, cacheWriter, cached, modelCache } from "./cache.js";
+import { type CacheWriter, type Hit, cacheWriter, cached, exclusively, uncache } from "./cache.js";
 import { type ErrorCode, StarlingError } from "./errors.js";
 import type { Isa } from "./features.js";
 import { beginRace, fasterIsa } from "./race.js";
-import { type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
+import { pause } from "./signal.js";
+import { type Count, type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
 import { type Face, Helpers, faceOf } from "./threads.js";
 import type { LoadOptions, Progress } from "./types.js";
 
@@ -31,6 +32,20 @@ export interface LoadRequest {
 
 /** Bytes of weights that fit a module's 4 GiB beside keys, values and working memory. */
 const MOST_BYTES = 3.6e9;
+
+/** Refuses a model of so many bytes, or of more if they are yet to come, if it is too large. */
+function fits(bytes: number, more = false): void {
+  if (bytes <= MOST_BYTES) return;
+  throw new StarlingError(
+    "memory",
+    `the model has ${more ? "at least " : ""}${bytes} bytes; a WebAssembly module has room for weights of about ${MOST_BYTES} at most`,
+  );
+}
+
+/** Counts bytes of a file whose length is not known, after others of so many bytes, as far as they fit. */
+export function countFitting(bytes = 0): Count {
+  return (more) => fits((bytes += more), true);
+}
 
 /** A model, and what it runs on. */
 export interface Loaded {
@@ -63,19 +78,25 @@ export async function loadModel(
   let places: Place[] = [];
   try {
     const isChoice = options.isa === undefined && guarded(() => beginRace(face));
-    for (const part of options.parts) places.push(await locate(part, options, signal));
-    const total = places.reduce((sum, { file }) => sum + file.size, 0);
-    if (total > MOST_BYTES) {
-      throw new StarlingError(
-        "memory",
-        `the model has ${total} bytes; a WebAssembly module has room for weights of about ${MOST_BYTES} at most`,
-      );
+    const meter = new Meter(onProgress);
+    let total = 0;
+    const hits = await found(options);
+    for (const part of options.parts) {
+      const fitting = countFitting(total);
+      const count = (more: number) => {
+        fitting(more);
+        meter.add("url" in part ? "network" : "local", more);
+      };
+      const place = await locate(part, hits, options, signal, count);
+      places.push(place);
+      total += place.file.size;
     }
+    fits(total);
+    meter.expect(total);
     for (const [part, { file, url }] of places.entries()) {
       const writer = url === undefined ? undefined : await cacheWriter(url, file.size);
       if (writer) writers.push({ writer, url: url!, file, part });
     }
-    const meter = new Meter(total, onProgress);
     const taken = places.map(() => 0);
     const take = async (part: number, until: "directory" | "end") => {
       const { file, from } = places[part]!;
@@ -85,7 +106,7 @@ export async function loadModel(
         taken[part]! += bytes.length;
         await writers.find((w) => w.part === part)?.writer.write(bytes);
         const known = guarded(() => loader!.feed(part, bytes));
-        meter.add(from, bytes.length);
+        if (!file.counted) meter.add(from, bytes.length);
         if (known && until === "directory") return;
       }
     };
@@ -113,9 +134,17 @@ export async function loadModel(
     // what a build has beside its own must be named
     const session = { ...options.session, ...(isa === "relaxed-i16" && { isa }), threads: 1 + helpers.count };
     model = guarded(() => whole.open(JSON.stringify(session)));
-    for (const { writer, url, file, part } of writers) {
-      await writer.commit({ url, size: file.size, tag: file.tag, sha256: sha256[part], stored: Date.now() });
-    }
+    // what was said meanwhile gets through
+    await pause(0, signal);
+    const commit = async () => {
+      for (const { writer, url, file, part } of writers) {
+        signal?.throwIfAborted();
+        await writer.commit({ url, size: file.size, tag: file.tag, sha256: sha256[part], stored: Date.now() });
+      }
+      signal?.throwIfAborted();
+    };
+    // all parts at once: another tab may have another version of them
+    if (writers.length > 0) await exclusively(commit);
     return { face, module, model, helpers };
   } catch (e) {
     for (const { writer } of writers) await writer.abort().catch(() => {});
@@ -125,7 +154,7 @@ export async function loadModel(
     }
     // a cached file that cannot be loaded is of no use
     const broken = e instanceof StarlingError && (e.code === "model" || e.code === "checksum");
-    for (const { from, file } of places) if (broken && from === "cache") await modelCache.evict(file.name);
+    for (const { from, file } of places) if (broken && from === "cache") await uncache(file.name);
     throw e;
   }
 }
@@ -167,22 +196,38 @@ interface Place {
   url?: string;
 }
 
-async function locate(part: Part, options: LoadRequest, signal: AbortSignal | undefined): Promise<Place> {
-  if (!("url" in part) || part.url.startsWith("file:")) return { file: await openPart(part, signal), from: "local" };
+/** What the cache has of the parts, as far as it may be used. */
+async function found({ parts, cache }: LoadRequest): Promise<Map<string, Hit>> {
+  if (cache !== "reuse" && cache !== "revalidate") return new Map();
+  const urls = parts.flatMap((part) => ("url" in part && !part.url.startsWith("file:") ? [part.url] : []));
+  const hits = await cached(urls);
+  return new Map(urls.flatMap((url, i) => (hits[i] ? [[url, hits[i]]] : [])));
+}
+
+async function locate(
+  part: Part,
+  hits: Map<string, Hit>,
+  options: LoadRequest,
+  signal: AbortSignal | undefined,
+  count: Count,
+): Promise<Place> {
+  if (!("url" in part) || part.url.startsWith("file:"))
+    return { file: await openPart(part, signal, count), from: "local" };
   const { url } = part;
-  const hit = options.cache === "reuse" || options.cache === "revalidate" ? await cached(url) : undefined;
+  const hit = hits.get(url);
   if (hit) {
     const remote = options.cache === "revalidate" ? await remoteTag(url, signal) : undefined;
     const same = !remote || (remote.tag === hit.entry.tag && (remote.size ?? hit.entry.size) === hit.entry.size);
     if (same) return { file: blobFile(hit.blob, url), from: "cache" };
   }
-  const file = await openPart(part, signal, options.parts.length === 1);
+  const file = await openPart(part, signal, count, options.parts.length === 1);
   return { file, from: "network", ...(options.cache !== "none" && { url }) };
 }
 
 /** Counts bytes, and reports ten times a second at most. */
 class Meter {
-  #total: number;
+  /** Until all lengths are known there is no telling. */
+  #total = Infinity;
   #report: (progress: Progress) => void;
   #loaded = 0;
   #from: Progress["from"] = "local";
@@ -190,9 +235,14 @@ class Meter {
   #last = performance.now();
   #lastLoaded = 0;
 
-  constructor(total: number, report: (progress: Progress) => void) {
-    this.#total = total;
+  constructor(report: (progress: Progress) => void) {
     this.#report = report;
+  }
+
+  /** So many bytes in all; the next of them begin to come. */
+  expect(total: number): void {
+    this.#total = total;
+    [this.#last, this.#lastLoaded] = [performance.now(), this.#loaded];
   }
 
   add(from: Progress["from"], bytes: number): void {

@@ -1,7 +1,8 @@
 // Where models come from: every source becomes files of known length that can be opened at any byte.
 
 import { StarlingError } from "./errors.js";
-import { localFile } from "./features.js";
+import { absolute, localFile } from "./features.js";
+import { pause, unlessAborted } from "./signal.js";
 
 /**
  * A model: the URL of a GGUF file, `hf:owner/repo/file.gguf`, a `File` or `Blob`, bytes, or a stream of bytes; or an array of
@@ -27,23 +28,18 @@ export type Part =
 export function parts(source: Source, size: number | undefined): Part[] {
   if (Array.isArray(source)) {
     if (source.length === 0) throw new StarlingError("request", "the list of files is empty");
-    return source.map((s) => (s instanceof Blob ? { blob: s } : { url: absolute(s) }));
+    return source.map((s) => (s instanceof Blob ? { blob: s } : { url: address(s) }));
   }
   if (source instanceof Blob) return [{ blob: source }];
   if (source instanceof ArrayBuffer) return [{ bytes: new Uint8Array(source) }];
   if (source instanceof Uint8Array) return [{ bytes: source }];
   if (source instanceof ReadableStream) return [{ stream: source, size }];
-  return shards(absolute(source)).map((url) => ({ url }));
+  return shards(address(source)).map((url) => ({ url }));
 }
 
-function absolute(url: string | URL): string {
+function address(url: string | URL): string {
   const hub = /^hf:([^/]+)\/([^/]+)\/(.+)$/.exec(String(url));
-  if (hub) return `https://huggingface.co/${hub[1]}/${hub[2]}/resolve/main/${hub[3]}`;
-  try {
-    return new URL(url, globalThis.document?.baseURI ?? globalThis.location?.href).href;
-  } catch (e) {
-    throw new StarlingError("request", `${url} is not a URL`, { cause: e });
-  }
+  return hub ? `https://huggingface.co/${hub[1]}/${hub[2]}/resolve/main/${hub[3]}` : absolute(url).href;
 }
 
 /** All parts of a split model, of which the first is given. */
@@ -67,7 +63,12 @@ export interface SourceFile {
   open(from: number, signal?: AbortSignal): Promise<ReadableStream<Uint8Array<ArrayBuffer>>>;
   /** Whether opening it again may help after a failure. */
   remote: boolean;
+  /** Whether its bytes were counted already, as all of it had to be read to know how many there are. */
+  counted?: boolean;
 }
+
+/** Told of bytes of a file whose length is not known yet; throws if they become too many. */
+export type Count = (bytes: number) => void;
 
 export const blobFile = (blob: Blob, name = (blob as File).name ?? "blob"): SourceFile => ({
   name,
@@ -91,31 +92,84 @@ function bytesFile(bytes: Uint8Array<ArrayBuffer>): SourceFile {
   return { name: "bytes", size: bytes.length, tag: undefined, open, remote: false };
 }
 
-async function streamFile(
-  stream: ReadableStream<Uint8Array<ArrayBuffer>>,
-  size: number | undefined,
-): Promise<SourceFile> {
-  // without a length everything must be there before the first byte can be placed
-  if (size === undefined) return blobFile(await new Response(stream).blob(), "stream");
+/** Puts bytes together in blobs, which a browser may keep on disk. */
+export class Pieces {
+  #blob = new Blob([]);
+  #last: Uint8Array<ArrayBuffer>[] = [];
+
+  add(bytes: Uint8Array<ArrayBuffer>): void {
+    if (this.#last.push(bytes) === 64) this.#blob = this.blob();
+  }
+
+  /** All so far. */
+  blob(): Blob {
+    const blob = new Blob([this.#blob, ...this.#last]);
+    this.#last = [];
+    return (this.#blob = blob);
+  }
+}
+
+/** All of a file. */
+async function collect(file: SourceFile, signal: AbortSignal | undefined, count: Count): Promise<Blob> {
+  const pieces = new Pieces();
+  for await (const bytes of read(file, 0, signal)) {
+    count(bytes.length);
+    pieces.add(bytes);
+  }
+  return pieces.blob();
+}
+
+/** A file whose length nobody says: all of it must be there before its first byte can be placed. */
+async function whole(file: SourceFile, signal: AbortSignal | undefined, count: Count): Promise<SourceFile> {
+  return { ...blobFile(await collect(file, signal, count), file.name), tag: file.tag, counted: true };
+}
+
+type StreamPart = Extract<Part, { stream: unknown }>;
+
+function streamFile({ stream, size }: StreamPart): SourceFile {
   let opened = false;
   const open = async (from: number) => {
     if (opened || from !== 0) throw new StarlingError("network", "a stream cannot be read twice");
     opened = true;
     return stream;
   };
-  return { name: "stream", size, tag: undefined, open, remote: false };
+  return { name: "stream", size: size ?? Infinity, tag: undefined, open, remote: false };
+}
+
+/** All of a stream, for what takes none. */
+export async function inBlob(part: StreamPart, signal: AbortSignal | undefined, count: Count): Promise<Part> {
+  return { blob: await collect(streamFile({ ...part, size: undefined }), signal, count) };
 }
 
 /** Opens a part that is not cached; with `now`, reading will start at once. */
-export async function openPart(part: Part, signal: AbortSignal | undefined, now = true): Promise<SourceFile> {
+export async function openPart(
+  part: Part,
+  signal: AbortSignal | undefined,
+  count: Count,
+  now = true,
+): Promise<SourceFile> {
   if ("blob" in part) return blobFile(part.blob);
   if ("bytes" in part) return bytesFile(part.bytes);
-  if ("stream" in part) return streamFile(part.stream, part.size);
+  if ("stream" in part) return part.size === undefined ? whole(streamFile(part), signal, count) : streamFile(part);
   const file = await localFile(new URL(part.url));
-  return file ? blobFile(file, part.url) : remoteFile(part.url, signal, now);
+  return file ? blobFile(file, part.url) : remoteFile(part.url, signal, count, now);
 }
 
-const tagOf = (headers: Headers) => headers.get("etag") ?? headers.get("last-modified") ?? undefined;
+/** What tells versions apart. One that is compressed on its way has a weak tag, or one that says so. */
+const tagOf = ({ headers }: Response) =>
+  headers
+    .get("etag")
+    ?.replace(/^W\//, "")
+    .replace(/[-;](gzip|br|zstd|deflate)"$/, '"') ??
+  headers.get("last-modified") ??
+  undefined;
+
+/** Bytes of the file, if the server says; a compressed answer has another length. */
+function sizeOf({ headers }: Response): number | undefined {
+  if (headers.has("content-encoding")) return undefined;
+  const size = /\/(\d+)$/.exec(headers.get("content-range") ?? "")?.[1] ?? headers.get("content-length");
+  return size === null ? undefined : Number(size);
+}
 
 /** What a server says of a file: what a cached copy is compared with. Undefined if it cannot be reached. */
 export async function remoteTag(
@@ -124,18 +178,26 @@ export async function remoteTag(
 ): Promise<{ tag: string | undefined; size: number | undefined } | undefined> {
   try {
     const response = await fetch(url, { method: "HEAD", cache: "no-cache", signal: signal ?? null });
-    const size = response.headers.get("content-length");
-    return response.ok ? { tag: tagOf(response.headers), size: size === null ? undefined : Number(size) } : undefined;
+    return response.ok ? { tag: tagOf(response), size: sizeOf(response) } : undefined;
   } catch (e) {
     signal?.throwIfAborted();
     return undefined;
   }
 }
 
-async function request(url: string, from: number, signal: AbortSignal | undefined): Promise<Response> {
+/** Past the browser's HTTP cache, which may have another version and would keep a second copy. Not all runtimes know this. */
+const FRESH: RequestInit = "cache" in Request.prototype ? { cache: "no-store" } : {};
+
+async function request(
+  url: string,
+  from: number,
+  signal: AbortSignal | undefined,
+  byRange = from > 0,
+): Promise<Response> {
   let response;
   try {
-    response = await fetch(url, { headers: from > 0 ? { range: `bytes=${from}-` } : {}, signal: signal ?? null });
+    const headers: HeadersInit = byRange ? { range: `bytes=${from}-` } : {};
+    response = await fetch(url, { ...FRESH, headers, signal: signal ?? null });
   } catch (e) {
     signal?.throwIfAborted();
     throw new StarlingError("network", `${url}: ${(e as Error).message}`, { cause: e });
@@ -147,14 +209,30 @@ async function request(url: string, from: number, signal: AbortSignal | undefine
   return response;
 }
 
-async function remoteFile(url: string, signal: AbortSignal | undefined, now: boolean): Promise<SourceFile> {
+/** The same file by range: then browsers ask for it as it is, not compressed, and most servers say how long it is. */
+async function askForLength(url: string, signal: AbortSignal | undefined, first: Response): Promise<Response> {
+  let second;
+  try {
+    second = await request(url, 0, signal, true);
+  } catch {
+    signal?.throwIfAborted();
+    return first;
+  }
+  const better = sizeOf(second) !== undefined;
+  await (better ? first : second).body!.cancel();
+  return better ? second : first;
+}
+
+async function remoteFile(
+  url: string,
+  signal: AbortSignal | undefined,
+  count: Count,
+  now: boolean,
+): Promise<SourceFile> {
   let first: Response | undefined = await request(url, 0, signal);
-  const { headers } = first;
-  const length = headers.get("content-length");
-  // a compressed answer has another length than the file
-  if (length === null || headers.has("content-encoding")) return blobFile(await first.blob(), url);
-  const [size, tag] = [Number(length), tagOf(headers)];
-  if (!now) {
+  if (sizeOf(first) === undefined) first = await askForLength(url, signal, first);
+  const [size, tag] = [sizeOf(first), tagOf(first)];
+  if (!now && size !== undefined) {
     // a browser opens few connections to a server, and this one would wait
     await first.body!.cancel();
     first = undefined;
@@ -163,14 +241,15 @@ async function remoteFile(url: string, signal: AbortSignal | undefined, now: boo
   const open = async (from: number, signal?: AbortSignal) => {
     const response = first && from === 0 ? first : await request(url, from, signal);
     first = undefined;
-    if (tagOf(response.headers) !== tag) {
+    if (tagOf(response) !== tag) {
       await response.body!.cancel();
       throw new StarlingError("checksum", `${url} changed while it was downloaded`);
     }
     // a server may answer with the whole file
     return from > 0 && response.status !== 206 ? skip(response.body!, from) : response.body!;
   };
-  return { name: url, size, tag, open, remote: true };
+  const file = { name: url, size: size ?? Infinity, tag, open, remote: true };
+  return size === undefined ? whole(file, signal, count) : file;
 }
 
 function skip(stream: ReadableStream<Uint8Array<ArrayBuffer>>, bytes: number): ReadableStream<Uint8Array<ArrayBuffer>> {
@@ -194,63 +273,37 @@ export async function* read(
   signal: AbortSignal | undefined,
 ): AsyncGenerator<Uint8Array<ArrayBuffer>, void> {
   let failures = 0;
+  const soFar = () => `${from}${file.size === Infinity ? "" : ` of ${file.size}`} bytes`;
   while (from < file.size) {
     signal?.throwIfAborted();
     let reader: ReadableStreamDefaultReader<Uint8Array<ArrayBuffer>> | undefined;
     try {
       reader = (await file.open(from, signal)).getReader();
-      for (let r = await next(reader, signal); !r.done; r = await next(reader, signal)) {
+      for (;;) {
+        signal?.throwIfAborted();
+        const { done, value } = await unlessAborted(reader.read(), signal);
+        if (done) break;
         failures = 0;
-        from += r.value.length;
-        yield r.value;
+        from += value.length;
+        yield value;
       }
       // the end, whether or not it comes too early
-      if (from >= file.size || !file.remote) return;
-      throw new StarlingError("network", `${file.name}: the connection ended after ${from} of ${file.size} bytes`);
+      if (from >= file.size || file.size === Infinity || !file.remote) return;
+      throw new StarlingError("network", `${file.name}: the connection ended after ${soFar()}`);
     } catch (e) {
       signal?.throwIfAborted();
       failures += 1;
       if (e instanceof StarlingError && e.code !== "network") throw e;
       if (!file.remote || failures === ATTEMPTS) {
         if (e instanceof StarlingError) throw e;
-        throw new StarlingError(
-          "network",
-          `${file.name}: broke after ${from} of ${file.size} bytes: ${(e as Error).message}`,
-          { cause: e },
-        );
+        throw new StarlingError("network", `${file.name}: broke after ${soFar()}: ${(e as Error).message}`, {
+          cause: e,
+        });
       }
       await pause(100 * 2 ** failures, signal);
     } finally {
-      await reader?.cancel().catch(() => {});
+      // without waiting: a source may take its time, or for ever
+      void reader?.cancel().catch(() => {});
     }
   }
 }
-
-/** A read that ends at once when aborted, whatever the stream does. */
-async function next<T>(
-  reader: ReadableStreamDefaultReader<T>,
-  signal: AbortSignal | undefined,
-): Promise<ReadableStreamReadResult<T>> {
-  if (!signal) return reader.read();
-  signal.throwIfAborted();
-  return new Promise((resolve, reject) => {
-    const abort = () => reject(signal.reason);
-    signal.addEventListener("abort", abort, { once: true });
-    reader
-      .read()
-      .then(resolve, reject)
-      .finally(() => signal.removeEventListener("abort", abort));
-  });
-}
-
-const pause = (ms: number, signal: AbortSignal | undefined) =>
-  new Promise<void>((resolve, reject) => {
-    const timer = setTimeout(done, ms);
-    function done() {
-      clearTimeout(timer);
-      signal?.removeEventListener("abort", done);
-      if (signal?.aborted) reject(signal.reason);
-      else resolve();
-    }
-    signal?.addEventListener("abort", done);
-  });

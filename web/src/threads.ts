@@ -3,6 +3,7 @@
 import * as single from "../wasm/starling.js";
 import * as threaded from "../wasm/threads.js";
 import { StarlingError } from "./errors.js";
+import { startWorker } from "./script.js";
 
 /** What the module looks like from JavaScript. */
 export type Face = typeof single;
@@ -45,7 +46,10 @@ export class Helpers {
   #start(start: ThreadStart): Promise<void> {
     return new Promise((resolve, reject) => {
       // bundlers look for exactly this form
-      const worker = new Worker(new URL("./thread.js", import.meta.url), { type: "module" });
+      const worker = startWorker(
+        "thread.js",
+        () => new Worker(new URL("./thread.js", import.meta.url), { type: "module" }),
+      );
       const lost = (why: string) => {
         reject(new Error(why));
         if (this.#workers.includes(worker))

@@ -8,11 +8,11 @@ export interface Progress {
   from: "network" | "cache" | "local";
   /** Bytes so far, of all files. */
   loaded: number;
-  /** Bytes of all files. */
+  /** Bytes of all files; `Infinity` while that is not known, as a server or a stream does not say. */
   total: number;
   /** Bytes a second, lately. */
   rate: number;
-  /** Seconds left at that rate. */
+  /** Seconds left at that rate; `Infinity` where the total is. */
   remaining: number;
 }
 
@@ -20,7 +20,7 @@ export interface Progress {
 export interface LoadOptions {
   /** Called while loading, ten times a second at most, and at the end. */
   onProgress?: (progress: Progress) => void;
-  /** Stops loading; nothing is left in the cache. */
+  /** Stops loading, at every stage; nothing is left in the cache, unless the file was complete already. */
   signal?: AbortSignal;
   /**
    * What the cache is for, where the source is a URL:
