@@ -1,12 +1,11 @@
 //! `starling embed`: texts in, vectors out.
 
 use std::fs::File;
-use std::io::{BufWriter, IsTerminal, Write, stderr, stdout};
+use std::io::{BufWriter, IsTerminal, Write, stdout};
 use std::path::Path;
 use std::sync::Arc;
 
 use base64::Engine as _;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::Value;
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
@@ -15,6 +14,7 @@ use starling::tokenizer::EncodeOptions;
 
 use crate::cli::{EmbedArgs, EmbedOutput, ModelArgs};
 use crate::error::Failure;
+use crate::progress::{Of, Progress};
 use crate::run::DEFAULT_CTX;
 use crate::{load, tokens};
 
@@ -63,11 +63,9 @@ pub fn run(model_args: &ModelArgs, args: &EmbedArgs) -> Result<(), Failure> {
     let width = args.dimensions.unwrap_or(pooling.width(&model));
     let rows = texts.iter().map(|t| if pooling == Pooling::None { t.tokens.len() } else { 1 }).sum();
     let mut out = Output::new(args, rows, width)?;
-    let bar = if texts.len() >= MANY && stderr().is_terminal() {
-        let style = ProgressStyle::with_template("embedding {bar:32} {pos}/{len} texts, {per_sec}");
-        ProgressBar::new(texts.len() as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-    } else {
-        ProgressBar::hidden()
+    let progress = match texts.len() >= MANY {
+        true => Progress::new("embedding", Of::Count("texts"), texts.len() as u64),
+        false => Progress::hidden(),
     };
     let mut left = &texts[..];
     while !left.is_empty() {
@@ -86,10 +84,10 @@ pub fn run(model_args: &ModelArgs, args: &EmbedArgs) -> Result<(), Failure> {
             }
         })?;
         failed?;
-        bar.inc(batch.len() as u64);
+        progress.inc(batch.len() as u64, "");
         left = rest;
     }
-    bar.finish_and_clear();
+    progress.finish();
     Ok(out.finish()?)
 }
 

@@ -1,9 +1,7 @@
 //! From the command line to a model in memory.
 
-use std::io::{IsTerminal, stderr};
 use std::path::{Path, PathBuf};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
 use starling::error::LoadError;
 use starling::gguf::{Gguf, GgufSet, ShardName};
@@ -15,6 +13,7 @@ use crate::cli::ModelArgs;
 use crate::error::Failure;
 use crate::model_file::ModelFile;
 use crate::pool::{ThreadPool, default_threads};
+use crate::progress::{Of, Progress};
 
 /// The model that travels in the binary.
 pub static BUNDLED: &[u8] = include_bytes!("../../fixtures/starling-tiny/starling-tiny-q8_0.gguf");
@@ -106,17 +105,15 @@ pub fn model(args: &ModelArgs, pool: &ThreadPool) -> Result<Model, Failure> {
     let mut loader = ModelLoader::new(set.shards()).map_err(wrong)?;
     let bytes: Vec<&[u8]> = files.iter().map(|f| &f[..]).collect();
     let total: usize = bytes.iter().map(|b| b.len()).sum();
-    let bar = if total > SLOW_BYTES && stderr().is_terminal() {
-        let style = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes}");
-        ProgressBar::new(total as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-    } else {
-        ProgressBar::hidden()
+    let progress = match total > SLOW_BYTES {
+        true => Progress::on_terminal("loading", Of::Bytes, total as u64),
+        false => Progress::hidden(),
     };
     let loaded = loader.weights().load_all(&bytes, pool, &mut |file, range| {
-        bar.inc(range.len() as u64);
+        progress.inc(range.len() as u64, "");
         files[file].release(range);
     });
-    bar.finish_and_clear();
+    progress.finish();
     loaded.map_err(wrong)?;
     loader.finish().map_err(wrong)
 }

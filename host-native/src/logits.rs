@@ -3,7 +3,6 @@
 use std::io::{Write, stdout};
 
 use base64::Engine as _;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use starling::model::pass::Pass;
@@ -14,6 +13,7 @@ use starling::tokenizer::EncodeOptions;
 use crate::cli::{LogitsArgs, ModelArgs, PerplexityArgs};
 use crate::error::Failure;
 use crate::load;
+use crate::progress::{Of, Progress};
 use crate::tokens;
 
 /// Tokens of a batch.
@@ -90,9 +90,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
         return Err(Failure::Usage(format!("the text has {} tokens, a window needs {n_ctx}", ids.len())));
     }
     let windows = (ids.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
-    let bar = ProgressBar::new(windows as u64);
-    let style = ProgressStyle::with_template("{bar:32} {pos}/{len} windows, perplexity {msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let progress = Progress::new("measuring", Of::Count("windows"), windows as u64);
     let pass = Pass { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx };
     let (mut sum, mut squares, mut n) = (0.0, 0.0, 0usize);
     for window in ids.chunks_exact(n_ctx).take(windows) {
@@ -108,10 +106,9 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
             }
             Ok(())
         })?;
-        bar.set_message(format!("{:.4}", (sum / n.max(1) as f64).exp()));
-        bar.inc(1);
+        progress.inc(1, &format!("perplexity {:.4}", (sum / n.max(1) as f64).exp()));
     }
-    bar.finish_and_clear();
+    progress.finish();
     let mean = sum / n as f64;
     let deviation = ((squares / n as f64 - mean * mean) / n.saturating_sub(1).max(1) as f64).max(0.0).sqrt();
     let perplexity = mean.exp();

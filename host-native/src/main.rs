@@ -16,6 +16,7 @@ mod load;
 mod logits;
 mod model_file;
 mod pool;
+mod progress;
 mod quantize;
 mod run;
 mod sampling;

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::Mutex;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use starling::gguf::{GgufSet, GgufWriter, TensorInfo, Value};
 use starling::kernels::tasks;
 use starling::quant::mix::{Facts, Mix, Source, needs_importance, tensor_types};
@@ -17,6 +16,7 @@ use crate::error::Failure;
 use crate::imatrix::Importance;
 use crate::load;
 use crate::pool::ThreadPool;
+use crate::progress::{Of, Progress};
 
 /// Elements that one task converts, at least: whole rows.
 const TASK: usize = 1 << 16;
@@ -99,12 +99,9 @@ fn write(
     let mut out = BufWriter::with_capacity(1 << 20, file);
     out.write_all(&writer.header()).map_err(io)?;
     let total: u64 = set.tensors().map(|(_, t)| t.len_bytes).sum();
-    let bar = ProgressBar::new(total);
-    let style = ProgressStyle::with_template("{bar:32} {bytes}/{total_bytes} {msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let progress = Progress::new("quantizing", Of::Bytes, total);
     let mut quantisers: Vec<(Dtype, Quantiser)> = Vec::new();
     for ((shard, t), &dtype) in set.tensors().zip(types) {
-        bar.set_message(t.name.to_string());
         let failed = |e: QuantError| Failure::Usage(format!("tensor `{}` to {}: {e}", t.name, dtype.name()));
         let i = match quantisers.iter().position(|q| q.0 == dtype) {
             Some(i) => i,
@@ -117,9 +114,9 @@ fn write(
         let bytes = convert(src, t, &quantisers[i].1, dtype, weights_of(importance, t)?, pool).map_err(failed)?;
         out.write_all(&bytes).map_err(io)?;
         out.write_all(&vec![0; writer.padding(bytes.len() as u64)]).map_err(io)?;
-        bar.inc(t.len_bytes);
+        progress.inc(t.len_bytes, t.name);
     }
-    bar.finish_and_clear();
+    progress.finish();
     out.flush().map_err(io)?;
     out.get_ref().sync_all().map_err(io)
 }

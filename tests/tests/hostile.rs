@@ -80,9 +80,7 @@ fn with_numbers(bytes: &[u8], changes: &[(prop::sample::Index, Option<i64>)]) ->
     for (i, (key, value)) in metadata.iter().enumerate().filter(|(_, (key, _))| *key != "general.alignment") {
         match changes.iter().find(|(at, _)| at.index(metadata.len()) == i) {
             Some((_, None)) => {}
-            Some((_, Some(to))) => {
-                writer.metadata(key, &changed(value, *to).unwrap_or(value.clone())).expect("a value")
-            }
+            Some((_, Some(to))) => writer.metadata(key, &changed(value, *to).unwrap_or(*value)).expect("a value"),
             None => writer.metadata(key, value).expect("a value"),
         }
     }

@@ -115,8 +115,11 @@ fn a_request_may_go_at_any_step() {
 #[test]
 fn requests_share_what_memory_there_is() {
     let model = model();
-    let long =
-        |i: usize| Request { prompt_logprobs: i % 2 == 0, max_tokens: Some(100 - 10 * i), ..scored(20 + 30 * i, i, 0) };
+    let long = |i: usize| Request {
+        prompt_logprobs: i.is_multiple_of(2),
+        max_tokens: Some(100 - 10 * i),
+        ..scored(20 + 30 * i, i, 0)
+    };
     let requests: Vec<Request> = (0..5).map(long).collect();
     let alone: Vec<Seen> =
         requests.iter().flat_map(|r| run(&mut engine(&model, N_CTX, 1, 96), std::slice::from_ref(r), 0)).collect();

@@ -108,7 +108,8 @@ fn quantize_joins_a_split_model() {
         paths.push(written(&format!("split-0000{}-of-00002.gguf", i + 1), &file));
     }
     let (whole, joined) = (temp("whole.gguf"), temp("joined.gguf"));
-    ok(&["quantize", &source, &whole, "Q4_K_M"]);
+    let said = ok(&["quantize", &source, &whole, "Q4_K_M"]).err;
+    assert!(said.contains("quantizing: 100 % of "), "{said}");
     ok(&["quantize", &paths[0], &joined, "Q4_K_M"]);
     assert!(fs::read(&whole).expect("a file") == fs::read(&joined).expect("a file"));
     fails(&["quantize", &paths[0], &paths[1], "Q4_K_M"], USAGE, &["same file"]);
