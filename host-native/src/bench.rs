@@ -2,10 +2,11 @@
 //! in one go, `tg` tests generate token by token, each after `d` tokens of context; `tgAxN` tests have an engine make `A`
 //! answers at once. `emb` tests embed texts.
 
-use std::io::{Write, stdout};
+use std::io::{Write, stderr, stdout};
 use std::sync::Arc;
 use std::time::Instant;
 
+use indicatif::HumanBytes;
 use serde::Serialize;
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request};
@@ -19,6 +20,7 @@ use crate::cli::{BenchArgs, BenchOutput, ModelArgs};
 use crate::error::Failure;
 use crate::load;
 use crate::pool::ThreadPool;
+use crate::serve::machine;
 
 /// Rows of one prefill batch.
 const BATCH: usize = 512;
@@ -55,7 +57,8 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
     let kv_type = model_args.kv_type();
     let model = Arc::new(load::model(model_args, &pool)?);
     drop(pool);
-    let mut rows = Vec::new();
+    let (mut rows, mut most_kv) = (Vec::new(), 0);
+    let kv_bytes = |n_seqs: usize, n_ctx| EngineOptions::kv_bytes_of(&model, kv_type, n_ctx).saturating_mul(n_seqs);
     for &threads in threads {
         let pool = ThreadPool::new(usize::from(threads))?;
         let bandwidth = args.bandwidth.then(|| bandwidth::read(&pool));
@@ -84,6 +87,7 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
         for &depth in depths {
             let tests = args.prompt.iter().map(|&n| (n, true)).chain(args.generate.iter().map(|&n| (n, false)));
             for (n, prefill) in tests.filter(|&(n, _)| n > 0) {
+                most_kv = most_kv.max(kv_bytes(1, depth + n));
                 let mut bench = Bench::new(&model, cpu, &pool, kv_type, depth + n)?;
                 let seconds = (0..=args.repetitions).map(|_| bench.test(depth, n, prefill)).skip(1).collect();
                 let mut row = row(format!("{}{n}", if prefill { "pp" } else { "tg" }), kv_type, n, depth, seconds);
@@ -92,12 +96,33 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
                 rows.push(row);
             }
             for &(n_seqs, n) in &args.answers {
+                most_kv = most_kv.max(kv_bytes(n_seqs, depth.max(1) + n));
                 let seconds = answers(&model, cpu, &pool, kv_type, depth, (n_seqs, n), args.repetitions)?;
                 rows.push(row(format!("tg{n_seqs}x{n}"), kv_type, n_seqs * n, depth, seconds));
             }
         }
     }
-    print(&rows, args.output)
+    print(&rows, args.output)?;
+    if args.memory {
+        print_memory(model.weight_bytes(), most_kv)?;
+    }
+    Ok(())
+}
+
+/// Says what the largest test needs beside what the process had.
+fn print_memory(weights: usize, kv: usize) -> Result<(), Failure> {
+    let needed = weights + kv;
+    let (weights, kv) = (HumanBytes(weights as u64), HumanBytes(kv as u64));
+    let mut out = stderr().lock();
+    write!(out, "memory: {weights} of weights, {kv} of keys and values at most")?;
+    match machine::peak() {
+        Some(peak) => {
+            let more = (peak as f64 / needed as f64 - 1.0) * 100.0;
+            writeln!(out, "; the process had {}, {more:+.1} %", HumanBytes(peak))?;
+        }
+        None => writeln!(out)?,
+    }
+    Ok(())
 }
 
 /// Seconds that an engine takes for `n` tokens of each of `n_seqs` answers at once, after `depth` tokens of prompt, for

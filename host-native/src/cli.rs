@@ -396,6 +396,9 @@ pub struct BenchArgs {
     /// Measure how fast memory reads, and say what share of it decode tests reach
     #[arg(long)]
     pub bandwidth: bool,
+    /// Say on standard error how much memory weights, keys and values have, and the most that the process had
+    #[arg(long)]
+    pub memory: bool,
     /// Repetitions
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: u32,

@@ -28,6 +28,11 @@ pub fn memory() -> Memory {
     }
 }
 
+/// The most bytes of memory that this process has had, if the system says. Source: proc_pid_status(5).
+pub fn peak() -> Option<u64> {
+    meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
+}
+
 /// The least limit from the group of this process up to the root, version 2 or 1.
 fn cgroup_limit(groups: &str, root: &Path, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let number = |path: &Path| read(path)?.trim().parse::<u64>().ok();

@@ -16,7 +16,7 @@ pub mod config;
 mod gate;
 mod health;
 mod http;
-mod machine;
+pub mod machine;
 mod metrics;
 mod openapi;
 mod past;
