@@ -5,6 +5,8 @@
 //! ```text
 //! starling_alloc(len) -> pointer                     starling_free(pointer)
 //! starling_loader(file_len, digest) -> loader        starling_feed(loader, bytes) -> reply
+//! starling_split_loader(lens, digest) -> reply: loader
+//!                                      starling_feed_part(loader, part, bytes) -> reply: whether its directory is known
 //! starling_open(loader, options) -> reply: session   starling_close(session)
 //! starling_submit(session, request) -> reply: id     starling_cancel(session, id) -> 1 if it was there
 //! starling_step(session) -> reply: tokens, events    starling_info(session) -> reply
@@ -16,7 +18,8 @@
 //! starling_panic() -> reply: what a panic said; after one, nothing else may be called
 //! ```
 //!
-//! The module imports nothing.
+//! Of a split model each part is fed until its directory is known, and then the rest of each, in order. A module without
+//! chat templates, as it is shipped, has no `starling_render`. The module imports nothing.
 // exported names need `no_mangle`, which the lint counts as unsafe, and `pub`, which nothing in Rust reaches
 #![allow(unsafe_code, unreachable_pub)]
 
@@ -64,6 +67,10 @@ impl State {
 
     fn take_text(&mut self, pointer: u32) -> Result<String, Error> {
         String::from_utf8(self.take(pointer)?).map_err(|e| Error::Option(format!("invalid UTF-8: {e}")))
+    }
+
+    fn loader(&mut self, loader: u32) -> Result<&mut StreamLoader, Error> {
+        self.loaders.get_mut(&loader).ok_or_else(|| Error::Option(format!("{loader} is not an open loader")))
     }
 
     fn session(&mut self, session: u32) -> Result<&mut Session, Error> {
@@ -135,10 +142,30 @@ pub extern "C" fn starling_loader(file_len: u64, digest: u32) -> u32 {
 pub extern "C" fn starling_feed(loader: u32, bytes: u32) -> u64 {
     call(|s| {
         let bytes = s.take(bytes)?;
-        let loader =
-            s.loaders.get_mut(&loader).ok_or_else(|| Error::Option(format!("{loader} is not an open loader")))?;
+        let loader = s.loader(loader)?;
         loader.feed(0, &bytes)?;
         Ok(loader.fed(0))
+    })
+}
+
+/// A loader for the parts of a split model, whose lengths in bytes are a JSON array; `digest` as in [`starling_loader`].
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_split_loader(lens: u32, digest: u32) -> u64 {
+    crash::watch();
+    call(|s| {
+        let lens: Vec<u64> = serde_json::from_str(&s.take_text(lens)?)?;
+        let id = s.id();
+        s.loaders.insert(id, StreamLoader::new(&lens, digest != 0));
+        Ok(id)
+    })
+}
+
+/// Feeds a loader the next bytes of a part, from 0; replies with whether the part's directory is known.
+#[unsafe(no_mangle)]
+pub extern "C" fn starling_feed_part(loader: u32, part: u32, bytes: u32) -> u64 {
+    call(|s| {
+        let bytes = s.take(bytes)?;
+        Ok(s.loader(loader)?.feed(part as usize, &bytes)?)
     })
 }
 

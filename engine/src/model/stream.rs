@@ -99,6 +99,12 @@ impl StreamLoader {
             self.advance()?;
             return Ok(true);
         }
+        let (needed, limit) = (file.prefix.len() + bytes.len(), file.prefix.capacity());
+        file.prefix.try_reserve(bytes.len()).map_err(|_| LoadError::TooLarge {
+            what: "the directory",
+            needed: needed as u64,
+            limit: limit as u64,
+        })?;
         file.prefix.extend_from_slice(bytes);
         let known = file.read_directory()?;
         if self.shards.iter().all(|s| s.header.is_some()) {

@@ -99,6 +99,36 @@ impl Starling {
         self.call_with("starling_open", loader, options.as_bytes()).map(|id| id.as_u64().expect("an id") as u32)
     }
 
+    /// Opens a session with a split model, whose parts come in pieces of so many bytes.
+    pub fn open_split(
+        &mut self,
+        parts: &[&[u8]],
+        piece: usize,
+        options: &str,
+    ) -> std::result::Result<u32, (String, String)> {
+        let lens = format!("{:?}", parts.iter().map(|part| part.len()).collect::<Vec<_>>());
+        let lens = self.buffer(lens.as_bytes());
+        let loader = self.call("starling_split_loader", (lens, 0u32))?.as_u64().expect("an id") as u32;
+        let mut pieces: Vec<_> = parts.iter().map(|part| part.chunks(piece)).collect();
+        let feed = |m: &mut Starling, i: usize, bytes: &[u8]| {
+            let bytes = m.buffer(bytes);
+            m.call("starling_feed_part", (loader, i as u32, bytes)).map(|known| known == true)
+        };
+        for (i, pieces) in pieces.iter_mut().enumerate() {
+            while let Some(bytes) = pieces.next() {
+                if feed(self, i, bytes)? {
+                    break;
+                }
+            }
+        }
+        for (i, pieces) in pieces.into_iter().enumerate() {
+            for bytes in pieces {
+                feed(self, i, bytes)?;
+            }
+        }
+        self.call_with("starling_open", loader, options.as_bytes()).map(|id| id.as_u64().expect("an id") as u32)
+    }
+
     /// Bytes of its memory.
     pub fn memory_bytes(&self) -> usize {
         self.memory.data_size(&self.store)
