@@ -12,14 +12,22 @@ use crate::pool::{MAX_THREADS, Pool};
 /// Calls `task(i, worker)` exactly once for each `i` in `0..n`. No two calls at once have the same `worker`, which is
 /// below `pool.threads()`.
 pub fn run(pool: &dyn Pool, n: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-    let workers = pool.threads().min(MAX_THREADS).min(n);
-    if workers <= 1 {
-        return (0..n).for_each(|i| task(i, 0));
+    match pool.threads().min(MAX_THREADS).min(n) {
+        0 | 1 => (0..n).for_each(|i| task(i, 0)),
+        workers @ ..=FEW_THREADS => share::<FEW_THREADS>(pool, workers, n, task),
+        workers => share::<MAX_THREADS>(pool, workers, n, task),
     }
+}
+
+/// Threads for which an operation begins without clearing much memory.
+const FEW_THREADS: usize = 64;
+
+/// [`run`] with up to `MOST` workers.
+fn share<const MOST: usize>(pool: &dyn Pool, workers: usize, n: usize, task: &(dyn Fn(usize, usize) + Sync)) {
     let n = u32::try_from(n).expect("an operation has fewer than 2^32 tasks");
-    let share = |w: usize| (u64::from(n) * w as u64 / workers as u64) as u32;
-    let ranges: [AtomicU64; MAX_THREADS] =
-        core::array::from_fn(|w| AtomicU64::new(if w < workers { pack(share(w), share(w + 1)) } else { 0 }));
+    let start = |w: usize| (u64::from(n) * w as u64 / workers as u64) as u32;
+    let ranges: [AtomicU64; MOST] =
+        core::array::from_fn(|w| AtomicU64::new(if w < workers { pack(start(w), start(w + 1)) } else { 0 }));
     let tickets = AtomicUsize::new(0);
     pool.broadcast(&|| {
         let me = tickets.fetch_add(1, Ordering::Relaxed);
@@ -111,7 +119,7 @@ mod tests {
 
     #[test]
     fn each_task_once() {
-        for threads in [1, 2, 3, 7] {
+        for threads in [1, 2, 3, 7, FEW_THREADS + 6] {
             for n in [0, 1, 2, 5, 64, 1000] {
                 let mut hits = vec![0u32; n];
                 chunks(&Scoped(threads), &mut hits, 1, &|_, hit, worker| {
