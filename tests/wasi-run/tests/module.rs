@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use starling::gguf::{Gguf, GgufWriter, Value as Meta};
 use starling_tests::golden::{self, Case, Pinned};
 use starling_tests::{embedding, reference};
-use wasi_run::{Starling, engine};
+use wasi_run::{Starling, engine, stopping_engine};
 use wasmtime::{Engine, Module};
 
 static MODULE: LazyLock<(Engine, Module)> = LazyLock::new(|| {
@@ -273,7 +273,7 @@ fn sessions_give_their_memory_back() {
 
 /// Prompts of many tokens without a common beginning.
 fn prompts(n: u32) -> Vec<Vec<u32>> {
-    (0..n).map(|i| (0..400).map(|at| 300 + (i * 37 + at * at) % 1000).collect()).collect()
+    (0..n).map(|i| (0..200).map(|at| 300 + (i * 37 + at * at) % 1000).collect()).collect()
 }
 
 /// Answers to requests, as many at once as there is room for; the ids of each.
@@ -282,7 +282,7 @@ fn answers(m: &mut Starling, session: u32, prompts: &[Vec<u32>]) -> Vec<Vec<u64>
     let (mut next, mut running) = (0, std::collections::HashMap::new());
     while next < prompts.len() || !running.is_empty() {
         while let Some(prompt) = prompts.get(next) {
-            let request = json!({ "ids": prompt, "max_tokens": 80, "ignore_eos": true }).to_string();
+            let request = json!({ "ids": prompt, "max_tokens": 24, "ignore_eos": true }).to_string();
             match m.call_with("starling_submit", session, request.as_bytes()) {
                 Ok(id) => running.insert(id.as_u64().expect("an id"), next),
                 Err((kind, message)) => {
@@ -310,13 +310,17 @@ fn answers(m: &mut Starling, session: u32, prompts: &[Vec<u32>]) -> Vec<Vec<u64>
 /// A model's caches may be larger than the memory that the module gets: they stay as large as that is.
 #[test]
 fn memory_that_runs_short_costs_time_alone() {
+    // the same for all kernels, of which these would take a minute
+    if std::env::var("STARLING_TEST_ISA").is_ok_and(|isa| isa == "scalar") {
+        return;
+    }
     let bundled = std::fs::read(reference::fixtures().join("starling-tiny/starling-tiny-q8_0.gguf")).expect("a model");
     let (prompts, options) = (prompts(10), "{\"n_ctx\": 512, \"max_seqs\": 64}");
     let mut m = starling();
     let session = m.open(&bundled, 1 << 20, options).expect("a session");
     let before = m.memory_bytes();
     let expected = answers(&mut m, session, &prompts);
-    assert!(m.memory_bytes() > before + (8 << 20), "all answers have little to keep");
+    assert!(m.memory_bytes() > before + (6 << 20), "all answers have little to keep");
 
     let mut m = starling();
     let session = m.open(&bundled, 1 << 20, options).expect("a session");
@@ -338,8 +342,10 @@ fn memory_that_runs_short_costs_time_alone() {
 /// A host that does not trust a model bounds its time from outside.
 #[test]
 fn a_call_can_be_stopped() {
-    let (engine, case) = (&MODULE.0, small());
-    let mut m = starling();
+    let (engine, case) = (stopping_engine().expect("an engine"), small());
+    let path = std::env::var("STARLING_MODULE").expect("STARLING_MODULE: a file");
+    let module = Module::from_file(&engine, path).expect("a module");
+    let mut m = Starling::new(&engine, &module).expect("an instance");
     let session = m.open(&case.model_bytes(), 65_536, "{\"n_ctx\": 64}").expect("a session");
     m.set_deadline(1);
     engine.increment_epoch();
