@@ -13,8 +13,8 @@ use alloc::boxed::Box;
 use alloc::collections::{TryReserveError, VecDeque};
 use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
+use core::mem;
 
 pub use request::{Event, FinishReason, Request, RequestId, TokenLogprobs};
 
@@ -204,7 +204,8 @@ impl Engine {
             // nobody overtakes those
             RequestError::NoCapacity { what: "KV pages", needed: n_pages, free: 0 }
         } else {
-            match self.room(known(request, &request.tokens, 0), request.tokens.len(), request.cache_salt) {
+            let (tokens, growing) = (&request.tokens, self.growing());
+            match room(&mut self.arena, known(request, tokens, 0), tokens.len(), request.cache_salt, growing) {
                 Ok(pages) => return Ok((pages, None)),
                 Err(no_room) => no_room,
             }
@@ -225,25 +226,9 @@ impl Engine {
         Ok((pages, Some(ring)))
     }
 
-    /// Pages for `n_tokens`, those of `known` tokens from the cache, and beside them one for each request that may need
-    /// more than it has, so that this one does not come only to be preempted.
-    fn room(&mut self, known: &[u32], n_tokens: usize, salt: u64) -> Result<SeqPages, RequestError> {
-        let growing = self.active.iter().filter(|a| a.may_grow()).count();
-        let mut pages = self.arena.acquire(known, salt);
-        let needed = n_tokens.div_ceil(PAGE) - pages.pages.len() + growing;
-        let free = self.arena.available_pages();
-        let has_room = if needed <= free {
-            self.arena.extend(&mut pages, n_tokens)
-        } else {
-            Err(RequestError::NoCapacity { what: "KV pages", needed, free })
-        };
-        match has_room {
-            Ok(()) => Ok(pages),
-            Err(no_room) => {
-                self.arena.release(pages);
-                Err(no_room)
-            }
-        }
+    /// Requests that may need more pages than they have.
+    fn growing(&self) -> usize {
+        self.active.iter().filter(|a| a.may_grow()).count()
     }
 
     /// The start of a receipt, if one is asked for.
@@ -255,9 +240,7 @@ impl Engine {
     /// Forgets a request; its pages are free at once. Says whether it was there.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         let Some(i) = self.active.iter().position(|a| a.id == id) else { return false };
-        if let Some(a) = self.active.remove(i) {
-            self.retire(a);
-        }
+        self.retire(i);
         true
     }
 
@@ -283,12 +266,11 @@ impl Engine {
         Ok(bytes.len() / size * PAGE)
     }
 
-    /// Gives a request's pages back; those that are full stay known to later prompts.
-    fn retire(&mut self, a: Active) {
-        if a.ring.is_none() {
-            self.arena.publish(&a.pages, &a.tokens[..a.n_done], a.request.cache_salt);
+    /// Ends a request, by its place among the active ones.
+    fn retire(&mut self, i: usize) {
+        if let Some(mut a) = self.active.remove(i) {
+            a.give_up_pages(&mut self.arena);
         }
-        self.arena.release(a.pages);
     }
 
     /// The next batch, with memory for it.
@@ -317,9 +299,7 @@ impl Engine {
             }
             let youngest = self.active.iter_mut().rev().find(|a| a.ring.is_none() && !a.is_preempted());
             if let Some(a) = youngest {
-                self.arena.publish(&a.pages, &a.tokens[..a.n_done], a.request.cache_salt);
-                self.arena.release(core::mem::take(&mut a.pages));
-                a.n_done = 0;
+                a.give_up_pages(&mut self.arena);
                 sink(Event::Preempted { id: a.id });
             }
             return false;
@@ -331,17 +311,14 @@ impl Engine {
     /// alone, unless the system has less memory than the arena may take: then it ends.
     fn resume(&mut self, sink: &mut dyn FnMut(Event)) {
         while let Some(i) = self.active.iter().position(Active::is_preempted) {
+            let (growing, is_alone) = (self.growing(), self.active.iter().all(Active::is_preempted));
             let a = &mut self.active[i];
-            let (tokens, salt) = (core::mem::take(&mut a.tokens), a.request.cache_salt);
-            let pages = self.room(known(&self.active[i].request, &tokens, self.active[i].n_scored), tokens.len(), salt);
-            let a = &mut self.active[i];
-            a.tokens = tokens;
-            match pages {
+            let known = known(&a.request, &a.tokens, a.n_scored);
+            match room(&mut self.arena, known, a.tokens.len(), a.request.cache_salt, growing) {
                 Ok(pages) => (a.n_done, a.pages) = (pages.n_cached, pages),
-                Err(_) if self.active.iter().all(Active::is_preempted) => {
-                    let a = &mut self.active[i];
+                Err(_) if is_alone => {
                     sink(a.done(FinishReason::NoMemory, a.tokens.len() - a.n_prompt));
-                    self.retire_all(vec![i]);
+                    self.retire(i);
                 }
                 Err(_) => return,
             }
@@ -409,11 +386,7 @@ impl Engine {
     /// Retires requests, by their places among the active ones.
     fn retire_all(&mut self, mut ended: Vec<usize>) {
         sort_by(&mut ended, usize::cmp);
-        for i in ended.into_iter().rev() {
-            if let Some(a) = self.active.remove(i) {
-                self.retire(a);
-            }
-        }
+        ended.into_iter().rev().for_each(|i| self.retire(i));
     }
 
     /// Log-probabilities of the prompts' tokens that are asked for, as far as this batch has them. Logits are made for as
@@ -447,6 +420,32 @@ impl Engine {
     }
 }
 
+/// Pages for `n_tokens`, those of `known` tokens from the cache, and beside them one for each of the `growing` requests, so
+/// that this one does not come only to be preempted.
+fn room(
+    arena: &mut KvArena,
+    known: &[u32],
+    n_tokens: usize,
+    salt: u64,
+    growing: usize,
+) -> Result<SeqPages, RequestError> {
+    let mut pages = arena.acquire(known, salt);
+    let needed = n_tokens.div_ceil(PAGE) - pages.pages.len() + growing;
+    let free = arena.available_pages();
+    let has_room = if needed <= free {
+        arena.extend(&mut pages, n_tokens)
+    } else {
+        Err(RequestError::NoCapacity { what: "KV pages", needed, free })
+    };
+    match has_room {
+        Ok(()) => Ok(pages),
+        Err(no_room) => {
+            arena.release(pages);
+            Err(no_room)
+        }
+    }
+}
+
 /// Tokens of a request whose pages it may take from the cache. Log-probabilities need the rows of all tokens of a prompt,
 /// the known ones too, if only once.
 fn known<'a>(request: &Request, tokens: &'a [u32], n_scored: usize) -> &'a [u32] {
@@ -467,6 +466,15 @@ fn asked(request: &Request, model: &Model, options: &EngineOptions) -> ReceiptRe
 }
 
 impl Active {
+    /// Gives its pages back; those that are full stay known to later prompts.
+    fn give_up_pages(&mut self, arena: &mut KvArena) {
+        if self.ring.is_none() {
+            arena.publish(&self.pages, &self.tokens[..self.n_done], self.request.cache_salt);
+        }
+        arena.release(mem::take(&mut self.pages));
+        self.n_done = 0;
+    }
+
     /// Whether it gave up its pages.
     fn is_preempted(&self) -> bool {
         self.pages.pages.is_empty()

@@ -79,7 +79,7 @@ pub fn paths(path: &Path) -> Vec<PathBuf> {
 /// # Errors
 /// If a file is no valid GGUF; the error names that file.
 pub fn directories(files: &[ModelFile]) -> Result<Vec<Gguf<'_>>, Failure> {
-    files.iter().map(|file| Gguf::parse(file).map_err(|source| wrong(file, source))).collect()
+    files.iter().map(|file| Gguf::parse(file).map_err(|source| fault_of(file, source))).collect()
 }
 
 /// The one directory of all files of a model.
@@ -87,10 +87,10 @@ pub fn directories(files: &[ModelFile]) -> Result<Vec<Gguf<'_>>, Failure> {
 /// # Errors
 /// As [`directories`]; if the files are not those of one model.
 pub fn directory(files: &[ModelFile]) -> Result<GgufSet<'_>, Failure> {
-    GgufSet::new(directories(files)?).map_err(|source| wrong(&files[0], source))
+    GgufSet::new(directories(files)?).map_err(|source| fault_of(&files[0], source))
 }
 
-fn wrong(file: &ModelFile, source: LoadError) -> Failure {
+fn fault_of(file: &ModelFile, source: LoadError) -> Failure {
     Failure::Model { path: file.path().into(), source }
 }
 

@@ -72,12 +72,15 @@ fn tenths(done: u64, total: u64) -> u64 {
 /// What is to be said, if a tenth more is done than was said.
 fn line(what: &str, of: Of, (done, total): (u64, u64), said: u64, message: &str) -> Option<String> {
     let now = tenths(done, total);
+    if now <= said {
+        return None;
+    }
     let total = match of {
         Of::Bytes => HumanBytes(total).to_string(),
         Of::Count(things) => format!("{total} {things}"),
     };
     let message = if message.is_empty() { String::new() } else { format!(", {message}") };
-    (now > said).then(|| format!("{what}: {} % of {total}{message}", now * 10))
+    Some(format!("{what}: {} % of {total}{message}", now * 10))
 }
 
 #[cfg(test)]

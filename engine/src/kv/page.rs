@@ -14,8 +14,9 @@
 //! | 8 | XXH64 of everything before |
 //!
 //! The checksum guards against accidents, several times as fast as CRC-32 or SHA-256, which would cost more than reading
-//! the page from a disk, and in WebAssembly with a third of the code of XXH3. Nothing here guards against forgery: whoever may write the pages
-//! may decide what the model remembers. Storage that others can write to needs a signature around each page.
+//! the page from a disk, and in WebAssembly with a third of the code of XXH3. Nothing here guards against forgery: whoever
+//! may write the pages may decide what the model remembers. Storage that others can write to needs a signature around
+//! each page.
 
 use alloc::vec::Vec;
 
