@@ -227,10 +227,5 @@ fn quantised(bytes: &[u8], dtype: Dtype) -> Vec<u8> {
         }
         contents.push(data);
     }
-    let mut file = writer.header();
-    for data in contents {
-        file.extend_from_slice(&data);
-        file.resize(file.len() + writer.padding(data.len() as u64), 0);
-    }
-    file
+    writer.file(contents)
 }

@@ -136,9 +136,21 @@ pub fn changed(
 /// A file with other metadata, its tensors cut by `pieces`.
 fn rewritten(file: &[u8], metadata: &[(&str, Value<'_>)], pieces: &dyn Fn(&TensorInfo<'_>) -> Vec<Piece>) -> Vec<u8> {
     let gguf = Gguf::parse(file).expect("a model");
-    let mut writer = GgufWriter::new();
     let kept = gguf.metadata().iter().filter(|(key, _)| metadata.iter().all(|(k, _)| k != key));
-    for (key, value) in kept.filter(|(key, _)| *key != "general.alignment").chain(metadata) {
+    written(&gguf, kept.chain(metadata), pieces)
+}
+
+/// The file with this metadata, of which the alignment is left out, its tensors cut by `pieces`.
+///
+/// # Panics
+/// If the file was given without its tensors, or makes no sense with those changes.
+pub fn written<'a>(
+    gguf: &Gguf<'_>,
+    metadata: impl IntoIterator<Item = &'a (&'a str, Value<'a>)>,
+    pieces: &dyn Fn(&TensorInfo<'_>) -> Vec<Piece>,
+) -> Vec<u8> {
+    let mut writer = GgufWriter::new();
+    for (key, value) in metadata.into_iter().filter(|(key, _)| *key != "general.alignment") {
         writer.metadata(key, value).expect("a value");
     }
     let mut contents = Vec::new();
@@ -148,12 +160,26 @@ fn rewritten(file: &[u8], metadata: &[(&str, Value<'_>)], pieces: &dyn Fn(&Tenso
             contents.push(&gguf.data(t).expect("data")[range]);
         }
     }
-    let mut file = writer.header();
-    for data in contents {
-        file.extend_from_slice(data);
-        file.resize(file.len() + writer.padding(data.len() as u64), 0);
-    }
-    file
+    writer.file(contents)
+}
+
+/// A model as one of several files: the tensors in order, equally many in each.
+///
+/// # Panics
+/// If the file is no model.
+pub fn split(file: &[u8], n_files: usize) -> Vec<Vec<u8>> {
+    let gguf = Gguf::parse(file).expect("a model");
+    let n_tensors = gguf.tensors().len();
+    let part = |i: usize| {
+        let places = [("split.no", i), ("split.count", n_files), ("split.tensors.count", n_tensors)];
+        let places = places.map(|(key, n)| (key, Value::U32(n as u32)));
+        let metadata = if i == 0 { gguf.metadata() } else { &[] };
+        let here: Vec<&str> =
+            gguf.tensors().chunks(n_tensors.div_ceil(n_files)).nth(i).into_iter().flatten().map(|t| t.name).collect();
+        let pieces = |t: &TensorInfo<'_>| if here.contains(&t.name) { whole(t) } else { Vec::new() };
+        written(&gguf, metadata.iter().chain(&places), &pieces)
+    };
+    (0..n_files).map(part).collect()
 }
 
 /// The tensor as it is.

@@ -1,16 +1,15 @@
 //! Model files with anything in them: each is refused, or runs; none panics or asks for much memory.
 
-use std::fs;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use starling::engine::{Engine, EngineOptions, Request};
-use starling::gguf::{Gguf, GgufWriter, Value};
+use starling::gguf::{Gguf, Value};
 use starling::kernels::Cpu;
 use starling::kernels::attention::KvType;
 use starling::model::Model;
 use starling::pool::Inline;
-use starling_tests::reference::fixtures;
+use starling_tests::reference::{read, whole, written};
 
 const FILES: [&str; 10] = [
     "gemma2-swa16-f16",
@@ -26,7 +25,7 @@ const FILES: [&str; 10] = [
 ];
 
 fn file(i: usize) -> Vec<u8> {
-    fs::read(fixtures().join(format!("reference/{}.gguf", FILES[i]))).expect("a fixture")
+    read(&format!("{}.gguf", FILES[i]))
 }
 
 /// Loads the model and, if it is one, continues a prompt.
@@ -75,24 +74,18 @@ fn changed<'a>(value: &Value<'a>, to: i64) -> Option<Value<'a>> {
 /// The file with other numbers in its metadata, or without some.
 fn with_numbers(bytes: &[u8], changes: &[(prop::sample::Index, Option<i64>)]) -> Vec<u8> {
     let gguf = Gguf::parse(bytes).expect("a model");
-    let metadata = gguf.metadata();
-    let mut writer = GgufWriter::new();
-    for (i, (key, value)) in metadata.iter().enumerate().filter(|(_, (key, _))| *key != "general.alignment") {
-        match changes.iter().find(|(at, _)| at.index(metadata.len()) == i) {
-            Some((_, None)) => {}
-            Some((_, Some(to))) => writer.metadata(key, &changed(value, *to).unwrap_or(*value)).expect("a value"),
-            None => writer.metadata(key, value).expect("a value"),
-        }
-    }
-    for t in gguf.tensors() {
-        writer.tensor(t.name, t.dtype, &t.dims[..t.n_dims as usize]).expect("a tensor");
-    }
-    let mut file = writer.header();
-    for t in gguf.tensors() {
-        file.extend_from_slice(gguf.data(t).expect("data"));
-        file.resize(file.len() + writer.padding(t.len_bytes), 0);
-    }
-    file
+    let n = gguf.metadata().len();
+    let metadata: Vec<_> = gguf
+        .metadata()
+        .iter()
+        .enumerate()
+        .filter_map(|(i, &(key, value))| match changes.iter().find(|(at, _)| at.index(n) == i) {
+            Some((_, None)) => None,
+            Some((_, Some(to))) => Some((key, changed(&value, *to).unwrap_or(value))),
+            None => Some((key, value)),
+        })
+        .collect();
+    written(&gguf, &metadata, &whole)
 }
 
 proptest! {

@@ -178,11 +178,7 @@ fn sample() -> Vec<u8> {
     assert_eq!(w.tensor("matrix", Dtype::Q4_0, &[32, 3]), Ok(54));
     assert_eq!(w.tensor("vector", Dtype::F32, &[5]), Ok(20));
     assert_eq!((w.padding(54), w.padding(20), w.padding(64)), (10, 44, 0));
-    let mut file = w.header();
-    for (len, byte) in [(54, 1), (20, 2)] {
-        file.resize(file.len() + len, byte);
-        file.resize(file.len() + w.padding(len as u64), 0);
-    }
+    let file = w.file([vec![1; 54], vec![2; 20]]);
     assert_eq!(file.len() as u64, w.header().len() as u64 + w.data_len());
     file
 }

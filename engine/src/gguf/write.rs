@@ -186,6 +186,16 @@ impl GgufWriter {
         out
     }
 
+    /// The whole file, of what its tensors hold in the order in which they were added.
+    pub fn file(&self, contents: impl IntoIterator<Item: AsRef<[u8]>>) -> Vec<u8> {
+        let mut file = self.header();
+        for data in contents {
+            file.extend_from_slice(data.as_ref());
+            file.resize(file.len() + self.padding(data.as_ref().len() as u64), 0);
+        }
+        file
+    }
+
     /// Zero bytes to write after a tensor of `len_bytes`.
     pub fn padding(&self, len_bytes: u64) -> usize {
         (len_bytes.wrapping_neg() & (self.alignment - 1)) as usize

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use starling::gguf::{Gguf, GgufWriter, Value as Meta};
 use starling::quant::Dtype;
+use starling_tests::reference::split;
 
 use super::starling::{IO, MODEL_ERROR, PROMPT, USAGE, fails, fixture, ok, temp, written};
 
@@ -29,12 +30,8 @@ fn imatrix_file(name: &str, tensors: &[(String, Vec<f32>)]) -> String {
     for (name, values) in tensors {
         writer.tensor(name, Dtype::F32, &[values.len() as u64]).expect("a tensor");
     }
-    let mut file = writer.header();
-    for (_, values) in tensors {
-        values.iter().for_each(|v| file.extend_from_slice(&v.to_le_bytes()));
-        file.resize(file.len() + writer.padding(4 * values.len() as u64), 0);
-    }
-    written(name, &file)
+    let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    written(name, &writer.file(tensors.iter().map(|(_, values)| bytes(values))))
 }
 
 #[test]
@@ -85,28 +82,9 @@ fn quantize_with_an_importance_matrix() {
 #[test]
 fn quantize_joins_a_split_model() {
     let source = fixture("reference/llama-k256-bf16.gguf");
-    let bytes = fs::read(&source).expect("a file");
-    let gguf = Gguf::parse(&bytes).expect("a model");
-    let n_tensors = gguf.tensors().len();
-    let mut paths = Vec::new();
-    for (i, tensors) in gguf.tensors().chunks(n_tensors.div_ceil(2)).enumerate() {
-        let mut writer = GgufWriter::new();
-        if i == 0 {
-            gguf.metadata().iter().for_each(|(key, value)| writer.metadata(key, value).expect("a key"));
-        }
-        for (key, value) in [("split.no", i), ("split.count", 2), ("split.tensors.count", n_tensors)] {
-            writer.metadata(key, &Meta::U32(value as u32)).expect("a key");
-        }
-        for t in tensors {
-            writer.tensor(t.name, t.dtype, &t.dims[..t.n_dims as usize]).expect("a tensor");
-        }
-        let mut file = writer.header();
-        for t in tensors {
-            file.extend_from_slice(gguf.data(t).expect("data"));
-            file.resize(file.len() + writer.padding(t.len_bytes), 0);
-        }
-        paths.push(written(&format!("split-0000{}-of-00002.gguf", i + 1), &file));
-    }
+    let parts = split(&fs::read(&source).expect("a file"), 2);
+    let name = |i: usize| format!("split-0000{}-of-00002.gguf", i + 1);
+    let paths: Vec<_> = parts.iter().enumerate().map(|(i, part)| written(&name(i), part)).collect();
     let (whole, joined) = (temp("whole.gguf"), temp("joined.gguf"));
     let said = ok(&["quantize", &source, &whole, "Q4_K_M"]).err;
     assert!(said.contains("quantizing: 100 % of "), "{said}");

@@ -74,12 +74,7 @@ fn changed_with(name: &str, source: &str, arch: Option<&str>, tensor: &Change, a
         writer.tensor(name, Dtype::F32, dims).expect("a tensor");
         contents.push(vec![0; dims.iter().product::<u64>() as usize * 4]);
     }
-    let mut file = writer.header();
-    for data in contents {
-        file.extend_from_slice(&data);
-        file.resize(file.len() + writer.padding(data.len() as u64), 0);
-    }
-    written(name, &file)
+    written(name, &writer.file(contents))
 }
 
 #[test]

@@ -4,7 +4,6 @@
 use std::sync::LazyLock;
 
 use serde_json::{Value, json};
-use starling::gguf::{Gguf, GgufWriter, Value as Meta};
 use starling_tests::golden::{self, Case, Pinned};
 use starling_tests::{embedding, reference};
 use wasi_run::{Starling, engine, stopping_engine};
@@ -111,36 +110,11 @@ fn small_pieces() {
     }
 }
 
-/// The model in two files.
-fn split(model: &[u8]) -> Vec<Vec<u8>> {
-    let gguf = Gguf::parse(model).expect("a model");
-    let n_tensors = gguf.tensors().len();
-    let mut parts = Vec::new();
-    for (i, tensors) in gguf.tensors().chunks(n_tensors.div_ceil(2)).enumerate() {
-        let mut writer = GgufWriter::new();
-        let metadata = gguf.metadata().iter().filter(|(key, _)| i == 0 && *key != "general.alignment");
-        metadata.for_each(|(key, value)| writer.metadata(key, value).expect("a value"));
-        for (key, value) in [("split.no", i), ("split.count", 2), ("split.tensors.count", n_tensors)] {
-            writer.metadata(key, &Meta::U32(value as u32)).expect("a value");
-        }
-        for t in tensors {
-            writer.tensor(t.name, t.dtype, &t.dims[..t.n_dims as usize]).expect("a tensor");
-        }
-        let mut file = writer.header();
-        for t in tensors {
-            file.extend_from_slice(gguf.data(t).expect("data"));
-            file.resize(file.len() + writer.padding(t.len_bytes), 0);
-        }
-        parts.push(file);
-    }
-    parts
-}
-
 #[test]
 fn a_split_model_is_the_same_model() {
     let (mut m, case) = (starling(), small());
     let whole = case.model_bytes();
-    let parts = split(&whole);
+    let parts = reference::split(&whole, 2);
     let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
     let session = m.open(&whole, 65_536, "{\"n_ctx\": 16}").expect("a session");
     let expected = m.call_with("starling_logits", session, b"[1, 2, 3]").expect("a digest");
