@@ -5,7 +5,7 @@
 use core::arch::x86_64::*;
 
 use super::cpu::Op;
-use super::simd::{Reading, Rec, Simd, TileShape};
+use super::simd::{Reading, Rec, Simd, TileShape, run_of_pairs};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx2<const VNNI: bool> {
@@ -266,9 +266,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    fn settle<const BITS: u32>(self, acc: [__m256i; 2], groups: usize) -> [__m256i; 2] {
-        // 4 groups of 5 bits fit, 4 x 2 x 31 x 127 = 31,496, and 2 of 6 bits, 2 x 2 x 63 x 127 = 32,004
-        if !VNNI && matches!(BITS, 5..8) && groups.is_multiple_of(1 << (7 - BITS)) { self.widened(acc) } else { acc }
+    fn run(bits: u32) -> usize {
+        if VNNI { 8 } else { run_of_pairs(bits) }
+    }
+    #[inline(always)]
+    fn settle<const BITS: u32>(self, acc: [__m256i; 2]) -> [__m256i; 2] {
+        if !VNNI && matches!(BITS, 5 | 6) { self.widened(acc) } else { acc }
     }
     #[inline(always)]
     fn total<const BITS: u32>(self, acc: [__m256i; 2], init: i32) -> __m256i {

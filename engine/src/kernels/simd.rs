@@ -97,6 +97,16 @@ impl Reading {
 /// that are left one by one. Super-blocks, which are dear to unpack, also have tiles of two.
 pub(crate) const FEW_TILES: bool = cfg!(target_family = "wasm");
 
+/// Groups whose dots, as pairs of products in i16, fit together: 8 of 4 bits, 8 * 2 * 15 * 127 = 30,480; 4 of 5 bits,
+/// 4 * 2 * 31 * 127 = 31,496; 2 of 6 bits, 2 * 2 * 63 * 127 = 32,004.
+pub(crate) const fn run_of_pairs(bits: u32) -> usize {
+    match bits {
+        5 => 4,
+        6 => 2,
+        _ => 8,
+    }
+}
+
 /// One instruction set. `BITS` in the dots is the width of the unsigned weights: 4, 5, 6 or 8; at 8 they are signed
 /// numbers with 128 added, as are those of codes.
 ///
@@ -207,6 +217,11 @@ pub(crate) trait Simd: Copy {
 
     fn and_b(self, a: Self::B, byte: u8) -> Self::B;
     fn or_b(self, a: Self::B, b: Self::B) -> Self::B;
+    /// 16 in each byte that has this bit, else 0.
+    #[inline(always)]
+    fn sixteens(self, a: Self::B, bit: usize) -> Self::B {
+        self.shl16_b(self.and_b(self.shr16_b(a, bit as u32), 1), 4)
+    }
     /// Shifts 16-bit lanes; bits cross bytes, so mask afterwards.
     fn shr16_b(self, a: Self::B, n: u32) -> Self::B;
     fn shl16_b(self, a: Self::B, n: u32) -> Self::B;
@@ -233,9 +248,14 @@ pub(crate) trait Simd: Copy {
     fn acc<const BITS: u32>(self, init: i32) -> Self::Acc;
     /// Adds the dots of one group.
     fn dot<const BITS: u32>(self, acc: Self::Acc, w: Self::W, a: Self::A) -> Self::Acc;
-    /// To be called when a dot has so many groups, after each: sums that would not hold more are widened.
+    /// Groups that a running dot takes until it has to be settled: 8, 4 or 2.
     #[inline(always)]
-    fn settle<const BITS: u32>(self, acc: Self::Acc, _groups: usize) -> Self::Acc {
+    fn run(_bits: u32) -> usize {
+        8
+    }
+    /// To be called after each run: sums that would not hold more are widened.
+    #[inline(always)]
+    fn settle<const BITS: u32>(self, acc: Self::Acc) -> Self::Acc {
         acc
     }
     /// The value of a dot of at most 8 groups.

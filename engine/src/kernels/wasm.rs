@@ -6,9 +6,10 @@
 //! - relaxed-simd: `i32x4.relaxed_dot_i8x16_i7x16_add_s`, which is exact when its second operand is in 0..=127: weights
 //!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `Rec::Xor`). `f32x4.relaxed_madd`,
 //!   which may be fused or not, is used where that is the same number.
-//! - the same with `I16`: dots of 4-bit weights by `i16x8.relaxed_dot_i8x16_i7x16_s`, of which a block of 32 stays in
-//!   i16 (8 x 2 x 15 x 127 = 30,480 fits), and 8-bit ones as with simd128. Where there is no VNNI, the relaxed dot that
-//!   adds is five instructions, this one two, and simd128's four for as many weights.
+//! - the same with `I16`: dots of 4- and 5-bit weights by `i16x8.relaxed_dot_i8x16_i7x16_s`, whose pairs stay in i16 for as
+//!   many groups as fit (`run_of_pairs`), and 8-bit ones as with simd128. Where there is no VNNI, the relaxed dot that
+//!   adds is five instructions, this one two, and simd128's four for as many weights. For 6 bits, of which two groups
+//!   fit, widening costs more than it saves.
 
 use core::arch::wasm32::*;
 
@@ -25,15 +26,15 @@ use {
     core::sync::atomic::{AtomicU8, Ordering},
 };
 
-use super::simd::{Rec, Simd, TileShape};
+use super::simd::{Rec, Simd, TileShape, run_of_pairs};
 
 #[derive(Clone, Copy)]
-pub(super) struct Wasm<const RELAXED: bool, const I16: bool = false>(());
+pub(super) struct Wasm<const RELAXED: bool, const I16: bool = false>(&'static Constants);
 
 impl Wasm<false> {
     #[inline(always)]
     pub(super) fn new() -> Self {
-        Wasm(())
+        Wasm(core::hint::black_box(&CONSTANTS))
     }
 }
 
@@ -41,7 +42,19 @@ impl Wasm<false> {
 impl<const I16: bool> Wasm<true, I16> {
     #[inline(always)]
     pub(super) fn new() -> Self {
-        Wasm(())
+        Wasm(core::hint::black_box(&CONSTANTS))
+    }
+}
+
+impl<const RELAXED: bool, const I16: bool> Wasm<RELAXED, I16> {
+    /// `lanes` in all lanes of 16 bits.
+    #[inline(always)]
+    fn constant(self, lanes: u16) -> v128 {
+        match CONSTANTS.0.iter().position(|constant| constant[0] == lanes) {
+            // SAFETY: 16 aligned bytes.
+            Some(i) => unsafe { v128_load(self.0.0[i].as_ptr().cast()) },
+            None => u16x8_splat(lanes),
+        }
     }
 }
 
@@ -177,16 +190,12 @@ fn relaxed_pairs(a: v128, w: v128) -> v128 {
     unreachable!("a Wasm<true> without the feature: {:?}", (a, w))
 }
 
-/// A constant of a hot loop, from memory: there it is one instruction, while engines make vectors that stand in the code anew
-/// in three, each time around.
-#[inline(always)]
-fn constant<const I16: u16>() -> v128 {
-    #[repr(align(16))]
-    struct Aligned([u16; 8]);
-    let lanes = const { &Aligned([I16; 8]) };
-    // SAFETY: 16 aligned bytes, which never change.
-    unsafe { core::ptr::read_volatile(lanes.0.as_ptr().cast()) }
-}
+/// Constants of hot loops, each for all lanes of 16 bits. From memory that the compiler does not see through, which is one
+/// instruction or none; engines make vectors that stand in the code anew in three, each time around.
+#[repr(C, align(16))]
+struct Constants([[u16; 8]; 6]);
+
+static CONSTANTS: Constants = Constants([[0x00ff; 8], [0x0101; 8], [0x0303; 8], [0x0f0f; 8], [0x1010; 8], [0x3030; 8]]);
 
 // SAFETY of every `unsafe` block below: pointers are valid for LANES elements by the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -205,7 +214,8 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     /// Relaxed: the bytes, twice. Otherwise i16: the even bytes, or both, and the odd bytes.
     type W = [v128; 2];
     type A = [v128; 2];
-    type Acc = v128;
+    /// i32, and with `I16` pairs of products that are yet to be widened.
+    type Acc = [v128; 2];
 
     #[inline(always)]
     fn bound(self, n: usize) -> usize {
@@ -375,7 +385,13 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
 
     #[inline(always)]
     fn and_b(self, a: v128, byte: u8) -> v128 {
-        v128_and(a, u8x16_splat(byte))
+        v128_and(a, self.constant(u16::from_ne_bytes([byte; 2])))
+    }
+    // a shift by a number that the engine does not know is several instructions
+    #[inline(always)]
+    fn sixteens(self, a: v128, bit: usize) -> v128 {
+        let bit = u8x16_splat(1 << bit);
+        self.and_b(u8x16_eq(v128_and(a, bit), bit), 16)
     }
     #[inline(always)]
     fn or_b(self, a: v128, b: v128) -> v128 {
@@ -402,18 +418,18 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     #[inline(always)]
     fn weights<const BITS: u32>(self, b: v128) -> [v128; 2] {
         match Self::rec(BITS) {
-            Rec::Wide => [v128_and(b, constant::<0xff>()), u16x8_shr(b, 8)],
+            Rec::Wide => [v128_and(b, self.constant(0xff)), u16x8_shr(b, 8)],
             Rec::Whole => [b, u16x8_shr(b, 8)],
             _ => [b, b],
         }
     }
     #[inline(always)]
     fn weights_lo4(self, b: v128) -> [v128; 2] {
-        self.weights::<4>(v128_and(b, constant::<0x0f0f>()))
+        self.weights::<4>(self.and_b(b, 15))
     }
     #[inline(always)]
     fn weights_hi4(self, b: v128) -> [v128; 2] {
-        self.weights::<4>(v128_and(u16x8_shr(b, 4), constant::<0x0f0f>()))
+        self.weights::<4>(self.and_b(u16x8_shr(b, 4), 15))
     }
     #[inline(always)]
     unsafe fn act<const BITS: u32>(self, p: *const u32) -> [v128; 2] {
@@ -423,34 +439,45 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
         }
     }
     #[inline(always)]
-    fn acc<const BITS: u32>(self, init: i32) -> v128 {
-        i32x4_splat(if I16 && BITS == 4 { 0 } else { init })
+    fn acc<const BITS: u32>(self, init: i32) -> [v128; 2] {
+        [i32x4_splat(if I16 && BITS == 4 { 0 } else { init }), i32x4_splat(0)]
     }
     #[inline(always)]
-    fn dot<const BITS: u32>(self, acc: v128, w: [v128; 2], a: [v128; 2]) -> v128 {
+    fn dot<const BITS: u32>(self, [sum, pairs]: [v128; 2], w: [v128; 2], a: [v128; 2]) -> [v128; 2] {
         match Self::rec(BITS) {
-            Rec::Bias if I16 && BITS == 4 => i16x8_add(acc, relaxed_pairs(a[0], w[0])),
-            Rec::Bias => relaxed_dot(a[0], w[0], acc),
-            Rec::Xor => relaxed_dot(v128_xor(w[0], a[1]), a[0], acc),
+            Rec::Bias if I16 && BITS < 6 => [sum, i16x8_add(pairs, relaxed_pairs(a[0], w[0]))],
+            Rec::Bias => [relaxed_dot(a[0], w[0], sum), pairs],
+            Rec::Xor => [relaxed_dot(v128_xor(w[0], a[1]), a[0], sum), pairs],
             Rec::Wide | Rec::Whole => {
-                i32x4_add(i32x4_add(acc, i32x4_dot_i16x8(w[0], a[0])), i32x4_dot_i16x8(w[1], a[1]))
+                [i32x4_add(i32x4_add(sum, i32x4_dot_i16x8(w[0], a[0])), i32x4_dot_i16x8(w[1], a[1])), pairs]
             }
         }
     }
     #[inline(always)]
-    fn total<const BITS: u32>(self, acc: v128, init: i32) -> v128 {
-        if I16 && BITS == 4 {
-            return i32x4_add(i32x4_splat(init), i32x4_extadd_pairwise_i16x8(acc));
-        }
-        acc
+    fn run(bits: u32) -> usize {
+        if I16 && bits < 6 { run_of_pairs(bits) } else { 8 }
     }
     #[inline(always)]
-    fn total_scaled<const BITS: u32>(self, acc: v128, scale: v128) -> v128 {
+    fn settle<const BITS: u32>(self, [sum, pairs]: [v128; 2]) -> [v128; 2] {
+        if I16 && BITS == 5 {
+            return [i32x4_add(sum, i32x4_extadd_pairwise_i16x8(pairs)), i32x4_splat(0)];
+        }
+        [sum, pairs]
+    }
+    #[inline(always)]
+    fn total<const BITS: u32>(self, [sum, pairs]: [v128; 2], init: i32) -> v128 {
+        if I16 && BITS == 4 {
+            return i32x4_add(i32x4_splat(init), i32x4_extadd_pairwise_i16x8(pairs));
+        }
+        sum
+    }
+    #[inline(always)]
+    fn total_scaled<const BITS: u32>(self, [sum, pairs]: [v128; 2], scale: v128) -> v128 {
         if I16 && BITS == 4 {
             // the scale rides on the multiply that widens the pairs
-            return i32x4_dot_i16x8(acc, v128_or(scale, i32x4_shl(scale, 16)));
+            return i32x4_dot_i16x8(pairs, v128_or(scale, i32x4_shl(scale, 16)));
         }
-        i32x4_mul(acc, scale)
+        i32x4_mul(sum, scale)
     }
     #[inline(always)]
     unsafe fn pair_dot(self, acc: v128, m: *const u8, s: u32) -> v128 {

@@ -1,6 +1,8 @@
 //! Types of codes, which one table look-up turns into weights.
 
-use super::{Quant, Shape, Tile, ask_ahead, ask_for_head, ask_for_share, start, store, unpacked_chunk, unpacked_group};
+use super::{
+    Quant, Shape, Tile, add_group, ask_ahead, ask_for_head, ask_for_share, start, store, unpacked_chunk, unpacked_group,
+};
 use crate::kernels::form::{CodesForm, HEAD, block_at, code_line};
 use crate::kernels::simd::{Simd, each};
 
@@ -85,12 +87,7 @@ unsafe fn four_groups<S: Simd, const RV: usize, const NC: usize>(
                     s.weights::<8>(s.look_up(table, code))
                 })
             };
-            for c in 0..NC {
-                let a = s.act::<8>(groups.add((i * NC + c) * aw));
-                for v in 0..RV {
-                    dots[v][c] = s.dot::<8>(dots[v][c], w[v], a);
-                }
-            }
+            add_group::<S, RV, NC, 8>(s, w, groups.add(i * NC * aw), dots);
         }
     }
 }

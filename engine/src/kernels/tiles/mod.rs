@@ -117,6 +117,51 @@ unsafe fn start<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV
     acc
 }
 
+/// The low nibbles of a line as weights, or those of the second half, the high ones; of 5 bits, 16 more where the plane has
+/// that bit. Which half is a constant, as shifts by variables are dear in WebAssembly.
+#[inline(always)]
+fn nibble_weights<S: Simd, const BITS: u32, const HALF: usize>(s: S, line: S::B, plane: S::B, bit: usize) -> S::W {
+    match (BITS, HALF) {
+        (4, 0) => s.weights_lo4(line),
+        (4, _) => s.weights_hi4(line),
+        _ => {
+            let low = s.and_b(if HALF == 0 { line } else { s.shr16_b(line, 4) }, 15);
+            s.weights::<BITS>(s.or_b(low, s.sixteens(plane, bit)))
+        }
+    }
+}
+
+/// Adds the dots of a group, whose activations are at `acts`.
+///
+/// # Safety
+/// The activations of NC columns are there.
+#[inline(always)]
+unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
+    s: S,
+    w: [S::W; RV],
+    acts: *const u32,
+    dots: &mut [[S::Acc; NC]; RV],
+) {
+    let words = S::rec(BITS).words();
+    for c in 0..NC {
+        // SAFETY: the caller's.
+        let a = unsafe { s.act::<BITS>(acts.add(c * words)) };
+        for v in 0..RV {
+            dots[v][c] = s.dot::<BITS>(dots[v][c], w[v], a);
+        }
+    }
+}
+
+/// Ends a run of groups.
+#[inline(always)]
+fn settle<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(s: S, dots: &mut [[S::Acc; NC]; RV]) {
+    for dots in dots {
+        for dot in dots {
+            *dot = s.settle::<BITS>(*dot);
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn store<S: Simd, const RV: usize, const NC: usize>(s: S, acc: &[[S::F; NC]; RV], t: &Tile<'_, RV>) {
     for (v, acc) in acc.iter().enumerate() {

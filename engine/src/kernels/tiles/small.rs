@@ -1,6 +1,8 @@
 //! The legacy types: blocks of 32.
 
-use super::{Quant, Shape, Tile, ask_ahead, start, store, unpacked_chunk, unpacked_group};
+use super::{
+    Quant, Shape, Tile, add_group, ask_ahead, nibble_weights, settle, start, store, unpacked_chunk, unpacked_group,
+};
 use crate::kernels::form::block_at;
 use crate::kernels::simd::{Ahead, FEW_TILES, Simd, each};
 
@@ -17,7 +19,8 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
         let unpacked = S::UNPACKS && Self::PACKED && NC > 1;
         let lines = if Self::PACKED { 4 } else { 8 };
         let nibbles = Self::PACKED && !unpacked;
-        let bound = s.bound(if nibbles { 4 } else { 8 });
+        let run = if nibbles { S::run(BITS) / 2 } else { S::run(BITS) };
+        let (runs, bound) = (if nibbles { 4 } else { 8 } / run, s.bound(run));
         // looked up in modules for browsers, where code for both widths is to be alike
         let qb = if FEW_TILES && unpacked { t.bytes } else { 64 * (lines + HIGH as usize) };
         let aw = S::rec(BITS).words();
@@ -37,33 +40,26 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
                 let chunk = unpacked_chunk::<S, RV>(t, b - t.blocks[0]);
                 let high: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
-                for l in 0..bound {
-                    for half in 0..if nibbles { 2 } else { 1 } {
-                        let g = l + half * 4;
-                        let w: [S::W; RV] = if unpacked {
-                            unpacked_group::<S, RV, BITS>(s, chunk, g)
+                for r in 0..runs {
+                    for i in 0..bound {
+                        let l = r * run + i;
+                        let acts = |g: usize| rec.add((2 + g * aw) * NC);
+                        let lines: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(l * 64)));
+                        if nibbles {
+                            let w = each!(RV, |v| nibble_weights::<S, BITS, 0>(s, lines[v], high[v], l));
+                            add_group::<S, RV, NC, BITS>(s, w, acts(l), &mut dots);
+                            let w = each!(RV, |v| nibble_weights::<S, BITS, 1>(s, lines[v], high[v], l + 4));
+                            add_group::<S, RV, NC, BITS>(s, w, acts(l + 4), &mut dots);
                         } else {
-                            each!(RV, |v| {
-                                let line = s.load_b(quants[v].add(l * 64));
-                                match (nibbles, HIGH) {
-                                    (false, _) => s.weights::<8>(line),
-                                    (true, false) if half == 0 => s.weights_lo4(line),
-                                    (true, false) => s.weights_hi4(line),
-                                    (true, true) => {
-                                        let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
-                                        s.weights::<BITS>(s.or_b(low, fifth_bit(s, high[v], l, half)))
-                                    }
-                                }
-                            })
-                        };
-                        for c in 0..NC {
-                            let a = s.act::<BITS>(rec.add(2 * NC + (g * NC + c) * aw));
-                            for v in 0..RV {
-                                let dot = s.dot::<BITS>(dots[v][c], w[v], a);
-                                dots[v][c] = s.settle::<BITS>(dot, if nibbles { l * 2 + half } else { l } + 1);
-                            }
+                            let w = if unpacked {
+                                unpacked_group::<S, RV, BITS>(s, chunk, l)
+                            } else {
+                                each!(RV, |v| s.weights::<8>(lines[v]))
+                            };
+                            add_group::<S, RV, NC, BITS>(s, w, acts(l), &mut dots);
                         }
                     }
+                    settle::<S, RV, NC, BITS>(s, &mut dots);
                 }
                 for v in 0..RV {
                     let scales = t.panel[v].add(scales_at + t.lane[v] * 2);
@@ -86,11 +82,4 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
             store(s, &acc, t);
         }
     }
-}
-
-/// The fifth bits of group `l + 4 * half`, at bit 4 of each byte.
-#[inline(always)]
-fn fifth_bit<S: Simd>(s: S, plane: S::B, l: usize, half: usize) -> S::B {
-    let b = if half == 0 { s.shl16_b(plane, 4 - l as u32) } else { s.shr16_b(plane, l as u32) };
-    s.and_b(b, 16)
 }

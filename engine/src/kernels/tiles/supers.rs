@@ -1,6 +1,9 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
 
-use super::{Quant, Shape, Tile, ask_for_head, ask_for_share, start, store, unpacked_chunk, unpacked_group};
+use super::{
+    Quant, Shape, Tile, add_group, ask_for_head, ask_for_share, nibble_weights, settle, start, store, unpacked_chunk,
+    unpacked_group,
+};
 use crate::kernels::form::HEAD;
 use crate::kernels::simd::{FEW_TILES, Simd, each};
 
@@ -20,7 +23,6 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
         let bytes = if FEW_TILES && unpacked { t.bytes } else { bytes };
         // the chunk loop stays rolled (opaque bound): unrolled, the compiler interleaves the sub-blocks and spills
         let chunks = core::hint::black_box(4usize);
-        let eight = s.bound(8);
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let mut acc = start::<S, RV, NC>(s, t);
@@ -36,41 +38,22 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                     if NC == 1 {
                         ask_for_share(s, t, o, bytes, chunk, 4);
                     }
-                    for half in 0..2 {
+                    let sub_block = |half: usize| {
                         let sub = chunk * 2 + half;
-                        let here = unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + sub);
-                        let mut dots: [[S::Acc; NC]; RV] = [[s.acc::<BITS>(0); NC]; RV];
-                        for g in 0..eight {
-                            let w: [S::W; RV] = if unpacked {
-                                unpacked_group::<S, RV, BITS>(s, here, g)
-                            } else {
-                                each!(RV, |v| {
-                                    let line = s.load_b(o[v].add(nibbles + (chunk * 8 + g) * 64 + t.lane[v] * 4));
-                                    if BITS == 5 {
-                                        let plane = s.load_b(o[v].add(HEAD + g * 64 + t.lane[v] * 4));
-                                        let bit = s.and_b(s.shl16_b(s.and_b(s.shr16_b(plane, sub as u32), 1), 4), 16);
-                                        let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
-                                        s.weights::<BITS>(s.or_b(low, bit))
-                                    } else if half == 0 {
-                                        s.weights_lo4(line)
-                                    } else {
-                                        s.weights_hi4(line)
-                                    }
-                                })
-                            };
-                            for c in 0..NC {
-                                let a = s.act::<BITS>(groups.add(((sub * 8 + g) * NC + c) * aw));
-                                for v in 0..RV {
-                                    let dot = s.dot::<BITS>(dots[v][c], w[v], a);
-                                    dots[v][c] = s.settle::<BITS>(dot, g + 1);
-                                }
-                            }
+                        SubBlock {
+                            lines: each!(RV, |v| o[v].add(nibbles + chunk * 512 + t.lane[v] * 4)),
+                            high: each!(RV, |v| o[v].add(HEAD + t.lane[v] * 4)),
+                            scales: each!(RV, |v| o[v].add(sub * 16 + t.lane[v])),
+                            unpacked: unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + sub),
+                            groups: groups.add(sub * 8 * NC * aw),
                         }
-                        for v in 0..RV {
-                            let scale = s.load_u8(o[v].add(sub * 16 + t.lane[v]));
-                            for c in 0..NC {
-                                isum[v][c] = s.add_i(isum[v][c], s.total_scaled::<BITS>(dots[v][c], scale));
-                            }
+                    };
+                    for half in 0..2 {
+                        let (x, sub) = (sub_block(half), chunk * 2 + half);
+                        if half == 0 || FEW_TILES && unpacked {
+                            x.add_unsigned::<S, NC, BITS, 0>(s, sub, &mut isum);
+                        } else {
+                            x.add_unsigned::<S, NC, BITS, 1>(s, sub, &mut isum);
                         }
                     }
                 }
@@ -107,8 +90,7 @@ impl Quant for SuperSigned {
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         const BITS: u32 = SuperSigned::BITS;
         let bytes: usize = 3392;
-        let aw = S::rec(BITS).words();
-        let unpacked = S::UNPACKS && NC > 1;
+        let (aw, unpacked) = (S::rec(BITS).words(), S::UNPACKS && NC > 1);
         let chunks = core::hint::black_box(8usize); // rolled, as above
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
@@ -125,42 +107,24 @@ impl Quant for SuperSigned {
                     if NC == 1 {
                         ask_for_share(s, t, o, bytes, chunk, 8);
                     }
-                    let here = unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + chunk);
-                    let lines: [*const u8; RV] = each!(RV, |v| o[v].add(HEAD + chunk * 384 + t.lane[v] * 4));
-                    for half in 0..2 {
+                    let sub_block = |half: usize| {
                         let sub = chunk * 2 + half;
-                        let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
-                        let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
-                        let high: [S::B; RV] = each!(RV, |v| s.load_b(lines[v].add((4 + half) * 64)));
-                        for i in 0..4 {
-                            let w: [S::W; RV] = if unpacked {
-                                unpacked_group::<S, RV, BITS>(s, here, half * 4 + i)
-                            } else {
-                                each!(RV, |v| {
-                                    let line = s.load_b(lines[v].add(i * 64));
-                                    let low = s.and_b(if half == 0 { line } else { s.shr16_b(line, 4) }, 15);
-                                    let two = if i < 2 {
-                                        s.shl16_b(high[v], 4 - 2 * i as u32)
-                                    } else {
-                                        s.shr16_b(high[v], 2 * i as u32 - 4)
-                                    };
-                                    s.weights::<BITS>(s.or_b(low, s.and_b(two, 0x30)))
-                                })
-                            };
-                            for c in 0..NC {
-                                let a = s.act::<BITS>(groups.add(((sub * 4 + i) * NC + c) * aw));
-                                for v in 0..RV {
-                                    let dot = s.dot::<BITS>(dots[v][c], w[v], a);
-                                    dots[v][c] = s.settle::<BITS>(dot, i + 1);
-                                }
-                            }
+                        let lines = HEAD + chunk * 384;
+                        SubBlock {
+                            lines: each!(RV, |v| o[v].add(lines + t.lane[v] * 4)),
+                            high: each!(RV, |v| o[v].add(lines + (4 + half) * 64 + t.lane[v] * 4)),
+                            scales: each!(RV, |v| o[v].add(sub * 16 + t.lane[v])),
+                            unpacked: unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + chunk)
+                                .wrapping_add(half * 4 * RV * 4 * S::LANES),
+                            groups: groups.add(sub * 4 * NC * aw),
                         }
-                        for v in 0..RV {
-                            let scale = s.load_i8(o[v].add(sub * 16 + t.lane[v]).cast());
-                            for c in 0..NC {
-                                let dot = s.total::<BITS>(dots[v][c], first(c));
-                                isum[v][c] = s.add_i(isum[v][c], s.mul_i(dot, scale));
-                            }
+                    };
+                    for half in 0..2 {
+                        let (x, first) = (sub_block(half), rec.add((1 + chunk * 2 + half) * NC));
+                        if half == 0 || FEW_TILES && unpacked {
+                            x.add_signed::<S, NC, 0>(s, first, &mut isum);
+                        } else {
+                            x.add_signed::<S, NC, 1>(s, first, &mut isum);
                         }
                     }
                 }
@@ -174,6 +138,105 @@ impl Quant for SuperSigned {
                 rec = rec.add((17 + 64 * aw) * NC);
             }
             store(s, &acc, t);
+        }
+    }
+}
+
+/// Elements of a super-block that have a scale in common, in some vectors of rows, and their activations.
+struct SubBlock<const RV: usize> {
+    /// Nibbles; of two sub-blocks, the first has the low ones.
+    lines: [*const u8; RV],
+    /// Bits above.
+    high: [*const u8; RV],
+    scales: [*const u8; RV],
+    unpacked: *const u8,
+    groups: *const u32,
+}
+
+impl<const RV: usize> SubBlock<RV> {
+    /// Adds `scale * dot`, of the 32 elements of sub-block `sub` with unsigned quants; `HALF` is that of the nibbles.
+    ///
+    /// # Safety
+    /// The elements and their activations are there.
+    #[inline(always)]
+    unsafe fn add_unsigned<S: Simd, const NC: usize, const BITS: u32, const HALF: usize>(
+        &self,
+        s: S,
+        sub: usize,
+        isum: &mut [[S::I; NC]; RV],
+    ) {
+        let (run, aw) = (S::run(BITS), S::rec(BITS).words());
+        let bound = s.bound(run);
+        let mut dots: [[S::Acc; NC]; RV] = [[s.acc::<BITS>(0); NC]; RV];
+        // SAFETY: the caller's.
+        unsafe {
+            for r in 0..8 / run {
+                for i in 0..bound {
+                    let g = r * run + i;
+                    let w: [S::W; RV] = if S::UNPACKS && NC > 1 {
+                        unpacked_group::<S, RV, BITS>(s, self.unpacked, g)
+                    } else {
+                        each!(RV, |v| {
+                            let line = s.load_b(self.lines[v].add(g * 64));
+                            let plane = if BITS == 5 { s.load_b(self.high[v].add(g * 64)) } else { line };
+                            nibble_weights::<S, BITS, HALF>(s, line, plane, sub)
+                        })
+                    };
+                    add_group::<S, RV, NC, BITS>(s, w, self.groups.add(g * NC * aw), &mut dots);
+                }
+                settle::<S, RV, NC, BITS>(s, &mut dots);
+            }
+            for v in 0..RV {
+                let scale = s.load_u8(self.scales[v]);
+                for c in 0..NC {
+                    isum[v][c] = s.add_i(isum[v][c], s.total_scaled::<BITS>(dots[v][c], scale));
+                }
+            }
+        }
+    }
+
+    /// The same of 16 elements of 6 bits, whose scales have signs; dots begin from `first`.
+    ///
+    /// # Safety
+    /// The elements and their activations are there.
+    #[inline(always)]
+    unsafe fn add_signed<S: Simd, const NC: usize, const HALF: usize>(
+        &self,
+        s: S,
+        first: *const u32,
+        isum: &mut [[S::I; NC]; RV],
+    ) {
+        const BITS: u32 = SuperSigned::BITS;
+        let (run, aw) = (S::run(BITS).min(4), S::rec(BITS).words());
+        // SAFETY: the caller's.
+        unsafe {
+            let first = |c: usize| first.add(c).read() as i32;
+            let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
+            let mut high: [S::B; RV] = each!(RV, |v| s.load_b(self.high[v]));
+            for g in 0..4 {
+                let w: [S::W; RV] = if S::UNPACKS && NC > 1 {
+                    unpacked_group::<S, RV, BITS>(s, self.unpacked, g)
+                } else {
+                    each!(RV, |v| {
+                        let line = s.load_b(self.lines[v].add(g * 64));
+                        let low = s.and_b(if HALF == 0 { line } else { s.shr16_b(line, 4) }, 15);
+                        let two = s.and_b(s.shl16_b(high[v], 4), 0x30);
+                        high[v] = s.shr16_b(high[v], 2);
+                        s.weights::<BITS>(s.or_b(low, two))
+                    })
+                };
+                add_group::<S, RV, NC, BITS>(s, w, self.groups.add(g * NC * aw), &mut dots);
+                if (g + 1).is_multiple_of(run) {
+                    settle::<S, RV, NC, BITS>(s, &mut dots);
+                }
+            }
+            for v in 0..RV {
+                let scale = s.load_i8(self.scales[v].cast());
+                for c in 0..NC {
+                    let dot = s.total::<BITS>(dots[v][c], first(c));
+                    isum[v][c] = s.add_i(isum[v][c], s.mul_i(dot, scale));
+                }
+            }
         }
     }
 }
