@@ -99,6 +99,7 @@ pub(crate) const FEW_TILES: bool = cfg!(target_family = "wasm");
 
 /// Groups whose dots, as pairs of products in i16, fit together: 8 of 4 bits, 8 * 2 * 15 * 127 = 30,480; 4 of 5 bits,
 /// 4 * 2 * 31 * 127 = 31,496; 2 of 6 bits, 2 * 2 * 63 * 127 = 32,004.
+#[cfg(any(target_arch = "x86_64", target_feature = "simd128"))]
 pub(crate) const fn run_of_pairs(bits: u32) -> usize {
     match bits {
         5 => 4,
