@@ -44,8 +44,8 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                     for i in 0..bound {
                         let l = r * run + i;
                         let acts = |g: usize| rec.add((2 + g * aw) * NC);
-                        let lines: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(l * 64)));
                         if nibbles {
+                            let lines: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(l * 64)));
                             let w = each!(RV, |v| nibble_weights::<S, BITS, 0>(s, lines[v], high[v], l));
                             add_group::<S, RV, NC, BITS>(s, w, acts(l), &mut dots);
                             let w = each!(RV, |v| nibble_weights::<S, BITS, 1>(s, lines[v], high[v], l + 4));
@@ -54,7 +54,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                             let w = if unpacked {
                                 unpacked_group::<S, RV, BITS>(s, chunk, l)
                             } else {
-                                each!(RV, |v| s.weights::<8>(lines[v]))
+                                each!(RV, |v| s.weights::<8>(s.load_b(quants[v].add(l * 64))))
                             };
                             add_group::<S, RV, NC, BITS>(s, w, acts(l), &mut dots);
                         }
