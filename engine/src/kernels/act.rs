@@ -223,7 +223,7 @@ impl Op for PackTile<'_> {
         let rec = if self.kind.rec == S::rec(8) { S::rec(8) } else { S::rec(4) };
         PackTile { kind: ActKind { rec, ..self.kind }, ..self }.pack(
             #[inline(always)]
-            |x, q, sums| quantise_and_sum(s, x, q, sums),
+            |x, q, sums| quantise_and_sum(s, rec, x, q, sums),
         );
     }
 }
@@ -246,29 +246,33 @@ impl PackTile<'_> {
         parts: usize,
         quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32,
     ) {
-        let (mut q, mut all, mut negative) = ([0i8; BLOCK], [0i32; MOST], [0i32; MOST]);
+        let (mut q, mut all, mut some) = ([0i8; BLOCK], [0i32; MOST], [0i32; MOST]);
         let all = &mut all[..parts];
-        let negative = if self.kind.rec == Rec::Xor { &mut negative[..parts] } else { &mut [] };
+        let some = if matches!(self.kind.rec, Rec::Xor | Rec::Pairs) { &mut some[..parts] } else { &mut [] };
         let words = self.kind.words() * self.nc;
         for (c, x) in self.x.chunks_exact(self.k).enumerate() {
             for (x, out) in x.chunks_exact(BLOCK).zip(self.out.chunks_exact_mut(words)) {
-                let d = quantise(x, &mut q, PartSums { all, negative });
+                let d = quantise(x, &mut q, PartSums { all, some });
                 // through memory: in registers, the compiler would take vectors apart byte by byte
                 core::hint::black_box(&mut q);
-                write_record(self.kind, &q, PartSums { all, negative }, d, self.nc, c, out);
+                write_record(self.kind, &q, PartSums { all, some }, d, self.nc, c, out);
             }
         }
     }
 }
 
-/// Sums of the integers of equal parts of a block, and of the negative ones among them where those are wanted.
+/// Sums of the integers of equal parts of a block, and of some among them for recipes that want those: the negative ones
+/// (`Rec::Xor`), or the last two of each four (`Rec::Pairs`).
 struct PartSums<'a> {
     all: &'a mut [i32],
-    negative: &'a mut [i32],
+    some: &'a mut [i32],
 }
 
 const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
 const TINY: f32 = 1e-30; // smaller blocks would overflow 127 / amax: they are zero by definition
+
+/// 1 where lanes hold the last two elements of four.
+static LAST_TWO: [i8; 16] = [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1];
 
 /// The definition: quantises a block, returns its scale.
 pub(super) fn quantise(x: &[f32], q: &mut [i8]) -> f32 {
@@ -296,12 +300,12 @@ pub(super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8]) -> f32 {
     if !x.len().is_multiple_of(S::LANES) {
         return quantise(x, q);
     }
-    quantise_and_sum(s, x, q, PartSums { all: &mut [], negative: &mut [] })
+    quantise_and_sum(s, Rec::Bias, x, q, PartSums { all: &mut [], some: &mut [] })
 }
 
 /// [`quantise`] on lanes, with sums; the length is a multiple of LANES.
 #[inline(always)]
-fn quantise_and_sum<S: Simd>(s: S, x: &[f32], q: &mut [i8], sums: PartSums<'_>) -> f32 {
+fn quantise_and_sum<S: Simd>(s: S, rec: Rec, x: &[f32], q: &mut [i8], sums: PartSums<'_>) -> f32 {
     assert!(x.len() == q.len() && x.len().is_multiple_of(S::LANES));
     // SAFETY: all accesses are at multiples of LANES below the length.
     unsafe {
@@ -312,25 +316,30 @@ fn quantise_and_sum<S: Simd>(s: S, x: &[f32], q: &mut [i8], sums: PartSums<'_>) 
         let Some((id, d)) = scales(s.max_lane(m) as u32) else {
             q.fill(0);
             sums.all.fill(0);
-            sums.negative.fill(0);
+            sums.some.fill(0);
             return 0.0;
         };
         let (id, magic) = (s.splat(id), s.splat(MAGIC));
         let per = x.len() / sums.all.len().max(1);
         for j in 0..x.len() / per {
-            let (mut all, mut negative) = (s.splat_i(0), s.splat_i(0));
+            let (mut all, mut some) = (s.splat_i(0), s.splat_i(0));
             for i in (j * per..(j + 1) * per).step_by(S::LANES) {
                 let v = s.add(s.mul(s.load(x.as_ptr().add(i)), id), magic);
                 let n = s.sub_i(s.bits(v), s.splat_i(MAGIC.to_bits() as i32));
                 s.store_i8(q.as_mut_ptr().add(i), n);
                 all = s.add_i(all, n);
-                negative = s.add_i(negative, s.min_i(n, s.splat_i(0)));
+                if rec == Rec::Xor {
+                    some = s.add_i(some, s.min_i(n, s.splat_i(0)));
+                }
+            }
+            if rec == Rec::Pairs {
+                some = s.mul_i(all, s.load_i8(LAST_TWO.as_ptr()));
             }
             if let Some(sum) = sums.all.get_mut(j) {
                 *sum = s.sum_lanes(all);
             }
-            if let Some(sum) = sums.negative.get_mut(j) {
-                *sum = s.sum_lanes(negative);
+            if let Some(sum) = sums.some.get_mut(j) {
+                *sum = s.sum_lanes(some);
             }
         }
         d
@@ -351,7 +360,10 @@ fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, 
     if kind.firsts > 0 {
         // where a dot of weights with that offset starts
         match kind.rec {
-            Rec::Xor => sums.negative.iter().for_each(|sum| put(-sum as u32)),
+            Rec::Xor => sums.some.iter().for_each(|sum| put(-sum as u32)),
+            Rec::Pairs => sums.all.iter().zip(sums.some).for_each(|(all, last)| {
+                put(pair((-kind.offset * (all - *last)) as i16, (-kind.offset * *last) as i16));
+            }),
             _ => sums.all.iter().for_each(|sum| put((-kind.offset * sum) as u32)),
         }
     }
@@ -389,7 +401,7 @@ pub(super) fn write_groups(rec: Rec, q: &[i8], nc: usize, c: usize, out: &mut [u
         let bytes = |f: fn(i8) -> u8| u32::from_le_bytes(q.map(f));
         let [q0, q1, q2, q3] = q.map(i16::from);
         let (first, second) = match rec {
-            Rec::Bias => (bytes(|v| v as u8), 0),
+            Rec::Bias | Rec::Pairs => (bytes(|v| v as u8), 0),
             Rec::Xor => (bytes(i8::unsigned_abs), bytes(|v| if v < 0 { 0x7f } else { 0x80 })),
             Rec::Wide => (pair(q0, q2), pair(q1, q3)),
             Rec::Whole => (pair(q0, q2), pair(q1 - 256 * q0, q3 - 256 * q2)),

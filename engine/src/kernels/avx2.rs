@@ -1,6 +1,5 @@
-//! AVX2: a register is half a panel (8 rows). With AVX-VNNI dots are `vpdpbusd`; without it, 4-bit dots stay in i16 for
-//! a whole block of 32 (8 x 2 x 15 x 127 = 30,480 fits), 5- and 6-bit ones for as many groups as fit, and 8-bit ones use
-//! `vpmaddubsw(|q|, w ^ mask)` (see `Rec::Xor`).
+//! AVX2: a register is half a panel (8 rows). With AVX-VNNI dots are `vpdpbusd`; without it, dots of up to 6 bits are
+//! pairs of i16 (see `Rec::Pairs`), and 8-bit ones use `vpmaddubsw(|q|, w ^ mask)` (see `Rec::Xor`).
 
 use core::arch::x86_64::*;
 
@@ -20,11 +19,11 @@ impl<const VNNI: bool> Avx2<VNNI> {
         Avx2 { reading }
     }
 
-    /// Takes the pairs into the sums.
+    /// The sums of pairs.
     #[inline(always)]
-    fn widened(self, [sum, pairs]: [__m256i; 2]) -> [__m256i; 2] {
+    fn widened(self, pairs: __m256i) -> __m256i {
         // SAFETY: an `Avx2` exists only where the CPU has the instructions.
-        unsafe { [_mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))), _mm256_setzero_si256()] }
+        unsafe { _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)) }
     }
 }
 
@@ -57,8 +56,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type B = __m256i;
     type W = __m256i;
     type A = [__m256i; 2];
-    /// i32, and i16 that are yet to be widened, where dots are not of i32 from the start.
-    type Acc = [__m256i; 2];
+    /// i32, or pairs of i16.
+    type Acc = __m256i;
 
     #[inline(always)]
     fn reading(self) -> Reading {
@@ -66,7 +65,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
     #[inline(always)]
     fn rec(bits: u32) -> Rec {
-        if bits == 8 && !VNNI { Rec::Xor } else { Rec::Bias }
+        match bits {
+            _ if VNNI => Rec::Bias,
+            8 => Rec::Xor,
+            _ => Rec::Pairs,
+        }
     }
 
     #[inline(always)]
@@ -250,43 +253,36 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    fn acc<const BITS: u32>(self, init: i32) -> [__m256i; 2] {
-        [self.splat_i(if VNNI || BITS == 8 { init } else { 0 }), self.splat_i(0)]
+    fn acc<const BITS: u32>(self, init: i32) -> __m256i {
+        self.splat_i(init)
     }
     #[inline(always)]
-    fn dot<const BITS: u32>(self, [sum, pairs]: [__m256i; 2], w: __m256i, a: [__m256i; 2]) -> [__m256i; 2] {
+    fn dot<const BITS: u32>(self, acc: __m256i, w: __m256i, a: [__m256i; 2]) -> __m256i {
         unsafe {
-            if VNNI {
-                return [_mm256_dpbusd_avx_epi32(sum, w, a[0]), pairs];
+            match Self::rec(BITS) {
+                Rec::Pairs => _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a[0])),
+                Rec::Xor => self.add_i(acc, self.widened(_mm256_maddubs_epi16(a[0], _mm256_xor_si256(w, a[1])))),
+                _ => _mm256_dpbusd_avx_epi32(acc, w, a[0]),
             }
-            if BITS == 8 {
-                return self.widened([sum, _mm256_maddubs_epi16(a[0], _mm256_xor_si256(w, a[1]))]);
-            }
-            [sum, _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w, a[0]))]
         }
     }
     #[inline(always)]
-    fn run(bits: u32) -> usize {
-        if VNNI { 8 } else { run_of_pairs(bits) }
+    fn run(bits: u32, first: bool) -> usize {
+        if VNNI { 8 } else { run_of_pairs(bits, first) }
     }
     #[inline(always)]
-    fn settle<const BITS: u32>(self, acc: [__m256i; 2]) -> [__m256i; 2] {
-        if !VNNI && matches!(BITS, 5 | 6) { self.widened(acc) } else { acc }
+    fn total<const BITS: u32>(self, acc: __m256i, _init: i32) -> __m256i {
+        if Self::rec(BITS) == Rec::Pairs { self.widened(acc) } else { acc }
     }
     #[inline(always)]
-    fn total<const BITS: u32>(self, acc: [__m256i; 2], init: i32) -> __m256i {
-        if VNNI || BITS == 8 {
-            return acc[0];
+    fn total_scaled<const BITS: u32>(self, acc: __m256i, _init: i32, scale: __m256i) -> __m256i {
+        if Self::rec(BITS) == Rec::Pairs {
+            // the scale rides on the multiply that widens the pairs
+            return unsafe {
+                _mm256_madd_epi16(acc, _mm256_blend_epi16::<0xaa>(scale, _mm256_slli_epi32::<16>(scale)))
+            };
         }
-        self.add_i(self.splat_i(init), if BITS > 4 { acc[0] } else { self.widened(acc)[0] })
-    }
-    #[inline(always)]
-    fn total_scaled<const BITS: u32>(self, acc: [__m256i; 2], scale: __m256i) -> __m256i {
-        if VNNI || BITS > 4 {
-            return self.mul_i(acc[0], scale);
-        }
-        // the scale rides on the multiply that widens the pairs
-        unsafe { _mm256_madd_epi16(acc[1], _mm256_or_si256(scale, _mm256_slli_epi32::<16>(scale))) }
+        self.mul_i(acc, scale)
     }
     #[inline(always)]
     unsafe fn pair_dot(self, acc: __m256i, m: *const u8, s: u32) -> __m256i {

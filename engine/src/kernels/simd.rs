@@ -31,6 +31,10 @@ pub(crate) use each;
 pub(crate) enum Rec {
     /// One word of four i8: for unsigned x signed dots. The block's initial value is `-offset * sum(q)`.
     Bias,
+    /// The same word, for dots that stay pairs of i16 to their end. The initial value is such a pair, `-offset` times the
+    /// sums of all q0 + q1 and of all q2 + q3: what has to fit i16 are then sums of signed weights times q, and on the way
+    /// there they may wrap.
+    Pairs,
     /// Two words, `|q|` and a mask (0x80 where q >= 0, 0x7f where q < 0), for `(w ^ mask) . |q|` on offset-binary
     /// weights: `w*q = (~w)*|q| + |q|` for negative q. The initial value is the sum of `|q|` over q < 0.
     Xor,
@@ -45,7 +49,7 @@ impl Rec {
     /// 32-bit words of one group of four activations.
     pub(crate) const fn words(self) -> usize {
         match self {
-            Rec::Bias => 1,
+            Rec::Bias | Rec::Pairs => 1,
             Rec::Xor | Rec::Wide | Rec::Whole => 2,
         }
     }
@@ -98,14 +102,11 @@ impl Reading {
 pub(crate) const FEW_TILES: bool = cfg!(target_family = "wasm");
 
 /// Groups whose dots, as pairs of products in i16, fit together: 8 of 4 bits, 8 * 2 * 15 * 127 = 30,480; 4 of 5 bits,
-/// 4 * 2 * 31 * 127 = 31,496; 2 of 6 bits, 2 * 2 * 63 * 127 = 32,004.
+/// 4 * 2 * 31 * 127 = 31,496. Where the `first` value takes the offset off, 8 of 5 bits, 8 * 2 * 16 * 127 = 32,512; and 4
+/// of 6 bits, 4 * 2 * 32 * 127, which have their scale then.
 #[cfg(any(target_arch = "x86_64", target_feature = "simd128"))]
-pub(crate) const fn run_of_pairs(bits: u32) -> usize {
-    match bits {
-        5 => 4,
-        6 => 2,
-        _ => 8,
-    }
+pub(crate) const fn run_of_pairs(bits: u32, first: bool) -> usize {
+    if bits == 5 && !first { 4 } else { 8 }
 }
 
 /// One instruction set. `BITS` in the dots is the width of the unsigned weights: 4, 5, 6 or 8; at 8 they are signed
@@ -245,26 +246,21 @@ pub(crate) trait Simd: Copy {
     }
     /// The activation words of one group and column.
     unsafe fn act<const BITS: u32>(self, p: *const u32) -> Self::A;
-    /// A dot that will end as `init + sum`.
+    /// A dot that will end as `init + sum`; with `Rec::Pairs`, `init` is two i16.
     fn acc<const BITS: u32>(self, init: i32) -> Self::Acc;
     /// Adds the dots of one group.
     fn dot<const BITS: u32>(self, acc: Self::Acc, w: Self::W, a: Self::A) -> Self::Acc;
-    /// Groups that a running dot takes until it has to be settled: 8, 4 or 2.
+    /// Groups that a dot takes: 8 or 4. `first`: whether it starts from a value that takes the weights' offset off.
     #[inline(always)]
-    fn run(_bits: u32) -> usize {
+    fn run(_bits: u32, _first: bool) -> usize {
         8
     }
-    /// To be called after each run: sums that would not hold more are widened.
-    #[inline(always)]
-    fn settle<const BITS: u32>(self, acc: Self::Acc) -> Self::Acc {
-        acc
-    }
-    /// The value of a dot of at most 8 groups.
+    /// The value of a dot of at most a run.
     fn total<const BITS: u32>(self, acc: Self::Acc, init: i32) -> Self::I;
-    /// `total * scale`, the scale in 0..=63 and `init` zero.
+    /// `total * scale`, the scale in -128..=127.
     #[inline(always)]
-    fn total_scaled<const BITS: u32>(self, acc: Self::Acc, scale: Self::I) -> Self::I {
-        self.mul_i(self.total::<BITS>(acc, 0), scale)
+    fn total_scaled<const BITS: u32>(self, acc: Self::Acc, init: i32, scale: Self::I) -> Self::I {
+        self.mul_i(self.total::<BITS>(acc, init), scale)
     }
     /// `acc + m[0]*s[0] + m[1]*s[1]` per lane: `m` holds a pair of bytes (0..=63) per lane, `s` a pair of i16 in a word.
     unsafe fn pair_dot(self, acc: Self::I, m: *const u8, s: u32) -> Self::I;

@@ -35,15 +35,16 @@ impl Rng {
         (s as f32 - 131070.0) / 37837.0
     }
 
-    /// Ordinary numbers, and where `extreme` runs of zeros, subnormals, huge values and alternating signs.
+    /// Ordinary numbers, and where `extreme` runs of zeros, subnormals, huge values and extremes.
     fn floats(&mut self, n: usize, extreme: bool) -> Vec<f32> {
         let mut x: Vec<f32> = (0..n).map(|_| self.normal()).collect();
         if extreme {
             for run in x.chunks_mut(32) {
                 let scale = [0.0, 1e-38, 1e-43, 1e15, 1e-29, 1e10, 1.0, 1.0][self.next() as usize % 8];
-                let flat = self.next().is_multiple_of(4);
+                // of one sign, or of both in turns: sums are the largest there are, or none
+                let flat = [[3.0, 3.0], [-3.0, -3.0], [3.0, -3.0]].get(self.next() as usize % 8);
                 for (i, v) in run.iter_mut().enumerate() {
-                    *v = if flat { scale * if i % 2 == 0 { 3.0 } else { -3.0 } } else { *v * scale };
+                    *v = scale * flat.map_or(*v, |flat| flat[i % 2]);
                 }
             }
         }

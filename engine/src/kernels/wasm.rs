@@ -6,10 +6,9 @@
 //! - relaxed-simd: `i32x4.relaxed_dot_i8x16_i7x16_add_s`, which is exact when its second operand is in 0..=127: weights
 //!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `Rec::Xor`). `f32x4.relaxed_madd`,
 //!   which may be fused or not, is used where that is the same number.
-//! - the same with `I16`: dots of 4- and 5-bit weights by `i16x8.relaxed_dot_i8x16_i7x16_s`, whose pairs stay in i16 for as
-//!   many groups as fit (`run_of_pairs`), and 8-bit ones as with simd128. Where there is no VNNI, the relaxed dot that
-//!   adds is five instructions, this one two, and simd128's four for as many weights. For 6 bits, of which two groups
-//!   fit, widening costs more than it saves.
+//! - the same with `I16`: dots of weights of up to 6 bits by `i16x8.relaxed_dot_i8x16_i7x16_s`, whose pairs stay in i16
+//!   (see `Rec::Pairs`), and 8-bit ones as with simd128. Where there is no VNNI, the relaxed dot that adds is five
+//!   instructions, this one two, and simd128's four for as many weights.
 
 use core::arch::wasm32::*;
 
@@ -214,8 +213,8 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     /// Relaxed: the bytes, twice. Otherwise i16: the even bytes, or both, and the odd bytes.
     type W = [v128; 2];
     type A = [v128; 2];
-    /// i32, and with `I16` pairs of products that are yet to be widened.
-    type Acc = [v128; 2];
+    /// i32, or pairs of i16.
+    type Acc = v128;
 
     #[inline(always)]
     fn bound(self, n: usize) -> usize {
@@ -232,6 +231,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
         match bits {
             8 if RELAXED && !I16 => Rec::Xor,
             8 => Rec::Wide,
+            _ if I16 => Rec::Pairs,
             _ if RELAXED => Rec::Bias,
             _ => Rec::Whole,
         }
@@ -435,49 +435,39 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     unsafe fn act<const BITS: u32>(self, p: *const u32) -> [v128; 2] {
         unsafe {
             let a = v128_load32_splat(p);
-            if Self::rec(BITS) == Rec::Bias { [a, a] } else { [a, v128_load32_splat(p.add(1))] }
+            if Self::rec(BITS).words() == 1 { [a, a] } else { [a, v128_load32_splat(p.add(1))] }
         }
     }
     #[inline(always)]
-    fn acc<const BITS: u32>(self, init: i32) -> [v128; 2] {
-        [i32x4_splat(if I16 && BITS == 4 { 0 } else { init }), i32x4_splat(0)]
+    fn acc<const BITS: u32>(self, init: i32) -> v128 {
+        i32x4_splat(init)
     }
     #[inline(always)]
-    fn dot<const BITS: u32>(self, [sum, pairs]: [v128; 2], w: [v128; 2], a: [v128; 2]) -> [v128; 2] {
+    fn dot<const BITS: u32>(self, acc: v128, w: [v128; 2], a: [v128; 2]) -> v128 {
         match Self::rec(BITS) {
-            Rec::Bias if I16 && BITS < 6 => [sum, i16x8_add(pairs, relaxed_pairs(a[0], w[0]))],
-            Rec::Bias => [relaxed_dot(a[0], w[0], sum), pairs],
-            Rec::Xor => [relaxed_dot(v128_xor(w[0], a[1]), a[0], sum), pairs],
+            Rec::Pairs => i16x8_add(acc, relaxed_pairs(a[0], w[0])),
+            Rec::Bias => relaxed_dot(a[0], w[0], acc),
+            Rec::Xor => relaxed_dot(v128_xor(w[0], a[1]), a[0], acc),
             Rec::Wide | Rec::Whole => {
-                [i32x4_add(i32x4_add(sum, i32x4_dot_i16x8(w[0], a[0])), i32x4_dot_i16x8(w[1], a[1])), pairs]
+                i32x4_add(i32x4_add(acc, i32x4_dot_i16x8(w[0], a[0])), i32x4_dot_i16x8(w[1], a[1]))
             }
         }
     }
     #[inline(always)]
-    fn run(bits: u32) -> usize {
-        if I16 && bits < 6 { run_of_pairs(bits) } else { 8 }
+    fn run(bits: u32, first: bool) -> usize {
+        if I16 { run_of_pairs(bits, first) } else { 8 }
     }
     #[inline(always)]
-    fn settle<const BITS: u32>(self, [sum, pairs]: [v128; 2]) -> [v128; 2] {
-        if I16 && BITS == 5 {
-            return [i32x4_add(sum, i32x4_extadd_pairwise_i16x8(pairs)), i32x4_splat(0)];
-        }
-        [sum, pairs]
+    fn total<const BITS: u32>(self, acc: v128, _init: i32) -> v128 {
+        if Self::rec(BITS) == Rec::Pairs { i32x4_extadd_pairwise_i16x8(acc) } else { acc }
     }
     #[inline(always)]
-    fn total<const BITS: u32>(self, [sum, pairs]: [v128; 2], init: i32) -> v128 {
-        if I16 && BITS == 4 {
-            return i32x4_add(i32x4_splat(init), i32x4_extadd_pairwise_i16x8(pairs));
-        }
-        sum
-    }
-    #[inline(always)]
-    fn total_scaled<const BITS: u32>(self, [sum, pairs]: [v128; 2], scale: v128) -> v128 {
-        if I16 && BITS == 4 {
+    fn total_scaled<const BITS: u32>(self, acc: v128, _init: i32, scale: v128) -> v128 {
+        if Self::rec(BITS) == Rec::Pairs {
             // the scale rides on the multiply that widens the pairs
-            return i32x4_dot_i16x8(pairs, v128_or(scale, i32x4_shl(scale, 16)));
+            return i32x4_dot_i16x8(acc, i16x8_shuffle::<0, 0, 2, 2, 4, 4, 6, 6>(scale, scale));
         }
-        i32x4_mul(sum, scale)
+        i32x4_mul(acc, scale)
     }
     #[inline(always)]
     unsafe fn pair_dot(self, acc: v128, m: *const u8, s: u32) -> v128 {

@@ -152,16 +152,6 @@ unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
     }
 }
 
-/// Ends a run of groups.
-#[inline(always)]
-fn settle<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(s: S, dots: &mut [[S::Acc; NC]; RV]) {
-    for dots in dots {
-        for dot in dots {
-            *dot = s.settle::<BITS>(*dot);
-        }
-    }
-}
-
 #[inline(always)]
 unsafe fn store<S: Simd, const RV: usize, const NC: usize>(s: S, acc: &[[S::F; NC]; RV], t: &Tile<'_, RV>) {
     for (v, acc) in acc.iter().enumerate() {

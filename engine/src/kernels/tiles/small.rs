@@ -1,8 +1,6 @@
 //! The legacy types: blocks of 32.
 
-use super::{
-    Quant, Shape, Tile, add_group, ask_ahead, nibble_weights, settle, start, store, unpacked_chunk, unpacked_group,
-};
+use super::{Quant, Shape, Tile, add_group, ask_ahead, nibble_weights, start, store, unpacked_chunk, unpacked_group};
 use crate::kernels::form::block_at;
 use crate::kernels::simd::{Ahead, FEW_TILES, Simd, each};
 
@@ -19,8 +17,8 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
         let unpacked = S::UNPACKS && Self::PACKED && NC > 1;
         let lines = if Self::PACKED { 4 } else { 8 };
         let nibbles = Self::PACKED && !unpacked;
-        let run = if nibbles { S::run(BITS) / 2 } else { S::run(BITS) };
-        let (runs, bound) = (if nibbles { 4 } else { 8 } / run, s.bound(run));
+        let (all, run) = if nibbles { (4, S::run(BITS, !MIN) / 2) } else { (8, S::run(BITS, !MIN)) };
+        let (runs, bound) = (all / run, s.bound(run));
         // looked up in modules for browsers, where code for both widths is to be alike
         let qb = if FEW_TILES && unpacked { t.bytes } else { 64 * (lines + HIGH as usize) };
         let aw = S::rec(BITS).words();
@@ -37,10 +35,11 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                     ask_ahead(s, t, quants, if nibbles { packed } else { bytes }, 0..qb / 64 + 1);
                 }
                 let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
-                let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
+                let mut isum = [[s.splat_i(0); NC]; RV];
                 let chunk = unpacked_chunk::<S, RV>(t, b - t.blocks[0]);
                 let high: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
                 for r in 0..runs {
+                    let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
                     for i in 0..bound {
                         let l = r * run + i;
                         let acts = |g: usize| rec.add((2 + g * aw) * NC);
@@ -59,7 +58,12 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                             add_group::<S, RV, NC, BITS>(s, w, acts(l), &mut dots);
                         }
                     }
-                    settle::<S, RV, NC, BITS>(s, &mut dots);
+                    for v in 0..RV {
+                        for c in 0..NC {
+                            let dot = s.total::<BITS>(dots[v][c], first(c));
+                            isum[v][c] = if runs > 1 { s.add_i(isum[v][c], dot) } else { dot };
+                        }
+                    }
                 }
                 for v in 0..RV {
                     let scales = t.panel[v].add(scales_at + t.lane[v] * 2);
@@ -67,8 +71,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                     let m = if MIN { s.load_f16(scales.add(32).cast()) } else { d };
                     for c in 0..NC {
                         let da = s.splat(f32::from_bits(rec.add(c).read()));
-                        let isum = s.to_f32(s.total::<BITS>(dots[v][c], first(c)));
-                        let mut term = s.mul(isum, s.mul(d, da));
+                        let mut term = s.mul(s.to_f32(isum[v][c]), s.mul(d, da));
                         if MIN {
                             let asum = s.splat(rec.add(NC + c).read() as i32 as f32);
                             term = s.add(term, s.mul(asum, s.mul(m, da)));

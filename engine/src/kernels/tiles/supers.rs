@@ -1,7 +1,7 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
 
 use super::{
-    Quant, Shape, Tile, add_group, ask_for_head, ask_for_share, nibble_weights, settle, start, store, unpacked_chunk,
+    Quant, Shape, Tile, add_group, ask_for_head, ask_for_share, nibble_weights, start, store, unpacked_chunk,
     unpacked_group,
 };
 use crate::kernels::form::HEAD;
@@ -165,12 +165,12 @@ impl<const RV: usize> SubBlock<RV> {
         sub: usize,
         isum: &mut [[S::I; NC]; RV],
     ) {
-        let (run, aw) = (S::run(BITS), S::rec(BITS).words());
+        let (run, aw) = (S::run(BITS, false), S::rec(BITS).words());
         let bound = s.bound(run);
-        let mut dots: [[S::Acc; NC]; RV] = [[s.acc::<BITS>(0); NC]; RV];
         // SAFETY: the caller's.
         unsafe {
             for r in 0..8 / run {
+                let mut dots: [[S::Acc; NC]; RV] = [[s.acc::<BITS>(0); NC]; RV];
                 for i in 0..bound {
                     let g = r * run + i;
                     let w: [S::W; RV] = if S::UNPACKS && NC > 1 {
@@ -184,12 +184,11 @@ impl<const RV: usize> SubBlock<RV> {
                     };
                     add_group::<S, RV, NC, BITS>(s, w, self.groups.add(g * NC * aw), &mut dots);
                 }
-                settle::<S, RV, NC, BITS>(s, &mut dots);
-            }
-            for v in 0..RV {
-                let scale = s.load_u8(self.scales[v]);
-                for c in 0..NC {
-                    isum[v][c] = s.add_i(isum[v][c], s.total_scaled::<BITS>(dots[v][c], scale));
+                for v in 0..RV {
+                    let scale = s.load_u8(self.scales[v]);
+                    for c in 0..NC {
+                        isum[v][c] = s.add_i(isum[v][c], s.total_scaled::<BITS>(dots[v][c], 0, scale));
+                    }
                 }
             }
         }
@@ -207,7 +206,7 @@ impl<const RV: usize> SubBlock<RV> {
         isum: &mut [[S::I; NC]; RV],
     ) {
         const BITS: u32 = SuperSigned::BITS;
-        let (run, aw) = (S::run(BITS).min(4), S::rec(BITS).words());
+        let aw = S::rec(BITS).words();
         // SAFETY: the caller's.
         unsafe {
             let first = |c: usize| first.add(c).read() as i32;
@@ -226,15 +225,11 @@ impl<const RV: usize> SubBlock<RV> {
                     })
                 };
                 add_group::<S, RV, NC, BITS>(s, w, self.groups.add(g * NC * aw), &mut dots);
-                if (g + 1).is_multiple_of(run) {
-                    settle::<S, RV, NC, BITS>(s, &mut dots);
-                }
             }
             for v in 0..RV {
                 let scale = s.load_i8(self.scales[v].cast());
                 for c in 0..NC {
-                    let dot = s.total::<BITS>(dots[v][c], first(c));
-                    isum[v][c] = s.add_i(isum[v][c], s.mul_i(dot, scale));
+                    isum[v][c] = s.add_i(isum[v][c], s.total_scaled::<BITS>(dots[v][c], first(c), scale));
                 }
             }
         }
