@@ -36,6 +36,8 @@ pub struct ActKind {
     pub(super) nc: usize,
     /// Whether 16 columns, where there are enough of them, are a square.
     squares: bool,
+    /// Words of the record of one block and column.
+    pub(super) words: usize,
 }
 
 /// Columns of a square.
@@ -108,14 +110,9 @@ impl ActKind {
             }
     }
 
-    /// Words of the record of one block and column.
-    pub(super) fn words(&self) -> usize {
-        self.head() + self.block / 4 * self.rec.words()
-    }
-
     /// Words of `n` packed columns of `k` elements.
     pub fn len_words(&self, n: usize, k: usize) -> usize {
-        n * (k / self.block) * self.words()
+        n * (k / self.block) * self.words
     }
 }
 
@@ -129,6 +126,7 @@ fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
         sums,
         nc,
         squares: false,
+        words: 0,
     };
     let block = Form::of(dtype)?.block_len();
     let kind = match Form::of(dtype)? {
@@ -143,7 +141,8 @@ fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
         Form::Codes(f) if f.is_super() => of(8, 128, 16, if f.has_min() { Sums::Pairs(16) } else { Sums::No }, nc[2]),
         Form::Codes(f) => of(8, 128, f.parts, Sums::No, nc[1]),
     };
-    Some(ActKind { block, ..kind })
+    let kind = ActKind { block, ..kind };
+    Some(ActKind { words: kind.head() + block / 4 * kind.rec.words(), ..kind })
 }
 
 /// The columns of the tile that starts with `left` columns to go, where there are no squares; for blocks of that length.
@@ -175,7 +174,7 @@ pub const TASK_COLUMNS: usize = 12;
 /// Quantises and packs the columns of `x` (n, k), in parallel. `words` is at least `kind.len_words(n, k)` long.
 pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: &[f32], k: usize, words: &'w mut [u32]) -> Acts<'w> {
     let n = x.len() / k;
-    let per = (k / kind.block) * kind.words();
+    let per = (k / kind.block) * kind.words;
     let words = &mut words[..n * per];
     let columns = kind.task_columns(n);
     tasks::chunks(few(pool, n), words, columns * per, &|i, words, _| {
@@ -249,7 +248,7 @@ impl PackTile<'_> {
         let (mut q, mut all, mut some) = ([0i8; BLOCK], [0i32; MOST], [0i32; MOST]);
         let all = &mut all[..parts];
         let some = if matches!(self.kind.rec, Rec::Xor | Rec::Pairs) { &mut some[..parts] } else { &mut [] };
-        let words = self.kind.words() * self.nc;
+        let words = self.kind.words * self.nc;
         for (c, x) in self.x.chunks_exact(self.k).enumerate() {
             for (x, out) in x.chunks_exact(BLOCK).zip(self.out.chunks_exact_mut(words)) {
                 let d = quantise(x, &mut q, PartSums { all, some });
@@ -417,7 +416,7 @@ pub(super) fn write_groups(rec: Rec, q: &[i8], nc: usize, c: usize, out: &mut [u
 /// Unpacks block `b` of column `c`: its scale and integers. For the scalar definition of products.
 pub(super) fn read_block(a: &Acts<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 {
     debug_assert!(a.kind.nc == 1 && a.kind.rec == Rec::Bias);
-    let words = a.kind.words();
+    let words = a.kind.words;
     let rec = &a.words[(c * (a.k / a.kind.block) + b) * words..][..words];
     for (q, w) in q.chunks_exact_mut(4).zip(&rec[a.kind.head()..]) {
         for (q, b) in q.iter_mut().zip(w.to_le_bytes()) {

@@ -175,13 +175,26 @@ impl Form {
         }
     }
 
-    /// Offset in a panel of the quants of block `b` of 32, or of a super-block's record.
-    pub(super) fn quants_at(&self, dtype: Dtype, b: usize) -> usize {
-        let bytes = self.unit_bytes(dtype);
+    /// Scales, and minima, of a block of 32; none, where they are in a super-block's record.
+    pub(super) fn scales(&self) -> usize {
         match self {
-            Form::Blocks32(f) => block_at(bytes, f.scales(), b).0,
-            Form::Codes(f) if !f.is_super() => block_at(bytes, f.parts, b).0,
-            _ => b * bytes,
+            Form::Blocks32(f) => f.scales(),
+            Form::Codes(f) if !f.is_super() => f.parts,
+            _ => 0,
+        }
+    }
+
+    /// Whether scales in blocks of 32 are bf16, not f16.
+    pub(super) fn bf16(&self) -> bool {
+        matches!(self, Form::Codes(f) if f.bf16())
+    }
+
+    /// Offsets in a panel of the quants of block `b` of 32 and of its scales, or of a super-block's record, twice.
+    pub(super) fn block_at(&self, dtype: Dtype, b: usize) -> (usize, usize) {
+        let bytes = self.unit_bytes(dtype);
+        match self.scales() {
+            0 => (b * bytes, b * bytes),
+            scales => block_at(bytes, scales, b),
         }
     }
 

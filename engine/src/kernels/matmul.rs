@@ -269,7 +269,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
             return first;
         }
         let rv = Q::SHAPE.tile::<S>().rv.min(group);
-        let (blocks, most) = (a.k / a.kind.block, Unpacked::blocks(a.kind.block, rv * S::LANES));
+        let (blocks, most) = (a.k / a.kind.block, Unpacked::blocks::<S>(self.0.product.w.form(), rv));
         let mut bytes = Unpacked::new();
         let mut c = first;
         for row in (row..row + group * S::LANES).step_by(rv * S::LANES) {
@@ -316,7 +316,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     #[cfg_attr(target_family = "wasm", inline(never))]
     fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, at: Place) {
         let (p, Place { row, c, blocks, unpacked }) = (self.0.product, at);
-        let first = (c * (a.k / a.kind.block) + blocks[0] * NC) * a.kind.words();
+        let first = (c * (a.k / a.kind.block) + blocks[0] * NC) * a.kind.words;
         let row_of = |v: usize| row + v * S::LANES;
         let tile = Tile {
             panel: each!(RV, |v| p.w.panel(row_of(v) / PANEL).as_ptr()),
@@ -324,7 +324,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
             blocks,
             bytes: p.w.form().unit_bytes(p.w.dtype()),
             unpacked,
-            acts: a.words[first..first + (blocks[1] - blocks[0]) * a.kind.words() * NC].as_ptr(),
+            acts: a.words[first..first + (blocks[1] - blocks[0]) * a.kind.words * NC].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
             stride: p.stride,
             codes: if let Form::Codes(f) = p.w.form() { Some(f) } else { None },

@@ -41,6 +41,7 @@ pub struct Matrix {
     form: Form,
     rows: usize,
     k: usize,
+    panel_bytes: usize,
     data: AlignedBuf,
 }
 
@@ -69,8 +70,9 @@ impl Matrix {
     ) -> Result<Matrix, TryReserveError> {
         let form = Form::of(dtype).expect("a type that is supported");
         assert!(k.is_multiple_of(dtype.block_len() as usize), "row length is not a whole number of blocks");
-        let data = zeroed(rows.div_ceil(PANEL) * form.panel_bytes(dtype, k))?;
-        Ok(Matrix { dtype, form, rows, k, data })
+        let panel_bytes = form.panel_bytes(dtype, k);
+        let data = zeroed(rows.div_ceil(PANEL) * panel_bytes)?;
+        Ok(Matrix { dtype, form, rows, k, panel_bytes, data })
     }
 
     /// Packs GGUF rows, `rows * k / block_len * file_bytes` bytes of them.
@@ -118,9 +120,10 @@ impl Matrix {
 
     /// Bytes of a panel.
     pub(super) fn panel_bytes(&self) -> usize {
-        self.form.panel_bytes(self.dtype, self.k)
+        self.panel_bytes
     }
 
+    #[inline]
     pub(super) fn panel(&self, p: usize) -> &[u8] {
         let n = self.panel_bytes();
         &self.data.bytes()[p * n..(p + 1) * n]

@@ -128,6 +128,8 @@ pub(crate) trait Simd: Copy {
     const TILE_F32: TileShape;
     /// Whether weights are unpacked to bytes once for all tiles of several columns, rather than in each.
     const UNPACKS: bool;
+    /// Whether their scales are widened with them: not where that is one instruction.
+    const UNPACKS_SCALES: bool = false;
     /// Row vectors at a time for one column: 4- and 5-bit, 8-bit, super-blocks, f32. A panel at least.
     const GEMV: [usize; 4];
 

@@ -205,6 +205,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     const TILE_K: TileShape = TileShape { rv: 2, nc: 4 };
     const TILE_F32: TileShape = TileShape { rv: 2, nc: 6 };
     const UNPACKS: bool = true;
+    const UNPACKS_SCALES: bool = true;
     const GEMV: [usize; 4] = [4, 4, 4, 4];
 
     type F = v128;

@@ -79,7 +79,7 @@ unsafe fn run(s: Avx512, Panels { product, p0, p1 }: Panels<'_>, a: &Acts<'_>) {
     // of even and of odd blocks
     let mut dots: [Dots; 2] = [[ZERO; 32]; 2];
     let shapes = if a.kind.block == 32 { Shapes::OF_32 } else { Shapes::OF_256 };
-    let (form, words, blocks) = (product.w.form(), a.kind.words(), product.w.k() / a.kind.block);
+    let (form, words, blocks) = (product.w.form(), a.kind.words, product.w.k() / a.kind.block);
     let (together, most) =
         if a.kind.block == 32 { (PANELS, BLOCKS / PANELS) } else { (PANELS / 2, SUPERS / (PANELS / 2)) };
     let stretch = blocks.div_ceil(blocks.div_ceil(most));

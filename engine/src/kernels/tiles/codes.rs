@@ -1,7 +1,8 @@
 //! Types of codes, which one table look-up turns into weights.
 
 use super::{
-    Quant, Shape, Tile, add_group, ask_ahead, ask_for_head, ask_for_share, start, store, unpacked_chunk, unpacked_group,
+    Quant, Shape, Tile, add_group, ask_ahead, ask_for_head, ask_for_share, start, store, unpacked_chunk,
+    unpacked_group, unpacked_scale,
 };
 use crate::kernels::form::{CodesForm, HEAD, block_at, code_line};
 use crate::kernels::simd::{Simd, each};
@@ -29,7 +30,7 @@ impl Quant for Codes32 {
                 if NC == 1 {
                     ask_ahead(s, t, quants, s.reading().ahead.packed, 0..f.width + 1);
                 }
-                let chunk = Chunk { quants, unpacked: unpacked_chunk::<S, RV>(t, b - t.blocks[0]) };
+                let chunk = Chunk { quants, unpacked: unpacked_chunk::<S, RV>(t, b - t.blocks[0], f.parts) };
                 let groups = rec.add((1 + f.parts) * NC);
                 for part in 0..f.parts {
                     let first = |c: usize| rec.add((1 + part) * NC + c).read() as i32;
@@ -39,7 +40,11 @@ impl Quant for Codes32 {
                     }
                     for v in 0..RV {
                         let scales = t.panel[v].add(scales_at + part * 32 + t.lane[v] * 2);
-                        let d = if f.bf16() { s.load_bf16(scales.cast()) } else { s.load_f16(scales.cast()) };
+                        let d = match f.bf16() {
+                            _ if S::UNPACKS_SCALES && NC > 1 => unpacked_scale::<S, RV>(s, chunk.unpacked, part, v),
+                            true => s.load_bf16(scales.cast()),
+                            false => s.load_f16(scales.cast()),
+                        };
                         for c in 0..NC {
                             let da = s.splat(f32::from_bits(rec.add(c).read()));
                             let isum = s.to_f32(s.total::<8>(dots[v][c], first(c)));
@@ -125,7 +130,7 @@ impl Quant for SuperCodes {
                     }
                     let quants: [*const u8; RV] =
                         each!(RV, |v| o[v].add(codes + chunk * f.chunk_bytes() + t.lane[v] * 4));
-                    let here = Chunk { quants, unpacked: unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + chunk) };
+                    let here = Chunk { quants, unpacked: unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + chunk, 0) };
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
                         let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;

@@ -89,10 +89,17 @@ pub(super) struct Tile<'a, const RV: usize> {
     pub(super) codes: Option<&'a CodesForm>,
 }
 
-/// The unpacked bytes of chunk `i` of the tile, where group g of vector v is at `(g * RV + v) * 4 * LANES`.
+/// The unpacked chunk `i` of the tile, of chunks with so many scales; group g of vector v is at `(g * RV + v) * 4 * LANES`.
 #[inline(always)]
-fn unpacked_chunk<S: Simd, const RV: usize>(t: &Tile<'_, RV>, i: usize) -> *const u8 {
-    t.unpacked.wrapping_add(i * 8 * RV * 4 * S::LANES)
+fn unpacked_chunk<S: Simd, const RV: usize>(t: &Tile<'_, RV>, i: usize, scales: usize) -> *const u8 {
+    t.unpacked.wrapping_add(i * Unpacked::vectors::<S>(scales) * RV * 4 * S::LANES)
+}
+
+/// Scale `i` of the rows of vector `v` of an unpacked chunk, if those are there.
+#[inline(always)]
+unsafe fn unpacked_scale<S: Simd, const RV: usize>(s: S, chunk: *const u8, i: usize, v: usize) -> S::F {
+    // SAFETY: the caller's chunk.
+    unsafe { s.load(chunk.add(((8 + i) * RV + v) * 4 * S::LANES).cast()) }
 }
 
 /// Group `g` of an unpacked chunk.

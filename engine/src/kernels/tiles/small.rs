@@ -1,8 +1,11 @@
 //! The legacy types: blocks of 32.
 
-use super::{Quant, Shape, Tile, add_group, ask_ahead, nibble_weights, start, store, unpacked_chunk, unpacked_group};
+use super::{
+    Quant, Shape, Tile, add_group, ask_ahead, nibble_weights, start, store, unpacked_chunk, unpacked_group,
+    unpacked_scale,
+};
 use crate::kernels::form::block_at;
-use crate::kernels::simd::{Ahead, FEW_TILES, Simd, each};
+use crate::kernels::simd::{Ahead, Simd, each};
 
 /// Blocks of 32: `BITS` per quant, `HIGH` = a plane of fifth bits, `MIN` = a minimum.
 pub(in super::super) struct Small<const BITS: u32, const HIGH: bool, const MIN: bool>;
@@ -18,9 +21,10 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
         let lines = if Self::PACKED { 4 } else { 8 };
         let nibbles = Self::PACKED && !unpacked;
         let (all, run) = if nibbles { (4, S::run(BITS, !MIN) / 2) } else { (8, S::run(BITS, !MIN)) };
-        let (runs, bound) = (all / run, s.bound(run));
-        // looked up in modules for browsers, where code for both widths is to be alike
-        let qb = if FEW_TILES && unpacked { t.bytes } else { 64 * (lines + HIGH as usize) };
+        // opaque for the reasons of `Simd::bound`, on every instruction set that unpacks
+        let bound = if unpacked { core::hint::black_box(run) } else { s.bound(run) };
+        let runs = all / run;
+        let qb = 64 * (lines + HIGH as usize);
         let aw = S::rec(BITS).words();
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
@@ -36,7 +40,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 }
                 let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
                 let mut isum = [[s.splat_i(0); NC]; RV];
-                let chunk = unpacked_chunk::<S, RV>(t, b - t.blocks[0]);
+                let chunk = unpacked_chunk::<S, RV>(t, b - t.blocks[0], 1 + MIN as usize);
                 let high: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
                 for r in 0..runs {
                     let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
@@ -67,8 +71,12 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 }
                 for v in 0..RV {
                     let scales = t.panel[v].add(scales_at + t.lane[v] * 2);
-                    let d = s.load_f16(scales.cast());
-                    let m = if MIN { s.load_f16(scales.add(32).cast()) } else { d };
+                    let scale = |i: usize| match unpacked && S::UNPACKS_SCALES {
+                        true => unpacked_scale::<S, RV>(s, chunk, i, v),
+                        false => s.load_f16(scales.add(i * 32).cast()),
+                    };
+                    let d = scale(0);
+                    let m = if MIN { scale(1) } else { d };
                     for c in 0..NC {
                         let da = s.splat(f32::from_bits(rec.add(c).read()));
                         let mut term = s.mul(s.to_f32(isum[v][c]), s.mul(d, da));

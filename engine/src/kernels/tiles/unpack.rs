@@ -1,4 +1,4 @@
-//! Quants of panels as bytes of their own, for products that use each many times.
+//! Quants of panels as bytes of their own, and maybe their scales as f32, for products that use each many times.
 
 use core::mem::MaybeUninit;
 
@@ -11,19 +11,29 @@ use crate::kernels::simd::Simd;
 pub(in super::super) struct Unpacked([MaybeUninit<u8>; Unpacked::BYTES]);
 
 impl Unpacked {
-    const BYTES: usize = 16 * 1024;
+    const BYTES: usize = 18 * 1024;
 
     pub(in super::super) fn new() -> Unpacked {
         Unpacked([const { MaybeUninit::uninit() }; Self::BYTES])
     }
 
-    /// Blocks of `len` elements that fit for `rows` rows.
-    pub(in super::super) fn blocks(len: usize, rows: usize) -> usize {
-        Self::BYTES / (len * rows)
+    /// Vectors of a chunk of 32 elements that has `scales` of its own: 8 groups of four, and what is widened of those.
+    pub(super) const fn vectors<S: Simd>(scales: usize) -> usize {
+        if S::UNPACKS_SCALES { 8 + scales } else { 8 }
     }
 
-    /// Unpacks the blocks from `first` to `end`, of `rv` vectors of rows from `row` on. A chunk of 32 elements is 8 groups
-    /// of four; of each, the vectors follow each other. Returns where they begin.
+    /// Blocks that fit for `rv` vectors of rows.
+    pub(in super::super) fn blocks<S: Simd>(form: &Form, rv: usize) -> usize {
+        Self::BYTES / Self::block_bytes::<S>(form, rv)
+    }
+
+    /// Bytes of a block.
+    fn block_bytes<S: Simd>(form: &Form, rv: usize) -> usize {
+        form.block_len() / 32 * Self::vectors::<S>(form.scales()) * rv * 4 * S::LANES
+    }
+
+    /// Unpacks the blocks from `first` to `end`, of `rv` vectors of rows from `row` on. Of each group of four of a chunk,
+    /// and of its scales, the vectors follow each other. Returns where they begin.
     ///
     /// # Panics
     /// If they do not fit, or are not in the matrix.
@@ -39,7 +49,7 @@ impl Unpacked {
     ) -> *const u8 {
         let (form, vector) = (w.form(), 4 * S::LANES);
         let chunks = form.block_len() / 32;
-        let fits = (end - first) * chunks * 8 * rv * vector <= Self::BYTES && end * chunks * 32 <= w.k();
+        let fits = end - first <= Self::blocks::<S>(form, rv) && end * chunks * 32 <= w.k();
         assert!(fits, "blocks to unpack");
         let start: *mut u8 = self.0.as_mut_ptr().cast();
         for v in 0..rv {
@@ -49,7 +59,8 @@ impl Unpacked {
             unsafe {
                 let mut to = start.add(v * vector);
                 for b in first..end {
-                    let block = panel.add(form.quants_at(w.dtype(), b) + row % PANEL * 4);
+                    let (quants, scales) = form.block_at(w.dtype(), b);
+                    let block = panel.add(quants + row % PANEL * 4);
                     for t in 0..chunks {
                         chunk(
                             s,
@@ -62,6 +73,11 @@ impl Unpacked {
                                 to = to.add(rv * vector);
                             },
                         );
+                    }
+                    for i in 0..if S::UNPACKS_SCALES { form.scales() } else { 0 } {
+                        let scale = panel.add(scales + i * 32 + row % PANEL * 2).cast();
+                        s.store(to.cast(), if form.bf16() { s.load_bf16(scale) } else { s.load_f16(scale) });
+                        to = to.add(rv * vector);
                     }
                 }
             }
