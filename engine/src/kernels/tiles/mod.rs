@@ -124,16 +124,16 @@ unsafe fn start<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV
     acc
 }
 
-/// The low nibbles of a line as weights, or those of the second half, the high ones; of 5 bits, 16 more where the plane has
-/// that bit. Which half is a constant, as shifts by variables are dear in WebAssembly.
+/// The low nibbles of a line as weights, or those of the second half, the high ones; of 5 bits, with what `fifth` makes of
+/// those bits, 16 or 0. Which half is a constant, as shifts by variables are dear in WebAssembly.
 #[inline(always)]
-fn nibble_weights<S: Simd, const BITS: u32, const HALF: usize>(s: S, line: S::B, plane: S::B, bit: usize) -> S::W {
+fn nibble_weights<S: Simd, const BITS: u32, const HALF: usize>(s: S, line: S::B, fifth: impl FnOnce() -> S::B) -> S::W {
     match (BITS, HALF) {
         (4, 0) => s.weights_lo4(line),
         (4, _) => s.weights_hi4(line),
         _ => {
             let low = s.and_b(if HALF == 0 { line } else { s.shr16_b(line, 4) }, 15);
-            s.weights::<BITS>(s.or_b(low, s.sixteens(plane, bit)))
+            s.weights::<BITS>(s.or_b(low, fifth()))
         }
     }
 }

@@ -41,7 +41,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let chunk = unpacked_chunk::<S, RV>(t, b - t.blocks[0], 1 + MIN as usize);
-                let high: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
+                let mut high: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
                 for r in 0..runs {
                     let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
                     for i in 0..bound {
@@ -49,10 +49,13 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                         let acts = |g: usize| rec.add((2 + g * aw) * NC);
                         if nibbles {
                             let lines: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(l * 64)));
-                            let w = each!(RV, |v| nibble_weights::<S, BITS, 0>(s, lines[v], high[v], l));
+                            // of groups l and l + 4, as lines move the plane on
+                            let first = |v: usize| s.and_b(s.shl16_b(high[v], 4), 16);
+                            let w = each!(RV, |v| nibble_weights::<S, BITS, 0>(s, lines[v], || first(v)));
                             add_group::<S, RV, NC, BITS>(s, w, acts(l), &mut dots);
-                            let w = each!(RV, |v| nibble_weights::<S, BITS, 1>(s, lines[v], high[v], l + 4));
+                            let w = each!(RV, |v| nibble_weights::<S, BITS, 1>(s, lines[v], || s.and_b(high[v], 16)));
                             add_group::<S, RV, NC, BITS>(s, w, acts(l + 4), &mut dots);
+                            high = each!(RV, |v| s.shr16_b(high[v], 1));
                         } else {
                             let w = if unpacked {
                                 unpacked_group::<S, RV, BITS>(s, chunk, l)

@@ -178,8 +178,8 @@ impl<const RV: usize> SubBlock<RV> {
                     } else {
                         each!(RV, |v| {
                             let line = s.load_b(self.lines[v].add(g * 64));
-                            let plane = if BITS == 5 { s.load_b(self.high[v].add(g * 64)) } else { line };
-                            nibble_weights::<S, BITS, HALF>(s, line, plane, sub)
+                            let fifth = || s.sixteens(s.load_b(self.high[v].add(g * 64)), sub);
+                            nibble_weights::<S, BITS, HALF>(s, line, fifth)
                         })
                     };
                     add_group::<S, RV, NC, BITS>(s, w, self.groups.add(g * NC * aw), &mut dots);
