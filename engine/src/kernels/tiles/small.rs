@@ -40,14 +40,16 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 }
                 let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
                 let mut isum = [[s.splat_i(0); NC]; RV];
+                // V8 unrolls the loop over these, which pays for several columns; for one it does not
+                let groups = rec.add(2 * NC);
                 let chunk = unpacked_chunk::<S, RV>(t, b - t.blocks[0], 1 + MIN as usize);
                 let mut high: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
                 for r in 0..runs {
                     let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
                     for i in 0..bound {
                         let l = r * run + i;
-                        let acts = |g: usize| rec.add((2 + g * aw) * NC);
                         if nibbles {
+                            let acts = |g: usize| rec.add((2 + g * aw) * NC);
                             let lines: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(l * 64)));
                             // of groups l and l + 4, as lines move the plane on
                             let first = |v: usize| s.and_b(s.shl16_b(high[v], 4), 16);
@@ -62,7 +64,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                             } else {
                                 each!(RV, |v| s.weights::<8>(s.load_b(quants[v].add(l * 64))))
                             };
-                            add_group::<S, RV, NC, BITS>(s, w, acts(l), &mut dots);
+                            add_group::<S, RV, NC, BITS>(s, w, groups.add(l * aw * NC), &mut dots);
                         }
                     }
                     for v in 0..RV {
