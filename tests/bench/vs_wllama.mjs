@@ -1,11 +1,14 @@
 // Tokens per second of the package against wllama (llama.cpp in WebAssembly), in the same Chromium on the same model files,
-// in turns: prefill of 256 tokens, and 64 tokens decoded after them; and the time from a file at hand to the first token.
-// Prints a Markdown table of medians. After web/build.sh, `npm ci` here and in tests/browser:
+// in turns: prefill of 256 tokens, and 64 tokens decoded after them; the time from a file at hand to the first token; and
+// on Linux the peak of the page's processes from before the load, over those of a blank page, with what it is of the
+// weights (packed ones where an engine packs them, else the file). Prints a Markdown table of medians. After web/build.sh,
+// `npm ci` here and in tests/browser:
 //
 //     node tests/bench/vs_wllama.mjs MODEL.gguf...
 //
 // REPEATS says how many turns, 5 by default; THREADS which numbers of threads, "1,2" by default.
 
+import { readFile, stat, writeFile } from "node:fs/promises";
 import { basename, dirname, resolve } from "node:path";
 
 import { open } from "../browser/browser.mjs";
@@ -29,6 +32,23 @@ const page = await b.browser.newPage();
 await page.goto(`${b.server.origin}/tests/browser/blank.html`);
 await page.waitForFunction(() => globalThis.Starling);
 
+/** Bytes that the browser's page processes hold; with `peak`, the most since `forgetPeaks`. Linux only. */
+const processes = await b.browser.newBrowserCDPSession();
+async function renderers() {
+  const { processInfo } = await processes.send("SystemInfo.getProcessInfo");
+  return processInfo.filter(({ type }) => type === "renderer").map(({ id }) => `/proc/${id}`);
+}
+async function pageBytes(peak) {
+  const field = peak ? /VmHWM:\s+(\d+) kB/ : /VmRSS:\s+(\d+) kB/;
+  const read = async (process) => Number(field.exec(await readFile(`${process}/status`, "utf8"))[1]) * 1024;
+  return (await Promise.all((await renderers()).map(read))).reduce((a, b) => a + b, 0);
+}
+async function forgetPeaks() {
+  await Promise.all((await renderers()).map((process) => writeFile(`${process}/clear_refs`, "5")));
+}
+const onLinux = process.platform === "linux";
+const blank = onLinux ? await pageBytes(false) : 0;
+
 // each engine: `start(blob)` gives `{ vocabulary, turn(ids, decode), stop() }`; a turn gives milliseconds of both halves
 await page.evaluate(async (DECODE) => {
   const { Wllama } = await import("/tests/bench/node_modules/@wllama/wllama/esm/index.js");
@@ -39,6 +59,7 @@ await page.evaluate(async (DECODE) => {
       return {
         vocabulary: model.info.vocabulary,
         backend: model.info.isa,
+        weights: (await model.memory()).weights,
         async turn(ids) {
           const { timings } = await model.generate(ids, { maxTokens: DECODE + 1, temperature: 0, ignoreEos: true })
             .result;
@@ -76,16 +97,20 @@ await page.evaluate(async (DECODE) => {
 }, DECODE);
 
 const rows = threads.flatMap((n) => [["starling", n], ["wllama", n]]);
-console.log(`| model | engine | threads | prefill ${PREFILL} | decode ${DECODE} | load to first token, ms |`);
-console.log("|---|---|---|---|---|---|");
+console.log(`| model | engine | threads | prefill ${PREFILL} | decode ${DECODE} | load to first token, ms | peak, MB |`);
+console.log("|---|---|---|---|---|---|---|");
 for (const model of models) {
   const server = await serve(dirname(resolve(model)), { ...isolated, "access-control-allow-origin": "*" });
-  const results = rows.map(() => ({ prefill: [], decode: [], first: [] }));
+  const { size } = await stat(model);
+  const results = rows.map(() => ({ prefill: [], decode: [], first: [], peak: [] }));
   let backends;
+  let weights;
   for (let turn = 0; turn < repeats; turn++) {
     backends = [];
+    weights = [];
     for (const [i, [engine, n]] of rows.entries()) {
-      const [[prefill, decode], first, backend] = await page.evaluate(
+      if (onLinux) await forgetPeaks();
+      const [[prefill, decode], first, backend, packed] = await page.evaluate(
         async ([url, engine, n, turn, PREFILL]) => {
           globalThis.blob ??= { url: undefined };
           if (globalThis.blob.url !== url) globalThis.blob = { url, data: await (await fetch(url)).blob() };
@@ -97,20 +122,25 @@ for (const model of models) {
           const [first] = await e.turn(ids(1000 + turn));
           const times = await e.turn(ids(turn));
           await e.stop();
-          return [times, loaded + first, e.backend];
+          return [times, loaded + first, e.backend, e.weights];
         },
         [`${server.origin}/${basename(model)}`, engine, n, turn, PREFILL],
       );
       results[i].prefill.push((PREFILL / prefill) * 1000);
       results[i].decode.push((DECODE / decode) * 1000);
       results[i].first.push(first);
+      if (onLinux) results[i].peak.push((await pageBytes(true)) - blank);
       backends.push(backend);
+      weights.push(packed ?? size);
     }
   }
   for (const [i, [engine, n]] of rows.entries()) {
-    const { prefill, decode, first } = results[i];
+    const { prefill, decode, first, peak } = results[i];
+    const most = onLinux
+      ? `${(median(peak) / 1e6).toFixed(0)} (${((median(peak) / weights[i]) * 100).toFixed(0)} %)`
+      : "-";
     console.log(
-      `| ${basename(model)} | ${engine} (${backends[i]}) | ${n} | ${median(prefill).toFixed(1)} | ${median(decode).toFixed(1)} | ${median(first).toFixed(0)} |`,
+      `| ${basename(model)} | ${engine} (${backends[i]}) | ${n} | ${median(prefill).toFixed(1)} | ${median(decode).toFixed(1)} | ${median(first).toFixed(0)} | ${most} |`,
     );
   }
   await server.close();

@@ -63,6 +63,8 @@ export interface SourceFile {
   open(from: number, signal?: AbortSignal): Promise<ReadableStream<Uint8Array<ArrayBuffer>>>;
   /** Whether opening it again may help after a failure. */
   remote: boolean;
+  /** Whether its streams are nobody else's, so that one buffer can take all their pieces. */
+  owned?: boolean;
   /** Whether its bytes were counted already, as all of it had to be read to know how many there are. */
   counted?: boolean;
 }
@@ -76,6 +78,7 @@ export const blobFile = (blob: Blob, name = (blob as File).name ?? "blob"): Sour
   tag: undefined,
   open: async (from) => (from === 0 ? blob : blob.slice(from)).stream(),
   remote: false,
+  owned: true,
 });
 
 const PIECE = 1 << 20;
@@ -92,13 +95,13 @@ function bytesFile(bytes: Uint8Array<ArrayBuffer>): SourceFile {
   return { name: "bytes", size: bytes.length, tag: undefined, open, remote: false };
 }
 
-/** Puts bytes together in blobs, which a browser may keep on disk. */
+/** Puts copies of bytes together in blobs, which a browser may keep on disk. */
 export class Pieces {
   #blob = new Blob([]);
-  #last: Uint8Array<ArrayBuffer>[] = [];
+  #last: Blob[] = [];
 
   add(bytes: Uint8Array<ArrayBuffer>): void {
-    if (this.#last.push(bytes) === 64) this.#blob = this.blob();
+    if (this.#last.push(new Blob([bytes])) === 64) this.#blob = this.blob();
   }
 
   /** All so far. */
@@ -248,7 +251,7 @@ async function remoteFile(
     // a server may answer with the whole file
     return from > 0 && response.status !== 206 ? skip(response.body!, from) : response.body!;
   };
-  const file = { name: url, size: size ?? Infinity, tag, open, remote: true };
+  const file = { name: url, size: size ?? Infinity, tag, open, remote: true, owned: true };
   return size === undefined ? whole(file, signal, count) : file;
 }
 
@@ -266,7 +269,34 @@ function skip(stream: ReadableStream<Uint8Array<ArrayBuffer>>, bytes: number): R
 /** Connections that may break one after the other without a byte between them. */
 const ATTEMPTS = 5;
 
-/** The bytes of a file from there on; a connection that breaks is made again where it broke. */
+type Bytes = Uint8Array<ArrayBuffer>;
+
+/**
+ * A reader whose pieces are in one buffer where that may be, and where the stream can: browsers see garbage of this kind
+ * late, and much of a model would be twice in memory until then.
+ */
+function readerOf(stream: ReadableStream<Bytes>, owned: boolean): Pick<ReadableStreamDefaultReader<Bytes>, "read" | "cancel"> {
+  let reader: ReadableStreamBYOBReader;
+  try {
+    if (!owned) return stream.getReader();
+    reader = stream.getReader({ mode: "byob" });
+  } catch {
+    return stream.getReader();
+  }
+  let buffer = new ArrayBuffer(PIECE);
+  const read = async () => {
+    const { done, value } = await reader.read(new Uint8Array(buffer));
+    if (done || !value) return { done: true as const, value: undefined };
+    buffer = value.buffer;
+    return { done, value };
+  };
+  return { read, cancel: () => reader.cancel() };
+}
+
+/**
+ * The bytes of a file from there on, each piece until the next is asked for; a connection that breaks is made again where
+ * it broke.
+ */
 export async function* read(
   file: SourceFile,
   from: number,
@@ -276,9 +306,9 @@ export async function* read(
   const soFar = () => `${from}${file.size === Infinity ? "" : ` of ${file.size}`} bytes`;
   while (from < file.size) {
     signal?.throwIfAborted();
-    let reader: ReadableStreamDefaultReader<Uint8Array<ArrayBuffer>> | undefined;
+    let reader: ReturnType<typeof readerOf> | undefined;
     try {
-      reader = (await file.open(from, signal)).getReader();
+      reader = readerOf(await file.open(from, signal), file.owned === true);
       for (;;) {
         signal?.throwIfAborted();
         const { done, value } = await unlessAborted(reader.read(), signal);
