@@ -9,7 +9,7 @@ import { chromium } from "playwright-core";
 
 import { serve } from "./server.mjs";
 
-const executablePath =
+export const executablePath =
   process.env.STARLING_CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/google-chrome"].find(existsSync);
 
 /** A browser and a server; `page(path)` opens a page whose errors fail the test that closes it. */
