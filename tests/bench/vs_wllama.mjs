@@ -1,14 +1,14 @@
 // Tokens per second of the package against wllama (llama.cpp in WebAssembly), in the same Chromium on the same model files,
 // in turns: prefill of 256 tokens, and 64 tokens decoded after them; the time from a file at hand to the first token; and
-// on Linux the peak of the page's processes from before the load, over those of a blank page, with what it is of the
-// weights (packed ones where an engine packs them, else the file). Prints a Markdown table of medians. After web/build.sh,
-// `npm ci` here and in tests/browser:
+// on Linux the peak of a new page's process over that before the load, and what it is of the weights (packed ones where
+// an engine packs them, else the file). Prints a Markdown table of medians. After web/build.sh, `npm ci` here and in
+// tests/browser:
 //
 //     node tests/bench/vs_wllama.mjs MODEL.gguf...
 //
 // REPEATS says how many turns, 5 by default; THREADS which numbers of threads, "1,2" by default.
 
-import { readFile, stat, writeFile } from "node:fs/promises";
+import { readFile, stat } from "node:fs/promises";
 import { basename, dirname, resolve } from "node:path";
 
 import { open } from "../browser/browser.mjs";
@@ -28,29 +28,9 @@ const isolated = {
 const median = (values) => values.toSorted((a, b) => a - b)[values.length >> 1];
 
 const b = await open(isolated);
-const page = await b.browser.newPage();
-await page.goto(`${b.server.origin}/tests/browser/blank.html`);
-await page.waitForFunction(() => globalThis.Starling);
-
-/** Bytes that the browser's page processes hold; with `peak`, the most since `forgetPeaks`. Linux only. */
-const processes = await b.browser.newBrowserCDPSession();
-async function renderers() {
-  const { processInfo } = await processes.send("SystemInfo.getProcessInfo");
-  return processInfo.filter(({ type }) => type === "renderer").map(({ id }) => `/proc/${id}`);
-}
-async function pageBytes(peak) {
-  const field = peak ? /VmHWM:\s+(\d+) kB/ : /VmRSS:\s+(\d+) kB/;
-  const read = async (process) => Number(field.exec(await readFile(`${process}/status`, "utf8"))[1]) * 1024;
-  return (await Promise.all((await renderers()).map(read))).reduce((a, b) => a + b, 0);
-}
-async function forgetPeaks() {
-  await Promise.all((await renderers()).map((process) => writeFile(`${process}/clear_refs`, "5")));
-}
-const onLinux = process.platform === "linux";
-const blank = onLinux ? await pageBytes(false) : 0;
 
 // each engine: `start(blob)` gives `{ vocabulary, turn(ids, decode), stop() }`; a turn gives milliseconds of both halves
-await page.evaluate(async (DECODE) => {
+async function defineEngines(DECODE) {
   const { Wllama } = await import("/tests/bench/node_modules/@wllama/wllama/esm/index.js");
   const at = (kind) => `/tests/bench/node_modules/@wllama/wllama/esm/${kind}-thread/wllama.wasm`;
   globalThis.engines = {
@@ -94,53 +74,75 @@ await page.evaluate(async (DECODE) => {
       };
     },
   };
-}, DECODE);
+}
+
+/** What is measured in a page: a load, a turn to warm up, a turn. */
+async function measure([url, engine, n, turn, PREFILL]) {
+  if (globalThis.blob?.url !== url) globalThis.blob = { url, data: await (await fetch(url)).blob() };
+  const began = performance.now();
+  const e = await engines[engine](globalThis.blob.data, n);
+  const loaded = performance.now() - began;
+  const ids = (seed) => Array.from({ length: PREFILL }, (_, i) => (i * 7919 + 13 + seed * 104_729) % e.vocabulary);
+  const [first] = await e.turn(ids(1000 + turn));
+  const times = await e.turn(ids(turn));
+  await e.stop();
+  return { times, first: loaded + first, backend: e.backend, weights: e.weights };
+}
+
+async function newPage() {
+  const page = await (await b.browser.newContext()).newPage();
+  await page.goto(`${b.server.origin}/tests/browser/blank.html`);
+  await page.waitForFunction(() => globalThis.Starling);
+  await page.evaluate(defineEngines, DECODE);
+  return page;
+}
+
+/** Resident bytes of the browser's page processes; with `peak`, the most they were. */
+async function resident(processes, peak) {
+  const field = peak ? /VmHWM:\s+(\d+) kB/ : /VmRSS:\s+(\d+) kB/;
+  const { processInfo } = await processes.send("SystemInfo.getProcessInfo");
+  const pages = processInfo.filter(({ type }) => type === "renderer").map(({ id }) => id);
+  const bytes = async (id) => Number(field.exec(await readFile(`/proc/${id}/status`, "utf8"))[1]) * 1024;
+  return new Map(await Promise.all(pages.map(async (id) => [id, await bytes(id)])));
+}
+
+/** The peak of a page of its own, as Markdown. */
+async function peakOf(size, ...what) {
+  if (process.platform !== "linux") return "-";
+  const page = await newPage();
+  const processes = await b.browser.newBrowserCDPSession();
+  const before = await resident(processes, false);
+  const { weights = size } = await page.evaluate(measure, what);
+  const grown = [...(await resident(processes, true))].map(([id, bytes]) => bytes - (before.get(id) ?? bytes));
+  await page.context().close();
+  const most = Math.max(...grown);
+  return `${(most / 1e6).toFixed(0)} (${((most / weights) * 100).toFixed(0)} %)`;
+}
 
 const rows = threads.flatMap((n) => [["starling", n], ["wllama", n]]);
 console.log(`| model | engine | threads | prefill ${PREFILL} | decode ${DECODE} | load to first token, ms | peak, MB |`);
 console.log("|---|---|---|---|---|---|---|");
 for (const model of models) {
-  const server = await serve(dirname(resolve(model)), { ...isolated, "access-control-allow-origin": "*" });
   const { size } = await stat(model);
-  const results = rows.map(() => ({ prefill: [], decode: [], first: [], peak: [] }));
-  let backends;
-  let weights;
+  const server = await serve(dirname(resolve(model)), { ...isolated, "access-control-allow-origin": "*" });
+  const url = `${server.origin}/${basename(model)}`;
+  const results = [];
+  for (const row of rows) results.push({ prefill: [], decode: [], first: [], peak: await peakOf(size, url, ...row, 0, PREFILL) });
+  const page = await newPage();
   for (let turn = 0; turn < repeats; turn++) {
-    backends = [];
-    weights = [];
-    for (const [i, [engine, n]] of rows.entries()) {
-      if (onLinux) await forgetPeaks();
-      const [[prefill, decode], first, backend, packed] = await page.evaluate(
-        async ([url, engine, n, turn, PREFILL]) => {
-          globalThis.blob ??= { url: undefined };
-          if (globalThis.blob.url !== url) globalThis.blob = { url, data: await (await fetch(url)).blob() };
-          const began = performance.now();
-          const e = await engines[engine](globalThis.blob.data, n);
-          const loaded = performance.now() - began;
-          const ids = (seed) =>
-            Array.from({ length: PREFILL }, (_, i) => (i * 7919 + 13 + seed * 104_729) % e.vocabulary);
-          const [first] = await e.turn(ids(1000 + turn));
-          const times = await e.turn(ids(turn));
-          await e.stop();
-          return [times, loaded + first, e.backend, e.weights];
-        },
-        [`${server.origin}/${basename(model)}`, engine, n, turn, PREFILL],
-      );
-      results[i].prefill.push((PREFILL / prefill) * 1000);
-      results[i].decode.push((DECODE / decode) * 1000);
+    for (const [i, row] of rows.entries()) {
+      const { times, first, backend } = await page.evaluate(measure, [url, ...row, turn, PREFILL]);
+      results[i].prefill.push((PREFILL / times[0]) * 1000);
+      results[i].decode.push((DECODE / times[1]) * 1000);
       results[i].first.push(first);
-      if (onLinux) results[i].peak.push((await pageBytes(true)) - blank);
-      backends.push(backend);
-      weights.push(packed ?? size);
+      results[i].backend = backend;
     }
   }
+  await page.context().close();
   for (const [i, [engine, n]] of rows.entries()) {
-    const { prefill, decode, first, peak } = results[i];
-    const most = onLinux
-      ? `${(median(peak) / 1e6).toFixed(0)} (${((median(peak) / weights[i]) * 100).toFixed(0)} %)`
-      : "-";
+    const { prefill, decode, first, peak, backend } = results[i];
     console.log(
-      `| ${basename(model)} | ${engine} (${backends[i]}) | ${n} | ${median(prefill).toFixed(1)} | ${median(decode).toFixed(1)} | ${median(first).toFixed(0)} | ${most} |`,
+      `| ${basename(model)} | ${engine} (${backend}) | ${n} | ${median(prefill).toFixed(1)} | ${median(decode).toFixed(1)} | ${median(first).toFixed(0)} | ${peak} |`,
     );
   }
   await server.close();
