@@ -102,6 +102,7 @@ pub fn model(args: &ModelArgs, pool: &ThreadPool) -> Result<Model, Failure> {
     let wrong = |source| Failure::Model { path: path(args), source };
     let files = files(args)?;
     let set = directory(&files)?;
+    doubt_the_tokenizer(&path(args), &set.shards()[0]);
     let mut loader = ModelLoader::new(set.shards()).map_err(wrong)?;
     let bytes: Vec<&[u8]> = files.iter().map(|f| &f[..]).collect();
     let total: usize = bytes.iter().map(|b| b.len()).sum();
@@ -116,6 +117,24 @@ pub fn model(args: &ModelArgs, pool: &ThreadPool) -> Result<Model, Failure> {
     progress.finish();
     loaded.map_err(wrong)?;
     loader.finish().map_err(wrong)
+}
+
+/// Says so where a file leaves open how its texts are cut, and the usual guess may not be what the model was made with.
+fn doubt_the_tokenizer(path: &Path, gguf: &Gguf<'_>) {
+    let text = |key| gguf.str(key).ok().flatten();
+    if text("tokenizer.ggml.model") != Some("gpt2") || text("tokenizer.ggml.pre").is_some() {
+        return;
+    }
+    let doubt = format!(
+        "{}: names no pre-tokenizer (tokenizer.ggml.pre); 'default' is taken, which may not be what the model was trained \
+         with: convert the model anew if its answers are poor",
+        path.display()
+    );
+    if tracing::dispatcher::has_been_set() {
+        tracing::warn!("{doubt}");
+    } else {
+        eprintln!("starling: {doubt}");
+    }
 }
 
 /// The digest that receipts name the model by: reads all of its files.

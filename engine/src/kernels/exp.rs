@@ -3,15 +3,16 @@
 
 #![allow(clippy::excessive_precision)]
 
-use super::simd::Simd;
+use super::simd::{Simd, each};
 
 pub(super) const LOW: f32 = -87.3;
 const HIGH: f32 = 88.3;
 const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
 const LN2_HIGH: f32 = 0.693359375;
 const LN2_LOW: f32 = -2.12194440e-4;
-const P: [f32; 6] =
+static P: [f32; 6] =
     [1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1];
+static REDUCTION: [f32; 6] = [HIGH, core::f32::consts::LOG2_E, MAGIC, -MAGIC, -LN2_HIGH, -LN2_LOW];
 
 /// The definition.
 pub fn exp(x: f32) -> f32 {
@@ -48,24 +49,28 @@ pub(super) fn exp_lanes<S: Simd>(s: S, x: S::F) -> S::F {
 #[inline(always)]
 pub(super) fn exp_above_lanes<S: Simd, const N: usize>(s: S, low: f32, x: [S::F; N]) -> [S::F; N] {
     let low = s.splat(low);
+    let (coefficients, reduction) = (s.constants(&P), s.constants(&REDUCTION));
+    let [high, log2_e, magic, less_magic, ln2_high, ln2_low] = each!(6, |i| s.splat(reduction[i]));
     // loops, as closures may end up outside the boundary of the CPU's features
-    let (mut t, mut r, mut p) = (x, x, [s.splat(P[0]); N]);
+    let (mut t, mut r, mut p) = (x, x, [s.splat(coefficients[0]); N]);
     for i in 0..N {
-        let xc = s.from_bits(s.min_i(s.bits(x[i]), s.splat_i(HIGH.to_bits() as i32)));
-        t[i] = s.add(s.mul(xc, s.splat(core::f32::consts::LOG2_E)), s.splat(MAGIC));
-        let n = s.sub(t[i], s.splat(MAGIC));
+        let xc = s.from_bits(s.min_i(s.bits(x[i]), s.bits(high)));
+        t[i] = s.add(s.mul(xc, log2_e), magic);
+        let n = s.add(t[i], less_magic);
         // 8 bits times 9: exact
-        r[i] = s.mac_exact(xc, n, s.splat(-LN2_HIGH));
-        r[i] = s.sub(r[i], s.mul(n, s.splat(LN2_LOW)));
+        r[i] = s.mac_exact(xc, n, ln2_high);
+        r[i] = s.add(r[i], s.mul(n, ln2_low));
     }
-    for c in &P[1..] {
+    for c in &coefficients[1..] {
+        let c = s.splat(*c);
         for i in 0..N {
-            p[i] = s.add(s.mul(p[i], r[i]), s.splat(*c));
+            p[i] = s.add(s.mul(p[i], r[i]), c);
         }
     }
+    let one = s.splat(1.0);
     for i in 0..N {
-        let y = s.add(s.add(s.mul(p[i], s.mul(r[i], r[i])), r[i]), s.splat(1.0));
-        let scale = s.from_bits(s.add_i(s.shl_i::<23>(s.bits(t[i])), s.splat_i(0x3f80_0000)));
+        let y = s.add(s.add(s.mul(p[i], s.mul(r[i], r[i])), r[i]), one);
+        let scale = s.from_bits(s.add_i(s.shl_i::<23>(s.bits(t[i])), s.bits(one)));
         p[i] = s.select_gt(x[i], low, s.mul(y, scale), s.splat(0.0));
     }
     p

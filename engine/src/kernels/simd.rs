@@ -180,6 +180,12 @@ pub(crate) trait Simd: Copy {
     /// what lives long rather than to what the loop at hand needs.
     #[inline(always)]
     fn park<T>(self, _sums: &mut T) {}
+    /// Constants of hot loops. From memory that the compiler does not see through where engines make vectors that stand in
+    /// the code anew in three instructions, each time around.
+    #[inline(always)]
+    fn constants<T>(self, all: &'static T) -> &'static T {
+        all
+    }
     /// A hint that this line is wanted soon.
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}
