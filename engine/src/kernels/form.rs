@@ -54,7 +54,7 @@ impl Blocks32 {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CodesForm {
     pub(super) book: &'static Codebook,
-    /// The table in offset binary: what the dots take.
+    /// The table in offset binary: what the dots take. It repeats, so that a code may have the bits of others above it.
     pub(super) offset_table: [u8; 16],
     /// Bits of a code, which is also the number of lines that 32 elements take.
     pub(super) width: usize,
@@ -66,7 +66,7 @@ impl CodesForm {
     fn new(book: &'static Codebook) -> CodesForm {
         CodesForm {
             book,
-            offset_table: book.table.map(|v| v as u8 ^ 0x80),
+            offset_table: core::array::from_fn(|i| book.table[i % (1 << book.width)] as u8 ^ 0x80),
             width: book.width,
             parts: if book.scale == Scale::Each { 2 } else { 1 },
         }

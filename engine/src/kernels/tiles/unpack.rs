@@ -128,7 +128,7 @@ pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, 
                 let first = if f.is_super() { f.codes() / 64 + t * f.width } else { 0 };
                 for g in 0..eight {
                     let (line, shift) = code_line(g, f.width);
-                    put(s.look_up(table, bits(load(first + line), shift, (1u8 << f.width) - 1)));
+                    put(s.look_up(table, bits(load(first + line), shift, 15)));
                 }
             }
         }
