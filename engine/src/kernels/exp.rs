@@ -26,14 +26,17 @@ pub(super) fn exp_above(low: f32, x: f32) -> f32 {
     let t = xc * core::f32::consts::LOG2_E + MAGIC;
     let n = t - MAGIC;
     let r = (xc - n * LN2_HIGH) - n * LN2_LOW;
-    let mut p = P[0];
-    for c in &P[1..] {
-        p = p * r + c;
-    }
+    let p = polynomial(&P, r);
     let y = (p * (r * r) + r) + 1.0;
     let scale = f32::from_bits((t.to_bits() << 23).wrapping_add(0x3f80_0000));
     // below `low` neither has a meaning
     if x > low { y * scale } else { 0.0 }
+}
+
+/// The polynomial with those coefficients, the highest first.
+pub(super) fn polynomial(coefficients: &[f32], x: f32) -> f32 {
+    let [first, rest @ ..] = coefficients else { return 0.0 };
+    rest.iter().fold(*first, |p, c| p * x + c)
 }
 
 /// Vectors that are computed side by side: one alone is a chain of thirty dependent steps.

@@ -2,26 +2,34 @@
 
 #![allow(clippy::excessive_precision)]
 
-use super::exp::{exp, exp_lanes};
+use super::exp::{exp, exp_lanes, polynomial};
 use super::simd::Simd;
 
 /// Up to here tanh is a polynomial, beyond it `1 - 2 / (exp(2|x|) + 1)` with the sign of x.
 const SMALL: f32 = 0.625;
 /// Coefficients of `x^2` in `(tanh(x) - x) / x^3`, highest first (Cephes).
-const TANH: [f32; 5] = [-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1];
+static TANH: [f32; 5] = [-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1];
 
 /// Abramowitz and Stegun 7.1.26, highest first: absolute error of erfc below 1.5e-7, 6e-7 with rounding.
-const ERFC: [f32; 5] = [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592];
+static ERFC: [f32; 5] = [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592];
 const ERFC_P: f32 = 0.3275911;
+
+/// [`polynomial`] on lanes.
+#[inline(always)]
+fn polynomial_lanes<S: Simd, const N: usize>(s: S, coefficients: &'static [f32; N], x: S::F) -> S::F {
+    let coefficients = s.constants(coefficients);
+    let mut p = s.splat(coefficients[0]);
+    for c in &coefficients[1..] {
+        p = s.add(s.mul(p, x), s.splat(*c));
+    }
+    p
+}
 
 /// Hyperbolic tangent.
 pub fn tanh(x: f32) -> f32 {
     let a = x.abs();
     let z = x * x;
-    let mut p = TANH[0];
-    for c in &TANH[1..] {
-        p = p * z + c;
-    }
+    let p = polynomial(&TANH, z);
     let large = 1.0 - 2.0 / (exp(a + a) + 1.0);
     if a > SMALL { if x > 0.0 { large } else { 0.0 - large } } else { (p * z) * x + x }
 }
@@ -32,10 +40,7 @@ pub(super) fn tanh_lanes<S: Simd>(s: S, x: S::F) -> S::F {
     let (zero, one) = (s.splat(0.0), s.splat(1.0));
     let a = s.abs(x);
     let z = s.mul(x, x);
-    let mut p = s.splat(TANH[0]);
-    for c in &TANH[1..] {
-        p = s.add(s.mul(p, z), s.splat(*c));
-    }
+    let p = polynomial_lanes(s, &TANH, z);
     let large = s.sub(one, s.div(s.splat(2.0), s.add(exp_lanes(s, s.add(a, a)), one)));
     let large = s.select_gt(x, zero, large, s.sub(zero, large));
     s.select_gt(a, s.splat(SMALL), large, s.add(s.mul(s.mul(p, z), x), x))
@@ -44,10 +49,7 @@ pub(super) fn tanh_lanes<S: Simd>(s: S, x: S::F) -> S::F {
 /// `1 - erf(x)` for x >= 0.
 pub fn erfc(x: f32) -> f32 {
     let t = 1.0 / (1.0 + ERFC_P * x);
-    let mut p = ERFC[0];
-    for c in &ERFC[1..] {
-        p = p * t + c;
-    }
+    let p = polynomial(&ERFC, t);
     (p * t) * exp(0.0 - x * x)
 }
 
@@ -56,10 +58,7 @@ pub fn erfc(x: f32) -> f32 {
 pub(super) fn erfc_lanes<S: Simd>(s: S, x: S::F) -> S::F {
     let one = s.splat(1.0);
     let t = s.div(one, s.add(one, s.mul(s.splat(ERFC_P), x)));
-    let mut p = s.splat(ERFC[0]);
-    for c in &ERFC[1..] {
-        p = s.add(s.mul(p, t), s.splat(*c));
-    }
+    let p = polynomial_lanes(s, &ERFC, t);
     s.mul(s.mul(p, t), exp_lanes(s, s.sub(s.splat(0.0), s.mul(x, x))))
 }
 

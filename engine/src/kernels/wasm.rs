@@ -46,13 +46,13 @@ impl<const I16: bool> Wasm<true, I16> {
 }
 
 impl<const RELAXED: bool, const I16: bool> Wasm<RELAXED, I16> {
-    /// `lanes` in all lanes of 16 bits.
+    /// `lane` in all lanes of 32 bits.
     #[inline(always)]
-    fn constant(self, lanes: u16) -> v128 {
-        match CONSTANTS.0.iter().position(|constant| constant[0] == lanes) {
+    fn constant(self, lane: u32) -> v128 {
+        match CONSTANTS.0.iter().position(|constant| constant[0] == lane) {
             // SAFETY: 16 aligned bytes.
             Some(i) => unsafe { v128_load(self.0.0[i].as_ptr().cast()) },
-            None => u16x8_splat(lanes),
+            None => u32x4_splat(lane),
         }
     }
 }
@@ -189,12 +189,27 @@ fn relaxed_pairs(a: v128, w: v128) -> v128 {
     unreachable!("a Wasm<true> without the feature: {:?}", (a, w))
 }
 
-/// Constants of hot loops, each for all lanes of 16 bits. From memory that the compiler does not see through, which is one
+/// Constants of hot loops, each for all lanes of 32 bits. From memory that the compiler does not see through, which is one
 /// instruction or none; engines make vectors that stand in the code anew in three, each time around.
 #[repr(C, align(16))]
-struct Constants([[u16; 8]; 6]);
+struct Constants([[u32; 4]; 7]);
 
-static CONSTANTS: Constants = Constants([[0x00ff; 8], [0x0101; 8], [0x0303; 8], [0x0f0f; 8], [0x1010; 8], [0x3030; 8]]);
+static CONSTANTS: Constants = Constants([
+    [LOW_BYTES; 4],
+    [0x0101_0101; 4],
+    [0x0f0f_0f0f; 4],
+    [0x1010_1010; 4],
+    [0x3030_3030; 4],
+    [F16_FIELDS; 4],
+    [F16_SCALE; 4],
+]);
+
+/// The even bytes.
+const LOW_BYTES: u32 = 0x00ff_00ff;
+/// The fields of an f16 that was sign-extended and moved by 13 bits.
+const F16_FIELDS: u32 = 0x8fff_e000;
+/// 2^112: by so much the exponents' biases of f16 and f32 differ.
+const F16_SCALE: u32 = (127 + 112) << 23;
 
 // SAFETY of every `unsafe` block below: pointers are valid for LANES elements by the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -255,8 +270,8 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     unsafe fn load_f16(self, p: *const u16) -> v128 {
         // sign, exponent and fraction to their places in f32; the exponent's bias differs by 112
         let h = unsafe { i32x4_load_extend_i16x4(p.cast()) };
-        let h = v128_and(i32x4_shl(h, 13), i32x4_splat(0x8fff_e000u32 as i32));
-        f32x4_mul(h, f32x4_splat(f32::from_bits((127 + 112) << 23)))
+        let h = v128_and(i32x4_shl(h, 13), self.constant(F16_FIELDS));
+        f32x4_mul(h, self.constant(F16_SCALE))
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> v128 {
@@ -391,7 +406,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
 
     #[inline(always)]
     fn and_b(self, a: v128, byte: u8) -> v128 {
-        v128_and(a, self.constant(u16::from_ne_bytes([byte; 2])))
+        v128_and(a, self.constant(u32::from_ne_bytes([byte; 4])))
     }
     // a shift by a number that the engine does not know is several instructions
     #[inline(always)]
@@ -424,7 +439,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     #[inline(always)]
     fn weights<const BITS: u32>(self, b: v128) -> [v128; 2] {
         match Self::rec(BITS) {
-            Rec::Wide => [v128_and(b, self.constant(0xff)), u16x8_shr(b, 8)],
+            Rec::Wide => [v128_and(b, self.constant(LOW_BYTES)), u16x8_shr(b, 8)],
             Rec::Whole => [b, u16x8_shr(b, 8)],
             _ => [b, b],
         }

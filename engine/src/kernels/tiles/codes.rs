@@ -35,11 +35,8 @@ impl Quant for Codes32 {
                 for part in 0..f.parts {
                     let first = |c: usize| rec.add((1 + part) * NC + c).read() as i32;
                     let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(first(c))));
-                    if part * halves == 0 {
-                        four_groups::<S, RV, NC, 0>(s, f, table, &chunk, groups, &mut dots);
-                    }
-                    if (part + 1) * halves == 2 {
-                        four_groups::<S, RV, NC, 1>(s, f, table, &chunk, groups.add(4 * NC * aw), &mut dots);
+                    for half in part * halves..(part + 1) * halves {
+                        chunk.add_half(s, f, table, half, groups.add(half * 4 * NC * aw), &mut dots);
                     }
                     for v in 0..RV {
                         let scales = t.panel[v].add(scales_at + part * 32 + t.lane[v] * 2);
@@ -68,42 +65,68 @@ struct Chunk<const RV: usize> {
     unpacked: *const u8,
 }
 
-/// Adds half a chunk, 16 elements, to the dots; `groups` are its activations. Which half is a constant for the sake of the
-/// shift of nibbles, as in `nibble_weights`.
-///
-/// # Safety
-/// The chunk and the activations are there.
-#[inline(always)]
-unsafe fn four_groups<S: Simd, const RV: usize, const NC: usize, const HALF: usize>(
-    s: S,
-    f: &CodesForm,
-    table: S::B,
-    chunk: &Chunk<RV>,
-    groups: *const u32,
-    dots: &mut [[S::Acc; NC]; RV],
-) {
-    let aw = S::rec(8).words();
-    // SAFETY: the caller's.
-    unsafe {
-        let load = |v: usize, line: usize| s.load_b(chunk.quants[v].add(line * 64));
-        let weights = |codes: S::B| s.weights::<8>(s.look_up(table, s.and_b(codes, 15)));
-        if S::UNPACKS && NC > 1 {
-            // opaque for the reasons of `Simd::bound`
-            for i in 0..core::hint::black_box(4) {
-                let w = unpacked_group::<S, RV, 8>(s, chunk.unpacked, HALF * 4 + i);
-                add_group::<S, RV, NC, 8>(s, w, groups.add(i * NC * aw), dots);
+impl<const RV: usize> Chunk<RV> {
+    /// Adds 16 elements to the dots; `groups` are their activations.
+    ///
+    /// # Safety
+    /// The chunk and the activations are there.
+    #[inline(always)]
+    unsafe fn add_half<S: Simd, const NC: usize>(
+        &self,
+        s: S,
+        f: &CodesForm,
+        table: S::B,
+        half: usize,
+        groups: *const u32,
+        dots: &mut [[S::Acc; NC]; RV],
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            if S::UNPACKS && NC > 1 {
+                // opaque for the reasons of `Simd::bound`
+                for i in 0..core::hint::black_box(4) {
+                    let w = unpacked_group::<S, RV, 8>(s, self.unpacked, half * 4 + i);
+                    add_group::<S, RV, NC, 8>(s, w, groups.add(i * NC * S::rec(8).words()), dots);
+                }
+            } else if half == 0 {
+                self.unpack_half::<S, NC, 0>(s, f, table, groups, dots);
+            } else {
+                self.unpack_half::<S, NC, 1>(s, f, table, groups, dots);
             }
-        } else if f.width == 4 {
-            for i in 0..4 {
-                let nibbles = |line: S::B| if HALF == 0 { line } else { s.shr16_b(line, 4) };
-                let w: [S::W; RV] = each!(RV, |v| weights(nibbles(load(v, i))));
-                add_group::<S, RV, NC, 8>(s, w, groups.add(i * NC * aw), dots);
-            }
-        } else {
-            for i in 0..4 {
-                let (line, shift) = code_line(HALF * 4 + i, f.width);
-                let w: [S::W; RV] = each!(RV, |v| weights(s.shr16_b(load(v, line), shift as u32)));
-                add_group::<S, RV, NC, 8>(s, w, groups.add(i * NC * aw), dots);
+        }
+    }
+
+    /// The same of codes as they are. Which half is a constant for the sake of the shift of nibbles, as in
+    /// `nibble_weights`.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline(always)]
+    unsafe fn unpack_half<S: Simd, const NC: usize, const HALF: usize>(
+        &self,
+        s: S,
+        f: &CodesForm,
+        table: S::B,
+        groups: *const u32,
+        dots: &mut [[S::Acc; NC]; RV],
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            let load = |v: usize, line: usize| s.load_b(self.quants[v].add(line * 64));
+            let weights = |codes: S::B| s.weights::<8>(s.look_up(table, s.and_b(codes, 15)));
+            let groups = |i: usize| groups.add(i * NC * S::rec(8).words());
+            if f.width == 4 {
+                for i in 0..4 {
+                    let nibbles = |line: S::B| if HALF == 0 { line } else { s.shr16_b(line, 4) };
+                    let w: [S::W; RV] = each!(RV, |v| weights(nibbles(load(v, i))));
+                    add_group::<S, RV, NC, 8>(s, w, groups(i), dots);
+                }
+            } else {
+                for i in 0..4 {
+                    let (line, shift) = code_line(HALF * 4 + i, f.width);
+                    let w: [S::W; RV] = each!(RV, |v| weights(s.shr16_b(load(v, line), shift as u32)));
+                    add_group::<S, RV, NC, 8>(s, w, groups(i), dots);
+                }
             }
         }
     }
@@ -147,12 +170,7 @@ impl Quant for SuperCodes {
                         let sub = chunk * 2 + half;
                         let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
                         let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(first(c))));
-                        let groups = groups.add(sub * 4 * NC * aw);
-                        if half == 0 {
-                            four_groups::<S, RV, NC, 0>(s, f, table, &here, groups, &mut dots);
-                        } else {
-                            four_groups::<S, RV, NC, 1>(s, f, table, &here, groups, &mut dots);
-                        }
+                        here.add_half(s, f, table, half, groups.add(sub * 4 * NC * aw), &mut dots);
                         for v in 0..RV {
                             let scale = s.load_i8(o[v].add(sub * 16 + t.lane[v]).cast());
                             for c in 0..NC {
