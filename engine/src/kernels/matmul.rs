@@ -317,10 +317,14 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, at: Place) {
         let (p, Place { row, c, blocks, unpacked }) = (self.0.product, at);
         let first = (c * (a.k / a.kind.block) + blocks[0] * NC) * a.kind.words;
-        let row_of = |v: usize| row + v * S::LANES;
+        // in one panel side by side where that is so, for the compiler: one address and constants beside it
+        let side_by_side = const { PANEL.is_multiple_of(RV * S::LANES) };
+        assert!(!side_by_side || row.is_multiple_of(RV * S::LANES), "whole tiles from the first row on");
+        let lane = if const { RV * S::LANES == PANEL } { 0 } else { row % PANEL };
+        let panel_of = |v: usize| p.w.panel((row + v * S::LANES) / PANEL).as_ptr();
         let tile = Tile {
-            panel: each!(RV, |v| p.w.panel(row_of(v) / PANEL).as_ptr()),
-            lane: each!(RV, |v| row_of(v) % PANEL),
+            panel: if side_by_side { [panel_of(0); RV] } else { each!(RV, |v| panel_of(v)) },
+            lane: each!(RV, |v| if side_by_side { lane + v * S::LANES } else { (row + v * S::LANES) % PANEL }),
             blocks,
             bytes: p.w.form().unit_bytes(p.w.dtype()),
             unpacked,
