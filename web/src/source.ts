@@ -275,10 +275,13 @@ type Bytes = Uint8Array<ArrayBuffer>;
  * A reader whose pieces are in one buffer where that may be, and where the stream can: browsers see garbage of this kind
  * late, and much of a model would be twice in memory until then.
  */
-function readerOf(stream: ReadableStream<Bytes>, owned: boolean): Pick<ReadableStreamDefaultReader<Bytes>, "read" | "cancel"> {
+function readerOf(
+  stream: ReadableStream<Bytes>,
+  owned = false,
+): Pick<ReadableStreamDefaultReader<Bytes>, "read" | "cancel"> {
+  if (!owned) return stream.getReader();
   let reader: ReadableStreamBYOBReader;
   try {
-    if (!owned) return stream.getReader();
     reader = stream.getReader({ mode: "byob" });
   } catch {
     return stream.getReader();
@@ -308,7 +311,7 @@ export async function* read(
     signal?.throwIfAborted();
     let reader: ReturnType<typeof readerOf> | undefined;
     try {
-      reader = readerOf(await file.open(from, signal), file.owned === true);
+      reader = readerOf(await file.open(from, signal), file.owned);
       for (;;) {
         signal?.throwIfAborted();
         const { done, value } = await unlessAborted(reader.read(), signal);

@@ -34,9 +34,8 @@ pub(super) fn exp_above(low: f32, x: f32) -> f32 {
 }
 
 /// The polynomial with those coefficients, the highest first.
-pub(super) fn polynomial(coefficients: &[f32], x: f32) -> f32 {
-    let [first, rest @ ..] = coefficients else { return 0.0 };
-    rest.iter().fold(*first, |p, c| p * x + c)
+pub(super) fn polynomial<const N: usize>(coefficients: &[f32; N], x: f32) -> f32 {
+    coefficients[1..].iter().fold(coefficients[0], |p, c| p * x + c)
 }
 
 /// Vectors that are computed side by side: one alone is a chain of thirty dependent steps.

@@ -200,11 +200,7 @@ impl Form {
 
     /// Bytes of a block of a panel, of `dtype`, its scales included.
     fn block_bytes(&self, dtype: Dtype) -> usize {
-        match self {
-            Form::Blocks32(f) => f.quant_bytes() + 32 * f.scales(),
-            Form::Codes(f) if !f.is_super() => f.chunk_bytes() + 32 * f.parts,
-            _ => self.record_bytes(dtype),
-        }
+        self.unit_bytes(dtype) + 32 * self.scales()
     }
 
     /// Bytes of one block of a panel, for forms that keep a block in one piece.

@@ -326,7 +326,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
             panel: if side_by_side { [panel_of(0); RV] } else { each!(RV, |v| panel_of(v)) },
             lane: each!(RV, |v| if side_by_side { lane + v * S::LANES } else { (row + v * S::LANES) % PANEL }),
             blocks,
-            bytes: p.w.form().unit_bytes(p.w.dtype()),
+            bytes: p.w.form().record_bytes(p.w.dtype()),
             unpacked,
             acts: a.words[first..first + (blocks[1] - blocks[0]) * a.kind.words * NC].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),

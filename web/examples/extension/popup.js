@@ -6,18 +6,16 @@
 import { Starling } from "./starling-web/dist/index.js";
 
 const [form, prompt, output, button] = ["form", "textarea", "output", "button"].map((name) => document.querySelector(name));
-let loading;
+let model;
 
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
   button.disabled = true;
   try {
-    loading ??= Starling.load(chrome.runtime.getURL("model.gguf"), { cache: "none" });
-    const model = await loading;
+    model ??= await Starling.load(chrome.runtime.getURL("model.gguf"), { cache: "none" });
     output.value = prompt.value;
     for await (const piece of model.generate(prompt.value, { maxTokens: 64, temperature: 0 })) output.value += piece;
   } catch (e) {
-    loading = undefined;
     output.value = `${e.code ?? e.name}: ${e.message}`;
   } finally {
     button.disabled = false;

@@ -4,7 +4,7 @@ use core::arch::x86_64::*;
 use core::ops::Range;
 
 use super::super::avx512::Avx512;
-use super::super::form::{Blocks32, Form, HEAD, block_at};
+use super::super::form::{Blocks32, Form, HEAD};
 use super::super::panel::{Matrix, PANEL};
 use super::super::simd::{Simd, each};
 use super::super::tiles::unpack::chunk;
@@ -21,17 +21,12 @@ pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize
         // SAFETY: the caller's.
         unsafe {
             if form.block_len() == 32 {
-                let (quants, scales, bf16) = match form {
-                    Form::Blocks32(f) => (f.quant_bytes(), f.scales(), false),
-                    Form::Codes(f) => (f.chunk_bytes(), f.parts, f.bf16()),
-                    _ => unreachable!("a form in blocks of 32"),
-                };
-                let (quants, at) = block_at(quants, scales, b);
+                let (quants, at) = form.block_at(m.dtype(), b);
                 let groups = signed_chunk(s, form, panel.add(quants), 0);
                 put(&mut w.groups[i * 8..], &groups);
                 let at = panel.add(at).cast();
-                store(&mut w.d[i], if bf16 { s.load_bf16(at) } else { s.load_f16(at) });
-                if scales == 2 {
+                store(&mut w.d[i], if form.bf16() { s.load_bf16(at) } else { s.load_f16(at) });
+                if form.scales() == 2 {
                     store(&mut w.m[i], s.load_f16(at.add(PANEL)));
                 }
                 continue;

@@ -79,7 +79,7 @@ pub(super) struct Tile<'a, const RV: usize> {
     pub(super) lane: [usize; RV],
     /// First and end; where the first is not 0, sums go on from what stands in the output.
     pub(super) blocks: [usize; 2],
-    /// Of the quants of a block of 32, or of a super-block's record.
+    /// Of a super-block's record.
     pub(super) bytes: usize,
     pub(super) unpacked: *const u8,
     pub(super) acts: *const u32,

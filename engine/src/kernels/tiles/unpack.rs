@@ -19,7 +19,12 @@ impl Unpacked {
 
     /// Vectors of a chunk of 32 elements that has `scales` of its own: 8 groups of four, and what is widened of those.
     pub(super) const fn vectors<S: Simd>(scales: usize) -> usize {
-        if S::UNPACKS_SCALES { 8 + scales } else { 8 }
+        8 + Self::widened::<S>(scales)
+    }
+
+    /// Scales that are widened, of so many.
+    const fn widened<S: Simd>(scales: usize) -> usize {
+        if S::UNPACKS_SCALES { scales } else { 0 }
     }
 
     /// Blocks that fit for `rv` vectors of rows.
@@ -74,7 +79,7 @@ impl Unpacked {
                             },
                         );
                     }
-                    for i in 0..if S::UNPACKS_SCALES { form.scales() } else { 0 } {
+                    for i in 0..Self::widened::<S>(form.scales()) {
                         let scale = panel.add(scales + i * 32 + row % PANEL * 2).cast();
                         s.store(to.cast(), if form.bf16() { s.load_bf16(scale) } else { s.load_f16(scale) });
                         to = to.add(rv * vector);
