@@ -7,11 +7,12 @@ cd "$(dirname "$0")/.."
 export CARGO_TERM_QUIET=true
 target=${CARGO_TARGET_DIR:-target}
 
-# engine tests, or those of `only`, then the goldens
+# engine tests, or those of `only` with `features`, then the goldens
 only=
+features=
 tests() {
     if [ -n "$only" ]; then
-        cargo test -p starling-compute --lib "$@" "$only"
+        cargo test -p starling-compute --lib $features "$@" "$only"
     else
         cargo test -p starling -p starling-compute "$@"
     fi && cargo test -p starling-tests --test goldens "$@"
@@ -41,7 +42,7 @@ run() {
         neon-dotprod) only=kernels:: && aarch64 max neon-dotprod ;;
         scalar-wasm) wasm -simd128 scalar ;;
         # all but the kernels is what relaxed-simd runs
-        simd128) only=kernels:: && wasm +simd128 simd128 ;;
+        simd128) only=kernels:: && features="--features loads-together" && wasm +simd128 simd128 ;;
         # the baseline compiler of Node 20 (V8 11) lowers the relaxed dot wrongly: the engine must do without
         relaxed-simd-node)
             only=kernels::
@@ -60,6 +61,7 @@ trap 'rm -f "$log"' EXIT
 failed=0
 for name in ${*:-$all}; do
     only=
+    features=
     if run "$name" >"$log" 2>&1; then
         echo "$name: $(grep '^test result' "$log" | cut -d. -f1-2 | tr '\n' ' ')"
     else

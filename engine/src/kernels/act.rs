@@ -247,7 +247,8 @@ impl PackTile<'_> {
     ) {
         let (mut q, mut all, mut some) = ([0i8; BLOCK], [0i32; MOST], [0i32; MOST]);
         let all = &mut all[..parts];
-        let some = if matches!(self.kind.rec, Rec::Xor | Rec::Pairs) { &mut some[..parts] } else { &mut [] };
+        let some =
+            if matches!(self.kind.rec, Rec::Xor | Rec::Pairs | Rec::Signed) { &mut some[..parts] } else { &mut [] };
         let words = self.kind.words * self.nc;
         for (c, x) in self.x.chunks_exact(self.k).enumerate() {
             for (x, out) in x.chunks_exact(BLOCK).zip(self.out.chunks_exact_mut(words)) {
@@ -261,7 +262,7 @@ impl PackTile<'_> {
 }
 
 /// Sums of the integers of equal parts of a block, and of some among them for recipes that want those: the negative ones
-/// (`Rec::Xor`), or the last two of each four (`Rec::Pairs`).
+/// (`Rec::Xor`), or of each four the last two (`Rec::Pairs`) or the first and third (`Rec::Signed`).
 struct PartSums<'a> {
     all: &'a mut [i32],
     some: &'a mut [i32],
@@ -272,6 +273,9 @@ const TINY: f32 = 1e-30; // smaller blocks would overflow 127 / amax: they are z
 
 /// 1 where lanes hold the last two elements of four.
 static LAST_TWO: [i8; 16] = [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1];
+
+/// 1 where lanes hold elements of even places.
+static EVEN: [i8; 16] = [1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0];
 
 /// The definition: quantises a block, returns its scale.
 pub(super) fn quantise(x: &[f32], q: &mut [i8]) -> f32 {
@@ -331,8 +335,9 @@ fn quantise_and_sum<S: Simd>(s: S, rec: Rec, x: &[f32], q: &mut [i8], sums: Part
                     some = s.add_i(some, s.min_i(n, s.splat_i(0)));
                 }
             }
-            if rec == Rec::Pairs {
-                some = s.mul_i(all, s.load_i8(LAST_TWO.as_ptr()));
+            if let Rec::Pairs | Rec::Signed = rec {
+                let these = if rec == Rec::Pairs { &LAST_TWO } else { &EVEN };
+                some = s.mul_i(all, s.load_i8(these.as_ptr()));
             }
             if let Some(sum) = sums.all.get_mut(j) {
                 *sum = s.sum_lanes(all);
@@ -363,6 +368,7 @@ fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, 
             Rec::Pairs => sums.all.iter().zip(sums.some).for_each(|(all, last)| {
                 put(pair((-kind.offset * (all - *last)) as i16, (-kind.offset * *last) as i16));
             }),
+            Rec::Signed => sums.some.iter().for_each(|sum| put((-kind.offset * sum) as u32)),
             _ => sums.all.iter().for_each(|sum| put((-kind.offset * sum) as u32)),
         }
     }
@@ -402,14 +408,23 @@ pub(super) fn write_groups(rec: Rec, q: &[i8], nc: usize, c: usize, out: &mut [u
         let (first, second) = match rec {
             Rec::Bias | Rec::Pairs => (bytes(|v| v as u8), 0),
             Rec::Xor => (bytes(i8::unsigned_abs), bytes(|v| if v < 0 { 0x7f } else { 0x80 })),
-            Rec::Wide => (pair(q0, q2), pair(q1, q3)),
-            Rec::Whole => (pair(q0, q2), pair(q1 - 256 * q0, q3 - 256 * q2)),
+            Rec::Whole | Rec::Signed => (pair(q0, q2), pair(q1 - 256 * q0, q3 - 256 * q2)),
         };
         out[at] = first;
         if rec.words() == 2 {
             out[at + 1] = second;
         }
         at += nc * rec.words();
+    }
+}
+
+/// Where a dot of `q` with weights of 8 bits starts.
+pub(super) fn first_of_bytes(rec: Rec, q: &[i8]) -> i32 {
+    let q = q.iter().map(|&q| i32::from(q));
+    match rec {
+        Rec::Xor => -q.map(|q| q.min(0)).sum::<i32>(),
+        Rec::Signed => -128 * q.step_by(2).sum::<i32>(),
+        _ => -128 * q.sum::<i32>(),
     }
 }
 

@@ -240,7 +240,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         while row < end {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
             let mut c = a.kind.in_squares(a.n);
-            if const { S::UNPACKS && Q::PACKED } {
+            if const { Unpacked::helps::<S, Q>() } {
                 c = self.unpacked(s, &a, group, row, c);
                 while c < a.n {
                     self.tile_of::<S, 1, 1>(s, &a, Place::packed(&a, row, c), group, 1);
@@ -275,7 +275,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         for row in (row..row + group * S::LANES).step_by(rv * S::LANES) {
             for b in (0..blocks).step_by(most) {
                 let blocks = [b, blocks.min(b + most)];
-                let unpacked = bytes.fill(s, self.0.product.w, row, rv, blocks);
+                let unpacked = bytes.fill(s, self.0.product.w, Q::BITS, row, rv, blocks);
                 c = first;
                 while let Some(nc) = several(c) {
                     self.tile_of::<S, 2, 6>(s, a, Place { row, c, blocks, unpacked }, rv, nc);

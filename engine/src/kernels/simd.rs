@@ -38,11 +38,12 @@ pub(crate) enum Rec {
     /// Two words, `|q|` and a mask (0x80 where q >= 0, 0x7f where q < 0), for `(w ^ mask) . |q|` on offset-binary
     /// weights: `w*q = (~w)*|q| + |q|` for negative q. The initial value is the sum of `|q|` over q < 0.
     Xor,
-    /// Two words, the i16 pairs (q0, q2) and (q1, q3): for i16 pair dots with the even and odd bytes of a weight word.
-    Wide,
     /// Two words, the i16 pairs (q0, q2) and (q1 - 256 q0, q3 - 256 q2): for i16 pair dots with a weight word as it is and
     /// with its odd bytes, as `w0 q0 + w1 q1 = (w0 + 256 w1) q0 + w1 (q1 - 256 q0)`. For weights of up to 7 bits.
     Whole,
+    /// The same words, for weights of 8 bits whose odd bytes are signed. Only even ones have an offset: the initial value
+    /// is `-offset` times the sum of all q0 and q2.
+    Signed,
 }
 
 impl Rec {
@@ -50,7 +51,7 @@ impl Rec {
     pub(crate) const fn words(self) -> usize {
         match self {
             Rec::Bias | Rec::Pairs => 1,
-            Rec::Xor | Rec::Wide | Rec::Whole => 2,
+            Rec::Xor | Rec::Whole | Rec::Signed => 2,
         }
     }
 }
@@ -130,6 +131,8 @@ pub(crate) trait Simd: Copy {
     const UNPACKS: bool;
     /// Whether their scales are widened with them: not where that is one instruction.
     const UNPACKS_SCALES: bool = false;
+    /// Whether bytes are unpacked too, as [`Simd::unpacked`] has something to do.
+    const UNPACKS_BYTES: bool = false;
     /// Row vectors at a time for one column: 4- and 5-bit, 8-bit, super-blocks, f32. A panel at least.
     const GEMV: [usize; 4];
 
@@ -242,6 +245,16 @@ pub(crate) trait Simd: Copy {
 
     /// Bytes as weights.
     fn weights<const BITS: u32>(self, b: Self::B) -> Self::W;
+    /// Bytes of weights as unpacking leaves them: what is left to do for `weights` is not done again for each tile.
+    #[inline(always)]
+    fn unpacked(self, b: Self::B, _bits: u32) -> Self::B {
+        b
+    }
+    /// Such bytes as weights.
+    #[inline(always)]
+    fn unpacked_weights<const BITS: u32>(self, b: Self::B) -> Self::W {
+        self.weights::<BITS>(b)
+    }
     /// Low nibbles as weights.
     #[inline(always)]
     fn weights_lo4(self, b: Self::B) -> Self::W {
@@ -254,6 +267,11 @@ pub(crate) trait Simd: Copy {
     }
     /// The activation words of one group and column.
     unsafe fn act<const BITS: u32>(self, p: *const u32) -> Self::A;
+    /// Those of one group and several columns.
+    #[inline(always)]
+    unsafe fn acts<const BITS: u32, const NC: usize>(self, p: *const u32) -> [Self::A; NC] {
+        unsafe { each!(NC, |c| self.act::<BITS>(p.add(c * Self::rec(BITS).words()))) }
+    }
     /// A dot that will end as `init + sum`; with `Rec::Pairs`, `init` is two i16.
     fn acc<const BITS: u32>(self, init: i32) -> Self::Acc;
     /// Adds the dots of one group.

@@ -1,8 +1,7 @@
 //! WebAssembly: a v128 is a quarter of a panel (4 rows).
 //!
-//! - simd128: the even and odd bytes of a register become i16 lanes with an `and` or a shift, so that
-//!   `i32x4.dot_i16x8_s` adds pairs of one row: no shuffles (see `Rec::Wide`). Weights of up to 7 bits do without the
-//!   `and` (see `Rec::Whole`).
+//! - simd128: `i32x4.dot_i16x8_s` adds pairs of one row. Its lanes are weights two by two, as they are, and the odd ones
+//!   alone, by a shift: no shuffles (see `Rec::Whole` and `Rec::Signed`).
 //! - relaxed-simd: `i32x4.relaxed_dot_i8x16_i7x16_add_s`, which is exact when its second operand is in 0..=127: weights
 //!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `Rec::Xor`). `f32x4.relaxed_madd`,
 //!   which may be fused or not, is used where that is the same number.
@@ -25,7 +24,7 @@ use {
     core::sync::atomic::{AtomicU8, Ordering},
 };
 
-use super::simd::{Rec, Simd, TileShape, run_of_pairs};
+use super::simd::{Rec, Simd, TileShape, each, run_of_pairs};
 
 #[derive(Clone, Copy)]
 pub(super) struct Wasm<const RELAXED: bool, const I16: bool = false>(&'static Constants);
@@ -189,13 +188,17 @@ fn relaxed_pairs(a: v128, w: v128) -> v128 {
     unreachable!("a Wasm<true> without the feature: {:?}", (a, w))
 }
 
+/// Whether activations of two words are loaded four words at a time and then spread over lanes. For Cranelift, which takes
+/// a load of one word for all lanes apart into three instructions; V8 does it in one, and is better off with that.
+const LOADS_TOGETHER: bool = cfg!(feature = "loads-together");
+
 /// Constants of hot loops, each for all lanes of 32 bits. From memory that the compiler does not see through, which is one
 /// instruction or none; engines make vectors that stand in the code anew in three, each time around.
 #[repr(C, align(16))]
 struct Constants([[u32; 4]; 7]);
 
 static CONSTANTS: Constants = Constants([
-    [LOW_BYTES; 4],
+    [ODD_SIGNS; 4],
     [0x0101_0101; 4],
     [0x0f0f_0f0f; 4],
     [0x1010_1010; 4],
@@ -204,8 +207,8 @@ static CONSTANTS: Constants = Constants([
     [F16_SCALE; 4],
 ]);
 
-/// The even bytes.
-const LOW_BYTES: u32 = 0x00ff_00ff;
+/// The signs of the odd bytes.
+const ODD_SIGNS: u32 = 0x8000_8000;
 /// The fields of an f16 that was sign-extended and moved by 13 bits.
 const F16_FIELDS: u32 = 0x8fff_e000;
 /// 2^112: by so much the exponents' biases of f16 and f32 differ.
@@ -221,6 +224,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     const TILE_F32: TileShape = TileShape { rv: 2, nc: 6 };
     const UNPACKS: bool = true;
     const UNPACKS_SCALES: bool = true;
+    const UNPACKS_BYTES: bool = I16 || !RELAXED;
     const GEMV: [usize; 4] = [4, 4, 4, 4];
 
     type F = v128;
@@ -251,7 +255,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     fn rec(bits: u32) -> Rec {
         match bits {
             8 if RELAXED && !I16 => Rec::Xor,
-            8 => Rec::Wide,
+            8 => Rec::Signed,
             _ if I16 => Rec::Pairs,
             _ if RELAXED => Rec::Bias,
             _ => Rec::Whole,
@@ -438,9 +442,16 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
 
     #[inline(always)]
     fn weights<const BITS: u32>(self, b: v128) -> [v128; 2] {
+        self.unpacked_weights::<BITS>(self.unpacked(b, BITS))
+    }
+    #[inline(always)]
+    fn unpacked(self, b: v128, bits: u32) -> v128 {
+        if Self::rec(bits) == Rec::Signed { v128_xor(b, self.constant(ODD_SIGNS)) } else { b }
+    }
+    #[inline(always)]
+    fn unpacked_weights<const BITS: u32>(self, b: v128) -> [v128; 2] {
         match Self::rec(BITS) {
-            Rec::Wide => [v128_and(b, self.constant(LOW_BYTES)), u16x8_shr(b, 8)],
-            Rec::Whole => [b, u16x8_shr(b, 8)],
+            Rec::Whole | Rec::Signed => [b, i16x8_shr(b, 8)],
             _ => [b, b],
         }
     }
@@ -460,6 +471,25 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
         }
     }
     #[inline(always)]
+    unsafe fn acts<const BITS: u32, const NC: usize>(self, p: *const u32) -> [[v128; 2]; NC] {
+        let words = Self::rec(BITS).words();
+        unsafe {
+            if !(NC * words).is_multiple_of(4) || words == 2 && !LOADS_TOGETHER {
+                return each!(NC, |c| self.act::<BITS>(p.add(c * words)));
+            }
+            let word = |i: usize| {
+                let four = v128_load(p.add(i / 4 * 4).cast());
+                match i % 4 {
+                    0 => i32x4_shuffle::<0, 0, 0, 0>(four, four),
+                    1 => i32x4_shuffle::<1, 1, 1, 1>(four, four),
+                    2 => i32x4_shuffle::<2, 2, 2, 2>(four, four),
+                    _ => i32x4_shuffle::<3, 3, 3, 3>(four, four),
+                }
+            };
+            each!(NC, |c| [word(c * words), word((c + 1) * words - 1)])
+        }
+    }
+    #[inline(always)]
     fn acc<const BITS: u32>(self, init: i32) -> v128 {
         i32x4_splat(init)
     }
@@ -469,7 +499,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
             Rec::Pairs => i16x8_add(acc, relaxed_pairs(a[0], w[0])),
             Rec::Bias => relaxed_dot(a[0], w[0], acc),
             Rec::Xor => relaxed_dot(v128_xor(w[0], a[1]), a[0], acc),
-            Rec::Wide | Rec::Whole => {
+            Rec::Whole | Rec::Signed => {
                 i32x4_add(i32x4_add(acc, i32x4_dot_i16x8(w[0], a[0])), i32x4_dot_i16x8(w[1], a[1]))
             }
         }

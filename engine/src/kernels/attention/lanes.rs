@@ -3,13 +3,13 @@
 use core::marker::PhantomData;
 use core::ops::Range;
 
-use super::super::act::{quantise_lanes, write_groups};
+use super::super::act::{first_of_bytes, quantise_lanes, write_groups};
 use super::super::elementwise::soft_cap_lanes;
 use super::super::exp::{ABREAST, LOW, exp_above_lanes};
 use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, columns_at_once, f32_shapes, has_shape};
 use super::super::narrow::round13_lanes;
 use super::super::norm::{LANES, max, tree};
-use super::super::simd::{Rec, Simd, each};
+use super::super::simd::{Simd, each};
 use super::{ANY, Attend, CHUNK, Chunk, F16, F32, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW, WIDE};
 
 /// The same on lanes.
@@ -257,8 +257,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
                 let q = &q[(c0 * NC + c) * d..][..d];
                 dq[c] = quantise_lanes(s, q, &mut q8[..d]);
                 let q8 = &q8[..groups * 4];
-                let sum = |f: fn(i8) -> i32| q8.iter().map(|&q| f(q)).sum::<i32>();
-                first[c] = if rec == Rec::Xor { -sum(|q| i32::from(q.min(0))) } else { -128 * sum(i32::from) };
+                first[c] = first_of_bytes(rec, q8);
                 write_groups(rec, q8, NC, c, &mut packed);
             }
             for t in (0..n).step_by(S::LANES) {

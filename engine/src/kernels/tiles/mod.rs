@@ -106,7 +106,7 @@ unsafe fn unpacked_scale<S: Simd, const RV: usize>(s: S, chunk: *const u8, i: us
 #[inline(always)]
 unsafe fn unpacked_group<S: Simd, const RV: usize, const BITS: u32>(s: S, chunk: *const u8, g: usize) -> [S::W; RV] {
     // SAFETY: the caller's chunk.
-    unsafe { each!(RV, |v| s.weights::<BITS>(s.load_b(chunk.add((g * RV + v) * 4 * S::LANES)))) }
+    unsafe { each!(RV, |v| s.unpacked_weights::<BITS>(s.load_b(chunk.add((g * RV + v) * 4 * S::LANES)))) }
 }
 
 /// The sums that a tile starts from.
@@ -149,10 +149,9 @@ unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
     acts: *const u32,
     dots: &mut [[S::Acc; NC]; RV],
 ) {
-    let words = S::rec(BITS).words();
-    for c in 0..NC {
-        // SAFETY: the caller's.
-        let a = unsafe { s.act::<BITS>(acts.add(c * words)) };
+    // SAFETY: the caller's.
+    let acts: [S::A; NC] = unsafe { s.acts::<BITS, NC>(acts) };
+    for (c, a) in acts.into_iter().enumerate() {
         for v in 0..RV {
             dots[v][c] = s.dot::<BITS>(dots[v][c], w[v], a);
         }

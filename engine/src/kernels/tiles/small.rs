@@ -1,7 +1,7 @@
 //! The legacy types: blocks of 32.
 
 use super::{
-    Quant, Shape, Tile, add_group, ask_ahead, nibble_weights, start, store, unpacked_chunk, unpacked_group,
+    Quant, Shape, Tile, Unpacked, add_group, ask_ahead, nibble_weights, start, store, unpacked_chunk, unpacked_group,
     unpacked_scale,
 };
 use crate::kernels::form::block_at;
@@ -17,7 +17,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
-        let unpacked = S::UNPACKS && Self::PACKED && NC > 1;
+        let unpacked = NC > 1 && Unpacked::helps::<S, Self>();
         let lines = if Self::PACKED { 4 } else { 8 };
         let nibbles = Self::PACKED && !unpacked;
         let (all, run) = if nibbles { (4, S::run(BITS, !MIN) / 2) } else { (8, S::run(BITS, !MIN)) };

@@ -5,6 +5,7 @@ use core::mem::MaybeUninit;
 use crate::kernels::form::{Form, HEAD, code_line};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::simd::Simd;
+use crate::kernels::tiles::Quant;
 
 /// Room for the bytes of some rows and blocks; small, so that they stay in the first cache while columns stream by.
 #[repr(align(64))]
@@ -15,6 +16,11 @@ impl Unpacked {
 
     pub(in super::super) fn new() -> Unpacked {
         Unpacked([const { MaybeUninit::uninit() }; Self::BYTES])
+    }
+
+    /// Whether products of several columns unpack such weights.
+    pub(in super::super) const fn helps<S: Simd, Q: Quant>() -> bool {
+        S::UNPACKS && (Q::PACKED || S::UNPACKS_BYTES)
     }
 
     /// Vectors of a chunk of 32 elements that has `scales` of its own: 8 groups of four, and what is widened of those.
@@ -48,6 +54,7 @@ impl Unpacked {
         &mut self,
         s: S,
         w: &Matrix,
+        bits: u32,
         row: usize,
         rv: usize,
         [first, end]: [usize; 2],
@@ -74,7 +81,7 @@ impl Unpacked {
                             t,
                             #[inline(always)]
                             |group| {
-                                s.store_b(to, group);
+                                s.store_b(to, s.unpacked(group, bits));
                                 to = to.add(rv * vector);
                             },
                         );
@@ -106,6 +113,9 @@ pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, 
         match form {
             Form::Float => {}
             Form::Blocks32(f) => {
+                if f.words == 8 {
+                    return (0..eight).for_each(|g| put(load(g)));
+                }
                 let five = f.high.is_some();
                 let high = load(if five { 4 } else { 0 });
                 for g in 0..eight {
