@@ -270,6 +270,7 @@ pub(crate) trait Simd: Copy {
     /// Those of one group and several columns.
     #[inline(always)]
     unsafe fn acts<const BITS: u32, const NC: usize>(self, p: *const u32) -> [Self::A; NC] {
+        // SAFETY: the caller's.
         unsafe { each!(NC, |c| self.act::<BITS>(p.add(c * Self::rec(BITS).words()))) }
     }
     /// A dot that will end as `init + sum`; with `Rec::Pairs`, `init` is two i16.
