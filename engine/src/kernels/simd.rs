@@ -267,11 +267,11 @@ pub(crate) trait Simd: Copy {
     }
     /// The activation words of one group and column.
     unsafe fn act<const BITS: u32>(self, p: *const u32) -> Self::A;
-    /// Those of one group and several columns.
+    /// Those of column `c`, where `p` has the words of `NC` columns.
     #[inline(always)]
-    unsafe fn acts<const BITS: u32, const NC: usize>(self, p: *const u32) -> [Self::A; NC] {
+    unsafe fn act_of<const BITS: u32, const NC: usize>(self, p: *const u32, c: usize) -> Self::A {
         // SAFETY: the caller's.
-        unsafe { each!(NC, |c| self.act::<BITS>(p.add(c * Self::rec(BITS).words()))) }
+        unsafe { self.act::<BITS>(p.add(c * Self::rec(BITS).words())) }
     }
     /// A dot that will end as `init + sum`; with `Rec::Pairs`, `init` is two i16.
     fn acc<const BITS: u32>(self, init: i32) -> Self::Acc;

@@ -24,7 +24,7 @@ use {
     core::sync::atomic::{AtomicU8, Ordering},
 };
 
-use super::simd::{Rec, Simd, TileShape, each, run_of_pairs};
+use super::simd::{Rec, Simd, TileShape, run_of_pairs};
 
 #[derive(Clone, Copy)]
 pub(super) struct Wasm<const RELAXED: bool, const I16: bool = false>(&'static Constants);
@@ -471,11 +471,11 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
         }
     }
     #[inline(always)]
-    unsafe fn acts<const BITS: u32, const NC: usize>(self, p: *const u32) -> [[v128; 2]; NC] {
+    unsafe fn act_of<const BITS: u32, const NC: usize>(self, p: *const u32, c: usize) -> [v128; 2] {
         let words = Self::rec(BITS).words();
         unsafe {
             if !(NC * words).is_multiple_of(4) || words == 2 && !LOADS_TOGETHER {
-                return each!(NC, |c| self.act::<BITS>(p.add(c * words)));
+                return self.act::<BITS>(p.add(c * words));
             }
             let word = |i: usize| {
                 let four = v128_load(p.add(i / 4 * 4).cast());
@@ -486,7 +486,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
                     _ => i32x4_shuffle::<3, 3, 3, 3>(four, four),
                 }
             };
-            each!(NC, |c| [word(c * words), word((c + 1) * words - 1)])
+            [word(c * words), word((c + 1) * words - 1)]
         }
     }
     #[inline(always)]

@@ -149,9 +149,9 @@ unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
     acts: *const u32,
     dots: &mut [[S::Acc; NC]; RV],
 ) {
-    // SAFETY: the caller's.
-    let acts: [S::A; NC] = unsafe { s.acts::<BITS, NC>(acts) };
-    for (c, a) in acts.into_iter().enumerate() {
+    for c in 0..NC {
+        // SAFETY: the caller's.
+        let a = unsafe { s.act_of::<BITS, NC>(acts, c) };
         for v in 0..RV {
             dots[v][c] = s.dot::<BITS>(dots[v][c], w[v], a);
         }
