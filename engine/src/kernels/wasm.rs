@@ -164,6 +164,17 @@ fn probe_products(relaxed: Cpu) -> bool {
 #[cfg(target_feature = "relaxed-simd")]
 const PROBES: usize = 512;
 
+/// Lane `i` of 32 bits in all lanes.
+#[inline(always)]
+fn lane(four: v128, i: usize) -> v128 {
+    match i {
+        0 => i32x4_shuffle::<0, 0, 0, 0>(four, four),
+        1 => i32x4_shuffle::<1, 1, 1, 1>(four, four),
+        2 => i32x4_shuffle::<2, 2, 2, 2>(four, four),
+        _ => i32x4_shuffle::<3, 3, 3, 3>(four, four),
+    }
+}
+
 #[inline(always)]
 fn relaxed_madd(a: v128, b: v128, acc: v128) -> v128 {
     #[cfg(target_feature = "relaxed-simd")]
@@ -477,15 +488,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
             if !(NC * words).is_multiple_of(4) || words == 2 && !LOADS_TOGETHER {
                 return self.act::<BITS>(p.add(c * words));
             }
-            let word = |i: usize| {
-                let four = v128_load(p.add(i / 4 * 4).cast());
-                match i % 4 {
-                    0 => i32x4_shuffle::<0, 0, 0, 0>(four, four),
-                    1 => i32x4_shuffle::<1, 1, 1, 1>(four, four),
-                    2 => i32x4_shuffle::<2, 2, 2, 2>(four, four),
-                    _ => i32x4_shuffle::<3, 3, 3, 3>(four, four),
-                }
-            };
+            let word = |i: usize| lane(v128_load(p.add(i / 4 * 4).cast()), i % 4);
             [word(c * words), word((c + 1) * words - 1)]
         }
     }
