@@ -78,9 +78,6 @@ unsafe fn signed_chunk(s: Avx512, form: &Form, at: *const u8, t: usize) -> [__m5
     // SAFETY: the caller's panel; an `Avx512` exists only where the CPU has the instructions.
     unsafe {
         let minus_offset = |group| _mm512_sub_epi8(group, _mm512_set1_epi8(offset as i8));
-        if let Form::Blocks32(Blocks32 { words: 8, .. }) = form {
-            return each!(8, |g| minus_offset(s.load_b(at.add(g * 64))));
-        }
         let (mut groups, mut g) = ([_mm512_setzero_si512(); 8], 0);
         chunk(
             s,

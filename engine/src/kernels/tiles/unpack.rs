@@ -102,7 +102,7 @@ impl Unpacked {
 /// quants.
 ///
 /// # Safety
-/// The chunk is there, and is not of bytes already.
+/// The chunk is there.
 #[inline(always)]
 pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, t: usize, mut put: impl FnMut(S::B)) {
     // SAFETY: the caller's.
