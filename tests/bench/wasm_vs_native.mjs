@@ -1,5 +1,6 @@
-// Tokens per second of the plain module against the native program, one thread each, on the same model files, in turns:
-// prefill of 512 tokens, and decode of 64 tokens after 128. Prints a Markdown table of medians.
+// Tokens per second of the modules against the native program, one thread each, on the same model files, in turns:
+// prefill of 512 tokens, and decode of 64 tokens after 128. Prints a Markdown table of medians. Node runs the module of the
+// package, wasmtime the one with plain exports.
 //
 //     node tests/bench/wasm_vs_native.mjs STARLING MODEL.gguf...
 //
@@ -15,13 +16,13 @@ import { performance } from "node:perf_hooks";
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 
-import { Plain, hasRelaxedSimd, relaxedIsas } from "../node/starling.mjs";
+import { Package, hasRelaxedSimd, relaxedIsas } from "../node/starling.mjs";
 
 const [native, ...models] = process.argv.slice(2);
 const repeats = Number(process.env.REPEATS ?? 5);
 const nativeIsa = process.env.NATIVE_ISA ?? "avx2";
 const target = process.env.CARGO_TARGET_DIR ?? new URL("../../target", import.meta.url).pathname;
-const wasm = (isa) => `${target}/wasm/plain-${isa === "relaxed-i16" ? "relaxed-simd" : isa}.wasm`;
+const build = (isa) => (isa === "relaxed-i16" ? "relaxed-simd" : isa);
 const PREFILL = 512;
 const DEPTH = 128;
 const DECODE = 64;
@@ -30,7 +31,7 @@ const median = (values) => values.toSorted((a, b) => a - b)[values.length >> 1];
 
 /** Each runtime: `measure(prefill, decode, seed)` gives tokens per second, of prefill where decode is 0. */
 async function inNode(isa, model) {
-  const starling = await Plain.load(pathToFileURL(wasm(isa)));
+  const starling = await Package.load(pathToFileURL(`${target}/wasm/web-${build(isa)}/`));
   const session = starling.open(model, 1 << 20, { n_ctx: 1024, batch_tokens: PREFILL, isa });
   const { n_vocab } = session.info();
   return {
@@ -51,7 +52,7 @@ async function inNode(isa, model) {
 }
 
 async function inWasmtime(isa, file) {
-  const child = spawn(`${target}/wasi-run/release/module-bench`, [wasm(isa), file, isa], {
+  const child = spawn(`${target}/wasi-run/release/module-bench`, [`${target}/wasm/plain-${build(isa)}.wasm`, file, isa], {
     stdio: ["pipe", "pipe", "inherit"],
   });
   const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();

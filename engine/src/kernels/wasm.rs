@@ -199,8 +199,8 @@ fn relaxed_pairs(a: v128, w: v128) -> v128 {
     unreachable!("a Wasm<true> without the feature: {:?}", (a, w))
 }
 
-/// Whether activations of two words are loaded four words at a time and then spread over lanes. For Cranelift, which takes
-/// a load of one word for all lanes apart into three instructions; V8 does it in one, and is better off with that.
+/// Whether activations of two words are loaded several words at a time and then spread over lanes. For Cranelift, which
+/// takes a load of one word for all lanes apart into three instructions; V8 does it in one, and is better off with that.
 const LOADS_TOGETHER: bool = cfg!(feature = "loads-together");
 
 /// Constants of hot loops, each for all lanes of 32 bits. From memory that the compiler does not see through, which is one
@@ -477,8 +477,14 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     #[inline(always)]
     unsafe fn act<const BITS: u32>(self, p: *const u32) -> [v128; 2] {
         unsafe {
-            let a = v128_load32_splat(p);
-            if Self::rec(BITS).words() == 1 { [a, a] } else { [a, v128_load32_splat(p.add(1))] }
+            if Self::rec(BITS).words() == 1 {
+                return [v128_load32_splat(p); 2];
+            }
+            if LOADS_TOGETHER {
+                let both = u64x2_load_extend_u32x2(p);
+                return [lane(both, 0), lane(both, 2)];
+            }
+            [v128_load32_splat(p), v128_load32_splat(p.add(1))]
         }
     }
     #[inline(always)]
