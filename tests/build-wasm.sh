@@ -11,7 +11,8 @@ mkdir -p "$out"
 # What computes is compiled for speed, for the sake of its kernels. They say themselves what is inlined into them and are
 # written in vectors: inlining more than is small, and making vectors of scalars, makes modules larger and slower. They are
 # also written in an order that needs few registers, which engines keep to: the compiler is to leave it
-small="-C llvm-args=-pre-RA-sched=source -C llvm-args=-inline-threshold=5 -C llvm-args=-inlinehint-threshold=60 -C no-vectorize-loops -C no-vectorize-slp"
+small="-C llvm-args=-inline-threshold=5 -C llvm-args=-inlinehint-threshold=60 -C no-vectorize-loops -C no-vectorize-slp"
+small="$small -C llvm-args=-pre-RA-sched=source"
 
 # Panics name their places: the same ones on every machine, and without a user's folders
 for folder in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/ "$(rustc --print sysroot)/lib/rustlib/src/rust/"; do

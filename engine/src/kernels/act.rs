@@ -368,8 +368,10 @@ fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, 
             Rec::Pairs => sums.all.iter().zip(sums.some).for_each(|(all, last)| {
                 put(pair((-kind.offset * (all - *last)) as i16, (-kind.offset * *last) as i16));
             }),
-            Rec::Signed => sums.some.iter().for_each(|sum| put((-kind.offset * sum) as u32)),
-            _ => sums.all.iter().for_each(|sum| put((-kind.offset * sum) as u32)),
+            rec => {
+                let offset = if rec == Rec::Signed { sums.some } else { &mut *sums.all };
+                offset.iter().for_each(|sum| put((-kind.offset * sum) as u32));
+            }
         }
     }
     match kind.sums {
