@@ -114,7 +114,10 @@ pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, 
             Form::Float => {}
             Form::Blocks32(f) => {
                 if f.words == 8 {
-                    return (0..eight).for_each(|g| put(load(g)));
+                    for g in 0..eight {
+                        put(load(g));
+                    }
+                    return;
                 }
                 let five = f.high.is_some();
                 let high = load(if five { 4 } else { 0 });
