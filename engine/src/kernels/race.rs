@@ -1,56 +1,36 @@
-//! Dots for who has a clock: WebAssembly does not tell what its engine makes of an instruction.
+//! Products for who has a clock: WebAssembly does not tell what its engine makes of an instruction.
 
+use alloc::vec;
 use core::hint::black_box;
 
 use super::Cpu;
-use super::cpu::Op;
-use super::simd::{Simd, each};
+use super::act::{ActKind, pack};
+use super::matmul::{Columns, Job, products};
+use super::panel::Matrix;
+use crate::pool::Inline;
+use crate::quant::Dtype;
 
-/// Dots of a width side by side: none waits for the one before it.
-const ABREAST: usize = 4;
+/// Rows and columns of the product: whole tiles of every instruction set.
+const ROWS: usize = 64;
+const COLUMNS: usize = 16;
+const K: usize = 512;
 
-/// Computes `16 * rounds` dots of 4-bit and as many of 8-bit weights, of four elements for each lane: how long that takes
-/// says which of two instruction sets is faster.
+/// Multiplies a matrix of 4-bit and one of 8-bit weights `rounds` times, half a million weights times activations each: how long
+/// that takes says which of two instruction sets is faster.
 pub fn race(cpu: Cpu, rounds: u32) {
-    cpu.run(Race(rounds));
-}
-
-struct Race(u32);
-
-impl Op for Race {
-    type Out = ();
-    const DOTS: bool = true;
-
-    fn scalar(self) {
-        for round in 0..self.0 {
-            black_box(round);
+    for dtype in [Dtype::Q4_0, Dtype::Q8_0] {
+        let blocks = ROWS * K / dtype.block_len() as usize;
+        let weights = vec![0x11; blocks * dtype.block_bytes() as usize];
+        let matrix = Matrix::from_rows(dtype, ROWS, K, &weights);
+        let (Ok(w), Some(kind)) = (matrix, ActKind::of(cpu, dtype)) else { continue };
+        let mut words = vec![0; kind.len_words(COLUMNS, K)];
+        let packed = pack(cpu, &Inline, kind, &[1.0; COLUMNS * K], K, &mut words);
+        let mut out = [0.0; COLUMNS * ROWS];
+        for _ in 0..rounds {
+            let job = Job { w: &w, x: Columns::Packed(packed), column: 0, at: 0 };
+            products(cpu, &Inline, &[job], &mut out, ROWS);
+            black_box(&mut out);
         }
-    }
-
-    #[inline(always)]
-    fn simd<S: Simd>(self, s: S) {
-        let (mut quants, mut groups) = ([0x31u8; ABREAST * 64], [0x0102_0304u32; 8]);
-        let (mut dots4, mut dots8): ([S::Acc; ABREAST], [S::Acc; ABREAST]) =
-            ([s.acc::<4>(0); ABREAST], [s.acc::<8>(0); ABREAST]);
-        for _ in 0..self.0 {
-            // other numbers each time, for all that the compiler knows
-            black_box((&mut quants, &mut groups));
-            for group in 0..4 {
-                // SAFETY: a register is at most 64 bytes, a group's activations at most two words.
-                unsafe {
-                    let group = groups.as_ptr().add(2 * group);
-                    let (a4, a8) = (s.act::<4>(group), s.act::<8>(group));
-                    for i in 0..ABREAST {
-                        let b = s.load_b(quants.as_ptr().add(i * 64));
-                        dots4[i] = s.dot::<4>(dots4[i], s.weights::<4>(b), a4);
-                        dots8[i] = s.dot::<8>(dots8[i], s.weights::<8>(b), a8);
-                    }
-                }
-            }
-        }
-        let sums: [i32; ABREAST] =
-            each!(ABREAST, |i| s.sum_lanes(s.add_i(s.total::<4>(dots4[i], 0), s.total::<8>(dots8[i], 0))));
-        black_box(sums);
     }
 }
 
