@@ -399,18 +399,35 @@ fn pair(a: i16, b: i16) -> u32 {
     u32::from(a as u16) | u32::from(b as u16) << 16
 }
 
+/// Of four bytes the absolute values, and what turns weights around where they were negative: 0x7f, else 0x80.
+#[inline(always)]
+fn magnitudes(word: u32) -> (u32, u32) {
+    let negative = word >> 7 & 0x0101_0101;
+    let ones = negative * 0xff;
+    ((word ^ ones) + negative, ones ^ 0x8080_8080)
+}
+
+/// Of four bytes the first and third as i16, and `q1 - 256 q0` and `q3 - 256 q2`.
+#[inline(always)]
+fn halves(word: u32) -> (u32, u32) {
+    let (even, odd) = (word & 0x00ff_00ff, word >> 8 & 0x00ff_00ff);
+    // 0xff for the upper byte of a negative one
+    let extended = even | (even >> 7 & 0x0001_0001) * 0xff00;
+    // the upper byte is that of the odd one, 0 or -1, less the even one
+    let upper = 0x0200_0200 - (even + (odd >> 7 & 0x0001_0001));
+    (extended, odd | (upper & 0x00ff_00ff) << 8)
+}
+
 /// Writes the words of the groups of column `c`.
 #[inline(always)]
 pub(super) fn write_groups(rec: Rec, q: &[i8], nc: usize, c: usize, out: &mut [u32]) {
     let mut at = c * rec.words();
     for q in q.chunks_exact(4) {
-        let q = [q[0], q[1], q[2], q[3]];
-        let bytes = |f: fn(i8) -> u8| u32::from_le_bytes(q.map(f));
-        let [q0, q1, q2, q3] = q.map(i16::from);
+        let word = u32::from_le_bytes([q[0] as u8, q[1] as u8, q[2] as u8, q[3] as u8]);
         let (first, second) = match rec {
-            Rec::Bias | Rec::Pairs => (bytes(|v| v as u8), 0),
-            Rec::Xor => (bytes(i8::unsigned_abs), bytes(|v| if v < 0 { 0x7f } else { 0x80 })),
-            Rec::Whole | Rec::Signed => (pair(q0, q2), pair(q1 - 256 * q0, q3 - 256 * q2)),
+            Rec::Bias | Rec::Pairs => (word, 0),
+            Rec::Xor => magnitudes(word),
+            Rec::Whole | Rec::Signed => halves(word),
         };
         out[at] = first;
         if rec.words() == 2 {
