@@ -230,7 +230,7 @@ const F16_SCALE: u32 = (127 + 112) << 23;
 impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     const LANES: usize = 4;
     const TILE4: TileShape = TileShape { rv: 2, nc: 4 };
-    const TILE8: TileShape = if RELAXED && !I16 { TileShape { rv: 4, nc: 2 } } else { TileShape { rv: 2, nc: 4 } };
+    const TILE8: TileShape = TileShape { rv: 2, nc: 4 };
     const TILE_K: TileShape = TileShape { rv: 2, nc: 4 };
     const TILE_F32: TileShape = TileShape { rv: 2, nc: 6 };
     const UNPACKS: bool = true;
