@@ -412,7 +412,7 @@ fn magnitudes(word: u32) -> (u32, u32) {
 fn halves(word: u32) -> (u32, u32) {
     let (even, odd) = (word & 0x00ff_00ff, word >> 8 & 0x00ff_00ff);
     // 0xff for the upper byte of a negative one
-    let extended = even | (even >> 7 & 0x0001_0001) * 0xff00;
+    let extended = even | ((even >> 7 & 0x0001_0001) * 0xff00);
     // the upper byte is that of the odd one, 0 or -1, less the even one
     let upper = 0x0200_0200 - (even + (odd >> 7 & 0x0001_0001));
     (extended, odd | (upper & 0x00ff_00ff) << 8)
