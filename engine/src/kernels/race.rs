@@ -10,13 +10,13 @@ use super::panel::Matrix;
 use crate::pool::Inline;
 use crate::quant::Dtype;
 
-/// Rows and columns of the product: whole tiles of every instruction set.
+/// Rows and columns of the product: whole tiles of WebAssembly's instruction sets.
 const ROWS: usize = 64;
 const COLUMNS: usize = 16;
 const K: usize = 512;
 
-/// Multiplies a matrix of 4-bit and one of 8-bit weights `rounds` times, half a million weights times activations each: how long
-/// that takes says which of two instruction sets is faster.
+/// Multiplies a matrix of 4-bit and one of 8-bit weights `rounds` times, half a million weights times activations each:
+/// how long that takes says which of two instruction sets is faster.
 pub fn race(cpu: Cpu, rounds: u32) {
     for dtype in [Dtype::Q4_0, Dtype::Q8_0] {
         let blocks = ROWS * K / dtype.block_len() as usize;
