@@ -23,7 +23,7 @@ use crate::pool::ThreadPool;
 use crate::serve::machine;
 
 /// Rows of one prefill batch.
-const BATCH: usize = 512;
+const BATCH: usize = 256;
 /// Tokens of a batch of texts.
 const EMBED_BATCH: usize = 2048;
 
