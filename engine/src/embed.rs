@@ -10,13 +10,12 @@
 //! v = the first `dimensions` numbers;  v = v * (1 / sqrt(sum of squares))
 //! ```
 
-use alloc::collections::TryReserveError;
 use alloc::format;
 use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::error::{LoadError, RequestError};
+use crate::error::{LoadError, MemoryError, RequestError};
 
 use crate::kernels::attention::{KvLayout, KvMemory, KvType, PAGE};
 use crate::kernels::elementwise::{add_scaled, scale};
@@ -123,7 +122,7 @@ impl Embedder {
     ///
     /// # Errors
     /// If there is not enough.
-    pub fn new(model: Arc<Model>, pool: &dyn Pool, mut options: EmbedderOptions) -> Result<Embedder, TryReserveError> {
+    pub fn new(model: Arc<Model>, pool: &dyn Pool, mut options: EmbedderOptions) -> Result<Embedder, MemoryError> {
         options.n_ctx = options.n_ctx.min(model.config.max_context());
         options.max_texts = options.max_texts.min(options.batch_tokens);
         // f32, since nothing is kept; a page belongs to one text

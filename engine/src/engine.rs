@@ -10,7 +10,7 @@ mod plan;
 mod request;
 
 use alloc::boxed::Box;
-use alloc::collections::{TryReserveError, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -20,7 +20,7 @@ pub use request::{Event, FinishReason, Request, RequestId, TokenLogprobs};
 
 use sha2::{Digest, Sha256};
 
-use crate::error::RequestError;
+use crate::error::{MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
 use crate::kv::{KvArena, KvStats, PageError, SeqPages};
@@ -109,7 +109,7 @@ impl Engine {
     ///
     /// # Errors
     /// If there is not enough.
-    pub fn new(model: Arc<Model>, pool: &dyn Pool, mut options: EngineOptions) -> Result<Engine, TryReserveError> {
+    pub fn new(model: Arc<Model>, pool: &dyn Pool, mut options: EngineOptions) -> Result<Engine, MemoryError> {
         options.n_ctx = options.n_ctx.min(model.config.max_context());
         let layout = model.kv_layout(options.kv_type);
         let n_pages = u32::try_from(options.kv_bytes / layout.page_bytes()).unwrap_or(u32::MAX);

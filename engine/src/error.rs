@@ -2,6 +2,7 @@
 //!
 //! Variants carry data, so that hosts can map them to exit codes, HTTP statuses and JavaScript errors.
 
+use alloc::collections::TryReserveError;
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -62,6 +63,25 @@ pub enum LoadError {
         needed: u64,
         /// Bytes allowed.
         limit: u64,
+    },
+}
+
+/// Memory to run a model in that is not there, or that it may not have.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// There is not enough.
+    #[error("not enough memory")]
+    Exhausted(#[from] TryReserveError),
+    /// The model's file asks for more than [`Model::max_scratch_bytes`](crate::model::Model::max_scratch_bytes).
+    #[error("batches of {rows} tokens take {needed} bytes of working memory, the limit is {limit}")]
+    Limit {
+        /// Tokens of a batch.
+        rows: usize,
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes allowed.
+        limit: usize,
     },
 }
 

@@ -147,7 +147,7 @@ fn answers(
         kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx).saturating_mul(n_seqs),
         model_sha256: None,
     };
-    let mut engine = Engine::new(Arc::clone(model), pool, options).map_err(|_| Failure::Memory("the answers"))?;
+    let mut engine = Engine::new(Arc::clone(model), pool, options).map_err(Failure::memory("the answers"))?;
     let mut seconds = Vec::new();
     for _ in 0..=repetitions {
         for seq in 0..n_seqs {
@@ -179,7 +179,7 @@ fn embed(
     repetitions: u32,
 ) -> Result<Vec<f64>, Failure> {
     let sizes = EmbedderOptions { max_texts: texts, batch_tokens: EMBED_BATCH.max(n), n_ctx: n };
-    let mut embedder = Embedder::new(Arc::clone(model), pool, sizes).map_err(|_| Failure::Memory("the texts"))?;
+    let mut embedder = Embedder::new(Arc::clone(model), pool, sizes).map_err(Failure::memory("the texts"))?;
     let token = |i: usize| ((i * 7919 + 13) % model.config.n_vocab) as u32;
     let ids: Vec<Vec<u32>> = (0..texts).map(|t| (0..n).map(|i| token(t * n + i)).collect()).collect();
     let text = |tokens| Text { tokens, pooling: Pooling::Mean, dimensions: None, normalise: true };
@@ -241,7 +241,7 @@ impl<'a> Bench<'a> {
         let memory = KvMemory::zeroed(&model.kv_layout(kv_type), pages.len());
         let memory = memory.map_err(|_| Failure::Memory("the context"))?;
         let scratch = model.scratch(pool, kv_type, BATCH.min(n_ctx), 1, 1, n_ctx);
-        let scratch = scratch.map_err(|_| Failure::Memory("the context"))?;
+        let scratch = scratch.map_err(Failure::memory("the context"))?;
         Ok(Bench { model, cpu, pool, kv_type, memory, pages, scratch })
     }
 

@@ -9,6 +9,7 @@ use starling::kernels::attention::KvType;
 use crate::pool::MAX_THREADS;
 use crate::sampling::SamplingArgs;
 use crate::serve::config::ServeArgs;
+use crate::serve::value::{Bytes, Value};
 
 /// Run language models (GGUF files) on this machine's CPU. The same model, prompt and seed give the same bytes on every
 /// instruction set, with any number of threads.
@@ -38,6 +39,9 @@ pub struct ModelArgs {
     /// How keys and values are kept [default: f16]
     #[arg(long, value_name = "TYPE", global = true, env = "STARLING_KV_TYPE", value_enum)]
     pub kv_type: Option<KvChoice>,
+    /// Working memory of batches, at most, as 512MiB or 4GiB; a model that needs more is refused [default: 2GiB]
+    #[arg(long, value_name = "BYTES", global = true, env = "STARLING_WORKING_MEMORY", value_parser = Bytes::read)]
+    pub working_memory: Option<Bytes>,
 }
 
 impl ModelArgs {

@@ -43,8 +43,7 @@ pub fn run(model_args: &ModelArgs, args: &EmbedArgs) -> Result<(), Failure> {
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
     let batch_tokens = args.batch_tokens.unwrap_or(BATCH.max(n_ctx.min(model.config.max_context()))).max(1);
     let sizes = EmbedderOptions { max_texts: args.batch_texts.max(1), batch_tokens, n_ctx };
-    let mut embedder =
-        Embedder::new(Arc::clone(&model), &pool, sizes).map_err(|_| Failure::Memory("batches of texts"))?;
+    let mut embedder = Embedder::new(Arc::clone(&model), &pool, sizes).map_err(Failure::memory("batches of texts"))?;
 
     let mut ids = ids(&model, args)?;
     if ids.is_empty() {

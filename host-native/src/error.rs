@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use starling::chat::ChatError;
-use starling::error::{LoadError, RequestError};
+use starling::error::{LoadError, MemoryError, RequestError};
 use starling::kernels::UnknownIsa;
 use starling::model::pass::PassError;
 
@@ -34,7 +34,7 @@ pub enum Failure {
     Request(#[from] RequestError),
     /// A text cannot be run.
     #[error(transparent)]
-    Pass(#[from] PassError),
+    Pass(PassError),
     /// The chat template fails on the conversation.
     #[error(transparent)]
     Template(#[from] ChatError),
@@ -61,9 +61,29 @@ pub enum Failure {
     /// There is not enough memory.
     #[error("not enough memory for {0}")]
     Memory(&'static str),
+    /// The model's widths and experts ask for more working memory than it may have.
+    #[error("{0}: if you trust the model, allow more with --working-memory")]
+    WorkingMemory(MemoryError),
+}
+
+impl From<PassError> for Failure {
+    fn from(error: PassError) -> Failure {
+        match error {
+            PassError::Memory { source: source @ MemoryError::Limit { .. }, .. } => Failure::WorkingMemory(source),
+            error => Failure::Pass(error),
+        }
+    }
 }
 
 impl Failure {
+    /// There was no memory for `what`, or the model may not have it.
+    pub fn memory(what: &'static str) -> impl Fn(MemoryError) -> Failure {
+        move |error| match error {
+            MemoryError::Limit { .. } => Failure::WorkingMemory(error),
+            _ => Failure::Memory(what),
+        }
+    }
+
     /// Whether the reader of standard output went away: no fault of anyone's.
     pub fn is_closed_pipe(&self) -> bool {
         matches!(self, Failure::Io(e) if e.kind() == io::ErrorKind::BrokenPipe)
@@ -75,7 +95,8 @@ impl Failure {
             Failure::Model { source: LoadError::TooLarge { .. }, .. }
             | Failure::Request(RequestError::NoCapacity { .. })
             | Failure::Pass(PassError::Memory { .. })
-            | Failure::Memory(_) => 4,
+            | Failure::Memory(_)
+            | Failure::WorkingMemory(_) => 4,
             Failure::Model { .. } | Failure::Template(_) | Failure::NotFinite => 1,
             Failure::Request(_) | Failure::Pass(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
             Failure::File { .. } | Failure::Io(_) => 3,

@@ -116,7 +116,11 @@ pub fn model(args: &ModelArgs, pool: &ThreadPool) -> Result<Model, Failure> {
     });
     progress.finish();
     loaded.map_err(wrong)?;
-    loader.finish().map_err(wrong)
+    let mut model = loader.finish().map_err(wrong)?;
+    if let Some(bytes) = args.working_memory {
+        model.max_scratch_bytes = usize::try_from(bytes.0).unwrap_or(usize::MAX);
+    }
+    Ok(model)
 }
 
 /// Says so where a file leaves open how its texts are cut, and the usual guess may not be what the model was made with.

@@ -17,6 +17,7 @@ use starling::tokenizer::EncodeOptions;
 use crate::cli::{ModelArgs, RunArgs};
 use crate::error::Failure;
 use crate::pool::ThreadPool;
+use crate::serve::machine;
 use crate::structure::{Form, Limits, Structures};
 use crate::{chat, load, tokens};
 
@@ -98,7 +99,8 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     answer.fault().map_or(Ok(()), Err)
 }
 
-/// An engine for one conversation at a time.
+/// An engine for one conversation at a time. Its keys and values have what is left of this process's memory, at most: an
+/// answer that needs more ends there.
 ///
 /// # Errors
 /// If there is not enough memory.
@@ -109,16 +111,17 @@ pub fn engine(
     n_ctx: usize,
     model_sha256: Option<[u8; 32]>,
 ) -> Result<Engine, Failure> {
+    let left = machine::left(model.weight_bytes() as u64);
     let options = EngineOptions {
         kv_type,
         n_ctx,
         max_seqs: 1,
         batch_tokens: BATCH.min(n_ctx),
         prefill_chunk: BATCH,
-        kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx),
+        kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx).min(usize::try_from(left).unwrap_or(usize::MAX)),
         model_sha256,
     };
-    Engine::new(Arc::clone(model), pool, options).map_err(|_| Failure::Memory("the context"))
+    Engine::new(Arc::clone(model), pool, options).map_err(Failure::memory("the context"))
 }
 
 /// What the events of a request add up to.

@@ -43,7 +43,7 @@ pub fn run(model_args: &ModelArgs, args: &VerifyArgs) -> Result<(), Failure> {
     }
     match result {
         Ok(()) => {}
-        Err(VerifyError::Memory(_)) => return Err(Failure::Memory("the replay")),
+        Err(VerifyError::Memory(e)) => return Err(Failure::memory("the replay")(e)),
         Err(e) => return Err(wrong(e.to_string())),
     }
     let n = receipt.output.len();

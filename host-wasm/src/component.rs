@@ -70,6 +70,7 @@ impl From<wit::Options> for Options {
             n_ctx: o.n_ctx.map(size),
             max_seqs: o.max_seqs.map_or(default.max_seqs, size),
             batch_tokens: o.batch_tokens.map_or(default.batch_tokens, size),
+            working_memory: o.working_memory.map(size),
             kv_type: match o.kv_type {
                 None => default.kv_type,
                 Some(wit::KvType::F32) => "f32".into(),

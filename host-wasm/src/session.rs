@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use starling::chat::{ChatError, ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Json, Now};
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
-use starling::error::{LoadError, RequestError};
+use starling::error::{LoadError, MemoryError, RequestError};
 use starling::kernels::attention::KvType;
 use starling::kernels::{Cpu, UnknownIsa};
 use starling::kv::PageError;
@@ -56,24 +56,36 @@ pub enum Error {
         /// Its size.
         n_ctx: usize,
     },
+    /// The model's widths and experts ask for more working memory than it may have.
+    #[error("{0}: if you trust the model, allow more with working_memory")]
+    WorkingMemory(MemoryError),
 }
 
 impl From<PassError> for Error {
     fn from(error: PassError) -> Error {
         match error {
             PassError::Request(e) => Error::Request(e),
-            PassError::Memory { n_ctx, .. } => Error::Memory { n_ctx },
+            PassError::Memory { n_ctx, source } => Error::memory(n_ctx)(source),
         }
     }
 }
 
 impl Error {
+    /// There was no memory for a context of `n_ctx` tokens, or the model may not have it.
+    fn memory(n_ctx: usize) -> impl Fn(MemoryError) -> Error {
+        move |error| match error {
+            MemoryError::Limit { .. } => Error::WorkingMemory(error),
+            _ => Error::Memory { n_ctx },
+        }
+    }
+
     /// What kind of failure this is, for programs.
     pub fn kind(&self) -> &'static str {
         match self {
             Error::Load(LoadError::TooLarge { .. })
             | Error::Stream(StreamError::Load(LoadError::TooLarge { .. }))
-            | Error::Memory { .. } => "memory",
+            | Error::Memory { .. }
+            | Error::WorkingMemory(_) => "memory",
             Error::Stream(StreamError::Order { .. }) => "request",
             Error::Load(_) | Error::Stream(_) => "model",
             #[cfg(feature = "chat")]
@@ -95,6 +107,8 @@ pub(crate) struct Options {
     pub(crate) max_seqs: usize,
     /// Tokens of a batch: how long a step may take.
     pub(crate) batch_tokens: usize,
+    /// Bytes of working memory that batches may have, at most; by default 2 GiB.
+    pub(crate) working_memory: Option<usize>,
     /// `f32`, `f16` or `k8`.
     pub(crate) kv_type: String,
     /// Instruction set; by default the fastest.
@@ -105,7 +119,15 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { n_ctx: None, max_seqs: 1, batch_tokens: 64, kv_type: "f16".into(), isa: None, threads: 1 }
+        Options {
+            n_ctx: None,
+            max_seqs: 1,
+            batch_tokens: 64,
+            working_memory: None,
+            kv_type: "f16".into(),
+            isa: None,
+            threads: 1,
+        }
     }
 }
 
@@ -229,7 +251,8 @@ impl Session {
             .find(|t| t.name() == options.kv_type)
             .ok_or_else(|| Error::Option(format!("kv_type is {:?}, expected one of {}", options.kv_type, names())))?;
         let pool = threads::pool(options.threads)?;
-        let (model, model_sha256) = loader.finish()?;
+        let (mut model, model_sha256) = loader.finish()?;
+        model.max_scratch_bytes = options.working_memory.unwrap_or(Model::MAX_SCRATCH_BYTES);
         let model = Arc::new(model);
         let n_ctx = options.n_ctx.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
         let max_seqs = options.max_seqs.max(1);
@@ -242,7 +265,7 @@ impl Session {
             kv_bytes: max_seqs.saturating_mul(EngineOptions::kv_bytes_of(&model, kv_type, n_ctx)),
             model_sha256,
         };
-        let engine = Engine::new(Arc::clone(&model), &*pool, sizes).map_err(|_| Error::Memory { n_ctx })?;
+        let engine = Engine::new(Arc::clone(&model), &*pool, sizes).map_err(Error::memory(n_ctx))?;
         Ok(Session { model, engine, embedder: None, cpu, pool })
     }
 
@@ -376,7 +399,7 @@ impl Session {
         let (n_ctx, model) = (self.engine.options().n_ctx, self.digest()?);
         Ok(match verify(&self.model, &model, self.cpu, &*self.pool, n_ctx, &receipt) {
             Ok(()) => Verdict::Right { verified: true, tokens: receipt.output.len() },
-            Err(VerifyError::Memory(_)) => return Err(Error::Memory { n_ctx }),
+            Err(VerifyError::Memory(e)) => return Err(Error::memory(n_ctx)(e)),
             Err(e) => {
                 let step = if let VerifyError::Mismatch(Mismatch { step, .. }) = &e { Some(*step) } else { None };
                 Verdict::Wrong { verified: false, step, reason: e.to_string() }
@@ -398,8 +421,7 @@ impl Session {
             let batch_tokens = ids.len().next_power_of_two().min(n_ctx).max(1);
             let sizes = EmbedderOptions { max_texts: 1, batch_tokens, n_ctx };
             self.embedder = None;
-            let embedder =
-                Embedder::new(Arc::clone(&self.model), &*self.pool, sizes).map_err(|_| Error::Memory { n_ctx })?;
+            let embedder = Embedder::new(Arc::clone(&self.model), &*self.pool, sizes).map_err(Error::memory(n_ctx))?;
             self.embedder = Some(embedder);
         }
         let Some(embedder) = &mut self.embedder else { return Err(Error::Memory { n_ctx }) };

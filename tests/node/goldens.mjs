@@ -173,6 +173,8 @@ async function checkMemory(starling) {
   const session = starling.open(model, 65_536, { n_ctx: 2048, kv_type: "f32", max_seqs: 2 });
   const before = session.memory();
   assert.equal(before.kv_committed, 0);
+  const refused = () => starling.open(model, 65_536, { n_ctx: 2048, working_memory: 100_000 });
+  assert.throws(refused, /memory: batches of 64 tokens take \d+ bytes of working memory, the limit is 100000/);
   const { kv_reserved } = before;
   const ids = (n) => Array.from({ length: n }, (_, i) => (i * 37) % 300);
   // no limit of the answer: all of the context may be needed

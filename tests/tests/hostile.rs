@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use starling::engine::{Engine, EngineOptions, Request};
+use starling::error::MemoryError;
 use starling::gguf::{Gguf, Value};
 use starling::kernels::Cpu;
 use starling::kernels::attention::KvType;
@@ -86,6 +87,27 @@ fn with_numbers(bytes: &[u8], changes: &[(prop::sample::Index, Option<i64>)]) ->
         })
         .collect();
     written(&gguf, &metadata, &whole)
+}
+
+/// The limit is on the byte, and what is beyond it is counted, not asked for.
+#[test]
+fn working_memory_has_a_limit() {
+    for (i, name) in FILES.iter().enumerate() {
+        let mut model = Model::load(&file(i), &Inline).expect("a model");
+        let mut limited = |limit, rows| {
+            model.max_scratch_bytes = limit;
+            model.scratch(&Inline, KvType::F16, rows, 1, 1, 32).map(drop)
+        };
+        let needs = |scratch| match scratch {
+            Err(MemoryError::Limit { needed, .. }) => needed,
+            other => panic!("{name}: {other:?}"),
+        };
+        let needed = needs(limited(0, 8));
+        assert_eq!(limited(needed, 8), Ok(()));
+        assert_eq!(needs(limited(needed - 1, 8)), needed);
+        assert!(needs(limited(needed, 9)) > needed);
+        assert_eq!(needs(limited(needed, usize::MAX)), usize::MAX);
+    }
 }
 
 proptest! {

@@ -96,6 +96,7 @@ export class Starling {
         n_ctx: options.contextLength,
         max_seqs: options.sequences,
         batch_tokens: options.batchTokens,
+        working_memory: options.workingMemory,
         kv_type: options.kvType,
       },
     };

@@ -26,6 +26,7 @@ export interface LoadRequest {
     n_ctx?: number | undefined;
     max_seqs?: number | undefined;
     batch_tokens?: number | undefined;
+    working_memory?: number | undefined;
     kv_type?: string | undefined;
   };
 }

@@ -42,6 +42,9 @@ pub struct Model {
     pub chat_template: Option<String>,
     /// The file's name for the model.
     pub name: Option<String>,
+    /// Bytes of working memory that batches may have, at most: widths and experts are the file's choice. Set this to
+    /// allow more than [`Model::MAX_SCRATCH_BYTES`].
+    pub max_scratch_bytes: usize,
     pub(crate) weights: Weights,
 }
 
@@ -91,11 +94,15 @@ impl ModelLoader {
     pub fn finish(self) -> Result<Model, LoadError> {
         let (config, weights) = self.loader.finish()?;
         let ModelLoader { tokenizer, chat_template, name, .. } = self;
-        Ok(Model { config, tokenizer, chat_template, name, weights })
+        let max_scratch_bytes = Model::MAX_SCRATCH_BYTES;
+        Ok(Model { config, tokenizer, chat_template, name, max_scratch_bytes, weights })
     }
 }
 
 impl Model {
+    /// Working memory that batches may have unless the host says otherwise.
+    pub const MAX_SCRATCH_BYTES: usize = 1 << 31;
+
     /// Loads a model from a whole file in memory.
     ///
     /// # Errors

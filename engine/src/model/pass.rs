@@ -1,12 +1,11 @@
 //! One text through the model in batches, without an engine: for its logits, its perplexity, or the replay of an answer.
 
-use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
 
 use thiserror::Error;
 
 use super::{Model, Run, Trace};
-use crate::error::RequestError;
+use crate::error::{MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvMemory, KvType, PAGE};
 use crate::pool::Pool;
@@ -45,12 +44,12 @@ pub enum PassError {
     #[error(transparent)]
     Request(#[from] RequestError),
     /// Its context takes too much memory.
-    #[error("no memory for a context of {n_ctx} tokens")]
+    #[error("context of {n_ctx} tokens: {source}")]
     Memory {
         /// Its tokens.
         n_ctx: usize,
-        /// What the allocator said.
-        source: TryReserveError,
+        /// Why not.
+        source: MemoryError,
     },
 }
 
@@ -68,10 +67,10 @@ impl Pass<'_> {
         row: &mut dyn FnMut(Row<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         self.check(tokens).map_err(PassError::from)?;
-        let memory = |source| PassError::Memory { n_ctx: tokens.len(), source };
+        let memory = |source: MemoryError| PassError::Memory { n_ctx: tokens.len(), source };
         let kv = self.model.kv_layout(self.kv_type);
         let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE) as u32).collect();
-        let mut kv_memory = KvMemory::zeroed(&kv, pages.len()).map_err(memory)?;
+        let mut kv_memory = KvMemory::zeroed(&kv, pages.len()).map_err(|e| memory(e.into()))?;
         let batch = self.batch.clamp(1, tokens.len());
         let mut scratch = self.model.scratch(self.pool, self.kv_type, batch, batch, 1, self.n_ctx).map_err(memory)?;
         for (i, tokens) in tokens.chunks(batch).enumerate() {

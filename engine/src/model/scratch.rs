@@ -8,6 +8,7 @@ use super::Model;
 use super::rotary::Rotary;
 use super::rows::packed_words;
 use super::weights::{FeedForward, RopeDivisors, padded};
+use crate::error::MemoryError;
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot};
 use crate::pool::Pool;
 
@@ -91,6 +92,34 @@ pub(super) fn zeros<T: Clone + Default>(shape: &[usize]) -> Result<Vec<T>, TryRe
     Ok(vec![T::default(); n])
 }
 
+/// Working memory as it is given out, up to a limit. Beyond it nothing is asked of the system any more, but all of it is
+/// counted, so that an error can say how much is needed.
+struct Budget {
+    limit: usize,
+    needed: usize,
+}
+
+impl Budget {
+    /// Counts memory of that shape; whether it is still within the limit.
+    fn has<T>(&mut self, shape: &[usize]) -> bool {
+        let bytes = shape.iter().fold(size_of::<T>(), |n, d| n.saturating_mul(*d));
+        self.needed = self.needed.saturating_add(bytes);
+        self.needed <= self.limit
+    }
+
+    fn zeros<T: Clone + Default>(&mut self, shape: &[usize]) -> Result<Vec<T>, TryReserveError> {
+        zeros(if self.has::<T>(shape) { shape } else { &[0] })
+    }
+
+    fn empty<T>(&mut self, capacity: usize) -> Result<Vec<T>, TryReserveError> {
+        let mut empty = Vec::new();
+        if self.has::<T>(&[capacity]) {
+            empty.try_reserve_exact(capacity)?;
+        }
+        Ok(empty)
+    }
+}
+
 impl Model {
     /// How keys and values of this model lie in a page.
     pub fn kv_layout(&self, kv_type: KvType) -> KvLayout {
@@ -118,7 +147,7 @@ impl Model {
     /// chooses ([`Model::is_long_context`]).
     ///
     /// # Errors
-    /// If there is not enough memory.
+    /// If there is not enough memory, or it would be more than [`Model::max_scratch_bytes`].
     pub fn scratch(
         &self,
         pool: &dyn Pool,
@@ -127,7 +156,8 @@ impl Model {
         max_logits: usize,
         max_seqs: usize,
         n_ctx: usize,
-    ) -> Result<Scratch, TryReserveError> {
+    ) -> Result<Scratch, MemoryError> {
+        let mut budget = Budget { limit: self.max_scratch_bytes, needed: 0 };
         let c = &self.config;
         let (n, d, q) = (max_rows, c.n_embd, c.n_head * c.head_dim);
         let layout = self.kv_layout(kv_type);
@@ -135,44 +165,46 @@ impl Model {
         let has_row = self.weights.token_types.is_some() || self.weights.positions.is_some();
         let attention = AttentionScratch {
             rotary: self.rotary(n_ctx),
-            cos: zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
-            sin: zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
-            slots: Vec::with_capacity(n),
-            qkv: zeros(&[n, widths.qkv])?,
-            out: zeros(&[n, q])?,
+            cos: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
+            sin: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
+            slots: budget.empty(n)?,
+            qkv: budget.zeros(&[n, widths.qkv])?,
+            out: budget.zeros(&[n, q])?,
             threads: (0..pool.threads()).map(|_| AttendScratch::new(&layout)).collect(),
-            parts: zeros(&[Attention::parts_len(&layout, c.n_head, max_seqs, n_ctx)])?,
+            parts: budget.zeros(&[Attention::parts_len(&layout, c.n_head, max_seqs, n_ctx)])?,
         };
-        Ok(Scratch {
+        let scratch = Scratch {
             max_rows,
             max_logits,
-            x: zeros(&[n, d])?,
-            h: zeros(&[n, d])?,
-            y: zeros(&[n, padded(d)])?,
-            words: zeros(&[n.max(max_logits), widths.words])?,
+            x: budget.zeros(&[n, d])?,
+            h: budget.zeros(&[n, d])?,
+            y: budget.zeros(&[n, padded(d)])?,
+            words: budget.zeros(&[n.max(max_logits), widths.words])?,
             attention,
-            ffn: self.ffn_scratch(n, &widths)?,
-            hidden: zeros(&[max_logits, d])?,
-            logits: zeros(&[max_logits, padded(c.n_vocab)])?,
-            row: zeros(&[if has_row { d } else { 0 }])?,
-        })
+            ffn: self.ffn_scratch(n, &widths, &mut budget)?,
+            hidden: budget.zeros(&[max_logits, d])?,
+            logits: budget.zeros(&[max_logits, padded(c.n_vocab)])?,
+            row: budget.zeros(&[if has_row { d } else { 0 }])?,
+        };
+        let Budget { limit, needed } = budget;
+        if needed > limit { Err(MemoryError::Limit { rows: max_rows, needed, limit }) } else { Ok(scratch) }
     }
 
-    fn ffn_scratch(&self, n: usize, widths: &Widths) -> Result<FfnScratch, TryReserveError> {
+    fn ffn_scratch(&self, n: usize, widths: &Widths, budget: &mut Budget) -> Result<FfnScratch, TryReserveError> {
         let d = self.config.n_embd;
         let (experts, used) = self.config.experts.map_or((0, 0), |e| (e.n, e.n_used));
         Ok(FfnScratch {
-            up: zeros(&[n, widths.up])?,
-            down: zeros(&[n, widths.down])?,
-            router: zeros(&[n, padded(experts)])?,
-            probabilities: zeros(&[experts])?,
-            chosen: zeros(&[n, used])?,
-            weights: zeros(&[n, used])?,
-            places: zeros(&[n, used])?,
-            starts: zeros(&[experts + 1])?,
-            sources: zeros(&[n, used])?,
-            inputs: zeros(&[n, used, d])?,
-            outputs: zeros(&[n, used, padded(d)])?,
+            up: budget.zeros(&[n, widths.up])?,
+            down: budget.zeros(&[n, widths.down])?,
+            router: budget.zeros(&[n, padded(experts)])?,
+            probabilities: budget.zeros(&[experts])?,
+            chosen: budget.zeros(&[n, used])?,
+            weights: budget.zeros(&[n, used])?,
+            places: budget.zeros(&[n, used])?,
+            starts: budget.zeros(&[experts + 1])?,
+            sources: budget.zeros(&[n, used])?,
+            inputs: budget.zeros(&[n, used, d])?,
+            outputs: budget.zeros(&[n, used, padded(d)])?,
         })
     }
 

@@ -1,14 +1,13 @@
 //! Replays an answer. Prefill and decode give the same bits, so prompt and answer go through the model together, at
 //! the speed of a prompt; only the draws are repeated one by one.
 
-use alloc::collections::TryReserveError;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use thiserror::Error;
 
 use super::{Chain, FORMAT, Hex, Receipt};
-use crate::error::RequestError;
+use crate::error::{MemoryError, RequestError};
 use crate::kernels::{Cpu, NUMERICS_VERSION};
 use crate::model::Model;
 use crate::model::pass::{Pass, PassError, Row};
@@ -77,8 +76,8 @@ pub enum VerifyError {
     #[error(transparent)]
     Request(#[from] RequestError),
     /// Too little memory for the replay.
-    #[error("no memory for the replay")]
-    Memory(TryReserveError),
+    #[error("replay: {0}")]
+    Memory(MemoryError),
     /// The replay differs.
     #[error(transparent)]
     Mismatch(#[from] Mismatch),

@@ -106,7 +106,7 @@ settings! {
 }
 
 /// Keys that belong to the model's arguments, which all commands have.
-const MODEL_KEYS: [&str; 4] = ["model", "threads", "isa", "kv-type"];
+const MODEL_KEYS: [&str; 5] = ["model", "threads", "isa", "kv-type", "working-memory"];
 
 /// Options of `serve`.
 #[derive(Debug, Clone, Default)]
@@ -257,6 +257,7 @@ fn model_key(model: &mut ModelArgs, key: &str, text: &str) -> Result<(), String>
             f64::from(n).within(1.0..=MAX_THREADS as f64)?;
             model.threads = model.threads.or(Some(n));
         }
+        "working-memory" => model.working_memory = model.working_memory.or(Some(Bytes::read(text)?)),
         _ => {
             let kind: KvChoice =
                 clap::ValueEnum::from_str(text, true).map_err(|_| format!("found {text}, expected f32, f16 or k8"))?;
@@ -300,7 +301,7 @@ mod tests {
     }
 
     fn model() -> ModelArgs {
-        ModelArgs { model: None, threads: None, isa: None, kv_type: None }
+        ModelArgs { model: None, threads: None, isa: None, kv_type: None, working_memory: None }
     }
 
     fn file(name: &str, text: &str) -> PathBuf {

@@ -17,15 +17,27 @@ const UNKNOWN: u64 = 4 << 30;
 
 /// The memory limit of the control groups this process is in, or what the machine has left, whichever is less.
 pub fn memory() -> Memory {
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let limit = cgroup_limit(&groups, Path::new("/sys/fs/cgroup"), |path| fs::read_to_string(path).ok());
-    let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo(&text, "MemAvailable"));
-    match (limit, free) {
+    match (limit(), available()) {
         (Some(limit), Some(free)) if limit > free => Memory { bytes: free, reason: "memory available".into() },
         (Some(bytes), _) => Memory { bytes, reason: "limit of the control group".into() },
         (None, Some(bytes)) => Memory { bytes, reason: "memory available".into() },
         (None, None) => Memory { bytes: UNKNOWN, reason: "the system does not say how much there is".into() },
     }
+}
+
+/// Bytes that this process may still have when it has taken `taken`.
+pub fn left(taken: u64) -> u64 {
+    let of_limit = limit().map(|limit| limit.saturating_sub(taken));
+    [of_limit, available()].into_iter().flatten().min().unwrap_or(UNKNOWN)
+}
+
+fn limit() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    cgroup_limit(&groups, Path::new("/sys/fs/cgroup"), |path| fs::read_to_string(path).ok())
+}
+
+fn available() -> Option<u64> {
+    meminfo(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
 }
 
 /// The most bytes of memory that this process has had, if the system says. Source: proc_pid_status(5).

@@ -28,7 +28,7 @@ mod start;
 mod state;
 mod tls;
 mod trace;
-mod value;
+pub mod value;
 mod worker;
 
 use std::io::{self, Write, stdout};

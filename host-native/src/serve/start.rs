@@ -96,8 +96,7 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
         false => None,
     };
     let sizes = EmbedderOptions { max_texts: EMBED_TEXTS, batch_tokens: settings.embed_tokens, n_ctx };
-    let embedder =
-        Embedder::new(Arc::clone(&model), &threads, sizes).map_err(|_| Failure::Memory("batches of texts"))?;
+    let embedder = Embedder::new(Arc::clone(&model), &threads, sizes).map_err(Failure::memory("batches of texts"))?;
     let model_name = settings.model_name.clone().unwrap_or_else(|| name(&load::path(args)));
     let n_pages = engine.as_ref().map_or(0, |e| e.kv_stats().n_pages);
     let limits = Limits {
@@ -185,7 +184,7 @@ fn engine(
         kv_bytes,
         model_sha256: Some(sha256),
     };
-    let engine = Engine::new(Arc::clone(model), threads, options).map_err(|_| Failure::Memory("keys and values"))?;
+    let engine = Engine::new(Arc::clone(model), threads, options).map_err(Failure::memory("keys and values"))?;
     let stats = engine.kv_stats();
     if stats.n_pages == 0 {
         let need = stats.page_bytes;

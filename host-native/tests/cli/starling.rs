@@ -14,6 +14,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(120);
 pub(super) const MODEL_ERROR: i32 = 1;
 pub(super) const USAGE: i32 = 2;
 pub(super) const IO: i32 = 3;
+pub(super) const MEMORY: i32 = 4;
 pub(super) const RECEIPT: i32 = 5;
 
 #[derive(Debug)]
@@ -36,6 +37,7 @@ impl Ran {
 pub(super) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_starling"));
     command.args(args).env_remove("STARLING_MODEL").env_remove("STARLING_ISA").env_remove("STARLING_THREADS");
+    command.env_remove("STARLING_WORKING_MEMORY");
     command
 }
 

@@ -6,7 +6,9 @@ use starling::gguf::{Gguf, GgufWriter, Value as Meta};
 use starling::kernels::Cpu;
 use starling::quant::Dtype;
 
-use super::starling::{IO, MODEL_ERROR, SMALL, USAGE, fails, fixture, ok, said, starling, temp, with_input, written};
+use super::starling::{
+    IO, MEMORY, MODEL_ERROR, SMALL, USAGE, fails, fixture, ok, said, starling, temp, with_input, written,
+};
 
 #[test]
 fn files_that_are_no_models() {
@@ -40,6 +42,15 @@ fn models_cut_short_at_any_length() {
         let path = written("short.gguf", &bytes[..len]);
         fails(&["run", "x", "-n", "1", "-m", &path], MODEL_ERROR, &["short.gguf"]);
     }
+}
+
+#[test]
+fn models_that_want_more_working_memory_than_they_may_have() {
+    for command in [&["run", "x"][..], &["bench"], &["logits", "--ids", "1,2"], &["serve", "--port", "0"]] {
+        fails(&[command, &["--working-memory", "20KiB"]].concat(), MEMORY, &["20480", "tokens", "--working-memory"]);
+    }
+    ok(&["run", "x", "-n", "1", "--working-memory", "64MiB"]);
+    fails(&["run", "x", "--working-memory", "much"], USAGE, &["much", "--working-memory"]);
 }
 
 /// Changes dimensions or data of the tensor of that name; says whether to keep it.

@@ -52,6 +52,7 @@ impl Host {
             n_ctx: Some((want.prompt_ids.len() + case.max_tokens) as u32),
             max_seqs: None,
             batch_tokens: Some(7),
+            working_memory: None,
             kv_type: Some(match case.kv_type.as_str() {
                 "f32" => KvType::F32,
                 "f16" => KvType::F16,
@@ -154,6 +155,7 @@ fn wrong_calls_are_errors_and_harm_nothing() {
         n_ctx: Some(128),
         max_seqs: None,
         batch_tokens: None,
+        working_memory: None,
         kv_type: None,
         isa: isa.map(Into::into),
     };

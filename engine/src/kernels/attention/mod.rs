@@ -102,7 +102,7 @@ const FEW_ROWS: usize = 4;
 impl Attention<'_> {
     /// Scratch floats for the parts of chunks, for a batch of `max_seqs` sequences of up to `n_ctx` tokens.
     pub fn parts_len(kv: &KvLayout, n_head: usize, max_seqs: usize, n_ctx: usize) -> usize {
-        max_seqs * FEW_ROWS * n_head * n_ctx.div_ceil(CHUNK) * kv.part_len()
+        [FEW_ROWS, n_head, n_ctx.div_ceil(CHUNK), kv.part_len()].iter().fold(max_seqs, |n, d| n.saturating_mul(*d))
     }
 
     /// `out` is (rows, n_head * head_dim). `scratch` holds one per thread, `parts` is [`Attention::parts_len`] long.
