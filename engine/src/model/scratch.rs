@@ -92,31 +92,35 @@ pub(super) fn zeros<T: Clone + Default>(shape: &[usize]) -> Result<Vec<T>, TryRe
     Ok(vec![T::default(); n])
 }
 
-/// Working memory as it is given out, up to a limit. Beyond it nothing is asked of the system any more, but all of it is
-/// counted, so that an error can say how much is needed.
+/// Working memory as it is given out, up to a limit. Once some was refused, nothing more is asked of the system, but all of
+/// it is counted, so that an error can say how much is needed.
 struct Budget {
     limit: usize,
     needed: usize,
+    exhausted: Option<TryReserveError>,
 }
 
 impl Budget {
-    /// Counts memory of that shape; whether it is still within the limit.
-    fn has<T>(&mut self, shape: &[usize]) -> bool {
+    /// [`zeros`]; nothing if there is no memory, which [`Budget::check`] tells.
+    fn zeros<T: Clone + Default>(&mut self, shape: &[usize]) -> Vec<T> {
         let bytes = shape.iter().fold(size_of::<T>(), |n, d| n.saturating_mul(*d));
         self.needed = self.needed.saturating_add(bytes);
-        self.needed <= self.limit
-    }
-
-    fn zeros<T: Clone + Default>(&mut self, shape: &[usize]) -> Result<Vec<T>, TryReserveError> {
-        zeros(if self.has::<T>(shape) { shape } else { &[0] })
-    }
-
-    fn empty<T>(&mut self, capacity: usize) -> Result<Vec<T>, TryReserveError> {
-        let mut empty = Vec::new();
-        if self.has::<T>(&[capacity]) {
-            empty.try_reserve_exact(capacity)?;
+        if self.needed > self.limit || self.exhausted.is_some() {
+            return Vec::new();
         }
-        Ok(empty)
+        zeros(shape).unwrap_or_else(|e| {
+            self.exhausted = Some(e);
+            Vec::new()
+        })
+    }
+
+    /// Whether there was all of it, for batches of `rows` tokens.
+    fn check(self, rows: usize) -> Result<(), MemoryError> {
+        let Budget { limit, needed, exhausted } = self;
+        if needed > limit {
+            return Err(MemoryError::Limit { rows, needed, limit });
+        }
+        exhausted.map_or(Ok(()), |e| Err(e.into()))
     }
 }
 
@@ -157,7 +161,7 @@ impl Model {
         max_seqs: usize,
         n_ctx: usize,
     ) -> Result<Scratch, MemoryError> {
-        let mut budget = Budget { limit: self.max_scratch_bytes, needed: 0 };
+        let mut budget = Budget { limit: self.max_scratch_bytes, needed: 0, exhausted: None };
         let c = &self.config;
         let (n, d, q) = (max_rows, c.n_embd, c.n_head * c.head_dim);
         let layout = self.kv_layout(kv_type);
@@ -165,47 +169,47 @@ impl Model {
         let has_row = self.weights.token_types.is_some() || self.weights.positions.is_some();
         let attention = AttentionScratch {
             rotary: self.rotary(n_ctx),
-            cos: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
-            sin: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2])?,
-            slots: budget.empty(n)?,
-            qkv: budget.zeros(&[n, widths.qkv])?,
-            out: budget.zeros(&[n, q])?,
+            cos: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2]),
+            sin: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2]),
+            slots: budget.zeros(&[n]),
+            qkv: budget.zeros(&[n, widths.qkv]),
+            out: budget.zeros(&[n, q]),
             threads: (0..pool.threads()).map(|_| AttendScratch::new(&layout)).collect(),
-            parts: budget.zeros(&[Attention::parts_len(&layout, c.n_head, max_seqs, n_ctx)])?,
+            parts: budget.zeros(&[Attention::parts_len(&layout, c.n_head, max_seqs, n_ctx)]),
         };
         let scratch = Scratch {
             max_rows,
             max_logits,
-            x: budget.zeros(&[n, d])?,
-            h: budget.zeros(&[n, d])?,
-            y: budget.zeros(&[n, padded(d)])?,
-            words: budget.zeros(&[n.max(max_logits), widths.words])?,
+            x: budget.zeros(&[n, d]),
+            h: budget.zeros(&[n, d]),
+            y: budget.zeros(&[n, padded(d)]),
+            words: budget.zeros(&[n.max(max_logits), widths.words]),
             attention,
-            ffn: self.ffn_scratch(n, &widths, &mut budget)?,
-            hidden: budget.zeros(&[max_logits, d])?,
-            logits: budget.zeros(&[max_logits, padded(c.n_vocab)])?,
-            row: budget.zeros(&[if has_row { d } else { 0 }])?,
+            ffn: self.ffn_scratch(n, &widths, &mut budget),
+            hidden: budget.zeros(&[max_logits, d]),
+            logits: budget.zeros(&[max_logits, padded(c.n_vocab)]),
+            row: budget.zeros(&[if has_row { d } else { 0 }]),
         };
-        let Budget { limit, needed } = budget;
-        if needed > limit { Err(MemoryError::Limit { rows: max_rows, needed, limit }) } else { Ok(scratch) }
+        budget.check(max_rows)?;
+        Ok(scratch)
     }
 
-    fn ffn_scratch(&self, n: usize, widths: &Widths, budget: &mut Budget) -> Result<FfnScratch, TryReserveError> {
+    fn ffn_scratch(&self, n: usize, widths: &Widths, budget: &mut Budget) -> FfnScratch {
         let d = self.config.n_embd;
         let (experts, used) = self.config.experts.map_or((0, 0), |e| (e.n, e.n_used));
-        Ok(FfnScratch {
-            up: budget.zeros(&[n, widths.up])?,
-            down: budget.zeros(&[n, widths.down])?,
-            router: budget.zeros(&[n, padded(experts)])?,
-            probabilities: budget.zeros(&[experts])?,
-            chosen: budget.zeros(&[n, used])?,
-            weights: budget.zeros(&[n, used])?,
-            places: budget.zeros(&[n, used])?,
-            starts: budget.zeros(&[experts + 1])?,
-            sources: budget.zeros(&[n, used])?,
-            inputs: budget.zeros(&[n, used, d])?,
-            outputs: budget.zeros(&[n, used, padded(d)])?,
-        })
+        FfnScratch {
+            up: budget.zeros(&[n, widths.up]),
+            down: budget.zeros(&[n, widths.down]),
+            router: budget.zeros(&[n, padded(experts)]),
+            probabilities: budget.zeros(&[experts]),
+            chosen: budget.zeros(&[n, used]),
+            weights: budget.zeros(&[n, used]),
+            places: budget.zeros(&[n, used]),
+            starts: budget.zeros(&[experts + 1]),
+            sources: budget.zeros(&[n, used]),
+            inputs: budget.zeros(&[n, used, d]),
+            outputs: budget.zeros(&[n, used, padded(d)]),
+        }
     }
 
     /// The model's rotations for sequences of up to `n_ctx` tokens.

@@ -115,7 +115,7 @@ impl KvLayout {
 }
 
 /// A token's place in the arena.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
     /// The page.
     pub page: u32,
