@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
+import { readFile } from "node:fs/promises";
 import { createInterface } from "node:readline";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
@@ -29,9 +30,9 @@ test("20 random requests have the text of the command", async () => {
   for (const [i, { args }] of requests.entries()) assert.equal(texts[i], native(...args), args.join(" "));
 });
 
-/** Calls `work` with a function that posts to a server of the model. */
-async function withServer(work) {
-  const server = spawn(command, ["serve", "--model", root + TINY, "--port", "0"], {
+/** Calls `work` with a function that posts to a server of the model, which has more arguments. */
+async function withServer(work, ...more) {
+  const server = spawn(command, ["serve", "--model", root + TINY, "--port", "0", ...more], {
     stdio: ["ignore", "pipe", "ignore"],
   });
   try {
@@ -131,3 +132,38 @@ test("OpenAI's form has the answer of the server to the same body", () =>
     }
     assert.ok(got.filter(({ usage }) => usage.completion_tokens > 64).length > 10);
   }));
+
+test("a model is told of tools as the server tells it", () => {
+  const template = `${root}fixtures/chat/qwen-tools.jinja`;
+  return withServer(
+    async (post) => {
+      const parameters = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
+      const tools = [{ type: "function", function: { name: "weather", description: "Of a city", parameters } }];
+      const call = { id: "call_1", type: "function", function: { name: "weather", arguments: '{"city": "Oslo"}' } };
+      const messages = [
+        { role: "user", content: "Is it raining in Oslo?" },
+        { role: "assistant", content: null, tool_calls: [call] },
+        { role: "tool", tool_call_id: "call_1", content: "It is." },
+      ];
+      const base = { messages, tools, seed: 5, max_tokens: 40, ignore_eos: true, logprobs: true };
+      const bodies = [base, { ...base, tool_choice: "none" }, { ...base, parallel_tool_calls: false, seed: 6 }];
+      const got = await page.evaluate(
+        ([all, chat_template]) =>
+          Promise.all(all.map((body) => model.chat.completions.create({ ...body, chat_template }))),
+        [bodies, await readFile(template, "utf8")],
+      );
+      const seen = ({ choices: [{ message, finish_reason, logprobs }], usage }) => [
+        message.content,
+        message.tool_calls,
+        finish_reason,
+        logprobs.content.map(({ logprob }) => Math.fround(logprob)),
+        usage.prompt_tokens,
+      ];
+      for (const [i, body] of bodies.entries())
+        assert.deepEqual(seen(got[i]), seen(await post("/v1/chat/completions", body)), JSON.stringify(body));
+      assert.ok(got[0].usage.prompt_tokens > got[1].usage.prompt_tokens, "it is told");
+    },
+    "--chat-template",
+    template,
+  );
+});

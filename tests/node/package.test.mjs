@@ -6,7 +6,9 @@ import { after, before, test } from "node:test";
 
 import { Starling, StarlingError } from "../../web/dist/index.js";
 import { countFitting } from "../../web/dist/load.js";
+import { Completions } from "../../web/dist/openai.js";
 import { openPart } from "../../web/dist/source.js";
+import { Divider } from "../../web/dist/tools.js";
 import { Model } from "../../web/wasm/starling.js";
 import { split } from "./split.mjs";
 
@@ -178,6 +180,87 @@ test("OpenAI's form has the defaults and names of the server", async () => {
     { seed: 0.5 },
   ])
     await assert.rejects(ask(wrong), code("request"), JSON.stringify(wrong));
+});
+
+/** An answer in pieces, with calls named by their number. */
+function divided(pieces) {
+  let n = 0;
+  const divider = new Divider(() => `call_${n++}`);
+  const parts = [...pieces.map((piece) => divider.push(piece)), divider.finish()];
+  const calls = parts.flatMap((part) => part.calls).map((c) => [c.id, c.function.name, c.function.arguments]);
+  return { said: parts.map((part) => part.said).join(""), calls };
+}
+
+test("calls of tools are found as the server finds them", () => {
+  const weather = '{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}';
+  const call = `<tool_call>\n${weather}\n</tool_call>`;
+  const calls = (n) => Array.from({ length: n }, (_, i) => [`call_${i}`, "weather", '{"city":"Oslo","days":2}']);
+  for (const [text, said, n] of [
+    [call, "", 1],
+    [`Let me see.\n\n${call}\n${call}\n`, "Let me see.", 2],
+    [`<tool_call>${weather}`, "", 1],
+    [`${call} and more`, " and more", 1],
+    ["no call < here <tool", "no call < here <tool", 0],
+    ["<tool_call>not JSON</tool_call> x", "<tool_call>not JSON</tool_call> x", 0],
+    ['<tool_call>{"name": 1}', '<tool_call>{"name": 1}', 0],
+    ["<tool_call>null</tool_call>", "<tool_call>null</tool_call>", 0],
+    ["text \n", "text \n", 0],
+  ]) {
+    // wherever it is cut
+    for (let size = 1; size < 8; size++) {
+      const pieces = text.match(new RegExp(`[^]{1,${size}}`, "g"));
+      assert.deepEqual(divided(pieces), { said, calls: calls(n) }, `${text}, ${size} at a time`);
+    }
+  }
+  for (const form of ['{"name": "f", "parameters": {}}', '{"name": "f"}', '{"name": "f", "arguments": "{}"}'])
+    assert.deepEqual(divided(["<tool_call>", form, "</tool_call>"]).calls, [["call_0", "f", "{}"]]);
+});
+
+test("answers of OpenAI's form have calls apart from text", async () => {
+  const texts = ["So:", "\n", "<tool_", 'call>{"name": "f", "arguments": {}}', "</tool_call>", "\n"];
+  const generation = () => ({
+    tokens: async function* () {
+      for (const text of texts) yield { id: 0, text };
+    },
+    result: Promise.resolve({ text: texts.join(""), tokens: [], finishReason: "stop", usage: {} }),
+    fail() {},
+  });
+  const completions = new Completions(generation, "m", "{{ tools }}");
+  const tools = [{ type: "function", function: { name: "f", parameters: { type: "object" } } }];
+  const messages = [{ role: "user", content: "?" }];
+  const called = (id) => [{ index: 0, id, type: "function", function: { name: "f", arguments: "{}" } }];
+
+  const whole = (await completions.create({ messages, tools })).choices[0];
+  assert.deepEqual(whole.message, { role: "assistant", content: "So:", tool_calls: called("call_1") });
+  assert.equal(whole.finish_reason, "tool_calls");
+  const deltas = [];
+  for await (const { choices } of await completions.create({ messages, tools, stream: true })) deltas.push(choices[0]);
+  assert.deepEqual(
+    deltas.map(({ delta, finish_reason }) => [delta, finish_reason]),
+    [
+      [{ role: "assistant", content: "" }, null],
+      [{ content: "So:" }, null],
+      [{ tool_calls: called("call_2") }, null],
+      [{}, "tool_calls"],
+    ],
+  );
+  // without tools nothing is a call
+  for (const more of [{}, { tools: [] }, { tools, tool_choice: "none" }]) {
+    const { message, finish_reason } = (await completions.create({ messages, ...more })).choices[0];
+    assert.deepEqual([message, finish_reason], [{ role: "assistant", content: texts.join("") }, "stop"]);
+  }
+  for (const wrong of [{ tools: {} }, { tools: [{}] }, { tools, tool_choice: "required" }]) {
+    await assert.rejects(completions.create({ messages, ...wrong }), code("request"), JSON.stringify(wrong));
+  }
+  const strict = [{ type: "function", function: { name: "f", strict: true } }];
+  await assert.rejects(completions.create({ messages, tools: strict }), code("request"));
+  await assert.rejects(model.chat.completions.create({ messages, tools }), code("unsupported"));
+  // where the page brings a template, that is what counts
+  const chat_template = "{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}";
+  const answer = await model.chat.completions.create({ messages, tools, chat_template, max_tokens: 4, seed: 1 });
+  const options = { maxTokens: 4, seed: 1, temperature: 1, topK: 0, topP: 1, minP: 0, repeatLastN: -1 };
+  const same = await model.chat(messages, { tools, template: chat_template, ...options }).result;
+  assert.equal(answer.choices[0].message.content, same.text);
 });
 
 test("leaving a stream of OpenAI's form stops all of its generations, and leaves no rejection to nobody", async () => {

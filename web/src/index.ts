@@ -6,6 +6,7 @@ import { StarlingError } from "./errors.js";
 import { compile, features, threadsFor } from "./features.js";
 import { Generation } from "./generation.js";
 import { Completions } from "./openai.js";
+export type { ToolCall } from "./tools.js";
 import type { Backend, CoreEvent } from "./protocol.js";
 import { type Prompt, chatJson, json, requestJson } from "./request.js";
 import { unlessAborted } from "./signal.js";
@@ -71,7 +72,7 @@ export class Starling {
     });
     const chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions = {}) =>
       this.#start({ chat: chatJson(messages, options) }, options);
-    this.chat = Object.assign(chat, { completions: new Completions(chat, this.info.name ?? this.info.architecture) });
+    this.chat = Object.assign(chat, { completions: new Completions(chat, this.info.name ?? this.info.architecture, this.info.chatTemplate ?? "") });
   }
 
   /**

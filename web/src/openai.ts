@@ -3,12 +3,13 @@
 import { StarlingError } from "./errors.js";
 import type { Generation } from "./generation.js";
 import { lossy } from "./request.js";
+import { type Divided, Divider, type ToolCall, told } from "./tools.js";
 import type { ChatMessage, Completion, GenerateOptions, TemplateOptions, Token } from "./types.js";
 
 /**
  * What OpenAI's clients send, with the names and the defaults of `starling serve`: the answer is that of the server to the
- * same body, but that calls of tools stay in its text, and that the seed is 0 unless it is given. What shapes the answer
- * (`response_format`, `tool_choice`) is the server's alone, and refused here.
+ * same body, but that the seed is 0 unless it is given. What forces the form of an answer (`response_format`, `strict`
+ * tools, and `tool_choice` but for "auto" and "none") is the server's alone, and refused here.
  */
 export interface ChatCompletionRequest {
   messages: ChatMessage[];
@@ -30,7 +31,12 @@ export interface ChatCompletionRequest {
   logit_bias?: Record<string, number> | null;
   logprobs?: boolean | null;
   top_logprobs?: number | null;
+  /** Functions that the model may call, where its chat template tells of them. */
   tools?: unknown[] | null;
+  /** `none` does not tell the model of them. */
+  tool_choice?: "auto" | "none" | null;
+  /** Ignored: the model makes as many calls as it likes. */
+  parallel_tool_calls?: boolean | null;
   /** Ignored. */
   user?: string | null;
   /** 0 or -1, the default, is off. */
@@ -48,6 +54,8 @@ export interface ChatCompletionRequest {
   /** Whether answers come with a receipt, which is a text here. */
   receipt?: boolean | null;
   chat_template_kwargs?: Record<string, unknown> | null;
+  /** Jinja in place of the model's own template. */
+  chat_template?: string | null;
 }
 
 export interface ChatLogprob {
@@ -71,9 +79,10 @@ export interface ChatCompletion {
   model: string;
   choices: {
     index: number;
-    message: { role: "assistant"; content: string };
+    /** Without text where there is none beside calls. */
+    message: { role: "assistant"; content: string | null; tool_calls?: ToolCall[] };
     logprobs: { content: ChatLogprob[] } | null;
-    finish_reason: "stop" | "length";
+    finish_reason: "stop" | "length" | "tool_calls";
     /** If asked for. */
     receipt?: string;
   }[];
@@ -87,9 +96,10 @@ export interface ChatCompletionChunk {
   model: string;
   choices: {
     index: number;
-    delta: { role?: "assistant"; content?: string };
+    /** Calls come whole. */
+    delta: { role?: "assistant"; content?: string; tool_calls?: ToolCall[] };
     logprobs: { content: ChatLogprob[] } | null;
-    finish_reason: "stop" | "length" | null;
+    finish_reason: "stop" | "length" | "tool_calls" | null;
     /** If asked for, in the last piece. */
     receipt?: string;
   }[];
@@ -103,9 +113,10 @@ type Chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions
 
 const KNOWN = new Set(
   (
-    "messages model stream stream_options max_tokens max_completion_tokens temperature top_p n stop seed frequency_penalty presence_penalty " +
-    "logit_bias logprobs top_logprobs tools user top_k min_p typical_p repetition_penalty repeat_penalty repeat_last_n stop_token_ids " +
-    "ignore_eos receipt chat_template_kwargs"
+    "messages model stream stream_options max_tokens max_completion_tokens temperature top_p n stop seed " +
+    "frequency_penalty presence_penalty logit_bias logprobs top_logprobs tools tool_choice parallel_tool_calls user " +
+    "top_k min_p typical_p repetition_penalty repeat_penalty repeat_last_n stop_token_ids ignore_eos receipt " +
+    "chat_template_kwargs chat_template"
   ).split(" "),
 );
 
@@ -115,12 +126,15 @@ const MOST_ANSWERS = 128;
 export class Completions {
   #chat: Chat;
   #model: string;
+  #template: string;
   #next = 0;
+  #calls = 0;
 
   /** @internal */
-  constructor(chat: Chat, model: string) {
+  constructor(chat: Chat, model: string, template: string) {
     this.#chat = chat;
     this.#model = model;
+    this.#template = template;
   }
 
   /** Answers a conversation; with `stream`, piece by piece. */
@@ -140,6 +154,8 @@ export class Completions {
     const n = request.n ?? 1;
     if (!(Number.isSafeInteger(n) && n >= 1 && n <= MOST_ANSWERS))
       throw new StarlingError("request", `n is ${n}, expected a whole number from 1 to ${MOST_ANSWERS}`);
+    const tools = told(request, request.chat_template ?? this.#template);
+    const name = () => `call_${++this.#calls}`;
     const options = given({
       maxTokens: request.max_completion_tokens ?? request.max_tokens,
       temperature: request.temperature ?? 1,
@@ -158,16 +174,20 @@ export class Completions {
       ignoreEos: request.ignore_eos,
       receipt: request.receipt,
       logprobs: request.logprobs ? (request.top_logprobs ?? true) : undefined,
-      tools: request.tools?.length === 0 ? undefined : request.tools,
+      tools,
+      template: request.chat_template,
       variables: request.chat_template_kwargs,
       signal,
     });
     const messages = request.messages.map(plain);
     const generations = Array.from({ length: n }, (_, sequence) => this.#chat(messages, { ...options, sequence }));
+    // without tools nothing in an answer is a call
+    const dividers = generations.map(() => (tools ? new Divider(name) : undefined));
     const head = { id: `chatcmpl-${++this.#next}`, created: Math.floor(Date.now() / 1000), model: this.#model };
     if (request.stream)
       return chunks(
         generations,
+        dividers,
         { ...head, object: "chat.completion.chunk" },
         request.stream_options?.include_usage ?? false,
       );
@@ -175,9 +195,9 @@ export class Completions {
     const results = await Promise.all(generations.map(({ result }) => result)).finally(() => giveUp(generations));
     const choices = results.map(({ text, tokens, finishReason, receipt }, index) => ({
       index,
-      message: { role: "assistant" as const, content: text },
+      message: message(text, dividers[index]),
       logprobs: request.logprobs ? { content: tokens.map(logprob) } : null,
-      finish_reason: reason(finishReason),
+      finish_reason: reason(finishReason, dividers[index]),
       ...(receipt !== undefined && { receipt }),
     }));
     return { ...head, object: "chat.completion" as const, choices, usage: usage(results) };
@@ -220,10 +240,18 @@ function withData(call: { function?: { arguments?: unknown } } | null): unknown 
   }
 }
 
-function reason(finish: Completion["finishReason"]): "stop" | "length" {
+function message(text: string, divider: Divider | undefined): ChatCompletion["choices"][number]["message"] {
+  const parts = divider ? [divider.push(text), divider.finish()] : [{ said: text, calls: [] }];
+  const said = parts.map((part) => part.said).join("");
+  const calls = parts.flatMap((part) => part.calls);
+  return { role: "assistant", content: said, ...(calls.length > 0 && { content: said || null, tool_calls: calls }) };
+}
+
+/** Why an answer ended; a divider has seen all of it. */
+function reason(finish: Completion["finishReason"], divider: Divider | undefined): "stop" | "length" | "tool_calls" {
   if (finish === "not_finite")
     throw new StarlingError("model", "the model's numbers are not finite: a fault of its weights with this prompt");
-  return finish;
+  return finish === "stop" && divider && divider.calls > 0 ? "tool_calls" : finish;
 }
 
 function usage(results: Completion[]): CompletionUsage {
@@ -255,6 +283,7 @@ function giveUp(generations: Generation[]): void {
 
 async function* chunks(
   generations: Generation[],
+  dividers: (Divider | undefined)[],
   head: Pick<ChatCompletionChunk, "id" | "object" | "created" | "model">,
   includeUsage: boolean,
 ): AsyncGenerator<ChatCompletionChunk, void> {
@@ -263,8 +292,16 @@ async function* chunks(
     choices: [choice],
     ...(includeUsage && { usage: null }),
   });
+  const piece = (index: number, { said, calls }: Divided, logprobs: { content: ChatLogprob[] } | null) => {
+    if (said === "" && calls.length === 0 && !logprobs) return [];
+    const delta = {
+      ...((said !== "" || calls.length === 0) && { content: said }),
+      ...(calls.length > 0 && { tool_calls: calls }),
+    };
+    return [chunk({ index, delta, logprobs, finish_reason: null })];
+  };
   const streams = generations.map((generation) => generation.tokens());
-  const next = async (index: number) => ({ index, piece: await streams[index]!.next() });
+  const next = async (index: number) => ({ index, token: await streams[index]!.next() });
   const open = new Set(streams.keys());
   const waiting = new Map<number, ReturnType<typeof next>>();
   try {
@@ -275,24 +312,25 @@ async function* chunks(
       // asked only now: nobody would see what becomes of it if the caller left at a `yield`
       for (const index of open) if (!waiting.has(index)) waiting.set(index, next(index));
       // whichever has a token next
-      const { index, piece } = await Promise.race(waiting.values());
+      const { index, token } = await Promise.race(waiting.values());
       waiting.delete(index);
-      if (piece.done) {
+      const divider = dividers[index];
+      if (token.done) {
         open.delete(index);
         const { finishReason, receipt } = await generations[index]!.result;
+        if (divider) yield* piece(index, divider.finish(), null);
         yield chunk({
           index,
           delta: {},
           logprobs: null,
-          finish_reason: reason(finishReason),
+          finish_reason: reason(finishReason, divider),
           ...(receipt !== undefined && { receipt }),
         });
         continue;
       }
-      const { value: token } = piece;
-      const logprobs = token.logprob === undefined ? null : { content: [logprob(token)] };
-      if (token.text !== "" || logprobs)
-        yield chunk({ index, delta: { content: token.text }, logprobs, finish_reason: null });
+      const { text, logprob: known } = token.value;
+      const logprobs = known === undefined ? null : { content: [logprob(token.value)] };
+      yield* piece(index, divider?.push(text) ?? { said: text, calls: [] }, logprobs);
     }
     if (includeUsage) {
       yield { ...head, choices: [], usage: usage(await Promise.all(generations.map(({ result }) => result))) };
