@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use super::Model;
 use super::forward::{Stage, Trace};
 use super::rows::{Rows, cut};
-use super::scratch::{AttentionScratch, Scratch};
+use super::scratch::{AttentionScratch, Scratch, StepScratch};
 use super::weights::{Layer, Norm, padded};
 use crate::kernels::attention::{self, Attention, KvLayout, KvMemory, KvRows, Span};
 use crate::kernels::rope::{RopeStyle, rope};
@@ -34,16 +34,16 @@ impl Pass<'_, '_> {
     /// x = x + post_norm(attention(norm(x)));  x = x + post_norm(ffn(norm(x)))
     /// ```
     pub(super) fn serial_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
-        let Scratch { x, h, y, words, attention, ffn, .. } = s;
+        let Scratch { x, h, y, step, attention, ffn, .. } = s;
         let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
         self.look(Stage::AttnNorm, Some(i), &mut cut(input, d, 0, d));
-        self.attention(i, input, y, attention, memory, words);
+        self.attention(i, input, y, attention, memory, step);
         self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, x, y, h);
         let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
         self.look(Stage::FfnNorm, Some(i), &mut cut(input, d, 0, d));
-        self.ffn(i, input, y, ffn, words);
+        self.ffn(i, input, y, ffn, step);
         self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, x, y, h);
     }
 
@@ -54,19 +54,19 @@ impl Pass<'_, '_> {
     /// x = (x + attention(norm(x))) + ffn(ffn_norm(x) or norm(x))
     /// ```
     pub(super) fn parallel_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
-        let Scratch { x, h, y, words, attention, ffn, .. } = s;
+        let Scratch { x, h, y, step, attention, ffn, .. } = s;
         let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let norm = layer.attn_norm.as_ref();
         let input = self.rows.normed(norm, x, h);
         self.look(Stage::AttnNorm, Some(i), &mut cut(input, d, 0, d));
-        self.attention(i, input, y, attention, memory, words);
+        self.attention(i, input, y, attention, memory, step);
         if let Some(norm) = &layer.ffn_norm {
             self.rows.norm(norm, x, d, h);
             self.look(Stage::FfnNorm, Some(i), &mut cut(h, d, 0, d));
         }
         self.add(i, None, Stage::PostAttnNorm, x, y, &mut []);
-        self.ffn(i, h, y, ffn, words);
+        self.ffn(i, h, y, ffn, step);
         self.add(i, None, Stage::PostFfnNorm, x, y, &mut []);
     }
 
@@ -76,14 +76,14 @@ impl Pass<'_, '_> {
     /// x = attn_norm(x + attention(x));  x = ffn_norm(x + ffn(x))
     /// ```
     pub(super) fn post_norm_block(&mut self, i: usize, norms: &[Norm; 2], memory: &mut KvMemory, s: &mut Scratch) {
-        let Scratch { x, y, words, attention, ffn, .. } = s;
+        let Scratch { x, y, step, attention, ffn, .. } = s;
         let (d, n) = (self.model.config.n_embd, self.n);
         let (x, y) = (&mut x[..n * d], &mut y[..n * padded(d)]);
         let [attn_norm, ffn_norm] = norms;
-        self.attention(i, x, y, attention, memory, words);
+        self.attention(i, x, y, attention, memory, step);
         self.rows.add_normed(attn_norm, x, y);
         self.look(Stage::PostAttnNorm, Some(i), &mut cut(x, d, 0, d));
-        self.ffn(i, x, y, ffn, words);
+        self.ffn(i, x, y, ffn, step);
         self.rows.add_normed(ffn_norm, x, y);
         self.look(Stage::PostFfnNorm, Some(i), &mut cut(x, d, 0, d));
     }
@@ -105,13 +105,13 @@ impl Pass<'_, '_> {
         y: &mut [f32],
         s: &mut AttentionScratch,
         memory: &mut KvMemory,
-        words: &mut [u32],
+        StepScratch { wide, words }: &mut StepScratch,
     ) {
         let (c, layer, rows, at) = (&self.model.config, &self.model.weights.layers[i], self.rows, Some(i));
         let (q_width, kv_width) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
         let stride = layer.qkv.stride;
         let [k_at, v_at] = [layer.qkv.parts[1], layer.qkv.parts[2]];
-        let qkv = &mut s.qkv[..self.n * stride];
+        let (qkv, rest) = wide.split_at_mut(self.n * stride);
         rows.stack(&layer.qkv, x, qkv, words);
         self.look(Stage::Q, at, &mut cut(qkv, stride, 0, q_width));
         self.look(Stage::K, at, &mut cut(qkv, stride, k_at, kv_width));
@@ -137,7 +137,7 @@ impl Pass<'_, '_> {
         if cfg!(feature = "trace") && self.trace.is_some() {
             self.look(Stage::Scores, at, &mut attention.scores(rows.cpu).iter().map(Vec::as_slice));
         }
-        let out = &mut s.out[..self.n * q_width];
+        let out = &mut rest[..self.n * q_width];
         attention.run(rows.cpu, rows.pool, out, &mut s.threads, &mut s.parts);
         self.look(Stage::AttnOut, at, &mut cut(out, q_width, 0, q_width));
         rows.linear(&layer.o, out, y, words);

@@ -6,7 +6,7 @@ use super::block::Pass;
 use super::config::ExpertsConfig;
 use super::forward::Stage;
 use super::rows::{PackedColumns, cut};
-use super::scratch::FfnScratch;
+use super::scratch::{FfnScratch, StepScratch};
 use super::weights::{Dense, Experts, FeedForward, SharedExpert, padded};
 use crate::kernels::elementwise::add_scaled;
 use crate::kernels::exp::exp;
@@ -15,13 +15,13 @@ use crate::kernels::softmax::exps;
 
 impl Pass<'_, '_> {
     /// `y = ffn(x)` of a layer: `x` is (rows, n_embd), `y` (rows, padded n_embd).
-    pub(super) fn ffn(&mut self, i: usize, x: &[f32], y: &mut [f32], s: &mut FfnScratch, words: &mut [u32]) {
+    pub(super) fn ffn(&mut self, i: usize, x: &[f32], y: &mut [f32], s: &mut FfnScratch, step: &mut StepScratch) {
         match &self.model.weights.layers[i].ffn {
-            FeedForward::Dense(ffn) => self.dense(ffn, x, y, s, words),
+            FeedForward::Dense(ffn) => self.dense(ffn, x, y, step),
             FeedForward::Experts(experts) => {
-                self.experts(i, experts, x, y, s, words);
+                self.experts(i, experts, x, y, s, step);
                 if let Some(shared) = &experts.shared {
-                    self.shared_expert(shared, x, y, s, words);
+                    self.shared_expert(shared, x, y, s, step);
                 }
             }
         }
@@ -29,22 +29,23 @@ impl Pass<'_, '_> {
         self.look(Stage::FfnOut, Some(i), &mut cut(y, padded(d), 0, d));
     }
 
-    fn dense(&self, ffn: &Dense, x: &[f32], y: &mut [f32], s: &mut FfnScratch, words: &mut [u32]) {
+    fn dense(&self, ffn: &Dense, x: &[f32], y: &mut [f32], StepScratch { wide, words }: &mut StepScratch) {
         let (n, stride, width) = (self.n, ffn.up.stride, ffn.down.w.k());
-        let (up, down) = (&mut s.up[..n * stride], &mut s.down[..n * width]);
+        let (up, rest) = wide.split_at_mut(n * stride);
+        let down = &mut rest[..n * width];
         self.rows.stack(&ffn.up, x, up, words);
         self.rows.activate(self.model.config.arch.act, up, stride, &ffn.up.parts, down, width);
         self.rows.linear(&ffn.down, down, y, words);
     }
 
     /// `y += logistic(gate x) * ffn(x)`.
-    fn shared_expert(&self, e: &SharedExpert, x: &[f32], y: &mut [f32], s: &mut FfnScratch, words: &mut [u32]) {
+    fn shared_expert(&self, e: &SharedExpert, x: &[f32], y: &mut [f32], s: &mut FfnScratch, step: &mut StepScratch) {
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
         let mut out = core::mem::take(&mut s.outputs);
-        self.dense(&e.ffn, x, &mut out[..n * padded(d)], s, words);
+        self.dense(&e.ffn, x, &mut out[..n * padded(d)], step);
         let gate = &mut s.router[..n * padded(1)];
         if let Some(g) = &e.gate {
-            rows.linear(g, x, gate, words);
+            rows.linear(g, x, gate, &mut step.words);
         }
         rows.each(y, padded(d), &|r, y| {
             let weight = if e.gate.is_some() { 1.0 / (1.0 + exp(-gate[r * padded(1)])) } else { 1.0 };
@@ -55,9 +56,10 @@ impl Pass<'_, '_> {
 
     /// `y = sum over the chosen experts of weight * down(act(gate x) * up x)`, in order of the choice. The rows of an
     /// expert go through it together.
-    fn experts(&mut self, i: usize, e: &Experts, x: &[f32], y: &mut [f32], s: &mut FfnScratch, words: &mut [u32]) {
+    fn experts(&mut self, i: usize, e: &Experts, x: &[f32], y: &mut [f32], s: &mut FfnScratch, step: &mut StepScratch) {
         let Some(c) = &self.model.config.experts else { return };
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
+        let StepScratch { wide, words } = step;
         let router = &mut s.router[..n * padded(c.n)];
         rows.linear(&e.router, x, router, words);
         self.look(Stage::Router, Some(i), &mut cut(router, padded(c.n), 0, c.n));
@@ -73,7 +75,7 @@ impl Pass<'_, '_> {
         let groups = || (0..c.n).map(|e| (e, s.starts[e]..s.starts[e + 1])).filter(|(_, rows)| !rows.is_empty());
 
         let stride = 2 * padded(c.n_ff);
-        let up = &mut s.up[..total * stride];
+        let (up, rest) = wide.split_at_mut(total * stride);
         let mut columns = PackedColumns::new(words);
         let mut jobs = Vec::new();
         for (number, (expert, group)) in groups().enumerate() {
@@ -83,7 +85,7 @@ impl Pass<'_, '_> {
             }
         }
         products(rows.cpu, rows.pool, &jobs, up, stride);
-        let down = &mut s.down[..total * c.n_ff];
+        let down = &mut rest[..total * c.n_ff];
         rows.activate(self.model.config.arch.act, up, stride, &[0, padded(c.n_ff)], down, c.n_ff);
 
         let outputs = &mut s.outputs[..total * padded(d)];

@@ -40,7 +40,7 @@ impl Model {
         Ok(HeadScratch {
             x: zeros(&[max_texts, most(|(k, rows)| k.max(rows))])?,
             y: zeros(&[max_texts, most(|(_, rows)| padded(rows))])?,
-            words: zeros(&[max_texts, most(|(k, _)| packed_words(1, k))])?,
+            words: zeros(&[max_texts, most(|(k, _)| packed_words(1, 1, k))])?,
         })
     }
 

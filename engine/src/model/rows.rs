@@ -136,10 +136,12 @@ pub(super) struct PackedColumns<'w> {
     packed: Vec<(usize, Acts<'w>)>,
 }
 
-/// Words that rows of `k` elements take in all forms that the matrices of one step may want: two words of group and
-/// head per four elements, for up to three forms.
-pub(super) fn packed_words(rows: usize, k: usize) -> usize {
-    rows.saturating_mul(3 * (k * 5 / 8 + 32))
+/// Forms of packed columns that there are on any one instruction set, at most.
+pub(super) const MAX_FORMS: usize = 3;
+
+/// Words that rows of `k` elements take in so many forms: two words of group and head per four elements.
+pub(super) fn packed_words(rows: usize, forms: usize, k: usize) -> usize {
+    rows.saturating_mul(forms * (k * 5 / 8 + 32))
 }
 
 impl<'w> PackedColumns<'w> {

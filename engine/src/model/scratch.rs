@@ -6,10 +6,11 @@ use alloc::vec::Vec;
 
 use super::Model;
 use super::rotary::Rotary;
-use super::rows::packed_words;
-use super::weights::{FeedForward, RopeDivisors, padded};
+use super::rows::{MAX_FORMS, packed_words};
+use super::weights::{Dense, FeedForward, RopeDivisors, padded};
 use crate::error::MemoryError;
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot};
+use crate::kernels::panel::Matrix;
 use crate::pool::Pool;
 
 /// Working memory for batches of some shape.
@@ -22,8 +23,7 @@ pub struct Scratch {
     pub(super) h: Vec<f32>,
     /// (rows, padded n_embd): what attention or feed-forward gives.
     pub(super) y: Vec<f32>,
-    /// Packed columns.
-    pub(super) words: Vec<u32>,
+    pub(super) step: StepScratch,
     pub(super) attention: AttentionScratch,
     pub(super) ffn: FfnScratch,
     /// (logits rows, n_embd) after the final norm, and (logits rows, padded n_vocab).
@@ -31,6 +31,15 @@ pub struct Scratch {
     pub(super) logits: Vec<f32>,
     /// A row of an embedding as the file has it, and its numbers.
     pub(super) row: Vec<f32>,
+}
+
+/// What lasts for one attention or one feed-forward.
+pub(super) struct StepScratch {
+    /// (rows, stride of queries, keys and values), then (rows, n_head * head_dim); or (rows, stride of gate and up), then
+    /// what goes down, (rows, n_ff), where a row of an expert is a row of the batch that goes through it.
+    pub(super) wide: Vec<f32>,
+    /// Packed columns.
+    pub(super) words: Vec<u32>,
 }
 
 /// What attention needs.
@@ -42,21 +51,13 @@ pub(super) struct AttentionScratch {
     pub(super) sin: Vec<f32>,
     /// Places of the rows in the arena.
     pub(super) slots: Vec<Slot>,
-    /// (rows, stride of queries, keys and values)
-    pub(super) qkv: Vec<f32>,
-    /// (rows, n_head * head_dim)
-    pub(super) out: Vec<f32>,
     /// One a thread.
     pub(super) threads: Vec<AttendScratch>,
     pub(super) parts: Vec<f32>,
 }
 
-/// What feed-forwards need. A row of an expert is a row of the batch that goes through it.
+/// What the choice of experts needs.
 pub(super) struct FfnScratch {
-    /// (rows, stride of gate and up)
-    pub(super) up: Vec<f32>,
-    /// (rows, n_ff): what goes down.
-    pub(super) down: Vec<f32>,
     /// (rows, padded n_expert)
     pub(super) router: Vec<f32>,
     /// (n_expert)
@@ -78,9 +79,7 @@ pub(super) struct FfnScratch {
 /// What a row needs, at most.
 #[derive(Default)]
 struct Widths {
-    qkv: usize,
-    up: usize,
-    down: usize,
+    wide: usize,
     words: usize,
 }
 
@@ -163,7 +162,7 @@ impl Model {
     ) -> Result<Scratch, MemoryError> {
         let mut budget = Budget { limit: self.max_scratch_bytes, needed: 0, exhausted: None };
         let c = &self.config;
-        let (n, d, q) = (max_rows, c.n_embd, c.n_head * c.head_dim);
+        let (n, d) = (max_rows, c.n_embd);
         let layout = self.kv_layout(kv_type);
         let widths = self.widths();
         let has_row = self.weights.token_types.is_some() || self.weights.positions.is_some();
@@ -172,8 +171,6 @@ impl Model {
             cos: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2]),
             sin: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2]),
             slots: budget.zeros(&[n]),
-            qkv: budget.zeros(&[n, widths.qkv]),
-            out: budget.zeros(&[n, q]),
             threads: (0..pool.threads()).map(|_| AttendScratch::new(&layout)).collect(),
             parts: budget.zeros(&[Attention::parts_len(&layout, c.n_head, max_seqs, n_ctx)]),
         };
@@ -183,9 +180,12 @@ impl Model {
             x: budget.zeros(&[n, d]),
             h: budget.zeros(&[n, d]),
             y: budget.zeros(&[n, padded(d)]),
-            words: budget.zeros(&[n.max(max_logits), widths.words]),
+            step: StepScratch {
+                wide: budget.zeros(&[n, widths.wide]),
+                words: budget.zeros(&[n.max(max_logits), widths.words]),
+            },
             attention,
-            ffn: self.ffn_scratch(n, &widths, &mut budget),
+            ffn: self.ffn_scratch(n, &mut budget),
             hidden: budget.zeros(&[max_logits, d]),
             logits: budget.zeros(&[max_logits, padded(c.n_vocab)]),
             row: budget.zeros(&[if has_row { d } else { 0 }]),
@@ -194,12 +194,10 @@ impl Model {
         Ok(scratch)
     }
 
-    fn ffn_scratch(&self, n: usize, widths: &Widths, budget: &mut Budget) -> FfnScratch {
+    fn ffn_scratch(&self, n: usize, budget: &mut Budget) -> FfnScratch {
         let d = self.config.n_embd;
         let (experts, used) = self.config.experts.map_or((0, 0), |e| (e.n, e.n_used));
         FfnScratch {
-            up: budget.zeros(&[n, widths.up]),
-            down: budget.zeros(&[n, widths.down]),
             router: budget.zeros(&[n, padded(experts)]),
             probabilities: budget.zeros(&[experts]),
             chosen: budget.zeros(&[n, used]),
@@ -224,27 +222,39 @@ impl Model {
     }
 
     fn widths(&self) -> Widths {
-        let c = &self.config;
-        let mut w = Widths { words: packed_words(1, c.n_embd.max(c.n_head * c.head_dim)), ..Widths::default() };
-        let mut ffn = |up: usize, down: usize, rows: usize| {
-            w.up = w.up.max(up.saturating_mul(rows));
-            w.down = w.down.max(down.saturating_mul(rows));
-            w.words = w.words.max(packed_words(rows, down.max(c.n_embd)));
+        let (c, mut w) = (&self.config, Widths::default());
+        let (d, q) = (c.n_embd, c.n_head * c.head_dim);
+        // `up` of stride floats and `down` of n_ff for each of `rows`
+        let mut step = |forms, (stride, n_ff): (usize, usize), rows: usize| {
+            w.wide = w.wide.max(stride.saturating_add(n_ff).saturating_mul(rows));
+            w.words = w.words.max(packed_words(rows, forms, d)).max(packed_words(rows, 1, n_ff));
         };
         for layer in &self.weights.layers {
-            w.qkv = w.qkv.max(layer.qkv.stride);
+            step(forms(layer.qkv.matrices()), (layer.qkv.stride, q), 1);
+            let mut dense = |ffn: &Dense| step(forms(ffn.up.matrices()), (ffn.up.stride, ffn.down.w.k()), 1);
             match &layer.ffn {
-                FeedForward::Dense(f) => ffn(f.up.stride, f.down.w.k(), 1),
+                FeedForward::Dense(ffn) => dense(ffn),
                 FeedForward::Experts(e) => {
-                    if let Some(x) = &c.experts {
-                        ffn(2 * padded(x.n_ff), x.n_ff, x.n_used);
-                    }
                     if let Some(s) = &e.shared {
-                        ffn(s.ffn.up.stride, s.ffn.down.w.k(), 1);
+                        dense(&s.ffn);
+                    }
+                    if let Some(x) = &c.experts {
+                        step(forms(e.gate.iter().chain(&e.up)), (2 * padded(x.n_ff), x.n_ff), x.n_used);
                     }
                 }
             }
         }
         w
     }
+}
+
+/// In how many forms products with these matrices may want their columns.
+fn forms<'a>(of: impl Iterator<Item = &'a Matrix>) -> usize {
+    let mut types = Vec::new();
+    for matrix in of {
+        if !types.contains(&matrix.dtype()) {
+            types.push(matrix.dtype());
+        }
+    }
+    types.len().min(MAX_FORMS)
 }

@@ -180,7 +180,8 @@ impl Stack {
         Stack { parts: starts.collect(), ..Stack::of(vec![linear]) }
     }
 
-    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+    /// Their matrices.
+    pub(super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.linears.iter().map(|(l, _)| &l.w)
     }
 }
