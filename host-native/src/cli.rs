@@ -39,7 +39,7 @@ pub struct ModelArgs {
     /// How keys and values are kept [default: f16]
     #[arg(long, value_name = "TYPE", global = true, env = "STARLING_KV_TYPE", value_enum)]
     pub kv_type: Option<KvChoice>,
-    /// Working memory of batches, at most, as 512MiB or 4GiB; a model that needs more is refused [default: 2GiB]
+    /// Working memory of batches, at most, as 512MiB or 4GiB; a model that needs more is refused [default: 2GiB, or what the weights take]
     #[arg(long, value_name = "BYTES", global = true, env = "STARLING_WORKING_MEMORY", value_parser = Bytes::read)]
     pub working_memory: Option<Bytes>,
 }

@@ -107,7 +107,7 @@ pub(crate) struct Options {
     pub(crate) max_seqs: usize,
     /// Tokens of a batch: how long a step may take.
     pub(crate) batch_tokens: usize,
-    /// Bytes of working memory that batches may have, at most; by default 2 GiB.
+    /// Bytes of working memory that batches may have, at most; by default 2 GiB, or what the weights take.
     pub(crate) working_memory: Option<usize>,
     /// `f32`, `f16` or `k8`.
     pub(crate) kv_type: String,
@@ -252,7 +252,7 @@ impl Session {
             .ok_or_else(|| Error::Option(format!("kv_type is {:?}, expected one of {}", options.kv_type, names())))?;
         let pool = threads::pool(options.threads)?;
         let (mut model, model_sha256) = loader.finish()?;
-        model.max_scratch_bytes = options.working_memory.unwrap_or(Model::MAX_SCRATCH_BYTES);
+        model.max_scratch_bytes = options.working_memory.unwrap_or(model.max_scratch_bytes);
         let model = Arc::new(model);
         let n_ctx = options.n_ctx.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
         let max_seqs = options.max_seqs.max(1);

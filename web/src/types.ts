@@ -44,7 +44,7 @@ export interface LoadOptions {
   sequences?: number;
   /** Tokens of a prompt that are processed at a time, 64 by default: how long an abort may take. */
   batchTokens?: number;
-  /** Bytes of working memory that batches may have, at most; by default 2 GiB. A model that needs more is refused. */
+  /** Bytes of working memory that batches may have, at most; by default 2 GiB, or what the weights take if that is more. */
   workingMemory?: number;
   /** How keys and values are kept; `f16` by default. Changes numbers. */
   kvType?: "f32" | "f16" | "k8";

@@ -34,7 +34,7 @@ impl Pass<'_, '_> {
     /// x = x + post_norm(attention(norm(x)));  x = x + post_norm(ffn(norm(x)))
     /// ```
     pub(super) fn serial_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
-        let Scratch { x, h, y, step, attention, ffn, .. } = s;
+        let Scratch { x, h, y, step, attention, experts, .. } = s;
         let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
@@ -43,7 +43,7 @@ impl Pass<'_, '_> {
         self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, x, y, h);
         let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
         self.look(Stage::FfnNorm, Some(i), &mut cut(input, d, 0, d));
-        self.ffn(i, input, y, ffn, step);
+        self.ffn(i, input, y, experts, step);
         self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, x, y, h);
     }
 
@@ -54,7 +54,7 @@ impl Pass<'_, '_> {
     /// x = (x + attention(norm(x))) + ffn(ffn_norm(x) or norm(x))
     /// ```
     pub(super) fn parallel_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
-        let Scratch { x, h, y, step, attention, ffn, .. } = s;
+        let Scratch { x, h, y, step, attention, experts, .. } = s;
         let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let norm = layer.attn_norm.as_ref();
@@ -66,7 +66,7 @@ impl Pass<'_, '_> {
             self.look(Stage::FfnNorm, Some(i), &mut cut(h, d, 0, d));
         }
         self.add(i, None, Stage::PostAttnNorm, x, y, &mut []);
-        self.ffn(i, h, y, ffn, step);
+        self.ffn(i, h, y, experts, step);
         self.add(i, None, Stage::PostFfnNorm, x, y, &mut []);
     }
 
@@ -76,14 +76,14 @@ impl Pass<'_, '_> {
     /// x = attn_norm(x + attention(x));  x = ffn_norm(x + ffn(x))
     /// ```
     pub(super) fn post_norm_block(&mut self, i: usize, norms: &[Norm; 2], memory: &mut KvMemory, s: &mut Scratch) {
-        let Scratch { x, y, step, attention, ffn, .. } = s;
+        let Scratch { x, y, step, attention, experts, .. } = s;
         let (d, n) = (self.model.config.n_embd, self.n);
         let (x, y) = (&mut x[..n * d], &mut y[..n * padded(d)]);
         let [attn_norm, ffn_norm] = norms;
         self.attention(i, x, y, attention, memory, step);
         self.rows.add_normed(attn_norm, x, y);
         self.look(Stage::PostAttnNorm, Some(i), &mut cut(x, d, 0, d));
-        self.ffn(i, x, y, ffn, step);
+        self.ffn(i, x, y, experts, step);
         self.rows.add_normed(ffn_norm, x, y);
         self.look(Stage::PostFfnNorm, Some(i), &mut cut(x, d, 0, d));
     }

@@ -6,7 +6,7 @@ use super::block::Pass;
 use super::config::ExpertsConfig;
 use super::forward::Stage;
 use super::rows::{PackedColumns, cut};
-use super::scratch::{FfnScratch, StepScratch};
+use super::scratch::{ExpertsScratch, StepScratch};
 use super::weights::{Dense, Experts, FeedForward, SharedExpert, padded};
 use crate::kernels::elementwise::add_scaled;
 use crate::kernels::exp::exp;
@@ -15,7 +15,7 @@ use crate::kernels::softmax::exps;
 
 impl Pass<'_, '_> {
     /// `y = ffn(x)` of a layer: `x` is (rows, n_embd), `y` (rows, padded n_embd).
-    pub(super) fn ffn(&mut self, i: usize, x: &[f32], y: &mut [f32], s: &mut FfnScratch, step: &mut StepScratch) {
+    pub(super) fn ffn(&mut self, i: usize, x: &[f32], y: &mut [f32], s: &mut ExpertsScratch, step: &mut StepScratch) {
         match &self.model.weights.layers[i].ffn {
             FeedForward::Dense(ffn) => self.dense(ffn, x, y, step),
             FeedForward::Experts(experts) => {
@@ -39,7 +39,14 @@ impl Pass<'_, '_> {
     }
 
     /// `y += logistic(gate x) * ffn(x)`.
-    fn shared_expert(&self, e: &SharedExpert, x: &[f32], y: &mut [f32], s: &mut FfnScratch, step: &mut StepScratch) {
+    fn shared_expert(
+        &self,
+        e: &SharedExpert,
+        x: &[f32],
+        y: &mut [f32],
+        s: &mut ExpertsScratch,
+        step: &mut StepScratch,
+    ) {
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
         let mut out = core::mem::take(&mut s.outputs);
         self.dense(&e.ffn, x, &mut out[..n * padded(d)], step);
@@ -56,7 +63,15 @@ impl Pass<'_, '_> {
 
     /// `y = sum over the chosen experts of weight * down(act(gate x) * up x)`, in order of the choice. The rows of an
     /// expert go through it together.
-    fn experts(&mut self, i: usize, e: &Experts, x: &[f32], y: &mut [f32], s: &mut FfnScratch, step: &mut StepScratch) {
+    fn experts(
+        &mut self,
+        i: usize,
+        e: &Experts,
+        x: &[f32],
+        y: &mut [f32],
+        s: &mut ExpertsScratch,
+        step: &mut StepScratch,
+    ) {
         let Some(c) = &self.model.config.experts else { return };
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
         let StepScratch { wide, words } = step;
@@ -108,7 +123,7 @@ impl Pass<'_, '_> {
     }
 
     /// Chooses the experts of each row and their weights, and puts the rows of an expert side by side.
-    fn route(&self, c: &ExpertsConfig, s: &mut FfnScratch) {
+    fn route(&self, c: &ExpertsConfig, s: &mut ExpertsScratch) {
         let n = self.n;
         let logits = s.router.chunks_exact(padded(c.n)).map(|row| &row[..c.n]);
         let chosen = s.chosen.chunks_exact_mut(c.n_used).zip(s.weights.chunks_exact_mut(c.n_used));

@@ -25,7 +25,7 @@ pub struct Scratch {
     pub(super) y: Vec<f32>,
     pub(super) step: StepScratch,
     pub(super) attention: AttentionScratch,
-    pub(super) ffn: FfnScratch,
+    pub(super) experts: ExpertsScratch,
     /// (logits rows, n_embd) after the final norm, and (logits rows, padded n_vocab).
     pub(super) hidden: Vec<f32>,
     pub(super) logits: Vec<f32>,
@@ -35,8 +35,8 @@ pub struct Scratch {
 
 /// What lasts for one attention or one feed-forward.
 pub(super) struct StepScratch {
-    /// (rows, stride of queries, keys and values), then (rows, n_head * head_dim); or (rows, stride of gate and up), then
-    /// what goes down, (rows, n_ff), where a row of an expert is a row of the batch that goes through it.
+    /// (rows, stride of queries, keys and values), then (rows, n_head * head_dim); or (rows, stride of gate and up),
+    /// then what goes down, (rows, n_ff), where a row of an expert is a row of the batch that goes through it.
     pub(super) wide: Vec<f32>,
     /// Packed columns.
     pub(super) words: Vec<u32>,
@@ -57,7 +57,7 @@ pub(super) struct AttentionScratch {
 }
 
 /// What the choice of experts needs.
-pub(super) struct FfnScratch {
+pub(super) struct ExpertsScratch {
     /// (rows, padded n_expert)
     pub(super) router: Vec<f32>,
     /// (n_expert)
@@ -91,8 +91,8 @@ pub(super) fn zeros<T: Clone + Default>(shape: &[usize]) -> Result<Vec<T>, TryRe
     Ok(vec![T::default(); n])
 }
 
-/// Working memory as it is given out, up to a limit. Once some was refused, nothing more is asked of the system, but all of
-/// it is counted, so that an error can say how much is needed.
+/// Working memory as it is given out, up to a limit. Once some was refused, nothing more is asked of the system, but all
+/// of it is counted, so that an error can say how much is needed.
 struct Budget {
     limit: usize,
     needed: usize,
@@ -185,7 +185,7 @@ impl Model {
                 words: budget.zeros(&[n.max(max_logits), widths.words]),
             },
             attention,
-            ffn: self.ffn_scratch(n, &mut budget),
+            experts: self.experts_scratch(n, &mut budget),
             hidden: budget.zeros(&[max_logits, d]),
             logits: budget.zeros(&[max_logits, padded(c.n_vocab)]),
             row: budget.zeros(&[if has_row { d } else { 0 }]),
@@ -194,10 +194,10 @@ impl Model {
         Ok(scratch)
     }
 
-    fn ffn_scratch(&self, n: usize, budget: &mut Budget) -> FfnScratch {
+    fn experts_scratch(&self, n: usize, budget: &mut Budget) -> ExpertsScratch {
         let d = self.config.n_embd;
         let (experts, used) = self.config.experts.map_or((0, 0), |e| (e.n, e.n_used));
-        FfnScratch {
+        ExpertsScratch {
             router: budget.zeros(&[n, padded(experts)]),
             probabilities: budget.zeros(&[experts]),
             chosen: budget.zeros(&[n, used]),
