@@ -25,10 +25,10 @@ pub fn memory() -> Memory {
     }
 }
 
-/// Bytes that this process may still have when it has taken `taken`.
+/// Bytes that this process may still have when it has taken `taken`; any number where the system does not say.
 pub fn left(taken: u64) -> u64 {
     let of_limit = limit().map(|limit| limit.saturating_sub(taken));
-    [of_limit, available()].into_iter().flatten().min().unwrap_or(UNKNOWN)
+    [of_limit, available()].into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
 fn limit() -> Option<u64> {
