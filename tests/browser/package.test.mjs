@@ -71,10 +71,10 @@ test("its types", async () => {
     const stream = await model.chat.completions.create({ messages: [], stream: true });
     for await (const chunk of stream) chunk.choices[0]?.delta.content?.length;
     const whole = await model.chat.completions.create({ messages: [] });
-    whole.choices[0]?.message.content.length;
+    whole.choices[0]?.message.content?.length;
     const request: ChatCompletionRequest = { messages: [], stream: Math.random() < 0.5 };
     const either = await model.chat.completions.create(request);
-    if ("choices" in either) either.choices[0]?.message.content.length;
+    if ("choices" in either) either.choices[0]?.message.content?.length;
     else for await (const chunk of either) chunk.choices[0]?.delta.content?.length;
     const generation: Generation = model.generate("a");
     // @ts-expect-error

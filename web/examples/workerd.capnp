@@ -30,6 +30,7 @@ const worker :Workerd.Worker = (
     (name = "dist/signal.js", esModule = embed "../dist/signal.js"),
     (name = "dist/source.js", esModule = embed "../dist/source.js"),
     (name = "dist/threads.js", esModule = embed "../dist/threads.js"),
+    (name = "dist/tools.js", esModule = embed "../dist/tools.js"),
     (name = "wasm/starling.js", esModule = embed "../wasm/starling.js"),
     (name = "wasm/threads.js", esModule = embed "../wasm/threads.js"),
   ],
