@@ -121,7 +121,7 @@ impl Embedder {
     /// An embedder with all its memory.
     ///
     /// # Errors
-    /// If there is not enough.
+    /// If there is not enough, or the model may not have as much.
     pub fn new(model: Arc<Model>, pool: &dyn Pool, mut options: EmbedderOptions) -> Result<Embedder, MemoryError> {
         options.n_ctx = options.n_ctx.min(model.config.max_context());
         options.max_texts = options.max_texts.min(options.batch_tokens);

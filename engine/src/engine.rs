@@ -108,7 +108,7 @@ impl Engine {
     /// An engine for `model`, with all its memory.
     ///
     /// # Errors
-    /// If there is not enough.
+    /// If there is not enough, or the model may not have as much.
     pub fn new(model: Arc<Model>, pool: &dyn Pool, mut options: EngineOptions) -> Result<Engine, MemoryError> {
         options.n_ctx = options.n_ctx.min(model.config.max_context());
         let layout = model.kv_layout(options.kv_type);

@@ -199,6 +199,7 @@ test("calls of tools are found as the server finds them", () => {
     [call, "", 1],
     [`Let me see.\n\n${call}\n${call}\n`, "Let me see.", 2],
     [`<tool_call>${weather}`, "", 1],
+    [`<tool_call>\u00a0${weather}</tool_call>`, "", 1],
     [`${call} and more`, " and more", 1],
     ["no call < here <tool", "no call < here <tool", 0],
     ["<tool_call>not JSON</tool_call> x", "<tool_call>not JSON</tool_call> x", 0],

@@ -181,8 +181,7 @@ export class Completions {
     });
     const messages = request.messages.map(plain);
     const generations = Array.from({ length: n }, (_, sequence) => this.#chat(messages, { ...options, sequence }));
-    // without tools nothing in an answer is a call
-    const dividers = generations.map(() => (tools ? new Divider(name) : undefined));
+    const dividers = generations.map(() => new Divider(tools && name));
     const head = { id: `chatcmpl-${++this.#next}`, created: Math.floor(Date.now() / 1000), model: this.#model };
     if (request.stream)
       return chunks(
@@ -195,9 +194,9 @@ export class Completions {
     const results = await Promise.all(generations.map(({ result }) => result)).finally(() => giveUp(generations));
     const choices = results.map(({ text, tokens, finishReason, receipt }, index) => ({
       index,
-      message: message(text, dividers[index]),
+      message: message(text, dividers[index]!),
       logprobs: request.logprobs ? { content: tokens.map(logprob) } : null,
-      finish_reason: reason(finishReason, dividers[index]),
+      finish_reason: reason(finishReason, dividers[index]!),
       ...(receipt !== undefined && { receipt }),
     }));
     return { ...head, object: "chat.completion" as const, choices, usage: usage(results) };
@@ -240,18 +239,18 @@ function withData(call: { function?: { arguments?: unknown } } | null): unknown 
   }
 }
 
-function message(text: string, divider: Divider | undefined): ChatCompletion["choices"][number]["message"] {
-  const parts = divider ? [divider.push(text), divider.finish()] : [{ said: text, calls: [] }];
+function message(text: string, divider: Divider): ChatCompletion["choices"][number]["message"] {
+  const parts = [divider.push(text), divider.finish()];
   const said = parts.map((part) => part.said).join("");
   const calls = parts.flatMap((part) => part.calls);
   return { role: "assistant", content: said, ...(calls.length > 0 && { content: said || null, tool_calls: calls }) };
 }
 
 /** Why an answer ended; a divider has seen all of it. */
-function reason(finish: Completion["finishReason"], divider: Divider | undefined): "stop" | "length" | "tool_calls" {
+function reason(finish: Completion["finishReason"], { calls }: Divider): "stop" | "length" | "tool_calls" {
   if (finish === "not_finite")
     throw new StarlingError("model", "the model's numbers are not finite: a fault of its weights with this prompt");
-  return finish === "stop" && divider && divider.calls > 0 ? "tool_calls" : finish;
+  return finish === "stop" && calls > 0 ? "tool_calls" : finish;
 }
 
 function usage(results: Completion[]): CompletionUsage {
@@ -283,7 +282,7 @@ function giveUp(generations: Generation[]): void {
 
 async function* chunks(
   generations: Generation[],
-  dividers: (Divider | undefined)[],
+  dividers: Divider[],
   head: Pick<ChatCompletionChunk, "id" | "object" | "created" | "model">,
   includeUsage: boolean,
 ): AsyncGenerator<ChatCompletionChunk, void> {
@@ -314,11 +313,11 @@ async function* chunks(
       // whichever has a token next
       const { index, token } = await Promise.race(waiting.values());
       waiting.delete(index);
-      const divider = dividers[index];
+      const divider = dividers[index]!;
       if (token.done) {
         open.delete(index);
         const { finishReason, receipt } = await generations[index]!.result;
-        if (divider) yield* piece(index, divider.finish(), null);
+        yield* piece(index, divider.finish(), null);
         yield chunk({
           index,
           delta: {},
@@ -330,7 +329,7 @@ async function* chunks(
       }
       const { text, logprob: known } = token.value;
       const logprobs = known === undefined ? null : { content: [logprob(token.value)] };
-      yield* piece(index, divider?.push(text) ?? { said: text, calls: [] }, logprobs);
+      yield* piece(index, divider.push(text), logprobs);
     }
     if (includeUsage) {
       yield { ...head, choices: [], usage: usage(await Promise.all(generations.map(({ result }) => result))) };

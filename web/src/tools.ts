@@ -2,6 +2,7 @@
 // `<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>`: found as `starling serve` finds them.
 
 import { StarlingError } from "./errors.js";
+import type { ChatCompletionRequest } from "./openai.js";
 
 const OPEN = "<tool_call>";
 const CLOSE = "</tool_call>";
@@ -23,23 +24,19 @@ export interface Divided {
   calls: ToolCall[];
 }
 
-/** A request that tells of tools, or forces calls, which takes a grammar that only the server has. */
-export interface ToolRequest {
-  tools?: unknown[] | null;
-  tool_choice?: unknown;
-}
-
 /**
- * The tools that the model is told of, if any.
+ * The tools that the model is told of, if any. What forces calls takes a grammar, which only the server has.
  *
  * @throws {StarlingError} with what is wrong with them
  */
-export function told({ tools, tool_choice: choice }: ToolRequest, template: string): unknown[] | undefined {
+export function told(request: ChatCompletionRequest, template: string): unknown[] | undefined {
   const refuse = (what: string) => new StarlingError("request", what);
-  if (choice !== undefined && choice !== null && choice !== "auto" && choice !== "none")
+  const choice = request.tool_choice ?? "auto";
+  if (choice !== "auto" && choice !== "none")
     throw refuse(`tool_choice is ${JSON.stringify(choice)}, expected "auto" or "none": the page does not force calls`);
-  if (tools !== undefined && tools !== null && !Array.isArray(tools)) throw refuse("tools is not a list");
-  if (!tools?.length || choice === "none") return undefined;
+  const tools = request.tools ?? [];
+  if (!Array.isArray(tools)) throw refuse("tools is not a list");
+  if (tools.length === 0 || choice === "none") return undefined;
   for (const [i, tool] of (tools as Tool[]).entries()) {
     if (tool?.type !== "function" || typeof tool.function?.name !== "string")
       throw refuse(`tools[${i}] is not a function with a name`);
@@ -59,10 +56,10 @@ export class Divider {
   #held = "";
   #inside = false;
   #calls = 0;
-  #name: () => string;
+  #name: (() => string) | undefined;
 
-  /** `name` gives calls their names. */
-  constructor(name: () => string) {
+  /** `name` gives calls their names; without it nothing is a call. */
+  constructor(name?: () => string) {
     this.#name = name;
   }
 
@@ -72,6 +69,7 @@ export class Divider {
   }
 
   push(text: string): Divided {
+    if (!this.#name) return { said: text, calls: [] };
     this.#held += text;
     const divided: Divided = { said: "", calls: [] };
     for (;;) {
@@ -110,7 +108,7 @@ export class Divider {
 
   #call(text: string, { calls }: Divided): boolean {
     const call = read(text);
-    if (call) calls.push({ index: this.#calls++, id: this.#name(), type: "function", function: call });
+    if (call) calls.push({ index: this.#calls++, id: this.#name!(), type: "function", function: call });
     return call !== undefined;
   }
 }
@@ -119,7 +117,7 @@ export class Divider {
 function read(text: string): ToolCall["function"] | undefined {
   let written: { name?: unknown; arguments?: unknown; parameters?: unknown } | null;
   try {
-    written = JSON.parse(text, asWritten);
+    written = JSON.parse(text.trim(), asWritten);
   } catch {
     return undefined;
   }

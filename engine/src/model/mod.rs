@@ -32,6 +32,9 @@ use crate::gguf::Gguf;
 use crate::pool::Pool;
 use crate::tokenizer::Tokenizer;
 
+/// Bytes of working memory that any model may have unless the host says otherwise.
+const LEAST_SCRATCH_LIMIT: usize = 1 << 31;
+
 /// A model, ready to run.
 pub struct Model {
     /// Shape and constants.
@@ -42,8 +45,8 @@ pub struct Model {
     pub chat_template: Option<String>,
     /// The file's name for the model.
     pub name: Option<String>,
-    /// Bytes of working memory that batches may have, at most: widths and experts are the file's choice. As many as the
-    /// weights take, but no fewer than [`Model::MIN_MAX_SCRATCH_BYTES`], unless the host sets another number.
+    /// Bytes of working memory that batches may have, at most: widths and experts are the file's choice. 2 GiB, or as
+    /// many as the weights take if those are more, unless the host sets another number.
     pub max_scratch_bytes: usize,
     pub(crate) weights: Weights,
 }
@@ -94,15 +97,12 @@ impl ModelLoader {
     pub fn finish(self) -> Result<Model, LoadError> {
         let (config, weights) = self.loader.finish()?;
         let ModelLoader { tokenizer, chat_template, name, .. } = self;
-        let max_scratch_bytes = weights.len_bytes().max(Model::MIN_MAX_SCRATCH_BYTES);
+        let max_scratch_bytes = weights.len_bytes().max(LEAST_SCRATCH_LIMIT);
         Ok(Model { config, tokenizer, chat_template, name, max_scratch_bytes, weights })
     }
 }
 
 impl Model {
-    /// Working memory that batches of the smallest model may have unless the host says otherwise.
-    pub const MIN_MAX_SCRATCH_BYTES: usize = 1 << 31;
-
     /// Loads a model from a whole file in memory.
     ///
     /// # Errors
