@@ -116,7 +116,7 @@ impl<const RV: usize> F32Tile<RV> {
                 }
             }
             for k in 0..self.k {
-                if NC == 1 && self.ahead > 0 {
+                if self.ahead > 0 {
                     for w in self.w {
                         s.prefetch(w.wrapping_add(self.ahead + k * PANEL * E::BYTES));
                     }
@@ -216,7 +216,7 @@ fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
         out_stride: p.stride,
         go_on: false,
-        ahead: s.reading().ahead.floats,
+        ahead: if NC > 1 && c > 0 { 0 } else { s.reading().ahead.floats },
     };
     // SAFETY: the panels hold k elements a row, the slice and `ptr` above checked the columns and the output.
     unsafe { tile.run::<S, E, NC>(s) }

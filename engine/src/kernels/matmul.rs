@@ -26,7 +26,7 @@ use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
 use super::form::Form;
 use super::panel::{Matrix, PANEL};
 use super::simd::{FEW_TILES, Simd, TileShape, each};
-use super::tiles::{Codes32, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile, Unpacked};
+use super::tiles::{Codes32, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile, Unpacked, Upcoming};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
@@ -91,8 +91,9 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], st
     tasks::run(pool, units.len(), &|i, _| {
         let Unit { job, p0, p1 } = units[i];
         let Job { w, x, column, at } = jobs[job];
+        let then = tasks::after(i, units.len(), pool.threads()).map_or(&[][..], |i| units[i].weights(jobs));
         let (n, at) = (x.n(w.k()), column * stride + at);
-        Panels { product: &Product { w, x, n, out, at, stride }, p0, p1 }.run(cpu);
+        Panels { product: &Product { w, x, n, out, at, stride }, p0, p1, then }.run(cpu);
     });
 }
 
@@ -112,6 +113,8 @@ pub(super) struct Panels<'a> {
     pub(super) product: &'a Product<'a>,
     pub(super) p0: usize,
     pub(super) p1: usize,
+    /// Weights that this thread is likely to read after these.
+    pub(super) then: &'a [u8],
 }
 
 impl Panels<'_> {
@@ -240,18 +243,21 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         while row < end {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
             let mut c = a.kind.in_squares(a.n);
+            let next = self.next(s, row + group * S::LANES, whole * S::LANES);
             if const { Unpacked::helps::<S, Q>() } {
-                c = self.unpacked(s, &a, group, row, c);
+                c = self.unpacked(s, &a, group, row, c, &next);
                 while c < a.n {
-                    self.tile_of::<S, 1, 1>(s, &a, Place::packed(&a, row, c), group, 1);
+                    self.tile_of::<S, 1, 1>(s, &a, Place::packed(&a, row, c, Upcoming::NONE), group, 1);
                     c += 1;
                 }
             } else {
                 while c < a.n {
                     let nc = a.kind.columns(a.n, c);
                     let rv = if nc == 1 { group } else { shape.rv.min(group) };
+                    let next = next.during(s, c..c + nc, a.n, a.k / 32);
                     for v in (0..group).step_by(rv) {
-                        self.tile_of::<S, 1, 6>(s, &a, Place::packed(&a, row + v * S::LANES, c), rv, nc);
+                        let at = Place::packed(&a, row + v * S::LANES, c, next.clone());
+                        self.tile_of::<S, 1, 6>(s, &a, at, rv, nc);
                     }
                     c += nc;
                 }
@@ -260,10 +266,19 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         }
     }
 
+    /// What the tiles of some rows ask for: up to `rows` rows from `row` on, which come after them.
+    #[inline(always)]
+    fn next<S: Simd>(&self, s: S, row: usize, rows: usize) -> Upcoming {
+        if !S::PREFETCHES || self.0.product.n < s.reading().columns {
+            return Upcoming::NONE;
+        }
+        Upcoming::rows(self.0.product.w, row, rows, self.0.p1, self.0.then)
+    }
+
     /// The tiles of several columns of a group of rows, whose weights are unpacked once for all of them, as much at a time
     /// as stays in the first cache. Returns the columns up to which they go.
     #[inline(always)]
-    fn unpacked<S: Simd>(&self, s: S, a: &Acts<'_>, group: usize, row: usize, first: usize) -> usize {
+    fn unpacked<S: Simd>(&self, s: S, a: &Acts<'_>, group: usize, row: usize, first: usize, next: &Upcoming) -> usize {
         let several = |c: usize| (c < a.n).then(|| a.kind.columns(a.n, c)).filter(|&nc| nc > 1);
         if several(first).is_none() {
             return first;
@@ -278,7 +293,10 @@ impl<Q: Quant> QuantPanels<'_, Q> {
                 let unpacked = bytes.fill(s, self.0.product.w, Q::BITS, row, rv, blocks);
                 c = first;
                 while let Some(nc) = several(c) {
-                    self.tile_of::<S, 2, 6>(s, a, Place { row, c, blocks, unpacked }, rv, nc);
+                    let chunks = (blocks[1] - blocks[0]) * a.kind.block / 32;
+                    let done = blocks[0] * a.kind.block / 32 * a.n + c * chunks;
+                    let next = next.during(s, done..done + nc * chunks, a.n * a.k / 32, chunks);
+                    self.tile_of::<S, 2, 6>(s, a, Place { row, c, blocks, unpacked, next }, rv, nc);
                     c += nc;
                 }
             }
@@ -315,7 +333,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
     fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, at: Place) {
-        let (p, Place { row, c, blocks, unpacked }) = (self.0.product, at);
+        let (p, Place { row, c, blocks, unpacked, next }) = (self.0.product, at);
         let first = (c * (a.k / a.kind.block) + blocks[0] * NC) * a.kind.words;
         // in one panel side by side where that is so, for the compiler: one address and constants beside it
         let side_by_side = const { PANEL.is_multiple_of(RV * S::LANES) };
@@ -328,6 +346,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
             blocks,
             bytes: p.w.form().record_bytes(p.w.dtype()),
             unpacked,
+            next,
             acts: a.words[first..first + (blocks[1] - blocks[0]) * a.kind.words * NC].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
             stride: p.stride,
@@ -339,19 +358,19 @@ impl<Q: Quant> QuantPanels<'_, Q> {
 }
 
 /// Where a tile computes: from a row and a column on, blocks from a first to an end, which may have been unpacked.
-#[derive(Clone, Copy)]
 struct Place {
     row: usize,
     c: usize,
     blocks: [usize; 2],
     unpacked: *const u8,
+    next: Upcoming,
 }
 
 impl Place {
     /// All blocks, as they are.
     #[inline(always)]
-    fn packed(a: &Acts<'_>, row: usize, c: usize) -> Place {
-        Place { row, c, blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null() }
+    fn packed(a: &Acts<'_>, row: usize, c: usize, next: Upcoming) -> Place {
+        Place { row, c, blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null(), next }
     }
 }
 
@@ -361,6 +380,13 @@ struct Unit {
     job: usize,
     p0: usize,
     p1: usize,
+}
+
+impl Unit {
+    /// Its weights.
+    fn weights<'a>(&self, jobs: &[Job<'a>]) -> &'a [u8] {
+        jobs[self.job].w.panels_of(self.p0..self.p1)
+    }
 }
 
 /// Cuts the jobs into units: a few per thread, so that a late thread can be helped; with one column each is a long

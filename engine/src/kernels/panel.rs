@@ -24,6 +24,7 @@
 
 use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use super::decoded::{Decoded, float_at};
 use super::form::Form;
@@ -125,8 +126,13 @@ impl Matrix {
 
     #[inline]
     pub(super) fn panel(&self, p: usize) -> &[u8] {
+        self.panels_of(p..p + 1)
+    }
+
+    /// The bytes of some panels.
+    pub(super) fn panels_of(&self, panels: Range<usize>) -> &[u8] {
         let n = self.panel_bytes();
-        &self.data.bytes()[p * n..(p + 1) * n]
+        &self.data.bytes()[panels.start * n..panels.end * n]
     }
 
     /// Packs rows `16 * p ..` of the matrix, given as they lie in the file.

@@ -65,7 +65,7 @@ pub(crate) struct TileShape {
     pub nc: usize,
 }
 
-/// How weights are read where each is used once, for one column.
+/// How weights are read: ahead of the reader where each is used once, for one column; otherwise see `tiles/upcoming.rs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reading {
     /// How far ahead of the reader memory is asked for.
@@ -73,6 +73,8 @@ pub(crate) struct Reading {
     /// Whether several panels are read at once. Some processors fetch ahead well only for a reader who goes through
     /// memory in its order.
     pub several: bool,
+    /// Columns from which on the weights of the next rows are asked for.
+    pub columns: usize,
 }
 
 /// Bytes between the reader and what is asked for; 0: nothing is, the processor sees what comes.
@@ -89,13 +91,16 @@ pub(crate) struct Ahead {
 impl Reading {
     /// Intel's processors, and where nothing was measured.
     pub(crate) const DEFAULT: Reading =
-        Reading { ahead: Ahead { packed: 2048, bytes: 2048, floats: 2048 }, several: true };
-    /// Zen 4: 60-90 % of its bandwidth when it is left alone, half of that otherwise.
+        Reading { ahead: Ahead { packed: 2048, bytes: 2048, floats: 2048 }, several: true, columns: 2 };
+    /// Zen 4: 60-90 % of its bandwidth when it is left alone, half of that otherwise; so few columns, which wait for memory
+    /// more than they compute, ask for nothing either.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) const ALONE: Reading = Reading { ahead: Ahead { packed: 0, bytes: 0, floats: 0 }, several: false };
-    /// Zen 5: a fifth to a whole more where it is asked, a tenth less for bytes.
+    pub(crate) const ALONE: Reading =
+        Reading { ahead: Ahead { packed: 0, bytes: 0, floats: 0 }, several: false, columns: 16 };
+    /// Zen 5: a fifth to a whole more where it is asked, a tenth less for bytes of one column.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) const FAR: Reading = Reading { ahead: Ahead { packed: 8192, bytes: 0, floats: 8192 }, several: false };
+    pub(crate) const FAR: Reading =
+        Reading { ahead: Ahead { packed: 8192, bytes: 0, floats: 8192 }, several: false, columns: 2 };
 }
 
 /// Modules for browsers have fewer kinds of tiles: full ones, and those of products of one column, which take the columns
@@ -133,6 +138,8 @@ pub(crate) trait Simd: Copy {
     const UNPACKS_SCALES: bool = false;
     /// Whether bytes are unpacked too, as [`Simd::unpacked`] has something to do.
     const UNPACKS_BYTES: bool = false;
+    /// Whether [`Simd::prefetch`] does something.
+    const PREFETCHES: bool = true;
     /// Row vectors at a time for one column: 4- and 5-bit, 8-bit, super-blocks, f32. A panel at least.
     const GEMV: [usize; 4];
 

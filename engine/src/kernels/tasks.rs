@@ -19,6 +19,13 @@ pub fn run(pool: &dyn Pool, n: usize, task: &(dyn Fn(usize, usize) + Sync)) {
     }
 }
 
+/// The task that the thread which takes task `i` of `n` is most likely to take after it: the next of its range.
+pub(super) fn after(i: usize, n: usize, threads: usize) -> Option<usize> {
+    let workers = threads.min(MAX_THREADS).min(n).max(1);
+    let worker = |i: usize| ((i + 1) * workers - 1) / n;
+    (i + 1 < n && worker(i + 1) == worker(i)).then_some(i + 1)
+}
+
 /// Threads for which an operation begins without clearing much memory.
 const FEW_THREADS: usize = 64;
 
@@ -116,6 +123,19 @@ mod tests {
     use super::super::tests::Scoped;
     use super::*;
     use alloc::vec;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn what_comes_after_a_task_is_in_its_range() {
+        for (n, threads) in [(1, 1), (7, 1), (7, 2), (5, 8), (64, 3), (1000, 7)] {
+            let workers = threads.min(n);
+            let ends: Vec<usize> = (1..=workers).map(|w| n * w / workers).collect();
+            for i in 0..n {
+                let next = (!ends.contains(&(i + 1))).then_some(i + 1);
+                assert_eq!(after(i, n, threads), next);
+            }
+        }
+    }
 
     #[test]
     fn each_task_once() {

@@ -236,6 +236,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     const UNPACKS: bool = true;
     const UNPACKS_SCALES: bool = true;
     const UNPACKS_BYTES: bool = I16 || !RELAXED;
+    const PREFETCHES: bool = false;
     const GEMV: [usize; 4] = [4, 4, 4, 4];
 
     type F = v128;

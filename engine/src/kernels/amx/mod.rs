@@ -72,7 +72,7 @@ struct Weights {
 type Dots = [Line; 32];
 
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn run(s: Avx512, Panels { product, p0, p1 }: Panels<'_>, a: &Acts<'_>) {
+unsafe fn run(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &Acts<'_>) {
     let mut w =
         Weights { groups: [ZERO; SUPERS * 128], d: [ZERO; BLOCKS], m: [ZERO; BLOCKS], mins: [[ZERO; 8]; SUPERS] };
     let mut sums = [const { [const { MaybeUninit::<[Line; SQUARE]>::uninit() }; PANELS] }; COLUMNS / SQUARE];

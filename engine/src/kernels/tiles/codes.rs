@@ -23,12 +23,14 @@ impl Quant for Codes32 {
         unsafe {
             let table = s.load_table(f.offset_table.as_ptr());
             let mut acc = start::<S, RV, NC>(s, t);
-            let mut rec = t.acts;
+            let (mut rec, mut next) = (t.acts, t.next.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let (quants_at, scales_at) = block_at(qb, f.parts, b);
                 let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
                 if NC == 1 {
                     ask_ahead(s, t, quants, s.reading().ahead.packed, 0..f.width + 1);
+                } else {
+                    next.ask(s, 1);
                 }
                 let chunk = Chunk { quants, unpacked: unpacked_chunk::<S, RV>(t, b - t.blocks[0], f.parts) };
                 let groups = rec.add((1 + f.parts) * NC);
@@ -151,7 +153,7 @@ impl Quant for SuperCodes {
         unsafe {
             let table = s.load_table(f.offset_table.as_ptr());
             let mut acc = start::<S, RV, NC>(s, t);
-            let mut rec = t.acts;
+            let (mut rec, mut next) = (t.acts, t.next.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
@@ -162,6 +164,8 @@ impl Quant for SuperCodes {
                 for chunk in 0..chunks {
                     if NC == 1 {
                         ask_for_share(s, t, o, bytes, chunk, 8);
+                    } else {
+                        next.ask(s, 1);
                     }
                     let quants: [*const u8; RV] =
                         each!(RV, |v| o[v].add(codes + chunk * f.chunk_bytes() + t.lane[v] * 4));

@@ -5,11 +5,13 @@ mod codes;
 mod small;
 mod supers;
 pub(super) mod unpack;
+mod upcoming;
 
 pub(super) use codes::{Codes32, SuperCodes};
 pub(super) use small::Small;
 pub(super) use supers::{SuperMin, SuperSigned};
 pub(super) use unpack::Unpacked;
+pub(super) use upcoming::Upcoming;
 
 use core::ops::Range;
 
@@ -82,6 +84,8 @@ pub(super) struct Tile<'a, const RV: usize> {
     /// Of a super-block's record.
     pub(super) bytes: usize,
     pub(super) unpacked: *const u8,
+    /// What is asked for meanwhile, if NC > 1.
+    pub(super) next: Upcoming,
     pub(super) acts: *const u32,
     pub(super) out: *mut f32,
     pub(super) stride: usize,

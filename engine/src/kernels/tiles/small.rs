@@ -29,7 +29,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let mut acc = start::<S, RV, NC>(s, t);
-            let mut rec = t.acts;
+            let (mut rec, mut next) = (t.acts, t.next.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let (quants_at, scales_at) = block_at(qb, 1 + MIN as usize, b);
                 let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
@@ -37,6 +37,8 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                     // the quants, and a line of scales
                     let Ahead { packed, bytes, .. } = s.reading().ahead;
                     ask_ahead(s, t, quants, if nibbles { packed } else { bytes }, 0..qb / 64 + 1);
+                } else {
+                    next.ask(s, 1);
                 }
                 let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
                 let mut isum = [[s.splat_i(0); NC]; RV];

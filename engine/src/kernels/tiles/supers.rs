@@ -26,7 +26,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let mut acc = start::<S, RV, NC>(s, t);
-            let mut rec = t.acts;
+            let (mut rec, mut next) = (t.acts, t.next.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
@@ -37,6 +37,8 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                 for chunk in 0..chunks {
                     if NC == 1 {
                         ask_for_share(s, t, o, bytes, chunk, 4);
+                    } else {
+                        next.ask(s, 2);
                     }
                     let sub_block = |half: usize| {
                         let sub = chunk * 2 + half;
@@ -95,7 +97,7 @@ impl Quant for SuperSigned {
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let mut acc = start::<S, RV, NC>(s, t);
-            let mut rec = t.acts;
+            let (mut rec, mut next) = (t.acts, t.next.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
@@ -106,6 +108,8 @@ impl Quant for SuperSigned {
                 for chunk in 0..chunks {
                     if NC == 1 {
                         ask_for_share(s, t, o, bytes, chunk, 8);
+                    } else {
+                        next.ask(s, 1);
                     }
                     let sub_block = |half: usize| {
                         let sub = chunk * 2 + half;
