@@ -23,7 +23,7 @@ use crate::pool::ThreadPool;
 use crate::serve::machine;
 
 /// Rows of one prefill batch.
-const BATCH: usize = 128;
+const BATCH: usize = 192;
 /// Tokens of a batch of texts.
 const EMBED_BATCH: usize = 2048;
 
