@@ -94,8 +94,8 @@ pub(super) struct F32Tile<const RV: usize> {
     pub(super) out_stride: usize,
     /// Whether the sum goes on from what `out` holds.
     pub(super) go_on: bool,
-    /// How far ahead weights for one column are asked for, in bytes; 0 where they are not.
-    pub(super) ahead: usize,
+    /// What is read later, for each vector of rows: asked for line by line while this is read. Null where nothing is.
+    pub(super) next: [*const u8; RV],
 }
 
 impl<const RV: usize> F32Tile<RV> {
@@ -116,9 +116,9 @@ impl<const RV: usize> F32Tile<RV> {
                 }
             }
             for k in 0..self.k {
-                if self.ahead > 0 {
-                    for w in self.w {
-                        s.prefetch(w.wrapping_add(self.ahead + k * PANEL * E::BYTES));
+                if S::PREFETCHES && !self.next[0].is_null() && (k * PANEL * E::BYTES).is_multiple_of(64) {
+                    for next in self.next {
+                        s.prefetch(next.wrapping_add(k * PANEL * E::BYTES));
                     }
                 }
                 let w: [S::F; RV] = each!(RV, |v| E::load(s, self.w[v].add(k * PANEL * E::BYTES)));
@@ -208,15 +208,18 @@ fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
 ) {
     let k = p.w.k();
     let at = |v: usize| row + v * S::LANES;
+    let w = each!(RV, |v| p.w.panel(at(v) / PANEL)[at(v) % PANEL * E::BYTES..].as_ptr());
+    let ahead = s.reading().ahead.floats;
+    let asks = ahead > 0 && (NC == 1 || c == 0);
     let tile = F32Tile::<RV> {
-        w: each!(RV, |v| p.w.panel(at(v) / PANEL)[at(v) % PANEL * E::BYTES..].as_ptr()),
+        w,
         k,
         x: x[c * k..(c + NC) * k].as_ptr(),
         x_stride: k,
         out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
         out_stride: p.stride,
         go_on: false,
-        ahead: if NC > 1 && c > 0 { 0 } else { s.reading().ahead.floats },
+        next: if asks { each!(RV, |v| w[v].wrapping_add(ahead)) } else { [core::ptr::null(); RV] },
     };
     // SAFETY: the panels hold k elements a row, the slice and `ptr` above checked the columns and the output.
     unsafe { tile.run::<S, E, NC>(s) }

@@ -2,6 +2,7 @@
 
 use core::marker::PhantomData;
 use core::ops::Range;
+use core::ptr::null;
 
 use super::super::act::{first_of_bytes, quantise_lanes, write_groups};
 use super::super::elementwise::soft_cap_lanes;
@@ -11,6 +12,9 @@ use super::super::narrow::round13_lanes;
 use super::super::norm::{LANES, max, tree};
 use super::super::simd::{Simd, each};
 use super::{ANY, Attend, CHUNK, Chunk, F16, F32, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW, WIDE};
+
+/// Tokens between what is read and what is asked for meanwhile.
+const ASK: usize = 64;
 
 /// The same on lanes.
 pub(super) struct Lanes<'a, S, const KV: usize> {
@@ -143,18 +147,20 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
             let rv = S::TILE_F32.rv.min((tokens - t) / S::LANES);
             if self.is_worth_widening::<E>(scores.len()) {
                 for (i, page) in (t / PAGE * PAGE..t + rv * S::LANES).step_by(PAGE).enumerate() {
-                    self.widen::<E>(self.a.keys(chunk, page), &mut wide[i * d * PAGE..(i + 1) * d * PAGE]);
+                    let next = self.after_keys(chunk, page, tokens);
+                    self.widen::<E>(self.a.keys(chunk, page), next, &mut wide[i * d * PAGE..(i + 1) * d * PAGE]);
                 }
                 let keys = |v: usize| {
                     wide[((t % PAGE + v * S::LANES) / PAGE * d * PAGE) + (t + v * S::LANES) % PAGE..].as_ptr()
                 };
-                self.score_tiles::<W>(t, rv, |v| keys(v).cast(), q, scores);
+                self.score_tiles::<W>(t, rv, |v| keys(v).cast(), |_| null(), q, scores);
             } else {
                 let keys = |v: usize| {
                     let t = t + v * S::LANES;
                     self.a.keys(chunk, t)[t % PAGE * E::BYTES..].as_ptr()
                 };
-                self.score_tiles::<E>(t, rv, keys, q, scores);
+                let next = |v: usize| self.after_keys(chunk, t + v * S::LANES, tokens);
+                self.score_tiles::<E>(t, rv, keys, next, q, scores);
             }
             t += rv * S::LANES;
         }
@@ -167,13 +173,20 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         t: usize,
         rv: usize,
         keys: impl Fn(usize) -> *const u8,
+        next: impl Fn(usize) -> *const u8,
         q: &[f32],
         scores: &mut [[f32; CHUNK]],
     ) {
         let mut c = 0;
         while c < scores.len() {
             let nc = columns_at_once::<S>(scores.len() - c);
-            f32_shapes!(S, rv, nc, score_tile((self.s, self.a), t, &keys, c, q, scores, Stored::<E>(PhantomData)));
+            let next = |v: usize| if c == 0 { next(v) } else { null() };
+            f32_shapes!(
+                S,
+                rv,
+                nc,
+                score_tile((self.s, self.a), t, (&keys, &next), c, q, scores, Stored::<E>(PhantomData))
+            );
             c += nc;
         }
     }
@@ -191,12 +204,16 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         let widen = self.is_worth_widening::<E>(p.len());
         let depth = if widen { WIDE } else { PAGE };
         for t in tokens.clone().step_by(depth) {
-            let part = ValuePart { t, n: depth.min(tokens.end - t), depth, go_on: t > tokens.start };
+            let next = if widen { null() } else { self.after_values(chunk, t, tokens.end) };
+            let part = ValuePart { t, n: depth.min(tokens.end - t), depth, go_on: t > tokens.start, next };
             if widen {
                 for page in (t..t + part.n).step_by(PAGE) {
-                    let groups = self.a.values(chunk, page).chunks_exact(PAGE * LANES * E::BYTES);
-                    for (values, wide) in groups.zip(wide.chunks_exact_mut(WIDE * LANES)) {
-                        self.widen::<E>(values, &mut wide[(page - t) * LANES..][..PAGE * LANES]);
+                    let group = PAGE * LANES * E::BYTES;
+                    let groups = self.a.values(chunk, page).chunks_exact(group);
+                    let next = self.after_values(chunk, page, tokens.end);
+                    for (i, (values, wide)) in groups.zip(wide.chunks_exact_mut(WIDE * LANES)).enumerate() {
+                        let next = if next.is_null() { next } else { next.wrapping_add(i * group) };
+                        self.widen::<E>(values, next, &mut wide[(page - t) * LANES..][..PAGE * LANES]);
                     }
                 }
                 self.value_tiles::<W>(&part, wide.as_ptr().cast(), p, o);
@@ -234,10 +251,42 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         E::BYTES < 4 && columns > S::TILE_F32.nc
     }
 
+    /// Whether pages are asked for before they are read: each is a stream of its own, too short for the processor to see.
     #[inline(always)]
-    fn widen<E: Elem>(&self, from: &[u8], to: &mut [f32]) {
+    fn asks(&self) -> bool {
+        S::PREFETCHES && self.s.reading().ahead.floats > 0
+    }
+
+    /// What is read [`ASK`] tokens after the keys of a chunk's token `t`: keys, or after all `tokens` of them values.
+    #[inline(always)]
+    fn after_keys(&self, chunk: usize, t: usize, tokens: usize) -> *const u8 {
+        match t + ASK {
+            _ if !self.asks() => null(),
+            t if t < tokens => self.a.keys(chunk, t).as_ptr(),
+            t if t < 2 * tokens => self.a.values(chunk, t - tokens).as_ptr(),
+            _ => null(),
+        }
+    }
+
+    /// What is read [`ASK`] tokens after the values of a chunk's token `t`: values, or after the chunk's `end` the next
+    /// one's keys.
+    #[inline(always)]
+    fn after_values(&self, chunk: usize, t: usize, end: usize) -> *const u8 {
+        match t + ASK {
+            _ if !self.asks() => null(),
+            t if t < end => self.a.values(chunk, t).as_ptr(),
+            t if self.a.has(chunk + 1, t - end) => self.a.keys(chunk + 1, t - end).as_ptr(),
+            _ => null(),
+        }
+    }
+
+    #[inline(always)]
+    fn widen<E: Elem>(&self, from: &[u8], next: *const u8, to: &mut [f32]) {
         assert!(from.len() >= to.len() * E::BYTES && to.len().is_multiple_of(S::LANES));
         for i in (0..to.len()).step_by(S::LANES) {
+            if S::PREFETCHES && !next.is_null() && (i * E::BYTES).is_multiple_of(64) {
+                self.s.prefetch(next.wrapping_add(i * E::BYTES));
+            }
             // SAFETY: both slices hold whole vectors up to `to.len()` elements.
             unsafe { self.s.store(to.as_mut_ptr().add(i), E::load(self.s, from.as_ptr().add(i * E::BYTES))) }
         }
@@ -289,7 +338,7 @@ struct Stored<E>(PhantomData<E>);
 fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     (s, a): (S, &Attend<'_>),
     t: usize,
-    keys: &impl Fn(usize) -> *const u8,
+    (keys, next): (&impl Fn(usize) -> *const u8, &impl Fn(usize) -> *const u8),
     c: usize,
     q: &[f32],
     scores: &mut [[f32; CHUNK]],
@@ -304,7 +353,7 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         out: scores[c..c + NC].as_flattened_mut()[t..].as_mut_ptr(),
         out_stride: CHUNK,
         go_on: false,
-        ahead: 0,
+        next: each!(RV, |v| next(v)),
     };
     // SAFETY: keys of a head are d x 16 elements, the slices above hold NC queries and NC rows of scores.
     unsafe { tile.run::<S, E, NC>(s) }
@@ -316,6 +365,8 @@ struct ValuePart {
     n: usize,
     depth: usize,
     go_on: bool,
+    /// Values that are asked for meanwhile, if any.
+    next: *const u8,
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -344,7 +395,7 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         out: o[c * dims..(c + NC) * dims][v0 * S::LANES..].as_mut_ptr(),
         out_stride: dims,
         go_on: part.go_on,
-        ahead: 0,
+        next: each!(RV, |v| if c == 0 && !part.next.is_null() { part.next.wrapping_add(at(v)) } else { null() }),
     };
     // SAFETY: as above, and the slices hold NC rows.
     unsafe { tile.run::<S, E, NC>(s) }

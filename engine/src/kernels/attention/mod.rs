@@ -278,6 +278,11 @@ impl Attend<'_> {
         q
     }
 
+    /// Whether the chunk is one of these, and its token in the sequence.
+    fn has(&self, chunk: usize, token: usize) -> bool {
+        self.chunks.contains(&chunk) && chunk * CHUNK + token < self.span.end()
+    }
+
     fn page(&self, chunk: usize, token: usize) -> &[u8] {
         self.of.memory.page(self.span.pages[(chunk * CHUNK + token) / PAGE])
     }
