@@ -193,9 +193,13 @@ fn a_second_signal_does_not_wait() {
     let start = Instant::now();
     assert_eq!(server.wait_end().code(), Some(3));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    // each client was told
-    let last = read_response(&mut streams.pop().expect("streams"));
-    assert_eq!((last.status, last.json()["error"]["code"].clone()), (503, json!("shutting_down")));
+    // who waited was told with a status, who was being answered in the stream; a few had their answers by then
+    let told = streams.iter_mut().map(read_response).filter(|r| {
+        let last = if r.status == 503 { r.json() } else { r.chunks().pop().unwrap_or_default() };
+        last["error"]["code"] == "shutting_down"
+    });
+    let told = told.count();
+    assert!(told > 10, "{told} of 30 were told");
 }
 
 #[test]
