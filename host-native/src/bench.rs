@@ -20,10 +20,9 @@ use crate::cli::{BenchArgs, BenchOutput, ModelArgs};
 use crate::error::Failure;
 use crate::load;
 use crate::pool::ThreadPool;
+use crate::run::BATCH;
 use crate::serve::machine;
 
-/// Rows of one prefill batch.
-const BATCH: usize = 192;
 /// Tokens of a batch of texts.
 const EMBED_BATCH: usize = 2048;
 

@@ -116,10 +116,8 @@ impl<const RV: usize> F32Tile<RV> {
                 }
             }
             for k in 0..self.k {
-                if S::PREFETCHES && !self.next[0].is_null() && (k * PANEL * E::BYTES).is_multiple_of(64) {
-                    for next in self.next {
-                        s.prefetch(next.wrapping_add(k * PANEL * E::BYTES));
-                    }
+                for next in self.next {
+                    s.prefetch_line(next, k * PANEL * E::BYTES);
                 }
                 let w: [S::F; RV] = each!(RV, |v| E::load(s, self.w[v].add(k * PANEL * E::BYTES)));
                 for c in 0..NC {

@@ -291,9 +291,9 @@ impl<Q: Quant> QuantPanels<'_, Q> {
             for b in (0..blocks).step_by(most) {
                 let blocks = [b, blocks.min(b + most)];
                 let unpacked = bytes.fill(s, self.0.product.w, Q::BITS, row, rv, blocks);
+                let chunks = (blocks[1] - blocks[0]) * a.kind.block / 32;
                 c = first;
                 while let Some(nc) = several(c) {
-                    let chunks = (blocks[1] - blocks[0]) * a.kind.block / 32;
                     let done = blocks[0] * a.kind.block / 32 * a.n + c * chunks;
                     let next = next.during(s, done..done + nc * chunks, a.n * a.k / 32, chunks);
                     self.tile_of::<S, 2, 6>(s, a, Place { row, c, blocks, unpacked, next }, rv, nc);

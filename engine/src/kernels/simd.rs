@@ -199,6 +199,13 @@ pub(crate) trait Simd: Copy {
     /// A hint that this line is wanted soon.
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}
+    /// The same for the line that begins `at` bytes from `next`, if one does and `next` is not null.
+    #[inline(always)]
+    fn prefetch_line(self, next: *const u8, at: usize) {
+        if Self::PREFETCHES && !next.is_null() && at.is_multiple_of(64) {
+            self.prefetch(next.wrapping_add(at));
+        }
+    }
 
     fn splat(self, v: f32) -> Self::F;
     fn add(self, a: Self::F, b: Self::F) -> Self::F;

@@ -284,9 +284,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
     fn widen<E: Elem>(&self, from: &[u8], next: *const u8, to: &mut [f32]) {
         assert!(from.len() >= to.len() * E::BYTES && to.len().is_multiple_of(S::LANES));
         for i in (0..to.len()).step_by(S::LANES) {
-            if S::PREFETCHES && !next.is_null() && (i * E::BYTES).is_multiple_of(64) {
-                self.s.prefetch(next.wrapping_add(i * E::BYTES));
-            }
+            self.s.prefetch_line(next, i * E::BYTES);
             // SAFETY: both slices hold whole vectors up to `to.len()` elements.
             unsafe { self.s.store(to.as_mut_ptr().add(i), E::load(self.s, from.as_ptr().add(i * E::BYTES))) }
         }
