@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds what ships for WebAssembly into target/wasm: the module with plain exports, plain-ISA.wasm; those with the face
-# for JavaScript, web-ISA/, and with threads, web-ISA-threads/, which need what install-wasm-std.sh gets; and the
-# component, component-ISA.wasm. With arguments, builds those only, as `plain-scalar` or `web-simd128`.
+# for JavaScript, web-ISA/, and with threads, web-ISA-threads/, which need what install-wasm-std.sh gets, as does
+# web-grammar/, what reads schemas and grammars for them; and the component, component-ISA.wasm. With arguments, builds
+# those only, as `plain-scalar` or `web-simd128`.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -19,13 +20,13 @@ for folder in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/ "$(rustc --print sys
     small="$small --remap-path-prefix=$folder="
 done
 
-# build RUSTC-FEATURES CARGO-FEATURES RUSTC-OPTIONS...: leaves the module in $built
+# build RUSTC-FEATURES CARGO-FEATURES RUSTC-OPTIONS...: leaves the module of $package in $built
 build() {
     rustc_features=$1
     features=$2
     shift 2
     RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$rustc_features $small" \
-        cargo rustc --quiet --profile wasm -p starling-wasm --lib --crate-type cdylib --no-default-features \
+        cargo rustc --quiet --profile wasm -p $package --lib --crate-type cdylib --no-default-features \
         --features "$features" --target wasm32-unknown-unknown --target-dir "$dir" -- "$@"
 }
 
@@ -41,11 +42,12 @@ build_web() {
     )
 }
 
-# threads: memory that the workers of a page share, up to the 4 GiB there can be
+# threads: memory that the workers of a page share, up to the 4 GiB there can be; 2 MiB at first, the same in all builds,
+# as the face says how much
 build_threads() {
     (
         RUSTFLAGS="${RUSTFLAGS:-}"
-        for argument in --shared-memory --import-memory --max-memory=4294967296 --export=__heap_base \
+        for argument in --shared-memory --import-memory --initial-memory=2097152 --max-memory=4294967296 --export=__heap_base \
             --export=__wasm_init_tls --export=__tls_size --export=__tls_align --export=__tls_base; do
             RUSTFLAGS="$RUSTFLAGS -C link-arg=$argument"
         done
@@ -64,7 +66,11 @@ make() {
         web-*) dir=$target/wasm-web ;;
         *) dir=$target/wasm-plain ;;
     esac
-    built=$dir/wasm32-unknown-unknown/wasm/starling_wasm.wasm
+    case $1 in
+        web-grammar) package=starling-grammar ;;
+        *) package=starling-wasm ;;
+    esac
+    built=$dir/wasm32-unknown-unknown/wasm/$(echo $package | tr - _).wasm
     isa=${1#*-}
     isa=${isa%-threads}
     case $isa in
@@ -81,20 +87,25 @@ make() {
             build $rustc_features component,chat -C strip=symbols
             wasm_tools component "$built" "$out/$1.wasm"
             ;;
+        web-grammar)
+            build_web +simd128 ""
+            wasm_tools bindgen "$built" grammar "$out/$1"
+            ;;
         web-*)
             # unstripped: names of functions go with the sections that are read here
             case $1 in
                 *-threads) build_threads $rustc_features ;;
                 *) build_web $rustc_features bindgen,chat ;;
             esac
-            wasm_tools bindgen "$built" "$out/$1"
+            wasm_tools bindgen "$built" starling "$out/$1"
+            cp host-wasm/src/constraints.js host-wasm/src/constraints.d.ts "$out/$1"
             ;;
     esac
 }
 
 # without SIMD the plain module alone: no browser of the last years lacks it
 names=${*:-plain-scalar plain-simd128 web-simd128 plain-relaxed-simd web-relaxed-simd web-simd128-threads \
-    web-relaxed-simd-threads component-simd128}
+    web-relaxed-simd-threads web-grammar component-simd128}
 
 face() {
     for name in $names; do

@@ -24,8 +24,10 @@ face() {
         smaller "$wasm/web-$build/starling_bg.wasm" "wasm/$build.wasm"
     done
 }
+cp "$wasm"/web-simd128/constraints.* "$wasm"/web-grammar/grammar.js "$wasm"/web-grammar/grammar.d.ts wasm
 face starling simd128 relaxed-simd &
 face threads simd128-threads relaxed-simd-threads
+smaller "$wasm/web-grammar/grammar_bg.wasm" wasm/grammar.wasm
 wait $!
 node check.mjs
 rm -rf dist

@@ -17,6 +17,8 @@ pub mod kv;
 pub mod model;
 pub mod receipt;
 pub mod sampler;
+#[cfg(feature = "structure")]
+pub mod structure;
 pub mod text;
 pub mod tokenizer;
 

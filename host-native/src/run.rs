@@ -12,13 +12,14 @@ use starling::kernels::attention::KvType;
 use starling::model::Model;
 use starling::receipt::Receipt;
 use starling::sampler::Constraint;
+use starling::structure::{Form, Limits};
 use starling::tokenizer::EncodeOptions;
 
 use crate::cli::{ModelArgs, RunArgs};
 use crate::error::Failure;
 use crate::pool::ThreadPool;
 use crate::serve::machine;
-use crate::structure::{Form, Limits, Structures};
+use crate::structure::Grammars;
 use crate::{chat, load, tokens};
 
 /// Context when none is asked for, at most: a file may name any number.
@@ -215,7 +216,7 @@ fn constraint(model: &Model, args: &RunArgs) -> Result<Option<Arc<dyn Constraint
     } else {
         return Ok(None);
     };
-    let made = Structures::new(Limits::DEFAULT).constraint(model, &form);
+    let made = Grammars::new(Limits::DEFAULT).constraint(model, &form);
     made.map(Some).map_err(|e| Failure::Usage(format!("{name}: {e}")))
 }
 

@@ -1,348 +1,55 @@
-//! Answers that follow a schema, an expression or a grammar: from what a caller wants to what the engine asks token by
-//! token. `llguidance` reads the grammars and parses the texts.
+//! Grammars are read on a thread with a stack that is deep enough for them.
 
-use std::fmt;
-use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread;
 
-use llguidance::api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar};
-use llguidance::earley::SlicedBiasComputer;
-use llguidance::panic_utils::catch_unwind;
-use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, TokRxInfo, TokTrie};
-use llguidance::{ParserFactory, TokenParser};
-use serde_json::{Value, json};
 use starling::model::Model;
-use starling::sampler::{Constraint, ConstraintError};
-
-/// What an answer has to be.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Form {
-    /// JSON that a schema describes.
-    Schema(Value),
-    /// A text that a regular expression matches as a whole.
-    Regex(String),
-    /// One of these texts.
-    Choice(Vec<String>),
-    /// A text of a grammar in Lark's syntax, as `llguidance` has it; `@schema_0` in it is JSON by the first schema.
-    Lark(String, Vec<Value>),
-}
-
-/// How much a grammar may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of its text; of a schema, those of its JSON.
-    pub bytes: usize,
-    /// Items of the parser for one token. The lexer may spend four steps for each.
-    pub items: usize,
-}
-
-impl Limits {
-    /// For texts of callers who are not trusted.
-    pub const DEFAULT: Limits = Limits { bytes: 64 << 10, items: 50_000 };
-}
-
-/// Symbols of a grammar when repetitions are written out.
-const MAX_SYMBOLS: usize = 100_000;
-/// States of an answer's lexer, of 1 to 2 kB each.
-const MAX_LEXER_STATES: usize = 16_384;
-/// Stack of the thread that reads a grammar, for each byte that there may be. Depth is bounded by JSON's 128 levels, Lark's
-/// 30, an expression's 250 and, for names that stand for others, by the text: with 8 bytes for a name, by an eighth of it.
-const STACK: usize = 1024;
-/// Longest token that a grammar may use; others are never allowed.
-const MAX_TOKEN: usize = 512;
-/// White space in JSON: where there may be any, a space, or line ends and an indentation. Models that find no end to
-/// white space would fill an answer with it.
-const JSON_SPACE: &str = r"\x20|\x0A{1,2}[\x20\x09]{0,20}";
-/// Characters of a message about a grammar, half of them from its beginning.
-const MAX_MESSAGE: usize = 500;
-
-/// Why there is no constraint for a form.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum StructureError {
-    /// Its text is too long.
-    #[error("has {found} bytes, expected at most {most}")]
-    TooLong {
-        /// Bytes of the text.
-        found: usize,
-        /// Bytes that it may have.
-        most: usize,
-    },
-    /// It says nothing that an answer can follow.
-    #[error("{0}")]
-    Wrong(String),
-    /// The model's vocabulary cannot be used with grammars.
-    #[error("is not possible with this model: its vocabulary cannot be used with grammars: {0}")]
-    Vocabulary(String),
-}
+use starling::sampler::Constraint;
+use starling::structure::{Calls, Form, Limits, StructureError, Structures};
 
 /// Makes constraints for one model.
-pub struct Structures {
+pub struct Grammars {
     limits: Limits,
-    /// The vocabulary as a tree of bytes; made for the first request that needs it.
-    factory: OnceLock<Result<ParserFactory, StructureError>>,
+    structures: Structures,
 }
 
-impl Structures {
+impl Grammars {
     /// With these limits.
-    pub fn new(limits: Limits) -> Structures {
-        Structures { limits, factory: OnceLock::new() }
+    pub fn new(limits: Limits) -> Grammars {
+        Grammars { limits, structures: Structures::new(limits) }
     }
 
-    /// A constraint for answers of `model`, which must be the same in all calls. This may take some ten milliseconds, and
-    /// for the first of a model more.
+    /// A constraint for answers of `model`, which must be the same in all calls; see [`Structures::constraint`].
     ///
     /// # Errors
     /// What is wrong with the form, and where.
     pub fn constraint(&self, model: &Model, form: &Form) -> Result<Arc<dyn Constraint>, StructureError> {
-        let (found, most) = (form.bytes(), self.limits.bytes);
-        if found > most {
-            return Err(StructureError::TooLong { found, most });
-        }
-        let grammar = form.grammar()?;
-        let work = || {
-            let factory = self.factory.get_or_init(|| factory(model, self.limits)).as_ref().map_err(Clone::clone)?;
-            let mut parser = factory.create_parser(grammar).map_err(|e| wrong(&format!("{e:#}")))?;
-            parser.start_without_prompt();
-            let mut grammar = Grammar(parser);
-            // whether an answer can begin at all
-            let mut mask = vec![0; model.config.n_vocab.div_ceil(32)];
-            let may_end = grammar.allow(&mut mask).map_err(|e| wrong(&e.to_string()))?;
-            if !may_end && mask.iter().all(|word| *word == 0) {
-                return Err(wrong(&ConstraintError::NoToken.to_string()));
-            }
-            Ok(Arc::new(grammar) as Arc<dyn Constraint>)
-        };
+        self.deep(|| self.structures.constraint(&words(model), form))?
+    }
+
+    /// A constraint for answers that call tools, as [`Grammars::constraint`].
+    ///
+    /// # Errors
+    /// What is wrong, and if it is with a tool's parameters, which of the tools.
+    pub fn calls(&self, model: &Model, calls: &Calls) -> Result<Arc<dyn Constraint>, (Option<usize>, StructureError)> {
+        self.deep(|| self.structures.calls(&words(model), calls)).map_err(|e| (None, e))?
+    }
+
+    /// Does it on a thread of its own.
+    fn deep<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, StructureError> {
         let done = thread::scope(|scope| {
-            let reader = thread::Builder::new()
-                .name("starling-grammar".into())
-                .stack_size(most.max(64 << 10).saturating_mul(STACK));
+            let reader = thread::Builder::new().name("starling-grammar".into()).stack_size(self.limits.stack());
             reader.spawn_scoped(scope, work).map(|reader| reader.join())
         });
         match done {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(wrong("reading it has failed")),
-            Err(e) => Err(wrong(&format!("there is no thread to read it: {e}"))),
+            Ok(Ok(result)) => Ok(result),
+            Ok(Err(_)) => Err(StructureError::Wrong("reading it has failed".into())),
+            Err(e) => Err(StructureError::Wrong(format!("there is no thread to read it: {e}"))),
         }
     }
 }
 
-/// The message of a fault, without what only its makers can use.
-fn brief(message: &str) -> String {
-    let message = message.split("\n<").next().unwrap_or_default().trim();
-    let n = message.chars().count();
-    if n <= MAX_MESSAGE {
-        return message.into();
-    }
-    let part = |skip: usize| message.chars().skip(skip).take(MAX_MESSAGE / 2).collect::<String>();
-    part(0) + " ... " + &part(n - MAX_MESSAGE / 2)
-}
-
-fn wrong(message: &str) -> StructureError {
-    StructureError::Wrong(brief(message))
-}
-
-impl Form {
-    /// JSON, any object.
-    pub fn object() -> Form {
-        Form::Schema(json!({ "type": "object" }))
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Form::Schema(schema) => schema.to_string().len(),
-            Form::Regex(text) => text.len(),
-            Form::Choice(texts) => texts.iter().map(|text| text.len() + 1).sum(),
-            Form::Lark(text, schemas) => text.len() + schemas.iter().map(|s| s.to_string().len()).sum::<usize>(),
-        }
-    }
-
-    fn grammar(&self) -> Result<TopLevelGrammar, StructureError> {
-        Ok(match self {
-            Form::Schema(schema) => TopLevelGrammar::from_json_schema(spaced(schema)?),
-            Form::Regex(text) if text.is_empty() => return Err(wrong("is empty")),
-            Form::Regex(text) => TopLevelGrammar::from_regex(text),
-            Form::Choice(texts) if texts.is_empty() => return Err(wrong("has no texts")),
-            Form::Choice(texts) => {
-                let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
-                TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", texts.join(" | ")))
-            }
-            Form::Lark(text, schemas) => {
-                if let Some(line) = gbnf_line(text) {
-                    let message = "is in llama.cpp's GBNF, expected Lark's syntax, where a rule is `name: ...` and the \
-                                   first is `start`";
-                    return Err(wrong(&format!("{message}; found `{line}`")));
-                }
-                let mut grammars = vec![GrammarWithLexer::from_lark(text.clone())];
-                for (i, schema) in schemas.iter().enumerate() {
-                    let schema = GrammarWithLexer::from_json_schema(spaced(schema)?);
-                    grammars.push(GrammarWithLexer { name: Some(format!("schema_{i}")), ..schema });
-                }
-                TopLevelGrammar { grammars, max_tokens: None }
-            }
-        })
-    }
-}
-
-/// A text as a literal of Lark's.
-pub fn literal(text: &str) -> String {
-    // JSON's literals, but for a character that Lark has not in them
-    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
-}
-
-/// A schema that says which white space there may be, if it does not say so itself.
-fn spaced(schema: &Value) -> Result<Value, StructureError> {
-    let mut schema = match schema {
-        Value::Bool(true) => json!({}),
-        Value::Object(_) => schema.clone(),
-        _ => return Err(wrong("is not a schema: found something else than an object")),
-    };
-    if schema.get("x-guidance").is_none() {
-        schema["x-guidance"] = json!({ "whitespace_pattern": JSON_SPACE });
-    }
-    Ok(schema)
-}
-
-/// The first rule in GBNF, if there is one.
-fn gbnf_line(text: &str) -> Option<&str> {
-    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    text.lines().map(str::trim).find(|line| {
-        let rest = line.trim_start_matches(is_name);
-        rest.len() < line.len() && rest.trim_start().starts_with("::=")
-    })
-}
-
-/// What makes parsers for a model.
-fn factory(model: &Model, limits: Limits) -> Result<ParserFactory, StructureError> {
-    let (tokenizer, n_vocab) = (&model.tokenizer, model.config.n_vocab);
-    let word = |id: u32| {
-        if tokenizer.is_control(id) {
-            // grammars may name it, text does not become it
-            let name = tokenizer.token_text(id).unwrap_or_default();
-            return [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat();
-        }
-        let piece = tokenizer.piece(id).unwrap_or_default();
-        let is_usable = piece.len() <= MAX_TOKEN && piece.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER);
-        if is_usable { piece.to_vec() } else { Vec::new() }
-    };
-    let words: Vec<Vec<u8>> = (0..n_vocab as u32).map(word).collect();
-    let ends = tokenizer.end_tokens();
-    let made = catch_unwind(AssertUnwindSafe(|| {
-        let info = TokRxInfo::new(n_vocab as u32, INVALID_TOKEN);
-        let trie = TokTrie::from(&info, &words);
-        let trie = if ends.is_empty() { trie } else { trie.with_eos_tokens(ends) };
-        // not canonical: a text that the grammar forces may be in any tokens, as the model likes
-        let environment: llguidance::toktrie::TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        let slices = SlicedBiasComputer::general_slices();
-        ParserFactory::new(&environment, InferenceCapabilities::default(), &slices)
-    }));
-    let mut factory = made.map_err(|e| StructureError::Vocabulary(brief(&format!("{e:#}"))))?;
-    factory.quiet();
-    *factory.limits_mut() = ParserLimits {
-        step_max_items: limits.items,
-        step_lexer_fuel: 4 * limits.items as u64,
-        max_lexer_states: MAX_LEXER_STATES,
-        max_grammar_size: MAX_SYMBOLS,
-        verbose_errors: false,
-        ..ParserLimits::default()
-    };
-    Ok(factory)
-}
-
-/// A text on its way through a grammar.
-struct Grammar(TokenParser);
-
-impl fmt::Debug for Grammar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grammar").field("tokens", &self.0.num_tokens()).finish()
-    }
-}
-
-impl Grammar {
-    /// What has ended the parser. Its messages are not for the log: they may have text of the answer.
-    fn why(&self) -> ConstraintError {
-        match self.0.stop_reason() {
-            StopReason::LexerTooComplex | StopReason::ParserTooComplex => ConstraintError::TooComplex,
-            _ => ConstraintError::Failed,
-        }
-    }
-}
-
-impl Constraint for Grammar {
-    fn fork(&self) -> Box<dyn Constraint> {
-        // caches too: what a token takes, and so whether it takes too much, must not depend on other answers
-        Box::new(Grammar(self.0.deep_clone()))
-    }
-
-    fn allow(&mut self, mask: &mut [u32]) -> Result<bool, ConstraintError> {
-        let parser = &mut self.0;
-        match catch_unwind(AssertUnwindSafe(|| parser.compute_mask())) {
-            Ok(allowed) => mask.iter_mut().zip(allowed.as_slice()).for_each(|(to, from)| *to = *from),
-            // nothing is allowed
-            Err(_) if self.0.stop_reason() == StopReason::NoExtensionBias => {}
-            Err(_) => return Err(self.why()),
-        }
-        Ok(self.0.is_accepting())
-    }
-
-    fn accept(&mut self, token: u32) -> Result<bool, ConstraintError> {
-        let parser = &mut self.0;
-        let taken = catch_unwind(AssertUnwindSafe(|| {
-            parser.consume_token(token)?;
-            parser.check_stop()
-        }));
-        taken.map_err(|_| self.why())
-    }
-}
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    /// Whether a text is of the form, begins one, or neither.
-    pub(crate) fn judge(form: &Form, text: &str) -> Option<bool> {
-        let vocabulary = ApproximateTokEnv::single_byte_env();
-        let mut factory = ParserFactory::new_simple(&vocabulary).expect("a factory");
-        let mut parser = factory.quiet().create_parser(form.grammar().expect("a grammar")).expect("a parser");
-        parser.start_without_prompt();
-        let bytes: Vec<u32> = text.bytes().map(u32::from).collect();
-        let taken = parser.validate_tokens_raw(&bytes).expect("an answer");
-        if taken < bytes.len() {
-            return None;
-        }
-        bytes.iter().for_each(|byte| assert_eq!(parser.consume_token(*byte).expect("a byte"), 0));
-        Some(parser.is_accepting())
-    }
-
-    #[test]
-    fn json_has_little_space() {
-        let form = Form::Schema(
-            json!({ "type": "object", "properties": { "a": { "type": "array" } }, "additionalProperties": false }),
-        );
-        for text in ["{}", "{\"a\":[1,2]}", "{ \"a\": [1, 2] }", "{\n  \"a\": [\n    1\n  ]\n}", "{\n\n\t\"a\" : []}"] {
-            assert_eq!(judge(&form, text), Some(true), "{text}");
-        }
-        for text in [" {}", "{  }", "{\n\n\n}", "{\r}", "{} ", "{\"b\": 1}"] {
-            assert_eq!(judge(&form, text), None, "{text}");
-        }
-        let own =
-            json!({ "x-guidance": { "whitespace_flexible": false }, "type": "array", "items": { "type": "null" } });
-        assert_eq!(judge(&Form::Schema(own.clone()), "[null,null]"), Some(true));
-        assert_eq!(judge(&Form::Schema(own), "[null, null]"), None);
-        // properties keep the order of the schema
-        let ordered: Value =
-            serde_json::from_str(r#"{"type": "object", "properties": {"z": true, "a": true}}"#).expect("JSON");
-        assert_eq!(judge(&Form::Schema(ordered.clone()), r#"{"z": 1, "a": 2}"#), Some(true));
-        assert_eq!(judge(&Form::Schema(ordered), r#"{"a": 2, "z": 1}"#), None);
-    }
-
-    #[test]
-    fn grammars_of_llama_cpp_are_known() {
-        for text in ["root ::= \"a\"", "# x\n  my-rule  ::= [a-z]+\nroot ::= my-rule", "root::= x"] {
-            assert!(gbnf_line(text).is_some(), "{text}");
-        }
-        for text in ["start: \"a ::= b\"", "start: /::=/", "start: a\na: \"::=\"", "::= x"] {
-            assert_eq!(gbnf_line(text), None);
-        }
-    }
+/// The model's vocabulary, when it is asked for.
+fn words(model: &Model) -> impl Fn() -> Vec<u8> {
+    || model.tokenizer.words(model.config.n_vocab)
 }

@@ -1,10 +1,14 @@
 //! The JavaScript face: two classes that throw `Error`s with a `code`; structured values are JSON texts.
 
+use std::sync::Arc;
+
 use starling::kernels::Cpu;
 use starling::kernels::race::race;
 use starling::model::StreamLoader;
+use starling::sampler::Constraint;
 use wasm_bindgen::prelude::*;
 
+use crate::constraint::Elsewhere;
 use crate::reply::json;
 use crate::session::Session;
 #[cfg(feature = "threads")]
@@ -42,10 +46,10 @@ pub fn panic_on_request() {
 }
 
 /// Computes with an instruction set for a while (see `kernels::race`), for callers with a clock; says whether this module
-/// has it.
+/// has it, and others to choose from.
 #[wasm_bindgen(js_name = race)]
 pub fn race_isa(isa: &str, rounds: u32) -> bool {
-    Cpu::named(isa).map(|cpu| race(cpu, rounds)).is_ok()
+    cfg!(target_feature = "relaxed-simd") && Cpu::named(isa).map(|cpu| race(cpu, rounds)).is_ok()
 }
 
 /// What a worker does that was given this module and its memory: helps the model's thread, and does not return.
@@ -118,12 +122,20 @@ impl Model {
         json(&self.0.info())
     }
 
-    /// Takes a request in JSON; returns its id.
+    /// Takes a request in JSON, and the number of the constraint that its answer follows, which becomes the request's;
+    /// returns its id.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn submit(&mut self, request: &str) -> Result<f64, Error> {
-        self.0.submit(request).map(|id| id as f64).map_err(js)
+    pub fn submit(&mut self, request: &str, constraint: Option<u32>) -> Result<f64, Error> {
+        let constraint = constraint.map(|number| Arc::new(Elsewhere(number)) as Arc<dyn Constraint>);
+        let request = serde_json::from_str(request).map_err(js)?;
+        self.0.start(request, constraint).map(|id| id as f64).map_err(js)
+    }
+
+    /// The tokens, as the grammar module takes them.
+    pub fn words(&self) -> Vec<u8> {
+        self.0.model.tokenizer.words(self.0.model.config.n_vocab)
     }
 
     /// Runs one batch; returns `{"tokens", "events"}` as JSON.

@@ -198,7 +198,7 @@ impl wit::GuestModel for Model {
 
     fn submit(&self, r: wit::Request) -> Result<u64, wit::Error> {
         let r = request(r).map_err(error)?;
-        self.session_mut().start(r).map_err(error)
+        self.session_mut().start(r, None).map_err(error)
     }
 
     fn step(&self) -> u32 {

@@ -5,6 +5,8 @@
 pub mod bindgen;
 #[cfg(all(feature = "component", target_family = "wasm"))]
 mod component;
+#[cfg(feature = "bindgen")]
+mod constraint;
 #[cfg(any(feature = "bindgen", feature = "plain"))]
 mod crash;
 #[cfg(feature = "plain")]

@@ -127,6 +127,9 @@ pub(crate) enum EventJson {
         text: String,
         reason: &'static str,
         n_tokens: usize,
+        /// Why the constraint cannot go on, if that is the reason.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
         /// The last token, if it ended the answer and is not part of it.
         #[serde(skip_serializing_if = "Option::is_none")]
         stop_token: Option<u32>,
@@ -148,8 +151,9 @@ impl EventJson {
             }
             Event::Done { id, text, reason, n_tokens, receipt } => {
                 let stop_token = if let FinishReason::StopToken(token) = reason { Some(token) } else { None };
+                let error = if let FinishReason::Constraint(e) = reason { Some(e.to_string()) } else { None };
                 let receipt = receipt.map(|receipt| json(&receipt));
-                EventJson::Done { id: id.0, text, reason: reason.name(), n_tokens, stop_token, receipt }
+                EventJson::Done { id: id.0, text, reason: reason.name(), n_tokens, error, stop_token, receipt }
             }
         })
     }

@@ -17,7 +17,7 @@ use starling::model::pass::{Pass, PassError};
 use starling::model::{Model, StreamError, StreamLoader};
 use starling::pool::Pool;
 use starling::receipt::{Mismatch, Receipt, VerifyError, verify};
-use starling::sampler::SamplingOptions;
+use starling::sampler::{Constraint, SamplingOptions};
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 
 use crate::threads;
@@ -274,11 +274,11 @@ impl Session {
     /// # Errors
     /// What is wrong with it.
     pub fn submit(&mut self, request: &str) -> Result<u64, Error> {
-        self.start(serde_json::from_str(request)?)
+        self.start(serde_json::from_str(request)?, None)
     }
 
-    /// As [`Session::submit`].
-    pub(crate) fn start(&mut self, r: RequestJson) -> Result<u64, Error> {
+    /// As [`Session::submit`], for an answer that follows a constraint if there is one.
+    pub(crate) fn start(&mut self, r: RequestJson, constraint: Option<Arc<dyn Constraint>>) -> Result<u64, Error> {
         let tokens = match (r.prompt, r.ids, r.chat) {
             (Some(text), None, None) => {
                 let options = EncodeOptions { add_special: r.add_special, parse_special: r.parse_special };
@@ -296,6 +296,7 @@ impl Session {
             ignore_eos: r.ignore_eos,
             sequence: r.sequence,
             receipt: r.receipt,
+            constraint,
             ..Request::new(tokens)
         };
         Ok(self.engine.submit(request)?.0)

@@ -3,7 +3,7 @@
 import { Core } from "./core.js";
 import { StarlingError, type WireError, fromWire, toWire } from "./errors.js";
 import { type LoadRequest, countFitting } from "./load.js";
-import type { Backend, CoreEvent, FromWorker, Method, ToWorker } from "./protocol.js";
+import type { Backend, CoreEvent, Form, FromWorker, Method, ToWorker } from "./protocol.js";
 import { startWorker } from "./script.js";
 import { type Part, inBlob } from "./source.js";
 import type { ModelInfo, Progress } from "./types.js";
@@ -20,7 +20,7 @@ export async function inline({ core, onProgress, signal, emit }: BackendOptions)
   const engine = await Core.load(core, onProgress, signal, emit);
   return {
     info: engine.info,
-    submit: (job, request) => engine.submit(job, request),
+    submit: (job, request, form) => engine.submit(job, request, form),
     cancel: (job) => engine.cancel(job),
     call: async (method, ...args) => {
       const f = engine[method] as (...args: unknown[]) => never;
@@ -161,10 +161,10 @@ class WorkerBackend implements Backend {
     this.#emit([{ type: "failed", job, error: toWire(error) }]);
   }
 
-  submit(job: number, request: string): void {
+  submit(job: number, request: string, form: Form | undefined): void {
     if (this.#gone) return this.#fail(job, this.#gone);
     this.#jobs.add(job);
-    this.#post({ type: "submit", job, request });
+    this.#post({ type: "submit", job, request, form });
   }
 
   cancel(job: number): void {

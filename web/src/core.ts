@@ -3,8 +3,10 @@
 
 import { StarlingError, toWire } from "./errors.js";
 import { type Loaded, guarded, isDead, loadModel, type LoadRequest } from "./load.js";
-import type { CoreEvent } from "./protocol.js";
+import { GrammarReader } from "./grammar.js";
+import type { CoreEvent, Form } from "./protocol.js";
 import { lossy } from "./request.js";
+import { type Constraint, add } from "../wasm/constraints.js";
 import type { Model } from "../wasm/starling.js";
 import type { MemoryReport, ModelInfo, Progress, Verification } from "./types.js";
 
@@ -14,6 +16,8 @@ interface Job {
   /** The module's, once it is let in. */
   id: number | undefined;
   request: string;
+  /** What its answer follows. */
+  constraint: Constraint | undefined;
   submitted: number;
   started: number;
   prefilled: number;
@@ -28,8 +32,9 @@ type EngineEvent =
       type: "done";
       id: number;
       text: string;
-      reason: "stop" | "length" | "not_finite" | "no_memory";
+      reason: "stop" | "length" | "not_finite" | "no_memory" | "constraint";
       n_tokens: number;
+      error?: string;
       stop_token?: number;
       receipt?: string;
     };
@@ -45,6 +50,8 @@ export class Core {
   #steps = 0;
   /** Whether there was no room for the first that waits, and none has become free since: finding out takes its tokens. */
   #isFull = false;
+  /** Made for the first answer that has to follow something. */
+  #grammars: GrammarReader | undefined;
   #dead: StarlingError | undefined;
 
   private constructor(loaded: Loaded, emit: (events: CoreEvent[]) => void) {
@@ -79,10 +86,20 @@ export class Core {
     return new Core(await loadModel(options, onProgress, signal), emit);
   }
 
-  /** Takes a request in JSON; what becomes of it is emitted. */
-  submit(job: number, request: string): void {
+  /** Takes a request in JSON, and what its answer has to be; what becomes of it is emitted. */
+  submit(job: number, request: string, form: Form | undefined): void {
     const now = performance.now();
-    const waiting: Job = { job, id: undefined, request, submitted: now, started: now, prefilled: now, prompt: 0 };
+    let constraint: Constraint | undefined;
+    try {
+      if (form) {
+        this.#grammars ??= new GrammarReader(form.module, this.#call((m) => m.words()));
+        constraint = this.#grammars.constraint(form);
+      }
+    } catch (e) {
+      return this.#emit([{ type: "failed", job, error: toWire(e) }]);
+    }
+    const times = { submitted: now, started: now, prefilled: now };
+    const waiting: Job = { job, id: undefined, request, constraint, ...times, prompt: 0 };
     this.#waiting.push(waiting);
     void this.#drive(waiting);
   }
@@ -90,7 +107,10 @@ export class Core {
   /** Forgets a request. */
   cancel(job: number): void {
     this.#isFull = false;
-    this.#waiting = this.#waiting.filter((w) => w.job !== job);
+    this.#waiting = this.#waiting.filter((w) => {
+      if (w.job === job) free(w);
+      return w.job !== job;
+    });
     for (const [id, active] of this.#active) {
       if (active.job !== job) continue;
       this.#active.delete(id);
@@ -131,8 +151,7 @@ export class Core {
     } catch (e) {
       const error = toWire(e);
       const jobs = [...this.#active.values(), ...this.#waiting];
-      this.#active.clear();
-      this.#waiting = [];
+      this.#forget();
       this.#emit(jobs.map(({ job }) => ({ type: "failed", job, error })));
     }
   }
@@ -143,7 +162,9 @@ export class Core {
     while (this.#waiting.length > 0 && !this.#isFull) {
       const next = this.#waiting[0]!;
       try {
-        next.id = this.#call((m) => m.submit(next.request));
+        const { request, constraint } = next;
+        // one that is refused now may be let in later
+        next.id = this.#call((m) => m.submit(request, constraint && add(constraint.fork())));
         next.started = performance.now();
         this.#active.set(next.id, next);
       } catch (e) {
@@ -152,6 +173,7 @@ export class Core {
         if (this.#isFull) break;
         failed.push({ type: "failed", job: next.job, error: toWire(e) });
       }
+      free(next);
       this.#waiting.shift();
     }
     return failed;
@@ -185,6 +207,9 @@ export class Core {
         if (event.reason === "no_memory") {
           const error = new StarlingError("memory", "the module's memory cannot grow: no room for more keys and values");
           return { type: "failed", job, error: toWire(error) };
+        }
+        if (event.reason === "constraint") {
+          return { type: "failed", job, error: toWire(new StarlingError("request", event.error ?? "")) };
         }
         const end = performance.now();
         const [promptMs, generationMs] = [active.prefilled - active.started, end - active.prefilled];
@@ -268,10 +293,17 @@ export class Core {
 
   /** Frees the model. */
   dispose(): void {
-    this.#active.clear();
-    this.#waiting = [];
+    this.#forget();
+    this.#grammars?.free();
     this.#release((m) => m.free());
     this.#die(new StarlingError("disposed", "the model was disposed"));
+  }
+
+  /** Nothing is on its way any more. */
+  #forget(): void {
+    this.#active.clear();
+    this.#waiting.forEach(free);
+    this.#waiting = [];
   }
 
   /** From now on every call throws this. */
@@ -297,6 +329,12 @@ export class Core {
       throw e;
     }
   }
+}
+
+/** Frees what a job's answer would have followed, or what it follows a copy of. */
+function free(job: Job): void {
+  job.constraint?.free();
+  job.constraint = undefined;
 }
 
 let channel: MessageChannel | undefined;

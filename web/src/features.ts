@@ -100,16 +100,32 @@ export function compile(
     return Promise.reject(
       new StarlingError("unsupported", "this runtime has no WebAssembly SIMD (simd128), which Starling needs"),
     );
-  if (source instanceof WebAssembly.Module) return Promise.resolve(source);
-  if (source instanceof ArrayBuffer || ArrayBuffer.isView(source))
-    return compileBytes(source, "what was given as `wasm`", "request");
+  const own = given(source, "what was given as `wasm`");
+  if (own) return own;
   if (isa?.startsWith("relaxed") && !relaxedSimd && source === undefined)
     return Promise.reject(new StarlingError("unsupported", `this runtime has no relaxed SIMD, which ${isa} needs`));
   const build = isa === "simd128" || (!isa && !relaxedSimd) ? "simd128" : "relaxed-simd";
-  const key = String(source ?? `${build}${threads}`);
+  const name = threads ? (`${build}-threads` as const) : build;
+  return once(String(source ?? name), () => fetchModule(name, source as string | URL | undefined));
+}
+
+/** The module that reads schemas and grammars, compiled once in this page, when it is first needed. */
+export function compileGrammar(source: WasmSource | undefined): Promise<WebAssembly.Module> {
+  const own = given(source, "what was given as `grammarWasm`");
+  return own ?? once(String(source ?? "grammar"), () => fetchModule("grammar", source as string | URL | undefined));
+}
+
+/** A module given by the caller. */
+function given(source: WasmSource | undefined, name: string): Promise<WebAssembly.Module> | undefined {
+  if (source instanceof WebAssembly.Module) return Promise.resolve(source);
+  if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return compileBytes(source, name, "request");
+  return undefined;
+}
+
+function once(key: string, fetch: () => Promise<WebAssembly.Module>): Promise<WebAssembly.Module> {
   let module = compiled.get(key);
   if (!module) {
-    module = fetchModule(build, threads, source);
+    module = fetch();
     compiled.set(key, module);
     // tried anew next time
     module.catch(() => compiled.delete(key));
@@ -123,14 +139,14 @@ export const builds = {
   "relaxed-simd": () => new URL("../wasm/relaxed-simd.wasm", import.meta.url),
   "simd128-threads": () => new URL("../wasm/simd128-threads.wasm", import.meta.url),
   "relaxed-simd-threads": () => new URL("../wasm/relaxed-simd-threads.wasm", import.meta.url),
+  "grammar": () => new URL("../wasm/grammar.wasm", import.meta.url),
 };
 
 async function fetchModule(
-  build: "simd128" | "relaxed-simd",
-  threads: boolean,
+  build: keyof typeof builds,
   source: string | URL | undefined,
 ): Promise<WebAssembly.Module> {
-  const url = source === undefined ? builds[threads ? (`${build}-threads` as const) : build]() : absolute(source);
+  const url = source === undefined ? builds[build]() : absolute(source);
   const file = await localFile(url);
   if (file) return compileBytes(await file.arrayBuffer(), url.href, "network");
   const failed = (why: string, cause?: unknown) => new StarlingError("network", `${url.href}: ${why}`, { cause });

@@ -3,7 +3,7 @@
 import { inWorker, inline } from "./backend.js";
 import { modelCache } from "./cache.js";
 import { StarlingError } from "./errors.js";
-import { compile, features, threadsFor } from "./features.js";
+import { type WasmSource, compile, compileGrammar, features, threadsFor } from "./features.js";
 import { Generation } from "./generation.js";
 import { Completions } from "./openai.js";
 export type { ToolCall } from "./tools.js";
@@ -11,6 +11,7 @@ import type { Backend, CoreEvent } from "./protocol.js";
 import { type Prompt, chatJson, json, requestJson } from "./request.js";
 import { unlessAborted } from "./signal.js";
 import { type Source, parts } from "./source.js";
+import { type Wanted, ofOption } from "./structure.js";
 import type {
   ChatMessage,
   GenerateOptions,
@@ -34,6 +35,7 @@ export type {
   CompletionUsage,
 } from "./openai.js";
 export type { Source } from "./source.js";
+export type { Structure } from "./structure.js";
 export type * from "./types.js";
 
 /** {@link Starling.chat}: a function that is also an object, as in OpenAI's client. */
@@ -52,6 +54,7 @@ export class Starling {
   #backend: Backend;
   #generations = new Map<number, Generation>();
   #nextJob = 0;
+  #grammarWasm: WasmSource | undefined;
   #disposed = false;
 
   /** What this runtime can do. */
@@ -59,8 +62,13 @@ export class Starling {
   /** The models that were downloaded before. */
   static readonly cache = modelCache;
 
-  private constructor(backend: Backend, listen: (emit: (events: CoreEvent[]) => void) => void) {
+  private constructor(
+    backend: Backend,
+    grammarWasm: WasmSource | undefined,
+    listen: (emit: (events: CoreEvent[]) => void) => void,
+  ) {
     this.#backend = backend;
+    this.#grammarWasm = grammarWasm;
     this.info = backend.info;
     listen((events) => {
       for (const event of events) {
@@ -70,9 +78,10 @@ export class Starling {
         generation?.receive(event);
       }
     });
-    const chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions = {}) =>
-      this.#start({ chat: chatJson(messages, options) }, options);
-    this.chat = Object.assign(chat, { completions: new Completions(chat, this.info.name ?? this.info.architecture, this.info.chatTemplate ?? "") });
+    const chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions = {}, wanted?: Wanted) =>
+      this.#start({ chat: chatJson(messages, options) }, options, wanted);
+    const { name, architecture, chatTemplate } = this.info;
+    this.chat = Object.assign(chat, { completions: new Completions(chat, name ?? architecture, chatTemplate ?? "") });
   }
 
   /**
@@ -111,7 +120,7 @@ export class Starling {
       signal: options.signal,
       emit: (events) => emit(events),
     });
-    return new Starling(backend, (listener) => (emit = listener));
+    return new Starling(backend, options.grammarWasm, (listener) => (emit = listener));
   }
 
   /** Continues a prompt, a text or token ids. Generations run at once as far as `sequences` allows; others wait. */
@@ -119,7 +128,7 @@ export class Starling {
     return this.#start(typeof prompt === "string" ? { prompt } : { ids: prompt }, options);
   }
 
-  #start(prompt: Prompt, options: GenerateOptions): Generation {
+  #start(prompt: Prompt, options: GenerateOptions, wanted?: Wanted): Generation {
     const job = this.#nextJob++;
     const cancel = () => {
       if (this.#generations.delete(job)) this.#backend.cancel(job);
@@ -132,17 +141,19 @@ export class Starling {
       return generation;
     }
     this.#generations.set(job, generation);
-    this.#submit(job, prompt, options).catch((e: unknown) => generation.fail(e));
+    this.#submit(job, prompt, options, wanted).catch((e: unknown) => generation.fail(e));
     return generation;
   }
 
-  async #submit(job: number, prompt: Prompt, options: GenerateOptions) {
+  async #submit(job: number, prompt: Prompt, options: GenerateOptions, asked: Wanted | undefined) {
+    const wanted = asked ?? ofOption(options.structure);
     const breakers: number[][] = [];
     for (const breaker of options.dry?.breakers ?? []) {
       breakers.push(typeof breaker === "string" ? (await this.tokenize(breaker, { addSpecial: false })).ids : breaker);
     }
     const request = requestJson(prompt, options, breakers);
-    if (this.#generations.has(job)) this.#backend.submit(job, request);
+    const form = wanted && { ...wanted, module: await compileGrammar(this.#grammarWasm) };
+    if (this.#generations.has(job)) this.#backend.submit(job, request, form);
   }
 
   /** Token ids of a text, and the bytes of its UTF-8 that each stands for. */

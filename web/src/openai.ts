@@ -3,15 +3,15 @@
 import { StarlingError } from "./errors.js";
 import type { Generation } from "./generation.js";
 import { lossy } from "./request.js";
+import { type StructureRequest, type Wanted, ofRequest } from "./structure.js";
 import { type Divided, Divider, type ToolCall, told } from "./tools.js";
 import type { ChatMessage, Completion, GenerateOptions, TemplateOptions, Token } from "./types.js";
 
 /**
  * What OpenAI's clients send, with the names and the defaults of `starling serve`: the answer is that of the server to the
- * same body, but that the seed is 0 unless it is given. What forces the form of an answer (`response_format`, `strict`
- * tools, and `tool_choice` but for "auto" and "none") is the server's alone, and refused here.
+ * same body, but that the seed is 0 unless it is given.
  */
-export interface ChatCompletionRequest {
+export interface ChatCompletionRequest extends StructureRequest {
   messages: ChatMessage[];
   /** Ignored: there is one model. */
   model?: string;
@@ -31,11 +31,11 @@ export interface ChatCompletionRequest {
   logit_bias?: Record<string, number> | null;
   logprobs?: boolean | null;
   top_logprobs?: number | null;
-  /** Functions that the model may call, where its chat template tells of them. */
+  /** Functions that the model may call, where its chat template tells of them; those that are `strict` by their schemas. */
   tools?: unknown[] | null;
-  /** `none` does not tell the model of them. */
-  tool_choice?: "auto" | "none" | null;
-  /** Ignored: the model makes as many calls as it likes. */
+  /** `none` does not tell the model of them; `required` makes the answer nothing but calls, a function one call of it. */
+  tool_choice?: "auto" | "none" | "required" | { type: "function"; function: { name: string } } | null;
+  /** Whether an answer that is made to call may do so more than once: so by default. */
   parallel_tool_calls?: boolean | null;
   /** Ignored. */
   user?: string | null;
@@ -109,14 +109,19 @@ export interface ChatCompletionChunk {
 /** A request whose answer comes in pieces, or whole. */
 type Streamed<S> = Omit<ChatCompletionRequest, "stream"> & (S extends true ? { stream: true } : { stream?: false });
 
-type Chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions) => Generation;
+type Chat = (
+  messages: ChatMessage[],
+  options: GenerateOptions & TemplateOptions,
+  wanted: Wanted | undefined,
+) => Generation;
 
 const KNOWN = new Set(
   (
     "messages model stream stream_options max_tokens max_completion_tokens temperature top_p n stop seed " +
     "frequency_penalty presence_penalty logit_bias logprobs top_logprobs tools tool_choice parallel_tool_calls user " +
     "top_k min_p typical_p repetition_penalty repeat_penalty repeat_last_n stop_token_ids ignore_eos receipt " +
-    "chat_template_kwargs chat_template"
+    "chat_template_kwargs chat_template response_format json_schema grammar structured_outputs guided_json " +
+    "guided_regex guided_choice guided_grammar"
   ).split(" "),
 );
 
@@ -154,7 +159,10 @@ export class Completions {
     const n = request.n ?? 1;
     if (!(Number.isSafeInteger(n) && n >= 1 && n <= MOST_ANSWERS))
       throw new StarlingError("request", `n is ${n}, expected a whole number from 1 to ${MOST_ANSWERS}`);
-    const tools = told(request, request.chat_template ?? this.#template);
+    const { tools, calls, isForced } = told(request, request.chat_template ?? this.#template);
+    const form = ofRequest(request);
+    if (form && isForced)
+      throw new StarlingError("request", `${form.param} is given, but tool_choice asks for a call`);
     const name = () => `call_${++this.#calls}`;
     const options = given({
       maxTokens: request.max_completion_tokens ?? request.max_tokens,
@@ -180,8 +188,11 @@ export class Completions {
       signal,
     });
     const messages = request.messages.map(plain);
-    const generations = Array.from({ length: n }, (_, sequence) => this.#chat(messages, { ...options, sequence }));
-    const dividers = generations.map(() => new Divider(tools && name));
+    const generations = Array.from({ length: n }, (_, sequence) =>
+      this.#chat(messages, { ...options, sequence }, form ?? calls),
+    );
+    // without tools nothing in an answer is a call, nor in one of another form
+    const dividers = generations.map(() => new Divider(form ? undefined : tools && name));
     const head = { id: `chatcmpl-${++this.#next}`, created: Math.floor(Date.now() / 1000), model: this.#model };
     if (request.stream)
       return chunks(

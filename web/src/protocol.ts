@@ -3,6 +3,7 @@
 import type { Core } from "./core.js";
 import type { WireError } from "./errors.js";
 import type { LoadRequest } from "./load.js";
+import type { Wanted } from "./structure.js";
 import type { ModelInfo, Progress, Timings, Token } from "./types.js";
 
 /** What became of a job. */
@@ -21,6 +22,11 @@ export type CoreEvent =
     }
   | { type: "failed"; job: number; error: WireError };
 
+/** What an answer has to be, and the module that reads it. */
+export interface Form extends Wanted {
+  module: WebAssembly.Module;
+}
+
 /** Methods of a core that reply. */
 export type Method =
   | "tokenize"
@@ -37,7 +43,7 @@ export type Method =
 export type ToWorker =
   | { type: "load"; options: LoadRequest }
   | { type: "abort" }
-  | { type: "submit"; job: number; request: string }
+  | { type: "submit"; job: number; request: string; form: Form | undefined }
   | { type: "cancel"; job: number }
   | { type: "call"; call: number; method: Method; args: unknown[] };
 
@@ -52,7 +58,7 @@ export type FromWorker =
 /** An engine, wherever it runs. */
 export interface Backend {
   readonly info: ModelInfo;
-  submit(job: number, request: string): void;
+  submit(job: number, request: string, form: Form | undefined): void;
   cancel(job: number): void;
   call<M extends Method>(method: M, ...args: Parameters<Core[M]>): Promise<ReturnType<Core[M]>>;
   dispose(): void;

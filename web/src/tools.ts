@@ -3,6 +3,7 @@
 
 import { StarlingError } from "./errors.js";
 import type { ChatCompletionRequest } from "./openai.js";
+import type { Wanted } from "./structure.js";
 
 const OPEN = "<tool_call>";
 const CLOSE = "</tool_call>";
@@ -24,28 +25,47 @@ export interface Divided {
   calls: ToolCall[];
 }
 
+/** What a request says of tools. */
+interface Told {
+  /** Those that the model is told of, if any. */
+  tools?: unknown[];
+  /** How the answer has to call them, if that is asked for. */
+  calls?: Wanted;
+  /** Whether the answer is nothing but calls. */
+  isForced: boolean;
+}
+
 /**
- * The tools that the model is told of, if any. What forces calls takes a grammar, which only the server has.
+ * What a request says of tools.
  *
  * @throws {StarlingError} with what is wrong with them
  */
-export function told(request: ChatCompletionRequest, template: string): unknown[] | undefined {
+export function told(request: ChatCompletionRequest, template: string): Told {
   const refuse = (what: string) => new StarlingError("request", what);
   const choice = request.tool_choice ?? "auto";
-  if (choice !== "auto" && choice !== "none")
-    throw refuse(`tool_choice is ${JSON.stringify(choice)}, expected "auto" or "none": the page does not force calls`);
-  const tools = request.tools ?? [];
+  const name = typeof choice === "object" ? choice.function?.name : undefined;
+  const isForced = choice === "required" || name !== undefined;
+  if (choice !== "auto" && choice !== "none" && !isForced)
+    throw refuse(`tool_choice is ${JSON.stringify(choice)}, expected auto, none, required, or an object that names a function`);
+  const tools = (request.tools ?? []) as Tool[];
   if (!Array.isArray(tools)) throw refuse("tools is not a list");
-  if (tools.length === 0 || choice === "none") return undefined;
-  for (const [i, tool] of (tools as Tool[]).entries()) {
+  if (tools.length === 0 || choice === "none") {
+    if (isForced) throw refuse("tool_choice asks for a call, but the request has no tools");
+    return { isForced };
+  }
+  for (const [i, tool] of tools.entries()) {
     if (tool?.type !== "function" || typeof tool.function?.name !== "string")
       throw refuse(`tools[${i}] is not a function with a name`);
-    if (tool.function.strict === true)
-      throw refuse(`tools[${i}].function.strict is not supported in the page, which does not force calls`);
   }
   if (!template.includes("tools"))
     throw new StarlingError("unsupported", "this model's chat template does not tell of tools; see chat_template");
-  return tools;
+  if (!isForced && !tools.some((tool) => tool?.function?.strict === true)) return { tools, isForced };
+  const i = name === undefined ? 0 : tools.findIndex((tool) => tool?.function?.name === name);
+  if (i < 0) throw refuse(`tool_choice asks for ${JSON.stringify(name)}, which is not among the tools`);
+  const which = name === undefined ? { start: 0, end: tools.length } : { start: i, end: i + 1 };
+  const parallel = name === undefined && request.parallel_tool_calls !== false;
+  const json = JSON.stringify({ calls: { tools, which, forced: isForced, parallel } });
+  return { tools, calls: { json, param: undefined }, isForced };
 }
 
 type Tool = { type?: unknown; function?: { name?: unknown; strict?: unknown } } | null;

@@ -1,6 +1,7 @@
 // What callers pass and get.
 
 import type { Isa, WasmSource } from "./features.js";
+import type { Structure } from "./structure.js";
 
 /** How far loading is. */
 export interface Progress {
@@ -59,6 +60,8 @@ export interface LoadOptions {
   isa?: Isa;
   /** The WebAssembly module, or where it is, for runtimes that cannot fetch it from beside the script. */
   wasm?: WasmSource;
+  /** The same for the module that reads schemas and grammars, which is fetched when an answer has to follow one. */
+  grammarWasm?: WasmSource;
 }
 
 /** What is known of a model, and how it runs. */
@@ -143,6 +146,8 @@ export interface GenerateOptions extends SamplingOptions {
   stopTokens?: number[];
   /** Go on when the model ends its answer. */
   ignoreEos?: boolean;
+  /** What the answer has to be; no receipt can be had with it. */
+  structure?: Structure;
   /** Log-probabilities of tokens, and of so many alternatives (`true`: none). */
   logprobs?: boolean | number;
   /** Of which distribution: the model's own (`raw`, the default), or the one drawn from (`final`). */

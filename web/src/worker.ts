@@ -23,7 +23,7 @@ async function receive(message: ToWorker): Promise<void> {
       abort.abort();
       break;
     case "submit":
-      core?.submit(message.job, message.request);
+      core?.submit(message.job, message.request, message.form);
       break;
     case "cancel":
       core?.cancel(message.job);

@@ -32,6 +32,7 @@ mod unicode;
 mod unigram;
 mod vocab;
 mod wordpiece;
+mod words;
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -42,6 +43,7 @@ use self::merge::MergeScratch;
 use self::special::{Fragment, Specials};
 use self::spm::Spm;
 pub use self::stream::StreamDecoder;
+pub use self::words::CONTROL_MARK;
 use self::table::TextTable;
 use self::unigram::Unigram;
 use self::vocab::{Kind, Vocab};

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches};
+use starling::structure::Limits;
 
 use super::value::{Bytes, Compat, LogFormat, Value};
 use crate::cli::{KvChoice, ModelArgs};
 use crate::error::Failure;
 use crate::pool::MAX_THREADS;
-use crate::structure::Limits;
 
 /// One setting: its name in files (and, with `--`, on the command line), its form, and how to read and show it.
 pub struct Setting {

@@ -14,6 +14,7 @@ use starling::kernels::NUMERICS_VERSION;
 use starling::model::Model;
 use starling::pool::Pool;
 use starling::receipt::Hex;
+use starling::structure;
 use tracing_subscriber::EnvFilter;
 
 use super::auth::Keys;
@@ -31,7 +32,7 @@ use super::worker::{Pulse, Worker};
 use crate::cli::ModelArgs;
 use crate::error::Failure;
 use crate::run::DEFAULT_CTX;
-use crate::structure::{self, Structures};
+use crate::structure::Grammars;
 use crate::{chat, load, pool};
 
 /// Texts of a batch.
@@ -108,7 +109,7 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
     let queue = Arc::new(Queue::new(limits, settings.max_inputs));
     let pulse = Arc::new(Pulse::new());
     let metrics = Arc::new(Metrics::new(&model_name, settings.metrics_compat, n_pages));
-    let structures = Structures::new(structure::Limits {
+    let grammars = Grammars::new(structure::Limits {
         bytes: usize::try_from(settings.max_grammar.0).unwrap_or(usize::MAX),
         items: settings.grammar_items,
     });
@@ -116,7 +117,7 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
         fingerprint: fingerprint(&sha256),
         model_sha256: sha256,
         template,
-        structures,
+        grammars,
         engine: engine.as_ref().map(|e| *e.options()),
         n_pages,
         embedder: *embedder.options(),

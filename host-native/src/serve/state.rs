@@ -23,7 +23,7 @@ use super::scheduler::{Flow, Priority};
 use super::sessions::Sessions;
 use super::trace::Exporter;
 use super::worker::Pulse;
-use crate::structure::Structures;
+use crate::structure::Grammars;
 
 /// The server, as handlers see it.
 pub struct App {
@@ -40,7 +40,7 @@ pub struct App {
     /// How conversations become text.
     pub template: ChatTemplate,
     /// What makes answers follow schemas and grammars.
-    pub structures: Structures,
+    pub grammars: Grammars,
     /// Sizes of the engine, as it has them; of models that continue texts.
     pub engine: Option<EngineOptions>,
     /// Pages of keys and values.

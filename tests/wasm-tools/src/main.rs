@@ -1,8 +1,8 @@
 //! Makes what ships of a module that the compiler made:
 //!
 //! ```text
-//! wasm-tools bindgen MODULE FOLDER     the face for JavaScript, as `wasm-bindgen --target web` writes it
-//! wasm-tools component MODULE FILE     a component, typed by the WIT that the module was built with
+//! wasm-tools bindgen MODULE NAME FOLDER   the face for JavaScript, as `wasm-bindgen --target web` writes it
+//! wasm-tools component MODULE FILE        a component, typed by the WIT that the module was built with
 //! ```
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,14 +12,14 @@ use wit_component::ComponentEncoder;
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["bindgen", module, folder] => bindgen(module, folder),
+        ["bindgen", module, name, folder] => bindgen(module, name, folder),
         ["component", module, file] => component(module, file),
-        _ => bail!("usage: wasm-tools bindgen MODULE FOLDER, or wasm-tools component MODULE FILE"),
+        _ => bail!("usage: wasm-tools bindgen MODULE NAME FOLDER, or wasm-tools component MODULE FILE"),
     }
 }
 
 /// Without the names of functions; the face finds its module by what the page gives it.
-fn bindgen(module: &str, folder: &str) -> Result<()> {
+fn bindgen(module: &str, name: &str, folder: &str) -> Result<()> {
     let of_crate = version(include_str!("../../../Cargo.lock"), "wasm-bindgen")?;
     let of_tool = version(include_str!("../Cargo.lock"), "wasm-bindgen-cli-support")?;
     ensure!(
@@ -30,7 +30,7 @@ fn bindgen(module: &str, folder: &str) -> Result<()> {
     Bindgen::new()
         .input_path(module)
         .web(true)?
-        .out_name("starling")
+        .out_name(name)
         .typescript(true)
         .omit_default_module_path(true)
         .remove_name_section(true)

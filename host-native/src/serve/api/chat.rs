@@ -20,7 +20,7 @@ use super::error::{ApiError, ErrorBody, json};
 use super::messages::{checked, render};
 use super::options::{Logprobs, MAX_TOP, Options};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
-use super::structure::{Structure, constraint};
+use super::structure::{Structure, calling, constraint};
 use super::submit::submit;
 use super::tools::{Divider, Told, ToolCall, ToolChoice, told};
 
@@ -183,16 +183,16 @@ pub async fn chat_completions(
     let (n, flow) = (options.count(&app)?, options.flow(&caller)?);
     let session = options.session(&caller)?.map(str::to_string);
     let variables = chat.variables()?;
-    let Told { tools, calls } = told(&app, chat.tools, chat.tool_choice, chat.parallel_tool_calls != Some(false))?;
+    let Told { tools, calls, is_forced } = told(&app, chat.tools, chat.tool_choice, chat.parallel_tool_calls != Some(false))?;
     let form = structure.form()?;
     // without tools nothing in an answer is a call, nor in one of another form
     let divider = (tools.is_some() && form.is_none()).then(Divider::default);
     let constraint = match (form, calls) {
-        (Some((param, _)), Some(calls)) if calls.is_forced => {
+        (Some((param, _)), _) if is_forced => {
             return Err(ApiError::param(&param, format!("{param} is given, but tool_choice asks for a call")));
         }
-        (Some((param, form)), _) => Some(constraint(&app, &param, form).await?),
-        (None, Some(calls)) => Some(calls.constraint(&app).await?),
+        (Some((param, form)), _) => Some(constraint(&app, param, form).await?),
+        (None, Some(calls)) => Some(calling(&app, calls).await?),
         (None, None) => None,
     };
     let tokens = render(&app, checked(chat.messages)?, tools, variables).await?;

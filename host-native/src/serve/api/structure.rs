@@ -6,12 +6,12 @@ use std::time::Instant;
 use serde::Deserialize;
 use serde_json::Value;
 use starling::sampler::Constraint;
+use starling::structure::{Calls, Form, StructureError};
 use utoipa::ToSchema;
 
 use super::super::state::App;
 use super::super::trace::Trace;
 use super::error::ApiError;
-use crate::structure::{Form, StructureError};
 
 /// What the answer has to be; at most one of these. A schema is enforced, strict or not. What cannot be enforced is
 /// refused by its name.
@@ -147,13 +147,30 @@ impl ResponseFormat {
 ///
 /// # Errors
 /// What is wrong with it.
-pub async fn constraint(app: &Arc<App>, param: &str, form: Form) -> Result<Arc<dyn Constraint>, ApiError> {
+pub async fn constraint(app: &Arc<App>, param: String, form: Form) -> Result<Arc<dyn Constraint>, ApiError> {
+    made(app, move |app| app.grammars.constraint(&app.model, &form).map_err(|e| (param, e))).await
+}
+
+/// The constraint of an answer that calls tools.
+///
+/// # Errors
+/// Which tool's parameters are wrong, and how.
+pub async fn calling(app: &Arc<App>, calls: Calls) -> Result<Arc<dyn Constraint>, ApiError> {
+    let param = |i: Option<usize>| i.map_or("tools".into(), |i| format!("tools[{i}].function.parameters"));
+    made(app, move |app| app.grammars.calls(&app.model, &calls).map_err(|(i, e)| (param(i), e))).await
+}
+
+/// A constraint as `make` makes it, which says what part of the request is wrong if it cannot.
+async fn made(
+    app: &Arc<App>,
+    make: impl FnOnce(&App) -> Result<Arc<dyn Constraint>, (String, StructureError)> + Send + 'static,
+) -> Result<Arc<dyn Constraint>, ApiError> {
     let (start, inner) = (Instant::now(), Arc::clone(app));
     // grammars take their time: never on a thread that serves connections
-    let made = tokio::task::spawn_blocking(move || inner.structures.constraint(&inner.model, &form)).await;
+    let made = tokio::task::spawn_blocking(move || make(&inner)).await;
     Trace::current().stage("grammar", start, Instant::now(), &[]);
-    made.map_err(|_| ApiError::internal("preparing the grammar failed"))?.map_err(|e| {
-        let error = ApiError::param(param, format!("{param}: {e}"));
+    made.map_err(|_| ApiError::internal("preparing the grammar failed"))?.map_err(|(param, e)| {
+        let error = ApiError::param(&param, format!("{param}: {e}"));
         let is_about_model = matches!(e, StructureError::Vocabulary(_));
         error.code(if is_about_model { "unsupported_parameter" } else { "invalid_grammar" })
     })
@@ -166,6 +183,6 @@ pub async fn constraint(app: &Arc<App>, param: &str, form: Form) -> Result<Arc<d
 pub async fn asked(app: &Arc<App>, structure: Structure) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
     match structure.form()? {
         None => Ok(None),
-        Some((param, form)) => constraint(app, &param, form).await.map(Some),
+        Some((param, form)) => constraint(app, param, form).await.map(Some),
     }
 }

@@ -1,22 +1,14 @@
 //! Calls of tools in the text of an answer, in the form that Hermes and Qwen have taught many models:
 //! `<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>`.
 
-use std::ops::Range;
-use std::sync::Arc;
-
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use starling::chat::Json;
-use starling::sampler::Constraint;
+use starling::structure::{CALL_CLOSE as CLOSE, CALL_OPEN as OPEN, Calls};
 use utoipa::ToSchema;
 
 use super::super::state::{App, fresh_name};
 use super::error::ApiError;
-use super::structure::constraint;
-use crate::structure::{Form, literal};
-
-const OPEN: &str = "<tool_call>";
-const CLOSE: &str = "</tool_call>";
 
 /// A call of a tool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -55,15 +47,8 @@ pub struct Told {
     pub tools: Option<Json>,
     /// How the answer has to call them, if that is asked for.
     pub calls: Option<Calls>,
-}
-
-/// How an answer has to call tools.
-pub struct Calls {
     /// Whether the answer is nothing but calls.
     pub is_forced: bool,
-    grammar: String,
-    /// Of the tools that may be called: which of the request, and the schema of its arguments.
-    schemas: Vec<(usize, Value)>,
 }
 
 /// Whether the model calls, and what.
@@ -120,11 +105,12 @@ pub fn told(app: &App, tools: Option<Value>, choice: Option<ToolChoice>, paralle
         Some(_) => return Err(ApiError::param("tools", "tools is not a list")),
     };
     let choice = choice.unwrap_or(ToolChoice::Mode(ToolMode::Auto));
+    let is_forced = matches!(choice, ToolChoice::Mode(ToolMode::Required) | ToolChoice::Function { .. });
     if tools.is_empty() || choice == ToolChoice::Mode(ToolMode::None) {
-        if matches!(choice, ToolChoice::Mode(ToolMode::Required) | ToolChoice::Function { .. }) {
+        if is_forced {
             return Err(ApiError::param("tool_choice", "tool_choice asks for a call, but the request has no tools"));
         }
-        return Ok(Told { tools: None, calls: None });
+        return Ok(Told { tools: None, calls: None, is_forced: false });
     }
     for (i, tool) in tools.iter().enumerate() {
         if tool["type"] != "function" || !tool["function"]["name"].is_string() {
@@ -149,58 +135,7 @@ pub fn told(app: &App, tools: Option<Value>, choice: Option<ToolChoice>, paralle
         ToolChoice::Mode(_) => tools.iter().any(is_strict).then(|| Calls::new(&tools, 0..tools.len(), false, parallel)),
     };
     let tools = serde_json::from_value(Value::Array(tools)).map_err(|e| ApiError::param("tools", e.to_string()))?;
-    Ok(Told { tools: Some(tools), calls })
-}
-
-impl Calls {
-    /// Calls of some of the tools. Where they are not forced, the arguments of those that are not strict may be any.
-    fn new(tools: &[Value], which: Range<usize>, is_forced: bool, parallel: bool) -> Calls {
-        let (mut rules, mut names, mut schemas) = (String::new(), Vec::new(), Vec::new());
-        for (i, tool) in tools.iter().enumerate().take(which.end).skip(which.start) {
-            let function = &tool["function"];
-            let n = schemas.len();
-            let schema = match &function["parameters"] {
-                _ if !is_forced && function["strict"] != true => json!({ "type": "object" }),
-                // a function without parameters
-                Value::Null => json!({ "type": "object", "additionalProperties": false }),
-                parameters => parameters.clone(),
-            };
-            schemas.push((i, schema));
-            let head = literal(&format!("\n{{\"name\": {}, \"arguments\": ", function["name"]));
-            rules += &format!("call_{n}: {head} @schema_{n} {}\n", literal(&format!("}}\n{CLOSE}")));
-            names.push(format!("call_{n}"));
-        }
-        let (open, names) = (literal(OPEN), names.join(" | "));
-        let start = match (is_forced, parallel) {
-            (true, true) => format!("start: call (\"\\n\" call)*\ncall: {open} ({names})"),
-            (true, false) => format!("start: {open} ({names})"),
-            (false, true) => format!("start: (head ({names}))* rest\n{}", free_text()),
-            (false, false) => format!("start: (head ({names}))? rest\n{}", free_text()),
-        };
-        Calls { is_forced, grammar: format!("{start}\n{rules}"), schemas }
-    }
-
-    /// The constraint.
-    ///
-    /// # Errors
-    /// Which tool's parameters are wrong, and how.
-    pub async fn constraint(self, app: &Arc<App>) -> Result<Arc<dyn Constraint>, ApiError> {
-        let schemas: Vec<Value> = self.schemas.iter().map(|(_, schema)| schema.clone()).collect();
-        let error = match constraint(app, "tools", Form::Lark(self.grammar, schemas)).await {
-            Ok(constraint) => return Ok(constraint),
-            Err(error) => error,
-        };
-        for (i, schema) in self.schemas {
-            constraint(app, &format!("tools[{i}].function.parameters"), Form::Schema(schema)).await?;
-        }
-        Err(error)
-    }
-}
-
-/// Rules of text with calls: up to a tag that begins one, and what has none.
-fn free_text() -> String {
-    let open = literal(OPEN);
-    format!("head[lazy]: /(.|\\n)*/ {open}\nrest: REST\nREST: /(.|\\n)*/ & ~/(.|\\n)*{OPEN}(.|\\n)*/\n")
+    Ok(Told { tools: Some(tools), calls, is_forced })
 }
 
 /// Calls of an earlier answer as templates want them: with arguments that are data, not text of it.
@@ -300,7 +235,6 @@ fn kept(text: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::structure::tests::judge;
     use proptest::prelude::*;
 
     /// What is said and what is called, with names and arguments.
@@ -338,51 +272,6 @@ mod tests {
         for form in forms {
             assert_eq!(divide(&["<tool_call>", form, "</tool_call>"]).1, [("f".to_string(), "{}".to_string())]);
         }
-    }
-
-    fn form(is_forced: bool, parallel: bool) -> Form {
-        let city = json!({ "type": "object", "properties": { "city": { "$ref": "#/$defs/c" } }, "required": ["city"],
-            "additionalProperties": false, "$defs": { "c": { "enum": ["Oslo"] } } });
-        let tools = [
-            json!({ "function": { "name": "weather", "parameters": city, "strict": true } }),
-            json!({ "function": { "name": "say \"\\" } }),
-        ];
-        let Calls { grammar, schemas, .. } = Calls::new(&tools, 0..2, is_forced, parallel);
-        Form::Lark(grammar, schemas.into_iter().map(|(_, schema)| schema).collect())
-    }
-
-    #[test]
-    fn calls_are_as_they_are_read() {
-        let call = |name: &str, arguments: &str| {
-            format!("<tool_call>\n{{\"name\": {}, \"arguments\": {arguments}}}\n</tool_call>", json!(name))
-        };
-        let (weather, say) = (call("weather", r#"{"city": "Oslo"}"#), call("say \"\\", "{}"));
-        let (rome, other) = (call("weather", r#"{"city": "Rome"}"#), call("other", "{}"));
-        let (both, free) = (format!("{weather}\n{say}"), call("say \"\\", r#"{"x": [1]}"#));
-        let said = format!("Let me see.\n{weather}\nand {free} <tool_");
-        for (is_forced, parallel, text, judged) in [
-            (true, true, &weather, Some(true)),
-            (true, true, &say, Some(true)),
-            (true, true, &both, Some(true)),
-            (true, false, &both, None),
-            (true, false, &weather, Some(true)),
-            (true, true, &rome, None),
-            (true, true, &other, None),
-            (true, true, &free, None),
-            (true, true, &"<tool_call>\n".to_string(), Some(false)),
-            (true, true, &"Let me see.".to_string(), None),
-            (false, true, &"Let me see.".to_string(), Some(true)),
-            (false, true, &String::new(), Some(true)),
-            (false, true, &said, Some(true)),
-            (false, false, &said, None),
-            (false, false, &weather, Some(true)),
-            (false, true, &format!("So: {rome}"), None),
-            (false, true, &format!("So: {other}"), None),
-        ] {
-            assert_eq!(judge(&form(is_forced, parallel), text), judged, "{is_forced} {parallel} {text}");
-        }
-        // what the grammar lets through is what is found in it
-        assert_eq!(divide(&[&both]).1.iter().map(|c| c.0.as_str()).collect::<Vec<_>>(), ["weather", "say \"\\"]);
     }
 
     proptest! {

@@ -1,0 +1,111 @@
+// What an answer has to be, in the forms that callers give it.
+
+import { StarlingError } from "./errors.js";
+
+/** What an answer has to be. Properties of JSON come in the order of the schema. */
+export type Structure =
+  /** JSON by a schema; any object if that is `true`. */
+  | { json: object | true }
+  /** A text that a regular expression matches as a whole. */
+  | { regex: string }
+  /** One of these texts. */
+  | { choice: string[] }
+  /** A text of a grammar in Lark's syntax, as llguidance has it. */
+  | { grammar: string };
+
+/** What the grammar module is asked for, in JSON, and the part of the request that says so; none if the module says it. */
+export interface Wanted {
+  json: string;
+  param: string | undefined;
+}
+
+/** Forms by the names of {@link Structure}. */
+const FORMS = {
+  json: (param: string, value: unknown) => ({ schema: value === true ? { type: "object" } : parsed(param, value) }),
+  regex: (_: string, value: unknown) => ({ regex: value }),
+  choice: (_: string, value: unknown) => ({ choice: value }),
+  grammar: (_: string, value: unknown) => ({ lark: [value, []] }),
+} as const;
+
+const refuse = (what: string) => new StarlingError("request", what);
+
+/** A schema, itself or as a text. */
+function parsed(param: string, value: unknown): unknown {
+  if (typeof value !== "string") return value;
+  try {
+    return JSON.parse(value);
+  } catch (e) {
+    throw refuse(`${param} is a text that is not JSON: ${(e as Error).message}`);
+  }
+}
+
+const wanted = (param: string, kind: keyof typeof FORMS, value: unknown): Wanted => ({
+  json: JSON.stringify({ form: FORMS[kind](param, value) }),
+  param,
+});
+
+/** What an option asks for. */
+export function ofOption(structure: Structure | undefined): Wanted | undefined {
+  if (structure === undefined) return undefined;
+  const named = Object.entries(structure).filter(([, value]) => value !== undefined);
+  const [kind, value] = named[0] ?? [""];
+  if (named.length !== 1 || !Object.hasOwn(FORMS, kind))
+    throw refuse(`structure has ${named.map(([name]) => name).join(", ") || "nothing"}, expected one of json, regex, choice and grammar`);
+  return wanted(`structure.${kind}`, kind as keyof typeof FORMS, value);
+}
+
+/** The parts of a request that say what the answer is: as OpenAI, llama-server and vLLM have them, and the server. */
+export interface StructureRequest {
+  /** `{ type: "json_schema", json_schema: { schema } }`; `json_object` is any object, `text` any text. */
+  response_format?: { type: string; json_schema?: { schema?: unknown; [more: string]: unknown }; schema?: unknown } | null;
+  json_schema?: unknown;
+  /** In Lark's syntax. */
+  grammar?: string | null;
+  structured_outputs?: {
+    json?: unknown;
+    regex?: string | null;
+    choice?: string[] | null;
+    grammar?: string | null;
+    json_object?: boolean | null;
+  } | null;
+  guided_json?: unknown;
+  guided_regex?: string | null;
+  guided_choice?: string[] | null;
+  guided_grammar?: string | null;
+}
+
+/** What a request asks for: one thing, or nothing. */
+export function ofRequest(request: StructureRequest): Wanted | undefined {
+  const outputs = request.structured_outputs ?? {};
+  const said: [string, keyof typeof FORMS, unknown][] = [
+    ...format(request.response_format),
+    ["json_schema", "json", request.json_schema],
+    ["grammar", "grammar", request.grammar],
+    ["structured_outputs.json", "json", outputs.json],
+    ["structured_outputs.regex", "regex", outputs.regex],
+    ["structured_outputs.choice", "choice", outputs.choice],
+    ["structured_outputs.grammar", "grammar", outputs.grammar],
+    ["structured_outputs.json_object", "json", outputs.json_object === true ? true : undefined],
+    ["guided_json", "json", request.guided_json],
+    ["guided_regex", "regex", request.guided_regex],
+    ["guided_choice", "choice", request.guided_choice],
+    ["guided_grammar", "grammar", request.guided_grammar],
+  ];
+  const [first, second] = said.filter(([, , value]) => (value ?? null) !== null);
+  if (first && second) throw refuse(`${second[0]} is given, but ${first[0]} says what the answer is`);
+  return first && wanted(...first);
+}
+
+function format(format: StructureRequest["response_format"]): [string, keyof typeof FORMS, unknown][] {
+  if ((format ?? null) === null || format!.type === "text") return [];
+  const { type, schema, json_schema: named } = format!;
+  if (type === "json_object") {
+    return (schema ?? null) === null ? [["response_format", "json", true]] : [["response_format.schema", "json", schema]];
+  }
+  const param = "response_format.json_schema.schema";
+  if (type !== "json_schema")
+    throw refuse(`response_format.type is ${JSON.stringify(type)}, expected text, json_object or json_schema`);
+  if ((named?.schema ?? null) !== null) return [[param, "json", named!.schema]];
+  if ((schema ?? null) === null) throw refuse(`${param} is missing`);
+  return [["response_format.schema", "json", schema]];
+}
