@@ -89,7 +89,7 @@ make() {
             ;;
         web-grammar)
             build_web +simd128 ""
-            wasm_tools bindgen "$built" grammar "$out/$1"
+            wasm_tools bindgen "$built" grammar "$out/$1" restarts
             ;;
         web-*)
             # unstripped: names of functions go with the sections that are read here

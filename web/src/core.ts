@@ -50,8 +50,7 @@ export class Core {
   #steps = 0;
   /** Whether there was no room for the first that waits, and none has become free since: finding out takes its tokens. */
   #isFull = false;
-  /** Made for the first answer that has to follow something. */
-  #grammars: GrammarReader | undefined;
+  #grammars = new GrammarReader(() => this.#call((m) => m.words()));
   #dead: StarlingError | undefined;
 
   private constructor(loaded: Loaded, emit: (events: CoreEvent[]) => void) {
@@ -91,10 +90,7 @@ export class Core {
     const now = performance.now();
     let constraint: Constraint | undefined;
     try {
-      if (form) {
-        this.#grammars ??= new GrammarReader(form.module, this.#call((m) => m.words()));
-        constraint = this.#grammars.constraint(form);
-      }
+      if (form) constraint = this.#grammars.constraint(form);
     } catch (e) {
       return this.#emit([{ type: "failed", job, error: toWire(e) }]);
     }
@@ -294,7 +290,7 @@ export class Core {
   /** Frees the model. */
   dispose(): void {
     this.#forget();
-    this.#grammars?.free();
+    this.#grammars.free();
     this.#release((m) => m.free());
     this.#die(new StarlingError("disposed", "the model was disposed"));
   }

@@ -1,8 +1,9 @@
 //! Makes what ships of a module that the compiler made:
 //!
 //! ```text
-//! wasm-tools bindgen MODULE NAME FOLDER   the face for JavaScript, as `wasm-bindgen --target web` writes it
-//! wasm-tools component MODULE FILE        a component, typed by the WIT that the module was built with
+//! wasm-tools bindgen MODULE NAME FOLDER [restarts]   the face for JavaScript, as `wasm-bindgen --target web` writes it;
+//!                                                    for a module that starts again after a crash
+//! wasm-tools component MODULE FILE                   a component, typed by the WIT that the module was built with
 //! ```
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,14 +13,15 @@ use wit_component::ComponentEncoder;
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["bindgen", module, name, folder] => bindgen(module, name, folder),
+        ["bindgen", module, name, folder] => bindgen(module, name, folder, false),
+        ["bindgen", module, name, folder, "restarts"] => bindgen(module, name, folder, true),
         ["component", module, file] => component(module, file),
-        _ => bail!("usage: wasm-tools bindgen MODULE NAME FOLDER, or wasm-tools component MODULE FILE"),
+        _ => bail!("usage: wasm-tools bindgen MODULE NAME FOLDER [restarts], or wasm-tools component MODULE FILE"),
     }
 }
 
 /// Without the names of functions; the face finds its module by what the page gives it.
-fn bindgen(module: &str, name: &str, folder: &str) -> Result<()> {
+fn bindgen(module: &str, name: &str, folder: &str, restarts: bool) -> Result<()> {
     let of_crate = version(include_str!("../../../Cargo.lock"), "wasm-bindgen")?;
     let of_tool = version(include_str!("../Cargo.lock"), "wasm-bindgen-cli-support")?;
     ensure!(
@@ -32,6 +34,7 @@ fn bindgen(module: &str, name: &str, folder: &str) -> Result<()> {
         .web(true)?
         .out_name(name)
         .typescript(true)
+        .reset_state_function(restarts)
         .omit_default_module_path(true)
         .remove_name_section(true)
         .remove_producers_section(true)
