@@ -8,7 +8,9 @@ extern "C" {
     fn fork(constraint: u32) -> u32;
     fn allow(constraint: u32, mask: &mut [u32]) -> u32;
     fn accept(constraint: u32, token: u32) -> u32;
-    fn drop(constraint: u32);
+    // `drop` is a name that the macro itself uses
+    #[wasm_bindgen(js_name = drop)]
+    fn release(constraint: u32);
 }
 
 /// The constraint with a number.
@@ -42,6 +44,6 @@ impl Constraint for Elsewhere {
 
 impl Drop for Elsewhere {
     fn drop(&mut self) {
-        drop(self.0);
+        release(self.0);
     }
 }

@@ -133,6 +133,54 @@ test("OpenAI's form has the answer of the server to the same body", () =>
     assert.ok(got.filter(({ usage }) => usage.completion_tokens > 64).length > 10);
   }));
 
+test("answers that have to follow something are those of the server", () =>
+  withServer(async (post) => {
+    const schema = {
+      type: "object",
+      properties: {
+        name: { type: "string", maxLength: 12 },
+        kinds: { type: "array", items: { enum: ["cat", "fox", "b\u00e4r"] }, maxItems: 3 },
+        age: { type: ["integer", "null"], minimum: 0, maximum: 20 },
+      },
+      required: ["kinds", "name"],
+      additionalProperties: false,
+    };
+    const messages = [{ role: "user", content: "Tell me of a cat." }];
+    const base = { messages, seed: 5, max_tokens: 60, logprobs: true, top_logprobs: 2 };
+    const forms = [
+      { response_format: { type: "json_schema", json_schema: { name: "cat", schema } } },
+      { response_format: { type: "json_object" } },
+      { response_format: { type: "json_object", schema } },
+      { response_format: { type: "text" } },
+      { json_schema: schema },
+      { grammar: 'start: "The " /[a-z]{1,5}/ (" and " /[a-z]{1,5}/)* "."' },
+      { structured_outputs: { json: JSON.stringify(schema) } },
+      { structured_outputs: { regex: "[A-Z][a-z]+( [a-z]+){2,5}\\." } },
+      { structured_outputs: { choice: ["It is a cat.", "It is a fox.", "No"] } },
+      { structured_outputs: { json_object: true } },
+      { guided_json: schema },
+      { guided_regex: "[0-9]{3,9}" },
+      { guided_choice: ["yes", "no"] },
+      { guided_grammar: 'start: "a"+ "b"' },
+    ];
+    const bodies = forms.flatMap((form) => [1, 2].map((seed) => ({ ...base, ...form, seed, n: seed })));
+    const got = await page.evaluate(
+      (all) => Promise.all(all.map((body) => model.chat.completions.create(body))),
+      bodies,
+    );
+    const seen = ({ choices, usage }) => [
+      usage.completion_tokens,
+      ...choices.map(({ message, finish_reason, logprobs }) => [
+        message.content,
+        finish_reason,
+        logprobs.content.map(({ token, logprob, top_logprobs }) => [token, Math.fround(logprob), top_logprobs.length]),
+      ]),
+    ];
+    for (const [i, body] of bodies.entries())
+      assert.deepEqual(seen(got[i]), seen(await post("/v1/chat/completions", body)), JSON.stringify(body));
+    assert.ok(got.filter(({ choices }) => choices[0].finish_reason === "stop").length > 10);
+  }));
+
 test("a model is told of tools as the server tells it", () => {
   const template = `${root}fixtures/chat/qwen-tools.jinja`;
   return withServer(
@@ -146,15 +194,28 @@ test("a model is told of tools as the server tells it", () => {
         { role: "tool", tool_call_id: "call_1", content: "It is." },
       ];
       const base = { messages, tools, seed: 5, max_tokens: 40, ignore_eos: true, logprobs: true };
-      const bodies = [base, { ...base, tool_choice: "none" }, { ...base, parallel_tool_calls: false, seed: 6 }];
+      const city = { enum: ["Oslo", "Rome"] };
+      const strict = { type: "object", properties: { city }, required: ["city"], additionalProperties: false };
+      const time = { type: "function", function: { name: "time", strict: true, parameters: strict } };
+      const forced = { ...base, ignore_eos: false, max_tokens: 120, tools: [...tools, time] };
+      const bodies = [
+        base,
+        { ...base, tool_choice: "none" },
+        { ...base, parallel_tool_calls: false, seed: 6 },
+        { ...forced, tool_choice: "required" },
+        { ...forced, tool_choice: "required", parallel_tool_calls: false, seed: 7 },
+        { ...forced, tool_choice: { type: "function", function: { name: "time" } } },
+        { ...forced, tool_choice: "auto" },
+      ];
       const got = await page.evaluate(
         ([all, chat_template]) =>
           Promise.all(all.map((body) => model.chat.completions.create({ ...body, chat_template }))),
         [bodies, await readFile(template, "utf8")],
       );
+      // names of calls differ
       const seen = ({ choices: [{ message, finish_reason, logprobs }], usage }) => [
         message.content,
-        message.tool_calls,
+        message.tool_calls?.map((call) => call.function),
         finish_reason,
         logprobs.content.map(({ logprob }) => Math.fround(logprob)),
         usage.prompt_tokens,
@@ -162,6 +223,9 @@ test("a model is told of tools as the server tells it", () => {
       for (const [i, body] of bodies.entries())
         assert.deepEqual(seen(got[i]), seen(await post("/v1/chat/completions", body)), JSON.stringify(body));
       assert.ok(got[0].usage.prompt_tokens > got[1].usage.prompt_tokens, "it is told");
+      const { finish_reason, message: called } = got[5].choices[0];
+      assert.equal(finish_reason, "tool_calls");
+      assert.match(called.tool_calls[0].function.arguments, /^\{"city":"(Oslo|Rome)"\}$/);
     },
     "--chat-template",
     template,

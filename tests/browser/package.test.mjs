@@ -64,7 +64,7 @@ test("a fresh node project", async () => {
 });
 
 test("its types", async () => {
-  const main = `import { Starling, StarlingError, type ChatCompletionRequest, type Completion, type Generation } from "starling-web";
+  const main = `import { Starling, StarlingError, type ChatCompletionRequest, type Completion, type Generation, type Structure } from "starling-web";
     const model: Starling = await Starling.load("x.gguf", { onProgress: ({ loaded, total }) => console.log(loaded / total), cache: "reuse" });
     for await (const piece of model.generate("a", { seed: 1n, topK: 3 })) piece.toUpperCase();
     const { text }: Completion = await model.chat([{ role: "user", content: "a" }]).result;
@@ -72,13 +72,17 @@ test("its types", async () => {
     for await (const chunk of stream) chunk.choices[0]?.delta.content?.length;
     const whole = await model.chat.completions.create({ messages: [] });
     whole.choices[0]?.message.content?.length;
-    const request: ChatCompletionRequest = { messages: [], stream: Math.random() < 0.5 };
+    const request: ChatCompletionRequest = { messages: [], stream: Math.random() < 0.5, tool_choice: "required" };
+    request.response_format = { type: "json_schema", json_schema: { name: "a", schema: { type: "object" } } };
+    model.generate("a", { structure: { choice: ["b"] } satisfies Structure });
     const either = await model.chat.completions.create(request);
     if ("choices" in either) either.choices[0]?.message.content?.length;
     else for await (const chunk of either) chunk.choices[0]?.delta.content?.length;
     const generation: Generation = model.generate("a");
     // @ts-expect-error
     model.generate("a", { topk: 3 });
+    // @ts-expect-error
+    model.generate("a", { structure: { choice: "b" } });
     // @ts-expect-error
     model.crash();
     // @ts-expect-error
@@ -98,7 +102,8 @@ const appScript = `import { Starling } from "starling-web";
   const model = await Starling.load("model.gguf", { threads: 2 });
   for await (const piece of model.${story}) document.getElementById("out").append(piece);
   const { worker, threads } = model.info;
-  document.title = worker && threads === (crossOriginIsolated ? 2 : 1) ? "done in a worker" : "done, but how";`;
+  const { text } = await model.generate("A", { structure: { choice: ["fox"] } }).result;
+  document.title = text === "fox" && worker && threads === (crossOriginIsolated ? 2 : 1) ? "done in a worker" : "done, but how";`;
 /** What makes a page cross-origin isolated. */
 const ISOLATED = { "cross-origin-opener-policy": "same-origin", "cross-origin-embedder-policy": "require-corp" };
 const appPage = (script) =>

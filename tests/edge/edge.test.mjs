@@ -65,6 +65,7 @@ test("workerd", async () => {
     const ask = (query, options) => fetch(`http://127.0.0.1:${port}/${query}`, options);
     const get = async (query) => (await ask(query)).text();
     assert.equal(await get(""), text);
+    assert.match(await get("?regex=[a-z]{3}-[0-9]{2}"), /^[a-z]{3}-[0-9]{2}$/);
     // what drove the engine for the first ends with its response
     assert.deepEqual(await Promise.all([get("?n=64"), get("?n=64")]), [text, text]);
     assert.deepEqual((await Promise.all([get("?n=4"), get("?n=400"), get("?n=64")]))[2], text);

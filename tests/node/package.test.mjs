@@ -171,8 +171,12 @@ test("OpenAI's form has the defaults and names of the server", async () => {
   assert.equal((await model.verify(chunks.at(-1).choices[0].receipt)).verified, true);
 
   for (const wrong of [
-    { response_format: { type: "json_object" } },
+    { response_format: { type: "xml" } },
+    { response_format: { type: "json_schema" } },
+    { response_format: { type: "json_object" }, guided_regex: "a" },
+    { guided_json: "{" },
     { tool_choice: "required" },
+    { tool_choice: "sometimes" },
     { n: 0 },
     { n: 1.5 },
     { messages: undefined },
@@ -217,6 +221,67 @@ test("calls of tools are found as the server finds them", () => {
     assert.deepEqual(divided(["<tool_call>", form, "</tool_call>"]).calls, [["call_0", "f", "{}"]]);
 });
 
+test("answers follow what they have to be", async () => {
+  const schema = {
+    type: "object",
+    properties: { name: { type: "string", maxLength: 8 }, age: { type: "integer", minimum: 0, maximum: 20 } },
+    required: ["name", "age"],
+    additionalProperties: false,
+  };
+  const text = async (structure, more) =>
+    (await model.generate("A cat: ", { structure, maxTokens: 100, ...more }).result).text;
+  for (let seed = 0; seed < 4; seed++) {
+    const { name, age, ...rest } = JSON.parse(await text({ json: schema }, { seed }));
+    assert.ok(typeof name === "string" && age >= 0 && age <= 20, `${name} ${age}`);
+    assert.deepEqual(rest, {});
+    assert.match(await text({ regex: "[a-z]{3}-[0-9]{2}" }, { seed }), /^[a-z]{3}-[0-9]{2}$/);
+    assert.match(await text({ choice: ["fox", "a cat"] }, { seed }), /^(fox|a cat)$/);
+    assert.match(await text({ grammar: 'start: "The " /[a-z]{1,5}/ "."' }, { seed }), /^The [a-z]{1,5}\.$/);
+  }
+  assert.match(await text({ json: true }, { temperature: 0 }), /^\{/);
+
+  for (const [structure, message] of [
+    [{}, /structure has nothing, expected one of json/],
+    [{ json: true, regex: "a" }, /structure has json, regex, expected one/],
+    [{ yaml: "a" }, /structure has yaml/],
+    [{ json: { type: "nonsense" } }, /^structure\.json: .*nonsense/],
+    [{ json: [] }, /^structure\.json: is not a schema/],
+    [{ regex: "[a-z" }, /^structure\.regex: .*unclosed character class/s],
+    [{ choice: [] }, /^structure\.choice: has no texts/],
+    [{ choice: "a" }, /^structure\.choice: .*expected a sequence/],
+    [{ grammar: "root ::= a" }, /GBNF/],
+    [{ regex: "a".repeat(70_000) }, /has 70000 bytes, expected at most 65536/],
+  ]) {
+    const wrong = (e) => e instanceof StarlingError && e.code === "request" && message.test(e.message);
+    await assert.rejects(text(structure), wrong, JSON.stringify(structure).slice(0, 100));
+  }
+  await assert.rejects(text({ regex: "a" }, { receipt: true }), code("request"));
+});
+
+test("what crashes the reader of grammars ends answers that follow one, and no others", async () => {
+  const story = (options) => model.generate("Once upon a time", { maxTokens: 200, ignoreEos: true, ...options });
+  const deep = Array.from({ length: 3500 }, (_, i) => `a${i}: "x" a${i + 1}`).join("\n");
+  const grammar = `start: a0\n${deep}\na3500: "y"`;
+  const [free, bound] = [story({}), story({ structure: { regex: "(.|\n)*" } })];
+  await bound.tokens().next();
+  await assert.rejects(story({ structure: { grammar } }).result, (e) => /structure.grammar: .*nested/.test(e.message));
+  await assert.rejects(bound.result, (e) => e.code === "request" && /the grammar has failed/.test(e.message));
+  assert.equal((await free.result).usage.completionTokens, 200);
+  assert.equal((await model.generate("A", { structure: { choice: ["fox"] } }).result).text, "fox");
+});
+
+test("answers that follow something wait for their turn, and can be given up", async () => {
+  const asked = Array.from({ length: 12 }, (_, seed) =>
+    model.generate("A cat", { structure: { regex: "[a-z ]{20}" }, seed, maxTokens: 40 }),
+  );
+  const reason = new Error("enough");
+  const abort = new AbortController();
+  const given = model.generate("A cat", { structure: { regex: "[a-z ]{20}" }, signal: abort.signal });
+  abort.abort(reason);
+  await assert.rejects(given.result, reason);
+  for (const { result } of asked) assert.match((await result).text, /^[a-z ]{20}$/);
+});
+
 test("answers of OpenAI's form have calls apart from text", async () => {
   const texts = ["So:", "\n", "<tool_", 'call>{"name": "f", "arguments": {}}', "</tool_call>", "\n"];
   const generation = () => ({
@@ -250,11 +315,18 @@ test("answers of OpenAI's form have calls apart from text", async () => {
     const { message, finish_reason } = (await completions.create({ messages, ...more })).choices[0];
     assert.deepEqual([message, finish_reason], [{ role: "assistant", content: texts.join("") }, "stop"]);
   }
-  for (const wrong of [{ tools: {} }, { tools: [{}] }, { tools, tool_choice: "required" }]) {
+  const other = { type: "function", function: { name: "g" } };
+  const form = { response_format: { type: "json_object" } };
+  for (const wrong of [
+    { tools: {} },
+    { tools: [{}] },
+    { tools, tool_choice: other },
+    { tools, tool_choice: "required", ...form },
+  ]) {
     await assert.rejects(completions.create({ messages, ...wrong }), code("request"), JSON.stringify(wrong));
   }
-  const strict = [{ type: "function", function: { name: "f", strict: true } }];
-  await assert.rejects(completions.create({ messages, tools: strict }), code("request"));
+  // nor in an answer that has another form
+  assert.equal((await completions.create({ messages, tools, ...form })).choices[0].message.content, texts.join(""));
   await assert.rejects(model.chat.completions.create({ messages, tools }), code("unsupported"));
   // where the page brings a template, that is what counts
   const chat_template = "{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}";

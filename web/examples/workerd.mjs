@@ -1,8 +1,10 @@
 // A service in workerd that continues the prompt it is asked for: `workerd serve workerd.capnp`, then
-// GET /?prompt=Once+upon+a+time. A worker there has 128 MB: room for a model of some 50 MB, whose bytes are there beside the packed weights.
+// GET /?prompt=Once+upon+a+time, and &regex=[a-z]+ for an answer that an expression matches. A worker there has 128 MB:
+// room for a model of some 50 MB, whose bytes are there beside the packed weights.
 
 import { Starling } from "starling-web";
 import bytes from "model.gguf";
+import grammarWasm from "grammar.wasm";
 import wasm from "starling.wasm";
 
 let model;
@@ -10,11 +12,12 @@ let model;
 export default {
   async fetch(request) {
     const ask = new URL(request.url).searchParams;
-    model ??= Starling.load(bytes, { wasm });
+    model ??= Starling.load(bytes, { wasm, grammarWasm });
     const options = {
       maxTokens: Number(ask.get("n") ?? 64),
       temperature: Number(ask.get("temperature") ?? 0),
       signal: request.signal,
+      ...(ask.has("regex") && { structure: { regex: ask.get("regex") } }),
     };
     const pieces = (await model).generate(ask.get("prompt") ?? "Once upon a time", options);
     const encoder = new TextEncoder();

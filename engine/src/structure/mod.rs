@@ -111,11 +111,7 @@ impl Structures {
     ///
     /// # Errors
     /// What is wrong with the form, and where.
-    pub fn constraint(
-        &self,
-        words: &dyn Fn() -> Vec<u8>,
-        form: &Form,
-    ) -> Result<Arc<dyn Constraint>, StructureError> {
+    pub fn constraint(&self, words: &dyn Fn() -> Vec<u8>, form: &Form) -> Result<Arc<dyn Constraint>, StructureError> {
         let (found, most) = (form.bytes(), self.limits.bytes);
         if found > most {
             return Err(StructureError::TooLong { found, most });

@@ -43,11 +43,11 @@ use self::merge::MergeScratch;
 use self::special::{Fragment, Specials};
 use self::spm::Spm;
 pub use self::stream::StreamDecoder;
-pub use self::words::CONTROL_MARK;
 use self::table::TextTable;
 use self::unigram::Unigram;
 use self::vocab::{Kind, Vocab};
 use self::wordpiece::WordPiece;
+pub use self::words::CONTROL_MARK;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 
