@@ -60,6 +60,30 @@ test("a prompt typed into the page gives the bytes of `starling run`", async () 
   await page.close();
 });
 
+test("an answer that has a form is that of `starling run`, and a wrong form is said", async () => {
+  const page = await demo();
+  await page.fill("#prompt", "A cat: ");
+  await page.click("#options summary");
+  const text = () => page.locator("#answer .body").textContent();
+  for (const [kind, flag] of [
+    ["json", "--json-schema"],
+    ["regex", "--regex"],
+  ]) {
+    await page.selectOption("#option-form", kind);
+    const form = await page.inputValue("#option-form-text");
+    await written(page, () => page.click("#write"));
+    assert.equal(await text(), native("A cat: ", flag, form, "-n", "200", "--seed", "0"));
+    assert.equal(await page.isVisible("#write-receipt"), false);
+  }
+  await page.fill("#option-form-text", "[a-z");
+  await page.click("#write");
+  await page.waitForFunction(() => /unclosed character class/.test(document.getElementById("status").textContent));
+  await page.selectOption("#option-form", "");
+  await written(page, () => page.click("#write"));
+  assert.equal(await page.isVisible("#write-receipt"), true);
+  await page.close();
+});
+
 test("a stopped answer stops, and the same seed gives it again", async () => {
   const page = await demo();
   await set(page, { seed: 3, maxTokens: 400 });

@@ -112,10 +112,12 @@ async function answer(start, view) {
   enable();
   status("Writing");
   try {
+    const options = samplingOptions();
     const generation = start(model, {
-      ...samplingOptions(),
+      ...options,
       logprobs: ALTERNATIVES,
-      receipt: true,
+      // none can be had of answers that have to follow something
+      receipt: options.structure === undefined,
       signal: generating.signal,
     });
     for await (const token of generation.tokens()) view.add(token);

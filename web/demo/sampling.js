@@ -32,10 +32,38 @@ for (const [name, label, value, min, step] of controls) {
 const stop = element("input", { type: "text", id: "option-stop" });
 $("sampling").append(element("label", {}, "Stop text", stop));
 
+const kinds = [
+  ["", "Any text"],
+  ["json", "JSON by a schema"],
+  ["regex", "What an expression matches"],
+];
+const kind = element(
+  "select",
+  { id: "option-form" },
+  ...kinds.map(([value, label]) => element("option", { value }, label)),
+);
+const form = element("input", { type: "text", id: "option-form-text", spellcheck: false });
+const formLabel = element("label", { hidden: true }, "Schema or expression", form);
+const examples = {
+  json: '{"type": "object", "properties": {"age": {"type": "integer", "maximum": 20}}, "required": ["age"]}',
+  regex: "[A-Z][a-z]+( [a-z]+){2,8}\\.",
+};
+kind.onchange = () => {
+  formLabel.hidden = kind.value === "";
+  form.value = examples[kind.value] ?? "";
+};
+$("sampling").append(element("label", {}, "Form of the answer (without a receipt)", kind), formLabel);
+
+/** What the answer has to be, if that is said. */
+function structure() {
+  if (kind.value === "") return {};
+  return { structure: kind.value === "json" ? { json: JSON.parse(form.value) } : { regex: form.value } };
+}
+
 /** The options as they stand. */
 export function samplingOptions() {
   const options = Object.fromEntries(controls.map(([name]) => [name, Number($(`option-${name}`).value)]));
   const seed = $("option-seed").value.trim();
   if (/^\d+$/.test(seed) && !Number.isSafeInteger(options.seed)) options.seed = BigInt(seed);
-  return { ...options, ...(stop.value !== "" && { stop: stop.value }) };
+  return { ...options, ...(stop.value !== "" && { stop: stop.value }), ...structure() };
 }
