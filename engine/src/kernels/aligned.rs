@@ -112,7 +112,7 @@ pub struct Arena {
 const PIECE: usize = if cfg!(target_family = "wasm") { 0 } else { 32 << 20 };
 
 impl Arena {
-    /// `len` zero bytes. What is left of a piece is never touched.
+    /// `len` zero bytes. What is left of a piece is given back.
     ///
     /// # Errors
     /// If there is not enough memory.
@@ -123,7 +123,11 @@ impl Arena {
         } else {
             let rest = match &mut self.rest {
                 Some(rest) if rest.capacity >= len.next_multiple_of(64) => rest,
-                rest => rest.insert(piece(PIECE)?),
+                rest => {
+                    let next = piece(PIECE)?;
+                    rest.iter().for_each(give_back);
+                    rest.insert(next)
+                }
             };
             rest.split(len)
         };
@@ -132,21 +136,39 @@ impl Arena {
     }
 }
 
-/// Linux gives large pages unasked only where it is configured to.
-#[cfg(all(feature = "std", target_os = "linux"))]
-fn ask_for_large_pages(buf: &AlignedBuf) {
-    const PAGE: usize = 4096;
-    let skipped = buf.start.as_ptr().align_offset(PAGE);
-    let len = buf.capacity.saturating_sub(skipped) / PAGE * PAGE;
-    if len > 0 {
-        // SAFETY: whole pages inside the buffer; the advice changes how they are mapped, not what they hold. It may be
-        // refused, which changes nothing.
-        unsafe { libc::madvise(buf.start.as_ptr().add(skipped).cast(), len, libc::MADV_HUGEPAGE) };
+impl Drop for Arena {
+    fn drop(&mut self) {
+        self.rest.iter().for_each(give_back);
     }
 }
 
-#[cfg(not(all(feature = "std", target_os = "linux")))]
-fn ask_for_large_pages(_: &AlignedBuf) {}
+/// Linux gives large pages unasked only where it is configured to.
+fn ask_for_large_pages(room: &AlignedBuf) {
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    advise(room, libc::MADV_HUGEPAGE);
+    let _ = room;
+}
+
+/// What is left of a piece is in the large page of the buffer before it, and so has memory.
+fn give_back(rest: &AlignedBuf) {
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    advise(rest, libc::MADV_DONTNEED);
+    let _ = rest;
+}
+
+/// Tells the system of the whole pages of a room that no buffer has taken yet.
+#[cfg(all(feature = "std", target_os = "linux"))]
+fn advise(room: &AlignedBuf, advice: core::ffi::c_int) {
+    const PAGE: usize = 4096;
+    assert!(room.len == 0, "a room without bytes");
+    let skipped = room.start.as_ptr().align_offset(PAGE);
+    let len = room.capacity.saturating_sub(skipped) / PAGE * PAGE;
+    if len > 0 {
+        // SAFETY: whole pages inside the room, in which there is nothing yet: the advice changes how they are mapped, or
+        // that they are zero until they are written. It may be refused, which changes nothing.
+        unsafe { libc::madvise(room.start.as_ptr().add(skipped).cast(), len, advice) };
+    }
+}
 
 /// A slice that the tasks of one parallel operation write in disjoint parts.
 #[derive(Clone, Copy)]

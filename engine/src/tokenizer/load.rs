@@ -40,7 +40,10 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
         None => vec![Kind::Normal; n_tokens],
     };
     let pretokenizer = row.pretokenizer.of(gguf)?;
-    let mut vocab = Vocab::new(tokens, kinds, pretokenizer.spelling);
+    let n_bytes = tokens.clone().map(<[u8]>::len).sum::<usize>();
+    let n_bytes = u32::try_from(n_bytes)
+        .map_err(|_| wrong("tokenizer.ggml.tokens", format!("{n_bytes} bytes"), "at most 4 GiB of texts"))?;
+    let mut vocab = Vocab::new(tokens, n_bytes, kinds, pretokenizer.spelling);
     let seed = seed(gguf, &vocab)?;
     let ids: Vec<u32> = vocab.ids().filter(|&id| vocab.text(id).is_some_and(|text| !text.is_empty())).collect();
     let texts = TextTable::new(seed, &ids, |id| vocab.text(id).unwrap_or_default());

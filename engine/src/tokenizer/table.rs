@@ -1,8 +1,8 @@
 //! Hash tables for vocabularies that come from files nobody vouches for.
 //!
-//! Open addressing, at most half full. Hashes are keyed by a digest of the vocabulary itself, so that a file cannot be
-//! made whose own entries collide; a text can only be looked up, and a lookup is never longer than the longest run of
-//! full slots. Nothing depends on the order of slots.
+//! Open addressing, at most three quarters full. Hashes are keyed by a digest of the vocabulary itself, so that a file
+//! cannot be made whose own entries collide; a text can only be looked up, and a lookup is never longer than the longest
+//! run of full slots. Nothing depends on the order of slots.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -46,7 +46,7 @@ impl Seed {
 }
 
 fn capacity(n: usize) -> usize {
-    (n.max(1) * 2).next_power_of_two()
+    (n + n / 3 + 1).next_power_of_two()
 }
 
 /// Strings to ids. The strings live elsewhere: `text(id)` gives them back.

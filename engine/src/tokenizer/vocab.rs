@@ -44,18 +44,23 @@ pub(super) enum Spelling {
 #[derive(Debug, Clone)]
 struct Strings {
     bytes: Vec<u8>,
-    ends: Vec<usize>,
+    ends: Vec<u32>,
 }
 
 impl Strings {
-    fn with_capacity(n: usize) -> Strings {
-        Strings { bytes: Vec::new(), ends: Vec::with_capacity(n) }
+    fn with_capacity(n: usize, n_bytes: u32) -> Strings {
+        Strings { bytes: Vec::with_capacity(n_bytes as usize), ends: Vec::with_capacity(n) }
+    }
+
+    /// Ends the string of the bytes added since the last.
+    fn end(&mut self) {
+        self.ends.push(self.bytes.len() as u32);
     }
 
     fn get(&self, i: usize) -> Option<&[u8]> {
         let end = *self.ends.get(i)?;
         let start = if i == 0 { 0 } else { self.ends[i - 1] };
-        self.bytes.get(start..end)
+        self.bytes.get(start as usize..end as usize)
     }
 }
 
@@ -68,13 +73,18 @@ pub(super) struct Vocab {
 }
 
 impl Vocab {
-    /// From the texts in the file, with a kind for each.
-    pub(super) fn new<'t>(texts: impl Iterator<Item = &'t [u8]>, kinds: Vec<Kind>, spelling: Spelling) -> Vocab {
-        let n = kinds.len();
-        let mut vocab = Vocab { texts: Strings::with_capacity(n), pieces: Strings::with_capacity(n), kinds };
+    /// From the texts in the file, `n_bytes` long together, with a kind for each.
+    pub(super) fn new<'t>(
+        texts: impl Iterator<Item = &'t [u8]>,
+        n_bytes: u32,
+        kinds: Vec<Kind>,
+        spelling: Spelling,
+    ) -> Vocab {
+        let strings = || Strings::with_capacity(kinds.len(), n_bytes);
+        let mut vocab = Vocab { texts: strings(), pieces: strings(), kinds };
         for (text, &kind) in texts.zip(&vocab.kinds) {
             vocab.texts.bytes.extend_from_slice(text);
-            vocab.texts.ends.push(vocab.texts.bytes.len());
+            vocab.texts.end();
             let out = &mut vocab.pieces.bytes;
             match (kind, spelling) {
                 (Kind::Control | Kind::Unknown, _) | (Kind::UserDefined, Spelling::Bytes) => {
@@ -88,8 +98,10 @@ impl Vocab {
                 (_, Spelling::Meta) => unspell_meta(text, out),
                 (_, Spelling::Plain) => out.extend_from_slice(text),
             }
-            vocab.pieces.ends.push(vocab.pieces.bytes.len());
+            vocab.pieces.end();
         }
+        // no piece is longer than its text
+        vocab.pieces.bytes.shrink_to_fit();
         vocab
     }
 
