@@ -5,9 +5,11 @@ use std::io::{Write, stdout};
 use base64::Engine as _;
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use starling::math::exp;
 use starling::model::pass::Pass;
 use starling::model::{Stage, Trace};
 use starling::pool::Pool;
+use starling::sampler::{Sampler, SamplingOptions};
 use starling::tokenizer::EncodeOptions;
 
 use crate::cli::{LogitsArgs, ModelArgs, PerplexityArgs};
@@ -92,6 +94,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
     let windows = (ids.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
     let progress = Progress::new("measuring", Of::Count("windows"), windows as u64);
     let pass = Pass { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx };
+    let mut sampler = Sampler::new(SamplingOptions::greedy(), model.config.n_vocab).map_err(Failure::Request)?;
     let (mut sum, mut squares, mut n) = (0.0, 0.0, 0usize);
     for window in ids.chunks_exact(n_ctx).take(windows) {
         let mut window = window.to_vec();
@@ -101,17 +104,20 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
         }
         pass.run::<Failure>(&window, n_ctx / 2, None, &mut |row| {
             if let Some(&next) = window.get(row.pos + 1) {
-                let loss = loss(row.logits, next as usize);
+                if !row.logits.iter().all(|logit| logit.is_finite()) {
+                    return Err(Failure::NotFinite);
+                }
+                let loss = -f64::from(sampler.score(cpu, row.logits, next).0);
                 (sum, squares, n) = (sum + loss, squares + loss * loss, n + 1);
             }
             Ok(())
         })?;
-        progress.inc(1, &format!("perplexity {:.4}", (sum / n.max(1) as f64).exp()));
+        progress.inc(1, &format!("perplexity {:.4}", exp(sum / n.max(1) as f64)));
     }
     progress.finish();
     let mean = sum / n as f64;
     let deviation = ((squares / n as f64 - mean * mean) / n.saturating_sub(1).max(1) as f64).max(0.0).sqrt();
-    let perplexity = mean.exp();
+    let perplexity = exp(mean);
     let json = json!({ "perplexity": perplexity, "error": perplexity * deviation, "loss": mean, "tokens": n,
                        "windows": windows, "n_ctx": n_ctx });
     if args.json {
@@ -124,11 +130,4 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
         )?;
     }
     Ok(())
-}
-
-/// Negative logarithm of the probability of token `next`.
-fn loss(logits: &[f32], next: usize) -> f64 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|v| f64::from(v - max).exp()).sum();
-    sum.ln() - f64::from(logits[next] - max)
 }
