@@ -375,6 +375,36 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_vocabulary_that_is_cut_short_is_refused() {
+        let (mut words, tokens): (_, [&[u8]; 5]) =
+            (5u32.to_le_bytes().to_vec(), [b"a", b"b", b"", b"ab", b"\xFF<end>"]);
+        for token in tokens {
+            words.extend((token.len() as u32).to_le_bytes());
+            words.extend(token);
+        }
+        words.extend(4u32.to_le_bytes());
+        let form = Form::Regex("a+b".into());
+        for n in 0..words.len() {
+            // without the last number there is no end, which is a vocabulary too
+            if n == words.len() - 4 {
+                continue;
+            }
+            let made = Structures::new(Limits::DEFAULT).constraint(&|| words[..n].to_vec(), &form);
+            assert!(matches!(made, Err(StructureError::Vocabulary(_))), "{n} bytes: {made:?}");
+        }
+        let structures = Structures::new(Limits::DEFAULT);
+        let mut constraint = structures.constraint(&|| words.clone(), &form).expect("a constraint").fork();
+        let allowed = |constraint: &mut dyn Constraint| {
+            let mut mask = [0];
+            (constraint.allow(&mut mask).expect("an answer"), mask[0] & 0b1111)
+        };
+        assert_eq!(allowed(&mut *constraint), (false, 0b1001));
+        assert_eq!(constraint.accept(0), Ok(false));
+        assert_eq!(allowed(&mut *constraint), (false, 0b1011));
+        assert_eq!(constraint.accept(3), Ok(true), "complete");
+    }
+
+    #[test]
     fn grammars_of_llama_cpp_are_known() {
         for text in ["root ::= \"a\"", "# x\n  my-rule  ::= [a-z]+\nroot ::= my-rule", "root::= x"] {
             assert!(gbnf_line(text).is_some(), "{text}");
