@@ -17,7 +17,7 @@ function guarded<T>(work: () => T): T {
     if (!(e instanceof WebAssembly.RuntimeError || e instanceof RangeError)) throw e;
     crashes += 1;
     startAnew();
-    throw `reading it has failed, most likely as it is nested too deeply: ${e.message}`;
+    throw new StarlingError("request", `reading it has failed, most likely as it is nested too deeply: ${e.message}`);
   }
 }
 
@@ -30,28 +30,38 @@ class Held implements Constraint {
     this.#made = made;
   }
 
+  #ask<T>(question: (made: Made) => T): T {
+    if (!this.isThere()) throw new StarlingError("request", "the grammar has failed");
+    return guarded(() => question(this.#made));
+  }
+
+  isThere(): boolean {
+    return this.#crashes === crashes;
+  }
+
   fork(): Constraint {
-    return new Held(guarded(() => this.#made.fork()));
+    return new Held(this.#ask((made) => made.fork()));
   }
 
   allow(mask: Uint32Array): number {
-    return guarded(() => this.#made.allow(mask));
+    return this.#ask((made) => made.allow(mask));
   }
 
   accept(token: number): number {
-    return guarded(() => this.#made.accept(token));
+    return this.#ask((made) => made.accept(token));
   }
 
   free(): void {
-    if (this.#crashes === crashes) guarded(() => this.#made.free());
+    if (this.isThere()) guarded(() => this.#made.free());
   }
 }
 
 /** Makes constraints for one model. */
 export class GrammarReader {
   #words: () => Uint8Array;
-  #grammars: Grammars | undefined;
-  #crashes = crashes;
+  #grammars: { of: Grammars; crashes: number } | undefined;
+  /** What was read last: the answers to one request follow the same. */
+  #last: { json: string; constraint: Held } | undefined;
 
   /** `words` gives the model's tokens. */
   constructor(words: () => Uint8Array) {
@@ -64,23 +74,33 @@ export class GrammarReader {
    * @throws {StarlingError} with what is wrong
    */
   constraint({ json, param, module }: Form): Constraint {
-    try {
-      return guarded(() => {
-        initSync({ module });
-        if (!this.#grammars || this.#crashes !== crashes) {
-          this.#grammars = new Grammars(this.#words());
-          this.#crashes = crashes;
-        }
-        return new Held(this.#grammars.constraint(json));
-      });
-    } catch (e) {
-      if (typeof e !== "string") throw e;
-      throw new StarlingError("request", param === undefined ? e : `${param}: ${e}`);
+    if (this.#last?.json !== json || !this.#last.constraint.isThere()) {
+      this.#forget();
+      try {
+        this.#last = { json, constraint: guarded(() => this.#read(json, module)) };
+      } catch (e) {
+        const said = e instanceof StarlingError && e.code === "request" ? e.message : e;
+        if (typeof said !== "string") throw e;
+        throw new StarlingError("request", param === undefined ? said : `${param}: ${said}`);
+      }
     }
+    return this.#last.constraint.fork();
+  }
+
+  #read(json: string, module: WebAssembly.Module): Held {
+    initSync({ module });
+    if (this.#grammars?.crashes !== crashes) this.#grammars = { of: new Grammars(this.#words()), crashes };
+    return new Held(this.#grammars.of.constraint(json));
+  }
+
+  #forget(): void {
+    this.#last?.constraint.free();
+    this.#last = undefined;
   }
 
   free(): void {
-    if (this.#grammars && this.#crashes === crashes) this.#grammars.free();
+    this.#forget();
+    if (this.#grammars?.crashes === crashes) this.#grammars.of.free();
     this.#grammars = undefined;
   }
 }

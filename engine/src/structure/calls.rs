@@ -25,7 +25,8 @@ pub struct Calls {
 
 impl Calls {
     /// Calls of some of the tools, which are functions with names as OpenAI's clients send them: all of the answer if
-    /// they are forced; several only if they may be `parallel`. Where they are not forced, the arguments of those that are not strict may be any.
+    /// they are forced; several only if they may be `parallel`. Where they are not forced, the arguments of those that
+    /// are not strict may be any.
     pub fn new(tools: &[Value], which: Range<usize>, is_forced: bool, parallel: bool) -> Calls {
         let (mut rules, mut names, mut schemas) = (String::new(), Vec::new(), Vec::new());
         for (i, tool) in tools.iter().enumerate().take(which.end).skip(which.start) {

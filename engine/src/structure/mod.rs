@@ -210,7 +210,7 @@ impl Form {
 }
 
 /// A text as a literal of Lark's.
-pub fn literal(text: &str) -> String {
+fn literal(text: &str) -> String {
     // JSON's literals, but for a character that Lark has not in them
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
