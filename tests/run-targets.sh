@@ -20,8 +20,7 @@ tests() {
 
 # wasm FEATURES ISA: a directory for each set of features, or each run would build everything anew
 wasm() {
-    # growing the memory makes the WASI of Node 20 crash: start with enough
-    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$1 -C link-arg=--initial-memory=1073741824" STARLING_TEST_ISA=$2 \
+    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$1" STARLING_TEST_ISA=$2 \
         tests --target wasm32-wasip1 --target-dir "$target/wasm$1"
 }
 

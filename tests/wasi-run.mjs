@@ -1,6 +1,9 @@
-#!/usr/bin/env -S node --no-warnings --experimental-wasm-relaxed-simd
+#!/usr/bin/env -S node --no-warnings --experimental-wasm-relaxed-simd --no-incremental-marking
 // Runs a wasm32-wasip1 program with the directory it is started in and the repository open at their own paths:
 // `node wasi-run.mjs program.wasm args...`
+//
+// Garbage is collected all at once: Node 20 ends an incremental marking, which the size of a program's memory begins, inside
+// of a loop in WebAssembly, loses what frames of JavaScript hold, and crashes when the program returns to them.
 import { readFile } from "node:fs/promises";
 import { WASI } from "node:wasi";
 
@@ -12,7 +15,5 @@ const wasi = new WASI({
   preopens: { [root]: root, ".": "." },
   returnOnExit: true,
 });
-// Compiled here and now: tasks that `compile` leaves behind can end Node 20 with a SIGSEGV as it exits
-// (nodejs/node#56236).
-const module = new WebAssembly.Module(await readFile(process.argv[2]));
-process.exitCode = wasi.start(new WebAssembly.Instance(module, wasi.getImportObject()));
+const { instance } = await WebAssembly.instantiate(await readFile(process.argv[2]), wasi.getImportObject());
+process.exitCode = wasi.start(instance);
