@@ -30,20 +30,70 @@ pub(super) fn round13_lanes<S: Simd>(s: S, x: S::F) -> S::F {
 }
 
 /// Any number as one whose product with any f16 is exact.
+///
+/// Not limited by a smaller and a larger of two: of those, compilers with relaxed-simd make instructions that leave it to
+/// the engine what becomes of NaN.
 pub(super) fn narrow(x: f32) -> f32 {
-    let y = if x > MAX { MAX } else { x };
-    let n = round13(if -MAX > y { -MAX } else { y });
+    let limit = if x > 0.0 { MAX } else { -MAX };
+    let n = round13(if x.abs() > MAX { limit } else { x });
     if MIN > n.abs() { 0.0 } else { n }
+}
+
+/// [`narrow`] of all numbers, on lanes.
+#[inline(always)]
+pub(super) fn narrow_lanes<S: Simd>(s: S, x: &mut [f32]) {
+    let (whole, rest) = x.split_at_mut(x.len() / S::LANES * S::LANES);
+    for x in whole.chunks_exact_mut(S::LANES) {
+        // SAFETY: whole vectors.
+        unsafe { s.store(x.as_mut_ptr(), narrow_vector(s, s.load(x.as_ptr()))) }
+    }
+    rest.iter_mut().for_each(|x| *x = narrow(*x));
+}
+
+#[inline(always)]
+fn narrow_vector<S: Simd>(s: S, x: S::F) -> S::F {
+    let max = s.splat(MAX);
+    let limit = s.select_gt(x, s.splat(0.0), max, s.splat(-MAX));
+    let n = round13_lanes(s, s.select_gt(s.abs(x), max, limit, x));
+    s.select_gt(s.splat(MIN), s.abs(n), s.splat(0.0), n)
 }
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use proptest::prelude::*;
 
+    use super::super::Cpu;
+    use super::super::cpu::Op;
     use super::super::decoded::f16_to_f32;
-    use super::narrow;
+    use super::{Simd, narrow, narrow_lanes};
+
+    struct Narrow<'a>(&'a mut [f32]);
+
+    impl Op for Narrow<'_> {
+        type Out = ();
+        fn scalar(self) {
+            self.0.iter_mut().for_each(|x| *x = narrow(*x));
+        }
+        #[inline(always)]
+        fn simd<S: Simd>(self, s: S) {
+            narrow_lanes(s, self.0);
+        }
+    }
 
     proptest! {
+        #[test]
+        fn lanes_give_the_same_bits(x in prop::collection::vec(any::<u32>().prop_map(f32::from_bits), 0..70)) {
+            let of = |cpu: Cpu| {
+                let mut x = x.clone();
+                cpu.run(Narrow(&mut x));
+                // which NaN is the processor's choice
+                x.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect::<Vec<_>>()
+            };
+            prop_assert!(Cpu::all_ways().into_iter().all(|cpu| of(cpu) == of(Cpu::SCALAR)));
+        }
+
         #[test]
         fn products_with_f16_are_exact(x in any::<f32>().prop_filter("finite", |x| x.is_finite()), w in 0u16..0x7c00) {
             let (n, w) = (narrow(x), f16_to_f32(w));

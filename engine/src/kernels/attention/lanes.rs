@@ -8,7 +8,7 @@ use super::super::act::{first_of_bytes, quantise_lanes, write_groups};
 use super::super::elementwise::soft_cap_lanes;
 use super::super::exp::{ABREAST, LOW, exp_above_lanes};
 use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, columns_at_once, f32_shapes, has_shape};
-use super::super::narrow::round13_lanes;
+use super::super::narrow::{narrow_lanes, round13_lanes};
 use super::super::norm::{LANES, max, tree};
 use super::super::simd::{Simd, each};
 use super::{ANY, Attend, CHUNK, Chunk, F16, F32, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW, WIDE};
@@ -89,6 +89,11 @@ impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
             F16 => self.float_scores::<Exact<AsF16>, Exact<AsF32>>(chunk, n, q, scores, wide),
             _ => self.int8_scores(chunk, n, q, scores),
         }
+    }
+
+    #[inline(always)]
+    fn narrow(&self, q: &mut [f32]) {
+        narrow_lanes(self.s, q);
     }
 
     #[inline(always)]

@@ -24,7 +24,6 @@ use core::ops::Range;
 
 use super::cpu::Op;
 use super::exp::exp;
-use super::narrow::narrow;
 use super::norm::max;
 use super::simd::Simd;
 use super::{Cpu, SharedOut, tasks};
@@ -265,15 +264,15 @@ impl Attend<'_> {
 
     /// The queries of the block (columns, head_dim), gathered into `q`, narrowed where keys are f16.
     #[inline(always)]
-    fn queries<'q>(&self, q: &'q mut [f32]) -> &'q [f32] {
+    fn queries<'q>(&self, k: &impl Chunk, q: &'q mut [f32]) -> &'q [f32] {
         let (group, d) = (self.group(), self.kv().head_dim);
         let q = &mut q[..self.tokens * group * d];
         for (c, q) in q.chunks_exact_mut(d).enumerate() {
             let at = (self.row + c / group) * self.of.q_stride + (self.head * group + c % group) * d;
             q.copy_from_slice(&self.of.q[at..at + d]);
-            if self.kv().kv_type == KvType::F16 {
-                q.iter_mut().for_each(|q| *q = narrow(*q));
-            }
+        }
+        if self.kv().kv_type == KvType::F16 {
+            k.narrow(q);
         }
         q
     }
@@ -355,6 +354,8 @@ struct Running {
 
 /// What an instruction set contributes: scores, exponentials and weighted values of one chunk.
 trait Chunk {
+    /// `q = narrow(q)`, of `narrow.rs`.
+    fn narrow(&self, q: &mut [f32]);
     /// `scores[c][t]` for the chunk's first `n` tokens (rounded up to pages; what lies beyond is arbitrary) and the
     /// queries `q` (columns, head_dim).
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]);
@@ -378,7 +379,7 @@ impl<'a> Walk<'a> for Unit<'a> {
         let a = self.a;
         let (group, tokens, d, dims) = (a.group(), a.tokens, a.kv().head_dim, a.kv().value_dims());
         let columns = tokens * group;
-        let q = a.queries(&mut self.scratch.q);
+        let q = a.queries(k, &mut self.scratch.q);
         let scores = &mut self.scratch.scores[..columns];
         let part = &mut self.scratch.part[..columns * dims];
         let total = &mut self.scratch.total[..columns * dims];
@@ -525,7 +526,7 @@ impl<'a> Walk<'a> for Scores<'a> {
     #[inline(always)]
     fn walk(self, k: &impl Chunk) {
         let a = self.a;
-        let q = a.queries(&mut self.scratch.q);
+        let q = a.queries(k, &mut self.scratch.q);
         let scores = &mut self.scratch.scores[..self.out.len()];
         for chunk in a.chunks.clone() {
             let seen = a.seen(chunk, a.pos);

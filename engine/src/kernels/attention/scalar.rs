@@ -6,7 +6,7 @@ use super::super::act::quantise;
 use super::super::decoded::f16_to_f32;
 use super::super::elementwise::soft_cap_one;
 use super::super::exp::{exp, exp_above};
-use super::super::narrow::round13;
+use super::super::narrow::{narrow, round13};
 use super::super::norm::{LANES, max, tree};
 use super::{Attend, CHUNK, Chunk, KvType, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW};
 
@@ -49,6 +49,10 @@ impl Chunk for Scalar<'_> {
                 };
             }
         }
+    }
+
+    fn narrow(&self, q: &mut [f32]) {
+        q.iter_mut().for_each(|q| *q = narrow(*q));
     }
 
     fn soft_cap(&self, s: &mut [f32], cap: f32) {
