@@ -9,7 +9,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use starling::kernels::Cpu;
-use starling::kernels::act::{ActKind, pack};
+use starling::kernels::act::{ActKind, Floats, pack};
 use starling::kernels::matmul::{Columns, Job, products};
 use starling::kernels::panel::Matrix;
 use starling::pool::Inline;
@@ -46,12 +46,12 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
     let mut random = Random(7);
     let x: Vec<f32> = (0..n * w.k()).map(|_| random.next() as i32 as f32 / (1u32 << 31) as f32).collect();
-    let mut words = Vec::new();
+    let (mut words, x) = (Vec::new(), Floats { x: &x, stride: w.k() });
     let columns = match ActKind::of(cpu, w.dtype()) {
-        None => Columns::Plain(&x),
+        None => Columns::Plain(x),
         Some(kind) => {
             words.resize(kind.len_words(n, w.k()), 0);
-            Columns::Packed(pack(cpu, &Inline, kind, &x, w.k(), &mut words))
+            Columns::Packed(pack(cpu, &Inline, kind, x, w.k(), &mut words))
         }
     };
     let stride = w.panels() * 16;

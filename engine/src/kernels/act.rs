@@ -168,12 +168,33 @@ pub struct Acts<'a> {
     pub words: &'a [u32],
 }
 
+/// Rows of floats, `stride` apart, of which the first elements are columns of a product.
+#[derive(Clone, Copy)]
+pub struct Floats<'a> {
+    /// (n, stride)
+    pub x: &'a [f32],
+    /// Floats from one row to the next, the columns' elements at least.
+    pub stride: usize,
+}
+
+impl<'a> Floats<'a> {
+    /// Number of rows.
+    pub fn n(&self) -> usize {
+        self.x.len() / self.stride
+    }
+
+    /// Rows from `first` to `end`.
+    pub(super) fn rows(&self, first: usize, end: usize) -> Floats<'a> {
+        Floats { x: &self.x[first * self.stride..end * self.stride], ..*self }
+    }
+}
+
 /// Columns of a task: whole tiles of every kind.
 pub const TASK_COLUMNS: usize = 12;
 
-/// Quantises and packs the columns of `x` (n, k), in parallel. `words` is at least `kind.len_words(n, k)` long.
-pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: &[f32], k: usize, words: &'w mut [u32]) -> Acts<'w> {
-    let n = x.len() / k;
+/// Quantises and packs columns of `k` elements, in parallel. `words` is at least `kind.len_words(n, k)` long.
+pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: Floats<'_>, k: usize, words: &'w mut [u32]) -> Acts<'w> {
+    let n = x.n();
     let per = (k / kind.block) * kind.words;
     let words = &mut words[..n * per];
     let columns = kind.task_columns(n);
@@ -182,7 +203,7 @@ pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: &[f32], k: usize, w
         while !left.is_empty() {
             let nc = kind.columns(n, c);
             let (out, rest) = left.split_at_mut(nc * per);
-            cpu.run(PackTile { kind, x: &x[c * k..(c + nc) * k], k, nc, out });
+            cpu.run(PackTile { kind, x: x.rows(c, c + nc), k, nc, out });
             (c, left) = (c + nc, rest);
         }
     });
@@ -196,7 +217,7 @@ pub fn few(pool: &dyn Pool, n: usize) -> &dyn Pool {
 
 struct PackTile<'a> {
     kind: ActKind,
-    x: &'a [f32],
+    x: Floats<'a>,
     k: usize,
     nc: usize,
     out: &'a mut [u32],
@@ -250,8 +271,8 @@ impl PackTile<'_> {
         let some =
             if matches!(self.kind.rec, Rec::Xor | Rec::Pairs | Rec::Signed) { &mut some[..parts] } else { &mut [] };
         let words = self.kind.words * self.nc;
-        for (c, x) in self.x.chunks_exact(self.k).enumerate() {
-            for (x, out) in x.chunks_exact(BLOCK).zip(self.out.chunks_exact_mut(words)) {
+        for (c, row) in self.x.x.chunks_exact(self.x.stride).enumerate() {
+            for (x, out) in row[..self.k].chunks_exact(BLOCK).zip(self.out.chunks_exact_mut(words)) {
                 let d = quantise(x, &mut q, PartSums { all, some });
                 // through memory: in registers, the compiler would take vectors apart byte by byte
                 core::hint::black_box(&mut q);

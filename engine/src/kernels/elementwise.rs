@@ -79,27 +79,27 @@ fn times_logistic<S: Simd, const N: usize>(s: S, x: [S::F; N], u: [S::F; N]) -> 
 
 /// `x += y * scale`.
 pub fn add_scaled(cpu: Cpu, x: &mut [f32], y: &[f32], scale: f32) {
-    Map::run(cpu, Step::AddScaled(scale), None, Some(y), x);
+    Map::run(cpu, Step::AddScaled(scale), x, Some(y));
 }
 
 /// `x *= scale`.
 pub fn scale(cpu: Cpu, x: &mut [f32], scale: f32) {
-    Map::run(cpu, Step::Scale(scale), None, None, x);
+    Map::run(cpu, Step::Scale(scale), x, None);
 }
 
-/// `out = act(x)`.
-pub fn activate(cpu: Cpu, act: Act, x: &[f32], out: &mut [f32]) {
-    Map::run(cpu, Step::Activate(act), Some(x), None, out);
+/// `x = act(x)`.
+pub fn activate(cpu: Cpu, act: Act, x: &mut [f32]) {
+    Map::run(cpu, Step::Activate(act), x, None);
 }
 
-/// `out = act(gate) * up`.
-pub fn gated(cpu: Cpu, act: Act, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    Map::run(cpu, Step::Gated(act), Some(gate), Some(up), out);
+/// `gate = act(gate) * up`.
+pub fn gated(cpu: Cpu, act: Act, gate: &mut [f32], up: &[f32]) {
+    Map::run(cpu, Step::Gated(act), gate, Some(up));
 }
 
 /// `x = cap * tanh(x / cap)`.
 pub fn soft_cap(cpu: Cpu, x: &mut [f32], cap: f32) {
-    Map::run(cpu, Step::SoftCap(cap), None, None, x);
+    Map::run(cpu, Step::SoftCap(cap), x, None);
 }
 
 /// `cap * tanh(x / cap)` of scores inside another operation.
@@ -153,25 +153,23 @@ impl Step {
     }
 }
 
-/// `out = step(x, y)`, or in place if there is no `x`.
+/// `x = step(x, y)`.
 struct Map<'a> {
     step: Step,
-    x: Option<&'a [f32]>,
+    x: &'a mut [f32],
     y: Option<&'a [f32]>,
-    out: &'a mut [f32],
 }
 
 impl Map<'_> {
-    fn run(cpu: Cpu, step: Step, x: Option<&[f32]>, y: Option<&[f32]>, out: &mut [f32]) {
-        assert!(x.is_none_or(|x| x.len() == out.len()) && y.is_none_or(|y| y.len() == out.len()));
-        cpu.run(Map { step, x, y, out });
+    fn run(cpu: Cpu, step: Step, x: &mut [f32], y: Option<&[f32]>) {
+        assert!(y.is_none_or(|y| y.len() == x.len()));
+        cpu.run(Map { step, x, y });
     }
 
     /// The elements from `from` on.
     fn rest(&mut self, from: usize) {
-        for i in from..self.out.len() {
-            let x = self.x.map_or(self.out[i], |x| x[i]);
-            self.out[i] = self.step.of(x, self.y.map_or(0.0, |y| y[i]));
+        for i in from..self.x.len() {
+            self.x[i] = self.step.of(self.x[i], self.y.map_or(0.0, |y| y[i]));
         }
     }
 }
@@ -185,9 +183,8 @@ impl Op for Map<'_> {
 
     #[inline(always)]
     fn simd<S: Simd>(mut self, s: S) {
-        let whole = self.out.len() / S::LANES * S::LANES;
-        let out = self.out.as_mut_ptr();
-        let from = self.x.map_or(out.cast_const(), <[f32]>::as_ptr);
+        let whole = self.x.len() / S::LANES * S::LANES;
+        let p = self.x.as_mut_ptr();
         // SAFETY: equal lengths (checked by `run`), whole vectors below them.
         unsafe {
             for i in (0..whole).step_by(ABREAST * S::LANES) {
@@ -195,14 +192,14 @@ impl Op for Map<'_> {
                 let at = |j: usize| (i + j * S::LANES).min(whole - S::LANES);
                 let (mut x, mut y) = ([s.splat(0.0); ABREAST], [s.splat(0.0); ABREAST]);
                 for j in 0..ABREAST {
-                    x[j] = s.load(from.add(at(j)));
-                    if let Some(p) = self.y {
-                        y[j] = s.load(p.as_ptr().add(at(j)));
+                    x[j] = s.load(p.add(at(j)));
+                    if let Some(operand) = self.y {
+                        y[j] = s.load(operand.as_ptr().add(at(j)));
                     }
                 }
                 let x = self.step.of_lanes(s, x, y);
                 for (j, x) in x.iter().enumerate() {
-                    s.store(out.add(at(j)), *x);
+                    s.store(p.add(at(j)), *x);
                 }
             }
         }

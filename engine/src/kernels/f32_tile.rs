@@ -3,6 +3,7 @@
 
 use core::marker::PhantomData;
 
+use super::act::Floats;
 use super::decoded::float_at;
 use super::matmul::{Columns, Panels, Product, rows_at_once};
 use super::panel::{Matrix, PANEL};
@@ -199,7 +200,7 @@ struct Kind<E>(PhantomData<E>);
 fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     s: S,
     p: &Product<'_>,
-    x: &[f32],
+    x: Floats<'_>,
     row: usize,
     c: usize,
     _: Kind<E>,
@@ -212,8 +213,8 @@ fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     let tile = F32Tile::<RV> {
         w,
         k,
-        x: x[c * k..(c + NC) * k].as_ptr(),
-        x_stride: k,
+        x: x.rows(c, c + NC).x.as_ptr(),
+        x_stride: x.stride,
         out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
         out_stride: p.stride,
         go_on: false,

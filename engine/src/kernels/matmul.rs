@@ -19,7 +19,7 @@
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 
-use super::act::{self, Acts};
+use super::act::{self, Acts, Floats};
 use super::cpu::Op;
 use super::decoded::Decoded;
 use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
@@ -36,16 +36,16 @@ use crate::quant::Dtype;
 pub enum Columns<'a> {
     /// Quantised and packed, for quantised weights.
     Packed(Acts<'a>),
-    /// Plain rows (n, k), for float weights.
-    Plain(&'a [f32]),
+    /// As they are, for float weights.
+    Plain(Floats<'a>),
 }
 
 impl Columns<'_> {
-    /// Number of columns of `k` elements.
-    fn n(&self, k: usize) -> usize {
+    /// Number of columns.
+    fn n(&self) -> usize {
         match self {
             Columns::Packed(a) => a.n,
-            Columns::Plain(x) => x.len() / k,
+            Columns::Plain(x) => x.n(),
         }
     }
 }
@@ -72,7 +72,7 @@ pub struct Job<'a> {
 pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], stride: usize) {
     let (mut columns, mut end) = (0..0, 0);
     for job in jobs {
-        let (k, n) = (job.w.k(), job.x.n(job.w.k()));
+        let (k, n) = (job.w.k(), job.x.n());
         let mine = job.column..job.column + n;
         if mine != columns {
             assert!(mine.start >= columns.end, "products in order of their columns in the output");
@@ -81,9 +81,12 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], st
         assert!(job.at >= end, "products in order of their place in the output");
         end = job.at + job.w.panels() * PANEL;
         assert!(n > 0 && end <= stride && out.len() >= columns.end * stride);
-        if let Columns::Packed(a) = job.x {
-            assert!(a.k == k && a.words.len() >= a.kind.len_words(n, k));
-            assert!(Some(a.kind) == act::ActKind::of(cpu, job.w.dtype()), "columns packed for another product");
+        match job.x {
+            Columns::Packed(a) => {
+                assert!(a.k == k && a.words.len() >= a.kind.len_words(n, k));
+                assert!(Some(a.kind) == act::ActKind::of(cpu, job.w.dtype()), "columns packed for another product");
+            }
+            Columns::Plain(x) => assert!(x.stride >= k, "columns shorter than the rows of weights"),
         }
     }
     let units = units(jobs, pool.threads());
@@ -92,7 +95,7 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], st
         let Unit { job, p0, p1 } = units[i];
         let Job { w, x, column, at } = jobs[job];
         let then = tasks::after(i, units.len(), pool.threads()).map_or(&[][..], |i| units[i].weights(jobs));
-        let (n, at) = (x.n(w.k()), column * stride + at);
+        let (n, at) = (x.n(), column * stride + at);
         Panels { product: &Product { w, x, n, out, at, stride }, p0, p1, then }.run(cpu);
     });
 }
@@ -151,7 +154,7 @@ impl Panels<'_> {
                 let out = unsafe { out.slice(c * stride + at + p * PANEL, PANEL) };
                 match x {
                     Columns::Packed(a) => scalar_panel(w, p, &a, c, out),
-                    Columns::Plain(x) => f32_tile::scalar_panel(w, p, &x[c * w.k()..(c + 1) * w.k()], out),
+                    Columns::Plain(x) => f32_tile::scalar_panel(w, p, &x.x[c * x.stride..][..w.k()], out),
                 }
             }
         }
@@ -396,7 +399,7 @@ fn units(jobs: &[Job<'_>], threads: usize) -> Vec<Unit> {
     for (job, Job { w, x, .. }) in jobs.iter().enumerate() {
         let panels = w.panels();
         let whole = whole_panels(w.form(), x);
-        let long = UNIT_BYTES.div_ceil(w.panel_bytes().max(1) * x.n(w.k()).max(1));
+        let long = UNIT_BYTES.div_ceil(w.panel_bytes().max(1) * x.n().max(1));
         let n = match threads {
             1 => 1,
             _ => (panels / long.max(whole)).clamp(1, threads * 16).next_multiple_of(threads),
@@ -434,7 +437,7 @@ mod tests {
         #[test]
         fn units_are_all_panels_once(rows in 1usize..3000, blocks in 1usize..40, dtype in prop::sample::select(vec![Dtype::Q4_0, Dtype::F32]), threads in 1usize..70) {
             let w = Matrix::zeroed(dtype, rows, blocks * 32).unwrap();
-            let job = Job { w: &w, x: Columns::Plain(&[]), column: 0, at: 0 };
+            let job = Job { w: &w, x: Columns::Plain(Floats { x: &[], stride: 1 }), column: 0, at: 0 };
             let mut next = 0;
             for Unit { p0, p1, .. } in units(&[job], threads) {
                 prop_assert!(p0 == next && p1 > p0);

@@ -4,7 +4,7 @@ use alloc::vec;
 use core::hint::black_box;
 
 use super::Cpu;
-use super::act::{ActKind, pack};
+use super::act::{ActKind, Floats, pack};
 use super::matmul::{Columns, Job, products};
 use super::panel::Matrix;
 use crate::pool::Inline;
@@ -24,7 +24,8 @@ pub fn race(cpu: Cpu, rounds: u32) {
         let matrix = Matrix::from_rows(dtype, ROWS, K, &weights);
         let (Ok(w), Some(kind)) = (matrix, ActKind::of(cpu, dtype)) else { continue };
         let mut words = vec![0; kind.len_words(COLUMNS, K)];
-        let packed = pack(cpu, &Inline, kind, &[1.0; COLUMNS * K], K, &mut words);
+        let x = Floats { x: &[1.0; COLUMNS * K], stride: K };
+        let packed = pack(cpu, &Inline, kind, x, K, &mut words);
         let mut out = [0.0; COLUMNS * ROWS];
         for _ in 0..rounds {
             let job = Job { w: &w, x: Columns::Packed(packed), column: 0, at: 0 };

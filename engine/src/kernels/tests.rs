@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use proptest::prelude::*;
 
 use super::Cpu;
-use super::act::{ActKind, pack};
+use super::act::{ActKind, Floats, pack};
 use super::attention::{
     AttendScratch, Attention, KvLayout, KvMemory, KvRows, KvType, PAGE, Sight, Slot, Span, write_kv,
 };
@@ -120,7 +120,9 @@ fn same(f: impl Fn(Cpu) -> Vec<f32>) -> Result<(), TestCaseError> {
 
 fn product(cpu: Cpu, pool: &dyn Pool, w: &Matrix, x: &[f32], n: usize) -> Vec<f32> {
     let k = w.k();
-    let mut words = Vec::new();
+    // elements of other matters between the columns
+    let x: Vec<f32> = x.chunks_exact(k).flat_map(|row| row.iter().copied().chain([f32::NAN; 3])).collect();
+    let (mut words, x) = (Vec::new(), Floats { x: &x, stride: k + 3 });
     let x = match ActKind::of(cpu, w.dtype()) {
         None => Columns::Plain(x),
         Some(kind) => {
@@ -245,6 +247,7 @@ proptest! {
                         want.extend(&alone[c * (width + 5) + 5..][..width]);
                     }
                 }
+                let x = Floats { x, stride: k };
                 let x = match kind {
                     None => Columns::Plain(x),
                     Some(kind) => Columns::Packed(pack(cpu, &Inline, kind, x, k, words)),
@@ -281,8 +284,8 @@ proptest! {
                 all.extend(x);
             };
             for act in [Act::Silu, Act::GeluTanh, Act::GeluErf] {
-                step(&|out| gated(cpu, act, &x, &y, out));
-                step(&|out| activate(cpu, act, &x, out));
+                step(&|x| gated(cpu, act, x, &y));
+                step(&|x| activate(cpu, act, x));
             }
             step(&|x| add_scaled(cpu, x, &y, 0.3));
             step(&|x| scale(cpu, x, 0.7));

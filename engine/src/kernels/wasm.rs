@@ -150,7 +150,8 @@ fn probe_products(relaxed: Cpu) -> bool {
                 let mut out = vec![0.0f32; n * ROWS];
                 if let Some(kind) = ActKind::of(cpu, dtype) {
                     let mut words = vec![0; kind.len_words(n, K)];
-                    let x = Columns::Packed(act::pack(cpu, &Inline, kind, &x[..n * K], K, &mut words));
+                    let x = act::Floats { x: &x[..n * K], stride: K };
+                    let x = Columns::Packed(act::pack(cpu, &Inline, kind, x, K, &mut words));
                     products(cpu, &Inline, &[Job { w: &w, x, column: 0, at: 0 }], &mut out, ROWS);
                 }
                 out

@@ -5,9 +5,10 @@ use alloc::vec::Vec;
 use super::block::Pass;
 use super::config::ExpertsConfig;
 use super::forward::Stage;
-use super::rows::{PackedColumns, cut};
+use super::rows::{PackedColumns, cut, whole};
 use super::scratch::{ExpertsScratch, StepScratch};
-use super::weights::{Dense, Experts, FeedForward, SharedExpert, padded};
+use super::weights::{Dense, Experts, FeedForward, Linear, SharedExpert, padded};
+use crate::kernels::act::Floats;
 use crate::kernels::elementwise::add_scaled;
 use crate::kernels::exp::exp;
 use crate::kernels::matmul::{Job, products};
@@ -30,12 +31,11 @@ impl Pass<'_, '_> {
     }
 
     fn dense(&self, ffn: &Dense, x: &[f32], y: &mut [f32], StepScratch { wide, words }: &mut StepScratch) {
-        let (n, stride, width) = (self.n, ffn.up.stride, ffn.down.w.k());
-        let (up, rest) = wide.split_at_mut(n * stride);
-        let down = &mut rest[..n * width];
-        self.rows.stack(&ffn.up, x, up, words);
-        self.rows.activate(self.model.config.arch.act, up, stride, &ffn.up.parts, down, width);
-        self.rows.linear(&ffn.down, down, y, words);
+        let (stride, Linear { w, bias }) = (ffn.up.stride, &ffn.down);
+        let wide = &mut wide[..self.n * stride];
+        self.rows.stack(&ffn.up, x, wide, words);
+        self.rows.activate(self.model.config.arch.act, wide, stride, ffn.up.parts.get(1).copied(), w.k());
+        self.rows.matrix(w, bias.as_deref(), Floats { x: wide, stride }, y, words);
     }
 
     /// `y += logistic(gate x) * ffn(x)`.
@@ -90,24 +90,23 @@ impl Pass<'_, '_> {
         let groups = || (0..c.n).map(|e| (e, s.starts[e]..s.starts[e + 1])).filter(|(_, rows)| !rows.is_empty());
 
         let stride = 2 * padded(c.n_ff);
-        let (up, rest) = wide.split_at_mut(total * stride);
+        let wide = &mut wide[..total * stride];
         let mut columns = PackedColumns::new(words);
         let mut jobs = Vec::new();
         for (number, (expert, group)) in groups().enumerate() {
             let (x, number) = if n > 1 { (&inputs[group.start * d..group.end * d], number) } else { (x, 0) };
             for (w, at) in [(&e.gate[expert], 0), (&e.up[expert], padded(c.n_ff))] {
-                jobs.push(Job { w, x: columns.of(&rows, w, x, number), column: group.start, at });
+                jobs.push(Job { w, x: columns.of(&rows, w, whole(x, w), number), column: group.start, at });
             }
         }
-        products(rows.cpu, rows.pool, &jobs, up, stride);
-        let down = &mut rest[..total * c.n_ff];
-        rows.activate(self.model.config.arch.act, up, stride, &[0, padded(c.n_ff)], down, c.n_ff);
+        products(rows.cpu, rows.pool, &jobs, wide, stride);
+        rows.activate(self.model.config.arch.act, wide, stride, Some(padded(c.n_ff)), c.n_ff);
 
         let outputs = &mut s.outputs[..total * padded(d)];
         let mut columns = PackedColumns::new(words);
         let mut jobs = Vec::new();
         for (number, (expert, group)) in groups().enumerate() {
-            let (w, x) = (&e.down[expert], &down[group.start * c.n_ff..group.end * c.n_ff]);
+            let (w, x) = (&e.down[expert], Floats { x: &wide[group.start * stride..group.end * stride], stride });
             jobs.push(Job { w, x: columns.of(&rows, w, x, number), column: group.start, at: 0 });
         }
         products(rows.cpu, rows.pool, &jobs, outputs, padded(d));

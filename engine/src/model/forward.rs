@@ -13,7 +13,7 @@ use core::ops::Range;
 
 use super::Model;
 use super::block::Pass;
-use super::rows::{Rows, cut};
+use super::rows::{Rows, cut, whole};
 use super::scratch::{AttentionScratch, Scratch};
 use super::weights::{Order, padded};
 use crate::kernels::Cpu;
@@ -281,7 +281,7 @@ impl Model {
             };
             look(Stage::FinalNorm, &mut cut(hidden, d, 0, d));
             let output = w.output.as_ref().unwrap_or(&w.embedding);
-            on.matrix(output, w.output_bias.as_deref(), hidden, logits, &mut s.step.words);
+            on.matrix(output, w.output_bias.as_deref(), whole(hidden, output), logits, &mut s.step.words);
             if c.logit_scale != 1.0 || c.logit_soft_cap.is_some() {
                 on.each(logits, stride, &|_, row| {
                     if c.logit_scale != 1.0 {

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::weights::{Linear, Norm, Stack, padded};
-use crate::kernels::act::{self, ActKind, Acts};
+use crate::kernels::act::{self, ActKind, Acts, Floats};
 use crate::kernels::elementwise::{Act, activate, add_scaled, gated};
 use crate::kernels::matmul::{Columns, Job, products};
 use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
@@ -22,6 +22,11 @@ pub(super) struct Rows<'a> {
     /// Of all norms.
     pub(super) kind: NormKind,
     pub(super) eps: f32,
+}
+
+/// Rows that are the columns of a product with `w`.
+pub(super) fn whole<'x>(x: &'x [f32], w: &Matrix) -> Floats<'x> {
+    Floats { x, stride: w.k() }
 }
 
 /// Columns `at..at + width` of rows of `stride` numbers.
@@ -83,16 +88,13 @@ impl<'a> Rows<'a> {
         });
     }
 
-    /// What a feed-forward sends down, (n, width): the activation of the gate times what goes up, or the activation of
-    /// what goes up. `parts` says where they start in rows of `stride` numbers.
-    pub(super) fn activate(&self, act: Act, up: &[f32], stride: usize, parts: &[usize], out: &mut [f32], width: usize) {
-        self.each(out, width, &|r, out| {
-            let row = &up[r * stride..][..stride];
-            let gate = &row[parts[0]..][..width];
-            match parts.get(1) {
-                Some(&up) => gated(self.cpu, act, gate, &row[up..][..width], out),
-                None => activate(self.cpu, act, gate, out),
-            }
+    /// What a feed-forward sends down, in the first `width` of each row of `stride` numbers: the activation of the gate,
+    /// which is there, times what goes up, which starts at `up`; or the activation of what goes up, without a gate.
+    pub(super) fn activate(&self, act: Act, x: &mut [f32], stride: usize, up: Option<usize>, width: usize) {
+        self.each(x, stride, &|_, row| {
+            let Some(up) = up else { return activate(self.cpu, act, &mut row[..width]) };
+            let (gate, up) = row.split_at_mut(up);
+            gated(self.cpu, act, &mut gate[..width], &up[..width]);
         });
     }
 
@@ -102,7 +104,7 @@ impl<'a> Rows<'a> {
         let jobs: Vec<Job<'_>> = stack
             .linears
             .iter()
-            .map(|(l, at)| Job { w: &l.w, x: columns.of(self, &l.w, x, 0), column: 0, at: *at })
+            .map(|(l, at)| Job { w: &l.w, x: columns.of(self, &l.w, whole(x, &l.w), 0), column: 0, at: *at })
             .collect();
         products(self.cpu, self.pool, &jobs, out, stack.stride);
         for (linear, at) in &stack.linears {
@@ -112,11 +114,11 @@ impl<'a> Rows<'a> {
 
     /// `out = W x + b` for the rows `x` (n, k); rows of `out` are in whole panels.
     pub(super) fn linear(&self, linear: &Linear, x: &[f32], out: &mut [f32], words: &mut [u32]) {
-        self.matrix(&linear.w, linear.bias.as_deref(), x, out, words);
+        self.matrix(&linear.w, linear.bias.as_deref(), whole(x, &linear.w), out, words);
     }
 
-    /// [`Rows::linear`] of a matrix.
-    pub(super) fn matrix(&self, w: &Matrix, bias: Option<&[f32]>, x: &[f32], out: &mut [f32], words: &mut [u32]) {
+    /// [`Rows::linear`] of a matrix, for the first numbers of rows.
+    pub(super) fn matrix(&self, w: &Matrix, bias: Option<&[f32]>, x: Floats<'_>, out: &mut [f32], words: &mut [u32]) {
         let x = PackedColumns::new(words).of(self, w, x, 0);
         products(self.cpu, self.pool, &[Job { w, x, column: 0, at: 0 }], out, padded(w.rows()));
         self.add_bias(bias, out, padded(w.rows()), 0);
@@ -150,8 +152,8 @@ impl<'w> PackedColumns<'w> {
         PackedColumns { left: words, packed: Vec::new() }
     }
 
-    /// The rows `x` (n, k), which are input number `input`, as the matrix wants them. Inputs come in order.
-    pub(super) fn of<'x: 'c, 'c>(&mut self, rows: &Rows<'_>, w: &Matrix, x: &'x [f32], input: usize) -> Columns<'c>
+    /// The rows `x`, which are input number `input`, as the matrix wants them. Inputs come in order.
+    pub(super) fn of<'x: 'c, 'c>(&mut self, rows: &Rows<'_>, w: &Matrix, x: Floats<'x>, input: usize) -> Columns<'c>
     where
         'w: 'c,
     {
@@ -160,7 +162,7 @@ impl<'w> PackedColumns<'w> {
         if let Some((_, acts)) = same.find(|(_, acts)| acts.kind == kind) {
             return Columns::Packed(*acts);
         }
-        let len = kind.len_words(x.len() / w.k(), w.k());
+        let len = kind.len_words(x.n(), w.k());
         let (mine, left) = core::mem::take(&mut self.left).split_at_mut(len);
         self.left = left;
         let acts = act::pack(rows.cpu, rows.pool, kind, x, w.k(), mine);

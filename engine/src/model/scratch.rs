@@ -35,8 +35,8 @@ pub struct Scratch {
 
 /// What lasts for one attention or one feed-forward.
 pub(super) struct StepScratch {
-    /// (rows, stride of queries, keys and values), then (rows, n_head * head_dim); or (rows, stride of gate and up),
-    /// then what goes down, (rows, n_ff), where a row of an expert is a row of the batch that goes through it.
+    /// (rows, stride of queries, keys and values), then (rows, n_head * head_dim); or (rows, stride of gate and up), where
+    /// a row of an expert is a row of the batch that goes through it.
     pub(super) wide: Vec<f32>,
     /// Packed columns.
     pub(super) words: Vec<u32>,
@@ -224,13 +224,13 @@ impl Model {
     fn widths(&self) -> Widths {
         let (c, mut w) = (&self.config, Widths::default());
         let (d, q) = (c.n_embd, c.n_head * c.head_dim);
-        // `up` of stride floats and `down` of n_ff for each of `rows`
-        let mut step = |forms, (stride, n_ff): (usize, usize), rows: usize| {
-            w.wide = w.wide.max(stride.saturating_add(n_ff).saturating_mul(rows));
-            w.words = w.words.max(packed_words(rows, forms, d)).max(packed_words(rows, 1, n_ff));
+        // `wide` floats for each of `rows`, then columns of `k`
+        let mut step = |forms, (wide, k): (usize, usize), rows: usize| {
+            w.wide = w.wide.max(wide.saturating_mul(rows));
+            w.words = w.words.max(packed_words(rows, forms, d)).max(packed_words(rows, 1, k));
         };
         for layer in &self.weights.layers {
-            step(forms(layer.qkv.matrices()), (layer.qkv.stride, q), 1);
+            step(forms(layer.qkv.matrices()), (layer.qkv.stride.saturating_add(q), q), 1);
             let mut dense = |ffn: &Dense| step(forms(ffn.up.matrices()), (ffn.up.stride, ffn.down.w.k()), 1);
             match &layer.ffn {
                 FeedForward::Dense(ffn) => dense(ffn),
