@@ -288,12 +288,13 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         }
         let rv = Q::SHAPE.tile::<S>().rv.min(group);
         let (blocks, most) = (a.k / a.kind.block, Unpacked::blocks::<S>(self.0.product.w.form(), rv));
+        let bits = const { if Unpacked::groups::<S, Q>() > 0 { Some(Q::BITS) } else { None } };
         let mut bytes = Unpacked::new();
         let mut c = first;
         for row in (row..row + group * S::LANES).step_by(rv * S::LANES) {
             for b in (0..blocks).step_by(most) {
                 let blocks = [b, blocks.min(b + most)];
-                let unpacked = bytes.fill(s, self.0.product.w, Q::BITS, row, rv, blocks);
+                let unpacked = bytes.fill(s, self.0.product.w, bits, row, rv, blocks);
                 let chunks = (blocks[1] - blocks[0]) * a.kind.block / 32;
                 c = first;
                 while let Some(nc) = several(c) {

@@ -134,7 +134,7 @@ pub(crate) trait Simd: Copy {
     const TILE_F32: TileShape;
     /// Whether weights are unpacked to bytes once for all tiles of several columns, rather than in each.
     const UNPACKS: bool;
-    /// Whether their scales are widened with them: not where that is one instruction.
+    /// Whether scales are widened once for all those tiles, also of weights that stay: not where that is one instruction.
     const UNPACKS_SCALES: bool = false;
     /// Whether bytes are unpacked too, as [`Simd::unpacked`] has something to do.
     const UNPACKS_BYTES: bool = false;
@@ -176,7 +176,7 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_u8(self, p: *const u8) -> Self::I;
     /// Bytes as signed i32 lanes.
     unsafe fn load_i8(self, p: *const i8) -> Self::I;
-    /// The low byte of each lane.
+    /// Lanes as bytes; they are within -128..=127.
     unsafe fn store_i8(self, p: *mut i8, v: Self::I);
     unsafe fn load_b(self, p: *const u8) -> Self::B;
     unsafe fn store_b(self, p: *mut u8, v: Self::B);

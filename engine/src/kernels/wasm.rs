@@ -231,7 +231,8 @@ const F16_SCALE: u32 = (127 + 112) << 23;
 impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     const LANES: usize = 4;
     const TILE4: TileShape = TileShape { rv: 2, nc: 4 };
-    const TILE8: TileShape = TileShape { rv: 2, nc: 4 };
+    // loads are what a column of two words a group is short of: 8 for as many dots, not 10
+    const TILE8: TileShape = if RELAXED && !I16 { TileShape { rv: 4, nc: 2 } } else { TileShape { rv: 2, nc: 4 } };
     const TILE_K: TileShape = TileShape { rv: 2, nc: 4 };
     const TILE_F32: TileShape = TileShape { rv: 2, nc: 6 };
     const UNPACKS: bool = true;
@@ -318,8 +319,8 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
     #[inline(always)]
     unsafe fn store_i8(self, p: *mut i8, v: v128) {
-        let b = i8x16_shuffle::<0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12>(v, v);
-        unsafe { v128_store32_lane::<0>(b, p.cast()) }
+        let pairs = i16x8_narrow_i32x4(v, v);
+        unsafe { v128_store32_lane::<0>(i8x16_narrow_i16x8(pairs, pairs), p.cast()) }
     }
     #[inline(always)]
     unsafe fn load_b(self, p: *const u8) -> v128 {

@@ -32,7 +32,7 @@ impl Quant for Codes32 {
                 } else {
                     next.ask(s, 1);
                 }
-                let chunk = Chunk { quants, unpacked: unpacked_chunk::<S, RV>(t, b - t.blocks[0], f.parts) };
+                let chunk = Chunk { quants, unpacked: unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], f.parts) };
                 let groups = rec.add((1 + f.parts) * NC);
                 for part in 0..f.parts {
                     let first = |c: usize| rec.add((1 + part) * NC + c).read() as i32;
@@ -43,7 +43,9 @@ impl Quant for Codes32 {
                     for v in 0..RV {
                         let scales = t.panel[v].add(scales_at + part * 32 + t.lane[v] * 2);
                         let d = match f.bf16() {
-                            _ if S::UNPACKS_SCALES && NC > 1 => unpacked_scale::<S, RV>(s, chunk.unpacked, part, v),
+                            _ if S::UNPACKS_SCALES && NC > 1 => {
+                                unpacked_scale::<S, Self, RV>(s, chunk.unpacked, part, v)
+                            }
                             true => s.load_bf16(scales.cast()),
                             false => s.load_f16(scales.cast()),
                         };
@@ -169,7 +171,8 @@ impl Quant for SuperCodes {
                     }
                     let quants: [*const u8; RV] =
                         each!(RV, |v| o[v].add(codes + chunk * f.chunk_bytes() + t.lane[v] * 4));
-                    let here = Chunk { quants, unpacked: unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + chunk, 0) };
+                    let here =
+                        Chunk { quants, unpacked: unpacked_chunk::<S, Self, RV>(t, (b - t.blocks[0]) * 8 + chunk, 0) };
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
                         let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;

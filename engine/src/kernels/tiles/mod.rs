@@ -95,22 +95,31 @@ pub(super) struct Tile<'a, const RV: usize> {
 
 /// The unpacked chunk `i` of the tile, of chunks with so many scales; group g of vector v is at `(g * RV + v) * 4 * LANES`.
 #[inline(always)]
-fn unpacked_chunk<S: Simd, const RV: usize>(t: &Tile<'_, RV>, i: usize, scales: usize) -> *const u8 {
-    t.unpacked.wrapping_add(i * Unpacked::vectors::<S>(scales) * RV * 4 * S::LANES)
+fn unpacked_chunk<S: Simd, Q: Quant, const RV: usize>(t: &Tile<'_, RV>, i: usize, scales: usize) -> *const u8 {
+    let vectors = const { Unpacked::groups::<S, Q>() } + Unpacked::widened::<S>(scales);
+    t.unpacked.wrapping_add(i * vectors * RV * 4 * S::LANES)
 }
 
 /// Scale `i` of the rows of vector `v` of an unpacked chunk, if those are there.
 #[inline(always)]
-unsafe fn unpacked_scale<S: Simd, const RV: usize>(s: S, chunk: *const u8, i: usize, v: usize) -> S::F {
+unsafe fn unpacked_scale<S: Simd, Q: Quant, const RV: usize>(s: S, chunk: *const u8, i: usize, v: usize) -> S::F {
+    let scale = (const { Unpacked::groups::<S, Q>() } + i) * RV + v;
     // SAFETY: the caller's chunk.
-    unsafe { s.load(chunk.add(((8 + i) * RV + v) * 4 * S::LANES).cast()) }
+    unsafe { s.load(chunk.add(scale * 4 * S::LANES).cast()) }
 }
 
 /// Group `g` of an unpacked chunk.
 #[inline(always)]
 unsafe fn unpacked_group<S: Simd, const RV: usize, const BITS: u32>(s: S, chunk: *const u8, g: usize) -> [S::W; RV] {
     // SAFETY: the caller's chunk.
-    unsafe { each!(RV, |v| s.unpacked_weights::<BITS>(s.load_b(chunk.add((g * RV + v) * 4 * S::LANES)))) }
+    unsafe { weights_at(s, chunk.add(g * RV * 4 * S::LANES), |b| s.unpacked_weights::<BITS>(b)) }
+}
+
+/// The vectors of a group that follow each other from `p` on.
+#[inline(always)]
+unsafe fn weights_at<S: Simd, const RV: usize>(s: S, p: *const u8, weights: impl Fn(S::B) -> S::W) -> [S::W; RV] {
+    // SAFETY: the caller's.
+    unsafe { each!(RV, |v| weights(s.load_b(p.add(v * 4 * S::LANES)))) }
 }
 
 /// The sums that a tile starts from.

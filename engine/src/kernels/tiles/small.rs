@@ -1,10 +1,11 @@
 //! The legacy types: blocks of 32.
 
 use super::{
-    Quant, Shape, Tile, Unpacked, add_group, ask_ahead, nibble_weights, start, store, unpacked_chunk, unpacked_group,
-    unpacked_scale,
+    Quant, Shape, Tile, Unpacked, add_group, ask_ahead, nibble_weights, start, store, unpacked_chunk, unpacked_scale,
+    weights_at,
 };
 use crate::kernels::form::block_at;
+use crate::kernels::panel::PANEL;
 use crate::kernels::simd::{Ahead, Simd, each};
 
 /// Blocks of 32: `BITS` per quant, `HIGH` = a plane of fifth bits, `MIN` = a minimum.
@@ -17,7 +18,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
 
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
-        let unpacked = NC > 1 && Unpacked::helps::<S, Self>();
+        let unpacked = NC > 1 && const { Unpacked::groups::<S, Self>() > 0 };
         let lines = if Self::PACKED { 4 } else { 8 };
         let nibbles = Self::PACKED && !unpacked;
         let (all, run) = if nibbles { (4, S::run(BITS, !MIN) / 2) } else { (8, S::run(BITS, !MIN)) };
@@ -26,6 +27,12 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
         let runs = all / run;
         let qb = 64 * (lines + HIGH as usize);
         let aw = S::rec(BITS).words();
+        // weights of a group side by side are walked through by steps as opaque: of an index the compiler of WebAssembly
+        // makes several additions for each load
+        let walked = S::UNPACKS && NC > 1;
+        assert!(!walked || PANEL.is_multiple_of(RV * S::LANES), "a group in one panel");
+        let line_step = if unpacked { RV * 4 * S::LANES } else { 64 };
+        let (line_step, acts_step) = if walked { (s.bound(line_step), s.bound(aw * NC)) } else { (0, 0) };
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let mut acc = start::<S, RV, NC>(s, t);
@@ -44,13 +51,21 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 // V8 unrolls the loop over these, which pays for several columns; for one it does not
                 let groups = rec.add(2 * NC);
-                let chunk = unpacked_chunk::<S, RV>(t, b - t.blocks[0], 1 + MIN as usize);
+                let chunk = unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], 1 + MIN as usize);
                 let mut high: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
+                let (mut line, mut acts) = (if unpacked { chunk } else { quants[0] }, groups);
                 for r in 0..runs {
                     let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
                     for i in 0..bound {
                         let l = r * run + i;
-                        if nibbles {
+                        if walked {
+                            let w = weights_at::<S, RV>(s, line, |b| match unpacked {
+                                true => s.unpacked_weights::<BITS>(b),
+                                false => s.weights::<8>(b),
+                            });
+                            add_group::<S, RV, NC, BITS>(s, w, acts, &mut dots);
+                            (line, acts) = (line.wrapping_add(line_step), acts.wrapping_add(acts_step));
+                        } else if nibbles {
                             let acts = |g: usize| rec.add((2 + g * aw) * NC);
                             let lines: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(l * 64)));
                             // of groups l and l + 4, as lines move the plane on
@@ -61,11 +76,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                             add_group::<S, RV, NC, BITS>(s, w, acts(l + 4), &mut dots);
                             high = each!(RV, |v| s.shr16_b(high[v], 1));
                         } else {
-                            let w = if unpacked {
-                                unpacked_group::<S, RV, BITS>(s, chunk, l)
-                            } else {
-                                each!(RV, |v| s.weights::<8>(s.load_b(quants[v].add(l * 64))))
-                            };
+                            let w = each!(RV, |v| s.weights::<8>(s.load_b(quants[v].add(l * 64))));
                             add_group::<S, RV, NC, BITS>(s, w, groups.add(l * aw * NC), &mut dots);
                         }
                     }
@@ -78,8 +89,8 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 }
                 for v in 0..RV {
                     let scales = t.panel[v].add(scales_at + t.lane[v] * 2);
-                    let scale = |i: usize| match unpacked && S::UNPACKS_SCALES {
-                        true => unpacked_scale::<S, RV>(s, chunk, i, v),
+                    let scale = |i: usize| match NC > 1 && S::UNPACKS_SCALES {
+                        true => unpacked_scale::<S, Self, RV>(s, chunk, i, v),
                         false => s.load_f16(scales.add(i * 32).cast()),
                     };
                     let d = scale(0);

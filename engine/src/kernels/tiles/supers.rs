@@ -46,7 +46,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                             lines: each!(RV, |v| o[v].add(nibbles + chunk * 512 + t.lane[v] * 4)),
                             high: each!(RV, |v| o[v].add(HEAD + t.lane[v] * 4)),
                             scales: each!(RV, |v| o[v].add(sub * 16 + t.lane[v])),
-                            unpacked: unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + sub, 0),
+                            unpacked: unpacked_chunk::<S, Self, RV>(t, (b - t.blocks[0]) * 8 + sub, 0),
                             groups: groups.add(sub * 8 * NC * aw),
                         }
                     };
@@ -118,7 +118,7 @@ impl Quant for SuperSigned {
                             lines: each!(RV, |v| o[v].add(lines + t.lane[v] * 4)),
                             high: each!(RV, |v| o[v].add(lines + (4 + half) * 64 + t.lane[v] * 4)),
                             scales: each!(RV, |v| o[v].add(sub * 16 + t.lane[v])),
-                            unpacked: unpacked_chunk::<S, RV>(t, (b - t.blocks[0]) * 8 + chunk, 0)
+                            unpacked: unpacked_chunk::<S, Self, RV>(t, (b - t.blocks[0]) * 8 + chunk, 0)
                                 .wrapping_add(half * 4 * RV * 4 * S::LANES),
                             groups: groups.add(sub * 4 * NC * aw),
                         }

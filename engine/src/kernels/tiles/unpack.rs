@@ -18,18 +18,18 @@ impl Unpacked {
         Unpacked([const { MaybeUninit::uninit() }; Self::BYTES])
     }
 
-    /// Whether products of several columns unpack such weights.
+    /// Whether products of several columns unpack such weights, or their scales.
     pub(in super::super) const fn helps<S: Simd, Q: Quant>() -> bool {
-        S::UNPACKS && (Q::PACKED || S::UNPACKS_BYTES)
+        S::UNPACKS_SCALES || Self::groups::<S, Q>() > 0
     }
 
-    /// Vectors of a chunk of 32 elements that has `scales` of its own: 8 groups of four, and what is widened of those.
-    pub(super) const fn vectors<S: Simd>(scales: usize) -> usize {
-        8 + Self::widened::<S>(scales)
+    /// Groups of four that are unpacked of a chunk of 32 elements: all or none.
+    pub(in super::super) const fn groups<S: Simd, Q: Quant>() -> usize {
+        if S::UNPACKS && (Q::PACKED || S::UNPACKS_BYTES) { 8 } else { 0 }
     }
 
-    /// Scales that are widened, of so many.
-    const fn widened<S: Simd>(scales: usize) -> usize {
+    /// Scales of a chunk that are widened, of so many.
+    pub(super) const fn widened<S: Simd>(scales: usize) -> usize {
         if S::UNPACKS_SCALES { scales } else { 0 }
     }
 
@@ -38,13 +38,13 @@ impl Unpacked {
         Self::BYTES / Self::block_bytes::<S>(form, rv)
     }
 
-    /// Bytes of a block.
+    /// Bytes of a block with all its groups: those that stay in their panels have to stay in the first cache too.
     fn block_bytes<S: Simd>(form: &Form, rv: usize) -> usize {
-        form.block_len() / 32 * Self::vectors::<S>(form.scales()) * rv * 4 * S::LANES
+        form.block_len() / 32 * (8 + Self::widened::<S>(form.scales())) * rv * 4 * S::LANES
     }
 
-    /// Unpacks the blocks from `first` to `end`, of `rv` vectors of rows from `row` on. Of each group of four of a chunk,
-    /// and of its scales, the vectors follow each other. Returns where they begin.
+    /// Unpacks the blocks from `first` to `end`, of `rv` vectors of rows from `row` on: groups of so many `bits`, or only
+    /// scales. Of each group of four of a chunk, and of its scales, the vectors follow each other. Returns where they begin.
     ///
     /// # Panics
     /// If they do not fit, or are not in the matrix.
@@ -54,7 +54,7 @@ impl Unpacked {
         &mut self,
         s: S,
         w: &Matrix,
-        bits: u32,
+        bits: Option<u32>,
         row: usize,
         rv: usize,
         [first, end]: [usize; 2],
@@ -73,18 +73,20 @@ impl Unpacked {
                 for b in first..end {
                     let (quants, scales) = form.block_at(w.dtype(), b);
                     let block = panel.add(quants + row % PANEL * 4);
-                    for t in 0..chunks {
-                        chunk(
-                            s,
-                            form,
-                            block,
-                            t,
-                            #[inline(always)]
-                            |group| {
-                                s.store_b(to, s.unpacked(group, bits));
-                                to = to.add(rv * vector);
-                            },
-                        );
+                    if let Some(bits) = bits {
+                        for t in 0..chunks {
+                            chunk(
+                                s,
+                                form,
+                                block,
+                                t,
+                                #[inline(always)]
+                                |group| {
+                                    s.store_b(to, s.unpacked(group, bits));
+                                    to = to.add(rv * vector);
+                                },
+                            );
+                        }
                     }
                     for i in 0..Self::widened::<S>(form.scales()) {
                         let scale = panel.add(scales + i * 32 + row % PANEL * 2).cast();
