@@ -56,6 +56,7 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
     let kv_type = model_args.kv_type();
     let model = Arc::new(load::model(model_args, &pool)?);
     drop(pool);
+    let files = args.memory.then(machine::mapped_files).flatten();
     let (mut rows, mut most_kv) = (Vec::new(), 0);
     let kv_bytes = |n_seqs: usize, n_ctx| EngineOptions::kv_bytes_of(&model, kv_type, n_ctx).saturating_mul(n_seqs);
     for &threads in threads {
@@ -103,24 +104,26 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
     }
     print(&rows, args.output)?;
     if args.memory {
-        print_memory(model.weight_bytes(), most_kv)?;
+        print_memory(model.weight_bytes(), most_kv, files)?;
     }
     Ok(())
 }
 
-/// Says what the largest test needs beside what the process had.
-fn print_memory(weights: usize, kv: usize) -> Result<(), Failure> {
+/// Says what the largest test needs beside what the process had. Of that, `files` were pages of its program and libraries
+/// when the model was loaded, which are no less since.
+fn print_memory(weights: usize, kv: usize, files: Option<u64>) -> Result<(), Failure> {
     let needed = weights + kv;
+    let had = |bytes: u64| format!("{}, {:+.1} %", HumanBytes(bytes), (bytes as f64 / needed as f64 - 1.0) * 100.0);
     let (weights, kv) = (HumanBytes(weights as u64), HumanBytes(kv as u64));
     let mut out = stderr().lock();
     write!(out, "memory: {weights} of weights, {kv} of keys and values at most")?;
-    match machine::peak() {
-        Some(peak) => {
-            let more = (peak as f64 / needed as f64 - 1.0) * 100.0;
-            writeln!(out, "; the process had {}, {more:+.1} %", HumanBytes(peak))?;
+    if let Some(peak) = machine::peak() {
+        write!(out, "; the process had {}", had(peak))?;
+        if let Some(files) = files {
+            write!(out, "; without its program and libraries {}", had(peak.saturating_sub(files)))?;
         }
-        None => writeln!(out)?,
     }
+    writeln!(out)?;
     Ok(())
 }
 

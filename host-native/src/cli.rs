@@ -400,7 +400,8 @@ pub struct BenchArgs {
     /// Measure how fast memory reads, and say what share of it decode tests reach
     #[arg(long)]
     pub bandwidth: bool,
-    /// Say on standard error how much memory weights, keys and values have, and the most that the process had
+    /// Say on standard error how much memory weights, keys and values have, and the most that the process had, with its
+    /// program and libraries and without
     #[arg(long)]
     pub memory: bool,
     /// Repetitions

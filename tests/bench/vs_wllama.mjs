@@ -1,8 +1,8 @@
 // Tokens per second of the package against wllama (llama.cpp in WebAssembly), in the same Chromium on the same model files,
 // in turns: prefill of 256 tokens, and 64 tokens decoded after them; the time from a file at hand to the first token; and
 // on Linux the peak of a new page's process over that before the load, and what it is of the weights (packed ones where
-// an engine packs them, else the file). Prints a Markdown table of medians. After web/build.sh, `npm ci` here and in
-// tests/browser:
+// an engine packs them, else the file), with and without pages of files: the browser's own code, which all pages share.
+// Prints a Markdown table of medians. After web/build.sh, `npm ci` here and in tests/browser:
 //
 //     node tests/bench/vs_wllama.mjs MODEL.gguf...
 //
@@ -97,13 +97,16 @@ async function newPage() {
   return page;
 }
 
-/** Resident bytes of the browser's page processes; with `peak`, the most they were. */
-async function resident(processes, peak) {
-  const field = peak ? /VmHWM:\s+(\d+) kB/ : /VmRSS:\s+(\d+) kB/;
+/** Resident bytes of the browser's page processes: now, at most, and of files. */
+async function resident(processes) {
   const { processInfo } = await processes.send("SystemInfo.getProcessInfo");
   const pages = processInfo.filter(({ type }) => type === "renderer").map(({ id }) => id);
-  const bytes = async (id) => Number(field.exec(await readFile(`/proc/${id}/status`, "utf8"))[1]) * 1024;
-  return new Map(await Promise.all(pages.map(async (id) => [id, await bytes(id)])));
+  const sizes = async (id) => {
+    const status = await readFile(`/proc/${id}/status`, "utf8");
+    const bytes = (name) => Number(new RegExp(`${name}:\\s+(\\d+) kB`).exec(status)[1]) * 1024;
+    return { now: bytes("VmRSS"), most: bytes("VmHWM"), files: bytes("RssFile") };
+  };
+  return new Map(await Promise.all(pages.map(async (id) => [id, await sizes(id)])));
 }
 
 /** The peak of a page of its own, as Markdown. */
@@ -111,16 +114,19 @@ async function peakOf(size, ...what) {
   if (process.platform !== "linux") return "-";
   const page = await newPage();
   const processes = await b.browser.newBrowserCDPSession();
-  const before = await resident(processes, false);
+  const before = await resident(processes);
   const { weights = size } = await page.evaluate(measure, what);
-  const grown = [...(await resident(processes, true))].map(([id, bytes]) => bytes - (before.get(id) ?? bytes));
+  const grown = [...(await resident(processes))]
+    .filter(([id]) => before.has(id))
+    .map(([id, { most, files }]) => [most - before.get(id).now, files - before.get(id).files]);
   await page.context().close();
-  const most = Math.max(...grown);
-  return `${(most / 1e6).toFixed(0)} (${((most / weights) * 100).toFixed(0)} %)`;
+  const [most, files] = grown.reduce((a, b) => (a[0] > b[0] ? a : b));
+  const text = (bytes) => `${(bytes / 1e6).toFixed(0)} (${((bytes / weights) * 100).toFixed(0)} %)`;
+  return `${text(most)}, ${text(most - files)}`;
 }
 
 const rows = threads.flatMap((n) => [["starling", n], ["wllama", n]]);
-console.log(`| model | engine | threads | prefill ${PREFILL} | decode ${DECODE} | load to first token, ms | peak, MB |`);
+console.log(`| model | engine | threads | prefill ${PREFILL} | decode ${DECODE} | load to first token, ms | peak, MB, and without files |`);
 console.log("|---|---|---|---|---|---|---|");
 for (const model of models) {
   const { size } = await stat(model);

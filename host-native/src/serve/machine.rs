@@ -42,7 +42,17 @@ fn available() -> Option<u64> {
 
 /// The most bytes of memory that this process has had, if the system says. Source: proc_pid_status(5).
 pub fn peak() -> Option<u64> {
-    meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
+    status("VmHWM")
+}
+
+/// Bytes of files that are mapped into this process and in memory: its program and libraries, which others that run them
+/// share. If the system says. Source: proc_pid_status(5).
+pub fn mapped_files() -> Option<u64> {
+    status("RssFile")
+}
+
+fn status(key: &str) -> Option<u64> {
+    meminfo(&fs::read_to_string("/proc/self/status").ok()?, key)
 }
 
 /// The least limit from the group of this process up to the root, version 2 or 1.
