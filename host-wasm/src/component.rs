@@ -116,6 +116,8 @@ impl From<wit::Sampling> for SamplingOptions {
 }
 
 fn request(r: wit::Request) -> Result<RequestJson, session::Error> {
+    let mut sampling = r.sampling;
+    let dry_breakers = sampling.dry.as_mut().and_then(|dry| dry.breaker_texts.take());
     let (prompt, ids, chat) = match r.prompt {
         wit::Prompt::Text(text) => (Some(text), None, None),
         wit::Prompt::Ids(ids) => (None, Some(ids), None),
@@ -133,7 +135,8 @@ fn request(r: wit::Request) -> Result<RequestJson, session::Error> {
         ignore_eos: r.ignore_eos,
         sequence: r.sequence,
         receipt: r.receipt,
-        sampling: r.sampling.into(),
+        sampling: sampling.into(),
+        dry_breakers,
     })
 }
 
@@ -193,6 +196,17 @@ impl wit::GuestModel for Model {
             weight_bytes: model.weight_bytes() as u64,
             causal: c.causal,
             chat_template: model.chat_template.clone(),
+        }
+    }
+
+    fn memory(&self) -> wit::Memory {
+        let kv = self.session().engine.kv_stats();
+        wit::Memory {
+            weights: self.session().model.weight_bytes() as u64,
+            kv_reserved: kv.reserved_bytes as u64,
+            kv_committed: kv.committed_bytes as u64,
+            kv_in_use: kv.in_use_bytes as u64,
+            kv_cached: kv.cached_bytes as u64,
         }
     }
 

@@ -7,7 +7,7 @@
 //! starling_loader(file_len, digest) -> loader        starling_feed(loader, bytes) -> reply
 //! starling_split_loader(lens, digest) -> reply: loader
 //!                                      starling_feed_part(loader, part, bytes) -> reply: whether its directory is known
-//! starling_open(loader, options) -> reply: session   starling_close(session)
+//! starling_open(loader, options) -> reply: session   starling_close(session or loader)
 //! starling_submit(session, request) -> reply: id     starling_cancel(session, id) -> 1 if it was there
 //! starling_step(session) -> reply: tokens, events    starling_info(session) -> reply
 //! starling_tokenize(session, text) -> reply          starling_detokenize(session, ids) -> reply
@@ -18,8 +18,8 @@
 //! starling_panic() -> reply: what a panic said; after one, nothing else may be called
 //! ```
 //!
-//! Of a split model each part is fed until its directory is known, and then the rest of each, in order. A module without
-//! chat templates, as it is shipped, has no `starling_render`. The module imports nothing.
+//! Of a split model each part is fed until its directory is known, and then the rest of each, in order. A module that was
+//! built without chat templates replies to `starling_render` that it has none. The module imports nothing.
 // exported names need `no_mangle`, which the lint counts as unsafe, and `pub`, which nothing in Rust reaches
 #![allow(unsafe_code, unreachable_pub)]
 
@@ -183,10 +183,13 @@ pub extern "C" fn starling_open(loader: u32, options: u32) -> u64 {
     })
 }
 
-/// Closes a session and frees its memory.
+/// Closes a session, or a loader that is not to be opened, and frees its memory.
 #[unsafe(no_mangle)]
-pub extern "C" fn starling_close(session: u32) {
-    STATE.with_borrow_mut(|s| s.sessions.remove(&session));
+pub extern "C" fn starling_close(id: u32) {
+    STATE.with_borrow_mut(|s| {
+        s.sessions.remove(&id);
+        s.loaders.remove(&id);
+    });
 }
 
 /// Name and sizes of the model.

@@ -17,7 +17,7 @@ use starling::model::pass::{Pass, PassError};
 use starling::model::{Model, StreamError, StreamLoader};
 use starling::pool::Pool;
 use starling::receipt::{Mismatch, Receipt, VerifyError, verify};
-use starling::sampler::{Constraint, SamplingOptions};
+use starling::sampler::{Constraint, DRY_BREAKERS, SamplingOptions};
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 
 use crate::threads;
@@ -185,6 +185,9 @@ pub(crate) struct RequestJson {
     /// Whether the done event brings a receipt; the loader must have made the file's digest.
     pub(crate) receipt: bool,
     pub(crate) sampling: SamplingOptions,
+    /// Texts that DRY's repetitions do not reach over, besides the tokens that `sampling.dry.breakers` has; not given, and
+    /// no tokens either, the usual ones.
+    pub(crate) dry_breakers: Option<Vec<String>>,
 }
 
 impl Default for RequestJson {
@@ -202,6 +205,7 @@ impl Default for RequestJson {
             sequence: 0,
             receipt: false,
             sampling: SamplingOptions::default(),
+            dry_breakers: None,
         }
     }
 }
@@ -288,8 +292,14 @@ impl Session {
             (None, None, Some(chat)) => self.chat(chat)?.ids,
             _ => return Err(Error::Option("give one of prompt, ids and chat".into())),
         };
+        let mut sampling = r.sampling;
+        if let Some(dry) = &mut sampling.dry {
+            let usual = if dry.breakers.is_empty() { &DRY_BREAKERS[..] } else { &[] };
+            let texts = r.dry_breakers.unwrap_or_else(|| usual.iter().map(|&text| text.into()).collect());
+            dry.breakers.extend(texts.iter().flat_map(|text| self.model.tokenizer.sequences_with(text)));
+        }
         let request = Request {
-            sampling: r.sampling,
+            sampling,
             max_tokens: r.max_tokens,
             stop: r.stop,
             stop_tokens: r.stop_tokens,

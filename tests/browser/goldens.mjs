@@ -17,7 +17,7 @@ function options({ max_tokens, sampling: s }) {
     base: s.dry.base,
     allowedLength: s.dry.allowed_length,
     lastN: s.dry.last_n,
-    breakers: s.dry.breakers,
+    breakers: s.dry.breakers ?? [],
   };
   return {
     maxTokens: max_tokens,

@@ -17,6 +17,7 @@ const prompts = [
   "One cold day, the little bird",
   "\n\n",
   "A 12 b",
+  'Tim said: "no". Sue said: "no".\nTim said: "yes". Sue said: ',
 ];
 
 // as the package, the command and the server call it
@@ -49,6 +50,15 @@ export function request() {
     options.logitBias = body.logit_bias = { 262: 3.5, 17: -2 };
     args.push("--logit-bias=262=3.5", "--logit-bias=17=-2");
   }
+  if (random() < 0.3) {
+    options.dry = { multiplier: 2, base: 1.5, allowedLength: 1 };
+    Object.assign(body, { dry_multiplier: 2, dry_base: 1.5, dry_allowed_length: 1 });
+    args.push("--dry-multiplier=2", "--dry-base=1.5", "--dry-allowed-length=1");
+    if (random() < 0.5) {
+      options.dry.breakers = body.dry_sequence_breakers = ["no", ". "];
+      args.push("--dry-sequence-breaker=no", "--dry-sequence-breaker=. ");
+    }
+  }
   return { prompt, options, args, body };
 }
 
@@ -61,10 +71,6 @@ export function more({ prompt, options, args }) {
   if (random() < 0.5) {
     all.repeatLastN = pick([0, 8, -1]);
     flags.push(`--repeat-last-n=${all.repeatLastN}`);
-  }
-  if (random() < 0.3) {
-    all.dry = { multiplier: 2, base: 1.5, allowedLength: 1 };
-    flags.push("--dry-multiplier=2", "--dry-base=1.5", "--dry-allowed-length=1");
   }
   return { prompt, options: all, args: flags };
 }

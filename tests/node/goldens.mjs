@@ -35,7 +35,7 @@ const off = {
 
 function sampling(options) {
   const all = { ...off, ...options };
-  if (all.dry) all.dry = { last_n: 2 ** 32 - 1, breakers: [], ...all.dry };
+  if (all.dry) all.dry = { last_n: 2 ** 32 - 1, ...all.dry };
   return all;
 }
 
@@ -67,7 +67,8 @@ async function check(starling, isa, c, i) {
   assert.equal(session.info().isa, isa);
   const prompt_ids = session.tokenize(c.prompt).ids;
   const logits_sha256 = session.logitsSha256(prompt_ids);
-  const { ids, text } = run(session, { prompt: c.prompt, max_tokens: c.max_tokens, sampling: sampling(c.sampling) });
+  const request = { prompt: c.prompt, max_tokens: c.max_tokens, sampling: sampling(c.sampling), dry_breakers: [] };
+  const { ids, text } = run(session, request);
   session.close();
   assert.deepEqual({ prompt_ids, logits_sha256, ids, text }, want, c.name);
 }

@@ -37,8 +37,10 @@ export interface ChatCompletionRequest extends StructureRequest {
   tool_choice?: "auto" | "none" | "required" | { type: "function"; function: { name: string } } | null;
   /** Whether an answer that is made to call may do so more than once: so by default. */
   parallel_tool_calls?: boolean | null;
-  /** Ignored. */
+  /** Ignored, as are the server's names for who is served first and what its cache keeps apart. */
   user?: string | null;
+  priority?: unknown;
+  cache_salt?: string | null;
   /** 0 or -1, the default, is off. */
   top_k?: number | null;
   /** 0, the default, is off. */
@@ -49,6 +51,12 @@ export interface ChatCompletionRequest extends StructureRequest {
   repeat_penalty?: number | null;
   /** Tokens the penalties look back at, all by default; the server always takes all. */
   repeat_last_n?: number | null;
+  /** 0, the default, is off. */
+  dry_multiplier?: number | null;
+  dry_base?: number | null;
+  dry_allowed_length?: number | null;
+  dry_penalty_last_n?: number | null;
+  dry_sequence_breakers?: string[] | null;
   stop_token_ids?: number[] | null;
   ignore_eos?: boolean | null;
   /** Whether answers come with a receipt, which is a text here. */
@@ -120,6 +128,7 @@ const KNOWN = new Set(
     "messages model stream stream_options max_tokens max_completion_tokens temperature top_p n stop seed " +
     "frequency_penalty presence_penalty logit_bias logprobs top_logprobs tools tool_choice parallel_tool_calls user " +
     "top_k min_p typical_p repetition_penalty repeat_penalty repeat_last_n stop_token_ids ignore_eos receipt " +
+    "dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers priority cache_salt " +
     "chat_template_kwargs chat_template response_format json_schema grammar structured_outputs guided_json " +
     "guided_regex guided_choice guided_grammar"
   ).split(" "),
@@ -175,6 +184,7 @@ export class Completions {
       repeatLastN: request.repeat_last_n ?? -1,
       frequencyPenalty: request.frequency_penalty,
       presencePenalty: request.presence_penalty,
+      dry: dry(request),
       logitBias: request.logit_bias,
       seed: seed(request.seed),
       stop: request.stop,
@@ -214,8 +224,23 @@ export class Completions {
   }
 }
 
-function given(options: Record<string, unknown>): GenerateOptions & TemplateOptions {
-  return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined && value !== null));
+/** The options that are not null. */
+function given<T extends object>(options: T): { [name in keyof T]?: NonNullable<T[name]> } {
+  return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined && value !== null)) as T;
+}
+
+function dry(request: ChatCompletionRequest): GenerateOptions["dry"] {
+  const { dry_multiplier: multiplier } = request;
+  if (!multiplier) return undefined;
+  return {
+    multiplier,
+    ...given({
+      base: request.dry_base,
+      allowedLength: request.dry_allowed_length,
+      lastN: request.dry_penalty_last_n,
+      breakers: request.dry_sequence_breakers,
+    }),
+  };
 }
 
 /** Seeds have 64 bits, of which OpenAI's clients may take one for the sign. */

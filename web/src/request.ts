@@ -21,11 +21,11 @@ export const json = (value: unknown) =>
 /** Text of bytes that may be a part of a character: U+FFFD for what is none. */
 export const lossy = new TextDecoder("utf-8", { ignoreBOM: true });
 
-/** A request in JSON. `breakers` are the tokens of DRY's. */
-export function requestJson(prompt: Prompt, options: GenerateOptions, breakers: number[][]): string {
+/** A request in JSON. */
+export function requestJson(prompt: Prompt, options: GenerateOptions): string {
   const { stop } = options;
   const request = {
-    sampling: sampling(options, breakers),
+    sampling: sampling(options),
     ...prompt,
     max_tokens: options.maxTokens,
     stop: typeof stop === "string" ? [stop] : stop,
@@ -34,6 +34,7 @@ export function requestJson(prompt: Prompt, options: GenerateOptions, breakers: 
     parse_special: options.parseSpecial,
     sequence: options.sequence,
     receipt: options.receipt,
+    dry_breakers: options.dry?.breakers?.filter((breaker) => typeof breaker === "string"),
   };
   // the seed has 64 bits, more than a number holds; sampling comes first, so this is the only place it can be
   return json(request).replace('"seed":"@"', `"seed":${seed(options.seed)}`);
@@ -46,7 +47,7 @@ function seed(seed: number | bigint = 0): string {
   return String(seed);
 }
 
-function sampling(o: SamplingOptions & Pick<GenerateOptions, "logprobs" | "logprobsOf">, breakers: number[][]) {
+function sampling(o: SamplingOptions & Pick<GenerateOptions, "logprobs" | "logprobsOf">) {
   const bias = Array.isArray(o.logitBias)
     ? o.logitBias
     : Object.entries(o.logitBias ?? {}).map(([id, bias]) => [Number(id), bias]);
@@ -63,7 +64,7 @@ function sampling(o: SamplingOptions & Pick<GenerateOptions, "logprobs" | "logpr
       base: o.dry.base ?? 1.75,
       allowed_length: o.dry.allowedLength ?? 2,
       last_n: lastN(o.dry.lastN ?? -1),
-      breakers,
+      breakers: o.dry.breakers?.filter((breaker) => typeof breaker !== "string"),
     },
     top_k: o.topK,
     typical_p: o.typicalP,

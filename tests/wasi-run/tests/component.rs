@@ -124,6 +124,7 @@ fn request(case: &Case) -> Request {
                 allowed_length: d.allowed_length,
                 last_n: d.last_n,
                 breakers: d.breakers,
+                breaker_texts: Some(Vec::new()),
             }),
             logit_bias: o.logit_bias,
             logprobs: LogprobKind::None,
@@ -170,6 +171,8 @@ fn wrong_calls_are_errors_and_harm_nothing() {
 
     let model = host.open(&bytes, 1 << 20, &options(None)).expect("a model");
     let (store, models) = host.parts();
+    let memory = models.model().call_memory(&mut *store, model).expect("no trap");
+    assert!(memory.weights > 1 << 20 && memory.kv_reserved > 0 && memory.kv_in_use == 0, "{memory:?}");
     for prompt in
         [Prompt::Ids(vec![]), Prompt::Ids(vec![u32::MAX]), Prompt::Ids(vec![1; 129]), Prompt::Chat("{".into())]
     {

@@ -44,7 +44,10 @@ fn compute(m: &mut Starling, case: &Case, piece: usize, batch: usize) -> Pinned 
     let logits = m.call_with("starling_logits", session, prompt_json.as_bytes()).expect("logits");
 
     let sampling = json!(case.options());
-    let request = json!({ "prompt": case.prompt, "max_tokens": case.max_tokens, "sampling": sampling }).to_string();
+    let request = json!({
+        "prompt": case.prompt, "max_tokens": case.max_tokens, "sampling": sampling, "dry_breakers": [],
+    })
+    .to_string();
     let id = m.call_with("starling_submit", session, request.as_bytes()).expect("an id");
     let (mut ids, mut text, mut done) = (Vec::new(), String::new(), false);
     while !done {
@@ -153,6 +156,9 @@ fn wrong_calls_are_errors_and_harm_nothing() {
     fails(m.call_with("starling_feed", 77, b"GGUF"), "request", "77 is not an open loader");
     fails(m.call_with("starling_open", 77, b""), "request", "77 is not an open loader");
     m.raw::<_, ()>("starling_close", 77u32);
+    let given_up: u32 = m.raw("starling_loader", (model.len() as u64, 0u32));
+    m.raw::<_, ()>("starling_close", given_up);
+    fails(m.call_with("starling_feed", given_up, b"GGUF"), "request", "is not an open loader");
     m.raw::<_, ()>("starling_free", 12u32);
     assert_eq!(m.raw::<_, u32>("starling_cancel", (77u32, 1u64)), 0);
     assert_eq!(m.raw::<_, u32>("starling_alloc", u32::MAX), 0);
