@@ -7,6 +7,7 @@ import { after, before, beforeEach, test } from "node:test";
 
 import { split } from "../node/split.mjs";
 import { TINY, blank, open } from "./browser.mjs";
+import { serve } from "./server.mjs";
 
 const bytes = await readFile(new URL(`../..${TINY}`, import.meta.url));
 /** A smaller model. */
@@ -68,6 +69,7 @@ test("every kind of source loads", async () => {
       [new File([blob], "model.gguf")],
       [buffer],
       [new Uint8Array(buffer)],
+      [new Uint8Array(await new Blob(["before", blob, "after"]).arrayBuffer(), 6, blob.size)],
       [blob.stream(), { size: blob.size }],
       [blob.stream()],
       [[url]],
@@ -209,6 +211,79 @@ test("what was given to load can be given to evict", async () => {
   await target.close();
 });
 
+test("a cached file that is damaged, or another than is asked for, is fetched anew", async () => {
+  const other = await readFile(new URL(`../..${REFERENCE}`, import.meta.url));
+  let path = TINY;
+  await page.route(/model\.gguf/, (route) => route.continue({ url: b.server.origin + path }));
+  assert.equal((await attempt("/model.gguf", { sha256 })).text, expected);
+  path = REFERENCE;
+  const changed = createHash("sha256").update(other).digest("hex");
+  const r = await attempt("/model.gguf", { sha256: changed });
+  assert.deepEqual([r.code, r.from, (await cache())[0].size], [undefined, "network", other.length], JSON.stringify(r));
+  assert.equal((await attempt("/model.gguf", { sha256: changed })).from, "cache");
+  // a digest that is wrong itself costs nothing that is there
+  assert.equal((await attempt("/model.gguf", { sha256: "0".repeat(64) })).code, "checksum");
+  assert.equal((await attempt("/model.gguf", { sha256: changed })).from, "cache");
+  await page.unroute(/model\.gguf/);
+
+  assert.equal((await attempt(TINY)).from, "network");
+  const damage = () =>
+    page.evaluate(async () => {
+      const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("starling-models");
+      for await (const handle of directory.values()) {
+        if (!handle.name.endsWith(".gguf")) continue;
+        const stream = await handle.createWritable({ keepExistingData: true });
+        await stream.write({ type: "write", position: 0, data: "<html>" });
+        await stream.close();
+      }
+    });
+  await damage();
+  const again = await attempt(TINY);
+  assert.deepEqual([again.text, again.from], [expected, "network"], JSON.stringify(again));
+  assert.equal((await attempt(TINY)).from, "cache");
+  await damage();
+  await page.route(/starling-tiny/, (route) => route.abort());
+  assert.match((await attempt(TINY)).message, /web page/, "without a network, what is wrong is the file");
+  await page.unroute(/starling-tiny/);
+  assert.equal((await attempt(TINY)).from, "network");
+});
+
+test("from another origin that compresses, whose headers the page may not see", async () => {
+  const cdn = await serve(undefined, { "access-control-allow-origin": "*" });
+  const other = await b.browser.newPage();
+  await other.goto(`${b.server.origin}/tests/browser/blank.html`);
+  await other.waitForFunction(() => globalThis.Starling);
+  for (const faults of ["packed", "packed&norange", "gzip&norange", "nolength"]) {
+    const text = await other.evaluate(async (url) => {
+      const model = await Starling.load(url, { cache: "none" });
+      const { text } = await model.generate("Once upon a time", { maxTokens: 8, temperature: 0 }).result;
+      model.dispose();
+      return text;
+    }, `${cdn.origin}${TINY}?${faults}`);
+    assert.equal(text, expected, faults);
+  }
+  await other.close();
+  await cdn.close();
+});
+
+test("headers go with every request for a file", async () => {
+  const asked = [];
+  await page.route(/private\.gguf/, (route) => {
+    const { authorization, range } = route.request().headers();
+    asked.push([route.request().method(), authorization, range]);
+    if (authorization === "Bearer key") return route.continue({ url: `${b.server.origin}${TINY}?drop=2000000` });
+    return route.fulfill({ status: 401, body: "no" });
+  });
+  assert.match((await attempt("/private.gguf")).message, /401/);
+  asked.length = 0;
+  const headers = { authorization: "Bearer key" };
+  assert.equal((await attempt("/private.gguf", { headers })).text, expected);
+  assert.equal((await attempt("/private.gguf", { headers, cache: "revalidate" })).from, "cache");
+  assert.ok(asked.length >= 3 && asked.some(([, , range]) => range) && asked.some(([method]) => method === "HEAD"));
+  assert.ok(asked.every(([, authorization]) => authorization === "Bearer key"));
+  await page.unroute(/private\.gguf/);
+});
+
 test("the Cache API serves where there is no file system", async () => {
   const other = await b.page("/tests/browser/blank.html");
   const result = await other.evaluate(async (url) => {
@@ -301,6 +376,16 @@ test("a full disk is a quota error", async () => {
   assert.equal(r.error.code, "quota");
   assert.match(r.error.message, /3972000 bytes/);
   assert.deepEqual(r.entries, []);
+  // parts of which each would fit
+  await session.send("Storage.overrideQuotaForOrigin", { origin: b.server.origin, quotaSize: 3_000_000 });
+  const parts = split(bytes, 2).map(Buffer.from);
+  for (const i of [0, 1])
+    await other.route(new RegExp(`q-0000${i + 1}-of-00002`), (route) => route.fulfill({ body: parts[i] }));
+  const split2 = await other.evaluate(() =>
+    Starling.load("/q-00001-of-00002.gguf").catch(({ code, message }) => ({ code, message })),
+  );
+  assert.equal(split2.code, "quota");
+  assert.match(split2.message, new RegExp(`${parts[0].length + parts[1].length} with the model's other parts`));
   await other.context().close();
 });
 

@@ -489,6 +489,8 @@ test("names of files on a hub, parts of a split model, and files that change on 
     const hub = "https://huggingface.co/owner/repo/resolve/main/";
     files.set(`${hub}dir/tiny.gguf`, { body: whole });
     (await Starling.load("hf:owner/repo/dir/tiny.gguf")).dispose();
+    files.set(`${hub.replace("main", "v1.0")}tiny.gguf`, { body: whole });
+    (await Starling.load("hf:owner/repo@v1.0/tiny.gguf")).dispose();
 
     for (const [i, body] of split(whole, 3).entries()) files.set(`${hub}m-0000${i + 1}-of-00003.gguf`, { body });
     const joined = await Starling.load("hf:owner/repo/m-00001-of-00003.gguf");
@@ -550,7 +552,7 @@ test("a stream of no known length is told of, and ends where it becomes too larg
     cancel: () => new Promise(() => (cancelled = true)),
   });
   await assert.rejects(
-    openPart({ stream: endless, size: undefined }, undefined, countFitting(3.6e9 - 5e6)),
+    openPart({ stream: endless, size: undefined }, {}, undefined, countFitting(3.6e9 - 5e6)),
     (e) => code("memory")(e) && /at least 36\d+ bytes/.test(e.message),
   );
   assert.ok(cancelled);

@@ -5,7 +5,7 @@ import { StarlingError, type WireError, fromWire, toWire } from "./errors.js";
 import { type LoadRequest, countFitting } from "./load.js";
 import type { Backend, CoreEvent, Form, FromWorker, Method, ToWorker } from "./protocol.js";
 import { startWorker } from "./script.js";
-import { type Part, inBlob } from "./source.js";
+import { type Part, crossing, inBlob } from "./source.js";
 import type { ModelInfo, Progress } from "./types.js";
 
 export interface BackendOptions {
@@ -126,9 +126,10 @@ class WorkerBackend implements Backend {
   }
 
   async #postLoad(core: LoadRequest, signal: AbortSignal | undefined): Promise<void> {
-    const streams = core.parts.flatMap((part) => ("stream" in part ? [part.stream] : []));
+    const crossed = core.parts.map((part) => ("bytes" in part ? crossing(part.bytes) : part));
+    const streams = crossed.flatMap((part) => ("stream" in part ? [part.stream] : []));
     try {
-      this.#post({ type: "load", options: core }, streams);
+      this.#post({ type: "load", options: { ...core, parts: crossed } }, streams);
     } catch (e) {
       if (streams.length === 0)
         throw new StarlingError("unsupported", `nothing can be sent to a worker: ${(e as Error).message}`, {
@@ -136,7 +137,10 @@ class WorkerBackend implements Backend {
         });
       // streams cannot be transferred everywhere
       const parts: Part[] = [];
-      for (const part of core.parts) parts.push("stream" in part ? await inBlob(part, signal, countFitting()) : part);
+      for (const part of core.parts) {
+        if ("stream" in part) parts.push(await inBlob(part, signal, countFitting()));
+        else parts.push("bytes" in part ? { blob: new Blob([part.bytes]) } : part);
+      }
       this.#post({ type: "load", options: { ...core, parts } });
     }
   }

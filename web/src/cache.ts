@@ -263,27 +263,28 @@ export async function cached(urls: string[]): Promise<(Hit | undefined)[]> {
 /** Removes the file of exactly this URL; says whether it was there. */
 export const uncache = async (url: string): Promise<boolean> => (await (await store())?.delete(url)) ?? false;
 
-/** Starts to write a file; undefined where the runtime has no storage. */
-export async function cacheWriter(url: string, size: number): Promise<CacheWriter | undefined> {
+/** Starts to write a file, of some that need `room` bytes together; undefined where the runtime has no storage. */
+export async function cacheWriter(url: string, size: number, room: number): Promise<CacheWriter | undefined> {
   const here = await store();
   if (!here) return undefined;
-  const room = async () => {
+  const left = async () => {
     const estimate = await navigator.storage?.estimate?.();
     return (estimate?.quota ?? Infinity) - (estimate?.usage ?? 0);
   };
-  let free = await room();
-  if (size > free) {
+  let free = await left();
+  if (room > free) {
     // what tabs have left that ended before their time goes first
     await here.list();
-    free = await room();
+    free = await left();
   }
   const full = (cause?: unknown) =>
     new StarlingError(
       "quota",
-      `no room to cache ${url}: ${size} bytes, ${Math.max(free, 0)} free; evict cached models or load with cache: "none"`,
+      `no room to cache ${url}: ${size} bytes${room > size ? `, ${room} with the model's other parts` : ""}, ` +
+        `${Math.max(free, 0)} free; evict cached models or load with cache: "none"`,
       { cause },
     );
-  if (size > free) throw full();
+  if (room > free) throw full();
   const guard = async <T>(work: Promise<T>) => {
     try {
       return await work;

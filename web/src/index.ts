@@ -98,6 +98,7 @@ export class Starling {
       parts: parts(source, options.size),
       cache: options.cache ?? "reuse",
       sha256: typeof sha256 === "string" ? [sha256] : sha256,
+      headers: options.headers ?? {},
       receipts: options.receipts ?? false,
       module: await unlessAborted(compile(options.isa, threads > 1, options.wasm), options.signal),
       threads,
@@ -147,11 +148,7 @@ export class Starling {
 
   async #submit(job: number, prompt: Prompt, options: GenerateOptions, asked: Wanted | undefined) {
     const wanted = asked ?? ofOption(options.structure);
-    const breakers: number[][] = [];
-    for (const breaker of options.dry?.breakers ?? []) {
-      breakers.push(typeof breaker === "string" ? (await this.tokenize(breaker, { addSpecial: false })).ids : breaker);
-    }
-    const request = requestJson(prompt, options, breakers);
+    const request = requestJson(prompt, options);
     const form = wanted && { ...wanted, module: await compileGrammar(this.#grammarWasm) };
     if (this.#generations.has(job)) this.#backend.submit(job, request, form);
   }
@@ -195,9 +192,12 @@ export class Starling {
    * and then kept where you like. Whole pages of 16 tokens; those that are not cached are processed first. The model must
    * have been loaded with `receipts`, whose digest tells models apart.
    */
-  async saveCache(prompt: string | number[]): Promise<Uint8Array<ArrayBuffer>> {
+  async saveCache(
+    prompt: string | number[],
+    options: { signal?: AbortSignal } = {},
+  ): Promise<Uint8Array<ArrayBuffer>> {
     const ids = typeof prompt === "string" ? (await this.tokenize(prompt)).ids : prompt;
-    await this.generate(ids, { maxTokens: 1 }).result;
+    await this.generate(ids, { ...options, maxTokens: 1 }).result;
     return this.#backend.call("saveCache", ids);
   }
 

@@ -15,6 +15,8 @@ export interface LoadRequest {
   parts: Part[];
   cache: NonNullable<LoadOptions["cache"]>;
   sha256: string[] | undefined;
+  /** Of requests for the parts. */
+  headers: Record<string, string>;
   receipts: boolean;
   module: WebAssembly.Module;
   /** Threads, this one included; more than one only in a worker. */
@@ -56,8 +58,33 @@ export interface Loaded {
   helpers: Helpers;
 }
 
-/** Loads a model; if it cannot, nothing is left of it. */
+/** Loads a model; if it cannot, nothing is left of it. What the cache has is asked for anew where it is of no use. */
 export async function loadModel(
+  options: LoadRequest,
+  onProgress: (progress: Progress) => void,
+  signal: AbortSignal | undefined,
+): Promise<Loaded> {
+  try {
+    return await loadOnce(options, onProgress, signal);
+  } catch (e) {
+    if (!(e instanceof StaleCache)) throw e;
+    try {
+      return await loadOnce({ ...options, cache: "reload" }, onProgress, signal);
+    } catch (again) {
+      // without a network, what was wrong is the file
+      throw again instanceof StarlingError && again.code === "network" ? e.fault : again;
+    }
+  }
+}
+
+/** A cached file was no model, or not the one asked for; it is in the cache no more. */
+class StaleCache extends Error {
+  constructor(readonly fault: StarlingError) {
+    super(fault.message);
+  }
+}
+
+async function loadOnce(
   options: LoadRequest,
   onProgress: (progress: Progress) => void,
   signal: AbortSignal | undefined,
@@ -82,20 +109,21 @@ export async function loadModel(
     const meter = new Meter(onProgress);
     let total = 0;
     const hits = await found(options);
-    for (const part of options.parts) {
+    for (const [i, part] of options.parts.entries()) {
       const fitting = countFitting(total);
       const count = (more: number) => {
         fitting(more);
         meter.add("url" in part ? "network" : "local", more);
       };
-      const place = await locate(part, hits, options, signal, count);
+      const place = await locate(part, hits, options, options.sha256?.[i]?.toLowerCase(), signal, count);
       places.push(place);
       total += place.file.size;
     }
     fits(total);
     meter.expect(total);
+    const toCache = places.reduce((sum, { file, url }) => sum + (url === undefined ? 0 : file.size), 0);
     for (const [part, { file, url }] of places.entries()) {
-      const writer = url === undefined ? undefined : await cacheWriter(url, file.size);
+      const writer = url === undefined ? undefined : await cacheWriter(url, file.size, toCache);
       if (writer) writers.push({ writer, url: url!, file, part });
     }
     const taken = places.map(() => 0);
@@ -153,10 +181,11 @@ export async function loadModel(
       loader?.free();
       model?.free();
     }
-    // a cached file that cannot be loaded is of no use
-    const broken = e instanceof StarlingError && (e.code === "model" || e.code === "checksum");
-    for (const { from, file } of places) if (broken && from === "cache") await uncache(file.name);
-    throw e;
+    const fromCache = places.filter(({ from }) => from === "cache");
+    const isBroken = e instanceof StarlingError && (e.code === "model" || e.code === "checksum");
+    if (!isBroken || fromCache.length === 0) throw e;
+    for (const { file } of fromCache) await uncache(file.name);
+    throw new StaleCache(e);
   }
 }
 
@@ -208,21 +237,23 @@ async function found({ parts, cache }: LoadRequest): Promise<Map<string, Hit>> {
 async function locate(
   part: Part,
   hits: Map<string, Hit>,
-  options: LoadRequest,
+  { cache, headers, parts }: LoadRequest,
+  sha256: string | undefined,
   signal: AbortSignal | undefined,
   count: Count,
 ): Promise<Place> {
   if (!("url" in part) || part.url.startsWith("file:"))
-    return { file: await openPart(part, signal, count), from: "local" };
+    return { file: await openPart(part, {}, signal, count), from: "local" };
   const { url } = part;
   const hit = hits.get(url);
-  if (hit) {
-    const remote = options.cache === "revalidate" ? await remoteTag(url, signal) : undefined;
+  const known = hit?.entry.sha256;
+  if (hit && (sha256 === undefined || known === undefined || known === sha256)) {
+    const remote = cache === "revalidate" ? await remoteTag(url, headers, signal) : undefined;
     const same = !remote || (remote.tag === hit.entry.tag && (remote.size ?? hit.entry.size) === hit.entry.size);
     if (same) return { file: blobFile(hit.blob, url), from: "cache" };
   }
-  const file = await openPart(part, signal, count, options.parts.length === 1);
-  return { file, from: "network", ...(options.cache !== "none" && { url }) };
+  const file = await openPart(part, headers, signal, count, parts.length === 1);
+  return { file, from: "network", ...(cache !== "none" && { url }) };
 }
 
 /** Counts bytes, and reports ten times a second at most. */

@@ -5,7 +5,7 @@ import { absolute, localFile } from "./features.js";
 import { pause, unlessAborted } from "./signal.js";
 
 /**
- * A model: the URL of a GGUF file, `hf:owner/repo/file.gguf`, a `File` or `Blob`, bytes, or a stream of bytes; or an array of
+ * A model: the URL of a GGUF file, `hf:owner/repo/file.gguf` or `hf:owner/repo@revision/file.gguf`, a `File` or `Blob`, bytes, or a stream of bytes; or an array of
  * URLs or files, the parts of a split model in order. The URL of the first part (`…-00001-of-00003.gguf`) stands for all.
  */
 export type Source =
@@ -13,9 +13,11 @@ export type Source =
   | URL
   | Blob
   | ArrayBuffer
-  | Uint8Array<ArrayBuffer>
+  | Uint8Array
   | ReadableStream<Uint8Array<ArrayBuffer>>
   | (string | URL | Blob)[];
+
+type Bytes = Uint8Array<ArrayBuffer>;
 
 /** A source as it crosses to a worker. */
 export type Part =
@@ -32,14 +34,16 @@ export function parts(source: Source, size: number | undefined): Part[] {
   }
   if (source instanceof Blob) return [{ blob: source }];
   if (source instanceof ArrayBuffer) return [{ bytes: new Uint8Array(source) }];
-  if (source instanceof Uint8Array) return [{ bytes: source }];
+  // of shared memory, which others may write meanwhile, a copy
+  if (source instanceof Uint8Array)
+    return [{ bytes: source.buffer instanceof ArrayBuffer ? (source as Bytes) : new Uint8Array(source) }];
   if (source instanceof ReadableStream) return [{ stream: source, size }];
   return shards(address(source)).map((url) => ({ url }));
 }
 
 function address(url: string | URL): string {
-  const hub = /^hf:([^/]+)\/([^/]+)\/(.+)$/.exec(String(url));
-  return hub ? `https://huggingface.co/${hub[1]}/${hub[2]}/resolve/main/${hub[3]}` : absolute(url).href;
+  const hub = /^hf:([^/]+)\/([^/@]+)(?:@([^/]+))?\/(.+)$/.exec(String(url));
+  return hub ? `https://huggingface.co/${hub[1]}/${hub[2]}/resolve/${hub[3] ?? "main"}/${hub[4]}` : absolute(url).href;
 }
 
 /** All parts of a split model, of which the first is given. */
@@ -83,17 +87,27 @@ export const blobFile = (blob: Blob, name = (blob as File).name ?? "blob"): Sour
 
 const PIECE = 1 << 20;
 
-function bytesFile(bytes: Uint8Array<ArrayBuffer>): SourceFile {
-  const open = async (from: number) =>
-    new ReadableStream<Uint8Array<ArrayBuffer>>({
-      pull(controller) {
-        if (from >= bytes.length) return controller.close();
-        controller.enqueue(bytes.subarray(from, from + PIECE));
-        from += PIECE;
-      },
-    });
+/** Bytes from there on, in pieces. */
+function streamOf(bytes: Bytes, from: number, piece: (first: number, end: number) => Bytes): ReadableStream<Bytes> {
+  return new ReadableStream({
+    pull(controller) {
+      if (from >= bytes.length) return controller.close();
+      controller.enqueue(piece(from, from + PIECE));
+      from += PIECE;
+    },
+  });
+}
+
+function bytesFile(bytes: Bytes): SourceFile {
+  const open = async (from: number) => streamOf(bytes, from, (first, end) => bytes.subarray(first, end));
   return { name: "bytes", size: bytes.length, tag: undefined, open, remote: false };
 }
+
+/** Bytes on their way to a worker: of a part of a buffer, what crosses is all of it. */
+export const crossing = (bytes: Bytes): StreamPart => ({
+  stream: streamOf(bytes, 0, (first, end) => bytes.slice(first, end)),
+  size: bytes.length,
+});
 
 /** Puts copies of bytes together in blobs, which a browser may keep on disk. */
 export class Pieces {
@@ -147,6 +161,7 @@ export async function inBlob(part: StreamPart, signal: AbortSignal | undefined, 
 /** Opens a part that is not cached; with `now`, reading will start at once. */
 export async function openPart(
   part: Part,
+  headers: Record<string, string>,
   signal: AbortSignal | undefined,
   count: Count,
   now = true,
@@ -155,7 +170,7 @@ export async function openPart(
   if ("bytes" in part) return bytesFile(part.bytes);
   if ("stream" in part) return part.size === undefined ? whole(streamFile(part), signal, count) : streamFile(part);
   const file = await localFile(new URL(part.url));
-  return file ? blobFile(file, part.url) : remoteFile(part.url, signal, count, now);
+  return file ? blobFile(file, part.url) : remoteFile(part.url, headers, signal, count, now);
 }
 
 /** What tells versions apart. One that is compressed on its way has a weak tag, or one that says so. */
@@ -177,10 +192,11 @@ function sizeOf({ headers }: Response): number | undefined {
 /** What a server says of a file: what a cached copy is compared with. Undefined if it cannot be reached. */
 export async function remoteTag(
   url: string,
+  headers: Record<string, string>,
   signal: AbortSignal | undefined,
 ): Promise<{ tag: string | undefined; size: number | undefined } | undefined> {
   try {
-    const response = await fetch(url, { method: "HEAD", cache: "no-cache", signal: signal ?? null });
+    const response = await fetch(url, { method: "HEAD", cache: "no-cache", headers, signal: signal ?? null });
     return response.ok ? { tag: tagOf(response), size: sizeOf(response) } : undefined;
   } catch (e) {
     signal?.throwIfAborted();
@@ -193,13 +209,14 @@ const FRESH: RequestInit = "cache" in Request.prototype ? { cache: "no-store" } 
 
 async function request(
   url: string,
+  more: Record<string, string>,
   from: number,
   signal: AbortSignal | undefined,
   byRange = from > 0,
 ): Promise<Response> {
   let response;
   try {
-    const headers: HeadersInit = byRange ? { range: `bytes=${from}-` } : {};
+    const headers = { ...more, ...(byRange && { range: `bytes=${from}-` }) };
     response = await fetch(url, { ...FRESH, headers, signal: signal ?? null });
   } catch (e) {
     signal?.throwIfAborted();
@@ -212,11 +229,33 @@ async function request(
   return response;
 }
 
-/** The same file by range: then browsers ask for it as it is, not compressed, and most servers say how long it is. */
-async function askForLength(url: string, signal: AbortSignal | undefined, first: Response): Promise<Response> {
+/** Whether browsers hide from scripts of this origin how an answer was compressed. */
+const isElsewhere = (url: string) => globalThis.location !== undefined && new URL(url).origin !== location.origin;
+
+/** The file from its beginning. A browser that asks by range asks for it as it is, not compressed. */
+async function begin(
+  url: string,
+  headers: Record<string, string>,
+  signal: AbortSignal | undefined,
+): Promise<Response> {
+  // the length of a compressed answer would be taken for that of the file
+  const byRange = isElsewhere(url) && (await request(url, headers, 0, signal, true).catch(() => undefined));
+  signal?.throwIfAborted();
+  if (byRange) return byRange;
+  const first = await request(url, headers, 0, signal);
+  return sizeOf(first) === undefined ? askForLength(url, headers, signal, first) : first;
+}
+
+/** The same file by range, which most servers say the length of. */
+async function askForLength(
+  url: string,
+  headers: Record<string, string>,
+  signal: AbortSignal | undefined,
+  first: Response,
+): Promise<Response> {
   let second;
   try {
-    second = await request(url, 0, signal, true);
+    second = await request(url, headers, 0, signal, true);
   } catch {
     signal?.throwIfAborted();
     return first;
@@ -228,12 +267,12 @@ async function askForLength(url: string, signal: AbortSignal | undefined, first:
 
 async function remoteFile(
   url: string,
+  headers: Record<string, string>,
   signal: AbortSignal | undefined,
   count: Count,
   now: boolean,
 ): Promise<SourceFile> {
-  let first: Response | undefined = await request(url, 0, signal);
-  if (sizeOf(first) === undefined) first = await askForLength(url, signal, first);
+  let first: Response | undefined = await begin(url, headers, signal);
   const [size, tag] = [sizeOf(first), tagOf(first)];
   if (!now && size !== undefined) {
     // a browser opens few connections to a server, and this one would wait
@@ -242,7 +281,7 @@ async function remoteFile(
   }
 
   const open = async (from: number, signal?: AbortSignal) => {
-    const response = first && from === 0 ? first : await request(url, from, signal);
+    const response = first && from === 0 ? first : await request(url, headers, from, signal);
     first = undefined;
     if (tagOf(response) !== tag) {
       await response.body!.cancel();
@@ -268,8 +307,6 @@ function skip(stream: ReadableStream<Uint8Array<ArrayBuffer>>, bytes: number): R
 
 /** Connections that may break one after the other without a byte between them. */
 const ATTEMPTS = 5;
-
-type Bytes = Uint8Array<ArrayBuffer>;
 
 /**
  * A reader whose pieces are in one buffer where that may be, and where the stream can: browsers see garbage of this kind

@@ -33,7 +33,9 @@ export interface LoadOptions {
    * - `none`: nothing is read from the cache or written to it
    */
   cache?: "reuse" | "revalidate" | "reload" | "none";
-  /** SHA-256 that the file must have, in hexadecimal; of a split model one for each file. */
+  /** Headers of requests for files, as `{ authorization: "Bearer …" }` for a model that not everybody may have. */
+  headers?: Record<string, string>;
+  /** SHA-256 that the file must have, in hexadecimal; of a split model one for each file. A cached file with another is replaced. */
   sha256?: string | string[];
   /** Bytes of a stream. Without it, a stream is read to its end before loading starts. */
   size?: number;
@@ -120,7 +122,11 @@ export interface SamplingOptions {
   frequencyPenalty?: number;
   /** Penalty for having occurred; 0, the default, is off. */
   presencePenalty?: number;
-  /** Penalty on continuing a repetition (DRY). */
+  /**
+   * Penalty on continuing a repetition (DRY): `multiplier * base ** (length - allowedLength)`, by default with 1.75 and 2,
+   * over the last `lastN` tokens, by default all. Repetitions do not reach over `breakers`, texts or token ids, by default
+   * line ends, colons, quotes and asterisks.
+   */
   dry?: { multiplier: number; base?: number; allowedLength?: number; lastN?: number; breakers?: (string | number[])[] };
   /** Keep this many of the most probable tokens, 40 by default; 0 is off. */
   topK?: number;
@@ -165,7 +171,8 @@ export interface GenerateOptions extends SamplingOptions {
 /** A message of a conversation. */
 export interface ChatMessage {
   role: string;
-  content: unknown;
+  /** A text, or what the template takes; none beside an assistant's calls of tools. */
+  content?: unknown;
   [field: string]: unknown;
 }
 
