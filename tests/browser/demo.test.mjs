@@ -130,6 +130,7 @@ test("chat: send, edit, ask again with the same seed, export", async () => {
   );
   assert.equal(saved.messages[0].content, "What is the capital of France?");
   assert.equal(saved.messages[1].receipt.format, "starling-receipt/1");
+  assert.equal(saved.messages[1].sampling.maxTokens, 30);
   await page.close();
 });
 
@@ -186,6 +187,27 @@ test("while the model writes nothing else makes it write, and the answer goes on
   await page.close();
 });
 
+test("a conversation goes on to the end of the context, says that it is reached, and can begin anew", async () => {
+  const page = await demo();
+  await page.click("#tab-chat");
+  // 200 tokens are asked for: the second answer has no room for so many
+  for (const message of ["Tell me a story of a fox. ".repeat(30), "Go on."]) {
+    await page.fill("#message", message);
+    await written(page, () => page.press("#message", "Enter"));
+  }
+  await page.fill("#message", "Tell me another. ".repeat(100));
+  await page.press("#message", "Enter");
+  await page.waitForFunction(() => /context 512: begin a new/.test(document.getElementById("status").textContent));
+  assert.equal(await page.locator(".message.assistant").count(), 2);
+  await page.getByRole("button", { name: "Edit" }).last().click();
+  await page.getByLabel("Edited message").fill("Who are you?");
+  await page.locator(".message").getByRole("button", { name: "Send" }).click();
+  await page.click("#clear");
+  assert.equal(await page.locator(".message").count(), 0);
+  await page.waitForFunction(() => document.getElementById("chat-stop").disabled);
+  await page.close();
+});
+
 test("a seed of 64 bits is that seed, in the answer and in what is exported", async () => {
   const page = await demo();
   const seed = "18446744073709551615";
@@ -197,7 +219,7 @@ test("a seed of 64 bits is that seed, in the answer and in what is exported", as
   assert.equal(text, native("Who are you?", "--chat", "--seed", seed, "-n", "30"));
   const [download] = await Promise.all([page.waitForEvent("download"), page.click("#export")]);
   const saved = await readFile(await download.path(), "utf8");
-  assert.equal(JSON.parse(saved).sampling.seed, seed);
+  assert.equal(JSON.parse(saved).messages[1].sampling.seed, seed);
   assert.ok(saved.includes(`"seed":${seed}`), "the receipt's");
   await set(page, { seed: "1.5" });
   await page.getByRole("button", { name: "Again, same seed" }).click();
@@ -251,6 +273,18 @@ test("a receipt verifies, one that was changed does not, and the page says where
   await page.click("#verify");
   await page.waitForFunction(() => /^(Not verified|This cannot)/.test(document.getElementById("verdict").textContent));
   assert.match(await page.locator("#verdict").textContent(), /^Not verified/);
+  // dropped anywhere; twice at once is once
+  await page.click("#tab-write");
+  await page.evaluate((text) => {
+    for (let i = 0; i < 2; i++) {
+      const dataTransfer = new DataTransfer();
+      dataTransfer.items.add(new File([text], "receipt.json", { type: "application/json" }));
+      document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+    }
+  }, receipt);
+  await page.waitForFunction(() => /^Verified: .* these 20/.test(document.getElementById("verdict").textContent));
+  assert.equal(await page.locator("#steps .ok").count(), 20);
+  assert.equal(await page.locator("#panel-verify").isVisible(), true);
   await page.fill("#receipt", "no receipt");
   await page.click("#verify");
   await page.waitForFunction(() => /cannot be checked/.test(document.getElementById("verdict").textContent));

@@ -1,18 +1,17 @@
 // The conversation: messages that can be edited, and answers that can be asked for again.
 
 import { $, element, save } from "./dom.js";
-import { samplingOptions } from "./sampling.js";
 import { Answer } from "./tokens.js";
 
 export class Conversation {
   /**
-   * `answer(start, view)` runs a generation and returns its result; `start(options)` makes it. `canWrite()` says whether
-   * there is a model for it that has nothing else to do.
+   * `answer({ messages }, view)` answers them and returns the result, with the options it was asked for with. `canWrite()`
+   * says whether there is a model for it that has nothing else to do; `stop()` ends its answer.
    */
-  constructor(answer, canWrite) {
+  constructor(answer, canWrite, stop) {
     this.answer = answer;
     this.canWrite = canWrite;
-    /** `{ role, content, view?, receipt? }` */
+    /** `{ role, content, view?, receipt?, options? }` */
     this.messages = [];
     $("chat-form").onsubmit = (event) => {
       event.preventDefault();
@@ -27,19 +26,18 @@ export class Conversation {
       if (!$("send").disabled) $("chat-form").requestSubmit();
     };
     $("clear").onclick = () => {
+      stop();
       this.messages = [];
       this.draw();
     };
     $("export").onclick = () => {
+      const digits = (_, value) => (typeof value === "bigint" ? String(value) : value);
       // receipts as they are: their seeds have more digits than numbers here
-      const messages = this.messages.map(({ role, content, receipt }) => {
-        const message = JSON.stringify({ role, content });
+      const messages = this.messages.map(({ role, content, receipt, options }) => {
+        const message = JSON.stringify({ role, content, sampling: options }, digits);
         return receipt ? `${message.slice(0, -1)},"receipt":${receipt}}` : message;
       });
-      const sampling = JSON.stringify(samplingOptions(), (_, value) =>
-        typeof value === "bigint" ? String(value) : value,
-      );
-      save("conversation.json", `{"sampling":${sampling},\n"messages":[\n${messages.join(",\n")}\n]}`);
+      save("conversation.json", `{"messages":[\n${messages.join(",\n")}\n]}`);
     };
   }
 
@@ -52,12 +50,20 @@ export class Conversation {
     const reply = { role: "assistant", content: "", view: new Answer(element("div", { className: "text" })) };
     this.messages.push(reply);
     this.draw();
-    const result = await this.answer((model, options) => model.chat(messages, options), reply.view);
+    const result = await this.answer({ messages }, reply.view);
     reply.content = reply.view.text;
     reply.receipt = result?.receipt;
-    // only this one: another may be edited
+    reply.options = result?.options;
     const place = this.messages.indexOf(reply);
-    if (place >= 0) $("messages").children[place].replaceWith(this.#node(reply, place));
+    if (place < 0) return;
+    if (!result && reply.content === "") {
+      // no answer: an empty one would be a part of what is asked next
+      this.messages.splice(place, 1);
+      $("messages").children[place].remove();
+      return;
+    }
+    // only this one: another may be edited
+    $("messages").children[place].replaceWith(this.#node(reply, place));
   }
 
   draw() {

@@ -42,7 +42,8 @@ function chosenSource() {
   }
 }
 
-async function load() {
+/** Loads what was chosen, or these files. */
+async function load(source) {
   loading = new AbortController();
   generating?.abort();
   model?.dispose();
@@ -54,7 +55,8 @@ async function load() {
   enable();
   status("Loading");
   try {
-    model = await Starling.load(chosenSource(), { signal: loading.signal, receipts: true, onProgress: showProgress });
+    source ??= chosenSource();
+    model = await Starling.load(source, { signal: loading.signal, receipts: true, onProgress: showProgress });
     const { info } = model;
     const { sharedMemory } = Starling.features();
     status(`${info.name ?? info.architecture} is ready${info.generates ? "" : "; it embeds texts and does not write"}`);
@@ -64,7 +66,7 @@ async function load() {
     $("facts").hidden = false;
     await showMemory();
   } catch (e) {
-    status(e.name === "AbortError" ? "Stopped" : e.message, e.name !== "AbortError");
+    failed(e);
   } finally {
     loading = undefined;
     $("loading").hidden = true;
@@ -106,20 +108,43 @@ async function showCache() {
   $("cache-list").replaceChildren(...entries.map(item));
 }
 
-/** Runs a generation into a view; returns its result, or undefined if it was stopped or failed. */
-async function answer(start, view) {
+/** Says what went wrong, if it did. */
+function failed(e) {
+  if (e.name === "AbortError") status("Stopped");
+  else status(e.message, true);
+}
+
+/** The options as they stand, but for no more tokens than the context has room for after the prompt. */
+async function fitting({ prompt, messages }) {
+  const options = samplingOptions();
+  const { ids } = messages ? await model.applyTemplate(messages) : await model.tokenize(prompt);
+  const { contextLength } = model.info;
+  if (ids.length >= contextLength)
+    throw new Error(
+      `${messages ? "The conversation" : "The text"} has ${ids.length} tokens, and the model's context ${contextLength}: ` +
+        (messages ? "begin a new one, or edit an earlier message" : "shorten it"),
+    );
+  return { ...options, maxTokens: Math.min(options.maxTokens, contextLength - ids.length) };
+}
+
+/**
+ * Continues a prompt or answers messages into a view; returns the result and the options it was asked for with, or
+ * undefined if it was stopped or failed.
+ */
+async function answer(to, view) {
   generating = new AbortController();
+  const { signal } = generating;
   enable();
   status("Writing");
   try {
-    const options = samplingOptions();
-    const generation = start(model, {
-      ...options,
-      logprobs: ALTERNATIVES,
-      // none can be had of answers that have to follow something
-      receipt: options.structure === undefined,
-      signal: generating.signal,
-    });
+    const options = await fitting(to);
+    signal.throwIfAborted();
+    // no receipt can be had of answers that have to follow something
+    const more = { logprobs: ALTERNATIVES, receipt: options.structure === undefined, signal };
+    const { prompt, messages } = to;
+    const generation = messages
+      ? model.chat(messages, { ...options, ...more })
+      : model.generate(prompt, { ...options, ...more });
     for await (const token of generation.tokens()) view.add(token);
     const result = await generation.result;
     const { timings, usage } = result;
@@ -131,15 +156,18 @@ async function answer(start, view) {
       not_finite: "the model's numbers are not finite",
     }[result.finishReason];
     status(`${usage.completionTokens} tokens: ${ended}`);
-    return result;
+    return { ...result, options };
   } catch (e) {
-    status(e.name === "AbortError" ? "Stopped" : e.message, e.name !== "AbortError");
+    // a model that is loading says how that goes
+    if (!loading) failed(e);
   } finally {
     generating = undefined;
     enable();
     if (model) await showMemory().catch(() => {});
   }
 }
+
+const stop = () => generating?.abort();
 
 let written;
 let receipt;
@@ -149,7 +177,7 @@ $("write-form").onsubmit = async (event) => {
   const prompt = $("prompt").value;
   written = new Answer($("answer"), prompt);
   $("write-receipt").hidden = true;
-  receipt = (await answer((model, options) => model.generate(prompt, options), written))?.receipt;
+  receipt = (await answer({ prompt }, written))?.receipt;
   $("write-receipt").hidden = !receipt;
 };
 $("write-receipt").onclick = () => {
@@ -157,10 +185,10 @@ $("write-receipt").onclick = () => {
   $("receipt").value = receipt;
 };
 
-const conversation = new Conversation(answer, canWrite);
-new Verifier(() => model);
+const conversation = new Conversation(answer, canWrite, stop);
+const verifier = new Verifier(() => model);
 
-for (const id of ["write-stop", "chat-stop"]) $(id).onclick = () => generating?.abort();
+for (const id of ["write-stop", "chat-stop"]) $(id).onclick = stop;
 $("load-stop").onclick = () => loading?.abort();
 $("show-tokens").onchange = () => {
   written?.redraw();
@@ -195,6 +223,19 @@ for (const [i, tab] of tabs.entries()) {
     to.focus();
   };
 }
+
+// a model is loaded wherever it is dropped, anything else is taken for a receipt
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("drop", (event) => {
+  event.preventDefault();
+  const files = [...event.dataTransfer.files].sort((a, b) => a.name.localeCompare(b.name));
+  const models = files.filter(({ name }) => /\.gguf$/i.test(name));
+  if (models.length > 0) load(models.length === 1 ? models[0] : models);
+  else if (files.length > 0) {
+    choose($("tab-verify"));
+    verifier.take(files[0]);
+  }
+});
 
 // where the page is told so, errors of the engine can be provoked
 addEventListener("unhandledrejection", ({ reason }) => status(reason?.message ?? String(reason), true));

@@ -10,26 +10,24 @@ export class Verifier {
       event.preventDefault();
       this.verify($("receipt").value);
     };
-    $("receipt-file").onchange = () => this.#take($("receipt-file").files[0]);
-    const panel = $("panel-verify");
-    panel.ondragover = (event) => event.preventDefault();
-    panel.ondrop = (event) => {
-      event.preventDefault();
-      this.#take(event.dataTransfer.files[0]);
-    };
+    $("receipt-file").onchange = () => this.take($("receipt-file").files[0]);
+    this.busy = false;
   }
 
-  async #take(file) {
+  /** Reads a receipt from a file. */
+  async take(file) {
     if (!file) return;
     $("receipt").value = await file.text();
     this.verify($("receipt").value);
   }
 
   async verify(text) {
+    if (this.busy) return;
     const model = this.model();
     const say = (verdict, className) => Object.assign($("verdict"), { textContent: verdict, className });
     $("steps").replaceChildren();
     if (!model) return say("Load a model first.", "bad");
+    this.busy = true;
     say("Replaying the answer", "");
     try {
       const began = performance.now();
@@ -53,6 +51,8 @@ export class Verifier {
       else say(`Not verified: ${result.reason}.`, "bad");
     } catch (e) {
       say(`This cannot be checked: ${e.message}`, "bad");
+    } finally {
+      this.busy = false;
     }
   }
 }

@@ -12,7 +12,11 @@ let model;
 export default {
   async fetch(request) {
     const ask = new URL(request.url).searchParams;
-    model ??= Starling.load(bytes, { wasm, grammarWasm });
+    // one that could not be loaded is tried again
+    model ??= Starling.load(bytes, { wasm, grammarWasm }).catch((e) => {
+      model = undefined;
+      throw e;
+    });
     const options = {
       maxTokens: Number(ask.get("n") ?? 64),
       temperature: Number(ask.get("temperature") ?? 0),
