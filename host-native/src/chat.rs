@@ -22,6 +22,7 @@ use crate::error::Failure;
 use crate::load;
 use crate::pool::ThreadPool;
 use crate::run::{Answer, DEFAULT_CTX, engine};
+use crate::tokens::utf8;
 
 /// The template that is asked for, a name or a file, or the model's, or ChatML.
 ///
@@ -62,7 +63,7 @@ pub fn prompt(
     Ok(template.render(&request, &model.tokenizer)?.encode(&model.tokenizer))
 }
 
-/// Tokens of the context that an answer may take, at least.
+/// Tokens of the context that an answer may take, at least, where no number is asked for.
 const ROOM: usize = 64;
 const HELP: &str = "\
 /help            this
@@ -86,6 +87,8 @@ struct Chat<'a> {
     turns: Vec<(&'static str, String)>,
     /// Set by Ctrl-C.
     stop: Arc<AtomicBool>,
+    /// Whether somebody sees what is wrong with a message, and can send another.
+    is_watched: bool,
 }
 
 /// Runs `chat`.
@@ -97,6 +100,10 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
     let model = Arc::new(load::model(model_args, &pool)?);
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
     let engine = engine(&model, &pool, model_args.kv_type(), n_ctx, None)?;
+    let sampling = args.sampling.options(&model.tokenizer);
+    // what no message could change is said before the first
+    let max_tokens = args.max_tokens.map(|n| n.min(1));
+    Request { sampling: sampling.clone(), max_tokens, ..Request::new(vec![0]) }.check(&model, engine.options())?;
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(io::Error::other)?;
@@ -106,19 +113,20 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
         pool: &pool,
         cpu,
         engine,
-        sampling: args.sampling.options(&model.tokenizer),
+        sampling,
         max_tokens: args.max_tokens,
         system: args.system.clone(),
         turns: Vec::new(),
         stop,
+        is_watched: stdin().is_terminal(),
     };
     let name = model.name.as_deref().unwrap_or("the model");
-    if stdin().is_terminal() {
+    if chat.is_watched {
         writeln!(stdout(), "{name}, {}, {} threads. /help lists the commands.", cpu.isa(), pool.threads())?;
         return chat.terminal();
     }
-    for line in stdin().lock().lines() {
-        if !chat.line(&line?)? {
+    for (number, line) in (1..).zip(stdin().lock().split(b'\n')) {
+        if !chat.line(&utf8(&format!("standard input, line {number}"), line?)?)? {
             break;
         }
     }
@@ -181,14 +189,12 @@ impl Chat<'_> {
     /// Lets the model answer the conversation so far.
     fn answer(&mut self) -> Result<(), Failure> {
         let tokens = self.prompt()?;
-        let request = Request { sampling: self.sampling.clone(), max_tokens: self.max_tokens, ..Request::new(tokens) };
+        let left = (self.n_ctx() + 1).saturating_sub(tokens.len()).max(1);
+        let max_tokens = self.max_tokens.map(|n| n.min(left));
+        let request = Request { sampling: self.sampling.clone(), max_tokens, ..Request::new(tokens) };
         let id = match self.engine.submit(request) {
             Ok(id) => id,
-            Err(e) => {
-                self.turns.pop();
-                writeln!(stdout(), "{e}")?;
-                return Ok(());
-            }
+            Err(e) => return self.unanswered(e.into()),
         };
         self.stop.store(false, Ordering::Relaxed);
         let mut answer = Answer::default();
@@ -203,21 +209,35 @@ impl Chat<'_> {
         }
         self.engine.cancel(id);
         writeln!(out)?;
+        drop(out);
         if let Some(fault) = answer.fault() {
-            self.turns.pop();
-            writeln!(out, "{fault}")?;
-            return Ok(());
+            return self.unanswered(fault);
         }
         self.turns.push(("assistant", answer.text));
         Ok(())
     }
 
+    /// Forgets the last message. Where nobody watches the conversation ends.
+    fn unanswered(&mut self, why: Failure) -> Result<(), Failure> {
+        self.turns.pop();
+        if !self.is_watched {
+            return Err(why);
+        }
+        Ok(writeln!(stdout(), "{why}")?)
+    }
+
+    /// Tokens of a conversation, at most.
+    fn n_ctx(&self) -> usize {
+        self.engine.options().n_ctx.min(self.model.config.max_context())
+    }
+
     /// The conversation as tokens; the oldest turns are forgotten when the context is full.
     fn prompt(&mut self) -> Result<Vec<u32>, Failure> {
+        let room = self.max_tokens.map_or(ROOM, |n| n.min(self.n_ctx() / 2));
         loop {
             let turns: Vec<(&str, &str)> = self.turns.iter().map(|(role, text)| (*role, text.as_str())).collect();
             let tokens = prompt(self.model, &self.template, self.system.as_deref(), &turns)?;
-            if tokens.len() + ROOM <= self.engine.options().n_ctx || self.turns.len() <= 2 {
+            if tokens.len() + room <= self.n_ctx() || self.turns.len() <= 2 {
                 return Ok(tokens);
             }
             self.turns.drain(..2);

@@ -21,20 +21,28 @@ fn tokenizer(args: &ModelArgs) -> Result<Tokenizer, Failure> {
 
 /// The text of an argument, a file or standard input; it must be UTF-8.
 pub fn text(argument: Option<&str>, file: Option<&Path>) -> Result<String, Failure> {
-    let (name, bytes) = match (argument, file) {
-        (Some(text), _) if text != "-" => return Ok(text.into()),
+    match (argument, file) {
+        (Some(text), _) if text != "-" => Ok(text.into()),
         (_, Some(path)) => {
-            (path.to_path_buf(), fs::read(path).map_err(|source| Failure::File { path: path.into(), source })?)
+            let bytes = fs::read(path).map_err(|source| Failure::File { path: path.into(), source })?;
+            utf8(&path.display().to_string(), bytes)
         }
         _ => {
             let mut bytes = Vec::new();
             stdin().lock().read_to_end(&mut bytes)?;
-            ("standard input".into(), bytes)
+            utf8("standard input", bytes)
         }
-    };
+    }
+}
+
+/// The text that bytes from `name` are.
+///
+/// # Errors
+/// If they are not UTF-8.
+pub fn utf8(name: &str, bytes: Vec<u8>) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
-        Failure::Usage(format!("{}: invalid UTF-8 at byte {at}; expected text in UTF-8", name.display()))
+        Failure::Usage(format!("{name}: invalid UTF-8 at byte {at}; expected text in UTF-8"))
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::starling::{IO, MODEL_ERROR, USAGE, fails, ok, said, temp, with_input};
+use super::starling::{MODEL_ERROR, USAGE, fails, ok, said, temp, with_input};
 
 #[test]
 fn chat_takes_lines_and_commands() {
@@ -16,7 +16,30 @@ fn chat_takes_lines_and_commands() {
         assert!(text.contains(part), "no {part:?} in {text:?}");
     }
     assert_eq!(chat().out, ran.out);
-    said(with_input(&["chat"], b"a\xff\n"), IO, &["UTF-8"]);
+    said(with_input(&["chat", "-n", "2"], b"Hi\na\xff\n"), USAGE, &["line 2: invalid UTF-8 at byte 1"]);
+}
+
+#[test]
+fn chat_goes_on_when_the_context_is_full() {
+    let ran = with_input(&["chat", "--temp", "0", "-n", "400"], "Tell me a story.\n".repeat(8).as_bytes());
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.err.contains("the oldest question and answer are forgotten"), "{ran:?}");
+    assert!(ran.text().lines().filter(|line| line.len() > 40).count() >= 8, "{ran:?}");
+}
+
+#[test]
+fn chat_refuses_what_no_message_can_change() {
+    for (arguments, part) in [
+        (&["--temp=-1"][..], "temperature"),
+        (&["--top-p", "2"], "top_p"),
+        (&["--logit-bias", "999999=1"], "999999"),
+        (&["-n", "0"], "max_tokens"),
+        (&["-m", concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/reference/bert-mean-f32.gguf")], "embed"),
+    ] {
+        said(with_input(&[&["chat"], arguments].concat(), b"Hi\n"), USAGE, &[part]);
+    }
+    let long = "word ".repeat(100);
+    said(with_input(&["chat", "-c", "32"], long.as_bytes()), USAGE, &["context of 32 tokens"]);
 }
 
 #[test]

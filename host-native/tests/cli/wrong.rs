@@ -135,8 +135,7 @@ fn answers_that_cannot_go_on_say_why() {
         true
     });
     fails(&["run", "x", "-m", &path], MODEL_ERROR, &["not finite"]);
-    let said = with_input(&["chat", "-m", &path], b"Hello.\n").text();
-    assert!(said.contains("not finite"), "{said}");
+    said(with_input(&["chat", "-m", &path], b"Hello.\n"), MODEL_ERROR, &["not finite"]);
 }
 
 #[test]
