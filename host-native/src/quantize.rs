@@ -35,10 +35,15 @@ pub fn run(model_args: &ModelArgs, args: &QuantizeArgs) -> Result<(), Failure> {
     let importance = args.imatrix.as_deref().map(Importance::read).transpose()?;
     let files = load::open_all(input)?;
     let set = load::directory(&files)?;
-    let output = &args.output;
     let full = |path: &Path| fs::canonicalize(path).ok();
-    if full(output).is_some_and(|out| files.iter().any(|file| full(file.path()).as_ref() == Some(&out))) {
+    // where a link points: the link itself stays
+    let output = &full(&args.output).unwrap_or_else(|| args.output.clone());
+    if files.iter().any(|file| full(file.path()).as_ref() == Some(output)) {
         return Err(Failure::Usage("input and output are the same file".into()));
+    }
+    // what is there is replaced, which a directory or a device is not to be
+    if fs::metadata(output).is_ok_and(|there| !there.is_file()) {
+        return Err(Failure::Usage(format!("{} is not a file", args.output.display())));
     }
     let (writer, types) = plan(&set, mix, importance.as_ref()).map_err(|e| match e {
         PlanError::Load(source) => Failure::Model { path: input.into(), source },
@@ -50,13 +55,13 @@ pub fn run(model_args: &ModelArgs, args: &QuantizeArgs) -> Result<(), Failure> {
     part.push(format!(".{}.part", process::id()));
     let part = PathBuf::from(part);
     let file = File::create_new(&part).map_err(|source| Failure::File { path: part.clone(), source })?;
-    let written = write(&set, (&writer, &types), importance.as_ref(), (&part, file), &pool);
+    let written = write(&set, (&writer, &types), importance.as_ref(), (&part, file), &pool)
+        .and_then(|()| fs::rename(&part, output).map_err(|source| Failure::File { path: output.clone(), source }));
     if let Err(e) = written {
         // nothing is left behind; the cause is what matters, not whether this works too
         let _ = fs::remove_file(&part);
         return Err(e);
     }
-    fs::rename(&part, output).map_err(|source| Failure::File { path: output.clone(), source })?;
     let (before, after): (u64, u64) = (set.tensors().map(|(_, t)| t.len_bytes).sum(), file_size(output)?);
     writeln!(stderr(), "{}: {before} bytes of tensors became {after} bytes of {}", input.display(), mix.name())?;
     Ok(())

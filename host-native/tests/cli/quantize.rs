@@ -127,4 +127,23 @@ fn quantize_makes_files_that_run() {
     fails(&["quantize", &source, &temp("never.gguf"), "Q9"], USAGE, &["`Q9`", "known: ", "Q8_0"]);
     fails(&["quantize", &source, &source, "Q8_0"], USAGE, &["same file"]);
     fails(&["quantize", &source, &temp("no/such/dir.gguf"), "Q8_0"], IO, &["dir.gguf"]);
+
+    // a directory stays what it is, and so does a link
+    let folder = temp("folder");
+    fs::create_dir_all(&folder).expect("a place");
+    fails(&["quantize", &source, &folder, "Q8_0"], USAGE, &["is not a file"]);
+    assert!(
+        !fs::read_dir(temp(""))
+            .expect("a folder")
+            .any(|file| { file.expect("a file").file_name().to_string_lossy().starts_with("folder.") })
+    );
+    #[cfg(unix)]
+    {
+        let (link, target) = (temp("link.gguf"), written("target.gguf", b"old"));
+        let _ = fs::remove_file(&link);
+        std::os::unix::fs::symlink(&target, &link).expect("a link");
+        ok(&["quantize", &fixture("starling-tiny/starling-tiny-f16.gguf"), &link, "Q8_0"]);
+        assert!(fs::symlink_metadata(&link).expect("the link").is_symlink());
+        same_tensors(&target, &fixture("starling-tiny/starling-tiny-q8_0.gguf"));
+    }
 }
