@@ -27,7 +27,7 @@ use crate::kv::{KvArena, KvStats, PageError, SeqPages};
 use crate::model::{Model, Run, Scratch, logits_rows};
 use crate::pool::Pool;
 use crate::receipt::{Chain, Receipt, ReceiptRequest};
-use crate::sampler::{Guide, Sampler};
+use crate::sampler::{Guide, LogprobKind, Sampler, SamplingOptions};
 use crate::sort::sort_by;
 use crate::text::TextStream;
 use plan::{Part, plan};
@@ -458,7 +458,8 @@ fn asked(request: &Request, model: &Model, options: &EngineOptions) -> ReceiptRe
     let Request { tokens, sampling, sequence, .. } = request;
     ReceiptRequest {
         prompt: tokens.clone(),
-        sampling: sampling.clone(),
+        // what was told of tokens changes none
+        sampling: SamplingOptions { logprobs: LogprobKind::None, top_logprobs: 0, ..sampling.clone() },
         sequence: *sequence,
         kv_type: options.kv_type,
         long_context: model.is_long_context(options.n_ctx),

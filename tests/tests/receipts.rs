@@ -4,6 +4,7 @@
 use std::fs;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
 use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request, RequestId};
 use starling::gguf::Gguf;
 use starling::kernels::Cpu;
@@ -223,4 +224,47 @@ fn without_a_digest_of_the_model_there_are_no_receipts() {
     let mut engine = Engine::new(Arc::clone(&model), &Inline, options).expect("memory");
     assert!(engine.submit(Request { receipt: true, ..Request::new(vec![1]) }).is_err());
     assert!(engine.submit(Request::new(vec![1])).is_ok());
+}
+
+/// All values of a JSON document that hold no others, as ways to them.
+fn leaves(value: &Value, way: &str, all: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => map.iter().for_each(|(key, value)| leaves(value, &format!("{way}/{key}"), all)),
+        Value::Array(list) => {
+            (0..).zip(list).for_each(|(i, value): (usize, _)| leaves(value, &format!("{way}/{i}"), all))
+        }
+        _ => all.push(way.into()),
+    }
+}
+
+#[test]
+fn every_value_of_a_receipt_counts_and_there_is_nothing_else_in_it() {
+    let model = model(MODELS[0]);
+    let request = requests(&model).remove(3);
+    let receipt = answers(&mut engine(&model, KvType::F16, 64), vec![request]).remove(0).receipt.expect("a receipt");
+    let json = json!(receipt);
+    let verifies = |json: Value| {
+        serde_json::from_value::<Receipt>(json).is_ok_and(|receipt| replay(&model, Cpu::detect(), &receipt).is_ok())
+    };
+    assert!(verifies(json.clone()));
+    let mut all = Vec::new();
+    leaves(&json, "", &mut all);
+    assert!(all.len() > 80 && all.iter().any(|way| way == "/request/sampling/top_logprobs"), "{all:?}");
+    for way in all {
+        let mut other = json.clone();
+        let value = other.pointer_mut(&way).expect("a value");
+        *value = match value {
+            Value::String(text) => json!(text.replace(|c: char| c.is_ascii_digit(), "a") + "a"),
+            Value::Bool(truth) => json!(!*truth),
+            Value::Number(n) if n.is_f64() => json!(n.as_f64().map(|x| x + 0.125)),
+            Value::Number(n) => json!(n.as_u64().map(|x| x.wrapping_add(1))),
+            _ => json!(1),
+        };
+        assert!(!verifies(other), "{way} was changed");
+    }
+    for place in ["", "/request", "/request/sampling", "/request/sampling/dry"] {
+        let mut other = json.clone();
+        other.pointer_mut(place).expect("an object")["more"] = json!(1);
+        assert!(!verifies(other), "{place} has more");
+    }
 }

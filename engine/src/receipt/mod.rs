@@ -17,7 +17,7 @@
 //! u8 1 where keys were rotated for long contexts; otherwise nothing
 //! ```
 //!
-//! Which log-probabilities were reported is not part of it: they change no token. Token i of the answer (from 0) is
+//! Which log-probabilities were reported is not part of it, as they change no token: a receipt has none. Token i of the answer (from 0) is
 //! drawn at position `prompt length + i`, without a grammar.
 
 mod hex;
@@ -39,11 +39,11 @@ pub const FORMAT: &str = "starling-receipt/1";
 
 /// What determines an answer, besides the model.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct ReceiptRequest {
     /// Token ids of the prompt.
     pub prompt: Vec<u32>,
-    /// Sampling options, with the seed that was in effect.
+    /// Sampling options, with the seed that was in effect, and without log-probabilities.
     pub sampling: SamplingOptions,
     /// Which answer to the prompt this is: part of the key of each draw.
     pub sequence: u64,
@@ -57,7 +57,7 @@ pub struct ReceiptRequest {
 
 /// A claim that a model answered a request so, and what it takes to check it.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Receipt {
     /// [`FORMAT`].
     pub format: alloc::string::String,

@@ -82,7 +82,7 @@ fn a_changed_request_is_caught_at_the_start() {
     let model = model();
     let receipt = answer(&model, request(), 8);
     type Change = fn(&mut ReceiptRequest);
-    let changes: [Change; 19] = [
+    let changes: [Change; 21] = [
         |r| r.prompt[3] += 1,
         |r| r.prompt.truncate(38),
         |r| r.sequence += 1,
@@ -102,6 +102,8 @@ fn a_changed_request_is_caught_at_the_start() {
         |r| r.sampling.dry.as_mut().expect("dry").breakers = vec![vec![3, 5], vec![6]],
         |r| r.sampling.logit_bias[0].1 = 0.25,
         |r| r.sampling.logit_bias.clear(),
+        |r| r.sampling.logprobs = LogprobKind::Raw,
+        |r| r.sampling.top_logprobs = 5,
     ];
     for change in changes {
         let mut other = receipt.clone();

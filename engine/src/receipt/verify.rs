@@ -12,7 +12,7 @@ use crate::kernels::{Cpu, NUMERICS_VERSION};
 use crate::model::Model;
 use crate::model::pass::{Pass, PassError, Row};
 use crate::pool::Pool;
-use crate::sampler::Sampler;
+use crate::sampler::{LogprobKind, Sampler};
 
 /// Tokens of a batch: enough for the products to run at full speed, few enough for a row of logits each.
 const BATCH: usize = 64;
@@ -110,7 +110,8 @@ pub fn verify(
     let mut sampler = Sampler::new(request.sampling.clone(), model.config.n_vocab)?;
     let mut chain = Chain::start(model_sha256, request);
     let differs = |step, what| Err(VerifyError::Mismatch(Mismatch { step, what }));
-    if chain.steps.first() != receipt.steps.first() {
+    let has_logprobs = request.sampling.logprobs != LogprobKind::None || request.sampling.top_logprobs != 0;
+    if has_logprobs || chain.steps.first() != receipt.steps.first() {
         return differs(0, What::Start);
     }
     request.prompt.iter().for_each(|t| sampler.accept(*t));

@@ -57,7 +57,7 @@ pub struct SamplingOptions {
 /// A penalty that grows exponentially with the length of the repetition a token would continue ("DRY", by
 /// p-e-w, text-generation-webui pull request 5677): `multiplier * base^(length - allowed_length)`.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Dry {
     /// Penalty of the shortest repetition that has one; at least 0, and 0 is off.
     pub multiplier: f32,
@@ -68,6 +68,7 @@ pub struct Dry {
     /// How many of the last tokens to look at; 0 is off, [`ALL_TOKENS`] all.
     pub last_n: u32,
     /// No repetition reaches back over one of these token sequences; none is empty.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub breakers: Vec<Vec<u32>>,
 }
 
