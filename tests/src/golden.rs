@@ -10,10 +10,11 @@ use starling::engine::{Engine, EngineOptions, Event, Request};
 use starling::gguf::{Gguf, GgufWriter};
 use starling::kernels::Cpu;
 use starling::kernels::attention::KvType;
-use starling::model::Model;
 use starling::model::pass::{Pass, PassError};
+use starling::model::{Model, Stage};
 use starling::pool::Pool;
 use starling::quant::{self, Dtype, Quantiser};
+use starling::receipt::Hex;
 use starling::sampler::{ALL_TOKENS, Dry, SamplingOptions};
 use starling::tokenizer::EncodeOptions;
 
@@ -77,6 +78,32 @@ pub struct Pinned {
 #[derive(Deserialize)]
 struct Cases {
     cases: Vec<Case>,
+}
+
+/// Where the pinned trace is.
+pub fn trace_path() -> std::path::PathBuf {
+    fixtures().join("goldens/pinned/trace.txt")
+}
+
+/// The stages of a forward pass of the bundled model, a line each, as `starling logits --trace` prints them: where two
+/// targets part, the first line that differs says.
+///
+/// # Panics
+/// If the model does not load.
+pub fn trace(cpu: Cpu, pool: &dyn Pool) -> String {
+    let bytes = fs::read(fixtures().join("starling-tiny/starling-tiny-q8_0.gguf")).expect("a model");
+    let model = Model::load(&bytes, pool).expect("a model");
+    let ids = model.tokenizer.encode("Once upon a time", EncodeOptions { add_special: true, parse_special: false });
+    let mut lines = String::new();
+    let mut look = |stage: Stage, layer: Option<usize>, rows: &mut dyn Iterator<Item = &[f32]>| {
+        let mut hash = Sha256::new();
+        rows.flatten().for_each(|v| hash.update(v.to_le_bytes()));
+        let layer = layer.map_or("-".into(), |layer| layer.to_string());
+        lines += &format!("{layer:>3} {:10} {}\n", stage.name(), Hex::<32>(hash.finalize().into()));
+    };
+    let pass = Pass { model: &model, cpu, pool, kv_type: KvType::F16, batch: ids.len(), n_ctx: ids.len() };
+    pass.run::<PassError>(&ids, ids.len() - 1, Some(&mut look), &mut |_| Ok(())).expect("a pass");
+    lines
 }
 
 /// All cases.

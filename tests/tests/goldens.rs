@@ -41,6 +41,18 @@ fn on_every_instruction_set_with_any_threads_batches_and_neighbours() {
 }
 
 #[test]
+fn every_stage_of_a_pass_on_every_instruction_set() {
+    let pinned = std::fs::read_to_string(golden::trace_path()).expect("a trace; run `bless`");
+    for cpu in only().map_or_else(Cpu::available, |cpu| vec![cpu]) {
+        let trace = golden::trace(cpu, &Threads::new(2));
+        // the first stage that differs, not all that follow from it
+        let differs = trace.lines().zip(pinned.lines()).find(|(found, pinned)| found != pinned);
+        assert_eq!(differs, None, "found and pinned, on {}", cpu.isa());
+        assert_eq!(trace.lines().count(), pinned.lines().count());
+    }
+}
+
+#[test]
 fn embeddings_on_every_instruction_set_with_any_threads_and_batches() {
     let cases = embedding::cases();
     assert!(cases.len() >= 5, "cases are missing");

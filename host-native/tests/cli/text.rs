@@ -105,6 +105,7 @@ fn logits_are_the_same_on_every_instruction_set_and_any_threads() {
     }
     let trace = |isa| ok(&["logits", PROMPT, "--trace", "--isa", isa]).text();
     let scalar = trace("scalar");
+    assert_eq!(scalar, std::fs::read_to_string(fixture("goldens/pinned/trace.txt")).expect("a trace"));
     for stage in ["embedding", "q", "k", "v", "rope", "scores", "attn_out", "ffn_out", "final_norm", "logits"] {
         assert!(scalar.lines().any(|l| l.split_whitespace().nth(1) == Some(stage)), "no {stage} in {scalar}");
     }

@@ -16,6 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         fs::write(case.path(), serde_json::to_string_pretty(&pinned)? + "\n")?;
         println!("{}: {:?}", case.name, pinned.text);
     }
+    fs::write(golden::trace_path(), golden::trace(Cpu::SCALAR, &Inline))?;
     for case in embedding::cases() {
         let model = Arc::new(Model::load(&case.model_bytes(), &Inline)?);
         let pinned = case.compute(&model, Cpu::SCALAR, &Inline, 2);
