@@ -91,9 +91,13 @@ fn line(v: &Value<'_>) -> String {
 fn scalar(v: &Value<'_>) -> Json {
     match v {
         Value::Bool(b) => json!(b),
-        Value::F32(x) => json!(x),
-        Value::F64(x) => json!(x),
+        // JSON has no other numbers
+        Value::F32(x) if x.is_finite() => json!(x),
+        Value::F64(x) if x.is_finite() => json!(x),
+        Value::F32(x) => json!(x.to_string()),
+        Value::F64(x) => json!(x.to_string()),
         Value::Str(b) => json!(String::from_utf8_lossy(b)),
+        Value::U64(n) => json!(n),
         other => other.as_integer().map_or(Json::Null, |i| json!(i as i64)),
     }
 }
@@ -108,7 +112,7 @@ fn array(a: &starling::gguf::Array<'_>, n: usize) -> Vec<Json> {
 
 fn value_json(v: &Value<'_>, full: bool) -> Json {
     match v {
-        Value::Array(a) if full => Json::Array(array(a, usize::MAX)),
+        Value::Array(a) if full && a.element_type() != ValueType::Array => Json::Array(array(a, usize::MAX)),
         Value::Array(a) => {
             json!({ "type": format!("{:?}", a.element_type()), "len": a.len(), "first": array(a, SHOWN) })
         }
