@@ -102,6 +102,11 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
             }
         }
     }
+    if rows.is_empty() {
+        let encodes =
+            if model.config.causal { "" } else { "; this model embeds texts and does not write: try -e 8x128" };
+        return Err(Failure::Usage(format!("nothing to measure{encodes}")));
+    }
     print(&rows, args.output)?;
     if args.memory {
         print_memory(model.weight_bytes(), most_kv, files)?;

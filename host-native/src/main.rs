@@ -28,13 +28,27 @@ mod verify;
 use std::io::{Write, stderr, stdout};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::builder::Resettable;
+use clap::{Arg, Command as Interface, CommandFactory, FromArgMatches};
 
 use cli::{Cli, Command};
 use error::Failure;
 
+/// The interface of a command: any number may be negative, if only to hear that it may not; variables of the environment
+/// that are empty are not set.
+fn interface(command: Interface) -> Interface {
+    let is_empty = |arg: &Arg| arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+    let argument = |arg: Arg| {
+        let arg = if is_empty(&arg) { arg.env(Resettable::Reset) } else { arg };
+        let has_value = arg.get_action().takes_values();
+        if has_value { arg.allow_negative_numbers(true) } else { arg }
+    };
+    command.mut_args(argument).mut_subcommands(interface)
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let matches = interface(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     match run(&cli).and_then(|()| Ok(stdout().flush()?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) if failure.is_closed_pipe() => ExitCode::SUCCESS,

@@ -15,13 +15,13 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "F", default_value_t = SamplingOptions::default().repeat_penalty)]
     pub repeat_penalty: f32,
     /// Tokens the penalties look back at; -1 for all
-    #[arg(long, value_name = "N", default_value_t = i64::from(SamplingOptions::default().repeat_last_n), allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", default_value_t = i64::from(SamplingOptions::default().repeat_last_n), value_parser = clap::value_parser!(i64).range(-1..))]
     pub repeat_last_n: i64,
     /// Penalty per occurrence
-    #[arg(long, value_name = "F", default_value_t = 0.0, allow_hyphen_values = true)]
+    #[arg(long, value_name = "F", default_value_t = 0.0)]
     pub frequency_penalty: f32,
     /// Penalty for having occurred
-    #[arg(long, value_name = "F", default_value_t = 0.0, allow_hyphen_values = true)]
+    #[arg(long, value_name = "F", default_value_t = 0.0)]
     pub presence_penalty: f32,
     /// Penalty on continuing a repetition (DRY); 0 is off
     #[arg(long, value_name = "F", default_value_t = 0.0)]
@@ -33,7 +33,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub dry_allowed_length: u32,
     /// Tokens that DRY looks back at; -1 for all
-    #[arg(long, value_name = "N", default_value_t = -1, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", default_value_t = -1, value_parser = clap::value_parser!(i64).range(-1..))]
     pub dry_penalty_last_n: i64,
     /// Text that no repetition of DRY reaches over, in place of newline, colon, quotation mark and asterisk; may be given
     /// several times; `none` for none
