@@ -1,6 +1,6 @@
 // Tokens per second of the package against wllama (llama.cpp in WebAssembly), in the same Chromium on the same model files,
-// in turns: prefill of 256 tokens, and 64 tokens decoded after them; the time from a file at hand to the first token; and
-// on Linux the peak of a new page's process over that before the load, and what it is of the weights (packed ones where
+// in turns: prefill of 256 tokens, and 64 tokens decoded after them; the time from the browser's storage, where each has
+// the file in its own cache, to the first token; and on Linux the peak of a new page's process over that before the load, and what it is of the weights (packed ones where
 // an engine packs them, else the file), with and without pages of files: the browser's own code, which all pages share.
 // Prints a Markdown table of medians. After web/build.sh, `npm ci` here and in tests/browser:
 //
@@ -29,13 +29,17 @@ const median = (values) => values.toSorted((a, b) => a - b)[values.length >> 1];
 
 const b = await open(isolated);
 
-// each engine: `start(blob)` gives `{ vocabulary, turn(ids, decode), stop() }`; a turn gives milliseconds of both halves
+// each engine: `keep(url)` puts a file into its cache; `start(url, threads)` gives `{ vocabulary, turn(ids, decode), stop() }`; a turn gives milliseconds of both halves
 async function defineEngines(DECODE) {
-  const { Wllama } = await import("/tests/bench/node_modules/@wllama/wllama/esm/index.js");
+  const { ModelManager, Wllama } = await import("/tests/bench/node_modules/@wllama/wllama/esm/index.js");
   const at = (kind) => `/tests/bench/node_modules/@wllama/wllama/esm/${kind}-thread/wllama.wasm`;
-  globalThis.engines = {
-    async starling(blob, threads) {
-      const model = await Starling.load(blob, { contextLength: 512, batchTokens: 256, threads });
+  const starling = {
+    keep: async (url) => (await Starling.load(url)).dispose(),
+    async start(url, threads) {
+      let from;
+      const onProgress = (progress) => ({ from } = progress);
+      const model = await Starling.load(url, { contextLength: 512, batchTokens: 256, threads, onProgress });
+      if (from !== "cache") throw new Error("not from the cache");
       return {
         vocabulary: model.info.vocabulary,
         backend: model.info.isa,
@@ -48,12 +52,15 @@ async function defineEngines(DECODE) {
         stop: () => model.dispose(),
       };
     },
-    async wllama(blob, threads) {
+  };
+  const wllama = {
+    keep: (url) => new ModelManager().getModelOrDownload(url),
+    async start(url, threads) {
       const wllama = new Wllama(
         { "single-thread/wllama.wasm": at("single"), "multi-thread/wllama.wasm": at("multi") },
         { suppressNativeLog: true },
       );
-      await wllama.loadModel([blob], { n_ctx: 512, n_batch: 256, n_threads: threads });
+      await wllama.loadModelFromUrl(url, { n_ctx: 512, n_batch: 256, n_threads: threads, useCache: true });
       return {
         vocabulary: wllama.getLoadedContextInfo().n_vocab,
         backend: wllama.isMultithread() ? "multi-thread" : "single-thread",
@@ -74,13 +81,15 @@ async function defineEngines(DECODE) {
       };
     },
   };
+  globalThis.engines = { starling, wllama };
 }
+
+const keep = ([url, engine]) => engines[engine].keep(url).then(() => {});
 
 /** What is measured in a page: a load, a turn to warm up, a turn. */
 async function measure([url, engine, n, turn, PREFILL]) {
-  if (globalThis.blob?.url !== url) globalThis.blob = { url, data: await (await fetch(url)).blob() };
   const began = performance.now();
-  const e = await engines[engine](globalThis.blob.data, n);
+  const e = await engines[engine].start(url, n);
   const loaded = performance.now() - began;
   const ids = (seed) => Array.from({ length: PREFILL }, (_, i) => (i * 7919 + 13 + seed * 104_729) % e.vocabulary);
   const [first] = await e.turn(ids(1000 + turn));
@@ -89,8 +98,9 @@ async function measure([url, engine, n, turn, PREFILL]) {
   return { times, first: loaded + first, backend: e.backend, weights: e.weights };
 }
 
-async function newPage() {
-  const page = await (await b.browser.newContext()).newPage();
+/** A page, in a new context or beside another. */
+async function newPage(context) {
+  const page = await (context ?? (await b.browser.newContext())).newPage();
   await page.goto(`${b.server.origin}/tests/browser/blank.html`);
   await page.waitForFunction(() => globalThis.Starling);
   await page.evaluate(defineEngines, DECODE);
@@ -112,7 +122,11 @@ async function resident(processes) {
 /** The peak of a page of its own, as Markdown. */
 async function peakOf(size, ...what) {
   if (process.platform !== "linux") return "-";
-  const page = await newPage();
+  const first = await newPage();
+  const [url, engine] = what;
+  await first.evaluate(keep, [url, engine]);
+  const page = await newPage(first.context());
+  await first.close();
   const processes = await b.browser.newBrowserCDPSession();
   const before = await resident(processes);
   const { weights = size } = await page.evaluate(measure, what);
@@ -126,7 +140,7 @@ async function peakOf(size, ...what) {
 }
 
 const rows = threads.flatMap((n) => [["starling", n], ["wllama", n]]);
-console.log(`| model | engine | threads | prefill ${PREFILL} | decode ${DECODE} | load to first token, ms | peak, MB, and without files |`);
+console.log(`| model | engine | threads | prefill ${PREFILL} | decode ${DECODE} | cache to first token, ms | peak, MB, and without files |`);
 console.log("|---|---|---|---|---|---|---|");
 for (const model of models) {
   const { size } = await stat(model);
@@ -135,6 +149,7 @@ for (const model of models) {
   const results = [];
   for (const row of rows) results.push({ prefill: [], decode: [], first: [], peak: await peakOf(size, url, ...row, 0, PREFILL) });
   const page = await newPage();
+  for (const engine of ["starling", "wllama"]) await page.evaluate(keep, [url, engine]);
   for (let turn = 0; turn < repeats; turn++) {
     for (const [i, row] of rows.entries()) {
       const { times, first, backend } = await page.evaluate(measure, [url, ...row, turn, PREFILL]);
