@@ -2,8 +2,8 @@
 // Runs a wasm32-wasip1 program with the directory it is started in and the repository open at their own paths:
 // `node wasi-run.mjs program.wasm args...`
 //
-// Garbage is collected all at once: Node 20 ends an incremental marking, which the size of a program's memory begins, inside
-// of a loop in WebAssembly, loses what frames of JavaScript hold, and crashes when the program returns to them.
+// Garbage is collected all at once: where an incremental marking, which the size of a program's memory begins, ends inside of
+// a loop in WebAssembly, Node 20 crashes in the frames of JavaScript that the program returns to, three times in four.
 import { readFile } from "node:fs/promises";
 import { WASI } from "node:wasi";
 

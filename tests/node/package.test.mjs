@@ -368,6 +368,11 @@ test("receipts", async () => {
   const changed = { ...JSON.parse(receipt.replace("9223372036854775808", "7")) };
   assert.equal((await model.verify(JSON.stringify(changed))).verified, false);
   await assert.rejects(model.verify("{}"), code("request"));
+  const late = new AbortController();
+  const waiting = model.verify(receipt, late);
+  late.abort(new Error("late"));
+  await assert.rejects(waiting, /late/);
+  await assert.rejects(model.embed("x", late), /late/);
 });
 
 test("a saved cache spares another model the prompt", async () => {

@@ -172,14 +172,16 @@ export class Starling {
   }
 
   /** The vector of a text, of length 1, pooled as the file says. */
-  async embed(text: string | number[]): Promise<Float32Array> {
+  async embed(text: string | number[], { signal }: { signal?: AbortSignal } = {}): Promise<Float32Array> {
+    signal?.throwIfAborted();
     const ids = typeof text === "string" ? (await this.tokenize(text)).ids : text;
-    return this.#backend.call("embed", ids);
+    return unlessAborted(this.#backend.call("embed", ids), signal);
   }
 
   /** Replays the answer of a receipt, at the speed of a prompt; the model must have been loaded with `receipts`. */
-  verify(receipt: string): Promise<Verification> {
-    return this.#backend.call("verify", receipt);
+  async verify(receipt: string, { signal }: { signal?: AbortSignal } = {}): Promise<Verification> {
+    signal?.throwIfAborted();
+    return unlessAborted(this.#backend.call("verify", receipt), signal);
   }
 
   /** SHA-256 of the logits after each of the tokens: what tests compare between machines. */
