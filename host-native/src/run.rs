@@ -25,7 +25,7 @@ use crate::{chat, load, tokens};
 /// Context when none is asked for, at most: a file may name any number.
 pub const DEFAULT_CTX: usize = 8192;
 /// Tokens of a prefill batch.
-pub const BATCH: usize = 192;
+pub const BATCH: usize = 128;
 
 /// Runs the command.
 ///

@@ -42,7 +42,9 @@ impl MergeTable {
         seed: Seed,
     ) -> MergeTable {
         let find = |text: &[u8]| texts.get(text, |id| vocab.text(id).unwrap_or_default());
-        let (mut pairs, mut merged, mut joined) = (Vec::new(), Vec::new(), Vec::new());
+        // as many as the file has strings for: growing would leave holes in the heap
+        let n = merges.size_hint().0;
+        let (mut pairs, mut merged, mut joined) = (Vec::with_capacity(n), Vec::with_capacity(n), Vec::new());
         for merge in merges {
             let Some(space) = merge.iter().skip(1).position(|&b| b == b' ') else { continue };
             let (left, right) = (&merge[..space + 1], &merge[space + 2..]);

@@ -45,8 +45,9 @@ impl Seed {
     }
 }
 
+/// Slots for `n` entries, of which one stays empty.
 fn capacity(n: usize) -> usize {
-    (n + n / 3 + 1).next_power_of_two()
+    (n + n.div_ceil(3)).next_power_of_two()
 }
 
 /// Strings to ids. The strings live elsewhere: `text(id)` gives them back.
