@@ -44,6 +44,18 @@ export async function blank({ page }) {
   return target;
 }
 
+/** Overwrites the beginning of every model that is cached. */
+export const damageCache = (page) =>
+  page.evaluate(async () => {
+    const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("starling-models");
+    for await (const handle of directory.values()) {
+      if (!handle.name.endsWith(".gguf")) continue;
+      const stream = await handle.createWritable({ keepExistingData: true });
+      await stream.write({ type: "write", position: 0, data: "<html>" });
+      await stream.close();
+    }
+  });
+
 const root = fileURLToPath(new URL("../../", import.meta.url));
 /** The native command; STARLING says where it is. */
 export const command = process.env.STARLING ?? `${process.env.CARGO_TARGET_DIR ?? `${root}target`}/release/starling`;

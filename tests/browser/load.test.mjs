@@ -6,7 +6,7 @@ import { readFile } from "node:fs/promises";
 import { after, before, beforeEach, test } from "node:test";
 
 import { split } from "../node/split.mjs";
-import { TINY, blank, open } from "./browser.mjs";
+import { TINY, blank, damageCache, open } from "./browser.mjs";
 import { serve } from "./server.mjs";
 
 const bytes = await readFile(new URL(`../..${TINY}`, import.meta.url));
@@ -227,21 +227,11 @@ test("a cached file that is damaged, or another than is asked for, is fetched an
   await page.unroute(/model\.gguf/);
 
   assert.equal((await attempt(TINY)).from, "network");
-  const damage = () =>
-    page.evaluate(async () => {
-      const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("starling-models");
-      for await (const handle of directory.values()) {
-        if (!handle.name.endsWith(".gguf")) continue;
-        const stream = await handle.createWritable({ keepExistingData: true });
-        await stream.write({ type: "write", position: 0, data: "<html>" });
-        await stream.close();
-      }
-    });
-  await damage();
+  await damageCache(page);
   const again = await attempt(TINY);
   assert.deepEqual([again.text, again.from], [expected, "network"], JSON.stringify(again));
   assert.equal((await attempt(TINY)).from, "cache");
-  await damage();
+  await damageCache(page);
   await page.route(/starling-tiny/, (route) => route.abort());
   assert.match((await attempt(TINY)).message, /web page/, "without a network, what is wrong is the file");
   await page.unroute(/starling-tiny/);

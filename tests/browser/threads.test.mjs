@@ -5,7 +5,7 @@ import { existsSync } from "node:fs";
 import { readFile, readdir } from "node:fs/promises";
 import { after, before, test } from "node:test";
 
-import { TINY, blank, native, open } from "./browser.mjs";
+import { TINY, blank, damageCache, native, open } from "./browser.mjs";
 import { checkCases, checkEmbeddings } from "./goldens.mjs";
 
 let b;
@@ -112,6 +112,13 @@ test("threads end with the model, and after 20 models there are none", { skip: !
     if (i % 2) await page.evaluate(() => void model.generate("Once upon a time", { ignoreEos: true }));
     await dispose();
   }
+  await until(0);
+  // of a model that is fetched anew as what was cached is damaged, no more than asked for
+  await damageCache(page);
+  await load();
+  assert.equal(await page.evaluate(() => model.info.threads), 3);
+  await until(3);
+  await dispose();
   await until(0);
   // and with the page
   await load();

@@ -64,12 +64,27 @@ export async function loadModel(
   onProgress: (progress: Progress) => void,
   signal: AbortSignal | undefined,
 ): Promise<Loaded> {
+  signal?.throwIfAborted();
+  if (crashed) {
+    throw new StarlingError(
+      "crashed",
+      `the module has crashed, and without a worker it cannot start again: ${crashed.message}`,
+    );
+  }
+  face = faceOf(options.module);
+  // one instance for all that run inline
+  const module = face.initSync({ module: options.module });
+  const helping = Helpers.start(options.module, module.memory, options.threads - 1);
+  const load = async (cache: LoadRequest["cache"]) => {
+    const model = await loadOnce({ ...options, cache }, helping, onProgress, signal);
+    return { face, module, model, helpers: await helping };
+  };
   try {
-    return await loadOnce(options, onProgress, signal);
+    return await load(options.cache);
   } catch (e) {
     if (!(e instanceof StaleCache)) throw e;
     try {
-      return await loadOnce({ ...options, cache: "reload" }, onProgress, signal);
+      return await load("reload");
     } catch (again) {
       // without a network, what was wrong is the file
       throw again instanceof StarlingError && again.code === "network" ? e.fault : again;
@@ -86,20 +101,10 @@ class StaleCache extends Error {
 
 async function loadOnce(
   options: LoadRequest,
+  helping: Promise<Helpers>,
   onProgress: (progress: Progress) => void,
   signal: AbortSignal | undefined,
-): Promise<Loaded> {
-  signal?.throwIfAborted();
-  if (crashed) {
-    throw new StarlingError(
-      "crashed",
-      `the module has crashed, and without a worker it cannot start again: ${crashed.message}`,
-    );
-  }
-  face = faceOf(options.module);
-  // one instance for all that run inline
-  const module = face.initSync({ module: options.module });
-  const helping = Helpers.start(options.module, module.memory, options.threads - 1);
+): Promise<Model> {
   const writers: { writer: CacheWriter; url: string; file: SourceFile; part: number }[] = [];
   let loader: Loader | undefined;
   let model: Model | undefined;
@@ -159,9 +164,9 @@ async function loadOnce(
     const isa = options.isa ?? (isChoice ? guarded(() => fasterIsa(face)) : undefined);
     const whole = loader;
     loader = undefined;
-    const helpers = await helping;
+    const threads = 1 + (await helping).count;
     // what a build has beside its own must be named
-    const session = { ...options.session, ...(isa === "relaxed-i16" && { isa }), threads: 1 + helpers.count };
+    const session = { ...options.session, ...(isa === "relaxed-i16" && { isa }), threads };
     model = guarded(() => whole.open(JSON.stringify(session)));
     // what was said meanwhile gets through
     await pause(0, signal);
@@ -174,7 +179,7 @@ async function loadOnce(
     };
     // all parts at once: another tab may have another version of them
     if (writers.length > 0) await exclusively(commit);
-    return { face, module, model, helpers };
+    return model;
   } catch (e) {
     for (const { writer } of writers) await writer.abort().catch(() => {});
     if (!isDead(e)) {
