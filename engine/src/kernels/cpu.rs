@@ -256,7 +256,7 @@ fn has(isa: Isa) -> bool {
         // some engines have lowered the instruction wrongly: it is tried before it is believed
         #[cfg(target_feature = "relaxed-simd")]
         Isa::RelaxedI16 | Isa::RelaxedSimd => {
-            super::wasm::relaxed_is_exact([Isa::RelaxedI16, Isa::RelaxedSimd].map(Cpu::of))
+            super::wasm_probe::relaxed_is_exact([Isa::RelaxedI16, Isa::RelaxedSimd].map(Cpu::of))
         }
         _ => false,
     }

@@ -26,6 +26,8 @@ mod avx512;
 mod neon;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod wasm;
+#[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+mod wasm_probe;
 
 pub mod act;
 pub mod attention;
