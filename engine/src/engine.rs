@@ -6,15 +6,13 @@
 //! they grow. When there are no more, the youngest request gives up its own and is computed again later (after vLLM,
 //! arXiv:2309.06180, section 4.5), which makes no difference to its tokens. Those do not depend on other requests at all.
 
+mod active;
 mod plan;
 mod request;
 
-use alloc::boxed::Box;
 use alloc::collections::VecDeque;
-use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::mem;
 
 pub use request::{Event, FinishReason, Request, RequestId, TokenLogprobs};
 
@@ -26,10 +24,11 @@ use crate::kernels::attention::{KvType, PAGE};
 use crate::kv::{KvArena, KvStats, PageError, SeqPages};
 use crate::model::{Model, Run, Scratch, logits_rows};
 use crate::pool::Pool;
-use crate::receipt::{Chain, Receipt, ReceiptRequest};
-use crate::sampler::{Guide, LogprobKind, Sampler, SamplingOptions};
+use crate::receipt::Chain;
+use crate::sampler::{Guide, Sampler};
 use crate::sort::sort_by;
 use crate::text::TextStream;
+use active::{Active, asked};
 use plan::{Part, plan};
 
 /// Sizes of an engine; all memory is reserved from them at construction (in WebAssembly that of keys and values is taken
@@ -71,37 +70,6 @@ pub struct Engine {
     /// In order of submission.
     active: VecDeque<Active>,
     next_id: u64,
-}
-
-/// A request on its way.
-struct Active {
-    id: RequestId,
-    request: Request,
-    sampler: Sampler,
-    text: TextStream,
-    /// None while it is preempted.
-    pages: SeqPages,
-    /// Tokens of the prompt that were found in the cache when it came.
-    n_cached: usize,
-    /// Page of each [`PAGE`] positions, where pages are used again and again; otherwise they are those of `pages`.
-    ring: Option<Vec<u32>>,
-    /// Prompt and answer so far.
-    tokens: Vec<u32>,
-    n_prompt: usize,
-    /// Tokens whose keys and values are in the pages.
-    n_done: usize,
-    /// Tokens of prompt and answer, at most.
-    limit: usize,
-    /// What the answer has to be, if that is asked for.
-    guide: Option<Guide>,
-    /// Of the answer so far, if a receipt was asked for.
-    chain: Option<Chain>,
-    /// The token that ended the answer, which is not among `tokens`.
-    end: Option<u32>,
-    /// Tokens of the prompt whose successors have their log-probabilities, if those are asked for.
-    n_scored: usize,
-    /// Whether all numbers of the prompt's log-probabilities were.
-    is_finite: bool,
 }
 
 impl Engine {
@@ -451,125 +419,4 @@ fn room(
 fn known<'a>(request: &Request, tokens: &'a [u32], n_scored: usize) -> &'a [u32] {
     let is_scored = !request.prompt_logprobs || n_scored + 1 >= request.tokens.len();
     if is_scored { tokens } else { &tokens[..n_scored] }
-}
-
-/// What a receipt says of a request.
-fn asked(request: &Request, model: &Model, options: &EngineOptions) -> ReceiptRequest {
-    let Request { tokens, sampling, sequence, .. } = request;
-    ReceiptRequest {
-        prompt: tokens.clone(),
-        // what was told of tokens changes none
-        sampling: SamplingOptions { logprobs: LogprobKind::None, top_logprobs: 0, ..sampling.clone() },
-        sequence: *sequence,
-        kv_type: options.kv_type,
-        long_context: model.is_long_context(options.n_ctx),
-    }
-}
-
-impl Active {
-    /// Gives its pages back; those that are full stay known to later prompts.
-    fn give_up_pages(&mut self, arena: &mut KvArena) {
-        if self.ring.is_none() {
-            arena.publish(&self.pages, &self.tokens[..self.n_done], self.request.cache_salt);
-        }
-        arena.release(mem::take(&mut self.pages));
-        self.n_done = 0;
-    }
-
-    /// Whether it gave up its pages.
-    fn is_preempted(&self) -> bool {
-        self.pages.pages.is_empty()
-    }
-
-    /// Whether it may need more pages than it has now.
-    fn may_grow(&self) -> bool {
-        // the last token is not computed
-        !self.is_preempted() && self.ring.is_none() && (self.limit - 1).div_ceil(PAGE) > self.pages.pages.len()
-    }
-
-    /// Tokens that are known and can be computed.
-    fn waiting(&self) -> usize {
-        if self.is_preempted() { 0 } else { self.tokens.len() - self.n_done }
-    }
-
-    /// Whether a token is picked once `n` more are computed.
-    fn picks_after(&self, n: usize) -> bool {
-        self.n_done + n == self.tokens.len() && self.tokens.len() < self.limit
-    }
-
-    /// Picks the next token; returns the final event if the answer is complete.
-    fn pick(
-        &mut self,
-        model: &Model,
-        cpu: Cpu,
-        hidden: &[f32],
-        logits: &[f32],
-        sink: &mut dyn FnMut(Event),
-    ) -> Option<Event> {
-        let n_tokens = self.tokens.len() - self.n_prompt;
-        if !hidden.iter().chain(logits).all(|v| v.is_finite()) {
-            return Some(self.done(FinishReason::NotFinite, n_tokens));
-        }
-        if let Some(guide) = &mut self.guide {
-            let model_ends = if self.request.ignore_eos { &[] } else { model.tokenizer.end_tokens() };
-            match guide.look(model_ends.iter().chain(&self.request.stop_tokens).copied()) {
-                Ok(true) => {}
-                Ok(false) => return Some(self.done(FinishReason::Complete, n_tokens)),
-                Err(e) => return Some(self.done(FinishReason::Constraint(e), n_tokens)),
-            }
-        }
-        let allowed = self.guide.as_ref().map(Guide::mask);
-        let pick = self.sampler.pick(cpu, logits, self.request.sequence, self.tokens.len() as u64, allowed);
-        let token = pick.token;
-        if let Some(chain) = &mut self.chain {
-            chain.step(hidden, token);
-        }
-        let ends = !self.request.ignore_eos && model.tokenizer.is_end_of_generation(token);
-        if ends || self.request.stop_tokens.contains(&token) {
-            self.end = Some(token);
-            sink(Event::Token { id: self.id, token, text: String::new(), logprob: pick.logprob, top: pick.top });
-            return Some(self.done(FinishReason::StopToken(token), n_tokens + 1));
-        }
-        self.sampler.accept(token);
-        self.tokens.push(token);
-        let bytes = match model.tokenizer.piece(token) {
-            Some(bytes) if !model.tokenizer.is_control(token) => bytes,
-            _ => &[],
-        };
-        let piece = self.text.push(bytes);
-        sink(Event::Token { id: self.id, token, text: piece.text, logprob: pick.logprob, top: pick.top });
-        if let Some(stop) = piece.stopped {
-            // what came before the stop string was sent with its last token
-            return Some(Event::Done {
-                id: self.id,
-                text: String::new(),
-                reason: FinishReason::StopString(stop),
-                n_tokens: n_tokens + 1,
-                receipt: None,
-            });
-        }
-        match self.guide.as_mut().map(|guide| guide.accept(token)) {
-            Some(Ok(true)) => return Some(self.done(FinishReason::Complete, n_tokens + 1)),
-            Some(Err(e)) => return Some(self.done(FinishReason::Constraint(e), n_tokens + 1)),
-            _ => {}
-        }
-        if self.tokens.len() == self.limit {
-            return Some(self.done(FinishReason::Length, n_tokens + 1));
-        }
-        None
-    }
-
-    fn done(&mut self, reason: FinishReason, n_tokens: usize) -> Event {
-        let piece = self.text.finish();
-        let reason = piece.stopped.map_or(reason, FinishReason::StopString);
-        Event::Done { id: self.id, text: piece.text, reason, n_tokens, receipt: None }
-    }
-
-    /// The receipt of the complete answer, if one was asked for.
-    fn receipt(&mut self, model: &Model, options: &EngineOptions) -> Option<Box<Receipt>> {
-        let (chain, sha256) = (self.chain.take()?, options.model_sha256?);
-        let request = asked(&self.request, model, options);
-        let output = self.tokens[self.n_prompt..].iter().copied().chain(self.end).collect();
-        Some(Box::new(chain.receipt(&sha256, request, output)))
-    }
 }
