@@ -11,6 +11,7 @@ export class Conversation {
   constructor(answer, canWrite, stop) {
     this.answer = answer;
     this.canWrite = canWrite;
+    this.isAnswering = false;
     /** `{ role, content, view?, receipt?, options? }` */
     this.messages = [];
     $("chat-form").onsubmit = (event) => {
@@ -26,7 +27,7 @@ export class Conversation {
       if (!$("send").disabled) $("chat-form").requestSubmit();
     };
     $("clear").onclick = () => {
-      stop();
+      if (this.isAnswering) stop();
       this.messages = [];
       this.draw();
     };
@@ -50,7 +51,9 @@ export class Conversation {
     const reply = { role: "assistant", content: "", view: new Answer(element("div", { className: "text" })) };
     this.messages.push(reply);
     this.draw();
+    this.isAnswering = true;
     const result = await this.answer({ messages }, reply.view);
+    this.isAnswering = false;
     reply.content = reply.view.text;
     reply.receipt = result?.receipt;
     reply.options = result?.options;

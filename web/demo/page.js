@@ -44,7 +44,8 @@ function chosenSource() {
 
 /** Loads what was chosen, or these files. */
 async function load(source) {
-  loading = new AbortController();
+  loading?.abort();
+  const mine = (loading = new AbortController());
   generating?.abort();
   model?.dispose();
   model = undefined;
@@ -56,7 +57,10 @@ async function load(source) {
   status("Loading");
   try {
     source ??= chosenSource();
-    model = await Starling.load(source, { signal: loading.signal, receipts: true, onProgress: showProgress });
+    const loaded = await Starling.load(source, { signal: mine.signal, receipts: true, onProgress: showProgress });
+    // another may have been asked for at the last moment
+    if (loading !== mine) return loaded.dispose();
+    model = loaded;
     const { info } = model;
     const { sharedMemory } = Starling.features();
     status(`${info.name ?? info.architecture} is ready${info.generates ? "" : "; it embeds texts and does not write"}`);
@@ -66,11 +70,13 @@ async function load(source) {
     $("facts").hidden = false;
     await showMemory();
   } catch (e) {
-    failed(e);
+    if (loading === mine) failed(e);
   } finally {
-    loading = undefined;
-    $("loading").hidden = true;
-    enable();
+    if (loading === mine) {
+      loading = undefined;
+      $("loading").hidden = true;
+      enable();
+    }
     await showCache();
   }
 }
@@ -225,8 +231,10 @@ for (const [i, tab] of tabs.entries()) {
 }
 
 // a model is loaded wherever it is dropped, anything else is taken for a receipt
-addEventListener("dragover", (event) => event.preventDefault());
+const hasFiles = ({ dataTransfer }) => dataTransfer.types.includes("Files");
+addEventListener("dragover", (event) => hasFiles(event) && event.preventDefault());
 addEventListener("drop", (event) => {
+  if (!hasFiles(event)) return;
   event.preventDefault();
   const files = [...event.dataTransfer.files].sort((a, b) => a.name.localeCompare(b.name));
   const models = files.filter(({ name }) => /\.gguf$/i.test(name));

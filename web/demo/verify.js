@@ -11,7 +11,8 @@ export class Verifier {
       this.verify($("receipt").value);
     };
     $("receipt-file").onchange = () => this.take($("receipt-file").files[0]);
-    this.busy = false;
+    /** The receipt that is shown is the last one that was given. */
+    this.turn = 0;
   }
 
   /** Reads a receipt from a file. */
@@ -22,12 +23,11 @@ export class Verifier {
   }
 
   async verify(text) {
-    if (this.busy) return;
+    const turn = ++this.turn;
     const model = this.model();
     const say = (verdict, className) => Object.assign($("verdict"), { textContent: verdict, className });
     $("steps").replaceChildren();
     if (!model) return say("Load a model first.", "bad");
-    this.busy = true;
     say("Replaying the answer", "");
     try {
       const began = performance.now();
@@ -39,6 +39,7 @@ export class Verifier {
       // a token that this model has not has no text
       const said = (id) => model.detokenize([id]).catch(() => `[${id}]`);
       const texts = await Promise.all(output.slice(0, 4096).map(said));
+      if (turn !== this.turn) return;
       const wrong = !result.verified && result.step !== null ? result.step : -1;
       $("steps").append(
         ...texts.map((t, i) => element("li", { className: i < agreed ? "ok" : i === wrong ? "wrong" : "" }, t)),
@@ -50,9 +51,7 @@ export class Verifier {
         );
       else say(`Not verified: ${result.reason}.`, "bad");
     } catch (e) {
-      say(`This cannot be checked: ${e.message}`, "bad");
-    } finally {
-      this.busy = false;
+      if (turn === this.turn) say(`This cannot be checked: ${e.message}`, "bad");
     }
   }
 }
