@@ -126,22 +126,27 @@ class WorkerBackend implements Backend {
   }
 
   async #postLoad(core: LoadRequest, signal: AbortSignal | undefined): Promise<void> {
+    const post = (parts: Part[], streams: Transferable[]) => {
+      try {
+        this.#post({ type: "load", options: { ...core, parts } }, streams);
+      } catch (e) {
+        const message = `nothing can be sent to a worker: ${(e as Error).message}`;
+        throw new StarlingError("unsupported", message, { cause: e });
+      }
+    };
     const crossed = core.parts.map((part) => ("bytes" in part ? crossing(part.bytes) : part));
     const streams = crossed.flatMap((part) => ("stream" in part ? [part.stream] : []));
     try {
-      this.#post({ type: "load", options: { ...core, parts: crossed } }, streams);
+      post(crossed, streams);
     } catch (e) {
-      if (streams.length === 0)
-        throw new StarlingError("unsupported", `nothing can be sent to a worker: ${(e as Error).message}`, {
-          cause: e,
-        });
+      if (streams.length === 0) throw e;
       // streams cannot be transferred everywhere
       const parts: Part[] = [];
       for (const part of core.parts) {
         if ("stream" in part) parts.push(await inBlob(part, signal, countFitting()));
         else parts.push("bytes" in part ? { blob: new Blob([part.bytes]) } : part);
       }
-      this.#post({ type: "load", options: { ...core, parts } });
+      post(parts, []);
     }
   }
 
