@@ -18,10 +18,10 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", default_value_t = i64::from(SamplingOptions::default().repeat_last_n), value_parser = clap::value_parser!(i64).range(-1..))]
     pub repeat_last_n: i64,
     /// Penalty per occurrence
-    #[arg(long, value_name = "F", default_value_t = 0.0)]
+    #[arg(long, value_name = "F", default_value_t = 0.0, allow_hyphen_values = true)]
     pub frequency_penalty: f32,
     /// Penalty for having occurred
-    #[arg(long, value_name = "F", default_value_t = 0.0)]
+    #[arg(long, value_name = "F", default_value_t = 0.0, allow_hyphen_values = true)]
     pub presence_penalty: f32,
     /// Penalty on continuing a repetition (DRY); 0 is off
     #[arg(long, value_name = "F", default_value_t = 0.0)]

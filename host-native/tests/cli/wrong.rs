@@ -139,6 +139,18 @@ fn answers_that_cannot_go_on_say_why() {
 }
 
 #[test]
+fn empty_variables_of_the_environment_are_not_set() {
+    let with = |value: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_starling"));
+        for name in ["MODEL", "THREADS", "ISA", "KV_TYPE", "WORKING_MEMORY"] {
+            command.env(format!("STARLING_{name}"), value);
+        }
+        command.args(["run", "x", "-n", "1", "-q"]).output().expect("the command").status.code()
+    };
+    assert_eq!((with(""), with("none")), (Some(0), Some(USAGE)));
+}
+
+#[test]
 fn requests_that_cannot_be_taken() {
     let long = "word ".repeat(100);
     let message = fails(&["run", &long, "-c", "32"], USAGE, &["prompt tokens", "context of 32 tokens"]);
@@ -146,7 +158,12 @@ fn requests_that_cannot_be_taken() {
     assert!(n > 100, "{message}");
     fails(&["run", "x", "-n", "500", "-c", "32"], USAGE, &["500 to generate", "context of 32 tokens"]);
     fails(&["run", "x", "-n", "0"], USAGE, &["max_tokens"]);
-    fails(&["run", "x", "--temp", "-1"], USAGE, &[]);
+    fails(&["run", "x", "--temp", "-1"], USAGE, &["temperature is -1"]);
+    fails(&["run", "x", "--repeat-last-n=-2"], USAGE, &["-2 is not in -1.."]);
+    ok(&["run", "x", "-n", "1", "-q", "--presence-penalty", "-.5", "--frequency-penalty", "-1e-3"]);
+    fails(&["bench", "-p", "0", "-n", "0"], USAGE, &["nothing to measure"]);
+    let encoder = fixture("reference/bert-mean-f32.gguf");
+    fails(&["bench", "-p", "4", "-n", "4", "-m", &encoder], USAGE, &["nothing to measure", "-e 8x128"]);
     fails(&["run", "x", "--top-p", "2"], USAGE, &["top_p is 2"]);
     let isas: Vec<&str> = Cpu::available().iter().map(|c| c.isa().name()).collect();
     fails(&["run", "x", "--isa", "z80"], USAGE, &["`z80`", &isas.join(", ")]);
