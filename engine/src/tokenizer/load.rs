@@ -64,11 +64,11 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
     Ok(Tokenizer {
         specials: Specials::new(&vocab, absorbing),
         algorithm,
-        begin: added(gguf, ["add_bos_token", "bos_token_id"], adds_bos, ids.bos)?,
-        end: added(gguf, ["add_eos_token", "eos_token_id"], row.adds_eos, ids.eos)?,
+        begin: added(gguf, "tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id", adds_bos, ids.bos)?,
+        end: added(gguf, "tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", row.adds_eos, ids.eos)?,
         between: [
-            added(gguf, ["add_eos_token", "eos_token_id"], pair_eos, ids.eos)?,
-            added(gguf, ["add_sep_token", "seperator_token_id"], pair_sep, ids.sep)?,
+            added(gguf, "tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", pair_eos, ids.eos)?,
+            added(gguf, "tokenizer.ggml.add_sep_token", "tokenizer.ggml.seperator_token_id", pair_sep, ids.sep)?,
         ],
         bos: ids.bos,
         eos: ids.eos,
@@ -243,12 +243,17 @@ impl NamedIds {
 }
 
 /// The token that a sequence gets at a place, if any; by the keys that say whether it does, and which one it is.
-fn added(gguf: &Gguf<'_>, keys: [&str; 2], default: bool, id: Option<u32>) -> Result<Option<u32>, LoadError> {
-    let [whether, which] = keys.map(|key| format!("tokenizer.ggml.{key}"));
-    match (gguf.bool(&whether)?, id) {
-        (Some(true), None) => Err(match gguf.u32(&which)? {
-            Some(id) => wrong(&which, id, format!("a token of the vocabulary, as `{whether}` is true")),
-            None => wrong(&whether, "true", format!("false, because `{which}` names no token")),
+fn added(
+    gguf: &Gguf<'_>,
+    whether: &str,
+    which: &str,
+    default: bool,
+    id: Option<u32>,
+) -> Result<Option<u32>, LoadError> {
+    match (gguf.bool(whether)?, id) {
+        (Some(true), None) => Err(match gguf.u32(which)? {
+            Some(id) => wrong(which, id, "a token of the vocabulary"),
+            None => wrong(whether, "true", "false, because there is no such token"),
         }),
         (Some(false), _) => Ok(None),
         (None, _) if !default => Ok(None),
