@@ -238,8 +238,9 @@ test("a cached file that is damaged, or another than is asked for, is fetched an
   assert.equal((await attempt(TINY)).from, "network");
 });
 
-test("from another origin that compresses, whose headers the page may not see", async () => {
+test("from another origin that compresses, whose headers the page may not see", async (t) => {
   const cdn = await serve(undefined, { "access-control-allow-origin": "*" });
+  t.after(cdn.close);
   const other = await b.browser.newPage();
   await other.goto(`${b.server.origin}/tests/browser/blank.html`);
   await other.waitForFunction(() => globalThis.Starling);
@@ -252,8 +253,18 @@ test("from another origin that compresses, whose headers the page may not see", 
     }, `${cdn.origin}${TINY}?${faults}`);
     assert.equal(text, expected, faults);
   }
+  // nor is the compressed length taken for a change
+  const from = await other.evaluate(async (url) => {
+    const from = [];
+    for (const cache of ["reload", "revalidate"]) {
+      let last;
+      (await Starling.load(url, { cache, onProgress: (p) => (last = p.from) })).dispose();
+      from.push(last);
+    }
+    return from;
+  }, `${cdn.origin}${TINY}?packed`);
+  assert.deepEqual(from, ["network", "cache"]);
   await other.close();
-  await cdn.close();
 });
 
 test("headers go with every request for a file", async () => {

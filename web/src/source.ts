@@ -5,8 +5,9 @@ import { absolute, localFile } from "./features.js";
 import { pause, unlessAborted } from "./signal.js";
 
 /**
- * A model: the URL of a GGUF file, `hf:owner/repo/file.gguf` or `hf:owner/repo@revision/file.gguf`, a `File` or `Blob`, bytes, or a stream of bytes; or an array of
- * URLs or files, the parts of a split model in order. The URL of the first part (`…-00001-of-00003.gguf`) stands for all.
+ * A model: the URL of a GGUF file, `hf:owner/repo/file.gguf` or `hf:owner/repo@revision/file.gguf`, a `File` or `Blob`,
+ * bytes, or a stream of bytes; or an array of URLs or files, the parts of a split model in order. The URL of the first part
+ * (`…-00001-of-00003.gguf`) stands for all.
  */
 export type Source =
   | string
@@ -189,6 +190,12 @@ function sizeOf({ headers }: Response): number | undefined {
   return size === null ? undefined : Number(size);
 }
 
+/** Whether browsers hide from scripts of this origin how an answer was compressed, whose length they would see. */
+const isElsewhere = (url: string) => globalThis.location !== undefined && new URL(url).origin !== location.origin;
+
+/** Asks for a file from there on, by which a browser asks for it as it is, not compressed. */
+const byRange = (from: number) => ({ range: `bytes=${from}-` });
+
 /** What a server says of a file: what a cached copy is compared with. Undefined if it cannot be reached. */
 export async function remoteTag(
   url: string,
@@ -196,7 +203,8 @@ export async function remoteTag(
   signal: AbortSignal | undefined,
 ): Promise<{ tag: string | undefined; size: number | undefined } | undefined> {
   try {
-    const response = await fetch(url, { method: "HEAD", cache: "no-cache", headers, signal: signal ?? null });
+    const asked = { ...headers, ...(isElsewhere(url) && byRange(0)) };
+    const response = await fetch(url, { method: "HEAD", cache: "no-cache", headers: asked, signal: signal ?? null });
     return response.ok ? { tag: tagOf(response), size: sizeOf(response) } : undefined;
   } catch (e) {
     signal?.throwIfAborted();
@@ -212,11 +220,11 @@ async function request(
   more: Record<string, string>,
   from: number,
   signal: AbortSignal | undefined,
-  byRange = from > 0,
+  isPart = from > 0,
 ): Promise<Response> {
   let response;
   try {
-    const headers = { ...more, ...(byRange && { range: `bytes=${from}-` }) };
+    const headers = { ...more, ...(isPart && byRange(from)) };
     response = await fetch(url, { ...FRESH, headers, signal: signal ?? null });
   } catch (e) {
     signal?.throwIfAborted();
@@ -229,19 +237,15 @@ async function request(
   return response;
 }
 
-/** Whether browsers hide from scripts of this origin how an answer was compressed. */
-const isElsewhere = (url: string) => globalThis.location !== undefined && new URL(url).origin !== location.origin;
-
-/** The file from its beginning. A browser that asks by range asks for it as it is, not compressed. */
+/** The file from its beginning. */
 async function begin(
   url: string,
   headers: Record<string, string>,
   signal: AbortSignal | undefined,
 ): Promise<Response> {
-  // the length of a compressed answer would be taken for that of the file
-  const byRange = isElsewhere(url) && (await request(url, headers, 0, signal, true).catch(() => undefined));
+  const asIs = isElsewhere(url) && (await request(url, headers, 0, signal, true).catch(() => undefined));
   signal?.throwIfAborted();
-  if (byRange) return byRange;
+  if (asIs) return asIs;
   const first = await request(url, headers, 0, signal);
   return sizeOf(first) === undefined ? askForLength(url, headers, signal, first) : first;
 }

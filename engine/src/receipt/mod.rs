@@ -17,8 +17,8 @@
 //! u8 1 where keys were rotated for long contexts; otherwise nothing
 //! ```
 //!
-//! Which log-probabilities were reported is not part of it, as they change no token: a receipt has none. Token i of the answer (from 0) is
-//! drawn at position `prompt length + i`, without a grammar.
+//! Which log-probabilities were reported is not part of it, as they change no token: a receipt has none. Token i of the
+//! answer (from 0) is drawn at position `prompt length + i`, without a grammar.
 
 mod hex;
 mod verify;
