@@ -1,5 +1,6 @@
 //! Attention over one chunk on lanes: the scalar definition, 16 tokens or dimensions side by side.
 
+use core::hint::black_box;
 use core::marker::PhantomData;
 use core::ops::Range;
 use core::ptr::null;
@@ -15,6 +16,9 @@ use super::{ANY, Attend, CHUNK, Chunk, F16, F32, MAX_HEAD_DIM, PAGE, Running, WE
 
 /// Tokens between what is read and what is asked for meanwhile.
 const ASK: usize = 64;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// The same on lanes.
 pub(super) struct Lanes<'a, S, const KV: usize> {
@@ -84,6 +88,7 @@ fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Runnin
 impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
     #[inline(always)]
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
+        self.touch((0..n).step_by(PAGE).map(|t| self.a.keys(chunk, t)));
         match self.kv_type() {
             F32 => self.float_scores::<AsF32, AsF32>(chunk, n, q, scores, wide),
             F16 => self.float_scores::<Exact<AsF16>, Exact<AsF32>>(chunk, n, q, scores, wide),
@@ -116,6 +121,7 @@ impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
 
     #[inline(always)]
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]) {
+        self.touch(tokens.clone().step_by(PAGE).map(|t| self.a.values(chunk, t)));
         match self.kv_type() {
             F32 => self.float_values::<AsF32, AsF32>(chunk, tokens, p, o, wide),
             _ => self.float_values::<Exact<AsF16>, Exact<AsF32>>(chunk, tokens, p, o, wide),
@@ -260,6 +266,15 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
     #[inline(always)]
     fn asks(&self) -> bool {
         S::PREFETCHES && self.s.reading().ahead.floats > 0
+    }
+
+    /// Reads a byte of each line of the pages, where lines cannot be asked for: so they are fetched side by side, while a
+    /// tile waits for one after the other.
+    #[inline(always)]
+    fn touch<'p>(&self, pages: impl Iterator<Item = &'p [u8]>) {
+        if !S::PREFETCHES {
+            black_box(pages.flat_map(|page| page.iter().step_by(LINE)).fold(0, |all, byte| all ^ byte));
+        }
     }
 
     /// What is read [`ASK`] tokens after the keys of a chunk's token `t`: keys, or after all `tokens` of them values.
