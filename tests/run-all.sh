@@ -179,8 +179,8 @@ step bare-metal cargo check --quiet -p starling --no-default-features --target a
 step fuzz-targets cargo check --quiet --manifest-path tests/fuzz/Cargo.toml --target-dir "$target/fuzz"
 step intrinsics-are-inlined intrinsics_are_inlined
 step native cargo test --quiet --workspace
-# not scalar-wasm and simd128: relaxed-simd tests their kernels too, and module-in-wasmtime their modules
-for name in neon neon-dotprod relaxed-simd-node relaxed-simd; do
+# not scalar-wasm: relaxed-simd tests its kernels too, and module-in-wasmtime its module
+for name in neon neon-dotprod simd128 relaxed-simd-node relaxed-simd; do
     step "$name" tests/run-targets.sh "$name"
 done
 step build-wasm begun build-wasm

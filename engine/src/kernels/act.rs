@@ -8,12 +8,14 @@
 //!
 //! A tile holds `nc` columns; per block one record of 32-bit words, column fastest: `[d x nc][firsts x nc][sums x nc]
 //! [groups of four x nc x words]`. Firsts are the initial values of the dots that the block's scales want, for weights
-//! that are stored with an offset; sums are what minima want, of the whole block or in pairs of i16.
+//! that are stored with an offset; sums are what minima want, of the whole block or in pairs of i16. Where weights are
+//! in fields, the record of a column alone has the factors of those in place of the groups.
 //!
 //! A square, for CPUs with matrix registers, holds 16 columns. The groups of 32 or 64 elements of a column follow each
 //! other there: `[32 or 64 bytes x 16]`, of the first elements, then of the next.
 
 use super::cpu::{Isa, Op};
+use super::fields::{Fields, IN_FIELDS};
 use super::form::Form;
 use super::simd::{FEW_TILES, Rec, Simd};
 use super::{Cpu, tasks};
@@ -38,6 +40,8 @@ pub struct ActKind {
     squares: bool,
     /// Words of the record of one block and column.
     pub(super) words: usize,
+    /// Bits of weights in fields, for which the record of a column that is alone in its tile is; 0 where it is like others.
+    fields: u32,
 }
 
 /// Columns of a square.
@@ -110,9 +114,38 @@ impl ActKind {
             }
     }
 
+    /// The fields for which a tile of `nc` columns is, if it is for such.
+    fn fields(&self, nc: usize) -> Option<&'static Fields> {
+        if nc == 1 { Fields::of(self.fields) } else { None }
+    }
+
+    /// Words of the record of one block and column in a tile of `nc` columns.
+    pub(super) fn record(&self, nc: usize) -> usize {
+        match self.fields(nc) {
+            Some(f) => self.head() + self.block / f.len * f.words(),
+            None => self.words,
+        }
+    }
+
+    /// Where column `c` of `n` packed columns of `k` elements begins, or the tile that it is the first of. Those alone come
+    /// last.
+    pub(super) fn start(&self, n: usize, k: usize, c: usize) -> usize {
+        let several = c.min(n - self.alone_of(n));
+        k / self.block * (several * self.words + (c - several) * self.record(1))
+    }
+
     /// Words of `n` packed columns of `k` elements.
     pub fn len_words(&self, n: usize, k: usize) -> usize {
-        n * (k / self.block) * self.words
+        self.start(n, k, n)
+    }
+
+    /// Of `n` columns, those that are alone in their tiles and have records of their own kind.
+    fn alone_of(&self, n: usize) -> usize {
+        match self.block {
+            _ if self.fields == 0 => 0,
+            256 => n % self.nc % 2,
+            _ => n % self.nc,
+        }
     }
 }
 
@@ -127,6 +160,7 @@ fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
         nc,
         squares: false,
         words: 0,
+        fields: if IN_FIELDS && rec(bits) == Rec::Whole { bits } else { 0 },
     };
     let block = Form::of(dtype)?.block_len();
     let kind = match Form::of(dtype)? {
@@ -153,6 +187,13 @@ pub(super) const fn tile_columns(nc: usize, block: usize, left: usize) -> usize 
         _ if FEW_TILES => 1,
         _ => left,
     }
+}
+
+/// Words that `n` columns of `k` elements take, at most: of each two of group and head per four elements, and three more of
+/// a column alone.
+pub fn most_words(n: usize, k: usize) -> usize {
+    let alone = if IN_FIELDS { n.min(TASK_COLUMNS) * k / 4 } else { 0 };
+    n.saturating_mul(k * 5 / 8 + 32).saturating_add(alone)
 }
 
 /// Columns packed for one kind of matrix.
@@ -195,18 +236,21 @@ pub const TASK_COLUMNS: usize = 12;
 /// Quantises and packs columns of `k` elements, in parallel. `words` is at least `kind.len_words(n, k)` long.
 pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: Floats<'_>, k: usize, words: &'w mut [u32]) -> Acts<'w> {
     let n = x.n();
-    let per = (k / kind.block) * kind.words;
-    let words = &mut words[..n * per];
-    let columns = kind.task_columns(n);
-    tasks::chunks(few(pool, n), words, columns * per, &|i, words, _| {
-        let (mut c, mut left) = (i * columns, words);
+    let words = &mut words[..kind.len_words(n, k)];
+    let tiles = |mut c: usize, mut left: &mut [u32]| {
         while !left.is_empty() {
             let nc = kind.columns(n, c);
-            let (out, rest) = left.split_at_mut(nc * per);
+            let (out, rest) = left.split_at_mut(nc * kind.record(nc) * (k / kind.block));
             cpu.run(PackTile { kind, x: x.rows(c, c + nc), k, nc, out });
             (c, left) = (c + nc, rest);
         }
-    });
+    };
+    let several = n - kind.alone_of(n);
+    let (of_several, alone) = words.split_at_mut(kind.start(n, k, several));
+    let columns = kind.task_columns(n);
+    let chunk = columns * kind.words * (k / kind.block);
+    tasks::chunks(few(pool, n), of_several, chunk, &|i, words, _| tiles(i * columns, words));
+    tiles(several, alone);
     Acts { kind, n, k, words }
 }
 
@@ -252,38 +296,42 @@ impl PackTile<'_> {
     #[inline(always)]
     fn pack(self, quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32) {
         match (self.kind.block, self.kind.parts()) {
-            (32, 1) => self.pack_blocks::<32, 1>(1, quantise),
-            (32, _) => self.pack_blocks::<32, 2>(2, quantise),
-            (_, parts) if FEW_TILES => self.pack_blocks::<256, 16>(parts, quantise),
-            (_, 8) => self.pack_blocks::<256, 8>(8, quantise),
-            _ => self.pack_blocks::<256, 16>(16, quantise),
+            (32, 1) => self.pack_blocks::<32, 1>(32, 1, quantise),
+            (block, parts) if FEW_TILES => self.pack_blocks::<256, 16>(block, parts, quantise),
+            (32, _) => self.pack_blocks::<32, 2>(32, 2, quantise),
+            (_, 8) => self.pack_blocks::<256, 8>(256, 8, quantise),
+            _ => self.pack_blocks::<256, 16>(256, 16, quantise),
         }
     }
 
     #[inline(always)]
     fn pack_blocks<const BLOCK: usize, const MOST: usize>(
         self,
+        block: usize,
         parts: usize,
         quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32,
     ) {
         let (mut q, mut all, mut some) = ([0i8; BLOCK], [0i32; MOST], [0i32; MOST]);
-        let all = &mut all[..parts];
-        let some =
-            if matches!(self.kind.rec, Rec::Xor | Rec::Pairs | Rec::Signed) { &mut some[..parts] } else { &mut [] };
-        let words = self.kind.words * self.nc;
+        let (q, all) = (&mut q[..block], &mut all[..parts]);
+        let some = match self.kind.rec {
+            Rec::Bias => &mut [],
+            Rec::Whole if self.kind.fields(self.nc).is_none() => &mut [],
+            _ => &mut some[..parts],
+        };
+        let words = self.kind.record(self.nc) * self.nc;
         for (c, row) in self.x.x.chunks_exact(self.x.stride).enumerate() {
-            for (x, out) in row[..self.k].chunks_exact(BLOCK).zip(self.out.chunks_exact_mut(words)) {
-                let d = quantise(x, &mut q, PartSums { all, some });
+            for (x, out) in row[..self.k].chunks_exact(block).zip(self.out.chunks_exact_mut(words)) {
+                let d = quantise(x, q, PartSums { all, some });
                 // through memory: in registers, the compiler would take vectors apart byte by byte
-                core::hint::black_box(&mut q);
-                write_record(self.kind, &q, PartSums { all, some }, d, self.nc, c, out);
+                core::hint::black_box(&mut *q);
+                write_record(self.kind, q, PartSums { all, some }, d, self.nc, c, out);
             }
         }
     }
 }
 
 /// Sums of the integers of equal parts of a block, and of some among them for recipes that want those: the negative ones
-/// (`Rec::Xor`), or of each four the last two (`Rec::Pairs`) or the first and third (`Rec::Signed`).
+/// (`Rec::Xor`), or of each four the last two (`Rec::Pairs`, and fields) or the first and third (`Rec::Signed`).
 struct PartSums<'a> {
     all: &'a mut [i32],
     some: &'a mut [i32],
@@ -356,8 +404,10 @@ fn quantise_and_sum<S: Simd>(s: S, rec: Rec, x: &[f32], q: &mut [i8], sums: Part
                     some = s.add_i(some, s.min_i(n, s.splat_i(0)));
                 }
             }
-            if let Rec::Pairs | Rec::Signed = rec {
-                let these = if rec == Rec::Pairs { &LAST_TWO } else { &EVEN };
+            if let Rec::Pairs | Rec::Whole | Rec::Signed = rec
+                && !sums.some.is_empty()
+            {
+                let these = if rec == Rec::Signed { &EVEN } else { &LAST_TWO };
                 some = s.mul_i(all, s.load_i8(these.as_ptr()));
             }
             if let Some(sum) = sums.all.get_mut(j) {
@@ -372,10 +422,11 @@ fn quantise_and_sum<S: Simd>(s: S, rec: Rec, x: &[f32], q: &mut [i8], sums: Part
 }
 
 /// Writes column `c` of a record of `nc` columns.
-#[inline(always)]
+// once for all blocks in the module that has to be small
+#[cfg_attr(any(not(target_family = "wasm"), target_feature = "relaxed-simd"), inline(always))]
 fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, c: usize, out: &mut [u32]) {
     // opaque: the compiler would keep the address of each group
-    let nc = core::hint::black_box(nc);
+    let (fields, nc) = (kind.fields(nc), core::hint::black_box(nc));
     let mut at = c;
     let mut put = |v: u32| {
         out[at] = v;
@@ -386,7 +437,7 @@ fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, 
         // where a dot of weights with that offset starts
         match kind.rec {
             Rec::Xor => sums.some.iter().for_each(|sum| put(-sum as u32)),
-            Rec::Pairs => sums.all.iter().zip(sums.some).for_each(|(all, last)| {
+            rec if rec == Rec::Pairs || fields.is_some() => sums.all.iter().zip(sums.some).for_each(|(all, last)| {
                 put(pair((-kind.offset * (all - *last)) as i16, (-kind.offset * *last) as i16));
             }),
             rec => {
@@ -401,6 +452,9 @@ fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, 
         Sums::Pairs(_) => sums.all.chunks_exact(2).for_each(|s| put(pair(s[0] as i16, s[1] as i16))),
     }
     let groups = &mut out[at - c..];
+    if let Some(f) = fields {
+        return f.write_factors(q, groups);
+    }
     if kind.has_squares() && nc == SQUARE {
         return write_rows(kind.rec, q, c, groups);
     }
@@ -472,7 +526,7 @@ pub(super) fn first_of_bytes(rec: Rec, q: &[i8]) -> i32 {
 
 /// Unpacks block `b` of column `c`: its scale and integers. For the scalar definition of products.
 pub(super) fn read_block(a: &Acts<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 {
-    debug_assert!(a.kind.nc == 1 && a.kind.rec == Rec::Bias);
+    debug_assert!(a.kind.nc == 1 && a.kind.rec == Rec::Bias && a.kind.fields == 0);
     let words = a.kind.words;
     let rec = &a.words[(c * (a.k / a.kind.block) + b) * words..][..words];
     for (q, w) in q.chunks_exact_mut(4).zip(&rec[a.kind.head()..]) {

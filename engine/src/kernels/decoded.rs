@@ -1,5 +1,6 @@
 //! Blocks of a panel as plain numbers: for the scalar definition of products, and for rows of an embedding.
 
+use super::fields::IN_FIELDS;
 use super::form::{CodesForm, Form, HEAD, block_at};
 use super::panel::PANEL;
 use crate::quant::Dtype;
@@ -26,38 +27,23 @@ impl Decoded {
             Form::Float => {}
             Form::Blocks32(f) => {
                 let (quants, scales) = block_at(f.quant_bytes(), f.scales(), b);
-                let o = &panel[quants..];
-                let offset =
-                    if f.words == 8 { 128 } else { [8, 16, 0][if f.m { 2 } else { f.high.is_some() as usize }] };
-                for e in 0..32 {
-                    let (g, i) = (e / 4, r * 4 + e % 4);
-                    let x = if f.words == 8 { o[g * 64 + i] } else { o[g % 4 * 64 + i] >> (g / 4 * 4) & 15 };
-                    let high = if f.high.is_some() { (o[256 + i] >> g & 1) << 4 } else { 0 };
-                    v.q[e] = i16::from(x | high) - offset;
-                }
+                v.read_quants(form, &panel[quants..], r, if f.m { 0 } else { 1 << (f.bits() - 1) });
                 v.d = f16(scales + r * 2);
                 v.dmin = if f.m { f16(scales + (PANEL + r) * 2) } else { 0.0 };
             }
             Form::SuperSigned => {
                 let at = b * 3392;
                 let o = &panel[at..];
-                for e in 0..256 {
-                    v.q[e] = i16::from(q6_value(o, r, e)) - 32;
-                }
+                v.read_quants(form, &o[HEAD..], r, 32);
                 for s in 0..16 {
                     v.scale[s] = i32::from(o[s * 16 + r] as i8);
                 }
                 v.d = f16(at + 256 + r * 2);
             }
             Form::SuperMin { five } => {
-                let (at, quants) = if *five { (b * 2880, HEAD + 512) } else { (b * 2368, HEAD) };
+                let at = b * if *five { 2880 } else { 2368 };
                 let o = &panel[at..];
-                for e in 0..256 {
-                    let (s, g, i) = (e / 32, e % 32 / 4, r * 4 + e % 4);
-                    let x = o[quants + (s / 2 * 8 + g) * 64 + i] >> (s % 2 * 4) & 15;
-                    let high = if *five { (o[HEAD + g * 64 + i] >> s & 1) << 4 } else { 0 };
-                    v.q[e] = i16::from(x | high);
-                }
+                v.read_quants(form, &o[HEAD..], r, 0);
                 for s in 0..16 {
                     v.scale[s] = i32::from(o[s / 2 * 16 + r]);
                     v.min[s] = i32::from(o[128 + s / 4 * 32 + r * 2 + s / 2 % 2]);
@@ -77,6 +63,13 @@ impl Decoded {
             }
         }
         v
+    }
+
+    /// The quants of a block that begin with `o`, less an offset.
+    fn read_quants(&mut self, form: &Form, o: &[u8], r: usize, offset: i16) {
+        for (e, q) in self.q[..form.block_len()].iter_mut().enumerate() {
+            *q = i16::from(quant(form, o, r, e)) - offset;
+        }
     }
 
     /// The values of chunk `t` of 32 codes.
@@ -142,13 +135,36 @@ pub(super) fn q6_word(src: &[u8], e: usize) -> u32 {
     low | high << 4
 }
 
-/// The unsigned 6-bit value of element `e`, row `r` in a panel record.
-fn q6_value(o: &[u8], r: usize, e: usize) -> u8 {
-    let (t, h, i, j) = (e / 32, e % 32 / 16, e % 16 / 4, e % 4);
-    let o = &o[HEAD + t * 384..];
-    let low = o[i * 64 + r * 4 + j] >> (4 * h) & 15;
-    let high = o[(4 + h) * 64 + r * 4 + j] >> (2 * i) & 3;
-    low | high << 4
+/// Element `e` of row `r` of a block whose quants begin with `o`, unsigned.
+fn quant(form: &Form, o: &[u8], r: usize, e: usize) -> u8 {
+    let (g, i) = (e / 4, r * 4 + e % 4);
+    if let Form::Blocks32(f) = form
+        && f.bits() == 8
+    {
+        return o[g * 64 + i] ^ f.flip.to_le_bytes()[e % 4] ^ 0x80;
+    }
+    if IN_FIELDS {
+        let Some(f) = form.fields() else { return 0 };
+        let o = &o[e / f.len * f.unit_bytes()..];
+        return f.element(e % f.len, |line, h| u16_at(o, line * 64 + r * 4 + h * 2));
+    }
+    match form {
+        Form::Blocks32(f) => {
+            let high = if f.high.is_some() { (o[256 + i] >> g & 1) << 4 } else { 0 };
+            o[g % 4 * 64 + i] >> (g / 4 * 4) & 15 | high
+        }
+        Form::SuperMin { five } => {
+            let (s, g) = (e / 32, g % 8);
+            let high = if *five { (o[g * 64 + i] >> s & 1) << 4 } else { 0 };
+            o[if *five { 512 } else { 0 } + (s / 2 * 8 + g) * 64 + i] >> (s % 2 * 4) & 15 | high
+        }
+        Form::SuperSigned => {
+            let (h, g, o) = (e % 32 / 16, g % 4, &o[e / 32 * 384..]);
+            let low = o[g * 64 + i] >> (4 * h) & 15;
+            low | (o[(4 + h) * 64 + i] >> (2 * g) & 3) << 4
+        }
+        Form::Float | Form::Codes(_) => 0,
+    }
 }
 
 /// f16 bits to f32, exact for finite values: a shift and a multiplication by a power of two.

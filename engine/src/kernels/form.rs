@@ -1,6 +1,7 @@
 //! How a type's elements lie in a panel: the geometry that packing, the definition and the kernels share. The layouts
 //! are written out at the head of `panel.rs`.
 
+use super::fields::{Fields, IN_FIELDS};
 use super::panel::PANEL;
 use crate::quant::Dtype;
 use crate::quant::codebook::{Codebook, Scale};
@@ -34,7 +35,7 @@ pub(super) struct Blocks32 {
     pub(super) quants: usize,
     /// 32-bit words of quants.
     pub(super) words: usize,
-    /// What makes the quants unsigned.
+    /// What makes quants that are bytes unsigned.
     pub(super) flip: u32,
 }
 
@@ -47,6 +48,15 @@ impl Blocks32 {
     /// Scales, and minima, of a block.
     pub(super) const fn scales(&self) -> usize {
         1 + self.m as usize
+    }
+
+    /// Bits of a quant.
+    pub(super) const fn bits(&self) -> u32 {
+        match (self.words, self.high) {
+            (8, _) => 8,
+            (_, Some(_)) => 5,
+            _ => 4,
+        }
     }
 }
 
@@ -139,12 +149,25 @@ impl Form {
             Dtype::Q4_1 => Form::Blocks32(Blocks32 { m: true, quants: 4, ..f }),
             Dtype::Q5_0 => Form::Blocks32(Blocks32 { high: Some(2), quants: 6, ..f }),
             Dtype::Q5_1 => Form::Blocks32(Blocks32 { m: true, high: Some(4), quants: 8, ..f }),
-            Dtype::Q8_0 => Form::Blocks32(Blocks32 { words: 8, flip: 0x8080_8080, ..f }),
+            // of fields the odd ones stay signed: what `Rec::Signed` takes
+            Dtype::Q8_0 => {
+                Form::Blocks32(Blocks32 { words: 8, flip: if IN_FIELDS { 0x0080_0080 } else { 0x8080_8080 }, ..f })
+            }
             Dtype::Q4_K => Form::SuperMin { five: false },
             Dtype::Q5_K => Form::SuperMin { five: true },
             Dtype::Q6_K => Form::SuperSigned,
             other => Form::Codes(CodesForm::new(Codebook::of(other)?)),
         })
+    }
+
+    /// The fields that the quants are in, if they are.
+    pub(super) fn fields(&self) -> Option<&'static Fields> {
+        match self {
+            Form::Blocks32(f) => Fields::of(f.bits()),
+            Form::SuperMin { five } => Fields::of(4 + u32::from(*five)),
+            Form::SuperSigned => Fields::of(6),
+            Form::Float | Form::Codes(_) => None,
+        }
     }
 
     /// Elements of a block of a panel.

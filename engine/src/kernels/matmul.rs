@@ -23,10 +23,11 @@ use super::act::{self, Acts, Floats};
 use super::cpu::Op;
 use super::decoded::Decoded;
 use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
+use super::fields::IN_FIELDS;
 use super::form::Form;
 use super::panel::{Matrix, PANEL};
 use super::simd::{FEW_TILES, Simd, TileShape, each};
-use super::tiles::{Codes32, Quant, Small, SuperCodes, SuperMin, SuperSigned, Tile, Unpacked, Upcoming};
+use super::tiles::{Codes32, Quant, Shape, Small, SuperCodes, SuperMin, SuperSigned, Tile, Unpacked, Upcoming};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
@@ -184,8 +185,59 @@ impl<Q: Quant> Op for QuantPanels<'_, Q> {
     }
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        self.walk(s);
+        let bits = const { if Unpacked::groups::<S, Q>() > 0 { Some(Q::BITS) } else { None } };
+        let unpacks = const { Unpacked::helps::<S, Q>() };
+        let tiles = TilesOf(self, s);
+        // the module that has to be small has one walk for all formats
+        #[cfg(any(not(target_family = "wasm"), target_feature = "relaxed-simd"))]
+        let tiles = &tiles;
+        #[cfg(all(target_family = "wasm", not(target_feature = "relaxed-simd")))]
+        let tiles: &dyn Tiles = &tiles;
+        Walk { panels: tiles.panels(), s, shape: Q::SHAPE, unpacks, bits, tiles }.run();
     }
+}
+
+/// The tiles of a format on an instruction set.
+trait Tiles {
+    fn panels(&self) -> Panels<'_>;
+    /// The tile of `rv` vectors and one column.
+    fn alone(&self, a: &Acts<'_>, at: Place, rv: usize);
+    /// That of `rv` vectors and several columns.
+    fn several(&self, a: &Acts<'_>, at: Place, rv: usize, nc: usize);
+    /// Either.
+    fn any(&self, a: &Acts<'_>, at: Place, rv: usize, nc: usize);
+}
+
+struct TilesOf<'a, Q, S>(QuantPanels<'a, Q>, S);
+
+impl<Q: Quant, S: Simd> Tiles for TilesOf<'_, Q, S> {
+    #[inline(always)]
+    fn panels(&self) -> Panels<'_> {
+        self.0.0
+    }
+    #[inline(always)]
+    fn alone(&self, a: &Acts<'_>, at: Place, rv: usize) {
+        self.0.tile_of::<S, 1, 1>(self.1, a, at, rv, 1);
+    }
+    #[inline(always)]
+    fn several(&self, a: &Acts<'_>, at: Place, rv: usize, nc: usize) {
+        self.0.tile_of::<S, 2, 6>(self.1, a, at, rv, nc);
+    }
+    #[inline(always)]
+    fn any(&self, a: &Acts<'_>, at: Place, rv: usize, nc: usize) {
+        self.0.tile_of::<S, 1, 6>(self.1, a, at, rv, nc);
+    }
+}
+
+/// A walk over all tiles of some panels.
+struct Walk<'a, S, T: ?Sized> {
+    panels: Panels<'a>,
+    s: S,
+    shape: Shape,
+    /// Whether products of several columns unpack weights or scales, and weights of so many bits.
+    unpacks: bool,
+    bits: Option<u32>,
+    tiles: &'a T,
 }
 
 /// Vectors of rows at a time for `n` columns: those of `tile`, or for one column `gemv` or a panel.
@@ -235,22 +287,23 @@ fn add_block(form: &Form, acc: f32, w: &Decoded, q: &[i8], da: f32) -> f32 {
     }
 }
 
-impl<Q: Quant> QuantPanels<'_, Q> {
+impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
     /// Row groups outside, column tiles inside: a group of panels stays in cache while the columns stream by.
-    #[inline(always)]
-    fn walk<S: Simd>(&self, s: S) {
-        let Columns::Packed(a) = self.0.product.x else { return };
-        let shape = Q::SHAPE.tile::<S>();
-        let whole = rows_at_once(s, if FEW_TILES { 1 } else { a.n }, Q::SHAPE.gemv::<S>(), shape);
-        let (mut row, end) = (self.0.p0 * PANEL, self.0.p1 * PANEL);
+    #[cfg_attr(any(not(target_family = "wasm"), target_feature = "relaxed-simd"), inline(always))]
+    fn run(&self) {
+        let Walk { s, panels, .. } = *self;
+        let Columns::Packed(a) = panels.product.x else { return };
+        let shape = self.shape.tile::<S>();
+        let whole = rows_at_once(s, if FEW_TILES { 1 } else { a.n }, self.shape.gemv::<S>(), shape);
+        let (mut row, end) = (panels.p0 * PANEL, panels.p1 * PANEL);
         while row < end {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
             let mut c = a.kind.in_squares(a.n);
-            let next = self.next(s, row + group * S::LANES, whole * S::LANES);
-            if const { Unpacked::helps::<S, Q>() } {
-                c = self.unpacked(s, &a, group, row, c, &next);
+            let next = self.next(row + group * S::LANES, whole * S::LANES);
+            if self.unpacks {
+                c = self.unpacked(&a, group, row, c, &next);
                 while c < a.n {
-                    self.tile_of::<S, 1, 1>(s, &a, Place::packed(&a, row, c, Upcoming::NONE), group, 1);
+                    self.tiles.alone(&a, Place::packed(&a, row, c, Upcoming::NONE), group);
                     c += 1;
                 }
             } else {
@@ -260,7 +313,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
                     let next = next.during(s, c..c + nc, a.n, a.k / 32);
                     for v in (0..group).step_by(rv) {
                         let at = Place::packed(&a, row + v * S::LANES, c, next.clone());
-                        self.tile_of::<S, 1, 6>(s, &a, at, rv, nc);
+                        self.tiles.any(&a, at, rv, nc);
                     }
                     c += nc;
                 }
@@ -271,43 +324,46 @@ impl<Q: Quant> QuantPanels<'_, Q> {
 
     /// What the tiles of some rows ask for: up to `rows` rows from `row` on, which come after them.
     #[inline(always)]
-    fn next<S: Simd>(&self, s: S, row: usize, rows: usize) -> Upcoming {
-        if !S::PREFETCHES || self.0.product.n < s.reading().columns {
+    fn next(&self, row: usize, rows: usize) -> Upcoming {
+        let Panels { product, p1, then, .. } = self.panels;
+        if !S::PREFETCHES || product.n < self.s.reading().columns {
             return Upcoming::NONE;
         }
-        Upcoming::rows(self.0.product.w, row, rows, self.0.p1, self.0.then)
+        Upcoming::rows(product.w, row, rows, p1, then)
     }
 
     /// The tiles of several columns of a group of rows, whose weights are unpacked once for all of them, as much at a time
     /// as stays in the first cache. Returns the columns up to which they go.
     #[inline(always)]
-    fn unpacked<S: Simd>(&self, s: S, a: &Acts<'_>, group: usize, row: usize, first: usize, next: &Upcoming) -> usize {
+    fn unpacked(&self, a: &Acts<'_>, group: usize, row: usize, first: usize, next: &Upcoming) -> usize {
         let several = |c: usize| (c < a.n).then(|| a.kind.columns(a.n, c)).filter(|&nc| nc > 1);
         if several(first).is_none() {
             return first;
         }
-        let rv = Q::SHAPE.tile::<S>().rv.min(group);
-        let (blocks, most) = (a.k / a.kind.block, Unpacked::blocks::<S>(self.0.product.w.form(), rv));
-        let bits = const { if Unpacked::groups::<S, Q>() > 0 { Some(Q::BITS) } else { None } };
+        let (s, w) = (self.s, self.panels.product.w);
+        let rv = self.shape.tile::<S>().rv.min(group);
+        let (blocks, most) = (a.k / a.kind.block, Unpacked::blocks::<S>(w.form(), rv));
         let mut bytes = Unpacked::new();
         let mut c = first;
         for row in (row..row + group * S::LANES).step_by(rv * S::LANES) {
             for b in (0..blocks).step_by(most) {
                 let blocks = [b, blocks.min(b + most)];
-                let unpacked = bytes.fill(s, self.0.product.w, bits, row, rv, blocks);
+                let unpacked = bytes.fill(s, w, self.bits, row, rv, blocks);
                 let chunks = (blocks[1] - blocks[0]) * a.kind.block / 32;
                 c = first;
                 while let Some(nc) = several(c) {
                     let done = blocks[0] * a.kind.block / 32 * a.n + c * chunks;
                     let next = next.during(s, done..done + nc * chunks, a.n * a.k / 32, chunks);
-                    self.tile_of::<S, 2, 6>(s, a, Place { row, c, blocks, unpacked, next }, rv, nc);
+                    self.tiles.several(a, Place { row, c, blocks, unpacked, next }, rv, nc);
                     c += nc;
                 }
             }
         }
         c
     }
+}
 
+impl<Q: Quant> QuantPanels<'_, Q> {
     /// The tile of `rv` vectors times `nc` columns, which are `LEAST` to `MOST`.
     #[inline(always)]
     fn tile_of<S: Simd, const LEAST: usize, const MOST: usize>(
@@ -338,7 +394,12 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     #[cfg_attr(target_family = "wasm", inline(never))]
     fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, at: Place) {
         let (p, Place { row, c, blocks, unpacked, next }) = (self.0.product, at);
-        let first = (c * (a.k / a.kind.block) + blocks[0] * NC) * a.kind.words;
+        // of one column, which in a build with fields has records of its own, all blocks; as short as can be for several,
+        // as compilers make more addresses in a tile of what a call returns
+        let (first, words) = match NC {
+            1 if IN_FIELDS => (a.kind.start(a.n, a.k, c), a.kind.record(1)),
+            _ => ((c * (a.k / a.kind.block) + blocks[0] * NC) * a.kind.words, a.kind.words),
+        };
         // in one panel side by side where that is so, for the compiler: one address and constants beside it
         let side_by_side = const { PANEL.is_multiple_of(RV * S::LANES) };
         assert!(!side_by_side || row.is_multiple_of(RV * S::LANES), "whole tiles from the first row on");
@@ -351,7 +412,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
             bytes: p.w.form().record_bytes(p.w.dtype()),
             unpacked,
             next,
-            acts: a.words[first..first + (blocks[1] - blocks[0]) * a.kind.words * NC].as_ptr(),
+            acts: a.words[first..first + (blocks[1] - blocks[0]) * words * NC].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
             stride: p.stride,
             codes: if let Form::Codes(f) = p.w.form() { Some(f) } else { None },

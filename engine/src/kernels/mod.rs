@@ -12,6 +12,7 @@
 mod aligned;
 mod cpu;
 mod decoded;
+mod fields;
 mod form;
 mod pack;
 mod simd;

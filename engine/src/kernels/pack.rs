@@ -1,6 +1,7 @@
 //! From the rows of a GGUF file to panels.
 
 use super::decoded::{q6_word, word};
+use super::fields::Fields;
 use super::form::{Blocks32, CodesForm, Form, HEAD, block_at, code_line};
 use super::panel::PANEL;
 use crate::quant::codebook::Codes;
@@ -46,11 +47,18 @@ fn planes_of_bits(x: u32) -> u32 {
 fn pack_32(f: &Blocks32, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
     let (quants, scales) = block_at(f.quant_bytes(), f.scales(), b);
     let q = &mut dst[quants..][..f.quant_bytes()];
-    for w in 0..f.words {
-        put(q, w * 64 + r * 4, word(src, f.quants + w * 4) ^ f.flip);
-    }
-    if let Some(at) = f.high {
-        put(q, f.words * 64 + r * 4, planes_of_bits(word(src, at)));
+    let high = f.high.map(|at| planes_of_bits(word(src, at)));
+    if let Some(fields) = Fields::of(f.bits()) {
+        let low = |g: usize| word(src, f.quants + g % 4 * 4) >> (g / 4 * 4) & 0x0f0f_0f0f;
+        let high = high.unwrap_or(0);
+        fields.pack(|g| low(g) | (high >> g & 0x0101_0101) << 4, q, r);
+    } else {
+        for w in 0..f.words {
+            put(q, w * 64 + r * 4, word(src, f.quants + w * 4) ^ f.flip);
+        }
+        if let Some(high) = high {
+            put(q, f.words * 64 + r * 4, high);
+        }
     }
     for i in 0..f.scales() {
         dst[scales + (i * PANEL + r) * 2..][..2].copy_from_slice(&src[2 * i..][..2]);
@@ -63,6 +71,12 @@ fn pack_q6(o: &mut [u8], r: usize, src: &[u8]) {
         o[s * 16 + r] = src[192 + s];
     }
     o[256 + r * 2..][..2].copy_from_slice(&src[208..210]);
+    if let Some(f) = const { Fields::of(6) } {
+        for (s, o) in o[HEAD..].chunks_exact_mut(f.unit_bytes()).enumerate() {
+            f.pack(|g| q6_word(src, s * f.len + g * 4), o, r);
+        }
+        return;
+    }
     for (t, o) in o[HEAD..].chunks_exact_mut(384).enumerate() {
         for i in 0..4 {
             let (lo, hi) = (q6_word(src, t * 32 + i * 4), q6_word(src, t * 32 + 16 + i * 4));
@@ -85,6 +99,17 @@ fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
     }
     o[256 + r * 2..][..2].copy_from_slice(&src[..2]);
     o[288 + r * 2..][..2].copy_from_slice(&src[2..4]);
+    if let Some(f) = Fields::of(4 + u32::from(five)) {
+        for (s, o) in o[HEAD..].chunks_exact_mut(f.unit_bytes()).enumerate() {
+            let low = |g: usize| {
+                let nibbles = word(src, if five { 48 } else { 16 } + (s / 2 * 8 + g) * 4);
+                nibbles >> (s % 2 * 4) & 0x0f0f_0f0f
+            };
+            let high = |g: usize| if five { (word(src, 16 + g * 4) >> s & 0x0101_0101) << 4 } else { 0 };
+            f.pack(|g| low(g) | high(g), o, r);
+        }
+        return;
+    }
     // the fifth bits lie before the others in the file too
     for w in 0..if five { 40 } else { 32 } {
         put(o, HEAD + w * 64 + r * 4, word(src, 16 + w * 4));

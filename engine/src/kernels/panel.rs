@@ -1,4 +1,4 @@
-//! Weight matrices as panels of 16 rows: one layout for every target.
+//! Weight matrices as panels of 16 rows: one layout for every target but one.
 //!
 //! Repacking is a transposition of 32-bit words inside 16 consecutive rows, which are contiguous in a GGUF file, so it
 //! streams with the file. Rows beyond the end are zero with scale 0. Everything lies in the order in which a product reads
@@ -21,6 +21,9 @@
 //!   - super-blocks, a record each: `[256 i8 scales: s*16 + r][16 f32 d]`, in Q2_K
 //!     `[256 mins: s/2*32 + r*2 + s%2][16 f32 dmin]`, and `[8w lines]`.
 //! - F32, F16, BF16: element (k, r) at `k*16 + r`.
+//!
+//! In builds for simd128 alone, 4- to 6-bit quants but codes lie as `fields.rs` says, in as many lines and after the same
+//! scales: those of a block of 32, of a super-block unit after unit. Odd elements of Q8_0 are signed there.
 
 use alloc::collections::TryReserveError;
 use alloc::vec::Vec;

@@ -291,6 +291,24 @@ pub(crate) trait Simd: Copy {
     fn acc<const BITS: u32>(self, init: i32) -> Self::Acc;
     /// Adds the dots of one group.
     fn dot<const BITS: u32>(self, acc: Self::Acc, w: Self::W, a: Self::A) -> Self::Acc;
+    /// Adds, modulo 2^16, what lanes of 16 bits of a line have from the bit `shift` on, times the pair of word `i` of the
+    /// line's four. For weights in fields; so is the next.
+    #[inline(always)]
+    unsafe fn add_field(
+        self,
+        _acc: Self::Acc,
+        _line: Self::B,
+        _shift: u32,
+        _words: *const u32,
+        _i: usize,
+    ) -> Self::Acc {
+        unreachable!("an instruction set whose panels have no fields")
+    }
+    /// The sum of such a dot's pairs, times a scale in -128..=127, if there is one.
+    #[inline(always)]
+    fn total_of_fields(self, _acc: Self::Acc, _scale: Option<Self::I>) -> Self::I {
+        unreachable!("an instruction set whose panels have no fields")
+    }
     /// Groups that a dot takes: 8 or 4. `first`: whether it starts from a value that takes the weights' offset off.
     #[inline(always)]
     fn run(_bits: u32, _first: bool) -> usize {

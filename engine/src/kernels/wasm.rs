@@ -1,7 +1,8 @@
 //! WebAssembly: a v128 is a quarter of a panel (4 rows).
 //!
 //! - simd128: `i32x4.dot_i16x8_s` adds pairs of one row. Its lanes are weights two by two, as they are, and the odd ones
-//!   alone, by a shift: no shuffles (see `Rec::Whole` and `Rec::Signed`).
+//!   alone, by a shift: no shuffles (see `Rec::Whole` and `Rec::Signed`). For one column, weights of less than 8 bits stay
+//!   as they are packed: `i16x8.mul` takes several in a lane (see `fields.rs`).
 //! - relaxed-simd: `i32x4.relaxed_dot_i8x16_i7x16_add_s`, which is exact when its second operand is in 0..=127: weights
 //!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `Rec::Xor`). `f32x4.relaxed_madd`,
 //!   which may be fused or not, is used where that is the same number.
@@ -395,6 +396,22 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
         }
     }
     #[inline(always)]
+    unsafe fn add_field(self, acc: v128, line: v128, shift: u32, words: *const u32, i: usize) -> v128 {
+        let factor = match LOADS_TOGETHER {
+            true => lane(unsafe { v128_load(words.cast()) }, i),
+            false => unsafe { v128_load32_splat(words.add(i)) },
+        };
+        i16x8_add(acc, i16x8_mul(u16x8_shr(line, shift), factor))
+    }
+    #[inline(always)]
+    fn total_of_fields(self, acc: v128, scale: Option<v128>) -> v128 {
+        match scale {
+            // the scale rides on the multiply that widens the pairs
+            Some(scale) => i32x4_dot_i16x8(acc, i16x8_shuffle::<0, 0, 2, 2, 4, 4, 6, 6>(scale, scale)),
+            None => i32x4_extadd_pairwise_i16x8(acc),
+        }
+    }
+    #[inline(always)]
     fn run(bits: u32, first: bool) -> usize {
         if I16 { run_of_pairs(bits, first) } else { 8 }
     }
@@ -405,8 +422,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     #[inline(always)]
     fn total_scaled<const BITS: u32>(self, acc: v128, _init: i32, scale: v128) -> v128 {
         if Self::rec(BITS) == Rec::Pairs {
-            // the scale rides on the multiply that widens the pairs
-            return i32x4_dot_i16x8(acc, i16x8_shuffle::<0, 0, 2, 2, 4, 4, 6, 6>(scale, scale));
+            return self.total_of_fields(acc, Some(scale));
         }
         i32x4_mul(acc, scale)
     }

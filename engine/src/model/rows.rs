@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::weights::{Linear, Norm, Stack, padded};
-use crate::kernels::act::{self, ActKind, Acts, Floats};
+use crate::kernels::act::{self, ActKind, Acts, Floats, most_words};
 use crate::kernels::elementwise::{Act, activate, add_scaled, gated};
 use crate::kernels::matmul::{Columns, Job, products};
 use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
@@ -141,9 +141,9 @@ pub(super) struct PackedColumns<'w> {
 /// Forms of packed columns that there are on any one instruction set, at most.
 pub(super) const MAX_FORMS: usize = 3;
 
-/// Words that rows of `k` elements take in so many forms: two words of group and head per four elements.
+/// Words that rows of `k` elements take in so many forms.
 pub(super) fn packed_words(rows: usize, forms: usize, k: usize) -> usize {
-    rows.saturating_mul(forms * (k * 5 / 8 + 32))
+    forms.saturating_mul(most_words(rows, k))
 }
 
 impl<'w> PackedColumns<'w> {

@@ -4,6 +4,7 @@ use super::{
     Quant, Shape, Tile, Unpacked, add_group, ask_ahead, nibble_weights, start, store, unpacked_chunk, unpacked_scale,
     weights_at,
 };
+use crate::kernels::fields::{Fields, IN_FIELDS, add_unit};
 use crate::kernels::form::block_at;
 use crate::kernels::panel::PANEL;
 use crate::kernels::simd::{Ahead, Simd, each};
@@ -24,7 +25,8 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
         let (all, run) = if nibbles { (4, S::run(BITS, !MIN) / 2) } else { (8, S::run(BITS, !MIN)) };
         // opaque for the reasons of `Simd::bound`, on every instruction set that unpacks
         let bound = if unpacked { core::hint::black_box(run) } else { s.bound(run) };
-        let runs = all / run;
+        let fields = const { Fields::alone::<NC>(BITS) };
+        let runs = if fields.is_some() { 0 } else { all / run };
         let qb = 64 * (lines + HIGH as usize);
         let aw = S::rec(BITS).words();
         // weights of a group side by side are walked through by steps as opaque: of an index the compiler of WebAssembly
@@ -49,6 +51,12 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 }
                 let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
                 let mut isum = [[s.splat_i(0); NC]; RV];
+                if fields.is_some() {
+                    let first = if MIN { None } else { Some(first(0) as u32) };
+                    add_unit::<S, RV, BITS>(s, quants, rec.add(2), first, |v, dot| {
+                        isum[v][0] = s.add_i(isum[v][0], s.total_of_fields(dot, None));
+                    });
+                }
                 // V8 unrolls the loop over these, which pays for several columns; for one it does not
                 let groups = rec.add(2 * NC);
                 let chunk = unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], 1 + MIN as usize);
@@ -76,7 +84,12 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                             add_group::<S, RV, NC, BITS>(s, w, acts(l + 4), &mut dots);
                             high = each!(RV, |v| s.shr16_b(high[v], 1));
                         } else {
-                            let w = each!(RV, |v| s.weights::<8>(s.load_b(quants[v].add(l * 64))));
+                            let load = |v: usize| s.load_b(quants[v].add(l * 64));
+                            // beside fields bytes are as unpacking leaves them
+                            let w = match IN_FIELDS {
+                                true => each!(RV, |v| s.unpacked_weights::<8>(load(v))),
+                                false => each!(RV, |v| s.weights::<8>(load(v))),
+                            };
                             add_group::<S, RV, NC, BITS>(s, w, groups.add(l * aw * NC), &mut dots);
                         }
                     }
@@ -106,7 +119,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                     }
                 }
                 s.park(&mut acc);
-                rec = rec.add((2 + 8 * aw) * NC);
+                rec = rec.add(fields.map_or((2 + 8 * aw) * NC, |f| 2 + f.words()));
             }
             store(s, &acc, t);
         }

@@ -4,6 +4,7 @@ use super::{
     Quant, Shape, Tile, add_group, ask_for_head, ask_for_share, nibble_weights, start, store, unpacked_chunk,
     unpacked_group,
 };
+use crate::kernels::fields::{Fields, add_unit};
 use crate::kernels::form::HEAD;
 use crate::kernels::simd::{FEW_TILES, Simd, each};
 
@@ -19,10 +20,12 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
         let (bytes, nibbles): (usize, _) = if BITS == 5 { (2880, HEAD + 512) } else { (2368, HEAD) };
         let aw = S::rec(BITS).words();
         let unpacked = S::UNPACKS && NC > 1;
+        let fields = const { Fields::alone::<NC>(BITS) };
+        let words = 5 + fields.map_or(64 * aw, |f| 8 * f.words());
         // looked up in modules for browsers, where code for both widths is to be alike
         let bytes = if FEW_TILES && unpacked { t.bytes } else { bytes };
         // the chunk loop stays rolled (opaque bound): unrolled, the compiler interleaves the sub-blocks and spills
-        let chunks = core::hint::black_box(4usize);
+        let chunks = if fields.is_some() { 0 } else { core::hint::black_box(4usize) };
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let mut acc = start::<S, RV, NC>(s, t);
@@ -34,6 +37,16 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(5 * NC);
+                if let Some(f) = fields {
+                    for sub in 0..core::hint::black_box(8) {
+                        let lines = each!(RV, |v| o[v].add(HEAD + sub * f.unit_bytes() + t.lane[v] * 4));
+                        let scales: [*const u8; RV] = each!(RV, |v| o[v].add(sub * 16 + t.lane[v]));
+                        add_unit::<S, RV, BITS>(s, lines, groups.add(sub * f.words()), None, |v, dot| {
+                            let scaled = s.total_of_fields(dot, Some(s.load_u8(scales[v])));
+                            isum[v][0] = s.add_i(isum[v][0], scaled);
+                        });
+                    }
+                }
                 for chunk in 0..chunks {
                     if NC == 1 {
                         ask_for_share(s, t, o, bytes, chunk, 4);
@@ -74,7 +87,7 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
                         acc[v][c] = s.add(acc[v][c], s.sub(term, min));
                     }
                 }
-                rec = rec.add((5 + 64 * aw) * NC);
+                rec = rec.add(words * NC);
             }
             store(s, &acc, t);
         }
@@ -93,7 +106,9 @@ impl Quant for SuperSigned {
         const BITS: u32 = SuperSigned::BITS;
         let bytes: usize = 3392;
         let (aw, unpacked) = (S::rec(BITS).words(), S::UNPACKS && NC > 1);
-        let chunks = core::hint::black_box(8usize); // rolled, as above
+        let fields = const { Fields::alone::<NC>(BITS) };
+        let words = 17 + fields.map_or(64 * aw, |f| 16 * f.words());
+        let chunks = if fields.is_some() { 0 } else { core::hint::black_box(8usize) }; // rolled, as above
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let mut acc = start::<S, RV, NC>(s, t);
@@ -105,6 +120,17 @@ impl Quant for SuperSigned {
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(17 * NC);
+                if let Some(f) = fields {
+                    for sub in 0..core::hint::black_box(16) {
+                        let lines = each!(RV, |v| o[v].add(HEAD + sub * f.unit_bytes() + t.lane[v] * 4));
+                        let scales: [*const u8; RV] = each!(RV, |v| o[v].add(sub * 16 + t.lane[v]));
+                        let first = Some(rec.add(1 + sub).read());
+                        add_unit::<S, RV, BITS>(s, lines, groups.add(sub * f.words()), first, |v, dot| {
+                            let scaled = s.total_of_fields(dot, Some(s.load_i8(scales[v].cast())));
+                            isum[v][0] = s.add_i(isum[v][0], scaled);
+                        });
+                    }
+                }
                 for chunk in 0..chunks {
                     if NC == 1 {
                         ask_for_share(s, t, o, bytes, chunk, 8);
@@ -139,7 +165,7 @@ impl Quant for SuperSigned {
                         acc[v][c] = s.add(acc[v][c], s.mul(s.to_f32(isum[v][c]), s.mul(d, da)));
                     }
                 }
-                rec = rec.add((17 + 64 * aw) * NC);
+                rec = rec.add(words * NC);
             }
             store(s, &acc, t);
         }

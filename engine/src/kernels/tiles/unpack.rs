@@ -2,6 +2,7 @@
 
 use core::mem::MaybeUninit;
 
+use crate::kernels::fields::{IN_FIELDS, unpack};
 use crate::kernels::form::{Form, HEAD, code_line};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::simd::Simd;
@@ -61,6 +62,8 @@ impl Unpacked {
     ) -> *const u8 {
         let (form, vector) = (w.form(), 4 * S::LANES);
         let chunks = form.block_len() / 32;
+        // bytes as unpacking leaves them
+        let as_is = IN_FIELDS && matches!(form, Form::Blocks32(f) if f.words == 8);
         let fits = end - first <= Self::blocks::<S>(form, rv) && end * chunks * 32 <= w.k();
         assert!(fits, "blocks to unpack");
         let start: *mut u8 = self.0.as_mut_ptr().cast();
@@ -82,7 +85,7 @@ impl Unpacked {
                                 t,
                                 #[inline(always)]
                                 |group| {
-                                    s.store_b(to, s.unpacked(group, bits));
+                                    s.store_b(to, if as_is { group } else { s.unpacked(group, bits) });
                                     to = to.add(rv * vector);
                                 },
                             );
@@ -112,15 +115,28 @@ pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, 
         let eight = s.bound(8);
         let load = |line: usize| s.load_b(at.add(line * 64));
         let bits = |b, shift: usize, mask| s.and_b(s.shr16_b(b, shift as u32), mask);
+        if IN_FIELDS && let Some(f) = form.fields() {
+            let (head, units) = (if form.block_len() == 256 { HEAD } else { 0 }, 32 / f.len);
+            for unit in t * units..(t + 1) * units {
+                let at = at.add(head + unit * f.unit_bytes());
+                match f.bits {
+                    4 => unpack::<S, 4>(s, at, &mut put),
+                    5 => unpack::<S, 5>(s, at, &mut put),
+                    _ => unpack::<S, 6>(s, at, &mut put),
+                }
+            }
+            return;
+        }
         match form {
             Form::Float => {}
-            Form::Blocks32(f) => {
-                if f.words == 8 {
-                    for g in 0..eight {
-                        put(load(g));
-                    }
-                    return;
+            Form::Blocks32(f) if f.words == 8 => {
+                for g in 0..eight {
+                    put(load(g));
                 }
+            }
+            // fields, as above
+            Form::Blocks32(_) | Form::SuperMin { .. } | Form::SuperSigned if IN_FIELDS => {}
+            Form::Blocks32(f) => {
                 let five = f.high.is_some();
                 let high = load(if five { 4 } else { 0 });
                 for g in 0..eight {
