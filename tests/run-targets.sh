@@ -41,7 +41,9 @@ run() {
         neon-dotprod) only=kernels:: && aarch64 max neon-dotprod ;;
         scalar-wasm) wasm -simd128 scalar ;;
         # all but the kernels is what relaxed-simd runs
-        simd128) only=kernels:: && features="--features loads-together" && wasm +simd128 simd128 ;;
+        simd128)
+            only=kernels:: && wasm +simd128 simd128 && features="--features loads-together" && wasm +simd128 simd128
+            ;;
         # the baseline compiler of Node 20 (V8 11) lowers the relaxed dot wrongly: the engine must do without
         relaxed-simd-node)
             only=kernels::

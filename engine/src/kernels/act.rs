@@ -9,7 +9,7 @@
 //! A tile holds `nc` columns; per block one record of 32-bit words, column fastest: `[d x nc][firsts x nc][sums x nc]
 //! [groups of four x nc x words]`. Firsts are the initial values of the dots that the block's scales want, for weights
 //! that are stored with an offset; sums are what minima want, of the whole block or in pairs of i16. Where weights are
-//! in fields, the record of a column alone has the factors of those in place of the groups.
+//! in fields, the record of a column alone has their factors in place of the groups, and firsts that are pairs of i16.
 //!
 //! A square, for CPUs with matrix registers, holds 16 columns. The groups of 32 or 64 elements of a column follow each
 //! other there: `[32 or 64 bytes x 16]`, of the first elements, then of the next.
@@ -40,7 +40,7 @@ pub struct ActKind {
     squares: bool,
     /// Words of the record of one block and column.
     pub(super) words: usize,
-    /// Bits of weights in fields, for which the record of a column that is alone in its tile is; 0 where it is like others.
+    /// Bits of the weights, where those are in fields and a column alone in its tile has a record for them; otherwise 0.
     fields: u32,
 }
 
@@ -127,8 +127,8 @@ impl ActKind {
         }
     }
 
-    /// Where column `c` of `n` packed columns of `k` elements begins, or the tile that it is the first of. Those alone come
-    /// last.
+    /// Where column `c` of `n` packed columns of `k` elements begins, or the tile that it is the first of. Those alone
+    /// come last.
     pub(super) fn start(&self, n: usize, k: usize, c: usize) -> usize {
         let several = c.min(n - self.alone_of(n));
         k / self.block * (several * self.words + (c - several) * self.record(1))
@@ -189,11 +189,10 @@ pub(super) const fn tile_columns(nc: usize, block: usize, left: usize) -> usize 
     }
 }
 
-/// Words that `n` columns of `k` elements take, at most: of each two of group and head per four elements, and three more of
-/// a column alone.
+/// Words that `n` columns of `k` elements take, at most: two and a half of group and head per four elements, and one more
+/// of a column alone, as all may be where experts have one each.
 pub fn most_words(n: usize, k: usize) -> usize {
-    let alone = if IN_FIELDS { n.min(TASK_COLUMNS) * k / 4 } else { 0 };
-    n.saturating_mul(k * 5 / 8 + 32).saturating_add(alone)
+    n.saturating_mul(k * if IN_FIELDS { 7 } else { 5 } / 8 + 32)
 }
 
 /// Columns packed for one kind of matrix.
@@ -535,4 +534,23 @@ pub(super) fn read_block(a: &Acts<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 
         }
     }
     f32::from_bits(rec[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Together, and one by one, as where each has an expert of its own.
+    #[test]
+    fn columns_fit_in_most_words() {
+        for (cpu, dtype) in Cpu::available().into_iter().flat_map(|cpu| Dtype::SUPPORTED.map(|dtype| (cpu, dtype))) {
+            let Some(kind) = ActKind::of(cpu, dtype) else { continue };
+            for (n, blocks) in (1..60).flat_map(|n| [1, 2, 3, 40].map(|blocks| (n, blocks))) {
+                let k = blocks * kind.block;
+                let most = most_words(n, k);
+                assert!(kind.len_words(n, k) <= most, "{dtype:?}, {n} columns of {k} together");
+                assert!(n * kind.len_words(1, k) <= most, "{dtype:?}, {n} columns of {k} one by one");
+            }
+        }
+    }
 }

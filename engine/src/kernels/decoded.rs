@@ -136,6 +136,7 @@ pub(super) fn q6_word(src: &[u8], e: usize) -> u32 {
 }
 
 /// Element `e` of row `r` of a block whose quants begin with `o`, unsigned.
+#[inline(always)]
 fn quant(form: &Form, o: &[u8], r: usize, e: usize) -> u8 {
     let (g, i) = (e / 4, r * 4 + e % 4);
     if let Form::Blocks32(f) = form

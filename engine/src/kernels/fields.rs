@@ -15,7 +15,8 @@
 //! sum_i x_i m_i = sum_i (line >> s_i) * c_i,   c_0 = m_0, c_i = m_i - 2^(s_i - s_(i-1)) m_(i-1)
 //! ```
 //!
-//! All of it is modulo 2^16, and exact, as the sums fit (see `run_of_pairs`).
+//! All of it is modulo 2^16, and exact, as the sums of a unit fit (see `run_of_pairs`), or of two lines of 5 bits without a
+//! `first` value: `(6*31 + 3*4)*127`, that is 25,146. Three would not.
 
 use core::ops::Range;
 
@@ -58,7 +59,7 @@ impl Fields {
         }
     }
 
-    /// Those that a tile of `NC` columns takes as they are: of one.
+    /// Those of a tile of one column; tiles of several unpack.
     pub(super) const fn alone<const NC: usize>(bits: u32) -> Option<&'static Fields> {
         if NC == 1 { Fields::of(bits) } else { None }
     }
@@ -73,7 +74,7 @@ impl Fields {
         self.lines * WORDS
     }
 
-    /// Lines whose dots fit in 16 bits together, as `run_of_pairs` says of groups.
+    /// Lines whose dots fit in 16 bits together.
     const fn run(&self, first: bool) -> usize {
         if self.bits == 5 && !first { 2 } else { self.lines }
     }
@@ -87,7 +88,7 @@ impl Fields {
         }
     }
 
-    /// Where element `j` is: in so many bits from one bit on of a line, or of each, which follow each other then.
+    /// Which lines element `j` of a half is in, from which bit on, and how many bits in each; the first has the lowest.
     #[inline(always)]
     fn place(&self, j: usize) -> (Range<usize>, u32, u32) {
         match j.checked_sub(self.lines * self.whole) {
@@ -174,8 +175,8 @@ pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: 
     }
 }
 
-/// Gives `total` the dots of a unit of one column, with weights of so many bits, by vectors of rows; maybe in several parts.
-/// They start from `first`, a pair of i16, which takes the weights' offset off, if there is one.
+/// Gives `total` the dots of a unit of one column, with weights of so many bits, by vectors of rows; maybe in several
+/// parts. They start from `first`, a pair of i16, which takes the weights' offset off, if there is one.
 ///
 /// # Safety
 /// The lines are there, and the activations' words.

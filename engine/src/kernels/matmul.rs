@@ -187,34 +187,27 @@ impl<Q: Quant> Op for QuantPanels<'_, Q> {
     fn simd<S: Simd>(self, s: S) {
         let bits = const { if Unpacked::groups::<S, Q>() > 0 { Some(Q::BITS) } else { None } };
         let unpacks = const { Unpacked::helps::<S, Q>() };
-        let tiles = TilesOf(self, s);
-        // the module that has to be small has one walk for all formats
+        let (panels, tiles) = (self.0, TilesOf(self, s));
+        // the modules that have to be small have one walk for all formats
         #[cfg(any(not(target_family = "wasm"), target_feature = "relaxed-simd"))]
         let tiles = &tiles;
         #[cfg(all(target_family = "wasm", not(target_feature = "relaxed-simd")))]
         let tiles: &dyn Tiles = &tiles;
-        Walk { panels: tiles.panels(), s, shape: Q::SHAPE, unpacks, bits, tiles }.run();
+        Walk { panels, s, shape: Q::SHAPE, unpacks, bits, tiles }.run();
     }
 }
 
 /// The tiles of a format on an instruction set.
 trait Tiles {
-    fn panels(&self) -> Panels<'_>;
     /// The tile of `rv` vectors and one column.
     fn alone(&self, a: &Acts<'_>, at: Place, rv: usize);
     /// That of `rv` vectors and several columns.
     fn several(&self, a: &Acts<'_>, at: Place, rv: usize, nc: usize);
-    /// Either.
-    fn any(&self, a: &Acts<'_>, at: Place, rv: usize, nc: usize);
 }
 
 struct TilesOf<'a, Q, S>(QuantPanels<'a, Q>, S);
 
 impl<Q: Quant, S: Simd> Tiles for TilesOf<'_, Q, S> {
-    #[inline(always)]
-    fn panels(&self) -> Panels<'_> {
-        self.0.0
-    }
     #[inline(always)]
     fn alone(&self, a: &Acts<'_>, at: Place, rv: usize) {
         self.0.tile_of::<S, 1, 1>(self.1, a, at, rv, 1);
@@ -223,10 +216,6 @@ impl<Q: Quant, S: Simd> Tiles for TilesOf<'_, Q, S> {
     fn several(&self, a: &Acts<'_>, at: Place, rv: usize, nc: usize) {
         self.0.tile_of::<S, 2, 6>(self.1, a, at, rv, nc);
     }
-    #[inline(always)]
-    fn any(&self, a: &Acts<'_>, at: Place, rv: usize, nc: usize) {
-        self.0.tile_of::<S, 1, 6>(self.1, a, at, rv, nc);
-    }
 }
 
 /// A walk over all tiles of some panels.
@@ -234,8 +223,9 @@ struct Walk<'a, S, T: ?Sized> {
     panels: Panels<'a>,
     s: S,
     shape: Shape,
-    /// Whether products of several columns unpack weights or scales, and weights of so many bits.
+    /// Whether products of several columns unpack weights or scales.
     unpacks: bool,
+    /// Bits of weights, if they unpack those.
     bits: Option<u32>,
     tiles: &'a T,
 }
@@ -313,7 +303,10 @@ impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
                     let next = next.during(s, c..c + nc, a.n, a.k / 32);
                     for v in (0..group).step_by(rv) {
                         let at = Place::packed(&a, row + v * S::LANES, c, next.clone());
-                        self.tiles.any(&a, at, rv, nc);
+                        match nc {
+                            1 => self.tiles.alone(&a, at, rv),
+                            _ => self.tiles.several(&a, at, rv, nc),
+                        }
                     }
                     c += nc;
                 }
@@ -394,8 +387,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     #[cfg_attr(target_family = "wasm", inline(never))]
     fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, at: Place) {
         let (p, Place { row, c, blocks, unpacked, next }) = (self.0.product, at);
-        // of one column, which in a build with fields has records of its own, all blocks; as short as can be for several,
-        // as compilers make more addresses in a tile of what a call returns
+        // a call for several columns too would cost a tenth of some tiles, in addresses that the compiler makes of it
         let (first, words) = match NC {
             1 if IN_FIELDS => (a.kind.start(a.n, a.k, c), a.kind.record(1)),
             _ => ((c * (a.k / a.kind.block) + blocks[0] * NC) * a.kind.words, a.kind.words),

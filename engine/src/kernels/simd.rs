@@ -136,7 +136,7 @@ pub(crate) trait Simd: Copy {
     const UNPACKS: bool;
     /// Whether scales are widened once for all those tiles, also of weights that stay: not where that is one instruction.
     const UNPACKS_SCALES: bool = false;
-    /// Whether bytes are unpacked too, as [`Simd::unpacked`] has something to do.
+    /// Whether bytes are unpacked too, as [`Simd::unpacked`] has something to do, or to be like other weights.
     const UNPACKS_BYTES: bool = false;
     /// Whether [`Simd::prefetch`] does something.
     const PREFETCHES: bool = true;

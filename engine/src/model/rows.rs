@@ -138,7 +138,7 @@ pub(super) struct PackedColumns<'w> {
     packed: Vec<(usize, Acts<'w>)>,
 }
 
-/// Forms of packed columns that there are on any one instruction set, at most.
+/// Forms that one input is packed in, at most: as many as matrices take it together (q, k and v).
 pub(super) const MAX_FORMS: usize = 3;
 
 /// Words that rows of `k` elements take in so many forms.

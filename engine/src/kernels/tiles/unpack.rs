@@ -62,7 +62,7 @@ impl Unpacked {
     ) -> *const u8 {
         let (form, vector) = (w.form(), 4 * S::LANES);
         let chunks = form.block_len() / 32;
-        // bytes as unpacking leaves them
+        // unpacked when they were packed; copied all the same, so that one tile serves bytes and what becomes bytes
         let as_is = IN_FIELDS && matches!(form, Form::Blocks32(f) if f.words == 8);
         let fits = end - first <= Self::blocks::<S>(form, rv) && end * chunks * 32 <= w.k();
         assert!(fits, "blocks to unpack");
@@ -103,8 +103,8 @@ impl Unpacked {
     }
 }
 
-/// Gives `put` the groups of 32 elements, chunk `t` of a block, as unsigned bytes; `at` is the record of a super-block, or
-/// quants.
+/// Gives `put` the groups of 32 elements, chunk `t` of a block, as unsigned bytes, those of 8 bits as they lie in panels;
+/// `at` is the record of a super-block, or quants.
 ///
 /// # Safety
 /// The chunk is there.
