@@ -216,12 +216,20 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn zeros(self) -> __m256i {
+        unsafe { _mm256_setzero_si256() }
+    }
+    #[inline(always)]
     fn and_b(self, a: __m256i, byte: u8) -> __m256i {
         unsafe { _mm256_and_si256(a, _mm256_set1_epi8(byte as i8)) }
     }
     #[inline(always)]
     fn or_b(self, a: __m256i, b: __m256i) -> __m256i {
         unsafe { _mm256_or_si256(a, b) }
+    }
+    #[inline(always)]
+    fn xor_b(self, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_xor_si256(a, b) }
     }
     #[inline(always)]
     fn shr16_b(self, a: __m256i, n: u32) -> __m256i {

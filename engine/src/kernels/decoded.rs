@@ -1,7 +1,8 @@
 //! Blocks of a panel as plain numbers: for the scalar definition of products, and for rows of an embedding.
 
-use super::fields::IN_FIELDS;
+use super::fields::Fields;
 use super::form::{CodesForm, Form, HEAD, block_at};
+use super::lines::Lines;
 use super::panel::PANEL;
 use crate::quant::Dtype;
 
@@ -138,33 +139,17 @@ pub(super) fn q6_word(src: &[u8], e: usize) -> u32 {
 /// Element `e` of row `r` of a block whose quants begin with `o`, unsigned.
 #[inline(always)]
 fn quant(form: &Form, o: &[u8], r: usize, e: usize) -> u8 {
-    let (g, i) = (e / 4, r * 4 + e % 4);
     if let Form::Blocks32(f) = form
         && f.bits() == 8
     {
-        return o[g * 64 + i] ^ f.flip.to_le_bytes()[e % 4] ^ 0x80;
+        return o[e / 4 * 64 + r * 4 + e % 4] ^ f.flip.to_le_bytes()[e % 4] ^ 0x80;
     }
-    if IN_FIELDS {
-        let Some(f) = form.fields() else { return 0 };
-        let o = &o[e / f.len * f.unit_bytes()..];
-        return f.element(e % f.len, |line, h| u16_at(o, line * 64 + r * 4 + h * 2));
-    }
-    match form {
-        Form::Blocks32(f) => {
-            let high = if f.high.is_some() { (o[256 + i] >> g & 1) << 4 } else { 0 };
-            o[g % 4 * 64 + i] >> (g / 4 * 4) & 15 | high
-        }
-        Form::SuperMin { five } => {
-            let (s, g) = (e / 32, g % 8);
-            let high = if *five { (o[g * 64 + i] >> s & 1) << 4 } else { 0 };
-            o[if *five { 512 } else { 0 } + (s / 2 * 8 + g) * 64 + i] >> (s % 2 * 4) & 15 | high
-        }
-        Form::SuperSigned => {
-            let (h, g, o) = (e % 32 / 16, g % 4, &o[e / 32 * 384..]);
-            let low = o[g * 64 + i] >> (4 * h) & 15;
-            low | (o[(4 + h) * 64 + i] >> (2 * g) & 3) << 4
-        }
-        Form::Float | Form::Codes(_) => 0,
+    let Some(bits) = form.packed_bits() else { return 0 };
+    let (unit, of_unit) = (Lines::of(bits), e % Lines::of(bits).len);
+    let o = &o[e / unit.len * unit.unit_bytes()..];
+    match Fields::of(bits) {
+        Some(f) => f.element(of_unit, |line, h| u16_at(o, line * 64 + r * 4 + h * 2)),
+        None => unit.element(of_unit, |line| u16_at(o, line * 64 + r * 4 + e % 4 / 2 * 2)),
     }
 }
 

@@ -64,11 +64,6 @@ impl Fields {
         if NC == 1 { Fields::of(bits) } else { None }
     }
 
-    /// Bytes of a unit of 16 rows.
-    pub(super) const fn unit_bytes(&self) -> usize {
-        self.lines * 64
-    }
-
     /// Words of activations of a unit and column.
     pub(super) const fn words(&self) -> usize {
         self.lines * WORDS

@@ -1,7 +1,7 @@
 //! How a type's elements lie in a panel: the geometry that packing, the definition and the kernels share. The layouts
 //! are written out at the head of `panel.rs`.
 
-use super::fields::{Fields, IN_FIELDS};
+use super::fields::IN_FIELDS;
 use super::panel::PANEL;
 use crate::quant::Dtype;
 use crate::quant::codebook::{Codebook, Scale};
@@ -16,7 +16,7 @@ pub(super) enum Form {
     Float,
     /// The legacy types: blocks of 32.
     Blocks32(Blocks32),
-    /// Q4_K, or Q5_K with a plane of fifth bits.
+    /// Q4_K, Q5_K.
     SuperMin { five: bool },
     /// Q6_K.
     SuperSigned,
@@ -160,12 +160,12 @@ impl Form {
         })
     }
 
-    /// The fields that the quants are in, if they are.
-    pub(super) fn fields(&self) -> Option<&'static Fields> {
+    /// Bits of quants that are less than bytes, and no codes.
+    pub(super) fn packed_bits(&self) -> Option<u32> {
         match self {
-            Form::Blocks32(f) => Fields::of(f.bits()),
-            Form::SuperMin { five } => Fields::of(4 + u32::from(*five)),
-            Form::SuperSigned => Fields::of(6),
+            Form::Blocks32(f) => Some(f.bits()).filter(|&bits| bits < 8),
+            Form::SuperMin { five } => Some(4 + u32::from(*five)),
+            Form::SuperSigned => Some(6),
             Form::Float | Form::Codes(_) => None,
         }
     }

@@ -14,6 +14,7 @@ mod cpu;
 mod decoded;
 mod fields;
 mod form;
+mod lines;
 mod pack;
 mod simd;
 

@@ -225,12 +225,20 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
     }
 
     #[inline(always)]
+    fn zeros(self) -> uint8x16_t {
+        unsafe { vdupq_n_u8(0) }
+    }
+    #[inline(always)]
     fn and_b(self, a: uint8x16_t, byte: u8) -> uint8x16_t {
         unsafe { vandq_u8(a, vdupq_n_u8(byte)) }
     }
     #[inline(always)]
     fn or_b(self, a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
         unsafe { vorrq_u8(a, b) }
+    }
+    #[inline(always)]
+    fn xor_b(self, a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
+        unsafe { veorq_u8(a, b) }
     }
     #[inline(always)]
     fn shr16_b(self, a: uint8x16_t, n: u32) -> uint8x16_t {

@@ -1,8 +1,9 @@
 //! From the rows of a GGUF file to panels.
 
 use super::decoded::{q6_word, word};
-use super::fields::Fields;
+use super::fields::{Fields, IN_FIELDS};
 use super::form::{Blocks32, CodesForm, Form, HEAD, block_at, code_line};
+use super::lines::{self, Lines};
 use super::panel::PANEL;
 use crate::quant::codebook::Codes;
 use crate::quant::{Dtype, q4_k};
@@ -38,26 +39,41 @@ fn put(b: &mut [u8], at: usize, v: u32) {
     b[at..at + 4].copy_from_slice(&v.to_le_bytes());
 }
 
-/// Byte i of the result holds bits i, i+4, i+8, ... of `x`.
-fn planes_of_bits(x: u32) -> u32 {
-    (0..32).fold(0, |y, k| y | (x >> k & 1) << (k % 4 * 8 + k / 4))
+/// The low four bits of `x`, each in the lowest bit of a byte.
+fn spread(x: u32) -> u32 {
+    ((x & 15) * 0x0020_4081) & 0x0101_0101
+}
+
+/// Writes the lines of a unit of row `r`, whatever they are in this build; `group` gives four weights of so many bits, as bytes.
+#[inline(always)]
+fn pack_unit<const BITS: u32>(group: impl Fn(usize) -> u32, panel: &mut [u8], r: usize) {
+    match const { Fields::of(BITS) } {
+        Some(f) => f.pack(group, panel, r),
+        None => lines::pack::<BITS>(group, panel, r),
+    }
 }
 
 #[inline(always)]
 fn pack_32(f: &Blocks32, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
     let (quants, scales) = block_at(f.quant_bytes(), f.scales(), b);
     let q = &mut dst[quants..][..f.quant_bytes()];
-    let high = f.high.map(|at| planes_of_bits(word(src, at)));
-    if let Some(fields) = Fields::of(f.bits()) {
-        let low = |g: usize| word(src, f.quants + g % 4 * 4) >> (g / 4 * 4) & 0x0f0f_0f0f;
-        let high = high.unwrap_or(0);
-        fields.pack(|g| low(g) | (high >> g & 0x0101_0101) << 4, q, r);
-    } else {
-        for w in 0..f.words {
-            put(q, w * 64 + r * 4, word(src, f.quants + w * 4) ^ f.flip);
+    let low = |g: usize| word(src, f.quants + g % 4 * 4) >> (g / 4 * 4) & 0x0f0f_0f0f;
+    match f.high {
+        _ if f.words == 8 => {
+            for w in 0..8 {
+                put(q, w * 64 + r * 4, word(src, f.quants + w * 4) ^ f.flip);
+            }
         }
-        if let Some(high) = high {
-            put(q, f.words * 64 + r * 4, high);
+        Some(at) => {
+            let high = word(src, at);
+            pack_unit::<5>(|g| low(g) | spread(high >> (4 * g)) << 4, q, r);
+        }
+        None if IN_FIELDS => pack_unit::<4>(low, q, r),
+        // the file's own pairs
+        None => {
+            for w in 0..4 {
+                put(q, w * 64 + r * 4, word(src, f.quants + w * 4));
+            }
         }
     }
     for i in 0..f.scales() {
@@ -71,21 +87,8 @@ fn pack_q6(o: &mut [u8], r: usize, src: &[u8]) {
         o[s * 16 + r] = src[192 + s];
     }
     o[256 + r * 2..][..2].copy_from_slice(&src[208..210]);
-    if let Some(f) = const { Fields::of(6) } {
-        for (s, o) in o[HEAD..].chunks_exact_mut(f.unit_bytes()).enumerate() {
-            f.pack(|g| q6_word(src, s * f.len + g * 4), o, r);
-        }
-        return;
-    }
-    for (t, o) in o[HEAD..].chunks_exact_mut(384).enumerate() {
-        for i in 0..4 {
-            let (lo, hi) = (q6_word(src, t * 32 + i * 4), q6_word(src, t * 32 + 16 + i * 4));
-            put(o, i * 64 + r * 4, lo & 0x0f0f_0f0f | (hi & 0x0f0f_0f0f) << 4);
-        }
-        for h in 0..2 {
-            let two = |i: usize| (q6_word(src, t * 32 + h * 16 + i * 4) >> 4 & 0x0303_0303) << (2 * i);
-            put(o, (4 + h) * 64 + r * 4, two(0) | two(1) | two(2) | two(3));
-        }
+    for (s, o) in o[HEAD..].chunks_exact_mut(const { Lines::of(6).unit_bytes() }).enumerate() {
+        pack_unit::<6>(|g| q6_word(src, s * 16 + g * 4), o, r);
     }
 }
 
@@ -99,20 +102,15 @@ fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
     }
     o[256 + r * 2..][..2].copy_from_slice(&src[..2]);
     o[288 + r * 2..][..2].copy_from_slice(&src[2..4]);
-    if let Some(f) = Fields::of(4 + u32::from(five)) {
-        for (s, o) in o[HEAD..].chunks_exact_mut(f.unit_bytes()).enumerate() {
-            let low = |g: usize| {
-                let nibbles = word(src, if five { 48 } else { 16 } + (s / 2 * 8 + g) * 4);
-                nibbles >> (s % 2 * 4) & 0x0f0f_0f0f
-            };
-            let high = |g: usize| if five { (word(src, 16 + g * 4) >> s & 0x0101_0101) << 4 } else { 0 };
-            f.pack(|g| low(g) | high(g), o, r);
+    let low =
+        |s: usize, g: usize| word(src, if five { 48 } else { 16 } + (s / 2 * 8 + g) * 4) >> (s % 2 * 4) & 0x0f0f_0f0f;
+    let high = |s: usize, g: usize| (word(src, 16 + g * 4) >> s & 0x0101_0101) << 4;
+    for s in 0..8 {
+        if five {
+            pack_unit::<5>(|g| low(s, g) | high(s, g), &mut o[HEAD + s * 320..], r);
+        } else {
+            pack_unit::<4>(|g| low(s, g), &mut o[HEAD + s * 256..], r);
         }
-        return;
-    }
-    // the fifth bits lie before the others in the file too
-    for w in 0..if five { 40 } else { 32 } {
-        put(o, HEAD + w * 64 + r * 4, word(src, 16 + w * 4));
     }
 }
 

@@ -6,14 +6,11 @@
 //!
 //! - blocks of 32: `[quants][16 f16 d][16 f16 m]` each in types with a minimum; two of them in the others, whose last
 //!   record is the first half of one if their number is odd: `[quants][16 f16 d][16 f16 d of the other][its quants]`.
-//!   Quants of 4 and 5 bits: byte `(k%16)/4*64 + r*4 + k%4`, low nibble k < 16, high nibble k >= 16 (GGUF's own pairing);
-//!   fifth bits in one more line: byte `r*4 + k%4`, bit `k/4`. Q8_0: byte `k/4*64 + r*4 + k%4`, offset binary.
-//! - Q4_K, Q5_K: a record per super-block: `[128 scales: s*16 + r][128 mins: s/2*32 + r*2 + s%2][16 f16 d][16 f16 dmin]
-//!   [Q5_K: 8 lines of fifth bits][32 lines of nibbles]`; line `c*8 + g` holds group g of sub-blocks 2c (low) and
-//!   2c+1 (high); fifth-bit line g holds group g, bit s for sub-block s.
-//! - Q6_K: `[256 scales: s*16 + r][16 f16 d]`, padded to 5 lines, and for each 32 elements `[4 lines of low nibbles]
-//!   [2 lines of two high bits]`. With k = 32t + 16h + 4i + j: nibble h of low line i, and bits 2i, 2i+1 of high line h,
-//!   byte `r*4 + j`.
+//!   Quants of 4 and 5 bits are a unit (see `lines.rs`; of 4 bits that is GGUF's own pairing). Q8_0: byte
+//!   `k/4*64 + r*4 + k%4`, offset binary.
+//! - Q4_K, Q5_K: a record per super-block: `[128 scales: s*16 + r][128 mins: s/2*32 + r*2 + s%2][16 f16 d][16 f16 dmin]`
+//!   and a unit for each sub-block s.
+//! - Q6_K: `[256 scales: s*16 + r][16 f16 d]`, padded to 5 lines, and 16 units.
 //! - codes of w = 1, 2 or 4 bits (see `quant::codebook`): 32 elements take w lines; group g = k/4 of the 8 is in line
 //!   `g % w`, byte `r*4 + k%4`, from bit `g - g%w` on. For 4 bits these are the nibbles of Q4_0.
 //!   - types in blocks of less than 256, as blocks of 32 with one scale, d as f16, in MXFP4 bf16; in NVFP4
@@ -22,8 +19,8 @@
 //!     `[256 mins: s/2*32 + r*2 + s%2][16 f32 dmin]`, and `[8w lines]`.
 //! - F32, F16, BF16: element (k, r) at `k*16 + r`.
 //!
-//! In builds for simd128 alone, 4- to 6-bit quants but codes lie as `fields.rs` says, in as many lines and after the same
-//! scales: those of a block of 32, of a super-block unit after unit. Odd elements of Q8_0 are signed there.
+//! In builds for simd128 alone, units lie as `fields.rs` says, in as many lines. Odd elements of Q8_0 are signed
+//! there.
 
 use alloc::collections::TryReserveError;
 use alloc::vec::Vec;

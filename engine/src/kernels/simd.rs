@@ -168,6 +168,13 @@ pub(crate) trait Simd: Copy {
     unsafe fn store(self, p: *mut f32, v: Self::F);
     /// Exact widening of finite f16.
     unsafe fn load_f16(self, p: *const u16) -> Self::F;
+    /// The same for numbers that are often below 2^-14, as the scales of super-blocks are: not by products with subnormal
+    /// f32, which take processors up to a hundred times as long as others.
+    #[inline(always)]
+    unsafe fn load_small_f16(self, p: *const u16) -> Self::F {
+        // SAFETY: the caller's.
+        unsafe { self.load_f16(p) }
+    }
     /// Exact widening of bf16.
     unsafe fn load_bf16(self, p: *const u16) -> Self::F;
     /// Rounds to nearest even; the values are within f16's finite range.
@@ -242,13 +249,11 @@ pub(crate) trait Simd: Copy {
     fn bits(self, a: Self::F) -> Self::I;
     fn from_bits(self, a: Self::I) -> Self::F;
 
+    /// Bytes that are 0.
+    fn zeros(self) -> Self::B;
     fn and_b(self, a: Self::B, byte: u8) -> Self::B;
     fn or_b(self, a: Self::B, b: Self::B) -> Self::B;
-    /// 16 in each byte that has this bit, else 0.
-    #[inline(always)]
-    fn sixteens(self, a: Self::B, bit: usize) -> Self::B {
-        self.shl16_b(self.and_b(self.shr16_b(a, bit as u32), 1), 4)
-    }
+    fn xor_b(self, a: Self::B, b: Self::B) -> Self::B;
     /// Shifts 16-bit lanes; bits cross bytes, so mask afterwards.
     fn shr16_b(self, a: Self::B, n: u32) -> Self::B;
     fn shl16_b(self, a: Self::B, n: u32) -> Self::B;

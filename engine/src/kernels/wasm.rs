@@ -92,8 +92,8 @@ static CONSTANTS: Constants = Constants([
     [ODD_SIGNS; 4],
     [0x0101_0101; 4],
     [0x0f0f_0f0f; 4],
-    [0x1010_1010; 4],
-    [0x3030_3030; 4],
+    [0x1f1f_1f1f; 4],
+    [0x3f3f_3f3f; 4],
     [F16_FIELDS; 4],
     [F16_SCALE; 4],
 ]);
@@ -169,6 +169,16 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
         let h = unsafe { i32x4_load_extend_i16x4(p.cast()) };
         let h = v128_and(i32x4_shl(h, 13), self.constant(F16_FIELDS));
         f32x4_mul(h, self.constant(F16_SCALE))
+    }
+    #[inline(always)]
+    unsafe fn load_small_f16(self, p: *const u16) -> v128 {
+        let h = unsafe { i32x4_load_extend_i16x4(p.cast()) };
+        let a = v128_and(h, i32x4_splat(0x7fff));
+        let normal = i32x4_add(i32x4_shl(a, 13), i32x4_splat(112 << 23));
+        // below 2^-14: so many times 2^-24
+        let small = f32x4_mul(f32x4_convert_i32x4(a), u32x4_splat((127 - 24) << 23));
+        let a = v128_bitselect(small, normal, i32x4_lt(a, i32x4_splat(1 << 10)));
+        v128_or(a, v128_and(h, u32x4_splat(1 << 31)))
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> v128 {
@@ -302,18 +312,20 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
 
     #[inline(always)]
+    fn zeros(self) -> v128 {
+        u8x16_splat(0)
+    }
+    #[inline(always)]
     fn and_b(self, a: v128, byte: u8) -> v128 {
         v128_and(a, self.constant(u32::from_ne_bytes([byte; 4])))
-    }
-    // a shift by a number that the engine does not know is several instructions
-    #[inline(always)]
-    fn sixteens(self, a: v128, bit: usize) -> v128 {
-        let bit = u8x16_splat(1 << bit);
-        self.and_b(u8x16_eq(v128_and(a, bit), bit), 16)
     }
     #[inline(always)]
     fn or_b(self, a: v128, b: v128) -> v128 {
         v128_or(a, b)
+    }
+    #[inline(always)]
+    fn xor_b(self, a: v128, b: v128) -> v128 {
+        v128_xor(a, b)
     }
     #[inline(always)]
     fn shr16_b(self, a: v128, n: u32) -> v128 {

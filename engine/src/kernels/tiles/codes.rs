@@ -100,8 +100,7 @@ impl<const RV: usize> Chunk<RV> {
         }
     }
 
-    /// The same of codes as they are. Which half is a constant for the sake of the shift of nibbles, as in
-    /// `nibble_weights`.
+    /// The same of codes as they are. Which half is a constant: in WebAssembly shifts by variables are dear.
     ///
     /// # Safety
     /// As above.

@@ -137,26 +137,12 @@ unsafe fn start<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV
     acc
 }
 
-/// The low nibbles of a line as weights, or those of the second half, the high ones; of 5 bits, with what `fifth` makes of
-/// those bits, 16 or 0. Which half is a constant, as shifts by variables are dear in WebAssembly.
-#[inline(always)]
-fn nibble_weights<S: Simd, const BITS: u32, const HALF: usize>(s: S, line: S::B, fifth: impl FnOnce() -> S::B) -> S::W {
-    match (BITS, HALF) {
-        (4, 0) => s.weights_lo4(line),
-        (4, _) => s.weights_hi4(line),
-        _ => {
-            let low = s.and_b(if HALF == 0 { line } else { s.shr16_b(line, 4) }, 15);
-            s.weights::<BITS>(s.or_b(low, fifth()))
-        }
-    }
-}
-
 /// Adds the dots of a group, whose activations are at `acts`.
 ///
 /// # Safety
 /// The activations of NC columns are there.
 #[inline(always)]
-unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
+pub(super) unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
     s: S,
     w: [S::W; RV],
     acts: *const u32,
@@ -167,6 +153,45 @@ unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
         let a = unsafe { s.act_of::<BITS, NC>(acts, c) };
         for v in 0..RV {
             dots[v][c] = s.dot::<BITS>(dots[v][c], w[v], a);
+        }
+    }
+}
+
+/// Adds those of groups that follow each other. One column has them vector after vector: engines of WebAssembly keep to
+/// that order, and have no registers for the weights of all.
+///
+/// # Safety
+/// The activations of NC columns are there.
+#[inline(always)]
+pub(super) unsafe fn add_groups<S: Simd, const RV: usize, const NC: usize, const BITS: u32, const N: usize>(
+    s: S,
+    mut w: impl FnMut(usize) -> [S::W; N],
+    acts: *const u32,
+    dots: &mut [[S::Acc; NC]; RV],
+) {
+    let group_words = S::rec(BITS).words() * NC;
+    // SAFETY: the caller's.
+    unsafe {
+        if NC == 1 {
+            assert!(RV <= 4, "a tile that no instruction set has");
+            let a: [S::A; N] = each!(N, |g| s.act_of::<BITS, NC>(acts.add(g * group_words), 0));
+            // not a loop: the compiler would leave it one, and what it uses in memory
+            macro_rules! vectors {
+                ($($v:literal)*) => {$(
+                    if $v < RV {
+                        let w = w($v);
+                        for g in 0..N {
+                            dots[$v][0] = s.dot::<BITS>(dots[$v][0], w[g], a[g]);
+                        }
+                    }
+                )*};
+            }
+            vectors!(0 1 2 3);
+        } else {
+            let w: [[S::W; N]; RV] = each!(RV, |v| w(v));
+            for g in 0..N {
+                add_group::<S, RV, NC, BITS>(s, each!(RV, |v| w[v][g]), acts.add(g * group_words), dots);
+            }
         }
     }
 }

@@ -1,18 +1,18 @@
 //! The legacy types: blocks of 32.
 
 use super::{
-    Quant, Shape, Tile, Unpacked, add_group, ask_ahead, nibble_weights, start, store, unpacked_chunk, unpacked_scale,
-    weights_at,
+    Quant, Shape, Tile, Unpacked, add_group, ask_ahead, start, store, unpacked_chunk, unpacked_scale, weights_at,
 };
-use crate::kernels::fields::{Fields, IN_FIELDS, add_unit};
+use crate::kernels::fields::{self, Fields, IN_FIELDS};
 use crate::kernels::form::block_at;
+use crate::kernels::lines::{self, Lines, UnitActs};
 use crate::kernels::panel::PANEL;
 use crate::kernels::simd::{Ahead, Simd, each};
 
-/// Blocks of 32: `BITS` per quant, `HIGH` = a plane of fifth bits, `MIN` = a minimum.
-pub(in super::super) struct Small<const BITS: u32, const HIGH: bool, const MIN: bool>;
+/// Blocks of 32: `BITS` per quant, `MIN` = a minimum.
+pub(in super::super) struct Small<const BITS: u32, const MIN: bool>;
 
-impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, HIGH, MIN> {
+impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
     const SHAPE: Shape = if BITS < 8 { Shape::Four } else { Shape::Eight };
     const BITS: u32 = BITS;
     const PACKED: bool = BITS < 8;
@@ -20,14 +20,13 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let unpacked = NC > 1 && const { Unpacked::groups::<S, Self>() > 0 };
-        let lines = if Self::PACKED { 4 } else { 8 };
-        let nibbles = Self::PACKED && !unpacked;
-        let (all, run) = if nibbles { (4, S::run(BITS, !MIN) / 2) } else { (8, S::run(BITS, !MIN)) };
+        let in_lines = Self::PACKED && !unpacked;
+        let run = S::run(BITS, !MIN);
         // opaque for the reasons of `Simd::bound`, on every instruction set that unpacks
         let bound = if unpacked { core::hint::black_box(run) } else { s.bound(run) };
         let fields = const { Fields::alone::<NC>(BITS) };
-        let runs = if fields.is_some() { 0 } else { all / run };
-        let qb = 64 * (lines + HIGH as usize);
+        let runs = if in_lines { 0 } else { 8 / run };
+        let qb = if Self::PACKED { Lines::of(BITS).unit_bytes() } else { 512 };
         let aw = S::rec(BITS).words();
         // weights of a group side by side are walked through by steps as opaque: of an index the compiler of WebAssembly
         // makes several additions for each load
@@ -45,7 +44,7 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 if NC == 1 {
                     // the quants, and a line of scales
                     let Ahead { packed, bytes, .. } = s.reading().ahead;
-                    ask_ahead(s, t, quants, if nibbles { packed } else { bytes }, 0..qb / 64 + 1);
+                    ask_ahead(s, t, quants, if in_lines { packed } else { bytes }, 0..qb / 64 + 1);
                 } else {
                     next.ask(s, 1);
                 }
@@ -53,14 +52,23 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 if fields.is_some() {
                     let first = if MIN { None } else { Some(first(0) as u32) };
-                    add_unit::<S, RV, BITS>(s, quants, rec.add(2), first, |v, dot| {
+                    fields::add_unit::<S, RV, BITS>(s, quants, rec.add(2), first, |v, dot| {
                         isum[v][0] = s.add_i(isum[v][0], s.total_of_fields(dot, None));
                     });
+                } else if in_lines {
+                    let first = if MIN { None } else { Some(rec.add(NC)) };
+                    let acts = UnitActs { groups: rec.add(2 * NC), first };
+                    lines::add_unit::<S, RV, NC, BITS>(
+                        s,
+                        quants,
+                        acts,
+                        #[inline(always)]
+                        |v, c, dot| isum[v][c] = s.add_i(isum[v][c], s.total::<BITS>(dot, acts.first(c))),
+                    );
                 }
                 // V8 unrolls the loop over these, which pays for several columns; for one it does not
                 let groups = rec.add(2 * NC);
                 let chunk = unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], 1 + MIN as usize);
-                let mut high: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(if HIGH { lines * 64 } else { 0 })));
                 let (mut line, mut acts) = (if unpacked { chunk } else { quants[0] }, groups);
                 for r in 0..runs {
                     let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
@@ -73,16 +81,6 @@ impl<const BITS: u32, const HIGH: bool, const MIN: bool> Quant for Small<BITS, H
                             });
                             add_group::<S, RV, NC, BITS>(s, w, acts, &mut dots);
                             (line, acts) = (line.wrapping_add(line_step), acts.wrapping_add(acts_step));
-                        } else if nibbles {
-                            let acts = |g: usize| rec.add((2 + g * aw) * NC);
-                            let lines: [S::B; RV] = each!(RV, |v| s.load_b(quants[v].add(l * 64)));
-                            // of groups l and l + 4, as lines move the plane on
-                            let first = |v: usize| s.and_b(s.shl16_b(high[v], 4), 16);
-                            let w = each!(RV, |v| nibble_weights::<S, BITS, 0>(s, lines[v], || first(v)));
-                            add_group::<S, RV, NC, BITS>(s, w, acts(l), &mut dots);
-                            let w = each!(RV, |v| nibble_weights::<S, BITS, 1>(s, lines[v], || s.and_b(high[v], 16)));
-                            add_group::<S, RV, NC, BITS>(s, w, acts(l + 4), &mut dots);
-                            high = each!(RV, |v| s.shr16_b(high[v], 1));
                         } else {
                             let load = |v: usize| s.load_b(quants[v].add(l * 64));
                             // beside fields bytes are as unpacking leaves them

@@ -2,8 +2,9 @@
 
 use core::mem::MaybeUninit;
 
-use crate::kernels::fields::{IN_FIELDS, unpack};
+use crate::kernels::fields::{self, IN_FIELDS};
 use crate::kernels::form::{Form, HEAD, code_line};
+use crate::kernels::lines::{self, Lines};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::simd::Simd;
 use crate::kernels::tiles::Quant;
@@ -114,49 +115,28 @@ pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, 
     unsafe {
         let eight = s.bound(8);
         let load = |line: usize| s.load_b(at.add(line * 64));
-        let bits = |b, shift: usize, mask| s.and_b(s.shr16_b(b, shift as u32), mask);
-        if IN_FIELDS && let Some(f) = form.fields() {
-            let (head, units) = (if form.block_len() == 256 { HEAD } else { 0 }, 32 / f.len);
-            for unit in t * units..(t + 1) * units {
-                let at = at.add(head + unit * f.unit_bytes());
-                match f.bits {
-                    4 => unpack::<S, 4>(s, at, &mut put),
-                    5 => unpack::<S, 5>(s, at, &mut put),
-                    _ => unpack::<S, 6>(s, at, &mut put),
+        let put = &mut put;
+        if let Some(bits) = form.packed_bits() {
+            let (head, unit) = (if form.block_len() == 256 { HEAD } else { 0 }, Lines::of(bits).unit_bytes());
+            let units = if bits == 6 { 2 } else { 1 };
+            for i in t * units..(t + 1) * units {
+                let at = at.add(head + i * unit);
+                match bits {
+                    4 if IN_FIELDS => fields::unpack::<S, 4>(s, at, put),
+                    5 if IN_FIELDS => fields::unpack::<S, 5>(s, at, put),
+                    _ if IN_FIELDS => fields::unpack::<S, 6>(s, at, put),
+                    4 => lines::unpack::<S, 4>(s, at, put),
+                    5 => lines::unpack::<S, 5>(s, at, put),
+                    _ => lines::unpack::<S, 6>(s, at, put),
                 }
             }
             return;
         }
         match form {
-            Form::Float => {}
-            Form::Blocks32(f) if f.words == 8 => {
+            Form::Float | Form::SuperMin { .. } | Form::SuperSigned => {}
+            Form::Blocks32(_) => {
                 for g in 0..eight {
                     put(load(g));
-                }
-            }
-            // fields, as above
-            Form::Blocks32(_) | Form::SuperMin { .. } | Form::SuperSigned if IN_FIELDS => {}
-            Form::Blocks32(f) => {
-                let five = f.high.is_some();
-                let high = load(if five { 4 } else { 0 });
-                for g in 0..eight {
-                    let low = bits(load(g % 4), g / 4 * 4, 15);
-                    put(if five { s.or_b(low, s.shl16_b(bits(high, g, 1), 4)) } else { low });
-                }
-            }
-            Form::SuperMin { five } => {
-                let (head, nibbles) = (HEAD / 64, if *five { 8 } else { 0 });
-                for g in 0..eight {
-                    let low = bits(load(head + nibbles + t / 2 * 8 + g), t % 2 * 4, 15);
-                    put(if *five { s.or_b(low, s.shl16_b(bits(load(head + g), t, 1), 4)) } else { low });
-                }
-            }
-            Form::SuperSigned => {
-                let first = HEAD / 64 + t * 6;
-                for g in 0..eight {
-                    let low = bits(load(first + g % 4), g / 4 * 4, 15);
-                    let high = bits(load(first + 4 + g / 4), g % 4 * 2, 3);
-                    put(s.or_b(low, s.shl16_b(high, 4)));
                 }
             }
             Form::Codes(f) => {
@@ -164,7 +144,7 @@ pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, 
                 let first = if f.is_super() { f.codes() / 64 + t * f.width } else { 0 };
                 for g in 0..eight {
                     let (line, shift) = code_line(g, f.width);
-                    put(s.look_up(table, bits(load(first + line), shift, 15)));
+                    put(s.look_up(table, s.and_b(s.shr16_b(load(first + line), shift as u32), 15)));
                 }
             }
         }
