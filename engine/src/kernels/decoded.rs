@@ -120,6 +120,7 @@ pub(super) fn float_at(dtype: Dtype, panel: &[u8], i: usize) -> f32 {
     }
 }
 
+#[inline(always)]
 pub(super) fn word(b: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
 }

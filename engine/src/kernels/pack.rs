@@ -44,12 +44,15 @@ fn spread(x: u32) -> u32 {
     ((x & 15) * 0x0020_4081) & 0x0101_0101
 }
 
-/// Writes the lines of a unit of row `r`, whatever they are in this build; `group` gives four weights of so many bits, as bytes.
+/// Writes the lines of a unit of row `r`, whatever they are in this build; `group` gives four weights of so many bits, as
+/// bytes.
 #[inline(always)]
-fn pack_unit<const BITS: u32>(group: impl Fn(usize) -> u32, panel: &mut [u8], r: usize) {
-    match const { Fields::of(BITS) } {
-        Some(f) => f.pack(group, panel, r),
-        None => lines::pack::<BITS>(group, panel, r),
+fn pack_unit(bits: u32, group: impl Fn(usize) -> u32, panel: &mut [u8], r: usize) {
+    match (Fields::of(bits), bits) {
+        (Some(f), _) => f.pack(group, panel, r),
+        (None, 4) => lines::pack::<4>(group, panel, r),
+        (None, 5) => lines::pack::<5>(group, panel, r),
+        (None, _) => lines::pack::<6>(group, panel, r),
     }
 }
 
@@ -57,24 +60,15 @@ fn pack_unit<const BITS: u32>(group: impl Fn(usize) -> u32, panel: &mut [u8], r:
 fn pack_32(f: &Blocks32, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
     let (quants, scales) = block_at(f.quant_bytes(), f.scales(), b);
     let q = &mut dst[quants..][..f.quant_bytes()];
-    let low = |g: usize| word(src, f.quants + g % 4 * 4) >> (g / 4 * 4) & 0x0f0f_0f0f;
-    match f.high {
-        _ if f.words == 8 => {
-            for w in 0..8 {
-                put(q, w * 64 + r * 4, word(src, f.quants + w * 4) ^ f.flip);
-            }
+    if f.words == 8 || f.high.is_none() && !IN_FIELDS {
+        // bytes, or lines that are the file's own pairs
+        for w in 0..f.words {
+            put(q, w * 64 + r * 4, word(src, f.quants + w * 4) ^ f.flip);
         }
-        Some(at) => {
-            let high = word(src, at);
-            pack_unit::<5>(|g| low(g) | spread(high >> (4 * g)) << 4, q, r);
-        }
-        None if IN_FIELDS => pack_unit::<4>(low, q, r),
-        // the file's own pairs
-        None => {
-            for w in 0..4 {
-                put(q, w * 64 + r * 4, word(src, f.quants + w * 4));
-            }
-        }
+    } else {
+        let high = f.high.map_or(0, |at| word(src, at));
+        let low = |g: usize| word(src, f.quants + g % 4 * 4) >> (g / 4 * 4) & 0x0f0f_0f0f;
+        pack_unit(f.bits(), |g| low(g) | spread(high >> (4 * g)) << 4, q, r);
     }
     for i in 0..f.scales() {
         dst[scales + (i * PANEL + r) * 2..][..2].copy_from_slice(&src[2 * i..][..2]);
@@ -88,7 +82,7 @@ fn pack_q6(o: &mut [u8], r: usize, src: &[u8]) {
     }
     o[256 + r * 2..][..2].copy_from_slice(&src[208..210]);
     for (s, o) in o[HEAD..].chunks_exact_mut(const { Lines::of(6).unit_bytes() }).enumerate() {
-        pack_unit::<6>(|g| q6_word(src, s * 16 + g * 4), o, r);
+        pack_unit(6, |g| q6_word(src, s * 16 + g * 4), o, r);
     }
 }
 
@@ -102,15 +96,14 @@ fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
     }
     o[256 + r * 2..][..2].copy_from_slice(&src[..2]);
     o[288 + r * 2..][..2].copy_from_slice(&src[2..4]);
-    let low =
-        |s: usize, g: usize| word(src, if five { 48 } else { 16 } + (s / 2 * 8 + g) * 4) >> (s % 2 * 4) & 0x0f0f_0f0f;
-    let high = |s: usize, g: usize| (word(src, 16 + g * 4) >> s & 0x0101_0101) << 4;
-    for s in 0..8 {
-        if five {
-            pack_unit::<5>(|g| low(s, g) | high(s, g), &mut o[HEAD + s * 320..], r);
-        } else {
-            pack_unit::<4>(|g| low(s, g), &mut o[HEAD + s * 256..], r);
-        }
+    let bits = 4 + u32::from(five);
+    for (s, o) in o[HEAD..].chunks_exact_mut(Lines::of(bits).unit_bytes()).enumerate() {
+        let low = |g: usize| {
+            let nibbles = word(src, if five { 48 } else { 16 } + (s / 2 * 8 + g) * 4);
+            nibbles >> (s % 2 * 4) & 0x0f0f_0f0f
+        };
+        let high = |g: usize| if five { (word(src, 16 + g * 4) >> s & 0x0101_0101) << 4 } else { 0 };
+        pack_unit(bits, |g| low(g) | high(g), o, r);
     }
 }
 
