@@ -92,25 +92,27 @@ impl Fields {
         }
     }
 
-    /// Writes the lines of a unit of row `r`; `group` gives four weights, as bytes.
+    /// Writes the lines of one or two units of row `r`; `group` gives four weights of each, as bytes, those of the second in
+    /// the upper half.
     #[inline(always)]
-    pub(super) fn pack(&self, group: impl Fn(usize) -> u32, lines: &mut [u8], r: usize) {
+    pub(super) fn pack(&self, group: impl Fn(usize) -> u64, units: &mut [u8], r: usize) {
         let mut groups = [0; 8];
         // rolled, for modules to be small
         for (g, four) in groups[..core::hint::black_box(self.len / 4)].iter_mut().enumerate() {
             *four = group(g);
         }
-        self.pack_groups(&groups, lines, r);
+        self.pack_groups(&groups, units, r);
     }
 
-    fn pack_groups(&self, groups: &[u32; 8], lines: &mut [u8], r: usize) {
-        for (l, line) in lines.chunks_exact_mut(64).take(self.lines).enumerate() {
+    fn pack_groups(&self, groups: &[u64; 8], units: &mut [u8], r: usize) {
+        for (l, line) in units.chunks_exact_mut(64).enumerate() {
+            let (unit, l) = (l / self.lines, l % self.lines);
             let mut word = 0;
             for i in 0..4 {
                 let (j, from) = self.held(l, i);
                 let bits = if i < self.whole { self.bits } else { self.part };
                 // of both halves
-                let pair = groups[j / 2 % 8] >> (j % 2 * 8) & 0x00ff_00ff;
+                let pair = (groups[j / 2 % 8] >> (unit * 32 + j % 2 * 8)) as u32 & 0x00ff_00ff;
                 let mask = ((1 << bits) - 1) * 0x0001_0001;
                 word |= (pair >> from & mask) << self.shifts[i];
             }

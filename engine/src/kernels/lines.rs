@@ -93,10 +93,11 @@ impl Lines {
     }
 }
 
-/// Writes the lines of a unit of row `r`; `group` gives four weights of so many bits, as bytes.
+/// Writes the lines of one or two units of row `r`; `group` gives four weights of so many bits of each, as bytes, those of
+/// the second in the upper half.
 #[inline(always)]
-pub(super) fn pack<const BITS: u32>(group: impl Fn(usize) -> u32, lines: &mut [u8], r: usize) {
-    let mut words = [0u32; 5];
+pub(super) fn pack<const BITS: u32>(group: impl Fn(usize) -> u64, units: &mut [u8], r: usize) {
+    let mut words = [0u64; 5];
     // not a loop, for shares to be constants
     macro_rules! groups {
         ($($g:literal)*) => {$(
@@ -106,20 +107,22 @@ pub(super) fn pack<const BITS: u32>(group: impl Fn(usize) -> u32, lines: &mut [u
                 wanted ^= shr16(words[line], shift);
             }
             for &(line, shift, bits) in const { Lines::of(BITS).groups[$g] } {
-                words[line] |= (wanted & (u32::from(bits) * 0x0101_0101)) << shift;
+                words[line] |= (wanted & (u64::from(bits) * 0x0101_0101_0101_0101)) << shift;
             }
         )*};
     }
     groups!(0 1 2 3 4 5 6 7);
-    for (line, word) in lines.chunks_exact_mut(64).zip(words).take(const { Lines::of(BITS).lines }) {
-        line[r * 4..][..4].copy_from_slice(&word.to_le_bytes());
+    for (i, unit) in units.chunks_exact_mut(const { Lines::of(BITS).unit_bytes() }).enumerate() {
+        for (line, word) in unit.chunks_exact_mut(64).zip(words) {
+            line[r * 4..][..4].copy_from_slice(&((word >> (32 * i)) as u32).to_le_bytes());
+        }
     }
 }
 
-/// Both lanes of 16 bits, shifted right.
+/// Lanes of 16 bits, shifted right.
 #[inline(always)]
-fn shr16(x: u32, n: u32) -> u32 {
-    (x >> n) & ((0xffff >> n) * 0x0001_0001)
+fn shr16(x: u64, n: u32) -> u64 {
+    (x >> n) & ((0xffff >> n) * 0x0001_0001_0001_0001)
 }
 
 /// Group `g` of the unit at `at`, with weights of so many bits, as bytes.

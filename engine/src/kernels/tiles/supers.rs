@@ -4,6 +4,7 @@ use super::{Quant, Shape, Tile, add_group, ask_for_head, ask_for_share, start, s
 use crate::kernels::fields::{self, Fields};
 use crate::kernels::form::HEAD;
 use crate::kernels::lines::{self, Lines, UnitActs};
+use crate::kernels::panel::PANEL;
 use crate::kernels::simd::{FEW_TILES, Simd, each};
 
 /// Q4_K and Q5_K: unsigned quants, eight sub-blocks with 6-bit scales and minima.
@@ -83,19 +84,19 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
                 };
                 x.add_scaled::<S, NC, BITS, MIN>(s, &mut isum);
             }
+            let d = scales(s, t, o, 256);
+            let dmin = if MIN { scales(s, t, o, 288) } else { d };
             for v in 0..RV {
-                let d = s.load_small_f16(o[v].add(256 + t.lane[v] * 2).cast());
-                let dmin = if MIN { s.load_small_f16(o[v].add(288 + t.lane[v] * 2).cast()) } else { d };
                 for c in 0..NC {
                     let da = s.splat(f32::from_bits(rec.add(c).read()));
-                    let mut term = s.mul(s.to_f32(isum[v][c]), s.mul(d, da));
+                    let mut term = s.mul(s.to_f32(isum[v][c]), s.mul(d[v], da));
                     if MIN {
                         let mut msum = s.splat_i(0);
                         for j in 0..4 {
                             let mins = o[v].add(128 + j * 32 + t.lane[v] * 2);
                             msum = s.pair_dot(msum, mins, rec.add((1 + j) * NC + c).read());
                         }
-                        term = s.sub(term, s.mul(s.to_f32(msum), s.mul(dmin, da)));
+                        term = s.sub(term, s.mul(s.to_f32(msum), s.mul(dmin[v], da)));
                     }
                     acc[v][c] = s.add(acc[v][c], term);
                 }
@@ -104,6 +105,33 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
         }
         store(s, &acc, t);
     }
+}
+
+/// The f16 at offset `at` of records, those of the tile's rows.
+///
+/// # Safety
+/// The records are there.
+#[inline(always)]
+unsafe fn scales<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, o: [*const u8; RV], at: usize) -> [S::F; RV] {
+    // SAFETY: the caller's; rows of one panel follow each other.
+    unsafe {
+        if const { PANEL.is_multiple_of(RV * S::LANES) } {
+            return widened(s, o[0].add(at + t.lane[0] * 2).cast());
+        }
+        each!(RV, |v| s.load_small_f16(o[v].add(at + t.lane[v] * 2).cast()))
+    }
+}
+
+/// Some vectors of f16, as f32.
+///
+/// # Safety
+/// They are there.
+// once in modules, which have to be small
+#[cfg_attr(not(target_family = "wasm"), inline(always))]
+#[cfg_attr(target_family = "wasm", inline(never))]
+unsafe fn widened<S: Simd, const RV: usize>(s: S, at: *const u16) -> [S::F; RV] {
+    // SAFETY: the caller's.
+    unsafe { each!(RV, |v| s.load_small_f16(at.add(v * S::LANES))) }
 }
 
 /// Elements of a super-block that have a scale in common, in some vectors of rows, and their activations.
