@@ -224,10 +224,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { _mm256_and_si256(a, _mm256_set1_epi8(byte as i8)) }
     }
     #[inline(always)]
-    fn or_b(self, a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_or_si256(a, b) }
-    }
-    #[inline(always)]
     fn xor_b(self, a: __m256i, b: __m256i) -> __m256i {
         unsafe { _mm256_xor_si256(a, b) }
     }

@@ -194,10 +194,6 @@ impl Simd for Avx512 {
         unsafe { _mm512_and_si512(a, _mm512_set1_epi8(byte as i8)) }
     }
     #[inline(always)]
-    fn or_b(self, a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_or_si512(a, b) }
-    }
-    #[inline(always)]
     fn xor_b(self, a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_xor_si512(a, b) }
     }

@@ -33,7 +33,7 @@ impl Decoded {
                 v.dmin = if f.m { f16(scales + (PANEL + r) * 2) } else { 0.0 };
             }
             Form::SuperSigned => {
-                let at = b * 3392;
+                let at = b * Lines::of(6).record_bytes();
                 let o = &panel[at..];
                 v.read_quants(form, &o[HEAD..], r, 32);
                 for s in 0..16 {
@@ -42,7 +42,7 @@ impl Decoded {
                 v.d = f16(at + 256 + r * 2);
             }
             Form::SuperMin { five } => {
-                let at = b * if *five { 2880 } else { 2368 };
+                let at = b * Lines::of(4 + u32::from(*five)).record_bytes();
                 let o = &panel[at..];
                 v.read_quants(form, &o[HEAD..], r, 0);
                 for s in 0..16 {
@@ -146,11 +146,11 @@ fn quant(form: &Form, o: &[u8], r: usize, e: usize) -> u8 {
         return o[e / 4 * 64 + r * 4 + e % 4] ^ f.flip.to_le_bytes()[e % 4] ^ 0x80;
     }
     let Some(bits) = form.packed_bits() else { return 0 };
-    let (unit, of_unit) = (Lines::of(bits), e % Lines::of(bits).len);
-    let o = &o[e / unit.len * unit.unit_bytes()..];
+    let lines = Lines::of(bits);
+    let (o, e) = (&o[e / lines.len * lines.unit_bytes()..], e % lines.len);
     match Fields::of(bits) {
-        Some(f) => f.element(of_unit, |line, h| u16_at(o, line * 64 + r * 4 + h * 2)),
-        None => unit.element(of_unit, |line| u16_at(o, line * 64 + r * 4 + e % 4 / 2 * 2)),
+        Some(f) => f.element(e, |line, h| u16_at(o, line * 64 + r * 4 + h * 2)),
+        None => lines.element(e, |line| u16_at(o, line * 64 + r * 4 + e % 4 / 2 * 2)),
     }
 }
 

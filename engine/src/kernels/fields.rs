@@ -28,11 +28,11 @@ pub(super) const IN_FIELDS: bool =
 
 /// Where the fields lie.
 pub(super) struct Fields {
-    pub(super) bits: u32,
+    bits: u32,
     /// Elements of a unit.
     pub(super) len: usize,
     /// Lines of a unit.
-    pub(super) lines: usize,
+    lines: usize,
     /// Fields of a line that are elements; the others are parts of one.
     whole: usize,
     /// Bits of a part.
@@ -163,12 +163,12 @@ pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: 
     let element = |j: usize| {
         let (lines, shift, bits) = f.place(j);
         let part = |l: usize| s.and_b(s.shr16_b(line(l), shift), (1 << bits) - 1);
-        lines.clone().skip(1).fold(part(lines.start), |all, l| s.or_b(all, s.shl16_b(part(l), l as u32 * bits)))
+        lines.clone().skip(1).fold(part(lines.start), |all, l| s.xor_b(all, s.shl16_b(part(l), l as u32 * bits)))
     };
     for g in 0..f.len / 4 {
         // the first of each lane's two in the lower byte
         let low = s.shr16_b(s.shl16_b(element(2 * g), 8), 8);
-        put(s.or_b(low, s.shl16_b(element(2 * g + 1), 8)));
+        put(s.xor_b(low, s.shl16_b(element(2 * g + 1), 8)));
     }
 }
 

@@ -2,6 +2,7 @@
 //! are written out at the head of `panel.rs`.
 
 use super::fields::IN_FIELDS;
+use super::lines::Lines;
 use super::panel::PANEL;
 use crate::quant::Dtype;
 use crate::quant::codebook::{Codebook, Scale};
@@ -42,7 +43,7 @@ pub(super) struct Blocks32 {
 impl Blocks32 {
     /// Bytes of the quants of 16 rows.
     pub(super) const fn quant_bytes(&self) -> usize {
-        self.words * 64 + if self.high.is_some() { 64 } else { 0 }
+        if self.words == 8 { 512 } else { Lines::of(self.bits()).unit_bytes() }
     }
 
     /// Scales, and minima, of a block.
@@ -230,9 +231,8 @@ impl Form {
     pub(super) fn record_bytes(&self, dtype: Dtype) -> usize {
         match self {
             Form::Float => PANEL * dtype.block_bytes() as usize,
-            Form::SuperMin { five: false } => 2368,
-            Form::SuperMin { five: true } => 2880,
-            Form::SuperSigned => 3392,
+            Form::SuperMin { five } => Lines::of(4 + u32::from(*five)).record_bytes(),
+            Form::SuperSigned => Lines::of(6).record_bytes(),
             Form::Codes(f) => f.record_bytes(),
             Form::Blocks32(_) => 0,
         }

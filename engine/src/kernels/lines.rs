@@ -9,12 +9,12 @@
 //!   `E >> 5 ^ A >> 4 ^ C >> 3`;
 //! - 6 bits, lines A to C: groups 0 to 2; group 3 is `A >> 6 ^ B >> 4 ^ C >> 2`.
 //!
-//! Of each, as many low bits count as a weight has. Few instruction sets shift bytes, so these are lanes of 16 bits. What
+//! Of each, as many low bits count as a weight has. x86 has no shifts of bytes, so lanes of 16 bits are shifted. What
 //! shifts bring along, of the same byte and of the other one, is known when a line's last bits are written: they are such
 //! that all of it together is the group. So a group takes one mask, not one for each share.
 
-use super::simd::{Simd, each};
-use super::tiles::{add_group, add_groups};
+use super::form::HEAD;
+use super::simd::Simd;
 
 /// What a group has in a line: the line, how far it is shifted right, and which bits of the group are there.
 type Share = (usize, u32, u8);
@@ -80,6 +80,11 @@ impl Lines {
         self.lines * 64
     }
 
+    /// Bytes of a super-block's record: its scales and units.
+    pub(super) const fn record_bytes(&self) -> usize {
+        HEAD + 256 / self.len * self.unit_bytes()
+    }
+
     /// Groups of a unit.
     pub(super) const fn groups(&self) -> usize {
         self.len / 4
@@ -101,8 +106,8 @@ pub(super) fn pack<const BITS: u32>(group: impl Fn(usize) -> u64, units: &mut [u
     // not a loop, for shares to be constants
     macro_rules! groups {
         ($($g:literal)*) => {$(
-            // what is there already: of a group with its own line, nothing
             let mut wanted = if $g < const { Lines::of(BITS).groups() } { group($g) } else { 0 };
+            // less what the lines give already: nothing, where the line is the group's own
             for &(line, shift, _) in const { Lines::of(BITS).groups[$g] } {
                 wanted ^= shr16(words[line], shift);
             }
@@ -130,15 +135,12 @@ fn shr16(x: u64, n: u32) -> u64 {
 /// # Safety
 /// The unit is there.
 #[inline(always)]
-unsafe fn group<S: Simd, const BITS: u32>(s: S, at: *const u8, g: usize) -> S::B {
-    let shares = Lines::of(BITS).groups[g];
-    // SAFETY: lines of the unit.
-    let mut all = unsafe { s.load_b(at.add(shares[0].0 * 64)) };
-    for (i, &(line, shift, _)) in shares.iter().enumerate() {
-        // SAFETY: as above.
+pub(super) unsafe fn group<S: Simd, const BITS: u32>(s: S, at: *const u8, g: usize) -> S::B {
+    let mut all = s.zeros();
+    for &(line, shift, _) in Lines::of(BITS).groups[g] {
+        // SAFETY: a line of the unit.
         let line = unsafe { s.load_b(at.add(line * 64)) };
-        let share = if shift == 0 { line } else { s.shr16_b(line, shift) };
-        all = if i == 0 { share } else { s.xor_b(all, share) };
+        all = s.xor_b(all, if shift == 0 { line } else { s.shr16_b(line, shift) });
     }
     s.and_b(all, (1 << BITS) - 1)
 }
@@ -152,139 +154,5 @@ pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: 
     for g in 0..const { Lines::of(BITS).groups() } {
         // SAFETY: the caller's.
         put(unsafe { group::<S, BITS>(s, at, g) });
-    }
-}
-
-/// Where the activations of a unit are, of some columns.
-#[derive(Clone, Copy)]
-pub(super) struct UnitActs {
-    /// The groups.
-    pub(super) groups: *const u32,
-    /// What dots start from, where that takes the weights' offset off.
-    pub(super) first: Option<*const u32>,
-}
-
-impl UnitActs {
-    /// The first value of a dot of column `c`.
-    ///
-    /// # Safety
-    /// The column is there.
-    #[inline(always)]
-    pub(super) unsafe fn first(&self, c: usize) -> i32 {
-        match self.first {
-            // SAFETY: the caller's.
-            Some(first) => unsafe { first.add(c).read() as i32 },
-            None => 0,
-        }
-    }
-
-    /// Dots that nothing was added to.
-    ///
-    /// # Safety
-    /// The columns are there.
-    #[inline(always)]
-    pub(super) unsafe fn start<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
-        &self,
-        s: S,
-    ) -> [[S::Acc; NC]; RV] {
-        // SAFETY: the caller's.
-        unsafe { each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(self.first(c)))) }
-    }
-}
-
-/// Gives `total` the dots of a unit, with weights of so many bits, by vectors of rows and columns, maybe in several parts:
-/// where pairs of products stay in i16, and no first values take the weights' offset off, so that they fit there.
-///
-/// # Safety
-/// The lines are there, and the activations of NC columns.
-#[inline(always)]
-pub(super) unsafe fn add_unit<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
-    s: S,
-    lines: [*const u8; RV],
-    acts: UnitActs,
-    mut total: impl FnMut(usize, usize, S::Acc),
-) {
-    let words = S::rec(BITS).words() * NC;
-    // SAFETY: the caller's.
-    unsafe {
-        let mut dots: [[S::Acc; NC]; RV] = acts.start::<S, RV, NC, BITS>(s);
-        match BITS {
-            4 => {
-                for l in 0..s.bound(4) {
-                    let lines = line(s, lines, l);
-                    let (low, high) = (each!(RV, |v| s.weights_lo4(lines[v])), each!(RV, |v| s.weights_hi4(lines[v])));
-                    add_group::<S, RV, NC, BITS>(s, low, acts.groups.add(l * words), &mut dots);
-                    add_group::<S, RV, NC, BITS>(s, high, acts.groups.add((l + 4) * words), &mut dots);
-                }
-            }
-            5 => {
-                let parts = S::run(BITS, acts.first.is_some()) < 8;
-                // of group 7, what is in the lines that were read; the first was moved on by one more
-                let mut last = [s.zeros(); RV];
-                // a loop for engines of WebAssembly: in one piece, the compiler nests all dots, and weights of the last
-                // would be made first
-                for i in 0..s.bound(2) {
-                    add_groups::<S, RV, NC, BITS, 3>(
-                        s,
-                        #[inline(always)]
-                        |v| {
-                            let at = lines[v].add(i * 128);
-                            let (a, b) = (s.load_b(at), s.load_b(at.add(64)));
-                            last[v] = s.xor_b(s.shr16_b(last[v], 1), s.shr16_b(a, 3));
-                            let (of_b, of_a) = (s.shr16_b(b, 5), s.shr16_b(a, 2));
-                            let three = [a, b, s.xor_b(of_a, of_b)];
-                            each!(3, |g| s.weights::<BITS>(s.and_b(three[g], 31)))
-                        },
-                        acts.groups.add(3 * i * words),
-                        &mut dots,
-                    );
-                    if parts {
-                        give::<S, RV, NC>(dots, &mut total);
-                        dots = acts.start::<S, RV, NC, BITS>(s);
-                    }
-                }
-                add_groups::<S, RV, NC, BITS, 2>(
-                    s,
-                    #[inline(always)]
-                    |v| {
-                        let e = s.load_b(lines[v].add(256));
-                        let two = [e, s.xor_b(s.shr16_b(e, 5), last[v])];
-                        each!(2, |g| s.weights::<BITS>(s.and_b(two[g], 31)))
-                    },
-                    acts.groups.add(6 * words),
-                    &mut dots,
-                );
-            }
-            _ => add_groups::<S, RV, NC, BITS, 4>(
-                s,
-                #[inline(always)]
-                |v| each!(4, |g| s.weights::<BITS>(group::<S, BITS>(s, lines[v], g))),
-                acts.groups,
-                &mut dots,
-            ),
-        }
-        give::<S, RV, NC>(dots, &mut total);
-    }
-}
-
-/// Line `l` of some vectors of rows.
-///
-/// # Safety
-/// It is there.
-#[inline(always)]
-unsafe fn line<S: Simd, const RV: usize>(s: S, lines: [*const u8; RV], l: usize) -> [S::B; RV] {
-    // SAFETY: the caller's.
-    unsafe { each!(RV, |v| s.load_b(lines[v].add(l * 64))) }
-}
-
-#[inline(always)]
-fn give<S: Simd, const RV: usize, const NC: usize>(
-    dots: [[S::Acc; NC]; RV],
-    total: &mut impl FnMut(usize, usize, S::Acc),
-) {
-    for v in 0..RV {
-        for c in 0..NC {
-            total(v, c, dots[v][c]);
-        }
     }
 }

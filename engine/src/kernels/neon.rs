@@ -233,10 +233,6 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
         unsafe { vandq_u8(a, vdupq_n_u8(byte)) }
     }
     #[inline(always)]
-    fn or_b(self, a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
-        unsafe { vorrq_u8(a, b) }
-    }
-    #[inline(always)]
     fn xor_b(self, a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
         unsafe { veorq_u8(a, b) }
     }

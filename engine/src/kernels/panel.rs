@@ -1,7 +1,7 @@
 //! Weight matrices as panels of 16 rows: one layout for every target but one.
 //!
-//! Repacking is a transposition of 32-bit words inside 16 consecutive rows, which are contiguous in a GGUF file, so it
-//! streams with the file. Rows beyond the end are zero with scale 0. Everything lies in the order in which a product reads
+//! Repacking transposes 32-bit words inside 16 consecutive rows, whose bits it regroups in most types. The rows are
+//! contiguous in a GGUF file, so it streams with the file. Rows beyond the end are zero with scale 0. Everything lies in the order in which a product reads
 //! it: some processors fetch ahead only of a reader that leaves out nothing. With `r` = row in the panel (0..16):
 //!
 //! - blocks of 32: `[quants][16 f16 d][16 f16 m]` each in types with a minimum; two of them in the others, whose last

@@ -252,7 +252,6 @@ pub(crate) trait Simd: Copy {
     /// Bytes that are 0.
     fn zeros(self) -> Self::B;
     fn and_b(self, a: Self::B, byte: u8) -> Self::B;
-    fn or_b(self, a: Self::B, b: Self::B) -> Self::B;
     fn xor_b(self, a: Self::B, b: Self::B) -> Self::B;
     /// Shifts 16-bit lanes; bits cross bytes, so mask afterwards.
     fn shr16_b(self, a: Self::B, n: u32) -> Self::B;
@@ -314,7 +313,7 @@ pub(crate) trait Simd: Copy {
     fn total_of_fields(self, _acc: Self::Acc, _scale: Option<Self::I>) -> Self::I {
         unreachable!("an instruction set whose panels have no fields")
     }
-    /// Groups that a dot takes: 8 or 4. `first`: whether it starts from a value that takes the weights' offset off.
+    /// Most groups that a dot may take. `first`: whether it starts from a value that takes the weights' offset off.
     #[inline(always)]
     fn run(_bits: u32, _first: bool) -> usize {
         8

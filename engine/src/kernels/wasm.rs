@@ -86,17 +86,10 @@ const LOADS_TOGETHER: bool = cfg!(feature = "loads-together");
 /// Constants of hot loops, each for all lanes of 32 bits. From memory that the compiler does not see through, which is one
 /// instruction or none; engines make vectors that stand in the code anew in three, each time around.
 #[repr(C, align(16))]
-struct Constants([[u32; 4]; 7]);
+struct Constants([[u32; 4]; 6]);
 
-static CONSTANTS: Constants = Constants([
-    [ODD_SIGNS; 4],
-    [0x0101_0101; 4],
-    [0x0f0f_0f0f; 4],
-    [0x1f1f_1f1f; 4],
-    [0x3f3f_3f3f; 4],
-    [F16_FIELDS; 4],
-    [F16_SCALE; 4],
-]);
+static CONSTANTS: Constants =
+    Constants([[ODD_SIGNS; 4], [0x0f0f_0f0f; 4], [0x1f1f_1f1f; 4], [0x3f3f_3f3f; 4], [F16_FIELDS; 4], [F16_SCALE; 4]]);
 
 /// The signs of the odd bytes.
 const ODD_SIGNS: u32 = 0x8000_8000;
@@ -320,10 +313,6 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
         v128_and(a, self.constant(u32::from_ne_bytes([byte; 4])))
     }
     #[inline(always)]
-    fn or_b(self, a: v128, b: v128) -> v128 {
-        v128_or(a, b)
-    }
-    #[inline(always)]
     fn xor_b(self, a: v128, b: v128) -> v128 {
         v128_xor(a, b)
     }
@@ -359,14 +348,6 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
             Rec::Whole | Rec::Signed => [b, i16x8_shr(b, 8)],
             _ => [b, b],
         }
-    }
-    #[inline(always)]
-    fn weights_lo4(self, b: v128) -> [v128; 2] {
-        self.weights::<4>(self.and_b(b, 15))
-    }
-    #[inline(always)]
-    fn weights_hi4(self, b: v128) -> [v128; 2] {
-        self.weights::<4>(self.and_b(u16x8_shr(b, 4), 15))
     }
     #[inline(always)]
     unsafe fn act<const BITS: u32>(self, p: *const u32) -> [v128; 2] {

@@ -30,7 +30,7 @@ impl Quant for Codes32 {
                 if NC == 1 {
                     ask_ahead(s, t, quants, s.reading().ahead.packed, 0..f.width + 1);
                 } else {
-                    next.ask(s, 1);
+                    next.ask(s);
                 }
                 let chunk = Chunk { quants, unpacked: unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], f.parts) };
                 let groups = rec.add((1 + f.parts) * NC);
@@ -164,9 +164,9 @@ impl Quant for SuperCodes {
                 let groups = rec.add(head * NC);
                 for chunk in 0..chunks {
                     if NC == 1 {
-                        ask_for_share(s, t, o, bytes, chunk, 8);
+                        ask_for_share(s, t, o, bytes, chunk);
                     } else {
-                        next.ask(s, 1);
+                        next.ask(s);
                     }
                     let quants: [*const u8; RV] =
                         each!(RV, |v| o[v].add(codes + chunk * f.chunk_bytes() + t.lane[v] * 4));

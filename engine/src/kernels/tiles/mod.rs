@@ -4,12 +4,14 @@
 mod codes;
 mod small;
 mod supers;
+mod unit;
 pub(super) mod unpack;
 mod upcoming;
 
 pub(super) use codes::{Codes32, SuperCodes};
 pub(super) use small::Small;
 pub(super) use supers::{SuperMin, SuperSigned};
+use unit::UnitActs;
 pub(super) use unpack::Unpacked;
 pub(super) use upcoming::Upcoming;
 
@@ -142,7 +144,7 @@ unsafe fn start<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV
 /// # Safety
 /// The activations of NC columns are there.
 #[inline(always)]
-pub(super) unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
+unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
     s: S,
     w: [S::W; RV],
     acts: *const u32,
@@ -153,45 +155,6 @@ pub(super) unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const 
         let a = unsafe { s.act_of::<BITS, NC>(acts, c) };
         for v in 0..RV {
             dots[v][c] = s.dot::<BITS>(dots[v][c], w[v], a);
-        }
-    }
-}
-
-/// Adds those of groups that follow each other. One column has them vector after vector: engines of WebAssembly keep to
-/// that order, and have no registers for the weights of all.
-///
-/// # Safety
-/// The activations of NC columns are there.
-#[inline(always)]
-pub(super) unsafe fn add_groups<S: Simd, const RV: usize, const NC: usize, const BITS: u32, const N: usize>(
-    s: S,
-    mut w: impl FnMut(usize) -> [S::W; N],
-    acts: *const u32,
-    dots: &mut [[S::Acc; NC]; RV],
-) {
-    let group_words = S::rec(BITS).words() * NC;
-    // SAFETY: the caller's.
-    unsafe {
-        if NC == 1 {
-            assert!(RV <= 4, "a tile that no instruction set has");
-            let a: [S::A; N] = each!(N, |g| s.act_of::<BITS, NC>(acts.add(g * group_words), 0));
-            // not a loop: the compiler would leave it one, and what it uses in memory
-            macro_rules! vectors {
-                ($($v:literal)*) => {$(
-                    if $v < RV {
-                        let w = w($v);
-                        for g in 0..N {
-                            dots[$v][0] = s.dot::<BITS>(dots[$v][0], w[g], a[g]);
-                        }
-                    }
-                )*};
-            }
-            vectors!(0 1 2 3);
-        } else {
-            let w: [[S::W; N]; RV] = each!(RV, |v| w(v));
-            for g in 0..N {
-                add_group::<S, RV, NC, BITS>(s, each!(RV, |v| w[v][g]), acts.add(g * group_words), dots);
-            }
         }
     }
 }
@@ -214,7 +177,7 @@ fn ask_ahead<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, at: [*const u8; R
     }
 }
 
-/// Asks ahead with a chunk of a record of `bytes`: for its share, each line once and in their order, as many at once would
+/// Asks ahead with a chunk, of eight, of a record of `bytes`: for its share, each line once and in their order, as many at once would
 /// wait for each other.
 #[inline(always)]
 fn ask_for_share<S: Simd, const RV: usize>(
@@ -223,10 +186,9 @@ fn ask_for_share<S: Simd, const RV: usize>(
     record: [*const u8; RV],
     bytes: usize,
     chunk: usize,
-    chunks: usize,
 ) {
     let lines = bytes / 64;
-    ask_ahead(s, t, record, s.reading().ahead.packed, lines * chunk / chunks..lines * (chunk + 1) / chunks);
+    ask_ahead(s, t, record, s.reading().ahead.packed, lines * chunk / 8..lines * (chunk + 1) / 8);
 }
 
 /// Asks for the head of a record, which is read here and there, where nothing is asked for ahead.

@@ -1,11 +1,12 @@
 //! The legacy types: blocks of 32.
 
 use super::{
-    Quant, Shape, Tile, Unpacked, add_group, ask_ahead, start, store, unpacked_chunk, unpacked_scale, weights_at,
+    Quant, Shape, Tile, UnitActs, Unpacked, add_group, ask_ahead, start, store, unit, unpacked_chunk, unpacked_scale,
+    weights_at,
 };
 use crate::kernels::fields::{self, Fields, IN_FIELDS};
 use crate::kernels::form::block_at;
-use crate::kernels::lines::{self, Lines, UnitActs};
+use crate::kernels::lines::Lines;
 use crate::kernels::panel::PANEL;
 use crate::kernels::simd::{Ahead, Simd, each};
 
@@ -20,12 +21,12 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let unpacked = NC > 1 && const { Unpacked::groups::<S, Self>() > 0 };
-        let in_lines = Self::PACKED && !unpacked;
+        let in_place = Self::PACKED && !unpacked;
         let run = S::run(BITS, !MIN);
         // opaque for the reasons of `Simd::bound`, on every instruction set that unpacks
         let bound = if unpacked { core::hint::black_box(run) } else { s.bound(run) };
         let fields = const { Fields::alone::<NC>(BITS) };
-        let runs = if in_lines { 0 } else { 8 / run };
+        let runs = if in_place { 0 } else { 8 / run };
         let qb = if Self::PACKED { Lines::of(BITS).unit_bytes() } else { 512 };
         let aw = S::rec(BITS).words();
         // weights of a group side by side are walked through by steps as opaque: of an index the compiler of WebAssembly
@@ -44,21 +45,22 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                 if NC == 1 {
                     // the quants, and a line of scales
                     let Ahead { packed, bytes, .. } = s.reading().ahead;
-                    ask_ahead(s, t, quants, if in_lines { packed } else { bytes }, 0..qb / 64 + 1);
+                    ask_ahead(s, t, quants, if in_place { packed } else { bytes }, 0..qb / 64 + 1);
                 } else {
-                    next.ask(s, 1);
+                    next.ask(s);
                 }
                 let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
                 let mut isum = [[s.splat_i(0); NC]; RV];
+                let groups = rec.add(2 * NC);
                 if fields.is_some() {
                     let first = if MIN { None } else { Some(first(0) as u32) };
                     fields::add_unit::<S, RV, BITS>(s, quants, rec.add(2), first, |v, dot| {
                         isum[v][0] = s.add_i(isum[v][0], s.total_of_fields(dot, None));
                     });
-                } else if in_lines {
+                } else if in_place {
                     let first = if MIN { None } else { Some(rec.add(NC)) };
-                    let acts = UnitActs { groups: rec.add(2 * NC), first };
-                    lines::add_unit::<S, RV, NC, BITS>(
+                    let acts = UnitActs { groups, first };
+                    unit::add_unit::<S, RV, NC, BITS>(
                         s,
                         quants,
                         acts,
@@ -66,10 +68,9 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                         |v, c, dot| isum[v][c] = s.add_i(isum[v][c], s.total::<BITS>(dot, acts.first(c))),
                     );
                 }
-                // V8 unrolls the loop over these, which pays for several columns; for one it does not
-                let groups = rec.add(2 * NC);
                 let chunk = unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], 1 + MIN as usize);
                 let (mut line, mut acts) = (if unpacked { chunk } else { quants[0] }, groups);
+                // V8 unrolls the loop over groups, which pays for several columns; for one it does not
                 for r in 0..runs {
                     let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
                     for i in 0..bound {

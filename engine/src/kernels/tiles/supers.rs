@@ -1,9 +1,9 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
 
-use super::{Quant, Shape, Tile, add_group, ask_for_head, ask_for_share, start, store, unpacked_group};
+use super::{Quant, Shape, Tile, UnitActs, add_group, ask_for_head, ask_for_share, start, store, unit, unpacked_group};
 use crate::kernels::fields::{self, Fields};
 use crate::kernels::form::HEAD;
-use crate::kernels::lines::{self, Lines, UnitActs};
+use crate::kernels::lines::Lines;
 use crate::kernels::panel::PANEL;
 use crate::kernels::simd::{FEW_TILES, Simd, each};
 
@@ -44,10 +44,9 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     s: S,
     t: &Tile<'_, RV>,
 ) {
-    let form = Lines::of(BITS);
-    let (unit, groups) = (form.unit_bytes(), form.groups());
+    let lines = Lines::of(BITS);
+    let (unit_bytes, groups, bytes) = (lines.unit_bytes(), lines.groups(), lines.record_bytes());
     let units = 64 / groups;
-    let bytes = HEAD + units * unit;
     let (aw, unpacked) = (S::rec(BITS).words(), S::UNPACKS && NC > 1);
     let fields = const { Fields::alone::<NC>(BITS) };
     let head = if MIN { 5 } else { 17 };
@@ -68,13 +67,13 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
             for i in 0..core::hint::black_box(units) {
                 if i.is_multiple_of(units / 8) {
                     if NC == 1 {
-                        ask_for_share(s, t, o, bytes, i / (units / 8), 8);
+                        ask_for_share(s, t, o, bytes, i / (units / 8));
                     } else {
-                        next.ask(s, 1);
+                        next.ask(s);
                     }
                 }
                 let x = Unit {
-                    lines: each!(RV, |v| o[v].add(HEAD + i * unit + t.lane[v] * 4)),
+                    lines: each!(RV, |v| o[v].add(HEAD + i * unit_bytes + t.lane[v] * 4)),
                     scales: each!(RV, |v| o[v].add(i * 16 + t.lane[v])),
                     unpacked: t.unpacked.wrapping_add(((b - t.blocks[0]) * units + i) * groups * RV * 4 * S::LANES),
                     acts: UnitActs {
@@ -165,7 +164,7 @@ impl<const RV: usize> Unit<RV> {
                 return;
             }
             if !S::UNPACKS || NC == 1 {
-                lines::add_unit::<S, RV, NC, BITS>(
+                unit::add_unit::<S, RV, NC, BITS>(
                     s,
                     self.lines,
                     acts,
@@ -198,6 +197,9 @@ impl<const RV: usize> Unit<RV> {
     }
 
     /// The scales of vector `v`.
+    ///
+    /// # Safety
+    /// They are there.
     #[inline(always)]
     unsafe fn scale<S: Simd, const MIN: bool>(&self, s: S, v: usize) -> S::I {
         // SAFETY: the caller's.

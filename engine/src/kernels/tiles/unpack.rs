@@ -117,10 +117,10 @@ pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, 
         let load = |line: usize| s.load_b(at.add(line * 64));
         let put = &mut put;
         if let Some(bits) = form.packed_bits() {
-            let (head, unit) = (if form.block_len() == 256 { HEAD } else { 0 }, Lines::of(bits).unit_bytes());
-            let units = if bits == 6 { 2 } else { 1 };
+            let head = if form.block_len() == 256 { HEAD } else { 0 };
+            let (unit_bytes, units) = (Lines::of(bits).unit_bytes(), 32 / Lines::of(bits).len);
             for i in t * units..(t + 1) * units {
-                let at = at.add(head + i * unit);
+                let at = at.add(head + i * unit_bytes);
                 match bits {
                     4 if IN_FIELDS => fields::unpack::<S, 4>(s, at, put),
                     5 if IN_FIELDS => fields::unpack::<S, 5>(s, at, put),

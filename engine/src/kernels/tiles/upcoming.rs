@@ -40,13 +40,13 @@ impl Upcoming {
         Upcoming { lines: at(start)..at(end), step: (end - start).div_ceil(chunks) * Self::LINE }
     }
 
-    /// Asks for the lines of so many chunks.
+    /// Asks for the lines of a chunk.
     #[inline(always)]
-    pub(super) fn ask<S: Simd>(&mut self, s: S, chunks: usize) {
+    pub(super) fn ask<S: Simd>(&mut self, s: S) {
         if !S::PREFETCHES {
             return;
         }
-        let stop = self.lines.end.min(self.lines.start.wrapping_add(self.step * chunks));
+        let stop = self.lines.end.min(self.lines.start.wrapping_add(self.step));
         while self.lines.start < stop {
             s.prefetch(self.lines.start);
             self.lines.start = self.lines.start.wrapping_add(Self::LINE);

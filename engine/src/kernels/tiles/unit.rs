@@ -1,0 +1,178 @@
+//! Dots of a unit of weights of 4 to 6 bits that stay in their lines.
+
+use super::add_group;
+use crate::kernels::lines::group;
+use crate::kernels::simd::{Simd, each};
+
+/// Where the activations of a unit are, of some columns.
+#[derive(Clone, Copy)]
+pub(super) struct UnitActs {
+    /// The groups, or the factors of fields.
+    pub(super) groups: *const u32,
+    /// What dots start from, where that takes the weights' offset off.
+    pub(super) first: Option<*const u32>,
+}
+
+impl UnitActs {
+    /// The first value of a dot of column `c`.
+    ///
+    /// # Safety
+    /// The column is there.
+    #[inline(always)]
+    pub(super) unsafe fn first(&self, c: usize) -> i32 {
+        match self.first {
+            // SAFETY: the caller's.
+            Some(first) => unsafe { first.add(c).read() as i32 },
+            None => 0,
+        }
+    }
+
+    /// Dots that nothing was added to.
+    ///
+    /// # Safety
+    /// The columns are there.
+    #[inline(always)]
+    pub(super) unsafe fn start<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
+        &self,
+        s: S,
+    ) -> [[S::Acc; NC]; RV] {
+        // SAFETY: the caller's.
+        unsafe { each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(self.first(c)))) }
+    }
+}
+
+/// Gives `total` the dots of a unit, with weights of so many bits, by vectors of rows and columns, maybe in several parts:
+/// where pairs of products stay in i16, and no first values take the weights' offset off, so that they fit there.
+///
+/// # Safety
+/// The lines are there, and the activations of NC columns.
+#[inline(always)]
+pub(super) unsafe fn add_unit<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
+    s: S,
+    lines: [*const u8; RV],
+    acts: UnitActs,
+    mut total: impl FnMut(usize, usize, S::Acc),
+) {
+    let words = S::rec(BITS).words() * NC;
+    // SAFETY: the caller's.
+    unsafe {
+        let mut dots: [[S::Acc; NC]; RV] = acts.start::<S, RV, NC, BITS>(s);
+        match BITS {
+            4 => {
+                for l in 0..s.bound(4) {
+                    let lines = line(s, lines, l);
+                    let (low, high) = (each!(RV, |v| s.weights_lo4(lines[v])), each!(RV, |v| s.weights_hi4(lines[v])));
+                    add_group::<S, RV, NC, BITS>(s, low, acts.groups.add(l * words), &mut dots);
+                    add_group::<S, RV, NC, BITS>(s, high, acts.groups.add((l + 4) * words), &mut dots);
+                }
+            }
+            5 => {
+                let parts = S::run(BITS, acts.first.is_some()) < 8;
+                // of group 7, what is in the lines that were read; the first was moved on by one more
+                let mut last = [s.zeros(); RV];
+                // a loop for engines of WebAssembly: in one piece, the compiler nests all dots, and weights of the last
+                // would be made first
+                for i in 0..s.bound(2) {
+                    add_groups::<S, RV, NC, BITS, 3>(
+                        s,
+                        #[inline(always)]
+                        |v| {
+                            let at = lines[v].add(i * 128);
+                            let (a, b) = (s.load_b(at), s.load_b(at.add(64)));
+                            last[v] = s.xor_b(s.shr16_b(last[v], 1), s.shr16_b(a, 3));
+                            let (of_b, of_a) = (s.shr16_b(b, 5), s.shr16_b(a, 2));
+                            let three = [a, b, s.xor_b(of_a, of_b)];
+                            each!(3, |g| s.weights::<BITS>(s.and_b(three[g], 31)))
+                        },
+                        acts.groups.add(3 * i * words),
+                        &mut dots,
+                    );
+                    if parts {
+                        give::<S, RV, NC>(dots, &mut total);
+                        dots = acts.start::<S, RV, NC, BITS>(s);
+                    }
+                }
+                add_groups::<S, RV, NC, BITS, 2>(
+                    s,
+                    #[inline(always)]
+                    |v| {
+                        let e = s.load_b(lines[v].add(256));
+                        let two = [e, s.xor_b(s.shr16_b(e, 5), last[v])];
+                        each!(2, |g| s.weights::<BITS>(s.and_b(two[g], 31)))
+                    },
+                    acts.groups.add(6 * words),
+                    &mut dots,
+                );
+            }
+            _ => add_groups::<S, RV, NC, BITS, 4>(
+                s,
+                #[inline(always)]
+                |v| each!(4, |g| s.weights::<BITS>(group::<S, BITS>(s, lines[v], g))),
+                acts.groups,
+                &mut dots,
+            ),
+        }
+        give::<S, RV, NC>(dots, &mut total);
+    }
+}
+
+/// Line `l` of some vectors of rows.
+///
+/// # Safety
+/// It is there.
+#[inline(always)]
+unsafe fn line<S: Simd, const RV: usize>(s: S, lines: [*const u8; RV], l: usize) -> [S::B; RV] {
+    // SAFETY: the caller's.
+    unsafe { each!(RV, |v| s.load_b(lines[v].add(l * 64))) }
+}
+
+#[inline(always)]
+fn give<S: Simd, const RV: usize, const NC: usize>(
+    dots: [[S::Acc; NC]; RV],
+    total: &mut impl FnMut(usize, usize, S::Acc),
+) {
+    for v in 0..RV {
+        for c in 0..NC {
+            total(v, c, dots[v][c]);
+        }
+    }
+}
+
+/// Adds the dots of groups that follow each other. One column has them vector after vector: engines of WebAssembly keep to
+/// that order, and have no registers for the weights of all.
+///
+/// # Safety
+/// The activations of NC columns are there.
+#[inline(always)]
+unsafe fn add_groups<S: Simd, const RV: usize, const NC: usize, const BITS: u32, const N: usize>(
+    s: S,
+    mut w: impl FnMut(usize) -> [S::W; N],
+    acts: *const u32,
+    dots: &mut [[S::Acc; NC]; RV],
+) {
+    let group_words = S::rec(BITS).words() * NC;
+    // SAFETY: the caller's.
+    unsafe {
+        if NC == 1 {
+            assert!(RV <= 4, "a tile that no instruction set has");
+            let a: [S::A; N] = each!(N, |g| s.act_of::<BITS, NC>(acts.add(g * group_words), 0));
+            // not a loop: the compiler would leave it one, and what it uses in memory
+            macro_rules! vectors {
+                ($($v:literal)*) => {$(
+                    if $v < RV {
+                        let w = w($v);
+                        for g in 0..N {
+                            dots[$v][0] = s.dot::<BITS>(dots[$v][0], w[g], a[g]);
+                        }
+                    }
+                )*};
+            }
+            vectors!(0 1 2 3);
+        } else {
+            let w: [[S::W; N]; RV] = each!(RV, |v| w(v));
+            for g in 0..N {
+                add_group::<S, RV, NC, BITS>(s, each!(RV, |v| w[v][g]), acts.add(g * group_words), dots);
+            }
+        }
+    }
+}
