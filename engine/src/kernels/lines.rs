@@ -26,7 +26,8 @@ pub(super) struct Lines {
     pub(super) len: usize,
     /// Lines of a unit.
     lines: usize,
-    /// Shares of the groups. Those with a line of their own come before those with shares in it.
+    /// Shares of the groups, in the order of the lines, which are read so. Groups with a line of their own come before those
+    /// with shares in it.
     groups: [&'static [Share]; 8],
 }
 
@@ -58,7 +59,7 @@ static LINES: [Lines; 3] = [
             &[(3, 0, 31)],
             &[(2, 2, 24), (3, 5, 7)],
             &[(4, 0, 31)],
-            &[(4, 5, 7), (0, 4, 8), (2, 3, 16)],
+            &[(0, 4, 8), (2, 3, 16), (4, 5, 7)],
         ],
     },
     Lines {

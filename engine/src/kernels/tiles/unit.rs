@@ -80,8 +80,7 @@ pub(super) unsafe fn add_unit<S: Simd, const RV: usize, const NC: usize, const B
                             let at = lines[v].add(i * 128);
                             let (a, b) = (s.load_b(at), s.load_b(at.add(64)));
                             last[v] = s.xor_b(s.shr16_b(last[v], 1), s.shr16_b(a, 3));
-                            let (of_b, of_a) = (s.shr16_b(b, 5), s.shr16_b(a, 2));
-                            let three = [a, b, s.xor_b(of_a, of_b)];
+                            let three = [a, b, s.xor_b(s.shr16_b(a, 2), s.shr16_b(b, 5))];
                             each!(3, |g| s.weights::<BITS>(s.and_b(three[g], 31)))
                         },
                         acts.groups.add(3 * i * words),
