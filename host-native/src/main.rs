@@ -47,10 +47,16 @@ fn interface(command: Interface) -> Interface {
 }
 
 fn main() -> ExitCode {
-    let matches = interface(Cli::command()).get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
-    match run(&cli).and_then(|()| Ok(stdout().flush()?)) {
-        Ok(()) => ExitCode::SUCCESS,
+    let done = match command_line() {
+        Ok(cli) => run(&cli).map(|()| ExitCode::SUCCESS),
+        Err(said) => match said.print() {
+            // the manual is what was asked for; what is wrong with the command line, the code tells too
+            Err(e) if !said.use_stderr() => Err(e.into()),
+            _ => Ok(ExitCode::from(said.exit_code() as u8)),
+        },
+    };
+    match done.and_then(|code| Ok(stdout().flush().map(|()| code)?)) {
+        Ok(code) => code,
         Err(failure) if failure.is_closed_pipe() => ExitCode::SUCCESS,
         Err(failure) => {
             // where this cannot be said either, the code still tells
@@ -58,6 +64,11 @@ fn main() -> ExitCode {
             failure.exit_code()
         }
     }
+}
+
+/// What is asked for; or what there is to say instead: the manual, or what is wrong with the command line.
+fn command_line() -> Result<Cli, clap::Error> {
+    Cli::from_arg_matches(&interface(Cli::command()).try_get_matches()?)
 }
 
 fn run(cli: &Cli) -> Result<(), Failure> {

@@ -1,13 +1,14 @@
 //! Model files and requests that are wrong say so.
 
 use std::fs;
+use std::process::Stdio;
 
 use starling::gguf::{Gguf, GgufWriter, Value as Meta};
 use starling::kernels::Cpu;
 use starling::quant::Dtype;
 
 use super::starling::{
-    IO, MEMORY, MODEL_ERROR, SMALL, USAGE, fails, fixture, ok, said, starling, temp, with_input, written,
+    IO, MEMORY, MODEL_ERROR, SMALL, USAGE, command, fails, fixture, ok, said, starling, temp, with_input, written,
 };
 
 #[test]
@@ -32,6 +33,24 @@ fn files_that_are_no_models() {
         }
         fails(&["run", "x", "-m", &written("rubbish.gguf", &rubbish)], MODEL_ERROR, &["rubbish.gguf", "GGUF"]);
     }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn output_that_nobody_can_take() {
+    let to = |args: &[&str], device: &str| {
+        let device = fs::OpenOptions::new().write(true).open(device).expect("a device");
+        let status =
+            command(args).stdin(Stdio::null()).stdout(device).stderr(Stdio::null()).status().expect("the command");
+        status.code().expect("no signal")
+    };
+    for args in
+        [&["--help"][..], &["--version"], &["help", "run"], &["completions", "bash"], &["tokenize", "x"], &["inspect"]]
+    {
+        assert_eq!(to(args, "/dev/full"), IO, "{args:?}");
+        assert_eq!(to(args, "/dev/null"), 0, "{args:?}");
+    }
+    assert_eq!(to(&["run", "--no-such-option"], "/dev/full"), USAGE);
 }
 
 #[test]
