@@ -80,8 +80,8 @@ impl Bpe {
     ) -> Bpe {
         let find = |text: &[u8]| texts.get(text, |id| vocab.text(id).unwrap_or_default());
         let words = pretokenizer.ignore_merges.then(|| {
-            let ids: Vec<u32> = vocab.ids().filter(|&id| vocab.kind(id) == Some(Kind::Normal)).collect();
-            TextTable::new(seed, &ids, |id| vocab.piece(id).unwrap_or_default())
+            let is_normal = |id| vocab.kind(id) == Some(Kind::Normal);
+            TextTable::new(seed, vocab.len(), is_normal, |id| vocab.piece(id).unwrap_or_default())
         });
         Bpe {
             splitter: Splitter::new(pretokenizer.passes),

@@ -45,8 +45,8 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
         .map_err(|_| wrong("tokenizer.ggml.tokens", format!("{n_bytes} bytes"), "at most 4 GiB of texts"))?;
     let mut vocab = Vocab::new(tokens, n_bytes, kinds, pretokenizer.spelling);
     let seed = seed(gguf, &vocab)?;
-    let ids: Vec<u32> = vocab.ids().filter(|&id| vocab.text(id).is_some_and(|text| !text.is_empty())).collect();
-    let texts = TextTable::new(seed, &ids, |id| vocab.text(id).unwrap_or_default());
+    let text = |id| vocab.text(id).unwrap_or_default();
+    let texts = TextTable::new(seed, n_tokens, |id| !text(id).is_empty(), text);
     let names = Names { vocab: &vocab, texts: &texts };
     for id in names.controls() {
         vocab.kinds[id as usize] = Kind::Control;

@@ -61,12 +61,12 @@ impl Spm {
         seed: Seed,
     ) -> Spm {
         let piece = |id: u32| vocab.piece(id).unwrap_or_default();
-        let in_text = |id: &u32| {
-            let kind = vocab.kind(*id);
-            let spelled = vocab.text(*id).is_some_and(|text| !text.is_empty() && !text.contains(&b' '));
+        let in_text = |id: u32| {
+            let kind = vocab.kind(id);
+            let spelled = vocab.text(id).is_some_and(|text| !text.is_empty() && !text.contains(&b' '));
             spelled && !matches!(kind, None | Some(Kind::Control | Kind::Unknown | Kind::Byte))
         };
-        let ids: Vec<u32> = vocab.ids().filter(in_text).collect();
+        let ids = || vocab.ids().filter(|&id| in_text(id));
         let inner_space = |id: u32| piece(id).windows(2).any(|pair| pair[0] != b' ' && pair[1] == b' ');
         Spm {
             bytes: byte_ids(
@@ -77,10 +77,10 @@ impl Spm {
             spelling: pretokenizer.spelling,
             unknown,
             add_space_prefix,
-            space_bounds: !ids.iter().any(|&id| inner_space(id)),
+            space_bounds: !ids().any(inner_space),
             pieces: Pieces {
-                max_len: ids.iter().map(|&id| piece(id).len()).max().unwrap_or(0),
-                table: TextTable::new(seed, &ids, piece),
+                max_len: ids().map(|id| piece(id).len()).max().unwrap_or(0),
+                table: TextTable::new(seed, vocab.len(), in_text, piece),
                 order,
             },
         }

@@ -54,21 +54,34 @@ fn capacity(n: usize) -> usize {
 #[derive(Debug, Clone)]
 pub(super) struct TextTable {
     seed: Seed,
-    /// High half of the hash and id + 1; 0 is empty.
-    slots: Vec<u64>,
+    /// id + 1 in the bits of `ids`, and bits of the hash in the others; 0 is empty.
+    slots: Vec<u32>,
+    ids: u32,
 }
 
 impl TextTable {
-    /// The table of `ids`. The first of equal strings stays.
-    pub(super) fn new<'t>(seed: Seed, ids: &[u32], text: impl Fn(u32) -> &'t [u8] + Copy) -> TextTable {
-        let mut table = TextTable { seed, slots: vec![0; capacity(ids.len())] };
-        for &id in ids {
+    /// The table of those among the first `n` ids that `wanted` names. The first of equal strings stays.
+    pub(super) fn new<'t>(
+        seed: Seed,
+        n: usize,
+        wanted: impl Fn(u32) -> bool,
+        text: impl Fn(u32) -> &'t [u8] + Copy,
+    ) -> TextTable {
+        let ids = (n + 1).next_power_of_two() as u32 - 1;
+        let mut table = TextTable { seed, slots: vec![0; capacity(n)], ids };
+        for id in (0..n as u32).filter(|&id| wanted(id)) {
             let hash = seed.hash_bytes(text(id));
             if let Err(free) = table.find(hash, text(id), text) {
-                table.slots[free] = hash >> 32 << 32 | u64::from(id + 1);
+                table.slots[free] = table.tag(hash) | (id + 1);
             }
         }
         table
+    }
+
+    /// The bits of a hash that slots have.
+    #[inline(always)]
+    fn tag(&self, hash: u64) -> u32 {
+        (hash >> 32) as u32 & !self.ids
     }
 
     #[inline]
@@ -78,15 +91,15 @@ impl TextTable {
 
     #[inline]
     fn find<'t>(&self, hash: u64, key: &[u8], text: impl Fn(u32) -> &'t [u8]) -> Result<u32, usize> {
-        let mask = self.slots.len() - 1;
+        let (mask, tag) = (self.slots.len() - 1, self.tag(hash));
         let mut at = hash as usize & mask;
         loop {
             let slot = self.slots[at];
             if slot == 0 {
                 return Err(at);
             }
-            let id = (slot as u32).wrapping_sub(1);
-            if slot >> 32 == hash >> 32 && text(id) == key {
+            let id = (slot & self.ids).wrapping_sub(1);
+            if slot & !self.ids == tag && text(id) == key {
                 return Ok(id);
             }
             at = (at + 1) & mask;
