@@ -16,7 +16,6 @@
 //! A product is cut into units of panels; a unit computes its rows for all columns, so that any assignment of units to
 //! threads gives the same bits. Inside a unit, register tiles of rows x columns run over the whole of K.
 
-use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use super::act::{self, Acts, Floats};
@@ -28,6 +27,7 @@ use super::form::Form;
 use super::panel::{Matrix, PANEL};
 use super::simd::{FEW_TILES, Simd, TileShape, each};
 use super::tiles::{Codes32, Quant, Shape, Small, SuperCodes, SuperMin, SuperSigned, Tile, Unpacked, Upcoming};
+use super::units::{Unit, units};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
@@ -43,7 +43,7 @@ pub enum Columns<'a> {
 
 impl Columns<'_> {
     /// Number of columns.
-    fn n(&self) -> usize {
+    pub(super) fn n(&self) -> usize {
         match self {
             Columns::Packed(a) => a.n,
             Columns::Plain(x) => x.n(),
@@ -428,76 +428,5 @@ impl Place {
     #[inline(always)]
     fn packed(a: &Acts<'_>, row: usize, c: usize, next: Upcoming) -> Place {
         Place { row, c, blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null(), next }
-    }
-}
-
-/// Panels `p0..p1` of a job.
-#[derive(Clone, Copy)]
-struct Unit {
-    job: usize,
-    p0: usize,
-    p1: usize,
-}
-
-impl Unit {
-    /// Its weights.
-    fn weights<'a>(&self, jobs: &[Job<'a>]) -> &'a [u8] {
-        jobs[self.job].w.panels_of(self.p0..self.p1)
-    }
-}
-
-/// Cuts the jobs into units: a few per thread, so that a late thread can be helped; with one column each is a long
-/// stream, with many each is small, for all wait for the last.
-fn units(jobs: &[Job<'_>], threads: usize) -> Vec<Unit> {
-    let mut units = Vec::new();
-    for (job, Job { w, x, .. }) in jobs.iter().enumerate() {
-        let panels = w.panels();
-        let whole = whole_panels(w.form(), x);
-        let long = UNIT_BYTES.div_ceil(w.panel_bytes().max(1) * x.n().max(1));
-        let n = match threads {
-            1 => 1,
-            _ => (panels / long.max(whole)).clamp(1, threads * 16).next_multiple_of(threads),
-        };
-        let cut = |i: usize| if i == n { panels } else { panels.min((panels * i / n).next_multiple_of(whole)) };
-        units.extend((0..n).map(|i| Unit { job, p0: cut(i), p1: cut(i + 1) }).filter(|u| u.p0 < u.p1));
-    }
-    units
-}
-
-/// Weights times columns of a unit, at least: long enough to stream.
-const UNIT_BYTES: usize = 64 * 1024;
-
-/// Panels that share what is read of a square's columns; of super-blocks, half as many.
-pub(super) const SQUARE_PANELS: usize = 4;
-
-/// Panels in whole register tiles of every instruction set, or that share a square's columns.
-fn whole_panels(form: &Form, x: &Columns<'_>) -> usize {
-    match form {
-        _ if matches!(x, Columns::Packed(a) if a.kind.in_squares(a.n) > 0) => SQUARE_PANELS,
-        Form::Float => 4,
-        Form::Blocks32(f) if f.words == 8 => 3,
-        Form::Codes(f) if !f.is_super() => 3,
-        _ => 2,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use alloc::vec;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn units_are_all_panels_once(rows in 1usize..3000, blocks in 1usize..40, dtype in prop::sample::select(vec![Dtype::Q4_0, Dtype::F32]), threads in 1usize..70) {
-            let w = Matrix::zeroed(dtype, rows, blocks * 32).unwrap();
-            let job = Job { w: &w, x: Columns::Plain(Floats { x: &[], stride: 1 }), column: 0, at: 0 };
-            let mut next = 0;
-            for Unit { p0, p1, .. } in units(&[job], threads) {
-                prop_assert!(p0 == next && p1 > p0);
-                next = p1;
-            }
-            prop_assert_eq!(next, w.panels());
-        }
     }
 }

@@ -49,6 +49,7 @@ pub mod special;
 pub mod standby;
 pub mod tasks;
 mod tiles;
+mod units;
 
 pub(crate) use aligned::SharedOut;
 pub use aligned::{AlignedBuf, Arena};

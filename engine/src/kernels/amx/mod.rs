@@ -20,9 +20,10 @@ use core::mem::MaybeUninit;
 use super::act::{Acts, SQUARE};
 use super::avx512::Avx512;
 use super::form::Form;
-use super::matmul::{Panels, SQUARE_PANELS as PANELS};
+use super::matmul::Panels;
 use super::panel::PANEL;
 use super::simd::{Simd, each};
+use super::units::SQUARE_PANELS as PANELS;
 use registers::{Shapes, finish_32, finish_256, start_32, start_256};
 use unpack::unpack;
 

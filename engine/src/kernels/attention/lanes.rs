@@ -12,7 +12,9 @@ use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, columns_at_once
 use super::super::narrow::{narrow_lanes, round13_lanes};
 use super::super::norm::{LANES, max, tree};
 use super::super::simd::{Simd, each};
-use super::{ANY, Attend, CHUNK, Chunk, F16, F32, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW, WIDE};
+use super::block::{ANY, Attend, Chunk, F16, F32};
+use super::running::Running;
+use super::{CHUNK, MAX_HEAD_DIM, PAGE, WEIGHT_LOW, WIDE};
 
 /// Tokens between what is read and what is asked for meanwhile.
 const ASK: usize = 64;

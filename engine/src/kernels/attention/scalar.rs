@@ -8,7 +8,9 @@ use super::super::elementwise::soft_cap_one;
 use super::super::exp::{exp, exp_above};
 use super::super::narrow::{narrow, round13};
 use super::super::norm::{LANES, max, tree};
-use super::{Attend, CHUNK, Chunk, KvType, MAX_HEAD_DIM, PAGE, Running, WEIGHT_LOW};
+use super::block::{Attend, Chunk};
+use super::running::Running;
+use super::{CHUNK, KvType, MAX_HEAD_DIM, PAGE, WEIGHT_LOW};
 
 /// The definition.
 pub(super) struct Scalar<'a>(pub(super) &'a Attend<'a>);

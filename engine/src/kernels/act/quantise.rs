@@ -1,0 +1,94 @@
+//! A block of activations rounded to 8 bits; the formula is at the head of `act`.
+
+use crate::kernels::simd::{Rec, Simd};
+
+const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
+const TINY: f32 = 1e-30; // smaller blocks would overflow 127 / amax: they are zero by definition
+
+/// The definition: quantises a block, returns its scale.
+pub(in super::super) fn quantise(x: &[f32], q: &mut [i8]) -> f32 {
+    let amax = x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
+    let Some((id, d)) = scales(amax) else {
+        q.fill(0);
+        return 0.0;
+    };
+    for (q, v) in q.iter_mut().zip(x) {
+        *q = ((v * id + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32) as i8;
+    }
+    d
+}
+
+/// What takes a block whose largest absolute value has these bits to -127..=127, and what takes it back; `None` for a
+/// block that is zero by definition.
+fn scales(amax: u32) -> Option<(f32, f32)> {
+    let (bits, amax) = (amax, f32::from_bits(amax));
+    (bits < 0x7f80_0000 && amax >= TINY).then(|| (127.0 / amax, amax * (1.0 / 127.0)))
+}
+
+/// Sums of the integers of equal parts of a block, and of some among them for recipes that want those: the negative ones
+/// (`Rec::Xor`), or of each four the last two (`Rec::Pairs`, and fields) or the first and third (`Rec::Signed`).
+pub(super) struct PartSums<'a> {
+    pub(super) all: &'a mut [i32],
+    pub(super) some: &'a mut [i32],
+}
+
+/// 1 where lanes hold the last two elements of four.
+static LAST_TWO: [i8; 16] = [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1];
+
+/// 1 where lanes hold elements of even places.
+static EVEN: [i8; 16] = [1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0];
+
+/// [`quantise`] on lanes, where there are whole vectors.
+#[inline(always)]
+pub(in super::super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8]) -> f32 {
+    if !x.len().is_multiple_of(S::LANES) {
+        return quantise(x, q);
+    }
+    quantise_and_sum(s, Rec::Bias, x, q, PartSums { all: &mut [], some: &mut [] })
+}
+
+/// [`quantise`] on lanes, with sums; the length is a multiple of LANES.
+#[inline(always)]
+pub(super) fn quantise_and_sum<S: Simd>(s: S, rec: Rec, x: &[f32], q: &mut [i8], sums: PartSums<'_>) -> f32 {
+    assert!(x.len() == q.len() && x.len().is_multiple_of(S::LANES));
+    // SAFETY: all accesses are at multiples of LANES below the length.
+    unsafe {
+        let mut m = s.splat_i(0);
+        for i in (0..x.len()).step_by(S::LANES) {
+            m = s.max_i(m, s.bits(s.abs(s.load(x.as_ptr().add(i)))));
+        }
+        let Some((id, d)) = scales(s.max_lane(m) as u32) else {
+            q.fill(0);
+            sums.all.fill(0);
+            sums.some.fill(0);
+            return 0.0;
+        };
+        let (id, magic) = (s.splat(id), s.splat(MAGIC));
+        let per = x.len() / sums.all.len().max(1);
+        for j in 0..x.len() / per {
+            let (mut all, mut some) = (s.splat_i(0), s.splat_i(0));
+            for i in (j * per..(j + 1) * per).step_by(S::LANES) {
+                let v = s.add(s.mul(s.load(x.as_ptr().add(i)), id), magic);
+                let n = s.sub_i(s.bits(v), s.splat_i(MAGIC.to_bits() as i32));
+                s.store_i8(q.as_mut_ptr().add(i), n);
+                all = s.add_i(all, n);
+                if rec == Rec::Xor {
+                    some = s.add_i(some, s.min_i(n, s.splat_i(0)));
+                }
+            }
+            if let Rec::Pairs | Rec::Whole | Rec::Signed = rec
+                && !sums.some.is_empty()
+            {
+                let these = if rec == Rec::Signed { &EVEN } else { &LAST_TWO };
+                some = s.mul_i(all, s.load_i8(these.as_ptr()));
+            }
+            if let Some(sum) = sums.all.get_mut(j) {
+                *sum = s.sum_lanes(all);
+            }
+            if let Some(sum) = sums.some.get_mut(j) {
+                *sum = s.sum_lanes(some);
+            }
+        }
+        d
+    }
+}

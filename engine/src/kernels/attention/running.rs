@@ -1,0 +1,93 @@
+//! Chunks put together: running maxima and sums, in ascending order of the chunks.
+
+use super::lanes::blend_lanes;
+use super::scalar::Scalar;
+use super::{KvLayout, MAX_HEAD_DIM};
+use crate::kernels::Cpu;
+use crate::kernels::cpu::Op;
+use crate::kernels::exp::exp;
+use crate::kernels::norm::max;
+use crate::kernels::simd::Simd;
+
+/// Running maxima and sums of a unit's columns; a sum of 0 means that no token was seen yet.
+#[derive(Clone, Copy)]
+pub(super) struct Running {
+    pub(super) m: f32,
+    pub(super) l: f32,
+}
+
+impl Running {
+    /// Takes in the next chunk's part.
+    #[inline(always)]
+    pub(super) fn take(
+        &mut self,
+        next: Running,
+        total: &mut [f32],
+        part: &[f32],
+        blend: impl Fn(&mut [f32], f32, &[f32], f32),
+    ) {
+        if next.l == 0.0 {
+            return;
+        }
+        if self.l == 0.0 {
+            *self = next;
+            total.copy_from_slice(part);
+            return;
+        }
+        let top = max(self.m, next.m);
+        let (x, y) = (exp(self.m - top), exp(next.m - top));
+        *self = Running { m: top, l: self.l * x + next.l * y };
+        blend(total, x, part, y);
+    }
+}
+
+#[inline(always)]
+pub(super) fn scale(o: &[f32], l: f32, out: &mut [f32]) {
+    let inverse = 1.0 / l;
+    for (out, o) in out.iter_mut().zip(o) {
+        *out = o * inverse;
+    }
+}
+
+/// Combines the parts of one query head of one token, chunks ascending: `parts` is (n_chunks, part_len), rows
+/// `stride` floats apart.
+pub(super) fn combine(cpu: Cpu, kv: &KvLayout, parts: &[f32], stride: usize, n_chunks: usize, out: &mut [f32]) {
+    assert!(n_chunks > 0 && parts.len() >= (n_chunks - 1) * stride + kv.part_len() && out.len() == kv.head_dim);
+    cpu.run(Combine { dims: kv.value_dims(), parts, stride, n_chunks, out });
+}
+
+struct Combine<'a> {
+    dims: usize,
+    parts: &'a [f32],
+    stride: usize,
+    n_chunks: usize,
+    out: &'a mut [f32],
+}
+
+impl Combine<'_> {
+    #[inline(always)]
+    fn walk(self, blend: impl Fn(&mut [f32], f32, &[f32], f32) + Copy) {
+        let mut o = [0.0; MAX_HEAD_DIM];
+        let o = &mut o[..self.dims];
+        let mut running = Running { m: f32::NEG_INFINITY, l: 0.0 };
+        for part in self.parts.chunks(self.stride).take(self.n_chunks) {
+            let (ml, part) = part[..2 + self.dims].split_at(2);
+            running.take(Running { m: ml[0], l: ml[1] }, o, part, blend);
+        }
+        scale(&o[..self.out.len()], running.l, self.out);
+    }
+}
+
+impl Op for Combine<'_> {
+    type Out = ();
+    fn scalar(self) {
+        self.walk(Scalar::blend_of);
+    }
+    #[inline(always)]
+    fn simd<S: Simd>(self, s: S) {
+        self.walk(
+            #[inline(always)]
+            |o, x, part, y| blend_lanes(s, o, x, part, y),
+        );
+    }
+}
