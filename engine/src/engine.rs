@@ -165,14 +165,14 @@ impl Engine {
     /// prompt now, and no layer ever looks far back, a ring of pages: each is used again once all of its tokens are out of
     /// sight.
     fn reserve(&mut self, request: &Request, n_tokens: usize) -> Result<(SeqPages, Option<Vec<u32>>), RequestError> {
-        let (n_pages, all) = (n_tokens.div_ceil(PAGE), self.arena.n_pages());
+        let (n_pages, all, growing) = (n_tokens.div_ceil(PAGE), self.arena.n_pages(), self.growing());
         let no_room = if n_pages > all {
             RequestError::NoCapacity { what: "KV pages", needed: n_pages, free: all }
         } else if self.active.iter().any(Active::is_preempted) {
             // nobody overtakes those
-            RequestError::NoCapacity { what: "KV pages", needed: n_pages, free: 0 }
+            return Err(RequestError::NoCapacity { what: "KV pages", needed: n_pages, free: 0 });
         } else {
-            let (tokens, growing) = (&request.tokens, self.growing());
+            let tokens = &request.tokens;
             match room(&mut self.arena, known(request, tokens, 0), tokens.len(), request.cache_salt, growing) {
                 Ok(pages) => return Ok((pages, None)),
                 Err(no_room) => no_room,
@@ -182,7 +182,7 @@ impl Engine {
         // what the first row of a batch sees and what all of them write, wherever that starts in a page
         let span = window.saturating_add(self.options.batch_tokens.max(1) - 1);
         let ring = span.div_ceil(PAGE) + 1;
-        if ring >= n_pages {
+        if ring >= n_pages || ring + growing > self.arena.available_pages() {
             return Err(no_room);
         }
         let mut pages = self.arena.acquire(&[], request.cache_salt);

@@ -55,13 +55,15 @@ impl Crew {
         if self.leading.swap(true, Ordering::Acquire) {
             return work();
         }
+        // of an operation whose leader panicked too
+        self.panicked.store(false, Ordering::Relaxed);
         // SAFETY: only the lifetime changes. `Leave` waits, also when unwinding, until nobody can use the reference.
         let work: Work<'static> = unsafe { mem::transmute::<Work<'_>, Work<'static>>(work) };
         // SAFETY: this thread leads, the gate is closed and nobody is inside.
         unsafe { *self.work.get() = Some(work) };
         self.gate.fetch_add(EPOCH | OPEN, Ordering::SeqCst);
-        wake();
         let leave = Leave { crew: self, wait };
+        wake();
         work();
         drop(leave);
         if self.panicked.swap(false, Ordering::Relaxed) {
@@ -92,6 +94,11 @@ impl Crew {
         true
     }
 
+    /// Whether somebody is inside.
+    fn has_members(&self) -> bool {
+        self.gate.load(Ordering::Acquire) % EPOCH / MEMBER != 0
+    }
+
     /// Whether there may be an operation to follow.
     pub fn is_open(&self) -> bool {
         self.gate.load(Ordering::SeqCst) & OPEN != 0
@@ -106,14 +113,26 @@ struct Leave<'a, W: FnMut(u32)> {
 
 impl<W: FnMut(u32)> Drop for Leave<'_, W> {
     fn drop(&mut self) {
-        let mut gate = self.crew.gate.fetch_and(!OPEN, Ordering::AcqRel);
+        self.crew.gate.fetch_and(!OPEN, Ordering::AcqRel);
+        // also where `wait` panics
+        let alone = Alone(self.crew);
         let mut turns = 0;
-        while gate % EPOCH / MEMBER != 0 {
+        while alone.0.has_members() {
             (self.wait)(turns);
             turns = turns.saturating_add(1);
-            gate = self.crew.gate.load(Ordering::Acquire);
         }
-        self.crew.leading.store(false, Ordering::Release);
+    }
+}
+
+/// Ends the leading, once nobody is inside.
+struct Alone<'a>(&'a Crew);
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        while self.0.has_members() {
+            core::hint::spin_loop();
+        }
+        self.0.leading.store(false, Ordering::Release);
     }
 }
 

@@ -72,7 +72,7 @@ impl Matrix {
         let form = Form::of(dtype).expect("a type that is supported");
         assert!(k.is_multiple_of(dtype.block_len() as usize), "row length is not a whole number of blocks");
         let panel_bytes = form.panel_bytes(dtype, k);
-        let data = zeroed(rows.div_ceil(PANEL) * panel_bytes)?;
+        let data = zeroed(rows.div_ceil(PANEL).saturating_mul(panel_bytes))?;
         Ok(Matrix { dtype, form, rows, k, panel_bytes, data })
     }
 

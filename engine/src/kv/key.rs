@@ -2,9 +2,10 @@
 
 use sha2::{Digest, Sha256};
 
+use crate::kernels::NUMERICS_VERSION;
 use crate::kernels::attention::KvLayout;
 
-/// SHA-256 over model, layout, salt and all tokens up to the page's end, page by page:
+/// SHA-256 over numerics version, model, layout, salt and all tokens up to the page's end, page by page:
 /// `key_0 = H(root, salt)`, `key_i = H(key_{i-1}, tokens of page i)`, numbers little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageKey(pub [u8; 32]);
@@ -13,6 +14,8 @@ pub struct PageKey(pub [u8; 32]);
 pub(super) fn root(layout: &KvLayout, fingerprint: &[u8; 32]) -> [u8; 32] {
     let mut h = Sha256::new();
     h.update(b"starling-kv/1");
+    // pages of other numbers are of no use
+    h.update(NUMERICS_VERSION.to_le_bytes());
     h.update(fingerprint);
     h.update(layout_bytes(layout));
     h.finalize().into()

@@ -93,7 +93,7 @@ impl<'a> Fields<'a> {
 impl KvArena {
     /// Bytes of an exported page.
     pub fn exported_bytes(&self) -> usize {
-        HEADER + self.layout.page_bytes() + CHECKSUM
+        self.layout.page_bytes().saturating_add(HEADER + CHECKSUM)
     }
 
     /// A page of the tree as bytes; none if the page is not in the tree.

@@ -15,7 +15,7 @@ use crate::math::sqrt;
 /// Layers: beyond any model known, and cheap to hold.
 const MAX_LAYERS: u32 = 4096;
 /// Width of any vector: keeps every product of two within 2^48.
-const MAX_WIDTH: u32 = 1 << 24;
+pub(super) const MAX_WIDTH: u32 = 1 << 24;
 /// Positions: f64 angles stay exact to 1e-12 well beyond.
 pub(super) const MAX_CONTEXT: u32 = 1 << 28;
 /// Experts of a layer, and those that one token goes through: beyond any model known.
@@ -101,12 +101,12 @@ pub struct ExpertsConfig {
 }
 
 impl Config {
-    /// Reads and cross-checks the metadata of a file.
+    /// Reads and cross-checks the metadata of a file, the first of `shards`, which have the tensors.
     ///
     /// # Errors
     /// An unknown architecture, rope scaling or gating function, by name; a number that is missing, out of range, or
     /// that contradicts another, by key.
-    pub fn from_gguf(gguf: &Gguf<'_>) -> Result<Config, LoadError> {
+    pub fn from_gguf(gguf: &Gguf<'_>, shards: &[Gguf<'_>]) -> Result<Config, LoadError> {
         let key = "general.architecture";
         let name = gguf.str(key)?.ok_or_else(|| LoadError::Metadata {
             key: key.into(),
@@ -148,7 +148,7 @@ impl Config {
             n_head,
             n_head_kv,
             head_dim,
-            n_vocab: vocabulary(gguf)?,
+            n_vocab: vocabulary(shards)?,
             n_ctx_train,
             norm,
             norm_eps,
@@ -322,8 +322,8 @@ fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<Option<Exper
 }
 
 /// The number of tokens is the number of rows of the embedding.
-fn vocabulary(gguf: &Gguf<'_>) -> Result<usize, LoadError> {
-    let Some(t) = gguf.tensor("token_embd.weight") else {
+fn vocabulary(shards: &[Gguf<'_>]) -> Result<usize, LoadError> {
+    let Some(t) = shards.iter().find_map(|gguf| gguf.tensor("token_embd.weight")) else {
         return Err(LoadError::Tensor {
             name: "token_embd.weight".into(),
             found: "nothing".into(),

@@ -1,13 +1,13 @@
 //! Heads: products that make a pooled state into a text's vector (the `Dense` modules of sentence-transformers, with no
 //! function between them, as GGUF files have them).
 
-use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
 
 use super::Model;
 use super::rows::packed_words;
-use super::scratch::zeros;
+use super::scratch::Budget;
 use super::weights::padded;
+use crate::error::MemoryError;
 use crate::kernels::Cpu;
 use crate::pool::Pool;
 
@@ -32,16 +32,19 @@ impl Model {
     /// Memory to put `max_texts` vectors through the heads.
     ///
     /// # Errors
-    /// If there is not enough.
-    pub(crate) fn head_scratch(&self, max_texts: usize) -> Result<HeadScratch, TryReserveError> {
+    /// If there is not enough, or it would be more than [`Model::max_scratch_bytes`].
+    pub(crate) fn head_scratch(&self, max_texts: usize) -> Result<HeadScratch, MemoryError> {
+        let mut budget = Budget::new(self.max_scratch_bytes);
         let most = |of: fn((usize, usize)) -> usize| {
             self.weights.heads.iter().map(|head| of((head.w.k(), head.w.rows()))).max().unwrap_or(0)
         };
-        Ok(HeadScratch {
-            x: zeros(&[max_texts, most(|(k, rows)| k.max(rows))])?,
-            y: zeros(&[max_texts, most(|(_, rows)| padded(rows))])?,
-            words: zeros(&[max_texts, most(|(k, _)| packed_words(1, 1, k))])?,
-        })
+        let scratch = HeadScratch {
+            x: budget.zeros(&[max_texts, most(|(k, rows)| k.max(rows))]),
+            y: budget.zeros(&[max_texts, most(|(_, rows)| padded(rows))]),
+            words: budget.zeros(&[max_texts, most(|(k, _)| packed_words(1, 1, k))]),
+        };
+        budget.check(max_texts)?;
+        Ok(scratch)
     }
 
     /// Puts vectors (n_embd) through the heads: each becomes one of [`Model::n_embd_out`] numbers in `s`.

@@ -68,7 +68,7 @@ impl ModelLoader {
         let Some(gguf) = shards.first() else {
             return Err(LoadError::Gguf { at: 0, what: "model", found: "no file".into(), expected: "a file".into() });
         };
-        let config = Config::from_gguf(gguf)?;
+        let config = Config::from_gguf(gguf, shards)?;
         let tokenizer = Tokenizer::from_gguf(gguf)?;
         if tokenizer.n_vocab() > config.n_vocab {
             return Err(LoadError::Metadata {

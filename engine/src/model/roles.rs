@@ -4,7 +4,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::config::Config;
+use super::config::{Config, MAX_WIDTH};
 use super::heads;
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
@@ -40,11 +40,13 @@ impl Role {
         let (q, kv) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
         let matrix = |rows, k| Some(Role::Matrices { n: 1, rows, k });
         let vector = |n| Some(Role::Vector(n));
+        // what a tensor says itself, as far as widths go
+        let width = |dim: u64| dim.min(u64::from(MAX_WIDTH)) as usize;
         match t.name {
             "token_embd.weight" | "output.weight" => return matrix(c.n_vocab, c.n_embd),
             "position_embd.weight" if c.arch.rope.is_none() => return matrix(c.n_ctx_train, c.n_embd),
             // of so many kinds of text as there are rows: the first is used
-            "token_types.weight" => return matrix(t.dims[1] as usize, c.n_embd),
+            "token_types.weight" => return matrix(width(t.dims[1]), c.n_embd),
             "token_embd_norm.weight" | "token_embd_norm.bias" => return vector(c.n_embd),
             "output.bias" => return vector(c.n_vocab),
             "output_norm.weight" | "output_norm.bias" if !c.arch.post_norm => return vector(c.n_embd),
@@ -56,9 +58,9 @@ impl Role {
         // heads have the widths that they have: one goes with the next
         match t.name.split_once('.') {
             Some((head, "weight")) if heads::NAMES.contains(&head) => {
-                return matrix(t.dims[1] as usize, t.dims[0] as usize);
+                return matrix(width(t.dims[1]), width(t.dims[0]));
             }
-            Some((head, "bias")) if heads::NAMES.contains(&head) => return vector(t.dims[0] as usize),
+            Some((head, "bias")) if heads::NAMES.contains(&head) => return vector(width(t.dims[0])),
             _ => {}
         }
         let (layer, part) = t.name.strip_prefix("blk.")?.split_once('.')?;

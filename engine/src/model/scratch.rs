@@ -93,15 +93,19 @@ pub(super) fn zeros<T: Clone + Default>(shape: &[usize]) -> Result<Vec<T>, TryRe
 
 /// Working memory as it is given out, up to a limit. Once some was refused, nothing more is asked of the system, but all
 /// of it is counted, so that an error can say how much is needed.
-struct Budget {
+pub(super) struct Budget {
     limit: usize,
     needed: usize,
     exhausted: Option<TryReserveError>,
 }
 
 impl Budget {
+    pub(super) fn new(limit: usize) -> Budget {
+        Budget { limit, needed: 0, exhausted: None }
+    }
+
     /// [`zeros`]; nothing if there is no memory, which [`Budget::check`] tells.
-    fn zeros<T: Clone + Default>(&mut self, shape: &[usize]) -> Vec<T> {
+    pub(super) fn zeros<T: Clone + Default>(&mut self, shape: &[usize]) -> Vec<T> {
         let bytes = shape.iter().fold(size_of::<T>(), |n, d| n.saturating_mul(*d));
         self.needed = self.needed.saturating_add(bytes);
         if self.needed > self.limit || self.exhausted.is_some() {
@@ -114,7 +118,7 @@ impl Budget {
     }
 
     /// Whether there was all of it, for batches of `rows` tokens.
-    fn check(self, rows: usize) -> Result<(), MemoryError> {
+    pub(super) fn check(self, rows: usize) -> Result<(), MemoryError> {
         let Budget { limit, needed, exhausted } = self;
         if needed > limit {
             return Err(MemoryError::Limit { rows, needed, limit });
@@ -160,7 +164,7 @@ impl Model {
         max_seqs: usize,
         n_ctx: usize,
     ) -> Result<Scratch, MemoryError> {
-        let mut budget = Budget { limit: self.max_scratch_bytes, needed: 0, exhausted: None };
+        let mut budget = Budget::new(self.max_scratch_bytes);
         let c = &self.config;
         let (n, d) = (max_rows, c.n_embd);
         let layout = self.kv_layout(kv_type);

@@ -6,7 +6,8 @@
 //! length(token) = max over i with t[i] = token of min(z[i], limit)
 //! ```
 //!
-//! Suffix lengths come from the Z-algorithm (Gusfield 1997) on the reversed tokens: linear time.
+//! Suffix lengths come from the Z-algorithm (Gusfield 1997) on the reversed tokens: linear time. Breakers are found by
+//! binary search, token by token from the end: many with a common end cost no more than a few.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -24,22 +25,33 @@ pub(super) struct DryScratch {
     z: Vec<u32>,
     /// Token -> length of the longest repetition it would continue.
     longest: BTreeMap<u32, u32>,
-    /// By their last tokens. One that is a breaker by itself is never penalised.
+    /// Each from its end, ascending. One that is a breaker by itself is never penalised.
     breakers: Vec<Vec<u32>>,
 }
 
 impl DryScratch {
     pub(super) fn new(dry: &Dry) -> Self {
         let mut breakers = dry.breakers.clone();
-        sort_by(&mut breakers, |a, b| a.last().cmp(&b.last()));
+        breakers.iter_mut().for_each(|b| b.reverse());
+        sort_by(&mut breakers, Vec::cmp);
         DryScratch { z: Vec::new(), longest: BTreeMap::new(), breakers }
     }
 
     /// Whether the tokens end with a breaker.
     fn is_broken(&self, tokens: &[u32]) -> bool {
-        let last = tokens.last();
-        let first = self.breakers.partition_point(|b| b.last() < last);
-        self.breakers[first..].iter().take_while(|b| b.last() == last).any(|b| tokens.ends_with(b))
+        // those that agree with the tokens in their last `len`
+        let mut these = &self.breakers[..];
+        for (len, token) in tokens.iter().rev().enumerate() {
+            let from = these.partition_point(|b| b[len] < *token);
+            let to = these.partition_point(|b| b[len] <= *token);
+            these = &these[from..to];
+            match these.first() {
+                None => return false,
+                Some(shortest) if shortest.len() == len + 1 => return true,
+                Some(_) => {}
+            }
+        }
+        false
     }
 
     /// Tokens after the last complete breaker.

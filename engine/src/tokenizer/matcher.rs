@@ -7,7 +7,7 @@ use super::vocab::{Kind, Vocab};
 use crate::sort::sort_by;
 
 /// Tokens whose text is longer are never found, so that a file cannot make this quadratic.
-const MAX_LEN: usize = 256;
+pub(super) const MAX_LEN: usize = 256;
 
 /// Some tokens of a vocabulary, in order of their texts.
 #[derive(Debug, Clone)]

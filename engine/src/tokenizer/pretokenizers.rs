@@ -142,7 +142,7 @@ const fn ranges(with: &'static [(char, char)]) -> Class {
 }
 
 // alternatives that many expressions share
-const LINES: &[Item] = &[star(S), plus(NEWLINE)];
+const LINES: &[Item] = &[Item::Lines];
 const BLANKS_BEFORE_BLANK: &[Item] = &[plus(S), Item::NotBeforeText];
 const BLANKS: &[Item] = &[plus(S)];
 const WORD: &[Item] = &[opt(LEAD), plus(L)];

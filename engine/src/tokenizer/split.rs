@@ -20,6 +20,8 @@ pub(super) enum Item {
     Contraction,
     /// `(?: contraction in any case )?`
     MaybeContraction,
+    /// `\s*[\r\n]+`: white space up to the last line break in its run. Alone in its alternative.
+    Lines,
     /// `(?!\S)`: white space or the end follows.
     NotBeforeText,
     /// `(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+`: letters with marks, single spaces between them.
@@ -108,11 +110,17 @@ fn split_by(passes: &[(Pass, Starts)], text: &[u8], offset: usize, word: &mut dy
 #[inline]
 fn cut<F: FnMut(usize, usize) + ?Sized>(alternatives: Alternatives, starts: &Starts, text: &[u8], word: &mut F) {
     let (mut at, mut gap) = (0, 0);
+    // white space up to here has no line break: a long run is looked through once, however it is cut
+    let mut no_line = 0;
     while at < text.len() {
         let mut candidates = starts[usize::from(text[at]).min(128)];
         let mut end = None;
         while candidates != 0 && end.is_none() {
-            end = match_items(alternatives[candidates.trailing_zeros() as usize], text, at);
+            end = match alternatives[candidates.trailing_zeros() as usize] {
+                [Item::Lines] if at < no_line => None,
+                [Item::Lines] => lines(text, at).map_err(|end| no_line = end).ok(),
+                items => match_items(items, text, at),
+            };
             candidates &= candidates - 1;
         }
         let Some(end) = end else {
@@ -216,6 +224,7 @@ fn match_items(items: &[Item], text: &[u8], mut at: usize) -> Option<usize> {
                     }
                 }
             }
+            Item::Lines => at = lines(text, at).ok()?,
             Item::LowerContraction => at += contraction(text, at, false)?,
             Item::Contraction => at += contraction(text, at, true)?,
             Item::MaybeContraction => at += contraction(text, at, true).unwrap_or(0),
@@ -248,6 +257,18 @@ fn contraction(text: &[u8], at: usize, any_case: bool) -> Option<usize> {
     }
 }
 
+/// The end of the last line break in the run of white space at `at`; the end of the run if it has none.
+fn lines(text: &[u8], mut at: usize) -> Result<usize, usize> {
+    let mut line = None;
+    while let len @ 1.. = Class::any(WHITE_BIT).len_at(text, at) {
+        at += len;
+        if matches!(text[at - 1], b'\n' | b'\r') {
+            line = Some(at);
+        }
+    }
+    line.ok_or(at)
+}
+
 fn spaced_letters(text: &[u8], mut at: usize) -> Option<usize> {
     let letter = Class::any(LETTER_BITS);
     let letter_or_mark = Class::any(LETTER_BITS | 1 << unicode::MARK);
@@ -272,6 +293,7 @@ fn starts(alternatives: &[&[Item]]) -> Starts {
                 Item::Run { class, min, .. } => (*class, *min),
                 Item::LowerContraction | Item::Contraction => (Class::any(0), 1),
                 Item::SpacedLetters => (Class::any(LETTER_BITS), 1),
+                Item::Lines => (Class::any(WHITE_BIT), 1),
                 Item::MaybeContraction | Item::NotBeforeText => continue,
             };
             let apostrophe = matches!(item, Item::LowerContraction | Item::Contraction);

@@ -7,7 +7,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::charsmap::CharsMap;
-use super::matcher::Matcher;
+use super::matcher::{MAX_LEN, Matcher};
+use super::merge::NO_TOKEN;
 use super::vocab::{Kind, META_SPACE, Vocab, hex_byte};
 use super::{Output, Part};
 
@@ -38,13 +39,15 @@ pub(super) struct Unigram {
     pub(super) normaliser: Normaliser,
 }
 
-/// The best way to cut the text before some place: its score, and the last piece with its beginning.
+/// A piece of a text: bytes, and the token; [`NO_TOKEN`] for a character that has none.
 #[derive(Clone, Copy)]
-struct Best {
-    score: f64,
-    start: usize,
-    id: Option<u32>,
+struct Piece {
+    len: u16,
+    id: u32,
 }
+
+/// Places whose scores are kept: from one to the furthest end of a piece that begins there, and more.
+const RING: usize = 2 * MAX_LEN;
 
 /// A text as the pieces spell it.
 struct Normalised {
@@ -82,7 +85,11 @@ impl Unigram {
         let normalised = self.normaliser.normalise(part.text, with_prefix, out.ends.is_some());
         let end_of = |end: usize| part.offset + normalised.ends.get(end.wrapping_sub(1)).copied().unwrap_or(0);
         let mut previous_unknown = false;
-        for (start, end, id) in self.best_cut(vocab, &normalised.text) {
+        let pieces = self.best_cut(vocab, &normalised.text);
+        let mut start = 0;
+        while start < normalised.text.len() {
+            let Piece { len, id } = pieces[start];
+            let (end, id) = (start + usize::from(len), Some(id).filter(|&id| id != NO_TOKEN));
             match (id, &self.bytes) {
                 (Some(id), _) => out.push(id, end_of(end)),
                 (None, Some(bytes)) => {
@@ -103,42 +110,44 @@ impl Unigram {
                 }
             }
             previous_unknown = id.is_none() && self.unknown.is_some();
+            start = end;
         }
     }
 
-    /// The best way to cut `text`: beginning, end and id of each piece, without an id for a character that has none.
-    fn best_cut(&self, vocab: &Vocab, text: &str) -> Vec<(usize, usize, Option<u32>)> {
-        let unreached = Best { score: f64::NEG_INFINITY, start: 0, id: None };
-        let mut best = vec![unreached; text.len() + 1];
-        best[0].score = 0.0;
+    /// The best way to cut `text`: at the beginning of each piece, that piece. What stands at other places has no meaning.
+    fn best_cut(&self, vocab: &Vocab, text: &str) -> Vec<Piece> {
+        // of the best way to cut the text before each place: its score, and its last piece
+        let mut scores = [f64::NEG_INFINITY; RING];
+        let mut best = vec![Piece { len: 0, id: NO_TOKEN }; text.len() + 1];
+        scores[0] = 0.0;
         for (start, c) in text.char_indices() {
-            let before = best[start].score;
+            // from now on of the place that is `RING` further
+            let before = core::mem::replace(&mut scores[start % RING], f64::NEG_INFINITY);
+            let mut end_with = |id: u32, len: usize, score: f64| {
+                let champion = &mut scores[(start + len) % RING];
+                if before + score > *champion {
+                    *champion = before + score;
+                    best[start + len] = Piece { len: len as u16, id };
+                }
+            };
             let mut whole_character = false;
             self.pieces.each(vocab, &text.as_bytes()[start..], |id, len| {
                 let user_defined = vocab.kind(id) == Some(Kind::UserDefined);
                 let score = if user_defined { 0.0 } else { self.scores.get(id as usize).copied().unwrap_or(0.0) };
                 whole_character |= len == c.len_utf8();
-                improve(&mut best[start + len], Best { score: before + f64::from(score), start, id: Some(id) });
+                end_with(id, len, f64::from(score));
             });
             if !whole_character {
-                let unknown = Best { score: before + self.unknown_score, start, id: None };
-                improve(&mut best[start + c.len_utf8()], unknown);
+                end_with(NO_TOKEN, c.len_utf8(), self.unknown_score);
             }
         }
-        let (mut cut, mut end) = (Vec::new(), text.len());
+        // from the end, each piece to where it begins
+        let (mut end, mut piece) = (text.len(), best[text.len()]);
         while end > 0 {
-            let Best { start, id, .. } = best[end];
-            cut.push((start, end, id));
-            end = start;
+            end -= usize::from(piece.len);
+            piece = core::mem::replace(&mut best[end], piece);
         }
-        cut.reverse();
-        cut
-    }
-}
-
-fn improve(champion: &mut Best, challenger: Best) {
-    if challenger.score > champion.score {
-        *champion = challenger;
+        best
     }
 }
 

@@ -83,9 +83,12 @@ impl KvLayout {
         self.value_dims() * PAGE * if self.kv_type == KvType::F32 { 4 } else { 2 }
     }
 
-    /// Bytes of a page, a multiple of 64.
+    /// Bytes of a page, a multiple of 64; the largest there is where a file's layers and heads come to more than memory has
+    /// addresses, so that there are no such pages.
     pub fn page_bytes(&self) -> usize {
-        (self.n_layer * self.n_head_kv * (self.key_bytes() + self.value_bytes())).next_multiple_of(64)
+        let head = self.key_bytes() + self.value_bytes();
+        let bytes = self.n_layer.saturating_mul(self.n_head_kv).saturating_mul(head);
+        bytes.checked_next_multiple_of(64).unwrap_or(usize::MAX - 63)
     }
 
     /// Whether every number of a page is finite, as [`write_kv`] leaves them; `page` is [`KvLayout::page_bytes`] long.
