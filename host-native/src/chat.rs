@@ -21,6 +21,7 @@ use crate::cli::{ChatArgs, ModelArgs};
 use crate::error::Failure;
 use crate::load;
 use crate::pool::ThreadPool;
+use crate::progress::remark;
 use crate::run::{Answer, DEFAULT_CTX, engine};
 use crate::tokens::utf8;
 
@@ -42,7 +43,10 @@ pub fn template(model: &Model, wanted: Option<&str>) -> Result<ChatTemplate, Fai
             }
         },
     };
-    Ok(ChatTemplate::new(&source)?)
+    ChatTemplate::new(&source).map_err(|e| match wanted {
+        Some(name) => Failure::Usage(format!("--chat-template {name}: {e}")),
+        None => e.into(),
+    })
 }
 
 /// The tokens that a template makes of a conversation of (role, content), where an answer is to follow.
@@ -188,7 +192,11 @@ impl Chat<'_> {
 
     /// Lets the model answer the conversation so far.
     fn answer(&mut self) -> Result<(), Failure> {
-        let tokens = self.prompt()?;
+        let tokens = match self.prompt() {
+            Ok(tokens) => tokens,
+            Err(refused @ Failure::Template(_)) => return self.unanswered(refused),
+            Err(e) => return Err(e),
+        };
         let left = (self.n_ctx() + 1).saturating_sub(tokens.len()).max(1);
         let max_tokens = self.max_tokens.map(|n| n.min(left));
         let request = Request { sampling: self.sampling.clone(), max_tokens, ..Request::new(tokens) };
@@ -241,7 +249,7 @@ impl Chat<'_> {
                 return Ok(tokens);
             }
             self.turns.drain(..2);
-            eprintln!("(the context is full: the oldest question and answer are forgotten)");
+            remark(format_args!("(the context is full: the oldest question and answer are forgotten)"));
         }
     }
 }

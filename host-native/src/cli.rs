@@ -1,5 +1,6 @@
 //! The command line: its help is the manual.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -344,7 +345,7 @@ pub struct PerplexityArgs {
     pub ctx_size: usize,
     /// Windows, at most
     #[arg(long, value_name = "N")]
-    pub chunks: Option<usize>,
+    pub chunks: Option<NonZeroUsize>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

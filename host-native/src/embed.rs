@@ -75,7 +75,7 @@ pub fn run(model_args: &ModelArgs, args: &EmbedArgs) -> Result<(), Failure> {
             if failed.is_ok() {
                 failed = match vectors {
                     Some(vectors) => out.write(first + i, &batch[i], width, vectors).map_err(Failure::from),
-                    None => Err(Failure::Usage(format!(
+                    None => Err(Failure::Weights(format!(
                         "text {}: the model's numbers are not finite: a fault of its weights",
                         first + i
                     ))),

@@ -58,6 +58,9 @@ pub enum Failure {
     /// An answer that could not go on.
     #[error("the model's numbers are not finite with this prompt: a fault of its weights")]
     NotFinite,
+    /// Weights that cannot be used: the file, the tensor or text, and what is wrong.
+    #[error("{0}")]
+    Weights(String),
     /// There is not enough memory.
     #[error("not enough memory for {0}")]
     Memory(&'static str),
@@ -97,7 +100,9 @@ impl Failure {
             | Failure::Pass(PassError::Memory { .. })
             | Failure::Memory(_)
             | Failure::WorkingMemory(_) => 4,
-            Failure::Model { .. } | Failure::Template(_) | Failure::NotFinite => 1,
+            // what a template refuses is the conversation
+            Failure::Template(ChatError::Refused(_)) => 2,
+            Failure::Model { .. } | Failure::Template(_) | Failure::NotFinite | Failure::Weights(_) => 1,
             Failure::Request(_) | Failure::Pass(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
             Failure::File { .. } | Failure::Io(_) => 3,
             Failure::Receipt { .. } => 5,

@@ -13,7 +13,7 @@ use crate::cli::ModelArgs;
 use crate::error::Failure;
 use crate::model_file::ModelFile;
 use crate::pool::{ThreadPool, default_threads};
-use crate::progress::{Of, Progress};
+use crate::progress::{Of, Progress, remark};
 
 /// The model that travels in the binary.
 pub static BUNDLED: &[u8] = include_bytes!("../../fixtures/starling-tiny/starling-tiny-q8_0.gguf");
@@ -137,7 +137,7 @@ fn doubt_the_tokenizer(path: &Path, gguf: &Gguf<'_>) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{doubt}");
     } else {
-        eprintln!("starling: {doubt}");
+        remark(format_args!("starling: {doubt}"));
     }
 }
 

@@ -1,6 +1,7 @@
 //! `starling logits` and `starling perplexity`: the model's numbers, without sampling.
 
 use std::io::{Write, stdout};
+use std::num::NonZeroUsize;
 
 use base64::Engine as _;
 use serde_json::json;
@@ -91,7 +92,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
     if ids.len() < n_ctx {
         return Err(Failure::Usage(format!("the text has {} tokens, a window needs {n_ctx}", ids.len())));
     }
-    let windows = (ids.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
+    let windows = (ids.len() / n_ctx).min(args.chunks.map_or(usize::MAX, NonZeroUsize::get));
     let progress = Progress::new("measuring", Of::Count("windows"), windows as u64);
     let pass = Pass { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx };
     let mut sampler = Sampler::new(SamplingOptions::greedy(), model.config.n_vocab).map_err(Failure::Request)?;

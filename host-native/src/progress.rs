@@ -5,6 +5,11 @@ use std::io::{IsTerminal, Write, stderr};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
+/// Says something beside the output. Where nobody can hear it, that is no fault.
+pub fn remark(what: std::fmt::Arguments<'_>) {
+    let _ = writeln!(stderr(), "{what}");
+}
+
 /// What is counted.
 #[derive(Debug, Clone, Copy)]
 pub enum Of {

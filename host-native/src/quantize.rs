@@ -107,7 +107,10 @@ fn write(
     let progress = Progress::new("quantizing", Of::Bytes, total);
     let mut quantisers: Vec<(Dtype, Quantiser)> = Vec::new();
     for ((shard, t), &dtype) in set.tensors().zip(types) {
-        let failed = |e: QuantError| Failure::Usage(format!("tensor `{}` to {}: {e}", t.name, dtype.name()));
+        let failed = |e: QuantError| {
+            let what = format!("tensor `{}` to {}: {e}", t.name, dtype.name());
+            if matches!(e, QuantError::NotFinite { .. }) { Failure::Weights(what) } else { Failure::Usage(what) }
+        };
         let i = match quantisers.iter().position(|q| q.0 == dtype) {
             Some(i) => i,
             None => {

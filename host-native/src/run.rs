@@ -18,6 +18,7 @@ use starling::tokenizer::EncodeOptions;
 use crate::cli::{ModelArgs, RunArgs};
 use crate::error::Failure;
 use crate::pool::ThreadPool;
+use crate::progress::remark;
 use crate::serve::machine;
 use crate::structure::Grammars;
 use crate::{chat, load, tokens};
@@ -82,7 +83,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     } else {
         writeln!(out)?;
         if !args.quiet {
-            eprintln!(
+            remark(format_args!(
                 "load {load_seconds:.2} s | prompt {} tokens, {:.1} tok/s | answer {} tokens, {:.1} tok/s | {}, {} threads",
                 answer.n_prompt,
                 answer.n_prompt as f64 / prefill,
@@ -90,7 +91,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
                 answer.tokens.len().saturating_sub(1) as f64 / decode.max(1e-9),
                 cpu.isa(),
                 starling::pool::Pool::threads(&pool),
-            );
+            ));
         }
     }
     if let (Some(path), Some(receipt)) = (&args.receipt, &answer.receipt) {

@@ -1,6 +1,6 @@
 //! `starling verify`: replays the answer of a receipt.
 
-use std::io::{Write, stderr, stdout};
+use std::io::{Write, stdout};
 use std::path::Path;
 use std::time::Instant;
 
@@ -9,6 +9,7 @@ use starling::receipt::{Receipt, VerifyError, verify};
 
 use crate::cli::{ModelArgs, VerifyArgs};
 use crate::error::Failure;
+use crate::progress::remark;
 use crate::{load, tokens};
 
 /// Runs the command.
@@ -30,8 +31,7 @@ pub fn run(model_args: &ModelArgs, args: &VerifyArgs) -> Result<(), Failure> {
     let result = verify(&model, &model_sha256, cpu, &pool, usize::MAX, &receipt);
     let seconds = loaded.elapsed().as_secs_f64();
     if !args.quiet {
-        writeln!(
-            stderr(),
+        remark(format_args!(
             "digest {:.2} s, load {:.2} s | replay of {} + {} tokens {seconds:.3} s | {}, {} threads",
             (hashed - start).as_secs_f64(),
             (loaded - hashed).as_secs_f64(),
@@ -39,7 +39,7 @@ pub fn run(model_args: &ModelArgs, args: &VerifyArgs) -> Result<(), Failure> {
             receipt.output.len(),
             cpu.isa(),
             pool.threads(),
-        )?;
+        ));
     }
     match result {
         Ok(()) => {}

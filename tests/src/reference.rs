@@ -163,23 +163,31 @@ pub fn written<'a>(
     writer.file(contents)
 }
 
-/// A model as one of several files: the tensors in order, equally many in each.
+/// A model as several files: the tensors in order, equally many in each.
 ///
 /// # Panics
 /// If the file is no model.
 pub fn split(file: &[u8], n_files: usize) -> Vec<Vec<u8>> {
+    let n_tensors = Gguf::parse(file).expect("a model").tensors().len();
+    let each = n_tensors.div_ceil(n_files);
+    split_at(file, &(0..=n_files).map(|i| n_tensors.min(i * each)).collect::<Vec<_>>())
+}
+
+/// A model as several files: each has the tensors from one of `cuts` to the next.
+///
+/// # Panics
+/// If the file is no model.
+pub fn split_at(file: &[u8], cuts: &[usize]) -> Vec<Vec<u8>> {
     let gguf = Gguf::parse(file).expect("a model");
-    let n_tensors = gguf.tensors().len();
     let part = |i: usize| {
-        let places = [("split.no", i), ("split.count", n_files), ("split.tensors.count", n_tensors)];
+        let places = [("split.no", i), ("split.count", cuts.len() - 1), ("split.tensors.count", gguf.tensors().len())];
         let places = places.map(|(key, n)| (key, Value::U32(n as u32)));
         let metadata = if i == 0 { gguf.metadata() } else { &[] };
-        let here: Vec<&str> =
-            gguf.tensors().chunks(n_tensors.div_ceil(n_files)).nth(i).into_iter().flatten().map(|t| t.name).collect();
+        let here: Vec<&str> = gguf.tensors()[cuts[i]..cuts[i + 1]].iter().map(|t| t.name).collect();
         let pieces = |t: &TensorInfo<'_>| if here.contains(&t.name) { whole(t) } else { Vec::new() };
         written(&gguf, metadata.iter().chain(&places), &pieces)
     };
-    (0..n_files).map(part).collect()
+    (0..cuts.len() - 1).map(part).collect()
 }
 
 /// The tensor as it is.

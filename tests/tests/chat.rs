@@ -201,6 +201,39 @@ fn slices() {
     assert!(matches!(render("{{ {}[::1] }}"), Err(ChatError::Template { line: 1, .. })));
 }
 
+/// Whatever the library that reads templates would go down its stack for is refused before; on a stack as threads have it.
+#[test]
+fn templates_that_nest_deeply() {
+    let deep = |n: usize| {
+        [
+            "{{ ".to_string() + &"-".repeat(n) + "1 }}",
+            "{{ ".to_string() + &"not ".repeat(n) + "1 }}",
+            "{{ 1".to_string() + &" + 1".repeat(n) + " }}",
+            "{{ 'x'".to_string() + &" ~ '}}'".repeat(n) + " }}",
+            "{{ 'x'".to_string() + &"|string".repeat(n) + " }}",
+            "{{ a".to_string() + &".a".repeat(n) + " }}",
+            "{{ a".to_string() + &"['a']".repeat(n) + " }}",
+            "{{ f".to_string() + &"()".repeat(n) + " }}",
+            "{{ ".to_string() + &"1 if 1 else ".repeat(n) + "1 }}",
+            "{{ {'a': {'b': {}}} ~ ".to_string() + &"-".repeat(n) + "1 }}",
+            "{% if a ".to_string() + &"and a ".repeat(n) + "%}{% endif %}",
+            "{# {{ #}{%- if 0 %}".to_string() + &"{%- elif 0 %}".repeat(n) + "{% endif %}",
+        ]
+    };
+    let check = move || {
+        for source in deep(50_000) {
+            let refused = ChatTemplate::new(&source);
+            assert!(matches!(refused, Err(ChatError::Limit { .. })), "{}: {refused:?}", &source[..30]);
+        }
+        for source in deep(100) {
+            ChatTemplate::new(&source).expect("a template");
+        }
+        // what is no tag nests nothing
+        ChatTemplate::new(&"- elif 1 } \" ".repeat(50_000)).expect("a text");
+    };
+    std::thread::Builder::new().stack_size(1 << 20).spawn(check).expect("a thread").join().expect("no panic");
+}
+
 /// Templates that double, repeat or nest what they have end by a limit, at once and in little memory.
 #[test]
 fn hostile_templates() {

@@ -69,6 +69,32 @@ fn missing_tensors_are_named() {
     }
 }
 
+/// What is optional is in all layers or in none: a layer without it is not taken for another kind of layer.
+#[test]
+fn layers_have_what_others_have() {
+    for file in [
+        "gemma2-swa16-f16.gguf",
+        "gemma3-swa8-f16.gguf",
+        "gpt2-4h-f16.gguf",
+        "gptneox-parallel-f16.gguf",
+        "olmo2-postnorm-f16.gguf",
+        "phi2-parallel-f16.gguf",
+        "qwen2-untied-f16.gguf",
+        "qwen2moe-shared-f16.gguf",
+        "qwen3-tied-f16.gguf",
+        "stablelm-parallel-qknorm-f16.gguf",
+        "starcoder2-gqa-f16.gguf",
+    ] {
+        let bytes = reference::read(file);
+        let all = Gguf::parse(&bytes).expect("a model");
+        for lost in all.tensors().iter().map(|t| t.name).filter(|name| name.starts_with("blk.1.")) {
+            let error = changed(file, &[], &|t| if t.name == lost { Vec::new() } else { whole(t) }).err();
+            let error = error.unwrap_or_else(|| panic!("{file} without {lost}")).to_string();
+            assert!(error.contains("blk.1.") && error.contains("nothing"), "{file} without {lost}: {error}");
+        }
+    }
+}
+
 #[test]
 fn metadata_that_contradicts_is_refused() {
     let refused = |file: &str, key: &str, value: u32, words: &[&str]| {

@@ -9,6 +9,7 @@
 mod builtin;
 mod json;
 mod meter;
+mod nesting;
 mod shield;
 mod time;
 mod vocabulary;
@@ -137,6 +138,7 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatError::Template`] if it cannot be read.
     pub fn with_limits(source: &str, limits: ChatLimits) -> Result<ChatTemplate, ChatError> {
+        nesting::check(source)?;
         let template = ChatTemplate { source: source.to_owned(), accepted: without_generation_tags(source), limits };
         template.compile()?;
         Ok(template)

@@ -75,5 +75,5 @@ fn chat_templates_by_name_and_file() {
     let file = temp("broken.jinja");
     fs::write(&file, "a\n{% if %}").expect("a template");
     let broken = run(&file);
-    fails(&broken.each_ref().map(|arg| arg.as_str()), MODEL_ERROR, &["line 2"]);
+    fails(&broken.each_ref().map(|arg| arg.as_str()), USAGE, &["broken.jinja", "line 2"]);
 }

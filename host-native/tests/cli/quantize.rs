@@ -5,9 +5,9 @@ use std::path::Path;
 
 use starling::gguf::{Gguf, GgufWriter, Value as Meta};
 use starling::quant::Dtype;
-use starling_tests::reference::split;
+use starling_tests::reference::{split, split_at};
 
-use super::starling::{IO, MODEL_ERROR, PROMPT, USAGE, fails, fixture, ok, temp, written};
+use super::starling::{IO, MODEL_ERROR, PROMPT, SMALL, USAGE, fails, fixture, ok, temp, written};
 
 /// Two model files have the same tensors, to the byte.
 fn same_tensors(ours: &str, theirs: &str) {
@@ -98,6 +98,19 @@ fn quantize_joins_a_split_model() {
     fails(&["run", "x", "-m", &paths[0]], MODEL_ERROR, &["split-00002-of-00002.gguf"]);
     fs::remove_file(&paths[1]).expect("the file");
     fails(&["quantize", &paths[0], &joined, "Q4_K_M"], IO, &["split-00002-of-00002.gguf"]);
+}
+
+/// As llama.cpp makes them with `--no-tensor-first-split`.
+#[test]
+fn the_first_of_several_files_may_have_no_tensors() {
+    let source = fixture(SMALL);
+    let bytes = fs::read(&source).expect("a file");
+    let n = Gguf::parse(&bytes).expect("a model").tensors().len();
+    let name = |i: usize| format!("headless-0000{}-of-00003.gguf", i + 1);
+    let parts = split_at(&bytes, &[0, 0, n / 2, n]);
+    let paths: Vec<_> = parts.iter().enumerate().map(|(i, part)| written(&name(i), part)).collect();
+    let logits = |path: &str| ok(&["logits", "-m", path, "--ids", "1,2,3"]).json();
+    assert_eq!(logits(&paths[0]), logits(&source));
 }
 
 #[test]

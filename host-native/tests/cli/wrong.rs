@@ -8,7 +8,8 @@ use starling::kernels::Cpu;
 use starling::quant::Dtype;
 
 use super::starling::{
-    IO, MEMORY, MODEL_ERROR, SMALL, USAGE, command, fails, fixture, ok, said, starling, temp, with_input, written,
+    IO, MEMORY, MODEL_ERROR, RECEIPT, SMALL, USAGE, command, fails, fixture, ok, said, starling, temp, with_input,
+    written,
 };
 
 #[test]
@@ -51,6 +52,25 @@ fn output_that_nobody_can_take() {
         assert_eq!(to(args, "/dev/null"), 0, "{args:?}");
     }
     assert_eq!(to(&["run", "--no-such-option"], "/dev/full"), USAGE);
+}
+
+/// What is said beside the output changes neither that nor the code.
+#[test]
+#[cfg(target_os = "linux")]
+fn remarks_that_nobody_can_take() {
+    let run = |args: &[&str]| {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+        let done = command(args).stdin(Stdio::null()).stderr(full).output().expect("the command");
+        (done.status.code().expect("no signal"), done.stdout)
+    };
+    let path = temp("unheard.json");
+    let (code, text) = run(&["run", "x", "-n", "4", "--receipt", &path]);
+    assert!(code == 0 && text == ok(&["run", "x", "-n", "4"]).out);
+    assert_eq!(run(&["verify", &path]).0, 0);
+    let receipt = fs::read_to_string(&path).expect("the receipt");
+    assert!(receipt.contains("\"seed\":0"), "{receipt}");
+    let forged = written("forged.json", receipt.replace("\"seed\":0", "\"seed\":1").as_bytes());
+    assert_eq!(run(&["verify", &forged]).0, RECEIPT);
 }
 
 #[test]
