@@ -10,7 +10,7 @@ cp ../LICENSE-APACHE ../LICENSE-MIT .
 smaller() {
     npx wasm-opt --mvp-features --enable-mutable-globals --enable-sign-ext --enable-nontrapping-float-to-int \
         --enable-bulk-memory --enable-bulk-memory-opt --enable-multivalue --enable-reference-types --enable-simd \
-        --enable-relaxed-simd --enable-threads -Oz --skip-pass=precompute-propagate --skip-pass=simplify-locals \
+        --enable-relaxed-simd --enable-threads -Oz --converge --skip-pass=precompute-propagate --skip-pass=simplify-locals \
         --skip-pass=code-pushing "$1" -o "$2"
 }
 # face NAME BUILDS...: builds whose face is the same text

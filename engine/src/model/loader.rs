@@ -64,11 +64,8 @@ impl Loader {
         let mut names: Vec<&str> = pending.iter().map(|p| p.name.as_str()).collect();
         sort_by(&mut names, |a, b| a.cmp(b));
         let has = |name: &str| names.binary_search(&name).is_ok();
-        if let Some(name) = roles::missing(&config, has) {
+        if let Some(name) = roles::missing(&config, has).or_else(|| roles::uneven(&config, &names, has)) {
             return Err(tensor_error(&name, "nothing", "a tensor of that name"));
-        }
-        if let Some(name) = roles::uneven(&config, has) {
-            return Err(tensor_error(&name, "nothing", "a tensor of that name, as other layers have one"));
         }
         sort_by(&mut pending, |a, b| (a.shard, a.offset).cmp(&(b.shard, b.offset)));
         let starts = shards.iter().map(Gguf::header_len).collect();

@@ -239,43 +239,25 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
     None
 }
 
-/// Parts of a layer that models have or have not: in all layers, or in those that have the part beside it.
-const OPTIONAL: [(&str, &str); 24] = [
-    ("attn_norm.weight", ""),
-    ("attn_norm.bias", "attn_norm.weight"),
-    ("attn_q_norm.weight", ""),
-    ("attn_k_norm.weight", ""),
-    ("attn_qkv.bias", "attn_qkv.weight"),
-    ("attn_q.bias", "attn_q.weight"),
-    ("attn_k.bias", "attn_k.weight"),
-    ("attn_v.bias", "attn_v.weight"),
-    ("attn_output.bias", "attn_output.weight"),
-    ("attn_output_norm.bias", "attn_output_norm.weight"),
-    ("post_attention_norm.weight", ""),
-    ("ffn_norm.weight", ""),
-    ("ffn_norm.bias", "ffn_norm.weight"),
-    ("post_ffw_norm.weight", ""),
-    ("layer_output_norm.bias", "layer_output_norm.weight"),
-    ("ffn_gate.weight", "ffn_up.weight"),
-    ("ffn_gate.bias", "ffn_gate.weight"),
-    ("ffn_up.bias", "ffn_up.weight"),
-    ("ffn_down.bias", "ffn_down.weight"),
-    ("ffn_gate_inp.weight", "ffn_up_exps.weight"),
-    ("ffn_gate_inp_shexp.weight", "ffn_up_shexp.weight"),
-    ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
-    ("ffn_up_shexp.weight", "ffn_down_shexp.weight"),
-    ("ffn_down_shexp.weight", "ffn_up_shexp.weight"),
-];
-
-/// The first tensor that a layer lacks and others have, given those that are there: without it the layer would be taken for
-/// one of another kind.
-pub(super) fn uneven(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> {
-    let name = |layer: usize, part: &str| format!("blk.{layer}.{part}");
-    OPTIONAL.iter().find_map(|(part, beside)| {
-        let lacks = |layer: &usize| !has(&name(*layer, part)) && (beside.is_empty() || has(&name(*layer, beside)));
-        let layer = (0..c.n_layer()).find(lacks)?;
-        (0..c.n_layer()).any(|layer| has(&name(layer, part))).then(|| name(layer, part))
-    })
+/// The first tensor that a layer lacks and the one before it of its kind has, with experts or without: the layer would be
+/// taken for another kind of layer. `names` are those that are there, ascending.
+pub(super) fn uneven(c: &Config, names: &[&str], has: impl Fn(&str) -> bool) -> Option<String> {
+    let mut last = [None; 2];
+    // twice around: before the first of a kind comes the last one
+    for i in 0..2 * c.n_layer() {
+        let layer = i % c.n_layer();
+        let with_experts = has(&format!("blk.{layer}.ffn_gate_inp.weight"));
+        let Some(before) = last[usize::from(with_experts)].replace(layer) else { continue };
+        let prefix = format!("blk.{before}.");
+        for name in &names[names.partition_point(|name| *name < &prefix[..])..] {
+            let Some(part) = name.strip_prefix(&prefix[..]) else { break };
+            let name = format!("blk.{layer}.{part}");
+            if !has(&name) {
+                return Some(name);
+            }
+        }
+    }
+    None
 }
 
 pub(super) fn tensor_error(name: &str, found: &str, expected: &str) -> LoadError {
