@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::starling::{MODEL_ERROR, USAGE, fails, ok, said, temp, with_input};
+use super::starling::{USAGE, fails, ok, said, temp, with_input};
 
 #[test]
 fn chat_takes_lines_and_commands() {
