@@ -153,7 +153,14 @@ fn models_that_are_wrong_say_where() {
     }
     let fused = [shapes[0][0], shapes.iter().map(|dims| dims[1]).sum()];
     let all = |_: &str, _: &mut Vec<u64>, _: &mut Vec<u8>| true;
-    let path = changed_with("superfluous.gguf", SMALL, None, &all, &[("blk.0.attn_qkv.weight", &fused)]);
+    let name = |layer: usize| format!("blk.{layer}.attn_qkv.weight");
+    let path = changed_with(
+        "superfluous.gguf",
+        SMALL,
+        None,
+        &all,
+        &[0, 1].map(name).each_ref().map(|name| (&name[..], &fused[..])),
+    );
     fails(&["run", "x", "-m", &path], MODEL_ERROR, &["`blk.0.attn_k.", "take its place"]);
     let path = changed("nan-scale.gguf", "reference/llama-k256-q8_0.gguf", None, &|name, _, data| {
         if name == "blk.0.ffn_down.weight" {
