@@ -4,7 +4,7 @@
     pip install llama-cpp-python==0.3.36 numpy
     python3 tests/scripts/make_quantiser_cases.py > fixtures/quantised/rows.json
 
-The numbers come from a generator that the test repeats (`engine/src/quant/tests.rs`), so only digests are kept: for each
+The numbers come from a generator that the test repeats (`engine/compute/src/quant/tests.rs`), so only digests are kept: for each
 type and row the first 16 hex digits of the SHA-256 of its bytes.
 """
 
