@@ -81,11 +81,25 @@ impl Error {
         }
     }
 
+    /// Index of the file of the model that is wrong, and what is wrong with it: for hosts that know the file's name.
+    pub fn in_file(&self) -> Option<(usize, String)> {
+        match self {
+            Error::Stream(StreamError::File { file, source }) => Some((*file, source.to_string())),
+            Error::Stream(StreamError::Length { file, found, expected }) => {
+                Some((*file, format!("the file has {found} bytes, expected {expected}")))
+            }
+            _ => None,
+        }
+    }
+
     /// What kind of failure this is, for programs.
     pub fn kind(&self) -> &'static str {
         match self {
             Error::Load(LoadError::TooLarge { .. })
-            | Error::Stream(StreamError::Load(LoadError::TooLarge { .. }))
+            | Error::Stream(
+                StreamError::Load(LoadError::TooLarge { .. })
+                | StreamError::File { source: LoadError::TooLarge { .. }, .. },
+            )
             | Error::Memory { .. }
             | Error::WorkingMemory(_) => "memory",
             Error::Stream(StreamError::Order { .. }) => "request",

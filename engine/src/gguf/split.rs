@@ -64,13 +64,7 @@ impl<'a> GgufSet<'a> {
         if shards.is_empty() {
             return Err(metadata("split.count", "no files".into(), "at least one".into()));
         }
-        for (i, shard) in shards.iter().enumerate() {
-            // a file of its own need not say that it is
-            let required = shards.len() > 1;
-            expect(shard, "split.no", i, required)?;
-            expect(shard, "split.count", shards.len(), required)?;
-            expect(shard, "split.tensors.count", n_tensors, required)?;
-        }
+        Self::check_split(&shards).map_err(|(_, error)| error)?;
         let mut order = Vec::with_capacity(n_tensors);
         for (i, shard) in shards.iter().enumerate() {
             order.extend((0..shard.tensors().len()).map(|j| (i as u32, j as u32)));
@@ -85,6 +79,23 @@ impl<'a> GgufSet<'a> {
             });
         }
         Ok(GgufSet { order, ..set })
+    }
+
+    /// Checks that the metadata of each file names its place in `shards`, their number and the number of tensors.
+    ///
+    /// # Errors
+    /// The index of the first file that does not, with [`LoadError::Metadata`].
+    pub fn check_split(shards: &[Gguf<'_>]) -> Result<(), (usize, LoadError)> {
+        let n_tensors: usize = shards.iter().map(|shard| shard.tensors().len()).sum();
+        // a model in one file need not have the keys
+        let required = shards.len() > 1;
+        for (i, shard) in shards.iter().enumerate() {
+            for (key, expected) in [("split.no", i), ("split.count", shards.len()), ("split.tensors.count", n_tensors)]
+            {
+                expect(shard, key, expected, required).map_err(|error| (i, error))?;
+            }
+        }
+        Ok(())
     }
 
     /// The files.
@@ -186,6 +197,9 @@ mod tests {
         assert_eq!(join(&two[..1]), wrong("split.count", "2", "1"));
         assert_eq!(join(&[shard(0, 2, 4, &["b", "c"]), two[1].clone()]), wrong("split.tensors.count", "4", "3"));
         assert_eq!(join(&[]), wrong("split.count", "no files", "at least one"));
+        let same = [shard(0, 2, 3, &["b", "c"]), shard(0, 2, 3, &["a"])];
+        let same: Vec<_> = same.iter().map(|f| Gguf::parse(f).unwrap()).collect();
+        assert_eq!(GgufSet::check_split(&same).map_err(|(file, _)| file), Err(1));
         let twice = join(&[shard(0, 2, 2, &["a"]), shard(1, 2, 2, &["a"])]);
         let (found, expected) = ("it in files 1 and 2".into(), "it once".into());
         assert_eq!(twice, Err(LoadError::Tensor { name: "a".into(), found, expected }));

@@ -15,9 +15,17 @@ use crate::receipt::split_sha256;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// A file is wrong.
+    /// The only file, or the model that all files make together, is wrong.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// One of several files is wrong.
+    #[error("file {file}: {source}")]
+    File {
+        /// Which, from 0.
+        file: usize,
+        /// What is wrong with it.
+        source: LoadError,
+    },
     /// A file is shorter or longer than was said.
     #[error("file {file} has {found} bytes, expected {expected}")]
     Length {
@@ -95,18 +103,18 @@ impl StreamLoader {
             if *at != shard {
                 return Err(StreamError::Order { file: shard, expected: *at });
             }
-            loader.weights().feed(bytes)?;
+            loader.weights().feed(bytes).map_err(|source| self.in_file(shard, source))?;
             self.advance()?;
             return Ok(true);
         }
         let (needed, limit) = (file.prefix.len() + bytes.len(), file.prefix.capacity());
-        file.prefix.try_reserve(bytes.len()).map_err(|_| LoadError::TooLarge {
-            what: "the directory",
-            needed: needed as u64,
-            limit: limit as u64,
-        })?;
+        if file.prefix.try_reserve(bytes.len()).is_err() {
+            let source = LoadError::TooLarge { what: "the directory", needed: needed as u64, limit: limit as u64 };
+            return Err(self.in_file(shard, source));
+        }
         file.prefix.extend_from_slice(bytes);
-        let known = file.read_directory()?;
+        let known = file.read_directory();
+        let known = known.map_err(|source| self.in_file(shard, source))?;
         if self.shards.iter().all(|s| s.header.is_some()) {
             self.start()?;
         }
@@ -115,13 +123,15 @@ impl StreamLoader {
 
     /// All directories are known: from now on weights are packed.
     fn start(&mut self) -> Result<(), StreamError> {
-        let set = self.shards.iter().map(|s| {
+        let directories = self.shards.iter().enumerate().map(|(file, s)| {
             Gguf::parse_header(&s.prefix, s.len).map_err(|e| match e {
-                HeaderError::Load(e) => StreamError::Load(e),
-                HeaderError::NeedMore { .. } => StreamError::Length { file: 0, found: s.fed, expected: s.len },
+                HeaderError::Load(source) => self.in_file(file, source),
+                HeaderError::NeedMore { .. } => StreamError::Length { file, found: s.fed, expected: s.len },
             })
         });
-        let set = GgufSet::new(set.collect::<Result<Vec<_>, _>>()?)?;
+        let directories = directories.collect::<Result<Vec<_>, _>>()?;
+        GgufSet::check_split(&directories).map_err(|(file, source)| self.in_file(file, source))?;
+        let set = GgufSet::new(directories)?;
         let loader = Box::new(ModelLoader::new(set.shards())?);
         self.weights = Some((loader, 0));
         self.pack_prefix(0)?;
@@ -129,13 +139,18 @@ impl StreamLoader {
     }
 
     /// Packs what has been kept of a file.
-    fn pack_prefix(&mut self, shard: usize) -> Result<(), LoadError> {
+    fn pack_prefix(&mut self, shard: usize) -> Result<(), StreamError> {
         let Some((loader, at)) = &mut self.weights else { return Ok(()) };
         *at = shard;
         loader.weights().start_shard(shard);
         let file = &mut self.shards[shard];
         let (prefix, start) = (mem::take(&mut file.prefix), file.header.unwrap_or(0));
-        loader.weights().feed(&prefix[start..])
+        loader.weights().feed(&prefix[start..]).map_err(|source| self.in_file(shard, source))
+    }
+
+    /// The error of a file, which is named where there are several.
+    fn in_file(&self, file: usize, source: LoadError) -> StreamError {
+        if self.shards.len() > 1 { StreamError::File { file, source } } else { StreamError::Load(source) }
     }
 
     /// Goes on to the next file where one is complete.
@@ -168,8 +183,8 @@ impl StreamLoader {
         let Some((loader, _)) = self.weights else {
             // the first file that is too short says what it lacks
             return Err(match self.shards.iter().enumerate().find(|(_, s)| s.header.is_none()) {
-                Some((_, s)) if s.fed == s.len => {
-                    Gguf::parse(&s.prefix).err().map_or(StreamError::NoWeights, StreamError::Load)
+                Some((file, s)) if s.fed == s.len => {
+                    Gguf::parse(&s.prefix).err().map_or(StreamError::NoWeights, |e| self.in_file(file, e))
                 }
                 Some((file, s)) => StreamError::Length { file, found: s.fed, expected: s.len },
                 None => StreamError::NoWeights,
@@ -271,6 +286,26 @@ mod tests {
         let mut loader = StreamLoader::new(&[], false);
         assert_eq!(loader.feed(0, b"x"), Err(StreamError::Order { file: 0, expected: 0 }));
         assert_eq!(loader.finish().err(), Some(StreamError::NoWeights));
+    }
+
+    #[test]
+    fn an_error_names_the_file_that_it_happened_in() {
+        let bytes = file("llama-gqa-untied-f16.gguf");
+        let (len, wrong) = (bytes.len() as u64, b"not a model");
+        let file_of = |error: Result<bool, StreamError>| match error {
+            Err(StreamError::File { file, .. }) => Some(file),
+            _ => None,
+        };
+        let mut loader = StreamLoader::new(&[len, wrong.len() as u64], false);
+        loader.feed(0, &bytes[..bytes.len() / 2]).unwrap();
+        assert_eq!(file_of(loader.feed(1, wrong)), Some(1));
+        // `split.no` is missing in both, the first is named
+        let mut loader = StreamLoader::new(&[len, len], false);
+        loader.feed(0, &bytes).unwrap();
+        assert_eq!(file_of(loader.feed(1, &bytes)), Some(0));
+        // a single file needs no name
+        let mut loader = StreamLoader::new(&[wrong.len() as u64], false);
+        assert!(matches!(loader.feed(0, wrong), Err(StreamError::Load(_))));
     }
 
     #[test]
