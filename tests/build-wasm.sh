@@ -1,109 +1,91 @@
 #!/bin/sh
-# Builds what ships for WebAssembly into target/wasm: the module with plain exports, plain-ISA.wasm; those with the face
-# for JavaScript, web-ISA/, and with threads, web-ISA-threads/, which need what install-wasm-std.sh gets, as does
-# web-grammar/, what reads schemas and grammars for them; and the component, component-ISA.wasm. With arguments, builds
-# those only, as `plain-scalar` or `web-simd128`.
+# Builds the WebAssembly modules into target/wasm:
+#
+#   web-ISA/             JavaScript face: `wasm-pack build host-wasm --target web`
+#   web-ISA-threads/     the same with threads; needs the source of the standard library (tests/install-wasm-std.sh)
+#   web-grammar/         grammar compiler: `wasm-pack build host-wasm/grammar --target web`
+#   plain-ISA.wasm       module with plain exports
+#   component-ISA.wasm   component
+#
+# ISA is scalar, simd128 or relaxed-simd. With arguments, builds those only, as `plain-scalar` or `web-simd128`.
+# Needs wasm-pack and the wasm-bindgen of Cargo.lock on the PATH (tests/install-wasm-pack.sh).
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
+mkdir -p "$target/wasm"
+target=$(cd "$target" && pwd)
 out=$target/wasm
-mkdir -p "$out"
+PATH=$target/tools/bin:$PATH
 
-# What computes is compiled for speed, for the sake of its kernels. They say themselves what is inlined into them and are
-# written in vectors: inlining more than is small, and making vectors of scalars, makes modules larger and slower. They are
-# also written in an order that needs few registers, which engines keep to: the compiler is to leave it
-small="-C llvm-args=-inline-threshold=5 -C llvm-args=-inlinehint-threshold=60 -C no-vectorize-loops -C no-vectorize-slp"
-small="$small -C llvm-args=-pre-RA-sched=source"
-
-# Panics name their places: the same ones on every machine, and without a user's folders
+# Panic messages have the same paths on every machine, without a user's directories
+flags=
 for folder in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/ "$(rustc --print sysroot)/lib/rustlib/src/rust/"; do
-    small="$small --remap-path-prefix=$folder="
+    flags="$flags --remap-path-prefix=$folder="
 done
 
-# build RUSTC-FEATURES CARGO-FEATURES RUSTC-OPTIONS...: leaves the module of $package in $built
-build() {
-    rustc_features=$1
-    features=$2
+# with_flags DIRECTORY RUSTC-FLAGS COMMAND...: runs a cargo command with target directory DIRECTORY, and with RUSTC-FLAGS
+# after those of .cargo/config.toml
+with_flags() {
+    directory=$target/$1
+    rustc_flags=$2
     shift 2
-    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=$rustc_features $small" \
-        cargo rustc --quiet --profile wasm -p $package --lib --crate-type cdylib --no-default-features \
-        --features "$features" --target wasm32-unknown-unknown --target-dir "$dir" -- "$@"
+    CARGO_TARGET_DIR=$directory CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS="$flags $rustc_flags" "$@"
 }
 
-# build_web as `build`, with the standard library compiled anew: for size, and with atomics where there are threads.
-# Panics do not say where they were, the output of `{:?}` is short: a fiftieth of a module
-build_web() {
+# wasm_pack CRATE NAME OUT RUSTC-FLAGS [CARGO-OPTIONS...]
+wasm_pack() {
+    crate=$1 name=$2 directory=$out/$3 rustc_flags=$4
+    shift 4
+    with_flags wasm-web "$rustc_flags" wasm-pack --quiet build "$crate" --target web --mode no-install --no-pack \
+        --out-name "$name" --out-dir "$directory" -- "$@"
+}
+
+# The workers of a page share the memory, of at most 4 GiB; 2 MiB at first in all builds, since the bindings create it.
+# The precompiled standard library has no atomics: it is compiled too
+wasm_pack_threads() {
+    rustc_flags="$3 -C target-feature=+atomics,+bulk-memory"
+    for argument in --shared-memory --import-memory --initial-memory=2097152 --max-memory=4294967296 --export=__heap_base \
+        --export=__wasm_init_tls --export=__tls_size --export=__tls_align --export=__tls_base; do
+        rustc_flags="$rustc_flags -C link-arg=$argument"
+    done
     (
-        RUSTFLAGS="${RUSTFLAGS:-} -Zlocation-detail=none -Zfmt-debug=shallow"
         RUSTUP_TOOLCHAIN=$(tests/install-wasm-std.sh | tail -n 1)
-        export RUSTFLAGS RUSTUP_TOOLCHAIN RUSTC_BOOTSTRAP=1 CARGO_UNSTABLE_BUILD_STD=std,panic_abort
-        export CARGO_UNSTABLE_BUILD_STD_FEATURES=optimize_for_size
-        build "$@"
+        export RUSTUP_TOOLCHAIN RUSTC_BOOTSTRAP=1 CARGO_UNSTABLE_BUILD_STD=std,panic_abort
+        wasm_pack "$1" starling "$2" "$rustc_flags" --features threads
     )
 }
 
-# threads: memory that the workers of a page share, up to the 4 GiB there can be; 2 MiB at first, the same in all builds,
-# as the face says how much
-build_threads() {
-    (
-        RUSTFLAGS="${RUSTFLAGS:-}"
-        for argument in --shared-memory --import-memory --initial-memory=2097152 --max-memory=4294967296 --export=__heap_base \
-            --export=__wasm_init_tls --export=__tls_size --export=__tls_align --export=__tls_base; do
-            RUSTFLAGS="$RUSTFLAGS -C link-arg=$argument"
-        done
-        export RUSTFLAGS
-        build_web "$1,+atomics,+bulk-memory" bindgen,chat,threads
-    )
-}
-
-wasm_tools() {
-    cargo run --quiet --manifest-path tests/wasm-tools/Cargo.toml --target-dir "$target/wasm-tools" -- "$@"
+# module FEATURES RUSTC-FLAGS: a module without the JavaScript face
+module() {
+    with_flags wasm-plain "$2" cargo rustc --quiet --release -p starling-wasm --lib --crate-type cdylib \
+        --no-default-features --features "$1" --target wasm32-unknown-unknown -- -C strip=symbols
 }
 
 make() {
-    # plain module and component have most crates in common
-    case $1 in
-        web-*) dir=$target/wasm-web ;;
-        *) dir=$target/wasm-plain ;;
-    esac
-    case $1 in
-        web-grammar) package=starling-grammar ;;
-        *) package=starling-wasm ;;
-    esac
-    built=$dir/wasm32-unknown-unknown/wasm/$(echo $package | tr - _).wasm
     isa=${1#*-}
-    isa=${isa%-threads}
-    case $isa in
-        scalar) rustc_features=-simd128 ;;
-        simd128) rustc_features=+simd128 ;;
-        relaxed-simd) rustc_features=+simd128,+relaxed-simd ;;
+    case ${isa%-threads} in
+        scalar) isa_flags="-C target-feature=-simd128" ;;
+        relaxed-simd) isa_flags="-C target-feature=+relaxed-simd" ;;
+        *) isa_flags= ;;
     esac
+    built=$target/wasm-plain/wasm32-unknown-unknown/release/starling_wasm.wasm
     case $1 in
         plain-*)
-            build $rustc_features plain -C strip=symbols
+            module plain "$isa_flags"
             cp "$built" "$out/$1.wasm"
             ;;
         component-*)
-            build $rustc_features component,chat -C strip=symbols
-            wasm_tools component "$built" "$out/$1.wasm"
+            module component,chat "$isa_flags"
+            cargo run --quiet --manifest-path tests/wasm-tools/Cargo.toml --target-dir "$target/wasm-tools" -- \
+                component "$built" "$out/$1.wasm"
             ;;
-        web-grammar)
-            build_web +simd128 ""
-            wasm_tools bindgen "$built" grammar "$out/$1" restarts
-            ;;
-        web-*)
-            # unstripped: names of functions go with the sections that are read here
-            case $1 in
-                *-threads) build_threads $rustc_features ;;
-                *) build_web $rustc_features bindgen,chat ;;
-            esac
-            wasm_tools bindgen "$built" starling "$out/$1"
-            cp host-wasm/src/constraints.js host-wasm/src/constraints.d.ts "$out/$1"
-            ;;
+        web-grammar) wasm_pack host-wasm/grammar grammar "$1" "" ;;
+        *-threads) wasm_pack_threads host-wasm "$1" "$isa_flags" ;;
+        web-*) wasm_pack host-wasm starling "$1" "$isa_flags" ;;
     esac
 }
 
-# without SIMD the plain module alone: no browser of the last years lacks it
+# scalar for the plain face only: every browser of the last years has SIMD128
 names=${*:-plain-scalar plain-simd128 web-simd128 plain-relaxed-simd web-relaxed-simd web-simd128-threads \
     web-relaxed-simd-threads web-grammar component-simd128}
 
@@ -113,7 +95,7 @@ face() {
     done
 }
 
-# side by side, since most of a build is the work of one thread
+# in parallel: most of a build is the work of one thread
 { face plain && face component; } &
 face web
 wait $!

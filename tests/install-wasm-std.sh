@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Gets the standard library's source, which builds for the web compile anew: for size, and for threads with atomics.
+# Installs the source of the standard library, which builds with threads compile with atomics.
 #
-#   rustup               where its server has it: the usual case
-#   Debian's rustc-web   elsewhere: a compiler with its source, linked as the toolchain `distro`; needs root or sudo
+#   rustup               the usual case
+#   Debian's rustc-web   if rustup's server has no source: a compiler with source, linked as the toolchain `distro`; needs
+#                        root or sudo
 #
-# Prints the toolchain to use as its last line, for RUSTUP_TOOLCHAIN.
+# The last line of output is the toolchain to use, for RUSTUP_TOOLCHAIN.
 set -euo pipefail
 
 sysroot() { rustc +"$1" --print sysroot; }

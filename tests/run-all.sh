@@ -85,7 +85,7 @@ install_rust() {
 lint() {
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings &&
         cargo clippy --quiet -p starling-wasm --no-default-features --features bindgen -- -D warnings &&
-        cargo clippy --quiet -p starling-wasm -- -D warnings &&
+        cargo clippy --quiet -p starling-wasm --no-default-features --features plain -- -D warnings &&
         cargo clippy --quiet -p starling-wasm --no-default-features --features component,chat \
             --target wasm32-unknown-unknown -- -D warnings
 }
@@ -100,7 +100,7 @@ wasi_run() {
 }
 
 build_wasm() {
-    tests/build-wasm.sh && wasi_run --no-run
+    tests/install-wasm-pack.sh && tests/build-wasm.sh && wasi_run --no-run
 }
 
 # in_wasmtime ISA MODULE TESTS...

@@ -1,5 +1,6 @@
 //! The JavaScript face: two classes that throw `Error`s with a `code`; structured values are JSON texts.
 
+use std::error::Error as _;
 use std::sync::Arc;
 
 use starling::kernels::Cpu;
@@ -8,7 +9,7 @@ use starling::model::StreamLoader;
 use starling::sampler::Constraint;
 use wasm_bindgen::prelude::*;
 
-use crate::constraint::Elsewhere;
+use crate::constraint::{ConstraintObject, JsConstraint};
 use crate::reply::json;
 use crate::session::Session;
 #[cfg(feature = "threads")]
@@ -17,18 +18,28 @@ use crate::{crash, session};
 
 #[wasm_bindgen]
 extern "C" {
-    /// The `Error` of JavaScript.
+    /// An `Error` with the properties that the package reads: `code`, the kind of failure; `file`, the index of the
+    /// model's file that is wrong, where that is known; `cause`, the error underneath.
+    #[wasm_bindgen(extends = js_sys::Error)]
     pub type Error;
-    #[wasm_bindgen(constructor)]
-    fn new(message: &str) -> Error;
     #[wasm_bindgen(method, setter)]
     fn set_code(this: &Error, code: &str);
+    #[wasm_bindgen(method, setter)]
+    fn set_file(this: &Error, file: usize);
 }
 
 fn js(e: impl Into<session::Error>) -> Error {
     let e = e.into();
-    let error = Error::new(&e.to_string());
+    let (file, message) = e.in_file().map_or_else(|| (None, e.to_string()), |(file, message)| (Some(file), message));
+    let error = js_sys::Error::new(&message);
+    if let Some(cause) = e.source() {
+        error.set_cause(&js_sys::Error::new(&cause.to_string()));
+    }
+    let error: Error = error.unchecked_into();
     error.set_code(e.kind());
+    if let Some(file) = file {
+        error.set_file(file);
+    }
     error
 }
 
@@ -122,13 +133,12 @@ impl Model {
         json(&self.0.info())
     }
 
-    /// Takes a request in JSON, and the number of the constraint that its answer follows, which becomes the request's;
-    /// returns its id.
+    /// Takes a request in JSON, and the constraint that its answer follows, which the request frees; returns its id.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn submit(&mut self, request: &str, constraint: Option<u32>) -> Result<f64, Error> {
-        let constraint = constraint.map(|number| Arc::new(Elsewhere(number)) as Arc<dyn Constraint>);
+    pub fn submit(&mut self, request: &str, constraint: Option<ConstraintObject>) -> Result<f64, Error> {
+        let constraint = constraint.map(|object| Arc::new(JsConstraint::new(object)) as Arc<dyn Constraint>);
         let request = serde_json::from_str(request).map_err(js)?;
         self.0.start(request, constraint).map(|id| id as f64).map_err(js)
     }

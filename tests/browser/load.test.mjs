@@ -684,7 +684,7 @@ test("loading and disposing a hundred times does not grow", async () => {
   await cycles(50, {});
   const grown = (await size()) - before;
   assert.ok(grown < 500_000, `the page grew by ${grown} bytes`);
-  // inline, where all models share a module, whose free memory is not always in one piece
+  // inline too, where each model has an instance of the module
   const small = await cycles(5, { worker: false });
   const large = await cycles(50, { worker: false });
   assert.ok(large - small < bytes.length, `the module grew from ${small} to ${large} bytes`);

@@ -5,11 +5,11 @@ import { readFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
 
 import { Starling, StarlingError } from "../../web/dist/index.js";
+import { Instance } from "../../web/dist/instance.js";
 import { countFitting } from "../../web/dist/load.js";
 import { Completions } from "../../web/dist/openai.js";
 import { openPart } from "../../web/dist/source.js";
 import { Divider } from "../../web/dist/tools.js";
-import { Model } from "../../web/wasm/starling.js";
 import { split } from "./split.mjs";
 
 const fixture = (name) => new URL(`../../fixtures/${name}`, import.meta.url);
@@ -258,15 +258,20 @@ test("answers follow what they have to be", async () => {
   await assert.rejects(text({ regex: "a" }, { receipt: true }), code("request"));
 });
 
-test("what crashes the reader of grammars ends answers that follow one, and no others", async () => {
-  const story = (options) => model.generate("Once upon a time", { maxTokens: 200, ignoreEos: true, ...options });
+test("a crash of the grammar module ends the answers of its model that have a grammar, and no others", async () => {
+  const length = { maxTokens: 200, ignoreEos: true };
+  const story = (options) => model.generate("Once upon a time", { ...length, ...options });
   const deep = Array.from({ length: 3500 }, (_, i) => `a${i}: "x" a${i + 1}`).join("\n");
   const grammar = `start: a0\n${deep}\na3500: "y"`;
   const [free, bound] = [story({}), story({ structure: { regex: "(.|\n)*" } })];
-  await bound.tokens().next();
+  const other = await Starling.load(TINY);
+  const beside = other.generate("Once upon a time", { ...length, structure: { regex: "(.|\n)*" } });
+  await Promise.all([bound.tokens().next(), beside.tokens().next()]);
   await assert.rejects(story({ structure: { grammar } }).result, (e) => /structure.grammar: .*nested/.test(e.message));
   await assert.rejects(bound.result, (e) => e.code === "request" && /the grammar has failed/.test(e.message));
   assert.equal((await free.result).usage.completionTokens, 200);
+  assert.equal((await beside.result).usage.completionTokens, 200);
+  other.dispose();
   assert.equal((await model.generate("A", { structure: { choice: ["fox"] } }).result).text, "fox");
 });
 
@@ -438,10 +443,17 @@ test("many at once, more than there is room for, and aborts among them", async (
 });
 
 test("a request that waits is tried again when another has ended or was aborted, not at each step", async () => {
+  const { call } = Instance.prototype;
+  let model;
+  Instance.prototype.call = function (...args) {
+    model ??= this.bindings.Model.prototype;
+    return call.apply(this, args);
+  };
   const one = await Starling.load(TINY);
-  const { submit } = Model.prototype;
+  Instance.prototype.call = call;
+  const { submit } = model;
   let tries = 0;
-  Model.prototype.submit = function (...args) {
+  model.submit = function (...args) {
     tries += 1;
     return submit.apply(this, args);
   };
@@ -455,7 +467,6 @@ test("a request that waits is tried again when another has ended or was aborted,
     await Promise.all(rest);
     assert.ok(tries <= 12, `${tries} tries`);
   } finally {
-    Model.prototype.submit = submit;
     one.dispose();
   }
 });
@@ -573,25 +584,41 @@ test("a disposed model says so", async () => {
   await assert.rejects(other.memory(), code("disposed"));
 });
 
-// the last test: inline, the module of this process is of no use after it
-test("a crash names itself, and what follows says that it happened", async () => {
+test("an error in a file of a split model names that file", async () => {
+  const files = split(new Uint8Array(await readFile(TINY)), 3).map((part, i) => new File([part], `${i + 1}.gguf`));
+  const names = (want) => (e) => code("model")(e) && want.test(e.message);
+  const [first, second, third] = files;
+  await assert.rejects(Starling.load([first, new File(["no model"], "second"), third]), names(/^second: GGUF: magic/));
+  // the same number in two files
+  const again = new File([second], "again.gguf");
+  await assert.rejects(Starling.load([first, second, again]), names(/^again\.gguf: metadata `split\.no`: found 1/));
+  const short = new File([third.slice(0, third.size - 40)], "short.gguf");
+  await assert.rejects(Starling.load([first, second, short]), names(/^short\.gguf: /));
+});
+
+test("a model that crashes says so, and ends no other", async () => {
   const long = { maxTokens: 400, ignoreEos: true };
-  const running = model.generate("Once", long).result;
+  const crashing = await Starling.load(TINY, { sequences: 4 });
   const left = await Starling.load(TINY, { sequences: 2 });
-  const more = Array.from({ length: 4 }, () => left.generate("Once", long).result);
+  const want = await left.generate("Once", long).result;
+  const running = crashing.generate("Once", long).result;
+  const beside = Array.from({ length: 4 }, () => left.generate("Once", long).result);
   const abort = new AbortController();
-  const aborted = model.generate("Once", { ...long, signal: abort.signal }).result;
-  const unread = model.generate("Once", long)[Symbol.asyncIterator]();
+  const aborted = crashing.generate("Once", { ...long, signal: abort.signal }).result;
+  const unread = crashing.generate("Once", long)[Symbol.asyncIterator]();
   await unread.next();
-  await assert.rejects(model.crash(), (e) => code("crashed")(e) && /crash on request/.test(e.message));
+  const crashed = (e) => code("crashed")(e) && /crash on request/.test(e.message);
+  await assert.rejects(crashing.crash(), crashed);
   // before the next step finds out
   abort.abort();
   await assert.rejects(aborted, { name: "AbortError" });
   await unread.return();
-  await assert.rejects(running, code("crashed"));
-  // the other model has the same module
+  await assert.rejects(running, crashed);
+  await assert.rejects(crashing.memory(), crashed);
+  crashing.dispose();
+  for (const one of beside) assert.equal((await one).text, want.text);
+  const later = await Starling.load(TINY);
+  assert.equal((await later.generate("Once", long).result).text, want.text);
+  later.dispose();
   left.dispose();
-  for (const one of more) await assert.rejects(one, (e) => code("crashed")(e) || code("disposed")(e));
-  await assert.rejects(model.memory(), code("crashed"));
-  await assert.rejects(Starling.load(TINY), (e) => code("crashed")(e) && /without a worker/.test(e.message));
 });

@@ -2,12 +2,12 @@
 // or inline.
 
 import { StarlingError, toWire } from "./errors.js";
-import { type Loaded, guarded, isDead, loadModel, type LoadRequest } from "./load.js";
 import { GrammarReader } from "./grammar.js";
+import { isFatal } from "./instance.js";
+import { type Loaded, loadModel, type LoadRequest } from "./load.js";
 import type { CoreEvent, Form } from "./protocol.js";
 import { lossy } from "./request.js";
-import { type Constraint, add } from "../wasm/constraints.js";
-import type { Model } from "../wasm/starling.js";
+import type { Constraint, Model } from "../wasm/starling.js";
 import type { MemoryReport, ModelInfo, Progress, Verification } from "./types.js";
 
 /** A request on its way. */
@@ -41,7 +41,8 @@ type EngineEvent =
 
 export class Core {
   readonly info: ModelInfo;
-  #loaded: Loaded;
+  /** Undefined once disposed, so that the instance's memory can be collected. */
+  #loaded: Loaded | undefined;
   #emit: (events: CoreEvent[]) => void;
   #waiting: Job[] = [];
   /** By the module's id. */
@@ -160,11 +161,11 @@ export class Core {
       try {
         const { request, constraint } = next;
         // one that is refused now may be let in later
-        next.id = this.#call((m) => m.submit(request, constraint && add(constraint.fork())));
+        next.id = this.#call((m) => m.submit(request, constraint?.fork()));
         next.started = performance.now();
         this.#active.set(next.id, next);
       } catch (e) {
-        if (isDead(e)) throw e;
+        if (isFatal(e)) throw e;
         this.#isFull = e instanceof StarlingError && e.code === "capacity" && this.#active.size > 0;
         if (this.#isFull) break;
         failed.push({ type: "failed", job: next.job, error: toWire(e) });
@@ -277,14 +278,17 @@ export class Core {
       kvCommitted: memory.kv_committed,
       kvInUse: memory.kv_in_use,
       kvCached: memory.kv_cached,
-      module: this.#loaded.module.memory.buffer.byteLength,
+      module: this.#loaded!.instance.memory.buffer.byteLength,
     };
   }
 
   /** Crashes the module, on a thread that helps if so asked, to test what happens then. */
   crash(thread: boolean): void {
-    const { face } = this.#loaded;
-    this.#call(() => (thread && "crashThread" in face ? (face.crashThread as () => void)() : face.crash()));
+    this.#call(() => {
+      const { bindings } = this.#loaded!.instance;
+      if (thread && "crashThread" in bindings) (bindings.crashThread as () => void)();
+      else bindings.crash();
+    });
   }
 
   /** Frees the model. */
@@ -292,6 +296,7 @@ export class Core {
     this.#forget();
     this.#grammars.free();
     this.#release((m) => m.free());
+    this.#loaded = undefined;
     this.#die(new StarlingError("disposed", "the model was disposed"));
   }
 
@@ -312,16 +317,17 @@ export class Core {
     try {
       this.#call(work);
     } catch (e) {
-      if (!isDead(e)) throw e;
+      if (!isFatal(e)) throw e;
     }
   }
 
   #call<T>(work: (model: Model) => T): T {
     if (this.#dead) throw this.#dead;
     try {
-      return guarded(() => work(this.#loaded.model));
+      const { instance, model } = this.#loaded!;
+      return instance.call(() => work(model));
     } catch (e) {
-      if (isDead(e)) this.#die(e as StarlingError);
+      if (isFatal(e)) this.#die(e as StarlingError);
       throw e;
     }
   }

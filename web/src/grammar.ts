@@ -1,96 +1,101 @@
-// The grammar module at work, beside the engine's: what answers have to be becomes constraints, which the engine's module
-// asks by number.
+// The grammar module, which compiles JSON schemas and grammars to constraints. The engine's module calls these as objects.
 
-import type { Constraint } from "../wasm/constraints.js";
-import { Grammars, type Constraint as Made, __wbg_reset_state as startAnew, initSync } from "../wasm/grammar.js";
+import { type Constraint as Compiled, type Grammars, instantiate } from "../wasm/grammar.js";
+import type { Constraint } from "../wasm/starling.js";
 import { StarlingError } from "./errors.js";
 import type { Form } from "./protocol.js";
 
-/** How often the module has crashed, and was started anew: nothing is left of what it had made before. */
-let crashes = 0;
+/** An instance of the grammar module with the tokens of one model. A trap ends it, and all constraints that it made. */
+class GrammarInstance {
+  readonly grammars: Grammars;
+  #hasTrapped = false;
 
-/** Calls the module. */
-function guarded<T>(work: () => T): T {
-  try {
-    return work();
-  } catch (e) {
-    if (!(e instanceof WebAssembly.RuntimeError || e instanceof RangeError)) throw e;
-    crashes += 1;
-    startAnew();
-    throw new StarlingError("request", `reading it has failed, most likely as it is nested too deeply: ${e.message}`);
+  constructor(module: WebAssembly.Module, words: Uint8Array) {
+    const { Grammars, initSync } = instantiate();
+    initSync({ module });
+    this.grammars = new Grammars(words);
+  }
+
+  get hasTrapped(): boolean {
+    return this.#hasTrapped;
+  }
+
+  call<T>(work: () => T): T {
+    if (this.#hasTrapped) throw new StarlingError("request", "the grammar has failed");
+    try {
+      return work();
+    } catch (e) {
+      if (!(e instanceof WebAssembly.RuntimeError || e instanceof RangeError)) throw e;
+      this.#hasTrapped = true;
+      const message = `compiling it failed, most likely because it is nested too deeply: ${e.message}`;
+      throw new StarlingError("request", message, { cause: e });
+    }
   }
 }
 
-/** A constraint for as long as the module has it. */
-class Held implements Constraint {
-  #made: Made;
-  #crashes = crashes;
+/** A constraint that can be used for as long as its instance works. */
+class InstanceConstraint implements Constraint {
+  readonly instance: GrammarInstance;
+  #compiled: Compiled;
 
-  constructor(made: Made) {
-    this.#made = made;
+  constructor(instance: GrammarInstance, compiled: Compiled) {
+    this.instance = instance;
+    this.#compiled = compiled;
   }
 
-  #ask<T>(question: (made: Made) => T): T {
-    if (!this.isThere()) throw new StarlingError("request", "the grammar has failed");
-    return guarded(() => question(this.#made));
-  }
-
-  isThere(): boolean {
-    return this.#crashes === crashes;
-  }
-
-  fork(): Constraint {
-    return new Held(this.#ask((made) => made.fork()));
+  fork(): InstanceConstraint {
+    return new InstanceConstraint(this.instance, this.instance.call(() => this.#compiled.fork()));
   }
 
   allow(mask: Uint32Array): number {
-    return this.#ask((made) => made.allow(mask));
+    return this.instance.call(() => this.#compiled.allow(mask));
   }
 
   accept(token: number): number {
-    return this.#ask((made) => made.accept(token));
+    return this.instance.call(() => this.#compiled.accept(token));
   }
 
   free(): void {
-    if (this.isThere()) guarded(() => this.#made.free());
+    if (!this.instance.hasTrapped) this.instance.call(() => this.#compiled.free());
   }
 }
 
-/** Makes constraints for one model. */
+/** Compiles the constraints of one model. */
 export class GrammarReader {
   #words: () => Uint8Array;
-  #grammars: { of: Grammars; crashes: number } | undefined;
-  /** What was read last: the answers to one request follow the same. */
-  #last: { json: string; constraint: Held } | undefined;
+  #instance: GrammarInstance | undefined;
+  /** What was compiled last: several answers to one request have the same constraint. */
+  #last: { json: string; constraint: InstanceConstraint } | undefined;
 
-  /** `words` gives the model's tokens. */
+  /** `words` returns the model's tokens. */
   constructor(words: () => Uint8Array) {
     this.#words = words;
   }
 
   /**
-   * A constraint at the beginning of an answer.
+   * A constraint at the start of a text.
    *
    * @throws {StarlingError} with what is wrong
    */
   constraint({ json, param, module }: Form): Constraint {
-    if (this.#last?.json !== json || !this.#last.constraint.isThere()) {
+    if (this.#last?.json !== json || this.#last.constraint.instance.hasTrapped) {
       this.#forget();
       try {
-        this.#last = { json, constraint: guarded(() => this.#read(json, module)) };
+        this.#last = { json, constraint: this.#compile(json, module) };
       } catch (e) {
-        const said = e instanceof StarlingError && e.code === "request" ? e.message : e;
-        if (typeof said !== "string") throw e;
-        throw new StarlingError("request", param === undefined ? said : `${param}: ${said}`);
+        // the module throws what is wrong with the grammar as a string
+        const message = e instanceof StarlingError && e.code === "request" ? e.message : e;
+        if (typeof message !== "string") throw e;
+        throw new StarlingError("request", param === undefined ? message : `${param}: ${message}`);
       }
     }
     return this.#last.constraint.fork();
   }
 
-  #read(json: string, module: WebAssembly.Module): Held {
-    initSync({ module });
-    if (this.#grammars?.crashes !== crashes) this.#grammars = { of: new Grammars(this.#words()), crashes };
-    return new Held(this.#grammars.of.constraint(json));
+  #compile(json: string, module: WebAssembly.Module): InstanceConstraint {
+    if (!this.#instance || this.#instance.hasTrapped) this.#instance = new GrammarInstance(module, this.#words());
+    const instance = this.#instance;
+    return new InstanceConstraint(instance, instance.call(() => instance.grammars.constraint(json)));
   }
 
   #forget(): void {
@@ -100,7 +105,6 @@ export class GrammarReader {
 
   free(): void {
     this.#forget();
-    if (this.#grammars?.crashes === crashes) this.#grammars.of.free();
-    this.#grammars = undefined;
+    this.#instance = undefined;
   }
 }

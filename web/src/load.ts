@@ -1,13 +1,14 @@
 // A model on its way: from its files or the cache into the module, and into the cache.
 
-import type { InitOutput, Loader, Model } from "../wasm/starling.js";
+import type { Loader, Model } from "../wasm/starling.js";
 import { type CacheWriter, type Hit, cacheWriter, cached, exclusively, uncache } from "./cache.js";
-import { type ErrorCode, StarlingError } from "./errors.js";
+import { StarlingError } from "./errors.js";
 import type { Isa } from "./features.js";
+import { Instance, isFatal } from "./instance.js";
 import { beginRace, fasterIsa } from "./race.js";
 import { pause } from "./signal.js";
 import { type Count, type Part, type SourceFile, blobFile, openPart, read, remoteTag } from "./source.js";
-import { type Face, Helpers, faceOf } from "./threads.js";
+import { Helpers } from "./threads.js";
 import type { LoadOptions, Progress } from "./types.js";
 
 /** What loading takes, with nothing in it that cannot cross to a worker. */
@@ -52,8 +53,7 @@ export function countFitting(bytes = 0): Count {
 
 /** A model, and what it runs on. */
 export interface Loaded {
-  face: Face;
-  module: InitOutput;
+  instance: Instance;
   model: Model;
   helpers: Helpers;
 }
@@ -65,19 +65,11 @@ export async function loadModel(
   signal: AbortSignal | undefined,
 ): Promise<Loaded> {
   signal?.throwIfAborted();
-  if (crashed) {
-    throw new StarlingError(
-      "crashed",
-      `the module has crashed, and without a worker it cannot start again: ${crashed.message}`,
-    );
-  }
-  face = faceOf(options.module);
-  // one instance for all that run inline
-  const module = face.initSync({ module: options.module });
-  const helping = Helpers.start(options.module, module.memory, options.threads - 1);
+  const instance = new Instance(options.module);
+  const helping = Helpers.start(options.module, instance.memory, options.threads - 1);
   const load = async (cache: LoadRequest["cache"]) => {
-    const model = await loadOnce({ ...options, cache }, helping, onProgress, signal);
-    return { face, module, model, helpers: await helping };
+    const model = await loadOnce({ ...options, cache }, instance, helping, onProgress, signal);
+    return { instance, model, helpers: await helping };
   };
   try {
     return await load(options.cache);
@@ -101,6 +93,7 @@ class StaleCache extends Error {
 
 async function loadOnce(
   options: LoadRequest,
+  instance: Instance,
   helping: Promise<Helpers>,
   onProgress: (progress: Progress) => void,
   signal: AbortSignal | undefined,
@@ -110,7 +103,7 @@ async function loadOnce(
   let model: Model | undefined;
   let places: Place[] = [];
   try {
-    const isChoice = options.isa === undefined && guarded(() => beginRace(face));
+    const isChoice = options.isa === undefined && instance.call(beginRace);
     const meter = new Meter(onProgress);
     let total = 0;
     const hits = await found(options);
@@ -131,6 +124,7 @@ async function loadOnce(
       const writer = url === undefined ? undefined : await cacheWriter(url, file.size, toCache);
       if (writer) writers.push({ writer, url: url!, file, part });
     }
+    const nameOf = (file: number) => places[file]!.file.name;
     const taken = places.map(() => 0);
     const take = async (part: number, until: "directory" | "end") => {
       const { file, from } = places[part]!;
@@ -139,18 +133,14 @@ async function loadOnce(
           throw new StarlingError("model", `${file.name} is a web page, not a GGUF file`);
         taken[part]! += bytes.length;
         await writers.find((w) => w.part === part)?.writer.write(bytes);
-        const known = guarded(() => loader!.feed(part, bytes));
+        const known = instance.call(() => loader!.feed(part, bytes), nameOf);
         if (!file.counted) meter.add(from, bytes.length);
         if (known && until === "directory") return;
       }
     };
-    loader = guarded(
-      () =>
-        new face.Loader(
-          Float64Array.from(places, ({ file }) => file.size),
-          options.receipts || options.sha256 !== undefined,
-        ),
-    );
+    const sizes = Float64Array.from(places, ({ file }) => file.size);
+    const digest = options.receipts || options.sha256 !== undefined;
+    loader = instance.call(({ Loader }) => new Loader(sizes, digest));
     if (places.length > 1) for (const part of places.keys()) await take(part, "directory");
     for (const part of places.keys()) await take(part, "end");
     meter.done();
@@ -161,13 +151,13 @@ async function loadOnce(
         throw new StarlingError("checksum", `${file.name} has the SHA-256 ${sha256[part]}, expected ${want}`);
       }
     }
-    const isa = options.isa ?? (isChoice ? guarded(() => fasterIsa(face)) : undefined);
+    const isa = options.isa ?? (isChoice ? instance.call(fasterIsa) : undefined);
     const whole = loader;
     loader = undefined;
     const threads = 1 + (await helping).count;
     // what a build has beside its own must be named
     const session = { ...options.session, ...(isa === "relaxed-i16" && { isa }), threads };
-    model = guarded(() => whole.open(JSON.stringify(session)));
+    model = instance.call(() => whole.open(JSON.stringify(session)), nameOf);
     // what was said meanwhile gets through
     await pause(0, signal);
     const commit = async () => {
@@ -182,7 +172,7 @@ async function loadOnce(
     return model;
   } catch (e) {
     for (const { writer } of writers) await writer.abort().catch(() => {});
-    if (!isDead(e)) {
+    if (!isFatal(e)) {
       loader?.free();
       model?.free();
     }
@@ -191,36 +181,6 @@ async function loadOnce(
     if (!isBroken || fromCache.length === 0) throw e;
     for (const { file } of fromCache) await uncache(file.name);
     throw new StaleCache(e);
-  }
-}
-
-/** Of the module that was loaded last; there is one at a time. */
-let face: Face;
-
-/** Why the module of this thread is of no use any more. */
-let crashed: StarlingError | undefined;
-
-/** Whether an error means that nothing more can be asked of the module's objects. */
-export const isDead = (e: unknown) => e instanceof StarlingError && (e.code === "crashed" || e.code === "disposed");
-
-/** Gives the module's errors their names; calls nothing of one that has crashed. */
-export function guarded<T>(work: () => T): T {
-  if (crashed) throw crashed;
-  try {
-    return work();
-  } catch (e) {
-    if (e instanceof WebAssembly.RuntimeError || e instanceof RangeError) {
-      const said = face.panicMessage();
-      throw (crashed = new StarlingError(
-        "crashed",
-        said
-          ? `Starling crashed: ${said}`
-          : `Starling crashed: ${e.message}; most likely its memory ran out, of which a module has at most 4 GiB`,
-        { cause: e },
-      ));
-    }
-    const { code, message } = e as { code?: ErrorCode; message: string };
-    throw code ? new StarlingError(code, message) : e;
   }
 }
 

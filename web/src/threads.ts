@@ -1,20 +1,8 @@
 // Workers that help the engine's: they have its module and its memory. Only where memory can be shared.
 
-import * as single from "../wasm/starling.js";
-import * as threaded from "../wasm/threads.js";
 import { StarlingError } from "./errors.js";
+import { importsMemory } from "./instance.js";
 import { startWorker } from "./script.js";
-
-/** What the module looks like from JavaScript. */
-export type Face = typeof single;
-
-/** Whether a module takes its memory from outside, to share it. */
-const sharesMemory = (module: WebAssembly.Module) =>
-  WebAssembly.Module.imports(module).some(({ kind }) => kind === "memory");
-
-/** What belongs to a module: both faces have the same classes, but one knows of threads. */
-export const faceOf = (module: WebAssembly.Module): Face =>
-  sharesMemory(module) ? (threaded as unknown as Face) : single;
 
 /** What a helper is sent, once. */
 export interface ThreadStart {
@@ -37,7 +25,7 @@ export class Helpers {
   /** Starts so many; there are fewer if the runtime gives no more, and none for a module whose memory is its own. */
   static async start(module: WebAssembly.Module, memory: WebAssembly.Memory, wanted: number): Promise<Helpers> {
     const helpers = new Helpers();
-    if (!sharesMemory(module)) return helpers;
+    if (!importsMemory(module)) return helpers;
     const starts = Array.from({ length: wanted }, () => helpers.#start({ module, memory }));
     await Promise.allSettled(starts);
     return helpers;

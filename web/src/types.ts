@@ -106,7 +106,7 @@ export interface MemoryReport {
   kvCommitted: number;
   kvInUse: number;
   kvCached: number;
-  /** All of the module's memory; inline, all models share it. */
+  /** All of the memory of the model's module. */
   module: number;
 }
 

@@ -1,5 +1,5 @@
-//! Schemas and grammars for JavaScript: a module of its own, which pages fetch when an answer has to follow one. Its
-//! constraints are what `constraints.js` has the engine's module ask.
+//! JSON schemas and grammars for JavaScript: a module that pages fetch when the first request has one. Its constraints have
+//! the methods that the engine's module calls (`Constraint` in host-wasm/src/constraint.rs).
 
 use std::ops::Range;
 

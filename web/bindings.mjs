@@ -1,0 +1,36 @@
+// Turns the JavaScript that `wasm-pack build --target web` writes, which has one instance of its module for a whole page, into
+// a function that makes an instance at each call: a model in a page must outlive a trap of another.
+//
+//     node bindings.mjs FOLDER NAME OUT    reads FOLDER/NAME.js and .d.ts, writes OUT.js, OUT.d.ts and OUT-bindings.d.ts
+
+import { copyFile, readFile, writeFile } from "node:fs/promises";
+import { basename } from "node:path";
+
+const [folder, name, out] = process.argv.slice(2);
+
+const names = [];
+const body = (await readFile(`${folder}/${name}.js`, "utf8"))
+  .replace(/^\/\* @ts-self-types=.*\n/, "")
+  .replace(/^export (async function|function|class) (\w+)/gm, (_, kind, exported) => {
+    names.push(exported);
+    return `${kind} ${exported}`;
+  })
+  .replace(/^export \{ (.*?) \};?$/gm, (_, list) => {
+    for (const item of list.split(", ")) if (!item.includes(" as default")) names.push(item);
+    return "";
+  });
+if (!names.includes("initSync")) throw new Error(`${folder}/${name}.js: no export initSync`);
+// what the patterns above do not know would be a syntax error in a function, or shared by all instances
+const unknown = /^(export|import)\b.*$/m.exec(body);
+if (unknown) throw new Error(`${folder}/${name}.js: cannot be put into a function: ${unknown[0]}`);
+
+await writeFile(`${out}.js`, `export function instantiate() {\n${body}\nreturn { ${names.join(", ")} };\n}\n`);
+await copyFile(`${folder}/${name}.d.ts`, `${out}-bindings.d.ts`);
+await writeFile(
+  `${out}.d.ts`,
+  `import type * as bindings from "./${basename(out)}-bindings.js";
+export type * from "./${basename(out)}-bindings.js";
+/** The classes and functions of a new instance of the module, which \`initSync\` creates. */
+export function instantiate(): typeof bindings;
+`,
+);

@@ -1,0 +1,60 @@
+// Instances of the engine's module. Each model has its own, so that a trap ends no other model.
+
+import * as single from "../wasm/starling.js";
+import * as threaded from "../wasm/threads.js";
+import { type ErrorCode, StarlingError } from "./errors.js";
+
+/** The classes and functions of one instance. */
+export type Bindings = ReturnType<typeof single.instantiate>;
+
+/** Whether a module imports its memory, which threads share. */
+export const importsMemory = (module: WebAssembly.Module) =>
+  WebAssembly.Module.imports(module).some(({ kind }) => kind === "memory");
+
+/** Whether an error means that no object of the instance can be used any more. */
+export const isFatal = (e: unknown) => e instanceof StarlingError && (e.code === "crashed" || e.code === "disposed");
+
+/** An instance of the engine's module, with a memory of its own. */
+export class Instance {
+  readonly bindings: Bindings;
+  readonly memory: WebAssembly.Memory;
+  #crash: StarlingError | undefined;
+
+  /** @throws {StarlingError} if there is no memory for it, or the module is not the engine's */
+  constructor(module: WebAssembly.Module) {
+    // the bindings with threads have all of the others and more
+    const { instantiate } = importsMemory(module) ? (threaded as unknown as typeof single) : single;
+    this.bindings = instantiate();
+    try {
+      this.memory = this.bindings.initSync({ module }).memory;
+    } catch (e) {
+      const message = `the WebAssembly module cannot be instantiated: ${(e as Error).message}`;
+      throw new StarlingError(e instanceof RangeError ? "memory" : "request", message, { cause: e });
+    }
+  }
+
+  /**
+   * Calls the module. `nameOf` returns the name of a file of the model by index, for errors that are about one.
+   *
+   * @throws {StarlingError} with the `code` of the module's error; after a trap `crashed`, at this call and all later ones
+   */
+  call<T>(work: (bindings: Bindings) => T, nameOf?: (file: number) => string): T {
+    if (this.#crash) throw this.#crash;
+    try {
+      return work(this.bindings);
+    } catch (e) {
+      if (e instanceof WebAssembly.RuntimeError || e instanceof RangeError) throw (this.#crash = this.#crashOf(e));
+      const { code, file, message, cause } = e as { code?: ErrorCode; file?: number; message: string; cause?: unknown };
+      if (!code) throw e;
+      const name = file === undefined ? undefined : nameOf?.(file);
+      throw new StarlingError(code, name === undefined ? message : `${name}: ${message}`, { cause });
+    }
+  }
+
+  /** The error of a trap: with the message of the panic, if that was the reason. */
+  #crashOf(trap: Error): StarlingError {
+    const panic = this.bindings.panicMessage();
+    const why = panic || `${trap.message}; most likely its memory ran out, of which a module has at most 4 GiB`;
+    return new StarlingError("crashed", `Starling crashed: ${why}`, { cause: trap });
+  }
+}
