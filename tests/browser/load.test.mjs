@@ -332,8 +332,8 @@ test("what is wrong has a code, and leaves nothing in the cache", async () => {
 
 test("a module that does not come, or is none, has a code and its URL", async () => {
   for (const [wasm, message, cause] of [
-    ["/web/demo/index.html", /index\.html is no WebAssembly module/, "CompileError"],
-    ["/LICENSE-MIT", /LICENSE-MIT is no WebAssembly module/, "CompileError"],
+    ["/web/demo/index.html", /index\.html is not a WebAssembly module/, "CompileError"],
+    ["/LICENSE-MIT", /LICENSE-MIT is not a WebAssembly module/, "CompileError"],
     ["/web/wasm/simd128.wasm?drop=100000", /simd128\.wasm\?drop/, "TypeError"],
     ["/nothing.wasm", /nothing\.wasm: 404/, undefined],
     ["/unreachable.wasm", /unreachable\.wasm: /, "TypeError"],

@@ -1,12 +1,12 @@
-// The conversation: messages that can be edited, and answers that can be asked for again.
+// The chat: messages can be edited, and answers regenerated.
 
 import { $, element, save } from "./dom.js";
 import { Answer } from "./tokens.js";
 
 export class Conversation {
   /**
-   * `answer({ messages }, view)` answers them and returns the result, with the options it was asked for with. `canWrite()`
-   * says whether there is a model for it that has nothing else to do; `stop()` ends its answer.
+   * `answer({ messages }, view)` generates an answer into `view` and returns the result and its options. `canWrite()` returns
+   * whether a model is loaded and idle; `stop()` aborts the running answer.
    */
   constructor(answer, canWrite, stop) {
     this.answer = answer;
@@ -33,7 +33,7 @@ export class Conversation {
     };
     $("export").onclick = () => {
       const digits = (_, value) => (typeof value === "bigint" ? String(value) : value);
-      // receipts as they are: their seeds have more digits than numbers here
+      // receipts verbatim: JSON.parse would round their 64-bit seeds
       const messages = this.messages.map(({ role, content, receipt, options }) => {
         const message = JSON.stringify({ role, content, sampling: options }, digits);
         return receipt ? `${message.slice(0, -1)},"receipt":${receipt}}` : message;
@@ -42,7 +42,7 @@ export class Conversation {
     };
   }
 
-  /** Puts a message of the user at that place, forgets what came after, and answers. */
+  /** Sets the user message at index `at`, drops all later messages, and generates an answer. */
   async ask(at, content) {
     if (!this.canWrite()) return;
     this.messages.length = at;
@@ -57,16 +57,16 @@ export class Conversation {
     reply.content = reply.view.text;
     reply.receipt = result?.receipt;
     reply.options = result?.options;
-    const place = this.messages.indexOf(reply);
-    if (place < 0) return;
+    const index = this.messages.indexOf(reply);
+    if (index < 0) return;
     if (!result && reply.content === "") {
-      // no answer: an empty one would be a part of what is asked next
-      this.messages.splice(place, 1);
-      $("messages").children[place].remove();
+      // an empty answer would become a part of the next prompt
+      this.messages.splice(index, 1);
+      $("messages").children[index].remove();
       return;
     }
-    // only this one: another may be edited
-    $("messages").children[place].replaceWith(this.#node(reply, place));
+    // no full redraw: the user may be editing another message
+    $("messages").children[index].replaceWith(this.#node(reply, index));
   }
 
   draw() {
@@ -74,18 +74,18 @@ export class Conversation {
     for (const id of ["export", "clear"]) $(id).disabled = this.messages.length === 0;
   }
 
-  /** After the switch between text and tokens was thrown. */
+  /** Redraws the answers after a change of "Show tokens". */
   redraw() {
     for (const { view } of this.messages) view?.redraw();
   }
 
-  /** Which buttons can be pressed. */
+  /** Enables the buttons that start an answer. */
   enable() {
     for (const button of $("messages").querySelectorAll(".writes")) button.disabled = !this.canWrite();
   }
 
   #node(message, at) {
-    // an answer may still be on its way into its view
+    // the view of an answer may still receive tokens
     const text = message.view?.host ?? element("div", { className: "text" }, message.content);
     const buttons = element("div", { className: "row" });
     const node = element(
@@ -98,7 +98,7 @@ export class Conversation {
     if (message.role === "user") {
       buttons.append(
         small("Edit", () => this.#edit(node, at)),
-        this.#writes("Again, same seed", () => this.ask(at, message.content)),
+        this.#answerButton("Again, same seed", () => this.ask(at, message.content)),
       );
     } else if (message.receipt) {
       buttons.append(small("Save receipt", () => save("receipt.json", message.receipt)));
@@ -106,8 +106,8 @@ export class Conversation {
     return node;
   }
 
-  /** A button that makes the model write. */
-  #writes(label, onclick) {
+  /** A button that starts an answer. */
+  #answerButton(label, onclick) {
     const button = small(label, onclick);
     button.classList.add("writes");
     button.disabled = !this.canWrite();
@@ -116,7 +116,7 @@ export class Conversation {
 
   #edit(node, at) {
     const area = element("textarea", { rows: 3, value: this.messages[at].content, ariaLabel: "Edited message" });
-    const done = this.#writes("Send", () => this.ask(at, area.value));
+    const done = this.#answerButton("Send", () => this.ask(at, area.value));
     const back = small("Cancel", () => node.replaceWith(this.#node(this.messages[at], at)));
     node.replaceChildren(area, element("div", { className: "row" }, done, back));
     area.focus();

@@ -1,4 +1,4 @@
-// Small things that every part of the page needs.
+// DOM helpers and number formats.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -14,7 +14,7 @@ export const bytes = (n) =>
 
 export const seconds = (s) => (s < 60 ? `${Math.ceil(s)} s` : `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`);
 
-/** Gives a text to the user as a file. */
+/** Downloads a text as a file. */
 export function save(name, text) {
   const link = element("a", {
     href: URL.createObjectURL(new Blob([text], { type: "application/json" })),

@@ -1,4 +1,4 @@
-// The page: loads a model and connects its parts.
+// Loads models and connects the parts of the page.
 
 import { Starling } from "../dist/index.js";
 import { Conversation } from "./chat.js";
@@ -19,8 +19,8 @@ const status = (text, bad = false) => Object.assign($("status"), { textContent: 
 
 const canWrite = () => Boolean(model?.info.generates) && !generating;
 
-/** Which buttons can be pressed. */
-function enable() {
+/** Enables and disables buttons. */
+function updateButtons() {
   for (const id of ["write", "send"]) $(id).disabled = !canWrite();
   conversation.enable();
   for (const id of ["write-stop", "chat-stop"]) $(id).disabled = !generating;
@@ -42,7 +42,7 @@ function chosenSource() {
   }
 }
 
-/** Loads what was chosen, or these files. */
+/** Loads `source`, by default the one chosen in the form. */
 async function load(source) {
   loading?.abort();
   const mine = (loading = new AbortController());
@@ -53,12 +53,12 @@ async function load(source) {
   $("loading").hidden = false;
   $("progress").removeAttribute("value");
   $("progress-text").textContent = "";
-  enable();
+  updateButtons();
   status("Loading");
   try {
     source ??= chosenSource();
     const loaded = await Starling.load(source, { signal: mine.signal, receipts: true, onProgress: showProgress });
-    // another may have been asked for at the last moment
+    // another load was started meanwhile
     if (loading !== mine) return loaded.dispose();
     model = loaded;
     const { info } = model;
@@ -70,12 +70,12 @@ async function load(source) {
     $("facts").hidden = false;
     await showMemory();
   } catch (e) {
-    if (loading === mine) failed(e);
+    if (loading === mine) showError(e);
   } finally {
     if (loading === mine) {
       loading = undefined;
       $("loading").hidden = true;
-      enable();
+      updateButtons();
     }
     await showCache();
   }
@@ -114,14 +114,14 @@ async function showCache() {
   $("cache-list").replaceChildren(...entries.map(item));
 }
 
-/** Says what went wrong, if it did. */
-function failed(e) {
+/** Shows an error, or that the user stopped. */
+function showError(e) {
   if (e.name === "AbortError") status("Stopped");
   else status(e.message, true);
 }
 
-/** The options as they stand, but for no more tokens than the context has room for after the prompt. */
-async function fitting({ prompt, messages }) {
+/** The sampling options, with `maxTokens` limited to the context after the prompt. */
+async function optionsFor({ prompt, messages }) {
   const options = samplingOptions();
   const { ids } = messages ? await model.applyTemplate(messages) : await model.tokenize(prompt);
   const { contextLength } = model.info;
@@ -133,19 +133,16 @@ async function fitting({ prompt, messages }) {
   return { ...options, maxTokens: Math.min(options.maxTokens, contextLength - ids.length) };
 }
 
-/**
- * Continues a prompt or answers messages into a view; returns the result and the options it was asked for with, or
- * undefined if it was stopped or failed.
- */
+/** Generates into a view from a prompt or messages; returns the result and its options, or undefined if aborted or failed. */
 async function answer(to, view) {
   generating = new AbortController();
   const { signal } = generating;
-  enable();
+  updateButtons();
   status("Writing");
   try {
-    const options = await fitting(to);
+    const options = await optionsFor(to);
     signal.throwIfAborted();
-    // no receipt can be had of answers that have to follow something
+    // answers with a structure have no receipt
     const more = { logprobs: ALTERNATIVES, receipt: options.structure === undefined, signal };
     const { prompt, messages } = to;
     const generation = messages
@@ -164,11 +161,11 @@ async function answer(to, view) {
     status(`${usage.completionTokens} tokens: ${ended}`);
     return { ...result, options };
   } catch (e) {
-    // a model that is loading says how that goes
-    if (!loading) failed(e);
+    // the status shows the progress of a model that is loading
+    if (!loading) showError(e);
   } finally {
     generating = undefined;
-    enable();
+    updateButtons();
     if (model) await showMemory().catch(() => {});
   }
 }
@@ -210,7 +207,7 @@ $("model-form").onsubmit = (event) => {
   load();
 };
 
-// tabs: arrow keys choose among them
+// tabs, with arrow keys
 const tabs = [...document.querySelectorAll('[role="tab"]')];
 function choose(tab) {
   for (const other of tabs) {
@@ -230,7 +227,7 @@ for (const [i, tab] of tabs.entries()) {
   };
 }
 
-// a model is loaded wherever it is dropped, anything else is taken for a receipt
+// dropped GGUF files are loaded, other files are receipts
 const hasFiles = ({ dataTransfer }) => dataTransfer.types.includes("Files");
 addEventListener("dragover", (event) => hasFiles(event) && event.preventDefault());
 addEventListener("drop", (event) => {
@@ -245,6 +242,6 @@ addEventListener("drop", (event) => {
   }
 });
 
-// where the page is told so, errors of the engine can be provoked
+// errors that no handler caught
 addEventListener("unhandledrejection", ({ reason }) => status(reason?.message ?? String(reason), true));
 load();

@@ -1,9 +1,9 @@
-// The controls of sampling, from a table.
+// Sampling controls.
 
 import { $, element } from "./dom.js";
 
 const controls = [
-  ["maxTokens", "Tokens, at most", 200, 1, 1],
+  ["maxTokens", "Max tokens", 200, 1, 1],
   ["seed", "Seed", 0, 0, 1],
   ["temperature", "Temperature", 0.8, 0, 0.05],
   ["topK", "Top-k (0: off)", 40, 0, 1],
@@ -11,14 +11,14 @@ const controls = [
   ["minP", "Min-p", 0.05, 0, 0.01],
   ["typicalP", "Typical-p", 1, 0, 0.01],
   ["repeatPenalty", "Repeat penalty", 1, 0, 0.05],
-  ["repeatLastN", "Penalties look back (-1: all)", 64, -1, 1],
+  ["repeatLastN", "Penalty window in tokens (-1: all)", 64, -1, 1],
   ["frequencyPenalty", "Frequency penalty", 0, -2, 0.1],
   ["presencePenalty", "Presence penalty", 0, -2, 0.1],
 ];
 
 for (const [name, label, value, min, step] of controls) {
   const input = element("input", {
-    // a seed has more digits than numbers here
+    // text: a 64-bit seed does not fit a number
     type: name === "seed" ? "text" : "number",
     inputMode: name === "seed" ? "numeric" : "",
     id: `option-${name}`,
@@ -33,9 +33,9 @@ const stop = element("input", { type: "text", id: "option-stop" });
 $("sampling").append(element("label", {}, "Stop text", stop));
 
 const kinds = [
-  ["", "Any text"],
-  ["json", "JSON by a schema"],
-  ["regex", "What an expression matches"],
+  ["", "Text"],
+  ["json", "JSON schema"],
+  ["regex", "Regular expression"],
 ];
 const kind = element(
   "select",
@@ -52,15 +52,15 @@ kind.onchange = () => {
   formLabel.hidden = kind.value === "";
   form.value = examples[kind.value] ?? "";
 };
-$("sampling").append(element("label", {}, "Form of the answer (without a receipt)", kind), formLabel);
+$("sampling").append(element("label", {}, "Output format (without receipt)", kind), formLabel);
 
-/** What the answer has to be, if that is said. */
+/** The structure option, if an output format is chosen. */
 function structure() {
   if (kind.value === "") return {};
   return { structure: kind.value === "json" ? { json: JSON.parse(form.value) } : { regex: form.value } };
 }
 
-/** The options as they stand. */
+/** The values of the controls as options of `generate`. */
 export function samplingOptions() {
   const options = Object.fromEntries(controls.map(([name]) => [name, Number($(`option-${name}`).value)]));
   const seed = $("option-seed").value.trim();

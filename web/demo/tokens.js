@@ -2,12 +2,12 @@
 
 import { $, element } from "./dom.js";
 
-/** How many alternatives a token shows. */
+/** Alternatives shown for each token. */
 export const ALTERNATIVES = 5;
 
 const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
 
-/** An element that shows an answer as it grows. */
+/** Shows an answer while it is generated. */
 export class Answer {
   constructor(host, prompt = "") {
     this.host = host;
@@ -21,7 +21,6 @@ export class Answer {
     host.onkeydown = (event) => this.move(event);
   }
 
-  /** All text so far. */
   get text() {
     return this.tokens.map(({ text }) => text).join("");
   }
@@ -31,7 +30,7 @@ export class Answer {
     this.body.append(this.#node(token, this.tokens.length - 1));
   }
 
-  /** Draws all of it anew, after the switch was thrown. */
+  /** Redraws all tokens after a change of "Show tokens". */
   redraw() {
     this.body.replaceChildren(...this.tokens.map((token, i) => this.#node(token, i)));
     this.body.normalize();
@@ -70,7 +69,7 @@ export class Answer {
       bottom + tip.offsetHeight + 4 < innerHeight ? `${bottom + 4}px` : `${Math.max(0, top - tip.offsetHeight - 4)}px`;
   }
 
-  /** Arrow keys go from token to token; one of them is in the order of tabs. */
+  /** Moves the focus between tokens with arrow keys; one token is in the tab order. */
   move(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (event.key === "Escape") hide();

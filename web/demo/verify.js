@@ -1,9 +1,9 @@
-// Receipts: read, replayed by the model, and shown step by step.
+// Reads receipts, verifies them with the model, and shows the tokens.
 
 import { $, element } from "./dom.js";
 
 export class Verifier {
-  /** `model()` is the loaded one. */
+  /** `model()` returns the loaded model. */
   constructor(model) {
     this.model = model;
     $("verify-form").onsubmit = (event) => {
@@ -11,7 +11,7 @@ export class Verifier {
       this.verify($("receipt").value);
     };
     $("receipt-file").onchange = () => this.take($("receipt-file").files[0]);
-    /** The receipt that is shown is the last one that was given. */
+    /** Number of the last receipt: results of earlier ones are dropped. */
     this.turn = 0;
   }
 
@@ -34,9 +34,9 @@ export class Verifier {
       const result = await model.verify(text);
       const ms = performance.now() - began;
       const { output } = JSON.parse(text);
-      // what was computed: all of it, or as far as it agrees
+      // tokens before the first difference
       const agreed = result.verified ? output.length : (result.step ?? 0);
-      // a token that this model has not has no text
+      // the receipt of another model may have ids that this one lacks
       const said = (id) => model.detokenize([id]).catch(() => `[${id}]`);
       const texts = await Promise.all(output.slice(0, 4096).map(said));
       if (turn !== this.turn) return;

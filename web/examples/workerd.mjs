@@ -1,6 +1,6 @@
-// A service in workerd that continues the prompt it is asked for: `workerd serve workerd.capnp`, then
-// GET /?prompt=Once+upon+a+time, and &regex=[a-z]+ for an answer that an expression matches. A worker there has 128 MB:
-// room for a model of some 50 MB, whose bytes are there beside the packed weights.
+// A workerd service that continues a prompt: `workerd serve workerd.capnp`, then GET /?prompt=Once+upon+a+time, with
+// &regex=[a-z]+ for a constrained answer. A worker has 128 MB: enough for a model of about 50 MB, since both the file and the
+// packed weights are in memory.
 
 import { Starling } from "starling-web";
 import bytes from "model.gguf";
@@ -12,7 +12,7 @@ let model;
 export default {
   async fetch(request) {
     const ask = new URL(request.url).searchParams;
-    // one that could not be loaded is tried again
+    // a failed load is retried by the next request
     model ??= Starling.load(bytes, { wasm, grammarWasm }).catch((e) => {
       model = undefined;
       throw e;

@@ -1,11 +1,11 @@
-// An engine in a worker, or inline.
+// Backends: an engine in a worker, or inline on this thread.
 
 import { Core } from "./core.js";
 import { StarlingError, type WireError, fromWire, toWire } from "./errors.js";
 import { type LoadRequest, countFitting } from "./load.js";
-import type { Backend, CoreEvent, Form, FromWorker, Method, ToWorker } from "./protocol.js";
+import type { Backend, CoreEvent, FromWorker, Method, OutputConstraint, ToWorker } from "./protocol.js";
 import { startWorker } from "./script.js";
-import { type Part, crossing, inBlob } from "./source.js";
+import { type Part, transferable, readToBlob } from "./source.js";
 import type { ModelInfo, Progress } from "./types.js";
 
 export interface BackendOptions {
@@ -20,7 +20,7 @@ export async function inline({ core, onProgress, signal, emit }: BackendOptions)
   const engine = await Core.load(core, onProgress, signal, emit);
   return {
     info: engine.info,
-    submit: (job, request, form) => engine.submit(job, request, form),
+    submit: (job, request, constraint) => engine.submit(job, request, constraint),
     cancel: (job) => engine.cancel(job),
     call: async (method, ...args) => {
       const f = engine[method] as (...args: unknown[]) => never;
@@ -46,11 +46,12 @@ export async function inWorker(options: BackendOptions): Promise<Backend> {
   }
 }
 
-/** How long an aborted worker may clean up, in milliseconds. */
-const GRACE = 2000;
+/** Milliseconds that a worker has to clean up after an abort. */
+const ABORT_GRACE_MS = 2000;
 
-/** How long the threads of a crashed module have to stop: Chromium leaves some behind that are at it when their parent ends. */
-const SETTLE = 2000;
+/** Milliseconds that the threads of a crashed module have to end: Chromium leaks threads that are ending when their parent is
+ * terminated. */
+const CRASH_GRACE_MS = 2000;
 
 class WorkerBackend implements Backend {
   info!: ModelInfo;
@@ -59,9 +60,9 @@ class WorkerBackend implements Backend {
   #calls = new Map<number, { resolve: (value: never) => void; reject: (e: Error) => void }>();
   #nextCall = 0;
   #jobs = new Set<number>();
-  #gone: Error | undefined;
+  #failure: Error | undefined;
   #onMessage: (message: FromWorker) => void = () => {};
-  /** Ends loading, while it lasts. */
+  /** Rejects the load in progress. */
   #refuse: (e: Error) => void = () => {};
 
   constructor(worker: Worker, { emit, onProgress }: BackendOptions) {
@@ -69,8 +70,8 @@ class WorkerBackend implements Backend {
     this.#emit = emit;
     worker.onerror = (event) => {
       event.preventDefault();
-      const why = event.message ?? "its script cannot be loaded";
-      this.#refuse(new StarlingError("unsupported", `the worker does not start: ${why}`));
+      const why = event.message ?? "the script cannot be loaded";
+      this.#refuse(new StarlingError("unsupported", `the worker cannot start: ${why}`));
       this.#end(new StarlingError("crashed", `the worker failed: ${why}`));
     };
     worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
@@ -100,7 +101,7 @@ class WorkerBackend implements Backend {
 
   async load({ core, signal }: BackendOptions): Promise<Backend> {
     const { promise, resolve, reject } = withResolvers<ModelInfo>();
-    // it may be refused before it is waited for
+    // it may reject before it is awaited
     promise.catch(() => {});
     this.#refuse = reject;
     this.#onMessage = (message) => {
@@ -110,13 +111,13 @@ class WorkerBackend implements Backend {
     let grace: ReturnType<typeof setTimeout> | undefined;
     const abort = () => {
       this.#post({ type: "abort" });
-      grace = setTimeout(() => reject(signal!.reason as Error), GRACE);
+      grace = setTimeout(() => reject(signal!.reason as Error), ABORT_GRACE_MS);
     };
     signal?.addEventListener("abort", abort);
     try {
       await this.#postLoad(core, signal);
       this.info = await promise;
-      // not taken back in time: the caller has given it up
+      // loaded in spite of the abort
       signal?.throwIfAborted();
       return this;
     } finally {
@@ -130,36 +131,36 @@ class WorkerBackend implements Backend {
       try {
         this.#post({ type: "load", options: { ...core, parts } }, streams);
       } catch (e) {
-        const message = `nothing can be sent to a worker: ${(e as Error).message}`;
+        const message = `the model cannot be sent to the worker: ${(e as Error).message}`;
         throw new StarlingError("unsupported", message, { cause: e });
       }
     };
-    const crossed = core.parts.map((part) => ("bytes" in part ? crossing(part.bytes) : part));
-    const streams = crossed.flatMap((part) => ("stream" in part ? [part.stream] : []));
+    const sendable = core.parts.map((part) => ("bytes" in part ? transferable(part.bytes) : part));
+    const streams = sendable.flatMap((part) => ("stream" in part ? [part.stream] : []));
     try {
-      post(crossed, streams);
+      post(sendable, streams);
     } catch (e) {
       if (streams.length === 0) throw e;
-      // streams cannot be transferred everywhere
+      // not every browser can transfer streams
       const parts: Part[] = [];
       for (const part of core.parts) {
-        if ("stream" in part) parts.push(await inBlob(part, signal, countFitting()));
+        if ("stream" in part) parts.push(await readToBlob(part, signal, countFitting()));
         else parts.push("bytes" in part ? { blob: new Blob([part.bytes]) } : part);
       }
       post(parts, []);
     }
   }
 
-  /** Nothing more can be asked of a worker whose module has crashed. */
+  /** A worker whose module has crashed is of no more use. */
   #endIfCrashed(error: WireError): void {
-    if (error.code === "crashed" && !this.#gone) this.#end(fromWire(error), SETTLE);
+    if (error.code === "crashed" && !this.#failure) this.#end(fromWire(error), CRASH_GRACE_MS);
   }
 
-  /** Nothing more comes from the worker; it has so many milliseconds left. */
-  #end(error: Error, left = 0): void {
-    if (left > 0) setTimeout(() => this.#worker.terminate(), left);
-    else if (!this.#gone) this.#worker.terminate();
-    this.#gone = error;
+  /** Fails all calls and requests, and terminates the worker after `delay` milliseconds. */
+  #end(error: Error, delay = 0): void {
+    if (delay > 0) setTimeout(() => this.#worker.terminate(), delay);
+    else if (!this.#failure) this.#worker.terminate();
+    this.#failure = error;
     for (const { reject } of this.#calls.values()) reject(error);
     this.#calls.clear();
     for (const job of this.#jobs) this.#fail(job, error);
@@ -170,10 +171,10 @@ class WorkerBackend implements Backend {
     this.#emit([{ type: "failed", job, error: toWire(error) }]);
   }
 
-  submit(job: number, request: string, form: Form | undefined): void {
-    if (this.#gone) return this.#fail(job, this.#gone);
+  submit(job: number, request: string, constraint: OutputConstraint | undefined): void {
+    if (this.#failure) return this.#fail(job, this.#failure);
     this.#jobs.add(job);
-    this.#post({ type: "submit", job, request, form });
+    this.#post({ type: "submit", job, request, constraint });
   }
 
   cancel(job: number): void {
@@ -182,7 +183,7 @@ class WorkerBackend implements Backend {
   }
 
   call<M extends Method>(method: M, ...args: Parameters<Core[M]>): Promise<ReturnType<Core[M]>> {
-    if (this.#gone) return Promise.reject(this.#gone);
+    if (this.#failure) return Promise.reject(this.#failure);
     const { promise, resolve, reject } = withResolvers<ReturnType<Core[M]>>();
     const call = this.#nextCall++;
     this.#calls.set(call, { resolve, reject });

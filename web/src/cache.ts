@@ -1,25 +1,24 @@
-// Downloaded files kept in the browser: in the origin private file system, else in the Cache API.
+// The cache of downloaded files: in the origin private file system, or else in the Cache API.
 
 import { StarlingError } from "./errors.js";
-import { Pieces, type Source, parts } from "./source.js";
+import { BlobBuilder, type Source, parts } from "./source.js";
 
 /** A file in the cache. */
 export interface CacheEntry {
-  /** Where it came from. */
   url: string;
   /** Bytes. */
   size: number;
-  /** The server's ETag, or its date of last change. */
+  /** The ETag or Last-Modified of the server. */
   tag?: string | undefined;
-  /** SHA-256 in hexadecimal, where it was computed. */
+  /** SHA-256 in hexadecimal, if it was computed. */
   sha256?: string | undefined;
   /** When it was stored, in milliseconds since 1970. */
   stored: number;
 }
 
-/** What the cache takes and may take. */
+/** Storage used and available. */
 export interface CacheUsage {
-  /** Which storage is used; `none` where the runtime has none. */
+  /** The storage in use; `none` if the runtime has none. */
   storage: "opfs" | "cache-api" | "none";
   /** Bytes of cached models. */
   cached: number;
@@ -29,15 +28,15 @@ export interface CacheUsage {
   quota: number;
 }
 
-/** A file on its way into the cache: nothing of it is seen before `commit`, which {@link exclusively} has to surround. */
+/** Writes a file to the cache. It is visible after `commit`, which must run under {@link exclusively}. */
 export interface CacheWriter {
   write(bytes: Uint8Array<ArrayBuffer>): Promise<void>;
   commit(entry: CacheEntry): Promise<void>;
-  /** Leaves nothing of it, whether it was committed or not. */
+  /** Removes the file, committed or not. */
   abort(): Promise<void>;
 }
 
-/** A file that is there. */
+/** A cached file. */
 export interface Hit {
   entry: CacheEntry;
   blob: Blob;
@@ -59,7 +58,7 @@ async function key(url: string): Promise<string> {
   return Array.from(new Uint8Array(hash), (b) => b.toString(16).padStart(2, "0")).join("");
 }
 
-/** `null` for what is not there. */
+/** `null` in place of a NotFoundError. */
 async function orNull<T>(promise: Promise<T>): Promise<T | null> {
   try {
     return await promise;
@@ -69,18 +68,18 @@ async function orNull<T>(promise: Promise<T>): Promise<T | null> {
   }
 }
 
-/** Runs work while no other tab does; not inside of such work. */
+/** Runs `work` under a lock that all tabs share. Not reentrant. */
 export function exclusively<T>(work: () => Promise<T>, mode: LockMode = "exclusive"): Promise<T> {
   const locks = globalThis.navigator?.locks;
   return locks ? locks.request(NAME, { mode }, work) : work();
 }
 
-/** Two files an entry: HASH.gguf, and HASH.json, without which the other counts for nothing. */
+/** Two files for each entry: HASH.gguf, and HASH.json, which makes it valid. */
 class Opfs implements Store {
   readonly storage = "opfs";
   constructor(private readonly directory: FileSystemDirectoryHandle) {}
 
-  /** What belongs together, if it does: a file of another length is no copy. */
+  /** Reads an entry; `undefined` if a file is missing or has another length than the entry says. */
   async #read(name: string): Promise<Hit | undefined> {
     const json = await orNull(this.directory.getFileHandle(`${name}.json`));
     const file = json && (await orNull(this.directory.getFileHandle(`${name}.gguf`)));
@@ -90,11 +89,11 @@ class Opfs implements Store {
       const entry = JSON.parse(await (await json.getFile()).text()) as CacheEntry;
       return blob.size === entry.size ? { entry, blob } : undefined;
     } catch {
-      return undefined; // cut short
+      return undefined; // truncated JSON
     }
   }
 
-  /** Removes a file; says whether it was there. One that another tab is writing stays, without a JSON. */
+  /** Removes a file; returns whether it existed. One that another tab is writing stays, without a JSON. */
   async #remove(file: string): Promise<boolean> {
     try {
       return (await orNull(this.directory.removeEntry(file))) !== null;
@@ -107,7 +106,7 @@ class Opfs implements Store {
   async #files(): Promise<string[]> {
     const files = [];
     for await (const file of (this.directory as unknown as { keys(): AsyncIterable<string> }).keys()) files.push(file);
-    // JSONs first
+    // JSON files first
     return files.sort((a, b) => Number(b.endsWith(".json")) - Number(a.endsWith(".json")));
   }
 
@@ -118,7 +117,7 @@ class Opfs implements Store {
   async writer(url: string): Promise<CacheWriter> {
     const name = await key(url);
     const file = await this.directory.getFileHandle(`${name}.gguf`, { create: true });
-    // written beside the file, and put in its place when closed: several tabs may do so at once
+    // writes a temporary file that replaces the target when closed: tabs can do so in parallel
     const stream = await file.createWritable();
     let committed = false;
     return {
@@ -134,7 +133,7 @@ class Opfs implements Store {
       abort: async () => {
         await stream.abort().catch(() => {});
         await exclusively(async () => {
-          if (!committed && (await this.#read(name))) return; // there was one before
+          if (!committed && (await this.#read(name))) return; // keeps the previous version
           await this.#remove(`${name}.json`);
           await this.#remove(`${name}.gguf`);
         });
@@ -151,7 +150,7 @@ class Opfs implements Store {
     });
   }
 
-  /** Removes on its way what a tab has left that ended before its time. */
+  /** Lists entries; removes incomplete files, which closed tabs left. */
   async list() {
     return exclusively(async () => {
       const entries: CacheEntry[] = [];
@@ -176,7 +175,7 @@ class Opfs implements Store {
   }
 }
 
-/** A response an entry; the entry itself is in a header. */
+/** A response for each entry; the entry is in a header. */
 class CacheApi implements Store {
   readonly storage = "cache-api";
   constructor(private readonly cache: Cache) {}
@@ -197,8 +196,8 @@ class CacheApi implements Store {
   }
 
   async writer(url: string): Promise<CacheWriter> {
-    // put when the file is complete
-    let pieces = new Pieces();
+    // stored by `commit`: responses cannot be appended to
+    let pieces = new BlobBuilder();
     let committed = false;
     return {
       write: async (bytes) => pieces.add(bytes),
@@ -208,7 +207,7 @@ class CacheApi implements Store {
         committed = true;
       },
       abort: async () => {
-        pieces = new Pieces();
+        pieces = new BlobBuilder();
         if (committed) await this.delete(url);
       },
     };
@@ -230,7 +229,6 @@ class CacheApi implements Store {
 
 let opened: Promise<Store | undefined> | undefined;
 
-/** The store of this origin, if there is one. */
 function store(): Promise<Store | undefined> {
   return (opened ??= open());
 }
@@ -242,28 +240,28 @@ async function open(): Promise<Store | undefined> {
     if (root && "createWritable" in FileSystemFileHandle.prototype)
       return new Opfs(await root.getDirectoryHandle(NAME, { create: true }));
   } catch {
-    // a private window may refuse
+    // refused in private windows
   }
   try {
-    // not in runtimes whose Cache API is for servers
+    // servers have a Cache API for HTTP responses, but no location
     if (globalThis.location && globalThis.caches) return new CacheApi(await caches.open(NAME));
   } catch {
-    // so it may here
+    // refused in private windows
   }
   return undefined;
 }
 
-/** Files of the cache as they are at one time, so that parts of a model belong together. */
+/** Looks up files under one lock, so that the parts of a model are of one version. */
 export async function cached(urls: string[]): Promise<(Hit | undefined)[]> {
   const here = await store();
   if (!here || urls.length === 0) return urls.map(() => undefined);
   return exclusively(() => Promise.all(urls.map((url) => here.get(url))), "shared");
 }
 
-/** Removes the file of exactly this URL; says whether it was there. */
+/** Removes the file of a URL; returns whether it existed. */
 export const uncache = async (url: string): Promise<boolean> => (await (await store())?.delete(url)) ?? false;
 
-/** Starts to write a file, of some that need `room` bytes together; undefined where the runtime has no storage. */
+/** Starts to write a file of a model that needs `room` bytes; `undefined` if the runtime has no storage. */
 export async function cacheWriter(url: string, size: number, room: number): Promise<CacheWriter | undefined> {
   const here = await store();
   if (!here) return undefined;
@@ -273,7 +271,7 @@ export async function cacheWriter(url: string, size: number, room: number): Prom
   };
   let free = await left();
   if (room > free) {
-    // what tabs have left that ended before their time goes first
+    // removes incomplete files
     await here.list();
     free = await left();
   }
@@ -301,12 +299,12 @@ export async function cacheWriter(url: string, size: number, room: number): Prom
   };
 }
 
-/** The models that were downloaded before. */
+/** The cache of downloaded models. */
 export const modelCache = {
-  /** All cached files, the oldest first. */
+  /** Lists cached files, oldest first. */
   list: async (): Promise<CacheEntry[]> => (await (await store())?.list()) ?? [],
 
-  /** Removes what was downloaded for a source, as it was given to `load`; says whether anything was there. */
+  /** Removes the files of a source of `load`; returns whether there were any. */
   evict: async (source: Source): Promise<boolean> => {
     if (!(await store())) return false;
     let found = false;
@@ -317,7 +315,7 @@ export const modelCache = {
   /** Removes all files. */
   clear: async (): Promise<void> => (await store())?.clear(),
 
-  /** What is used, and what may be. */
+  /** Storage used and available. */
   usage: async (): Promise<CacheUsage> => {
     const here = await store();
     const estimate = (await globalThis.navigator?.storage?.estimate?.()) ?? {};

@@ -1,22 +1,22 @@
-// The engine at work: runs a batch at a time, so that messages and aborts get through between batches. Runs in a worker,
-// or inline.
+// The step loop: admits requests, runs one batch per step and emits events. It yields to the event loop between batches, so
+// that messages and aborts are handled. Runs in a worker or inline.
 
 import { StarlingError, toWire } from "./errors.js";
 import { GrammarReader } from "./grammar.js";
 import { isFatal } from "./instance.js";
 import { type Loaded, loadModel, type LoadRequest } from "./load.js";
-import type { CoreEvent, Form } from "./protocol.js";
+import type { CoreEvent, OutputConstraint } from "./protocol.js";
 import { lossy } from "./request.js";
 import type { Constraint, Model } from "../wasm/starling.js";
 import type { MemoryReport, ModelInfo, Progress, Verification } from "./types.js";
 
-/** A request on its way. */
+/** A request that waits or runs. */
 interface Job {
   job: number;
-  /** The module's, once it is let in. */
+  /** Id in the module, once admitted. */
   id: number | undefined;
   request: string;
-  /** What its answer follows. */
+  /** Freed once the module has a fork of it. */
   constraint: Constraint | undefined;
   submitted: number;
   started: number;
@@ -24,7 +24,7 @@ interface Job {
   prompt: number;
 }
 
-/** What an event of the module looks like. */
+/** An event of the module's `step`. */
 type EngineEvent =
   | { type: "prefilled"; id: number; n_prompt: number; n_cached: number }
   | { type: "token"; id: number; token: number; text: string; logprob: number | null; top: [number, number][] }
@@ -45,19 +45,20 @@ export class Core {
   #loaded: Loaded | undefined;
   #emit: (events: CoreEvent[]) => void;
   #waiting: Job[] = [];
-  /** By the module's id. */
+  /** Running requests, by their id in the module. */
   #active = new Map<number, Job>();
-  /** How many were taken. */
+  /** Number of steps so far. */
   #steps = 0;
-  /** Whether there was no room for the first that waits, and none has become free since: finding out takes its tokens. */
+  /** The module refused the first waiting request for lack of capacity, and no request has ended since: a retry would tokenise
+   * it again. */
   #isFull = false;
   #grammars = new GrammarReader(() => this.#call((m) => m.words()));
-  #dead: StarlingError | undefined;
+  #failure: StarlingError | undefined;
 
   private constructor(loaded: Loaded, emit: (events: CoreEvent[]) => void) {
     this.#loaded = loaded;
     this.#emit = emit;
-    loaded.helpers.onLost = (error) => this.#die(error);
+    loaded.helpers.onLost = (error) => this.#fail(error);
     const info = JSON.parse(loaded.model.info());
     this.info = {
       name: info.name,
@@ -86,12 +87,12 @@ export class Core {
     return new Core(await loadModel(options, onProgress, signal), emit);
   }
 
-  /** Takes a request in JSON, and what its answer has to be; what becomes of it is emitted. */
-  submit(job: number, request: string, form: Form | undefined): void {
+  /** Queues a request in JSON; its events are emitted. */
+  submit(job: number, request: string, output: OutputConstraint | undefined): void {
     const now = performance.now();
     let constraint: Constraint | undefined;
     try {
-      if (form) constraint = this.#grammars.constraint(form);
+      if (output) constraint = this.#grammars.constraint(output);
     } catch (e) {
       return this.#emit([{ type: "failed", job, error: toWire(e) }]);
     }
@@ -101,11 +102,11 @@ export class Core {
     void this.#drive(waiting);
   }
 
-  /** Forgets a request. */
+  /** Cancels a request; a job that has ended is ignored. */
   cancel(job: number): void {
     this.#isFull = false;
     this.#waiting = this.#waiting.filter((w) => {
-      if (w.job === job) free(w);
+      if (w.job === job) freeConstraint(w);
       return w.job !== job;
     });
     for (const [id, active] of this.#active) {
@@ -116,13 +117,13 @@ export class Core {
   }
 
   /**
-   * Takes steps for as long as a job is on its way. Every job has such a loop, of which one takes the steps while the others
-   * look on; where a server stops all that belongs to a request when its response ends, another goes on.
+   * Runs steps until a job has ended. Each job has a loop and the first to resume runs the step: some servers cancel the timers
+   * of a request when its response ends, and the loops of other requests go on.
    */
   async #drive(job: Job): Promise<void> {
     while (this.#waiting.includes(job) || (job.id !== undefined && this.#active.has(job.id))) {
       const steps = this.#steps;
-      await breathe();
+      await yieldToEventLoop();
       if (this.#steps === steps) this.#step();
     }
   }
@@ -134,33 +135,33 @@ export class Core {
       if (this.#active.size > 0) {
         const step = JSON.parse(this.#call((m) => m.step())) as { events: EngineEvent[] };
         for (const event of step.events) {
-          const seen = this.#seen(event);
-          // a token that ends the answer is not part of it, and comes with its end
-          if (seen && event.type === "done" && event.stop_token !== undefined)
+          const translated = this.#translate(event);
+          // an end token is not part of the answer: its event comes right before `done`
+          if (translated && event.type === "done" && event.stop_token !== undefined)
             events.splice(
-              events.findLastIndex((e) => e.type === "token" && e.job === seen.job),
+              events.findLastIndex((e) => e.type === "token" && e.job === translated.job),
               1,
             );
-          if (seen) events.push(seen);
+          if (translated) events.push(translated);
         }
       }
       if (events.length > 0) this.#emit(events);
     } catch (e) {
       const error = toWire(e);
       const jobs = [...this.#active.values(), ...this.#waiting];
-      this.#forget();
+      this.#dropAll();
       this.#emit(jobs.map(({ job }) => ({ type: "failed", job, error })));
     }
   }
 
-  /** Lets those in that there is room for; says what is wrong with the others. */
+  /** Submits waiting requests until the module is full; returns events of those it refused. */
   #admit(): CoreEvent[] {
     const failed: CoreEvent[] = [];
     while (this.#waiting.length > 0 && !this.#isFull) {
       const next = this.#waiting[0]!;
       try {
         const { request, constraint } = next;
-        // one that is refused now may be let in later
+        // a fork, because a request that is refused now is submitted again
         next.id = this.#call((m) => m.submit(request, constraint?.fork()));
         next.started = performance.now();
         this.#active.set(next.id, next);
@@ -170,13 +171,14 @@ export class Core {
         if (this.#isFull) break;
         failed.push({ type: "failed", job: next.job, error: toWire(e) });
       }
-      free(next);
+      freeConstraint(next);
       this.#waiting.shift();
     }
     return failed;
   }
 
-  #seen(event: EngineEvent): CoreEvent | undefined {
+  /** The event for the page; `undefined` if the request was cancelled. */
+  #translate(event: EngineEvent): CoreEvent | undefined {
     const active = this.#active.get(event.id);
     if (!active) return undefined;
     const { job } = active;
@@ -202,7 +204,7 @@ export class Core {
         this.#active.delete(event.id);
         this.#isFull = false;
         if (event.reason === "no_memory") {
-          const error = new StarlingError("memory", "the module's memory cannot grow: no room for more keys and values");
+          const error = new StarlingError("memory", "the module's memory cannot grow: no room for more KV pages");
           return { type: "failed", job, error: toWire(error) };
         }
         if (event.reason === "constraint") {
@@ -215,7 +217,7 @@ export class Core {
           promptMs,
           generationMs,
           promptPerSecond: active.prompt / (promptMs / 1000),
-          // the first token comes with the prompt
+          // the prompt's last batch also samples the first token
           generationPerSecond: generationMs > 0 ? (event.n_tokens - 1) / (generationMs / 1000) : 0,
         };
         return {
@@ -232,7 +234,7 @@ export class Core {
     }
   }
 
-  /** What a token stands for. */
+  /** Text and bytes of a token. */
   #piece(id: number): { text: string; bytes: number[] } {
     const bytes = this.#call((m) => m.piece(id));
     return { text: lossy.decode(bytes), bytes: Array.from(bytes) };
@@ -282,7 +284,7 @@ export class Core {
     };
   }
 
-  /** Crashes the module, on a thread that helps if so asked, to test what happens then. */
+  /** Crashes the module, on a helper thread if `thread`: for tests. */
   crash(thread: boolean): void {
     this.#call(() => {
       const { bindings } = this.#loaded!.instance;
@@ -293,26 +295,26 @@ export class Core {
 
   /** Frees the model. */
   dispose(): void {
-    this.#forget();
+    this.#dropAll();
     this.#grammars.free();
     this.#release((m) => m.free());
     this.#loaded = undefined;
-    this.#die(new StarlingError("disposed", "the model was disposed"));
+    this.#fail(new StarlingError("disposed", "the model was disposed"));
   }
 
-  /** Nothing is on its way any more. */
-  #forget(): void {
+  /** Drops all requests. */
+  #dropAll(): void {
     this.#active.clear();
-    this.#waiting.forEach(free);
+    this.#waiting.forEach(freeConstraint);
     this.#waiting = [];
   }
 
-  /** From now on every call throws this. */
-  #die(error: StarlingError): void {
-    this.#dead ??= error;
+  /** All later calls throw this error. */
+  #fail(error: StarlingError): void {
+    this.#failure ??= error;
   }
 
-  /** Gives something back to the module; after a crash there is nothing to be given back. */
+  /** Frees something in the module; does nothing after a crash. */
   #release(work: (model: Model) => void): void {
     try {
       this.#call(work);
@@ -322,31 +324,31 @@ export class Core {
   }
 
   #call<T>(work: (model: Model) => T): T {
-    if (this.#dead) throw this.#dead;
+    if (this.#failure) throw this.#failure;
     try {
       const { instance, model } = this.#loaded!;
       return instance.call(() => work(model));
     } catch (e) {
-      if (isFatal(e)) this.#die(e as StarlingError);
+      if (isFatal(e)) this.#fail(e as StarlingError);
       throw e;
     }
   }
 }
 
-/** Frees what a job's answer would have followed, or what it follows a copy of. */
-function free(job: Job): void {
+/** Frees the job's own constraint; the module has a fork. */
+function freeConstraint(job: Job): void {
   job.constraint?.free();
   job.constraint = undefined;
 }
 
 let channel: MessageChannel | undefined;
-const resumes: (() => void)[] = [];
+const resolvers: (() => void)[] = [];
 
 /**
- * Lets other tasks run. A timer would wait for 4 ms in browsers; where there is `scheduler.wait`, in workerd, messages come
- * before all other tasks, and whatever is made for one request is of no use to another.
+ * Resolves in a later task. A message port instead of a timer, which browsers clamp to 4 ms. In workerd messages come before
+ * all other tasks, and a port that one request created cannot be used by another: there `scheduler.wait`.
  */
-function breathe(): Promise<void> {
+function yieldToEventLoop(): Promise<void> {
   const { scheduler, setImmediate } = globalThis as {
     scheduler?: { wait?: (ms: number) => Promise<void> };
     setImmediate?: (f: () => void) => void;
@@ -356,10 +358,10 @@ function breathe(): Promise<void> {
   if (typeof MessageChannel === "undefined") return new Promise((resolve) => setTimeout(resolve));
   if (!channel) {
     channel = new MessageChannel();
-    channel.port1.onmessage = () => resumes.shift()?.();
+    channel.port1.onmessage = () => resolvers.shift()?.();
   }
   return new Promise((resolve) => {
-    resumes.push(resolve);
+    resolvers.push(resolve);
     channel!.port2.postMessage(null);
   });
 }

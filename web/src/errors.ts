@@ -1,18 +1,18 @@
-// One class of errors, told apart by `code`.
+// The error class, with a `code` for programs.
 
 /**
- * What kind of failure an error is:
+ * The kind of failure:
  *
- * - `model`: the file is no GGUF, cut short, or of a kind that Starling does not know
+ * - `model`: the file is not GGUF, is truncated, or has an unsupported architecture or type
  * - `request`: a prompt or an option is wrong
  * - `template`: the chat template is wrong, or refuses the conversation
  * - `capacity`: no room for the request
  * - `memory`: not enough memory, of which a module has at most 4 GiB
- * - `network`: the download failed, and went on failing when tried again
- * - `checksum`: the file is not the one that was asked for
- * - `quota`: no room in the browser's storage for the cached file
+ * - `network`: the download failed, also after retries
+ * - `checksum`: the file has another digest, or changed while it was downloaded
+ * - `quota`: the browser's storage has no room for the cached file
  * - `unsupported`: the runtime lacks something
- * - `crashed`: a fault in Starling; this model can no longer be used, a new one can be loaded
+ * - `crashed`: a fault in Starling; this model is unusable, a new one can be loaded
  * - `disposed`: the model was disposed
  */
 export type ErrorCode =
@@ -31,7 +31,6 @@ export type ErrorCode =
 /** An error of Starling. An aborted call throws the reason of its signal instead. */
 export class StarlingError extends Error {
   override readonly name = "StarlingError";
-  /** What kind of failure this is. */
   readonly code: ErrorCode;
 
   constructor(code: ErrorCode, message: string, options?: ErrorOptions) {
@@ -40,7 +39,7 @@ export class StarlingError extends Error {
   }
 }
 
-/** An error as it crosses from a worker. */
+/** An error as posted by a worker. */
 export interface WireError {
   name: string;
   message: string;

@@ -1,24 +1,24 @@
-// What the runtime can do, and the module built for it.
+// Feature detection, and fetching the module build for this runtime.
 
 import { type ErrorCode, StarlingError } from "./errors.js";
 
-/** Instruction sets; the last is the second with dots for processors without VNNI. All give the same bytes. */
+/** Instruction sets; `relaxed-i16` is relaxed SIMD with 16-bit products, for CPUs without VNNI. All give the same bytes. */
 export type Isa = "simd128" | "relaxed-simd" | "relaxed-i16";
 
-/** What this runtime can do. */
+/** WebAssembly features of this runtime. */
 export interface Features {
-  /** Fixed-width SIMD, without which nothing runs. */
+  /** Fixed-width SIMD, which Starling needs. */
   simd128: boolean;
-  /** Relaxed SIMD, which is faster. */
+  /** Relaxed SIMD: faster. */
   relaxedSimd: boolean;
-  /** Whether memory can be shared between threads here, which a page must be cross-origin isolated for. */
+  /** Shared memory, for threads; a page must be cross-origin isolated. */
   sharedMemory: boolean;
-  /** CPUs that the runtime tells of. */
+  /** Number of CPUs, as the runtime reports it. */
   cpus: number;
 }
 
-// a function without arguments whose body uses one instruction of the set
-const module_ = (...body: number[]) =>
+// a module with one function without arguments
+const moduleOf = (...body: number[]) =>
   Uint8Array.of(
     0,
     97,
@@ -49,47 +49,47 @@ const module_ = (...body: number[]) =>
 const splat = [65, 1, 253, 15];
 const drop = 26;
 
-/** What this runtime can do. */
+/** Detects the WebAssembly features of this runtime. */
 export function features(): Features {
   return {
-    simd128: WebAssembly.validate(module_(...splat, drop)),
-    relaxedSimd: WebAssembly.validate(module_(...splat, ...splat, 253, 128, 2, drop)),
-    sharedMemory: (shares ??= canShare()),
+    simd128: WebAssembly.validate(moduleOf(...splat, drop)),
+    relaxedSimd: WebAssembly.validate(moduleOf(...splat, ...splat, 253, 128, 2, drop)),
+    sharedMemory: (sharedMemory ??= canShareMemory()),
     cpus: globalThis.navigator?.hardwareConcurrency ?? 1,
   };
 }
 
-let shares: boolean | undefined;
+let sharedMemory: boolean | undefined;
 
-function canShare(): boolean {
+function canShareMemory(): boolean {
   if (typeof SharedArrayBuffer === "undefined" || globalThis.crossOriginIsolated === false) return false;
   try {
-    // as much as the module asks for: some systems refuse
+    // the maximum of the module: some systems refuse to reserve it
     return new WebAssembly.Memory({ initial: 1, maximum: 65536, shared: true }).buffer instanceof SharedArrayBuffer;
   } catch {
     return false;
   }
 }
 
-/** Beyond this many, threads wait for each other more than they help. */
-const MOST_THREADS = 8;
+/** More threads by default cost more in synchronisation than they gain. */
+const DEFAULT_MAX_THREADS = 8;
 
-/** Threads to use: as many as asked for; by default one for each core, of which most CPUs with many have half as many. */
+/** Number of threads: `asked`, or by default one for each core; half of more than 4 CPUs are taken for hyper-threads. */
 export function threadsFor(asked: number | undefined): number {
   if (asked !== undefined && !(Number.isSafeInteger(asked) && asked >= 1 && asked <= 64))
     throw new StarlingError("request", `threads is ${asked}, expected a whole number from 1 to 64`);
   const { sharedMemory, cpus } = features();
   if (!sharedMemory) return 1;
-  return asked ?? Math.min(cpus <= 4 ? cpus : Math.ceil(cpus / 2), MOST_THREADS);
+  return asked ?? Math.min(cpus <= 4 ? cpus : Math.ceil(cpus / 2), DEFAULT_MAX_THREADS);
 }
 
-/** A module given by the caller, where it cannot be fetched: workerd imports modules, for example. */
+/** A module or where to fetch it. In workerd modules are imported. */
 export type WasmSource = WebAssembly.Module | ArrayBuffer | Uint8Array<ArrayBuffer> | string | URL;
 
-/** By what they were asked for: compiling takes longer than loading a small model. */
+/** Compiled modules by name or URL: compiling takes longer than loading a small model. */
 const compiled = new Map<string, Promise<WebAssembly.Module>>();
 
-/** The module, compiled once in this page however many models use it. */
+/** The engine's module, compiled once for all models of a page. */
 export function compile(
   isa: Isa | undefined,
   threads: boolean,
@@ -100,34 +100,34 @@ export function compile(
     return Promise.reject(
       new StarlingError("unsupported", "this runtime has no WebAssembly SIMD (simd128), which Starling needs"),
     );
-  const own = given(source, "what was given as `wasm`");
+  const own = fromCaller(source, "option `wasm`");
   if (own) return own;
   if (isa?.startsWith("relaxed") && !relaxedSimd && source === undefined)
     return Promise.reject(new StarlingError("unsupported", `this runtime has no relaxed SIMD, which ${isa} needs`));
   const build = isa === "simd128" || (!isa && !relaxedSimd) ? "simd128" : "relaxed-simd";
   const name = threads ? (`${build}-threads` as const) : build;
-  return once(String(source ?? name), () => fetchModule(name, source as string | URL | undefined));
+  return memoise(String(source ?? name), () => fetchModule(name, source as string | URL | undefined));
 }
 
-/** The module that reads schemas and grammars, compiled once in this page, when it is first needed. */
+/** The grammar module, compiled once for a page, when it is first needed. */
 export function compileGrammar(source: WasmSource | undefined): Promise<WebAssembly.Module> {
-  const own = given(source, "what was given as `grammarWasm`");
-  return own ?? once(String(source ?? "grammar"), () => fetchModule("grammar", source as string | URL | undefined));
+  const own = fromCaller(source, "option `grammarWasm`");
+  return own ?? memoise(String(source ?? "grammar"), () => fetchModule("grammar", source as string | URL | undefined));
 }
 
-/** A module given by the caller. */
-function given(source: WasmSource | undefined, name: string): Promise<WebAssembly.Module> | undefined {
+/** The module of the caller, unless it is to be fetched. */
+function fromCaller(source: WasmSource | undefined, name: string): Promise<WebAssembly.Module> | undefined {
   if (source instanceof WebAssembly.Module) return Promise.resolve(source);
   if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return compileBytes(source, name, "request");
   return undefined;
 }
 
-function once(key: string, fetch: () => Promise<WebAssembly.Module>): Promise<WebAssembly.Module> {
+function memoise(key: string, fetch: () => Promise<WebAssembly.Module>): Promise<WebAssembly.Module> {
   let module = compiled.get(key);
   if (!module) {
     module = fetch();
     compiled.set(key, module);
-    // tried anew next time
+    // retry on the next call
     module.catch(() => compiled.delete(key));
   }
   return module;
@@ -153,43 +153,43 @@ async function fetchModule(
   try {
     const response = await fetch(url);
     if (!response.ok) throw failed(`${response.status} ${response.statusText}`);
-    // some servers do not know the type, which streaming insists on
+    // some servers send another type, which `compileStreaming` refuses
     const known = response.headers.get("content-type")?.startsWith("application/wasm");
     if (known) return await WebAssembly.compileStreaming(response);
     return await compileBytes(await response.arrayBuffer(), url.href, "network");
   } catch (e) {
     if (e instanceof StarlingError) throw e;
-    throw e instanceof WebAssembly.CompileError ? uncompiled(url.href, e) : failed((e as Error).message, e);
+    throw e instanceof WebAssembly.CompileError ? compileError(url.href, e) : failed((e as Error).message, e);
   }
 }
 
-/** A URL as the page means it. */
+/** Resolves a URL against that of the page. */
 export function absolute(url: string | URL): URL {
   try {
     return new URL(url, globalThis.document?.baseURI ?? globalThis.location?.href);
   } catch (e) {
-    throw new StarlingError("request", `${url} is not a URL`, { cause: e });
+    throw new StarlingError("request", `"${url}" is not a URL`, { cause: e });
   }
 }
 
-const uncompiled = (name: string, cause: WebAssembly.CompileError) =>
+const compileError = (name: string, cause: WebAssembly.CompileError) =>
   new StarlingError("unsupported", `${name}: this runtime cannot compile it: ${cause.message}`, { cause });
 
-/** What every module begins with. */
+/** The first bytes of every module. */
 const MAGIC = [0, 97, 115, 109];
 
-/** Compiles bytes; `otherwise` is the kind of failure if they are something else than a module. */
+/** Compiles a module; `codeIfNoModule` is the error code for bytes that are not WebAssembly. */
 async function compileBytes(
   bytes: ArrayBuffer | Uint8Array<ArrayBuffer>,
   name: string,
-  otherwise: ErrorCode,
+  codeIfNoModule: ErrorCode,
 ): Promise<WebAssembly.Module> {
   try {
     return await WebAssembly.compile(bytes);
   } catch (e) {
     const begin = bytes instanceof Uint8Array ? bytes : new Uint8Array(bytes);
-    if (MAGIC.every((byte, i) => begin[i] === byte)) throw uncompiled(name, e as WebAssembly.CompileError);
-    throw new StarlingError(otherwise, `${name} is no WebAssembly module`, { cause: e });
+    if (MAGIC.every((byte, i) => begin[i] === byte)) throw compileError(name, e as WebAssembly.CompileError);
+    throw new StarlingError(codeIfNoModule, `${name} is not a WebAssembly module`, { cause: e });
   }
 }
 
@@ -198,12 +198,12 @@ interface Fs {
   promises: { readFile(path: URL): Promise<Uint8Array<ArrayBuffer>> };
 }
 
-/** The file of a `file:` URL, where the runtime has files. */
+/** The file of a `file:` URL; `undefined` for other URLs. */
 export async function localFile(url: URL): Promise<Blob | undefined> {
   if (url.protocol !== "file:") return undefined;
   const { process } = globalThis as { process?: { getBuiltinModule?(name: string): Fs | undefined } };
   const fs = process?.getBuiltinModule?.("node:fs");
-  if (!fs) throw new StarlingError("unsupported", `this runtime cannot read ${url.href}`);
+  if (!fs) throw new StarlingError("unsupported", `this runtime cannot read files: ${url.href}`);
   try {
     return fs.openAsBlob ? await fs.openAsBlob(url) : new Blob([await fs.promises.readFile(url)]);
   } catch (e) {

@@ -1,18 +1,18 @@
-// An answer on its way: what a caller iterates over, and the promise of the whole.
+// A running generation: an iterator of text or tokens, and a promise of the result.
 
 import { fromWire } from "./errors.js";
 import type { CoreEvent } from "./protocol.js";
 import type { Completion, Token } from "./types.js";
 
-/** Id of a piece that is no token: text that was held back until the end. */
+/** Token id of text that was held back until the end. */
 const HELD_BACK = -1;
 
 /**
- * An answer on its way. Iterate over it for pieces of text, or over {@link tokens} for tokens, once; {@link result} is the
- * whole. Leaving the loop early stops the generation.
+ * A generation. Iterate once, over this object for text or over {@link tokens} for tokens; {@link result} is the complete
+ * answer. Leaving the loop early aborts the generation.
  */
 export class Generation implements AsyncIterable<string> {
-  /** The complete answer. Rejects with what went wrong, or with the reason of an abort. */
+  /** The complete answer. Rejects with the error, or with the reason of an abort. */
   readonly result: Promise<Completion>;
 
   #queue: Token[] = [];
@@ -30,7 +30,7 @@ export class Generation implements AsyncIterable<string> {
   constructor(signal: AbortSignal | undefined, cancel: () => void, logprobs: boolean) {
     this.#logprobs = logprobs;
     this.result = new Promise((resolve, reject) => ([this.#resolve, this.#reject] = [resolve, reject]));
-    // whoever iterates sees the error there
+    // iterators throw the error too
     this.result.catch(() => {});
     const abort = () => this.fail(signal!.reason);
     this.#cancel = () => {
@@ -41,7 +41,8 @@ export class Generation implements AsyncIterable<string> {
     else signal?.addEventListener("abort", abort, { once: true });
   }
 
-  /** The tokens of the answer as they come. Text that was held back, as it might have begun a stop text, comes last with the id -1. */
+  /** The tokens of the answer as they are generated. Text that was held back as a possible start of a stop text comes last,
+   * with the id -1. */
   async *tokens(): AsyncGenerator<Token, void> {
     try {
       for (;;) {
@@ -52,7 +53,7 @@ export class Generation implements AsyncIterable<string> {
         else await new Promise<void>((resolve) => (this.#wake = resolve));
       }
     } finally {
-      if (!this.#ended) this.fail(new DOMException("nobody reads the answer any more", "AbortError"));
+      if (!this.#ended) this.fail(new DOMException("the answer is no longer read", "AbortError"));
     }
   }
 
@@ -60,7 +61,7 @@ export class Generation implements AsyncIterable<string> {
     for await (const { text } of this.tokens()) if (text !== "") yield text;
   }
 
-  /** @internal Ends it with an error. */
+  /** @internal Ends the generation with an error. */
   fail(error: unknown): void {
     if (this.#ended) return;
     this.#ended = true;

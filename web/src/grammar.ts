@@ -3,7 +3,7 @@
 import { type Constraint as Compiled, type Grammars, instantiate } from "../wasm/grammar.js";
 import type { Constraint } from "../wasm/starling.js";
 import { StarlingError } from "./errors.js";
-import type { Form } from "./protocol.js";
+import type { OutputConstraint } from "./protocol.js";
 
 /** An instance of the grammar module with the tokens of one model. A trap ends it, and all constraints that it made. */
 class GrammarInstance {
@@ -77,7 +77,7 @@ export class GrammarReader {
    *
    * @throws {StarlingError} with what is wrong
    */
-  constraint({ json, param, module }: Form): Constraint {
+  constraint({ json, param, module }: OutputConstraint): Constraint {
     if (this.#last?.json !== json || this.#last.constraint.instance.hasTrapped) {
       this.#forget();
       try {

@@ -1,4 +1,4 @@
-// The package: `Starling.load` and what it gives.
+// The public interface of the package.
 
 import { inWorker, inline } from "./backend.js";
 import { modelCache } from "./cache.js";
@@ -48,7 +48,7 @@ export interface Chat {
 
 /** A loaded model. */
 export class Starling {
-  /** What is known of the model, and how it runs. */
+  /** The model, and how it runs. */
   readonly info: ModelInfo;
   readonly chat: Chat;
   #backend: Backend;
@@ -57,9 +57,9 @@ export class Starling {
   #grammarWasm: WasmSource | undefined;
   #disposed = false;
 
-  /** What this runtime can do. */
+  /** Detects the WebAssembly features of this runtime. */
   static readonly features = features;
-  /** The models that were downloaded before. */
+  /** The cache of downloaded models. */
   static readonly cache = modelCache;
 
   private constructor(
@@ -73,7 +73,7 @@ export class Starling {
     listen((events) => {
       for (const event of events) {
         const generation = this.#generations.get(event.job);
-        // before it is told: there is nothing to cancel any more
+        // before `receive`, which would cancel it
         if (event.type === "done" || event.type === "failed") this.#generations.delete(event.job);
         generation?.receive(event);
       }
@@ -85,14 +85,14 @@ export class Starling {
   }
 
   /**
-   * Loads a model: downloads it or takes it from the cache, and packs the weights as they come.
+   * Loads a model from the network, the cache or memory; weights are packed as they arrive.
    *
-   * @throws {StarlingError} with what is wrong; the reason of `signal` if it is aborted
+   * @throws {StarlingError} if the file or an option is wrong; the reason of `signal` if it is aborted
    */
   static async load(source: Source, options: LoadOptions = {}): Promise<Starling> {
     const { sha256 } = options;
     const apart = options.worker ?? typeof document !== "undefined";
-    // the page's own thread may not wait for others
+    // the main thread of a page may not block
     const threads = apart ? threadsFor(options.threads) : 1;
     const core = {
       parts: parts(source, options.size),
@@ -112,7 +112,8 @@ export class Starling {
       },
     };
     if (core.sha256 && core.sha256.length !== core.parts.length) {
-      throw new StarlingError("request", `${core.sha256.length} SHA-256 given for ${core.parts.length} files`);
+      const counts = `sha256 has ${core.sha256.length} digests, expected ${core.parts.length}, one for each file`;
+      throw new StarlingError("request", counts);
     }
     let emit: (events: CoreEvent[]) => void = () => {};
     const backend = await (apart ? inWorker : inline)({
@@ -124,7 +125,7 @@ export class Starling {
     return new Starling(backend, options.grammarWasm, (listener) => (emit = listener));
   }
 
-  /** Continues a prompt, a text or token ids. Generations run at once as far as `sequences` allows; others wait. */
+  /** Continues a prompt: text or token ids. `sequences` generations run at once, others are queued. */
   generate(prompt: string | number[], options: GenerateOptions = {}): Generation {
     return this.#start(typeof prompt === "string" ? { prompt } : { ids: prompt }, options);
   }
@@ -146,14 +147,14 @@ export class Starling {
     return generation;
   }
 
-  async #submit(job: number, prompt: Prompt, options: GenerateOptions, asked: Wanted | undefined) {
-    const wanted = asked ?? ofOption(options.structure);
+  async #submit(job: number, prompt: Prompt, options: GenerateOptions, explicit: Wanted | undefined) {
+    const wanted = explicit ?? ofOption(options.structure);
     const request = requestJson(prompt, options);
-    const form = wanted && { ...wanted, module: await compileGrammar(this.#grammarWasm) };
-    if (this.#generations.has(job)) this.#backend.submit(job, request, form);
+    const constraint = wanted && { ...wanted, module: await compileGrammar(this.#grammarWasm) };
+    if (this.#generations.has(job)) this.#backend.submit(job, request, constraint);
   }
 
-  /** Token ids of a text, and the bytes of its UTF-8 that each stands for. */
+  /** Token ids of a text, and the range of its UTF-8 bytes that each token covers. */
   tokenize(
     text: string,
     { addSpecial = true, parseSpecial = false } = {},
@@ -166,33 +167,33 @@ export class Starling {
     return this.#backend.call("detokenize", ids);
   }
 
-  /** The text that the model's chat template makes of a conversation, and its token ids. */
+  /** Renders a conversation with the chat template; returns the text and its token ids. */
   applyTemplate(messages: ChatMessage[], options: TemplateOptions = {}): Promise<{ text: string; ids: number[] }> {
     return this.#backend.call("render", json(chatJson(messages, options)));
   }
 
-  /** The vector of a text, of length 1, pooled as the file says. */
+  /** The embedding of a text, normalised to length 1, with the pooling that the model file names. */
   async embed(text: string | number[], { signal }: { signal?: AbortSignal } = {}): Promise<Float32Array> {
     signal?.throwIfAborted();
     const ids = typeof text === "string" ? (await this.tokenize(text)).ids : text;
     return unlessAborted(this.#backend.call("embed", ids), signal);
   }
 
-  /** Replays the answer of a receipt, at the speed of a prompt; the model must have been loaded with `receipts`. */
+  /** Verifies a receipt by recomputing its answer at prefill speed; needs {@link LoadOptions.receipts}. */
   async verify(receipt: string, { signal }: { signal?: AbortSignal } = {}): Promise<Verification> {
     signal?.throwIfAborted();
     return unlessAborted(this.#backend.call("verify", receipt), signal);
   }
 
-  /** SHA-256 of the logits after each of the tokens: what tests compare between machines. */
+  /** SHA-256 of the logits after each token, for comparing machines. */
   logitsSha256(ids: number[]): Promise<string> {
     return this.#backend.call("logitsSha256", ids);
   }
 
   /**
-   * Keys and values of a prompt, for {@link restoreCache}: a long prompt that many visits begin with is processed once,
-   * and then kept where you like. Whole pages of 16 tokens; those that are not cached are processed first. The model must
-   * have been loaded with `receipts`, whose digest tells models apart.
+   * Exports the KV cache of a prompt for {@link restoreCache}, so that a prompt which many visits share is processed once.
+   * Exports whole pages of 16 tokens, and processes those that are not cached. Needs {@link LoadOptions.receipts}: the digest
+   * of the model is part of the export.
    */
   async saveCache(
     prompt: string | number[],
@@ -204,8 +205,10 @@ export class Starling {
   }
 
   /**
-   * Takes what {@link saveCache} gave, for the same file and `kvType`: prompts that begin with its tokens need not process them.
-   * Returns how many. Bytes that are damaged have the code `checksum`, those of another model `request`.
+   * Imports a KV cache from {@link saveCache} of the same file and `kvType`; prompts with this prefix skip its tokens. Returns
+   * the number of tokens.
+   *
+   * @throws {StarlingError} `checksum` if the bytes are damaged, `request` if they are of another model
    */
   restoreCache(bytes: Uint8Array): Promise<number> {
     return this.#backend.call("restoreCache", bytes);
@@ -216,7 +219,7 @@ export class Starling {
     return this.#backend.call("memory");
   }
 
-  /** Stops all generations and frees the memory. */
+  /** Aborts all generations and frees the memory. */
   dispose(): void {
     if (this.#disposed) return;
     this.#disposed = true;
@@ -225,7 +228,7 @@ export class Starling {
     this.#backend.dispose();
   }
 
-  /** @internal Crashes the engine, to test what happens then. */
+  /** @internal Crashes the engine: for tests. */
   crash(thread = false): Promise<void> {
     return this.#backend.call("crash", thread);
   }

@@ -1,4 +1,4 @@
-// A model on its way: from its files or the cache into the module, and into the cache.
+// Loading: streams a model from its files or the cache into the module, and into the cache.
 
 import type { Loader, Model } from "../wasm/starling.js";
 import { type CacheWriter, type Hit, cacheWriter, cached, exclusively, uncache } from "./cache.js";
@@ -11,20 +11,20 @@ import { type Count, type Part, type SourceFile, blobFile, openPart, read, remot
 import { Helpers } from "./threads.js";
 import type { LoadOptions, Progress } from "./types.js";
 
-/** What loading takes, with nothing in it that cannot cross to a worker. */
+/** What loading needs, in a form that can be posted to a worker. */
 export interface LoadRequest {
   parts: Part[];
   cache: NonNullable<LoadOptions["cache"]>;
   sha256: string[] | undefined;
-  /** Of requests for the parts. */
+  /** HTTP headers of requests for the parts. */
   headers: Record<string, string>;
   receipts: boolean;
   module: WebAssembly.Module;
-  /** Threads, this one included; more than one only in a worker. */
+  /** Number of threads with this one; more than one only in a worker. */
   threads: number;
-  /** Instruction set, if one was asked for. */
+  /** Requested instruction set. */
   isa: Isa | undefined;
-  /** As the module takes them. */
+  /** Options of the module, under its names. */
   session: {
     n_ctx?: number | undefined;
     max_seqs?: number | undefined;
@@ -34,31 +34,31 @@ export interface LoadRequest {
   };
 }
 
-/** Bytes of weights that fit a module's 4 GiB beside keys, values and working memory. */
-const MOST_BYTES = 3.6e9;
+/** Bytes of weights that fit in 4 GiB beside the KV cache and working memory. */
+const MAX_WEIGHT_BYTES = 3.6e9;
 
-/** Refuses a model of so many bytes, or of more if they are yet to come, if it is too large. */
-function fits(bytes: number, more = false): void {
-  if (bytes <= MOST_BYTES) return;
+/** Throws if a model of `bytes` bytes does not fit; `more` says that its length is not known yet. */
+function checkFits(bytes: number, more = false): void {
+  if (bytes <= MAX_WEIGHT_BYTES) return;
   throw new StarlingError(
     "memory",
-    `the model has ${more ? "at least " : ""}${bytes} bytes; a WebAssembly module has room for weights of about ${MOST_BYTES} at most`,
+    `the model has ${more ? "at least " : ""}${bytes} bytes, a WebAssembly module has room for ${MAX_WEIGHT_BYTES}`,
   );
 }
 
-/** Counts bytes of a file whose length is not known, after others of so many bytes, as far as they fit. */
+/** Counts the bytes of a file of unknown length, after files of `bytes` bytes; throws when the model becomes too large. */
 export function countFitting(bytes = 0): Count {
-  return (more) => fits((bytes += more), true);
+  return (more) => checkFits((bytes += more), true);
 }
 
-/** A model, and what it runs on. */
+/** A loaded model, its instance and threads. */
 export interface Loaded {
   instance: Instance;
   model: Model;
   helpers: Helpers;
 }
 
-/** Loads a model; if it cannot, nothing is left of it. What the cache has is asked for anew where it is of no use. */
+/** Loads a model. A cached file that turns out to be wrong is removed and downloaded again. */
 export async function loadModel(
   options: LoadRequest,
   onProgress: (progress: Progress) => void,
@@ -66,10 +66,10 @@ export async function loadModel(
 ): Promise<Loaded> {
   signal?.throwIfAborted();
   const instance = new Instance(options.module);
-  const helping = Helpers.start(options.module, instance.memory, options.threads - 1);
+  const helpersStarted = Helpers.start(options.module, instance.memory, options.threads - 1);
   const load = async (cache: LoadRequest["cache"]) => {
-    const model = await loadOnce({ ...options, cache }, instance, helping, onProgress, signal);
-    return { instance, model, helpers: await helping };
+    const model = await loadOnce({ ...options, cache }, instance, helpersStarted, onProgress, signal);
+    return { instance, model, helpers: await helpersStarted };
   };
   try {
     return await load(options.cache);
@@ -78,13 +78,13 @@ export async function loadModel(
     try {
       return await load("reload");
     } catch (again) {
-      // without a network, what was wrong is the file
+      // without a network, the error of the cached file says more
       throw again instanceof StarlingError && again.code === "network" ? e.fault : again;
     }
   }
 }
 
-/** A cached file was no model, or not the one asked for; it is in the cache no more. */
+/** A cached file was not a model or had another digest, and was removed from the cache. */
 class StaleCache extends Error {
   constructor(readonly fault: StarlingError) {
     super(fault.message);
@@ -94,71 +94,71 @@ class StaleCache extends Error {
 async function loadOnce(
   options: LoadRequest,
   instance: Instance,
-  helping: Promise<Helpers>,
+  helpersStarted: Promise<Helpers>,
   onProgress: (progress: Progress) => void,
   signal: AbortSignal | undefined,
 ): Promise<Model> {
   const writers: { writer: CacheWriter; url: string; file: SourceFile; part: number }[] = [];
   let loader: Loader | undefined;
   let model: Model | undefined;
-  let places: Place[] = [];
+  let files: LocatedFile[] = [];
   try {
-    const isChoice = options.isa === undefined && instance.call(beginRace);
-    const meter = new Meter(onProgress);
+    const canChoose = options.isa === undefined && instance.call(beginRace);
+    const meter = new ProgressMeter(onProgress);
     let total = 0;
-    const hits = await found(options);
+    const hits = await cacheHits(options);
     for (const [i, part] of options.parts.entries()) {
-      const fitting = countFitting(total);
+      const limit = countFitting(total);
       const count = (more: number) => {
-        fitting(more);
+        limit(more);
         meter.add("url" in part ? "network" : "local", more);
       };
-      const place = await locate(part, hits, options, options.sha256?.[i]?.toLowerCase(), signal, count);
-      places.push(place);
-      total += place.file.size;
+      const located = await locate(part, hits, options, options.sha256?.[i]?.toLowerCase(), signal, count);
+      files.push(located);
+      total += located.file.size;
     }
-    fits(total);
+    checkFits(total);
     meter.expect(total);
-    const toCache = places.reduce((sum, { file, url }) => sum + (url === undefined ? 0 : file.size), 0);
-    for (const [part, { file, url }] of places.entries()) {
+    const toCache = files.reduce((sum, { file, url }) => sum + (url === undefined ? 0 : file.size), 0);
+    for (const [part, { file, url }] of files.entries()) {
       const writer = url === undefined ? undefined : await cacheWriter(url, file.size, toCache);
       if (writer) writers.push({ writer, url: url!, file, part });
     }
-    const nameOf = (file: number) => places[file]!.file.name;
-    const taken = places.map(() => 0);
-    const take = async (part: number, until: "directory" | "end") => {
-      const { file, from } = places[part]!;
-      for await (const bytes of read(file, taken[part]!, signal)) {
-        if (taken[part] === 0 && bytes[0] === "<".charCodeAt(0))
+    const nameOf = (file: number) => files[file]!.file.name;
+    const bytesFed = files.map(() => 0);
+    const feed = async (part: number, until: "directory" | "end") => {
+      const { file, from } = files[part]!;
+      for await (const bytes of read(file, bytesFed[part]!, signal)) {
+        if (bytesFed[part] === 0 && bytes[0] === "<".charCodeAt(0))
           throw new StarlingError("model", `${file.name} is a web page, not a GGUF file`);
-        taken[part]! += bytes.length;
+        bytesFed[part]! += bytes.length;
         await writers.find((w) => w.part === part)?.writer.write(bytes);
         const known = instance.call(() => loader!.feed(part, bytes), nameOf);
         if (!file.counted) meter.add(from, bytes.length);
         if (known && until === "directory") return;
       }
     };
-    const sizes = Float64Array.from(places, ({ file }) => file.size);
+    const sizes = Float64Array.from(files, ({ file }) => file.size);
     const digest = options.receipts || options.sha256 !== undefined;
     loader = instance.call(({ Loader }) => new Loader(sizes, digest));
-    if (places.length > 1) for (const part of places.keys()) await take(part, "directory");
-    for (const part of places.keys()) await take(part, "end");
+    if (files.length > 1) for (const part of files.keys()) await feed(part, "directory");
+    for (const part of files.keys()) await feed(part, "end");
     meter.done();
-    const sha256 = places.map((_, part) => loader!.sha256(part));
-    for (const [part, { file }] of places.entries()) {
+    const sha256 = files.map((_, part) => loader!.sha256(part));
+    for (const [part, { file }] of files.entries()) {
       const want = options.sha256?.[part]?.toLowerCase();
       if (want !== undefined && want !== sha256[part]) {
-        throw new StarlingError("checksum", `${file.name} has the SHA-256 ${sha256[part]}, expected ${want}`);
+        throw new StarlingError("checksum", `${file.name}: SHA-256 is ${sha256[part]}, expected ${want}`);
       }
     }
-    const isa = options.isa ?? (isChoice ? instance.call(fasterIsa) : undefined);
-    const whole = loader;
+    const isa = options.isa ?? (canChoose ? instance.call(fasterIsa) : undefined);
+    const complete = loader;
     loader = undefined;
-    const threads = 1 + (await helping).count;
-    // what a build has beside its own must be named
+    const threads = 1 + (await helpersStarted).count;
+    // not the default of the build
     const session = { ...options.session, ...(isa === "relaxed-i16" && { isa }), threads };
-    model = instance.call(() => whole.open(JSON.stringify(session)), nameOf);
-    // what was said meanwhile gets through
+    model = instance.call(() => complete.open(JSON.stringify(session)), nameOf);
+    // lets an abort through
     await pause(0, signal);
     const commit = async () => {
       for (const { writer, url, file, part } of writers) {
@@ -167,7 +167,7 @@ async function loadOnce(
       }
       signal?.throwIfAborted();
     };
-    // all parts at once: another tab may have another version of them
+    // all parts under one lock: another tab may commit another version
     if (writers.length > 0) await exclusively(commit);
     return model;
   } catch (e) {
@@ -176,7 +176,7 @@ async function loadOnce(
       loader?.free();
       model?.free();
     }
-    const fromCache = places.filter(({ from }) => from === "cache");
+    const fromCache = files.filter(({ from }) => from === "cache");
     const isBroken = e instanceof StarlingError && (e.code === "model" || e.code === "checksum");
     if (!isBroken || fromCache.length === 0) throw e;
     for (const { file } of fromCache) await uncache(file.name);
@@ -184,21 +184,22 @@ async function loadOnce(
   }
 }
 
-/** A file, and where its bytes come from; with the URL to cache it under, if it shall be. */
-interface Place {
+/** A file, where its bytes come from, and the URL to cache it under. */
+interface LocatedFile {
   file: SourceFile;
   from: Progress["from"];
   url?: string;
 }
 
-/** What the cache has of the parts, as far as it may be used. */
-async function found({ parts, cache }: LoadRequest): Promise<Map<string, Hit>> {
+/** Cached files of the parts, by URL; none if the cache must not be used. */
+async function cacheHits({ parts, cache }: LoadRequest): Promise<Map<string, Hit>> {
   if (cache !== "reuse" && cache !== "revalidate") return new Map();
   const urls = parts.flatMap((part) => ("url" in part && !part.url.startsWith("file:") ? [part.url] : []));
   const hits = await cached(urls);
   return new Map(urls.flatMap((url, i) => (hits[i] ? [[url, hits[i]]] : [])));
 }
 
+/** Opens a part from the cache, if it has the right version, or from its source. */
 async function locate(
   part: Part,
   hits: Map<string, Hit>,
@@ -206,7 +207,7 @@ async function locate(
   sha256: string | undefined,
   signal: AbortSignal | undefined,
   count: Count,
-): Promise<Place> {
+): Promise<LocatedFile> {
   if (!("url" in part) || part.url.startsWith("file:"))
     return { file: await openPart(part, {}, signal, count), from: "local" };
   const { url } = part;
@@ -221,9 +222,9 @@ async function locate(
   return { file, from: "network", ...(cache !== "none" && { url }) };
 }
 
-/** Counts bytes, and reports ten times a second at most. */
-class Meter {
-  /** Until all lengths are known there is no telling. */
+/** Measures progress and rate, and reports them at most ten times a second. */
+class ProgressMeter {
+  /** Infinity until the length of every file is known. */
   #total = Infinity;
   #report: (progress: Progress) => void;
   #loaded = 0;
@@ -236,7 +237,7 @@ class Meter {
     this.#report = report;
   }
 
-  /** So many bytes in all; the next of them begin to come. */
+  /** Sets the total, and starts to measure the rate. */
   expect(total: number): void {
     this.#total = total;
     [this.#last, this.#lastLoaded] = [performance.now(), this.#loaded];
@@ -245,18 +246,18 @@ class Meter {
   add(from: Progress["from"], bytes: number): void {
     this.#loaded += bytes;
     this.#from = from;
-    if (performance.now() - this.#last >= 100) this.#tell();
+    if (performance.now() - this.#last >= 100) this.#send();
   }
 
   done(): void {
-    this.#tell();
+    this.#send();
   }
 
-  #tell(): void {
+  #send(): void {
     const now = performance.now();
     const seconds = Math.max(now - this.#last, 1) / 1000;
     const rate = (this.#loaded - this.#lastLoaded) / seconds;
-    // over about two seconds
+    // exponential average over about 2 seconds
     const weight = Math.min(seconds / 2, 1);
     this.#rate = this.#rate === 0 ? rate : this.#rate + (rate - this.#rate) * weight;
     [this.#last, this.#lastLoaded] = [now, this.#loaded];

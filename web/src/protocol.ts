@@ -1,4 +1,4 @@
-// What crosses between the page and the worker, and the one interface to an engine on either side.
+// Messages between the page and the worker, and the interface of an engine that both sides implement.
 
 import type { Core } from "./core.js";
 import type { WireError } from "./errors.js";
@@ -6,7 +6,7 @@ import type { LoadRequest } from "./load.js";
 import type { Wanted } from "./structure.js";
 import type { ModelInfo, Progress, Timings, Token } from "./types.js";
 
-/** What became of a job. */
+/** An event of a request. */
 export type CoreEvent =
   | { type: "prefilled"; job: number; promptTokens: number; cachedTokens: number }
   | { type: "token"; job: number; token: Token }
@@ -22,12 +22,12 @@ export type CoreEvent =
     }
   | { type: "failed"; job: number; error: WireError };
 
-/** What an answer has to be, and the module that reads it. */
-export interface Form extends Wanted {
+/** The constraint of an answer, and the module that compiles it. */
+export interface OutputConstraint extends Wanted {
   module: WebAssembly.Module;
 }
 
-/** Methods of a core that reply. */
+/** Methods of {@link Core} that the page calls. */
 export type Method =
   | "tokenize"
   | "detokenize"
@@ -43,7 +43,7 @@ export type Method =
 export type ToWorker =
   | { type: "load"; options: LoadRequest }
   | { type: "abort" }
-  | { type: "submit"; job: number; request: string; form: Form | undefined }
+  | { type: "submit"; job: number; request: string; constraint: OutputConstraint | undefined }
   | { type: "cancel"; job: number }
   | { type: "call"; call: number; method: Method; args: unknown[] };
 
@@ -55,10 +55,10 @@ export type FromWorker =
   | { type: "reply"; call: number; value: unknown }
   | { type: "fault"; call: number; error: WireError };
 
-/** An engine, wherever it runs. */
+/** An engine in a worker or inline. */
 export interface Backend {
   readonly info: ModelInfo;
-  submit(job: number, request: string, form: Form | undefined): void;
+  submit(job: number, request: string, constraint: OutputConstraint | undefined): void;
   cancel(job: number): void;
   call<M extends Method>(method: M, ...args: Parameters<Core[M]>): Promise<ReturnType<Core[M]>>;
   dispose(): void;

@@ -1,10 +1,10 @@
-// Which of two ways to compute is faster here.
+// Measures which of two instruction sets is faster on this CPU.
 
 import type { Isa } from "./features.js";
 import type { Bindings } from "./instance.js";
 
-const TURNS = 8;
-/** A millisecond or two of products: some clocks tick ten times in one. */
+const REPEATS = 8;
+/** 1 to 2 ms: browser clocks have a resolution of 0.1 ms. */
 const ROUNDS = 100;
 
 const [DOTS, I16] = ["relaxed-simd", "relaxed-i16"] as const;
@@ -15,19 +15,19 @@ const time = (bindings: Bindings, isa: Isa) => {
   return performance.now() - start;
 };
 
-/** Begins well before {@link fasterIsa}, that the engine may compile what it runs; says whether there is a choice. */
+/** Warms up the JIT for {@link fasterIsa}; returns whether the module has both instruction sets. */
 export function beginRace(bindings: Bindings): boolean {
   return [DOTS, I16, DOTS, I16].every((isa) => bindings.race(isa, ROUNDS));
 }
 
 /**
- * The faster instruction set of a module for relaxed SIMD: where the processor has no instruction for its dot product,
- * which nothing tells, others are faster, those of 4-bit weights most.
+ * The faster instruction set of a relaxed-SIMD module. On a CPU without an instruction for the relaxed dot product, which
+ * cannot be detected, 16-bit products are faster, most so with 4-bit weights.
  */
 export function fasterIsa(bindings: Bindings): Isa {
-  // the least of each: what it takes once it is compiled well, and when nothing else had the processor
+  // the minimum: fully compiled, and not preempted
   let [dots, i16] = [Infinity, Infinity];
-  for (let turn = 0; turn < TURNS; turn++) {
+  for (let turn = 0; turn < REPEATS; turn++) {
     dots = Math.min(dots, time(bindings, DOTS));
     i16 = Math.min(i16, time(bindings, I16));
   }

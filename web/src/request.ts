@@ -1,27 +1,25 @@
-// Options of callers as the module takes them.
+// Requests in the JSON of the module.
 
 import { StarlingError } from "./errors.js";
 import type { ChatMessage, GenerateOptions, SamplingOptions, TemplateOptions } from "./types.js";
 
-/** All tokens of the sequence, where the module counts them. */
+/** For the module: look back at all tokens of the sequence. */
 const ALL_TOKENS = 2 ** 32 - 1;
 
 const lastN = (n: number | undefined) => (n === -1 ? ALL_TOKENS : n);
 
-/** What a request continues. */
 export type Prompt = { prompt: string } | { ids: number[] } | { chat: unknown };
 
 /**
- * JSON of a value. Half a surrogate pair, which UTF-8 cannot say, becomes U+FFFD, as `TextEncoder` has it: JSON.stringify
- * escapes it, and nothing else that begins with those letters.
+ * JSON of a value. A lone surrogate, which UTF-8 cannot encode, becomes U+FFFD as in `TextEncoder`: JSON.stringify escapes only
+ * these as `\\ud…`.
  */
 export const json = (value: unknown) =>
   JSON.stringify(value).replace(/\\(ud[89a-f]..|.)/g, (escape, what: string) => (what.length > 1 ? "\ufffd" : escape));
 
-/** Text of bytes that may be a part of a character: U+FFFD for what is none. */
+/** Decodes UTF-8; U+FFFD for incomplete characters. */
 export const lossy = new TextDecoder("utf-8", { ignoreBOM: true });
 
-/** A request in JSON. */
 export function requestJson(prompt: Prompt, options: GenerateOptions): string {
   const { stop } = options;
   const request = {
@@ -36,7 +34,7 @@ export function requestJson(prompt: Prompt, options: GenerateOptions): string {
     receipt: options.receipt,
     dry_breakers: options.dry?.breakers?.filter((breaker) => typeof breaker === "string"),
   };
-  // the seed has 64 bits, more than a number holds; sampling comes first, so this is the only place it can be
+  // a seed has 64 bits, more than a JSON number in JavaScript; `sampling` comes first, so the first match is its seed
   return json(request).replace('"seed":"@"', `"seed":${seed(options.seed)}`);
 }
 
@@ -76,7 +74,6 @@ function sampling(o: SamplingOptions & Pick<GenerateOptions, "logprobs" | "logpr
   };
 }
 
-/** A conversation in JSON. */
 export function chatJson(messages: ChatMessage[], options: TemplateOptions) {
   const now = options.now ?? new Date();
   return {

@@ -1,14 +1,13 @@
-// Workers, wherever the package comes from.
+// Starting workers, also when the package comes from another origin.
 
 import { StarlingError } from "./errors.js";
 import { builds } from "./features.js";
 
-/** Scripts of this origin that import one of another. */
+/** Blob URLs of same-origin scripts that import a cross-origin one. */
 const importers = new Map<string, string>();
 
 /**
- * Starts a worker. Browsers start none of another origin, as where a page has the package from a CDN; there, a script of
- * the page's own imports the file `name`.
+ * Starts a worker. Browsers refuse workers of another origin, such as a CDN; then a blob script of this origin imports `name`.
  */
 export function startWorker(name: string, start: () => Worker): Worker {
   if (typeof Worker === "undefined")
@@ -16,9 +15,9 @@ export function startWorker(name: string, start: () => Worker): Worker {
   try {
     return start();
   } catch (e) {
-    if ((e as Error).name !== "SecurityError") throw refused(e as Error);
+    if ((e as Error).name !== "SecurityError") throw startError(e as Error);
   }
-  // from a URL that there is anyway: bundlers would take this file along
+  // relative to a URL that exists anyway: for a new one bundlers would copy the file
   const { href } = new URL(`../dist/${name}`, builds.simd128());
   let script = importers.get(href);
   if (script === undefined) {
@@ -28,9 +27,9 @@ export function startWorker(name: string, start: () => Worker): Worker {
   try {
     return new Worker(script, { type: "module" });
   } catch (e) {
-    throw refused(e as Error);
+    throw startError(e as Error);
   }
 }
 
-const refused = (cause: Error) =>
-  new StarlingError("unsupported", `the worker does not start: ${cause.message}`, { cause });
+const startError = (cause: Error) =>
+  new StarlingError("unsupported", `the worker cannot start: ${cause.message}`, { cause });

@@ -1,6 +1,6 @@
-// Waiting that ends when a caller no longer wants it.
+// Promises that reject on abort.
 
-/** What the promise gives; when aborted before, the signal's reason at once, whatever becomes of the promise. */
+/** Settles as the promise does, or rejects with the signal's reason as soon as it is aborted. */
 export function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
   if (!signal) return promise;
   return new Promise((resolve, reject) => {
@@ -11,7 +11,7 @@ export function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal | unde
   });
 }
 
-/** Waits for so many milliseconds, in which other tasks run; ends when aborted. */
+/** Resolves after `ms` milliseconds; rejects when aborted. */
 export const pause = (ms: number, signal: AbortSignal | undefined) =>
   new Promise<void>((resolve, reject) => {
     const timer = setTimeout(done, ms);

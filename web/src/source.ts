@@ -1,4 +1,4 @@
-// Where models come from: every source becomes files of known length that can be opened at any byte.
+// Model sources: each becomes files of known length that can be opened at any byte offset.
 
 import { StarlingError } from "./errors.js";
 import { absolute, localFile } from "./features.js";
@@ -20,35 +20,35 @@ export type Source =
 
 type Bytes = Uint8Array<ArrayBuffer>;
 
-/** A source as it crosses to a worker. */
+/** A file of a source, in a form that can be posted to a worker. */
 export type Part =
   | { url: string }
   | { blob: Blob }
   | { bytes: Uint8Array<ArrayBuffer> }
   | { stream: ReadableStream<Uint8Array<ArrayBuffer>>; size: number | undefined };
 
-/** The parts of a source, with URLs made absolute. */
+/** The files of a source, with absolute URLs. */
 export function parts(source: Source, size: number | undefined): Part[] {
   if (Array.isArray(source)) {
     if (source.length === 0) throw new StarlingError("request", "the list of files is empty");
-    return source.map((s) => (s instanceof Blob ? { blob: s } : { url: address(s) }));
+    return source.map((s) => (s instanceof Blob ? { blob: s } : { url: absoluteUrl(s) }));
   }
   if (source instanceof Blob) return [{ blob: source }];
   if (source instanceof ArrayBuffer) return [{ bytes: new Uint8Array(source) }];
-  // of shared memory, which others may write meanwhile, a copy
+  // a copy of shared memory, which other threads may write
   if (source instanceof Uint8Array)
     return [{ bytes: source.buffer instanceof ArrayBuffer ? (source as Bytes) : new Uint8Array(source) }];
   if (source instanceof ReadableStream) return [{ stream: source, size }];
-  return shards(address(source)).map((url) => ({ url }));
+  return shardUrls(absoluteUrl(source)).map((url) => ({ url }));
 }
 
-function address(url: string | URL): string {
+function absoluteUrl(url: string | URL): string {
   const hub = /^hf:([^/]+)\/([^/@]+)(?:@([^/]+))?\/(.+)$/.exec(String(url));
   return hub ? `https://huggingface.co/${hub[1]}/${hub[2]}/resolve/${hub[3] ?? "main"}/${hub[4]}` : absolute(url).href;
 }
 
-/** All parts of a split model, of which the first is given. */
-function shards(url: string): string[] {
+/** The URLs of all files of a split model, from that of the first. */
+function shardUrls(url: string): string[] {
   const first = /^(.*-)00001-of-(\d{5})(\.gguf(?:[?#].*)?)$/.exec(url);
   if (!first) return [url];
   return Array.from(
@@ -57,24 +57,24 @@ function shards(url: string): string[] {
   );
 }
 
-/** A file that can be opened at any byte. */
+/** A file that can be opened at any byte offset. */
 export interface SourceFile {
-  /** For messages. */
+  /** Name in error messages. */
   name: string;
   size: number;
-  /** What tells versions apart, where the server says. */
+  /** Version: the ETag or Last-Modified of the server. */
   tag: string | undefined;
-  /** The bytes from there on. */
+  /** Streams the bytes from an offset. */
   open(from: number, signal?: AbortSignal): Promise<ReadableStream<Uint8Array<ArrayBuffer>>>;
-  /** Whether opening it again may help after a failure. */
+  /** Whether a failed read is retried. */
   remote: boolean;
-  /** Whether its streams are nobody else's, so that one buffer can take all their pieces. */
+  /** Whether its streams have no other reader, so that all chunks can use one buffer. */
   owned?: boolean;
-  /** Whether its bytes were counted already, as all of it had to be read to know how many there are. */
+  /** Whether its bytes were counted while it was read to learn its length. */
   counted?: boolean;
 }
 
-/** Told of bytes of a file whose length is not known yet; throws if they become too many. */
+/** Called with the bytes read of a file of unknown length; throws if it becomes too large. */
 export type Count = (bytes: number) => void;
 
 export const blobFile = (blob: Blob, name = (blob as File).name ?? "blob"): SourceFile => ({
@@ -86,15 +86,15 @@ export const blobFile = (blob: Blob, name = (blob as File).name ?? "blob"): Sour
   owned: true,
 });
 
-const PIECE = 1 << 20;
+const CHUNK_BYTES = 1 << 20;
 
-/** Bytes from there on, in pieces. */
-function streamOf(bytes: Bytes, from: number, piece: (first: number, end: number) => Bytes): ReadableStream<Bytes> {
+/** Streams bytes from an offset, in chunks that `chunk` makes. */
+function streamOf(bytes: Bytes, from: number, chunk: (first: number, end: number) => Bytes): ReadableStream<Bytes> {
   return new ReadableStream({
     pull(controller) {
       if (from >= bytes.length) return controller.close();
-      controller.enqueue(piece(from, from + PIECE));
-      from += PIECE;
+      controller.enqueue(chunk(from, from + CHUNK_BYTES));
+      from += CHUNK_BYTES;
     },
   });
 }
@@ -104,14 +104,14 @@ function bytesFile(bytes: Bytes): SourceFile {
   return { name: "bytes", size: bytes.length, tag: undefined, open, remote: false };
 }
 
-/** Bytes on their way to a worker: of a part of a buffer, what crosses is all of it. */
-export const crossing = (bytes: Bytes): StreamPart => ({
+/** Bytes as a transferable stream: posting a view would copy its whole buffer. */
+export const transferable = (bytes: Bytes): StreamPart => ({
   stream: streamOf(bytes, 0, (first, end) => bytes.slice(first, end)),
   size: bytes.length,
 });
 
-/** Puts copies of bytes together in blobs, which a browser may keep on disk. */
-export class Pieces {
+/** Collects bytes in a blob, which a browser may keep on disk. */
+export class BlobBuilder {
   #blob = new Blob([]);
   #last: Blob[] = [];
 
@@ -119,7 +119,6 @@ export class Pieces {
     if (this.#last.push(new Blob([bytes])) === 64) this.#blob = this.blob();
   }
 
-  /** All so far. */
   blob(): Blob {
     const blob = new Blob([this.#blob, ...this.#last]);
     this.#last = [];
@@ -127,9 +126,9 @@ export class Pieces {
   }
 }
 
-/** All of a file. */
-async function collect(file: SourceFile, signal: AbortSignal | undefined, count: Count): Promise<Blob> {
-  const pieces = new Pieces();
+/** Reads a whole file. */
+async function readAll(file: SourceFile, signal: AbortSignal | undefined, count: Count): Promise<Blob> {
+  const pieces = new BlobBuilder();
   for await (const bytes of read(file, 0, signal)) {
     count(bytes.length);
     pieces.add(bytes);
@@ -137,9 +136,9 @@ async function collect(file: SourceFile, signal: AbortSignal | undefined, count:
   return pieces.blob();
 }
 
-/** A file whose length nobody says: all of it must be there before its first byte can be placed. */
-async function whole(file: SourceFile, signal: AbortSignal | undefined, count: Count): Promise<SourceFile> {
-  return { ...blobFile(await collect(file, signal, count), file.name), tag: file.tag, counted: true };
+/** Reads a file of unknown length, which the module must know before the first byte. */
+async function buffered(file: SourceFile, signal: AbortSignal | undefined, count: Count): Promise<SourceFile> {
+  return { ...blobFile(await readAll(file, signal, count), file.name), tag: file.tag, counted: true };
 }
 
 type StreamPart = Extract<Part, { stream: unknown }>;
@@ -154,27 +153,27 @@ function streamFile({ stream, size }: StreamPart): SourceFile {
   return { name: "stream", size: size ?? Infinity, tag: undefined, open, remote: false };
 }
 
-/** All of a stream, for what takes none. */
-export async function inBlob(part: StreamPart, signal: AbortSignal | undefined, count: Count): Promise<Part> {
-  return { blob: await collect(streamFile({ ...part, size: undefined }), signal, count) };
+/** Reads a stream to a blob, for browsers that cannot transfer streams. */
+export async function readToBlob(part: StreamPart, signal: AbortSignal | undefined, count: Count): Promise<Part> {
+  return { blob: await readAll(streamFile({ ...part, size: undefined }), signal, count) };
 }
 
-/** Opens a part that is not cached; with `now`, reading will start at once. */
+/** Opens a file that is not cached; `readsNow` says that reading starts at once. */
 export async function openPart(
   part: Part,
   headers: Record<string, string>,
   signal: AbortSignal | undefined,
   count: Count,
-  now = true,
+  readsNow = true,
 ): Promise<SourceFile> {
   if ("blob" in part) return blobFile(part.blob);
   if ("bytes" in part) return bytesFile(part.bytes);
-  if ("stream" in part) return part.size === undefined ? whole(streamFile(part), signal, count) : streamFile(part);
+  if ("stream" in part) return part.size === undefined ? buffered(streamFile(part), signal, count) : streamFile(part);
   const file = await localFile(new URL(part.url));
-  return file ? blobFile(file, part.url) : remoteFile(part.url, headers, signal, count, now);
+  return file ? blobFile(file, part.url) : remoteFile(part.url, headers, signal, count, readsNow);
 }
 
-/** What tells versions apart. One that is compressed on its way has a weak tag, or one that says so. */
+/** The version of a file. Servers mark the ETag of a compressed response as weak or with a suffix. */
 const tagOf = ({ headers }: Response) =>
   headers
     .get("etag")
@@ -183,28 +182,28 @@ const tagOf = ({ headers }: Response) =>
   headers.get("last-modified") ??
   undefined;
 
-/** Bytes of the file, if the server says; a compressed answer has another length. */
+/** Length of the file, if the server sends it; that of a compressed response is another. */
 function sizeOf({ headers }: Response): number | undefined {
   if (headers.has("content-encoding")) return undefined;
   const size = /\/(\d+)$/.exec(headers.get("content-range") ?? "")?.[1] ?? headers.get("content-length");
   return size === null ? undefined : Number(size);
 }
 
-/** Whether browsers hide from scripts of this origin how an answer was compressed, whose length they would see. */
-const isElsewhere = (url: string) => globalThis.location !== undefined && new URL(url).origin !== location.origin;
+/** Whether a URL is cross-origin: browsers show the length of such a response, but not whether it was compressed. */
+const isCrossOrigin = (url: string) => globalThis.location !== undefined && new URL(url).origin !== location.origin;
 
-/** Asks for a file from there on, by which a browser asks for it as it is, not compressed. */
-const byRange = (from: number) => ({ range: `bytes=${from}-` });
+/** A range request from an offset; browsers ask for ranges without compression. */
+const rangeFrom = (from: number) => ({ range: `bytes=${from}-` });
 
-/** What a server says of a file: what a cached copy is compared with. Undefined if it cannot be reached. */
+/** Version and length of a file, to compare with a cached copy; `undefined` if the server cannot be reached. */
 export async function remoteTag(
   url: string,
   headers: Record<string, string>,
   signal: AbortSignal | undefined,
 ): Promise<{ tag: string | undefined; size: number | undefined } | undefined> {
   try {
-    const asked = { ...headers, ...(isElsewhere(url) && byRange(0)) };
-    const response = await fetch(url, { method: "HEAD", cache: "no-cache", headers: asked, signal: signal ?? null });
+    const requestHeaders = { ...headers, ...(isCrossOrigin(url) && rangeFrom(0)) };
+    const response = await fetch(url, { method: "HEAD", cache: "no-cache", headers: requestHeaders, signal: signal ?? null });
     return response.ok ? { tag: tagOf(response), size: sizeOf(response) } : undefined;
   } catch (e) {
     signal?.throwIfAborted();
@@ -212,8 +211,8 @@ export async function remoteTag(
   }
 }
 
-/** Past the browser's HTTP cache, which may have another version and would keep a second copy. Not all runtimes know this. */
-const FRESH: RequestInit = "cache" in Request.prototype ? { cache: "no-store" } : {};
+/** Bypasses the HTTP cache, which may have another version and would keep a second copy. Not all runtimes have the option. */
+const NO_STORE: RequestInit = "cache" in Request.prototype ? { cache: "no-store" } : {};
 
 async function request(
   url: string,
@@ -224,8 +223,8 @@ async function request(
 ): Promise<Response> {
   let response;
   try {
-    const headers = { ...more, ...(isPart && byRange(from)) };
-    response = await fetch(url, { ...FRESH, headers, signal: signal ?? null });
+    const headers = { ...more, ...(isPart && rangeFrom(from)) };
+    response = await fetch(url, { ...NO_STORE, headers, signal: signal ?? null });
   } catch (e) {
     signal?.throwIfAborted();
     throw new StarlingError("network", `${url}: ${(e as Error).message}`, { cause: e });
@@ -237,21 +236,21 @@ async function request(
   return response;
 }
 
-/** The file from its beginning. */
-async function begin(
+/** Requests a file from its beginning, in a way that shows its length if the server allows it. */
+async function requestStart(
   url: string,
   headers: Record<string, string>,
   signal: AbortSignal | undefined,
 ): Promise<Response> {
-  const asIs = isElsewhere(url) && (await request(url, headers, 0, signal, true).catch(() => undefined));
+  const uncompressed = isCrossOrigin(url) && (await request(url, headers, 0, signal, true).catch(() => undefined));
   signal?.throwIfAborted();
-  if (asIs) return asIs;
+  if (uncompressed) return uncompressed;
   const first = await request(url, headers, 0, signal);
-  return sizeOf(first) === undefined ? askForLength(url, headers, signal, first) : first;
+  return sizeOf(first) === undefined ? requestWithLength(url, headers, signal, first) : first;
 }
 
-/** The same file by range, which most servers say the length of. */
-async function askForLength(
+/** Requests the file again as a range, for which most servers send a length; returns `first` if that is no better. */
+async function requestWithLength(
   url: string,
   headers: Record<string, string>,
   signal: AbortSignal | undefined,
@@ -274,12 +273,12 @@ async function remoteFile(
   headers: Record<string, string>,
   signal: AbortSignal | undefined,
   count: Count,
-  now: boolean,
+  readsNow: boolean,
 ): Promise<SourceFile> {
-  let first: Response | undefined = await begin(url, headers, signal);
+  let first: Response | undefined = await requestStart(url, headers, signal);
   const [size, tag] = [sizeOf(first), tagOf(first)];
-  if (!now && size !== undefined) {
-    // a browser opens few connections to a server, and this one would wait
+  if (!readsNow && size !== undefined) {
+    // browsers limit connections to a server: frees this one until it is read
     await first.body!.cancel();
     first = undefined;
   }
@@ -289,13 +288,13 @@ async function remoteFile(
     first = undefined;
     if (tagOf(response) !== tag) {
       await response.body!.cancel();
-      throw new StarlingError("checksum", `${url} changed while it was downloaded`);
+      throw new StarlingError("checksum", `${url}: changed while it was downloaded`);
     }
-    // a server may answer with the whole file
+    // a server may ignore the range
     return from > 0 && response.status !== 206 ? skip(response.body!, from) : response.body!;
   };
   const file = { name: url, size: size ?? Infinity, tag, open, remote: true, owned: true };
-  return size === undefined ? whole(file, signal, count) : file;
+  return size === undefined ? buffered(file, signal, count) : file;
 }
 
 function skip(stream: ReadableStream<Uint8Array<ArrayBuffer>>, bytes: number): ReadableStream<Uint8Array<ArrayBuffer>> {
@@ -309,12 +308,12 @@ function skip(stream: ReadableStream<Uint8Array<ArrayBuffer>>, bytes: number): R
   return stream.pipeThrough(transform);
 }
 
-/** Connections that may break one after the other without a byte between them. */
-const ATTEMPTS = 5;
+/** Attempts without a byte before a read fails. */
+const MAX_ATTEMPTS = 5;
 
 /**
- * A reader whose pieces are in one buffer where that may be, and where the stream can: browsers see garbage of this kind
- * late, and much of a model would be twice in memory until then.
+ * A reader that reuses one buffer for all chunks of an owned byte stream: browsers collect chunks late, and much of a model
+ * would be in memory twice.
  */
 function readerOf(
   stream: ReadableStream<Bytes>,
@@ -327,7 +326,7 @@ function readerOf(
   } catch {
     return stream.getReader();
   }
-  let buffer = new ArrayBuffer(PIECE);
+  let buffer = new ArrayBuffer(CHUNK_BYTES);
   const read = async () => {
     const { done, value } = await reader.read(new Uint8Array(buffer));
     if (done || !value) return { done: true as const, value: undefined };
@@ -338,8 +337,7 @@ function readerOf(
 }
 
 /**
- * The bytes of a file from there on, each piece until the next is asked for; a connection that breaks is made again where
- * it broke.
+ * Reads a file from an offset. A chunk is valid until the next is requested. A broken connection is resumed where it broke.
  */
 export async function* read(
   file: SourceFile,
@@ -361,22 +359,22 @@ export async function* read(
         from += value.length;
         yield value;
       }
-      // the end, whether or not it comes too early
+      // the module reports a file that is too short
       if (from >= file.size || file.size === Infinity || !file.remote) return;
       throw new StarlingError("network", `${file.name}: the connection ended after ${soFar()}`);
     } catch (e) {
       signal?.throwIfAborted();
       failures += 1;
       if (e instanceof StarlingError && e.code !== "network") throw e;
-      if (!file.remote || failures === ATTEMPTS) {
+      if (!file.remote || failures === MAX_ATTEMPTS) {
         if (e instanceof StarlingError) throw e;
-        throw new StarlingError("network", `${file.name}: broke after ${soFar()}: ${(e as Error).message}`, {
+        throw new StarlingError("network", `${file.name}: the connection broke after ${soFar()}: ${(e as Error).message}`, {
           cause: e,
         });
       }
       await pause(100 * 2 ** failures, signal);
     } finally {
-      // without waiting: a source may take its time, or for ever
+      // not awaited: a source may never settle
       void reader?.cancel().catch(() => {});
     }
   }

@@ -1,28 +1,28 @@
-// Workers that help the engine's: they have its module and its memory. Only where memory can be shared.
+// Helper threads: workers with the module and the shared memory of the engine's worker.
 
 import { StarlingError } from "./errors.js";
 import { importsMemory } from "./instance.js";
 import { startWorker } from "./script.js";
 
-/** What a helper is sent, once. */
+/** The one message to a helper. */
 export interface ThreadStart {
   module: WebAssembly.Module;
   memory: WebAssembly.Memory;
 }
 
-/** What a helper says: that it begins, and why it ended. */
+/** Messages from a helper: it has started, or why it ended. */
 export type FromThread = { type: "ready" } | { type: "lost"; why: string };
 
 /**
- * The workers that help an engine. They end with its worker, which the page ends, and not before: of those that were
- * ending when their parent was terminated, Chromium leaves some behind.
+ * The helper threads of an engine. They end only when the page terminates the engine's worker: Chromium leaks threads that are
+ * ending when their parent is terminated.
  */
 export class Helpers {
   #workers: Worker[] = [];
-  /** Called when one has ended; the engine cannot go on then. */
+  /** Called when a helper has ended: the engine cannot continue. */
   onLost: (error: StarlingError) => void = () => {};
 
-  /** Starts so many; there are fewer if the runtime gives no more, and none for a module whose memory is its own. */
+  /** Starts up to `wanted` helpers, fewer if the runtime refuses; none for a module without shared memory. */
   static async start(module: WebAssembly.Module, memory: WebAssembly.Memory, wanted: number): Promise<Helpers> {
     const helpers = new Helpers();
     if (!importsMemory(module)) return helpers;
@@ -45,7 +45,7 @@ export class Helpers {
       };
       worker.onerror = (event) => {
         event.preventDefault();
-        lost(event.message ?? "its script cannot be loaded");
+        lost(event.message ?? "the script cannot be loaded");
       };
       worker.onmessage = ({ data }: MessageEvent<FromThread>) => {
         if (data.type === "lost") return lost(data.why);
@@ -56,7 +56,6 @@ export class Helpers {
     });
   }
 
-  /** How many there are. */
   get count(): number {
     return this.#workers.length;
   }

@@ -1,99 +1,98 @@
-// What callers pass and get.
+// Types of the public interface.
 
 import type { Isa, WasmSource } from "./features.js";
 import type { Structure } from "./structure.js";
 
-/** How far loading is. */
+/** Progress of loading. */
 export interface Progress {
-  /** Where bytes come from. */
+  /** Source of the bytes. */
   from: "network" | "cache" | "local";
-  /** Bytes so far, of all files. */
+  /** Bytes loaded of all files. */
   loaded: number;
-  /** Bytes of all files; `Infinity` while that is not known, as a server or a stream does not say. */
+  /** Bytes of all files; `Infinity` while the length of a file is not known. */
   total: number;
-  /** Bytes a second, lately. */
+  /** Bytes per second, averaged over 2 seconds. */
   rate: number;
-  /** Seconds left at that rate; `Infinity` where the total is. */
+  /** Seconds left at that rate; `Infinity` while the total is not known. */
   remaining: number;
 }
 
 /** Options of {@link Starling.load}. */
 export interface LoadOptions {
-  /** Called while loading, ten times a second at most, and at the end. */
+  /** Called at most ten times a second while loading, and at the end. */
   onProgress?: (progress: Progress) => void;
-  /** Stops loading, at every stage; nothing is left in the cache, unless the file was complete already. */
+  /** Aborts loading. Incomplete files are removed from the cache. */
   signal?: AbortSignal;
   /**
-   * What the cache is for, where the source is a URL:
+   * Use of the cache for URLs:
    *
-   * - `reuse`, the default: a cached file is used without asking the network
-   * - `revalidate`: the server is asked whether its ETag, date or size have changed; a cached file is used if not, or
-   *   if the server cannot be reached
-   * - `reload`: the file is downloaded and cached anew
-   * - `none`: nothing is read from the cache or written to it
+   * - `reuse`, the default: a cached file is used without a request
+   * - `revalidate`: a cached file is used if the server reports the same ETag, date and size, or cannot be reached
+   * - `reload`: the file is downloaded and replaces the cached one
+   * - `none`: the cache is neither read nor written
    */
   cache?: "reuse" | "revalidate" | "reload" | "none";
-  /** Headers of requests for files, as `{ authorization: "Bearer …" }` for a model that not everybody may have. */
+  /** HTTP headers for downloads, such as `{ authorization: "Bearer …" }` for a private model. */
   headers?: Record<string, string>;
-  /** SHA-256 that the file must have, in hexadecimal; of a split model one for each file. A cached file with another is replaced. */
+  /** Expected SHA-256 in hexadecimal, one for each file of a split model. A cached file with another is downloaded again. */
   sha256?: string | string[];
-  /** Bytes of a stream. Without it, a stream is read to its end before loading starts. */
+  /** Length of a stream in bytes. Without it, the stream is buffered before loading starts. */
   size?: number;
-  /** Makes the file's SHA-256, which answers with receipts and {@link Starling.verify} need. */
+  /** Computes the SHA-256 of the files, which receipts, {@link Starling.verify} and {@link Starling.saveCache} need. */
   receipts?: boolean;
-  /** Tokens of a sequence, prompt and answer; by default what the model was made for, at most 4096. */
+  /** Context length in tokens, prompt and answer; by default that of training, at most 4096. */
   contextLength?: number;
-  /** Generations at once, 1 by default; more wait their turn. Each takes memory for a context. */
+  /** Generations that run at once, 1 by default; others are queued. Each needs memory for a context. */
   sequences?: number;
-  /** Tokens of a prompt that are processed at a time, 64 by default: how long an abort may take. */
+  /** Prompt tokens of a batch, 64 by default. An abort takes effect after the running batch. */
   batchTokens?: number;
-  /** Bytes of working memory that batches may have, at most; by default 2 GiB, or what the weights take if that is more. */
+  /** Limit of working memory in bytes; by default 2 GiB, or the size of the weights if that is more. */
   workingMemory?: number;
-  /** How keys and values are kept; `f16` by default. Changes numbers. */
+  /** Type of the KV cache, `f16` by default. Answers differ between types. */
   kvType?: "f32" | "f16" | "k8";
   /**
-   * Threads, at most; by default about as many as there are cores. There is one only where memory cannot be shared
-   * (a page must be cross-origin isolated) and without a worker: {@link ModelInfo.threads} says how many are used.
+   * Maximum number of threads; by default about the number of cores. One without shared memory (a page must be cross-origin
+   * isolated) or without a worker; {@link ModelInfo.threads} is the number in use.
    */
   threads?: number;
-  /** Whether to run in a worker of its own; by default where there is a document, so that the page stays responsive. */
+  /** Run in a dedicated worker; by default in pages, which stay responsive. */
   worker?: boolean;
-  /** The instruction set to use; by default the fastest of this runtime. All give the same bytes. */
+  /** Instruction set; by default the fastest of this runtime. All give the same bytes. */
   isa?: Isa;
-  /** The WebAssembly module, or where it is, for runtimes that cannot fetch it from beside the script. */
+  /** The WebAssembly module or its URL, for runtimes that cannot fetch it relative to the script. */
   wasm?: WasmSource;
-  /** The same for the module that reads schemas and grammars, which is fetched when an answer has to follow one. */
+  /** The grammar module or its URL; fetched for the first request with a structure. */
   grammarWasm?: WasmSource;
 }
 
-/** What is known of a model, and how it runs. */
+/** A model, and how it runs. */
 export interface ModelInfo {
-  /** The name in the file. */
+  /** `general.name` of the file. */
   name: string | null;
-  /** Its family. */
+  /** `general.architecture` of the file. */
   architecture: string;
-  /** Tokens in the vocabulary. */
+  /** Size of the vocabulary. */
   vocabulary: number;
-  /** Layers. */
+  /** Number of layers. */
   layers: number;
-  /** Numbers of an embedding. */
+  /** Width of an embedding. */
   embedding: number;
-  /** Tokens of a sequence here, and in training. */
+  /** Context length in tokens, here and in training. */
   contextLength: number;
   trainedContextLength: number;
-  /** Whether it generates text; otherwise it embeds only. */
+  /** False for encoders, which only embed. */
   generates: boolean;
-  /** Its chat template, in Jinja. */
+  /** Chat template in Jinja. */
   chatTemplate: string | null;
-  /** SHA-256 that names it in receipts, if it was made. */
+  /** SHA-256 that identifies it in receipts, if it was computed. */
   sha256: string | null;
-  /** The instruction set in use. */
+  /** Instruction set in use. */
   isa: string;
   /** Threads in use. */
   threads: number;
   /** Whether it runs in a worker. */
   worker: boolean;
-  /** Version of the numbers: answers of two versions may differ. */
+  /** Version of the numerics: answers of two versions may differ. */
   numerics: number;
 }
 
@@ -101,7 +100,7 @@ export interface ModelInfo {
 export interface MemoryReport {
   /** Packed weights. */
   weights: number;
-  /** Keys and values: what they may take, have taken so far, held by generations, kept for prompts that begin alike. */
+  /** KV cache: reserved, allocated, used by generations, and kept for prompts with the same prefix. */
   kvReserved: number;
   kvCommitted: number;
   kvInUse: number;
@@ -110,33 +109,32 @@ export interface MemoryReport {
   module: number;
 }
 
-/** How tokens are picked, in the order in which it is applied. What is not given has the default of llama.cpp's server. */
+/** Sampling options, in the order in which they are applied. Defaults are those of llama.cpp's server. */
 export interface SamplingOptions {
-  /** Added to the logits of tokens, by id. */
+  /** Added to logits, by token id. */
   logitBias?: Record<number, number> | [number, number][];
-  /** Penalty on tokens seen lately; 1, the default, is off. */
+  /** Repetition penalty; 1, the default, is off. */
   repeatPenalty?: number;
-  /** Tokens the penalties look back at, 64 by default; -1 for all. */
+  /** Tokens that the penalties look back at, 64 by default; -1 for all. */
   repeatLastN?: number;
-  /** Penalty for each occurrence; 0, the default, is off. */
+  /** Penalty for each occurrence of a token; 0, the default, is off. */
   frequencyPenalty?: number;
-  /** Penalty for having occurred; 0, the default, is off. */
+  /** Penalty of a token that occurred; 0, the default, is off. */
   presencePenalty?: number;
   /**
-   * Penalty on continuing a repetition (DRY): `multiplier * base ** (length - allowedLength)`, by default with 1.75 and 2,
-   * over the last `lastN` tokens, by default all. Repetitions do not reach over `breakers`, texts or token ids, by default
-   * line ends, colons, quotes and asterisks.
+   * DRY repetition penalty: `multiplier * base ** (length - allowedLength)`, by default with 1.75 and 2, over the last `lastN`
+   * tokens, by default all. Repetitions end at `breakers`, texts or token ids; by default line ends, colons, quotes, asterisks.
    */
   dry?: { multiplier: number; base?: number; allowedLength?: number; lastN?: number; breakers?: (string | number[])[] };
-  /** Keep this many of the most probable tokens, 40 by default; 0 is off. */
+  /** Keeps the `topK` most probable tokens, 40 by default; 0 is off. */
   topK?: number;
-  /** Keep the most typical tokens of this mass; 1, the default, is off. */
+  /** Keeps the most typical tokens up to this probability mass; 1, the default, is off. */
   typicalP?: number;
-  /** Keep the most probable tokens of this mass, 0.95 by default; 1 is off. */
+  /** Keeps the most probable tokens up to this probability mass, 0.95 by default; 1 is off. */
   topP?: number;
-  /** Keep tokens at least this fraction as probable as the best, 0.05 by default; 0 is off. */
+  /** Keeps tokens with at least this fraction of the highest probability, 0.05 by default; 0 is off. */
   minP?: number;
-  /** 0.8 by default; 0 takes the most probable token. */
+  /** 0.8 by default; 0 is greedy. */
   temperature?: number;
   /** The same seed gives the same text; 0 by default. */
   seed?: number | bigint;
@@ -144,96 +142,96 @@ export interface SamplingOptions {
 
 /** Options of a generation. */
 export interface GenerateOptions extends SamplingOptions {
-  /** Tokens to generate, at most; by default until the model ends or the context is full. */
+  /** Maximum number of tokens to generate; by default until an end token or the end of the context. */
   maxTokens?: number;
-  /** Texts that end the answer; they are not part of it. */
+  /** Stop texts, which are not part of the answer. */
   stop?: string | string[];
-  /** Token ids that end the answer, besides the model's own. */
+  /** Token ids that end the answer, besides the model's end tokens. */
   stopTokens?: number[];
-  /** Go on when the model ends its answer. */
+  /** Continue after an end token. */
   ignoreEos?: boolean;
-  /** What the answer has to be; no receipt can be had with it. */
+  /** Constrains the answer to a schema or grammar; not with `receipt`. */
   structure?: Structure;
-  /** Log-probabilities of tokens, and of so many alternatives (`true`: none). */
+  /** Return log-probabilities of tokens, and of this number of alternatives (`true`: none). */
   logprobs?: boolean | number;
-  /** Of which distribution: the model's own (`raw`, the default), or the one drawn from (`final`). */
+  /** The distribution of log-probabilities: that of the model (`raw`, the default), or after sampling options (`final`). */
   logprobsOf?: "raw" | "final";
-  /** Which of several answers to a prompt with one seed this is. */
+  /** Index of the answer, to draw several answers to a prompt with one seed. */
   sequence?: number;
-  /** Whether the answer comes with a receipt; the model must have been loaded with `receipts`. */
+  /** Return a receipt; needs {@link LoadOptions.receipts}. */
   receipt?: boolean;
-  /** Take special tokens in the prompt for what they say. */
+  /** Parse special tokens in the prompt. */
   parseSpecial?: boolean;
-  /** Stops within one token. */
+  /** Aborts the generation after the running batch. */
   signal?: AbortSignal;
 }
 
 /** A message of a conversation. */
 export interface ChatMessage {
   role: string;
-  /** A text, or what the template takes; none beside an assistant's calls of tools. */
+  /** A text, or any value that the template takes; may be missing beside tool calls. */
   content?: unknown;
   [field: string]: unknown;
 }
 
 /** Options of a chat template. */
 export interface TemplateOptions {
-  /** Tools the model may call, as JSON schemas. */
+  /** Tools that the model may call, as JSON schemas. */
   tools?: unknown[];
   /** More variables of the template. */
   variables?: Record<string, unknown>;
   /** Jinja in place of the model's own template. */
   template?: string;
-  /** Begin an answer at the end: so by default. */
+  /** End with the start of an assistant message; true by default. */
   addGenerationPrompt?: boolean;
-  /** What the template takes for the local time; now by default. */
+  /** Local time for the template; now by default. */
   now?: Date;
 }
 
 /** A token of an answer. */
 export interface Token {
   id: number;
-  /** Text that is certain with it; may be empty, as characters are given out whole. */
+  /** Text completed by the token; empty while a character or a possible stop text is incomplete. */
   text: string;
-  /** Natural logarithm of its probability, if asked for. */
+  /** Natural logarithm of its probability, if requested. */
   logprob?: number;
-  /** The bytes it stands for, if its probability is asked for: it may be a part of a character. */
+  /** Its bytes, possibly a part of a character; if log-probabilities are requested. */
   bytes?: number[];
-  /** The most probable tokens, if asked for. */
+  /** The most probable tokens, if requested. */
   top?: { id: number; text: string; bytes: number[]; logprob: number }[];
 }
 
 /** A complete answer. */
 export interface Completion {
   text: string;
-  /** All tokens that were picked, but for one that ended the answer. */
+  /** The sampled tokens, without the end token. */
   tokens: Token[];
-  /** `stop`: an end token or a stop text; `length`: as many as asked for, or as fit; `not_finite`: a fault of the model. */
+  /** `stop`: end token or stop text; `length`: `maxTokens` or end of the context; `not_finite`: NaN or infinite logits. */
   finishReason: "stop" | "length" | "not_finite";
-  /** The token that ended the answer, if one did: the last that was picked. */
+  /** The end token, if one ended the answer. */
   stopToken?: number;
-  /** Tokens; of the answer with the one that ended it. */
+  /** Token counts; `completionTokens` includes the end token. */
   usage: { promptTokens: number; cachedTokens: number; completionTokens: number };
   timings: Timings;
-  /** Proof of the answer in JSON, if asked for. */
+  /** Receipt of the answer in JSON, if requested. */
   receipt?: string;
 }
 
-/** How long an answer took, in milliseconds. */
+/** Durations in milliseconds, and rates. */
 export interface Timings {
-  /** Waiting for its turn. */
+  /** In the queue. */
   queuedMs: number;
-  /** Until the prompt was processed. */
+  /** Prefill. */
   promptMs: number;
-  /** From then to the end. */
+  /** Decode. */
   generationMs: number;
-  /** Tokens a second of the prompt that were not cached, and of the answer. */
+  /** Tokens per second: of the prompt without cached tokens, and of the answer. */
   promptPerSecond: number;
   generationPerSecond: number;
 }
 
-/** What became of a receipt. */
+/** Result of {@link Starling.verify}. */
 export type Verification =
   | { verified: true; tokens: number }
-  /** `step` is the first token that differs, null if none was computed. */
+  /** `step` is the index of the first token that differs; null if nothing was recomputed. */
   | { verified: false; step: number | null; reason: string };

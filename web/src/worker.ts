@@ -1,4 +1,4 @@
-// The worker's side: messages in, messages out, one core.
+// The worker: receives messages, calls its one {@link Core}, posts replies and events.
 
 import { Core } from "./core.js";
 import { toWire } from "./errors.js";
@@ -23,7 +23,7 @@ async function receive(message: ToWorker): Promise<void> {
       abort.abort();
       break;
     case "submit":
-      core?.submit(message.job, message.request, message.form);
+      core?.submit(message.job, message.request, message.constraint);
       break;
     case "cancel":
       core?.cancel(message.job);
