@@ -1,4 +1,4 @@
-//! The JavaScript face: two classes that throw `Error`s with a `code`; structured values are JSON texts.
+//! The JavaScript face: the classes `Loader` and `Model`. They throw `Error`s with a `code`; structured values are JSON.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -43,17 +43,17 @@ fn js(e: impl Into<session::Error>) -> Error {
     error
 }
 
-/// What the panic said that stopped the module; empty if there was none. After one, nothing else may be called.
+/// The message of the panic that stopped the module; empty if there was none. After a panic nothing else may be called.
 #[wasm_bindgen(js_name = panicMessage)]
 pub fn panic_message() -> String {
     crash::message()
 }
 
-/// Panics, for programs that test how they go on after it.
+/// Panics: hosts use it to test their recovery.
 #[wasm_bindgen(js_name = crash)]
 pub fn panic_on_request() {
-    crash::watch();
-    crash::crash();
+    crash::install_hook();
+    crash::panic_on_request();
 }
 
 /// Computes with an instruction set for a while (see `kernels::race`), for callers with a clock; says whether this module
@@ -63,52 +63,52 @@ pub fn race_isa(isa: &str, rounds: u32) -> bool {
     cfg!(target_feature = "relaxed-simd") && Cpu::named(isa).map(|cpu| race(cpu, rounds)).is_ok()
 }
 
-/// What a worker does that was given this module and its memory: helps the model's thread, and does not return.
+/// Runs parallel regions of the model's thread in a worker with this module and its memory; does not return.
 #[cfg(feature = "threads")]
 #[wasm_bindgen(js_name = threadFollow)]
 pub fn thread_follow() {
-    crash::watch();
+    crash::install_hook();
     threads::follow();
 }
 
-/// To be called by a worker whose [`thread_follow`] ended with an error: the model's thread may wait for it.
+/// Reports that [`thread_follow`] ended with an error: the model's thread may be waiting for this thread.
 #[cfg(feature = "threads")]
 #[wasm_bindgen(js_name = threadLost)]
 pub fn thread_lost() {
     threads::lose();
 }
 
-/// Panics on a thread that helps, for programs that test how they go on after it.
+/// Panics on a helper thread: hosts use it to test their recovery.
 #[cfg(feature = "threads")]
 #[wasm_bindgen(js_name = crashThread)]
 pub fn panic_on_a_thread() {
-    threads::crash();
+    threads::panic_on_a_thread();
 }
 
-/// Takes the files of a model piece by piece.
+/// Takes the files of a model in chunks.
 #[wasm_bindgen]
 pub struct Loader(StreamLoader);
 
 #[wasm_bindgen]
 impl Loader {
-    /// For files of these lengths in bytes; `digest` asks for their SHA-256, which receipts need.
+    /// A loader of files with these lengths in bytes; `digest` computes their SHA-256, which receipts need.
     #[wasm_bindgen(constructor)]
     pub fn new(lens: &[f64], digest: bool) -> Loader {
-        crash::watch();
+        crash::install_hook();
         let lens: Vec<u64> = lens.iter().map(|&len| len as u64).collect();
         Loader(StreamLoader::new(&lens, digest))
     }
 
-    /// Takes the next bytes of a file; says whether its directory is known. Bytes after it are best held back until
-    /// the directories of all files are known; then the files follow one after the other.
+    /// Takes the next bytes of a file; returns whether its directory is complete. The caller should feed the weights only once
+    /// all directories are complete, file after file.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// If the file is malformed or unsupported.
     pub fn feed(&mut self, file: usize, bytes: &[u8]) -> Result<bool, Error> {
         self.0.feed(file, bytes).map_err(js)
     }
 
-    /// SHA-256 of the bytes of a file taken so far, in hexadecimal, if asked for.
+    /// SHA-256 of the bytes of a file so far, in hexadecimal, if requested.
     pub fn sha256(&self, file: usize) -> Option<String> {
         self.0.sha256(file).map(|d| starling::receipt::Hex(d).to_string())
     }
@@ -116,19 +116,19 @@ impl Loader {
     /// Opens a session once all bytes were fed. `options` is JSON, empty for defaults.
     ///
     /// # Errors
-    /// What is wrong with the files or the options.
+    /// If a file or an option is wrong.
     pub fn open(self, options: &str) -> Result<Model, Error> {
         Session::new(self.0, options).map(Model).map_err(js)
     }
 }
 
-/// A model at work.
+/// A loaded model and its requests.
 #[wasm_bindgen]
 pub struct Model(Session);
 
 #[wasm_bindgen]
 impl Model {
-    /// Name and sizes, as JSON.
+    /// The model and how it runs, as JSON.
     pub fn info(&self) -> String {
         json(&self.0.info())
     }
@@ -136,14 +136,14 @@ impl Model {
     /// Takes a request in JSON, and the constraint that its answer follows, which the request frees; returns its id.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If the request is invalid or there is no capacity.
     pub fn submit(&mut self, request: &str, constraint: Option<ConstraintObject>) -> Result<f64, Error> {
         let constraint = constraint.map(|object| Arc::new(JsConstraint::new(object)) as Arc<dyn Constraint>);
         let request = serde_json::from_str(request).map_err(js)?;
         self.0.start(request, constraint).map(|id| id as f64).map_err(js)
     }
 
-    /// The tokens, as the grammar module takes them.
+    /// The vocabulary, in the format of the grammar module.
     pub fn words(&self) -> Vec<u8> {
         self.0.model.tokenizer.words(self.0.model.config.n_vocab)
     }
@@ -153,78 +153,78 @@ impl Model {
         json(&self.0.step())
     }
 
-    /// Forgets a request; says whether it was there.
+    /// Cancels a request; returns whether it was running.
     pub fn cancel(&mut self, id: f64) -> bool {
         self.0.cancel(id as u64)
     }
 
-    /// Keys and values of the cached part of a prompt.
+    /// Exports the KV cache of the cached prefix of a prompt.
     ///
     /// # Errors
-    /// If the loader made no digest of the model.
+    /// If the loader computed no digest.
     pub fn save(&self, ids: &[u32]) -> Result<Vec<u8>, Error> {
         self.0.save(ids).map_err(js)
     }
 
-    /// Takes saved keys and values; returns for how many tokens.
+    /// Imports a KV cache from [`Model::save`]; returns its number of tokens.
     ///
     /// # Errors
-    /// What is wrong with them, or that there is no room.
+    /// If it is damaged or of another model, or there is no capacity.
     pub fn restore(&mut self, bytes: &[u8]) -> Result<usize, Error> {
         self.0.restore(bytes).map_err(js)
     }
 
-    /// Ids of a text.
+    /// Token ids and byte offsets of a text, as JSON.
     pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> String {
         json(&self.0.tokenize(text, add_special, parse_special))
     }
 
-    /// Text of ids.
+    /// The text of token ids.
     ///
     /// # Errors
-    /// If an id is not the model's.
+    /// If an id is not in the vocabulary.
     pub fn detokenize(&self, ids: &[u32]) -> Result<String, Error> {
         self.0.detokenize(ids).map(|b| String::from_utf8_lossy(&b).into_owned()).map_err(js)
     }
 
-    /// The bytes a token stands for.
+    /// The bytes of a token.
     pub fn piece(&self, id: u32) -> Vec<u8> {
         self.0.piece(id).into()
     }
 
-    /// Bytes of the weights, and of keys and values, as JSON.
+    /// Bytes of the weights and the KV cache, as JSON.
     pub fn memory(&self) -> String {
         json(&self.0.memory())
     }
 
-    /// Text and ids of a conversation in JSON, as JSON.
+    /// Renders a conversation in JSON with the chat template; returns text and token ids as JSON.
     ///
     /// # Errors
-    /// What is wrong with it, or with the template.
+    /// If the conversation or the template is invalid.
     pub fn render(&self, chat: &str) -> Result<String, Error> {
         self.0.render(chat).map(|conversation| json(&conversation)).map_err(js)
     }
 
-    /// Replays the answer of a receipt in JSON; returns `{"verified", ...}` as JSON.
+    /// Verifies a receipt in JSON by recomputing its answer; returns `{"verified", ...}` as JSON.
     ///
     /// # Errors
-    /// If this is no receipt, or the loader made no digest of the model.
+    /// If it is not a receipt, or the loader computed no digest.
     pub fn verify(&self, receipt: &str) -> Result<String, Error> {
         self.0.verify(receipt).map(|verdict| json(&verdict)).map_err(js)
     }
 
-    /// The vector of a text, of length 1, as the model's file pools it.
+    /// The embedding of a text, normalised to length 1, with the pooling of the model file.
     ///
     /// # Errors
-    /// If an id is not the model's, or there are too many.
+    /// If an id is not in the vocabulary, or there are more than the context length.
     pub fn embed(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.0.embed(ids).map_err(js)
     }
 
-    /// SHA-256 of the logits after each of the ids.
+    /// SHA-256 of the logits after each token.
     ///
     /// # Errors
-    /// If an id is not the model's, or there are too many.
+    /// If an id is not in the vocabulary, or there are more than the context length.
     #[wasm_bindgen(js_name = logitsSha256)]
     pub fn logits_sha256(&self, ids: &[u32]) -> Result<String, Error> {
         self.0.logits_sha256(ids).map_err(js)

@@ -48,10 +48,7 @@ impl JsConstraint {
     }
 
     /// Calls a method that returns one of the numbers of `Constraint` in `host-wasm/grammar`.
-    fn ask(
-        &self,
-        call: impl FnOnce(&ConstraintObject) -> Result<u32, JsValue>,
-    ) -> Result<bool, ConstraintError> {
+    fn ask(&self, call: impl FnOnce(&ConstraintObject) -> Result<u32, JsValue>) -> Result<bool, ConstraintError> {
         match self.0.as_ref().map(|object| call(object)) {
             Some(Ok(0)) => Ok(false),
             Some(Ok(1)) => Ok(true),

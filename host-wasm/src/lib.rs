@@ -1,5 +1,5 @@
-//! Starling for WebAssembly. [`session`] is what all faces show: `plain`, exports that any runtime can call, and
-//! `bindgen`, a package for JavaScript, in JSON; and `component`, a WebAssembly component, in types.
+//! Starling for WebAssembly. [`session`] has the operations; three faces export them: `bindgen` for JavaScript and `plain` for
+//! runtimes without JavaScript, both with JSON, and `component`, a WebAssembly component with types.
 
 #[cfg(feature = "bindgen")]
 pub mod bindgen;

@@ -129,7 +129,7 @@ pub extern "C" fn starling_free(pointer: u32) {
 /// A loader for a file of `file_len` bytes; with `digest` other than 0 it makes the file's SHA-256, which receipts need.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_loader(file_len: u64, digest: u32) -> u32 {
-    crash::watch();
+    crash::install_hook();
     STATE.with_borrow_mut(|s| {
         let id = s.id();
         s.loaders.insert(id, StreamLoader::new(&[file_len], digest != 0));
@@ -151,7 +151,7 @@ pub extern "C" fn starling_feed(loader: u32, bytes: u32) -> u64 {
 /// A loader for the parts of a split model, whose lengths in bytes are a JSON array; `digest` as in [`starling_loader`].
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_split_loader(lens: u32, digest: u32) -> u64 {
-    crash::watch();
+    crash::install_hook();
     call(|s| {
         let lens: Vec<u64> = serde_json::from_str(&s.take_text(lens)?)?;
         let id = s.id();
@@ -313,5 +313,5 @@ pub extern "C" fn starling_panic() -> u64 {
 /// Panics.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_crash() {
-    crash::crash();
+    crash::panic_on_request();
 }

@@ -1,4 +1,4 @@
-//! What a session answers, as the faces without types of their own write it: in JSON.
+//! Replies of a session as JSON, for the faces `plain` and `bindgen`.
 
 use serde::Serialize;
 use starling::engine::{Event, FinishReason};
@@ -7,14 +7,14 @@ use starling::receipt::Hex;
 
 use crate::session::Session;
 
-/// The text of an answer.
-pub(crate) fn json(answer: &impl Serialize) -> String {
-    // none of them has what JSON could not say
-    serde_json::to_string(answer).unwrap_or_default()
+/// Serialises a reply.
+pub(crate) fn json(reply: &impl Serialize) -> String {
+    // replies have string keys and no other error is possible
+    serde_json::to_string(reply).unwrap_or_default()
 }
 
 impl Session {
-    /// The model's name, sizes and chat template, and how it runs.
+    /// The model and how it runs.
     pub(crate) fn info(&self) -> Info {
         let (c, options) = (&self.model.config, self.engine.options());
         Info {
@@ -36,7 +36,7 @@ impl Session {
         }
     }
 
-    /// Bytes of the weights, and of keys and values.
+    /// Bytes of the weights and the KV cache.
     pub(crate) fn memory(&self) -> Memory {
         let kv = self.engine.kv_stats();
         Memory {
@@ -55,14 +55,13 @@ impl Session {
         Step { tokens, events }
     }
 
-    /// The tokens of a text.
+    /// Tokenises a text.
     pub(crate) fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Tokens {
         let (ids, ranges) = self.encode(text, add_special, parse_special);
         Tokens { ids, offsets: ranges.iter().map(|r| [r.start, r.end]).collect() }
     }
 }
 
-/// A model, and how it runs.
 #[derive(Serialize)]
 pub(crate) struct Info {
     pub(crate) name: Option<String>,
@@ -82,7 +81,7 @@ pub(crate) struct Info {
     pub(crate) chat_template: Option<String>,
 }
 
-/// Bytes of the weights, and of keys and values.
+/// Bytes of the weights and the KV cache.
 #[derive(Serialize)]
 pub(crate) struct Memory {
     pub(crate) weights: usize,
@@ -92,21 +91,21 @@ pub(crate) struct Memory {
     pub(crate) kv_cached: usize,
 }
 
-/// The tokens of a text, and where each begins and ends in it, in bytes.
+/// The tokens of a text, with start and end of each in bytes.
 #[derive(Serialize)]
 pub(crate) struct Tokens {
     pub(crate) ids: Vec<u32>,
     pub(crate) offsets: Vec<[usize; 2]>,
 }
 
-/// The tokens that a batch had, and what came of them.
+/// The number of tokens in a batch, and the events of the step.
 #[derive(Serialize)]
 pub(crate) struct Step {
     pub(crate) tokens: usize,
     pub(crate) events: Vec<EventJson>,
 }
 
-/// Numbers are written as the f64 that they are in JavaScript.
+/// Log-probabilities are f64, the only number type of JavaScript.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum EventJson {
@@ -127,20 +126,20 @@ pub(crate) enum EventJson {
         text: String,
         reason: &'static str,
         n_tokens: usize,
-        /// Why the constraint cannot go on, if that is the reason.
+        /// The error of the constraint, if it ended the answer.
         #[serde(skip_serializing_if = "Option::is_none")]
         error: Option<String>,
-        /// The last token, if it ended the answer and is not part of it.
+        /// The end token, if one ended the answer.
         #[serde(skip_serializing_if = "Option::is_none")]
         stop_token: Option<u32>,
-        /// In JSON, as a text: its seed may be more than JavaScript's numbers hold.
+        /// JSON as a string: a 64-bit seed does not fit a JavaScript number.
         #[serde(skip_serializing_if = "Option::is_none")]
         receipt: Option<String>,
     },
 }
 
 impl EventJson {
-    /// `None` for what nobody here asks for.
+    /// `None` for events that these faces do not report.
     pub(crate) fn of(event: Event) -> Option<EventJson> {
         Some(match event {
             Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => return None,

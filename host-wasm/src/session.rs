@@ -1,4 +1,4 @@
-//! A model and its requests, spoken to in JSON.
+//! A loaded model and its requests, with JSON in and out.
 
 #[cfg(feature = "chat")]
 use std::cell::RefCell;
@@ -27,39 +27,39 @@ use crate::threads;
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The model file is wrong.
+    /// The model is malformed or unsupported.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The model's files, as they came, are wrong.
+    /// A file of the model is malformed, unsupported, or not the expected one.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// The request is wrong, or there is no room for it now.
+    /// The request is invalid, or there is no capacity now.
     #[error(transparent)]
     Request(#[from] RequestError),
     /// The instruction set is unknown.
     #[error(transparent)]
     Isa(#[from] UnknownIsa),
-    /// The JSON is not what the call takes.
+    /// The JSON does not match the schema of the call.
     #[error("invalid JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// An option is wrong.
+    /// An option is invalid.
     #[error("{0}")]
     Option(String),
-    /// Saved keys and values are not taken.
+    /// An exported KV cache cannot be imported.
     #[error("saved cache: {0}")]
     Page(#[from] PageError),
     /// The chat template fails.
     #[cfg(feature = "chat")]
     #[error(transparent)]
     Template(#[from] ChatError),
-    /// There is not enough memory.
+    /// The KV cache or the working memory cannot be allocated.
     #[error("not enough memory for the context of {n_ctx} tokens")]
     Memory {
-        /// Its size.
+        /// Context length in tokens.
         n_ctx: usize,
     },
-    /// The model's widths and experts ask for more working memory than it may have.
-    #[error("{0}: if you trust the model, allow more with working_memory")]
+    /// The model needs more working memory than the limit.
+    #[error("{0}: if you trust the model, raise working_memory")]
     WorkingMemory(MemoryError),
 }
 
@@ -73,7 +73,7 @@ impl From<PassError> for Error {
 }
 
 impl Error {
-    /// There was no memory for a context of `n_ctx` tokens, or the model may not have it.
+    /// The error of an allocation for a context of `n_ctx` tokens.
     fn memory(n_ctx: usize) -> impl Fn(MemoryError) -> Error {
         move |error| match error {
             MemoryError::Limit { .. } => Error::WorkingMemory(error),
@@ -92,7 +92,7 @@ impl Error {
         }
     }
 
-    /// What kind of failure this is, for programs.
+    /// The kind of failure, for programs.
     pub fn kind(&self) -> &'static str {
         match self {
             Error::Load(LoadError::TooLarge { .. })
@@ -117,19 +117,19 @@ impl Error {
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Options {
-    /// Tokens of a sequence; by default what the model was made for, at most 4096.
+    /// Context length in tokens; by default that of training, at most 4096.
     pub(crate) n_ctx: Option<usize>,
-    /// Sequences at once.
+    /// Sequences that run at once.
     pub(crate) max_seqs: usize,
-    /// Tokens of a batch: how long a step may take.
+    /// Tokens of a batch, which bounds the duration of a step.
     pub(crate) batch_tokens: usize,
-    /// Bytes of working memory that batches may have, at most; by default 2 GiB, or what the weights take.
+    /// Limit of working memory in bytes; by default 2 GiB, or the size of the weights if that is more.
     pub(crate) working_memory: Option<usize>,
     /// `f32`, `f16` or `k8`.
     pub(crate) kv_type: String,
     /// Instruction set; by default the fastest.
     pub(crate) isa: Option<String>,
-    /// Threads, this one included: those that the page has brought.
+    /// Number of threads, this one included; the page has started the others.
     pub(crate) threads: usize,
 }
 
@@ -147,7 +147,7 @@ impl Default for Options {
     }
 }
 
-/// Context of a session that asks for none, at most.
+/// Maximum context length by default.
 const DEFAULT_CTX: usize = 4096;
 
 /// A conversation in JSON.
@@ -160,13 +160,13 @@ pub(crate) struct ChatJson {
     tools: Option<Json>,
     #[serde(default = "yes")]
     add_generation_prompt: bool,
-    /// An object: more variables of the template.
+    /// Additional variables of the template: an object.
     #[serde(default)]
     variables: Option<Json>,
     /// Local time as seconds since 1970, for templates that show a date.
     #[serde(default)]
     now: Option<i64>,
-    /// Jinja instead of the model's template.
+    /// Jinja template in place of the model's.
     #[serde(default)]
     template: Option<String>,
 }
@@ -178,7 +178,7 @@ fn yes() -> bool {
 
 #[cfg(feature = "chat")]
 pub(crate) type Chat = ChatJson;
-/// A build without templates refuses them.
+/// Builds without templates refuse conversations.
 #[cfg(not(feature = "chat"))]
 pub(crate) type Chat = serde::de::IgnoredAny;
 
@@ -189,20 +189,20 @@ pub(crate) struct RequestJson {
     pub(crate) prompt: Option<String>,
     pub(crate) ids: Option<Vec<u32>>,
     pub(crate) chat: Option<Chat>,
-    /// Take special tokens in the prompt for what they say.
+    /// Parse special tokens in the prompt.
     pub(crate) parse_special: bool,
     pub(crate) add_special: bool,
     pub(crate) max_tokens: Option<usize>,
     pub(crate) stop: Vec<String>,
     pub(crate) stop_tokens: Vec<u32>,
     pub(crate) ignore_eos: bool,
-    /// Which of several answers to one prompt this is: part of the key of the draws.
+    /// Index of the answer among several to one prompt: part of the random generator's key.
     pub(crate) sequence: u64,
-    /// Whether the done event brings a receipt; the loader must have made the file's digest.
+    /// Return a receipt with the event `done`; the loader must have computed the digest.
     pub(crate) receipt: bool,
     pub(crate) sampling: SamplingOptions,
-    /// Texts that DRY's repetitions do not reach over, besides the tokens that `sampling.dry.breakers` has; not given, and
-    /// no tokens either, the usual ones.
+    /// DRY sequence breakers as texts, in addition to the tokens of `sampling.dry.breakers`; the default ones if both are
+    /// missing.
     pub(crate) dry_breakers: Option<Vec<String>>,
 }
 
@@ -226,41 +226,41 @@ impl Default for RequestJson {
     }
 }
 
-/// A text and its tokens.
+/// A rendered conversation and its tokens.
 #[derive(Serialize)]
 pub(crate) struct Conversation {
     pub(crate) text: String,
     pub(crate) ids: Vec<u32>,
 }
 
-/// What became of a receipt.
+/// Result of verifying a receipt.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(crate) enum Verdict {
     /// Every step agrees.
     Right { verified: bool, tokens: usize },
-    /// Not, from that step on; none if nothing was replayed.
+    /// `step` is the first that differs; `None` if nothing was recomputed.
     Wrong { verified: bool, step: Option<usize>, reason: String },
 }
 
-/// A model at work.
+/// A loaded model and its requests.
 pub struct Session {
     pub(crate) model: Arc<Model>,
     pub(crate) engine: Engine,
-    /// Made for the longest text so far.
+    /// Allocated for the longest text so far.
     embedder: Option<Embedder>,
     pub(crate) cpu: Cpu,
     pub(crate) pool: Box<dyn Pool>,
-    /// The template compiled last: conversations of a page rarely change it.
+    /// The template compiled last; requests rarely change it.
     #[cfg(feature = "chat")]
     template: RefCell<Option<ChatTemplate>>,
 }
 
 impl Session {
-    /// A session for a model whose files were fed to `loader`; `options` is a JSON object, empty for defaults.
+    /// Creates a session from a complete `loader`; `options` is a JSON object, or empty for defaults.
     ///
     /// # Errors
-    /// What is wrong with the file or the options.
+    /// If a file or an option is wrong.
     pub fn new(loader: StreamLoader, options: &str) -> Result<Session, Error> {
         Session::open(loader, if options.is_empty() { Options::default() } else { serde_json::from_str(options)? })
     }
@@ -300,15 +300,15 @@ impl Session {
         })
     }
 
-    /// Takes a request, a JSON object; returns its id.
+    /// Submits a request, a JSON object; returns its id.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If it is invalid or there is no capacity.
     pub fn submit(&mut self, request: &str) -> Result<u64, Error> {
         self.start(serde_json::from_str(request)?, None)
     }
 
-    /// As [`Session::submit`], for an answer that follows a constraint if there is one.
+    /// As [`Session::submit`], with a constraint of the answer.
     pub(crate) fn start(&mut self, r: RequestJson, constraint: Option<Arc<dyn Constraint>>) -> Result<u64, Error> {
         let tokens = match (r.prompt, r.ids, r.chat) {
             (Some(text), None, None) => {
@@ -317,7 +317,7 @@ impl Session {
             }
             (None, Some(ids), None) => ids,
             (None, None, Some(chat)) => self.chat(chat)?.ids,
-            _ => return Err(Error::Option("give one of prompt, ids and chat".into())),
+            _ => return Err(Error::Option("expected exactly one of prompt, ids and chat".into())),
         };
         let mut sampling = r.sampling;
         if let Some(dry) = &mut sampling.dry {
@@ -342,11 +342,11 @@ impl Session {
     #[cfg(not(feature = "chat"))]
     fn chat(&self, _: Chat) -> Result<Conversation, Error> {
         Err(Error::Option(
-            "this build renders no chat templates: give prompt or ids, or build with the feature chat".into(),
+            "this build has no chat templates: pass prompt or ids, or build with the feature `chat`".into(),
         ))
     }
 
-    /// The text and the tokens of a conversation.
+    /// Renders a conversation with the chat template.
     #[cfg(feature = "chat")]
     fn chat(&self, chat: Chat) -> Result<Conversation, Error> {
         let source = chat.template.as_deref().or(self.model.chat_template.as_deref()).unwrap_or(DEFAULT_TEMPLATE);
@@ -357,7 +357,7 @@ impl Session {
             variables: match chat.variables {
                 None => Vec::new(),
                 Some(Json::Object(variables)) => variables,
-                Some(_) => return Err(Error::Option("variables is not an object".into())),
+                Some(_) => return Err(Error::Option("chat.variables: expected an object".into())),
             },
             now: chat.now.map(Now::from_unix),
         };
@@ -370,28 +370,27 @@ impl Session {
         Ok(Conversation { text: rendered.text, ids })
     }
 
-    /// A conversation, a JSON object as the `chat` of a request, as text and tokens.
+    /// Renders a conversation: a JSON object like `chat` of a request.
     ///
     /// # Errors
-    /// What is wrong with it, or with the template.
+    /// If the conversation or the template is invalid.
     pub(crate) fn render(&self, chat: &str) -> Result<Conversation, Error> {
         self.chat(serde_json::from_str(chat)?)
     }
 
-    /// Keys and values of the longest cached prefix of a prompt, as bytes that [`Session::restore`] takes: whole pages of 16
-    /// tokens, none if the prompt was not processed lately.
+    /// Exports the KV cache of the longest cached prefix of a prompt, in whole pages of 16 tokens; empty if nothing is cached.
     ///
     /// # Errors
-    /// If the loader made no digest of the model, which names it in the pages.
+    /// If the loader computed no digest, which identifies the model in the export.
     pub fn save(&self, ids: &[u32]) -> Result<Vec<u8>, Error> {
         self.digest()?;
         Ok(self.engine.export_pages(ids, 0))
     }
 
-    /// Takes saved keys and values, for prompts that begin as theirs. Returns for how many tokens.
+    /// Imports a KV cache from [`Session::save`]; returns its number of tokens.
     ///
     /// # Errors
-    /// If they are damaged or of another model, or there is no room for them; pages before the fault are taken.
+    /// If it is damaged or of another model, or there is no capacity; pages before the fault are imported.
     pub fn restore(&mut self, bytes: &[u8]) -> Result<usize, Error> {
         self.digest()?;
         Ok(self.engine.import_pages(bytes)?)
@@ -449,17 +448,17 @@ impl Session {
         })
     }
 
-    /// The vector of a text, of length 1, as the model's file pools it; with pooling `none` the vectors of its tokens, one after
-    /// the other.
+    /// The embedding of a text, normalised to length 1, with the pooling of the model file; with pooling `none` the
+    /// embeddings of all tokens, concatenated.
     ///
     /// # Errors
-    /// If a token is not the model's, there are more than the context holds, or the pooling is not known.
+    /// If a token is not in the vocabulary, there are more than the context length, or the pooling is unknown.
     pub fn embed(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
         let pooling = Pooling::of(&self.model.config)?;
         let EngineOptions { n_ctx, .. } = *self.engine.options();
         let text = Text { tokens: ids, pooling, dimensions: None, normalise: true };
         if self.embedder.as_ref().is_none_or(|e| e.options().batch_tokens < ids.len().min(n_ctx)) {
-            // memory for the texts that there are, not for all that may be
+            // sized by the longest text, not by the context
             let batch_tokens = ids.len().next_power_of_two().min(n_ctx).max(1);
             let sizes = EmbedderOptions { max_texts: 1, batch_tokens, n_ctx };
             self.embedder = None;
@@ -467,7 +466,8 @@ impl Session {
             self.embedder = Some(embedder);
         }
         let Some(embedder) = &mut self.embedder else { return Err(Error::Memory { n_ctx }) };
-        let mut reply = Err(Error::Option("the model's numbers are not finite: a fault of its weights".into()));
+        let mut reply =
+            Err(Error::Option("the embedding is not finite (NaN or infinity): the weights are faulty".into()));
         embedder.embed(self.cpu, &*self.pool, &[text], &mut |_, vector| {
             if let Some(vector) = vector {
                 reply = Ok(vector.to_vec());
@@ -480,7 +480,7 @@ impl Session {
     /// between targets.
     ///
     /// # Errors
-    /// If a token is not the model's, or there are more than the context holds.
+    /// If a token is not in the vocabulary, or there are more than the context length.
     pub fn logits_sha256(&self, ids: &[u32]) -> Result<String, Error> {
         let EngineOptions { kv_type, batch_tokens, n_ctx, .. } = *self.engine.options();
         if ids.len() > n_ctx {

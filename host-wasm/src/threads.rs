@@ -1,15 +1,15 @@
-//! The threads that the page brings, in builds whose memory can be shared: workers with this module and its memory,
-//! that stay in [`follow`] for as long as they live.
+//! Threads, in builds with shared memory: workers of the page that instantiate this module with the same memory and stay in
+//! [`follow`].
 
 use starling::kernels::standby::Standby;
 use starling::pool::{Inline, MAX_THREADS, Pool};
 
 use crate::session::Error;
 
-/// One for the memory: of several models the one that comes first has the others' help, which slows and changes nothing.
+/// One team for each memory. If several models compute at once, the first has the team and the others run on one thread.
 static STANDBY: Standby = Standby::new();
 
-/// The caller, and threads in [`follow`].
+/// A pool of the caller and the threads in [`follow`]; the number counts both.
 struct Threads(usize);
 
 impl Pool for Threads {
@@ -22,40 +22,40 @@ impl Pool for Threads {
     }
 }
 
-/// A pool of so many threads, the caller's included.
+/// A pool of `threads` threads with the caller.
 ///
 /// # Errors
-/// If this build, or the engine, has fewer.
+/// If it is more than the build or the engine supports.
 pub(crate) fn pool(threads: usize) -> Result<Box<dyn Pool>, Error> {
     let most = if cfg!(feature = "threads") { MAX_THREADS } else { 1 };
     match threads {
         0 | 1 => Ok(Box::new(Inline)),
         n if n <= most => Ok(Box::new(Threads(n))),
-        n => Err(Error::Option(format!("threads is {n}, this build has at most {most}"))),
+        n => Err(Error::Option(format!("threads is {n}, expected at most {most} in this build"))),
     }
 }
 
-/// What a thread does that the page brings: it does not return.
+/// Runs parallel regions of the leader; does not return.
 #[cfg(feature = "threads")]
 pub(crate) fn follow() {
     STANDBY.follow();
 }
 
-/// A thread was stopped by a trap.
+/// Reports that a thread was ended by a trap.
 #[cfg(feature = "threads")]
 pub(crate) fn lose() {
     STANDBY.lose();
 }
 
-/// What there is to say of threads once the module has stopped.
+/// Why the module has stopped, if a thread is the reason.
 #[cfg(any(feature = "bindgen", feature = "plain"))]
 pub(crate) fn fault() -> Option<&'static str> {
-    STANDBY.has_lost().then_some("one of its threads was stopped")
+    STANDBY.has_lost().then_some("one of its threads was ended by a trap")
 }
 
-/// Panics on a thread that helps, for programs that test how they go on after it.
+/// Panics on a thread in [`follow`]: hosts use it to test their recovery.
 #[cfg(feature = "threads")]
-pub(crate) fn crash() {
+pub(crate) fn panic_on_a_thread() {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
     use std::time::Duration;
@@ -65,7 +65,7 @@ pub(crate) fn crash() {
     STANDBY.lead(&|| {
         if thread::current().id() != leader {
             helped.store(true, Ordering::SeqCst);
-            crate::crash::crash();
+            crate::crash::panic_on_request();
         }
         while !helped.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(1));

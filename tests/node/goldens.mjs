@@ -102,7 +102,7 @@ async function checkErrors(starling) {
   assert.throws(() => open(model, { threads: 2 }), /request: .*threads/);
 
   const session = open(model, { n_ctx: 64 });
-  assert.throws(() => session.submit({}), /request: give one of prompt, ids and chat/);
+  assert.throws(() => session.submit({}), /request: expected exactly one of prompt, ids and chat/);
   assert.throws(() => session.submit({ ids: [] }), /request: /);
   assert.throws(() => session.submit({ ids: [2 ** 31] }), /request: /);
   assert.throws(() => session.submit({ ids: Array(65).fill(1) }), /request: /);

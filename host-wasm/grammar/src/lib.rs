@@ -9,23 +9,22 @@ use starling::sampler::{self, ConstraintError};
 use starling::structure::{Calls, Form, Limits, Structures};
 use wasm_bindgen::prelude::*;
 
-/// What an answer has to be, in JSON.
+/// A constraint of an answer, in JSON.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Wanted {
-    /// A form.
+enum OutputConstraint {
     Form(Form),
-    /// Calls of tools.
+    /// Tool calls.
     Calls {
         tools: Vec<Value>,
-        /// Which of them may be called.
+        /// Indices of the tools that may be called.
         which: Range<usize>,
         forced: bool,
         parallel: bool,
     },
 }
 
-/// Makes constraints for one model.
+/// Compiles constraints for the vocabulary of one model.
 #[wasm_bindgen]
 pub struct Grammars {
     structures: Structures,
@@ -34,21 +33,21 @@ pub struct Grammars {
 
 #[wasm_bindgen]
 impl Grammars {
-    /// For the model with these words.
+    /// `words` is the vocabulary, from `Model.words`.
     #[wasm_bindgen(constructor)]
     pub fn new(words: Vec<u8>) -> Grammars {
         Grammars { structures: Structures::new(Limits::DEFAULT), words }
     }
 
-    /// A constraint, at the beginning of an answer.
+    /// Compiles a constraint.
     ///
     /// # Errors
-    /// What is wrong; with tools after the part of the request that it is wrong with.
-    pub fn constraint(&self, wanted: &str) -> Result<Constraint, String> {
+    /// If a schema or grammar is invalid; the message of a tool's starts with its place in the request.
+    pub fn constraint(&self, json: &str) -> Result<Constraint, String> {
         let words = || self.words.clone();
-        let made = match serde_json::from_str(wanted).map_err(|e| e.to_string())? {
-            Wanted::Form(form) => self.structures.constraint(&words, &form).map_err(|e| e.to_string()),
-            Wanted::Calls { tools, which, forced, parallel } => {
+        let made = match serde_json::from_str(json).map_err(|e| e.to_string())? {
+            OutputConstraint::Form(form) => self.structures.constraint(&words, &form).map_err(|e| e.to_string()),
+            OutputConstraint::Calls { tools, which, forced, parallel } => {
                 let calls = Calls::new(&tools, which, forced, parallel);
                 self.structures.calls(&words, &calls).map_err(|(tool, e)| match tool {
                     Some(i) => format!("tools[{i}].function.parameters: {e}"),
@@ -60,14 +59,14 @@ impl Grammars {
     }
 }
 
-/// A grammar at a place in an answer.
+/// A grammar at a position of an answer.
 #[wasm_bindgen]
 pub struct Constraint(Box<dyn sampler::Constraint>);
 
-/// What a constraint says: no or yes, or why it cannot go on.
-fn told(answer: Result<bool, ConstraintError>) -> u32 {
-    match answer {
-        Ok(is_so) => is_so.into(),
+/// Encodes a result for `Constraint` in host-wasm/src/constraint.rs.
+fn encode(result: Result<bool, ConstraintError>) -> u32 {
+    match result {
+        Ok(yes) => yes.into(),
         Err(ConstraintError::NoToken) => 2,
         Err(ConstraintError::TooComplex) => 3,
         Err(ConstraintError::Failed) => 4,
@@ -76,18 +75,18 @@ fn told(answer: Result<bool, ConstraintError>) -> u32 {
 
 #[wasm_bindgen]
 impl Constraint {
-    /// The same at the same place.
+    /// The same grammar at the same position.
     pub fn fork(&self) -> Constraint {
         Constraint(self.0.fork())
     }
 
-    /// Sets the bits of the tokens that may come next; says whether the answer may end.
+    /// Sets the bits of the tokens that may come next; returns whether the answer may end.
     pub fn allow(&mut self, mask: &mut [u32]) -> u32 {
-        told(self.0.allow(mask))
+        encode(self.0.allow(mask))
     }
 
-    /// Takes the next token; says whether the answer is complete.
+    /// Takes the next token; returns whether the answer is complete.
     pub fn accept(&mut self, token: u32) -> u32 {
-        told(self.0.accept(token))
+        encode(self.0.accept(token))
     }
 }
