@@ -89,13 +89,11 @@ impl<'a> GgufSet<'a> {
         let n_tensors: usize = shards.iter().map(|shard| shard.tensors().len()).sum();
         // a model in one file need not have the keys
         let required = shards.len() > 1;
-        for (i, shard) in shards.iter().enumerate() {
-            for (key, expected) in [("split.no", i), ("split.count", shards.len()), ("split.tensors.count", n_tensors)]
-            {
-                expect(shard, key, expected, required).map_err(|error| (i, error))?;
-            }
-        }
-        Ok(())
+        let check = |i: usize, key, expected| expect(&shards[i], key, expected, required).map_err(|error| (i, error));
+        // the numbers of all files first: a wrong file changes the total of tensors too
+        (0..shards.len()).try_for_each(|i| check(i, "split.no", i))?;
+        (0..shards.len()).try_for_each(|i| check(i, "split.count", shards.len()))?;
+        (0..shards.len()).try_for_each(|i| check(i, "split.tensors.count", n_tensors))
     }
 
     /// The files.
@@ -197,7 +195,7 @@ mod tests {
         assert_eq!(join(&two[..1]), wrong("split.count", "2", "1"));
         assert_eq!(join(&[shard(0, 2, 4, &["b", "c"]), two[1].clone()]), wrong("split.tensors.count", "4", "3"));
         assert_eq!(join(&[]), wrong("split.count", "no files", "at least one"));
-        let same = [shard(0, 2, 3, &["b", "c"]), shard(0, 2, 3, &["a"])];
+        let same = [shard(0, 2, 3, &["b", "c"]), shard(0, 2, 3, &["b", "c"])];
         let same: Vec<_> = same.iter().map(|f| Gguf::parse(f).unwrap()).collect();
         assert_eq!(GgufSet::check_split(&same).map_err(|(file, _)| file), Err(1));
         let twice = join(&[shard(0, 2, 2, &["a"]), shard(1, 2, 2, &["a"])]);
