@@ -99,4 +99,4 @@ face() {
 { face plain && face component; } &
 face web
 wait $!
-ls -l "$out"/*.wasm "$out"/web-*/*.wasm
+find "$out" -name "*.wasm" -exec ls -l {} +

@@ -1,4 +1,4 @@
-//! The face for component hosts: `wit/starling.wit` says what everything is.
+//! The face for component hosts; `wit/starling.wit` documents it.
 
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::VecDeque;
@@ -140,7 +140,7 @@ fn request(r: wit::Request) -> Result<RequestJson, session::Error> {
     })
 }
 
-/// `None` for what nobody here asks for.
+/// `None` for events that the component does not report.
 fn event(event: Event) -> Option<wit::Event> {
     Some(match event {
         Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => return None,
@@ -158,7 +158,7 @@ fn event(event: Event) -> Option<wit::Event> {
             stop_token: if let FinishReason::StopToken(token) = reason { Some(token) } else { None },
             reason: match reason {
                 FinishReason::StopToken(_) | FinishReason::StopString(_) => wit::Reason::Stop,
-                // no request here has a constraint
+                // components have no constraints
                 FinishReason::Complete | FinishReason::Constraint(_) => wit::Reason::Stop,
                 FinishReason::Length => wit::Reason::Length,
                 FinishReason::NotFinite => wit::Reason::NotFinite,
@@ -169,7 +169,7 @@ fn event(event: Event) -> Option<wit::Event> {
     })
 }
 
-// a component is not entered again before a call returns, so that nothing is borrowed twice
+// a component is not reentrant: no borrow overlaps another
 impl Model {
     fn session(&self) -> Ref<'_, Session> {
         self.session.borrow()

@@ -1,6 +1,6 @@
-//! Plain exports, for runtimes without JavaScript. Buffers are the module's: `starling_alloc` makes one, the runtime
-//! fills it, and the call it is passed to takes it. A call that replies returns `pointer << 32 | length` of UTF-8 JSON,
-//! `{"ok": ...}` or `{"error": {"kind", "message"}}`, which the runtime reads and gives back with `starling_free`.
+//! C-like exports for runtimes without JavaScript. The module owns all buffers: `starling_alloc` allocates one, the runtime
+//! fills it, and the call that it is passed to frees it. A reply is `pointer << 32 | length` of UTF-8 JSON, `{"ok": ...}` or
+//! `{"error": {"kind", "message"}}`, which the runtime reads and frees with `starling_free`.
 //!
 //! ```text
 //! starling_alloc(len) -> pointer                     starling_free(pointer)
@@ -8,18 +8,18 @@
 //! starling_split_loader(lens, digest) -> reply: loader
 //!                                      starling_feed_part(loader, part, bytes) -> reply: whether its directory is known
 //! starling_open(loader, options) -> reply: session   starling_close(session or loader)
-//! starling_submit(session, request) -> reply: id     starling_cancel(session, id) -> 1 if it was there
+//! starling_submit(session, request) -> reply: id     starling_cancel(session, id) -> 1 if it was running
 //! starling_step(session) -> reply: tokens, events    starling_info(session) -> reply
 //! starling_tokenize(session, text) -> reply          starling_detokenize(session, ids) -> reply
 //! starling_logits(session, ids) -> reply: SHA-256     starling_verify(session, receipt) -> reply: verified
 //! starling_embed(session, ids) -> reply: vector      starling_render(session, chat) -> reply: text, ids
 //! starling_save(session, ids) -> reply: buffer       starling_restore(session, bytes) -> reply: tokens
-//! starling_memory(session) -> reply: bytes           starling_crash() panics, to test how a host goes on
-//! starling_panic() -> reply: what a panic said; after one, nothing else may be called
+//! starling_memory(session) -> reply: bytes           starling_crash() panics, to test recovery
+//! starling_panic() -> reply: the message of a panic; after one, nothing else may be called
 //! ```
 //!
-//! Of a split model each part is fed until its directory is known, and then the rest of each, in order. A module that was
-//! built without chat templates replies to `starling_render` that it has none. The module imports nothing.
+//! Feed each part of a split model until its directory is complete, then the rest of each in order. A module built without the
+//! feature `chat` replies to `starling_render` with an error. The module imports nothing.
 // exported names need `no_mangle`, which the lint counts as unsafe, and `pub`, which nothing in Rust reaches
 #![allow(unsafe_code, unreachable_pub)]
 
@@ -94,7 +94,7 @@ enum Reply<T> {
     Error { kind: &'static str, message: String },
 }
 
-/// A buffer that the runtime reads and gives back.
+/// A buffer that the runtime reads and frees.
 #[derive(Serialize)]
 struct Buffer {
     pointer: u32,
@@ -108,7 +108,7 @@ fn call<T: Serialize>(f: impl FnOnce(&mut State) -> Result<T, Error>) -> u64 {
     })
 }
 
-/// A buffer of `len` bytes to be filled and passed to a call; 0 if there is no memory.
+/// Allocates a buffer of `len` bytes, to be filled and passed to a call; returns 0 if there is no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_alloc(len: u32) -> u32 {
     let mut buffer: Vec<u8> = Vec::new();
@@ -120,13 +120,13 @@ pub extern "C" fn starling_alloc(len: u32) -> u32 {
     STATE.with_borrow_mut(|s| s.keep(buffer))
 }
 
-/// Gives a reply or an unused buffer back.
+/// Frees a reply or an unused buffer.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_free(pointer: u32) {
     STATE.with_borrow_mut(|s| s.buffers.remove(&pointer));
 }
 
-/// A loader for a file of `file_len` bytes; with `digest` other than 0 it makes the file's SHA-256, which receipts need.
+/// A loader of a file of `file_len` bytes; `digest` other than 0 computes its SHA-256, which receipts need.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_loader(file_len: u64, digest: u32) -> u32 {
     crash::install_hook();
@@ -148,7 +148,7 @@ pub extern "C" fn starling_feed(loader: u32, bytes: u32) -> u64 {
     })
 }
 
-/// A loader for the parts of a split model, whose lengths in bytes are a JSON array; `digest` as in [`starling_loader`].
+/// A loader of a split model; the lengths of its parts in bytes are a JSON array; `digest` as in [`starling_loader`].
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_split_loader(lens: u32, digest: u32) -> u64 {
     crash::install_hook();
@@ -160,7 +160,7 @@ pub extern "C" fn starling_split_loader(lens: u32, digest: u32) -> u64 {
     })
 }
 
-/// Feeds a loader the next bytes of a part, from 0; replies with whether the part's directory is known.
+/// Feeds a loader the next bytes of a part, from 0; replies whether the part's directory is complete.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_feed_part(loader: u32, part: u32, bytes: u32) -> u64 {
     call(|s| {
@@ -183,7 +183,7 @@ pub extern "C" fn starling_open(loader: u32, options: u32) -> u64 {
     })
 }
 
-/// Closes a session, or a loader that is not to be opened, and frees its memory.
+/// Frees a session, or a loader that was not opened.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_close(id: u32) {
     STATE.with_borrow_mut(|s| {
@@ -192,13 +192,13 @@ pub extern "C" fn starling_close(id: u32) {
     });
 }
 
-/// Name and sizes of the model.
+/// The model and how it runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_info(session: u32) -> u64 {
     call(|s| Ok(s.session(session)?.info()))
 }
 
-/// Takes a request; replies with its id.
+/// Submits a request; replies with its id.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_submit(session: u32, request: u32) -> u64 {
     call(|s| {
@@ -213,13 +213,13 @@ pub extern "C" fn starling_step(session: u32) -> u64 {
     call(|s| Ok(s.session(session)?.step()))
 }
 
-/// Forgets a request.
+/// Cancels a request; returns 1 if it was running.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_cancel(session: u32, id: u64) -> u32 {
     STATE.with_borrow_mut(|s| s.session(session).is_ok_and(|s| s.cancel(id)).into())
 }
 
-/// Ids and byte offsets of a text, with the tokens the model wants around it.
+/// Token ids and byte offsets of a text, with the BOS and EOS tokens that the model requires.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_tokenize(session: u32, text: u32) -> u64 {
     call(|s| {
@@ -228,7 +228,7 @@ pub extern "C" fn starling_tokenize(session: u32, text: u32) -> u64 {
     })
 }
 
-/// Text of ids, a JSON array.
+/// The text of token ids, a JSON array.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_detokenize(session: u32, ids: u32) -> u64 {
     call(|s| {
@@ -238,7 +238,7 @@ pub extern "C" fn starling_detokenize(session: u32, ids: u32) -> u64 {
     })
 }
 
-/// Replays the answer of a receipt.
+/// Verifies a receipt by recomputing its answer.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_verify(session: u32, receipt: u32) -> u64 {
     call(|s| {
@@ -247,7 +247,7 @@ pub extern "C" fn starling_verify(session: u32, receipt: u32) -> u64 {
     })
 }
 
-/// SHA-256 of the logits after each of the ids, a JSON array.
+/// SHA-256 of the logits after each token of a JSON array.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_logits(session: u32, ids: u32) -> u64 {
     call(|s| {
@@ -256,7 +256,7 @@ pub extern "C" fn starling_logits(session: u32, ids: u32) -> u64 {
     })
 }
 
-/// The vector of a text of these ids, a JSON array.
+/// The embedding of the tokens of a JSON array.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_embed(session: u32, ids: u32) -> u64 {
     call(|s| {
@@ -266,7 +266,7 @@ pub extern "C" fn starling_embed(session: u32, ids: u32) -> u64 {
     })
 }
 
-/// Text and ids of a conversation.
+/// Renders a conversation; replies with text and token ids.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_render(session: u32, chat: u32) -> u64 {
     call(|s| {
@@ -275,7 +275,7 @@ pub extern "C" fn starling_render(session: u32, chat: u32) -> u64 {
     })
 }
 
-/// Keys and values of the cached part of a prompt of these ids, a JSON array; replies with a buffer of them,
+/// Exports the KV cache of the cached prefix of a prompt, a JSON array of token ids; replies with a buffer,
 /// `{"pointer", "len"}`.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_save(session: u32, ids: u32) -> u64 {
@@ -287,7 +287,7 @@ pub extern "C" fn starling_save(session: u32, ids: u32) -> u64 {
     })
 }
 
-/// Takes saved keys and values; replies with their tokens.
+/// Imports a KV cache; replies with its number of tokens.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_restore(session: u32, bytes: u32) -> u64 {
     call(|s| {
@@ -296,16 +296,16 @@ pub extern "C" fn starling_restore(session: u32, bytes: u32) -> u64 {
     })
 }
 
-/// Bytes of the weights, and of keys and values.
+/// Bytes of the weights and the KV cache.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_memory(session: u32) -> u64 {
     call(|s| Ok(s.session(session)?.memory()))
 }
 
-/// What the panic said that stopped the module; empty if there was none. Its reply need not be given back.
+/// The message of the panic that stopped the module; empty if there was none. The reply need not be freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn starling_panic() -> u64 {
-    // nothing else is touched: the panic may have left it in any state
+    // touches no other state: the panic may have left it inconsistent
     let text = json(&Reply::Ok(crash::message())).into_bytes().leak();
     u64::from(text.as_ptr().addr() as u32) << 32 | text.len() as u64
 }
