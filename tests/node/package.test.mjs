@@ -265,12 +265,13 @@ test("a crash of the grammar module ends the answers of its model that have a gr
   const grammar = `start: a0\n${deep}\na3500: "y"`;
   const [free, bound] = [story({}), story({ structure: { regex: "(.|\n)*" } })];
   const other = await Starling.load(TINY);
-  const beside = other.generate("Once upon a time", { ...length, structure: { regex: "(.|\n)*" } });
+  const alike = () => other.generate("Once upon a time", { ...length, structure: { regex: "(.|\n)*" } });
+  const beside = alike();
   await Promise.all([bound.tokens().next(), beside.tokens().next()]);
   await assert.rejects(story({ structure: { grammar } }).result, (e) => /structure.grammar: .*nested/.test(e.message));
   await assert.rejects(bound.result, (e) => e.code === "request" && /the grammar has failed/.test(e.message));
   assert.equal((await free.result).usage.completionTokens, 200);
-  assert.equal((await beside.result).usage.completionTokens, 200);
+  assert.equal((await beside.result).text, (await alike().result).text);
   other.dispose();
   assert.equal((await model.generate("A", { structure: { choice: ["fox"] } }).result).text, "fox");
 });
