@@ -244,9 +244,15 @@ impl<'a> Bench<'a> {
         if n_ctx > most {
             return Err(Failure::Usage(format!("a test of {n_ctx} tokens, the model has places for {most}")));
         }
+        let needed = EngineOptions::kv_bytes_of(model, kv_type, n_ctx) as u64;
+        let free = machine::left(0);
+        if needed > free {
+            let (needed, free) = (HumanBytes(needed), HumanBytes(free));
+            return Err(Failure::Memory(format!("a context of {n_ctx} tokens: it takes {needed}, {free} are free")));
+        }
         let pages: Vec<u32> = (0..n_ctx.div_ceil(PAGE) as u32).collect();
         let memory = KvMemory::zeroed(&model.kv_layout(kv_type), pages.len());
-        let memory = memory.map_err(|_| Failure::Memory("the context"))?;
+        let memory = memory.map_err(|_| Failure::Memory("the context".into()))?;
         let scratch = model.scratch(pool, kv_type, BATCH.min(n_ctx), 1, 1, n_ctx);
         let scratch = scratch.map_err(Failure::memory("the context"))?;
         Ok(Bench { model, cpu, pool, kv_type, memory, pages, scratch })

@@ -1,6 +1,5 @@
 //! Chat templates, and `starling chat`: a conversation in the terminal.
 
-use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write, stdin, stdout};
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +22,7 @@ use crate::load;
 use crate::pool::ThreadPool;
 use crate::progress::remark;
 use crate::run::{Answer, DEFAULT_CTX, engine};
-use crate::tokens::utf8;
+use crate::tokens::{text_file, utf8};
 
 /// The template that is asked for, a name or a file, or the model's, or ChatML.
 ///
@@ -34,9 +33,7 @@ pub fn template(model: &Model, wanted: Option<&str>) -> Result<ChatTemplate, Fai
         None => model.chat_template.clone().unwrap_or_else(|| DEFAULT_TEMPLATE.into()),
         Some(name) => match builtin_template(name) {
             Some(source) => source.into(),
-            None if Path::new(name).exists() => {
-                fs::read_to_string(name).map_err(|source| Failure::File { path: name.into(), source })?
-            }
+            None if Path::new(name).exists() => text_file(Path::new(name))?,
             None => {
                 let names = builtin_template_names().collect::<Vec<_>>().join(", ");
                 return Err(Failure::Usage(format!("no template or file {name}; the templates are {names}")));
@@ -85,6 +82,8 @@ struct Chat<'a> {
     cpu: Cpu,
     engine: Engine,
     sampling: SamplingOptions,
+    /// Whether an answer has used the seed: `/again` takes the next one then.
+    seed_is_used: bool,
     max_tokens: Option<usize>,
     system: Option<String>,
     /// (role, content)
@@ -118,6 +117,7 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
         cpu,
         engine,
         sampling,
+        seed_is_used: false,
         max_tokens: args.max_tokens,
         system: args.system.clone(),
         turns: Vec::new(),
@@ -169,7 +169,7 @@ impl Chat<'_> {
                 self.system = (!rest.is_empty()).then(|| rest.into());
             }
             "/seed" => match rest.parse() {
-                Ok(seed) => self.sampling.seed = seed,
+                Ok(seed) => (self.sampling.seed, self.seed_is_used) = (seed, false),
                 Err(_) => writeln!(stdout(), "/seed takes a number, e.g. /seed 7")?,
             },
             "/again" => {
@@ -177,7 +177,8 @@ impl Chat<'_> {
                     self.turns.pop();
                 }
                 if !self.turns.is_empty() {
-                    self.sampling.seed = self.sampling.seed.wrapping_add(1);
+                    let step = u64::from(self.seed_is_used);
+                    self.sampling.seed = self.sampling.seed.wrapping_add(step);
                     self.answer()?;
                 }
             }
@@ -204,6 +205,7 @@ impl Chat<'_> {
             Ok(id) => id,
             Err(e) => return self.unanswered(e.into()),
         };
+        self.seed_is_used = true;
         self.stop.store(false, Ordering::Relaxed);
         let mut answer = Answer::default();
         let mut out = stdout().lock();

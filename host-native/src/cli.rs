@@ -11,6 +11,7 @@ use crate::pool::MAX_THREADS;
 use crate::sampling::SamplingArgs;
 use crate::serve::config::ServeArgs;
 use crate::serve::value::{Bytes, Value};
+use crate::tokens::token_id;
 
 /// Run language models (GGUF files) on this machine's CPU. The same model, prompt and seed give the same bytes on every
 /// instruction set, with any number of threads.
@@ -125,7 +126,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME|FILE", requires = "chat")]
     pub chat_template: Option<String>,
     /// Take special tokens in the prompt for what they say
-    #[arg(long)]
+    #[arg(long, conflicts_with = "chat")]
     pub special: bool,
     /// Tokens to generate, at most [default: until the model ends or the context is full]
     #[arg(short = 'n', long, value_name = "N")]
@@ -308,7 +309,7 @@ pub struct TokenizeArgs {
 #[derive(Debug, Args)]
 pub struct DetokenizeArgs {
     /// Token ids; without any, they are read from standard input
-    #[arg(value_delimiter = ',')]
+    #[arg(value_delimiter = ',', value_parser = token_id)]
     pub ids: Vec<u32>,
     /// Read the ids from a file
     #[arg(short, long, value_name = "FILE", conflicts_with = "ids")]
@@ -324,7 +325,7 @@ pub struct LogitsArgs {
     /// The prompt; `-` or nothing reads standard input
     pub text: Option<String>,
     /// Token ids instead of a text
-    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "text")]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id, conflicts_with = "text")]
     pub ids: Option<Vec<u32>>,
     /// Logits after every token, not only the last
     #[arg(long)]
@@ -380,13 +381,13 @@ pub struct BenchArgs {
     #[command(subcommand)]
     pub what: Option<BenchWhat>,
     /// Prompt tokens of the prefill test, several with commas; 0 for none
-    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512", value_parser = tokens)]
     pub prompt: Vec<usize>,
     /// Tokens of the decode test, several with commas; 0 for none
-    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "64")]
+    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "64", value_parser = tokens)]
     pub generate: Vec<usize>,
     /// Tokens in the context before decode and batch tests start, several with commas
-    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
+    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0", value_parser = tokens)]
     pub depth: Vec<usize>,
     /// Batch tests, ANSWERSxTOKENS, several with commas: so many answers at once of so many tokens, picks included
     #[arg(short = 'a', long, value_name = "NxN", value_delimiter = ',', value_parser = n_by_n)]
@@ -472,6 +473,13 @@ pub struct BenchServeArgs {
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| (1..=1 << 16).contains(n)).ok_or_else(|| "expected a number from 1 to 65536".into())
+}
+
+/// Most tokens of a test: no model has more positions.
+const MAX_TOKENS: usize = 1 << 28;
+
+fn tokens(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n <= MAX_TOKENS).ok_or_else(|| format!("expected a number from 0 to {MAX_TOKENS}"))
 }
 
 fn positive(text: &str) -> Result<f64, String> {

@@ -97,8 +97,7 @@ fn numbered(i: usize, e: &starling::error::RequestError) -> Failure {
 /// Token ids of the texts that were asked for.
 fn ids(model: &Model, args: &EmbedArgs) -> Result<Vec<Vec<u32>>, Failure> {
     if !args.ids.is_empty() {
-        let id =
-            |word: &str| word.trim().parse().map_err(|_| Failure::Usage(format!("--ids: `{word}` is not a token id")));
+        let id = |word: &str| tokens::token_id(word).map_err(|e| Failure::Usage(format!("--ids: {e}")));
         return args.ids.iter().map(|list| list.split(',').map(id).collect()).collect();
     }
     let options = EncodeOptions { add_special: true, parse_special: args.special };

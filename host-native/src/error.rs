@@ -63,7 +63,7 @@ pub enum Failure {
     Weights(String),
     /// There is not enough memory.
     #[error("not enough memory for {0}")]
-    Memory(&'static str),
+    Memory(String),
     /// The model's widths and experts ask for more working memory than it may have.
     #[error("{0}: if you trust the model, allow more with --working-memory")]
     WorkingMemory(MemoryError),
@@ -83,7 +83,7 @@ impl Failure {
     pub fn memory(what: &'static str) -> impl Fn(MemoryError) -> Failure {
         move |error| match error {
             MemoryError::Limit { .. } => Failure::WorkingMemory(error),
-            _ => Failure::Memory(what),
+            _ => Failure::Memory(what.into()),
         }
     }
 

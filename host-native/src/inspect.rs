@@ -102,17 +102,18 @@ fn scalar(v: &Value<'_>) -> Json {
     }
 }
 
+/// The first `n` elements. Arrays in arrays are shown whole: the format nests them once.
 fn array(a: &starling::gguf::Array<'_>, n: usize) -> Vec<Json> {
-    match a.strings() {
-        Some(strings) => strings.take(n).map(|s| json!(String::from_utf8_lossy(s))).collect(),
-        None if a.element_type() == ValueType::Array => Vec::new(),
-        None => a.scalars().take(n).map(|v| scalar(&v)).collect(),
+    match (a.element_type(), a.strings()) {
+        (_, Some(strings)) => strings.take(n).map(|s| json!(String::from_utf8_lossy(s))).collect(),
+        (ValueType::Array, _) => a.arrays().take(n).map(|inner| Json::Array(array(&inner, usize::MAX))).collect(),
+        _ => a.scalars().take(n).map(|v| scalar(&v)).collect(),
     }
 }
 
 fn value_json(v: &Value<'_>, full: bool) -> Json {
     match v {
-        Value::Array(a) if full && a.element_type() != ValueType::Array => Json::Array(array(a, usize::MAX)),
+        Value::Array(a) if full => Json::Array(array(a, usize::MAX)),
         Value::Array(a) => {
             json!({ "type": format!("{:?}", a.element_type()), "len": a.len(), "first": array(a, SHOWN) })
         }

@@ -87,7 +87,7 @@ pub fn directories(files: &[ModelFile]) -> Result<Vec<Gguf<'_>>, Failure> {
 /// # Errors
 /// As [`directories`]; if the files are not those of one model.
 pub fn directory(files: &[ModelFile]) -> Result<GgufSet<'_>, Failure> {
-    GgufSet::new(directories(files)?).map_err(|source| fault_of(&files[0], source))
+    GgufSet::new(directories(files)?).map_err(|e| fault_of(&files[e.file], e.source))
 }
 
 fn fault_of(file: &ModelFile, source: LoadError) -> Failure {

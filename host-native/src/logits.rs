@@ -1,15 +1,15 @@
 //! `starling logits` and `starling perplexity`: the model's numbers, without sampling.
 
-use std::io::{Write, stdout};
+use std::io::{BufWriter, Write, stdout};
 use std::num::NonZeroUsize;
 
-use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use base64::write::EncoderWriter;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use starling::math::exp;
+use starling::model::Stage;
 use starling::model::pass::Pass;
-use starling::model::{Stage, Trace};
-use starling::pool::Pool;
 use starling::sampler::{Sampler, SamplingOptions};
 use starling::tokenizer::EncodeOptions;
 
@@ -37,9 +37,16 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
         }
     };
     let pass = Pass { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx: ids.len() };
-    let mut out = stdout().lock();
-    let mut bytes = Vec::new();
+    if args.trace {
+        return print_trace(&pass, &ids);
+    }
     let first = if args.all { 0 } else { ids.len().saturating_sub(1) };
+    print_logits(&pass, &ids, first)
+}
+
+/// Prints a SHA-256 of the numbers after each stage of each layer.
+fn print_trace(pass: &Pass<'_>, ids: &[u32]) -> Result<(), Failure> {
+    let mut out = stdout().lock();
     let mut failed = Ok(());
     let mut trace = |stage: Stage, layer: Option<usize>, rows: &mut dyn Iterator<Item = &[f32]>| {
         let mut hash = Sha256::new();
@@ -48,30 +55,41 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
         let line = writeln!(out, "{layer:>3} {:10} {}", stage.name(), hex(&hash.finalize()));
         failed = std::mem::replace(&mut failed, Ok(())).and(line);
     };
-    let trace: Option<Trace<'_>> = if args.trace { Some(&mut trace) } else { None };
-    pass.run::<Failure>(&ids, first, trace, &mut |row| {
-        bytes.extend(row.logits.iter().flat_map(|v| v.to_le_bytes()));
-        Ok(())
-    })?;
-    failed?;
-    if args.trace {
-        return Ok(());
-    }
-    let (rows, n_vocab) = (ids.len() - first, model.config.n_vocab);
-    let json = json!({
+    pass.run::<Failure>(ids, ids.len().saturating_sub(1), Some(&mut trace), &mut |_| Ok(()))?;
+    Ok(failed?)
+}
+
+/// Prints the logits after the tokens from `first` on as one JSON object, row by row: a long text has more of them than
+/// fit into memory.
+fn print_logits(pass: &Pass<'_>, ids: &[u32], first: usize) -> Result<(), Failure> {
+    let mut out = Some(BufWriter::new(stdout().lock()));
+    let (rows, n_vocab) = (ids.len() - first, pass.model.config.n_vocab);
+    let head = json!({
         "n_tokens": ids.len(),
         "n_vocab": n_vocab,
-        "isa": cpu.isa().name(),
-        "threads": pool.threads(),
-        "sha256": hex(&Sha256::digest(&bytes)),
-        "logits": {
-            "dtype": "f32le",
-            "shape": [rows, n_vocab],
-            "base64": base64::engine::general_purpose::STANDARD.encode(&bytes),
-        },
-    });
-    writeln!(stdout().lock(), "{json}")?;
-    Ok(())
+        "isa": pass.cpu.isa().name(),
+        "threads": pass.pool.threads(),
+        "logits": { "dtype": "f32le", "shape": [rows, n_vocab], "base64": "" },
+    })
+    .to_string();
+    // the numbers stand in the last, empty string, and the digest after them
+    let head = head.strip_suffix("\"}}").unwrap_or(&head);
+    let mut hash = Sha256::new();
+    let mut base64 = None;
+    pass.run::<Failure>(ids, first, None, &mut |row| {
+        // nothing is written before there are logits
+        if let Some(mut out) = out.take() {
+            out.write_all(head.as_bytes())?;
+            base64 = Some(EncoderWriter::new(out, &STANDARD));
+        }
+        let bytes: Vec<u8> = row.logits.iter().flat_map(|v| v.to_le_bytes()).collect();
+        hash.update(&bytes);
+        Ok(base64.as_mut().map_or(Ok(()), |base64| base64.write_all(&bytes))?)
+    })?;
+    let Some(mut base64) = base64 else { return Ok(()) };
+    let mut out = base64.finish()?;
+    writeln!(out, "\"}},\"sha256\":\"{}\"}}", hex(&hash.finalize()))?;
+    Ok(out.flush()?)
 }
 
 /// Bytes in hexadecimal.

@@ -29,6 +29,8 @@ use std::io::{Write, stderr, stdout};
 use std::process::ExitCode;
 
 use clap::builder::Resettable;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
 use clap::{Arg, Command as Interface, CommandFactory, FromArgMatches};
 
 use cli::{Cli, Command};
@@ -68,7 +70,14 @@ fn main() -> ExitCode {
 
 /// What is asked for; or what there is to say instead: the manual, or what is wrong with the command line.
 fn command_line() -> Result<Cli, clap::Error> {
-    Cli::from_arg_matches(&interface(Cli::command()).try_get_matches()?)
+    let matches = interface(Cli::command()).try_get_matches()?;
+    if let Some(("quantize", arguments)) = matches.subcommand()
+        && arguments.value_source("model") == Some(ValueSource::CommandLine)
+    {
+        let message = "quantize takes its input as an argument, not by --model: starling quantize INPUT OUTPUT TYPE";
+        return Err(Cli::command().error(ErrorKind::ArgumentConflict, message));
+    }
+    Cli::from_arg_matches(&matches)
 }
 
 fn run(cli: &Cli) -> Result<(), Failure> {

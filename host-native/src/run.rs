@@ -168,7 +168,7 @@ impl Answer {
     pub fn fault(&self) -> Option<Failure> {
         match self.finish? {
             FinishReason::NotFinite => Some(Failure::NotFinite),
-            FinishReason::NoMemory => Some(Failure::Memory("more keys and values")),
+            FinishReason::NoMemory => Some(Failure::Memory("more keys and values".into())),
             FinishReason::Constraint(e) => Some(Failure::Usage(e.to_string())),
             FinishReason::StopToken(_)
             | FinishReason::StopString(_)
@@ -203,15 +203,13 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
 
 /// What the answer has to be, if the arguments say so.
 fn constraint(model: &Model, args: &RunArgs) -> Result<Option<Arc<dyn Constraint>>, Failure> {
-    let read =
-        |path: &Path| fs::read_to_string(path).map_err(|source| Failure::File { path: path.to_path_buf(), source });
     let (name, form) = if let Some(schema) = &args.json_schema {
         let is_file = !schema.trim_start().starts_with('{');
-        let text = if is_file { read(Path::new(schema))? } else { schema.clone() };
+        let text = if is_file { tokens::text_file(Path::new(schema))? } else { schema.clone() };
         let schema = serde_json::from_str(&text).map_err(|e| Failure::Usage(format!("--json-schema: {e}")))?;
         ("--json-schema", Form::Schema(schema))
     } else if let Some(path) = &args.grammar {
-        ("--grammar", Form::Lark(read(path)?, Vec::new()))
+        ("--grammar", Form::Lark(tokens::text_file(path)?, Vec::new()))
     } else if let Some(text) = &args.regex {
         ("--regex", Form::Regex(text.clone()))
     } else {

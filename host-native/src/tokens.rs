@@ -23,16 +23,22 @@ fn tokenizer(args: &ModelArgs) -> Result<Tokenizer, Failure> {
 pub fn text(argument: Option<&str>, file: Option<&Path>) -> Result<String, Failure> {
     match (argument, file) {
         (Some(text), _) if text != "-" => Ok(text.into()),
-        (_, Some(path)) => {
-            let bytes = fs::read(path).map_err(|source| Failure::File { path: path.into(), source })?;
-            utf8(&path.display().to_string(), bytes)
-        }
+        (_, Some(path)) => text_file(path),
         _ => {
             let mut bytes = Vec::new();
             stdin().lock().read_to_end(&mut bytes)?;
             utf8("standard input", bytes)
         }
     }
+}
+
+/// The text of a file, which must be UTF-8.
+///
+/// # Errors
+/// If it cannot be read, or where it is not UTF-8.
+pub fn text_file(path: &Path) -> Result<String, Failure> {
+    let bytes = fs::read(path).map_err(|source| Failure::File { path: path.into(), source })?;
+    utf8(&path.display().to_string(), bytes)
 }
 
 /// The text that bytes from `name` are.
@@ -44,6 +50,14 @@ pub fn utf8(name: &str, bytes: Vec<u8>) -> Result<String, Failure> {
         let at = e.utf8_error().valid_up_to();
         Failure::Usage(format!("{name}: invalid UTF-8 at byte {at}; expected text in UTF-8"))
     })
+}
+
+/// A token id on the command line or in a list of them.
+///
+/// # Errors
+/// What was found instead.
+pub fn token_id(text: &str) -> Result<u32, String> {
+    text.trim().parse().map_err(|_| format!("`{text}` is not a token id"))
 }
 
 /// Runs `tokenize`.
@@ -85,9 +99,7 @@ pub fn detokenize(model_args: &ModelArgs, args: &DetokenizeArgs) -> Result<(), F
     let ids = if args.ids.is_empty() {
         let text = text(None, args.file.as_deref())?;
         let words = text.split(|c: char| c.is_whitespace() || "[],".contains(c)).filter(|w| !w.is_empty());
-        words
-            .map(|w| w.parse().map_err(|_| Failure::Usage(format!("`{w}` is not a token id"))))
-            .collect::<Result<_, _>>()?
+        words.map(|w| token_id(w).map_err(Failure::Usage)).collect::<Result<_, _>>()?
     } else {
         args.ids.clone()
     };
