@@ -1,4 +1,4 @@
-//! `starling logits` and `starling perplexity`: the model's numbers, without sampling.
+//! `starling logits` and `starling perplexity`.
 
 use std::io::{BufWriter, Write, stdout};
 use std::num::NonZeroUsize;
@@ -19,13 +19,11 @@ use crate::load;
 use crate::progress::{Of, Progress};
 use crate::tokens;
 
-/// Tokens of a batch.
+/// Batch size in tokens.
 const BATCH: usize = 256;
 
-/// Runs `logits`.
-///
 /// # Errors
-/// If the model does not load or a token is not one of its.
+/// If the model does not load, or a token id is out of range.
 pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> {
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let model = load::model(model_args, &pool)?;
@@ -72,12 +70,12 @@ fn print_logits(pass: &Pass<'_>, ids: &[u32], first: usize) -> Result<(), Failur
         "logits": { "dtype": "f32le", "shape": [rows, n_vocab], "base64": "" },
     })
     .to_string();
-    // the numbers stand in the last, empty string, and the digest after them
+    // base64 goes into the last, empty string; the digest follows it
     let head = head.strip_suffix("\"}}").unwrap_or(&head);
     let mut hash = Sha256::new();
     let mut base64 = None;
     pass.run::<Failure>(ids, first, None, &mut |row| {
-        // nothing is written before there are logits
+        // an error before the first row must not leave half an object
         if let Some(mut out) = out.take() {
             out.write_all(head.as_bytes())?;
             base64 = Some(EncoderWriter::new(out, &STANDARD));
@@ -92,12 +90,12 @@ fn print_logits(pass: &Pass<'_>, ids: &[u32], first: usize) -> Result<(), Failur
     Ok(out.flush()?)
 }
 
-/// Bytes in hexadecimal.
+/// Lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Runs `perplexity`: windows of the context size, the second half of each scored, as llama-perplexity does.
+/// Scores the second half of each window of the context size, as llama-perplexity does.
 ///
 /// # Errors
 /// If the model does not load or the text is shorter than a window.
@@ -108,7 +106,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
     let ids = model.tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: false });
     let n_ctx = args.ctx_size;
     if ids.len() < n_ctx {
-        return Err(Failure::Usage(format!("the text has {} tokens, a window needs {n_ctx}", ids.len())));
+        return Err(Failure::Usage(format!("the text has {} tokens, one window needs {n_ctx}", ids.len())));
     }
     let windows = (ids.len() / n_ctx).min(args.chunks.map_or(usize::MAX, NonZeroUsize::get));
     let progress = Progress::new("measuring", Of::Count("windows"), windows as u64);
@@ -118,7 +116,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
     for window in ids.chunks_exact(n_ctx).take(windows) {
         let mut window = window.to_vec();
         if model.tokenizer.adds_bos() {
-            // each window starts like a text of its own
+            // each window starts with BOS, as a separate text
             window[0] = model.tokenizer.bos().unwrap_or(window[0]);
         }
         pass.run::<Failure>(&window, n_ctx / 2, None, &mut |row| {

@@ -171,7 +171,10 @@ fn bench_runs_its_tests_with_each_number_of_threads() {
     assert_eq!(threads(&["-t", "2", "bench"]), 2);
     assert_eq!(threads(&["bench", "--threads", "1"]), 1);
     let said = ok(&["bench", "-p", "4", "-n", "4", "-r", "1", "--memory"]).err;
-    assert!(said.contains(" of weights, ") && said.contains("the process had ") == cfg!(target_os = "linux"), "{said}");
+    assert!(
+        said.contains(" of weights, ") && said.contains("peak of the process: ") == cfg!(target_os = "linux"),
+        "{said}"
+    );
     fails(&["bench", "-t", "0"], USAGE, &["--threads", "0"]);
 }
 
