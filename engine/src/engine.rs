@@ -131,7 +131,7 @@ impl Engine {
         let (pages, ring) = self.reserve(&request, n_prompt.max(limit - 1))?;
         self.arena.count(known(&request, &request.tokens, 0), pages.n_cached);
         let mut sampler = Sampler::checked(request.sampling.clone(), n_vocab);
-        request.tokens.iter().for_each(|&t| sampler.accept(t));
+        request.tokens.iter().for_each(|&t| sampler.accept_prompt(t));
         let mut tokens = Vec::with_capacity(limit);
         tokens.extend_from_slice(&request.tokens);
         let id = RequestId(self.next_id);

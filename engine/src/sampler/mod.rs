@@ -23,7 +23,7 @@ use alloc::vec::Vec;
 
 pub(crate) use constraint::Guide;
 pub use constraint::{Constraint, ConstraintError};
-pub use options::{ALL_TOKENS, DRY_BREAKERS, Dry, LogprobKind, MAX_TOP_LOGPROBS, SamplingOptions};
+pub use options::{ALL_TOKENS, DRY_BREAKERS, Dry, LogprobKind, MAX_TOP_LOGPROBS, PenaltyScope, SamplingOptions};
 
 use crate::error::RequestError;
 use crate::kernels::Cpu;
@@ -92,9 +92,14 @@ impl Sampler {
         &self.options
     }
 
-    /// Takes note of a token of the sequence: of the prompt or drawn, in order.
+    /// Takes note of a token of the prompt, in order, before those of the answer.
+    pub fn accept_prompt(&mut self, token: u32) {
+        self.history.accept(&self.options, token, true);
+    }
+
+    /// Takes note of a token of the answer, in order.
     pub fn accept(&mut self, token: u32) {
-        self.history.accept(&self.options, token);
+        self.history.accept(&self.options, token, false);
     }
 
     /// Picks the token at `position` of `sequence` from logits (n_vocab), all finite.
