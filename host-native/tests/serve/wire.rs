@@ -48,7 +48,10 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
         ("temperature", json!("hot"), "expected f32"),
         ("temperature", json!(2.5), "from 0 to 2"),
         ("temperature", json!(-0.1), "from 0 to 2"),
-        ("top_p", json!(0), "above 0"),
+        ("top_p", json!(-0.1), "from 0 to 1"),
+        ("top_p", json!(1.1), "from 0 to 1"),
+        ("penalty_scope", json!("prompt"), "expected `all` or `answer`"),
+        ("continue_final_message", json!(true), "role is not assistant"),
         ("top_k", json!(-2), "-1, 0 or more"),
         ("min_p", json!(1.5), "from 0 to 1"),
         ("n", json!(0), "from 1 to 4"),
@@ -88,7 +91,12 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
             chat,
             &with(name, value),
             400,
-            if name == "stop" && message == "expected a string" { "stop[0]" } else { name },
+            match (name, message) {
+                ("stop", "expected a string") => "stop[0]",
+                // the messages are what cannot be continued
+                ("continue_final_message", _) => "messages",
+                (name, _) => name,
+            },
             message,
         );
     }
@@ -127,6 +135,48 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
     let tokens = json!({ "prompt": "dog ".repeat(60), "max_tokens": 5 });
     refused(&small, "/v1/completions", &tokens, 400, "prompt", "holds 32 tokens");
     refused(&small, "/v1/completions", &json!({ "prompt": "a", "max_tokens": 21 }), 400, "max_tokens", "1 to 20");
+}
+
+#[test]
+fn calls_in_messages_are_checked_by_name() {
+    let server = Server::start(&["--chat-template", &fixture("chat/qwen-tools.jinja")]);
+    let body = |calls: &Value| {
+        json!({ "max_tokens": 1, "messages": [
+            { "role": "user", "content": "Hi" }, { "role": "assistant", "content": null, "tool_calls": calls },
+            { "role": "tool", "content": "12" },
+        ] })
+    };
+    let call = |function: Value| json!([{ "id": "c", "type": "function", "function": function }]);
+    let at = |rest: &str| format!("messages[1].tool_calls{rest}");
+    for (calls, param, message) in [
+        (json!({ "id": "c" }), "", "is not a list"),
+        (json!("f()"), "", "is not a list"),
+        (json!(["f"]), "[0]", "is not an object"),
+        (json!([{ "id": "c" }]), "[0].function", "is missing"),
+        (call(json!("f")), "[0].function", "is not an object"),
+        (call(json!({ "arguments": "{}" })), "[0].function.name", "is missing"),
+        (call(json!({ "name": 3 })), "[0].function.name", "is not a string"),
+        (call(json!({ "name": "" })), "[0].function.name", "is empty"),
+        (call(json!({ "name": "f", "arguments": 3 })), "[0].function.arguments", "neither a string nor an object"),
+        (call(json!({ "name": "f", "arguments": [1] })), "[0].function.arguments", "neither a string nor an object"),
+        (json!([{ "type": "code", "function": { "name": "f" } }]), "[0].type", "\"function\""),
+        (json!([{ "id": 7, "function": { "name": "f" } }]), "[0].id", "is not a string"),
+    ] {
+        for path in ["/v1/chat/completions", "/v1/apply-template", "/v1/generate"] {
+            refused(&server, path, &body(&calls), 400, &at(param), message);
+        }
+    }
+    // arguments that are none are an empty object, and calls that are none are no calls
+    let prompt = |calls: Value| server.ok("/v1/apply-template", &body(&calls))["prompt"].clone();
+    let empty = prompt(call(json!({ "name": "f", "arguments": {} })));
+    assert!(empty.as_str().expect("text").contains("\"arguments\": {}"), "{empty}");
+    for arguments in [json!(""), json!(null), json!(" \n"), json!("{}")] {
+        assert_eq!(prompt(call(json!({ "name": "f", "arguments": arguments }))), empty);
+    }
+    assert_eq!(prompt(call(json!({ "name": "f" }))), empty);
+    let exact = prompt(call(json!({ "name": "f", "arguments": "{\"n\": 18446744073709551615}" })));
+    assert!(exact.as_str().expect("text").contains("{\"n\": 18446744073709551615}"), "{exact}");
+    assert!(!prompt(Value::Null).as_str().expect("text").contains("<tool_call>"));
 }
 
 #[test]

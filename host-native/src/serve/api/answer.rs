@@ -194,6 +194,15 @@ impl Usage {
     }
 }
 
+/// A token as text.
+///
+/// # Errors
+/// If its bytes are not UTF-8: `\x` and each of them in hexadecimal.
+pub fn escaped(tokenizer: &Tokenizer, token: u32) -> Result<&str, String> {
+    let bytes = tokenizer.piece(token).unwrap_or_default();
+    std::str::from_utf8(bytes).map_err(|_| bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect())
+}
+
 /// A token as text; where its bytes are not, with replacement characters.
 pub fn piece(tokenizer: &Tokenizer, token: u32) -> String {
     String::from_utf8_lossy(tokenizer.piece(token).unwrap_or_default()).into_owned()

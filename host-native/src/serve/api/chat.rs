@@ -14,15 +14,15 @@ use utoipa::ToSchema;
 
 use super::super::queue::Update;
 use super::super::state::{App, Caller};
-use super::answer::{Answer, Answers, Pick, Usage, collect, piece};
+use super::answer::{Answer, Answers, Pick, Usage, collect, escaped};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
-use super::messages::{checked, render};
-use super::options::{Logprobs, MAX_TOP, Options};
+use super::messages::{checked, opening, render};
+use super::options::{Logprobs, MAX_TOP, Options, Scope};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::structure::{Structure, calling, constraint};
 use super::submit::submit;
-use super::tools::{Divider, Told, ToolCall, ToolChoice, told};
+use super::tools::{Divider, Told, ToolCall, ToolChoice, is_cut, told};
 
 /// A conversation to be continued.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -49,10 +49,15 @@ pub struct Chat {
     /// Of how many alternatives for each token.
     #[schema(minimum = 0, maximum = 20)]
     pub top_logprobs: Option<u32>,
+    /// Whether the answer continues the last message, which is the assistant's, rather than begin a message of its own.
+    /// By default it does where that message has text and no calls, as with llama-server.
+    pub continue_final_message: Option<bool>,
+    /// Whether the template begins an answer after the messages: so by default, but not where the last is continued.
+    pub add_generation_prompt: Option<bool>,
     /// More variables for the chat template, by name.
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Json>,
-    /// Functions that the model may call.
+    /// Functions that the model may call. With `response_format` or its kin, an answer is either calls or of that form.
     #[schema(value_type = Option<Vec<Object>>)]
     pub tools: Option<Value>,
     /// Whether the model calls: `auto`, the default, as it likes, with arguments by the schema of functions that are
@@ -109,7 +114,7 @@ pub struct ChatLogprobs {
 /// A token with its log-probability and those of others.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TokenLogprob {
-    /// The token as text.
+    /// The token as text; where its bytes are not text, `\x` and each of them in hexadecimal.
     pub token: String,
     /// Natural logarithm of its probability.
     pub logprob: f32,
@@ -122,7 +127,7 @@ pub struct TokenLogprob {
 /// A token that might have been.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Alternative {
-    /// The token as text.
+    /// The token as text; where its bytes are not text, `\x` and each of them in hexadecimal.
     pub token: String,
     /// Natural logarithm of its probability.
     pub logprob: f32,
@@ -177,26 +182,30 @@ pub async fn chat_completions(
     caller: Caller,
     Body(body): Body<ChatCompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let ChatCompletionRequest { options, structure, chat } = body;
+    let ChatCompletionRequest { mut options, structure, chat } = body;
     options.check_model(&app)?;
+    options.penalty_scope.get_or_insert(Scope::Answer);
     let logprobs = chat.logprobs()?;
     let (n, flow) = (options.count(&app)?, options.flow(&caller)?);
     let session = options.session(&caller)?.map(str::to_string);
     let variables = chat.variables()?;
-    let Told { tools, calls, is_forced } =
+    let Told { tools, calls, is_bound, is_forced } =
         told(&app, chat.tools, chat.tool_choice, chat.parallel_tool_calls != Some(false))?;
     let form = structure.form()?;
-    // without tools nothing in an answer is a call, nor in one of another form
-    let divider = (tools.is_some() && form.is_none()).then(Divider::default);
+    // without tools nothing in an answer is a call
+    let divider = tools.is_some().then(|| Divider::new(form.is_some()));
     let constraint = match (form, calls) {
         (Some((param, _)), _) if is_forced => {
             return Err(ApiError::param(&param, format!("{param} is given, but tool_choice asks for a call")));
         }
-        (Some((param, form)), _) => Some(constraint(&app, param, form).await?),
-        (None, Some(calls)) => Some(calling(&app, calls).await?),
-        (None, None) => None,
+        (Some(form), Some(calls)) => Some(calling(&app, calls, Some(form)).await?),
+        (Some((param, form)), None) => Some(constraint(&app, param, form).await?),
+        (None, Some(calls)) if is_bound => Some(calling(&app, calls, None).await?),
+        (None, _) => None,
     };
-    let tokens = render(&app, checked(chat.messages)?, tools, variables).await?;
+    let messages = checked(chat.messages)?;
+    let opening = opening(chat.continue_final_message, chat.add_generation_prompt, &messages)?;
+    let tokens = render(&app, messages, tools, variables, opening).await?;
     let (n_prompt, seed) = (tokens.len(), options.effective_seed(&app));
     let request = options.request(&app, &caller, tokens, constraint, (logprobs, seed, None), "messages")?;
     let conversation = session.as_deref().map(|name| (Arc::from(name), request.cache_salt, request.tokens.clone()));
@@ -223,7 +232,7 @@ pub async fn chat_completions(
     let tokenizer = &app.model.tokenizer;
     let choice = |(index, answer): (usize, Answer)| {
         let finish = answer.finish_name();
-        let message = Message::new(answer.text, divider.clone());
+        let message = Message::new(answer.text, divider.clone(), is_cut(answer.finish));
         ChatChoice {
             index,
             logprobs: logprobs.wanted.then(|| ChatLogprobs::of(tokenizer, &answer.tokens)),
@@ -240,11 +249,11 @@ pub async fn chat_completions(
 
 impl Message {
     /// Of the text of an answer, which a divider divides if there are tools.
-    fn new(text: String, divider: Option<Divider>) -> Message {
+    fn new(text: String, divider: Option<Divider>, is_cut: bool) -> Message {
         let (content, tool_calls) = match divider {
             None => (text, Vec::new()),
             Some(mut divider) => {
-                let ((said, calls), (rest, last)) = (divider.push(&text), divider.finish());
+                let ((said, calls), (rest, last)) = (divider.push(&text), divider.finish(is_cut));
                 (said + &rest, calls.into_iter().chain(last).collect())
             }
         };
@@ -283,13 +292,14 @@ impl Chat {
 impl ChatLogprobs {
     fn of(tokenizer: &Tokenizer, picks: &[Pick]) -> ChatLogprobs {
         let bytes = |token| tokenizer.piece(token).unwrap_or_default().to_vec();
+        let name = |token| escaped(tokenizer, token).map_or_else(|bytes| bytes, str::to_string);
         let alternative = |(token, logprob): &(u32, f32)| Alternative {
-            token: piece(tokenizer, *token),
+            token: name(*token),
             logprob: *logprob,
             bytes: bytes(*token),
         };
         let of = |pick: &Pick| TokenLogprob {
-            token: piece(tokenizer, pick.token),
+            token: name(pick.token),
             logprob: pick.logprob,
             bytes: bytes(pick.token),
             top_logprobs: pick.top.iter().map(alternative).collect(),
@@ -398,7 +408,8 @@ impl Writer for ChatWriter {
         if !is_done {
             return false;
         }
-        if let Some((text, calls)) = self.dividers[index].as_mut().map(Divider::finish) {
+        let is_cut = is_cut(self.answers[index].finish);
+        if let Some((text, calls)) = self.dividers[index].as_mut().map(|divider| divider.finish(is_cut)) {
             self.delta(index, text, calls, &[], events);
         }
         let calls = self.dividers[index].as_ref().map_or(0, Divider::calls);

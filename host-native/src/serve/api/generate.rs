@@ -19,7 +19,7 @@ use super::super::state::{App, Caller, fresh_name};
 use super::answer::{Answer, Usage, collect};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
-use super::messages::{beside, checked, render};
+use super::messages::{Opening, beside, checked, render};
 use super::options::{Logprobs, Name, Options, shared};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::structure::{Structure, asked};
@@ -50,7 +50,8 @@ pub struct Generate {
     pub messages: Option<Vec<Json>>,
     /// Whether to open a session of a new name, which the answer tells.
     pub open_session: Option<bool>,
-    /// Whether names of control tokens in the prompt stand for those tokens.
+    /// Whether names of control tokens in `prompt`, such as `<|fim_prefix|>`, stand for those tokens; true by default.
+    /// Text of messages never does.
     pub parse_special: Option<bool>,
 }
 
@@ -203,7 +204,7 @@ async fn prompt(
         (None, Some(_), History::Text) => mixed("messages", "a prompt"),
         (Some(text), None, _) => {
             let options =
-                EncodeOptions { add_special: before.is_empty(), parse_special: generate.parse_special == Some(true) };
+                EncodeOptions { add_special: before.is_empty(), parse_special: generate.parse_special != Some(false) };
             let model = Arc::clone(&app.model);
             let new = beside(text.len(), move || Ok(model.tokenizer.encode(&text, options))).await?;
             before.extend(new);
@@ -212,7 +213,7 @@ async fn prompt(
         (None, Some(messages), history) => {
             let mut all = if let History::Messages(messages) = history { messages } else { Vec::new() };
             all.extend(checked(messages)?);
-            let tokens = render(app, all.clone(), None, Vec::new()).await?;
+            let tokens = render(app, all.clone(), None, Vec::new(), Opening::Answer).await?;
             Ok((tokens, Some(all)))
         }
     }

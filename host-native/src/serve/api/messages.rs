@@ -8,7 +8,7 @@ use starling::chat::{ChatRequest, Json, Now};
 use super::super::state::{App, unix_now};
 use super::super::trace::Trace;
 use super::error::ApiError;
-use super::tools::with_data;
+use super::tools::check_calls;
 
 /// Roles that templates know.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
@@ -48,7 +48,7 @@ fn one(i: usize, message: Json) -> Result<Json, ApiError> {
         Some((_, Json::Null)) | None => return Err(at(".content", "is missing".into())),
         Some(_) => return Err(at(".content", "is neither a string nor a list of parts".into())),
     }
-    with_data(&mut fields);
+    check_calls(&mut fields, &format!("messages[{i}]"))?;
     Ok(Json::Object(fields))
 }
 
@@ -76,7 +76,45 @@ fn part_text<'a>(at: &str, part: &'a Json) -> Result<&'a str, ApiError> {
     }
 }
 
-/// The tokens of a conversation, where an answer is to follow.
+/// How the text of a conversation ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opening {
+    /// With the beginning of an answer.
+    Answer,
+    /// Where its last message ends, which the answer continues.
+    Continued,
+    /// With the end of its last message.
+    Nothing,
+}
+
+/// How a conversation ends by the options `continue_final_message` and `add_generation_prompt`. Without them an answer is
+/// begun, or the last message is continued if it is an assistant's text, as with llama-server.
+///
+/// # Errors
+/// If both are true.
+pub fn opening(continued: Option<bool>, begun: Option<bool>, messages: &[Json]) -> Result<Opening, ApiError> {
+    match (continued, begun) {
+        (Some(true), Some(true)) => {
+            let message = "continue_final_message and add_generation_prompt are both true, expected one of them";
+            Err(ApiError::param("continue_final_message", message))
+        }
+        (Some(true), _) => Ok(Opening::Continued),
+        (_, Some(false)) => Ok(Opening::Nothing),
+        (None, None) if messages.last().is_some_and(is_assistant_text) => Ok(Opening::Continued),
+        _ => Ok(Opening::Answer),
+    }
+}
+
+/// Whether a message is an assistant's, with text and without calls.
+fn is_assistant_text(message: &Json) -> bool {
+    let Json::Object(fields) = message else { return false };
+    let is = |name: &str, of: &dyn Fn(&Json) -> bool| fields.iter().any(|(other, value)| other == name && of(value));
+    is("role", &|role| *role == Json::Str("assistant".into()))
+        && is("content", &|content| matches!(content, Json::Str(text) if !text.is_empty()))
+        && !is("tool_calls", &|_| true)
+}
+
+/// The tokens of a conversation.
 ///
 /// # Errors
 /// If the template fails or refuses.
@@ -85,11 +123,12 @@ pub async fn render(
     messages: Vec<Json>,
     tools: Option<Json>,
     variables: Vec<(String, Json)>,
+    opening: Opening,
 ) -> Result<Vec<u32>, ApiError> {
     let inner = Arc::clone(app);
     // a template is a program: never on a thread that serves connections
     beside(usize::MAX, move || {
-        let rendered = text(&inner, messages, tools, variables)?;
+        let rendered = text(&inner, messages, tools, variables, opening)?;
         Ok(rendered.encode(&inner.model.tokenizer))
     })
     .await
@@ -104,9 +143,11 @@ pub fn text(
     messages: Vec<Json>,
     tools: Option<Json>,
     variables: Vec<(String, Json)>,
+    opening: Opening,
 ) -> Result<starling::chat::Rendered, ApiError> {
     let now = Some(Now::from_unix(unix_now().cast_signed()));
-    let request = ChatRequest { messages, tools, add_generation_prompt: true, now, variables };
+    let (add_generation_prompt, continue_final_message) = (opening == Opening::Answer, opening == Opening::Continued);
+    let request = ChatRequest { messages, tools, add_generation_prompt, continue_final_message, now, variables };
     Ok(app.template.render(&request, &app.model.tokenizer)?)
 }
 

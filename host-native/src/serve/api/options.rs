@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use starling::engine::Request;
 use starling::error::RequestError;
-use starling::sampler::{ALL_TOKENS, Constraint, DRY_BREAKERS, Dry, LogprobKind, SamplingOptions};
+use starling::sampler::{ALL_TOKENS, Constraint, DRY_BREAKERS, Dry, LogprobKind, PenaltyScope, SamplingOptions};
 use starling::tokenizer::Tokenizer;
 use utoipa::ToSchema;
 
@@ -50,8 +50,9 @@ pub struct Options {
     /// 0 takes the most probable token; 1 is the default.
     #[schema(minimum = 0, maximum = 2)]
     pub temperature: Option<f32>,
-    /// Keep the most probable tokens of this mass; 1, the default, keeps all.
-    #[schema(exclusive_minimum = 0, maximum = 1)]
+    /// Keep the most probable tokens of this mass; 1, the default, keeps all, and 0 only the most probable one, as
+    /// `temperature` 0 does.
+    #[schema(minimum = 0, maximum = 1)]
     pub top_p: Option<f32>,
     /// Keep this many of the most probable tokens; 0 or -1, the default, keeps all.
     #[schema(minimum = -1)]
@@ -64,13 +65,17 @@ pub struct Options {
     pub typical_p: Option<f32>,
     /// Added to logits, by token id.
     pub logit_bias: Option<BTreeMap<String, f32>>,
-    /// Penalty of a token for each time it occurs.
+    /// Subtracted from the logit of a token for each time it occurs, in the tokens that `penalty_scope` says.
     #[schema(minimum = -2, maximum = 2)]
     pub frequency_penalty: Option<f32>,
-    /// Penalty of a token that occurs.
+    /// Subtracted once from the logit of a token that occurs, in the tokens that `penalty_scope` says.
     #[schema(minimum = -2, maximum = 2)]
     pub presence_penalty: Option<f32>,
-    /// Logits of tokens that occur are divided by this.
+    /// Which tokens `frequency_penalty` and `presence_penalty` count: `answer`, those of the answer, as OpenAI and vLLM
+    /// do and these endpoints by default; `all`, those of the prompt too, as llama.cpp does and `/v1/generate` and
+    /// `/execute` by default.
+    pub penalty_scope: Option<Scope>,
+    /// Divides the positive logits of tokens that occur in the prompt or in the answer, and multiplies the others.
     #[serde(alias = "repeat_penalty")]
     #[schema(exclusive_minimum = 0)]
     pub repetition_penalty: Option<f32>,
@@ -99,6 +104,16 @@ pub struct Options {
     pub receipt: Option<bool>,
     /// Who the request is for: the people of a tenant take turns.
     pub user: Option<String>,
+}
+
+/// Which tokens penalties count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// Those of the prompt and of the answer.
+    All,
+    /// Those of the answer.
+    Answer,
 }
 
 /// Options of answers in pieces.
@@ -384,18 +399,28 @@ impl Options {
         if top_k < -1 {
             return Err(ApiError::param("top_k", format!("top_k is {top_k}, expected -1, 0 or more")));
         }
+        let top_p = within("top_p", self.top_p, 0.0, 1.0, 1.0)?;
+        let temperature = within("temperature", self.temperature, 0.0, 2.0, 1.0)?;
+        // the most probable token always stays, and of a mass of 0 no other does
+        let is_greedy = top_p == 0.0;
+        // a scope that changes nothing is left out, so that receipts of the same answer are the same
+        let has_counts = [self.frequency_penalty, self.presence_penalty].iter().flatten().any(|x| *x != 0.0);
         Ok(SamplingOptions {
             logit_bias: self.bias()?,
             repeat_penalty: self.repetition_penalty.unwrap_or(1.0),
             repeat_last_n: starling::sampler::ALL_TOKENS,
+            penalty_scope: match self.penalty_scope {
+                Some(Scope::Answer) if has_counts => PenaltyScope::Answer,
+                _ => PenaltyScope::All,
+            },
             frequency_penalty: within("frequency_penalty", self.frequency_penalty, -2.0, 2.0, 0.0)?,
             presence_penalty: within("presence_penalty", self.presence_penalty, -2.0, 2.0, 0.0)?,
             dry: self.dry(tokenizer)?,
             top_k: u32::try_from(top_k.max(0)).unwrap_or(u32::MAX),
             typical_p: self.typical_p.unwrap_or(1.0),
-            top_p: self.top_p.unwrap_or(1.0),
+            top_p: if is_greedy { 1.0 } else { top_p },
             min_p: within("min_p", self.min_p, 0.0, 1.0, 0.0)?,
-            temperature: within("temperature", self.temperature, 0.0, 2.0, 1.0)?,
+            temperature: if is_greedy { 0.0 } else { temperature },
             seed,
             logprobs: if logprobs.wanted { LogprobKind::Raw } else { LogprobKind::None },
             top_logprobs: logprobs.top,

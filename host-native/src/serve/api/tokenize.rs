@@ -15,7 +15,7 @@ use super::super::state::App;
 use super::answer::piece;
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, json};
-use super::messages::{beside, checked, text};
+use super::messages::{beside, checked, opening, text};
 use super::options::check_model;
 use super::tools::told;
 use crate::read_whole;
@@ -79,12 +79,16 @@ pub struct TemplateRequest {
     /// Tools that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     pub tools: Option<Value>,
+    /// As in a chat completion.
+    pub continue_final_message: Option<bool>,
+    /// As in a chat completion.
+    pub add_generation_prompt: Option<bool>,
 }
 
 /// The text of a conversation.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TemplateResponse {
-    /// The text, with the beginning of an answer.
+    /// The text, as an answer follows it.
     pub prompt: String,
     /// Its tokens. Text of the messages that spells a control token is none, so these are not those of `prompt` then.
     pub tokens: Vec<u32>,
@@ -159,10 +163,11 @@ pub async fn apply_template(
 ) -> Result<Response, ApiError> {
     check_model(&app, body.model.as_deref())?;
     let messages = checked(body.messages)?;
+    let opening = opening(body.continue_final_message, body.add_generation_prompt, &messages)?;
     let tools = told(&app, body.tools, None, true)?.tools;
     // a template is a program: never on a thread that serves connections
     let response = beside(usize::MAX, move || {
-        let rendered = text(&app, messages, tools, Vec::new())?;
+        let rendered = text(&app, messages, tools, Vec::new(), opening)?;
         let tokens = rendered.encode(&app.model.tokenizer);
         Ok(TemplateResponse { prompt: rendered.text, tokens })
     });
