@@ -16,6 +16,9 @@ use super::{StructureError, wrong};
 /// Bytes of JSON that aliases and merged patterns may add to a schema: a small schema could otherwise name one large
 /// part many times.
 const MAX_COPIED: usize = 256 << 10;
+/// Different patterns of keys in a schema: `llguidance` compares each with each, again wherever two objects are both to
+/// hold.
+const MAX_PATTERNS: usize = 32;
 /// States of an expression of keys, as `llguidance` bounds its own checks of them.
 const KEY_FUEL: u64 = 10_000;
 /// Whole numbers up to this are exact as 64-bit floats.
@@ -67,6 +70,8 @@ pub(super) fn prepared(schema: &Value) -> Result<(Value, bool), StructureError> 
 
 #[derive(Default)]
 struct Work {
+    /// The patterns of keys.
+    patterns: BTreeSet<String>,
     /// Whether a pattern of keys is left.
     has_patterns: bool,
     /// Bytes that have been copied.
@@ -167,6 +172,10 @@ impl Work {
     fn merge_patterns(&mut self, schema: &mut Map<String, Value>) -> Result<(), StructureError> {
         let Some(Value::Object(patterns)) = schema.get("patternProperties") else { return Ok(()) };
         let patterns = patterns.clone();
+        self.patterns.extend(patterns.keys().cloned());
+        if self.patterns.len() > MAX_PATTERNS {
+            return Err(wrong(&format!("has more than {MAX_PATTERNS} different patterns in patternProperties")));
+        }
         let names: Vec<String> = listed(schema);
         let mut kept = Map::new();
         for (pattern, value) in &patterns {
@@ -436,6 +445,8 @@ mod tests {
             "required": ["b"], "patternProperties": { "^x": { "type": "null" } }, "additionalProperties": false,
         });
         assert_eq!(prepared(&schema), Ok((expected, true)));
+        let many: Map<String, Value> = (0..=MAX_PATTERNS).map(|i| (format!("^{i}$"), json!({}))).collect();
+        assert!(message(&json!({ "patternProperties": many })).contains("different patterns"));
         let all = json!({ "patternProperties": { "": { "type": "null" } } });
         assert_eq!(prepared(&all).expect("a schema").0["additionalProperties"], false);
     }
