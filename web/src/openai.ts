@@ -62,12 +62,9 @@ export interface ChatCompletionRequest extends StructureRequest {
   ignore_eos?: boolean | null;
   /** Whether answers come with a receipt, which is a text here. */
   receipt?: boolean | null;
-  /**
-   * Whether the answer continues the last message, which is the assistant's, rather than begin one of its own: so by
-   * default where that has text and no calls.
-   */
+  /** Continue the last message, which must be the assistant's, instead of starting a new one. Default: false. */
   continue_final_message?: boolean | null;
-  /** Whether the template begins an answer after the messages: so by default, but not where the last is continued. */
+  /** Append the generation prompt of the chat template. Default: true, unless the last message is continued. */
   add_generation_prompt?: boolean | null;
   chat_template_kwargs?: Record<string, unknown> | null;
   /** Jinja in place of the model's own template. */
@@ -208,7 +205,7 @@ export class Completions {
       tools,
       template: request.chat_template,
       variables: request.chat_template_kwargs,
-      ...opening(request, messages.at(-1)),
+      ...opening(request),
       signal,
     });
     const generations = Array.from({ length: n }, (_, sequence) =>
@@ -277,16 +274,13 @@ function plain(message: ChatMessage, i: number): ChatMessage {
 /** How the text of a conversation ends: as the server has it. */
 function opening(
   { continue_final_message: continued, add_generation_prompt: begun }: ChatCompletionRequest,
-  last: ChatMessage | undefined,
 ): { addGenerationPrompt: boolean; continueFinalMessage: boolean } {
   if (continued === true && begun === true)
     throw new StarlingError(
       "request",
       "continue_final_message and add_generation_prompt are both true, expected one of them",
     );
-  const isText = typeof last?.content === "string" && last.content !== "" && last.tool_calls === undefined;
-  const isAsked = (continued ?? null) !== null || (begun ?? null) !== null;
-  const continueFinalMessage = isAsked ? continued === true : last?.role === "assistant" && isText;
+  const continueFinalMessage = continued === true;
   return { addGenerationPrompt: !continueFinalMessage && begun !== false, continueFinalMessage };
 }
 

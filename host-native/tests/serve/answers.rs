@@ -205,18 +205,18 @@ fn a_final_message_is_continued() {
     };
     let continued = prompt(json!({ "continue_final_message": true }));
     assert!(continued.ends_with("Once upon"), "{continued}");
-    // as llama-server does without being asked; transformers want the other option to say no
-    assert_eq!(prompt(json!({})), continued);
     assert_eq!(prompt(json!({ "continue_final_message": true, "add_generation_prompt": false })), continued);
     let opened = prompt(json!({ "continue_final_message": false }));
     assert!(opened.starts_with(&continued) && opened.len() > continued.len(), "{opened}");
     assert_eq!(prompt(json!({ "add_generation_prompt": true })), opened);
+    assert_eq!(prompt(json!({})), opened);
     let closed = prompt(json!({ "add_generation_prompt": false }));
     assert!(opened.starts_with(&closed) && closed.len() < opened.len(), "{closed}");
     // the answer is what follows, and only that
     let body = json!({ "messages": said, "continue_final_message": true, "max_tokens": 8, "temperature": 0 });
     let answer = server.ok("/v1/chat/completions", &body)["choices"][0]["message"]["content"].clone();
-    let tokens = server.ok("/v1/apply-template", &json!({ "messages": said }))["tokens"].clone();
+    let continued = json!({ "messages": said, "continue_final_message": true });
+    let tokens = server.ok("/v1/apply-template", &continued)["tokens"].clone();
     let by_tokens = json!({ "prompt": tokens, "max_tokens": 8, "temperature": 0 });
     assert_eq!(server.ok("/v1/completions", &by_tokens)["choices"][0]["text"], answer);
     let both = json!({ "messages": said, "continue_final_message": true, "add_generation_prompt": true });

@@ -49,10 +49,9 @@ pub struct Chat {
     /// Of how many alternatives for each token.
     #[schema(minimum = 0, maximum = 20)]
     pub top_logprobs: Option<u32>,
-    /// Whether the answer continues the last message, which is the assistant's, rather than begin a message of its own.
-    /// By default it does where that message has text and no calls, as with llama-server.
+    /// Continue the last message, which must be the assistant's, instead of starting a new one. Default: false.
     pub continue_final_message: Option<bool>,
-    /// Whether the template begins an answer after the messages: so by default, but not where the last is continued.
+    /// Append the generation prompt of the chat template. Default: true, unless the last message is continued.
     pub add_generation_prompt: Option<bool>,
     /// More variables for the chat template, by name.
     #[schema(value_type = Option<Object>)]
@@ -204,7 +203,7 @@ pub async fn chat_completions(
         (None, _) => None,
     };
     let messages = checked(chat.messages)?;
-    let opening = opening(chat.continue_final_message, chat.add_generation_prompt, &messages)?;
+    let opening = opening(chat.continue_final_message, chat.add_generation_prompt)?;
     let tokens = render(&app, messages, tools, variables, opening).await?;
     let (n_prompt, seed) = (tokens.len(), options.effective_seed(&app));
     let request = options.request(&app, &caller, tokens, constraint, (logprobs, seed, None), "messages")?;

@@ -87,12 +87,12 @@ pub enum Opening {
     Nothing,
 }
 
-/// How a conversation ends by the options `continue_final_message` and `add_generation_prompt`. Without them an answer is
-/// begun, or the last message is continued if it is an assistant's text, as with llama-server.
+/// How a conversation ends by the options `continue_final_message` and `add_generation_prompt`. Without them a new message
+/// begins, as with OpenAI and vLLM, also after an assistant's message.
 ///
 /// # Errors
 /// If both are true.
-pub fn opening(continued: Option<bool>, begun: Option<bool>, messages: &[Json]) -> Result<Opening, ApiError> {
+pub fn opening(continued: Option<bool>, begun: Option<bool>) -> Result<Opening, ApiError> {
     match (continued, begun) {
         (Some(true), Some(true)) => {
             let message = "continue_final_message and add_generation_prompt are both true, expected one of them";
@@ -100,18 +100,8 @@ pub fn opening(continued: Option<bool>, begun: Option<bool>, messages: &[Json]) 
         }
         (Some(true), _) => Ok(Opening::Continued),
         (_, Some(false)) => Ok(Opening::Nothing),
-        (None, None) if messages.last().is_some_and(is_assistant_text) => Ok(Opening::Continued),
         _ => Ok(Opening::Answer),
     }
-}
-
-/// Whether a message is an assistant's, with text and without calls.
-fn is_assistant_text(message: &Json) -> bool {
-    let Json::Object(fields) = message else { return false };
-    let is = |name: &str, of: &dyn Fn(&Json) -> bool| fields.iter().any(|(other, value)| other == name && of(value));
-    is("role", &|role| *role == Json::Str("assistant".into()))
-        && is("content", &|content| matches!(content, Json::Str(text) if !text.is_empty()))
-        && !is("tool_calls", &|_| true)
 }
 
 /// The tokens of a conversation.

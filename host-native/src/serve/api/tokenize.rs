@@ -163,7 +163,7 @@ pub async fn apply_template(
 ) -> Result<Response, ApiError> {
     check_model(&app, body.model.as_deref())?;
     let messages = checked(body.messages)?;
-    let opening = opening(body.continue_final_message, body.add_generation_prompt, &messages)?;
+    let opening = opening(body.continue_final_message, body.add_generation_prompt)?;
     let tools = told(&app, body.tools, None, true)?.tools;
     // a template is a program: never on a thread that serves connections
     let response = beside(usize::MAX, move || {
