@@ -12,5 +12,4 @@ pub mod kernels;
 pub mod math;
 pub mod pool;
 pub mod quant;
-pub mod sort;
 pub mod steps;

@@ -8,8 +8,6 @@ use core::fmt::Write;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use crate::sort::sort_by;
-
 /// A value of JSON. Objects keep their order, which templates show.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Json {
@@ -150,7 +148,7 @@ impl Writer<'_> {
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sort_keys {
-                    sort_by(&mut keys, Ord::cmp);
+                    keys.sort();
                 }
                 self.list(('{', '}'), keys.len(), depth, |writer, i| {
                     writer.string(&keys[i].to_string());

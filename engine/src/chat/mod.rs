@@ -201,9 +201,8 @@ impl ChatTemplate {
         let budget = Budget::new(self.limits.work_bytes);
         let env = self.environment(&budget);
         let program = meter::metered(&compiled.instructions);
-        // not collected, which brings a sort of its own
-        let mut blocks: BTreeMap<&str, Instructions<'_>> = BTreeMap::new();
-        compiled.blocks.iter().for_each(|(name, block)| _ = blocks.insert(name, meter::metered(block)));
+        let blocks: BTreeMap<&str, Instructions<'_>> =
+            compiled.blocks.iter().map(|(&name, block)| (name, meter::metered(block))).collect();
         let mut text = String::new();
         let mut out = make_string_output(&mut text);
         // the library may still have expressions that it panics on

@@ -15,7 +15,6 @@ use crate::kernels::Arena;
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::pool::Pool;
 use crate::quant::{self, Dtype};
-use crate::sort::sort_by;
 
 /// Bytes that are packed at a time: enough for all threads, little beside the model.
 const LOAD_BYTES: usize = 4 << 20;
@@ -62,12 +61,12 @@ impl Loader {
             pending.push(Pending { name, shard, dtype, offset, len_bytes, into });
         }
         let mut names: Vec<&str> = pending.iter().map(|p| p.name.as_str()).collect();
-        sort_by(&mut names, |a, b| a.cmp(b));
+        names.sort_unstable();
         let has = |name: &str| names.binary_search(&name).is_ok();
         if let Some(name) = roles::missing(&config, has).or_else(|| roles::uneven(&config, &names, has)) {
             return Err(tensor_error(&name, "nothing", "a tensor of that name"));
         }
-        sort_by(&mut pending, |a, b| (a.shard, a.offset).cmp(&(b.shard, b.offset)));
+        pending.sort_by(|a, b| (a.shard, a.offset).cmp(&(b.shard, b.offset)));
         let starts = shards.iter().map(Gguf::header_len).collect();
         let mut loader = Loader { config, pending, at: 0, done: 0, carry: Vec::new(), starts, shard: 0, next: 0 };
         loader.start_shard(0);
@@ -154,7 +153,7 @@ impl Loader {
             let found = format!("{} of {} bytes", self.done + self.carry.len() as u64, p.len_bytes);
             return Err(tensor_error(&p.name, &found, "all of it"));
         }
-        sort_by(&mut self.pending, |a, b| a.name.cmp(&b.name));
+        self.pending.sort_by(|a, b| a.name.cmp(&b.name));
         let mut parts = Parts(self.pending);
         let weights = Weights::new(&mut parts, &self.config)?;
         // a tensor that is dropped makes another model

@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use super::control::Side;
 use super::matcher::Matcher;
 use super::vocab::{Kind, Vocab};
-use crate::sort::sort_by;
 
 /// The tokens to look for.
 #[derive(Debug, Clone)]
@@ -30,7 +29,7 @@ pub(super) enum Fragment {
 impl Specials {
     /// `absorbing` tokens take the white space on that side of them.
     pub(super) fn new(vocab: &Vocab, mut absorbing: Vec<(u32, Side)>) -> Specials {
-        sort_by(&mut absorbing, |a, b| a.0.cmp(&b.0));
+        absorbing.sort_by_key(|a| a.0);
         let matcher = |kinds: &[Kind]| Matcher::new(vocab, |kind| kinds.contains(&kind));
         Specials {
             always: matcher(&[Kind::UserDefined]),

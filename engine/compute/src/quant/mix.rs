@@ -8,7 +8,6 @@
 use alloc::vec::Vec;
 
 use super::Dtype;
-use crate::sort;
 
 /// A mixture, by llama.cpp's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -168,13 +167,13 @@ enum Role {
 pub fn tensor_types(mix: Mix, facts: &Facts, tensors: &[Source<'_>]) -> Vec<Dtype> {
     let tied = !tensors.iter().any(|t| role(t.name) == Role::Output);
     // "the i-th value projection" counts layers upwards, whatever the order in the file
-    let place = |i: u32| (layer(tensors[i as usize].name), tensors[i as usize].name);
-    let order = sort::order(tensors.len(), &|a, b| place(a).cmp(&place(b)));
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by_key(|&i| (layer(tensors[i].name), tensors[i].name));
     let n_attn_v = tensors.iter().filter(|t| role(t.name) == Role::AttnV).count() as u32;
     let mut seen = [0; Role::Other as usize + 1];
 
     let mut types: Vec<Dtype> = tensors.iter().map(|t| t.dtype).collect();
-    for i in order.into_iter().map(|i| i as usize) {
+    for i in order {
         let t = &tensors[i];
         if !may_quantise(t) {
             continue;
