@@ -12,4 +12,3 @@ pub mod kernels;
 pub mod math;
 pub mod pool;
 pub mod quant;
-pub mod steps;

@@ -34,7 +34,7 @@ pub(super) fn unpack_s(block: &[u8], out: &mut Codes) {
     for (i, code) in out.code.chunks_exact_mut(8).enumerate() {
         let high = u16_at(block, 34 + i / 4 * 2);
         let index = usize::from(block[2 + i]) | usize::from(high >> (i % 4 * 3) & 7) << 8;
-        put(IQ1.get()[index], high & 0x8000 != 0, code);
+        put(IQ1[index], high & 0x8000 != 0, code);
     }
     for (s, scale) in out.scale.iter_mut().enumerate() {
         *scale = 2 * (u16_at(block, 34 + s / 2 * 2) >> 12 & 7) as i8 + 1;
@@ -45,7 +45,7 @@ pub(super) fn unpack_m(block: &[u8], out: &mut Codes) {
     out.d.fill(scale_at(&scale_of_m(block), 0) * 0.125);
     for (i, code) in out.code.chunks_exact_mut(8).enumerate() {
         let high = block[32 + i / 2] >> (i % 2 * 4);
-        put(IQ1.get()[usize::from(block[i]) | usize::from(high & 7) << 8], high & 8 != 0, code);
+        put(IQ1[usize::from(block[i]) | usize::from(high & 7) << 8], high & 8 != 0, code);
     }
     for (s, scale) in out.scale.iter_mut().enumerate() {
         *scale = 2 * (u16_at(block, 48 + s / 4 * 2) >> (s % 4 * 3) & 7) as i8 + 1;

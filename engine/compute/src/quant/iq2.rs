@@ -53,7 +53,7 @@ pub(super) fn unpack_xxs(block: &[u8], out: &mut Codes) {
         let at = 2 + 8 * i;
         let signs = u32_at(block, at + 4);
         for (l, code) in code.chunks_exact_mut(8).enumerate() {
-            put(IQ2_XXS.get()[usize::from(block[at + l])], even_signs(signs >> (7 * l)), code);
+            put(IQ2_XXS[usize::from(block[at + l])], even_signs(signs >> (7 * l)), code);
         }
         out.scale[2 * i..][..2].fill(odd((signs >> 28) as u8));
     }
@@ -63,7 +63,7 @@ pub(super) fn unpack_xs(block: &[u8], out: &mut Codes) {
     out.d.fill(scale_at(block, 0) * 0.125);
     for (i, code) in out.code.chunks_exact_mut(8).enumerate() {
         let index = u16_at(block, 2 + 2 * i);
-        put(IQ2_XS.get()[usize::from(index & 511)], even_signs(u32::from(index >> 9)), code);
+        put(IQ2_XS[usize::from(index & 511)], even_signs(u32::from(index >> 9)), code);
     }
     scales(&block[66..], out);
 }
@@ -72,7 +72,7 @@ pub(super) fn unpack_s(block: &[u8], out: &mut Codes) {
     out.d.fill(scale_at(block, 0) * 0.125);
     for (i, code) in out.code.chunks_exact_mut(8).enumerate() {
         let high = usize::from(block[66 + i / 4] >> (i % 4 * 2) & 3);
-        put(IQ2_S.get()[usize::from(block[2 + i]) | high << 8], block[34 + i], code);
+        put(IQ2_S[usize::from(block[2 + i]) | high << 8], block[34 + i], code);
     }
     scales(&block[74..], out);
 }

@@ -41,7 +41,7 @@ pub(super) fn unpack_xxs(block: &[u8], out: &mut Codes) {
         let signs = u32_at(block, 66 + 4 * i);
         for (l, code) in code.chunks_exact_mut(4).enumerate() {
             let eight = even_signs(signs >> (l / 2 * 7));
-            put(IQ3_XXS.get()[usize::from(block[2 + 8 * i + l])], eight >> (l % 2 * 4), code);
+            put(IQ3_XXS[usize::from(block[2 + 8 * i + l])], eight >> (l % 2 * 4), code);
         }
         out.scale[2 * i..][..2].fill(2 * (signs >> 28) as i8 + 1);
     }
@@ -51,7 +51,7 @@ pub(super) fn unpack_s(block: &[u8], out: &mut Codes) {
     out.d.fill(scale_at(block, 0));
     for (i, code) in out.code.chunks_exact_mut(4).enumerate() {
         let high = usize::from(block[66 + i / 8] >> (i % 8) & 1);
-        put(IQ3_S.get()[usize::from(block[2 + i]) | high << 8], block[74 + i / 2] >> (i % 2 * 4), code);
+        put(IQ3_S[usize::from(block[2 + i]) | high << 8], block[74 + i / 2] >> (i % 2 * 4), code);
     }
     for (s, scale) in out.scale.iter_mut().enumerate() {
         *scale = 2 * (block[106 + s / 4] >> (s / 2 % 2 * 4) & 15) as i8 + 1;

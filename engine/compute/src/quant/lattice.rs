@@ -25,13 +25,13 @@ pub(super) struct Lattice {
 impl Lattice {
     /// The grid of a type that has one.
     pub(super) fn of(dtype: Dtype) -> Option<Lattice> {
-        let (grid, bits, shells) = match dtype {
-            Dtype::IQ1_S | Dtype::IQ1_M => (IQ1.get(), 2, 3),
-            Dtype::IQ2_XXS => (IQ2_XXS.get(), 2, 2),
-            Dtype::IQ2_XS => (IQ2_XS.get(), 2, 2),
-            Dtype::IQ2_S => (IQ2_S.get(), 2, 1),
-            Dtype::IQ3_XXS => (IQ3_XXS.get(), 3, 2),
-            Dtype::IQ3_S => (IQ3_S.get(), 3, 3),
+        let (grid, bits, shells): (&[u32], _, _) = match dtype {
+            Dtype::IQ1_S | Dtype::IQ1_M => (&IQ1, 2, 3),
+            Dtype::IQ2_XXS => (&IQ2_XXS, 2, 2),
+            Dtype::IQ2_XS => (&IQ2_XS, 2, 2),
+            Dtype::IQ2_S => (&IQ2_S, 2, 1),
+            Dtype::IQ3_XXS => (&IQ3_XXS, 3, 2),
+            Dtype::IQ3_S => (&IQ3_S, 3, 3),
             _ => return None,
         };
         Some(Lattice::new(grid, bits, shells))
