@@ -4,6 +4,7 @@
 use core::arch::x86_64::*;
 
 use super::cpu::Op;
+use super::features::{enable_features, isa_features};
 use super::simd::{Reading, Rec, Simd, TileShape, run_of_pairs};
 
 #[derive(Clone, Copy)]
@@ -27,16 +28,18 @@ impl<const VNNI: bool> Avx2<VNNI> {
     }
 }
 
-/// The boundary at which the compiler may use AVX2.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn run<O: Op>(s: Avx2<false>, op: O) -> O::Out {
-    op.simd(s)
+// The boundary at which the compiler may use AVX2.
+isa_features! { Avx2, enable_features
+    pub(super) fn run<O: Op>(s: Avx2<false>, op: O) -> O::Out {
+        op.simd(s)
+    }
 }
 
-/// The boundary at which the compiler may use AVX2 with AVX-VNNI.
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(super) fn run_vnni<O: Op>(s: Avx2<true>, op: O) -> O::Out {
-    op.simd(s)
+// The boundary at which the compiler may use AVX2 with AVX-VNNI.
+isa_features! { AvxVnni, enable_features
+    pub(super) fn run_vnni<O: Op>(s: Avx2<true>, op: O) -> O::Out {
+        op.simd(s)
+    }
 }
 
 // SAFETY of every `unsafe` block below: an `Avx2` exists only where the CPU has the instructions; pointers are valid

@@ -3,6 +3,7 @@
 use core::arch::x86_64::*;
 
 use super::cpu::Op;
+use super::features::{enable_features, isa_features};
 use super::simd::{Reading, Rec, Simd, TileShape};
 
 #[derive(Clone, Copy)]
@@ -19,10 +20,11 @@ impl Avx512 {
     }
 }
 
-/// The boundary at which the compiler may use the instruction set.
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) fn run<O: Op>(s: Avx512, op: O) -> O::Out {
-    op.simd(s)
+// The boundary at which the compiler may use AVX-512.
+isa_features! { Avx512Vnni, enable_features
+    pub(super) fn run<O: Op>(s: Avx512, op: O) -> O::Out {
+        op.simd(s)
+    }
 }
 
 // SAFETY of every `unsafe` block below: an `Avx512` exists only where the CPU has the instructions; pointers are

@@ -4,6 +4,8 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+use super::features::{has_feature, has_features, isa_features};
 use super::simd::{Reading, Simd};
 
 /// An instruction-set path. All give the same bits.
@@ -218,20 +220,12 @@ fn has_amx() -> bool {
 
 #[cfg(target_arch = "x86_64")]
 fn has(isa: Isa) -> bool {
-    #[cfg(feature = "std")]
-    macro_rules! has {
-        ($($f:tt)*) => { $(std::arch::is_x86_feature_detected!($f) &&)* true };
-    }
-    #[cfg(not(feature = "std"))]
-    macro_rules! has {
-        ($($f:tt)*) => { $(cfg!(target_feature = $f) &&)* true };
-    }
     match isa {
         Isa::Scalar => true,
-        Isa::Avx2 => has!("avx2" "fma" "f16c"),
-        Isa::AvxVnni => has!("avx2" "fma" "f16c" "avxvnni"),
+        Isa::Avx2 => isa_features!(Avx2, has_features),
+        Isa::AvxVnni => isa_features!(AvxVnni, has_features),
         Isa::Amx => has(Isa::Avx512Vnni) && has_amx() && super::amx::is_permitted(),
-        Isa::Avx512Vnni => has!("avx2" "f16c" "avx512f" "avx512bw" "avx512vl" "avx512dq" "avx512vnni"),
+        Isa::Avx512Vnni => isa_features!(Avx512Vnni, has_features),
         _ => false,
     }
 }
@@ -240,10 +234,7 @@ fn has(isa: Isa) -> bool {
 fn has(isa: Isa) -> bool {
     match isa {
         Isa::Scalar | Isa::Neon => true,
-        #[cfg(feature = "std")]
-        Isa::NeonDotprod => std::arch::is_aarch64_feature_detected!("dotprod"),
-        #[cfg(not(feature = "std"))]
-        Isa::NeonDotprod => cfg!(target_feature = "dotprod"),
+        Isa::NeonDotprod => isa_features!(NeonDotprod, has_features),
         _ => false,
     }
 }

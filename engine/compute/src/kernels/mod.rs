@@ -12,6 +12,8 @@
 mod aligned;
 mod cpu;
 mod decoded;
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+mod features;
 mod fields;
 mod form;
 mod lines;

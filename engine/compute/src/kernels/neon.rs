@@ -9,6 +9,7 @@ use core::arch::aarch64::*;
 use core::arch::asm;
 
 use super::cpu::Op;
+use super::features::{enable_features, isa_features};
 use super::simd::{Rec, Simd, TileShape};
 
 #[derive(Clone, Copy)]
@@ -31,10 +32,11 @@ impl Neon<true> {
     }
 }
 
-/// The boundary at which the compiler may use the dot products.
-#[target_feature(enable = "dotprod")]
-pub(super) fn run_dotprod<O: Op>(s: Neon<true>, op: O) -> O::Out {
-    op.simd(s)
+// The boundary at which the compiler may use the dot products.
+isa_features! { NeonDotprod, enable_features
+    pub(super) fn run_dotprod<O: Op>(s: Neon<true>, op: O) -> O::Out {
+        op.simd(s)
+    }
 }
 
 /// `acc + w . a` of four i8 per lane.

@@ -19,6 +19,7 @@ use core::mem::MaybeUninit;
 
 use super::act::{Acts, SQUARE};
 use super::avx512::Avx512;
+use super::features::{enable_features, isa_features};
 use super::form::Form;
 use super::matmul::Panels;
 use super::panel::PANEL;
@@ -72,8 +73,16 @@ struct Weights {
 /// Dots of a block, in super-blocks of the low bytes, then of the high ones.
 type Dots = [Line; 32];
 
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn run(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &Acts<'_>) {
+// The boundary at which the compiler may use AVX-512 beside the matrix registers.
+isa_features! { Avx512Vnni, enable_features
+    unsafe fn run(s: Avx512, panels: Panels<'_>, a: &Acts<'_>) {
+        // SAFETY: the caller's.
+        unsafe { run_panels(s, panels, a) }
+    }
+}
+
+#[inline(always)]
+unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &Acts<'_>) {
     let mut w =
         Weights { groups: [ZERO; SUPERS * 128], d: [ZERO; BLOCKS], m: [ZERO; BLOCKS], mins: [[ZERO; 8]; SUPERS] };
     let mut sums = [const { [const { MaybeUninit::<[Line; SQUARE]>::uninit() }; PANELS] }; COLUMNS / SQUARE];
