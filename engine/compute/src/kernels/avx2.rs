@@ -5,19 +5,19 @@ use core::arch::x86_64::*;
 
 use super::cpu::Op;
 use super::features::{enable_features, isa_features};
-use super::simd::{Reading, Rec, Simd, TileShape, run_of_pairs};
+use super::simd::{Prefetch, Rec, Simd, TileShape, run_of_pairs};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx2<const VNNI: bool> {
-    reading: Reading,
+    prefetch: Prefetch,
 }
 
 impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
     /// The CPU has the features of `run`, and with `VNNI` those of `run_vnni`.
     #[inline(always)]
-    pub(super) unsafe fn new(reading: Reading) -> Self {
-        Avx2 { reading }
+    pub(super) unsafe fn new(prefetch: Prefetch) -> Self {
+        Avx2 { prefetch }
     }
 
     /// The sums of pairs.
@@ -63,8 +63,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type Acc = __m256i;
 
     #[inline(always)]
-    fn reading(self) -> Reading {
-        self.reading
+    fn prefetch_policy(self) -> Prefetch {
+        self.prefetch
     }
     #[inline(always)]
     fn rec(bits: u32) -> Rec {

@@ -4,19 +4,19 @@ use core::arch::x86_64::*;
 
 use super::cpu::Op;
 use super::features::{enable_features, isa_features};
-use super::simd::{Reading, Rec, Simd, TileShape};
+use super::simd::{Prefetch, Rec, Simd, TileShape};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx512 {
-    reading: Reading,
+    prefetch: Prefetch,
 }
 
 impl Avx512 {
     /// # Safety
     /// The CPU has the features of `run`.
     #[inline(always)]
-    pub(super) unsafe fn new(reading: Reading) -> Self {
-        Avx512 { reading }
+    pub(super) unsafe fn new(prefetch: Prefetch) -> Self {
+        Avx512 { prefetch }
     }
 }
 
@@ -47,8 +47,8 @@ impl Simd for Avx512 {
     type Acc = __m512i;
 
     #[inline(always)]
-    fn reading(self) -> Reading {
-        self.reading
+    fn prefetch_policy(self) -> Prefetch {
+        self.prefetch
     }
     #[inline(always)]
     fn rec(_bits: u32) -> Rec {

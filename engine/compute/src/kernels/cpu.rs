@@ -6,7 +6,7 @@ use core::fmt;
 
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 use super::features::{has_feature, has_features, isa_features};
-use super::simd::{Reading, Simd};
+use super::simd::{Prefetch, Simd};
 
 /// An instruction-set path. All give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ const HAS_SCALAR: bool = cfg!(any(feature = "scalar", not(target_feature = "simd
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpu {
     isa: Isa,
-    reading: Reading,
+    prefetch: Prefetch,
 }
 
 /// `--isa` named a path that does not exist or that this machine lacks.
@@ -90,14 +90,14 @@ pub struct UnknownIsa {
 impl Cpu {
     /// The scalar path, which every machine has and which defines the results.
     #[cfg(any(feature = "scalar", not(all(target_arch = "wasm32", target_feature = "simd128"))))]
-    pub const SCALAR: Cpu = Cpu { isa: Isa::Scalar, reading: Reading::DEFAULT };
+    pub const SCALAR: Cpu = Cpu { isa: Isa::Scalar, prefetch: Prefetch::DEFAULT };
 
     /// WebAssembly with simd128.
     #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-    pub(super) const SIMD128: Cpu = Cpu { isa: Isa::Simd128, reading: Reading::DEFAULT };
+    pub(super) const SIMD128: Cpu = Cpu { isa: Isa::Simd128, prefetch: Prefetch::DEFAULT };
 
     fn of(isa: Isa) -> Cpu {
-        Cpu { isa, reading: reading() }
+        Cpu { isa, prefetch: prefetch_policy() }
     }
 
     /// The fastest path of this machine.
@@ -113,12 +113,12 @@ impl Cpu {
 
     /// Every path of this machine, in all ways to read weights.
     #[cfg(test)]
-    pub(crate) fn all_ways() -> Vec<Cpu> {
+    pub(crate) fn all_variants() -> Vec<Cpu> {
         #[cfg(target_arch = "x86_64")]
-        let ways = [Reading::DEFAULT, Reading::ALONE, Reading::FAR];
+        let policies = [Prefetch::DEFAULT, Prefetch::OFF, Prefetch::AHEAD_8_KIB];
         #[cfg(not(target_arch = "x86_64"))]
-        let ways = [Reading::DEFAULT];
-        Cpu::available().into_iter().flat_map(|cpu| ways.map(|reading| Cpu { reading, ..cpu })).collect()
+        let policies = [Prefetch::DEFAULT];
+        Cpu::available().into_iter().flat_map(|cpu| policies.map(|prefetch| Cpu { prefetch, ..cpu })).collect()
     }
 
     /// The path of that name, if this machine has it.
@@ -139,7 +139,7 @@ impl Cpu {
     #[cfg(target_arch = "x86_64")]
     pub(super) fn amx(self) -> Option<super::amx::Amx> {
         // SAFETY: a `Cpu` of that `Isa` exists only if `has` said that the machine has the features.
-        (self.isa == Isa::Amx).then(|| unsafe { super::amx::Amx::new(super::avx512::Avx512::new(self.reading)) })
+        (self.isa == Isa::Amx).then(|| unsafe { super::amx::Amx::new(super::avx512::Avx512::new(self.prefetch)) })
     }
 
     /// Runs an operation on this instruction set.
@@ -149,13 +149,13 @@ impl Cpu {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx2 => unsafe { super::avx2::run(super::avx2::Avx2::<false>::new(self.reading), op) },
+            Isa::Avx2 => unsafe { super::avx2::run(super::avx2::Avx2::<false>::new(self.prefetch), op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::AvxVnni => unsafe { super::avx2::run_vnni(super::avx2::Avx2::<true>::new(self.reading), op) },
+            Isa::AvxVnni => unsafe { super::avx2::run_vnni(super::avx2::Avx2::<true>::new(self.prefetch), op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx512Vnni | Isa::Amx => unsafe { super::avx512::run(super::avx512::Avx512::new(self.reading), op) },
+            Isa::Avx512Vnni | Isa::Amx => unsafe { super::avx512::run(super::avx512::Avx512::new(self.prefetch), op) },
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             Isa::Neon => op.simd(super::neon::Neon::<false>::new()),
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
@@ -187,19 +187,19 @@ pub(crate) trait Op: Sized {
 
 /// Which way this processor reads best.
 #[cfg(target_arch = "x86_64")]
-fn reading() -> Reading {
+fn prefetch_policy() -> Prefetch {
     let vendor = core::arch::x86_64::__cpuid(0);
     if (vendor.ebx, vendor.edx, vendor.ecx) != (AMD[0], AMD[1], AMD[2]) {
-        return Reading::DEFAULT;
+        return Prefetch::DEFAULT;
     }
     let signature = core::arch::x86_64::__cpuid(1).eax;
     let family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
-    if family < ZEN5 { Reading::ALONE } else { Reading::FAR }
+    if family < ZEN5 { Prefetch::OFF } else { Prefetch::AHEAD_8_KIB }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn reading() -> Reading {
-    Reading::DEFAULT
+fn prefetch_policy() -> Prefetch {
+    Prefetch::DEFAULT
 }
 
 /// The family of AMD's processors that Zen 5 began.

@@ -94,9 +94,9 @@ pub(super) struct F32Tile<const RV: usize> {
     pub(super) out: *mut f32,
     pub(super) out_stride: usize,
     /// Whether the sum goes on from what `out` holds.
-    pub(super) go_on: bool,
+    pub(super) accumulate: bool,
     /// What is read later, for each vector of rows: asked for line by line while this is read. Null where nothing is.
-    pub(super) next: [*const u8; RV],
+    pub(super) prefetch: [*const u8; RV],
 }
 
 impl<const RV: usize> F32Tile<RV> {
@@ -109,7 +109,7 @@ impl<const RV: usize> F32Tile<RV> {
         // SAFETY: the caller's.
         unsafe {
             let mut acc = [[s.splat(0.0); NC]; RV];
-            if self.go_on {
+            if self.accumulate {
                 for v in 0..RV {
                     for c in 0..NC {
                         acc[v][c] = s.load(self.out.add(c * self.out_stride + v * S::LANES));
@@ -117,8 +117,8 @@ impl<const RV: usize> F32Tile<RV> {
                 }
             }
             for k in 0..self.k {
-                for next in self.next {
-                    s.prefetch_line(next, k * PANEL * E::BYTES);
+                for line in self.prefetch {
+                    s.prefetch_line(line, k * PANEL * E::BYTES);
                 }
                 let w: [S::F; RV] = each!(RV, |v| E::load(s, self.w[v].add(k * PANEL * E::BYTES)));
                 for c in 0..NC {
@@ -208,8 +208,8 @@ fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     let k = p.w.k();
     let at = |v: usize| row + v * S::LANES;
     let w = each!(RV, |v| p.w.panel(at(v) / PANEL)[at(v) % PANEL * E::BYTES..].as_ptr());
-    let ahead = s.reading().ahead.floats;
-    let asks = ahead > 0 && (NC == 1 || c == 0);
+    let ahead = s.prefetch_policy().distance.floats;
+    let prefetches = ahead > 0 && (NC == 1 || c == 0);
     let tile = F32Tile::<RV> {
         w,
         k,
@@ -217,8 +217,8 @@ fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         x_stride: x.stride,
         out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
         out_stride: p.stride,
-        go_on: false,
-        next: if asks { each!(RV, |v| w[v].wrapping_add(ahead)) } else { [core::ptr::null(); RV] },
+        accumulate: false,
+        prefetch: if prefetches { each!(RV, |v| w[v].wrapping_add(ahead)) } else { [core::ptr::null(); RV] },
     };
     // SAFETY: the panels hold k elements a row, the slice and `ptr` above checked the columns and the output.
     unsafe { tile.run::<S, E, NC>(s) }

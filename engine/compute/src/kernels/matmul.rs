@@ -26,7 +26,7 @@ use super::fields::IN_FIELDS;
 use super::form::Form;
 use super::panel::{Matrix, PANEL};
 use super::simd::{FEW_TILES, Simd, TileShape, each};
-use super::tiles::{Codes32, Quant, Shape, Small, SuperCodes, SuperMin, SuperSigned, Tile, Unpacked, Upcoming};
+use super::tiles::{Codes32, Quant, Shape, Small, SuperCodes, SuperMin, SuperSigned, Tile, Unpacked, WeightPrefetch};
 use super::units::{Unit, units};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
@@ -95,9 +95,10 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], st
     tasks::run(pool, units.len(), &|i, _| {
         let Unit { job, p0, p1 } = units[i];
         let Job { w, x, column, at } = jobs[job];
-        let then = tasks::after(i, units.len(), pool.threads()).map_or(&[][..], |i| units[i].weights(jobs));
+        let prefetch_next =
+            tasks::likely_next(i, units.len(), pool.threads()).map_or(&[][..], |i| units[i].weights(jobs));
         let (n, at) = (x.n(), column * stride + at);
-        Panels { product: &Product { w, x, n, out, at, stride }, p0, p1, then }.run(cpu);
+        Panels { product: &Product { w, x, n, out, at, stride }, p0, p1, prefetch_next }.run(cpu);
     });
 }
 
@@ -118,7 +119,7 @@ pub(super) struct Panels<'a> {
     pub(super) p0: usize,
     pub(super) p1: usize,
     /// Weights that this thread is likely to read after these.
-    pub(super) then: &'a [u8],
+    pub(super) prefetch_next: &'a [u8],
 }
 
 impl Panels<'_> {
@@ -234,7 +235,7 @@ struct Walk<'a, S, T: ?Sized> {
 #[inline(always)]
 pub(super) fn rows_at_once<S: Simd>(s: S, n: usize, gemv: usize, tile: TileShape) -> usize {
     match n {
-        1 if s.reading().several => gemv,
+        1 if s.prefetch_policy().interleaves_panels => gemv,
         1 => PANEL / S::LANES,
         _ => tile.rv,
     }
@@ -289,20 +290,20 @@ impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
         while row < end {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
             let mut c = a.kind.in_squares(a.n);
-            let next = self.next(row + group * S::LANES, whole * S::LANES);
+            let prefetch = self.prefetch_after(row + group * S::LANES, whole * S::LANES);
             if self.unpacks {
-                c = self.unpacked(&a, group, row, c, &next);
+                c = self.unpacked(&a, group, row, c, &prefetch);
                 while c < a.n {
-                    self.tiles.alone(&a, Place::packed(&a, row, c, Upcoming::NONE), group);
+                    self.tiles.alone(&a, Place::packed(&a, row, c, WeightPrefetch::NONE), group);
                     c += 1;
                 }
             } else {
                 while c < a.n {
                     let nc = a.kind.columns(a.n, c);
                     let rv = if nc == 1 { group } else { shape.rv.min(group) };
-                    let next = next.during(s, c..c + nc, a.n, a.k / 32);
+                    let prefetch = prefetch.share(s, c..c + nc, a.n, a.k / 32);
                     for v in (0..group).step_by(rv) {
-                        let at = Place::packed(&a, row + v * S::LANES, c, next.clone());
+                        let at = Place::packed(&a, row + v * S::LANES, c, prefetch.clone());
                         match nc {
                             1 => self.tiles.alone(&a, at, rv),
                             _ => self.tiles.several(&a, at, rv, nc),
@@ -317,18 +318,18 @@ impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
 
     /// What the tiles of some rows ask for: up to `rows` rows from `row` on, which come after them.
     #[inline(always)]
-    fn next(&self, row: usize, rows: usize) -> Upcoming {
-        let Panels { product, p1, then, .. } = self.panels;
-        if !S::PREFETCHES || product.n < self.s.reading().columns {
-            return Upcoming::NONE;
+    fn prefetch_after(&self, row: usize, rows: usize) -> WeightPrefetch {
+        let Panels { product, p1, prefetch_next, .. } = self.panels;
+        if !S::PREFETCHES || product.n < self.s.prefetch_policy().min_columns {
+            return WeightPrefetch::NONE;
         }
-        Upcoming::rows(product.w, row, rows, p1, then)
+        WeightPrefetch::rows(product.w, row, rows, p1, prefetch_next)
     }
 
     /// The tiles of several columns of a group of rows, whose weights are unpacked once for all of them, as much at a time
     /// as stays in the first cache. Returns the columns up to which they go.
     #[inline(always)]
-    fn unpacked(&self, a: &Acts<'_>, group: usize, row: usize, first: usize, next: &Upcoming) -> usize {
+    fn unpacked(&self, a: &Acts<'_>, group: usize, row: usize, first: usize, prefetch: &WeightPrefetch) -> usize {
         let several = |c: usize| (c < a.n).then(|| a.kind.columns(a.n, c)).filter(|&nc| nc > 1);
         if several(first).is_none() {
             return first;
@@ -346,8 +347,8 @@ impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
                 c = first;
                 while let Some(nc) = several(c) {
                     let done = blocks[0] * a.kind.block / 32 * a.n + c * chunks;
-                    let next = next.during(s, done..done + nc * chunks, a.n * a.k / 32, chunks);
-                    self.tiles.several(a, Place { row, c, blocks, unpacked, next }, rv, nc);
+                    let prefetch = prefetch.share(s, done..done + nc * chunks, a.n * a.k / 32, chunks);
+                    self.tiles.several(a, Place { row, c, blocks, unpacked, prefetch }, rv, nc);
                     c += nc;
                 }
             }
@@ -386,7 +387,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
     fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, at: Place) {
-        let (p, Place { row, c, blocks, unpacked, next }) = (self.0.product, at);
+        let (p, Place { row, c, blocks, unpacked, prefetch }) = (self.0.product, at);
         // a call for several columns too would cost a tenth of some tiles, in addresses that the compiler makes of it
         let (first, words) = match NC {
             1 if IN_FIELDS => (a.kind.start(a.n, a.k, c), a.kind.record(1)),
@@ -403,7 +404,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
             blocks,
             bytes: p.w.form().record_bytes(p.w.dtype()),
             unpacked,
-            next,
+            prefetch,
             acts: a.words[first..first + (blocks[1] - blocks[0]) * words * NC].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
             stride: p.stride,
@@ -420,13 +421,13 @@ struct Place {
     c: usize,
     blocks: [usize; 2],
     unpacked: *const u8,
-    next: Upcoming,
+    prefetch: WeightPrefetch,
 }
 
 impl Place {
     /// All blocks, as they are.
     #[inline(always)]
-    fn packed(a: &Acts<'_>, row: usize, c: usize, next: Upcoming) -> Place {
-        Place { row, c, blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null(), next }
+    fn packed(a: &Acts<'_>, row: usize, c: usize, prefetch: WeightPrefetch) -> Place {
+        Place { row, c, blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null(), prefetch }
     }
 }

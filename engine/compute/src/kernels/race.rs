@@ -41,6 +41,6 @@ mod tests {
 
     #[test]
     fn it_runs_on_every_path() {
-        Cpu::all_ways().into_iter().for_each(|cpu| race(cpu, 3));
+        Cpu::all_variants().into_iter().for_each(|cpu| race(cpu, 3));
     }
 }

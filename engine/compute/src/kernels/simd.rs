@@ -65,21 +65,21 @@ pub(crate) struct TileShape {
     pub nc: usize,
 }
 
-/// How weights are read: ahead of the reader where each is used once, for one column; otherwise see `tiles/upcoming.rs`.
+/// How weights are read: ahead of the reader where each is used once, for one column; otherwise see `tiles/weight_prefetch.rs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Reading {
+pub(crate) struct Prefetch {
     /// How far ahead of the reader memory is asked for.
-    pub ahead: Ahead,
+    pub distance: PrefetchDistance,
     /// Whether several panels are read at once. Some processors fetch ahead well only for a reader who goes through
     /// memory in its order.
-    pub several: bool,
+    pub interleaves_panels: bool,
     /// Columns from which on the weights of the next rows are asked for.
-    pub columns: usize,
+    pub min_columns: usize,
 }
 
 /// Bytes between the reader and what is asked for; 0: nothing is, the processor sees what comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ahead {
+pub(crate) struct PrefetchDistance {
     /// Where weights are unpacked.
     pub packed: usize,
     /// Where they are bytes, which are read faster.
@@ -88,19 +88,28 @@ pub(crate) struct Ahead {
     pub floats: usize,
 }
 
-impl Reading {
+impl Prefetch {
     /// Intel's processors, and where nothing was measured.
-    pub(crate) const DEFAULT: Reading =
-        Reading { ahead: Ahead { packed: 2048, bytes: 2048, floats: 2048 }, several: true, columns: 2 };
+    pub(crate) const DEFAULT: Prefetch = Prefetch {
+        distance: PrefetchDistance { packed: 2048, bytes: 2048, floats: 2048 },
+        interleaves_panels: true,
+        min_columns: 2,
+    };
     /// Zen 4: 60-90 % of its bandwidth when it is left alone, half of that otherwise; so few columns, which wait for memory
     /// more than they compute, ask for nothing either.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) const ALONE: Reading =
-        Reading { ahead: Ahead { packed: 0, bytes: 0, floats: 0 }, several: false, columns: 16 };
+    pub(crate) const OFF: Prefetch = Prefetch {
+        distance: PrefetchDistance { packed: 0, bytes: 0, floats: 0 },
+        interleaves_panels: false,
+        min_columns: 16,
+    };
     /// Zen 5: a fifth to a whole more where it is asked, a tenth less for bytes of one column.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) const FAR: Reading =
-        Reading { ahead: Ahead { packed: 8192, bytes: 0, floats: 8192 }, several: false, columns: 2 };
+    pub(crate) const AHEAD_8_KIB: Prefetch = Prefetch {
+        distance: PrefetchDistance { packed: 8192, bytes: 0, floats: 8192 },
+        interleaves_panels: false,
+        min_columns: 2,
+    };
 }
 
 /// Modules for browsers have fewer kinds of tiles: full ones, and those of products of one column, which take the columns
@@ -158,8 +167,8 @@ pub(crate) trait Simd: Copy {
 
     /// How the processor likes weights to be read for one column.
     #[inline(always)]
-    fn reading(self) -> Reading {
-        Reading::DEFAULT
+    fn prefetch_policy(self) -> Prefetch {
+        Prefetch::DEFAULT
     }
     /// The recipe for weights of that width.
     fn rec(bits: u32) -> Rec;
@@ -206,11 +215,11 @@ pub(crate) trait Simd: Copy {
     /// A hint that this line is wanted soon.
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}
-    /// The same for the line that begins `at` bytes from `next`, if one does and `next` is not null.
+    /// The same for the line that begins `at` bytes from `stream`, if one does and `stream` is not null.
     #[inline(always)]
-    fn prefetch_line(self, next: *const u8, at: usize) {
-        if Self::PREFETCHES && !next.is_null() && at.is_multiple_of(64) {
-            self.prefetch(next.wrapping_add(at));
+    fn prefetch_line(self, stream: *const u8, at: usize) {
+        if Self::PREFETCHES && !stream.is_null() && at.is_multiple_of(64) {
+            self.prefetch(stream.wrapping_add(at));
         }
     }
 

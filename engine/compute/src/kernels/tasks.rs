@@ -20,7 +20,7 @@ pub fn run(pool: &dyn Pool, n: usize, task: &(dyn Fn(usize, usize) + Sync)) {
 }
 
 /// The task that the thread which takes task `i` of `n` is most likely to take after it: the next of its range.
-pub(super) fn after(i: usize, n: usize, threads: usize) -> Option<usize> {
+pub(super) fn likely_next(i: usize, n: usize, threads: usize) -> Option<usize> {
     let workers = threads.min(MAX_THREADS).min(n).max(1);
     let worker = |i: usize| ((i + 1) * workers - 1) / n;
     (i + 1 < n && worker(i + 1) == worker(i)).then_some(i + 1)
@@ -132,7 +132,7 @@ mod tests {
             let ends: Vec<usize> = (1..=workers).map(|w| n * w / workers).collect();
             for i in 0..n {
                 let next = (!ends.contains(&(i + 1))).then_some(i + 1);
-                assert_eq!(after(i, n, threads), next);
+                assert_eq!(likely_next(i, n, threads), next);
             }
         }
     }

@@ -108,7 +108,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
 /// Runs `f` on every instruction set and demands the scalar result.
 fn same(f: impl Fn(Cpu) -> Vec<f32>) -> Result<(), TestCaseError> {
     let want = bits(&f(Cpu::SCALAR));
-    for cpu in Cpu::all_ways() {
+    for cpu in Cpu::all_variants() {
         let got = bits(&f(cpu));
         if let Some(i) = (0..want.len()).find(|&i| got[i] != want[i]) {
             let (g, w) = (f32::from_bits(got[i]), f32::from_bits(want[i]));
@@ -215,7 +215,7 @@ proptest! {
         let mut rng = Rng(seed);
         let w = Matrix::from_rows(dtype, rows, k, &rng.rows(dtype, rows, k, false)).unwrap();
         let x = rng.floats(n * k, false);
-        for cpu in Cpu::all_ways() {
+        for cpu in Cpu::all_variants() {
             let all = product(cpu, &Inline, &w, &x, n);
             for (c, want) in all.chunks_exact(w.panels() * PANEL + 5).enumerate() {
                 prop_assert_eq!(bits(&product(cpu, &Inline, &w, &x[c * k..(c + 1) * k], 1)), bits(want));
@@ -234,7 +234,7 @@ proptest! {
             .collect();
         let x = rng.floats(groups.iter().sum::<usize>() * k, false);
         let (at, stride) = (matrices[0].panels() * PANEL, (matrices[0].panels() + 2) * PANEL);
-        for cpu in Cpu::all_ways() {
+        for cpu in Cpu::all_variants() {
             let kind = ActKind::of(cpu, dtype);
             let mut words: Vec<Vec<u32>> = groups.iter().map(|n| vec![0; kind.map_or(0, |a| a.len_words(*n, k))]).collect();
             let (mut jobs, mut column, mut want) = (Vec::new(), 0, Vec::new());

@@ -17,7 +17,7 @@ use super::running::Running;
 use super::{CHUNK, MAX_HEAD_DIM, PAGE, WEIGHT_LOW, WIDE};
 
 /// Tokens between what is read and what is asked for meanwhile.
-const ASK: usize = 64;
+const PREFETCH_TOKENS: usize = 64;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -90,7 +90,7 @@ fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Runnin
 impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
     #[inline(always)]
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
-        self.touch((0..n).step_by(PAGE).map(|t| self.a.keys(chunk, t)));
+        self.touch_lines((0..n).step_by(PAGE).map(|t| self.a.keys(chunk, t)));
         match self.kv_type() {
             F32 => self.float_scores::<AsF32, AsF32>(chunk, n, q, scores, wide),
             F16 => self.float_scores::<Exact<AsF16>, Exact<AsF32>>(chunk, n, q, scores, wide),
@@ -123,7 +123,7 @@ impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
 
     #[inline(always)]
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]) {
-        self.touch(tokens.clone().step_by(PAGE).map(|t| self.a.values(chunk, t)));
+        self.touch_lines(tokens.clone().step_by(PAGE).map(|t| self.a.values(chunk, t)));
         match self.kv_type() {
             F32 => self.float_values::<AsF32, AsF32>(chunk, tokens, p, o, wide),
             _ => self.float_values::<Exact<AsF16>, Exact<AsF32>>(chunk, tokens, p, o, wide),
@@ -160,8 +160,8 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
             let rv = S::TILE_F32.rv.min((tokens - t) / S::LANES);
             if self.is_worth_widening::<E>(scores.len()) {
                 for (i, page) in (t / PAGE * PAGE..t + rv * S::LANES).step_by(PAGE).enumerate() {
-                    let next = self.after_keys(chunk, page, tokens);
-                    self.widen::<E>(self.a.keys(chunk, page), next, &mut wide[i * d * PAGE..(i + 1) * d * PAGE]);
+                    let prefetch = self.prefetch_after_keys(chunk, page, tokens);
+                    self.widen::<E>(self.a.keys(chunk, page), prefetch, &mut wide[i * d * PAGE..(i + 1) * d * PAGE]);
                 }
                 let keys = |v: usize| {
                     wide[((t % PAGE + v * S::LANES) / PAGE * d * PAGE) + (t + v * S::LANES) % PAGE..].as_ptr()
@@ -172,8 +172,8 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
                     let t = t + v * S::LANES;
                     self.a.keys(chunk, t)[t % PAGE * E::BYTES..].as_ptr()
                 };
-                let next = |v: usize| self.after_keys(chunk, t + v * S::LANES, tokens);
-                self.score_tiles::<E>(t, rv, keys, next, q, scores);
+                let prefetch = |v: usize| self.prefetch_after_keys(chunk, t + v * S::LANES, tokens);
+                self.score_tiles::<E>(t, rv, keys, prefetch, q, scores);
             }
             t += rv * S::LANES;
         }
@@ -186,19 +186,19 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         t: usize,
         rv: usize,
         keys: impl Fn(usize) -> *const u8,
-        next: impl Fn(usize) -> *const u8,
+        prefetch: impl Fn(usize) -> *const u8,
         q: &[f32],
         scores: &mut [[f32; CHUNK]],
     ) {
         let mut c = 0;
         while c < scores.len() {
             let nc = columns_at_once::<S>(scores.len() - c);
-            let next = |v: usize| if c == 0 { next(v) } else { null() };
+            let prefetch = |v: usize| if c == 0 { prefetch(v) } else { null() };
             f32_shapes!(
                 S,
                 rv,
                 nc,
-                score_tile((self.s, self.a), t, (&keys, &next), c, q, scores, Stored::<E>(PhantomData))
+                score_tile((self.s, self.a), t, (&keys, &prefetch), c, q, scores, Stored::<E>(PhantomData))
             );
             c += nc;
         }
@@ -217,16 +217,16 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         let widen = self.is_worth_widening::<E>(p.len());
         let depth = if widen { WIDE } else { PAGE };
         for t in tokens.clone().step_by(depth) {
-            let next = if widen { null() } else { self.after_values(chunk, t, tokens.end) };
-            let part = ValuePart { t, n: depth.min(tokens.end - t), depth, go_on: t > tokens.start, next };
+            let prefetch = if widen { null() } else { self.prefetch_after_values(chunk, t, tokens.end) };
+            let part = ValuePart { t, n: depth.min(tokens.end - t), depth, accumulate: t > tokens.start, prefetch };
             if widen {
                 for page in (t..t + part.n).step_by(PAGE) {
                     let group = PAGE * LANES * E::BYTES;
                     let groups = self.a.values(chunk, page).chunks_exact(group);
-                    let next = self.after_values(chunk, page, tokens.end);
+                    let prefetch = self.prefetch_after_values(chunk, page, tokens.end);
                     for (i, (values, wide)) in groups.zip(wide.chunks_exact_mut(WIDE * LANES)).enumerate() {
-                        let next = if next.is_null() { next } else { next.wrapping_add(i * group) };
-                        self.widen::<E>(values, next, &mut wide[(page - t) * LANES..][..PAGE * LANES]);
+                        let prefetch = if prefetch.is_null() { prefetch } else { prefetch.wrapping_add(i * group) };
+                        self.widen::<E>(values, prefetch, &mut wide[(page - t) * LANES..][..PAGE * LANES]);
                     }
                 }
                 self.value_tiles::<W>(&part, wide.as_ptr().cast(), p, o);
@@ -266,36 +266,36 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
 
     /// Whether pages are asked for before they are read: each is a stream of its own, too short for the processor to see.
     #[inline(always)]
-    fn asks(&self) -> bool {
-        S::PREFETCHES && self.s.reading().ahead.floats > 0
+    fn prefetches(&self) -> bool {
+        S::PREFETCHES && self.s.prefetch_policy().distance.floats > 0
     }
 
     /// Reads a byte of each line of the pages, where lines cannot be asked for: so they are fetched side by side, while a
     /// tile waits for one after the other.
     #[inline(always)]
-    fn touch<'p>(&self, pages: impl Iterator<Item = &'p [u8]>) {
+    fn touch_lines<'p>(&self, pages: impl Iterator<Item = &'p [u8]>) {
         if !S::PREFETCHES {
             black_box(pages.flat_map(|page| page.iter().step_by(LINE)).fold(0, |all, byte| all ^ byte));
         }
     }
 
-    /// What is read [`ASK`] tokens after the keys of a chunk's token `t`: keys, or after all `tokens` of them values.
+    /// What is read [`PREFETCH_TOKENS`] tokens after the keys of a chunk's token `t`: keys, or after all `tokens` of them values.
     #[inline(always)]
-    fn after_keys(&self, chunk: usize, t: usize, tokens: usize) -> *const u8 {
-        match t + ASK {
-            _ if !self.asks() => null(),
+    fn prefetch_after_keys(&self, chunk: usize, t: usize, tokens: usize) -> *const u8 {
+        match t + PREFETCH_TOKENS {
+            _ if !self.prefetches() => null(),
             t if t < tokens => self.a.keys(chunk, t).as_ptr(),
             t if t < 2 * tokens => self.a.values(chunk, t - tokens).as_ptr(),
             _ => null(),
         }
     }
 
-    /// What is read [`ASK`] tokens after the values of a chunk's token `t`: values, or after the chunk's `end` the next
+    /// What is read [`PREFETCH_TOKENS`] tokens after the values of a chunk's token `t`: values, or after the chunk's `end` the prefetch
     /// one's keys.
     #[inline(always)]
-    fn after_values(&self, chunk: usize, t: usize, end: usize) -> *const u8 {
-        match t + ASK {
-            _ if !self.asks() => null(),
+    fn prefetch_after_values(&self, chunk: usize, t: usize, end: usize) -> *const u8 {
+        match t + PREFETCH_TOKENS {
+            _ if !self.prefetches() => null(),
             t if t < end => self.a.values(chunk, t).as_ptr(),
             t if self.a.has(chunk + 1, t - end) => self.a.keys(chunk + 1, t - end).as_ptr(),
             _ => null(),
@@ -303,10 +303,10 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
     }
 
     #[inline(always)]
-    fn widen<E: Elem>(&self, from: &[u8], next: *const u8, to: &mut [f32]) {
+    fn widen<E: Elem>(&self, from: &[u8], prefetch: *const u8, to: &mut [f32]) {
         assert!(from.len() >= to.len() * E::BYTES && to.len().is_multiple_of(S::LANES));
         for i in (0..to.len()).step_by(S::LANES) {
-            self.s.prefetch_line(next, i * E::BYTES);
+            self.s.prefetch_line(prefetch, i * E::BYTES);
             // SAFETY: both slices hold whole vectors up to `to.len()` elements.
             unsafe { self.s.store(to.as_mut_ptr().add(i), E::load(self.s, from.as_ptr().add(i * E::BYTES))) }
         }
@@ -358,7 +358,7 @@ struct Stored<E>(PhantomData<E>);
 fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     (s, a): (S, &Attend<'_>),
     t: usize,
-    (keys, next): (&impl Fn(usize) -> *const u8, &impl Fn(usize) -> *const u8),
+    (keys, prefetch): (&impl Fn(usize) -> *const u8, &impl Fn(usize) -> *const u8),
     c: usize,
     q: &[f32],
     scores: &mut [[f32; CHUNK]],
@@ -372,8 +372,8 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         x_stride: d,
         out: scores[c..c + NC].as_flattened_mut()[t..].as_mut_ptr(),
         out_stride: CHUNK,
-        go_on: false,
-        next: each!(RV, |v| next(v)),
+        accumulate: false,
+        prefetch: each!(RV, |v| prefetch(v)),
     };
     // SAFETY: keys of a head are d x 16 elements, the slices above hold NC queries and NC rows of scores.
     unsafe { tile.run::<S, E, NC>(s) }
@@ -384,9 +384,9 @@ struct ValuePart {
     t: usize,
     n: usize,
     depth: usize,
-    go_on: bool,
+    accumulate: bool,
     /// Values that are asked for meanwhile, if any.
-    next: *const u8,
+    prefetch: *const u8,
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -414,8 +414,12 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         x_stride: CHUNK,
         out: o[c * dims..(c + NC) * dims][v0 * S::LANES..].as_mut_ptr(),
         out_stride: dims,
-        go_on: part.go_on,
-        next: each!(RV, |v| if c == 0 && !part.next.is_null() { part.next.wrapping_add(at(v)) } else { null() }),
+        accumulate: part.accumulate,
+        prefetch: each!(RV, |v| if c == 0 && !part.prefetch.is_null() {
+            part.prefetch.wrapping_add(at(v))
+        } else {
+            null()
+        }),
     };
     // SAFETY: as above, and the slices hold NC rows.
     unsafe { tile.run::<S, E, NC>(s) }

@@ -1,7 +1,7 @@
 //! Types of codes, which one table look-up turns into weights.
 
 use super::{
-    Quant, Shape, Tile, add_group, ask_ahead, ask_for_head, ask_for_share, start, store, unpacked_chunk,
+    Quant, Shape, Tile, add_group, prefetch_ahead, prefetch_head, prefetch_record_part, start, store, unpacked_chunk,
     unpacked_group, unpacked_scale,
 };
 use crate::kernels::form::{CodesForm, HEAD, block_at, code_line};
@@ -23,14 +23,14 @@ impl Quant for Codes32 {
         unsafe {
             let table = s.load_table(f.offset_table.as_ptr());
             let mut acc = start::<S, RV, NC>(s, t);
-            let (mut rec, mut next) = (t.acts, t.next.clone());
+            let (mut rec, mut prefetch) = (t.acts, t.prefetch.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let (quants_at, scales_at) = block_at(qb, f.parts, b);
                 let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
                 if NC == 1 {
-                    ask_ahead(s, t, quants, s.reading().ahead.packed, 0..f.width + 1);
+                    prefetch_ahead(s, t, quants, s.prefetch_policy().distance.packed, 0..f.width + 1);
                 } else {
-                    next.ask(s);
+                    prefetch.prefetch_chunk(s);
                 }
                 let chunk = Chunk { quants, unpacked: unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], f.parts) };
                 let groups = rec.add((1 + f.parts) * NC);
@@ -154,19 +154,19 @@ impl Quant for SuperCodes {
         unsafe {
             let table = s.load_table(f.offset_table.as_ptr());
             let mut acc = start::<S, RV, NC>(s, t);
-            let (mut rec, mut next) = (t.acts, t.next.clone());
+            let (mut rec, mut prefetch) = (t.acts, t.prefetch.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
-                    ask_for_head(s, t, o, codes);
+                    prefetch_head(s, t, o, codes);
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(head * NC);
                 for chunk in 0..chunks {
                     if NC == 1 {
-                        ask_for_share(s, t, o, bytes, chunk);
+                        prefetch_record_part(s, t, o, bytes, chunk);
                     } else {
-                        next.ask(s);
+                        prefetch.prefetch_chunk(s);
                     }
                     let quants: [*const u8; RV] =
                         each!(RV, |v| o[v].add(codes + chunk * f.chunk_bytes() + t.lane[v] * 4));

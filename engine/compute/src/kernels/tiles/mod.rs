@@ -6,14 +6,14 @@ mod small;
 mod supers;
 mod unit;
 pub(super) mod unpack;
-mod upcoming;
+mod weight_prefetch;
 
 pub(super) use codes::{Codes32, SuperCodes};
 pub(super) use small::Small;
 pub(super) use supers::{SuperMin, SuperSigned};
 use unit::UnitActs;
 pub(super) use unpack::Unpacked;
-pub(super) use upcoming::Upcoming;
+pub(super) use weight_prefetch::WeightPrefetch;
 
 use core::ops::Range;
 
@@ -87,7 +87,7 @@ pub(super) struct Tile<'a, const RV: usize> {
     pub(super) bytes: usize,
     pub(super) unpacked: *const u8,
     /// What is asked for meanwhile, if NC > 1.
-    pub(super) next: Upcoming,
+    pub(super) prefetch: WeightPrefetch,
     pub(super) acts: *const u32,
     pub(super) out: *mut f32,
     pub(super) stride: usize,
@@ -171,16 +171,22 @@ unsafe fn store<S: Simd, const RV: usize, const NC: usize>(s: S, acc: &[[S::F; N
 
 /// Asks for `lines` from `at` in each panel, that far `ahead`, if at all.
 #[inline(always)]
-fn ask_ahead<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, at: [*const u8; RV], ahead: usize, lines: Range<usize>) {
+fn prefetch_ahead<S: Simd, const RV: usize>(
+    s: S,
+    t: &Tile<'_, RV>,
+    at: [*const u8; RV],
+    ahead: usize,
+    lines: Range<usize>,
+) {
     if ahead > 0 {
-        ask(s, t, each!(RV, |v| at[v].wrapping_add(ahead)), lines);
+        prefetch_lines(s, t, each!(RV, |v| at[v].wrapping_add(ahead)), lines);
     }
 }
 
 /// Asks ahead with a chunk, of eight, of a record of `bytes`: for its share, each line once and in their order, as many at once would
 /// wait for each other.
 #[inline(always)]
-fn ask_for_share<S: Simd, const RV: usize>(
+fn prefetch_record_part<S: Simd, const RV: usize>(
     s: S,
     t: &Tile<'_, RV>,
     record: [*const u8; RV],
@@ -188,19 +194,19 @@ fn ask_for_share<S: Simd, const RV: usize>(
     chunk: usize,
 ) {
     let lines = bytes / 64;
-    ask_ahead(s, t, record, s.reading().ahead.packed, lines * chunk / 8..lines * (chunk + 1) / 8);
+    prefetch_ahead(s, t, record, s.prefetch_policy().distance.packed, lines * chunk / 8..lines * (chunk + 1) / 8);
 }
 
 /// Asks for the head of a record, which is read here and there, where nothing is asked for ahead.
 #[inline(always)]
-fn ask_for_head<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, record: [*const u8; RV], bytes: usize) {
-    if s.reading().ahead.packed == 0 {
-        ask(s, t, record, 0..bytes / 64);
+fn prefetch_head<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, record: [*const u8; RV], bytes: usize) {
+    if s.prefetch_policy().distance.packed == 0 {
+        prefetch_lines(s, t, record, 0..bytes / 64);
     }
 }
 
 #[inline(always)]
-fn ask<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, at: [*const u8; RV], lines: Range<usize>) {
+fn prefetch_lines<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, at: [*const u8; RV], lines: Range<usize>) {
     for v in 0..RV {
         if t.lane[v] == 0 {
             for l in lines.clone() {

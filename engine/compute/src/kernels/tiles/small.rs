@@ -1,14 +1,14 @@
 //! The legacy types: blocks of 32.
 
 use super::{
-    Quant, Shape, Tile, UnitActs, Unpacked, add_group, ask_ahead, start, store, unit, unpacked_chunk, unpacked_scale,
-    weights_at,
+    Quant, Shape, Tile, UnitActs, Unpacked, add_group, prefetch_ahead, start, store, unit, unpacked_chunk,
+    unpacked_scale, weights_at,
 };
 use crate::kernels::fields::{self, Fields, IN_FIELDS};
 use crate::kernels::form::block_at;
 use crate::kernels::lines::Lines;
 use crate::kernels::panel::PANEL;
-use crate::kernels::simd::{Ahead, Simd, each};
+use crate::kernels::simd::{PrefetchDistance, Simd, each};
 
 /// Blocks of 32: `BITS` per quant, `MIN` = a minimum.
 pub(in super::super) struct Small<const BITS: u32, const MIN: bool>;
@@ -38,16 +38,16 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let mut acc = start::<S, RV, NC>(s, t);
-            let (mut rec, mut next) = (t.acts, t.next.clone());
+            let (mut rec, mut prefetch) = (t.acts, t.prefetch.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let (quants_at, scales_at) = block_at(qb, 1 + MIN as usize, b);
                 let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
                 if NC == 1 {
                     // the quants, and a line of scales
-                    let Ahead { packed, bytes, .. } = s.reading().ahead;
-                    ask_ahead(s, t, quants, if in_place { packed } else { bytes }, 0..qb / 64 + 1);
+                    let PrefetchDistance { packed, bytes, .. } = s.prefetch_policy().distance;
+                    prefetch_ahead(s, t, quants, if in_place { packed } else { bytes }, 0..qb / 64 + 1);
                 } else {
-                    next.ask(s);
+                    prefetch.prefetch_chunk(s);
                 }
                 let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
                 let mut isum = [[s.splat_i(0); NC]; RV];

@@ -1,6 +1,8 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
 
-use super::{Quant, Shape, Tile, UnitActs, add_group, ask_for_head, ask_for_share, start, store, unit, unpacked_group};
+use super::{
+    Quant, Shape, Tile, UnitActs, add_group, prefetch_head, prefetch_record_part, start, store, unit, unpacked_group,
+};
 use crate::kernels::fields::{self, Fields};
 use crate::kernels::form::HEAD;
 use crate::kernels::lines::Lines;
@@ -56,20 +58,20 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
     unsafe {
         let mut acc = start::<S, RV, NC>(s, t);
-        let (mut rec, mut next) = (t.acts, t.next.clone());
+        let (mut rec, mut prefetch) = (t.acts, t.prefetch.clone());
         for b in t.blocks[0]..t.blocks[1] {
             let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
             if NC == 1 {
-                ask_for_head(s, t, o, HEAD);
+                prefetch_head(s, t, o, HEAD);
             }
             let mut isum = [[s.splat_i(0); NC]; RV];
             // rolled (an opaque bound): unrolled, the compiler interleaves the units and spills
             for i in 0..core::hint::black_box(units) {
                 if i.is_multiple_of(units / 8) {
                     if NC == 1 {
-                        ask_for_share(s, t, o, bytes, i / (units / 8));
+                        prefetch_record_part(s, t, o, bytes, i / (units / 8));
                     } else {
-                        next.ask(s);
+                        prefetch.prefetch_chunk(s);
                     }
                 }
                 let x = Unit {

@@ -8,41 +8,54 @@ use crate::kernels::simd::Simd;
 
 /// A stretch of weights, asked for line by line.
 #[derive(Clone)]
-pub(in super::super) struct Upcoming {
+pub(in super::super) struct WeightPrefetch {
     lines: Range<*const u8>,
     /// Bytes for each 32 elements of the tile that asks.
     step: usize,
 }
 
-impl Upcoming {
+impl WeightPrefetch {
     const LINE: usize = 64;
 
-    pub(in super::super) const NONE: Upcoming = Upcoming { lines: core::ptr::null()..core::ptr::null(), step: 0 };
+    pub(in super::super) const NONE: WeightPrefetch =
+        WeightPrefetch { lines: core::ptr::null()..core::ptr::null(), step: 0 };
 
-    /// Up to `rows` rows from `row` on, of a unit that ends with panel `end`; beyond it, of what is computed `then`.
-    pub(in super::super) fn rows(w: &Matrix, row: usize, rows: usize, end: usize, then: &[u8]) -> Upcoming {
+    /// Up to `rows` rows from `row` on, of a unit that ends with panel `end`; beyond it, of what is read next.
+    pub(in super::super) fn rows(
+        w: &Matrix,
+        row: usize,
+        rows: usize,
+        end: usize,
+        prefetch_next: &[u8],
+    ) -> WeightPrefetch {
         let (first, last) = (row / PANEL, (row + rows).div_ceil(PANEL));
-        let bytes = if first < end { w.panels_of(first..last.min(end)) } else { then };
+        let bytes = if first < end { w.panels_of(first..last.min(end)) } else { prefetch_next };
         let most = (last - first) * w.panel_bytes();
-        Upcoming { lines: bytes[..bytes.len().min(most)].as_ptr_range(), step: 0 }
+        WeightPrefetch { lines: bytes[..bytes.len().min(most)].as_ptr_range(), step: 0 }
     }
 
     /// The part for a tile that does that of `all` the work of these rows, in so many chunks of 32 elements.
     #[inline(always)]
-    pub(in super::super) fn during<S: Simd>(&self, _: S, work: Range<usize>, all: usize, chunks: usize) -> Upcoming {
-        if S::PREFETCHES { self.part(work, all, chunks) } else { Upcoming::NONE }
+    pub(in super::super) fn share<S: Simd>(
+        &self,
+        _: S,
+        work: Range<usize>,
+        all: usize,
+        chunks: usize,
+    ) -> WeightPrefetch {
+        if S::PREFETCHES { self.part(work, all, chunks) } else { WeightPrefetch::NONE }
     }
 
-    fn part(&self, work: Range<usize>, all: usize, chunks: usize) -> Upcoming {
+    fn part(&self, work: Range<usize>, all: usize, chunks: usize) -> WeightPrefetch {
         let total = (self.lines.end as usize - self.lines.start as usize) / Self::LINE;
         let [start, end] = [work.start, work.end].map(|work| total * work / all);
         let at = |line: usize| self.lines.start.wrapping_add(line * Self::LINE);
-        Upcoming { lines: at(start)..at(end), step: (end - start).div_ceil(chunks) * Self::LINE }
+        WeightPrefetch { lines: at(start)..at(end), step: (end - start).div_ceil(chunks) * Self::LINE }
     }
 
     /// Asks for the lines of a chunk.
     #[inline(always)]
-    pub(super) fn ask<S: Simd>(&mut self, s: S) {
+    pub(super) fn prefetch_chunk<S: Simd>(&mut self, s: S) {
         if !S::PREFETCHES {
             return;
         }
@@ -63,14 +76,14 @@ mod tests {
     proptest! {
         #[test]
         fn tiles_ask_for_each_line_once(lines in 0usize..3000, columns in prop::collection::vec(1usize..7, 1..50), chunks in 1usize..60) {
-            let memory = vec![0u8; lines * Upcoming::LINE];
-            let next = Upcoming { lines: memory.as_ptr_range(), step: 0 };
+            let memory = vec![0u8; lines * WeightPrefetch::LINE];
+            let next = WeightPrefetch { lines: memory.as_ptr_range(), step: 0 };
             let (all, mut done, mut at) = (columns.iter().sum::<usize>(), 0, next.lines.start);
             for nc in columns {
                 let part = next.part(done..done + nc, all, chunks);
                 prop_assert_eq!(part.lines.start, at);
                 let bytes = part.lines.end as usize - part.lines.start as usize;
-                prop_assert!(part.step * chunks >= bytes && part.step * chunks < bytes + chunks * Upcoming::LINE);
+                prop_assert!(part.step * chunks >= bytes && part.step * chunks < bytes + chunks * WeightPrefetch::LINE);
                 (done, at) = (done + nc, part.lines.end);
             }
             prop_assert_eq!(at, next.lines.end);
