@@ -5,7 +5,7 @@ use core::arch::x86_64::*;
 
 use super::cpu::Op;
 use super::features::{enable_features, isa_features};
-use super::simd::{Prefetch, Rec, Simd, TileShape, run_of_pairs};
+use super::simd::{Prefetch, Rec, Simd, TileShape, max_i16_groups};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx2<const VNNI: bool> {
@@ -274,8 +274,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    fn run(bits: u32, first: bool) -> usize {
-        if VNNI { 8 } else { run_of_pairs(bits, first) }
+    fn max_groups(bits: u32, has_zero_point: bool) -> usize {
+        if VNNI { 8 } else { max_i16_groups(bits, has_zero_point) }
     }
     #[inline(always)]
     fn total<const BITS: u32>(self, acc: __m256i, _init: i32) -> __m256i {

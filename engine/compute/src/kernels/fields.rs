@@ -15,7 +15,7 @@
 //! sum_i x_i m_i = sum_i (line >> s_i) * c_i,   c_0 = m_0, c_i = m_i - 2^(s_i - s_(i-1)) m_(i-1)
 //! ```
 //!
-//! All of it is modulo 2^16, and exact, as the sums of a unit fit (see `run_of_pairs`), or of two lines of 5 bits without a
+//! All of it is modulo 2^16, and exact, as the sums of a unit fit (see `max_i16_groups`), or of two lines of 5 bits without a
 //! `first` value: `(6*31 + 3*4)*127`, that is 25,146. Three would not.
 
 use core::ops::Range;
@@ -70,8 +70,8 @@ impl Fields {
     }
 
     /// Lines whose dots fit in 16 bits together.
-    const fn run(&self, first: bool) -> usize {
-        if self.bits == 5 && !first { 2 } else { self.lines }
+    const fn max_lines(&self, has_zero_point: bool) -> usize {
+        if self.bits == 5 && !has_zero_point { 2 } else { self.lines }
     }
 
     /// What field `i` of a line holds: the element, and from which of its bits on.
@@ -182,16 +182,16 @@ pub(super) unsafe fn add_unit<S: Simd, const RV: usize, const BITS: u32>(
     s: S,
     lines: [*const u8; RV],
     factors: *const u32,
-    first: Option<u32>,
+    zero_point: Option<u32>,
     mut total: impl FnMut(usize, S::Acc),
 ) {
     let Some(f) = (const { Fields::of(BITS) }) else { return };
-    let run = f.run(first.is_some());
+    let run = f.max_lines(zero_point.is_some());
     let bound = s.bound(run);
     // SAFETY: the caller's.
     unsafe {
         for from in (0..f.lines).step_by(run) {
-            let mut dots: [S::Acc; RV] = [s.acc::<BITS>(first.unwrap_or(0) as i32); RV];
+            let mut dots: [S::Acc; RV] = [s.acc::<BITS>(zero_point.unwrap_or(0) as i32); RV];
             for l in from..f.lines.min(from + bound) {
                 let line: [S::B; RV] = each!(RV, |v| s.load_b(lines[v].add(l * 64)));
                 // not a loop: shifts by variables are dear in WebAssembly

@@ -120,8 +120,8 @@ pub(crate) const FEW_TILES: bool = cfg!(target_family = "wasm");
 /// 4 * 2 * 31 * 127 = 31,496. Where the `first` value takes the offset off, 8 of 5 bits, 8 * 2 * 16 * 127 = 32,512; and 4
 /// of 6 bits, 4 * 2 * 32 * 127, which have their scale then.
 #[cfg(any(target_arch = "x86_64", target_feature = "simd128"))]
-pub(crate) const fn run_of_pairs(bits: u32, first: bool) -> usize {
-    if bits == 5 && !first { 4 } else { 8 }
+pub(crate) const fn max_i16_groups(bits: u32, has_zero_point: bool) -> usize {
+    if bits == 5 && !has_zero_point { 4 } else { 8 }
 }
 
 /// One instruction set. `BITS` in the dots is the width of the unsigned weights: 4, 5, 6 or 8; at 8 they are signed
@@ -324,7 +324,7 @@ pub(crate) trait Simd: Copy {
     }
     /// Most groups that a dot may take. `first`: whether it starts from a value that takes the weights' offset off.
     #[inline(always)]
-    fn run(_bits: u32, _first: bool) -> usize {
+    fn max_groups(_bits: u32, _has_zero_point: bool) -> usize {
         8
     }
     /// The value of a dot of at most a run.

@@ -12,7 +12,7 @@
 
 use core::arch::wasm32::*;
 
-use super::simd::{Rec, Simd, TileShape, run_of_pairs};
+use super::simd::{Rec, Simd, TileShape, max_i16_groups};
 
 #[derive(Clone, Copy)]
 pub(super) struct Wasm<const RELAXED: bool, const I16: bool = false>(&'static Constants);
@@ -405,8 +405,8 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
         }
     }
     #[inline(always)]
-    fn run(bits: u32, first: bool) -> usize {
-        if I16 { run_of_pairs(bits, first) } else { 8 }
+    fn max_groups(bits: u32, has_zero_point: bool) -> usize {
+        if I16 { max_i16_groups(bits, has_zero_point) } else { 8 }
     }
     #[inline(always)]
     fn total<const BITS: u32>(self, acc: v128, _init: i32) -> v128 {

@@ -6,10 +6,10 @@
 //! q_i = rne(x_i * (127 / amax)), d = amax * (1/127)   otherwise
 //! ```
 //!
-//! A tile holds `nc` columns; per block one record of 32-bit words, column fastest: `[d x nc][firsts x nc][sums x nc]
+//! A tile holds `nc` columns; per block one record of 32-bit words, column fastest: `[d x nc][zero_point_terms x nc][sums x nc]
 //! [groups of four x nc x words]`. Firsts are the initial values of the dots that the block's scales want, for weights
 //! that are stored with an offset; sums are what minima want, of the whole block or in pairs of i16. Where weights are
-//! in fields, the record of a column alone has their factors in place of the groups, and firsts that are pairs of i16.
+//! in fields, the record of a column alone has their factors in place of the groups, and zero_point_terms that are pairs of i16.
 //!
 //! A square, for CPUs with matrix registers, holds 16 columns. The groups of 32 or 64 elements of a column follow each
 //! other there: `[32 or 64 bytes x 16]`, of the first elements, then of the next.
@@ -20,7 +20,7 @@ mod record;
 use self::quantise::{PartSums, quantise_and_sum};
 pub(super) use self::quantise::{quantise, quantise_lanes};
 use self::record::write_record;
-pub(super) use self::record::{first_of_bytes, read_block, write_groups};
+pub(super) use self::record::{read_block, write_groups, zero_point_term_of_bytes};
 use super::cpu::{Isa, Op};
 use super::fields::{Fields, IN_FIELDS};
 use super::form::Form;
@@ -37,7 +37,7 @@ pub struct ActKind {
     /// Words of a group.
     pub(super) rec: Rec,
     /// Initial values of dots: of 1, 2 or 16 equal parts of the block, or none.
-    firsts: usize,
+    zero_point_terms: usize,
     /// What is added to the weights in memory.
     offset: i32,
     sums: Sums,
@@ -107,13 +107,13 @@ impl ActKind {
     fn parts(&self) -> usize {
         match self.sums {
             Sums::Pairs(of) => self.block / of,
-            Sums::No | Sums::Whole => self.firsts.max(1),
+            Sums::No | Sums::Whole => self.zero_point_terms.max(1),
         }
     }
 
     /// Words before the groups, of one column.
     pub(super) fn head(&self) -> usize {
-        1 + self.firsts
+        1 + self.zero_point_terms
             + match self.sums {
                 Sums::No => 0,
                 Sums::Whole => 1,
@@ -158,10 +158,10 @@ impl ActKind {
 
 fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
     assert!(nc.iter().all(|&nc| TASK_COLUMNS.is_multiple_of(nc)), "tiles never cross the tasks that pack them");
-    let of = |bits, offset, firsts, sums, nc| ActKind {
+    let of = |bits, offset, zero_point_terms, sums, nc| ActKind {
         block: 32,
         rec: rec(bits),
-        firsts,
+        zero_point_terms,
         offset,
         sums,
         nc,

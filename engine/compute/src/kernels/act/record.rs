@@ -16,7 +16,7 @@ pub(super) fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, 
         at += nc;
     };
     put(d.to_bits());
-    if kind.firsts > 0 {
+    if kind.zero_point_terms > 0 {
         // where a dot of weights with that offset starts
         match kind.rec {
             Rec::Xor => sums.some.iter().for_each(|sum| put(-sum as u32)),
@@ -98,7 +98,7 @@ pub(in super::super) fn write_groups(rec: Rec, q: &[i8], nc: usize, c: usize, ou
 }
 
 /// Where a dot of `q` with weights of 8 bits starts.
-pub(in super::super) fn first_of_bytes(rec: Rec, q: &[i8]) -> i32 {
+pub(in super::super) fn zero_point_term_of_bytes(rec: Rec, q: &[i8]) -> i32 {
     let q = q.iter().map(|&q| i32::from(q));
     match rec {
         Rec::Xor => -q.map(|q| q.min(0)).sum::<i32>(),

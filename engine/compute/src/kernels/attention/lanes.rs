@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use core::ops::Range;
 use core::ptr::null;
 
-use super::super::act::{first_of_bytes, quantise_lanes, write_groups};
+use super::super::act::{quantise_lanes, write_groups, zero_point_term_of_bytes};
 use super::super::elementwise::soft_cap_lanes;
 use super::super::exp::{ABREAST, LOW, exp_above_lanes};
 use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, columns_at_once, f32_shapes, has_shape};
@@ -320,13 +320,13 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         let (rec, words) = (S::rec(8), S::rec(8).words());
         let mut packed = [0u32; MAX_HEAD_DIM / 4 * 2 * NC];
         for (c0, scores) in scores.chunks_mut(NC).enumerate() {
-            let (mut first, mut dq) = ([0i32; NC], [0.0; NC]);
+            let (mut zero_points, mut dq) = ([0i32; NC], [0.0; NC]);
             for c in 0..scores.len() {
                 let mut q8 = [0i8; MAX_HEAD_DIM];
                 let q = &q[(c0 * NC + c) * d..][..d];
                 dq[c] = quantise_lanes(s, q, &mut q8[..d]);
                 let q8 = &q8[..groups * 4];
-                first[c] = first_of_bytes(rec, q8);
+                zero_points[c] = zero_point_term_of_bytes(rec, q8);
                 write_groups(rec, q8, NC, c, &mut packed);
             }
             for t in (0..n).step_by(S::LANES) {
@@ -334,7 +334,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
                 // SAFETY: a head's keys are `groups` lines of 64 bytes and 16 scales; `packed` holds `groups` records;
                 // a row of scores holds the vectors of whole pages.
                 unsafe {
-                    let mut dots: [S::Acc; NC] = each!(NC, |c| s.acc::<8>(first[c]));
+                    let mut dots: [S::Acc; NC] = each!(NC, |c| s.acc::<8>(zero_points[c]));
                     for g in 0..groups {
                         let w = s.weights::<8>(s.load_b(keys.as_ptr().add(g * 64 + t % PAGE * 4)));
                         for (c, dot) in dots.iter_mut().enumerate() {
@@ -343,7 +343,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
                     }
                     let dk = s.load(keys.as_ptr().add(groups * 64 + t % PAGE * 4).cast());
                     for (c, scores) in scores.iter_mut().enumerate() {
-                        let dot = s.to_f32(s.total::<8>(dots[c], first[c]));
+                        let dot = s.to_f32(s.total::<8>(dots[c], zero_points[c]));
                         s.store(scores.as_mut_ptr().add(t), s.mul(dot, s.mul(dk, s.splat(dq[c]))));
                     }
                 }

@@ -35,8 +35,8 @@ impl Quant for Codes32 {
                 let chunk = Chunk { quants, unpacked: unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], f.parts) };
                 let groups = rec.add((1 + f.parts) * NC);
                 for part in 0..f.parts {
-                    let first = |c: usize| rec.add((1 + part) * NC + c).read() as i32;
-                    let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(first(c))));
+                    let zero_point = |c: usize| rec.add((1 + part) * NC + c).read() as i32;
+                    let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(zero_point(c))));
                     for half in part * halves..(part + 1) * halves {
                         chunk.add_half(s, f, table, half, groups.add(half * 4 * NC * aw), &mut dots);
                     }
@@ -51,7 +51,7 @@ impl Quant for Codes32 {
                         };
                         for c in 0..NC {
                             let da = s.splat(f32::from_bits(rec.add(c).read()));
-                            let isum = s.to_f32(s.total::<8>(dots[v][c], first(c)));
+                            let isum = s.to_f32(s.total::<8>(dots[v][c], zero_point(c)));
                             acc[v][c] = s.add(acc[v][c], s.mul(isum, s.mul(d, da)));
                         }
                     }
@@ -174,13 +174,13 @@ impl Quant for SuperCodes {
                         Chunk { quants, unpacked: unpacked_chunk::<S, Self, RV>(t, (b - t.blocks[0]) * 8 + chunk, 0) };
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
-                        let first = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
-                        let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(first(c))));
+                        let zero_point = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
+                        let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(zero_point(c))));
                         here.add_half(s, f, table, half, groups.add(sub * 4 * NC * aw), &mut dots);
                         for v in 0..RV {
                             let scale = s.load_i8(o[v].add(sub * 16 + t.lane[v]).cast());
                             for c in 0..NC {
-                                let dot = s.total::<8>(dots[v][c], first(c));
+                                let dot = s.total::<8>(dots[v][c], zero_point(c));
                                 isum[v][c] = s.add_i(isum[v][c], s.mul_i(dot, scale));
                             }
                         }

@@ -22,7 +22,7 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let unpacked = NC > 1 && const { Unpacked::groups::<S, Self>() > 0 };
         let in_place = Self::PACKED && !unpacked;
-        let run = S::run(BITS, !MIN);
+        let run = S::max_groups(BITS, !MIN);
         // opaque for the reasons of `Simd::bound`, on every instruction set that unpacks
         let bound = if unpacked { core::hint::black_box(run) } else { s.bound(run) };
         let fields = const { Fields::alone::<NC>(BITS) };
@@ -49,30 +49,30 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                 } else {
                     prefetch.prefetch_chunk(s);
                 }
-                let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
+                let zero_point = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
                 let mut isum = [[s.splat_i(0); NC]; RV];
                 let groups = rec.add(2 * NC);
                 if fields.is_some() {
-                    let first = if MIN { None } else { Some(first(0) as u32) };
-                    fields::add_unit::<S, RV, BITS>(s, quants, rec.add(2), first, |v, dot| {
+                    let zero_point = if MIN { None } else { Some(zero_point(0) as u32) };
+                    fields::add_unit::<S, RV, BITS>(s, quants, rec.add(2), zero_point, |v, dot| {
                         isum[v][0] = s.add_i(isum[v][0], s.total_of_fields(dot, None));
                     });
                 } else if in_place {
-                    let first = if MIN { None } else { Some(rec.add(NC)) };
-                    let acts = UnitActs { groups, first };
+                    let zero_point_terms = if MIN { None } else { Some(rec.add(NC)) };
+                    let acts = UnitActs { groups, zero_point_terms };
                     unit::add_unit::<S, RV, NC, BITS>(
                         s,
                         quants,
                         acts,
                         #[inline(always)]
-                        |v, c, dot| isum[v][c] = s.add_i(isum[v][c], s.total::<BITS>(dot, acts.first(c))),
+                        |v, c, dot| isum[v][c] = s.add_i(isum[v][c], s.total::<BITS>(dot, acts.zero_point_term(c))),
                     );
                 }
                 let chunk = unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], 1 + MIN as usize);
                 let (mut line, mut acts) = (if unpacked { chunk } else { quants[0] }, groups);
                 // V8 unrolls the loop over groups, which pays for several columns; for one it does not
                 for r in 0..runs {
-                    let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
+                    let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(zero_point(c))));
                     for i in 0..bound {
                         let l = r * run + i;
                         if walked {
@@ -94,7 +94,7 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                     }
                     for v in 0..RV {
                         for c in 0..NC {
-                            let dot = s.total::<BITS>(dots[v][c], first(c));
+                            let dot = s.total::<BITS>(dots[v][c], zero_point(c));
                             isum[v][c] = if runs > 1 { s.add_i(isum[v][c], dot) } else { dot };
                         }
                     }

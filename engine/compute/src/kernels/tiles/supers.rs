@@ -80,7 +80,7 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
                     unpacked: t.unpacked.wrapping_add(((b - t.blocks[0]) * units + i) * groups * RV * 4 * S::LANES),
                     acts: UnitActs {
                         groups: rec.add(head * NC + i * unit_words),
-                        first: if MIN { None } else { Some(rec.add((1 + i) * NC)) },
+                        zero_point_terms: if MIN { None } else { Some(rec.add((1 + i) * NC)) },
                     },
                 };
                 x.add_scaled::<S, NC, BITS, MIN>(s, &mut isum);
@@ -158,8 +158,8 @@ impl<const RV: usize> Unit<RV> {
         // SAFETY: the caller's.
         unsafe {
             if const { Fields::alone::<NC>(BITS).is_some() } {
-                let first = acts.first.map(|first| first.read());
-                fields::add_unit::<S, RV, BITS>(s, self.lines, acts.groups, first, |v, dot| {
+                let zero_point = acts.zero_point_terms.map(|terms| terms.read());
+                fields::add_unit::<S, RV, BITS>(s, self.lines, acts.groups, zero_point, |v, dot| {
                     let scaled = s.total_of_fields(dot, Some(self.scale::<S, MIN>(s, v)));
                     isum[v][0] = s.add_i(isum[v][0], scaled);
                 });
@@ -172,14 +172,14 @@ impl<const RV: usize> Unit<RV> {
                     acts,
                     #[inline(always)]
                     |v, c, dot| {
-                        let scaled = s.total_scaled::<BITS>(dot, acts.first(c), self.scale::<S, MIN>(s, v));
+                        let scaled = s.total_scaled::<BITS>(dot, acts.zero_point_term(c), self.scale::<S, MIN>(s, v));
                         isum[v][c] = s.add_i(isum[v][c], scaled);
                     },
                 );
                 return;
             }
             let groups = const { Lines::of(BITS).groups() };
-            let run = if MIN { S::run(BITS, false) } else { groups };
+            let run = if MIN { S::max_groups(BITS, false) } else { groups };
             let bound = s.bound(run);
             for r in 0..groups / run {
                 let mut dots = acts.start::<S, RV, NC, BITS>(s);
@@ -191,7 +191,8 @@ impl<const RV: usize> Unit<RV> {
                 for v in 0..RV {
                     let scale = self.scale::<S, MIN>(s, v);
                     for c in 0..NC {
-                        isum[v][c] = s.add_i(isum[v][c], s.total_scaled::<BITS>(dots[v][c], acts.first(c), scale));
+                        isum[v][c] =
+                            s.add_i(isum[v][c], s.total_scaled::<BITS>(dots[v][c], acts.zero_point_term(c), scale));
                     }
                 }
             }

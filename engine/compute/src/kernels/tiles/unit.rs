@@ -10,7 +10,7 @@ pub(super) struct UnitActs {
     /// The groups, or the factors of fields.
     pub(super) groups: *const u32,
     /// What dots start from, where that takes the weights' offset off.
-    pub(super) first: Option<*const u32>,
+    pub(super) zero_point_terms: Option<*const u32>,
 }
 
 impl UnitActs {
@@ -19,10 +19,10 @@ impl UnitActs {
     /// # Safety
     /// The column is there.
     #[inline(always)]
-    pub(super) unsafe fn first(&self, c: usize) -> i32 {
-        match self.first {
+    pub(super) unsafe fn zero_point_term(&self, c: usize) -> i32 {
+        match self.zero_point_terms {
             // SAFETY: the caller's.
-            Some(first) => unsafe { first.add(c).read() as i32 },
+            Some(terms) => unsafe { terms.add(c).read() as i32 },
             None => 0,
         }
     }
@@ -37,7 +37,7 @@ impl UnitActs {
         s: S,
     ) -> [[S::Acc; NC]; RV] {
         // SAFETY: the caller's.
-        unsafe { each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(self.first(c)))) }
+        unsafe { each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(self.zero_point_term(c)))) }
     }
 }
 
@@ -67,7 +67,7 @@ pub(super) unsafe fn add_unit<S: Simd, const RV: usize, const NC: usize, const B
                 }
             }
             5 => {
-                let parts = S::run(BITS, acts.first.is_some()) < 8;
+                let parts = S::max_groups(BITS, acts.zero_point_terms.is_some()) < 8;
                 // of group 7, what is in the lines that were read; the first was moved on by one more
                 let mut last = [s.zeros(); RV];
                 // a loop for engines of WebAssembly: in one piece, the compiler nests all dots, and weights of the last
