@@ -1,11 +1,11 @@
 //! AVX2: a register is half a panel (8 rows). With AVX-VNNI dots are `vpdpbusd`; without it, dots of up to 6 bits are
-//! pairs of i16 (see `Rec::Pairs`), and 8-bit ones use `vpmaddubsw(|q|, w ^ mask)` (see `Rec::Xor`).
+//! pairs of i16 (see `ActEncoding::I8PairSums`), and 8-bit ones use `vpmaddubsw(|q|, w ^ mask)` (see `ActEncoding::AbsAndMask`).
 
 use core::arch::x86_64::*;
 
 use super::cpu::Op;
 use super::features::{enable_features, isa_features};
-use super::simd::{Prefetch, Rec, Simd, TileShape, max_i16_groups};
+use super::simd::{ActEncoding, Prefetch, Simd, TileShape, max_i16_groups};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx2<const VNNI: bool> {
@@ -67,11 +67,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         self.prefetch
     }
     #[inline(always)]
-    fn rec(bits: u32) -> Rec {
+    fn act_encoding(bits: u32) -> ActEncoding {
         match bits {
-            _ if VNNI => Rec::Bias,
-            8 => Rec::Xor,
-            _ => Rec::Pairs,
+            _ if VNNI => ActEncoding::I8,
+            8 => ActEncoding::AbsAndMask,
+            _ => ActEncoding::I8PairSums,
         }
     }
 
@@ -266,9 +266,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn dot<const BITS: u32>(self, acc: __m256i, w: __m256i, a: [__m256i; 2]) -> __m256i {
         unsafe {
-            match Self::rec(BITS) {
-                Rec::Pairs => _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a[0])),
-                Rec::Xor => self.add_i(acc, self.widened(_mm256_maddubs_epi16(a[0], _mm256_xor_si256(w, a[1])))),
+            match Self::act_encoding(BITS) {
+                ActEncoding::I8PairSums => _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a[0])),
+                ActEncoding::AbsAndMask => {
+                    self.add_i(acc, self.widened(_mm256_maddubs_epi16(a[0], _mm256_xor_si256(w, a[1]))))
+                }
                 _ => _mm256_dpbusd_avx_epi32(acc, w, a[0]),
             }
         }
@@ -279,11 +281,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
     #[inline(always)]
     fn total<const BITS: u32>(self, acc: __m256i, _init: i32) -> __m256i {
-        if Self::rec(BITS) == Rec::Pairs { self.widened(acc) } else { acc }
+        if Self::act_encoding(BITS) == ActEncoding::I8PairSums { self.widened(acc) } else { acc }
     }
     #[inline(always)]
     fn total_scaled<const BITS: u32>(self, acc: __m256i, _init: i32, scale: __m256i) -> __m256i {
-        if Self::rec(BITS) == Rec::Pairs {
+        if Self::act_encoding(BITS) == ActEncoding::I8PairSums {
             // the scale rides on the multiply that widens the pairs
             return unsafe {
                 _mm256_madd_epi16(acc, _mm256_blend_epi16::<0xaa>(scale, _mm256_slli_epi32::<16>(scale)))

@@ -4,7 +4,7 @@ use core::arch::x86_64::*;
 
 use super::cpu::Op;
 use super::features::{enable_features, isa_features};
-use super::simd::{Prefetch, Rec, Simd, TileShape};
+use super::simd::{ActEncoding, Prefetch, Simd, TileShape};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx512 {
@@ -51,8 +51,8 @@ impl Simd for Avx512 {
         self.prefetch
     }
     #[inline(always)]
-    fn rec(_bits: u32) -> Rec {
-        Rec::Bias
+    fn act_encoding(_bits: u32) -> ActEncoding {
+        ActEncoding::I8
     }
 
     #[inline(always)]

@@ -150,7 +150,7 @@ impl Form {
             Dtype::Q4_1 => Form::Blocks32(Blocks32 { m: true, quants: 4, ..f }),
             Dtype::Q5_0 => Form::Blocks32(Blocks32 { high: Some(2), quants: 6, ..f }),
             Dtype::Q5_1 => Form::Blocks32(Blocks32 { m: true, high: Some(4), quants: 8, ..f }),
-            // beside fields odd elements stay signed: what `Rec::Signed` takes
+            // beside fields odd elements stay signed: what `ActEncoding::I16OddSigned` takes
             Dtype::Q8_0 => {
                 Form::Blocks32(Blocks32 { words: 8, flip: if IN_FIELDS { 0x0080_0080 } else { 0x8080_8080 }, ..f })
             }

@@ -10,7 +10,7 @@ use core::arch::asm;
 
 use super::cpu::Op;
 use super::features::{enable_features, isa_features};
-use super::simd::{Rec, Simd, TileShape};
+use super::simd::{ActEncoding, Simd, TileShape};
 
 #[derive(Clone, Copy)]
 pub(super) struct Neon<const DOTPROD: bool>(());
@@ -75,8 +75,8 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
     type Acc = [int32x4_t; 2];
 
     #[inline(always)]
-    fn rec(_bits: u32) -> Rec {
-        Rec::Bias
+    fn act_encoding(_bits: u32) -> ActEncoding {
+        ActEncoding::I8
     }
 
     #[inline(always)]

@@ -12,11 +12,11 @@ use crate::quant::{Dtype, q4_k};
 pub(super) fn pack_panel(dtype: Dtype, form: &Form, k: usize, src: &[u8], dst: &mut [u8]) {
     let block_bytes = dtype.block_bytes() as usize;
     let row_bytes = k / dtype.block_len() as usize * block_bytes;
-    let rec = form.record_bytes(dtype);
+    let record_bytes = form.record_bytes(dtype);
     let mut codes = Codes::NONE;
     for (r, row) in src.chunks_exact(row_bytes).enumerate() {
         for (b, block) in row.chunks_exact(block_bytes).enumerate() {
-            let record = b * rec..(b + 1) * rec;
+            let record = b * record_bytes..(b + 1) * record_bytes;
             match form {
                 Form::Float => dst[record][r * block_bytes..][..block_bytes].copy_from_slice(block),
                 Form::Blocks32(f) => pack_32(f, dst, r, b, block),

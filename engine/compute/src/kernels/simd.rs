@@ -3,7 +3,7 @@
 //! A value of a type that implements [`Simd`] exists only where the CPU has the instructions (see `Cpu`), so every
 //! method without pointers is safe to call. Lane `i` of an operation depends on lane `i` of its inputs alone.
 //!
-//! Dots are exact integers, so their order is free and each instruction set has its own recipe (`Rec`): what an
+//! Dots are exact integers, so their order is free and each instruction set has its own recipe (`ActEncoding`): what an
 //! activation word looks like in a tile, and what a prepared weight is.
 
 /// `each!(N, |i| e)` is `[e for i = 0, e for i = 1, ...]`, N of them. A loop, as `core::array::from_fn` is not always
@@ -28,30 +28,30 @@ pub(crate) use each;
 /// How a tile stores the activations of one 4-element group of a column. All hold the same integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(dead_code)] // each target makes its own
-pub(crate) enum Rec {
+pub(crate) enum ActEncoding {
     /// One word of four i8: for unsigned x signed dots. The block's initial value is `-offset * sum(q)`.
-    Bias,
+    I8,
     /// The same word, for dots that stay pairs of i16 to their end. The initial value is such a pair, `-offset` times the
     /// sums of all q0 + q1 and of all q2 + q3: what has to fit i16 are then sums of signed weights times q, and on the way
     /// there they may wrap.
-    Pairs,
+    I8PairSums,
     /// Two words, `|q|` and a mask (0x80 where q >= 0, 0x7f where q < 0), for `(w ^ mask) . |q|` on offset-binary
     /// weights: `w*q = (~w)*|q| + |q|` for negative q. The initial value is the sum of `|q|` over q < 0.
-    Xor,
+    AbsAndMask,
     /// Two words, the i16 pairs (q0, q2) and (q1 - 256 q0, q3 - 256 q2): for i16 pair dots with a weight word as it is and
     /// with its odd bytes, as `w0 q0 + w1 q1 = (w0 + 256 w1) q0 + w1 (q1 - 256 q0)`. For weights of up to 7 bits.
-    Whole,
+    I16,
     /// The same words, for weights of 8 bits whose odd bytes are signed. Only even ones have an offset: the initial value
     /// is `-offset` times the sum of all q0 and q2.
-    Signed,
+    I16OddSigned,
 }
 
-impl Rec {
+impl ActEncoding {
     /// 32-bit words of one group of four activations.
     pub(crate) const fn words(self) -> usize {
         match self {
-            Rec::Bias | Rec::Pairs => 1,
-            Rec::Xor | Rec::Whole | Rec::Signed => 2,
+            ActEncoding::I8 | ActEncoding::I8PairSums => 1,
+            ActEncoding::AbsAndMask | ActEncoding::I16 | ActEncoding::I16OddSigned => 2,
         }
     }
 }
@@ -171,7 +171,7 @@ pub(crate) trait Simd: Copy {
         Prefetch::DEFAULT
     }
     /// The recipe for weights of that width.
-    fn rec(bits: u32) -> Rec;
+    fn act_encoding(bits: u32) -> ActEncoding;
 
     unsafe fn load(self, p: *const f32) -> Self::F;
     unsafe fn store(self, p: *mut f32, v: Self::F);
@@ -298,9 +298,9 @@ pub(crate) trait Simd: Copy {
     #[inline(always)]
     unsafe fn act_of<const BITS: u32, const NC: usize>(self, p: *const u32, c: usize) -> Self::A {
         // SAFETY: the caller's.
-        unsafe { self.act::<BITS>(p.add(c * Self::rec(BITS).words())) }
+        unsafe { self.act::<BITS>(p.add(c * Self::act_encoding(BITS).words())) }
     }
-    /// A dot that will end as `init + sum`; with `Rec::Pairs`, `init` is two i16.
+    /// A dot that will end as `init + sum`; with `ActEncoding::I8PairSums`, `init` is two i16.
     fn acc<const BITS: u32>(self, init: i32) -> Self::Acc;
     /// Adds the dots of one group.
     fn dot<const BITS: u32>(self, acc: Self::Acc, w: Self::W, a: Self::A) -> Self::Acc;

@@ -1,18 +1,18 @@
 //! WebAssembly: a v128 is a quarter of a panel (4 rows).
 //!
 //! - simd128: `i32x4.dot_i16x8_s` adds pairs of one row. Its lanes are weights two by two, as they are, and the odd ones
-//!   alone, by a shift: no shuffles (see `Rec::Whole` and `Rec::Signed`). In builds without relaxed-simd, weights of 4 to
+//!   alone, by a shift: no shuffles (see `ActEncoding::I16` and `ActEncoding::I16OddSigned`). In builds without relaxed-simd, weights of 4 to
 //!   6 bits but codes stay as they are packed for one column: `i16x8.mul` takes several in a lane (see `fields.rs`).
 //! - relaxed-simd: `i32x4.relaxed_dot_i8x16_i7x16_add_s`, which is exact when its second operand is in 0..=127: weights
-//!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `Rec::Xor`). `f32x4.relaxed_madd`,
+//!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `ActEncoding::AbsAndMask`). `f32x4.relaxed_madd`,
 //!   which may be fused or not, is used where that is the same number.
 //! - the same with `I16`: dots of weights of up to 6 bits by `i16x8.relaxed_dot_i8x16_i7x16_s`, whose pairs stay in i16
-//!   (see `Rec::Pairs`), and 8-bit ones as with simd128. Where there is no VNNI, the relaxed dot that adds is five
+//!   (see `ActEncoding::I8PairSums`), and 8-bit ones as with simd128. Where there is no VNNI, the relaxed dot that adds is five
 //!   instructions, this one two, and simd128's four for as many weights.
 
 use core::arch::wasm32::*;
 
-use super::simd::{Rec, Simd, TileShape, max_i16_groups};
+use super::simd::{ActEncoding, Simd, TileShape, max_i16_groups};
 
 #[derive(Clone, Copy)]
 pub(super) struct Wasm<const RELAXED: bool, const I16: bool = false>(&'static Constants);
@@ -138,13 +138,13 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
 
     #[inline(always)]
-    fn rec(bits: u32) -> Rec {
+    fn act_encoding(bits: u32) -> ActEncoding {
         match bits {
-            8 if RELAXED && !I16 => Rec::Xor,
-            8 => Rec::Signed,
-            _ if I16 => Rec::Pairs,
-            _ if RELAXED => Rec::Bias,
-            _ => Rec::Whole,
+            8 if RELAXED && !I16 => ActEncoding::AbsAndMask,
+            8 => ActEncoding::I16OddSigned,
+            _ if I16 => ActEncoding::I8PairSums,
+            _ if RELAXED => ActEncoding::I8,
+            _ => ActEncoding::I16,
         }
     }
 
@@ -340,19 +340,19 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
     #[inline(always)]
     fn unpacked(self, b: v128, bits: u32) -> v128 {
-        if Self::rec(bits) == Rec::Signed { v128_xor(b, self.constant(ODD_SIGNS)) } else { b }
+        if Self::act_encoding(bits) == ActEncoding::I16OddSigned { v128_xor(b, self.constant(ODD_SIGNS)) } else { b }
     }
     #[inline(always)]
     fn unpacked_weights<const BITS: u32>(self, b: v128) -> [v128; 2] {
-        match Self::rec(BITS) {
-            Rec::Whole | Rec::Signed => [b, i16x8_shr(b, 8)],
+        match Self::act_encoding(BITS) {
+            ActEncoding::I16 | ActEncoding::I16OddSigned => [b, i16x8_shr(b, 8)],
             _ => [b, b],
         }
     }
     #[inline(always)]
     unsafe fn act<const BITS: u32>(self, p: *const u32) -> [v128; 2] {
         unsafe {
-            if Self::rec(BITS).words() == 1 {
+            if Self::act_encoding(BITS).words() == 1 {
                 return [v128_load32_splat(p); 2];
             }
             if LOADS_TOGETHER {
@@ -364,7 +364,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
     #[inline(always)]
     unsafe fn act_of<const BITS: u32, const NC: usize>(self, p: *const u32, c: usize) -> [v128; 2] {
-        let words = Self::rec(BITS).words();
+        let words = Self::act_encoding(BITS).words();
         unsafe {
             if !(NC * words).is_multiple_of(4) || words == 2 && !LOADS_TOGETHER {
                 return self.act::<BITS>(p.add(c * words));
@@ -379,11 +379,11 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
     #[inline(always)]
     fn dot<const BITS: u32>(self, acc: v128, w: [v128; 2], a: [v128; 2]) -> v128 {
-        match Self::rec(BITS) {
-            Rec::Pairs => i16x8_add(acc, relaxed_pairs(a[0], w[0])),
-            Rec::Bias => relaxed_dot(a[0], w[0], acc),
-            Rec::Xor => relaxed_dot(v128_xor(w[0], a[1]), a[0], acc),
-            Rec::Whole | Rec::Signed => {
+        match Self::act_encoding(BITS) {
+            ActEncoding::I8PairSums => i16x8_add(acc, relaxed_pairs(a[0], w[0])),
+            ActEncoding::I8 => relaxed_dot(a[0], w[0], acc),
+            ActEncoding::AbsAndMask => relaxed_dot(v128_xor(w[0], a[1]), a[0], acc),
+            ActEncoding::I16 | ActEncoding::I16OddSigned => {
                 i32x4_add(i32x4_add(acc, i32x4_dot_i16x8(w[0], a[0])), i32x4_dot_i16x8(w[1], a[1]))
             }
         }
@@ -410,11 +410,11 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
     #[inline(always)]
     fn total<const BITS: u32>(self, acc: v128, _init: i32) -> v128 {
-        if Self::rec(BITS) == Rec::Pairs { i32x4_extadd_pairwise_i16x8(acc) } else { acc }
+        if Self::act_encoding(BITS) == ActEncoding::I8PairSums { i32x4_extadd_pairwise_i16x8(acc) } else { acc }
     }
     #[inline(always)]
     fn total_scaled<const BITS: u32>(self, acc: v128, _init: i32, scale: v128) -> v128 {
-        if Self::rec(BITS) == Rec::Pairs {
+        if Self::act_encoding(BITS) == ActEncoding::I8PairSums {
             return self.total_of_fields(acc, Some(scale));
         }
         i32x4_mul(acc, scale)

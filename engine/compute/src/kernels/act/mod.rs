@@ -24,7 +24,7 @@ pub(super) use self::record::{read_block, write_groups, zero_point_term_of_bytes
 use super::cpu::{Isa, Op};
 use super::fields::{Fields, IN_FIELDS};
 use super::form::Form;
-use super::simd::{FEW_TILES, Rec, Simd};
+use super::simd::{ActEncoding, FEW_TILES, Simd};
 use super::{Cpu, tasks};
 use crate::pool::{Inline, Pool};
 use crate::quant::Dtype;
@@ -35,7 +35,7 @@ pub struct ActKind {
     /// Block length.
     pub(super) block: usize,
     /// Words of a group.
-    pub(super) rec: Rec,
+    pub(super) encoding: ActEncoding,
     /// Initial values of dots: of 1, 2 or 16 equal parts of the block, or none.
     zero_point_terms: usize,
     /// What is added to the weights in memory.
@@ -71,11 +71,11 @@ impl ActKind {
             type Out = Option<ActKind>;
             const DOTS: bool = true;
             fn scalar(self) -> Self::Out {
-                kind(self.0, |_| Rec::Bias, [1, 1, 1])
+                kind(self.0, |_| ActEncoding::I8, [1, 1, 1])
             }
             #[inline(always)]
             fn simd<S: Simd>(self, _: S) -> Self::Out {
-                kind(self.0, S::rec, [S::TILE4.nc, S::TILE8.nc, S::TILE_K.nc])
+                kind(self.0, S::act_encoding, [S::TILE4.nc, S::TILE8.nc, S::TILE_K.nc])
             }
         }
         let kind = cpu.run(Of(dtype))?;
@@ -156,18 +156,18 @@ impl ActKind {
     }
 }
 
-fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
+fn kind(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Option<ActKind> {
     assert!(nc.iter().all(|&nc| TASK_COLUMNS.is_multiple_of(nc)), "tiles never cross the tasks that pack them");
     let of = |bits, offset, zero_point_terms, sums, nc| ActKind {
         block: 32,
-        rec: rec(bits),
+        encoding: encoding(bits),
         zero_point_terms,
         offset,
         sums,
         nc,
         squares: false,
         words: 0,
-        fields: if IN_FIELDS && rec(bits) == Rec::Whole { bits } else { 0 },
+        fields: if IN_FIELDS && encoding(bits) == ActEncoding::I16 { bits } else { 0 },
     };
     let block = Form::of(dtype)?.block_len();
     let kind = match Form::of(dtype)? {
@@ -183,7 +183,7 @@ fn kind(dtype: Dtype, rec: fn(u32) -> Rec, nc: [usize; 3]) -> Option<ActKind> {
         Form::Codes(f) => of(8, 128, f.parts, Sums::No, nc[1]),
     };
     let kind = ActKind { block, ..kind };
-    Some(ActKind { words: kind.head() + block / 4 * kind.rec.words(), ..kind })
+    Some(ActKind { words: kind.head() + block / 4 * kind.encoding.words(), ..kind })
 }
 
 /// The columns of the tile that starts with `left` columns to go, where there are no squares; for blocks of that length.
@@ -290,10 +290,10 @@ impl Op for PackTile<'_> {
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
         // widths below 8 share a recipe; each is compiled alone
-        let rec = if self.kind.rec == S::rec(8) { S::rec(8) } else { S::rec(4) };
-        PackTile { kind: ActKind { rec, ..self.kind }, ..self }.pack(
+        let encoding = if self.kind.encoding == S::act_encoding(8) { S::act_encoding(8) } else { S::act_encoding(4) };
+        PackTile { kind: ActKind { encoding, ..self.kind }, ..self }.pack(
             #[inline(always)]
-            |x, q, sums| quantise_and_sum(s, rec, x, q, sums),
+            |x, q, sums| quantise_and_sum(s, encoding, x, q, sums),
         );
     }
 }
@@ -319,9 +319,9 @@ impl PackTile<'_> {
     ) {
         let (mut q, mut all, mut some) = ([0i8; BLOCK], [0i32; MOST], [0i32; MOST]);
         let (q, all) = (&mut q[..block], &mut all[..parts]);
-        let some = match self.kind.rec {
-            Rec::Bias => &mut [],
-            Rec::Whole if self.kind.fields(self.nc).is_none() => &mut [],
+        let some = match self.kind.encoding {
+            ActEncoding::I8 => &mut [],
+            ActEncoding::I16 if self.kind.fields(self.nc).is_none() => &mut [],
             _ => &mut some[..parts],
         };
         let words = self.kind.record(self.nc) * self.nc;

@@ -1,6 +1,6 @@
 //! A block of activations rounded to 8 bits; the formula is at the head of `act`.
 
-use crate::kernels::simd::{Rec, Simd};
+use crate::kernels::simd::{ActEncoding, Simd};
 
 const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
 const TINY: f32 = 1e-30; // smaller blocks would overflow 127 / amax: they are zero by definition
@@ -26,7 +26,7 @@ fn scales(amax: u32) -> Option<(f32, f32)> {
 }
 
 /// Sums of the integers of equal parts of a block, and of some among them for recipes that want those: the negative ones
-/// (`Rec::Xor`), or of each four the last two (`Rec::Pairs`, and fields) or the first and third (`Rec::Signed`).
+/// (`ActEncoding::AbsAndMask`), or of each four the last two (`ActEncoding::I8PairSums`, and fields) or the first and third (`ActEncoding::I16OddSigned`).
 pub(super) struct PartSums<'a> {
     pub(super) all: &'a mut [i32],
     pub(super) some: &'a mut [i32],
@@ -44,12 +44,18 @@ pub(in super::super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8]) -
     if !x.len().is_multiple_of(S::LANES) {
         return quantise(x, q);
     }
-    quantise_and_sum(s, Rec::Bias, x, q, PartSums { all: &mut [], some: &mut [] })
+    quantise_and_sum(s, ActEncoding::I8, x, q, PartSums { all: &mut [], some: &mut [] })
 }
 
 /// [`quantise`] on lanes, with sums; the length is a multiple of LANES.
 #[inline(always)]
-pub(super) fn quantise_and_sum<S: Simd>(s: S, rec: Rec, x: &[f32], q: &mut [i8], sums: PartSums<'_>) -> f32 {
+pub(super) fn quantise_and_sum<S: Simd>(
+    s: S,
+    encoding: ActEncoding,
+    x: &[f32],
+    q: &mut [i8],
+    sums: PartSums<'_>,
+) -> f32 {
     assert!(x.len() == q.len() && x.len().is_multiple_of(S::LANES));
     // SAFETY: all accesses are at multiples of LANES below the length.
     unsafe {
@@ -72,14 +78,14 @@ pub(super) fn quantise_and_sum<S: Simd>(s: S, rec: Rec, x: &[f32], q: &mut [i8],
                 let n = s.sub_i(s.bits(v), s.splat_i(MAGIC.to_bits() as i32));
                 s.store_i8(q.as_mut_ptr().add(i), n);
                 all = s.add_i(all, n);
-                if rec == Rec::Xor {
+                if encoding == ActEncoding::AbsAndMask {
                     some = s.add_i(some, s.min_i(n, s.splat_i(0)));
                 }
             }
-            if let Rec::Pairs | Rec::Whole | Rec::Signed = rec
+            if let ActEncoding::I8PairSums | ActEncoding::I16 | ActEncoding::I16OddSigned = encoding
                 && !sums.some.is_empty()
             {
-                let these = if rec == Rec::Signed { &EVEN } else { &LAST_TWO };
+                let these = if encoding == ActEncoding::I16OddSigned { &EVEN } else { &LAST_TWO };
                 some = s.mul_i(all, s.load_i8(these.as_ptr()));
             }
             if let Some(sum) = sums.all.get_mut(j) {

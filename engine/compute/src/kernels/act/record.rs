@@ -2,7 +2,7 @@
 
 use super::quantise::PartSums;
 use super::{ActKind, Acts, SQUARE, Sums};
-use crate::kernels::simd::Rec;
+use crate::kernels::simd::ActEncoding;
 
 /// Writes column `c` of a record of `nc` columns.
 // once for all blocks in the module that has to be small
@@ -18,13 +18,15 @@ pub(super) fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, 
     put(d.to_bits());
     if kind.zero_point_terms > 0 {
         // where a dot of weights with that offset starts
-        match kind.rec {
-            Rec::Xor => sums.some.iter().for_each(|sum| put(-sum as u32)),
-            rec if rec == Rec::Pairs || fields.is_some() => sums.all.iter().zip(sums.some).for_each(|(all, last)| {
-                put(pair((-kind.offset * (all - *last)) as i16, (-kind.offset * *last) as i16));
-            }),
-            rec => {
-                let offset = if rec == Rec::Signed { sums.some } else { &mut *sums.all };
+        match kind.encoding {
+            ActEncoding::AbsAndMask => sums.some.iter().for_each(|sum| put(-sum as u32)),
+            encoding if encoding == ActEncoding::I8PairSums || fields.is_some() => {
+                sums.all.iter().zip(sums.some).for_each(|(all, last)| {
+                    put(pair((-kind.offset * (all - *last)) as i16, (-kind.offset * *last) as i16));
+                })
+            }
+            encoding => {
+                let offset = if encoding == ActEncoding::I16OddSigned { sums.some } else { &mut *sums.all };
                 offset.iter().for_each(|sum| put((-kind.offset * sum) as u32));
             }
         }
@@ -39,17 +41,17 @@ pub(super) fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, 
         return f.write_factors(q, groups);
     }
     if kind.has_squares() && nc == SQUARE {
-        return write_rows(kind.rec, q, c, groups);
+        return write_rows(kind.encoding, q, c, groups);
     }
-    write_groups(kind.rec, q, nc, c, groups);
+    write_groups(kind.encoding, q, nc, c, groups);
 }
 
 /// Writes the bytes of column `c` of a square.
 #[inline(always)]
-fn write_rows(rec: Rec, q: &[i8], c: usize, out: &mut [u32]) {
+fn write_rows(encoding: ActEncoding, q: &[i8], c: usize, out: &mut [u32]) {
     let row = q.len().min(64);
     for (q, out) in q.chunks_exact(row).zip(out.chunks_exact_mut(SQUARE * row / 4)) {
-        write_groups(rec, q, 1, 0, &mut out[c * row / 4..]);
+        write_groups(encoding, q, 1, 0, &mut out[c * row / 4..]);
     }
 }
 
@@ -78,44 +80,44 @@ fn halves(word: u32) -> (u32, u32) {
 
 /// Writes the words of the groups of column `c`.
 #[inline(always)]
-pub(in super::super) fn write_groups(rec: Rec, q: &[i8], nc: usize, c: usize, out: &mut [u32]) {
-    let mut at = c * rec.words();
+pub(in super::super) fn write_groups(encoding: ActEncoding, q: &[i8], nc: usize, c: usize, out: &mut [u32]) {
+    let mut at = c * encoding.words();
     for q in q.chunks_exact(4) {
         // one load: of four bytes put together, compilers make four
         // SAFETY: four bytes.
         let word = u32::from_le(unsafe { q.as_ptr().cast::<u32>().read_unaligned() });
-        let (first, second) = match rec {
-            Rec::Bias | Rec::Pairs => (word, 0),
-            Rec::Xor => magnitudes(word),
-            Rec::Whole | Rec::Signed => halves(word),
+        let (first, second) = match encoding {
+            ActEncoding::I8 | ActEncoding::I8PairSums => (word, 0),
+            ActEncoding::AbsAndMask => magnitudes(word),
+            ActEncoding::I16 | ActEncoding::I16OddSigned => halves(word),
         };
         out[at] = first;
-        if rec.words() == 2 {
+        if encoding.words() == 2 {
             out[at + 1] = second;
         }
-        at += nc * rec.words();
+        at += nc * encoding.words();
     }
 }
 
 /// Where a dot of `q` with weights of 8 bits starts.
-pub(in super::super) fn zero_point_term_of_bytes(rec: Rec, q: &[i8]) -> i32 {
+pub(in super::super) fn zero_point_term_of_bytes(encoding: ActEncoding, q: &[i8]) -> i32 {
     let q = q.iter().map(|&q| i32::from(q));
-    match rec {
-        Rec::Xor => -q.map(|q| q.min(0)).sum::<i32>(),
-        Rec::Signed => -128 * q.step_by(2).sum::<i32>(),
+    match encoding {
+        ActEncoding::AbsAndMask => -q.map(|q| q.min(0)).sum::<i32>(),
+        ActEncoding::I16OddSigned => -128 * q.step_by(2).sum::<i32>(),
         _ => -128 * q.sum::<i32>(),
     }
 }
 
 /// Unpacks block `b` of column `c`: its scale and integers. For the scalar definition of products.
 pub(in super::super) fn read_block(a: &Acts<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 {
-    debug_assert!(a.kind.nc == 1 && a.kind.rec == Rec::Bias && a.kind.fields == 0);
+    debug_assert!(a.kind.nc == 1 && a.kind.encoding == ActEncoding::I8 && a.kind.fields == 0);
     let words = a.kind.words;
-    let rec = &a.words[(c * (a.k / a.kind.block) + b) * words..][..words];
-    for (q, w) in q.chunks_exact_mut(4).zip(&rec[a.kind.head()..]) {
+    let record = &a.words[(c * (a.k / a.kind.block) + b) * words..][..words];
+    for (q, w) in q.chunks_exact_mut(4).zip(&record[a.kind.head()..]) {
         for (q, b) in q.iter_mut().zip(w.to_le_bytes()) {
             *q = b as i8;
         }
     }
-    f32::from_bits(rec[0])
+    f32::from_bits(record[0])
 }

@@ -317,7 +317,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         const NC: usize = 4;
         let (s, a, d) = (self.s, self.a, self.a.kv().head_dim);
         let groups = d.div_ceil(4);
-        let (rec, words) = (S::rec(8), S::rec(8).words());
+        let (encoding, words) = (S::act_encoding(8), S::act_encoding(8).words());
         let mut packed = [0u32; MAX_HEAD_DIM / 4 * 2 * NC];
         for (c0, scores) in scores.chunks_mut(NC).enumerate() {
             let (mut zero_points, mut dq) = ([0i32; NC], [0.0; NC]);
@@ -326,8 +326,8 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
                 let q = &q[(c0 * NC + c) * d..][..d];
                 dq[c] = quantise_lanes(s, q, &mut q8[..d]);
                 let q8 = &q8[..groups * 4];
-                zero_points[c] = zero_point_term_of_bytes(rec, q8);
-                write_groups(rec, q8, NC, c, &mut packed);
+                zero_points[c] = zero_point_term_of_bytes(encoding, q8);
+                write_groups(encoding, q8, NC, c, &mut packed);
             }
             for t in (0..n).step_by(S::LANES) {
                 let keys = a.keys(chunk, t);

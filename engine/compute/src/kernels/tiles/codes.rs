@@ -17,13 +17,13 @@ impl Quant for Codes32 {
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let Some(f) = t.codes else { return };
-        let (qb, aw) = (f.chunk_bytes(), S::rec(8).words());
+        let (qb, aw) = (f.chunk_bytes(), S::act_encoding(8).words());
         let halves = 2 / f.parts; // of a part
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let table = s.load_table(f.offset_table.as_ptr());
             let mut acc = start::<S, RV, NC>(s, t);
-            let (mut rec, mut prefetch) = (t.acts, t.prefetch.clone());
+            let (mut record, mut prefetch) = (t.acts, t.prefetch.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let (quants_at, scales_at) = block_at(qb, f.parts, b);
                 let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
@@ -33,9 +33,9 @@ impl Quant for Codes32 {
                     prefetch.prefetch_chunk(s);
                 }
                 let chunk = Chunk { quants, unpacked: unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], f.parts) };
-                let groups = rec.add((1 + f.parts) * NC);
+                let groups = record.add((1 + f.parts) * NC);
                 for part in 0..f.parts {
-                    let zero_point = |c: usize| rec.add((1 + part) * NC + c).read() as i32;
+                    let zero_point = |c: usize| record.add((1 + part) * NC + c).read() as i32;
                     let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(zero_point(c))));
                     for half in part * halves..(part + 1) * halves {
                         chunk.add_half(s, f, table, half, groups.add(half * 4 * NC * aw), &mut dots);
@@ -50,13 +50,13 @@ impl Quant for Codes32 {
                             false => s.load_f16(scales.cast()),
                         };
                         for c in 0..NC {
-                            let da = s.splat(f32::from_bits(rec.add(c).read()));
+                            let da = s.splat(f32::from_bits(record.add(c).read()));
                             let isum = s.to_f32(s.total::<8>(dots[v][c], zero_point(c)));
                             acc[v][c] = s.add(acc[v][c], s.mul(isum, s.mul(d, da)));
                         }
                     }
                 }
-                rec = rec.add((1 + f.parts + 8 * aw) * NC);
+                record = record.add((1 + f.parts + 8 * aw) * NC);
             }
             store(s, &acc, t);
         }
@@ -90,7 +90,7 @@ impl<const RV: usize> Chunk<RV> {
                 // opaque for the reasons of `Simd::bound`
                 for i in 0..core::hint::black_box(4) {
                     let w = unpacked_group::<S, RV, 8>(s, self.unpacked, half * 4 + i);
-                    add_group::<S, RV, NC, 8>(s, w, groups.add(i * NC * S::rec(8).words()), dots);
+                    add_group::<S, RV, NC, 8>(s, w, groups.add(i * NC * S::act_encoding(8).words()), dots);
                 }
             } else if half == 0 {
                 self.unpack_half::<S, NC, 0>(s, f, table, groups, dots);
@@ -117,7 +117,7 @@ impl<const RV: usize> Chunk<RV> {
         unsafe {
             let load = |v: usize, line: usize| s.load_b(self.quants[v].add(line * 64));
             let weights = |codes: S::B| s.weights::<8>(s.look_up(table, s.and_b(codes, 15)));
-            let groups = |i: usize| groups.add(i * NC * S::rec(8).words());
+            let groups = |i: usize| groups.add(i * NC * S::act_encoding(8).words());
             if f.width == 4 {
                 for i in 0..4 {
                     let nibbles = |line: S::B| if HALF == 0 { line } else { s.shr16_b(line, 4) };
@@ -147,21 +147,21 @@ impl Quant for SuperCodes {
     #[inline(always)]
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
         let Some(f) = t.codes else { return };
-        let (bytes, codes, aw) = (f.record_bytes(), f.codes(), S::rec(8).words());
+        let (bytes, codes, aw) = (f.record_bytes(), f.codes(), S::act_encoding(8).words());
         let head = if f.has_min() { 25 } else { 17 };
         let chunks = core::hint::black_box(8usize); // rolled, as above
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let table = s.load_table(f.offset_table.as_ptr());
             let mut acc = start::<S, RV, NC>(s, t);
-            let (mut rec, mut prefetch) = (t.acts, t.prefetch.clone());
+            let (mut record, mut prefetch) = (t.acts, t.prefetch.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
                 if NC == 1 {
                     prefetch_head(s, t, o, codes);
                 }
                 let mut isum = [[s.splat_i(0); NC]; RV];
-                let groups = rec.add(head * NC);
+                let groups = record.add(head * NC);
                 for chunk in 0..chunks {
                     if NC == 1 {
                         prefetch_record_part(s, t, o, bytes, chunk);
@@ -174,7 +174,7 @@ impl Quant for SuperCodes {
                         Chunk { quants, unpacked: unpacked_chunk::<S, Self, RV>(t, (b - t.blocks[0]) * 8 + chunk, 0) };
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
-                        let zero_point = |c: usize| rec.add((1 + sub) * NC + c).read() as i32;
+                        let zero_point = |c: usize| record.add((1 + sub) * NC + c).read() as i32;
                         let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<8>(zero_point(c))));
                         here.add_half(s, f, table, half, groups.add(sub * 4 * NC * aw), &mut dots);
                         for v in 0..RV {
@@ -189,13 +189,13 @@ impl Quant for SuperCodes {
                 for v in 0..RV {
                     let d = s.load(o[v].add(256 + t.lane[v] * 4).cast());
                     for c in 0..NC {
-                        let da = s.splat(f32::from_bits(rec.add(c).read()));
+                        let da = s.splat(f32::from_bits(record.add(c).read()));
                         let mut term = s.mul(s.to_f32(isum[v][c]), s.mul(d, da));
                         if f.has_min() {
                             let mut msum = s.splat_i(0);
                             for j in 0..8 {
                                 let mins = o[v].add(HEAD + j * 32 + t.lane[v] * 2);
-                                msum = s.pair_dot(msum, mins, rec.add((17 + j) * NC + c).read());
+                                msum = s.pair_dot(msum, mins, record.add((17 + j) * NC + c).read());
                             }
                             let dmin = s.load(o[v].add(HEAD + 256 + t.lane[v] * 4).cast());
                             term = s.sub(term, s.mul(s.to_f32(msum), s.mul(dmin, da)));
@@ -203,7 +203,7 @@ impl Quant for SuperCodes {
                         acc[v][c] = s.add(acc[v][c], term);
                     }
                 }
-                rec = rec.add((head + 64 * aw) * NC);
+                record = record.add((head + 64 * aw) * NC);
             }
             store(s, &acc, t);
         }

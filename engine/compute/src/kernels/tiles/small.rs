@@ -28,7 +28,7 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
         let fields = const { Fields::alone::<NC>(BITS) };
         let runs = if in_place { 0 } else { 8 / run };
         let qb = if Self::PACKED { Lines::of(BITS).unit_bytes() } else { 512 };
-        let aw = S::rec(BITS).words();
+        let aw = S::act_encoding(BITS).words();
         // weights of a group side by side are walked through by steps as opaque: of an index the compiler of WebAssembly
         // makes several additions for each load
         let walked = S::UNPACKS && NC > 1;
@@ -38,7 +38,7 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let mut acc = start::<S, RV, NC>(s, t);
-            let (mut rec, mut prefetch) = (t.acts, t.prefetch.clone());
+            let (mut record, mut prefetch) = (t.acts, t.prefetch.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let (quants_at, scales_at) = block_at(qb, 1 + MIN as usize, b);
                 let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
@@ -49,16 +49,16 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                 } else {
                     prefetch.prefetch_chunk(s);
                 }
-                let zero_point = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
+                let zero_point = |c: usize| if MIN { 0 } else { record.add(NC + c).read() as i32 };
                 let mut isum = [[s.splat_i(0); NC]; RV];
-                let groups = rec.add(2 * NC);
+                let groups = record.add(2 * NC);
                 if fields.is_some() {
                     let zero_point = if MIN { None } else { Some(zero_point(0) as u32) };
-                    fields::add_unit::<S, RV, BITS>(s, quants, rec.add(2), zero_point, |v, dot| {
+                    fields::add_unit::<S, RV, BITS>(s, quants, record.add(2), zero_point, |v, dot| {
                         isum[v][0] = s.add_i(isum[v][0], s.total_of_fields(dot, None));
                     });
                 } else if in_place {
-                    let zero_point_terms = if MIN { None } else { Some(rec.add(NC)) };
+                    let zero_point_terms = if MIN { None } else { Some(record.add(NC)) };
                     let acts = UnitActs { groups, zero_point_terms };
                     unit::add_unit::<S, RV, NC, BITS>(
                         s,
@@ -108,17 +108,17 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                     let d = scale(0);
                     let m = if MIN { scale(1) } else { d };
                     for c in 0..NC {
-                        let da = s.splat(f32::from_bits(rec.add(c).read()));
+                        let da = s.splat(f32::from_bits(record.add(c).read()));
                         let mut term = s.mul(s.to_f32(isum[v][c]), s.mul(d, da));
                         if MIN {
-                            let asum = s.splat(rec.add(NC + c).read() as i32 as f32);
+                            let asum = s.splat(record.add(NC + c).read() as i32 as f32);
                             term = s.add(term, s.mul(asum, s.mul(m, da)));
                         }
                         acc[v][c] = s.add(acc[v][c], term);
                     }
                 }
                 s.park(&mut acc);
-                rec = rec.add(fields.map_or((2 + 8 * aw) * NC, |f| 2 + f.words()));
+                record = record.add(fields.map_or((2 + 8 * aw) * NC, |f| 2 + f.words()));
             }
             store(s, &acc, t);
         }

@@ -49,7 +49,7 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     let lines = Lines::of(BITS);
     let (unit_bytes, groups, bytes) = (lines.unit_bytes(), lines.groups(), lines.record_bytes());
     let units = 64 / groups;
-    let (aw, unpacked) = (S::rec(BITS).words(), S::UNPACKS && NC > 1);
+    let (aw, unpacked) = (S::act_encoding(BITS).words(), S::UNPACKS && NC > 1);
     let fields = const { Fields::alone::<NC>(BITS) };
     let head = if MIN { 5 } else { 17 };
     let unit_words = fields.map_or(groups * aw, |f| f.words()) * NC;
@@ -58,7 +58,7 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
     unsafe {
         let mut acc = start::<S, RV, NC>(s, t);
-        let (mut rec, mut prefetch) = (t.acts, t.prefetch.clone());
+        let (mut record, mut prefetch) = (t.acts, t.prefetch.clone());
         for b in t.blocks[0]..t.blocks[1] {
             let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
             if NC == 1 {
@@ -79,8 +79,8 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
                     scales: each!(RV, |v| o[v].add(i * 16 + t.lane[v])),
                     unpacked: t.unpacked.wrapping_add(((b - t.blocks[0]) * units + i) * groups * RV * 4 * S::LANES),
                     acts: UnitActs {
-                        groups: rec.add(head * NC + i * unit_words),
-                        zero_point_terms: if MIN { None } else { Some(rec.add((1 + i) * NC)) },
+                        groups: record.add(head * NC + i * unit_words),
+                        zero_point_terms: if MIN { None } else { Some(record.add((1 + i) * NC)) },
                     },
                 };
                 x.add_scaled::<S, NC, BITS, MIN>(s, &mut isum);
@@ -89,20 +89,20 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
             let dmin = if MIN { scales(s, t, o, 288) } else { d };
             for v in 0..RV {
                 for c in 0..NC {
-                    let da = s.splat(f32::from_bits(rec.add(c).read()));
+                    let da = s.splat(f32::from_bits(record.add(c).read()));
                     let mut term = s.mul(s.to_f32(isum[v][c]), s.mul(d[v], da));
                     if MIN {
                         let mut msum = s.splat_i(0);
                         for j in 0..4 {
                             let mins = o[v].add(128 + j * 32 + t.lane[v] * 2);
-                            msum = s.pair_dot(msum, mins, rec.add((1 + j) * NC + c).read());
+                            msum = s.pair_dot(msum, mins, record.add((1 + j) * NC + c).read());
                         }
                         term = s.sub(term, s.mul(s.to_f32(msum), s.mul(dmin[v], da)));
                     }
                     acc[v][c] = s.add(acc[v][c], term);
                 }
             }
-            rec = rec.add(head * NC + units * unit_words);
+            record = record.add(head * NC + units * unit_words);
         }
         store(s, &acc, t);
     }
@@ -186,7 +186,12 @@ impl<const RV: usize> Unit<RV> {
                 for i in 0..bound {
                     let g = r * run + i;
                     let w = unpacked_group::<S, RV, BITS>(s, self.unpacked, g);
-                    add_group::<S, RV, NC, BITS>(s, w, acts.groups.add(g * NC * S::rec(BITS).words()), &mut dots);
+                    add_group::<S, RV, NC, BITS>(
+                        s,
+                        w,
+                        acts.groups.add(g * NC * S::act_encoding(BITS).words()),
+                        &mut dots,
+                    );
                 }
                 for v in 0..RV {
                     let scale = self.scale::<S, MIN>(s, v);

@@ -53,7 +53,7 @@ pub(super) unsafe fn add_unit<S: Simd, const RV: usize, const NC: usize, const B
     acts: UnitActs,
     mut total: impl FnMut(usize, usize, S::Acc),
 ) {
-    let words = S::rec(BITS).words() * NC;
+    let words = S::act_encoding(BITS).words() * NC;
     // SAFETY: the caller's.
     unsafe {
         let mut dots: [[S::Acc; NC]; RV] = acts.start::<S, RV, NC, BITS>(s);
@@ -149,7 +149,7 @@ unsafe fn add_groups<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     acts: *const u32,
     dots: &mut [[S::Acc; NC]; RV],
 ) {
-    let group_words = S::rec(BITS).words() * NC;
+    let group_words = S::act_encoding(BITS).words() * NC;
     // SAFETY: the caller's.
     unsafe {
         if NC == 1 {
