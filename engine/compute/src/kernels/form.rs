@@ -182,7 +182,7 @@ impl Form {
     }
 
     /// Whether matrix registers take it: not types with two float scales in 32 elements.
-    pub(super) fn has_squares(&self) -> bool {
+    pub(super) fn fits_amx(&self) -> bool {
         match self {
             Form::Float => false,
             Form::Codes(f) => f.is_super() || f.parts == 1,

@@ -127,9 +127,9 @@ impl Panels<'_> {
     fn run(self, cpu: Cpu) {
         #[cfg(target_arch = "x86_64")]
         if let (Columns::Packed(a), Some(amx)) = (self.product.x, cpu.amx())
-            && a.kind.in_squares(a.n) > 0
+            && a.kind.amx_columns(a.n) > 0
         {
-            super::amx::squares(amx, self, &a);
+            super::amx::gemm(amx, self, &a);
         }
         match (self.product.w.dtype(), self.product.w.form()) {
             (Dtype::F32, _) => cpu.run(FloatPanels::<AsF32>(self, PhantomData)),
@@ -289,7 +289,7 @@ impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
         let (mut row, end) = (panels.p0 * PANEL, panels.p1 * PANEL);
         while row < end {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
-            let mut c = a.kind.in_squares(a.n);
+            let mut c = a.kind.amx_columns(a.n);
             let prefetch = self.prefetch_after(row + group * S::LANES, whole * S::LANES);
             if self.unpacks {
                 c = self.unpacked(&a, group, row, c, &prefetch);

@@ -42,12 +42,12 @@ pub(super) fn units(jobs: &[Job<'_>], threads: usize) -> Vec<Unit> {
 const UNIT_BYTES: usize = 64 * 1024;
 
 /// Panels that share what is read of a square's columns; of super-blocks, half as many.
-pub(super) const SQUARE_PANELS: usize = 4;
+pub(super) const AMX_PANELS: usize = 4;
 
 /// Panels in whole register tiles of every instruction set, or that share a square's columns.
 fn whole_panels(form: &Form, x: &Columns<'_>) -> usize {
     match form {
-        _ if matches!(x, Columns::Packed(a) if a.kind.in_squares(a.n) > 0) => SQUARE_PANELS,
+        _ if matches!(x, Columns::Packed(a) if a.kind.amx_columns(a.n) > 0) => AMX_PANELS,
         Form::Float => 4,
         Form::Blocks32(f) if f.words == 8 => 3,
         Form::Codes(f) if !f.is_super() => 3,

@@ -44,7 +44,7 @@ pub struct ActKind {
     /// Columns of a full tile.
     pub(super) nc: usize,
     /// Whether 16 columns, where there are enough of them, are a square.
-    squares: bool,
+    amx: bool,
     /// Words of the record of one block and column.
     pub(super) words: usize,
     /// Bits of the weights, where those are in fields and a column alone in its tile has a record for them; otherwise 0.
@@ -52,7 +52,7 @@ pub struct ActKind {
 }
 
 /// Columns of a square.
-pub(super) const SQUARE: usize = 16;
+pub(super) const AMX_COLUMNS: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sums {
@@ -79,28 +79,28 @@ impl ActKind {
             }
         }
         let kind = cpu.run(Of(dtype))?;
-        Some(ActKind { squares: cpu.isa() == Isa::Amx && Form::of(dtype)?.has_squares(), ..kind })
+        Some(ActKind { amx: cpu.isa() == Isa::Amx && Form::of(dtype)?.fits_amx(), ..kind })
     }
 
     /// Known to be false where no CPU has matrix registers, so that what follows from it is not compiled.
-    fn has_squares(&self) -> bool {
-        cfg!(target_arch = "x86_64") && self.squares
+    fn uses_amx(&self) -> bool {
+        cfg!(target_arch = "x86_64") && self.amx
     }
 
     /// Of `n` columns, the first ones that are in squares: all whole ones, where there are enough for weights to be worth
     /// their unpacking.
-    pub(super) fn in_squares(&self, n: usize) -> usize {
-        if self.has_squares() && n >= 2 * SQUARE { n / SQUARE * SQUARE } else { 0 }
+    pub(super) fn amx_columns(&self, n: usize) -> usize {
+        if self.uses_amx() && n >= 2 * AMX_COLUMNS { n / AMX_COLUMNS * AMX_COLUMNS } else { 0 }
     }
 
     /// The columns of the tile that starts at column `c` of `n`: squares, full tiles, then what is left.
     pub(super) fn columns(&self, n: usize, c: usize) -> usize {
-        if c < self.in_squares(n) { SQUARE } else { tile_columns(self.nc, self.block, n - c) }
+        if c < self.amx_columns(n) { AMX_COLUMNS } else { tile_columns(self.nc, self.block, n - c) }
     }
 
     /// Columns of a task of packing, for `n` of them: whole tiles.
     fn task_columns(&self, n: usize) -> usize {
-        if self.in_squares(n) > 0 { SQUARE } else { TASK_COLUMNS }
+        if self.amx_columns(n) > 0 { AMX_COLUMNS } else { TASK_COLUMNS }
     }
 
     /// Parts of a block whose integers are summed.
@@ -165,7 +165,7 @@ fn kind(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Optio
         offset,
         sums,
         nc,
-        squares: false,
+        amx: false,
         words: 0,
         fields: if IN_FIELDS && encoding(bits) == ActEncoding::I16 { bits } else { 0 },
     };

@@ -1,7 +1,7 @@
 //! The words of packed activations: records of blocks, written column by column, and read for the scalar definition.
 
 use super::quantise::PartSums;
-use super::{ActKind, Acts, SQUARE, Sums};
+use super::{AMX_COLUMNS, ActKind, Acts, Sums};
 use crate::kernels::simd::ActEncoding;
 
 /// Writes column `c` of a record of `nc` columns.
@@ -40,17 +40,17 @@ pub(super) fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, 
     if let Some(f) = fields {
         return f.write_factors(q, groups);
     }
-    if kind.has_squares() && nc == SQUARE {
-        return write_rows(kind.encoding, q, c, groups);
+    if kind.uses_amx() && nc == AMX_COLUMNS {
+        return write_amx_columns(kind.encoding, q, c, groups);
     }
     write_groups(kind.encoding, q, nc, c, groups);
 }
 
 /// Writes the bytes of column `c` of a square.
 #[inline(always)]
-fn write_rows(encoding: ActEncoding, q: &[i8], c: usize, out: &mut [u32]) {
+fn write_amx_columns(encoding: ActEncoding, q: &[i8], c: usize, out: &mut [u32]) {
     let row = q.len().min(64);
-    for (q, out) in q.chunks_exact(row).zip(out.chunks_exact_mut(SQUARE * row / 4)) {
+    for (q, out) in q.chunks_exact(row).zip(out.chunks_exact_mut(AMX_COLUMNS * row / 4)) {
         write_groups(encoding, q, 1, 0, &mut out[c * row / 4..]);
     }
 }

@@ -17,14 +17,14 @@ pub(super) use registers::is_permitted;
 use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
 
-use super::act::{Acts, SQUARE};
+use super::act::{AMX_COLUMNS, Acts};
 use super::avx512::Avx512;
 use super::features::{enable_features, isa_features};
 use super::form::Form;
 use super::matmul::Panels;
 use super::panel::PANEL;
 use super::simd::{Simd, each};
-use super::units::SQUARE_PANELS as PANELS;
+use super::units::AMX_PANELS as PANELS;
 use registers::{Shapes, finish_32, finish_256, start_32, start_256};
 use unpack::unpack;
 
@@ -42,7 +42,7 @@ impl Amx {
 }
 
 /// The columns of whole squares, for some panels.
-pub(super) fn squares(amx: Amx, panels: Panels<'_>, a: &Acts<'_>) {
+pub(super) fn gemm(amx: Amx, panels: Panels<'_>, a: &Acts<'_>) {
     // SAFETY: an `Amx` exists only where the CPU has the instructions.
     unsafe { run(amx.0, panels, a) }
 }
@@ -85,7 +85,7 @@ isa_features! { Avx512Vnni, enable_features
 unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &Acts<'_>) {
     let mut w =
         Weights { groups: [ZERO; SUPERS * 128], d: [ZERO; BLOCKS], m: [ZERO; BLOCKS], mins: [[ZERO; 8]; SUPERS] };
-    let mut sums = [const { [const { MaybeUninit::<[Line; SQUARE]>::uninit() }; PANELS] }; COLUMNS / SQUARE];
+    let mut sums = [const { [const { MaybeUninit::<[Line; AMX_COLUMNS]>::uninit() }; PANELS] }; COLUMNS / AMX_COLUMNS];
     // of even and of odd blocks
     let mut dots: [Dots; 2] = [[ZERO; 32]; 2];
     let shapes = if a.kind.block == 32 { Shapes::OF_32 } else { Shapes::OF_256 };
@@ -95,7 +95,7 @@ unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &
     let stretch = blocks.div_ceil(blocks.div_ceil(most));
     // SAFETY: an `Avx512` that came from an `Amx`.
     unsafe { shapes.take() }
-    let end = a.kind.in_squares(a.n);
+    let end = a.kind.amx_columns(a.n);
     for (c0, first) in (0..end).step_by(COLUMNS).flat_map(|c0| (p0..p1).step_by(together).map(move |p| (c0, p))) {
         let panels = first..p1.min(first + together);
         for b0 in (0..blocks).step_by(stretch) {
@@ -104,17 +104,17 @@ unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &
                 // SAFETY: the panel holds these blocks, and there is room for them.
                 unsafe { unpack(s, product.w, p, b0..b0 + here, (p - first) * here, &mut w) };
             }
-            for c in (c0..end.min(c0 + COLUMNS)).step_by(SQUARE) {
-                let records = &a.words[(c * blocks + b0 * SQUARE) * words..][..here * SQUARE * words];
+            for c in (c0..end.min(c0 + COLUMNS)).step_by(AMX_COLUMNS) {
+                let records = &a.words[(c * blocks + b0 * AMX_COLUMNS) * words..][..here * AMX_COLUMNS * words];
                 for p in panels.clone() {
                     let at = c * product.stride + product.at + p * PANEL;
-                    let waiting: *mut f32 = sums[(c - c0) / SQUARE][p - first].as_mut_ptr().cast();
+                    let waiting: *mut f32 = sums[(c - c0) / AMX_COLUMNS][p - first].as_mut_ptr().cast();
                     let (out, stride) = if b0 + here < blocks {
                         (waiting, PANEL)
                     } else {
-                        (product.out.ptr(at, (SQUARE - 1) * product.stride + PANEL), product.stride)
+                        (product.out.ptr(at, (AMX_COLUMNS - 1) * product.stride + PANEL), product.stride)
                     };
-                    let square = Square {
+                    let tile = AmxTile {
                         records: records.as_ptr(),
                         head: a.kind.head(),
                         words,
@@ -127,12 +127,12 @@ unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &
                     // SAFETY: the slice and `ptr` above checked columns and output.
                     unsafe {
                         match form {
-                            Form::Blocks32(f) if f.m => square.blocks::<true>(s, &w, &mut dots),
-                            Form::Blocks32(_) => square.blocks::<false>(s, &w, &mut dots),
-                            Form::SuperMin { .. } => square.supers::<4>(s, &w, &mut dots),
-                            Form::Codes(f) if f.has_min() => square.supers::<8>(s, &w, &mut dots),
-                            Form::Codes(f) if !f.is_super() => square.blocks::<false>(s, &w, &mut dots),
-                            _ => square.supers::<0>(s, &w, &mut dots),
+                            Form::Blocks32(f) if f.m => tile.blocks::<true>(s, &w, &mut dots),
+                            Form::Blocks32(_) => tile.blocks::<false>(s, &w, &mut dots),
+                            Form::SuperMin { .. } => tile.supers::<4>(s, &w, &mut dots),
+                            Form::Codes(f) if f.has_min() => tile.supers::<8>(s, &w, &mut dots),
+                            Form::Codes(f) if !f.is_super() => tile.blocks::<false>(s, &w, &mut dots),
+                            _ => tile.supers::<0>(s, &w, &mut dots),
                         }
                     }
                 }
@@ -147,7 +147,7 @@ unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &
 const COLUMNS: usize = 512;
 
 /// Where a square reads and writes in one stretch.
-struct Square {
+struct AmxTile {
     /// A record of 16 columns per block.
     records: *const u32,
     /// Words of a record before the bytes, of one column.
@@ -163,33 +163,33 @@ struct Square {
     stride: usize,
 }
 
-impl Square {
+impl AmxTile {
     /// The columns of a block.
     #[inline(always)]
     unsafe fn record(&self, b: usize) -> *const u32 {
         // SAFETY: the caller's square has that block.
-        unsafe { self.records.add(b * SQUARE * self.words) }
+        unsafe { self.records.add(b * AMX_COLUMNS * self.words) }
     }
 
     /// Their bytes.
     #[inline(always)]
     unsafe fn bytes(&self, b: usize) -> *const u32 {
         // SAFETY: as above.
-        unsafe { self.record(b).add(SQUARE * self.head) }
+        unsafe { self.record(b).add(AMX_COLUMNS * self.head) }
     }
 
     #[inline(always)]
-    unsafe fn sums(&self, s: Avx512) -> [__m512; SQUARE] {
+    unsafe fn sums(&self, s: Avx512) -> [__m512; AMX_COLUMNS] {
         // the lines that will be written
-        (0..SQUARE).for_each(|c| s.prefetch(self.out.wrapping_add(c * self.stride).cast()));
-        let Some(sums) = self.sums else { return [s.splat(0.0); SQUARE] };
+        (0..AMX_COLUMNS).for_each(|c| s.prefetch(self.out.wrapping_add(c * self.stride).cast()));
+        let Some(sums) = self.sums else { return [s.splat(0.0); AMX_COLUMNS] };
         // SAFETY: the caller's square.
-        unsafe { each!(SQUARE, |c| s.load(sums.add(c * PANEL))) }
+        unsafe { each!(AMX_COLUMNS, |c| s.load(sums.add(c * PANEL))) }
     }
 
     #[inline(always)]
-    unsafe fn store(&self, s: Avx512, sums: [__m512; SQUARE]) {
-        for c in 0..SQUARE {
+    unsafe fn store(&self, s: Avx512, sums: [__m512; AMX_COLUMNS]) {
+        for c in 0..AMX_COLUMNS {
             // SAFETY: the caller's square.
             unsafe { s.store(self.out.add(c * self.stride), sums[c]) }
         }
@@ -216,12 +216,12 @@ impl Square {
                     finish_32::<false>(dots)
                 }
                 let (d, m) = (s.load(line(&w.d[at])), s.load(line(&w.m[at])));
-                for c in 0..SQUARE {
+                for c in 0..AMX_COLUMNS {
                     let da = s.splat(f32::from_bits(record.add(c).read()));
                     let isum = s.to_f32(_mm512_load_si512(line(&dots[c])));
                     let mut term = s.mul(isum, s.mul(d, da));
                     if MIN {
-                        let asum = s.splat(record.add(SQUARE + c).read() as i32 as f32);
+                        let asum = s.splat(record.add(AMX_COLUMNS + c).read() as i32 as f32);
                         term = s.add(term, s.mul(asum, s.mul(m, da)));
                     }
                     sums[c] = s.add(sums[c], term);
@@ -252,16 +252,17 @@ impl Square {
                 }
                 let (d, dmin) = (s.load(line(&w.d[at])), s.load(line(&w.m[at])));
                 let mins: [__m512i; PAIRS] = each!(PAIRS, |j| _mm512_load_si512(line(&w.mins[at][j])));
-                let pairs = record.add((self.head - PAIRS) * SQUARE);
-                for c in 0..SQUARE {
+                let pairs = record.add((self.head - PAIRS) * AMX_COLUMNS);
+                for c in 0..AMX_COLUMNS {
                     let da = s.splat(f32::from_bits(record.add(c).read()));
-                    let (low, high) = (_mm512_load_si512(line(&dots[c])), _mm512_load_si512(line(&dots[SQUARE + c])));
+                    let (low, high) =
+                        (_mm512_load_si512(line(&dots[c])), _mm512_load_si512(line(&dots[AMX_COLUMNS + c])));
                     let isum = s.add_i(_mm512_slli_epi32::<6>(high), low);
                     let mut term = s.mul(s.to_f32(isum), s.mul(d, da));
                     if PAIRS > 0 {
                         let mut msum = s.splat_i(0);
                         for j in 0..PAIRS {
-                            let asums = _mm512_set1_epi32(pairs.add(j * SQUARE + c).read() as i32);
+                            let asums = _mm512_set1_epi32(pairs.add(j * AMX_COLUMNS + c).read() as i32);
                             msum = _mm512_dpwssd_epi32(msum, mins[j], asums);
                         }
                         term = s.sub(term, s.mul(s.to_f32(msum), s.mul(dmin, da)));
