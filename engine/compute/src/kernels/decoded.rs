@@ -147,7 +147,7 @@ fn quant(form: &Form, o: &[u8], r: usize, e: usize) -> u8 {
     }
     let Some(bits) = form.packed_bits() else { return 0 };
     let lines = Lines::of(bits);
-    let (o, e) = (&o[e / lines.len * lines.unit_bytes()..], e % lines.len);
+    let (o, e) = (&o[e / lines.len * lines.sub_block_bytes()..], e % lines.len);
     match Fields::of(bits) {
         Some(f) => f.element(e, |line, h| u16_at(o, line * 64 + r * 4 + h * 2)),
         None => lines.element(e, |line| u16_at(o, line * 64 + r * 4 + e % 4 / 2 * 2)),

@@ -1,7 +1,7 @@
 //! Weights of 4, 5 and 6 bits as fields of 16-bit lanes: what panels hold for instruction sets that multiply such lanes
 //! but not bytes, and where a module knows when it is compiled that it runs on no other. That is simd128.
 //!
-//! A unit is 32 elements, in Q6_K 16: those with one scale. Of its element `e`, `j = e/4*2 + e%2` is the place among
+//! A sub-block is 32 elements, in Q6_K 16: those with one scale. Of its element `e`, `j = e/4*2 + e%2` is the place among
 //! those of its half, `h = e%4/2`. A line is 64 bytes, the lane of row `r` and half `h` at `r*4 + h*2`. From bit 0 on:
 //!
 //! - 4 bits, 4 lines: four fields, line l has the elements `4l + i`;
@@ -15,7 +15,7 @@
 //! sum_i x_i m_i = sum_i (line >> s_i) * c_i,   c_0 = m_0, c_i = m_i - 2^(s_i - s_(i-1)) m_(i-1)
 //! ```
 //!
-//! All of it is modulo 2^16, and exact, as the sums of a unit fit (see `max_i16_groups`), or of two lines of 5 bits without a
+//! All of it is modulo 2^16, and exact, as the sums of a sub-block fit (see `max_i16_groups`), or of two lines of 5 bits without a
 //! `first` value: `(6*31 + 3*4)*127`, that is 25,146. Three would not.
 
 use core::ops::Range;
@@ -29,9 +29,9 @@ pub(super) const IN_FIELDS: bool =
 /// Where the fields lie.
 pub(super) struct Fields {
     bits: u32,
-    /// Elements of a unit.
+    /// Elements of a sub-block.
     pub(super) len: usize,
-    /// Lines of a unit.
+    /// Lines of a sub-block.
     lines: usize,
     /// Fields of a line that are elements; the others are parts of one.
     whole: usize,
@@ -64,7 +64,7 @@ impl Fields {
         if NC == 1 { Fields::of(bits) } else { None }
     }
 
-    /// Words of activations of a unit and column.
+    /// Words of activations of a sub-block and column.
     pub(super) const fn words(&self) -> usize {
         self.lines * WORDS
     }
@@ -92,27 +92,27 @@ impl Fields {
         }
     }
 
-    /// Writes the lines of one or two units of row `r`; `group` gives four weights of each, as bytes, those of the second in
+    /// Writes the lines of one or two sub-blocks of row `r`; `group` gives four weights of each, as bytes, those of the second in
     /// the upper half.
     #[inline(always)]
-    pub(super) fn pack(&self, group: impl Fn(usize) -> u64, units: &mut [u8], r: usize) {
+    pub(super) fn pack(&self, group: impl Fn(usize) -> u64, sub_blocks: &mut [u8], r: usize) {
         let mut groups = [0; 8];
         // rolled, for modules to be small
         for (g, four) in groups[..core::hint::black_box(self.len / 4)].iter_mut().enumerate() {
             *four = group(g);
         }
-        self.pack_groups(&groups, units, r);
+        self.pack_groups(&groups, sub_blocks, r);
     }
 
-    fn pack_groups(&self, groups: &[u64; 8], units: &mut [u8], r: usize) {
-        for (l, line) in units.chunks_exact_mut(64).enumerate() {
-            let (unit, l) = (l / self.lines, l % self.lines);
+    fn pack_groups(&self, groups: &[u64; 8], sub_blocks: &mut [u8], r: usize) {
+        for (l, line) in sub_blocks.chunks_exact_mut(64).enumerate() {
+            let (sub_block, l) = (l / self.lines, l % self.lines);
             let mut word = 0;
             for i in 0..4 {
                 let (j, from) = self.held(l, i);
                 let bits = if i < self.whole { self.bits } else { self.part };
                 // of both halves
-                let pair = (groups[j / 2 % 8] >> (unit * 32 + j % 2 * 8)) as u32 & 0x00ff_00ff;
+                let pair = (groups[j / 2 % 8] >> (sub_block * 32 + j % 2 * 8)) as u32 & 0x00ff_00ff;
                 let mask = ((1 << bits) - 1) * 0x0001_0001;
                 word |= (pair >> from & mask) << self.shifts[i];
             }
@@ -120,14 +120,14 @@ impl Fields {
         }
     }
 
-    /// Element `e` of a unit; `lane` gives the lane of a line and half.
+    /// Element `e` of a sub-block; `lane` gives the lane of a line and half.
     pub(super) fn element(&self, e: usize, lane: impl Fn(usize, usize) -> u16) -> u8 {
         let (lines, shift, bits) = self.place(e / 4 * 2 + e % 2);
         let part = |l: usize| lane(l, e % 4 / 2) >> shift & ((1 << bits) - 1);
         lines.enumerate().fold(0, |value, (i, l)| value | part(l) << (i as u32 * bits)) as u8
     }
 
-    /// Writes what the lines of units are multiplied by: of each field a pair of i16, for the halves.
+    /// Writes what the lines of sub-blocks are multiplied by: of each field a pair of i16, for the halves.
     pub(super) fn write_factors(&self, q: &[i8], out: &mut [u32]) {
         for (i, out) in out.chunks_exact_mut(WORDS).enumerate() {
             let (line, q) = (i % self.lines, &q[i / self.lines * self.len..]);
@@ -151,14 +151,14 @@ const fn shift_of(bits: u32, i: usize) -> u32 {
     }
 }
 
-/// Gives `put` the groups of four of the unit at `at`, with weights of so many bits, as bytes.
+/// Gives `put` the groups of four of the sub-block at `at`, with weights of so many bits, as bytes.
 ///
 /// # Safety
-/// The unit is there.
+/// The sub-block is there.
 #[inline(always)]
 pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: &mut impl FnMut(S::B)) {
     let Some(f) = (const { Fields::of(BITS) }) else { return };
-    // SAFETY: lines of the unit.
+    // SAFETY: lines of the sub-block.
     let line = |l: usize| unsafe { s.load_b(at.add(l * 64)) };
     let element = |j: usize| {
         let (lines, shift, bits) = f.place(j);
@@ -172,13 +172,13 @@ pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: 
     }
 }
 
-/// Gives `total` the dots of a unit of one column, with weights of so many bits, by vectors of rows; maybe in several
+/// Gives `total` the dots of a sub-block of one column, with weights of so many bits, by vectors of rows; maybe in several
 /// parts. They start from `first`, a pair of i16, which takes the weights' offset off, if there is one.
 ///
 /// # Safety
 /// The lines are there, and the activations' words.
 #[inline(always)]
-pub(super) unsafe fn add_unit<S: Simd, const RV: usize, const BITS: u32>(
+pub(super) unsafe fn add_sub_block<S: Simd, const RV: usize, const BITS: u32>(
     s: S,
     lines: [*const u8; RV],
     factors: *const u32,

@@ -43,7 +43,7 @@ pub(super) struct Blocks32 {
 impl Blocks32 {
     /// Bytes of the quants of 16 rows.
     pub(super) const fn quant_bytes(&self) -> usize {
-        if self.words == 8 { 512 } else { Lines::of(self.bits()).unit_bytes() }
+        if self.words == 8 { 512 } else { Lines::of(self.bits()).sub_block_bytes() }
     }
 
     /// Scales, and minima, of a block.
@@ -191,7 +191,7 @@ impl Form {
     }
 
     /// Bytes of the quants of a block of 32, or of a super-block's record.
-    pub(super) fn unit_bytes(&self, dtype: Dtype) -> usize {
+    pub(super) fn quants_or_record_bytes(&self, dtype: Dtype) -> usize {
         match self {
             Form::Blocks32(f) => f.quant_bytes(),
             Form::Codes(f) if !f.is_super() => f.chunk_bytes(),
@@ -215,7 +215,7 @@ impl Form {
 
     /// Offsets in a panel of the quants of block `b` of 32 and of its scales, or of a super-block's record, twice.
     pub(super) fn block_at(&self, dtype: Dtype, b: usize) -> (usize, usize) {
-        let bytes = self.unit_bytes(dtype);
+        let bytes = self.quants_or_record_bytes(dtype);
         match self.scales() {
             0 => (b * bytes, b * bytes),
             scales => block_at(bytes, scales, b),
@@ -224,7 +224,7 @@ impl Form {
 
     /// Bytes of a block of a panel, of `dtype`, its scales included.
     fn block_bytes(&self, dtype: Dtype) -> usize {
-        self.unit_bytes(dtype) + 32 * self.scales()
+        self.quants_or_record_bytes(dtype) + 32 * self.scales()
     }
 
     /// Bytes of one block of a panel, for forms that keep a block in one piece.

@@ -1,6 +1,6 @@
 //! Weights of 4, 5 and 6 bits in lines of bytes: what panels hold for instruction sets that multiply bytes.
 //!
-//! A unit is 32 elements, in Q6_K 16: those with one scale. A line is 64 bytes; element `e` of row `r` is of group `e/4`
+//! A sub-block is 32 elements, in Q6_K 16: those with one scale. A line is 64 bytes; element `e` of row `r` is of group `e/4`
 //! and has byte `r*4 + e%4` of its lines. A line's low bits are a group. The other groups have no line of their own, but
 //! shares of what is left of some: such a group is the exclusive or of these lines, each shifted right so far:
 //!
@@ -22,9 +22,9 @@ type Share = (usize, u32, u8);
 /// How elements lie in lines.
 pub(super) struct Lines {
     bits: u32,
-    /// Elements of a unit.
+    /// Elements of a sub-block.
     pub(super) len: usize,
-    /// Lines of a unit.
+    /// Lines of a sub-block.
     lines: usize,
     /// Shares of the groups, in the order of the lines, which are read so. Groups with a line of their own come before those
     /// with shares in it.
@@ -76,22 +76,22 @@ impl Lines {
         &LINES[bits as usize - 4]
     }
 
-    /// Bytes of a unit of 16 rows.
-    pub(super) const fn unit_bytes(&self) -> usize {
+    /// Bytes of a sub-block of 16 rows.
+    pub(super) const fn sub_block_bytes(&self) -> usize {
         self.lines * 64
     }
 
-    /// Bytes of a super-block's record: its scales and units.
+    /// Bytes of a super-block's record: its scales and sub-blocks.
     pub(super) const fn record_bytes(&self) -> usize {
-        HEAD + 256 / self.len * self.unit_bytes()
+        HEAD + 256 / self.len * self.sub_block_bytes()
     }
 
-    /// Groups of a unit.
+    /// Groups of a sub-block.
     pub(super) const fn groups(&self) -> usize {
         self.len / 4
     }
 
-    /// Element `e` of a unit; `lane` gives the lane of 16 bits with two elements of a line.
+    /// Element `e` of a sub-block; `lane` gives the lane of 16 bits with two elements of a line.
     pub(super) fn element(&self, e: usize, lane: impl Fn(usize) -> u16) -> u8 {
         let shares = self.groups[e / 4].iter();
         let lane = shares.fold(0, |all, &(line, shift, _)| all ^ lane(line) >> shift);
@@ -99,10 +99,10 @@ impl Lines {
     }
 }
 
-/// Writes the lines of one or two units of row `r`; `group` gives four weights of so many bits of each, as bytes, those of
+/// Writes the lines of one or two sub-blocks of row `r`; `group` gives four weights of so many bits of each, as bytes, those of
 /// the second in the upper half.
 #[inline(always)]
-pub(super) fn pack<const BITS: u32>(group: impl Fn(usize) -> u64, units: &mut [u8], r: usize) {
+pub(super) fn pack<const BITS: u32>(group: impl Fn(usize) -> u64, sub_blocks: &mut [u8], r: usize) {
     let mut words = [0u64; 5];
     // not a loop, for shares to be constants
     macro_rules! groups {
@@ -118,8 +118,8 @@ pub(super) fn pack<const BITS: u32>(group: impl Fn(usize) -> u64, units: &mut [u
         )*};
     }
     groups!(0 1 2 3 4 5 6 7);
-    for (i, unit) in units.chunks_exact_mut(const { Lines::of(BITS).unit_bytes() }).enumerate() {
-        for (line, word) in unit.chunks_exact_mut(64).zip(words) {
+    for (i, sub_block) in sub_blocks.chunks_exact_mut(const { Lines::of(BITS).sub_block_bytes() }).enumerate() {
+        for (line, word) in sub_block.chunks_exact_mut(64).zip(words) {
             line[r * 4..][..4].copy_from_slice(&((word >> (32 * i)) as u32).to_le_bytes());
         }
     }
@@ -131,25 +131,25 @@ fn shr16(x: u64, n: u32) -> u64 {
     (x >> n) & ((0xffff >> n) * 0x0001_0001_0001_0001)
 }
 
-/// Group `g` of the unit at `at`, with weights of so many bits, as bytes.
+/// Group `g` of the sub-block at `at`, with weights of so many bits, as bytes.
 ///
 /// # Safety
-/// The unit is there.
+/// The sub-block is there.
 #[inline(always)]
 pub(super) unsafe fn group<S: Simd, const BITS: u32>(s: S, at: *const u8, g: usize) -> S::B {
     let mut all = s.zeros();
     for &(line, shift, _) in Lines::of(BITS).groups[g] {
-        // SAFETY: a line of the unit.
+        // SAFETY: a line of the sub-block.
         let line = unsafe { s.load_b(at.add(line * 64)) };
         all = s.xor_b(all, if shift == 0 { line } else { s.shr16_b(line, shift) });
     }
     s.and_b(all, (1 << BITS) - 1)
 }
 
-/// Gives `put` the groups of the unit at `at`, with weights of so many bits, as bytes.
+/// Gives `put` the groups of the sub-block at `at`, with weights of so many bits, as bytes.
 ///
 /// # Safety
-/// The unit is there.
+/// The sub-block is there.
 #[inline(always)]
 pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: &mut impl FnMut(S::B)) {
     for g in 0..const { Lines::of(BITS).groups() } {

@@ -24,10 +24,10 @@ use super::decoded::Decoded;
 use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
 use super::fields::IN_FIELDS;
 use super::form::Form;
+use super::matmul_tasks::{MatmulTask, split_into_tasks};
 use super::panel::{Matrix, PANEL};
 use super::simd::{FEW_TILES, Simd, TileShape, each};
 use super::tiles::{Codes32, Quant, Shape, Small, SuperCodes, SuperMin, SuperSigned, Tile, Unpacked, WeightPrefetch};
-use super::units::{Unit, units};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
@@ -90,13 +90,13 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], st
             Columns::Plain(x) => assert!(x.stride >= k, "columns shorter than the rows of weights"),
         }
     }
-    let units = units(jobs, pool.threads());
+    let all_tasks = split_into_tasks(jobs, pool.threads());
     let out = SharedOut::new(out);
-    tasks::run(pool, units.len(), &|i, _| {
-        let Unit { job, p0, p1 } = units[i];
+    tasks::run(pool, all_tasks.len(), &|i, _| {
+        let MatmulTask { job, p0, p1 } = all_tasks[i];
         let Job { w, x, column, at } = jobs[job];
         let prefetch_next =
-            tasks::likely_next(i, units.len(), pool.threads()).map_or(&[][..], |i| units[i].weights(jobs));
+            tasks::likely_next(i, all_tasks.len(), pool.threads()).map_or(&[][..], |i| all_tasks[i].weights(jobs));
         let (n, at) = (x.n(), column * stride + at);
         Panels { product: &Product { w, x, n, out, at, stride }, p0, p1, prefetch_next }.run(cpu);
     });

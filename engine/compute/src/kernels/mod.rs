@@ -40,6 +40,7 @@ pub mod elementwise;
 pub mod exp;
 pub mod f32_tile;
 pub mod matmul;
+mod matmul_tasks;
 mod narrow;
 pub mod norm;
 pub mod panel;
@@ -51,7 +52,6 @@ pub mod special;
 pub mod standby;
 pub mod tasks;
 mod tiles;
-mod units;
 
 pub(crate) use aligned::SharedOut;
 pub use aligned::{AlignedBuf, Arena};

@@ -44,15 +44,15 @@ fn spread(x: u32) -> u32 {
     ((x & 15) * 0x0020_4081) & 0x0101_0101
 }
 
-/// Writes the lines of one or two units of row `r`, whatever they are in this build; `group` gives four weights of so many
+/// Writes the lines of one or two sub-blocks of row `r`, whatever they are in this build; `group` gives four weights of so many
 /// bits of each, as bytes, those of the second in the upper half.
 #[inline(always)]
-fn pack_units(bits: u32, group: impl Fn(usize) -> u64, units: &mut [u8], r: usize) {
+fn pack_sub_blocks(bits: u32, group: impl Fn(usize) -> u64, sub_blocks: &mut [u8], r: usize) {
     match (Fields::of(bits), bits) {
-        (Some(f), _) => f.pack(group, units, r),
-        (None, 4) => lines::pack::<4>(group, units, r),
-        (None, 5) => lines::pack::<5>(group, units, r),
-        (None, _) => lines::pack::<6>(group, units, r),
+        (Some(f), _) => f.pack(group, sub_blocks, r),
+        (None, 4) => lines::pack::<4>(group, sub_blocks, r),
+        (None, 5) => lines::pack::<5>(group, sub_blocks, r),
+        (None, _) => lines::pack::<6>(group, sub_blocks, r),
     }
 }
 
@@ -68,7 +68,7 @@ fn pack_32(f: &Blocks32, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
     } else {
         let high = f.high.map_or(0, |at| word(src, at));
         let low = |g: usize| word(src, f.quants + g % 4 * 4) >> (g / 4 * 4) & 0x0f0f_0f0f;
-        pack_units(f.bits(), |g| u64::from(low(g) | spread(high >> (4 * g)) << 4), q, r);
+        pack_sub_blocks(f.bits(), |g| u64::from(low(g) | spread(high >> (4 * g)) << 4), q, r);
     }
     for i in 0..f.scales() {
         dst[scales + (i * PANEL + r) * 2..][..2].copy_from_slice(&src[2 * i..][..2]);
@@ -81,9 +81,9 @@ fn pack_q6(o: &mut [u8], r: usize, src: &[u8]) {
         o[s * 16 + r] = src[192 + s];
     }
     o[256 + r * 2..][..2].copy_from_slice(&src[208..210]);
-    for (i, o) in o[HEAD..].chunks_exact_mut(const { 2 * Lines::of(6).unit_bytes() }).enumerate() {
+    for (i, o) in o[HEAD..].chunks_exact_mut(const { 2 * Lines::of(6).sub_block_bytes() }).enumerate() {
         let group = |e: usize| u64::from(q6_word(src, i * 32 + e));
-        pack_units(6, |g| group(g * 4) | group(16 + g * 4) << 32, o, r);
+        pack_sub_blocks(6, |g| group(g * 4) | group(16 + g * 4) << 32, o, r);
     }
 }
 
@@ -98,7 +98,7 @@ fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
     o[256 + r * 2..][..2].copy_from_slice(&src[..2]);
     o[288 + r * 2..][..2].copy_from_slice(&src[2..4]);
     let bits = 4 + u32::from(five);
-    for (i, o) in o[HEAD..].chunks_exact_mut(2 * Lines::of(bits).unit_bytes()).enumerate() {
+    for (i, o) in o[HEAD..].chunks_exact_mut(2 * Lines::of(bits).sub_block_bytes()).enumerate() {
         let low = |g: usize| {
             let nibbles = u64::from(word(src, if five { 48 } else { 16 } + (i * 8 + g) * 4));
             (nibbles | nibbles << 28) & 0x0f0f_0f0f_0f0f_0f0f
@@ -107,7 +107,7 @@ fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
             let bits = u64::from(if five { word(src, 16 + g * 4) >> (2 * i) } else { 0 });
             ((bits | bits << 31) & 0x0101_0101_0101_0101) << 4
         };
-        pack_units(bits, |g| low(g) | high(g), o, r);
+        pack_sub_blocks(bits, |g| low(g) | high(g), o, r);
     }
 }
 

@@ -22,9 +22,9 @@ use super::avx512::Avx512;
 use super::features::{enable_features, isa_features};
 use super::form::Form;
 use super::matmul::Panels;
+use super::matmul_tasks::AMX_PANELS as PANELS;
 use super::panel::PANEL;
 use super::simd::{Simd, each};
-use super::units::AMX_PANELS as PANELS;
 use registers::{Shapes, finish_32, finish_256, start_32, start_256};
 use unpack::unpack;
 

@@ -100,18 +100,18 @@ impl Attend<'_> {
         assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS && of.layer < kv.n_layer);
         assert!(self.span.end().div_ceil(PAGE) <= self.span.pages.len());
         assert!(scratch.dims >= kv.value_dims(), "scratch for a smaller head");
-        walk(cpu, Unit { a: self, out, scratch });
+        walk(cpu, AttendOp { a: self, out, scratch });
     }
 }
 
 /// The block's attention over its chunks.
-struct Unit<'a> {
+struct AttendOp<'a> {
     a: &'a Attend<'a>,
     out: AttendOut<'a>,
     scratch: &'a mut AttendScratch,
 }
 
-impl<'a> Walk<'a> for Unit<'a> {
+impl<'a> Walk<'a> for AttendOp<'a> {
     fn attend(&self) -> &'a Attend<'a> {
         self.a
     }

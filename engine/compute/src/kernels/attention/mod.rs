@@ -111,7 +111,7 @@ impl Attention<'_> {
         let group = self.n_head / kv.n_head_kv;
         let block = (MAX_COLUMNS / group).max(1);
         let stride = group * kv.part_len();
-        let (mut units, mut end, mut part) = (Vec::new(), 0, 0);
+        let (mut all_tasks, mut end, mut part) = (Vec::new(), 0, 0);
         for (i, span) in self.spans.iter().enumerate() {
             assert!(span.row >= end && (span.row + span.n) * width <= out.len() && group <= MAX_COLUMNS);
             end = span.row + span.n;
@@ -119,13 +119,13 @@ impl Attention<'_> {
                 if span.n <= FEW_ROWS && span.end() > CHUNK {
                     for token in 0..span.n {
                         for chunk in self.chunks(span, token, 1) {
-                            units.push(UnitOf { span: i, head, token, n: 1, chunk: Some(chunk), part });
+                            all_tasks.push(AttentionTask { span: i, head, token, n: 1, chunk: Some(chunk), part });
                             part += stride;
                         }
                     }
                 } else {
                     let tokens = (0..span.n).step_by(block);
-                    units.extend(tokens.map(|token| UnitOf {
+                    all_tasks.extend(tokens.map(|token| AttentionTask {
                         span: i,
                         head,
                         token,
@@ -138,10 +138,10 @@ impl Attention<'_> {
         }
         assert!(part <= parts.len(), "scratch for fewer sequences or shorter ones");
         // long blocks of a causal prefill come last: start with them
-        units.reverse();
+        all_tasks.reverse();
         let (rows, shared) = (SharedOut::new(out), SharedOut::new(parts));
-        tasks::with_state(pool, units.len(), scratch, &|i, scratch| {
-            let u = &units[i];
+        tasks::with_state(pool, all_tasks.len(), scratch, &|i, scratch| {
+            let u = &all_tasks[i];
             let span = &self.spans[u.span];
             let row = span.row + u.token;
             let pos = span.pos + u.token;
@@ -151,15 +151,16 @@ impl Attention<'_> {
             };
             Attend { of: self, head: u.head, span, row, tokens: u.n, pos, chunks }.run(cpu, out, scratch);
         });
-        units.reverse();
+        all_tasks.reverse();
         let mut i = 0;
-        while i < units.len() {
-            let u = &units[i];
+        while i < all_tasks.len() {
+            let u = &all_tasks[i];
             if u.chunk.is_none() {
                 i += 1;
                 continue;
             }
-            let n = units[i..].iter().take_while(|v| (v.span, v.head, v.token) == (u.span, u.head, u.token)).count();
+            let n =
+                all_tasks[i..].iter().take_while(|v| (v.span, v.head, v.token) == (u.span, u.head, u.token)).count();
             for g in 0..group {
                 let at = (self.spans[u.span].row + u.token) * width + (u.head * group + g) * kv.head_dim;
                 combine(cpu, kv, &parts[u.part + g * kv.part_len()..], stride, n, &mut out[at..at + kv.head_dim]);
@@ -204,7 +205,7 @@ impl Attention<'_> {
 
 /// A task of [`Attention::run`]: tokens `token..token + n` of a span through one KV head; over one chunk, whose parts
 /// then start at `part`, or over all of them.
-struct UnitOf {
+struct AttentionTask {
     span: usize,
     head: usize,
     token: usize,

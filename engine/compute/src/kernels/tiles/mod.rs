@@ -3,15 +3,15 @@
 
 mod codes;
 mod small;
+mod sub_block;
 mod supers;
-mod unit;
 pub(super) mod unpack;
 mod weight_prefetch;
 
 pub(super) use codes::{Codes32, SuperCodes};
 pub(super) use small::Small;
+use sub_block::SubBlockActs;
 pub(super) use supers::{SuperMin, SuperSigned};
-use unit::UnitActs;
 pub(super) use unpack::Unpacked;
 pub(super) use weight_prefetch::WeightPrefetch;
 

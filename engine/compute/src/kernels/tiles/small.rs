@@ -1,7 +1,7 @@
 //! The legacy types: blocks of 32.
 
 use super::{
-    Quant, Shape, Tile, UnitActs, Unpacked, add_group, prefetch_ahead, start, store, unit, unpacked_chunk,
+    Quant, Shape, SubBlockActs, Tile, Unpacked, add_group, prefetch_ahead, start, store, sub_block, unpacked_chunk,
     unpacked_scale, weights_at,
 };
 use crate::kernels::fields::{self, Fields, IN_FIELDS};
@@ -27,7 +27,7 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
         let bound = if unpacked { core::hint::black_box(run) } else { s.bound(run) };
         let fields = const { Fields::alone::<NC>(BITS) };
         let runs = if in_place { 0 } else { 8 / run };
-        let qb = if Self::PACKED { Lines::of(BITS).unit_bytes() } else { 512 };
+        let qb = if Self::PACKED { Lines::of(BITS).sub_block_bytes() } else { 512 };
         let aw = S::act_encoding(BITS).words();
         // weights of a group side by side are walked through by steps as opaque: of an index the compiler of WebAssembly
         // makes several additions for each load
@@ -54,13 +54,13 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                 let groups = record.add(2 * NC);
                 if fields.is_some() {
                     let zero_point = if MIN { None } else { Some(zero_point(0) as u32) };
-                    fields::add_unit::<S, RV, BITS>(s, quants, record.add(2), zero_point, |v, dot| {
+                    fields::add_sub_block::<S, RV, BITS>(s, quants, record.add(2), zero_point, |v, dot| {
                         isum[v][0] = s.add_i(isum[v][0], s.total_of_fields(dot, None));
                     });
                 } else if in_place {
                     let zero_point_terms = if MIN { None } else { Some(record.add(NC)) };
-                    let acts = UnitActs { groups, zero_point_terms };
-                    unit::add_unit::<S, RV, NC, BITS>(
+                    let acts = SubBlockActs { groups, zero_point_terms };
+                    sub_block::add_sub_block::<S, RV, NC, BITS>(
                         s,
                         quants,
                         acts,

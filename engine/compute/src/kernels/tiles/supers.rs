@@ -1,7 +1,8 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
 
 use super::{
-    Quant, Shape, Tile, UnitActs, add_group, prefetch_head, prefetch_record_part, start, store, unit, unpacked_group,
+    Quant, Shape, SubBlockActs, Tile, add_group, prefetch_head, prefetch_record_part, start, store, sub_block,
+    unpacked_group,
 };
 use crate::kernels::fields::{self, Fields};
 use crate::kernels::form::HEAD;
@@ -47,12 +48,12 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     t: &Tile<'_, RV>,
 ) {
     let lines = Lines::of(BITS);
-    let (unit_bytes, groups, bytes) = (lines.unit_bytes(), lines.groups(), lines.record_bytes());
-    let units = 64 / groups;
+    let (sub_block_bytes, groups, bytes) = (lines.sub_block_bytes(), lines.groups(), lines.record_bytes());
+    let sub_blocks = 64 / groups;
     let (aw, unpacked) = (S::act_encoding(BITS).words(), S::UNPACKS && NC > 1);
     let fields = const { Fields::alone::<NC>(BITS) };
     let head = if MIN { 5 } else { 17 };
-    let unit_words = fields.map_or(groups * aw, |f| f.words()) * NC;
+    let sub_block_words = fields.map_or(groups * aw, |f| f.words()) * NC;
     // looked up in modules for browsers, where code for both widths is to be alike
     let bytes = if FEW_TILES && unpacked && MIN { t.bytes } else { bytes };
     // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
@@ -65,21 +66,23 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
                 prefetch_head(s, t, o, HEAD);
             }
             let mut isum = [[s.splat_i(0); NC]; RV];
-            // rolled (an opaque bound): unrolled, the compiler interleaves the units and spills
-            for i in 0..core::hint::black_box(units) {
-                if i.is_multiple_of(units / 8) {
+            // rolled (an opaque bound): unrolled, the compiler interleaves the sub-blocks and spills
+            for i in 0..core::hint::black_box(sub_blocks) {
+                if i.is_multiple_of(sub_blocks / 8) {
                     if NC == 1 {
-                        prefetch_record_part(s, t, o, bytes, i / (units / 8));
+                        prefetch_record_part(s, t, o, bytes, i / (sub_blocks / 8));
                     } else {
                         prefetch.prefetch_chunk(s);
                     }
                 }
-                let x = Unit {
-                    lines: each!(RV, |v| o[v].add(HEAD + i * unit_bytes + t.lane[v] * 4)),
+                let x = SubBlock {
+                    lines: each!(RV, |v| o[v].add(HEAD + i * sub_block_bytes + t.lane[v] * 4)),
                     scales: each!(RV, |v| o[v].add(i * 16 + t.lane[v])),
-                    unpacked: t.unpacked.wrapping_add(((b - t.blocks[0]) * units + i) * groups * RV * 4 * S::LANES),
-                    acts: UnitActs {
-                        groups: record.add(head * NC + i * unit_words),
+                    unpacked: t
+                        .unpacked
+                        .wrapping_add(((b - t.blocks[0]) * sub_blocks + i) * groups * RV * 4 * S::LANES),
+                    acts: SubBlockActs {
+                        groups: record.add(head * NC + i * sub_block_words),
                         zero_point_terms: if MIN { None } else { Some(record.add((1 + i) * NC)) },
                     },
                 };
@@ -102,7 +105,7 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
                     acc[v][c] = s.add(acc[v][c], term);
                 }
             }
-            record = record.add(head * NC + units * unit_words);
+            record = record.add(head * NC + sub_blocks * sub_block_words);
         }
         store(s, &acc, t);
     }
@@ -136,14 +139,14 @@ unsafe fn widened<S: Simd, const RV: usize>(s: S, at: *const u16) -> [S::F; RV] 
 }
 
 /// Elements of a super-block that have a scale in common, in some vectors of rows, and their activations.
-struct Unit<const RV: usize> {
+struct SubBlock<const RV: usize> {
     lines: [*const u8; RV],
     scales: [*const u8; RV],
     unpacked: *const u8,
-    acts: UnitActs,
+    acts: SubBlockActs,
 }
 
-impl<const RV: usize> Unit<RV> {
+impl<const RV: usize> SubBlock<RV> {
     /// Adds `scale * dot`.
     ///
     /// # Safety
@@ -159,14 +162,14 @@ impl<const RV: usize> Unit<RV> {
         unsafe {
             if const { Fields::alone::<NC>(BITS).is_some() } {
                 let zero_point = acts.zero_point_terms.map(|terms| terms.read());
-                fields::add_unit::<S, RV, BITS>(s, self.lines, acts.groups, zero_point, |v, dot| {
+                fields::add_sub_block::<S, RV, BITS>(s, self.lines, acts.groups, zero_point, |v, dot| {
                     let scaled = s.total_of_fields(dot, Some(self.scale::<S, MIN>(s, v)));
                     isum[v][0] = s.add_i(isum[v][0], scaled);
                 });
                 return;
             }
             if !S::UNPACKS || NC == 1 {
-                unit::add_unit::<S, RV, NC, BITS>(
+                sub_block::add_sub_block::<S, RV, NC, BITS>(
                     s,
                     self.lines,
                     acts,

@@ -118,9 +118,9 @@ pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, 
         let put = &mut put;
         if let Some(bits) = form.packed_bits() {
             let head = if form.block_len() == 256 { HEAD } else { 0 };
-            let (unit_bytes, units) = (Lines::of(bits).unit_bytes(), 32 / Lines::of(bits).len);
-            for i in t * units..(t + 1) * units {
-                let at = at.add(head + i * unit_bytes);
+            let (sub_block_bytes, sub_blocks) = (Lines::of(bits).sub_block_bytes(), 32 / Lines::of(bits).len);
+            for i in t * sub_blocks..(t + 1) * sub_blocks {
+                let at = at.add(head + i * sub_block_bytes);
                 match bits {
                     4 if IN_FIELDS => fields::unpack::<S, 4>(s, at, put),
                     5 if IN_FIELDS => fields::unpack::<S, 5>(s, at, put),

@@ -20,7 +20,7 @@ impl WeightPrefetch {
     pub(in super::super) const NONE: WeightPrefetch =
         WeightPrefetch { lines: core::ptr::null()..core::ptr::null(), step: 0 };
 
-    /// Up to `rows` rows from `row` on, of a unit that ends with panel `end`; beyond it, of what is read next.
+    /// Up to `rows` rows from `row` on, of a sub-block that ends with panel `end`; beyond it, of what is read next.
     pub(in super::super) fn rows(
         w: &Matrix,
         row: usize,

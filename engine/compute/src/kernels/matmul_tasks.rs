@@ -7,13 +7,13 @@ use super::matmul::{Columns, Job};
 
 /// Panels `p0..p1` of a job.
 #[derive(Clone, Copy)]
-pub(super) struct Unit {
+pub(super) struct MatmulTask {
     pub(super) job: usize,
     pub(super) p0: usize,
     pub(super) p1: usize,
 }
 
-impl Unit {
+impl MatmulTask {
     /// Its weights.
     pub(super) fn weights<'a>(&self, jobs: &[Job<'a>]) -> &'a [u8] {
         jobs[self.job].w.panels_of(self.p0..self.p1)
@@ -22,24 +22,24 @@ impl Unit {
 
 /// Cuts the jobs into units: a few per thread, so that a late thread can be helped; with one column each is a long
 /// stream, with many each is small, for all wait for the last.
-pub(super) fn units(jobs: &[Job<'_>], threads: usize) -> Vec<Unit> {
-    let mut units = Vec::new();
+pub(super) fn split_into_tasks(jobs: &[Job<'_>], threads: usize) -> Vec<MatmulTask> {
+    let mut tasks = Vec::new();
     for (job, Job { w, x, .. }) in jobs.iter().enumerate() {
         let panels = w.panels();
         let whole = whole_panels(w.form(), x);
-        let long = UNIT_BYTES.div_ceil(w.panel_bytes().max(1) * x.n().max(1));
+        let long = MIN_TASK_BYTES.div_ceil(w.panel_bytes().max(1) * x.n().max(1));
         let n = match threads {
             1 => 1,
             _ => (panels / long.max(whole)).clamp(1, threads * 16).next_multiple_of(threads),
         };
         let cut = |i: usize| if i == n { panels } else { panels.min((panels * i / n).next_multiple_of(whole)) };
-        units.extend((0..n).map(|i| Unit { job, p0: cut(i), p1: cut(i + 1) }).filter(|u| u.p0 < u.p1));
+        tasks.extend((0..n).map(|i| MatmulTask { job, p0: cut(i), p1: cut(i + 1) }).filter(|t| t.p0 < t.p1));
     }
-    units
+    tasks
 }
 
 /// Weights times columns of a unit, at least: long enough to stream.
-const UNIT_BYTES: usize = 64 * 1024;
+const MIN_TASK_BYTES: usize = 64 * 1024;
 
 /// Panels that share what is read of a square's columns; of super-blocks, half as many.
 pub(super) const AMX_PANELS: usize = 4;
@@ -66,11 +66,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn units_are_all_panels_once(rows in 1usize..3000, blocks in 1usize..40, dtype in prop::sample::select(vec![Dtype::Q4_0, Dtype::F32]), threads in 1usize..70) {
+        fn tasks_cover_each_panel_once(rows in 1usize..3000, blocks in 1usize..40, dtype in prop::sample::select(vec![Dtype::Q4_0, Dtype::F32]), threads in 1usize..70) {
             let w = Matrix::zeroed(dtype, rows, blocks * 32).unwrap();
             let job = Job { w: &w, x: Columns::Plain(Floats { x: &[], stride: 1 }), column: 0, at: 0 };
             let mut next = 0;
-            for Unit { p0, p1, .. } in units(&[job], threads) {
+            for MatmulTask { p0, p1, .. } in split_into_tasks(&[job], threads) {
                 prop_assert!(p0 == next && p1 > p0);
                 next = p1;
             }

@@ -1,19 +1,19 @@
-//! Dots of a unit of weights of 4 to 6 bits that stay in their lines.
+//! Dots of a sub-block of weights of 4 to 6 bits that stay in their lines.
 
 use super::add_group;
 use crate::kernels::lines::group;
 use crate::kernels::simd::{Simd, each};
 
-/// Where the activations of a unit are, of some columns.
+/// Where the activations of a sub-block are, of some columns.
 #[derive(Clone, Copy)]
-pub(super) struct UnitActs {
+pub(super) struct SubBlockActs {
     /// The groups, or the factors of fields.
     pub(super) groups: *const u32,
     /// What dots start from, where that takes the weights' offset off.
     pub(super) zero_point_terms: Option<*const u32>,
 }
 
-impl UnitActs {
+impl SubBlockActs {
     /// The first value of a dot of column `c`.
     ///
     /// # Safety
@@ -41,16 +41,16 @@ impl UnitActs {
     }
 }
 
-/// Gives `total` the dots of a unit, with weights of so many bits, by vectors of rows and columns, maybe in several parts:
+/// Gives `total` the dots of a sub-block, with weights of so many bits, by vectors of rows and columns, maybe in several parts:
 /// where pairs of products stay in i16, and no first values take the weights' offset off, so that they fit there.
 ///
 /// # Safety
 /// The lines are there, and the activations of NC columns.
 #[inline(always)]
-pub(super) unsafe fn add_unit<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
+pub(super) unsafe fn add_sub_block<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
     s: S,
     lines: [*const u8; RV],
-    acts: UnitActs,
+    acts: SubBlockActs,
     mut total: impl FnMut(usize, usize, S::Acc),
 ) {
     let words = S::act_encoding(BITS).words() * NC;
