@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 
 use super::act::Floats;
 use super::decoded::float_at;
-use super::matmul::{Columns, Panels, Product, rows_at_once};
+use super::matmul::{Columns, Panels, Product, vectors_per_tile};
 use super::panel::{Matrix, PANEL};
 use super::simd::{FEW_TILES, Simd, TileShape, each};
 
@@ -180,7 +180,7 @@ pub(super) use f32_shapes;
 pub(super) fn panels<S: Simd, E: Elem>(s: S, panels: Panels<'_>) {
     let p = panels.product;
     let Columns::Plain(x) = p.x else { return };
-    let rv = rows_at_once(s, p.n, S::GEMV[3], S::TILE_F32);
+    let rv = vectors_per_tile(s, p.n, S::GEMV[3], S::TILE_F32);
     let (mut row, end) = (panels.p0 * PANEL, panels.p1 * PANEL);
     while row < end {
         let rv = rv.min((end - row) / S::LANES);

@@ -194,33 +194,33 @@ impl<Q: Quant> Op for QuantPanels<'_, Q> {
         let tiles = &tiles;
         #[cfg(all(target_family = "wasm", not(target_feature = "relaxed-simd")))]
         let tiles: &dyn Tiles = &tiles;
-        Walk { panels, s, shape: Q::SHAPE, unpacks, bits, tiles }.run();
+        TileLoop { panels, s, shape: Q::SHAPE, unpacks, bits, tiles }.run();
     }
 }
 
 /// The tiles of a format on an instruction set.
 trait Tiles {
     /// The tile of `rv` vectors and one column.
-    fn alone(&self, a: &Acts<'_>, at: Place, rv: usize);
+    fn gemv(&self, a: &Acts<'_>, at: TilePosition, rv: usize);
     /// That of `rv` vectors and several columns.
-    fn several(&self, a: &Acts<'_>, at: Place, rv: usize, nc: usize);
+    fn gemm(&self, a: &Acts<'_>, at: TilePosition, rv: usize, nc: usize);
 }
 
 struct TilesOf<'a, Q, S>(QuantPanels<'a, Q>, S);
 
 impl<Q: Quant, S: Simd> Tiles for TilesOf<'_, Q, S> {
     #[inline(always)]
-    fn alone(&self, a: &Acts<'_>, at: Place, rv: usize) {
+    fn gemv(&self, a: &Acts<'_>, at: TilePosition, rv: usize) {
         self.0.tile_of::<S, 1, 1>(self.1, a, at, rv, 1);
     }
     #[inline(always)]
-    fn several(&self, a: &Acts<'_>, at: Place, rv: usize, nc: usize) {
+    fn gemm(&self, a: &Acts<'_>, at: TilePosition, rv: usize, nc: usize) {
         self.0.tile_of::<S, 2, 6>(self.1, a, at, rv, nc);
     }
 }
 
 /// A walk over all tiles of some panels.
-struct Walk<'a, S, T: ?Sized> {
+struct TileLoop<'a, S, T: ?Sized> {
     panels: Panels<'a>,
     s: S,
     shape: Shape,
@@ -233,7 +233,7 @@ struct Walk<'a, S, T: ?Sized> {
 
 /// Vectors of rows at a time for `n` columns: those of `tile`, or for one column `gemv` or a panel.
 #[inline(always)]
-pub(super) fn rows_at_once<S: Simd>(s: S, n: usize, gemv: usize, tile: TileShape) -> usize {
+pub(super) fn vectors_per_tile<S: Simd>(s: S, n: usize, gemv: usize, tile: TileShape) -> usize {
     match n {
         1 if s.prefetch_policy().interleaves_panels => gemv,
         1 => PANEL / S::LANES,
@@ -278,14 +278,14 @@ fn add_block(form: &Form, acc: f32, w: &Decoded, q: &[i8], da: f32) -> f32 {
     }
 }
 
-impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
+impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
     /// Row groups outside, column tiles inside: a group of panels stays in cache while the columns stream by.
     #[cfg_attr(any(not(target_family = "wasm"), target_feature = "relaxed-simd"), inline(always))]
     fn run(&self) {
-        let Walk { s, panels, .. } = *self;
+        let TileLoop { s, panels, .. } = *self;
         let Columns::Packed(a) = panels.product.x else { return };
         let shape = self.shape.tile::<S>();
-        let whole = rows_at_once(s, if FEW_TILES { 1 } else { a.n }, self.shape.gemv::<S>(), shape);
+        let whole = vectors_per_tile(s, if FEW_TILES { 1 } else { a.n }, self.shape.gemv::<S>(), shape);
         let (mut row, end) = (panels.p0 * PANEL, panels.p1 * PANEL);
         while row < end {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
@@ -294,7 +294,7 @@ impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
             if self.unpacks {
                 c = self.unpacked(&a, group, row, c, &prefetch);
                 while c < a.n {
-                    self.tiles.alone(&a, Place::packed(&a, row, c, WeightPrefetch::NONE), group);
+                    self.tiles.gemv(&a, TilePosition::packed(&a, row, c, WeightPrefetch::NONE), group);
                     c += 1;
                 }
             } else {
@@ -303,10 +303,10 @@ impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
                     let rv = if nc == 1 { group } else { shape.rv.min(group) };
                     let prefetch = prefetch.share(s, c..c + nc, a.n, a.k / 32);
                     for v in (0..group).step_by(rv) {
-                        let at = Place::packed(&a, row + v * S::LANES, c, prefetch.clone());
+                        let at = TilePosition::packed(&a, row + v * S::LANES, c, prefetch.clone());
                         match nc {
-                            1 => self.tiles.alone(&a, at, rv),
-                            _ => self.tiles.several(&a, at, rv, nc),
+                            1 => self.tiles.gemv(&a, at, rv),
+                            _ => self.tiles.gemm(&a, at, rv, nc),
                         }
                     }
                     c += nc;
@@ -348,7 +348,7 @@ impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
                 while let Some(nc) = several(c) {
                     let done = blocks[0] * a.kind.block / 32 * a.n + c * chunks;
                     let prefetch = prefetch.share(s, done..done + nc * chunks, a.n * a.k / 32, chunks);
-                    self.tiles.several(a, Place { row, c, blocks, unpacked, prefetch }, rv, nc);
+                    self.tiles.gemm(a, TilePosition { row, c, blocks, unpacked, prefetch }, rv, nc);
                     c += nc;
                 }
             }
@@ -364,7 +364,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         &self,
         s: S,
         a: &Acts<'_>,
-        at: Place,
+        at: TilePosition,
         rv: usize,
         nc: usize,
     ) {
@@ -386,8 +386,8 @@ impl<Q: Quant> QuantPanels<'_, Q> {
     // WebAssembly has no boundary of features to stay inside, and its engines do poorly on one huge function
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
-    fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, at: Place) {
-        let (p, Place { row, c, blocks, unpacked, prefetch }) = (self.0.product, at);
+    fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, at: TilePosition) {
+        let (p, TilePosition { row, c, blocks, unpacked, prefetch }) = (self.0.product, at);
         // a call for several columns too would cost a tenth of some tiles, in addresses that the compiler makes of it
         let (first, words) = match NC {
             1 if IN_FIELDS => (a.kind.start(a.n, a.k, c), a.kind.record(1)),
@@ -416,7 +416,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
 }
 
 /// Where a tile computes: from a row and a column on, blocks from a first to an end, which may have been unpacked.
-struct Place {
+struct TilePosition {
     row: usize,
     c: usize,
     blocks: [usize; 2],
@@ -424,10 +424,10 @@ struct Place {
     prefetch: WeightPrefetch,
 }
 
-impl Place {
+impl TilePosition {
     /// All blocks, as they are.
     #[inline(always)]
-    fn packed(a: &Acts<'_>, row: usize, c: usize, prefetch: WeightPrefetch) -> Place {
-        Place { row, c, blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null(), prefetch }
+    fn packed(a: &Acts<'_>, row: usize, c: usize, prefetch: WeightPrefetch) -> TilePosition {
+        TilePosition { row, c, blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null(), prefetch }
     }
 }

@@ -100,7 +100,7 @@ impl Attend<'_> {
         assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS && of.layer < kv.n_layer);
         assert!(self.span.end().div_ceil(PAGE) <= self.span.pages.len());
         assert!(scratch.dims >= kv.value_dims(), "scratch for a smaller head");
-        walk(cpu, AttendOp { a: self, out, scratch });
+        run_chunk_op(cpu, AttendOp { a: self, out, scratch });
     }
 }
 
@@ -111,13 +111,13 @@ struct AttendOp<'a> {
     scratch: &'a mut AttendScratch,
 }
 
-impl<'a> Walk<'a> for AttendOp<'a> {
+impl<'a> ChunkOp<'a> for AttendOp<'a> {
     fn attend(&self) -> &'a Attend<'a> {
         self.a
     }
     /// The path of a block through its chunks, the same for every instruction set.
     #[inline(always)]
-    fn walk(self, k: &impl Chunk) {
+    fn run(self, k: &impl Chunk) {
         let a = self.a;
         let (group, tokens, d, dims) = (a.group(), a.tokens, a.kv().head_dim, a.kv().value_dims());
         let columns = tokens * group;
@@ -191,12 +191,12 @@ pub(super) struct Scores<'a> {
     pub(super) out: &'a mut [Vec<f32>],
 }
 
-impl<'a> Walk<'a> for Scores<'a> {
+impl<'a> ChunkOp<'a> for Scores<'a> {
     fn attend(&self) -> &'a Attend<'a> {
         self.a
     }
     #[inline(always)]
-    fn walk(self, k: &impl Chunk) {
+    fn run(self, k: &impl Chunk) {
         let a = self.a;
         let q = a.queries(k, &mut self.scratch.q);
         let scores = &mut self.scratch.scores[..self.out.len()];
@@ -234,15 +234,15 @@ pub(super) trait Chunk {
 }
 
 /// Work on the chunks of a block.
-pub(super) trait Walk<'a> {
+pub(super) trait ChunkOp<'a> {
     fn attend(&self) -> &'a Attend<'a>;
     /// Must be `#[inline(always)]`.
-    fn walk(self, k: &impl Chunk);
+    fn run(self, k: &impl Chunk);
 }
 
 /// Runs it. Each type of keys and values is an operation of its own, as it is a good deal of code; but one copy of what
 /// they have in common is enough for modules for browsers.
-pub(super) fn walk<'a>(cpu: Cpu, w: impl Walk<'a>) {
+pub(super) fn run_chunk_op<'a>(cpu: Cpu, w: impl ChunkOp<'a>) {
     match w.attend().kv().kv_type {
         _ if cfg!(target_family = "wasm") => cpu.run(OfType::<_, ANY>(w)),
         KvType::F32 => cpu.run(OfType::<_, F32>(w)),
@@ -260,15 +260,15 @@ pub(super) const ANY: usize = KvType::ALL.len();
 /// `KV`: which of the types.
 struct OfType<W, const KV: usize>(W);
 
-impl<'a, W: Walk<'a>, const KV: usize> Op for OfType<W, KV> {
+impl<'a, W: ChunkOp<'a>, const KV: usize> Op for OfType<W, KV> {
     type Out = ();
     fn scalar(self) {
         let a = self.0.attend();
-        self.0.walk(&Scalar(a));
+        self.0.run(&Scalar(a));
     }
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
         let a = self.0.attend();
-        self.0.walk(&Lanes::<S, KV> { a, s });
+        self.0.run(&Lanes::<S, KV> { a, s });
     }
 }

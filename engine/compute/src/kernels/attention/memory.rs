@@ -13,15 +13,15 @@ const PIECE_BYTES: Option<usize> = if cfg!(target_family = "wasm") { Some(4 << 2
 
 /// How pages lie in pieces.
 #[derive(Clone, Copy)]
-struct Places {
+struct PageMap {
     page_bytes: usize,
     /// A piece has `1 << shift` pages, the last one those that are left.
     shift: u32,
 }
 
-impl Places {
+impl PageMap {
     /// The piece of a page, and where the page begins in it.
-    fn of(self, page: u32) -> (usize, usize) {
+    fn locate(self, page: u32) -> (usize, usize) {
         let page = page as usize;
         (page >> self.shift, (page & ((1 << self.shift) - 1)) * self.page_bytes)
     }
@@ -30,7 +30,7 @@ impl Places {
 /// Memory of pages.
 pub struct KvMemory {
     pieces: Vec<Option<AlignedBuf>>,
-    places: Places,
+    map: PageMap,
     n_pages: usize,
 }
 
@@ -55,7 +55,7 @@ impl KvMemory {
         let mut pieces = Vec::new();
         pieces.try_reserve_exact(n)?;
         pieces.resize_with(n, || None);
-        Ok(KvMemory { pieces, places: Places { page_bytes: layout.page_bytes(), shift }, n_pages })
+        Ok(KvMemory { pieces, map: PageMap { page_bytes: layout.page_bytes(), shift }, n_pages })
     }
 
     /// Memory of `n_pages` pages, all of them zero.
@@ -76,8 +76,8 @@ impl KvMemory {
     /// # Panics
     /// If it was made for fewer pages.
     pub fn commit(&mut self, page: u32) -> Result<(), TryReserveError> {
-        let Places { page_bytes, shift } = self.places;
-        let (i, at) = self.places.of(page);
+        let PageMap { page_bytes, shift } = self.map;
+        let (i, at) = self.map.locate(page);
         let piece = match &mut self.pieces[i] {
             Some(piece) => piece,
             none => {
@@ -96,7 +96,7 @@ impl KvMemory {
 
     /// Bytes of a page.
     pub fn page_bytes(&self) -> usize {
-        self.places.page_bytes
+        self.map.page_bytes
     }
 
     /// A page.
@@ -104,7 +104,7 @@ impl KvMemory {
     /// # Panics
     /// If it is not there.
     pub fn page(&self, page: u32) -> &[u8] {
-        let (piece, at) = self.places.of(page);
+        let (piece, at) = self.map.locate(page);
         let piece = self.pieces[piece].as_ref().map_or(Default::default(), AlignedBuf::bytes);
         &piece[at..at + self.page_bytes()]
     }
@@ -114,7 +114,7 @@ impl KvMemory {
     /// # Panics
     /// If it is not there.
     pub fn page_mut(&mut self, page: u32) -> &mut [u8] {
-        let ((piece, at), n) = (self.places.of(page), self.page_bytes());
+        let ((piece, at), n) = (self.map.locate(page), self.page_bytes());
         let piece = self.pieces[piece].as_mut().map_or(Default::default(), AlignedBuf::bytes_mut);
         &mut piece[at..at + n]
     }
@@ -132,14 +132,14 @@ impl KvMemory {
     pub(super) fn shared(&mut self) -> SharedPages<'_> {
         let pieces = self.pieces.iter_mut();
         let pieces = pieces.map(|p| SharedOut::new(p.as_mut().map_or(Default::default(), AlignedBuf::bytes_mut)));
-        SharedPages { pieces: pieces.collect(), places: self.places }
+        SharedPages { pieces: pieces.collect(), map: self.map }
     }
 }
 
 /// Pages that tasks write disjoint parts of.
 pub(super) struct SharedPages<'a> {
     pieces: Vec<SharedOut<'a, u8>>,
-    places: Places,
+    map: PageMap,
 }
 
 impl<'a> SharedPages<'a> {
@@ -152,8 +152,8 @@ impl<'a> SharedPages<'a> {
     /// If they are not inside the page.
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn slice(&self, page: u32, at: usize, n: usize) -> &'a mut [u8] {
-        assert!(at + n <= self.places.page_bytes, "a part outside its page");
-        let (piece, start) = self.places.of(page);
+        assert!(at + n <= self.map.page_bytes, "a part outside its page");
+        let (piece, start) = self.map.locate(page);
         // SAFETY: by this function's contract.
         unsafe { self.pieces[piece].slice(start + at, n) }
     }

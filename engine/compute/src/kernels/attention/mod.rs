@@ -26,7 +26,7 @@ use core::ops::Range;
 
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
-use block::{Attend, AttendOut, Scores, walk};
+use block::{Attend, AttendOut, Scores, run_chunk_op};
 pub use kv::{KvLayout, KvRows, KvType, MAX_HEAD_DIM, PAGE, Slot, write_kv};
 pub use memory::KvMemory;
 use running::combine;
@@ -195,7 +195,7 @@ impl Attention<'_> {
                     let a = Attend { of: self, head, span, row: span.row + token, tokens: 1, pos, chunks };
                     let at = all.len();
                     all.resize(at + a.group(), Vec::new());
-                    walk(cpu, Scores { a: &a, scratch: &mut scratch, out: &mut all[at..] });
+                    run_chunk_op(cpu, Scores { a: &a, scratch: &mut scratch, out: &mut all[at..] });
                 }
             }
         }

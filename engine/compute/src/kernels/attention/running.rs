@@ -66,7 +66,7 @@ struct Combine<'a> {
 
 impl Combine<'_> {
     #[inline(always)]
-    fn walk(self, blend: impl Fn(&mut [f32], f32, &[f32], f32) + Copy) {
+    fn combine(self, blend: impl Fn(&mut [f32], f32, &[f32], f32) + Copy) {
         let mut o = [0.0; MAX_HEAD_DIM];
         let o = &mut o[..self.dims];
         let mut running = Running { m: f32::NEG_INFINITY, l: 0.0 };
@@ -81,11 +81,11 @@ impl Combine<'_> {
 impl Op for Combine<'_> {
     type Out = ();
     fn scalar(self) {
-        self.walk(Scalar::blend_of);
+        self.combine(Scalar::blend_of);
     }
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        self.walk(
+        self.combine(
             #[inline(always)]
             |o, x, part, y| blend_lanes(s, o, x, part, y),
         );
