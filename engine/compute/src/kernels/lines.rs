@@ -13,7 +13,7 @@
 //! shifts bring along, of the same byte and of the other one, is known when a line's last bits are written: they are such
 //! that all of it together is the group. So a group takes one mask, not one for each share.
 
-use super::form::HEAD;
+use super::panel_layout::HEAD;
 use super::simd::Simd;
 
 /// What a group has in a line: the line, how far it is shifted right, and which bits of the group are there.

@@ -23,9 +23,9 @@ use super::cpu::Op;
 use super::decoded::Decoded;
 use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
 use super::fields::IN_FIELDS;
-use super::form::Form;
 use super::matmul_tasks::{MatmulTask, split_into_tasks};
 use super::panel::{Matrix, PANEL};
+use super::panel_layout::PanelLayout;
 use super::simd::{FEW_TILES, Simd, TileShape, each};
 use super::tiles::{Codes32, Quant, Shape, Small, SuperCodes, SuperMin, SuperSigned, Tile, Unpacked, WeightPrefetch};
 use super::{Cpu, SharedOut, tasks};
@@ -131,20 +131,20 @@ impl Panels<'_> {
         {
             super::amx::gemm(amx, self, &a);
         }
-        match (self.product.w.dtype(), self.product.w.form()) {
+        match (self.product.w.dtype(), self.product.w.layout()) {
             (Dtype::F32, _) => cpu.run(FloatPanels::<AsF32>(self, PhantomData)),
             (Dtype::F16, _) => cpu.run(FloatPanels::<AsF16>(self, PhantomData)),
             (Dtype::Q4_0, _) => cpu.run(QuantPanels::<Small<4, false>>(self, PhantomData)),
             (Dtype::Q4_1, _) => cpu.run(QuantPanels::<Small<4, true>>(self, PhantomData)),
             (Dtype::Q5_0, _) => cpu.run(QuantPanels::<Small<5, false>>(self, PhantomData)),
             (Dtype::Q5_1, _) => cpu.run(QuantPanels::<Small<5, true>>(self, PhantomData)),
-            (_, Form::Blocks32(_)) => cpu.run(QuantPanels::<Small<8, false>>(self, PhantomData)),
-            (_, Form::SuperMin { five: false }) => cpu.run(QuantPanels::<SuperMin<4>>(self, PhantomData)),
-            (_, Form::SuperMin { five: true }) => cpu.run(QuantPanels::<SuperMin<5>>(self, PhantomData)),
-            (_, Form::SuperSigned) => cpu.run(QuantPanels::<SuperSigned>(self, PhantomData)),
-            (_, Form::Codes(f)) if f.is_super() => cpu.run(QuantPanels::<SuperCodes>(self, PhantomData)),
-            (_, Form::Codes(_)) => cpu.run(QuantPanels::<Codes32>(self, PhantomData)),
-            (_, Form::Float) => cpu.run(FloatPanels::<AsBf16>(self, PhantomData)),
+            (_, PanelLayout::Blocks32(_)) => cpu.run(QuantPanels::<Small<8, false>>(self, PhantomData)),
+            (_, PanelLayout::SuperMin { five: false }) => cpu.run(QuantPanels::<SuperMin<4>>(self, PhantomData)),
+            (_, PanelLayout::SuperMin { five: true }) => cpu.run(QuantPanels::<SuperMin<5>>(self, PhantomData)),
+            (_, PanelLayout::SuperSigned) => cpu.run(QuantPanels::<SuperSigned>(self, PhantomData)),
+            (_, PanelLayout::Codes(f)) if f.is_super() => cpu.run(QuantPanels::<SuperCodes>(self, PhantomData)),
+            (_, PanelLayout::Codes(_)) => cpu.run(QuantPanels::<Codes32>(self, PhantomData)),
+            (_, PanelLayout::Float) => cpu.run(FloatPanels::<AsBf16>(self, PhantomData)),
         }
     }
 
@@ -243,25 +243,25 @@ pub(super) fn vectors_per_tile<S: Simd>(s: S, n: usize, gemv: usize, tile: TileS
 
 /// The definition, for the 16 rows of a panel and one column.
 fn scalar_panel(w: &Matrix, p: usize, a: &Acts<'_>, c: usize, out: &mut [f32]) {
-    let (form, k, panel) = (w.form(), w.k(), w.panel(p));
-    let block = form.block_len();
+    let (layout, k, panel) = (w.layout(), w.k(), w.panel(p));
+    let block = layout.block_len();
     let mut q = [0i8; 256];
     out.fill(0.0);
     for b in 0..k / block {
         let da = act::read_block(a, c, b, &mut q[..block]);
         for (r, acc) in out.iter_mut().enumerate() {
-            *acc = add_block(form, *acc, &Decoded::new(form, panel, r, b), &q[..block], da);
+            *acc = add_block(layout, *acc, &Decoded::new(layout, panel, r, b), &q[..block], da);
         }
     }
 }
 
 /// The chain through one block.
-fn add_block(form: &Form, acc: f32, w: &Decoded, q: &[i8], da: f32) -> f32 {
+fn add_block(layout: &PanelLayout, acc: f32, w: &Decoded, q: &[i8], da: f32) -> f32 {
     let dot = |w: &[i16], q: &[i8]| w.iter().zip(q).map(|(&w, &q)| i32::from(w) * i32::from(q)).sum::<i32>();
     let sum = |q: &[i8]| q.iter().map(|&q| i32::from(q)).sum::<i32>();
-    match form {
-        Form::Blocks32(f) if f.m => acc + (dot(&w.q, q) as f32 * (w.d * da) + sum(q) as f32 * (w.dmin * da)),
-        Form::Codes(f) if f.parts == 2 => {
+    match layout {
+        PanelLayout::Blocks32(f) if f.m => acc + (dot(&w.q, q) as f32 * (w.d * da) + sum(q) as f32 * (w.dmin * da)),
+        PanelLayout::Codes(f) if f.parts == 2 => {
             let acc = acc + dot(&w.q, &q[..16]) as f32 * (w.d * da);
             acc + dot(&w.q[16..], &q[16..]) as f32 * (w.dmin * da)
         }
@@ -272,7 +272,8 @@ fn add_block(form: &Form, acc: f32, w: &Decoded, q: &[i8], da: f32) -> f32 {
                 msum += w.min[s] * sum(q);
             }
             let term = isum as f32 * (w.d * da);
-            let has_min = matches!(form, Form::SuperMin { .. }) || matches!(form, Form::Codes(f) if f.has_min());
+            let has_min = matches!(layout, PanelLayout::SuperMin { .. })
+                || matches!(layout, PanelLayout::Codes(f) if f.has_min());
             acc + if has_min { term - msum as f32 * (w.dmin * da) } else { term }
         }
     }
@@ -336,7 +337,7 @@ impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
         }
         let (s, w) = (self.s, self.panels.product.w);
         let rv = self.shape.tile::<S>().rv.min(group);
-        let (blocks, most) = (a.k / a.kind.block, Unpacked::blocks::<S>(w.form(), rv));
+        let (blocks, most) = (a.k / a.kind.block, Unpacked::blocks::<S>(w.layout(), rv));
         let mut bytes = Unpacked::new();
         let mut c = first;
         for row in (row..row + group * S::LANES).step_by(rv * S::LANES) {
@@ -402,13 +403,13 @@ impl<Q: Quant> QuantPanels<'_, Q> {
             panel: if side_by_side { [panel_of(0); RV] } else { each!(RV, |v| panel_of(v)) },
             lane: each!(RV, |v| if side_by_side { lane + v * S::LANES } else { (row + v * S::LANES) % PANEL }),
             blocks,
-            bytes: p.w.form().record_bytes(p.w.dtype()),
+            bytes: p.w.layout().record_bytes(p.w.dtype()),
             unpacked,
             prefetch,
             acts: a.words[first..first + (blocks[1] - blocks[0]) * words * NC].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
             stride: p.stride,
-            codes: if let Form::Codes(f) = p.w.form() { Some(f) } else { None },
+            codes: if let PanelLayout::Codes(f) = p.w.layout() { Some(f) } else { None },
         };
         // SAFETY: the panels hold these blocks, the slice and `ptr` above checked the columns and the output.
         unsafe { Q::tile::<S, RV, NC>(s, &tile) }

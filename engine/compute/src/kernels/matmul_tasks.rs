@@ -2,8 +2,8 @@
 
 use alloc::vec::Vec;
 
-use super::form::Form;
 use super::matmul::{Columns, Job};
+use super::panel_layout::PanelLayout;
 
 /// Panels `p0..p1` of a job.
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ pub(super) fn split_into_tasks(jobs: &[Job<'_>], threads: usize) -> Vec<MatmulTa
     let mut tasks = Vec::new();
     for (job, Job { w, x, .. }) in jobs.iter().enumerate() {
         let panels = w.panels();
-        let whole = whole_panels(w.form(), x);
+        let whole = whole_panels(w.layout(), x);
         let long = MIN_TASK_BYTES.div_ceil(w.panel_bytes().max(1) * x.n().max(1));
         let n = match threads {
             1 => 1,
@@ -45,12 +45,12 @@ const MIN_TASK_BYTES: usize = 64 * 1024;
 pub(super) const AMX_PANELS: usize = 4;
 
 /// Panels in whole register tiles of every instruction set, or that share a square's columns.
-fn whole_panels(form: &Form, x: &Columns<'_>) -> usize {
-    match form {
+fn whole_panels(layout: &PanelLayout, x: &Columns<'_>) -> usize {
+    match layout {
         _ if matches!(x, Columns::Packed(a) if a.kind.amx_columns(a.n) > 0) => AMX_PANELS,
-        Form::Float => 4,
-        Form::Blocks32(f) if f.words == 8 => 3,
-        Form::Codes(f) if !f.is_super() => 3,
+        PanelLayout::Float => 4,
+        PanelLayout::Blocks32(f) if f.words == 8 => 3,
+        PanelLayout::Codes(f) if !f.is_super() => 3,
         _ => 2,
     }
 }

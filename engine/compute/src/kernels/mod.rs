@@ -15,9 +15,9 @@ mod decoded;
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 mod features;
 mod fields;
-mod form;
 mod lines;
 mod pack;
+mod panel_layout;
 mod simd;
 
 #[cfg(target_arch = "x86_64")]

@@ -2,27 +2,27 @@
 
 use super::decoded::{q6_word, word};
 use super::fields::{Fields, IN_FIELDS};
-use super::form::{Blocks32, CodesForm, Form, HEAD, block_at, code_line};
 use super::lines::{self, Lines};
 use super::panel::PANEL;
+use super::panel_layout::{Block32Layout, CodebookLayout, HEAD, PanelLayout, block_at, code_line};
 use crate::quant::codebook::Codes;
 use crate::quant::{Dtype, q4_k};
 
 /// Packs up to 16 rows of `k` elements.
-pub(super) fn pack_panel(dtype: Dtype, form: &Form, k: usize, src: &[u8], dst: &mut [u8]) {
+pub(super) fn pack_panel(dtype: Dtype, layout: &PanelLayout, k: usize, src: &[u8], dst: &mut [u8]) {
     let block_bytes = dtype.block_bytes() as usize;
     let row_bytes = k / dtype.block_len() as usize * block_bytes;
-    let record_bytes = form.record_bytes(dtype);
+    let record_bytes = layout.record_bytes(dtype);
     let mut codes = Codes::NONE;
     for (r, row) in src.chunks_exact(row_bytes).enumerate() {
         for (b, block) in row.chunks_exact(block_bytes).enumerate() {
             let record = b * record_bytes..(b + 1) * record_bytes;
-            match form {
-                Form::Float => dst[record][r * block_bytes..][..block_bytes].copy_from_slice(block),
-                Form::Blocks32(f) => pack_32(f, dst, r, b, block),
-                Form::SuperMin { five } => pack_min(*five, &mut dst[record], r, block),
-                Form::SuperSigned => pack_q6(&mut dst[record], r, block),
-                Form::Codes(f) => {
+            match layout {
+                PanelLayout::Float => dst[record][r * block_bytes..][..block_bytes].copy_from_slice(block),
+                PanelLayout::Blocks32(f) => pack_32(f, dst, r, b, block),
+                PanelLayout::SuperMin { five } => pack_min(*five, &mut dst[record], r, block),
+                PanelLayout::SuperSigned => pack_q6(&mut dst[record], r, block),
+                PanelLayout::Codes(f) => {
                     f.book.unpack(block, &mut codes);
                     if f.is_super() {
                         pack_codes(f, &codes, &mut dst[record], r);
@@ -57,7 +57,7 @@ fn pack_sub_blocks(bits: u32, group: impl Fn(usize) -> u64, sub_blocks: &mut [u8
 }
 
 #[inline(always)]
-fn pack_32(f: &Blocks32, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
+fn pack_32(f: &Block32Layout, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
     let (quants, scales) = block_at(f.quant_bytes(), f.scales(), b);
     let q = &mut dst[quants..][..f.quant_bytes()];
     if f.words == 8 || f.high.is_none() && !IN_FIELDS {
@@ -112,7 +112,7 @@ fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
 }
 
 /// The codes of 32 elements.
-fn pack_chunk(f: &CodesForm, code: &[u8], o: &mut [u8], r: usize) {
+fn pack_chunk(f: &CodebookLayout, code: &[u8], o: &mut [u8], r: usize) {
     let mut lines = [0u32; 4];
     for (g, code) in code.chunks_exact(4).enumerate() {
         let (line, shift) = code_line(g, f.width);
@@ -123,7 +123,7 @@ fn pack_chunk(f: &CodesForm, code: &[u8], o: &mut [u8], r: usize) {
     }
 }
 
-fn pack_codes(f: &CodesForm, codes: &Codes, o: &mut [u8], r: usize) {
+fn pack_codes(f: &CodebookLayout, codes: &Codes, o: &mut [u8], r: usize) {
     for (code, o) in codes.code.chunks_exact(32).zip(o[f.codes()..].chunks_exact_mut(f.chunk_bytes())) {
         pack_chunk(f, code, o, r);
     }
@@ -140,7 +140,7 @@ fn pack_codes(f: &CodesForm, codes: &Codes, o: &mut [u8], r: usize) {
 }
 
 /// A block of the file is one or several of the panel, from `b` on.
-fn pack_codes_32(f: &CodesForm, codes: &Codes, dst: &mut [u8], r: usize, b: usize) {
+fn pack_codes_32(f: &CodebookLayout, codes: &Codes, dst: &mut [u8], r: usize, b: usize) {
     let n = f.book.dtype.block_len() as usize / 32;
     for (i, code) in codes.code.chunks_exact(32).take(n).enumerate() {
         let (quants, scales) = block_at(f.chunk_bytes(), f.parts, b + i);

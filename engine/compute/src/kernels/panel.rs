@@ -27,8 +27,8 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::decoded::{Decoded, float_at};
-use super::form::Form;
 use super::pack::pack_panel;
+use super::panel_layout::PanelLayout;
 use super::{AlignedBuf, Arena, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
@@ -39,7 +39,7 @@ pub const PANEL: usize = 16;
 /// A matrix of `rows` x `k` weights in panels. Row r of the product is `sum_k w[r][k] * x[k]`.
 pub struct Matrix {
     dtype: Dtype,
-    form: Form,
+    layout: PanelLayout,
     rows: usize,
     k: usize,
     panel_bytes: usize,
@@ -69,11 +69,11 @@ impl Matrix {
         k: usize,
         zeroed: impl FnOnce(usize) -> Result<AlignedBuf, TryReserveError>,
     ) -> Result<Matrix, TryReserveError> {
-        let form = Form::of(dtype).expect("a type that is supported");
+        let layout = PanelLayout::of(dtype).expect("a type that is supported");
         assert!(k.is_multiple_of(dtype.block_len() as usize), "row length is not a whole number of blocks");
-        let panel_bytes = form.panel_bytes(dtype, k);
+        let panel_bytes = layout.panel_bytes(dtype, k);
         let data = zeroed(rows.div_ceil(PANEL).saturating_mul(panel_bytes))?;
-        Ok(Matrix { dtype, form, rows, k, panel_bytes, data })
+        Ok(Matrix { dtype, layout, rows, k, panel_bytes, data })
     }
 
     /// Packs GGUF rows, `rows * k / block_len * file_bytes` bytes of them.
@@ -90,8 +90,8 @@ impl Matrix {
         self.dtype
     }
 
-    pub(super) fn form(&self) -> &Form {
-        &self.form
+    pub(super) fn layout(&self) -> &PanelLayout {
+        &self.layout
     }
 
     /// Outputs of a product.
@@ -142,7 +142,7 @@ impl Matrix {
     pub fn pack_panel(&mut self, p: usize, src: &[u8]) {
         let n = self.panel_bytes();
         assert_eq!(src.len(), PANEL.min(self.rows - p * PANEL) * self.row_bytes(), "the last panel is what is left");
-        pack_panel(self.dtype, &self.form, self.k, src, &mut self.data.bytes_mut()[p * n..(p + 1) * n]);
+        pack_panel(self.dtype, &self.layout, self.k, src, &mut self.data.bytes_mut()[p * n..(p + 1) * n]);
     }
 
     /// Packs the panels from `first` on, in parallel: `src` is their rows. `check` sees the rows of a panel before they
@@ -157,7 +157,7 @@ impl Matrix {
         src: &[u8],
         check: &(dyn Fn(&[u8]) -> Result<(), E> + Sync),
     ) -> Result<(), (usize, E)> {
-        let (k, dtype, form, piece) = (self.k, self.dtype, self.form, PANEL * self.row_bytes());
+        let (k, dtype, layout, piece) = (self.k, self.dtype, self.layout, PANEL * self.row_bytes());
         let left = (self.rows * self.row_bytes()).saturating_sub(first * piece);
         assert!(src.len() == left || src.len() < left && src.len().is_multiple_of(piece), "whole panels");
         let mut faults: Vec<Option<E>> = (0..src.len().div_ceil(piece)).map(|_| None).collect();
@@ -167,7 +167,7 @@ impl Matrix {
         tasks::chunks2(pool, panels, (&mut faults, 1), &|p, panel, fault| {
             let rows = &src[p * piece..src.len().min((p + 1) * piece)];
             match check(rows) {
-                Ok(()) => pack_panel(dtype, &form, k, rows, panel),
+                Ok(()) => pack_panel(dtype, &layout, k, rows, panel),
                 Err(e) => fault[0] = Some(e),
             }
         });
@@ -180,12 +180,12 @@ impl Matrix {
     /// The values of row `row`, as dequantised: `out` is `k` long.
     pub fn row(&self, row: usize, out: &mut [f32]) {
         let (panel, r) = (self.panel(row / PANEL), row % PANEL);
-        if let Form::Float = self.form {
+        if let PanelLayout::Float = self.layout {
             out.iter_mut().enumerate().for_each(|(k, x)| *x = float_at(self.dtype, panel, k * PANEL + r));
             return;
         }
-        for (b, out) in out.chunks_exact_mut(self.form.block_len()).enumerate() {
-            Decoded::new(&self.form, panel, r, b).values(&self.form, out);
+        for (b, out) in out.chunks_exact_mut(self.layout.block_len()).enumerate() {
+            Decoded::new(&self.layout, panel, r, b).values(&self.layout, out);
         }
     }
 }

@@ -23,7 +23,7 @@ use self::record::write_record;
 pub(super) use self::record::{read_block, write_groups, zero_point_term_of_bytes};
 use super::cpu::{Isa, Op};
 use super::fields::{Fields, IN_FIELDS};
-use super::form::Form;
+use super::panel_layout::PanelLayout;
 use super::simd::{ActEncoding, FEW_TILES, Simd};
 use super::{Cpu, tasks};
 use crate::pool::{Inline, Pool};
@@ -79,7 +79,7 @@ impl ActKind {
             }
         }
         let kind = cpu.run(Of(dtype))?;
-        Some(ActKind { amx: cpu.isa() == Isa::Amx && Form::of(dtype)?.fits_amx(), ..kind })
+        Some(ActKind { amx: cpu.isa() == Isa::Amx && PanelLayout::of(dtype)?.fits_amx(), ..kind })
     }
 
     /// Known to be false where no CPU has matrix registers, so that what follows from it is not compiled.
@@ -169,18 +169,20 @@ fn kind(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Optio
         words: 0,
         fields: if IN_FIELDS && encoding(bits) == ActEncoding::I16 { bits } else { 0 },
     };
-    let block = Form::of(dtype)?.block_len();
-    let kind = match Form::of(dtype)? {
-        Form::Float => return None,
-        Form::Blocks32(f) if f.words == 8 => of(8, 128, 1, Sums::No, nc[1]),
-        Form::Blocks32(f) => {
+    let block = PanelLayout::of(dtype)?.block_len();
+    let kind = match PanelLayout::of(dtype)? {
+        PanelLayout::Float => return None,
+        PanelLayout::Blocks32(f) if f.words == 8 => of(8, 128, 1, Sums::No, nc[1]),
+        PanelLayout::Blocks32(f) => {
             let (bits, offset) = if f.high.is_some() { (5, 16) } else { (4, 8) };
             if f.m { of(bits, 0, 0, Sums::Whole, nc[0]) } else { of(bits, offset, 1, Sums::No, nc[0]) }
         }
-        Form::SuperMin { five } => of(4 + u32::from(five), 0, 0, Sums::Pairs(32), nc[2]),
-        Form::SuperSigned => of(6, 32, 16, Sums::No, nc[2]),
-        Form::Codes(f) if f.is_super() => of(8, 128, 16, if f.has_min() { Sums::Pairs(16) } else { Sums::No }, nc[2]),
-        Form::Codes(f) => of(8, 128, f.parts, Sums::No, nc[1]),
+        PanelLayout::SuperMin { five } => of(4 + u32::from(five), 0, 0, Sums::Pairs(32), nc[2]),
+        PanelLayout::SuperSigned => of(6, 32, 16, Sums::No, nc[2]),
+        PanelLayout::Codes(f) if f.is_super() => {
+            of(8, 128, 16, if f.has_min() { Sums::Pairs(16) } else { Sums::No }, nc[2])
+        }
+        PanelLayout::Codes(f) => of(8, 128, f.parts, Sums::No, nc[1]),
     };
     let kind = ActKind { block, ..kind };
     Some(ActKind { words: kind.head() + block / 4 * kind.encoding.words(), ..kind })

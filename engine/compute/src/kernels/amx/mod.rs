@@ -20,10 +20,10 @@ use core::mem::MaybeUninit;
 use super::act::{AMX_COLUMNS, Acts};
 use super::avx512::Avx512;
 use super::features::{enable_features, isa_features};
-use super::form::Form;
 use super::matmul::Panels;
 use super::matmul_tasks::AMX_PANELS as PANELS;
 use super::panel::PANEL;
+use super::panel_layout::PanelLayout;
 use super::simd::{Simd, each};
 use registers::{Shapes, finish_32, finish_256, start_32, start_256};
 use unpack::unpack;
@@ -89,7 +89,7 @@ unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &
     // of even and of odd blocks
     let mut dots: [Dots; 2] = [[ZERO; 32]; 2];
     let shapes = if a.kind.block == 32 { Shapes::OF_32 } else { Shapes::OF_256 };
-    let (form, words, blocks) = (product.w.form(), a.kind.words, product.w.k() / a.kind.block);
+    let (layout, words, blocks) = (product.w.layout(), a.kind.words, product.w.k() / a.kind.block);
     let (together, most) =
         if a.kind.block == 32 { (PANELS, BLOCKS / PANELS) } else { (PANELS / 2, SUPERS / (PANELS / 2)) };
     let stretch = blocks.div_ceil(blocks.div_ceil(most));
@@ -126,12 +126,12 @@ unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &
                     };
                     // SAFETY: the slice and `ptr` above checked columns and output.
                     unsafe {
-                        match form {
-                            Form::Blocks32(f) if f.m => tile.blocks::<true>(s, &w, &mut dots),
-                            Form::Blocks32(_) => tile.blocks::<false>(s, &w, &mut dots),
-                            Form::SuperMin { .. } => tile.supers::<4>(s, &w, &mut dots),
-                            Form::Codes(f) if f.has_min() => tile.supers::<8>(s, &w, &mut dots),
-                            Form::Codes(f) if !f.is_super() => tile.blocks::<false>(s, &w, &mut dots),
+                        match layout {
+                            PanelLayout::Blocks32(f) if f.m => tile.blocks::<true>(s, &w, &mut dots),
+                            PanelLayout::Blocks32(_) => tile.blocks::<false>(s, &w, &mut dots),
+                            PanelLayout::SuperMin { .. } => tile.supers::<4>(s, &w, &mut dots),
+                            PanelLayout::Codes(f) if f.has_min() => tile.supers::<8>(s, &w, &mut dots),
+                            PanelLayout::Codes(f) if !f.is_super() => tile.blocks::<false>(s, &w, &mut dots),
                             _ => tile.supers::<0>(s, &w, &mut dots),
                         }
                     }

@@ -4,8 +4,8 @@ use core::arch::x86_64::*;
 use core::ops::Range;
 
 use super::super::avx512::Avx512;
-use super::super::form::{Blocks32, Form, HEAD};
 use super::super::panel::{Matrix, PANEL};
+use super::super::panel_layout::{Block32Layout, HEAD, PanelLayout};
 use super::super::simd::{Simd, each};
 use super::super::tiles::unpack::chunk;
 use super::{Line, Weights};
@@ -16,41 +16,41 @@ use super::{Line, Weights};
 /// The panel holds them, and there is room for them.
 #[inline(always)]
 pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize>, first: usize, w: &mut Weights) {
-    let (form, panel) = (m.form(), m.panel(p).as_ptr());
+    let (layout, panel) = (m.layout(), m.panel(p).as_ptr());
     for (i, b) in (first..).zip(blocks) {
         // SAFETY: the caller's.
         unsafe {
-            if form.block_len() == 32 {
-                let (quants, at) = form.block_at(m.dtype(), b);
-                let groups = signed_chunk(s, form, panel.add(quants), 0);
+            if layout.block_len() == 32 {
+                let (quants, at) = layout.block_at(m.dtype(), b);
+                let groups = signed_chunk(s, layout, panel.add(quants), 0);
                 put(&mut w.groups[i * 8..], &groups);
                 let at = panel.add(at).cast();
-                store(&mut w.d[i], if form.bf16() { s.load_bf16(at) } else { s.load_f16(at) });
-                if form.scales() == 2 {
+                store(&mut w.d[i], if layout.bf16() { s.load_bf16(at) } else { s.load_f16(at) });
+                if layout.scales() == 2 {
                     store(&mut w.m[i], s.load_f16(at.add(PANEL)));
                 }
                 continue;
             }
-            let record = panel.add(b * form.record_bytes(m.dtype()));
+            let record = panel.add(b * layout.record_bytes(m.dtype()));
             let (low, high) = w.groups[i * 128..].split_at_mut(64);
             for t in 0..8 {
-                let groups = signed_chunk(s, form, record, t);
-                let scales: [__m512i; 2] = each!(2, |half| match form {
-                    Form::SuperMin { .. } => in_pairs(s.load_u8(record.add(t * 16))),
+                let groups = signed_chunk(s, layout, record, t);
+                let scales: [__m512i; 2] = each!(2, |half| match layout {
+                    PanelLayout::SuperMin { .. } => in_pairs(s.load_u8(record.add(t * 16))),
                     _ => in_pairs(s.load_i8(record.add((t * 2 + half) * 16).cast())),
                 });
                 let both: [[__m512i; 2]; 8] = each!(8, |g| times(groups[g], scales[g / 4]));
                 put(&mut low[t * 8..], &each!(8, |g| both[g][0]));
                 put(&mut high[t * 8..], &each!(8, |g| both[g][1]));
             }
-            let (d, dmin, mins, pairs) = match form {
-                Form::Codes(f) => (
+            let (d, dmin, mins, pairs) = match layout {
+                PanelLayout::Codes(f) => (
                     s.load(record.add(256).cast()),
                     if f.has_min() { s.load(record.add(HEAD + 256).cast()) } else { s.splat(0.0) },
                     HEAD,
                     if f.has_min() { 8 } else { 0 },
                 ),
-                Form::SuperMin { .. } => {
+                PanelLayout::SuperMin { .. } => {
                     (s.load_f16(record.add(256).cast()), s.load_f16(record.add(288).cast()), 128, 4)
                 }
                 _ => (s.load_f16(record.add(256).cast()), s.splat(0.0), 0, 0),
@@ -67,13 +67,13 @@ pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize
 
 /// The groups of 32 elements, chunk `t` of a block, as signed bytes; `at` is the record of a super-block, or quants.
 #[inline(always)]
-unsafe fn signed_chunk(s: Avx512, form: &Form, at: *const u8, t: usize) -> [__m512i; 8] {
-    let offset = match form {
-        Form::Blocks32(f) if f.m => 0,
-        Form::Blocks32(Blocks32 { words: 8, .. }) | Form::Codes(_) => 128,
-        Form::Blocks32(f) => 8 << u32::from(f.high.is_some()),
-        Form::SuperSigned => 32,
-        Form::SuperMin { .. } | Form::Float => 0,
+unsafe fn signed_chunk(s: Avx512, layout: &PanelLayout, at: *const u8, t: usize) -> [__m512i; 8] {
+    let offset = match layout {
+        PanelLayout::Blocks32(f) if f.m => 0,
+        PanelLayout::Blocks32(Block32Layout { words: 8, .. }) | PanelLayout::Codes(_) => 128,
+        PanelLayout::Blocks32(f) => 8 << u32::from(f.high.is_some()),
+        PanelLayout::SuperSigned => 32,
+        PanelLayout::SuperMin { .. } | PanelLayout::Float => 0,
     };
     // SAFETY: the caller's panel; an `Avx512` exists only where the CPU has the instructions.
     unsafe {
@@ -81,7 +81,7 @@ unsafe fn signed_chunk(s: Avx512, form: &Form, at: *const u8, t: usize) -> [__m5
         let (mut groups, mut g) = ([_mm512_setzero_si512(); 8], 0);
         chunk(
             s,
-            form,
+            layout,
             at,
             t,
             #[inline(always)]

@@ -4,7 +4,7 @@ use super::{
     Quant, Shape, Tile, add_group, prefetch_ahead, prefetch_head, prefetch_record_part, start, store, unpacked_chunk,
     unpacked_group, unpacked_scale,
 };
-use crate::kernels::form::{CodesForm, HEAD, block_at, code_line};
+use crate::kernels::panel_layout::{CodebookLayout, HEAD, block_at, code_line};
 use crate::kernels::simd::{Simd, each};
 
 /// Codes in blocks of 32, with one scale or one for each half.
@@ -78,7 +78,7 @@ impl<const RV: usize> Chunk<RV> {
     unsafe fn add_half<S: Simd, const NC: usize>(
         &self,
         s: S,
-        f: &CodesForm,
+        f: &CodebookLayout,
         table: S::B,
         half: usize,
         groups: *const u32,
@@ -108,7 +108,7 @@ impl<const RV: usize> Chunk<RV> {
     unsafe fn unpack_half<S: Simd, const NC: usize, const HALF: usize>(
         &self,
         s: S,
-        f: &CodesForm,
+        f: &CodebookLayout,
         table: S::B,
         groups: *const u32,
         dots: &mut [[S::Acc; NC]; RV],

@@ -18,7 +18,7 @@ pub(super) use weight_prefetch::WeightPrefetch;
 use core::ops::Range;
 
 use super::act::tile_columns;
-use super::form::CodesForm;
+use super::panel_layout::CodebookLayout;
 use super::simd::{FEW_TILES, Simd, TileShape, each};
 
 /// The register tiles that an instruction set has for quantised weights, in the order of `Simd::GEMV`.
@@ -92,7 +92,7 @@ pub(super) struct Tile<'a, const RV: usize> {
     pub(super) out: *mut f32,
     pub(super) stride: usize,
     /// For the types of codes.
-    pub(super) codes: Option<&'a CodesForm>,
+    pub(super) codes: Option<&'a CodebookLayout>,
 }
 
 /// The unpacked chunk `i` of the tile, of chunks with so many scales; group g of vector v is at `(g * RV + v) * 4 * LANES`.

@@ -5,9 +5,9 @@ use super::{
     unpacked_scale, weights_at,
 };
 use crate::kernels::fields::{self, Fields, IN_FIELDS};
-use crate::kernels::form::block_at;
 use crate::kernels::lines::Lines;
 use crate::kernels::panel::PANEL;
+use crate::kernels::panel_layout::block_at;
 use crate::kernels::simd::{PrefetchDistance, Simd, each};
 
 /// Blocks of 32: `BITS` per quant, `MIN` = a minimum.

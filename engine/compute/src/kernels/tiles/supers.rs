@@ -5,9 +5,9 @@ use super::{
     unpacked_group,
 };
 use crate::kernels::fields::{self, Fields};
-use crate::kernels::form::HEAD;
 use crate::kernels::lines::Lines;
 use crate::kernels::panel::PANEL;
+use crate::kernels::panel_layout::HEAD;
 use crate::kernels::simd::{FEW_TILES, Simd, each};
 
 /// Q4_K and Q5_K: unsigned quants, eight sub-blocks with 6-bit scales and minima.

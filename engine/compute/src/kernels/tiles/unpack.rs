@@ -3,9 +3,9 @@
 use core::mem::MaybeUninit;
 
 use crate::kernels::fields::{self, IN_FIELDS};
-use crate::kernels::form::{Form, HEAD, code_line};
 use crate::kernels::lines::{self, Lines};
 use crate::kernels::panel::{Matrix, PANEL};
+use crate::kernels::panel_layout::{HEAD, PanelLayout, code_line};
 use crate::kernels::simd::Simd;
 use crate::kernels::tiles::Quant;
 
@@ -36,13 +36,13 @@ impl Unpacked {
     }
 
     /// Blocks that fit for `rv` vectors of rows.
-    pub(in super::super) fn blocks<S: Simd>(form: &Form, rv: usize) -> usize {
-        Self::BYTES / Self::block_bytes::<S>(form, rv)
+    pub(in super::super) fn blocks<S: Simd>(layout: &PanelLayout, rv: usize) -> usize {
+        Self::BYTES / Self::block_bytes::<S>(layout, rv)
     }
 
     /// Bytes of a block with all its groups: those that stay in their panels have to stay in the first cache too.
-    fn block_bytes<S: Simd>(form: &Form, rv: usize) -> usize {
-        form.block_len() / 32 * (8 + Self::widened::<S>(form.scales())) * rv * 4 * S::LANES
+    fn block_bytes<S: Simd>(layout: &PanelLayout, rv: usize) -> usize {
+        layout.block_len() / 32 * (8 + Self::widened::<S>(layout.scales())) * rv * 4 * S::LANES
     }
 
     /// Unpacks the blocks from `first` to `end`, of `rv` vectors of rows from `row` on: groups of so many `bits`, or only
@@ -61,11 +61,11 @@ impl Unpacked {
         rv: usize,
         [first, end]: [usize; 2],
     ) -> *const u8 {
-        let (form, vector) = (w.form(), 4 * S::LANES);
-        let chunks = form.block_len() / 32;
+        let (layout, vector) = (w.layout(), 4 * S::LANES);
+        let chunks = layout.block_len() / 32;
         // unpacked when they were packed; copied all the same, so that one tile serves bytes and what becomes bytes
-        let as_is = IN_FIELDS && matches!(form, Form::Blocks32(f) if f.words == 8);
-        let fits = end - first <= Self::blocks::<S>(form, rv) && end * chunks * 32 <= w.k();
+        let as_is = IN_FIELDS && matches!(layout, PanelLayout::Blocks32(f) if f.words == 8);
+        let fits = end - first <= Self::blocks::<S>(layout, rv) && end * chunks * 32 <= w.k();
         assert!(fits, "blocks to unpack");
         let start: *mut u8 = self.0.as_mut_ptr().cast();
         for v in 0..rv {
@@ -75,13 +75,13 @@ impl Unpacked {
             unsafe {
                 let mut to = start.add(v * vector);
                 for b in first..end {
-                    let (quants, scales) = form.block_at(w.dtype(), b);
+                    let (quants, scales) = layout.block_at(w.dtype(), b);
                     let block = panel.add(quants + row % PANEL * 4);
                     if let Some(bits) = bits {
                         for t in 0..chunks {
                             chunk(
                                 s,
-                                form,
+                                layout,
                                 block,
                                 t,
                                 #[inline(always)]
@@ -92,9 +92,9 @@ impl Unpacked {
                             );
                         }
                     }
-                    for i in 0..Self::widened::<S>(form.scales()) {
+                    for i in 0..Self::widened::<S>(layout.scales()) {
                         let scale = panel.add(scales + i * 32 + row % PANEL * 2).cast();
-                        s.store(to.cast(), if form.bf16() { s.load_bf16(scale) } else { s.load_f16(scale) });
+                        s.store(to.cast(), if layout.bf16() { s.load_bf16(scale) } else { s.load_f16(scale) });
                         to = to.add(rv * vector);
                     }
                 }
@@ -110,14 +110,20 @@ impl Unpacked {
 /// # Safety
 /// The chunk is there.
 #[inline(always)]
-pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, t: usize, mut put: impl FnMut(S::B)) {
+pub(in super::super) unsafe fn chunk<S: Simd>(
+    s: S,
+    layout: &PanelLayout,
+    at: *const u8,
+    t: usize,
+    mut put: impl FnMut(S::B),
+) {
     // SAFETY: the caller's.
     unsafe {
         let eight = s.bound(8);
         let load = |line: usize| s.load_b(at.add(line * 64));
         let put = &mut put;
-        if let Some(bits) = form.packed_bits() {
-            let head = if form.block_len() == 256 { HEAD } else { 0 };
+        if let Some(bits) = layout.packed_bits() {
+            let head = if layout.block_len() == 256 { HEAD } else { 0 };
             let (sub_block_bytes, sub_blocks) = (Lines::of(bits).sub_block_bytes(), 32 / Lines::of(bits).len);
             for i in t * sub_blocks..(t + 1) * sub_blocks {
                 let at = at.add(head + i * sub_block_bytes);
@@ -132,14 +138,14 @@ pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, 
             }
             return;
         }
-        match form {
-            Form::Float | Form::SuperMin { .. } | Form::SuperSigned => {}
-            Form::Blocks32(_) => {
+        match layout {
+            PanelLayout::Float | PanelLayout::SuperMin { .. } | PanelLayout::SuperSigned => {}
+            PanelLayout::Blocks32(_) => {
                 for g in 0..eight {
                     put(load(g));
                 }
             }
-            Form::Codes(f) => {
+            PanelLayout::Codes(f) => {
                 let table = s.load_table(f.offset_table.as_ptr());
                 let first = if f.is_super() { f.codes() / 64 + t * f.width } else { 0 };
                 for g in 0..eight {

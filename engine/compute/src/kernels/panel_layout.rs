@@ -12,22 +12,22 @@ pub(super) const HEAD: usize = 320;
 
 /// The form of a type's panels.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Form {
+pub(super) enum PanelLayout {
     /// F32, F16, BF16.
     Float,
     /// The legacy types: blocks of 32.
-    Blocks32(Blocks32),
+    Blocks32(Block32Layout),
     /// Q4_K, Q5_K.
     SuperMin { five: bool },
     /// Q6_K.
     SuperSigned,
     /// Codes of 1, 2 or 4 bits.
-    Codes(CodesForm),
+    Codes(CodebookLayout),
 }
 
 /// Where the fields of a GGUF block of 32 lie; `d` is always first.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Blocks32 {
+pub(super) struct Block32Layout {
     /// Has a minimum, an f16 after `d`.
     pub(super) m: bool,
     /// Offset of the 32 fifth bits.
@@ -40,7 +40,7 @@ pub(super) struct Blocks32 {
     pub(super) flip: u32,
 }
 
-impl Blocks32 {
+impl Block32Layout {
     /// Bytes of the quants of 16 rows.
     pub(super) const fn quant_bytes(&self) -> usize {
         if self.words == 8 { 512 } else { Lines::of(self.bits()).sub_block_bytes() }
@@ -63,7 +63,7 @@ impl Blocks32 {
 
 /// The geometry of codes. A block is one of 32 elements, or a super-block of 8 chunks of 32.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct CodesForm {
+pub(super) struct CodebookLayout {
     pub(super) book: &'static Codebook,
     /// The table in offset binary: what the dots take. It repeats, so that a code may have the bits of others above it.
     pub(super) offset_table: [u8; 16],
@@ -73,9 +73,9 @@ pub(super) struct CodesForm {
     pub(super) parts: usize,
 }
 
-impl CodesForm {
-    fn new(book: &'static Codebook) -> CodesForm {
-        CodesForm {
+impl CodebookLayout {
+    fn new(book: &'static Codebook) -> CodebookLayout {
+        CodebookLayout {
             book,
             offset_table: core::array::from_fn(|i| book.table[i % (1 << book.width)] as u8 ^ 0x80),
             width: book.width,
@@ -140,43 +140,45 @@ pub(super) fn code_line(g: usize, width: usize) -> (usize, usize) {
     (line, g - line)
 }
 
-impl Form {
+impl PanelLayout {
     /// The form of a type that the engine computes with.
-    pub(super) fn of(dtype: Dtype) -> Option<Form> {
-        let f = Blocks32 { m: false, high: None, quants: 2, words: 4, flip: 0 };
+    pub(super) fn of(dtype: Dtype) -> Option<PanelLayout> {
+        let f = Block32Layout { m: false, high: None, quants: 2, words: 4, flip: 0 };
         Some(match dtype {
-            Dtype::F32 | Dtype::F16 | Dtype::BF16 => Form::Float,
-            Dtype::Q4_0 => Form::Blocks32(f),
-            Dtype::Q4_1 => Form::Blocks32(Blocks32 { m: true, quants: 4, ..f }),
-            Dtype::Q5_0 => Form::Blocks32(Blocks32 { high: Some(2), quants: 6, ..f }),
-            Dtype::Q5_1 => Form::Blocks32(Blocks32 { m: true, high: Some(4), quants: 8, ..f }),
+            Dtype::F32 | Dtype::F16 | Dtype::BF16 => PanelLayout::Float,
+            Dtype::Q4_0 => PanelLayout::Blocks32(f),
+            Dtype::Q4_1 => PanelLayout::Blocks32(Block32Layout { m: true, quants: 4, ..f }),
+            Dtype::Q5_0 => PanelLayout::Blocks32(Block32Layout { high: Some(2), quants: 6, ..f }),
+            Dtype::Q5_1 => PanelLayout::Blocks32(Block32Layout { m: true, high: Some(4), quants: 8, ..f }),
             // beside fields odd elements stay signed: what `ActEncoding::I16OddSigned` takes
-            Dtype::Q8_0 => {
-                Form::Blocks32(Blocks32 { words: 8, flip: if IN_FIELDS { 0x0080_0080 } else { 0x8080_8080 }, ..f })
-            }
-            Dtype::Q4_K => Form::SuperMin { five: false },
-            Dtype::Q5_K => Form::SuperMin { five: true },
-            Dtype::Q6_K => Form::SuperSigned,
-            other => Form::Codes(CodesForm::new(Codebook::of(other)?)),
+            Dtype::Q8_0 => PanelLayout::Blocks32(Block32Layout {
+                words: 8,
+                flip: if IN_FIELDS { 0x0080_0080 } else { 0x8080_8080 },
+                ..f
+            }),
+            Dtype::Q4_K => PanelLayout::SuperMin { five: false },
+            Dtype::Q5_K => PanelLayout::SuperMin { five: true },
+            Dtype::Q6_K => PanelLayout::SuperSigned,
+            other => PanelLayout::Codes(CodebookLayout::new(Codebook::of(other)?)),
         })
     }
 
     /// Bits of quants that are less than bytes, and no codes.
     pub(super) fn packed_bits(&self) -> Option<u32> {
         match self {
-            Form::Blocks32(f) => Some(f.bits()).filter(|&bits| bits < 8),
-            Form::SuperMin { five } => Some(4 + u32::from(*five)),
-            Form::SuperSigned => Some(6),
-            Form::Float | Form::Codes(_) => None,
+            PanelLayout::Blocks32(f) => Some(f.bits()).filter(|&bits| bits < 8),
+            PanelLayout::SuperMin { five } => Some(4 + u32::from(*five)),
+            PanelLayout::SuperSigned => Some(6),
+            PanelLayout::Float | PanelLayout::Codes(_) => None,
         }
     }
 
     /// Elements of a block of a panel.
     pub(super) fn block_len(&self) -> usize {
         match self {
-            Form::Float => 1,
-            Form::Blocks32(_) => 32,
-            Form::Codes(f) if !f.is_super() => 32,
+            PanelLayout::Float => 1,
+            PanelLayout::Blocks32(_) => 32,
+            PanelLayout::Codes(f) if !f.is_super() => 32,
             _ => 256,
         }
     }
@@ -184,8 +186,8 @@ impl Form {
     /// Whether matrix registers take it: not types with two float scales in 32 elements.
     pub(super) fn fits_amx(&self) -> bool {
         match self {
-            Form::Float => false,
-            Form::Codes(f) => f.is_super() || f.parts == 1,
+            PanelLayout::Float => false,
+            PanelLayout::Codes(f) => f.is_super() || f.parts == 1,
             _ => true,
         }
     }
@@ -193,8 +195,8 @@ impl Form {
     /// Bytes of the quants of a block of 32, or of a super-block's record.
     pub(super) fn quants_or_record_bytes(&self, dtype: Dtype) -> usize {
         match self {
-            Form::Blocks32(f) => f.quant_bytes(),
-            Form::Codes(f) if !f.is_super() => f.chunk_bytes(),
+            PanelLayout::Blocks32(f) => f.quant_bytes(),
+            PanelLayout::Codes(f) if !f.is_super() => f.chunk_bytes(),
             _ => self.record_bytes(dtype),
         }
     }
@@ -202,15 +204,15 @@ impl Form {
     /// Scales, and minima, of a block of 32; none, where they are in a super-block's record.
     pub(super) fn scales(&self) -> usize {
         match self {
-            Form::Blocks32(f) => f.scales(),
-            Form::Codes(f) if !f.is_super() => f.parts,
+            PanelLayout::Blocks32(f) => f.scales(),
+            PanelLayout::Codes(f) if !f.is_super() => f.parts,
             _ => 0,
         }
     }
 
     /// Whether scales in blocks of 32 are bf16, not f16.
     pub(super) fn bf16(&self) -> bool {
-        matches!(self, Form::Codes(f) if f.bf16())
+        matches!(self, PanelLayout::Codes(f) if f.bf16())
     }
 
     /// Offsets in a panel of the quants of block `b` of 32 and of its scales, or of a super-block's record, twice.
@@ -230,11 +232,11 @@ impl Form {
     /// Bytes of one block of a panel, for forms that keep a block in one piece.
     pub(super) fn record_bytes(&self, dtype: Dtype) -> usize {
         match self {
-            Form::Float => PANEL * dtype.block_bytes() as usize,
-            Form::SuperMin { five } => Lines::of(4 + u32::from(*five)).record_bytes(),
-            Form::SuperSigned => Lines::of(6).record_bytes(),
-            Form::Codes(f) => f.record_bytes(),
-            Form::Blocks32(_) => 0,
+            PanelLayout::Float => PANEL * dtype.block_bytes() as usize,
+            PanelLayout::SuperMin { five } => Lines::of(4 + u32::from(*five)).record_bytes(),
+            PanelLayout::SuperSigned => Lines::of(6).record_bytes(),
+            PanelLayout::Codes(f) => f.record_bytes(),
+            PanelLayout::Blocks32(_) => 0,
         }
     }
 
