@@ -1,7 +1,7 @@
 //! Blocks of a panel as plain numbers: for the scalar definition of products, and for rows of an embedding.
 
-use super::fields::Fields;
-use super::lines::Lines;
+use super::bit_packing::BitPacking;
+use super::i16_fields::I16Fields;
 use super::panel::PANEL;
 use super::panel_layout::{CodebookLayout, HEAD, PanelLayout, block_at};
 use crate::quant::Dtype;
@@ -33,7 +33,7 @@ impl Decoded {
                 v.dmin = if f.m { f16(scales + (PANEL + r) * 2) } else { 0.0 };
             }
             PanelLayout::SuperSigned => {
-                let at = b * Lines::of(6).record_bytes();
+                let at = b * BitPacking::of(6).record_bytes();
                 let o = &panel[at..];
                 v.read_quants(layout, &o[HEAD..], r, 32);
                 for s in 0..16 {
@@ -42,7 +42,7 @@ impl Decoded {
                 v.d = f16(at + 256 + r * 2);
             }
             PanelLayout::SuperMin { five } => {
-                let at = b * Lines::of(4 + u32::from(*five)).record_bytes();
+                let at = b * BitPacking::of(4 + u32::from(*five)).record_bytes();
                 let o = &panel[at..];
                 v.read_quants(layout, &o[HEAD..], r, 0);
                 for s in 0..16 {
@@ -146,11 +146,11 @@ fn quant(layout: &PanelLayout, o: &[u8], r: usize, e: usize) -> u8 {
         return o[e / 4 * 64 + r * 4 + e % 4] ^ f.flip.to_le_bytes()[e % 4] ^ 0x80;
     }
     let Some(bits) = layout.packed_bits() else { return 0 };
-    let lines = Lines::of(bits);
-    let (o, e) = (&o[e / lines.len * lines.sub_block_bytes()..], e % lines.len);
-    match Fields::of(bits) {
+    let packing = BitPacking::of(bits);
+    let (o, e) = (&o[e / packing.len * packing.sub_block_bytes()..], e % packing.len);
+    match I16Fields::of(bits) {
         Some(f) => f.element(e, |line, h| u16_at(o, line * 64 + r * 4 + h * 2)),
-        None => lines.element(e, |line| u16_at(o, line * 64 + r * 4 + e % 4 / 2 * 2)),
+        None => packing.element(e, |line| u16_at(o, line * 64 + r * 4 + e % 4 / 2 * 2)),
     }
 }
 

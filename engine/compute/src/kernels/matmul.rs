@@ -22,7 +22,7 @@ use super::act::{self, Acts, Floats};
 use super::cpu::Op;
 use super::decoded::Decoded;
 use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
-use super::fields::IN_FIELDS;
+use super::i16_fields::HAS_I16_FIELDS;
 use super::matmul_tasks::{MatmulTask, split_into_tasks};
 use super::panel::{Matrix, PANEL};
 use super::panel_layout::PanelLayout;
@@ -391,7 +391,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         let (p, TilePosition { row, c, blocks, unpacked, prefetch }) = (self.0.product, at);
         // a call for several columns too would cost a tenth of some tiles, in addresses that the compiler makes of it
         let (first, words) = match NC {
-            1 if IN_FIELDS => (a.kind.start(a.n, a.k, c), a.kind.record(1)),
+            1 if HAS_I16_FIELDS => (a.kind.start(a.n, a.k, c), a.kind.record(1)),
             _ => ((c * (a.k / a.kind.block) + blocks[0] * NC) * a.kind.words, a.kind.words),
         };
         // in one panel side by side where that is so, for the compiler: one address and constants beside it

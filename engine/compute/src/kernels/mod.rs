@@ -10,12 +10,12 @@
 #![allow(clippy::needless_range_loop, clippy::wrong_self_convention)]
 
 mod aligned;
+mod bit_packing;
 mod cpu;
 mod decoded;
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 mod features;
-mod fields;
-mod lines;
+mod i16_fields;
 mod pack;
 mod panel_layout;
 mod simd;

@@ -1,8 +1,8 @@
 //! From the rows of a GGUF file to panels.
 
+use super::bit_packing::{self, BitPacking};
 use super::decoded::{q6_word, word};
-use super::fields::{Fields, IN_FIELDS};
-use super::lines::{self, Lines};
+use super::i16_fields::{HAS_I16_FIELDS, I16Fields};
 use super::panel::PANEL;
 use super::panel_layout::{Block32Layout, CodebookLayout, HEAD, PanelLayout, block_at, code_line};
 use crate::quant::codebook::Codes;
@@ -48,11 +48,11 @@ fn spread(x: u32) -> u32 {
 /// bits of each, as bytes, those of the second in the upper half.
 #[inline(always)]
 fn pack_sub_blocks(bits: u32, group: impl Fn(usize) -> u64, sub_blocks: &mut [u8], r: usize) {
-    match (Fields::of(bits), bits) {
+    match (I16Fields::of(bits), bits) {
         (Some(f), _) => f.pack(group, sub_blocks, r),
-        (None, 4) => lines::pack::<4>(group, sub_blocks, r),
-        (None, 5) => lines::pack::<5>(group, sub_blocks, r),
-        (None, _) => lines::pack::<6>(group, sub_blocks, r),
+        (None, 4) => bit_packing::pack::<4>(group, sub_blocks, r),
+        (None, 5) => bit_packing::pack::<5>(group, sub_blocks, r),
+        (None, _) => bit_packing::pack::<6>(group, sub_blocks, r),
     }
 }
 
@@ -60,7 +60,7 @@ fn pack_sub_blocks(bits: u32, group: impl Fn(usize) -> u64, sub_blocks: &mut [u8
 fn pack_32(f: &Block32Layout, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
     let (quants, scales) = block_at(f.quant_bytes(), f.scales(), b);
     let q = &mut dst[quants..][..f.quant_bytes()];
-    if f.words == 8 || f.high.is_none() && !IN_FIELDS {
+    if f.words == 8 || f.high.is_none() && !HAS_I16_FIELDS {
         // bytes, or lines that are the file's own pairs
         for w in 0..f.words {
             put(q, w * 64 + r * 4, word(src, f.quants + w * 4) ^ f.flip);
@@ -81,7 +81,7 @@ fn pack_q6(o: &mut [u8], r: usize, src: &[u8]) {
         o[s * 16 + r] = src[192 + s];
     }
     o[256 + r * 2..][..2].copy_from_slice(&src[208..210]);
-    for (i, o) in o[HEAD..].chunks_exact_mut(const { 2 * Lines::of(6).sub_block_bytes() }).enumerate() {
+    for (i, o) in o[HEAD..].chunks_exact_mut(const { 2 * BitPacking::of(6).sub_block_bytes() }).enumerate() {
         let group = |e: usize| u64::from(q6_word(src, i * 32 + e));
         pack_sub_blocks(6, |g| group(g * 4) | group(16 + g * 4) << 32, o, r);
     }
@@ -98,7 +98,7 @@ fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
     o[256 + r * 2..][..2].copy_from_slice(&src[..2]);
     o[288 + r * 2..][..2].copy_from_slice(&src[2..4]);
     let bits = 4 + u32::from(five);
-    for (i, o) in o[HEAD..].chunks_exact_mut(2 * Lines::of(bits).sub_block_bytes()).enumerate() {
+    for (i, o) in o[HEAD..].chunks_exact_mut(2 * BitPacking::of(bits).sub_block_bytes()).enumerate() {
         let low = |g: usize| {
             let nibbles = u64::from(word(src, if five { 48 } else { 16 } + (i * 8 + g) * 4));
             (nibbles | nibbles << 28) & 0x0f0f_0f0f_0f0f_0f0f

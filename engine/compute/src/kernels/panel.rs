@@ -6,7 +6,7 @@
 //!
 //! - blocks of 32: `[quants][16 f16 d][16 f16 m]` each in types with a minimum; two of them in the others, whose last
 //!   record is the first half of one if their number is odd: `[quants][16 f16 d][16 f16 d of the other][its quants]`.
-//!   Quants of 4 and 5 bits are a unit (see `lines.rs`; of 4 bits that is GGUF's own pairing). Q8_0: byte
+//!   Quants of 4 and 5 bits are a unit (see `bit_packing.rs`; of 4 bits that is GGUF's own pairing). Q8_0: byte
 //!   `k/4*64 + r*4 + k%4`, offset binary.
 //! - Q4_K, Q5_K: a record per super-block: `[128 scales: s*16 + r][128 mins: s/2*32 + r*2 + s%2][16 f16 d][16 f16 dmin]`
 //!   and a unit for each sub-block s.
@@ -19,7 +19,7 @@
 //!     `[256 mins: s/2*32 + r*2 + s%2][16 f32 dmin]`, and `[8w lines]`.
 //! - F32, F16, BF16: element (k, r) at `k*16 + r`.
 //!
-//! In builds for simd128 alone, units lie as `fields.rs` says, in as many lines. Odd elements of Q8_0 are signed
+//! In builds for simd128 alone, units lie as `i16_fields.rs` says, in as many lines. Odd elements of Q8_0 are signed
 //! there.
 
 use alloc::collections::TryReserveError;

@@ -1,8 +1,8 @@
 //! How a type's elements lie in a panel: the geometry that packing, the definition and the kernels share. The layouts
 //! are written out at the head of `panel.rs`.
 
-use super::fields::IN_FIELDS;
-use super::lines::Lines;
+use super::bit_packing::BitPacking;
+use super::i16_fields::HAS_I16_FIELDS;
 use super::panel::PANEL;
 use crate::quant::Dtype;
 use crate::quant::codebook::{Codebook, Scale};
@@ -43,7 +43,7 @@ pub(super) struct Block32Layout {
 impl Block32Layout {
     /// Bytes of the quants of 16 rows.
     pub(super) const fn quant_bytes(&self) -> usize {
-        if self.words == 8 { 512 } else { Lines::of(self.bits()).sub_block_bytes() }
+        if self.words == 8 { 512 } else { BitPacking::of(self.bits()).sub_block_bytes() }
     }
 
     /// Scales, and minima, of a block.
@@ -153,7 +153,7 @@ impl PanelLayout {
             // beside fields odd elements stay signed: what `ActEncoding::I16OddSigned` takes
             Dtype::Q8_0 => PanelLayout::Blocks32(Block32Layout {
                 words: 8,
-                flip: if IN_FIELDS { 0x0080_0080 } else { 0x8080_8080 },
+                flip: if HAS_I16_FIELDS { 0x0080_0080 } else { 0x8080_8080 },
                 ..f
             }),
             Dtype::Q4_K => PanelLayout::SuperMin { five: false },
@@ -233,8 +233,8 @@ impl PanelLayout {
     pub(super) fn record_bytes(&self, dtype: Dtype) -> usize {
         match self {
             PanelLayout::Float => PANEL * dtype.block_bytes() as usize,
-            PanelLayout::SuperMin { five } => Lines::of(4 + u32::from(*five)).record_bytes(),
-            PanelLayout::SuperSigned => Lines::of(6).record_bytes(),
+            PanelLayout::SuperMin { five } => BitPacking::of(4 + u32::from(*five)).record_bytes(),
+            PanelLayout::SuperSigned => BitPacking::of(6).record_bytes(),
             PanelLayout::Codes(f) => f.record_bytes(),
             PanelLayout::Blocks32(_) => 0,
         }

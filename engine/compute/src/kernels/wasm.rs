@@ -2,7 +2,7 @@
 //!
 //! - simd128: `i32x4.dot_i16x8_s` adds pairs of one row. Its lanes are weights two by two, as they are, and the odd ones
 //!   alone, by a shift: no shuffles (see `ActEncoding::I16` and `ActEncoding::I16OddSigned`). In builds without relaxed-simd, weights of 4 to
-//!   6 bits but codes stay as they are packed for one column: `i16x8.mul` takes several in a lane (see `fields.rs`).
+//!   6 bits but codes stay as they are packed for one column: `i16x8.mul` takes several in a lane (see `i16_fields.rs`).
 //! - relaxed-simd: `i32x4.relaxed_dot_i8x16_i7x16_add_s`, which is exact when its second operand is in 0..=127: weights
 //!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `ActEncoding::AbsAndMask`). `f32x4.relaxed_madd`,
 //!   which may be fused or not, is used where that is the same number.

@@ -22,7 +22,7 @@ pub(super) use self::quantise::{quantise, quantise_lanes};
 use self::record::write_record;
 pub(super) use self::record::{read_block, write_groups, zero_point_term_of_bytes};
 use super::cpu::{Isa, Op};
-use super::fields::{Fields, IN_FIELDS};
+use super::i16_fields::{HAS_I16_FIELDS, I16Fields};
 use super::panel_layout::PanelLayout;
 use super::simd::{ActEncoding, FEW_TILES, Simd};
 use super::{Cpu, tasks};
@@ -122,8 +122,8 @@ impl ActKind {
     }
 
     /// The fields for which a tile of `nc` columns is, if it is for such.
-    fn fields(&self, nc: usize) -> Option<&'static Fields> {
-        if nc == 1 { Fields::of(self.fields) } else { None }
+    fn fields(&self, nc: usize) -> Option<&'static I16Fields> {
+        if nc == 1 { I16Fields::of(self.fields) } else { None }
     }
 
     /// Words of the record of one block and column in a tile of `nc` columns.
@@ -167,7 +167,7 @@ fn kind(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Optio
         nc,
         amx: false,
         words: 0,
-        fields: if IN_FIELDS && encoding(bits) == ActEncoding::I16 { bits } else { 0 },
+        fields: if HAS_I16_FIELDS && encoding(bits) == ActEncoding::I16 { bits } else { 0 },
     };
     let block = PanelLayout::of(dtype)?.block_len();
     let kind = match PanelLayout::of(dtype)? {
@@ -201,7 +201,7 @@ pub(super) const fn tile_columns(nc: usize, block: usize, left: usize) -> usize 
 /// Words that `n` columns of `k` elements take, at most: two and a half of group and head per four elements, and one more
 /// of a column alone, as all may be where experts have one each.
 pub fn most_words(n: usize, k: usize) -> usize {
-    n.saturating_mul(k * if IN_FIELDS { 7 } else { 5 } / 8 + 32)
+    n.saturating_mul(k * if HAS_I16_FIELDS { 7 } else { 5 } / 8 + 32)
 }
 
 /// Columns packed for one kind of matrix.

@@ -4,8 +4,8 @@ use super::{
     Quant, Shape, SubBlockActs, Tile, Unpacked, add_group, prefetch_ahead, start, store, sub_block, unpacked_chunk,
     unpacked_scale, weights_at,
 };
-use crate::kernels::fields::{self, Fields, IN_FIELDS};
-use crate::kernels::lines::Lines;
+use crate::kernels::bit_packing::BitPacking;
+use crate::kernels::i16_fields::{self, HAS_I16_FIELDS, I16Fields};
 use crate::kernels::panel::PANEL;
 use crate::kernels::panel_layout::block_at;
 use crate::kernels::simd::{PrefetchDistance, Simd, each};
@@ -25,9 +25,9 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
         let run = S::max_groups(BITS, !MIN);
         // opaque for the reasons of `Simd::bound`, on every instruction set that unpacks
         let bound = if unpacked { core::hint::black_box(run) } else { s.bound(run) };
-        let fields = const { Fields::alone::<NC>(BITS) };
+        let fields = const { I16Fields::alone::<NC>(BITS) };
         let runs = if in_place { 0 } else { 8 / run };
-        let qb = if Self::PACKED { Lines::of(BITS).sub_block_bytes() } else { 512 };
+        let qb = if Self::PACKED { BitPacking::of(BITS).sub_block_bytes() } else { 512 };
         let aw = S::act_encoding(BITS).words();
         // weights of a group side by side are walked through by steps as opaque: of an index the compiler of WebAssembly
         // makes several additions for each load
@@ -54,7 +54,7 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                 let groups = record.add(2 * NC);
                 if fields.is_some() {
                     let zero_point = if MIN { None } else { Some(zero_point(0) as u32) };
-                    fields::add_sub_block::<S, RV, BITS>(s, quants, record.add(2), zero_point, |v, dot| {
+                    i16_fields::add_sub_block::<S, RV, BITS>(s, quants, record.add(2), zero_point, |v, dot| {
                         isum[v][0] = s.add_i(isum[v][0], s.total_of_fields(dot, None));
                     });
                 } else if in_place {
@@ -85,7 +85,7 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                         } else {
                             let load = |v: usize| s.load_b(quants[v].add(l * 64));
                             // beside fields bytes are as unpacking leaves them
-                            let w = match IN_FIELDS {
+                            let w = match HAS_I16_FIELDS {
                                 true => each!(RV, |v| s.unpacked_weights::<8>(load(v))),
                                 false => each!(RV, |v| s.weights::<8>(load(v))),
                             };

@@ -1,7 +1,7 @@
 //! Dots of a sub-block of weights of 4 to 6 bits that stay in their lines.
 
 use super::add_group;
-use crate::kernels::lines::group;
+use crate::kernels::bit_packing::group;
 use crate::kernels::simd::{Simd, each};
 
 /// Where the activations of a sub-block are, of some columns.

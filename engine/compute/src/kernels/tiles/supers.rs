@@ -4,8 +4,8 @@ use super::{
     Quant, Shape, SubBlockActs, Tile, add_group, prefetch_head, prefetch_record_part, start, store, sub_block,
     unpacked_group,
 };
-use crate::kernels::fields::{self, Fields};
-use crate::kernels::lines::Lines;
+use crate::kernels::bit_packing::BitPacking;
+use crate::kernels::i16_fields::{self, I16Fields};
 use crate::kernels::panel::PANEL;
 use crate::kernels::panel_layout::HEAD;
 use crate::kernels::simd::{FEW_TILES, Simd, each};
@@ -47,11 +47,11 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     s: S,
     t: &Tile<'_, RV>,
 ) {
-    let lines = Lines::of(BITS);
-    let (sub_block_bytes, groups, bytes) = (lines.sub_block_bytes(), lines.groups(), lines.record_bytes());
+    let packing = BitPacking::of(BITS);
+    let (sub_block_bytes, groups, bytes) = (packing.sub_block_bytes(), packing.groups(), packing.record_bytes());
     let sub_blocks = 64 / groups;
     let (aw, unpacked) = (S::act_encoding(BITS).words(), S::UNPACKS && NC > 1);
-    let fields = const { Fields::alone::<NC>(BITS) };
+    let fields = const { I16Fields::alone::<NC>(BITS) };
     let head = if MIN { 5 } else { 17 };
     let sub_block_words = fields.map_or(groups * aw, |f| f.words()) * NC;
     // looked up in modules for browsers, where code for both widths is to be alike
@@ -160,9 +160,9 @@ impl<const RV: usize> SubBlock<RV> {
         let acts = self.acts;
         // SAFETY: the caller's.
         unsafe {
-            if const { Fields::alone::<NC>(BITS).is_some() } {
+            if const { I16Fields::alone::<NC>(BITS).is_some() } {
                 let zero_point = acts.zero_point_terms.map(|terms| terms.read());
-                fields::add_sub_block::<S, RV, BITS>(s, self.lines, acts.groups, zero_point, |v, dot| {
+                i16_fields::add_sub_block::<S, RV, BITS>(s, self.lines, acts.groups, zero_point, |v, dot| {
                     let scaled = s.total_of_fields(dot, Some(self.scale::<S, MIN>(s, v)));
                     isum[v][0] = s.add_i(isum[v][0], scaled);
                 });
@@ -181,7 +181,7 @@ impl<const RV: usize> SubBlock<RV> {
                 );
                 return;
             }
-            let groups = const { Lines::of(BITS).groups() };
+            let groups = const { BitPacking::of(BITS).groups() };
             let run = if MIN { S::max_groups(BITS, false) } else { groups };
             let bound = s.bound(run);
             for r in 0..groups / run {

@@ -2,8 +2,8 @@
 
 use core::mem::MaybeUninit;
 
-use crate::kernels::fields::{self, IN_FIELDS};
-use crate::kernels::lines::{self, Lines};
+use crate::kernels::bit_packing::{self, BitPacking};
+use crate::kernels::i16_fields::{self, HAS_I16_FIELDS};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::panel_layout::{HEAD, PanelLayout, code_line};
 use crate::kernels::simd::Simd;
@@ -64,7 +64,7 @@ impl Unpacked {
         let (layout, vector) = (w.layout(), 4 * S::LANES);
         let chunks = layout.block_len() / 32;
         // unpacked when they were packed; copied all the same, so that one tile serves bytes and what becomes bytes
-        let as_is = IN_FIELDS && matches!(layout, PanelLayout::Blocks32(f) if f.words == 8);
+        let as_is = HAS_I16_FIELDS && matches!(layout, PanelLayout::Blocks32(f) if f.words == 8);
         let fits = end - first <= Self::blocks::<S>(layout, rv) && end * chunks * 32 <= w.k();
         assert!(fits, "blocks to unpack");
         let start: *mut u8 = self.0.as_mut_ptr().cast();
@@ -124,16 +124,16 @@ pub(in super::super) unsafe fn chunk<S: Simd>(
         let put = &mut put;
         if let Some(bits) = layout.packed_bits() {
             let head = if layout.block_len() == 256 { HEAD } else { 0 };
-            let (sub_block_bytes, sub_blocks) = (Lines::of(bits).sub_block_bytes(), 32 / Lines::of(bits).len);
+            let (sub_block_bytes, sub_blocks) = (BitPacking::of(bits).sub_block_bytes(), 32 / BitPacking::of(bits).len);
             for i in t * sub_blocks..(t + 1) * sub_blocks {
                 let at = at.add(head + i * sub_block_bytes);
                 match bits {
-                    4 if IN_FIELDS => fields::unpack::<S, 4>(s, at, put),
-                    5 if IN_FIELDS => fields::unpack::<S, 5>(s, at, put),
-                    _ if IN_FIELDS => fields::unpack::<S, 6>(s, at, put),
-                    4 => lines::unpack::<S, 4>(s, at, put),
-                    5 => lines::unpack::<S, 5>(s, at, put),
-                    _ => lines::unpack::<S, 6>(s, at, put),
+                    4 if HAS_I16_FIELDS => i16_fields::unpack::<S, 4>(s, at, put),
+                    5 if HAS_I16_FIELDS => i16_fields::unpack::<S, 5>(s, at, put),
+                    _ if HAS_I16_FIELDS => i16_fields::unpack::<S, 6>(s, at, put),
+                    4 => bit_packing::unpack::<S, 4>(s, at, put),
+                    5 => bit_packing::unpack::<S, 5>(s, at, put),
+                    _ => bit_packing::unpack::<S, 6>(s, at, put),
                 }
             }
             return;

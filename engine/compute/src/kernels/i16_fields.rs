@@ -23,17 +23,17 @@ use core::ops::Range;
 use super::simd::{Simd, each};
 
 /// Whether panels of this build have fields. In others a fallback at most runs on simd128 alone.
-pub(super) const IN_FIELDS: bool =
+pub(super) const HAS_I16_FIELDS: bool =
     cfg!(all(target_arch = "wasm32", target_feature = "simd128", not(target_feature = "relaxed-simd")));
 
 /// Where the fields lie.
-pub(super) struct Fields {
+pub(super) struct I16Fields {
     bits: u32,
     /// Elements of a sub-block.
     pub(super) len: usize,
-    /// Lines of a sub-block.
+    /// BitPacking of a sub-block.
     lines: usize,
-    /// Fields of a line that are elements; the others are parts of one.
+    /// I16Fields of a line that are elements; the others are parts of one.
     whole: usize,
     /// Bits of a part.
     part: u32,
@@ -41,27 +41,27 @@ pub(super) struct Fields {
     shifts: [u32; 4],
 }
 
-static FIELDS: [Fields; 3] = [
-    Fields { bits: 4, len: 32, lines: 4, whole: 4, part: 0, shifts: [0, 4, 8, 12] },
-    Fields { bits: 5, len: 32, lines: 5, whole: 3, part: 1, shifts: [0, 5, 10, 15] },
-    Fields { bits: 6, len: 16, lines: 3, whole: 2, part: 2, shifts: [0, 6, 12, 14] },
+static I16_FIELDS: [I16Fields; 3] = [
+    I16Fields { bits: 4, len: 32, lines: 4, whole: 4, part: 0, shifts: [0, 4, 8, 12] },
+    I16Fields { bits: 5, len: 32, lines: 5, whole: 3, part: 1, shifts: [0, 5, 10, 15] },
+    I16Fields { bits: 6, len: 16, lines: 3, whole: 2, part: 2, shifts: [0, 6, 12, 14] },
 ];
 
 /// Words of activations that a line takes.
 const WORDS: usize = 4;
 
-impl Fields {
+impl I16Fields {
     /// Those of weights of so many bits; `None` for bytes, and where panels have none.
-    pub(super) const fn of(bits: u32) -> Option<&'static Fields> {
+    pub(super) const fn of(bits: u32) -> Option<&'static I16Fields> {
         match bits {
-            4..=6 if IN_FIELDS => Some(&FIELDS[bits as usize - 4]),
+            4..=6 if HAS_I16_FIELDS => Some(&I16_FIELDS[bits as usize - 4]),
             _ => None,
         }
     }
 
     /// Those of a tile of one column; tiles of several unpack.
-    pub(super) const fn alone<const NC: usize>(bits: u32) -> Option<&'static Fields> {
-        if NC == 1 { Fields::of(bits) } else { None }
+    pub(super) const fn alone<const NC: usize>(bits: u32) -> Option<&'static I16Fields> {
+        if NC == 1 { I16Fields::of(bits) } else { None }
     }
 
     /// Words of activations of a sub-block and column.
@@ -69,7 +69,7 @@ impl Fields {
         self.lines * WORDS
     }
 
-    /// Lines whose dots fit in 16 bits together.
+    /// BitPacking whose dots fit in 16 bits together.
     const fn max_lines(&self, has_zero_point: bool) -> usize {
         if self.bits == 5 && !has_zero_point { 2 } else { self.lines }
     }
@@ -145,7 +145,7 @@ impl Fields {
 
 /// The first bit of field `i`.
 const fn shift_of(bits: u32, i: usize) -> u32 {
-    match Fields::of(bits) {
+    match I16Fields::of(bits) {
         Some(f) => f.shifts[i],
         None => 0,
     }
@@ -157,7 +157,7 @@ const fn shift_of(bits: u32, i: usize) -> u32 {
 /// The sub-block is there.
 #[inline(always)]
 pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: &mut impl FnMut(S::B)) {
-    let Some(f) = (const { Fields::of(BITS) }) else { return };
+    let Some(f) = (const { I16Fields::of(BITS) }) else { return };
     // SAFETY: lines of the sub-block.
     let line = |l: usize| unsafe { s.load_b(at.add(l * 64)) };
     let element = |j: usize| {
@@ -185,7 +185,7 @@ pub(super) unsafe fn add_sub_block<S: Simd, const RV: usize, const BITS: u32>(
     zero_point: Option<u32>,
     mut total: impl FnMut(usize, S::Acc),
 ) {
-    let Some(f) = (const { Fields::of(BITS) }) else { return };
+    let Some(f) = (const { I16Fields::of(BITS) }) else { return };
     let run = f.max_lines(zero_point.is_some());
     let bound = s.bound(run);
     // SAFETY: the caller's.

@@ -17,22 +17,22 @@ use super::panel_layout::HEAD;
 use super::simd::Simd;
 
 /// What a group has in a line: the line, how far it is shifted right, and which bits of the group are there.
-type Share = (usize, u32, u8);
+type BitShare = (usize, u32, u8);
 
 /// How elements lie in lines.
-pub(super) struct Lines {
+pub(super) struct BitPacking {
     bits: u32,
     /// Elements of a sub-block.
     pub(super) len: usize,
-    /// Lines of a sub-block.
+    /// BitPacking of a sub-block.
     lines: usize,
     /// Shares of the groups, in the order of the lines, which are read so. Groups with a line of their own come before those
     /// with shares in it.
-    groups: [&'static [Share]; 8],
+    groups: [&'static [BitShare]; 8],
 }
 
-static LINES: [Lines; 3] = [
-    Lines {
+static BIT_PACKINGS: [BitPacking; 3] = [
+    BitPacking {
         bits: 4,
         len: 32,
         lines: 4,
@@ -47,7 +47,7 @@ static LINES: [Lines; 3] = [
             &[(3, 4, 15)],
         ],
     },
-    Lines {
+    BitPacking {
         bits: 5,
         len: 32,
         lines: 5,
@@ -62,7 +62,7 @@ static LINES: [Lines; 3] = [
             &[(0, 4, 8), (2, 3, 16), (4, 5, 7)],
         ],
     },
-    Lines {
+    BitPacking {
         bits: 6,
         len: 16,
         lines: 3,
@@ -70,10 +70,10 @@ static LINES: [Lines; 3] = [
     },
 ];
 
-impl Lines {
+impl BitPacking {
     /// Those of weights of so many bits, 4 to 6.
-    pub(super) const fn of(bits: u32) -> &'static Lines {
-        &LINES[bits as usize - 4]
+    pub(super) const fn of(bits: u32) -> &'static BitPacking {
+        &BIT_PACKINGS[bits as usize - 4]
     }
 
     /// Bytes of a sub-block of 16 rows.
@@ -107,18 +107,18 @@ pub(super) fn pack<const BITS: u32>(group: impl Fn(usize) -> u64, sub_blocks: &m
     // not a loop, for shares to be constants
     macro_rules! groups {
         ($($g:literal)*) => {$(
-            let mut wanted = if $g < const { Lines::of(BITS).groups() } { group($g) } else { 0 };
+            let mut wanted = if $g < const { BitPacking::of(BITS).groups() } { group($g) } else { 0 };
             // less what the lines give already: nothing, where the line is the group's own
-            for &(line, shift, _) in const { Lines::of(BITS).groups[$g] } {
+            for &(line, shift, _) in const { BitPacking::of(BITS).groups[$g] } {
                 wanted ^= shr16(words[line], shift);
             }
-            for &(line, shift, bits) in const { Lines::of(BITS).groups[$g] } {
+            for &(line, shift, bits) in const { BitPacking::of(BITS).groups[$g] } {
                 words[line] |= (wanted & (u64::from(bits) * 0x0101_0101_0101_0101)) << shift;
             }
         )*};
     }
     groups!(0 1 2 3 4 5 6 7);
-    for (i, sub_block) in sub_blocks.chunks_exact_mut(const { Lines::of(BITS).sub_block_bytes() }).enumerate() {
+    for (i, sub_block) in sub_blocks.chunks_exact_mut(const { BitPacking::of(BITS).sub_block_bytes() }).enumerate() {
         for (line, word) in sub_block.chunks_exact_mut(64).zip(words) {
             line[r * 4..][..4].copy_from_slice(&((word >> (32 * i)) as u32).to_le_bytes());
         }
@@ -138,7 +138,7 @@ fn shr16(x: u64, n: u32) -> u64 {
 #[inline(always)]
 pub(super) unsafe fn group<S: Simd, const BITS: u32>(s: S, at: *const u8, g: usize) -> S::B {
     let mut all = s.zeros();
-    for &(line, shift, _) in Lines::of(BITS).groups[g] {
+    for &(line, shift, _) in BitPacking::of(BITS).groups[g] {
         // SAFETY: a line of the sub-block.
         let line = unsafe { s.load_b(at.add(line * 64)) };
         all = s.xor_b(all, if shift == 0 { line } else { s.shr16_b(line, shift) });
@@ -152,7 +152,7 @@ pub(super) unsafe fn group<S: Simd, const BITS: u32>(s: S, at: *const u8, g: usi
 /// The sub-block is there.
 #[inline(always)]
 pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: &mut impl FnMut(S::B)) {
-    for g in 0..const { Lines::of(BITS).groups() } {
+    for g in 0..const { BitPacking::of(BITS).groups() } {
         // SAFETY: the caller's.
         put(unsafe { group::<S, BITS>(s, at, g) });
     }
