@@ -27,7 +27,9 @@ use super::matmul_tasks::{MatmulTask, split_into_tasks};
 use super::panel::{Matrix, PANEL};
 use super::panel_layout::PanelLayout;
 use super::simd::{FEW_TILES, Simd, TileShape, each};
-use super::tiles::{Codes32, Quant, Shape, Small, SuperCodes, SuperMin, SuperSigned, Tile, Unpacked, WeightPrefetch};
+use super::tiles::{
+    Block32, Codes32, QuantFormat, SuperCodes, SuperMin, SuperSigned, TileArgs, TileClass, UnpackBuffer, WeightPrefetch,
+};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
@@ -134,11 +136,11 @@ impl Panels<'_> {
         match (self.product.w.dtype(), self.product.w.layout()) {
             (Dtype::F32, _) => cpu.run(FloatPanels::<AsF32>(self, PhantomData)),
             (Dtype::F16, _) => cpu.run(FloatPanels::<AsF16>(self, PhantomData)),
-            (Dtype::Q4_0, _) => cpu.run(QuantPanels::<Small<4, false>>(self, PhantomData)),
-            (Dtype::Q4_1, _) => cpu.run(QuantPanels::<Small<4, true>>(self, PhantomData)),
-            (Dtype::Q5_0, _) => cpu.run(QuantPanels::<Small<5, false>>(self, PhantomData)),
-            (Dtype::Q5_1, _) => cpu.run(QuantPanels::<Small<5, true>>(self, PhantomData)),
-            (_, PanelLayout::Blocks32(_)) => cpu.run(QuantPanels::<Small<8, false>>(self, PhantomData)),
+            (Dtype::Q4_0, _) => cpu.run(QuantPanels::<Block32<4, false>>(self, PhantomData)),
+            (Dtype::Q4_1, _) => cpu.run(QuantPanels::<Block32<4, true>>(self, PhantomData)),
+            (Dtype::Q5_0, _) => cpu.run(QuantPanels::<Block32<5, false>>(self, PhantomData)),
+            (Dtype::Q5_1, _) => cpu.run(QuantPanels::<Block32<5, true>>(self, PhantomData)),
+            (_, PanelLayout::Blocks32(_)) => cpu.run(QuantPanels::<Block32<8, false>>(self, PhantomData)),
             (_, PanelLayout::SuperMin { five: false }) => cpu.run(QuantPanels::<SuperMin<4>>(self, PhantomData)),
             (_, PanelLayout::SuperMin { five: true }) => cpu.run(QuantPanels::<SuperMin<5>>(self, PhantomData)),
             (_, PanelLayout::SuperSigned) => cpu.run(QuantPanels::<SuperSigned>(self, PhantomData)),
@@ -178,7 +180,7 @@ impl<E: Elem> Op for FloatPanels<'_, E> {
 
 struct QuantPanels<'a, Q>(Panels<'a>, PhantomData<Q>);
 
-impl<Q: Quant> Op for QuantPanels<'_, Q> {
+impl<Q: QuantFormat> Op for QuantPanels<'_, Q> {
     type Out = ();
     const DOTS: bool = true;
     fn scalar(self) {
@@ -186,15 +188,15 @@ impl<Q: Quant> Op for QuantPanels<'_, Q> {
     }
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        let bits = const { if Unpacked::groups::<S, Q>() > 0 { Some(Q::BITS) } else { None } };
-        let unpacks = const { Unpacked::helps::<S, Q>() };
+        let bits = const { if UnpackBuffer::groups::<S, Q>() > 0 { Some(Q::BITS) } else { None } };
+        let unpacks = const { UnpackBuffer::is_used::<S, Q>() };
         let (panels, tiles) = (self.0, TilesOf(self, s));
         // the modules that have to be small have one walk for all formats
         #[cfg(any(not(target_family = "wasm"), target_feature = "relaxed-simd"))]
         let tiles = &tiles;
         #[cfg(all(target_family = "wasm", not(target_feature = "relaxed-simd")))]
         let tiles: &dyn Tiles = &tiles;
-        TileLoop { panels, s, shape: Q::SHAPE, unpacks, bits, tiles }.run();
+        TileLoop { panels, s, class: Q::TILE_CLASS, unpacks, bits, tiles }.run();
     }
 }
 
@@ -208,7 +210,7 @@ trait Tiles {
 
 struct TilesOf<'a, Q, S>(QuantPanels<'a, Q>, S);
 
-impl<Q: Quant, S: Simd> Tiles for TilesOf<'_, Q, S> {
+impl<Q: QuantFormat, S: Simd> Tiles for TilesOf<'_, Q, S> {
     #[inline(always)]
     fn gemv(&self, a: &Acts<'_>, at: TilePosition, rv: usize) {
         self.0.tile_of::<S, 1, 1>(self.1, a, at, rv, 1);
@@ -223,7 +225,7 @@ impl<Q: Quant, S: Simd> Tiles for TilesOf<'_, Q, S> {
 struct TileLoop<'a, S, T: ?Sized> {
     panels: Panels<'a>,
     s: S,
-    shape: Shape,
+    class: TileClass,
     /// Whether products of several columns unpack weights or scales.
     unpacks: bool,
     /// Bits of weights, if they unpack those.
@@ -285,8 +287,8 @@ impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
     fn run(&self) {
         let TileLoop { s, panels, .. } = *self;
         let Columns::Packed(a) = panels.product.x else { return };
-        let shape = self.shape.tile::<S>();
-        let whole = vectors_per_tile(s, if FEW_TILES { 1 } else { a.n }, self.shape.gemv::<S>(), shape);
+        let shape = self.class.tile::<S>();
+        let whole = vectors_per_tile(s, if FEW_TILES { 1 } else { a.n }, self.class.gemv::<S>(), shape);
         let (mut row, end) = (panels.p0 * PANEL, panels.p1 * PANEL);
         while row < end {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
@@ -336,14 +338,14 @@ impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
             return first;
         }
         let (s, w) = (self.s, self.panels.product.w);
-        let rv = self.shape.tile::<S>().rv.min(group);
-        let (blocks, most) = (a.k / a.kind.block, Unpacked::blocks::<S>(w.layout(), rv));
-        let mut bytes = Unpacked::new();
+        let rv = self.class.tile::<S>().rv.min(group);
+        let (blocks, most) = (a.k / a.kind.block, UnpackBuffer::blocks::<S>(w.layout(), rv));
+        let mut buffer = UnpackBuffer::new();
         let mut c = first;
         for row in (row..row + group * S::LANES).step_by(rv * S::LANES) {
             for b in (0..blocks).step_by(most) {
                 let blocks = [b, blocks.min(b + most)];
-                let unpacked = bytes.fill(s, w, self.bits, row, rv, blocks);
+                let unpacked = buffer.unpack(s, w, self.bits, row, rv, blocks);
                 let chunks = (blocks[1] - blocks[0]) * a.kind.block / 32;
                 c = first;
                 while let Some(nc) = several(c) {
@@ -358,7 +360,7 @@ impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
     }
 }
 
-impl<Q: Quant> QuantPanels<'_, Q> {
+impl<Q: QuantFormat> QuantPanels<'_, Q> {
     /// The tile of `rv` vectors times `nc` columns, which are `LEAST` to `MOST`.
     #[inline(always)]
     fn tile_of<S: Simd, const LEAST: usize, const MOST: usize>(
@@ -372,7 +374,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         macro_rules! shapes {
             ($(($rv:literal, $nc:literal))*) => {
                 match (rv, nc) {
-                    $(($rv, $nc) if const { LEAST <= $nc && $nc <= MOST && Q::SHAPE.has::<S>($rv, $nc) } => self.tile::<S, $rv, $nc>(s, a, at),)*
+                    $(($rv, $nc) if const { LEAST <= $nc && $nc <= MOST && Q::TILE_CLASS.has::<S>($rv, $nc) } => self.tile::<S, $rv, $nc>(s, a, at),)*
                     _ => unreachable!("a tile shape that no instruction set names"),
                 }
             };
@@ -399,7 +401,7 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         assert!(!side_by_side || row.is_multiple_of(RV * S::LANES), "whole tiles from the first row on");
         let lane = if const { RV * S::LANES == PANEL } { 0 } else { row % PANEL };
         let panel_of = |v: usize| p.w.panel((row + v * S::LANES) / PANEL).as_ptr();
-        let tile = Tile {
+        let tile = TileArgs {
             panel: if side_by_side { [panel_of(0); RV] } else { each!(RV, |v| panel_of(v)) },
             lane: each!(RV, |v| if side_by_side { lane + v * S::LANES } else { (row + v * S::LANES) % PANEL }),
             blocks,

@@ -85,7 +85,7 @@ fn probe_relaxed_madd() -> bool {
     })
 }
 
-/// Small products of each recipe against simd128's: whether the lowering is wrong can depend on the registers
+/// Block32 products of each recipe against simd128's: whether the lowering is wrong can depend on the registers
 /// that the baseline compiler has at hand.
 fn probe_products(relaxed: Cpu) -> bool {
     const ROWS: usize = 16;

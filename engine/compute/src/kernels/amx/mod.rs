@@ -58,7 +58,7 @@ const ZERO: Line = Line([0; 64]);
 const BLOCKS: usize = 64;
 const SUPERS: usize = 4;
 
-/// Unpacked weights, block by block of each panel.
+/// UnpackBuffer weights, block by block of each panel.
 struct Weights {
     /// Groups of four elements; of a super-block the low bytes of all, then the high ones.
     groups: [Line; SUPERS * 128],

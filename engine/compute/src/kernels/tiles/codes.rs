@@ -1,8 +1,8 @@
 //! Types of codes, which one table look-up turns into weights.
 
 use super::{
-    Quant, Shape, Tile, add_group, prefetch_ahead, prefetch_head, prefetch_record_part, start, store, unpacked_chunk,
-    unpacked_group, unpacked_scale,
+    QuantFormat, TileArgs, TileClass, add_group, load_accumulators, prefetch_ahead, prefetch_head,
+    prefetch_record_part, store_accumulators, unpacked_chunk, unpacked_group, unpacked_scale,
 };
 use crate::kernels::panel_layout::{CodebookLayout, HEAD, block_at, code_line};
 use crate::kernels::simd::{Simd, each};
@@ -10,19 +10,19 @@ use crate::kernels::simd::{Simd, each};
 /// Codes in blocks of 32, with one scale or one for each half.
 pub(in super::super) struct Codes32;
 
-impl Quant for Codes32 {
-    const SHAPE: Shape = Shape::Eight;
+impl QuantFormat for Codes32 {
+    const TILE_CLASS: TileClass = TileClass::Eight;
     const BITS: u32 = 8;
 
     #[inline(always)]
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) {
         let Some(f) = t.codes else { return };
         let (qb, aw) = (f.chunk_bytes(), S::act_encoding(8).words());
         let halves = 2 / f.parts; // of a part
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let table = s.load_table(f.offset_table.as_ptr());
-            let mut acc = start::<S, RV, NC>(s, t);
+            let mut acc = load_accumulators::<S, RV, NC>(s, t);
             let (mut record, mut prefetch) = (t.acts, t.prefetch.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let (quants_at, scales_at) = block_at(qb, f.parts, b);
@@ -58,7 +58,7 @@ impl Quant for Codes32 {
                 }
                 record = record.add((1 + f.parts + 8 * aw) * NC);
             }
-            store(s, &acc, t);
+            store_accumulators(s, &acc, t);
         }
     }
 }
@@ -140,12 +140,12 @@ impl<const RV: usize> Chunk<RV> {
 /// Sums fit in i32: a dot of 16 is at most 16 * 127 * 127, scales are -32..=31, and 16 * 32 of those are below 2^28.
 pub(in super::super) struct SuperCodes;
 
-impl Quant for SuperCodes {
-    const SHAPE: Shape = Shape::Super;
+impl QuantFormat for SuperCodes {
+    const TILE_CLASS: TileClass = TileClass::Super;
     const BITS: u32 = 8;
 
     #[inline(always)]
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) {
         let Some(f) = t.codes else { return };
         let (bytes, codes, aw) = (f.record_bytes(), f.codes(), S::act_encoding(8).words());
         let head = if f.has_min() { 25 } else { 17 };
@@ -153,7 +153,7 @@ impl Quant for SuperCodes {
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let table = s.load_table(f.offset_table.as_ptr());
-            let mut acc = start::<S, RV, NC>(s, t);
+            let mut acc = load_accumulators::<S, RV, NC>(s, t);
             let (mut record, mut prefetch) = (t.acts, t.prefetch.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
@@ -205,7 +205,7 @@ impl Quant for SuperCodes {
                 }
                 record = record.add((head + 64 * aw) * NC);
             }
-            store(s, &acc, t);
+            store_accumulators(s, &acc, t);
         }
     }
 }

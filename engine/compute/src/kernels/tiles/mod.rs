@@ -1,18 +1,18 @@
 //! Register tiles of products with quantised weights: some vectors of rows times some columns, over the whole of K. A
 //! file for each kind of block; the formulas are at the head of `matmul.rs`, the layouts at that of `panel.rs`.
 
+mod block32;
 mod codes;
-mod small;
 mod sub_block;
 mod supers;
 pub(super) mod unpack;
 mod weight_prefetch;
 
+pub(super) use block32::Block32;
 pub(super) use codes::{Codes32, SuperCodes};
-pub(super) use small::Small;
 use sub_block::SubBlockActs;
 pub(super) use supers::{SuperMin, SuperSigned};
-pub(super) use unpack::Unpacked;
+pub(super) use unpack::UnpackBuffer;
 pub(super) use weight_prefetch::WeightPrefetch;
 
 use core::ops::Range;
@@ -23,7 +23,7 @@ use super::simd::{FEW_TILES, Simd, TileShape, each};
 
 /// The register tiles that an instruction set has for quantised weights, in the order of `Simd::GEMV`.
 #[derive(Clone, Copy)]
-pub(super) enum Shape {
+pub(super) enum TileClass {
     /// 4- and 5-bit blocks of 32.
     Four,
     /// 8-bit blocks of 32.
@@ -32,13 +32,13 @@ pub(super) enum Shape {
     Super,
 }
 
-impl Shape {
+impl TileClass {
     /// The tile for several columns.
     pub(super) const fn tile<S: Simd>(self) -> TileShape {
         match self {
-            Shape::Four => S::TILE4,
-            Shape::Eight => S::TILE8,
-            Shape::Super => S::TILE_K,
+            TileClass::Four => S::TILE4,
+            TileClass::Eight => S::TILE8,
+            TileClass::Super => S::TILE_K,
         }
     }
 
@@ -54,16 +54,16 @@ impl Shape {
             rv == whole || (rv == 1 && !super::panel::PANEL.is_multiple_of(S::LANES * whole))
         }
         let TileShape { rv: whole, nc: columns } = self.tile::<S>();
-        let block = if let Shape::Super = self { 256 } else { 32 };
+        let block = if let TileClass::Super = self { 256 } else { 32 };
         let of_tiles = tile_columns(columns, block, nc) == nc && rows::<S>(whole, rv) && !(FEW_TILES && nc == 1);
         of_tiles || (nc == 1 && rows::<S>(self.gemv::<S>(), rv))
     }
 }
 
 /// A quantised format on lanes.
-pub(super) trait Quant {
+pub(super) trait QuantFormat {
     /// Which of an instruction set's shapes it takes.
-    const SHAPE: Shape;
+    const TILE_CLASS: TileClass;
     /// `BITS` of its dots.
     const BITS: u32;
     /// Whether quants are less than bytes.
@@ -73,12 +73,12 @@ pub(super) trait Quant {
     /// # Safety
     /// `panel[v]` points at the panel of vector v, `lane[v]` is its first row in that panel; `acts` at these blocks of a
     /// tile of NC packed columns; `out + c * stride + v * LANES` is writable. `unpacked` points at what
-    /// [`Unpacked::fill`] made of the blocks, if NC > 1 and both the type and the instruction set have use for it.
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>);
+    /// [`UnpackBuffer::unpack`] made of the blocks, if NC > 1 and both the type and the instruction set have use for it.
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>);
 }
 
 /// Where a register tile reads and writes.
-pub(super) struct Tile<'a, const RV: usize> {
+pub(super) struct TileArgs<'a, const RV: usize> {
     pub(super) panel: [*const u8; RV],
     pub(super) lane: [usize; RV],
     /// First and end; where the first is not 0, sums go on from what stands in the output.
@@ -97,15 +97,19 @@ pub(super) struct Tile<'a, const RV: usize> {
 
 /// The unpacked chunk `i` of the tile, of chunks with so many scales; group g of vector v is at `(g * RV + v) * 4 * LANES`.
 #[inline(always)]
-fn unpacked_chunk<S: Simd, Q: Quant, const RV: usize>(t: &Tile<'_, RV>, i: usize, scales: usize) -> *const u8 {
-    let vectors = const { Unpacked::groups::<S, Q>() } + Unpacked::widened::<S>(scales);
+fn unpacked_chunk<S: Simd, Q: QuantFormat, const RV: usize>(
+    t: &TileArgs<'_, RV>,
+    i: usize,
+    scales: usize,
+) -> *const u8 {
+    let vectors = const { UnpackBuffer::groups::<S, Q>() } + UnpackBuffer::widened::<S>(scales);
     t.unpacked.wrapping_add(i * vectors * RV * 4 * S::LANES)
 }
 
 /// Scale `i` of the rows of vector `v` of an unpacked chunk, if those are there.
 #[inline(always)]
-unsafe fn unpacked_scale<S: Simd, Q: Quant, const RV: usize>(s: S, chunk: *const u8, i: usize, v: usize) -> S::F {
-    let scale = (const { Unpacked::groups::<S, Q>() } + i) * RV + v;
+unsafe fn unpacked_scale<S: Simd, Q: QuantFormat, const RV: usize>(s: S, chunk: *const u8, i: usize, v: usize) -> S::F {
+    let scale = (const { UnpackBuffer::groups::<S, Q>() } + i) * RV + v;
     // SAFETY: the caller's chunk.
     unsafe { s.load(chunk.add(scale * 4 * S::LANES).cast()) }
 }
@@ -126,7 +130,7 @@ unsafe fn weights_at<S: Simd, const RV: usize>(s: S, p: *const u8, weights: impl
 
 /// The sums that a tile starts from.
 #[inline(always)]
-unsafe fn start<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) -> [[S::F; NC]; RV] {
+unsafe fn load_accumulators<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) -> [[S::F; NC]; RV] {
     let mut acc = [[s.splat(0.0); NC]; RV];
     if S::UNPACKS && NC > 1 && t.blocks[0] > 0 {
         for (v, acc) in acc.iter_mut().enumerate() {
@@ -160,7 +164,11 @@ unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
 }
 
 #[inline(always)]
-unsafe fn store<S: Simd, const RV: usize, const NC: usize>(s: S, acc: &[[S::F; NC]; RV], t: &Tile<'_, RV>) {
+unsafe fn store_accumulators<S: Simd, const RV: usize, const NC: usize>(
+    s: S,
+    acc: &[[S::F; NC]; RV],
+    t: &TileArgs<'_, RV>,
+) {
     for (v, acc) in acc.iter().enumerate() {
         for (c, acc) in acc.iter().enumerate() {
             // SAFETY: the caller's tile.
@@ -173,7 +181,7 @@ unsafe fn store<S: Simd, const RV: usize, const NC: usize>(s: S, acc: &[[S::F; N
 #[inline(always)]
 fn prefetch_ahead<S: Simd, const RV: usize>(
     s: S,
-    t: &Tile<'_, RV>,
+    t: &TileArgs<'_, RV>,
     at: [*const u8; RV],
     ahead: usize,
     lines: Range<usize>,
@@ -188,7 +196,7 @@ fn prefetch_ahead<S: Simd, const RV: usize>(
 #[inline(always)]
 fn prefetch_record_part<S: Simd, const RV: usize>(
     s: S,
-    t: &Tile<'_, RV>,
+    t: &TileArgs<'_, RV>,
     record: [*const u8; RV],
     bytes: usize,
     chunk: usize,
@@ -199,14 +207,14 @@ fn prefetch_record_part<S: Simd, const RV: usize>(
 
 /// Asks for the head of a record, which is read here and there, where nothing is asked for ahead.
 #[inline(always)]
-fn prefetch_head<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, record: [*const u8; RV], bytes: usize) {
+fn prefetch_head<S: Simd, const RV: usize>(s: S, t: &TileArgs<'_, RV>, record: [*const u8; RV], bytes: usize) {
     if s.prefetch_policy().distance.packed == 0 {
         prefetch_lines(s, t, record, 0..bytes / 64);
     }
 }
 
 #[inline(always)]
-fn prefetch_lines<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, at: [*const u8; RV], lines: Range<usize>) {
+fn prefetch_lines<S: Simd, const RV: usize>(s: S, t: &TileArgs<'_, RV>, at: [*const u8; RV], lines: Range<usize>) {
     for v in 0..RV {
         if t.lane[v] == 0 {
             for l in lines.clone() {

@@ -87,7 +87,7 @@ pub(super) unsafe fn add_sub_block<S: Simd, const RV: usize, const NC: usize, co
                         &mut dots,
                     );
                     if parts {
-                        give::<S, RV, NC>(dots, &mut total);
+                        emit::<S, RV, NC>(dots, &mut total);
                         dots = acts.start::<S, RV, NC, BITS>(s);
                     }
                 }
@@ -111,7 +111,7 @@ pub(super) unsafe fn add_sub_block<S: Simd, const RV: usize, const NC: usize, co
                 &mut dots,
             ),
         }
-        give::<S, RV, NC>(dots, &mut total);
+        emit::<S, RV, NC>(dots, &mut total);
     }
 }
 
@@ -126,7 +126,7 @@ unsafe fn line<S: Simd, const RV: usize>(s: S, lines: [*const u8; RV], l: usize)
 }
 
 #[inline(always)]
-fn give<S: Simd, const RV: usize, const NC: usize>(
+fn emit<S: Simd, const RV: usize, const NC: usize>(
     dots: [[S::Acc; NC]; RV],
     total: &mut impl FnMut(usize, usize, S::Acc),
 ) {

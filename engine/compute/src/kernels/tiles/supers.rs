@@ -1,8 +1,8 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
 
 use super::{
-    Quant, Shape, SubBlockActs, Tile, add_group, prefetch_head, prefetch_record_part, start, store, sub_block,
-    unpacked_group,
+    QuantFormat, SubBlockActs, TileArgs, TileClass, add_group, load_accumulators, prefetch_head, prefetch_record_part,
+    store_accumulators, sub_block, unpacked_group,
 };
 use crate::kernels::bit_packing::BitPacking;
 use crate::kernels::i16_fields::{self, I16Fields};
@@ -13,12 +13,12 @@ use crate::kernels::simd::{FEW_TILES, Simd, each};
 /// Q4_K and Q5_K: unsigned quants, eight sub-blocks with 6-bit scales and minima.
 pub(in super::super) struct SuperMin<const BITS: u32>;
 
-impl<const BITS: u32> Quant for SuperMin<BITS> {
-    const SHAPE: Shape = Shape::Super;
+impl<const BITS: u32> QuantFormat for SuperMin<BITS> {
+    const TILE_CLASS: TileClass = TileClass::Super;
     const BITS: u32 = BITS;
 
     #[inline(always)]
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) {
         // SAFETY: the caller's.
         unsafe { super_tile::<S, RV, NC, BITS, true>(s, t) }
     }
@@ -27,12 +27,12 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
 /// Q6_K: 6-bit quants stored with 32 added, sixteen sub-blocks with signed scales.
 pub(in super::super) struct SuperSigned;
 
-impl Quant for SuperSigned {
-    const SHAPE: Shape = Shape::Super;
+impl QuantFormat for SuperSigned {
+    const TILE_CLASS: TileClass = TileClass::Super;
     const BITS: u32 = 6;
 
     #[inline(always)]
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) {
         // SAFETY: the caller's.
         unsafe { super_tile::<S, RV, NC, { SuperSigned::BITS }, false>(s, t) }
     }
@@ -41,11 +41,11 @@ impl Quant for SuperSigned {
 /// A tile of super-blocks, with minima or with signed quants.
 ///
 /// # Safety
-/// That of [`Quant::tile`].
+/// That of [`QuantFormat::tile`].
 #[inline(always)]
 unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32, const MIN: bool>(
     s: S,
-    t: &Tile<'_, RV>,
+    t: &TileArgs<'_, RV>,
 ) {
     let packing = BitPacking::of(BITS);
     let (sub_block_bytes, groups, bytes) = (packing.sub_block_bytes(), packing.groups(), packing.record_bytes());
@@ -58,7 +58,7 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     let bytes = if FEW_TILES && unpacked && MIN { t.bytes } else { bytes };
     // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
     unsafe {
-        let mut acc = start::<S, RV, NC>(s, t);
+        let mut acc = load_accumulators::<S, RV, NC>(s, t);
         let (mut record, mut prefetch) = (t.acts, t.prefetch.clone());
         for b in t.blocks[0]..t.blocks[1] {
             let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
@@ -107,7 +107,7 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
             }
             record = record.add(head * NC + sub_blocks * sub_block_words);
         }
-        store(s, &acc, t);
+        store_accumulators(s, &acc, t);
     }
 }
 
@@ -116,7 +116,7 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
 /// # Safety
 /// The records are there.
 #[inline(always)]
-unsafe fn scales<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, o: [*const u8; RV], at: usize) -> [S::F; RV] {
+unsafe fn scales<S: Simd, const RV: usize>(s: S, t: &TileArgs<'_, RV>, o: [*const u8; RV], at: usize) -> [S::F; RV] {
     // SAFETY: the caller's; rows of one panel follow each other.
     unsafe {
         if const { PANEL.is_multiple_of(RV * S::LANES) } {

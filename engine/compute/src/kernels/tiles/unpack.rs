@@ -7,26 +7,26 @@ use crate::kernels::i16_fields::{self, HAS_I16_FIELDS};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::panel_layout::{HEAD, PanelLayout, code_line};
 use crate::kernels::simd::Simd;
-use crate::kernels::tiles::Quant;
+use crate::kernels::tiles::QuantFormat;
 
 /// Room for the bytes of some rows and blocks; small, so that they stay in the first cache while columns stream by.
 #[repr(align(64))]
-pub(in super::super) struct Unpacked([MaybeUninit<u8>; Unpacked::BYTES]);
+pub(in super::super) struct UnpackBuffer([MaybeUninit<u8>; UnpackBuffer::BYTES]);
 
-impl Unpacked {
+impl UnpackBuffer {
     const BYTES: usize = 18 * 1024;
 
-    pub(in super::super) fn new() -> Unpacked {
-        Unpacked([const { MaybeUninit::uninit() }; Self::BYTES])
+    pub(in super::super) fn new() -> UnpackBuffer {
+        UnpackBuffer([const { MaybeUninit::uninit() }; Self::BYTES])
     }
 
     /// Whether products of several columns unpack such weights, or their scales.
-    pub(in super::super) const fn helps<S: Simd, Q: Quant>() -> bool {
+    pub(in super::super) const fn is_used<S: Simd, Q: QuantFormat>() -> bool {
         S::UNPACKS_SCALES || Self::groups::<S, Q>() > 0
     }
 
     /// Groups of four that are unpacked of a chunk of 32 elements: all or none.
-    pub(in super::super) const fn groups<S: Simd, Q: Quant>() -> usize {
+    pub(in super::super) const fn groups<S: Simd, Q: QuantFormat>() -> usize {
         if S::UNPACKS && (Q::PACKED || S::UNPACKS_BYTES) { 8 } else { 0 }
     }
 
@@ -52,7 +52,7 @@ impl Unpacked {
     /// If they do not fit, or are not in the matrix.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
-    pub(in super::super) fn fill<S: Simd>(
+    pub(in super::super) fn unpack<S: Simd>(
         &mut self,
         s: S,
         w: &Matrix,

@@ -1,8 +1,8 @@
 //! The legacy types: blocks of 32.
 
 use super::{
-    Quant, Shape, SubBlockActs, Tile, Unpacked, add_group, prefetch_ahead, start, store, sub_block, unpacked_chunk,
-    unpacked_scale, weights_at,
+    QuantFormat, SubBlockActs, TileArgs, TileClass, UnpackBuffer, add_group, load_accumulators, prefetch_ahead,
+    store_accumulators, sub_block, unpacked_chunk, unpacked_scale, weights_at,
 };
 use crate::kernels::bit_packing::BitPacking;
 use crate::kernels::i16_fields::{self, HAS_I16_FIELDS, I16Fields};
@@ -11,16 +11,16 @@ use crate::kernels::panel_layout::block_at;
 use crate::kernels::simd::{PrefetchDistance, Simd, each};
 
 /// Blocks of 32: `BITS` per quant, `MIN` = a minimum.
-pub(in super::super) struct Small<const BITS: u32, const MIN: bool>;
+pub(in super::super) struct Block32<const BITS: u32, const MIN: bool>;
 
-impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
-    const SHAPE: Shape = if BITS < 8 { Shape::Four } else { Shape::Eight };
+impl<const BITS: u32, const MIN: bool> QuantFormat for Block32<BITS, MIN> {
+    const TILE_CLASS: TileClass = if BITS < 8 { TileClass::Four } else { TileClass::Eight };
     const BITS: u32 = BITS;
     const PACKED: bool = BITS < 8;
 
     #[inline(always)]
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
-        let unpacked = NC > 1 && const { Unpacked::groups::<S, Self>() > 0 };
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) {
+        let unpacked = NC > 1 && const { UnpackBuffer::groups::<S, Self>() > 0 };
         let in_place = Self::PACKED && !unpacked;
         let run = S::max_groups(BITS, !MIN);
         // opaque for the reasons of `Simd::bound`, on every instruction set that unpacks
@@ -37,7 +37,7 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
         let (line_step, acts_step) = if walked { (s.bound(line_step), s.bound(aw * NC)) } else { (0, 0) };
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
-            let mut acc = start::<S, RV, NC>(s, t);
+            let mut acc = load_accumulators::<S, RV, NC>(s, t);
             let (mut record, mut prefetch) = (t.acts, t.prefetch.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let (quants_at, scales_at) = block_at(qb, 1 + MIN as usize, b);
@@ -120,7 +120,7 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                 s.park(&mut acc);
                 record = record.add(fields.map_or((2 + 8 * aw) * NC, |f| 2 + f.words()));
             }
-            store(s, &acc, t);
+            store_accumulators(s, &acc, t);
         }
     }
 }
