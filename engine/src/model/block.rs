@@ -128,7 +128,7 @@ impl Pass<'_, '_> {
             layer: kv_layer,
             memory,
             n_head: c.n_head,
-            sight: c.layers[i].sight,
+            window: c.layers[i].window,
             soft_cap: c.attn_soft_cap,
             q: qkv,
             q_stride: stride,

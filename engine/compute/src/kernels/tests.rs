@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::Cpu;
 use super::act::{ActKind, Floats, pack};
 use super::attention::{
-    AttendScratch, Attention, KvLayout, KvMemory, KvRows, KvType, PAGE, Sight, Slot, Span, write_kv,
+    AttendScratch, Attention, AttentionWindow, KvLayout, KvMemory, KvRows, KvType, PAGE, Slot, Span, write_kv,
 };
 use super::elementwise::{Act, activate, add_scaled, gated, scale, soft_cap};
 use super::matmul::{Columns, Job, products};
@@ -334,19 +334,19 @@ proptest! {
             write_kv(cpu, pool, &kv, 1, rows, &mut memory);
             let mut scratch: Vec<_> = (0..pool.threads()).map(|_| AttendScratch::new(&kv)).collect();
             let mut parts = vec![0.0; Attention::parts_len(&kv, n_head, tokens, all)];
-            let mut run = |sight, q: &[f32], span: Span<'_>| {
+            let mut run = |window, q: &[f32], span: Span<'_>| {
                 let mut out = vec![0.0; q.len()];
-                Attention { kv: &kv, layer: 1, memory: &memory, n_head, sight, soft_cap, q, q_stride: n_head * d, spans: &[span] }
+                Attention { kv: &kv, layer: 1, memory: &memory, n_head, window, soft_cap, q, q_stride: n_head * d, spans: &[span] }
                     .run(cpu, pool, &mut out, &mut scratch, &mut parts);
                 out
             };
             if whole {
-                return run(Sight { before, after }, &q, Span { row: 0, n: tokens, pos: past, pages: &pages });
+                return run(AttentionWindow { left: before, right: after }, &q, Span { row: 0, n: tokens, pos: past, pages: &pages });
             }
             // a query is not rotated here: it may as well be that of the last token that it sees
             let one = |(t, q)| {
                 let seen = seen(past + t);
-                run(Sight { before: seen.len() - 1, after: 0 }, q, Span { row: 0, n: 1, pos: seen.end - 1, pages: &pages })
+                run(AttentionWindow { left: seen.len() - 1, right: 0 }, q, Span { row: 0, n: 1, pos: seen.end - 1, pages: &pages })
             };
             q.chunks(n_head * d).enumerate().flat_map(one).collect()
         };
@@ -356,8 +356,8 @@ proptest! {
             let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
             write_kv(cpu, &Inline, &kv, 1, rows, &mut memory);
             let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
-            let sight = Sight { before, after };
-            Attention { kv: &kv, layer: 1, memory: &memory, n_head, sight, soft_cap, q: &q, q_stride: n_head * d, spans: &spans }
+            let window = AttentionWindow { left: before, right: after };
+            Attention { kv: &kv, layer: 1, memory: &memory, n_head, window, soft_cap, q: &q, q_stride: n_head * d, spans: &spans }
                 .scores(cpu)
         };
         let lens: Vec<usize> = scores(Cpu::detect()).iter().map(Vec::len).collect();

@@ -62,11 +62,11 @@ impl Span<'_> {
 
 /// How many tokens before and after its own a token sees, at most; none after the last of its span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sight {
+pub struct AttentionWindow {
     /// Earlier tokens.
-    pub before: usize,
+    pub left: usize,
     /// Later tokens, which must be in the same batch.
-    pub after: usize,
+    pub right: usize,
 }
 
 /// Attention of a whole batch in one layer.
@@ -81,7 +81,7 @@ pub struct Attention<'a> {
     /// Query heads, a multiple of the KV heads.
     pub n_head: usize,
     /// What a token sees besides itself.
-    pub sight: Sight,
+    pub window: AttentionWindow,
     /// Scores are softly kept below this in size, if at all.
     pub soft_cap: Option<f32>,
     /// Queries (rows, n_head * head_dim), scaled and rotated, `q_stride` floats from a row to the next.
@@ -173,7 +173,7 @@ impl Attention<'_> {
 impl Attention<'_> {
     /// The positions that the token at `pos` of a span sees.
     fn seen(&self, span: &Span<'_>, pos: usize) -> Range<usize> {
-        pos.saturating_sub(self.sight.before)..pos.saturating_add(self.sight.after).min(span.end() - 1) + 1
+        pos.saturating_sub(self.window.left)..pos.saturating_add(self.window.right).min(span.end() - 1) + 1
     }
 
     /// The chunks that hold what `n` tokens from token `token` of a span on see.
