@@ -7,11 +7,11 @@ use super::elementwise::scale;
 use super::simd::{Simd, each};
 
 /// Virtual lanes of a reduction.
-pub(super) const LANES: usize = 16;
+pub(super) const VIRTUAL_LANES: usize = 16;
 
 /// The fixed tree over the lanes.
 #[inline(always)]
-pub(super) fn tree(v: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+pub(super) fn reduce(v: [f32; VIRTUAL_LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     // arrays of their own, which compilers keep in registers
     let v: [f32; 8] = each!(8, |i| f(v[i], v[i + 8]));
     let v: [f32; 4] = each!(4, |i| f(v[i], v[i + 4]));
@@ -92,11 +92,11 @@ struct Norm<'a> {
 
 /// The sum of `x`, or of the squares of `x - center`, on the lane array.
 fn sum(x: &[f32], squares_from: Option<f32>) -> f32 {
-    let mut lanes = [0.0; LANES];
+    let mut lanes = [0.0; VIRTUAL_LANES];
     for (i, x) in x.iter().enumerate() {
-        lanes[i % LANES] += term(*x, squares_from);
+        lanes[i % VIRTUAL_LANES] += term(*x, squares_from);
     }
-    tree(lanes, |a, b| a + b)
+    reduce(lanes, |a, b| a + b)
 }
 
 #[inline(always)]
@@ -109,13 +109,13 @@ fn term(x: f32, squares_from: Option<f32>) -> f32 {
 
 #[inline(always)]
 fn sum_lanes<S: Simd>(s: S, x: &[f32], squares_from: Option<f32>) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    let whole = x.len() / LANES * LANES;
+    let mut lanes = [0.0f32; VIRTUAL_LANES];
+    let whole = x.len() / VIRTUAL_LANES * VIRTUAL_LANES;
     // SAFETY: whole groups of 16 elements, and 16 lanes.
     unsafe {
         let mut acc = [s.splat(0.0); 4];
-        for i in (0..whole).step_by(LANES) {
-            for (j, acc) in acc[..LANES / S::LANES].iter_mut().enumerate() {
+        for i in (0..whole).step_by(VIRTUAL_LANES) {
+            for (j, acc) in acc[..VIRTUAL_LANES / S::LANES].iter_mut().enumerate() {
                 let mut v = s.load(x.as_ptr().add(i + j * S::LANES));
                 if let Some(center) = squares_from {
                     v = s.sub(v, s.splat(center));
@@ -124,14 +124,14 @@ fn sum_lanes<S: Simd>(s: S, x: &[f32], squares_from: Option<f32>) -> f32 {
                 *acc = s.add(*acc, v);
             }
         }
-        for (j, acc) in acc[..LANES / S::LANES].iter().enumerate() {
+        for (j, acc) in acc[..VIRTUAL_LANES / S::LANES].iter().enumerate() {
             s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
         }
     }
     for (lane, x) in lanes.iter_mut().zip(&x[whole..]) {
         *lane += term(*x, squares_from);
     }
-    tree(lanes, |a, b| a + b)
+    reduce(lanes, |a, b| a + b)
 }
 
 impl Norm<'_> {

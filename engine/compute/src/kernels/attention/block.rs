@@ -4,16 +4,16 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::lanes::Lanes;
-use super::running::{Running, scale};
-use super::scalar::Scalar;
+use super::lanes::LaneKernel;
+use super::scalar::ScalarKernel;
+use super::softmax_state::{SoftmaxState, scale};
 use super::{AttendScratch, Attention, CHUNK, KvLayout, KvType, MAX_COLUMNS, MAX_HEAD_DIM, PAGE, Span};
 use crate::kernels::cpu::Op;
 use crate::kernels::simd::Simd;
 use crate::kernels::{Cpu, SharedOut};
 
 /// A block of consecutive tokens of one sequence attending through one KV head, over a range of chunks.
-pub(super) struct Attend<'a> {
+pub(super) struct AttentionBlock<'a> {
     pub(super) of: &'a Attention<'a>,
     pub(super) head: usize,
     pub(super) span: &'a Span<'a>,
@@ -25,9 +25,9 @@ pub(super) struct Attend<'a> {
     pub(super) chunks: Range<usize>,
 }
 
-/// Where the result of an [`Attend`] goes.
+/// Where the result of an [`AttentionBlock`] goes.
 #[derive(Clone, Copy)]
-pub(super) enum AttendOut<'a> {
+pub(super) enum BlockOutput<'a> {
     /// The finished rows: (tokens, n_head, head_dim) from element `at` on.
     Rows {
         /// The rows of all blocks.
@@ -44,7 +44,7 @@ pub(super) enum AttendOut<'a> {
     },
 }
 
-impl Attend<'_> {
+impl AttentionBlock<'_> {
     pub(super) fn kv(&self) -> &KvLayout {
         self.of.kv
     }
@@ -61,7 +61,7 @@ impl Attend<'_> {
 
     /// The queries of the block (columns, head_dim), gathered into `q`, narrowed where keys are f16.
     #[inline(always)]
-    fn queries<'q>(&self, k: &impl Chunk, q: &'q mut [f32]) -> &'q [f32] {
+    fn queries<'q>(&self, k: &impl ChunkKernel, q: &'q mut [f32]) -> &'q [f32] {
         let (group, d) = (self.group(), self.kv().head_dim);
         let q = &mut q[..self.tokens * group * d];
         for (c, q) in q.chunks_exact_mut(d).enumerate() {
@@ -94,7 +94,7 @@ impl Attend<'_> {
     }
 
     /// Runs the block. Units that write different parts of the output may run in parallel, each with its own scratch.
-    pub(super) fn run(&self, cpu: Cpu, out: AttendOut<'_>, scratch: &mut AttendScratch) {
+    pub(super) fn run(&self, cpu: Cpu, out: BlockOutput<'_>, scratch: &mut AttendScratch) {
         let (kv, of) = (self.kv(), self.of);
         assert!(kv.head_dim <= MAX_HEAD_DIM && of.n_head.is_multiple_of(kv.n_head_kv) && self.head < kv.n_head_kv);
         assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS && of.layer < kv.n_layer);
@@ -106,18 +106,18 @@ impl Attend<'_> {
 
 /// The block's attention over its chunks.
 struct AttendOp<'a> {
-    a: &'a Attend<'a>,
-    out: AttendOut<'a>,
+    a: &'a AttentionBlock<'a>,
+    out: BlockOutput<'a>,
     scratch: &'a mut AttendScratch,
 }
 
 impl<'a> ChunkOp<'a> for AttendOp<'a> {
-    fn attend(&self) -> &'a Attend<'a> {
+    fn attend(&self) -> &'a AttentionBlock<'a> {
         self.a
     }
     /// The path of a block through its chunks, the same for every instruction set.
     #[inline(always)]
-    fn run(self, k: &impl Chunk) {
+    fn run(self, k: &impl ChunkKernel) {
         let a = self.a;
         let (group, tokens, d, dims) = (a.group(), a.tokens, a.kv().head_dim, a.kv().value_dims());
         let columns = tokens * group;
@@ -126,7 +126,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
         let part = &mut self.scratch.part[..columns * dims];
         let total = &mut self.scratch.total[..columns * dims];
         let wide = &mut self.scratch.wide[..];
-        let mut running = [Running { m: f32::NEG_INFINITY, l: 0.0 }; MAX_COLUMNS];
+        let mut running = [SoftmaxState { m: f32::NEG_INFINITY, l: 0.0 }; MAX_COLUMNS];
         for chunk in a.chunks.clone() {
             let (first, last) = (a.seen(chunk, a.pos), a.seen(chunk, a.pos + tokens - 1));
             if last.end == 0 || first.start == CHUNK {
@@ -134,7 +134,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
             }
             let (from, n) = (first.start / PAGE * PAGE, last.end);
             k.scores(chunk, n, q, scores, wide);
-            let mut here = [Running { m: 0.0, l: 0.0 }; MAX_COLUMNS];
+            let mut here = [SoftmaxState { m: 0.0, l: 0.0 }; MAX_COLUMNS];
             for (c, (scores, here)) in scores.iter_mut().zip(&mut here).enumerate() {
                 let seen = a.seen(chunk, a.pos + c / group);
                 let s = &mut scores[..n.next_multiple_of(PAGE)];
@@ -152,7 +152,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
             k.values(chunk, from..n, scores, part, wide);
             let columns = total.chunks_exact_mut(dims).zip(part.chunks_exact(dims)).zip(running.iter_mut().zip(&here));
             for ((total, part), (running, here)) in columns {
-                running.take(
+                running.merge(
                     *here,
                     total,
                     part,
@@ -168,12 +168,12 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
             }
             let (token, head) = (c / group, a.head * group + c % group);
             match self.out {
-                AttendOut::Rows { out, at } => {
+                BlockOutput::Rows { out, at } => {
                     // SAFETY: a unit owns its tokens' elements of its query heads.
                     let out = unsafe { out.slice(at + (token * a.of.n_head + head) * d, d) };
                     scale(&o[..d], running.l, out);
                 }
-                AttendOut::Part { out, at } => {
+                BlockOutput::Part { out, at } => {
                     // SAFETY: a unit owns its part.
                     let out = unsafe { out.slice(at + c * (2 + dims), 2 + dims) };
                     (out[0], out[1]) = (running.m, running.l);
@@ -185,18 +185,18 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
 }
 
 /// The scores of one token's query heads of one KV head.
-pub(super) struct Scores<'a> {
-    pub(super) a: &'a Attend<'a>,
+pub(super) struct ScoresOp<'a> {
+    pub(super) a: &'a AttentionBlock<'a>,
     pub(super) scratch: &'a mut AttendScratch,
     pub(super) out: &'a mut [Vec<f32>],
 }
 
-impl<'a> ChunkOp<'a> for Scores<'a> {
-    fn attend(&self) -> &'a Attend<'a> {
+impl<'a> ChunkOp<'a> for ScoresOp<'a> {
+    fn attend(&self) -> &'a AttentionBlock<'a> {
         self.a
     }
     #[inline(always)]
-    fn run(self, k: &impl Chunk) {
+    fn run(self, k: &impl ChunkKernel) {
         let a = self.a;
         let q = a.queries(k, &mut self.scratch.q);
         let scores = &mut self.scratch.scores[..self.out.len()];
@@ -217,7 +217,7 @@ impl<'a> ChunkOp<'a> for Scores<'a> {
 }
 
 /// What an instruction set contributes: scores, exponentials and weighted values of one chunk.
-pub(super) trait Chunk {
+pub(super) trait ChunkKernel {
     /// `q = narrow(q)`, of `narrow.rs`.
     fn narrow(&self, q: &mut [f32]);
     /// `scores[c][t]` for the chunk's first `n` tokens (rounded up to pages; what lies beyond is arbitrary) and the
@@ -226,7 +226,7 @@ pub(super) trait Chunk {
     /// `s = cap * tanh(s / cap)` (a multiple of 16 long).
     fn soft_cap(&self, s: &mut [f32], cap: f32);
     /// Turns `s` (a multiple of 16 long) into `exp(s - max)`; returns the maximum and the sum.
-    fn softmax(&self, s: &mut [f32]) -> Running;
+    fn softmax(&self, s: &mut [f32]) -> SoftmaxState;
     /// `o[c][d] = sum_t p[c][t] * v[t][d]` for the chunk's `tokens`; `o` is (columns, value_dims).
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]);
     /// `total = total * a + part * b`.
@@ -235,9 +235,9 @@ pub(super) trait Chunk {
 
 /// Work on the chunks of a block.
 pub(super) trait ChunkOp<'a> {
-    fn attend(&self) -> &'a Attend<'a>;
+    fn attend(&self) -> &'a AttentionBlock<'a>;
     /// Must be `#[inline(always)]`.
-    fn run(self, k: &impl Chunk);
+    fn run(self, k: &impl ChunkKernel);
 }
 
 /// Runs it. Each type of keys and values is an operation of its own, as it is a good deal of code; but one copy of what
@@ -264,11 +264,11 @@ impl<'a, W: ChunkOp<'a>, const KV: usize> Op for OfType<W, KV> {
     type Out = ();
     fn scalar(self) {
         let a = self.0.attend();
-        self.0.run(&Scalar(a));
+        self.0.run(&ScalarKernel(a));
     }
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
         let a = self.0.attend();
-        self.0.run(&Lanes::<S, KV> { a, s });
+        self.0.run(&LaneKernel::<S, KV> { a, s });
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::act::{quantise, quantise_lanes};
 use super::super::cpu::Op;
-use super::super::norm::LANES;
+use super::super::norm::VIRTUAL_LANES;
 use super::super::simd::Simd;
 use super::super::{Cpu, tasks};
 use super::KvMemory;
@@ -71,7 +71,7 @@ impl KvLayout {
     }
 
     pub(super) fn value_dims(&self) -> usize {
-        self.head_dim.next_multiple_of(LANES)
+        self.head_dim.next_multiple_of(VIRTUAL_LANES)
     }
 
     /// Floats of the part of one chunk, one token and one query head.
@@ -259,15 +259,15 @@ impl WriteKv<'_> {
             }
         }
         if kv.kv_type == KvType::F32 {
-            for (x, group) in self.v.chunks(LANES).zip(self.values.chunks_exact_mut(PAGE * LANES * 4)) {
-                for (x, out) in x.iter().zip(group[slot * LANES * 4..].chunks_exact_mut(4)) {
+            for (x, group) in self.v.chunks(VIRTUAL_LANES).zip(self.values.chunks_exact_mut(PAGE * VIRTUAL_LANES * 4)) {
+                for (x, out) in x.iter().zip(group[slot * VIRTUAL_LANES * 4..].chunks_exact_mut(4)) {
                     out.copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
                 }
             }
         } else {
             to_f16(self.v, h);
-            for (x, group) in h.chunks(LANES).zip(self.values.chunks_exact_mut(PAGE * LANES * 2)) {
-                for (x, out) in x.iter().zip(group[slot * LANES * 2..].chunks_exact_mut(2)) {
+            for (x, group) in h.chunks(VIRTUAL_LANES).zip(self.values.chunks_exact_mut(PAGE * VIRTUAL_LANES * 2)) {
+                for (x, out) in x.iter().zip(group[slot * VIRTUAL_LANES * 2..].chunks_exact_mut(2)) {
                     out.copy_from_slice(&x.to_le_bytes());
                 }
             }

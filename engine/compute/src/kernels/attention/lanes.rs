@@ -10,10 +10,10 @@ use super::super::elementwise::soft_cap_lanes;
 use super::super::exp::{ABREAST, LOW, exp_above_lanes};
 use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, columns_at_once, f32_shapes, has_shape};
 use super::super::narrow::{narrow_lanes, round13_lanes};
-use super::super::norm::{LANES, max, tree};
+use super::super::norm::{VIRTUAL_LANES, max, reduce};
 use super::super::simd::{Simd, each};
-use super::block::{ANY, Attend, Chunk, F16, F32};
-use super::running::Running;
+use super::block::{ANY, AttentionBlock, ChunkKernel, F16, F32};
+use super::softmax_state::SoftmaxState;
 use super::{CHUNK, MAX_HEAD_DIM, PAGE, WEIGHT_LOW, WIDE};
 
 /// Tokens between what is read and what is asked for meanwhile.
@@ -23,14 +23,14 @@ const PREFETCH_TOKENS: usize = 64;
 const LINE: usize = 64;
 
 /// The same on lanes.
-pub(super) struct Lanes<'a, S, const KV: usize> {
-    pub(super) a: &'a Attend<'a>,
+pub(super) struct LaneKernel<'a, S, const KV: usize> {
+    pub(super) a: &'a AttentionBlock<'a>,
     pub(super) s: S,
 }
 
 #[inline(always)]
 pub(super) fn blend_lanes<S: Simd>(s: S, total: &mut [f32], a: f32, part: &[f32], b: f32) {
-    assert!(total.len() == part.len() && total.len().is_multiple_of(LANES));
+    assert!(total.len() == part.len() && total.len().is_multiple_of(VIRTUAL_LANES));
     let (a, b) = (s.splat(a), s.splat(b));
     for i in (0..total.len()).step_by(S::LANES) {
         // SAFETY: both slices hold whole groups of 16.
@@ -41,18 +41,18 @@ pub(super) fn blend_lanes<S: Simd>(s: S, total: &mut [f32], a: f32, part: &[f32]
     }
 }
 
-/// [`Chunk::softmax`], with weights of 13 bits if `narrow`.
+/// [`ChunkKernel::softmax`], with weights of 13 bits if `narrow`.
 // on WebAssembly one copy for all types of keys and values
 #[cfg_attr(not(target_family = "wasm"), inline(always))]
 #[cfg_attr(target_family = "wasm", inline(never))]
-fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Running {
-    assert!(!p.is_empty() && p.len().is_multiple_of(LANES));
-    let per = LANES / S::LANES;
-    let mut lanes = [0.0; LANES];
+fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> SoftmaxState {
+    assert!(!p.is_empty() && p.len().is_multiple_of(VIRTUAL_LANES));
+    let per = VIRTUAL_LANES / S::LANES;
+    let mut lanes = [0.0; VIRTUAL_LANES];
     // SAFETY: whole groups of 16 elements, and 16 lanes.
     unsafe {
         let mut acc = [s.splat(f32::NEG_INFINITY); 4];
-        for i in (0..p.len()).step_by(LANES) {
+        for i in (0..p.len()).step_by(VIRTUAL_LANES) {
             for (j, acc) in acc[..per].iter_mut().enumerate() {
                 let v = s.load(p.as_ptr().add(i + j * S::LANES));
                 *acc = s.max(v, *acc);
@@ -61,7 +61,7 @@ fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Runnin
         for (j, acc) in acc[..per].iter().enumerate() {
             s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
         }
-        let m = tree(lanes, max);
+        let m = reduce(lanes, max);
         let mut acc = [s.splat(0.0); 4];
         for i in (0..p.len()).step_by(ABREAST * S::LANES) {
             // of what is left over some is computed twice rather than alone
@@ -83,11 +83,11 @@ fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Runnin
         for (j, acc) in acc[..per].iter().enumerate() {
             s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
         }
-        Running { m, l: tree(lanes, |a, b| a + b) }
+        SoftmaxState { m, l: reduce(lanes, |a, b| a + b) }
     }
 }
 
-impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
+impl<S: Simd, const KV: usize> ChunkKernel for LaneKernel<'_, S, KV> {
     #[inline(always)]
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
         self.touch_lines((0..n).step_by(PAGE).map(|t| self.a.keys(chunk, t)));
@@ -116,7 +116,7 @@ impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
     }
 
     #[inline(always)]
-    fn softmax(&self, p: &mut [f32]) -> Running {
+    fn softmax(&self, p: &mut [f32]) -> SoftmaxState {
         let narrow = self.a.kv().kv_type.has_f16_values();
         softmax_lanes(self.s, if narrow { WEIGHT_LOW } else { LOW }, narrow, p)
     }
@@ -136,7 +136,7 @@ impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
     }
 }
 
-impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
+impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
     /// The type of keys and values: known when this is compiled, unless it is `ANY`.
     #[inline(always)]
     fn kv_type(&self) -> usize {
@@ -179,7 +179,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         }
     }
 
-    /// Scores of `rv` vectors of tokens from `t` on, for all columns.
+    /// ScoresOp of `rv` vectors of tokens from `t` on, for all columns.
     #[inline(always)]
     fn score_tiles<E: Elem>(
         &self,
@@ -221,12 +221,16 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
             let part = ValuePart { t, n: depth.min(tokens.end - t), depth, accumulate: t > tokens.start, prefetch };
             if widen {
                 for page in (t..t + part.n).step_by(PAGE) {
-                    let group = PAGE * LANES * E::BYTES;
+                    let group = PAGE * VIRTUAL_LANES * E::BYTES;
                     let groups = self.a.values(chunk, page).chunks_exact(group);
                     let prefetch = self.prefetch_after_values(chunk, page, tokens.end);
-                    for (i, (values, wide)) in groups.zip(wide.chunks_exact_mut(WIDE * LANES)).enumerate() {
+                    for (i, (values, wide)) in groups.zip(wide.chunks_exact_mut(WIDE * VIRTUAL_LANES)).enumerate() {
                         let prefetch = if prefetch.is_null() { prefetch } else { prefetch.wrapping_add(i * group) };
-                        self.widen::<E>(values, prefetch, &mut wide[(page - t) * LANES..][..PAGE * LANES]);
+                        self.widen::<E>(
+                            values,
+                            prefetch,
+                            &mut wide[(page - t) * VIRTUAL_LANES..][..PAGE * VIRTUAL_LANES],
+                        );
                     }
                 }
                 self.value_tiles::<W>(&part, wide.as_ptr().cast(), p, o);
@@ -356,7 +360,7 @@ struct Stored<E>(PhantomData<E>);
 
 #[inline(always)]
 fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
-    (s, a): (S, &Attend<'_>),
+    (s, a): (S, &AttentionBlock<'_>),
     t: usize,
     (keys, prefetch): (&impl Fn(usize) -> *const u8, &impl Fn(usize) -> *const u8),
     c: usize,
@@ -392,7 +396,7 @@ struct ValuePart {
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
 fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
-    (s, a): (S, &Attend<'_>),
+    (s, a): (S, &AttentionBlock<'_>),
     part: &ValuePart,
     values: *const u8,
     v0: usize,
@@ -404,7 +408,7 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     let dims = a.kv().value_dims();
     let at = |v: usize| {
         let d = (v0 + v) * S::LANES;
-        (d / LANES * part.depth * LANES + d % LANES) * E::BYTES
+        (d / VIRTUAL_LANES * part.depth * VIRTUAL_LANES + d % VIRTUAL_LANES) * E::BYTES
     };
     let tile = F32Tile::<RV> {
         // SAFETY: values of a head are `depth` tokens of `dims` elements, whole groups of 16.

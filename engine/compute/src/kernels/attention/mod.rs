@@ -9,7 +9,7 @@
 //! out = O * (1 / L)
 //! ```
 //!
-//! Chunk boundaries depend on positions only, so neither the batch, nor the split over threads, nor prefill against
+//! ChunkKernel boundaries depend on positions only, so neither the batch, nor the split over threads, nor prefill against
 //! decode can change a bit. Int8 keys: `s = f32(sum q8*k8) * (d_k * d_q)`, a scale per token and head. With f16 keys q
 //! is rounded to 13 bits first, with f16 values p is: the products are exact then, and may be fused with the addition.
 
@@ -17,8 +17,8 @@ mod block;
 mod kv;
 mod lanes;
 mod memory;
-mod running;
 mod scalar;
+mod softmax_state;
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -26,10 +26,10 @@ use core::ops::Range;
 
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
-use block::{Attend, AttendOut, Scores, run_chunk_op};
+use block::{AttentionBlock, BlockOutput, ScoresOp, run_chunk_op};
 pub use kv::{KvLayout, KvRows, KvType, MAX_HEAD_DIM, PAGE, Slot, write_kv};
 pub use memory::KvMemory;
-use running::combine;
+use softmax_state::combine;
 
 /// Tokens of a chunk.
 pub const CHUNK: usize = 256;
@@ -82,7 +82,7 @@ pub struct Attention<'a> {
     pub n_head: usize,
     /// What a token sees besides itself.
     pub window: AttentionWindow,
-    /// Scores are softly kept below this in size, if at all.
+    /// ScoresOp are softly kept below this in size, if at all.
     pub soft_cap: Option<f32>,
     /// Queries (rows, n_head * head_dim), scaled and rotated, `q_stride` floats from a row to the next.
     pub q: &'a [f32],
@@ -146,10 +146,10 @@ impl Attention<'_> {
             let row = span.row + u.token;
             let pos = span.pos + u.token;
             let (chunks, out) = match u.chunk {
-                Some(chunk) => (chunk..chunk + 1, AttendOut::Part { out: shared, at: u.part }),
-                None => (self.chunks(span, u.token, u.n), AttendOut::Rows { out: rows, at: row * width }),
+                Some(chunk) => (chunk..chunk + 1, BlockOutput::Part { out: shared, at: u.part }),
+                None => (self.chunks(span, u.token, u.n), BlockOutput::Rows { out: rows, at: row * width }),
             };
-            Attend { of: self, head: u.head, span, row, tokens: u.n, pos, chunks }.run(cpu, out, scratch);
+            AttentionBlock { of: self, head: u.head, span, row, tokens: u.n, pos, chunks }.run(cpu, out, scratch);
         });
         all_tasks.reverse();
         let mut i = 0;
@@ -192,10 +192,10 @@ impl Attention<'_> {
                 for head in 0..self.kv.n_head_kv {
                     let pos = span.pos + token;
                     let chunks = self.chunks(span, token, 1);
-                    let a = Attend { of: self, head, span, row: span.row + token, tokens: 1, pos, chunks };
+                    let a = AttentionBlock { of: self, head, span, row: span.row + token, tokens: 1, pos, chunks };
                     let at = all.len();
                     all.resize(at + a.group(), Vec::new());
-                    run_chunk_op(cpu, Scores { a: &a, scratch: &mut scratch, out: &mut all[at..] });
+                    run_chunk_op(cpu, ScoresOp { a: &a, scratch: &mut scratch, out: &mut all[at..] });
                 }
             }
         }
