@@ -18,7 +18,7 @@ pub(super) fn across<const L: usize, const N: usize>(x: &[f32]) -> [[f32; L]; N]
 }
 
 /// How to look for a scale and a minimum: `n_steps + 1` attempts at `max_q + from + step * i` levels.
-pub(super) struct Search {
+pub(super) struct ScaleSearch {
     pub(super) max_q: u8,
     pub(super) from: f32,
     pub(super) step: f32,
@@ -28,8 +28,8 @@ pub(super) struct Search {
 }
 
 /// The search of all types with minima where there are weights of importance.
-pub(super) const fn weighted(max_q: u8) -> Search {
-    Search { max_q, from: -0.9, step: 0.05, n_steps: 36, absolute: false }
+pub(super) const fn weighted(max_q: u8) -> ScaleSearch {
+    ScaleSearch { max_q, from: -0.9, step: 0.05, n_steps: 36, absolute: false }
 }
 
 /// Scale and minimum (>= 0) for which `scale * q - min` is closest to `x`, weighted by `w`; and the `q`.
@@ -40,7 +40,7 @@ pub(super) const fn weighted(max_q: u8) -> Search {
 pub(super) fn with_min<const L: usize, const N: usize>(
     x: &[[f32; L]; N],
     w: &[[f32; L]; N],
-    search: &Search,
+    search: &ScaleSearch,
 ) -> ([f32; L], [f32; L], [[f32; L]; N]) {
     let max_q = f32::from(search.max_q);
     // adding 0 leaves one kind of zero: WebAssembly's relaxed minimum may take either

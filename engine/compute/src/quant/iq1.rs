@@ -61,13 +61,13 @@ pub(super) fn scale_of_m(block: &[u8]) -> [u8; 2] {
 const VALUES: [[f32; 3]; 2] = [[-0.875, 0.125, 1.125], [-1.125, -0.125, 0.875]];
 
 /// A sub-block of `N` elements: `x` is about `scale * VALUES[minus[k]][level]`, k = 0 in the first half.
-struct Found<const POINTS: usize> {
+struct SubBlockFit<const POINTS: usize> {
     scale: f32,
     index: [u16; POINTS],
     minus: [bool; 2],
 }
 
-impl<const POINTS: usize> Found<POINTS> {
+impl<const POINTS: usize> SubBlockFit<POINTS> {
     /// The eighth of point `k`.
     fn values(&self, k: usize) -> &'static [f32; 3] {
         &VALUES[usize::from(self.minus[2 * k / POINTS])]
@@ -82,7 +82,7 @@ fn search<const N: usize, const POINTS: usize>(
     w: &[f32],
     tiny: f32,
     splits: impl Fn(&[usize; N], &[f32], &[f32]) -> Option<Split>,
-) -> Option<Found<POINTS>> {
+) -> Option<SubBlockFit<POINTS>> {
     if !x.iter().any(|x| x.abs() >= tiny) {
         return None;
     }
@@ -98,16 +98,16 @@ fn search<const N: usize, const POINTS: usize>(
         levels = levels.map(|l| 2 - l);
         split.minus = split.minus.map(|m| !m);
     }
-    let mut found = Found { scale: split.scale, index: [0; POINTS], minus: split.minus };
-    let mut beside = false;
+    let mut found = SubBlockFit { scale: split.scale, index: [0; POINTS], minus: split.minus };
+    let mut off_grid = false;
     for k in 0..POINTS {
         let (at, values) = (8 * k..8 * k + 8, found.values(k));
         let (index, exact) =
             lattice.nearest(&levels[at.clone()], &x[at.clone()], &w[at], found.scale, |l| values[usize::from(l)]);
         found.index[k] = index;
-        beside |= !exact;
+        off_grid |= !exact;
     }
-    if beside {
+    if off_grid {
         let (mut qx, mut q2) = (0.0, 0.0);
         for (i, (x, w)) in x.iter().zip(w).enumerate() {
             let q = found.values(i / 8)[usize::from(lattice.level(found.index[i / 8], i % 8))];
@@ -199,7 +199,7 @@ fn splits_16(order: &[usize; 16], x: &[f32], w: &[f32]) -> Option<Split> {
 
 pub(super) fn quantise_s(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 50]) {
     let w: [f32; 256] = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
-    let found: [Option<Found<4>>; 8] =
+    let found: [Option<SubBlockFit<4>>; 8] =
         array::from_fn(|i| search(lattice, &x[32 * i..][..32], &w[32 * i..][..32], 1e-12, splits_32));
     let (d, scales) = odd_scales(&array::from_fn::<_, 8, _>(|i| found[i].as_ref().map_or(0.0, |f| f.scale)), 7);
     block.fill(0);
@@ -219,7 +219,7 @@ pub(super) fn quantise_s(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 2
 
 pub(super) fn quantise_m(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 56]) {
     let w: [f32; 256] = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
-    let found: [Option<Found<2>>; 16] =
+    let found: [Option<SubBlockFit<2>>; 16] =
         array::from_fn(|i| search(lattice, &x[16 * i..][..16], &w[16 * i..][..16], 1e-7, splits_16));
     let (mut d, scales) = odd_scales(&array::from_fn::<_, 16, _>(|i| found[i].as_ref().map_or(0.0, |f| f.scale)), 7);
     block.fill(0);

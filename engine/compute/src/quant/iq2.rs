@@ -28,7 +28,7 @@ use super::codebook::{Codes, u16_at, u32_at};
 use super::fit::{TINY, sum_of_squares, weigh};
 use super::float::{scale_at, set_scale};
 use super::grids::{IQ2_S, IQ2_XS, IQ2_XXS};
-use super::lattice::{Anew, Found, Lattice, Search, odd_scales};
+use super::lattice::{GridFit, GridSearch, Lattice, Refit, odd_scales};
 
 /// All eight signs, from seven.
 pub(super) fn even_signs(seven: u32) -> u8 {
@@ -84,20 +84,21 @@ fn scales(nibbles: &[u8], out: &mut Codes) {
 }
 
 /// Finds the sub-blocks of a block; those of zeros have scale 0.
-fn search<const N: usize>(search: &Search, lattice: &Lattice, x: &[f32; 256], w: &[f32; 256]) -> [Found; N] {
+fn search<const N: usize>(search: &GridSearch, lattice: &Lattice, x: &[f32; 256], w: &[f32; 256]) -> [GridFit; N] {
     array::from_fn(|i| {
         let at = i * search.len..(i + 1) * search.len;
         search.run(lattice, &x[at.clone()], &w[at]).unwrap_or_default()
     })
 }
 
-const XS: Search = Search { len: 16, levels: 3, even: true, steps: 9, step: 0.1, tiny: TINY, anew: Anew::These };
-const XXS: Search = Search { len: 32, steps: 6, anew: Anew::Always, ..XS };
-const S: Search = Search { even: false, tiny: 1e-8, ..XS };
+const XS: GridSearch =
+    GridSearch { len: 16, levels: 3, even: true, steps: 9, step: 0.1, tiny: TINY, refit: Refit::OffGrid };
+const XXS: GridSearch = GridSearch { len: 32, steps: 6, refit: Refit::Always, ..XS };
+const S: GridSearch = GridSearch { even: false, tiny: 1e-8, ..XS };
 
 pub(super) fn quantise_xxs(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 66]) {
     let w = weigh(importance, sum_of_squares(x) / 256.0, x);
-    let found: [Found; 8] = search(&XXS, lattice, x, &w);
+    let found: [GridFit; 8] = search(&XXS, lattice, x, &w);
     let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
     set_scale(block, 0, d);
     for (i, f) in found.iter().enumerate() {
@@ -110,7 +111,7 @@ pub(super) fn quantise_xxs(lattice: &Lattice, x: &[f32; 256], importance: &[f32;
 
 pub(super) fn quantise_xs(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 74]) {
     let w = weigh(importance, sum_of_squares(x) / 256.0, x);
-    let found: [Found; 16] = search(&XS, lattice, x, &w);
+    let found: [GridFit; 16] = search(&XS, lattice, x, &w);
     let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
     set_scale(block, 0, d);
     for i in 0..32 {
@@ -124,7 +125,7 @@ pub(super) fn quantise_xs(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 
 
 pub(super) fn quantise_s(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 82]) {
     let w = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
-    let found: [Found; 16] = search(&S, lattice, x, &w);
+    let found: [GridFit; 16] = search(&S, lattice, x, &w);
     let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
     set_scale(block, 0, d * 0.9875);
     block[66..74].fill(0);

@@ -26,7 +26,7 @@ use super::fit::{sum_of_squares, weigh};
 use super::float::{scale_at, set_scale};
 use super::grids::{IQ3_S, IQ3_XXS};
 use super::iq2::even_signs;
-use super::lattice::{Anew, Found, Lattice, Search, odd_scales};
+use super::lattice::{GridFit, GridSearch, Lattice, Refit, odd_scales};
 
 /// The codes of four elements: a level in the low bits, the sign in bit 3.
 fn put(point: u32, signs: u8, out: &mut [u8]) {
@@ -58,11 +58,12 @@ pub(super) fn unpack_s(block: &[u8], out: &mut Codes) {
     }
 }
 
-const XXS: Search = Search { len: 32, levels: 8, even: true, steps: 15, step: 0.2, tiny: 1e-8, anew: Anew::These };
-const S: Search = Search { even: false, steps: 9, tiny: 0.0, anew: Anew::AllIfAny, ..XXS };
+const XXS: GridSearch =
+    GridSearch { len: 32, levels: 8, even: true, steps: 15, step: 0.2, tiny: 1e-8, refit: Refit::OffGrid };
+const S: GridSearch = GridSearch { even: false, steps: 9, tiny: 0.0, refit: Refit::AllIfOffGrid, ..XXS };
 
 /// Finds the sub-blocks of a block, elements weighted by importance or else by their squares.
-fn search(search: &Search, lattice: &Lattice, x: &[f32; 256], importance: Option<&[f32; 256]>) -> [Found; 8] {
+fn search(search: &GridSearch, lattice: &Lattice, x: &[f32; 256], importance: Option<&[f32; 256]>) -> [GridFit; 8] {
     let w = match importance {
         Some(importance) => weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x),
         None => x.map(|x| x * x),

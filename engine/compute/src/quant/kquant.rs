@@ -2,7 +2,7 @@
 
 use core::array;
 
-use super::fit::{self, Search, across, lanes, nearest, sqrt, sum_of_squares, weigh};
+use super::fit::{self, ScaleSearch, across, lanes, nearest, sqrt, sum_of_squares, weigh};
 use super::float::{scale_at, set_scale};
 
 /// Elements in a block of every K format.
@@ -50,7 +50,7 @@ pub(super) fn quantise_with_mins(
     x: &[f32; LEN],
     importance: Option<&[f32; LEN]>,
     head: &mut [u8],
-    search: &Search,
+    search: &ScaleSearch,
 ) -> [u8; LEN] {
     let columns: [Lanes; 32] = across(x);
     let (packed, d, dmin, fitted) = match importance {

@@ -133,7 +133,7 @@ fn distance(a: u32, b: u32, bits: usize) -> u8 {
 }
 
 /// How a type looks for the scale and the points of a sub-block.
-pub(super) struct Search {
+pub(super) struct GridSearch {
     /// Elements of a sub-block.
     pub(super) len: usize,
     /// Levels.
@@ -146,23 +146,23 @@ pub(super) struct Search {
     /// Sub-blocks of a smaller magnitude are taken for zero.
     pub(super) tiny: f32,
     /// Whether the last look for points is for all of them, and not only for those beside the grid.
-    pub(super) anew: Anew,
+    pub(super) refit: Refit,
 }
 
 /// Which points are looked for once more with the scale that was found.
 #[derive(PartialEq)]
-pub(super) enum Anew {
+pub(super) enum Refit {
     /// All, and the first scale is a fit without a grid.
     Always,
     /// All, if one was beside the grid or no attempt was good.
-    AllIfAny,
+    AllIfOffGrid,
     /// Those beside the grid.
-    These,
+    OffGrid,
 }
 
 /// A sub-block: `x` is about `scale * sign * (2 * level + 1)`.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Found {
+pub(super) struct GridFit {
     pub(super) scale: f32,
     /// Indices of points.
     pub(super) index: [u16; 8],
@@ -170,14 +170,14 @@ pub(super) struct Found {
     pub(super) signs: [u8; 4],
 }
 
-impl Search {
+impl GridSearch {
     /// The best scale and points for `x` weighted by `w`; `None` for zeros.
-    pub(super) fn run(&self, lattice: &Lattice, x: &[f32], w: &[f32]) -> Option<Found> {
+    pub(super) fn run(&self, lattice: &Lattice, x: &[f32], w: &[f32]) -> Option<GridFit> {
         let (n, per) = (self.len, lattice.len());
         let points = n / per;
         let mut roots = [0.0; 32];
         roots.iter_mut().zip(w).for_each(|(root, w)| *root = sqrt(*w));
-        let mut found = Found::default();
+        let mut found = GridFit::default();
         let mut magnitude = [0.0; 32];
         for (k, signs) in found.signs[..n / 8].iter_mut().enumerate() {
             let at = 8 * k..8 * k + 8;
@@ -189,8 +189,8 @@ impl Search {
             return None;
         }
         let top = f32::from(2 * self.levels - 1);
-        let (mut scale, range) = match self.anew {
-            Anew::Always => {
+        let (mut scale, range) = match self.refit {
+            Refit::Always => {
                 let w: &[f32; 32] = w.try_into().ok()?;
                 let scale = positive(&magnitude, w, f32::from(self.levels + 1)).0;
                 (scale, scale * f32::from(self.levels))
@@ -216,7 +216,7 @@ impl Search {
             }
             (qx, q2)
         };
-        let mut on_grid = [self.anew != Anew::AllIfAny; 8];
+        let mut on_grid = [self.refit != Refit::AllIfOffGrid; 8];
         let mut best = 0.0;
         for step in -self.steps..=self.steps {
             let inverse = (top + f32::from(step) * self.step) / range;
@@ -231,9 +231,9 @@ impl Search {
                 (found.index, on_grid) = (index, exact);
             }
         }
-        let beside = on_grid[..points].iter().any(|on| !on);
-        if (beside || self.anew == Anew::Always) && scale > 0.0 {
-            for k in (0..points).filter(|&k| self.anew != Anew::These || !on_grid[k]) {
+        let off_grid = on_grid[..points].iter().any(|on| !on);
+        if (off_grid || self.refit == Refit::Always) && scale > 0.0 {
+            for k in (0..points).filter(|&k| self.refit != Refit::OffGrid || !on_grid[k]) {
                 found.index[k] = point(k, 1.0 / scale, scale).0;
             }
             let (qx, q2) = sums(&found.index);

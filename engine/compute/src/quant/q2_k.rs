@@ -10,7 +10,7 @@
 use core::array;
 
 use super::codebook::Codes;
-use super::fit::{self, Search, across, nearest, sum_of_squares, weigh};
+use super::fit::{self, ScaleSearch, across, nearest, sum_of_squares, weigh};
 use super::float::{scale_at, set_scale};
 
 pub(super) fn unpack(block: &[u8], out: &mut Codes) {
@@ -27,7 +27,7 @@ pub(super) fn unpack(block: &[u8], out: &mut Codes) {
 /// A scale and a minimum per sub-block, rounded to 4 bits, then the numbers for the rounded ones. Without importance,
 /// errors count by their magnitude and elements by theirs.
 pub(super) fn quantise(x: &[f32; 256], importance: Option<&[f32; 256]>, block: &mut [u8; 84]) {
-    const SEARCH: Search = Search { max_q: 3, from: -0.5, step: 0.1, n_steps: 15, absolute: true };
+    const SEARCH: ScaleSearch = ScaleSearch { max_q: 3, from: -0.5, step: 0.1, n_steps: 15, absolute: true };
     type Rows = [[f32; 16]; 16];
     let columns: Rows = across(x);
     let (d, dmin, scales, mins, fitted) = match importance {

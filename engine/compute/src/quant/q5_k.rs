@@ -8,7 +8,7 @@
 //! | 16..48 | bit 4 of `q`: bit s of byte l is element l of sub-block s |
 //! | 48..176 | low 4 bits of `q`: of each 32 bytes, the low halves are one sub-block and the high halves the next |
 
-use super::fit::Search;
+use super::fit::ScaleSearch;
 use super::kquant;
 
 /// Elements in a block.
@@ -35,7 +35,7 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
 
 /// A scale and a minimum per sub-block by weighted least squares, then the numbers for the rounded scales.
 pub fn quantise(x: &[f32; LEN], importance: Option<&[f32; LEN]>, block: &mut [u8; BYTES]) {
-    const SEARCH: Search = Search { max_q: 31, from: -0.5, step: 0.1, n_steps: 15, absolute: false };
+    const SEARCH: ScaleSearch = ScaleSearch { max_q: 31, from: -0.5, step: 0.1, n_steps: 15, absolute: false };
     let (head, rest) = block.split_at_mut(16);
     let q = kquant::quantise_with_mins(x, importance, head, &SEARCH);
     let (high, qs) = rest.split_at_mut(32);
