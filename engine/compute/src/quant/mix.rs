@@ -123,7 +123,7 @@ impl Mix {
 
 /// What the rules ask of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Facts {
+pub struct ModelShape {
     /// `{arch}.block_count`.
     pub n_layers: u32,
     /// `{arch}.attention.head_count`.
@@ -138,7 +138,7 @@ pub struct Facts {
 
 /// A tensor of the model as it is.
 #[derive(Debug, Clone, Copy)]
-pub struct Source<'a> {
+pub struct SourceTensor<'a> {
     /// Its name.
     pub name: &'a str,
     /// Its type.
@@ -164,7 +164,7 @@ enum Role {
 }
 
 /// The new type of every tensor, in the order given. Tensors that must not be quantised keep theirs.
-pub fn tensor_types(mix: Mix, facts: &Facts, tensors: &[Source<'_>]) -> Vec<Dtype> {
+pub fn tensor_types(mix: Mix, facts: &ModelShape, tensors: &[SourceTensor<'_>]) -> Vec<Dtype> {
     let tied = !tensors.iter().any(|t| role(t.name) == Role::Output);
     // "the i-th value projection" counts layers upwards, whatever the order in the file
     let mut order: Vec<usize> = (0..tensors.len()).collect();
@@ -198,7 +198,7 @@ pub fn tensor_types(mix: Mix, facts: &Facts, tensors: &[Source<'_>]) -> Vec<Dtyp
                     Dtype::Q8_0
                 }
             }
-            _ => by_rules(mix, role, facts, i_layer, n_layers),
+            _ => apply_rules(mix, role, facts, i_layer, n_layers),
         };
         types[i] = fall_back(chosen, t.dims[0]);
     }
@@ -220,7 +220,7 @@ fn output(mix: Mix, k: u64) -> Dtype {
         Mix::Q8_0 | Mix::MXFP4_MOE => Dtype::Q8_0,
         _ if !k.is_multiple_of(base.block_len()) => Dtype::Q8_0,
         Mix::IQ3_XXS => Dtype::Q5_K,
-        _ if LOW.contains(&mix) => Dtype::Q5_K,
+        _ if TWO_BITS.contains(&mix) => Dtype::Q5_K,
         _ => Dtype::Q6_K,
     }
 }
@@ -237,25 +237,26 @@ enum When {
     /// [`use_more_bits`].
     MoreBits,
     /// At least 4 query heads share keys and values.
-    Shared,
+    Gqa4,
     /// That, or at least 4 experts.
-    SharedOrExperts,
+    Gqa4OrExperts,
     EightExperts,
     EightExpertsMoreBits,
     /// Without an importance matrix.
-    Blind,
+    NoImatrix,
     /// Without one, the first eighth.
-    BlindFirst,
+    NoImatrixFirstEighth,
     /// With one, the first eighth.
-    GuidedFirst,
+    ImatrixFirstEighth,
 }
 
 use Mix::*;
 
 /// Mixtures of about two bits and less.
-const LOW: &[Mix] = &[IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ2_M];
+const TWO_BITS: &[Mix] = &[IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ2_M];
 /// Mixtures that spend more on the attention's output where there are 8 experts.
-const CAREFUL: &[Mix] = &[Q2_K, IQ3_XS, IQ3_XXS, Q3_K_S, Q3_K_M, IQ4_NL, Q4_K_S, Q4_K_M, IQ3_S, IQ3_M, IQ4_XS];
+const EXPERTS_OUTPUT_Q5: &[Mix] =
+    &[Q2_K, IQ3_XS, IQ3_XXS, Q3_K_S, Q3_K_M, IQ4_NL, Q4_K_S, Q4_K_M, IQ3_S, IQ3_M, IQ4_XS];
 
 /// Mixtures (none: all), role, condition, type. The first rule that applies counts; otherwise it is the base type.
 #[rustfmt::skip]
@@ -264,32 +265,32 @@ const RULES: &[(&[Mix], Role, When, Dtype)] = &[
     (&[IQ2_S, IQ2_M, IQ3_XXS], Role::TokenEmbedding, When::Always, Dtype::IQ3_S),
     (&[TQ1_0, TQ2_0, Q2_0], Role::TokenEmbedding, When::Always, Dtype::Q4_K),
 
-    (LOW, Role::AttnV, When::SharedOrExperts, Dtype::Q4_K),
+    (TWO_BITS, Role::AttnV, When::Gqa4OrExperts, Dtype::Q4_K),
     (&[IQ2_S, IQ2_M], Role::AttnV, When::Always, Dtype::IQ3_S),
-    (LOW, Role::AttnV, When::Always, Dtype::Q2_K),
+    (TWO_BITS, Role::AttnV, When::Always, Dtype::Q2_K),
     (&[], Role::AttnV, When::EightExperts, Dtype::Q8_0),
-    (&[Q2_K, Q2_K_S, IQ3_XXS, IQ3_XS, IQ3_S], Role::AttnV, When::Shared, Dtype::Q4_K),
+    (&[Q2_K, Q2_K_S, IQ3_XXS, IQ3_XS, IQ3_S], Role::AttnV, When::Gqa4, Dtype::Q4_K),
     (&[Q2_K], Role::AttnV, When::Always, Dtype::Q3_K),
-    (&[IQ3_XXS], Role::AttnV, When::Blind, Dtype::IQ3_S),
+    (&[IQ3_XXS], Role::AttnV, When::NoImatrix, Dtype::IQ3_S),
     (&[IQ3_M], Role::AttnV, When::Always, Dtype::Q4_K),
     (&[Q3_K_M], Role::AttnV, When::First(2), Dtype::Q5_K),
     (&[Q3_K_M], Role::AttnV, When::Always, Dtype::Q4_K),
     (&[Q3_K_L], Role::AttnV, When::Always, Dtype::Q5_K),
-    (&[IQ4_NL, IQ4_XS], Role::AttnV, When::Shared, Dtype::Q5_K),
+    (&[IQ4_NL, IQ4_XS], Role::AttnV, When::Gqa4, Dtype::Q5_K),
     (&[Q4_K_M, Q5_K_M], Role::AttnV, When::MoreBits, Dtype::Q6_K),
     (&[Q4_K_S], Role::AttnV, When::First(4), Dtype::Q5_K),
 
-    (LOW, Role::AttnK, When::EightExperts, Dtype::Q4_K),
+    (TWO_BITS, Role::AttnK, When::EightExperts, Dtype::Q4_K),
     (&[], Role::AttnK, When::EightExperts, Dtype::Q8_0),
     (&[IQ3_XS], Role::AttnK, When::Always, Dtype::IQ3_XXS),
     (&[IQ3_XS], Role::AttnQ, When::Always, Dtype::IQ3_XXS),
     (&[IQ3_XXS], Role::AttnK, When::Always, Dtype::IQ2_S),
     (&[IQ3_XXS], Role::AttnQ, When::Always, Dtype::IQ2_S),
 
-    (LOW, Role::AttnOutput, When::EightExperts, Dtype::Q5_K),
+    (TWO_BITS, Role::AttnOutput, When::EightExperts, Dtype::Q5_K),
     (&[IQ1_S, IQ1_M], Role::AttnOutput, When::Always, Dtype::IQ2_XXS),
     (&[IQ2_S, IQ2_M], Role::AttnOutput, When::Always, Dtype::IQ3_S),
-    (CAREFUL, Role::AttnOutput, When::EightExperts, Dtype::Q5_K),
+    (EXPERTS_OUTPUT_Q5, Role::AttnOutput, When::EightExperts, Dtype::Q5_K),
     (&[Q3_K_L], Role::AttnOutput, When::EightExperts, Dtype::Q3_K),
     (&[Q2_K], Role::AttnOutput, When::Always, Dtype::Q3_K),
     (&[IQ3_XXS], Role::AttnOutput, When::Always, Dtype::IQ3_S),
@@ -297,41 +298,41 @@ const RULES: &[(&[Mix], Role, When, Dtype)] = &[
     (&[Q3_K_L], Role::AttnOutput, When::Always, Dtype::Q5_K),
 
     (&[IQ2_S, IQ2_M], Role::FfnDown, When::FirstOf(8), Dtype::IQ3_S),
-    (LOW, Role::FfnDown, When::FirstOf(8), Dtype::Q2_K),
+    (TWO_BITS, Role::FfnDown, When::FirstOf(8), Dtype::Q2_K),
     (&[Q2_K], Role::FfnDown, When::Always, Dtype::Q3_K),
     (&[Q2_K_S], Role::FfnDown, When::FirstOf(8), Dtype::Q4_K),
-    (&[IQ3_XXS], Role::FfnDown, When::BlindFirst, Dtype::Q4_K),
-    (&[IQ3_XXS], Role::FfnDown, When::Blind, Dtype::Q3_K),
+    (&[IQ3_XXS], Role::FfnDown, When::NoImatrixFirstEighth, Dtype::Q4_K),
+    (&[IQ3_XXS], Role::FfnDown, When::NoImatrix, Dtype::Q3_K),
     (&[Q3_K_M], Role::FfnDown, When::FirstOf(16), Dtype::Q5_K),
     (&[Q3_K_M], Role::FfnDown, When::Always, Dtype::Q4_K),
     (&[IQ3_M], Role::FfnDown, When::FirstOf(8), Dtype::Q4_K),
     (&[IQ3_M], Role::FfnDown, When::EightExpertsMoreBits, Dtype::Q4_K),
     (&[Q3_K_L], Role::FfnDown, When::Always, Dtype::Q5_K),
     (&[Q4_K_M, Q5_K_M], Role::FfnDown, When::MoreBits, Dtype::Q6_K),
-    (&[IQ4_NL, IQ4_XS], Role::FfnDown, When::BlindFirst, Dtype::Q5_K),
+    (&[IQ4_NL, IQ4_XS], Role::FfnDown, When::NoImatrixFirstEighth, Dtype::Q5_K),
     (&[Q4_K_S], Role::FfnDown, When::FirstOf(8), Dtype::Q5_K),
-    (&[Q4_0], Role::FfnDown, When::GuidedFirst, Dtype::Q4_1),
-    (&[Q5_0], Role::FfnDown, When::GuidedFirst, Dtype::Q5_1),
+    (&[Q4_0], Role::FfnDown, When::ImatrixFirstEighth, Dtype::Q4_1),
+    (&[Q5_0], Role::FfnDown, When::ImatrixFirstEighth, Dtype::Q5_1),
 
     (&[IQ3_XS], Role::FfnGate, When::Middle, Dtype::IQ3_XXS),
     (&[IQ3_XS], Role::FfnUp, When::Middle, Dtype::IQ3_XXS),
 ];
 
-fn by_rules(mix: Mix, role: Role, facts: &Facts, i: u32, n: u32) -> Dtype {
-    let shared = facts.n_kv_heads > 0 && facts.n_heads / facts.n_kv_heads >= 4;
+fn apply_rules(mix: Mix, role: Role, facts: &ModelShape, i: u32, n: u32) -> Dtype {
+    let gqa4 = facts.n_kv_heads > 0 && facts.n_heads / facts.n_kv_heads >= 4;
     let applies = |when: When| match when {
         When::Always => true,
         When::First(count) => i < count,
         When::FirstOf(part) => i < n / part,
         When::Middle => i >= n / 8 && !is_in_last_eighth(i, n),
         When::MoreBits => use_more_bits(i, n),
-        When::Shared => shared,
-        When::SharedOrExperts => shared || facts.n_experts >= 4,
+        When::Gqa4 => gqa4,
+        When::Gqa4OrExperts => gqa4 || facts.n_experts >= 4,
         When::EightExperts => facts.n_experts == 8,
         When::EightExpertsMoreBits => facts.n_experts == 8 && use_more_bits(i, n),
-        When::Blind => !facts.importance,
-        When::BlindFirst => !facts.importance && i < n / 8,
-        When::GuidedFirst => facts.importance && i < n / 8,
+        When::NoImatrix => !facts.importance,
+        When::NoImatrixFirstEighth => !facts.importance && i < n / 8,
+        When::ImatrixFirstEighth => facts.importance && i < n / 8,
     };
     let rule = RULES
         .iter()
@@ -339,7 +340,7 @@ fn by_rules(mix: Mix, role: Role, facts: &Facts, i: u32, n: u32) -> Dtype {
     // the 70B models: eight heads share a value, so its matrix is small
     let is_70b = facts.n_layers == 80 && facts.n_heads != facts.n_kv_heads;
     match rule.map_or(mix.base(), |rule| rule.3) {
-        Dtype::Q3_K | Dtype::Q4_K if is_70b && role == Role::AttnV && !LOW.contains(&mix) => Dtype::Q5_K,
+        Dtype::Q3_K | Dtype::Q4_K if is_70b && role == Role::AttnV && !TWO_BITS.contains(&mix) => Dtype::Q5_K,
         chosen => chosen,
     }
 }
@@ -369,7 +370,7 @@ fn fall_back(dtype: Dtype, k: u64) -> Dtype {
 }
 
 /// Matrices of weights are quantised; vectors, norms, routers, and small tables are not.
-fn may_quantise(t: &Source<'_>) -> bool {
+fn may_quantise(t: &SourceTensor<'_>) -> bool {
     const KEPT: [&str; 5] = ["_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "shortconv.conv.weight", ".rel_pos"];
     let is_matrix = t.dims[1..].iter().any(|&d| d > 1);
     let is_table = matches!(t.name, "position_embd.weight" | "token_types.weight");
@@ -412,15 +413,15 @@ mod tests {
         }
     }
 
-    fn types(mix: Mix, facts: Facts, tensors: &[(&str, [u64; 2])]) -> Vec<Dtype> {
-        let tensors: Vec<Source<'_>> = tensors
+    fn types(mix: Mix, facts: ModelShape, tensors: &[(&str, [u64; 2])]) -> Vec<Dtype> {
+        let tensors: Vec<SourceTensor<'_>> = tensors
             .iter()
-            .map(|&(name, [k, rows])| Source { name, dtype: Dtype::F32, dims: [k, rows, 1, 1] })
+            .map(|&(name, [k, rows])| SourceTensor { name, dtype: Dtype::F32, dims: [k, rows, 1, 1] })
             .collect();
         tensor_types(mix, &facts, &tensors)
     }
 
-    const LLAMA: Facts = Facts { n_layers: 32, n_heads: 32, n_kv_heads: 8, n_experts: 0, importance: false };
+    const LLAMA: ModelShape = ModelShape { n_layers: 32, n_heads: 32, n_kv_heads: 8, n_experts: 0, importance: false };
 
     #[test]
     fn rows_that_do_not_divide_fall_back() {
@@ -435,7 +436,7 @@ mod tests {
 
     #[test]
     fn values_of_the_largest_models_have_five_bits() {
-        let facts = Facts { n_layers: 80, n_heads: 64, ..LLAMA };
+        let facts = ModelShape { n_layers: 80, n_heads: 64, ..LLAMA };
         let two = [("blk.0.attn_v.weight", [256, 256]), ("blk.1.attn_v.weight", [256, 256])];
         assert_eq!(types(Mix::Q4_K_M, LLAMA, &two), [Dtype::Q4_K, Dtype::Q6_K]);
         assert_eq!(types(Mix::Q4_K_M, facts, &two), [Dtype::Q5_K, Dtype::Q6_K]);

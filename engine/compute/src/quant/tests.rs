@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
-use super::mix::{Facts, Mix, Source, needs_importance, tensor_types};
+use super::mix::{Mix, ModelShape, SourceTensor, needs_importance, tensor_types};
 use super::*;
 use crate::kernels::tests::Rng;
 use sha2::{Digest, Sha256};
@@ -178,7 +178,7 @@ fn mixtures_are_llama_cpps() {
         for (mix_name, cases) in model["mixes"].as_object().unwrap() {
             let mix = Mix::from_name(mix_name).unwrap();
             for (case, importance) in [("plain", false), ("guided", true)] {
-                let facts = Facts {
+                let facts = ModelShape {
                     n_layers: number("layers"),
                     n_heads: number("heads"),
                     n_kv_heads: number("kv_heads"),
@@ -186,7 +186,7 @@ fn mixtures_are_llama_cpps() {
                     importance,
                 };
                 let sources: Vec<_> =
-                    tensors.iter().map(|(name, dims)| Source { name, dtype: Dtype::F32, dims: *dims }).collect();
+                    tensors.iter().map(|(name, dims)| SourceTensor { name, dtype: Dtype::F32, dims: *dims }).collect();
                 let types = tensor_types(mix, &facts, &sources);
                 let mut kinds = std::collections::BTreeMap::<&str, Vec<Dtype>>::new();
                 for ((name, _), dtype) in tensors.iter().zip(&types) {
