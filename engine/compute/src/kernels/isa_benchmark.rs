@@ -17,7 +17,7 @@ const K: usize = 512;
 
 /// Multiplies a matrix of 4-bit and one of 8-bit weights `rounds` times, half a million weights times activations each:
 /// how long that takes says which of two instruction sets is faster.
-pub fn race(cpu: Cpu, rounds: u32) {
+pub fn run(cpu: Cpu, rounds: u32) {
     for dtype in [Dtype::Q4_0, Dtype::Q8_0] {
         let blocks = ROWS * K / dtype.block_len() as usize;
         let weights = vec![0x11; blocks * dtype.block_bytes() as usize];
@@ -41,6 +41,6 @@ mod tests {
 
     #[test]
     fn it_runs_on_every_path() {
-        Cpu::all_variants().into_iter().for_each(|cpu| race(cpu, 3));
+        Cpu::all_variants().into_iter().for_each(|cpu| run(cpu, 3));
     }
 }
