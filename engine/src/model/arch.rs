@@ -65,7 +65,7 @@ pub enum LocalRope {
 
 const BASE: Arch = Arch {
     name: "",
-    rope: Some(RopeStyle::Halves),
+    rope: Some(RopeStyle::NeoX),
     rotated: Rotated::All,
     local_rope: LocalRope::Same,
     window: 0,
@@ -78,7 +78,7 @@ const BASE: Arch = Arch {
     bidirectional: false,
     post_norm: false,
 };
-const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Neighbours), ..BASE };
+const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
 const GEMMA: Arch = Arch { name: "gemma", act: Act::GeluTanh, embeddings_by_width: true, ..BASE };
 const GEMMA3: Arch = Arch {
     name: "gemma3",
@@ -120,5 +120,5 @@ pub const ARCHS: [Arch; 28] = [
     Arch { name: "exaone", ..BASE },
     Arch { name: "ernie4_5", ..LLAMA },
     BERT,
-    Arch { name: "nomic-bert", rope: Some(RopeStyle::Halves), act: Act::Silu, ..BERT },
+    Arch { name: "nomic-bert", rope: Some(RopeStyle::NeoX), act: Act::Silu, ..BERT },
 ];

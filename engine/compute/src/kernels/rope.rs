@@ -8,9 +8,9 @@ use super::simd::Simd;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeStyle {
     /// (0, 1), (2, 3), ...: llama's files.
-    Neighbours,
+    Interleaved,
     /// (i, i + n_rot/2): GPT-NeoX, and most others.
-    Halves,
+    NeoX,
 }
 
 /// Rotates the first `2 * cos.len()` elements of each head of one token, then multiplies the heads by `scale`:
@@ -50,12 +50,12 @@ impl Rope<'_> {
         for head in self.heads.chunks_exact_mut(self.head_dim) {
             let (turn, _) = head.split_at_mut(2 * half);
             match self.style {
-                RopeStyle::Neighbours => {
+                RopeStyle::Interleaved => {
                     for ((pair, c), s) in turn.chunks_exact_mut(2).zip(self.cos).zip(self.sin) {
                         (pair[0], pair[1]) = (pair[0] * c - pair[1] * s, pair[0] * s + pair[1] * c);
                     }
                 }
-                RopeStyle::Halves => {
+                RopeStyle::NeoX => {
                     let (first, second) = turn.split_at_mut(half);
                     for (((a, b), c), s) in first.iter_mut().zip(second).zip(self.cos).zip(self.sin) {
                         (*a, *b) = (*a * c - *b * s, *a * s + *b * c);

@@ -299,7 +299,7 @@ proptest! {
         let mut rng = Rng(seed);
         let d = 2 * half + rest;
         let (x, cos, sin) = (rng.floats(heads * d, false), rng.floats(half, false), rng.floats(half, false));
-        for style in [RopeStyle::Neighbours, RopeStyle::Halves] {
+        for style in [RopeStyle::Interleaved, RopeStyle::NeoX] {
             same(|cpu| {
                 let mut x = x.clone();
                 rope(cpu, style, &mut x, d, &cos, &sin, 0.37);
