@@ -9,7 +9,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use starling::kernels::Cpu;
-use starling::kernels::act::{ActKind, Floats, pack};
+use starling::kernels::act::{ActLayout, Floats, pack};
 use starling::kernels::matmul::{Columns, Job, products};
 use starling::kernels::panel::Matrix;
 use starling::pool::Inline;
@@ -47,7 +47,7 @@ fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
     let mut random = Random(7);
     let x: Vec<f32> = (0..n * w.k()).map(|_| random.next() as i32 as f32 / (1u32 << 31) as f32).collect();
     let (mut words, x) = (Vec::new(), Floats { x: &x, stride: w.k() });
-    let columns = match ActKind::of(cpu, w.dtype()) {
+    let columns = match ActLayout::of(cpu, w.dtype()) {
         None => Columns::Plain(x),
         Some(kind) => {
             words.resize(kind.len_words(n, w.k()), 0);

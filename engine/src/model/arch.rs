@@ -5,7 +5,7 @@
 //! attention and feed-forward, biases, norms of heads, the gate of the feed-forward, experts, an output matrix.
 //! Attention and feed-forward read the same norm, side by side, where a layer has one norm before both.
 
-use crate::kernels::elementwise::Act;
+use crate::kernels::elementwise::Activation;
 use crate::kernels::rope::RopeStyle;
 
 /// A family: `general.architecture` in the file, and how it differs from the others.
@@ -27,7 +27,7 @@ pub struct Arch {
     /// Number of layers of the size whose scores are scaled by `1 / sqrt(n_embd / n_head)`: files do not say it.
     pub scaled_by_width: Option<usize>,
     /// Activation of the feed-forward.
-    pub act: Act,
+    pub act: Activation,
     /// Whether the weights of the chosen experts add up to 1. The file's `expert_weights_norm` goes before.
     pub normalised_experts: bool,
     /// Whether embeddings are multiplied by `sqrt(n_embd)` where the file gives no factor.
@@ -71,7 +71,7 @@ const BASE: Arch = Arch {
     window: 0,
     window_pattern: 0,
     scaled_by_width: None,
-    act: Act::Silu,
+    act: Activation::Silu,
     normalised_experts: true,
     embeddings_by_width: false,
     divided_logits: false,
@@ -79,7 +79,7 @@ const BASE: Arch = Arch {
     post_norm: false,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
-const GEMMA: Arch = Arch { name: "gemma", act: Act::GeluTanh, embeddings_by_width: true, ..BASE };
+const GEMMA: Arch = Arch { name: "gemma", act: Activation::GeluTanh, embeddings_by_width: true, ..BASE };
 const GEMMA3: Arch = Arch {
     name: "gemma3",
     window_pattern: 6,
@@ -87,7 +87,8 @@ const GEMMA3: Arch = Arch {
     scaled_by_width: Some(62),
     ..GEMMA
 };
-const BERT: Arch = Arch { name: "bert", rope: None, act: Act::GeluErf, bidirectional: true, post_norm: true, ..BASE };
+const BERT: Arch =
+    Arch { name: "bert", rope: None, act: Activation::GeluErf, bidirectional: true, post_norm: true, ..BASE };
 const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 
 /// Every family that loads. Mistral's and Mixtral's files name themselves `llama`. `fixtures/README.md` says which of
@@ -103,7 +104,7 @@ pub const ARCHS: [Arch; 28] = [
     Arch { name: "gemma2", window: 4096, window_pattern: 2, scaled_by_width: Some(46), ..GEMMA },
     GEMMA3,
     Arch { name: "gemma-embedding", bidirectional: true, scaled_by_width: None, ..GEMMA3 },
-    Arch { name: "phi2", act: Act::GeluTanh, ..BASE },
+    Arch { name: "phi2", act: Activation::GeluTanh, ..BASE },
     Arch { name: "phi3", ..BASE },
     Arch { name: "stablelm", ..BASE },
     Arch { name: "smollm3", rotated: Rotated::AllBut(4), ..LLAMA },
@@ -111,14 +112,14 @@ pub const ARCHS: [Arch; 28] = [
     Arch { name: "olmoe", normalised_experts: false, ..BASE },
     GRANITE,
     Arch { name: "granitemoe", ..GRANITE },
-    Arch { name: "gpt2", rope: None, act: Act::GeluTanh, ..BASE },
-    Arch { name: "gptneox", act: Act::GeluErf, ..BASE },
-    Arch { name: "starcoder2", act: Act::GeluTanh, ..BASE },
+    Arch { name: "gpt2", rope: None, act: Activation::GeluTanh, ..BASE },
+    Arch { name: "gptneox", act: Activation::GeluErf, ..BASE },
+    Arch { name: "starcoder2", act: Activation::GeluTanh, ..BASE },
     Arch { name: "command-r", ..LLAMA },
     Arch { name: "cohere2", window_pattern: 4, rotated: Rotated::Local, ..LLAMA },
     Arch { name: "internlm2", ..LLAMA },
     Arch { name: "exaone", ..BASE },
     Arch { name: "ernie4_5", ..LLAMA },
     BERT,
-    Arch { name: "nomic-bert", rope: Some(RopeStyle::NeoX), act: Act::Silu, ..BERT },
+    Arch { name: "nomic-bert", rope: Some(RopeStyle::NeoX), act: Activation::Silu, ..BERT },
 ];

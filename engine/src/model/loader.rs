@@ -11,7 +11,7 @@ use super::roles::{self, Into, tensor_error};
 use super::weights::Weights;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::kernels::Arena;
+use crate::kernels::WeightArena;
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::pool::Pool;
 use crate::quant::{self, Dtype};
@@ -54,7 +54,7 @@ impl Loader {
     /// # Errors
     /// [`LoadError`] names the tensor, what was found and what was expected.
     pub fn new(shards: &[Gguf<'_>], config: Config) -> Result<Loader, LoadError> {
-        let (mut pending, mut arena) = (Vec::<Pending>::new(), Arena::default());
+        let (mut pending, mut arena) = (Vec::<Pending>::new(), WeightArena::default());
         for (shard, t) in shards.iter().enumerate().flat_map(|(i, g)| g.tensors().iter().map(move |t| (i, t))) {
             let Some(into) = Into::reserve(t, &config, &mut arena)? else { continue };
             let (name, dtype, offset, len_bytes) = (t.name.into(), t.dtype, t.offset, t.len_bytes);

@@ -3,8 +3,8 @@
 use alloc::vec::Vec;
 
 use super::weights::{Linear, Norm, Stack, padded};
-use crate::kernels::act::{self, ActKind, Acts, Floats, most_words};
-use crate::kernels::elementwise::{Act, activate, add_scaled, gated};
+use crate::kernels::act::{self, ActLayout, Floats, PackedActs, most_words};
+use crate::kernels::elementwise::{Activation, activate, add_scaled, gated};
 use crate::kernels::matmul::{Columns, Job, products};
 use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
 use crate::kernels::panel::Matrix;
@@ -90,7 +90,7 @@ impl<'a> Rows<'a> {
 
     /// What a feed-forward sends down, in the first `width` of each row of `stride` numbers: the activation of the gate,
     /// which is there, times what goes up, which starts at `up`; or the activation of what goes up, without a gate.
-    pub(super) fn activate(&self, act: Act, x: &mut [f32], stride: usize, up: Option<usize>, width: usize) {
+    pub(super) fn activate(&self, act: Activation, x: &mut [f32], stride: usize, up: Option<usize>, width: usize) {
         self.each(x, stride, &|_, row| {
             let Some(up) = up else { return activate(self.cpu, act, &mut row[..width]) };
             let (gate, up) = row.split_at_mut(up);
@@ -135,7 +135,7 @@ impl<'a> Rows<'a> {
 pub(super) struct PackedColumns<'w> {
     left: &'w mut [u32],
     /// With the number of the input.
-    packed: Vec<(usize, Acts<'w>)>,
+    packed: Vec<(usize, PackedActs<'w>)>,
 }
 
 /// Forms that one input is packed in, at most: as many as matrices take it together (q, k and v).
@@ -157,7 +157,7 @@ impl<'w> PackedColumns<'w> {
     where
         'w: 'c,
     {
-        let Some(kind) = ActKind::of(rows.cpu, w.dtype()) else { return Columns::Plain(x) };
+        let Some(kind) = ActLayout::of(rows.cpu, w.dtype()) else { return Columns::Plain(x) };
         let mut same = self.packed.iter().rev().take_while(|(i, _)| *i == input);
         if let Some((_, acts)) = same.find(|(_, acts)| acts.kind == kind) {
             return Columns::Packed(*acts);

@@ -104,28 +104,28 @@ impl AlignedBuf {
 /// Memory for buffers that live and end together, as the weights of a model: taken in pieces that the system may back
 /// with large pages, so that a reader of all of them seldom waits for a translation of addresses.
 #[derive(Default)]
-pub struct Arena {
+pub struct WeightArena {
     rest: Option<AlignedBuf>,
 }
 
 /// Bytes of a piece. WebAssembly has no pages, and uses what is reserved.
-const PIECE: usize = if cfg!(target_family = "wasm") { 0 } else { 32 << 20 };
+const SEGMENT_BYTES: usize = if cfg!(target_family = "wasm") { 0 } else { 32 << 20 };
 
-impl Arena {
+impl WeightArena {
     /// `len` zero bytes. What is left of a piece is given back.
     ///
     /// # Errors
     /// If there is not enough memory.
     pub fn zeroed(&mut self, len: usize) -> Result<AlignedBuf, TryReserveError> {
-        let piece = |capacity| AlignedBuf::with_capacity(capacity).inspect(ask_for_large_pages);
-        let mut buf = if len > PIECE / 8 {
+        let piece = |capacity| AlignedBuf::with_capacity(capacity).inspect(advise_huge_pages);
+        let mut buf = if len > SEGMENT_BYTES / 8 {
             piece(len)?
         } else {
             let rest = match &mut self.rest {
                 Some(rest) if rest.capacity >= len.next_multiple_of(64) => rest,
                 rest => {
-                    let next = piece(PIECE)?;
-                    rest.iter().for_each(give_back);
+                    let next = piece(SEGMENT_BYTES)?;
+                    rest.iter().for_each(release_tail);
                     rest.insert(next)
                 }
             };
@@ -136,21 +136,21 @@ impl Arena {
     }
 }
 
-impl Drop for Arena {
+impl Drop for WeightArena {
     fn drop(&mut self) {
-        self.rest.iter().for_each(give_back);
+        self.rest.iter().for_each(release_tail);
     }
 }
 
 /// Linux gives large pages unasked only where it is configured to.
-fn ask_for_large_pages(room: &AlignedBuf) {
+fn advise_huge_pages(room: &AlignedBuf) {
     #[cfg(all(feature = "std", target_os = "linux"))]
     advise(room, libc::MADV_HUGEPAGE);
     let _ = room;
 }
 
 /// What is left of a piece is in the large page of the buffer before it, and so has memory.
-fn give_back(rest: &AlignedBuf) {
+fn release_tail(rest: &AlignedBuf) {
     #[cfg(all(feature = "std", target_os = "linux"))]
     advise(rest, libc::MADV_DONTNEED);
     let _ = rest;
@@ -220,9 +220,22 @@ mod tests {
 
     #[test]
     fn buffers_of_an_arena_are_apart() {
-        let mut arena = Arena::default();
-        let sizes =
-            [1, 64, 65, 0, PIECE / 8 + 1, 1 << 20, 3 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20];
+        let mut arena = WeightArena::default();
+        let sizes = [
+            1,
+            64,
+            65,
+            0,
+            SEGMENT_BYTES / 8 + 1,
+            1 << 20,
+            3 << 20,
+            4 << 20,
+            4 << 20,
+            4 << 20,
+            4 << 20,
+            4 << 20,
+            4 << 20,
+        ];
         let mut bufs: Vec<AlignedBuf> = sizes.iter().map(|&n| arena.zeroed(n).unwrap()).collect();
         drop(arena);
         for (i, buf) in bufs.iter_mut().enumerate() {

@@ -2,13 +2,13 @@
 
 use super::Cpu;
 use super::cpu::Op;
-use super::exp::{ABREAST, LOW, exp, exp_above_lanes};
+use super::exp::{LOW, UNROLL, exp, exp_above_lanes};
 use super::simd::Simd;
 use super::special::{erfc, erfc_lanes, tanh, tanh_lanes};
 
 /// The activation of a feed-forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
+pub enum Activation {
     /// `x / (1 + exp(-x))`.
     Silu,
     /// GELU's tanh form (Hendrycks and Gimpel 2016), `x * (1 + tanh u) / 2` with `u = sqrt(2/pi) * (x + 0.044715 x^3)`,
@@ -21,15 +21,15 @@ pub enum Act {
 const GELU_SCALE: f32 = 0.797_884_6; // sqrt(2 / pi)
 const GELU_CUBE: f32 = 0.044_715;
 
-impl Act {
+impl Activation {
     fn of(self, x: f32) -> f32 {
         match self {
-            Act::Silu => x / (1.0 + exp(-x)),
-            Act::GeluTanh => {
+            Activation::Silu => x / (1.0 + exp(-x)),
+            Activation::GeluTanh => {
                 let u = GELU_SCALE * (x + GELU_CUBE * (x * (x * x)));
                 x / (1.0 + exp(-(u + u)))
             }
-            Act::GeluErf => {
+            Activation::GeluErf => {
                 let a = x.abs();
                 let positive = if x > 0.0 { x } else { 0.0 };
                 positive - (a * 0.5) * erfc(a * core::f32::consts::FRAC_1_SQRT_2)
@@ -41,8 +41,8 @@ impl Act {
     fn of_lanes<S: Simd, const N: usize>(self, s: S, x: [S::F; N]) -> [S::F; N] {
         let mut y = x;
         match self {
-            Act::Silu => return times_logistic(s, x, x),
-            Act::GeluTanh => {
+            Activation::Silu => return times_logistic(s, x, x),
+            Activation::GeluTanh => {
                 for y in &mut y {
                     let cube = s.mul(*y, s.mul(*y, *y));
                     let u = s.mul(s.splat(GELU_SCALE), s.add(*y, s.mul(s.splat(GELU_CUBE), cube)));
@@ -50,7 +50,7 @@ impl Act {
                 }
                 return times_logistic(s, x, y);
             }
-            Act::GeluErf => {
+            Activation::GeluErf => {
                 for y in &mut y {
                     let a = s.abs(*y);
                     let positive = s.select_gt(*y, s.splat(0.0), *y, s.splat(0.0));
@@ -88,12 +88,12 @@ pub fn scale(cpu: Cpu, x: &mut [f32], scale: f32) {
 }
 
 /// `x = act(x)`.
-pub fn activate(cpu: Cpu, act: Act, x: &mut [f32]) {
+pub fn activate(cpu: Cpu, act: Activation, x: &mut [f32]) {
     Map::run(cpu, Step::Activate(act), x, None);
 }
 
 /// `gate = act(gate) * up`.
-pub fn gated(cpu: Cpu, act: Act, gate: &mut [f32], up: &[f32]) {
+pub fn gated(cpu: Cpu, act: Activation, gate: &mut [f32], up: &[f32]) {
     Map::run(cpu, Step::Gated(act), gate, Some(up));
 }
 
@@ -119,8 +119,8 @@ pub(super) fn soft_cap_lanes<S: Simd>(s: S, x: S::F, cap: f32) -> S::F {
 enum Step {
     AddScaled(f32),
     Scale(f32),
-    Activate(Act),
-    Gated(Act),
+    Activate(Activation),
+    Gated(Activation),
     SoftCap(f32),
 }
 
@@ -187,11 +187,11 @@ impl Op for Map<'_> {
         let p = self.x.as_mut_ptr();
         // SAFETY: equal lengths (checked by `run`), whole vectors below them.
         unsafe {
-            for i in (0..whole).step_by(ABREAST * S::LANES) {
+            for i in (0..whole).step_by(UNROLL * S::LANES) {
                 // what is left over is done twice rather than alone
                 let at = |j: usize| (i + j * S::LANES).min(whole - S::LANES);
-                let (mut x, mut y) = ([s.splat(0.0); ABREAST], [s.splat(0.0); ABREAST]);
-                for j in 0..ABREAST {
+                let (mut x, mut y) = ([s.splat(0.0); UNROLL], [s.splat(0.0); UNROLL]);
+                for j in 0..UNROLL {
                     x[j] = s.load(p.add(at(j)));
                     if let Some(operand) = self.y {
                         y[j] = s.load(operand.as_ptr().add(at(j)));

@@ -39,7 +39,7 @@ pub(super) fn polynomial<const N: usize>(coefficients: &[f32; N], x: f32) -> f32
 }
 
 /// Vectors that are computed side by side: one alone is a chain of thirty dependent steps.
-pub(super) const ABREAST: usize = 4;
+pub(super) const UNROLL: usize = 4;
 
 /// [`exp`] on lanes.
 #[inline(always)]

@@ -4,7 +4,7 @@ use alloc::vec;
 use core::hint::black_box;
 
 use super::Cpu;
-use super::act::{ActKind, Floats, pack};
+use super::act::{ActLayout, Floats, pack};
 use super::matmul::{Columns, Job, products};
 use super::panel::Matrix;
 use crate::pool::Inline;
@@ -22,7 +22,7 @@ pub fn run(cpu: Cpu, rounds: u32) {
         let blocks = ROWS * K / dtype.block_len() as usize;
         let weights = vec![0x11; blocks * dtype.block_bytes() as usize];
         let matrix = Matrix::from_rows(dtype, ROWS, K, &weights);
-        let (Ok(w), Some(kind)) = (matrix, ActKind::of(cpu, dtype)) else { continue };
+        let (Ok(w), Some(kind)) = (matrix, ActLayout::of(cpu, dtype)) else { continue };
         let mut words = vec![0; kind.len_words(COLUMNS, K)];
         let x = Floats { x: &[1.0; COLUMNS * K], stride: K };
         let packed = pack(cpu, &Inline, kind, x, K, &mut words);

@@ -18,7 +18,7 @@
 
 use core::marker::PhantomData;
 
-use super::act::{self, Acts, Floats};
+use super::act::{self, Floats, PackedActs};
 use super::cpu::Op;
 use super::decoded::Decoded;
 use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
@@ -38,7 +38,7 @@ use crate::quant::Dtype;
 #[derive(Clone, Copy)]
 pub enum Columns<'a> {
     /// Quantised and packed, for quantised weights.
-    Packed(Acts<'a>),
+    Packed(PackedActs<'a>),
     /// As they are, for float weights.
     Plain(Floats<'a>),
 }
@@ -87,7 +87,7 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], st
         match job.x {
             Columns::Packed(a) => {
                 assert!(a.k == k && a.words.len() >= a.kind.len_words(n, k));
-                assert!(Some(a.kind) == act::ActKind::of(cpu, job.w.dtype()), "columns packed for another product");
+                assert!(Some(a.kind) == act::ActLayout::of(cpu, job.w.dtype()), "columns packed for another product");
             }
             Columns::Plain(x) => assert!(x.stride >= k, "columns shorter than the rows of weights"),
         }
@@ -203,20 +203,20 @@ impl<Q: QuantFormat> Op for QuantPanels<'_, Q> {
 /// The tiles of a format on an instruction set.
 trait Tiles {
     /// The tile of `rv` vectors and one column.
-    fn gemv(&self, a: &Acts<'_>, at: TilePosition, rv: usize);
+    fn gemv(&self, a: &PackedActs<'_>, at: TilePosition, rv: usize);
     /// That of `rv` vectors and several columns.
-    fn gemm(&self, a: &Acts<'_>, at: TilePosition, rv: usize, nc: usize);
+    fn gemm(&self, a: &PackedActs<'_>, at: TilePosition, rv: usize, nc: usize);
 }
 
 struct TilesOf<'a, Q, S>(QuantPanels<'a, Q>, S);
 
 impl<Q: QuantFormat, S: Simd> Tiles for TilesOf<'_, Q, S> {
     #[inline(always)]
-    fn gemv(&self, a: &Acts<'_>, at: TilePosition, rv: usize) {
+    fn gemv(&self, a: &PackedActs<'_>, at: TilePosition, rv: usize) {
         self.0.tile_of::<S, 1, 1>(self.1, a, at, rv, 1);
     }
     #[inline(always)]
-    fn gemm(&self, a: &Acts<'_>, at: TilePosition, rv: usize, nc: usize) {
+    fn gemm(&self, a: &PackedActs<'_>, at: TilePosition, rv: usize, nc: usize) {
         self.0.tile_of::<S, 2, 6>(self.1, a, at, rv, nc);
     }
 }
@@ -244,7 +244,7 @@ pub(super) fn vectors_per_tile<S: Simd>(s: S, n: usize, gemv: usize, tile: TileS
 }
 
 /// The definition, for the 16 rows of a panel and one column.
-fn scalar_panel(w: &Matrix, p: usize, a: &Acts<'_>, c: usize, out: &mut [f32]) {
+fn scalar_panel(w: &Matrix, p: usize, a: &PackedActs<'_>, c: usize, out: &mut [f32]) {
     let (layout, k, panel) = (w.layout(), w.k(), w.panel(p));
     let block = layout.block_len();
     let mut q = [0i8; 256];
@@ -332,7 +332,7 @@ impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
     /// The tiles of several columns of a group of rows, whose weights are unpacked once for all of them, as much at a time
     /// as stays in the first cache. Returns the columns up to which they go.
     #[inline(always)]
-    fn unpacked(&self, a: &Acts<'_>, group: usize, row: usize, first: usize, prefetch: &WeightPrefetch) -> usize {
+    fn unpacked(&self, a: &PackedActs<'_>, group: usize, row: usize, first: usize, prefetch: &WeightPrefetch) -> usize {
         let several = |c: usize| (c < a.n).then(|| a.kind.columns(a.n, c)).filter(|&nc| nc > 1);
         if several(first).is_none() {
             return first;
@@ -366,7 +366,7 @@ impl<Q: QuantFormat> QuantPanels<'_, Q> {
     fn tile_of<S: Simd, const LEAST: usize, const MOST: usize>(
         &self,
         s: S,
-        a: &Acts<'_>,
+        a: &PackedActs<'_>,
         at: TilePosition,
         rv: usize,
         nc: usize,
@@ -389,7 +389,7 @@ impl<Q: QuantFormat> QuantPanels<'_, Q> {
     // WebAssembly has no boundary of features to stay inside, and its engines do poorly on one huge function
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
-    fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, at: TilePosition) {
+    fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &PackedActs<'_>, at: TilePosition) {
         let (p, TilePosition { row, c, blocks, unpacked, prefetch }) = (self.0.product, at);
         // a call for several columns too would cost a tenth of some tiles, in addresses that the compiler makes of it
         let (first, words) = match NC {
@@ -430,7 +430,7 @@ struct TilePosition {
 impl TilePosition {
     /// All blocks, as they are.
     #[inline(always)]
-    fn packed(a: &Acts<'_>, row: usize, c: usize, prefetch: WeightPrefetch) -> TilePosition {
+    fn packed(a: &PackedActs<'_>, row: usize, c: usize, prefetch: WeightPrefetch) -> TilePosition {
         TilePosition { row, c, blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null(), prefetch }
     }
 }

@@ -54,7 +54,7 @@ pub mod tasks;
 mod tiles;
 
 pub(crate) use aligned::SharedOut;
-pub use aligned::{AlignedBuf, Arena};
+pub use aligned::{AlignedBuf, WeightArena};
 pub use cpu::{Cpu, Isa, UnknownIsa};
 
 /// Changes whenever a canonical number does: a logit, a state, a probability or a draw, on any input. Receipts name it.

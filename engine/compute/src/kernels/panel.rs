@@ -29,7 +29,7 @@ use core::ops::Range;
 use super::decoded::{Decoded, float_at};
 use super::pack::pack_panel;
 use super::panel_layout::PanelLayout;
-use super::{AlignedBuf, Arena, tasks};
+use super::{AlignedBuf, WeightArena, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
 
@@ -59,7 +59,7 @@ impl Matrix {
     ///
     /// # Panics
     /// As there.
-    pub fn zeroed_in(arena: &mut Arena, dtype: Dtype, rows: usize, k: usize) -> Result<Matrix, TryReserveError> {
+    pub fn zeroed_in(arena: &mut WeightArena, dtype: Dtype, rows: usize, k: usize) -> Result<Matrix, TryReserveError> {
         Matrix::with(dtype, rows, k, |len| arena.zeroed(len))
     }
 

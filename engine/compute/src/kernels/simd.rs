@@ -205,7 +205,7 @@ pub(crate) trait Simd: Copy {
     /// Keeps sums in memory while a loop runs that does not use them: engines of WebAssembly give the few registers to
     /// what lives long rather than to what the loop at hand needs.
     #[inline(always)]
-    fn park<T>(self, _sums: &mut T) {}
+    fn spill<T>(self, _sums: &mut T) {}
     /// Constants of hot loops. From memory that the compiler does not see through where engines make vectors that stand in
     /// the code anew in three instructions, each time around.
     #[inline(always)]

@@ -6,11 +6,11 @@ use alloc::vec::Vec;
 use proptest::prelude::*;
 
 use super::Cpu;
-use super::act::{ActKind, Floats, pack};
+use super::act::{ActLayout, Floats, pack};
 use super::attention::{
     AttendScratch, Attention, AttentionWindow, KvLayout, KvMemory, KvRows, KvType, PAGE, Slot, Span, write_kv,
 };
-use super::elementwise::{Act, activate, add_scaled, gated, scale, soft_cap};
+use super::elementwise::{Activation, activate, add_scaled, gated, scale, soft_cap};
 use super::matmul::{Columns, Job, products};
 use super::norm::{NormKind, NormWeights, norm, norm_in_place, normalise};
 use super::panel::{Matrix, PANEL};
@@ -123,7 +123,7 @@ fn product(cpu: Cpu, pool: &dyn Pool, w: &Matrix, x: &[f32], n: usize) -> Vec<f3
     // elements of other matters between the columns
     let x: Vec<f32> = x.chunks_exact(k).flat_map(|row| row.iter().copied().chain([f32::NAN; 3])).collect();
     let (mut words, x) = (Vec::new(), Floats { x: &x, stride: k + 3 });
-    let x = match ActKind::of(cpu, w.dtype()) {
+    let x = match ActLayout::of(cpu, w.dtype()) {
         None => Columns::Plain(x),
         Some(kind) => {
             words.resize(kind.len_words(n, k), 0);
@@ -235,7 +235,7 @@ proptest! {
         let x = rng.floats(groups.iter().sum::<usize>() * k, false);
         let (at, stride) = (matrices[0].panels() * PANEL, (matrices[0].panels() + 2) * PANEL);
         for cpu in Cpu::all_variants() {
-            let kind = ActKind::of(cpu, dtype);
+            let kind = ActLayout::of(cpu, dtype);
             let mut words: Vec<Vec<u32>> = groups.iter().map(|n| vec![0; kind.map_or(0, |a| a.len_words(*n, k))]).collect();
             let (mut jobs, mut column, mut want) = (Vec::new(), 0, Vec::new());
             for ((n, words), w) in groups.iter().zip(&mut words).zip(matrices.chunks_exact(2)) {
@@ -283,7 +283,7 @@ proptest! {
                 f(&mut x);
                 all.extend(x);
             };
-            for act in [Act::Silu, Act::GeluTanh, Act::GeluErf] {
+            for act in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
                 step(&|x| gated(cpu, act, x, &y));
                 step(&|x| activate(cpu, act, x));
             }

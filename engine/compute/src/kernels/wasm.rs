@@ -128,7 +128,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
 
     #[inline(always)]
-    fn park<T>(self, sums: &mut T) {
+    fn spill<T>(self, sums: &mut T) {
         core::hint::black_box(sums);
     }
 

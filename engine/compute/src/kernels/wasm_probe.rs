@@ -7,7 +7,7 @@ use core::arch::wasm32::*;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::Cpu;
-use super::act::{self, ActKind};
+use super::act::{self, ActLayout};
 use super::matmul::{Columns, Job, products};
 use super::panel::Matrix;
 use crate::pool::Inline;
@@ -101,7 +101,7 @@ fn probe_products(relaxed: Cpu) -> bool {
         [1, N].into_iter().all(|n| {
             let product = |cpu| {
                 let mut out = vec![0.0f32; n * ROWS];
-                if let Some(kind) = ActKind::of(cpu, dtype) {
+                if let Some(kind) = ActLayout::of(cpu, dtype) {
                     let mut words = vec![0; kind.len_words(n, K)];
                     let x = act::Floats { x: &x[..n * K], stride: K };
                     let x = Columns::Packed(act::pack(cpu, &Inline, kind, x, K, &mut words));

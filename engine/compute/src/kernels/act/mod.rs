@@ -31,7 +31,7 @@ use crate::quant::Dtype;
 
 /// What a quantised product wants its activations to look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ActKind {
+pub struct ActLayout {
     /// Block length.
     pub(super) block: usize,
     /// Words of a group.
@@ -63,12 +63,12 @@ enum Sums {
     Pairs(usize),
 }
 
-impl ActKind {
+impl ActLayout {
     /// The form that `cpu` wants for a matrix of that type; `None` for types that take f32.
-    pub fn of(cpu: Cpu, dtype: Dtype) -> Option<ActKind> {
+    pub fn of(cpu: Cpu, dtype: Dtype) -> Option<ActLayout> {
         struct Of(Dtype);
         impl Op for Of {
-            type Out = Option<ActKind>;
+            type Out = Option<ActLayout>;
             const DOTS: bool = true;
             fn scalar(self) -> Self::Out {
                 kind(self.0, |_| ActEncoding::I8, [1, 1, 1])
@@ -79,7 +79,7 @@ impl ActKind {
             }
         }
         let kind = cpu.run(Of(dtype))?;
-        Some(ActKind { amx: cpu.isa() == Isa::Amx && PanelLayout::of(dtype)?.fits_amx(), ..kind })
+        Some(ActLayout { amx: cpu.isa() == Isa::Amx && PanelLayout::of(dtype)?.fits_amx(), ..kind })
     }
 
     /// Known to be false where no CPU has matrix registers, so that what follows from it is not compiled.
@@ -156,9 +156,9 @@ impl ActKind {
     }
 }
 
-fn kind(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Option<ActKind> {
+fn kind(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Option<ActLayout> {
     assert!(nc.iter().all(|&nc| TASK_COLUMNS.is_multiple_of(nc)), "tiles never cross the tasks that pack them");
-    let of = |bits, offset, zero_point_terms, sums, nc| ActKind {
+    let of = |bits, offset, zero_point_terms, sums, nc| ActLayout {
         block: 32,
         encoding: encoding(bits),
         zero_point_terms,
@@ -184,8 +184,8 @@ fn kind(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Optio
         }
         PanelLayout::Codes(f) => of(8, 128, f.parts, Sums::No, nc[1]),
     };
-    let kind = ActKind { block, ..kind };
-    Some(ActKind { words: kind.head() + block / 4 * kind.encoding.words(), ..kind })
+    let kind = ActLayout { block, ..kind };
+    Some(ActLayout { words: kind.head() + block / 4 * kind.encoding.words(), ..kind })
 }
 
 /// The columns of the tile that starts with `left` columns to go, where there are no squares; for blocks of that length.
@@ -206,9 +206,9 @@ pub fn most_words(n: usize, k: usize) -> usize {
 
 /// Columns packed for one kind of matrix.
 #[derive(Clone, Copy)]
-pub struct Acts<'a> {
+pub struct PackedActs<'a> {
     /// The form of the records.
-    pub kind: ActKind,
+    pub kind: ActLayout,
     /// Number of columns (tokens).
     pub n: usize,
     /// Elements of a column.
@@ -242,7 +242,14 @@ impl<'a> Floats<'a> {
 pub const TASK_COLUMNS: usize = 12;
 
 /// Quantises and packs columns of `k` elements, in parallel. `words` is at least `kind.len_words(n, k)` long.
-pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: Floats<'_>, k: usize, words: &'w mut [u32]) -> Acts<'w> {
+pub fn pack<'w>(
+    cpu: Cpu,
+    pool: &dyn Pool,
+    kind: ActLayout,
+    x: Floats<'_>,
+    k: usize,
+    words: &'w mut [u32],
+) -> PackedActs<'w> {
     let n = x.n();
     let words = &mut words[..kind.len_words(n, k)];
     let tiles = |mut c: usize, mut left: &mut [u32]| {
@@ -259,7 +266,7 @@ pub fn pack<'w>(cpu: Cpu, pool: &dyn Pool, kind: ActKind, x: Floats<'_>, k: usiz
     let chunk = columns * kind.words * (k / kind.block);
     tasks::chunks(few(pool, n), of_several, chunk, &|i, words, _| tiles(i * columns, words));
     tiles(several, alone);
-    Acts { kind, n, k, words }
+    PackedActs { kind, n, k, words }
 }
 
 /// A few rows are not worth waking the other threads for.
@@ -268,7 +275,7 @@ pub fn few(pool: &dyn Pool, n: usize) -> &dyn Pool {
 }
 
 struct PackTile<'a> {
-    kind: ActKind,
+    kind: ActLayout,
     x: Floats<'a>,
     k: usize,
     nc: usize,
@@ -293,7 +300,7 @@ impl Op for PackTile<'_> {
     fn simd<S: Simd>(self, s: S) {
         // widths below 8 share a recipe; each is compiled alone
         let encoding = if self.kind.encoding == S::act_encoding(8) { S::act_encoding(8) } else { S::act_encoding(4) };
-        PackTile { kind: ActKind { encoding, ..self.kind }, ..self }.pack(
+        PackTile { kind: ActLayout { encoding, ..self.kind }, ..self }.pack(
             #[inline(always)]
             |x, q, sums| quantise_and_sum(s, encoding, x, q, sums),
         );
@@ -346,7 +353,7 @@ mod tests {
     #[test]
     fn columns_fit_in_most_words() {
         for (cpu, dtype) in Cpu::available().into_iter().flat_map(|cpu| Dtype::SUPPORTED.map(|dtype| (cpu, dtype))) {
-            let Some(kind) = ActKind::of(cpu, dtype) else { continue };
+            let Some(kind) = ActLayout::of(cpu, dtype) else { continue };
             for (n, blocks) in (1..60).flat_map(|n| [1, 2, 3, 40].map(|blocks| (n, blocks))) {
                 let k = blocks * kind.block;
                 let most = most_words(n, k);

@@ -1,13 +1,21 @@
 //! The words of packed activations: records of blocks, written column by column, and read for the scalar definition.
 
 use super::quantise::PartSums;
-use super::{AMX_COLUMNS, ActKind, Acts, Sums};
+use super::{AMX_COLUMNS, ActLayout, PackedActs, Sums};
 use crate::kernels::simd::ActEncoding;
 
 /// Writes column `c` of a record of `nc` columns.
 // once for all blocks in the module that has to be small
 #[cfg_attr(any(not(target_family = "wasm"), target_feature = "relaxed-simd"), inline(always))]
-pub(super) fn write_record(kind: ActKind, q: &[i8], sums: PartSums<'_>, d: f32, nc: usize, c: usize, out: &mut [u32]) {
+pub(super) fn write_record(
+    kind: ActLayout,
+    q: &[i8],
+    sums: PartSums<'_>,
+    d: f32,
+    nc: usize,
+    c: usize,
+    out: &mut [u32],
+) {
     // opaque: the compiler would keep the address of each group
     let (fields, nc) = (kind.fields(nc), core::hint::black_box(nc));
     let mut at = c;
@@ -110,7 +118,7 @@ pub(in super::super) fn zero_point_term_of_bytes(encoding: ActEncoding, q: &[i8]
 }
 
 /// Unpacks block `b` of column `c`: its scale and integers. For the scalar definition of products.
-pub(in super::super) fn read_block(a: &Acts<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 {
+pub(in super::super) fn read_block(a: &PackedActs<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 {
     debug_assert!(a.kind.nc == 1 && a.kind.encoding == ActEncoding::I8 && a.kind.fields == 0);
     let words = a.kind.words;
     let record = &a.words[(c * (a.k / a.kind.block) + b) * words..][..words];

@@ -17,7 +17,7 @@ pub(super) use registers::is_permitted;
 use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
 
-use super::act::{AMX_COLUMNS, Acts};
+use super::act::{AMX_COLUMNS, PackedActs};
 use super::avx512::Avx512;
 use super::features::{enable_features, isa_features};
 use super::matmul::Panels;
@@ -42,7 +42,7 @@ impl Amx {
 }
 
 /// The columns of whole squares, for some panels.
-pub(super) fn gemm(amx: Amx, panels: Panels<'_>, a: &Acts<'_>) {
+pub(super) fn gemm(amx: Amx, panels: Panels<'_>, a: &PackedActs<'_>) {
     // SAFETY: an `Amx` exists only where the CPU has the instructions.
     unsafe { run(amx.0, panels, a) }
 }
@@ -75,14 +75,14 @@ type Dots = [Line; 32];
 
 // The boundary at which the compiler may use AVX-512 beside the matrix registers.
 isa_features! { Avx512Vnni, enable_features
-    unsafe fn run(s: Avx512, panels: Panels<'_>, a: &Acts<'_>) {
+    unsafe fn run(s: Avx512, panels: Panels<'_>, a: &PackedActs<'_>) {
         // SAFETY: the caller's.
         unsafe { run_panels(s, panels, a) }
     }
 }
 
 #[inline(always)]
-unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &Acts<'_>) {
+unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &PackedActs<'_>) {
     let mut w =
         Weights { groups: [ZERO; SUPERS * 128], d: [ZERO; BLOCKS], m: [ZERO; BLOCKS], mins: [[ZERO; 8]; SUPERS] };
     let mut sums = [const { [const { MaybeUninit::<[Line; AMX_COLUMNS]>::uninit() }; PANELS] }; COLUMNS / AMX_COLUMNS];

@@ -7,7 +7,7 @@ use core::ptr::null;
 
 use super::super::act::{quantise_lanes, write_groups, zero_point_term_of_bytes};
 use super::super::elementwise::soft_cap_lanes;
-use super::super::exp::{ABREAST, LOW, exp_above_lanes};
+use super::super::exp::{LOW, UNROLL, exp_above_lanes};
 use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, columns_at_once, f32_shapes, has_shape};
 use super::super::narrow::{narrow_lanes, round13_lanes};
 use super::super::norm::{VIRTUAL_LANES, max, reduce};
@@ -63,11 +63,11 @@ fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Softma
         }
         let m = reduce(lanes, max);
         let mut acc = [s.splat(0.0); 4];
-        for i in (0..p.len()).step_by(ABREAST * S::LANES) {
+        for i in (0..p.len()).step_by(UNROLL * S::LANES) {
             // of what is left over some is computed twice rather than alone
-            let n = ABREAST.min((p.len() - i) / S::LANES);
+            let n = UNROLL.min((p.len() - i) / S::LANES);
             let at = |j: usize| i + j.min(n - 1) * S::LANES;
-            let mut e = [s.splat(0.0); ABREAST];
+            let mut e = [s.splat(0.0); UNROLL];
             for (j, e) in e.iter_mut().enumerate() {
                 *e = s.sub(s.load(p.as_ptr().add(at(j))), s.splat(m));
             }

@@ -117,7 +117,7 @@ impl<const BITS: u32, const MIN: bool> QuantFormat for Block32<BITS, MIN> {
                         acc[v][c] = s.add(acc[v][c], term);
                     }
                 }
-                s.park(&mut acc);
+                s.spill(&mut acc);
                 record = record.add(fields.map_or((2 + 8 * aw) * NC, |f| 2 + f.words()));
             }
             store_accumulators(s, &acc, t);
