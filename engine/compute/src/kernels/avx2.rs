@@ -1,5 +1,6 @@
-//! AVX2: a register is half a panel (8 rows). With AVX-VNNI dots are `vpdpbusd`; without it, dots of up to 6 bits are
-//! pairs of i16 (see `ActEncoding::I8PairSums`), and 8-bit ones use `vpmaddubsw(|q|, w ^ mask)` (see `ActEncoding::AbsAndMask`).
+//! AVX2: a register is half a panel (8 rows). With AVX-VNNI a dot is `vpdpbusd`. Without it, dots of up to 6-bit
+//! weights accumulate pairs in i16 (`ActEncoding::I8PairSums`), and dots of 8-bit weights are `vpmaddubsw(|q|, w ^
+//! mask)` (`ActEncoding::AbsAndMask`).
 
 use core::arch::x86_64::*;
 
@@ -20,7 +21,7 @@ impl<const VNNI: bool> Avx2<VNNI> {
         Avx2 { prefetch }
     }
 
-    /// The sums of pairs.
+    /// Adds the two i16 of each pair to an i32.
     #[inline(always)]
     fn widened(self, pairs: __m256i) -> __m256i {
         // SAFETY: an `Avx2` exists only where the CPU has the instructions.
@@ -28,14 +29,14 @@ impl<const VNNI: bool> Avx2<VNNI> {
     }
 }
 
-// The boundary at which the compiler may use AVX2.
+// compiled with AVX2
 isa_features! { Avx2, enable_features
     pub(super) fn run<O: Op>(s: Avx2<false>, op: O) -> O::Out {
         op.simd(s)
     }
 }
 
-// The boundary at which the compiler may use AVX2 with AVX-VNNI.
+// compiled with AVX2 and AVX-VNNI
 isa_features! { AvxVnni, enable_features
     pub(super) fn run_vnni<O: Op>(s: Avx2<true>, op: O) -> O::Out {
         op.simd(s)
@@ -120,7 +121,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {
-        // a prefetch of any address is harmless
+        // prefetching any address is harmless
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 
@@ -286,7 +287,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn total_scaled<const BITS: u32>(self, acc: __m256i, _init: i32, scale: __m256i) -> __m256i {
         if Self::act_encoding(BITS) == ActEncoding::I8PairSums {
-            // the scale rides on the multiply that widens the pairs
+            // the multiplication by the scale also widens the pairs
             return unsafe {
                 _mm256_madd_epi16(acc, _mm256_blend_epi16::<0xaa>(scale, _mm256_slli_epi32::<16>(scale)))
             };

@@ -1,4 +1,4 @@
-//! AVX-512 with VNNI: one register is the 16 rows of a panel; `vpdpbusd` on unsigned weights.
+//! AVX-512 with VNNI: a register is the 16 rows of a panel; a dot is `vpdpbusd` on unsigned weights.
 
 use core::arch::x86_64::*;
 
@@ -20,7 +20,7 @@ impl Avx512 {
     }
 }
 
-// The boundary at which the compiler may use AVX-512.
+// compiled with AVX-512
 isa_features! { Avx512Vnni, enable_features
     pub(super) fn run<O: Op>(s: Avx512, op: O) -> O::Out {
         op.simd(s)
@@ -97,7 +97,7 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {
-        // a prefetch of any address is harmless
+        // prefetching any address is harmless
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 

@@ -1,33 +1,33 @@
-//! Weights of 4, 5 and 6 bits in lines of bytes: what panels hold for instruction sets that multiply bytes.
+//! Bit packing of 4-, 5- and 6-bit weights in panels, for instruction sets that multiply bytes.
 //!
-//! A sub-block is 32 elements, in Q6_K 16: those with one scale. A line is 64 bytes; element `e` of row `r` is of group `e/4`
-//! and has byte `r*4 + e%4` of its lines. A line's low bits are a group. The other groups have no line of their own, but
-//! shares of what is left of some: such a group is the exclusive or of these lines, each shifted right so far:
+//! A sub-block is the 32 elements (16 in Q6_K) that share a scale. A line is 64 bytes; element `e` of row `r` belongs
+//! to group `e/4` and to byte `r*4 + e%4` of each line. The low bits of a line hold one group. The other groups are
+//! spread over the high bits of several lines: such a group is the exclusive or of these lines, each shifted right:
 //!
-//! - 4 bits, 4 lines: line l is group l, and `l >> 4` group 4 + l;
-//! - 5 bits, lines A to E: groups 0, 1, 3, 4 and 6; group 2 is `A >> 2 ^ B >> 5`, 5 is `C >> 2 ^ D >> 5`, and 7 is
-//!   `E >> 5 ^ A >> 4 ^ C >> 3`;
+//! - 4 bits, 4 lines: line l is group l, and `l >> 4` is group 4 + l;
+//! - 5 bits, lines A to E: groups 0, 1, 3, 4 and 6; group 2 is `A >> 2 ^ B >> 5`, 5 is `C >> 2 ^ D >> 5`, and 7 is `E
+//!   >> 5 ^ A >> 4 ^ C >> 3`;
 //! - 6 bits, lines A to C: groups 0 to 2; group 3 is `A >> 6 ^ B >> 4 ^ C >> 2`.
 //!
-//! Of each, as many low bits count as a weight has. x86 has no shifts of bytes, so lanes of 16 bits are shifted. What
-//! shifts bring along, of the same byte and of the other one, is known when a line's last bits are written: they are such
-//! that all of it together is the group. So a group takes one mask, not one for each share.
+//! Only the low 4, 5 or 6 bits of each result count. x86 has no byte shifts, so 16-bit lanes are shifted, and bits of
+//! other elements are shifted in. These bits are known when the last bits of a line are packed, and packing chooses
+//! those such that the exclusive or gives the group. So a group takes one mask, not one per line.
 
 use super::panel_layout::HEAD;
 use super::simd::Simd;
 
-/// What a group has in a line: the line, how far it is shifted right, and which bits of the group are there.
+/// Part of a group in a line: index of the line, right shift, and mask of the bits of the group that it supplies.
 type BitShare = (usize, u32, u8);
 
-/// How elements lie in lines.
+/// Bit packing of one width.
 pub(super) struct BitPacking {
     bits: u32,
     /// Elements of a sub-block.
     pub(super) len: usize,
-    /// BitPacking of a sub-block.
+    /// Lines of a sub-block.
     lines: usize,
-    /// Shares of the groups, in the order of the lines, which are read so. Groups with a line of their own come before those
-    /// with shares in it.
+    /// The parts of each group, in order of the lines, as they are read. A group that owns the low bits of a line comes
+    /// before groups with parts in its high bits.
     groups: [&'static [BitShare]; 8],
 }
 
@@ -71,7 +71,7 @@ static BIT_PACKINGS: [BitPacking; 3] = [
 ];
 
 impl BitPacking {
-    /// Those of weights of so many bits, 4 to 6.
+    /// The packing of weights of 4, 5 or 6 bits.
     pub(super) const fn of(bits: u32) -> &'static BitPacking {
         &BIT_PACKINGS[bits as usize - 4]
     }
@@ -81,7 +81,7 @@ impl BitPacking {
         self.lines * 64
     }
 
-    /// Bytes of a super-block's record: its scales and sub-blocks.
+    /// Bytes of the record of a super-block: scales and sub-blocks.
     pub(super) const fn record_bytes(&self) -> usize {
         HEAD + 256 / self.len * self.sub_block_bytes()
     }
@@ -91,7 +91,7 @@ impl BitPacking {
         self.len / 4
     }
 
-    /// Element `e` of a sub-block; `lane` gives the lane of 16 bits with two elements of a line.
+    /// Element `e` of a sub-block. `lane(line)` is the 16-bit lane of the line with the element and its neighbour.
     pub(super) fn element(&self, e: usize, lane: impl Fn(usize) -> u16) -> u8 {
         let shares = self.groups[e / 4].iter();
         let lane = shares.fold(0, |all, &(line, shift, _)| all ^ lane(line) >> shift);
@@ -99,16 +99,16 @@ impl BitPacking {
     }
 }
 
-/// Writes the lines of one or two sub-blocks of row `r`; `group` gives four weights of so many bits of each, as bytes, those of
-/// the second in the upper half.
+/// Packs one or two sub-blocks of row `r`. `group(g)` is group g as four bytes, the second sub-block in the upper half
+/// of the word.
 #[inline(always)]
 pub(super) fn pack<const BITS: u32>(group: impl Fn(usize) -> u64, sub_blocks: &mut [u8], r: usize) {
     let mut words = [0u64; 5];
-    // not a loop, for shares to be constants
+    // unrolled by a macro, so that the parts are constants
     macro_rules! groups {
         ($($g:literal)*) => {$(
             let mut wanted = if $g < const { BitPacking::of(BITS).groups() } { group($g) } else { 0 };
-            // less what the lines give already: nothing, where the line is the group's own
+            // minus what the lines already give: nothing if the group owns the low bits of the line
             for &(line, shift, _) in const { BitPacking::of(BITS).groups[$g] } {
                 wanted ^= shr16(words[line], shift);
             }
@@ -125,16 +125,16 @@ pub(super) fn pack<const BITS: u32>(group: impl Fn(usize) -> u64, sub_blocks: &m
     }
 }
 
-/// Lanes of 16 bits, shifted right.
+/// Shifts 16-bit lanes right.
 #[inline(always)]
 fn shr16(x: u64, n: u32) -> u64 {
     (x >> n) & ((0xffff >> n) * 0x0001_0001_0001_0001)
 }
 
-/// Group `g` of the sub-block at `at`, with weights of so many bits, as bytes.
+/// Group `g` of the sub-block at `at`, as bytes.
 ///
 /// # Safety
-/// The sub-block is there.
+/// `at` must point at a whole sub-block.
 #[inline(always)]
 pub(super) unsafe fn group<S: Simd, const BITS: u32>(s: S, at: *const u8, g: usize) -> S::B {
     let mut all = s.zeros();
@@ -146,10 +146,10 @@ pub(super) unsafe fn group<S: Simd, const BITS: u32>(s: S, at: *const u8, g: usi
     s.and_b(all, (1 << BITS) - 1)
 }
 
-/// Gives `put` the groups of the sub-block at `at`, with weights of so many bits, as bytes.
+/// Calls `put` with each group of the sub-block at `at`, as bytes.
 ///
 /// # Safety
-/// The sub-block is there.
+/// `at` must point at a whole sub-block.
 #[inline(always)]
 pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: &mut impl FnMut(S::B)) {
     for g in 0..const { BitPacking::of(BITS).groups() } {

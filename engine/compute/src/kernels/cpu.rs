@@ -1,4 +1,4 @@
-//! Which instruction set runs, and how an operation gets there.
+//! Choice of the instruction set at run time, and dispatch of operations to it.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -8,7 +8,7 @@ use core::fmt;
 use super::features::{has_feature, has_features, isa_features};
 use super::simd::{Prefetch, Simd};
 
-/// An instruction-set path. All give the same bits.
+/// An instruction-set path. All paths give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Isa {
@@ -16,14 +16,14 @@ pub enum Isa {
     Avx2,
     AvxVnni,
     Avx512Vnni,
-    /// As `Avx512Vnni`, but products of 32 columns and more use the CPU's matrix registers.
+    /// As `Avx512Vnni`, with AMX tile products for 32 columns and more.
     Amx,
     Neon,
     NeonDotprod,
     Simd128,
-    /// As `RelaxedSimd`, but dots of 4-bit weights stay in i16 and those of 8-bit ones are `Simd128`'s: faster where an
-    /// engine has no one instruction for the other dot, as on x86 without VNNI. A module cannot ask for that; whoever has
-    /// a clock may try.
+    /// As `RelaxedSimd`, but dots of 4-bit weights accumulate pairs in i16 and dots of 8-bit weights are those of
+    /// `Simd128`: faster where the engine needs several instructions for the relaxed dot product, as on x86 without
+    /// VNNI. A module cannot detect that; a host with a clock can measure it (`isa_benchmark`).
     RelaxedI16,
     RelaxedSimd,
 }
@@ -43,7 +43,7 @@ impl Isa {
         Isa::RelaxedSimd,
     ];
 
-    /// The name `--isa` takes.
+    /// The name that `--isa` takes.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -66,33 +66,34 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Whether the scalar path is part of this build.
+/// Whether this build contains the scalar path.
 #[cfg(target_arch = "wasm32")]
 const HAS_SCALAR: bool = cfg!(any(feature = "scalar", not(target_feature = "simd128")));
 
-/// An instruction set this machine has. Made only by detection: holding one is the proof.
+/// An instruction set that this machine has. Only detection creates a value, so holding one proves that its
+/// instructions may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpu {
     isa: Isa,
     prefetch: Prefetch,
 }
 
-/// `--isa` named a path that does not exist or that this machine lacks.
+/// `--isa` named a path that does not exist or that this machine does not have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("instruction set `{name}` is not available here; available: {}", available.join(", "))]
 pub struct UnknownIsa {
-    /// What was asked for.
+    /// The name that was asked for.
     pub name: String,
-    /// What would work on this machine.
+    /// The names of the paths of this machine.
     pub available: Vec<&'static str>,
 }
 
 impl Cpu {
-    /// The scalar path, which every machine has and which defines the results.
+    /// The scalar path: available on every machine, and the definition of all results.
     #[cfg(any(feature = "scalar", not(all(target_arch = "wasm32", target_feature = "simd128"))))]
     pub const SCALAR: Cpu = Cpu { isa: Isa::Scalar, prefetch: Prefetch::DEFAULT };
 
-    /// WebAssembly with simd128.
+    /// The simd128 path of a relaxed-simd build, for the probe.
     #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
     pub(super) const SIMD128: Cpu = Cpu { isa: Isa::Simd128, prefetch: Prefetch::DEFAULT };
 
@@ -102,7 +103,7 @@ impl Cpu {
 
     /// The fastest path of this machine.
     pub fn detect() -> Cpu {
-        // `has` finds one: the slowest is there without a question
+        // never falls back: `has` accepts at least the slowest path of a build
         Cpu::of(Isa::ALL.into_iter().rfind(|&isa| has(isa)).unwrap_or(Isa::Scalar))
     }
 
@@ -111,7 +112,7 @@ impl Cpu {
         Isa::ALL.into_iter().filter(|&isa| has(isa)).map(Cpu::of).collect()
     }
 
-    /// Every path of this machine, in all ways to read weights.
+    /// Every path of this machine with every prefetch policy.
     #[cfg(test)]
     pub(crate) fn all_variants() -> Vec<Cpu> {
         #[cfg(target_arch = "x86_64")]
@@ -121,7 +122,10 @@ impl Cpu {
         Cpu::available().into_iter().flat_map(|cpu| policies.map(|prefetch| Cpu { prefetch, ..cpu })).collect()
     }
 
-    /// The path of that name, if this machine has it.
+    /// The path of that name.
+    ///
+    /// # Errors
+    /// If this machine does not have it.
     pub fn named(name: &str) -> Result<Cpu, UnknownIsa> {
         let available = Cpu::available();
         available.iter().copied().find(|c| c.isa.name() == name).ok_or_else(|| UnknownIsa {
@@ -130,12 +134,12 @@ impl Cpu {
         })
     }
 
-    /// Which path this is.
+    /// The path.
     pub fn isa(self) -> Isa {
         self.isa
     }
 
-    /// The matrix registers, where this path has them.
+    /// The AMX tiles, if this path uses them.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn amx(self) -> Option<super::amx::Amx> {
         // SAFETY: a `Cpu` of that `Isa` exists only if `has` said that the machine has the features.
@@ -172,20 +176,22 @@ impl Cpu {
     }
 }
 
-/// An operation of the engine: one definition, one vector form.
+/// An operation: its scalar definition and its SIMD body.
 pub(crate) trait Op: Sized {
-    /// What it returns.
+    /// Type of the result.
     type Out;
-    /// Whether it multiplies quantised weights or makes ready for it: all that [`Isa::RelaxedI16`] does its own way.
-    #[allow(dead_code)] // other targets do not ask
+    /// Whether the operation multiplies quantised weights or packs activations for that: the operations for which
+    /// [`Isa::RelaxedI16`] differs from [`Isa::RelaxedSimd`].
+    #[allow(dead_code)] // read on WebAssembly only
     const DOTS: bool = false;
-    /// THE definition: plain loops in the canonical order.
+    /// The definition: plain loops in the canonical order.
     fn scalar(self) -> Self::Out;
-    /// The same arithmetic on lanes. Must be `#[inline(always)]`, down to the last helper.
+    /// The same arithmetic on lanes. The body and all its helpers must be `#[inline(always)]`, or they are compiled
+    /// without the CPU features.
     fn simd<S: Simd>(self, s: S) -> Self::Out;
 }
 
-/// Which way this processor reads best.
+/// Prefetch policy of this processor, by vendor and family.
 #[cfg(target_arch = "x86_64")]
 fn prefetch_policy() -> Prefetch {
     let vendor = core::arch::x86_64::__cpuid(0);
@@ -202,7 +208,7 @@ fn prefetch_policy() -> Prefetch {
     Prefetch::DEFAULT
 }
 
-/// The family of AMD's processors that Zen 5 began.
+/// First AMD family with Zen 5 cores.
 #[cfg(target_arch = "x86_64")]
 const ZEN5: u32 = 0x1a;
 
@@ -210,7 +216,7 @@ const ZEN5: u32 = 0x1a;
 #[cfg(target_arch = "x86_64")]
 const AMD: [u32; 3] = [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"enti"), u32::from_le_bytes(*b"cAMD")];
 
-/// Whether the processor has matrix registers, and dots of bytes in them.
+/// Whether the processor has AMX with int8 dot products (CPUID.7.0:EDX bits 24 and 25).
 #[cfg(target_arch = "x86_64")]
 fn has_amx() -> bool {
     const TILE_AND_INT8: u32 = 3 << 24;
@@ -244,7 +250,7 @@ fn has(isa: Isa) -> bool {
     match isa {
         Isa::Scalar => HAS_SCALAR,
         Isa::Simd128 => cfg!(target_feature = "simd128"),
-        // some engines have lowered the instruction wrongly: it is tried before it is believed
+        // some engines compile the relaxed dot product wrongly, so it is probed first
         #[cfg(target_feature = "relaxed-simd")]
         Isa::RelaxedI16 | Isa::RelaxedSimd => {
             super::wasm_probe::relaxed_is_exact([Isa::RelaxedI16, Isa::RelaxedSimd].map(Cpu::of))

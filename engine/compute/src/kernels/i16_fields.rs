@@ -1,43 +1,44 @@
-//! Weights of 4, 5 and 6 bits as fields of 16-bit lanes: what panels hold for instruction sets that multiply such lanes
-//! but not bytes, and where a module knows when it is compiled that it runs on no other. That is simd128.
+//! Packing of 4-, 5- and 6-bit weights as bit fields of 16-bit lanes, for simd128, which multiplies 16-bit lanes but
+//! not bytes. Only in builds that run on no other instruction set.
 //!
-//! A sub-block is 32 elements, in Q6_K 16: those with one scale. Of its element `e`, `j = e/4*2 + e%2` is the place among
-//! those of its half, `h = e%4/2`. A line is 64 bytes, the lane of row `r` and half `h` at `r*4 + h*2`. From bit 0 on:
+//! A sub-block is the 32 elements (16 in Q6_K) that share a scale. Element `e` belongs to half `h = e%4/2` and has
+//! index `j = e/4*2 + e%2` in it. A line is 64 bytes; the lane of row `r` and half `h` is at `r*4 + h*2`. From bit 0 on
+//! a lane holds:
 //!
-//! - 4 bits, 4 lines: four fields, line l has the elements `4l + i`;
+//! - 4 bits, 4 lines: four fields; line l has the elements `4l + i`;
 //! - 5 bits, 5 lines: three fields, `3l + i`, and bit l of the last element;
-//! - 6 bits, 3 lines: two fields, `2l + i`, and two bits, from 2l on, of the last element but one and of the last.
+//! - 6 bits, 3 lines: two fields, `2l + i`, and two bits, from 2l on, of each of the last two elements.
 //!
-//! So a line takes no masks: it is multiplied as it is and shifted to each of its fields, and what stands above a field
-//! is taken off by the factors. With fields `x_i` from bit `s_i` on and what they are to be multiplied by, `m_i`,
+//! A line needs no masks: it is shifted to each of its fields and multiplied whole, and the factors cancel what lies
+//! above the field. With fields `x_i` from bit `s_i` on and multipliers `m_i`,
 //!
 //! ```text
 //! sum_i x_i m_i = sum_i (line >> s_i) * c_i,   c_0 = m_0, c_i = m_i - 2^(s_i - s_(i-1)) m_(i-1)
 //! ```
 //!
-//! All of it is modulo 2^16, and exact, as the sums of a sub-block fit (see `max_i16_groups`), or of two lines of 5 bits without a
-//! `first` value: `(6*31 + 3*4)*127`, that is 25,146. Three would not.
+//! The arithmetic is modulo 2^16 and exact, as the sums of a sub-block fit i16 (see `max_i16_groups`). Without a
+//! zero-point term only two lines of 5 bits fit: `(6*31 + 3*4)*127 = 25,146`; three would overflow.
 
 use core::ops::Range;
 
 use super::simd::{Simd, each};
 
-/// Whether panels of this build have fields. In others a fallback at most runs on simd128 alone.
+/// Whether panels of this build hold i16 fields: builds for simd128 without relaxed-simd.
 pub(super) const HAS_I16_FIELDS: bool =
     cfg!(all(target_arch = "wasm32", target_feature = "simd128", not(target_feature = "relaxed-simd")));
 
-/// Where the fields lie.
+/// The i16 fields of one weight width.
 pub(super) struct I16Fields {
     bits: u32,
     /// Elements of a sub-block.
     pub(super) len: usize,
-    /// BitPacking of a sub-block.
+    /// Lines of a sub-block.
     lines: usize,
-    /// I16Fields of a line that are elements; the others are parts of one.
+    /// Fields of a line that hold a whole element; the others hold a part of one.
     whole: usize,
     /// Bits of a part.
     part: u32,
-    /// First bits of the fields.
+    /// First bit of each field.
     shifts: [u32; 4],
 }
 
@@ -47,11 +48,11 @@ static I16_FIELDS: [I16Fields; 3] = [
     I16Fields { bits: 6, len: 16, lines: 3, whole: 2, part: 2, shifts: [0, 6, 12, 14] },
 ];
 
-/// Words of activations that a line takes.
+/// Words of activation factors per line.
 const WORDS: usize = 4;
 
 impl I16Fields {
-    /// Those of weights of so many bits; `None` for bytes, and where panels have none.
+    /// The fields of weights of that width; `None` for bytes, and in builds without i16 fields.
     pub(super) const fn of(bits: u32) -> Option<&'static I16Fields> {
         match bits {
             4..=6 if HAS_I16_FIELDS => Some(&I16_FIELDS[bits as usize - 4]),
@@ -59,22 +60,22 @@ impl I16Fields {
         }
     }
 
-    /// Those of a tile of one column; tiles of several unpack.
+    /// The fields that a tile of `NC` columns reads: only gemv does; tiles of several columns unpack.
     pub(super) const fn alone<const NC: usize>(bits: u32) -> Option<&'static I16Fields> {
         if NC == 1 { I16Fields::of(bits) } else { None }
     }
 
-    /// Words of activations of a sub-block and column.
+    /// Words of activation factors per sub-block and column.
     pub(super) const fn words(&self) -> usize {
         self.lines * WORDS
     }
 
-    /// BitPacking whose dots fit in 16 bits together.
+    /// Number of lines whose dots fit in i16 together.
     const fn max_lines(&self, has_zero_point: bool) -> usize {
         if self.bits == 5 && !has_zero_point { 2 } else { self.lines }
     }
 
-    /// What field `i` of a line holds: the element, and from which of its bits on.
+    /// Content of field `i` of a line: index of the element, and its first bit there.
     #[inline(always)]
     fn held(&self, line: usize, i: usize) -> (usize, u32) {
         match i.checked_sub(self.whole) {
@@ -83,7 +84,8 @@ impl I16Fields {
         }
     }
 
-    /// Which lines element `j` of a half is in, from which bit on, and how many bits in each; the first has the lowest.
+    /// Position of element `j` of a half: range of lines, first bit in them, and number of bits per line; the first
+    /// line has the lowest bits.
     #[inline(always)]
     fn place(&self, j: usize) -> (Range<usize>, u32, u32) {
         match j.checked_sub(self.lines * self.whole) {
@@ -92,12 +94,12 @@ impl I16Fields {
         }
     }
 
-    /// Writes the lines of one or two sub-blocks of row `r`; `group` gives four weights of each, as bytes, those of the second in
-    /// the upper half.
+    /// Packs one or two sub-blocks of row `r`. `group(g)` is group g as four bytes, the second sub-block in the upper
+    /// half of the word.
     #[inline(always)]
     pub(super) fn pack(&self, group: impl Fn(usize) -> u64, sub_blocks: &mut [u8], r: usize) {
         let mut groups = [0; 8];
-        // rolled, for modules to be small
+        // opaque bound: not unrolled, to keep the module small
         for (g, four) in groups[..core::hint::black_box(self.len / 4)].iter_mut().enumerate() {
             *four = group(g);
         }
@@ -111,7 +113,7 @@ impl I16Fields {
             for i in 0..4 {
                 let (j, from) = self.held(l, i);
                 let bits = if i < self.whole { self.bits } else { self.part };
-                // of both halves
+                // the pair of both halves
                 let pair = (groups[j / 2 % 8] >> (sub_block * 32 + j % 2 * 8)) as u32 & 0x00ff_00ff;
                 let mask = ((1 << bits) - 1) * 0x0001_0001;
                 word |= (pair >> from & mask) << self.shifts[i];
@@ -120,14 +122,14 @@ impl I16Fields {
         }
     }
 
-    /// Element `e` of a sub-block; `lane` gives the lane of a line and half.
+    /// Element `e` of a sub-block; `lane(line, half)` reads a lane.
     pub(super) fn element(&self, e: usize, lane: impl Fn(usize, usize) -> u16) -> u8 {
         let (lines, shift, bits) = self.place(e / 4 * 2 + e % 2);
         let part = |l: usize| lane(l, e % 4 / 2) >> shift & ((1 << bits) - 1);
         lines.enumerate().fold(0, |value, (i, l)| value | part(l) << (i as u32 * bits)) as u8
     }
 
-    /// Writes what the lines of sub-blocks are multiplied by: of each field a pair of i16, for the halves.
+    /// Writes the factors of the lines: an i16 pair per field, one factor for each half.
     pub(super) fn write_factors(&self, q: &[i8], out: &mut [u32]) {
         for (i, out) in out.chunks_exact_mut(WORDS).enumerate() {
             let (line, q) = (i % self.lines, &q[i / self.lines * self.len..]);
@@ -143,7 +145,7 @@ impl I16Fields {
     }
 }
 
-/// The first bit of field `i`.
+/// First bit of field `i`.
 const fn shift_of(bits: u32, i: usize) -> u32 {
     match I16Fields::of(bits) {
         Some(f) => f.shifts[i],
@@ -151,10 +153,10 @@ const fn shift_of(bits: u32, i: usize) -> u32 {
     }
 }
 
-/// Gives `put` the groups of four of the sub-block at `at`, with weights of so many bits, as bytes.
+/// Calls `put` with each group of the sub-block at `at`, as bytes.
 ///
 /// # Safety
-/// The sub-block is there.
+/// `at` must point at a whole sub-block.
 #[inline(always)]
 pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: &mut impl FnMut(S::B)) {
     let Some(f) = (const { I16Fields::of(BITS) }) else { return };
@@ -166,17 +168,17 @@ pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: 
         lines.clone().skip(1).fold(part(lines.start), |all, l| s.xor_b(all, s.shl16_b(part(l), l as u32 * bits)))
     };
     for g in 0..f.len / 4 {
-        // the first of each lane's two in the lower byte
+        // the first element of each lane goes to the lower byte
         let low = s.shr16_b(s.shl16_b(element(2 * g), 8), 8);
         put(s.xor_b(low, s.shl16_b(element(2 * g + 1), 8)));
     }
 }
 
-/// Gives `total` the dots of a sub-block of one column, with weights of so many bits, by vectors of rows; maybe in several
-/// parts. They start from `first`, a pair of i16, which takes the weights' offset off, if there is one.
+/// Computes the dots of a sub-block for one column and calls `total(v, dot)` for each row vector, once or several
+/// times: the parts add up. `zero_point` is the initial i16 pair of each dot, if there is a zero-point term.
 ///
 /// # Safety
-/// The lines are there, and the activations' words.
+/// The lines and factors of a whole sub-block must be readable.
 #[inline(always)]
 pub(super) unsafe fn add_sub_block<S: Simd, const RV: usize, const BITS: u32>(
     s: S,
@@ -194,7 +196,7 @@ pub(super) unsafe fn add_sub_block<S: Simd, const RV: usize, const BITS: u32>(
             let mut dots: [S::Acc; RV] = [s.acc::<BITS>(zero_point.unwrap_or(0) as i32); RV];
             for l in from..f.lines.min(from + bound) {
                 let line: [S::B; RV] = each!(RV, |v| s.load_b(lines[v].add(l * 64)));
-                // not a loop: shifts by variables are dear in WebAssembly
+                // unrolled by hand: shifts by variables are slow in WebAssembly
                 let words = factors.add(l * WORDS);
                 dots = each!(RV, |v| s.add_field(dots[v], line[v], const { shift_of(BITS, 0) }, words, 0));
                 dots = each!(RV, |v| s.add_field(dots[v], line[v], const { shift_of(BITS, 1) }, words, 1));

@@ -1,4 +1,4 @@
-//! Matrix products: panels of weights times packed columns.
+//! Matrix products (gemm and gemv): packed weight panels times packed activation columns.
 //!
 //! One output, blocks b = 0, 1, 2, ... in order, every float step rounded on its own:
 //!
@@ -11,10 +11,10 @@
 //! acc += f32(isum) * (d * d_a) - f32(msum) * (dmin * d_a)  super-blocks (types without minima: the first term)
 //! ```
 //!
-//! In NVFP4 a step is half a block: 16 elements with their own `d_w`.
+//! In NVFP4 each half of a block, 16 elements with their own `d_w`, is a step of its own.
 //!
-//! A product is cut into units of panels; a unit computes its rows for all columns, so that any assignment of units to
-//! threads gives the same bits. Inside a unit, register tiles of rows x columns run over the whole of K.
+//! A product is cut into tasks of whole panels; a task computes its rows for all columns, so any assignment of tasks to
+//! threads gives the same bits. Inside a task, register tiles of rows x columns iterate over the whole of K.
 
 use core::marker::PhantomData;
 
@@ -34,12 +34,12 @@ use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
 
-/// The columns of a product.
+/// The columns (activations) of a product.
 #[derive(Clone, Copy)]
 pub enum Columns<'a> {
     /// Quantised and packed, for quantised weights.
     Packed(PackedActs<'a>),
-    /// As they are, for float weights.
+    /// f32 rows, for float weights.
     Plain(Floats<'a>),
 }
 
@@ -53,25 +53,25 @@ impl Columns<'_> {
     }
 }
 
-/// One matrix of a parallel region.
+/// The product of one matrix, as a part of a parallel region.
 #[derive(Clone, Copy)]
 pub struct Job<'a> {
     /// The weights.
     pub w: &'a Matrix,
     /// The columns.
     pub x: Columns<'a>,
-    /// Where the first column goes in the output.
+    /// Index in the output of the first column.
     pub column: usize,
-    /// Where the product's first row stands in a column of the output.
+    /// Row in an output column where the rows of this product begin.
     pub at: usize,
 }
 
 /// Several products in one parallel region: `out[(column + c) * stride + at + row] = sum_k w[row][k] * x[c][k]` for
-/// each job, all its rows and all its columns. Rows beyond a matrix, up to whole panels, are written as 0.
+/// each job, all its rows and columns. Padding rows, up to a whole panel, are written as 0.
 ///
 /// # Panics
-/// If the jobs' rows, in whole panels, overlap or do not fit `stride`; if jobs for other columns than those before do
-/// not come after them; if the columns were packed for other weights.
+/// If the rows of jobs, in whole panels, overlap or do not fit `stride`; if jobs are not in order of their columns; if
+/// columns were packed for another type of weights.
 pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], stride: usize) {
     let (mut columns, mut end) = (0..0, 0);
     for job in jobs {
@@ -104,7 +104,7 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], st
     });
 }
 
-/// A job; `at` is its first place in the output. Panels of different units write different rows.
+/// A job with its output; `at` is the index of its first element there. Different tasks write different rows.
 pub(super) struct Product<'a> {
     pub(super) w: &'a Matrix,
     pub(super) x: Columns<'a>,
@@ -120,12 +120,13 @@ pub(super) struct Panels<'a> {
     pub(super) product: &'a Product<'a>,
     pub(super) p0: usize,
     pub(super) p1: usize,
-    /// Weights that this thread is likely to read after these.
+    /// Weights that this thread is likely to read next, prefetched at the end of the task.
     pub(super) prefetch_next: &'a [u8],
 }
 
 impl Panels<'_> {
-    /// Computes them. Each format is an operation of its own: all in one would be a function of a megabyte.
+    /// Computes the panels. Each format is an operation of its own: a single function for all would take a megabyte of
+    /// code.
     fn run(self, cpu: Cpu) {
         #[cfg(target_arch = "x86_64")]
         if let (Columns::Packed(a), Some(amx)) = (self.product.x, cpu.amx())
@@ -154,7 +155,7 @@ impl Panels<'_> {
         let Product { w, x, n, out, at, stride } = *self.product;
         for p in self.p0..self.p1 {
             for c in 0..n {
-                // SAFETY: this unit owns these rows of every column.
+                // SAFETY: this task owns these rows of every column.
                 let out = unsafe { out.slice(c * stride + at + p * PANEL, PANEL) };
                 match x {
                     Columns::Packed(a) => scalar_panel(w, p, &a, c, out),
@@ -191,7 +192,7 @@ impl<Q: QuantFormat> Op for QuantPanels<'_, Q> {
         let bits = const { if UnpackBuffer::groups::<S, Q>() > 0 { Some(Q::BITS) } else { None } };
         let unpacks = const { UnpackBuffer::is_used::<S, Q>() };
         let (panels, tiles) = (self.0, TilesOf(self, s));
-        // the modules that have to be small have one walk for all formats
+        // modules without relaxed-simd share one loop for all formats
         #[cfg(any(not(target_family = "wasm"), target_feature = "relaxed-simd"))]
         let tiles = &tiles;
         #[cfg(all(target_family = "wasm", not(target_feature = "relaxed-simd")))]
@@ -200,11 +201,11 @@ impl<Q: QuantFormat> Op for QuantPanels<'_, Q> {
     }
 }
 
-/// The tiles of a format on an instruction set.
+/// The tiles of a weight format on an instruction set.
 trait Tiles {
-    /// The tile of `rv` vectors and one column.
+    /// Computes a tile of `rv` vectors and one column.
     fn gemv(&self, a: &PackedActs<'_>, at: TilePosition, rv: usize);
-    /// That of `rv` vectors and several columns.
+    /// Computes a tile of `rv` vectors and `nc` columns.
     fn gemm(&self, a: &PackedActs<'_>, at: TilePosition, rv: usize, nc: usize);
 }
 
@@ -221,19 +222,19 @@ impl<Q: QuantFormat, S: Simd> Tiles for TilesOf<'_, Q, S> {
     }
 }
 
-/// A walk over all tiles of some panels.
+/// The loop over all tiles of some panels.
 struct TileLoop<'a, S, T: ?Sized> {
     panels: Panels<'a>,
     s: S,
     class: TileClass,
-    /// Whether products of several columns unpack weights or scales.
+    /// Whether products of several columns unpack weights or scales once.
     unpacks: bool,
-    /// Bits of weights, if they unpack those.
+    /// Bits of the weights that are unpacked, if any.
     bits: Option<u32>,
     tiles: &'a T,
 }
 
-/// Vectors of rows at a time for `n` columns: those of `tile`, or for one column `gemv` or a panel.
+/// Number of row vectors at a time for `n` columns: that of `tile`, or for one column `gemv` or a panel.
 #[inline(always)]
 pub(super) fn vectors_per_tile<S: Simd>(s: S, n: usize, gemv: usize, tile: TileShape) -> usize {
     match n {
@@ -243,7 +244,7 @@ pub(super) fn vectors_per_tile<S: Simd>(s: S, n: usize, gemv: usize, tile: TileS
     }
 }
 
-/// The definition, for the 16 rows of a panel and one column.
+/// The scalar definition, for the 16 rows of a panel and one column.
 fn scalar_panel(w: &Matrix, p: usize, a: &PackedActs<'_>, c: usize, out: &mut [f32]) {
     let (layout, k, panel) = (w.layout(), w.k(), w.panel(p));
     let block = layout.block_len();
@@ -257,7 +258,7 @@ fn scalar_panel(w: &Matrix, p: usize, a: &PackedActs<'_>, c: usize, out: &mut [f
     }
 }
 
-/// The chain through one block.
+/// Adds one block to the accumulator `acc`.
 fn add_block(layout: &PanelLayout, acc: f32, w: &Decoded, q: &[i8], da: f32) -> f32 {
     let dot = |w: &[i16], q: &[i8]| w.iter().zip(q).map(|(&w, &q)| i32::from(w) * i32::from(q)).sum::<i32>();
     let sum = |q: &[i8]| q.iter().map(|&q| i32::from(q)).sum::<i32>();
@@ -282,7 +283,8 @@ fn add_block(layout: &PanelLayout, acc: f32, w: &Decoded, q: &[i8], da: f32) -> 
 }
 
 impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
-    /// Row groups outside, column tiles inside: a group of panels stays in cache while the columns stream by.
+    /// Row groups in the outer loop, column tiles in the inner one: a group of panels stays in cache while the columns
+    /// pass.
     #[cfg_attr(any(not(target_family = "wasm"), target_feature = "relaxed-simd"), inline(always))]
     fn run(&self) {
         let TileLoop { s, panels, .. } = *self;
@@ -319,7 +321,8 @@ impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
         }
     }
 
-    /// What the tiles of some rows ask for: up to `rows` rows from `row` on, which come after them.
+    /// What the tiles before `row` prefetch: up to `rows` rows from `row` on, or else the first weights of the next
+    /// task.
     #[inline(always)]
     fn prefetch_after(&self, row: usize, rows: usize) -> WeightPrefetch {
         let Panels { product, p1, prefetch_next, .. } = self.panels;
@@ -329,8 +332,8 @@ impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
         WeightPrefetch::rows(product.w, row, rows, p1, prefetch_next)
     }
 
-    /// The tiles of several columns of a group of rows, whose weights are unpacked once for all of them, as much at a time
-    /// as stays in the first cache. Returns the columns up to which they go.
+    /// Computes the tiles of several columns for a group of rows. Weights are unpacked once for all of them, in pieces
+    /// that fit the L1 cache. Returns the first column that it did not compute.
     #[inline(always)]
     fn unpacked(&self, a: &PackedActs<'_>, group: usize, row: usize, first: usize, prefetch: &WeightPrefetch) -> usize {
         let several = |c: usize| (c < a.n).then(|| a.kind.columns(a.n, c)).filter(|&nc| nc > 1);
@@ -361,7 +364,7 @@ impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
 }
 
 impl<Q: QuantFormat> QuantPanels<'_, Q> {
-    /// The tile of `rv` vectors times `nc` columns, which are `LEAST` to `MOST`.
+    /// Computes the tile of `rv` vectors and `nc` columns; `nc` is in `LEAST..=MOST`.
     #[inline(always)]
     fn tile_of<S: Simd, const LEAST: usize, const MOST: usize>(
         &self,
@@ -386,17 +389,17 @@ impl<Q: QuantFormat> QuantPanels<'_, Q> {
         );
     }
 
-    // WebAssembly has no boundary of features to stay inside, and its engines do poorly on one huge function
+    // WebAssembly has no boundary of CPU features, and its engines compile one huge function poorly
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
     fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &PackedActs<'_>, at: TilePosition) {
         let (p, TilePosition { row, c, blocks, unpacked, prefetch }) = (self.0.product, at);
-        // a call for several columns too would cost a tenth of some tiles, in addresses that the compiler makes of it
+        // always calling `start` costs 10 % of some tiles, in address computations that the compiler does not remove
         let (first, words) = match NC {
             1 if HAS_I16_FIELDS => (a.kind.start(a.n, a.k, c), a.kind.record(1)),
             _ => ((c * (a.k / a.kind.block) + blocks[0] * NC) * a.kind.words, a.kind.words),
         };
-        // in one panel side by side where that is so, for the compiler: one address and constants beside it
+        // rows within one panel: a single base address with constant offsets
         let side_by_side = const { PANEL.is_multiple_of(RV * S::LANES) };
         assert!(!side_by_side || row.is_multiple_of(RV * S::LANES), "whole tiles from the first row on");
         let lane = if const { RV * S::LANES == PANEL } { 0 } else { row % PANEL };
@@ -418,7 +421,7 @@ impl<Q: QuantFormat> QuantPanels<'_, Q> {
     }
 }
 
-/// Where a tile computes: from a row and a column on, blocks from a first to an end, which may have been unpacked.
+/// Position of a tile: first row, first column, range of blocks, and where their unpacked weights are.
 struct TilePosition {
     row: usize,
     c: usize,
@@ -428,7 +431,7 @@ struct TilePosition {
 }
 
 impl TilePosition {
-    /// All blocks, as they are.
+    /// All blocks, read from the panel.
     #[inline(always)]
     fn packed(a: &PackedActs<'_>, row: usize, c: usize, prefetch: WeightPrefetch) -> TilePosition {
         TilePosition { row, c, blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null(), prefetch }

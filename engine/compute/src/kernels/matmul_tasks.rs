@@ -1,4 +1,4 @@
-//! Products cut into units: panels of a matrix that a thread computes for all columns.
+//! Partition of matrix products into tasks: ranges of panels that one thread computes for all columns.
 
 use alloc::vec::Vec;
 
@@ -14,14 +14,14 @@ pub(super) struct MatmulTask {
 }
 
 impl MatmulTask {
-    /// Its weights.
+    /// The weights of these panels.
     pub(super) fn weights<'a>(&self, jobs: &[Job<'a>]) -> &'a [u8] {
         jobs[self.job].w.panels_of(self.p0..self.p1)
     }
 }
 
-/// Cuts the jobs into units: a few per thread, so that a late thread can be helped; with one column each is a long
-/// stream, with many each is small, for all wait for the last.
+/// Cuts the jobs into a few tasks per thread, so that idle threads can take over. With one column a task is a long
+/// sequential read; with many columns tasks are small, as all threads wait for the last one.
 pub(super) fn split_into_tasks(jobs: &[Job<'_>], threads: usize) -> Vec<MatmulTask> {
     let mut tasks = Vec::new();
     for (job, Job { w, x, .. }) in jobs.iter().enumerate() {
@@ -38,13 +38,13 @@ pub(super) fn split_into_tasks(jobs: &[Job<'_>], threads: usize) -> Vec<MatmulTa
     tasks
 }
 
-/// Weights times columns of a unit, at least: long enough to stream.
+/// Smallest size of a task, in bytes of weights times columns: long enough to stream.
 const MIN_TASK_BYTES: usize = 64 * 1024;
 
-/// Panels that share what is read of a square's columns; of super-blocks, half as many.
+/// Panels that share the loads of an AMX tile of columns; half as many for super-blocks.
 pub(super) const AMX_PANELS: usize = 4;
 
-/// Panels in whole register tiles of every instruction set, or that share a square's columns.
+/// Number of panels that fill whole register tiles on every instruction set, or that share AMX columns.
 fn whole_panels(layout: &PanelLayout, x: &Columns<'_>) -> usize {
     match layout {
         _ if matches!(x, Columns::Packed(a) if a.kind.amx_columns(a.n) > 0) => AMX_PANELS,

@@ -1,4 +1,4 @@
-//! From the rows of a GGUF file to panels.
+//! Packing of the rows of a GGUF file into panels.
 
 use super::bit_packing::{self, BitPacking};
 use super::decoded::{q6_word, word};
@@ -44,8 +44,8 @@ fn spread(x: u32) -> u32 {
     ((x & 15) * 0x0020_4081) & 0x0101_0101
 }
 
-/// Writes the lines of one or two sub-blocks of row `r`, whatever they are in this build; `group` gives four weights of so many
-/// bits of each, as bytes, those of the second in the upper half.
+/// Packs one or two sub-blocks of row `r` in the bit packing of this build. `group(g)` is group g as four bytes, the
+/// second sub-block in the upper half of the word.
 #[inline(always)]
 fn pack_sub_blocks(bits: u32, group: impl Fn(usize) -> u64, sub_blocks: &mut [u8], r: usize) {
     match (I16Fields::of(bits), bits) {
@@ -61,7 +61,7 @@ fn pack_32(f: &Block32Layout, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
     let (quants, scales) = block_at(f.quant_bytes(), f.scales(), b);
     let q = &mut dst[quants..][..f.quant_bytes()];
     if f.words == 8 || f.high.is_none() && !HAS_I16_FIELDS {
-        // bytes, or lines that are the file's own pairs
+        // bytes, or 4-bit pairs that the file already has in this order
         for w in 0..f.words {
             put(q, w * 64 + r * 4, word(src, f.quants + w * 4) ^ f.flip);
         }
@@ -111,7 +111,7 @@ fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
     }
 }
 
-/// The codes of 32 elements.
+/// Packs the codes of 32 elements.
 fn pack_chunk(f: &CodebookLayout, code: &[u8], o: &mut [u8], r: usize) {
     let mut lines = [0u32; 4];
     for (g, code) in code.chunks_exact(4).enumerate() {
@@ -139,7 +139,7 @@ fn pack_codes(f: &CodebookLayout, codes: &Codes, o: &mut [u8], r: usize) {
     }
 }
 
-/// A block of the file is one or several of the panel, from `b` on.
+/// Packs a file block, which is one or several panel blocks from `b` on.
 fn pack_codes_32(f: &CodebookLayout, codes: &Codes, dst: &mut [u8], r: usize, b: usize) {
     let n = f.book.dtype.block_len() as usize / 32;
     for (i, code) in codes.code.chunks_exact(32).take(n).enumerate() {

@@ -1,5 +1,5 @@
-//! How a type's elements lie in a panel: the geometry that packing, the definition and the kernels share. The layouts
-//! are written out at the head of `panel.rs`.
+//! The geometry of panels, shared by packing, the scalar definition and the kernels. The head of `panel.rs` describes
+//! the layouts.
 
 use super::bit_packing::BitPacking;
 use super::i16_fields::HAS_I16_FIELDS;
@@ -7,10 +7,10 @@ use super::panel::PANEL;
 use crate::quant::Dtype;
 use crate::quant::codebook::{Codebook, Scale};
 
-/// Bytes of scales and what goes with them, before the quants in a super-block's record. Q2_K has as much again of minima.
+/// Bytes of scales and padding before the quants in the record of a super-block. Q2_K has as many again for its minima.
 pub(super) const HEAD: usize = 320;
 
-/// The form of a type's panels.
+/// The panel layout of a type.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum PanelLayout {
     /// F32, F16, BF16.
@@ -21,22 +21,22 @@ pub(super) enum PanelLayout {
     SuperMin { five: bool },
     /// Q6_K.
     SuperSigned,
-    /// Codes of 1, 2 or 4 bits.
+    /// Codebook types: codes of 1, 2 or 4 bits.
     Codes(CodebookLayout),
 }
 
-/// Where the fields of a GGUF block of 32 lie; `d` is always first.
+/// Fields of a GGUF block of 32; `d` always comes first.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Block32Layout {
-    /// Has a minimum, an f16 after `d`.
+    /// Whether the block has a minimum, an f16 after `d`.
     pub(super) m: bool,
-    /// Offset of the 32 fifth bits.
+    /// Offset of the 32 fifth bits, if any.
     pub(super) high: Option<usize>,
     /// Offset of the quants.
     pub(super) quants: usize,
-    /// 32-bit words of quants.
+    /// Number of 32-bit words of quants.
     pub(super) words: usize,
-    /// What is added, without carries, to quants that are bytes.
+    /// Mask that is xored into words of byte quants: 0x80 makes a signed byte offset binary.
     pub(super) flip: u32,
 }
 
@@ -46,7 +46,7 @@ impl Block32Layout {
         if self.words == 8 { 512 } else { BitPacking::of(self.bits()).sub_block_bytes() }
     }
 
-    /// Scales, and minima, of a block.
+    /// Number of scales and minima of a block.
     pub(super) const fn scales(&self) -> usize {
         1 + self.m as usize
     }
@@ -61,15 +61,15 @@ impl Block32Layout {
     }
 }
 
-/// The geometry of codes. A block is one of 32 elements, or a super-block of 8 chunks of 32.
+/// Layout of codebook types. A panel block is one of 32 elements, or a super-block of 8 chunks of 32.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CodebookLayout {
     pub(super) book: &'static Codebook,
-    /// The table in offset binary: what the dots take. It repeats, so that a code may have the bits of others above it.
+    /// The codebook in offset binary, repeated to 16 entries, so that a code may have bits of other codes above it.
     pub(super) offset_table: [u8; 16],
-    /// Bits of a code, which is also the number of lines that 32 elements take.
+    /// Bits of a code, and number of lines that 32 elements take.
     pub(super) width: usize,
-    /// Scales of a block of 32: 1, or 2 for its halves.
+    /// Scales per block of 32: 1, or 2 for its halves.
     pub(super) parts: usize,
 }
 
@@ -83,17 +83,17 @@ impl CodebookLayout {
         }
     }
 
-    /// Whether a block is a super-block of 256.
+    /// Whether a panel block is a super-block of 256.
     pub(super) fn is_super(&self) -> bool {
         self.book.dtype.block_len() == 256
     }
 
-    /// Whether 16 elements have a minimum.
+    /// Whether every 16 elements have a minimum.
     pub(super) fn has_min(&self) -> bool {
         self.book.scale == Scale::F16AndMin
     }
 
-    /// Whether scales in blocks of 32 are bf16, not f16.
+    /// Whether the scales of blocks of 32 are bf16 rather than f16.
     pub(super) fn bf16(&self) -> bool {
         matches!(self.book.scale, Scale::Power | Scale::Each)
     }
@@ -103,26 +103,26 @@ impl CodebookLayout {
         64 * self.width
     }
 
-    /// Byte, from the start of a chunk, and shift of element `e` of 32 in row `r`.
+    /// Offset in a chunk, and right shift, of element `e` of 32 in row `r`.
     pub(super) fn code_at(&self, e: usize, r: usize) -> (usize, usize) {
         let (line, shift) = code_line(e / 4, self.width);
         (line * 64 + r * 4 + e % 4, shift)
     }
 
-    /// Offset of the codes in a super-block's record, after its scales, `d`, the minima and `dmin`.
+    /// Offset of the codes in the record of a super-block: after scales, `d`, minima and `dmin`.
     pub(super) fn codes(&self) -> usize {
         if self.has_min() { 2 * HEAD } else { HEAD }
     }
 
-    /// Bytes of a super-block's record.
+    /// Bytes of the record of a super-block.
     pub(super) fn record_bytes(&self) -> usize {
         self.codes() + 8 * self.chunk_bytes()
     }
 }
 
-/// Offsets in a panel of the quants of block `b` of 32, and of its scales: `quants` bytes and `scales` (1 or 2) times 32.
-/// In the order in which they are read, and quants at whole cache lines: with one scale, two blocks are a record of quants,
-/// both scales, quants; with two, a block is one, of quants and scales.
+/// Offsets in a panel of the quants and of the scales of block `b` of 32, with `quants` bytes of quants and `scales` (1
+/// or 2) times 32 bytes of scales. In reading order, quants aligned to cache lines: with one scale a record is two
+/// blocks, as quants, both scales, quants; with two, one block, as quants and scales.
 #[inline(always)]
 pub(super) const fn block_at(quants: usize, scales: usize, b: usize) -> (usize, usize) {
     if scales == 2 {
@@ -133,7 +133,7 @@ pub(super) const fn block_at(quants: usize, scales: usize, b: usize) -> (usize, 
     if b.is_multiple_of(2) { (at, at + quants) } else { (at + quants + 64, at + quants + 32) }
 }
 
-/// Line in a chunk, and shift, of group `g` of 8.
+/// Line in a chunk, and right shift, of group `g` of 8.
 #[inline(always)]
 pub(super) fn code_line(g: usize, width: usize) -> (usize, usize) {
     let line = g & (width - 1);
@@ -141,7 +141,7 @@ pub(super) fn code_line(g: usize, width: usize) -> (usize, usize) {
 }
 
 impl PanelLayout {
-    /// The form of a type that the engine computes with.
+    /// The layout of a type; `None` if the engine does not compute with it.
     pub(super) fn of(dtype: Dtype) -> Option<PanelLayout> {
         let f = Block32Layout { m: false, high: None, quants: 2, words: 4, flip: 0 };
         Some(match dtype {
@@ -150,7 +150,7 @@ impl PanelLayout {
             Dtype::Q4_1 => PanelLayout::Blocks32(Block32Layout { m: true, quants: 4, ..f }),
             Dtype::Q5_0 => PanelLayout::Blocks32(Block32Layout { high: Some(2), quants: 6, ..f }),
             Dtype::Q5_1 => PanelLayout::Blocks32(Block32Layout { m: true, high: Some(4), quants: 8, ..f }),
-            // beside fields odd elements stay signed: what `ActEncoding::I16OddSigned` takes
+            // with i16 fields odd elements stay signed, for `ActEncoding::I16OddSigned`
             Dtype::Q8_0 => PanelLayout::Blocks32(Block32Layout {
                 words: 8,
                 flip: if HAS_I16_FIELDS { 0x0080_0080 } else { 0x8080_8080 },
@@ -163,7 +163,7 @@ impl PanelLayout {
         })
     }
 
-    /// Bits of quants that are less than bytes, and no codes.
+    /// Bits of bit-packed quants; `None` for bytes, codes and floats.
     pub(super) fn packed_bits(&self) -> Option<u32> {
         match self {
             PanelLayout::Blocks32(f) => Some(f.bits()).filter(|&bits| bits < 8),
@@ -173,7 +173,7 @@ impl PanelLayout {
         }
     }
 
-    /// Elements of a block of a panel.
+    /// Elements of a panel block.
     pub(super) fn block_len(&self) -> usize {
         match self {
             PanelLayout::Float => 1,
@@ -183,7 +183,7 @@ impl PanelLayout {
         }
     }
 
-    /// Whether matrix registers take it: not types with two float scales in 32 elements.
+    /// Whether the AMX kernel supports it: not types with two float scales per 32 elements.
     pub(super) fn fits_amx(&self) -> bool {
         match self {
             PanelLayout::Float => false,
@@ -192,7 +192,7 @@ impl PanelLayout {
         }
     }
 
-    /// Bytes of the quants of a block of 32, or of a super-block's record.
+    /// Bytes of the quants of a block of 32, or of the whole record of a super-block.
     pub(super) fn quants_or_record_bytes(&self, dtype: Dtype) -> usize {
         match self {
             PanelLayout::Blocks32(f) => f.quant_bytes(),
@@ -201,7 +201,7 @@ impl PanelLayout {
         }
     }
 
-    /// Scales, and minima, of a block of 32; none, where they are in a super-block's record.
+    /// Scales and minima of a block of 32; 0 for super-blocks, whose records contain them.
     pub(super) fn scales(&self) -> usize {
         match self {
             PanelLayout::Blocks32(f) => f.scales(),
@@ -210,12 +210,13 @@ impl PanelLayout {
         }
     }
 
-    /// Whether scales in blocks of 32 are bf16, not f16.
+    /// Whether the scales of blocks of 32 are bf16 rather than f16.
     pub(super) fn bf16(&self) -> bool {
         matches!(self, PanelLayout::Codes(f) if f.bf16())
     }
 
-    /// Offsets in a panel of the quants of block `b` of 32 and of its scales, or of a super-block's record, twice.
+    /// Offsets in a panel of the quants and scales of block `b` of 32; of a super-block, twice the offset of its
+    /// record.
     pub(super) fn block_at(&self, dtype: Dtype, b: usize) -> (usize, usize) {
         let bytes = self.quants_or_record_bytes(dtype);
         match self.scales() {
@@ -224,12 +225,12 @@ impl PanelLayout {
         }
     }
 
-    /// Bytes of a block of a panel, of `dtype`, its scales included.
+    /// Bytes of a panel block, scales included.
     fn block_bytes(&self, dtype: Dtype) -> usize {
         self.quants_or_record_bytes(dtype) + 32 * self.scales()
     }
 
-    /// Bytes of one block of a panel, for forms that keep a block in one piece.
+    /// Bytes of the record of a panel block; 0 for blocks of 32, which share records.
     pub(super) fn record_bytes(&self, dtype: Dtype) -> usize {
         match self {
             PanelLayout::Float => PANEL * dtype.block_bytes() as usize,
