@@ -1,4 +1,4 @@
-//! Blocks of a panel as plain numbers: for the scalar definition of products, and for rows of an embedding.
+//! Panel blocks decoded to plain numbers, for the scalar definition of products and for rows of an embedding matrix.
 
 use super::bit_packing::BitPacking;
 use super::i16_fields::I16Fields;
@@ -6,21 +6,22 @@ use super::panel::PANEL;
 use super::panel_layout::{CodebookLayout, HEAD, PanelLayout, block_at};
 use crate::quant::Dtype;
 
-/// One block of one row: `value = (d * scale) * q - dmin * min` with scale and minimum of 16 elements. In blocks of 32
-/// scale is 1 and min 0: there `dmin` is what is added to every value, or, in NVFP4, the scale of the second half.
+/// One block of one row: `value = (d * scale) * q - dmin * min`, with scale and minimum per 16 elements. In blocks of
+/// 32, scale is 1 and min is 0; `dmin` is then the minimum that is added to each value, or in NVFP4 the scale of the
+/// second half.
 pub(super) struct Decoded {
-    /// Signed quants (unsigned where the type has a minimum).
+    /// Signed quants; unsigned if the type has a minimum.
     pub(super) q: [i16; 256],
-    /// Scales of 16-element sub-blocks.
+    /// Scale of each 16 elements.
     pub(super) scale: [i32; 16],
-    /// Minima of 16-element sub-blocks.
+    /// Minimum of each 16 elements.
     pub(super) min: [i32; 16],
     pub(super) d: f32,
     pub(super) dmin: f32,
 }
 
 impl Decoded {
-    /// Block `b` of row `r` of a panel of quantised elements.
+    /// Decodes block `b` of row `r` of a panel.
     pub(super) fn new(layout: &PanelLayout, panel: &[u8], r: usize, b: usize) -> Decoded {
         let mut v = Decoded { q: [0; 256], scale: [1; 16], min: [0; 16], d: 0.0, dmin: 0.0 };
         let f16 = |at: usize| f16_to_f32(u16_at(panel, at));
@@ -66,14 +67,14 @@ impl Decoded {
         v
     }
 
-    /// The quants of a block that begin with `o`, less an offset.
+    /// Reads the quants of the block that begins with `o` and subtracts `offset`.
     fn read_quants(&mut self, layout: &PanelLayout, o: &[u8], r: usize, offset: i16) {
         for (e, q) in self.q[..layout.block_len()].iter_mut().enumerate() {
             *q = i16::from(quant(layout, o, r, e)) - offset;
         }
     }
 
-    /// The values of chunk `t` of 32 codes.
+    /// Reads the values of chunk `t` of 32 codes.
     fn read_chunk(&mut self, f: &CodebookLayout, o: &[u8], r: usize, t: usize) {
         for e in 0..32 {
             let (byte, shift) = f.code_at(e, r);
@@ -129,7 +130,7 @@ fn u16_at(b: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([b[at], b[at + 1]])
 }
 
-/// Four consecutive 6-bit values (element `e` is a multiple of 4) of a GGUF Q6_K block, a byte each.
+/// Four consecutive 6-bit quants of a GGUF Q6_K block, a byte each; element `e` is a multiple of 4.
 pub(super) fn q6_word(src: &[u8], e: usize) -> u32 {
     let (n, quarter, l) = (e / 128, e % 128 / 32, e % 32);
     let low = word(src, n * 64 + quarter % 2 * 32 + l) >> (quarter / 2 * 4) & 0x0f0f_0f0f;
@@ -137,7 +138,7 @@ pub(super) fn q6_word(src: &[u8], e: usize) -> u32 {
     low | high << 4
 }
 
-/// Element `e` of row `r` of a block whose quants begin with `o`, unsigned.
+/// Unsigned quant `e` of row `r`, of the block that begins with `o`.
 #[inline(always)]
 fn quant(layout: &PanelLayout, o: &[u8], r: usize, e: usize) -> u8 {
     if let PanelLayout::Blocks32(f) = layout
@@ -154,14 +155,14 @@ fn quant(layout: &PanelLayout, o: &[u8], r: usize, e: usize) -> u8 {
     }
 }
 
-/// f16 bits to f32, exact for finite values: a shift and a multiplication by a power of two.
+/// Exact conversion of finite f16 bits: a shift and a multiplication by a power of two.
 #[inline(always)]
 pub(super) fn f16_to_f32(h: u16) -> f32 {
     let x = (i32::from(h as i16) << 13) as u32 & 0x8fff_e000;
     f32::from_bits(x) * f32::from_bits(0x7780_0000)
 }
 
-/// bf16 bits to f32, exact.
+/// Exact conversion of bf16 bits.
 #[inline(always)]
 fn bf16_to_f32(h: u16) -> f32 {
     f32::from_bits(u32::from(h) << 16)

@@ -1,4 +1,4 @@
-//! Activations for quantised products: rounded to 8 bits in blocks, packed in tiles of columns.
+//! Activations for quantised products: quantised to 8 bits in blocks and packed in tiles of columns.
 //!
 //! ```text
 //! amax = max |x_i| of the block
@@ -6,13 +6,15 @@
 //! q_i = rne(x_i * (127 / amax)), d = amax * (1/127)   otherwise
 //! ```
 //!
-//! A tile holds `nc` columns; per block one record of 32-bit words, column fastest: `[d x nc][zero_point_terms x nc][sums x nc]
-//! [groups of four x nc x words]`. Firsts are the initial values of the dots that the block's scales want, for weights
-//! that are stored with an offset; sums are what minima want, of the whole block or in pairs of i16. Where weights are
-//! in fields, the record of a column alone has their factors in place of the groups, and zero_point_terms that are pairs of i16.
+//! A tile holds `nc` columns, as a record of 32-bit words per block, column fastest: `[d x nc][zero-point terms x
+//! nc][sums x nc][groups of four x nc x words]`. A zero-point term is the start of a dot accumulator, minus the zero
+//! point times the sum of the activations, for weights that are stored with an offset; a record has one per scale of
+//! the weights. Sums of the activations are for weights with minima, one per block or in i16 pairs. In builds with i16
+//! fields, the record of a tile of one column has factors in place of the groups, and zero-point terms that are i16
+//! pairs.
 //!
-//! A square, for CPUs with matrix registers, holds 16 columns. The groups of 32 or 64 elements of a column follow each
-//! other there: `[32 or 64 bytes x 16]`, of the first elements, then of the next.
+//! An AMX tile holds 16 columns. Each column contributes 32 or 64 consecutive bytes: `[32 or 64 bytes x 16]` of the
+//! first elements, then of the next.
 
 mod quantise;
 mod record;
@@ -29,42 +31,42 @@ use super::{Cpu, tasks};
 use crate::pool::{Inline, Pool};
 use crate::quant::Dtype;
 
-/// What a quantised product wants its activations to look like.
+/// The packed layout of activations that a quantised product needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ActLayout {
-    /// Block length.
+    /// Elements of a block.
     pub(super) block: usize,
-    /// Words of a group.
+    /// Encoding of a group.
     pub(super) encoding: ActEncoding,
-    /// Initial values of dots: of 1, 2 or 16 equal parts of the block, or none.
+    /// Number of zero-point terms of a block: 0, 1, 2 or 16, each for an equal part of it.
     zero_point_terms: usize,
-    /// What is added to the weights in memory.
+    /// Offset (zero point) of the stored weights.
     offset: i32,
     sums: Sums,
     /// Columns of a full tile.
     pub(super) nc: usize,
-    /// Whether 16 columns, where there are enough of them, are a square.
+    /// Whether 16 columns are packed as an AMX tile, if there are enough of them.
     amx: bool,
     /// Words of the record of one block and column.
     pub(super) words: usize,
-    /// Bits of the weights, where those are in fields and a column alone in its tile has a record for them; otherwise 0.
+    /// Bits of the weights if they are in i16 fields and a tile of one column has factors for them; otherwise 0.
     fields: u32,
 }
 
-/// Columns of a square.
+/// Columns of an AMX tile.
 pub(super) const AMX_COLUMNS: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sums {
     No,
-    /// The sum of q.
+    /// The sum of all q of a block.
     Whole,
-    /// i16 pairs of the sums of that many elements.
+    /// Sums of that many consecutive q each, in i16 pairs.
     Pairs(usize),
 }
 
 impl ActLayout {
-    /// The form that `cpu` wants for a matrix of that type; `None` for types that take f32.
+    /// The layout that `cpu` needs for weights of that type; `None` for float weights, whose activations stay f32.
     pub fn of(cpu: Cpu, dtype: Dtype) -> Option<ActLayout> {
         struct Of(Dtype);
         impl Op for Of {
@@ -82,28 +84,28 @@ impl ActLayout {
         Some(ActLayout { amx: cpu.isa() == Isa::Amx && PanelLayout::of(dtype)?.fits_amx(), ..kind })
     }
 
-    /// Known to be false where no CPU has matrix registers, so that what follows from it is not compiled.
+    /// False at compile time on targets without AMX, which removes the code that depends on it.
     fn uses_amx(&self) -> bool {
         cfg!(target_arch = "x86_64") && self.amx
     }
 
-    /// Of `n` columns, the first ones that are in squares: all whole ones, where there are enough for weights to be worth
-    /// their unpacking.
+    /// How many of `n` columns are in AMX tiles: the largest multiple of 16, if there are enough columns to pay for
+    /// unpacking the weights.
     pub(super) fn amx_columns(&self, n: usize) -> usize {
         if self.uses_amx() && n >= 2 * AMX_COLUMNS { n / AMX_COLUMNS * AMX_COLUMNS } else { 0 }
     }
 
-    /// The columns of the tile that starts at column `c` of `n`: squares, full tiles, then what is left.
+    /// Columns of the tile that starts at column `c` of `n`: AMX tiles first, then full tiles, then the rest.
     pub(super) fn columns(&self, n: usize, c: usize) -> usize {
         if c < self.amx_columns(n) { AMX_COLUMNS } else { tile_columns(self.nc, self.block, n - c) }
     }
 
-    /// Columns of a task of packing, for `n` of them: whole tiles.
+    /// Columns that one packing task takes, of `n`: whole tiles.
     fn task_columns(&self, n: usize) -> usize {
         if self.amx_columns(n) > 0 { AMX_COLUMNS } else { TASK_COLUMNS }
     }
 
-    /// Parts of a block whose integers are summed.
+    /// Number of equal parts of a block whose q are summed.
     fn parts(&self) -> usize {
         match self.sums {
             Sums::Pairs(of) => self.block / of,
@@ -111,7 +113,7 @@ impl ActLayout {
         }
     }
 
-    /// Words before the groups, of one column.
+    /// Words of one column before the groups.
     pub(super) fn head(&self) -> usize {
         1 + self.zero_point_terms
             + match self.sums {
@@ -121,12 +123,12 @@ impl ActLayout {
             }
     }
 
-    /// The fields for which a tile of `nc` columns is, if it is for such.
+    /// The i16 fields whose factors a tile of `nc` columns has, if any.
     fn fields(&self, nc: usize) -> Option<&'static I16Fields> {
         if nc == 1 { I16Fields::of(self.fields) } else { None }
     }
 
-    /// Words of the record of one block and column in a tile of `nc` columns.
+    /// Words of the record of one block and column, in a tile of `nc` columns.
     pub(super) fn record(&self, nc: usize) -> usize {
         match self.fields(nc) {
             Some(f) => self.head() + self.block / f.len * f.words(),
@@ -134,19 +136,19 @@ impl ActLayout {
         }
     }
 
-    /// Where column `c` of `n` packed columns of `k` elements begins, or the tile that it is the first of. Those alone
-    /// come last.
+    /// Index of the first word of column `c` of `n`, which is the first one of a tile. Tiles of one column with records
+    /// of their own kind come last.
     pub(super) fn start(&self, n: usize, k: usize, c: usize) -> usize {
         let several = c.min(n - self.alone_of(n));
         k / self.block * (several * self.words + (c - several) * self.record(1))
     }
 
-    /// Words of `n` packed columns of `k` elements.
+    /// Number of words of `n` packed columns of `k` elements.
     pub fn len_words(&self, n: usize, k: usize) -> usize {
         self.start(n, k, n)
     }
 
-    /// Of `n` columns, those that are alone in their tiles and have records of their own kind.
+    /// How many of `n` columns are in tiles of one column that have factors of i16 fields.
     fn alone_of(&self, n: usize) -> usize {
         match self.block {
             _ if self.fields == 0 => 0,
@@ -188,7 +190,7 @@ fn kind(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Optio
     Some(ActLayout { words: kind.head() + block / 4 * kind.encoding.words(), ..kind })
 }
 
-/// The columns of the tile that starts with `left` columns to go, where there are no squares; for blocks of that length.
+/// Columns of the tile that starts with `left` columns to go, outside of AMX tiles, for blocks of length `block`.
 pub(super) const fn tile_columns(nc: usize, block: usize, left: usize) -> usize {
     match left {
         _ if left >= nc => nc,
@@ -198,31 +200,31 @@ pub(super) const fn tile_columns(nc: usize, block: usize, left: usize) -> usize 
     }
 }
 
-/// Words that `n` columns of `k` elements take, at most: two and a half of group and head per four elements, and one more
-/// of a column alone, as all may be where experts have one each.
+/// Upper bound of the words of `n` columns of `k` elements for any type: two and a half per four elements, for groups
+/// and head, and one more with i16 fields, where all columns may be in tiles of one (a column per expert).
 pub fn most_words(n: usize, k: usize) -> usize {
     n.saturating_mul(k * if HAS_I16_FIELDS { 7 } else { 5 } / 8 + 32)
 }
 
-/// Columns packed for one kind of matrix.
+/// Columns packed for a type of weights.
 #[derive(Clone, Copy)]
 pub struct PackedActs<'a> {
-    /// The form of the records.
+    /// The layout of the records.
     pub kind: ActLayout,
     /// Number of columns (tokens).
     pub n: usize,
     /// Elements of a column.
     pub k: usize,
-    /// The records, `kind.len_words(n, k)` words.
+    /// The records: `kind.len_words(n, k)` words.
     pub words: &'a [u32],
 }
 
-/// Rows of floats, `stride` apart, of which the first elements are columns of a product.
+/// Rows of f32, `stride` apart; the first elements of each row are a column of a product.
 #[derive(Clone, Copy)]
 pub struct Floats<'a> {
     /// (n, stride)
     pub x: &'a [f32],
-    /// Floats from one row to the next, the columns' elements at least.
+    /// Floats from one row to the next, at least the elements of a column.
     pub stride: usize,
 }
 
@@ -232,16 +234,15 @@ impl<'a> Floats<'a> {
         self.x.len() / self.stride
     }
 
-    /// Rows from `first` to `end`.
     pub(super) fn rows(&self, first: usize, end: usize) -> Floats<'a> {
         Floats { x: &self.x[first * self.stride..end * self.stride], ..*self }
     }
 }
 
-/// Columns of a task: whole tiles of every kind.
+/// Columns that one packing task takes: a multiple of the tile widths of all instruction sets.
 pub const TASK_COLUMNS: usize = 12;
 
-/// Quantises and packs columns of `k` elements, in parallel. `words` is at least `kind.len_words(n, k)` long.
+/// Quantises and packs columns of `k` elements, in parallel. `words` must have at least `kind.len_words(n, k)` words.
 pub fn pack<'w>(
     cpu: Cpu,
     pool: &dyn Pool,
@@ -269,7 +270,7 @@ pub fn pack<'w>(
     PackedActs { kind, n, k, words }
 }
 
-/// A few rows are not worth waking the other threads for.
+/// The pool for `n` rows: waking other threads costs more than packing a few rows.
 pub fn few(pool: &dyn Pool, n: usize) -> &dyn Pool {
     if n <= TASK_COLUMNS { &Inline } else { pool }
 }
@@ -298,7 +299,7 @@ impl Op for PackTile<'_> {
 
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        // widths below 8 share a recipe; each is compiled alone
+        // widths below 8 share an encoding; each encoding is compiled separately
         let encoding = if self.kind.encoding == S::act_encoding(8) { S::act_encoding(8) } else { S::act_encoding(4) };
         PackTile { kind: ActLayout { encoding, ..self.kind }, ..self }.pack(
             #[inline(always)]
@@ -337,7 +338,7 @@ impl PackTile<'_> {
         for (c, row) in self.x.x.chunks_exact(self.x.stride).enumerate() {
             for (x, out) in row[..self.k].chunks_exact(block).zip(self.out.chunks_exact_mut(words)) {
                 let d = quantise(x, q, PartSums { all, some });
-                // through memory: in registers, the compiler would take vectors apart byte by byte
+                // through memory: in registers the compiler would take vectors apart byte by byte
                 core::hint::black_box(&mut *q);
                 write_record(self.kind, q, PartSums { all, some }, d, self.nc, c, out);
             }
@@ -349,7 +350,7 @@ impl PackTile<'_> {
 mod tests {
     use super::*;
 
-    /// Together, and one by one, as where each has an expert of its own.
+    /// Columns packed together, and each alone, as with one expert per token.
     #[test]
     fn columns_fit_in_most_words() {
         for (cpu, dtype) in Cpu::available().into_iter().flat_map(|cpu| Dtype::SUPPORTED.map(|dtype| (cpu, dtype))) {

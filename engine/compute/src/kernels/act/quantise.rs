@@ -1,11 +1,11 @@
-//! A block of activations rounded to 8 bits; the formula is at the head of `act`.
+//! Quantisation of a block of activations to 8 bits; the formula is at the head of `act`.
 
 use crate::kernels::simd::{ActEncoding, Simd};
 
 const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
 const TINY: f32 = 1e-30; // smaller blocks would overflow 127 / amax: they are zero by definition
 
-/// The definition: quantises a block, returns its scale.
+/// The scalar definition: quantises a block and returns its scale.
 pub(in super::super) fn quantise(x: &[f32], q: &mut [i8]) -> f32 {
     let amax = x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
     let Some((id, d)) = scales(amax) else {
@@ -18,27 +18,28 @@ pub(in super::super) fn quantise(x: &[f32], q: &mut [i8]) -> f32 {
     d
 }
 
-/// What takes a block whose largest absolute value has these bits to -127..=127, and what takes it back; `None` for a
-/// block that is zero by definition.
+/// Factors that map values to -127..=127 and back, for a block whose largest magnitude has the bits `amax`; `None` if
+/// the block is zero by definition.
 fn scales(amax: u32) -> Option<(f32, f32)> {
     let (bits, amax) = (amax, f32::from_bits(amax));
     (bits < 0x7f80_0000 && amax >= TINY).then(|| (127.0 / amax, amax * (1.0 / 127.0)))
 }
 
-/// Sums of the integers of equal parts of a block, and of some among them for recipes that want those: the negative ones
-/// (`ActEncoding::AbsAndMask`), or of each four the last two (`ActEncoding::I8PairSums`, and fields) or the first and third (`ActEncoding::I16OddSigned`).
+/// Sums of q over equal parts of a block, and for some encodings sums over a subset: the negative q
+/// (`ActEncoding::AbsAndMask`), the last two of each four (`ActEncoding::I8PairSums`, and i16 fields), or the first and
+/// third of each four (`ActEncoding::I16OddSigned`).
 pub(super) struct PartSums<'a> {
     pub(super) all: &'a mut [i32],
     pub(super) some: &'a mut [i32],
 }
 
-/// 1 where lanes hold the last two elements of four.
+/// 1 for the last two of each four elements.
 static LAST_TWO: [i8; 16] = [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1];
 
-/// 1 where lanes hold elements of even places.
+/// 1 for elements of even index.
 static EVEN: [i8; 16] = [1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0];
 
-/// [`quantise`] on lanes, where there are whole vectors.
+/// [`quantise`] on lanes, for whole vectors; otherwise the scalar code.
 #[inline(always)]
 pub(in super::super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8]) -> f32 {
     if !x.len().is_multiple_of(S::LANES) {
@@ -47,7 +48,7 @@ pub(in super::super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8]) -
     quantise_and_sum(s, ActEncoding::I8, x, q, PartSums { all: &mut [], some: &mut [] })
 }
 
-/// [`quantise`] on lanes, with sums; the length is a multiple of LANES.
+/// [`quantise`] on lanes, with sums; the length must be a multiple of LANES.
 #[inline(always)]
 pub(super) fn quantise_and_sum<S: Simd>(
     s: S,

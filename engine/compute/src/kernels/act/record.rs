@@ -1,11 +1,11 @@
-//! The words of packed activations: records of blocks, written column by column, and read for the scalar definition.
+//! Records of packed activations: written column by column, and read back for the scalar definition.
 
 use super::quantise::PartSums;
 use super::{AMX_COLUMNS, ActLayout, PackedActs, Sums};
 use crate::kernels::simd::ActEncoding;
 
 /// Writes column `c` of a record of `nc` columns.
-// once for all blocks in the module that has to be small
+// one copy for all blocks in modules without relaxed-simd, to keep them small
 #[cfg_attr(any(not(target_family = "wasm"), target_feature = "relaxed-simd"), inline(always))]
 pub(super) fn write_record(
     kind: ActLayout,
@@ -16,7 +16,7 @@ pub(super) fn write_record(
     c: usize,
     out: &mut [u32],
 ) {
-    // opaque: the compiler would keep the address of each group
+    // opaque, or the compiler keeps an address per group in registers
     let (fields, nc) = (kind.fields(nc), core::hint::black_box(nc));
     let mut at = c;
     let mut put = |v: u32| {
@@ -25,7 +25,7 @@ pub(super) fn write_record(
     };
     put(d.to_bits());
     if kind.zero_point_terms > 0 {
-        // where a dot of weights with that offset starts
+        // the zero-point terms
         match kind.encoding {
             ActEncoding::AbsAndMask => sums.some.iter().for_each(|sum| put(-sum as u32)),
             encoding if encoding == ActEncoding::I8PairSums || fields.is_some() => {
@@ -54,7 +54,7 @@ pub(super) fn write_record(
     write_groups(kind.encoding, q, nc, c, groups);
 }
 
-/// Writes the bytes of column `c` of a square.
+/// Writes the bytes of column `c` of an AMX tile.
 #[inline(always)]
 fn write_amx_columns(encoding: ActEncoding, q: &[i8], c: usize, out: &mut [u32]) {
     let row = q.len().min(64);
@@ -67,7 +67,7 @@ fn pair(a: i16, b: i16) -> u32 {
     u32::from(a as u16) | u32::from(b as u16) << 16
 }
 
-/// Of four bytes the absolute values, and what turns weights around where they were negative: 0x7f, else 0x80.
+/// The magnitudes of four i8, and the xor mask for weights: 0x7f where the i8 is negative, else 0x80.
 #[inline(always)]
 fn magnitudes(word: u32) -> (u32, u32) {
     let negative = word >> 7 & 0x0101_0101;
@@ -75,13 +75,13 @@ fn magnitudes(word: u32) -> (u32, u32) {
     ((word ^ ones) + negative, ones ^ 0x8080_8080)
 }
 
-/// Of four bytes the first and third as i16, and `q1 - 256 q0` and `q3 - 256 q2`.
+/// Two words of i16 pairs from four i8: (q0, q2), and (q1 - 256 q0, q3 - 256 q2).
 #[inline(always)]
 fn halves(word: u32) -> (u32, u32) {
     let (even, odd) = (word & 0x00ff_00ff, word >> 8 & 0x00ff_00ff);
-    // 0xff for the upper byte of a negative one
+    // sign-extends q0 and q2 to 16 bits
     let extended = even | ((even >> 7 & 0x0001_0001) * 0xff00);
-    // the upper byte is that of the odd one, 0 or -1, less the even one
+    // the upper byte is the sign of the odd q, 0 or -1, minus the even q
     let upper = 0x0200_0200 - (even + (odd >> 7 & 0x0001_0001));
     (extended, odd | (upper & 0x00ff_00ff) << 8)
 }
@@ -91,7 +91,7 @@ fn halves(word: u32) -> (u32, u32) {
 pub(in super::super) fn write_groups(encoding: ActEncoding, q: &[i8], nc: usize, c: usize, out: &mut [u32]) {
     let mut at = c * encoding.words();
     for q in q.chunks_exact(4) {
-        // one load: of four bytes put together, compilers make four
+        // a single load: compilers load four bytes one by one
         // SAFETY: four bytes.
         let word = u32::from_le(unsafe { q.as_ptr().cast::<u32>().read_unaligned() });
         let (first, second) = match encoding {
@@ -107,7 +107,7 @@ pub(in super::super) fn write_groups(encoding: ActEncoding, q: &[i8], nc: usize,
     }
 }
 
-/// Where a dot of `q` with weights of 8 bits starts.
+/// Zero-point term of a dot of `q` with 8-bit weights.
 pub(in super::super) fn zero_point_term_of_bytes(encoding: ActEncoding, q: &[i8]) -> i32 {
     let q = q.iter().map(|&q| i32::from(q));
     match encoding {
@@ -117,7 +117,7 @@ pub(in super::super) fn zero_point_term_of_bytes(encoding: ActEncoding, q: &[i8]
     }
 }
 
-/// Unpacks block `b` of column `c`: its scale and integers. For the scalar definition of products.
+/// Reads block `b` of column `c`: fills `q` and returns the scale. For the scalar definition of products.
 pub(in super::super) fn read_block(a: &PackedActs<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 {
     debug_assert!(a.kind.nc == 1 && a.kind.encoding == ActEncoding::I8 && a.kind.fields == 0);
     let words = a.kind.words;

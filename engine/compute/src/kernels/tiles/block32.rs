@@ -10,7 +10,7 @@ use crate::kernels::panel::PANEL;
 use crate::kernels::panel_layout::block_at;
 use crate::kernels::simd::{PrefetchDistance, Simd, each};
 
-/// Blocks of 32: `BITS` per quant, `MIN` = a minimum.
+/// Blocks of 32 with `BITS` per quant, and a minimum if `MIN`.
 pub(in super::super) struct Block32<const BITS: u32, const MIN: bool>;
 
 impl<const BITS: u32, const MIN: bool> QuantFormat for Block32<BITS, MIN> {
@@ -23,14 +23,14 @@ impl<const BITS: u32, const MIN: bool> QuantFormat for Block32<BITS, MIN> {
         let unpacked = NC > 1 && const { UnpackBuffer::groups::<S, Self>() > 0 };
         let in_place = Self::PACKED && !unpacked;
         let run = S::max_groups(BITS, !MIN);
-        // opaque for the reasons of `Simd::bound`, on every instruction set that unpacks
+        // opaque as in `Simd::bound`, on every instruction set that unpacks
         let bound = if unpacked { core::hint::black_box(run) } else { s.bound(run) };
         let fields = const { I16Fields::alone::<NC>(BITS) };
         let runs = if in_place { 0 } else { 8 / run };
         let qb = if Self::PACKED { BitPacking::of(BITS).sub_block_bytes() } else { 512 };
         let aw = S::act_encoding(BITS).words();
-        // weights of a group side by side are walked through by steps as opaque: of an index the compiler of WebAssembly
-        // makes several additions for each load
+        // consecutive weights of a group are read with opaque steps: for an index the WebAssembly compiler emits
+        // several additions per load
         let walked = S::UNPACKS && NC > 1;
         assert!(!walked || PANEL.is_multiple_of(RV * S::LANES), "a group in one panel");
         let line_step = if unpacked { RV * 4 * S::LANES } else { 64 };
@@ -70,7 +70,7 @@ impl<const BITS: u32, const MIN: bool> QuantFormat for Block32<BITS, MIN> {
                 }
                 let chunk = unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], 1 + MIN as usize);
                 let (mut line, mut acts) = (if unpacked { chunk } else { quants[0] }, groups);
-                // V8 unrolls the loop over groups, which pays for several columns; for one it does not
+                // V8 unrolls the loop over groups, which pays for several columns but not for one
                 for r in 0..runs {
                     let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(zero_point(c))));
                     for i in 0..bound {
@@ -84,7 +84,7 @@ impl<const BITS: u32, const MIN: bool> QuantFormat for Block32<BITS, MIN> {
                             (line, acts) = (line.wrapping_add(line_step), acts.wrapping_add(acts_step));
                         } else {
                             let load = |v: usize| s.load_b(quants[v].add(l * 64));
-                            // beside fields bytes are as unpacking leaves them
+                            // with i16 fields, byte weights are stored in the form of the unpack buffer
                             let w = match HAS_I16_FIELDS {
                                 true => each!(RV, |v| s.unpacked_weights::<8>(load(v))),
                                 false => each!(RV, |v| s.weights::<8>(load(v))),

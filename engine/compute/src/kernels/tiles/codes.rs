@@ -1,4 +1,4 @@
-//! Types of codes, which one table look-up turns into weights.
+//! Codebook types: a table look-up turns codes into weights.
 
 use super::{
     QuantFormat, TileArgs, TileClass, add_group, load_accumulators, prefetch_ahead, prefetch_head,
@@ -7,7 +7,7 @@ use super::{
 use crate::kernels::panel_layout::{CodebookLayout, HEAD, block_at, code_line};
 use crate::kernels::simd::{Simd, each};
 
-/// Codes in blocks of 32, with one scale or one for each half.
+/// Codes in blocks of 32, with one scale, or one per half.
 pub(in super::super) struct Codes32;
 
 impl QuantFormat for Codes32 {
@@ -18,7 +18,7 @@ impl QuantFormat for Codes32 {
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) {
         let Some(f) = t.codes else { return };
         let (qb, aw) = (f.chunk_bytes(), S::act_encoding(8).words());
-        let halves = 2 / f.parts; // of a part
+        let halves = 2 / f.parts; // per scale
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let table = s.load_table(f.offset_table.as_ptr());
@@ -63,17 +63,17 @@ impl QuantFormat for Codes32 {
     }
 }
 
-/// 32 elements: their codes, and what they are unpacked to, if they were.
+/// 32 elements: their codes, and their unpacked weights if they were unpacked.
 struct Chunk<const RV: usize> {
     quants: [*const u8; RV],
     unpacked: *const u8,
 }
 
 impl<const RV: usize> Chunk<RV> {
-    /// Adds 16 elements to the dots; `groups` are their activations.
+    /// Adds 16 elements to the dots.
     ///
     /// # Safety
-    /// The chunk and the activations are there.
+    /// The chunk must be readable, and `groups` point at the activations of these elements.
     #[inline(always)]
     unsafe fn add_half<S: Simd, const NC: usize>(
         &self,
@@ -87,7 +87,7 @@ impl<const RV: usize> Chunk<RV> {
         // SAFETY: the caller's.
         unsafe {
             if S::UNPACKS && NC > 1 {
-                // opaque for the reasons of `Simd::bound`
+                // opaque as in `Simd::bound`
                 for i in 0..core::hint::black_box(4) {
                     let w = unpacked_group::<S, RV, 8>(s, self.unpacked, half * 4 + i);
                     add_group::<S, RV, NC, 8>(s, w, groups.add(i * NC * S::act_encoding(8).words()), dots);
@@ -100,10 +100,11 @@ impl<const RV: usize> Chunk<RV> {
         }
     }
 
-    /// The same of codes as they are. Which half is a constant: in WebAssembly shifts by variables are dear.
+    /// [`Chunk::add_half`] for codes that were not unpacked. `HALF` is a constant because shifts by variables are slow
+    /// in WebAssembly.
     ///
     /// # Safety
-    /// As above.
+    /// As [`Chunk::add_half`].
     #[inline(always)]
     unsafe fn unpack_half<S: Simd, const NC: usize, const HALF: usize>(
         &self,
@@ -135,9 +136,10 @@ impl<const RV: usize> Chunk<RV> {
     }
 }
 
-/// Codes in super-blocks of 256: sixteen sub-blocks with signed scales, in Q2_K minima too.
+/// Codes in super-blocks of 256: sixteen sub-blocks with signed scales, in Q2_K also with minima.
 ///
-/// Sums fit in i32: a dot of 16 is at most 16 * 127 * 127, scales are -32..=31, and 16 * 32 of those are below 2^28.
+/// The sums fit i32: a dot of 16 is at most 16 * 127 * 127 and a scale within -32..=31, so the 16 sub-blocks sum to
+/// less than 2^28.
 pub(in super::super) struct SuperCodes;
 
 impl QuantFormat for SuperCodes {
@@ -149,7 +151,7 @@ impl QuantFormat for SuperCodes {
         let Some(f) = t.codes else { return };
         let (bytes, codes, aw) = (f.record_bytes(), f.codes(), S::act_encoding(8).words());
         let head = if f.has_min() { 25 } else { 17 };
-        let chunks = core::hint::black_box(8usize); // rolled, as above
+        let chunks = core::hint::black_box(8usize); // opaque, so that the loop is not unrolled
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
             let table = s.load_table(f.offset_table.as_ptr());

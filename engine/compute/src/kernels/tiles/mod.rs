@@ -1,5 +1,5 @@
-//! Register tiles of products with quantised weights: some vectors of rows times some columns, over the whole of K. A
-//! file for each kind of block; the formulas are at the head of `matmul.rs`, the layouts at that of `panel.rs`.
+//! Register tiles of products with quantised weights: `RV` row vectors times `NC` columns, over the whole of K. One
+//! file per kind of block; the head of `matmul.rs` has the formulas, that of `panel.rs` the layouts.
 
 mod block32;
 mod codes;
@@ -21,7 +21,7 @@ use super::act::tile_columns;
 use super::panel_layout::CodebookLayout;
 use super::simd::{FEW_TILES, Simd, TileShape, each};
 
-/// The register tiles that an instruction set has for quantised weights, in the order of `Simd::GEMV`.
+/// Classes of weight formats with a tile size of their own, in the order of `Simd::GEMV`.
 #[derive(Clone, Copy)]
 pub(super) enum TileClass {
     /// 4- and 5-bit blocks of 32.
@@ -33,7 +33,7 @@ pub(super) enum TileClass {
 }
 
 impl TileClass {
-    /// The tile for several columns.
+    /// Tile size for several columns.
     pub(super) const fn tile<S: Simd>(self) -> TileShape {
         match self {
             TileClass::Four => S::TILE4,
@@ -42,13 +42,13 @@ impl TileClass {
         }
     }
 
-    /// Vectors of rows at a time for one column, at most.
+    /// Largest number of row vectors of a gemv tile.
     pub(super) const fn gemv<S: Simd>(self) -> usize {
         S::GEMV[self as usize]
     }
 
-    /// Whether products come to a tile of `rv` vectors times `nc` columns: whole tiles, and single vectors where those
-    /// do not divide a panel. Keeps the others out of the binary.
+    /// Whether products use tiles of `rv` vectors and `nc` columns: full tiles, and single vectors where full tiles do
+    /// not divide a panel. Other sizes are not compiled.
     pub(super) const fn has<S: Simd>(self, rv: usize, nc: usize) -> bool {
         const fn rows<S: Simd>(whole: usize, rv: usize) -> bool {
             rv == whole || (rv == 1 && !super::panel::PANEL.is_multiple_of(S::LANES * whole))
@@ -60,42 +60,44 @@ impl TileClass {
     }
 }
 
-/// A quantised format on lanes.
+/// A quantised weight format on lanes.
 pub(super) trait QuantFormat {
-    /// Which of an instruction set's shapes it takes.
+    /// The class that determines its tile sizes.
     const TILE_CLASS: TileClass;
-    /// `BITS` of its dots.
+    /// The `BITS` of its dots.
     const BITS: u32;
-    /// Whether quants are less than bytes.
+    /// Whether quants take less than a byte.
     const PACKED: bool = true;
-    /// Computes a register tile: `RV` vectors of rows times `NC` columns over some blocks.
+    /// Computes a register tile: `RV` row vectors times `NC` columns, over some blocks.
     ///
     /// # Safety
-    /// `panel[v]` points at the panel of vector v, `lane[v]` is its first row in that panel; `acts` at these blocks of a
-    /// tile of NC packed columns; `out + c * stride + v * LANES` is writable. `unpacked` points at what
-    /// [`UnpackBuffer::unpack`] made of the blocks, if NC > 1 and both the type and the instruction set have use for it.
+    /// `panel[v]` must point at the panel of vector v and `lane[v]` be its first row there; `acts` must point at these
+    /// blocks in a tile of NC packed columns; `out + c * stride + v * LANES` must be writable. If NC > 1 and both
+    /// format and instruction set use it, `unpacked` must point at the result of [`UnpackBuffer::unpack`] for these
+    /// blocks.
     unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>);
 }
 
-/// Where a register tile reads and writes.
+/// Inputs and output of a register tile.
 pub(super) struct TileArgs<'a, const RV: usize> {
     pub(super) panel: [*const u8; RV],
     pub(super) lane: [usize; RV],
-    /// First and end; where the first is not 0, sums go on from what stands in the output.
+    /// First block and end. If the first is not 0, the output holds the sums of the blocks before.
     pub(super) blocks: [usize; 2],
-    /// Of a super-block's record.
+    /// Bytes of the record of a super-block.
     pub(super) bytes: usize,
     pub(super) unpacked: *const u8,
-    /// What is asked for meanwhile, if NC > 1.
+    /// Weights to prefetch meanwhile, if NC > 1.
     pub(super) prefetch: WeightPrefetch,
     pub(super) acts: *const u32,
     pub(super) out: *mut f32,
     pub(super) stride: usize,
-    /// For the types of codes.
+    /// The layout of codebook types.
     pub(super) codes: Option<&'a CodebookLayout>,
 }
 
-/// The unpacked chunk `i` of the tile, of chunks with so many scales; group g of vector v is at `(g * RV + v) * 4 * LANES`.
+/// Chunk `i` of the unpack buffer, for chunks with that many scales. Group g of vector v is at `(g * RV + v) * 4 *
+/// LANES`.
 #[inline(always)]
 fn unpacked_chunk<S: Simd, Q: QuantFormat, const RV: usize>(
     t: &TileArgs<'_, RV>,
@@ -106,7 +108,7 @@ fn unpacked_chunk<S: Simd, Q: QuantFormat, const RV: usize>(
     t.unpacked.wrapping_add(i * vectors * RV * 4 * S::LANES)
 }
 
-/// Scale `i` of the rows of vector `v` of an unpacked chunk, if those are there.
+/// Scale `i` of the rows of vector `v` in an unpacked chunk.
 #[inline(always)]
 unsafe fn unpacked_scale<S: Simd, Q: QuantFormat, const RV: usize>(s: S, chunk: *const u8, i: usize, v: usize) -> S::F {
     let scale = (const { UnpackBuffer::groups::<S, Q>() } + i) * RV + v;
@@ -121,14 +123,14 @@ unsafe fn unpacked_group<S: Simd, const RV: usize, const BITS: u32>(s: S, chunk:
     unsafe { weights_at(s, chunk.add(g * RV * 4 * S::LANES), |b| s.unpacked_weights::<BITS>(b)) }
 }
 
-/// The vectors of a group that follow each other from `p` on.
+/// The RV consecutive vectors of a group from `p` on.
 #[inline(always)]
 unsafe fn weights_at<S: Simd, const RV: usize>(s: S, p: *const u8, weights: impl Fn(S::B) -> S::W) -> [S::W; RV] {
     // SAFETY: the caller's.
     unsafe { each!(RV, |v| weights(s.load_b(p.add(v * 4 * S::LANES)))) }
 }
 
-/// The sums that a tile starts from.
+/// The initial f32 accumulators of a tile.
 #[inline(always)]
 unsafe fn load_accumulators<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) -> [[S::F; NC]; RV] {
     let mut acc = [[s.splat(0.0); NC]; RV];
@@ -143,10 +145,10 @@ unsafe fn load_accumulators<S: Simd, const RV: usize, const NC: usize>(s: S, t: 
     acc
 }
 
-/// Adds the dots of a group, whose activations are at `acts`.
+/// Adds the dots of one group.
 ///
 /// # Safety
-/// The activations of NC columns are there.
+/// `acts` must point at the activations of the group, for NC columns.
 #[inline(always)]
 unsafe fn add_group<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
     s: S,
@@ -177,7 +179,7 @@ unsafe fn store_accumulators<S: Simd, const RV: usize, const NC: usize>(
     }
 }
 
-/// Asks for `lines` from `at` in each panel, that far `ahead`, if at all.
+/// Prefetches `lines` from `at` in each panel, `ahead` bytes ahead; nothing if that is 0.
 #[inline(always)]
 fn prefetch_ahead<S: Simd, const RV: usize>(
     s: S,
@@ -191,8 +193,8 @@ fn prefetch_ahead<S: Simd, const RV: usize>(
     }
 }
 
-/// Asks ahead with a chunk, of eight, of a record of `bytes`: for its share, each line once and in their order, as many at once would
-/// wait for each other.
+/// Prefetches the share of chunk `chunk` of 8 in a record of `bytes`, one record ahead: each line once and in order, as
+/// many prefetches at once would queue up.
 #[inline(always)]
 fn prefetch_record_part<S: Simd, const RV: usize>(
     s: S,
@@ -205,7 +207,7 @@ fn prefetch_record_part<S: Simd, const RV: usize>(
     prefetch_ahead(s, t, record, s.prefetch_policy().distance.packed, lines * chunk / 8..lines * (chunk + 1) / 8);
 }
 
-/// Asks for the head of a record, which is read here and there, where nothing is asked for ahead.
+/// Prefetches the head of the current record, which is not read sequentially, if nothing is prefetched ahead.
 #[inline(always)]
 fn prefetch_head<S: Simd, const RV: usize>(s: S, t: &TileArgs<'_, RV>, record: [*const u8; RV], bytes: usize) {
     if s.prefetch_policy().distance.packed == 0 {

@@ -41,7 +41,7 @@ impl QuantFormat for SuperSigned {
 /// A tile of super-blocks, with minima or with signed quants.
 ///
 /// # Safety
-/// That of [`QuantFormat::tile`].
+/// As [`QuantFormat::tile`].
 #[inline(always)]
 unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32, const MIN: bool>(
     s: S,
@@ -54,7 +54,7 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     let fields = const { I16Fields::alone::<NC>(BITS) };
     let head = if MIN { 5 } else { 17 };
     let sub_block_words = fields.map_or(groups * aw, |f| f.words()) * NC;
-    // looked up in modules for browsers, where code for both widths is to be alike
+    // read from the arguments on WebAssembly, so that the code for both widths is the same and can be merged
     let bytes = if FEW_TILES && unpacked && MIN { t.bytes } else { bytes };
     // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
     unsafe {
@@ -66,7 +66,7 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
                 prefetch_head(s, t, o, HEAD);
             }
             let mut isum = [[s.splat_i(0); NC]; RV];
-            // rolled (an opaque bound): unrolled, the compiler interleaves the sub-blocks and spills
+            // opaque bound: unrolled, the compiler interleaves the sub-blocks and spills
             for i in 0..core::hint::black_box(sub_blocks) {
                 if i.is_multiple_of(sub_blocks / 8) {
                     if NC == 1 {
@@ -111,10 +111,10 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     }
 }
 
-/// The f16 at offset `at` of records, those of the tile's rows.
+/// The f16 at offset `at` of the records of the tile's rows.
 ///
 /// # Safety
-/// The records are there.
+/// The records must be readable.
 #[inline(always)]
 unsafe fn scales<S: Simd, const RV: usize>(s: S, t: &TileArgs<'_, RV>, o: [*const u8; RV], at: usize) -> [S::F; RV] {
     // SAFETY: the caller's; rows of one panel follow each other.
@@ -126,11 +126,11 @@ unsafe fn scales<S: Simd, const RV: usize>(s: S, t: &TileArgs<'_, RV>, o: [*cons
     }
 }
 
-/// Some vectors of f16, as f32.
+/// RV consecutive vectors of f16, as f32.
 ///
 /// # Safety
-/// They are there.
-// once in modules, which have to be small
+/// The vectors must be readable.
+// not inlined on WebAssembly, to keep the module small
 #[cfg_attr(not(target_family = "wasm"), inline(always))]
 #[cfg_attr(target_family = "wasm", inline(never))]
 unsafe fn widened<S: Simd, const RV: usize>(s: S, at: *const u16) -> [S::F; RV] {
@@ -138,7 +138,7 @@ unsafe fn widened<S: Simd, const RV: usize>(s: S, at: *const u16) -> [S::F; RV] 
     unsafe { each!(RV, |v| s.load_small_f16(at.add(v * S::LANES))) }
 }
 
-/// Elements of a super-block that have a scale in common, in some vectors of rows, and their activations.
+/// A sub-block of a super-block, the elements that share a scale, in RV row vectors; with its activations.
 struct SubBlock<const RV: usize> {
     lines: [*const u8; RV],
     scales: [*const u8; RV],
@@ -147,10 +147,10 @@ struct SubBlock<const RV: usize> {
 }
 
 impl<const RV: usize> SubBlock<RV> {
-    /// Adds `scale * dot`.
+    /// Adds `scale * dot` to `isum`.
     ///
     /// # Safety
-    /// The elements and their activations are there.
+    /// The sub-block and its activations must be readable.
     #[inline(always)]
     unsafe fn add_scaled<S: Simd, const NC: usize, const BITS: u32, const MIN: bool>(
         &self,
@@ -210,7 +210,7 @@ impl<const RV: usize> SubBlock<RV> {
     /// The scales of vector `v`.
     ///
     /// # Safety
-    /// They are there.
+    /// The scales must be readable.
     #[inline(always)]
     unsafe fn scale<S: Simd, const MIN: bool>(&self, s: S, v: usize) -> S::I {
         // SAFETY: the caller's.

@@ -1,4 +1,4 @@
-//! Quants of panels as bytes of their own, and maybe their scales as f32, for products that use each many times.
+//! Unpacking of quants to bytes, and of scales to f32 where that pays, for products that use each weight many times.
 
 use core::mem::MaybeUninit;
 
@@ -9,7 +9,8 @@ use crate::kernels::panel_layout::{HEAD, PanelLayout, code_line};
 use crate::kernels::simd::Simd;
 use crate::kernels::tiles::QuantFormat;
 
-/// Room for the bytes of some rows and blocks; small, so that they stay in the first cache while columns stream by.
+/// Buffer for the unpacked weights of some rows and blocks; small enough to stay in the L1 cache while the columns
+/// pass.
 #[repr(align(64))]
 pub(in super::super) struct UnpackBuffer([MaybeUninit<u8>; UnpackBuffer::BYTES]);
 
@@ -20,36 +21,37 @@ impl UnpackBuffer {
         UnpackBuffer([const { MaybeUninit::uninit() }; Self::BYTES])
     }
 
-    /// Whether products of several columns unpack such weights, or their scales.
+    /// Whether products of several columns unpack the weights or scales of this format.
     pub(in super::super) const fn is_used<S: Simd, Q: QuantFormat>() -> bool {
         S::UNPACKS_SCALES || Self::groups::<S, Q>() > 0
     }
 
-    /// Groups of four that are unpacked of a chunk of 32 elements: all or none.
+    /// Number of groups that are unpacked of a chunk of 32 elements: all or none.
     pub(in super::super) const fn groups<S: Simd, Q: QuantFormat>() -> usize {
         if S::UNPACKS && (Q::PACKED || S::UNPACKS_BYTES) { 8 } else { 0 }
     }
 
-    /// Scales of a chunk that are widened, of so many.
+    /// Number of scales of a chunk that are converted to f32, of `scales`.
     pub(super) const fn widened<S: Simd>(scales: usize) -> usize {
         if S::UNPACKS_SCALES { scales } else { 0 }
     }
 
-    /// Blocks that fit for `rv` vectors of rows.
+    /// Number of blocks that fit, for `rv` row vectors.
     pub(in super::super) fn blocks<S: Simd>(layout: &PanelLayout, rv: usize) -> usize {
         Self::BYTES / Self::block_bytes::<S>(layout, rv)
     }
 
-    /// Bytes of a block with all its groups: those that stay in their panels have to stay in the first cache too.
+    /// Bytes of a block with all its groups. Weights that stay packed count too, as they share the L1 cache.
     fn block_bytes<S: Simd>(layout: &PanelLayout, rv: usize) -> usize {
         layout.block_len() / 32 * (8 + Self::widened::<S>(layout.scales())) * rv * 4 * S::LANES
     }
 
-    /// Unpacks the blocks from `first` to `end`, of `rv` vectors of rows from `row` on: groups of so many `bits`, or only
-    /// scales. Of each group of four of a chunk, and of its scales, the vectors follow each other. Returns where they begin.
+    /// Unpacks blocks `first..end` of `rv` row vectors from `row` on: groups of that many `bits`, or scales only. The
+    /// vectors of each group of a chunk are consecutive, and so are those of each scale. Returns the start of the
+    /// buffer.
     ///
     /// # Panics
-    /// If they do not fit, or are not in the matrix.
+    /// If the blocks do not fit, or are not in the matrix.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
     pub(in super::super) fn unpack<S: Simd>(
@@ -63,7 +65,8 @@ impl UnpackBuffer {
     ) -> *const u8 {
         let (layout, vector) = (w.layout(), 4 * S::LANES);
         let chunks = layout.block_len() / 32;
-        // unpacked when they were packed; copied all the same, so that one tile serves bytes and what becomes bytes
+        // already in this form in the panel; copied nevertheless, so that one tile serves byte weights and unpacked
+        // ones
         let as_is = HAS_I16_FIELDS && matches!(layout, PanelLayout::Blocks32(f) if f.words == 8);
         let fits = end - first <= Self::blocks::<S>(layout, rv) && end * chunks * 32 <= w.k();
         assert!(fits, "blocks to unpack");
@@ -104,11 +107,11 @@ impl UnpackBuffer {
     }
 }
 
-/// Gives `put` the groups of 32 elements, chunk `t` of a block, as unsigned bytes, those of 8 bits as they lie in panels;
-/// `at` is the record of a super-block, or quants.
+/// Calls `put` with each group of the 32 elements of chunk `t` of a block, as unsigned bytes; 8-bit weights stay as
+/// stored. `at` points at the record of a super-block, or at the quants of a block of 32.
 ///
 /// # Safety
-/// The chunk is there.
+/// The chunk must be readable.
 #[inline(always)]
 pub(in super::super) unsafe fn chunk<S: Simd>(
     s: S,

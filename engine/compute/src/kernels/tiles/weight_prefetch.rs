@@ -1,16 +1,16 @@
-//! Weights that are read next, asked for while others are computed with: the processor sees a stream only once it is
-//! read, so each group of rows would begin with a wait for memory.
+//! Software prefetch of the weights that a product of several columns reads next. The hardware prefetcher sees a stream
+//! only once it is read, so without this every group of rows would start with cache misses.
 
 use core::ops::Range;
 
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::simd::Simd;
 
-/// A stretch of weights, asked for line by line.
+/// A range of weights, prefetched line by line.
 #[derive(Clone)]
 pub(in super::super) struct WeightPrefetch {
     lines: Range<*const u8>,
-    /// Bytes for each 32 elements of the tile that asks.
+    /// Bytes to prefetch per 32 elements that the tile computes.
     step: usize,
 }
 
@@ -20,7 +20,7 @@ impl WeightPrefetch {
     pub(in super::super) const NONE: WeightPrefetch =
         WeightPrefetch { lines: core::ptr::null()..core::ptr::null(), step: 0 };
 
-    /// Up to `rows` rows from `row` on, of a sub-block that ends with panel `end`; beyond it, of what is read next.
+    /// Up to `rows` rows from `row` on, of a task that ends with panel `end`; at its end, `prefetch_next`.
     pub(in super::super) fn rows(
         w: &Matrix,
         row: usize,
@@ -34,7 +34,7 @@ impl WeightPrefetch {
         WeightPrefetch { lines: bytes[..bytes.len().min(most)].as_ptr_range(), step: 0 }
     }
 
-    /// The part for a tile that does that of `all` the work of these rows, in so many chunks of 32 elements.
+    /// The part for a tile that does `work` of `all` the work on these rows, in `chunks` chunks of 32 elements.
     #[inline(always)]
     pub(in super::super) fn share<S: Simd>(
         &self,
@@ -53,7 +53,7 @@ impl WeightPrefetch {
         WeightPrefetch { lines: at(start)..at(end), step: (end - start).div_ceil(chunks) * Self::LINE }
     }
 
-    /// Asks for the lines of a chunk.
+    /// Prefetches the lines of one chunk.
     #[inline(always)]
     pub(super) fn prefetch_chunk<S: Simd>(&mut self, s: S) {
         if !S::PREFETCHES {
