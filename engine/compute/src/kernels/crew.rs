@@ -1,8 +1,9 @@
-//! How a host's threads join an operation: the part of a thread pool that must be right, without threads or clocks.
+//! Fork-join synchronisation: how worker threads join a parallel region of a leader. The part of a thread pool that
+//! must be correct, without threads or clocks.
 //!
-//! A leader opens a gate with a closure behind it, works itself, closes the gate and waits for those inside. Members
-//! enter while it is open; one that comes late (its core was taken, it slept) just misses the operation, and nobody
-//! waits for it.
+//! The leader publishes a closure and opens a gate, runs the closure itself, closes the gate and waits for the workers
+//! that entered. Workers enter while the gate is open; a worker that comes too late (it slept, or had no core) skips
+//! the region, and nobody waits for it.
 
 use core::cell::UnsafeCell;
 use core::mem;
@@ -10,17 +11,17 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 type Work<'a> = &'a (dyn Fn() + Sync);
 
-/// The meeting point of a leader and the other members.
+/// The gate through which the workers of a leader join its parallel regions.
 pub struct Crew {
-    /// `epoch << 17 | members inside << 1 | open`.
+    /// `epoch << 17 | workers inside << 1 | open`.
     gate: AtomicU64,
     work: UnsafeCell<Option<Work<'static>>>,
     leading: AtomicBool,
     panicked: AtomicBool,
 }
 
-// SAFETY: `work` is written only by the leader (one, by `leading`) while the gate is closed and nobody is inside, and
-// read only by members inside.
+// SAFETY: `work` is written only by the leader (at most one, by `leading`) while the gate is closed and no worker is
+// inside, and read only by workers inside.
 unsafe impl Sync for Crew {}
 // SAFETY: the closure is gone (`lead` has returned) whenever the crew can be moved.
 unsafe impl Send for Crew {}
@@ -36,7 +37,7 @@ impl Default for Crew {
 }
 
 impl Crew {
-    /// Nobody yet.
+    /// A closed gate without workers.
     pub const fn new() -> Crew {
         Crew {
             gate: AtomicU64::new(0),
@@ -46,20 +47,21 @@ impl Crew {
         }
     }
 
-    /// Opens the gate, calls `wake`, works, closes the gate, and calls `wait` until those inside are done. If another
-    /// thread leads at the moment, works alone.
+    /// Runs `work` on this thread and on all workers that join: opens the gate, calls `wake`, works, closes the gate,
+    /// and calls `wait` until the workers inside have left. If another thread is leading, runs `work` on this thread
+    /// only.
     ///
     /// # Panics
-    /// If the work panicked on any thread; not before all have left it.
+    /// If `work` panicked on any thread, after all have left it.
     pub fn lead(&self, work: &(dyn Fn() + Sync), wake: impl FnOnce(), wait: impl FnMut(u32)) {
         if self.leading.swap(true, Ordering::Acquire) {
             return work();
         }
-        // of an operation whose leader panicked too
+        // may be set by a region whose leader panicked too
         self.panicked.store(false, Ordering::Relaxed);
-        // SAFETY: only the lifetime changes. `Leave` waits, also when unwinding, until nobody can use the reference.
+        // SAFETY: only the lifetime changes. `Leave` waits, also when unwinding, until no worker can use the reference.
         let work: Work<'static> = unsafe { mem::transmute::<Work<'_>, Work<'static>>(work) };
-        // SAFETY: this thread leads, the gate is closed and nobody is inside.
+        // SAFETY: this thread leads, the gate is closed and no worker is inside.
         unsafe { *self.work.get() = Some(work) };
         self.gate.fetch_add(EPOCH | OPEN, Ordering::SeqCst);
         let leave = Leave { crew: self, wait };
@@ -71,7 +73,8 @@ impl Crew {
         }
     }
 
-    /// Takes part in the operation at hand, if there is one that this member has not seen; says whether there was.
+    /// Joins the open region, unless this worker has joined it already (`seen` is the epoch of its last one). Returns
+    /// whether it did.
     pub fn follow(&self, seen: &mut u64) -> bool {
         let mut gate = self.gate.load(Ordering::SeqCst);
         loop {
@@ -85,7 +88,7 @@ impl Crew {
         }
         *seen = gate / EPOCH;
         let inside = Inside { crew: self, done: false };
-        // SAFETY: this member is inside, so the leader keeps the closure alive and does not write.
+        // SAFETY: this worker is inside, so the leader keeps the closure alive and does not write.
         if let Some(work) = unsafe { *self.work.get() } {
             work();
         }
@@ -94,18 +97,18 @@ impl Crew {
         true
     }
 
-    /// Whether somebody is inside.
+    /// Whether workers are inside.
     fn has_members(&self) -> bool {
         self.gate.load(Ordering::Acquire) % EPOCH / MEMBER != 0
     }
 
-    /// Whether there may be an operation to follow.
+    /// Whether a region is open.
     pub fn is_open(&self) -> bool {
         self.gate.load(Ordering::SeqCst) & OPEN != 0
     }
 }
 
-/// Closes the gate and waits for those inside.
+/// Closes the gate and waits for the workers inside.
 struct Leave<'a, W: FnMut(u32)> {
     crew: &'a Crew,
     wait: W,
@@ -114,7 +117,7 @@ struct Leave<'a, W: FnMut(u32)> {
 impl<W: FnMut(u32)> Drop for Leave<'_, W> {
     fn drop(&mut self) {
         self.crew.gate.fetch_and(!OPEN, Ordering::AcqRel);
-        // also where `wait` panics
+        // waits even if `wait` panics
         let alone = Alone(self.crew);
         let mut turns = 0;
         while alone.0.has_members() {
@@ -124,7 +127,7 @@ impl<W: FnMut(u32)> Drop for Leave<'_, W> {
     }
 }
 
-/// Ends the leading, once nobody is inside.
+/// Waits until no worker is inside, then lets another thread lead.
 struct Alone<'a>(&'a Crew);
 
 impl Drop for Alone<'_> {
@@ -136,7 +139,7 @@ impl Drop for Alone<'_> {
     }
 }
 
-/// A member at work.
+/// A worker inside a region.
 struct Inside<'a> {
     crew: &'a Crew,
     done: bool,

@@ -1,4 +1,4 @@
-//! Elementwise steps between the products.
+//! Elementwise operations: activation functions, scaled addition, soft cap.
 
 use super::Cpu;
 use super::cpu::Op;
@@ -6,7 +6,7 @@ use super::exp::{LOW, UNROLL, exp, exp_above_lanes};
 use super::simd::Simd;
 use super::special::{erfc, erfc_lanes, tanh, tanh_lanes};
 
-/// The activation of a feed-forward.
+/// Activation function of a feed-forward network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// `x / (1 + exp(-x))`.
@@ -102,7 +102,7 @@ pub fn soft_cap(cpu: Cpu, x: &mut [f32], cap: f32) {
     Map::run(cpu, Step::SoftCap(cap), x, None);
 }
 
-/// `cap * tanh(x / cap)` of scores inside another operation.
+/// The soft cap of one element.
 #[inline(always)]
 pub(super) fn soft_cap_one(x: f32, cap: f32) -> f32 {
     cap * tanh(x / cap)
@@ -114,7 +114,7 @@ pub(super) fn soft_cap_lanes<S: Simd>(s: S, x: S::F, cap: f32) -> S::F {
     s.mul(s.splat(cap), tanh_lanes(s, s.div(x, s.splat(cap))))
 }
 
-/// What happens to an element x, where there is a second operand with its element y.
+/// An elementwise operation on x, and on y of a second operand if it has one.
 #[derive(Clone, Copy)]
 enum Step {
     AddScaled(f32),
@@ -153,7 +153,7 @@ impl Step {
     }
 }
 
-/// `x = step(x, y)`.
+/// `x = step(x, y)` for all elements.
 struct Map<'a> {
     step: Step,
     x: &'a mut [f32],
@@ -166,7 +166,7 @@ impl Map<'_> {
         cpu.run(Map { step, x, y });
     }
 
-    /// The elements from `from` on.
+    /// Applies the operation to the elements from `from` on, one by one.
     fn rest(&mut self, from: usize) {
         for i in from..self.x.len() {
             self.x[i] = self.step.of(self.x[i], self.y.map_or(0.0, |y| y[i]));
@@ -188,7 +188,7 @@ impl Op for Map<'_> {
         // SAFETY: equal lengths (checked by `run`), whole vectors below them.
         unsafe {
             for i in (0..whole).step_by(UNROLL * S::LANES) {
-                // what is left over is done twice rather than alone
+                // an incomplete last step repeats vectors instead of processing them one by one
                 let at = |j: usize| (i + j * S::LANES).min(whole - S::LANES);
                 let (mut x, mut y) = ([s.splat(0.0); UNROLL], [s.splat(0.0); UNROLL]);
                 for j in 0..UNROLL {

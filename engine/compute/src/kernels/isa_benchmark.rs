@@ -1,4 +1,5 @@
-//! Products for who has a clock: WebAssembly does not tell what its engine makes of an instruction.
+//! Work for a benchmark of instruction sets, for hosts with a clock: a WebAssembly module cannot detect which
+//! instructions its engine compiles well.
 
 use alloc::vec;
 use core::hint::black_box;
@@ -10,13 +11,13 @@ use super::panel::Matrix;
 use crate::pool::Inline;
 use crate::quant::Dtype;
 
-/// Rows and columns of the product: whole tiles of WebAssembly's instruction sets.
+/// Rows and columns of the product: full tiles of the WebAssembly instruction sets.
 const ROWS: usize = 64;
 const COLUMNS: usize = 16;
 const K: usize = 512;
 
-/// Multiplies a matrix of 4-bit and one of 8-bit weights `rounds` times, half a million weights times activations each:
-/// how long that takes says which of two instruction sets is faster.
+/// Multiplies a matrix of 4-bit and one of 8-bit weights `rounds` times, half a million multiply-adds each. The caller
+/// measures the time to compare two instruction sets.
 pub fn run(cpu: Cpu, rounds: u32) {
     for dtype in [Dtype::Q4_0, Dtype::Q8_0] {
         let blocks = ROWS * K / dtype.block_len() as usize;

@@ -4,17 +4,20 @@ use super::Cpu;
 use super::cpu::Op;
 use super::simd::Simd;
 
-/// Which elements of a head form the pairs that rotate.
+/// Which elements of a head are rotated as pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeStyle {
-    /// (0, 1), (2, 3), ...: llama's files.
+    /// (0, 1), (2, 3), ...: the original layout, as in llama GGUF files (llama.cpp: NORM).
     Interleaved,
-    /// (i, i + n_rot/2): GPT-NeoX, and most others.
+    /// (i, i + n_rot/2): GPT-NeoX layout (llama.cpp: NEOX).
     NeoX,
 }
 
-/// Rotates the first `2 * cos.len()` elements of each head of one token, then multiplies the heads by `scale`:
-/// `(a, b) -> (a*cos - b*sin, a*sin + b*cos)`. `heads` is (n_heads, head_dim).
+/// Rotates the first `2 * cos.len()` elements of each head of one token, then multiplies the heads by `scale`: `(a, b)
+/// -> (a*cos - b*sin, a*sin + b*cos)`. `heads` is (n_heads, head_dim).
+///
+/// # Panics
+/// If `cos` and `sin` differ in length or are longer than half a head, or `heads` is not whole heads.
 pub fn rope(cpu: Cpu, style: RopeStyle, heads: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], scale: f32) {
     assert!(cos.len() == sin.len() && cos.len() * 2 <= head_dim && heads.len().is_multiple_of(head_dim));
     cpu.run(Rope { style, heads, head_dim, cos, sin, scale });
@@ -36,7 +39,7 @@ impl Op for Rope<'_> {
         self.rotate();
     }
 
-    /// Elementwise on plain loops: the compiler's vectors give the same bits.
+    /// Plain loops: elementwise code gives the same bits however the compiler vectorises it.
     #[inline(always)]
     fn simd<S: Simd>(self, _: S) {
         self.rotate();

@@ -1,4 +1,4 @@
-//! The two passes of a softmax over a vocabulary: maxima of groups, and exponentials with their sum.
+//! The two passes of a softmax over a vocabulary: maxima of groups of logits, and exponentials with their sum.
 
 use super::Cpu;
 use super::cpu::Op;
@@ -8,21 +8,21 @@ use super::simd::Simd;
 
 /// Elements of a group of [`group_maxima`].
 pub const GROUP: usize = 32;
-/// Elements of the block that 16 groups share.
+/// Elements of a block, which 16 groups share.
 pub const GROUP_BLOCK: usize = VIRTUAL_LANES * GROUP;
 
-/// Groups of `n` elements.
+/// Number of groups of `n` elements.
 pub const fn groups(n: usize) -> usize {
     n.div_ceil(GROUP_BLOCK) * VIRTUAL_LANES
 }
 
-/// The elements of group `g` of `n`: one lane of a block.
+/// Indices of the elements of group `g`, of `n` elements: one lane of a block.
 pub fn group(g: usize, n: usize) -> impl Iterator<Item = usize> {
     let first = g / VIRTUAL_LANES * GROUP_BLOCK + g % VIRTUAL_LANES;
     (first..n.min(first + GROUP_BLOCK - g % VIRTUAL_LANES)).step_by(VIRTUAL_LANES)
 }
 
-/// The largest element of each group of `x`; -inf where a group is empty.
+/// The largest element of each group of `x`; -inf for an empty group.
 ///
 /// # Panics
 /// If `out` is not [`groups`] long.
@@ -36,7 +36,7 @@ struct GroupMaxima<'a> {
     out: &'a mut [f32],
 }
 
-/// The maxima of a block that may be short.
+/// The maxima of a block that may be incomplete.
 fn block_maxima(block: &[f32], out: &mut [f32]) {
     out.fill(f32::NEG_INFINITY);
     for row in block.chunks(VIRTUAL_LANES) {
@@ -79,7 +79,7 @@ impl Op for GroupMaxima<'_> {
     }
 }
 
-/// `out = exp((x - max) / t)`; returns the sum on the lane array. `x` may hold -inf, which gives 0.
+/// `out = exp((x - max) / t)`; returns the sum on virtual lanes. `x` may contain -inf, which gives 0.
 ///
 /// # Panics
 /// If `x` and `out` differ in length.

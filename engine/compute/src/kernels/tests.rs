@@ -1,4 +1,4 @@
-//! The law: every instruction set of this machine gives the scalar definition's bits.
+//! Every instruction set of this machine gives the bits of the scalar definition.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -35,13 +35,13 @@ impl Rng {
         (s as f32 - 131070.0) / 37837.0
     }
 
-    /// Ordinary numbers, and where `extreme` runs of zeros, subnormals, huge values and extremes.
+    /// Ordinary numbers; if `extreme`, also runs of zeros, subnormal, huge and extreme values.
     fn floats(&mut self, n: usize, extreme: bool) -> Vec<f32> {
         let mut x: Vec<f32> = (0..n).map(|_| self.normal()).collect();
         if extreme {
             for run in x.chunks_mut(32) {
                 let scale = [0.0, 1e-38, 1e-43, 1e15, 1e-29, 1e10, 1.0, 1.0][self.next() as usize % 8];
-                // of one sign, or of both in turns: sums are the largest there are, or none
+                // of one sign or alternating, for the largest possible sums and for none
                 let flat = [[3.0, 3.0], [-3.0, -3.0], [3.0, -3.0]].get(self.next() as usize % 8);
                 for (i, v) in run.iter_mut().enumerate() {
                     *v = scale * flat.map_or(*v, |flat| flat[i % 2]);
@@ -85,7 +85,7 @@ impl Rng {
             match dtype {
                 Dtype::F32 => b.copy_from_slice(&self.normal().to_le_bytes()),
                 Dtype::BF16 => b.copy_from_slice(&self.normal().to_le_bytes()[2..]),
-                // products of the largest with the largest activations are not finite
+                // products of larger scales with the largest activations are not finite
                 Dtype::MXFP4 => {
                     b[0] = [118 + b[0] % 16, b[0] % 3, 190][if extreme { usize::from(b[1] % 3) } else { 0 }]
                 }
@@ -105,7 +105,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Runs `f` on every instruction set and demands the scalar result.
+/// Checks that `f` gives the scalar bits on every instruction set.
 fn same(f: impl Fn(Cpu) -> Vec<f32>) -> Result<(), TestCaseError> {
     let want = bits(&f(Cpu::SCALAR));
     for cpu in Cpu::all_variants() {
@@ -120,7 +120,7 @@ fn same(f: impl Fn(Cpu) -> Vec<f32>) -> Result<(), TestCaseError> {
 
 fn product(cpu: Cpu, pool: &dyn Pool, w: &Matrix, x: &[f32], n: usize) -> Vec<f32> {
     let k = w.k();
-    // elements of other matters between the columns
+    // NaN between the columns: must not be read
     let x: Vec<f32> = x.chunks_exact(k).flat_map(|row| row.iter().copied().chain([f32::NAN; 3])).collect();
     let (mut words, x) = (Vec::new(), Floats { x: &x, stride: k + 3 });
     let x = match ActLayout::of(cpu, w.dtype()) {
@@ -136,7 +136,7 @@ fn product(cpu: Cpu, pool: &dyn Pool, w: &Matrix, x: &[f32], n: usize) -> Vec<f3
     out
 }
 
-/// Threads made anew for each operation; where there are none, one caller after the other.
+/// A pool that starts threads for each operation; without thread support it calls one after the other.
 pub(super) struct Scoped(pub(super) usize);
 
 impl Pool for Scoped {
@@ -151,14 +151,14 @@ impl Pool for Scoped {
     }
 }
 
-/// Emulators run these too, a hundred times slower.
+/// Emulated targets are a hundred times slower.
 const CASES: u32 = match (cfg!(debug_assertions), cfg!(target_arch = "x86_64")) {
     (false, _) => 1000,
     (true, true) => 240,
     (true, false) => 96,
 };
 
-/// Runs for a target say which path they mean to test.
+/// Test runners name the path that they mean to test.
 #[test]
 fn the_named_path_is_the_fastest() {
     if let Ok(name) = std::env::var("STARLING_TEST_ISA") {
@@ -166,7 +166,7 @@ fn the_named_path_is_the_fastest() {
     }
 }
 
-/// Longer and more than what kernels keep at hand at a time, and no multiple of it.
+/// More rows and columns than kernels buffer at a time, and not multiples of that.
 #[test]
 fn many_columns_of_long_rows() {
     for (dtype, k, n) in [
@@ -174,7 +174,7 @@ fn many_columns_of_long_rows() {
         (Dtype::Q8_0, 1056, 534),
         (Dtype::Q4_K, 1280, 534),
         (Dtype::Q6_K, 1280, 534),
-        // and longer than what other instruction sets unpack at once
+        // longer than what other instruction sets unpack at once
         (Dtype::Q5_0, 4128, 9),
         (Dtype::NVFP4, 4160, 9),
         (Dtype::Q5_K, 4352, 9),
@@ -223,7 +223,7 @@ proptest! {
         }
     }
 
-    /// Several matrices, each for some of the columns, as experts are.
+    /// Several matrices, each for some of the columns, as with experts.
     #[test]
     fn columns_in_groups(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..50, groups in prop::collection::vec(1usize..15, 1..5), threads in 1usize..4, seed: u64) {
         let (dtype, k, mut rng) = (Dtype::SUPPORTED[f], 256, Rng(seed));
@@ -318,7 +318,7 @@ proptest! {
         let kv = KvLayout { n_layer: 2, n_head_kv: heads, head_dim: d8 * 8, kv_type: KvType::ALL[t] };
         let (n_head, d, all, mut rng) = (heads * group, kv.head_dim, past + tokens, Rng(seed));
         let n_pages = all.div_ceil(PAGE);
-        // pages in scrambled order, and rubbish where nothing was written
+        // pages in scrambled order, and arbitrary contents in unused slots
         let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
         let (k, v) = (rng.floats(all * heads * d, extreme), rng.floats(all * heads * d, extreme));
         let q = rng.floats(tokens * n_head * d, false);
@@ -343,7 +343,7 @@ proptest! {
             if whole {
                 return run(AttentionWindow { left: before, right: after }, &q, Span { row: 0, n: tokens, pos: past, pages: &pages });
             }
-            // a query is not rotated here: it may as well be that of the last token that it sees
+            // queries are not rotated here, so the query may be placed at the last token that it attends to
             let one = |(t, q)| {
                 let seen = seen(past + t);
                 run(AttentionWindow { left: seen.len() - 1, right: 0 }, q, Span { row: 0, n: 1, pos: seen.end - 1, pages: &pages })

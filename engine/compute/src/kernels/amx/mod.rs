@@ -1,13 +1,13 @@
-//! Products on AMX: matrix registers of 16 rows of 64 bytes, and 16 x 16 dots of up to 64 signed bytes in one instruction
-//! (`TDPBSSD`; Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
+//! Matrix products on AMX: tile registers of 16 rows of 64 bytes, and 16 x 16 dots of up to 64 signed bytes in one
+//! instruction (`TDPBSSD`; Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
 //!
-//! A square is a panel times 16 columns. Weights are unpacked to signed bytes, those of a few panels and a stretch of K at
-//! a time: they stay in the cache of the first level while all columns pass, and the panels share what they read of a
-//! column. Between stretches, sums wait beside them: columns of the output are far apart.
+//! An AMX tile is a panel times 16 columns. The weights of a few panels are unpacked to signed bytes, a stretch of K at
+//! a time: they stay in the L1 cache while all columns pass, and the panels share the loads of a column. Between
+//! stretches the sums are kept in a buffer beside them, as the columns of the output are far apart.
 //!
-//! Blocks of 32 have scales of their own, so their dots leave the matrix registers block by block. In super-blocks a
-//! weight times the scale of its sub-block is an integer, which two bytes hold as `64 * high + low`: then
-//! `isum = 64 * sum_j high_j q_j + sum_j low_j q_j` runs over the whole super-block.
+//! Blocks of 32 have scales of their own, so their dots leave the tile registers after each block. In a super-block,
+//! weight times scale is an integer that fits two bytes as `64 * high + low`, so `isum = 64 * sum_j high_j q_j + sum_j
+//! low_j q_j` is accumulated over the whole super-block.
 
 mod registers;
 mod unpack;
@@ -28,52 +28,52 @@ use super::simd::{Simd, each};
 use registers::{Shapes, finish_32, finish_256, start_32, start_256};
 use unpack::unpack;
 
-/// The CPU has AMX with bytes, beside all that [`Avx512`] needs, and this process may use it.
+/// Proof that the CPU has AMX with int8, and all that [`Avx512`] needs, and that this process may use it.
 #[derive(Clone, Copy)]
 pub(super) struct Amx(Avx512);
 
 impl Amx {
     /// # Safety
-    /// As the type says.
+    /// The CPU has these instructions, and the process has the permission to use AMX.
     #[inline(always)]
     pub(super) unsafe fn new(lanes: Avx512) -> Amx {
         Amx(lanes)
     }
 }
 
-/// The columns of whole squares, for some panels.
+/// Computes the columns of whole AMX tiles, for some panels.
 pub(super) fn gemm(amx: Amx, panels: Panels<'_>, a: &PackedActs<'_>) {
     // SAFETY: an `Amx` exists only where the CPU has the instructions.
     unsafe { run(amx.0, panels, a) }
 }
 
-/// 16 numbers of 4 bytes, or 64 bytes.
+/// A cache line: 16 values of 4 bytes, or 64 bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
 const ZERO: Line = Line([0; 64]);
 
-/// Blocks of 32 that are unpacked at once, 16 KiB; of super-blocks 4, twice as much.
+/// Number of blocks of 32 that are unpacked at once (16 KiB), and of super-blocks (32 KiB).
 const BLOCKS: usize = 64;
 const SUPERS: usize = 4;
 
-/// UnpackBuffer weights, block by block of each panel.
+/// Unpacked weights, block by block of each panel.
 struct Weights {
-    /// Groups of four elements; of a super-block the low bytes of all, then the high ones.
+    /// Groups of four elements; of a super-block the low bytes of all groups, then the high bytes.
     groups: [Line; SUPERS * 128],
-    /// f32.
+    /// Scales, f32.
     d: [Line; BLOCKS],
-    /// Minima of blocks of 32, dmin of super-blocks.
+    /// Minima of blocks of 32, `dmin` of super-blocks; f32.
     m: [Line; BLOCKS],
-    /// Pairs of i16 minima of a super-block.
+    /// Minima of a super-block, as i16 pairs.
     mins: [[Line; 8]; SUPERS],
 }
 
-/// Dots of a block, in super-blocks of the low bytes, then of the high ones.
+/// Dots of a block; of a super-block those of the low bytes, then of the high bytes.
 type Dots = [Line; 32];
 
-// The boundary at which the compiler may use AVX-512 beside the matrix registers.
+// compiled with AVX-512; the AMX instructions are inline assembly
 isa_features! { Avx512Vnni, enable_features
     unsafe fn run(s: Avx512, panels: Panels<'_>, a: &PackedActs<'_>) {
         // SAFETY: the caller's.
@@ -143,35 +143,35 @@ unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &
     unsafe { registers::release() }
 }
 
-/// Columns that share what is unpacked.
+/// Columns that are computed with the same unpacked weights.
 const COLUMNS: usize = 512;
 
-/// Where a square reads and writes in one stretch.
+/// Inputs and output of an AMX tile, for one stretch of K.
 struct AmxTile {
-    /// A record of 16 columns per block.
+    /// Packed activations: a record of 16 columns per block.
     records: *const u32,
-    /// Words of a record before the bytes, of one column.
+    /// Words of one column in a record, before the bytes.
     head: usize,
-    /// Words of a record, of one column.
+    /// Words of one column in a record.
     words: usize,
-    /// Place of its first block in the weights.
+    /// Index of its first block in `Weights`.
     first: usize,
     blocks: usize,
-    /// Sums of the stretches before, column by column.
+    /// Sums of the stretches before, column by column, if any.
     sums: Option<*mut f32>,
     out: *mut f32,
     stride: usize,
 }
 
 impl AmxTile {
-    /// The columns of a block.
+    /// The record of block `b`.
     #[inline(always)]
     unsafe fn record(&self, b: usize) -> *const u32 {
-        // SAFETY: the caller's square has that block.
+        // SAFETY: the caller's tile has that block.
         unsafe { self.records.add(b * AMX_COLUMNS * self.words) }
     }
 
-    /// Their bytes.
+    /// The bytes in the record of block `b`.
     #[inline(always)]
     unsafe fn bytes(&self, b: usize) -> *const u32 {
         // SAFETY: as above.
@@ -180,31 +180,31 @@ impl AmxTile {
 
     #[inline(always)]
     unsafe fn sums(&self, s: Avx512) -> [__m512; AMX_COLUMNS] {
-        // the lines that will be written
+        // prefetches the lines to be written
         (0..AMX_COLUMNS).for_each(|c| s.prefetch(self.out.wrapping_add(c * self.stride).cast()));
         let Some(sums) = self.sums else { return [s.splat(0.0); AMX_COLUMNS] };
-        // SAFETY: the caller's square.
+        // SAFETY: the caller's tile.
         unsafe { each!(AMX_COLUMNS, |c| s.load(sums.add(c * PANEL))) }
     }
 
     #[inline(always)]
     unsafe fn store(&self, s: Avx512, sums: [__m512; AMX_COLUMNS]) {
         for c in 0..AMX_COLUMNS {
-            // SAFETY: the caller's square.
+            // SAFETY: the caller's tile.
             unsafe { s.store(self.out.add(c * self.stride), sums[c]) }
         }
     }
 
-    /// Blocks of 32, with minima or without.
+    /// Blocks of 32, with minima if `MIN`.
     #[inline(always)]
     unsafe fn blocks<const MIN: bool>(&self, s: Avx512, w: &Weights, dots: &mut [Dots; 2]) {
-        // SAFETY: the caller's square.
+        // SAFETY: the caller's tile.
         unsafe {
             let mut sums = self.sums(s);
             start_32::<false>(self.bytes(0), &w.groups[self.first * 8]);
             for b in 0..self.blocks {
                 let (odd, next, at) = (b % 2 == 1, b + 1, self.first + b);
-                // the next block's dots while these are scaled
+                // computes the dots of the next block while these are scaled
                 if next < self.blocks {
                     let (bytes, groups) = (self.bytes(next), &w.groups[(self.first + next) * 8]);
                     if odd { start_32::<false>(bytes, groups) } else { start_32::<true>(bytes, groups) }
@@ -231,10 +231,10 @@ impl AmxTile {
         }
     }
 
-    /// Super-blocks, with that many pairs of minima.
+    /// Super-blocks, with `PAIRS` i16 pairs of minima.
     #[inline(always)]
     unsafe fn supers<const PAIRS: usize>(&self, s: Avx512, w: &Weights, dots: &mut [Dots; 2]) {
-        // SAFETY: the caller's square.
+        // SAFETY: the caller's tile.
         unsafe {
             let mut sums = self.sums(s);
             start_256::<false>(self.bytes(0), &w.groups[self.first * 128]);

@@ -1,4 +1,4 @@
-//! Weights of panels as the signed bytes that matrix registers multiply.
+//! Unpacking of panel weights to the signed bytes that AMX multiplies.
 
 use core::arch::x86_64::*;
 use core::ops::Range;
@@ -10,10 +10,10 @@ use super::super::simd::{Simd, each};
 use super::super::tiles::unpack::chunk;
 use super::{Line, Weights};
 
-/// Unpacks some blocks of a panel to the place `first` and those after it.
+/// Unpacks `blocks` of panel `p` to index `first` of `w` and the following ones.
 ///
 /// # Safety
-/// The panel holds them, and there is room for them.
+/// The panel must have these blocks, and `w` room for them.
 #[inline(always)]
 pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize>, first: usize, w: &mut Weights) {
     let (layout, panel) = (m.layout(), m.panel(p).as_ptr());
@@ -65,7 +65,8 @@ pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize
     }
 }
 
-/// The groups of 32 elements, chunk `t` of a block, as signed bytes; `at` is the record of a super-block, or quants.
+/// The groups of the 32 elements of chunk `t` of a block, as signed bytes; `at` points at the record of a super-block,
+/// or at the quants.
 #[inline(always)]
 unsafe fn signed_chunk(s: Avx512, layout: &PanelLayout, at: *const u8, t: usize) -> [__m512i; 8] {
     let offset = match layout {
@@ -94,14 +95,14 @@ unsafe fn signed_chunk(s: Avx512, layout: &PanelLayout, at: *const u8, t: usize)
     }
 }
 
-/// i32 lanes as pairs of the same i16.
+/// Duplicates the low i16 of each i32 lane.
 #[inline(always)]
 fn in_pairs(v: __m512i) -> __m512i {
     // SAFETY: an `Avx512` made the value.
     unsafe { _mm512_or_si512(_mm512_and_si512(v, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32::<16>(v)) }
 }
 
-/// Weights times scales, products within -4096..=4096, as the low and the high bytes of `64 * high + low`.
+/// Weights times scales, within -4096..=4096, split into `64 * high + low`: the low bytes and the high bytes.
 #[inline(always)]
 fn times(w: __m512i, scales: __m512i) -> [__m512i; 2] {
     // SAFETY: an `Avx512` made the values.

@@ -1,5 +1,5 @@
-//! A block of tokens of one sequence that attends through one KV head: its path through the chunks, the same for every
-//! instruction set.
+//! Attention of a block of tokens of one sequence through one KV head: the loop over chunks, shared by all instruction
+//! sets.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -12,12 +12,12 @@ use crate::kernels::cpu::Op;
 use crate::kernels::simd::Simd;
 use crate::kernels::{Cpu, SharedOut};
 
-/// A block of consecutive tokens of one sequence attending through one KV head, over a range of chunks.
+/// A block of consecutive tokens of one sequence, attending through one KV head over a range of chunks.
 pub(super) struct AttentionBlock<'a> {
     pub(super) of: &'a Attention<'a>,
     pub(super) head: usize,
     pub(super) span: &'a Span<'a>,
-    /// First row of the batch, and number of rows.
+    /// First row of the block in the batch, and its number of rows.
     pub(super) row: usize,
     pub(super) tokens: usize,
     /// Position of the first token.
@@ -25,21 +25,21 @@ pub(super) struct AttentionBlock<'a> {
     pub(super) chunks: Range<usize>,
 }
 
-/// Where the result of an [`AttentionBlock`] goes.
+/// Output of an [`AttentionBlock`].
 #[derive(Clone, Copy)]
 pub(super) enum BlockOutput<'a> {
-    /// The finished rows: (tokens, n_head, head_dim) from element `at` on.
+    /// Finished rows, (tokens, n_head, head_dim), from element `at` on.
     Rows {
-        /// The rows of all blocks.
+        /// The rows of the whole batch.
         out: SharedOut<'a, f32>,
-        /// Where this block's first token starts.
+        /// Index of the first element of the block.
         at: usize,
     },
-    /// One chunk's part: per query head of this KV head `[m, l, o[value_dims]]`, from element `at` on.
+    /// Partial result of one chunk: per query head of this KV head `[m, l, o[value_dims]]`, from element `at` on.
     Part {
-        /// The parts of all units.
+        /// The partial results of all tasks.
         out: SharedOut<'a, f32>,
-        /// Where this unit's parts start.
+        /// Index of the first element of this task.
         at: usize,
     },
 }
@@ -53,13 +53,13 @@ impl AttentionBlock<'_> {
         self.of.n_head / self.kv().n_head_kv
     }
 
-    /// The tokens of chunk `chunk` that the token at `pos` sees, relative to the chunk.
+    /// The tokens of chunk `chunk` that the token at `pos` attends to, relative to the chunk.
     fn seen(&self, chunk: usize, pos: usize) -> Range<usize> {
         let (start, seen) = (chunk * CHUNK, self.of.seen(self.span, pos));
         seen.start.saturating_sub(start).min(CHUNK)..seen.end.saturating_sub(start).min(CHUNK)
     }
 
-    /// The queries of the block (columns, head_dim), gathered into `q`, narrowed where keys are f16.
+    /// Gathers the queries of the block into `q`, (columns, head_dim); rounds them to 13 bits if keys are f16.
     #[inline(always)]
     fn queries<'q>(&self, k: &impl ChunkKernel, q: &'q mut [f32]) -> &'q [f32] {
         let (group, d) = (self.group(), self.kv().head_dim);
@@ -74,7 +74,7 @@ impl AttentionBlock<'_> {
         q
     }
 
-    /// Whether the chunk is one of these, and its token in the sequence.
+    /// Whether `chunk` is in range and its token `token` exists.
     pub(super) fn has(&self, chunk: usize, token: usize) -> bool {
         self.chunks.contains(&chunk) && chunk * CHUNK + token < self.span.end()
     }
@@ -83,17 +83,20 @@ impl AttentionBlock<'_> {
         self.of.memory.page(self.span.pages[(chunk * CHUNK + token) / PAGE])
     }
 
-    /// This head's keys in the page of the chunk's token `token`.
+    /// Keys of this head in the page of token `token` of the chunk.
     pub(super) fn keys(&self, chunk: usize, token: usize) -> &[u8] {
         &self.page(chunk, token)[self.kv().key_at(self.of.layer, self.head)..][..self.kv().key_bytes()]
     }
 
-    /// This head's values in the page of the chunk's token `token`.
+    /// Values of this head in the page of token `token` of the chunk.
     pub(super) fn values(&self, chunk: usize, token: usize) -> &[u8] {
         &self.page(chunk, token)[self.kv().value_at(self.of.layer, self.head)..][..self.kv().value_bytes()]
     }
 
-    /// Runs the block. Units that write different parts of the output may run in parallel, each with its own scratch.
+    /// Runs the block. Blocks with disjoint outputs may run in parallel, each with its own scratch.
+    ///
+    /// # Panics
+    /// If the block does not fit the layout, the pages or the scratch.
     pub(super) fn run(&self, cpu: Cpu, out: BlockOutput<'_>, scratch: &mut AttendScratch) {
         let (kv, of) = (self.kv(), self.of);
         assert!(kv.head_dim <= MAX_HEAD_DIM && of.n_head.is_multiple_of(kv.n_head_kv) && self.head < kv.n_head_kv);
@@ -104,7 +107,7 @@ impl AttentionBlock<'_> {
     }
 }
 
-/// The block's attention over its chunks.
+/// Online softmax over the chunks of a block.
 struct AttendOp<'a> {
     a: &'a AttentionBlock<'a>,
     out: BlockOutput<'a>,
@@ -115,7 +118,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
     fn attend(&self) -> &'a AttentionBlock<'a> {
         self.a
     }
-    /// The path of a block through its chunks, the same for every instruction set.
+    /// The loop over chunks, shared by all instruction sets.
     #[inline(always)]
     fn run(self, k: &impl ChunkKernel) {
         let a = self.a;
@@ -163,18 +166,18 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
         }
         for (c, (o, running)) in total.chunks_exact_mut(dims).zip(&running).enumerate() {
             if running.l == 0.0 {
-                // scores that are not numbers: the row ends as NaN, never as what the scratch held before
+                // all scores were NaN: writes a row of NaN, not the old contents of the scratch
                 o.fill(0.0);
             }
             let (token, head) = (c / group, a.head * group + c % group);
             match self.out {
                 BlockOutput::Rows { out, at } => {
-                    // SAFETY: a unit owns its tokens' elements of its query heads.
+                    // SAFETY: a task owns the elements of its tokens and query heads.
                     let out = unsafe { out.slice(at + (token * a.of.n_head + head) * d, d) };
                     scale(&o[..d], running.l, out);
                 }
                 BlockOutput::Part { out, at } => {
-                    // SAFETY: a unit owns its part.
+                    // SAFETY: a task owns its partial results.
                     let out = unsafe { out.slice(at + c * (2 + dims), 2 + dims) };
                     (out[0], out[1]) = (running.m, running.l);
                     out[2..].copy_from_slice(o);
@@ -184,7 +187,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
     }
 }
 
-/// The scores of one token's query heads of one KV head.
+/// The attention scores of one token, for the query heads of one KV head.
 pub(super) struct ScoresOp<'a> {
     pub(super) a: &'a AttentionBlock<'a>,
     pub(super) scratch: &'a mut AttendScratch,
@@ -216,32 +219,32 @@ impl<'a> ChunkOp<'a> for ScoresOp<'a> {
     }
 }
 
-/// What an instruction set contributes: scores, exponentials and weighted values of one chunk.
+/// What an instruction set implements: scores, softmax and weighted values of one chunk.
 pub(super) trait ChunkKernel {
-    /// `q = narrow(q)`, of `narrow.rs`.
+    /// `q = narrow(q)`, see `narrow.rs`.
     fn narrow(&self, q: &mut [f32]);
-    /// `scores[c][t]` for the chunk's first `n` tokens (rounded up to pages; what lies beyond is arbitrary) and the
-    /// queries `q` (columns, head_dim).
+    /// `scores[c][t]` for the first `n` tokens of the chunk and the queries `q` (columns, head_dim). Scores up to the
+    /// next whole page are arbitrary.
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]);
-    /// `s = cap * tanh(s / cap)` (a multiple of 16 long).
+    /// `s = cap * tanh(s / cap)`; `s` is a multiple of 16 long.
     fn soft_cap(&self, s: &mut [f32], cap: f32);
-    /// Turns `s` (a multiple of 16 long) into `exp(s - max)`; returns the maximum and the sum.
+    /// Replaces `s`, a multiple of 16 long, by `exp(s - max)`; returns the maximum and the sum.
     fn softmax(&self, s: &mut [f32]) -> SoftmaxState;
-    /// `o[c][d] = sum_t p[c][t] * v[t][d]` for the chunk's `tokens`; `o` is (columns, value_dims).
+    /// `o[c][d] = sum_t p[c][t] * v[t][d]` over `tokens` of the chunk; `o` is (columns, value_dims).
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]);
     /// `total = total * a + part * b`.
     fn blend(&self, total: &mut [f32], a: f32, part: &[f32], b: f32);
 }
 
-/// Work on the chunks of a block.
+/// An operation on the chunks of a block.
 pub(super) trait ChunkOp<'a> {
     fn attend(&self) -> &'a AttentionBlock<'a>;
     /// Must be `#[inline(always)]`.
     fn run(self, k: &impl ChunkKernel);
 }
 
-/// Runs it. Each type of keys and values is an operation of its own, as it is a good deal of code; but one copy of what
-/// they have in common is enough for modules for browsers.
+/// Runs the operation. Each KV type is compiled as an operation of its own, except on WebAssembly, where one copy for
+/// all types keeps the module small.
 pub(super) fn run_chunk_op<'a>(cpu: Cpu, w: impl ChunkOp<'a>) {
     match w.attend().kv().kv_type {
         _ if cfg!(target_family = "wasm") => cpu.run(OfType::<_, ANY>(w)),
@@ -254,10 +257,10 @@ pub(super) fn run_chunk_op<'a>(cpu: Cpu, w: impl ChunkOp<'a>) {
 pub(super) const F32: usize = KvType::F32 as usize;
 pub(super) const F16: usize = KvType::F16 as usize;
 pub(super) const K8: usize = KvType::K8 as usize;
-/// The type is looked up when it runs.
+/// Stands for any type, looked up at run time.
 pub(super) const ANY: usize = KvType::ALL.len();
 
-/// `KV`: which of the types.
+/// `KV`: index of the KV type, or `ANY`.
 struct OfType<W, const KV: usize>(W);
 
 impl<'a, W: ChunkOp<'a>, const KV: usize> Op for OfType<W, KV> {

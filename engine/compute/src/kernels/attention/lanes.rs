@@ -1,4 +1,5 @@
-//! Attention over one chunk on lanes: the scalar definition, 16 tokens or dimensions side by side.
+//! Attention over one chunk on lanes: the arithmetic of the scalar definition, for 16 tokens or dimensions side by
+//! side.
 
 use core::hint::black_box;
 use core::marker::PhantomData;
@@ -16,13 +17,13 @@ use super::block::{ANY, AttentionBlock, ChunkKernel, F16, F32};
 use super::softmax_state::SoftmaxState;
 use super::{CHUNK, MAX_HEAD_DIM, PAGE, WEIGHT_LOW, WIDE};
 
-/// Tokens between what is read and what is asked for meanwhile.
+/// Prefetch distance in tokens.
 const PREFETCH_TOKENS: usize = 64;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// The same on lanes.
+/// [`ChunkKernel`] on lanes, for KV type `KV`.
 pub(super) struct LaneKernel<'a, S, const KV: usize> {
     pub(super) a: &'a AttentionBlock<'a>,
     pub(super) s: S,
@@ -41,8 +42,8 @@ pub(super) fn blend_lanes<S: Simd>(s: S, total: &mut [f32], a: f32, part: &[f32]
     }
 }
 
-/// [`ChunkKernel::softmax`], with weights of 13 bits if `narrow`.
-// on WebAssembly one copy for all types of keys and values
+/// [`ChunkKernel::softmax`]; rounds the weights to 13 bits if `narrow`.
+// not inlined on WebAssembly: one copy for all KV types
 #[cfg_attr(not(target_family = "wasm"), inline(always))]
 #[cfg_attr(target_family = "wasm", inline(never))]
 fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> SoftmaxState {
@@ -64,7 +65,7 @@ fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Softma
         let m = reduce(lanes, max);
         let mut acc = [s.splat(0.0); 4];
         for i in (0..p.len()).step_by(UNROLL * S::LANES) {
-            // of what is left over some is computed twice rather than alone
+            // an incomplete last step repeats vectors instead of processing them one by one
             let n = UNROLL.min((p.len() - i) / S::LANES);
             let at = |j: usize| i + j.min(n - 1) * S::LANES;
             let mut e = [s.splat(0.0); UNROLL];
@@ -137,13 +138,14 @@ impl<S: Simd, const KV: usize> ChunkKernel for LaneKernel<'_, S, KV> {
 }
 
 impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
-    /// The type of keys and values: known when this is compiled, unless it is `ANY`.
+    /// Index of the KV type: a constant, unless `KV` is `ANY`.
     #[inline(always)]
     fn kv_type(&self) -> usize {
         if const { KV == ANY } { self.a.kv().kv_type as usize } else { KV }
     }
 
-    /// Tokens outside, columns inside: the keys of a tile's tokens are widened once (from `E` to `W`) and stay in cache.
+    /// Tokens in the outer loop, columns in the inner one: the keys of a tile are converted once, from `E` to `W`, and
+    /// stay in cache.
     #[inline(always)]
     fn float_scores<E: Elem, W: Elem>(
         &self,
@@ -179,7 +181,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
         }
     }
 
-    /// ScoresOp of `rv` vectors of tokens from `t` on, for all columns.
+    /// Scores of `rv` vectors of tokens from `t` on, for all columns.
     #[inline(always)]
     fn score_tiles<E: Elem>(
         &self,
@@ -204,7 +206,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
         }
     }
 
-    /// Tokens outside, columns inside, as above.
+    /// Tokens in the outer loop, columns in the inner one, as in [`LaneKernel::float_scores`].
     #[inline(always)]
     fn float_values<E: Elem, W: Elem>(
         &self,
@@ -262,20 +264,20 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
         }
     }
 
-    /// Whether so many columns read the same numbers that they are better converted once.
+    /// Whether enough columns read the same f16 numbers to convert them to f32 first.
     #[inline(always)]
     fn is_worth_widening<E: Elem>(&self, columns: usize) -> bool {
         E::BYTES < 4 && columns > S::TILE_F32.nc
     }
 
-    /// Whether pages are asked for before they are read: each is a stream of its own, too short for the processor to see.
+    /// Whether pages are prefetched: each page is a stream of its own, too short for the hardware prefetcher.
     #[inline(always)]
     fn prefetches(&self) -> bool {
         S::PREFETCHES && self.s.prefetch_policy().distance.floats > 0
     }
 
-    /// Reads a byte of each line of the pages, where lines cannot be asked for: so they are fetched side by side, while a
-    /// tile waits for one after the other.
+    /// Where there is no prefetch instruction, reads a byte of each line of the pages: these cache misses overlap,
+    /// those of a tile would not.
     #[inline(always)]
     fn touch_lines<'p>(&self, pages: impl Iterator<Item = &'p [u8]>) {
         if !S::PREFETCHES {
@@ -283,7 +285,8 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
         }
     }
 
-    /// What is read [`PREFETCH_TOKENS`] tokens after the keys of a chunk's token `t`: keys, or after all `tokens` of them values.
+    /// The data read [`PREFETCH_TOKENS`] tokens after the keys of token `t` of the chunk: keys, or values once all
+    /// `tokens` keys were read.
     #[inline(always)]
     fn prefetch_after_keys(&self, chunk: usize, t: usize, tokens: usize) -> *const u8 {
         match t + PREFETCH_TOKENS {
@@ -294,8 +297,8 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
         }
     }
 
-    /// What is read [`PREFETCH_TOKENS`] tokens after the values of a chunk's token `t`: values, or after the chunk's `end` the prefetch
-    /// one's keys.
+    /// The data read [`PREFETCH_TOKENS`] tokens after the values of token `t` of the chunk: values, or beyond `end` the
+    /// keys of the next chunk.
     #[inline(always)]
     fn prefetch_after_values(&self, chunk: usize, t: usize, end: usize) -> *const u8 {
         match t + PREFETCH_TOKENS {
@@ -383,13 +386,13 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     unsafe { tile.run::<S, E, NC>(s) }
 }
 
-/// Tokens whose values are added: `n` from the chunk's token `t` on. In memory, each 16 dimensions have `depth` tokens.
+/// Tokens whose values are added: `n` from token `t` of the chunk on. Each 16 dimensions are stored for `depth` tokens.
 struct ValuePart {
     t: usize,
     n: usize,
     depth: usize,
     accumulate: bool,
-    /// Values that are asked for meanwhile, if any.
+    /// Values to prefetch meanwhile, or null.
     prefetch: *const u8,
 }
 

@@ -1,4 +1,4 @@
-//! THE definition of attention over one chunk.
+//! The scalar definition of attention over one chunk.
 
 use core::ops::Range;
 
@@ -12,7 +12,7 @@ use super::block::{AttentionBlock, ChunkKernel};
 use super::softmax_state::SoftmaxState;
 use super::{CHUNK, KvType, MAX_HEAD_DIM, PAGE, WEIGHT_LOW};
 
-/// The definition.
+/// [`ChunkKernel`] as plain loops: the definition.
 pub(super) struct ScalarKernel<'a>(pub(super) &'a AttentionBlock<'a>);
 
 impl ScalarKernel<'_> {

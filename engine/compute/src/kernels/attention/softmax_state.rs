@@ -1,4 +1,4 @@
-//! Chunks put together: running maxima and sums, in ascending order of the chunks.
+//! Online softmax: merges the results of chunks, in ascending order.
 
 use super::lanes::blend_lanes;
 use super::scalar::ScalarKernel;
@@ -9,7 +9,7 @@ use crate::kernels::exp::exp;
 use crate::kernels::norm::max;
 use crate::kernels::simd::Simd;
 
-/// SoftmaxState maxima and sums of a unit's columns; a sum of 0 means that no token was seen yet.
+/// Running maximum `m` and sum `l` of an online softmax; `l` is 0 as long as no token was seen.
 #[derive(Clone, Copy)]
 pub(super) struct SoftmaxState {
     pub(super) m: f32,
@@ -17,7 +17,7 @@ pub(super) struct SoftmaxState {
 }
 
 impl SoftmaxState {
-    /// Takes in the next chunk's part.
+    /// Merges the result of the next chunk.
     #[inline(always)]
     pub(super) fn merge(
         &mut self,
@@ -49,7 +49,7 @@ pub(super) fn scale(o: &[f32], l: f32, out: &mut [f32]) {
     }
 }
 
-/// Combines the parts of one query head of one token, chunks ascending: `parts` is (n_chunks, part_len), rows
+/// Merges the partial results of one query head of one token, chunks ascending. `parts` is (n_chunks, part_len), rows
 /// `stride` floats apart.
 pub(super) fn combine(cpu: Cpu, kv: &KvLayout, parts: &[f32], stride: usize, n_chunks: usize, out: &mut [f32]) {
     assert!(n_chunks > 0 && parts.len() >= (n_chunks - 1) * stride + kv.part_len() && out.len() == kv.head_dim);
