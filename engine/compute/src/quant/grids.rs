@@ -1,8 +1,8 @@
-//! The grids of the IQ types: the points of a lattice that a group of elements may take.
+//! The grids of the IQ types: the lattice points that a group of elements may take.
 //!
 //! A point of [`IQ1`], [`IQ2_XXS`], [`IQ2_XS`] and [`IQ2_S`] is 8 levels of 2 bits, one of [`IQ3_XXS`] and [`IQ3_S`] 4
-//! levels of 3 bits; the first level is in the low bits. What a level stands for is told by the type. The tables define
-//! the format. Source: `kgrid_*` in <https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c>.
+//! levels of 3 bits; the first level is in the low bits. Each type defines the value of a level. The tables are part of
+//! the file format. Source: `kgrid_*` in <https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c>.
 
 /// The points of IQ2_XXS.
 pub(super) static IQ2_XXS: [u32; 256] = [

@@ -1,6 +1,6 @@
 //! IQ1_S and IQ1_M: 256 elements of 1.56 and 1.75 bits: `x = d/8 * (2 * scale + 1) * (8 * {-1, 0, 1} ± 1)`.
 //!
-//! Eight neighbours are a point of a grid of 2048 ([`super::grids`]).
+//! Eight consecutive elements are a point of a grid of 2048 ([`super::grids`]).
 //!
 //! | IQ1_S, of 50 bytes | |
 //! |---|---|
@@ -22,7 +22,7 @@ use super::float::{scale_at, set_scale};
 use super::grids::IQ1;
 use super::lattice::{Lattice, odd_scales};
 
-/// The codes of eight elements: a level in the low bits, in bit 2 which way the eighth goes.
+/// Writes the codes of eight elements: a level in the low bits; bit 2 is set for minus an eighth.
 fn put(point: u32, minus: bool, out: &mut [u8]) {
     for (j, out) in out.iter_mut().enumerate() {
         *out = (point >> (2 * j) & 3) as u8 | u8::from(minus) << 2;
@@ -52,15 +52,15 @@ pub(super) fn unpack_m(block: &[u8], out: &mut Codes) {
     }
 }
 
-/// The f16 whose four parts lie on top of IQ1_M's scales.
+/// The f16 scale of an IQ1_M block, whose four parts are in the top bits of the scales.
 pub(super) fn scale_of_m(block: &[u8]) -> [u8; 2] {
     (0..4).fold(0, |d, i| d | (u16_at(block, 48 + 2 * i) >> 12) << (4 * i)).to_le_bytes()
 }
 
-/// What the levels of IQ1 stand for, with an eighth more and with an eighth less.
+/// Values of the levels, plus an eighth and minus an eighth.
 const VALUES: [[f32; 3]; 2] = [[-0.875, 0.125, 1.125], [-1.125, -0.125, 0.875]];
 
-/// A sub-block of `N` elements: `x` is about `scale * VALUES[minus[k]][level]`, k = 0 in the first half.
+/// A fitted sub-block: `x` is about `scale * VALUES[minus[k]][level]`, k = 0 in the first half.
 struct SubBlockFit<const POINTS: usize> {
     scale: f32,
     index: [u16; POINTS],
@@ -68,14 +68,14 @@ struct SubBlockFit<const POINTS: usize> {
 }
 
 impl<const POINTS: usize> SubBlockFit<POINTS> {
-    /// The eighth of point `k`.
+    /// The level values of point `k`.
     fn values(&self, k: usize) -> &'static [f32; 3] {
         &VALUES[usize::from(self.minus[2 * k / POINTS])]
     }
 }
 
-/// The best scale and points. With three levels, the best split of the sorted elements is found by trying all; `splits`
-/// goes through them and gives the boundaries, scale and eighths.
+/// The best scale and points of a sub-block. With three levels, all splits of the sorted elements can be tried:
+/// `splits` does so and returns the best boundaries, scale and eighths.
 fn search<const N: usize, const POINTS: usize>(
     lattice: &Lattice,
     x: &[f32],
@@ -121,7 +121,7 @@ fn search<const N: usize, const POINTS: usize>(
     Some(found)
 }
 
-/// Elements before `first`, in ascending order, are of level 0, those before `second` of level 1.
+/// A split of the sorted elements: those before `first` get level 0, those before `second` level 1, the rest level 2.
 struct Split {
     first: usize,
     second: usize,
@@ -129,7 +129,7 @@ struct Split {
     minus: [bool; 2],
 }
 
-/// Keeps the split that explains most.
+/// The best split so far, by the decrease of the error.
 struct Best {
     score: f32,
     split: Option<Split>,
@@ -144,7 +144,7 @@ impl Best {
     }
 }
 
-/// All splits of 32 elements, with one eighth for all.
+/// Tries all splits of 32 elements, with one eighth for all of them.
 fn splits_32(order: &[usize; 32], x: &[f32], w: &[f32]) -> Option<Split> {
     let (mut sum_x, mut sum_w) = ([0.0; 33], [0.0; 33]);
     for (j, &i) in order.iter().enumerate() {
@@ -166,7 +166,8 @@ fn splits_32(order: &[usize; 32], x: &[f32], w: &[f32]) -> Option<Split> {
     best.split
 }
 
-/// All splits of 16 elements, each half with its eighth. Neighbouring values differ by 1, which shortens the sums.
+/// Tries all splits of 16 elements, with an eighth per half. Neighbouring level values differ by 1, which shortens the
+/// sums.
 fn splits_16(order: &[usize; 16], x: &[f32], w: &[f32]) -> Option<Split> {
     let (mut sum_x, mut sum_w) = ([[0.0; 17]; 2], [[0.0; 17]; 2]);
     for (j, &i) in order.iter().enumerate() {
@@ -179,7 +180,7 @@ fn splits_16(order: &[usize; 16], x: &[f32], w: &[f32]) -> Option<Split> {
     let mut best = Best { score: f32::MIN, split: None };
     for first in 0..=16 {
         for second in first..=16 {
-            // of each half, with an eighth more and with an eighth less
+            // per half, with plus an eighth and with minus an eighth
             let sums = [0, 1].map(|half| {
                 let (x, w) = (&sum_x[half], &sum_w[half]);
                 let below = x[first] + x[second];
@@ -223,7 +224,7 @@ pub(super) fn quantise_m(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 2
         array::from_fn(|i| search(lattice, &x[16 * i..][..16], &w[16 * i..][..16], 1e-7, splits_16));
     let (mut d, scales) = odd_scales(&array::from_fn::<_, 16, _>(|i| found[i].as_ref().map_or(0.0, |f| f.scale)), 7);
     block.fill(0);
-    // the sub-blocks' scales are rounded now: the best step for them
+    // the scales of the sub-blocks are rounded now: finds the best `d` for them
     let (mut qx, mut q2) = (0.0, 0.0);
     for (s, f) in found.iter().enumerate() {
         let (index, minus) = f.as_ref().map_or(([0; 2], [false; 2]), |f| (f.index, f.minus));

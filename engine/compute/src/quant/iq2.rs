@@ -1,7 +1,7 @@
 //! IQ2_XXS, IQ2_XS and IQ2_S: 256 elements of 2.06, 2.31 and 2.56 bits: `x = d/8 * (2 * scale + 1) * ±{8, 25, 43}`.
 //!
-//! Eight neighbours are a point of a grid ([`super::grids`]), each with a sign. In XXS and XS a point's signs have 7 bits:
-//! the number of minus signs is even, so the eighth follows.
+//! Eight consecutive elements are a point of a grid ([`super::grids`]), each with a sign. XXS and XS store 7 of the 8
+//! signs of a point: the number of minus signs is even, which determines the eighth.
 //!
 //! | IQ2_XXS, of 66 bytes | |
 //! |---|---|
@@ -30,13 +30,13 @@ use super::float::{scale_at, set_scale};
 use super::grids::{IQ2_S, IQ2_XS, IQ2_XXS};
 use super::lattice::{GridFit, GridSearch, Lattice, Refit, odd_scales};
 
-/// All eight signs, from seven.
+/// All eight signs of a point, from seven.
 pub(super) fn even_signs(seven: u32) -> u8 {
     let seven = seven as u8 & 127;
     seven | (seven.count_ones() as u8 & 1) << 7
 }
 
-/// The codes of eight elements: a level in the low bits, the sign in bit 3.
+/// Writes the codes of eight elements: a level in the low bits, the sign in bit 3.
 fn put(point: u32, signs: u8, out: &mut [u8]) {
     for (j, out) in out.iter_mut().enumerate() {
         *out = (point >> (2 * j) & 3) as u8 | (signs >> j & 1) << 3;
@@ -83,7 +83,7 @@ fn scales(nibbles: &[u8], out: &mut Codes) {
     }
 }
 
-/// Finds the sub-blocks of a block; those of zeros have scale 0.
+/// Fits the sub-blocks of a block; sub-blocks of zeros get scale 0.
 fn search<const N: usize>(search: &GridSearch, lattice: &Lattice, x: &[f32; 256], w: &[f32; 256]) -> [GridFit; N] {
     array::from_fn(|i| {
         let at = i * search.len..(i + 1) * search.len;
@@ -144,7 +144,7 @@ fn put_scales(scales: &[u8; 16], out: &mut [u8]) {
     }
 }
 
-/// A block of scale 0 has no points either.
+/// Clears the points of a block of scale 0, as ggml does.
 fn clear_if_zero(d: f32, rest: &mut [u8]) {
     if d == 0.0 {
         rest.fill(0);

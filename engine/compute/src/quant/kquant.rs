@@ -1,11 +1,11 @@
-//! What Q4_K and Q5_K share: 6-bit scales and minima packed into 12 bytes, and how they are chosen.
+//! Shared by Q4_K and Q5_K: 6-bit scales and minima packed into 12 bytes, and the search for them.
 
 use core::array;
 
 use super::fit::{self, ScaleSearch, across, lanes, nearest, sqrt, sum_of_squares, weigh};
 use super::float::{scale_at, set_scale};
 
-/// Elements in a block of every K format.
+/// Elements of a block of every K-quant.
 pub(super) const LEN: usize = 256;
 
 /// Scale and minimum of sub-block `j` of 8, 6 bits each, from their 12 bytes.
@@ -41,7 +41,7 @@ fn pack_scale_min(scales: [u8; 8], mins: [u8; 8]) -> [u8; 12] {
     packed
 }
 
-/// A number for each of the 8 sub-blocks.
+/// One number per sub-block.
 type Lanes = [f32; 8];
 
 /// Fills the first 16 bytes of a Q4_K or Q5_K block (f16 `d`, f16 `dmin`, packed scales and minima) and returns the
@@ -81,7 +81,7 @@ pub(super) fn quantise_with_mins(
     set_scale(head, 2, dmin);
     head[4..].copy_from_slice(&packed);
 
-    // the scales are rounded now: choose the numbers anew
+    // the scales are rounded now: requantises with them
     let mut q = [0; LEN];
     for (j, (d, m)) in sub_scales(head).into_iter().enumerate() {
         for i in 0..32 {

@@ -24,8 +24,8 @@ pub(super) fn unpack(block: &[u8], out: &mut Codes) {
     }
 }
 
-/// A scale and a minimum per sub-block, rounded to 4 bits, then the numbers for the rounded ones. Without importance,
-/// errors count by their magnitude and elements by theirs.
+/// Fits a scale and a minimum per sub-block, rounds them to 4 bits, and requantises. Without an importance matrix
+/// elements are weighted by their magnitude, and errors are absolute.
 pub(super) fn quantise(x: &[f32; 256], importance: Option<&[f32; 256]>, block: &mut [u8; 84]) {
     const SEARCH: ScaleSearch = ScaleSearch { max_q: 3, from: -0.5, step: 0.1, n_steps: 15, absolute: true };
     type Rows = [[f32; 16]; 16];

@@ -10,7 +10,7 @@
 use super::fit::ScaleSearch;
 use super::kquant;
 
-/// Elements in a block.
+/// Elements of a block.
 pub const LEN: usize = kquant::LEN;
 /// Bytes of a block.
 pub const BYTES: usize = 2 + 2 + 12 + LEN / 2;
@@ -21,7 +21,7 @@ pub fn scale_min(packed: &[u8; 12], j: usize) -> (u8, u8) {
     kquant::scale_min(packed, j)
 }
 
-/// The values of a block.
+/// Dequantises a block.
 pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     let (head, qs) = block.split_at(16);
     let scales = kquant::sub_scales(head);
@@ -35,7 +35,7 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     }
 }
 
-/// A scale and a minimum per sub-block by weighted least squares, then the numbers for the rounded scales.
+/// Fits a scale and a minimum per sub-block by weighted least squares, rounds them, and requantises.
 pub fn quantise(x: &[f32; LEN], importance: Option<&[f32; LEN]>, block: &mut [u8; BYTES]) {
     const SEARCH: ScaleSearch = ScaleSearch { max_q: 15, from: -1.0, step: 0.1, n_steps: 20, absolute: false };
     let (head, qs) = block.split_at_mut(16);
