@@ -51,7 +51,7 @@ impl AlignedBuf {
     /// Splits the first `len` bytes of capacity off an empty buffer, as a buffer of their own.
     fn split(&mut self, len: usize) -> AlignedBuf {
         let taken = len.next_multiple_of(64);
-        assert!(self.len == 0 && taken <= self.capacity, "a part of what is there");
+        assert!(self.len == 0 && taken <= self.capacity, "split beyond the capacity, or of a buffer with contents");
         let part = AlignedBuf { _piece: Arc::clone(&self._piece), start: self.start, capacity: len, len: 0 };
         // SAFETY: inside the segment, as just checked.
         self.start = unsafe { self.start.add(taken) };
@@ -64,7 +64,7 @@ impl AlignedBuf {
     /// # Panics
     /// If `len` is larger than the capacity.
     pub fn grow(&mut self, len: usize) {
-        assert!(len <= self.capacity, "a buffer that grows beyond its capacity");
+        assert!(len <= self.capacity, "buffer of {} bytes grown to {len}", self.capacity);
         if len > self.len {
             // SAFETY: the bytes are inside the range of this buffer.
             unsafe { self.start.add(self.len).write_bytes(0, len - self.len) };
@@ -166,7 +166,7 @@ fn release_tail(rest: &AlignedBuf) {
 #[cfg(all(feature = "std", target_os = "linux"))]
 fn advise(room: &AlignedBuf, advice: core::ffi::c_int) {
     const PAGE: usize = 4096;
-    assert!(room.len == 0, "a room without bytes");
+    assert!(room.len == 0, "madvise on a buffer with contents");
     let skipped = room.start.as_ptr().align_offset(PAGE);
     let len = room.capacity.saturating_sub(skipped) / PAGE * PAGE;
     if len > 0 {
@@ -200,7 +200,7 @@ impl<'a, T> SharedOut<'a, T> {
     /// # Panics
     /// If the range is not inside the slice.
     pub(crate) fn ptr(&self, at: usize, n: usize) -> *mut T {
-        assert!(at <= self.len && n <= self.len - at, "part outside the output");
+        assert!(at <= self.len && n <= self.len - at, "range outside the output");
         // SAFETY: inside the slice, as just checked.
         unsafe { self.ptr.add(at) }
     }

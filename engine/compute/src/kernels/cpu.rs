@@ -80,7 +80,7 @@ pub struct Cpu {
 
 /// `--isa` named a path that does not exist or that this machine does not have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("instruction set `{name}` is not available here; available: {}", available.join(", "))]
+#[error("instruction set `{name}`: unknown or not available on this machine, expected one of: {}", available.join(", "))]
 pub struct UnknownIsa {
     /// The name that was asked for.
     pub name: String,

@@ -69,7 +69,7 @@ impl Crew {
         work();
         drop(leave);
         if self.panicked.swap(false, Ordering::Relaxed) {
-            panic!("a task panicked on another thread");
+            panic!("a task panicked on a worker thread");
         }
     }
 

@@ -169,7 +169,7 @@ macro_rules! f32_shapes {
     (@ $S:ty, $rv:expr, $nc:expr, $f:ident $args:tt, $(($r:literal $n:literal))*) => {
         match ($rv, $nc) {
             $(($r, $n) if const { has_shape::<$S>($r, $n) } => f32_shapes!(@call $f::<$S, $r, $n> $args),)*
-            _ => unreachable!("a tile shape beyond the instruction set's"),
+            _ => unreachable!("tile size that no instruction set has"),
         }
     };
     (@call $f:ident::<$S:ty, $r:literal, $n:literal> ($($arg:expr),*)) => { $f::<$S, _, $r, $n>($($arg),*) };

@@ -78,18 +78,21 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], st
         let (k, n) = (job.w.k(), job.x.n());
         let mine = job.column..job.column + n;
         if mine != columns {
-            assert!(mine.start >= columns.end, "products in order of their columns in the output");
+            assert!(mine.start >= columns.end, "jobs must be in order of their columns");
             (columns, end) = (mine, 0);
         }
-        assert!(job.at >= end, "products in order of their place in the output");
+        assert!(job.at >= end, "rows of jobs overlap or are not in order");
         end = job.at + job.w.panels() * PANEL;
         assert!(n > 0 && end <= stride && out.len() >= columns.end * stride);
         match job.x {
             Columns::Packed(a) => {
                 assert!(a.k == k && a.words.len() >= a.kind.len_words(n, k));
-                assert!(Some(a.kind) == act::ActLayout::of(cpu, job.w.dtype()), "columns packed for another product");
+                assert!(
+                    Some(a.kind) == act::ActLayout::of(cpu, job.w.dtype()),
+                    "columns packed for another type of weights"
+                );
             }
-            Columns::Plain(x) => assert!(x.stride >= k, "columns shorter than the rows of weights"),
+            Columns::Plain(x) => assert!(x.stride >= k, "columns shorter than the rows of the weights"),
         }
     }
     let all_tasks = split_into_tasks(jobs, pool.threads());
@@ -378,7 +381,7 @@ impl<Q: QuantFormat> QuantPanels<'_, Q> {
             ($(($rv:literal, $nc:literal))*) => {
                 match (rv, nc) {
                     $(($rv, $nc) if const { LEAST <= $nc && $nc <= MOST && Q::TILE_CLASS.has::<S>($rv, $nc) } => self.tile::<S, $rv, $nc>(s, a, at),)*
-                    _ => unreachable!("a tile shape that no instruction set names"),
+                    _ => unreachable!("tile size that no instruction set has"),
                 }
             };
         }
@@ -401,7 +404,7 @@ impl<Q: QuantFormat> QuantPanels<'_, Q> {
         };
         // rows within one panel: a single base address with constant offsets
         let side_by_side = const { PANEL.is_multiple_of(RV * S::LANES) };
-        assert!(!side_by_side || row.is_multiple_of(RV * S::LANES), "whole tiles from the first row on");
+        assert!(!side_by_side || row.is_multiple_of(RV * S::LANES), "tile that crosses a panel");
         let lane = if const { RV * S::LANES == PANEL } { 0 } else { row % PANEL };
         let panel_of = |v: usize| p.w.panel((row + v * S::LANES) / PANEL).as_ptr();
         let tile = TileArgs {

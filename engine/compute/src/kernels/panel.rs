@@ -76,7 +76,7 @@ impl Matrix {
         k: usize,
         zeroed: impl FnOnce(usize) -> Result<AlignedBuf, TryReserveError>,
     ) -> Result<Matrix, TryReserveError> {
-        let layout = PanelLayout::of(dtype).expect("a type that is supported");
+        let layout = PanelLayout::of(dtype).expect("a type that the engine supports");
         assert!(k.is_multiple_of(dtype.block_len() as usize), "row length is not a whole number of blocks");
         let panel_bytes = layout.panel_bytes(dtype, k);
         let data = zeroed(rows.div_ceil(PANEL).saturating_mul(panel_bytes))?;
@@ -170,7 +170,10 @@ impl Matrix {
     ) -> Result<(), (usize, E)> {
         let (k, dtype, layout, piece) = (self.k, self.dtype, self.layout, PANEL * self.row_bytes());
         let left = (self.rows * self.row_bytes()).saturating_sub(first * piece);
-        assert!(src.len() == left || src.len() < left && src.len().is_multiple_of(piece), "whole panels");
+        assert!(
+            src.len() == left || src.len() < left && src.len().is_multiple_of(piece),
+            "rows that are not whole panels"
+        );
         let mut faults: Vec<Option<E>> = (0..src.len().div_ceil(piece)).map(|_| None).collect();
         let panel_bytes = self.panel_bytes();
         let packed = &mut self.data.bytes_mut()[first * panel_bytes..][..faults.len() * panel_bytes];

@@ -323,12 +323,12 @@ pub(crate) trait Simd: Copy {
         _words: *const u32,
         _i: usize,
     ) -> Self::Acc {
-        unreachable!("an instruction set whose panels have no fields")
+        unreachable!("only simd128 panels have i16 fields")
     }
     /// The sum of the i16 pairs of such an accumulator, times a scale in -128..=127 if there is one.
     #[inline(always)]
     fn total_of_fields(self, _acc: Self::Acc, _scale: Option<Self::I>) -> Self::I {
-        unreachable!("an instruction set whose panels have no fields")
+        unreachable!("only simd128 panels have i16 fields")
     }
     /// Largest number of groups that one accumulator can add without overflow. `has_zero_point`: whether it starts from
     /// a zero-point term.

@@ -31,7 +31,7 @@ const FEW_THREADS: usize = 64;
 
 /// [`run`] with at most `MOST` workers.
 fn share<const MOST: usize>(pool: &dyn Pool, workers: usize, n: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-    let n = u32::try_from(n).expect("an operation has fewer than 2^32 tasks");
+    let n = u32::try_from(n).expect("an operation must have fewer than 2^32 tasks");
     let start = |w: usize| (u64::from(n) * w as u64 / workers as u64) as u32;
     let ranges: [AtomicU64; MOST] =
         core::array::from_fn(|w| AtomicU64::new(if w < workers { pack(start(w), start(w + 1)) } else { 0 }));
@@ -110,7 +110,7 @@ pub fn chunks2<A: Send, B: Send>(
 
 /// Calls `f(i, state)` for each i; each thread has its own state.
 pub(super) fn with_state<T: Send>(pool: &dyn Pool, n: usize, states: &mut [T], f: &(dyn Fn(usize, &mut T) + Sync)) {
-    assert!(states.len() >= pool.threads().clamp(1, MAX_THREADS), "a state per thread");
+    assert!(states.len() >= pool.threads().clamp(1, MAX_THREADS), "fewer states than threads");
     let states = SharedOut::new(states);
     run(pool, n, &|i, worker| {
         // SAFETY: no two calls at once have the same worker.

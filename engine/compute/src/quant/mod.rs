@@ -39,7 +39,7 @@ pub use self::quantiser::Quantiser;
 
 /// A block with an infinite or NaN scale; in F32, F16 and BF16 tensors, such an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("block {index} has an infinity or NaN")]
+#[error("block {index}: infinite or NaN, or cut short; expected whole blocks of finite numbers")]
 pub struct BlockFault {
     /// Index of the first such block. A truncated block counts.
     pub index: usize,
@@ -49,10 +49,13 @@ pub struct BlockFault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum QuantError {
     /// The engine does not support this type.
-    #[error("no conversion for {}", .0.name())]
+    #[error("type {}: not supported, no conversion from or to it", .0.name())]
     Unsupported(Dtype),
     /// The elements and bytes are not the same number of blocks.
-    #[error("{elements} elements and {bytes} bytes are not the same number of blocks of {}", dtype.name())]
+    #[error(
+        "type {}: {elements} elements and {bytes} bytes, expected as many blocks of {} elements as of {} bytes",
+        dtype.name(), dtype.block_len(), dtype.block_bytes()
+    )]
     Length {
         /// The type of the bytes.
         dtype: Dtype,
@@ -62,10 +65,10 @@ pub enum QuantError {
         bytes: usize,
     },
     /// The type has too few bits to be quantised without an importance matrix.
-    #[error("{} needs an importance matrix", .0.name())]
+    #[error("type {}: needs an importance matrix", .0.name())]
     NeedsImportance(Dtype),
     /// The importance matrix must have one finite number of at least 0 per element of a row.
-    #[error("an importance matrix of {found} numbers that are finite and at least 0, for rows of {expected}")]
+    #[error("importance matrix: {found} finite numbers of at least 0, expected {expected}, one per element of a row")]
     Importance {
         /// Number of valid entries before the first invalid one.
         found: usize,
@@ -73,13 +76,13 @@ pub enum QuantError {
         expected: usize,
     },
     /// An element to be quantised is infinite or NaN.
-    #[error("element {index} is an infinity or NaN")]
+    #[error("element {index}: infinite or NaN, expected a finite number")]
     NotFinite {
         /// Index of the first such element.
         index: usize,
     },
     /// An element is outside the range of the type.
-    #[error("the numbers of block {} are too large for {}", fault.index, dtype.name())]
+    #[error("block {}: numbers beyond the range of type {}", fault.index, dtype.name())]
     Overflow {
         /// The type.
         dtype: Dtype,

@@ -159,7 +159,7 @@ impl ActLayout {
 }
 
 fn kind(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Option<ActLayout> {
-    assert!(nc.iter().all(|&nc| TASK_COLUMNS.is_multiple_of(nc)), "tiles never cross the tasks that pack them");
+    assert!(nc.iter().all(|&nc| TASK_COLUMNS.is_multiple_of(nc)), "tiles must not cross packing tasks");
     let of = |bits, offset, zero_point_terms, sums, nc| ActLayout {
         block: 32,
         encoding: encoding(bits),

@@ -102,7 +102,7 @@ impl AttentionBlock<'_> {
         assert!(kv.head_dim <= MAX_HEAD_DIM && of.n_head.is_multiple_of(kv.n_head_kv) && self.head < kv.n_head_kv);
         assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS && of.layer < kv.n_layer);
         assert!(self.span.end().div_ceil(PAGE) <= self.span.pages.len());
-        assert!(scratch.dims >= kv.value_dims(), "scratch for a smaller head");
+        assert!(scratch.dims >= kv.value_dims(), "scratch made for a smaller head");
         run_chunk_op(cpu, AttendOp { a: self, out, scratch });
     }
 }

@@ -152,7 +152,7 @@ impl<'a> SharedPages<'a> {
     /// If the range is not inside the page.
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn slice(&self, page: u32, at: usize, n: usize) -> &'a mut [u8] {
-        assert!(at + n <= self.map.page_bytes, "a part outside its page");
+        assert!(at + n <= self.map.page_bytes, "range outside its page");
         let (piece, start) = self.map.locate(page);
         // SAFETY: by this function's contract.
         unsafe { self.pieces[piece].slice(start + at, n) }

@@ -140,7 +140,7 @@ impl Attention<'_> {
                 }
             }
         }
-        assert!(part <= parts.len(), "scratch for fewer sequences or shorter ones");
+        assert!(part <= parts.len(), "scratch of {} floats for partial results, expected {part}", parts.len());
         // the last blocks of a causal prefill take longest: start with them
         all_tasks.reverse();
         let (rows, shared) = (SharedOut::new(out), SharedOut::new(parts));

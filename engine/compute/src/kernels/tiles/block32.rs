@@ -32,7 +32,7 @@ impl<const BITS: u32, const MIN: bool> QuantFormat for Block32<BITS, MIN> {
         // consecutive weights of a group are read with opaque steps: for an index the WebAssembly compiler emits
         // several additions per load
         let walked = S::UNPACKS && NC > 1;
-        assert!(!walked || PANEL.is_multiple_of(RV * S::LANES), "a group in one panel");
+        assert!(!walked || PANEL.is_multiple_of(RV * S::LANES), "tile that crosses a panel");
         let line_step = if unpacked { RV * 4 * S::LANES } else { 64 };
         let (line_step, acts_step) = if walked { (s.bound(line_step), s.bound(aw * NC)) } else { (0, 0) };
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.

@@ -153,7 +153,7 @@ unsafe fn add_groups<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     // SAFETY: the caller's.
     unsafe {
         if NC == 1 {
-            assert!(RV <= 4, "a tile that no instruction set has");
+            assert!(RV <= 4, "tile size that no instruction set has");
             let a: [S::A; N] = each!(N, |g| s.act_of::<BITS, NC>(acts.add(g * group_words), 0));
             // unrolled by a macro: the compiler would keep a loop, and its operands in memory
             macro_rules! vectors {

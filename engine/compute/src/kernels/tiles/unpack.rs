@@ -69,7 +69,7 @@ impl UnpackBuffer {
         // ones
         let as_is = HAS_I16_FIELDS && matches!(layout, PanelLayout::Blocks32(f) if f.words == 8);
         let fits = end - first <= Self::blocks::<S>(layout, rv) && end * chunks * 32 <= w.k();
-        assert!(fits, "blocks to unpack");
+        assert!(fits, "blocks outside the matrix or the unpack buffer");
         let start: *mut u8 = self.0.as_mut_ptr().cast();
         for v in 0..rv {
             let row = row + v * S::LANES;
