@@ -49,9 +49,9 @@ fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
     let (mut words, x) = (Vec::new(), Floats { x: &x, stride: w.k() });
     let columns = match ActLayout::of(cpu, w.dtype()) {
         None => Columns::Plain(x),
-        Some(kind) => {
-            words.resize(kind.len_words(n, w.k()), 0);
-            Columns::Packed(pack(cpu, &Inline, kind, x, w.k(), &mut words))
+        Some(layout) => {
+            words.resize(layout.len_words(n, w.k()), 0);
+            Columns::Packed(pack(cpu, &Inline, layout, x, w.k(), &mut words))
         }
     };
     let stride = w.panels() * 16;

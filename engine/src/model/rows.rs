@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::weights::{Linear, Norm, Stack, padded};
-use crate::kernels::act::{self, ActLayout, Floats, PackedActs, most_words};
+use crate::kernels::act::{self, ActLayout, Floats, PackedActs, max_words};
 use crate::kernels::elementwise::{Activation, activate, add_scaled, gated};
 use crate::kernels::matmul::{Columns, Job, products};
 use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
@@ -37,7 +37,7 @@ pub(super) fn cut(x: &[f32], stride: usize, at: usize, width: usize) -> impl Ite
 impl<'a> Rows<'a> {
     /// Calls `f(row, numbers)` for each row of `stride` numbers.
     pub(super) fn each(&self, x: &mut [f32], stride: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
-        tasks::chunks(act::few(self.pool, x.len() / stride), x, TASK_ROWS * stride, &|i, rows, _| {
+        tasks::chunks(act::pool_for_rows(self.pool, x.len() / stride), x, TASK_ROWS * stride, &|i, rows, _| {
             for (r, row) in rows.chunks_exact_mut(stride).enumerate() {
                 f(i * TASK_ROWS + r, row);
             }
@@ -143,7 +143,7 @@ pub(super) const MAX_FORMS: usize = 3;
 
 /// Words that rows of `k` elements take in so many forms.
 pub(super) fn packed_words(rows: usize, forms: usize, k: usize) -> usize {
-    forms.saturating_mul(most_words(rows, k))
+    forms.saturating_mul(max_words(rows, k))
 }
 
 impl<'w> PackedColumns<'w> {
@@ -157,15 +157,15 @@ impl<'w> PackedColumns<'w> {
     where
         'w: 'c,
     {
-        let Some(kind) = ActLayout::of(rows.cpu, w.dtype()) else { return Columns::Plain(x) };
+        let Some(layout) = ActLayout::of(rows.cpu, w.dtype()) else { return Columns::Plain(x) };
         let mut same = self.packed.iter().rev().take_while(|(i, _)| *i == input);
-        if let Some((_, acts)) = same.find(|(_, acts)| acts.kind == kind) {
+        if let Some((_, acts)) = same.find(|(_, acts)| acts.layout == layout) {
             return Columns::Packed(*acts);
         }
-        let len = kind.len_words(x.n(), w.k());
+        let len = layout.len_words(x.n(), w.k());
         let (mine, left) = core::mem::take(&mut self.left).split_at_mut(len);
         self.left = left;
-        let acts = act::pack(rows.cpu, rows.pool, kind, x, w.k(), mine);
+        let acts = act::pack(rows.cpu, rows.pool, layout, x, w.k(), mine);
         self.packed.push((input, acts));
         Columns::Packed(acts)
     }

@@ -23,10 +23,10 @@ pub fn run(cpu: Cpu, rounds: u32) {
         let blocks = ROWS * K / dtype.block_len() as usize;
         let weights = vec![0x11; blocks * dtype.block_bytes() as usize];
         let matrix = Matrix::from_rows(dtype, ROWS, K, &weights);
-        let (Ok(w), Some(kind)) = (matrix, ActLayout::of(cpu, dtype)) else { continue };
-        let mut words = vec![0; kind.len_words(COLUMNS, K)];
+        let (Ok(w), Some(layout)) = (matrix, ActLayout::of(cpu, dtype)) else { continue };
+        let mut words = vec![0; layout.len_words(COLUMNS, K)];
         let x = Floats { x: &[1.0; COLUMNS * K], stride: K };
-        let packed = pack(cpu, &Inline, kind, x, K, &mut words);
+        let packed = pack(cpu, &Inline, layout, x, K, &mut words);
         let mut out = [0.0; COLUMNS * ROWS];
         for _ in 0..rounds {
             let job = Job { w: &w, x: Columns::Packed(packed), column: 0, at: 0 };

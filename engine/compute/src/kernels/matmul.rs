@@ -86,9 +86,9 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], st
         assert!(n > 0 && end <= stride && out.len() >= columns.end * stride);
         match job.x {
             Columns::Packed(a) => {
-                assert!(a.k == k && a.words.len() >= a.kind.len_words(n, k));
+                assert!(a.k == k && a.words.len() >= a.layout.len_words(n, k));
                 assert!(
-                    Some(a.kind) == act::ActLayout::of(cpu, job.w.dtype()),
+                    Some(a.layout) == act::ActLayout::of(cpu, job.w.dtype()),
                     "columns packed for another type of weights"
                 );
             }
@@ -133,7 +133,7 @@ impl Panels<'_> {
     fn run(self, cpu: Cpu) {
         #[cfg(target_arch = "x86_64")]
         if let (Columns::Packed(a), Some(amx)) = (self.product.x, cpu.amx())
-            && a.kind.amx_columns(a.n) > 0
+            && a.layout.amx_columns(a.n) > 0
         {
             super::amx::gemm(amx, self, &a);
         }
@@ -297,7 +297,7 @@ impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
         let (mut row, end) = (panels.p0 * PANEL, panels.p1 * PANEL);
         while row < end {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
-            let mut c = a.kind.amx_columns(a.n);
+            let mut c = a.layout.amx_columns(a.n);
             let prefetch = self.prefetch_after(row + group * S::LANES, whole * S::LANES);
             if self.unpacks {
                 c = self.unpacked(&a, group, row, c, &prefetch);
@@ -307,7 +307,7 @@ impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
                 }
             } else {
                 while c < a.n {
-                    let nc = a.kind.columns(a.n, c);
+                    let nc = a.layout.columns(a.n, c);
                     let rv = if nc == 1 { group } else { shape.rv.min(group) };
                     let prefetch = prefetch.share(s, c..c + nc, a.n, a.k / 32);
                     for v in (0..group).step_by(rv) {
@@ -339,23 +339,23 @@ impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
     /// that fit the L1 cache. Returns the first column that it did not compute.
     #[inline(always)]
     fn unpacked(&self, a: &PackedActs<'_>, group: usize, row: usize, first: usize, prefetch: &WeightPrefetch) -> usize {
-        let several = |c: usize| (c < a.n).then(|| a.kind.columns(a.n, c)).filter(|&nc| nc > 1);
+        let several = |c: usize| (c < a.n).then(|| a.layout.columns(a.n, c)).filter(|&nc| nc > 1);
         if several(first).is_none() {
             return first;
         }
         let (s, w) = (self.s, self.panels.product.w);
         let rv = self.class.tile::<S>().rv.min(group);
-        let (blocks, most) = (a.k / a.kind.block, UnpackBuffer::blocks::<S>(w.layout(), rv));
+        let (blocks, most) = (a.k / a.layout.block, UnpackBuffer::blocks::<S>(w.layout(), rv));
         let mut buffer = UnpackBuffer::new();
         let mut c = first;
         for row in (row..row + group * S::LANES).step_by(rv * S::LANES) {
             for b in (0..blocks).step_by(most) {
                 let blocks = [b, blocks.min(b + most)];
                 let unpacked = buffer.unpack(s, w, self.bits, row, rv, blocks);
-                let chunks = (blocks[1] - blocks[0]) * a.kind.block / 32;
+                let chunks = (blocks[1] - blocks[0]) * a.layout.block / 32;
                 c = first;
                 while let Some(nc) = several(c) {
-                    let done = blocks[0] * a.kind.block / 32 * a.n + c * chunks;
+                    let done = blocks[0] * a.layout.block / 32 * a.n + c * chunks;
                     let prefetch = prefetch.share(s, done..done + nc * chunks, a.n * a.k / 32, chunks);
                     self.tiles.gemm(a, TilePosition { row, c, blocks, unpacked, prefetch }, rv, nc);
                     c += nc;
@@ -399,8 +399,8 @@ impl<Q: QuantFormat> QuantPanels<'_, Q> {
         let (p, TilePosition { row, c, blocks, unpacked, prefetch }) = (self.0.product, at);
         // always calling `start` costs 10 % of some tiles, in address computations that the compiler does not remove
         let (first, words) = match NC {
-            1 if HAS_I16_FIELDS => (a.kind.start(a.n, a.k, c), a.kind.record(1)),
-            _ => ((c * (a.k / a.kind.block) + blocks[0] * NC) * a.kind.words, a.kind.words),
+            1 if HAS_I16_FIELDS => (a.layout.start(a.n, a.k, c), a.layout.record(1)),
+            _ => ((c * (a.k / a.layout.block) + blocks[0] * NC) * a.layout.words, a.layout.words),
         };
         // rows within one panel: a single base address with constant offsets
         let side_by_side = const { PANEL.is_multiple_of(RV * S::LANES) };
@@ -437,6 +437,6 @@ impl TilePosition {
     /// All blocks, read from the panel.
     #[inline(always)]
     fn packed(a: &PackedActs<'_>, row: usize, c: usize, prefetch: WeightPrefetch) -> TilePosition {
-        TilePosition { row, c, blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null(), prefetch }
+        TilePosition { row, c, blocks: [0, a.k / a.layout.block], unpacked: core::ptr::null(), prefetch }
     }
 }

@@ -47,7 +47,7 @@ pub(super) const AMX_PANELS: usize = 4;
 /// Number of panels that fill whole register tiles on every instruction set, or that share AMX columns.
 fn whole_panels(layout: &PanelLayout, x: &Columns<'_>) -> usize {
     match layout {
-        _ if matches!(x, Columns::Packed(a) if a.kind.amx_columns(a.n) > 0) => AMX_PANELS,
+        _ if matches!(x, Columns::Packed(a) if a.layout.amx_columns(a.n) > 0) => AMX_PANELS,
         PanelLayout::Float => 4,
         PanelLayout::Blocks32(f) if f.words == 8 => 3,
         PanelLayout::Codes(f) if !f.is_super() => 3,

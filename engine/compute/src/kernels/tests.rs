@@ -125,9 +125,9 @@ fn product(cpu: Cpu, pool: &dyn Pool, w: &Matrix, x: &[f32], n: usize) -> Vec<f3
     let (mut words, x) = (Vec::new(), Floats { x: &x, stride: k + 3 });
     let x = match ActLayout::of(cpu, w.dtype()) {
         None => Columns::Plain(x),
-        Some(kind) => {
-            words.resize(kind.len_words(n, k), 0);
-            Columns::Packed(pack(cpu, pool, kind, x, k, &mut words))
+        Some(layout) => {
+            words.resize(layout.len_words(n, k), 0);
+            Columns::Packed(pack(cpu, pool, layout, x, k, &mut words))
         }
     };
     let stride = w.panels() * PANEL + 5;
@@ -235,8 +235,8 @@ proptest! {
         let x = rng.floats(groups.iter().sum::<usize>() * k, false);
         let (at, stride) = (matrices[0].panels() * PANEL, (matrices[0].panels() + 2) * PANEL);
         for cpu in Cpu::all_variants() {
-            let kind = ActLayout::of(cpu, dtype);
-            let mut words: Vec<Vec<u32>> = groups.iter().map(|n| vec![0; kind.map_or(0, |a| a.len_words(*n, k))]).collect();
+            let layout = ActLayout::of(cpu, dtype);
+            let mut words: Vec<Vec<u32>> = groups.iter().map(|n| vec![0; layout.map_or(0, |a| a.len_words(*n, k))]).collect();
             let (mut jobs, mut column, mut want) = (Vec::new(), 0, Vec::new());
             for ((n, words), w) in groups.iter().zip(&mut words).zip(matrices.chunks_exact(2)) {
                 let x = &x[column * k..(column + n) * k];
@@ -248,9 +248,9 @@ proptest! {
                     }
                 }
                 let x = Floats { x, stride: k };
-                let x = match kind {
+                let x = match layout {
                     None => Columns::Plain(x),
-                    Some(kind) => Columns::Packed(pack(cpu, &Inline, kind, x, k, words)),
+                    Some(layout) => Columns::Packed(pack(cpu, &Inline, layout, x, k, words)),
                 };
                 jobs.extend([(0, 0), (1, at)].map(|(i, at)| Job { w: &w[i], x, column, at }));
                 column += n;

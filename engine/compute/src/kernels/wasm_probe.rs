@@ -102,10 +102,10 @@ fn probe_products(relaxed: Cpu) -> bool {
         [1, N].into_iter().all(|n| {
             let product = |cpu| {
                 let mut out = vec![0.0f32; n * ROWS];
-                if let Some(kind) = ActLayout::of(cpu, dtype) {
-                    let mut words = vec![0; kind.len_words(n, K)];
+                if let Some(layout) = ActLayout::of(cpu, dtype) {
+                    let mut words = vec![0; layout.len_words(n, K)];
                     let x = act::Floats { x: &x[..n * K], stride: K };
-                    let x = Columns::Packed(act::pack(cpu, &Inline, kind, x, K, &mut words));
+                    let x = Columns::Packed(act::pack(cpu, &Inline, layout, x, K, &mut words));
                     products(cpu, &Inline, &[Job { w: &w, x, column: 0, at: 0 }], &mut out, ROWS);
                 }
                 out

@@ -73,15 +73,15 @@ impl ActLayout {
             type Out = Option<ActLayout>;
             const DOTS: bool = true;
             fn scalar(self) -> Self::Out {
-                kind(self.0, |_| ActEncoding::I8, [1, 1, 1])
+                act_layout(self.0, |_| ActEncoding::I8, [1, 1, 1])
             }
             #[inline(always)]
             fn simd<S: Simd>(self, _: S) -> Self::Out {
-                kind(self.0, S::act_encoding, [S::TILE4.nc, S::TILE8.nc, S::TILE_K.nc])
+                act_layout(self.0, S::act_encoding, [S::TILE4.nc, S::TILE8.nc, S::TILE_K.nc])
             }
         }
-        let kind = cpu.run(Of(dtype))?;
-        Some(ActLayout { amx: cpu.isa() == Isa::Amx && PanelLayout::of(dtype)?.fits_amx(), ..kind })
+        let layout = cpu.run(Of(dtype))?;
+        Some(ActLayout { amx: cpu.isa() == Isa::Amx && PanelLayout::of(dtype)?.fits_amx(), ..layout })
     }
 
     /// False at compile time on targets without AMX, which removes the code that depends on it.
@@ -137,9 +137,9 @@ impl ActLayout {
     }
 
     /// Index of the first word of column `c` of `n`, which is the first one of a tile. Tiles of one column with records
-    /// of their own kind come last.
+    /// of their own layout come last.
     pub(super) fn start(&self, n: usize, k: usize, c: usize) -> usize {
-        let several = c.min(n - self.alone_of(n));
+        let several = c.min(n - self.single_columns(n));
         k / self.block * (several * self.words + (c - several) * self.record(1))
     }
 
@@ -149,7 +149,7 @@ impl ActLayout {
     }
 
     /// How many of `n` columns are in tiles of one column that have factors of i16 fields.
-    fn alone_of(&self, n: usize) -> usize {
+    fn single_columns(&self, n: usize) -> usize {
         match self.block {
             _ if self.fields == 0 => 0,
             256 => n % self.nc % 2,
@@ -158,7 +158,7 @@ impl ActLayout {
     }
 }
 
-fn kind(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Option<ActLayout> {
+fn act_layout(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Option<ActLayout> {
     assert!(nc.iter().all(|&nc| TASK_COLUMNS.is_multiple_of(nc)), "tiles must not cross packing tasks");
     let of = |bits, offset, zero_point_terms, sums, nc| ActLayout {
         block: 32,
@@ -172,7 +172,7 @@ fn kind(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Optio
         fields: if HAS_I16_FIELDS && encoding(bits) == ActEncoding::I16 { bits } else { 0 },
     };
     let block = PanelLayout::of(dtype)?.block_len();
-    let kind = match PanelLayout::of(dtype)? {
+    let layout = match PanelLayout::of(dtype)? {
         PanelLayout::Float => return None,
         PanelLayout::Blocks32(f) if f.words == 8 => of(8, 128, 1, Sums::No, nc[1]),
         PanelLayout::Blocks32(f) => {
@@ -186,8 +186,8 @@ fn kind(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) -> Optio
         }
         PanelLayout::Codes(f) => of(8, 128, f.parts, Sums::No, nc[1]),
     };
-    let kind = ActLayout { block, ..kind };
-    Some(ActLayout { words: kind.head() + block / 4 * kind.encoding.words(), ..kind })
+    let layout = ActLayout { block, ..layout };
+    Some(ActLayout { words: layout.head() + block / 4 * layout.encoding.words(), ..layout })
 }
 
 /// Columns of the tile that starts with `left` columns to go, outside of AMX tiles, for blocks of length `block`.
@@ -202,7 +202,7 @@ pub(super) const fn tile_columns(nc: usize, block: usize, left: usize) -> usize 
 
 /// Upper bound of the words of `n` columns of `k` elements for any type: two and a half per four elements, for groups
 /// and head, and one more with i16 fields, where all columns may be in tiles of one (a column per expert).
-pub fn most_words(n: usize, k: usize) -> usize {
+pub fn max_words(n: usize, k: usize) -> usize {
     n.saturating_mul(k * if HAS_I16_FIELDS { 7 } else { 5 } / 8 + 32)
 }
 
@@ -210,12 +210,12 @@ pub fn most_words(n: usize, k: usize) -> usize {
 #[derive(Clone, Copy)]
 pub struct PackedActs<'a> {
     /// The layout of the records.
-    pub kind: ActLayout,
+    pub layout: ActLayout,
     /// Number of columns (tokens).
     pub n: usize,
     /// Elements of a column.
     pub k: usize,
-    /// The records: `kind.len_words(n, k)` words.
+    /// The records: `layout.len_words(n, k)` words.
     pub words: &'a [u32],
 }
 
@@ -242,41 +242,41 @@ impl<'a> Floats<'a> {
 /// Columns that one packing task takes: a multiple of the tile widths of all instruction sets.
 pub const TASK_COLUMNS: usize = 12;
 
-/// Quantises and packs columns of `k` elements, in parallel. `words` must have at least `kind.len_words(n, k)` words.
+/// Quantises and packs columns of `k` elements, in parallel. `words` must have at least `layout.len_words(n, k)` words.
 pub fn pack<'w>(
     cpu: Cpu,
     pool: &dyn Pool,
-    kind: ActLayout,
+    layout: ActLayout,
     x: Floats<'_>,
     k: usize,
     words: &'w mut [u32],
 ) -> PackedActs<'w> {
     let n = x.n();
-    let words = &mut words[..kind.len_words(n, k)];
+    let words = &mut words[..layout.len_words(n, k)];
     let tiles = |mut c: usize, mut left: &mut [u32]| {
         while !left.is_empty() {
-            let nc = kind.columns(n, c);
-            let (out, rest) = left.split_at_mut(nc * kind.record(nc) * (k / kind.block));
-            cpu.run(PackTile { kind, x: x.rows(c, c + nc), k, nc, out });
+            let nc = layout.columns(n, c);
+            let (out, rest) = left.split_at_mut(nc * layout.record(nc) * (k / layout.block));
+            cpu.run(PackTile { layout, x: x.rows(c, c + nc), k, nc, out });
             (c, left) = (c + nc, rest);
         }
     };
-    let several = n - kind.alone_of(n);
-    let (of_several, alone) = words.split_at_mut(kind.start(n, k, several));
-    let columns = kind.task_columns(n);
-    let chunk = columns * kind.words * (k / kind.block);
-    tasks::chunks(few(pool, n), of_several, chunk, &|i, words, _| tiles(i * columns, words));
+    let several = n - layout.single_columns(n);
+    let (of_several, alone) = words.split_at_mut(layout.start(n, k, several));
+    let columns = layout.task_columns(n);
+    let chunk = columns * layout.words * (k / layout.block);
+    tasks::chunks(pool_for_rows(pool, n), of_several, chunk, &|i, words, _| tiles(i * columns, words));
     tiles(several, alone);
-    PackedActs { kind, n, k, words }
+    PackedActs { layout, n, k, words }
 }
 
 /// The pool for `n` rows: waking other threads costs more than packing a few rows.
-pub fn few(pool: &dyn Pool, n: usize) -> &dyn Pool {
+pub fn pool_for_rows(pool: &dyn Pool, n: usize) -> &dyn Pool {
     if n <= TASK_COLUMNS { &Inline } else { pool }
 }
 
 struct PackTile<'a> {
-    kind: ActLayout,
+    layout: ActLayout,
     x: Floats<'a>,
     k: usize,
     nc: usize,
@@ -300,8 +300,8 @@ impl Op for PackTile<'_> {
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
         // widths below 8 share an encoding; each encoding is compiled separately
-        let encoding = if self.kind.encoding == S::act_encoding(8) { S::act_encoding(8) } else { S::act_encoding(4) };
-        PackTile { kind: ActLayout { encoding, ..self.kind }, ..self }.pack(
+        let encoding = if self.layout.encoding == S::act_encoding(8) { S::act_encoding(8) } else { S::act_encoding(4) };
+        PackTile { layout: ActLayout { encoding, ..self.layout }, ..self }.pack(
             #[inline(always)]
             |x, q, sums| quantise_and_sum(s, encoding, x, q, sums),
         );
@@ -311,7 +311,7 @@ impl Op for PackTile<'_> {
 impl PackTile<'_> {
     #[inline(always)]
     fn pack(self, quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32) {
-        match (self.kind.block, self.kind.parts()) {
+        match (self.layout.block, self.layout.parts()) {
             (32, 1) => self.pack_blocks::<32, 1>(32, 1, quantise),
             (block, parts) if FEW_TILES => self.pack_blocks::<256, 16>(block, parts, quantise),
             (32, _) => self.pack_blocks::<32, 2>(32, 2, quantise),
@@ -329,18 +329,18 @@ impl PackTile<'_> {
     ) {
         let (mut q, mut all, mut some) = ([0i8; BLOCK], [0i32; MOST], [0i32; MOST]);
         let (q, all) = (&mut q[..block], &mut all[..parts]);
-        let some = match self.kind.encoding {
+        let some = match self.layout.encoding {
             ActEncoding::I8 => &mut [],
-            ActEncoding::I16 if self.kind.fields(self.nc).is_none() => &mut [],
+            ActEncoding::I16 if self.layout.fields(self.nc).is_none() => &mut [],
             _ => &mut some[..parts],
         };
-        let words = self.kind.record(self.nc) * self.nc;
+        let words = self.layout.record(self.nc) * self.nc;
         for (c, row) in self.x.x.chunks_exact(self.x.stride).enumerate() {
             for (x, out) in row[..self.k].chunks_exact(block).zip(self.out.chunks_exact_mut(words)) {
                 let d = quantise(x, q, PartSums { all, some });
                 // through memory: in registers the compiler would take vectors apart byte by byte
                 core::hint::black_box(&mut *q);
-                write_record(self.kind, q, PartSums { all, some }, d, self.nc, c, out);
+                write_record(self.layout, q, PartSums { all, some }, d, self.nc, c, out);
             }
         }
     }
@@ -352,14 +352,14 @@ mod tests {
 
     /// Columns packed together, and each alone, as with one expert per token.
     #[test]
-    fn columns_fit_in_most_words() {
+    fn columns_fit_in_max_words() {
         for (cpu, dtype) in Cpu::available().into_iter().flat_map(|cpu| Dtype::SUPPORTED.map(|dtype| (cpu, dtype))) {
-            let Some(kind) = ActLayout::of(cpu, dtype) else { continue };
+            let Some(layout) = ActLayout::of(cpu, dtype) else { continue };
             for (n, blocks) in (1..60).flat_map(|n| [1, 2, 3, 40].map(|blocks| (n, blocks))) {
-                let k = blocks * kind.block;
-                let most = most_words(n, k);
-                assert!(kind.len_words(n, k) <= most, "{dtype:?}, {n} columns of {k} together");
-                assert!(n * kind.len_words(1, k) <= most, "{dtype:?}, {n} columns of {k} one by one");
+                let k = blocks * layout.block;
+                let most = max_words(n, k);
+                assert!(layout.len_words(n, k) <= most, "{dtype:?}, {n} columns of {k} together");
+                assert!(n * layout.len_words(1, k) <= most, "{dtype:?}, {n} columns of {k} one by one");
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::kernels::simd::ActEncoding;
 // one copy for all blocks in modules without relaxed-simd, to keep them small
 #[cfg_attr(any(not(target_family = "wasm"), target_feature = "relaxed-simd"), inline(always))]
 pub(super) fn write_record(
-    kind: ActLayout,
+    layout: ActLayout,
     q: &[i8],
     sums: PartSums<'_>,
     d: f32,
@@ -17,29 +17,29 @@ pub(super) fn write_record(
     out: &mut [u32],
 ) {
     // opaque, or the compiler keeps an address per group in registers
-    let (fields, nc) = (kind.fields(nc), core::hint::black_box(nc));
+    let (fields, nc) = (layout.fields(nc), core::hint::black_box(nc));
     let mut at = c;
     let mut put = |v: u32| {
         out[at] = v;
         at += nc;
     };
     put(d.to_bits());
-    if kind.zero_point_terms > 0 {
+    if layout.zero_point_terms > 0 {
         // the zero-point terms
-        match kind.encoding {
+        match layout.encoding {
             ActEncoding::AbsAndMask => sums.some.iter().for_each(|sum| put(-sum as u32)),
             encoding if encoding == ActEncoding::I8PairSums || fields.is_some() => {
                 sums.all.iter().zip(sums.some).for_each(|(all, last)| {
-                    put(pair((-kind.offset * (all - *last)) as i16, (-kind.offset * *last) as i16));
+                    put(pair((-layout.offset * (all - *last)) as i16, (-layout.offset * *last) as i16));
                 })
             }
             encoding => {
                 let offset = if encoding == ActEncoding::I16OddSigned { sums.some } else { &mut *sums.all };
-                offset.iter().for_each(|sum| put((-kind.offset * sum) as u32));
+                offset.iter().for_each(|sum| put((-layout.offset * sum) as u32));
             }
         }
     }
-    match kind.sums {
+    match layout.sums {
         Sums::No => {}
         Sums::Whole => put(sums.all[0] as u32),
         Sums::Pairs(_) => sums.all.chunks_exact(2).for_each(|s| put(pair(s[0] as i16, s[1] as i16))),
@@ -48,10 +48,10 @@ pub(super) fn write_record(
     if let Some(f) = fields {
         return f.write_factors(q, groups);
     }
-    if kind.uses_amx() && nc == AMX_COLUMNS {
-        return write_amx_columns(kind.encoding, q, c, groups);
+    if layout.uses_amx() && nc == AMX_COLUMNS {
+        return write_amx_columns(layout.encoding, q, c, groups);
     }
-    write_groups(kind.encoding, q, nc, c, groups);
+    write_groups(layout.encoding, q, nc, c, groups);
 }
 
 /// Writes the bytes of column `c` of an AMX tile.
@@ -119,10 +119,10 @@ pub(in super::super) fn zero_point_term_of_bytes(encoding: ActEncoding, q: &[i8]
 
 /// Reads block `b` of column `c`: fills `q` and returns the scale. For the scalar definition of products.
 pub(in super::super) fn read_block(a: &PackedActs<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 {
-    debug_assert!(a.kind.nc == 1 && a.kind.encoding == ActEncoding::I8 && a.kind.fields == 0);
-    let words = a.kind.words;
-    let record = &a.words[(c * (a.k / a.kind.block) + b) * words..][..words];
-    for (q, w) in q.chunks_exact_mut(4).zip(&record[a.kind.head()..]) {
+    debug_assert!(a.layout.nc == 1 && a.layout.encoding == ActEncoding::I8 && a.layout.fields == 0);
+    let words = a.layout.words;
+    let record = &a.words[(c * (a.k / a.layout.block) + b) * words..][..words];
+    for (q, w) in q.chunks_exact_mut(4).zip(&record[a.layout.head()..]) {
         for (q, b) in q.iter_mut().zip(w.to_le_bytes()) {
             *q = b as i8;
         }

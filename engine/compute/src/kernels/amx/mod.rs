@@ -88,14 +88,14 @@ unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &
     let mut sums = [const { [const { MaybeUninit::<[Line; AMX_COLUMNS]>::uninit() }; PANELS] }; COLUMNS / AMX_COLUMNS];
     // of even and of odd blocks
     let mut dots: [Dots; 2] = [[ZERO; 32]; 2];
-    let shapes = if a.kind.block == 32 { Shapes::OF_32 } else { Shapes::OF_256 };
-    let (layout, words, blocks) = (product.w.layout(), a.kind.words, product.w.k() / a.kind.block);
+    let shapes = if a.layout.block == 32 { Shapes::OF_32 } else { Shapes::OF_256 };
+    let (layout, words, blocks) = (product.w.layout(), a.layout.words, product.w.k() / a.layout.block);
     let (together, most) =
-        if a.kind.block == 32 { (PANELS, BLOCKS / PANELS) } else { (PANELS / 2, SUPERS / (PANELS / 2)) };
+        if a.layout.block == 32 { (PANELS, BLOCKS / PANELS) } else { (PANELS / 2, SUPERS / (PANELS / 2)) };
     let stretch = blocks.div_ceil(blocks.div_ceil(most));
     // SAFETY: an `Avx512` that came from an `Amx`.
     unsafe { shapes.take() }
-    let end = a.kind.amx_columns(a.n);
+    let end = a.layout.amx_columns(a.n);
     for (c0, first) in (0..end).step_by(COLUMNS).flat_map(|c0| (p0..p1).step_by(together).map(move |p| (c0, p))) {
         let panels = first..p1.min(first + together);
         for b0 in (0..blocks).step_by(stretch) {
@@ -116,7 +116,7 @@ unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &
                     };
                     let tile = AmxTile {
                         records: records.as_ptr(),
-                        head: a.kind.head(),
+                        head: a.layout.head(),
                         words,
                         first: (p - first) * here,
                         blocks: here,
