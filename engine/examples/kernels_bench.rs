@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use starling::kernels::Cpu;
 use starling::kernels::act::{ActLayout, Floats, pack};
-use starling::kernels::matmul::{Columns, Job, products};
+use starling::kernels::matmul::{Columns, MatmulJob, products};
 use starling::kernels::panel::Matrix;
 use starling::pool::Inline;
 use starling::quant::Dtype;
@@ -61,7 +61,7 @@ fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
     let mut runs = 0;
     while runs < 3 || (started.elapsed() < Duration::from_millis(400) && runs < 1000) {
         let run = Instant::now();
-        products(cpu, &Inline, &[Job { w, x: columns, column: 0, at: 0 }], &mut out, stride);
+        products(cpu, &Inline, &[MatmulJob { w, x: columns, out_column: 0, out_row: 0 }], &mut out, stride);
         best = best.min(run.elapsed());
         runs += 1;
     }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use super::weights::{Linear, Norm, Stack, padded};
 use crate::kernels::act::{self, ActLayout, Floats, PackedActs, max_words};
 use crate::kernels::elementwise::{Activation, activate, add_scaled, gated};
-use crate::kernels::matmul::{Columns, Job, products};
+use crate::kernels::matmul::{Columns, MatmulJob, products};
 use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
 use crate::kernels::panel::Matrix;
 use crate::kernels::{Cpu, tasks};
@@ -101,10 +101,15 @@ impl<'a> Rows<'a> {
     /// `out = W x + b` of the linears of a stack for the rows `x` (n, k).
     pub(super) fn stack(&self, stack: &Stack, x: &[f32], out: &mut [f32], words: &mut [u32]) {
         let mut columns = PackedColumns::new(words);
-        let jobs: Vec<Job<'_>> = stack
+        let jobs: Vec<MatmulJob<'_>> = stack
             .linears
             .iter()
-            .map(|(l, at)| Job { w: &l.w, x: columns.of(self, &l.w, whole(x, &l.w), 0), column: 0, at: *at })
+            .map(|(l, at)| MatmulJob {
+                w: &l.w,
+                x: columns.of(self, &l.w, whole(x, &l.w), 0),
+                out_column: 0,
+                out_row: *at,
+            })
             .collect();
         products(self.cpu, self.pool, &jobs, out, stack.stride);
         for (linear, at) in &stack.linears {
@@ -120,7 +125,7 @@ impl<'a> Rows<'a> {
     /// [`Rows::linear`] of a matrix, for the first numbers of rows.
     pub(super) fn matrix(&self, w: &Matrix, bias: Option<&[f32]>, x: Floats<'_>, out: &mut [f32], words: &mut [u32]) {
         let x = PackedColumns::new(words).of(self, w, x, 0);
-        products(self.cpu, self.pool, &[Job { w, x, column: 0, at: 0 }], out, padded(w.rows()));
+        products(self.cpu, self.pool, &[MatmulJob { w, x, out_column: 0, out_row: 0 }], out, padded(w.rows()));
         self.add_bias(bias, out, padded(w.rows()), 0);
     }
 

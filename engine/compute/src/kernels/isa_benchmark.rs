@@ -6,7 +6,7 @@ use core::hint::black_box;
 
 use super::Cpu;
 use super::act::{ActLayout, Floats, pack};
-use super::matmul::{Columns, Job, products};
+use super::matmul::{Columns, MatmulJob, products};
 use super::panel::Matrix;
 use crate::pool::Inline;
 use crate::quant::Dtype;
@@ -29,7 +29,7 @@ pub fn run(cpu: Cpu, rounds: u32) {
         let packed = pack(cpu, &Inline, layout, x, K, &mut words);
         let mut out = [0.0; COLUMNS * ROWS];
         for _ in 0..rounds {
-            let job = Job { w: &w, x: Columns::Packed(packed), column: 0, at: 0 };
+            let job = MatmulJob { w: &w, x: Columns::Packed(packed), out_column: 0, out_row: 0 };
             products(cpu, &Inline, &[job], &mut out, ROWS);
             black_box(&mut out);
         }

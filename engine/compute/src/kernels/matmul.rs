@@ -55,34 +55,34 @@ impl Columns<'_> {
 
 /// The product of one matrix, as a part of a parallel region.
 #[derive(Clone, Copy)]
-pub struct Job<'a> {
+pub struct MatmulJob<'a> {
     /// The weights.
     pub w: &'a Matrix,
     /// The columns.
     pub x: Columns<'a>,
     /// Index in the output of the first column.
-    pub column: usize,
+    pub out_column: usize,
     /// Row in an output column where the rows of this product begin.
-    pub at: usize,
+    pub out_row: usize,
 }
 
-/// Several products in one parallel region: `out[(column + c) * stride + at + row] = sum_k w[row][k] * x[c][k]` for
+/// Several products in one parallel region: `out[(out_column + c) * stride + out_row + row] = sum_k w[row][k] * x[c][k]` for
 /// each job, all its rows and columns. Padding rows, up to a whole panel, are written as 0.
 ///
 /// # Panics
 /// If the rows of jobs, in whole panels, overlap or do not fit `stride`; if jobs are not in order of their columns; if
 /// columns were packed for another type of weights.
-pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], stride: usize) {
+pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[MatmulJob<'_>], out: &mut [f32], stride: usize) {
     let (mut columns, mut end) = (0..0, 0);
     for job in jobs {
         let (k, n) = (job.w.k(), job.x.n());
-        let mine = job.column..job.column + n;
+        let mine = job.out_column..job.out_column + n;
         if mine != columns {
             assert!(mine.start >= columns.end, "jobs must be in order of their columns");
             (columns, end) = (mine, 0);
         }
-        assert!(job.at >= end, "rows of jobs overlap or are not in order");
-        end = job.at + job.w.panels() * PANEL;
+        assert!(job.out_row >= end, "rows of jobs overlap or are not in order");
+        end = job.out_row + job.w.panels() * PANEL;
         assert!(n > 0 && end <= stride && out.len() >= columns.end * stride);
         match job.x {
             Columns::Packed(a) => {
@@ -99,10 +99,10 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], st
     let out = SharedOut::new(out);
     tasks::run(pool, all_tasks.len(), &|i, _| {
         let MatmulTask { job, p0, p1 } = all_tasks[i];
-        let Job { w, x, column, at } = jobs[job];
+        let MatmulJob { w, x, out_column, out_row } = jobs[job];
         let prefetch_next =
             tasks::likely_next(i, all_tasks.len(), pool.threads()).map_or(&[][..], |i| all_tasks[i].weights(jobs));
-        let (n, at) = (x.n(), column * stride + at);
+        let (n, at) = (x.n(), out_column * stride + out_row);
         Panels { product: &Product { w, x, n, out, at, stride }, p0, p1, prefetch_next }.run(cpu);
     });
 }

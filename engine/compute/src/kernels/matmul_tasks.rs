@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::matmul::{Columns, Job};
+use super::matmul::{Columns, MatmulJob};
 use super::panel_layout::PanelLayout;
 
 /// Panels `p0..p1` of a job.
@@ -15,16 +15,16 @@ pub(super) struct MatmulTask {
 
 impl MatmulTask {
     /// The weights of these panels.
-    pub(super) fn weights<'a>(&self, jobs: &[Job<'a>]) -> &'a [u8] {
+    pub(super) fn weights<'a>(&self, jobs: &[MatmulJob<'a>]) -> &'a [u8] {
         jobs[self.job].w.panels_of(self.p0..self.p1)
     }
 }
 
 /// Cuts the jobs into a few tasks per thread, so that idle threads can take over. With one column a task is a long
 /// sequential read; with many columns tasks are small, as all threads wait for the last one.
-pub(super) fn split_into_tasks(jobs: &[Job<'_>], threads: usize) -> Vec<MatmulTask> {
+pub(super) fn split_into_tasks(jobs: &[MatmulJob<'_>], threads: usize) -> Vec<MatmulTask> {
     let mut tasks = Vec::new();
-    for (job, Job { w, x, .. }) in jobs.iter().enumerate() {
+    for (job, MatmulJob { w, x, .. }) in jobs.iter().enumerate() {
         let panels = w.panels();
         let whole = whole_panels(w.layout(), x);
         let long = MIN_TASK_BYTES.div_ceil(w.panel_bytes().max(1) * x.n().max(1));
@@ -68,7 +68,7 @@ mod tests {
         #[test]
         fn tasks_cover_each_panel_once(rows in 1usize..3000, blocks in 1usize..40, dtype in prop::sample::select(vec![Dtype::Q4_0, Dtype::F32]), threads in 1usize..70) {
             let w = Matrix::zeroed(dtype, rows, blocks * 32).unwrap();
-            let job = Job { w: &w, x: Columns::Plain(Floats { x: &[], stride: 1 }), column: 0, at: 0 };
+            let job = MatmulJob { w: &w, x: Columns::Plain(Floats { x: &[], stride: 1 }), out_column: 0, out_row: 0 };
             let mut next = 0;
             for MatmulTask { p0, p1, .. } in split_into_tasks(&[job], threads) {
                 prop_assert!(p0 == next && p1 > p0);

@@ -11,7 +11,7 @@ use super::attention::{
     AttendScratch, Attention, AttentionWindow, KvLayout, KvMemory, KvRows, KvType, PAGE, Slot, Span, write_kv,
 };
 use super::elementwise::{Activation, activate, add_scaled, gated, scale, soft_cap};
-use super::matmul::{Columns, Job, products};
+use super::matmul::{Columns, MatmulJob, products};
 use super::norm::{NormKind, NormWeights, norm, norm_in_place, normalise};
 use super::panel::{Matrix, PANEL};
 use super::rope::{RopeStyle, rope};
@@ -132,7 +132,7 @@ fn product(cpu: Cpu, pool: &dyn Pool, w: &Matrix, x: &[f32], n: usize) -> Vec<f3
     };
     let stride = w.panels() * PANEL + 5;
     let mut out = vec![0.0; n * stride];
-    products(cpu, pool, &[Job { w, x, column: 0, at: 5 }], &mut out, stride);
+    products(cpu, pool, &[MatmulJob { w, x, out_column: 0, out_row: 5 }], &mut out, stride);
     out
 }
 
@@ -252,7 +252,7 @@ proptest! {
                     None => Columns::Plain(x),
                     Some(layout) => Columns::Packed(pack(cpu, &Inline, layout, x, k, words)),
                 };
-                jobs.extend([(0, 0), (1, at)].map(|(i, at)| Job { w: &w[i], x, column, at }));
+                jobs.extend([(0, 0), (1, at)].map(|(i, at)| MatmulJob { w: &w[i], x, out_column: column, out_row: at }));
                 column += n;
             }
             let mut out = vec![0.0; column * stride];

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::Cpu;
 use super::act::{self, ActLayout};
-use super::matmul::{Columns, Job, products};
+use super::matmul::{Columns, MatmulJob, products};
 use super::panel::Matrix;
 use crate::pool::Inline;
 use crate::quant::Dtype;
@@ -106,7 +106,7 @@ fn probe_products(relaxed: Cpu) -> bool {
                     let mut words = vec![0; layout.len_words(n, K)];
                     let x = act::Floats { x: &x[..n * K], stride: K };
                     let x = Columns::Packed(act::pack(cpu, &Inline, layout, x, K, &mut words));
-                    products(cpu, &Inline, &[Job { w: &w, x, column: 0, at: 0 }], &mut out, ROWS);
+                    products(cpu, &Inline, &[MatmulJob { w: &w, x, out_column: 0, out_row: 0 }], &mut out, ROWS);
                 }
                 out
             };
