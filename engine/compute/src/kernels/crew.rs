@@ -27,7 +27,7 @@ unsafe impl Sync for Crew {}
 unsafe impl Send for Crew {}
 
 const OPEN: u64 = 1;
-const MEMBER: u64 = 2;
+const WORKER: u64 = 2;
 const EPOCH: u64 = 1 << 17;
 
 impl Default for Crew {
@@ -59,15 +59,15 @@ impl Crew {
         }
         // may be set by a region whose leader panicked too
         self.panicked.store(false, Ordering::Relaxed);
-        // SAFETY: only the lifetime changes. `Leave` waits, also when unwinding, until no worker can use the reference.
+        // SAFETY: only the lifetime changes. `CloseGate` waits, also when unwinding, until no worker can use the reference.
         let work: Work<'static> = unsafe { mem::transmute::<Work<'_>, Work<'static>>(work) };
         // SAFETY: this thread leads, the gate is closed and no worker is inside.
         unsafe { *self.work.get() = Some(work) };
         self.gate.fetch_add(EPOCH | OPEN, Ordering::SeqCst);
-        let leave = Leave { crew: self, wait };
+        let close = CloseGate { crew: self, wait };
         wake();
         work();
-        drop(leave);
+        drop(close);
         if self.panicked.swap(false, Ordering::Relaxed) {
             panic!("a task panicked on a worker thread");
         }
@@ -81,13 +81,13 @@ impl Crew {
             if gate & OPEN == 0 || gate / EPOCH == *seen {
                 return false;
             }
-            match self.gate.compare_exchange_weak(gate, gate + MEMBER, Ordering::Acquire, Ordering::Relaxed) {
+            match self.gate.compare_exchange_weak(gate, gate + WORKER, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => gate = now,
             }
         }
         *seen = gate / EPOCH;
-        let inside = Inside { crew: self, done: false };
+        let inside = WorkerGuard { crew: self, done: false };
         // SAFETY: this worker is inside, so the leader keeps the closure alive and does not write.
         if let Some(work) = unsafe { *self.work.get() } {
             work();
@@ -98,8 +98,8 @@ impl Crew {
     }
 
     /// Whether workers are inside.
-    fn has_members(&self) -> bool {
-        self.gate.load(Ordering::Acquire) % EPOCH / MEMBER != 0
+    fn has_workers(&self) -> bool {
+        self.gate.load(Ordering::Acquire) % EPOCH / WORKER != 0
     }
 
     /// Whether a region is open.
@@ -109,18 +109,18 @@ impl Crew {
 }
 
 /// Closes the gate and waits for the workers inside.
-struct Leave<'a, W: FnMut(u32)> {
+struct CloseGate<'a, W: FnMut(u32)> {
     crew: &'a Crew,
     wait: W,
 }
 
-impl<W: FnMut(u32)> Drop for Leave<'_, W> {
+impl<W: FnMut(u32)> Drop for CloseGate<'_, W> {
     fn drop(&mut self) {
         self.crew.gate.fetch_and(!OPEN, Ordering::AcqRel);
         // waits even if `wait` panics
-        let alone = Alone(self.crew);
+        let end = EndLeading(self.crew);
         let mut turns = 0;
-        while alone.0.has_members() {
+        while end.0.has_workers() {
             (self.wait)(turns);
             turns = turns.saturating_add(1);
         }
@@ -128,11 +128,11 @@ impl<W: FnMut(u32)> Drop for Leave<'_, W> {
 }
 
 /// Waits until no worker is inside, then lets another thread lead.
-struct Alone<'a>(&'a Crew);
+struct EndLeading<'a>(&'a Crew);
 
-impl Drop for Alone<'_> {
+impl Drop for EndLeading<'_> {
     fn drop(&mut self) {
-        while self.0.has_members() {
+        while self.0.has_workers() {
             core::hint::spin_loop();
         }
         self.0.leading.store(false, Ordering::Release);
@@ -140,16 +140,16 @@ impl Drop for Alone<'_> {
 }
 
 /// A worker inside a region.
-struct Inside<'a> {
+struct WorkerGuard<'a> {
     crew: &'a Crew,
     done: bool,
 }
 
-impl Drop for Inside<'_> {
+impl Drop for WorkerGuard<'_> {
     fn drop(&mut self) {
         if !self.done {
             self.crew.panicked.store(true, Ordering::Relaxed);
         }
-        self.crew.gate.fetch_sub(MEMBER, Ordering::Release);
+        self.crew.gate.fetch_sub(WORKER, Ordering::Release);
     }
 }

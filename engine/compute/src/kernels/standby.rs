@@ -17,7 +17,7 @@ const SPINS: u32 = if WASM { 20_000 } else { 4_000 };
 /// How often a worker yields before it sleeps: about a millisecond on an idle machine.
 const YIELDS: u32 = if WASM { 0 } else { 1_000 };
 /// How often a leader polls for workers still inside before it yields its core.
-const PATIENCE: u32 = if WASM { 10 * SPINS } else { SPINS };
+const LEADER_SPINS: u32 = if WASM { 10 * SPINS } else { SPINS };
 
 /// A fork-join team: the leader and its worker threads.
 #[derive(Default)]
@@ -27,7 +27,7 @@ pub struct Standby {
     ended: AtomicBool,
     lost: AtomicBool,
     lock: Mutex<()>,
-    bell: Condvar,
+    wakeup: Condvar,
 }
 
 impl Standby {
@@ -39,7 +39,7 @@ impl Standby {
             ended: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             lock: Mutex::new(()),
-            bell: Condvar::new(),
+            wakeup: Condvar::new(),
         }
     }
 
@@ -75,17 +75,17 @@ impl Standby {
     pub fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
         let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        self.bell.notify_all();
+        self.wakeup.notify_all();
     }
 
     /// Records that a worker stopped without unwinding, maybe inside a region. A leader that waits for workers then
     /// aborts the process, as it might wait forever.
-    pub fn lose(&self) {
+    pub fn report_lost_worker(&self) {
         self.lost.store(true, Ordering::SeqCst);
     }
 
-    /// Whether [`Standby::lose`] was called.
-    pub fn has_lost(&self) -> bool {
+    /// Whether [`Standby::report_lost_worker`] was called.
+    pub fn has_lost_worker(&self) -> bool {
         self.lost.load(Ordering::SeqCst)
     }
 
@@ -95,7 +95,7 @@ impl Standby {
         // no lost wake-up: the leader opens the gate before it reads `sleepers`, this thread counts itself before it
         // reads the gate
         while !self.crew.is_open() && !self.ended.load(Ordering::SeqCst) {
-            guard = self.bell.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            guard = self.wakeup.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
@@ -103,15 +103,15 @@ impl Standby {
     fn wake(&self) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-            self.bell.notify_all();
+            self.wakeup.notify_all();
         }
     }
 
     fn wait(&self, turns: u32) {
-        if turns < PATIENCE {
+        if turns < LEADER_SPINS {
             return hint::spin_loop();
         }
-        if self.has_lost() {
+        if self.has_lost_worker() {
             process::abort();
         }
         if WASM { thread::sleep(Duration::from_micros(10)) } else { thread::yield_now() }
