@@ -14,7 +14,7 @@ struct Line([u8; 64]);
 /// A byte buffer aligned to 64 bytes: a range of a memory segment, which it may share with other buffers.
 pub struct AlignedBuf {
     /// Owns the segment; the length of the vector stays 0.
-    _piece: Arc<Vec<Line>>,
+    _segment: Arc<Vec<Line>>,
     start: NonNull<u8>,
     capacity: usize,
     len: usize,
@@ -45,14 +45,14 @@ impl AlignedBuf {
         let mut lines = Vec::<Line>::new();
         lines.try_reserve_exact(capacity.div_ceil(64))?;
         let start = NonNull::from(lines.spare_capacity_mut()).cast();
-        Ok(AlignedBuf { _piece: Arc::new(lines), start, capacity, len: 0 })
+        Ok(AlignedBuf { _segment: Arc::new(lines), start, capacity, len: 0 })
     }
 
     /// Splits the first `len` bytes of capacity off an empty buffer, as a buffer of their own.
     fn split(&mut self, len: usize) -> AlignedBuf {
         let taken = len.next_multiple_of(64);
         assert!(self.len == 0 && taken <= self.capacity, "split beyond the capacity, or of a buffer with contents");
-        let part = AlignedBuf { _piece: Arc::clone(&self._piece), start: self.start, capacity: len, len: 0 };
+        let part = AlignedBuf { _segment: Arc::clone(&self._segment), start: self.start, capacity: len, len: 0 };
         // SAFETY: inside the segment, as just checked.
         self.start = unsafe { self.start.add(taken) };
         self.capacity -= taken;
@@ -123,14 +123,14 @@ impl WeightArena {
     /// # Errors
     /// If there is not enough memory.
     pub fn zeroed(&mut self, len: usize) -> Result<AlignedBuf, TryReserveError> {
-        let piece = |capacity| AlignedBuf::with_capacity(capacity).inspect(advise_huge_pages);
+        let segment = |capacity| AlignedBuf::with_capacity(capacity).inspect(advise_huge_pages);
         let mut buf = if len > SEGMENT_BYTES / 8 {
-            piece(len)?
+            segment(len)?
         } else {
             let rest = match &mut self.rest {
                 Some(rest) if rest.capacity >= len.next_multiple_of(64) => rest,
                 rest => {
-                    let next = piece(SEGMENT_BYTES)?;
+                    let next = segment(SEGMENT_BYTES)?;
                     rest.iter().for_each(release_tail);
                     rest.insert(next)
                 }
@@ -149,10 +149,10 @@ impl Drop for WeightArena {
 }
 
 /// Asks for huge pages: Linux may be configured to give them only on request.
-fn advise_huge_pages(room: &AlignedBuf) {
+fn advise_huge_pages(buf: &AlignedBuf) {
     #[cfg(all(feature = "std", target_os = "linux"))]
-    advise(room, libc::MADV_HUGEPAGE);
-    let _ = room;
+    advise(buf, libc::MADV_HUGEPAGE);
+    let _ = buf;
 }
 
 /// Releases the unused tail of a segment: a huge page that it shares with a buffer has committed it.
@@ -164,15 +164,15 @@ fn release_tail(rest: &AlignedBuf) {
 
 /// Calls madvise(2) on the whole pages of a buffer without contents.
 #[cfg(all(feature = "std", target_os = "linux"))]
-fn advise(room: &AlignedBuf, advice: core::ffi::c_int) {
+fn advise(buf: &AlignedBuf, advice: core::ffi::c_int) {
     const PAGE: usize = 4096;
-    assert!(room.len == 0, "madvise on a buffer with contents");
-    let skipped = room.start.as_ptr().align_offset(PAGE);
-    let len = room.capacity.saturating_sub(skipped) / PAGE * PAGE;
+    assert!(buf.len == 0, "madvise on a buffer with contents");
+    let skipped = buf.start.as_ptr().align_offset(PAGE);
+    let len = buf.capacity.saturating_sub(skipped) / PAGE * PAGE;
     if len > 0 {
         // SAFETY: the range is whole pages of the capacity of this buffer, which has no contents yet. The advice
         // changes how these pages are mapped, or resets them to zero; a failure changes nothing.
-        unsafe { libc::madvise(room.start.as_ptr().add(skipped).cast(), len, advice) };
+        unsafe { libc::madvise(buf.start.as_ptr().add(skipped).cast(), len, advice) };
     }
 }
 

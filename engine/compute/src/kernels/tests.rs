@@ -328,7 +328,7 @@ proptest! {
         let kv_rows: Vec<f32> = k.chunks(width).zip(v.chunks(width)).flat_map(|(k, v)| [k, v].concat()).collect();
         let seen = |pos: usize| pos.saturating_sub(before)..pos.saturating_add(after).min(all - 1) + 1;
         let run = |cpu: Cpu, pool: &dyn Pool, whole: bool| {
-            let mut memory = KvMemory::in_pieces(&kv, n_pages, (seed % 4) as u32).expect("memory");
+            let mut memory = KvMemory::with_segments(&kv, n_pages, (seed % 4) as u32).expect("memory");
             pages.iter().for_each(|p| memory.commit(*p).expect("memory"));
             let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
             write_kv(cpu, pool, &kv, 1, rows, &mut memory);
@@ -351,7 +351,7 @@ proptest! {
             q.chunks(n_head * d).enumerate().flat_map(one).collect()
         };
         let scores = |cpu: Cpu| {
-            let mut memory = KvMemory::in_pieces(&kv, n_pages, (seed % 4) as u32).expect("memory");
+            let mut memory = KvMemory::with_segments(&kv, n_pages, (seed % 4) as u32).expect("memory");
             pages.iter().for_each(|p| memory.commit(*p).expect("memory"));
             let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
             write_kv(cpu, &Inline, &kv, 1, rows, &mut memory);

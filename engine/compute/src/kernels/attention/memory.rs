@@ -9,7 +9,7 @@ use super::KvLayout;
 
 /// Approximate bytes of a segment on WebAssembly, where reserved memory is used memory. Elsewhere all pages are in one
 /// segment, which the operating system commits as it is touched.
-const PIECE_BYTES: Option<usize> = if cfg!(target_family = "wasm") { Some(4 << 20) } else { None };
+const SEGMENT_BYTES: Option<usize> = if cfg!(target_family = "wasm") { Some(4 << 20) } else { None };
 
 /// Mapping from pages to segments.
 #[derive(Clone, Copy)]
@@ -29,7 +29,7 @@ impl PageMap {
 
 /// Memory of KV pages.
 pub struct KvMemory {
-    pieces: Vec<Option<AlignedBuf>>,
+    segments: Vec<Option<AlignedBuf>>,
     map: PageMap,
     n_pages: usize,
 }
@@ -41,21 +41,21 @@ impl KvMemory {
     /// If the memory cannot be reserved. On WebAssembly only `commit` reserves memory, and may fail.
     pub fn new(layout: &KvLayout, n_pages: usize) -> Result<KvMemory, TryReserveError> {
         let all = n_pages.checked_next_power_of_two().map_or(usize::BITS - 1, usize::trailing_zeros);
-        let shift = PIECE_BYTES.map_or(all, |bytes| all.min((bytes / layout.page_bytes()).max(1).ilog2()));
-        let mut memory = KvMemory::in_pieces(layout, n_pages, shift)?;
-        if PIECE_BYTES.is_none() {
-            memory.pieces = vec![Some(AlignedBuf::with_capacity(n_pages.saturating_mul(layout.page_bytes()))?)];
+        let shift = SEGMENT_BYTES.map_or(all, |bytes| all.min((bytes / layout.page_bytes()).max(1).ilog2()));
+        let mut memory = KvMemory::with_segments(layout, n_pages, shift)?;
+        if SEGMENT_BYTES.is_none() {
+            memory.segments = vec![Some(AlignedBuf::with_capacity(n_pages.saturating_mul(layout.page_bytes()))?)];
         }
         Ok(memory)
     }
 
     /// As [`KvMemory::new`], with segments of `1 << shift` pages, none of them allocated.
-    pub(crate) fn in_pieces(layout: &KvLayout, n_pages: usize, shift: u32) -> Result<KvMemory, TryReserveError> {
+    pub(crate) fn with_segments(layout: &KvLayout, n_pages: usize, shift: u32) -> Result<KvMemory, TryReserveError> {
         let n = n_pages.div_ceil(1 << shift);
-        let mut pieces = Vec::new();
-        pieces.try_reserve_exact(n)?;
-        pieces.resize_with(n, || None);
-        Ok(KvMemory { pieces, map: PageMap { page_bytes: layout.page_bytes(), shift }, n_pages })
+        let mut segments = Vec::new();
+        segments.try_reserve_exact(n)?;
+        segments.resize_with(n, || None);
+        Ok(KvMemory { segments, map: PageMap { page_bytes: layout.page_bytes(), shift }, n_pages })
     }
 
     /// Memory of `n_pages` pages, all committed and zero.
@@ -78,20 +78,20 @@ impl KvMemory {
     pub fn commit(&mut self, page: u32) -> Result<(), TryReserveError> {
         let PageMap { page_bytes, shift } = self.map;
         let (i, at) = self.map.locate(page);
-        let piece = match &mut self.pieces[i] {
-            Some(piece) => piece,
+        let segment = match &mut self.segments[i] {
+            Some(segment) => segment,
             none => {
                 let n_pages = (self.n_pages - (i << shift)).min(1 << shift);
                 none.insert(AlignedBuf::with_capacity(n_pages.saturating_mul(page_bytes))?)
             }
         };
-        piece.grow(at + page_bytes);
+        segment.grow(at + page_bytes);
         Ok(())
     }
 
     /// Bytes of committed pages.
     pub fn committed_bytes(&self) -> usize {
-        self.pieces.iter().flatten().map(AlignedBuf::len).sum()
+        self.segments.iter().flatten().map(AlignedBuf::len).sum()
     }
 
     /// Bytes of a page.
@@ -104,9 +104,9 @@ impl KvMemory {
     /// # Panics
     /// If the page is not committed.
     pub fn page(&self, page: u32) -> &[u8] {
-        let (piece, at) = self.map.locate(page);
-        let piece = self.pieces[piece].as_ref().map_or(Default::default(), AlignedBuf::bytes);
-        &piece[at..at + self.page_bytes()]
+        let (segment, at) = self.map.locate(page);
+        let segment = self.segments[segment].as_ref().map_or(Default::default(), AlignedBuf::bytes);
+        &segment[at..at + self.page_bytes()]
     }
 
     /// The contents of a page, for writing.
@@ -114,9 +114,9 @@ impl KvMemory {
     /// # Panics
     /// If the page is not committed.
     pub fn page_mut(&mut self, page: u32) -> &mut [u8] {
-        let ((piece, at), n) = (self.map.locate(page), self.page_bytes());
-        let piece = self.pieces[piece].as_mut().map_or(Default::default(), AlignedBuf::bytes_mut);
-        &mut piece[at..at + n]
+        let ((segment, at), n) = (self.map.locate(page), self.page_bytes());
+        let segment = self.segments[segment].as_mut().map_or(Default::default(), AlignedBuf::bytes_mut);
+        &mut segment[at..at + n]
     }
 
     /// Copies one page to another.
@@ -130,15 +130,15 @@ impl KvMemory {
 
     /// All pages, for the tasks of one operation to write.
     pub(super) fn shared(&mut self) -> SharedPages<'_> {
-        let pieces = self.pieces.iter_mut();
-        let pieces = pieces.map(|p| SharedOut::new(p.as_mut().map_or(Default::default(), AlignedBuf::bytes_mut)));
-        SharedPages { pieces: pieces.collect(), map: self.map }
+        let segments = self.segments.iter_mut();
+        let segments = segments.map(|p| SharedOut::new(p.as_mut().map_or(Default::default(), AlignedBuf::bytes_mut)));
+        SharedPages { segments: segments.collect(), map: self.map }
     }
 }
 
 /// Pages that tasks write in disjoint parts.
 pub(super) struct SharedPages<'a> {
-    pieces: Vec<SharedOut<'a, u8>>,
+    segments: Vec<SharedOut<'a, u8>>,
     map: PageMap,
 }
 
@@ -153,9 +153,9 @@ impl<'a> SharedPages<'a> {
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn slice(&self, page: u32, at: usize, n: usize) -> &'a mut [u8] {
         assert!(at + n <= self.map.page_bytes, "range outside its page");
-        let (piece, start) = self.map.locate(page);
+        let (segment, start) = self.map.locate(page);
         // SAFETY: by this function's contract.
-        unsafe { self.pieces[piece].slice(start + at, n) }
+        unsafe { self.segments[segment].slice(start + at, n) }
     }
 }
 
@@ -168,7 +168,7 @@ mod tests {
     fn a_page_keeps_what_is_written_to_it_whichever_comes_next() {
         let layout = KvLayout { n_layer: 1, n_head_kv: 1, head_dim: 8, kv_type: KvType::F32 };
         for (n_pages, shift) in [(1, 0), (5, 0), (5, 1), (8, 2), (9, 2), (9, 3), (9, 4)] {
-            let mut memory = KvMemory::in_pieces(&layout, n_pages, shift).expect("memory");
+            let mut memory = KvMemory::with_segments(&layout, n_pages, shift).expect("memory");
             assert_eq!(memory.committed_bytes(), 0);
             let order: Vec<u32> = (0..n_pages).map(|i| (i * 7 % n_pages) as u32).collect();
             for (n, &new) in order.iter().enumerate() {
