@@ -14,7 +14,7 @@ pub(super) fn lanes<const L: usize>(f: impl FnMut(usize) -> f32) -> [f32; L] {
 }
 
 /// Transposes a block: element by element, sub-blocks side by side.
-pub(super) fn across<const L: usize, const N: usize>(x: &[f32]) -> [[f32; L]; N] {
+pub(super) fn side_by_side<const L: usize, const N: usize>(x: &[f32]) -> [[f32; L]; N] {
     array::from_fn(|i| array::from_fn(|j| x[N * j + i]))
 }
 
@@ -176,13 +176,13 @@ pub(super) fn positive<const N: usize>(x: &[f32; N], w: &[f32; N], max_q: f32) -
         sum_l2 += w[i] * l * l;
         q[i] = byte(l);
     }
-    improve(x, w, &mut q, (&mut sum_lx, &mut sum_l2), round, byte);
+    refine(x, w, &mut q, (&mut sum_lx, &mut sum_l2), round, byte);
     (if sum_l2 > 0.0 { sum_lx / sum_l2 } else { 0.0 }, q)
 }
 
 /// Moves single `q` to where the best scale, `sums.0 / sums.1`, gives a smaller error, in up to five rounds. `round`
 /// maps a number to a `q`, `keep` to the stored form.
-pub(super) fn improve<const N: usize>(
+pub(super) fn refine<const N: usize>(
     x: &[f32; N],
     w: &[f32; N],
     q: &mut [f32; N],
@@ -212,7 +212,7 @@ pub(super) fn improve<const N: usize>(
 }
 
 /// Weights of the error: importance times `sqrt(mean_square + x * x)`.
-pub(super) fn weigh<const N: usize>(importance: &[f32], mean_square: f32, x: &[f32]) -> [f32; N] {
+pub(super) fn error_weights<const N: usize>(importance: &[f32], mean_square: f32, x: &[f32]) -> [f32; N] {
     array::from_fn(|i| importance[i] * sqrt(mean_square + x[i] * x[i]))
 }
 

@@ -17,7 +17,7 @@
 use core::array;
 
 use super::codebook::{Codes, u16_at};
-use super::fit::{sum_of_squares, weigh};
+use super::fit::{error_weights, sum_of_squares};
 use super::float::{scale_at, set_scale};
 use super::grids::IQ1;
 use super::lattice::{Lattice, odd_scales};
@@ -199,7 +199,7 @@ fn splits_16(order: &[usize; 16], x: &[f32], w: &[f32]) -> Option<Split> {
 }
 
 pub(super) fn quantise_s(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 50]) {
-    let w: [f32; 256] = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
+    let w: [f32; 256] = error_weights(importance, 2.0 * sum_of_squares(x) / 256.0, x);
     let found: [Option<SubBlockFit<4>>; 8] =
         array::from_fn(|i| search(lattice, &x[32 * i..][..32], &w[32 * i..][..32], 1e-12, splits_32));
     let (d, scales) = odd_scales(&array::from_fn::<_, 8, _>(|i| found[i].as_ref().map_or(0.0, |f| f.scale)), 7);
@@ -219,7 +219,7 @@ pub(super) fn quantise_s(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 2
 }
 
 pub(super) fn quantise_m(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 56]) {
-    let w: [f32; 256] = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
+    let w: [f32; 256] = error_weights(importance, 2.0 * sum_of_squares(x) / 256.0, x);
     let found: [Option<SubBlockFit<2>>; 16] =
         array::from_fn(|i| search(lattice, &x[16 * i..][..16], &w[16 * i..][..16], 1e-7, splits_16));
     let (mut d, scales) = odd_scales(&array::from_fn::<_, 16, _>(|i| found[i].as_ref().map_or(0.0, |f| f.scale)), 7);

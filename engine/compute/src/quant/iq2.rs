@@ -25,7 +25,7 @@
 use core::array;
 
 use super::codebook::{Codes, u16_at, u32_at};
-use super::fit::{TINY, sum_of_squares, weigh};
+use super::fit::{TINY, error_weights, sum_of_squares};
 use super::float::{scale_at, set_scale};
 use super::grids::{IQ2_S, IQ2_XS, IQ2_XXS};
 use super::lattice::{GridFit, GridSearch, Lattice, Refit, odd_scales};
@@ -97,7 +97,7 @@ const XXS: GridSearch = GridSearch { len: 32, steps: 6, refit: Refit::Always, ..
 const S: GridSearch = GridSearch { even: false, tiny: 1e-8, ..XS };
 
 pub(super) fn quantise_xxs(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 66]) {
-    let w = weigh(importance, sum_of_squares(x) / 256.0, x);
+    let w = error_weights(importance, sum_of_squares(x) / 256.0, x);
     let found: [GridFit; 8] = search(&XXS, lattice, x, &w);
     let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
     set_scale(block, 0, d);
@@ -110,7 +110,7 @@ pub(super) fn quantise_xxs(lattice: &Lattice, x: &[f32; 256], importance: &[f32;
 }
 
 pub(super) fn quantise_xs(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 74]) {
-    let w = weigh(importance, sum_of_squares(x) / 256.0, x);
+    let w = error_weights(importance, sum_of_squares(x) / 256.0, x);
     let found: [GridFit; 16] = search(&XS, lattice, x, &w);
     let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
     set_scale(block, 0, d);
@@ -124,7 +124,7 @@ pub(super) fn quantise_xs(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 
 }
 
 pub(super) fn quantise_s(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 82]) {
-    let w = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
+    let w = error_weights(importance, 2.0 * sum_of_squares(x) / 256.0, x);
     let found: [GridFit; 16] = search(&S, lattice, x, &w);
     let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
     set_scale(block, 0, d * 0.9875);

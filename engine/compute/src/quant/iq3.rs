@@ -22,7 +22,7 @@
 use core::array;
 
 use super::codebook::{Codes, u32_at};
-use super::fit::{sum_of_squares, weigh};
+use super::fit::{error_weights, sum_of_squares};
 use super::float::{scale_at, set_scale};
 use super::grids::{IQ3_S, IQ3_XXS};
 use super::iq2::even_signs;
@@ -65,7 +65,7 @@ const S: GridSearch = GridSearch { even: false, steps: 9, tiny: 0.0, refit: Refi
 /// Fits the sub-blocks of a block; without an importance matrix elements are weighted by their squares.
 fn search(search: &GridSearch, lattice: &Lattice, x: &[f32; 256], importance: Option<&[f32; 256]>) -> [GridFit; 8] {
     let w = match importance {
-        Some(importance) => weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x),
+        Some(importance) => error_weights(importance, 2.0 * sum_of_squares(x) / 256.0, x),
         None => x.map(|x| x * x),
     };
     array::from_fn(|i| search.run(lattice, &x[32 * i..][..32], &w[32 * i..][..32]).unwrap_or_default())

@@ -17,7 +17,7 @@
 //! | 8..136 | codes: of each 16 bytes, the low halves are 16 elements and the high halves the next |
 
 use super::codebook::{Codes, IQ4, u16_at};
-use super::fit::{TINY, nearest, sum_of_squares, weigh};
+use super::fit::{TINY, error_weights, nearest, sum_of_squares};
 use super::float::{inverse, largest, scale_at, set_scale};
 
 /// Reads packed nibbles: first all low ones, then all high ones.
@@ -89,7 +89,7 @@ fn fit(x: &[f32], w: &[f32]) -> f32 {
 /// Error weights of 32 elements: from importance and twice the mean square of the block, or else the squares.
 fn weights(x: &[f32], importance: Option<&[f32]>, mean_square: f32) -> [f32; 32] {
     match importance {
-        Some(importance) => weigh(importance, mean_square, x),
+        Some(importance) => error_weights(importance, mean_square, x),
         None => core::array::from_fn(|i| x[i] * x[i]),
     }
 }

@@ -2,7 +2,7 @@
 
 use core::array;
 
-use super::fit::{self, ScaleSearch, across, lanes, nearest, sqrt, sum_of_squares, weigh};
+use super::fit::{self, ScaleSearch, error_weights, lanes, nearest, side_by_side, sqrt, sum_of_squares};
 use super::float::{scale_at, set_scale};
 
 /// Elements of a block of every K-quant.
@@ -52,7 +52,7 @@ pub(super) fn quantise_with_mins(
     head: &mut [u8],
     search: &ScaleSearch,
 ) -> [u8; LEN] {
-    let columns: [Lanes; 32] = across(x);
+    let columns: [Lanes; 32] = side_by_side(x);
     let (packed, d, dmin, fitted) = match importance {
         None => {
             let squares = columns.iter().fold([0.0; 8], |sum: Lanes, x| lanes(|j| sum[j] + x[j] * x[j]));
@@ -69,8 +69,8 @@ pub(super) fn quantise_with_mins(
             (packed, max_scale / 63.0, max_min / 63.0, fitted)
         }
         Some(importance) => {
-            let weights: [f32; LEN] = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
-            let (scales, mins, fitted) = fit::with_min(&columns, &across(&weights), &fit::weighted(search.max_q));
+            let weights: [f32; LEN] = error_weights(importance, 2.0 * sum_of_squares(x) / 256.0, x);
+            let (scales, mins, fitted) = fit::with_min(&columns, &side_by_side(&weights), &fit::weighted(search.max_q));
             let sums = array::from_fn(|j| weights[32 * j..][..32].iter().sum());
             let (d, ls) = fit::positive(&scales, &sums, 63.0);
             let (dmin, lm) = fit::positive(&mins, &sums, 63.0);

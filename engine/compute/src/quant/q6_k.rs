@@ -9,7 +9,7 @@
 
 use core::array;
 
-use super::fit::{self, TINY, across, nearest};
+use super::fit::{self, TINY, nearest, side_by_side};
 use super::float::{largest, scale_at, set_scale};
 use super::kquant;
 
@@ -46,7 +46,7 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
 /// multiples of a common `d` (the largest becomes -128), and requantises.
 pub fn quantise(x: &[f32; LEN], importance: Option<&[f32; LEN]>, block: &mut [u8; BYTES]) {
     let weights = importance.map_or_else(|| x.map(|x| x * x), |w| *w);
-    let (scales, fitted): ([f32; 16], [_; 16]) = fit::signed(&across(x), &across(&weights), 32.0);
+    let (scales, fitted): ([f32; 16], [_; 16]) = fit::signed(&side_by_side(x), &side_by_side(&weights), 32.0);
     if scales.iter().any(|scale| !scale.is_finite()) {
         set_scale(block, D, f32::INFINITY); // the squares overflowed, and so would `d`; the caller validates the block
         return;

@@ -1,7 +1,7 @@
 //! The quantisers of ggml, with and without an importance matrix. They use only f32 addition, multiplication, division
 //! and correctly rounded square roots, in the order of ggml, so the bytes are the same on every target.
 
-use super::fit::{sum_of_squares, weigh};
+use super::fit::{error_weights, sum_of_squares};
 use super::lattice::Lattice;
 use super::{
     BlockFault, Dtype, QuantError, float, fp4, iq1, iq2, iq3, iq4, low_bits, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1,
@@ -150,7 +150,7 @@ fn pack_legacy<const BYTES: usize>(
 ) {
     pack_weighted(x, Some(w), out, |x, w, out| {
         if let Some(w) = w {
-            block(x, &weigh(w, mean_square, x), out);
+            block(x, &error_weights(w, mean_square, x), out);
         }
     });
 }
