@@ -9,12 +9,12 @@ use core::ptr::NonNull;
 /// One cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+struct CacheLine([u8; 64]);
 
 /// A byte buffer aligned to 64 bytes: a range of a memory segment, which it may share with other buffers.
 pub struct AlignedBuf {
     /// Owns the segment; the length of the vector stays 0.
-    _segment: Arc<Vec<Line>>,
+    _segment: Arc<Vec<CacheLine>>,
     start: NonNull<u8>,
     capacity: usize,
     len: usize,
@@ -42,7 +42,7 @@ impl AlignedBuf {
     /// # Errors
     /// If the memory cannot be reserved.
     pub fn with_capacity(capacity: usize) -> Result<AlignedBuf, TryReserveError> {
-        let mut lines = Vec::<Line>::new();
+        let mut lines = Vec::<CacheLine>::new();
         lines.try_reserve_exact(capacity.div_ceil(64))?;
         let start = NonNull::from(lines.spare_capacity_mut()).cast();
         Ok(AlignedBuf { _segment: Arc::new(lines), start, capacity, len: 0 })

@@ -25,7 +25,7 @@ use super::matmul_tasks::AMX_PANELS as PANELS;
 use super::panel::PANEL;
 use super::panel_layout::PanelLayout;
 use super::simd::{Simd, each};
-use registers::{Shapes, finish_32, finish_256, start_32, start_256};
+use registers::{TileConfig, finish_32, finish_256, start_32, start_256};
 use unpack::unpack;
 
 /// Proof that the CPU has AMX with int8, and all that [`Avx512`] needs, and that this process may use it.
@@ -50,28 +50,28 @@ pub(super) fn gemm(amx: Amx, panels: Panels<'_>, a: &PackedActs<'_>) {
 /// A cache line: 16 values of 4 bytes, or 64 bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+struct CacheLine([u8; 64]);
 
-const ZERO: Line = Line([0; 64]);
+const ZERO: CacheLine = CacheLine([0; 64]);
 
 /// Number of blocks of 32 that are unpacked at once (16 KiB), and of super-blocks (32 KiB).
 const BLOCKS: usize = 64;
 const SUPERS: usize = 4;
 
 /// Unpacked weights, block by block of each panel.
-struct Weights {
+struct UnpackedWeights {
     /// Groups of four elements; of a super-block the low bytes of all groups, then the high bytes.
-    groups: [Line; SUPERS * 128],
+    groups: [CacheLine; SUPERS * 128],
     /// Scales, f32.
-    d: [Line; BLOCKS],
+    d: [CacheLine; BLOCKS],
     /// Minima of blocks of 32, `dmin` of super-blocks; f32.
-    m: [Line; BLOCKS],
+    m: [CacheLine; BLOCKS],
     /// Minima of a super-block, as i16 pairs.
-    mins: [[Line; 8]; SUPERS],
+    mins: [[CacheLine; 8]; SUPERS],
 }
 
 /// Dots of a block; of a super-block those of the low bytes, then of the high bytes.
-type Dots = [Line; 32];
+type Dots = [CacheLine; 32];
 
 // compiled with AVX-512; the AMX instructions are inline assembly
 isa_features! { Avx512Vnni, enable_features
@@ -83,18 +83,23 @@ isa_features! { Avx512Vnni, enable_features
 
 #[inline(always)]
 unsafe fn run_panels(s: Avx512, Panels { product, p0, p1, .. }: Panels<'_>, a: &PackedActs<'_>) {
-    let mut w =
-        Weights { groups: [ZERO; SUPERS * 128], d: [ZERO; BLOCKS], m: [ZERO; BLOCKS], mins: [[ZERO; 8]; SUPERS] };
-    let mut sums = [const { [const { MaybeUninit::<[Line; AMX_COLUMNS]>::uninit() }; PANELS] }; COLUMNS / AMX_COLUMNS];
+    let mut w = UnpackedWeights {
+        groups: [ZERO; SUPERS * 128],
+        d: [ZERO; BLOCKS],
+        m: [ZERO; BLOCKS],
+        mins: [[ZERO; 8]; SUPERS],
+    };
+    let mut sums =
+        [const { [const { MaybeUninit::<[CacheLine; AMX_COLUMNS]>::uninit() }; PANELS] }; COLUMNS / AMX_COLUMNS];
     // of even and of odd blocks
     let mut dots: [Dots; 2] = [[ZERO; 32]; 2];
-    let shapes = if a.layout.block == 32 { Shapes::OF_32 } else { Shapes::OF_256 };
+    let config = if a.layout.block == 32 { TileConfig::BLOCK32 } else { TileConfig::SUPER_BLOCK };
     let (layout, words, blocks) = (product.w.layout(), a.layout.words, product.w.k() / a.layout.block);
     let (together, most) =
         if a.layout.block == 32 { (PANELS, BLOCKS / PANELS) } else { (PANELS / 2, SUPERS / (PANELS / 2)) };
     let stretch = blocks.div_ceil(blocks.div_ceil(most));
     // SAFETY: an `Avx512` that came from an `Amx`.
-    unsafe { shapes.take() }
+    unsafe { config.load() }
     let end = a.layout.amx_columns(a.n);
     for (c0, first) in (0..end).step_by(COLUMNS).flat_map(|c0| (p0..p1).step_by(together).map(move |p| (c0, p))) {
         let panels = first..p1.min(first + together);
@@ -154,7 +159,7 @@ struct AmxTile {
     head: usize,
     /// Words of one column in a record.
     words: usize,
-    /// Index of its first block in `Weights`.
+    /// Index of its first block in `UnpackedWeights`.
     first: usize,
     blocks: usize,
     /// Sums of the stretches before, column by column, if any.
@@ -197,7 +202,7 @@ impl AmxTile {
 
     /// Blocks of 32, with minima if `MIN`.
     #[inline(always)]
-    unsafe fn blocks<const MIN: bool>(&self, s: Avx512, w: &Weights, dots: &mut [Dots; 2]) {
+    unsafe fn blocks<const MIN: bool>(&self, s: Avx512, w: &UnpackedWeights, dots: &mut [Dots; 2]) {
         // SAFETY: the caller's tile.
         unsafe {
             let mut sums = self.sums(s);
@@ -233,7 +238,7 @@ impl AmxTile {
 
     /// Super-blocks, with `PAIRS` i16 pairs of minima.
     #[inline(always)]
-    unsafe fn supers<const PAIRS: usize>(&self, s: Avx512, w: &Weights, dots: &mut [Dots; 2]) {
+    unsafe fn supers<const PAIRS: usize>(&self, s: Avx512, w: &UnpackedWeights, dots: &mut [Dots; 2]) {
         // SAFETY: the caller's tile.
         unsafe {
             let mut sums = self.sums(s);
@@ -276,6 +281,6 @@ impl AmxTile {
 }
 
 #[inline(always)]
-fn line<T>(line: &Line) -> *const T {
+fn line<T>(line: &CacheLine) -> *const T {
     (&raw const line.0).cast()
 }

@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 
-use super::{Dots, Line};
+use super::{CacheLine, Dots};
 
 /// Asks Linux for the permission to use AMX; a process must request it, as the register state is large.
 pub(in super::super) fn is_permitted() -> bool {
@@ -26,7 +26,7 @@ pub(in super::super) fn is_permitted() -> bool {
 
 /// Tile configuration (64 bytes, palette 1).
 #[repr(C, align(64))]
-pub(super) struct Shapes {
+pub(super) struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -34,28 +34,29 @@ pub(super) struct Shapes {
     rows: [u8; 16],
 }
 
-impl Shapes {
-    const fn new(row_bytes: [u16; 8], rows: [u8; 8]) -> Shapes {
-        let mut shapes = Shapes { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+impl TileConfig {
+    const fn new(row_bytes: [u16; 8], rows: [u8; 8]) -> TileConfig {
+        let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         let mut i = 0;
         while i < 8 {
-            (shapes.row_bytes[i], shapes.rows[i]) = (row_bytes[i], rows[i]);
+            (config.row_bytes[i], config.rows[i]) = (row_bytes[i], rows[i]);
             i += 1;
         }
-        shapes
+        config
     }
 
     /// For blocks of 32: tmm4 holds 16 columns, tmm5 a block of a panel.
-    pub(super) const OF_32: Shapes = Shapes::new([64, 64, 64, 64, 32, 64, 64, 64], [16, 16, 16, 16, 16, 8, 16, 16]);
+    pub(super) const BLOCK32: TileConfig =
+        TileConfig::new([64, 64, 64, 64, 32, 64, 64, 64], [16, 16, 16, 16, 16, 8, 16, 16]);
     /// For super-blocks, 64 elements at a time.
-    pub(super) const OF_256: Shapes = Shapes::new([64; 8], [16; 8]);
+    pub(super) const SUPER_BLOCK: TileConfig = TileConfig::new([64; 8], [16; 8]);
 
     /// Loads the tile configuration.
     ///
     /// # Safety
     /// The CPU has AMX, and this process may use it.
     #[inline(always)]
-    pub(super) unsafe fn take(&self) {
+    pub(super) unsafe fn load(&self) {
         // SAFETY: the caller's; 64 bytes, valid shapes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) self, options(nostack, readonly, preserves_flags)) }
     }
@@ -64,7 +65,7 @@ impl Shapes {
 /// Releases the tile registers.
 ///
 /// # Safety
-/// As [`Shapes::take`]; no dots may be pending.
+/// As [`TileConfig::load`]; no dots may be pending.
 #[inline(always)]
 pub(super) unsafe fn release() {
     // SAFETY: the caller's.
@@ -75,9 +76,9 @@ pub(super) unsafe fn release() {
 /// dots stay in a tile register of even or of odd blocks.
 ///
 /// # Safety
-/// Both inputs must be readable, and the configuration `OF_32` loaded.
+/// Both inputs must be readable, and the configuration `BLOCK32` loaded.
 #[inline(always)]
-pub(super) unsafe fn start_32<const ODD: bool>(columns: *const u32, groups: *const Line) {
+pub(super) unsafe fn start_32<const ODD: bool>(columns: *const u32, groups: *const CacheLine) {
     macro_rules! start {
         ($dots:literal) => {
             // SAFETY: the caller's; the compiler does not use AMX registers.
@@ -125,9 +126,9 @@ pub(super) unsafe fn finish_32<const ODD: bool>(dots: &mut Dots) {
 /// bytes and 64 of high bytes.
 ///
 /// # Safety
-/// Both inputs must be readable, and the configuration `OF_256` loaded.
+/// Both inputs must be readable, and the configuration `SUPER_BLOCK` loaded.
 #[inline(always)]
-pub(super) unsafe fn start_256<const ODD: bool>(columns: *const u32, groups: *const Line) {
+pub(super) unsafe fn start_256<const ODD: bool>(columns: *const u32, groups: *const CacheLine) {
     macro_rules! start {
         ($low:literal, $high:literal) => {
             // SAFETY: as in `start_32`.

@@ -8,14 +8,21 @@ use super::super::panel::{Matrix, PANEL};
 use super::super::panel_layout::{Block32Layout, HEAD, PanelLayout};
 use super::super::simd::{Simd, each};
 use super::super::tiles::unpack::chunk;
-use super::{Line, Weights};
+use super::{CacheLine, UnpackedWeights};
 
 /// Unpacks `blocks` of panel `p` to index `first` of `w` and the following ones.
 ///
 /// # Safety
 /// The panel must have these blocks, and `w` room for them.
 #[inline(always)]
-pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize>, first: usize, w: &mut Weights) {
+pub(super) unsafe fn unpack(
+    s: Avx512,
+    m: &Matrix,
+    p: usize,
+    blocks: Range<usize>,
+    first: usize,
+    w: &mut UnpackedWeights,
+) {
     let (layout, panel) = (m.layout(), m.panel(p).as_ptr());
     for (i, b) in (first..).zip(blocks) {
         // SAFETY: the caller's.
@@ -23,7 +30,7 @@ pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize
             if layout.block_len() == 32 {
                 let (quants, at) = layout.block_at(m.dtype(), b);
                 let groups = signed_chunk(s, layout, panel.add(quants), 0);
-                put(&mut w.groups[i * 8..], &groups);
+                store_lines(&mut w.groups[i * 8..], &groups);
                 let at = panel.add(at).cast();
                 store(&mut w.d[i], if layout.bf16() { s.load_bf16(at) } else { s.load_f16(at) });
                 if layout.scales() == 2 {
@@ -36,12 +43,12 @@ pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize
             for t in 0..8 {
                 let groups = signed_chunk(s, layout, record, t);
                 let scales: [__m512i; 2] = each!(2, |half| match layout {
-                    PanelLayout::SuperMin { .. } => in_pairs(s.load_u8(record.add(t * 16))),
-                    _ => in_pairs(s.load_i8(record.add((t * 2 + half) * 16).cast())),
+                    PanelLayout::SuperMin { .. } => duplicate_i16(s.load_u8(record.add(t * 16))),
+                    _ => duplicate_i16(s.load_i8(record.add((t * 2 + half) * 16).cast())),
                 });
-                let both: [[__m512i; 2]; 8] = each!(8, |g| times(groups[g], scales[g / 4]));
-                put(&mut low[t * 8..], &each!(8, |g| both[g][0]));
-                put(&mut high[t * 8..], &each!(8, |g| both[g][1]));
+                let both: [[__m512i; 2]; 8] = each!(8, |g| scale_and_split(groups[g], scales[g / 4]));
+                store_lines(&mut low[t * 8..], &each!(8, |g| both[g][0]));
+                store_lines(&mut high[t * 8..], &each!(8, |g| both[g][1]));
             }
             let (d, dmin, mins, pairs) = match layout {
                 PanelLayout::Codes(f) => (
@@ -59,7 +66,7 @@ pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize
             store(&mut w.m[i], dmin);
             for j in 0..pairs {
                 let mins = _mm512_cvtepu8_epi16(_mm256_loadu_si256(record.add(mins + j * 32).cast()));
-                put(&mut w.mins[i][j..], &[mins]);
+                store_lines(&mut w.mins[i][j..], &[mins]);
             }
         }
     }
@@ -97,14 +104,14 @@ unsafe fn signed_chunk(s: Avx512, layout: &PanelLayout, at: *const u8, t: usize)
 
 /// Duplicates the low i16 of each i32 lane.
 #[inline(always)]
-fn in_pairs(v: __m512i) -> __m512i {
+fn duplicate_i16(v: __m512i) -> __m512i {
     // SAFETY: an `Avx512` made the value.
     unsafe { _mm512_or_si512(_mm512_and_si512(v, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32::<16>(v)) }
 }
 
-/// Weights times scales, within -4096..=4096, split into `64 * high + low`: the low bytes and the high bytes.
+/// UnpackedWeights times scales, within -4096..=4096, split into `64 * high + low`: the low bytes and the high bytes.
 #[inline(always)]
-fn times(w: __m512i, scales: __m512i) -> [__m512i; 2] {
+fn scale_and_split(w: __m512i, scales: __m512i) -> [__m512i; 2] {
     // SAFETY: an `Avx512` made the values.
     unsafe {
         let even = _mm512_mullo_epi16(_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(w)), scales);
@@ -119,7 +126,7 @@ fn times(w: __m512i, scales: __m512i) -> [__m512i; 2] {
 }
 
 #[inline(always)]
-fn put(lines: &mut [Line], values: &[__m512i]) {
+fn store_lines(lines: &mut [CacheLine], values: &[__m512i]) {
     for (line, v) in lines.iter_mut().zip(values) {
         // SAFETY: a line is 64 aligned bytes.
         unsafe { _mm512_store_si512((&raw mut line.0).cast(), *v) }
@@ -127,7 +134,7 @@ fn put(lines: &mut [Line], values: &[__m512i]) {
 }
 
 #[inline(always)]
-fn store(line: &mut Line, v: __m512) {
+fn store(line: &mut CacheLine, v: __m512) {
     // SAFETY: a line is 64 aligned bytes.
     unsafe { _mm512_store_ps((&raw mut line.0).cast(), v) }
 }
