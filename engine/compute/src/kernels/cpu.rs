@@ -103,13 +103,13 @@ impl Cpu {
 
     /// The fastest path of this machine.
     pub fn detect() -> Cpu {
-        // never falls back: `has` accepts at least the slowest path of a build
-        Cpu::of(Isa::ALL.into_iter().rfind(|&isa| has(isa)).unwrap_or(Isa::Scalar))
+        // never falls back: `is_available` accepts at least the slowest path of a build
+        Cpu::of(Isa::ALL.into_iter().rfind(|&isa| is_available(isa)).unwrap_or(Isa::Scalar))
     }
 
     /// Every path of this machine, slowest first.
     pub fn available() -> Vec<Cpu> {
-        Isa::ALL.into_iter().filter(|&isa| has(isa)).map(Cpu::of).collect()
+        Isa::ALL.into_iter().filter(|&isa| is_available(isa)).map(Cpu::of).collect()
     }
 
     /// Every path of this machine with every prefetch policy.
@@ -142,14 +142,14 @@ impl Cpu {
     /// The AMX tiles, if this path uses them.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn amx(self) -> Option<super::amx::Amx> {
-        // SAFETY: a `Cpu` of that `Isa` exists only if `has` said that the machine has the features.
+        // SAFETY: a `Cpu` of that `Isa` exists only if `is_available` said that the machine has the features.
         (self.isa == Isa::Amx).then(|| unsafe { super::amx::Amx::new(super::avx512::Avx512::new(self.prefetch)) })
     }
 
     /// Runs an operation on this instruction set.
     #[inline]
     pub(crate) fn run<O: Op>(self, op: O) -> O::Out {
-        // SAFETY (all arms): a `Cpu` of that `Isa` exists only if `has` said that the machine has the features.
+        // SAFETY (all arms): a `Cpu` of that `Isa` exists only if `is_available` said that the machine has the features.
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -225,19 +225,19 @@ fn has_amx() -> bool {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn has(isa: Isa) -> bool {
+fn is_available(isa: Isa) -> bool {
     match isa {
         Isa::Scalar => true,
         Isa::Avx2 => isa_features!(Avx2, has_features),
         Isa::AvxVnni => isa_features!(AvxVnni, has_features),
-        Isa::Amx => has(Isa::Avx512Vnni) && has_amx() && super::amx::is_permitted(),
+        Isa::Amx => is_available(Isa::Avx512Vnni) && has_amx() && super::amx::is_permitted(),
         Isa::Avx512Vnni => isa_features!(Avx512Vnni, has_features),
         _ => false,
     }
 }
 
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-fn has(isa: Isa) -> bool {
+fn is_available(isa: Isa) -> bool {
     match isa {
         Isa::Scalar | Isa::Neon => true,
         Isa::NeonDotprod => isa_features!(NeonDotprod, has_features),
@@ -246,7 +246,7 @@ fn has(isa: Isa) -> bool {
 }
 
 #[cfg(target_arch = "wasm32")]
-fn has(isa: Isa) -> bool {
+fn is_available(isa: Isa) -> bool {
     match isa {
         Isa::Scalar => HAS_SCALAR,
         Isa::Simd128 => cfg!(target_feature = "simd128"),
@@ -264,6 +264,6 @@ fn has(isa: Isa) -> bool {
     all(target_arch = "aarch64", target_endian = "little"),
     target_arch = "wasm32"
 )))]
-fn has(isa: Isa) -> bool {
+fn is_available(isa: Isa) -> bool {
     isa == Isa::Scalar
 }

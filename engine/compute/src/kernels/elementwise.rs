@@ -79,27 +79,27 @@ fn times_logistic<S: Simd, const N: usize>(s: S, x: [S::F; N], u: [S::F; N]) -> 
 
 /// `x += y * scale`.
 pub fn add_scaled(cpu: Cpu, x: &mut [f32], y: &[f32], scale: f32) {
-    Map::run(cpu, Step::AddScaled(scale), x, Some(y));
+    Elementwise::run(cpu, ElementwiseOp::AddScaled(scale), x, Some(y));
 }
 
 /// `x *= scale`.
 pub fn scale(cpu: Cpu, x: &mut [f32], scale: f32) {
-    Map::run(cpu, Step::Scale(scale), x, None);
+    Elementwise::run(cpu, ElementwiseOp::Scale(scale), x, None);
 }
 
 /// `x = act(x)`.
 pub fn activate(cpu: Cpu, act: Activation, x: &mut [f32]) {
-    Map::run(cpu, Step::Activate(act), x, None);
+    Elementwise::run(cpu, ElementwiseOp::Activate(act), x, None);
 }
 
 /// `gate = act(gate) * up`.
 pub fn gated(cpu: Cpu, act: Activation, gate: &mut [f32], up: &[f32]) {
-    Map::run(cpu, Step::Gated(act), gate, Some(up));
+    Elementwise::run(cpu, ElementwiseOp::Gated(act), gate, Some(up));
 }
 
 /// `x = cap * tanh(x / cap)`.
 pub fn soft_cap(cpu: Cpu, x: &mut [f32], cap: f32) {
-    Map::run(cpu, Step::SoftCap(cap), x, None);
+    Elementwise::run(cpu, ElementwiseOp::SoftCap(cap), x, None);
 }
 
 /// The soft cap of one element.
@@ -116,7 +116,7 @@ pub(super) fn soft_cap_lanes<S: Simd>(s: S, x: S::F, cap: f32) -> S::F {
 
 /// An elementwise operation on x, and on y of a second operand if it has one.
 #[derive(Clone, Copy)]
-enum Step {
+enum ElementwiseOp {
     AddScaled(f32),
     Scale(f32),
     Activate(Activation),
@@ -124,57 +124,57 @@ enum Step {
     SoftCap(f32),
 }
 
-impl Step {
+impl ElementwiseOp {
     fn of(self, x: f32, y: f32) -> f32 {
         match self {
-            Step::AddScaled(scale) => x + y * scale,
-            Step::Scale(scale) => x * scale,
-            Step::Activate(act) => act.of(x),
-            Step::Gated(act) => act.of(x) * y,
-            Step::SoftCap(cap) => soft_cap_one(x, cap),
+            ElementwiseOp::AddScaled(scale) => x + y * scale,
+            ElementwiseOp::Scale(scale) => x * scale,
+            ElementwiseOp::Activate(act) => act.of(x),
+            ElementwiseOp::Gated(act) => act.of(x) * y,
+            ElementwiseOp::SoftCap(cap) => soft_cap_one(x, cap),
         }
     }
 
     #[inline(always)]
     fn of_lanes<S: Simd, const N: usize>(self, s: S, mut x: [S::F; N], y: [S::F; N]) -> [S::F; N] {
-        if let Step::Activate(act) | Step::Gated(act) = self {
+        if let ElementwiseOp::Activate(act) | ElementwiseOp::Gated(act) = self {
             x = act.of_lanes(s, x);
         }
         for (x, y) in x.iter_mut().zip(y) {
             *x = match self {
-                Step::AddScaled(scale) => s.add(*x, s.mul(y, s.splat(scale))),
-                Step::Scale(scale) => s.mul(*x, s.splat(scale)),
-                Step::Activate(_) => *x,
-                Step::Gated(_) => s.mul(*x, y),
-                Step::SoftCap(cap) => soft_cap_lanes(s, *x, cap),
+                ElementwiseOp::AddScaled(scale) => s.add(*x, s.mul(y, s.splat(scale))),
+                ElementwiseOp::Scale(scale) => s.mul(*x, s.splat(scale)),
+                ElementwiseOp::Activate(_) => *x,
+                ElementwiseOp::Gated(_) => s.mul(*x, y),
+                ElementwiseOp::SoftCap(cap) => soft_cap_lanes(s, *x, cap),
             };
         }
         x
     }
 }
 
-/// `x = step(x, y)` for all elements.
-struct Map<'a> {
-    step: Step,
+/// `x = op(x, y)` for all elements.
+struct Elementwise<'a> {
+    op: ElementwiseOp,
     x: &'a mut [f32],
     y: Option<&'a [f32]>,
 }
 
-impl Map<'_> {
-    fn run(cpu: Cpu, step: Step, x: &mut [f32], y: Option<&[f32]>) {
+impl Elementwise<'_> {
+    fn run(cpu: Cpu, op: ElementwiseOp, x: &mut [f32], y: Option<&[f32]>) {
         assert!(y.is_none_or(|y| y.len() == x.len()));
-        cpu.run(Map { step, x, y });
+        cpu.run(Elementwise { op, x, y });
     }
 
     /// Applies the operation to the elements from `from` on, one by one.
     fn rest(&mut self, from: usize) {
         for i in from..self.x.len() {
-            self.x[i] = self.step.of(self.x[i], self.y.map_or(0.0, |y| y[i]));
+            self.x[i] = self.op.of(self.x[i], self.y.map_or(0.0, |y| y[i]));
         }
     }
 }
 
-impl Op for Map<'_> {
+impl Op for Elementwise<'_> {
     type Out = ();
 
     fn scalar(mut self) {
@@ -197,7 +197,7 @@ impl Op for Map<'_> {
                         y[j] = s.load(operand.as_ptr().add(at(j)));
                     }
                 }
-                let x = self.step.of_lanes(s, x, y);
+                let x = self.op.of_lanes(s, x, y);
                 for (j, x) in x.iter().enumerate() {
                     s.store(p.add(at(j)), *x);
                 }

@@ -188,14 +188,14 @@ pub(super) fn panels<S: Simd, E: Elem>(s: S, panels: Panels<'_>) {
         let mut c = 0;
         while c < p.n {
             let nc = columns_at_once::<S>(p.n - c);
-            f32_shapes!(S, rv, nc, tile(s, p, x, row, c, Kind::<E>(PhantomData)));
+            f32_shapes!(S, rv, nc, tile(s, p, x, row, c, ElemType::<E>(PhantomData)));
             c += nc;
         }
         row += rv * S::LANES;
     }
 }
 
-struct Kind<E>(PhantomData<E>);
+struct ElemType<E>(PhantomData<E>);
 
 #[inline(always)]
 fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
@@ -204,7 +204,7 @@ fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     x: Floats<'_>,
     row: usize,
     c: usize,
-    _: Kind<E>,
+    _: ElemType<E>,
 ) {
     let k = p.w.k();
     let at = |v: usize| row + v * S::LANES;

@@ -61,7 +61,7 @@ impl I16Fields {
     }
 
     /// The fields that a tile of `NC` columns reads: only gemv does; tiles of several columns unpack.
-    pub(super) const fn alone<const NC: usize>(bits: u32) -> Option<&'static I16Fields> {
+    pub(super) const fn for_columns<const NC: usize>(bits: u32) -> Option<&'static I16Fields> {
         if NC == 1 { I16Fields::of(bits) } else { None }
     }
 
@@ -77,7 +77,7 @@ impl I16Fields {
 
     /// Content of field `i` of a line: index of the element, and its first bit there.
     #[inline(always)]
-    fn held(&self, line: usize, i: usize) -> (usize, u32) {
+    fn content(&self, line: usize, i: usize) -> (usize, u32) {
         match i.checked_sub(self.whole) {
             None => (line * self.whole + i, 0),
             Some(part) => (self.lines * self.whole + part, line as u32 * self.part),
@@ -87,7 +87,7 @@ impl I16Fields {
     /// Position of element `j` of a half: range of lines, first bit in them, and number of bits per line; the first
     /// line has the lowest bits.
     #[inline(always)]
-    fn place(&self, j: usize) -> (Range<usize>, u32, u32) {
+    fn position(&self, j: usize) -> (Range<usize>, u32, u32) {
         match j.checked_sub(self.lines * self.whole) {
             None => (j / self.whole..j / self.whole + 1, self.shifts[j % self.whole], self.bits),
             Some(part) => (0..self.lines, self.shifts[self.whole + part], self.part),
@@ -111,7 +111,7 @@ impl I16Fields {
             let (sub_block, l) = (l / self.lines, l % self.lines);
             let mut word = 0;
             for i in 0..4 {
-                let (j, from) = self.held(l, i);
+                let (j, from) = self.content(l, i);
                 let bits = if i < self.whole { self.bits } else { self.part };
                 // the pair of both halves
                 let pair = (groups[j / 2 % 8] >> (sub_block * 32 + j % 2 * 8)) as u32 & 0x00ff_00ff;
@@ -124,7 +124,7 @@ impl I16Fields {
 
     /// Element `e` of a sub-block; `lane(line, half)` reads a lane.
     pub(super) fn element(&self, e: usize, lane: impl Fn(usize, usize) -> u16) -> u8 {
-        let (lines, shift, bits) = self.place(e / 4 * 2 + e % 2);
+        let (lines, shift, bits) = self.position(e / 4 * 2 + e % 2);
         let part = |l: usize| lane(l, e % 4 / 2) >> shift & ((1 << bits) - 1);
         lines.enumerate().fold(0, |value, (i, l)| value | part(l) << (i as u32 * bits)) as u8
     }
@@ -135,7 +135,7 @@ impl I16Fields {
             let (line, q) = (i % self.lines, &q[i / self.lines * self.len..]);
             let (mut before, mut at) = ([0; 2], 0);
             for (i, out) in out.iter_mut().enumerate() {
-                let (j, from) = self.held(line, i);
+                let (j, from) = self.content(line, i);
                 let factors: [i32; 2] = each!(2, |h| i32::from(q[j / 2 * 4 + j % 2 + h * 2]) << from);
                 let [a, b] = each!(2, |h| factors[h] - (before[h] << (self.shifts[i] - at)));
                 *out = a as u32 & 0xffff | (b as u32) << 16;
@@ -163,7 +163,7 @@ pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: 
     // SAFETY: lines of the sub-block.
     let line = |l: usize| unsafe { s.load_b(at.add(l * 64)) };
     let element = |j: usize| {
-        let (lines, shift, bits) = f.place(j);
+        let (lines, shift, bits) = f.position(j);
         let part = |l: usize| s.and_b(s.shr16_b(line(l), shift), (1 << bits) - 1);
         lines.clone().skip(1).fold(part(lines.start), |all, l| s.xor_b(all, s.shl16_b(part(l), l as u32 * bits)))
     };

@@ -58,9 +58,9 @@ pub(super) const AMX_COLUMNS: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sums {
-    No,
+    None,
     /// The sum of all q of a block.
-    Whole,
+    Block,
     /// Sums of that many consecutive q each, in i16 pairs.
     Pairs(usize),
 }
@@ -109,7 +109,7 @@ impl ActLayout {
     fn parts(&self) -> usize {
         match self.sums {
             Sums::Pairs(of) => self.block / of,
-            Sums::No | Sums::Whole => self.zero_point_terms.max(1),
+            Sums::None | Sums::Block => self.zero_point_terms.max(1),
         }
     }
 
@@ -117,8 +117,8 @@ impl ActLayout {
     pub(super) fn head(&self) -> usize {
         1 + self.zero_point_terms
             + match self.sums {
-                Sums::No => 0,
-                Sums::Whole => 1,
+                Sums::None => 0,
+                Sums::Block => 1,
                 Sums::Pairs(of) => self.block / of / 2,
             }
     }
@@ -174,17 +174,17 @@ fn act_layout(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) ->
     let block = PanelLayout::of(dtype)?.block_len();
     let layout = match PanelLayout::of(dtype)? {
         PanelLayout::Float => return None,
-        PanelLayout::Blocks32(f) if f.words == 8 => of(8, 128, 1, Sums::No, nc[1]),
+        PanelLayout::Blocks32(f) if f.words == 8 => of(8, 128, 1, Sums::None, nc[1]),
         PanelLayout::Blocks32(f) => {
             let (bits, offset) = if f.high.is_some() { (5, 16) } else { (4, 8) };
-            if f.m { of(bits, 0, 0, Sums::Whole, nc[0]) } else { of(bits, offset, 1, Sums::No, nc[0]) }
+            if f.m { of(bits, 0, 0, Sums::Block, nc[0]) } else { of(bits, offset, 1, Sums::None, nc[0]) }
         }
         PanelLayout::SuperMin { five } => of(4 + u32::from(five), 0, 0, Sums::Pairs(32), nc[2]),
-        PanelLayout::SuperSigned => of(6, 32, 16, Sums::No, nc[2]),
+        PanelLayout::SuperSigned => of(6, 32, 16, Sums::None, nc[2]),
         PanelLayout::Codes(f) if f.is_super() => {
-            of(8, 128, 16, if f.has_min() { Sums::Pairs(16) } else { Sums::No }, nc[2])
+            of(8, 128, 16, if f.has_min() { Sums::Pairs(16) } else { Sums::None }, nc[2])
         }
-        PanelLayout::Codes(f) => of(8, 128, f.parts, Sums::No, nc[1]),
+        PanelLayout::Codes(f) => of(8, 128, f.parts, Sums::None, nc[1]),
     };
     let layout = ActLayout { block, ..layout };
     Some(ActLayout { words: layout.head() + block / 4 * layout.encoding.words(), ..layout })
@@ -327,20 +327,20 @@ impl PackTile<'_> {
         parts: usize,
         quantise: impl Fn(&[f32], &mut [i8], PartSums<'_>) -> f32,
     ) {
-        let (mut q, mut all, mut some) = ([0i8; BLOCK], [0i32; MOST], [0i32; MOST]);
+        let (mut q, mut all, mut subset) = ([0i8; BLOCK], [0i32; MOST], [0i32; MOST]);
         let (q, all) = (&mut q[..block], &mut all[..parts]);
-        let some = match self.layout.encoding {
+        let subset = match self.layout.encoding {
             ActEncoding::I8 => &mut [],
             ActEncoding::I16 if self.layout.fields(self.nc).is_none() => &mut [],
-            _ => &mut some[..parts],
+            _ => &mut subset[..parts],
         };
         let words = self.layout.record(self.nc) * self.nc;
         for (c, row) in self.x.x.chunks_exact(self.x.stride).enumerate() {
             for (x, out) in row[..self.k].chunks_exact(block).zip(self.out.chunks_exact_mut(words)) {
-                let d = quantise(x, q, PartSums { all, some });
+                let d = quantise(x, q, PartSums { all, subset });
                 // through memory: in registers the compiler would take vectors apart byte by byte
                 core::hint::black_box(&mut *q);
-                write_record(self.layout, q, PartSums { all, some }, d, self.nc, c, out);
+                write_record(self.layout, q, PartSums { all, subset }, d, self.nc, c, out);
             }
         }
     }

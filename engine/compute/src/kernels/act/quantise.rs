@@ -30,7 +30,7 @@ fn scales(amax: u32) -> Option<(f32, f32)> {
 /// third of each four (`ActEncoding::I16OddSigned`).
 pub(super) struct PartSums<'a> {
     pub(super) all: &'a mut [i32],
-    pub(super) some: &'a mut [i32],
+    pub(super) subset: &'a mut [i32],
 }
 
 /// 1 for the last two of each four elements.
@@ -45,7 +45,7 @@ pub(in super::super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8]) -
     if !x.len().is_multiple_of(S::LANES) {
         return quantise(x, q);
     }
-    quantise_and_sum(s, ActEncoding::I8, x, q, PartSums { all: &mut [], some: &mut [] })
+    quantise_and_sum(s, ActEncoding::I8, x, q, PartSums { all: &mut [], subset: &mut [] })
 }
 
 /// [`quantise`] on lanes, with sums; the length must be a multiple of LANES.
@@ -67,33 +67,33 @@ pub(super) fn quantise_and_sum<S: Simd>(
         let Some((id, d)) = scales(s.max_lane(m) as u32) else {
             q.fill(0);
             sums.all.fill(0);
-            sums.some.fill(0);
+            sums.subset.fill(0);
             return 0.0;
         };
         let (id, magic) = (s.splat(id), s.splat(MAGIC));
         let per = x.len() / sums.all.len().max(1);
         for j in 0..x.len() / per {
-            let (mut all, mut some) = (s.splat_i(0), s.splat_i(0));
+            let (mut all, mut subset) = (s.splat_i(0), s.splat_i(0));
             for i in (j * per..(j + 1) * per).step_by(S::LANES) {
                 let v = s.add(s.mul(s.load(x.as_ptr().add(i)), id), magic);
                 let n = s.sub_i(s.bits(v), s.splat_i(MAGIC.to_bits() as i32));
                 s.store_i8(q.as_mut_ptr().add(i), n);
                 all = s.add_i(all, n);
                 if encoding == ActEncoding::AbsAndMask {
-                    some = s.add_i(some, s.min_i(n, s.splat_i(0)));
+                    subset = s.add_i(subset, s.min_i(n, s.splat_i(0)));
                 }
             }
             if let ActEncoding::I8PairSums | ActEncoding::I16 | ActEncoding::I16OddSigned = encoding
-                && !sums.some.is_empty()
+                && !sums.subset.is_empty()
             {
                 let these = if encoding == ActEncoding::I16OddSigned { &EVEN } else { &LAST_TWO };
-                some = s.mul_i(all, s.load_i8(these.as_ptr()));
+                subset = s.mul_i(all, s.load_i8(these.as_ptr()));
             }
             if let Some(sum) = sums.all.get_mut(j) {
                 *sum = s.sum_lanes(all);
             }
-            if let Some(sum) = sums.some.get_mut(j) {
-                *sum = s.sum_lanes(some);
+            if let Some(sum) = sums.subset.get_mut(j) {
+                *sum = s.sum_lanes(subset);
             }
         }
         d

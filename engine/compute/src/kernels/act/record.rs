@@ -27,21 +27,21 @@ pub(super) fn write_record(
     if layout.zero_point_terms > 0 {
         // the zero-point terms
         match layout.encoding {
-            ActEncoding::AbsAndMask => sums.some.iter().for_each(|sum| put(-sum as u32)),
+            ActEncoding::AbsAndMask => sums.subset.iter().for_each(|sum| put(-sum as u32)),
             encoding if encoding == ActEncoding::I8PairSums || fields.is_some() => {
-                sums.all.iter().zip(sums.some).for_each(|(all, last)| {
+                sums.all.iter().zip(sums.subset).for_each(|(all, last)| {
                     put(pair((-layout.offset * (all - *last)) as i16, (-layout.offset * *last) as i16));
                 })
             }
             encoding => {
-                let offset = if encoding == ActEncoding::I16OddSigned { sums.some } else { &mut *sums.all };
+                let offset = if encoding == ActEncoding::I16OddSigned { sums.subset } else { &mut *sums.all };
                 offset.iter().for_each(|sum| put((-layout.offset * sum) as u32));
             }
         }
     }
     match layout.sums {
-        Sums::No => {}
-        Sums::Whole => put(sums.all[0] as u32),
+        Sums::None => {}
+        Sums::Block => put(sums.all[0] as u32),
         Sums::Pairs(_) => sums.all.chunks_exact(2).for_each(|s| put(pair(s[0] as i16, s[1] as i16))),
     }
     let groups = &mut out[at - c..];

@@ -54,8 +54,8 @@ impl AttentionBlock<'_> {
     }
 
     /// The tokens of chunk `chunk` that the token at `pos` attends to, relative to the chunk.
-    fn seen(&self, chunk: usize, pos: usize) -> Range<usize> {
-        let (start, seen) = (chunk * CHUNK, self.of.seen(self.span, pos));
+    fn attended(&self, chunk: usize, pos: usize) -> Range<usize> {
+        let (start, seen) = (chunk * CHUNK, self.of.attended(self.span, pos));
         seen.start.saturating_sub(start).min(CHUNK)..seen.end.saturating_sub(start).min(CHUNK)
     }
 
@@ -131,7 +131,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
         let wide = &mut self.scratch.wide[..];
         let mut running = [SoftmaxState { m: f32::NEG_INFINITY, l: 0.0 }; MAX_COLUMNS];
         for chunk in a.chunks.clone() {
-            let (first, last) = (a.seen(chunk, a.pos), a.seen(chunk, a.pos + tokens - 1));
+            let (first, last) = (a.attended(chunk, a.pos), a.attended(chunk, a.pos + tokens - 1));
             if last.end == 0 || first.start == CHUNK {
                 continue;
             }
@@ -139,7 +139,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
             k.scores(chunk, n, q, scores, wide);
             let mut here = [SoftmaxState { m: 0.0, l: 0.0 }; MAX_COLUMNS];
             for (c, (scores, here)) in scores.iter_mut().zip(&mut here).enumerate() {
-                let seen = a.seen(chunk, a.pos + c / group);
+                let seen = a.attended(chunk, a.pos + c / group);
                 let s = &mut scores[..n.next_multiple_of(PAGE)];
                 if seen.is_empty() {
                     s.fill(0.0);
@@ -204,7 +204,7 @@ impl<'a> ChunkOp<'a> for ScoresOp<'a> {
         let q = a.queries(k, &mut self.scratch.q);
         let scores = &mut self.scratch.scores[..self.out.len()];
         for chunk in a.chunks.clone() {
-            let seen = a.seen(chunk, a.pos);
+            let seen = a.attended(chunk, a.pos);
             if seen.is_empty() {
                 continue;
             }
@@ -247,10 +247,10 @@ pub(super) trait ChunkOp<'a> {
 /// all types keeps the module small.
 pub(super) fn run_chunk_op<'a>(cpu: Cpu, w: impl ChunkOp<'a>) {
     match w.attend().kv().kv_type {
-        _ if cfg!(target_family = "wasm") => cpu.run(OfType::<_, ANY>(w)),
-        KvType::F32 => cpu.run(OfType::<_, F32>(w)),
-        KvType::F16 => cpu.run(OfType::<_, F16>(w)),
-        KvType::K8 => cpu.run(OfType::<_, K8>(w)),
+        _ if cfg!(target_family = "wasm") => cpu.run(WithKvType::<_, ANY>(w)),
+        KvType::F32 => cpu.run(WithKvType::<_, F32>(w)),
+        KvType::F16 => cpu.run(WithKvType::<_, F16>(w)),
+        KvType::K8 => cpu.run(WithKvType::<_, K8>(w)),
     }
 }
 
@@ -261,9 +261,9 @@ pub(super) const K8: usize = KvType::K8 as usize;
 pub(super) const ANY: usize = KvType::ALL.len();
 
 /// `KV`: index of the KV type, or `ANY`.
-struct OfType<W, const KV: usize>(W);
+struct WithKvType<W, const KV: usize>(W);
 
-impl<'a, W: ChunkOp<'a>, const KV: usize> Op for OfType<W, KV> {
+impl<'a, W: ChunkOp<'a>, const KV: usize> Op for WithKvType<W, KV> {
     type Out = ();
     fn scalar(self) {
         let a = self.0.attend();

@@ -200,7 +200,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
                 S,
                 rv,
                 nc,
-                score_tile((self.s, self.a), t, (&keys, &prefetch), c, q, scores, Stored::<E>(PhantomData))
+                score_tile((self.s, self.a), t, (&keys, &prefetch), c, q, scores, ElemType::<E>(PhantomData))
             );
             c += nc;
         }
@@ -256,7 +256,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
                     S,
                     rv,
                     nc,
-                    value_tile((self.s, self.a), part, values, v, c, p, o, Stored::<E>(PhantomData))
+                    value_tile((self.s, self.a), part, values, v, c, p, o, ElemType::<E>(PhantomData))
                 );
                 v += rv;
             }
@@ -359,7 +359,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
     }
 }
 
-struct Stored<E>(PhantomData<E>);
+struct ElemType<E>(PhantomData<E>);
 
 #[inline(always)]
 fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
@@ -369,7 +369,7 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     c: usize,
     q: &[f32],
     scores: &mut [[f32; CHUNK]],
-    _: Stored<E>,
+    _: ElemType<E>,
 ) {
     let d = a.kv().head_dim;
     let tile = F32Tile::<RV> {
@@ -406,7 +406,7 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     c: usize,
     p: &[[f32; CHUNK]],
     o: &mut [f32],
-    _: Stored<E>,
+    _: ElemType<E>,
 ) {
     let dims = a.kv().value_dims();
     let at = |v: usize| {

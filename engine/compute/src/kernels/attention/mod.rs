@@ -176,14 +176,14 @@ impl Attention<'_> {
 
 impl Attention<'_> {
     /// The positions that the token at `pos` of a span attends to.
-    fn seen(&self, span: &Span<'_>, pos: usize) -> Range<usize> {
+    fn attended(&self, span: &Span<'_>, pos: usize) -> Range<usize> {
         pos.saturating_sub(self.window.left)..pos.saturating_add(self.window.right).min(span.end() - 1) + 1
     }
 
     /// The chunks that `n` tokens from token `token` of a span on attend to.
     fn chunks(&self, span: &Span<'_>, token: usize, n: usize) -> Range<usize> {
         let first = span.pos + token;
-        self.seen(span, first).start / CHUNK..self.seen(span, first + n - 1).end.div_ceil(CHUNK)
+        self.attended(span, first).start / CHUNK..self.attended(span, first + n - 1).end.div_ceil(CHUNK)
     }
 
     /// The scaled and capped attention scores of each row, in order of position: one list per row and query head. For

@@ -25,7 +25,7 @@ impl<const BITS: u32, const MIN: bool> QuantFormat for Block32<BITS, MIN> {
         let run = S::max_groups(BITS, !MIN);
         // opaque as in `Simd::bound`, on every instruction set that unpacks
         let bound = if unpacked { core::hint::black_box(run) } else { s.bound(run) };
-        let fields = const { I16Fields::alone::<NC>(BITS) };
+        let fields = const { I16Fields::for_columns::<NC>(BITS) };
         let runs = if in_place { 0 } else { 8 / run };
         let qb = if Self::PACKED { BitPacking::of(BITS).sub_block_bytes() } else { 512 };
         let aw = S::act_encoding(BITS).words();

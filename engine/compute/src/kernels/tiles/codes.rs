@@ -32,7 +32,7 @@ impl QuantFormat for Codes32 {
                 } else {
                     prefetch.prefetch_chunk(s);
                 }
-                let chunk = Chunk { quants, unpacked: unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], f.parts) };
+                let chunk = CodeChunk { quants, unpacked: unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], f.parts) };
                 let groups = record.add((1 + f.parts) * NC);
                 for part in 0..f.parts {
                     let zero_point = |c: usize| record.add((1 + part) * NC + c).read() as i32;
@@ -64,12 +64,12 @@ impl QuantFormat for Codes32 {
 }
 
 /// 32 elements: their codes, and their unpacked weights if they were unpacked.
-struct Chunk<const RV: usize> {
+struct CodeChunk<const RV: usize> {
     quants: [*const u8; RV],
     unpacked: *const u8,
 }
 
-impl<const RV: usize> Chunk<RV> {
+impl<const RV: usize> CodeChunk<RV> {
     /// Adds 16 elements to the dots.
     ///
     /// # Safety
@@ -100,11 +100,11 @@ impl<const RV: usize> Chunk<RV> {
         }
     }
 
-    /// [`Chunk::add_half`] for codes that were not unpacked. `HALF` is a constant because shifts by variables are slow
+    /// [`CodeChunk::add_half`] for codes that were not unpacked. `HALF` is a constant because shifts by variables are slow
     /// in WebAssembly.
     ///
     /// # Safety
-    /// As [`Chunk::add_half`].
+    /// As [`CodeChunk::add_half`].
     #[inline(always)]
     unsafe fn unpack_half<S: Simd, const NC: usize, const HALF: usize>(
         &self,
@@ -172,8 +172,10 @@ impl QuantFormat for SuperCodes {
                     }
                     let quants: [*const u8; RV] =
                         each!(RV, |v| o[v].add(codes + chunk * f.chunk_bytes() + t.lane[v] * 4));
-                    let here =
-                        Chunk { quants, unpacked: unpacked_chunk::<S, Self, RV>(t, (b - t.blocks[0]) * 8 + chunk, 0) };
+                    let here = CodeChunk {
+                        quants,
+                        unpacked: unpacked_chunk::<S, Self, RV>(t, (b - t.blocks[0]) * 8 + chunk, 0),
+                    };
                     for half in 0..2 {
                         let sub = chunk * 2 + half;
                         let zero_point = |c: usize| record.add((1 + sub) * NC + c).read() as i32;

@@ -51,7 +51,7 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     let (sub_block_bytes, groups, bytes) = (packing.sub_block_bytes(), packing.groups(), packing.record_bytes());
     let sub_blocks = 64 / groups;
     let (aw, unpacked) = (S::act_encoding(BITS).words(), S::UNPACKS && NC > 1);
-    let fields = const { I16Fields::alone::<NC>(BITS) };
+    let fields = const { I16Fields::for_columns::<NC>(BITS) };
     let head = if MIN { 5 } else { 17 };
     let sub_block_words = fields.map_or(groups * aw, |f| f.words()) * NC;
     // read from the arguments on WebAssembly, so that the code for both widths is the same and can be merged
@@ -160,7 +160,7 @@ impl<const RV: usize> SubBlock<RV> {
         let acts = self.acts;
         // SAFETY: the caller's.
         unsafe {
-            if const { I16Fields::alone::<NC>(BITS).is_some() } {
+            if const { I16Fields::for_columns::<NC>(BITS).is_some() } {
                 let zero_point = acts.zero_point_terms.map(|terms| terms.read());
                 i16_fields::add_sub_block::<S, RV, BITS>(s, self.lines, acts.groups, zero_point, |v, dot| {
                     let scaled = s.total_of_fields(dot, Some(self.scale::<S, MIN>(s, v)));
