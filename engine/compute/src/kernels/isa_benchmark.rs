@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_runs_on_every_path() {
+    fn runs_on_every_instruction_set() {
         Cpu::all_variants().into_iter().for_each(|cpu| run(cpu, 3));
     }
 }

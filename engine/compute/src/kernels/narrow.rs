@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_stays_so() {
+    fn nan_stays_nan() {
         assert!(narrow(f32::NAN).is_nan());
         assert_eq!(narrow(f32::INFINITY), narrow(f32::MAX));
         assert_eq!(narrow(-1e-40).to_bits(), 0);

@@ -214,7 +214,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_row_has_the_values_of_the_file(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..40, blocks in 1usize..4, extreme: bool, seed: u64) {
+        fn packed_rows_dequantise_to_the_values_of_the_file(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..40, blocks in 1usize..4, extreme: bool, seed: u64) {
             let dtype = Dtype::SUPPORTED[f];
             let k = blocks * dtype.block_len() as usize;
             let src = Rng(seed).rows(dtype, rows, k, extreme);

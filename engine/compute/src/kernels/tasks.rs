@@ -126,7 +126,7 @@ mod tests {
     use alloc::vec::Vec;
 
     #[test]
-    fn what_comes_after_a_task_is_in_its_range() {
+    fn likely_next_task_is_in_the_same_range() {
         for (n, threads) in [(1, 1), (7, 1), (7, 2), (5, 8), (64, 3), (1000, 7)] {
             let workers = threads.min(n);
             let ends: Vec<usize> = (1..=workers).map(|w| n * w / workers).collect();

@@ -209,7 +209,7 @@ proptest! {
     }
 
     #[test]
-    fn a_column_alone_and_among_others(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..60, n in 2usize..12, seed: u64) {
+    fn a_column_does_not_depend_on_its_batch(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..60, n in 2usize..12, seed: u64) {
         let dtype = Dtype::SUPPORTED[f];
         let k = 256;
         let mut rng = Rng(seed);

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_keeps_what_is_written_to_it_whichever_comes_next() {
+    fn pages_keep_their_contents_in_any_commit_order() {
         let layout = KvLayout { n_layer: 1, n_head_kv: 1, head_dim: 8, kv_type: KvType::F32 };
         for (n_pages, shift) in [(1, 0), (5, 0), (5, 1), (8, 2), (9, 2), (9, 3), (9, 4)] {
             let mut memory = KvMemory::with_segments(&layout, n_pages, shift).expect("memory");

@@ -75,7 +75,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tiles_ask_for_each_line_once(lines in 0usize..3000, columns in prop::collection::vec(1usize..7, 1..50), chunks in 1usize..60) {
+        fn tiles_prefetch_each_line_once(lines in 0usize..3000, columns in prop::collection::vec(1usize..7, 1..50), chunks in 1usize..60) {
             let memory = vec![0u8; lines * WeightPrefetch::LINE];
             let next = WeightPrefetch { lines: memory.as_ptr_range(), step: 0 };
             let (all, mut done, mut at) = (columns.iter().sum::<usize>(), 0, next.lines.start);
