@@ -1,5 +1,7 @@
 //! A model and its requests, spoken to in JSON.
 
+#[cfg(feature = "chat")]
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -235,6 +237,9 @@ pub struct Session {
     embedder: Option<Embedder>,
     pub(crate) cpu: Cpu,
     pub(crate) pool: Box<dyn Pool>,
+    /// The template compiled last: conversations of a page rarely change it.
+    #[cfg(feature = "chat")]
+    template: RefCell<Option<ChatTemplate>>,
 }
 
 impl Session {
@@ -270,7 +275,15 @@ impl Session {
             model_sha256,
         };
         let engine = Engine::new(Arc::clone(&model), &*pool, sizes).map_err(Error::memory(n_ctx))?;
-        Ok(Session { model, engine, embedder: None, cpu, pool })
+        Ok(Session {
+            model,
+            engine,
+            embedder: None,
+            cpu,
+            pool,
+            #[cfg(feature = "chat")]
+            template: RefCell::new(None),
+        })
     }
 
     /// Takes a request, a JSON object; returns its id.
@@ -334,7 +347,11 @@ impl Session {
             },
             now: chat.now.map(Now::from_unix),
         };
-        let rendered = ChatTemplate::new(source)?.render(&request, &self.model.tokenizer)?;
+        let compiled = self.template.take().filter(|template| template.source() == source);
+        let template = compiled.map_or_else(|| ChatTemplate::new(source), Ok)?;
+        let rendered = template.render(&request, &self.model.tokenizer);
+        self.template.replace(Some(template));
+        let rendered = rendered?;
         let ids = rendered.encode(&self.model.tokenizer);
         Ok(Conversation { text: rendered.text, ids })
     }

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Write fixtures/chat/cases.json: what jinja2, set up as Hugging Face transformers does, makes of conversations with the
-templates of fixtures/chat/*.jinja and engine/src/chat/templates/*.jinja, all our own.
+"""Write what jinja2, set up as Hugging Face transformers does, renders: fixtures/chat/cases.json, of conversations with the
+templates of fixtures/chat/*.jinja and engine/src/chat/templates/*.jinja, all our own; and fixtures/chat/snippets.json, of
+the short templates below.
 
     pip install jinja2==3.1.6
     python3 tests/scripts/make_chat_cases.py
@@ -88,6 +89,46 @@ CONVERSATIONS = [
 ]
 
 
+# Python's strings, operators and tests, as templates of models use them. `text` is "abcde".
+SNIPPETS = [
+    *("{{ " + expression + " }}" for expression in [
+        "'a,b,c'.rsplit(',', 1)", "'a,b,c'.rsplit(',')", "' a  b c '.rsplit()", "'  a b'.rsplit(None, 1)", "'a,b,c'.rsplit(',', maxsplit=1)",
+        "'a,b,c'.rsplit(sep=',', maxsplit=0)", "''.rsplit()", "''.rsplit(',')", "'a=b=c'.partition('=')", "'a=b=c'.rpartition('=')",
+        "'abc'.partition('=')", "'abc'.rpartition('=')", "'a=b'.partition('=')[2]", "text.removeprefix('ab')",
+        "text.removeprefix('x')", "text.removesuffix('de')", "text.removesuffix('x')", "'12'.isdigit()", "''.isdigit()", "'1a'.isdigit()",
+        "'12'.isnumeric()", "'Ab'.casefold()",
+        "'it is a long text' | truncate(9)", "'it is a long text' | truncate(9, True)", "'it is a long text' | truncate(9, True, '')",
+        "'it is a long text' | truncate(12, False, '..', 0)", "'it is a long text' | truncate(length=9, killwords=True, leeway=0)",
+        "'short' | truncate(3)", "'short' | truncate(3, leeway=0)", "'short' | truncate",
+        "'%s is %d' % ('x', 3)", "'%s' % 'x'", "'%d%%' % 5", "'%05.1f|' % 2.25", "'%s' % [1, 2]", "'%-5s|' % 'a'", "'%(a)s-%(b)s' % {'a': 1, 'b': 'x'}",
+        "7 % 3", "-7 % 3", "7 % -3", "7.5 % 2", "-7.5 % 2", "6 % 3", "0 % 5", "loop_index % 2 if loop_index is defined else 'no'",
+        "'a' is sequence", "[1] is sequence", "(1,) is sequence", "{} is sequence", "1 is sequence", "none is sequence",
+        "nothing is sequence", "'a' is iterable", "[1] is iterable", "{} is iterable", "1 is iterable", "none is iterable",
+        "nothing is iterable", "range(3) is iterable", "raise_exception is callable", "strftime_now is callable",
+        "text is callable", "1 is callable", "{} is callable", "namespace is callable", "nothing is callable",
+        "'x' ~ (1 is not sequence)",
+    ]),
+    "{% set pipe = joiner(' | ') %}{{ pipe() }}a{{ pipe() }}b{{ pipe() }}c",
+    "{% set comma = joiner() %}{% for x in [1, 2] %}{{ comma() }}{{ x }}{% endfor %}",
+    "{% macro f() %}{% endmacro %}{{ f is callable }}",
+    "{% for i in range(5) %}{% if i % 2 == 0 %}{{ i }}{% endif %}{% endfor %}",
+    "a\r\nb\rc\nd", "a\r\n", "a\r\n\r\n", "a\n\n", "a\r", "{% if true %}\r\nx\r\n{% endif %}\r\ny", "{{ 'a\r\nb' | length }}", "{{ 'a\\r\\nb' | length }}",
+    "{{ text }}\r\n  {% if true %}\r\n  z\r\n  {% endif %}",
+    "{# {{ ' #}{{ text }}", "{% raw %} {{ ' {% endraw %}{{ text }}", "{% raw %}{% if %}{% endraw %}{{ \"#}\" }}",
+]
+
+
+def snippets(env) -> list[dict]:
+    cases = []
+    for source in SNIPPETS:
+        try:
+            text = env.from_string(source).render(text="abcde")
+        except Exception as error:
+            text = {"error": str(error)}
+        cases.append({"template": source, "text": text})
+    return cases
+
+
 def main() -> None:
     cases, env = [], environment()
     sources = sorted([*Path("fixtures/chat").glob("*.jinja"), *Path("engine/src/chat/templates").glob("*.jinja")])
@@ -106,6 +147,7 @@ def main() -> None:
                 cases.append({"template": str(source), "conversation": n, "add_generation_prompt": prompt, "text": text})
     out = json.dumps({"conversations": CONVERSATIONS, "cases": cases}, ensure_ascii=False, indent=0)
     Path("fixtures/chat/cases.json").write_text(out + "\n")
+    Path("fixtures/chat/snippets.json").write_text(json.dumps(snippets(env), ensure_ascii=False, indent=0) + "\n")
 
 
 main()

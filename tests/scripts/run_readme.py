@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Runs every ```sh block of README.md, each as a script of its own in the repository; fails if one does."""
+"""Run every ```sh block of README.md and host-native/docs/*.md, or of the given files.
+
+Each block is a bash script of its own, run in the repository. A block that occurs in several files runs once. The exit
+code is 1 if a block fails.
+"""
 
 import pathlib
 import re
@@ -8,23 +12,30 @@ import sys
 import time
 
 root = pathlib.Path(__file__).resolve().parents[2]
-blocks = re.findall(r"^```sh\n(.*?)^```$", (root / "README.md").read_text(), re.M | re.S)
-if not blocks:
-    sys.exit("README.md has no commands")
+files = [pathlib.Path(name).resolve() for name in sys.argv[1:]]
+files = files or [root / "README.md", *sorted((root / "host-native/docs").glob("*.md"))]
+seen = set()
 failed = 0
-for block in blocks:
-    start = time.monotonic()
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block],
-        cwd=root,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    ok = done.returncode == 0
-    print(f"{'ok' if ok else 'FAILED'} ({time.monotonic() - start:.1f} s): {block.strip()}")
-    if not ok:
-        failed += 1
-        print(done.stdout.decode(errors="replace"))
-print(f"{len(blocks) - failed} of {len(blocks)} blocks of README.md ran")
+for file in files:
+    blocks = re.findall(r"^```sh\n(.*?)^```$", file.read_text(), re.M | re.S)
+    if not blocks:
+        sys.exit(f"{file}: no ```sh block")
+    for block in blocks:
+        if block in seen:
+            continue
+        seen.add(block)
+        start = time.monotonic()
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block],
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        ok = done.returncode == 0
+        print(f"{file.name}: {'ok' if ok else 'FAILED'} ({time.monotonic() - start:.1f} s): {block.strip()}")
+        if not ok:
+            failed += 1
+            print(done.stdout.decode(errors="replace"))
+print(f"{len(seen) - failed} of {len(seen)} blocks ran")
 sys.exit(failed > 0)

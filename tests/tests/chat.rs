@@ -92,6 +92,30 @@ fn texts_of_jinja2() {
     assert_eq!(wrong, 0);
 }
 
+/// Short templates render as jinja2 renders them; what jinja2 refuses is refused.
+#[test]
+fn snippets_of_jinja2() {
+    let cases: Json =
+        serde_json::from_slice(&std::fs::read(root().join("fixtures/chat/snippets.json")).expect("valid"))
+            .expect("valid");
+    let mut wrong = Vec::new();
+    for case in array(Some(&cases)) {
+        let Some(Json::Str(source)) = field(case, "template") else { panic!("{case:?}") };
+        let variables = vec![("text".to_string(), Json::Str("abcde".into()))];
+        let request = ChatRequest { variables, now: Some(NOW), ..ChatRequest::default() };
+        let result = ChatTemplate::new(source).and_then(|template| template.render(&request, &tokenizer()));
+        let agrees = match (field(case, "text"), &result) {
+            (Some(Json::Str(text)), Ok(rendered)) => *text == rendered.text,
+            (Some(Json::Object(_)), result) => result.is_err(),
+            _ => false,
+        };
+        if !agrees {
+            wrong.push(format!("{source}\n   {result:?}\n   {:?}", field(case, "text")));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// As many control tokens as the template writes, whatever the conversation says.
 fn check_controls(content: &str, source: &str) {
     let (tokenizer, template) = (tokenizer(), ChatTemplate::new(source).expect("valid"));
@@ -218,6 +242,11 @@ fn templates_that_nest_deeply() {
             "{{ {'a': {'b': {}}} ~ ".to_string() + &"-".repeat(n) + "1 }}",
             "{% if a ".to_string() + &"and a ".repeat(n) + "%}{% endif %}",
             "{# {{ #}{%- if 0 %}".to_string() + &"{%- elif 0 %}".repeat(n) + "{% endif %}",
+            "{% if 0 %}".to_string() + &"{%+ elif 0 %}".repeat(n) + "{% endif %}",
+            // quotes in comments and raw blocks open no string
+            "{# {{ \" #}{{ 1".to_string() + &" + 1".repeat(n) + " }}",
+            "{% raw %} {{ ' {% endraw %}{{ 1".to_string() + &" + 1".repeat(n) + " }}",
+            "{{ 1".to_string() + &" % 1 == 1 > 1 // 1 ** 1".repeat(n / 5) + " }}",
         ]
     };
     let check = move || {
@@ -228,6 +257,15 @@ fn templates_that_nest_deeply() {
         for source in deep(100) {
             ChatTemplate::new(&source).expect("a template");
         }
+        // at the limits
+        for source in deep(250) {
+            ChatTemplate::new(&source).expect("a template");
+        }
+        for source in deep(900) {
+            let _ = ChatTemplate::new(&source);
+        }
+        let table = "{% set t = {".to_string() + &"'key': 'value', ".repeat(10_000) + "} %}";
+        ChatTemplate::new(&table).expect("entries of a table nest nothing");
         // what is no tag nests nothing
         ChatTemplate::new(&"- elif 1 } \" ".repeat(50_000)).expect("a text");
     };

@@ -113,6 +113,45 @@ fn metadata_that_contradicts_is_refused() {
     refused("stablelm-parallel-qknorm-f16.gguf", "stablelm.attention.head_count", 8, &["attn_k_norm", "[8, 2]"]);
 }
 
+/// A key that a family does not use refuses no file and changes no number.
+#[test]
+fn unused_keys_do_not_matter() {
+    let zero = Value::F32(0.0);
+    for (file, key, value) in [
+        ("gpt2-4h-f16.gguf", "gpt2.attention.layer_norm_rms_epsilon", zero),
+        ("gpt2-4h-f16.gguf", "gpt2.attention.layer_norm_rms_epsilon", Value::F32(1e-5)),
+        ("gpt2-4h-f16.gguf", "gpt2.rope.freq_base", zero),
+        ("gpt2-4h-f16.gguf", "gpt2.rope.scaling.type", Value::Str(b"unknown")),
+        ("llama-gqa-untied-f16.gguf", "llama.attention.layer_norm_epsilon", zero),
+        ("llama-gqa-untied-f16.gguf", "llama.rope.freq_base_swa", zero),
+        ("llama-gqa-untied-f16.gguf", "llama.attention.sliding_window_pattern", Value::Str(b"none")),
+        ("llama-gqa-untied-f16.gguf", "llama.expert_used_count", Value::U32(9)),
+    ] {
+        let (one, other) = (reference::load(file), changed(file, &[(key, value)], &whole));
+        let other = other.unwrap_or_else(|e| panic!("{file} with {key}: {e}"));
+        let logits = |model| reference::logits(model, Cpu::detect(), &IDS);
+        assert_eq!(logits(&one), logits(&other), "{file} with {key}");
+    }
+}
+
+/// Rows of the embedding without a token are there on purpose or by mistake: the file says which.
+#[test]
+fn rows_without_a_token_are_announced() {
+    let file = "llama-gqa-untied-f16.gguf";
+    let bytes = reference::read(file);
+    let gguf = Gguf::parse(&bytes).expect("a model");
+    let rows = gguf.tensor("token_embd.weight").expect("the embedding").dims[1] as u32;
+    let tokens: Vec<&[u8]> = gguf.str_array("tokenizer.ggml.tokens").expect("valid").expect("tokens").collect();
+    let mut w = GgufWriter::new();
+    w.str_array("tokens", &tokens[..tokens.len() - 1]).expect("valid");
+    let header = w.header();
+    let fewer = *Gguf::parse(&header).expect("valid").get("tokens").expect("it was written");
+    let key = "tokenizer.ggml.tokens";
+    let refusal = changed(file, &[(key, fewer), ("llama.vocab_size", Value::U32(1))], &whole).err().expect("a refusal");
+    assert!(refusal.to_string().contains("token_embd.weight"), "{refusal}");
+    changed(file, &[(key, fewer), ("llama.vocab_size", Value::U32(rows))], &whole).expect("a padded vocabulary");
+}
+
 /// What differs from layer to layer in families that are not known here.
 #[test]
 fn numbers_that_differ_by_layer_are_refused() {
@@ -120,6 +159,8 @@ fn numbers_that_differ_by_layer_are_refused() {
         let mut w = GgufWriter::new();
         w.u32_array("same", &[2, 2]).expect("valid");
         w.u32_array("other", &[2, 1]).expect("valid");
+        w.u32_array("short", &[2]).expect("valid");
+        w.u32_array("long", &[2, 2, 2]).expect("valid");
         let header = w.header();
         let arrays = Gguf::parse(&header).expect("valid");
         let error = |name: &str| {
@@ -128,6 +169,10 @@ fn numbers_that_differ_by_layer_are_refused() {
         };
         let refusal = error("other").expect("a refusal");
         assert!(refusal.contains(key) && refusal.contains("numbers that differ"), "{refusal}");
+        for (name, found) in [("short", "1 numbers"), ("long", "3 numbers")] {
+            let refusal = error(name).expect("a refusal");
+            assert!(refusal.contains(found) && refusal.contains("block_count"), "{refusal}");
+        }
         assert!(!error("same").unwrap_or_default().contains("numbers that differ"), "{key}");
     }
 }

@@ -10,6 +10,7 @@
 //! SetAttr      ─►  ApplyFilter("~set", 2)  UnpackList(2)  SetAttr
 //! BuildList    ─►  BuildList  ApplyFilter("~made", 1)
 //! Slice        ─►  ApplyFilter("~slice", 4)
+//! Rem          ─►  ApplyFilter("~rem", 2)
 //! EmitRaw(s)   ─►  LoadConst(s)  Emit                        which the formatter pays for
 //! ```
 //!
@@ -22,8 +23,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use minijinja::machinery::{Instruction, Instructions};
-use minijinja::value::{Rest, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
 /// Bytes that are left.
 #[derive(Debug, Clone)]
@@ -190,7 +191,7 @@ fn method_cost(name: &str) -> Cost {
         "replace" => Cost::Replace,
         "join" => Cost::Join,
         "format" => Cost::Format,
-        "split" | "splitlines" => Cost::Elements,
+        "split" | "splitlines" | "rsplit" => Cost::Elements,
         _ => Cost::Shallow,
     }
 }
@@ -233,6 +234,17 @@ pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
         slice(&value, [start, stop, step])
     });
     let paid = budget.clone();
+    env.add_filter("~rem", move |state: &mut State<'_, '_>, left: Value, right: Value| {
+        if left.as_str().is_none() {
+            return remainder(&left, &right);
+        }
+        // Python: a tuple has an argument for each conversion, anything else is the only one
+        let args = if right.is_tuple() { right.try_iter()?.collect() } else { vec![right] };
+        paid.pay_for(Cost::Format, &[core::slice::from_ref(&left), &args].concat())?;
+        let args = args.into_iter().map(ValueOrKwargs::from).collect();
+        paid.made(filters::format(state, &left, Rest(args))?)
+    });
+    let paid = budget.clone();
     env.set_formatter(move |out, state, value| {
         paid.pay_deep(value, 0)?;
         minijinja::escape_formatter(out, state, value)
@@ -241,6 +253,24 @@ pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
 
 fn wrong<T>(what: &'static str) -> Result<T, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, what))
+}
+
+/// `left % right` of numbers, as in Python: the sign is that of the divisor.
+fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
+    if !(left.is_number() && right.is_number()) {
+        return wrong("% takes two numbers, or a format string and its arguments");
+    }
+    if left.is_integer() && right.is_integer() {
+        let (left, right) = (i128::try_from(left.clone())?, i128::try_from(right.clone())?);
+        let Some(rest) = left.checked_rem(right) else { return wrong("% by zero") };
+        return Ok(Value::from(if rest != 0 && (rest < 0) != (right < 0) { rest + right } else { rest }));
+    }
+    let (left, right) = (f64::try_from(left.clone())?, f64::try_from(right.clone())?);
+    if right == 0.0 {
+        return wrong("% by zero");
+    }
+    let rest = left % right;
+    Ok(Value::from(if rest != 0.0 && (rest < 0.0) != (right < 0.0) { rest + right } else { rest }))
 }
 
 /// `value[start:stop:step]`, as in Python.
@@ -299,6 +329,7 @@ pub(super) fn metered<'s>(program: &Instructions<'s>) -> Instructions<'s> {
         Instruction::BuildList(_) | Instruction::BuildTuple(_) | Instruction::BuildMap(_) => {
             vec![op.clone(), Instruction::ApplyFilter("~made", Some(1), UNCACHED)]
         }
+        Instruction::Rem => vec![Instruction::ApplyFilter("~rem", Some(2), UNCACHED)],
         Instruction::Slice => vec![Instruction::ApplyFilter("~slice", Some(4), UNCACHED)],
         Instruction::Add => paid("~add", op),
         Instruction::Mul => paid("~repeat", op),

@@ -9,6 +9,7 @@
 mod builtin;
 mod json;
 mod meter;
+mod methods;
 mod nesting;
 mod shield;
 mod time;
@@ -20,13 +21,14 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::fmt;
 use core::panic::AssertUnwindSafe;
 use std::panic::catch_unwind;
 
 use minijinja::machinery::{CompiledTemplate, Instructions, TemplateConfig, eval, make_string_output};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{AutoEscape, Environment, ErrorKind, State, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use minijinja::{AutoEscape, Environment, ErrorKind, Value};
+use self_cell::self_cell;
 
 pub use self::builtin::{DEFAULT_TEMPLATE, builtin_template, builtin_template_names};
 pub use self::json::Json;
@@ -113,16 +115,36 @@ impl Rendered {
     }
 }
 
-/// A template that has been read.
+/// A compiled template. Cloning shares the program.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     source: String,
-    /// The source as the library takes it.
-    accepted: String,
+    program: Arc<ProgramCell>,
     limits: ChatLimits,
 }
 
 const NAME: &str = "chat";
+
+/// A template's instructions, in which operators are paid for.
+struct Program<'s> {
+    main: Instructions<'s>,
+    blocks: BTreeMap<&'s str, Instructions<'s>>,
+}
+
+self_cell! {
+    /// The program with the text that it borrows from: the source as the template library takes it.
+    struct ProgramCell {
+        owner: String,
+        #[covariant]
+        dependent: Program,
+    }
+}
+
+impl fmt::Debug for ProgramCell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Program").finish_non_exhaustive()
+    }
+}
 
 impl ChatTemplate {
     /// A template in Jinja, with default limits.
@@ -138,17 +160,17 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatError::Template`] if it cannot be read.
     pub fn with_limits(source: &str, limits: ChatLimits) -> Result<ChatTemplate, ChatError> {
-        nesting::check(source)?;
-        let template = ChatTemplate { source: source.to_owned(), accepted: without_generation_tags(source), limits };
-        template.compile()?;
-        Ok(template)
-    }
-
-    fn compile(&self) -> Result<CompiledTemplate<'_>, ChatError> {
-        let failed = |e| failure(&e, self.limits);
-        let syntax_config = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?;
-        let config = TemplateConfig { syntax_config, default_auto_escape: Arc::new(|_| AutoEscape::None) };
-        CompiledTemplate::new(NAME, &self.accepted, &config).map_err(failed)
+        let failed = |e| failure(&e, limits);
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?;
+        let accepted = without_generation_tags(&with_unix_newlines(source));
+        nesting::check(&accepted, syntax.clone(), limits)?;
+        let config = TemplateConfig { syntax_config: syntax, default_auto_escape: Arc::new(|_| AutoEscape::None) };
+        let program = ProgramCell::try_new(accepted, |accepted| {
+            let compiled = CompiledTemplate::new(NAME, accepted, &config).map_err(failed)?;
+            let blocks = compiled.blocks.iter().map(|(name, block)| (*name, meter::metered(block))).collect();
+            Ok(Program { main: meter::metered(&compiled.instructions), blocks })
+        })?;
+        Ok(ChatTemplate { source: source.to_owned(), program: Arc::new(program), limits })
     }
 
     fn environment(&self, budget: &Budget) -> Environment<'static> {
@@ -157,7 +179,7 @@ impl ChatTemplate {
         env.set_recursion_limit(self.limits.recursion);
         let paid = budget.clone();
         env.set_unknown_method_callback(move |state, value, name, args| {
-            meter::method(&paid, value, name, args, || method(state, value, name, args))
+            meter::method(&paid, value, name, args, || methods::call(state, value, name, args))
         });
         env.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
@@ -197,17 +219,14 @@ impl ChatTemplate {
         if let Some(now) = request.now {
             context.push(("strftime_now".to_string(), Value::from_function(move |format: String| now.format(&format))));
         }
-        let compiled = self.compile()?;
         let budget = Budget::new(self.limits.work_bytes);
         let env = self.environment(&budget);
-        let program = meter::metered(&compiled.instructions);
-        let blocks: BTreeMap<&str, Instructions<'_>> =
-            compiled.blocks.iter().map(|(&name, block)| (name, meter::metered(block))).collect();
         let mut text = String::new();
         let mut out = make_string_output(&mut text);
         // the library may still have expressions that it panics on
         let render = AssertUnwindSafe(|| {
-            eval(&env, &program, Value::from_pairs(context), &blocks, &mut out, AutoEscape::None).map(|_| ())
+            let Program { main, blocks } = self.program.borrow_dependent();
+            eval(&env, main, Value::from_pairs(context), blocks, &mut out, AutoEscape::None).map(|_| ())
         });
         let result = catch_unwind(render).map_err(|_| {
             let message = "an expression that the template library cannot evaluate".to_string();
@@ -240,26 +259,9 @@ fn failure(error: &minijinja::Error, limits: ChatLimits) -> ChatError {
     }
 }
 
-/// Python's methods of strings and dictionaries.
-fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, minijinja::Error> {
-    match (name, value.as_str()) {
-        ("title", Some(text)) if args.is_empty() => Ok(Value::from(title(text))),
-        _ => unknown_method_callback(state, value, name, args),
-    }
-}
-
-/// Python's `str.title`: a capital at the beginning of each run of letters.
-fn title(text: &str) -> String {
-    let (mut out, mut inside) = (String::with_capacity(text.len()), false);
-    for c in text.chars() {
-        if inside {
-            out.extend(c.to_lowercase())
-        } else {
-            out.extend(c.to_uppercase())
-        }
-        inside = c.is_alphabetic();
-    }
-    out
+/// The source with `\n` as its only line end, as jinja2 reads it.
+fn with_unix_newlines(source: &str) -> String {
+    source.replace("\r\n", "\n").replace('\r', "\n")
 }
 
 /// Templates may mark what the model is to learn with `{% generation %}`, a tag of transformers that changes no text:

@@ -1,45 +1,56 @@
-//! How deeply a template may nest, before it is read: the library that reads it goes down its own stack for each operator of an
-//! expression and each branch of a condition, without an end.
+//! Bounds what a template may nest, before it is parsed: the template library's parser recurses for each operator of an
+//! expression and for each `elif`, without a limit of its own. Counting runs on the library's token stream, so that
+//! comments, `raw` blocks and strings are what the parser takes them for.
 
-use super::ChatError;
+use minijinja::machinery::{Token, tokenize};
+use minijinja::syntax::SyntaxConfig;
 
-/// Bytes of one tag, texts and blanks not counted: some thousands of operators take a thread's stack.
-const MAX_TAG: u64 = 2000;
-/// Tags that begin with `elif` in a template: each is a condition inside of the one before.
-const MAX_BRANCHES: u64 = 250;
+use super::{ChatError, ChatLimits, failure};
 
-/// Refuses what nests too deeply.
-pub(super) fn check(source: &str) -> Result<(), ChatError> {
-    let (mut rest, mut branches) = (source.as_bytes(), 0);
-    while let [first, after @ ..] = rest {
-        rest = after;
-        let (b'{', [b'{' | b'%', tag @ ..]) = (first, after) else { continue };
-        let word = tag.strip_prefix(b"-").unwrap_or(tag).trim_ascii_start();
-        branches += u64::from(word.starts_with(b"elif"));
-        // in a tag, to its end
-        let (mut len, mut brackets, mut quote) = (0, 0i64, 0);
-        rest = tag;
-        while let [c, after @ ..] = rest {
-            rest = after;
-            if quote != 0 {
-                match *c {
-                    b'\\' => rest = rest.get(1..).unwrap_or_default(),
-                    c if c == quote => quote = 0,
-                    _ => {}
-                }
-                continue;
-            }
-            match c {
-                b'}' | b'%' if brackets <= 0 && rest.first() == Some(&b'}') => break,
-                b'"' | b'\'' => quote = *c,
-                b'(' | b'[' | b'{' => brackets += 1,
-                b')' | b']' | b'}' => brackets -= 1,
-                _ => {}
-            }
-            len += u64::from(!c.is_ascii_whitespace());
+/// Operators of one tag (`{{ … }}` or `{% … %}`). Parsing, compiling and dropping recurse once for each, within the 1 MiB
+/// of stack that threads and WebAssembly modules have at least.
+const MAX_OPERATORS: usize = 1000;
+/// `elif` tags of a template: each is parsed as a condition inside of the one before.
+const MAX_ELIFS: usize = 250;
+
+/// Refuses templates that would recurse too deeply.
+pub(super) fn check(source: &str, syntax: SyntaxConfig, limits: ChatLimits) -> Result<(), ChatError> {
+    let (mut operators, mut elifs) = (0, 0);
+    let mut starts_block = false;
+    for token in tokenize(source, false, syntax) {
+        let (token, _) = token.map_err(|e| failure(&e, limits))?;
+        let is_first = core::mem::replace(&mut starts_block, matches!(token, Token::BlockStart));
+        match token {
+            Token::BlockStart | Token::VariableStart => operators = 0,
+            Token::Ident("elif") if is_first => elifs += 1,
+            Token::Ident("not" | "and" | "or" | "is" | "in" | "if" | "else") => operators += 1,
+            Token::Plus
+            | Token::Minus
+            | Token::Mul
+            | Token::Div
+            | Token::FloorDiv
+            | Token::Pow
+            | Token::Mod
+            | Token::Dot
+            | Token::Tilde
+            | Token::Pipe
+            | Token::Eq
+            | Token::Ne
+            | Token::Gt
+            | Token::Gte
+            | Token::Lt
+            | Token::Lte
+            | Token::BracketOpen
+            | Token::ParenOpen
+            | Token::BraceOpen => operators += 1,
+            _ => {}
         }
-        if len > MAX_TAG || branches > MAX_BRANCHES {
-            return Err(ChatError::Limit { what: "nesting", limit: MAX_TAG });
+        for (what, found, limit) in
+            [("operators in one tag", operators, MAX_OPERATORS), ("elif tags", elifs, MAX_ELIFS)]
+        {
+            if found > limit {
+                return Err(ChatError::Limit { what, limit: limit as u64 });
+            }
         }
     }
     Ok(())

@@ -1,8 +1,13 @@
 //! The filters, tests and functions that templates have: those of Jinja, without what the library adds of its own, each
 //! with what it may cost, or None where that is no more than an instruction.
 
-use minijinja::value::{Rest, ValueOrKwargs};
-use minijinja::{Environment, Error, State, Value, filters, functions, tests};
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use minijinja::value::{DynObject, Kwargs, Object, ObjectRepr, Rest, ValueKind, ValueOrKwargs, from_args};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions, tests};
 
 use super::json;
 use super::meter::{Budget, Cost};
@@ -52,6 +57,7 @@ const FILTERS: &[Word] = &[
     ("sum", || Value::from_function(filters::sum), Some(Cost::Square)),
     ("title", || Value::from_function(filters::title), Some(Cost::Shallow)),
     ("tojson", || Value::from_function(json::to_json), Some(Cost::Deep)),
+    ("truncate", || Value::from_function(truncate), Some(Cost::Elements)),
     ("trim", || Value::from_function(filters::trim), Some(Cost::Shallow)),
     ("unique", || Value::from_function(filters::unique), Some(Cost::Deep)),
     ("upper", || Value::from_function(filters::upper), Some(Cost::Shallow)),
@@ -66,6 +72,7 @@ const TESTS: &[Word] = &[
     (">", || Value::from_function(tests::is_gt), Some(Cost::Deep)),
     (">=", || Value::from_function(tests::is_ge), Some(Cost::Deep)),
     ("boolean", || Value::from_function(tests::is_boolean), None),
+    ("callable", || Value::from_function(is_callable), None),
     ("defined", || Value::from_function(tests::is_defined), None),
     ("divisibleby", || Value::from_function(tests::is_divisibleby), None),
     ("eq", || Value::from_function(tests::is_eq), Some(Cost::Deep)),
@@ -80,7 +87,7 @@ const TESTS: &[Word] = &[
     ("gt", || Value::from_function(tests::is_gt), Some(Cost::Deep)),
     ("in", || Value::from_function(tests::is_in), Some(Cost::Deep)),
     ("integer", || Value::from_function(tests::is_integer), None),
-    ("iterable", || Value::from_function(tests::is_iterable), None),
+    ("iterable", || Value::from_function(is_iterable), None),
     ("le", || Value::from_function(tests::is_le), Some(Cost::Deep)),
     ("lessthan", || Value::from_function(tests::is_lt), Some(Cost::Deep)),
     ("lower", || Value::from_function(tests::is_lower), None),
@@ -91,7 +98,7 @@ const TESTS: &[Word] = &[
     ("number", || Value::from_function(tests::is_number), None),
     ("odd", || Value::from_function(tests::is_odd), None),
     ("sameas", || Value::from_function(tests::is_sameas), Some(Cost::Deep)),
-    ("sequence", || Value::from_function(tests::is_sequence), None),
+    ("sequence", || Value::from_function(is_sequence), None),
     ("string", || Value::from_function(tests::is_string), None),
     ("test", || Value::from_function(tests::is_test), None),
     ("true", || Value::from_function(tests::is_true), None),
@@ -118,9 +125,11 @@ pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
             Ok(test.call(state, &args)?.is_true())
         });
     }
-    for (name, function) in
-        [("dict", Value::from_function(functions::dict)), ("namespace", Value::from_function(functions::namespace))]
-    {
+    for (name, function) in [
+        ("dict", Value::from_function(functions::dict)),
+        ("joiner", Value::from_function(joiner)),
+        ("namespace", Value::from_function(functions::namespace)),
+    ] {
         let budget = budget.clone();
         env.add_function(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
             budget.made(function.call(state, &args.into_values())?)
@@ -128,4 +137,79 @@ pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
     }
     // bounded by the library
     env.add_function("range", functions::range);
+}
+
+/// What Python's `iter` takes.
+fn is_iterable(value: &Value) -> bool {
+    match value.kind() {
+        ValueKind::String | ValueKind::Undefined => true,
+        ValueKind::None => false,
+        _ => value.try_iter().is_ok(),
+    }
+}
+
+/// What Python's `len` takes and can be indexed: strings and mappings too.
+fn is_sequence(value: &Value) -> bool {
+    let kinds = [ValueKind::Undefined, ValueKind::String, ValueKind::Bytes, ValueKind::Seq, ValueKind::Map];
+    kinds.contains(&value.kind())
+}
+
+/// Functions, macros and joiners; jinja2's undefined value has a `__call__` too.
+fn is_callable(value: &Value) -> bool {
+    let is_object = |plain: &DynObject| value.kind() == ValueKind::Plain || plain.type_name().ends_with("::Macro");
+    value.is_undefined() || value.as_object().is_some_and(is_object)
+}
+
+/// jinja2's `truncate(s, length=255, killwords=False, end='...', leeway=5)`.
+fn truncate(text: &str, args: Rest<Value>, options: Kwargs) -> Result<String, Error> {
+    let argument = |i: usize, name: &str| match args.get(i) {
+        Some(value) => Ok(Some(value.clone())),
+        None => options.get::<Option<Value>>(name),
+    };
+    let number = |i: usize, name: &str, default: usize| -> Result<usize, Error> {
+        match argument(i, name)? {
+            Some(value) if !value.is_none() => usize::try_from(value),
+            _ => Ok(default),
+        }
+    };
+    let length = number(0, "length", 255)?;
+    let kill_words = argument(1, "killwords")?.is_some_and(|value| value.is_true());
+    let end = argument(2, "end")?.map_or_else(|| "...".to_string(), |end| end.to_string());
+    let leeway = number(3, "leeway", 5)?;
+    options.assert_all_used()?;
+    if text.chars().count() <= length.saturating_add(leeway) {
+        return Ok(text.to_string());
+    }
+    let Some(kept) = length.checked_sub(end.chars().count()) else {
+        let message = format!("truncate: the length {length} is less than that of {end:?}");
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    };
+    let kept: String = text.chars().take(kept).collect();
+    let whole_words = kept.rsplit_once(' ').map_or(&*kept, |(before, _)| before);
+    Ok([if kill_words { &kept } else { whole_words }, &*end].concat())
+}
+
+/// An empty string at the first call, the separator at all others.
+#[derive(Debug)]
+struct Joiner {
+    separator: String,
+    used: AtomicBool,
+}
+
+impl Object for Joiner {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn call(self: &Arc<Self>, _: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
+        let () = from_args(args)?;
+        let is_later = self.used.swap(true, Ordering::Relaxed);
+        Ok(Value::from(if is_later { &*self.separator } else { "" }))
+    }
+}
+
+/// jinja2's `joiner(sep=', ')`. The separator is kept as a string: a value could hold other joiners, nested without end.
+fn joiner(separator: Option<&str>) -> Value {
+    let separator = separator.unwrap_or(", ").to_string();
+    Value::from_object(Joiner { separator, used: AtomicBool::new(false) })
 }

@@ -13,8 +13,8 @@ use crate::quant::Dtype;
 pub(super) const MAX_KEY_LEN: u64 = 65_535;
 /// Longest tensor name: the format says 64 bytes; some writers go beyond, none near this.
 pub(super) const MAX_TENSOR_NAME_LEN: u64 = 256;
-/// Deepest array in an array: files in use have none; bounds the recursion.
-pub(super) const MAX_ARRAY_DEPTH: u32 = 4;
+/// Deepest array in an array: gguf-py writes lists of lists, llama.cpp none at all; bounds the recursion.
+pub(super) const MAX_ARRAY_DEPTH: u32 = 2;
 /// Largest `general.alignment`: beyond a huge page no machine has a use for it, and it would only make gaps.
 pub(super) const MAX_ALIGNMENT: u64 = 1 << 21;
 /// Most metadata entries: large files have hundreds; indices fit 32 bits.

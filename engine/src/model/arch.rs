@@ -6,6 +6,7 @@
 //! Attention and feed-forward read the same norm, side by side, where a layer has one norm before both.
 
 use crate::kernels::elementwise::Activation;
+use crate::kernels::norm::NormKind;
 use crate::kernels::rope::RopeStyle;
 
 /// A family: `general.architecture` in the file, and how it differs from the others.
@@ -26,6 +27,8 @@ pub struct Arch {
     pub window_pattern: usize,
     /// Number of layers of the size whose scores are scaled by `1 / sqrt(n_embd / n_head)`: files do not say it.
     pub scaled_by_width: Option<usize>,
+    /// The norm, where a file has the epsilons of both kinds.
+    pub norm: NormKind,
     /// Activation of the feed-forward.
     pub act: Activation,
     /// Whether the weights of the chosen experts add up to 1. The file's `expert_weights_norm` goes before.
@@ -71,6 +74,7 @@ const BASE: Arch = Arch {
     window: 0,
     window_pattern: 0,
     scaled_by_width: None,
+    norm: NormKind::Rms,
     act: Activation::Silu,
     normalised_experts: true,
     embeddings_by_width: false,
@@ -87,8 +91,9 @@ const GEMMA3: Arch = Arch {
     scaled_by_width: Some(62),
     ..GEMMA
 };
+const LAYER_NORM: Arch = Arch { norm: NormKind::Layer, ..BASE };
 const BERT: Arch =
-    Arch { name: "bert", rope: None, act: Activation::GeluErf, bidirectional: true, post_norm: true, ..BASE };
+    Arch { name: "bert", rope: None, act: Activation::GeluErf, bidirectional: true, post_norm: true, ..LAYER_NORM };
 const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 
 /// Every family that loads. Mistral's and Mixtral's files name themselves `llama`. `fixtures/README.md` says which of
@@ -104,19 +109,19 @@ pub const ARCHS: [Arch; 28] = [
     Arch { name: "gemma2", window: 4096, window_pattern: 2, scaled_by_width: Some(46), ..GEMMA },
     GEMMA3,
     Arch { name: "gemma-embedding", bidirectional: true, scaled_by_width: None, ..GEMMA3 },
-    Arch { name: "phi2", act: Activation::GeluTanh, ..BASE },
+    Arch { name: "phi2", act: Activation::GeluTanh, ..LAYER_NORM },
     Arch { name: "phi3", ..BASE },
-    Arch { name: "stablelm", ..BASE },
+    Arch { name: "stablelm", ..LAYER_NORM },
     Arch { name: "smollm3", rotated: Rotated::AllBut(4), ..LLAMA },
     Arch { name: "olmo2", window_pattern: 4, local_rope: LocalRope::Unscaled, ..BASE },
     Arch { name: "olmoe", normalised_experts: false, ..BASE },
     GRANITE,
     Arch { name: "granitemoe", ..GRANITE },
-    Arch { name: "gpt2", rope: None, act: Activation::GeluTanh, ..BASE },
-    Arch { name: "gptneox", act: Activation::GeluErf, ..BASE },
-    Arch { name: "starcoder2", act: Activation::GeluTanh, ..BASE },
-    Arch { name: "command-r", ..LLAMA },
-    Arch { name: "cohere2", window_pattern: 4, rotated: Rotated::Local, ..LLAMA },
+    Arch { name: "gpt2", rope: None, act: Activation::GeluTanh, ..LAYER_NORM },
+    Arch { name: "gptneox", act: Activation::GeluErf, ..LAYER_NORM },
+    Arch { name: "starcoder2", act: Activation::GeluTanh, ..LAYER_NORM },
+    Arch { name: "command-r", norm: NormKind::Layer, ..LLAMA },
+    Arch { name: "cohere2", window_pattern: 4, rotated: Rotated::Local, norm: NormKind::Layer, ..LLAMA },
     Arch { name: "internlm2", ..LLAMA },
     Arch { name: "exaone", ..BASE },
     Arch { name: "ernie4_5", ..LLAMA },

@@ -1,6 +1,7 @@
 //! A model's hyper-parameters, read from untrusted metadata.
 
 use alloc::format;
+use alloc::vec;
 use alloc::vec::Vec;
 
 use super::arch::{ARCHS, Arch, LocalRope, Rotated};
@@ -135,7 +136,7 @@ impl Config {
             return Err(keys.wrong("rope.dimension_count", n_rot, "an even number"));
         }
         let n_ctx_train = keys.size("context_length", 1..=MAX_CONTEXT)?;
-        let (norm, norm_eps) = norm(&keys)?;
+        let (norm, norm_eps) = norm(&keys, arch)?;
         let scored_width = if arch.scaled_by_width == Some(n_layer) { n_embd / n_head } else { head_dim };
         let embedding_scale = if arch.embeddings_by_width { sqrt(n_embd as f32) } else { 1.0 };
         let logit_scale = keys.optional("logit_scale")?.unwrap_or(1.0);
@@ -221,14 +222,17 @@ fn head_dim(keys: &Keys<'_, '_>, n_embd: usize, n_head: usize) -> Result<usize, 
     Ok(head_dim)
 }
 
-/// The key that gives the epsilon says which norm it is.
-fn norm(keys: &Keys<'_, '_>) -> Result<(NormKind, f32), LoadError> {
-    const RMS: &str = "attention.layer_norm_rms_epsilon";
-    const LAYER: &str = "attention.layer_norm_epsilon";
-    let (kind, name, eps) = match (keys.f32(RMS)?, keys.f32(LAYER)?) {
-        (Some(eps), _) => (NormKind::Rms, RMS, eps),
-        (None, Some(eps)) => (NormKind::Layer, LAYER, eps),
-        (None, None) => return Err(keys.wrong(RMS, "nothing", format!("a positive number, or `{LAYER}`"))),
+/// The key that gives the epsilon says which norm it is; where a file has both keys, the one of the family's norm.
+fn norm(keys: &Keys<'_, '_>, arch: &Arch) -> Result<(NormKind, f32), LoadError> {
+    const RMS: (NormKind, &str) = (NormKind::Rms, "attention.layer_norm_rms_epsilon");
+    const LAYER: (NormKind, &str) = (NormKind::Layer, "attention.layer_norm_epsilon");
+    let (usual, other) = if arch.norm == NormKind::Rms { (RMS, LAYER) } else { (LAYER, RMS) };
+    let ((kind, name), eps) = match keys.f32(usual.1)? {
+        Some(eps) => (usual, eps),
+        None => match keys.f32(other.1)? {
+            Some(eps) => (other, eps),
+            None => return Err(keys.wrong(usual.1, "nothing", format!("a positive number, or `{}`", other.1))),
+        },
     };
     if eps <= 0.0 {
         return Err(keys.wrong(name, eps, "a positive number"));
@@ -244,22 +248,15 @@ fn layers(
     n_ctx_train: usize,
     causal: bool,
 ) -> Result<(Vec<RopeConfig>, Vec<LayerConfig>), LoadError> {
-    let window = match keys.u32("attention.sliding_window")?.map_or(arch.window, |w| w as usize) {
-        0 => usize::MAX,
-        w => w,
+    let (window, local) = match keys.u32("attention.sliding_window")?.map_or(arch.window, |w| w as usize) {
+        // keys that nothing reads refuse no file
+        0 => (usize::MAX, vec![false; n_layer]),
+        w => (w, keys.pattern("attention.sliding_window_pattern", n_layer, arch.window_pattern)?),
     };
-    let mut local = keys.pattern("attention.sliding_window_pattern", n_layer, arch.window_pattern)?;
-    local.iter_mut().for_each(|local| *local &= window < usize::MAX);
-
-    let base = keys.above("rope.freq_base", 1.0, 10_000.0)?;
-    let global = RopeConfig { base, scaling: Some(Scaling::read(keys, n_ctx_train)?) };
-    let near = match arch.local_rope {
-        LocalRope::Same => global.clone(),
-        LocalRope::Unscaled => RopeConfig { base, scaling: None },
-        LocalRope::Base(base) => RopeConfig { base, scaling: None },
+    let (global, near) = match arch.rope {
+        None => Default::default(),
+        Some(_) => rotations(keys, arch, n_ctx_train, local.contains(&true))?,
     };
-    let near = RopeConfig { base: keys.above("rope.freq_base_swa", 1.0, near.base)?, ..near };
-
     let mut ropes = Vec::new();
     let mut layers = Vec::with_capacity(n_layer);
     for (i, local) in local.into_iter().enumerate() {
@@ -286,6 +283,27 @@ fn layers(
         });
     }
     Ok((ropes, layers))
+}
+
+/// The rotation of layers that see everything, and of those with a window, if there are any.
+fn rotations(
+    keys: &Keys<'_, '_>,
+    arch: &Arch,
+    n_ctx_train: usize,
+    has_windows: bool,
+) -> Result<(RopeConfig, RopeConfig), LoadError> {
+    let base = keys.above("rope.freq_base", 1.0, 10_000.0)?;
+    let global = RopeConfig { base, scaling: Some(Scaling::read(keys, n_ctx_train)?) };
+    if !has_windows {
+        return Ok((global.clone(), global));
+    }
+    let near = match arch.local_rope {
+        LocalRope::Same => global.clone(),
+        LocalRope::Unscaled => RopeConfig { base, scaling: None },
+        LocalRope::Base(base) => RopeConfig { base, scaling: None },
+    };
+    let near = RopeConfig { base: keys.above("rope.freq_base_swa", 1.0, near.base)?, ..near };
+    Ok((global, near))
 }
 
 fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<Option<ExpertsConfig>, LoadError> {

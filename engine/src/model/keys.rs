@@ -32,11 +32,16 @@ impl Keys<'_, '_> {
         self.gguf.bool(&self.key(name))
     }
 
-    /// An integer, or an array that gives the same one for each layer.
+    /// An integer, or an array that gives the same one for each of the `block_count` layers.
     pub(super) fn u32(&self, name: &str) -> Result<Option<u32>, LoadError> {
         let key = self.key(name);
         let Some(Value::Array(_)) = self.gguf.get(&key) else { return self.gguf.u32(&key) };
         let layers = self.gguf.u32_array(&key)?.unwrap_or_default();
+        let n_layer = self.gguf.u32(&self.key("block_count"))?.unwrap_or(0);
+        if layers.len() != n_layer as usize {
+            let expected = format!("{n_layer}, one for each layer (block_count)");
+            return Err(self.wrong(name, format!("{} numbers", layers.len()), expected));
+        }
         match layers.first() {
             Some(&n) if layers.iter().all(|&other| other == n) => Ok(Some(n)),
             _ => Err(self.wrong(name, "numbers that differ", "the same number for all layers")),

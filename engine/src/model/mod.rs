@@ -16,7 +16,8 @@ mod scratch;
 pub mod stream;
 pub mod weights;
 
-use alloc::string::{String, ToString};
+use alloc::format;
+use alloc::string::String;
 
 pub use config::Config;
 pub(crate) use forward::logits_rows;
@@ -59,6 +60,24 @@ pub struct ModelLoader {
     name: Option<String>,
 }
 
+/// Checks that each row of the embedding has a token. A file may have rows without one if it says how many rows there
+/// are, by `ARCH.vocab_size`.
+fn check_vocabulary(gguf: &Gguf<'_>, config: &Config, n_tokens: usize) -> Result<(), LoadError> {
+    let (rows, key) = (config.n_vocab, format!("{}.vocab_size", config.arch.name));
+    let is_padded = n_tokens < rows && gguf.u32(&key)?.is_some_and(|size| size as usize == rows);
+    if n_tokens == rows || is_padded {
+        return Ok(());
+    }
+    Err(LoadError::Metadata {
+        key: "tokenizer.ggml.tokens".into(),
+        found: format!("{n_tokens} tokens"),
+        expected: match n_tokens < rows {
+            true => format!("{rows}, the rows of token_embd.weight, or `{key}` = {rows}"),
+            false => format!("{rows}, the rows of token_embd.weight"),
+        },
+    })
+}
+
 impl ModelLoader {
     /// Checks the directories of a model's files (one, or all shards in order) and reserves memory for the weights.
     ///
@@ -70,13 +89,7 @@ impl ModelLoader {
         };
         let config = Config::from_gguf(gguf, shards)?;
         let tokenizer = Tokenizer::from_gguf(gguf)?;
-        if tokenizer.n_vocab() > config.n_vocab {
-            return Err(LoadError::Metadata {
-                key: "tokenizer.ggml.tokens".into(),
-                found: tokenizer.n_vocab().to_string(),
-                expected: alloc::format!("at most the {} rows of the embedding", config.n_vocab),
-            });
-        }
+        check_vocabulary(gguf, &config, tokenizer.n_vocab())?;
         Ok(ModelLoader {
             loader: Loader::new(shards, config)?,
             tokenizer,

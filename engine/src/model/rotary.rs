@@ -91,7 +91,7 @@ impl Scaling {
 }
 
 /// A rotation of heads.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub base: f32,

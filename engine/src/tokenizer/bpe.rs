@@ -5,10 +5,11 @@ use alloc::vec::Vec;
 
 use super::cache::WordCache;
 use super::merge::{MergeScratch, Merges, NO_TOKEN, Symbol, merge_all};
+use super::nfc::Normalised;
 use super::pretokenizers::Pretokenizer;
 use super::split::Splitter;
 use super::table::{PairTable, Seed, TextTable};
-use super::vocab::{Kind, Vocab, byte_char, byte_ids};
+use super::vocab::{Kind, Vocab, byte_char};
 use super::{Output, Part, Work};
 
 /// `tokenizer.ggml.merges`: pairs of tokens, and what they make.
@@ -23,6 +24,8 @@ pub(super) struct MergeTable {
 #[derive(Debug, Clone)]
 pub(super) struct Bpe {
     splitter: Splitter,
+    /// Text is normalised to form C first.
+    nfc: bool,
     merges: MergeTable,
     /// Token of each byte.
     bytes: Vec<Option<u32>>,
@@ -78,15 +81,15 @@ impl Bpe {
         unknown: Option<u32>,
         seed: Seed,
     ) -> Bpe {
-        let find = |text: &[u8]| texts.get(text, |id| vocab.text(id).unwrap_or_default());
         let words = pretokenizer.ignore_merges.then(|| {
             let is_normal = |id| vocab.kind(id) == Some(Kind::Normal);
             TextTable::new(seed, vocab.len(), is_normal, |id| vocab.piece(id).unwrap_or_default())
         });
         Bpe {
             splitter: Splitter::new(pretokenizer.passes),
+            nfc: pretokenizer.nfc,
             merges,
-            bytes: byte_ids(find, |byte| format!("{}", byte_char(byte)).into_bytes()),
+            bytes: vocab.byte_ids(texts, |byte| format!("{}", byte_char(byte)).into_bytes()),
             words,
             unknown,
         }
@@ -95,8 +98,11 @@ impl Bpe {
     /// Appends the tokens of a part of a text.
     pub(super) fn encode(&self, vocab: &Vocab, part: Part<'_>, work: &mut Work, out: &mut Output) {
         let Work { cache, merge: scratch } = work;
-        let bytes = part.text.as_bytes();
-        self.splitter.split(part.text, |start, end| {
+        let normalised = if self.nfc { Normalised::new(part.text) } else { None };
+        let text = normalised.as_ref().map_or(part.text, |normalised| &normalised.text);
+        let place = |at| part.offset + normalised.as_ref().map_or(at, |normalised| normalised.original(at));
+        let bytes = text.as_bytes();
+        self.splitter.split(text, |start, end| {
             let key = if out.ends.is_some() { None } else { WordCache::key(bytes, start, end) };
             if key.is_some_and(|key| cache.append(key, &mut out.ids)) {
                 return;
@@ -107,7 +113,7 @@ impl Bpe {
             for (symbol, symbol_end) in scratch.symbols.iter().zip(ends) {
                 let id = if symbol.id == NO_TOKEN { self.unknown } else { Some(symbol.id) };
                 if let Some(id) = id {
-                    out.push(id, part.offset + start + symbol_end);
+                    out.push(id, place(start + symbol_end));
                 }
             }
             if let Some(key) = key {

@@ -19,7 +19,7 @@ use super::vocab::{Kind, Spelling, Vocab};
 use super::wordpiece::WordPiece;
 use super::{Algorithm, Tokenizer};
 use crate::error::LoadError;
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, Value, ValueType};
 
 /// Longest vocabulary: ids and their successors fit 32 bits, with room to mark.
 const MAX_TOKENS: usize = 1 << 24;
@@ -35,7 +35,9 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
     if !(1..=MAX_TOKENS).contains(&n_tokens) {
         return Err(wrong("tokenizer.ggml.tokens", n_tokens, format!("1 to {MAX_TOKENS} tokens")));
     }
-    let kinds = match per_token(gguf.i32_array("tokenizer.ggml.token_type")?, "tokenizer.ggml.token_type", n_tokens)? {
+    let key = "tokenizer.ggml.token_type";
+    elements(gguf, key, &[ValueType::I32, ValueType::U32])?;
+    let kinds = match per_token(gguf.i32_array(key)?, key, n_tokens)? {
         Some(kinds) => kinds.into_iter().map(Kind::from_id).collect(),
         None => vec![Kind::Normal; n_tokens],
     };
@@ -62,7 +64,7 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
     let pair_eos = row.adds_eos && !row.pair_sep;
     let ends = names.ends([ids.eos, ids.eot, ids.eom].into_iter().flatten());
     Ok(Tokenizer {
-        specials: Specials::new(&vocab, absorbing),
+        specials: Specials::new(&vocab, absorbing)?,
         algorithm,
         begin: added(gguf, "tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id", adds_bos, ids.bos)?,
         end: added(gguf, "tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", row.adds_eos, ids.eos)?,
@@ -202,6 +204,7 @@ fn unigram(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
 /// The scores of all tokens, which are `expected`: those that `accept` accepts.
 fn scores(gguf: &Gguf<'_>, vocab: &Vocab, expected: &str, accept: fn(f32) -> bool) -> Result<Vec<f32>, LoadError> {
     let key = "tokenizer.ggml.scores";
+    elements(gguf, key, &[ValueType::F32])?;
     let scores = per_token(gguf.f32_array(key)?, key, vocab.len())?.ok_or_else(|| missing(key, "scores"))?;
     match scores.iter().enumerate().find(|(_, score)| !accept(**score)) {
         Some((id, score)) => Err(wrong(key, score, format!("{expected} as the score of token {id}"))),
@@ -273,6 +276,16 @@ fn seed(gguf: &Gguf<'_>, vocab: &Vocab) -> Result<Seed, LoadError> {
         digest.update([0xff]);
     }
     Ok(Seed::new(digest.finalize().into()))
+}
+
+/// Refuses an array whose elements are of another type than writers of the format give them.
+fn elements(gguf: &Gguf<'_>, key: &str, types: &[ValueType]) -> Result<(), LoadError> {
+    match gguf.get(key).and_then(Value::as_array) {
+        Some(array) if !types.contains(&array.element_type()) => {
+            Err(wrong(key, format!("elements of type {:?}", array.element_type()), format!("{:?}", types[0])))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The array if it has an element for each token.

@@ -36,11 +36,6 @@ impl Matcher {
         Matcher { ids, starts }
     }
 
-    /// Whether there is nothing to find.
-    pub(super) fn is_empty(&self) -> bool {
-        self.ids.is_empty()
-    }
-
     /// Calls `found(id, len)` for the tokens that `text` begins with, the shortest first.
     #[inline]
     pub(super) fn each(&self, vocab: &Vocab, text: &[u8], mut found: impl FnMut(u32, usize)) {

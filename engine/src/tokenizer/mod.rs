@@ -19,6 +19,7 @@ mod control;
 mod load;
 mod matcher;
 mod merge;
+mod nfc;
 mod overlap;
 mod pretokenizers;
 mod special;
@@ -201,7 +202,6 @@ impl Tokenizer {
         let mut work = Work { cache: WordCache::for_text(text.len()), merge: MergeScratch::default() };
         let mut after_special = true;
         self.specials.split(
-            &self.vocab,
             text.as_bytes(),
             |at| options.parse_special && literals.binary_search(&at).is_err(),
             |fragment, start, end| match fragment {

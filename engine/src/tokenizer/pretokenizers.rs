@@ -15,6 +15,8 @@ use super::vocab::Spelling;
 pub(super) struct Pretokenizer {
     names: &'static [&'static str],
     pub(super) passes: &'static [Pass],
+    /// Text is in normalisation form C before it is cut, as `tokenizer.json` says.
+    pub(super) nfc: bool,
     /// How the vocabularies spell tokens: where it is not in bytes, characters are merged, not bytes.
     pub(super) spelling: Spelling,
     /// A word that is in the vocabulary is one token, whatever the merges say.
@@ -36,7 +38,15 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 }
 
 const fn row(names: &'static [&'static str], passes: &'static [Pass]) -> Pretokenizer {
-    Pretokenizer { names, passes, spelling: Spelling::Bytes, ignore_merges: false, add_bos: false, pair_sep: false }
+    Pretokenizer {
+        names,
+        passes,
+        nfc: false,
+        spelling: Spelling::Bytes,
+        ignore_merges: false,
+        add_bos: false,
+        pair_sep: false,
+    }
 }
 
 /// The words of vocabularies that have no pre-tokenizer: whole texts.
@@ -56,11 +66,9 @@ static PRETOKENIZERS: &[Pretokenizer] = &[
     row(&["dbrx", "smaug-bpe", "chatglm-bpe"], LLAMA3),
     Pretokenizer { ignore_merges: true, ..row(&["glm4", "glm5"], LLAMA3) },
     Pretokenizer { ignore_merges: true, ..row(&["minicpm5"], MINICPM5) },
-    row(
-        &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "stablelm2", "hunyuan", "megrez", "solar-open", "grok-2"],
-        QWEN2,
-    ),
-    row(&["qwen35"], QWEN35),
+    Pretokenizer { nfc: true, ..row(&["qwen2", "f2llmv2"], QWEN2) },
+    row(&["deepseek-r1-qwen", "kormo", "stablelm2", "hunyuan", "megrez", "solar-open", "grok-2"], QWEN2),
+    Pretokenizer { nfc: true, ..row(&["qwen35"], QWEN35) },
     row(&["ufakzeka"], UFAKZEKA),
     row(
         &[

@@ -1,18 +1,27 @@
-//! Finding special tokens in text: at each position, left to right, the longest that fits.
+//! Finding special tokens in text: at each position, left to right, the longest that fits. One automaton reads the text
+//! (Aho and Corasick 1975), at most [`MAX_LEN`] times each byte.
 
+use alloc::format;
 use alloc::vec::Vec;
 
+use aho_corasick::{AhoCorasick, AhoCorasickKind, Anchored, Input, MatchKind};
+
 use super::control::Side;
-use super::matcher::Matcher;
+use super::matcher::MAX_LEN;
 use super::vocab::{Kind, Vocab};
+use crate::error::LoadError;
+
+/// Most bytes of the texts of special tokens: vocabularies have some tens of thousands. Building the automaton takes up to
+/// 40 bytes of memory for each.
+const MAX_BYTES: usize = 1 << 20;
 
 /// The tokens to look for.
 #[derive(Debug, Clone)]
 pub(super) struct Specials {
-    /// Sorted by text, and for equal texts by id: those that are always found.
-    always: Matcher,
+    /// Those that are always found.
+    always: Finder,
     /// The same with control tokens.
-    all: Matcher,
+    all: Finder,
     /// Tokens that take the white space on a side of them, ascending.
     absorbing: Vec<(u32, Side)>,
 }
@@ -28,37 +37,49 @@ pub(super) enum Fragment {
 
 impl Specials {
     /// `absorbing` tokens take the white space on that side of them.
-    pub(super) fn new(vocab: &Vocab, mut absorbing: Vec<(u32, Side)>) -> Specials {
+    ///
+    /// # Errors
+    /// If the special tokens have too many bytes.
+    pub(super) fn new(vocab: &Vocab, mut absorbing: Vec<(u32, Side)>) -> Result<Specials, LoadError> {
         absorbing.sort_by_key(|a| a.0);
-        let matcher = |kinds: &[Kind]| Matcher::new(vocab, |kind| kinds.contains(&kind));
-        Specials {
-            always: matcher(&[Kind::UserDefined]),
-            all: matcher(&[Kind::UserDefined, Kind::Control, Kind::Unknown]),
+        let finder = |kinds: &[Kind]| Finder::new(vocab, |kind| kinds.contains(&kind));
+        Ok(Specials {
+            always: finder(&[Kind::UserDefined])?,
+            all: finder(&[Kind::UserDefined, Kind::Control, Kind::Unknown])?,
             absorbing,
-        }
+        })
     }
 
     /// Calls `fragment(what, start, end)` for the parts of `text` in order; together they cover it. Control tokens begin
     /// only where `parse_special` says so.
     pub(super) fn split(
         &self,
-        vocab: &Vocab,
         text: &[u8],
         parse_special: impl Fn(usize) -> bool,
         mut fragment: impl FnMut(Fragment, usize, usize),
     ) {
+        // looked for again only once the last one found lies behind
+        let (mut next_always, mut next_all) = (None, None);
         let (mut at, mut plain) = (0, 0);
-        while !self.all.is_empty() && at < text.len() {
-            let matcher = if parse_special(at) { &self.all } else { &self.always };
-            let Some((id, len)) = matcher.longest(vocab, &text[at..]) else {
-                at += 1;
-                continue;
+        while at < text.len() {
+            // from here on both find at or after `at`
+            let always = self.always.next(text, at, &mut next_always);
+            let all = self.all.next(text, at, &mut next_all);
+            let found = match (always, all) {
+                (_, None) => break,
+                (_, Some(all)) if parse_special(all.start) => all,
+                (Some(always), Some(all)) if always.start == all.start => always,
+                (_, Some(all)) => {
+                    at = all.start + 1;
+                    continue;
+                }
             };
+            let Found { id, start: first, end: last } = found;
             let blank = |byte: &&u8| matches!(byte, b' ' | b'\t'..=b'\r');
             let side = self.absorbing.binary_search_by_key(&id, |&(id, _)| id).ok().map(|i| self.absorbing[i].1);
-            let (mut start, mut end) = (at, at + len);
+            let (mut start, mut end) = (first, last);
             match side {
-                Some(Side::Left) => start -= text[plain..at].iter().rev().take_while(blank).count(),
+                Some(Side::Left) => start -= text[plain..first].iter().rev().take_while(blank).count(),
                 Some(Side::Right) => end += text[end..].iter().take_while(blank).count(),
                 None => {}
             }
@@ -71,5 +92,66 @@ impl Specials {
         if plain < text.len() {
             fragment(Fragment::Text, plain, text.len());
         }
+    }
+}
+
+/// Tokens that one automaton finds.
+#[derive(Debug, Clone)]
+struct Finder {
+    /// None where there is nothing to find.
+    automaton: Option<AhoCorasick>,
+    /// The token of each pattern.
+    ids: Vec<u32>,
+}
+
+/// A token in a text.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    id: u32,
+    start: usize,
+    end: usize,
+}
+
+impl Finder {
+    /// The tokens of the kinds that `wanted` names; of equal texts, the first.
+    fn new(vocab: &Vocab, wanted: impl Fn(Kind) -> bool) -> Result<Finder, LoadError> {
+        let text = |id: u32| vocab.text(id).unwrap_or_default();
+        // only whole characters: a cut between tokens must be one between characters
+        let wanted = |id: &u32| {
+            let fits = vocab.kind(*id).is_some_and(&wanted) && (1..=MAX_LEN).contains(&text(*id).len());
+            fits && core::str::from_utf8(text(*id)).is_ok()
+        };
+        let mut ids: Vec<u32> = vocab.ids().filter(wanted).collect();
+        ids.sort_by(|&a, &b| (text(a), a).cmp(&(text(b), b)));
+        ids.dedup_by_key(|id| text(*id));
+        if ids.is_empty() {
+            return Ok(Finder { automaton: None, ids });
+        }
+        let too_large = |found| LoadError::Metadata {
+            key: "tokenizer.ggml.token_type".into(),
+            found,
+            expected: format!("at most {MAX_BYTES} bytes of user-defined and control tokens"),
+        };
+        let n_bytes: usize = ids.iter().map(|&id| text(id).len()).sum();
+        if n_bytes > MAX_BYTES {
+            return Err(too_large(format!("{n_bytes} bytes of them")));
+        }
+        let automaton = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .kind(Some(AhoCorasickKind::ContiguousNFA))
+            .build(ids.iter().map(|&id| text(id)));
+        let automaton = automaton.map_err(|e| too_large(format!("{e}")))?;
+        Ok(Finder { automaton: Some(automaton), ids })
+    }
+
+    /// The first token at or after `at`; `last` is what the call before this found, for an `at` no larger.
+    fn next(&self, text: &[u8], at: usize, last: &mut Option<Option<Found>>) -> Option<Found> {
+        if last.is_none_or(|found| found.is_some_and(|found| found.start < at)) {
+            let input = Input::new(text).span(at..text.len()).anchored(Anchored::No);
+            let found = self.automaton.as_ref().and_then(|automaton| automaton.find(input));
+            let found = found.map(|m| Found { id: self.ids[m.pattern().as_usize()], start: m.start(), end: m.end() });
+            *last = Some(found);
+        }
+        (*last)?
     }
 }

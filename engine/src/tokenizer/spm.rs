@@ -11,7 +11,7 @@ use super::merge::{MergeScratch, Merges, NO_TOKEN, Symbol, merge_all};
 use super::pretokenizers::Pretokenizer;
 use super::split::Splitter;
 use super::table::{Seed, TextTable};
-use super::vocab::{Kind, META_SPACE, Spelling, Vocab, byte_ids};
+use super::vocab::{Kind, META_SPACE, Spelling, Vocab};
 use super::{Output, Part, Work};
 
 /// What merges first.
@@ -68,10 +68,7 @@ impl Spm {
         let ids = || vocab.ids().filter(|&id| in_text(id));
         let inner_space = |id: u32| piece(id).windows(2).any(|pair| pair[0] != b' ' && pair[1] == b' ');
         Spm {
-            bytes: byte_ids(
-                |text| texts.get(text, |id| vocab.text(id).unwrap_or_default()),
-                |byte| format!("<0x{byte:02X}>").into_bytes(),
-            ),
+            bytes: vocab.byte_ids(texts, |byte| format!("<0x{byte:02X}>").into_bytes()),
             splitter: Splitter::new(pretokenizer.passes),
             spelling: pretokenizer.spelling,
             unknown,

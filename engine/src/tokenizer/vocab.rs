@@ -1,7 +1,8 @@
 //! The tokens of a vocabulary: their text in the file, the bytes they decode to, and what kind they are.
 
-use alloc::vec;
 use alloc::vec::Vec;
+
+use super::table::TextTable;
 
 /// `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,13 +193,13 @@ fn unspell_meta(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// For each byte, the token that is exactly that byte: `spelled(byte)` is its text in the file.
-pub(super) fn byte_ids(find: impl Fn(&[u8]) -> Option<u32>, spelled: impl Fn(u8) -> Vec<u8>) -> Vec<Option<u32>> {
-    let mut ids = vec![None; 256];
-    for (byte, id) in (0..=255).zip(&mut ids) {
-        *id = find(&spelled(byte));
+impl Vocab {
+    /// The token of each byte; `spelled(byte)` is its text in the file. Control tokens are left out: plain text must not
+    /// become one.
+    pub(super) fn byte_ids(&self, texts: &TextTable, spelled: impl Fn(u8) -> Vec<u8>) -> Vec<Option<u32>> {
+        let find = |byte| texts.get(&spelled(byte), |id| self.text(id).unwrap_or_default());
+        (0..=255).map(|byte| find(byte).filter(|&id| self.kind(id) != Some(Kind::Control))).collect()
     }
-    ids
 }
 
 #[cfg(test)]

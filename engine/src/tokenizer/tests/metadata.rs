@@ -85,6 +85,53 @@ fn text_never_becomes_control() {
     assert!(!tokenizer.encode("<s>", PLAIN).contains(&1));
 }
 
+/// The token of a byte may be marked as a control token, in either spelling.
+#[test]
+fn bytes_never_become_control() {
+    let file = byte_level("gpt-2", &[], &[]);
+    let mut types = alloc::vec![1; 256];
+    types[usize::from(b'x')] = 3;
+    let tokenizer = file.i32s("tokenizer.ggml.token_type", &types).load().unwrap();
+    assert_eq!(texts(&tokenizer, &tokenizer.encode("axb", PLAIN)), ["a", "b"]);
+    assert_eq!(texts(&tokenizer, &tokenizer.encode("axb", PARSE)), ["a", "x", "b"]);
+    let file = sentence_piece(&[]);
+    let mut types: Vec<i32> = [2, 3, 3].into_iter().chain([6; 256]).collect();
+    types[3 + usize::from(b'\n')] = 3;
+    let tokenizer = file.i32s("tokenizer.ggml.token_type", &types).load().unwrap();
+    assert!(!tokenizer.encode("a\n", PLAIN).contains(&(3 + u32::from(b'\n'))));
+}
+
+/// Each stretch of text has one longest token at each place, whichever way it is found.
+#[test]
+fn many_nested_special_tokens() {
+    let names: Vec<String> = (1..=200).map(|n| "a".repeat(n) + "b").collect();
+    let more: Vec<(&str, i32)> = names.iter().map(|name| (name.as_str(), 4)).chain([("aa", 3)]).collect();
+    let tokenizer = byte_level("gpt-2", &[], &more).load().unwrap();
+    let ids = tokenizer.encode(&("a".repeat(300_000) + "b"), PLAIN);
+    assert_eq!(ids.len(), 300_000 - 200 + 1);
+    let ids = tokenizer.encode(&("a".repeat(1000) + "b"), PARSE);
+    assert_eq!(texts(&tokenizer, &ids[398..]), ["aa", "aa", &names[199]]);
+    let aab = "aab<s>";
+    assert_eq!(texts(&tokenizer, &tokenizer.encode_with_literals(aab, PARSE, &[0])), ["aab", "<", "s", ">"]);
+    assert_eq!(texts(&tokenizer, &tokenizer.encode_with_literals("aaaac", PARSE, &[0, 2])), ["a", "aa", "a", "c"]);
+}
+
+#[test]
+fn qwen_texts_are_in_form_c() {
+    let merges = [("Ã".to_string(), "©".to_string())];
+    for (pre, normalises) in [("qwen2", true), ("qwen35", true), ("gpt-2", false)] {
+        let tokenizer = byte_level(pre, &merges, &[("<e\u{301}>", 3)]).load().unwrap();
+        let (composed, decomposed) = ("caf\u{e9} x", "cafe\u{301} x");
+        assert_eq!(tokenizer.encode(composed, PLAIN) == tokenizer.encode(decomposed, PLAIN), normalises, "{pre}");
+        let (ids, ranges) = tokenizer.encode_with_offsets(decomposed, PLAIN);
+        assert_eq!(ids, tokenizer.encode(decomposed, PLAIN));
+        assert_eq!(ranges.last().unwrap().end, decomposed.len());
+        assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+        // control tokens are found in the text as it is
+        assert_eq!(texts(&tokenizer, &tokenizer.encode("<e\u{301}>", PARSE)), ["<e\u{301}>"]);
+    }
+}
+
 #[test]
 fn added_tokens_and_ends() {
     let more = [("<s>", 3), ("<|im_end|>", 1), ("<|eom_id|>", 3), ("<x>", 3)];
@@ -129,6 +176,16 @@ fn wrong_files() {
     for (file, wrong) in metadata {
         assert!(matches!(file.load(), Err(LoadError::Metadata { key, .. }) if key == wrong), "{wrong}");
     }
+    // elements of another type
+    let types = good.clone().f32s("tokenizer.ggml.token_type", &alloc::vec![1.0; n]);
+    assert!(matches!(types.load(), Err(LoadError::Metadata { found, .. }) if found.contains("F32")));
+    let scores = spm.clone().i32s("tokenizer.ggml.scores", &[1; 259]);
+    assert!(matches!(scores.load(), Err(LoadError::Metadata { found, .. }) if found.contains("I32")));
+    // more text in special tokens than an automaton is made for
+    let long: Vec<String> = (0..5000).map(|i| alloc::format!("<{i:0>250}>")).collect();
+    let long: Vec<(&str, i32)> = long.iter().map(|name| (name.as_str(), 4)).collect();
+    let error = byte_level("gpt-2", &[], &long).load().unwrap_err().to_string();
+    assert!(error.contains("1260000 bytes"), "{error}");
     for file in [good.clone().str("tokenizer.ggml.pre", "?"), good.clone().str("tokenizer.ggml.model", "?")] {
         assert!(matches!(file.load(), Err(LoadError::Unsupported { .. })));
     }
