@@ -78,7 +78,7 @@ pub struct Config {
 /// A layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerConfig {
-    /// What a token sees besides itself.
+    /// Attention window.
     pub window: AttentionWindow,
     /// The rotation, by its index in [`Config::ropes`], if the layer has one.
     pub rope: Option<usize>,

@@ -59,7 +59,8 @@ impl Crew {
         }
         // may be set by a region whose leader panicked too
         self.panicked.store(false, Ordering::Relaxed);
-        // SAFETY: only the lifetime changes. `CloseGate` waits, also when unwinding, until no worker can use the reference.
+        // SAFETY: only the lifetime changes. `CloseGate` waits, also when unwinding, until no worker can use the
+        // reference.
         let work: Work<'static> = unsafe { mem::transmute::<Work<'_>, Work<'static>>(work) };
         // SAFETY: this thread leads, the gate is closed and no worker is inside.
         unsafe { *self.work.get() = Some(work) };

@@ -66,8 +66,8 @@ pub struct MatmulJob<'a> {
     pub out_row: usize,
 }
 
-/// Several products in one parallel region: `out[(out_column + c) * stride + out_row + row] = sum_k w[row][k] * x[c][k]` for
-/// each job, all its rows and columns. Padding rows, up to a whole panel, are written as 0.
+/// Several products in one parallel region: `out[(out_column + c) * stride + out_row + row] = sum_k w[row][k] *
+/// x[c][k]` for each job, all its rows and columns. Padding rows, up to a whole panel, are written as 0.
 ///
 /// # Panics
 /// If the rows of jobs, in whole panels, overlap or do not fit `stride`; if jobs are not in order of their columns; if

@@ -143,9 +143,9 @@ pub struct KvRows<'a> {
     pub slots: &'a [Slot],
 }
 
-/// Writes keys and values of some tokens of one layer into their slots, heads in parallel. Pages hold finite numbers only:
-/// f32 and f16 infinities become the largest finite number of their sign and NaN the most negative one; an int8 key with
-/// such an element becomes zero.
+/// Writes keys and values of some tokens of one layer into their slots, heads in parallel. Pages hold finite numbers
+/// only: f32 and f16 infinities become the largest finite number of their sign and NaN the most negative one; an int8
+/// key with such an element becomes zero.
 ///
 /// # Panics
 /// If a row or slot is outside its buffer.

@@ -100,8 +100,8 @@ impl<const RV: usize> CodeChunk<RV> {
         }
     }
 
-    /// [`CodeChunk::add_half`] for codes that were not unpacked. `HALF` is a constant because shifts by variables are slow
-    /// in WebAssembly.
+    /// [`CodeChunk::add_half`] for codes that were not unpacked. `HALF` is a constant because shifts by variables are
+    /// slow in WebAssembly.
     ///
     /// # Safety
     /// As [`CodeChunk::add_half`].
