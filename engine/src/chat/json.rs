@@ -147,7 +147,11 @@ impl Writer<'_> {
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
-                if self.sort_keys {
+                // other keys have no consistent order, which `sort` may panic on; Python refuses them
+                let is_scalar = |key: &Value| {
+                    matches!(key.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::String)
+                };
+                if self.sort_keys && keys.iter().all(is_scalar) {
                     keys.sort();
                 }
                 self.list(('{', '}'), keys.len(), depth, |writer, i| {
