@@ -26,7 +26,6 @@ use crate::model::{Model, Run, Scratch, logits_rows};
 use crate::pool::Pool;
 use crate::receipt::Chain;
 use crate::sampler::{Guide, Sampler};
-use crate::sort::sort_by;
 use crate::text::TextStream;
 use active::{Active, asked};
 use plan::{Part, plan};
@@ -353,7 +352,7 @@ impl Engine {
 
     /// Retires requests, by their places among the active ones.
     fn retire_all(&mut self, mut ended: Vec<usize>) {
-        sort_by(&mut ended, usize::cmp);
+        ended.sort_unstable();
         ended.into_iter().rev().for_each(|i| self.retire(i));
     }
 
