@@ -1,6 +1,7 @@
 //! The server as its clients see it.
 
 mod answers;
+mod connections;
 mod equal;
 mod limits;
 mod server;
