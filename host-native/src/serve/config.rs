@@ -81,6 +81,8 @@ settings! {
     max_inputs "max-inputs" usize = 2048, "N" in 1.0..=65_536.0, "Texts of a request to embed, or prompts of a completion";
     session_ttl "session-ttl" Duration = Duration::from_secs(1800), "SECONDS" in 0.1..=604_800.0, "Time after which an unused session is closed";
     max_sessions "max-sessions" usize = 1024, "N" in 1.0..=1_000_000.0, "Sessions; the longest unused makes room for a new one";
+    session_memory "session-memory" Bytes = Bytes(4 << 20), "BYTES" in 1024.0..=1.1e12, "Memory for messages and tokens of one session; a turn that needs more is refused";
+    sessions_memory "sessions-memory" Bytes = Bytes(256 << 20), "BYTES" in 1024.0..=1.1e12, "Memory for messages and tokens of all sessions; the longest unused make room";
     max_body "max-body" Bytes = Bytes(8 << 20), "BYTES" in 1.0..=1.1e9, "Bytes of a request's body";
     max_header "max-header" Bytes = Bytes(32 << 10), "BYTES" in 8192.0..=1_048_576.0, "Bytes of a request's head";
     header_timeout "header-timeout" Duration = Duration::from_secs(15), "SECONDS" in 0.001..=3600.0, "Time for the head of a request and for a TLS handshake, and that a connection may be open without a request in progress";

@@ -26,6 +26,7 @@ mod scheduler;
 mod sessions;
 mod start;
 mod state;
+mod sync;
 mod tls;
 mod trace;
 pub mod value;

@@ -5,6 +5,7 @@ mod connections;
 mod equal;
 mod limits;
 mod server;
+mod sessions;
 mod structure;
 mod traces;
 mod wire;

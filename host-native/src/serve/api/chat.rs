@@ -13,6 +13,7 @@ use starling::tokenizer::Tokenizer;
 use utoipa::ToSchema;
 
 use super::super::queue::Update;
+use super::super::sessions::Visit;
 use super::super::state::{App, Caller};
 use super::answer::{Answer, Answers, Pick, Usage, collect, piece};
 use super::body::{Body, Read, parse};
@@ -201,7 +202,7 @@ pub async fn chat_completions(
     let request = options.request(&app, &caller, tokens, constraint, (logprobs, seed, None), "messages")?;
     let conversation = session.as_deref().map(|name| (Arc::from(name), request.cache_salt, request.tokens.clone()));
     let updates = submit(&app, &caller, &flow, vec![request], n)?;
-    let note = Note { app: Arc::clone(&app), caller, conversation };
+    let mut note = Note::new(&app, &caller, conversation);
     if options.streams() {
         let response = Answers::new(&app, "chatcmpl-", "chat.completion.chunk", seed, session.as_deref());
         let writer = ChatWriter {
@@ -301,16 +302,27 @@ impl ChatLogprobs {
 /// Remembers what a conversation of a session has in the cache, so that it is freed when the session ends.
 struct Note {
     app: Arc<App>,
-    caller: Caller,
-    conversation: Option<(Arc<str>, u64, Vec<u32>)>,
+    /// The session and the tokens of the prompt.
+    conversation: Option<(Visit, Vec<u32>)>,
 }
 
 impl Note {
-    fn answered(self, answer: &Answer) {
-        let Some((name, salt, mut tokens)) = self.conversation else { return };
-        tokens.extend(answer.tokens.iter().map(|pick| pick.token));
+    /// Of a request with a session: its name, cache salt and prompt.
+    fn new(app: &Arc<App>, caller: &Caller, conversation: Option<(Arc<str>, u64, Vec<u32>)>) -> Note {
         let now = std::time::Instant::now();
-        self.app.queue.forget(self.app.sessions.note(&self.caller.tenant.name, &name, salt, tokens, now));
+        let conversation = conversation.and_then(|(name, salt, tokens)| {
+            // where all sessions are in use, the cache's own age frees the pages
+            let (visit, forget) = app.sessions.visit(&caller.tenant.name, &name, salt, now).ok()?;
+            app.queue.forget(forget);
+            Some((visit, tokens))
+        });
+        Note { app: Arc::clone(app), conversation }
+    }
+
+    fn answered(&mut self, answer: &Answer) {
+        let Some((visit, mut tokens)) = self.conversation.take() else { return };
+        tokens.extend(answer.tokens.iter().map(|pick| pick.token));
+        self.app.queue.forget(visit.note(tokens));
     }
 }
 
@@ -413,11 +425,7 @@ impl Writer for ChatWriter {
             self.send(Vec::new(), Some(usage), events);
         }
         events.done();
-        if self.note.conversation.is_some() {
-            let conversation = self.note.conversation.take();
-            let note = Note { app: Arc::clone(&self.app), caller: self.note.caller.clone(), conversation };
-            note.answered(&self.answers[0]);
-        }
+        self.note.answered(&self.answers[0]);
         true
     }
 }

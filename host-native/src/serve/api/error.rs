@@ -207,6 +207,11 @@ impl From<SessionError> for ApiError {
                 let error = ApiError::new(StatusCode::CONFLICT, INVALID, e.to_string());
                 ApiError { param: Some("session_id".into()), ..error }.code("session_busy")
             }
+            SessionError::TooLarge { .. } => ApiError::param("session_id", e.to_string()).code("session_too_large"),
+            SessionError::NoMemory { .. } => {
+                let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", e.to_string());
+                ApiError { retry: Some(Duration::from_secs(1)), ..error }.code("session_memory")
+            }
             SessionError::Full(_) => {
                 let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", e.to_string());
                 ApiError { retry: Some(Duration::from_secs(1)), ..error }.code("too_many_sessions")
