@@ -15,6 +15,7 @@ mod callback;
 pub mod config;
 mod connection;
 mod gate;
+mod handoff;
 mod health;
 mod http;
 pub mod machine;

@@ -131,7 +131,8 @@ pub async fn embeddings(
     let jobs = texts.into_iter().enumerate().map(job).collect();
     let flow = caller.flow(body.user.as_deref(), None);
     let queued = Instant::now();
-    app.queue.embed(&flow, jobs).inspect_err(|closed| app.metrics.rejected(closed.name()))?;
+    let ticket = app.queue.embed(&flow, tokens.div_ceil(n), times.deadline(), jobs);
+    updates.hold(ticket.inspect_err(|closed| app.metrics.rejected(closed.name()))?);
     drop(to);
     let mut vectors: Vec<Option<Vec<f32>>> = vec![None; n];
     for _ in 0..n {
