@@ -88,6 +88,7 @@ settings! {
     header_timeout "header-timeout" Duration = Duration::from_secs(15), "SECONDS" in 0.001..=3600.0, "Time for the head of a request and for a TLS handshake, and that a connection may be open without a request in progress";
     body_timeout "body-timeout" Duration = Duration::from_secs(30), "SECONDS" in 0.001..=3600.0, "Time for the body of a request";
     write_timeout "write-timeout" Duration = Duration::from_secs(60), "SECONDS" in 0.001..=3600.0, "Time that a client may leave an answer unread";
+    sse_keep_alive "sse-keep-alive" Duration = Duration::from_secs(15), "SECONDS" in 0.0..=3600.0, "Time without events after which a stream gets a comment line, so that proxies keep it; 0 for none";
     max_connections "max-connections" usize = 1024, "N" in 1.0..=65_536.0, "Connections at once; others wait";
     max_connections_per_address "max-connections-per-address" Option<usize> = None, "N" in 0.0..=65_536.0, "Connections of one address (IPv6: of one /64 network) at once; further ones are closed; 0 for no limit [default: half of max-connections]";
     api_key "api-key" Option<String> = None, "KEY", "A key that clients must have; better given as STARLING_API_KEY than on the command line";

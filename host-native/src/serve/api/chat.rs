@@ -204,6 +204,7 @@ pub async fn chat_completions(
     let updates = submit(&app, &caller, &flow, vec![request], n)?;
     let mut note = Note::new(&app, &caller, conversation);
     if options.streams() {
+        let keep_alive = app.settings.sse_keep_alive;
         let response = Answers::new(&app, "chatcmpl-", "chat.completion.chunk", seed, session.as_deref());
         let writer = ChatWriter {
             app,
@@ -216,7 +217,7 @@ pub async fn chat_completions(
             usage: options.includes_usage(),
             note,
         };
-        return stream(updates, writer).await;
+        return Ok(stream(updates, writer, keep_alive));
     }
     let answers = collect(updates, n).await?;
     let usage = Usage::new(n_prompt, n, &answers);

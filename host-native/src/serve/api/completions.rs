@@ -175,6 +175,7 @@ pub async fn completions(
     }
     let updates = submit(&app, &caller, &flow, requests, n)?;
     if options.streams() {
+        let keep_alive = app.settings.sse_keep_alive;
         let writer = CompletionWriter {
             app,
             response,
@@ -188,7 +189,7 @@ pub async fn completions(
             logprobs,
             usage: options.includes_usage(),
         };
-        return stream(updates, writer).await;
+        return Ok(stream(updates, writer, keep_alive));
     }
     let answers = collect(updates, count).await?;
     response.usage = Some(Some(Usage::new(n_prompt, n, &answers)));

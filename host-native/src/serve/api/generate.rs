@@ -174,7 +174,8 @@ pub async fn generate(
         n_prompt,
     };
     if options.streams() {
-        return stream(updates, GenerateWriter { answer: Answer::default(), ending: Some(ending) }).await;
+        let writer = GenerateWriter { answer: Answer::default(), ending: Some(ending) };
+        return Ok(stream(updates, writer, app.settings.sse_keep_alive));
     }
     let answer = collect(updates, 1).await?.remove(0);
     Ok(json(StatusCode::OK, &ending.end(answer)))
