@@ -24,7 +24,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
-use super::api::error::ApiError;
+use super::api::error::{ApiError, quoted};
 use super::api::{chat, completions, embeddings, execute, generate, models, receipts, tokenize};
 use super::auth::Hosts;
 use super::config::Settings;
@@ -83,7 +83,7 @@ async fn nowhere(request: Request) -> ApiError {
 }
 
 async fn wrong_method(request: Request) -> ApiError {
-    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    let message = format!("{} does not take {}", quoted(request.uri().path()), quoted(request.method().as_str()));
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message).code("method_not_allowed")
 }
 

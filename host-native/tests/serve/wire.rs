@@ -219,6 +219,19 @@ fn keys_protect_everything_but_health() {
     assert_eq!(fast.status, 429, "{}", fast.text());
     assert!(fast.header("retry-after").expect("a header").parse::<u64>().expect("a number") >= 1);
     assert_eq!(with("sk-b").status, 200);
+    // of two headers, another program on the way could read the other
+    for twice in [
+        [("authorization", "Bearer sk-b"), ("authorization", "Bearer sk-c")],
+        [("authorization", "Bearer sk-b"), ("api-key", "sk-c")],
+        [("host", "localhost"), ("host", "evil.example")],
+    ] {
+        let response = server.send("GET", "/v1/models", &twice, b"");
+        assert_eq!(
+            (response.status, &response.json()["error"]["code"]),
+            (400, &json!("duplicate_header")),
+            "{twice:?}"
+        );
+    }
     // a key by the environment
     let server = Server::start_with(&[], &[("STARLING_API_KEY", "k")]);
     assert_eq!(server.get("/v1/models").status, 401);
@@ -272,6 +285,34 @@ fn wrong_settings_are_named() {
     assert!(code == Some(3) && text.contains(port), "{text}");
     let (code, _) = run(&["-m", &fixture("starling-tiny/README.md"), "--port", "0"], &[]);
     assert_eq!(code, Some(1));
+}
+
+#[test]
+fn errors_quote_little_of_a_request() {
+    let server = Server::start(&[]);
+    let long = "é".repeat(1 << 19);
+    let hi = json!([{ "role": "user", "content": "Hi" }]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({ "model": long, "messages": hi })),
+        ("/v1/chat/completions", json!({ "temperature": long, "messages": hi })),
+        ("/v1/chat/completions", json!({ "priority": long, "messages": hi })),
+        ("/v1/chat/completions", json!({ "logit_bias": { long.as_str(): 1 }, "messages": hi })),
+        ("/v1/chat/completions", json!({ "logit_bias": { long.as_str(): "x" }, "messages": hi })),
+        ("/v1/chat/completions", json!({ "messages": [{ "role": long, "content": "Hi" }] })),
+        ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": [{ "type": long }] }] })),
+        ("/v1/chat/completions", json!({ "messages": hi, "response_format": { "type": long } })),
+        ("/v1/completions", json!({ "prompt": "a", "seed": long })),
+        ("/v1/embeddings", json!({ "model": long, "input": "a" })),
+        ("/v1/embeddings", json!({ "encoding_format": long, "input": "a" })),
+        ("/v1/tokenize", json!({ "model": long, "text": "a" })),
+        ("/v1/generate", json!({ "model": long, "prompt": "a" })),
+    ] {
+        let response = server.post(path, &body);
+        assert!(matches!(response.status, 400 | 404), "{path}: {}", response.status);
+        assert!(response.body.len() < 2000, "{path}: {} bytes: {:.300}", response.body.len(), response.text());
+    }
+    let path = format!("/v1/{}", "x".repeat(8000));
+    assert!(server.get(&path).body.len() < 600);
 }
 
 #[test]

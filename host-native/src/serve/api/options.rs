@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::super::scheduler::{Flow, Priority};
 use super::super::sessions::MAX_NAME;
 use super::super::state::{App, Caller, random};
-use super::error::ApiError;
+use super::error::{ApiError, quoted};
 use crate::sampling::breakers;
 
 /// Texts that DRY's repetitions do not reach over, at most, and bytes of one.
@@ -272,7 +272,8 @@ impl Options {
             }),
             Some(PriorityName::Name(name)) => {
                 let found = Priority::ALL.into_iter().find(|p| p.name() == name);
-                let message = || format!("priority is {name:?}, expected high, normal, low, or a whole number");
+                let message =
+                    || format!("priority is {:?}, expected high, normal, low, or a whole number", quoted(name));
                 Some(found.ok_or_else(|| ApiError::param("priority", message()))?)
             }
         };
@@ -426,7 +427,8 @@ impl Options {
     fn bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {
         let entry = |(id, bias): (&String, &f32)| {
             let wrong = |what: String| ApiError::param("logit_bias", what);
-            let token = id.parse().map_err(|_| wrong(format!("logit_bias has {id:?}, expected ids of tokens")))?;
+            let token =
+                id.parse().map_err(|_| wrong(format!("logit_bias has {:?}, expected ids of tokens", quoted(id))))?;
             if !(-100.0..=100.0).contains(bias) {
                 return Err(wrong(format!("logit_bias of {id} is {bias}, expected a number from -100 to 100")));
             }
