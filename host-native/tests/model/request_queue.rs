@@ -24,11 +24,11 @@ pub(crate) fn a_request_is_taken_or_cancelled_once_and_the_worker_wakes() {
                 let flow = Flow { tenant: "t".into(), share: 1, session, priority: Priority::Normal };
                 let deadline = Instant::now() + Duration::from_secs(3600);
                 let Ok(ticket) = queue.generate(&flow, 1, deadline, vec![2 * i, 2 * i + 1]) else { return };
-                accepted.lock().unwrap().extend([2 * i, 2 * i + 1]);
+                accepted.lock().expect("no panic").extend([2 * i, 2 * i + 1]);
                 if i == 1 {
                     drop(ticket);
                 } else {
-                    kept.lock().unwrap().push(ticket);
+                    kept.lock().expect("no panic").push(ticket);
                 }
             })
         });
@@ -45,10 +45,10 @@ pub(crate) fn a_request_is_taken_or_cancelled_once_and_the_worker_wakes() {
                         .filter_map(|id| prompts.remove(id))
                         .collect();
                     assert!(removed.iter().all(|job| job / 2 == 1), "{removed:?}");
-                    taken.lock().unwrap().extend(removed);
+                    taken.lock().expect("no panic").extend(removed);
                     if let Some((tenant, job)) = prompts.take() {
                         prompts.ended(&tenant);
-                        taken.lock().unwrap().push(job);
+                        taken.lock().expect("no panic").push(job);
                     } else if *end != End::Open {
                         return;
                     }
@@ -58,11 +58,11 @@ pub(crate) fn a_request_is_taken_or_cancelled_once_and_the_worker_wakes() {
                 }
             })
         };
-        handlers.into_iter().for_each(|handler| handler.join().unwrap());
+        handlers.into_iter().for_each(|handler| handler.join().expect("no panic"));
         queue.end(End::Draining);
-        worker.join().unwrap();
-        let mut taken = taken.lock().unwrap().clone();
+        worker.join().expect("no panic");
+        let mut taken = taken.lock().expect("no panic").clone();
         taken.sort_unstable();
-        assert_eq!(taken, accepted.lock().unwrap().iter().copied().collect::<Vec<_>>());
+        assert_eq!(taken, accepted.lock().expect("no panic").iter().copied().collect::<Vec<_>>());
     });
 }

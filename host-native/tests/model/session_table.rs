@@ -21,7 +21,7 @@ pub(crate) fn a_turn_sees_the_turns_since_the_last_close_and_no_others() {
         let turns = (1..=3).map(|token| {
             let (sessions, name, closed) = (Arc::clone(&sessions), name.clone(), Arc::clone(&closed));
             thread::spawn(move || {
-                let closed_before = closed.lock().unwrap().clone();
+                let closed_before = closed.lock().expect("no panic").clone();
                 let now = Instant::now();
                 let turn = match sessions.begin(&name, &name, 0, now) {
                     Ok((turn, _)) => turn,
@@ -34,7 +34,7 @@ pub(crate) fn a_turn_sees_the_turns_since_the_last_close_and_no_others() {
                 thread::yield_now();
                 let conversation = Conversation { tokens: Arc::new(tokens), history: History::Text };
                 for forget in turn.end(conversation) {
-                    closed.lock().unwrap().extend(forget.tokens);
+                    closed.lock().expect("no panic").extend(forget.tokens);
                 }
             })
         });
@@ -43,16 +43,16 @@ pub(crate) fn a_turn_sees_the_turns_since_the_last_close_and_no_others() {
             let (sessions, name, closed) = (Arc::clone(&sessions), name.clone(), Arc::clone(&closed));
             thread::spawn(move || {
                 if let Some(Some(forget)) = sessions.close(&name, &name) {
-                    closed.lock().unwrap().extend(forget.tokens);
+                    closed.lock().expect("no panic").extend(forget.tokens);
                 }
                 sessions.expire(Instant::now());
             })
         };
-        turns.into_iter().for_each(|turn| turn.join().unwrap());
-        closer.join().unwrap();
+        turns.into_iter().for_each(|turn| turn.join().expect("no panic"));
+        closer.join().expect("no panic");
         // what the session has by now was never closed, and it is not busy
         if let Ok((turn, _)) = sessions.begin(&name, &name, 0, Instant::now()) {
-            let closed = closed.lock().unwrap();
+            let closed = closed.lock().expect("no panic");
             assert!(turn.conversation.tokens.iter().all(|token| !closed.contains(token)));
         } else {
             panic!("a session is busy with no turn in progress");
