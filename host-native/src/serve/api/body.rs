@@ -8,6 +8,7 @@ use axum::http::{StatusCode, header};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
+use super::super::offload::offload;
 use super::super::state::App;
 use super::error::{ApiError, MAX_QUOTE, quoted, shortened};
 
@@ -25,7 +26,7 @@ pub trait Read: Sized {
 #[derive(Debug)]
 pub struct Body<T>(pub T);
 
-impl<T: Read> FromRequest<Arc<App>> for Body<T> {
+impl<T: Read + Send + 'static> FromRequest<Arc<App>> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
@@ -46,7 +47,7 @@ impl<T: Read> FromRequest<Arc<App>> for Body<T> {
                 return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message));
             }
         };
-        T::read(&bytes).map(Body)
+        offload(bytes.len(), move || T::read(&bytes)).await?.map(Body)
     }
 }
 

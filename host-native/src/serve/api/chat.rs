@@ -12,13 +12,14 @@ use starling::receipt::Receipt;
 use starling::tokenizer::Tokenizer;
 use utoipa::ToSchema;
 
+use super::super::offload::offload;
 use super::super::queue::Update;
 use super::super::sessions::Visit;
 use super::super::state::{App, Caller};
 use super::answer::{Answer, Answers, Pick, Usage, collect, piece};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
-use super::messages::{checked, render};
+use super::messages::render;
 use super::options::{Logprobs, MAX_TOP, Options};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::structure::{Structure, calling, constraint};
@@ -197,9 +198,10 @@ pub async fn chat_completions(
         (None, Some(calls)) => Some(calling(&app, calls).await?),
         (None, None) => None,
     };
-    let tokens = render(&app, checked(chat.messages)?, tools, variables).await?;
+    let tokens = render(&app, chat.messages, tools, variables).await?;
     let (n_prompt, seed) = (tokens.len(), options.effective_seed(&app));
-    let request = options.request(&app, &caller, tokens, constraint, (logprobs, seed, None), "messages")?;
+    let sampling = options.sampling(&app, logprobs, seed).await?;
+    let request = options.request(&app, &caller, tokens, constraint, (sampling, false, None), "messages")?;
     let conversation = session.as_deref().map(|name| (Arc::from(name), request.cache_salt, request.tokens.clone()));
     let updates = submit(&app, &caller, &flow, vec![request], n)?;
     let mut note = Note::new(&app, &caller, conversation);
@@ -222,22 +224,25 @@ pub async fn chat_completions(
     let answers = collect(updates, n).await?;
     let usage = Usage::new(n_prompt, n, &answers);
     note.answered(&answers[0]);
-    let tokenizer = &app.model.tokenizer;
-    let choice = |(index, answer): (usize, Answer)| {
-        let finish = answer.finish_name();
-        let message = Message::new(answer.text, divider.clone());
-        ChatChoice {
-            index,
-            logprobs: logprobs.wanted.then(|| ChatLogprobs::of(tokenizer, &answer.tokens)),
-            finish_reason: finish_reason(finish, message.tool_calls.len()),
-            message,
-            receipt: answer.receipt,
-        }
-    };
     let mut response = Answers::new(&app, "chatcmpl-", "chat.completion", seed, session.as_deref());
-    response.choices = answers.into_iter().enumerate().map(choice).collect();
     response.usage = Some(Some(usage));
-    Ok(json(StatusCode::OK, &response))
+    let size = answers.iter().map(Answer::n_values).sum();
+    let build = move || {
+        let choice = |(index, answer): (usize, Answer)| {
+            let finish = answer.finish_name();
+            let message = Message::new(answer.text, divider.clone());
+            ChatChoice {
+                index,
+                logprobs: logprobs.wanted.then(|| ChatLogprobs::of(&app.model.tokenizer, &answer.tokens)),
+                finish_reason: finish_reason(finish, message.tool_calls.len()),
+                message,
+                receipt: answer.receipt,
+            }
+        };
+        response.choices = answers.into_iter().enumerate().map(choice).collect();
+        json(StatusCode::OK, &response)
+    };
+    offload(size, build).await
 }
 
 impl Message {

@@ -13,6 +13,7 @@ use starling::receipt::Receipt;
 use starling::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
 use utoipa::ToSchema;
 
+use super::super::offload::offload;
 use super::super::queue::Update;
 use super::super::state::{App, Caller};
 use super::answer::{Answer, Answers, Pick, Usage, collect, piece};
@@ -23,7 +24,7 @@ use super::messages::beside;
 use super::options::{Logprobs, MAX_TOP, Options};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::structure::{Structure, asked};
-use super::submit::submit;
+use super::submit::{check_count, submit};
 
 /// Prompts to be continued.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -124,6 +125,7 @@ pub async fn completions(
         let (found, most) = (completion.prompt.len(), app.settings.max_inputs);
         return Err(ApiError::param("prompt", format!("{found} prompts, expected at most {most}")));
     }
+    check_count(&app, completion.prompt.len() * n)?;
     let special = EncodeOptions { add_special: true, parse_special: completion.parse_special == Some(true) };
     let (model, size) = (Arc::clone(&app.model), completion.prompt.bytes());
     let input = completion.prompt;
@@ -146,9 +148,11 @@ pub async fn completions(
     let nothing_asked = !logprobs.prompt && options.max_tokens == Some(0) && options.max_completion_tokens.is_none();
     let options = if nothing_asked { Options { max_tokens: Some(1), ..options } } else { options };
     let constraint = asked(&app, structure).await?;
+    let sampling = options.sampling(&app, logprobs, seed).await?;
     let request = |head: &Head| {
         let (tokens, constraint) = (head.tokens.clone(), constraint.clone());
-        options.request(&app, &caller, tokens, constraint, (logprobs, seed, Some(DEFAULT_TOKENS)), "prompt")
+        let sampling = (sampling.clone(), logprobs.prompt, Some(DEFAULT_TOKENS));
+        options.request(&app, &caller, tokens, constraint, sampling, "prompt")
     };
     let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
     let mut heads = prompts;
@@ -193,23 +197,27 @@ pub async fn completions(
     }
     let answers = collect(updates, count).await?;
     response.usage = Some(Some(Usage::new(n_prompt, n, &answers)));
-    let tokenizer = &app.model.tokenizer;
-    let scored: Vec<_> =
-        heads.iter().zip(answers.chunks(n)).map(|(h, a)| h.logprobs(tokenizer, &a[0].prompt)).collect();
-    let choice = |(index, answer): (usize, Answer)| {
-        let head = &heads[index / n];
-        let mut lists = scored[index / n].clone();
-        lists.extend(tokenizer, &answer.tokens, &mut head.text.chars().count());
-        CompletionChoice {
-            logprobs: logprobs.wanted.then_some(lists),
-            finish_reason: Some(answer.finish_name()),
-            text: head.text.clone() + &answer.text,
-            index,
-            receipt: answer.receipt,
-        }
+    let size = answers.iter().map(Answer::n_values).sum();
+    let build = move || {
+        let tokenizer = &app.model.tokenizer;
+        let scored: Vec<_> =
+            heads.iter().zip(answers.chunks(n)).map(|(h, a)| h.logprobs(tokenizer, &a[0].prompt)).collect();
+        let choice = |(index, answer): (usize, Answer)| {
+            let head = &heads[index / n];
+            let mut lists = scored[index / n].clone();
+            lists.extend(tokenizer, &answer.tokens, &mut head.text.chars().count());
+            CompletionChoice {
+                logprobs: logprobs.wanted.then_some(lists),
+                finish_reason: Some(answer.finish_name()),
+                text: head.text.clone() + &answer.text,
+                index,
+                receipt: answer.receipt,
+            }
+        };
+        response.choices = answers.into_iter().enumerate().map(choice).collect();
+        json(StatusCode::OK, &response)
     };
-    response.choices = answers.into_iter().enumerate().map(choice).collect();
-    Ok(json(StatusCode::OK, &response))
+    offload(size, build).await
 }
 
 impl Completion {

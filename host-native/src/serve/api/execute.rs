@@ -101,7 +101,8 @@ pub async fn execute(
     let special = EncodeOptions { add_special: true, parse_special: false };
     let (model, prompt) = (Arc::clone(&app.model), job.prompt);
     let tokens = beside(prompt.len(), move || Ok(model.tokenizer.encode(&prompt, special))).await?;
-    let request = options.request(&app, &caller, tokens, None, (Logprobs::default(), seed, None), "prompt")?;
+    let sampling = options.sampling(&app, Logprobs::default(), seed).await?;
+    let request = options.request(&app, &caller, tokens, None, (sampling, false, None), "prompt")?;
     let stops = request.stop.clone();
     let updates = submit(&app, &caller, &flow, vec![request], 1)?;
     let keep_alive = app.settings.sse_keep_alive;

@@ -142,7 +142,7 @@ pub async fn generate(
         options.session_id = Some(fresh_name("session-"));
     }
     let name = options.session(&caller)?.map(shared);
-    let salt = app.salt(&caller.tenant.name, options.cache_salt.as_deref());
+    let salt = options.salt(&app, &caller)?;
     let turn = name.as_ref().map(|name| app.sessions.begin(&caller.tenant.name, &name.0, salt, Instant::now()));
     let turn = match turn.transpose()? {
         Some((turn, out)) => {
@@ -154,7 +154,8 @@ pub async fn generate(
     let constraint = asked(&app, structure).await?;
     let (tokens, history) = prompt(&app, generate, turn.as_ref()).await?;
     let (n_prompt, seed, flow) = (tokens.len(), options.effective_seed(&app), options.flow(&caller)?);
-    let request = options.request(&app, &caller, tokens, constraint, (Logprobs::default(), seed, None), "prompt")?;
+    let sampling = options.sampling(&app, Logprobs::default(), seed).await?;
+    let request = options.request(&app, &caller, tokens, constraint, (sampling, false, None), "prompt")?;
     let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
     let updates = submit(&app, &caller, &flow, vec![request], 1)?;
     let ending = Ending {
@@ -240,11 +241,11 @@ async fn prompt(
             Ok((Arc::unwrap_or_clone(tokens), None))
         }
         (None, Some(messages), history) => {
-            let messages = checked(messages)?;
             if turn.is_none() {
                 return Ok((render(app, messages, None, Vec::new()).await?, None));
             }
-            let all = Arc::new(conversation(&history, messages));
+            let all = move || Ok(Arc::new(conversation(&history, checked(messages)?)));
+            let all = beside(usize::MAX, all).await?;
             reserve(&before.tokens, History::Messages(Arc::clone(&all)))?;
             let all = Arc::unwrap_or_clone(all);
             let tokens = render(app, all.clone(), None, Vec::new()).await?;

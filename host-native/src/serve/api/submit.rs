@@ -24,10 +24,7 @@ pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n
     let each = requests.iter().map(max_tokens).max().unwrap_or(1);
     let tokens: usize = requests.iter().map(|r| (r.tokens.len() + max_tokens(r)) * n).sum();
     let count = requests.len() * n;
-    if count > app.settings.queue_high {
-        let most = app.settings.queue_high;
-        return Err(ApiError::param("n", format!("{count} answers at once, this server takes at most {most}")));
-    }
+    check_count(app, count)?;
     caller.tenant.count_tokens(tokens, app.settings.key_tokens).inspect_err(|_| app.metrics.rejected("key_tokens"))?;
     let (to, mut updates) = updates(count, each);
     let (queue, total) = (app.settings.queue_timeout, app.settings.request_timeout);
@@ -48,4 +45,16 @@ pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n
     let ticket = app.queue.generate(flow, tokens.div_ceil(count.max(1)), times.deadline(), jobs);
     updates.hold(ticket.inspect_err(|closed| app.metrics.rejected(closed.name()))?);
     Ok(updates)
+}
+
+/// Checks the number of answers of one HTTP request, before work is done for each.
+///
+/// # Errors
+/// If there are more than ever wait.
+pub fn check_count(app: &App, count: usize) -> Result<(), ApiError> {
+    let most = app.settings.queue_high;
+    if count > most {
+        return Err(ApiError::param("n", format!("{count} answers at once, this server takes at most {most}")));
+    }
+    Ok(())
 }

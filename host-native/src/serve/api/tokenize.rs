@@ -11,6 +11,7 @@ use starling::chat::Json;
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 use utoipa::ToSchema;
 
+use super::super::offload::offload;
 use super::super::state::App;
 use super::answer::piece;
 use super::body::Body;
@@ -110,15 +111,16 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(body): Body<TokenizeRequ
     let response = beside(body.text.len(), move || {
         let tokenizer = &app.model.tokenizer;
         let (tokens, ranges) = tokenizer.encode_with_offsets(&body.text, options);
-        Ok(TokenizeResponse {
+        let response = TokenizeResponse {
             pieces: tokens.iter().map(|t| piece(tokenizer, *t)).collect(),
             offsets: ranges.into_iter().map(|r| [r.start, r.end]).collect(),
             count: tokens.len(),
             tokens,
             max_model_len,
-        })
+        };
+        Ok(json(StatusCode::OK, &response))
     });
-    Ok(json(StatusCode::OK, &response.await?))
+    response.await
 }
 
 /// Puts tokens together.
@@ -135,14 +137,17 @@ pub async fn detokenize(
 ) -> Result<Response, ApiError> {
     check_model(&app, body.model.as_deref())?;
     let tokenizer = &app.model.tokenizer;
-    let n = tokenizer.n_vocab();
+    let (n, n_tokens) = (tokenizer.n_vocab(), body.tokens.len());
     if let Some((at, token)) = body.tokens.iter().enumerate().find(|(_, t)| **t as usize >= n) {
         let param = format!("tokens[{at}]");
         return Err(ApiError::param(&param, format!("{param} is {token}, expected one of the model's {n} tokens")));
     }
-    let bytes = tokenizer.decode(&body.tokens, DecodeOptions { skip_special: body.skip_special.unwrap_or(false) });
-    let text = String::from_utf8_lossy(&bytes).into_owned();
-    Ok(json(StatusCode::OK, &DetokenizeResponse { text }))
+    let decode = move || {
+        let options = DecodeOptions { skip_special: body.skip_special.unwrap_or(false) };
+        let bytes = app.model.tokenizer.decode(&body.tokens, options);
+        json(StatusCode::OK, &DetokenizeResponse { text: String::from_utf8_lossy(&bytes).into_owned() })
+    };
+    offload(n_tokens, decode).await
 }
 
 /// Renders a conversation by the model's chat template.
@@ -158,13 +163,12 @@ pub async fn apply_template(
     Body(body): Body<TemplateRequest>,
 ) -> Result<Response, ApiError> {
     check_model(&app, body.model.as_deref())?;
-    let messages = checked(body.messages)?;
     let tools = told(&app, body.tools, None, true)?.tools;
     // a template is a program: never on a thread that serves connections
     let response = beside(usize::MAX, move || {
-        let rendered = text(&app, messages, tools, Vec::new())?;
+        let rendered = text(&app, checked(body.messages)?, tools, Vec::new())?;
         let tokens = rendered.encode(&app.model.tokenizer);
-        Ok(TemplateResponse { prompt: rendered.text, tokens })
+        Ok(json(StatusCode::OK, &TemplateResponse { prompt: rendered.text, tokens }))
     });
-    Ok(json(StatusCode::OK, &response.await?))
+    response.await
 }
