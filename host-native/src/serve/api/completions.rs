@@ -149,13 +149,18 @@ pub async fn completions(
     let options = if nothing_asked { Options { max_tokens: Some(1), ..options } } else { options };
     let constraint = asked(&app, structure).await?;
     let sampling = options.sampling(&app, logprobs, seed).await?;
-    let request = |head: &Head| {
-        let (tokens, constraint) = (head.tokens.clone(), constraint.clone());
-        let sampling = (sampling.clone(), logprobs.prompt, Some(DEFAULT_TOKENS));
-        options.request(&app, &caller, tokens, constraint, sampling, "prompt")
+    let (streams, usage) = (options.streams(), options.includes_usage());
+    let (inner, caller_of) = (Arc::clone(&app), caller.clone());
+    let build = move || {
+        let request = |head: &Head| {
+            let (tokens, constraint) = (head.tokens.clone(), constraint.clone());
+            let sampling = (sampling.clone(), logprobs.prompt, Some(DEFAULT_TOKENS));
+            options.request(&inner, &caller_of, tokens, constraint, sampling, "prompt")
+        };
+        let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
+        Ok::<_, ApiError>((prompts, requests))
     };
-    let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
-    let mut heads = prompts;
+    let (mut heads, requests) = offload(usize::MAX, build).await??;
     if !echo {
         heads.iter_mut().for_each(|head| head.text.clear());
     }
@@ -178,7 +183,7 @@ pub async fn completions(
         return Ok(json(StatusCode::OK, &response));
     }
     let updates = submit(&app, &caller, &flow, requests, n)?;
-    if options.streams() {
+    if streams {
         let keep_alive = app.settings.sse_keep_alive;
         let writer = CompletionWriter {
             app,
@@ -191,7 +196,7 @@ pub async fn completions(
             answers: (0..count).map(|_| Answer::default()).collect(),
             pending: (0..count).map(|_| None).collect(),
             logprobs,
-            usage: options.includes_usage(),
+            usage,
         };
         return Ok(stream(updates, writer, keep_alive));
     }

@@ -136,18 +136,19 @@ pub async fn detokenize(
     Body(body): Body<DetokenizeRequest>,
 ) -> Result<Response, ApiError> {
     check_model(&app, body.model.as_deref())?;
-    let tokenizer = &app.model.tokenizer;
-    let (n, n_tokens) = (tokenizer.n_vocab(), body.tokens.len());
-    if let Some((at, token)) = body.tokens.iter().enumerate().find(|(_, t)| **t as usize >= n) {
-        let param = format!("tokens[{at}]");
-        return Err(ApiError::param(&param, format!("{param} is {token}, expected one of the model's {n} tokens")));
-    }
+    let n_tokens = body.tokens.len();
     let decode = move || {
+        let tokenizer = &app.model.tokenizer;
+        let n = tokenizer.n_vocab();
+        if let Some((at, token)) = body.tokens.iter().enumerate().find(|(_, t)| **t as usize >= n) {
+            let param = format!("tokens[{at}]");
+            return Err(ApiError::param(&param, format!("{param} is {token}, expected one of the model's {n} tokens")));
+        }
         let options = DecodeOptions { skip_special: body.skip_special.unwrap_or(false) };
-        let bytes = app.model.tokenizer.decode(&body.tokens, options);
-        json(StatusCode::OK, &DetokenizeResponse { text: String::from_utf8_lossy(&bytes).into_owned() })
+        let text = String::from_utf8_lossy(&tokenizer.decode(&body.tokens, options)).into_owned();
+        Ok(json(StatusCode::OK, &DetokenizeResponse { text }))
     };
-    offload(n_tokens, decode).await
+    offload(n_tokens, decode).await?
 }
 
 /// Renders a conversation by the model's chat template.
