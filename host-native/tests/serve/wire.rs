@@ -77,6 +77,7 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
         ("top_logprobs", json!(21), "from 0 to 20"),
         ("priority", json!("urgent"), "high, normal, low"),
         ("session_id", json!(""), "1 to 256"),
+        ("cache_salt", json!("x".repeat(1025)), "at most 1024"),
         ("tools", json!({}), "not a list"),
         ("tools", json!([{ "type": "function", "function": { "name": "f" } }]), "does not tell of tools"),
         ("tool_choice", json!("required"), "no tools"),
@@ -115,6 +116,10 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
             refused(&server, "/v1/completions", &body, 400, "prompt", message)
         }
     }
+    // counted before anything is done for each prompt
+    let many = json!({ "prompt": vec!["a"; 8], "n": 4, "logit_bias": { "x": 1 } });
+    let few = Server::start(&["--queue-high", "31", "--queue-low", "1"]);
+    refused(&few, "/v1/completions", &many, 400, "n", "32 answers at once");
     refused(&server, "/v1/completions", &json!({ "prompt": "a", "suffix": "x" }), 400, "suffix", "suffix");
     refused(&server, "/v1/embeddings", &json!({ "input": [] }), 400, "input", "1 to 8");
     refused(&server, "/v1/embeddings", &json!({ "input": "a", "dimensions": 0 }), 400, "dimensions", "1 to 256");
