@@ -185,8 +185,9 @@ pub async fn chat_completions(
     let (n, flow) = (options.count(&app)?, options.flow(&caller)?);
     let session = options.session(&caller)?.map(str::to_string);
     let variables = chat.variables()?;
-    let Told { tools, calls, is_forced } =
-        told(&app, chat.tools, chat.tool_choice, chat.parallel_tool_calls != Some(false))?;
+    let (inner, tools, choice) = (Arc::clone(&app), chat.tools, chat.tool_choice);
+    let (size, parallel) = (if tools.is_some() { usize::MAX } else { 0 }, chat.parallel_tool_calls != Some(false));
+    let Told { tools, calls, is_forced } = offload(size, move || told(&inner, tools, choice, parallel)).await??;
     let form = structure.form()?;
     // without tools nothing in an answer is a call, nor in one of another form
     let divider = (tools.is_some() && form.is_none()).then(Divider::default);
