@@ -10,6 +10,7 @@ mod active;
 mod plan;
 mod request;
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -121,13 +122,27 @@ impl Engine {
     /// # Errors
     /// What is wrong with it, or that there is no capacity now.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, RequestError> {
-        let max_tokens = request.check(&self.model, &self.options)?;
-        let (n_prompt, n_vocab) = (request.tokens.len(), self.model.config.n_vocab);
+        self.try_submit(Box::new(request)).map_err(|(e, _)| e)
+    }
+
+    /// The same, but gives a refused request back: one without capacity now can be tried again without a copy.
+    ///
+    /// # Errors
+    /// What is wrong with it, or that there is no capacity now; and the request.
+    pub fn try_submit(&mut self, request: Box<Request>) -> Result<RequestId, (RequestError, Box<Request>)> {
+        let limit = match request.check(&self.model, &self.options) {
+            Ok(max_tokens) => request.tokens.len() + max_tokens,
+            Err(e) => return Err((e, request)),
+        };
         if self.active.len() == self.options.max_seqs {
-            return Err(RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 });
+            return Err((RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 }, request));
         }
-        let limit = n_prompt + max_tokens;
-        let (pages, ring) = self.reserve(&request, n_prompt.max(limit - 1))?;
+        let (pages, ring) = match self.reserve(&request, request.tokens.len().max(limit - 1)) {
+            Ok(reserved) => reserved,
+            Err(e) => return Err((e, request)),
+        };
+        let request = *request;
+        let (n_prompt, n_vocab) = (request.tokens.len(), self.model.config.n_vocab);
         self.arena.count(known(&request, &request.tokens, 0), pages.n_cached);
         let mut sampler = Sampler::checked(request.sampling.clone(), n_vocab);
         request.tokens.iter().for_each(|&t| sampler.accept_prompt(t));

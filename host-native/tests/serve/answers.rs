@@ -370,6 +370,9 @@ fn a_job_reports_its_start_tokens_and_end() {
     let events: Vec<(String, Value)> =
         response.events().into_iter().map(|(name, data)| (name, serde_json::from_str(&data).expect("JSON"))).collect();
     assert_eq!((events[0].0.as_str(), &events[0].1["job_id"]), ("started", &json!("j1")));
+    let started = events[0].1["started_at"].as_str().expect("a time");
+    assert!(started.len() == 20 && started.starts_with("20") && started.ends_with('Z'), "{started}");
+    assert_eq!(server.get("/health").json()["status"], "healthy");
     let (end, tokens) = events[1..].split_last().expect("an end");
     assert_eq!(end.0, "end");
     assert_eq!(end.1["stop_reason"], "stop_sequence", "{end:?}");

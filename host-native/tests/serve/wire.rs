@@ -80,6 +80,7 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
         ("top_logprobs", json!(21), "from 0 to 20"),
         ("priority", json!("urgent"), "high, normal, low"),
         ("session_id", json!(""), "1 to 256"),
+        ("cache_salt", json!("x".repeat(1025)), "at most 1024"),
         ("tools", json!({}), "not a list"),
         ("tools", json!([{ "type": "function", "function": { "name": "f" } }]), "does not tell of tools"),
         ("tool_choice", json!("required"), "no tools"),
@@ -123,6 +124,10 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
             refused(&server, "/v1/completions", &body, 400, "prompt", message)
         }
     }
+    // counted before anything is done for each prompt
+    let many = json!({ "prompt": vec!["a"; 8], "n": 4, "logit_bias": { "x": 1 } });
+    let few = Server::start(&["--queue-high", "31", "--queue-low", "1"]);
+    refused(&few, "/v1/completions", &many, 400, "n", "32 answers at once");
     refused(&server, "/v1/completions", &json!({ "prompt": "a", "suffix": "x" }), 400, "suffix", "suffix");
     refused(&server, "/v1/embeddings", &json!({ "input": [] }), 400, "input", "1 to 8");
     refused(&server, "/v1/embeddings", &json!({ "input": "a", "dimensions": 0 }), 400, "dimensions", "1 to 256");
@@ -269,6 +274,19 @@ fn keys_protect_everything_but_health() {
     assert_eq!(fast.status, 429, "{}", fast.text());
     assert!(fast.header("retry-after").expect("a header").parse::<u64>().expect("a number") >= 1);
     assert_eq!(with("sk-b").status, 200);
+    // of two headers, another program on the way could read the other
+    for twice in [
+        [("authorization", "Bearer sk-b"), ("authorization", "Bearer sk-c")],
+        [("authorization", "Bearer sk-b"), ("api-key", "sk-c")],
+        [("host", "localhost"), ("host", "evil.example")],
+    ] {
+        let response = server.send("GET", "/v1/models", &twice, b"");
+        assert_eq!(
+            (response.status, &response.json()["error"]["code"]),
+            (400, &json!("duplicate_header")),
+            "{twice:?}"
+        );
+    }
     // a key by the environment
     let server = Server::start_with(&[], &[("STARLING_API_KEY", "k")]);
     assert_eq!(server.get("/v1/models").status, 401);
@@ -322,6 +340,34 @@ fn wrong_settings_are_named() {
     assert!(code == Some(3) && text.contains(port), "{text}");
     let (code, _) = run(&["-m", &fixture("starling-tiny/README.md"), "--port", "0"], &[]);
     assert_eq!(code, Some(1));
+}
+
+#[test]
+fn errors_quote_little_of_a_request() {
+    let server = Server::start(&[]);
+    let long = "é".repeat(1 << 19);
+    let hi = json!([{ "role": "user", "content": "Hi" }]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({ "model": long, "messages": hi })),
+        ("/v1/chat/completions", json!({ "temperature": long, "messages": hi })),
+        ("/v1/chat/completions", json!({ "priority": long, "messages": hi })),
+        ("/v1/chat/completions", json!({ "logit_bias": { long.as_str(): 1 }, "messages": hi })),
+        ("/v1/chat/completions", json!({ "logit_bias": { long.as_str(): "x" }, "messages": hi })),
+        ("/v1/chat/completions", json!({ "messages": [{ "role": long, "content": "Hi" }] })),
+        ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": [{ "type": long }] }] })),
+        ("/v1/chat/completions", json!({ "messages": hi, "response_format": { "type": long } })),
+        ("/v1/completions", json!({ "prompt": "a", "seed": long })),
+        ("/v1/embeddings", json!({ "model": long, "input": "a" })),
+        ("/v1/embeddings", json!({ "encoding_format": long, "input": "a" })),
+        ("/v1/tokenize", json!({ "model": long, "text": "a" })),
+        ("/v1/generate", json!({ "model": long, "prompt": "a" })),
+    ] {
+        let response = server.post(path, &body);
+        assert!(matches!(response.status, 400 | 404), "{path}: {}", response.status);
+        assert!(response.body.len() < 2000, "{path}: {} bytes: {:.300}", response.body.len(), response.text());
+    }
+    let path = format!("/v1/{}", "x".repeat(8000));
+    assert!(server.get(&path).body.len() < 600);
 }
 
 #[test]

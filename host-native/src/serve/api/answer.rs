@@ -113,6 +113,12 @@ impl Answer {
         }
     }
 
+    /// Values that a response with its log-probabilities has.
+    pub fn n_values(&self) -> usize {
+        let of_tokens: usize = self.tokens.iter().map(|pick| 1 + pick.top.len()).sum();
+        of_tokens + self.prompt.iter().map(|(_, top)| 1 + top.len()).sum::<usize>()
+    }
+
     /// Why it ended, as OpenAI names it.
     pub fn finish_name(&self) -> &'static str {
         self.finish.map_or("length", FinishReason::name)

@@ -12,12 +12,14 @@ use starling::receipt::Receipt;
 use starling::tokenizer::Tokenizer;
 use utoipa::ToSchema;
 
+use super::super::offload::offload;
 use super::super::queue::Update;
+use super::super::sessions::Visit;
 use super::super::state::{App, Caller};
 use super::answer::{Answer, Answers, Pick, Usage, collect, escaped};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
-use super::messages::{checked, opening, render};
+use super::messages::{opening, render};
 use super::options::{Logprobs, MAX_TOP, Options, Scope};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::structure::{Structure, calling, constraint};
@@ -188,8 +190,10 @@ pub async fn chat_completions(
     let (n, flow) = (options.count(&app)?, options.flow(&caller)?);
     let session = options.session(&caller)?.map(str::to_string);
     let variables = chat.variables()?;
-    let Told { tools, calls, is_bound, is_forced } =
-        told(&app, chat.tools, chat.tool_choice, chat.parallel_tool_calls != Some(false))?;
+    let (inner, tools, choice) = (Arc::clone(&app), chat.tools, chat.tool_choice);
+    let (size, parallel) = (if tools.is_some() { usize::MAX } else { 0 }, chat.parallel_tool_calls != Some(false));
+    let told = offload(size, move || told(&inner, tools, choice, parallel)).await??;
+    let Told { tools, calls, is_bound, is_forced } = told;
     let form = structure.form()?;
     // without tools nothing in an answer is a call
     let divider = tools.is_some().then(|| Divider::new(form.is_some()));
@@ -202,15 +206,16 @@ pub async fn chat_completions(
         (None, Some(calls)) if is_bound => Some(calling(&app, calls, None).await?),
         (None, _) => None,
     };
-    let messages = checked(chat.messages)?;
     let opening = opening(chat.continue_final_message, chat.add_generation_prompt)?;
-    let tokens = render(&app, messages, tools, variables, opening).await?;
+    let tokens = render(&app, chat.messages, tools, variables, opening).await?;
     let (n_prompt, seed) = (tokens.len(), options.effective_seed(&app));
-    let request = options.request(&app, &caller, tokens, constraint, (logprobs, seed, None), "messages")?;
+    let sampling = options.sampling(&app, logprobs, seed).await?;
+    let request = options.request(&app, &caller, tokens, constraint, (sampling, false, None), "messages")?;
     let conversation = session.as_deref().map(|name| (Arc::from(name), request.cache_salt, request.tokens.clone()));
     let updates = submit(&app, &caller, &flow, vec![request], n)?;
-    let note = Note { app: Arc::clone(&app), caller, conversation };
+    let mut note = Note::new(&app, &caller, conversation);
     if options.streams() {
+        let keep_alive = app.settings.sse_keep_alive;
         let response = Answers::new(&app, "chatcmpl-", "chat.completion.chunk", seed, session.as_deref());
         let writer = ChatWriter {
             app,
@@ -223,27 +228,30 @@ pub async fn chat_completions(
             usage: options.includes_usage(),
             note,
         };
-        return stream(updates, writer).await;
+        return Ok(stream(updates, writer, keep_alive));
     }
     let answers = collect(updates, n).await?;
     let usage = Usage::new(n_prompt, n, &answers);
     note.answered(&answers[0]);
-    let tokenizer = &app.model.tokenizer;
-    let choice = |(index, answer): (usize, Answer)| {
-        let finish = answer.finish_name();
-        let message = Message::new(answer.text, divider.clone(), is_cut(answer.finish));
-        ChatChoice {
-            index,
-            logprobs: logprobs.wanted.then(|| ChatLogprobs::of(tokenizer, &answer.tokens)),
-            finish_reason: finish_reason(finish, message.tool_calls.len()),
-            message,
-            receipt: answer.receipt,
-        }
-    };
     let mut response = Answers::new(&app, "chatcmpl-", "chat.completion", seed, session.as_deref());
-    response.choices = answers.into_iter().enumerate().map(choice).collect();
     response.usage = Some(Some(usage));
-    Ok(json(StatusCode::OK, &response))
+    let size = answers.iter().map(Answer::n_values).sum();
+    let build = move || {
+        let choice = |(index, answer): (usize, Answer)| {
+            let finish = answer.finish_name();
+            let message = Message::new(answer.text, divider.clone(), is_cut(answer.finish));
+            ChatChoice {
+                index,
+                logprobs: logprobs.wanted.then(|| ChatLogprobs::of(&app.model.tokenizer, &answer.tokens)),
+                finish_reason: finish_reason(finish, message.tool_calls.len()),
+                message,
+                receipt: answer.receipt,
+            }
+        };
+        response.choices = answers.into_iter().enumerate().map(choice).collect();
+        json(StatusCode::OK, &response)
+    };
+    offload(size, build).await
 }
 
 impl Message {
@@ -310,16 +318,27 @@ impl ChatLogprobs {
 /// Remembers what a conversation of a session has in the cache, so that it is freed when the session ends.
 struct Note {
     app: Arc<App>,
-    caller: Caller,
-    conversation: Option<(Arc<str>, u64, Vec<u32>)>,
+    /// The session and the tokens of the prompt.
+    conversation: Option<(Visit, Vec<u32>)>,
 }
 
 impl Note {
-    fn answered(self, answer: &Answer) {
-        let Some((name, salt, mut tokens)) = self.conversation else { return };
-        tokens.extend(answer.tokens.iter().map(|pick| pick.token));
+    /// Of a request with a session: its name, cache salt and prompt.
+    fn new(app: &Arc<App>, caller: &Caller, conversation: Option<(Arc<str>, u64, Vec<u32>)>) -> Note {
         let now = std::time::Instant::now();
-        self.app.queue.forget(self.app.sessions.note(&self.caller.tenant.name, &name, salt, tokens, now));
+        let conversation = conversation.and_then(|(name, salt, tokens)| {
+            // where all sessions are in use, the cache's own age frees the pages
+            let (visit, forget) = app.sessions.visit(&caller.tenant.name, &name, salt, now).ok()?;
+            app.queue.forget(forget);
+            Some((visit, tokens))
+        });
+        Note { app: Arc::clone(app), conversation }
+    }
+
+    fn answered(&mut self, answer: &Answer) {
+        let Some((visit, mut tokens)) = self.conversation.take() else { return };
+        tokens.extend(answer.tokens.iter().map(|pick| pick.token));
+        self.app.queue.forget(visit.note(tokens));
     }
 }
 
@@ -423,11 +442,7 @@ impl Writer for ChatWriter {
             self.send(Vec::new(), Some(usage), events);
         }
         events.done();
-        if self.note.conversation.is_some() {
-            let conversation = self.note.conversation.take();
-            let note = Note { app: Arc::clone(&self.app), caller: self.note.caller.clone(), conversation };
-            note.answered(&self.answers[0]);
-        }
+        self.note.answered(&self.answers[0]);
         true
     }
 }

@@ -13,6 +13,7 @@ use starling::receipt::Receipt;
 use starling::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
 use utoipa::ToSchema;
 
+use super::super::offload::offload;
 use super::super::queue::Update;
 use super::super::state::{App, Caller};
 use super::answer::{Answer, Answers, Pick, Usage, collect, escaped, piece};
@@ -23,7 +24,7 @@ use super::messages::beside;
 use super::options::{Logprobs, MAX_TOP, Options, Scope};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::structure::{Structure, asked};
-use super::submit::submit;
+use super::submit::{check_count, submit};
 
 /// Prompts to be continued.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -126,6 +127,7 @@ pub async fn completions(
         let (found, most) = (completion.prompt.len(), app.settings.max_inputs);
         return Err(ApiError::param("prompt", format!("{found} prompts, expected at most {most}")));
     }
+    check_count(&app, completion.prompt.len() * n)?;
     let special = EncodeOptions { add_special: true, parse_special: completion.parse_special != Some(false) };
     let (model, size) = (Arc::clone(&app.model), completion.prompt.bytes());
     let input = completion.prompt;
@@ -148,12 +150,19 @@ pub async fn completions(
     let nothing_asked = !logprobs.prompt && options.max_tokens == Some(0) && options.max_completion_tokens.is_none();
     let options = if nothing_asked { Options { max_tokens: Some(1), ..options } } else { options };
     let constraint = asked(&app, structure).await?;
-    let request = |head: &Head| {
-        let (tokens, constraint) = (head.tokens.clone(), constraint.clone());
-        options.request(&app, &caller, tokens, constraint, (logprobs, seed, Some(DEFAULT_TOKENS)), "prompt")
+    let sampling = options.sampling(&app, logprobs, seed).await?;
+    let (streams, usage) = (options.streams(), options.includes_usage());
+    let (inner, caller_of) = (Arc::clone(&app), caller.clone());
+    let build = move || {
+        let request = |head: &Head| {
+            let (tokens, constraint) = (head.tokens.clone(), constraint.clone());
+            let sampling = (sampling.clone(), logprobs.prompt, Some(DEFAULT_TOKENS));
+            options.request(&inner, &caller_of, tokens, constraint, sampling, "prompt")
+        };
+        let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
+        Ok::<_, ApiError>((prompts, requests))
     };
-    let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
-    let mut heads = prompts;
+    let (mut heads, requests) = offload(usize::MAX, build).await??;
     if !echo {
         heads.iter_mut().for_each(|head| head.text.clear());
     }
@@ -176,7 +185,8 @@ pub async fn completions(
         return Ok(json(StatusCode::OK, &response));
     }
     let updates = submit(&app, &caller, &flow, requests, n)?;
-    if options.streams() {
+    if streams {
+        let keep_alive = app.settings.sse_keep_alive;
         let writer = CompletionWriter {
             app,
             response,
@@ -188,29 +198,33 @@ pub async fn completions(
             answers: (0..count).map(|_| Answer::default()).collect(),
             pending: (0..count).map(|_| None).collect(),
             logprobs,
-            usage: options.includes_usage(),
+            usage,
         };
-        return stream(updates, writer).await;
+        return Ok(stream(updates, writer, keep_alive));
     }
     let answers = collect(updates, count).await?;
     response.usage = Some(Some(Usage::new(n_prompt, n, &answers)));
-    let tokenizer = &app.model.tokenizer;
-    let scored: Vec<_> =
-        heads.iter().zip(answers.chunks(n)).map(|(h, a)| h.logprobs(tokenizer, &a[0].prompt)).collect();
-    let choice = |(index, answer): (usize, Answer)| {
-        let head = &heads[index / n];
-        let mut lists = scored[index / n].clone();
-        lists.extend(tokenizer, &answer.tokens, &mut head.text.chars().count());
-        CompletionChoice {
-            logprobs: logprobs.wanted.then_some(lists),
-            finish_reason: Some(answer.finish_name()),
-            text: head.text.clone() + &answer.text,
-            index,
-            receipt: answer.receipt,
-        }
+    let size = answers.iter().map(Answer::n_values).sum();
+    let build = move || {
+        let tokenizer = &app.model.tokenizer;
+        let scored: Vec<_> =
+            heads.iter().zip(answers.chunks(n)).map(|(h, a)| h.logprobs(tokenizer, &a[0].prompt)).collect();
+        let choice = |(index, answer): (usize, Answer)| {
+            let head = &heads[index / n];
+            let mut lists = scored[index / n].clone();
+            lists.extend(tokenizer, &answer.tokens, &mut head.text.chars().count());
+            CompletionChoice {
+                logprobs: logprobs.wanted.then_some(lists),
+                finish_reason: Some(answer.finish_name()),
+                text: head.text.clone() + &answer.text,
+                index,
+                receipt: answer.receipt,
+            }
+        };
+        response.choices = answers.into_iter().enumerate().map(choice).collect();
+        json(StatusCode::OK, &response)
     };
-    response.choices = answers.into_iter().enumerate().map(choice).collect();
-    Ok(json(StatusCode::OK, &response))
+    offload(size, build).await
 }
 
 impl Completion {

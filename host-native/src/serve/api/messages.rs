@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use starling::chat::{ChatRequest, Json, Now};
 
+use super::super::offload::offload;
 use super::super::state::{App, unix_now};
 use super::super::trace::Trace;
 use super::error::ApiError;
@@ -12,8 +13,6 @@ use super::tools::check_calls;
 
 /// Roles that templates know.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
-/// Texts longer than this are prepared beside the threads that serve connections.
-const LONG: usize = 16 << 10;
 
 /// Checks the form of messages; parts of text become one text.
 ///
@@ -107,7 +106,7 @@ pub fn opening(continued: Option<bool>, begun: Option<bool>) -> Result<Opening, 
 /// The tokens of a conversation.
 ///
 /// # Errors
-/// If the template fails or refuses.
+/// If a message is wrong, or the template fails or refuses.
 pub async fn render(
     app: &Arc<App>,
     messages: Vec<Json>,
@@ -118,7 +117,7 @@ pub async fn render(
     let inner = Arc::clone(app);
     // a template is a program: never on a thread that serves connections
     beside(usize::MAX, move || {
-        let rendered = text(&inner, messages, tools, variables, opening)?;
+        let rendered = text(&inner, checked(messages)?, tools, variables, opening)?;
         Ok(rendered.encode(&inner.model.tokenizer))
     })
     .await
@@ -150,12 +149,7 @@ pub async fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let start = Instant::now();
-    let result = if size < LONG {
-        work()
-    } else {
-        let failed = |_| Err(ApiError::internal("preparing the prompt failed"));
-        tokio::task::spawn_blocking(work).await.unwrap_or_else(failed)
-    };
+    let result = offload(size, work).await.and_then(|result| result);
     Trace::current().stage("tokenize", start, Instant::now(), &[]);
     result
 }

@@ -7,18 +7,20 @@ use serde::{Deserialize, Serialize};
 use starling::engine::Request;
 use starling::error::RequestError;
 use starling::sampler::{ALL_TOKENS, Constraint, DRY_BREAKERS, Dry, LogprobKind, PenaltyScope, SamplingOptions};
-use starling::tokenizer::Tokenizer;
 use utoipa::ToSchema;
 
+use super::super::offload::offload;
 use super::super::scheduler::{Flow, Priority};
 use super::super::sessions::MAX_NAME;
 use super::super::state::{App, Caller, random};
-use super::error::ApiError;
+use super::error::{ApiError, quoted};
 use crate::sampling::breakers;
 
 /// Texts that DRY's repetitions do not reach over, at most, and bytes of one.
 const MAX_BREAKERS: usize = 16;
 const MAX_BREAKER: usize = 40;
+/// Bytes of a salt of the prefix cache: it is hashed for each prompt.
+const MAX_SALT: usize = 1024;
 
 /// Options of an answer: OpenAI's, and as llama-server and vLLM name them the others.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
@@ -287,7 +289,8 @@ impl Options {
             }),
             Some(PriorityName::Name(name)) => {
                 let found = Priority::ALL.into_iter().find(|p| p.name() == name);
-                let message = || format!("priority is {name:?}, expected high, normal, low, or a whole number");
+                let message =
+                    || format!("priority is {:?}, expected high, normal, low, or a whole number", quoted(name));
                 Some(found.ok_or_else(|| ApiError::param("priority", message()))?)
             }
         };
@@ -301,8 +304,8 @@ impl Options {
         self.seed.map(|s| s.0).or(app.settings.seed).unwrap_or_else(|| random() >> 11)
     }
 
-    /// The engine's request for a prompt, the answer to which follows a constraint if there is one. `default` is the
-    /// length of answers that ask for none.
+    /// The engine's request for a prompt, the answer to which follows a constraint if there is one: with the sampling
+    /// options, whether the prompt's log-probabilities are wanted, and the length of answers that ask for none.
     ///
     /// # Errors
     /// What is out of range, or does not fit.
@@ -312,7 +315,7 @@ impl Options {
         caller: &Caller,
         tokens: Vec<u32>,
         constraint: Option<Arc<dyn Constraint>>,
-        (logprobs, seed, default): (Logprobs, u64, Option<usize>),
+        (sampling, prompt_logprobs, default): (SamplingOptions, bool, Option<usize>),
         param: &str,
     ) -> Result<Request, ApiError> {
         let Some(sizes) = &app.engine else {
@@ -325,14 +328,14 @@ impl Options {
             return Err(ApiError::param(param, message).code("context_length_exceeded"));
         }
         let request = Request {
-            sampling: self.sampling(&app.model.tokenizer, logprobs, seed)?,
-            max_tokens: self.max_tokens(app, n_prompt, default, usize::from(!logprobs.prompt))?,
+            sampling,
+            max_tokens: self.max_tokens(app, n_prompt, default, usize::from(!prompt_logprobs))?,
             stop: self.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec),
             stop_tokens: self.stop_token_ids.clone().unwrap_or_default(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
-            cache_salt: app.salt(&caller.tenant.name, self.cache_salt.as_deref()),
+            cache_salt: self.salt(app, caller)?,
             receipt: self.receipt.unwrap_or(false),
-            prompt_logprobs: logprobs.prompt,
+            prompt_logprobs,
             constraint,
             ..Request::new(tokens)
         };
@@ -388,7 +391,41 @@ impl Options {
         Ok(Some(fits.min(most.unwrap_or(usize::MAX)).min(default.unwrap_or(usize::MAX))))
     }
 
-    fn sampling(&self, tokenizer: &Tokenizer, logprobs: Logprobs, seed: u64) -> Result<SamplingOptions, ApiError> {
+    /// The salt of the prefix cache.
+    ///
+    /// # Errors
+    /// If what the request gives is too long.
+    pub fn salt(&self, app: &App, caller: &Caller) -> Result<u64, ApiError> {
+        let salt = self.cache_salt.as_deref();
+        match salt.map(str::len) {
+            Some(n) if n > MAX_SALT => {
+                let message = format!("cache_salt has {n} bytes, expected at most {MAX_SALT}");
+                Err(ApiError::param("cache_salt", message))
+            }
+            _ => Ok(app.salt(&caller.tenant.name, salt)),
+        }
+    }
+
+    /// The sampling options of the engine, once for all prompts of a request: DRY's breakers are looked up in the whole
+    /// vocabulary, which takes long.
+    ///
+    /// # Errors
+    /// What is out of range.
+    pub async fn sampling(&self, app: &Arc<App>, logprobs: Logprobs, seed: u64) -> Result<SamplingOptions, ApiError> {
+        let mut sampling = self.ranged(logprobs, seed)?;
+        if let Some(dry) = &mut sampling.dry {
+            let (model, texts) = (Arc::clone(&app.model), self.dry_sequence_breakers.clone());
+            let look_up = move || match texts {
+                Some(texts) => breakers(&model.tokenizer, &texts),
+                None => breakers(&model.tokenizer, &DRY_BREAKERS),
+            };
+            dry.breakers = offload(usize::MAX, look_up).await?;
+        }
+        Ok(sampling)
+    }
+
+    /// The sampling options without DRY's breakers.
+    fn ranged(&self, logprobs: Logprobs, seed: u64) -> Result<SamplingOptions, ApiError> {
         let within = |name: &'static str, value: Option<f32>, low: f32, high: f32, default: f32| match value {
             Some(x) if !(low..=high).contains(&x) => {
                 Err(ApiError::param(name, format!("{name} is {x}, expected a number from {low} to {high}")))
@@ -415,7 +452,7 @@ impl Options {
             },
             frequency_penalty: within("frequency_penalty", self.frequency_penalty, -2.0, 2.0, 0.0)?,
             presence_penalty: within("presence_penalty", self.presence_penalty, -2.0, 2.0, 0.0)?,
-            dry: self.dry(tokenizer)?,
+            dry: self.dry()?,
             top_k: u32::try_from(top_k.max(0)).unwrap_or(u32::MAX),
             typical_p: self.typical_p.unwrap_or(1.0),
             top_p: if is_greedy { 1.0 } else { top_p },
@@ -427,7 +464,8 @@ impl Options {
         })
     }
 
-    fn dry(&self, tokenizer: &Tokenizer) -> Result<Option<Dry>, ApiError> {
+    /// DRY's options, without breakers.
+    fn dry(&self) -> Result<Option<Dry>, ApiError> {
         let at_least = |name: &'static str, value: f64, least: f64| {
             let message = || format!("{name} is {value}, expected a number of {least} or more");
             if value >= least { Ok(()) } else { Err(ApiError::param(name, message())) }
@@ -443,15 +481,15 @@ impl Options {
             let message = format!("expected at most {MAX_BREAKERS} texts of 1 to {MAX_BREAKER} bytes");
             return Err(ApiError::param("dry_sequence_breakers", message));
         }
-        let breakers = || texts.map_or_else(|| breakers(tokenizer, &DRY_BREAKERS), |texts| breakers(tokenizer, texts));
         let last_n = u32::try_from(last_n).unwrap_or(ALL_TOKENS);
-        Ok((multiplier > 0.0).then(|| Dry { multiplier, base, allowed_length, last_n, breakers: breakers() }))
+        Ok((multiplier > 0.0).then(|| Dry { multiplier, base, allowed_length, last_n, breakers: Vec::new() }))
     }
 
     fn bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {
         let entry = |(id, bias): (&String, &f32)| {
             let wrong = |what: String| ApiError::param("logit_bias", what);
-            let token = id.parse().map_err(|_| wrong(format!("logit_bias has {id:?}, expected ids of tokens")))?;
+            let token =
+                id.parse().map_err(|_| wrong(format!("logit_bias has {:?}, expected ids of tokens", quoted(id))))?;
             if !(-100.0..=100.0).contains(bias) {
                 return Err(wrong(format!("logit_bias of {id} is {bias}, expected a number from -100 to 100")));
             }
