@@ -10,6 +10,7 @@ mod active;
 mod plan;
 mod request;
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -26,7 +27,6 @@ use crate::model::{Model, Run, Scratch, logits_rows};
 use crate::pool::Pool;
 use crate::receipt::Chain;
 use crate::sampler::{Guide, Sampler};
-use crate::sort::sort_by;
 use crate::text::TextStream;
 use active::{Active, asked};
 use plan::{Part, plan};
@@ -122,16 +122,30 @@ impl Engine {
     /// # Errors
     /// What is wrong with it, or that there is no capacity now.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, RequestError> {
-        let max_tokens = request.check(&self.model, &self.options)?;
-        let (n_prompt, n_vocab) = (request.tokens.len(), self.model.config.n_vocab);
+        self.try_submit(Box::new(request)).map_err(|(e, _)| e)
+    }
+
+    /// The same, but gives a refused request back: one without capacity now can be tried again without a copy.
+    ///
+    /// # Errors
+    /// What is wrong with it, or that there is no capacity now; and the request.
+    pub fn try_submit(&mut self, request: Box<Request>) -> Result<RequestId, (RequestError, Box<Request>)> {
+        let limit = match request.check(&self.model, &self.options) {
+            Ok(max_tokens) => request.tokens.len() + max_tokens,
+            Err(e) => return Err((e, request)),
+        };
         if self.active.len() == self.options.max_seqs {
-            return Err(RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 });
+            return Err((RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 }, request));
         }
-        let limit = n_prompt + max_tokens;
-        let (pages, ring) = self.reserve(&request, n_prompt.max(limit - 1))?;
+        let (pages, ring) = match self.reserve(&request, request.tokens.len().max(limit - 1)) {
+            Ok(reserved) => reserved,
+            Err(e) => return Err((e, request)),
+        };
+        let request = *request;
+        let (n_prompt, n_vocab) = (request.tokens.len(), self.model.config.n_vocab);
         self.arena.count(known(&request, &request.tokens, 0), pages.n_cached);
         let mut sampler = Sampler::checked(request.sampling.clone(), n_vocab);
-        request.tokens.iter().for_each(|&t| sampler.accept(t));
+        request.tokens.iter().for_each(|&t| sampler.accept_prompt(t));
         let mut tokens = Vec::with_capacity(limit);
         tokens.extend_from_slice(&request.tokens);
         let id = RequestId(self.next_id);
@@ -353,7 +367,7 @@ impl Engine {
 
     /// Retires requests, by their places among the active ones.
     fn retire_all(&mut self, mut ended: Vec<usize>) {
-        sort_by(&mut ended, usize::cmp);
+        ended.sort_unstable();
         ended.into_iter().rev().for_each(|i| self.retire(i));
     }
 

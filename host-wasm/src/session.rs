@@ -160,6 +160,8 @@ pub(crate) struct ChatJson {
     tools: Option<Json>,
     #[serde(default = "yes")]
     add_generation_prompt: bool,
+    #[serde(default)]
+    continue_final_message: bool,
     /// Additional variables of the template: an object.
     #[serde(default)]
     variables: Option<Json>,
@@ -354,6 +356,7 @@ impl Session {
             messages: chat.messages,
             tools: chat.tools,
             add_generation_prompt: chat.add_generation_prompt,
+            continue_final_message: chat.continue_final_message,
             variables: match chat.variables {
                 None => Vec::new(),
                 Some(Json::Object(variables)) => variables,

@@ -43,14 +43,14 @@ pub(crate) fn follow() {
 
 /// Reports that a thread was ended by a trap.
 #[cfg(feature = "threads")]
-pub(crate) fn lose() {
-    STANDBY.lose();
+pub(crate) fn report_lost_worker() {
+    STANDBY.report_lost_worker();
 }
 
 /// Why the module has stopped, if a thread is the reason.
 #[cfg(any(feature = "bindgen", feature = "plain"))]
 pub(crate) fn fault() -> Option<&'static str> {
-    STANDBY.has_lost().then_some("one of its threads was ended by a trap")
+    STANDBY.has_lost_worker().then_some("one of its threads was ended by a trap")
 }
 
 /// Panics on a thread in [`follow`]: hosts use it to test their recovery.

@@ -121,6 +121,8 @@ export interface SamplingOptions {
   frequencyPenalty?: number;
   /** Penalty of a token that occurred; 0, the default, is off. */
   presencePenalty?: number;
+  /** Whether these two count the tokens of the prompt and of the answer, so by default, or of the answer only. */
+  penaltyScope?: "all" | "answer";
   /**
    * DRY repetition penalty: `multiplier * base ** (length - allowedLength)`, by default with 1.75 and 2, over the last `lastN`
    * tokens, by default all. Repetitions end at `breakers`, texts or token ids; by default line ends, colons, quotes, asterisks.
@@ -184,6 +186,8 @@ export interface TemplateOptions {
   template?: string;
   /** End with the start of an assistant message; true by default. */
   addGenerationPrompt?: boolean;
+  /** End inside the last message, which must be the assistant's, so that the answer continues it. */
+  continueFinalMessage?: boolean;
   /** Local time for the template; now by default. */
   now?: Date;
 }

@@ -8,6 +8,7 @@
 
 mod builtin;
 mod json;
+mod messages;
 mod meter;
 mod methods;
 mod nesting;
@@ -72,6 +73,9 @@ pub enum ChatError {
     /// The template refuses the conversation, by `raise_exception`.
     #[error("the chat template refuses this conversation: {0}")]
     Refused(String),
+    /// [`ChatRequest::continue_final_message`] asks for what cannot be.
+    #[error("the final message cannot be continued: {0}")]
+    Continue(&'static str),
     /// A limit of [`ChatLimits`] is reached.
     #[error("the chat template needs more {what} than the limit of {limit}")]
     Limit {
@@ -92,6 +96,9 @@ pub struct ChatRequest {
     pub tools: Option<Json>,
     /// Begin an answer at the end.
     pub add_generation_prompt: bool,
+    /// End where the last message, which is the assistant's, ends, so that the answer continues it. No answer is begun
+    /// then, whatever [`add_generation_prompt`](Self::add_generation_prompt) says.
+    pub continue_final_message: bool,
     /// More variables, by name, such as `documents` or `enable_thinking`.
     pub variables: Vec<(String, Json)>,
     /// What `strftime_now` says. The engine reads no clock; without a time, templates have no `strftime_now`.
@@ -121,6 +128,8 @@ pub struct ChatTemplate {
     source: String,
     program: Arc<ProgramCell>,
     limits: ChatLimits,
+    /// Whether the role `developer` is one of its own; if not, it is given `system`.
+    has_developer_role: bool,
 }
 
 const NAME: &str = "chat";
@@ -170,7 +179,8 @@ impl ChatTemplate {
             let blocks = compiled.blocks.iter().map(|(name, block)| (*name, meter::metered(block))).collect();
             Ok(Program { main: meter::metered(&compiled.instructions), blocks })
         })?;
-        Ok(ChatTemplate { source: source.to_owned(), program: Arc::new(program), limits })
+        let has_developer_role = messages::has_developer_role(source);
+        Ok(ChatTemplate { source: source.to_owned(), program: Arc::new(program), limits, has_developer_role })
     }
 
     fn environment(&self, budget: &Budget) -> Environment<'static> {
@@ -199,7 +209,8 @@ impl ChatTemplate {
     /// # Errors
     /// If the template fails, refuses, or reaches a limit.
     pub fn render(&self, request: &ChatRequest, tokenizer: &Tokenizer) -> Result<Rendered, ChatError> {
-        let strings = request.messages.iter().chain(&request.tools);
+        let messages = messages::prepared(request, self.has_developer_role)?;
+        let strings = messages.iter().chain(&request.tools);
         let shield = Shield::new(tokenizer, strings.chain(request.variables.iter().map(|(_, value)| value)));
         let token = |id: Option<u32>| {
             let text = id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
@@ -208,10 +219,10 @@ impl ChatTemplate {
         let mut context: Vec<(String, Value)> = [
             ("bos_token", token(tokenizer.bos())),
             ("eos_token", token(tokenizer.eos())),
-            ("messages", Value::from_iter(request.messages.iter().map(|message| shield.value(message)))),
+            ("messages", Value::from_iter(messages.iter().map(|message| shield.value(message)))),
             ("tools", request.tools.as_ref().map_or(Value::from(()), |tools| shield.value(tools))),
             ("documents", Value::from(())),
-            ("add_generation_prompt", Value::from(request.add_generation_prompt)),
+            ("add_generation_prompt", Value::from(request.add_generation_prompt && !request.continue_final_message)),
         ]
         .map(|(name, value)| (name.to_string(), value))
         .into();
@@ -239,7 +250,8 @@ impl ChatTemplate {
         if text.len() > self.limits.output_bytes {
             return Err(ChatError::Limit { what: "bytes of text", limit: self.limits.output_bytes as u64 });
         }
-        Ok(shield.restore(&text))
+        let rendered = shield.restore(&text);
+        if request.continue_final_message { messages::cut(rendered) } else { Ok(rendered) }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What goes in and what comes out of an engine.
 
 use alloc::boxed::Box;
+use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -88,8 +89,9 @@ impl Request {
             let found = max_tokens.to_string();
             return Err(RequestError::Option { name: "max_tokens", found, expected: "at least 1" });
         }
-        if self.stop.len() > MAX_STOPS || self.stop.iter().any(|s| s.len() > MAX_STOP_BYTES) {
-            let found = self.stop.len().to_string() + " texts";
+        let longest = self.stop.iter().map(String::len).max().unwrap_or(0);
+        if self.stop.len() > MAX_STOPS || longest > MAX_STOP_BYTES {
+            let found = format!("{} texts of up to {longest} bytes", self.stop.len());
             return Err(RequestError::Option { name: "stop", found, expected: "at most 64 texts of 1024 bytes" });
         }
         self.sampling.check(n_vocab)?;

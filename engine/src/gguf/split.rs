@@ -10,7 +10,6 @@ use alloc::vec::Vec;
 
 use super::{Gguf, TensorInfo};
 use crate::error::LoadError;
-use crate::sort::sort_by;
 
 /// Most files of a model: the names have five digits.
 pub const MAX_SHARDS: u32 = 99_999;
@@ -45,6 +44,16 @@ fn five_digits(text: &str) -> Option<u32> {
     (text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok())?
 }
 
+/// A file that does not belong to the others at its place.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("file {}: {source}", file + 1)]
+pub struct ShardError {
+    /// Index of the file, from 0.
+    pub file: usize,
+    /// What is wrong with it.
+    pub source: LoadError,
+}
+
 /// All files of a model, in order; one file is a set too.
 #[derive(Debug, Clone)]
 pub struct GgufSet<'a> {
@@ -57,43 +66,41 @@ impl<'a> GgufSet<'a> {
     /// Joins files given in order of `split.no`.
     ///
     /// # Errors
-    /// [`LoadError::Metadata`] if a file is not the one expected at its place or the tensors do not add up;
+    /// With [`LoadError::Metadata`] if a file is not the one expected at its place or the tensors do not add up; with
     /// [`LoadError::Tensor`] if two files have a tensor of the same name.
-    pub fn new(shards: Vec<Gguf<'a>>) -> Result<Self, LoadError> {
+    pub fn new(shards: Vec<Gguf<'a>>) -> Result<Self, ShardError> {
         let n_tensors: usize = shards.iter().map(|shard| shard.tensors().len()).sum();
         if shards.is_empty() {
-            return Err(metadata("split.count", "no files".into(), "at least one".into()));
+            let source = metadata("split.count", "no files".into(), "at least one".into());
+            return Err(ShardError { file: 0, source });
         }
-        Self::check_split(&shards).map_err(|(_, error)| error)?;
+        // a file of its own need not say that it is
+        let required = shards.len() > 1;
+        let check = |key: &str, expected: &dyn Fn(usize) -> usize| {
+            let check = |(file, shard)| {
+                expect(shard, key, expected(file), required).map_err(|source| ShardError { file, source })
+            };
+            shards.iter().enumerate().try_for_each(check)
+        };
+        // the order first: the sums of a wrong one mislead
+        check("split.no", &|file| file)?;
+        check("split.count", &|_| shards.len())?;
+        check("split.tensors.count", &|_| n_tensors)?;
         let mut order = Vec::with_capacity(n_tensors);
         for (i, shard) in shards.iter().enumerate() {
             order.extend((0..shard.tensors().len()).map(|j| (i as u32, j as u32)));
         }
         let set = GgufSet { shards, order: Vec::new() };
-        sort_by(&mut order, |&a, &b| set.at(a).name.cmp(set.at(b).name));
+        order.sort_by(|&a, &b| set.at(a).name.cmp(set.at(b).name));
         if let Some(pair) = order.windows(2).find(|pair| set.at(pair[0]).name == set.at(pair[1]).name) {
-            return Err(LoadError::Tensor {
+            let source = LoadError::Tensor {
                 name: set.at(pair[0]).name.to_string(),
                 found: format!("it in files {} and {}", pair[0].0 + 1, pair[1].0 + 1),
                 expected: "it once".into(),
-            });
+            };
+            return Err(ShardError { file: pair[1].0 as usize, source });
         }
         Ok(GgufSet { order, ..set })
-    }
-
-    /// Checks that the metadata of each file names its place in `shards`, their number and the number of tensors.
-    ///
-    /// # Errors
-    /// The index of the first file that does not, with [`LoadError::Metadata`].
-    pub fn check_split(shards: &[Gguf<'_>]) -> Result<(), (usize, LoadError)> {
-        let n_tensors: usize = shards.iter().map(|shard| shard.tensors().len()).sum();
-        // a model in one file need not have the keys
-        let required = shards.len() > 1;
-        let check = |i: usize, key, expected| expect(&shards[i], key, expected, required).map_err(|error| (i, error));
-        // the numbers of all files first: a wrong file changes the total of tensors too
-        (0..shards.len()).try_for_each(|i| check(i, "split.no", i))?;
-        (0..shards.len()).try_for_each(|i| check(i, "split.count", shards.len()))?;
-        (0..shards.len()).try_for_each(|i| check(i, "split.tensors.count", n_tensors))
     }
 
     /// The files.
@@ -173,7 +180,7 @@ mod tests {
         file
     }
 
-    fn join(files: &[Vec<u8>]) -> Result<Vec<(usize, String)>, LoadError> {
+    fn join(files: &[Vec<u8>]) -> Result<Vec<(usize, String)>, ShardError> {
         let set = GgufSet::new(files.iter().map(|f| Gguf::parse(f).unwrap()).collect())?;
         assert_eq!(set.first().u64("split.no"), Ok(Some(0)));
         for (shard, t) in set.tensors() {
@@ -190,16 +197,16 @@ mod tests {
         assert_eq!(join(&two).unwrap(), [(0, "b".into()), (0, "c".into()), (1, "a".into())]);
         assert_eq!(join(&[shard(0, 1, 1, &["a"])]).unwrap().len(), 1);
 
-        let wrong = |key: &str, found: &str, expected: &str| Err(metadata(key, found.into(), expected.into()));
-        assert_eq!(join(&[two[1].clone(), two[0].clone()]), wrong("split.no", "1", "0"));
-        assert_eq!(join(&two[..1]), wrong("split.count", "2", "1"));
-        assert_eq!(join(&[shard(0, 2, 4, &["b", "c"]), two[1].clone()]), wrong("split.tensors.count", "4", "3"));
-        assert_eq!(join(&[]), wrong("split.count", "no files", "at least one"));
-        let same = [shard(0, 2, 3, &["b", "c"]), shard(0, 2, 3, &["b", "c"])];
-        let same: Vec<_> = same.iter().map(|f| Gguf::parse(f).unwrap()).collect();
-        assert_eq!(GgufSet::check_split(&same).map_err(|(file, _)| file), Err(1));
+        let wrong = |file: usize, key: &str, found: &str, expected: &str| {
+            Err(ShardError { file, source: metadata(key, found.into(), expected.into()) })
+        };
+        assert_eq!(join(&[two[1].clone(), two[0].clone()]), wrong(0, "split.no", "1", "0"));
+        assert_eq!(join(&[two[0].clone(), two[0].clone()]), wrong(1, "split.no", "0", "1"));
+        assert_eq!(join(&two[..1]), wrong(0, "split.count", "2", "1"));
+        assert_eq!(join(&[shard(0, 2, 4, &["b", "c"]), two[1].clone()]), wrong(0, "split.tensors.count", "4", "3"));
+        assert_eq!(join(&[]), wrong(0, "split.count", "no files", "at least one"));
         let twice = join(&[shard(0, 2, 2, &["a"]), shard(1, 2, 2, &["a"])]);
         let (found, expected) = ("it in files 1 and 2".into(), "it once".into());
-        assert_eq!(twice, Err(LoadError::Tensor { name: "a".into(), found, expected }));
+        assert_eq!(twice, Err(ShardError { file: 1, source: LoadError::Tensor { name: "a".into(), found, expected } }));
     }
 }

@@ -11,11 +11,10 @@ use super::roles::{self, Into, tensor_error};
 use super::weights::Weights;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::kernels::Arena;
+use crate::kernels::WeightArena;
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::pool::Pool;
 use crate::quant::{self, Dtype};
-use crate::sort::sort_by;
 
 /// Bytes that are packed at a time: enough for all threads, little beside the model.
 const LOAD_BYTES: usize = 4 << 20;
@@ -55,19 +54,19 @@ impl Loader {
     /// # Errors
     /// [`LoadError`] names the tensor, what was found and what was expected.
     pub fn new(shards: &[Gguf<'_>], config: Config) -> Result<Loader, LoadError> {
-        let (mut pending, mut arena) = (Vec::<Pending>::new(), Arena::default());
+        let (mut pending, mut arena) = (Vec::<Pending>::new(), WeightArena::default());
         for (shard, t) in shards.iter().enumerate().flat_map(|(i, g)| g.tensors().iter().map(move |t| (i, t))) {
             let Some(into) = Into::reserve(t, &config, &mut arena)? else { continue };
             let (name, dtype, offset, len_bytes) = (t.name.into(), t.dtype, t.offset, t.len_bytes);
             pending.push(Pending { name, shard, dtype, offset, len_bytes, into });
         }
         let mut names: Vec<&str> = pending.iter().map(|p| p.name.as_str()).collect();
-        sort_by(&mut names, |a, b| a.cmp(b));
+        names.sort_unstable();
         let has = |name: &str| names.binary_search(&name).is_ok();
         if let Some(name) = roles::missing(&config, has).or_else(|| roles::uneven(&config, &names, has)) {
             return Err(tensor_error(&name, "nothing", "a tensor of that name"));
         }
-        sort_by(&mut pending, |a, b| (a.shard, a.offset).cmp(&(b.shard, b.offset)));
+        pending.sort_by(|a, b| (a.shard, a.offset).cmp(&(b.shard, b.offset)));
         let starts = shards.iter().map(Gguf::header_len).collect();
         let mut loader = Loader { config, pending, at: 0, done: 0, carry: Vec::new(), starts, shard: 0, next: 0 };
         loader.start_shard(0);
@@ -154,7 +153,7 @@ impl Loader {
             let found = format!("{} of {} bytes", self.done + self.carry.len() as u64, p.len_bytes);
             return Err(tensor_error(&p.name, &found, "all of it"));
         }
-        sort_by(&mut self.pending, |a, b| a.name.cmp(&b.name));
+        self.pending.sort_by(|a, b| a.name.cmp(&b.name));
         let mut parts = Parts(self.pending);
         let weights = Weights::new(&mut parts, &self.config)?;
         // a tensor that is dropped makes another model

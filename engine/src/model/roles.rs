@@ -8,7 +8,7 @@ use super::config::{Config, MAX_WIDTH};
 use super::heads;
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
-use crate::kernels::Arena;
+use crate::kernels::WeightArena;
 use crate::kernels::panel::Matrix;
 use crate::quant::Dtype;
 
@@ -123,7 +123,7 @@ impl Role {
         }
     }
 
-    fn reserve(self, t: &TensorInfo<'_>, arena: &mut Arena) -> Result<Into, LoadError> {
+    fn reserve(self, t: &TensorInfo<'_>, arena: &mut WeightArena) -> Result<Into, LoadError> {
         let fits = match self {
             Role::Matrices { n, rows, k } => t.dims == [k as u64, rows as u64, n as u64, 1],
             Role::Vector(n) => t.dims == [n as u64, 1, 1, 1],
@@ -168,7 +168,7 @@ impl Into {
     ///
     /// # Errors
     /// A name that the model does not use, another shape than expected, a type that is not known.
-    pub(super) fn reserve(t: &TensorInfo<'_>, c: &Config, arena: &mut Arena) -> Result<Option<Into>, LoadError> {
+    pub(super) fn reserve(t: &TensorInfo<'_>, c: &Config, arena: &mut WeightArena) -> Result<Option<Into>, LoadError> {
         match Role::of(t, c) {
             Some(role) => role.reserve(t, arena).map(Some),
             None if IGNORED.iter().any(|s| t.name.ends_with(s)) => Ok(None),

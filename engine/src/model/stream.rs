@@ -130,8 +130,7 @@ impl StreamLoader {
             })
         });
         let directories = directories.collect::<Result<Vec<_>, _>>()?;
-        GgufSet::check_split(&directories).map_err(|(file, source)| self.in_file(file, source))?;
-        let set = GgufSet::new(directories)?;
+        let set = GgufSet::new(directories).map_err(|e| self.in_file(e.file, e.source))?;
         let loader = Box::new(ModelLoader::new(set.shards())?);
         self.weights = Some((loader, 0));
         self.pack_prefix(0)?;

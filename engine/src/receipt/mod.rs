@@ -15,6 +15,7 @@
 //! u8 0 without DRY; else u8 1, f32 multiplier, f32 base, u32 allowed length, u32 last n, list of lists of u32: breakers
 //! u32 top-k, f32 typical p, f32 top-p, f32 min-p, f32 temperature, u64 seed
 //! u8 1 where keys were rotated for long contexts; otherwise nothing
+//! u8 2 where frequency and presence penalty count the answer's tokens only; otherwise nothing
 //! ```
 //!
 //! Which log-probabilities were reported is not part of it, as they change no token: a receipt has none. Token i of the
@@ -32,7 +33,7 @@ pub use verify::{Mismatch, VerifyError, What, verify};
 
 use crate::kernels::NUMERICS_VERSION;
 use crate::kernels::attention::KvType;
-use crate::sampler::SamplingOptions;
+use crate::sampler::{PenaltyScope, SamplingOptions};
 
 /// The form of receipts, and the first bytes of every chain.
 pub const FORMAT: &str = "starling-receipt/1";
@@ -163,6 +164,7 @@ impl ReceiptRequest {
             repeat_last_n,
             frequency_penalty,
             presence_penalty,
+            penalty_scope,
             dry,
             top_k,
             typical_p,
@@ -196,6 +198,9 @@ impl ReceiptRequest {
         out.u64(*seed);
         if *long_context {
             out.0.update([1]);
+        }
+        if *penalty_scope != PenaltyScope::All {
+            out.0.update([2]);
         }
     }
 }

@@ -114,7 +114,7 @@ pub fn verify(
     if has_logprobs || chain.steps.first() != receipt.steps.first() {
         return differs(0, What::Start);
     }
-    request.prompt.iter().for_each(|t| sampler.accept(*t));
+    request.prompt.iter().for_each(|t| sampler.accept_prompt(*t));
 
     let pass = Pass { model, cpu, pool, kv_type: request.kv_type, batch: BATCH, n_ctx: context(model, receipt)? };
     // the row of logits that each answer token was drawn from is that of the token before

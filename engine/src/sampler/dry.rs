@@ -14,7 +14,6 @@ use alloc::vec::Vec;
 
 use super::options::Dry;
 use crate::math;
-use crate::sort::sort_by;
 
 /// Exponents stop where f32 ends: ln of the largest f32.
 const MAX_LN: f64 = 88.722_839_1;
@@ -33,7 +32,7 @@ impl DryScratch {
     pub(super) fn new(dry: &Dry) -> Self {
         let mut breakers = dry.breakers.clone();
         breakers.iter_mut().for_each(|b| b.reverse());
-        sort_by(&mut breakers, Vec::cmp);
+        breakers.sort_unstable();
         DryScratch { z: Vec::new(), longest: BTreeMap::new(), breakers }
     }
 

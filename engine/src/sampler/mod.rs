@@ -23,7 +23,7 @@ use alloc::vec::Vec;
 
 pub(crate) use constraint::Guide;
 pub use constraint::{Constraint, ConstraintError};
-pub use options::{ALL_TOKENS, DRY_BREAKERS, Dry, LogprobKind, MAX_TOP_LOGPROBS, SamplingOptions};
+pub use options::{ALL_TOKENS, DRY_BREAKERS, Dry, LogprobKind, MAX_TOP_LOGPROBS, PenaltyScope, SamplingOptions};
 
 use crate::error::RequestError;
 use crate::kernels::Cpu;
@@ -92,9 +92,14 @@ impl Sampler {
         &self.options
     }
 
-    /// Takes note of a token of the sequence: of the prompt or drawn, in order.
+    /// Takes note of a token of the prompt, in order, before those of the answer.
+    pub fn accept_prompt(&mut self, token: u32) {
+        self.history.accept(&self.options, token, true);
+    }
+
+    /// Takes note of a token of the answer, in order.
     pub fn accept(&mut self, token: u32) {
-        self.history.accept(&self.options, token);
+        self.history.accept(&self.options, token, false);
     }
 
     /// Picks the token at `position` of `sequence` from logits (n_vocab), all finite.
@@ -188,7 +193,7 @@ impl Work {
         let max = self.kept.first().map_or(0.0, |c| c.logit);
         let front = &self.kept[..self.kept.len().min(o.top_logprobs as usize)];
         let mut top: Vec<(u32, f32)> = front.iter().map(|c| (c.token, c.logit)).collect();
-        stages::sort(&mut self.kept, Candidate::by_token);
+        self.kept.sort_unstable_by(Candidate::by_token);
         self.logits.clear();
         self.logits.extend(self.kept.iter().map(|c| c.logit));
         let total = self.masses.total(cpu, &self.logits, max, o.temperature);

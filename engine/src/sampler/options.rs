@@ -4,7 +4,6 @@ use alloc::string::ToString;
 use alloc::vec::Vec;
 
 use crate::error::RequestError;
-use crate::sort::sort_by;
 
 /// `repeat_last_n` and [`Dry::last_n`]: all tokens of the sequence.
 pub const ALL_TOKENS: u32 = u32::MAX;
@@ -34,6 +33,9 @@ pub struct SamplingOptions {
     pub frequency_penalty: f32,
     /// Taken from the logit of a recent token once; 0 is off.
     pub presence_penalty: f32,
+    /// Which of these tokens the frequency and the presence penalty count.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "PenaltyScope::is_all"))]
+    pub penalty_scope: PenaltyScope,
     /// Penalty on tokens that would continue a repetition.
     pub dry: Option<Dry>,
     /// Keep this many of the most probable tokens (Fan et al. 2018); 0 is off.
@@ -72,6 +74,25 @@ pub struct Dry {
     pub breakers: Vec<Vec<u32>>,
 }
 
+/// Which tokens the frequency and the presence penalty count. The repeat penalty counts all in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+pub enum PenaltyScope {
+    /// Those of the prompt and of the answer, as llama.cpp has it.
+    #[default]
+    All,
+    /// Those of the answer, as OpenAI and vLLM have it.
+    Answer,
+}
+
+impl PenaltyScope {
+    /// Whether it is the default, which receipts leave out.
+    pub(crate) fn is_all(&self) -> bool {
+        *self == PenaltyScope::All
+    }
+}
+
 /// Which distribution log-probabilities are of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -102,6 +123,7 @@ impl SamplingOptions {
             repeat_last_n: 64,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
+            penalty_scope: PenaltyScope::All,
             dry: None,
             top_k: 0,
             typical_p: 1.0,
@@ -148,7 +170,7 @@ impl SamplingOptions {
             range("logit_bias", *bias, true, "finite numbers")?;
         }
         let mut biased: Vec<u32> = self.logit_bias.iter().map(|(token, _)| *token).collect();
-        sort_by(&mut biased, u32::cmp);
+        biased.sort_unstable();
         if let Some(pair) = biased.windows(2).find(|pair| pair[0] == pair[1]) {
             let found = pair[0].to_string();
             return Err(RequestError::Option { name: "logit_bias", found, expected: "one entry a token" });

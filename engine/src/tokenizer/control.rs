@@ -4,7 +4,6 @@ use alloc::vec::Vec;
 
 use super::table::TextTable;
 use super::vocab::{Kind, Vocab};
-use crate::sort::sort_by;
 
 /// Names of tokens that end a turn or a text, as in llama.cpp. They count as control tokens whatever the file says.
 const END_NAMES: &[&str] = &[
@@ -127,7 +126,7 @@ impl Names<'_> {
         let fill_ends = FILL_END_NAMES.iter().filter_map(|name| self.find(name));
         let fill_ends = fill_ends.filter(|&id| self.vocab.kind(id) == Some(Kind::Control));
         let mut ends: Vec<u32> = self.controls().into_iter().chain(fill_ends).chain(named).collect();
-        sort_by(&mut ends, u32::cmp);
+        ends.sort_unstable();
         ends.dedup();
         // in these vocabularies a message ends with <|end|>, and the reply goes on
         let has = |name| self.find(name).is_some();
