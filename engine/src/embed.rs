@@ -197,8 +197,8 @@ impl Embedder {
         match text.dimensions {
             Some(d) if d == 0 || d > width => Err(RequestError::Option {
                 name: "dimensions",
-                found: format!("{d} of {width}"),
-                expected: "at least 1, and no more than the model has",
+                found: format!("{d} (the model has {width})"),
+                expected: "1 to the dimensions of the model",
             }),
             _ => Ok(()),
         }
@@ -220,7 +220,7 @@ impl Embedder {
         texts.iter().try_for_each(|text| self.check(text))?;
         let fit = self.count(texts.iter().map(|t| t.tokens.len()), self.options.batch_tokens);
         if fit < texts.len() {
-            return Err(RequestError::NoCapacity { what: "texts of a batch", needed: texts.len(), free: fit });
+            return Err(RequestError::NoCapacity { what: "texts in one batch", needed: texts.len(), free: fit });
         }
         let mut pages = &self.pages[..];
         let mut runs = Vec::with_capacity(texts.len());

@@ -95,7 +95,7 @@ impl Failure {
     /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Failure::Model { source: LoadError::TooLarge { .. }, .. }
+            Failure::Model { source: LoadError::OutOfMemory { .. }, .. }
             | Failure::Request(RequestError::NoCapacity { .. })
             | Failure::Pass(PassError::Memory { .. })
             | Failure::Memory(_)

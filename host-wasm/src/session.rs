@@ -84,8 +84,8 @@ impl Error {
     /// What kind of failure this is, for programs.
     pub fn kind(&self) -> &'static str {
         match self {
-            Error::Load(LoadError::TooLarge { .. })
-            | Error::Stream(StreamError::Load(LoadError::TooLarge { .. }))
+            Error::Load(LoadError::OutOfMemory { .. })
+            | Error::Stream(StreamError::Load(LoadError::OutOfMemory { .. }))
             | Error::Memory { .. }
             | Error::WorkingMemory(_) => "memory",
             Error::Stream(StreamError::Order { .. }) => "request",

@@ -52,7 +52,7 @@ impl Budget {
             Some(rest) if left != SPENT => self.0.store(rest, Ordering::Relaxed),
             _ => {
                 self.0.store(SPENT, Ordering::Relaxed);
-                return wrong("the budget is spent");
+                return wrong("the work budget (work_bytes) is exhausted");
             }
         }
         Ok(())
@@ -77,7 +77,7 @@ impl Budget {
     /// Visits a value and its elements, pays for each and what `more` says.
     fn walk(&self, value: &Value, depth: usize, more: &dyn Fn(&Value) -> Result<u64, Error>) -> Result<(), Error> {
         if depth > MAX_DEPTH {
-            return wrong("a value is nested too deeply");
+            return wrong("a value is nested more than 128 levels deep");
         }
         self.pay(ELEMENT + more(value)?)?;
         match value.kind() {
@@ -215,7 +215,7 @@ pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
     let paid = budget.clone();
     env.add_filter("~set", move |value: Value, namespace: Value| {
         paid.walk(&value, 1, &|value| match value.as_object().map(|object| object.type_name()) {
-            Some(name) if name.ends_with("::Namespace") => wrong("a namespace inside a namespace"),
+            Some(name) if name.ends_with("::Namespace") => wrong("a namespace cannot contain a namespace"),
             _ => Ok(0),
         })?;
         Ok(Value::from(vec![namespace, value]))
@@ -258,7 +258,7 @@ fn wrong<T>(what: &'static str) -> Result<T, Error> {
 /// `left % right` of numbers, as in Python: the sign is that of the divisor.
 fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
     if !(left.is_number() && right.is_number()) {
-        return wrong("% takes two numbers, or a format string and its arguments");
+        return wrong("%: expected two numbers, or a format string and its arguments");
     }
     if left.is_integer() && right.is_integer() {
         let (left, right) = (i128::try_from(left.clone())?, i128::try_from(right.clone())?);
@@ -311,7 +311,7 @@ fn slice(value: &Value, bounds: [Value; 3]) -> Result<Value, Error> {
             let items: Vec<Value> = value.try_iter()?.collect();
             Ok(Value::from(indices(items.len()).filter_map(|i| items.get(i).cloned()).collect::<Vec<_>>()))
         }
-        _ => wrong("this value has no slices"),
+        _ => wrong("cannot slice this value: expected a string, a list or none"),
     }
 }
 

@@ -57,27 +57,27 @@ impl Default for ChatLimits {
     }
 }
 
-/// Why a conversation has no text.
+/// Why a conversation could not be rendered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {
-    /// The template is not Jinja, or fails on this conversation.
+    /// The template has a syntax error, or fails on this conversation.
     #[error("chat template, line {line}: {message}")]
     Template {
         /// Line, from 1; 0 if it is not known.
         line: usize,
-        /// What is wrong there.
+        /// The message of the template engine.
         message: String,
     },
-    /// The template refuses the conversation, by `raise_exception`.
+    /// The template called `raise_exception`.
     #[error("the chat template refuses this conversation: {0}")]
     Refused(String),
-    /// A limit of [`ChatLimits`] is reached.
-    #[error("the chat template needs more {what} than the limit of {limit}")]
+    /// The template exceeds a limit of [`ChatLimits`].
+    #[error("the chat template exceeds the limit of {limit} {what}")]
     Limit {
-        /// Which.
+        /// The quantity that is limited.
         what: &'static str,
-        /// Its value.
+        /// The limit.
         limit: u64,
     },
 }
@@ -229,7 +229,7 @@ impl ChatTemplate {
             eval(&env, main, Value::from_pairs(context), blocks, &mut out, AutoEscape::None).map(|_| ())
         });
         let result = catch_unwind(render).map_err(|_| {
-            let message = "an expression that the template library cannot evaluate".to_string();
+            let message = "the template engine panicked on an expression".to_string();
             ChatError::Template { line: 0, message }
         })?;
         if budget.is_spent() {

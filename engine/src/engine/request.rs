@@ -94,11 +94,11 @@ impl Request {
         }
         self.sampling.check(n_vocab)?;
         if self.receipt && options.model_sha256.is_none() {
-            let expected = "false: the engine was not given the SHA-256 of its model";
+            let expected = "false: the SHA-256 of the model file was not computed at load";
             return Err(RequestError::Option { name: "receipt", found: "true".into(), expected });
         }
         if self.receipt && self.constraint.is_some() {
-            let expected = "false: a receipt does not hold the constraint, so that its replay would differ";
+            let expected = "false with a constraint: a receipt does not record it, so its replay would differ";
             return Err(RequestError::Option { name: "receipt", found: "true".into(), expected });
         }
         Ok(max_tokens)

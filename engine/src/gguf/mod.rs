@@ -38,7 +38,7 @@ pub const DEFAULT_ALIGNMENT: u64 = 32;
 pub enum HeaderError {
     /// The directory goes on beyond the bytes given. Parsing starts over: when more is likely to be needed,
     /// give at least twice as much as last time, so that the total time stays linear.
-    #[error("at least {at_least} bytes of the file are needed")]
+    #[error("the header needs at least {at_least} bytes of the file")]
     NeedMore {
         /// A lower bound of the bytes needed from the start of the file; never beyond its end.
         at_least: u64,

@@ -300,7 +300,7 @@ impl<'a> Reader<'a> {
         let id = self.u32("tensor type")?;
         let dtype = Dtype::from_ggml(id).ok_or_else(|| {
             let name_of = Dtype::removed_name(id).map(|n| format!(" ({n}, removed from ggml)")).unwrap_or_default();
-            tensor_error(name, format!("type {id}{name_of}"), "a type of ggml".into())
+            tensor_error(name, format!("type {id}{name_of}"), "the id of a ggml type".into())
         })?;
         let len_bytes = tensor_len(dtype, dims).ok_or_else(|| {
             let expected =

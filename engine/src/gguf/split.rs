@@ -80,8 +80,8 @@ impl<'a> GgufSet<'a> {
         if let Some(pair) = order.windows(2).find(|pair| set.at(pair[0]).name == set.at(pair[1]).name) {
             return Err(LoadError::Tensor {
                 name: set.at(pair[0]).name.to_string(),
-                found: format!("it in files {} and {}", pair[0].0 + 1, pair[1].0 + 1),
-                expected: "it once".into(),
+                found: format!("a copy in each of files {} and {}", pair[0].0 + 1, pair[1].0 + 1),
+                expected: "it in one file".into(),
             });
         }
         Ok(GgufSet { order, ..set })
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(join(&[shard(0, 2, 4, &["b", "c"]), two[1].clone()]), wrong("split.tensors.count", "4", "3"));
         assert_eq!(join(&[]), wrong("split.count", "no files", "at least one"));
         let twice = join(&[shard(0, 2, 2, &["a"]), shard(1, 2, 2, &["a"])]);
-        let (found, expected) = ("it in files 1 and 2".into(), "it once".into());
+        let (found, expected) = ("a copy in each of files 1 and 2".into(), "it in one file".into());
         assert_eq!(twice, Err(LoadError::Tensor { name: "a".into(), found, expected }));
     }
 }

@@ -11,32 +11,36 @@ use super::value::{Array, Value, ValueType};
 use super::{DEFAULT_ALIGNMENT, MAGIC};
 use crate::quant::Dtype;
 
-/// Why something cannot be put into a file.
+/// Why metadata or a tensor cannot be written.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WriteError {
-    /// A key or a tensor name that is empty or too long.
-    #[error("`{name}`: {} bytes, expected 1 to {max}", name.len())]
+    /// A key or a tensor name is empty or too long.
+    #[error("name `{name}`: found {} bytes, expected 1 to {max}", name.len())]
     Name {
-        /// The name.
+        /// The key or tensor name.
         name: String,
         /// Most bytes allowed.
         max: u64,
     },
-    /// A key or a tensor name for the second time.
-    #[error("`{0}` twice")]
+    /// A key or a tensor name was written before.
+    #[error("name `{0}`: written twice, expected once")]
     Duplicate(String),
-    /// Sizes that are zero, overflow, or do not make whole blocks.
-    #[error("tensor `{name}`: {dims:?} does not fit {}", dtype.name())]
+    /// Dimensions are zero, overflow, or do not make whole blocks.
+    #[error(
+        "tensor `{name}`: found shape {dims:?}, expected 1 to 4 non-zero dimensions, rows of whole blocks of {} ({})",
+        dtype.block_len(),
+        dtype.name()
+    )]
     Shape {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its type.
+        /// Type of its elements.
         dtype: Dtype,
-        /// Its sizes.
+        /// Its dimensions.
         dims: Vec<u64>,
     },
-    /// `general.alignment` is not a power of two, too small or too large.
-    #[error("alignment {0}")]
+    /// `general.alignment` is not a power of two, is too small or too large, or was written as metadata.
+    #[error("general.alignment: found {0}, expected a power of two from 8 to {MAX_ALIGNMENT}, set by with_alignment")]
     Alignment(u64),
 }
 

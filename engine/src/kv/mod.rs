@@ -44,13 +44,13 @@ impl SeqPages {
     }
 }
 
-/// A borrow of the arena with a layout it was not made for.
+/// The layout given differs from the layout of the arena.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("the arena holds {expected:?}, not {found:?}")]
+#[error("KV layout: found {found:?}, expected the arena's {expected:?}")]
 pub struct LayoutMismatch {
-    /// The layout asked for.
+    /// The layout given.
     pub found: KvLayout,
-    /// The arena's.
+    /// The layout of the arena.
     pub expected: KvLayout,
 }
 

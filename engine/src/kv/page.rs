@@ -34,44 +34,46 @@ const CHECKSUM: usize = 8;
 /// Positions end where [`crate::model::Config`] ends them.
 const MAX_POSITION: u64 = 1 << 28;
 
-/// Why bytes were not taken as a page. The arena is unchanged.
+/// Why exported bytes were not imported as a page. The arena is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PageError {
-    /// Not as long as a page of this arena.
-    #[error("{found} bytes, a page has {expected}")]
+    /// The bytes are not as long as an exported page of this arena.
+    #[error("exported KV page: found {found} bytes, expected {expected}")]
     Length {
         /// Bytes given.
         found: usize,
         /// Bytes of a page with its header and checksum.
         expected: usize,
     },
-    /// Not a page at all.
-    #[error("not a page of keys and values")]
+    /// The bytes do not start with the magic of exported pages.
+    #[error("exported KV page: the bytes do not start with `STKVPAGE`")]
     Magic,
-    /// Written by a later engine.
-    #[error("page of version {0}, expected {VERSION}")]
+    /// The page was written in another version of the format.
+    #[error("exported KV page: found format version {0}, expected {VERSION}")]
     Version(u32),
-    /// Damaged.
-    #[error("the checksum does not match")]
+    /// The checksum does not match.
+    #[error("exported KV page: the checksum does not match, the bytes are damaged")]
     Checksum,
-    /// Of another shape or type.
-    #[error("page of another layout")]
+    /// The page has other layers, heads, head size or KV type than the arena.
+    #[error("exported KV page: layers, heads, head size or KV type differ from this engine's")]
     Layout,
-    /// Of another model.
-    #[error("page of another model")]
+    /// Another model wrote the page.
+    #[error("exported KV page: written by another model")]
     Fingerprint,
-    /// At an impossible place: not a multiple of 16, beyond every context, or not after its parent.
-    #[error("page at position {0}")]
+    /// The position is not a multiple of 16, beyond every context, or does not follow the parent page.
+    #[error(
+        "exported KV page: found position {0}, expected a multiple of {PAGE} below {MAX_POSITION} after its parent page"
+    )]
     Position(u64),
-    /// The page before it is not known here: import that first.
-    #[error("the page before is not known")]
+    /// The parent page is not in the arena.
+    #[error("exported KV page: the page before it is not in the cache: import that page first")]
     Parent(PageKey),
-    /// An infinity or NaN, which no page of ours has.
-    #[error("page with a number that is not finite")]
+    /// The page contains an infinity or NaN, which the engine never writes.
+    #[error("exported KV page: contains an infinity or NaN")]
     NotFinite,
-    /// All pages are held by sequences, or there is no memory for more.
-    #[error("no free page")]
+    /// All pages are held by sequences, or the allocation of one more failed.
+    #[error("no free KV page: running requests hold all of them")]
     NoCapacity,
 }
 

@@ -112,7 +112,7 @@ impl Config {
         let name = gguf.str(key)?.ok_or_else(|| LoadError::Metadata {
             key: key.into(),
             found: "nothing".into(),
-            expected: "the name of one".into(),
+            expected: "the name of an architecture".into(),
         })?;
         let Some(arch) = ARCHS.iter().find(|a| a.name == name) else {
             return Err(LoadError::Unsupported {
@@ -199,11 +199,11 @@ fn heads(keys: &Keys<'_, '_>) -> Result<(usize, usize), LoadError> {
         v => keys.in_range("attention.head_count_kv", v, 1..=n_head as u32)?,
     };
     if !n_head.is_multiple_of(n_head_kv) {
-        return Err(keys.wrong("attention.head_count_kv", n_head_kv, format!("a divisor of {n_head} heads")));
+        return Err(keys.wrong("attention.head_count_kv", n_head_kv, format!("a divisor of head_count, {n_head}")));
     }
     if n_head / n_head_kv > MAX_GROUP {
-        let found = format!("{n_head} heads share {n_head_kv}");
-        return Err(keys.wrong("attention.head_count", found, format!("at most {MAX_GROUP} to share one")));
+        let found = format!("{n_head} query heads for {n_head_kv} KV heads");
+        return Err(keys.wrong("attention.head_count", found, format!("at most {MAX_GROUP} query heads per KV head")));
     }
     Ok((n_head, n_head_kv))
 }
@@ -214,10 +214,12 @@ fn head_dim(keys: &Keys<'_, '_>, n_embd: usize, n_head: usize) -> Result<usize, 
     let head_dim = keys.in_range("attention.key_length", given, 1..=MAX_HEAD_DIM as u32)?;
     let value_dim = keys.u32("attention.value_length")?.map_or(head_dim, |v| v as usize);
     if value_dim != head_dim {
-        return Err(keys.wrong("attention.value_length", value_dim, format!("the key length {head_dim}")));
+        return Err(keys.wrong("attention.value_length", value_dim, format!("{head_dim}, the value of key_length")));
     }
     if n_head * head_dim > MAX_WIDTH as usize {
-        return Err(keys.wrong("attention.head_count", n_head, format!("at most {MAX_WIDTH} / {head_dim}")));
+        let expected =
+            format!("at most {} (head_count * key_length is at most {MAX_WIDTH})", MAX_WIDTH as usize / head_dim);
+        return Err(keys.wrong("attention.head_count", n_head, expected));
     }
     Ok(head_dim)
 }
@@ -313,16 +315,16 @@ fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<Option<Exper
     if gating > 1 {
         let found = match gating {
             2 => "sigmoid".into(),
-            3 => "softmax of the chosen".into(),
+            3 => "softmax over the selected experts".into(),
             other => format!("{other}"),
         };
         return Err(LoadError::Unsupported { what: "expert gating function", found, known: ["softmax"].into() });
     }
     if keys.u32("expert_group_count")?.unwrap_or(0) > 1 {
         return Err(LoadError::Unsupported {
-            what: "choice of experts",
-            found: "by groups".into(),
-            known: ["among all"].into(),
+            what: "expert selection",
+            found: "by groups (expert_group_count)".into(),
+            known: ["among all experts"].into(),
         });
     }
     let width = |name: &str| match keys.u32(name)? {
@@ -342,17 +344,13 @@ fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<Option<Exper
 /// The number of tokens is the number of rows of the embedding.
 fn vocabulary(shards: &[Gguf<'_>]) -> Result<usize, LoadError> {
     let Some(t) = shards.iter().find_map(|gguf| gguf.tensor("token_embd.weight")) else {
-        return Err(LoadError::Tensor {
-            name: "token_embd.weight".into(),
-            found: "nothing".into(),
-            expected: "the token embedding".into(),
-        });
+        return Err(LoadError::MissingTensor { name: "token_embd.weight".into() });
     };
     if t.dims[1] > u64::from(MAX_WIDTH) {
         return Err(LoadError::Tensor {
             name: "token_embd.weight".into(),
             found: format!("{} rows", t.dims[1]),
-            expected: format!("at most {MAX_WIDTH}"),
+            expected: format!("at most {MAX_WIDTH} rows"),
         });
     }
     Ok(t.dims[1] as usize)

@@ -39,12 +39,12 @@ impl Keys<'_, '_> {
         let layers = self.gguf.u32_array(&key)?.unwrap_or_default();
         let n_layer = self.gguf.u32(&self.key("block_count"))?.unwrap_or(0);
         if layers.len() != n_layer as usize {
-            let expected = format!("{n_layer}, one for each layer (block_count)");
-            return Err(self.wrong(name, format!("{} numbers", layers.len()), expected));
+            let expected = format!("{n_layer} elements, one per layer (block_count)");
+            return Err(self.wrong(name, format!("an array of {} elements", layers.len()), expected));
         }
         match layers.first() {
             Some(&n) if layers.iter().all(|&other| other == n) => Ok(Some(n)),
-            _ => Err(self.wrong(name, "numbers that differ", "the same number for all layers")),
+            _ => Err(self.wrong(name, "values that differ between layers", "the same value for all layers")),
         }
     }
 
@@ -109,7 +109,8 @@ impl Keys<'_, '_> {
                 return match values {
                     Some(v) if v.len() == n => Ok(v),
                     _ => {
-                        Err(self.wrong(name, format!("an array of {}", a.len()), format!("{n} booleans, one a layer")))
+                        let found = format!("an array of {} {:?}", a.len(), a.element_type());
+                        Err(self.wrong(name, found, format!("{n} booleans, one per layer")))
                     }
                 };
             }

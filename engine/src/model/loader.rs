@@ -65,7 +65,7 @@ impl Loader {
         sort_by(&mut names, |a, b| a.cmp(b));
         let has = |name: &str| names.binary_search(&name).is_ok();
         if let Some(name) = roles::missing(&config, has).or_else(|| roles::uneven(&config, &names, has)) {
-            return Err(tensor_error(&name, "nothing", "a tensor of that name"));
+            return Err(LoadError::MissingTensor { name });
         }
         sort_by(&mut pending, |a, b| (a.shard, a.offset).cmp(&(b.shard, b.offset)));
         let starts = shards.iter().map(Gguf::header_len).collect();
@@ -152,17 +152,32 @@ impl Loader {
     pub fn finish(mut self) -> Result<(Config, Weights), LoadError> {
         if let Some(p) = self.pending.get(self.at) {
             let found = format!("{} of {} bytes", self.done + self.carry.len() as u64, p.len_bytes);
-            return Err(tensor_error(&p.name, &found, "all of it"));
+            return Err(tensor_error(&p.name, &found, "the whole tensor"));
         }
         sort_by(&mut self.pending, |a, b| a.name.cmp(&b.name));
         let mut parts = Parts(self.pending);
         let weights = Weights::new(&mut parts, &self.config)?;
-        // a tensor that is dropped makes another model
+        // ignoring a tensor would compute another model than the file describes
         match parts.left() {
-            Some(name) => Err(tensor_error(name, "it beside those that take its place", "one of both")),
+            Some(name) => Err(conflict(name)),
             None => Ok((self.config, weights)),
         }
     }
+}
+
+/// The error for a tensor that no layer took, because the file also has the tensors of another layout.
+fn conflict(name: &str) -> LoadError {
+    let (prefix, part) = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+        Some((layer, part)) => (format!("blk.{layer}."), part),
+        None => (String::new(), name),
+    };
+    let (other, expected) = match part.split('.').next().unwrap_or(part) {
+        "attn_q" | "attn_k" | "attn_v" => ("attn_qkv", "either the fused or the separate tensors"),
+        "ffn_gate" | "ffn_up" | "ffn_down" => ("ffn_gate_inp", "either a dense feed-forward or experts"),
+        "rope_factors_short" | "rope_factors_long" => ("rope_freqs", "either one set of RoPE divisors or two"),
+        _ => return tensor_error(name, "a tensor that no layer uses", "only tensors that the model uses"),
+    };
+    tensor_error(name, &format!("both it and `{prefix}{other}.weight`"), expected)
 }
 
 impl Pending {
@@ -179,7 +194,7 @@ impl Pending {
 
     fn not_finite(&self, done: u64, fault: quant::BlockFault) -> LoadError {
         let block = done / self.dtype.block_bytes() + fault.index as u64;
-        tensor_error(&self.name, &format!("an infinity or NaN in block {block}"), "finite numbers")
+        tensor_error(&self.name, &format!("an infinity or NaN in block {block}"), "finite weights")
     }
 
     fn pack_piece(&mut self, done: u64, bytes: &[u8]) -> Result<(), LoadError> {
@@ -192,7 +207,7 @@ impl Pending {
             Into::Vector { values, .. } => {
                 *values = vec![0.0; bytes.len() / self.dtype.block_bytes() as usize];
                 quant::widen(self.dtype, bytes, values)
-                    .map_err(|e| tensor_error(&self.name, &format!("{e}"), "numbers"))?;
+                    .map_err(|e| tensor_error(&self.name, &format!("{e}"), "F32, F16 or BF16"))?;
             }
         }
         Ok(())
@@ -265,7 +280,7 @@ impl Parts {
 
     pub(super) fn matrix(&mut self, name: &str) -> Result<Matrix, LoadError> {
         let last = self.matrices(name).and_then(|mut all| all.pop());
-        last.ok_or_else(|| tensor_error(name, "nothing", "a matrix"))
+        last.ok_or_else(|| LoadError::MissingTensor { name: name.into() })
     }
 
     /// Numbers, and how many of them belong together.

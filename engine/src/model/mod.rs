@@ -72,8 +72,8 @@ fn check_vocabulary(gguf: &Gguf<'_>, config: &Config, n_tokens: usize) -> Result
         key: "tokenizer.ggml.tokens".into(),
         found: format!("{n_tokens} tokens"),
         expected: match n_tokens < rows {
-            true => format!("{rows}, the rows of token_embd.weight, or `{key}` = {rows}"),
-            false => format!("{rows}, the rows of token_embd.weight"),
+            true => format!("{rows} (the rows of token_embd.weight), or `{key}` = {rows}"),
+            false => format!("{rows} (the rows of token_embd.weight)"),
         },
     })
 }
@@ -85,7 +85,8 @@ impl ModelLoader {
     /// [`LoadError`] says which key or tensor is wrong.
     pub fn new(shards: &[Gguf<'_>]) -> Result<ModelLoader, LoadError> {
         let Some(gguf) = shards.first() else {
-            return Err(LoadError::Gguf { at: 0, what: "model", found: "no file".into(), expected: "a file".into() });
+            let (found, expected) = ("no file".into(), "at least one file".into());
+            return Err(LoadError::Gguf { at: 0, what: "model", found, expected });
         };
         let config = Config::from_gguf(gguf, shards)?;
         let tokenizer = Tokenizer::from_gguf(gguf)?;

@@ -43,12 +43,12 @@ pub enum PassError {
     /// The model cannot run it.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// Its context takes too much memory.
+    /// Memory for its KV cache or batches could not be allocated.
     #[error("context of {n_ctx} tokens: {source}")]
     Memory {
-        /// Its tokens.
+        /// Tokens of the text.
         n_ctx: usize,
-        /// Why not.
+        /// The allocation that failed.
         source: MemoryError,
     },
 }

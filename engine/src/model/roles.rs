@@ -141,8 +141,7 @@ impl Role {
             };
             return Err(tensor_error(t.name, &format!("shape {:?}", &t.dims[..t.n_dims as usize]), &expected));
         }
-        let out_of_memory =
-            |_| LoadError::TooLarge { what: "the weights", needed: t.len_bytes, limit: usize::MAX as u64 };
+        let out_of_memory = |_| LoadError::OutOfMemory { what: "the weights", needed: t.len_bytes };
         if let Role::Matrices { n, rows, k } = self {
             if !t.dtype.supported() {
                 return Err(LoadError::Unsupported {
@@ -172,7 +171,10 @@ impl Into {
         match Role::of(t, c) {
             Some(role) => role.reserve(t, arena).map(Some),
             None if IGNORED.iter().any(|s| t.name.ends_with(s)) => Ok(None),
-            None => Err(tensor_error(t.name, "a tensor that this architecture does not use", "only known tensors")),
+            None => {
+                let expected = format!("only tensors of the architecture `{}`", c.arch.name);
+                Err(tensor_error(t.name, "a tensor that this architecture does not use", &expected))
+            }
         }
     }
 }

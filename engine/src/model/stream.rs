@@ -11,33 +11,33 @@ use crate::error::LoadError;
 use crate::gguf::{Gguf, GgufSet, HeaderError};
 use crate::receipt::split_sha256;
 
-/// Why a model cannot be made of what arrived.
+/// Why streamed bytes did not make a model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// A file is wrong.
+    /// A file is malformed or unsupported.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A file is shorter or longer than was said.
-    #[error("file {file} has {found} bytes, expected {expected}")]
+    /// A file is shorter or longer than the length given to [`StreamLoader::new`].
+    #[error("file {file}: received {found} bytes, expected {expected}")]
     Length {
-        /// Which, from 0.
+        /// Index of the file, from 0.
         file: usize,
-        /// Bytes that came.
+        /// Bytes received.
         found: u64,
-        /// Bytes it was said to have.
+        /// Length given to [`StreamLoader::new`].
         expected: u64,
     },
-    /// Bytes of a file that is not there, or that is not its turn.
-    #[error("bytes of file {file} came, expected those of {expected}")]
+    /// Bytes of a file that does not exist, or before its turn.
+    #[error("received bytes of file {file}, expected bytes of file {expected}")]
     Order {
-        /// Which, from 0.
+        /// Index of the file, from 0.
         file: usize,
-        /// The file whose turn it is, or the last one.
+        /// The file that the loader reads now, or the last one.
         expected: usize,
     },
-    /// There is no tensor in the files.
-    #[error("the model has no weights")]
+    /// The files contain no tensors.
+    #[error("the model has no weights: its files contain no tensors")]
     NoWeights,
 }
 
@@ -99,12 +99,9 @@ impl StreamLoader {
             self.advance()?;
             return Ok(true);
         }
-        let (needed, limit) = (file.prefix.len() + bytes.len(), file.prefix.capacity());
-        file.prefix.try_reserve(bytes.len()).map_err(|_| LoadError::TooLarge {
-            what: "the directory",
-            needed: needed as u64,
-            limit: limit as u64,
-        })?;
+        let needed = (file.prefix.len() + bytes.len()) as u64;
+        let out_of_memory = |_| LoadError::OutOfMemory { what: "metadata and tensor directory", needed };
+        file.prefix.try_reserve(bytes.len()).map_err(out_of_memory)?;
         file.prefix.extend_from_slice(bytes);
         let known = file.read_directory()?;
         if self.shards.iter().all(|s| s.header.is_some()) {

@@ -264,7 +264,7 @@ impl Weights {
 }
 
 fn missing(name: &str) -> LoadError {
-    tensor_error(name, "nothing", "a tensor of that name")
+    LoadError::MissingTensor { name: name.into() }
 }
 
 fn linear(parts: &mut Parts, name: &str) -> Result<Linear, LoadError> {
@@ -333,7 +333,8 @@ fn layer(parts: &mut Parts, c: &Config, i: usize) -> Result<Layer, LoadError> {
     }
     for part in ["post_attention_norm.weight", "post_ffw_norm.weight"].map(name) {
         if parallel && parts.has(&part) {
-            return Err(tensor_error(&part, "a norm after one of two parallel steps", "none"));
+            let found = "a norm after a sub-layer of a parallel block";
+            return Err(tensor_error(&part, found, "no such norm where attention and feed-forward are parallel"));
         }
     }
     let order = match (norm(parts, &name("attn_output_norm"))?, norm(parts, &name("layer_output_norm"))?) {

@@ -30,52 +30,52 @@ pub struct Mismatch {
 /// What differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum What {
-    /// The request or the model's digest: h_0 is another, and no step was replayed.
-    #[error("the chain starts from another request or model")]
+    /// h_0 differs: the receipt is of another request or model. No step was replayed.
+    #[error("the first hash differs: the receipt is of another request or model")]
     Start,
-    /// The model's distribution and the options give another token.
-    #[error("the answer has token {found}, the model draws {expected}")]
+    /// The sampler drew another token.
+    #[error("found token {found}, expected {expected} (drawn in the replay)")]
     Token {
-        /// In the receipt.
+        /// The token in the receipt.
         found: u32,
-        /// In the replay.
+        /// The token drawn in the replay.
         expected: u32,
     },
-    /// The model's numbers are not finite there: no answer goes on so.
-    #[error("the model gives no finite numbers")]
+    /// The model computed an infinity or NaN, at which an engine ends the request.
+    #[error("the model computed an infinity or NaN")]
     NotFinite,
-    /// The same token, but another state of the model or another history of the chain.
-    #[error("the chain differs")]
+    /// The token is the same, but the hidden state of this step or an earlier hash differs.
+    #[error("the hash differs: the hidden state of the model is another")]
     State,
-    /// The digest of the whole does not end as its steps do.
-    #[error("the digest is not that of the last step")]
+    /// The digest of the receipt differs from the hash of its last step.
+    #[error("the digest differs from the hash of the last step")]
     Digest,
 }
 
-/// A receipt that was not verified, and why.
+/// Why a receipt was not verified.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum VerifyError {
-    /// Another form of receipt.
-    #[error("receipt of format `{0}`, expected {FORMAT}")]
+    /// The receipt has another format.
+    #[error("receipt format: found `{0}`, expected `{FORMAT}`")]
     Format(String),
-    /// Made by an engine whose numbers differ.
-    #[error("receipt of numerics version {0}, this engine has {NUMERICS_VERSION}")]
+    /// An engine with another numerics version wrote the receipt.
+    #[error("receipt numerics version: found {0}, expected {NUMERICS_VERSION} (this engine)")]
     Numerics(u32),
-    /// About another model.
-    #[error("receipt of model {0}, not of this one")]
+    /// The receipt is of another model.
+    #[error("receipt of the model with SHA-256 {0}, not of this one")]
     Model(Hex<32>),
-    /// Not one step for each token, and the start.
-    #[error("{tokens} tokens with {steps} steps, expected one more")]
+    /// The number of step hashes is not the number of tokens plus 1.
+    #[error("found {steps} step hashes for {tokens} output tokens, expected {}", tokens + 1)]
     Steps {
-        /// Tokens of the answer.
+        /// Tokens of the output.
         tokens: usize,
-        /// Digests.
+        /// Step hashes.
         steps: usize,
     },
-    /// A request that the engine would not have taken.
+    /// The engine would have refused the request.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// Too little memory for the replay.
+    /// Memory for the replay could not be allocated.
     #[error("replay: {0}")]
     Memory(MemoryError),
     /// The replay differs.
@@ -156,7 +156,7 @@ fn context(model: &Model, receipt: &Receipt) -> Result<usize, RequestError> {
     if model.is_long_context(n) == long {
         return Ok(n);
     }
-    let expected = "what the model's context gives";
+    let expected = "the value that follows from the model and the length of the answer";
     Err(RequestError::Option { name: "long_context", found: long.to_string(), expected })
 }
 

@@ -27,17 +27,17 @@ pub trait Constraint: Debug + Send + Sync {
     fn accept(&mut self, token: u32) -> Result<bool, ConstraintError>;
 }
 
-/// Why a constraint cannot go on. The answer ends there.
+/// Why a constraint failed. The request ends at that token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ConstraintError {
-    /// The grammar wants something that no token of the vocabulary begins.
-    #[error("no token of the vocabulary continues the text by the grammar")]
+    /// The grammar requires text that no token of the vocabulary begins.
+    #[error("dead end: the grammar allows no token of the vocabulary here, and no end of the text")]
     NoToken,
-    /// It takes more work or memory than its limits allow.
-    #[error("the grammar takes more work for a token than its limits allow")]
+    /// The parser exceeded its limits of work or memory for one token.
+    #[error("the grammar exceeds the parser's limits of work or memory for one token")]
     TooComplex,
-    /// A fault of the implementation.
-    #[error("the grammar has failed")]
+    /// The grammar engine failed; an internal error.
+    #[error("the grammar has failed: internal error of the grammar engine")]
     Failed,
 }
 

@@ -38,11 +38,11 @@ impl CharsMap {
             return Ok(None);
         }
         let Some((size, rest)) = bytes.split_first_chunk::<4>() else {
-            return wrong(format!("{} bytes", bytes.len()), "at least 4 bytes, or none".to_string());
+            return wrong(format!("{} bytes", bytes.len()), "0 bytes, or at least 4".to_string());
         };
         let n = u32::from_le_bytes(*size) as usize;
         let Some((units, replacements)) = rest.split_at_checked(n).filter(|_| n.is_multiple_of(4)) else {
-            let expected = format!("a multiple of 4 that is at most the {} bytes that follow", rest.len());
+            let expected = format!("a multiple of 4, at most {} (the bytes that follow)", rest.len());
             return wrong(format!("a trie of {n} bytes"), expected);
         };
         let Ok(replacements) = core::str::from_utf8(replacements) else {

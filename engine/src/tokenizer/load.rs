@@ -25,7 +25,8 @@ use crate::gguf::{Gguf, Value, ValueType};
 const MAX_TOKENS: usize = 1 << 24;
 
 pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
-    let model = gguf.str("tokenizer.ggml.model")?.ok_or_else(|| missing("tokenizer.ggml.model", "a tokenizer"))?;
+    let key = "tokenizer.ggml.model";
+    let model = gguf.str(key)?.ok_or_else(|| missing(key, "the name of a tokenizer"))?;
     let row = MODELS.iter().find(|row| row.name == model).ok_or_else(|| {
         let known = MODELS.iter().map(|row| row.name).collect();
         LoadError::Unsupported { what: "tokenizer", found: model.to_owned(), known }
@@ -44,7 +45,7 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
     let pretokenizer = row.pretokenizer.of(gguf)?;
     let n_bytes = tokens.clone().map(<[u8]>::len).sum::<usize>();
     let n_bytes = u32::try_from(n_bytes)
-        .map_err(|_| wrong("tokenizer.ggml.tokens", format!("{n_bytes} bytes"), "at most 4 GiB of texts"))?;
+        .map_err(|_| wrong("tokenizer.ggml.tokens", format!("{n_bytes} bytes"), "less than 4 GiB of token texts"))?;
     let mut vocab = Vocab::new(tokens, n_bytes, kinds, pretokenizer.spelling);
     let seed = seed(gguf, &vocab)?;
     let text = |id| vocab.text(id).unwrap_or_default();
@@ -207,7 +208,7 @@ fn scores(gguf: &Gguf<'_>, vocab: &Vocab, expected: &str, accept: fn(f32) -> boo
     elements(gguf, key, &[ValueType::F32])?;
     let scores = per_token(gguf.f32_array(key)?, key, vocab.len())?.ok_or_else(|| missing(key, "scores"))?;
     match scores.iter().enumerate().find(|(_, score)| !accept(**score)) {
-        Some((id, score)) => Err(wrong(key, score, format!("{expected} as the score of token {id}"))),
+        Some((id, score)) => Err(wrong(key, format!("{score} for token {id}"), expected)),
         None => Ok(scores),
     }
 }
@@ -255,8 +256,8 @@ fn added(
 ) -> Result<Option<u32>, LoadError> {
     match (gguf.bool(whether)?, id) {
         (Some(true), None) => Err(match gguf.u32(which)? {
-            Some(id) => wrong(which, id, "a token of the vocabulary"),
-            None => wrong(whether, "true", "false, because there is no such token"),
+            Some(id) => wrong(which, id, "the id of a token of the vocabulary"),
+            None => wrong(whether, "true", "false, because the vocabulary has no such token"),
         }),
         (Some(false), _) => Ok(None),
         (None, _) if !default => Ok(None),
@@ -295,7 +296,10 @@ fn per_token<T>(array: Option<Vec<T>>, key: &str, n_tokens: usize) -> Result<Opt
             array.truncate(n_tokens);
             Ok(Some(array))
         }
-        Some(array) => Err(wrong(key, array.len(), format!("{n_tokens} elements, one for each token"))),
+        Some(array) => {
+            let found = format!("{} elements", array.len());
+            Err(wrong(key, found, format!("{n_tokens} elements, one per token")))
+        }
         None => Ok(None),
     }
 }

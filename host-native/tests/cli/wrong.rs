@@ -133,7 +133,7 @@ fn models_that_are_wrong_say_where() {
     let path = changed("unknown-arch.gguf", SMALL, Some("mamba9"), &same);
     fails(&["run", "x", "-m", &path], MODEL_ERROR, &["`mamba9`", "known: ", "llama"]);
     let path = changed("missing-tensor.gguf", SMALL, None, &|name, _, _| name != "blk.0.ffn_up.weight");
-    fails(&["run", "x", "-m", &path], MODEL_ERROR, &["`blk.0.ffn_up.weight`", "found nothing"]);
+    fails(&["run", "x", "-m", &path], MODEL_ERROR, &["`blk.0.ffn_up.weight`", "is missing"]);
     let path = changed("wrong-shape.gguf", SMALL, None, &|name, dims, _| {
         if name == "blk.0.attn_q.weight" {
             *dims = vec![dims[0] * 2, dims[1] / 2];
