@@ -128,7 +128,7 @@ impl Engine {
         }
         let max_len = n_prompt + max_tokens;
         let (pages, ring) = self.reserve(&request, n_prompt.max(max_len - 1))?;
-        self.arena.count(cacheable_prefix(&request, &request.tokens, 0), pages.n_cached);
+        self.arena.record_lookup(cacheable_prefix(&request, &request.tokens, 0), pages.n_cached);
         let mut sampler = Sampler::checked(request.sampling.clone(), n_vocab);
         request.tokens.iter().for_each(|&t| sampler.accept(t));
         let mut tokens = Vec::with_capacity(max_len);
@@ -219,8 +219,8 @@ impl Engine {
 
     /// Evicts the cached pages of a prefix, e.g. of a closed conversation, from its end up to the first page that another
     /// prefix or a running request uses. Returns the number of pages freed.
-    pub fn forget(&mut self, tokens: &[u32], cache_salt: u64) -> usize {
-        self.arena.forget(tokens, cache_salt)
+    pub fn evict_prefix(&mut self, tokens: &[u32], cache_salt: u64) -> usize {
+        self.arena.evict_prefix(tokens, cache_salt)
     }
 
     /// Serialises the cached pages of the longest cached prefix of `tokens`, for [`Engine::import_pages`]; empty if no page

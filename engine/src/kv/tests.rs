@@ -105,7 +105,7 @@ impl Account {
                 }
             }
         }
-        let free: BTreeSet<u32> = a.free.iter().copied().chain(a.n_given as u32..a.pages.len() as u32).collect();
+        let free: BTreeSet<u32> = a.free.iter().copied().chain(a.n_committed as u32..a.pages.len() as u32).collect();
         assert_eq!(free.len(), a.n_free());
         let mut children: BTreeMap<u32, u32> = BTreeMap::new();
         let mut evictable = BTreeSet::new();
@@ -169,7 +169,7 @@ proptest! {
                 }
                 6 => {
                     let room = m.arena.n_free();
-                    prop_assert_eq!(m.arena.forget(&tokens, salt), m.arena.n_free() - room);
+                    prop_assert_eq!(m.arena.evict_prefix(&tokens, salt), m.arena.n_free() - room);
                 }
                 _ => {}
             }
@@ -224,7 +224,7 @@ fn only_the_same_tokens_salt_and_model_match() {
     let hit = |a: &mut KvArena, tokens: &[u32], salt: u64| {
         let seq = a.acquire(tokens, salt);
         let found = seq.pages.clone();
-        a.count(tokens, seq.n_cached);
+        a.record_lookup(tokens, seq.n_cached);
         a.release(seq);
         found
     };
@@ -279,15 +279,15 @@ fn a_forgotten_prefix_goes_from_its_end_as_far_as_nobody_needs_it() {
     let (mut a, pages) = with_pages(2);
     let held = a.acquire(&TOKENS[..20], 0);
     assert_eq!(held.pages, pages[..1]);
-    assert_eq!(a.forget(&TOKENS, 1), 0);
-    assert_eq!(a.forget(&TOKENS, 0), 1);
-    assert_eq!(a.forget(&TOKENS, 0), 0);
+    assert_eq!(a.evict_prefix(&TOKENS, 1), 0);
+    assert_eq!(a.evict_prefix(&TOKENS, 0), 1);
+    assert_eq!(a.evict_prefix(&TOKENS, 0), 0);
     a.release(held);
-    assert_eq!((a.forget(&TOKENS, 0), a.n_free(), a.stats().evictions), (1, 4, 0));
+    assert_eq!((a.evict_prefix(&TOKENS, 0), a.n_free(), a.stats().evictions), (1, 4, 0));
 }
 
 #[test]
-fn the_longest_unused_leaf_goes_first() {
+fn the_least_recently_used_leaf_is_evicted_first() {
     let mut a = arena(3);
     let prompts = [[1; 17], [2; 17], [3; 17]];
     let mut pages = Vec::new();

@@ -193,7 +193,7 @@ impl Worker {
         drop(waiting);
         let engine = &mut self.engine;
         for conversation in forget {
-            engine.as_mut().map(|e| e.forget(&conversation.tokens, conversation.salt));
+            engine.as_mut().map(|e| e.evict_prefix(&conversation.tokens, conversation.salt));
         }
         for job in out {
             job.prompt.set();
