@@ -21,7 +21,7 @@ use crate::kernels::attention::{KvLayout, KvMemory, KvType, PAGE};
 use crate::kernels::elementwise::{add_scaled, scale};
 use crate::kernels::norm::normalise;
 use crate::kernels::{Cpu, tasks};
-use crate::model::{Config, HeadScratch, Model, Run, Scratch};
+use crate::model::{Config, Model, ProjectionScratch, Run, Scratch};
 use crate::pool::Pool;
 
 /// How a text's vector is made from the states of its tokens.
@@ -114,7 +114,7 @@ pub struct Embedder {
     memory: KvMemory,
     pages: Vec<u32>,
     scratch: Scratch,
-    heads: HeadScratch,
+    projections: ProjectionScratch,
 }
 
 impl Embedder {
@@ -131,9 +131,9 @@ impl Embedder {
         let memory = KvMemory::zeroed(&kv, n_pages)?;
         let scratch = model.scratch(pool, KvType::F32, options.batch_tokens, 0, 0, options.n_ctx)?;
         let pages = (0..u32::try_from(n_pages).unwrap_or(u32::MAX)).collect();
-        let heads = model.head_scratch(options.max_texts)?;
+        let projections = model.projection_scratch(options.max_texts)?;
         let quick_tokens = options.batch_tokens.min(QUICK_TOKENS.saturating_mul(pool.threads()));
-        Ok(Embedder { model, options, quick_tokens, kv, memory, pages, scratch, heads })
+        Ok(Embedder { model, options, quick_tokens, kv, memory, pages, scratch, projections })
     }
 
     /// The model.
@@ -243,7 +243,7 @@ impl Embedder {
         tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| pooled(cpu, texts[i].pooling, &mut rows[0], d));
         let pairs = vectors.iter_mut().zip(texts);
         let mut through: Vec<_> = pairs.filter(|(_, t)| t.pooling != Pooling::None).map(|(rows, _)| rows).collect();
-        self.model.heads(cpu, pool, &mut through, &mut self.heads);
+        self.model.project(cpu, pool, &mut through, &mut self.projections);
         tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| finish(cpu, &texts[i], &mut rows[0], &self.model));
         for (i, v) in vectors.iter().enumerate() {
             sink(i, v.iter().all(|v| v.is_finite()).then_some(v));

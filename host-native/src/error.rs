@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use starling::chat::ChatError;
 use starling::error::{LoadError, MemoryError, RequestError};
 use starling::kernels::UnknownIsa;
-use starling::model::pass::PassError;
+use starling::model::evaluate::EvaluationError;
 
 /// A command that could not do what it was asked. The documented exit codes: 1 the model file, 2 the command line
 /// (clap's own code too), 3 input or output, 4 no capacity or memory, 5 a receipt that does not verify.
@@ -34,7 +34,7 @@ pub enum Failure {
     Request(#[from] RequestError),
     /// A text cannot be run.
     #[error(transparent)]
-    Pass(PassError),
+    Evaluation(EvaluationError),
     /// The chat template fails on the conversation.
     #[error(transparent)]
     Template(#[from] ChatError),
@@ -69,11 +69,13 @@ pub enum Failure {
     WorkingMemory(MemoryError),
 }
 
-impl From<PassError> for Failure {
-    fn from(error: PassError) -> Failure {
+impl From<EvaluationError> for Failure {
+    fn from(error: EvaluationError) -> Failure {
         match error {
-            PassError::Memory { source: source @ MemoryError::Limit { .. }, .. } => Failure::WorkingMemory(source),
-            error => Failure::Pass(error),
+            EvaluationError::Memory { source: source @ MemoryError::Limit { .. }, .. } => {
+                Failure::WorkingMemory(source)
+            }
+            error => Failure::Evaluation(error),
         }
     }
 }
@@ -97,13 +99,13 @@ impl Failure {
         ExitCode::from(match self {
             Failure::Model { source: LoadError::OutOfMemory { .. }, .. }
             | Failure::Request(RequestError::NoCapacity { .. })
-            | Failure::Pass(PassError::Memory { .. })
+            | Failure::Evaluation(EvaluationError::Memory { .. })
             | Failure::Memory(_)
             | Failure::WorkingMemory(_) => 4,
             // what a template refuses is the conversation
             Failure::Template(ChatError::Refused(_)) => 2,
             Failure::Model { .. } | Failure::Template(_) | Failure::NotFinite | Failure::Weights(_) => 1,
-            Failure::Request(_) | Failure::Pass(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
+            Failure::Request(_) | Failure::Evaluation(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
             Failure::File { .. } | Failure::Io(_) => 3,
             Failure::Receipt { .. } => 5,
         })

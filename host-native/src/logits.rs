@@ -7,7 +7,7 @@ use base64::Engine as _;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use starling::math::exp;
-use starling::model::pass::Pass;
+use starling::model::evaluate::Evaluation;
 use starling::model::{Stage, Trace};
 use starling::pool::Pool;
 use starling::sampler::{Sampler, SamplingOptions};
@@ -36,7 +36,8 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
             model.tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: false })
         }
     };
-    let pass = Pass { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx: ids.len() };
+    let evaluation =
+        Evaluation { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx: ids.len() };
     let mut out = stdout().lock();
     let mut bytes = Vec::new();
     let first = if args.all { 0 } else { ids.len().saturating_sub(1) };
@@ -49,7 +50,7 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
         failed = std::mem::replace(&mut failed, Ok(())).and(line);
     };
     let trace: Option<Trace<'_>> = if args.trace { Some(&mut trace) } else { None };
-    pass.run::<Failure>(&ids, first, trace, &mut |row| {
+    evaluation.run::<Failure>(&ids, first, trace, &mut |row| {
         bytes.extend(row.logits.iter().flat_map(|v| v.to_le_bytes()));
         Ok(())
     })?;
@@ -94,7 +95,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
     }
     let windows = (ids.len() / n_ctx).min(args.chunks.map_or(usize::MAX, NonZeroUsize::get));
     let progress = Progress::new("measuring", Of::Count("windows"), windows as u64);
-    let pass = Pass { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx };
+    let evaluation = Evaluation { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx };
     let mut sampler = Sampler::new(SamplingOptions::greedy(), model.config.n_vocab).map_err(Failure::Request)?;
     let (mut sum, mut squares, mut n) = (0.0, 0.0, 0usize);
     for window in ids.chunks_exact(n_ctx).take(windows) {
@@ -103,7 +104,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
             // each window starts like a text of its own
             window[0] = model.tokenizer.bos().unwrap_or(window[0]);
         }
-        pass.run::<Failure>(&window, n_ctx / 2, None, &mut |row| {
+        evaluation.run::<Failure>(&window, n_ctx / 2, None, &mut |row| {
             if let Some(&next) = window.get(row.pos + 1) {
                 if !row.logits.iter().all(|logit| logit.is_finite()) {
                     return Err(Failure::NotFinite);

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use crate::sort::order;
 
-/// The tokens of one request in a batch.
+/// A request's share of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BatchEntry {
     /// Index of the request in order of submission.

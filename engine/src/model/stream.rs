@@ -1,4 +1,4 @@
-//! A model from one file or several that arrive piece by piece.
+//! Loading of a model whose files arrive in pieces.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -41,45 +41,44 @@ pub enum StreamError {
     NoWeights,
 }
 
-/// Takes the bytes of a model's files: of each file in order, in pieces of any size. First the directories of all
-/// files must be known, then weights are packed as they come, file after file, so that no file ever stands in memory
-/// whole.
+/// Receives the bytes of a model's files, each file in order, in pieces of any size. First the headers of all files
+/// must be complete; then weights are packed as they arrive, file after file. No file is in memory as a whole.
 pub struct StreamLoader {
     shards: Vec<Shard>,
     digest: bool,
-    /// Once all directories are known, with the file that weights are taken from.
+    /// The weight loader, once all headers are parsed, and the index of the file it reads.
     weights: Option<(Box<ModelLoader>, usize)>,
 }
 
-/// A file on its way.
+/// State of a file.
 struct Shard {
     len: u64,
     fed: u64,
     hash: Sha256,
-    /// Its beginning, until the weights in it are packed.
+    /// Its first bytes, until the weights in them are packed.
     prefix: Vec<u8>,
-    /// Reading the directory is tried again when the beginning is this long.
+    /// Length of `prefix` at which parsing the header is tried next.
     try_at: usize,
-    /// Bytes of the directory, once known.
+    /// Bytes of the header, once parsed.
     header: Option<usize>,
 }
 
-/// Bytes of a file before its directory is first read.
+/// Bytes of a file before its header is first parsed.
 const FIRST_TRY: usize = 64 * 1024;
 
 impl StreamLoader {
-    /// For files of these lengths in bytes; with `digest` their SHA-256 is made, which receipts need.
+    /// A loader for files of these lengths in bytes. With `digest` it computes their SHA-256, which receipts need.
     pub fn new(lens: &[u64], digest: bool) -> StreamLoader {
         let shard =
             |&len| Shard { len, fed: 0, hash: Sha256::new(), prefix: Vec::new(), try_at: FIRST_TRY, header: None };
         StreamLoader { shards: lens.iter().map(shard).collect(), digest, weights: None }
     }
 
-    /// Takes the next bytes of a file; says whether its directory is known. Bytes after the directory are best held
-    /// back until all directories are known: those that come before are kept as they are.
+    /// Takes the next bytes of a file. Returns whether its header is complete. Send the bytes after a header only when
+    /// all headers are complete: earlier ones are buffered.
     ///
     /// # Errors
-    /// What is wrong with the file; a file that is not there or not its turn.
+    /// [`StreamError`] if the file is malformed, does not exist, or is not the one to be read now.
     pub fn feed(&mut self, shard: usize, bytes: &[u8]) -> Result<bool, StreamError> {
         let n_shards = self.shards.len();
         let file = self.shards.get_mut(shard);
@@ -110,7 +109,7 @@ impl StreamLoader {
         Ok(known)
     }
 
-    /// All directories are known: from now on weights are packed.
+    /// All headers are parsed: packs weights from now on.
     fn start(&mut self) -> Result<(), StreamError> {
         let set = self.shards.iter().map(|s| {
             Gguf::parse_header(&s.prefix, s.len).map_err(|e| match e {
@@ -125,7 +124,7 @@ impl StreamLoader {
         self.advance()
     }
 
-    /// Packs what has been kept of a file.
+    /// Packs the buffered bytes of a file.
     fn pack_prefix(&mut self, shard: usize) -> Result<(), LoadError> {
         let Some((loader, at)) = &mut self.weights else { return Ok(()) };
         *at = shard;
@@ -135,7 +134,7 @@ impl StreamLoader {
         loader.weights().feed(&prefix[start..])
     }
 
-    /// Goes on to the next file where one is complete.
+    /// Moves on to the next file when one is complete.
     fn advance(&mut self) -> Result<(), StreamError> {
         while let Some((_, at)) = self.weights
             && self.shards[at].fed == self.shards[at].len
@@ -146,24 +145,24 @@ impl StreamLoader {
         Ok(())
     }
 
-    /// Bytes of a file taken so far.
+    /// Bytes of a file received so far.
     pub fn fed(&self, shard: usize) -> u64 {
         self.shards.get(shard).map_or(0, |s| s.fed)
     }
 
-    /// SHA-256 of the bytes of a file taken so far, if asked for.
+    /// SHA-256 of the bytes of a file received so far, if requested.
     pub fn sha256(&self, shard: usize) -> Option<[u8; 32]> {
         self.shards.get(shard).filter(|_| self.digest).map(|s| s.hash.clone().finalize().into())
     }
 
-    /// The model when all bytes have been fed, and the digest that names it, if asked for.
+    /// The model, after all bytes are received, and the digest that identifies it, if requested.
     ///
     /// # Errors
-    /// What is missing.
+    /// [`StreamError`] names what is missing.
     pub fn finish(self) -> Result<(Model, Option<[u8; 32]>), StreamError> {
         let digests: Option<Vec<_>> = (0..self.shards.len()).map(|i| self.sha256(i)).collect();
         let Some((loader, _)) = self.weights else {
-            // the first file that is too short says what it lacks
+            // report the first file that is too short
             return Err(match self.shards.iter().enumerate().find(|(_, s)| s.header.is_none()) {
                 Some((_, s)) if s.fed == s.len => {
                     Gguf::parse(&s.prefix).err().map_or(StreamError::NoWeights, StreamError::Load)
@@ -180,7 +179,7 @@ impl StreamLoader {
 }
 
 impl Shard {
-    /// Tries to read the directory where enough bytes are there; says whether it is known.
+    /// Tries to parse the header if enough bytes arrived. Returns whether it is parsed.
     fn read_directory(&mut self) -> Result<bool, LoadError> {
         if self.header.is_some() {
             return Ok(true);
@@ -200,7 +199,7 @@ impl Shard {
             }
             Err(HeaderError::Load(e)) => Err(e),
             Err(HeaderError::NeedMore { at_least }) => {
-                // at least doubled, so that trying again stays linear
+                // at least doubled, so that repeated parsing stays linear in total
                 self.try_at = (self.prefix.len() * 2).max(usize::try_from(at_least).unwrap_or(usize::MAX));
                 Ok(false)
             }

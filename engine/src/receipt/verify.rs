@@ -10,7 +10,7 @@ use super::{Chain, FORMAT, Hex, Receipt};
 use crate::error::{MemoryError, RequestError};
 use crate::kernels::{Cpu, NUMERICS_VERSION};
 use crate::model::Model;
-use crate::model::pass::{Pass, PassError, Row};
+use crate::model::evaluate::{EvaluatedToken, Evaluation, EvaluationError};
 use crate::pool::Pool;
 use crate::sampler::{LogprobKind, Sampler};
 
@@ -83,11 +83,11 @@ pub enum VerifyError {
     Mismatch(#[from] Mismatch),
 }
 
-impl From<PassError> for VerifyError {
-    fn from(error: PassError) -> VerifyError {
+impl From<EvaluationError> for VerifyError {
+    fn from(error: EvaluationError) -> VerifyError {
         match error {
-            PassError::Request(e) => VerifyError::Request(e),
-            PassError::Memory { source, .. } => VerifyError::Memory(source),
+            EvaluationError::Request(e) => VerifyError::Request(e),
+            EvaluationError::Memory { source, .. } => VerifyError::Memory(source),
         }
     }
 }
@@ -116,11 +116,12 @@ pub fn verify(
     }
     request.prompt.iter().for_each(|t| sampler.accept(*t));
 
-    let pass = Pass { model, cpu, pool, kv_type: request.kv_type, batch: BATCH, n_ctx: context(model, receipt)? };
+    let evaluation =
+        Evaluation { model, cpu, pool, kv_type: request.kv_type, batch: BATCH, n_ctx: context(model, receipt)? };
     // the row of logits that each answer token was drawn from is that of the token before
     let first = request.prompt.len() - 1;
     let mut step = 0;
-    let mut replay = |row: Row<'_>| {
+    let mut replay = |row: EvaluatedToken<'_>| {
         let Some(found) = receipt.output.get(step).copied() else { return Ok(()) };
         if !row.hidden.iter().chain(row.logits).all(|v| v.is_finite()) {
             return differs(step, What::NotFinite);
@@ -140,7 +141,7 @@ pub fn verify(
     };
     // without an answer there is nothing to run
     if !receipt.output.is_empty() {
-        pass.run(&tokens, first, None, &mut replay)?;
+        evaluation.run(&tokens, first, None, &mut replay)?;
     }
     if chain.digest() == receipt.digest.0 {
         return Ok(());
