@@ -91,7 +91,7 @@ impl ActiveRequest {
         }
         if let Some(guide) = &mut self.guide {
             let model_ends = if self.request.ignore_eos { &[] } else { model.tokenizer.end_tokens() };
-            match guide.look(model_ends.iter().chain(&self.request.stop_tokens).copied()) {
+            match guide.update_mask(model_ends.iter().chain(&self.request.stop_tokens).copied()) {
                 Ok(true) => {}
                 Ok(false) => return Some(self.final_event(FinishReason::Complete, n_tokens)),
                 Err(e) => return Some(self.final_event(FinishReason::Constraint(e), n_tokens)),
