@@ -1,4 +1,4 @@
-//! Writing: [`GgufWriter`] makes everything before the tensor data, and says where the data goes.
+//! Writes GGUF files: [`GgufWriter`] builds the header and computes the place of the tensor data.
 
 use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
@@ -44,10 +44,10 @@ pub enum WriteError {
     Alignment(u64),
 }
 
-/// The parts of a new file, version 3: metadata, then tensors.
+/// Builds a GGUF file of version 3: metadata and tensor directory.
 ///
-/// The file is [`GgufWriter::header`], then of each tensor, in the order added, its data and
-/// [`GgufWriter::padding`] zero bytes. Nothing of the data need be in memory at once.
+/// A file consists of [`GgufWriter::header`], then for each tensor, in the order added, its data and
+/// [`GgufWriter::padding`] zero bytes. The data need not be in memory.
 #[derive(Debug, Clone)]
 pub struct GgufWriter {
     alignment: u64,
@@ -56,7 +56,7 @@ pub struct GgufWriter {
     names: BTreeSet<String>,
     n_tensors: u64,
     directory: Vec<u8>,
-    /// Length of the tensor data so far, padded, in bytes.
+    /// Length of the tensor data so far, with padding, in bytes.
     data_len: u64,
 }
 
@@ -67,7 +67,7 @@ impl Default for GgufWriter {
 }
 
 impl GgufWriter {
-    /// An empty file of the usual alignment.
+    /// An empty file with the default alignment.
     pub fn new() -> Self {
         GgufWriter {
             alignment: DEFAULT_ALIGNMENT,
@@ -80,10 +80,10 @@ impl GgufWriter {
         }
     }
 
-    /// An empty file that aligns tensors to `alignment` bytes, and says so in `general.alignment`.
+    /// An empty file that aligns tensors to `alignment` bytes and records that in `general.alignment`.
     ///
     /// # Errors
-    /// [`WriteError::Alignment`] if that is not a power of two from 8 to 2^21.
+    /// [`WriteError::Alignment`] if it is not a power of two from 8 to 2^21.
     pub fn with_alignment(alignment: u32) -> Result<Self, WriteError> {
         let mut writer = GgufWriter::new();
         writer.alignment = alignment.into();
@@ -95,11 +95,11 @@ impl GgufWriter {
         Ok(writer)
     }
 
-    /// Adds metadata; a value from a [`super::Gguf`] is copied as it was.
+    /// Adds metadata. A value of a [`super::Gguf`] is copied bit for bit.
     ///
     /// # Errors
-    /// [`WriteError::Name`], [`WriteError::Duplicate`]; [`WriteError::Alignment`] for `general.alignment`, which
-    /// [`GgufWriter::with_alignment`] writes.
+    /// [`WriteError::Name`], [`WriteError::Duplicate`]; [`WriteError::Alignment`] for `general.alignment`, which only
+    /// [`GgufWriter::with_alignment`] sets.
     pub fn metadata(&mut self, key: &str, value: &Value<'_>) -> Result<(), WriteError> {
         if key == "general.alignment" {
             return Err(WriteError::Alignment(self.alignment));
@@ -151,7 +151,7 @@ impl GgufWriter {
         self.array(key, ValueType::F32, values.len(), &bytes)
     }
 
-    /// Adds a tensor of 1 to 4 sizes, the fastest-varying first, and returns the length of its data in bytes.
+    /// Adds a tensor with 1 to 4 dimensions, the fastest-varying first. Returns the length of its data in bytes.
     ///
     /// # Errors
     /// [`WriteError::Name`], [`WriteError::Duplicate`], [`WriteError::Shape`].
@@ -177,7 +177,7 @@ impl GgufWriter {
         Ok(len)
     }
 
-    /// Everything before the tensor data, padded to the alignment.
+    /// The header: everything before the tensor data, padded to the alignment.
     pub fn header(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(24 + self.metadata.len() + self.directory.len() + self.alignment as usize);
         out.extend_from_slice(MAGIC);
@@ -190,7 +190,7 @@ impl GgufWriter {
         out
     }
 
-    /// The whole file, of what its tensors hold in the order in which they were added.
+    /// The whole file, given the data of the tensors in the order added.
     pub fn file(&self, contents: impl IntoIterator<Item: AsRef<[u8]>>) -> Vec<u8> {
         let mut file = self.header();
         for data in contents {
@@ -200,12 +200,12 @@ impl GgufWriter {
         file
     }
 
-    /// Zero bytes to write after a tensor of `len_bytes`.
+    /// Number of zero bytes to write after a tensor of `len_bytes`.
     pub fn padding(&self, len_bytes: u64) -> usize {
         (len_bytes.wrapping_neg() & (self.alignment - 1)) as usize
     }
 
-    /// Length of all tensor data with padding, in bytes: the file is this much longer than its header.
+    /// Length of all tensor data with padding in bytes.
     pub fn data_len(&self) -> u64 {
         self.data_len
     }
@@ -223,7 +223,7 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Notes a name of metadata (`m`) or a tensor (`t`).
+    /// Records a metadata key (`m`) or tensor name (`t`) and checks that it is new.
     fn unique(&mut self, name: &str, kind: char, max: u64) -> Result<(), WriteError> {
         if name.is_empty() || name.len() as u64 > max {
             return Err(WriteError::Name { name: name.into(), max });
