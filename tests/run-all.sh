@@ -139,7 +139,7 @@ install_clients() {
 
 # with_server SCRIPT: a script of tests/clients, on the command as it is shipped
 with_server() {
-    cargo build --quiet --release -p starling-native &&
+    cargo build --quiet --release &&
         "$target/clients/bin/python" "tests/clients/$1" "$target/release/starling"
 }
 

@@ -1,4 +1,4 @@
-//! How fast this machine reads memory: the bound of decoding, which reads all weights for each token.
+//! Memory read bandwidth: the upper bound of decode speed, since each token reads all weights.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use starling::pool::Pool;
 
-/// Bytes that are read at least: more than any cache holds.
+/// Bytes read at least: more than the last-level cache.
 const LEAST: usize = 512 << 20;
-/// Words of a piece that a thread takes.
+/// Words of one task.
 const PIECE: usize = 1 << 15;
-/// Passes, of which the fastest counts.
+/// Number of passes; the fastest counts.
 const PASSES: usize = 5;
 
-/// Bytes per second that the threads of the pool read together, each piece once.
+/// Bytes per second that all threads of the pool read together; each task reads its own range.
 pub fn read(pool: &dyn Pool) -> f64 {
     let words: Vec<u64> = (0..(LEAST / 8) as u64).collect();
     let pass = |_| {
@@ -30,7 +30,7 @@ pub fn read(pool: &dyn Pool) -> f64 {
     (words.len() * 8) as f64 / fastest
 }
 
-/// A sum in sixteen parts, so that loads and not additions are the limit.
+/// Sixteen partial sums, so that loads rather than additions are the bottleneck.
 fn sum(words: &[u64]) -> u64 {
     let mut parts = [0u64; 16];
     for words in words.chunks_exact(16) {

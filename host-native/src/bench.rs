@@ -1,6 +1,6 @@
 //! `starling bench`: tokens per second of prefill and decode, measured as llama-bench does: `pp` tests process a prompt
-//! in one go, `tg` tests generate token by token, each after `d` tokens of context; `tgAxN` tests have an engine make `A`
-//! answers at once. `emb` tests embed texts.
+//! in one go, `tg` tests generate token by token, each after `d` tokens of context; `tgAxN` tests decode `A` answers in one
+//! batch; `emb` tests embed texts.
 
 use std::io::{Write, stderr, stdout};
 use std::sync::Arc;
@@ -37,17 +37,13 @@ struct Row {
     depth: usize,
     /// Seconds of each repetition.
     seconds: Vec<f64>,
-    /// Of the median repetition.
+    /// Tokens per second of the median repetition.
     tokens_per_second: f64,
-    /// Of decode tests: weights read, as a share of what the machine can read.
+    /// Decode tests: bytes of weights read per second, as a share of the read bandwidth.
     #[serde(skip_serializing_if = "Option::is_none")]
     bandwidth_share: Option<f64>,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// If the model does not load.
 pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
     let cpu = load::cpu(model_args)?;
     let pool = load::pool(model_args)?;
@@ -103,8 +99,7 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
         }
     }
     if rows.is_empty() {
-        let encodes =
-            if model.config.causal { "" } else { "; this model embeds texts and does not write: try -e 8x128" };
+        let encodes = if model.config.causal { "" } else { "; the model is an encoder: try -e 8x128" };
         return Err(Failure::Usage(format!("nothing to measure{encodes}")));
     }
     print(&rows, args.output)?;
@@ -114,26 +109,25 @@ pub fn run(model_args: &ModelArgs, args: &BenchArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says what the largest test needs beside what the process had. Of that, `files` were pages of its program and libraries
-/// when the model was loaded, which are no less since.
+/// Prints the memory that the largest test needs next to the peak of the process. `files` are the resident bytes of the
+/// program and its libraries after the model was loaded.
 fn print_memory(weights: usize, kv: usize, files: Option<u64>) -> Result<(), Failure> {
     let needed = weights + kv;
     let had = |bytes: u64| format!("{}, {:+.1} %", HumanBytes(bytes), (bytes as f64 / needed as f64 - 1.0) * 100.0);
     let (weights, kv) = (HumanBytes(weights as u64), HumanBytes(kv as u64));
     let mut out = stderr().lock();
-    write!(out, "memory: {weights} of weights, {kv} of keys and values at most")?;
+    write!(out, "memory: {weights} of weights, {kv} of KV cache at most")?;
     if let Some(peak) = machine::peak() {
-        write!(out, "; the process had {}", had(peak))?;
+        write!(out, "; peak of the process: {}", had(peak))?;
         if let Some(files) = files {
-            write!(out, "; without its program and libraries {}", had(peak.saturating_sub(files)))?;
+            write!(out, "; without program and libraries: {}", had(peak.saturating_sub(files)))?;
         }
     }
     writeln!(out)?;
     Ok(())
 }
 
-/// Seconds that an engine takes for `n` tokens of each of `n_seqs` answers at once, after `depth` tokens of prompt, for
-/// each repetition.
+/// Seconds per repetition to decode `n` tokens of `n_seqs` answers in one batch, after `depth` tokens of prompt.
 fn answers(
     model: &Arc<Model>,
     cpu: Cpu,
@@ -159,7 +153,7 @@ fn answers(
     for _ in 0..=repetitions {
         for seq in 0..n_seqs {
             let tokens = (0..n_prompt).map(|i| (((seq * n_prompt + i) * 7919 + 13) % vocab) as u32).collect();
-            // the token after the prompt is picked while others still have theirs to do
+            // the first token is sampled during prefill, before the timed part
             engine.submit(Request { max_tokens: Some(n + 1), ignore_eos: true, ..Request::new(tokens) })?;
         }
         let mut left = n_seqs;
@@ -176,7 +170,7 @@ fn answers(
     Ok(seconds)
 }
 
-/// Seconds that `texts` texts of `n` tokens take, in batches, for each repetition.
+/// Seconds per repetition to embed `texts` texts of `n` tokens, in batches.
 fn embed(
     model: &Arc<Model>,
     cpu: Cpu,
@@ -227,7 +221,7 @@ fn print(rows: &[Row], output: BenchOutput) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A context that tests run in.
+/// KV memory and scratch of one test.
 struct Bench<'a> {
     model: &'a Model,
     cpu: Cpu,
@@ -242,11 +236,17 @@ impl<'a> Bench<'a> {
     fn new(model: &'a Model, cpu: Cpu, pool: &'a ThreadPool, kv_type: KvType, n_ctx: usize) -> Result<Self, Failure> {
         let most = model.config.max_context();
         if n_ctx > most {
-            return Err(Failure::Usage(format!("a test of {n_ctx} tokens, the model has places for {most}")));
+            return Err(Failure::Usage(format!("the test needs {n_ctx} positions, the model has {most}")));
+        }
+        let needed = EngineOptions::kv_bytes_of(model, kv_type, n_ctx) as u64;
+        let free = machine::left(0);
+        if needed > free {
+            let (needed, free) = (HumanBytes(needed), HumanBytes(free));
+            return Err(Failure::Memory(format!("a context of {n_ctx} tokens: it takes {needed}, {free} are free")));
         }
         let pages: Vec<u32> = (0..n_ctx.div_ceil(PAGE) as u32).collect();
         let memory = KvMemory::zeroed(&model.kv_layout(kv_type), pages.len());
-        let memory = memory.map_err(|_| Failure::Memory("the context"))?;
+        let memory = memory.map_err(|_| Failure::Memory("the context".into()))?;
         let scratch = model.scratch(pool, kv_type, BATCH.min(n_ctx), 1, 1, n_ctx);
         let scratch = scratch.map_err(Failure::memory("the context"))?;
         Ok(Bench { model, cpu, pool, kv_type, memory, pages, scratch })
@@ -258,7 +258,7 @@ impl<'a> Bench<'a> {
         self.model.forward(self.cpu, self.pool, &[run], &kv, &mut self.memory, &mut self.scratch, None);
     }
 
-    /// Seconds that `n` tokens take after `depth` others.
+    /// Seconds for `n` tokens after `depth` tokens of context.
     fn test(&mut self, depth: usize, n: usize, prefill: bool) -> f64 {
         let vocab = self.model.config.n_vocab;
         let tokens: Vec<u32> = (0..depth + n).map(|i| ((i * 7919 + 13) % vocab) as u32).collect();

@@ -1,7 +1,7 @@
-//! `starling bench serve`: load on a server that speaks OpenAI's language, and how it bears it.
+//! `starling bench serve`: load test of an OpenAI-compatible server.
 //!
-//! Requests are completions of random tokens. They come either by a Poisson process, as many people would send them, or
-//! as soon as another of a fixed number is done. Both follow from a seed.
+//! Requests are completions of random tokens. They arrive by a Poisson process (`--rate`), or a fixed number of clients sends
+//! them back to back (`--concurrency`). The seed determines prompts and arrival times.
 
 use std::io::{Write, stdout};
 use std::sync::Arc;
@@ -22,19 +22,19 @@ use crate::error::Failure;
 
 type Http = Client<HttpConnector, Full<Bytes>>;
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Debug, Clone, Default)]
 struct Seen {
-    /// Seconds from the request to each piece of its answer.
+    /// Seconds from sending the request to each chunk.
     pieces: Vec<f64>,
-    /// Seconds to its end.
+    /// Seconds from sending the request to the last byte.
     end: f64,
-    /// Tokens of the answer, by the server's count.
+    /// Completion tokens, as the server counts them.
     tokens: usize,
     error: Option<String>,
 }
 
-/// All requests together. Times are in milliseconds.
+/// Summary of all requests. Times are in milliseconds.
 #[derive(Debug, Serialize)]
 struct Report {
     requests: usize,
@@ -43,7 +43,7 @@ struct Report {
     requests_per_second: f64,
     output_tokens: usize,
     output_tokens_per_second: f64,
-    /// Requests per second that were answered in time.
+    /// Requests per second that met both SLOs.
     goodput: f64,
     time_to_first_token: Times,
     time_per_output_token: Times,
@@ -62,10 +62,8 @@ struct Times {
     max: f64,
 }
 
-/// Runs the command.
-///
 /// # Errors
-/// If the server cannot be asked, or every request fails.
+/// If the server cannot be reached, or every request fails.
 pub fn run(args: &BenchServeArgs) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let report = runtime.block_on(load(args))?;
@@ -114,7 +112,7 @@ async fn load(args: &BenchServeArgs) -> Result<Report, Failure> {
     Ok(report(&all, start.elapsed().as_secs_f64(), args))
 }
 
-/// The first model that the server names.
+/// The first model in `/v1/models`.
 async fn model(http: &Http, base: &str) -> Result<String, String> {
     let uri = format!("{base}/v1/models").parse().map_err(|e| format!("{e}"))?;
     let response = http.get(uri).await.map_err(|e| e.to_string())?;
@@ -241,7 +239,7 @@ fn print(report: &Report, args: &BenchServeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Numbers from a seed (Steele, Lea and Flood 2014, SplitMix64).
+/// Pseudo-random numbers (Steele, Lea and Flood 2014, SplitMix64).
 struct Draws(u64);
 
 impl Draws {
@@ -252,7 +250,7 @@ impl Draws {
         z ^ (z >> 31)
     }
 
-    /// From 0 to below 1.
+    /// Uniform in [0, 1).
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -1,6 +1,5 @@
-//! Chat templates, and `starling chat`: a conversation in the terminal.
+//! Selection of the chat template, and `starling chat`: an interactive conversation.
 
-use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write, stdin, stdout};
 use std::path::Path;
 use std::sync::Arc;
@@ -23,23 +22,23 @@ use crate::load;
 use crate::pool::ThreadPool;
 use crate::progress::remark;
 use crate::run::{Answer, DEFAULT_CTX, engine};
-use crate::tokens::utf8;
+use crate::tokens::{text_file, utf8};
 
-/// The template that is asked for, a name or a file, or the model's, or ChatML.
+/// The chat template: the one of `--chat-template` (a built-in name or a file), the model's, or ChatML.
 ///
 /// # Errors
-/// If there is no such template, or it cannot be read.
+/// If there is no such template, or it does not parse.
 pub fn template(model: &Model, wanted: Option<&str>) -> Result<ChatTemplate, Failure> {
     let source = match wanted {
         None => model.chat_template.clone().unwrap_or_else(|| DEFAULT_TEMPLATE.into()),
         Some(name) => match builtin_template(name) {
             Some(source) => source.into(),
-            None if Path::new(name).exists() => {
-                fs::read_to_string(name).map_err(|source| Failure::File { path: name.into(), source })?
-            }
+            None if Path::new(name).exists() => text_file(Path::new(name))?,
             None => {
                 let names = builtin_template_names().collect::<Vec<_>>().join(", ");
-                return Err(Failure::Usage(format!("no template or file {name}; the templates are {names}")));
+                return Err(Failure::Usage(format!(
+                    "no built-in template or file {name}; built-in templates: {names}"
+                )));
             }
         },
     };
@@ -49,7 +48,7 @@ pub fn template(model: &Model, wanted: Option<&str>) -> Result<ChatTemplate, Fai
     })
 }
 
-/// The tokens that a template makes of a conversation of (role, content), where an answer is to follow.
+/// Renders and tokenises a conversation of (role, content), with the generation prompt.
 ///
 /// # Errors
 /// If the template fails.
@@ -67,17 +66,16 @@ pub fn prompt(
     Ok(template.render(&request, &model.tokenizer)?.encode(&model.tokenizer))
 }
 
-/// Tokens of the context that an answer may take, at least, where no number is asked for.
+/// Tokens of the context kept free for an answer where `--max-tokens` is not given.
 const ROOM: usize = 64;
 const HELP: &str = "\
-/help            this
-/clear           forget the conversation
-/system [TEXT]   set or drop the system message, and forget the conversation
-/again           another answer to the last message
-/seed N          seed of the next answers
-/exit            leave (also Ctrl-D); Ctrl-C stops an answer";
+/help            show this list
+/clear           delete the conversation
+/system [TEXT]   set or remove the system message, and delete the conversation
+/again           regenerate the last answer with the next seed
+/seed N          set the seed of the next answer
+/exit            exit (also Ctrl-D); Ctrl-C stops an answer";
 
-/// A conversation in the terminal.
 struct Chat<'a> {
     model: &'a Arc<Model>,
     template: ChatTemplate,
@@ -85,18 +83,18 @@ struct Chat<'a> {
     cpu: Cpu,
     engine: Engine,
     sampling: SamplingOptions,
+    /// Whether an answer has used the seed; `/again` increments it then.
+    seed_is_used: bool,
     max_tokens: Option<usize>,
     system: Option<String>,
     /// (role, content)
     turns: Vec<(&'static str, String)>,
     /// Set by Ctrl-C.
     stop: Arc<AtomicBool>,
-    /// Whether somebody sees what is wrong with a message, and can send another.
-    is_watched: bool,
+    /// Whether standard input is a terminal: an error then does not end the conversation.
+    is_interactive: bool,
 }
 
-/// Runs `chat`.
-///
 /// # Errors
 /// If the model does not load or the terminal fails.
 pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
@@ -105,7 +103,7 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
     let engine = engine(&model, &pool, model_args.kv_type(), n_ctx, None)?;
     let sampling = args.sampling.options(&model.tokenizer);
-    // what no message could change is said before the first
+    // invalid options are an error before the first message
     let max_tokens = args.max_tokens.map(|n| n.min(1));
     Request { sampling: sampling.clone(), max_tokens, ..Request::new(vec![0]) }.check(&model, engine.options())?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -118,14 +116,15 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
         cpu,
         engine,
         sampling,
+        seed_is_used: false,
         max_tokens: args.max_tokens,
         system: args.system.clone(),
         turns: Vec::new(),
         stop,
-        is_watched: stdin().is_terminal(),
+        is_interactive: stdin().is_terminal(),
     };
     let name = model.name.as_deref().unwrap_or("the model");
-    if chat.is_watched {
+    if chat.is_interactive {
         writeln!(stdout(), "{name}, {}, {} threads. /help lists the commands.", cpu.isa(), pool.threads())?;
         return chat.terminal();
     }
@@ -148,14 +147,14 @@ impl Chat<'_> {
                         return Ok(());
                     }
                 }
-                Err(ReadlineError::Interrupted) => writeln!(stdout(), "(Ctrl-D or /exit leaves)")?,
+                Err(ReadlineError::Interrupted) => writeln!(stdout(), "(Ctrl-D or /exit to exit)")?,
                 Err(ReadlineError::Eof) => return Ok(()),
                 Err(e) => return Err(io::Error::other(e).into()),
             }
         }
     }
 
-    /// Handles a line; says whether to go on.
+    /// Handles a line; false ends the conversation.
     fn line(&mut self, line: &str) -> Result<bool, Failure> {
         let line = line.trim();
         let (command, rest) = line.split_once(' ').map_or((line, ""), |(c, r)| (c, r.trim()));
@@ -169,7 +168,7 @@ impl Chat<'_> {
                 self.system = (!rest.is_empty()).then(|| rest.into());
             }
             "/seed" => match rest.parse() {
-                Ok(seed) => self.sampling.seed = seed,
+                Ok(seed) => (self.sampling.seed, self.seed_is_used) = (seed, false),
                 Err(_) => writeln!(stdout(), "/seed takes a number, e.g. /seed 7")?,
             },
             "/again" => {
@@ -177,11 +176,12 @@ impl Chat<'_> {
                     self.turns.pop();
                 }
                 if !self.turns.is_empty() {
-                    self.sampling.seed = self.sampling.seed.wrapping_add(1);
+                    let step = u64::from(self.seed_is_used);
+                    self.sampling.seed = self.sampling.seed.wrapping_add(step);
                     self.answer()?;
                 }
             }
-            _ if command.starts_with('/') => writeln!(stdout(), "no command {command}; /help lists them")?,
+            _ if command.starts_with('/') => writeln!(stdout(), "unknown command {command}; /help lists all commands")?,
             _ => {
                 self.turns.push(("user", line.into()));
                 self.answer()?;
@@ -190,7 +190,7 @@ impl Chat<'_> {
         Ok(true)
     }
 
-    /// Lets the model answer the conversation so far.
+    /// Generates the answer to the conversation so far.
     fn answer(&mut self) -> Result<(), Failure> {
         let tokens = match self.prompt() {
             Ok(tokens) => tokens,
@@ -204,6 +204,7 @@ impl Chat<'_> {
             Ok(id) => id,
             Err(e) => return self.unanswered(e.into()),
         };
+        self.seed_is_used = true;
         self.stop.store(false, Ordering::Relaxed);
         let mut answer = Answer::default();
         let mut out = stdout().lock();
@@ -225,21 +226,21 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Forgets the last message. Where nobody watches the conversation ends.
+    /// Removes the last message and reports the error, which ends a conversation that is not interactive.
     fn unanswered(&mut self, why: Failure) -> Result<(), Failure> {
         self.turns.pop();
-        if !self.is_watched {
+        if !self.is_interactive {
             return Err(why);
         }
         Ok(writeln!(stdout(), "{why}")?)
     }
 
-    /// Tokens of a conversation, at most.
+    /// Context size in tokens.
     fn n_ctx(&self) -> usize {
         self.engine.options().n_ctx.min(self.model.config.max_context())
     }
 
-    /// The conversation as tokens; the oldest turns are forgotten when the context is full.
+    /// The tokens of the conversation; drops the oldest turns when the context is full.
     fn prompt(&mut self) -> Result<Vec<u32>, Failure> {
         let room = self.max_tokens.map_or(ROOM, |n| n.min(self.n_ctx() / 2));
         loop {
@@ -249,7 +250,7 @@ impl Chat<'_> {
                 return Ok(tokens);
             }
             self.turns.drain(..2);
-            remark(format_args!("(the context is full: the oldest question and answer are forgotten)"));
+            remark(format_args!("(context full: dropped the oldest question and answer)"));
         }
     }
 }

@@ -18,21 +18,19 @@ use crate::progress::{Of, Progress};
 use crate::run::DEFAULT_CTX;
 use crate::{load, tokens};
 
-/// Tokens of a batch: enough to keep all threads busy, little memory.
+/// Default size of a batch in tokens: keeps all threads busy with little memory.
 const BATCH: usize = 2048;
-/// From this many texts on, progress is shown.
+/// Minimum number of texts for a progress bar.
 const MANY: usize = 64;
 
-/// Runs the command.
-///
 /// # Errors
 /// If the model does not load, a text is wrong, or output fails.
 pub fn run(model_args: &ModelArgs, args: &EmbedArgs) -> Result<(), Failure> {
     if model_args.model.is_none() {
-        return Err(Failure::Usage("no model: give one that embeds texts with -m".into()));
+        return Err(Failure::Usage("no model: the bundled model cannot embed; give an embedding model with -m".into()));
     }
     if args.output == EmbedOutput::Npy && args.to.is_none() && stdout().is_terminal() {
-        return Err(Failure::Usage("npy is not for terminals: give a file with --to".into()));
+        return Err(Failure::Usage("npy is binary: give an output file with --to".into()));
     }
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let model = Arc::new(load::model(model_args, &pool)?);
@@ -47,7 +45,7 @@ pub fn run(model_args: &ModelArgs, args: &EmbedArgs) -> Result<(), Failure> {
 
     let mut ids = ids(&model, args)?;
     if ids.is_empty() {
-        return Err(Failure::Usage("no texts: give some, or --file, or pipe them in, one a line".into()));
+        return Err(Failure::Usage("no texts: give arguments, --file, or lines on standard input".into()));
     }
     if args.truncate {
         ids.iter_mut().for_each(|ids| embedder.truncate(ids));
@@ -55,7 +53,6 @@ pub fn run(model_args: &ModelArgs, args: &EmbedArgs) -> Result<(), Failure> {
     let text = |tokens| Text { tokens, pooling, dimensions: args.dimensions, normalise: !args.no_normalize };
     let texts: Vec<Text<'_>> = ids.iter().map(|ids| text(ids.as_slice())).collect();
     for (i, text) in texts.iter().enumerate() {
-        // the same error for one text, with its number where there are several
         embedder.check(text).map_err(|e| if texts.len() > 1 { numbered(i, &e) } else { e.into() })?;
     }
 
@@ -76,7 +73,7 @@ pub fn run(model_args: &ModelArgs, args: &EmbedArgs) -> Result<(), Failure> {
                 failed = match vectors {
                     Some(vectors) => out.write(first + i, &batch[i], width, vectors).map_err(Failure::from),
                     None => Err(Failure::Weights(format!(
-                        "text {}: the model's numbers are not finite: a fault of its weights",
+                        "text {}: the model produced infinite or NaN values; its weights are damaged",
                         first + i
                     ))),
                 };
@@ -94,11 +91,10 @@ fn numbered(i: usize, e: &starling::error::RequestError) -> Failure {
     Failure::Usage(format!("text {i}: {e}"))
 }
 
-/// Token ids of the texts that were asked for.
+/// Token ids of all texts.
 fn ids(model: &Model, args: &EmbedArgs) -> Result<Vec<Vec<u32>>, Failure> {
     if !args.ids.is_empty() {
-        let id =
-            |word: &str| word.trim().parse().map_err(|_| Failure::Usage(format!("--ids: `{word}` is not a token id")));
+        let id = |word: &str| tokens::token_id(word).map_err(|e| Failure::Usage(format!("--ids: {e}")));
         return args.ids.iter().map(|list| list.split(',').map(id).collect()).collect();
     }
     let options = EncodeOptions { add_special: true, parse_special: args.special };
@@ -117,7 +113,7 @@ fn ids(model: &Model, args: &EmbedArgs) -> Result<Vec<Vec<u32>>, Failure> {
         .collect()
 }
 
-/// The text of a line of JSON.
+/// The text of a line of JSON: a string, or an object with `text` or `input`.
 fn json_text(line: &str) -> Result<String, String> {
     let value: Value = serde_json::from_str(line).map_err(|e| e.to_string())?;
     let text = match &value {
@@ -126,12 +122,11 @@ fn json_text(line: &str) -> Result<String, String> {
     };
     match text {
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(other) => Err(format!("found {other}, expected a text")),
+        Some(other) => Err(format!("found {other}, expected a string")),
         None => Err("found neither `text` nor `input`".into()),
     }
 }
 
-/// What is said of a text.
 #[derive(Serialize)]
 struct Row<'a> {
     index: usize,
@@ -139,7 +134,7 @@ struct Row<'a> {
     n_tokens: usize,
 }
 
-/// A vector, those of all tokens, or either as bytes in base64.
+/// One vector, one per token, or either as base64.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Numbers<'a> {
@@ -148,7 +143,7 @@ enum Numbers<'a> {
     Base64(String),
 }
 
-/// Where vectors go: a JSON array, an object a line, or an array of NumPy's.
+/// Output formats: a JSON array, JSON lines, or a NumPy array.
 struct Output {
     to: BufWriter<Box<dyn Write>>,
     format: EmbedOutput,
@@ -169,7 +164,7 @@ impl Output {
         Ok(Output { to, format: args.output, first: true })
     }
 
-    /// Writes the vectors of a text, numbers of rows of `width`.
+    /// Writes the vectors of a text: rows of `width` numbers.
     fn write(&mut self, index: usize, text: &Text<'_>, width: usize, vectors: &[f32]) -> std::io::Result<()> {
         let bytes = || vectors.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
         let embedding = match self.format {

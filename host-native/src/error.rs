@@ -1,4 +1,4 @@
-//! Why a command failed, and its exit code.
+//! Errors of the command, and their exit codes.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,63 +9,48 @@ use starling::error::{LoadError, MemoryError, RequestError};
 use starling::kernels::UnknownIsa;
 use starling::model::evaluate::EvaluationError;
 
-/// A command that could not do what it was asked. The documented exit codes: 1 the model file, 2 the command line
-/// (clap's own code too), 3 input or output, 4 no capacity or memory, 5 a receipt that does not verify.
+/// Exit codes: 1 invalid model file, 2 invalid arguments or request (also clap's code), 3 I/O error, 4 not enough memory
+/// or capacity, 5 the receipt does not verify.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A model file is wrong.
+    File { path: PathBuf, source: io::Error },
+    /// A model file is invalid.
     #[error("{}: {source}", path.display())]
-    Model {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: LoadError,
-    },
-    /// The request cannot be taken.
+    Model { path: PathBuf, source: LoadError },
+    /// The request is invalid, or there is no capacity for it.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// A text cannot be run.
+    /// A text cannot be evaluated.
     #[error(transparent)]
     Evaluation(EvaluationError),
-    /// The chat template fails on the conversation.
+    /// The chat template does not parse, or fails on the conversation.
     #[error(transparent)]
     Template(#[from] ChatError),
-    /// `--isa` names something else.
+    /// Unknown or unsupported `--isa`.
     #[error(transparent)]
     Isa(#[from] UnknownIsa),
-    /// An argument that the parser could not judge.
+    /// An invalid argument that clap cannot detect.
     #[error("{0}")]
     Usage(String),
-    /// Standard input or output failed.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// A receipt is not one, or not of this model, or the replay differs.
+    /// The file is no receipt, is of another model, or the replay differs.
     #[error("{}: the receipt does not verify: {why}", path.display())]
     Receipt {
-        /// The receipt's file.
         path: PathBuf,
-        /// The first thing that is wrong, with its step if the replay came so far.
+        /// The first difference, with its step.
         why: String,
     },
-    /// An answer that could not go on.
-    #[error("the model's numbers are not finite with this prompt: a fault of its weights")]
+    #[error("the model produced infinite or NaN values (not finite) for this prompt; its weights are damaged")]
     NotFinite,
-    /// Weights that cannot be used: the file, the tensor or text, and what is wrong.
+    /// Weights that cannot be used; the message names file and tensor.
     #[error("{0}")]
     Weights(String),
-    /// There is not enough memory.
     #[error("not enough memory for {0}")]
-    Memory(&'static str),
-    /// The model's widths and experts ask for more working memory than it may have.
-    #[error("{0}: if you trust the model, allow more with --working-memory")]
+    Memory(String),
+    /// The model needs more working memory than `--working-memory` allows.
+    #[error("{0}; raise it with --working-memory if you trust the model")]
     WorkingMemory(MemoryError),
 }
 
@@ -81,20 +66,19 @@ impl From<EvaluationError> for Failure {
 }
 
 impl Failure {
-    /// There was no memory for `what`, or the model may not have it.
+    /// Maps a failed allocation of `what`.
     pub fn memory(what: &'static str) -> impl Fn(MemoryError) -> Failure {
         move |error| match error {
             MemoryError::Limit { .. } => Failure::WorkingMemory(error),
-            _ => Failure::Memory(what),
+            _ => Failure::Memory(what.into()),
         }
     }
 
-    /// Whether the reader of standard output went away: no fault of anyone's.
+    /// Whether the reader of standard output closed the pipe, which is not an error.
     pub fn is_closed_pipe(&self) -> bool {
         matches!(self, Failure::Io(e) if e.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Failure::Model { source: LoadError::OutOfMemory { .. }, .. }
@@ -102,7 +86,7 @@ impl Failure {
             | Failure::Evaluation(EvaluationError::Memory { .. })
             | Failure::Memory(_)
             | Failure::WorkingMemory(_) => 4,
-            // what a template refuses is the conversation
+            // the template called raise_exception: the conversation is invalid, not the file
             Failure::Template(ChatError::Refused(_)) => 2,
             Failure::Model { .. } | Failure::Template(_) | Failure::NotFinite | Failure::Weights(_) => 1,
             Failure::Request(_) | Failure::Evaluation(_) | Failure::Isa(_) | Failure::Usage(_) => 2,

@@ -12,9 +12,9 @@ use starling::quant::Dtype;
 use crate::error::Failure;
 use crate::model_file::ModelFile;
 
-/// How much each element of the rows of a model's matrices matters.
+/// Importance of the input columns of a model's matrices.
 pub struct Importance {
-    /// By name of the tensor, a number per element of a row, for each of its matrices.
+    /// Tensor name -> one number per column, for each matrix of the tensor.
     weights: BTreeMap<String, Vec<f32>>,
     file_name: String,
     dataset: Option<Vec<u8>>,
@@ -25,8 +25,6 @@ const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
 
 impl Importance {
-    /// Reads the file.
-    ///
     /// # Errors
     /// If it cannot be read, or is not an importance matrix.
     pub fn read(path: &Path) -> Result<Importance, Failure> {
@@ -35,10 +33,10 @@ impl Importance {
         parse(&file, file_name).map_err(|source| Failure::Model { path: path.into(), source })
     }
 
-    /// The numbers for a tensor, whose rows have `k` elements, `matrices` matrices of them: one slice for each.
+    /// The importance of the columns of a tensor of `matrices` matrices with `k` columns: one slice per matrix.
     ///
     /// # Errors
-    /// If there is another number of them; for the token embedding that is no fault, but as if there were none.
+    /// If the file has another number of values; for the token embedding such values are ignored.
     pub fn of(&self, name: &str, k: usize, matrices: usize) -> Result<Option<&[f32]>, Failure> {
         match self.weights.get(name) {
             Some(w) if w.len() == k * matrices => Ok(Some(w)),
@@ -50,10 +48,10 @@ impl Importance {
         }
     }
 
-    /// Says in a model's metadata what it was quantised with.
+    /// Writes the metadata keys that name the importance matrix.
     ///
     /// # Errors
-    /// If a key is taken.
+    /// If a key exists already.
     pub fn describe(&self, writer: &mut GgufWriter) -> Result<(), WriteError> {
         writer.metadata("quantize.imatrix.file", &Value::Str(self.file_name.as_bytes()))?;
         if let Some(dataset) = &self.dataset {

@@ -1,4 +1,4 @@
-//! `starling inspect`: what a model file holds.
+//! `starling inspect`: prints metadata and tensors of a model file.
 
 use std::io::{Write, stdout};
 
@@ -9,17 +9,15 @@ use crate::cli::{InspectArgs, ModelArgs};
 use crate::error::Failure;
 use crate::load;
 
-/// Elements of an array, and characters of a string, that the listing shows.
+/// Number of array elements and of string characters shown.
 const SHOWN: usize = 8;
 const SHOWN_CHARS: usize = 60;
 
-/// Runs the command.
-///
 /// # Errors
 /// If the file is not a valid GGUF.
 pub fn run(model_args: &ModelArgs, args: &InspectArgs) -> Result<(), Failure> {
     let files = load::files(model_args)?;
-    let shards = load::directories(&files)?;
+    let shards = load::headers(&files)?;
     let mut out = stdout().lock();
     let Some(first) = shards.first() else { return Ok(()) };
     let tensors: Vec<_> = shards.iter().flat_map(|g| g.tensors()).collect();
@@ -91,7 +89,7 @@ fn line(v: &Value<'_>) -> String {
 fn scalar(v: &Value<'_>) -> Json {
     match v {
         Value::Bool(b) => json!(b),
-        // JSON has no other numbers
+        // JSON has no infinity and no NaN
         Value::F32(x) if x.is_finite() => json!(x),
         Value::F64(x) if x.is_finite() => json!(x),
         Value::F32(x) => json!(x.to_string()),
@@ -102,17 +100,18 @@ fn scalar(v: &Value<'_>) -> Json {
     }
 }
 
+/// The first `n` elements. Arrays in arrays are shown whole: the format nests them once.
 fn array(a: &starling::gguf::Array<'_>, n: usize) -> Vec<Json> {
-    match a.strings() {
-        Some(strings) => strings.take(n).map(|s| json!(String::from_utf8_lossy(s))).collect(),
-        None if a.element_type() == ValueType::Array => Vec::new(),
-        None => a.scalars().take(n).map(|v| scalar(&v)).collect(),
+    match (a.element_type(), a.strings()) {
+        (_, Some(strings)) => strings.take(n).map(|s| json!(String::from_utf8_lossy(s))).collect(),
+        (ValueType::Array, _) => a.arrays().take(n).map(|inner| Json::Array(array(&inner, usize::MAX))).collect(),
+        _ => a.scalars().take(n).map(|v| scalar(&v)).collect(),
     }
 }
 
 fn value_json(v: &Value<'_>, full: bool) -> Json {
     match v {
-        Value::Array(a) if full && a.element_type() != ValueType::Array => Json::Array(array(a, usize::MAX)),
+        Value::Array(a) if full => Json::Array(array(a, usize::MAX)),
         Value::Array(a) => {
             json!({ "type": format!("{:?}", a.element_type()), "len": a.len(), "first": array(a, SHOWN) })
         }

@@ -1,4 +1,4 @@
-//! From the command line to a model in memory.
+//! Opens and loads the model of the command line.
 
 use std::path::{Path, PathBuf};
 
@@ -15,19 +15,19 @@ use crate::model_file::ModelFile;
 use crate::pool::{ThreadPool, default_threads};
 use crate::progress::{Of, Progress, remark};
 
-/// The model that travels in the binary.
+/// The bundled model.
 pub static BUNDLED: &[u8] = include_bytes!("../../fixtures/starling-tiny/starling-tiny-q8_0.gguf");
-/// Its name in messages.
+/// Name of the bundled model in messages.
 pub const BUNDLED_NAME: &str = "starling-tiny-q8_0.gguf (bundled)";
-/// Files larger than this load with a progress bar.
+/// Minimum size of files that are loaded with a progress bar, in bytes.
 const SLOW_BYTES: usize = 1 << 28;
-/// Bytes hashed before their pages are let go.
+/// Bytes hashed before their mapped pages are released.
 const HASH_BYTES: usize = 1 << 22;
 
-/// The instruction set that was asked for.
+/// The instruction set of `--isa`, or the fastest.
 ///
 /// # Errors
-/// If this machine does not have it.
+/// If this CPU does not support it.
 pub fn cpu(args: &ModelArgs) -> Result<Cpu, Failure> {
     Ok(match &args.isa {
         Some(name) => Cpu::named(name)?,
@@ -35,37 +35,37 @@ pub fn cpu(args: &ModelArgs) -> Result<Cpu, Failure> {
     })
 }
 
-/// The threads that were asked for.
+/// The pool of `--threads`, or of one thread per core.
 ///
 /// # Errors
-/// If the system gives no more.
+/// If the system cannot start the threads.
 pub fn pool(args: &ModelArgs) -> Result<ThreadPool, Failure> {
     Ok(ThreadPool::new(args.threads.map_or_else(default_threads, usize::from))?)
 }
 
-/// The model's name in messages.
+/// The model's path, or its name in messages.
 pub fn path(args: &ModelArgs) -> PathBuf {
     args.model.clone().unwrap_or_else(|| BUNDLED_NAME.into())
 }
 
-/// The model's file, or all files of a split model in order.
+/// Maps the model's file, or all files of a split model in order.
 ///
 /// # Errors
-/// If one cannot be opened.
+/// If a file cannot be opened.
 pub fn files(args: &ModelArgs) -> Result<Vec<ModelFile>, Failure> {
     args.model.as_deref().map_or_else(|| Ok(vec![ModelFile::embedded(BUNDLED_NAME, BUNDLED)]), open_all)
 }
 
-/// The file of that name, or all files of the split model that it is one of.
+/// Maps a file, or all files of the split model that it belongs to.
 ///
 /// # Errors
-/// If one cannot be opened.
+/// If a file cannot be opened.
 pub fn open_all(path: &Path) -> Result<Vec<ModelFile>, Failure> {
     let open = |path: PathBuf| ModelFile::open(&path).map_err(|source| Failure::File { path, source });
     paths(path).into_iter().map(open).collect()
 }
 
-/// The names of those files.
+/// Paths of all files of the model that `path` belongs to.
 pub fn paths(path: &Path) -> Vec<PathBuf> {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
     match ShardName::parse(name) {
@@ -74,35 +74,35 @@ pub fn paths(path: &Path) -> Vec<PathBuf> {
     }
 }
 
-/// The directory of a model, or of each file of a split model.
+/// Parses the header of each file.
 ///
 /// # Errors
-/// If a file is no valid GGUF; the error names that file.
-pub fn directories(files: &[ModelFile]) -> Result<Vec<Gguf<'_>>, Failure> {
-    files.iter().map(|file| Gguf::parse(file).map_err(|source| fault_of(file, source))).collect()
+/// If a file is not valid GGUF; the error names the file.
+pub fn headers(files: &[ModelFile]) -> Result<Vec<Gguf<'_>>, Failure> {
+    files.iter().map(|file| Gguf::parse(file).map_err(|source| model_error(file, source))).collect()
 }
 
-/// The one directory of all files of a model.
+/// Parses the headers of all files and joins them.
 ///
 /// # Errors
-/// As [`directories`]; if the files are not those of one model.
-pub fn directory(files: &[ModelFile]) -> Result<GgufSet<'_>, Failure> {
-    GgufSet::new(directories(files)?).map_err(|source| fault_of(&files[0], source))
+/// As [`headers`], or if the files do not belong to one model.
+pub fn joined_headers(files: &[ModelFile]) -> Result<GgufSet<'_>, Failure> {
+    GgufSet::new(headers(files)?).map_err(|e| model_error(&files[e.file], e.source))
 }
 
-fn fault_of(file: &ModelFile, source: LoadError) -> Failure {
+fn model_error(file: &ModelFile, source: LoadError) -> Failure {
     Failure::Model { path: file.path().into(), source }
 }
 
-/// Loads the model that was asked for.
+/// Loads the model of the command line.
 ///
 /// # Errors
-/// If the file cannot be read, or is not a model this engine runs.
+/// If the file cannot be read, or is not a supported model.
 pub fn model(args: &ModelArgs, pool: &ThreadPool) -> Result<Model, Failure> {
     let wrong = |source| Failure::Model { path: path(args), source };
     let files = files(args)?;
-    let set = directory(&files)?;
-    doubt_the_tokenizer(&path(args), &set.shards()[0]);
+    let set = joined_headers(&files)?;
+    warn_of_missing_pretokenizer(&path(args), &set.shards()[0]);
     let mut loader = ModelLoader::new(set.shards()).map_err(wrong)?;
     let bytes: Vec<&[u8]> = files.iter().map(|f| &f[..]).collect();
     let total: usize = bytes.iter().map(|b| b.len()).sum();
@@ -123,28 +123,28 @@ pub fn model(args: &ModelArgs, pool: &ThreadPool) -> Result<Model, Failure> {
     Ok(model)
 }
 
-/// Says so where a file leaves open how its texts are cut, and the usual guess may not be what the model was made with.
-fn doubt_the_tokenizer(path: &Path, gguf: &Gguf<'_>) {
+/// Warns if a byte-level BPE vocabulary names no pre-tokenizer: the default may not be the model's.
+fn warn_of_missing_pretokenizer(path: &Path, gguf: &Gguf<'_>) {
     let text = |key| gguf.str(key).ok().flatten();
     if text("tokenizer.ggml.model") != Some("gpt2") || text("tokenizer.ggml.pre").is_some() {
         return;
     }
-    let doubt = format!(
-        "{}: names no pre-tokenizer (tokenizer.ggml.pre); 'default' is taken, which may not be what the model was trained \
-         with: convert the model anew if its answers are poor",
+    let warning = format!(
+        "{}: the key tokenizer.ggml.pre is missing; using the pre-tokenizer 'default', which may not be the model's; \
+         convert the model again if its output is poor",
         path.display()
     );
     if tracing::dispatcher::has_been_set() {
-        tracing::warn!("{doubt}");
+        tracing::warn!("{warning}");
     } else {
-        remark(format_args!("starling: {doubt}"));
+        remark(format_args!("starling: {warning}"));
     }
 }
 
-/// The digest that receipts name the model by: reads all of its files.
+/// The digest of the model that receipts contain; reads all files.
 ///
 /// # Errors
-/// If one cannot be opened.
+/// If a file cannot be opened.
 pub fn sha256(args: &ModelArgs) -> Result<[u8; 32], Failure> {
     let digest = |file: &ModelFile| {
         let (mut hash, mut at) = (Sha256::new(), 0);

@@ -1,15 +1,15 @@
-//! `starling logits` and `starling perplexity`: the model's numbers, without sampling.
+//! `starling logits` and `starling perplexity`.
 
-use std::io::{Write, stdout};
+use std::io::{BufWriter, Write, stdout};
 use std::num::NonZeroUsize;
 
-use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use base64::write::EncoderWriter;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use starling::math::exp;
+use starling::model::Stage;
 use starling::model::evaluate::Evaluation;
-use starling::model::{Stage, Trace};
-use starling::pool::Pool;
 use starling::sampler::{Sampler, SamplingOptions};
 use starling::tokenizer::EncodeOptions;
 
@@ -19,13 +19,11 @@ use crate::load;
 use crate::progress::{Of, Progress};
 use crate::tokens;
 
-/// Tokens of a batch.
+/// Batch size in tokens.
 const BATCH: usize = 256;
 
-/// Runs `logits`.
-///
 /// # Errors
-/// If the model does not load or a token is not one of its.
+/// If the model does not load, or a token id is out of range.
 pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> {
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let model = load::model(model_args, &pool)?;
@@ -38,9 +36,16 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
     };
     let evaluation =
         Evaluation { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx: ids.len() };
-    let mut out = stdout().lock();
-    let mut bytes = Vec::new();
+    if args.trace {
+        return print_trace(&evaluation, &ids);
+    }
     let first = if args.all { 0 } else { ids.len().saturating_sub(1) };
+    print_logits(&evaluation, &ids, first)
+}
+
+/// Prints a SHA-256 of the numbers after each stage of each layer.
+fn print_trace(evaluation: &Evaluation<'_>, ids: &[u32]) -> Result<(), Failure> {
+    let mut out = stdout().lock();
     let mut failed = Ok(());
     let mut trace = |stage: Stage, layer: Option<usize>, rows: &mut dyn Iterator<Item = &[f32]>| {
         let mut hash = Sha256::new();
@@ -49,38 +54,49 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
         let line = writeln!(out, "{layer:>3} {:10} {}", stage.name(), hex(&hash.finalize()));
         failed = std::mem::replace(&mut failed, Ok(())).and(line);
     };
-    let trace: Option<Trace<'_>> = if args.trace { Some(&mut trace) } else { None };
-    evaluation.run::<Failure>(&ids, first, trace, &mut |row| {
-        bytes.extend(row.logits.iter().flat_map(|v| v.to_le_bytes()));
-        Ok(())
-    })?;
-    failed?;
-    if args.trace {
-        return Ok(());
-    }
-    let (rows, n_vocab) = (ids.len() - first, model.config.n_vocab);
-    let json = json!({
-        "n_tokens": ids.len(),
-        "n_vocab": n_vocab,
-        "isa": cpu.isa().name(),
-        "threads": pool.threads(),
-        "sha256": hex(&Sha256::digest(&bytes)),
-        "logits": {
-            "dtype": "f32le",
-            "shape": [rows, n_vocab],
-            "base64": base64::engine::general_purpose::STANDARD.encode(&bytes),
-        },
-    });
-    writeln!(stdout().lock(), "{json}")?;
-    Ok(())
+    evaluation.run::<Failure>(ids, ids.len().saturating_sub(1), Some(&mut trace), &mut |_| Ok(()))?;
+    Ok(failed?)
 }
 
-/// Bytes in hexadecimal.
+/// Prints the logits after the tokens from `first` on as one JSON object, row by row: a long text has more of them than
+/// fit into memory.
+fn print_logits(evaluation: &Evaluation<'_>, ids: &[u32], first: usize) -> Result<(), Failure> {
+    let mut out = Some(BufWriter::new(stdout().lock()));
+    let (rows, n_vocab) = (ids.len() - first, evaluation.model.config.n_vocab);
+    let head = json!({
+        "n_tokens": ids.len(),
+        "n_vocab": n_vocab,
+        "isa": evaluation.cpu.isa().name(),
+        "threads": evaluation.pool.threads(),
+        "logits": { "dtype": "f32le", "shape": [rows, n_vocab], "base64": "" },
+    })
+    .to_string();
+    // base64 goes into the last, empty string; the digest follows it
+    let head = head.strip_suffix("\"}}").unwrap_or(&head);
+    let mut hash = Sha256::new();
+    let mut base64 = None;
+    evaluation.run::<Failure>(ids, first, None, &mut |row| {
+        // an error before the first row must not leave half an object
+        if let Some(mut out) = out.take() {
+            out.write_all(head.as_bytes())?;
+            base64 = Some(EncoderWriter::new(out, &STANDARD));
+        }
+        let bytes: Vec<u8> = row.logits.iter().flat_map(|v| v.to_le_bytes()).collect();
+        hash.update(&bytes);
+        Ok(base64.as_mut().map_or(Ok(()), |base64| base64.write_all(&bytes))?)
+    })?;
+    let Some(mut base64) = base64 else { return Ok(()) };
+    let mut out = base64.finish()?;
+    writeln!(out, "\"}},\"sha256\":\"{}\"}}", hex(&hash.finalize()))?;
+    Ok(out.flush()?)
+}
+
+/// Lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Runs `perplexity`: windows of the context size, the second half of each scored, as llama-perplexity does.
+/// Scores the second half of each window of the context size, as llama-perplexity does.
 ///
 /// # Errors
 /// If the model does not load or the text is shorter than a window.
@@ -91,7 +107,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
     let ids = model.tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: false });
     let n_ctx = args.ctx_size;
     if ids.len() < n_ctx {
-        return Err(Failure::Usage(format!("the text has {} tokens, a window needs {n_ctx}", ids.len())));
+        return Err(Failure::Usage(format!("the text has {} tokens, one window needs {n_ctx}", ids.len())));
     }
     let windows = (ids.len() / n_ctx).min(args.chunks.map_or(usize::MAX, NonZeroUsize::get));
     let progress = Progress::new("measuring", Of::Count("windows"), windows as u64);
@@ -101,7 +117,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
     for window in ids.chunks_exact(n_ctx).take(windows) {
         let mut window = window.to_vec();
         if model.tokenizer.adds_bos() {
-            // each window starts like a text of its own
+            // each window starts with BOS, as a separate text
             window[0] = model.tokenizer.bos().unwrap_or(window[0]);
         }
         evaluation.run::<Failure>(&window, n_ctx / 2, None, &mut |row| {

@@ -1,4 +1,4 @@
-//! The `starling` command: language models on this machine's CPU, the same bytes as everywhere.
+//! The `starling` command.
 
 #![deny(unsafe_code)]
 #![allow(unreachable_pub)] // a binary has no outside
@@ -29,13 +29,15 @@ use std::io::{Write, stderr, stdout};
 use std::process::ExitCode;
 
 use clap::builder::Resettable;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
 use clap::{Arg, Command as Interface, CommandFactory, FromArgMatches};
 
 use cli::{Cli, Command};
 use error::Failure;
 
-/// The interface of a command: any number may be negative, if only to hear that it may not; variables of the environment
-/// that are empty are not set.
+/// Adapts clap's commands: negative numbers reach the value parsers, which explain the range; empty environment variables
+/// count as unset.
 fn interface(command: Interface) -> Interface {
     let is_empty = |arg: &Arg| arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
     let argument = |arg: Arg| {
@@ -50,7 +52,7 @@ fn main() -> ExitCode {
     let done = match command_line() {
         Ok(cli) => run(&cli).map(|()| ExitCode::SUCCESS),
         Err(said) => match said.print() {
-            // the manual is what was asked for; what is wrong with the command line, the code tells too
+            // --help that cannot be printed is an I/O error; a usage error keeps its exit code
             Err(e) if !said.use_stderr() => Err(e.into()),
             _ => Ok(ExitCode::from(said.exit_code() as u8)),
         },
@@ -59,16 +61,23 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) if failure.is_closed_pipe() => ExitCode::SUCCESS,
         Err(failure) => {
-            // where this cannot be said either, the code still tells
+            // stderr may be closed; the exit code remains
             let _ = writeln!(stderr(), "error: {failure}");
             failure.exit_code()
         }
     }
 }
 
-/// What is asked for; or what there is to say instead: the manual, or what is wrong with the command line.
+/// Parses the command line. The error may be the text of `--help`.
 fn command_line() -> Result<Cli, clap::Error> {
-    Cli::from_arg_matches(&interface(Cli::command()).try_get_matches()?)
+    let matches = interface(Cli::command()).try_get_matches()?;
+    if let Some(("quantize", arguments)) = matches.subcommand()
+        && arguments.value_source("model") == Some(ValueSource::CommandLine)
+    {
+        let message = "quantize takes its input as an argument, not by --model: starling quantize INPUT OUTPUT TYPE";
+        return Err(Cli::command().error(ErrorKind::ArgumentConflict, message));
+    }
+    Cli::from_arg_matches(&matches)
 }
 
 fn run(cli: &Cli) -> Result<(), Failure> {

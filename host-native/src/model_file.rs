@@ -1,4 +1,4 @@
-//! The only mapping of files.
+//! Memory-mapped model files; the only file that maps memory.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-/// A model file in memory, mapped or (the bundled one) part of the binary.
+/// Bytes of a model file: memory-mapped, or embedded in the binary.
 pub struct ModelFile {
     path: PathBuf,
     bytes: Bytes,
@@ -20,17 +20,15 @@ enum Bytes {
 }
 
 impl ModelFile {
-    /// A file that is part of the binary; the name is for messages.
+    /// A file embedded in the binary; `name` is for messages.
     pub fn embedded(name: &str, bytes: &'static [u8]) -> ModelFile {
         ModelFile { path: name.into(), bytes: Bytes::Embedded(bytes) }
     }
 
-    /// Maps a file.
-    ///
     /// # Errors
     /// If it cannot be opened or mapped.
     pub fn open(path: &Path) -> io::Result<ModelFile> {
-        // asked before it is opened: a pipe would make this process wait for a writer
+        // checked before opening: opening a pipe would block until there is a writer
         let kind = fs::metadata(path)?.file_type();
         if !kind.is_file() {
             return Err(io::Error::other(if kind.is_dir() { "is a directory" } else { "is not a regular file" }));
@@ -43,12 +41,12 @@ impl ModelFile {
         Ok(ModelFile { path: path.into(), bytes: Bytes::Mapped(map) })
     }
 
-    /// Where it is, or its name in messages.
+    /// The path, or the name in messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Lets the system drop the pages of bytes that were read: they live on in another form.
+    /// Advises the system to drop the pages of a range whose weights are packed.
     pub fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         if let Bytes::Mapped(map) = &self.bytes {

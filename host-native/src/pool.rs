@@ -1,4 +1,4 @@
-//! The threads that the command lends the engine.
+//! The thread pool for the engine, and the default number of threads.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use starling::kernels::standby::Standby;
 pub use starling::pool::MAX_THREADS;
 use starling::pool::Pool;
 
-/// The caller and `threads - 1` threads of its own.
+/// The calling thread and `threads - 1` worker threads.
 pub struct ThreadPool {
     standby: Arc<Standby>,
     threads: Vec<JoinHandle<()>>,
@@ -18,7 +18,7 @@ pub struct ThreadPool {
 
 impl ThreadPool {
     /// # Errors
-    /// If the system gives no more threads.
+    /// If the system cannot start a thread.
     pub fn new(threads: usize) -> std::io::Result<ThreadPool> {
         let mut pool = ThreadPool { standby: Arc::new(Standby::new()), threads: Vec::new() };
         for i in 1..threads {
@@ -44,25 +44,24 @@ impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.standby.end();
         for t in self.threads.drain(..) {
-            // a worker's panic was already reported to the leader
+            // the panic of a worker was already raised on the calling thread
             let _ = t.join();
         }
     }
 }
 
-/// Threads to use when none are asked for: the cores this process is allowed, within its quota.
+/// Default number of threads: the physical cores that affinity and CPU quota allow.
 pub fn default_threads() -> usize {
     let (allowed, cores) = cpus();
     cores.map_or(allowed, |cores| allowed.min(cores)).clamp(1, MAX_THREADS)
 }
 
-/// CPUs that this process is allowed (cpuset, affinity and quota of its control group), and the physical cores among
-/// those of its cpuset and affinity, if known.
+/// Number of CPUs that affinity, cpuset and quota allow, and the number of physical cores among them, if known.
 pub fn cpus() -> (usize, Option<usize>) {
     (thread::available_parallelism().map_or(1, NonZero::get), physical_cores())
 }
 
-/// Distinct cores among the CPUs this process may run on, on Linux. Source: proc_pid_status(5), and
+/// Physical cores among the CPUs that this process may run on (Linux). Source: proc_pid_status(5), and
 /// <https://docs.kernel.org/admin-guide/cputopology.html>.
 fn physical_cores() -> Option<usize> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
@@ -72,8 +71,7 @@ fn physical_cores() -> Option<usize> {
     })
 }
 
-/// Distinct cores among CPUs, given as `0-3,8`. The list of a CPU's sibling threads names its core, the same on each of
-/// them.
+/// Physical cores among a CPU list such as `0-3,8`. CPUs with the same list of sibling threads share a core.
 fn distinct_cores(cpus: &str, siblings: impl Fn(usize) -> Option<String>) -> Option<usize> {
     let mut cores = BTreeSet::new();
     for part in cpus.split(',') {

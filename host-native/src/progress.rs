@@ -1,36 +1,34 @@
-//! How far a command is: a bar on a terminal, and elsewhere, such as in a log, a line for each tenth.
+//! Progress on standard error: a bar on a terminal, otherwise one line per 10 %.
 
 use std::cell::Cell;
 use std::io::{IsTerminal, Write, stderr};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
-/// Says something beside the output. Where nobody can hear it, that is no fault.
+/// Prints a line to standard error; a closed stderr is not an error.
 pub fn remark(what: std::fmt::Arguments<'_>) {
     let _ = writeln!(stderr(), "{what}");
 }
 
-/// What is counted.
+/// Unit of the progress.
 #[derive(Debug, Clone, Copy)]
 pub enum Of {
-    /// Bytes.
     Bytes,
-    /// Things of that name.
+    /// Items with this plural.
     Count(&'static str),
 }
 
-/// Work on its way.
 pub struct Progress {
     what: &'static str,
     of: Of,
     total: u64,
     bar: ProgressBar,
-    /// Tenths that have had their lines; `None` on a terminal.
+    /// Tenths already printed; `None` on a terminal.
     said: Option<Cell<u64>>,
 }
 
 impl Progress {
-    /// Of so much of something, e.g. `quantizing`.
+    /// `what` is the activity, such as `quantizing`.
     pub fn new(what: &'static str, of: Of, total: u64) -> Progress {
         let amount = match of {
             Of::Bytes => "{bytes}/{total_bytes}".into(),
@@ -42,29 +40,29 @@ impl Progress {
         Progress { what, of, total, bar, said }
     }
 
-    /// The same, with nothing elsewhere than on a terminal.
+    /// As [`Progress::new`], but prints nothing if standard error is not a terminal.
     pub fn on_terminal(what: &'static str, of: Of, total: u64) -> Progress {
         Progress { said: None, ..Progress::new(what, of, total) }
     }
 
-    /// Nothing.
+    /// Prints nothing.
     pub fn hidden() -> Progress {
         Progress { what: "", of: Of::Bytes, total: 0, bar: ProgressBar::hidden(), said: None }
     }
 
-    /// So much more is done; `message` says what with.
+    /// Adds `n`; `message` names the current item.
     pub fn inc(&self, n: u64, message: &str) {
         self.bar.set_message(message.to_owned());
         self.bar.inc(n);
         let Some(said) = &self.said else { return };
         if let Some(line) = line(self.what, self.of, (self.bar.position(), self.total), said.get(), message) {
             said.set(tenths(self.bar.position(), self.total));
-            // nobody may be listening
+            // stderr may be closed
             let _ = writeln!(stderr(), "{line}");
         }
     }
 
-    /// All is done, and the bar goes.
+    /// Removes the bar.
     pub fn finish(self) {
         self.bar.finish_and_clear();
     }
@@ -74,7 +72,7 @@ fn tenths(done: u64, total: u64) -> u64 {
     (u128::from(done) * 10 / u128::from(total.max(1))) as u64
 }
 
-/// What is to be said, if a tenth more is done than was said.
+/// The next line, if another tenth is done.
 fn line(what: &str, of: Of, (done, total): (u64, u64), said: u64, message: &str) -> Option<String> {
     let now = tenths(done, total);
     if now <= said {

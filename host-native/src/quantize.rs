@@ -1,4 +1,4 @@
-//! `starling quantize`: a model file in another type.
+//! `starling quantize`: converts the weights of a model file.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write, stderr};
@@ -18,13 +18,13 @@ use crate::load;
 use crate::pool::ThreadPool;
 use crate::progress::{Of, Progress};
 
-/// Elements that one task converts, at least: whole rows.
+/// Minimum number of elements per task; tasks are whole rows.
 const TASK: usize = 1 << 16;
 
-/// Runs the command. The output appears under its name only when it is complete.
+/// The output is written under a temporary name and renamed when complete.
 ///
 /// # Errors
-/// If the input is not a model file, holds a type without conversion, or the output cannot be written.
+/// If the input is not a model file, has a type that cannot be converted, or the output cannot be written.
 pub fn run(model_args: &ModelArgs, args: &QuantizeArgs) -> Result<(), Failure> {
     let pool = load::pool(model_args)?;
     let mix = Mix::from_name(&args.kind).ok_or_else(|| {
@@ -34,14 +34,14 @@ pub fn run(model_args: &ModelArgs, args: &QuantizeArgs) -> Result<(), Failure> {
     let input = Path::new(&args.input);
     let importance = args.imatrix.as_deref().map(Importance::read).transpose()?;
     let files = load::open_all(input)?;
-    let set = load::directory(&files)?;
+    let set = load::joined_headers(&files)?;
     let full = |path: &Path| fs::canonicalize(path).ok();
-    // where a link points: the link itself stays
+    // follow symbolic links: the link itself stays
     let output = &full(&args.output).unwrap_or_else(|| args.output.clone());
     if files.iter().any(|file| full(file.path()).as_ref() == Some(output)) {
         return Err(Failure::Usage("input and output are the same file".into()));
     }
-    // what is there is replaced, which a directory or a device is not to be
+    // only a regular file may be replaced
     if fs::metadata(output).is_ok_and(|there| !there.is_file()) {
         return Err(Failure::Usage(format!("{} is not a file", args.output.display())));
     }
@@ -50,7 +50,7 @@ pub fn run(model_args: &ModelArgs, args: &QuantizeArgs) -> Result<(), Failure> {
         PlanError::Write(e) => Failure::Usage(e.to_string()),
     })?;
     check_importance(&set, &types, mix, importance.as_ref())?;
-    // its own, whatever else is written here
+    // unique per process
     let mut part = output.clone().into_os_string();
     part.push(format!(".{}.part", process::id()));
     let part = PathBuf::from(part);
@@ -58,7 +58,7 @@ pub fn run(model_args: &ModelArgs, args: &QuantizeArgs) -> Result<(), Failure> {
     let written = write(&set, (&writer, &types), importance.as_ref(), (&part, file), &pool)
         .and_then(|()| fs::rename(&part, output).map_err(|source| Failure::File { path: output.clone(), source }));
     if let Err(e) = written {
-        // nothing is left behind; the cause is what matters, not whether this works too
+        // best effort; the first error is reported
         let _ = fs::remove_file(&part);
         return Err(e);
     }
@@ -71,7 +71,7 @@ fn file_size(path: &Path) -> Result<u64, Failure> {
     Ok(fs::metadata(path).map_err(|source| Failure::File { path: path.into(), source })?.len())
 }
 
-/// Refuses types that need an importance that is not known.
+/// Refuses types that require an importance matrix where there is none for the tensor.
 fn check_importance(
     set: &GgufSet<'_>,
     types: &[Dtype],
@@ -81,9 +81,10 @@ fn check_importance(
     for ((_, t), &dtype) in set.tensors().zip(types) {
         let weights = weights_of(importance, t)?;
         if t.dtype != dtype && weights.is_none() && needs_importance(mix, t.name, dtype) {
-            let why = if importance.is_some() { "the importance matrix has none" } else { "give one with --imatrix" };
+            let why =
+                if importance.is_some() { "the given one has no entry for it" } else { "give one with --imatrix" };
             return Err(Failure::Usage(format!(
-                "tensor `{}` to {}: this needs the importance of its inputs; {why}",
+                "tensor `{}` to {}: this type requires an importance matrix; {why}",
                 t.name,
                 dtype.name()
             )));
@@ -92,7 +93,7 @@ fn check_importance(
     Ok(())
 }
 
-/// Writes the file; what was written stays if that fails.
+/// Writes the file. On failure the incomplete file stays for the caller to remove.
 fn write(
     set: &GgufSet<'_>,
     (writer, types): (&GgufWriter, &[Dtype]),
@@ -129,7 +130,7 @@ fn write(
     out.get_ref().sync_all().map_err(io)
 }
 
-/// The importance of a tensor's inputs, if it is known.
+/// Importance of a tensor's input columns, if known.
 fn weights_of<'a>(importance: Option<&'a Importance>, t: &TensorInfo<'_>) -> Result<Option<&'a [f32]>, Failure> {
     importance.map_or(Ok(None), |i| i.of(t.name, t.dims[0] as usize, (t.dims[2] * t.dims[3]) as usize))
 }
@@ -151,7 +152,7 @@ impl From<starling::gguf::WriteError> for PlanError {
     }
 }
 
-/// The output's directory, and the type of each tensor.
+/// The output's header, and the type of each tensor.
 fn plan(set: &GgufSet<'_>, mix: Mix, importance: Option<&Importance>) -> Result<(GgufWriter, Vec<Dtype>), PlanError> {
     let gguf = set.first();
     let arch = gguf.str("general.architecture")?.unwrap_or("llama");
@@ -171,9 +172,9 @@ fn plan(set: &GgufSet<'_>, mix: Mix, importance: Option<&Importance>) -> Result<
     let mut writer = GgufWriter::new();
     for (key, value) in gguf.metadata() {
         match *key {
-            // ours to say
+            // written below
             "general.alignment" | "general.file_type" | "general.quantization_version" => {}
-            // one file comes out
+            // the output is one file
             key if key.starts_with("split.") || key.starts_with("quantize.imatrix.") => {}
             key => writer.metadata(key, value)?,
         }
@@ -189,7 +190,7 @@ fn plan(set: &GgufSet<'_>, mix: Mix, importance: Option<&Importance>) -> Result<
     Ok((writer, types))
 }
 
-/// The tensor's bytes in another type; its numbers pass through f32. `importance` is for each of its matrices.
+/// Converts a tensor by way of f32. `importance` has one slice per matrix.
 fn convert(
     src: &[u8],
     t: &TensorInfo<'_>,

@@ -1,4 +1,4 @@
-//! `starling run`: one prompt, one answer, streamed.
+//! `starling run`: generates from one prompt and streams the text.
 
 use std::fs;
 use std::io::{IsTerminal, Write, stdin, stdout};
@@ -23,13 +23,11 @@ use crate::serve::machine;
 use crate::structure::Grammars;
 use crate::{chat, load, tokens};
 
-/// Context when none is asked for, at most: a file may name any number.
+/// Maximum default context; a file may name any number.
 pub const DEFAULT_CTX: usize = 8192;
-/// Tokens of a prefill batch.
+/// Prefill batch size in tokens.
 pub const BATCH: usize = 128;
 
-/// Runs the command.
-///
 /// # Errors
 /// If the model does not load, the prompt does not fit, or output fails.
 pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
@@ -101,8 +99,8 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     answer.fault().map_or(Ok(()), Err)
 }
 
-/// An engine for one conversation at a time. Its keys and values have what is left of this process's memory, at most: an
-/// answer that needs more ends there.
+/// An engine for one sequence. The KV cache is limited to the free memory of this process; an answer that needs more ends
+/// there.
 ///
 /// # Errors
 /// If there is not enough memory.
@@ -126,23 +124,21 @@ pub fn engine(
     Engine::new(Arc::clone(model), pool, options).map_err(Failure::memory("the context"))
 }
 
-/// What the events of a request add up to.
+/// The answer, collected from the events of a request.
 #[derive(Debug, Default)]
 pub struct Answer {
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub n_prompt: usize,
-    /// Tokens picked.
+    /// Generated tokens.
     pub tokens: Vec<u32>,
-    /// The text.
     pub text: String,
-    /// Why it ended, once it has.
+    /// Set when the answer is complete.
     pub finish: Option<FinishReason>,
-    /// Its receipt, if one was asked for.
     pub receipt: Option<Box<Receipt>>,
 }
 
 impl Answer {
-    /// Takes an event; returns the text it brought.
+    /// Adds an event; returns its text.
     pub fn take(&mut self, event: Event) -> String {
         let text = match event {
             Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => String::new(),
@@ -164,11 +160,11 @@ impl Answer {
         text
     }
 
-    /// Why there is no more of it, if the engine could not go on.
+    /// The error, if the engine ended the answer early.
     pub fn fault(&self) -> Option<Failure> {
         match self.finish? {
             FinishReason::NotFinite => Some(Failure::NotFinite),
-            FinishReason::NoMemory => Some(Failure::Memory("more keys and values")),
+            FinishReason::NoMemory => Some(Failure::Memory("the KV cache".into())),
             FinishReason::Constraint(e) => Some(Failure::Usage(e.to_string())),
             FinishReason::StopToken(_)
             | FinishReason::StopString(_)
@@ -201,17 +197,15 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
     })
 }
 
-/// What the answer has to be, if the arguments say so.
+/// The constraint of `--json-schema`, `--grammar` or `--regex`.
 fn constraint(model: &Model, args: &RunArgs) -> Result<Option<Arc<dyn Constraint>>, Failure> {
-    let read =
-        |path: &Path| fs::read_to_string(path).map_err(|source| Failure::File { path: path.to_path_buf(), source });
     let (name, form) = if let Some(schema) = &args.json_schema {
         let is_file = !schema.trim_start().starts_with('{');
-        let text = if is_file { read(Path::new(schema))? } else { schema.clone() };
+        let text = if is_file { tokens::text_file(Path::new(schema))? } else { schema.clone() };
         let schema = serde_json::from_str(&text).map_err(|e| Failure::Usage(format!("--json-schema: {e}")))?;
         ("--json-schema", Form::Schema(schema))
     } else if let Some(path) = &args.grammar {
-        ("--grammar", Form::Lark(read(path)?, Vec::new()))
+        ("--grammar", Form::Lark(tokens::text_file(path)?, Vec::new()))
     } else if let Some(text) = &args.regex {
         ("--regex", Form::Regex(text.clone()))
     } else {
@@ -223,7 +217,7 @@ fn constraint(model: &Model, args: &RunArgs) -> Result<Option<Arc<dyn Constraint
 
 fn prompt(args: &RunArgs) -> Result<String, Failure> {
     if args.prompt.is_none() && args.file.is_none() && stdin().is_terminal() {
-        return Err(Failure::Usage("no prompt: give one, or --file, or pipe one in".into()));
+        return Err(Failure::Usage("no prompt: give an argument, --file, or standard input".into()));
     }
     tokens::text(args.prompt.as_deref(), args.file.as_deref())
 }

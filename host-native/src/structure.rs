@@ -1,4 +1,4 @@
-//! Grammars are read on a thread with a stack that is deep enough for them.
+//! Compiles grammars on a thread with a large stack.
 
 use std::sync::Arc;
 use std::thread;
@@ -7,35 +7,34 @@ use starling::model::Model;
 use starling::sampler::Constraint;
 use starling::structure::{Calls, Form, Limits, StructureError, Structures};
 
-/// Makes constraints for one model.
+/// Compiles constraints for one model.
 pub struct Grammars {
     limits: Limits,
     structures: Structures,
 }
 
 impl Grammars {
-    /// With these limits.
     pub fn new(limits: Limits) -> Grammars {
         Grammars { limits, structures: Structures::new(limits) }
     }
 
-    /// A constraint for answers of `model`, which must be the same in all calls; see [`Structures::constraint`].
+    /// See [`Structures::constraint`]. `model` must be the same in all calls.
     ///
     /// # Errors
-    /// What is wrong with the form, and where.
+    /// The error in the schema or grammar, and its position.
     pub fn constraint(&self, model: &Model, form: &Form) -> Result<Arc<dyn Constraint>, StructureError> {
         self.deep(|| self.structures.constraint(&words(model), form))?
     }
 
-    /// A constraint for answers that call tools, as [`Grammars::constraint`].
+    /// The constraint for tool calls; see [`Structures::calls`].
     ///
     /// # Errors
-    /// What is wrong, and if it is with a tool's parameters, which of the tools.
+    /// The error, with the index of the tool whose parameters have it.
     pub fn calls(&self, model: &Model, calls: &Calls) -> Result<Arc<dyn Constraint>, (Option<usize>, StructureError)> {
         self.deep(|| self.structures.calls(&words(model), calls)).map_err(|e| (None, e))?
     }
 
-    /// Does it on a thread of its own.
+    /// Runs `work` on a thread with a stack of [`Limits::stack`] bytes.
     fn deep<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, StructureError> {
         let done = thread::scope(|scope| {
             let reader = thread::Builder::new().name("starling-grammar".into()).stack_size(self.limits.stack());
@@ -43,13 +42,13 @@ impl Grammars {
         });
         match done {
             Ok(Ok(result)) => Ok(result),
-            Ok(Err(_)) => Err(StructureError::Wrong("reading it has failed".into())),
-            Err(e) => Err(StructureError::Wrong(format!("there is no thread to read it: {e}"))),
+            Ok(Err(_)) => Err(StructureError::Wrong("compiling the grammar failed".into())),
+            Err(e) => Err(StructureError::Wrong(format!("cannot start a thread to compile the grammar: {e}"))),
         }
     }
 }
 
-/// The model's vocabulary, when it is asked for.
+/// The model's vocabulary, built on demand.
 fn words(model: &Model) -> impl Fn() -> Vec<u8> {
     || model.tokenizer.grammar_vocabulary(model.config.n_vocab)
 }

@@ -1,4 +1,4 @@
-//! `starling tokenize` and `starling detokenize`. Neither needs weights: vocabulary-only files will do.
+//! `starling tokenize` and `starling detokenize`. A file without weights is enough.
 
 use std::fs;
 use std::io::{Read, Write, stdin, stdout};
@@ -19,14 +19,11 @@ fn tokenizer(args: &ModelArgs) -> Result<Tokenizer, Failure> {
     Tokenizer::from_gguf(&Gguf::parse(first).map_err(wrong)?).map_err(wrong)
 }
 
-/// The text of an argument, a file or standard input; it must be UTF-8.
+/// The text of an argument, a file or standard input, which must be UTF-8.
 pub fn text(argument: Option<&str>, file: Option<&Path>) -> Result<String, Failure> {
     match (argument, file) {
         (Some(text), _) if text != "-" => Ok(text.into()),
-        (_, Some(path)) => {
-            let bytes = fs::read(path).map_err(|source| Failure::File { path: path.into(), source })?;
-            utf8(&path.display().to_string(), bytes)
-        }
+        (_, Some(path)) => text_file(path),
         _ => {
             let mut bytes = Vec::new();
             stdin().lock().read_to_end(&mut bytes)?;
@@ -35,10 +32,19 @@ pub fn text(argument: Option<&str>, file: Option<&Path>) -> Result<String, Failu
     }
 }
 
-/// The text that bytes from `name` are.
+/// The text of a file, which must be UTF-8.
 ///
 /// # Errors
-/// If they are not UTF-8.
+/// If it cannot be read, or where it is not UTF-8.
+pub fn text_file(path: &Path) -> Result<String, Failure> {
+    let bytes = fs::read(path).map_err(|source| Failure::File { path: path.into(), source })?;
+    utf8(&path.display().to_string(), bytes)
+}
+
+/// Decodes UTF-8; `name` is the source in the error.
+///
+/// # Errors
+/// The position of the first invalid byte.
 pub fn utf8(name: &str, bytes: Vec<u8>) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
@@ -46,10 +52,16 @@ pub fn utf8(name: &str, bytes: Vec<u8>) -> Result<String, Failure> {
     })
 }
 
-/// Runs `tokenize`.
+/// Parses a token id, with white space around it.
 ///
 /// # Errors
-/// If the model has no tokenizer this engine knows, or the text cannot be read.
+/// The text, if it is not a token id.
+pub fn token_id(text: &str) -> Result<u32, String> {
+    text.trim().parse().map_err(|_| format!("`{text}` is not a token id"))
+}
+
+/// # Errors
+/// If the tokenizer is not supported, or the text cannot be read.
 pub fn tokenize(model_args: &ModelArgs, args: &TokenizeArgs) -> Result<(), Failure> {
     let tokenizer = tokenizer(model_args)?;
     let text = text(args.text.as_deref(), args.file.as_deref())?;
@@ -76,23 +88,22 @@ pub fn tokenize(model_args: &ModelArgs, args: &TokenizeArgs) -> Result<(), Failu
     Ok(())
 }
 
-/// Runs `detokenize`.
-///
 /// # Errors
-/// If the model has no tokenizer this engine knows, or an id is not one of its.
+/// If the tokenizer is not supported, or an id is out of range.
 pub fn detokenize(model_args: &ModelArgs, args: &DetokenizeArgs) -> Result<(), Failure> {
     let tokenizer = tokenizer(model_args)?;
     let ids = if args.ids.is_empty() {
         let text = text(None, args.file.as_deref())?;
         let words = text.split(|c: char| c.is_whitespace() || "[],".contains(c)).filter(|w| !w.is_empty());
-        words
-            .map(|w| w.parse().map_err(|_| Failure::Usage(format!("`{w}` is not a token id"))))
-            .collect::<Result<_, _>>()?
+        words.map(|w| token_id(w).map_err(Failure::Usage)).collect::<Result<_, _>>()?
     } else {
         args.ids.clone()
     };
     if let Some(id) = ids.iter().find(|&&id| id as usize >= tokenizer.n_vocab()) {
-        return Err(Failure::Usage(format!("token {id} is not one of the model's {}", tokenizer.n_vocab())));
+        return Err(Failure::Usage(format!(
+            "token {id} is out of range: the vocabulary has {} tokens",
+            tokenizer.n_vocab()
+        )));
     }
     let bytes = tokenizer.decode(&ids, DecodeOptions { skip_special: args.skip_special });
     let mut out = stdout().lock();

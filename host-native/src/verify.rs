@@ -1,4 +1,4 @@
-//! `starling verify`: replays the answer of a receipt.
+//! `starling verify`: verifies a receipt by replaying it.
 
 use std::io::{Write, stdout};
 use std::path::Path;
@@ -12,8 +12,6 @@ use crate::error::Failure;
 use crate::progress::remark;
 use crate::{load, tokens};
 
-/// Runs the command.
-///
 /// # Errors
 /// [`Failure::Receipt`] says why the receipt does not verify; or the model does not load.
 pub fn run(model_args: &ModelArgs, args: &VerifyArgs) -> Result<(), Failure> {
@@ -27,7 +25,7 @@ pub fn run(model_args: &ModelArgs, args: &VerifyArgs) -> Result<(), Failure> {
     let hashed = Instant::now();
     let model = load::model(model_args, &pool)?;
     let loaded = Instant::now();
-    // whoever asks here has the memory for the receipt that they give
+    // no memory limit: the user chose the receipt
     let result = verify(&model, &model_sha256, cpu, &pool, usize::MAX, &receipt);
     let seconds = loaded.elapsed().as_secs_f64();
     if !args.quiet {

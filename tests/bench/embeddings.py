@@ -3,7 +3,7 @@
 
     pip install llama-cpp-python onnxruntime onnx gguf numpy
     cargo build --release
-    cargo run --release -p starling-tests --bin make-model -- minilm Q8_0 target/minilm-q8_0.gguf
+    cargo run --release --example make-model -- minilm Q8_0 target/minilm-q8_0.gguf
     tests/bench/embeddings.py target/release/starling target/minilm-q8_0.gguf [MORE.gguf ...]
 
 For each file: batches of 1, 32 and 256 texts of 32 and 256 tokens, pooled by their mean, at 2 threads. llama.cpp runs

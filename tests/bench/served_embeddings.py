@@ -2,7 +2,7 @@
 """Short texts that Starling's server embeds in a second, asked for by several clients, some texts a request.
 
     cargo build --release
-    cargo run --release -p starling-tests --bin make-model -- minilm Q8_0 target/minilm-q8_0.gguf
+    cargo run --release --example make-model -- minilm Q8_0 target/minilm-q8_0.gguf
     tests/bench/served_embeddings.py target/release/starling target/minilm-q8_0.gguf
 """
 import argparse

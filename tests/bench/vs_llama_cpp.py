@@ -3,7 +3,7 @@
 
     pip install llama-cpp-python        # llama.cpp, built for this machine
     cargo build --release
-    cargo run --release -p starling-tests --bin make-model -- smollm2-135m Q8_0 target/135m-q8_0.gguf
+    cargo run --release --example make-model -- smollm2-135m Q8_0 target/135m-q8_0.gguf
     tests/bench/vs_llama_cpp.py target/release/starling target/135m-q8_0.gguf [MORE.gguf ...]
 
 For each file and number of threads: a prefill of 512 tokens; 64 tokens after 128; with --long, 32 tokens after 4,000.

@@ -2,7 +2,7 @@
 """Starling's server against llama-server under load: same file, same threads, same client, in turns.
 
     cargo build --release
-    cargo run --release -p starling-tests --bin make-model -- smollm2-135m Q4_0 target/135m-q4_0.gguf
+    cargo run --release --example make-model -- smollm2-135m Q4_0 target/135m-q4_0.gguf
     tests/bench/vs_llama_server.py target/release/starling path/to/llama-server target/135m-q4_0.gguf [MORE.gguf ...]
 
 Tests, all of them unless some are named by --tests:

@@ -45,6 +45,16 @@ fn five_digits(text: &str) -> Option<u32> {
     (text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok())?
 }
 
+/// Why a file does not fit the other files of the model.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("file {}: {source}", file + 1)]
+pub struct ShardError {
+    /// Index of the file, from 0.
+    pub file: usize,
+    /// The key or tensor that does not fit.
+    pub source: LoadError,
+}
+
 /// The headers of all files of a model, in order; a set may have one file.
 #[derive(Debug, Clone)]
 pub struct GgufSet<'a> {
@@ -57,20 +67,26 @@ impl<'a> GgufSet<'a> {
     /// Joins headers given in order of `split.no`.
     ///
     /// # Errors
-    /// [`LoadError::Metadata`] if a file is out of order or the number of tensors is wrong; [`LoadError::Tensor`] if
-    /// two files contain a tensor with the same name.
-    pub fn new(shards: Vec<Gguf<'a>>) -> Result<Self, LoadError> {
+    /// [`ShardError`] with [`LoadError::Metadata`] if a file is out of order or the number of tensors is wrong; with
+    /// [`LoadError::Tensor`] if two files contain a tensor with the same name.
+    pub fn new(shards: Vec<Gguf<'a>>) -> Result<Self, ShardError> {
         let n_tensors: usize = shards.iter().map(|shard| shard.tensors().len()).sum();
         if shards.is_empty() {
-            return Err(metadata("split.count", "no files".into(), "at least one".into()));
+            let source = metadata("split.count", "no files".into(), "at least one".into());
+            return Err(ShardError { file: 0, source });
         }
-        for (i, shard) in shards.iter().enumerate() {
-            // a single file need not have these keys
-            let required = shards.len() > 1;
-            expect(shard, "split.no", i, required)?;
-            expect(shard, "split.count", shards.len(), required)?;
-            expect(shard, "split.tensors.count", n_tensors, required)?;
-        }
+        // a single file need not have these keys
+        let required = shards.len() > 1;
+        let check = |key: &str, expected: &dyn Fn(usize) -> usize| {
+            let check = |(file, shard)| {
+                expect(shard, key, expected(file), required).map_err(|source| ShardError { file, source })
+            };
+            shards.iter().enumerate().try_for_each(check)
+        };
+        // check the order first: in a wrong order, errors about the counts would mislead
+        check("split.no", &|file| file)?;
+        check("split.count", &|_| shards.len())?;
+        check("split.tensors.count", &|_| n_tensors)?;
         let mut order = Vec::with_capacity(n_tensors);
         for (i, shard) in shards.iter().enumerate() {
             order.extend((0..shard.tensors().len()).map(|j| (i as u32, j as u32)));
@@ -78,11 +94,12 @@ impl<'a> GgufSet<'a> {
         let set = GgufSet { shards, order: Vec::new() };
         sort_by(&mut order, |&a, &b| set.at(a).name.cmp(set.at(b).name));
         if let Some(pair) = order.windows(2).find(|pair| set.at(pair[0]).name == set.at(pair[1]).name) {
-            return Err(LoadError::Tensor {
+            let source = LoadError::Tensor {
                 name: set.at(pair[0]).name.to_string(),
                 found: format!("a copy in each of files {} and {}", pair[0].0 + 1, pair[1].0 + 1),
                 expected: "it in one file".into(),
-            });
+            };
+            return Err(ShardError { file: pair[1].0 as usize, source });
         }
         Ok(GgufSet { order, ..set })
     }
@@ -164,7 +181,7 @@ mod tests {
         file
     }
 
-    fn join(files: &[Vec<u8>]) -> Result<Vec<(usize, String)>, LoadError> {
+    fn join(files: &[Vec<u8>]) -> Result<Vec<(usize, String)>, ShardError> {
         let set = GgufSet::new(files.iter().map(|f| Gguf::parse(f).unwrap()).collect())?;
         assert_eq!(set.first().u64("split.no"), Ok(Some(0)));
         for (shard, t) in set.tensors() {
@@ -181,13 +198,16 @@ mod tests {
         assert_eq!(join(&two).unwrap(), [(0, "b".into()), (0, "c".into()), (1, "a".into())]);
         assert_eq!(join(&[shard(0, 1, 1, &["a"])]).unwrap().len(), 1);
 
-        let wrong = |key: &str, found: &str, expected: &str| Err(metadata(key, found.into(), expected.into()));
-        assert_eq!(join(&[two[1].clone(), two[0].clone()]), wrong("split.no", "1", "0"));
-        assert_eq!(join(&two[..1]), wrong("split.count", "2", "1"));
-        assert_eq!(join(&[shard(0, 2, 4, &["b", "c"]), two[1].clone()]), wrong("split.tensors.count", "4", "3"));
-        assert_eq!(join(&[]), wrong("split.count", "no files", "at least one"));
+        let wrong = |file: usize, key: &str, found: &str, expected: &str| {
+            Err(ShardError { file, source: metadata(key, found.into(), expected.into()) })
+        };
+        assert_eq!(join(&[two[1].clone(), two[0].clone()]), wrong(0, "split.no", "1", "0"));
+        assert_eq!(join(&[two[0].clone(), two[0].clone()]), wrong(1, "split.no", "0", "1"));
+        assert_eq!(join(&two[..1]), wrong(0, "split.count", "2", "1"));
+        assert_eq!(join(&[shard(0, 2, 4, &["b", "c"]), two[1].clone()]), wrong(0, "split.tensors.count", "4", "3"));
+        assert_eq!(join(&[]), wrong(0, "split.count", "no files", "at least one"));
         let twice = join(&[shard(0, 2, 2, &["a"]), shard(1, 2, 2, &["a"])]);
         let (found, expected) = ("a copy in each of files 1 and 2".into(), "it in one file".into());
-        assert_eq!(twice, Err(LoadError::Tensor { name: "a".into(), found, expected }));
+        assert_eq!(twice, Err(ShardError { file: 1, source: LoadError::Tensor { name: "a".into(), found, expected } }));
     }
 }

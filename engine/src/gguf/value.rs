@@ -203,6 +203,44 @@ impl<'a> Array<'a> {
         self.bytes.chunks_exact(ty.min_bytes() as usize).map_while(move |bytes| Value::scalar(ty, bytes))
     }
 
+    /// The elements as arrays: nothing if they are of another type.
+    pub fn arrays(&self) -> impl Iterator<Item = Array<'a>> + use<'a> {
+        let is_nested = self.element_type == ValueType::Array;
+        let (mut left, mut rest) = (if is_nested { self.len } else { 0 }, self.bytes);
+        core::iter::from_fn(move || {
+            left = left.checked_sub(1)?;
+            let (array, after) = Array::split_from(rest)?;
+            rest = after;
+            Some(array)
+        })
+    }
+
+    /// The array that `bytes` begin with, and what follows it. Recurses as deep as arrays are nested, which the reader
+    /// bounds.
+    fn split_from(bytes: &'a [u8]) -> Option<(Array<'a>, &'a [u8])> {
+        let (id, rest) = bytes.split_first_chunk()?;
+        let (len, body) = rest.split_first_chunk()?;
+        let element_type = ValueType::from_id(u32::from_le_bytes(*id))?;
+        let len = usize::try_from(u64::from_le_bytes(*len)).ok()?;
+        let mut end = 0usize;
+        match element_type {
+            ValueType::Str => {
+                for _ in 0..len {
+                    let string = body.get(end..)?.first_chunk()?;
+                    end = end.checked_add(8)?.checked_add(usize::try_from(u64::from_le_bytes(*string)).ok()?)?;
+                }
+            }
+            ValueType::Array => {
+                for _ in 0..len {
+                    end = body.len() - Array::split_from(body.get(end..)?)?.1.len();
+                }
+            }
+            scalar => end = len.checked_mul(scalar.min_bytes() as usize)?,
+        }
+        let (bytes, rest) = body.split_at_checked(end)?;
+        Some((Array { element_type, len, bytes }, rest))
+    }
+
     /// The elements as strings: `None` if they are of another type.
     pub fn strings(&self) -> Option<StrArray<'a>> {
         (self.element_type == ValueType::Str).then_some(StrArray { len: self.len, rest: self.bytes })

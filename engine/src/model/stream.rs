@@ -117,7 +117,7 @@ impl StreamLoader {
                 HeaderError::NeedMore { .. } => StreamError::Length { file: 0, found: s.fed, expected: s.len },
             })
         });
-        let set = GgufSet::new(set.collect::<Result<Vec<_>, _>>()?)?;
+        let set = GgufSet::new(set.collect::<Result<Vec<_>, _>>()?).map_err(|e| e.source)?;
         let loader = Box::new(ModelLoader::new(set.shards())?);
         self.weights = Some((loader, 0));
         self.pack_prefix(0)?;

@@ -1,6 +1,5 @@
 //! Who may call, how often, and under which name of this server.
 
-use std::fs;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -13,6 +12,7 @@ use subtle::{Choice, ConstantTimeEq};
 
 use super::config::Settings;
 use crate::error::Failure;
+use crate::tokens::text_file;
 
 /// The tenant of those who need no key.
 pub const ANYONE: &str = "default";
@@ -73,7 +73,7 @@ impl Keys {
             add(key, ANYONE, 1);
         }
         if let Some(path) = &settings.api_key_file {
-            let text = fs::read_to_string(path).map_err(|source| Failure::File { path: path.clone(), source })?;
+            let text = text_file(path)?;
             let wrong = |i: usize, what: String| Failure::Usage(format!("{}: line {}: {what}", path.display(), i + 1));
             let mut any = false;
             for (i, line) in text.lines().enumerate() {
@@ -202,6 +202,8 @@ fn without_port(host: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn keys(text: &str) -> Result<Keys, Failure> {

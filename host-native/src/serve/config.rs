@@ -1,7 +1,6 @@
 //! The server's settings: one table, and where values come from: file < environment < flags.
 
 use std::env;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use super::value::{Bytes, Compat, LogFormat, Value};
 use crate::cli::{KvChoice, ModelArgs};
 use crate::error::Failure;
 use crate::pool::MAX_THREADS;
+use crate::tokens::text_file;
 
 /// One setting: its name in files (and, with `--`, on the command line), its form, and how to read and show it.
 pub struct Setting {
@@ -212,7 +212,7 @@ fn variable(key: &str) -> String {
 
 /// Takes the settings of a TOML file.
 fn read_file(path: &Path, settings: &mut Settings, model: &mut ModelArgs) -> Result<(), Failure> {
-    let text = fs::read_to_string(path).map_err(|source| Failure::File { path: path.into(), source })?;
+    let text = text_file(path)?;
     let wrong = |what: String| Failure::Usage(format!("{}: {what}", path.display()));
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
         let line = e.span().map_or(0, |span| text[..span.start.min(text.len())].lines().count().max(1));
@@ -294,6 +294,8 @@ impl Settings {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn none(_: &str) -> Option<(String, String)> {

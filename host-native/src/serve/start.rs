@@ -86,7 +86,7 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
     let (model, sha256) = std::thread::scope(|scope| {
         let sha256 = scope.spawn(|| load::sha256(args));
         let model = load::model(args, &threads);
-        (model, sha256.join().unwrap_or(Err(Failure::Memory("the digest"))))
+        (model, sha256.join().unwrap_or(Err(Failure::Memory("the digest".into()))))
     });
     let (model, sha256) = (Arc::new(model?), sha256?);
     let template = chat::template(&model, settings.chat_template.as_deref())?;

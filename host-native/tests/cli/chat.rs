@@ -12,7 +12,7 @@ fn chat_takes_lines_and_commands() {
     let ran = chat();
     assert_eq!(ran.code, 0, "{ran:?}");
     let text = ran.text();
-    for part in ["forget the conversation", "/seed takes a number", "no command /nope"] {
+    for part in ["delete the conversation", "/seed takes a number", "unknown command /nope"] {
         assert!(text.contains(part), "no {part:?} in {text:?}");
     }
     assert_eq!(chat().out, ran.out);
@@ -23,7 +23,7 @@ fn chat_takes_lines_and_commands() {
 fn chat_goes_on_when_the_context_is_full() {
     let ran = with_input(&["chat", "--temp", "0", "-n", "400"], "Tell me a story.\n".repeat(8).as_bytes());
     assert_eq!(ran.code, 0, "{ran:?}");
-    assert!(ran.err.contains("the oldest question and answer are forgotten"), "{ran:?}");
+    assert!(ran.err.contains("dropped the oldest question and answer"), "{ran:?}");
     assert!(ran.text().lines().filter(|line| line.len() > 40).count() >= 8, "{ran:?}");
 }
 
@@ -58,6 +58,14 @@ fn chat_commands_change_the_conversation() {
     assert_eq!(chat("/system Be kind.\n/system\nHello\n"), first);
     // the same question again, greedily: the same answer
     assert_eq!(chat("Hello\n/again\n"), first.repeat(2));
+    // a seed that no answer has used yet is the next answer's
+    let warm = |script: &str| {
+        let ran = with_input(&["chat", "-n", "6", "--temp", "2", "--chat-template", &file], script.as_bytes());
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran.text()
+    };
+    assert_eq!(warm("Hello\n/seed 7\n/again\n"), warm("Hello\n") + &warm("/seed 7\nHello\n"));
+    assert_eq!(warm("/seed 7\nHello\n/again\n"), warm("/seed 7\nHello\n") + &warm("/seed 8\nHello\n"));
     // nothing to answer again
     assert_eq!(chat("/again\n/clear\n/again\n"), "");
 }

@@ -96,6 +96,8 @@ fn quantize_joins_a_split_model() {
     fs::write(&paths[1], &second[..second.len() - 1]).expect("a place");
     fails(&["inspect", "-m", &paths[0]], MODEL_ERROR, &["split-00002-of-00002.gguf"]);
     fails(&["run", "x", "-m", &paths[0]], MODEL_ERROR, &["split-00002-of-00002.gguf"]);
+    fs::write(&paths[1], &parts[0]).expect("a place");
+    fails(&["run", "x", "-m", &paths[0]], MODEL_ERROR, &["split-00002-of-00002.gguf", "split.no", "found 0"]);
     fs::remove_file(&paths[1]).expect("the file");
     fails(&["quantize", &paths[0], &joined, "Q4_K_M"], IO, &["split-00002-of-00002.gguf"]);
 }

@@ -219,6 +219,24 @@ fn requests_that_cannot_be_taken() {
             if args[1] == "-" { with_input(&args, b"caf\xe9") } else { starling(&[&args[..], &[&path]].concat()) };
         said(ran, USAGE, &["invalid UTF-8 at byte 3"]);
     }
+    let template = written("latin1.jinja", b"a\n{# caf\xe9 #}");
+    fails(&["run", "x", "--chat", "--chat-template", &template], USAGE, &["latin1.jinja: invalid UTF-8 at byte 8"]);
+    let grammar = written("latin1.lark", b"start: \"\xe9\"");
+    fails(&["run", "x", "--grammar", &grammar], USAGE, &["latin1.lark: invalid UTF-8 at byte 8"]);
+    let schema = written("latin1.json", b"{\"const\": \"\xe9\"}");
+    fails(&["run", "x", "--json-schema", &schema], USAGE, &["latin1.json: invalid UTF-8 at byte 11"]);
+    fails(
+        &["run", "x", "--stop", &"s".repeat(2000)],
+        USAGE,
+        &["1 texts of up to 2000 bytes", "64 texts of 1024 bytes"],
+    );
+    fails(&["run", "x", "--chat", "--special"], USAGE, &["--special", "--chat"]);
+    fails(&["quantize", "-m", &fixture(SMALL), &fixture(SMALL), "out.gguf", "Q4_0"], USAGE, &["not by --model"]);
+    fails(&["bench", "-p", "99999999999"], USAGE, &["99999999999", "from 0 to 268435456"]);
+    fails(&["bench", "-p", "268435456", "-n", "0"], MEMORY, &["a context of 268435456 tokens", "are free"]);
+    fails(&["logits", "--ids", "1, x"], USAGE, &["` x` is not a token id"]);
+    assert_eq!(ok(&["logits", "--ids", "1, 2 ,3"]).out, ok(&["logits", "--ids", "1,2,3"]).out);
+    assert_eq!(ok(&["detokenize", "1697, 1079"]).out, ok(&["detokenize", "1697", "1079"]).out);
     said(starling(&["frobnicate"]), USAGE, &["frobnicate"]);
     said(starling(&[]), USAGE, &["Usage"]);
     assert!(ok(&["--help"]).text().contains("5 the receipt does not verify"));
