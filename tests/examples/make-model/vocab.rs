@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use starling::gguf::{Gguf, GgufWriter, Value};
 
-static BUNDLED: &[u8] = include_bytes!("../../../../fixtures/starling-tiny/starling-tiny-q4_0.gguf");
+static BUNDLED: &[u8] = include_bytes!("../../../fixtures/starling-tiny/starling-tiny-q4_0.gguf");
 
 /// Token types of GGUF.
 const NORMAL: i32 = 1;
