@@ -65,15 +65,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     while !engine.is_idle() {
         let mut written = Ok(());
         engine.step(cpu, &pool, &mut |event| match event {
-            Event::Token { text, .. } => {
-                if written.is_ok() {
-                    written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-                }
+            Event::Token { text, .. } if written.is_ok() => {
+                written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
             }
-            Event::Done { text, reason, n_tokens, .. } => {
-                if written.is_ok() {
-                    written = writeln!(out, "{text}\n[{n_tokens} tokens, finish reason: {}]", reason.name());
-                }
+            Event::Done { text, reason, n_tokens, .. } if written.is_ok() => {
+                written = writeln!(out, "{text}\n[{n_tokens} tokens, finish reason: {}]", reason.name());
             }
             _ => {}
         });
