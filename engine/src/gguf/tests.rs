@@ -1,4 +1,4 @@
-//! Real files, hostile files, and files of our own.
+//! Reference files, hostile files, and files written by this module.
 
 use alloc::format;
 use alloc::string::String;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A file by hand: little-endian fields, back to back.
+/// Builds a file field by field, little-endian.
 #[derive(Clone, Default)]
 struct Raw(Vec<u8>);
 
@@ -269,7 +269,7 @@ fn writer_refuses() {
     assert_eq!(GgufWriter::with_alignment(24).map(|_| ()), Err(WriteError::Alignment(24)));
 }
 
-/// Everything a reader of the directory can do; nothing of it may panic.
+/// Calls every function of the reader; none may panic.
 fn walk(file: &[u8]) {
     let Ok(gguf) = Gguf::parse(file) else { return };
     for (key, value) in gguf.metadata() {

@@ -18,7 +18,7 @@ fn model() -> Model {
     Model::load(file, &Inline).expect("a model")
 }
 
-/// Answers token by token, as the engine does.
+/// Generates token by token, as the engine does.
 fn answer(model: &Model, request: ReceiptRequest, n: usize) -> Receipt {
     let kv = model.kv_layout(request.kv_type);
     let n_ctx = request.prompt.len() + n;

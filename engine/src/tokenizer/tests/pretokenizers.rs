@@ -1,4 +1,4 @@
-//! Words as Hugging Face tokenizers cuts them: `tests/scripts/make_pretokenizer_cases.py`.
+//! Pre-tokenizers against Hugging Face tokenizers (`tests/scripts/make_pretokenizer_cases.py`).
 
 use alloc::string::{String, ToString};
 use alloc::vec;
@@ -55,7 +55,7 @@ proptest! {
     }
 }
 
-/// Long runs of one thing take no more than linear time.
+/// Long runs of one character take linear time.
 #[test]
 fn long_runs() {
     let n = 50_000;
