@@ -1,10 +1,10 @@
 //! The engine: takes requests, runs continuous batches, and emits events.
 //!
-//! What can fail, fails in [`Engine::submit`]: it checks the request, checks that its maximal length fits the KV memory,
-//! and reserves KV pages for its prompt. [`Engine::step`] runs one batch (decode rows first, then prompt tokens within a
-//! budget) and cannot fail; a fault in one request ends that request only. Generated tokens take KV pages on demand. If no
-//! page is free, the youngest request is preempted: it loses its pages and is recomputed later (as in vLLM,
-//! arXiv:2309.06180, section 4.5). Neither preemption nor other requests change the tokens of a request.
+//! What can fail, fails in [`Engine::submit`]: it checks the request, checks that its maximal length fits the KV
+//! memory, and reserves KV pages for its prompt. [`Engine::step`] runs one batch (decode rows first, then prompt tokens
+//! within a budget) and cannot fail; a fault in one request ends that request only. Generated tokens take KV pages on
+//! demand. If no page is free, the youngest request is preempted: it loses its pages and is recomputed later (as in
+//! vLLM, arXiv:2309.06180, section 4.5). Neither preemption nor other requests change the tokens of a request.
 
 mod active;
 mod plan;
@@ -35,15 +35,15 @@ use plan::{BatchEntry, plan};
 pub struct EngineOptions {
     /// Element type of the KV cache. Changes results.
     pub kv_type: KvType,
-    /// Maximal tokens of a sequence, prompt and generated; reduced to [`Config::max_context`](crate::model::Config). With
-    /// LongRoPE it selects the frequencies and so changes results ([`Model::is_long_context`]).
+    /// Maximal tokens of a sequence, prompt and generated; reduced to [`Config::max_context`](crate::model::Config::max_context).
+    /// With LongRoPE it selects the frequencies and so changes results ([`Model::is_long_context`]).
     pub n_ctx: usize,
     /// Maximal number of concurrent requests.
     pub max_seqs: usize,
     /// Maximal tokens of a batch.
     pub batch_tokens: usize,
-    /// Maximal prompt tokens of a batch that also has decode rows: bounds the latency that prefill adds to the next token
-    /// of running requests. Does not change results.
+    /// Maximal prompt tokens of a batch that also has decode rows: bounds the latency that prefill adds to the next
+    /// token of running requests. Does not change results.
     pub prefill_chunk: usize,
     /// Bytes of KV memory, rounded down to whole pages.
     pub kv_bytes: usize,
@@ -159,9 +159,9 @@ impl Engine {
         Ok(id)
     }
 
-    /// KV pages for the prompt of a request of at most `n_tokens` tokens. If all its pages never fit the arena, or the prompt
-    /// does not fit now, and all layers have a sliding window: a ring of pages, each reused once its tokens have left the
-    /// window. The second value maps every page index of the sequence to a page of the ring.
+    /// KV pages for the prompt of a request of at most `n_tokens` tokens. If all its pages never fit the arena, or the
+    /// prompt does not fit now, and all layers have a sliding window: a ring of pages, each reused once its tokens have
+    /// left the window. The second value maps every page index of the sequence to a page of the ring.
     fn reserve(&mut self, request: &Request, n_tokens: usize) -> Result<(SeqPages, Option<Vec<u32>>), RequestError> {
         let (n_pages, all, growing) = (n_tokens.div_ceil(PAGE), self.arena.n_pages(), self.n_growing());
         let no_capacity = if n_pages > all {
@@ -216,14 +216,14 @@ impl Engine {
         true
     }
 
-    /// Evicts the cached pages of a prefix, e.g. of a closed conversation, from its end up to the first page that another
-    /// prefix or a running request uses. Returns the number of pages freed.
+    /// Evicts the cached pages of a prefix, e.g. of a closed conversation, from its end up to the first page that
+    /// another prefix or a running request uses. Returns the number of pages freed.
     pub fn evict_prefix(&mut self, tokens: &[u32], cache_salt: u64) -> usize {
         self.arena.evict_prefix(tokens, cache_salt)
     }
 
-    /// Serialises the cached pages of the longest cached prefix of `tokens`, for [`Engine::import_pages`]; empty if no page
-    /// is cached.
+    /// Serialises the cached pages of the longest cached prefix of `tokens`, for [`Engine::import_pages`]; empty if no
+    /// page is cached.
     pub fn export_pages(&self, tokens: &[u32], cache_salt: u64) -> Vec<u8> {
         self.arena.export_prefix(tokens, cache_salt)
     }
@@ -262,8 +262,8 @@ impl Engine {
         }
     }
 
-    /// Allocates the KV pages that a batch writes. Returns false if they do not suffice; then the youngest running request
-    /// without a ring has been preempted.
+    /// Allocates the KV pages that a batch writes. Returns false if they do not suffice; then the youngest running
+    /// request without a ring has been preempted.
     fn allocate_batch(&mut self, plan: &[BatchEntry], sink: &mut dyn FnMut(Event)) -> bool {
         for p in plan {
             let a = &mut self.active[p.request];
@@ -298,7 +298,8 @@ impl Engine {
         }
     }
 
-    /// Runs one batch and calls `sink` for each event. Returns the number of tokens computed, 0 if no request is active.
+    /// Runs one batch and calls `sink` for each event. Returns the number of tokens computed, 0 if no request is
+    /// active.
     pub fn step(&mut self, cpu: Cpu, pool: &dyn Pool, sink: &mut dyn FnMut(Event)) -> usize {
         let plan = self.next_batch(sink);
         if plan.is_empty() {
@@ -362,14 +363,15 @@ impl Engine {
         ended.into_iter().rev().for_each(|i| self.retire(i));
     }
 
-    /// Emits the prompt log-probabilities of the requests that want them, for the rows of this batch. Logits are computed
-    /// for at most `max_seqs` rows at a time, which is what the scratch memory holds.
+    /// Emits the prompt log-probabilities of the requests that want them, for the rows of this batch. Logits are
+    /// computed for at most `max_seqs` rows at a time, which is what the scratch memory holds.
     fn score_prompts(&mut self, cpu: Cpu, pool: &dyn Pool, plan: &[BatchEntry], sink: &mut dyn FnMut(Event)) {
         let mut end = 0;
         for p in plan {
             let (a, first) = (&mut self.active[p.request], end);
             end += p.n_tokens;
-            // the row of the last prompt token predicts the first generated one; rows recomputed after a preemption are done
+            // the row of the last prompt token predicts the first generated one; rows recomputed after a preemption are
+            // done
             let (from, to) = (a.n_computed.max(a.n_scored), (a.n_computed + p.n_tokens).min(a.n_prompt - 1));
             if !a.request.prompt_logprobs || from >= to {
                 continue;
@@ -393,8 +395,8 @@ impl Engine {
     }
 }
 
-/// Allocates KV pages for `n_tokens` tokens; those of `prefix` come from the cache where possible. Fails unless one more
-/// page stays available for each of the `n_growing` requests, so that this one is not preempted at once.
+/// Allocates KV pages for `n_tokens` tokens; those of `prefix` come from the cache where possible. Fails unless one
+/// more page stays available for each of the `n_growing` requests, so that this one is not preempted at once.
 fn allocate_pages(
     arena: &mut KvArena,
     prefix: &[u32],
@@ -419,8 +421,8 @@ fn allocate_pages(
     }
 }
 
-/// The tokens of a request whose KV pages may come from the prefix cache. Prompt log-probabilities need every row of the
-/// prompt computed once, so until a row is scored its page is not taken from the cache.
+/// The tokens of a request whose KV pages may come from the prefix cache. Prompt log-probabilities need every row of
+/// the prompt computed once, so until a row is scored its page is not taken from the cache.
 fn cacheable_prefix<'a>(request: &Request, tokens: &'a [u32], n_scored: usize) -> &'a [u32] {
     let is_scored = !request.prompt_logprobs || n_scored + 1 >= request.tokens.len();
     if is_scored { tokens } else { &tokens[..n_scored] }

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 
 use crate::tokenizer::StreamDecoder;
 
-/// Decodes token bytes to text up to the first stop string. The emitted pieces concatenated are the text before the stop
-/// string, or all of it.
+/// Decodes token bytes to text up to the first stop string. The emitted pieces concatenated are the text before the
+/// stop string, or all of it.
 #[derive(Debug, Clone, Default)]
 pub struct TextStream {
     decoder: StreamDecoder,

@@ -1,8 +1,8 @@
 //! Composition of the next batch.
 //!
-//! Every decoding request gets one row. The rest of the token budget, limited to `prefill_chunk` if there are decode rows,
-//! goes to prompts: a quarter to the oldest, the rest to those with the fewest tokens left, the older of equals first. So
-//! short prompts overtake long ones, and the oldest prompt cannot starve.
+//! Every decoding request gets one row. The rest of the token budget, limited to `prefill_chunk` if there are decode
+//! rows, goes to prompts: a quarter to the oldest, the rest to those with the fewest tokens left, the older of equals
+//! first. So short prompts overtake long ones, and the oldest prompt cannot starve.
 
 use alloc::vec::Vec;
 
@@ -18,9 +18,9 @@ pub(super) struct BatchEntry {
 /// The oldest prompt gets the prompt budget divided by this.
 const OLDEST: usize = 4;
 
-/// A batch of up to `batch_tokens` tokens, with up to `prefill_chunk` prompt tokens if there are decode rows; but at least
-/// one row per decoding request and one prompt token. `pending[i]` is the number of tokens of request `i` that are not
-/// computed yet: 0 while preempted, 1 when decoding, more during prefill.
+/// A batch of up to `batch_tokens` tokens, with up to `prefill_chunk` prompt tokens if there are decode rows; but at
+/// least one row per decoding request and one prompt token. `pending[i]` is the number of tokens of request `i` that
+/// are not computed yet: 0 while preempted, 1 when decoding, more during prefill.
 pub(super) fn plan(pending: &[usize], batch_tokens: usize, prefill_chunk: usize) -> Vec<BatchEntry> {
     let mut plan = Vec::with_capacity(pending.len());
     plan.extend((0..pending.len()).filter(|&i| pending[i] == 1).map(|request| BatchEntry { request, n_tokens: 1 }));

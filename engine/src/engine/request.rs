@@ -38,11 +38,12 @@ pub struct Request {
     /// Whether [`Event::Done`] carries a receipt.
     pub receipt: bool,
     /// Whether each prompt token is reported with its log-probability and the [`SamplingOptions::top_logprobs`] most
-    /// probable tokens, as [`LogprobKind::Raw`](crate::sampler::LogprobKind). Then no cached page is reused, since every
-    /// row must be computed, and `max_tokens` may be 0.
+    /// probable tokens, as [`LogprobKind::Raw`](crate::sampler::LogprobKind). Then no cached page is reused, since
+    /// every row must be computed, and `max_tokens` may be 0.
     pub prompt_logprobs: bool,
-    /// Constraint on the generated text, e.g. a grammar: only tokens that it allows are sampled, and end tokens only where
-    /// the text may end. The request works on a fork of it. Stop strings apply to the text as without a constraint.
+    /// Constraint on the generated text, e.g. a grammar: only tokens that it allows are sampled, and end tokens only
+    /// where the text may end. The request works on a fork of it. Stop strings apply to the text as without a
+    /// constraint.
     pub constraint: Option<Arc<dyn Constraint>>,
 }
 

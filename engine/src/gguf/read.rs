@@ -13,7 +13,8 @@ use crate::quant::Dtype;
 pub(super) const MAX_KEY_LEN: u64 = 65_535;
 /// Maximal length of a tensor name in bytes: the format says 64; some writers exceed that, but stay far below this.
 pub(super) const MAX_TENSOR_NAME_LEN: u64 = 256;
-/// Maximal nesting of arrays, which bounds the recursion: gguf-py writes lists of lists, llama.cpp writes no nested ones.
+/// Maximal nesting of arrays, which bounds the recursion: gguf-py writes lists of lists, llama.cpp writes no nested
+/// ones.
 pub(super) const MAX_ARRAY_DEPTH: u32 = 2;
 /// Maximal `general.alignment`: the size of a huge page; more would only add padding.
 pub(super) const MAX_ALIGNMENT: u64 = 1 << 21;

@@ -1,12 +1,14 @@
 //! Paged KV cache with a prefix tree: full pages can be shared by sequences with the same prefix.
 //!
-//! A page holds keys and values of [`PAGE`] consecutive tokens in all layers. Its contents follow from the model and all
-//! tokens up to its last one, so a full page is identified by a [`PageKey`]: a hash of its parent's key and its own tokens.
-//! A sequence that begins with the same tokens reuses the pages and gets the same bits as if it had computed them.
+//! A page holds keys and values of [`PAGE`] consecutive tokens in all layers. Its contents follow from the model and
+//! all tokens up to its last one, so a full page is identified by a [`PageKey`]: a hash of its parent's key and its own
+//! tokens. A sequence that begins with the same tokens reuses the pages and gets the same bits as if it had computed
+//! them.
 //!
 //! A page is referenced by sequences (counted), or in the tree, or both, or free. Shared pages are never written:
 //! [`KvArena::extend`] copies them first. A page in the tree is *busy* if a sequence references it or one of its
-//! descendants, else *idle*. When no page is free, idle leaves are evicted, the least recently used first, by a counter.
+//! descendants, else *idle*. When no page is free, idle leaves are evicted, the least recently used first, by a
+//! counter.
 
 mod key;
 mod page;
@@ -187,8 +189,8 @@ impl KvArena {
         Ok(&mut self.memory)
     }
 
-    /// Starts a sequence with the pages of the longest cached prefix of `tokens`: whole pages, and never all tokens, since
-    /// the logits of the last one must be computed. Pages of another `salt` do not match.
+    /// Starts a sequence with the pages of the longest cached prefix of `tokens`: whole pages, and never all tokens,
+    /// since the logits of the last one must be computed. Pages of another `salt` do not match.
     pub fn acquire(&mut self, tokens: &[u32], salt: u64) -> SeqPages {
         let pages = self.cached_prefix(&tokens[..tokens.len().saturating_sub(1)], salt).collect();
         let mut seq = SeqPages { pages, n_cached: 0, n_tokens: 0 };
@@ -198,7 +200,8 @@ impl KvArena {
         seq
     }
 
-    /// Counts hits and misses of a prompt that was accepted; `n_cached` of its tokens were found by [`KvArena::acquire`].
+    /// Counts hits and misses of a prompt that was accepted; `n_cached` of its tokens were found by
+    /// [`KvArena::acquire`].
     pub fn record_lookup(&mut self, tokens: &[u32], n_cached: usize) {
         let (all, found) = (tokens.len().saturating_sub(1) / PAGE, n_cached / PAGE);
         self.hits += found as u64;
@@ -214,8 +217,8 @@ impl KvArena {
         })
     }
 
-    /// Allocates pages so that positions `0..n_tokens` are reserved and those from [`SeqPages::n_tokens`] on can be written.
-    /// Evicts idle pages if needed, and copies the page of the next token if it is shared.
+    /// Allocates pages so that positions `0..n_tokens` are reserved and those from [`SeqPages::n_tokens`] on can be
+    /// written. Evicts idle pages if needed, and copies the page of the next token if it is shared.
     ///
     /// # Errors
     /// [`RequestError::NoCapacity`]; the sequence has not changed. Where the system overcommits memory, this can happen
@@ -274,8 +277,8 @@ impl KvArena {
         }
     }
 
-    /// Evicts the pages of a cached prefix from its end, up to the first page that a sequence references or another cached
-    /// prefix continues. Returns the number of pages freed.
+    /// Evicts the pages of a cached prefix from its end, up to the first page that a sequence references or another
+    /// cached prefix continues. Returns the number of pages freed.
     pub fn evict_prefix(&mut self, tokens: &[u32], salt: u64) -> usize {
         let mut path: Vec<u32> = self.cached_prefix(tokens, salt).collect();
         let n_free = self.free.len();
@@ -345,8 +348,8 @@ impl KvArena {
         seq.n_tokens = n_tokens;
     }
 
-    /// Allocates a page with one reference: a free page, a page never used, or an evicted one, in this order. `None` if no
-    /// page is idle and no memory can be committed.
+    /// Allocates a page with one reference: a free page, a page never used, or an evicted one, in this order. `None` if
+    /// no page is idle and no memory can be committed.
     fn allocate(&mut self) -> Option<u32> {
         let page = self.free.pop().or_else(|| self.commit_next()).or_else(|| self.evict())?;
         self.pages[page as usize].refs = 1;

@@ -126,8 +126,8 @@ impl KvArena {
         out
     }
 
-    /// Imports an exported page into the tree and returns its number. The parent page must be in the tree. A page that is
-    /// already cached is not replaced.
+    /// Imports an exported page into the tree and returns its number. The parent page must be in the tree. A page that
+    /// is already cached is not replaced.
     ///
     /// # Errors
     /// [`PageError`] names the field that does not match. `bytes` need not be trusted.

@@ -47,8 +47,8 @@ impl ForwardPass<'_, '_> {
         self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, x, y, h);
     }
 
-    /// Parallel block: attention and feed-forward read the same residual stream. A feed-forward without a norm of its own
-    /// reads the input of attention:
+    /// Parallel block: attention and feed-forward read the same residual stream. A feed-forward without a norm of its
+    /// own reads the input of attention:
     ///
     /// ```text
     /// x = (x + attention(norm(x))) + ffn(ffn_norm(x) or norm(x))
@@ -97,7 +97,8 @@ impl ForwardPass<'_, '_> {
         self.rows.add(x, d, h, d, scale);
     }
 
-    /// `y = attention(x)` of layer `i`: `x` is (rows, n_embd), `y` (rows, padded n_embd). Writes keys and values to `memory`.
+    /// `y = attention(x)` of layer `i`: `x` is (rows, n_embd), `y` (rows, padded n_embd). Writes keys and values to
+    /// `memory`.
     fn attention(
         &mut self,
         i: usize,
@@ -143,8 +144,8 @@ impl ForwardPass<'_, '_> {
         rows.linear(&layer.o, out, y, words);
     }
 
-    /// Applies the norms of query and key heads, then RoPE, in place, where the layer has them. Queries are also multiplied
-    /// by the scale of the attention scores.
+    /// Applies the norms of query and key heads, then RoPE, in place, where the layer has them. Queries are also
+    /// multiplied by the scale of the attention scores.
     fn rotate(&self, i: usize, layer: &Layer, qkv: &mut [f32], cos: &[f32], sin: &[f32]) {
         let (c, rows) = (&self.model.config, self.rows);
         let (q_width, kv_width, k_at) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim, layer.qkv.part_starts[1]);

@@ -79,7 +79,8 @@ impl Stage {
     }
 }
 
-/// A callback of the forward pass: stage, layer index (`None` outside the layers), and the rows of values, one per token.
+/// A callback of the forward pass: stage, layer index (`None` outside the layers), and the rows of values, one per
+/// token.
 pub type Trace<'a> = &'a mut dyn FnMut(Stage, Option<usize>, &mut dyn Iterator<Item = &[f32]>);
 
 /// Hidden states and logits of the rows of a batch that want logits, in order of the runs.
@@ -211,8 +212,8 @@ impl Model {
         }
     }
 
-    /// Assigns each row of the batch its slot in a KV page, and computes cosines and sines of its position for each RoPE
-    /// variant of the model.
+    /// Assigns each row of the batch its slot in a KV page, and computes cosines and sines of its position for each
+    /// RoPE variant of the model.
     fn assign_slots<'r>(&self, runs: &[Run<'r>], s: &mut AttentionScratch) -> Vec<Span<'r>> {
         let half = self.config.n_rot / 2;
         let mut spans = Vec::with_capacity(runs.len());

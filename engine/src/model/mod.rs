@@ -47,8 +47,9 @@ pub struct Model {
     pub chat_template: Option<String>,
     /// Name of the model (`general.name`).
     pub name: Option<String>,
-    /// Maximal bytes of working memory. An untrusted file controls widths and numbers of experts, and so the memory that a
-    /// batch needs. The default is 2 GiB or the size of the weights, whichever is larger; hosts may set another value.
+    /// Maximal bytes of working memory. An untrusted file controls widths and numbers of experts, and so the memory
+    /// that a batch needs. The default is 2 GiB or the size of the weights, whichever is larger; hosts may set another
+    /// value.
     pub max_scratch_bytes: usize,
     pub(crate) weights: Weights,
 }
@@ -61,8 +62,8 @@ pub struct ModelLoader {
     name: Option<String>,
 }
 
-/// Checks that each row of the embedding has a token. A file may have padding rows if `ARCH.vocab_size` is the number of
-/// rows.
+/// Checks that each row of the embedding has a token. A file may have padding rows if `ARCH.vocab_size` is the number
+/// of rows.
 fn check_vocabulary(gguf: &Gguf<'_>, config: &Config, n_tokens: usize) -> Result<(), LoadError> {
     let (rows, key) = (config.n_vocab, format!("{}.vocab_size", config.arch.name));
     let is_padded = n_tokens < rows && gguf.u32(&key)?.is_some_and(|size| size as usize == rows);
@@ -80,7 +81,8 @@ fn check_vocabulary(gguf: &Gguf<'_>, config: &Config, n_tokens: usize) -> Result
 }
 
 impl ModelLoader {
-    /// Checks metadata and tensor directories of a model's files (one, or all shards in order) and allocates the weights.
+    /// Checks metadata and tensor directories of a model's files (one, or all shards in order) and allocates the
+    /// weights.
     ///
     /// # Errors
     /// [`LoadError`] names the key or tensor that is invalid.

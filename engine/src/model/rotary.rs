@@ -17,7 +17,8 @@ pub enum ScalingKind {
     Linear,
     /// Frequencies are divided depending on their wavelength (YaRN, Peng et al. 2023).
     Yarn,
-    /// Frequencies are divided by one tensor in short contexts and by another in long ones (LongRoPE, Ding et al. 2024).
+    /// Frequencies are divided by one tensor in short contexts and by another in long ones (LongRoPE, Ding et al.
+    /// 2024).
     LongRope,
 }
 
