@@ -129,8 +129,8 @@ fn hostile_tensors() {
     assert!(Gguf::parse(&one(&[8], 0, 0)).is_ok());
     refuses(&one(&[], 0, 0), tensor("t", "0 dimensions", "1 to 4"));
     refuses(&one(&[1; 5], 0, 0), tensor("t", "5 dimensions", "1 to 4"));
-    refuses(&one(&[1], 99, 0), tensor("t", "type 99", "a type of ggml"));
-    refuses(&one(&[32], 4, 0), tensor("t", "type 4 (Q4_2, removed from ggml)", "a type of ggml"));
+    refuses(&one(&[1], 99, 0), tensor("t", "type 99", "the id of a ggml type"));
+    refuses(&one(&[32], 4, 0), tensor("t", "type 4 (Q4_2, removed from ggml)", "the id of a ggml type"));
     refuses(&one(&[8], 0, 16), tensor("t", "offset 16", "a multiple of 32"));
     let shape = |n| format!("non-zero sizes, rows of whole blocks of {n}, and a total below 2^63");
     refuses(&one(&[0], 0, 0), tensor("t", "F32 [0, 1, 1, 1]", &shape(1)));
