@@ -9,8 +9,8 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use starling::kernels::Cpu;
-use starling::kernels::act::{ActKind, Floats, pack};
-use starling::kernels::matmul::{Columns, Job, products};
+use starling::kernels::act::{ActLayout, Floats, pack};
+use starling::kernels::matmul::{Columns, MatmulJob, products};
 use starling::kernels::panel::Matrix;
 use starling::pool::Inline;
 use starling::quant::Dtype;
@@ -47,11 +47,11 @@ fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
     let mut random = Random(7);
     let x: Vec<f32> = (0..n * w.k()).map(|_| random.next() as i32 as f32 / (1u32 << 31) as f32).collect();
     let (mut words, x) = (Vec::new(), Floats { x: &x, stride: w.k() });
-    let columns = match ActKind::of(cpu, w.dtype()) {
+    let columns = match ActLayout::of(cpu, w.dtype()) {
         None => Columns::Plain(x),
-        Some(kind) => {
-            words.resize(kind.len_words(n, w.k()), 0);
-            Columns::Packed(pack(cpu, &Inline, kind, x, w.k(), &mut words))
+        Some(layout) => {
+            words.resize(layout.len_words(n, w.k()), 0);
+            Columns::Packed(pack(cpu, &Inline, layout, x, w.k(), &mut words))
         }
     };
     let stride = w.panels() * 16;
@@ -61,7 +61,7 @@ fn speed(cpu: Cpu, w: &Matrix, n: usize) -> (f64, u64) {
     let mut runs = 0;
     while runs < 3 || (started.elapsed() < Duration::from_millis(400) && runs < 1000) {
         let run = Instant::now();
-        products(cpu, &Inline, &[Job { w, x: columns, column: 0, at: 0 }], &mut out, stride);
+        products(cpu, &Inline, &[MatmulJob { w, x: columns, out_column: 0, out_row: 0 }], &mut out, stride);
         best = best.min(run.elapsed());
         runs += 1;
     }

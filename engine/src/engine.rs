@@ -26,7 +26,6 @@ use crate::model::{Model, Run, Scratch, logits_rows};
 use crate::pool::Pool;
 use crate::receipt::Chain;
 use crate::sampler::{Guide, Sampler};
-use crate::sort::sort_by;
 use crate::text::TextStream;
 use active::{ActiveRequest, canonical_request};
 use plan::{BatchEntry, plan};
@@ -360,7 +359,7 @@ impl Engine {
 
     /// Removes requests by their indices in `active`.
     fn retire_all(&mut self, mut ended: Vec<usize>) {
-        sort_by(&mut ended, usize::cmp);
+        ended.sort_unstable();
         ended.into_iter().rev().for_each(|i| self.retire(i));
     }
 

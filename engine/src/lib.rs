@@ -79,4 +79,3 @@ pub mod text;
 pub mod tokenizer;
 
 pub use starling_compute::{kernels, math, pool, quant};
-use starling_compute::{sort, steps};

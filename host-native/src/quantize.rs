@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use starling::gguf::{GgufSet, GgufWriter, TensorInfo, Value};
 use starling::kernels::tasks;
-use starling::quant::mix::{Facts, Mix, Source, needs_importance, tensor_types};
+use starling::quant::mix::{Mix, ModelShape, SourceTensor, needs_importance, tensor_types};
 use starling::quant::{self, Dtype, QuantError, Quantiser};
 
 use crate::cli::{ModelArgs, QuantizeArgs};
@@ -159,15 +159,15 @@ fn plan(set: &GgufSet<'_>, mix: Mix, importance: Option<&Importance>) -> Result<
     let number = |name: &str| Ok::<_, PlanError>(gguf.u32(&format!("{arch}.{name}")).ok().flatten().unwrap_or(0));
     let n_heads = number("attention.head_count")?;
     let n_kv_heads = gguf.u32(&format!("{arch}.attention.head_count_kv")).ok().flatten().unwrap_or(n_heads);
-    let facts = Facts {
+    let facts = ModelShape {
         n_layers: number("block_count")?,
         n_heads,
         n_kv_heads,
         n_experts: number("expert_count")?,
         importance: importance.is_some(),
     };
-    let sources: Vec<Source<'_>> =
-        set.tensors().map(|(_, t)| Source { name: t.name, dims: t.dims, dtype: t.dtype }).collect();
+    let sources: Vec<SourceTensor<'_>> =
+        set.tensors().map(|(_, t)| SourceTensor { name: t.name, dims: t.dims, dtype: t.dtype }).collect();
     let types = tensor_types(mix, &facts, &sources);
     let mut writer = GgufWriter::new();
     for (key, value) in gguf.metadata() {

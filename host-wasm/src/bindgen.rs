@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use starling::kernels::Cpu;
-use starling::kernels::race::race;
+use starling::kernels::isa_benchmark::run;
 use starling::model::StreamLoader;
 use starling::sampler::Constraint;
 use wasm_bindgen::prelude::*;
@@ -45,11 +45,11 @@ pub fn panic_on_request() {
     crash::crash();
 }
 
-/// Computes with an instruction set for a while (see `kernels::race`), for callers with a clock; says whether this module
+/// Computes with an instruction set for a while (see `kernels::isa_benchmark`), for callers with a clock; says whether this module
 /// has it, and others to choose from.
 #[wasm_bindgen(js_name = race)]
 pub fn race_isa(isa: &str, rounds: u32) -> bool {
-    cfg!(target_feature = "relaxed-simd") && Cpu::named(isa).map(|cpu| race(cpu, rounds)).is_ok()
+    cfg!(target_feature = "relaxed-simd") && Cpu::named(isa).map(|cpu| run(cpu, rounds)).is_ok()
 }
 
 /// What a worker does that was given this module and its memory: helps the model's thread, and does not return.

@@ -43,14 +43,14 @@ pub(crate) fn follow() {
 
 /// A thread was stopped by a trap.
 #[cfg(feature = "threads")]
-pub(crate) fn lose() {
-    STANDBY.lose();
+pub(crate) fn report_lost_worker() {
+    STANDBY.report_lost_worker();
 }
 
 /// What there is to say of threads once the module has stopped.
 #[cfg(any(feature = "bindgen", feature = "plain"))]
 pub(crate) fn fault() -> Option<&'static str> {
-    STANDBY.has_lost().then_some("one of its threads was stopped")
+    STANDBY.has_lost_worker().then_some("one of its threads was stopped")
 }
 
 /// Panics on a thread that helps, for programs that test how they go on after it.

@@ -125,7 +125,7 @@ fn patterns_of_windows() {
     let windows = |pattern: u32| {
         let key = "gemma3.attention.sliding_window_pattern";
         let config = with_metadata("gemma3-swa8-f16.gguf", &[(key, pattern)]).expect("a model").config;
-        let local: Vec<bool> = config.layers.iter().map(|l| l.sight.before == 7).collect();
+        let local: Vec<bool> = config.layers.iter().map(|l| l.window.left == 7).collect();
         // layers with a window have a base of their own
         assert!(
             config

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use starling::gguf::Gguf;
-use starling::quant::mix::{Facts, Mix, Source, tensor_types};
+use starling::quant::mix::{Mix, ModelShape, SourceTensor, tensor_types};
 use starling::quant::{Dtype, dequantise, quantise, validate};
 use starling_tests::reference::read;
 
@@ -69,7 +69,7 @@ fn check_model(quantised: &str, original: Option<&str>, mix: Mix) {
     let bytes = read(&format!("{quantised}.gguf"));
     let file = parse(quantised, &bytes);
     assert_eq!(file.u32("general.file_type"), Ok(Some(mix.file_type())));
-    let facts = Facts {
+    let facts = ModelShape {
         n_layers: case.config.num_hidden_layers,
         n_heads: case.config.num_attention_heads,
         n_kv_heads: case.config.num_key_value_heads,
@@ -77,7 +77,7 @@ fn check_model(quantised: &str, original: Option<&str>, mix: Mix) {
         importance: false,
     };
     let sources: Vec<_> =
-        file.tensors().iter().map(|t| Source { name: t.name, dtype: Dtype::F32, dims: t.dims }).collect();
+        file.tensors().iter().map(|t| SourceTensor { name: t.name, dtype: Dtype::F32, dims: t.dims }).collect();
     let types = tensor_types(mix, &facts, &sources);
     for (t, dtype) in file.tensors().iter().zip(&types) {
         assert_eq!(*dtype, t.dtype, "{}", t.name);

@@ -1,5 +1,8 @@
-//! What Starling computes with: every number of a forward pass is made here. The engine shows these modules as its own;
-//! they are a crate so that they alone can be compiled for speed where the rest is compiled for size.
+//! Kernels, weight formats and elementary functions of Starling: every number of a forward pass is computed in this
+//! crate.
+//!
+//! The crate `starling` re-exports these modules. They are a crate of their own so that builds for browsers can compile
+//! them for speed and the rest for size.
 #![no_std]
 #![deny(unsafe_code)]
 #![warn(clippy::std_instead_of_core, clippy::alloc_instead_of_core)]
@@ -12,5 +15,3 @@ pub mod kernels;
 pub mod math;
 pub mod pool;
 pub mod quant;
-pub mod sort;
-pub mod steps;

@@ -1,6 +1,7 @@
-//! Elementary functions in f64 by multiply and add alone, for what is computed at load or once per token (rotary
-//! frequencies, sampling): no libm, so every target gets the same bits. Error below 2 ulp over the ranges used.
-#![allow(clippy::neg_cmp_op_on_partial_ord)] // `!(x > a)` is meant to be true for NaN
+//! Elementary functions in f64 from multiplication, addition and division alone, for values computed at load or once
+//! per token (rotary frequencies, sampling). Without libm every target gets the same bits. The error is below 2 ulp
+//! over the ranges used.
+#![allow(clippy::neg_cmp_op_on_partial_ord)] // `!(x > a)` is true for NaN on purpose
 #![allow(clippy::excessive_precision)]
 
 use core::f64::consts::{FRAC_2_PI, LN_2, LOG2_E};

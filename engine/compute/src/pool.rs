@@ -1,19 +1,19 @@
-//! Parallelism as the engine sees it: the host brings the threads.
+//! Thread pools: the trait a host implements to lend its threads to the kernels.
 
-/// Threads of a pool that are given work, at most; more stay idle.
+/// Largest number of threads that get work; the others of a larger pool stay idle.
 pub const MAX_THREADS: usize = if cfg!(target_family = "wasm") { 64 } else { 512 };
 
-/// Threads that work on one operation at a time.
+/// A pool of threads that work on one operation at a time.
 pub trait Pool: Sync {
-    /// Threads that take part, at least 1.
+    /// Number of threads that take part, at least 1; the caller is one of them.
     fn threads(&self) -> usize;
 
-    /// Calls `work` on each thread, the caller's included, and returns when all calls have returned. The calls share
-    /// the operation's tasks among themselves, so a thread that comes late finds less to do.
+    /// Calls `work` once on each thread, including the caller's, and returns when all calls have returned. The calls
+    /// share the tasks of the operation among themselves, so a thread that starts late finds fewer tasks.
     fn broadcast(&self, work: &(dyn Fn() + Sync));
 }
 
-/// No threads but the caller's.
+/// A pool without threads: the caller does all work.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Inline;
 

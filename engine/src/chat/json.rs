@@ -8,8 +8,6 @@ use core::fmt::Write;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use crate::sort::sort_by;
-
 /// A value of JSON. Objects keep their order, which templates show.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Json {
@@ -149,8 +147,12 @@ impl Writer<'_> {
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
-                if self.sort_keys {
-                    sort_by(&mut keys, Ord::cmp);
+                // other keys have no consistent order, which `sort` may panic on; Python refuses them
+                let is_scalar = |key: &Value| {
+                    matches!(key.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::String)
+                };
+                if self.sort_keys && keys.iter().all(is_scalar) {
+                    keys.sort();
                 }
                 self.list(('{', '}'), keys.len(), depth, |writer, i| {
                     writer.string(&keys[i].to_string());

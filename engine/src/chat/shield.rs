@@ -7,7 +7,6 @@ use alloc::vec::Vec;
 use minijinja::Value;
 
 use super::{Json, Rendered};
-use crate::sort::sort_by;
 use crate::tokenizer::Tokenizer;
 
 /// The control tokens of a vocabulary, and the placeholders for their first characters.
@@ -22,11 +21,11 @@ impl Shield {
     /// For the control tokens of `tokenizer`. Placeholders are private-use characters that do not occur in `values`.
     pub(super) fn new<'v>(tokenizer: &Tokenizer, values: impl Iterator<Item = &'v Json>) -> Shield {
         let mut names: Vec<Vec<u8>> = tokenizer.control_texts().map(|text| text.to_ascii_lowercase().into()).collect();
-        sort_by(&mut names, Ord::cmp);
+        names.sort_unstable();
         names.dedup();
         let firsts = tokenizer.control_texts().filter_map(|text| text.chars().next());
         let mut firsts: Vec<char> = firsts.flat_map(|c| [c, c.to_ascii_lowercase(), c.to_ascii_uppercase()]).collect();
-        sort_by(&mut firsts, Ord::cmp);
+        firsts.sort_unstable();
         firsts.dedup();
         let mut used = BTreeSet::new();
         values.for_each(|value| collect_private_characters(value, &mut used));

@@ -6,8 +6,6 @@
 
 use alloc::vec::Vec;
 
-use crate::sort::order;
-
 /// A request's share of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BatchEntry {
@@ -35,9 +33,10 @@ pub(super) fn plan(pending: &[usize], batch_tokens: usize, prefill_chunk: usize)
         oldest.n_tokens = left(oldest).min(budget.div_ceil(OLDEST));
         budget -= oldest.n_tokens;
     }
-    let shortest = order(prompts.len(), &|a, b| left(&prompts[a as usize]).cmp(&left(&prompts[b as usize])));
+    let mut shortest: Vec<usize> = (0..prompts.len()).collect();
+    shortest.sort_by_key(|&i| left(&prompts[i]));
     for i in shortest {
-        let part = &mut prompts[i as usize];
+        let part = &mut prompts[i];
         let n = left(part).min(budget);
         part.n_tokens += n;
         budget -= n;

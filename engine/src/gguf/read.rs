@@ -8,7 +8,6 @@ use super::value::{Array, Value, ValueType};
 use super::{DEFAULT_ALIGNMENT, Gguf, HeaderError, MAGIC, TensorInfo};
 use crate::error::LoadError;
 use crate::quant::Dtype;
-use crate::sort;
 
 /// Maximal length of a metadata key in bytes: the format's own limit.
 pub(super) const MAX_KEY_LEN: u64 = 65_535;
@@ -88,10 +87,10 @@ fn resolve_offsets(tensors: &mut [TensorInfo<'_>], header_len: u64, file_len: u6
             }
         }
     }
-    let offset = |i: u32| tensors[i as usize].offset;
-    let by_offset = sort::order(tensors.len(), &|a, b| offset(a).cmp(&offset(b)));
+    let mut by_offset: Vec<&TensorInfo<'_>> = tensors.iter().collect();
+    by_offset.sort_by_key(|t| t.offset);
     for pair in by_offset.windows(2) {
-        let (a, b) = (&tensors[pair[0] as usize], &tensors[pair[1] as usize]);
+        let (a, b) = (pair[0], pair[1]);
         if a.offset + a.len_bytes > b.offset {
             let found = format!("offset {}", b.offset);
             let expected = format!("at least {}, the end of `{}`", a.offset + a.len_bytes, a.name);
@@ -103,7 +102,9 @@ fn resolve_offsets(tensors: &mut [TensorInfo<'_>], header_len: u64, file_len: u6
 
 /// Indices of `items` in order of their names.
 fn sorted<T>(items: &[T], name: impl Fn(&T) -> &str) -> Vec<u32> {
-    sort::order(items.len(), &|a, b| name(&items[a as usize]).cmp(name(&items[b as usize])))
+    let mut order: Vec<u32> = (0..items.len() as u32).collect();
+    order.sort_by_key(|&i| name(&items[i as usize]));
+    order
 }
 
 /// A name that two of `items` have, if any; `order` sorts them.

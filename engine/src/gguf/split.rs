@@ -10,7 +10,6 @@ use alloc::vec::Vec;
 
 use super::{Gguf, TensorInfo};
 use crate::error::LoadError;
-use crate::sort::sort_by;
 
 /// Maximal number of files of a model: file names have five digits.
 pub const MAX_SHARDS: u32 = 99_999;
@@ -92,7 +91,7 @@ impl<'a> GgufSet<'a> {
             order.extend((0..shard.tensors().len()).map(|j| (i as u32, j as u32)));
         }
         let set = GgufSet { shards, order: Vec::new() };
-        sort_by(&mut order, |&a, &b| set.at(a).name.cmp(set.at(b).name));
+        order.sort_by(|&a, &b| set.at(a).name.cmp(set.at(b).name));
         if let Some(pair) = order.windows(2).find(|pair| set.at(pair[0]).name == set.at(pair[1]).name) {
             let source = LoadError::Tensor {
                 name: set.at(pair[0]).name.to_string(),

@@ -5,7 +5,7 @@
 //! attention and feed-forward, biases, head norms, the feed-forward's gate, experts, the output matrix. A layer with
 //! one norm for both sub-layers is a parallel block.
 
-use crate::kernels::elementwise::Act;
+use crate::kernels::elementwise::Activation;
 use crate::kernels::norm::NormKind;
 use crate::kernels::rope::RopeStyle;
 
@@ -31,7 +31,7 @@ pub struct Arch {
     /// Kind of norm if a file has the epsilons of both.
     pub norm: NormKind,
     /// Activation of the feed-forward.
-    pub act: Act,
+    pub act: Activation,
     /// Whether the weights of the selected experts are normalised; `expert_weights_norm` takes precedence.
     pub normalised_experts: bool,
     /// Whether embeddings are multiplied by `sqrt(n_embd)` if the file has no factor.
@@ -68,22 +68,22 @@ pub enum LocalRope {
 
 const BASE: Arch = Arch {
     name: "",
-    rope: Some(RopeStyle::Halves),
+    rope: Some(RopeStyle::NeoX),
     rotated: Rotated::All,
     local_rope: LocalRope::Same,
     window: 0,
     window_pattern: 0,
     scaled_by_width: None,
     norm: NormKind::Rms,
-    act: Act::Silu,
+    act: Activation::Silu,
     normalised_experts: true,
     embeddings_by_width: false,
     divided_logits: false,
     bidirectional: false,
     post_norm: false,
 };
-const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Neighbours), ..BASE };
-const GEMMA: Arch = Arch { name: "gemma", act: Act::GeluTanh, embeddings_by_width: true, ..BASE };
+const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
+const GEMMA: Arch = Arch { name: "gemma", act: Activation::GeluTanh, embeddings_by_width: true, ..BASE };
 const GEMMA3: Arch = Arch {
     name: "gemma3",
     window_pattern: 6,
@@ -93,7 +93,7 @@ const GEMMA3: Arch = Arch {
 };
 const LAYER_NORM: Arch = Arch { norm: NormKind::Layer, ..BASE };
 const BERT: Arch =
-    Arch { name: "bert", rope: None, act: Act::GeluErf, bidirectional: true, post_norm: true, ..LAYER_NORM };
+    Arch { name: "bert", rope: None, act: Activation::GeluErf, bidirectional: true, post_norm: true, ..LAYER_NORM };
 const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 
 /// All supported families. Mistral and Mixtral files use `llama`. `fixtures/README.md` lists the rows that are checked
@@ -109,7 +109,7 @@ pub const ARCHS: [Arch; 28] = [
     Arch { name: "gemma2", window: 4096, window_pattern: 2, scaled_by_width: Some(46), ..GEMMA },
     GEMMA3,
     Arch { name: "gemma-embedding", bidirectional: true, scaled_by_width: None, ..GEMMA3 },
-    Arch { name: "phi2", act: Act::GeluTanh, ..LAYER_NORM },
+    Arch { name: "phi2", act: Activation::GeluTanh, ..LAYER_NORM },
     Arch { name: "phi3", ..BASE },
     Arch { name: "stablelm", ..LAYER_NORM },
     Arch { name: "smollm3", rotated: Rotated::AllBut(4), ..LLAMA },
@@ -117,14 +117,14 @@ pub const ARCHS: [Arch; 28] = [
     Arch { name: "olmoe", normalised_experts: false, ..BASE },
     GRANITE,
     Arch { name: "granitemoe", ..GRANITE },
-    Arch { name: "gpt2", rope: None, act: Act::GeluTanh, ..LAYER_NORM },
-    Arch { name: "gptneox", act: Act::GeluErf, ..LAYER_NORM },
-    Arch { name: "starcoder2", act: Act::GeluTanh, ..LAYER_NORM },
+    Arch { name: "gpt2", rope: None, act: Activation::GeluTanh, ..LAYER_NORM },
+    Arch { name: "gptneox", act: Activation::GeluErf, ..LAYER_NORM },
+    Arch { name: "starcoder2", act: Activation::GeluTanh, ..LAYER_NORM },
     Arch { name: "command-r", norm: NormKind::Layer, ..LLAMA },
     Arch { name: "cohere2", window_pattern: 4, rotated: Rotated::Local, norm: NormKind::Layer, ..LLAMA },
     Arch { name: "internlm2", ..LLAMA },
     Arch { name: "exaone", ..BASE },
     Arch { name: "ernie4_5", ..LLAMA },
     BERT,
-    Arch { name: "nomic-bert", rope: Some(RopeStyle::Halves), act: Act::Silu, ..BERT },
+    Arch { name: "nomic-bert", rope: Some(RopeStyle::NeoX), act: Activation::Silu, ..BERT },
 ];

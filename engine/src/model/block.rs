@@ -129,7 +129,7 @@ impl ForwardPass<'_, '_> {
             layer: kv_layer,
             memory,
             n_head: c.n_head,
-            sight: c.layers[i].sight,
+            window: c.layers[i].window,
             soft_cap: c.attn_soft_cap,
             q: qkv,
             q_stride: stride,
@@ -151,7 +151,7 @@ impl ForwardPass<'_, '_> {
         let (q_width, kv_width, k_at) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim, layer.qkv.part_starts[1]);
         let half = c.n_rot / 2;
         let turns = c.layers[i].rope.map(|rope| (rope * half, half));
-        let style = c.arch.rope.unwrap_or(RopeStyle::Halves);
+        let style = c.arch.rope.unwrap_or(RopeStyle::NeoX);
         rows.each(qkv, layer.qkv.stride, &|r, row| {
             let (at, half) = turns.map_or((0, 0), |(at, half)| (r * c.ropes.len() * half + at, half));
             let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);

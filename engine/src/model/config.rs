@@ -9,7 +9,7 @@ use super::keys::Keys;
 use super::rotary::{RopeConfig, Scaling, ScalingKind};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::kernels::attention::{MAX_GROUP, MAX_HEAD_DIM, Sight};
+use crate::kernels::attention::{AttentionWindow, MAX_GROUP, MAX_HEAD_DIM};
 use crate::kernels::norm::NormKind;
 use crate::math::sqrt;
 
@@ -77,8 +77,8 @@ pub struct Config {
 /// Parameters of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerConfig {
-    /// What a token sees besides itself.
-    pub sight: Sight,
+    /// Attention window of a token.
+    pub window: AttentionWindow,
     /// Index in [`Config::ropes`]; `None` for a layer without RoPE.
     pub rope: Option<usize>,
 }
@@ -185,7 +185,7 @@ impl Config {
 
     /// The longest attention window in tokens, if every layer has one: keys before it are never read again.
     pub fn window(&self) -> Option<usize> {
-        let before = self.layers.iter().map(|l| l.sight.before).max()?;
+        let before = self.layers.iter().map(|l| l.window.left).max()?;
         before.checked_add(1)
     }
 }
@@ -278,7 +278,10 @@ fn layers(
             (true, true) => window - 1,
             (true, false) => window / 2,
         };
-        layers.push(LayerConfig { sight: Sight { before, after: if causal { 0 } else { before } }, rope });
+        layers.push(LayerConfig {
+            window: AttentionWindow { left: before, right: if causal { 0 } else { before } },
+            rope,
+        });
     }
     Ok((ropes, layers))
 }

@@ -11,7 +11,7 @@ use super::weights::{Dense, Experts, FeedForward, Linear, SharedExpert, padded};
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::add_scaled;
 use crate::kernels::exp::exp;
-use crate::kernels::matmul::{Job, products};
+use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::softmax::exps;
 
 impl ForwardPass<'_, '_> {
@@ -96,7 +96,12 @@ impl ForwardPass<'_, '_> {
         for (number, (expert, group)) in groups().enumerate() {
             let (x, number) = if n > 1 { (&inputs[group.start * d..group.end * d], number) } else { (x, 0) };
             for (w, at) in [(&e.gate[expert], 0), (&e.up[expert], padded(c.n_ff))] {
-                jobs.push(Job { w, x: packed.of(&rows, w, as_columns(x, w), number), column: group.start, at });
+                jobs.push(MatmulJob {
+                    w,
+                    x: packed.of(&rows, w, as_columns(x, w), number),
+                    out_column: group.start,
+                    out_row: at,
+                });
             }
         }
         products(rows.cpu, rows.pool, &jobs, wide, stride);
@@ -107,7 +112,7 @@ impl ForwardPass<'_, '_> {
         let mut jobs = Vec::new();
         for (number, (expert, group)) in groups().enumerate() {
             let (w, x) = (&e.down[expert], Floats { x: &wide[group.start * stride..group.end * stride], stride });
-            jobs.push(Job { w, x: packed.of(&rows, w, x, number), column: group.start, at: 0 });
+            jobs.push(MatmulJob { w, x: packed.of(&rows, w, x, number), out_column: group.start, out_row: 0 });
         }
         products(rows.cpu, rows.pool, &jobs, outputs, padded(d));
 

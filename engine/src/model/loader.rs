@@ -12,11 +12,10 @@ use super::roles::{self, TensorStorage, tensor_error};
 use super::weights::Weights;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::kernels::Arena;
+use crate::kernels::WeightArena;
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::pool::Pool;
 use crate::quant::{self, Dtype};
-use crate::sort::sort_by;
 
 /// Bytes packed at a time: work for all threads, small next to the model.
 const LOAD_BYTES: usize = 4 << 20;
@@ -56,19 +55,19 @@ impl WeightLoader {
     /// # Errors
     /// [`LoadError`] names the tensor, what was found and what was expected.
     pub fn new(shards: &[Gguf<'_>], config: Config) -> Result<WeightLoader, LoadError> {
-        let (mut pending, mut arena) = (Vec::<PendingTensor>::new(), Arena::default());
+        let (mut pending, mut arena) = (Vec::<PendingTensor>::new(), WeightArena::default());
         for (shard, t) in shards.iter().enumerate().flat_map(|(i, g)| g.tensors().iter().map(move |t| (i, t))) {
             let Some(into) = TensorStorage::reserve(t, &config, &mut arena)? else { continue };
             let (name, dtype, offset, len_bytes) = (t.name.into(), t.dtype, t.offset, t.len_bytes);
             pending.push(PendingTensor { name, shard, dtype, offset, len_bytes, into });
         }
         let mut names: Vec<&str> = pending.iter().map(|p| p.name.as_str()).collect();
-        sort_by(&mut names, |a, b| a.cmp(b));
+        names.sort_unstable();
         let has = |name: &str| names.binary_search(&name).is_ok();
         if let Some(name) = roles::missing(&config, has).or_else(|| roles::missing_in_layer(&config, &names, has)) {
             return Err(LoadError::MissingTensor { name });
         }
-        sort_by(&mut pending, |a, b| (a.shard, a.offset).cmp(&(b.shard, b.offset)));
+        pending.sort_by(|a, b| (a.shard, a.offset).cmp(&(b.shard, b.offset)));
         let starts = shards.iter().map(Gguf::header_len).collect();
         let mut loader = WeightLoader { config, pending, at: 0, done: 0, carry: Vec::new(), starts, shard: 0, next: 0 };
         loader.start_shard(0);
@@ -155,7 +154,7 @@ impl WeightLoader {
             let found = format!("{} of {} bytes", self.done + self.carry.len() as u64, p.len_bytes);
             return Err(tensor_error(&p.name, &found, "the whole tensor"));
         }
-        sort_by(&mut self.pending, |a, b| a.name.cmp(&b.name));
+        self.pending.sort_by(|a, b| a.name.cmp(&b.name));
         let mut tensors = LoadedTensors(self.pending);
         let weights = Weights::new(&mut tensors, &self.config)?;
         // ignoring a tensor would compute another model than the file describes

@@ -8,7 +8,7 @@ use super::config::{Config, MAX_WIDTH};
 use super::projection;
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
-use crate::kernels::Arena;
+use crate::kernels::WeightArena;
 use crate::kernels::panel::Matrix;
 use crate::quant::Dtype;
 
@@ -123,7 +123,7 @@ impl Role {
         }
     }
 
-    fn reserve(self, t: &TensorInfo<'_>, arena: &mut Arena) -> Result<TensorStorage, LoadError> {
+    fn reserve(self, t: &TensorInfo<'_>, arena: &mut WeightArena) -> Result<TensorStorage, LoadError> {
         let fits = match self {
             Role::Matrices { n, rows, k } => t.dims == [k as u64, rows as u64, n as u64, 1],
             Role::Vector(n) => t.dims == [n as u64, 1, 1, 1],
@@ -170,7 +170,7 @@ impl TensorStorage {
     pub(super) fn reserve(
         t: &TensorInfo<'_>,
         c: &Config,
-        arena: &mut Arena,
+        arena: &mut WeightArena,
     ) -> Result<Option<TensorStorage>, LoadError> {
         match Role::of(t, c) {
             Some(role) => role.reserve(t, arena).map(Some),

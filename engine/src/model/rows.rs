@@ -3,9 +3,9 @@
 use alloc::vec::Vec;
 
 use super::weights::{Linear, LinearGroup, Norm, padded};
-use crate::kernels::act::{self, ActKind, Acts, Floats, most_words};
-use crate::kernels::elementwise::{Act, activate, add_scaled, gated};
-use crate::kernels::matmul::{Columns, Job, products};
+use crate::kernels::act::{self, ActLayout, Floats, PackedActs, max_words};
+use crate::kernels::elementwise::{Activation, activate, add_scaled, gated};
+use crate::kernels::matmul::{Columns, MatmulJob, products};
 use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
 use crate::kernels::panel::Matrix;
 use crate::kernels::{Cpu, tasks};
@@ -37,7 +37,7 @@ pub(super) fn columns(x: &[f32], stride: usize, at: usize, width: usize) -> impl
 impl<'a> RowOps<'a> {
     /// Calls `f(index, row)` for each row of `stride` floats.
     pub(super) fn each(&self, x: &mut [f32], stride: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
-        tasks::chunks(act::few(self.pool, x.len() / stride), x, TASK_ROWS * stride, &|i, rows, _| {
+        tasks::chunks(act::pool_for_rows(self.pool, x.len() / stride), x, TASK_ROWS * stride, &|i, rows, _| {
             for (r, row) in rows.chunks_exact_mut(stride).enumerate() {
                 f(i * TASK_ROWS + r, row);
             }
@@ -90,7 +90,7 @@ impl<'a> RowOps<'a> {
 
     /// Input of the down projection, in the first `width` floats of each row of `stride`: `act(gate) * up`, where
     /// `gate` starts at 0 and `up` at `up`; without a gate (`None`) `act(x)`.
-    pub(super) fn activate(&self, act: Act, x: &mut [f32], stride: usize, up: Option<usize>, width: usize) {
+    pub(super) fn activate(&self, act: Activation, x: &mut [f32], stride: usize, up: Option<usize>, width: usize) {
         self.each(x, stride, &|_, row| {
             let Some(up) = up else { return activate(self.cpu, act, &mut row[..width]) };
             let (gate, up) = row.split_at_mut(up);
@@ -101,10 +101,15 @@ impl<'a> RowOps<'a> {
     /// `out = W x + b` of each linear of the group for the rows `x` (n, k).
     pub(super) fn linear_group(&self, group: &LinearGroup, x: &[f32], out: &mut [f32], words: &mut [u32]) {
         let mut packed = PackedColumns::new(words);
-        let jobs: Vec<Job<'_>> = group
+        let jobs: Vec<MatmulJob<'_>> = group
             .linears
             .iter()
-            .map(|(l, at)| Job { w: &l.w, x: packed.of(self, &l.w, as_columns(x, &l.w), 0), column: 0, at: *at })
+            .map(|(l, at)| MatmulJob {
+                w: &l.w,
+                x: packed.of(self, &l.w, as_columns(x, &l.w), 0),
+                out_column: 0,
+                out_row: *at,
+            })
             .collect();
         products(self.cpu, self.pool, &jobs, out, group.stride);
         for (linear, at) in &group.linears {
@@ -120,7 +125,7 @@ impl<'a> RowOps<'a> {
     /// As [`RowOps::linear`], for rows with a stride of their own.
     pub(super) fn matrix(&self, w: &Matrix, bias: Option<&[f32]>, x: Floats<'_>, out: &mut [f32], words: &mut [u32]) {
         let x = PackedColumns::new(words).of(self, w, x, 0);
-        products(self.cpu, self.pool, &[Job { w, x, column: 0, at: 0 }], out, padded(w.rows()));
+        products(self.cpu, self.pool, &[MatmulJob { w, x, out_column: 0, out_row: 0 }], out, padded(w.rows()));
         self.add_bias(bias, out, padded(w.rows()), 0);
     }
 
@@ -135,7 +140,7 @@ impl<'a> RowOps<'a> {
 pub(super) struct PackedColumns<'w> {
     left: &'w mut [u32],
     /// Index of the input, and its packed form.
-    packed: Vec<(usize, Acts<'w>)>,
+    packed: Vec<(usize, PackedActs<'w>)>,
 }
 
 /// Maximal number of layouts of one input: the number of matrices that share it (q, k and v).
@@ -143,7 +148,7 @@ pub(super) const MAX_FORMS: usize = 3;
 
 /// Words that `rows` rows of `k` elements take in `forms` layouts.
 pub(super) fn packed_words(rows: usize, forms: usize, k: usize) -> usize {
-    forms.saturating_mul(most_words(rows, k))
+    forms.saturating_mul(max_words(rows, k))
 }
 
 impl<'w> PackedColumns<'w> {
@@ -158,15 +163,15 @@ impl<'w> PackedColumns<'w> {
     where
         'w: 'c,
     {
-        let Some(kind) = ActKind::of(rows.cpu, w.dtype()) else { return Columns::Plain(x) };
+        let Some(layout) = ActLayout::of(rows.cpu, w.dtype()) else { return Columns::Plain(x) };
         let mut same = self.packed.iter().rev().take_while(|(i, _)| *i == input);
-        if let Some((_, acts)) = same.find(|(_, acts)| acts.kind == kind) {
+        if let Some((_, acts)) = same.find(|(_, acts)| acts.layout == layout) {
             return Columns::Packed(*acts);
         }
-        let len = kind.len_words(x.n(), w.k());
+        let len = layout.len_words(x.n(), w.k());
         let (mine, left) = core::mem::take(&mut self.left).split_at_mut(len);
         self.left = left;
-        let acts = act::pack(rows.cpu, rows.pool, kind, x, w.k(), mine);
+        let acts = act::pack(rows.cpu, rows.pool, layout, x, w.k(), mine);
         self.packed.push((input, acts));
         Columns::Packed(acts)
     }

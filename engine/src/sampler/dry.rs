@@ -15,7 +15,6 @@ use alloc::vec::Vec;
 
 use super::options::Dry;
 use crate::math;
-use crate::sort::sort_by;
 
 /// Natural logarithm of the largest f32.
 const MAX_LN: f64 = 88.722_839_1;
@@ -34,7 +33,7 @@ impl DryScratch {
     pub(super) fn new(dry: &Dry) -> Self {
         let mut breakers = dry.breakers.clone();
         breakers.iter_mut().for_each(|b| b.reverse());
-        sort_by(&mut breakers, Vec::cmp);
+        breakers.sort_unstable();
         DryScratch { z: Vec::new(), longest: BTreeMap::new(), breakers }
     }
 

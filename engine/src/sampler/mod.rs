@@ -188,7 +188,7 @@ impl SamplerScratch {
         let max = self.kept.first().map_or(0.0, |c| c.logit);
         let front = &self.kept[..self.kept.len().min(o.top_logprobs as usize)];
         let mut top: Vec<(u32, f32)> = front.iter().map(|c| (c.token, c.logit)).collect();
-        stages::sort(&mut self.kept, Candidate::by_token);
+        self.kept.sort_unstable_by(Candidate::by_token);
         self.logits.clear();
         self.logits.extend(self.kept.iter().map(|c| c.logit));
         let total = self.weight_sums.total(cpu, &self.logits, max, o.temperature);

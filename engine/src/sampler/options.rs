@@ -4,7 +4,6 @@ use alloc::string::ToString;
 use alloc::vec::Vec;
 
 use crate::error::RequestError;
-use crate::sort::sort_by;
 
 /// `repeat_last_n` and [`Dry::last_n`]: all tokens of the sequence.
 pub const ALL_TOKENS: u32 = u32::MAX;
@@ -148,7 +147,7 @@ impl SamplingOptions {
             range("logit_bias", *bias, true, "finite numbers")?;
         }
         let mut biased: Vec<u32> = self.logit_bias.iter().map(|(token, _)| *token).collect();
-        sort_by(&mut biased, u32::cmp);
+        biased.sort_unstable();
         if let Some(pair) = biased.windows(2).find(|pair| pair[0] == pair[1]) {
             let found = pair[0].to_string();
             return Err(RequestError::Option { name: "logit_bias", found, expected: "one entry a token" });

@@ -7,7 +7,6 @@ use crate::kernels::Cpu;
 use crate::kernels::exp::exp;
 use crate::kernels::softmax::{group, group_maxima, groups};
 use crate::math;
-use crate::sort::sort_by;
 
 /// A token that may still be sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,12 +30,6 @@ impl Candidate {
         // + 0.0 turns -0.0 into 0.0
         Candidate { logit: x[i] + 0.0, token: i as u32 }
     }
-}
-
-/// Sorts candidates by [`Candidate::order`], or by their tokens: one copy of the library's sort for all who call.
-#[inline(never)]
-pub(super) fn sort(candidates: &mut [Candidate], order: fn(&Candidate, &Candidate) -> Ordering) {
-    candidates.sort_unstable_by(order);
 }
 
 /// Moves the first `k` (at least 1) candidates by [`Candidate::order`] to the front, unsorted, and returns the last of
@@ -103,7 +96,7 @@ impl LogitGroups {
             first(out, k);
             out.truncate(k);
         }
-        sort(out, Candidate::order);
+        out.sort_unstable_by(Candidate::order);
     }
 
     /// The tokens at least `min_p` times as probable as the first, sorted.
@@ -113,7 +106,7 @@ impl LogitGroups {
         let floor = (f64::from(max) + math::ln(f64::from(min_p).max(1e-300)) - 1e-3) as f32;
         self.at_least(x, floor.next_down(), out);
         out.retain(|c| exp(c.logit - max) >= min_p);
-        sort(out, Candidate::order);
+        out.sort_unstable_by(Candidate::order);
     }
 }
 
@@ -183,7 +176,7 @@ const FRONTS: [usize; 2] = [64, 1024];
 pub(super) fn typical(kept: &mut Vec<Candidate>, typical_p: f32, shifts: &mut Vec<TypicalCandidate>) {
     let max = kept.iter().fold(f32::NEG_INFINITY, |m, c| if c.logit > m { c.logit } else { m });
     if !kept.is_sorted_by_key(|c| c.token) {
-        sort(kept, Candidate::by_token);
+        kept.sort_unstable_by(Candidate::by_token);
     }
     shifts.clear();
     let weighed = kept.iter().map(|c| TypicalCandidate { shift: 0.0, weight: exp(c.logit - max), candidate: *c });
@@ -213,7 +206,7 @@ pub(super) fn typical(kept: &mut Vec<Candidate>, typical_p: f32, shifts: &mut Ve
             rest.select_nth_unstable_by(n, order);
         }
         let (front, others) = rest.split_at_mut(n.min(rest.len()));
-        sort_by(front, order);
+        front.sort_by(order);
         rest = others;
         for s in front.iter() {
             if got >= goal {
@@ -223,5 +216,5 @@ pub(super) fn typical(kept: &mut Vec<Candidate>, typical_p: f32, shifts: &mut Ve
             got += f64::from(s.weight);
         }
     }
-    sort(kept, Candidate::order);
+    kept.sort_unstable_by(Candidate::order);
 }

@@ -4,7 +4,6 @@ use alloc::vec::Vec;
 
 use super::table::TextTable;
 use super::vocab::{Kind, Vocab};
-use crate::sort::sort_by;
 
 /// Names of end-of-turn and end-of-text tokens, as in llama.cpp. They are control tokens whatever the file says.
 const END_NAMES: &[&str] = &[
@@ -127,7 +126,7 @@ impl TokenNames<'_> {
         let fill_ends = FILL_END_NAMES.iter().filter_map(|name| self.find(name));
         let fill_ends = fill_ends.filter(|&id| self.vocab.kind(id) == Some(Kind::Control));
         let mut ends: Vec<u32> = self.controls().into_iter().chain(fill_ends).chain(named).collect();
-        sort_by(&mut ends, u32::cmp);
+        ends.sort_unstable();
         ends.dedup();
         // in these vocabularies <|end|> ends a message, and generation continues
         let has = |name| self.find(name).is_some();

@@ -4,7 +4,6 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::vocab::{Kind, Vocab};
-use crate::sort::sort_by;
 
 /// Maximal length of tokens that are searched: bounds the time that a file can cause.
 pub(super) const MAX_LEN: usize = 256;
@@ -28,7 +27,7 @@ impl Matcher {
             fits && core::str::from_utf8(text(*id)).is_ok()
         };
         let mut ids: Vec<u32> = vocab.ids().filter(wanted).collect();
-        sort_by(&mut ids, |&a, &b| (text(a), a).cmp(&(text(b), b)));
+        ids.sort_by(|&a, &b| (text(a), a).cmp(&(text(b), b)));
         ids.dedup_by_key(|id| text(*id));
         let mut starts = vec![0; 257];
         for (byte, start) in starts.iter_mut().enumerate() {

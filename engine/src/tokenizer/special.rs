@@ -10,7 +10,6 @@ use super::control::Side;
 use super::matcher::MAX_LEN;
 use super::vocab::{Kind, Vocab};
 use crate::error::LoadError;
-use crate::sort::sort_by;
 
 /// Maximal total bytes of special token texts: vocabularies have some ten thousand. The automaton takes up to 40 bytes
 /// of memory for each.
@@ -42,7 +41,7 @@ impl Specials {
     /// # Errors
     /// [`LoadError`] if the special tokens have too many bytes.
     pub(super) fn new(vocab: &Vocab, mut absorbing: Vec<(u32, Side)>) -> Result<Specials, LoadError> {
-        sort_by(&mut absorbing, |a, b| a.0.cmp(&b.0));
+        absorbing.sort_by_key(|a| a.0);
         let finder = |kinds: &[Kind]| Finder::new(vocab, |kind| kinds.contains(&kind));
         Ok(Specials {
             always: finder(&[Kind::UserDefined])?,
@@ -123,7 +122,7 @@ impl Finder {
             fits && core::str::from_utf8(text(*id)).is_ok()
         };
         let mut ids: Vec<u32> = vocab.ids().filter(wanted).collect();
-        sort_by(&mut ids, |&a, &b| (text(a), a).cmp(&(text(b), b)));
+        ids.sort_by(|&a, &b| (text(a), a).cmp(&(text(b), b)));
         ids.dedup_by_key(|id| text(*id));
         if ids.is_empty() {
             return Ok(Finder { automaton: None, ids });

@@ -13,7 +13,6 @@ use super::split::Splitter;
 use super::table::{Seed, TextTable};
 use super::vocab::{Kind, META_SPACE, Spelling, Vocab};
 use super::{EncodeScratch, Output, TextSpan};
-use crate::sort::sort_by;
 
 /// Order in which pieces are merged.
 #[derive(Debug, Clone)]
@@ -186,7 +185,7 @@ impl MergeOrder {
     /// The order by `scores[id]`, none of which is NaN.
     pub(super) fn scores(scores: &[f32]) -> MergeOrder {
         let mut distinct: Vec<f32> = scores.to_vec();
-        sort_by(&mut distinct, |a, b| b.total_cmp(a));
+        distinct.sort_unstable_by(|a, b| b.total_cmp(a));
         distinct.dedup();
         MergeOrder::Scores(scores.iter().map(|score| distinct.partition_point(|other| other > score) as u32).collect())
     }

@@ -122,7 +122,7 @@ fn strip_accents(c: char, mut each: impl FnMut(char)) {
     if code < 0xc0 {
         return each(c);
     }
-    if unicode::kind(code) == MARK && !within(SPACING_MARKS.get(), code) {
+    if unicode::kind(code) == MARK && !within(&SPACING_MARKS, code) {
         return;
     }
     // Hangul syllables decompose arithmetically: 19 initials, 21 vowels, 27 finals or none
@@ -133,7 +133,7 @@ fn strip_accents(c: char, mut each: impl FnMut(char)) {
         let n = if last == 0 { 2 } else { 3 };
         return letters.iter().take(n).filter_map(|&letter| char::from_u32(letter)).for_each(each);
     }
-    match DECOMPOSED.get().binary_search(&code).ok().and_then(|place| TARGETS.get(place)) {
+    match DECOMPOSED.binary_search(&code).ok().and_then(|place| TARGETS.get(place)) {
         None => each(c),
         Some(&target) => match char::from_u32(target) {
             Some(bare) => each(bare),

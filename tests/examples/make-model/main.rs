@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use starling::gguf::{GgufWriter, Value};
 use starling::quant::Dtype;
-use starling::quant::mix::{Facts, Mix, Source, tensor_types};
+use starling::quant::mix::{Mix, ModelShape, SourceTensor, tensor_types};
 
 /// Family and sizes of a model; the output matrix is the token embedding.
 struct Shape {
@@ -301,15 +301,15 @@ fn tensors(shape: &Shape) -> Vec<(String, Vec<u64>)> {
 }
 
 fn types(shape: &Shape, mix: Mix, tensors: &[(String, Vec<u64>)]) -> Vec<Dtype> {
-    let sources: Vec<Source<'_>> = tensors
+    let sources: Vec<SourceTensor<'_>> = tensors
         .iter()
-        .map(|(name, dims)| Source {
+        .map(|(name, dims)| SourceTensor {
             name,
             dtype: Dtype::F32,
             dims: [0, 1, 2, 3].map(|i| dims.get(i).copied().unwrap_or(1)),
         })
         .collect();
-    let facts = Facts {
+    let facts = ModelShape {
         n_layers: shape.n_layers,
         n_heads: shape.n_heads,
         n_kv_heads: shape.n_kv_heads,

@@ -1,4 +1,4 @@
-//! Memory the kernels read and write: cache-line aligned buffers, and outputs shared by the tasks of one operation.
+//! Buffers aligned to cache lines, and outputs that the tasks of one operation share.
 
 use alloc::collections::TryReserveError;
 use alloc::sync::Arc;
@@ -9,82 +9,88 @@ use core::ptr::NonNull;
 /// One cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+struct CacheLine([u8; 64]);
 
-/// A byte buffer that starts at a 64-byte boundary: a part of a piece of memory, alone in it or beside others.
+/// A byte buffer aligned to 64 bytes: a range of a memory segment, which it may share with other buffers.
 pub struct AlignedBuf {
-    /// Keeps the memory; its own length stays 0.
-    _piece: Arc<Vec<Line>>,
+    /// Owns the segment; the length of the vector stays 0.
+    _segment: Arc<Vec<CacheLine>>,
     start: NonNull<u8>,
     capacity: usize,
     len: usize,
 }
 
-// SAFETY: a buffer's part of the piece belongs to it alone, and is read and written through borrows of the buffer only.
+// SAFETY: a buffer is the only owner of its range of the segment, which is accessed through borrows of the buffer only.
 unsafe impl Send for AlignedBuf {}
 // SAFETY: as above.
 unsafe impl Sync for AlignedBuf {}
 
 impl AlignedBuf {
-    /// `len` zero bytes; fails instead of aborting when there is no memory.
+    /// A buffer of `len` zero bytes.
+    ///
+    /// # Errors
+    /// If there is not enough memory.
     pub fn zeroed(len: usize) -> Result<AlignedBuf, TryReserveError> {
         let mut buf = AlignedBuf::with_capacity(len)?;
         buf.grow(len);
         Ok(buf)
     }
 
-    /// An empty buffer with room for `capacity` bytes. The system commits memory when [`AlignedBuf::grow`] first
-    /// touches it.
+    /// An empty buffer that can grow to `capacity` bytes. The operating system commits the memory when
+    /// [`AlignedBuf::grow`] writes to it.
+    ///
+    /// # Errors
+    /// If the memory cannot be reserved.
     pub fn with_capacity(capacity: usize) -> Result<AlignedBuf, TryReserveError> {
-        let mut lines = Vec::<Line>::new();
+        let mut lines = Vec::<CacheLine>::new();
         lines.try_reserve_exact(capacity.div_ceil(64))?;
         let start = NonNull::from(lines.spare_capacity_mut()).cast();
-        Ok(AlignedBuf { _piece: Arc::new(lines), start, capacity, len: 0 })
+        Ok(AlignedBuf { _segment: Arc::new(lines), start, capacity, len: 0 })
     }
 
-    /// Cuts off the first `len` bytes of the room of an empty buffer, as a buffer of their own.
+    /// Splits the first `len` bytes of capacity off an empty buffer, as a buffer of their own.
     fn split(&mut self, len: usize) -> AlignedBuf {
         let taken = len.next_multiple_of(64);
-        assert!(self.len == 0 && taken <= self.capacity, "a part of what is there");
-        let part = AlignedBuf { _piece: Arc::clone(&self._piece), start: self.start, capacity: len, len: 0 };
-        // SAFETY: inside the piece, as just checked.
+        assert!(self.len == 0 && taken <= self.capacity, "split beyond the capacity, or of a buffer with contents");
+        let part = AlignedBuf { _segment: Arc::clone(&self._segment), start: self.start, capacity: len, len: 0 };
+        // SAFETY: inside the segment, as just checked.
         self.start = unsafe { self.start.add(taken) };
         self.capacity -= taken;
         part
     }
 
-    /// Makes the buffer `len` bytes long, new ones zero.
+    /// Grows the buffer to `len` bytes; new bytes are zero. The buffer never moves.
     ///
     /// # Panics
-    /// If `len` is beyond the capacity: the buffer never moves.
+    /// If `len` is larger than the capacity.
     pub fn grow(&mut self, len: usize) {
-        assert!(len <= self.capacity, "a buffer that grows beyond its capacity");
+        assert!(len <= self.capacity, "buffer of {} bytes grown to {len}", self.capacity);
         if len > self.len {
-            // SAFETY: the bytes are inside this buffer's part of the piece.
+            // SAFETY: the bytes are inside the range of this buffer.
             unsafe { self.start.add(self.len).write_bytes(0, len - self.len) };
             self.len = len;
         }
     }
 
-    /// The bytes.
+    /// The contents.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the first `len` bytes are inside the piece and initialised; writing borrows the buffer exclusively.
+        // SAFETY: the first `len` bytes are inside the segment and initialised; writing borrows the buffer exclusively.
         unsafe { core::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    /// The bytes, for writing.
+    /// The contents, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`; the borrow is exclusive.
         unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// The buffer as f32 values; the length is rounded down to whole values.
+    /// The contents as f32; the length is rounded down to whole values.
     pub fn f32s(&self) -> &[f32] {
         // SAFETY: aligned to 64, every bit pattern is an f32.
         unsafe { core::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / 4) }
     }
 
-    /// The buffer as f32 values, for writing.
+    /// The contents as f32, for writing.
     pub fn f32s_mut(&mut self) -> &mut [f32] {
         // SAFETY: as in `f32s`; the borrow is exclusive.
         unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len / 4) }
@@ -101,31 +107,31 @@ impl AlignedBuf {
     }
 }
 
-/// Memory for buffers that live and end together, as the weights of a model: taken in pieces that the system may back
-/// with large pages, so that a reader of all of them seldom waits for a translation of addresses.
+/// Allocator for buffers that live as long as each other, such as the weights of a model. It allocates large segments,
+/// which the operating system may map with huge pages, so that reading all weights causes few TLB misses.
 #[derive(Default)]
-pub struct Arena {
+pub struct WeightArena {
     rest: Option<AlignedBuf>,
 }
 
-/// Bytes of a piece. WebAssembly has no pages, and uses what is reserved.
-const PIECE: usize = if cfg!(target_family = "wasm") { 0 } else { 32 << 20 };
+/// Bytes of a segment. 0 on WebAssembly, where reserved memory is used memory.
+const SEGMENT_BYTES: usize = if cfg!(target_family = "wasm") { 0 } else { 32 << 20 };
 
-impl Arena {
-    /// `len` zero bytes. What is left of a piece is given back.
+impl WeightArena {
+    /// A buffer of `len` zero bytes. The unused tail of a segment is released.
     ///
     /// # Errors
     /// If there is not enough memory.
     pub fn zeroed(&mut self, len: usize) -> Result<AlignedBuf, TryReserveError> {
-        let piece = |capacity| AlignedBuf::with_capacity(capacity).inspect(ask_for_large_pages);
-        let mut buf = if len > PIECE / 8 {
-            piece(len)?
+        let segment = |capacity| AlignedBuf::with_capacity(capacity).inspect(advise_huge_pages);
+        let mut buf = if len > SEGMENT_BYTES / 8 {
+            segment(len)?
         } else {
             let rest = match &mut self.rest {
                 Some(rest) if rest.capacity >= len.next_multiple_of(64) => rest,
                 rest => {
-                    let next = piece(PIECE)?;
-                    rest.iter().for_each(give_back);
+                    let next = segment(SEGMENT_BYTES)?;
+                    rest.iter().for_each(release_tail);
                     rest.insert(next)
                 }
             };
@@ -136,41 +142,41 @@ impl Arena {
     }
 }
 
-impl Drop for Arena {
+impl Drop for WeightArena {
     fn drop(&mut self) {
-        self.rest.iter().for_each(give_back);
+        self.rest.iter().for_each(release_tail);
     }
 }
 
-/// Linux gives large pages unasked only where it is configured to.
-fn ask_for_large_pages(room: &AlignedBuf) {
+/// Asks for huge pages: Linux may be configured to give them only on request.
+fn advise_huge_pages(buf: &AlignedBuf) {
     #[cfg(all(feature = "std", target_os = "linux"))]
-    advise(room, libc::MADV_HUGEPAGE);
-    let _ = room;
+    advise(buf, libc::MADV_HUGEPAGE);
+    let _ = buf;
 }
 
-/// What is left of a piece is in the large page of the buffer before it, and so has memory.
-fn give_back(rest: &AlignedBuf) {
+/// Releases the unused tail of a segment: a huge page that it shares with a buffer has committed it.
+fn release_tail(rest: &AlignedBuf) {
     #[cfg(all(feature = "std", target_os = "linux"))]
     advise(rest, libc::MADV_DONTNEED);
     let _ = rest;
 }
 
-/// Tells the system of the whole pages of a room that no buffer has taken yet.
+/// Calls madvise(2) on the whole pages of a buffer without contents.
 #[cfg(all(feature = "std", target_os = "linux"))]
-fn advise(room: &AlignedBuf, advice: core::ffi::c_int) {
+fn advise(buf: &AlignedBuf, advice: core::ffi::c_int) {
     const PAGE: usize = 4096;
-    assert!(room.len == 0, "a room without bytes");
-    let skipped = room.start.as_ptr().align_offset(PAGE);
-    let len = room.capacity.saturating_sub(skipped) / PAGE * PAGE;
+    assert!(buf.len == 0, "madvise on a buffer with contents");
+    let skipped = buf.start.as_ptr().align_offset(PAGE);
+    let len = buf.capacity.saturating_sub(skipped) / PAGE * PAGE;
     if len > 0 {
-        // SAFETY: whole pages inside the room, in which there is nothing yet: the advice changes how they are mapped, or
-        // that they are zero until they are written. It may be refused, which changes nothing.
-        unsafe { libc::madvise(room.start.as_ptr().add(skipped).cast(), len, advice) };
+        // SAFETY: the range is whole pages of the capacity of this buffer, which has no contents yet. The advice
+        // changes how these pages are mapped, or resets them to zero; a failure changes nothing.
+        unsafe { libc::madvise(buf.start.as_ptr().add(skipped).cast(), len, advice) };
     }
 }
 
-/// A slice that the tasks of one parallel operation write in disjoint parts.
+/// An output slice that the tasks of one parallel operation write in disjoint parts.
 #[derive(Clone, Copy)]
 pub(crate) struct SharedOut<'a, T> {
     ptr: *mut T,
@@ -184,28 +190,28 @@ unsafe impl<T: Send> Send for SharedOut<'_, T> {}
 unsafe impl<T: Send> Sync for SharedOut<'_, T> {}
 
 impl<'a, T> SharedOut<'a, T> {
-    /// Shares `out` for the life of one operation.
+    /// Shares `out` for the duration of one operation.
     pub(crate) fn new(out: &'a mut [T]) -> Self {
         SharedOut { ptr: out.as_mut_ptr(), len: out.len(), life: PhantomData }
     }
 
-    /// The pointer to element `at`, valid for `n` elements.
+    /// Pointer to element `at`, valid for `n` elements.
     ///
     /// # Panics
-    /// If the part is not inside the slice.
+    /// If the range is not inside the slice.
     pub(crate) fn ptr(&self, at: usize, n: usize) -> *mut T {
-        assert!(at <= self.len && n <= self.len - at, "part outside the output");
+        assert!(at <= self.len && n <= self.len - at, "range outside the output");
         // SAFETY: inside the slice, as just checked.
         unsafe { self.ptr.add(at) }
     }
 
-    /// The part `at..at + n`, for writing.
+    /// Elements `at..at + n`, for writing.
     ///
     /// # Safety
-    /// No other part that is alive may overlap it.
+    /// The range must not overlap another one that is in use.
     ///
     /// # Panics
-    /// If the part is not inside the slice.
+    /// If the range is not inside the slice.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice(&self, at: usize, n: usize) -> &'a mut [T] {
         // SAFETY: inside the slice (`ptr` checks), and not aliased by this function's contract.
@@ -220,9 +226,22 @@ mod tests {
 
     #[test]
     fn buffers_of_an_arena_are_apart() {
-        let mut arena = Arena::default();
-        let sizes =
-            [1, 64, 65, 0, PIECE / 8 + 1, 1 << 20, 3 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20, 4 << 20];
+        let mut arena = WeightArena::default();
+        let sizes = [
+            1,
+            64,
+            65,
+            0,
+            SEGMENT_BYTES / 8 + 1,
+            1 << 20,
+            3 << 20,
+            4 << 20,
+            4 << 20,
+            4 << 20,
+            4 << 20,
+            4 << 20,
+            4 << 20,
+        ];
         let mut bufs: Vec<AlignedBuf> = sizes.iter().map(|&n| arena.zeroed(n).unwrap()).collect();
         drop(arena);
         for (i, buf) in bufs.iter_mut().enumerate() {

@@ -1,25 +1,27 @@
-//! AVX2: a register is half a panel (8 rows). With AVX-VNNI dots are `vpdpbusd`; without it, dots of up to 6 bits are
-//! pairs of i16 (see `Rec::Pairs`), and 8-bit ones use `vpmaddubsw(|q|, w ^ mask)` (see `Rec::Xor`).
+//! AVX2: a register is half a panel (8 rows). With AVX-VNNI a dot is `vpdpbusd`. Without it, dots of up to 6-bit
+//! weights accumulate pairs in i16 (`ActEncoding::I8PairSums`), and dots of 8-bit weights are `vpmaddubsw(|q|, w ^
+//! mask)` (`ActEncoding::AbsAndMask`).
 
 use core::arch::x86_64::*;
 
 use super::cpu::Op;
-use super::simd::{Reading, Rec, Simd, TileShape, run_of_pairs};
+use super::features::{enable_features, isa_features};
+use super::simd::{ActEncoding, Prefetch, Simd, TileShape, max_i16_groups};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx2<const VNNI: bool> {
-    reading: Reading,
+    prefetch: Prefetch,
 }
 
 impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
     /// The CPU has the features of `run`, and with `VNNI` those of `run_vnni`.
     #[inline(always)]
-    pub(super) unsafe fn new(reading: Reading) -> Self {
-        Avx2 { reading }
+    pub(super) unsafe fn new(prefetch: Prefetch) -> Self {
+        Avx2 { prefetch }
     }
 
-    /// The sums of pairs.
+    /// Adds the two i16 of each pair to an i32.
     #[inline(always)]
     fn widened(self, pairs: __m256i) -> __m256i {
         // SAFETY: an `Avx2` exists only where the CPU has the instructions.
@@ -27,16 +29,18 @@ impl<const VNNI: bool> Avx2<VNNI> {
     }
 }
 
-/// The boundary at which the compiler may use AVX2.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn run<O: Op>(s: Avx2<false>, op: O) -> O::Out {
-    op.simd(s)
+// compiled with AVX2
+isa_features! { Avx2, enable_features
+    pub(super) fn run<O: Op>(s: Avx2<false>, op: O) -> O::Out {
+        op.simd(s)
+    }
 }
 
-/// The boundary at which the compiler may use AVX2 with AVX-VNNI.
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(super) fn run_vnni<O: Op>(s: Avx2<true>, op: O) -> O::Out {
-    op.simd(s)
+// compiled with AVX2 and AVX-VNNI
+isa_features! { AvxVnni, enable_features
+    pub(super) fn run_vnni<O: Op>(s: Avx2<true>, op: O) -> O::Out {
+        op.simd(s)
+    }
 }
 
 // SAFETY of every `unsafe` block below: an `Avx2` exists only where the CPU has the instructions; pointers are valid
@@ -60,15 +64,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type Acc = __m256i;
 
     #[inline(always)]
-    fn reading(self) -> Reading {
-        self.reading
+    fn prefetch_policy(self) -> Prefetch {
+        self.prefetch
     }
     #[inline(always)]
-    fn rec(bits: u32) -> Rec {
+    fn act_encoding(bits: u32) -> ActEncoding {
         match bits {
-            _ if VNNI => Rec::Bias,
-            8 => Rec::Xor,
-            _ => Rec::Pairs,
+            _ if VNNI => ActEncoding::I8,
+            8 => ActEncoding::AbsAndMask,
+            _ => ActEncoding::I8PairSums,
         }
     }
 
@@ -117,7 +121,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {
-        // a prefetch of any address is harmless
+        // prefetching any address is harmless
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 
@@ -263,25 +267,27 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn dot<const BITS: u32>(self, acc: __m256i, w: __m256i, a: [__m256i; 2]) -> __m256i {
         unsafe {
-            match Self::rec(BITS) {
-                Rec::Pairs => _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a[0])),
-                Rec::Xor => self.add_i(acc, self.widened(_mm256_maddubs_epi16(a[0], _mm256_xor_si256(w, a[1])))),
+            match Self::act_encoding(BITS) {
+                ActEncoding::I8PairSums => _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a[0])),
+                ActEncoding::AbsAndMask => {
+                    self.add_i(acc, self.widened(_mm256_maddubs_epi16(a[0], _mm256_xor_si256(w, a[1]))))
+                }
                 _ => _mm256_dpbusd_avx_epi32(acc, w, a[0]),
             }
         }
     }
     #[inline(always)]
-    fn run(bits: u32, first: bool) -> usize {
-        if VNNI { 8 } else { run_of_pairs(bits, first) }
+    fn max_groups(bits: u32, has_zero_point: bool) -> usize {
+        if VNNI { 8 } else { max_i16_groups(bits, has_zero_point) }
     }
     #[inline(always)]
     fn total<const BITS: u32>(self, acc: __m256i, _init: i32) -> __m256i {
-        if Self::rec(BITS) == Rec::Pairs { self.widened(acc) } else { acc }
+        if Self::act_encoding(BITS) == ActEncoding::I8PairSums { self.widened(acc) } else { acc }
     }
     #[inline(always)]
     fn total_scaled<const BITS: u32>(self, acc: __m256i, _init: i32, scale: __m256i) -> __m256i {
-        if Self::rec(BITS) == Rec::Pairs {
-            // the scale rides on the multiply that widens the pairs
+        if Self::act_encoding(BITS) == ActEncoding::I8PairSums {
+            // the multiplication by the scale also widens the pairs
             return unsafe {
                 _mm256_madd_epi16(acc, _mm256_blend_epi16::<0xaa>(scale, _mm256_slli_epi32::<16>(scale)))
             };

@@ -1,28 +1,30 @@
-//! AVX-512 with VNNI: one register is the 16 rows of a panel; `vpdpbusd` on unsigned weights.
+//! AVX-512 with VNNI: a register is the 16 rows of a panel; a dot is `vpdpbusd` on unsigned weights.
 
 use core::arch::x86_64::*;
 
 use super::cpu::Op;
-use super::simd::{Reading, Rec, Simd, TileShape};
+use super::features::{enable_features, isa_features};
+use super::simd::{ActEncoding, Prefetch, Simd, TileShape};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx512 {
-    reading: Reading,
+    prefetch: Prefetch,
 }
 
 impl Avx512 {
     /// # Safety
     /// The CPU has the features of `run`.
     #[inline(always)]
-    pub(super) unsafe fn new(reading: Reading) -> Self {
-        Avx512 { reading }
+    pub(super) unsafe fn new(prefetch: Prefetch) -> Self {
+        Avx512 { prefetch }
     }
 }
 
-/// The boundary at which the compiler may use the instruction set.
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) fn run<O: Op>(s: Avx512, op: O) -> O::Out {
-    op.simd(s)
+// compiled with AVX-512
+isa_features! { Avx512Vnni, enable_features
+    pub(super) fn run<O: Op>(s: Avx512, op: O) -> O::Out {
+        op.simd(s)
+    }
 }
 
 // SAFETY of every `unsafe` block below: an `Avx512` exists only where the CPU has the instructions; pointers are
@@ -45,12 +47,12 @@ impl Simd for Avx512 {
     type Acc = __m512i;
 
     #[inline(always)]
-    fn reading(self) -> Reading {
-        self.reading
+    fn prefetch_policy(self) -> Prefetch {
+        self.prefetch
     }
     #[inline(always)]
-    fn rec(_bits: u32) -> Rec {
-        Rec::Bias
+    fn act_encoding(_bits: u32) -> ActEncoding {
+        ActEncoding::I8
     }
 
     #[inline(always)]
@@ -95,7 +97,7 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {
-        // a prefetch of any address is harmless
+        // prefetching any address is harmless
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 

@@ -1,12 +1,14 @@
-//! Which instruction set runs, and how an operation gets there.
+//! Choice of the instruction set at run time, and dispatch of operations to it.
 
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::simd::{Reading, Simd};
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+use super::features::{has_feature, has_features, isa_features};
+use super::simd::{Prefetch, Simd};
 
-/// An instruction-set path. All give the same bits.
+/// An instruction-set path. All paths give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Isa {
@@ -14,14 +16,14 @@ pub enum Isa {
     Avx2,
     AvxVnni,
     Avx512Vnni,
-    /// As `Avx512Vnni`, but products of 32 columns and more use the CPU's matrix registers.
+    /// As `Avx512Vnni`, with AMX tile products for 32 columns and more.
     Amx,
     Neon,
     NeonDotprod,
     Simd128,
-    /// As `RelaxedSimd`, but dots of 4-bit weights stay in i16 and those of 8-bit ones are `Simd128`'s: faster where an
-    /// engine has no one instruction for the other dot, as on x86 without VNNI. A module cannot ask for that; whoever has
-    /// a clock may try.
+    /// As `RelaxedSimd`, but dots of 4-bit weights accumulate pairs in i16 and dots of 8-bit weights are those of
+    /// `Simd128`: faster where the engine needs several instructions for the relaxed dot product, as on x86 without
+    /// VNNI. A module cannot detect that; a host with a clock can measure it (`isa_benchmark`).
     RelaxedI16,
     RelaxedSimd,
 }
@@ -41,7 +43,7 @@ impl Isa {
         Isa::RelaxedSimd,
     ];
 
-    /// The name `--isa` takes.
+    /// The name that `--isa` takes.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -64,62 +66,66 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Whether the scalar path is part of this build.
+/// Whether this build contains the scalar path.
 #[cfg(target_arch = "wasm32")]
 const HAS_SCALAR: bool = cfg!(any(feature = "scalar", not(target_feature = "simd128")));
 
-/// An instruction set this machine has. Made only by detection: holding one is the proof.
+/// An instruction set that this machine has. Only detection creates a value, so holding one proves that its
+/// instructions may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpu {
     isa: Isa,
-    reading: Reading,
+    prefetch: Prefetch,
 }
 
-/// `--isa` named a path that does not exist or that this machine lacks.
+/// `--isa` named a path that does not exist or that this machine does not have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("instruction set `{name}` is not available here; available: {}", available.join(", "))]
+#[error("instruction set `{name}`: unknown or not available on this machine, expected one of: {}", available.join(", "))]
 pub struct UnknownIsa {
-    /// What was asked for.
+    /// The name that was asked for.
     pub name: String,
-    /// What would work on this machine.
+    /// The names of the paths of this machine.
     pub available: Vec<&'static str>,
 }
 
 impl Cpu {
-    /// The scalar path, which every machine has and which defines the results.
+    /// The scalar path: available on every machine, and the definition of all results.
     #[cfg(any(feature = "scalar", not(all(target_arch = "wasm32", target_feature = "simd128"))))]
-    pub const SCALAR: Cpu = Cpu { isa: Isa::Scalar, reading: Reading::DEFAULT };
+    pub const SCALAR: Cpu = Cpu { isa: Isa::Scalar, prefetch: Prefetch::DEFAULT };
 
-    /// WebAssembly with simd128.
+    /// The simd128 path of a relaxed-simd build, for the probe.
     #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-    pub(super) const SIMD128: Cpu = Cpu { isa: Isa::Simd128, reading: Reading::DEFAULT };
+    pub(super) const SIMD128: Cpu = Cpu { isa: Isa::Simd128, prefetch: Prefetch::DEFAULT };
 
     fn of(isa: Isa) -> Cpu {
-        Cpu { isa, reading: reading() }
+        Cpu { isa, prefetch: prefetch_policy() }
     }
 
     /// The fastest path of this machine.
     pub fn detect() -> Cpu {
-        // `has` finds one: the slowest is there without a question
-        Cpu::of(Isa::ALL.into_iter().rfind(|&isa| has(isa)).unwrap_or(Isa::Scalar))
+        // never falls back: `is_available` accepts at least the slowest path of a build
+        Cpu::of(Isa::ALL.into_iter().rfind(|&isa| is_available(isa)).unwrap_or(Isa::Scalar))
     }
 
     /// Every path of this machine, slowest first.
     pub fn available() -> Vec<Cpu> {
-        Isa::ALL.into_iter().filter(|&isa| has(isa)).map(Cpu::of).collect()
+        Isa::ALL.into_iter().filter(|&isa| is_available(isa)).map(Cpu::of).collect()
     }
 
-    /// Every path of this machine, in all ways to read weights.
+    /// Every path of this machine with every prefetch policy.
     #[cfg(test)]
-    pub(crate) fn all_ways() -> Vec<Cpu> {
+    pub(crate) fn all_variants() -> Vec<Cpu> {
         #[cfg(target_arch = "x86_64")]
-        let ways = [Reading::DEFAULT, Reading::ALONE, Reading::FAR];
+        let policies = [Prefetch::DEFAULT, Prefetch::OFF, Prefetch::AHEAD_8_KIB];
         #[cfg(not(target_arch = "x86_64"))]
-        let ways = [Reading::DEFAULT];
-        Cpu::available().into_iter().flat_map(|cpu| ways.map(|reading| Cpu { reading, ..cpu })).collect()
+        let policies = [Prefetch::DEFAULT];
+        Cpu::available().into_iter().flat_map(|cpu| policies.map(|prefetch| Cpu { prefetch, ..cpu })).collect()
     }
 
-    /// The path of that name, if this machine has it.
+    /// The path of that name.
+    ///
+    /// # Errors
+    /// If this machine does not have it.
     pub fn named(name: &str) -> Result<Cpu, UnknownIsa> {
         let available = Cpu::available();
         available.iter().copied().find(|c| c.isa.name() == name).ok_or_else(|| UnknownIsa {
@@ -128,32 +134,32 @@ impl Cpu {
         })
     }
 
-    /// Which path this is.
+    /// The path.
     pub fn isa(self) -> Isa {
         self.isa
     }
 
-    /// The matrix registers, where this path has them.
+    /// The AMX tiles, if this path uses them.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn amx(self) -> Option<super::amx::Amx> {
-        // SAFETY: a `Cpu` of that `Isa` exists only if `has` said that the machine has the features.
-        (self.isa == Isa::Amx).then(|| unsafe { super::amx::Amx::new(super::avx512::Avx512::new(self.reading)) })
+        // SAFETY: a `Cpu` of that `Isa` exists only if `is_available` said that the machine has the features.
+        (self.isa == Isa::Amx).then(|| unsafe { super::amx::Amx::new(super::avx512::Avx512::new(self.prefetch)) })
     }
 
     /// Runs an operation on this instruction set.
     #[inline]
     pub(crate) fn run<O: Op>(self, op: O) -> O::Out {
-        // SAFETY (all arms): a `Cpu` of that `Isa` exists only if `has` said that the machine has the features.
+        // SAFETY (all arms): a `Cpu` of that `Isa` exists only if `is_available` said that the machine has the features.
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx2 => unsafe { super::avx2::run(super::avx2::Avx2::<false>::new(self.reading), op) },
+            Isa::Avx2 => unsafe { super::avx2::run(super::avx2::Avx2::<false>::new(self.prefetch), op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::AvxVnni => unsafe { super::avx2::run_vnni(super::avx2::Avx2::<true>::new(self.reading), op) },
+            Isa::AvxVnni => unsafe { super::avx2::run_vnni(super::avx2::Avx2::<true>::new(self.prefetch), op) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx512Vnni | Isa::Amx => unsafe { super::avx512::run(super::avx512::Avx512::new(self.reading), op) },
+            Isa::Avx512Vnni | Isa::Amx => unsafe { super::avx512::run(super::avx512::Avx512::new(self.prefetch), op) },
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             Isa::Neon => op.simd(super::neon::Neon::<false>::new()),
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
@@ -170,37 +176,39 @@ impl Cpu {
     }
 }
 
-/// An operation of the engine: one definition, one vector form.
+/// An operation: its scalar definition and its SIMD body.
 pub(crate) trait Op: Sized {
-    /// What it returns.
+    /// Type of the result.
     type Out;
-    /// Whether it multiplies quantised weights or makes ready for it: all that [`Isa::RelaxedI16`] does its own way.
-    #[allow(dead_code)] // other targets do not ask
+    /// Whether the operation multiplies quantised weights or packs activations for that: the operations for which
+    /// [`Isa::RelaxedI16`] differs from [`Isa::RelaxedSimd`].
+    #[allow(dead_code)] // read on WebAssembly only
     const DOTS: bool = false;
-    /// THE definition: plain loops in the canonical order.
+    /// The definition: plain loops in the canonical order.
     fn scalar(self) -> Self::Out;
-    /// The same arithmetic on lanes. Must be `#[inline(always)]`, down to the last helper.
+    /// The same arithmetic on lanes. The body and all its helpers must be `#[inline(always)]`, or they are compiled
+    /// without the CPU features.
     fn simd<S: Simd>(self, s: S) -> Self::Out;
 }
 
-/// Which way this processor reads best.
+/// Prefetch policy of this processor, by vendor and family.
 #[cfg(target_arch = "x86_64")]
-fn reading() -> Reading {
+fn prefetch_policy() -> Prefetch {
     let vendor = core::arch::x86_64::__cpuid(0);
     if (vendor.ebx, vendor.edx, vendor.ecx) != (AMD[0], AMD[1], AMD[2]) {
-        return Reading::DEFAULT;
+        return Prefetch::DEFAULT;
     }
     let signature = core::arch::x86_64::__cpuid(1).eax;
     let family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
-    if family < ZEN5 { Reading::ALONE } else { Reading::FAR }
+    if family < ZEN5 { Prefetch::OFF } else { Prefetch::AHEAD_8_KIB }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn reading() -> Reading {
-    Reading::DEFAULT
+fn prefetch_policy() -> Prefetch {
+    Prefetch::DEFAULT
 }
 
-/// The family of AMD's processors that Zen 5 began.
+/// First AMD family with Zen 5 cores.
 #[cfg(target_arch = "x86_64")]
 const ZEN5: u32 = 0x1a;
 
@@ -208,7 +216,7 @@ const ZEN5: u32 = 0x1a;
 #[cfg(target_arch = "x86_64")]
 const AMD: [u32; 3] = [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"enti"), u32::from_le_bytes(*b"cAMD")];
 
-/// Whether the processor has matrix registers, and dots of bytes in them.
+/// Whether the processor has AMX with int8 dot products (CPUID.7.0:EDX bits 24 and 25).
 #[cfg(target_arch = "x86_64")]
 fn has_amx() -> bool {
     const TILE_AND_INT8: u32 = 3 << 24;
@@ -217,43 +225,32 @@ fn has_amx() -> bool {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn has(isa: Isa) -> bool {
-    #[cfg(feature = "std")]
-    macro_rules! has {
-        ($($f:tt)*) => { $(std::arch::is_x86_feature_detected!($f) &&)* true };
-    }
-    #[cfg(not(feature = "std"))]
-    macro_rules! has {
-        ($($f:tt)*) => { $(cfg!(target_feature = $f) &&)* true };
-    }
+fn is_available(isa: Isa) -> bool {
     match isa {
         Isa::Scalar => true,
-        Isa::Avx2 => has!("avx2" "fma" "f16c"),
-        Isa::AvxVnni => has!("avx2" "fma" "f16c" "avxvnni"),
-        Isa::Amx => has(Isa::Avx512Vnni) && has_amx() && super::amx::is_permitted(),
-        Isa::Avx512Vnni => has!("avx2" "f16c" "avx512f" "avx512bw" "avx512vl" "avx512dq" "avx512vnni"),
+        Isa::Avx2 => isa_features!(Avx2, has_features),
+        Isa::AvxVnni => isa_features!(AvxVnni, has_features),
+        Isa::Amx => is_available(Isa::Avx512Vnni) && has_amx() && super::amx::is_permitted(),
+        Isa::Avx512Vnni => isa_features!(Avx512Vnni, has_features),
         _ => false,
     }
 }
 
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-fn has(isa: Isa) -> bool {
+fn is_available(isa: Isa) -> bool {
     match isa {
         Isa::Scalar | Isa::Neon => true,
-        #[cfg(feature = "std")]
-        Isa::NeonDotprod => std::arch::is_aarch64_feature_detected!("dotprod"),
-        #[cfg(not(feature = "std"))]
-        Isa::NeonDotprod => cfg!(target_feature = "dotprod"),
+        Isa::NeonDotprod => isa_features!(NeonDotprod, has_features),
         _ => false,
     }
 }
 
 #[cfg(target_arch = "wasm32")]
-fn has(isa: Isa) -> bool {
+fn is_available(isa: Isa) -> bool {
     match isa {
         Isa::Scalar => HAS_SCALAR,
         Isa::Simd128 => cfg!(target_feature = "simd128"),
-        // some engines have lowered the instruction wrongly: it is tried before it is believed
+        // some engines compile the relaxed dot product wrongly, so it is probed first
         #[cfg(target_feature = "relaxed-simd")]
         Isa::RelaxedI16 | Isa::RelaxedSimd => {
             super::wasm_probe::relaxed_is_exact([Isa::RelaxedI16, Isa::RelaxedSimd].map(Cpu::of))
@@ -267,6 +264,6 @@ fn has(isa: Isa) -> bool {
     all(target_arch = "aarch64", target_endian = "little"),
     target_arch = "wasm32"
 )))]
-fn has(isa: Isa) -> bool {
+fn is_available(isa: Isa) -> bool {
     isa == Isa::Scalar
 }

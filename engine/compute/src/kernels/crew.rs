@@ -1,8 +1,9 @@
-//! How a host's threads join an operation: the part of a thread pool that must be right, without threads or clocks.
+//! Fork-join synchronisation: how worker threads join a parallel region of a leader. The part of a thread pool that
+//! must be correct, without threads or clocks.
 //!
-//! A leader opens a gate with a closure behind it, works itself, closes the gate and waits for those inside. Members
-//! enter while it is open; one that comes late (its core was taken, it slept) just misses the operation, and nobody
-//! waits for it.
+//! The leader publishes a closure and opens a gate, runs the closure itself, closes the gate and waits for the workers
+//! that entered. Workers enter while the gate is open; a worker that comes too late (it slept, or had no core) skips
+//! the region, and nobody waits for it.
 
 use core::cell::UnsafeCell;
 use core::mem;
@@ -10,23 +11,23 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 type Work<'a> = &'a (dyn Fn() + Sync);
 
-/// The meeting point of a leader and the other members.
+/// The gate through which the workers of a leader join its parallel regions.
 pub struct Crew {
-    /// `epoch << 17 | members inside << 1 | open`.
+    /// `epoch << 17 | workers inside << 1 | open`.
     gate: AtomicU64,
     work: UnsafeCell<Option<Work<'static>>>,
     leading: AtomicBool,
     panicked: AtomicBool,
 }
 
-// SAFETY: `work` is written only by the leader (one, by `leading`) while the gate is closed and nobody is inside, and
-// read only by members inside.
+// SAFETY: `work` is written only by the leader (at most one, by `leading`) while the gate is closed and no worker is
+// inside, and read only by workers inside.
 unsafe impl Sync for Crew {}
 // SAFETY: the closure is gone (`lead` has returned) whenever the crew can be moved.
 unsafe impl Send for Crew {}
 
 const OPEN: u64 = 1;
-const MEMBER: u64 = 2;
+const WORKER: u64 = 2;
 const EPOCH: u64 = 1 << 17;
 
 impl Default for Crew {
@@ -36,7 +37,7 @@ impl Default for Crew {
 }
 
 impl Crew {
-    /// Nobody yet.
+    /// A closed gate without workers.
     pub const fn new() -> Crew {
         Crew {
             gate: AtomicU64::new(0),
@@ -46,46 +47,49 @@ impl Crew {
         }
     }
 
-    /// Opens the gate, calls `wake`, works, closes the gate, and calls `wait` until those inside are done. If another
-    /// thread leads at the moment, works alone.
+    /// Runs `work` on this thread and on all workers that join: opens the gate, calls `wake`, works, closes the gate,
+    /// and calls `wait` until the workers inside have left. If another thread is leading, runs `work` on this thread
+    /// only.
     ///
     /// # Panics
-    /// If the work panicked on any thread; not before all have left it.
+    /// If `work` panicked on any thread, after all have left it.
     pub fn lead(&self, work: &(dyn Fn() + Sync), wake: impl FnOnce(), wait: impl FnMut(u32)) {
         if self.leading.swap(true, Ordering::Acquire) {
             return work();
         }
-        // of an operation whose leader panicked too
+        // may be set by a region whose leader panicked too
         self.panicked.store(false, Ordering::Relaxed);
-        // SAFETY: only the lifetime changes. `Leave` waits, also when unwinding, until nobody can use the reference.
+        // SAFETY: only the lifetime changes. `CloseGate` waits, also when unwinding, until no worker can use the
+        // reference.
         let work: Work<'static> = unsafe { mem::transmute::<Work<'_>, Work<'static>>(work) };
-        // SAFETY: this thread leads, the gate is closed and nobody is inside.
+        // SAFETY: this thread leads, the gate is closed and no worker is inside.
         unsafe { *self.work.get() = Some(work) };
         self.gate.fetch_add(EPOCH | OPEN, Ordering::SeqCst);
-        let leave = Leave { crew: self, wait };
+        let close = CloseGate { crew: self, wait };
         wake();
         work();
-        drop(leave);
+        drop(close);
         if self.panicked.swap(false, Ordering::Relaxed) {
-            panic!("a task panicked on another thread");
+            panic!("a task panicked on a worker thread");
         }
     }
 
-    /// Takes part in the operation at hand, if there is one that this member has not seen; says whether there was.
+    /// Joins the open region, unless this worker has joined it already (`seen` is the epoch of its last one). Returns
+    /// whether it did.
     pub fn follow(&self, seen: &mut u64) -> bool {
         let mut gate = self.gate.load(Ordering::SeqCst);
         loop {
             if gate & OPEN == 0 || gate / EPOCH == *seen {
                 return false;
             }
-            match self.gate.compare_exchange_weak(gate, gate + MEMBER, Ordering::Acquire, Ordering::Relaxed) {
+            match self.gate.compare_exchange_weak(gate, gate + WORKER, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => gate = now,
             }
         }
         *seen = gate / EPOCH;
-        let inside = Inside { crew: self, done: false };
-        // SAFETY: this member is inside, so the leader keeps the closure alive and does not write.
+        let inside = WorkerGuard { crew: self, done: false };
+        // SAFETY: this worker is inside, so the leader keeps the closure alive and does not write.
         if let Some(work) = unsafe { *self.work.get() } {
             work();
         }
@@ -94,59 +98,59 @@ impl Crew {
         true
     }
 
-    /// Whether somebody is inside.
-    fn has_members(&self) -> bool {
-        self.gate.load(Ordering::Acquire) % EPOCH / MEMBER != 0
+    /// Whether workers are inside.
+    fn has_workers(&self) -> bool {
+        self.gate.load(Ordering::Acquire) % EPOCH / WORKER != 0
     }
 
-    /// Whether there may be an operation to follow.
+    /// Whether a region is open.
     pub fn is_open(&self) -> bool {
         self.gate.load(Ordering::SeqCst) & OPEN != 0
     }
 }
 
-/// Closes the gate and waits for those inside.
-struct Leave<'a, W: FnMut(u32)> {
+/// Closes the gate and waits for the workers inside.
+struct CloseGate<'a, W: FnMut(u32)> {
     crew: &'a Crew,
     wait: W,
 }
 
-impl<W: FnMut(u32)> Drop for Leave<'_, W> {
+impl<W: FnMut(u32)> Drop for CloseGate<'_, W> {
     fn drop(&mut self) {
         self.crew.gate.fetch_and(!OPEN, Ordering::AcqRel);
-        // also where `wait` panics
-        let alone = Alone(self.crew);
+        // waits even if `wait` panics
+        let end = EndLeading(self.crew);
         let mut turns = 0;
-        while alone.0.has_members() {
+        while end.0.has_workers() {
             (self.wait)(turns);
             turns = turns.saturating_add(1);
         }
     }
 }
 
-/// Ends the leading, once nobody is inside.
-struct Alone<'a>(&'a Crew);
+/// Waits until no worker is inside, then lets another thread lead.
+struct EndLeading<'a>(&'a Crew);
 
-impl Drop for Alone<'_> {
+impl Drop for EndLeading<'_> {
     fn drop(&mut self) {
-        while self.0.has_members() {
+        while self.0.has_workers() {
             core::hint::spin_loop();
         }
         self.0.leading.store(false, Ordering::Release);
     }
 }
 
-/// A member at work.
-struct Inside<'a> {
+/// A worker inside a region.
+struct WorkerGuard<'a> {
     crew: &'a Crew,
     done: bool,
 }
 
-impl Drop for Inside<'_> {
+impl Drop for WorkerGuard<'_> {
     fn drop(&mut self) {
         if !self.done {
             self.crew.panicked.store(true, Ordering::Relaxed);
         }
-        self.crew.gate.fetch_sub(MEMBER, Ordering::Release);
+        self.crew.gate.fetch_sub(WORKER, Ordering::Release);
     }
 }

@@ -1,50 +1,51 @@
-//! Blocks of a panel as plain numbers: for the scalar definition of products, and for rows of an embedding.
+//! Panel blocks decoded to plain numbers, for the scalar definition of products and for rows of an embedding matrix.
 
-use super::fields::Fields;
-use super::form::{CodesForm, Form, HEAD, block_at};
-use super::lines::Lines;
+use super::bit_packing::BitPacking;
+use super::i16_fields::I16Fields;
 use super::panel::PANEL;
+use super::panel_layout::{CodebookLayout, HEAD, PanelLayout, block_at};
 use crate::quant::Dtype;
 
-/// One block of one row: `value = (d * scale) * q - dmin * min` with scale and minimum of 16 elements. In blocks of 32
-/// scale is 1 and min 0: there `dmin` is what is added to every value, or, in NVFP4, the scale of the second half.
+/// One block of one row: `value = (d * scale) * q - dmin * min`, with scale and minimum per 16 elements. In blocks of
+/// 32, scale is 1 and min is 0; `dmin` is then the minimum that is added to each value, or in NVFP4 the scale of the
+/// second half.
 pub(super) struct Decoded {
-    /// Signed quants (unsigned where the type has a minimum).
+    /// Signed quants; unsigned if the type has a minimum.
     pub(super) q: [i16; 256],
-    /// Scales of 16-element sub-blocks.
+    /// Scale of each 16 elements.
     pub(super) scale: [i32; 16],
-    /// Minima of 16-element sub-blocks.
+    /// Minimum of each 16 elements.
     pub(super) min: [i32; 16],
     pub(super) d: f32,
     pub(super) dmin: f32,
 }
 
 impl Decoded {
-    /// Block `b` of row `r` of a panel of quantised elements.
-    pub(super) fn new(form: &Form, panel: &[u8], r: usize, b: usize) -> Decoded {
+    /// Decodes block `b` of row `r` of a panel.
+    pub(super) fn new(layout: &PanelLayout, panel: &[u8], r: usize, b: usize) -> Decoded {
         let mut v = Decoded { q: [0; 256], scale: [1; 16], min: [0; 16], d: 0.0, dmin: 0.0 };
         let f16 = |at: usize| f16_to_f32(u16_at(panel, at));
-        match form {
-            Form::Float => {}
-            Form::Blocks32(f) => {
+        match layout {
+            PanelLayout::Float => {}
+            PanelLayout::Blocks32(f) => {
                 let (quants, scales) = block_at(f.quant_bytes(), f.scales(), b);
-                v.read_quants(form, &panel[quants..], r, if f.m { 0 } else { 1 << (f.bits() - 1) });
+                v.read_quants(layout, &panel[quants..], r, if f.m { 0 } else { 1 << (f.bits() - 1) });
                 v.d = f16(scales + r * 2);
                 v.dmin = if f.m { f16(scales + (PANEL + r) * 2) } else { 0.0 };
             }
-            Form::SuperSigned => {
-                let at = b * Lines::of(6).record_bytes();
+            PanelLayout::SuperSigned => {
+                let at = b * BitPacking::of(6).record_bytes();
                 let o = &panel[at..];
-                v.read_quants(form, &o[HEAD..], r, 32);
+                v.read_quants(layout, &o[HEAD..], r, 32);
                 for s in 0..16 {
                     v.scale[s] = i32::from(o[s * 16 + r] as i8);
                 }
                 v.d = f16(at + 256 + r * 2);
             }
-            Form::SuperMin { five } => {
-                let at = b * Lines::of(4 + u32::from(*five)).record_bytes();
+            PanelLayout::SuperMin { five } => {
+                let at = b * BitPacking::of(4 + u32::from(*five)).record_bytes();
                 let o = &panel[at..];
-                v.read_quants(form, &o[HEAD..], r, 0);
+                v.read_quants(layout, &o[HEAD..], r, 0);
                 for s in 0..16 {
                     v.scale[s] = i32::from(o[s / 2 * 16 + r]);
                     v.min[s] = i32::from(o[128 + s / 4 * 32 + r * 2 + s / 2 % 2]);
@@ -52,8 +53,8 @@ impl Decoded {
                 v.d = f16(at + 256 + r * 2);
                 v.dmin = f16(at + 288 + r * 2);
             }
-            Form::Codes(f) if f.is_super() => v.read_codes(f, &panel[b * f.record_bytes()..], r),
-            Form::Codes(f) => {
+            PanelLayout::Codes(f) if f.is_super() => v.read_codes(f, &panel[b * f.record_bytes()..], r),
+            PanelLayout::Codes(f) => {
                 let (quants, scales) = block_at(f.chunk_bytes(), f.parts, b);
                 v.read_chunk(f, &panel[quants..], r, 0);
                 let scale = |part: usize| {
@@ -66,15 +67,15 @@ impl Decoded {
         v
     }
 
-    /// The quants of a block that begin with `o`, less an offset.
-    fn read_quants(&mut self, form: &Form, o: &[u8], r: usize, offset: i16) {
-        for (e, q) in self.q[..form.block_len()].iter_mut().enumerate() {
-            *q = i16::from(quant(form, o, r, e)) - offset;
+    /// Reads the quants of the block that begins with `o` and subtracts `offset`.
+    fn read_quants(&mut self, layout: &PanelLayout, o: &[u8], r: usize, offset: i16) {
+        for (e, q) in self.q[..layout.block_len()].iter_mut().enumerate() {
+            *q = i16::from(quant(layout, o, r, e)) - offset;
         }
     }
 
-    /// The values of chunk `t` of 32 codes.
-    fn read_chunk(&mut self, f: &CodesForm, o: &[u8], r: usize, t: usize) {
+    /// Reads the values of chunk `t` of 32 codes.
+    fn read_chunk(&mut self, f: &CodebookLayout, o: &[u8], r: usize, t: usize) {
         for e in 0..32 {
             let (byte, shift) = f.code_at(e, r);
             let code = o[byte] >> shift & ((1 << f.width) - 1);
@@ -82,7 +83,7 @@ impl Decoded {
         }
     }
 
-    fn read_codes(&mut self, f: &CodesForm, o: &[u8], r: usize) {
+    fn read_codes(&mut self, f: &CodebookLayout, o: &[u8], r: usize) {
         for (t, o) in o[f.codes()..].chunks_exact(f.chunk_bytes()).take(8).enumerate() {
             self.read_chunk(f, o, r, t);
         }
@@ -99,12 +100,12 @@ impl Decoded {
     }
 
     /// The dequantised values.
-    pub(super) fn values(&self, form: &Form, out: &mut [f32]) {
+    pub(super) fn values(&self, layout: &PanelLayout, out: &mut [f32]) {
         for (e, x) in out.iter_mut().enumerate() {
             let q = f32::from(self.q[e]);
-            *x = match form {
-                Form::Blocks32(f) if f.m => q * self.d + self.dmin,
-                Form::Codes(f) if f.parts == 2 => q * if e < 16 { self.d } else { self.dmin },
+            *x = match layout {
+                PanelLayout::Blocks32(f) if f.m => q * self.d + self.dmin,
+                PanelLayout::Codes(f) if f.parts == 2 => q * if e < 16 { self.d } else { self.dmin },
                 _ => (self.d * self.scale[e / 16] as f32) * q - self.dmin * self.min[e / 16] as f32,
             };
         }
@@ -129,7 +130,7 @@ fn u16_at(b: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([b[at], b[at + 1]])
 }
 
-/// Four consecutive 6-bit values (element `e` is a multiple of 4) of a GGUF Q6_K block, a byte each.
+/// Four consecutive 6-bit quants of a GGUF Q6_K block, a byte each; element `e` is a multiple of 4.
 pub(super) fn q6_word(src: &[u8], e: usize) -> u32 {
     let (n, quarter, l) = (e / 128, e % 128 / 32, e % 32);
     let low = word(src, n * 64 + quarter % 2 * 32 + l) >> (quarter / 2 * 4) & 0x0f0f_0f0f;
@@ -137,31 +138,31 @@ pub(super) fn q6_word(src: &[u8], e: usize) -> u32 {
     low | high << 4
 }
 
-/// Element `e` of row `r` of a block whose quants begin with `o`, unsigned.
+/// Unsigned quant `e` of row `r`, of the block that begins with `o`.
 #[inline(always)]
-fn quant(form: &Form, o: &[u8], r: usize, e: usize) -> u8 {
-    if let Form::Blocks32(f) = form
+fn quant(layout: &PanelLayout, o: &[u8], r: usize, e: usize) -> u8 {
+    if let PanelLayout::Blocks32(f) = layout
         && f.bits() == 8
     {
         return o[e / 4 * 64 + r * 4 + e % 4] ^ f.flip.to_le_bytes()[e % 4] ^ 0x80;
     }
-    let Some(bits) = form.packed_bits() else { return 0 };
-    let lines = Lines::of(bits);
-    let (o, e) = (&o[e / lines.len * lines.unit_bytes()..], e % lines.len);
-    match Fields::of(bits) {
+    let Some(bits) = layout.packed_bits() else { return 0 };
+    let packing = BitPacking::of(bits);
+    let (o, e) = (&o[e / packing.len * packing.sub_block_bytes()..], e % packing.len);
+    match I16Fields::of(bits) {
         Some(f) => f.element(e, |line, h| u16_at(o, line * 64 + r * 4 + h * 2)),
-        None => lines.element(e, |line| u16_at(o, line * 64 + r * 4 + e % 4 / 2 * 2)),
+        None => packing.element(e, |line| u16_at(o, line * 64 + r * 4 + e % 4 / 2 * 2)),
     }
 }
 
-/// f16 bits to f32, exact for finite values: a shift and a multiplication by a power of two.
+/// Exact conversion of finite f16 bits: a shift and a multiplication by a power of two.
 #[inline(always)]
 pub(super) fn f16_to_f32(h: u16) -> f32 {
     let x = (i32::from(h as i16) << 13) as u32 & 0x8fff_e000;
     f32::from_bits(x) * f32::from_bits(0x7780_0000)
 }
 
-/// bf16 bits to f32, exact.
+/// Exact conversion of bf16 bits.
 #[inline(always)]
 fn bf16_to_f32(h: u16) -> f32 {
     f32::from_bits(u32::from(h) << 16)

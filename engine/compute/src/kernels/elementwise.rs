@@ -1,14 +1,14 @@
-//! Elementwise steps between the products.
+//! Elementwise operations: activation functions, scaled addition, soft cap.
 
 use super::Cpu;
 use super::cpu::Op;
-use super::exp::{ABREAST, LOW, exp, exp_above_lanes};
+use super::exp::{LOW, UNROLL, exp, exp_above_lanes};
 use super::simd::Simd;
 use super::special::{erfc, erfc_lanes, tanh, tanh_lanes};
 
-/// The activation of a feed-forward.
+/// Activation function of a feed-forward network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
+pub enum Activation {
     /// `x / (1 + exp(-x))`.
     Silu,
     /// GELU's tanh form (Hendrycks and Gimpel 2016), `x * (1 + tanh u) / 2` with `u = sqrt(2/pi) * (x + 0.044715 x^3)`,
@@ -21,15 +21,15 @@ pub enum Act {
 const GELU_SCALE: f32 = 0.797_884_6; // sqrt(2 / pi)
 const GELU_CUBE: f32 = 0.044_715;
 
-impl Act {
+impl Activation {
     fn of(self, x: f32) -> f32 {
         match self {
-            Act::Silu => x / (1.0 + exp(-x)),
-            Act::GeluTanh => {
+            Activation::Silu => x / (1.0 + exp(-x)),
+            Activation::GeluTanh => {
                 let u = GELU_SCALE * (x + GELU_CUBE * (x * (x * x)));
                 x / (1.0 + exp(-(u + u)))
             }
-            Act::GeluErf => {
+            Activation::GeluErf => {
                 let a = x.abs();
                 let positive = if x > 0.0 { x } else { 0.0 };
                 positive - (a * 0.5) * erfc(a * core::f32::consts::FRAC_1_SQRT_2)
@@ -41,8 +41,8 @@ impl Act {
     fn of_lanes<S: Simd, const N: usize>(self, s: S, x: [S::F; N]) -> [S::F; N] {
         let mut y = x;
         match self {
-            Act::Silu => return times_logistic(s, x, x),
-            Act::GeluTanh => {
+            Activation::Silu => return times_logistic(s, x, x),
+            Activation::GeluTanh => {
                 for y in &mut y {
                     let cube = s.mul(*y, s.mul(*y, *y));
                     let u = s.mul(s.splat(GELU_SCALE), s.add(*y, s.mul(s.splat(GELU_CUBE), cube)));
@@ -50,7 +50,7 @@ impl Act {
                 }
                 return times_logistic(s, x, y);
             }
-            Act::GeluErf => {
+            Activation::GeluErf => {
                 for y in &mut y {
                     let a = s.abs(*y);
                     let positive = s.select_gt(*y, s.splat(0.0), *y, s.splat(0.0));
@@ -79,30 +79,30 @@ fn times_logistic<S: Simd, const N: usize>(s: S, x: [S::F; N], u: [S::F; N]) -> 
 
 /// `x += y * scale`.
 pub fn add_scaled(cpu: Cpu, x: &mut [f32], y: &[f32], scale: f32) {
-    Map::run(cpu, Step::AddScaled(scale), x, Some(y));
+    Elementwise::run(cpu, ElementwiseOp::AddScaled(scale), x, Some(y));
 }
 
 /// `x *= scale`.
 pub fn scale(cpu: Cpu, x: &mut [f32], scale: f32) {
-    Map::run(cpu, Step::Scale(scale), x, None);
+    Elementwise::run(cpu, ElementwiseOp::Scale(scale), x, None);
 }
 
 /// `x = act(x)`.
-pub fn activate(cpu: Cpu, act: Act, x: &mut [f32]) {
-    Map::run(cpu, Step::Activate(act), x, None);
+pub fn activate(cpu: Cpu, act: Activation, x: &mut [f32]) {
+    Elementwise::run(cpu, ElementwiseOp::Activate(act), x, None);
 }
 
 /// `gate = act(gate) * up`.
-pub fn gated(cpu: Cpu, act: Act, gate: &mut [f32], up: &[f32]) {
-    Map::run(cpu, Step::Gated(act), gate, Some(up));
+pub fn gated(cpu: Cpu, act: Activation, gate: &mut [f32], up: &[f32]) {
+    Elementwise::run(cpu, ElementwiseOp::Gated(act), gate, Some(up));
 }
 
 /// `x = cap * tanh(x / cap)`.
 pub fn soft_cap(cpu: Cpu, x: &mut [f32], cap: f32) {
-    Map::run(cpu, Step::SoftCap(cap), x, None);
+    Elementwise::run(cpu, ElementwiseOp::SoftCap(cap), x, None);
 }
 
-/// `cap * tanh(x / cap)` of scores inside another operation.
+/// The soft cap of one element.
 #[inline(always)]
 pub(super) fn soft_cap_one(x: f32, cap: f32) -> f32 {
     cap * tanh(x / cap)
@@ -114,67 +114,67 @@ pub(super) fn soft_cap_lanes<S: Simd>(s: S, x: S::F, cap: f32) -> S::F {
     s.mul(s.splat(cap), tanh_lanes(s, s.div(x, s.splat(cap))))
 }
 
-/// What happens to an element x, where there is a second operand with its element y.
+/// An elementwise operation on x, and on y of a second operand if it has one.
 #[derive(Clone, Copy)]
-enum Step {
+enum ElementwiseOp {
     AddScaled(f32),
     Scale(f32),
-    Activate(Act),
-    Gated(Act),
+    Activate(Activation),
+    Gated(Activation),
     SoftCap(f32),
 }
 
-impl Step {
+impl ElementwiseOp {
     fn of(self, x: f32, y: f32) -> f32 {
         match self {
-            Step::AddScaled(scale) => x + y * scale,
-            Step::Scale(scale) => x * scale,
-            Step::Activate(act) => act.of(x),
-            Step::Gated(act) => act.of(x) * y,
-            Step::SoftCap(cap) => soft_cap_one(x, cap),
+            ElementwiseOp::AddScaled(scale) => x + y * scale,
+            ElementwiseOp::Scale(scale) => x * scale,
+            ElementwiseOp::Activate(act) => act.of(x),
+            ElementwiseOp::Gated(act) => act.of(x) * y,
+            ElementwiseOp::SoftCap(cap) => soft_cap_one(x, cap),
         }
     }
 
     #[inline(always)]
     fn of_lanes<S: Simd, const N: usize>(self, s: S, mut x: [S::F; N], y: [S::F; N]) -> [S::F; N] {
-        if let Step::Activate(act) | Step::Gated(act) = self {
+        if let ElementwiseOp::Activate(act) | ElementwiseOp::Gated(act) = self {
             x = act.of_lanes(s, x);
         }
         for (x, y) in x.iter_mut().zip(y) {
             *x = match self {
-                Step::AddScaled(scale) => s.add(*x, s.mul(y, s.splat(scale))),
-                Step::Scale(scale) => s.mul(*x, s.splat(scale)),
-                Step::Activate(_) => *x,
-                Step::Gated(_) => s.mul(*x, y),
-                Step::SoftCap(cap) => soft_cap_lanes(s, *x, cap),
+                ElementwiseOp::AddScaled(scale) => s.add(*x, s.mul(y, s.splat(scale))),
+                ElementwiseOp::Scale(scale) => s.mul(*x, s.splat(scale)),
+                ElementwiseOp::Activate(_) => *x,
+                ElementwiseOp::Gated(_) => s.mul(*x, y),
+                ElementwiseOp::SoftCap(cap) => soft_cap_lanes(s, *x, cap),
             };
         }
         x
     }
 }
 
-/// `x = step(x, y)`.
-struct Map<'a> {
-    step: Step,
+/// `x = op(x, y)` for all elements.
+struct Elementwise<'a> {
+    op: ElementwiseOp,
     x: &'a mut [f32],
     y: Option<&'a [f32]>,
 }
 
-impl Map<'_> {
-    fn run(cpu: Cpu, step: Step, x: &mut [f32], y: Option<&[f32]>) {
+impl Elementwise<'_> {
+    fn run(cpu: Cpu, op: ElementwiseOp, x: &mut [f32], y: Option<&[f32]>) {
         assert!(y.is_none_or(|y| y.len() == x.len()));
-        cpu.run(Map { step, x, y });
+        cpu.run(Elementwise { op, x, y });
     }
 
-    /// The elements from `from` on.
+    /// Applies the operation to the elements from `from` on, one by one.
     fn rest(&mut self, from: usize) {
         for i in from..self.x.len() {
-            self.x[i] = self.step.of(self.x[i], self.y.map_or(0.0, |y| y[i]));
+            self.x[i] = self.op.of(self.x[i], self.y.map_or(0.0, |y| y[i]));
         }
     }
 }
 
-impl Op for Map<'_> {
+impl Op for Elementwise<'_> {
     type Out = ();
 
     fn scalar(mut self) {
@@ -187,17 +187,17 @@ impl Op for Map<'_> {
         let p = self.x.as_mut_ptr();
         // SAFETY: equal lengths (checked by `run`), whole vectors below them.
         unsafe {
-            for i in (0..whole).step_by(ABREAST * S::LANES) {
-                // what is left over is done twice rather than alone
+            for i in (0..whole).step_by(UNROLL * S::LANES) {
+                // an incomplete last step repeats vectors instead of processing them one by one
                 let at = |j: usize| (i + j * S::LANES).min(whole - S::LANES);
-                let (mut x, mut y) = ([s.splat(0.0); ABREAST], [s.splat(0.0); ABREAST]);
-                for j in 0..ABREAST {
+                let (mut x, mut y) = ([s.splat(0.0); UNROLL], [s.splat(0.0); UNROLL]);
+                for j in 0..UNROLL {
                     x[j] = s.load(p.add(at(j)));
                     if let Some(operand) = self.y {
                         y[j] = s.load(operand.as_ptr().add(at(j)));
                     }
                 }
-                let x = self.step.of_lanes(s, x, y);
+                let x = self.op.of_lanes(s, x, y);
                 for (j, x) in x.iter().enumerate() {
                     s.store(p.add(at(j)), *x);
                 }

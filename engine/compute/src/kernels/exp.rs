@@ -14,14 +14,14 @@ static P: [f32; 6] =
     [1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1];
 static REDUCTION: [f32; 6] = [HIGH, core::f32::consts::LOG2_E, MAGIC, -MAGIC, -LN2_HIGH, -LN2_LOW];
 
-/// The definition.
+/// The scalar definition of exp.
 pub fn exp(x: f32) -> f32 {
     exp_above(LOW, x)
 }
 
-/// The same, but 0 at and below `low`, which is at least -87.3.
+/// [`exp`], but 0 at and below `low`, which must be at least -87.3.
 pub(super) fn exp_above(low: f32, x: f32) -> f32 {
-    // the lesser as integers too: negative numbers have the sign bit, NaN gives 0 in the end
+    // the minimum of the bit patterns: negative numbers have the sign bit set; NaN ends as 0
     let xc = f32::from_bits((x.to_bits() as i32).min(HIGH.to_bits() as i32) as u32);
     let t = xc * core::f32::consts::LOG2_E + MAGIC;
     let n = t - MAGIC;
@@ -29,17 +29,17 @@ pub(super) fn exp_above(low: f32, x: f32) -> f32 {
     let p = polynomial(&P, r);
     let y = (p * (r * r) + r) + 1.0;
     let scale = f32::from_bits((t.to_bits() << 23).wrapping_add(0x3f80_0000));
-    // below `low` neither has a meaning
+    // below `low` the scale is not a valid power of two
     if x > low { y * scale } else { 0.0 }
 }
 
-/// The polynomial with those coefficients, the highest first.
+/// Evaluates a polynomial by Horner's rule, highest coefficient first.
 pub(super) fn polynomial<const N: usize>(coefficients: &[f32; N], x: f32) -> f32 {
     coefficients[1..].iter().fold(coefficients[0], |p, c| p * x + c)
 }
 
-/// Vectors that are computed side by side: one alone is a chain of thirty dependent steps.
-pub(super) const ABREAST: usize = 4;
+/// Number of vectors processed side by side: a single one is a dependency chain of thirty steps.
+pub(super) const UNROLL: usize = 4;
 
 /// [`exp`] on lanes.
 #[inline(always)]
@@ -53,13 +53,13 @@ pub(super) fn exp_above_lanes<S: Simd, const N: usize>(s: S, low: f32, x: [S::F;
     let low = s.splat(low);
     let (coefficients, reduction) = (s.constants(&P), s.constants(&REDUCTION));
     let [high, log2_e, magic, less_magic, ln2_high, ln2_low] = each!(6, |i| s.splat(reduction[i]));
-    // loops, as closures may end up outside the boundary of the CPU's features
+    // loops, as closures may be compiled without the CPU features
     let (mut t, mut r, mut p) = (x, x, [s.splat(coefficients[0]); N]);
     for i in 0..N {
         let xc = s.from_bits(s.min_i(s.bits(x[i]), s.bits(high)));
         t[i] = s.add(s.mul(xc, log2_e), magic);
         let n = s.add(t[i], less_magic);
-        // 8 bits times 9: exact
+        // exact: 8 bits times 9 bits
         r[i] = s.mac_exact(xc, n, ln2_high);
         r[i] = s.add(r[i], s.mul(n, ln2_low));
     }

@@ -1,22 +1,23 @@
-//! Products with float weights, and the two products of attention: `acc += w * x`, k ascending, multiply and add
-//! rounded separately, unless every product is exact. SIMD runs across rows; each output is one chain.
+//! Register tiles of f32 products: float weights, and both products of attention. `acc += w * x` with k ascending;
+//! multiplication and addition are rounded separately, unless every product is exact. SIMD runs across rows; each
+//! output is one sequential chain.
 
 use core::marker::PhantomData;
 
 use super::act::Floats;
 use super::decoded::float_at;
-use super::matmul::{Columns, Panels, Product, rows_at_once};
+use super::matmul::{Columns, Panels, Product, vectors_per_tile};
 use super::panel::{Matrix, PANEL};
 use super::simd::{FEW_TILES, Simd, TileShape, each};
 
-/// How a stored weight becomes an f32.
+/// Conversion of a stored weight to f32.
 pub(super) trait Elem {
     /// Bytes of a stored weight.
     const BYTES: usize;
     /// Loads `LANES` weights.
     ///
     /// # Safety
-    /// `p` points at that many.
+    /// `p` must point at `LANES` weights.
     unsafe fn load<S: Simd>(s: S, p: *const u8) -> S::F;
     /// `acc + w * x`.
     #[inline(always)]
@@ -56,7 +57,7 @@ impl Elem for AsBf16 {
     }
 }
 
-/// The same weights where all products are exact in f32.
+/// Weights whose products with x are all exact in f32, so that multiplication and addition may be fused.
 pub(super) struct Exact<E>(PhantomData<E>);
 
 impl<E: Elem> Elem for Exact<E> {
@@ -72,7 +73,7 @@ impl<E: Elem> Elem for Exact<E> {
     }
 }
 
-/// The definition, for the 16 rows of a panel and one column.
+/// The scalar definition, for the 16 rows of a panel and one column.
 pub(super) fn scalar_panel(w: &Matrix, p: usize, x: &[f32], out: &mut [f32]) {
     let panel = w.panel(p);
     out.fill(0.0);
@@ -83,33 +84,33 @@ pub(super) fn scalar_panel(w: &Matrix, p: usize, x: &[f32], out: &mut [f32]) {
     }
 }
 
-/// One register tile: `out[c*out_stride + v*LANES ..] (+)= sum_k w[v][k] * x[c*x_stride + k]`. From a k to the next are
-/// the weights of a panel, the keys of a page, or 16 values.
+/// One register tile: `out[c*out_stride + v*LANES ..] (+)= sum_k w[v][k] * x[c*x_stride + k]`. Consecutive k are 16
+/// elements apart: the rows of a panel, the tokens of a page, or 16 dimensions of a value.
 pub(super) struct F32Tile<const RV: usize> {
-    /// First weights of each vector of rows.
+    /// First weights of each row vector.
     pub(super) w: [*const u8; RV],
     pub(super) k: usize,
     pub(super) x: *const f32,
     pub(super) x_stride: usize,
     pub(super) out: *mut f32,
     pub(super) out_stride: usize,
-    /// Whether the sum goes on from what `out` holds.
-    pub(super) go_on: bool,
-    /// What is read later, for each vector of rows: asked for line by line while this is read. Null where nothing is.
-    pub(super) next: [*const u8; RV],
+    /// Whether the sum continues from the contents of `out`.
+    pub(super) accumulate: bool,
+    /// For each row vector a stream to prefetch line by line meanwhile, or null.
+    pub(super) prefetch: [*const u8; RV],
 }
 
 impl<const RV: usize> F32Tile<RV> {
     /// # Safety
-    /// All of the tile's reads and writes are inside their buffers.
-    // on WebAssembly one copy for all products and all kinds of attention, as in `matmul.rs`
+    /// All reads and writes of the tile must be inside their buffers.
+    // not inlined on WebAssembly: one copy for all products and all kinds of attention
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
     pub(super) unsafe fn run<S: Simd, E: Elem, const NC: usize>(&self, s: S) {
         // SAFETY: the caller's.
         unsafe {
             let mut acc = [[s.splat(0.0); NC]; RV];
-            if self.go_on {
+            if self.accumulate {
                 for v in 0..RV {
                     for c in 0..NC {
                         acc[v][c] = s.load(self.out.add(c * self.out_stride + v * S::LANES));
@@ -117,8 +118,8 @@ impl<const RV: usize> F32Tile<RV> {
                 }
             }
             for k in 0..self.k {
-                for next in self.next {
-                    s.prefetch_line(next, k * PANEL * E::BYTES);
+                for line in self.prefetch {
+                    s.prefetch_line(line, k * PANEL * E::BYTES);
                 }
                 let w: [S::F; RV] = each!(RV, |v| E::load(s, self.w[v].add(k * PANEL * E::BYTES)));
                 for c in 0..NC {
@@ -137,8 +138,8 @@ impl<const RV: usize> F32Tile<RV> {
     }
 }
 
-/// Columns of the next tile when so many are left: as many as there are up to a whole tile; modules for browsers do
-/// without tiles of 5.
+/// Columns of the next tile when `left` are left: a full tile or all that are left; builds with few tile shapes have no
+/// tile of 5.
 #[inline(always)]
 pub(super) const fn columns_at_once<S: Simd>(left: usize) -> usize {
     match left {
@@ -148,8 +149,8 @@ pub(super) const fn columns_at_once<S: Simd>(left: usize) -> usize {
     }
 }
 
-/// Whether products come to a tile of `rv` vectors times `nc` columns: whole tiles, and fewer vectors where those do not
-/// divide a panel (or 16 tokens, or 16 dimensions). Keeps the others out of the binary.
+/// Whether products use tiles of `rv` vectors and `nc` columns: full tiles, and fewer vectors where full tiles do not
+/// divide a panel (or 16 tokens, or 16 dimensions). Other sizes are not compiled.
 pub(super) const fn has_shape<S: Simd>(rv: usize, nc: usize) -> bool {
     const fn rows<S: Simd>(whole: usize, rv: usize) -> bool {
         rv == whole || (rv < whole && !PANEL.is_multiple_of(S::LANES * whole))
@@ -158,7 +159,7 @@ pub(super) const fn has_shape<S: Simd>(rv: usize, nc: usize) -> bool {
     (columns_at_once::<S>(nc) == nc && nc <= columns && rows::<S>(whole, rv)) || (nc == 1 && rows::<S>(S::GEMV[3], rv))
 }
 
-/// Calls `$f::<RV, NC>` for run-time shapes within the instruction set's register tile.
+/// Calls `$f::<RV, NC>` for a tile size known at run time.
 macro_rules! f32_shapes {
     ($S:ty, $rv:expr, $nc:expr, $f:ident($($arg:expr),*)) => {
         f32_shapes!(@ $S, $rv, $nc, $f($($arg),*),
@@ -168,33 +169,33 @@ macro_rules! f32_shapes {
     (@ $S:ty, $rv:expr, $nc:expr, $f:ident $args:tt, $(($r:literal $n:literal))*) => {
         match ($rv, $nc) {
             $(($r, $n) if const { has_shape::<$S>($r, $n) } => f32_shapes!(@call $f::<$S, $r, $n> $args),)*
-            _ => unreachable!("a tile shape beyond the instruction set's"),
+            _ => unreachable!("tile size that no instruction set has"),
         }
     };
     (@call $f:ident::<$S:ty, $r:literal, $n:literal> ($($arg:expr),*)) => { $f::<$S, _, $r, $n>($($arg),*) };
 }
 pub(super) use f32_shapes;
 
-/// Panels of a product with float weights.
+/// Computes panels of a product with float weights.
 #[inline(always)]
 pub(super) fn panels<S: Simd, E: Elem>(s: S, panels: Panels<'_>) {
     let p = panels.product;
     let Columns::Plain(x) = p.x else { return };
-    let rv = rows_at_once(s, p.n, S::GEMV[3], S::TILE_F32);
+    let rv = vectors_per_tile(s, p.n, S::GEMV[3], S::TILE_F32);
     let (mut row, end) = (panels.p0 * PANEL, panels.p1 * PANEL);
     while row < end {
         let rv = rv.min((end - row) / S::LANES);
         let mut c = 0;
         while c < p.n {
             let nc = columns_at_once::<S>(p.n - c);
-            f32_shapes!(S, rv, nc, tile(s, p, x, row, c, Kind::<E>(PhantomData)));
+            f32_shapes!(S, rv, nc, tile(s, p, x, row, c, ElemType::<E>(PhantomData)));
             c += nc;
         }
         row += rv * S::LANES;
     }
 }
 
-struct Kind<E>(PhantomData<E>);
+struct ElemType<E>(PhantomData<E>);
 
 #[inline(always)]
 fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
@@ -203,13 +204,13 @@ fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     x: Floats<'_>,
     row: usize,
     c: usize,
-    _: Kind<E>,
+    _: ElemType<E>,
 ) {
     let k = p.w.k();
     let at = |v: usize| row + v * S::LANES;
     let w = each!(RV, |v| p.w.panel(at(v) / PANEL)[at(v) % PANEL * E::BYTES..].as_ptr());
-    let ahead = s.reading().ahead.floats;
-    let asks = ahead > 0 && (NC == 1 || c == 0);
+    let ahead = s.prefetch_policy().distance.floats;
+    let prefetches = ahead > 0 && (NC == 1 || c == 0);
     let tile = F32Tile::<RV> {
         w,
         k,
@@ -217,8 +218,8 @@ fn tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         x_stride: x.stride,
         out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
         out_stride: p.stride,
-        go_on: false,
-        next: if asks { each!(RV, |v| w[v].wrapping_add(ahead)) } else { [core::ptr::null(); RV] },
+        accumulate: false,
+        prefetch: if prefetches { each!(RV, |v| w[v].wrapping_add(ahead)) } else { [core::ptr::null(); RV] },
     };
     // SAFETY: the panels hold k elements a row, the slice and `ptr` above checked the columns and the output.
     unsafe { tile.run::<S, E, NC>(s) }

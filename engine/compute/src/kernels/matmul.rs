@@ -1,4 +1,4 @@
-//! Matrix products: panels of weights times packed columns.
+//! Matrix products (gemm and gemv): packed weight panels times packed activation columns.
 //!
 //! One output, blocks b = 0, 1, 2, ... in order, every float step rounded on its own:
 //!
@@ -11,33 +11,35 @@
 //! acc += f32(isum) * (d * d_a) - f32(msum) * (dmin * d_a)  super-blocks (types without minima: the first term)
 //! ```
 //!
-//! In NVFP4 a step is half a block: 16 elements with their own `d_w`.
+//! In NVFP4 each half of a block, 16 elements with their own `d_w`, is a step of its own.
 //!
-//! A product is cut into units of panels; a unit computes its rows for all columns, so that any assignment of units to
-//! threads gives the same bits. Inside a unit, register tiles of rows x columns run over the whole of K.
+//! A product is cut into tasks of whole panels; a task computes its rows for all columns, so any assignment of tasks to
+//! threads gives the same bits. Inside a task, register tiles of rows x columns iterate over the whole of K.
 
 use core::marker::PhantomData;
 
-use super::act::{self, Acts, Floats};
+use super::act::{self, Floats, PackedActs};
 use super::cpu::Op;
 use super::decoded::Decoded;
 use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
-use super::fields::IN_FIELDS;
-use super::form::Form;
+use super::i16_fields::HAS_I16_FIELDS;
+use super::matmul_tasks::{MatmulTask, split_into_tasks};
 use super::panel::{Matrix, PANEL};
+use super::panel_layout::PanelLayout;
 use super::simd::{FEW_TILES, Simd, TileShape, each};
-use super::tiles::{Codes32, Quant, Shape, Small, SuperCodes, SuperMin, SuperSigned, Tile, Unpacked, Upcoming};
-use super::units::{Unit, units};
+use super::tiles::{
+    Block32, Codes32, QuantFormat, SuperCodes, SuperMin, SuperSigned, TileArgs, TileClass, UnpackBuffer, WeightPrefetch,
+};
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
 
-/// The columns of a product.
+/// The columns (activations) of a product.
 #[derive(Clone, Copy)]
 pub enum Columns<'a> {
     /// Quantised and packed, for quantised weights.
-    Packed(Acts<'a>),
-    /// As they are, for float weights.
+    Packed(PackedActs<'a>),
+    /// f32 rows, for float weights.
     Plain(Floats<'a>),
 }
 
@@ -51,57 +53,61 @@ impl Columns<'_> {
     }
 }
 
-/// One matrix of a parallel region.
+/// The product of one matrix, as a part of a parallel region.
 #[derive(Clone, Copy)]
-pub struct Job<'a> {
+pub struct MatmulJob<'a> {
     /// The weights.
     pub w: &'a Matrix,
     /// The columns.
     pub x: Columns<'a>,
-    /// Where the first column goes in the output.
-    pub column: usize,
-    /// Where the product's first row stands in a column of the output.
-    pub at: usize,
+    /// Index in the output of the first column.
+    pub out_column: usize,
+    /// Row in an output column where the rows of this product begin.
+    pub out_row: usize,
 }
 
-/// Several products in one parallel region: `out[(column + c) * stride + at + row] = sum_k w[row][k] * x[c][k]` for
-/// each job, all its rows and all its columns. Rows beyond a matrix, up to whole panels, are written as 0.
+/// Several products in one parallel region: `out[(out_column + c) * stride + out_row + row] = sum_k w[row][k] *
+/// x[c][k]` for each job, all its rows and columns. Padding rows, up to a whole panel, are written as 0.
 ///
 /// # Panics
-/// If the jobs' rows, in whole panels, overlap or do not fit `stride`; if jobs for other columns than those before do
-/// not come after them; if the columns were packed for other weights.
-pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[Job<'_>], out: &mut [f32], stride: usize) {
+/// If the rows of jobs, in whole panels, overlap or do not fit `stride`; if jobs are not in order of their columns; if
+/// columns were packed for another type of weights.
+pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[MatmulJob<'_>], out: &mut [f32], stride: usize) {
     let (mut columns, mut end) = (0..0, 0);
     for job in jobs {
         let (k, n) = (job.w.k(), job.x.n());
-        let mine = job.column..job.column + n;
+        let mine = job.out_column..job.out_column + n;
         if mine != columns {
-            assert!(mine.start >= columns.end, "products in order of their columns in the output");
+            assert!(mine.start >= columns.end, "jobs must be in order of their columns");
             (columns, end) = (mine, 0);
         }
-        assert!(job.at >= end, "products in order of their place in the output");
-        end = job.at + job.w.panels() * PANEL;
+        assert!(job.out_row >= end, "rows of jobs overlap or are not in order");
+        end = job.out_row + job.w.panels() * PANEL;
         assert!(n > 0 && end <= stride && out.len() >= columns.end * stride);
         match job.x {
             Columns::Packed(a) => {
-                assert!(a.k == k && a.words.len() >= a.kind.len_words(n, k));
-                assert!(Some(a.kind) == act::ActKind::of(cpu, job.w.dtype()), "columns packed for another product");
+                assert!(a.k == k && a.words.len() >= a.layout.len_words(n, k));
+                assert!(
+                    Some(a.layout) == act::ActLayout::of(cpu, job.w.dtype()),
+                    "columns packed for another type of weights"
+                );
             }
-            Columns::Plain(x) => assert!(x.stride >= k, "columns shorter than the rows of weights"),
+            Columns::Plain(x) => assert!(x.stride >= k, "columns shorter than the rows of the weights"),
         }
     }
-    let units = units(jobs, pool.threads());
+    let all_tasks = split_into_tasks(jobs, pool.threads());
     let out = SharedOut::new(out);
-    tasks::run(pool, units.len(), &|i, _| {
-        let Unit { job, p0, p1 } = units[i];
-        let Job { w, x, column, at } = jobs[job];
-        let then = tasks::after(i, units.len(), pool.threads()).map_or(&[][..], |i| units[i].weights(jobs));
-        let (n, at) = (x.n(), column * stride + at);
-        Panels { product: &Product { w, x, n, out, at, stride }, p0, p1, then }.run(cpu);
+    tasks::run(pool, all_tasks.len(), &|i, _| {
+        let MatmulTask { job, p0, p1 } = all_tasks[i];
+        let MatmulJob { w, x, out_column, out_row } = jobs[job];
+        let prefetch_next =
+            tasks::likely_next(i, all_tasks.len(), pool.threads()).map_or(&[][..], |i| all_tasks[i].weights(jobs));
+        let (n, at) = (x.n(), out_column * stride + out_row);
+        Panels { product: &Product { w, x, n, out, at, stride }, p0, p1, prefetch_next }.run(cpu);
     });
 }
 
-/// A job; `at` is its first place in the output. Panels of different units write different rows.
+/// A job with its output; `at` is the index of its first element there. Different tasks write different rows.
 pub(super) struct Product<'a> {
     pub(super) w: &'a Matrix,
     pub(super) x: Columns<'a>,
@@ -117,33 +123,34 @@ pub(super) struct Panels<'a> {
     pub(super) product: &'a Product<'a>,
     pub(super) p0: usize,
     pub(super) p1: usize,
-    /// Weights that this thread is likely to read after these.
-    pub(super) then: &'a [u8],
+    /// Weights that this thread is likely to read next, prefetched at the end of the task.
+    pub(super) prefetch_next: &'a [u8],
 }
 
 impl Panels<'_> {
-    /// Computes them. Each format is an operation of its own: all in one would be a function of a megabyte.
+    /// Computes the panels. Each format is an operation of its own: a single function for all would take a megabyte of
+    /// code.
     fn run(self, cpu: Cpu) {
         #[cfg(target_arch = "x86_64")]
         if let (Columns::Packed(a), Some(amx)) = (self.product.x, cpu.amx())
-            && a.kind.in_squares(a.n) > 0
+            && a.layout.amx_columns(a.n) > 0
         {
-            super::amx::squares(amx, self, &a);
+            super::amx::gemm(amx, self, &a);
         }
-        match (self.product.w.dtype(), self.product.w.form()) {
+        match (self.product.w.dtype(), self.product.w.layout()) {
             (Dtype::F32, _) => cpu.run(FloatPanels::<AsF32>(self, PhantomData)),
             (Dtype::F16, _) => cpu.run(FloatPanels::<AsF16>(self, PhantomData)),
-            (Dtype::Q4_0, _) => cpu.run(QuantPanels::<Small<4, false>>(self, PhantomData)),
-            (Dtype::Q4_1, _) => cpu.run(QuantPanels::<Small<4, true>>(self, PhantomData)),
-            (Dtype::Q5_0, _) => cpu.run(QuantPanels::<Small<5, false>>(self, PhantomData)),
-            (Dtype::Q5_1, _) => cpu.run(QuantPanels::<Small<5, true>>(self, PhantomData)),
-            (_, Form::Blocks32(_)) => cpu.run(QuantPanels::<Small<8, false>>(self, PhantomData)),
-            (_, Form::SuperMin { five: false }) => cpu.run(QuantPanels::<SuperMin<4>>(self, PhantomData)),
-            (_, Form::SuperMin { five: true }) => cpu.run(QuantPanels::<SuperMin<5>>(self, PhantomData)),
-            (_, Form::SuperSigned) => cpu.run(QuantPanels::<SuperSigned>(self, PhantomData)),
-            (_, Form::Codes(f)) if f.is_super() => cpu.run(QuantPanels::<SuperCodes>(self, PhantomData)),
-            (_, Form::Codes(_)) => cpu.run(QuantPanels::<Codes32>(self, PhantomData)),
-            (_, Form::Float) => cpu.run(FloatPanels::<AsBf16>(self, PhantomData)),
+            (Dtype::Q4_0, _) => cpu.run(QuantPanels::<Block32<4, false>>(self, PhantomData)),
+            (Dtype::Q4_1, _) => cpu.run(QuantPanels::<Block32<4, true>>(self, PhantomData)),
+            (Dtype::Q5_0, _) => cpu.run(QuantPanels::<Block32<5, false>>(self, PhantomData)),
+            (Dtype::Q5_1, _) => cpu.run(QuantPanels::<Block32<5, true>>(self, PhantomData)),
+            (_, PanelLayout::Blocks32(_)) => cpu.run(QuantPanels::<Block32<8, false>>(self, PhantomData)),
+            (_, PanelLayout::SuperMin { five: false }) => cpu.run(QuantPanels::<SuperMin<4>>(self, PhantomData)),
+            (_, PanelLayout::SuperMin { five: true }) => cpu.run(QuantPanels::<SuperMin<5>>(self, PhantomData)),
+            (_, PanelLayout::SuperSigned) => cpu.run(QuantPanels::<SuperSigned>(self, PhantomData)),
+            (_, PanelLayout::Codes(f)) if f.is_super() => cpu.run(QuantPanels::<SuperCodes>(self, PhantomData)),
+            (_, PanelLayout::Codes(_)) => cpu.run(QuantPanels::<Codes32>(self, PhantomData)),
+            (_, PanelLayout::Float) => cpu.run(FloatPanels::<AsBf16>(self, PhantomData)),
         }
     }
 
@@ -151,7 +158,7 @@ impl Panels<'_> {
         let Product { w, x, n, out, at, stride } = *self.product;
         for p in self.p0..self.p1 {
             for c in 0..n {
-                // SAFETY: this unit owns these rows of every column.
+                // SAFETY: this task owns these rows of every column.
                 let out = unsafe { out.slice(c * stride + at + p * PANEL, PANEL) };
                 match x {
                     Columns::Packed(a) => scalar_panel(w, p, &a, c, out),
@@ -177,7 +184,7 @@ impl<E: Elem> Op for FloatPanels<'_, E> {
 
 struct QuantPanels<'a, Q>(Panels<'a>, PhantomData<Q>);
 
-impl<Q: Quant> Op for QuantPanels<'_, Q> {
+impl<Q: QuantFormat> Op for QuantPanels<'_, Q> {
     type Out = ();
     const DOTS: bool = true;
     fn scalar(self) {
@@ -185,82 +192,82 @@ impl<Q: Quant> Op for QuantPanels<'_, Q> {
     }
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        let bits = const { if Unpacked::groups::<S, Q>() > 0 { Some(Q::BITS) } else { None } };
-        let unpacks = const { Unpacked::helps::<S, Q>() };
+        let bits = const { if UnpackBuffer::groups::<S, Q>() > 0 { Some(Q::BITS) } else { None } };
+        let unpacks = const { UnpackBuffer::is_used::<S, Q>() };
         let (panels, tiles) = (self.0, TilesOf(self, s));
-        // the modules that have to be small have one walk for all formats
+        // modules without relaxed-simd share one loop for all formats
         #[cfg(any(not(target_family = "wasm"), target_feature = "relaxed-simd"))]
         let tiles = &tiles;
         #[cfg(all(target_family = "wasm", not(target_feature = "relaxed-simd")))]
         let tiles: &dyn Tiles = &tiles;
-        Walk { panels, s, shape: Q::SHAPE, unpacks, bits, tiles }.run();
+        TileLoop { panels, s, class: Q::TILE_CLASS, unpacks, bits, tiles }.run();
     }
 }
 
-/// The tiles of a format on an instruction set.
+/// The tiles of a weight format on an instruction set.
 trait Tiles {
-    /// The tile of `rv` vectors and one column.
-    fn alone(&self, a: &Acts<'_>, at: Place, rv: usize);
-    /// That of `rv` vectors and several columns.
-    fn several(&self, a: &Acts<'_>, at: Place, rv: usize, nc: usize);
+    /// Computes a tile of `rv` vectors and one column.
+    fn gemv(&self, a: &PackedActs<'_>, at: TilePosition, rv: usize);
+    /// Computes a tile of `rv` vectors and `nc` columns.
+    fn gemm(&self, a: &PackedActs<'_>, at: TilePosition, rv: usize, nc: usize);
 }
 
 struct TilesOf<'a, Q, S>(QuantPanels<'a, Q>, S);
 
-impl<Q: Quant, S: Simd> Tiles for TilesOf<'_, Q, S> {
+impl<Q: QuantFormat, S: Simd> Tiles for TilesOf<'_, Q, S> {
     #[inline(always)]
-    fn alone(&self, a: &Acts<'_>, at: Place, rv: usize) {
+    fn gemv(&self, a: &PackedActs<'_>, at: TilePosition, rv: usize) {
         self.0.tile_of::<S, 1, 1>(self.1, a, at, rv, 1);
     }
     #[inline(always)]
-    fn several(&self, a: &Acts<'_>, at: Place, rv: usize, nc: usize) {
+    fn gemm(&self, a: &PackedActs<'_>, at: TilePosition, rv: usize, nc: usize) {
         self.0.tile_of::<S, 2, 6>(self.1, a, at, rv, nc);
     }
 }
 
-/// A walk over all tiles of some panels.
-struct Walk<'a, S, T: ?Sized> {
+/// The loop over all tiles of some panels.
+struct TileLoop<'a, S, T: ?Sized> {
     panels: Panels<'a>,
     s: S,
-    shape: Shape,
-    /// Whether products of several columns unpack weights or scales.
+    class: TileClass,
+    /// Whether products of several columns unpack weights or scales once.
     unpacks: bool,
-    /// Bits of weights, if they unpack those.
+    /// Bits of the weights that are unpacked, if any.
     bits: Option<u32>,
     tiles: &'a T,
 }
 
-/// Vectors of rows at a time for `n` columns: those of `tile`, or for one column `gemv` or a panel.
+/// Number of row vectors at a time for `n` columns: that of `tile`, or for one column `gemv` or a panel.
 #[inline(always)]
-pub(super) fn rows_at_once<S: Simd>(s: S, n: usize, gemv: usize, tile: TileShape) -> usize {
+pub(super) fn vectors_per_tile<S: Simd>(s: S, n: usize, gemv: usize, tile: TileShape) -> usize {
     match n {
-        1 if s.reading().several => gemv,
+        1 if s.prefetch_policy().interleaves_panels => gemv,
         1 => PANEL / S::LANES,
         _ => tile.rv,
     }
 }
 
-/// The definition, for the 16 rows of a panel and one column.
-fn scalar_panel(w: &Matrix, p: usize, a: &Acts<'_>, c: usize, out: &mut [f32]) {
-    let (form, k, panel) = (w.form(), w.k(), w.panel(p));
-    let block = form.block_len();
+/// The scalar definition, for the 16 rows of a panel and one column.
+fn scalar_panel(w: &Matrix, p: usize, a: &PackedActs<'_>, c: usize, out: &mut [f32]) {
+    let (layout, k, panel) = (w.layout(), w.k(), w.panel(p));
+    let block = layout.block_len();
     let mut q = [0i8; 256];
     out.fill(0.0);
     for b in 0..k / block {
         let da = act::read_block(a, c, b, &mut q[..block]);
         for (r, acc) in out.iter_mut().enumerate() {
-            *acc = add_block(form, *acc, &Decoded::new(form, panel, r, b), &q[..block], da);
+            *acc = add_block(layout, *acc, &Decoded::new(layout, panel, r, b), &q[..block], da);
         }
     }
 }
 
-/// The chain through one block.
-fn add_block(form: &Form, acc: f32, w: &Decoded, q: &[i8], da: f32) -> f32 {
+/// Adds one block to the accumulator `acc`.
+fn add_block(layout: &PanelLayout, acc: f32, w: &Decoded, q: &[i8], da: f32) -> f32 {
     let dot = |w: &[i16], q: &[i8]| w.iter().zip(q).map(|(&w, &q)| i32::from(w) * i32::from(q)).sum::<i32>();
     let sum = |q: &[i8]| q.iter().map(|&q| i32::from(q)).sum::<i32>();
-    match form {
-        Form::Blocks32(f) if f.m => acc + (dot(&w.q, q) as f32 * (w.d * da) + sum(q) as f32 * (w.dmin * da)),
-        Form::Codes(f) if f.parts == 2 => {
+    match layout {
+        PanelLayout::Blocks32(f) if f.m => acc + (dot(&w.q, q) as f32 * (w.d * da) + sum(q) as f32 * (w.dmin * da)),
+        PanelLayout::Codes(f) if f.parts == 2 => {
             let acc = acc + dot(&w.q, &q[..16]) as f32 * (w.d * da);
             acc + dot(&w.q[16..], &q[16..]) as f32 * (w.dmin * da)
         }
@@ -271,41 +278,43 @@ fn add_block(form: &Form, acc: f32, w: &Decoded, q: &[i8], da: f32) -> f32 {
                 msum += w.min[s] * sum(q);
             }
             let term = isum as f32 * (w.d * da);
-            let has_min = matches!(form, Form::SuperMin { .. }) || matches!(form, Form::Codes(f) if f.has_min());
+            let has_min = matches!(layout, PanelLayout::SuperMin { .. })
+                || matches!(layout, PanelLayout::Codes(f) if f.has_min());
             acc + if has_min { term - msum as f32 * (w.dmin * da) } else { term }
         }
     }
 }
 
-impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
-    /// Row groups outside, column tiles inside: a group of panels stays in cache while the columns stream by.
+impl<S: Simd, T: Tiles + ?Sized> TileLoop<'_, S, T> {
+    /// Row groups in the outer loop, column tiles in the inner one: a group of panels stays in cache while the columns
+    /// pass.
     #[cfg_attr(any(not(target_family = "wasm"), target_feature = "relaxed-simd"), inline(always))]
     fn run(&self) {
-        let Walk { s, panels, .. } = *self;
+        let TileLoop { s, panels, .. } = *self;
         let Columns::Packed(a) = panels.product.x else { return };
-        let shape = self.shape.tile::<S>();
-        let whole = rows_at_once(s, if FEW_TILES { 1 } else { a.n }, self.shape.gemv::<S>(), shape);
+        let shape = self.class.tile::<S>();
+        let whole = vectors_per_tile(s, if FEW_TILES { 1 } else { a.n }, self.class.gemv::<S>(), shape);
         let (mut row, end) = (panels.p0 * PANEL, panels.p1 * PANEL);
         while row < end {
             let group = if (end - row) / S::LANES < whole { 1 } else { whole };
-            let mut c = a.kind.in_squares(a.n);
-            let next = self.next(row + group * S::LANES, whole * S::LANES);
+            let mut c = a.layout.amx_columns(a.n);
+            let prefetch = self.prefetch_after(row + group * S::LANES, whole * S::LANES);
             if self.unpacks {
-                c = self.unpacked(&a, group, row, c, &next);
+                c = self.unpacked(&a, group, row, c, &prefetch);
                 while c < a.n {
-                    self.tiles.alone(&a, Place::packed(&a, row, c, Upcoming::NONE), group);
+                    self.tiles.gemv(&a, TilePosition::packed(&a, row, c, WeightPrefetch::NONE), group);
                     c += 1;
                 }
             } else {
                 while c < a.n {
-                    let nc = a.kind.columns(a.n, c);
+                    let nc = a.layout.columns(a.n, c);
                     let rv = if nc == 1 { group } else { shape.rv.min(group) };
-                    let next = next.during(s, c..c + nc, a.n, a.k / 32);
+                    let prefetch = prefetch.share(s, c..c + nc, a.n, a.k / 32);
                     for v in (0..group).step_by(rv) {
-                        let at = Place::packed(&a, row + v * S::LANES, c, next.clone());
+                        let at = TilePosition::packed(&a, row + v * S::LANES, c, prefetch.clone());
                         match nc {
-                            1 => self.tiles.alone(&a, at, rv),
-                            _ => self.tiles.several(&a, at, rv, nc),
+                            1 => self.tiles.gemv(&a, at, rv),
+                            _ => self.tiles.gemm(&a, at, rv, nc),
                         }
                     }
                     c += nc;
@@ -315,39 +324,40 @@ impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
         }
     }
 
-    /// What the tiles of some rows ask for: up to `rows` rows from `row` on, which come after them.
+    /// What the tiles before `row` prefetch: up to `rows` rows from `row` on, or else the first weights of the next
+    /// task.
     #[inline(always)]
-    fn next(&self, row: usize, rows: usize) -> Upcoming {
-        let Panels { product, p1, then, .. } = self.panels;
-        if !S::PREFETCHES || product.n < self.s.reading().columns {
-            return Upcoming::NONE;
+    fn prefetch_after(&self, row: usize, rows: usize) -> WeightPrefetch {
+        let Panels { product, p1, prefetch_next, .. } = self.panels;
+        if !S::PREFETCHES || product.n < self.s.prefetch_policy().min_columns {
+            return WeightPrefetch::NONE;
         }
-        Upcoming::rows(product.w, row, rows, p1, then)
+        WeightPrefetch::rows(product.w, row, rows, p1, prefetch_next)
     }
 
-    /// The tiles of several columns of a group of rows, whose weights are unpacked once for all of them, as much at a time
-    /// as stays in the first cache. Returns the columns up to which they go.
+    /// Computes the tiles of several columns for a group of rows. Weights are unpacked once for all of them, in pieces
+    /// that fit the L1 cache. Returns the first column that it did not compute.
     #[inline(always)]
-    fn unpacked(&self, a: &Acts<'_>, group: usize, row: usize, first: usize, next: &Upcoming) -> usize {
-        let several = |c: usize| (c < a.n).then(|| a.kind.columns(a.n, c)).filter(|&nc| nc > 1);
+    fn unpacked(&self, a: &PackedActs<'_>, group: usize, row: usize, first: usize, prefetch: &WeightPrefetch) -> usize {
+        let several = |c: usize| (c < a.n).then(|| a.layout.columns(a.n, c)).filter(|&nc| nc > 1);
         if several(first).is_none() {
             return first;
         }
         let (s, w) = (self.s, self.panels.product.w);
-        let rv = self.shape.tile::<S>().rv.min(group);
-        let (blocks, most) = (a.k / a.kind.block, Unpacked::blocks::<S>(w.form(), rv));
-        let mut bytes = Unpacked::new();
+        let rv = self.class.tile::<S>().rv.min(group);
+        let (blocks, most) = (a.k / a.layout.block, UnpackBuffer::blocks::<S>(w.layout(), rv));
+        let mut buffer = UnpackBuffer::new();
         let mut c = first;
         for row in (row..row + group * S::LANES).step_by(rv * S::LANES) {
             for b in (0..blocks).step_by(most) {
                 let blocks = [b, blocks.min(b + most)];
-                let unpacked = bytes.fill(s, w, self.bits, row, rv, blocks);
-                let chunks = (blocks[1] - blocks[0]) * a.kind.block / 32;
+                let unpacked = buffer.unpack(s, w, self.bits, row, rv, blocks);
+                let chunks = (blocks[1] - blocks[0]) * a.layout.block / 32;
                 c = first;
                 while let Some(nc) = several(c) {
-                    let done = blocks[0] * a.kind.block / 32 * a.n + c * chunks;
-                    let next = next.during(s, done..done + nc * chunks, a.n * a.k / 32, chunks);
-                    self.tiles.several(a, Place { row, c, blocks, unpacked, next }, rv, nc);
+                    let done = blocks[0] * a.layout.block / 32 * a.n + c * chunks;
+                    let prefetch = prefetch.share(s, done..done + nc * chunks, a.n * a.k / 32, chunks);
+                    self.tiles.gemm(a, TilePosition { row, c, blocks, unpacked, prefetch }, rv, nc);
                     c += nc;
                 }
             }
@@ -356,22 +366,22 @@ impl<S: Simd, T: Tiles + ?Sized> Walk<'_, S, T> {
     }
 }
 
-impl<Q: Quant> QuantPanels<'_, Q> {
-    /// The tile of `rv` vectors times `nc` columns, which are `LEAST` to `MOST`.
+impl<Q: QuantFormat> QuantPanels<'_, Q> {
+    /// Computes the tile of `rv` vectors and `nc` columns; `nc` is in `LEAST..=MOST`.
     #[inline(always)]
     fn tile_of<S: Simd, const LEAST: usize, const MOST: usize>(
         &self,
         s: S,
-        a: &Acts<'_>,
-        at: Place,
+        a: &PackedActs<'_>,
+        at: TilePosition,
         rv: usize,
         nc: usize,
     ) {
         macro_rules! shapes {
             ($(($rv:literal, $nc:literal))*) => {
                 match (rv, nc) {
-                    $(($rv, $nc) if const { LEAST <= $nc && $nc <= MOST && Q::SHAPE.has::<S>($rv, $nc) } => self.tile::<S, $rv, $nc>(s, a, at),)*
-                    _ => unreachable!("a tile shape that no instruction set names"),
+                    $(($rv, $nc) if const { LEAST <= $nc && $nc <= MOST && Q::TILE_CLASS.has::<S>($rv, $nc) } => self.tile::<S, $rv, $nc>(s, a, at),)*
+                    _ => unreachable!("tile size that no instruction set has"),
                 }
             };
         }
@@ -382,51 +392,51 @@ impl<Q: Quant> QuantPanels<'_, Q> {
         );
     }
 
-    // WebAssembly has no boundary of features to stay inside, and its engines do poorly on one huge function
+    // WebAssembly has no boundary of CPU features, and its engines compile one huge function poorly
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
-    fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &Acts<'_>, at: Place) {
-        let (p, Place { row, c, blocks, unpacked, next }) = (self.0.product, at);
-        // a call for several columns too would cost a tenth of some tiles, in addresses that the compiler makes of it
+    fn tile<S: Simd, const RV: usize, const NC: usize>(&self, s: S, a: &PackedActs<'_>, at: TilePosition) {
+        let (p, TilePosition { row, c, blocks, unpacked, prefetch }) = (self.0.product, at);
+        // always calling `start` costs 10 % of some tiles, in address computations that the compiler does not remove
         let (first, words) = match NC {
-            1 if IN_FIELDS => (a.kind.start(a.n, a.k, c), a.kind.record(1)),
-            _ => ((c * (a.k / a.kind.block) + blocks[0] * NC) * a.kind.words, a.kind.words),
+            1 if HAS_I16_FIELDS => (a.layout.start(a.n, a.k, c), a.layout.record(1)),
+            _ => ((c * (a.k / a.layout.block) + blocks[0] * NC) * a.layout.words, a.layout.words),
         };
-        // in one panel side by side where that is so, for the compiler: one address and constants beside it
+        // rows within one panel: a single base address with constant offsets
         let side_by_side = const { PANEL.is_multiple_of(RV * S::LANES) };
-        assert!(!side_by_side || row.is_multiple_of(RV * S::LANES), "whole tiles from the first row on");
+        assert!(!side_by_side || row.is_multiple_of(RV * S::LANES), "tile that crosses a panel");
         let lane = if const { RV * S::LANES == PANEL } { 0 } else { row % PANEL };
         let panel_of = |v: usize| p.w.panel((row + v * S::LANES) / PANEL).as_ptr();
-        let tile = Tile {
+        let tile = TileArgs {
             panel: if side_by_side { [panel_of(0); RV] } else { each!(RV, |v| panel_of(v)) },
             lane: each!(RV, |v| if side_by_side { lane + v * S::LANES } else { (row + v * S::LANES) % PANEL }),
             blocks,
-            bytes: p.w.form().record_bytes(p.w.dtype()),
+            bytes: p.w.layout().record_bytes(p.w.dtype()),
             unpacked,
-            next,
+            prefetch,
             acts: a.words[first..first + (blocks[1] - blocks[0]) * words * NC].as_ptr(),
             out: p.out.ptr(c * p.stride + p.at + row, (NC - 1) * p.stride + RV * S::LANES),
             stride: p.stride,
-            codes: if let Form::Codes(f) = p.w.form() { Some(f) } else { None },
+            codes: if let PanelLayout::Codes(f) = p.w.layout() { Some(f) } else { None },
         };
         // SAFETY: the panels hold these blocks, the slice and `ptr` above checked the columns and the output.
         unsafe { Q::tile::<S, RV, NC>(s, &tile) }
     }
 }
 
-/// Where a tile computes: from a row and a column on, blocks from a first to an end, which may have been unpacked.
-struct Place {
+/// Position of a tile: first row, first column, range of blocks, and where their unpacked weights are.
+struct TilePosition {
     row: usize,
     c: usize,
     blocks: [usize; 2],
     unpacked: *const u8,
-    next: Upcoming,
+    prefetch: WeightPrefetch,
 }
 
-impl Place {
-    /// All blocks, as they are.
+impl TilePosition {
+    /// All blocks, read from the panel.
     #[inline(always)]
-    fn packed(a: &Acts<'_>, row: usize, c: usize, next: Upcoming) -> Place {
-        Place { row, c, blocks: [0, a.k / a.kind.block], unpacked: core::ptr::null(), next }
+    fn packed(a: &PackedActs<'_>, row: usize, c: usize, prefetch: WeightPrefetch) -> TilePosition {
+        TilePosition { row, c, blocks: [0, a.k / a.layout.block], unpacked: core::ptr::null(), prefetch }
     }
 }

@@ -1,21 +1,24 @@
-//! Every number the engine computes, and the only SIMD.
+//! All numeric code of the engine, and its only SIMD code.
 //!
-//! An operation is an `Op`: its `scalar` body is the definition, its `simd` body the same arithmetic over the lane
-//! types of an instruction set (`simd::Simd`). `Cpu::run` picks one. SIMD runs across outputs, never across a
-//! reduction, so both give the same bits; `tests` below and in each file prove it on every [`Cpu::available`].
+//! An operation is an `Op`: its `scalar` body defines the result, its `simd` body computes the same arithmetic on the
+//! lane types of an instruction set (`simd::Simd`). `Cpu::run` chooses the instruction set. SIMD runs across outputs,
+//! never across a reduction, so both bodies give the same bits; `tests` below and in each file check this on every
+//! [`Cpu::available`].
 #![allow(unsafe_code)]
-// a WebAssembly module without SIMD has no use for the lanes
+// a WebAssembly module without SIMD does not use the lane types
 #![cfg_attr(all(target_arch = "wasm32", not(target_feature = "simd128")), allow(dead_code, unused_imports))]
 // register tiles are indexed by row vector and column; `from_bits` is the name in the standard library
 #![allow(clippy::needless_range_loop, clippy::wrong_self_convention)]
 
 mod aligned;
+mod bit_packing;
 mod cpu;
 mod decoded;
-mod fields;
-mod form;
-mod lines;
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+mod features;
+mod i16_fields;
 mod pack;
+mod panel_layout;
 mod simd;
 
 #[cfg(target_arch = "x86_64")]
@@ -37,11 +40,12 @@ pub mod crew;
 pub mod elementwise;
 pub mod exp;
 pub mod f32_tile;
+pub mod isa_benchmark;
 pub mod matmul;
+mod matmul_tasks;
 mod narrow;
 pub mod norm;
 pub mod panel;
-pub mod race;
 pub mod rope;
 pub mod softmax;
 pub mod special;
@@ -49,13 +53,13 @@ pub mod special;
 pub mod standby;
 pub mod tasks;
 mod tiles;
-mod units;
 
 pub(crate) use aligned::SharedOut;
-pub use aligned::{AlignedBuf, Arena};
+pub use aligned::{AlignedBuf, WeightArena};
 pub use cpu::{Cpu, Isa, UnknownIsa};
 
-/// Changes whenever a canonical number does: a logit, a state, a probability or a draw, on any input. Receipts name it.
+/// Version of the numerics: changes whenever a logit, state, probability or draw changes on any input. Receipts contain
+/// it.
 pub const NUMERICS_VERSION: u32 = 2;
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
-//! Numbers of 13 significant bits: their products with f16 numbers are exact in f32.
+//! Rounding to 13 significant bits, which makes products with f16 numbers exact in f32.
 //!
 //! ```text
 //! c = x * 2049;  round13(x) = c - (c - x)                         Veltkamp's splitting
-//! narrow(x) = round13(x limited to -2^100 ..= 2^100), 0 below 2^-112
+//! narrow(x) = round13(x clamped to -2^100 ..= 2^100), 0 below 2^-112
 //! ```
 //!
 //! An f16 has 11 bits and is a multiple of 2^-24, so the product has at most 24 bits and neither overflows nor
-//! underflows. A multiplication that is exact may be fused with the addition that follows: the result is the same
-//! number, in one instruction instead of two. Source: T. J. Dekker, A Floating-Point Technique for Extending the
-//! Available Precision, 1971.
+//! underflows. An exact multiplication may be fused with the addition that follows: one instruction instead of two,
+//! same result. Source: T. J. Dekker, A Floating-Point Technique for Extending the Available Precision, 1971.
 
 use super::simd::Simd;
 
@@ -16,7 +15,7 @@ const MAX: f32 = f32::from_bits((127 + 100) << 23);
 const MIN: f32 = f32::from_bits((127 - 112) << 23);
 const SPLIT: f32 = 2049.0;
 
-/// x rounded to 13 bits; for |x| up to 2^100.
+/// x rounded to 13 bits, for |x| up to 2^100.
 pub(super) fn round13(x: f32) -> f32 {
     let c = x * SPLIT;
     c - (c - x)
@@ -29,17 +28,17 @@ pub(super) fn round13_lanes<S: Simd>(s: S, x: S::F) -> S::F {
     s.sub(c, s.sub(c, x))
 }
 
-/// Any number as one whose product with any f16 is exact.
+/// The nearest number whose product with any f16 is exact.
 ///
-/// Not limited by a smaller and a larger of two: of those, compilers with relaxed-simd make instructions that leave it to
-/// the engine what becomes of NaN.
+/// Clamps by comparison, not with `min` and `max`: with relaxed-simd compilers turn these into instructions whose
+/// result for NaN depends on the engine.
 pub(super) fn narrow(x: f32) -> f32 {
     let limit = if x > 0.0 { MAX } else { -MAX };
     let n = round13(if x.abs() > MAX { limit } else { x });
     if MIN > n.abs() { 0.0 } else { n }
 }
 
-/// [`narrow`] of all numbers, on lanes.
+/// [`narrow`] of each element, on lanes.
 #[inline(always)]
 pub(super) fn narrow_lanes<S: Simd>(s: S, x: &mut [f32]) {
     let (whole, rest) = x.split_at_mut(x.len() / S::LANES * S::LANES);
@@ -88,10 +87,10 @@ mod tests {
             let of = |cpu: Cpu| {
                 let mut x = x.clone();
                 cpu.run(Narrow(&mut x));
-                // which NaN is the processor's choice
+                // the bits of a NaN depend on the processor
                 x.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect::<Vec<_>>()
             };
-            prop_assert!(Cpu::all_ways().into_iter().all(|cpu| of(cpu) == of(Cpu::SCALAR)));
+            prop_assert!(Cpu::all_variants().into_iter().all(|cpu| of(cpu) == of(Cpu::SCALAR)));
         }
 
         #[test]
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_stays_so() {
+    fn nan_stays_nan() {
         assert!(narrow(f32::NAN).is_nan());
         assert_eq!(narrow(f32::INFINITY), narrow(f32::MAX));
         assert_eq!(narrow(-1e-40).to_bits(), 0);

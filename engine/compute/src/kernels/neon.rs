@@ -1,21 +1,23 @@
-//! NEON: a register is a quarter of a panel (4 rows). With the dot-product extension dots are `sdot` on signed weights
-//! (unsigned ones of up to 7 bits are signed too). Without it, products of up to 6 bits stay in i16 for a whole block
-//! (8 x 31 x 127 = 31,496 and, for the 4 groups of Q6_K, 4 x 63 x 127 = 32,004 fit) and 8-bit ones widen at once.
+//! NEON: a register is a quarter of a panel (4 rows). With the dot-product extension a dot is `sdot` on signed weights
+//! (unsigned weights of up to 7 bits are valid signed ones). Without it, products of up to 6-bit weights accumulate in
+//! i16 for a whole block (8 x 31 x 127 = 31,496, and 4 x 63 x 127 = 32,004 for the 4 groups of Q6_K) and 8-bit ones are
+//! widened at once.
 //!
-//! 8-bit weights are stored with 128 added: `dot` flips them back (once a register, the columns share it), so their
-//! initial value `-128 * sum(q)` does not apply.
+//! 8-bit weights are stored with 128 added; `dot` converts them back, once per register for all columns, so their
+//! zero-point term `-128 * sum(q)` is ignored.
 
 use core::arch::aarch64::*;
 use core::arch::asm;
 
 use super::cpu::Op;
-use super::simd::{Rec, Simd, TileShape};
+use super::features::{enable_features, isa_features};
+use super::simd::{ActEncoding, Simd, TileShape};
 
 #[derive(Clone, Copy)]
 pub(super) struct Neon<const DOTPROD: bool>(());
 
 impl Neon<false> {
-    /// Every AArch64 CPU has it.
+    /// Every AArch64 CPU has NEON.
     #[inline(always)]
     pub(super) fn new() -> Self {
         Neon(())
@@ -31,10 +33,11 @@ impl Neon<true> {
     }
 }
 
-/// The boundary at which the compiler may use the dot products.
-#[target_feature(enable = "dotprod")]
-pub(super) fn run_dotprod<O: Op>(s: Neon<true>, op: O) -> O::Out {
-    op.simd(s)
+// compiled with the dot-product extension
+isa_features! { NeonDotprod, enable_features
+    pub(super) fn run_dotprod<O: Op>(s: Neon<true>, op: O) -> O::Out {
+        op.simd(s)
+    }
 }
 
 /// `acc + w . a` of four i8 per lane.
@@ -56,7 +59,7 @@ unsafe fn sdot(mut acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
     const LANES: usize = 4;
-    // sums of dots and of floats, the weights and one column's activations: 29 of 32 registers either way
+    // accumulators, float sums, weights and the activations of one column take 29 of the 32 registers in both
     const TILE4: TileShape = if DOTPROD { TileShape { rv: 4, nc: 3 } } else { TileShape { rv: 2, nc: 4 } };
     const TILE8: TileShape = Self::TILE4;
     const TILE_K: TileShape = Self::TILE4;
@@ -69,12 +72,13 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
     type B = uint8x16_t;
     type W = int8x16_t;
     type A = int8x16_t;
-    /// With dot products the first alone; without, the rows' pairs of k as i32 (8 bits) or their quads as i16.
+    /// With the dot-product extension only the first is used; without it they hold i32 pair sums (8 bits) or i16 quad
+    /// sums of the rows.
     type Acc = [int32x4_t; 2];
 
     #[inline(always)]
-    fn rec(_bits: u32) -> Rec {
-        Rec::Bias
+    fn act_encoding(_bits: u32) -> ActEncoding {
+        ActEncoding::I8
     }
 
     #[inline(always)]
@@ -138,7 +142,7 @@ impl<const DOTPROD: bool> Simd for Neon<DOTPROD> {
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {
-        // a prefetch of any address is harmless
+        // prefetching any address is harmless
         unsafe { asm!("prfm pldl1keep, [{0}]", in(reg) p, options(readonly, nostack, preserves_flags)) }
     }
 

@@ -1,5 +1,5 @@
-//! RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016), and the lane array on which true reductions are
-//! defined: lane i accumulates elements i, i+16, i+32, ... in order, then `v[i] += v[i+8]`, `+4`, `+2`, `+1`.
+//! RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016), on the 16 virtual lanes that define all true
+//! reductions: lane i adds elements i, i+16, i+32, ... in order, then `v[i] += v[i+8]`, `+4`, `+2`, `+1`.
 
 use super::Cpu;
 use super::cpu::Op;
@@ -7,48 +7,51 @@ use super::elementwise::scale;
 use super::simd::{Simd, each};
 
 /// Virtual lanes of a reduction.
-pub(super) const LANES: usize = 16;
+pub(super) const VIRTUAL_LANES: usize = 16;
 
-/// The fixed tree over the lanes.
+/// Reduces the virtual lanes in the fixed tree order.
 #[inline(always)]
-pub(super) fn tree(v: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
-    // arrays of their own, which compilers keep in registers
+pub(super) fn reduce(v: [f32; VIRTUAL_LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    // separate arrays, which compilers keep in registers
     let v: [f32; 8] = each!(8, |i| f(v[i], v[i + 8]));
     let v: [f32; 4] = each!(4, |i| f(v[i], v[i + 4]));
     let v: [f32; 2] = each!(2, |i| f(v[i], v[i + 2]));
     f(v[0], v[1])
 }
 
-/// `max` as compare and select.
+/// Maximum by compare and select; `a` if one is NaN.
 #[inline(always)]
 pub(super) fn max(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
 }
 
-/// What a norm takes off before it scales.
+/// Kind of normalisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
-    /// Nothing: RMSNorm.
+    /// RMSNorm: no centring.
     Rms,
-    /// The mean: LayerNorm.
+    /// LayerNorm: subtracts the mean.
     Layer,
 }
 
-/// The factors of a norm.
+/// The parameters of a normalisation.
 #[derive(Clone, Copy)]
 pub struct NormWeights<'a> {
-    /// The kind.
+    /// RMSNorm or LayerNorm.
     pub kind: NormKind,
     /// Added to the mean square.
     pub eps: f32,
-    /// A factor for each element.
+    /// Weight of each element.
     pub w: &'a [f32],
-    /// Added last, if there is one.
+    /// Bias of each element, if any.
     pub b: Option<&'a [f32]>,
 }
 
-/// `out = ((x - c) * (1 / sqrt(sum((x - c)^2) / n + eps))) * w + b`, where c is 0 or the mean `sum(x) / n`. All have n
-/// elements. Without a bias nothing is added.
+/// `out = ((x - c) * (1 / sqrt(sum((x - c)^2) / n + eps))) * w + b`, where c is 0 or the mean `sum(x) / n`, and n the
+/// length of all slices. Without a bias nothing is added.
+///
+/// # Panics
+/// If lengths differ.
 pub fn norm(cpu: Cpu, n: &NormWeights<'_>, x: &[f32], out: &mut [f32]) {
     assert!(x.len() == out.len());
     Norm::run(cpu, n, Some(x), out);
@@ -59,7 +62,7 @@ pub fn norm_in_place(cpu: Cpu, n: &NormWeights<'_>, x: &mut [f32]) {
     Norm::run(cpu, n, None, x);
 }
 
-/// `x = x * (1 / sqrt(sum(x * x)))`: a vector of length 1; one of zeros stays.
+/// L2 normalisation: `x = x * (1 / sqrt(sum(x * x)))`. A zero vector is left unchanged.
 pub fn normalise(cpu: Cpu, x: &mut [f32]) {
     let sum = cpu.run(Squares(x));
     if sum > 0.0 {
@@ -67,7 +70,7 @@ pub fn normalise(cpu: Cpu, x: &mut [f32]) {
     }
 }
 
-/// The sum of squares on the lane array.
+/// The sum of squares on virtual lanes.
 struct Squares<'a>(&'a [f32]);
 
 impl Op for Squares<'_> {
@@ -85,18 +88,18 @@ impl Op for Squares<'_> {
 
 struct Norm<'a> {
     n: &'a NormWeights<'a>,
-    /// `None`: what `out` holds.
+    /// `None`: the input is the content of `out`.
     x: Option<&'a [f32]>,
     out: &'a mut [f32],
 }
 
-/// The sum of `x`, or of the squares of `x - center`, on the lane array.
+/// The sum of `x`, or of the squares of `x - center`, on virtual lanes.
 fn sum(x: &[f32], squares_from: Option<f32>) -> f32 {
-    let mut lanes = [0.0; LANES];
+    let mut lanes = [0.0; VIRTUAL_LANES];
     for (i, x) in x.iter().enumerate() {
-        lanes[i % LANES] += term(*x, squares_from);
+        lanes[i % VIRTUAL_LANES] += term(*x, squares_from);
     }
-    tree(lanes, |a, b| a + b)
+    reduce(lanes, |a, b| a + b)
 }
 
 #[inline(always)]
@@ -109,13 +112,13 @@ fn term(x: f32, squares_from: Option<f32>) -> f32 {
 
 #[inline(always)]
 fn sum_lanes<S: Simd>(s: S, x: &[f32], squares_from: Option<f32>) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    let whole = x.len() / LANES * LANES;
+    let mut lanes = [0.0f32; VIRTUAL_LANES];
+    let whole = x.len() / VIRTUAL_LANES * VIRTUAL_LANES;
     // SAFETY: whole groups of 16 elements, and 16 lanes.
     unsafe {
         let mut acc = [s.splat(0.0); 4];
-        for i in (0..whole).step_by(LANES) {
-            for (j, acc) in acc[..LANES / S::LANES].iter_mut().enumerate() {
+        for i in (0..whole).step_by(VIRTUAL_LANES) {
+            for (j, acc) in acc[..VIRTUAL_LANES / S::LANES].iter_mut().enumerate() {
                 let mut v = s.load(x.as_ptr().add(i + j * S::LANES));
                 if let Some(center) = squares_from {
                     v = s.sub(v, s.splat(center));
@@ -124,14 +127,14 @@ fn sum_lanes<S: Simd>(s: S, x: &[f32], squares_from: Option<f32>) -> f32 {
                 *acc = s.add(*acc, v);
             }
         }
-        for (j, acc) in acc[..LANES / S::LANES].iter().enumerate() {
+        for (j, acc) in acc[..VIRTUAL_LANES / S::LANES].iter().enumerate() {
             s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
         }
     }
     for (lane, x) in lanes.iter_mut().zip(&x[whole..]) {
         *lane += term(*x, squares_from);
     }
-    tree(lanes, |a, b| a + b)
+    reduce(lanes, |a, b| a + b)
 }
 
 impl Norm<'_> {
@@ -145,7 +148,7 @@ impl Norm<'_> {
         self.x.unwrap_or(self.out)
     }
 
-    /// The center, and what is multiplied by.
+    /// The centre, and the factor.
     #[inline(always)]
     fn center_and_scale(&self, sum: impl Fn(&[f32], Option<f32>) -> f32) -> (f32, f32) {
         let (x, n) = (self.x(), self.out.len() as f32);
@@ -185,8 +188,8 @@ impl Op for Norm<'_> {
             |x, squares_from| sum_lanes(s, x, squares_from),
         );
         let whole = n / S::LANES * S::LANES;
-        // SAFETY: slices of n elements (checked by `norm` and `run`), whole vectors below n; each is read before it is
-        // written.
+        // SAFETY: slices of n elements (checked by `norm` and `run`), whole vectors below n; each vector is read before
+        // it is written.
         unsafe {
             let (c, r) = (s.splat(center), s.splat(scale));
             for i in (0..whole).step_by(S::LANES) {

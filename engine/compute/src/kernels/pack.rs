@@ -1,28 +1,28 @@
-//! From the rows of a GGUF file to panels.
+//! Packing of the rows of a GGUF file into panels.
 
+use super::bit_packing::{self, BitPacking};
 use super::decoded::{q6_word, word};
-use super::fields::{Fields, IN_FIELDS};
-use super::form::{Blocks32, CodesForm, Form, HEAD, block_at, code_line};
-use super::lines::{self, Lines};
+use super::i16_fields::{HAS_I16_FIELDS, I16Fields};
 use super::panel::PANEL;
+use super::panel_layout::{Block32Layout, CodebookLayout, HEAD, PanelLayout, block_at, code_line};
 use crate::quant::codebook::Codes;
 use crate::quant::{Dtype, q4_k};
 
 /// Packs up to 16 rows of `k` elements.
-pub(super) fn pack_panel(dtype: Dtype, form: &Form, k: usize, src: &[u8], dst: &mut [u8]) {
+pub(super) fn pack_panel(dtype: Dtype, layout: &PanelLayout, k: usize, src: &[u8], dst: &mut [u8]) {
     let block_bytes = dtype.block_bytes() as usize;
     let row_bytes = k / dtype.block_len() as usize * block_bytes;
-    let rec = form.record_bytes(dtype);
+    let record_bytes = layout.record_bytes(dtype);
     let mut codes = Codes::NONE;
     for (r, row) in src.chunks_exact(row_bytes).enumerate() {
         for (b, block) in row.chunks_exact(block_bytes).enumerate() {
-            let record = b * rec..(b + 1) * rec;
-            match form {
-                Form::Float => dst[record][r * block_bytes..][..block_bytes].copy_from_slice(block),
-                Form::Blocks32(f) => pack_32(f, dst, r, b, block),
-                Form::SuperMin { five } => pack_min(*five, &mut dst[record], r, block),
-                Form::SuperSigned => pack_q6(&mut dst[record], r, block),
-                Form::Codes(f) => {
+            let record = b * record_bytes..(b + 1) * record_bytes;
+            match layout {
+                PanelLayout::Float => dst[record][r * block_bytes..][..block_bytes].copy_from_slice(block),
+                PanelLayout::Blocks32(f) => pack_32(f, dst, r, b, block),
+                PanelLayout::SuperMin { five } => pack_min(*five, &mut dst[record], r, block),
+                PanelLayout::SuperSigned => pack_q6(&mut dst[record], r, block),
+                PanelLayout::Codes(f) => {
                     f.book.unpack(block, &mut codes);
                     if f.is_super() {
                         pack_codes(f, &codes, &mut dst[record], r);
@@ -44,31 +44,31 @@ fn spread(x: u32) -> u32 {
     ((x & 15) * 0x0020_4081) & 0x0101_0101
 }
 
-/// Writes the lines of one or two units of row `r`, whatever they are in this build; `group` gives four weights of so many
-/// bits of each, as bytes, those of the second in the upper half.
+/// Packs one or two sub-blocks of row `r` in the bit packing of this build. `group(g)` is group g as four bytes, the
+/// second sub-block in the upper half of the word.
 #[inline(always)]
-fn pack_units(bits: u32, group: impl Fn(usize) -> u64, units: &mut [u8], r: usize) {
-    match (Fields::of(bits), bits) {
-        (Some(f), _) => f.pack(group, units, r),
-        (None, 4) => lines::pack::<4>(group, units, r),
-        (None, 5) => lines::pack::<5>(group, units, r),
-        (None, _) => lines::pack::<6>(group, units, r),
+fn pack_sub_blocks(bits: u32, group: impl Fn(usize) -> u64, sub_blocks: &mut [u8], r: usize) {
+    match (I16Fields::of(bits), bits) {
+        (Some(f), _) => f.pack(group, sub_blocks, r),
+        (None, 4) => bit_packing::pack::<4>(group, sub_blocks, r),
+        (None, 5) => bit_packing::pack::<5>(group, sub_blocks, r),
+        (None, _) => bit_packing::pack::<6>(group, sub_blocks, r),
     }
 }
 
 #[inline(always)]
-fn pack_32(f: &Blocks32, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
+fn pack_32(f: &Block32Layout, dst: &mut [u8], r: usize, b: usize, src: &[u8]) {
     let (quants, scales) = block_at(f.quant_bytes(), f.scales(), b);
     let q = &mut dst[quants..][..f.quant_bytes()];
-    if f.words == 8 || f.high.is_none() && !IN_FIELDS {
-        // bytes, or lines that are the file's own pairs
+    if f.words == 8 || f.high.is_none() && !HAS_I16_FIELDS {
+        // bytes, or 4-bit pairs that the file already has in this order
         for w in 0..f.words {
             put(q, w * 64 + r * 4, word(src, f.quants + w * 4) ^ f.flip);
         }
     } else {
         let high = f.high.map_or(0, |at| word(src, at));
         let low = |g: usize| word(src, f.quants + g % 4 * 4) >> (g / 4 * 4) & 0x0f0f_0f0f;
-        pack_units(f.bits(), |g| u64::from(low(g) | spread(high >> (4 * g)) << 4), q, r);
+        pack_sub_blocks(f.bits(), |g| u64::from(low(g) | spread(high >> (4 * g)) << 4), q, r);
     }
     for i in 0..f.scales() {
         dst[scales + (i * PANEL + r) * 2..][..2].copy_from_slice(&src[2 * i..][..2]);
@@ -81,9 +81,9 @@ fn pack_q6(o: &mut [u8], r: usize, src: &[u8]) {
         o[s * 16 + r] = src[192 + s];
     }
     o[256 + r * 2..][..2].copy_from_slice(&src[208..210]);
-    for (i, o) in o[HEAD..].chunks_exact_mut(const { 2 * Lines::of(6).unit_bytes() }).enumerate() {
+    for (i, o) in o[HEAD..].chunks_exact_mut(const { 2 * BitPacking::of(6).sub_block_bytes() }).enumerate() {
         let group = |e: usize| u64::from(q6_word(src, i * 32 + e));
-        pack_units(6, |g| group(g * 4) | group(16 + g * 4) << 32, o, r);
+        pack_sub_blocks(6, |g| group(g * 4) | group(16 + g * 4) << 32, o, r);
     }
 }
 
@@ -98,7 +98,7 @@ fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
     o[256 + r * 2..][..2].copy_from_slice(&src[..2]);
     o[288 + r * 2..][..2].copy_from_slice(&src[2..4]);
     let bits = 4 + u32::from(five);
-    for (i, o) in o[HEAD..].chunks_exact_mut(2 * Lines::of(bits).unit_bytes()).enumerate() {
+    for (i, o) in o[HEAD..].chunks_exact_mut(2 * BitPacking::of(bits).sub_block_bytes()).enumerate() {
         let low = |g: usize| {
             let nibbles = u64::from(word(src, if five { 48 } else { 16 } + (i * 8 + g) * 4));
             (nibbles | nibbles << 28) & 0x0f0f_0f0f_0f0f_0f0f
@@ -107,12 +107,12 @@ fn pack_min(five: bool, o: &mut [u8], r: usize, src: &[u8]) {
             let bits = u64::from(if five { word(src, 16 + g * 4) >> (2 * i) } else { 0 });
             ((bits | bits << 31) & 0x0101_0101_0101_0101) << 4
         };
-        pack_units(bits, |g| low(g) | high(g), o, r);
+        pack_sub_blocks(bits, |g| low(g) | high(g), o, r);
     }
 }
 
-/// The codes of 32 elements.
-fn pack_chunk(f: &CodesForm, code: &[u8], o: &mut [u8], r: usize) {
+/// Packs the codes of 32 elements.
+fn pack_chunk(f: &CodebookLayout, code: &[u8], o: &mut [u8], r: usize) {
     let mut lines = [0u32; 4];
     for (g, code) in code.chunks_exact(4).enumerate() {
         let (line, shift) = code_line(g, f.width);
@@ -123,7 +123,7 @@ fn pack_chunk(f: &CodesForm, code: &[u8], o: &mut [u8], r: usize) {
     }
 }
 
-fn pack_codes(f: &CodesForm, codes: &Codes, o: &mut [u8], r: usize) {
+fn pack_codes(f: &CodebookLayout, codes: &Codes, o: &mut [u8], r: usize) {
     for (code, o) in codes.code.chunks_exact(32).zip(o[f.codes()..].chunks_exact_mut(f.chunk_bytes())) {
         pack_chunk(f, code, o, r);
     }
@@ -139,8 +139,8 @@ fn pack_codes(f: &CodesForm, codes: &Codes, o: &mut [u8], r: usize) {
     }
 }
 
-/// A block of the file is one or several of the panel, from `b` on.
-fn pack_codes_32(f: &CodesForm, codes: &Codes, dst: &mut [u8], r: usize, b: usize) {
+/// Packs a file block, which is one or several panel blocks from `b` on.
+fn pack_codes_32(f: &CodebookLayout, codes: &Codes, dst: &mut [u8], r: usize, b: usize) {
     let n = f.book.dtype.block_len() as usize / 32;
     for (i, code) in codes.code.chunks_exact(32).take(n).enumerate() {
         let (quants, scales) = block_at(f.chunk_bytes(), f.parts, b + i);

@@ -1,35 +1,36 @@
-//! Weight matrices as panels of 16 rows: one layout for every target but one.
+//! Packed weights: matrices as panels of 16 rows, in one layout for all targets but plain simd128.
 //!
-//! Repacking transposes 32-bit words inside 16 consecutive rows, whose bits it regroups in most types. The rows are
-//! contiguous in a GGUF file, so it streams with the file. Rows beyond the end are zero with scale 0. Everything lies in the order in which a product reads
-//! it: some processors fetch ahead only of a reader that leaves out nothing. With `r` = row in the panel (0..16):
+//! Packing transposes 32-bit words inside 16 consecutive rows and, for most types, regroups their bits. These rows are
+//! contiguous in a GGUF file, so packing streams with the file. Rows beyond the end are zero with scale 0. All data
+//! lies in the order in which a product reads it, because some hardware prefetchers only follow gapless sequential
+//! reads. With `r` = row in the panel (0..16):
 //!
-//! - blocks of 32: `[quants][16 f16 d][16 f16 m]` each in types with a minimum; two of them in the others, whose last
-//!   record is the first half of one if their number is odd: `[quants][16 f16 d][16 f16 d of the other][its quants]`.
-//!   Quants of 4 and 5 bits are a unit (see `lines.rs`; of 4 bits that is GGUF's own pairing). Q8_0: byte
-//!   `k/4*64 + r*4 + k%4`, offset binary.
-//! - Q4_K, Q5_K: a record per super-block: `[128 scales: s*16 + r][128 mins: s/2*32 + r*2 + s%2][16 f16 d][16 f16 dmin]`
-//!   and a unit for each sub-block s.
-//! - Q6_K: `[256 scales: s*16 + r][16 f16 d]`, padded to 5 lines, and 16 units.
+//! - blocks of 32: types with a minimum have a record per block, `[quants][16 f16 d][16 f16 m]`; the others have one
+//!   per two blocks, `[quants][16 f16 d][16 f16 d of the second][quants of the second]`, cut after the first if the
+//!   number of blocks is odd. 4- and 5-bit quants are a sub-block of `bit_packing.rs` (4-bit pairs are those of GGUF).
+//!   Q8_0: byte `k/4*64 + r*4 + k%4`, offset binary.
+//! - Q4_K, Q5_K: a record per super-block: `[128 scales: s*16 + r][128 mins: s/2*32 + r*2 + s%2][16 f16 d][16 f16
+//!   dmin]`, then the sub-blocks s.
+//! - Q6_K: `[256 scales: s*16 + r][16 f16 d]`, padded to 5 lines, then 16 sub-blocks.
 //! - codes of w = 1, 2 or 4 bits (see `quant::codebook`): 32 elements take w lines; group g = k/4 of the 8 is in line
 //!   `g % w`, byte `r*4 + k%4`, from bit `g - g%w` on. For 4 bits these are the nibbles of Q4_0.
-//!   - types in blocks of less than 256, as blocks of 32 with one scale, d as f16, in MXFP4 bf16; in NVFP4
-//!     `[w lines][16 bf16 d of the first 16][16 bf16 d of the others]`.
-//!   - super-blocks, a record each: `[256 i8 scales: s*16 + r][16 f32 d]`, in Q2_K
-//!     `[256 mins: s/2*32 + r*2 + s%2][16 f32 dmin]`, and `[8w lines]`.
+//! - codes in file blocks of less than 256: as blocks of 32 with one scale, d as f16 (bf16 in MXFP4); in NVFP4 `[w
+//!   lines][16 bf16 d of the first 16][16 bf16 d of the others]`.
+//! - codes in super-blocks: a record each, `[256 i8 scales: s*16 + r][16 f32 d]`, in Q2_K also `[256 mins: s/2*32 + r*2
+//!   + s%2][16 f32 dmin]`, then `[8w lines]`.
 //! - F32, F16, BF16: element (k, r) at `k*16 + r`.
 //!
-//! In builds for simd128 alone, units lie as `fields.rs` says, in as many lines. Odd elements of Q8_0 are signed
-//! there.
+//! In builds for simd128 without relaxed-simd, sub-blocks are those of `i16_fields.rs`, in as many lines, and the odd
+//! elements of Q8_0 are signed.
 
 use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::decoded::{Decoded, float_at};
-use super::form::Form;
 use super::pack::pack_panel;
-use super::{AlignedBuf, Arena, tasks};
+use super::panel_layout::PanelLayout;
+use super::{AlignedBuf, WeightArena, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
 
@@ -39,7 +40,7 @@ pub const PANEL: usize = 16;
 /// A matrix of `rows` x `k` weights in panels. Row r of the product is `sum_k w[r][k] * x[k]`.
 pub struct Matrix {
     dtype: Dtype,
-    form: Form,
+    layout: PanelLayout,
     rows: usize,
     k: usize,
     panel_bytes: usize,
@@ -49,17 +50,23 @@ pub struct Matrix {
 impl Matrix {
     /// An all-zero matrix, to be filled panel by panel with [`Matrix::pack_panel`].
     ///
+    /// # Errors
+    /// If there is not enough memory.
+    ///
     /// # Panics
     /// If the engine does not compute with the type, or `k` is not a whole number of blocks.
     pub fn zeroed(dtype: Dtype, rows: usize, k: usize) -> Result<Matrix, TryReserveError> {
         Matrix::with(dtype, rows, k, AlignedBuf::zeroed)
     }
 
-    /// As [`Matrix::zeroed`], in memory beside others.
+    /// As [`Matrix::zeroed`], in memory of an arena.
+    ///
+    /// # Errors
+    /// If there is not enough memory.
     ///
     /// # Panics
-    /// As there.
-    pub fn zeroed_in(arena: &mut Arena, dtype: Dtype, rows: usize, k: usize) -> Result<Matrix, TryReserveError> {
+    /// As [`Matrix::zeroed`].
+    pub fn zeroed_in(arena: &mut WeightArena, dtype: Dtype, rows: usize, k: usize) -> Result<Matrix, TryReserveError> {
         Matrix::with(dtype, rows, k, |len| arena.zeroed(len))
     }
 
@@ -69,14 +76,17 @@ impl Matrix {
         k: usize,
         zeroed: impl FnOnce(usize) -> Result<AlignedBuf, TryReserveError>,
     ) -> Result<Matrix, TryReserveError> {
-        let form = Form::of(dtype).expect("a type that is supported");
+        let layout = PanelLayout::of(dtype).expect("a type that the engine supports");
         assert!(k.is_multiple_of(dtype.block_len() as usize), "row length is not a whole number of blocks");
-        let panel_bytes = form.panel_bytes(dtype, k);
+        let panel_bytes = layout.panel_bytes(dtype, k);
         let data = zeroed(rows.div_ceil(PANEL).saturating_mul(panel_bytes))?;
-        Ok(Matrix { dtype, form, rows, k, panel_bytes, data })
+        Ok(Matrix { dtype, layout, rows, k, panel_bytes, data })
     }
 
-    /// Packs GGUF rows, `rows * k / block_len * file_bytes` bytes of them.
+    /// Packs all rows of a matrix, as they lie in a GGUF file: `rows * row_bytes` bytes.
+    ///
+    /// # Errors
+    /// If there is not enough memory.
     pub fn from_rows(dtype: Dtype, rows: usize, k: usize, src: &[u8]) -> Result<Matrix, TryReserveError> {
         let mut m = Matrix::zeroed(dtype, rows, k)?;
         for (p, rows) in src.chunks(PANEL * m.row_bytes()).enumerate() {
@@ -85,16 +95,16 @@ impl Matrix {
         Ok(m)
     }
 
-    /// The type whose values it holds, exactly.
+    /// The type of the weights; the packed values are exactly those of the file.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    pub(super) fn form(&self) -> &Form {
-        &self.form
+    pub(super) fn layout(&self) -> &PanelLayout {
+        &self.layout
     }
 
-    /// Outputs of a product.
+    /// Number of rows: outputs of a product.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -109,7 +119,7 @@ impl Matrix {
         self.rows.div_ceil(PANEL)
     }
 
-    /// Bytes of memory the weights take.
+    /// Bytes that the packed weights take in memory.
     pub fn len_bytes(&self) -> usize {
         self.data.len()
     }
@@ -119,7 +129,6 @@ impl Matrix {
         self.k / self.dtype.block_len() as usize * self.dtype.block_bytes() as usize
     }
 
-    /// Bytes of a panel.
     pub(super) fn panel_bytes(&self) -> usize {
         self.panel_bytes
     }
@@ -129,27 +138,29 @@ impl Matrix {
         self.panels_of(p..p + 1)
     }
 
-    /// The bytes of some panels.
     pub(super) fn panels_of(&self, panels: Range<usize>) -> &[u8] {
         let n = self.panel_bytes();
         &self.data.bytes()[panels.start * n..panels.end * n]
     }
 
-    /// Packs rows `16 * p ..` of the matrix, given as they lie in the file.
+    /// Packs rows `16 * p ..` of the matrix, as they lie in the file.
     ///
     /// # Panics
     /// If `src` is not the rows of that panel.
     pub fn pack_panel(&mut self, p: usize, src: &[u8]) {
         let n = self.panel_bytes();
         assert_eq!(src.len(), PANEL.min(self.rows - p * PANEL) * self.row_bytes(), "the last panel is what is left");
-        pack_panel(self.dtype, &self.form, self.k, src, &mut self.data.bytes_mut()[p * n..(p + 1) * n]);
+        pack_panel(self.dtype, &self.layout, self.k, src, &mut self.data.bytes_mut()[p * n..(p + 1) * n]);
     }
 
-    /// Packs the panels from `first` on, in parallel: `src` is their rows. `check` sees the rows of a panel before they
-    /// are packed; the first panel that fails is returned.
+    /// Packs the panels from `first` on, in parallel; `src` holds their rows. `check` is called with the rows of each
+    /// panel before they are packed.
+    ///
+    /// # Errors
+    /// The first panel whose check fails, and its error.
     ///
     /// # Panics
-    /// If `src` is not whole panels of the matrix's rows.
+    /// If `src` is not whole panels of the rows of the matrix.
     pub fn pack_panels<E: Send>(
         &mut self,
         pool: &dyn Pool,
@@ -157,9 +168,12 @@ impl Matrix {
         src: &[u8],
         check: &(dyn Fn(&[u8]) -> Result<(), E> + Sync),
     ) -> Result<(), (usize, E)> {
-        let (k, dtype, form, piece) = (self.k, self.dtype, self.form, PANEL * self.row_bytes());
+        let (k, dtype, layout, piece) = (self.k, self.dtype, self.layout, PANEL * self.row_bytes());
         let left = (self.rows * self.row_bytes()).saturating_sub(first * piece);
-        assert!(src.len() == left || src.len() < left && src.len().is_multiple_of(piece), "whole panels");
+        assert!(
+            src.len() == left || src.len() < left && src.len().is_multiple_of(piece),
+            "rows that are not whole panels"
+        );
         let mut faults: Vec<Option<E>> = (0..src.len().div_ceil(piece)).map(|_| None).collect();
         let panel_bytes = self.panel_bytes();
         let packed = &mut self.data.bytes_mut()[first * panel_bytes..][..faults.len() * panel_bytes];
@@ -167,7 +181,7 @@ impl Matrix {
         tasks::chunks2(pool, panels, (&mut faults, 1), &|p, panel, fault| {
             let rows = &src[p * piece..src.len().min((p + 1) * piece)];
             match check(rows) {
-                Ok(()) => pack_panel(dtype, &form, k, rows, panel),
+                Ok(()) => pack_panel(dtype, &layout, k, rows, panel),
                 Err(e) => fault[0] = Some(e),
             }
         });
@@ -177,15 +191,15 @@ impl Matrix {
         }
     }
 
-    /// The values of row `row`, as dequantised: `out` is `k` long.
+    /// Dequantises row `row` into `out`, which must be `k` long.
     pub fn row(&self, row: usize, out: &mut [f32]) {
         let (panel, r) = (self.panel(row / PANEL), row % PANEL);
-        if let Form::Float = self.form {
+        if let PanelLayout::Float = self.layout {
             out.iter_mut().enumerate().for_each(|(k, x)| *x = float_at(self.dtype, panel, k * PANEL + r));
             return;
         }
-        for (b, out) in out.chunks_exact_mut(self.form.block_len()).enumerate() {
-            Decoded::new(&self.form, panel, r, b).values(&self.form, out);
+        for (b, out) in out.chunks_exact_mut(self.layout.block_len()).enumerate() {
+            Decoded::new(&self.layout, panel, r, b).values(&self.layout, out);
         }
     }
 }
@@ -200,7 +214,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_row_has_the_values_of_the_file(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..40, blocks in 1usize..4, extreme: bool, seed: u64) {
+        fn packed_rows_dequantise_to_the_values_of_the_file(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..40, blocks in 1usize..4, extreme: bool, seed: u64) {
             let dtype = Dtype::SUPPORTED[f];
             let k = blocks * dtype.block_len() as usize;
             let src = Rng(seed).rows(dtype, rows, k, extreme);

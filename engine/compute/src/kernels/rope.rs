@@ -4,17 +4,20 @@ use super::Cpu;
 use super::cpu::Op;
 use super::simd::Simd;
 
-/// Which elements of a head form the pairs that rotate.
+/// Which elements of a head are rotated as pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeStyle {
-    /// (0, 1), (2, 3), ...: llama's files.
-    Neighbours,
-    /// (i, i + n_rot/2): GPT-NeoX, and most others.
-    Halves,
+    /// (0, 1), (2, 3), ...: the original layout, as in llama GGUF files (llama.cpp: NORM).
+    Interleaved,
+    /// (i, i + n_rot/2): GPT-NeoX layout (llama.cpp: NEOX).
+    NeoX,
 }
 
-/// Rotates the first `2 * cos.len()` elements of each head of one token, then multiplies the heads by `scale`:
-/// `(a, b) -> (a*cos - b*sin, a*sin + b*cos)`. `heads` is (n_heads, head_dim).
+/// Rotates the first `2 * cos.len()` elements of each head of one token, then multiplies the heads by `scale`: `(a, b)
+/// -> (a*cos - b*sin, a*sin + b*cos)`. `heads` is (n_heads, head_dim).
+///
+/// # Panics
+/// If `cos` and `sin` differ in length or are longer than half a head, or `heads` is not whole heads.
 pub fn rope(cpu: Cpu, style: RopeStyle, heads: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], scale: f32) {
     assert!(cos.len() == sin.len() && cos.len() * 2 <= head_dim && heads.len().is_multiple_of(head_dim));
     cpu.run(Rope { style, heads, head_dim, cos, sin, scale });
@@ -36,7 +39,7 @@ impl Op for Rope<'_> {
         self.rotate();
     }
 
-    /// Elementwise on plain loops: the compiler's vectors give the same bits.
+    /// Plain loops: elementwise code gives the same bits however the compiler vectorises it.
     #[inline(always)]
     fn simd<S: Simd>(self, _: S) {
         self.rotate();
@@ -50,12 +53,12 @@ impl Rope<'_> {
         for head in self.heads.chunks_exact_mut(self.head_dim) {
             let (turn, _) = head.split_at_mut(2 * half);
             match self.style {
-                RopeStyle::Neighbours => {
+                RopeStyle::Interleaved => {
                     for ((pair, c), s) in turn.chunks_exact_mut(2).zip(self.cos).zip(self.sin) {
                         (pair[0], pair[1]) = (pair[0] * c - pair[1] * s, pair[0] * s + pair[1] * c);
                     }
                 }
-                RopeStyle::Halves => {
+                RopeStyle::NeoX => {
                     let (first, second) = turn.split_at_mut(half);
                     for (((a, b), c), s) in first.iter_mut().zip(second).zip(self.cos).zip(self.sin) {
                         (*a, *b) = (*a * c - *b * s, *a * s + *b * c);

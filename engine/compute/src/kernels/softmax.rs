@@ -1,28 +1,28 @@
-//! The two passes of a softmax over a vocabulary: maxima of groups, and exponentials with their sum.
+//! The two passes of a softmax over a vocabulary: maxima of groups of logits, and exponentials with their sum.
 
 use super::Cpu;
 use super::cpu::Op;
 use super::exp::{exp, exp_lanes};
-use super::norm::{LANES, max, tree};
+use super::norm::{VIRTUAL_LANES, max, reduce};
 use super::simd::Simd;
 
 /// Elements of a group of [`group_maxima`].
 pub const GROUP: usize = 32;
-/// Elements of the block that 16 groups share.
-pub const GROUP_BLOCK: usize = LANES * GROUP;
+/// Elements of a block, which 16 groups share.
+pub const GROUP_BLOCK: usize = VIRTUAL_LANES * GROUP;
 
-/// Groups of `n` elements.
+/// Number of groups of `n` elements.
 pub const fn groups(n: usize) -> usize {
-    n.div_ceil(GROUP_BLOCK) * LANES
+    n.div_ceil(GROUP_BLOCK) * VIRTUAL_LANES
 }
 
-/// The elements of group `g` of `n`: one lane of a block.
+/// Indices of the elements of group `g`, of `n` elements: one lane of a block.
 pub fn group(g: usize, n: usize) -> impl Iterator<Item = usize> {
-    let first = g / LANES * GROUP_BLOCK + g % LANES;
-    (first..n.min(first + GROUP_BLOCK - g % LANES)).step_by(LANES)
+    let first = g / VIRTUAL_LANES * GROUP_BLOCK + g % VIRTUAL_LANES;
+    (first..n.min(first + GROUP_BLOCK - g % VIRTUAL_LANES)).step_by(VIRTUAL_LANES)
 }
 
-/// The largest element of each group of `x`; -inf where a group is empty.
+/// The largest element of each group of `x`; -inf for an empty group.
 ///
 /// # Panics
 /// If `out` is not [`groups`] long.
@@ -36,10 +36,10 @@ struct GroupMaxima<'a> {
     out: &'a mut [f32],
 }
 
-/// The maxima of a block that may be short.
+/// The maxima of a block that may be incomplete.
 fn block_maxima(block: &[f32], out: &mut [f32]) {
     out.fill(f32::NEG_INFINITY);
-    for row in block.chunks(LANES) {
+    for row in block.chunks(VIRTUAL_LANES) {
         for (out, x) in out.iter_mut().zip(row) {
             *out = max(*out, *x);
         }
@@ -50,14 +50,14 @@ impl Op for GroupMaxima<'_> {
     type Out = ();
 
     fn scalar(self) {
-        for (block, out) in self.x.chunks(GROUP_BLOCK).zip(self.out.chunks_exact_mut(LANES)) {
+        for (block, out) in self.x.chunks(GROUP_BLOCK).zip(self.out.chunks_exact_mut(VIRTUAL_LANES)) {
             block_maxima(block, out);
         }
     }
 
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        for (block, out) in self.x.chunks(GROUP_BLOCK).zip(self.out.chunks_exact_mut(LANES)) {
+        for (block, out) in self.x.chunks(GROUP_BLOCK).zip(self.out.chunks_exact_mut(VIRTUAL_LANES)) {
             if block.len() < GROUP_BLOCK {
                 block_maxima(block, out);
                 continue;
@@ -65,13 +65,13 @@ impl Op for GroupMaxima<'_> {
             // SAFETY: a whole block, and 16 places for its maxima.
             unsafe {
                 let mut m = [s.splat(f32::NEG_INFINITY); 4];
-                for i in (0..GROUP_BLOCK).step_by(LANES) {
-                    for (j, m) in m[..LANES / S::LANES].iter_mut().enumerate() {
+                for i in (0..GROUP_BLOCK).step_by(VIRTUAL_LANES) {
+                    for (j, m) in m[..VIRTUAL_LANES / S::LANES].iter_mut().enumerate() {
                         let v = s.load(block.as_ptr().add(i + j * S::LANES));
                         *m = s.max(v, *m);
                     }
                 }
-                for (j, m) in m[..LANES / S::LANES].iter().enumerate() {
+                for (j, m) in m[..VIRTUAL_LANES / S::LANES].iter().enumerate() {
                     s.store(out.as_mut_ptr().add(j * S::LANES), *m);
                 }
             }
@@ -79,7 +79,7 @@ impl Op for GroupMaxima<'_> {
     }
 }
 
-/// `out = exp((x - max) / t)`; returns the sum on the lane array. `x` may hold -inf, which gives 0.
+/// `out = exp((x - max) / t)`; returns the sum on virtual lanes. `x` may contain -inf, which gives 0.
 ///
 /// # Panics
 /// If `x` and `out` differ in length.
@@ -99,31 +99,31 @@ impl Op for Exps<'_> {
     type Out = f32;
 
     fn scalar(self) -> f32 {
-        let mut lanes = [0.0; LANES];
+        let mut lanes = [0.0; VIRTUAL_LANES];
         for (i, (x, out)) in self.x.iter().zip(self.out).enumerate() {
             *out = exp((x - self.max) / self.t);
-            lanes[i % LANES] += *out;
+            lanes[i % VIRTUAL_LANES] += *out;
         }
-        tree(lanes, |a, b| a + b)
+        reduce(lanes, |a, b| a + b)
     }
 
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) -> f32 {
-        let mut lanes = [0.0f32; LANES];
-        let whole = self.x.len() / LANES * LANES;
+        let mut lanes = [0.0f32; VIRTUAL_LANES];
+        let whole = self.x.len() / VIRTUAL_LANES * VIRTUAL_LANES;
         // SAFETY: equal lengths (checked by `exps`), whole groups of 16 below them, and 16 lanes.
         unsafe {
             let (m, t) = (s.splat(self.max), s.splat(self.t));
             let mut acc = [s.splat(0.0); 4];
-            for i in (0..whole).step_by(LANES) {
-                for (j, acc) in acc[..LANES / S::LANES].iter_mut().enumerate() {
+            for i in (0..whole).step_by(VIRTUAL_LANES) {
+                for (j, acc) in acc[..VIRTUAL_LANES / S::LANES].iter_mut().enumerate() {
                     let at = i + j * S::LANES;
                     let v = exp_lanes(s, s.div(s.sub(s.load(self.x.as_ptr().add(at)), m), t));
                     s.store(self.out.as_mut_ptr().add(at), v);
                     *acc = s.add(*acc, v);
                 }
             }
-            for (j, acc) in acc[..LANES / S::LANES].iter().enumerate() {
+            for (j, acc) in acc[..VIRTUAL_LANES / S::LANES].iter().enumerate() {
                 s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
             }
         }
@@ -131,7 +131,7 @@ impl Op for Exps<'_> {
             *out = exp((x - self.max) / self.t);
             lanes[i] += *out;
         }
-        tree(lanes, |a, b| a + b)
+        reduce(lanes, |a, b| a + b)
     }
 }
 

@@ -1,11 +1,11 @@
-//! tanh and erfc from [`exp`], multiply, add and divide only.
+//! tanh and erfc, from [`exp`] and multiplication, addition and division only.
 
 #![allow(clippy::excessive_precision)]
 
 use super::exp::{exp, exp_lanes, polynomial};
 use super::simd::Simd;
 
-/// Up to here tanh is a polynomial, beyond it `1 - 2 / (exp(2|x|) + 1)` with the sign of x.
+/// tanh is a polynomial up to this magnitude, and `1 - 2 / (exp(2|x|) + 1)` with the sign of x beyond.
 const SMALL: f32 = 0.625;
 /// Coefficients of `x^2` in `(tanh(x) - x) / x^3`, highest first (Cephes).
 static TANH: [f32; 5] = [-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1];
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn close_to_the_real_functions() {
-        // erfc by its continued fraction and series, in f64
+        // erfc from the series of erf in f64
         let erf = |x: f64| {
             let (mut term, mut sum) = (x, x);
             for n in 1..200 {

@@ -1,5 +1,5 @@
-//! Threads that stand by for a leader's operations: they spin a moment, then yield, then sleep. A host starts them; that
-//! is all that is left of a thread pool.
+//! Fork-join team: worker threads that run parts of the parallel regions of a leader. An idle worker spins, then
+//! yields, then sleeps. The host starts the threads.
 
 use core::hint;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,17 +9,17 @@ use std::{process, thread};
 
 use super::crew::Crew;
 
-/// WebAssembly can neither rest within a loop nor yield.
+/// WebAssembly has neither a pause instruction nor a yield.
 const WASM: bool = cfg!(target_family = "wasm");
-/// Looks at the gate before a thread yields its core: some tens of microseconds, longer than the serial steps between
-/// two operations of a token.
+/// How often a worker polls the gate before it yields its core: some tens of microseconds, longer than the serial steps
+/// between two operations of a token.
 const SPINS: u32 = if WASM { 20_000 } else { 4_000 };
-/// Times a thread yields before it sleeps: about a millisecond on an idle machine.
+/// How often a worker yields before it sleeps: about a millisecond on an idle machine.
 const YIELDS: u32 = if WASM { 0 } else { 1_000 };
-/// Looks of a leader at those still inside before it lets others have its core.
-const PATIENCE: u32 = if WASM { 10 * SPINS } else { SPINS };
+/// How often a leader polls for workers still inside before it yields its core.
+const LEADER_SPINS: u32 = if WASM { 10 * SPINS } else { SPINS };
 
-/// Where a leader and the threads that help it meet.
+/// A fork-join team: the leader and its worker threads.
 #[derive(Default)]
 pub struct Standby {
     crew: Crew,
@@ -27,11 +27,11 @@ pub struct Standby {
     ended: AtomicBool,
     lost: AtomicBool,
     lock: Mutex<()>,
-    bell: Condvar,
+    wakeup: Condvar,
 }
 
 impl Standby {
-    /// Nobody yet.
+    /// A team without workers.
     pub const fn new() -> Standby {
         Standby {
             crew: Crew::new(),
@@ -39,11 +39,11 @@ impl Standby {
             ended: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             lock: Mutex::new(()),
-            bell: Condvar::new(),
+            wakeup: Condvar::new(),
         }
     }
 
-    /// The life of a thread that helps: takes part in all operations until [`Standby::end`].
+    /// The loop of a worker thread: joins all parallel regions until [`Standby::end`].
     pub fn follow(&self) {
         let mut seen = 0;
         let mut idle = 0;
@@ -63,38 +63,39 @@ impl Standby {
         }
     }
 
-    /// [`Pool::broadcast`](crate::pool::Pool::broadcast) to the threads that help, and the caller.
+    /// [`Pool::broadcast`](crate::pool::Pool::broadcast) to the workers and the caller.
     ///
     /// # Panics
-    /// If the work panicked on any thread; not before all have left it.
+    /// If the work panicked on any thread, after all have left it.
     pub fn lead(&self, work: &(dyn Fn() + Sync)) {
         self.crew.lead(work, || self.wake(), |turns| self.wait(turns));
     }
 
-    /// Lets the threads go.
+    /// Makes all workers return from [`Standby::follow`].
     pub fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
         let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        self.bell.notify_all();
+        self.wakeup.notify_all();
     }
 
-    /// Says that a thread has stopped without unwinding, maybe inside an operation: from then on a leader that waits
-    /// for others ends the program, since it might wait forever.
-    pub fn lose(&self) {
+    /// Records that a worker stopped without unwinding, maybe inside a region. A leader that waits for workers then
+    /// aborts the process, as it might wait forever.
+    pub fn report_lost_worker(&self) {
         self.lost.store(true, Ordering::SeqCst);
     }
 
-    /// Whether a thread was lost.
-    pub fn has_lost(&self) -> bool {
+    /// Whether [`Standby::report_lost_worker`] was called.
+    pub fn has_lost_worker(&self) -> bool {
         self.lost.load(Ordering::SeqCst)
     }
 
     fn sleep(&self) {
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        // the leader opens the gate, then looks for sleepers: either it sees this one, or this one sees the gate
+        // no lost wake-up: the leader opens the gate before it reads `sleepers`, this thread counts itself before it
+        // reads the gate
         while !self.crew.is_open() && !self.ended.load(Ordering::SeqCst) {
-            guard = self.bell.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            guard = self.wakeup.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
@@ -102,15 +103,15 @@ impl Standby {
     fn wake(&self) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-            self.bell.notify_all();
+            self.wakeup.notify_all();
         }
     }
 
     fn wait(&self, turns: u32) {
-        if turns < PATIENCE {
+        if turns < LEADER_SPINS {
             return hint::spin_loop();
         }
-        if self.has_lost() {
+        if self.has_lost_worker() {
             process::abort();
         }
         if WASM { thread::sleep(Duration::from_micros(10)) } else { thread::yield_now() }

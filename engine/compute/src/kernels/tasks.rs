@@ -1,8 +1,8 @@
-//! How the threads of a [`Pool`] share the tasks of one operation. Each task owns a disjoint part of the output and
-//! never a part of a sum, so no assignment of tasks to threads can change a bit.
+//! Work sharing: how the threads of a [`Pool`] share the tasks of one operation. Each task owns a disjoint part of the
+//! output and never a part of a sum, so no assignment of tasks to threads can change a bit.
 //!
-//! A worker first takes the tasks of its own contiguous range from the front (long streams of weights), then the
-//! others' from the back.
+//! A worker first takes the tasks of its own contiguous range from the front, for long sequential reads of weights,
+//! then steals from the back of the other ranges.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -19,19 +19,19 @@ pub fn run(pool: &dyn Pool, n: usize, task: &(dyn Fn(usize, usize) + Sync)) {
     }
 }
 
-/// The task that the thread which takes task `i` of `n` is most likely to take after it: the next of its range.
-pub(super) fn after(i: usize, n: usize, threads: usize) -> Option<usize> {
+/// The task that the thread of task `i` of `n` is most likely to take next: the following one of its range.
+pub(super) fn likely_next(i: usize, n: usize, threads: usize) -> Option<usize> {
     let workers = threads.min(MAX_THREADS).min(n).max(1);
     let worker = |i: usize| ((i + 1) * workers - 1) / n;
     (i + 1 < n && worker(i + 1) == worker(i)).then_some(i + 1)
 }
 
-/// Threads for which an operation begins without clearing much memory.
+/// Number of threads up to which the smaller array of ranges is used, which is quicker to initialise.
 const FEW_THREADS: usize = 64;
 
-/// [`run`] with up to `MOST` workers.
+/// [`run`] with at most `MOST` workers.
 fn share<const MOST: usize>(pool: &dyn Pool, workers: usize, n: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-    let n = u32::try_from(n).expect("an operation has fewer than 2^32 tasks");
+    let n = u32::try_from(n).expect("an operation must have fewer than 2^32 tasks");
     let start = |w: usize| (u64::from(n) * w as u64 / workers as u64) as u32;
     let ranges: [AtomicU64; MOST] =
         core::array::from_fn(|w| AtomicU64::new(if w < workers { pack(start(w), start(w + 1)) } else { 0 }));
@@ -50,7 +50,7 @@ fn share<const MOST: usize>(pool: &dyn Pool, workers: usize, n: usize, task: &(d
             }
         }
     });
-    // whatever the pool did, nothing stays undone
+    // runs the tasks that a pool with fewer calls than threads left over
     for range in &ranges[..workers] {
         while let Some(i) = take(range, true) {
             task(i, 0);
@@ -62,7 +62,7 @@ fn pack(start: u32, end: u32) -> u64 {
     u64::from(start) << 32 | u64::from(end)
 }
 
-/// Takes one task off an end of a range.
+/// Takes one task from the front or back of a range.
 fn take(range: &AtomicU64, front: bool) -> Option<usize> {
     let mut now = range.load(Ordering::Relaxed);
     loop {
@@ -78,7 +78,7 @@ fn take(range: &AtomicU64, front: bool) -> Option<usize> {
     }
 }
 
-/// Calls `f(i, chunk, worker)` for each chunk of `len` elements of `out`, the last one shorter.
+/// Calls `f(i, chunk, worker)` for each chunk of `len` elements of `out`; the last chunk may be shorter.
 pub fn chunks<T: Send>(pool: &dyn Pool, out: &mut [T], len: usize, f: &(dyn Fn(usize, &mut [T], usize) + Sync)) {
     let (n, total) = (out.len().div_ceil(len), out.len());
     let out = SharedOut::new(out);
@@ -88,7 +88,7 @@ pub fn chunks<T: Send>(pool: &dyn Pool, out: &mut [T], len: usize, f: &(dyn Fn(u
     });
 }
 
-/// [`chunks`] over two slices of equally many chunks.
+/// [`chunks`] over two slices with equally many chunks.
 #[allow(clippy::type_complexity)]
 pub fn chunks2<A: Send, B: Send>(
     pool: &dyn Pool,
@@ -108,9 +108,9 @@ pub fn chunks2<A: Send, B: Send>(
     });
 }
 
-/// Calls `f(i, state)` for each i, each call with a state of its own thread.
+/// Calls `f(i, state)` for each i; each thread has its own state.
 pub(super) fn with_state<T: Send>(pool: &dyn Pool, n: usize, states: &mut [T], f: &(dyn Fn(usize, &mut T) + Sync)) {
-    assert!(states.len() >= pool.threads().clamp(1, MAX_THREADS), "a state per thread");
+    assert!(states.len() >= pool.threads().clamp(1, MAX_THREADS), "fewer states than threads");
     let states = SharedOut::new(states);
     run(pool, n, &|i, worker| {
         // SAFETY: no two calls at once have the same worker.
@@ -126,13 +126,13 @@ mod tests {
     use alloc::vec::Vec;
 
     #[test]
-    fn what_comes_after_a_task_is_in_its_range() {
+    fn likely_next_task_is_in_the_same_range() {
         for (n, threads) in [(1, 1), (7, 1), (7, 2), (5, 8), (64, 3), (1000, 7)] {
             let workers = threads.min(n);
             let ends: Vec<usize> = (1..=workers).map(|w| n * w / workers).collect();
             for i in 0..n {
                 let next = (!ends.contains(&(i + 1))).then_some(i + 1);
-                assert_eq!(after(i, n, threads), next);
+                assert_eq!(likely_next(i, n, threads), next);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The law: every instruction set of this machine gives the scalar definition's bits.
+//! Every instruction set of this machine gives the bits of the scalar definition.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -6,12 +6,12 @@ use alloc::vec::Vec;
 use proptest::prelude::*;
 
 use super::Cpu;
-use super::act::{ActKind, Floats, pack};
+use super::act::{ActLayout, Floats, pack};
 use super::attention::{
-    AttendScratch, Attention, KvLayout, KvMemory, KvRows, KvType, PAGE, Sight, Slot, Span, write_kv,
+    AttendScratch, Attention, AttentionWindow, KvLayout, KvMemory, KvRows, KvType, PAGE, Slot, Span, write_kv,
 };
-use super::elementwise::{Act, activate, add_scaled, gated, scale, soft_cap};
-use super::matmul::{Columns, Job, products};
+use super::elementwise::{Activation, activate, add_scaled, gated, scale, soft_cap};
+use super::matmul::{Columns, MatmulJob, products};
 use super::norm::{NormKind, NormWeights, norm, norm_in_place, normalise};
 use super::panel::{Matrix, PANEL};
 use super::rope::{RopeStyle, rope};
@@ -35,13 +35,13 @@ impl Rng {
         (s as f32 - 131070.0) / 37837.0
     }
 
-    /// Ordinary numbers, and where `extreme` runs of zeros, subnormals, huge values and extremes.
+    /// Ordinary numbers; if `extreme`, also runs of zeros, subnormal, huge and extreme values.
     fn floats(&mut self, n: usize, extreme: bool) -> Vec<f32> {
         let mut x: Vec<f32> = (0..n).map(|_| self.normal()).collect();
         if extreme {
             for run in x.chunks_mut(32) {
                 let scale = [0.0, 1e-38, 1e-43, 1e15, 1e-29, 1e10, 1.0, 1.0][self.next() as usize % 8];
-                // of one sign, or of both in turns: sums are the largest there are, or none
+                // of one sign or alternating, for the largest possible sums and for none
                 let flat = [[3.0, 3.0], [-3.0, -3.0], [3.0, -3.0]].get(self.next() as usize % 8);
                 for (i, v) in run.iter_mut().enumerate() {
                     *v = scale * flat.map_or(*v, |flat| flat[i % 2]);
@@ -85,7 +85,7 @@ impl Rng {
             match dtype {
                 Dtype::F32 => b.copy_from_slice(&self.normal().to_le_bytes()),
                 Dtype::BF16 => b.copy_from_slice(&self.normal().to_le_bytes()[2..]),
-                // products of the largest with the largest activations are not finite
+                // products of larger scales with the largest activations are not finite
                 Dtype::MXFP4 => {
                     b[0] = [118 + b[0] % 16, b[0] % 3, 190][if extreme { usize::from(b[1] % 3) } else { 0 }]
                 }
@@ -105,10 +105,10 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Runs `f` on every instruction set and demands the scalar result.
+/// Checks that `f` gives the scalar bits on every instruction set.
 fn same(f: impl Fn(Cpu) -> Vec<f32>) -> Result<(), TestCaseError> {
     let want = bits(&f(Cpu::SCALAR));
-    for cpu in Cpu::all_ways() {
+    for cpu in Cpu::all_variants() {
         let got = bits(&f(cpu));
         if let Some(i) = (0..want.len()).find(|&i| got[i] != want[i]) {
             let (g, w) = (f32::from_bits(got[i]), f32::from_bits(want[i]));
@@ -120,23 +120,23 @@ fn same(f: impl Fn(Cpu) -> Vec<f32>) -> Result<(), TestCaseError> {
 
 fn product(cpu: Cpu, pool: &dyn Pool, w: &Matrix, x: &[f32], n: usize) -> Vec<f32> {
     let k = w.k();
-    // elements of other matters between the columns
+    // NaN between the columns: must not be read
     let x: Vec<f32> = x.chunks_exact(k).flat_map(|row| row.iter().copied().chain([f32::NAN; 3])).collect();
     let (mut words, x) = (Vec::new(), Floats { x: &x, stride: k + 3 });
-    let x = match ActKind::of(cpu, w.dtype()) {
+    let x = match ActLayout::of(cpu, w.dtype()) {
         None => Columns::Plain(x),
-        Some(kind) => {
-            words.resize(kind.len_words(n, k), 0);
-            Columns::Packed(pack(cpu, pool, kind, x, k, &mut words))
+        Some(layout) => {
+            words.resize(layout.len_words(n, k), 0);
+            Columns::Packed(pack(cpu, pool, layout, x, k, &mut words))
         }
     };
     let stride = w.panels() * PANEL + 5;
     let mut out = vec![0.0; n * stride];
-    products(cpu, pool, &[Job { w, x, column: 0, at: 5 }], &mut out, stride);
+    products(cpu, pool, &[MatmulJob { w, x, out_column: 0, out_row: 5 }], &mut out, stride);
     out
 }
 
-/// Threads made anew for each operation; where there are none, one caller after the other.
+/// A pool that starts threads for each operation; without thread support it calls one after the other.
 pub(super) struct Scoped(pub(super) usize);
 
 impl Pool for Scoped {
@@ -151,14 +151,14 @@ impl Pool for Scoped {
     }
 }
 
-/// Emulators run these too, a hundred times slower.
+/// Emulated targets are a hundred times slower.
 const CASES: u32 = match (cfg!(debug_assertions), cfg!(target_arch = "x86_64")) {
     (false, _) => 1000,
     (true, true) => 240,
     (true, false) => 96,
 };
 
-/// Runs for a target say which path they mean to test.
+/// Test runners name the path that they mean to test.
 #[test]
 fn the_named_path_is_the_fastest() {
     if let Ok(name) = std::env::var("STARLING_TEST_ISA") {
@@ -166,7 +166,7 @@ fn the_named_path_is_the_fastest() {
     }
 }
 
-/// Longer and more than what kernels keep at hand at a time, and no multiple of it.
+/// More rows and columns than kernels buffer at a time, and not multiples of that.
 #[test]
 fn many_columns_of_long_rows() {
     for (dtype, k, n) in [
@@ -174,7 +174,7 @@ fn many_columns_of_long_rows() {
         (Dtype::Q8_0, 1056, 534),
         (Dtype::Q4_K, 1280, 534),
         (Dtype::Q6_K, 1280, 534),
-        // and longer than what other instruction sets unpack at once
+        // longer than what other instruction sets unpack at once
         (Dtype::Q5_0, 4128, 9),
         (Dtype::NVFP4, 4160, 9),
         (Dtype::Q5_K, 4352, 9),
@@ -209,13 +209,13 @@ proptest! {
     }
 
     #[test]
-    fn a_column_alone_and_among_others(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..60, n in 2usize..12, seed: u64) {
+    fn a_column_does_not_depend_on_its_batch(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..60, n in 2usize..12, seed: u64) {
         let dtype = Dtype::SUPPORTED[f];
         let k = 256;
         let mut rng = Rng(seed);
         let w = Matrix::from_rows(dtype, rows, k, &rng.rows(dtype, rows, k, false)).unwrap();
         let x = rng.floats(n * k, false);
-        for cpu in Cpu::all_ways() {
+        for cpu in Cpu::all_variants() {
             let all = product(cpu, &Inline, &w, &x, n);
             for (c, want) in all.chunks_exact(w.panels() * PANEL + 5).enumerate() {
                 prop_assert_eq!(bits(&product(cpu, &Inline, &w, &x[c * k..(c + 1) * k], 1)), bits(want));
@@ -223,7 +223,7 @@ proptest! {
         }
     }
 
-    /// Several matrices, each for some of the columns, as experts are.
+    /// Several matrices, each for some of the columns, as with experts.
     #[test]
     fn columns_in_groups(f in 0usize..Dtype::SUPPORTED.len(), rows in 1usize..50, groups in prop::collection::vec(1usize..15, 1..5), threads in 1usize..4, seed: u64) {
         let (dtype, k, mut rng) = (Dtype::SUPPORTED[f], 256, Rng(seed));
@@ -234,9 +234,9 @@ proptest! {
             .collect();
         let x = rng.floats(groups.iter().sum::<usize>() * k, false);
         let (at, stride) = (matrices[0].panels() * PANEL, (matrices[0].panels() + 2) * PANEL);
-        for cpu in Cpu::all_ways() {
-            let kind = ActKind::of(cpu, dtype);
-            let mut words: Vec<Vec<u32>> = groups.iter().map(|n| vec![0; kind.map_or(0, |a| a.len_words(*n, k))]).collect();
+        for cpu in Cpu::all_variants() {
+            let layout = ActLayout::of(cpu, dtype);
+            let mut words: Vec<Vec<u32>> = groups.iter().map(|n| vec![0; layout.map_or(0, |a| a.len_words(*n, k))]).collect();
             let (mut jobs, mut column, mut want) = (Vec::new(), 0, Vec::new());
             for ((n, words), w) in groups.iter().zip(&mut words).zip(matrices.chunks_exact(2)) {
                 let x = &x[column * k..(column + n) * k];
@@ -248,11 +248,11 @@ proptest! {
                     }
                 }
                 let x = Floats { x, stride: k };
-                let x = match kind {
+                let x = match layout {
                     None => Columns::Plain(x),
-                    Some(kind) => Columns::Packed(pack(cpu, &Inline, kind, x, k, words)),
+                    Some(layout) => Columns::Packed(pack(cpu, &Inline, layout, x, k, words)),
                 };
-                jobs.extend([(0, 0), (1, at)].map(|(i, at)| Job { w: &w[i], x, column, at }));
+                jobs.extend([(0, 0), (1, at)].map(|(i, at)| MatmulJob { w: &w[i], x, out_column: column, out_row: at }));
                 column += n;
             }
             let mut out = vec![0.0; column * stride];
@@ -283,7 +283,7 @@ proptest! {
                 f(&mut x);
                 all.extend(x);
             };
-            for act in [Act::Silu, Act::GeluTanh, Act::GeluErf] {
+            for act in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
                 step(&|x| gated(cpu, act, x, &y));
                 step(&|x| activate(cpu, act, x));
             }
@@ -299,7 +299,7 @@ proptest! {
         let mut rng = Rng(seed);
         let d = 2 * half + rest;
         let (x, cos, sin) = (rng.floats(heads * d, false), rng.floats(half, false), rng.floats(half, false));
-        for style in [RopeStyle::Neighbours, RopeStyle::Halves] {
+        for style in [RopeStyle::Interleaved, RopeStyle::NeoX] {
             same(|cpu| {
                 let mut x = x.clone();
                 rope(cpu, style, &mut x, d, &cos, &sin, 0.37);
@@ -318,7 +318,7 @@ proptest! {
         let kv = KvLayout { n_layer: 2, n_head_kv: heads, head_dim: d8 * 8, kv_type: KvType::ALL[t] };
         let (n_head, d, all, mut rng) = (heads * group, kv.head_dim, past + tokens, Rng(seed));
         let n_pages = all.div_ceil(PAGE);
-        // pages in scrambled order, and rubbish where nothing was written
+        // pages in scrambled order, and arbitrary contents in unused slots
         let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
         let (k, v) = (rng.floats(all * heads * d, extreme), rng.floats(all * heads * d, extreme));
         let q = rng.floats(tokens * n_head * d, false);
@@ -328,36 +328,36 @@ proptest! {
         let kv_rows: Vec<f32> = k.chunks(width).zip(v.chunks(width)).flat_map(|(k, v)| [k, v].concat()).collect();
         let seen = |pos: usize| pos.saturating_sub(before)..pos.saturating_add(after).min(all - 1) + 1;
         let run = |cpu: Cpu, pool: &dyn Pool, whole: bool| {
-            let mut memory = KvMemory::in_pieces(&kv, n_pages, (seed % 4) as u32).expect("memory");
+            let mut memory = KvMemory::with_segments(&kv, n_pages, (seed % 4) as u32).expect("memory");
             pages.iter().for_each(|p| memory.commit(*p).expect("memory"));
             let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
             write_kv(cpu, pool, &kv, 1, rows, &mut memory);
             let mut scratch: Vec<_> = (0..pool.threads()).map(|_| AttendScratch::new(&kv)).collect();
             let mut parts = vec![0.0; Attention::parts_len(&kv, n_head, tokens, all)];
-            let mut run = |sight, q: &[f32], span: Span<'_>| {
+            let mut run = |window, q: &[f32], span: Span<'_>| {
                 let mut out = vec![0.0; q.len()];
-                Attention { kv: &kv, layer: 1, memory: &memory, n_head, sight, soft_cap, q, q_stride: n_head * d, spans: &[span] }
+                Attention { kv: &kv, layer: 1, memory: &memory, n_head, window, soft_cap, q, q_stride: n_head * d, spans: &[span] }
                     .run(cpu, pool, &mut out, &mut scratch, &mut parts);
                 out
             };
             if whole {
-                return run(Sight { before, after }, &q, Span { row: 0, n: tokens, pos: past, pages: &pages });
+                return run(AttentionWindow { left: before, right: after }, &q, Span { row: 0, n: tokens, pos: past, pages: &pages });
             }
-            // a query is not rotated here: it may as well be that of the last token that it sees
+            // queries are not rotated here, so the query may be placed at the last token that it attends to
             let one = |(t, q)| {
                 let seen = seen(past + t);
-                run(Sight { before: seen.len() - 1, after: 0 }, q, Span { row: 0, n: 1, pos: seen.end - 1, pages: &pages })
+                run(AttentionWindow { left: seen.len() - 1, right: 0 }, q, Span { row: 0, n: 1, pos: seen.end - 1, pages: &pages })
             };
             q.chunks(n_head * d).enumerate().flat_map(one).collect()
         };
         let scores = |cpu: Cpu| {
-            let mut memory = KvMemory::in_pieces(&kv, n_pages, (seed % 4) as u32).expect("memory");
+            let mut memory = KvMemory::with_segments(&kv, n_pages, (seed % 4) as u32).expect("memory");
             pages.iter().for_each(|p| memory.commit(*p).expect("memory"));
             let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
             write_kv(cpu, &Inline, &kv, 1, rows, &mut memory);
             let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
-            let sight = Sight { before, after };
-            Attention { kv: &kv, layer: 1, memory: &memory, n_head, sight, soft_cap, q: &q, q_stride: n_head * d, spans: &spans }
+            let window = AttentionWindow { left: before, right: after };
+            Attention { kv: &kv, layer: 1, memory: &memory, n_head, window, soft_cap, q: &q, q_stride: n_head * d, spans: &spans }
                 .scores(cpu)
         };
         let lens: Vec<usize> = scores(Cpu::detect()).iter().map(Vec::len).collect();

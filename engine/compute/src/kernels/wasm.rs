@@ -1,18 +1,19 @@
-//! WebAssembly: a v128 is a quarter of a panel (4 rows).
+//! WebAssembly SIMD: a v128 is a quarter of a panel (4 rows).
 //!
-//! - simd128: `i32x4.dot_i16x8_s` adds pairs of one row. Its lanes are weights two by two, as they are, and the odd ones
-//!   alone, by a shift: no shuffles (see `Rec::Whole` and `Rec::Signed`). In builds without relaxed-simd, weights of 4 to
-//!   6 bits but codes stay as they are packed for one column: `i16x8.mul` takes several in a lane (see `fields.rs`).
-//! - relaxed-simd: `i32x4.relaxed_dot_i8x16_i7x16_add_s`, which is exact when its second operand is in 0..=127: weights
-//!   of up to 7 bits stand there themselves, 8-bit ones as `(w ^ mask) . |q|` (see `Rec::Xor`). `f32x4.relaxed_madd`,
-//!   which may be fused or not, is used where that is the same number.
-//! - the same with `I16`: dots of weights of up to 6 bits by `i16x8.relaxed_dot_i8x16_i7x16_s`, whose pairs stay in i16
-//!   (see `Rec::Pairs`), and 8-bit ones as with simd128. Where there is no VNNI, the relaxed dot that adds is five
-//!   instructions, this one two, and simd128's four for as many weights.
+//! - simd128: `i32x4.dot_i16x8_s` adds i16 pairs of one row. Its operands are the weights two by two, as stored, and
+//!   the odd ones alone, by a shift, so no shuffles are needed (`ActEncoding::I16`, `ActEncoding::I16OddSigned`). In
+//!   builds without relaxed-simd, gemv keeps 4- to 6-bit weights packed: `i16x8.mul` multiplies several weights per
+//!   lane (`i16_fields.rs`); codebook types do not.
+//! - relaxed-simd: `i32x4.relaxed_dot_i8x16_i7x16_add_s`, exact when its second operand is in 0..=127: weights of up to
+//!   7 bits are that operand, 8-bit ones become `(w ^ mask) . |q|` (`ActEncoding::AbsAndMask`). `f32x4.relaxed_madd`,
+//!   which may or may not be fused, is used where both give the same number.
+//! - relaxed-simd with `I16`: dots of up to 6-bit weights are `i16x8.relaxed_dot_i8x16_i7x16_s`, accumulated as i16
+//!   pairs (`ActEncoding::I8PairSums`); 8-bit ones are those of simd128. For engines on x86 without VNNI: there the
+//!   relaxed dot that adds takes five instructions, this one two, and the one of simd128 four, for as many weights.
 
 use core::arch::wasm32::*;
 
-use super::simd::{Rec, Simd, TileShape, run_of_pairs};
+use super::simd::{ActEncoding, Simd, TileShape, max_i16_groups};
 
 #[derive(Clone, Copy)]
 pub(super) struct Wasm<const RELAXED: bool, const I16: bool = false>(&'static Constants);
@@ -33,7 +34,7 @@ impl<const I16: bool> Wasm<true, I16> {
 }
 
 impl<const RELAXED: bool, const I16: bool> Wasm<RELAXED, I16> {
-    /// `lane` in all lanes of 32 bits.
+    /// `lane` in all 32-bit lanes.
     #[inline(always)]
     fn constant(self, lane: u32) -> v128 {
         match CONSTANTS.0.iter().position(|constant| constant[0] == lane) {
@@ -44,7 +45,7 @@ impl<const RELAXED: bool, const I16: bool> Wasm<RELAXED, I16> {
     }
 }
 
-/// Lane `i` of 32 bits in all lanes.
+/// Broadcasts 32-bit lane `i`.
 #[inline(always)]
 fn lane(four: v128, i: usize) -> v128 {
     match i {
@@ -79,23 +80,23 @@ fn relaxed_pairs(a: v128, w: v128) -> v128 {
     unreachable!("a Wasm<true> without the feature: {:?}", (a, w))
 }
 
-/// Whether activations of two words are loaded several words at a time and then spread over lanes. For Cranelift, which
-/// takes a load of one word for all lanes apart into three instructions; V8 does it in one, and is better off with that.
+/// Whether activations of two words are loaded four words at a time and then broadcast. Faster with Cranelift, which
+/// compiles a load-and-splat to three instructions; slower with V8, which compiles it to one.
 const LOADS_TOGETHER: bool = cfg!(feature = "loads-together");
 
-/// Constants of hot loops, each for all lanes of 32 bits. From memory that the compiler does not see through, which is one
-/// instruction or none; engines make vectors that stand in the code anew in three, each time around.
+/// Constants of hot loops, each broadcast to all 32-bit lanes. Loaded from memory that the compiler cannot fold, in one
+/// instruction or none: engines build vector literals with three instructions in every iteration.
 #[repr(C, align(16))]
 struct Constants([[u32; 4]; 6]);
 
 static CONSTANTS: Constants =
     Constants([[ODD_SIGNS; 4], [0x0f0f_0f0f; 4], [0x1f1f_1f1f; 4], [0x3f3f_3f3f; 4], [F16_FIELDS; 4], [F16_SCALE; 4]]);
 
-/// The signs of the odd bytes.
+/// The sign bits of the odd bytes.
 const ODD_SIGNS: u32 = 0x8000_8000;
-/// The fields of an f16 that was sign-extended and moved by 13 bits.
+/// Sign, exponent and fraction of an f16 that was sign-extended and shifted left by 13.
 const F16_FIELDS: u32 = 0x8fff_e000;
-/// 2^112: by so much the exponents' biases of f16 and f32 differ.
+/// 2^112: the exponent biases of f16 and f32 differ by 112.
 const F16_SCALE: u32 = (127 + 112) << 23;
 
 // SAFETY of every `unsafe` block below: pointers are valid for LANES elements by the trait's contract.
@@ -103,7 +104,7 @@ const F16_SCALE: u32 = (127 + 112) << 23;
 impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     const LANES: usize = 4;
     const TILE4: TileShape = TileShape { rv: 2, nc: 4 };
-    // loads are what a column of two words a group is short of: 8 for as many dots, not 10
+    // loads limit columns of two words a group: 8 loads for as many dots as 10 of the other shape
     const TILE8: TileShape = if RELAXED && !I16 { TileShape { rv: 4, nc: 2 } } else { TileShape { rv: 2, nc: 4 } };
     const TILE_K: TileShape = TileShape { rv: 2, nc: 4 };
     const TILE_F32: TileShape = TileShape { rv: 2, nc: 6 };
@@ -116,7 +117,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     type F = v128;
     type I = v128;
     type B = v128;
-    /// Relaxed: the bytes, twice. Otherwise i16: the even bytes, or both, and the odd bytes.
+    /// Relaxed: the bytes, twice. Otherwise i16: the even bytes (or the pairs as stored), and the odd bytes.
     type W = [v128; 2];
     type A = [v128; 2];
     /// i32, or pairs of i16.
@@ -128,7 +129,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
 
     #[inline(always)]
-    fn park<T>(self, sums: &mut T) {
+    fn spill<T>(self, sums: &mut T) {
         core::hint::black_box(sums);
     }
 
@@ -138,13 +139,13 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
 
     #[inline(always)]
-    fn rec(bits: u32) -> Rec {
+    fn act_encoding(bits: u32) -> ActEncoding {
         match bits {
-            8 if RELAXED && !I16 => Rec::Xor,
-            8 => Rec::Signed,
-            _ if I16 => Rec::Pairs,
-            _ if RELAXED => Rec::Bias,
-            _ => Rec::Whole,
+            8 if RELAXED && !I16 => ActEncoding::AbsAndMask,
+            8 => ActEncoding::I16OddSigned,
+            _ if I16 => ActEncoding::I8PairSums,
+            _ if RELAXED => ActEncoding::I8,
+            _ => ActEncoding::I16,
         }
     }
 
@@ -158,7 +159,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> v128 {
-        // sign, exponent and fraction to their places in f32; the exponent's bias differs by 112
+        // moves sign, exponent and fraction to their places in f32; the exponent biases differ by 112
         let h = unsafe { i32x4_load_extend_i16x4(p.cast()) };
         let h = v128_and(i32x4_shl(h, 13), self.constant(F16_FIELDS));
         f32x4_mul(h, self.constant(F16_SCALE))
@@ -168,7 +169,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
         let h = unsafe { i32x4_load_extend_i16x4(p.cast()) };
         let a = v128_and(h, i32x4_splat(0x7fff));
         let normal = i32x4_add(i32x4_shl(a, 13), i32x4_splat(112 << 23));
-        // below 2^-14: so many times 2^-24
+        // below 2^-14: the bits count multiples of 2^-24
         let small = f32x4_mul(f32x4_convert_i32x4(a), u32x4_splat((127 - 24) << 23));
         let a = v128_bitselect(small, normal, i32x4_lt(a, i32x4_splat(1 << 10)));
         v128_or(a, v128_and(h, u32x4_splat(1 << 31)))
@@ -180,11 +181,11 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16, v: v128) {
         let a = v128_and(v, i32x4_splat(0x7fff_ffff));
-        // from 2^-14: half a unit of the 10-bit fraction less one, plus its last bit, rounds to even
+        // from 2^-14: adds half a unit of the 10-bit fraction less one, plus its last bit: rounds to even
         let odd = v128_and(u32x4_shr(a, 13), i32x4_splat(1));
         let bias = i32x4_splat(0xfff - (112 << 23));
         let normal = u32x4_shr(i32x4_add(i32x4_add(a, bias), odd), 13);
-        // below: adding 0.5 rounds at 2^-24, the unit of f16's subnormals
+        // below: adding 0.5 rounds to multiples of 2^-24, the unit of subnormal f16
         let half = f32x4_splat(0.5);
         let small = i32x4_sub(f32x4_add(a, half), half);
         let h = v128_bitselect(small, normal, i32x4_lt(a, i32x4_splat((127 - 14) << 23)));
@@ -245,7 +246,8 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     fn select_gt(self, a: v128, b: v128, t: v128, e: v128) -> v128 {
         v128_bitselect(t, e, f32x4_gt(a, b))
     }
-    // With relaxed-simd the compiler makes `f32x4.relaxed_max` of it, which leaves zeros and NaN to the engine.
+    // With relaxed-simd the compiler would emit `f32x4.relaxed_max`, whose result for zeros and NaN depends on the
+    // engine.
     #[cfg(not(target_feature = "relaxed-simd"))]
     #[inline(always)]
     fn max(self, a: v128, b: v128) -> v128 {
@@ -340,19 +342,19 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
     #[inline(always)]
     fn unpacked(self, b: v128, bits: u32) -> v128 {
-        if Self::rec(bits) == Rec::Signed { v128_xor(b, self.constant(ODD_SIGNS)) } else { b }
+        if Self::act_encoding(bits) == ActEncoding::I16OddSigned { v128_xor(b, self.constant(ODD_SIGNS)) } else { b }
     }
     #[inline(always)]
     fn unpacked_weights<const BITS: u32>(self, b: v128) -> [v128; 2] {
-        match Self::rec(BITS) {
-            Rec::Whole | Rec::Signed => [b, i16x8_shr(b, 8)],
+        match Self::act_encoding(BITS) {
+            ActEncoding::I16 | ActEncoding::I16OddSigned => [b, i16x8_shr(b, 8)],
             _ => [b, b],
         }
     }
     #[inline(always)]
     unsafe fn act<const BITS: u32>(self, p: *const u32) -> [v128; 2] {
         unsafe {
-            if Self::rec(BITS).words() == 1 {
+            if Self::act_encoding(BITS).words() == 1 {
                 return [v128_load32_splat(p); 2];
             }
             if LOADS_TOGETHER {
@@ -364,7 +366,7 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
     #[inline(always)]
     unsafe fn act_of<const BITS: u32, const NC: usize>(self, p: *const u32, c: usize) -> [v128; 2] {
-        let words = Self::rec(BITS).words();
+        let words = Self::act_encoding(BITS).words();
         unsafe {
             if !(NC * words).is_multiple_of(4) || words == 2 && !LOADS_TOGETHER {
                 return self.act::<BITS>(p.add(c * words));
@@ -379,11 +381,11 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     }
     #[inline(always)]
     fn dot<const BITS: u32>(self, acc: v128, w: [v128; 2], a: [v128; 2]) -> v128 {
-        match Self::rec(BITS) {
-            Rec::Pairs => i16x8_add(acc, relaxed_pairs(a[0], w[0])),
-            Rec::Bias => relaxed_dot(a[0], w[0], acc),
-            Rec::Xor => relaxed_dot(v128_xor(w[0], a[1]), a[0], acc),
-            Rec::Whole | Rec::Signed => {
+        match Self::act_encoding(BITS) {
+            ActEncoding::I8PairSums => i16x8_add(acc, relaxed_pairs(a[0], w[0])),
+            ActEncoding::I8 => relaxed_dot(a[0], w[0], acc),
+            ActEncoding::AbsAndMask => relaxed_dot(v128_xor(w[0], a[1]), a[0], acc),
+            ActEncoding::I16 | ActEncoding::I16OddSigned => {
                 i32x4_add(i32x4_add(acc, i32x4_dot_i16x8(w[0], a[0])), i32x4_dot_i16x8(w[1], a[1]))
             }
         }
@@ -399,22 +401,22 @@ impl<const RELAXED: bool, const I16: bool> Simd for Wasm<RELAXED, I16> {
     #[inline(always)]
     fn total_of_fields(self, acc: v128, scale: Option<v128>) -> v128 {
         match scale {
-            // the scale rides on the multiply that widens the pairs
+            // the multiplication by the scale also widens the pairs
             Some(scale) => i32x4_dot_i16x8(acc, i16x8_shuffle::<0, 0, 2, 2, 4, 4, 6, 6>(scale, scale)),
             None => i32x4_extadd_pairwise_i16x8(acc),
         }
     }
     #[inline(always)]
-    fn run(bits: u32, first: bool) -> usize {
-        if I16 { run_of_pairs(bits, first) } else { 8 }
+    fn max_groups(bits: u32, has_zero_point: bool) -> usize {
+        if I16 { max_i16_groups(bits, has_zero_point) } else { 8 }
     }
     #[inline(always)]
     fn total<const BITS: u32>(self, acc: v128, _init: i32) -> v128 {
-        if Self::rec(BITS) == Rec::Pairs { i32x4_extadd_pairwise_i16x8(acc) } else { acc }
+        if Self::act_encoding(BITS) == ActEncoding::I8PairSums { i32x4_extadd_pairwise_i16x8(acc) } else { acc }
     }
     #[inline(always)]
     fn total_scaled<const BITS: u32>(self, acc: v128, _init: i32, scale: v128) -> v128 {
-        if Self::rec(BITS) == Rec::Pairs {
+        if Self::act_encoding(BITS) == ActEncoding::I8PairSums {
             return self.total_of_fields(acc, Some(scale));
         }
         i32x4_mul(acc, scale)

@@ -1,5 +1,5 @@
-//! Whether an engine's relaxed instructions give what `wasm.rs` needs of them: they are tried at the start, and done
-//! without if they do not.
+//! Probe of the relaxed-simd instructions: `Cpu` offers the relaxed paths only if the engine computes what `wasm.rs`
+//! needs.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -7,17 +7,18 @@ use core::arch::wasm32::*;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::Cpu;
-use super::act::{self, ActKind};
-use super::matmul::{Columns, Job, products};
+use super::act::{self, ActLayout};
+use super::matmul::{Columns, MatmulJob, products};
 use super::panel::Matrix;
 use crate::pool::Inline;
 use crate::quant::Dtype;
 
-/// Whether the engine's relaxed dot gives the exact sum wherever the second operand is in 0..=127, and its relaxed
-/// multiply-add the right one where products are exact.
+/// Whether the relaxed dot product is exact wherever the second operand is in 0..=127, and the relaxed multiply-add
+/// wherever the product is exact.
 ///
-/// V8 11.3 lowers it wrongly in its baseline compiler, rightly in its optimising one. The first call here runs in the
-/// baseline compiler, as the first calls of the kernels will; its verdict stands, whatever later calls would find.
+/// The baseline compiler of V8 11.3 compiles the dot product wrongly, its optimising compiler rightly. The first call
+/// here runs in the baseline compiler, as the first calls of the kernels do; its verdict is kept for the life of the
+/// module.
 pub(super) fn relaxed_is_exact(relaxed: [Cpu; 2]) -> bool {
     const UNKNOWN: u8 = 0;
     const EXACT: u8 = 1;
@@ -26,7 +27,7 @@ pub(super) fn relaxed_is_exact(relaxed: [Cpu; 2]) -> bool {
     if VERDICT.load(Ordering::Relaxed) == UNKNOWN {
         let exact = probe_relaxed_dots() && probe_relaxed_madd() && relaxed.into_iter().all(probe_products);
         let verdict = if exact { EXACT } else { WRONG };
-        // of two threads that came first at once, either verdict must satisfy both
+        // if two threads probe at once and disagree, both must get the same verdict: the worse one
         VERDICT.fetch_max(verdict, Ordering::Relaxed);
     }
     VERDICT.load(Ordering::Relaxed) == EXACT
@@ -41,7 +42,7 @@ fn probe_relaxed_dots() -> bool {
     (0..PROBES).all(|i| {
         let (mut a, mut w, mut start) = ([0u8; 16], [0u8; 16], [0i32; 4]);
         for lane in 0..16 {
-            // every fourth probe has extremes only: -128, -1, 127 and 0 against 127 and 0
+            // every fourth probe has extreme values only: -128, -1, 127 and 0 against 127 and 0
             let (x, y) = (next(), next());
             (a[lane], w[lane]) = match i % 4 {
                 0 => ([0x80, 0xff, 0x7f, 0][usize::from(x >> 6)], [127, 127, 127, 0][usize::from(y >> 6)]),
@@ -53,7 +54,7 @@ fn probe_relaxed_dots() -> bool {
             [2 * pair, 2 * pair + 1].map(|i| i32::from(a[i] as i8) * i32::from(w[i])).iter().sum()
         });
         let want: [i32; 4] = core::array::from_fn(|lane| start[lane] + pairs[2 * lane] + pairs[2 * lane + 1]);
-        // through memory, or the compiler would compute the dot itself
+        // through memory, or the compiler would fold the dot product
         let (a, w, start) = core::hint::black_box((a, w, start));
         let (mut got, mut got_pairs) = ([0i32; 4], [0i16; 8]);
         // SAFETY: all five arrays are 16 bytes.
@@ -69,7 +70,7 @@ fn probe_relaxed_dots() -> bool {
 
 fn probe_relaxed_madd() -> bool {
     (1..PROBES).all(|i| {
-        // 11 bits, 13 bits, and a sum that must be rounded
+        // factors of 11 and 13 bits, and a sum that must be rounded
         let w = [2047.0 - i as f32, i as f32 / -1024.0, i as f32 * 0.125, 1.0 / 16_777_216.0];
         let x = [8191.0 - i as f32, 4097.0, -3.0 * i as f32, 7.0];
         let sums = [0.3, -1e7, 1.0 / i as f32, 3e-9 * i as f32];
@@ -85,13 +86,13 @@ fn probe_relaxed_madd() -> bool {
     })
 }
 
-/// Small products of each recipe against simd128's: whether the lowering is wrong can depend on the registers
-/// that the baseline compiler has at hand.
+/// Compares small matrix products of each activation encoding with the simd128 path: whether the compiled code is wrong
+/// can depend on the registers that the baseline compiler has free.
 fn probe_products(relaxed: Cpu) -> bool {
     const ROWS: usize = 16;
     const K: usize = 256;
     const N: usize = 5;
-    // bytes that are finite scales wherever they stand: f16 exponents of 0x55 and below
+    // bytes that are finite f16 scales at any offset: exponent bytes of at most 0x55
     let byte = |i: usize| [0x0f, 0x3a, 0x35, 0x00, 0x2c, 0x51, 0x16][i * i % 31 % 7];
     let x: Vec<f32> = (0..N * K).map(|i| (i * i % 255) as f32 - 127.0).collect();
     [Dtype::Q4_0, Dtype::Q8_0, Dtype::Q4_K, Dtype::Q6_K, Dtype::IQ4_NL, Dtype::Q2_K].into_iter().all(|dtype| {
@@ -101,11 +102,11 @@ fn probe_products(relaxed: Cpu) -> bool {
         [1, N].into_iter().all(|n| {
             let product = |cpu| {
                 let mut out = vec![0.0f32; n * ROWS];
-                if let Some(kind) = ActKind::of(cpu, dtype) {
-                    let mut words = vec![0; kind.len_words(n, K)];
+                if let Some(layout) = ActLayout::of(cpu, dtype) {
+                    let mut words = vec![0; layout.len_words(n, K)];
                     let x = act::Floats { x: &x[..n * K], stride: K };
-                    let x = Columns::Packed(act::pack(cpu, &Inline, kind, x, K, &mut words));
-                    products(cpu, &Inline, &[Job { w: &w, x, column: 0, at: 0 }], &mut out, ROWS);
+                    let x = Columns::Packed(act::pack(cpu, &Inline, layout, x, K, &mut words));
+                    products(cpu, &Inline, &[MatmulJob { w: &w, x, out_column: 0, out_row: 0 }], &mut out, ROWS);
                 }
                 out
             };
@@ -114,5 +115,5 @@ fn probe_products(relaxed: Cpu) -> bool {
     })
 }
 
-/// Vectors that the probes of instructions try.
+/// Number of vectors that the instruction probes try.
 const PROBES: usize = 512;

@@ -1,60 +1,59 @@
-//! Codebook types: an element is a code of 1, 2 or 4 bits that stands for one of at most 16 integers.
+//! Codebook types: an element is a code of 1, 2 or 4 bits, an index into a table of at most 16 integers.
 //!
 //! ```text
 //! x = (d * scale) * table[code] - dmin * min
 //! ```
 //!
-//! `d` is a float, `scale` and `min` are small integers of 16 elements; only Q2_K has minima. A type is its table and a
-//! function that reads a block, so all of them share one dequantiser and one form of panel. The products with `d` are
-//! exact: it has at most 11 significant bits, the integers together at most 12.
+//! `d` is a float; `scale` and `min` are small integers for 16 elements each; only Q2_K has minima. A type is defined
+//! by its table and a function that reads a block, so all of them share one dequantiser and one panel layout. Products
+//! with `d` are exact: it has at most 11 significant bits, the integers together at most 12.
 
 use super::{Dtype, fp4, iq1, iq2, iq3, iq4, low_bits, q2_k, q3_k, ternary};
 
-/// Most elements that a block of such a type has.
+/// Largest number of elements of a block.
 pub const MAX_LEN: usize = 256;
-/// Elements that share a scale.
+/// Number of elements that share a scale.
 pub const SUB: usize = 16;
 
-/// A type whose elements are codes.
+/// A codebook type.
 #[derive(Debug)]
 pub struct Codebook {
     /// The type.
     pub dtype: Dtype,
     /// Bits of a code: 1, 2 or 4.
     pub width: usize,
-    /// What the codes stand for; codes that do not occur stand for anything.
+    /// The integer that each code stands for; entries of unused codes are arbitrary.
     pub table: [i8; 16],
-    /// Where `d` comes from.
+    /// Encoding of `d`.
     pub scale: Scale,
-    /// Reads a block.
     unpack: fn(&[u8], &mut Codes),
 }
 
-/// The form of `d` in a file.
+/// Encoding of `d` in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
-    /// One f16 for the block, possibly times a power of two.
+    /// One f16 per block, in some types times a constant power of two.
     F16,
-    /// One f16 for the block, and a minimum of its own for every 16 elements.
+    /// One f16 per block, and a minimum for every 16 elements.
     F16AndMin,
-    /// One power of two for the block, 2^-128 and more: a bf16.
+    /// One power of two per block, 2^-128 or more; representable as bf16.
     Power,
     /// An 8-bit float for every 16 elements.
     Each,
 }
 
-/// The numbers of a block. What is beyond its length has no meaning.
+/// The codes, scales and minima of a block. Entries beyond the length of the block are arbitrary.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Codes {
-    /// A code per element.
+    /// The code of each element.
     pub code: [u8; MAX_LEN],
-    /// `d` of 16 elements: the same for the whole block, except in NVFP4.
+    /// `d` of each 16 elements: equal in the whole block, except in NVFP4.
     pub d: [f32; MAX_LEN / SUB],
-    /// Scale of 16 elements.
+    /// Scale of each 16 elements.
     pub scale: [i8; MAX_LEN / SUB],
-    /// What minima are multiples of.
+    /// Unit of the minima.
     pub dmin: f32,
-    /// Minimum of 16 elements.
+    /// Minimum of each 16 elements.
     pub min: [u8; MAX_LEN / SUB],
 }
 
@@ -63,7 +62,7 @@ impl Codes {
     pub const NONE: Codes = Codes { code: [0; 256], d: [0.0; 16], scale: [1; 16], dmin: 0.0, min: [0; 16] };
 }
 
-/// 8 magnitudes, or fewer, and the same with a minus: bit 3 of a code is the sign.
+/// A table of up to 8 magnitudes: bit 3 of a code is the sign.
 const fn signed(magnitudes: &[i8]) -> [i8; 16] {
     let (mut table, mut i) = ([0; 16], 0);
     while i < magnitudes.len() {
@@ -73,7 +72,7 @@ const fn signed(magnitudes: &[i8]) -> [i8; 16] {
     table
 }
 
-/// A table of fewer than 16.
+/// A table with fewer than 16 entries.
 const fn short(values: &[i8]) -> [i8; 16] {
     let (mut table, mut i) = ([0; 16], 0);
     while i < values.len() {
@@ -87,12 +86,12 @@ const fn row(dtype: Dtype, width: usize, table: [i8; 16], unpack: fn(&[u8], &mut
     Codebook { dtype, width, table, scale: Scale::F16, unpack }
 }
 
-/// Twice the numbers of FP4: a sign, two bits of exponent and one of fraction.
+/// FP4 (E2M1) values, doubled: a sign, two bits of exponent and one of fraction.
 pub(super) const FP4: [i8; 16] = signed(&[0, 1, 2, 3, 4, 6, 8, 12]);
-/// The steps of IQ4_NL and IQ4_XS, close to the quantiles of a normal distribution.
+/// The 16 levels of IQ4_NL and IQ4_XS, close to quantiles of a normal distribution.
 pub(super) const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 const IQ2: [i8; 16] = signed(&[8, 25, 43]);
-/// Eighths: -1, 0 or 1, and an eighth more, or less where bit 2 of the code is set.
+/// In eighths: -1, 0 or 1, plus an eighth, or minus an eighth if bit 2 of the code is set.
 const IQ1: [i8; 16] = short(&[-7, 1, 9, 0, -9, -1, 7]);
 const TERNARY: [i8; 16] = short(&[-1, 0, 1, 2]);
 
@@ -117,7 +116,7 @@ static TABLE: [Codebook; 17] = [
 ];
 
 impl Codebook {
-    /// The codebook of a type that has one.
+    /// The codebook of a type; `None` if it is not a codebook type.
     pub fn of(dtype: Dtype) -> Option<&'static Codebook> {
         TABLE.iter().find(|row| row.dtype == dtype)
     }
@@ -125,14 +124,14 @@ impl Codebook {
     /// Reads a block.
     ///
     /// # Panics
-    /// If `block` is not as long as the type's blocks are.
+    /// If `block` is not as long as the blocks of the type.
     pub fn unpack(&self, block: &[u8], out: &mut Codes) {
         assert_eq!(block.len() as u64, self.dtype.block_bytes(), "a whole block");
         (self.unpack)(block, out);
     }
 }
 
-/// The values of blocks.
+/// Dequantises whole blocks.
 pub(super) fn dequantise(book: &Codebook, src: &[u8], out: &mut [f32]) {
     let mut codes = Codes::NONE;
     let (bytes, len) = (book.dtype.block_bytes() as usize, book.dtype.block_len() as usize);
@@ -148,7 +147,7 @@ pub(super) fn dequantise(book: &Codebook, src: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Little-endian words of a block.
+/// Little-endian integers in a block.
 pub(super) fn u16_at(block: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([block[at], block[at + 1]])
 }

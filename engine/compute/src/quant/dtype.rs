@@ -46,7 +46,7 @@ pub enum Dtype {
 
 use Dtype::*;
 
-/// Type, ggml id, name, elements in a block, bytes of a block; in the order of the enum.
+/// Type, ggml id, name, elements per block, bytes per block; in order of the enum.
 const TABLE: [(Dtype, u32, &str, u64, u64); 35] = [
     (F32, 0, "F32", 1, 4),
     (F16, 1, "F16", 1, 2),
@@ -86,22 +86,22 @@ const TABLE: [(Dtype, u32, &str, u64, u64); 35] = [
 ];
 
 impl Dtype {
-    /// Every type, in order of the ids.
+    /// Every type, in order of ids.
     pub fn all() -> impl Iterator<Item = Dtype> {
         TABLE.iter().map(|row| row.0)
     }
 
-    /// The type of this id, if ggml (still) has one.
+    /// The type with this id; `None` if ggml has none, or removed it.
     pub fn from_ggml(id: u32) -> Option<Dtype> {
         TABLE.iter().find(|row| row.1 == id).map(|row| row.0)
     }
 
-    /// The type of this name, exactly as [`Dtype::name`] spells it.
+    /// The type with this name, exactly as [`Dtype::name`] spells it.
     pub fn from_name(name: &str) -> Option<Dtype> {
         TABLE.iter().find(|row| row.2 == name).map(|row| row.0)
     }
 
-    /// The name of a type that ggml had once and removed.
+    /// The name of a type that ggml removed.
     pub fn removed_name(id: u32) -> Option<&'static str> {
         Some(match id {
             4 => "Q4_2",
@@ -116,17 +116,17 @@ impl Dtype {
         })
     }
 
-    /// The id in files.
+    /// The id in GGUF files.
     pub const fn ggml_id(self) -> u32 {
         TABLE[self as usize].1
     }
 
-    /// ggml's name.
+    /// The name that ggml uses.
     pub const fn name(self) -> &'static str {
         TABLE[self as usize].2
     }
 
-    /// Elements in a block.
+    /// Elements of a block.
     pub const fn block_len(self) -> u64 {
         TABLE[self as usize].3
     }
@@ -136,7 +136,7 @@ impl Dtype {
         TABLE[self as usize].4
     }
 
-    /// Bytes of a row of `k` elements; `None` if that is not a whole number of blocks, or beyond `u64`.
+    /// Bytes of a row of `k` elements; `None` if that is not a whole number of blocks, or more than `u64`.
     pub fn row_bytes(self, k: u64) -> Option<u64> {
         if !k.is_multiple_of(self.block_len()) {
             return None;
@@ -156,7 +156,7 @@ impl Dtype {
         IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0, Q2_0,
     ];
 
-    /// Offsets of the f16 scales in a block of those supported types that have any in one piece.
+    /// Byte offsets of the f16 scales in a block; empty for types without f16 scales, or whose scale is split (IQ1_M).
     pub const fn f16_scales(self) -> &'static [usize] {
         match self {
             F16 | Q4_0 | Q5_0 | Q8_0 | IQ1_S | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_NL | IQ4_XS | Q1_0

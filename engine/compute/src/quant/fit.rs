@@ -1,49 +1,50 @@
-//! The searches for good scales that the quantisers share. Each is ggml's, in its order of operations, so that the
-//! bytes are the same; sub-blocks stand side by side (`x[i][j]` is element i of sub-block j of `L`), which vectorises.
+//! Searches for block scales, shared by the quantisers. Each follows the order of operations of ggml, so that the bytes
+//! are the same. Sub-blocks are processed side by side (`x[i][j]` is element i of sub-block j of `L`), which
+//! vectorises.
 
 use core::array;
 
-/// Groups of a smaller magnitude are taken for zero.
+/// Groups with a smaller magnitude count as zero.
 pub(super) const TINY: f32 = 1e-15;
 
-/// A number for each sub-block.
+/// One number per sub-block.
 #[inline(always)]
 pub(super) fn lanes<const L: usize>(f: impl FnMut(usize) -> f32) -> [f32; L] {
     array::from_fn(f)
 }
 
-/// A block's elements, sub-blocks side by side.
-pub(super) fn across<const L: usize, const N: usize>(x: &[f32]) -> [[f32; L]; N] {
+/// Transposes a block: element by element, sub-blocks side by side.
+pub(super) fn side_by_side<const L: usize, const N: usize>(x: &[f32]) -> [[f32; L]; N] {
     array::from_fn(|i| array::from_fn(|j| x[N * j + i]))
 }
 
-/// How to look for a scale and a minimum: `n_steps + 1` attempts at `max_q + from + step * i` levels.
-pub(super) struct Search {
+/// Parameters of a search for scale and minimum: `n_steps + 1` attempts with `max_q + from + step * i` levels.
+pub(super) struct ScaleSearch {
     pub(super) max_q: u8,
     pub(super) from: f32,
     pub(super) step: f32,
     pub(super) n_steps: u8,
-    /// Errors count by their magnitude, not by their square.
+    /// Minimise the absolute error instead of the squared error.
     pub(super) absolute: bool,
 }
 
-/// The search of all types with minima where there are weights of importance.
-pub(super) const fn weighted(max_q: u8) -> Search {
-    Search { max_q, from: -0.9, step: 0.05, n_steps: 36, absolute: false }
+/// The search of all types with minima when there is an importance matrix.
+pub(super) const fn weighted(max_q: u8) -> ScaleSearch {
+    ScaleSearch { max_q, from: -0.9, step: 0.05, n_steps: 36, absolute: false }
 }
 
 /// Scale and minimum (>= 0) for which `scale * q - min` is closest to `x`, weighted by `w`; and the `q`.
 ///
-/// Starts from the range of `x`; each attempt rounds to a slightly different number of levels, solves the weighted
-/// least-squares problem for scale and minimum, and is kept if its error is smaller. The range is that of the best
-/// minimum so far. Equal elements give an infinite inverse, which [`nearest`] takes to q = 0, and a scale of 0.
+/// Starts from the range of `x`. Each attempt rounds to a slightly different number of levels, solves the weighted
+/// least-squares problem for scale and minimum, and is kept if its error is smaller. The range starts at the best
+/// minimum so far. Equal elements give an infinite inverse, which [`nearest`] maps to q = 0, and a scale of 0.
 pub(super) fn with_min<const L: usize, const N: usize>(
     x: &[[f32; L]; N],
     w: &[[f32; L]; N],
-    search: &Search,
+    search: &ScaleSearch,
 ) -> ([f32; L], [f32; L], [[f32; L]; N]) {
     let max_q = f32::from(search.max_q);
-    // adding 0 leaves one kind of zero: WebAssembly's relaxed minimum may take either
+    // adding 0 turns -0 into 0: the relaxed minimum of WebAssembly may return either
     let max = x[1..].iter().fold(lanes(|j| x[0][j] + 0.0), |max: [f32; L], x| {
         lanes(|j| if x[j] + 0.0 > max[j] { x[j] + 0.0 } else { max[j] })
     });
@@ -80,7 +81,7 @@ pub(super) fn with_min<const L: usize, const N: usize>(
         }
         let determinant: [f32; L] = lanes(|j| sum_w[j] * sum_l2[j] - sum_l[j] * sum_l[j]);
         let free_min: [f32; L] = lanes(|j| (sum_l2[j] * sum_x[j] - sum_l[j] * sum_xl[j]) / determinant[j]);
-        // at most 0, as integers: negative numbers have the sign bit
+        // minimum with 0 on the bit patterns: negative numbers have the sign bit set
         let this_min = free_min.map(|min| f32::from_bits((min.to_bits() as i32).min(0) as u32));
         let this_scale = lanes(|j| {
             let free = (sum_w[j] * sum_xl[j] - sum_x[j] * sum_l[j]) / determinant[j];
@@ -97,10 +98,10 @@ pub(super) fn with_min<const L: usize, const N: usize>(
     (scale, min.map(|min| -min), best)
 }
 
-/// The scale for which `scale * q`, q from -max_q to max_q - 1, is closest to `x` weighted by `w`; and the `q`.
+/// The scale for which `scale * q`, q from -max_q to max_q - 1, is closest to `x`, weighted by `w`; and the `q`.
 ///
-/// Starts with the largest element at -max_q; each attempt puts it slightly elsewhere, and is kept if the best scale
-/// for its rounding explains more.
+/// Starts with the largest element at -max_q. Each attempt maps it to a slightly different value, and is kept if the
+/// best scale for its rounding gives a smaller error.
 pub(super) fn signed<const L: usize, const N: usize>(
     x: &[[f32; L]; N],
     w: &[[f32; L]; N],
@@ -134,16 +135,16 @@ pub(super) fn signed<const L: usize, const N: usize>(
     }
     for j in (0..L).filter(|&j| largest[j].abs() < TINY) {
         scale[j] = 0.0;
-        (0..N).for_each(|i| best_l[i][j] = -max_q); // as ggml leaves it: whatever `q`, the scale is 0
+        (0..N).for_each(|i| best_l[i][j] = -max_q); // as in ggml: `q` is irrelevant, as the scale is 0
     }
     (scale, best_l)
 }
 
-/// The scale for which `scale * q`, q from 0 to max_q, is closest to `x` (>= 0) weighted by `w`; and the `q`.
+/// The scale for which `scale * q`, q from 0 to max_q, is closest to `x` (>= 0), weighted by `w`; and the `q`.
 ///
-/// Some numbers of levels are tried; then single `q` move, up to five rounds, as long as the best scale explains more.
-/// A negative `x` is possible only in IQ2_XXS, which wants no more than the scale: its `q` is kept in a byte, so it comes
-/// back as 256 more, as in ggml.
+/// Tries some numbers of levels, then moves single `q`, in up to five rounds, as long as the error decreases. Only
+/// IQ2_XXS has negative `x`, and uses only the scale: as in ggml, such a `q` is stored in a byte and comes back as `q +
+/// 256`.
 pub(super) fn positive<const N: usize>(x: &[f32; N], w: &[f32; N], max_q: f32) -> (f32, [f32; N]) {
     let max = x.iter().fold(0.0, |max: f32, &x| if x > max { x } else { max });
     if max < TINY {
@@ -175,13 +176,13 @@ pub(super) fn positive<const N: usize>(x: &[f32; N], w: &[f32; N], max_q: f32) -
         sum_l2 += w[i] * l * l;
         q[i] = byte(l);
     }
-    improve(x, w, &mut q, (&mut sum_lx, &mut sum_l2), round, byte);
+    refine(x, w, &mut q, (&mut sum_lx, &mut sum_l2), round, byte);
     (if sum_l2 > 0.0 { sum_lx / sum_l2 } else { 0.0 }, q)
 }
 
-/// Moves single `q` to where the best scale, `sums.0 / sums.1`, explains more, in up to five rounds; `round` rounds and
-/// `keep` is how `q` are kept.
-pub(super) fn improve<const N: usize>(
+/// Moves single `q` to where the best scale, `sums.0 / sums.1`, gives a smaller error, in up to five rounds. `round`
+/// maps a number to a `q`, `keep` to the stored form.
+pub(super) fn refine<const N: usize>(
     x: &[f32; N],
     w: &[f32; N],
     q: &mut [f32; N],
@@ -210,12 +211,12 @@ pub(super) fn improve<const N: usize>(
     }
 }
 
-/// Importance times a measure of the element's own size, `sqrt(mean_square + x * x)`.
-pub(super) fn weigh<const N: usize>(importance: &[f32], mean_square: f32, x: &[f32]) -> [f32; N] {
+/// Weights of the error: importance times `sqrt(mean_square + x * x)`.
+pub(super) fn error_weights<const N: usize>(importance: &[f32], mean_square: f32, x: &[f32]) -> [f32; N] {
     array::from_fn(|i| importance[i] * sqrt(mean_square + x[i] * x[i]))
 }
 
-/// The sum of the squares, in order.
+/// The sum of the squares, added in order.
 pub(super) fn sum_of_squares(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |sum, x| sum + x * x)
 }
@@ -223,15 +224,15 @@ pub(super) fn sum_of_squares(x: &[f32]) -> f32 {
 /// The integer nearest to `v`, ties to even, within `low..=high` (integers below 2^22 in magnitude); `low` for NaN.
 #[inline(always)]
 pub(super) fn nearest(v: f32, low: f32, high: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it leaves no bits for a fraction
-    // bounds on integers: of floats, WebAssembly's relaxed ones may keep a NaN
+    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer
+    // clamps the bit patterns: the relaxed float minimum of WebAssembly may return NaN
     let bits = if v.is_nan() { 0 } else { (v + MAGIC).to_bits() as i32 };
     let (low, high) = ((low + MAGIC).to_bits() as i32, (high + MAGIC).to_bits() as i32);
     f32::from_bits(bits.max(low).min(high) as u32) - MAGIC
 }
 
-/// The correctly rounded square root of a finite `x >= 0`; `core` has none. Infinity stays, a NaN or a negative number
-/// gives NaN.
+/// The correctly rounded square root of a finite `x >= 0`, which `core` does not have. Infinity for infinity, NaN for
+/// NaN and negative numbers.
 pub(super) fn sqrt(x: f32) -> f32 {
     if x == 0.0 || x == f32::INFINITY {
         return x;

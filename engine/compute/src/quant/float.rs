@@ -1,4 +1,4 @@
-//! F32, F16 and BF16: "blocks" of one element. Conversions to the smaller types round to nearest, ties to even.
+//! F32, F16 and BF16 as blocks of one element. Conversions to the smaller types round to nearest, ties to even.
 
 use half::{bf16, f16};
 
@@ -31,7 +31,7 @@ pub(super) fn scale_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Rounds `scale` to f16, stores it at a byte offset of a block, and returns what was stored.
+/// Rounds `scale` to f16, stores it at a byte offset of a block, and returns the rounded value.
 pub(super) fn set_scale(block: &mut [u8], at: usize, scale: f32) -> f32 {
     let rounded = f16::from_f32(scale);
     block[at..at + 2].copy_from_slice(&rounded.to_le_bytes());
@@ -54,7 +54,7 @@ pub(super) fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
-/// The element of largest magnitude, with its sign; the first of equals; 0 if all are 0.
+/// The element of largest magnitude, with its sign; the first one of equals; 0 if all are 0.
 pub(super) fn largest(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |max: f32, &v| if max.abs() < v.abs() { v } else { max })
 }

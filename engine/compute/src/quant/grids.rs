@@ -1,14 +1,11 @@
-//! The grids of the IQ types: the points of a lattice that a group of elements may take.
+//! The grids of the IQ types: the lattice points that a group of elements may take.
 //!
 //! A point of [`IQ1`], [`IQ2_XXS`], [`IQ2_XS`] and [`IQ2_S`] is 8 levels of 2 bits, one of [`IQ3_XXS`] and [`IQ3_S`] 4
-//! levels of 3 bits; the first level is in the low bits. What a level stands for is told by the type. The tables define
-//! the format. Source: `kgrid_*` in <https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c>.
-
-use crate::steps::{Steps, len};
+//! levels of 3 bits; the first level is in the low bits. Each type defines the value of a level. The tables are part of
+//! the file format. Source: `kgrid_*` in <https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c>.
 
 /// The points of IQ2_XXS.
-pub(super) static IQ2_XXS: Steps<{ len(&IQ2_XXS_POINTS) }> = Steps::new(&IQ2_XXS_POINTS);
-const IQ2_XXS_POINTS: [u32; 256] = [
+pub(super) static IQ2_XXS: [u32; 256] = [
     0, 2, 5, 8, 10, 17, 20, 32, 34, 40, 42, 65, 68, 80, 88, 97, 100, 128, 130, 138, 162, 257, 260, 272, 277, 320, 388,
     408, 512, 514, 546, 642, 1025, 1028, 1040, 1057, 1060, 1088, 1090, 1096, 1120, 1153, 1156, 1168, 1188, 1280, 1282,
     1288, 1312, 1350, 1385, 1408, 1425, 1545, 1552, 1600, 1668, 1700, 2048, 2053, 2056, 2068, 2088, 2113, 2116, 2128,
@@ -27,8 +24,7 @@ const IQ2_XXS_POINTS: [u32; 256] = [
 ];
 
 /// The points of IQ2_XS.
-pub(super) static IQ2_XS: Steps<{ len(&IQ2_XS_POINTS) }> = Steps::new(&IQ2_XS_POINTS);
-const IQ2_XS_POINTS: [u32; 512] = [
+pub(super) static IQ2_XS: [u32; 512] = [
     0, 2, 5, 8, 10, 17, 20, 22, 25, 32, 34, 37, 40, 65, 68, 70, 73, 80, 82, 85, 88, 97, 100, 128, 130, 133, 136, 145,
     148, 153, 160, 257, 260, 262, 265, 272, 274, 277, 280, 282, 289, 292, 320, 322, 325, 328, 337, 340, 352, 360, 385,
     388, 400, 512, 514, 517, 520, 529, 532, 544, 577, 580, 592, 597, 640, 650, 1025, 1028, 1030, 1033, 1040, 1042,
@@ -61,8 +57,7 @@ const IQ2_XS_POINTS: [u32; 512] = [
 ];
 
 /// The points of IQ2_S.
-pub(super) static IQ2_S: Steps<{ len(&IQ2_S_POINTS) }> = Steps::new(&IQ2_S_POINTS);
-const IQ2_S_POINTS: [u32; 1024] = [
+pub(super) static IQ2_S: [u32; 1024] = [
     0, 2, 5, 8, 10, 17, 20, 22, 25, 32, 34, 37, 40, 65, 68, 70, 73, 80, 82, 85, 88, 97, 100, 102, 105, 128, 130, 133,
     136, 145, 148, 160, 165, 170, 257, 260, 262, 265, 272, 274, 277, 280, 289, 292, 320, 322, 325, 328, 337, 340, 342,
     345, 352, 357, 360, 385, 388, 400, 402, 405, 417, 420, 512, 514, 517, 520, 529, 532, 544, 554, 577, 580, 582, 585,
@@ -125,8 +120,7 @@ const IQ2_S_POINTS: [u32; 1024] = [
 ];
 
 /// The points of IQ1_S and IQ1_M.
-pub(super) static IQ1: Steps<{ len(&IQ1_POINTS) }> = Steps::new(&IQ1_POINTS);
-const IQ1_POINTS: [u32; 2048] = [
+pub(super) static IQ1: [u32; 2048] = [
     0, 2, 5, 8, 10, 17, 21, 32, 34, 40, 42, 69, 81, 84, 86, 101, 128, 130, 136, 138, 149, 160, 162, 168, 170, 260, 261,
     273, 276, 278, 281, 282, 293, 321, 326, 329, 338, 341, 346, 353, 356, 358, 360, 389, 401, 404, 406, 421, 512, 514,
     520, 522, 533, 544, 546, 552, 554, 581, 593, 601, 612, 617, 640, 642, 648, 650, 657, 661, 665, 672, 674, 680, 682,
@@ -252,8 +246,7 @@ const IQ1_POINTS: [u32; 2048] = [
 ];
 
 /// The points of IQ3_XXS.
-pub(super) static IQ3_XXS: Steps<{ len(&IQ3_XXS_POINTS) }> = Steps::new(&IQ3_XXS_POINTS);
-const IQ3_XXS_POINTS: [u32; 256] = [
+pub(super) static IQ3_XXS: [u32; 256] = [
     0, 2, 4, 9, 11, 15, 16, 18, 25, 34, 59, 61, 65, 67, 72, 74, 81, 85, 88, 90, 97, 108, 120, 128, 130, 132, 137, 144,
     146, 153, 155, 159, 169, 175, 189, 193, 199, 200, 202, 213, 248, 267, 287, 292, 303, 315, 317, 321, 327, 346, 362,
     413, 436, 456, 460, 462, 483, 497, 513, 515, 520, 522, 529, 531, 536, 538, 540, 551, 552, 576, 578, 585, 592, 594,
@@ -270,8 +263,7 @@ const IQ3_XXS_POINTS: [u32; 256] = [
 ];
 
 /// The points of IQ3_S.
-pub(super) static IQ3_S: Steps<{ len(&IQ3_S_POINTS) }> = Steps::new(&IQ3_S_POINTS);
-const IQ3_S_POINTS: [u32; 512] = [
+pub(super) static IQ3_S: [u32; 512] = [
     0, 1, 2, 5, 7, 8, 9, 10, 12, 14, 16, 17, 21, 27, 32, 34, 37, 39, 41, 43, 48, 50, 57, 60, 63, 64, 65, 66, 68, 72,
     73, 77, 80, 83, 87, 89, 93, 100, 113, 117, 122, 128, 129, 133, 135, 136, 139, 142, 145, 149, 152, 156, 162, 165,
     167, 169, 171, 184, 187, 195, 201, 205, 208, 210, 217, 219, 222, 228, 232, 234, 247, 249, 253, 256, 267, 271, 273,

@@ -1,6 +1,6 @@
 //! IQ1_S and IQ1_M: 256 elements of 1.56 and 1.75 bits: `x = d/8 * (2 * scale + 1) * (8 * {-1, 0, 1} ± 1)`.
 //!
-//! Eight neighbours are a point of a grid of 2048 ([`super::grids`]).
+//! Eight consecutive elements are a point of a grid of 2048 ([`super::grids`]).
 //!
 //! | IQ1_S, of 50 bytes | |
 //! |---|---|
@@ -17,12 +17,12 @@
 use core::array;
 
 use super::codebook::{Codes, u16_at};
-use super::fit::{sum_of_squares, weigh};
+use super::fit::{error_weights, sum_of_squares};
 use super::float::{scale_at, set_scale};
 use super::grids::IQ1;
 use super::lattice::{Lattice, odd_scales};
 
-/// The codes of eight elements: a level in the low bits, in bit 2 which way the eighth goes.
+/// Writes the codes of eight elements: a level in the low bits; bit 2 is set for minus an eighth.
 fn put(point: u32, minus: bool, out: &mut [u8]) {
     for (j, out) in out.iter_mut().enumerate() {
         *out = (point >> (2 * j) & 3) as u8 | u8::from(minus) << 2;
@@ -34,7 +34,7 @@ pub(super) fn unpack_s(block: &[u8], out: &mut Codes) {
     for (i, code) in out.code.chunks_exact_mut(8).enumerate() {
         let high = u16_at(block, 34 + i / 4 * 2);
         let index = usize::from(block[2 + i]) | usize::from(high >> (i % 4 * 3) & 7) << 8;
-        put(IQ1.get()[index], high & 0x8000 != 0, code);
+        put(IQ1[index], high & 0x8000 != 0, code);
     }
     for (s, scale) in out.scale.iter_mut().enumerate() {
         *scale = 2 * (u16_at(block, 34 + s / 2 * 2) >> 12 & 7) as i8 + 1;
@@ -45,44 +45,44 @@ pub(super) fn unpack_m(block: &[u8], out: &mut Codes) {
     out.d.fill(scale_at(&scale_of_m(block), 0) * 0.125);
     for (i, code) in out.code.chunks_exact_mut(8).enumerate() {
         let high = block[32 + i / 2] >> (i % 2 * 4);
-        put(IQ1.get()[usize::from(block[i]) | usize::from(high & 7) << 8], high & 8 != 0, code);
+        put(IQ1[usize::from(block[i]) | usize::from(high & 7) << 8], high & 8 != 0, code);
     }
     for (s, scale) in out.scale.iter_mut().enumerate() {
         *scale = 2 * (u16_at(block, 48 + s / 4 * 2) >> (s % 4 * 3) & 7) as i8 + 1;
     }
 }
 
-/// The f16 whose four parts lie on top of IQ1_M's scales.
+/// The f16 scale of an IQ1_M block, whose four parts are in the top bits of the scales.
 pub(super) fn scale_of_m(block: &[u8]) -> [u8; 2] {
     (0..4).fold(0, |d, i| d | (u16_at(block, 48 + 2 * i) >> 12) << (4 * i)).to_le_bytes()
 }
 
-/// What the levels of IQ1 stand for, with an eighth more and with an eighth less.
+/// Values of the levels, plus an eighth and minus an eighth.
 const VALUES: [[f32; 3]; 2] = [[-0.875, 0.125, 1.125], [-1.125, -0.125, 0.875]];
 
-/// A sub-block of `N` elements: `x` is about `scale * VALUES[minus[k]][level]`, k = 0 in the first half.
-struct Found<const POINTS: usize> {
+/// A fitted sub-block: `x` is about `scale * VALUES[minus[k]][level]`, k = 0 in the first half.
+struct SubBlockFit<const POINTS: usize> {
     scale: f32,
     index: [u16; POINTS],
     minus: [bool; 2],
 }
 
-impl<const POINTS: usize> Found<POINTS> {
-    /// The eighth of point `k`.
+impl<const POINTS: usize> SubBlockFit<POINTS> {
+    /// The level values of point `k`.
     fn values(&self, k: usize) -> &'static [f32; 3] {
         &VALUES[usize::from(self.minus[2 * k / POINTS])]
     }
 }
 
-/// The best scale and points. With three levels, the best split of the sorted elements is found by trying all; `splits`
-/// goes through them and gives the boundaries, scale and eighths.
+/// The best scale and points of a sub-block. With three levels, all splits of the sorted elements can be tried:
+/// `splits` does so and returns the best boundaries, scale and eighths.
 fn search<const N: usize, const POINTS: usize>(
     lattice: &Lattice,
     x: &[f32],
     w: &[f32],
     tiny: f32,
     splits: impl Fn(&[usize; N], &[f32], &[f32]) -> Option<Split>,
-) -> Option<Found<POINTS>> {
+) -> Option<SubBlockFit<POINTS>> {
     if !x.iter().any(|x| x.abs() >= tiny) {
         return None;
     }
@@ -98,16 +98,16 @@ fn search<const N: usize, const POINTS: usize>(
         levels = levels.map(|l| 2 - l);
         split.minus = split.minus.map(|m| !m);
     }
-    let mut found = Found { scale: split.scale, index: [0; POINTS], minus: split.minus };
-    let mut beside = false;
+    let mut found = SubBlockFit { scale: split.scale, index: [0; POINTS], minus: split.minus };
+    let mut off_grid = false;
     for k in 0..POINTS {
         let (at, values) = (8 * k..8 * k + 8, found.values(k));
         let (index, exact) =
             lattice.nearest(&levels[at.clone()], &x[at.clone()], &w[at], found.scale, |l| values[usize::from(l)]);
         found.index[k] = index;
-        beside |= !exact;
+        off_grid |= !exact;
     }
-    if beside {
+    if off_grid {
         let (mut qx, mut q2) = (0.0, 0.0);
         for (i, (x, w)) in x.iter().zip(w).enumerate() {
             let q = found.values(i / 8)[usize::from(lattice.level(found.index[i / 8], i % 8))];
@@ -121,7 +121,7 @@ fn search<const N: usize, const POINTS: usize>(
     Some(found)
 }
 
-/// Elements before `first`, in ascending order, are of level 0, those before `second` of level 1.
+/// A split of the sorted elements: those before `first` get level 0, those before `second` level 1, the rest level 2.
 struct Split {
     first: usize,
     second: usize,
@@ -129,7 +129,7 @@ struct Split {
     minus: [bool; 2],
 }
 
-/// Keeps the split that explains most.
+/// The best split so far, by the decrease of the error.
 struct Best {
     score: f32,
     split: Option<Split>,
@@ -144,7 +144,7 @@ impl Best {
     }
 }
 
-/// All splits of 32 elements, with one eighth for all.
+/// Tries all splits of 32 elements, with one eighth for all of them.
 fn splits_32(order: &[usize; 32], x: &[f32], w: &[f32]) -> Option<Split> {
     let (mut sum_x, mut sum_w) = ([0.0; 33], [0.0; 33]);
     for (j, &i) in order.iter().enumerate() {
@@ -166,7 +166,8 @@ fn splits_32(order: &[usize; 32], x: &[f32], w: &[f32]) -> Option<Split> {
     best.split
 }
 
-/// All splits of 16 elements, each half with its eighth. Neighbouring values differ by 1, which shortens the sums.
+/// Tries all splits of 16 elements, with an eighth per half. Neighbouring level values differ by 1, which shortens the
+/// sums.
 fn splits_16(order: &[usize; 16], x: &[f32], w: &[f32]) -> Option<Split> {
     let (mut sum_x, mut sum_w) = ([[0.0; 17]; 2], [[0.0; 17]; 2]);
     for (j, &i) in order.iter().enumerate() {
@@ -179,7 +180,7 @@ fn splits_16(order: &[usize; 16], x: &[f32], w: &[f32]) -> Option<Split> {
     let mut best = Best { score: f32::MIN, split: None };
     for first in 0..=16 {
         for second in first..=16 {
-            // of each half, with an eighth more and with an eighth less
+            // per half, with plus an eighth and with minus an eighth
             let sums = [0, 1].map(|half| {
                 let (x, w) = (&sum_x[half], &sum_w[half]);
                 let below = x[first] + x[second];
@@ -198,8 +199,8 @@ fn splits_16(order: &[usize; 16], x: &[f32], w: &[f32]) -> Option<Split> {
 }
 
 pub(super) fn quantise_s(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 50]) {
-    let w: [f32; 256] = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
-    let found: [Option<Found<4>>; 8] =
+    let w: [f32; 256] = error_weights(importance, 2.0 * sum_of_squares(x) / 256.0, x);
+    let found: [Option<SubBlockFit<4>>; 8] =
         array::from_fn(|i| search(lattice, &x[32 * i..][..32], &w[32 * i..][..32], 1e-12, splits_32));
     let (d, scales) = odd_scales(&array::from_fn::<_, 8, _>(|i| found[i].as_ref().map_or(0.0, |f| f.scale)), 7);
     block.fill(0);
@@ -218,12 +219,12 @@ pub(super) fn quantise_s(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 2
 }
 
 pub(super) fn quantise_m(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 56]) {
-    let w: [f32; 256] = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
-    let found: [Option<Found<2>>; 16] =
+    let w: [f32; 256] = error_weights(importance, 2.0 * sum_of_squares(x) / 256.0, x);
+    let found: [Option<SubBlockFit<2>>; 16] =
         array::from_fn(|i| search(lattice, &x[16 * i..][..16], &w[16 * i..][..16], 1e-7, splits_16));
     let (mut d, scales) = odd_scales(&array::from_fn::<_, 16, _>(|i| found[i].as_ref().map_or(0.0, |f| f.scale)), 7);
     block.fill(0);
-    // the sub-blocks' scales are rounded now: the best step for them
+    // the scales of the sub-blocks are rounded now: finds the best `d` for them
     let (mut qx, mut q2) = (0.0, 0.0);
     for (s, f) in found.iter().enumerate() {
         let (index, minus) = f.as_ref().map_or(([0; 2], [false; 2]), |f| (f.index, f.minus));

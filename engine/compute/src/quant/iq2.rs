@@ -1,7 +1,7 @@
 //! IQ2_XXS, IQ2_XS and IQ2_S: 256 elements of 2.06, 2.31 and 2.56 bits: `x = d/8 * (2 * scale + 1) * ±{8, 25, 43}`.
 //!
-//! Eight neighbours are a point of a grid ([`super::grids`]), each with a sign. In XXS and XS a point's signs have 7 bits:
-//! the number of minus signs is even, so the eighth follows.
+//! Eight consecutive elements are a point of a grid ([`super::grids`]), each with a sign. XXS and XS store 7 of the 8
+//! signs of a point: the number of minus signs is even, which determines the eighth.
 //!
 //! | IQ2_XXS, of 66 bytes | |
 //! |---|---|
@@ -25,18 +25,18 @@
 use core::array;
 
 use super::codebook::{Codes, u16_at, u32_at};
-use super::fit::{TINY, sum_of_squares, weigh};
+use super::fit::{TINY, error_weights, sum_of_squares};
 use super::float::{scale_at, set_scale};
 use super::grids::{IQ2_S, IQ2_XS, IQ2_XXS};
-use super::lattice::{Anew, Found, Lattice, Search, odd_scales};
+use super::lattice::{GridFit, GridSearch, Lattice, Refit, odd_scales};
 
-/// All eight signs, from seven.
+/// All eight signs of a point, from seven.
 pub(super) fn even_signs(seven: u32) -> u8 {
     let seven = seven as u8 & 127;
     seven | (seven.count_ones() as u8 & 1) << 7
 }
 
-/// The codes of eight elements: a level in the low bits, the sign in bit 3.
+/// Writes the codes of eight elements: a level in the low bits, the sign in bit 3.
 fn put(point: u32, signs: u8, out: &mut [u8]) {
     for (j, out) in out.iter_mut().enumerate() {
         *out = (point >> (2 * j) & 3) as u8 | (signs >> j & 1) << 3;
@@ -53,7 +53,7 @@ pub(super) fn unpack_xxs(block: &[u8], out: &mut Codes) {
         let at = 2 + 8 * i;
         let signs = u32_at(block, at + 4);
         for (l, code) in code.chunks_exact_mut(8).enumerate() {
-            put(IQ2_XXS.get()[usize::from(block[at + l])], even_signs(signs >> (7 * l)), code);
+            put(IQ2_XXS[usize::from(block[at + l])], even_signs(signs >> (7 * l)), code);
         }
         out.scale[2 * i..][..2].fill(odd((signs >> 28) as u8));
     }
@@ -63,7 +63,7 @@ pub(super) fn unpack_xs(block: &[u8], out: &mut Codes) {
     out.d.fill(scale_at(block, 0) * 0.125);
     for (i, code) in out.code.chunks_exact_mut(8).enumerate() {
         let index = u16_at(block, 2 + 2 * i);
-        put(IQ2_XS.get()[usize::from(index & 511)], even_signs(u32::from(index >> 9)), code);
+        put(IQ2_XS[usize::from(index & 511)], even_signs(u32::from(index >> 9)), code);
     }
     scales(&block[66..], out);
 }
@@ -72,7 +72,7 @@ pub(super) fn unpack_s(block: &[u8], out: &mut Codes) {
     out.d.fill(scale_at(block, 0) * 0.125);
     for (i, code) in out.code.chunks_exact_mut(8).enumerate() {
         let high = usize::from(block[66 + i / 4] >> (i % 4 * 2) & 3);
-        put(IQ2_S.get()[usize::from(block[2 + i]) | high << 8], block[34 + i], code);
+        put(IQ2_S[usize::from(block[2 + i]) | high << 8], block[34 + i], code);
     }
     scales(&block[74..], out);
 }
@@ -83,21 +83,22 @@ fn scales(nibbles: &[u8], out: &mut Codes) {
     }
 }
 
-/// Finds the sub-blocks of a block; those of zeros have scale 0.
-fn search<const N: usize>(search: &Search, lattice: &Lattice, x: &[f32; 256], w: &[f32; 256]) -> [Found; N] {
+/// Fits the sub-blocks of a block; sub-blocks of zeros get scale 0.
+fn search<const N: usize>(search: &GridSearch, lattice: &Lattice, x: &[f32; 256], w: &[f32; 256]) -> [GridFit; N] {
     array::from_fn(|i| {
         let at = i * search.len..(i + 1) * search.len;
         search.run(lattice, &x[at.clone()], &w[at]).unwrap_or_default()
     })
 }
 
-const XS: Search = Search { len: 16, levels: 3, even: true, steps: 9, step: 0.1, tiny: TINY, anew: Anew::These };
-const XXS: Search = Search { len: 32, steps: 6, anew: Anew::Always, ..XS };
-const S: Search = Search { even: false, tiny: 1e-8, ..XS };
+const XS: GridSearch =
+    GridSearch { len: 16, levels: 3, even: true, steps: 9, step: 0.1, tiny: TINY, refit: Refit::OffGrid };
+const XXS: GridSearch = GridSearch { len: 32, steps: 6, refit: Refit::Always, ..XS };
+const S: GridSearch = GridSearch { even: false, tiny: 1e-8, ..XS };
 
 pub(super) fn quantise_xxs(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 66]) {
-    let w = weigh(importance, sum_of_squares(x) / 256.0, x);
-    let found: [Found; 8] = search(&XXS, lattice, x, &w);
+    let w = error_weights(importance, sum_of_squares(x) / 256.0, x);
+    let found: [GridFit; 8] = search(&XXS, lattice, x, &w);
     let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
     set_scale(block, 0, d);
     for (i, f) in found.iter().enumerate() {
@@ -109,8 +110,8 @@ pub(super) fn quantise_xxs(lattice: &Lattice, x: &[f32; 256], importance: &[f32;
 }
 
 pub(super) fn quantise_xs(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 74]) {
-    let w = weigh(importance, sum_of_squares(x) / 256.0, x);
-    let found: [Found; 16] = search(&XS, lattice, x, &w);
+    let w = error_weights(importance, sum_of_squares(x) / 256.0, x);
+    let found: [GridFit; 16] = search(&XS, lattice, x, &w);
     let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
     set_scale(block, 0, d);
     for i in 0..32 {
@@ -123,8 +124,8 @@ pub(super) fn quantise_xs(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 
 }
 
 pub(super) fn quantise_s(lattice: &Lattice, x: &[f32; 256], importance: &[f32; 256], block: &mut [u8; 82]) {
-    let w = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
-    let found: [Found; 16] = search(&S, lattice, x, &w);
+    let w = error_weights(importance, 2.0 * sum_of_squares(x) / 256.0, x);
+    let found: [GridFit; 16] = search(&S, lattice, x, &w);
     let (d, scales) = odd_scales(&found.map(|f| f.scale), 15);
     set_scale(block, 0, d * 0.9875);
     block[66..74].fill(0);
@@ -143,7 +144,7 @@ fn put_scales(scales: &[u8; 16], out: &mut [u8]) {
     }
 }
 
-/// A block of scale 0 has no points either.
+/// Clears the points of a block of scale 0, as ggml does.
 fn clear_if_zero(d: f32, rest: &mut [u8]) {
     if d == 0.0 {
         rest.fill(0);

@@ -1,13 +1,13 @@
-//! IQ4_NL and IQ4_XS: 4 bits stand for 16 steps of unequal size, `IQ4` in [`super::codebook`].
+//! IQ4_NL and IQ4_XS: 4-bit codes of 16 unequally spaced levels, `IQ4` in [`super::codebook`].
 //!
-//! IQ4_NL: 32 elements in 18 bytes, 4.5 bits each: `x = d * step`.
+//! IQ4_NL: 32 elements in 18 bytes, 4.5 bits each: `x = d * level`.
 //!
 //! | bytes | field |
 //! |---|---|
 //! | 0..2 | `d`, f16 |
 //! | 2..18 | codes: low half of byte j is element j, high half is element j + 16 |
 //!
-//! IQ4_XS: 256 elements in 136 bytes, 4.25 bits each: `x = d * (scale - 32) * step`.
+//! IQ4_XS: 256 elements in 136 bytes, 4.25 bits each: `x = d * (scale - 32) * level`.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -17,10 +17,10 @@
 //! | 8..136 | codes: of each 16 bytes, the low halves are 16 elements and the high halves the next |
 
 use super::codebook::{Codes, IQ4, u16_at};
-use super::fit::{TINY, nearest, sum_of_squares, weigh};
+use super::fit::{TINY, error_weights, nearest, sum_of_squares};
 use super::float::{inverse, largest, scale_at, set_scale};
 
-/// Codes in halves of bytes: 16 low ones, then 16 high ones.
+/// Reads packed nibbles: first all low ones, then all high ones.
 pub(super) fn nibbles(bytes: &[u8], out: &mut [u8]) {
     for (j, &b) in bytes.iter().enumerate() {
         (out[j], out[j + bytes.len()]) = (b & 15, b >> 4);
@@ -42,7 +42,7 @@ pub(super) fn unpack_xs(block: &[u8], out: &mut Codes) {
     }
 }
 
-/// Index of the step nearest to `x`; of two as near, the upper one.
+/// Index of the level nearest to `x`; the upper one of two equally near levels.
 fn nearest_step(x: f32) -> u8 {
     let (first, last) = (f32::from(IQ4[0]), f32::from(IQ4[15]));
     if x <= first || x.is_nan() {
@@ -56,8 +56,8 @@ fn nearest_step(x: f32) -> u8 {
     above as u8 - u8::from(below)
 }
 
-/// The scale for which `scale * step` is closest to `x` weighted by `w`: the largest element is put on one of some
-/// steps near the first, and the best scale for that rounding is kept if it explains more.
+/// The scale for which `scale * level` is closest to `x`, weighted by `w`. Each attempt maps the largest element to a
+/// value near the first level, and is kept if the best scale for that rounding gives a smaller error.
 fn fit(x: &[f32], w: &[f32]) -> f32 {
     let max = largest(x);
     if max.abs() < TINY {
@@ -86,10 +86,10 @@ fn fit(x: &[f32], w: &[f32]) -> f32 {
     d
 }
 
-/// Weights of 32 elements of a block with that mean of squares, doubled: importance, or else the squares.
+/// Error weights of 32 elements: from importance and twice the mean square of the block, or else the squares.
 fn weights(x: &[f32], importance: Option<&[f32]>, mean_square: f32) -> [f32; 32] {
     match importance {
-        Some(importance) => weigh(importance, mean_square, x),
+        Some(importance) => error_weights(importance, mean_square, x),
         None => core::array::from_fn(|i| x[i] * x[i]),
     }
 }

@@ -1,11 +1,11 @@
-//! What Q4_K and Q5_K share: 6-bit scales and minima packed into 12 bytes, and how they are chosen.
+//! Shared by Q4_K and Q5_K: 6-bit scales and minima packed into 12 bytes, and the search for them.
 
 use core::array;
 
-use super::fit::{self, Search, across, lanes, nearest, sqrt, sum_of_squares, weigh};
+use super::fit::{self, ScaleSearch, error_weights, lanes, nearest, side_by_side, sqrt, sum_of_squares};
 use super::float::{scale_at, set_scale};
 
-/// Elements in a block of every K format.
+/// Elements of a block of every K-quant.
 pub(super) const LEN: usize = 256;
 
 /// Scale and minimum of sub-block `j` of 8, 6 bits each, from their 12 bytes.
@@ -41,7 +41,7 @@ fn pack_scale_min(scales: [u8; 8], mins: [u8; 8]) -> [u8; 12] {
     packed
 }
 
-/// A number for each of the 8 sub-blocks.
+/// One number per sub-block.
 type Lanes = [f32; 8];
 
 /// Fills the first 16 bytes of a Q4_K or Q5_K block (f16 `d`, f16 `dmin`, packed scales and minima) and returns the
@@ -50,9 +50,9 @@ pub(super) fn quantise_with_mins(
     x: &[f32; LEN],
     importance: Option<&[f32; LEN]>,
     head: &mut [u8],
-    search: &Search,
+    search: &ScaleSearch,
 ) -> [u8; LEN] {
-    let columns: [Lanes; 32] = across(x);
+    let columns: [Lanes; 32] = side_by_side(x);
     let (packed, d, dmin, fitted) = match importance {
         None => {
             let squares = columns.iter().fold([0.0; 8], |sum: Lanes, x| lanes(|j| sum[j] + x[j] * x[j]));
@@ -69,8 +69,8 @@ pub(super) fn quantise_with_mins(
             (packed, max_scale / 63.0, max_min / 63.0, fitted)
         }
         Some(importance) => {
-            let weights: [f32; LEN] = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
-            let (scales, mins, fitted) = fit::with_min(&columns, &across(&weights), &fit::weighted(search.max_q));
+            let weights: [f32; LEN] = error_weights(importance, 2.0 * sum_of_squares(x) / 256.0, x);
+            let (scales, mins, fitted) = fit::with_min(&columns, &side_by_side(&weights), &fit::weighted(search.max_q));
             let sums = array::from_fn(|j| weights[32 * j..][..32].iter().sum());
             let (d, ls) = fit::positive(&scales, &sums, 63.0);
             let (dmin, lm) = fit::positive(&mins, &sums, 63.0);
@@ -81,7 +81,7 @@ pub(super) fn quantise_with_mins(
     set_scale(head, 2, dmin);
     head[4..].copy_from_slice(&packed);
 
-    // the scales are rounded now: choose the numbers anew
+    // the scales are rounded now: requantises with them
     let mut q = [0; LEN];
     for (j, (d, m)) in sub_scales(head).into_iter().enumerate() {
         for i in 0..32 {

@@ -1,7 +1,7 @@
-//! The search for the points of the IQ types: a level for every element, then the nearest point of the grid.
+//! Search for grid points of the IQ types: a level for every element, then the nearest point of the grid.
 //!
-//! A level l stands for 2l + 1. Not every combination of levels is a point; for those that are not, the points of the
-//! few smallest distances are listed in advance, and the best of them is chosen by weighted error.
+//! Level l stands for 2l + 1. Not every combination of levels is a grid point. For the others, the points at the few
+//! smallest distances are listed in advance, and the one with the smallest weighted error is chosen.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -10,34 +10,34 @@ use super::Dtype;
 use super::fit::{nearest, positive, sqrt};
 use super::grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
 
-/// A grid, and what is near where it has no point.
+/// A grid, with the list of near points for each combination of levels that is not a point.
 #[derive(Debug)]
 pub(super) struct Lattice {
     grid: &'static [u32],
-    /// Bits of a level.
+    /// Bits per level.
     bits: usize,
-    /// For each combination of levels the index of its point, or where its neighbours start less `i32::MAX`.
+    /// For each combination of levels the index of its point, or the start of its neighbour list minus `i32::MAX`.
     map: Vec<i32>,
-    /// Lists of indices, each after its length: nearest first, of equally near ones the lower index.
+    /// Lists of point indices, each preceded by its length: nearest first, then by index.
     neighbours: Vec<u16>,
 }
 
 impl Lattice {
-    /// The grid of a type that has one.
+    /// The grid of a type; `None` if it has none.
     pub(super) fn of(dtype: Dtype) -> Option<Lattice> {
-        let (grid, bits, shells) = match dtype {
-            Dtype::IQ1_S | Dtype::IQ1_M => (IQ1.get(), 2, 3),
-            Dtype::IQ2_XXS => (IQ2_XXS.get(), 2, 2),
-            Dtype::IQ2_XS => (IQ2_XS.get(), 2, 2),
-            Dtype::IQ2_S => (IQ2_S.get(), 2, 1),
-            Dtype::IQ3_XXS => (IQ3_XXS.get(), 3, 2),
-            Dtype::IQ3_S => (IQ3_S.get(), 3, 3),
+        let (grid, bits, shells): (&[u32], _, _) = match dtype {
+            Dtype::IQ1_S | Dtype::IQ1_M => (&IQ1, 2, 3),
+            Dtype::IQ2_XXS => (&IQ2_XXS, 2, 2),
+            Dtype::IQ2_XS => (&IQ2_XS, 2, 2),
+            Dtype::IQ2_S => (&IQ2_S, 2, 1),
+            Dtype::IQ3_XXS => (&IQ3_XXS, 3, 2),
+            Dtype::IQ3_S => (&IQ3_S, 3, 3),
             _ => return None,
         };
         Some(Lattice::new(grid, bits, shells))
     }
 
-    /// `shells` different distances count as near.
+    /// `shells`: how many different distances count as near.
     fn new(grid: &'static [u32], bits: usize, shells: usize) -> Lattice {
         let combinations = if bits == 2 { 0xaaab } else { 0x1000 };
         let mut map = vec![-1i32; combinations];
@@ -46,7 +46,7 @@ impl Lattice {
         }
         let mut lattice = Lattice { grid, bits, map, neighbours: Vec::new() };
         let mut distances = vec![0u8; grid.len()];
-        // a fourth level occurs nowhere
+        // level 3 of two bits does not occur
         let occurs = |at: usize| bits == 3 || at & at >> 1 & 0x5555 == 0;
         for at in (0..combinations).filter(|&at| occurs(at)) {
             if lattice.map[at] >= 0 {
@@ -81,7 +81,7 @@ impl Lattice {
         (self.grid[usize::from(index)] >> (self.bits * i)) as u8 & ((1 << self.bits) - 1)
     }
 
-    /// The point of these levels, or those near it.
+    /// The point with these levels, or else the near points.
     fn find(&self, levels: &[u8]) -> Result<u16, &[u16]> {
         let at = levels.iter().enumerate().fold(0, |at, (i, &l)| at | usize::from(l) << (self.bits * i));
         match self.map[at] {
@@ -93,8 +93,8 @@ impl Lattice {
         }
     }
 
-    /// The point of these levels, or else the near one of least weighted error, where level l stands for `value(l)`;
-    /// and whether it is exactly theirs.
+    /// The point with these levels, or else the near one of smallest weighted error, where level l stands for
+    /// `value(l)`; and whether it has exactly these levels.
     pub(super) fn nearest(
         &self,
         levels: &[u8],
@@ -122,7 +122,7 @@ impl Lattice {
     }
 }
 
-/// The squared distance of two combinations of levels.
+/// Squared distance of two combinations of levels.
 fn distance(a: u32, b: u32, bits: usize) -> u8 {
     let (mut sum, mask) = (0, (1 << bits) - 1);
     for i in (0..16 / bits * bits).step_by(bits) {
@@ -132,52 +132,52 @@ fn distance(a: u32, b: u32, bits: usize) -> u8 {
     sum
 }
 
-/// How a type looks for the scale and the points of a sub-block.
-pub(super) struct Search {
+/// Parameters of the search for scale and grid points of a sub-block.
+pub(super) struct GridSearch {
     /// Elements of a sub-block.
     pub(super) len: usize,
-    /// Levels.
+    /// Number of levels.
     pub(super) levels: u8,
-    /// The minus signs of eight elements are made even in number.
+    /// Whether the number of minus signs of eight elements must be even.
     pub(super) even: bool,
-    /// Attempts on either side, and their distance.
+    /// Number of attempts on either side, and the distance between them.
     pub(super) steps: i8,
     pub(super) step: f32,
-    /// Sub-blocks of a smaller magnitude are taken for zero.
+    /// Sub-blocks with a smaller magnitude count as zero.
     pub(super) tiny: f32,
-    /// Whether the last look for points is for all of them, and not only for those beside the grid.
-    pub(super) anew: Anew,
+    /// Which points are searched again with the final scale.
+    pub(super) refit: Refit,
 }
 
-/// Which points are looked for once more with the scale that was found.
+/// Which points are searched again with the scale that was found.
 #[derive(PartialEq)]
-pub(super) enum Anew {
-    /// All, and the first scale is a fit without a grid.
+pub(super) enum Refit {
+    /// All; and the first scale is fitted without the grid.
     Always,
-    /// All, if one was beside the grid or no attempt was good.
-    AllIfAny,
-    /// Those beside the grid.
-    These,
+    /// All, if one is off the grid or no attempt was good.
+    AllIfOffGrid,
+    /// Those off the grid.
+    OffGrid,
 }
 
-/// A sub-block: `x` is about `scale * sign * (2 * level + 1)`.
+/// A fitted sub-block: `x` is about `scale * sign * (2 * level + 1)`.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Found {
+pub(super) struct GridFit {
     pub(super) scale: f32,
-    /// Indices of points.
+    /// Indices of the points.
     pub(super) index: [u16; 8],
-    /// Signs of eight elements each.
+    /// Signs, a byte per eight elements.
     pub(super) signs: [u8; 4],
 }
 
-impl Search {
-    /// The best scale and points for `x` weighted by `w`; `None` for zeros.
-    pub(super) fn run(&self, lattice: &Lattice, x: &[f32], w: &[f32]) -> Option<Found> {
+impl GridSearch {
+    /// The best scale and points for `x`, weighted by `w`; `None` for zeros.
+    pub(super) fn run(&self, lattice: &Lattice, x: &[f32], w: &[f32]) -> Option<GridFit> {
         let (n, per) = (self.len, lattice.len());
         let points = n / per;
         let mut roots = [0.0; 32];
         roots.iter_mut().zip(w).for_each(|(root, w)| *root = sqrt(*w));
-        let mut found = Found::default();
+        let mut found = GridFit::default();
         let mut magnitude = [0.0; 32];
         for (k, signs) in found.signs[..n / 8].iter_mut().enumerate() {
             let at = 8 * k..8 * k + 8;
@@ -189,8 +189,8 @@ impl Search {
             return None;
         }
         let top = f32::from(2 * self.levels - 1);
-        let (mut scale, range) = match self.anew {
-            Anew::Always => {
+        let (mut scale, range) = match self.refit {
+            Refit::Always => {
                 let w: &[f32; 32] = w.try_into().ok()?;
                 let scale = positive(&magnitude, w, f32::from(self.levels + 1)).0;
                 (scale, scale * f32::from(self.levels))
@@ -216,7 +216,7 @@ impl Search {
             }
             (qx, q2)
         };
-        let mut on_grid = [self.anew != Anew::AllIfAny; 8];
+        let mut on_grid = [self.refit != Refit::AllIfOffGrid; 8];
         let mut best = 0.0;
         for step in -self.steps..=self.steps {
             let inverse = (top + f32::from(step) * self.step) / range;
@@ -231,9 +231,9 @@ impl Search {
                 (found.index, on_grid) = (index, exact);
             }
         }
-        let beside = on_grid[..points].iter().any(|on| !on);
-        if (beside || self.anew == Anew::Always) && scale > 0.0 {
-            for k in (0..points).filter(|&k| self.anew != Anew::These || !on_grid[k]) {
+        let off_grid = on_grid[..points].iter().any(|on| !on);
+        if (off_grid || self.refit == Refit::Always) && scale > 0.0 {
+            for k in (0..points).filter(|&k| self.refit != Refit::OffGrid || !on_grid[k]) {
                 found.index[k] = point(k, 1.0 / scale, scale).0;
             }
             let (qx, q2) = sums(&found.index);
@@ -250,8 +250,8 @@ impl Search {
     }
 }
 
-/// Magnitudes and signs of eight elements. To make the signs even in number, the element that matters least changes
-/// its sign; its magnitude is negative then.
+/// Splits eight elements into magnitudes and signs. To make the number of minus signs even, the element with the
+/// smallest weighted square changes its sign; its magnitude is then negative.
 fn fold_signs(x: &[f32], w: &[f32], even: bool, magnitude: &mut [f32]) -> u8 {
     let mut signs = 0;
     for (i, x) in x.iter().enumerate() {
@@ -267,7 +267,7 @@ fn fold_signs(x: &[f32], w: &[f32], even: bool, magnitude: &mut [f32]) -> u8 {
     signs
 }
 
-/// The scales of a block as odd multiples, `2 * s + 1`, of a step: the step and each `s` up to `max`.
+/// Rounds scales to odd multiples `(2 * s + 1) * step`: returns the step and each `s`, at most `max`.
 pub(super) fn odd_scales<const N: usize>(scales: &[f32; N], max: u8) -> (f32, [u8; N]) {
     let largest = scales.iter().fold(0.0, |largest: f32, &s| if s > largest { s } else { largest });
     if largest == 0.0 {

@@ -31,7 +31,7 @@ pub(super) fn unpack_2(block: &[u8], out: &mut Codes) {
     }
 }
 
-/// The mean magnitude and the signs.
+/// The scale is the mean magnitude.
 pub(super) fn quantise_1(x: &[f32; 128], block: &mut [u8; 18]) {
     set_scale(block, 0, x.iter().fold(0.0, |sum, x| sum + x.abs()) / 128.0);
     block[2..].fill(0);
@@ -40,7 +40,7 @@ pub(super) fn quantise_1(x: &[f32; 128], block: &mut [u8; 18]) {
     }
 }
 
-/// The largest magnitude is the scale.
+/// The scale is the largest magnitude.
 pub(super) fn quantise_2(x: &[f32; 64], block: &mut [u8; 18]) {
     let d = largest(x).abs();
     let id = inverse(d);

@@ -1,16 +1,15 @@
-//! Which type each tensor gets when a model is quantised: the mixtures that llama.cpp's names stand for.
+//! Quantisation mixtures: the type of each tensor under a llama.cpp file type such as Q4_K_M.
 //!
-//! A mixture has a base type, and rules that give sensitive tensors more bits: the output matrix, attention values,
-//! and the feed-forward down projections of some layers. Source: `llama_tensor_get_type_impl` and
+//! A mixture has a base type, and rules that give sensitive tensors more bits: the output matrix, attention values, and
+//! the feed-forward down projections of some layers. Source: `llama_tensor_get_type_impl` and
 //! `tensor_allows_quantization` in <https://github.com/ggml-org/llama.cpp/blob/master/src/llama-quant.cpp>, for
-//! models of the llama kind.
+//! llama-like models.
 
 use alloc::vec::Vec;
 
 use super::Dtype;
-use crate::sort;
 
-/// A mixture, by llama.cpp's name.
+/// A mixture, by its llama.cpp name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, non_camel_case_types)] // llama.cpp's own names
 pub enum Mix {
@@ -96,7 +95,7 @@ impl Mix {
         TABLE.iter().map(|row| row.0)
     }
 
-    /// The mixture of this name; `Q3_K`, `Q4_K` and `Q5_K` mean the `_M` ones, case does not matter.
+    /// The mixture with this name, in any case; `Q3_K`, `Q4_K` and `Q5_K` are the `_M` ones.
     pub fn from_name(name: &str) -> Option<Mix> {
         match name {
             _ if name.eq_ignore_ascii_case("Q3_K") => Some(Mix::Q3_K_M),
@@ -106,12 +105,12 @@ impl Mix {
         }
     }
 
-    /// llama.cpp's name.
+    /// The name that llama.cpp uses.
     pub fn name(self) -> &'static str {
         TABLE[self as usize].1
     }
 
-    /// The value of `general.file_type`.
+    /// The value of the metadata key `general.file_type`.
     pub fn file_type(self) -> u32 {
         TABLE[self as usize].2
     }
@@ -122,9 +121,9 @@ impl Mix {
     }
 }
 
-/// What the rules ask of a model.
+/// Properties of a model that the rules depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Facts {
+pub struct ModelShape {
     /// `{arch}.block_count`.
     pub n_layers: u32,
     /// `{arch}.attention.head_count`.
@@ -133,27 +132,27 @@ pub struct Facts {
     pub n_kv_heads: u32,
     /// `{arch}.expert_count`, 0 if there are none.
     pub n_experts: u32,
-    /// Whether there is an importance matrix.
+    /// Whether an importance matrix is used.
     pub importance: bool,
 }
 
-/// A tensor of the model as it is.
+/// A tensor before quantisation.
 #[derive(Debug, Clone, Copy)]
-pub struct Source<'a> {
-    /// Its name.
+pub struct SourceTensor<'a> {
+    /// Name in the GGUF file.
     pub name: &'a str,
-    /// Its type.
+    /// Type in the GGUF file.
     pub dtype: Dtype,
-    /// Sizes, the fastest-varying first, padded with 1.
+    /// Dimensions, the fastest-varying first, padded with 1.
     pub dims: [u64; 4],
 }
 
-/// The part a tensor plays, as far as the rules care.
+/// Role of a tensor in the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     TokenEmbedding,
     Output,
-    /// Values, or values fused with others.
+    /// Attention values, or a tensor that contains them (fused QKV).
     AttnV,
     AttnK,
     AttnQ,
@@ -164,17 +163,17 @@ enum Role {
     Other,
 }
 
-/// The new type of every tensor, in the order given. Tensors that must not be quantised keep theirs.
-pub fn tensor_types(mix: Mix, facts: &Facts, tensors: &[Source<'_>]) -> Vec<Dtype> {
+/// The type of every tensor after quantisation, in the order given. Tensors that are not quantised keep their type.
+pub fn tensor_types(mix: Mix, facts: &ModelShape, tensors: &[SourceTensor<'_>]) -> Vec<Dtype> {
     let tied = !tensors.iter().any(|t| role(t.name) == Role::Output);
-    // "the i-th value projection" counts layers upwards, whatever the order in the file
-    let place = |i: u32| (layer(tensors[i as usize].name), tensors[i as usize].name);
-    let order = sort::order(tensors.len(), &|a, b| place(a).cmp(&place(b)));
+    // rules count value projections in order of layers, whatever the order in the file
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by_key(|&i| (layer(tensors[i].name), tensors[i].name));
     let n_attn_v = tensors.iter().filter(|t| role(t.name) == Role::AttnV).count() as u32;
     let mut seen = [0; Role::Other as usize + 1];
 
     let mut types: Vec<Dtype> = tensors.iter().map(|t| t.dtype).collect();
-    for i in order.into_iter().map(|i| i as usize) {
+    for i in order {
         let t = &tensors[i];
         if !may_quantise(t) {
             continue;
@@ -199,14 +198,14 @@ pub fn tensor_types(mix: Mix, facts: &Facts, tensors: &[Source<'_>]) -> Vec<Dtyp
                     Dtype::Q8_0
                 }
             }
-            _ => by_rules(mix, role, facts, i_layer, n_layers),
+            _ => apply_rules(mix, role, facts, i_layer, n_layers),
         };
         types[i] = fall_back(chosen, t.dims[0]);
     }
     types
 }
 
-/// Whether llama.cpp refuses to quantise a tensor to that type without importance: the result would be useless.
+/// Whether llama.cpp refuses to quantise a tensor to that type without an importance matrix.
 pub fn needs_importance(mix: Mix, name: &str, dtype: Dtype) -> bool {
     let low =
         matches!(dtype, Dtype::IQ1_S | Dtype::IQ1_M | Dtype::IQ2_XXS | Dtype::IQ2_XS | Dtype::IQ2_S | Dtype::IQ3_XXS);
@@ -214,83 +213,84 @@ pub fn needs_importance(mix: Mix, name: &str, dtype: Dtype) -> bool {
     !exempt && (low || mix == Mix::Q2_K_S && dtype == Dtype::Q2_K)
 }
 
-/// The output matrix, or the token embedding that serves as one; `k` is its row length.
+/// Type of the output matrix, or of the token embedding if it is tied; `k` is its row length.
 fn output(mix: Mix, k: u64) -> Dtype {
     let base = mix.base();
     match mix {
         Mix::Q8_0 | Mix::MXFP4_MOE => Dtype::Q8_0,
         _ if !k.is_multiple_of(base.block_len()) => Dtype::Q8_0,
         Mix::IQ3_XXS => Dtype::Q5_K,
-        _ if LOW.contains(&mix) => Dtype::Q5_K,
+        _ if TWO_BITS.contains(&mix) => Dtype::Q5_K,
         _ => Dtype::Q6_K,
     }
 }
 
-/// When a rule applies to a tensor: the i-th of n of its role, layers counted upwards.
+/// Condition of a rule, for the i-th of n tensors of a role, in order of layers.
 #[derive(Debug, Clone, Copy)]
 enum When {
     Always,
     First(u32),
-    /// The first such part of the layers.
+    /// The first n / 8, n / 16, ... of them.
     FirstOf(u32),
-    /// Neither the first nor the last eighth.
+    /// Neither in the first nor in the last eighth.
     Middle,
-    /// [`use_more_bits`].
+    /// Where [`use_more_bits`] says so.
     MoreBits,
-    /// At least 4 query heads share keys and values.
-    Shared,
-    /// That, or at least 4 experts.
-    SharedOrExperts,
+    /// At least 4 query heads per KV head (grouped-query attention).
+    Gqa4,
+    /// As `Gqa4`, or at least 4 experts.
+    Gqa4OrExperts,
     EightExperts,
     EightExpertsMoreBits,
     /// Without an importance matrix.
-    Blind,
-    /// Without one, the first eighth.
-    BlindFirst,
-    /// With one, the first eighth.
-    GuidedFirst,
+    NoImatrix,
+    /// Without an importance matrix, in the first eighth.
+    NoImatrixFirstEighth,
+    /// With an importance matrix, in the first eighth.
+    ImatrixFirstEighth,
 }
 
 use Mix::*;
 
-/// Mixtures of about two bits and less.
-const LOW: &[Mix] = &[IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ2_M];
-/// Mixtures that spend more on the attention's output where there are 8 experts.
-const CAREFUL: &[Mix] = &[Q2_K, IQ3_XS, IQ3_XXS, Q3_K_S, Q3_K_M, IQ4_NL, Q4_K_S, Q4_K_M, IQ3_S, IQ3_M, IQ4_XS];
+/// Mixtures of about two bits or less.
+const TWO_BITS: &[Mix] = &[IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ2_M];
+/// Mixtures that use Q5_K for the attention output of models with 8 experts.
+const EXPERTS_OUTPUT_Q5: &[Mix] =
+    &[Q2_K, IQ3_XS, IQ3_XXS, Q3_K_S, Q3_K_M, IQ4_NL, Q4_K_S, Q4_K_M, IQ3_S, IQ3_M, IQ4_XS];
 
-/// Mixtures (none: all), role, condition, type. The first rule that applies counts; otherwise it is the base type.
+/// Mixtures (empty: all), role, condition, type. The first rule that applies wins; without one it is the base type.
 #[rustfmt::skip]
 const RULES: &[(&[Mix], Role, When, Dtype)] = &[
     (&[IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS], Role::TokenEmbedding, When::Always, Dtype::Q2_K),
     (&[IQ2_S, IQ2_M, IQ3_XXS], Role::TokenEmbedding, When::Always, Dtype::IQ3_S),
     (&[TQ1_0, TQ2_0, Q2_0], Role::TokenEmbedding, When::Always, Dtype::Q4_K),
 
-    (LOW, Role::AttnV, When::SharedOrExperts, Dtype::Q4_K),
+    (TWO_BITS, Role::AttnV, When::Gqa4OrExperts, Dtype::Q4_K),
     (&[IQ2_S, IQ2_M], Role::AttnV, When::Always, Dtype::IQ3_S),
-    (LOW, Role::AttnV, When::Always, Dtype::Q2_K),
+    (TWO_BITS, Role::AttnV, When::Always, Dtype::Q2_K),
     (&[], Role::AttnV, When::EightExperts, Dtype::Q8_0),
-    (&[Q2_K, Q2_K_S, IQ3_XXS, IQ3_XS, IQ3_S], Role::AttnV, When::Shared, Dtype::Q4_K),
+    (&[Q2_K, Q2_K_S, IQ3_XXS, IQ3_XS, IQ3_S], Role::AttnV, When::Gqa4, Dtype::Q4_K),
     (&[Q2_K], Role::AttnV, When::Always, Dtype::Q3_K),
-    (&[IQ3_XXS], Role::AttnV, When::Blind, Dtype::IQ3_S),
+    (&[IQ3_XXS], Role::AttnV, When::NoImatrix, Dtype::IQ3_S),
     (&[IQ3_M], Role::AttnV, When::Always, Dtype::Q4_K),
     (&[Q3_K_M], Role::AttnV, When::First(2), Dtype::Q5_K),
     (&[Q3_K_M], Role::AttnV, When::Always, Dtype::Q4_K),
     (&[Q3_K_L], Role::AttnV, When::Always, Dtype::Q5_K),
-    (&[IQ4_NL, IQ4_XS], Role::AttnV, When::Shared, Dtype::Q5_K),
+    (&[IQ4_NL, IQ4_XS], Role::AttnV, When::Gqa4, Dtype::Q5_K),
     (&[Q4_K_M, Q5_K_M], Role::AttnV, When::MoreBits, Dtype::Q6_K),
     (&[Q4_K_S], Role::AttnV, When::First(4), Dtype::Q5_K),
 
-    (LOW, Role::AttnK, When::EightExperts, Dtype::Q4_K),
+    (TWO_BITS, Role::AttnK, When::EightExperts, Dtype::Q4_K),
     (&[], Role::AttnK, When::EightExperts, Dtype::Q8_0),
     (&[IQ3_XS], Role::AttnK, When::Always, Dtype::IQ3_XXS),
     (&[IQ3_XS], Role::AttnQ, When::Always, Dtype::IQ3_XXS),
     (&[IQ3_XXS], Role::AttnK, When::Always, Dtype::IQ2_S),
     (&[IQ3_XXS], Role::AttnQ, When::Always, Dtype::IQ2_S),
 
-    (LOW, Role::AttnOutput, When::EightExperts, Dtype::Q5_K),
+    (TWO_BITS, Role::AttnOutput, When::EightExperts, Dtype::Q5_K),
     (&[IQ1_S, IQ1_M], Role::AttnOutput, When::Always, Dtype::IQ2_XXS),
     (&[IQ2_S, IQ2_M], Role::AttnOutput, When::Always, Dtype::IQ3_S),
-    (CAREFUL, Role::AttnOutput, When::EightExperts, Dtype::Q5_K),
+    (EXPERTS_OUTPUT_Q5, Role::AttnOutput, When::EightExperts, Dtype::Q5_K),
     (&[Q3_K_L], Role::AttnOutput, When::EightExperts, Dtype::Q3_K),
     (&[Q2_K], Role::AttnOutput, When::Always, Dtype::Q3_K),
     (&[IQ3_XXS], Role::AttnOutput, When::Always, Dtype::IQ3_S),
@@ -298,54 +298,54 @@ const RULES: &[(&[Mix], Role, When, Dtype)] = &[
     (&[Q3_K_L], Role::AttnOutput, When::Always, Dtype::Q5_K),
 
     (&[IQ2_S, IQ2_M], Role::FfnDown, When::FirstOf(8), Dtype::IQ3_S),
-    (LOW, Role::FfnDown, When::FirstOf(8), Dtype::Q2_K),
+    (TWO_BITS, Role::FfnDown, When::FirstOf(8), Dtype::Q2_K),
     (&[Q2_K], Role::FfnDown, When::Always, Dtype::Q3_K),
     (&[Q2_K_S], Role::FfnDown, When::FirstOf(8), Dtype::Q4_K),
-    (&[IQ3_XXS], Role::FfnDown, When::BlindFirst, Dtype::Q4_K),
-    (&[IQ3_XXS], Role::FfnDown, When::Blind, Dtype::Q3_K),
+    (&[IQ3_XXS], Role::FfnDown, When::NoImatrixFirstEighth, Dtype::Q4_K),
+    (&[IQ3_XXS], Role::FfnDown, When::NoImatrix, Dtype::Q3_K),
     (&[Q3_K_M], Role::FfnDown, When::FirstOf(16), Dtype::Q5_K),
     (&[Q3_K_M], Role::FfnDown, When::Always, Dtype::Q4_K),
     (&[IQ3_M], Role::FfnDown, When::FirstOf(8), Dtype::Q4_K),
     (&[IQ3_M], Role::FfnDown, When::EightExpertsMoreBits, Dtype::Q4_K),
     (&[Q3_K_L], Role::FfnDown, When::Always, Dtype::Q5_K),
     (&[Q4_K_M, Q5_K_M], Role::FfnDown, When::MoreBits, Dtype::Q6_K),
-    (&[IQ4_NL, IQ4_XS], Role::FfnDown, When::BlindFirst, Dtype::Q5_K),
+    (&[IQ4_NL, IQ4_XS], Role::FfnDown, When::NoImatrixFirstEighth, Dtype::Q5_K),
     (&[Q4_K_S], Role::FfnDown, When::FirstOf(8), Dtype::Q5_K),
-    (&[Q4_0], Role::FfnDown, When::GuidedFirst, Dtype::Q4_1),
-    (&[Q5_0], Role::FfnDown, When::GuidedFirst, Dtype::Q5_1),
+    (&[Q4_0], Role::FfnDown, When::ImatrixFirstEighth, Dtype::Q4_1),
+    (&[Q5_0], Role::FfnDown, When::ImatrixFirstEighth, Dtype::Q5_1),
 
     (&[IQ3_XS], Role::FfnGate, When::Middle, Dtype::IQ3_XXS),
     (&[IQ3_XS], Role::FfnUp, When::Middle, Dtype::IQ3_XXS),
 ];
 
-fn by_rules(mix: Mix, role: Role, facts: &Facts, i: u32, n: u32) -> Dtype {
-    let shared = facts.n_kv_heads > 0 && facts.n_heads / facts.n_kv_heads >= 4;
+fn apply_rules(mix: Mix, role: Role, facts: &ModelShape, i: u32, n: u32) -> Dtype {
+    let gqa4 = facts.n_kv_heads > 0 && facts.n_heads / facts.n_kv_heads >= 4;
     let applies = |when: When| match when {
         When::Always => true,
         When::First(count) => i < count,
         When::FirstOf(part) => i < n / part,
         When::Middle => i >= n / 8 && !is_in_last_eighth(i, n),
         When::MoreBits => use_more_bits(i, n),
-        When::Shared => shared,
-        When::SharedOrExperts => shared || facts.n_experts >= 4,
+        When::Gqa4 => gqa4,
+        When::Gqa4OrExperts => gqa4 || facts.n_experts >= 4,
         When::EightExperts => facts.n_experts == 8,
         When::EightExpertsMoreBits => facts.n_experts == 8 && use_more_bits(i, n),
-        When::Blind => !facts.importance,
-        When::BlindFirst => !facts.importance && i < n / 8,
-        When::GuidedFirst => facts.importance && i < n / 8,
+        When::NoImatrix => !facts.importance,
+        When::NoImatrixFirstEighth => !facts.importance && i < n / 8,
+        When::ImatrixFirstEighth => facts.importance && i < n / 8,
     };
     let rule = RULES
         .iter()
         .find(|(mixes, of, when, _)| *of == role && (mixes.is_empty() || mixes.contains(&mix)) && applies(*when));
-    // the 70B models: eight heads share a value, so its matrix is small
+    // 70B models: eight query heads share a KV head, so the value matrix is small and more bits cost little
     let is_70b = facts.n_layers == 80 && facts.n_heads != facts.n_kv_heads;
     match rule.map_or(mix.base(), |rule| rule.3) {
-        Dtype::Q3_K | Dtype::Q4_K if is_70b && role == Role::AttnV && !LOW.contains(&mix) => Dtype::Q5_K,
+        Dtype::Q3_K | Dtype::Q4_K if is_70b && role == Role::AttnV && !TWO_BITS.contains(&mix) => Dtype::Q5_K,
         chosen => chosen,
     }
 }
 
-/// The first and the last eighth of the layers, and every third between.
+/// True for the first and the last eighth of the layers, and every third in between.
 fn use_more_bits(i: u32, n: u32) -> bool {
     i < n / 8 || is_in_last_eighth(i, n) || (i - n / 8) % 3 == 2
 }
@@ -354,7 +354,7 @@ fn is_in_last_eighth(i: u32, n: u32) -> bool {
     u64::from(i) >= 7 * u64::from(n) / 8
 }
 
-/// A type that fits rows of `k` elements: that one, or one of nearly as many bits in blocks of 32, or F16.
+/// The type itself if it divides rows of `k` elements; else a similar type in blocks of 32, or F16.
 fn fall_back(dtype: Dtype, k: u64) -> Dtype {
     let smaller = match dtype {
         _ if k.is_multiple_of(dtype.block_len()) => return dtype,
@@ -369,8 +369,8 @@ fn fall_back(dtype: Dtype, k: u64) -> Dtype {
     if k.is_multiple_of(smaller.block_len()) { smaller } else { Dtype::F16 }
 }
 
-/// Matrices of weights are quantised; vectors, norms, routers, and small tables are not.
-fn may_quantise(t: &Source<'_>) -> bool {
+/// Whether llama.cpp quantises a tensor: weight matrices, but not vectors, norms, routers and small tables.
+fn may_quantise(t: &SourceTensor<'_>) -> bool {
     const KEPT: [&str; 5] = ["_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "shortconv.conv.weight", ".rel_pos"];
     let is_matrix = t.dims[1..].iter().any(|&d| d > 1);
     let is_table = matches!(t.name, "position_embd.weight" | "token_types.weight");
@@ -396,7 +396,7 @@ fn role(name: &str) -> Role {
     }
 }
 
-/// The layer number in `blk.N.`.
+/// The layer number N in `blk.N.`.
 fn layer(name: &str) -> Option<u32> {
     name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
@@ -413,15 +413,15 @@ mod tests {
         }
     }
 
-    fn types(mix: Mix, facts: Facts, tensors: &[(&str, [u64; 2])]) -> Vec<Dtype> {
-        let tensors: Vec<Source<'_>> = tensors
+    fn types(mix: Mix, facts: ModelShape, tensors: &[(&str, [u64; 2])]) -> Vec<Dtype> {
+        let tensors: Vec<SourceTensor<'_>> = tensors
             .iter()
-            .map(|&(name, [k, rows])| Source { name, dtype: Dtype::F32, dims: [k, rows, 1, 1] })
+            .map(|&(name, [k, rows])| SourceTensor { name, dtype: Dtype::F32, dims: [k, rows, 1, 1] })
             .collect();
         tensor_types(mix, &facts, &tensors)
     }
 
-    const LLAMA: Facts = Facts { n_layers: 32, n_heads: 32, n_kv_heads: 8, n_experts: 0, importance: false };
+    const LLAMA: ModelShape = ModelShape { n_layers: 32, n_heads: 32, n_kv_heads: 8, n_experts: 0, importance: false };
 
     #[test]
     fn rows_that_do_not_divide_fall_back() {
@@ -436,7 +436,7 @@ mod tests {
 
     #[test]
     fn values_of_the_largest_models_have_five_bits() {
-        let facts = Facts { n_layers: 80, n_heads: 64, ..LLAMA };
+        let facts = ModelShape { n_layers: 80, n_heads: 64, ..LLAMA };
         let two = [("blk.0.attn_v.weight", [256, 256]), ("blk.1.attn_v.weight", [256, 256])];
         assert_eq!(types(Mix::Q4_K_M, LLAMA, &two), [Dtype::Q4_K, Dtype::Q6_K]);
         assert_eq!(types(Mix::Q4_K_M, facts, &two), [Dtype::Q5_K, Dtype::Q6_K]);

@@ -1,7 +1,7 @@
-//! Element types of tensors: [`Dtype`] knows all of ggml's by name and size.
+//! Element types of tensors, and their quantisation. [`Dtype`] has the name and size of every type of ggml.
 //!
-//! The older types have a file each, with layout, `dequantise` (the exact values, in ggml's order of rounding) and
-//! `quantise`; those of codes are rows of [`codebook`]. [`Quantiser`] gives ggml's bytes.
+//! Legacy types and most K-quants have a file each, with layout, `dequantise` (exact values, in the rounding order of
+//! ggml) and `quantise`; codebook types are rows of [`codebook`]. [`Quantiser`] gives the bytes of ggml.
 //! Source: <https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c>.
 
 pub mod codebook;
@@ -37,61 +37,64 @@ use self::codebook::Codebook;
 pub use self::dtype::Dtype;
 pub use self::quantiser::Quantiser;
 
-/// A block that has an infinite or NaN scale; of an F32, F16 or BF16 tensor, such an element.
+/// A block with an infinite or NaN scale; in F32, F16 and BF16 tensors, such an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("block {index} has an infinity or NaN")]
+#[error("block {index}: infinite or NaN, or cut short; expected whole blocks of finite numbers")]
 pub struct BlockFault {
-    /// Index of the first such block; one that is cut short counts.
+    /// Index of the first such block. A truncated block counts.
     pub index: usize,
 }
 
-/// Why numbers could not be converted.
+/// Why a conversion failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum QuantError {
-    /// The engine does not compute with this type.
-    #[error("no conversion for {}", .0.name())]
+    /// The engine does not support this type.
+    #[error("type {}: not supported, no conversion from or to it", .0.name())]
     Unsupported(Dtype),
-    /// The lengths do not belong together.
-    #[error("{elements} elements and {bytes} bytes are not the same number of blocks of {}", dtype.name())]
+    /// The elements and bytes are not the same number of blocks.
+    #[error(
+        "type {}: {elements} elements and {bytes} bytes, expected as many blocks of {} elements as of {} bytes",
+        dtype.name(), dtype.block_len(), dtype.block_bytes()
+    )]
     Length {
-        /// The type.
+        /// The type of the bytes.
         dtype: Dtype,
-        /// Elements given.
+        /// Number of elements given.
         elements: usize,
-        /// Bytes given.
+        /// Number of bytes given.
         bytes: usize,
     },
-    /// The type has too few bits to do without an importance matrix.
-    #[error("{} needs an importance matrix", .0.name())]
+    /// The type has too few bits to be quantised without an importance matrix.
+    #[error("type {}: needs an importance matrix", .0.name())]
     NeedsImportance(Dtype),
-    /// The importance is not one number per element of a row, or one of them is negative, infinite or NaN.
-    #[error("an importance matrix of {found} numbers that are finite and at least 0, for rows of {expected}")]
+    /// The importance matrix must have one finite number of at least 0 per element of a row.
+    #[error("importance matrix: {found} finite numbers of at least 0, expected {expected}, one per element of a row")]
     Importance {
-        /// Such numbers there are.
+        /// Number of valid entries before the first invalid one.
         found: usize,
         /// Elements of a row.
         expected: usize,
     },
-    /// A number to be quantised is infinite or NaN.
-    #[error("element {index} is an infinity or NaN")]
+    /// An element to be quantised is infinite or NaN.
+    #[error("element {index}: infinite or NaN, expected a finite number")]
     NotFinite {
         /// Index of the first such element.
         index: usize,
     },
-    /// The numbers are too large for the type.
-    #[error("the numbers of block {} are too large for {}", fault.index, dtype.name())]
+    /// An element is outside the range of the type.
+    #[error("block {}: numbers beyond the range of type {}", fault.index, dtype.name())]
     Overflow {
         /// The type.
         dtype: Dtype,
-        /// The block.
+        /// The first block with such an element.
         fault: BlockFault,
     },
 }
 
-/// The exact values of `src`, which must be whole blocks for exactly `out.len()` elements.
+/// Dequantises whole blocks: writes the exact values of `src` to `out`.
 ///
 /// # Errors
-/// [`QuantError::Unsupported`] or [`QuantError::Length`].
+/// [`QuantError::Unsupported`], or [`QuantError::Length`] if `src` is not exactly the blocks of `out.len()` elements.
 pub fn dequantise(dtype: Dtype, src: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
     check_lengths(dtype, out.len(), src.len())?;
     match dtype {
@@ -124,16 +127,16 @@ pub fn widen(dtype: Dtype, src: &[u8], out: &mut [f32]) -> Result<(), QuantError
     Ok(())
 }
 
-/// Rounds `src` to `dtype`: whole blocks, which must fill exactly `out`. For many calls make a [`Quantiser`].
+/// Quantises `src` to `dtype`: whole blocks, which must fill `out` exactly. For repeated calls use a [`Quantiser`].
 ///
 /// # Errors
-/// Any [`QuantError`]. `out` holds nothing of use then.
+/// Any [`QuantError`]; the contents of `out` are then unspecified.
 pub fn quantise(dtype: Dtype, src: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
     Quantiser::new(dtype)?.rows(src, src.len(), None, out)
 }
 
-/// Checks that every scale (every element, in F32, F16 and BF16) of `bytes` is finite, at memory speed; in MXFP4 that
-/// the values are. A block of any other type is never bad.
+/// Checks that every scale of `bytes` is finite (in F32, F16 and BF16 every element; in MXFP4 that all values are).
+/// Blocks of other types are always valid. Runs at memory bandwidth.
 ///
 /// # Errors
 /// The first block that fails.
@@ -152,7 +155,7 @@ pub fn validate(dtype: Dtype, bytes: &[u8]) -> Result<(), BlockFault> {
     fault.map_or(Ok(()), |index| Err(BlockFault { index }))
 }
 
-/// Index of the first block of `len` bytes that is `bad` or cut short.
+/// Index of the first block of `len` bytes that is `bad` or truncated.
 #[inline(always)]
 fn first_bad(bytes: &[u8], len: usize, bad: impl Fn(&[u8]) -> bool) -> Option<usize> {
     let blocks = bytes.chunks_exact(len);

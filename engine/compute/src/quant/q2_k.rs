@@ -10,7 +10,7 @@
 use core::array;
 
 use super::codebook::Codes;
-use super::fit::{self, Search, across, nearest, sum_of_squares, weigh};
+use super::fit::{self, ScaleSearch, error_weights, nearest, side_by_side, sum_of_squares};
 use super::float::{scale_at, set_scale};
 
 pub(super) fn unpack(block: &[u8], out: &mut Codes) {
@@ -24,12 +24,12 @@ pub(super) fn unpack(block: &[u8], out: &mut Codes) {
     }
 }
 
-/// A scale and a minimum per sub-block, rounded to 4 bits, then the numbers for the rounded ones. Without importance,
-/// errors count by their magnitude and elements by theirs.
+/// Fits a scale and a minimum per sub-block, rounds them to 4 bits, and requantises. Without an importance matrix
+/// elements are weighted by their magnitude, and errors are absolute.
 pub(super) fn quantise(x: &[f32; 256], importance: Option<&[f32; 256]>, block: &mut [u8; 84]) {
-    const SEARCH: Search = Search { max_q: 3, from: -0.5, step: 0.1, n_steps: 15, absolute: true };
+    const SEARCH: ScaleSearch = ScaleSearch { max_q: 3, from: -0.5, step: 0.1, n_steps: 15, absolute: true };
     type Rows = [[f32; 16]; 16];
-    let columns: Rows = across(x);
+    let columns: Rows = side_by_side(x);
     let (d, dmin, scales, mins, fitted) = match importance {
         None => {
             let weights: Rows = columns.map(|x| x.map(f32::abs));
@@ -43,8 +43,8 @@ pub(super) fn quantise(x: &[f32; 256], importance: Option<&[f32; 256]>, block: &
             (d, dmin, scales, mins, fitted)
         }
         Some(importance) => {
-            let weights: [f32; 256] = weigh(importance, sum_of_squares(x) / 256.0, x);
-            let (scales, mins, fitted) = fit::with_min(&columns, &across(&weights), &fit::weighted(3));
+            let weights: [f32; 256] = error_weights(importance, sum_of_squares(x) / 256.0, x);
+            let (scales, mins, fitted) = fit::with_min(&columns, &side_by_side(&weights), &fit::weighted(3));
             let sums = array::from_fn(|j| weights[16 * j..][..16].iter().sum());
             let (d, scales) = fit::positive(&scales, &sums, 15.0);
             let (dmin, mins) = fit::positive(&mins, &sums, 15.0);

@@ -10,7 +10,7 @@
 use core::array;
 
 use super::codebook::Codes;
-use super::fit::{self, TINY, across, improve, nearest, sum_of_squares, weigh};
+use super::fit::{self, TINY, error_weights, nearest, refine, side_by_side, sum_of_squares};
 use super::float::{largest, scale_at, set_scale};
 
 pub(super) fn unpack(block: &[u8], out: &mut Codes) {
@@ -27,7 +27,7 @@ pub(super) fn unpack(block: &[u8], out: &mut Codes) {
     }
 }
 
-/// A scale per sub-block, rounded to 6 bits, then the numbers for the rounded ones.
+/// Fits a scale per sub-block, rounds it to 6 bits, and requantises.
 pub(super) fn quantise(x: &[f32; 256], importance: Option<&[f32; 256]>, block: &mut [u8; 110]) {
     let (d, scales, fitted): (f32, [f32; 16], [[f32; 16]; 16]) = match importance {
         None => {
@@ -36,13 +36,13 @@ pub(super) fn quantise(x: &[f32; 256], importance: Option<&[f32; 256]>, block: &
             let max = largest(&scales);
             let inverse = if max == 0.0 { 0.0 } else { -32.0 / max };
             let d = if max == 0.0 { 0.0 } else { 1.0 / inverse };
-            // ggml leaves scales of 0 in a block of zeros, which stand for -32
+            // as in ggml: a block of zeros has scales of 0, which stand for -32
             let rounded = scales.map(|v| if max == 0.0 { -32.0 } else { nearest(inverse * v, -32.0, 31.0) });
             (d, rounded, array::from_fn(|i| array::from_fn(|j| fits[j].1[i])))
         }
         Some(importance) => {
-            let weights: [f32; 256] = weigh(importance, 2.0 * sum_of_squares(x) / 256.0, x);
-            let (scales, fitted) = fit::signed(&across(x), &across(&weights), 4.0);
+            let weights: [f32; 256] = error_weights(importance, 2.0 * sum_of_squares(x) / 256.0, x);
+            let (scales, fitted) = fit::signed(&side_by_side(x), &side_by_side(&weights), 4.0);
             let sums: [f32; 16] = array::from_fn(|j| weights[16 * j..][..16].iter().sum());
             let (d, rounded) = fit::signed::<1, 16>(&scales.map(|v| [v]), &sums.map(|v| [v]), 32.0);
             (d[0], rounded.map(|v| v[0]), fitted)
@@ -65,11 +65,11 @@ pub(super) fn quantise(x: &[f32; 256], importance: Option<&[f32; 256]>, block: &
     }
 }
 
-/// The scale for which `scale * q`, q from -4 to 3, is closest to `x` weighted by its squares; and the `q`.
+/// The scale for which `scale * q`, q from -4 to 3, is closest to `x`, weighted by its squares; and the `q`.
 fn fit_one(x: &[f32; 16]) -> (f32, [f32; 16]) {
     let max = largest(x);
     if max.abs() < TINY {
-        return (0.0, [-4.0; 16]); // as ggml leaves it: whatever `q`, the scale is 0
+        return (0.0, [-4.0; 16]); // as in ggml: `q` is irrelevant, as the scale is 0
     }
     let inverse = -4.0 / max;
     let w = x.map(|x| x * x);
@@ -79,6 +79,6 @@ fn fit_one(x: &[f32; 16]) -> (f32, [f32; 16]) {
         sum_lx += w[i] * x[i] * q[i];
         sum_l2 += w[i] * q[i] * q[i];
     }
-    improve(x, &w, &mut q, (&mut sum_lx, &mut sum_l2), |v| nearest(v, -4.0, 3.0), |q| q);
+    refine(x, &w, &mut q, (&mut sum_lx, &mut sum_l2), |v| nearest(v, -4.0, 3.0), |q| q);
     (if sum_l2 > 0.0 { sum_lx / sum_l2 } else { 0.0 }, q)
 }

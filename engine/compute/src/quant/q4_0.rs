@@ -8,13 +8,13 @@
 use super::fit;
 use super::float::{inverse, largest, scale_at, set_scale};
 
-/// Elements in a block.
+/// Elements of a block.
 pub const LEN: usize = 32;
 /// Bytes of a block.
 pub const BYTES: usize = 2 + LEN / 2;
 const _: () = assert!(super::Dtype::Q4_0.block_len() == LEN as u64 && super::Dtype::Q4_0.block_bytes() == BYTES as u64);
 
-/// The values of a block.
+/// Dequantises a block.
 pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     let d = scale_at(block, 0);
     for (j, &q) in block[2..].iter().enumerate() {
@@ -23,7 +23,7 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     }
 }
 
-/// The element of largest magnitude becomes q = 0, that is -8.
+/// Quantises a block: the element of largest magnitude becomes q = 0, which stands for -8.
 pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     let d = largest(x) / -8.0;
     let id = inverse(d);
@@ -34,7 +34,7 @@ pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     }
 }
 
-/// The scale of least error, elements weighted by `w`.
+/// Quantises with the scale of least squared error, elements weighted by `w`.
 pub(super) fn quantise_weighted(x: &[f32; LEN], w: &[f32; LEN], block: &mut [u8; BYTES]) {
     let ([d], q) = fit::signed::<1, LEN>(&x.map(|x| [x]), &w.map(|w| [w]), 8.0);
     set_scale(block, 0, d);

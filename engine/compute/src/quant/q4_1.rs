@@ -9,13 +9,13 @@
 use super::fit;
 use super::float::{inverse, min_max, scale_at, set_scale};
 
-/// Elements in a block.
+/// Elements of a block.
 pub const LEN: usize = 32;
 /// Bytes of a block.
 pub const BYTES: usize = 2 + 2 + LEN / 2;
 const _: () = assert!(super::Dtype::Q4_1.block_len() == LEN as u64 && super::Dtype::Q4_1.block_bytes() == BYTES as u64);
 
-/// The values of a block.
+/// Dequantises a block.
 pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     let (d, m) = (scale_at(block, 0), scale_at(block, 2));
     for (j, &q) in block[4..].iter().enumerate() {
@@ -24,7 +24,7 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     }
 }
 
-/// The range from the smallest to the largest element in 15 steps.
+/// Quantises a block: the range from the smallest to the largest element in 15 steps.
 pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     let (min, max) = min_max(x);
     let d = (max - min) / 15.0;
@@ -37,7 +37,7 @@ pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     }
 }
 
-/// The scale and the minimum of least error, elements weighted by `w`.
+/// Quantises with the scale and minimum of least squared error, elements weighted by `w`.
 pub(super) fn quantise_weighted(x: &[f32; LEN], w: &[f32; LEN], block: &mut [u8; BYTES]) {
     let ([d], [m], q) = fit::with_min::<1, LEN>(&x.map(|x| [x]), &w.map(|w| [w]), &fit::weighted(15));
     set_scale(block, 0, d);

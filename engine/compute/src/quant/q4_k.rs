@@ -7,10 +7,10 @@
 //! | 4..16 | 8 scales and 8 minima of 6 bits: [`scale_min`] |
 //! | 16..144 | `q`, 4 bits: of each 32 bytes, the low halves are one sub-block and the high halves the next |
 
-use super::fit::Search;
+use super::fit::ScaleSearch;
 use super::kquant;
 
-/// Elements in a block.
+/// Elements of a block.
 pub const LEN: usize = kquant::LEN;
 /// Bytes of a block.
 pub const BYTES: usize = 2 + 2 + 12 + LEN / 2;
@@ -21,7 +21,7 @@ pub fn scale_min(packed: &[u8; 12], j: usize) -> (u8, u8) {
     kquant::scale_min(packed, j)
 }
 
-/// The values of a block.
+/// Dequantises a block.
 pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     let (head, qs) = block.split_at(16);
     let scales = kquant::sub_scales(head);
@@ -35,9 +35,9 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     }
 }
 
-/// A scale and a minimum per sub-block by weighted least squares, then the numbers for the rounded scales.
+/// Fits a scale and a minimum per sub-block by weighted least squares, rounds them, and requantises.
 pub fn quantise(x: &[f32; LEN], importance: Option<&[f32; LEN]>, block: &mut [u8; BYTES]) {
-    const SEARCH: Search = Search { max_q: 15, from: -1.0, step: 0.1, n_steps: 20, absolute: false };
+    const SEARCH: ScaleSearch = ScaleSearch { max_q: 15, from: -1.0, step: 0.1, n_steps: 20, absolute: false };
     let (head, qs) = block.split_at_mut(16);
     let q = kquant::quantise_with_mins(x, importance, head, &SEARCH);
     for (qs, q) in qs.as_chunks_mut::<32>().0.iter_mut().zip(q.as_chunks::<64>().0) {

@@ -9,13 +9,13 @@
 use super::fit;
 use super::float::{inverse, largest, scale_at, set_scale};
 
-/// Elements in a block.
+/// Elements of a block.
 pub const LEN: usize = 32;
 /// Bytes of a block.
 pub const BYTES: usize = 2 + 4 + LEN / 2;
 const _: () = assert!(super::Dtype::Q5_0.block_len() == LEN as u64 && super::Dtype::Q5_0.block_bytes() == BYTES as u64);
 
-/// The values of a block.
+/// Dequantises a block.
 pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     let d = scale_at(block, 0);
     let q = unpack_q(&block[2..]);
@@ -24,7 +24,7 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     }
 }
 
-/// The element of largest magnitude becomes q = 0, that is -16.
+/// Quantises a block: the element of largest magnitude becomes q = 0, which stands for -16.
 pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     let d = largest(x) / -16.0;
     let id = inverse(d);
@@ -32,7 +32,7 @@ pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     pack_q(x.map(|x| ((x * id + 16.5) as u8).min(31)), &mut block[2..]);
 }
 
-/// The 5-bit numbers of the last 20 bytes of a block.
+/// Unpacks the 5-bit quants from the last 20 bytes of a block.
 pub(super) fn unpack_q(bytes: &[u8]) -> [u8; LEN] {
     let high = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     core::array::from_fn(|j| {
@@ -50,7 +50,7 @@ pub(super) fn pack_q(q: [u8; LEN], bytes: &mut [u8]) {
     }
 }
 
-/// The scale of least error, elements weighted by `w`.
+/// Quantises with the scale of least squared error, elements weighted by `w`.
 pub(super) fn quantise_weighted(x: &[f32; LEN], w: &[f32; LEN], block: &mut [u8; BYTES]) {
     let ([d], q) = fit::signed::<1, LEN>(&x.map(|x| [x]), &w.map(|w| [w]), 16.0);
     set_scale(block, 0, d);

@@ -11,13 +11,13 @@ use super::fit;
 use super::float::{inverse, min_max, scale_at, set_scale};
 use super::q5_0::{pack_q, unpack_q};
 
-/// Elements in a block.
+/// Elements of a block.
 pub const LEN: usize = 32;
 /// Bytes of a block.
 pub const BYTES: usize = 2 + 2 + 4 + LEN / 2;
 const _: () = assert!(super::Dtype::Q5_1.block_len() == LEN as u64 && super::Dtype::Q5_1.block_bytes() == BYTES as u64);
 
-/// The values of a block.
+/// Dequantises a block.
 pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     let (d, m) = (scale_at(block, 0), scale_at(block, 2));
     let q = unpack_q(&block[4..]);
@@ -26,7 +26,7 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     }
 }
 
-/// The range from the smallest to the largest element in 31 steps.
+/// Quantises a block: the range from the smallest to the largest element in 31 steps.
 pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     let (min, max) = min_max(x);
     let d = (max - min) / 31.0;
@@ -36,7 +36,7 @@ pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     pack_q(x.map(|x| (((x - min) * id + 0.5) as u8).min(31)), &mut block[4..]);
 }
 
-/// The scale and the minimum of least error, elements weighted by `w`.
+/// Quantises with the scale and minimum of least squared error, elements weighted by `w`.
 pub(super) fn quantise_weighted(x: &[f32; LEN], w: &[f32; LEN], block: &mut [u8; BYTES]) {
     let ([d], [m], q) = fit::with_min::<1, LEN>(&x.map(|x| [x]), &w.map(|w| [w]), &fit::weighted(31));
     set_scale(block, 0, d);

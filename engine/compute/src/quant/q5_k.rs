@@ -8,16 +8,16 @@
 //! | 16..48 | bit 4 of `q`: bit s of byte l is element l of sub-block s |
 //! | 48..176 | low 4 bits of `q`: of each 32 bytes, the low halves are one sub-block and the high halves the next |
 
-use super::fit::Search;
+use super::fit::ScaleSearch;
 use super::kquant;
 
-/// Elements in a block.
+/// Elements of a block.
 pub const LEN: usize = kquant::LEN;
 /// Bytes of a block.
 pub const BYTES: usize = 2 + 2 + 12 + LEN / 8 + LEN / 2;
 const _: () = assert!(super::Dtype::Q5_K.block_len() == LEN as u64 && super::Dtype::Q5_K.block_bytes() == BYTES as u64);
 
-/// The values of a block.
+/// Dequantises a block.
 pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     let (head, rest) = block.split_at(16);
     let (high, qs) = rest.split_at(32);
@@ -33,9 +33,9 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     }
 }
 
-/// A scale and a minimum per sub-block by weighted least squares, then the numbers for the rounded scales.
+/// Fits a scale and a minimum per sub-block by weighted least squares, rounds them, and requantises.
 pub fn quantise(x: &[f32; LEN], importance: Option<&[f32; LEN]>, block: &mut [u8; BYTES]) {
-    const SEARCH: Search = Search { max_q: 31, from: -0.5, step: 0.1, n_steps: 15, absolute: false };
+    const SEARCH: ScaleSearch = ScaleSearch { max_q: 31, from: -0.5, step: 0.1, n_steps: 15, absolute: false };
     let (head, rest) = block.split_at_mut(16);
     let q = kquant::quantise_with_mins(x, importance, head, &SEARCH);
     let (high, qs) = rest.split_at_mut(32);

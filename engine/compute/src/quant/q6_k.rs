@@ -9,11 +9,11 @@
 
 use core::array;
 
-use super::fit::{self, TINY, across, nearest};
+use super::fit::{self, TINY, nearest, side_by_side};
 use super::float::{largest, scale_at, set_scale};
 use super::kquant;
 
-/// Elements in a block.
+/// Elements of a block.
 pub const LEN: usize = kquant::LEN;
 /// Bytes of a block.
 pub const BYTES: usize = LEN / 2 + LEN / 4 + LEN / 16 + 2;
@@ -23,7 +23,7 @@ const HIGH: usize = 128;
 const SCALES: usize = 192;
 const D: usize = 208;
 
-/// The values of a block.
+/// Dequantises a block.
 pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     let d = scale_at(block, D);
     let scales: [f32; 16] = array::from_fn(|i| d * f32::from(block[SCALES + i] as i8));
@@ -42,13 +42,13 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     }
 }
 
-/// Fits a scale to each sub-block, elements weighted by their importance or else their squares, rounds the scales to multiples of a common `d` (the largest becomes -128), and
-/// chooses the numbers for the rounded scales.
+/// Fits a scale to each sub-block, with elements weighted by importance or else by their squares, rounds the scales to
+/// multiples of a common `d` (the largest becomes -128), and requantises.
 pub fn quantise(x: &[f32; LEN], importance: Option<&[f32; LEN]>, block: &mut [u8; BYTES]) {
     let weights = importance.map_or_else(|| x.map(|x| x * x), |w| *w);
-    let (scales, fitted): ([f32; 16], [_; 16]) = fit::signed(&across(x), &across(&weights), 32.0);
+    let (scales, fitted): ([f32; 16], [_; 16]) = fit::signed(&side_by_side(x), &side_by_side(&weights), 32.0);
     if scales.iter().any(|scale| !scale.is_finite()) {
-        set_scale(block, D, f32::INFINITY); // the squares overflowed: `d` would too, and the caller checks it
+        set_scale(block, D, f32::INFINITY); // the squares overflowed, and so would `d`; the caller validates the block
         return;
     }
     let max_scale = largest(&scales);

@@ -7,13 +7,13 @@
 
 use super::float::{inverse, largest, round, scale_at, set_scale};
 
-/// Elements in a block.
+/// Elements of a block.
 pub const LEN: usize = 32;
 /// Bytes of a block.
 pub const BYTES: usize = 2 + LEN;
 const _: () = assert!(super::Dtype::Q8_0.block_len() == LEN as u64 && super::Dtype::Q8_0.block_bytes() == BYTES as u64);
 
-/// The values of a block.
+/// Dequantises a block.
 pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     let d = scale_at(block, 0);
     for (out, &q) in out.iter_mut().zip(&block[2..]) {
@@ -21,7 +21,7 @@ pub fn dequantise(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     }
 }
 
-/// The largest magnitude becomes 127; halves round away from zero.
+/// Quantises a block: the largest magnitude becomes 127; halves round away from zero.
 pub fn quantise(x: &[f32; LEN], block: &mut [u8; BYTES]) {
     let d = largest(x).abs() / 127.0;
     let id = inverse(d);

@@ -1,7 +1,7 @@
-//! From numbers to blocks: ggml's quantisers, with and without an importance matrix. All of it is plain f32 addition,
-//! multiplication and division in ggml's order (and square roots, correctly rounded), so the bytes are the same everywhere.
+//! The quantisers of ggml, with and without an importance matrix. They use only f32 addition, multiplication, division
+//! and correctly rounded square roots, in the order of ggml, so the bytes are the same on every target.
 
-use super::fit::{sum_of_squares, weigh};
+use super::fit::{error_weights, sum_of_squares};
 use super::lattice::Lattice;
 use super::{
     BlockFault, Dtype, QuantError, float, fp4, iq1, iq2, iq3, iq4, low_bits, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1,
@@ -9,18 +9,19 @@ use super::{
 };
 use super::{check_lengths, q8_0, ternary, validate};
 
-/// Quantises to one type.
+/// Quantises rows to one type.
 #[derive(Debug)]
 pub struct Quantiser {
     dtype: Dtype,
     lattice: Option<Lattice>,
 }
 
-/// Beyond this no type of small blocks but MXFP4 has a value, and squares come near the end of f32.
+/// Largest magnitude accepted by block types other than MXFP4: beyond it f16 scales
+/// overflow, and squares come close to the limit of f32.
 const LARGEST: f32 = 1e10;
 
 impl Quantiser {
-    /// Prepares what the type needs: the IQ1, IQ2 and IQ3 types take a moment for their grids.
+    /// Prepares the tables of a type. For IQ1, IQ2 and IQ3 types this takes a moment.
     ///
     /// # Errors
     /// [`QuantError::Unsupported`].
@@ -32,11 +33,11 @@ impl Quantiser {
         }
     }
 
-    /// Rounds rows of `k` elements, which must fill exactly `out`. `importance` says for each element of a row how much
-    /// its error counts; the types that take no notice are F32, F16, BF16, Q8_0, TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0, Q2_0.
+    /// Quantises rows of `k` elements, which must fill `out` exactly. `importance` weights the error of each element of
+    /// a row; ignored by F32, F16, BF16, Q8_0, TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0 and Q2_0.
     ///
     /// # Errors
-    /// Any [`QuantError`]. `out` holds nothing of use then.
+    /// Any [`QuantError`]; the contents of `out` are then unspecified.
     pub fn rows(&self, src: &[f32], k: usize, importance: Option<&[f32]>, out: &mut [u8]) -> Result<(), QuantError> {
         let dtype = self.dtype;
         check_lengths(dtype, src.len(), out.len())?;
@@ -68,7 +69,7 @@ impl Quantiser {
     }
 
     fn row(&self, x: &[f32], w: Option<&[f32]>, out: &mut [u8]) -> Result<(), QuantError> {
-        // the legacy types weigh elements against the mean square of their row
+        // the legacy types weight elements relative to the mean square of their row
         let mean_square = w.map_or(0.0, |_| sum_of_squares(x) / x.len() as f32);
         match (self.dtype, w) {
             (Dtype::F32, _) => pack(x, out, float::f32_into),
@@ -149,7 +150,7 @@ fn pack_legacy<const BYTES: usize>(
 ) {
     pack_weighted(x, Some(w), out, |x, w, out| {
         if let Some(w) = w {
-            block(x, &weigh(w, mean_square, x), out);
+            block(x, &error_weights(w, mean_square, x), out);
         }
     });
 }

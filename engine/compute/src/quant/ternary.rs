@@ -20,7 +20,7 @@
 use super::codebook::Codes;
 use super::float::{inverse, largest, round, scale_at, set_scale};
 
-/// First byte, number of bytes, first element, digits.
+/// First byte, number of bytes, first element, digits per byte.
 pub(super) const PARTS: [(usize, usize, usize, usize); 3] = [(0, 32, 0, 5), (32, 16, 160, 5), (48, 4, 240, 4)];
 
 pub(super) fn unpack_1(block: &[u8], out: &mut Codes) {
@@ -43,7 +43,7 @@ pub(super) fn unpack_2(block: &[u8], out: &mut Codes) {
     }
 }
 
-/// The largest magnitude is the scale.
+/// Stores the largest magnitude as the scale and returns its inverse.
 fn scale(x: &[f32; 256], block: &mut [u8], at: usize) -> f32 {
     let d = largest(x).abs();
     set_scale(block, at, d);

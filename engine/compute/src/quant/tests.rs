@@ -1,4 +1,4 @@
-//! Against ggml's own numbers: values of blocks, bytes of quantised rows; `tests/tests/quantised.rs` has whole models.
+//! Comparison with ggml: values of blocks, bytes of quantised rows. `tests/tests/quantised.rs` compares whole models.
 
 use alloc::string::{String, ToString};
 use alloc::vec;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
-use super::mix::{Facts, Mix, Source, needs_importance, tensor_types};
+use super::mix::{Mix, ModelShape, SourceTensor, needs_importance, tensor_types};
 use super::*;
 use crate::kernels::tests::Rng;
 use sha2::{Digest, Sha256};
@@ -26,7 +26,7 @@ fn hex(text: &str) -> Vec<u8> {
 }
 
 fn floats(value: &serde_json::Value) -> Vec<f32> {
-    // shortest decimals of f32: by way of text, so that they are rounded once
+    // parsed from text, so that the decimals are rounded only once, to f32
     value.as_array().unwrap().iter().map(|v| v.to_string().parse().unwrap()).collect()
 }
 
@@ -36,7 +36,7 @@ fn quantisers() -> &'static [(Dtype, Quantiser)] {
     ALL.get_or_init(|| Dtype::SUPPORTED.into_iter().map(|d| (d, Quantiser::new(d).unwrap())).collect())
 }
 
-/// Those of the types that can do without importance.
+/// Quantisers of the types that need no importance matrix.
 fn plain_quantisers() -> impl Iterator<Item = (Dtype, &'static Quantiser)> {
     quantisers().iter().map(|(dtype, quantiser)| (*dtype, quantiser)).filter(|(dtype, quantiser)| {
         let (k, bytes) = (dtype.block_len() as usize, dtype.block_bytes() as usize);
@@ -44,7 +44,7 @@ fn plain_quantisers() -> impl Iterator<Item = (Dtype, &'static Quantiser)> {
     })
 }
 
-/// `dequantise` gives exactly `values`.
+/// Checks that `dequantise` gives exactly `values`.
 fn check_values(dtype: Dtype, bytes: &[u8], values: &[f32]) {
     let mut ours = vec![0.0; values.len()];
     dequantise(dtype, bytes, &mut ours).unwrap();
@@ -82,7 +82,7 @@ fn sizes_are_ggmls() {
     }
 }
 
-/// The numbers of `tests/scripts/make_quantiser_cases.py`: rows, and the importance of their elements.
+/// Test data of `tests/scripts/make_quantiser_cases.py`: rows, and the importance of their elements.
 fn numbers(rows: usize, k: usize) -> (Vec<Vec<f32>>, Vec<f32>) {
     let mut rng = Rng(1);
     let row = |i: usize| {
@@ -125,7 +125,7 @@ fn rows_have_ggmls_bytes() {
             let importance = (kind == "weighted").then_some(&weights[..]);
             for (i, (row, digest)) in rows.iter().zip(digests.as_array().unwrap()).enumerate() {
                 out.fill(0xa5);
-                // the one difference: see `iq3::quantise_s`
+                // the only difference: see `iq3::quantise_s`
                 if dtype == Dtype::IQ3_S && row.chunks(32).any(|x| x.iter().all(|&x| x == 0.0)) {
                     continue;
                 }
@@ -163,7 +163,7 @@ fn mixture_tensors(model: &serde_json::Value) -> Vec<(String, [u64; 4])> {
     all
 }
 
-/// One kind of tensor's types in order of the layers, as `make_mixture_cases.py` writes them.
+/// The types of one kind of tensor in order of layers, in the notation of `make_mixture_cases.py`.
 fn runs(types: &[Dtype]) -> String {
     let runs = types.chunk_by(|a, b| a == b).map(|run| format!("{}*{}", run[0].name(), run.len()));
     runs.collect::<Vec<_>>().join(" ")
@@ -178,7 +178,7 @@ fn mixtures_are_llama_cpps() {
         for (mix_name, cases) in model["mixes"].as_object().unwrap() {
             let mix = Mix::from_name(mix_name).unwrap();
             for (case, importance) in [("plain", false), ("guided", true)] {
-                let facts = Facts {
+                let facts = ModelShape {
                     n_layers: number("layers"),
                     n_heads: number("heads"),
                     n_kv_heads: number("kv_heads"),
@@ -186,7 +186,7 @@ fn mixtures_are_llama_cpps() {
                     importance,
                 };
                 let sources: Vec<_> =
-                    tensors.iter().map(|(name, dims)| Source { name, dtype: Dtype::F32, dims: *dims }).collect();
+                    tensors.iter().map(|(name, dims)| SourceTensor { name, dtype: Dtype::F32, dims: *dims }).collect();
                 let types = tensor_types(mix, &facts, &sources);
                 let mut kinds = std::collections::BTreeMap::<&str, Vec<Dtype>>::new();
                 for ((name, _), dtype) in tensors.iter().zip(&types) {
@@ -285,7 +285,7 @@ fn validate_finds_every_bad_scale() {
     assert_eq!(validate(Dtype::BF16, &[0, 0, 0x80, 0x7f]), Err(BlockFault { index: 1 }));
 }
 
-/// Steps in the range of a block's values: the error of an element is at most about one of them.
+/// Number of quantisation steps in the range of a block; the error of an element is about one step at most.
 fn steps(dtype: Dtype) -> f32 {
     match dtype {
         Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q4_K => 15.0,
@@ -296,7 +296,7 @@ fn steps(dtype: Dtype) -> f32 {
         Dtype::BF16 => 256.0,
         Dtype::IQ4_NL | Dtype::IQ4_XS => 10.0,
         Dtype::Q3_K => 7.0,
-        // little can be said of one element
+        // no useful bound for single elements
         _ if dtype.block_len() > 1 => 1.0,
         _ => f32::INFINITY,
     }

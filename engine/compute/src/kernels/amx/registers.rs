@@ -1,10 +1,10 @@
-//! The matrix registers: whose they are, their shapes, and dots in them.
+//! AMX tile registers: permission, tile shapes, and dots.
 
 use core::arch::asm;
 
-use super::{Dots, Line};
+use super::{CacheLine, Dots};
 
-/// Asks the system for the use of matrix registers, which is a process's to ask for: their state is large.
+/// Asks Linux for the permission to use AMX; a process must request it, as the register state is large.
 pub(in super::super) fn is_permitted() -> bool {
     #[cfg(target_os = "linux")]
     {
@@ -24,9 +24,9 @@ pub(in super::super) fn is_permitted() -> bool {
     false
 }
 
-/// Shapes of the matrix registers.
+/// Tile configuration (64 bytes, palette 1).
 #[repr(C, align(64))]
-pub(super) struct Shapes {
+pub(super) struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -34,53 +34,54 @@ pub(super) struct Shapes {
     rows: [u8; 16],
 }
 
-impl Shapes {
-    const fn new(row_bytes: [u16; 8], rows: [u8; 8]) -> Shapes {
-        let mut shapes = Shapes { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+impl TileConfig {
+    const fn new(row_bytes: [u16; 8], rows: [u8; 8]) -> TileConfig {
+        let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         let mut i = 0;
         while i < 8 {
-            (shapes.row_bytes[i], shapes.rows[i]) = (row_bytes[i], rows[i]);
+            (config.row_bytes[i], config.rows[i]) = (row_bytes[i], rows[i]);
             i += 1;
         }
-        shapes
+        config
     }
 
-    /// For blocks of 32: 4 is 16 columns, 5 a block of a panel.
-    pub(super) const OF_32: Shapes = Shapes::new([64, 64, 64, 64, 32, 64, 64, 64], [16, 16, 16, 16, 16, 8, 16, 16]);
-    /// For super-blocks, of 64 elements at a time.
-    pub(super) const OF_256: Shapes = Shapes::new([64; 8], [16; 8]);
+    /// For blocks of 32: tmm4 holds 16 columns, tmm5 a block of a panel.
+    pub(super) const BLOCK32: TileConfig =
+        TileConfig::new([64, 64, 64, 64, 32, 64, 64, 64], [16, 16, 16, 16, 16, 8, 16, 16]);
+    /// For super-blocks, 64 elements at a time.
+    pub(super) const SUPER_BLOCK: TileConfig = TileConfig::new([64; 8], [16; 8]);
 
-    /// Gives the registers these shapes.
+    /// Loads the tile configuration.
     ///
     /// # Safety
     /// The CPU has AMX, and this process may use it.
     #[inline(always)]
-    pub(super) unsafe fn take(&self) {
+    pub(super) unsafe fn load(&self) {
         // SAFETY: the caller's; 64 bytes, valid shapes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) self, options(nostack, readonly, preserves_flags)) }
     }
 }
 
-/// Gives the registers back: without shapes they have no state.
+/// Releases the tile registers.
 ///
 /// # Safety
-/// As of [`Shapes::take`]. Nobody uses them any more.
+/// As [`TileConfig::load`]; no dots may be pending.
 #[inline(always)]
 pub(super) unsafe fn release() {
     // SAFETY: the caller's.
     unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) }
 }
 
-/// Starts the dots of a block of 32: `columns` are 16 rows of 32 bytes, `groups` 8 lines of weights. Until they are
-/// finished they stay in a matrix register of even or of odd blocks.
+/// Computes the dots of a block of 32: `columns` points at 16 rows of 32 bytes, `groups` at 8 lines of weights. The
+/// dots stay in a tile register of even or of odd blocks.
 ///
 /// # Safety
-/// They are there, and the registers have their shapes.
+/// Both inputs must be readable, and the configuration `BLOCK32` loaded.
 #[inline(always)]
-pub(super) unsafe fn start_32<const ODD: bool>(columns: *const u32, groups: *const Line) {
+pub(super) unsafe fn start_32<const ODD: bool>(columns: *const u32, groups: *const CacheLine) {
     macro_rules! start {
         ($dots:literal) => {
-            // SAFETY: the caller's; code that is compiled without AMX leaves matrix registers alone.
+            // SAFETY: the caller's; the compiler does not use AMX registers.
             unsafe {
                 asm!(
                     "tileloadd tmm4, [{columns} + {half}]",
@@ -99,10 +100,10 @@ pub(super) unsafe fn start_32<const ODD: bool>(columns: *const u32, groups: *con
     if ODD { start!("tmm2") } else { start!("tmm0") }
 }
 
-/// Stores the dots that [`start_32`] started.
+/// Stores the dots of [`start_32`].
 ///
 /// # Safety
-/// It has started some.
+/// `start_32` must have been called for this parity.
 #[inline(always)]
 pub(super) unsafe fn finish_32<const ODD: bool>(dots: &mut Dots) {
     macro_rules! finish {
@@ -121,13 +122,13 @@ pub(super) unsafe fn finish_32<const ODD: bool>(dots: &mut Dots) {
     if ODD { finish!("tmm2") } else { finish!("tmm0") }
 }
 
-/// Starts the dots of a super-block: `columns` are 4 times 16 rows of 64 bytes, `groups` 64 lines of low bytes and 64 of
-/// high ones.
+/// Computes the dots of a super-block: `columns` points at 4 times 16 rows of 64 bytes, `groups` at 64 lines of low
+/// bytes and 64 of high bytes.
 ///
 /// # Safety
-/// As of [`start_32`].
+/// Both inputs must be readable, and the configuration `SUPER_BLOCK` loaded.
 #[inline(always)]
-pub(super) unsafe fn start_256<const ODD: bool>(columns: *const u32, groups: *const Line) {
+pub(super) unsafe fn start_256<const ODD: bool>(columns: *const u32, groups: *const CacheLine) {
     macro_rules! start {
         ($low:literal, $high:literal) => {
             // SAFETY: as in `start_32`.
@@ -166,10 +167,10 @@ pub(super) unsafe fn start_256<const ODD: bool>(columns: *const u32, groups: *co
     if ODD { start!("tmm2", "tmm3") } else { start!("tmm0", "tmm1") }
 }
 
-/// Stores the dots that [`start_256`] started.
+/// Stores the dots of [`start_256`].
 ///
 /// # Safety
-/// It has started some.
+/// `start_256` must have been called for this parity.
 #[inline(always)]
 pub(super) unsafe fn finish_256<const ODD: bool>(dots: &mut Dots) {
     macro_rules! finish {

@@ -1,56 +1,63 @@
-//! Weights of panels as the signed bytes that matrix registers multiply.
+//! Unpacking of panel weights to the signed bytes that AMX multiplies.
 
 use core::arch::x86_64::*;
 use core::ops::Range;
 
 use super::super::avx512::Avx512;
-use super::super::form::{Blocks32, Form, HEAD};
 use super::super::panel::{Matrix, PANEL};
+use super::super::panel_layout::{Block32Layout, HEAD, PanelLayout};
 use super::super::simd::{Simd, each};
 use super::super::tiles::unpack::chunk;
-use super::{Line, Weights};
+use super::{CacheLine, UnpackedWeights};
 
-/// Unpacks some blocks of a panel to the place `first` and those after it.
+/// Unpacks `blocks` of panel `p` to index `first` of `w` and the following ones.
 ///
 /// # Safety
-/// The panel holds them, and there is room for them.
+/// The panel must have these blocks, and `w` room for them.
 #[inline(always)]
-pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize>, first: usize, w: &mut Weights) {
-    let (form, panel) = (m.form(), m.panel(p).as_ptr());
+pub(super) unsafe fn unpack(
+    s: Avx512,
+    m: &Matrix,
+    p: usize,
+    blocks: Range<usize>,
+    first: usize,
+    w: &mut UnpackedWeights,
+) {
+    let (layout, panel) = (m.layout(), m.panel(p).as_ptr());
     for (i, b) in (first..).zip(blocks) {
         // SAFETY: the caller's.
         unsafe {
-            if form.block_len() == 32 {
-                let (quants, at) = form.block_at(m.dtype(), b);
-                let groups = signed_chunk(s, form, panel.add(quants), 0);
-                put(&mut w.groups[i * 8..], &groups);
+            if layout.block_len() == 32 {
+                let (quants, at) = layout.block_at(m.dtype(), b);
+                let groups = signed_chunk(s, layout, panel.add(quants), 0);
+                store_lines(&mut w.groups[i * 8..], &groups);
                 let at = panel.add(at).cast();
-                store(&mut w.d[i], if form.bf16() { s.load_bf16(at) } else { s.load_f16(at) });
-                if form.scales() == 2 {
+                store(&mut w.d[i], if layout.bf16() { s.load_bf16(at) } else { s.load_f16(at) });
+                if layout.scales() == 2 {
                     store(&mut w.m[i], s.load_f16(at.add(PANEL)));
                 }
                 continue;
             }
-            let record = panel.add(b * form.record_bytes(m.dtype()));
+            let record = panel.add(b * layout.record_bytes(m.dtype()));
             let (low, high) = w.groups[i * 128..].split_at_mut(64);
             for t in 0..8 {
-                let groups = signed_chunk(s, form, record, t);
-                let scales: [__m512i; 2] = each!(2, |half| match form {
-                    Form::SuperMin { .. } => in_pairs(s.load_u8(record.add(t * 16))),
-                    _ => in_pairs(s.load_i8(record.add((t * 2 + half) * 16).cast())),
+                let groups = signed_chunk(s, layout, record, t);
+                let scales: [__m512i; 2] = each!(2, |half| match layout {
+                    PanelLayout::SuperMin { .. } => duplicate_i16(s.load_u8(record.add(t * 16))),
+                    _ => duplicate_i16(s.load_i8(record.add((t * 2 + half) * 16).cast())),
                 });
-                let both: [[__m512i; 2]; 8] = each!(8, |g| times(groups[g], scales[g / 4]));
-                put(&mut low[t * 8..], &each!(8, |g| both[g][0]));
-                put(&mut high[t * 8..], &each!(8, |g| both[g][1]));
+                let both: [[__m512i; 2]; 8] = each!(8, |g| scale_and_split(groups[g], scales[g / 4]));
+                store_lines(&mut low[t * 8..], &each!(8, |g| both[g][0]));
+                store_lines(&mut high[t * 8..], &each!(8, |g| both[g][1]));
             }
-            let (d, dmin, mins, pairs) = match form {
-                Form::Codes(f) => (
+            let (d, dmin, mins, pairs) = match layout {
+                PanelLayout::Codes(f) => (
                     s.load(record.add(256).cast()),
                     if f.has_min() { s.load(record.add(HEAD + 256).cast()) } else { s.splat(0.0) },
                     HEAD,
                     if f.has_min() { 8 } else { 0 },
                 ),
-                Form::SuperMin { .. } => {
+                PanelLayout::SuperMin { .. } => {
                     (s.load_f16(record.add(256).cast()), s.load_f16(record.add(288).cast()), 128, 4)
                 }
                 _ => (s.load_f16(record.add(256).cast()), s.splat(0.0), 0, 0),
@@ -59,21 +66,22 @@ pub(super) unsafe fn unpack(s: Avx512, m: &Matrix, p: usize, blocks: Range<usize
             store(&mut w.m[i], dmin);
             for j in 0..pairs {
                 let mins = _mm512_cvtepu8_epi16(_mm256_loadu_si256(record.add(mins + j * 32).cast()));
-                put(&mut w.mins[i][j..], &[mins]);
+                store_lines(&mut w.mins[i][j..], &[mins]);
             }
         }
     }
 }
 
-/// The groups of 32 elements, chunk `t` of a block, as signed bytes; `at` is the record of a super-block, or quants.
+/// The groups of the 32 elements of chunk `t` of a block, as signed bytes; `at` points at the record of a super-block,
+/// or at the quants.
 #[inline(always)]
-unsafe fn signed_chunk(s: Avx512, form: &Form, at: *const u8, t: usize) -> [__m512i; 8] {
-    let offset = match form {
-        Form::Blocks32(f) if f.m => 0,
-        Form::Blocks32(Blocks32 { words: 8, .. }) | Form::Codes(_) => 128,
-        Form::Blocks32(f) => 8 << u32::from(f.high.is_some()),
-        Form::SuperSigned => 32,
-        Form::SuperMin { .. } | Form::Float => 0,
+unsafe fn signed_chunk(s: Avx512, layout: &PanelLayout, at: *const u8, t: usize) -> [__m512i; 8] {
+    let offset = match layout {
+        PanelLayout::Blocks32(f) if f.m => 0,
+        PanelLayout::Blocks32(Block32Layout { words: 8, .. }) | PanelLayout::Codes(_) => 128,
+        PanelLayout::Blocks32(f) => 8 << u32::from(f.high.is_some()),
+        PanelLayout::SuperSigned => 32,
+        PanelLayout::SuperMin { .. } | PanelLayout::Float => 0,
     };
     // SAFETY: the caller's panel; an `Avx512` exists only where the CPU has the instructions.
     unsafe {
@@ -81,7 +89,7 @@ unsafe fn signed_chunk(s: Avx512, form: &Form, at: *const u8, t: usize) -> [__m5
         let (mut groups, mut g) = ([_mm512_setzero_si512(); 8], 0);
         chunk(
             s,
-            form,
+            layout,
             at,
             t,
             #[inline(always)]
@@ -94,16 +102,16 @@ unsafe fn signed_chunk(s: Avx512, form: &Form, at: *const u8, t: usize) -> [__m5
     }
 }
 
-/// i32 lanes as pairs of the same i16.
+/// Duplicates the low i16 of each i32 lane.
 #[inline(always)]
-fn in_pairs(v: __m512i) -> __m512i {
+fn duplicate_i16(v: __m512i) -> __m512i {
     // SAFETY: an `Avx512` made the value.
     unsafe { _mm512_or_si512(_mm512_and_si512(v, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32::<16>(v)) }
 }
 
-/// Weights times scales, products within -4096..=4096, as the low and the high bytes of `64 * high + low`.
+/// UnpackedWeights times scales, within -4096..=4096, split into `64 * high + low`: the low bytes and the high bytes.
 #[inline(always)]
-fn times(w: __m512i, scales: __m512i) -> [__m512i; 2] {
+fn scale_and_split(w: __m512i, scales: __m512i) -> [__m512i; 2] {
     // SAFETY: an `Avx512` made the values.
     unsafe {
         let even = _mm512_mullo_epi16(_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(w)), scales);
@@ -118,7 +126,7 @@ fn times(w: __m512i, scales: __m512i) -> [__m512i; 2] {
 }
 
 #[inline(always)]
-fn put(lines: &mut [Line], values: &[__m512i]) {
+fn store_lines(lines: &mut [CacheLine], values: &[__m512i]) {
     for (line, v) in lines.iter_mut().zip(values) {
         // SAFETY: a line is 64 aligned bytes.
         unsafe { _mm512_store_si512((&raw mut line.0).cast(), *v) }
@@ -126,7 +134,7 @@ fn put(lines: &mut [Line], values: &[__m512i]) {
 }
 
 #[inline(always)]
-fn store(line: &mut Line, v: __m512) {
+fn store(line: &mut CacheLine, v: __m512) {
     // SAFETY: a line is 64 aligned bytes.
     unsafe { _mm512_store_ps((&raw mut line.0).cast(), v) }
 }

@@ -1,23 +1,23 @@
-//! A block of tokens of one sequence that attends through one KV head: its path through the chunks, the same for every
-//! instruction set.
+//! Attention of a block of tokens of one sequence through one KV head: the loop over chunks, shared by all instruction
+//! sets.
 
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::lanes::Lanes;
-use super::running::{Running, scale};
-use super::scalar::Scalar;
+use super::lanes::LaneKernel;
+use super::scalar::ScalarKernel;
+use super::softmax_state::{SoftmaxState, scale};
 use super::{AttendScratch, Attention, CHUNK, KvLayout, KvType, MAX_COLUMNS, MAX_HEAD_DIM, PAGE, Span};
 use crate::kernels::cpu::Op;
 use crate::kernels::simd::Simd;
 use crate::kernels::{Cpu, SharedOut};
 
-/// A block of consecutive tokens of one sequence attending through one KV head, over a range of chunks.
-pub(super) struct Attend<'a> {
+/// A block of consecutive tokens of one sequence, attending through one KV head over a range of chunks.
+pub(super) struct AttentionBlock<'a> {
     pub(super) of: &'a Attention<'a>,
     pub(super) head: usize,
     pub(super) span: &'a Span<'a>,
-    /// First row of the batch, and number of rows.
+    /// First row of the block in the batch, and its number of rows.
     pub(super) row: usize,
     pub(super) tokens: usize,
     /// Position of the first token.
@@ -25,26 +25,26 @@ pub(super) struct Attend<'a> {
     pub(super) chunks: Range<usize>,
 }
 
-/// Where the result of an [`Attend`] goes.
+/// Output of an [`AttentionBlock`].
 #[derive(Clone, Copy)]
-pub(super) enum AttendOut<'a> {
-    /// The finished rows: (tokens, n_head, head_dim) from element `at` on.
+pub(super) enum BlockOutput<'a> {
+    /// Finished rows, (tokens, n_head, head_dim), from element `at` on.
     Rows {
-        /// The rows of all blocks.
+        /// The rows of the whole batch.
         out: SharedOut<'a, f32>,
-        /// Where this block's first token starts.
+        /// Index of the first element of the block.
         at: usize,
     },
-    /// One chunk's part: per query head of this KV head `[m, l, o[value_dims]]`, from element `at` on.
+    /// Partial result of one chunk: per query head of this KV head `[m, l, o[value_dims]]`, from element `at` on.
     Part {
-        /// The parts of all units.
+        /// The partial results of all tasks.
         out: SharedOut<'a, f32>,
-        /// Where this unit's parts start.
+        /// Index of the first element of this task.
         at: usize,
     },
 }
 
-impl Attend<'_> {
+impl AttentionBlock<'_> {
     pub(super) fn kv(&self) -> &KvLayout {
         self.of.kv
     }
@@ -53,15 +53,15 @@ impl Attend<'_> {
         self.of.n_head / self.kv().n_head_kv
     }
 
-    /// The tokens of chunk `chunk` that the token at `pos` sees, relative to the chunk.
-    fn seen(&self, chunk: usize, pos: usize) -> Range<usize> {
-        let (start, seen) = (chunk * CHUNK, self.of.seen(self.span, pos));
+    /// The tokens of chunk `chunk` that the token at `pos` attends to, relative to the chunk.
+    fn attended(&self, chunk: usize, pos: usize) -> Range<usize> {
+        let (start, seen) = (chunk * CHUNK, self.of.attended(self.span, pos));
         seen.start.saturating_sub(start).min(CHUNK)..seen.end.saturating_sub(start).min(CHUNK)
     }
 
-    /// The queries of the block (columns, head_dim), gathered into `q`, narrowed where keys are f16.
+    /// Gathers the queries of the block into `q`, (columns, head_dim); rounds them to 13 bits if keys are f16.
     #[inline(always)]
-    fn queries<'q>(&self, k: &impl Chunk, q: &'q mut [f32]) -> &'q [f32] {
+    fn queries<'q>(&self, k: &impl ChunkKernel, q: &'q mut [f32]) -> &'q [f32] {
         let (group, d) = (self.group(), self.kv().head_dim);
         let q = &mut q[..self.tokens * group * d];
         for (c, q) in q.chunks_exact_mut(d).enumerate() {
@@ -74,7 +74,7 @@ impl Attend<'_> {
         q
     }
 
-    /// Whether the chunk is one of these, and its token in the sequence.
+    /// Whether `chunk` is in range and its token `token` exists.
     pub(super) fn has(&self, chunk: usize, token: usize) -> bool {
         self.chunks.contains(&chunk) && chunk * CHUNK + token < self.span.end()
     }
@@ -83,41 +83,44 @@ impl Attend<'_> {
         self.of.memory.page(self.span.pages[(chunk * CHUNK + token) / PAGE])
     }
 
-    /// This head's keys in the page of the chunk's token `token`.
+    /// Keys of this head in the page of token `token` of the chunk.
     pub(super) fn keys(&self, chunk: usize, token: usize) -> &[u8] {
         &self.page(chunk, token)[self.kv().key_at(self.of.layer, self.head)..][..self.kv().key_bytes()]
     }
 
-    /// This head's values in the page of the chunk's token `token`.
+    /// Values of this head in the page of token `token` of the chunk.
     pub(super) fn values(&self, chunk: usize, token: usize) -> &[u8] {
         &self.page(chunk, token)[self.kv().value_at(self.of.layer, self.head)..][..self.kv().value_bytes()]
     }
 
-    /// Runs the block. Units that write different parts of the output may run in parallel, each with its own scratch.
-    pub(super) fn run(&self, cpu: Cpu, out: AttendOut<'_>, scratch: &mut AttendScratch) {
+    /// Runs the block. Blocks with disjoint outputs may run in parallel, each with its own scratch.
+    ///
+    /// # Panics
+    /// If the block does not fit the layout, the pages or the scratch.
+    pub(super) fn run(&self, cpu: Cpu, out: BlockOutput<'_>, scratch: &mut AttendScratch) {
         let (kv, of) = (self.kv(), self.of);
         assert!(kv.head_dim <= MAX_HEAD_DIM && of.n_head.is_multiple_of(kv.n_head_kv) && self.head < kv.n_head_kv);
         assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS && of.layer < kv.n_layer);
         assert!(self.span.end().div_ceil(PAGE) <= self.span.pages.len());
-        assert!(scratch.dims >= kv.value_dims(), "scratch for a smaller head");
-        walk(cpu, Unit { a: self, out, scratch });
+        assert!(scratch.dims >= kv.value_dims(), "scratch made for a smaller head");
+        run_chunk_op(cpu, AttendOp { a: self, out, scratch });
     }
 }
 
-/// The block's attention over its chunks.
-struct Unit<'a> {
-    a: &'a Attend<'a>,
-    out: AttendOut<'a>,
+/// Online softmax over the chunks of a block.
+struct AttendOp<'a> {
+    a: &'a AttentionBlock<'a>,
+    out: BlockOutput<'a>,
     scratch: &'a mut AttendScratch,
 }
 
-impl<'a> Walk<'a> for Unit<'a> {
-    fn attend(&self) -> &'a Attend<'a> {
+impl<'a> ChunkOp<'a> for AttendOp<'a> {
+    fn attend(&self) -> &'a AttentionBlock<'a> {
         self.a
     }
-    /// The path of a block through its chunks, the same for every instruction set.
+    /// The loop over chunks, shared by all instruction sets.
     #[inline(always)]
-    fn walk(self, k: &impl Chunk) {
+    fn run(self, k: &impl ChunkKernel) {
         let a = self.a;
         let (group, tokens, d, dims) = (a.group(), a.tokens, a.kv().head_dim, a.kv().value_dims());
         let columns = tokens * group;
@@ -126,17 +129,17 @@ impl<'a> Walk<'a> for Unit<'a> {
         let part = &mut self.scratch.part[..columns * dims];
         let total = &mut self.scratch.total[..columns * dims];
         let wide = &mut self.scratch.wide[..];
-        let mut running = [Running { m: f32::NEG_INFINITY, l: 0.0 }; MAX_COLUMNS];
+        let mut running = [SoftmaxState { m: f32::NEG_INFINITY, l: 0.0 }; MAX_COLUMNS];
         for chunk in a.chunks.clone() {
-            let (first, last) = (a.seen(chunk, a.pos), a.seen(chunk, a.pos + tokens - 1));
+            let (first, last) = (a.attended(chunk, a.pos), a.attended(chunk, a.pos + tokens - 1));
             if last.end == 0 || first.start == CHUNK {
                 continue;
             }
             let (from, n) = (first.start / PAGE * PAGE, last.end);
             k.scores(chunk, n, q, scores, wide);
-            let mut here = [Running { m: 0.0, l: 0.0 }; MAX_COLUMNS];
+            let mut here = [SoftmaxState { m: 0.0, l: 0.0 }; MAX_COLUMNS];
             for (c, (scores, here)) in scores.iter_mut().zip(&mut here).enumerate() {
-                let seen = a.seen(chunk, a.pos + c / group);
+                let seen = a.attended(chunk, a.pos + c / group);
                 let s = &mut scores[..n.next_multiple_of(PAGE)];
                 if seen.is_empty() {
                     s.fill(0.0);
@@ -152,7 +155,7 @@ impl<'a> Walk<'a> for Unit<'a> {
             k.values(chunk, from..n, scores, part, wide);
             let columns = total.chunks_exact_mut(dims).zip(part.chunks_exact(dims)).zip(running.iter_mut().zip(&here));
             for ((total, part), (running, here)) in columns {
-                running.take(
+                running.merge(
                     *here,
                     total,
                     part,
@@ -163,18 +166,18 @@ impl<'a> Walk<'a> for Unit<'a> {
         }
         for (c, (o, running)) in total.chunks_exact_mut(dims).zip(&running).enumerate() {
             if running.l == 0.0 {
-                // scores that are not numbers: the row ends as NaN, never as what the scratch held before
+                // all scores were NaN: writes a row of NaN, not the old contents of the scratch
                 o.fill(0.0);
             }
             let (token, head) = (c / group, a.head * group + c % group);
             match self.out {
-                AttendOut::Rows { out, at } => {
-                    // SAFETY: a unit owns its tokens' elements of its query heads.
+                BlockOutput::Rows { out, at } => {
+                    // SAFETY: a task owns the elements of its tokens and query heads.
                     let out = unsafe { out.slice(at + (token * a.of.n_head + head) * d, d) };
                     scale(&o[..d], running.l, out);
                 }
-                AttendOut::Part { out, at } => {
-                    // SAFETY: a unit owns its part.
+                BlockOutput::Part { out, at } => {
+                    // SAFETY: a task owns its partial results.
                     let out = unsafe { out.slice(at + c * (2 + dims), 2 + dims) };
                     (out[0], out[1]) = (running.m, running.l);
                     out[2..].copy_from_slice(o);
@@ -184,24 +187,24 @@ impl<'a> Walk<'a> for Unit<'a> {
     }
 }
 
-/// The scores of one token's query heads of one KV head.
-pub(super) struct Scores<'a> {
-    pub(super) a: &'a Attend<'a>,
+/// The attention scores of one token, for the query heads of one KV head.
+pub(super) struct ScoresOp<'a> {
+    pub(super) a: &'a AttentionBlock<'a>,
     pub(super) scratch: &'a mut AttendScratch,
     pub(super) out: &'a mut [Vec<f32>],
 }
 
-impl<'a> Walk<'a> for Scores<'a> {
-    fn attend(&self) -> &'a Attend<'a> {
+impl<'a> ChunkOp<'a> for ScoresOp<'a> {
+    fn attend(&self) -> &'a AttentionBlock<'a> {
         self.a
     }
     #[inline(always)]
-    fn walk(self, k: &impl Chunk) {
+    fn run(self, k: &impl ChunkKernel) {
         let a = self.a;
         let q = a.queries(k, &mut self.scratch.q);
         let scores = &mut self.scratch.scores[..self.out.len()];
         for chunk in a.chunks.clone() {
-            let seen = a.seen(chunk, a.pos);
+            let seen = a.attended(chunk, a.pos);
             if seen.is_empty() {
                 continue;
             }
@@ -216,59 +219,59 @@ impl<'a> Walk<'a> for Scores<'a> {
     }
 }
 
-/// What an instruction set contributes: scores, exponentials and weighted values of one chunk.
-pub(super) trait Chunk {
-    /// `q = narrow(q)`, of `narrow.rs`.
+/// What an instruction set implements: scores, softmax and weighted values of one chunk.
+pub(super) trait ChunkKernel {
+    /// `q = narrow(q)`, see `narrow.rs`.
     fn narrow(&self, q: &mut [f32]);
-    /// `scores[c][t]` for the chunk's first `n` tokens (rounded up to pages; what lies beyond is arbitrary) and the
-    /// queries `q` (columns, head_dim).
+    /// `scores[c][t]` for the first `n` tokens of the chunk and the queries `q` (columns, head_dim). Scores up to the
+    /// next whole page are arbitrary.
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]);
-    /// `s = cap * tanh(s / cap)` (a multiple of 16 long).
+    /// `s = cap * tanh(s / cap)`; `s` is a multiple of 16 long.
     fn soft_cap(&self, s: &mut [f32], cap: f32);
-    /// Turns `s` (a multiple of 16 long) into `exp(s - max)`; returns the maximum and the sum.
-    fn softmax(&self, s: &mut [f32]) -> Running;
-    /// `o[c][d] = sum_t p[c][t] * v[t][d]` for the chunk's `tokens`; `o` is (columns, value_dims).
+    /// Replaces `s`, a multiple of 16 long, by `exp(s - max)`; returns the maximum and the sum.
+    fn softmax(&self, s: &mut [f32]) -> SoftmaxState;
+    /// `o[c][d] = sum_t p[c][t] * v[t][d]` over `tokens` of the chunk; `o` is (columns, value_dims).
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]);
     /// `total = total * a + part * b`.
     fn blend(&self, total: &mut [f32], a: f32, part: &[f32], b: f32);
 }
 
-/// Work on the chunks of a block.
-pub(super) trait Walk<'a> {
-    fn attend(&self) -> &'a Attend<'a>;
+/// An operation on the chunks of a block.
+pub(super) trait ChunkOp<'a> {
+    fn attend(&self) -> &'a AttentionBlock<'a>;
     /// Must be `#[inline(always)]`.
-    fn walk(self, k: &impl Chunk);
+    fn run(self, k: &impl ChunkKernel);
 }
 
-/// Runs it. Each type of keys and values is an operation of its own, as it is a good deal of code; but one copy of what
-/// they have in common is enough for modules for browsers.
-pub(super) fn walk<'a>(cpu: Cpu, w: impl Walk<'a>) {
+/// Runs the operation. Each KV type is compiled as an operation of its own, except on WebAssembly, where one copy for
+/// all types keeps the module small.
+pub(super) fn run_chunk_op<'a>(cpu: Cpu, w: impl ChunkOp<'a>) {
     match w.attend().kv().kv_type {
-        _ if cfg!(target_family = "wasm") => cpu.run(OfType::<_, ANY>(w)),
-        KvType::F32 => cpu.run(OfType::<_, F32>(w)),
-        KvType::F16 => cpu.run(OfType::<_, F16>(w)),
-        KvType::K8 => cpu.run(OfType::<_, K8>(w)),
+        _ if cfg!(target_family = "wasm") => cpu.run(WithKvType::<_, ANY>(w)),
+        KvType::F32 => cpu.run(WithKvType::<_, F32>(w)),
+        KvType::F16 => cpu.run(WithKvType::<_, F16>(w)),
+        KvType::K8 => cpu.run(WithKvType::<_, K8>(w)),
     }
 }
 
 pub(super) const F32: usize = KvType::F32 as usize;
 pub(super) const F16: usize = KvType::F16 as usize;
 pub(super) const K8: usize = KvType::K8 as usize;
-/// The type is looked up when it runs.
+/// Stands for any type, looked up at run time.
 pub(super) const ANY: usize = KvType::ALL.len();
 
-/// `KV`: which of the types.
-struct OfType<W, const KV: usize>(W);
+/// `KV`: index of the KV type, or `ANY`.
+struct WithKvType<W, const KV: usize>(W);
 
-impl<'a, W: Walk<'a>, const KV: usize> Op for OfType<W, KV> {
+impl<'a, W: ChunkOp<'a>, const KV: usize> Op for WithKvType<W, KV> {
     type Out = ();
     fn scalar(self) {
         let a = self.0.attend();
-        self.0.walk(&Scalar(a));
+        self.0.run(&ScalarKernel(a));
     }
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
         let a = self.0.attend();
-        self.0.walk(&Lanes::<S, KV> { a, s });
+        self.0.run(&LaneKernel::<S, KV> { a, s });
     }
 }

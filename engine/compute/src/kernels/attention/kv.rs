@@ -1,8 +1,8 @@
-//! Where keys and values lie in a page, and how they get there.
+//! Layout of keys and values in pages, and writing them.
 
 use super::super::act::{quantise, quantise_lanes};
 use super::super::cpu::Op;
-use super::super::norm::LANES;
+use super::super::norm::VIRTUAL_LANES;
 use super::super::simd::Simd;
 use super::super::{Cpu, tasks};
 use super::KvMemory;
@@ -10,17 +10,17 @@ use crate::pool::{Inline, Pool};
 
 /// Tokens of a page: the width of the score kernel.
 pub const PAGE: usize = 16;
-/// Largest head dimension.
+/// Largest supported head dimension.
 pub const MAX_HEAD_DIM: usize = 256;
 
-/// How keys and values are kept.
+/// Storage type of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum KvType {
-    /// Both f32.
+    /// Keys and values f32.
     F32,
-    /// Both f16, values beyond its range clamped.
+    /// Keys and values f16; larger values are clamped to its range.
     F16,
     /// Keys int8 with a scale per token and head, values f16.
     K8,
@@ -30,7 +30,7 @@ impl KvType {
     /// All types.
     pub const ALL: [KvType; 3] = [KvType::F32, KvType::F16, KvType::K8];
 
-    /// The name `--kv-type` takes.
+    /// The name that `--kv-type` takes.
     pub const fn name(self) -> &'static str {
         match self {
             KvType::F32 => "f32",
@@ -39,21 +39,21 @@ impl KvType {
         }
     }
 
-    /// Whether values are f16: then weights have 13 bits, and those of scores that are `WEIGHT_LOW` below the
-    /// maximum are 0, so that products are exact.
+    /// Whether values are f16. Softmax weights are then rounded to 13 bits, and are 0 for scores `WEIGHT_LOW` below the
+    /// maximum, so that products are exact.
     pub(super) fn has_f16_values(self) -> bool {
         self != KvType::F32
     }
 }
 
-/// Shape and place of keys and values in a page. A page holds, per layer, the keys of all heads, then the values:
-/// keys of a head `[head_dim][16 tokens]` (int8: `[head_dim/4][16][4]` offset binary, then 16 f32 scales), values of a
-/// head `[head_dim/16][16 tokens][16]`.
+/// Layout of keys and values in a page. A page holds for each layer the keys of all heads, then the values: keys of a
+/// head as `[head_dim][16 tokens]` (int8: `[head_dim/4][16][4]` offset binary, then 16 f32 scales), values of a head as
+/// `[head_dim/16][16 tokens][16]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLayout {
-    /// Layers.
+    /// Number of layers.
     pub n_layer: usize,
-    /// Heads of keys and values.
+    /// Number of KV heads.
     pub n_head_kv: usize,
     /// Elements of a head.
     pub head_dim: usize,
@@ -71,10 +71,10 @@ impl KvLayout {
     }
 
     pub(super) fn value_dims(&self) -> usize {
-        self.head_dim.next_multiple_of(LANES)
+        self.head_dim.next_multiple_of(VIRTUAL_LANES)
     }
 
-    /// Floats of the part of one chunk, one token and one query head.
+    /// Floats of the partial result of one chunk, token and query head.
     pub(super) fn part_len(&self) -> usize {
         2 + self.value_dims()
     }
@@ -83,15 +83,16 @@ impl KvLayout {
         self.value_dims() * PAGE * if self.kv_type == KvType::F32 { 4 } else { 2 }
     }
 
-    /// Bytes of a page, a multiple of 64; the largest there is where a file's layers and heads come to more than memory has
-    /// addresses, so that there are no such pages.
+    /// Bytes of a page, a multiple of 64. Saturates for sizes beyond the address space, so that allocating such pages
+    /// fails.
     pub fn page_bytes(&self) -> usize {
         let head = self.key_bytes() + self.value_bytes();
         let bytes = self.n_layer.saturating_mul(self.n_head_kv).saturating_mul(head);
         bytes.checked_next_multiple_of(64).unwrap_or(usize::MAX - 63)
     }
 
-    /// Whether every number of a page is finite, as [`write_kv`] leaves them; `page` is [`KvLayout::page_bytes`] long.
+    /// Whether all numbers of a page are finite, as [`write_kv`] guarantees. `page` must be [`KvLayout::page_bytes`]
+    /// long.
     pub fn is_finite(&self, page: &[u8]) -> bool {
         let f16s = |b: &[u8]| b.chunks_exact(2).all(|b| b[1] & 0x7c != 0x7c);
         let f32s = |b: &[u8]| b.chunks_exact(4).all(|b| b[3] & 0x7f != 0x7f || b[2] & 0x80 == 0);
@@ -117,33 +118,34 @@ impl KvLayout {
     }
 }
 
-/// A token's place in the arena.
+/// Position of a token in the KV memory.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
-    /// The page.
+    /// Page number.
     pub page: u32,
-    /// The token in the page, below [`PAGE`].
+    /// Index of the token in the page, below [`PAGE`].
     pub token: u32,
 }
 
-/// Rows of keys and values to be written: row r's keys start at `r * stride + k_at`, its values at `r * stride + v_at`,
+/// Rows of keys and values to write: the keys of row r start at `r * stride + k_at`, its values at `r * stride + v_at`,
 /// both (n_head_kv, head_dim).
 #[derive(Clone, Copy)]
 pub struct KvRows<'a> {
     /// The rows.
     pub x: &'a [f32],
-    /// Floats from a row to the next.
+    /// Floats from one row to the next.
     pub stride: usize,
-    /// Where a row's keys start.
+    /// Offset of the keys in a row.
     pub k_at: usize,
-    /// Where a row's values start.
+    /// Offset of the values in a row.
     pub v_at: usize,
-    /// Where each row goes.
+    /// Destination of each row.
     pub slots: &'a [Slot],
 }
 
-/// Writes keys and values of some tokens of one layer into their slots, heads in parallel. A value that is not finite
-/// is stored as the largest of its sign, so that no page ever holds one.
+/// Writes keys and values of some tokens of one layer into their slots, heads in parallel. Pages hold finite numbers
+/// only: f32 and f16 infinities become the largest finite number of their sign and NaN the most negative one; an int8
+/// key with such an element becomes zero.
 ///
 /// # Panics
 /// If a row or slot is outside its buffer.
@@ -154,7 +156,7 @@ pub fn write_kv(cpu: Cpu, pool: &dyn Pool, kv: &KvLayout, layer: usize, rows: Kv
     let pages = memory.shared();
     let write_head = |head: usize, _| {
         for (row, slot) in rows.x.chunks_exact(rows.stride).zip(rows.slots) {
-            // SAFETY: the keys and values of a head are its own bytes of a page, and one task writes each head.
+            // SAFETY: keys and values of a head have their own bytes of a page, and one task writes each head.
             let (keys, values) = unsafe {
                 (
                     pages.slice(slot.page, kv.key_at(layer, head), kv.key_bytes()),
@@ -166,12 +168,12 @@ pub fn write_kv(cpu: Cpu, pool: &dyn Pool, kv: &KvLayout, layer: usize, rows: Kv
             cpu.run(WriteKv { kv, k, v, keys, values, slot: slot.token as usize });
         }
     };
-    // a few rows are not worth waking the others for
+    // waking other threads costs more than writing a few rows
     let pool = if rows.slots.len() < 8 { &Inline } else { pool };
     tasks::run(pool, kv.n_head_kv, &write_head);
 }
 
-/// Writes one token's key and value of one head.
+/// Writes the key and value of one token and head.
 struct WriteKv<'a> {
     kv: &'a KvLayout,
     k: &'a [f32],
@@ -259,15 +261,15 @@ impl WriteKv<'_> {
             }
         }
         if kv.kv_type == KvType::F32 {
-            for (x, group) in self.v.chunks(LANES).zip(self.values.chunks_exact_mut(PAGE * LANES * 4)) {
-                for (x, out) in x.iter().zip(group[slot * LANES * 4..].chunks_exact_mut(4)) {
+            for (x, group) in self.v.chunks(VIRTUAL_LANES).zip(self.values.chunks_exact_mut(PAGE * VIRTUAL_LANES * 4)) {
+                for (x, out) in x.iter().zip(group[slot * VIRTUAL_LANES * 4..].chunks_exact_mut(4)) {
                     out.copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
                 }
             }
         } else {
             to_f16(self.v, h);
-            for (x, group) in h.chunks(LANES).zip(self.values.chunks_exact_mut(PAGE * LANES * 2)) {
-                for (x, out) in x.iter().zip(group[slot * LANES * 2..].chunks_exact_mut(2)) {
+            for (x, group) in h.chunks(VIRTUAL_LANES).zip(self.values.chunks_exact_mut(PAGE * VIRTUAL_LANES * 2)) {
+                for (x, out) in x.iter().zip(group[slot * VIRTUAL_LANES * 2..].chunks_exact_mut(2)) {
                     out.copy_from_slice(&x.to_le_bytes());
                 }
             }

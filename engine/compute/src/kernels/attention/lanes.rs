@@ -1,36 +1,37 @@
-//! Attention over one chunk on lanes: the scalar definition, 16 tokens or dimensions side by side.
+//! Attention over one chunk on lanes: the arithmetic of the scalar definition, for 16 tokens or dimensions side by
+//! side.
 
 use core::hint::black_box;
 use core::marker::PhantomData;
 use core::ops::Range;
 use core::ptr::null;
 
-use super::super::act::{first_of_bytes, quantise_lanes, write_groups};
+use super::super::act::{quantise_lanes, write_groups, zero_point_term_of_bytes};
 use super::super::elementwise::soft_cap_lanes;
-use super::super::exp::{ABREAST, LOW, exp_above_lanes};
+use super::super::exp::{LOW, UNROLL, exp_above_lanes};
 use super::super::f32_tile::{AsF16, AsF32, Elem, Exact, F32Tile, columns_at_once, f32_shapes, has_shape};
 use super::super::narrow::{narrow_lanes, round13_lanes};
-use super::super::norm::{LANES, max, tree};
+use super::super::norm::{VIRTUAL_LANES, max, reduce};
 use super::super::simd::{Simd, each};
-use super::block::{ANY, Attend, Chunk, F16, F32};
-use super::running::Running;
+use super::block::{ANY, AttentionBlock, ChunkKernel, F16, F32};
+use super::softmax_state::SoftmaxState;
 use super::{CHUNK, MAX_HEAD_DIM, PAGE, WEIGHT_LOW, WIDE};
 
-/// Tokens between what is read and what is asked for meanwhile.
-const ASK: usize = 64;
+/// Prefetch distance in tokens.
+const PREFETCH_TOKENS: usize = 64;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// The same on lanes.
-pub(super) struct Lanes<'a, S, const KV: usize> {
-    pub(super) a: &'a Attend<'a>,
+/// [`ChunkKernel`] on lanes, for KV type `KV`.
+pub(super) struct LaneKernel<'a, S, const KV: usize> {
+    pub(super) a: &'a AttentionBlock<'a>,
     pub(super) s: S,
 }
 
 #[inline(always)]
 pub(super) fn blend_lanes<S: Simd>(s: S, total: &mut [f32], a: f32, part: &[f32], b: f32) {
-    assert!(total.len() == part.len() && total.len().is_multiple_of(LANES));
+    assert!(total.len() == part.len() && total.len().is_multiple_of(VIRTUAL_LANES));
     let (a, b) = (s.splat(a), s.splat(b));
     for i in (0..total.len()).step_by(S::LANES) {
         // SAFETY: both slices hold whole groups of 16.
@@ -41,18 +42,18 @@ pub(super) fn blend_lanes<S: Simd>(s: S, total: &mut [f32], a: f32, part: &[f32]
     }
 }
 
-/// [`Chunk::softmax`], with weights of 13 bits if `narrow`.
-// on WebAssembly one copy for all types of keys and values
+/// [`ChunkKernel::softmax`]; rounds the weights to 13 bits if `narrow`.
+// not inlined on WebAssembly: one copy for all KV types
 #[cfg_attr(not(target_family = "wasm"), inline(always))]
 #[cfg_attr(target_family = "wasm", inline(never))]
-fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Running {
-    assert!(!p.is_empty() && p.len().is_multiple_of(LANES));
-    let per = LANES / S::LANES;
-    let mut lanes = [0.0; LANES];
+fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> SoftmaxState {
+    assert!(!p.is_empty() && p.len().is_multiple_of(VIRTUAL_LANES));
+    let per = VIRTUAL_LANES / S::LANES;
+    let mut lanes = [0.0; VIRTUAL_LANES];
     // SAFETY: whole groups of 16 elements, and 16 lanes.
     unsafe {
         let mut acc = [s.splat(f32::NEG_INFINITY); 4];
-        for i in (0..p.len()).step_by(LANES) {
+        for i in (0..p.len()).step_by(VIRTUAL_LANES) {
             for (j, acc) in acc[..per].iter_mut().enumerate() {
                 let v = s.load(p.as_ptr().add(i + j * S::LANES));
                 *acc = s.max(v, *acc);
@@ -61,13 +62,13 @@ fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Runnin
         for (j, acc) in acc[..per].iter().enumerate() {
             s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
         }
-        let m = tree(lanes, max);
+        let m = reduce(lanes, max);
         let mut acc = [s.splat(0.0); 4];
-        for i in (0..p.len()).step_by(ABREAST * S::LANES) {
-            // of what is left over some is computed twice rather than alone
-            let n = ABREAST.min((p.len() - i) / S::LANES);
+        for i in (0..p.len()).step_by(UNROLL * S::LANES) {
+            // an incomplete last step repeats vectors instead of processing them one by one
+            let n = UNROLL.min((p.len() - i) / S::LANES);
             let at = |j: usize| i + j.min(n - 1) * S::LANES;
-            let mut e = [s.splat(0.0); ABREAST];
+            let mut e = [s.splat(0.0); UNROLL];
             for (j, e) in e.iter_mut().enumerate() {
                 *e = s.sub(s.load(p.as_ptr().add(at(j))), s.splat(m));
             }
@@ -83,14 +84,14 @@ fn softmax_lanes<S: Simd>(s: S, low: f32, narrow: bool, p: &mut [f32]) -> Runnin
         for (j, acc) in acc[..per].iter().enumerate() {
             s.store(lanes.as_mut_ptr().add(j * S::LANES), *acc);
         }
-        Running { m, l: tree(lanes, |a, b| a + b) }
+        SoftmaxState { m, l: reduce(lanes, |a, b| a + b) }
     }
 }
 
-impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
+impl<S: Simd, const KV: usize> ChunkKernel for LaneKernel<'_, S, KV> {
     #[inline(always)]
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]) {
-        self.touch((0..n).step_by(PAGE).map(|t| self.a.keys(chunk, t)));
+        self.touch_lines((0..n).step_by(PAGE).map(|t| self.a.keys(chunk, t)));
         match self.kv_type() {
             F32 => self.float_scores::<AsF32, AsF32>(chunk, n, q, scores, wide),
             F16 => self.float_scores::<Exact<AsF16>, Exact<AsF32>>(chunk, n, q, scores, wide),
@@ -116,14 +117,14 @@ impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
     }
 
     #[inline(always)]
-    fn softmax(&self, p: &mut [f32]) -> Running {
+    fn softmax(&self, p: &mut [f32]) -> SoftmaxState {
         let narrow = self.a.kv().kv_type.has_f16_values();
         softmax_lanes(self.s, if narrow { WEIGHT_LOW } else { LOW }, narrow, p)
     }
 
     #[inline(always)]
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], wide: &mut [f32]) {
-        self.touch(tokens.clone().step_by(PAGE).map(|t| self.a.values(chunk, t)));
+        self.touch_lines(tokens.clone().step_by(PAGE).map(|t| self.a.values(chunk, t)));
         match self.kv_type() {
             F32 => self.float_values::<AsF32, AsF32>(chunk, tokens, p, o, wide),
             _ => self.float_values::<Exact<AsF16>, Exact<AsF32>>(chunk, tokens, p, o, wide),
@@ -136,14 +137,15 @@ impl<S: Simd, const KV: usize> Chunk for Lanes<'_, S, KV> {
     }
 }
 
-impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
-    /// The type of keys and values: known when this is compiled, unless it is `ANY`.
+impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
+    /// Index of the KV type: a constant, unless `KV` is `ANY`.
     #[inline(always)]
     fn kv_type(&self) -> usize {
         if const { KV == ANY } { self.a.kv().kv_type as usize } else { KV }
     }
 
-    /// Tokens outside, columns inside: the keys of a tile's tokens are widened once (from `E` to `W`) and stay in cache.
+    /// Tokens in the outer loop, columns in the inner one: the keys of a tile are converted once, from `E` to `W`, and
+    /// stay in cache.
     #[inline(always)]
     fn float_scores<E: Elem, W: Elem>(
         &self,
@@ -160,8 +162,8 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
             let rv = S::TILE_F32.rv.min((tokens - t) / S::LANES);
             if self.is_worth_widening::<E>(scores.len()) {
                 for (i, page) in (t / PAGE * PAGE..t + rv * S::LANES).step_by(PAGE).enumerate() {
-                    let next = self.after_keys(chunk, page, tokens);
-                    self.widen::<E>(self.a.keys(chunk, page), next, &mut wide[i * d * PAGE..(i + 1) * d * PAGE]);
+                    let prefetch = self.prefetch_after_keys(chunk, page, tokens);
+                    self.widen::<E>(self.a.keys(chunk, page), prefetch, &mut wide[i * d * PAGE..(i + 1) * d * PAGE]);
                 }
                 let keys = |v: usize| {
                     wide[((t % PAGE + v * S::LANES) / PAGE * d * PAGE) + (t + v * S::LANES) % PAGE..].as_ptr()
@@ -172,8 +174,8 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
                     let t = t + v * S::LANES;
                     self.a.keys(chunk, t)[t % PAGE * E::BYTES..].as_ptr()
                 };
-                let next = |v: usize| self.after_keys(chunk, t + v * S::LANES, tokens);
-                self.score_tiles::<E>(t, rv, keys, next, q, scores);
+                let prefetch = |v: usize| self.prefetch_after_keys(chunk, t + v * S::LANES, tokens);
+                self.score_tiles::<E>(t, rv, keys, prefetch, q, scores);
             }
             t += rv * S::LANES;
         }
@@ -186,25 +188,25 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         t: usize,
         rv: usize,
         keys: impl Fn(usize) -> *const u8,
-        next: impl Fn(usize) -> *const u8,
+        prefetch: impl Fn(usize) -> *const u8,
         q: &[f32],
         scores: &mut [[f32; CHUNK]],
     ) {
         let mut c = 0;
         while c < scores.len() {
             let nc = columns_at_once::<S>(scores.len() - c);
-            let next = |v: usize| if c == 0 { next(v) } else { null() };
+            let prefetch = |v: usize| if c == 0 { prefetch(v) } else { null() };
             f32_shapes!(
                 S,
                 rv,
                 nc,
-                score_tile((self.s, self.a), t, (&keys, &next), c, q, scores, Stored::<E>(PhantomData))
+                score_tile((self.s, self.a), t, (&keys, &prefetch), c, q, scores, ElemType::<E>(PhantomData))
             );
             c += nc;
         }
     }
 
-    /// Tokens outside, columns inside, as above.
+    /// Tokens in the outer loop, columns in the inner one, as in [`LaneKernel::float_scores`].
     #[inline(always)]
     fn float_values<E: Elem, W: Elem>(
         &self,
@@ -217,16 +219,20 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         let widen = self.is_worth_widening::<E>(p.len());
         let depth = if widen { WIDE } else { PAGE };
         for t in tokens.clone().step_by(depth) {
-            let next = if widen { null() } else { self.after_values(chunk, t, tokens.end) };
-            let part = ValuePart { t, n: depth.min(tokens.end - t), depth, go_on: t > tokens.start, next };
+            let prefetch = if widen { null() } else { self.prefetch_after_values(chunk, t, tokens.end) };
+            let part = ValuePart { t, n: depth.min(tokens.end - t), depth, accumulate: t > tokens.start, prefetch };
             if widen {
                 for page in (t..t + part.n).step_by(PAGE) {
-                    let group = PAGE * LANES * E::BYTES;
+                    let group = PAGE * VIRTUAL_LANES * E::BYTES;
                     let groups = self.a.values(chunk, page).chunks_exact(group);
-                    let next = self.after_values(chunk, page, tokens.end);
-                    for (i, (values, wide)) in groups.zip(wide.chunks_exact_mut(WIDE * LANES)).enumerate() {
-                        let next = if next.is_null() { next } else { next.wrapping_add(i * group) };
-                        self.widen::<E>(values, next, &mut wide[(page - t) * LANES..][..PAGE * LANES]);
+                    let prefetch = self.prefetch_after_values(chunk, page, tokens.end);
+                    for (i, (values, wide)) in groups.zip(wide.chunks_exact_mut(WIDE * VIRTUAL_LANES)).enumerate() {
+                        let prefetch = if prefetch.is_null() { prefetch } else { prefetch.wrapping_add(i * group) };
+                        self.widen::<E>(
+                            values,
+                            prefetch,
+                            &mut wide[(page - t) * VIRTUAL_LANES..][..PAGE * VIRTUAL_LANES],
+                        );
                     }
                 }
                 self.value_tiles::<W>(&part, wide.as_ptr().cast(), p, o);
@@ -250,7 +256,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
                     S,
                     rv,
                     nc,
-                    value_tile((self.s, self.a), part, values, v, c, p, o, Stored::<E>(PhantomData))
+                    value_tile((self.s, self.a), part, values, v, c, p, o, ElemType::<E>(PhantomData))
                 );
                 v += rv;
             }
@@ -258,44 +264,45 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         }
     }
 
-    /// Whether so many columns read the same numbers that they are better converted once.
+    /// Whether enough columns read the same f16 numbers to convert them to f32 first.
     #[inline(always)]
     fn is_worth_widening<E: Elem>(&self, columns: usize) -> bool {
         E::BYTES < 4 && columns > S::TILE_F32.nc
     }
 
-    /// Whether pages are asked for before they are read: each is a stream of its own, too short for the processor to see.
+    /// Whether pages are prefetched: each page is a stream of its own, too short for the hardware prefetcher.
     #[inline(always)]
-    fn asks(&self) -> bool {
-        S::PREFETCHES && self.s.reading().ahead.floats > 0
+    fn prefetches(&self) -> bool {
+        S::PREFETCHES && self.s.prefetch_policy().distance.floats > 0
     }
 
-    /// Reads a byte of each line of the pages, where lines cannot be asked for: so they are fetched side by side, while a
-    /// tile waits for one after the other.
+    /// Where there is no prefetch instruction, reads a byte of each line of the pages: these cache misses overlap,
+    /// those of a tile would not.
     #[inline(always)]
-    fn touch<'p>(&self, pages: impl Iterator<Item = &'p [u8]>) {
+    fn touch_lines<'p>(&self, pages: impl Iterator<Item = &'p [u8]>) {
         if !S::PREFETCHES {
             black_box(pages.flat_map(|page| page.iter().step_by(LINE)).fold(0, |all, byte| all ^ byte));
         }
     }
 
-    /// What is read [`ASK`] tokens after the keys of a chunk's token `t`: keys, or after all `tokens` of them values.
+    /// The data read [`PREFETCH_TOKENS`] tokens after the keys of token `t` of the chunk: keys, or values once all
+    /// `tokens` keys were read.
     #[inline(always)]
-    fn after_keys(&self, chunk: usize, t: usize, tokens: usize) -> *const u8 {
-        match t + ASK {
-            _ if !self.asks() => null(),
+    fn prefetch_after_keys(&self, chunk: usize, t: usize, tokens: usize) -> *const u8 {
+        match t + PREFETCH_TOKENS {
+            _ if !self.prefetches() => null(),
             t if t < tokens => self.a.keys(chunk, t).as_ptr(),
             t if t < 2 * tokens => self.a.values(chunk, t - tokens).as_ptr(),
             _ => null(),
         }
     }
 
-    /// What is read [`ASK`] tokens after the values of a chunk's token `t`: values, or after the chunk's `end` the next
-    /// one's keys.
+    /// The data read [`PREFETCH_TOKENS`] tokens after the values of token `t` of the chunk: values, or beyond `end` the
+    /// keys of the next chunk.
     #[inline(always)]
-    fn after_values(&self, chunk: usize, t: usize, end: usize) -> *const u8 {
-        match t + ASK {
-            _ if !self.asks() => null(),
+    fn prefetch_after_values(&self, chunk: usize, t: usize, end: usize) -> *const u8 {
+        match t + PREFETCH_TOKENS {
+            _ if !self.prefetches() => null(),
             t if t < end => self.a.values(chunk, t).as_ptr(),
             t if self.a.has(chunk + 1, t - end) => self.a.keys(chunk + 1, t - end).as_ptr(),
             _ => null(),
@@ -303,10 +310,10 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
     }
 
     #[inline(always)]
-    fn widen<E: Elem>(&self, from: &[u8], next: *const u8, to: &mut [f32]) {
+    fn widen<E: Elem>(&self, from: &[u8], prefetch: *const u8, to: &mut [f32]) {
         assert!(from.len() >= to.len() * E::BYTES && to.len().is_multiple_of(S::LANES));
         for i in (0..to.len()).step_by(S::LANES) {
-            self.s.prefetch_line(next, i * E::BYTES);
+            self.s.prefetch_line(prefetch, i * E::BYTES);
             // SAFETY: both slices hold whole vectors up to `to.len()` elements.
             unsafe { self.s.store(to.as_mut_ptr().add(i), E::load(self.s, from.as_ptr().add(i * E::BYTES))) }
         }
@@ -317,24 +324,24 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
         const NC: usize = 4;
         let (s, a, d) = (self.s, self.a, self.a.kv().head_dim);
         let groups = d.div_ceil(4);
-        let (rec, words) = (S::rec(8), S::rec(8).words());
+        let (encoding, words) = (S::act_encoding(8), S::act_encoding(8).words());
         let mut packed = [0u32; MAX_HEAD_DIM / 4 * 2 * NC];
         for (c0, scores) in scores.chunks_mut(NC).enumerate() {
-            let (mut first, mut dq) = ([0i32; NC], [0.0; NC]);
+            let (mut zero_points, mut dq) = ([0i32; NC], [0.0; NC]);
             for c in 0..scores.len() {
                 let mut q8 = [0i8; MAX_HEAD_DIM];
                 let q = &q[(c0 * NC + c) * d..][..d];
                 dq[c] = quantise_lanes(s, q, &mut q8[..d]);
                 let q8 = &q8[..groups * 4];
-                first[c] = first_of_bytes(rec, q8);
-                write_groups(rec, q8, NC, c, &mut packed);
+                zero_points[c] = zero_point_term_of_bytes(encoding, q8);
+                write_groups(encoding, q8, NC, c, &mut packed);
             }
             for t in (0..n).step_by(S::LANES) {
                 let keys = a.keys(chunk, t);
                 // SAFETY: a head's keys are `groups` lines of 64 bytes and 16 scales; `packed` holds `groups` records;
                 // a row of scores holds the vectors of whole pages.
                 unsafe {
-                    let mut dots: [S::Acc; NC] = each!(NC, |c| s.acc::<8>(first[c]));
+                    let mut dots: [S::Acc; NC] = each!(NC, |c| s.acc::<8>(zero_points[c]));
                     for g in 0..groups {
                         let w = s.weights::<8>(s.load_b(keys.as_ptr().add(g * 64 + t % PAGE * 4)));
                         for (c, dot) in dots.iter_mut().enumerate() {
@@ -343,7 +350,7 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
                     }
                     let dk = s.load(keys.as_ptr().add(groups * 64 + t % PAGE * 4).cast());
                     for (c, scores) in scores.iter_mut().enumerate() {
-                        let dot = s.to_f32(s.total::<8>(dots[c], first[c]));
+                        let dot = s.to_f32(s.total::<8>(dots[c], zero_points[c]));
                         s.store(scores.as_mut_ptr().add(t), s.mul(dot, s.mul(dk, s.splat(dq[c]))));
                     }
                 }
@@ -352,17 +359,17 @@ impl<S: Simd, const KV: usize> Lanes<'_, S, KV> {
     }
 }
 
-struct Stored<E>(PhantomData<E>);
+struct ElemType<E>(PhantomData<E>);
 
 #[inline(always)]
 fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
-    (s, a): (S, &Attend<'_>),
+    (s, a): (S, &AttentionBlock<'_>),
     t: usize,
-    (keys, next): (&impl Fn(usize) -> *const u8, &impl Fn(usize) -> *const u8),
+    (keys, prefetch): (&impl Fn(usize) -> *const u8, &impl Fn(usize) -> *const u8),
     c: usize,
     q: &[f32],
     scores: &mut [[f32; CHUNK]],
-    _: Stored<E>,
+    _: ElemType<E>,
 ) {
     let d = a.kv().head_dim;
     let tile = F32Tile::<RV> {
@@ -372,39 +379,39 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         x_stride: d,
         out: scores[c..c + NC].as_flattened_mut()[t..].as_mut_ptr(),
         out_stride: CHUNK,
-        go_on: false,
-        next: each!(RV, |v| next(v)),
+        accumulate: false,
+        prefetch: each!(RV, |v| prefetch(v)),
     };
     // SAFETY: keys of a head are d x 16 elements, the slices above hold NC queries and NC rows of scores.
     unsafe { tile.run::<S, E, NC>(s) }
 }
 
-/// Tokens whose values are added: `n` from the chunk's token `t` on. In memory, each 16 dimensions have `depth` tokens.
+/// Tokens whose values are added: `n` from token `t` of the chunk on. Each 16 dimensions are stored for `depth` tokens.
 struct ValuePart {
     t: usize,
     n: usize,
     depth: usize,
-    go_on: bool,
-    /// Values that are asked for meanwhile, if any.
-    next: *const u8,
+    accumulate: bool,
+    /// Values to prefetch meanwhile, or null.
+    prefetch: *const u8,
 }
 
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
 fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
-    (s, a): (S, &Attend<'_>),
+    (s, a): (S, &AttentionBlock<'_>),
     part: &ValuePart,
     values: *const u8,
     v0: usize,
     c: usize,
     p: &[[f32; CHUNK]],
     o: &mut [f32],
-    _: Stored<E>,
+    _: ElemType<E>,
 ) {
     let dims = a.kv().value_dims();
     let at = |v: usize| {
         let d = (v0 + v) * S::LANES;
-        (d / LANES * part.depth * LANES + d % LANES) * E::BYTES
+        (d / VIRTUAL_LANES * part.depth * VIRTUAL_LANES + d % VIRTUAL_LANES) * E::BYTES
     };
     let tile = F32Tile::<RV> {
         // SAFETY: values of a head are `depth` tokens of `dims` elements, whole groups of 16.
@@ -414,8 +421,12 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
         x_stride: CHUNK,
         out: o[c * dims..(c + NC) * dims][v0 * S::LANES..].as_mut_ptr(),
         out_stride: dims,
-        go_on: part.go_on,
-        next: each!(RV, |v| if c == 0 && !part.next.is_null() { part.next.wrapping_add(at(v)) } else { null() }),
+        accumulate: part.accumulate,
+        prefetch: each!(RV, |v| if c == 0 && !part.prefetch.is_null() {
+            part.prefetch.wrapping_add(at(v))
+        } else {
+            null()
+        }),
     };
     // SAFETY: as above, and the slices hold NC rows.
     unsafe { tile.run::<S, E, NC>(s) }

@@ -1,4 +1,4 @@
-//! Where pages lie: in pieces of equally many, which never move.
+//! Memory of KV pages: segments of equally many pages, which never move.
 
 use alloc::collections::TryReserveError;
 use alloc::vec;
@@ -7,155 +7,155 @@ use alloc::vec::Vec;
 use super::super::{AlignedBuf, SharedOut};
 use super::KvLayout;
 
-/// Bytes of a piece, about, where memory that is reserved is memory used. Elsewhere all pages are one piece, which the
-/// system commits as it is touched.
-const PIECE_BYTES: Option<usize> = if cfg!(target_family = "wasm") { Some(4 << 20) } else { None };
+/// Approximate bytes of a segment on WebAssembly, where reserved memory is used memory. Elsewhere all pages are in one
+/// segment, which the operating system commits as it is touched.
+const SEGMENT_BYTES: Option<usize> = if cfg!(target_family = "wasm") { Some(4 << 20) } else { None };
 
-/// How pages lie in pieces.
+/// Mapping from pages to segments.
 #[derive(Clone, Copy)]
-struct Places {
+struct PageMap {
     page_bytes: usize,
-    /// A piece has `1 << shift` pages, the last one those that are left.
+    /// A segment has `1 << shift` pages; the last one may have fewer.
     shift: u32,
 }
 
-impl Places {
-    /// The piece of a page, and where the page begins in it.
-    fn of(self, page: u32) -> (usize, usize) {
+impl PageMap {
+    /// Index of the segment of a page, and offset of the page in it.
+    fn locate(self, page: u32) -> (usize, usize) {
         let page = page as usize;
         (page >> self.shift, (page & ((1 << self.shift) - 1)) * self.page_bytes)
     }
 }
 
-/// Memory of pages.
+/// Memory of KV pages.
 pub struct KvMemory {
-    pieces: Vec<Option<AlignedBuf>>,
-    places: Places,
+    segments: Vec<Option<AlignedBuf>>,
+    map: PageMap,
     n_pages: usize,
 }
 
 impl KvMemory {
-    /// Memory for `n_pages` pages of a layout. A page is there once [`KvMemory::commit`] was called for it.
+    /// Reserves memory for `n_pages` pages of a layout. [`KvMemory::commit`] must be called before a page is used.
     ///
     /// # Errors
-    /// If it cannot be reserved; where nothing can be reserved unused, `commit` may fail.
+    /// If the memory cannot be reserved. On WebAssembly only `commit` reserves memory, and may fail.
     pub fn new(layout: &KvLayout, n_pages: usize) -> Result<KvMemory, TryReserveError> {
         let all = n_pages.checked_next_power_of_two().map_or(usize::BITS - 1, usize::trailing_zeros);
-        let shift = PIECE_BYTES.map_or(all, |bytes| all.min((bytes / layout.page_bytes()).max(1).ilog2()));
-        let mut memory = KvMemory::in_pieces(layout, n_pages, shift)?;
-        if PIECE_BYTES.is_none() {
-            memory.pieces = vec![Some(AlignedBuf::with_capacity(n_pages.saturating_mul(layout.page_bytes()))?)];
+        let shift = SEGMENT_BYTES.map_or(all, |bytes| all.min((bytes / layout.page_bytes()).max(1).ilog2()));
+        let mut memory = KvMemory::with_segments(layout, n_pages, shift)?;
+        if SEGMENT_BYTES.is_none() {
+            memory.segments = vec![Some(AlignedBuf::with_capacity(n_pages.saturating_mul(layout.page_bytes()))?)];
         }
         Ok(memory)
     }
 
-    /// As [`KvMemory::new`], in pieces of `1 << shift` pages, of which there are none yet.
-    pub(crate) fn in_pieces(layout: &KvLayout, n_pages: usize, shift: u32) -> Result<KvMemory, TryReserveError> {
+    /// As [`KvMemory::new`], with segments of `1 << shift` pages, none of them allocated.
+    pub(crate) fn with_segments(layout: &KvLayout, n_pages: usize, shift: u32) -> Result<KvMemory, TryReserveError> {
         let n = n_pages.div_ceil(1 << shift);
-        let mut pieces = Vec::new();
-        pieces.try_reserve_exact(n)?;
-        pieces.resize_with(n, || None);
-        Ok(KvMemory { pieces, places: Places { page_bytes: layout.page_bytes(), shift }, n_pages })
+        let mut segments = Vec::new();
+        segments.try_reserve_exact(n)?;
+        segments.resize_with(n, || None);
+        Ok(KvMemory { segments, map: PageMap { page_bytes: layout.page_bytes(), shift }, n_pages })
     }
 
-    /// Memory of `n_pages` pages, all of them zero.
+    /// Memory of `n_pages` pages, all committed and zero.
     ///
     /// # Errors
-    /// If there is not enough.
+    /// If there is not enough memory.
     pub fn zeroed(layout: &KvLayout, n_pages: usize) -> Result<KvMemory, TryReserveError> {
         let mut memory = KvMemory::new(layout, n_pages)?;
         (0..n_pages as u32).try_for_each(|page| memory.commit(page))?;
         Ok(memory)
     }
 
-    /// Makes sure that a page is there; a new one is zero.
+    /// Commits a page; a new one is zero.
     ///
     /// # Errors
     /// If there is not enough memory.
     ///
     /// # Panics
-    /// If it was made for fewer pages.
+    /// If the memory was made for fewer pages.
     pub fn commit(&mut self, page: u32) -> Result<(), TryReserveError> {
-        let Places { page_bytes, shift } = self.places;
-        let (i, at) = self.places.of(page);
-        let piece = match &mut self.pieces[i] {
-            Some(piece) => piece,
+        let PageMap { page_bytes, shift } = self.map;
+        let (i, at) = self.map.locate(page);
+        let segment = match &mut self.segments[i] {
+            Some(segment) => segment,
             none => {
                 let n_pages = (self.n_pages - (i << shift)).min(1 << shift);
                 none.insert(AlignedBuf::with_capacity(n_pages.saturating_mul(page_bytes))?)
             }
         };
-        piece.grow(at + page_bytes);
+        segment.grow(at + page_bytes);
         Ok(())
     }
 
-    /// Bytes of the pages that are there.
+    /// Bytes of committed pages.
     pub fn committed_bytes(&self) -> usize {
-        self.pieces.iter().flatten().map(AlignedBuf::len).sum()
+        self.segments.iter().flatten().map(AlignedBuf::len).sum()
     }
 
     /// Bytes of a page.
     pub fn page_bytes(&self) -> usize {
-        self.places.page_bytes
+        self.map.page_bytes
     }
 
-    /// A page.
+    /// The contents of a page.
     ///
     /// # Panics
-    /// If it is not there.
+    /// If the page is not committed.
     pub fn page(&self, page: u32) -> &[u8] {
-        let (piece, at) = self.places.of(page);
-        let piece = self.pieces[piece].as_ref().map_or(Default::default(), AlignedBuf::bytes);
-        &piece[at..at + self.page_bytes()]
+        let (segment, at) = self.map.locate(page);
+        let segment = self.segments[segment].as_ref().map_or(Default::default(), AlignedBuf::bytes);
+        &segment[at..at + self.page_bytes()]
     }
 
-    /// A page, for writing.
+    /// The contents of a page, for writing.
     ///
     /// # Panics
-    /// If it is not there.
+    /// If the page is not committed.
     pub fn page_mut(&mut self, page: u32) -> &mut [u8] {
-        let ((piece, at), n) = (self.places.of(page), self.page_bytes());
-        let piece = self.pieces[piece].as_mut().map_or(Default::default(), AlignedBuf::bytes_mut);
-        &mut piece[at..at + n]
+        let ((segment, at), n) = (self.map.locate(page), self.page_bytes());
+        let segment = self.segments[segment].as_mut().map_or(Default::default(), AlignedBuf::bytes_mut);
+        &mut segment[at..at + n]
     }
 
-    /// Copies a page onto another.
+    /// Copies one page to another.
     ///
     /// # Panics
-    /// If one is not there.
+    /// If one of them is not committed.
     pub fn copy(&mut self, from: u32, to: u32) {
         let page = self.page(from).to_vec();
         self.page_mut(to).copy_from_slice(&page);
     }
 
-    /// All pages, for the tasks of one operation.
+    /// All pages, for the tasks of one operation to write.
     pub(super) fn shared(&mut self) -> SharedPages<'_> {
-        let pieces = self.pieces.iter_mut();
-        let pieces = pieces.map(|p| SharedOut::new(p.as_mut().map_or(Default::default(), AlignedBuf::bytes_mut)));
-        SharedPages { pieces: pieces.collect(), places: self.places }
+        let segments = self.segments.iter_mut();
+        let segments = segments.map(|p| SharedOut::new(p.as_mut().map_or(Default::default(), AlignedBuf::bytes_mut)));
+        SharedPages { segments: segments.collect(), map: self.map }
     }
 }
 
-/// Pages that tasks write disjoint parts of.
+/// Pages that tasks write in disjoint parts.
 pub(super) struct SharedPages<'a> {
-    pieces: Vec<SharedOut<'a, u8>>,
-    places: Places,
+    segments: Vec<SharedOut<'a, u8>>,
+    map: PageMap,
 }
 
 impl<'a> SharedPages<'a> {
-    /// `n` bytes of a page from `at` on, for writing.
+    /// Bytes `at..at + n` of a page, for writing.
     ///
     /// # Safety
-    /// No other part that is alive may overlap it.
+    /// The range must not overlap another one that is in use.
     ///
     /// # Panics
-    /// If they are not inside the page.
+    /// If the range is not inside the page.
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn slice(&self, page: u32, at: usize, n: usize) -> &'a mut [u8] {
-        assert!(at + n <= self.places.page_bytes, "a part outside its page");
-        let (piece, start) = self.places.of(page);
+        assert!(at + n <= self.map.page_bytes, "range outside its page");
+        let (segment, start) = self.map.locate(page);
         // SAFETY: by this function's contract.
-        unsafe { self.pieces[piece].slice(start + at, n) }
+        unsafe { self.segments[segment].slice(start + at, n) }
     }
 }
 
@@ -165,17 +165,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_keeps_what_is_written_to_it_whichever_comes_next() {
+    fn pages_keep_their_contents_in_any_commit_order() {
         let layout = KvLayout { n_layer: 1, n_head_kv: 1, head_dim: 8, kv_type: KvType::F32 };
         for (n_pages, shift) in [(1, 0), (5, 0), (5, 1), (8, 2), (9, 2), (9, 3), (9, 4)] {
-            let mut memory = KvMemory::in_pieces(&layout, n_pages, shift).expect("memory");
+            let mut memory = KvMemory::with_segments(&layout, n_pages, shift).expect("memory");
             assert_eq!(memory.committed_bytes(), 0);
             let order: Vec<u32> = (0..n_pages).map(|i| (i * 7 % n_pages) as u32).collect();
             for (n, &new) in order.iter().enumerate() {
                 memory.commit(new).expect("memory");
                 assert!(memory.page(new).iter().all(|&b| b == 0));
                 memory.page_mut(new).fill(new as u8);
-                // SAFETY: the only part.
+                // SAFETY: the only range in use.
                 unsafe { memory.shared().slice(new, 1, 2) }.fill(100 + new as u8);
                 for &old in &order[..=n] {
                     memory.commit(old).expect("memory");

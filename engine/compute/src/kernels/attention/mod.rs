@@ -1,24 +1,26 @@
-//! Attention over pages of 16 tokens, in chunks of 256 tokens at absolute positions.
+//! Attention over pages of 16 tokens, in chunks of 256 tokens at absolute positions, with an online softmax across
+//! chunks.
 //!
 //! ```text
 //! s[t] = sum_d q[d] * k[t][d]        d = 0, 1, ...; q comes scaled; SIMD across 16 tokens
-//! s[t] = cap * tanh(s[t] / cap)      where scores are capped
-//! m = max s; p[t] = exp(s[t] - m); l = sum p     on the lane array, lane = t mod 16
+//! s[t] = cap * tanh(s[t] / cap)      with a soft cap
+//! m = max s; p[t] = exp(s[t] - m); l = sum p     on 16 virtual lanes, lane = t mod 16
 //! o[d] = sum_t p[t] * v[t][d]        t ascending; SIMD across d
 //! M' = max(M, m); a = exp(M - M'); b = exp(m - M'); L = L*a + l*b; O = O*a + o*b     chunks ascending
 //! out = O * (1 / L)
 //! ```
 //!
-//! Chunk boundaries depend on positions only, so neither the batch, nor the split over threads, nor prefill against
-//! decode can change a bit. Int8 keys: `s = f32(sum q8*k8) * (d_k * d_q)`, a scale per token and head. With f16 keys q
-//! is rounded to 13 bits first, with f16 values p is: the products are exact then, and may be fused with the addition.
+//! Chunk boundaries depend on positions only, so neither the batch, nor the split over threads, nor prefill versus
+//! decode can change a bit. Int8 keys: `s = f32(sum q8*k8) * (d_k * d_q)`, with a scale per token and head. With f16
+//! keys q is rounded to 13 bits first, with f16 values p is: then all products are exact and may be fused with the
+//! addition.
 
 mod block;
 mod kv;
 mod lanes;
 mod memory;
-mod running;
 mod scalar;
+mod softmax_state;
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -26,30 +28,30 @@ use core::ops::Range;
 
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
-use block::{Attend, AttendOut, Scores, walk};
+use block::{AttentionBlock, BlockOutput, ScoresOp, run_chunk_op};
 pub use kv::{KvLayout, KvRows, KvType, MAX_HEAD_DIM, PAGE, Slot, write_kv};
 pub use memory::KvMemory;
-use running::combine;
+use softmax_state::combine;
 
 /// Tokens of a chunk.
 pub const CHUNK: usize = 256;
-/// Query columns (rows of a block x query heads of a KV head) of one unit, at most.
+/// Largest number of query columns (rows of a block x query heads of a KV head) of one task.
 const MAX_COLUMNS: usize = 32;
-/// With f16 values, scores that far below the maximum have weight 0: exp(-77) is above 2^-112 (see `narrow.rs`).
+/// With f16 values, scores that far below the maximum get weight 0: exp(-77) is above 2^-112 (see `narrow.rs`).
 const WEIGHT_LOW: f32 = -77.0;
-/// Query heads that may share a KV head, at most.
+/// Largest number of query heads that share a KV head.
 pub const MAX_GROUP: usize = MAX_COLUMNS;
 
 /// Consecutive tokens of one sequence, as rows of a batch.
 #[derive(Debug, Clone)]
 pub struct Span<'a> {
-    /// First row of the batch.
+    /// First row in the batch.
     pub row: usize,
     /// Number of rows.
     pub n: usize,
     /// Position of the first token in its sequence.
     pub pos: usize,
-    /// The sequence's pages, in order.
+    /// The pages of the sequence, in order.
     pub pages: &'a [u32],
 }
 
@@ -60,58 +62,60 @@ impl Span<'_> {
     }
 }
 
-/// How many tokens before and after its own a token sees, at most; none after the last of its span.
+/// Attention window in tokens: how many tokens to the left and right of itself a token attends to, at most. Never
+/// beyond the last token of its span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sight {
-    /// Earlier tokens.
-    pub before: usize,
-    /// Later tokens, which must be in the same batch.
-    pub after: usize,
+pub struct AttentionWindow {
+    /// Earlier tokens; `usize::MAX` without a sliding window.
+    pub left: usize,
+    /// Later tokens, which must be in the same batch; 0 for causal attention.
+    pub right: usize,
 }
 
 /// Attention of a whole batch in one layer.
 #[derive(Clone, Copy)]
 pub struct Attention<'a> {
-    /// Where keys and values lie.
+    /// Layout of the pages.
     pub kv: &'a KvLayout,
-    /// The layer.
+    /// Index of the layer.
     pub layer: usize,
-    /// All pages.
+    /// Memory of the pages.
     pub memory: &'a KvMemory,
-    /// Query heads, a multiple of the KV heads.
+    /// Number of query heads, a multiple of the KV heads.
     pub n_head: usize,
-    /// What a token sees besides itself.
-    pub sight: Sight,
-    /// Scores are softly kept below this in size, if at all.
+    /// Attention window.
+    pub window: AttentionWindow,
+    /// tanh soft cap on attention logits (Gemma 2), if any.
     pub soft_cap: Option<f32>,
-    /// Queries (rows, n_head * head_dim), scaled and rotated, `q_stride` floats from a row to the next.
+    /// Queries, (rows, n_head * head_dim), scaled and rotated, `q_stride` floats from one row to the next.
     pub q: &'a [f32],
-    /// Floats from a row of `q` to the next.
+    /// Floats from one row of `q` to the next.
     pub q_stride: usize,
-    /// The rows, in order.
+    /// The spans, in order of their rows.
     pub spans: &'a [Span<'a>],
 }
 
-/// Up to this many rows of a span are cut by chunks where there are several, so that few rows with long pasts keep all
-/// threads busy.
+/// Spans of up to this many rows with several chunks are split by chunks (split-K), so that a few rows with long
+/// contexts keep all threads busy.
 const FEW_ROWS: usize = 4;
 
 impl Attention<'_> {
-    /// Scratch floats for the parts of chunks, for a batch of `max_seqs` sequences of up to `n_ctx` tokens.
+    /// Floats of scratch for partial results, for a batch of `max_seqs` sequences of up to `n_ctx` tokens.
     pub fn parts_len(kv: &KvLayout, n_head: usize, max_seqs: usize, n_ctx: usize) -> usize {
         [FEW_ROWS, n_head, n_ctx.div_ceil(CHUNK), kv.part_len()].iter().fold(max_seqs, |n, d| n.saturating_mul(*d))
     }
 
-    /// `out` is (rows, n_head * head_dim). `scratch` holds one per thread, `parts` is [`Attention::parts_len`] long.
+    /// Computes `out`, (rows, n_head * head_dim). `scratch` must have an element per thread, `parts` be
+    /// [`Attention::parts_len`] long.
     ///
     /// # Panics
-    /// If the spans overlap or are outside a buffer.
+    /// If spans overlap or are outside a buffer.
     pub fn run(&self, cpu: Cpu, pool: &dyn Pool, out: &mut [f32], scratch: &mut [AttendScratch], parts: &mut [f32]) {
         let (kv, width) = (self.kv, self.n_head * self.kv.head_dim);
         let group = self.n_head / kv.n_head_kv;
         let block = (MAX_COLUMNS / group).max(1);
         let stride = group * kv.part_len();
-        let (mut units, mut end, mut part) = (Vec::new(), 0, 0);
+        let (mut all_tasks, mut end, mut part) = (Vec::new(), 0, 0);
         for (i, span) in self.spans.iter().enumerate() {
             assert!(span.row >= end && (span.row + span.n) * width <= out.len() && group <= MAX_COLUMNS);
             end = span.row + span.n;
@@ -119,13 +123,13 @@ impl Attention<'_> {
                 if span.n <= FEW_ROWS && span.end() > CHUNK {
                     for token in 0..span.n {
                         for chunk in self.chunks(span, token, 1) {
-                            units.push(UnitOf { span: i, head, token, n: 1, chunk: Some(chunk), part });
+                            all_tasks.push(AttentionTask { span: i, head, token, n: 1, chunk: Some(chunk), part });
                             part += stride;
                         }
                     }
                 } else {
                     let tokens = (0..span.n).step_by(block);
-                    units.extend(tokens.map(|token| UnitOf {
+                    all_tasks.extend(tokens.map(|token| AttentionTask {
                         span: i,
                         head,
                         token,
@@ -136,30 +140,31 @@ impl Attention<'_> {
                 }
             }
         }
-        assert!(part <= parts.len(), "scratch for fewer sequences or shorter ones");
-        // long blocks of a causal prefill come last: start with them
-        units.reverse();
+        assert!(part <= parts.len(), "scratch of {} floats for partial results, expected {part}", parts.len());
+        // the last blocks of a causal prefill take longest: start with them
+        all_tasks.reverse();
         let (rows, shared) = (SharedOut::new(out), SharedOut::new(parts));
-        tasks::with_state(pool, units.len(), scratch, &|i, scratch| {
-            let u = &units[i];
+        tasks::with_state(pool, all_tasks.len(), scratch, &|i, scratch| {
+            let u = &all_tasks[i];
             let span = &self.spans[u.span];
             let row = span.row + u.token;
             let pos = span.pos + u.token;
             let (chunks, out) = match u.chunk {
-                Some(chunk) => (chunk..chunk + 1, AttendOut::Part { out: shared, at: u.part }),
-                None => (self.chunks(span, u.token, u.n), AttendOut::Rows { out: rows, at: row * width }),
+                Some(chunk) => (chunk..chunk + 1, BlockOutput::Part { out: shared, at: u.part }),
+                None => (self.chunks(span, u.token, u.n), BlockOutput::Rows { out: rows, at: row * width }),
             };
-            Attend { of: self, head: u.head, span, row, tokens: u.n, pos, chunks }.run(cpu, out, scratch);
+            AttentionBlock { of: self, head: u.head, span, row, tokens: u.n, pos, chunks }.run(cpu, out, scratch);
         });
-        units.reverse();
+        all_tasks.reverse();
         let mut i = 0;
-        while i < units.len() {
-            let u = &units[i];
+        while i < all_tasks.len() {
+            let u = &all_tasks[i];
             if u.chunk.is_none() {
                 i += 1;
                 continue;
             }
-            let n = units[i..].iter().take_while(|v| (v.span, v.head, v.token) == (u.span, u.head, u.token)).count();
+            let n =
+                all_tasks[i..].iter().take_while(|v| (v.span, v.head, v.token) == (u.span, u.head, u.token)).count();
             for g in 0..group {
                 let at = (self.spans[u.span].row + u.token) * width + (u.head * group + g) * kv.head_dim;
                 combine(cpu, kv, &parts[u.part + g * kv.part_len()..], stride, n, &mut out[at..at + kv.head_dim]);
@@ -170,19 +175,19 @@ impl Attention<'_> {
 }
 
 impl Attention<'_> {
-    /// The positions that the token at `pos` of a span sees.
-    fn seen(&self, span: &Span<'_>, pos: usize) -> Range<usize> {
-        pos.saturating_sub(self.sight.before)..pos.saturating_add(self.sight.after).min(span.end() - 1) + 1
+    /// The positions that the token at `pos` of a span attends to.
+    fn attended(&self, span: &Span<'_>, pos: usize) -> Range<usize> {
+        pos.saturating_sub(self.window.left)..pos.saturating_add(self.window.right).min(span.end() - 1) + 1
     }
 
-    /// The chunks that hold what `n` tokens from token `token` of a span on see.
+    /// The chunks that `n` tokens from token `token` of a span on attend to.
     fn chunks(&self, span: &Span<'_>, token: usize, n: usize) -> Range<usize> {
         let first = span.pos + token;
-        self.seen(span, first).start / CHUNK..self.seen(span, first + n - 1).end.div_ceil(CHUNK)
+        self.attended(span, first).start / CHUNK..self.attended(span, first + n - 1).end.div_ceil(CHUNK)
     }
 
-    /// The scaled and capped scores of the tokens that each row sees, oldest first: one list per row and query head. For traces:
-    /// the numbers that [`Attention::run`] turns into weights on this instruction set.
+    /// The scaled and capped attention scores of each row, in order of position: one list per row and query head. For
+    /// traces: exactly the numbers that [`Attention::run`] applies the softmax to.
     pub fn scores(&self, cpu: Cpu) -> Vec<Vec<f32>> {
         let mut all = Vec::new();
         let mut scratch = AttendScratch::new(self.kv);
@@ -191,10 +196,10 @@ impl Attention<'_> {
                 for head in 0..self.kv.n_head_kv {
                     let pos = span.pos + token;
                     let chunks = self.chunks(span, token, 1);
-                    let a = Attend { of: self, head, span, row: span.row + token, tokens: 1, pos, chunks };
+                    let a = AttentionBlock { of: self, head, span, row: span.row + token, tokens: 1, pos, chunks };
                     let at = all.len();
                     all.resize(at + a.group(), Vec::new());
-                    walk(cpu, Scores { a: &a, scratch: &mut scratch, out: &mut all[at..] });
+                    run_chunk_op(cpu, ScoresOp { a: &a, scratch: &mut scratch, out: &mut all[at..] });
                 }
             }
         }
@@ -202,9 +207,9 @@ impl Attention<'_> {
     }
 }
 
-/// A task of [`Attention::run`]: tokens `token..token + n` of a span through one KV head; over one chunk, whose parts
-/// then start at `part`, or over all of them.
-struct UnitOf {
+/// A task of [`Attention::run`]: tokens `token..token + n` of a span through one KV head, over all chunks, or over one
+/// chunk with its partial results at `part`.
+struct AttentionTask {
     span: usize,
     head: usize,
     token: usize,
@@ -213,24 +218,24 @@ struct UnitOf {
     part: usize,
 }
 
-/// Working memory of one thread for [`Attention::run`].
+/// Scratch memory of one thread for [`Attention::run`].
 pub struct AttendScratch {
     dims: usize,
     /// (columns, head_dim)
     q: Vec<f32>,
     scores: Vec<[f32; CHUNK]>,
-    /// (columns, value_dims): of the chunk at hand, and of all chunks so far.
+    /// (columns, value_dims): weighted values of the current chunk, and of all chunks so far.
     part: Vec<f32>,
     total: Vec<f32>,
-    /// Keys or values of some tokens in f32, for a block of many columns.
+    /// Keys or values of some tokens, converted to f32 for a block of many columns.
     wide: Vec<f32>,
 }
 
-/// Tokens whose keys or values are widened at a time: those of the largest register tile.
+/// Tokens whose keys or values are converted at a time: those of the largest register tile.
 const WIDE: usize = 64;
 
 impl AttendScratch {
-    /// For heads of that layout.
+    /// Scratch for heads of that layout.
     pub fn new(kv: &KvLayout) -> AttendScratch {
         let dims = kv.value_dims();
         let rows = || vec![0.0; MAX_COLUMNS * dims];

@@ -1,4 +1,4 @@
-//! THE definition of attention over one chunk.
+//! The scalar definition of attention over one chunk.
 
 use core::ops::Range;
 
@@ -7,15 +7,15 @@ use super::super::decoded::f16_to_f32;
 use super::super::elementwise::soft_cap_one;
 use super::super::exp::{exp, exp_above};
 use super::super::narrow::{narrow, round13};
-use super::super::norm::{LANES, max, tree};
-use super::block::{Attend, Chunk};
-use super::running::Running;
+use super::super::norm::{VIRTUAL_LANES, max, reduce};
+use super::block::{AttentionBlock, ChunkKernel};
+use super::softmax_state::SoftmaxState;
 use super::{CHUNK, KvType, MAX_HEAD_DIM, PAGE, WEIGHT_LOW};
 
-/// The definition.
-pub(super) struct Scalar<'a>(pub(super) &'a Attend<'a>);
+/// [`ChunkKernel`] as plain loops: the definition.
+pub(super) struct ScalarKernel<'a>(pub(super) &'a AttentionBlock<'a>);
 
-impl Scalar<'_> {
+impl ScalarKernel<'_> {
     pub(super) fn blend_of(total: &mut [f32], a: f32, part: &[f32], b: f32) {
         for (t, p) in total.iter_mut().zip(part) {
             *t = *t * a + p * b;
@@ -31,7 +31,7 @@ fn read_f16(b: &[u8], i: usize) -> f32 {
     f16_to_f32(u16::from_le_bytes([b[i * 2], b[i * 2 + 1]]))
 }
 
-impl Chunk for Scalar<'_> {
+impl ChunkKernel for ScalarKernel<'_> {
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], _: &mut [f32]) {
         let (a, kv, d) = (self.0, self.0.kv(), self.0.kv().head_dim);
         for (q, scores) in q.chunks_exact(d).zip(scores) {
@@ -61,21 +61,21 @@ impl Chunk for Scalar<'_> {
         s.iter_mut().for_each(|s| *s = soft_cap_one(*s, cap));
     }
 
-    fn softmax(&self, s: &mut [f32]) -> Running {
-        let mut lanes = [f32::NEG_INFINITY; LANES];
+    fn softmax(&self, s: &mut [f32]) -> SoftmaxState {
+        let mut lanes = [f32::NEG_INFINITY; VIRTUAL_LANES];
         for (t, s) in s.iter().enumerate() {
-            lanes[t % LANES] = max(lanes[t % LANES], *s);
+            lanes[t % VIRTUAL_LANES] = max(lanes[t % VIRTUAL_LANES], *s);
         }
-        let m = tree(lanes, max);
-        let mut lanes = [0.0; LANES];
+        let m = reduce(lanes, max);
+        let mut lanes = [0.0; VIRTUAL_LANES];
         for (t, s) in s.iter_mut().enumerate() {
             *s = match self.0.kv().kv_type.has_f16_values() {
                 true => round13(exp_above(WEIGHT_LOW, *s - m)),
                 false => exp(*s - m),
             };
-            lanes[t % LANES] += *s;
+            lanes[t % VIRTUAL_LANES] += *s;
         }
-        Running { m, l: tree(lanes, |a, b| a + b) }
+        SoftmaxState { m, l: reduce(lanes, |a, b| a + b) }
     }
 
     fn values(&self, chunk: usize, tokens: Range<usize>, p: &[[f32; CHUNK]], o: &mut [f32], _: &mut [f32]) {
@@ -85,7 +85,7 @@ impl Chunk for Scalar<'_> {
             for t in tokens.clone() {
                 let values = a.values(chunk, t);
                 for (d, o) in o.iter_mut().enumerate() {
-                    let i = (d / LANES * PAGE + t % PAGE) * LANES + d % LANES;
+                    let i = (d / VIRTUAL_LANES * PAGE + t % PAGE) * VIRTUAL_LANES + d % VIRTUAL_LANES;
                     *o += p[t] * if kv.kv_type == KvType::F32 { read_f32(values, i) } else { read_f16(values, i) };
                 }
             }
@@ -93,6 +93,6 @@ impl Chunk for Scalar<'_> {
     }
 
     fn blend(&self, total: &mut [f32], a: f32, part: &[f32], b: f32) {
-        Scalar::blend_of(total, a, part, b);
+        ScalarKernel::blend_of(total, a, part, b);
     }
 }

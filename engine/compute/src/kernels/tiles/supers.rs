@@ -1,21 +1,24 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 with small integer scales.
 
-use super::{Quant, Shape, Tile, UnitActs, add_group, ask_for_head, ask_for_share, start, store, unit, unpacked_group};
-use crate::kernels::fields::{self, Fields};
-use crate::kernels::form::HEAD;
-use crate::kernels::lines::Lines;
+use super::{
+    QuantFormat, SubBlockActs, TileArgs, TileClass, add_group, load_accumulators, prefetch_head, prefetch_record_part,
+    store_accumulators, sub_block, unpacked_group,
+};
+use crate::kernels::bit_packing::BitPacking;
+use crate::kernels::i16_fields::{self, I16Fields};
 use crate::kernels::panel::PANEL;
+use crate::kernels::panel_layout::HEAD;
 use crate::kernels::simd::{FEW_TILES, Simd, each};
 
 /// Q4_K and Q5_K: unsigned quants, eight sub-blocks with 6-bit scales and minima.
 pub(in super::super) struct SuperMin<const BITS: u32>;
 
-impl<const BITS: u32> Quant for SuperMin<BITS> {
-    const SHAPE: Shape = Shape::Super;
+impl<const BITS: u32> QuantFormat for SuperMin<BITS> {
+    const TILE_CLASS: TileClass = TileClass::Super;
     const BITS: u32 = BITS;
 
     #[inline(always)]
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) {
         // SAFETY: the caller's.
         unsafe { super_tile::<S, RV, NC, BITS, true>(s, t) }
     }
@@ -24,12 +27,12 @@ impl<const BITS: u32> Quant for SuperMin<BITS> {
 /// Q6_K: 6-bit quants stored with 32 added, sixteen sub-blocks with signed scales.
 pub(in super::super) struct SuperSigned;
 
-impl Quant for SuperSigned {
-    const SHAPE: Shape = Shape::Super;
+impl QuantFormat for SuperSigned {
+    const TILE_CLASS: TileClass = TileClass::Super;
     const BITS: u32 = 6;
 
     #[inline(always)]
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) {
         // SAFETY: the caller's.
         unsafe { super_tile::<S, RV, NC, { SuperSigned::BITS }, false>(s, t) }
     }
@@ -38,47 +41,49 @@ impl Quant for SuperSigned {
 /// A tile of super-blocks, with minima or with signed quants.
 ///
 /// # Safety
-/// That of [`Quant::tile`].
+/// As [`QuantFormat::tile`].
 #[inline(always)]
 unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32, const MIN: bool>(
     s: S,
-    t: &Tile<'_, RV>,
+    t: &TileArgs<'_, RV>,
 ) {
-    let lines = Lines::of(BITS);
-    let (unit_bytes, groups, bytes) = (lines.unit_bytes(), lines.groups(), lines.record_bytes());
-    let units = 64 / groups;
-    let (aw, unpacked) = (S::rec(BITS).words(), S::UNPACKS && NC > 1);
-    let fields = const { Fields::alone::<NC>(BITS) };
+    let packing = BitPacking::of(BITS);
+    let (sub_block_bytes, groups, bytes) = (packing.sub_block_bytes(), packing.groups(), packing.record_bytes());
+    let sub_blocks = 64 / groups;
+    let (aw, unpacked) = (S::act_encoding(BITS).words(), S::UNPACKS && NC > 1);
+    let fields = const { I16Fields::for_columns::<NC>(BITS) };
     let head = if MIN { 5 } else { 17 };
-    let unit_words = fields.map_or(groups * aw, |f| f.words()) * NC;
-    // looked up in modules for browsers, where code for both widths is to be alike
+    let sub_block_words = fields.map_or(groups * aw, |f| f.words()) * NC;
+    // read from the arguments on WebAssembly, so that the code for both widths is the same and can be merged
     let bytes = if FEW_TILES && unpacked && MIN { t.bytes } else { bytes };
     // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
     unsafe {
-        let mut acc = start::<S, RV, NC>(s, t);
-        let (mut rec, mut next) = (t.acts, t.next.clone());
+        let mut acc = load_accumulators::<S, RV, NC>(s, t);
+        let (mut record, mut prefetch) = (t.acts, t.prefetch.clone());
         for b in t.blocks[0]..t.blocks[1] {
             let o: [*const u8; RV] = each!(RV, |v| t.panel[v].add(b * bytes));
             if NC == 1 {
-                ask_for_head(s, t, o, HEAD);
+                prefetch_head(s, t, o, HEAD);
             }
             let mut isum = [[s.splat_i(0); NC]; RV];
-            // rolled (an opaque bound): unrolled, the compiler interleaves the units and spills
-            for i in 0..core::hint::black_box(units) {
-                if i.is_multiple_of(units / 8) {
+            // opaque bound: unrolled, the compiler interleaves the sub-blocks and spills
+            for i in 0..core::hint::black_box(sub_blocks) {
+                if i.is_multiple_of(sub_blocks / 8) {
                     if NC == 1 {
-                        ask_for_share(s, t, o, bytes, i / (units / 8));
+                        prefetch_record_part(s, t, o, bytes, i / (sub_blocks / 8));
                     } else {
-                        next.ask(s);
+                        prefetch.prefetch_chunk(s);
                     }
                 }
-                let x = Unit {
-                    lines: each!(RV, |v| o[v].add(HEAD + i * unit_bytes + t.lane[v] * 4)),
+                let x = SubBlock {
+                    lines: each!(RV, |v| o[v].add(HEAD + i * sub_block_bytes + t.lane[v] * 4)),
                     scales: each!(RV, |v| o[v].add(i * 16 + t.lane[v])),
-                    unpacked: t.unpacked.wrapping_add(((b - t.blocks[0]) * units + i) * groups * RV * 4 * S::LANES),
-                    acts: UnitActs {
-                        groups: rec.add(head * NC + i * unit_words),
-                        first: if MIN { None } else { Some(rec.add((1 + i) * NC)) },
+                    unpacked: t
+                        .unpacked
+                        .wrapping_add(((b - t.blocks[0]) * sub_blocks + i) * groups * RV * 4 * S::LANES),
+                    acts: SubBlockActs {
+                        groups: record.add(head * NC + i * sub_block_words),
+                        zero_point_terms: if MIN { None } else { Some(record.add((1 + i) * NC)) },
                     },
                 };
                 x.add_scaled::<S, NC, BITS, MIN>(s, &mut isum);
@@ -87,31 +92,31 @@ unsafe fn super_tile<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
             let dmin = if MIN { scales(s, t, o, 288) } else { d };
             for v in 0..RV {
                 for c in 0..NC {
-                    let da = s.splat(f32::from_bits(rec.add(c).read()));
+                    let da = s.splat(f32::from_bits(record.add(c).read()));
                     let mut term = s.mul(s.to_f32(isum[v][c]), s.mul(d[v], da));
                     if MIN {
                         let mut msum = s.splat_i(0);
                         for j in 0..4 {
                             let mins = o[v].add(128 + j * 32 + t.lane[v] * 2);
-                            msum = s.pair_dot(msum, mins, rec.add((1 + j) * NC + c).read());
+                            msum = s.pair_dot(msum, mins, record.add((1 + j) * NC + c).read());
                         }
                         term = s.sub(term, s.mul(s.to_f32(msum), s.mul(dmin[v], da)));
                     }
                     acc[v][c] = s.add(acc[v][c], term);
                 }
             }
-            rec = rec.add(head * NC + units * unit_words);
+            record = record.add(head * NC + sub_blocks * sub_block_words);
         }
-        store(s, &acc, t);
+        store_accumulators(s, &acc, t);
     }
 }
 
-/// The f16 at offset `at` of records, those of the tile's rows.
+/// The f16 at offset `at` of the records of the tile's rows.
 ///
 /// # Safety
-/// The records are there.
+/// The records must be readable.
 #[inline(always)]
-unsafe fn scales<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, o: [*const u8; RV], at: usize) -> [S::F; RV] {
+unsafe fn scales<S: Simd, const RV: usize>(s: S, t: &TileArgs<'_, RV>, o: [*const u8; RV], at: usize) -> [S::F; RV] {
     // SAFETY: the caller's; rows of one panel follow each other.
     unsafe {
         if const { PANEL.is_multiple_of(RV * S::LANES) } {
@@ -121,11 +126,11 @@ unsafe fn scales<S: Simd, const RV: usize>(s: S, t: &Tile<'_, RV>, o: [*const u8
     }
 }
 
-/// Some vectors of f16, as f32.
+/// RV consecutive vectors of f16, as f32.
 ///
 /// # Safety
-/// They are there.
-// once in modules, which have to be small
+/// The vectors must be readable.
+// not inlined on WebAssembly, to keep the module small
 #[cfg_attr(not(target_family = "wasm"), inline(always))]
 #[cfg_attr(target_family = "wasm", inline(never))]
 unsafe fn widened<S: Simd, const RV: usize>(s: S, at: *const u16) -> [S::F; RV] {
@@ -133,19 +138,19 @@ unsafe fn widened<S: Simd, const RV: usize>(s: S, at: *const u16) -> [S::F; RV] 
     unsafe { each!(RV, |v| s.load_small_f16(at.add(v * S::LANES))) }
 }
 
-/// Elements of a super-block that have a scale in common, in some vectors of rows, and their activations.
-struct Unit<const RV: usize> {
+/// A sub-block of a super-block, the elements that share a scale, in RV row vectors; with its activations.
+struct SubBlock<const RV: usize> {
     lines: [*const u8; RV],
     scales: [*const u8; RV],
     unpacked: *const u8,
-    acts: UnitActs,
+    acts: SubBlockActs,
 }
 
-impl<const RV: usize> Unit<RV> {
-    /// Adds `scale * dot`.
+impl<const RV: usize> SubBlock<RV> {
+    /// Adds `scale * dot` to `isum`.
     ///
     /// # Safety
-    /// The elements and their activations are there.
+    /// The sub-block and its activations must be readable.
     #[inline(always)]
     unsafe fn add_scaled<S: Simd, const NC: usize, const BITS: u32, const MIN: bool>(
         &self,
@@ -155,41 +160,47 @@ impl<const RV: usize> Unit<RV> {
         let acts = self.acts;
         // SAFETY: the caller's.
         unsafe {
-            if const { Fields::alone::<NC>(BITS).is_some() } {
-                let first = acts.first.map(|first| first.read());
-                fields::add_unit::<S, RV, BITS>(s, self.lines, acts.groups, first, |v, dot| {
+            if const { I16Fields::for_columns::<NC>(BITS).is_some() } {
+                let zero_point = acts.zero_point_terms.map(|terms| terms.read());
+                i16_fields::add_sub_block::<S, RV, BITS>(s, self.lines, acts.groups, zero_point, |v, dot| {
                     let scaled = s.total_of_fields(dot, Some(self.scale::<S, MIN>(s, v)));
                     isum[v][0] = s.add_i(isum[v][0], scaled);
                 });
                 return;
             }
             if !S::UNPACKS || NC == 1 {
-                unit::add_unit::<S, RV, NC, BITS>(
+                sub_block::add_sub_block::<S, RV, NC, BITS>(
                     s,
                     self.lines,
                     acts,
                     #[inline(always)]
                     |v, c, dot| {
-                        let scaled = s.total_scaled::<BITS>(dot, acts.first(c), self.scale::<S, MIN>(s, v));
+                        let scaled = s.total_scaled::<BITS>(dot, acts.zero_point_term(c), self.scale::<S, MIN>(s, v));
                         isum[v][c] = s.add_i(isum[v][c], scaled);
                     },
                 );
                 return;
             }
-            let groups = const { Lines::of(BITS).groups() };
-            let run = if MIN { S::run(BITS, false) } else { groups };
+            let groups = const { BitPacking::of(BITS).groups() };
+            let run = if MIN { S::max_groups(BITS, false) } else { groups };
             let bound = s.bound(run);
             for r in 0..groups / run {
                 let mut dots = acts.start::<S, RV, NC, BITS>(s);
                 for i in 0..bound {
                     let g = r * run + i;
                     let w = unpacked_group::<S, RV, BITS>(s, self.unpacked, g);
-                    add_group::<S, RV, NC, BITS>(s, w, acts.groups.add(g * NC * S::rec(BITS).words()), &mut dots);
+                    add_group::<S, RV, NC, BITS>(
+                        s,
+                        w,
+                        acts.groups.add(g * NC * S::act_encoding(BITS).words()),
+                        &mut dots,
+                    );
                 }
                 for v in 0..RV {
                     let scale = self.scale::<S, MIN>(s, v);
                     for c in 0..NC {
-                        isum[v][c] = s.add_i(isum[v][c], s.total_scaled::<BITS>(dots[v][c], acts.first(c), scale));
+                        isum[v][c] =
+                            s.add_i(isum[v][c], s.total_scaled::<BITS>(dots[v][c], acts.zero_point_term(c), scale));
                     }
                 }
             }
@@ -199,7 +210,7 @@ impl<const RV: usize> Unit<RV> {
     /// The scales of vector `v`.
     ///
     /// # Safety
-    /// They are there.
+    /// The scales must be readable.
     #[inline(always)]
     unsafe fn scale<S: Simd, const MIN: bool>(&self, s: S, v: usize) -> S::I {
         // SAFETY: the caller's.

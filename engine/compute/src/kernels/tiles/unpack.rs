@@ -1,58 +1,60 @@
-//! Quants of panels as bytes of their own, and maybe their scales as f32, for products that use each many times.
+//! Unpacking of quants to bytes, and of scales to f32 where that pays, for products that use each weight many times.
 
 use core::mem::MaybeUninit;
 
-use crate::kernels::fields::{self, IN_FIELDS};
-use crate::kernels::form::{Form, HEAD, code_line};
-use crate::kernels::lines::{self, Lines};
+use crate::kernels::bit_packing::{self, BitPacking};
+use crate::kernels::i16_fields::{self, HAS_I16_FIELDS};
 use crate::kernels::panel::{Matrix, PANEL};
+use crate::kernels::panel_layout::{HEAD, PanelLayout, code_line};
 use crate::kernels::simd::Simd;
-use crate::kernels::tiles::Quant;
+use crate::kernels::tiles::QuantFormat;
 
-/// Room for the bytes of some rows and blocks; small, so that they stay in the first cache while columns stream by.
+/// Buffer for the unpacked weights of some rows and blocks; small enough to stay in the L1 cache while the columns
+/// pass.
 #[repr(align(64))]
-pub(in super::super) struct Unpacked([MaybeUninit<u8>; Unpacked::BYTES]);
+pub(in super::super) struct UnpackBuffer([MaybeUninit<u8>; UnpackBuffer::BYTES]);
 
-impl Unpacked {
+impl UnpackBuffer {
     const BYTES: usize = 18 * 1024;
 
-    pub(in super::super) fn new() -> Unpacked {
-        Unpacked([const { MaybeUninit::uninit() }; Self::BYTES])
+    pub(in super::super) fn new() -> UnpackBuffer {
+        UnpackBuffer([const { MaybeUninit::uninit() }; Self::BYTES])
     }
 
-    /// Whether products of several columns unpack such weights, or their scales.
-    pub(in super::super) const fn helps<S: Simd, Q: Quant>() -> bool {
+    /// Whether products of several columns unpack the weights or scales of this format.
+    pub(in super::super) const fn is_used<S: Simd, Q: QuantFormat>() -> bool {
         S::UNPACKS_SCALES || Self::groups::<S, Q>() > 0
     }
 
-    /// Groups of four that are unpacked of a chunk of 32 elements: all or none.
-    pub(in super::super) const fn groups<S: Simd, Q: Quant>() -> usize {
+    /// Number of groups that are unpacked of a chunk of 32 elements: all or none.
+    pub(in super::super) const fn groups<S: Simd, Q: QuantFormat>() -> usize {
         if S::UNPACKS && (Q::PACKED || S::UNPACKS_BYTES) { 8 } else { 0 }
     }
 
-    /// Scales of a chunk that are widened, of so many.
+    /// Number of scales of a chunk that are converted to f32, of `scales`.
     pub(super) const fn widened<S: Simd>(scales: usize) -> usize {
         if S::UNPACKS_SCALES { scales } else { 0 }
     }
 
-    /// Blocks that fit for `rv` vectors of rows.
-    pub(in super::super) fn blocks<S: Simd>(form: &Form, rv: usize) -> usize {
-        Self::BYTES / Self::block_bytes::<S>(form, rv)
+    /// Number of blocks that fit, for `rv` row vectors.
+    pub(in super::super) fn blocks<S: Simd>(layout: &PanelLayout, rv: usize) -> usize {
+        Self::BYTES / Self::block_bytes::<S>(layout, rv)
     }
 
-    /// Bytes of a block with all its groups: those that stay in their panels have to stay in the first cache too.
-    fn block_bytes<S: Simd>(form: &Form, rv: usize) -> usize {
-        form.block_len() / 32 * (8 + Self::widened::<S>(form.scales())) * rv * 4 * S::LANES
+    /// Bytes of a block with all its groups. Weights that stay packed count too, as they share the L1 cache.
+    fn block_bytes<S: Simd>(layout: &PanelLayout, rv: usize) -> usize {
+        layout.block_len() / 32 * (8 + Self::widened::<S>(layout.scales())) * rv * 4 * S::LANES
     }
 
-    /// Unpacks the blocks from `first` to `end`, of `rv` vectors of rows from `row` on: groups of so many `bits`, or only
-    /// scales. Of each group of four of a chunk, and of its scales, the vectors follow each other. Returns where they begin.
+    /// Unpacks blocks `first..end` of `rv` row vectors from `row` on: groups of that many `bits`, or scales only. The
+    /// vectors of each group of a chunk are consecutive, and so are those of each scale. Returns the start of the
+    /// buffer.
     ///
     /// # Panics
-    /// If they do not fit, or are not in the matrix.
+    /// If the blocks do not fit, or are not in the matrix.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
-    pub(in super::super) fn fill<S: Simd>(
+    pub(in super::super) fn unpack<S: Simd>(
         &mut self,
         s: S,
         w: &Matrix,
@@ -61,12 +63,13 @@ impl Unpacked {
         rv: usize,
         [first, end]: [usize; 2],
     ) -> *const u8 {
-        let (form, vector) = (w.form(), 4 * S::LANES);
-        let chunks = form.block_len() / 32;
-        // unpacked when they were packed; copied all the same, so that one tile serves bytes and what becomes bytes
-        let as_is = IN_FIELDS && matches!(form, Form::Blocks32(f) if f.words == 8);
-        let fits = end - first <= Self::blocks::<S>(form, rv) && end * chunks * 32 <= w.k();
-        assert!(fits, "blocks to unpack");
+        let (layout, vector) = (w.layout(), 4 * S::LANES);
+        let chunks = layout.block_len() / 32;
+        // already in this form in the panel; copied nevertheless, so that one tile serves byte weights and unpacked
+        // ones
+        let as_is = HAS_I16_FIELDS && matches!(layout, PanelLayout::Blocks32(f) if f.words == 8);
+        let fits = end - first <= Self::blocks::<S>(layout, rv) && end * chunks * 32 <= w.k();
+        assert!(fits, "blocks outside the matrix or the unpack buffer");
         let start: *mut u8 = self.0.as_mut_ptr().cast();
         for v in 0..rv {
             let row = row + v * S::LANES;
@@ -75,13 +78,13 @@ impl Unpacked {
             unsafe {
                 let mut to = start.add(v * vector);
                 for b in first..end {
-                    let (quants, scales) = form.block_at(w.dtype(), b);
+                    let (quants, scales) = layout.block_at(w.dtype(), b);
                     let block = panel.add(quants + row % PANEL * 4);
                     if let Some(bits) = bits {
                         for t in 0..chunks {
                             chunk(
                                 s,
-                                form,
+                                layout,
                                 block,
                                 t,
                                 #[inline(always)]
@@ -92,9 +95,9 @@ impl Unpacked {
                             );
                         }
                     }
-                    for i in 0..Self::widened::<S>(form.scales()) {
+                    for i in 0..Self::widened::<S>(layout.scales()) {
                         let scale = panel.add(scales + i * 32 + row % PANEL * 2).cast();
-                        s.store(to.cast(), if form.bf16() { s.load_bf16(scale) } else { s.load_f16(scale) });
+                        s.store(to.cast(), if layout.bf16() { s.load_bf16(scale) } else { s.load_f16(scale) });
                         to = to.add(rv * vector);
                     }
                 }
@@ -104,42 +107,48 @@ impl Unpacked {
     }
 }
 
-/// Gives `put` the groups of 32 elements, chunk `t` of a block, as unsigned bytes, those of 8 bits as they lie in panels;
-/// `at` is the record of a super-block, or quants.
+/// Calls `put` with each group of the 32 elements of chunk `t` of a block, as unsigned bytes; 8-bit weights stay as
+/// stored. `at` points at the record of a super-block, or at the quants of a block of 32.
 ///
 /// # Safety
-/// The chunk is there.
+/// The chunk must be readable.
 #[inline(always)]
-pub(in super::super) unsafe fn chunk<S: Simd>(s: S, form: &Form, at: *const u8, t: usize, mut put: impl FnMut(S::B)) {
+pub(in super::super) unsafe fn chunk<S: Simd>(
+    s: S,
+    layout: &PanelLayout,
+    at: *const u8,
+    t: usize,
+    mut put: impl FnMut(S::B),
+) {
     // SAFETY: the caller's.
     unsafe {
         let eight = s.bound(8);
         let load = |line: usize| s.load_b(at.add(line * 64));
         let put = &mut put;
-        if let Some(bits) = form.packed_bits() {
-            let head = if form.block_len() == 256 { HEAD } else { 0 };
-            let (unit_bytes, units) = (Lines::of(bits).unit_bytes(), 32 / Lines::of(bits).len);
-            for i in t * units..(t + 1) * units {
-                let at = at.add(head + i * unit_bytes);
+        if let Some(bits) = layout.packed_bits() {
+            let head = if layout.block_len() == 256 { HEAD } else { 0 };
+            let (sub_block_bytes, sub_blocks) = (BitPacking::of(bits).sub_block_bytes(), 32 / BitPacking::of(bits).len);
+            for i in t * sub_blocks..(t + 1) * sub_blocks {
+                let at = at.add(head + i * sub_block_bytes);
                 match bits {
-                    4 if IN_FIELDS => fields::unpack::<S, 4>(s, at, put),
-                    5 if IN_FIELDS => fields::unpack::<S, 5>(s, at, put),
-                    _ if IN_FIELDS => fields::unpack::<S, 6>(s, at, put),
-                    4 => lines::unpack::<S, 4>(s, at, put),
-                    5 => lines::unpack::<S, 5>(s, at, put),
-                    _ => lines::unpack::<S, 6>(s, at, put),
+                    4 if HAS_I16_FIELDS => i16_fields::unpack::<S, 4>(s, at, put),
+                    5 if HAS_I16_FIELDS => i16_fields::unpack::<S, 5>(s, at, put),
+                    _ if HAS_I16_FIELDS => i16_fields::unpack::<S, 6>(s, at, put),
+                    4 => bit_packing::unpack::<S, 4>(s, at, put),
+                    5 => bit_packing::unpack::<S, 5>(s, at, put),
+                    _ => bit_packing::unpack::<S, 6>(s, at, put),
                 }
             }
             return;
         }
-        match form {
-            Form::Float | Form::SuperMin { .. } | Form::SuperSigned => {}
-            Form::Blocks32(_) => {
+        match layout {
+            PanelLayout::Float | PanelLayout::SuperMin { .. } | PanelLayout::SuperSigned => {}
+            PanelLayout::Blocks32(_) => {
                 for g in 0..eight {
                     put(load(g));
                 }
             }
-            Form::Codes(f) => {
+            PanelLayout::Codes(f) => {
                 let table = s.load_table(f.offset_table.as_ptr());
                 let first = if f.is_super() { f.codes() / 64 + t * f.width } else { 0 };
                 for g in 0..eight {

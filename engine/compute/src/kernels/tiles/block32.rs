@@ -1,78 +1,78 @@
 //! The legacy types: blocks of 32.
 
 use super::{
-    Quant, Shape, Tile, UnitActs, Unpacked, add_group, ask_ahead, start, store, unit, unpacked_chunk, unpacked_scale,
-    weights_at,
+    QuantFormat, SubBlockActs, TileArgs, TileClass, UnpackBuffer, add_group, load_accumulators, prefetch_ahead,
+    store_accumulators, sub_block, unpacked_chunk, unpacked_scale, weights_at,
 };
-use crate::kernels::fields::{self, Fields, IN_FIELDS};
-use crate::kernels::form::block_at;
-use crate::kernels::lines::Lines;
+use crate::kernels::bit_packing::BitPacking;
+use crate::kernels::i16_fields::{self, HAS_I16_FIELDS, I16Fields};
 use crate::kernels::panel::PANEL;
-use crate::kernels::simd::{Ahead, Simd, each};
+use crate::kernels::panel_layout::block_at;
+use crate::kernels::simd::{PrefetchDistance, Simd, each};
 
-/// Blocks of 32: `BITS` per quant, `MIN` = a minimum.
-pub(in super::super) struct Small<const BITS: u32, const MIN: bool>;
+/// Blocks of 32 with `BITS` per quant, and a minimum if `MIN`.
+pub(in super::super) struct Block32<const BITS: u32, const MIN: bool>;
 
-impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
-    const SHAPE: Shape = if BITS < 8 { Shape::Four } else { Shape::Eight };
+impl<const BITS: u32, const MIN: bool> QuantFormat for Block32<BITS, MIN> {
+    const TILE_CLASS: TileClass = if BITS < 8 { TileClass::Four } else { TileClass::Eight };
     const BITS: u32 = BITS;
     const PACKED: bool = BITS < 8;
 
     #[inline(always)]
-    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &Tile<'_, RV>) {
-        let unpacked = NC > 1 && const { Unpacked::groups::<S, Self>() > 0 };
+    unsafe fn tile<S: Simd, const RV: usize, const NC: usize>(s: S, t: &TileArgs<'_, RV>) {
+        let unpacked = NC > 1 && const { UnpackBuffer::groups::<S, Self>() > 0 };
         let in_place = Self::PACKED && !unpacked;
-        let run = S::run(BITS, !MIN);
-        // opaque for the reasons of `Simd::bound`, on every instruction set that unpacks
+        let run = S::max_groups(BITS, !MIN);
+        // opaque as in `Simd::bound`, on every instruction set that unpacks
         let bound = if unpacked { core::hint::black_box(run) } else { s.bound(run) };
-        let fields = const { Fields::alone::<NC>(BITS) };
+        let fields = const { I16Fields::for_columns::<NC>(BITS) };
         let runs = if in_place { 0 } else { 8 / run };
-        let qb = if Self::PACKED { Lines::of(BITS).unit_bytes() } else { 512 };
-        let aw = S::rec(BITS).words();
-        // weights of a group side by side are walked through by steps as opaque: of an index the compiler of WebAssembly
-        // makes several additions for each load
+        let qb = if Self::PACKED { BitPacking::of(BITS).sub_block_bytes() } else { 512 };
+        let aw = S::act_encoding(BITS).words();
+        // consecutive weights of a group are read with opaque steps: for an index the WebAssembly compiler emits
+        // several additions per load
         let walked = S::UNPACKS && NC > 1;
-        assert!(!walked || PANEL.is_multiple_of(RV * S::LANES), "a group in one panel");
+        assert!(!walked || PANEL.is_multiple_of(RV * S::LANES), "tile that crosses a panel");
         let line_step = if unpacked { RV * 4 * S::LANES } else { 64 };
         let (line_step, acts_step) = if walked { (s.bound(line_step), s.bound(aw * NC)) } else { (0, 0) };
         // SAFETY: offsets stay inside the panels, columns and outputs that the caller vouches for.
         unsafe {
-            let mut acc = start::<S, RV, NC>(s, t);
-            let (mut rec, mut next) = (t.acts, t.next.clone());
+            let mut acc = load_accumulators::<S, RV, NC>(s, t);
+            let (mut record, mut prefetch) = (t.acts, t.prefetch.clone());
             for b in t.blocks[0]..t.blocks[1] {
                 let (quants_at, scales_at) = block_at(qb, 1 + MIN as usize, b);
                 let quants: [*const u8; RV] = each!(RV, |v| t.panel[v].add(quants_at + t.lane[v] * 4));
                 if NC == 1 {
                     // the quants, and a line of scales
-                    let Ahead { packed, bytes, .. } = s.reading().ahead;
-                    ask_ahead(s, t, quants, if in_place { packed } else { bytes }, 0..qb / 64 + 1);
+                    let PrefetchDistance { packed, bytes, .. } = s.prefetch_policy().distance;
+                    prefetch_ahead(s, t, quants, if in_place { packed } else { bytes }, 0..qb / 64 + 1);
                 } else {
-                    next.ask(s);
+                    prefetch.prefetch_chunk(s);
                 }
-                let first = |c: usize| if MIN { 0 } else { rec.add(NC + c).read() as i32 };
+                let zero_point = |c: usize| if MIN { 0 } else { record.add(NC + c).read() as i32 };
                 let mut isum = [[s.splat_i(0); NC]; RV];
-                let groups = rec.add(2 * NC);
+                let groups = record.add(2 * NC);
                 if fields.is_some() {
-                    let first = if MIN { None } else { Some(first(0) as u32) };
-                    fields::add_unit::<S, RV, BITS>(s, quants, rec.add(2), first, |v, dot| {
+                    let zero_point = if MIN { None } else { Some(zero_point(0) as u32) };
+                    i16_fields::add_sub_block::<S, RV, BITS>(s, quants, record.add(2), zero_point, |v, dot| {
                         isum[v][0] = s.add_i(isum[v][0], s.total_of_fields(dot, None));
                     });
                 } else if in_place {
-                    let first = if MIN { None } else { Some(rec.add(NC)) };
-                    let acts = UnitActs { groups, first };
-                    unit::add_unit::<S, RV, NC, BITS>(
+                    let zero_point_terms = if MIN { None } else { Some(record.add(NC)) };
+                    let acts = SubBlockActs { groups, zero_point_terms };
+                    sub_block::add_sub_block::<S, RV, NC, BITS>(
                         s,
                         quants,
                         acts,
                         #[inline(always)]
-                        |v, c, dot| isum[v][c] = s.add_i(isum[v][c], s.total::<BITS>(dot, acts.first(c))),
+                        |v, c, dot| isum[v][c] = s.add_i(isum[v][c], s.total::<BITS>(dot, acts.zero_point_term(c))),
                     );
                 }
                 let chunk = unpacked_chunk::<S, Self, RV>(t, b - t.blocks[0], 1 + MIN as usize);
                 let (mut line, mut acts) = (if unpacked { chunk } else { quants[0] }, groups);
-                // V8 unrolls the loop over groups, which pays for several columns; for one it does not
+                // V8 unrolls the loop over groups, which pays for several columns but not for one
                 for r in 0..runs {
-                    let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(first(c))));
+                    let mut dots: [[S::Acc; NC]; RV] = each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(zero_point(c))));
                     for i in 0..bound {
                         let l = r * run + i;
                         if walked {
@@ -84,8 +84,8 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                             (line, acts) = (line.wrapping_add(line_step), acts.wrapping_add(acts_step));
                         } else {
                             let load = |v: usize| s.load_b(quants[v].add(l * 64));
-                            // beside fields bytes are as unpacking leaves them
-                            let w = match IN_FIELDS {
+                            // with i16 fields, byte weights are stored in the form of the unpack buffer
+                            let w = match HAS_I16_FIELDS {
                                 true => each!(RV, |v| s.unpacked_weights::<8>(load(v))),
                                 false => each!(RV, |v| s.weights::<8>(load(v))),
                             };
@@ -94,7 +94,7 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                     }
                     for v in 0..RV {
                         for c in 0..NC {
-                            let dot = s.total::<BITS>(dots[v][c], first(c));
+                            let dot = s.total::<BITS>(dots[v][c], zero_point(c));
                             isum[v][c] = if runs > 1 { s.add_i(isum[v][c], dot) } else { dot };
                         }
                     }
@@ -108,19 +108,19 @@ impl<const BITS: u32, const MIN: bool> Quant for Small<BITS, MIN> {
                     let d = scale(0);
                     let m = if MIN { scale(1) } else { d };
                     for c in 0..NC {
-                        let da = s.splat(f32::from_bits(rec.add(c).read()));
+                        let da = s.splat(f32::from_bits(record.add(c).read()));
                         let mut term = s.mul(s.to_f32(isum[v][c]), s.mul(d, da));
                         if MIN {
-                            let asum = s.splat(rec.add(NC + c).read() as i32 as f32);
+                            let asum = s.splat(record.add(NC + c).read() as i32 as f32);
                             term = s.add(term, s.mul(asum, s.mul(m, da)));
                         }
                         acc[v][c] = s.add(acc[v][c], term);
                     }
                 }
-                s.park(&mut acc);
-                rec = rec.add(fields.map_or((2 + 8 * aw) * NC, |f| 2 + f.words()));
+                s.spill(&mut acc);
+                record = record.add(fields.map_or((2 + 8 * aw) * NC, |f| 2 + f.words()));
             }
-            store(s, &acc, t);
+            store_accumulators(s, &acc, t);
         }
     }
 }

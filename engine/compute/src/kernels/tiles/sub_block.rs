@@ -1,59 +1,59 @@
-//! Dots of a unit of weights of 4 to 6 bits that stay in their lines.
+//! Dots of a sub-block of 4- to 6-bit weights that stay bit-packed.
 
 use super::add_group;
-use crate::kernels::lines::group;
+use crate::kernels::bit_packing::group;
 use crate::kernels::simd::{Simd, each};
 
-/// Where the activations of a unit are, of some columns.
+/// The activations of a sub-block, of some columns.
 #[derive(Clone, Copy)]
-pub(super) struct UnitActs {
-    /// The groups, or the factors of fields.
+pub(super) struct SubBlockActs {
+    /// The groups, or the factors of i16 fields.
     pub(super) groups: *const u32,
-    /// What dots start from, where that takes the weights' offset off.
-    pub(super) first: Option<*const u32>,
+    /// The zero-point terms, if the weights have an offset.
+    pub(super) zero_point_terms: Option<*const u32>,
 }
 
-impl UnitActs {
-    /// The first value of a dot of column `c`.
+impl SubBlockActs {
+    /// The zero-point term of column `c`, or 0.
     ///
     /// # Safety
-    /// The column is there.
+    /// The record must have that column.
     #[inline(always)]
-    pub(super) unsafe fn first(&self, c: usize) -> i32 {
-        match self.first {
+    pub(super) unsafe fn zero_point_term(&self, c: usize) -> i32 {
+        match self.zero_point_terms {
             // SAFETY: the caller's.
-            Some(first) => unsafe { first.add(c).read() as i32 },
+            Some(terms) => unsafe { terms.add(c).read() as i32 },
             None => 0,
         }
     }
 
-    /// Dots that nothing was added to.
+    /// Initial accumulators.
     ///
     /// # Safety
-    /// The columns are there.
+    /// The record must have NC columns.
     #[inline(always)]
     pub(super) unsafe fn start<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
         &self,
         s: S,
     ) -> [[S::Acc; NC]; RV] {
         // SAFETY: the caller's.
-        unsafe { each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(self.first(c)))) }
+        unsafe { each!(RV, |_v| each!(NC, |c| s.acc::<BITS>(self.zero_point_term(c)))) }
     }
 }
 
-/// Gives `total` the dots of a unit, with weights of so many bits, by vectors of rows and columns, maybe in several parts:
-/// where pairs of products stay in i16, and no first values take the weights' offset off, so that they fit there.
+/// Computes the dots of a sub-block and calls `total(v, c, dot)` for each row vector and column, once or several times:
+/// the parts add up. Dots are split where i16 pairs without a zero-point term would overflow.
 ///
 /// # Safety
-/// The lines are there, and the activations of NC columns.
+/// The lines of a whole sub-block must be readable, and the activations of NC columns.
 #[inline(always)]
-pub(super) unsafe fn add_unit<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
+pub(super) unsafe fn add_sub_block<S: Simd, const RV: usize, const NC: usize, const BITS: u32>(
     s: S,
     lines: [*const u8; RV],
-    acts: UnitActs,
+    acts: SubBlockActs,
     mut total: impl FnMut(usize, usize, S::Acc),
 ) {
-    let words = S::rec(BITS).words() * NC;
+    let words = S::act_encoding(BITS).words() * NC;
     // SAFETY: the caller's.
     unsafe {
         let mut dots: [[S::Acc; NC]; RV] = acts.start::<S, RV, NC, BITS>(s);
@@ -67,11 +67,11 @@ pub(super) unsafe fn add_unit<S: Simd, const RV: usize, const NC: usize, const B
                 }
             }
             5 => {
-                let parts = S::run(BITS, acts.first.is_some()) < 8;
-                // of group 7, what is in the lines that were read; the first was moved on by one more
+                let parts = S::max_groups(BITS, acts.zero_point_terms.is_some()) < 8;
+                // bits of group 7 from the lines read so far; those of the first line are shifted once more
                 let mut last = [s.zeros(); RV];
-                // a loop for engines of WebAssembly: in one piece, the compiler nests all dots, and weights of the last
-                // would be made first
+                // a loop, for WebAssembly engines: in straight-line code the compiler would nest all dots and compute
+                // the last weights first
                 for i in 0..s.bound(2) {
                     add_groups::<S, RV, NC, BITS, 3>(
                         s,
@@ -87,7 +87,7 @@ pub(super) unsafe fn add_unit<S: Simd, const RV: usize, const NC: usize, const B
                         &mut dots,
                     );
                     if parts {
-                        give::<S, RV, NC>(dots, &mut total);
+                        emit::<S, RV, NC>(dots, &mut total);
                         dots = acts.start::<S, RV, NC, BITS>(s);
                     }
                 }
@@ -111,14 +111,14 @@ pub(super) unsafe fn add_unit<S: Simd, const RV: usize, const NC: usize, const B
                 &mut dots,
             ),
         }
-        give::<S, RV, NC>(dots, &mut total);
+        emit::<S, RV, NC>(dots, &mut total);
     }
 }
 
-/// Line `l` of some vectors of rows.
+/// Line `l` of RV row vectors.
 ///
 /// # Safety
-/// It is there.
+/// The line must be readable.
 #[inline(always)]
 unsafe fn line<S: Simd, const RV: usize>(s: S, lines: [*const u8; RV], l: usize) -> [S::B; RV] {
     // SAFETY: the caller's.
@@ -126,7 +126,7 @@ unsafe fn line<S: Simd, const RV: usize>(s: S, lines: [*const u8; RV], l: usize)
 }
 
 #[inline(always)]
-fn give<S: Simd, const RV: usize, const NC: usize>(
+fn emit<S: Simd, const RV: usize, const NC: usize>(
     dots: [[S::Acc; NC]; RV],
     total: &mut impl FnMut(usize, usize, S::Acc),
 ) {
@@ -137,11 +137,11 @@ fn give<S: Simd, const RV: usize, const NC: usize>(
     }
 }
 
-/// Adds the dots of groups that follow each other. One column has them vector after vector: engines of WebAssembly keep to
-/// that order, and have no registers for the weights of all.
+/// Adds the dots of N consecutive groups. With one column, vector after vector: WebAssembly engines keep that order,
+/// and have too few registers for the weights of all vectors.
 ///
 /// # Safety
-/// The activations of NC columns are there.
+/// `acts` must point at the activations of these groups, for NC columns.
 #[inline(always)]
 unsafe fn add_groups<S: Simd, const RV: usize, const NC: usize, const BITS: u32, const N: usize>(
     s: S,
@@ -149,13 +149,13 @@ unsafe fn add_groups<S: Simd, const RV: usize, const NC: usize, const BITS: u32,
     acts: *const u32,
     dots: &mut [[S::Acc; NC]; RV],
 ) {
-    let group_words = S::rec(BITS).words() * NC;
+    let group_words = S::act_encoding(BITS).words() * NC;
     // SAFETY: the caller's.
     unsafe {
         if NC == 1 {
-            assert!(RV <= 4, "a tile that no instruction set has");
+            assert!(RV <= 4, "tile size that no instruction set has");
             let a: [S::A; N] = each!(N, |g| s.act_of::<BITS, NC>(acts.add(g * group_words), 0));
-            // not a loop: the compiler would leave it one, and what it uses in memory
+            // unrolled by a macro: the compiler would keep a loop, and its operands in memory
             macro_rules! vectors {
                 ($($v:literal)*) => {$(
                     if $v < RV {

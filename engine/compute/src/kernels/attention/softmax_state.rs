@@ -1,7 +1,7 @@
-//! Chunks put together: running maxima and sums, in ascending order of the chunks.
+//! Online softmax: merges the results of chunks, in ascending order.
 
 use super::lanes::blend_lanes;
-use super::scalar::Scalar;
+use super::scalar::ScalarKernel;
 use super::{KvLayout, MAX_HEAD_DIM};
 use crate::kernels::Cpu;
 use crate::kernels::cpu::Op;
@@ -9,19 +9,19 @@ use crate::kernels::exp::exp;
 use crate::kernels::norm::max;
 use crate::kernels::simd::Simd;
 
-/// Running maxima and sums of a unit's columns; a sum of 0 means that no token was seen yet.
+/// Running maximum `m` and sum `l` of an online softmax; `l` is 0 as long as no token was seen.
 #[derive(Clone, Copy)]
-pub(super) struct Running {
+pub(super) struct SoftmaxState {
     pub(super) m: f32,
     pub(super) l: f32,
 }
 
-impl Running {
-    /// Takes in the next chunk's part.
+impl SoftmaxState {
+    /// Merges the result of the next chunk.
     #[inline(always)]
-    pub(super) fn take(
+    pub(super) fn merge(
         &mut self,
-        next: Running,
+        next: SoftmaxState,
         total: &mut [f32],
         part: &[f32],
         blend: impl Fn(&mut [f32], f32, &[f32], f32),
@@ -36,7 +36,7 @@ impl Running {
         }
         let top = max(self.m, next.m);
         let (x, y) = (exp(self.m - top), exp(next.m - top));
-        *self = Running { m: top, l: self.l * x + next.l * y };
+        *self = SoftmaxState { m: top, l: self.l * x + next.l * y };
         blend(total, x, part, y);
     }
 }
@@ -49,7 +49,7 @@ pub(super) fn scale(o: &[f32], l: f32, out: &mut [f32]) {
     }
 }
 
-/// Combines the parts of one query head of one token, chunks ascending: `parts` is (n_chunks, part_len), rows
+/// Merges the partial results of one query head of one token, chunks ascending. `parts` is (n_chunks, part_len), rows
 /// `stride` floats apart.
 pub(super) fn combine(cpu: Cpu, kv: &KvLayout, parts: &[f32], stride: usize, n_chunks: usize, out: &mut [f32]) {
     assert!(n_chunks > 0 && parts.len() >= (n_chunks - 1) * stride + kv.part_len() && out.len() == kv.head_dim);
@@ -66,13 +66,13 @@ struct Combine<'a> {
 
 impl Combine<'_> {
     #[inline(always)]
-    fn walk(self, blend: impl Fn(&mut [f32], f32, &[f32], f32) + Copy) {
+    fn combine(self, blend: impl Fn(&mut [f32], f32, &[f32], f32) + Copy) {
         let mut o = [0.0; MAX_HEAD_DIM];
         let o = &mut o[..self.dims];
-        let mut running = Running { m: f32::NEG_INFINITY, l: 0.0 };
+        let mut running = SoftmaxState { m: f32::NEG_INFINITY, l: 0.0 };
         for part in self.parts.chunks(self.stride).take(self.n_chunks) {
             let (ml, part) = part[..2 + self.dims].split_at(2);
-            running.take(Running { m: ml[0], l: ml[1] }, o, part, blend);
+            running.merge(SoftmaxState { m: ml[0], l: ml[1] }, o, part, blend);
         }
         scale(&o[..self.out.len()], running.l, self.out);
     }
@@ -81,11 +81,11 @@ impl Combine<'_> {
 impl Op for Combine<'_> {
     type Out = ();
     fn scalar(self) {
-        self.walk(Scalar::blend_of);
+        self.combine(ScalarKernel::blend_of);
     }
     #[inline(always)]
     fn simd<S: Simd>(self, s: S) {
-        self.walk(
+        self.combine(
             #[inline(always)]
             |o, x, part, y| blend_lanes(s, o, x, part, y),
         );
