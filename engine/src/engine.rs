@@ -10,6 +10,7 @@ mod active;
 mod plan;
 mod request;
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -120,16 +121,30 @@ impl Engine {
     /// # Errors
     /// [`RequestError`] names the field that is invalid, or the resource that is short. The engine has not changed.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, RequestError> {
-        let max_tokens = request.check(&self.model, &self.options)?;
-        let (n_prompt, n_vocab) = (request.tokens.len(), self.model.config.n_vocab);
+        self.try_submit(Box::new(request)).map_err(|(e, _)| e)
+    }
+
+    /// As [`Engine::submit`], but returns a refused request, so that it can be retried without a copy.
+    ///
+    /// # Errors
+    /// The error of [`Engine::submit`], and the request.
+    pub fn try_submit(&mut self, request: Box<Request>) -> Result<RequestId, (RequestError, Box<Request>)> {
+        let max_len = match request.check(&self.model, &self.options) {
+            Ok(max_tokens) => request.tokens.len() + max_tokens,
+            Err(e) => return Err((e, request)),
+        };
         if self.active.len() == self.options.max_seqs {
-            return Err(RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 });
+            return Err((RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 }, request));
         }
-        let max_len = n_prompt + max_tokens;
-        let (pages, ring) = self.reserve(&request, n_prompt.max(max_len - 1))?;
+        let (pages, ring) = match self.reserve(&request, request.tokens.len().max(max_len - 1)) {
+            Ok(reserved) => reserved,
+            Err(e) => return Err((e, request)),
+        };
+        let request = *request;
+        let (n_prompt, n_vocab) = (request.tokens.len(), self.model.config.n_vocab);
         self.arena.record_lookup(cacheable_prefix(&request, &request.tokens, 0), pages.n_cached);
         let mut sampler = Sampler::checked(request.sampling.clone(), n_vocab);
-        request.tokens.iter().for_each(|&t| sampler.accept(t));
+        request.tokens.iter().for_each(|&t| sampler.accept_prompt(t));
         let mut tokens = Vec::with_capacity(max_len);
         tokens.extend_from_slice(&request.tokens);
         let id = RequestId(self.next_id);

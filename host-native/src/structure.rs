@@ -5,7 +5,7 @@ use std::thread;
 
 use starling::model::Model;
 use starling::sampler::Constraint;
-use starling::structure::{Calls, Form, Limits, StructureError, Structures};
+use starling::structure::{Calls, CallsPart, Form, Limits, StructureError, Structures};
 
 /// Compiles constraints for one model.
 pub struct Grammars {
@@ -26,12 +26,17 @@ impl Grammars {
         self.deep(|| self.structures.constraint(&words(model), form))?
     }
 
-    /// The constraint for tool calls; see [`Structures::calls`].
+    /// The constraint for tool calls, or for tool calls or an answer of the form `answer`; see [`Structures::calls`].
     ///
     /// # Errors
-    /// The error, with the index of the tool whose parameters have it.
-    pub fn calls(&self, model: &Model, calls: &Calls) -> Result<Arc<dyn Constraint>, (Option<usize>, StructureError)> {
-        self.deep(|| self.structures.calls(&words(model), calls)).map_err(|e| (None, e))?
+    /// The error, and the part of the request that has it.
+    pub fn calls(
+        &self,
+        model: &Model,
+        calls: &Calls,
+        answer: Option<&Form>,
+    ) -> Result<Arc<dyn Constraint>, (CallsPart, StructureError)> {
+        self.deep(|| self.structures.calls(&words(model), calls, answer)).map_err(|e| (CallsPart::Tools, e))?
     }
 
     /// Runs `work` on a thread with a stack of [`Limits::stack`] bytes.

@@ -92,6 +92,7 @@ impl From<wit::Sampling> for SamplingOptions {
             repeat_last_n: s.repeat_last_n.unwrap_or(default.repeat_last_n),
             frequency_penalty: s.frequency_penalty.unwrap_or(default.frequency_penalty),
             presence_penalty: s.presence_penalty.unwrap_or(default.presence_penalty),
+            penalty_scope: default.penalty_scope,
             dry: s.dry.map(|d| Dry {
                 multiplier: d.multiplier,
                 base: d.base,

@@ -146,6 +146,8 @@ pub(crate) struct ChatJson {
     tools: Option<Json>,
     #[serde(default = "yes")]
     add_generation_prompt: bool,
+    #[serde(default)]
+    continue_final_message: bool,
     /// An object: more variables of the template.
     #[serde(default)]
     variables: Option<Json>,
@@ -340,6 +342,7 @@ impl Session {
             messages: chat.messages,
             tools: chat.tools,
             add_generation_prompt: chat.add_generation_prompt,
+            continue_final_message: chat.continue_final_message,
             variables: match chat.variables {
                 None => Vec::new(),
                 Some(Json::Object(variables)) => variables,

@@ -140,7 +140,14 @@ test("OpenAI's form has the defaults and names of the server", async () => {
   const said = async (body) => (await ask(body)).choices[0].message.content;
 
   assert.equal(await said({ response_format: null, top_k: -1 }), await text({}));
-  assert.equal(await said({ frequency_penalty: 1 }), await text({ frequencyPenalty: 1 }));
+  assert.equal(await said({ frequency_penalty: 1 }), await text({ frequencyPenalty: 1, penaltyScope: "answer" }));
+  assert.equal(await said({ frequency_penalty: 1, penalty_scope: "all" }), await text({ frequencyPenalty: 1 }));
+  assert.equal(await said({ top_p: 0 }), await text({ temperature: 0 }));
+  const begun = [...messages, { role: "assistant", content: "Once upon" }];
+  const continued = await text({ continueFinalMessage: true }, begun);
+  assert.equal(await said({ messages: begun, continue_final_message: true }), continued);
+  assert.equal(await said({ messages: begun }), await text({}, begun));
+  assert.equal(await said({ messages: begun, add_generation_prompt: true }), await text({}, begun));
   assert.equal(await said({ repetition_penalty: 1.5 }), await text({ repeatPenalty: 1.5 }));
   assert.equal(await said({ seed: -1 }), await text({ seed: 2n ** 64n - 1n }));
   const { tokens } = await model.chat(messages, options).result;
@@ -181,16 +188,20 @@ test("OpenAI's form has the defaults and names of the server", async () => {
     { n: 1.5 },
     { messages: undefined },
     { messages: [{ role: "user", content: [{ type: "image_url" }] }] },
+    { continue_final_message: true, add_generation_prompt: true },
+    ...[{}, "f()", ["f"], [{}], call(3), [{ function: {} }], [{ function: { name: 3 } }], [{ function: { name: "" } }]].map(
+      (calls) => ({ messages: [...messages, { role: "assistant", content: "", tool_calls: calls }] }),
+    ),
     { seed: 0.5 },
   ])
     await assert.rejects(ask(wrong), code("request"), JSON.stringify(wrong));
 });
 
 /** An answer in pieces, with calls named by their number. */
-function divided(pieces) {
+function divided(pieces, cut = false, isFormed = false) {
   let n = 0;
-  const divider = new Divider(() => `call_${n++}`);
-  const parts = [...pieces.map((piece) => divider.push(piece)), divider.finish()];
+  const divider = new Divider(() => `call_${n++}`, isFormed);
+  const parts = [...pieces.map((piece) => divider.push(piece)), divider.finish(cut)];
   const calls = parts.flatMap((part) => part.calls).map((c) => [c.id, c.function.name, c.function.arguments]);
   return { said: parts.map((part) => part.said).join(""), calls };
 }
@@ -219,6 +230,21 @@ test("calls of tools are found as the server finds them", () => {
   }
   for (const form of ['{"name": "f", "parameters": {}}', '{"name": "f"}', '{"name": "f", "arguments": "{}"}'])
     assert.deepEqual(divided(["<tool_call>", form, "</tool_call>"]).calls, [["call_0", "f", "{}"]]);
+});
+
+test("a cut call is not said, and a text of a form may spell tags", () => {
+  const whole = 'Hm.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>';
+  for (let n = 1; n < whole.length; n++) {
+    const { said, calls } = divided([whole.slice(0, n)], true);
+    assert.ok("Hm.\n".startsWith(said), said);
+    assert.equal(calls.length, n >= whole.length - "\n</tool_call>".length ? 1 : 0, n);
+  }
+  const text = '{"a": "<tool_call>{\\"name\\": 1}</tool_call>"}';
+  const call = '<tool_call>\n{"name": "f"}\n</tool_call>';
+  for (let n = 1; n < text.length; n++)
+    assert.deepEqual(divided([text.slice(0, n), text.slice(n)], false, true), { said: text, calls: [] });
+  for (let n = 1; n < call.length; n++)
+    assert.deepEqual(divided([call.slice(0, n), call.slice(n)], false, true).calls, [["call_0", "f", "{}"]]);
 });
 
 test("answers follow what they have to be", async () => {

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use starling::chat::{ChatError, ChatLimits, ChatRequest, ChatTemplate, Json, Now, builtin_template_names};
+use starling::chat::{
+    ChatError, ChatLimits, ChatRequest, ChatTemplate, Json, Now, builtin_template, builtin_template_names,
+};
 use starling::gguf::{Gguf, GgufWriter, Value};
 use starling::tokenizer::{EncodeOptions, Tokenizer};
 
@@ -347,4 +349,52 @@ fn hostile_templates() {
     ] {
         assert_eq!(render(&flat), Ok(String::new()), "{flat}");
     }
+}
+
+#[test]
+fn developers_are_the_system_where_a_template_has_no_such_role() {
+    let tokenizer = tokenizer();
+    let text = |source: &str, role: &str| {
+        let messages = vec![Json::message(role, "MARK"), Json::message("user", "Hi")];
+        let request = ChatRequest { messages, add_generation_prompt: true, now: Some(NOW), ..ChatRequest::default() };
+        ChatTemplate::new(source).expect("valid").render(&request, &tokenizer).map(|rendered| rendered.text)
+    };
+    let folder = std::fs::read_dir(root().join("fixtures/chat")).expect("a folder");
+    let files =
+        folder.map(|file| file.expect("a file").path()).filter(|path| path.extension().is_some_and(|e| e == "jinja"));
+    let mut sources: Vec<String> = files.map(|path| std::fs::read_to_string(path).expect("a template")).collect();
+    sources.extend(builtin_template_names().filter_map(builtin_template).map(str::to_string));
+    assert!(sources.len() > 20);
+    for source in &sources {
+        assert!(!source.contains("developer"), "has the role: {source}");
+        assert_eq!(text(source, "developer"), text(source, "system"), "{source}");
+        if let Ok(text) = text(source, "developer") {
+            assert!(text.contains("MARK") && !text.contains("developer"), "{text}");
+        }
+    }
+    let own = "{% for m in messages %}[{{ m.role }}{% if m.role == 'developer' %}!{% endif %}]{% endfor %}";
+    assert_eq!(text(own, "developer"), Ok("[developer!][user]".into()));
+}
+
+#[test]
+fn a_final_message_is_continued_where_it_ends() {
+    let tokenizer = tokenizer();
+    let render = |source: &str, role: &str, content: &str| {
+        let messages = vec![Json::message("user", "Hi"), Json::message(role, content)];
+        let (add_generation_prompt, continue_final_message) = (true, true);
+        let request = ChatRequest { messages, add_generation_prompt, continue_final_message, ..ChatRequest::default() };
+        ChatTemplate::new(source).expect("valid").render(&request, &tokenizer)
+    };
+    for name in builtin_template_names() {
+        let source = builtin_template(name).expect("a template");
+        let rendered = render(source, "assistant", "It is a  ").unwrap_or_else(|e| panic!("{name}: {e}"));
+        // what a template trims is trimmed, and nothing follows
+        assert!(rendered.text.trim_end().ends_with("It is a"), "{name}: {:?}", rendered.text);
+        assert!(rendered.literals.iter().all(|at| *at < rendered.text.len()));
+    }
+    let chatml = builtin_template("chatml").expect("a template");
+    let text = render(chatml, "assistant", "It <|im_end|> is ").expect("valid").text;
+    assert!(text.ends_with("<|im_start|>assistant\nIt <|im_end|> is "), "{text:?}");
+    assert!(matches!(render(chatml, "user", "Hi"), Err(ChatError::Continue(_))));
+    assert!(matches!(render("{{ messages[0].content }}", "assistant", "Hi"), Err(ChatError::Continue(_))));
 }

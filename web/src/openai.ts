@@ -2,9 +2,8 @@
 
 import { StarlingError } from "./errors.js";
 import type { Generation } from "./generation.js";
-import { lossy } from "./request.js";
-import { type StructureRequest, type Wanted, ofRequest } from "./structure.js";
-import { type Divided, Divider, type ToolCall, told } from "./tools.js";
+import { type StructureRequest, type Wanted, ofRequest, wanted } from "./structure.js";
+import { type Divided, Divider, type ToolCall, checkedCalls, told } from "./tools.js";
 import type { ChatMessage, Completion, GenerateOptions, TemplateOptions, Token } from "./types.js";
 
 /**
@@ -21,13 +20,15 @@ export interface ChatCompletionRequest extends StructureRequest {
   max_completion_tokens?: number | null;
   /** 1 by default; 0 takes the most probable token. */
   temperature?: number | null;
-  /** 1, the default, is off. */
+  /** 1, the default, is off; 0 takes the most probable token. */
   top_p?: number | null;
   n?: number | null;
   stop?: string | string[] | null;
   seed?: number | bigint | null;
   frequency_penalty?: number | null;
   presence_penalty?: number | null;
+  /** Whether these two count the tokens of the answer only, so by default, or those of the prompt too. */
+  penalty_scope?: "all" | "answer" | null;
   logit_bias?: Record<string, number> | null;
   logprobs?: boolean | null;
   top_logprobs?: number | null;
@@ -61,6 +62,10 @@ export interface ChatCompletionRequest extends StructureRequest {
   ignore_eos?: boolean | null;
   /** Whether answers come with a receipt, which is a text here. */
   receipt?: boolean | null;
+  /** Continue the last message, which must be the assistant's, instead of starting a new one. Default: false. */
+  continue_final_message?: boolean | null;
+  /** Append the generation prompt of the chat template. Default: true, unless the last message is continued. */
+  add_generation_prompt?: boolean | null;
   chat_template_kwargs?: Record<string, unknown> | null;
   /** Jinja in place of the model's own template. */
   chat_template?: string | null;
@@ -126,7 +131,7 @@ type Chat = (
 const KNOWN = new Set(
   (
     "messages model stream stream_options max_tokens max_completion_tokens temperature top_p n stop seed " +
-    "frequency_penalty presence_penalty logit_bias logprobs top_logprobs tools tool_choice parallel_tool_calls user " +
+    "frequency_penalty presence_penalty penalty_scope continue_final_message add_generation_prompt logit_bias logprobs top_logprobs tools tool_choice parallel_tool_calls user " +
     "top_k min_p typical_p repetition_penalty repeat_penalty repeat_last_n stop_token_ids ignore_eos receipt " +
     "dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers priority cache_salt " +
     "chat_template_kwargs chat_template response_format json_schema grammar structured_outputs guided_json " +
@@ -168,15 +173,18 @@ export class Completions {
     const n = request.n ?? 1;
     if (!(Number.isSafeInteger(n) && n >= 1 && n <= MOST_ANSWERS))
       throw new StarlingError("request", `n is ${n}, expected a whole number from 1 to ${MOST_ANSWERS}`);
-    const { tools, calls, isForced } = told(request, request.chat_template ?? this.#template);
+    const { tools, calls, isBound, isForced } = told(request, request.chat_template ?? this.#template);
     const form = ofRequest(request);
     if (form && isForced)
       throw new StarlingError("request", `${form.param} is given, but tool_choice asks for a call`);
+    const asked = form && calls ? calls(form) : form ? wanted(form) : isBound ? calls?.() : undefined;
     const name = () => `call_${++this.#calls}`;
+    const messages = request.messages.map(plain);
+    const isGreedy = request.top_p === 0;
     const options = given({
       maxTokens: request.max_completion_tokens ?? request.max_tokens,
-      temperature: request.temperature ?? 1,
-      topP: request.top_p ?? 1,
+      temperature: isGreedy ? 0 : (request.temperature ?? 1),
+      topP: isGreedy ? 1 : (request.top_p ?? 1),
       topK: Math.max(request.top_k ?? 0, 0),
       minP: request.min_p ?? 0,
       typicalP: request.typical_p,
@@ -184,6 +192,8 @@ export class Completions {
       repeatLastN: request.repeat_last_n ?? -1,
       frequencyPenalty: request.frequency_penalty,
       presencePenalty: request.presence_penalty,
+      // a scope that changes nothing is left out, so that receipts are those of the server
+      penaltyScope: request.frequency_penalty || request.presence_penalty ? (request.penalty_scope ?? "answer") : "all",
       dry: dry(request),
       logitBias: request.logit_bias,
       seed: seed(request.seed),
@@ -195,14 +205,14 @@ export class Completions {
       tools,
       template: request.chat_template,
       variables: request.chat_template_kwargs,
+      ...opening(request),
       signal,
     });
-    const messages = request.messages.map(plain);
     const generations = Array.from({ length: n }, (_, sequence) =>
-      this.#chat(messages, { ...options, sequence }, form ?? calls),
+      this.#chat(messages, { ...options, sequence }, asked),
     );
-    // without tools nothing in an answer is a call, nor in one of another form
-    const dividers = generations.map(() => new Divider(form ? undefined : tools && name));
+    // without tools nothing in an answer is a call
+    const dividers = generations.map(() => new Divider(tools && name, form !== undefined));
     const head = { id: `chatcmpl-${++this.#next}`, created: Math.floor(Date.now() / 1000), model: this.#model };
     if (request.stream)
       return chunks(
@@ -215,7 +225,7 @@ export class Completions {
     const results = await Promise.all(generations.map(({ result }) => result)).finally(() => giveUp(generations));
     const choices = results.map(({ text, tokens, finishReason, receipt }, index) => ({
       index,
-      message: message(text, dividers[index]!),
+      message: message(text, dividers[index]!, isCut(results[index]!)),
       logprobs: request.logprobs ? { content: tokens.map(logprob) } : null,
       finish_reason: reason(finishReason, dividers[index]!),
       ...(receipt !== undefined && { receipt }),
@@ -250,14 +260,28 @@ function seed(seed: ChatCompletionRequest["seed"]): number | bigint | undefined 
 }
 
 /** A message as the server gives it to the template: parts as one text, the arguments of earlier calls as data. */
-function plain(message: ChatMessage): ChatMessage {
+function plain(message: ChatMessage, i: number): ChatMessage {
   if (message === null || typeof message !== "object") return message;
-  const { role, content, tool_calls: calls } = message;
+  const { tool_calls: calls, ...rest } = message;
+  const { role, content } = rest;
   return {
-    ...message,
+    ...rest,
     content: Array.isArray(content) ? content.map(text).join("\n") : role === "assistant" ? (content ?? "") : content,
-    ...(Array.isArray(calls) && { tool_calls: calls.map(withData) }),
+    ...((calls ?? null) !== null && { tool_calls: checkedCalls(calls, `messages[${i}].tool_calls`) }),
   };
+}
+
+/** How the text of a conversation ends: as the server has it. */
+function opening(
+  { continue_final_message: continued, add_generation_prompt: begun }: ChatCompletionRequest,
+): { addGenerationPrompt: boolean; continueFinalMessage: boolean } {
+  if (continued === true && begun === true)
+    throw new StarlingError(
+      "request",
+      "continue_final_message and add_generation_prompt are both true, expected one of them",
+    );
+  const continueFinalMessage = continued === true;
+  return { addGenerationPrompt: !continueFinalMessage && begun !== false, continueFinalMessage };
 }
 
 function text(part: { type?: unknown; text?: unknown } | null): string {
@@ -265,18 +289,11 @@ function text(part: { type?: unknown; text?: unknown } | null): string {
   throw new StarlingError("request", `a part of content is ${JSON.stringify(part?.type)}, expected "text" with a text`);
 }
 
-function withData(call: { function?: { arguments?: unknown } } | null): unknown {
-  const said = call?.function?.arguments;
-  if (typeof said !== "string") return call;
-  try {
-    return { ...call, function: { ...call!.function, arguments: JSON.parse(said) } };
-  } catch {
-    return call;
-  }
-}
+/** Whether an answer that ended so may have been in the middle of something. */
+const isCut = ({ finishReason, stopToken }: Completion) => finishReason !== "stop" || stopToken === undefined;
 
-function message(text: string, divider: Divider): ChatCompletion["choices"][number]["message"] {
-  const parts = [divider.push(text), divider.finish()];
+function message(text: string, divider: Divider, cut: boolean): ChatCompletion["choices"][number]["message"] {
+  const parts = [divider.push(text), divider.finish(cut)];
   const said = parts.map((part) => part.said).join("");
   const calls = parts.flatMap((part) => part.calls);
   return { role: "assistant", content: said, ...(calls.length > 0 && { content: said || null, tool_calls: calls }) };
@@ -303,11 +320,22 @@ function usage(results: Completion[]): CompletionUsage {
   };
 }
 
+/** Bytes as text; where they are none, `\\x` and each of them in hexadecimal. */
+function named(bytes: number[]): string {
+  try {
+    return strict.decode(Uint8Array.from(bytes));
+  } catch {
+    return bytes.map((byte) => `\\x${byte.toString(16).padStart(2, "0")}`).join("");
+  }
+}
+
+const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
 /** A token by what it stands for, not by the text that has become certain with it. */
 function logprob(token: Token): ChatLogprob {
   const { logprob = 0, bytes = [] } = token;
-  const top = (token.top ?? []).map(({ text, bytes, logprob }) => ({ token: text, logprob, bytes }));
-  return { token: lossy.decode(Uint8Array.from(bytes)), logprob, bytes, top_logprobs: top };
+  const top = (token.top ?? []).map(({ bytes, logprob }) => ({ token: named(bytes), logprob, bytes }));
+  return { token: named(bytes), logprob, bytes, top_logprobs: top };
 }
 
 /** Stops those that have not ended. */
@@ -352,8 +380,9 @@ async function* chunks(
       const divider = dividers[index]!;
       if (token.done) {
         open.delete(index);
-        const { finishReason, receipt } = await generations[index]!.result;
-        yield* piece(index, divider.finish(), null);
+        const result = await generations[index]!.result;
+        const { finishReason, receipt } = result;
+        yield* piece(index, divider.finish(isCut(result)), null);
         yield chunk({
           index,
           delta: {},

@@ -18,6 +18,14 @@ export type Prompt = { prompt: string } | { ids: number[] } | { chat: unknown };
 export const json = (value: unknown) =>
   JSON.stringify(value).replace(/\\(ud[89a-f]..|.)/g, (escape, what: string) => (what.length > 1 ? "\ufffd" : escape));
 
+/** Parses JSON; numbers stay as they were written, beyond 2^53 too, where the JavaScript engine tells how that was. */
+export const parseExact = (text: string): unknown => JSON.parse(text, asWritten);
+
+const asWritten = (_: string, value: unknown, context?: { source?: string }) =>
+  typeof value === "number" && context?.source !== undefined && rawJSON ? rawJSON(context.source) : value;
+
+const { rawJSON } = JSON as { rawJSON?: (text: string) => unknown };
+
 /** Text of bytes that may be a part of a character: U+FFFD for what is none. */
 export const lossy = new TextDecoder("utf-8", { ignoreBOM: true });
 
@@ -59,6 +67,7 @@ function sampling(o: SamplingOptions & Pick<GenerateOptions, "logprobs" | "logpr
     repeat_last_n: lastN(o.repeatLastN),
     frequency_penalty: o.frequencyPenalty,
     presence_penalty: o.presencePenalty,
+    penalty_scope: o.penaltyScope,
     dry: o.dry && {
       multiplier: o.dry.multiplier,
       base: o.dry.base ?? 1.75,
@@ -85,6 +94,7 @@ export function chatJson(messages: ChatMessage[], options: TemplateOptions) {
     variables: options.variables,
     template: options.template,
     add_generation_prompt: options.addGenerationPrompt,
+    continue_final_message: options.continueFinalMessage,
     // local time
     now: Math.floor(now.getTime() / 1000) - now.getTimezoneOffset() * 60,
   };

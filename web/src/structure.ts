@@ -1,6 +1,7 @@
 // What an answer has to be, in the forms that callers give it.
 
 import { StarlingError } from "./errors.js";
+import { parseExact } from "./request.js";
 
 /** What an answer has to be. Properties of JSON come in the order of the schema. */
 export type Structure =
@@ -19,6 +20,12 @@ export interface Wanted {
   param: string | undefined;
 }
 
+/** A form in JSON, and the part of the request that says so. */
+export interface Asked {
+  form: string;
+  param: string;
+}
+
 /** Forms by the names of {@link Structure}. */
 const FORMS = {
   json: (param: string, value: unknown) => ({ schema: value === true ? { type: "object" } : parsed(param, value) }),
@@ -33,16 +40,19 @@ const refuse = (what: string) => new StarlingError("request", what);
 function parsed(param: string, value: unknown): unknown {
   if (typeof value !== "string") return value;
   try {
-    return JSON.parse(value);
+    return parseExact(value);
   } catch (e) {
     throw refuse(`${param} is a text that is not JSON: ${(e as Error).message}`);
   }
 }
 
-const wanted = (param: string, kind: keyof typeof FORMS, value: unknown): Wanted => ({
-  json: JSON.stringify({ form: FORMS[kind](param, value) }),
+const asked = (param: string, kind: keyof typeof FORMS, value: unknown): Asked => ({
+  form: JSON.stringify(FORMS[kind](param, value)),
   param,
 });
+
+/** An answer of this form. */
+export const wanted = ({ form, param }: Asked): Wanted => ({ json: `{"form":${form}}`, param });
 
 /** What an option asks for. */
 export function ofOption(structure: Structure | undefined): Wanted | undefined {
@@ -51,7 +61,7 @@ export function ofOption(structure: Structure | undefined): Wanted | undefined {
   const [kind, value] = named[0] ?? [""];
   if (named.length !== 1 || !Object.hasOwn(FORMS, kind))
     throw refuse(`structure has ${named.map(([name]) => name).join(", ") || "nothing"}, expected one of json, regex, choice and grammar`);
-  return wanted(`structure.${kind}`, kind as keyof typeof FORMS, value);
+  return wanted(asked(`structure.${kind}`, kind as keyof typeof FORMS, value));
 }
 
 /** The parts of a request that say what the answer is: as OpenAI, llama-server and vLLM have them, and the server. */
@@ -75,7 +85,7 @@ export interface StructureRequest {
 }
 
 /** What a request asks for: one thing, or nothing. */
-export function ofRequest(request: StructureRequest): Wanted | undefined {
+export function ofRequest(request: StructureRequest): Asked | undefined {
   const outputs = request.structured_outputs ?? {};
   const said: [string, keyof typeof FORMS, unknown][] = [
     ...format(request.response_format),
@@ -93,7 +103,7 @@ export function ofRequest(request: StructureRequest): Wanted | undefined {
   ];
   const [first, second] = said.filter(([, , value]) => (value ?? null) !== null);
   if (first && second) throw refuse(`${second[0]} is given, but ${first[0]} says what the answer is`);
-  return first && wanted(...first);
+  return first && asked(...first);
 }
 
 function format(format: StructureRequest["response_format"]): [string, keyof typeof FORMS, unknown][] {

@@ -3,7 +3,8 @@
 
 import { StarlingError } from "./errors.js";
 import type { ChatCompletionRequest } from "./openai.js";
-import type { Wanted } from "./structure.js";
+import { parseExact } from "./request.js";
+import type { Asked, Wanted } from "./structure.js";
 
 const OPEN = "<tool_call>";
 const CLOSE = "</tool_call>";
@@ -29,8 +30,10 @@ export interface Divided {
 interface Told {
   /** Those that the model is told of, if any. */
   tools?: unknown[];
-  /** How the answer has to call them, if that is asked for. */
-  calls?: Wanted;
+  /** How an answer calls them, if there are any; with a form, what is either calls or of that form. */
+  calls?: (answer?: Asked) => Wanted;
+  /** Whether the answer has to keep to that: a call is asked for, or a tool is strict. */
+  isBound: boolean;
   /** Whether the answer is nothing but calls. */
   isForced: boolean;
 }
@@ -51,7 +54,7 @@ export function told(request: ChatCompletionRequest, template: string): Told {
   if (!Array.isArray(tools)) throw refuse("tools is not a list");
   if (tools.length === 0 || choice === "none") {
     if (isForced) throw refuse("tool_choice asks for a call, but the request has no tools");
-    return { isForced };
+    return { isBound: false, isForced };
   }
   for (const [i, tool] of tools.entries()) {
     if (tool?.type !== "function" || typeof tool.function?.name !== "string")
@@ -59,16 +62,60 @@ export function told(request: ChatCompletionRequest, template: string): Told {
   }
   if (!template.includes("tools"))
     throw new StarlingError("unsupported", "this model's chat template does not tell of tools; see chat_template");
-  if (!isForced && !tools.some((tool) => tool?.function?.strict === true)) return { tools, isForced };
+  const isBound = isForced || tools.some((tool) => tool?.function?.strict === true);
   const i = name === undefined ? 0 : tools.findIndex((tool) => tool?.function?.name === name);
   if (i < 0) throw refuse(`tool_choice asks for ${JSON.stringify(name)}, which is not among the tools`);
   const which = name === undefined ? { start: 0, end: tools.length } : { start: i, end: i + 1 };
   const parallel = name === undefined && request.parallel_tool_calls !== false;
-  const json = JSON.stringify({ calls: { tools, which, forced: isForced, parallel } });
-  return { tools, calls: { json, param: undefined }, isForced };
+  const calls = (answer?: Asked) => {
+    const said = JSON.stringify({ tools, which, forced: isForced, parallel });
+    const other = answer ? `,"answer":[${JSON.stringify(answer.param)},${answer.form}]` : "";
+    return { json: `{"calls":${said.slice(0, -1)}${other}}}`, param: undefined };
+  };
+  return { tools, calls, isBound, isForced };
 }
 
 type Tool = { type?: unknown; function?: { name?: unknown; strict?: unknown } } | null;
+
+/**
+ * The calls of an earlier answer, a message that stands at `at`, as templates want them: with arguments that are data, not
+ * text of it. Arguments that are missing, null or empty are `{}`.
+ *
+ * @throws {StarlingError} with the part that is wrong
+ */
+export function checkedCalls(calls: unknown, at: string): unknown[] {
+  const refuse = (where: string, what: string) => new StarlingError("request", `${where} ${what}`);
+  const isObject = (value: unknown): value is Record<string, unknown> =>
+    typeof value === "object" && value !== null && !Array.isArray(value);
+  if (!Array.isArray(calls)) throw refuse(at, "is not a list");
+  return calls.map((call: unknown, i) => {
+    const here = `${at}[${i}]`;
+    if (!isObject(call)) throw refuse(here, "is not an object");
+    if ((call["type"] ?? "function") !== "function") throw refuse(`${here}.type`, 'is not "function"');
+    if (typeof (call["id"] ?? "") !== "string") throw refuse(`${here}.id`, "is not a string");
+    const called = call["function"];
+    if (called === undefined) throw refuse(`${here}.function`, "is missing");
+    if (!isObject(called)) throw refuse(`${here}.function`, "is not an object");
+    const { name } = called;
+    if (name === undefined) throw refuse(`${here}.function.name`, "is missing");
+    if (typeof name !== "string") throw refuse(`${here}.function.name`, "is not a string");
+    if (name === "") throw refuse(`${here}.function.name`, "is empty");
+    const said = called["arguments"] ?? {};
+    if (typeof said !== "string" && !isObject(said))
+      throw refuse(`${here}.function.arguments`, "is neither a string nor an object");
+    return { ...call, function: { ...called, arguments: typeof said === "string" ? data(said) : said } };
+  });
+}
+
+/** What a text of JSON says; the text itself if it is none. */
+function data(text: string): unknown {
+  if (text.trim() === "") return {};
+  try {
+    return parseExact(text);
+  } catch {
+    return text;
+  }
+}
 
 /** Divides the text of an answer into what is said and what is called, as it comes. */
 export class Divider {
@@ -77,10 +124,15 @@ export class Divider {
   #inside = false;
   #calls = 0;
   #name: (() => string) | undefined;
+  /** Text that does not begin with a call has none: it is of a form of its own, which may spell the tags. */
+  #isFormed: boolean;
+  /** That such a text has begun. */
+  #isText = false;
 
   /** `name` gives calls their names; without it nothing is a call. */
-  constructor(name?: () => string) {
+  constructor(name?: () => string, isFormed = false) {
     this.#name = name;
+    this.#isFormed = isFormed;
   }
 
   /** How many calls there were. */
@@ -91,7 +143,14 @@ export class Divider {
   push(text: string): Divided {
     if (!this.#name) return { said: text, calls: [] };
     this.#held += text;
+    if (this.#isFormed && !this.#inside && this.#calls === 0 && !this.#held.startsWith(OPEN))
+      this.#isText ||= !OPEN.startsWith(this.#held);
     const divided: Divided = { said: "", calls: [] };
+    if (this.#isText) {
+      divided.said = this.#held;
+      this.#held = "";
+      return divided;
+    }
     for (;;) {
       const tag = this.#inside ? CLOSE : OPEN;
       const at = this.#held.indexOf(tag);
@@ -111,15 +170,18 @@ export class Divider {
     return divided;
   }
 
-  /** The end of the text. */
-  finish(): Divided {
+  /** The end of the text. If it is `cut`, a call that is not complete, or text that may begin one, is dropped. */
+  finish(cut = false): Divided {
     const held = this.#held;
     const divided: Divided = { said: "", calls: [] };
     if (this.#inside) {
-      if (!this.#call(held, divided)) divided.said = OPEN + held;
-    } else if (this.#calls === 0 || trimmedEnd(held) !== "") {
+      const whole = held.slice(0, held.length - beginning(CLOSE, held));
+      if (!this.#call(whole, divided) && !cut) divided.said = OPEN + held;
+    } else {
+      const tag = beginning(OPEN, held);
+      const said = cut && tag > 0 ? trimmedEnd(held.slice(0, held.length - tag)) : held;
       // only white space between calls and the end says nothing
-      divided.said = held;
+      if (this.#calls === 0 || trimmedEnd(said) !== "") divided.said = said;
     }
     this.#held = "";
     this.#inside = false;
@@ -137,7 +199,7 @@ export class Divider {
 function read(text: string): ToolCall["function"] | undefined {
   let written: { name?: unknown; arguments?: unknown; parameters?: unknown } | null;
   try {
-    written = JSON.parse(text.trim(), asWritten);
+    written = parseExact(text.trim()) as typeof written;
   } catch {
     return undefined;
   }
@@ -146,17 +208,16 @@ function read(text: string): ToolCall["function"] | undefined {
   return { name: written.name, arguments: typeof given === "string" ? given : JSON.stringify(given) };
 }
 
-/** Keeps numbers as they were written, beyond 2^53 too, where the engine tells how that was. */
-const asWritten = (_: string, value: unknown, context?: { source?: string }) =>
-  typeof value === "number" && context?.source !== undefined && rawJSON ? rawJSON(context.source) : value;
-
-const { rawJSON } = JSON as { rawJSON?: (text: string) => unknown };
-
 /** Characters at the end that may belong to the beginning of a call: white space, and a part of the tag. */
 function kept(text: string): number {
-  let tag = OPEN.length - 1;
-  while (!text.endsWith(OPEN.slice(0, tag))) tag--;
-  return text.length - trimmedEnd(text.slice(0, text.length - tag)).length;
+  return text.length - trimmedEnd(text.slice(0, text.length - beginning(OPEN, text))).length;
+}
+
+/** Characters at the end of a text that are the beginning of a tag. */
+function beginning(tag: string, text: string): number {
+  let n = tag.length - 1;
+  while (!text.endsWith(tag.slice(0, n))) n--;
+  return n;
 }
 
 /** As the server's `trim_end`; `trimEnd` has other characters. */

@@ -122,6 +122,8 @@ export interface SamplingOptions {
   frequencyPenalty?: number;
   /** Penalty for having occurred; 0, the default, is off. */
   presencePenalty?: number;
+  /** Whether these two count the tokens of the prompt and of the answer, so by default, or of the answer only. */
+  penaltyScope?: "all" | "answer";
   /**
    * Penalty on continuing a repetition (DRY): `multiplier * base ** (length - allowedLength)`, by default with 1.75 and 2,
    * over the last `lastN` tokens, by default all. Repetitions do not reach over `breakers`, texts or token ids, by default
@@ -186,6 +188,8 @@ export interface TemplateOptions {
   template?: string;
   /** Begin an answer at the end: so by default. */
   addGenerationPrompt?: boolean;
+  /** End where the last message, the assistant's, ends, so that the answer continues it. */
+  continueFinalMessage?: boolean;
   /** What the template takes for the local time; now by default. */
   now?: Date;
 }

@@ -17,6 +17,8 @@ pub enum Json {
     Bool(bool),
     /// A number without a fraction.
     Int(i64),
+    /// A number without a fraction that is larger than those.
+    UInt(u64),
     /// Another number.
     Float(f64),
     /// A string.
@@ -54,7 +56,7 @@ impl<'de> serde::Deserialize<'de> for Json {
                 Ok(Json::Int(value))
             }
             fn visit_u64<E>(self, value: u64) -> Result<Json, E> {
-                Ok(i64::try_from(value).map_or(Json::Float(value as f64), Json::Int))
+                Ok(i64::try_from(value).map_or(Json::UInt(value), Json::Int))
             }
             fn visit_f64<E>(self, value: f64) -> Result<Json, E> {
                 Ok(Json::Float(value))
@@ -216,5 +218,24 @@ impl Writer<'_> {
             }
         }
         self.out.push('"');
+    }
+}
+
+#[cfg(all(test, feature = "serde"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers_stay_exact() {
+        for text in ["0", "-9223372036854775808", "9223372036854775807", "9223372036854775808", "18446744073709551615"]
+        {
+            let value = match serde_json::from_str::<Json>(text).expect("JSON") {
+                Json::Int(n) => Value::from(n),
+                Json::UInt(n) => Value::from(n),
+                other => panic!("{text}: {other:?}"),
+            };
+            let written = to_json(&value, None, Kwargs::from_iter(Vec::<(&str, Value)>::new()));
+            assert_eq!(written.expect("JSON"), text);
+        }
     }
 }

@@ -8,6 +8,7 @@
 mod builtin;
 mod environment;
 mod json;
+mod messages;
 mod meter;
 mod methods;
 mod nesting;
@@ -71,6 +72,9 @@ pub enum ChatError {
     /// The template called `raise_exception`.
     #[error("the chat template refuses this conversation: {0}")]
     Refused(String),
+    /// [`ChatRequest::continue_final_message`] is set, but the final message cannot be continued.
+    #[error("the final message cannot be continued: {0}")]
+    Continue(&'static str),
     /// The template exceeds a limit of [`ChatLimits`].
     #[error("the chat template exceeds the limit of {limit} {what}")]
     Limit {
@@ -91,6 +95,9 @@ pub struct ChatRequest {
     pub tools: Option<Json>,
     /// Whether the text ends with the beginning of an assistant message.
     pub add_generation_prompt: bool,
+    /// Whether the text ends inside the last message, the assistant's, so that the model continues it. Takes precedence
+    /// over [`add_generation_prompt`](Self::add_generation_prompt).
+    pub continue_final_message: bool,
     /// Further variables by name, such as `documents` or `enable_thinking`.
     pub variables: Vec<(String, Json)>,
     /// Time for `strftime_now`. The engine reads no clock; with `None` templates have no `strftime_now`.
@@ -120,6 +127,8 @@ pub struct ChatTemplate {
     source: String,
     program: Arc<ProgramCell>,
     limits: ChatLimits,
+    /// Whether the role `developer` is one of its own; if not, it is given `system`.
+    has_developer_role: bool,
 }
 
 const NAME: &str = "chat";
@@ -169,7 +178,8 @@ impl ChatTemplate {
             let blocks = compiled.blocks.iter().map(|(name, block)| (*name, meter::instrument(block))).collect();
             Ok(Program { main: meter::instrument(&compiled.instructions), blocks })
         })?;
-        Ok(ChatTemplate { source: source.to_owned(), program: Arc::new(program), limits })
+        let has_developer_role = messages::has_developer_role(source);
+        Ok(ChatTemplate { source: source.to_owned(), program: Arc::new(program), limits, has_developer_role })
     }
 
     fn environment(&self, budget: &Budget) -> Environment<'static> {
@@ -198,7 +208,8 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatError`] if the template fails, refuses the conversation or exceeds a limit.
     pub fn render(&self, request: &ChatRequest, tokenizer: &Tokenizer) -> Result<Rendered, ChatError> {
-        let strings = request.messages.iter().chain(&request.tools);
+        let messages = messages::prepared(request, self.has_developer_role)?;
+        let strings = messages.iter().chain(&request.tools);
         let shield = Shield::new(tokenizer, strings.chain(request.variables.iter().map(|(_, value)| value)));
         let token = |id: Option<u32>| {
             let text = id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
@@ -207,10 +218,10 @@ impl ChatTemplate {
         let mut context: Vec<(String, Value)> = [
             ("bos_token", token(tokenizer.bos())),
             ("eos_token", token(tokenizer.eos())),
-            ("messages", Value::from_iter(request.messages.iter().map(|message| shield.value(message)))),
+            ("messages", Value::from_iter(messages.iter().map(|message| shield.value(message)))),
             ("tools", request.tools.as_ref().map_or(Value::from(()), |tools| shield.value(tools))),
             ("documents", Value::from(())),
-            ("add_generation_prompt", Value::from(request.add_generation_prompt)),
+            ("add_generation_prompt", Value::from(request.add_generation_prompt && !request.continue_final_message)),
         ]
         .map(|(name, value)| (name.to_string(), value))
         .into();
@@ -238,7 +249,8 @@ impl ChatTemplate {
         if text.len() > self.limits.output_bytes {
             return Err(ChatError::Limit { what: "bytes of text", limit: self.limits.output_bytes as u64 });
         }
-        Ok(shield.restore(&text))
+        let rendered = shield.restore(&text);
+        if request.continue_final_message { messages::cut(rendered) } else { Ok(rendered) }
     }
 }
 

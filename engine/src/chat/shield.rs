@@ -39,6 +39,7 @@ impl Shield {
             Json::Null => Value::from(()),
             Json::Bool(value) => Value::from(*value),
             Json::Int(value) => Value::from(*value),
+            Json::UInt(value) => Value::from(*value),
             Json::Float(value) => Value::from(*value),
             Json::Str(text) => Value::from(self.escape(text)),
             Json::Array(items) => Value::from(items.iter().map(|item| self.value(item)).collect::<Vec<_>>()),

@@ -16,6 +16,7 @@
 //! u8 0 without DRY; else u8 1, f32 multiplier, f32 base, u32 allowed length, u32 last n, list of lists of u32: breakers
 //! u32 top-k, f32 typical p, f32 top-p, f32 min-p, f32 temperature, u64 seed
 //! u8 1 if keys use the RoPE frequencies of long contexts; otherwise nothing
+//! u8 2 if frequency and presence penalties count generated tokens only; otherwise nothing
 //! ```
 //!
 //! Options of log-probabilities are not included, since they change no token; a receipt has none. Token i of the output
@@ -33,7 +34,7 @@ pub use verify::{Difference, Mismatch, VerifyError, verify};
 
 use crate::kernels::NUMERICS_VERSION;
 use crate::kernels::attention::KvType;
-use crate::sampler::SamplingOptions;
+use crate::sampler::{PenaltyScope, SamplingOptions};
 
 /// Format of receipts, and the first bytes of every chain.
 pub const FORMAT: &str = "starling-receipt/1";
@@ -164,6 +165,7 @@ impl ReceiptRequest {
             repeat_last_n,
             frequency_penalty,
             presence_penalty,
+            penalty_scope,
             dry,
             top_k,
             typical_p,
@@ -197,6 +199,9 @@ impl ReceiptRequest {
         out.u64(*seed);
         if *long_context {
             out.0.update([1]);
+        }
+        if *penalty_scope != PenaltyScope::All {
+            out.0.update([2]);
         }
     }
 }

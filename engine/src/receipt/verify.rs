@@ -114,7 +114,7 @@ pub fn verify(
     if has_logprobs || chain.steps.first() != receipt.steps.first() {
         return differs(0, Difference::Start);
     }
-    request.prompt.iter().for_each(|t| sampler.accept(*t));
+    request.prompt.iter().for_each(|t| sampler.accept_prompt(*t));
 
     let evaluation =
         Evaluation { model, cpu, pool, kv_type: request.kv_type, batch: BATCH, n_ctx: context(model, receipt)? };

@@ -23,7 +23,7 @@ use alloc::vec::Vec;
 
 pub(crate) use constraint::Guide;
 pub use constraint::{Constraint, ConstraintError};
-pub use options::{ALL_TOKENS, DRY_BREAKERS, Dry, LogprobKind, MAX_TOP_LOGPROBS, SamplingOptions};
+pub use options::{ALL_TOKENS, DRY_BREAKERS, Dry, LogprobKind, MAX_TOP_LOGPROBS, PenaltyScope, SamplingOptions};
 
 use crate::error::RequestError;
 use crate::kernels::Cpu;
@@ -92,9 +92,14 @@ impl Sampler {
         &self.options
     }
 
-    /// Appends a token to the history: each token of the prompt, then each sampled token, in order.
+    /// Appends a token of the prompt to the history, in order, before the sampled tokens.
+    pub fn accept_prompt(&mut self, token: u32) {
+        self.history.accept(&self.options, token, true);
+    }
+
+    /// Appends a sampled token to the history, in order.
     pub fn accept(&mut self, token: u32) {
-        self.history.accept(&self.options, token);
+        self.history.accept(&self.options, token, false);
     }
 
     /// Samples the token at `position` of `sequence` from logits (n_vocab), which must be finite.

@@ -33,6 +33,9 @@ pub struct SamplingOptions {
     pub frequency_penalty: f32,
     /// Taken from the logit of a recent token once; 0 is off.
     pub presence_penalty: f32,
+    /// Which of these tokens the frequency and the presence penalty count.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "PenaltyScope::is_all"))]
+    pub penalty_scope: PenaltyScope,
     /// Penalty on tokens that would continue a repetition.
     pub dry: Option<Dry>,
     /// Keep this many of the most probable tokens (Fan et al. 2018); 0 is off.
@@ -71,6 +74,25 @@ pub struct Dry {
     pub breakers: Vec<Vec<u32>>,
 }
 
+/// Which tokens the frequency and the presence penalty count. The repeat penalty counts all in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+pub enum PenaltyScope {
+    /// Those of the prompt and of the answer, as llama.cpp has it.
+    #[default]
+    All,
+    /// Those of the answer, as OpenAI and vLLM have it.
+    Answer,
+}
+
+impl PenaltyScope {
+    /// Whether it is the default, which receipts leave out.
+    pub(crate) fn is_all(&self) -> bool {
+        *self == PenaltyScope::All
+    }
+}
+
 /// Which distribution log-probabilities are of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -101,6 +123,7 @@ impl SamplingOptions {
             repeat_last_n: 64,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
+            penalty_scope: PenaltyScope::All,
             dry: None,
             top_k: 0,
             typical_p: 1.0,

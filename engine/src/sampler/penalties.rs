@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use super::dry::{self, DryScratch};
-use super::options::{ALL_TOKENS, SamplingOptions};
+use super::options::{ALL_TOKENS, PenaltyScope, SamplingOptions};
 
 /// The accepted tokens, as far as an option needs them.
 pub(super) struct History {
@@ -12,6 +12,10 @@ pub(super) struct History {
     tokens: Vec<u32>,
     /// Token -> occurrences in the window, 0 for those that left it; a tree, so that its order is the ids'.
     counts: BTreeMap<u32, u32>,
+    /// How many of `tokens` are the prompt's.
+    n_prompt: usize,
+    /// As `counts`, of the prompt's tokens alone: those that a narrower scope leaves out.
+    prompt_counts: BTreeMap<u32, u32>,
     is_counted: bool,
     dry: Option<DryScratch>,
 }
@@ -21,6 +25,8 @@ impl History {
         History {
             tokens: Vec::new(),
             counts: BTreeMap::new(),
+            n_prompt: 0,
+            prompt_counts: BTreeMap::new(),
             is_counted: options.counts_tokens(),
             dry: options.active_dry().map(DryScratch::new),
         }
@@ -31,19 +37,30 @@ impl History {
         self.is_counted || self.dry.is_some()
     }
 
-    pub(super) fn accept(&mut self, options: &SamplingOptions, token: u32) {
+    pub(super) fn accept(&mut self, options: &SamplingOptions, token: u32, is_prompt: bool) {
         if !self.is_used() {
             return;
         }
         self.tokens.push(token);
+        self.n_prompt += usize::from(is_prompt);
         if !self.is_counted {
             return;
         }
+        let leaves_prompt_out = options.penalty_scope == PenaltyScope::Answer;
         *self.counts.entry(token).or_default() += 1;
+        if leaves_prompt_out && is_prompt {
+            *self.prompt_counts.entry(token).or_default() += 1;
+        }
         let n = options.repeat_last_n;
         if n != ALL_TOKENS && self.tokens.len() > n as usize {
-            let gone = self.tokens[self.tokens.len() - 1 - n as usize];
+            let at = self.tokens.len() - 1 - n as usize;
+            let gone = self.tokens[at];
             if let Some(count) = self.counts.get_mut(&gone) {
+                *count -= 1;
+            }
+            if at < self.n_prompt
+                && let Some(count) = self.prompt_counts.get_mut(&gone)
+            {
                 *count -= 1;
             }
         }
@@ -58,7 +75,9 @@ impl History {
                 continue;
             }
             let scaled = if *x > 0.0 { *x / options.repeat_penalty } else { *x * options.repeat_penalty };
-            let taken = *count as f32 * options.frequency_penalty + options.presence_penalty;
+            let counted = count - self.prompt_counts.get(token).copied().unwrap_or(0);
+            let presence = if counted > 0 { options.presence_penalty } else { 0.0 };
+            let taken = counted as f32 * options.frequency_penalty + presence;
             *x = finite(finite(scaled) - finite(taken));
         }
         if let (Some(scratch), Some(dry)) = (&mut self.dry, options.active_dry()) {

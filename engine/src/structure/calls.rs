@@ -1,6 +1,7 @@
 //! Calls of tools as answers have to write them, in the form that Hermes and Qwen have taught many models:
 //! `<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>`.
 
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -12,13 +13,19 @@ use super::{Form, literal};
 
 /// What a call begins with.
 pub const CALL_OPEN: &str = "<tool_call>";
+/// The name of the grammar of an answer that calls no tool.
+pub(super) const ANSWER: &str = "answer";
 /// What a call ends with.
 pub const CALL_CLOSE: &str = "</tool_call>";
 
 /// How an answer has to call tools.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calls {
-    grammar: String,
+    /// The rules `call_0`, `call_1` ..., from the end of the opening tag on, and their names as alternatives.
+    rules: String,
+    names: String,
+    is_forced: bool,
+    parallel: bool,
     /// Of the tools that may be called: which of the request, and the schema of its arguments.
     schemas: Vec<(usize, Value)>,
 }
@@ -43,19 +50,39 @@ impl Calls {
             rules += &format!("call_{n}: {head} @schema_{n} {}\n", literal(&format!("}}\n{CALL_CLOSE}")));
             names.push(format!("call_{n}"));
         }
-        let (open, names) = (literal(CALL_OPEN), names.join(" | "));
-        let start = match (is_forced, parallel) {
-            (true, true) => format!("start: call (\"\\n\" call)*\ncall: {open} ({names})"),
-            (true, false) => format!("start: {open} ({names})"),
-            (false, true) => format!("start: (head ({names}))* rest\n{}", free_text()),
-            (false, false) => format!("start: (head ({names}))? rest\n{}", free_text()),
-        };
-        Calls { grammar: format!("{start}\n{rules}"), schemas }
+        Calls { rules, names: names.join(" | "), is_forced, parallel, schemas }
     }
 
     /// What the answer has to be.
     pub fn form(&self) -> Form {
-        Form::Lark(self.grammar.clone(), self.schemas.iter().map(|(_, schema)| schema.clone()).collect())
+        let (names, free) = (&self.names, free_text());
+        let start = match (self.is_forced, self.parallel) {
+            (true, _) => format!("start: calls\n{}", self.only_calls()),
+            (false, true) => format!("start: (head ({names}))* rest\n{free}"),
+            (false, false) => format!("start: (head ({names}))? rest\n{free}"),
+        };
+        self.lark(&start)
+    }
+
+    /// Either calls and nothing else, or `answer`.
+    pub fn or(&self, answer: Form) -> Form {
+        let start = format!("start: calls | @{ANSWER}\n{}", self.only_calls());
+        match self.lark(&start) {
+            Form::Lark(text, schemas) => Form::LarkOr(text, schemas, Box::new(answer)),
+            other => other,
+        }
+    }
+
+    /// Rules of an answer that is nothing but calls.
+    fn only_calls(&self) -> String {
+        let (open, names) = (literal(CALL_OPEN), &self.names);
+        let more = if self.parallel { " (\"\\n\" call)*" } else { "" };
+        format!("calls: call{more}\ncall: {open} ({names})")
+    }
+
+    fn lark(&self, start: &str) -> Form {
+        let schemas = self.schemas.iter().map(|(_, schema)| schema.clone()).collect();
+        Form::Lark(format!("{start}\n{}", self.rules), schemas)
     }
 
     /// Of the tools that may be called: which of the request, and the schema of its arguments.
@@ -78,13 +105,53 @@ mod tests {
     use super::*;
 
     fn form(is_forced: bool, parallel: bool) -> Form {
+        calls(is_forced, parallel).form()
+    }
+
+    fn calls(is_forced: bool, parallel: bool) -> Calls {
         let city = json!({ "type": "object", "properties": { "city": { "$ref": "#/$defs/c" } }, "required": ["city"],
             "additionalProperties": false, "$defs": { "c": { "enum": ["Oslo"] } } });
         let tools = [
             json!({ "function": { "name": "weather", "parameters": city, "strict": true } }),
             json!({ "function": { "name": "say \"\\" } }),
         ];
-        Calls::new(&tools, 0..2, is_forced, parallel).form()
+        Calls::new(&tools, 0..2, is_forced, parallel)
+    }
+
+    #[test]
+    fn an_answer_is_calls_or_of_another_form() {
+        let call = |arguments: &str| {
+            format!("<tool_call>\n{{\"name\": \"weather\", \"arguments\": {arguments}}}\n</tool_call>")
+        };
+        let (oslo, rome) = (call(r#"{"city": "Oslo"}"#), call(r#"{"city": "Rome"}"#));
+        let schema =
+            Form::Schema(json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"],
+            "additionalProperties": false }));
+        let forms = [
+            (schema, "{\"n\": 12}", "{\"n\": tr"),
+            (Form::Regex("[0-9]{2}".into()), "12", "123"),
+            (Form::Choice(Vec::from(["yes".into(), "no".into()])), "no", "nn"),
+            (Form::Lark("start: A \"!\"\nA: /[a-z]+/".into(), Vec::new()), "ab!", "ab1"),
+        ];
+        for (answer, good, bad) in forms {
+            for parallel in [true, false] {
+                let form = calls(false, parallel).or(answer.clone());
+                let both = format!("{oslo}\n{oslo}");
+                for (text, judged) in [
+                    (good, Some(true)),
+                    (bad, None),
+                    (oslo.as_str(), Some(true)),
+                    (rome.as_str(), None),
+                    (both.as_str(), parallel.then_some(true)),
+                    (&oslo[..20], Some(false)),
+                    ("Let me see.", None),
+                    (&format!("{oslo}{good}"), None),
+                    (&format!("{good}{oslo}"), None),
+                ] {
+                    assert_eq!(judge(&form, text), judged, "{answer:?} {parallel} {text}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -2,6 +2,10 @@
 //! token. `llguidance` reads the grammars and parses the texts.
 
 mod calls;
+#[cfg(test)]
+mod dead_ends;
+mod productive;
+mod schema;
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -37,6 +41,10 @@ pub enum Form {
     Choice(Vec<String>),
     /// A text of a grammar in Lark's syntax, as `llguidance` has it; `@schema_0` in it is JSON by the first schema.
     Lark(String, Vec<Value>),
+    /// A grammar and its schemas as [`Form::Lark`] has them, where `@answer` is a text of the other form:
+    /// [`Calls::or`] makes it.
+    #[serde(skip)]
+    LarkOr(String, Vec<Value>, Box<Form>),
 }
 
 /// How much a grammar may take.
@@ -90,6 +98,17 @@ pub enum StructureError {
     Vocabulary(String),
 }
 
+/// Which part of a request that may call tools is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallsPart {
+    /// The parameters of this tool.
+    Tool(usize),
+    /// The tools together.
+    Tools,
+    /// The form of an answer that calls none.
+    Answer,
+}
+
 /// Makes constraints for one model.
 pub struct Structures {
     limits: Limits,
@@ -120,6 +139,7 @@ impl Structures {
         let made = self.factory.get_or_init(|| factory(&words(), self.limits)).as_ref();
         let mut parser = made.map_err(Clone::clone)?.create_parser(grammar).map_err(|e| wrong(&format!("{e:#}")))?;
         parser.start_without_prompt();
+        productive::check(parser.parser.grammar(), self.limits)?;
         let n_vocab = parser.token_env.tok_trie().vocab_size();
         let mut grammar = Grammar(parser);
         // whether an answer can begin at all
@@ -131,24 +151,29 @@ impl Structures {
         Ok(Arc::new(grammar))
     }
 
-    /// A constraint for answers that call tools, as [`Structures::constraint`].
+    /// A constraint for answers that call tools, as [`Structures::constraint`]; with `answer` for those that either call
+    /// tools or are of that form.
     ///
     /// # Errors
-    /// What is wrong, and if it is with a tool's parameters, which of the tools.
+    /// What is wrong, and with which part.
     pub fn calls(
         &self,
         words: &dyn Fn() -> Vec<u8>,
         calls: &Calls,
-    ) -> Result<Arc<dyn Constraint>, (Option<usize>, StructureError)> {
-        let all = self.constraint(words, &calls.form());
+        answer: Option<&Form>,
+    ) -> Result<Arc<dyn Constraint>, (CallsPart, StructureError)> {
+        let all = self.constraint(words, &answer.map_or_else(|| calls.form(), |answer| calls.or(answer.clone())));
         let error = match all {
             Ok(constraint) => return Ok(constraint),
             Err(error) => error,
         };
-        for (i, schema) in calls.schemas() {
-            self.constraint(words, &Form::Schema(schema.clone())).map_err(|e| (Some(*i), e))?;
+        if let Some(answer) = answer {
+            self.constraint(words, answer).map_err(|e| (CallsPart::Answer, e))?;
         }
-        Err((None, error))
+        for (i, schema) in calls.schemas() {
+            self.constraint(words, &Form::Schema(schema.clone())).map_err(|e| (CallsPart::Tool(*i), e))?;
+        }
+        Err((CallsPart::Tools, error))
     }
 }
 
@@ -179,6 +204,9 @@ impl Form {
             Form::Regex(text) => text.len(),
             Form::Choice(texts) => texts.iter().map(|text| text.len() + 1).sum(),
             Form::Lark(text, schemas) => text.len() + schemas.iter().map(|s| s.to_string().len()).sum::<usize>(),
+            Form::LarkOr(text, schemas, answer) => {
+                text.len() + schemas.iter().map(|s| s.to_string().len()).sum::<usize>() + answer.bytes()
+            }
         }
     }
 
@@ -198,15 +226,28 @@ impl Form {
                                    first is `start`";
                     return Err(wrong(&format!("{message}; found `{line}`")));
                 }
-                let mut grammars = vec![GrammarWithLexer::from_lark(text.clone())];
-                for (i, schema) in schemas.iter().enumerate() {
-                    let schema = GrammarWithLexer::from_json_schema(spaced(schema)?);
-                    grammars.push(GrammarWithLexer { name: Some(format!("schema_{i}")), ..schema });
-                }
-                TopLevelGrammar { grammars, max_tokens: None }
+                lark(text, schemas)?
+            }
+            Form::LarkOr(text, schemas, answer) => {
+                let mut whole = lark(text, schemas)?;
+                // the first is the whole answer; forms of callers have no others
+                let answer = answer.grammar()?.grammars.into_iter().take(1);
+                let name = Some(calls::ANSWER.to_string());
+                whole.grammars.extend(answer.map(|grammar| GrammarWithLexer { name: name.clone(), ..grammar }));
+                whole
             }
         })
     }
+}
+
+/// A grammar in Lark's syntax, and the schemas that it names.
+fn lark(text: &str, schemas: &[Value]) -> Result<TopLevelGrammar, StructureError> {
+    let mut grammars = vec![GrammarWithLexer::from_lark(text.into())];
+    for (i, schema) in schemas.iter().enumerate() {
+        let schema = GrammarWithLexer::from_json_schema(spaced(schema)?);
+        grammars.push(GrammarWithLexer { name: Some(format!("schema_{i}")), ..schema });
+    }
+    Ok(TopLevelGrammar { grammars, max_tokens: None })
 }
 
 /// A text as a literal of Lark's.
@@ -217,13 +258,17 @@ fn literal(text: &str) -> String {
 
 /// A schema that says which white space there may be, if it does not say so itself.
 fn spaced(schema: &Value) -> Result<Value, StructureError> {
-    let mut schema = match schema {
-        Value::Bool(true) => json!({}),
-        Value::Object(_) => schema.clone(),
+    let (mut schema, has_patterns) = match schema {
+        Value::Bool(true) => (json!({}), false),
+        Value::Object(_) => schema::prepared(schema)?,
         _ => return Err(wrong("is not a schema: found something else than an object")),
     };
     if schema.get("x-guidance").is_none() {
         schema["x-guidance"] = json!({ "whitespace_pattern": JSON_SPACE });
+        if has_patterns {
+            // patterns see no letter that is written as `\u0061`, so keys would be those of `additionalProperties`
+            schema["x-guidance"]["json_allowed_escapes"] = "nrbtf\\\"".into();
+        }
     }
     Ok(schema)
 }

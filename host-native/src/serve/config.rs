@@ -81,12 +81,16 @@ settings! {
     max_inputs "max-inputs" usize = 2048, "N" in 1.0..=65_536.0, "Texts of a request to embed, or prompts of a completion";
     session_ttl "session-ttl" Duration = Duration::from_secs(1800), "SECONDS" in 0.1..=604_800.0, "Time after which an unused session is closed";
     max_sessions "max-sessions" usize = 1024, "N" in 1.0..=1_000_000.0, "Sessions; the longest unused makes room for a new one";
+    session_memory "session-memory" Bytes = Bytes(4 << 20), "BYTES" in 1024.0..=1.1e12, "Memory for messages and tokens of one session; a turn that needs more is refused";
+    sessions_memory "sessions-memory" Bytes = Bytes(256 << 20), "BYTES" in 1024.0..=1.1e12, "Memory for messages and tokens of all sessions; the longest unused make room";
     max_body "max-body" Bytes = Bytes(8 << 20), "BYTES" in 1.0..=1.1e9, "Bytes of a request's body";
     max_header "max-header" Bytes = Bytes(32 << 10), "BYTES" in 8192.0..=1_048_576.0, "Bytes of a request's head";
-    header_timeout "header-timeout" Duration = Duration::from_secs(15), "SECONDS" in 0.001..=3600.0, "Time for the head of a request, and that a connection may be idle";
+    header_timeout "header-timeout" Duration = Duration::from_secs(15), "SECONDS" in 0.001..=3600.0, "Time for the head of a request and for a TLS handshake, and that a connection may be open without a request in progress";
     body_timeout "body-timeout" Duration = Duration::from_secs(30), "SECONDS" in 0.001..=3600.0, "Time for the body of a request";
     write_timeout "write-timeout" Duration = Duration::from_secs(60), "SECONDS" in 0.001..=3600.0, "Time that a client may leave an answer unread";
+    sse_keep_alive "sse-keep-alive" Duration = Duration::from_secs(15), "SECONDS" in 0.0..=3600.0, "Time without events after which a stream gets a comment line, so that proxies keep it; 0 for none";
     max_connections "max-connections" usize = 1024, "N" in 1.0..=65_536.0, "Connections at once; others wait";
+    max_connections_per_address "max-connections-per-address" Option<usize> = None, "N" in 0.0..=65_536.0, "Connections of one address (IPv6: of one /64 network) at once; further ones are closed; 0 for no limit [default: half of max-connections]";
     api_key "api-key" Option<String> = None, "KEY", "A key that clients must have; better given as STARLING_API_KEY than on the command line";
     api_key_file "api-key-file" Option<PathBuf> = None, "FILE", "Keys that clients must have, one a line: a key, and if wanted the name of its tenant and its share of turns";
     key_requests "key-requests" u32 = 0, "N", "Requests a minute with one key; 0 for no limit";
@@ -281,6 +285,15 @@ fn distance(a: &str, b: &str) -> usize {
 }
 
 impl Settings {
+    /// Connections of one address at once.
+    pub fn connections_per_address(&self) -> usize {
+        match self.max_connections_per_address {
+            Some(0) => usize::MAX,
+            Some(n) => n,
+            None => (self.max_connections / 2).max(1),
+        }
+    }
+
     /// As a file: what is in effect, with what each setting means.
     pub fn to_toml(&self) -> String {
         let lines = TABLE.iter().map(|s| match (s.get)(self) {

@@ -22,6 +22,17 @@ const MAX_ID: usize = 128;
 /// Paths that need no key: balancers and orchestrators ask for them, and they say nothing of anyone.
 const OPEN: [&str; 5] = ["/health", "/healthz", "/livez", "/readyz", "/ready"];
 
+/// Headers that a request has once: of two, another program on the way could read the other.
+const SINGLE: [&str; 7] = [
+    "host",
+    "authorization",
+    "api-key",
+    "content-type",
+    "x-session-id",
+    "x-gateway-inference-fairness-id",
+    "x-gateway-inference-objective",
+];
+
 /// What the gate needs.
 pub struct Gate {
     /// The server.
@@ -90,6 +101,13 @@ fn request_id(headers: &HeaderMap) -> Arc<str> {
 
 fn enter(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     let app = &gate.app;
+    for name in SINGLE {
+        let n = request.headers().get_all(name).iter().count();
+        if n > 1 {
+            let message = format!("found {n} headers `{name}`, expected at most one");
+            return Err(ApiError::invalid(message).code("duplicate_header"));
+        }
+    }
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let host = host.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
     if !gate.hosts.allow(host) {
@@ -99,6 +117,10 @@ fn enter(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     let path = request.uri().path();
     if OPEN.contains(&path) {
         return Ok(request);
+    }
+    if request.headers().contains_key(header::AUTHORIZATION) && request.headers().contains_key("api-key") {
+        let message = "found headers `authorization` and `api-key`, expected one of them";
+        return Err(ApiError::invalid(message).code("duplicate_header"));
     }
     let key = key(request.headers());
     let tenant = match app.keys.tenant(key) {

@@ -17,7 +17,7 @@ use super::state::App;
 /// How the server is.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Health {
-    /// `ok`, `draining` or `failed`.
+    /// `healthy`, `draining` or `failed`.
     pub status: &'static str,
     /// Whether the model is loaded; before that the server does not answer.
     pub model_loaded: bool,
@@ -49,7 +49,7 @@ pub async fn health(State(app): State<Arc<App>>) -> Response {
     let (status, code) = match fault(&app) {
         Some(_) => ("failed", StatusCode::SERVICE_UNAVAILABLE),
         None if app.is_draining() => ("draining", StatusCode::SERVICE_UNAVAILABLE),
-        None => ("ok", StatusCode::OK),
+        None => ("healthy", StatusCode::OK),
     };
     let health = Health {
         status,

@@ -1,6 +1,9 @@
 //! Routes, connections, and their end.
 
+use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
@@ -9,25 +12,24 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::GracefulShutdown;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
-use tower::{Service, ServiceExt};
+use tower::Service;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
-use super::api::error::ApiError;
+use super::api::error::{ApiError, quoted};
 use super::api::{chat, completions, embeddings, execute, generate, models, receipts, tokenize};
 use super::auth::Hosts;
 use super::config::Settings;
+use super::connection::{Activity, Addresses, ResponseBody, StreamExecutor, WriteTimeout};
 use super::gate::{Gate, gate};
-use super::patient::Patient;
 use super::state::App;
 use super::{health, openapi};
 
@@ -81,7 +83,7 @@ async fn nowhere(request: Request) -> ApiError {
 }
 
 async fn wrong_method(request: Request) -> ApiError {
-    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    let message = format!("{} does not take {}", quoted(request.uri().path()), quoted(request.method().as_str()));
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message).code("method_not_allowed")
 }
 
@@ -118,6 +120,9 @@ pub struct Door {
 trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
 
+/// How long a connection that is to end may take for its last bytes when no request is in progress.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Serves connections until `stop`, then until all of them are done, or `now` is set.
 pub async fn serve(
     door: Door,
@@ -126,67 +131,103 @@ pub async fn serve(
     mut stop: watch::Receiver<bool>,
     mut now: watch::Receiver<bool>,
 ) {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = auto::Builder::new(StreamExecutor { limit: settings.write_timeout });
     let max_header = usize::try_from(settings.max_header.0).unwrap_or(usize::MAX);
     // without a timer hyper's limits on time are off
     builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.header_timeout).max_buf_size(max_header);
     builder.http2().timer(TokioTimer::new()).keep_alive_interval(settings.header_timeout);
     builder.http2().max_header_list_size(u32::try_from(max_header).unwrap_or(u32::MAX));
+    let server = Arc::new(Server {
+        builder,
+        tls: door.tls,
+        idle_timeout: settings.header_timeout,
+        write_timeout: settings.write_timeout,
+    });
     let connections = Arc::new(Semaphore::new(settings.max_connections));
-    let graceful = GracefulShutdown::new();
-    let Door { listener, tls } = door;
+    let addresses = Arc::new(Addresses::new(settings.connections_per_address()));
+    let listener = door.listener;
     loop {
-        let (permit, stream) = tokio::select! {
+        let (permit, stream, address) = tokio::select! {
             accepted = accept(&listener, &connections) => accepted,
             _ = stop.wait_for(|stop| *stop) => break,
         };
-        // small events must not wait for others to be sent with them
-        let _ = stream.set_nodelay(true);
-        let routes = routes.clone();
-        let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
-            routes
-                .clone()
-                .map_request(|request: hyper::Request<Incoming>| request.map(axum::body::Body::new))
-                .call(request)
-        });
-        let stream = Patient::new(stream, settings.write_timeout);
-        let (builder, watcher, tls, limit) =
-            (builder.clone(), graceful.watcher(), tls.clone(), settings.header_timeout);
+        let Some(share) = addresses.acquire(address) else {
+            tracing::debug!(
+                "connection of {address} closed: the address has its share, see --max-connections-per-address"
+            );
+            continue;
+        };
+        let (server, routes, stop) = (Arc::clone(&server), routes.clone(), stop.clone());
         tokio::spawn(async move {
-            let stream: Box<dyn Wire> = match tls {
-                None => Box::new(stream),
-                Some(tls) => match timeout(limit, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => Box::new(stream),
-                    _ => return,
-                },
-            };
-            let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-            // what goes wrong on a connection is the client's business
-            if let Err(e) = watcher.watch(connection).await {
-                tracing::debug!("connection: {e}");
-            }
-            drop(permit);
+            server.connection(stream, routes, stop).await;
+            drop((permit, share));
         });
     }
     drop(listener);
+    let all = u32::try_from(settings.max_connections).unwrap_or(u32::MAX);
     tokio::select! {
-        () = graceful.shutdown() => {}
+        _ = connections.acquire_many(all) => {}
         _ = now.wait_for(|now| *now) => {}
+    }
+}
+
+/// What all connections share.
+struct Server {
+    builder: auto::Builder<StreamExecutor>,
+    tls: Option<TlsAcceptor>,
+    /// For TLS handshakes, and for connections without a request in progress.
+    idle_timeout: Duration,
+    write_timeout: Duration,
+}
+
+impl Server {
+    /// Serves a connection until it is closed, idle for too long, or `stop` is set and its requests are done.
+    async fn connection(&self, stream: TcpStream, routes: Router, mut stop: watch::Receiver<bool>) {
+        // small events must not wait for others to be sent with them
+        let _ = stream.set_nodelay(true);
+        let activity = Activity::new();
+        let stream = WriteTimeout::new(stream, self.write_timeout, activity.clone());
+        let stream: Box<dyn Wire> = match &self.tls {
+            None => Box::new(stream),
+            Some(tls) => match timeout(self.idle_timeout, tls.accept(stream)).await {
+                Ok(Ok(stream)) => Box::new(stream),
+                _ => return,
+            },
+        };
+        let requests = activity.clone();
+        let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
+            let busy = requests.busy();
+            let response = routes.clone().call(request.map(axum::body::Body::new));
+            async move { response.await.map(|response| response.map(|body| ResponseBody::new(body, busy))) }
+        });
+        let mut connection = pin!(self.builder.serve_connection(TokioIo::new(stream), service));
+        // what goes wrong on a connection is the client's business
+        let log = |e| tracing::debug!("connection: {e}");
+        tokio::select! {
+            result = &mut connection => return result.unwrap_or_else(log),
+            () = activity.idle(self.idle_timeout) => tracing::debug!("connection closed: idle"),
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        tokio::select! {
+            result = &mut connection => result.unwrap_or_else(log),
+            () = activity.idle(CLOSE_TIMEOUT) => {}
+        }
     }
 }
 
 async fn accept(
     listener: &TcpListener,
     connections: &Arc<Semaphore>,
-) -> (tokio::sync::OwnedSemaphorePermit, tokio::net::TcpStream) {
+) -> (tokio::sync::OwnedSemaphorePermit, TcpStream, IpAddr) {
     loop {
         let Ok(permit) = Arc::clone(connections).acquire_owned().await else { continue };
         match listener.accept().await {
-            Ok((stream, _)) => return (permit, stream),
+            Ok((stream, address)) => return (permit, stream, address.ip()),
             Err(e) => {
                 // out of descriptors, or the client went away: neither is a reason to stop, nor to spin
                 tracing::warn!("accept: {e}");
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
     }

@@ -13,19 +13,22 @@ pub mod api;
 mod auth;
 mod callback;
 pub mod config;
+mod connection;
 mod gate;
+mod handoff;
 mod health;
 mod http;
 pub mod machine;
 mod metrics;
+mod offload;
 mod openapi;
 mod past;
-mod patient;
 mod queue;
 mod scheduler;
 mod sessions;
 mod start;
 mod state;
+mod sync;
 mod tls;
 mod trace;
 pub mod value;
@@ -50,6 +53,8 @@ use state::App;
 
 /// Threads for connections: they wait more than they work.
 const HTTP_THREADS: usize = 2;
+/// Threads for long work on requests and responses, at least: more would take the CPU from those for connections.
+const MIN_BLOCKING_THREADS: usize = 4;
 /// How long connections may take to send what is left, once the engine is done.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// First wait between two tries of the callback.
@@ -67,7 +72,9 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     start::log(&settings)?;
     let listener = start::listen(&settings)?;
     let tls = tls::acceptor(&settings)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(HTTP_THREADS).enable_all().build()?;
+    let n_blocking = std::thread::available_parallelism().map_or(1, usize::from).max(MIN_BLOCKING_THREADS);
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(HTTP_THREADS).max_blocking_threads(n_blocking).enable_all().build()?;
     let exporter = trace::Exporter::new(&settings, runtime.handle())?;
     let (app, worker) = start::load(settings, &model_args, exporter)?;
     let engine = std::thread::Builder::new().name("starling-engine".into()).spawn(move || worker.run())?;

@@ -1,11 +1,11 @@
-//! The way from HTTP to the engine's thread: bounded queues of closed commands, and a channel back for each request.
+//! What goes from HTTP to the engine's thread and back: requests, and the updates of each.
 //!
-//! Handlers put commands in and never wait for the engine; the engine's thread takes them between two steps. A channel
-//! back has room for everything its request can say, so the engine never waits for a client. That its receiver is gone
-//! is how a request is given up.
+//! The channel of a request has room for all of its updates, so the engine never waits for a client. A request is
+//! cancelled by dropping its receiver ([`Updates`]).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use starling::engine::{FinishReason, Request, TokenLogprobs};
@@ -13,8 +13,12 @@ use starling::error::RequestError;
 use starling::receipt::Receipt;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::scheduler::{Flow, Limits, Refused, Scheduler};
+use super::handoff;
+pub use super::handoff::{Closed, End, Forget, Ticket};
 use super::trace::{Stages, Trace};
+
+/// The queues of requests for the engine's thread.
+pub type Queue = handoff::Queue<Job, TextJob>;
 
 /// What the engine's thread says of a request.
 #[derive(Debug)]
@@ -94,8 +98,8 @@ pub type Back = Sender<(usize, Update)>;
 /// A prompt to be continued.
 #[derive(Debug)]
 pub struct Job {
-    /// For the engine.
-    pub request: Request,
+    /// For the engine, which takes it.
+    pub request: Option<Box<Request>>,
     /// Which answer of its HTTP request.
     pub index: usize,
     /// Where updates go.
@@ -158,6 +162,11 @@ pub struct Times {
 }
 
 impl Times {
+    /// Until when it may wait.
+    pub fn deadline(&self) -> Instant {
+        self.came + self.queue.min(self.total)
+    }
+
     /// Why a waiting request is over by now, if it is.
     pub fn over_waiting(&self, now: Instant) -> Option<Failed> {
         let waited = now.saturating_duration_since(self.came);
@@ -188,145 +197,35 @@ impl PromptKnown {
     }
 }
 
-/// The cached pages of a conversation that is over.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Forget {
-    /// Its tokens.
-    pub tokens: Vec<u32>,
-    /// The salt they were cached with.
-    pub salt: u64,
+/// The receiver of the updates of one HTTP request: each with the number of its answer or text.
+#[derive(Debug)]
+pub struct Updates {
+    receiver: Receiver<(usize, Update)>,
+    /// Removes what still waits when the receiver is dropped.
+    ticket: Option<Ticket<Job, TextJob>>,
 }
 
-/// Conversations to forget that may wait; when there are more, the rest is left to the cache's own age.
-const MAX_FORGET: usize = 4096;
+impl Updates {
+    /// The next update; `None` if the engine's thread has failed.
+    pub async fn recv(&mut self) -> Option<(usize, Update)> {
+        self.receiver.recv().await
+    }
 
-/// What waits for the engine's thread.
-pub struct Queue {
-    inner: Mutex<Waiting>,
-    bell: Condvar,
-}
+    /// The same, as a poll.
+    pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
+        self.receiver.poll_recv(context)
+    }
 
-/// The queues themselves.
-pub struct Waiting {
-    /// Prompts.
-    pub prompts: Scheduler<Job>,
-    /// Texts to embed.
-    pub texts: Scheduler<TextJob>,
-    /// Conversations to forget.
-    pub forget: Vec<Forget>,
-    /// How far the end has come.
-    pub end: End,
-}
-
-/// How far the end of the server has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum End {
-    /// Not at all.
-    Open,
-    /// Nothing new is taken; what is here is finished.
-    Draining,
-    /// What is here fails now.
-    Now,
-}
-
-/// Why a request cannot enter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Closed {
-    /// A limit.
-    #[error(transparent)]
-    Refused(#[from] Refused),
-    /// The server ends.
-    #[error("the server is shutting down")]
-    Draining,
-}
-
-impl Closed {
-    /// The name, for metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Closed::Refused(refused) => refused.name(),
-            Closed::Draining => "shutting_down",
-        }
+    /// Cancels the requests of a ticket when this receiver is dropped.
+    pub fn hold(&mut self, ticket: Ticket<Job, TextJob>) {
+        self.ticket = Some(ticket);
     }
 }
 
-impl Queue {
-    /// Empty queues. `limits` are for prompts; texts are many and small, so theirs are a multiple.
-    pub fn new(limits: Limits, max_inputs: usize) -> Queue {
-        let times = |n: usize| n.saturating_mul(max_inputs.max(1));
-        let texts = Limits {
-            high: times(limits.high),
-            low: times(limits.low),
-            tenant_requests: times(limits.tenant_requests),
-            ..limits
-        };
-        let (prompts, texts) = (Scheduler::new(limits), Scheduler::new(texts));
-        let inner = Mutex::new(Waiting { prompts, texts, forget: Vec::new(), end: End::Open });
-        Queue { inner, bell: Condvar::new() }
-    }
-
-    /// Puts in answers to one prompt, of `tokens` each, all or none.
-    ///
-    /// # Errors
-    /// Why not.
-    pub fn generate(&self, flow: &Flow, tokens: usize, jobs: Vec<Job>) -> Result<(), Closed> {
-        let mut waiting = self.open()?;
-        waiting.prompts.offer(flow, tokens, jobs)?;
-        self.bell.notify_one();
-        Ok(())
-    }
-
-    /// Puts in texts to embed, all or none.
-    ///
-    /// # Errors
-    /// Why not.
-    pub fn embed(&self, flow: &Flow, jobs: Vec<TextJob>) -> Result<(), Closed> {
-        let mut waiting = self.open()?;
-        let tokens = jobs.iter().map(|job| job.tokens.len()).sum::<usize>().div_ceil(jobs.len().max(1));
-        waiting.texts.offer(flow, tokens, jobs)?;
-        self.bell.notify_one();
-        Ok(())
-    }
-
-    /// Lets go of what conversations have in the cache.
-    pub fn forget(&self, conversations: impl IntoIterator<Item = Forget>) {
-        let mut waiting = self.lock();
-        let room = MAX_FORGET.saturating_sub(waiting.forget.len());
-        waiting.forget.extend(conversations.into_iter().take(room));
-        self.bell.notify_one();
-    }
-
-    /// Goes towards the end; there is no way back.
-    pub fn end(&self, end: End) {
-        let mut waiting = self.lock();
-        waiting.end = waiting.end.max(end);
-        self.bell.notify_one();
-    }
-
-    /// For the engine's thread: what waits. Nobody holds this lock for longer than it takes to move some requests.
-    pub fn lock(&self) -> MutexGuard<'_, Waiting> {
-        // what is behind the lock is valid after every statement
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// For the engine's thread: sleeps until there is something to do, or for a time.
-    pub fn sleep(&self, time: Duration) {
-        let waiting = self.lock();
-        let idle = waiting.prompts.waiting() == 0 && waiting.texts.waiting() == 0 && waiting.forget.is_empty();
-        if idle && waiting.end == End::Open {
-            drop(self.bell.wait_timeout(waiting, time));
-        }
-    }
-
-    fn open(&self) -> Result<MutexGuard<'_, Waiting>, Closed> {
-        let waiting = self.lock();
-        if waiting.end == End::Open { Ok(waiting) } else { Err(Closed::Draining) }
-    }
-}
-
-/// The channel back of a request with `n` answers or texts, of which each says at most `each` things between its start
-/// and its end.
-pub fn updates(n: usize, each: usize) -> (Back, Receiver<(usize, Update)>) {
+/// The channel of a request with `n` answers or texts, each of which has at most `each` updates between its start and its
+/// end.
+pub fn updates(n: usize, each: usize) -> (Back, Updates) {
     let room = each.saturating_add(4).saturating_mul(n);
-    channel(room.min(tokio::sync::Semaphore::MAX_PERMITS))
+    let (to, receiver) = channel(room.min(tokio::sync::Semaphore::MAX_PERMITS));
+    (to, Updates { receiver, ticket: None })
 }

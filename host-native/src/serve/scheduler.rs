@@ -4,8 +4,12 @@
 //! turns by their shares, and inside a tenant its sessions, one request each. A request without a session counts as one
 //! of its own, so such requests keep the order in which they came.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
+use std::time::Instant;
+
+use super::sync::Arc;
 
 /// How urgent a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -111,15 +115,36 @@ impl Refused {
     }
 }
 
-/// Requests that wait, each with the tokens it may need.
+/// Requests that wait, each with the tokens it may need. What a call costs does not grow with their number, but for
+/// logarithms.
 #[derive(Debug)]
 pub struct Scheduler<J> {
     limits: Limits,
-    lanes: [Lane<J>; 3],
+    jobs: HashMap<JobId, Queued<J>>,
+    next_id: JobId,
+    lanes: [Lane; 3],
+    /// When each request has waited too long.
+    deadlines: BTreeSet<(Instant, JobId)>,
     tenants: BTreeMap<Arc<str>, Load>,
-    waiting: usize,
     /// Whether the high watermark was reached, and the low one not yet again.
     shedding: bool,
+    /// Requests removed since their ids were last swept out of the lanes.
+    removed: usize,
+    /// Entries looked at so far: what calls cost, for tests.
+    visited: Cell<usize>,
+}
+
+/// Names a request that waits; no other ever has the same.
+pub type JobId = u64;
+
+/// A request that waits.
+#[derive(Debug)]
+struct Queued<J> {
+    job: J,
+    tenant: Arc<str>,
+    priority: Priority,
+    tokens: usize,
+    deadline: Instant,
 }
 
 /// What a tenant has here.
@@ -130,47 +155,70 @@ struct Load {
     running: usize,
 }
 
-/// The requests of one priority.
-#[derive(Debug)]
-struct Lane<J> {
-    /// Those whose turn it is first.
-    tenants: VecDeque<Tenant<J>>,
+/// The requests of one priority. Ids of removed requests stay until their turn comes, or until they are swept out.
+#[derive(Debug, Default)]
+struct Lane {
+    tenants: HashMap<Arc<str>, Tenant>,
+    /// The tenants, those whose turn it is first.
+    order: VecDeque<Arc<str>>,
+    /// Requests that were not removed.
     waiting: usize,
     /// Turns owed, in parts of the sum of all weights.
     owed: i64,
 }
 
 #[derive(Debug)]
-struct Tenant<J> {
-    name: Arc<str>,
+struct Tenant {
     /// Turns at a time, and those left of this time.
     share: u32,
     left: u32,
-    sessions: VecDeque<Session<J>>,
+    /// Requests of sessions with a name.
+    sessions: HashMap<Arc<str>, VecDeque<JobId>>,
+    /// Sessions, those whose turn it is first; each of a name once.
+    order: VecDeque<Session>,
 }
 
 #[derive(Debug)]
-struct Session<J> {
-    name: Option<Arc<str>>,
-    jobs: VecDeque<(usize, J)>,
+enum Session {
+    Named(Arc<str>),
+    /// A request without a session.
+    Single(JobId),
 }
+
+/// Removed requests whose ids may stay in the lanes however few wait.
+const MIN_SWEEP: usize = 64;
 
 impl<J> Scheduler<J> {
     /// An empty queue. The low watermark is below the high one, whatever the limits say.
     pub fn new(limits: Limits) -> Scheduler<J> {
         let limits = Limits { low: limits.low.min(limits.high.saturating_sub(1)), ..limits };
-        let lanes = [(); 3].map(|()| Lane { tenants: VecDeque::new(), waiting: 0, owed: 0 });
-        Scheduler { limits, lanes, tenants: BTreeMap::new(), waiting: 0, shedding: false }
+        Scheduler {
+            limits,
+            jobs: HashMap::new(),
+            next_id: 0,
+            lanes: Default::default(),
+            deadlines: BTreeSet::new(),
+            tenants: BTreeMap::new(),
+            shedding: false,
+            removed: 0,
+            visited: Cell::new(0),
+        }
     }
 
-    /// Takes all of `jobs`, of `tokens` each, or none.
+    /// Takes all of `jobs`, of `tokens` each, or none. They may wait until `deadline`. Returns their ids.
     ///
     /// # Errors
     /// Which limit is reached.
-    pub fn offer(&mut self, flow: &Flow, tokens: usize, jobs: Vec<J>) -> Result<(), Refused> {
+    pub fn offer(
+        &mut self,
+        flow: &Flow,
+        tokens: usize,
+        deadline: Instant,
+        jobs: Vec<J>,
+    ) -> Result<Range<JobId>, Refused> {
         let (n, limits) = (jobs.len(), self.limits);
         if self.is_full() {
-            return Err(Refused::Full { waiting: self.waiting });
+            return Err(Refused::Full { waiting: self.waiting() });
         }
         let mut load = self.tenants.get(&flow.tenant).copied().unwrap_or_default();
         let found = load.waiting + load.running;
@@ -183,10 +231,17 @@ impl<J> Scheduler<J> {
             return Err(Refused::TenantTokens { found: load.tokens, limit: limits.tenant_tokens });
         }
         self.tenants.insert(Arc::clone(&flow.tenant), load);
-        self.waiting += n;
-        self.shedding |= self.waiting >= limits.high;
-        self.lanes[flow.priority.index()].add(flow, tokens, jobs);
-        Ok(())
+        let first = self.next_id;
+        for job in jobs {
+            let (id, tenant, priority) = (self.next_id, Arc::clone(&flow.tenant), flow.priority);
+            self.next_id += 1;
+            self.jobs.insert(id, Queued { job, tenant, priority, tokens, deadline });
+            self.deadlines.insert((deadline, id));
+        }
+        let ids = first..self.next_id;
+        self.lanes[flow.priority.index()].add(flow, ids.clone());
+        self.shedding |= self.waiting() >= limits.high;
+        Ok(ids)
     }
 
     /// Whether new requests are refused.
@@ -208,13 +263,15 @@ impl<J> Scheduler<J> {
         }
         let lane = &mut self.lanes[next.index()];
         lane.owed -= sum;
-        let (tenant, tokens, job) = lane.take()?;
+        let (jobs, visited) = (&self.jobs, &self.visited);
+        let id = lane.take(&mut |id| waits(jobs, visited, *id))?;
+        let queued = self.leave(id)?;
+        let lane = &mut self.lanes[next.index()];
         if lane.waiting == 0 {
             lane.owed = 0;
         }
-        self.left(&tenant, tokens);
-        self.tenants.entry(Arc::clone(&tenant)).or_default().running += 1;
-        Some((tenant, job))
+        self.tenants.entry(Arc::clone(&queued.tenant)).or_default().running += 1;
+        Some((queued.tenant, queued.job))
     }
 
     /// A request that was taken is over.
@@ -225,33 +282,39 @@ impl<J> Scheduler<J> {
         self.forget(tenant);
     }
 
-    /// Takes out the requests that `gone` names.
-    pub fn remove(&mut self, mut gone: impl FnMut(&J) -> bool) -> Vec<J> {
-        let mut removed = Vec::new();
-        for lane in &mut self.lanes {
-            for tenant in &mut lane.tenants {
-                for session in &mut tenant.sessions {
-                    let (out, stay) = std::mem::take(&mut session.jobs).into_iter().partition(|(_, job)| gone(job));
-                    let out: VecDeque<(usize, J)> = out;
-                    session.jobs = stay;
-                    removed.extend(out.into_iter().map(|(tokens, job)| (Arc::clone(&tenant.name), tokens, job)));
-                }
-                tenant.sessions.retain(|session| !session.jobs.is_empty());
-            }
-            lane.tenants.retain(|tenant| !tenant.sessions.is_empty());
-            lane.waiting = lane.tenants.iter().flat_map(|t| &t.sessions).map(|s| s.jobs.len()).sum();
+    /// Removes a request, if it still waits.
+    pub fn remove(&mut self, id: JobId) -> Option<J> {
+        let queued = self.leave(id)?;
+        self.forget(&queued.tenant);
+        self.removed += 1;
+        if self.removed > self.jobs.len() + MIN_SWEEP {
+            self.removed = 0;
+            let (jobs, visited) = (&self.jobs, &self.visited);
+            self.lanes.iter_mut().for_each(|lane| lane.sweep(&mut |id| waits(jobs, visited, *id)));
         }
-        let account = |(tenant, tokens, job)| {
-            self.left(&tenant, tokens);
-            self.forget(&tenant);
-            job
-        };
-        removed.into_iter().map(account).collect()
+        Some(queued.job)
+    }
+
+    /// Removes the requests that have waited too long by now.
+    pub fn expired(&mut self, now: Instant) -> Vec<J> {
+        let mut expired = Vec::new();
+        while let Some((deadline, id)) = self.deadlines.first().copied()
+            && deadline < now
+        {
+            expired.extend(self.remove(id));
+        }
+        expired
+    }
+
+    /// Removes all requests.
+    pub fn drain(&mut self) -> Vec<J> {
+        let ids: Vec<JobId> = self.deadlines.iter().map(|(_, id)| *id).collect();
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     /// Requests that wait.
     pub fn waiting(&self) -> usize {
-        self.waiting
+        self.jobs.len()
     }
 
     /// Requests of a priority that wait.
@@ -259,14 +322,18 @@ impl<J> Scheduler<J> {
         self.lanes[priority.index()].waiting
     }
 
-    /// A request waits no longer.
-    fn left(&mut self, tenant: &Arc<str>, tokens: usize) {
-        self.waiting -= 1;
-        self.shedding &= self.waiting > self.limits.low;
-        if let Some(load) = self.tenants.get_mut(tenant) {
+    /// A request waits no longer. Its id stays in its lane.
+    fn leave(&mut self, id: JobId) -> Option<Queued<J>> {
+        self.visited.set(self.visited.get() + 1);
+        let queued = self.jobs.remove(&id)?;
+        self.deadlines.remove(&(queued.deadline, id));
+        self.lanes[queued.priority.index()].waiting -= 1;
+        self.shedding &= self.waiting() > self.limits.low;
+        if let Some(load) = self.tenants.get_mut(&queued.tenant) {
             load.waiting -= 1;
-            load.tokens = load.tokens.saturating_sub(tokens);
+            load.tokens = load.tokens.saturating_sub(queued.tokens);
         }
+        Some(queued)
     }
 
     /// Keeps no account of a tenant that has nothing here.
@@ -277,47 +344,98 @@ impl<J> Scheduler<J> {
     }
 }
 
-impl<J> Lane<J> {
-    fn add(&mut self, flow: &Flow, tokens: usize, jobs: Vec<J>) {
-        self.waiting += jobs.len();
-        let at = self.tenants.iter().position(|t| t.name == flow.tenant).unwrap_or_else(|| {
-            let (name, share) = (Arc::clone(&flow.tenant), flow.share.max(1));
-            self.tenants.push_back(Tenant { name, share, left: share, sessions: VecDeque::new() });
-            self.tenants.len() - 1
+/// Whether an id in a lane is one of a request that still waits.
+fn waits<J>(jobs: &HashMap<JobId, Queued<J>>, visited: &Cell<usize>, id: JobId) -> bool {
+    visited.set(visited.get() + 1);
+    jobs.contains_key(&id)
+}
+
+impl Lane {
+    fn add(&mut self, flow: &Flow, ids: Range<JobId>) {
+        self.waiting += (ids.end - ids.start) as usize;
+        let order = &mut self.order;
+        let tenant = self.tenants.entry(Arc::clone(&flow.tenant)).or_insert_with(|| {
+            order.push_back(Arc::clone(&flow.tenant));
+            let share = flow.share.max(1);
+            Tenant { share, left: share, sessions: HashMap::new(), order: VecDeque::new() }
         });
-        let sessions = &mut self.tenants[at].sessions;
-        for job in jobs {
-            let known = sessions.iter().position(|s| s.name.is_some() && s.name == flow.session);
-            match known {
-                Some(i) => sessions[i].jobs.push_back((tokens, job)),
-                None => sessions.push_back(Session { name: flow.session.clone(), jobs: [(tokens, job)].into() }),
+        let Some(name) = &flow.session else {
+            tenant.order.extend(ids.map(Session::Single));
+            return;
+        };
+        let jobs = tenant.sessions.entry(Arc::clone(name)).or_default();
+        if jobs.is_empty() {
+            tenant.order.push_back(Session::Named(Arc::clone(name)));
+        }
+        jobs.extend(ids);
+    }
+
+    /// The id whose turn it is, of those that wait.
+    fn take(&mut self, waits: &mut impl FnMut(&JobId) -> bool) -> Option<JobId> {
+        loop {
+            let name = self.order.front()?;
+            let tenant = self.tenants.get_mut(name)?;
+            let id = tenant.take(waits);
+            tenant.left -= u32::from(id.is_some());
+            if id.is_none() || tenant.order.is_empty() {
+                self.tenants.remove(name);
+                self.order.pop_front();
+            } else if tenant.left == 0 {
+                tenant.left = tenant.share;
+                self.order.rotate_left(1);
+            }
+            if id.is_some() {
+                return id;
             }
         }
     }
 
-    fn take(&mut self) -> Option<(Arc<str>, usize, J)> {
-        let tenant = self.tenants.front_mut()?;
-        let mut session = tenant.sessions.pop_front()?;
-        let (tokens, job) = session.jobs.pop_front()?;
-        if !session.jobs.is_empty() {
-            tenant.sessions.push_back(session);
+    /// Lets go of the ids that do not wait.
+    fn sweep(&mut self, waits: &mut impl FnMut(&JobId) -> bool) {
+        for tenant in self.tenants.values_mut() {
+            tenant.sessions.retain(|_, jobs| {
+                jobs.retain(&mut *waits);
+                !jobs.is_empty()
+            });
+            let sessions = &tenant.sessions;
+            tenant.order.retain(|session| match session {
+                Session::Named(name) => sessions.contains_key(name),
+                Session::Single(id) => waits(id),
+            });
         }
-        self.waiting -= 1;
-        tenant.left -= 1;
-        let name = Arc::clone(&tenant.name);
-        if tenant.sessions.is_empty() {
-            self.tenants.pop_front();
-        } else if tenant.left == 0 {
-            tenant.left = tenant.share;
-            self.tenants.rotate_left(1);
+        self.tenants.retain(|_, tenant| !tenant.order.is_empty());
+        let tenants = &self.tenants;
+        self.order.retain(|name| tenants.contains_key(name));
+    }
+}
+
+impl Tenant {
+    /// The id whose turn it is, of those that wait. Its session goes to the end.
+    fn take(&mut self, waits: &mut impl FnMut(&JobId) -> bool) -> Option<JobId> {
+        loop {
+            match self.order.pop_front()? {
+                Session::Single(id) if waits(&id) => return Some(id),
+                Session::Single(_) => {}
+                Session::Named(name) => {
+                    let jobs = self.sessions.get_mut(&name)?;
+                    let id = std::iter::from_fn(|| jobs.pop_front()).find(&mut *waits);
+                    if jobs.is_empty() {
+                        self.sessions.remove(&name);
+                    } else {
+                        self.order.push_back(Session::Named(name));
+                    }
+                    if id.is_some() {
+                        return id;
+                    }
+                }
+            }
         }
-        Some((name, tokens, job))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::time::Duration;
 
     use proptest::prelude::*;
 
@@ -329,6 +447,10 @@ mod tests {
         Flow { tenant: tenant.into(), share: 1, session: session.map(Into::into), priority }
     }
 
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(3600)
+    }
+
     fn order<J>(s: &mut Scheduler<J>) -> Vec<J> {
         std::iter::from_fn(|| s.take().map(|(_, job)| job)).collect()
     }
@@ -337,7 +459,7 @@ mod tests {
     fn requests_without_session_keep_their_order() {
         let mut s = Scheduler::new(OPEN);
         for i in 0..20 {
-            s.offer(&flow("a", None, Priority::Normal), 1, vec![i]).unwrap();
+            s.offer(&flow("a", None, Priority::Normal), 1, later(), vec![i]).unwrap();
         }
         assert_eq!(order(&mut s), (0..20).collect::<Vec<_>>());
     }
@@ -347,10 +469,10 @@ mod tests {
         let mut s = Scheduler::new(OPEN);
         let mut big = flow("big", Some("x"), Priority::Normal);
         big.share = 3;
-        s.offer(&big, 1, (0..8).map(|i| ("big x", i)).collect()).unwrap();
+        s.offer(&big, 1, later(), (0..8).map(|i| ("big x", i)).collect()).unwrap();
         let small = flow("small", Some("y"), Priority::Normal);
-        s.offer(&small, 1, (0..3).map(|i| ("small y", i)).collect()).unwrap();
-        s.offer(&flow("small", Some("z"), Priority::Normal), 1, vec![("small z", 0)]).unwrap();
+        s.offer(&small, 1, later(), (0..3).map(|i| ("small y", i)).collect()).unwrap();
+        s.offer(&flow("small", Some("z"), Priority::Normal), 1, later(), vec![("small z", 0)]).unwrap();
         let names: Vec<&str> = order(&mut s).into_iter().map(|(name, _)| name).collect();
         let b = "big x";
         assert_eq!(names, [b, b, b, "small y", b, b, b, "small z", b, b, "small y", "small y"]);
@@ -360,7 +482,7 @@ mod tests {
     fn urgent_requests_come_first_and_none_starves() {
         let mut s = Scheduler::new(OPEN);
         for (priority, n) in [(Priority::Low, 4), (Priority::High, 80)] {
-            s.offer(&flow("a", None, priority), 1, vec![priority; n]).unwrap();
+            s.offer(&flow("a", None, priority), 1, later(), vec![priority; n]).unwrap();
         }
         let order = order(&mut s);
         let low: Vec<usize> = (0..84).filter(|i| order[*i] == Priority::Low).collect();
@@ -373,53 +495,92 @@ mod tests {
         let mut s = Scheduler::new(Limits { high: 4, low: 2, ..OPEN });
         let flow = flow("a", None, Priority::Normal);
         for i in 0..4 {
-            s.offer(&flow, 1, vec![i]).unwrap();
+            s.offer(&flow, 1, later(), vec![i]).unwrap();
         }
-        assert_eq!(s.offer(&flow, 1, vec![9]), Err(Refused::Full { waiting: 4 }));
+        assert_eq!(s.offer(&flow, 1, later(), vec![9]), Err(Refused::Full { waiting: 4 }));
         s.take().unwrap();
-        assert_eq!(s.offer(&flow, 1, vec![9]), Err(Refused::Full { waiting: 3 }));
+        assert_eq!(s.offer(&flow, 1, later(), vec![9]), Err(Refused::Full { waiting: 3 }));
         s.take().unwrap();
-        s.offer(&flow, 1, vec![9]).unwrap();
+        s.offer(&flow, 1, later(), vec![9]).unwrap();
     }
 
     #[test]
     fn limits_of_a_tenant_are_its_own() {
         let mut s = Scheduler::new(Limits { tenant_requests: 2, tenant_tokens: 100, ..OPEN });
         let (a, b) = (flow("a", None, Priority::Normal), flow("b", None, Priority::Normal));
-        s.offer(&a, 60, vec![0]).unwrap();
-        assert_eq!(s.offer(&a, 60, vec![1]), Err(Refused::TenantTokens { found: 120, limit: 100 }));
-        s.offer(&a, 40, vec![1]).unwrap();
-        assert_eq!(s.offer(&a, 0, vec![2]), Err(Refused::TenantRequests { found: 2, limit: 2 }));
-        s.offer(&b, 60, vec![3]).unwrap();
+        s.offer(&a, 60, later(), vec![0]).unwrap();
+        assert_eq!(s.offer(&a, 60, later(), vec![1]), Err(Refused::TenantTokens { found: 120, limit: 100 }));
+        s.offer(&a, 40, later(), vec![1]).unwrap();
+        assert_eq!(s.offer(&a, 0, later(), vec![2]), Err(Refused::TenantRequests { found: 2, limit: 2 }));
+        s.offer(&b, 60, later(), vec![3]).unwrap();
         let (tenant, _) = s.take().unwrap();
         assert_eq!(&*tenant, "a");
         // running ones still count
-        assert!(s.offer(&a, 0, vec![2]).is_err());
+        assert!(s.offer(&a, 0, later(), vec![2]).is_err());
         s.ended(&tenant);
-        s.offer(&a, 0, vec![2]).unwrap();
+        s.offer(&a, 0, later(), vec![2]).unwrap();
+    }
+
+    /// What the engine's thread does between two steps, with so many requests waiting. Returns the entries looked at.
+    fn visited_by_steps(n: usize, sessions: bool) -> usize {
+        let mut s = Scheduler::new(OPEN);
+        let mut ids = Vec::new();
+        for i in 0..n {
+            let (tenant, session) = ((i % 50).to_string(), i.to_string());
+            let flow = flow(&tenant, sessions.then_some(&*session), Priority::ALL[i % 3]);
+            ids.extend(s.offer(&flow, 1, later(), vec![i]).unwrap());
+        }
+        let before = s.visited.get();
+        for step in 0..100 {
+            assert!(s.expired(Instant::now()).is_empty());
+            // a client that went away, and one whose request had left the queue
+            s.remove(ids[n / 2 + step]);
+            s.remove(u64::MAX);
+            s.take().unwrap();
+        }
+        s.visited.get() - before
+    }
+
+    #[test]
+    fn a_step_costs_the_same_however_many_wait() {
+        for sessions in [true, false] {
+            assert_eq!(visited_by_steps(10_000, sessions), visited_by_steps(1000, sessions));
+        }
+        // ids of removed requests do not pile up
+        let mut s = Scheduler::new(OPEN);
+        let flow = flow("a", None, Priority::Normal);
+        for i in 0..10_000 {
+            let ids = s.offer(&flow, 1, later(), vec![i]).unwrap();
+            assert_eq!(s.remove(ids.start), Some(i));
+        }
+        assert!(s.visited.get() < 30_000, "{}", s.visited.get());
+        assert!(s.lanes[1].tenants.values().map(|tenant| tenant.order.len()).sum::<usize>() <= MIN_SWEEP);
     }
 
     proptest! {
         /// Whatever happens: nothing is lost, doubled or made up; counts are true; and at the end nothing is left.
         #[test]
         fn every_request_comes_out_once(
-            operations in prop::collection::vec((0u8..8, 0usize..3, 0usize..4, 0usize..3, 1usize..4), 1..200),
+            operations in prop::collection::vec((0u8..9, 0usize..3, 0usize..4, 0usize..3, 1usize..4), 1..200),
             high in 1usize..30, low in 0usize..30,
         ) {
             let low = low.min(high - 1);
             let mut s = Scheduler::new(Limits { high, low, tenant_requests: 12, tenant_tokens: 90 });
-            let (mut inside, mut running, mut next) = (BTreeSet::new(), Vec::new(), 0u32);
+            // ids and deadlines of the jobs that wait
+            let (mut inside, mut running, mut next) = (BTreeMap::new(), Vec::new(), 0u32);
             let mut closed = false;
+            let start = Instant::now();
             for (kind, tenant, session, priority, n) in operations {
                 match kind {
                     0..=3 => {
                         let session = ["x", "y", "z"].get(session).copied();
                         let flow = flow(["a", "b", "c"][tenant], session, Priority::ALL[priority]);
                         let jobs: Vec<u32> = (next..next + n as u32).collect();
-                        let result = s.offer(&flow, 5, jobs.clone());
+                        let deadline = start + Duration::from_secs((u64::from(next) * 7) % 11);
+                        let result = s.offer(&flow, 5, deadline, jobs.clone());
                         prop_assert_eq!(matches!(result, Err(Refused::Full { .. })), closed);
-                        if result.is_ok() {
-                            inside.extend(jobs);
+                        if let Ok(ids) = result {
+                            inside.extend(jobs.into_iter().zip(ids.map(|id| (id, deadline))));
                             next += n as u32;
                         }
                     }
@@ -427,16 +588,23 @@ mod tests {
                         let taken = s.take();
                         prop_assert_eq!(taken.is_none(), inside.is_empty());
                         if let Some((tenant, job)) = taken {
-                            prop_assert!(inside.remove(&job));
+                            prop_assert!(inside.remove(&job).is_some());
                             running.push(tenant);
                         }
                     }
                     6 => {
-                        let gone = s.remove(|job| job % 5 == session as u32);
-                        for job in gone {
-                            prop_assert!(job % 5 == session as u32 && inside.remove(&job));
+                        let gone = |job: &u32| job % 5 == session as u32;
+                        for (job, (id, _)) in inside.clone().into_iter().filter(|(job, _)| gone(job)) {
+                            prop_assert_eq!((s.remove(id), s.remove(id)), (Some(job), None));
                         }
-                        prop_assert!(inside.iter().all(|job| job % 5 != session as u32));
+                        inside.retain(|job, _| !gone(job));
+                    }
+                    7 => {
+                        let now = start + Duration::from_secs(n as u64);
+                        let late: BTreeSet<u32> =
+                            inside.iter().filter(|(_, (_, deadline))| *deadline < now).map(|(job, _)| *job).collect();
+                        prop_assert_eq!(s.expired(now).into_iter().collect::<BTreeSet<_>>(), late.clone());
+                        inside.retain(|job, _| !late.contains(job));
                     }
                     _ => if let Some(tenant) = running.pop() { s.ended(&tenant) },
                 }
@@ -446,7 +614,7 @@ mod tests {
                 prop_assert_eq!(s.is_full(), closed);
             }
             while let Some((tenant, job)) = s.take() {
-                prop_assert!(inside.remove(&job));
+                prop_assert!(inside.remove(&job).is_some());
                 s.ended(&tenant);
             }
             running.iter().for_each(|tenant| s.ended(tenant));
@@ -460,7 +628,7 @@ mod tests {
             for (t, count) in counts.iter().enumerate() {
                 for i in 0..*count {
                     let session = (i % sessions).to_string();
-                    s.offer(&flow(&t.to_string(), Some(&session), Priority::Normal), 1, vec![t]).unwrap();
+                    s.offer(&flow(&t.to_string(), Some(&session), Priority::Normal), 1, later(), vec![t]).unwrap();
                 }
             }
             let mut turns = vec![0; counts.len()];

@@ -1,26 +1,49 @@
-//! Conversations by name: what was said so far, until they are closed, unused for long, or pushed out by newer ones.
+//! Sessions: conversations by name, kept until they are closed, unused for long, or pushed out by newer ones.
 //!
 //! Keys and values of a conversation lie in the engine's prefix cache like any others; a session only remembers its
-//! tokens, so that it can go on, and gives the cached pages back when it ends. A session that is being answered is
-//! never removed by age.
+//! tokens and messages, so that it can go on, and gives the cached pages back when it ends. A session with a turn in
+//! progress is never removed by age.
+//!
+//! Every session has a generation, a number that no other session ever has: a turn that ends after its session was
+//! closed does not reach a new session of the same name.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use starling::chat::Json;
 
 use super::queue::Forget;
+use super::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Longest name of a session.
 pub const MAX_NAME: usize = 256;
 
+/// Limits of all sessions.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionLimits {
+    /// Time after which an unused session is closed.
+    pub ttl: Duration,
+    /// Sessions, at most.
+    pub count: usize,
+    /// Bytes of the conversation of one session.
+    pub bytes: usize,
+    /// Bytes of all conversations.
+    pub total_bytes: usize,
+}
+
 /// All sessions.
 #[derive(Debug)]
 pub struct Sessions {
-    inner: Mutex<BTreeMap<Key, Session>>,
-    ttl: Duration,
-    most: usize,
+    table: Mutex<Table>,
+    limits: SessionLimits,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    sessions: BTreeMap<Key, Session>,
+    next_generation: u64,
+    /// Bytes that all sessions count.
+    bytes: usize,
 }
 
 /// Tenants have names of their own.
@@ -28,13 +51,25 @@ type Key = (Arc<str>, Arc<str>);
 
 #[derive(Debug)]
 struct Session {
-    /// Prompt and answers so far.
-    tokens: Vec<u32>,
-    history: History,
+    generation: u64,
+    conversation: Conversation,
+    /// Bytes of the conversation; during a turn with what the turn adds.
+    bytes: usize,
     salt: u64,
     last_used: Instant,
-    /// Requests that it answers now.
-    in_flight: usize,
+    /// Whether it has a turn in progress.
+    is_busy: bool,
+    /// Requests that found it and are not over.
+    visits: usize,
+}
+
+/// What a session remembers.
+#[derive(Debug, Clone, Default)]
+pub struct Conversation {
+    /// Prompt and answers so far.
+    pub tokens: Arc<Vec<u32>>,
+    /// The same, as the session's requests said it.
+    pub history: History,
 }
 
 /// What was said, as the session's requests said it.
@@ -46,38 +81,63 @@ pub enum History {
     /// Text that goes on and on: its tokens are all there is.
     Text,
     /// Messages.
-    Messages(Vec<Json>),
+    Messages(Arc<Vec<Json>>),
 }
 
 /// A session cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
-    /// It is answering.
+    /// It has a turn in progress.
     #[error("the session is answering another request; its turns come one after the other")]
     Busy,
     /// Too many, all of them busy.
     #[error("all {0} sessions are in use; try again later")]
     Full(usize),
+    /// Its conversation is too large.
+    #[error(
+        "the conversation of this session has {found} bytes of messages and tokens, expected at most {limit} \
+         (--session-memory); close the session or begin another"
+    )]
+    TooLarge {
+        /// Its bytes, with this turn.
+        found: usize,
+        /// The limit of one session.
+        limit: usize,
+    },
+    /// All conversations together are too large, and those that could make room are busy.
+    #[error("sessions in use hold {found} bytes, expected at most {limit} (--sessions-memory); try again later")]
+    NoMemory {
+        /// Their bytes, with this turn.
+        found: usize,
+        /// The limit of all sessions.
+        limit: usize,
+    },
 }
 
 /// A session in use: until it is dropped, nobody else has it.
 #[derive(Debug)]
 pub struct Turn {
+    visit: Visit,
+    /// The conversation so far.
+    pub conversation: Conversation,
+}
+
+/// A session as a request found it.
+#[derive(Debug)]
+pub struct Visit {
     sessions: Arc<Sessions>,
     key: Key,
-    /// The conversation so far.
-    pub tokens: Vec<u32>,
-    /// The same, as it was said.
-    pub history: History,
+    generation: u64,
+    salt: u64,
 }
 
 impl Sessions {
     /// None yet.
-    pub fn new(ttl: Duration, most: usize) -> Sessions {
-        Sessions { inner: Mutex::default(), ttl, most }
+    pub fn new(limits: SessionLimits) -> Sessions {
+        Sessions { table: Mutex::new(Table::default()), limits }
     }
 
-    /// Opens or continues a session for one turn. Says which others it pushed out.
+    /// Opens or continues a session for one turn. Returns what sessions that had to make room leave in the cache.
     ///
     /// # Errors
     /// If it is in use, or too many are.
@@ -89,48 +149,37 @@ impl Sessions {
         now: Instant,
     ) -> Result<(Turn, Vec<Forget>), SessionError> {
         let key = (Arc::clone(tenant), Arc::clone(name));
-        let mut all = self.lock();
-        let mut out = expire(&mut all, self.ttl, now);
-        if !all.contains_key(&key) {
-            if all.len() >= self.most {
-                let idle = all.iter().filter(|(_, s)| s.in_flight == 0);
-                let oldest = idle.min_by_key(|(_, s)| s.last_used).map(|(key, _)| key.clone());
-                let oldest = oldest.ok_or(SessionError::Full(self.most))?;
-                out.extend(all.remove(&oldest).and_then(Session::forget));
-            }
-            let (tokens, history) = (Vec::new(), History::None);
-            let session = Session { tokens, history, salt, last_used: now, in_flight: 0 };
-            all.insert(key.clone(), session);
-        }
-        let (tokens, history) = match all.get_mut(&key) {
-            Some(session) if session.in_flight > 0 => return Err(SessionError::Busy),
-            Some(session) => {
-                session.in_flight += 1;
-                session.last_used = now;
-                (session.tokens.clone(), session.history.clone())
-            }
-            None => (Vec::new(), History::None),
-        };
-        drop(all);
-        Ok((Turn { sessions: Arc::clone(self), key, tokens, history }, out))
+        let mut table = self.lock();
+        let forget = table.open(&key, salt, &self.limits, now)?;
+        let session = table.sessions.get_mut(&key).filter(|session| !session.is_busy).ok_or(SessionError::Busy)?;
+        session.is_busy = true;
+        session.last_used = now;
+        session.visits += 1;
+        let (conversation, generation) = (session.conversation.clone(), session.generation);
+        drop(table);
+        Ok((Turn { visit: Visit { sessions: Arc::clone(self), key, generation, salt }, conversation }, forget))
     }
 
-    /// Notes what a conversation is by now, for requests that bring all of it themselves. Says what was pushed out.
-    pub fn note(&self, tenant: &Arc<str>, name: &Arc<str>, salt: u64, tokens: Vec<u32>, now: Instant) -> Vec<Forget> {
+    /// Opens a session, if there is none of that name, for a request that brings all of its conversation itself. Returns
+    /// what sessions that had to make room leave in the cache.
+    ///
+    /// # Errors
+    /// If too many are in use.
+    pub fn visit(
+        self: &Arc<Self>,
+        tenant: &Arc<str>,
+        name: &Arc<str>,
+        salt: u64,
+        now: Instant,
+    ) -> Result<(Visit, Vec<Forget>), SessionError> {
         let key = (Arc::clone(tenant), Arc::clone(name));
-        let mut all = self.lock();
-        let mut out = expire(&mut all, self.ttl, now);
-        if !all.contains_key(&key) && all.len() >= self.most {
-            let idle = all.iter().filter(|(_, s)| s.in_flight == 0);
-            let Some(oldest) = idle.min_by_key(|(_, s)| s.last_used).map(|(key, _)| key.clone()) else { return out };
-            out.extend(all.remove(&oldest).and_then(Session::forget));
-        }
-        if all.get(&key).is_some_and(|s| s.in_flight > 0 || s.history != History::None) {
-            // its own turns say what it is
-            return out;
-        }
-        all.insert(key, Session { tokens, history: History::None, salt, last_used: now, in_flight: 0 });
-        out
+        let mut table = self.lock();
+        let forget = table.open(&key, salt, &self.limits, now)?;
+        let session = table.sessions.get_mut(&key).ok_or(SessionError::Full(self.limits.count))?;
+        session.visits += 1;
+        let generation = session.generation;
+        drop(table);
+        Ok((Visit { sessions: Arc::clone(self), key, generation, salt }, forget))
     }
 
     /// Closes a session. `None` if there is none of that name; otherwise what it leaves in the cache.
@@ -141,46 +190,188 @@ impl Sessions {
 
     /// Closes those unused for too long.
     pub fn expire(&self, now: Instant) -> Vec<Forget> {
-        expire(&mut self.lock(), self.ttl, now)
+        self.lock().expire(self.limits.ttl, now)
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().sessions.len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, Session>> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn expire(all: &mut BTreeMap<Key, Session>, ttl: Duration, now: Instant) -> Vec<Forget> {
-    let old = |s: &Session| s.in_flight == 0 && now.saturating_duration_since(s.last_used) > ttl;
-    let keys: Vec<Key> = all.iter().filter(|(_, s)| old(s)).map(|(key, _)| key.clone()).collect();
-    keys.iter().filter_map(|key| all.remove(key)?.forget()).collect()
+impl Table {
+    /// Adds a session if there is none under a key. Returns what a session that had to make room leaves in the cache.
+    fn open(
+        &mut self,
+        key: &Key,
+        salt: u64,
+        limits: &SessionLimits,
+        now: Instant,
+    ) -> Result<Vec<Forget>, SessionError> {
+        let mut forget = self.expire(limits.ttl, now);
+        if self.sessions.contains_key(key) {
+            return Ok(forget);
+        }
+        if self.sessions.len() >= limits.count {
+            let oldest = self.oldest_idle(None).ok_or(SessionError::Full(limits.count))?;
+            forget.extend(self.remove(&oldest).and_then(Session::forget));
+        }
+        let (generation, conversation) = (self.next_generation, Conversation::default());
+        self.next_generation += 1;
+        let session = Session { generation, conversation, bytes: 0, salt, last_used: now, is_busy: false, visits: 0 };
+        self.sessions.insert(key.clone(), session);
+        Ok(forget)
+    }
+
+    fn remove(&mut self, key: &Key) -> Option<Session> {
+        let session = self.sessions.remove(key)?;
+        self.bytes -= session.bytes;
+        Some(session)
+    }
+
+    fn expire(&mut self, ttl: Duration, now: Instant) -> Vec<Forget> {
+        let is_old = |s: &Session| !s.is_busy && now.saturating_duration_since(s.last_used) > ttl;
+        let keys: Vec<Key> = self.sessions.iter().filter(|(_, s)| is_old(s)).map(|(key, _)| key.clone()).collect();
+        keys.iter().filter_map(|key| self.remove(key)?.forget()).collect()
+    }
+
+    /// The idle session that was unused for longest, but for one.
+    fn oldest_idle(&self, except: Option<&Key>) -> Option<Key> {
+        let idle = self.sessions.iter().filter(|(key, s)| !s.is_busy && Some(*key) != except);
+        idle.min_by_key(|(_, s)| s.last_used).map(|(key, _)| key.clone())
+    }
+
+    /// Counts other bytes for a session, and removes idle ones until all have no more than `limit`. Returns what they
+    /// leave in the cache; the sum can still be above the limit.
+    fn count(&mut self, key: &Key, bytes: usize, limit: usize) -> Vec<Forget> {
+        let mut forget = Vec::new();
+        if let Some(session) = self.sessions.get_mut(key) {
+            self.bytes = self.bytes - session.bytes + bytes;
+            session.bytes = bytes;
+        }
+        while self.bytes > limit
+            && let Some(oldest) = self.oldest_idle(Some(key))
+        {
+            forget.extend(self.remove(&oldest).and_then(Session::forget));
+        }
+        forget
+    }
 }
 
 impl Session {
     fn forget(self) -> Option<Forget> {
-        (!self.tokens.is_empty()).then_some(Forget { tokens: self.tokens, salt: self.salt })
+        let tokens = self.conversation.tokens;
+        (!tokens.is_empty()).then(|| Forget { tokens: Arc::unwrap_or_clone(tokens), salt: self.salt })
+    }
+}
+
+impl Conversation {
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        let messages = match &self.history {
+            History::None | History::Text => 0,
+            History::Messages(messages) => messages.iter().map(json_bytes).sum(),
+        };
+        messages + size_of_val(self.tokens.as_slice())
+    }
+}
+
+/// Bytes that a value takes in memory.
+fn json_bytes(value: &Json) -> usize {
+    let inside = match value {
+        Json::Str(text) => text.len(),
+        Json::Array(items) => items.iter().map(json_bytes).sum(),
+        Json::Object(fields) => {
+            fields.iter().map(|(name, value)| size_of::<String>() + name.len() + json_bytes(value)).sum()
+        }
+        _ => 0,
+    };
+    size_of::<Json>() + inside
+}
+
+impl Visit {
+    /// The session, unless it was closed in between.
+    fn session<'a>(&self, table: &'a mut Table) -> Option<&'a mut Session> {
+        table.sessions.get_mut(&self.key).filter(|session| session.generation == self.generation)
+    }
+
+    /// Notes the tokens of a conversation that the requests of a session bring themselves. Returns what is to leave the
+    /// cache: these tokens, if the session was closed in between.
+    pub fn note(self, tokens: Vec<u32>) -> Vec<Forget> {
+        let mut table = self.sessions.lock();
+        let Some(session) = self.session(&mut table) else { return vec![Forget { tokens, salt: self.salt }] };
+        if session.is_busy || session.conversation.history != History::None {
+            // the session's own turns say what its conversation is
+            return Vec::new();
+        }
+        let bytes = size_of_val(tokens.as_slice());
+        session.conversation.tokens = Arc::new(tokens);
+        session.last_used = session.last_used.max(Instant::now());
+        table.count(&self.key, bytes, self.sessions.limits.total_bytes)
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        let mut table = self.sessions.lock();
+        let Some(session) = self.session(&mut table) else { return };
+        session.visits -= 1;
+        // opened for requests that came to nothing
+        if session.visits == 0 && session.conversation.tokens.is_empty() {
+            table.remove(&self.key);
+        }
     }
 }
 
 impl Turn {
-    /// What the conversation is after this turn.
-    pub fn end(self, tokens: Vec<u32>, history: History) {
-        if let Some(session) = self.sessions.lock().get_mut(&self.key) {
-            (session.tokens, session.history) = (tokens, history);
+    /// Counts what the conversation is with this turn. Returns what sessions that had to make room leave in the cache.
+    ///
+    /// # Errors
+    /// If it is too large for a session, or all sessions together are.
+    pub fn reserve(&self, conversation: &Conversation) -> Result<Vec<Forget>, SessionError> {
+        let (found, limits) = (conversation.bytes(), self.visit.sessions.limits);
+        if found > limits.bytes {
+            return Err(SessionError::TooLarge { found, limit: limits.bytes });
         }
+        let mut table = self.visit.sessions.lock();
+        let Some(session) = self.visit.session(&mut table) else { return Ok(Vec::new()) };
+        let before = session.bytes;
+        let forget = table.count(&self.visit.key, found, limits.total_bytes);
+        if table.bytes > limits.total_bytes {
+            let (found, limit) = (table.bytes, limits.total_bytes);
+            table.count(&self.visit.key, before, usize::MAX);
+            return Err(SessionError::NoMemory { found, limit });
+        }
+        Ok(forget)
+    }
+
+    /// What the conversation is after this turn. Returns what is to leave the cache: this conversation, if the session was
+    /// closed in between.
+    pub fn end(self, conversation: Conversation) -> Vec<Forget> {
+        let mut table = self.visit.sessions.lock();
+        let Some(session) = self.visit.session(&mut table) else {
+            let tokens = Arc::unwrap_or_clone(conversation.tokens);
+            return vec![Forget { tokens, salt: self.visit.salt }];
+        };
+        let bytes = conversation.bytes();
+        session.conversation = conversation;
+        table.count(&self.visit.key, bytes, self.visit.sessions.limits.total_bytes)
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if let Some(session) = self.sessions.lock().get_mut(&self.key) {
-            session.in_flight = session.in_flight.saturating_sub(1);
-            session.last_used = session.last_used.max(Instant::now());
-        }
+        let mut table = self.visit.sessions.lock();
+        let Some(session) = self.visit.session(&mut table) else { return };
+        session.is_busy = false;
+        session.last_used = session.last_used.max(Instant::now());
+        let bytes = session.conversation.bytes();
+        // a turn without an end added nothing
+        table.count(&self.visit.key, bytes, usize::MAX);
     }
 }
 
@@ -188,44 +379,97 @@ impl Drop for Turn {
 mod tests {
     use super::*;
 
+    const LIMITS: SessionLimits =
+        SessionLimits { ttl: Duration::from_secs(10), count: 2, bytes: 1000, total_bytes: 1500 };
+
     fn name(text: &str) -> Arc<str> {
         text.into()
     }
 
+    fn text(tokens: &[u32]) -> Conversation {
+        Conversation { tokens: Arc::new(tokens.to_vec()), history: History::Text }
+    }
+
+    fn begin(sessions: &Arc<Sessions>, session: &str) -> Result<(Turn, Vec<Forget>), SessionError> {
+        sessions.begin(&name("a"), &name(session), 7, Instant::now())
+    }
+
     #[test]
     fn a_session_goes_on_and_ends() {
-        let sessions = Arc::new(Sessions::new(Duration::from_secs(10), 2));
+        let sessions = Arc::new(Sessions::new(LIMITS));
         let now = Instant::now();
         let (a, b) = (name("a"), name("b"));
         let (turn, _) = sessions.begin(&a, &name("x"), 7, now).unwrap();
-        assert!(turn.tokens.is_empty());
+        assert!(turn.conversation.tokens.is_empty());
         assert_eq!(sessions.begin(&a, &name("x"), 7, now).unwrap_err(), SessionError::Busy);
-        turn.end(vec![1, 2], History::Text);
+        assert!(turn.end(text(&[1, 2])).is_empty());
         // another tenant's session of the same name is another
         let (other, _) = sessions.begin(&b, &name("x"), 7, now).unwrap();
-        assert!(other.tokens.is_empty());
+        assert!(other.conversation.tokens.is_empty());
         let (again, _) = sessions.begin(&a, &name("x"), 7, now).unwrap();
-        assert_eq!(again.tokens, [1, 2]);
+        assert_eq!(**again.conversation.tokens, [1, 2]);
         drop(again);
         // the other is in use, so the first makes room
         let (new, out) = sessions.begin(&a, &name("y"), 7, now).unwrap();
         assert_eq!(out, [Forget { tokens: vec![1, 2], salt: 7 }]);
         assert_eq!(sessions.begin(&a, &name("z"), 7, now).unwrap_err(), SessionError::Full(2));
         drop((other, new));
-        assert_eq!(sessions.close(&b, &name("x")), Some(None));
         assert_eq!(sessions.close(&b, &name("x")), None);
     }
 
     #[test]
     fn age_closes_what_is_not_in_use() {
-        let sessions = Arc::new(Sessions::new(Duration::from_secs(10), 8));
+        let sessions = Arc::new(Sessions::new(LIMITS));
         let now = Instant::now();
         let (turn, _) = sessions.begin(&name("a"), &name("x"), 0, now).unwrap();
         let (busy, _) = sessions.begin(&name("a"), &name("y"), 0, now).unwrap();
-        turn.end(vec![5], History::Text);
+        turn.end(text(&[5]));
         assert!(sessions.expire(now + Duration::from_secs(5)).is_empty());
         assert_eq!(sessions.expire(now + Duration::from_secs(60)).len(), 1);
         assert_eq!(sessions.len(), 1);
         drop(busy);
+    }
+
+    #[test]
+    fn a_turn_of_a_closed_session_does_not_reach_a_new_one() {
+        let sessions = Arc::new(Sessions::new(LIMITS));
+        let (old, _) = begin(&sessions, "x").unwrap();
+        let (chat, _) = sessions.visit(&name("a"), &name("x"), 7, Instant::now()).unwrap();
+        assert_eq!(sessions.close(&name("a"), &name("x")), Some(None));
+        let (new, _) = begin(&sessions, "x").unwrap();
+        // its conversation leaves the cache, and the new session stays busy and empty
+        assert_eq!(old.end(text(&[1, 2])), [Forget { tokens: vec![1, 2], salt: 7 }]);
+        assert_eq!(begin(&sessions, "x").unwrap_err(), SessionError::Busy);
+        drop(new);
+        let (new, _) = begin(&sessions, "x").unwrap();
+        assert!(new.conversation.tokens.is_empty() && new.conversation.history == History::None);
+        drop(new);
+        // a request that brings all of its conversation itself, likewise
+        assert_eq!(chat.note(vec![3]), [Forget { tokens: vec![3], salt: 7 }]);
+        assert_eq!(sessions.len(), 0);
+    }
+
+    #[test]
+    fn bytes_are_counted_for_a_session_and_for_all() {
+        let sessions = Arc::new(Sessions::new(SessionLimits { count: 9, ..LIMITS }));
+        let (x, _) = begin(&sessions, "x").unwrap();
+        let large = text(&[0; 251]);
+        assert_eq!(x.reserve(&large).unwrap_err(), SessionError::TooLarge { found: 1004, limit: 1000 });
+        let some = text(&[0; 200]);
+        assert!(x.reserve(&some).unwrap().is_empty());
+        let (y, _) = begin(&sessions, "y").unwrap();
+        assert_eq!(y.reserve(&some).unwrap_err(), SessionError::NoMemory { found: 1600, limit: 1500 });
+        // one that is not in use makes room
+        x.end(some.clone());
+        assert_eq!(y.reserve(&some).unwrap().len(), 1);
+        assert_eq!(sessions.len(), 1);
+        // a turn without an end gives back what it counted
+        drop(y);
+        assert_eq!(sessions.len(), 0);
+        assert_eq!(sessions.lock().bytes, 0);
+        let field = |n: usize| ("x".to_string(), Json::Str("a".repeat(n)));
+        let messages = |n| History::Messages(Arc::new(vec![Json::Object(vec![field(n)])]));
+        let bytes = |n| Conversation { tokens: Arc::default(), history: messages(n) }.bytes();
+        assert_eq!(bytes(500) - bytes(0), 500);
     }
 }

@@ -24,10 +24,10 @@ use super::machine;
 use super::metrics::Metrics;
 use super::queue::Queue;
 use super::scheduler::Limits;
-use super::sessions::Sessions;
+use super::sessions::{SessionLimits, Sessions};
 use super::state::{App, fresh_name, unix_now};
 use super::trace::Exporter;
-use super::value::LogFormat;
+use super::value::{Bytes, LogFormat};
 use super::worker::{Pulse, Worker};
 use crate::cli::ModelArgs;
 use crate::error::Failure;
@@ -127,7 +127,7 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
         pulse: Arc::clone(&pulse),
         metrics: Arc::clone(&metrics),
         exporter,
-        sessions: Arc::new(Sessions::new(settings.session_ttl, settings.max_sessions)),
+        sessions: Arc::new(Sessions::new(session_limits(&settings))),
         keys,
         replay: Arc::new(tokio::sync::Semaphore::new(1)),
         start,
@@ -141,6 +141,16 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
     let pooling = if pooling == Pooling::None { Pooling::Mean } else { pooling };
     let worker = Worker::new((engine, embedder, pooling), (cpu, threads), (queue, pulse, metrics));
     Ok((Arc::new(app), worker))
+}
+
+fn session_limits(settings: &Settings) -> SessionLimits {
+    let bytes = |bytes: Bytes| usize::try_from(bytes.0).unwrap_or(usize::MAX);
+    SessionLimits {
+        ttl: settings.session_ttl,
+        count: settings.max_sessions,
+        bytes: bytes(settings.session_memory),
+        total_bytes: bytes(settings.sessions_memory),
+    }
 }
 
 fn log_threads(args: &ModelArgs, n: usize) {

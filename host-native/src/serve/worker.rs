@@ -1,6 +1,7 @@
 //! The engine's thread: takes requests from the queue, runs step after step, and tells each request what came of it.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,8 +13,9 @@ use starling::error::RequestError;
 use starling::kernels::Cpu;
 use starling::kv::KvStats;
 
+use super::handoff::Waiting;
 use super::metrics::{Metrics, Outcome};
-use super::queue::{Back, End, Failed, Job, Queue, TextJob, Times, Update};
+use super::queue::{Back, End, Failed, Forget, Job, Queue, TextJob, Update};
 use crate::pool::ThreadPool;
 
 /// How long the thread sleeps when there is nothing to do: it shows that it is alive more often than that.
@@ -141,8 +143,8 @@ impl Worker {
         // who still waits is told by the closed channel
         queue.end(End::Now);
         let mut waiting = queue.lock();
-        waiting.prompts.remove(|_| true);
-        waiting.texts.remove(|_| true);
+        waiting.prompts.drain();
+        waiting.texts.drain();
         drop(waiting);
         pulse.over.store(true, Ordering::Release);
     }
@@ -150,7 +152,7 @@ impl Worker {
     /// One turn: the queue, a batch of texts, a step of answers. Says whether there is to be another.
     fn turn(&mut self) -> bool {
         self.pulse.beat();
-        let end = self.look_after_queue();
+        let end = self.clean_queue();
         self.give_up();
         self.admit();
         let texts = self.texts();
@@ -173,39 +175,50 @@ impl Worker {
         true
     }
 
-    /// Removes those who went away or waited too long, and forgets conversations.
-    fn look_after_queue(&mut self) -> End {
+    /// Removes requests that were cancelled or waited too long from the queue, and forgets conversations.
+    fn clean_queue(&mut self) -> End {
         let now = Instant::now();
         let mut waiting = self.queue.lock();
-        let end = waiting.end;
-        let (mut late, mut gone) = (Vec::new(), 0);
-        let mut look = |index: usize, to: &Back, times: &Times| {
-            let why = why(end, times.over_waiting(now));
-            let is_gone = to.is_closed();
-            gone += usize::from(is_gone);
-            let out = is_gone || why.is_some();
-            late.extend(why.filter(|_| !is_gone).map(|why| (index, to.clone(), why)));
-            out
+        let Waiting { prompts, texts, end, .. } = &mut *waiting;
+        let end = *end;
+        let (mut jobs, mut text_jobs) = match end {
+            End::Now => (prompts.drain(), texts.drain()),
+            _ => (prompts.expired(now), texts.expired(now)),
         };
-        let out = waiting.prompts.remove(|job| look(job.index, &job.to, &job.times));
-        waiting.texts.remove(|job| look(job.index, &job.to, &job.times));
-        let forget = std::mem::take(&mut waiting.forget);
+        for id in mem::take(&mut waiting.cancelled_prompts).into_iter().flatten() {
+            jobs.extend(waiting.prompts.remove(id));
+        }
+        for id in mem::take(&mut waiting.cancelled_texts).into_iter().flatten() {
+            text_jobs.extend(waiting.texts.remove(id));
+        }
+        let forget = mem::take(&mut waiting.forget);
         drop(waiting);
-        let engine = &mut self.engine;
-        for conversation in forget {
-            engine.as_mut().map(|e| e.evict_prefix(&conversation.tokens, conversation.salt));
+        if let Some(engine) = &mut self.engine {
+            for Forget { tokens, salt } in &forget {
+                engine.evict_prefix(tokens, *salt);
+            }
         }
-        for job in out {
+        for job in jobs {
+            let failed = self.failed(end, &job.to, job.times.over_waiting(now));
             job.prompt.set();
-            job.over(why(end, job.times.over_waiting(now)).as_ref());
+            job.over(failed.as_ref());
+            failed.into_iter().for_each(|failed| job.say(Update::Failed(failed)));
         }
-        self.metrics.outcomes(Outcome::Cancelled, gone);
-        for (index, to, failed) in late {
-            self.metrics.failed(&failed);
-            // its receiver may be gone by now
-            let _ = to.try_send((index, Update::Failed(failed)));
+        for job in text_jobs {
+            let failed = self.failed(end, &job.to, job.times.over_waiting(now));
+            failed.into_iter().for_each(|failed| job.say(Update::Failed(failed)));
         }
         end
+    }
+
+    /// Why a request that left the queue fails, counted; `None` if its client is gone.
+    fn failed(&self, end: End, to: &Back, late: Option<Failed>) -> Option<Failed> {
+        let failed = why(end, late).filter(|_| !to.is_closed());
+        match &failed {
+            Some(failed) => self.metrics.failed(failed),
+            None => self.metrics.outcomes(Outcome::Cancelled, 1),
+        }
+        failed
     }
 
     /// Ends requests in the engine, or at its door, whose client is gone, or whose time is up.
@@ -229,7 +242,7 @@ impl Worker {
             }
         }
         let mut stay = Vec::new();
-        for (tenant, job) in std::mem::take(&mut self.held) {
+        for (tenant, job) in mem::take(&mut self.held) {
             let failed = late(&job, job.times.over_waiting(now));
             if failed.is_some() || job.to.is_closed() {
                 self.close(&tenant, &job, failed);
@@ -259,7 +272,7 @@ impl Worker {
     fn admit(&mut self) {
         let Some(mut engine) = self.engine.take() else { return };
         let mut no_memory = false;
-        let mut door = std::mem::take(&mut self.held).into_iter();
+        let mut door = mem::take(&mut self.held).into_iter();
         while engine.active() < engine.options().max_seqs {
             let next = door.next().or_else(|| if no_memory { None } else { self.queue.lock().prompts.take() });
             let Some((tenant, mut job)) = next else { break };
@@ -267,7 +280,8 @@ impl Worker {
                 self.held.push((tenant, job));
                 continue;
             }
-            match engine.submit(job.request.clone()) {
+            let Some(request) = job.request.take() else { continue };
+            match engine.try_submit(request) {
                 Ok(id) => {
                     let started = Instant::now();
                     self.metrics.queue_time(started - job.times.came);
@@ -276,11 +290,12 @@ impl Worker {
                     let running = Running { tenant, job, started, last_token: None, prompt: Vec::new() };
                     self.running.insert(id, running);
                 }
-                Err(RequestError::NoCapacity { .. }) if engine.active() > 0 => {
+                Err((RequestError::NoCapacity { .. }, request)) if engine.active() > 0 => {
                     no_memory = true;
+                    job.request = Some(request);
                     self.held.push((tenant, job));
                 }
-                Err(e) => self.close(&tenant, &job, Some(e.into())),
+                Err((e, _)) => self.close(&tenant, &job, Some(e.into())),
             }
         }
         self.held.extend(door);
@@ -354,7 +369,7 @@ impl Worker {
                 r.job.prompt.set();
                 r.job.stages.prefilled(&r.job.trace, r.job.index, picks_from, (n_prompt, n_cached));
                 metrics.prefilled(n_prompt, n_cached, r.started.elapsed());
-                r.job.say(Update::Prefilled { n_cached, prompt: std::mem::take(&mut r.prompt) });
+                r.job.say(Update::Prefilled { n_cached, prompt: mem::take(&mut r.prompt) });
             }
             Event::Token { id, token, text, logprob, top } => {
                 let Some(r) = running.get_mut(&id) else { return };
@@ -366,7 +381,7 @@ impl Worker {
                         metrics.next_token(now - last);
                     }
                 }
-                r.job.stages.token(forward, std::mem::replace(&mut picks_from, now), now);
+                r.job.stages.token(forward, mem::replace(&mut picks_from, now), now);
                 r.job.say(Update::Token { token, text, logprob, top });
             }
             Event::Done { id, text, reason, n_tokens, receipt } => {

@@ -103,8 +103,125 @@ fn log_probabilities_are_of_the_tokens_of_the_text() {
     for token in content.as_array().expect("a list") {
         assert!(token["logprob"].as_f64() <= Some(0.0) && token["top_logprobs"].as_array().map(Vec::len) == Some(2));
         let bytes: Vec<u8> = serde_json::from_value(token["bytes"].clone()).expect("bytes");
-        assert_eq!(String::from_utf8_lossy(&bytes), token["token"].as_str().expect("text"));
+        assert_eq!(token["token"], text_or(&bytes, ""));
     }
+}
+
+/// Bytes as text, or `prefix` and each of them in hexadecimal.
+fn text_or(bytes: &[u8], prefix: &str) -> String {
+    let escaped = || bytes.iter().fold(prefix.to_string(), |text, byte| format!("{text}\\x{byte:02x}"));
+    std::str::from_utf8(bytes).map_or_else(|_| escaped(), str::to_string)
+}
+
+#[test]
+fn tokens_that_are_no_text_are_named_by_their_bytes() {
+    let server = Server::start(&[]);
+    // a prompt of characters that the vocabulary has only as bytes
+    let body = json!({ "prompt": "\u{65e5}\u{672c}", "max_tokens": 1, "echo": true, "logprobs": 20, "temperature": 0 });
+    let lists = server.ok("/v1/completions", &body)["choices"][0]["logprobs"].clone();
+    let tokens: Vec<&str> = lists["tokens"].as_array().expect("tokens").iter().filter_map(Value::as_str).collect();
+    let bytes: Vec<&&str> = tokens.iter().filter(|token| token.starts_with("bytes:")).collect();
+    assert_eq!(bytes.len(), 6, "{tokens:?}");
+    assert_eq!((*bytes[0], *bytes[5]), ("bytes:\\xe6", "bytes:\\xac"));
+    // none of the alternatives is lost
+    for top in lists["top_logprobs"].as_array().expect("lists").iter().skip(1) {
+        assert_eq!(top.as_object().map(serde_json::Map::len), Some(20), "{top}");
+    }
+}
+
+#[test]
+fn penalties_count_the_answer_where_openai_does() {
+    let server = Server::start(&[]);
+    let prompt = "The dog ran to the tree. The cat saw. The dog ran to the tree. The cat saw. The dog ran";
+    let ask = |path: &str, more: Value| {
+        let mut body = json!({ "prompt": prompt, "max_tokens": 12, "temperature": 0 });
+        more.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        let response = server.ok(path, &body);
+        let text = response["choices"][0].get("text").unwrap_or(&response["text"]).clone();
+        text.as_str().expect("text").to_string()
+    };
+    let (openai, own) = ("/v1/completions", "/v1/generate");
+    let penalised = |scope: Value| json!({ "presence_penalty": 2, "frequency_penalty": 2, "penalty_scope": scope });
+    // what the prompt has is no reason to avoid it
+    let one = |mut body: Value| {
+        body["max_tokens"] = json!(1);
+        ask(openai, body)
+    };
+    assert_eq!(one(penalised(Value::Null)), one(json!({})));
+    assert_ne!(one(penalised(json!("all"))), one(json!({})));
+    assert_eq!(ask(openai, penalised(Value::Null)), ask(openai, penalised(json!("answer"))));
+    assert_eq!(ask(own, penalised(Value::Null)), ask(openai, penalised(json!("all"))));
+    assert_eq!(ask(own, penalised(json!("answer"))), ask(openai, penalised(Value::Null)));
+    assert_ne!(ask(openai, penalised(json!("all"))), ask(openai, penalised(json!("answer"))));
+    // no mass but that of the most probable token
+    assert_eq!(ask(openai, json!({ "top_p": 0, "temperature": 1.5 })), ask(openai, json!({})));
+    assert_eq!(ask(own, json!({ "top_p": 0.0, "temperature": 2 })), ask(own, json!({})));
+    // what changes no answer changes no receipt
+    let receipt = |more: Value| {
+        let mut body = json!({ "prompt": "Once", "max_tokens": 4, "seed": 5, "receipt": true });
+        more.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        server.ok(openai, &body)["choices"][0]["receipt"].clone()
+    };
+    assert!(receipt(json!({}))["request"]["sampling"].get("penalty_scope").is_none());
+    let scoped = receipt(json!({ "presence_penalty": 1 }));
+    assert_eq!(scoped["request"]["sampling"]["penalty_scope"], "answer");
+    assert_eq!(server.ok("/v1/verify", &json!({ "receipt": scoped }))["verified"], true);
+}
+
+#[test]
+fn control_tokens_are_read_in_raw_prompts_alone() {
+    let server = Server::start(&[]);
+    let count = |path: &str, body: Value| server.ok(path, &body)["usage"]["prompt_tokens"].as_u64().expect("a number");
+    let tokens = |parse: bool| {
+        let body = json!({ "text": "a<|im_end|>b", "parse_special": parse });
+        server.ok("/v1/tokenize", &body)["count"].as_u64().expect("a number")
+    };
+    assert!(tokens(true) < tokens(false), "<|im_end|> is a control token of this model");
+    for path in ["/v1/completions", "/v1/generate"] {
+        let body = |parse: Value| json!({ "prompt": "a<|im_end|>b", "max_tokens": 1, "parse_special": parse });
+        assert_eq!(count(path, body(Value::Null)), tokens(true), "{path}");
+        assert_eq!(count(path, body(json!(true))), tokens(true), "{path}");
+        assert_eq!(count(path, body(json!(false))), tokens(false), "{path}");
+    }
+    let chat = |content: &str| {
+        let messages = json!([{ "role": "user", "content": content }]);
+        let tokens = server.ok("/v1/apply-template", &json!({ "messages": messages }))["tokens"].clone();
+        let used = count("/v1/chat/completions", json!({ "messages": messages, "max_tokens": 1 }));
+        assert_eq!(tokens.as_array().map(|t| t.len() as u64), Some(used));
+        used
+    };
+    assert!(chat("a<|im_end|>b") > chat("ab") + 1);
+}
+
+#[test]
+fn a_final_message_is_continued() {
+    let server = Server::start(&[]);
+    let said =
+        json!([{ "role": "user", "content": "Tell me a story" }, { "role": "assistant", "content": "Once upon" }]);
+    let prompt = |more: Value| {
+        let mut body = json!({ "messages": said });
+        more.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        server.ok("/v1/apply-template", &body)["prompt"].as_str().expect("text").to_string()
+    };
+    let continued = prompt(json!({ "continue_final_message": true }));
+    assert!(continued.ends_with("Once upon"), "{continued}");
+    assert_eq!(prompt(json!({ "continue_final_message": true, "add_generation_prompt": false })), continued);
+    let opened = prompt(json!({ "continue_final_message": false }));
+    assert!(opened.starts_with(&continued) && opened.len() > continued.len(), "{opened}");
+    assert_eq!(prompt(json!({ "add_generation_prompt": true })), opened);
+    assert_eq!(prompt(json!({})), opened);
+    let closed = prompt(json!({ "add_generation_prompt": false }));
+    assert!(opened.starts_with(&closed) && closed.len() < opened.len(), "{closed}");
+    // the answer is what follows, and only that
+    let body = json!({ "messages": said, "continue_final_message": true, "max_tokens": 8, "temperature": 0 });
+    let answer = server.ok("/v1/chat/completions", &body)["choices"][0]["message"]["content"].clone();
+    let continued = json!({ "messages": said, "continue_final_message": true });
+    let tokens = server.ok("/v1/apply-template", &continued)["tokens"].clone();
+    let by_tokens = json!({ "prompt": tokens, "max_tokens": 8, "temperature": 0 });
+    assert_eq!(server.ok("/v1/completions", &by_tokens)["choices"][0]["text"], answer);
+    let both = json!({ "messages": said, "continue_final_message": true, "add_generation_prompt": true });
+    let response = server.post("/v1/chat/completions", &both);
+    assert_eq!((response.status, &response.json()["error"]["param"]), (400, &json!("continue_final_message")));
 }
 
 #[test]
@@ -133,7 +250,13 @@ fn an_echo_has_log_probabilities_of_the_prompt() {
     assert_eq!(list(&echoed, "text_offset")[n_prompt..], moved);
     let all = list(&echoed, "token_logprobs");
     assert!(all[0].is_null() && all[1..].iter().all(|p| p.as_f64() <= Some(0.0)), "{all:?}");
-    assert_eq!(json!(list(&echoed, "tokens")[..n_prompt]), ids["pieces"]);
+    // bytes that are no text are written as such
+    let names = ids["pieces"].as_array().expect("pieces").iter().zip(list(&echoed, "tokens"));
+    let is_named = |(piece, name): (&Value, Value)| {
+        let (piece, name) = (piece.as_str().expect("text"), name.as_str().expect("text").to_string());
+        if piece.contains('\u{fffd}') { name.starts_with("bytes:\\x") } else { name == piece }
+    };
+    assert!(names.clone().all(is_named), "{:?}", names.collect::<Vec<_>>());
     // offsets are in characters, those of the tokenizer in bytes, and a token may begin inside a character
     let before = |at: usize| text.char_indices().filter(|(i, c)| i + c.len_utf8() <= at).count();
     let bytes = ids["offsets"].as_array().expect("offsets").iter().map(|r| r[0].as_u64().expect("a number") as usize);
@@ -247,6 +370,9 @@ fn a_job_reports_its_start_tokens_and_end() {
     let events: Vec<(String, Value)> =
         response.events().into_iter().map(|(name, data)| (name, serde_json::from_str(&data).expect("JSON"))).collect();
     assert_eq!((events[0].0.as_str(), &events[0].1["job_id"]), ("started", &json!("j1")));
+    let started = events[0].1["started_at"].as_str().expect("a time");
+    assert!(started.len() == 20 && started.starts_with("20") && started.ends_with('Z'), "{started}");
+    assert_eq!(server.get("/health").json()["status"], "healthy");
     let (end, tokens) = events[1..].split_last().expect("an end");
     assert_eq!(end.0, "end");
     assert_eq!(end.1["stop_reason"], "stop_sequence", "{end:?}");

@@ -179,6 +179,9 @@ fn forms_that_cannot_be_followed_are_refused() {
         (format(json!({ "$ref": "#/$defs/absent" })), inner, "absent"),
         (format(json!({ "$ref": "https://example.org/x.json" })), inner, "example.org"),
         (format(json!({ "type": "integer", "minimum": 3, "maximum": 2 })), inner, "nsatisfiable"),
+        (format(json!({ "const": 175_928_847_299_117_063_u64 })), inner, "64-bit float"),
+        (format(json!({ "$ref": "#/$defs/a~1b" })), inner, "names no part"),
+        (format(json!({ "$ref": "#" })), inner, "ever ends"),
         (format(json!(3)), inner, "not a schema"),
         (format(Value::Null), inner, "missing"),
         (format(json!({ "description": "x".repeat(5000) })), inner, "at most 4096"),
@@ -299,4 +302,80 @@ fn calls_are_forced() {
         assert_eq!((response.status, &error["param"]), (400, &json!(param)), "{more}: {error}");
         assert!(error["message"].as_str().expect("a message").contains(message), "{more}: {error}");
     }
+}
+
+/// The id of the first token of a text that follows another.
+fn first_token(server: &Server, text: &str) -> String {
+    let whole = server.ok("/v1/tokenize", &json!({ "text": format!("a{text}"), "add_special": false }));
+    let at = whole["offsets"].as_array().expect("offsets").iter().position(|range| range[0] == 1);
+    whole["tokens"][at.expect("a token of its own")].to_string()
+}
+
+#[test]
+fn an_answer_calls_or_follows_a_schema() {
+    let server = Server::start(&["--chat-template", &fixture("chat/qwen-tools.jinja")]);
+    let parameters = json!({ "type": "object", "properties": { "city": { "enum": ["Oslo", "Rome"] } }, "required": ["city"],
+        "additionalProperties": false });
+    let function = |strict: bool| json!({ "name": "weather_of", "strict": strict, "parameters": parameters });
+    let tools = |strict: bool| json!([{ "type": "function", "function": function(strict) }]);
+    let bias = |first: &str, strict: bool| {
+        json!({ "tools": tools(strict), "response_format": response_format(), "max_tokens": 300, "parallel_tool_calls": false,
+            "logit_bias": { first_token(&server, first): 100 } })
+    };
+    for strict in [true, false] {
+        let (text, end) = chat(&server, &bias("{", strict));
+        check(&text);
+        assert_eq!(end, "stop");
+    }
+    // the model may call instead; one that is strict by its schema
+    let body = ask(&bias("<", true));
+    let choice = server.ok(CHAT, &body)["choices"][0].clone();
+    assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+    assert_eq!(choice["message"]["content"], Value::Null);
+    let call = &choice["message"]["tool_calls"][0]["function"];
+    assert_eq!(call["name"], "weather_of");
+    let arguments: Value = serde_json::from_str(call["arguments"].as_str().expect("a text")).expect("JSON");
+    assert!(["Oslo", "Rome"].contains(&arguments["city"].as_str().expect("a city")), "{arguments}");
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    let chunks = server.post(CHAT, &streamed).chunks();
+    assert_eq!(chunks.last().expect("chunks")["choices"][0]["finish_reason"], "tool_calls");
+    // what is wrong is said of the part that is
+    for (more, param) in [
+        (json!({ "json_schema": { "not": {} } }), "json_schema"),
+        (json!({ "guided_regex": "(" }), "guided_regex"),
+        (
+            json!({ "json_schema": {}, "tools": [{ "type": "function", "function": { "name": "f", "strict": true,
+                "parameters": { "type": "object", "not": {} } } }] }),
+            "tools[0].function.parameters",
+        ),
+    ] {
+        let mut body = ask(&json!({ "tools": tools(true) }));
+        more.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        let response = server.post(CHAT, &body);
+        assert_eq!((response.status, &response.json()["error"]["param"]), (400, &json!(param)), "{more}");
+    }
+}
+
+#[test]
+fn a_cut_call_leaves_no_markup() {
+    let server = Server::start(&["--chat-template", &fixture("chat/qwen-tools.jinja")]);
+    let tools = json!([{ "type": "function", "function": { "name": "weather_of" } }]);
+    let mut n_cut = 0;
+    for max_tokens in 1..40 {
+        let body = json!({ "tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": max_tokens });
+        let choice = server.ok(CHAT, &ask(&body))["choices"][0].clone();
+        let mut streamed = ask(&body);
+        streamed["stream"] = json!(true);
+        let chunks = server.post(CHAT, &streamed).chunks();
+        let text: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!(text, "", "{max_tokens}");
+        assert_eq!(choice["message"]["content"].as_str().unwrap_or_default(), "", "{max_tokens}");
+        n_cut += usize::from(choice["finish_reason"] == "length");
+    }
+    assert!(n_cut > 5, "{n_cut} answers were cut");
+    // a stop string cuts as well
+    let body = json!({ "tools": tools, "tool_choice": "required", "stop": "name", "max_tokens": 40 });
+    let choice = server.ok(CHAT, &ask(&body))["choices"][0].clone();
+    assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(""), &json!("stop")));
 }

@@ -48,7 +48,10 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
         ("temperature", json!("hot"), "expected f32"),
         ("temperature", json!(2.5), "from 0 to 2"),
         ("temperature", json!(-0.1), "from 0 to 2"),
-        ("top_p", json!(0), "above 0"),
+        ("top_p", json!(-0.1), "from 0 to 1"),
+        ("top_p", json!(1.1), "from 0 to 1"),
+        ("penalty_scope", json!("prompt"), "expected `all` or `answer`"),
+        ("continue_final_message", json!(true), "role is not assistant"),
         ("top_k", json!(-2), "-1, 0 or more"),
         ("min_p", json!(1.5), "from 0 to 1"),
         ("n", json!(0), "from 1 to 4"),
@@ -77,6 +80,7 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
         ("top_logprobs", json!(21), "from 0 to 20"),
         ("priority", json!("urgent"), "high, normal, low"),
         ("session_id", json!(""), "1 to 256"),
+        ("cache_salt", json!("x".repeat(1025)), "at most 1024"),
         ("tools", json!({}), "not a list"),
         ("tools", json!([{ "type": "function", "function": { "name": "f" } }]), "does not tell of tools"),
         ("tool_choice", json!("required"), "no tools"),
@@ -88,7 +92,12 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
             chat,
             &with(name, value),
             400,
-            if name == "stop" && message == "expected a string" { "stop[0]" } else { name },
+            match (name, message) {
+                ("stop", "expected a string") => "stop[0]",
+                // the messages are what cannot be continued
+                ("continue_final_message", _) => "messages",
+                (name, _) => name,
+            },
             message,
         );
     }
@@ -115,6 +124,10 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
             refused(&server, "/v1/completions", &body, 400, "prompt", message)
         }
     }
+    // counted before anything is done for each prompt
+    let many = json!({ "prompt": vec!["a"; 8], "n": 4, "logit_bias": { "x": 1 } });
+    let few = Server::start(&["--queue-high", "31", "--queue-low", "1"]);
+    refused(&few, "/v1/completions", &many, 400, "n", "32 answers at once");
     refused(&server, "/v1/completions", &json!({ "prompt": "a", "suffix": "x" }), 400, "suffix", "suffix");
     refused(&server, "/v1/embeddings", &json!({ "input": [] }), 400, "input", "1 to 8");
     refused(&server, "/v1/embeddings", &json!({ "input": "a", "dimensions": 0 }), 400, "dimensions", "1 to 256");
@@ -127,6 +140,48 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
     let tokens = json!({ "prompt": "dog ".repeat(60), "max_tokens": 5 });
     refused(&small, "/v1/completions", &tokens, 400, "prompt", "holds 32 tokens");
     refused(&small, "/v1/completions", &json!({ "prompt": "a", "max_tokens": 21 }), 400, "max_tokens", "1 to 20");
+}
+
+#[test]
+fn calls_in_messages_are_checked_by_name() {
+    let server = Server::start(&["--chat-template", &fixture("chat/qwen-tools.jinja")]);
+    let body = |calls: &Value| {
+        json!({ "max_tokens": 1, "messages": [
+            { "role": "user", "content": "Hi" }, { "role": "assistant", "content": null, "tool_calls": calls },
+            { "role": "tool", "content": "12" },
+        ] })
+    };
+    let call = |function: Value| json!([{ "id": "c", "type": "function", "function": function }]);
+    let at = |rest: &str| format!("messages[1].tool_calls{rest}");
+    for (calls, param, message) in [
+        (json!({ "id": "c" }), "", "is not a list"),
+        (json!("f()"), "", "is not a list"),
+        (json!(["f"]), "[0]", "is not an object"),
+        (json!([{ "id": "c" }]), "[0].function", "is missing"),
+        (call(json!("f")), "[0].function", "is not an object"),
+        (call(json!({ "arguments": "{}" })), "[0].function.name", "is missing"),
+        (call(json!({ "name": 3 })), "[0].function.name", "is not a string"),
+        (call(json!({ "name": "" })), "[0].function.name", "is empty"),
+        (call(json!({ "name": "f", "arguments": 3 })), "[0].function.arguments", "neither a string nor an object"),
+        (call(json!({ "name": "f", "arguments": [1] })), "[0].function.arguments", "neither a string nor an object"),
+        (json!([{ "type": "code", "function": { "name": "f" } }]), "[0].type", "\"function\""),
+        (json!([{ "id": 7, "function": { "name": "f" } }]), "[0].id", "is not a string"),
+    ] {
+        for path in ["/v1/chat/completions", "/v1/apply-template", "/v1/generate"] {
+            refused(&server, path, &body(&calls), 400, &at(param), message);
+        }
+    }
+    // arguments that are none are an empty object, and calls that are none are no calls
+    let prompt = |calls: Value| server.ok("/v1/apply-template", &body(&calls))["prompt"].clone();
+    let empty = prompt(call(json!({ "name": "f", "arguments": {} })));
+    assert!(empty.as_str().expect("text").contains("\"arguments\": {}"), "{empty}");
+    for arguments in [json!(""), json!(null), json!(" \n"), json!("{}")] {
+        assert_eq!(prompt(call(json!({ "name": "f", "arguments": arguments }))), empty);
+    }
+    assert_eq!(prompt(call(json!({ "name": "f" }))), empty);
+    let exact = prompt(call(json!({ "name": "f", "arguments": "{\"n\": 18446744073709551615}" })));
+    assert!(exact.as_str().expect("text").contains("{\"n\": 18446744073709551615}"), "{exact}");
+    assert!(!prompt(Value::Null).as_str().expect("text").contains("<tool_call>"));
 }
 
 #[test]
@@ -219,6 +274,19 @@ fn keys_protect_everything_but_health() {
     assert_eq!(fast.status, 429, "{}", fast.text());
     assert!(fast.header("retry-after").expect("a header").parse::<u64>().expect("a number") >= 1);
     assert_eq!(with("sk-b").status, 200);
+    // of two headers, another program on the way could read the other
+    for twice in [
+        [("authorization", "Bearer sk-b"), ("authorization", "Bearer sk-c")],
+        [("authorization", "Bearer sk-b"), ("api-key", "sk-c")],
+        [("host", "localhost"), ("host", "evil.example")],
+    ] {
+        let response = server.send("GET", "/v1/models", &twice, b"");
+        assert_eq!(
+            (response.status, &response.json()["error"]["code"]),
+            (400, &json!("duplicate_header")),
+            "{twice:?}"
+        );
+    }
     // a key by the environment
     let server = Server::start_with(&[], &[("STARLING_API_KEY", "k")]);
     assert_eq!(server.get("/v1/models").status, 401);
@@ -272,6 +340,34 @@ fn wrong_settings_are_named() {
     assert!(code == Some(3) && text.contains(port), "{text}");
     let (code, _) = run(&["-m", &fixture("starling-tiny/README.md"), "--port", "0"], &[]);
     assert_eq!(code, Some(1));
+}
+
+#[test]
+fn errors_quote_little_of_a_request() {
+    let server = Server::start(&[]);
+    let long = "é".repeat(1 << 19);
+    let hi = json!([{ "role": "user", "content": "Hi" }]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({ "model": long, "messages": hi })),
+        ("/v1/chat/completions", json!({ "temperature": long, "messages": hi })),
+        ("/v1/chat/completions", json!({ "priority": long, "messages": hi })),
+        ("/v1/chat/completions", json!({ "logit_bias": { long.as_str(): 1 }, "messages": hi })),
+        ("/v1/chat/completions", json!({ "logit_bias": { long.as_str(): "x" }, "messages": hi })),
+        ("/v1/chat/completions", json!({ "messages": [{ "role": long, "content": "Hi" }] })),
+        ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": [{ "type": long }] }] })),
+        ("/v1/chat/completions", json!({ "messages": hi, "response_format": { "type": long } })),
+        ("/v1/completions", json!({ "prompt": "a", "seed": long })),
+        ("/v1/embeddings", json!({ "model": long, "input": "a" })),
+        ("/v1/embeddings", json!({ "encoding_format": long, "input": "a" })),
+        ("/v1/tokenize", json!({ "model": long, "text": "a" })),
+        ("/v1/generate", json!({ "model": long, "prompt": "a" })),
+    ] {
+        let response = server.post(path, &body);
+        assert!(matches!(response.status, 400 | 404), "{path}: {}", response.status);
+        assert!(response.body.len() < 2000, "{path}: {} bytes: {:.300}", response.body.len(), response.text());
+    }
+    let path = format!("/v1/{}", "x".repeat(8000));
+    assert!(server.get(&path).body.len() < 600);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde::Deserialize;
 use serde_json::Value;
 use starling::sampler::{self, ConstraintError};
-use starling::structure::{Calls, Form, Limits, Structures};
+use starling::structure::{Calls, CallsPart, Form, Limits, Structures};
 use wasm_bindgen::prelude::*;
 
 /// What an answer has to be, in JSON.
@@ -22,6 +22,8 @@ enum Wanted {
         which: Range<usize>,
         forced: bool,
         parallel: bool,
+        /// The form of an answer that calls none of them, and the part of the request that says it.
+        answer: Option<(String, Form)>,
     },
 }
 
@@ -48,11 +50,13 @@ impl Grammars {
         let words = || self.words.clone();
         let made = match serde_json::from_str(wanted).map_err(|e| e.to_string())? {
             Wanted::Form(form) => self.structures.constraint(&words, &form).map_err(|e| e.to_string()),
-            Wanted::Calls { tools, which, forced, parallel } => {
+            Wanted::Calls { tools, which, forced, parallel, answer } => {
                 let calls = Calls::new(&tools, which, forced, parallel);
-                self.structures.calls(&words, &calls).map_err(|(tool, e)| match tool {
-                    Some(i) => format!("tools[{i}].function.parameters: {e}"),
-                    None => format!("tools: {e}"),
+                let (param, form) = answer.unzip();
+                self.structures.calls(&words, &calls, form.as_ref()).map_err(|(part, e)| match part {
+                    CallsPart::Tool(i) => format!("tools[{i}].function.parameters: {e}"),
+                    CallsPart::Tools => format!("tools: {e}"),
+                    CallsPart::Answer => format!("{}: {e}", param.unwrap_or_default()),
                 })
             }
         }?;

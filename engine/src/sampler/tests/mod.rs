@@ -30,6 +30,36 @@ fn sampler(o: &SamplingOptions, n: usize, history: &[u32]) -> Sampler {
     s
 }
 
+#[test]
+fn a_scope_of_the_answer_leaves_the_prompt_out() {
+    let x = [4.0, 3.0, 2.0, 1.0];
+    let pick = |scope: PenaltyScope, repeat_penalty: f32, last_n: u32| {
+        let o = SamplingOptions {
+            repeat_penalty,
+            repeat_last_n: last_n,
+            frequency_penalty: 0.75,
+            presence_penalty: 0.75,
+            penalty_scope: scope,
+            ..SamplingOptions::greedy()
+        };
+        let mut s = Sampler::new(o, 4).expect("options");
+        [0, 0, 1].into_iter().for_each(|token| s.accept_prompt(token));
+        let mut answer = Vec::new();
+        for at in 0..5 {
+            answer.push(s.pick(Cpu::detect(), &x, 1, at, None).token);
+            s.accept(answer[at as usize]);
+        }
+        answer
+    };
+    // 0 costs 2.25 in the prompt, 1 1.5
+    assert_eq!(pick(PenaltyScope::All, 1.0, ALL_TOKENS), [2, 0, 1, 0, 3]);
+    assert_eq!(pick(PenaltyScope::Answer, 1.0, ALL_TOKENS), [0, 1, 0, 2, 0]);
+    // the repeat penalty counts both
+    assert_eq!(pick(PenaltyScope::Answer, 4.0, ALL_TOKENS)[0], 2);
+    // what leaves the window is counted no more, wherever it was
+    assert_eq!(pick(PenaltyScope::Answer, 1.0, 1), [0, 1, 0, 1, 0]);
+}
+
 /// Whether `logprob` is the logarithm of `p`, within 1e-5 and the precision of an f32 of that size.
 fn is_log(logprob: f32, p: f64) -> bool {
     (f64::from(logprob) - p.ln()).abs() < 1e-5 * p.ln().abs().max(1.0)

@@ -113,6 +113,12 @@ impl Answer {
         }
     }
 
+    /// Values that a response with its log-probabilities has.
+    pub fn n_values(&self) -> usize {
+        let of_tokens: usize = self.tokens.iter().map(|pick| 1 + pick.top.len()).sum();
+        of_tokens + self.prompt.iter().map(|(_, top)| 1 + top.len()).sum::<usize>()
+    }
+
     /// Why it ended, as OpenAI names it.
     pub fn finish_name(&self) -> &'static str {
         self.finish.map_or("length", FinishReason::name)
@@ -192,6 +198,15 @@ impl Usage {
         usage.total_tokens = prompt_tokens + usage.completion_tokens;
         usage
     }
+}
+
+/// A token as text.
+///
+/// # Errors
+/// If its bytes are not UTF-8: `\x` and each of them in hexadecimal.
+pub fn escaped(tokenizer: &Tokenizer, token: u32) -> Result<&str, String> {
+    let bytes = tokenizer.piece(token).unwrap_or_default();
+    std::str::from_utf8(bytes).map_err(|_| bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect())
 }
 
 /// A token as text; where its bytes are not, with replacement characters.

@@ -8,8 +8,9 @@ use axum::http::{StatusCode, header};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
+use super::super::offload::offload;
 use super::super::state::App;
-use super::error::ApiError;
+use super::error::{ApiError, MAX_QUOTE, quoted, shortened};
 
 /// A body that can be read from JSON. The same bytes may be read as several parts of one type: an error in any names
 /// its field.
@@ -25,7 +26,7 @@ pub trait Read: Sized {
 #[derive(Debug)]
 pub struct Body<T>(pub T);
 
-impl<T: Read> FromRequest<Arc<App>> for Body<T> {
+impl<T: Read + Send + 'static> FromRequest<Arc<App>> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
@@ -33,7 +34,7 @@ impl<T: Read> FromRequest<Arc<App>> for Body<T> {
         // a page in a browser may send text anywhere without asking, JSON only where it is allowed to
         let kind = kind.split(';').next().unwrap_or_default().trim();
         if !kind.eq_ignore_ascii_case("application/json") {
-            let message = format!("found content type {kind:?}, expected application/json");
+            let message = format!("found content type {:?}, expected application/json", quoted(kind));
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message));
         }
         let limit = usize::try_from(app.settings.max_body.0).unwrap_or(usize::MAX);
@@ -46,7 +47,7 @@ impl<T: Read> FromRequest<Arc<App>> for Body<T> {
                 return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message));
             }
         };
-        T::read(&bytes).map(Body)
+        offload(bytes.len(), move || T::read(&bytes)).await?.map(Body)
     }
 }
 
@@ -72,7 +73,9 @@ pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, ApiError> {
             return ApiError::invalid(format!("the body is not JSON: {text}"));
         }
         let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
-        if path == "." { ApiError::invalid(what) } else { ApiError::param(&path, format!("{path}: {what}")) }
+        // it has what was found, and then what was expected
+        let what = shortened(what.into(), 2 * MAX_QUOTE);
+        if path == "." { ApiError::invalid(what) } else { ApiError::param(&path, format!("{}: {what}", quoted(&path))) }
     })?;
     deserializer.end().map_err(|e| ApiError::invalid(format!("the body is not JSON: {e}")))?;
     Ok(value)

@@ -12,17 +12,19 @@ use starling::receipt::Receipt;
 use starling::tokenizer::Tokenizer;
 use utoipa::ToSchema;
 
+use super::super::offload::offload;
 use super::super::queue::Update;
+use super::super::sessions::Visit;
 use super::super::state::{App, Caller};
-use super::answer::{Answer, Answers, Pick, Usage, collect, piece};
+use super::answer::{Answer, Answers, Pick, Usage, collect, escaped};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
-use super::messages::{checked, render};
-use super::options::{Logprobs, MAX_TOP, Options};
+use super::messages::{opening, render};
+use super::options::{Logprobs, MAX_TOP, Options, Scope};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::structure::{Structure, calling, constraint};
 use super::submit::submit;
-use super::tools::{Divider, Told, ToolCall, ToolChoice, told};
+use super::tools::{Divider, Told, ToolCall, ToolChoice, is_cut, told};
 
 /// A conversation to be continued.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -49,10 +51,14 @@ pub struct Chat {
     /// Of how many alternatives for each token.
     #[schema(minimum = 0, maximum = 20)]
     pub top_logprobs: Option<u32>,
+    /// Continue the last message, which must be the assistant's, instead of starting a new one. Default: false.
+    pub continue_final_message: Option<bool>,
+    /// Append the generation prompt of the chat template. Default: true, unless the last message is continued.
+    pub add_generation_prompt: Option<bool>,
     /// More variables for the chat template, by name.
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Json>,
-    /// Functions that the model may call.
+    /// Functions that the model may call. With `response_format` or its kin, an answer is either calls or of that form.
     #[schema(value_type = Option<Vec<Object>>)]
     pub tools: Option<Value>,
     /// Whether the model calls: `auto`, the default, as it likes, with arguments by the schema of functions that are
@@ -109,7 +115,7 @@ pub struct ChatLogprobs {
 /// A token with its log-probability and those of others.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TokenLogprob {
-    /// The token as text.
+    /// The token as text; where its bytes are not text, `\x` and each of them in hexadecimal.
     pub token: String,
     /// Natural logarithm of its probability.
     pub logprob: f32,
@@ -122,7 +128,7 @@ pub struct TokenLogprob {
 /// A token that might have been.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Alternative {
-    /// The token as text.
+    /// The token as text; where its bytes are not text, `\x` and each of them in hexadecimal.
     pub token: String,
     /// Natural logarithm of its probability.
     pub logprob: f32,
@@ -177,32 +183,39 @@ pub async fn chat_completions(
     caller: Caller,
     Body(body): Body<ChatCompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let ChatCompletionRequest { options, structure, chat } = body;
+    let ChatCompletionRequest { mut options, structure, chat } = body;
     options.check_model(&app)?;
+    options.penalty_scope.get_or_insert(Scope::Answer);
     let logprobs = chat.logprobs()?;
     let (n, flow) = (options.count(&app)?, options.flow(&caller)?);
     let session = options.session(&caller)?.map(str::to_string);
     let variables = chat.variables()?;
-    let Told { tools, calls, is_forced } =
-        told(&app, chat.tools, chat.tool_choice, chat.parallel_tool_calls != Some(false))?;
+    let (inner, tools, choice) = (Arc::clone(&app), chat.tools, chat.tool_choice);
+    let (size, parallel) = (if tools.is_some() { usize::MAX } else { 0 }, chat.parallel_tool_calls != Some(false));
+    let told = offload(size, move || told(&inner, tools, choice, parallel)).await??;
+    let Told { tools, calls, is_bound, is_forced } = told;
     let form = structure.form()?;
-    // without tools nothing in an answer is a call, nor in one of another form
-    let divider = (tools.is_some() && form.is_none()).then(Divider::default);
+    // without tools nothing in an answer is a call
+    let divider = tools.is_some().then(|| Divider::new(form.is_some()));
     let constraint = match (form, calls) {
         (Some((param, _)), _) if is_forced => {
             return Err(ApiError::param(&param, format!("{param} is given, but tool_choice asks for a call")));
         }
-        (Some((param, form)), _) => Some(constraint(&app, param, form).await?),
-        (None, Some(calls)) => Some(calling(&app, calls).await?),
-        (None, None) => None,
+        (Some(form), Some(calls)) => Some(calling(&app, calls, Some(form)).await?),
+        (Some((param, form)), None) => Some(constraint(&app, param, form).await?),
+        (None, Some(calls)) if is_bound => Some(calling(&app, calls, None).await?),
+        (None, _) => None,
     };
-    let tokens = render(&app, checked(chat.messages)?, tools, variables).await?;
+    let opening = opening(chat.continue_final_message, chat.add_generation_prompt)?;
+    let tokens = render(&app, chat.messages, tools, variables, opening).await?;
     let (n_prompt, seed) = (tokens.len(), options.effective_seed(&app));
-    let request = options.request(&app, &caller, tokens, constraint, (logprobs, seed, None), "messages")?;
+    let sampling = options.sampling(&app, logprobs, seed).await?;
+    let request = options.request(&app, &caller, tokens, constraint, (sampling, false, None), "messages")?;
     let conversation = session.as_deref().map(|name| (Arc::from(name), request.cache_salt, request.tokens.clone()));
     let updates = submit(&app, &caller, &flow, vec![request], n)?;
-    let note = Note { app: Arc::clone(&app), caller, conversation };
+    let mut note = Note::new(&app, &caller, conversation);
     if options.streams() {
+        let keep_alive = app.settings.sse_keep_alive;
         let response = Answers::new(&app, "chatcmpl-", "chat.completion.chunk", seed, session.as_deref());
         let writer = ChatWriter {
             app,
@@ -215,36 +228,39 @@ pub async fn chat_completions(
             usage: options.includes_usage(),
             note,
         };
-        return stream(updates, writer).await;
+        return Ok(stream(updates, writer, keep_alive));
     }
     let answers = collect(updates, n).await?;
     let usage = Usage::new(n_prompt, n, &answers);
     note.answered(&answers[0]);
-    let tokenizer = &app.model.tokenizer;
-    let choice = |(index, answer): (usize, Answer)| {
-        let finish = answer.finish_name();
-        let message = Message::new(answer.text, divider.clone());
-        ChatChoice {
-            index,
-            logprobs: logprobs.wanted.then(|| ChatLogprobs::of(tokenizer, &answer.tokens)),
-            finish_reason: finish_reason(finish, message.tool_calls.len()),
-            message,
-            receipt: answer.receipt,
-        }
-    };
     let mut response = Answers::new(&app, "chatcmpl-", "chat.completion", seed, session.as_deref());
-    response.choices = answers.into_iter().enumerate().map(choice).collect();
     response.usage = Some(Some(usage));
-    Ok(json(StatusCode::OK, &response))
+    let size = answers.iter().map(Answer::n_values).sum();
+    let build = move || {
+        let choice = |(index, answer): (usize, Answer)| {
+            let finish = answer.finish_name();
+            let message = Message::new(answer.text, divider.clone(), is_cut(answer.finish));
+            ChatChoice {
+                index,
+                logprobs: logprobs.wanted.then(|| ChatLogprobs::of(&app.model.tokenizer, &answer.tokens)),
+                finish_reason: finish_reason(finish, message.tool_calls.len()),
+                message,
+                receipt: answer.receipt,
+            }
+        };
+        response.choices = answers.into_iter().enumerate().map(choice).collect();
+        json(StatusCode::OK, &response)
+    };
+    offload(size, build).await
 }
 
 impl Message {
     /// Of the text of an answer, which a divider divides if there are tools.
-    fn new(text: String, divider: Option<Divider>) -> Message {
+    fn new(text: String, divider: Option<Divider>, is_cut: bool) -> Message {
         let (content, tool_calls) = match divider {
             None => (text, Vec::new()),
             Some(mut divider) => {
-                let ((said, calls), (rest, last)) = (divider.push(&text), divider.finish());
+                let ((said, calls), (rest, last)) = (divider.push(&text), divider.finish(is_cut));
                 (said + &rest, calls.into_iter().chain(last).collect())
             }
         };
@@ -283,13 +299,14 @@ impl Chat {
 impl ChatLogprobs {
     fn of(tokenizer: &Tokenizer, picks: &[Pick]) -> ChatLogprobs {
         let bytes = |token| tokenizer.piece(token).unwrap_or_default().to_vec();
+        let name = |token| escaped(tokenizer, token).map_or_else(|bytes| bytes, str::to_string);
         let alternative = |(token, logprob): &(u32, f32)| Alternative {
-            token: piece(tokenizer, *token),
+            token: name(*token),
             logprob: *logprob,
             bytes: bytes(*token),
         };
         let of = |pick: &Pick| TokenLogprob {
-            token: piece(tokenizer, pick.token),
+            token: name(pick.token),
             logprob: pick.logprob,
             bytes: bytes(pick.token),
             top_logprobs: pick.top.iter().map(alternative).collect(),
@@ -301,16 +318,27 @@ impl ChatLogprobs {
 /// Remembers what a conversation of a session has in the cache, so that it is freed when the session ends.
 struct Note {
     app: Arc<App>,
-    caller: Caller,
-    conversation: Option<(Arc<str>, u64, Vec<u32>)>,
+    /// The session and the tokens of the prompt.
+    conversation: Option<(Visit, Vec<u32>)>,
 }
 
 impl Note {
-    fn answered(self, answer: &Answer) {
-        let Some((name, salt, mut tokens)) = self.conversation else { return };
-        tokens.extend(answer.tokens.iter().map(|pick| pick.token));
+    /// Of a request with a session: its name, cache salt and prompt.
+    fn new(app: &Arc<App>, caller: &Caller, conversation: Option<(Arc<str>, u64, Vec<u32>)>) -> Note {
         let now = std::time::Instant::now();
-        self.app.queue.forget(self.app.sessions.note(&self.caller.tenant.name, &name, salt, tokens, now));
+        let conversation = conversation.and_then(|(name, salt, tokens)| {
+            // where all sessions are in use, the cache's own age frees the pages
+            let (visit, forget) = app.sessions.visit(&caller.tenant.name, &name, salt, now).ok()?;
+            app.queue.forget(forget);
+            Some((visit, tokens))
+        });
+        Note { app: Arc::clone(app), conversation }
+    }
+
+    fn answered(&mut self, answer: &Answer) {
+        let Some((visit, mut tokens)) = self.conversation.take() else { return };
+        tokens.extend(answer.tokens.iter().map(|pick| pick.token));
+        self.app.queue.forget(visit.note(tokens));
     }
 }
 
@@ -398,7 +426,8 @@ impl Writer for ChatWriter {
         if !is_done {
             return false;
         }
-        if let Some((text, calls)) = self.dividers[index].as_mut().map(Divider::finish) {
+        let is_cut = is_cut(self.answers[index].finish);
+        if let Some((text, calls)) = self.dividers[index].as_mut().map(|divider| divider.finish(is_cut)) {
             self.delta(index, text, calls, &[], events);
         }
         let calls = self.dividers[index].as_ref().map_or(0, Divider::calls);
@@ -413,11 +442,7 @@ impl Writer for ChatWriter {
             self.send(Vec::new(), Some(usage), events);
         }
         events.done();
-        if self.note.conversation.is_some() {
-            let conversation = self.note.conversation.take();
-            let note = Note { app: Arc::clone(&self.app), caller: self.note.caller.clone(), conversation };
-            note.answered(&self.answers[0]);
-        }
+        self.note.answered(&self.answers[0]);
         true
     }
 }

@@ -13,17 +13,18 @@ use starling::receipt::Receipt;
 use starling::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
 use utoipa::ToSchema;
 
+use super::super::offload::offload;
 use super::super::queue::Update;
 use super::super::state::{App, Caller};
-use super::answer::{Answer, Answers, Pick, Usage, collect, piece};
+use super::answer::{Answer, Answers, Pick, Usage, collect, escaped, piece};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
 use super::input::Input;
 use super::messages::beside;
-use super::options::{Logprobs, MAX_TOP, Options};
+use super::options::{Logprobs, MAX_TOP, Options, Scope};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::structure::{Structure, asked};
-use super::submit::submit;
+use super::submit::{check_count, submit};
 
 /// Prompts to be continued.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -53,7 +54,8 @@ pub struct Completion {
     pub best_of: Option<u32>,
     /// Text after the answer is not supported.
     pub suffix: Option<String>,
-    /// Whether names of control tokens in the prompt stand for those tokens.
+    /// Whether names of control tokens in the prompt, such as `<|fim_prefix|>`, stand for those tokens; true by default,
+    /// as with vLLM and llama-server.
     pub parse_special: Option<bool>,
 }
 
@@ -83,11 +85,11 @@ pub struct CompletionChoice {
 /// Log-probabilities, in lists of the same length.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, ToSchema)]
 pub struct CompletionLogprobs {
-    /// The tokens as text.
+    /// The tokens as text; those whose bytes are not text as `bytes:\x` and the bytes in hexadecimal.
     pub tokens: Vec<String>,
     /// Natural logarithms of their probabilities; the first token of a prompt has none.
     pub token_logprobs: Vec<Option<f32>>,
-    /// The most probable tokens, with theirs.
+    /// The most probable tokens, in the form of `tokens`, with theirs; of tokens with the same text the most probable.
     pub top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
     /// Where each token begins, in characters from the beginning of the text.
     pub text_offset: Vec<usize>,
@@ -112,8 +114,9 @@ pub async fn completions(
     caller: Caller,
     Body(body): Body<CompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let CompletionRequest { options, structure, completion } = body;
+    let CompletionRequest { mut options, structure, completion } = body;
     options.check_model(&app)?;
+    options.penalty_scope.get_or_insert(Scope::Answer);
     let echo = completion.echo == Some(true);
     let logprobs = completion.check(echo)?;
     let (n, flow) = (options.count(&app)?, options.flow(&caller)?);
@@ -124,7 +127,8 @@ pub async fn completions(
         let (found, most) = (completion.prompt.len(), app.settings.max_inputs);
         return Err(ApiError::param("prompt", format!("{found} prompts, expected at most {most}")));
     }
-    let special = EncodeOptions { add_special: true, parse_special: completion.parse_special == Some(true) };
+    check_count(&app, completion.prompt.len() * n)?;
+    let special = EncodeOptions { add_special: true, parse_special: completion.parse_special != Some(false) };
     let (model, size) = (Arc::clone(&app.model), completion.prompt.bytes());
     let input = completion.prompt;
     // a prompt in tokens is echoed as their text, one in text as it is
@@ -146,12 +150,19 @@ pub async fn completions(
     let nothing_asked = !logprobs.prompt && options.max_tokens == Some(0) && options.max_completion_tokens.is_none();
     let options = if nothing_asked { Options { max_tokens: Some(1), ..options } } else { options };
     let constraint = asked(&app, structure).await?;
-    let request = |head: &Head| {
-        let (tokens, constraint) = (head.tokens.clone(), constraint.clone());
-        options.request(&app, &caller, tokens, constraint, (logprobs, seed, Some(DEFAULT_TOKENS)), "prompt")
+    let sampling = options.sampling(&app, logprobs, seed).await?;
+    let (streams, usage) = (options.streams(), options.includes_usage());
+    let (inner, caller_of) = (Arc::clone(&app), caller.clone());
+    let build = move || {
+        let request = |head: &Head| {
+            let (tokens, constraint) = (head.tokens.clone(), constraint.clone());
+            let sampling = (sampling.clone(), logprobs.prompt, Some(DEFAULT_TOKENS));
+            options.request(&inner, &caller_of, tokens, constraint, sampling, "prompt")
+        };
+        let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
+        Ok::<_, ApiError>((prompts, requests))
     };
-    let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
-    let mut heads = prompts;
+    let (mut heads, requests) = offload(usize::MAX, build).await??;
     if !echo {
         heads.iter_mut().for_each(|head| head.text.clear());
     }
@@ -174,7 +185,8 @@ pub async fn completions(
         return Ok(json(StatusCode::OK, &response));
     }
     let updates = submit(&app, &caller, &flow, requests, n)?;
-    if options.streams() {
+    if streams {
+        let keep_alive = app.settings.sse_keep_alive;
         let writer = CompletionWriter {
             app,
             response,
@@ -186,29 +198,33 @@ pub async fn completions(
             answers: (0..count).map(|_| Answer::default()).collect(),
             pending: (0..count).map(|_| None).collect(),
             logprobs,
-            usage: options.includes_usage(),
+            usage,
         };
-        return stream(updates, writer).await;
+        return Ok(stream(updates, writer, keep_alive));
     }
     let answers = collect(updates, count).await?;
     response.usage = Some(Some(Usage::new(n_prompt, n, &answers)));
-    let tokenizer = &app.model.tokenizer;
-    let scored: Vec<_> =
-        heads.iter().zip(answers.chunks(n)).map(|(h, a)| h.logprobs(tokenizer, &a[0].prompt)).collect();
-    let choice = |(index, answer): (usize, Answer)| {
-        let head = &heads[index / n];
-        let mut lists = scored[index / n].clone();
-        lists.extend(tokenizer, &answer.tokens, &mut head.text.chars().count());
-        CompletionChoice {
-            logprobs: logprobs.wanted.then_some(lists),
-            finish_reason: Some(answer.finish_name()),
-            text: head.text.clone() + &answer.text,
-            index,
-            receipt: answer.receipt,
-        }
+    let size = answers.iter().map(Answer::n_values).sum();
+    let build = move || {
+        let tokenizer = &app.model.tokenizer;
+        let scored: Vec<_> =
+            heads.iter().zip(answers.chunks(n)).map(|(h, a)| h.logprobs(tokenizer, &a[0].prompt)).collect();
+        let choice = |(index, answer): (usize, Answer)| {
+            let head = &heads[index / n];
+            let mut lists = scored[index / n].clone();
+            lists.extend(tokenizer, &answer.tokens, &mut head.text.chars().count());
+            CompletionChoice {
+                logprobs: logprobs.wanted.then_some(lists),
+                finish_reason: Some(answer.finish_name()),
+                text: head.text.clone() + &answer.text,
+                index,
+                receipt: answer.receipt,
+            }
+        };
+        response.choices = answers.into_iter().enumerate().map(choice).collect();
+        json(StatusCode::OK, &response)
     };
-    response.choices = answers.into_iter().enumerate().map(choice).collect();
-    Ok(json(StatusCode::OK, &response))
+    offload(size, build).await
 }
 
 impl Completion {
@@ -250,12 +266,16 @@ impl Head {
 impl CompletionLogprobs {
     /// Adds a token that begins at `offset`; returns its characters.
     fn push(&mut self, tokenizer: &Tokenizer, token: u32, offset: usize, score: Option<(f32, &[(u32, f32)])>) -> usize {
-        let text = piece(tokenizer, token);
-        let n = text.chars().count();
-        self.tokens.push(text);
+        let n = piece(tokenizer, token).chars().count();
+        self.tokens.push(name(tokenizer, token));
         self.text_offset.push(offset);
         self.token_logprobs.push(score.map(|(logprob, _)| logprob));
-        let names = |top: &[(u32, f32)]| top.iter().map(|(t, logprob)| (piece(tokenizer, *t), *logprob)).collect();
+        let names = |top: &[(u32, f32)]| {
+            let mut names = BTreeMap::new();
+            // the best come first
+            top.iter().for_each(|(t, logprob)| _ = names.entry(name(tokenizer, *t)).or_insert(*logprob));
+            names
+        };
         self.top_logprobs.push(score.map(|(_, top)| names(top)));
         n
     }
@@ -266,6 +286,11 @@ impl CompletionLogprobs {
             *offset += self.push(tokenizer, pick.token, *offset, Some((pick.logprob, &pick.top)));
         }
     }
+}
+
+/// A token as OpenAI's completions write it.
+fn name(tokenizer: &Tokenizer, token: u32) -> String {
+    escaped(tokenizer, token).map_or_else(|bytes| format!("bytes:{bytes}"), str::to_string)
 }
 
 /// Where ranges of bytes of a text begin, in characters; they ascend.

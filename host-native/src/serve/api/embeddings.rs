@@ -12,6 +12,7 @@ use starling::error::RequestError;
 use starling::tokenizer::EncodeOptions;
 use utoipa::ToSchema;
 
+use super::super::offload::offload;
 use super::super::queue::{TextJob, Times, Update, updates};
 use super::super::state::{App, Caller};
 use super::super::trace::{Number, Trace};
@@ -131,7 +132,8 @@ pub async fn embeddings(
     let jobs = texts.into_iter().enumerate().map(job).collect();
     let flow = caller.flow(body.user.as_deref(), None);
     let queued = Instant::now();
-    app.queue.embed(&flow, jobs).inspect_err(|closed| app.metrics.rejected(closed.name()))?;
+    let ticket = app.queue.embed(&flow, tokens.div_ceil(n), times.deadline(), jobs);
+    updates.hold(ticket.inspect_err(|closed| app.metrics.rejected(closed.name()))?);
     drop(to);
     let mut vectors: Vec<Option<Vec<f32>>> = vec![None; n];
     for _ in 0..n {
@@ -145,24 +147,28 @@ pub async fn embeddings(
     let numbers = [("texts", n), ("tokens", tokens)].map(|(key, n)| (key, Number::Count(n)));
     Trace::current().stage("embed", queued, Instant::now(), &numbers);
     let encoding = body.encoding_format.unwrap_or_default();
-    let embedding = |(index, vector): (usize, Option<Vec<f32>>)| {
-        let vector = vector.unwrap_or_default();
-        let embedding = match encoding {
-            Encoding::Float => Numbers::Float(vector),
-            Encoding::Base64 => {
-                let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-                Numbers::Base64(base64::engine::general_purpose::STANDARD.encode(bytes))
-            }
+    let size = vectors.iter().flatten().map(Vec::len).sum();
+    let build = move || {
+        let embedding = |(index, vector): (usize, Option<Vec<f32>>)| {
+            let vector = vector.unwrap_or_default();
+            let embedding = match encoding {
+                Encoding::Float => Numbers::Float(vector),
+                Encoding::Base64 => {
+                    let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+                    Numbers::Base64(base64::engine::general_purpose::STANDARD.encode(bytes))
+                }
+            };
+            Embedding { object: "embedding", index, embedding }
         };
-        Embedding { object: "embedding", index, embedding }
+        let response = EmbeddingResponse {
+            object: "list",
+            data: vectors.into_iter().enumerate().map(embedding).collect(),
+            model: app.model_name.clone(),
+            usage: EmbeddingUsage { prompt_tokens: tokens, total_tokens: tokens },
+        };
+        json(StatusCode::OK, &response)
     };
-    let response = EmbeddingResponse {
-        object: "list",
-        data: vectors.into_iter().enumerate().map(embedding).collect(),
-        model: app.model_name.clone(),
-        usage: EmbeddingUsage { prompt_tokens: tokens, total_tokens: tokens },
-    };
-    Ok(json(StatusCode::OK, &response))
+    offload(size, build).await
 }
 
 /// Checks texts before they wait.

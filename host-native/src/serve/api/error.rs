@@ -60,12 +60,35 @@ pub struct ErrorObject {
     pub request_id: Option<String>,
 }
 
+/// Characters of what a client sent, in an error.
+pub const MAX_QUOTE: usize = 100;
+/// Characters of an error's message: a bound for what is quoted by a library.
+const MAX_MESSAGE: usize = 500;
+
+/// What a client sent, as errors quote it.
+pub fn quoted(text: &str) -> String {
+    shortened(text.into(), MAX_QUOTE)
+}
+
+/// A text of at most about `max` characters: where it is longer, its middle is left out.
+pub fn shortened(text: String, max: usize) -> String {
+    let n = text.chars().count();
+    if n <= max {
+        return text;
+    }
+    let (head, tail) = (max * 2 / 3, max / 3);
+    let first: String = text.chars().take(head).collect();
+    let last: String = text.chars().skip(n - tail).collect();
+    format!("{first}… ({} characters left out) …{last}", n - head - tail)
+}
+
 const INVALID: &str = "invalid_request_error";
 
 impl ApiError {
     /// An error of that status and kind.
     pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, kind, code: None, param: None, message: message.into(), retry: None }
+        let message = shortened(message.into(), MAX_MESSAGE);
+        ApiError { status, kind, code: None, param: None, message, retry: None }
     }
 
     /// The caller's fault.
@@ -75,7 +98,7 @@ impl ApiError {
 
     /// The caller's fault, in a part of the request.
     pub fn param(param: &str, message: impl Into<String>) -> ApiError {
-        ApiError { param: Some(param.into()), ..ApiError::invalid(message) }
+        ApiError { param: Some(quoted(param)), ..ApiError::invalid(message) }
     }
 
     /// Something the API has and this server has not.
@@ -101,12 +124,13 @@ impl ApiError {
 
     /// A path that leads nowhere.
     pub fn no_path(method: &str, path: &str) -> ApiError {
-        ApiError::new(StatusCode::NOT_FOUND, INVALID, format!("no such path: {method} {path}")).code("unknown_url")
+        ApiError::new(StatusCode::NOT_FOUND, INVALID, format!("no such path: {} {}", quoted(method), quoted(path)))
+            .code("unknown_url")
     }
 
     /// A model that is not served here.
     pub fn no_model(found: &str, known: &str) -> ApiError {
-        let message = format!("the model `{found}` does not exist; this server has `{known}`");
+        let message = format!("the model `{}` does not exist; this server has `{known}`", quoted(found));
         let error = ApiError::new(StatusCode::NOT_FOUND, INVALID, message).code("model_not_found");
         ApiError { param: Some("model".into()), ..error }
     }
@@ -207,10 +231,30 @@ impl From<SessionError> for ApiError {
                 let error = ApiError::new(StatusCode::CONFLICT, INVALID, e.to_string());
                 ApiError { param: Some("session_id".into()), ..error }.code("session_busy")
             }
+            SessionError::TooLarge { .. } => ApiError::param("session_id", e.to_string()).code("session_too_large"),
+            SessionError::NoMemory { .. } => {
+                let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", e.to_string());
+                ApiError { retry: Some(Duration::from_secs(1)), ..error }.code("session_memory")
+            }
             SessionError::Full(_) => {
                 let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", e.to_string());
                 ApiError { retry: Some(Duration::from_secs(1)), ..error }.code("too_many_sessions")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_quote_little() {
+        assert_eq!(quoted(&"é".repeat(100)), "é".repeat(100));
+        let long = quoted(&format!("{}end", "é".repeat(1 << 20)));
+        assert!(long.starts_with("éé") && long.ends_with("éend") && long.chars().count() < 150, "{long}");
+        let error = ApiError::param(&"p".repeat(1 << 20), format!("expected a number, found {}", "x".repeat(1 << 20)));
+        assert!(error.param.is_some_and(|param| param.len() < 200));
+        assert!(error.message.starts_with("expected a number") && error.message.len() < 600, "{}", error.message);
     }
 }

@@ -6,12 +6,13 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
+use starling::chat::Now;
 use starling::engine::FinishReason;
 use starling::tokenizer::EncodeOptions;
 use utoipa::ToSchema;
 
 use super::super::queue::Update;
-use super::super::state::{App, Caller};
+use super::super::state::{App, Caller, unix_now};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody};
 use super::messages::beside;
@@ -50,6 +51,8 @@ struct Started<'a> {
     job_id: &'a str,
     model: &'a str,
     seed: u64,
+    /// When the job left the queue, as RFC 3339 writes it, in UTC.
+    started_at: String,
 }
 
 /// Text and number of a token.
@@ -98,10 +101,13 @@ pub async fn execute(
     let special = EncodeOptions { add_special: true, parse_special: false };
     let (model, prompt) = (Arc::clone(&app.model), job.prompt);
     let tokens = beside(prompt.len(), move || Ok(model.tokenizer.encode(&prompt, special))).await?;
-    let request = options.request(&app, &caller, tokens, None, (Logprobs::default(), seed, None), "prompt")?;
+    let sampling = options.sampling(&app, Logprobs::default(), seed).await?;
+    let request = options.request(&app, &caller, tokens, None, (sampling, false, None), "prompt")?;
     let stops = request.stop.clone();
     let updates = submit(&app, &caller, &flow, vec![request], 1)?;
-    stream(updates, ExecuteWriter { app, job_id: job.job_id, seed, stops, first: None, n: 0 }).await
+    let keep_alive = app.settings.sse_keep_alive;
+    let writer = ExecuteWriter { app, job_id: job.job_id, seed, stops, first: None, n: 0 };
+    Ok(stream(updates, writer, keep_alive))
 }
 
 struct ExecuteWriter {
@@ -119,7 +125,7 @@ impl Writer for ExecuteWriter {
         match update {
             Update::Started => {
                 let (job_id, model) = (self.job_id.as_str(), self.app.model_name.as_str());
-                events.named("started", &Started { job_id, model, seed: self.seed });
+                events.named("started", &Started { job_id, model, seed: self.seed, started_at: rfc3339(unix_now()) });
             }
             Update::Token { text, .. } => {
                 self.first.get_or_insert_with(Instant::now);
@@ -154,5 +160,19 @@ impl Writer for ExecuteWriter {
     fn failed(&mut self, error: &ApiError, events: &mut Events) {
         let (code, message) = (error.code.unwrap_or(error.kind), error.message.as_str());
         events.named("error", &Failure { job_id: &self.job_id, code, message });
+    }
+}
+
+/// Seconds since 1970 as RFC 3339 writes them.
+fn rfc3339(seconds: u64) -> String {
+    let Now { year, month, day, hour, minute, second } = Now::from_unix(seconds.cast_signed());
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn times_are_as_rfc_3339_writes_them() {
+        assert_eq!(super::rfc3339(951_827_696), "2000-02-29T12:34:56Z");
     }
 }

@@ -14,12 +14,12 @@ use starling::tokenizer::EncodeOptions;
 use utoipa::ToSchema;
 
 use super::super::queue::{Forget, Update};
-use super::super::sessions::{History, Turn};
+use super::super::sessions::{Conversation, History, Turn};
 use super::super::state::{App, Caller, fresh_name};
 use super::answer::{Answer, Usage, collect};
 use super::body::{Body, Read, parse};
 use super::error::{ApiError, ErrorBody, json};
-use super::messages::{beside, checked, render};
+use super::messages::{Opening, beside, checked, render};
 use super::options::{Logprobs, Name, Options, shared};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::structure::{Structure, asked};
@@ -50,7 +50,8 @@ pub struct Generate {
     pub messages: Option<Vec<Json>>,
     /// Whether to open a session of a new name, which the answer tells.
     pub open_session: Option<bool>,
-    /// Whether names of control tokens in the prompt stand for those tokens.
+    /// Whether names of control tokens in `prompt`, such as `<|fim_prefix|>`, stand for those tokens; true by default.
+    /// Text of messages never does.
     pub parse_special: Option<bool>,
 }
 
@@ -142,9 +143,9 @@ pub async fn generate(
         options.session_id = Some(fresh_name("session-"));
     }
     let name = options.session(&caller)?.map(shared);
-    let salt = app.salt(&caller.tenant.name, options.cache_salt.as_deref());
+    let salt = options.salt(&app, &caller)?;
     let turn = name.as_ref().map(|name| app.sessions.begin(&caller.tenant.name, &name.0, salt, Instant::now()));
-    let mut turn = match turn.transpose()? {
+    let turn = match turn.transpose()? {
         Some((turn, out)) => {
             app.queue.forget(out);
             Some(turn)
@@ -152,12 +153,14 @@ pub async fn generate(
         None => None,
     };
     let constraint = asked(&app, structure).await?;
-    let (tokens, history) = prompt(&app, generate, turn.as_mut()).await?;
+    let (tokens, history) = prompt(&app, generate, turn.as_ref()).await?;
     let (n_prompt, seed, flow) = (tokens.len(), options.effective_seed(&app), options.flow(&caller)?);
-    let request = options.request(&app, &caller, tokens, constraint, (Logprobs::default(), seed, None), "prompt")?;
+    let sampling = options.sampling(&app, Logprobs::default(), seed).await?;
+    let request = options.request(&app, &caller, tokens, constraint, (sampling, false, None), "prompt")?;
     let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
     let updates = submit(&app, &caller, &flow, vec![request], 1)?;
     let ending = Ending {
+        app: Arc::clone(&app),
         turn: turn.map(|turn| (turn, tokens, history)),
         response: GenerateResponse {
             id: shared(&fresh_name("gen-")),
@@ -173,46 +176,80 @@ pub async fn generate(
         n_prompt,
     };
     if options.streams() {
-        return stream(updates, GenerateWriter { answer: Answer::default(), ending: Some(ending) }).await;
+        let writer = GenerateWriter { answer: Answer::default(), ending: Some(ending) };
+        return Ok(stream(updates, writer, app.settings.sse_keep_alive));
     }
     let answer = collect(updates, 1).await?.remove(0);
     Ok(json(StatusCode::OK, &ending.end(answer)))
+}
+
+/// Fields of a message that a session keeps and gives to the template: those that chat APIs define.
+const MESSAGE_FIELDS: [&str; 9] = [
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "function_call",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+];
+
+/// The messages of a session before this turn, and those of the turn.
+fn conversation(before: &History, messages: Vec<Json>) -> Vec<Json> {
+    let mut all = if let History::Messages(messages) = before { messages.to_vec() } else { Vec::new() };
+    all.extend(messages.into_iter().map(|message| match message {
+        Json::Object(mut fields) => {
+            fields.retain(|(name, _)| MESSAGE_FIELDS.contains(&name.as_str()));
+            Json::Object(fields)
+        }
+        other => other,
+    }));
+    all
 }
 
 /// The tokens to continue, and the conversation so far if it is one of messages.
 async fn prompt(
     app: &Arc<App>,
     generate: Generate,
-    turn: Option<&mut Turn>,
+    turn: Option<&Turn>,
 ) -> Result<(Vec<u32>, Option<Vec<Json>>), ApiError> {
-    let (mut before, history) = match turn {
-        Some(turn) => (std::mem::take(&mut turn.tokens), std::mem::take(&mut turn.history)),
-        None => (Vec::new(), History::None),
-    };
-    if history == History::None {
-        // of requests that brought everything themselves
-        before.clear();
-    }
+    let before = turn.map(|turn| turn.conversation.clone()).unwrap_or_default();
     let mixed = |now: &str, before: &str| {
         let message = format!("{now} is given, but this session was begun with {before}");
         Err(ApiError::param(now, message))
     };
-    match (generate.prompt, generate.messages, history) {
+    let reserve = |tokens: &Arc<Vec<u32>>, history: History| -> Result<(), ApiError> {
+        let Some(turn) = turn else { return Ok(()) };
+        app.queue.forget(turn.reserve(&Conversation { tokens: Arc::clone(tokens), history })?);
+        Ok(())
+    };
+    match (generate.prompt, generate.messages, before.history) {
         (Some(_), Some(_), _) | (None, None, _) => Err(ApiError::param("prompt", "expected either prompt or messages")),
         (Some(_), None, History::Messages(_)) => mixed("prompt", "messages"),
         (None, Some(_), History::Text) => mixed("messages", "a prompt"),
-        (Some(text), None, _) => {
+        (Some(text), None, history) => {
+            // without a history, the tokens are of requests that brought everything themselves
+            let mut tokens = if history == History::None { Vec::new() } else { Arc::unwrap_or_clone(before.tokens) };
             let options =
-                EncodeOptions { add_special: before.is_empty(), parse_special: generate.parse_special == Some(true) };
+                EncodeOptions { add_special: tokens.is_empty(), parse_special: generate.parse_special != Some(false) };
             let model = Arc::clone(&app.model);
             let new = beside(text.len(), move || Ok(model.tokenizer.encode(&text, options))).await?;
-            before.extend(new);
-            Ok((before, None))
+            tokens.extend(new);
+            let tokens = Arc::new(tokens);
+            reserve(&tokens, History::Text)?;
+            Ok((Arc::unwrap_or_clone(tokens), None))
         }
         (None, Some(messages), history) => {
-            let mut all = if let History::Messages(messages) = history { messages } else { Vec::new() };
-            all.extend(checked(messages)?);
-            let tokens = render(app, all.clone(), None, Vec::new()).await?;
+            if turn.is_none() {
+                return Ok((render(app, messages, None, Vec::new(), Opening::Answer).await?, None));
+            }
+            let all = move || Ok(Arc::new(conversation(&history, checked(messages)?)));
+            let all = beside(usize::MAX, all).await?;
+            reserve(&before.tokens, History::Messages(Arc::clone(&all)))?;
+            let all = Arc::unwrap_or_clone(all);
+            let tokens = render(app, all.clone(), None, Vec::new(), Opening::Answer).await?;
             Ok((tokens, Some(all)))
         }
     }
@@ -220,6 +257,7 @@ async fn prompt(
 
 /// What is left to do when the answer is complete.
 struct Ending {
+    app: Arc<App>,
     /// The session, the tokens of the prompt, and the messages if it is a conversation.
     turn: Option<(Turn, Vec<u32>, Option<Vec<Json>>)>,
     response: GenerateResponse,
@@ -236,11 +274,11 @@ impl Ending {
             let history = match messages {
                 Some(mut messages) => {
                     messages.push(Json::message("assistant", &answer.text));
-                    History::Messages(messages)
+                    History::Messages(Arc::new(messages))
                 }
                 None => History::Text,
             };
-            turn.end(all, history);
+            self.app.queue.forget(turn.end(Conversation { tokens: Arc::new(all), history }));
         }
         let (text, receipt) = (answer.text, answer.receipt);
         GenerateResponse { text, tokens, finish_reason, usage, receipt, ..self.response }

@@ -5,15 +5,14 @@ use std::time::Instant;
 
 use starling::chat::{ChatRequest, Json, Now};
 
+use super::super::offload::offload;
 use super::super::state::{App, unix_now};
 use super::super::trace::Trace;
 use super::error::ApiError;
-use super::tools::with_data;
+use super::tools::check_calls;
 
 /// Roles that templates know.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
-/// Texts longer than this are prepared beside the threads that serve connections.
-const LONG: usize = 16 << 10;
 
 /// Checks the form of messages; parts of text become one text.
 ///
@@ -48,7 +47,7 @@ fn one(i: usize, message: Json) -> Result<Json, ApiError> {
         Some((_, Json::Null)) | None => return Err(at(".content", "is missing".into())),
         Some(_) => return Err(at(".content", "is neither a string nor a list of parts".into())),
     }
-    with_data(&mut fields);
+    check_calls(&mut fields, &format!("messages[{i}]"))?;
     Ok(Json::Object(fields))
 }
 
@@ -76,20 +75,49 @@ fn part_text<'a>(at: &str, part: &'a Json) -> Result<&'a str, ApiError> {
     }
 }
 
-/// The tokens of a conversation, where an answer is to follow.
+/// How the text of a conversation ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opening {
+    /// With the beginning of an answer.
+    Answer,
+    /// Where its last message ends, which the answer continues.
+    Continued,
+    /// With the end of its last message.
+    Nothing,
+}
+
+/// How a conversation ends by the options `continue_final_message` and `add_generation_prompt`. Without them a new message
+/// begins, as with OpenAI and vLLM, also after an assistant's message.
 ///
 /// # Errors
-/// If the template fails or refuses.
+/// If both are true.
+pub fn opening(continued: Option<bool>, begun: Option<bool>) -> Result<Opening, ApiError> {
+    match (continued, begun) {
+        (Some(true), Some(true)) => {
+            let message = "continue_final_message and add_generation_prompt are both true, expected one of them";
+            Err(ApiError::param("continue_final_message", message))
+        }
+        (Some(true), _) => Ok(Opening::Continued),
+        (_, Some(false)) => Ok(Opening::Nothing),
+        _ => Ok(Opening::Answer),
+    }
+}
+
+/// The tokens of a conversation.
+///
+/// # Errors
+/// If a message is wrong, or the template fails or refuses.
 pub async fn render(
     app: &Arc<App>,
     messages: Vec<Json>,
     tools: Option<Json>,
     variables: Vec<(String, Json)>,
+    opening: Opening,
 ) -> Result<Vec<u32>, ApiError> {
     let inner = Arc::clone(app);
     // a template is a program: never on a thread that serves connections
     beside(usize::MAX, move || {
-        let rendered = text(&inner, messages, tools, variables)?;
+        let rendered = text(&inner, checked(messages)?, tools, variables, opening)?;
         Ok(rendered.encode(&inner.model.tokenizer))
     })
     .await
@@ -104,9 +132,11 @@ pub fn text(
     messages: Vec<Json>,
     tools: Option<Json>,
     variables: Vec<(String, Json)>,
+    opening: Opening,
 ) -> Result<starling::chat::Rendered, ApiError> {
     let now = Some(Now::from_unix(unix_now().cast_signed()));
-    let request = ChatRequest { messages, tools, add_generation_prompt: true, now, variables };
+    let (add_generation_prompt, continue_final_message) = (opening == Opening::Answer, opening == Opening::Continued);
+    let request = ChatRequest { messages, tools, add_generation_prompt, continue_final_message, now, variables };
     Ok(app.template.render(&request, &app.model.tokenizer)?)
 }
 
@@ -119,12 +149,7 @@ pub async fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let start = Instant::now();
-    let result = if size < LONG {
-        work()
-    } else {
-        let failed = |_| Err(ApiError::internal("preparing the prompt failed"));
-        tokio::task::spawn_blocking(work).await.unwrap_or_else(failed)
-    };
+    let result = offload(size, work).await.and_then(|result| result);
     Trace::current().stage("tokenize", start, Instant::now(), &[]);
     result
 }

@@ -6,19 +6,21 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use starling::engine::Request;
 use starling::error::RequestError;
-use starling::sampler::{ALL_TOKENS, Constraint, DRY_BREAKERS, Dry, LogprobKind, SamplingOptions};
-use starling::tokenizer::Tokenizer;
+use starling::sampler::{ALL_TOKENS, Constraint, DRY_BREAKERS, Dry, LogprobKind, PenaltyScope, SamplingOptions};
 use utoipa::ToSchema;
 
+use super::super::offload::offload;
 use super::super::scheduler::{Flow, Priority};
 use super::super::sessions::MAX_NAME;
 use super::super::state::{App, Caller, random};
-use super::error::ApiError;
+use super::error::{ApiError, quoted};
 use crate::sampling::breakers;
 
 /// Texts that DRY's repetitions do not reach over, at most, and bytes of one.
 const MAX_BREAKERS: usize = 16;
 const MAX_BREAKER: usize = 40;
+/// Bytes of a salt of the prefix cache: it is hashed for each prompt.
+const MAX_SALT: usize = 1024;
 
 /// Options of an answer: OpenAI's, and as llama-server and vLLM name them the others.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
@@ -50,8 +52,9 @@ pub struct Options {
     /// 0 takes the most probable token; 1 is the default.
     #[schema(minimum = 0, maximum = 2)]
     pub temperature: Option<f32>,
-    /// Keep the most probable tokens of this mass; 1, the default, keeps all.
-    #[schema(exclusive_minimum = 0, maximum = 1)]
+    /// Keep the most probable tokens of this mass; 1, the default, keeps all, and 0 only the most probable one, as
+    /// `temperature` 0 does.
+    #[schema(minimum = 0, maximum = 1)]
     pub top_p: Option<f32>,
     /// Keep this many of the most probable tokens; 0 or -1, the default, keeps all.
     #[schema(minimum = -1)]
@@ -64,13 +67,17 @@ pub struct Options {
     pub typical_p: Option<f32>,
     /// Added to logits, by token id.
     pub logit_bias: Option<BTreeMap<String, f32>>,
-    /// Penalty of a token for each time it occurs.
+    /// Subtracted from the logit of a token for each time it occurs, in the tokens that `penalty_scope` says.
     #[schema(minimum = -2, maximum = 2)]
     pub frequency_penalty: Option<f32>,
-    /// Penalty of a token that occurs.
+    /// Subtracted once from the logit of a token that occurs, in the tokens that `penalty_scope` says.
     #[schema(minimum = -2, maximum = 2)]
     pub presence_penalty: Option<f32>,
-    /// Logits of tokens that occur are divided by this.
+    /// Which tokens `frequency_penalty` and `presence_penalty` count: `answer`, those of the answer, as OpenAI and vLLM
+    /// do and these endpoints by default; `all`, those of the prompt too, as llama.cpp does and `/v1/generate` and
+    /// `/execute` by default.
+    pub penalty_scope: Option<Scope>,
+    /// Divides the positive logits of tokens that occur in the prompt or in the answer, and multiplies the others.
     #[serde(alias = "repeat_penalty")]
     #[schema(exclusive_minimum = 0)]
     pub repetition_penalty: Option<f32>,
@@ -99,6 +106,16 @@ pub struct Options {
     pub receipt: Option<bool>,
     /// Who the request is for: the people of a tenant take turns.
     pub user: Option<String>,
+}
+
+/// Which tokens penalties count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// Those of the prompt and of the answer.
+    All,
+    /// Those of the answer.
+    Answer,
 }
 
 /// Options of answers in pieces.
@@ -272,7 +289,8 @@ impl Options {
             }),
             Some(PriorityName::Name(name)) => {
                 let found = Priority::ALL.into_iter().find(|p| p.name() == name);
-                let message = || format!("priority is {name:?}, expected high, normal, low, or a whole number");
+                let message =
+                    || format!("priority is {:?}, expected high, normal, low, or a whole number", quoted(name));
                 Some(found.ok_or_else(|| ApiError::param("priority", message()))?)
             }
         };
@@ -286,8 +304,8 @@ impl Options {
         self.seed.map(|s| s.0).or(app.settings.seed).unwrap_or_else(|| random() >> 11)
     }
 
-    /// The engine's request for a prompt, the answer to which follows a constraint if there is one. `default` is the
-    /// length of answers that ask for none.
+    /// The engine's request for a prompt, the answer to which follows a constraint if there is one: with the sampling
+    /// options, whether the prompt's log-probabilities are wanted, and the length of answers that ask for none.
     ///
     /// # Errors
     /// What is out of range, or does not fit.
@@ -297,7 +315,7 @@ impl Options {
         caller: &Caller,
         tokens: Vec<u32>,
         constraint: Option<Arc<dyn Constraint>>,
-        (logprobs, seed, default): (Logprobs, u64, Option<usize>),
+        (sampling, prompt_logprobs, default): (SamplingOptions, bool, Option<usize>),
         param: &str,
     ) -> Result<Request, ApiError> {
         let Some(sizes) = &app.engine else {
@@ -310,14 +328,14 @@ impl Options {
             return Err(ApiError::param(param, message).code("context_length_exceeded"));
         }
         let request = Request {
-            sampling: self.sampling(&app.model.tokenizer, logprobs, seed)?,
-            max_tokens: self.max_tokens(app, n_prompt, default, usize::from(!logprobs.prompt))?,
+            sampling,
+            max_tokens: self.max_tokens(app, n_prompt, default, usize::from(!prompt_logprobs))?,
             stop: self.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec),
             stop_tokens: self.stop_token_ids.clone().unwrap_or_default(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
-            cache_salt: app.salt(&caller.tenant.name, self.cache_salt.as_deref()),
+            cache_salt: self.salt(app, caller)?,
             receipt: self.receipt.unwrap_or(false),
-            prompt_logprobs: logprobs.prompt,
+            prompt_logprobs,
             constraint,
             ..Request::new(tokens)
         };
@@ -373,7 +391,41 @@ impl Options {
         Ok(Some(fits.min(most.unwrap_or(usize::MAX)).min(default.unwrap_or(usize::MAX))))
     }
 
-    fn sampling(&self, tokenizer: &Tokenizer, logprobs: Logprobs, seed: u64) -> Result<SamplingOptions, ApiError> {
+    /// The salt of the prefix cache.
+    ///
+    /// # Errors
+    /// If what the request gives is too long.
+    pub fn salt(&self, app: &App, caller: &Caller) -> Result<u64, ApiError> {
+        let salt = self.cache_salt.as_deref();
+        match salt.map(str::len) {
+            Some(n) if n > MAX_SALT => {
+                let message = format!("cache_salt has {n} bytes, expected at most {MAX_SALT}");
+                Err(ApiError::param("cache_salt", message))
+            }
+            _ => Ok(app.salt(&caller.tenant.name, salt)),
+        }
+    }
+
+    /// The sampling options of the engine, once for all prompts of a request: DRY's breakers are looked up in the whole
+    /// vocabulary, which takes long.
+    ///
+    /// # Errors
+    /// What is out of range.
+    pub async fn sampling(&self, app: &Arc<App>, logprobs: Logprobs, seed: u64) -> Result<SamplingOptions, ApiError> {
+        let mut sampling = self.ranged(logprobs, seed)?;
+        if let Some(dry) = &mut sampling.dry {
+            let (model, texts) = (Arc::clone(&app.model), self.dry_sequence_breakers.clone());
+            let look_up = move || match texts {
+                Some(texts) => breakers(&model.tokenizer, &texts),
+                None => breakers(&model.tokenizer, &DRY_BREAKERS),
+            };
+            dry.breakers = offload(usize::MAX, look_up).await?;
+        }
+        Ok(sampling)
+    }
+
+    /// The sampling options without DRY's breakers.
+    fn ranged(&self, logprobs: Logprobs, seed: u64) -> Result<SamplingOptions, ApiError> {
         let within = |name: &'static str, value: Option<f32>, low: f32, high: f32, default: f32| match value {
             Some(x) if !(low..=high).contains(&x) => {
                 Err(ApiError::param(name, format!("{name} is {x}, expected a number from {low} to {high}")))
@@ -384,25 +436,36 @@ impl Options {
         if top_k < -1 {
             return Err(ApiError::param("top_k", format!("top_k is {top_k}, expected -1, 0 or more")));
         }
+        let top_p = within("top_p", self.top_p, 0.0, 1.0, 1.0)?;
+        let temperature = within("temperature", self.temperature, 0.0, 2.0, 1.0)?;
+        // the most probable token always stays, and of a mass of 0 no other does
+        let is_greedy = top_p == 0.0;
+        // a scope that changes nothing is left out, so that receipts of the same answer are the same
+        let has_counts = [self.frequency_penalty, self.presence_penalty].iter().flatten().any(|x| *x != 0.0);
         Ok(SamplingOptions {
             logit_bias: self.bias()?,
             repeat_penalty: self.repetition_penalty.unwrap_or(1.0),
             repeat_last_n: starling::sampler::ALL_TOKENS,
+            penalty_scope: match self.penalty_scope {
+                Some(Scope::Answer) if has_counts => PenaltyScope::Answer,
+                _ => PenaltyScope::All,
+            },
             frequency_penalty: within("frequency_penalty", self.frequency_penalty, -2.0, 2.0, 0.0)?,
             presence_penalty: within("presence_penalty", self.presence_penalty, -2.0, 2.0, 0.0)?,
-            dry: self.dry(tokenizer)?,
+            dry: self.dry()?,
             top_k: u32::try_from(top_k.max(0)).unwrap_or(u32::MAX),
             typical_p: self.typical_p.unwrap_or(1.0),
-            top_p: self.top_p.unwrap_or(1.0),
+            top_p: if is_greedy { 1.0 } else { top_p },
             min_p: within("min_p", self.min_p, 0.0, 1.0, 0.0)?,
-            temperature: within("temperature", self.temperature, 0.0, 2.0, 1.0)?,
+            temperature: if is_greedy { 0.0 } else { temperature },
             seed,
             logprobs: if logprobs.wanted { LogprobKind::Raw } else { LogprobKind::None },
             top_logprobs: logprobs.top,
         })
     }
 
-    fn dry(&self, tokenizer: &Tokenizer) -> Result<Option<Dry>, ApiError> {
+    /// DRY's options, without breakers.
+    fn dry(&self) -> Result<Option<Dry>, ApiError> {
         let at_least = |name: &'static str, value: f64, least: f64| {
             let message = || format!("{name} is {value}, expected a number of {least} or more");
             if value >= least { Ok(()) } else { Err(ApiError::param(name, message())) }
@@ -418,15 +481,15 @@ impl Options {
             let message = format!("expected at most {MAX_BREAKERS} texts of 1 to {MAX_BREAKER} bytes");
             return Err(ApiError::param("dry_sequence_breakers", message));
         }
-        let breakers = || texts.map_or_else(|| breakers(tokenizer, &DRY_BREAKERS), |texts| breakers(tokenizer, texts));
         let last_n = u32::try_from(last_n).unwrap_or(ALL_TOKENS);
-        Ok((multiplier > 0.0).then(|| Dry { multiplier, base, allowed_length, last_n, breakers: breakers() }))
+        Ok((multiplier > 0.0).then(|| Dry { multiplier, base, allowed_length, last_n, breakers: Vec::new() }))
     }
 
     fn bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {
         let entry = |(id, bias): (&String, &f32)| {
             let wrong = |what: String| ApiError::param("logit_bias", what);
-            let token = id.parse().map_err(|_| wrong(format!("logit_bias has {id:?}, expected ids of tokens")))?;
+            let token =
+                id.parse().map_err(|_| wrong(format!("logit_bias has {:?}, expected ids of tokens", quoted(id))))?;
             if !(-100.0..=100.0).contains(bias) {
                 return Err(wrong(format!("logit_bias of {id} is {bias}, expected a number from -100 to 100")));
             }

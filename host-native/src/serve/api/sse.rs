@@ -2,7 +2,8 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::header;
@@ -10,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use hyper::body::Frame;
 use serde::Serialize;
+use tokio::time::{Instant, Sleep, sleep};
 use utoipa::ToSchema;
 
 use super::super::queue::Update;
@@ -51,6 +53,11 @@ impl Events {
         self.json(data);
     }
 
+    /// A line that clients leave out.
+    fn comment(&mut self, text: &str) {
+        self.bytes.extend_from_slice(format!(": {text}\n\n").as_bytes());
+    }
+
     /// The event that ends a stream of OpenAI's.
     pub fn done(&mut self) {
         self.bytes.extend_from_slice(b"data: [DONE]\n\n");
@@ -73,28 +80,23 @@ struct Stream<W> {
     updates: Updates,
     writer: W,
     over: bool,
-    /// The first update, which decided that there is a stream.
-    first: Option<(usize, Update)>,
+    /// Time after which a comment is sent where there is nothing else; none if it is zero.
+    keep_alive: Duration,
+    silence: Pin<Box<Sleep>>,
     /// The request's name, for errors.
     id: Arc<str>,
 }
 
-/// Waits until the first answer starts, so that what goes wrong before has a status; then streams.
-///
-/// # Errors
-/// What went wrong before.
-pub async fn stream<W: Writer>(mut updates: Updates, writer: W) -> Result<Response, ApiError> {
-    let first = match updates.recv().await {
-        Some((_, Update::Failed(failed))) => return Err(failed.into()),
-        None => return Err(engine_failed()),
-        first => first,
-    };
+/// A response whose head is sent at once: while the request waits in the queue, and whenever nothing else is sent for
+/// `keep_alive`, the client gets comments, so that proxies with a limit on idle connections keep it. Errors from here on
+/// are events.
+pub fn stream<W: Writer>(updates: Updates, writer: W, keep_alive: Duration) -> Response {
     let id = REQUEST_ID.try_with(Arc::clone).unwrap_or_else(|_| "".into());
-    let stream = Stream { updates, writer, over: false, first, id };
+    let stream = Stream { updates, writer, over: false, keep_alive, silence: Box::pin(sleep(keep_alive)), id };
     let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
     // proxies that buffer would hold the pieces back
     let accel = [("x-accel-buffering", "no")];
-    Ok((headers, accel, Body::new(stream.map_err(|never| match never {}))).into_response())
+    (headers, accel, Body::new(stream.map_err(|never| match never {}))).into_response()
 }
 
 /// The engine's thread has ended by a fault.
@@ -133,23 +135,24 @@ impl<W: Writer> Stream<W> {
         let mut events = Events::default();
         // everything there is goes out at once
         while !this.over && events.bytes.len() < FRAME {
-            let next = match this.first.take() {
-                Some(first) => Poll::Ready(Some(first)),
-                None => this.updates.poll_recv(context),
-            };
-            match next {
+            match this.updates.poll_recv(context) {
                 Poll::Ready(Some((index, update))) => match fault(&update) {
                     Some(error) => this.fail(&error, &mut events),
                     None => this.over = this.writer.update(index, update, &mut events),
                 },
                 Poll::Ready(None) => this.fail(&engine_failed(), &mut events),
-                Poll::Pending if events.bytes.is_empty() => return Poll::Pending,
-                Poll::Pending => break,
+                Poll::Pending if !events.bytes.is_empty() => break,
+                Poll::Pending if this.keep_alive.is_zero() => return Poll::Pending,
+                Poll::Pending => {
+                    ready!(this.silence.as_mut().poll(context));
+                    events.comment("keep-alive");
+                }
             }
         }
         if events.bytes.is_empty() {
             return Poll::Ready(None);
         }
+        this.silence.as_mut().reset(Instant::now() + this.keep_alive);
         Poll::Ready(Some(events.bytes.into()))
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::Deserialize;
 use serde_json::Value;
 use starling::sampler::Constraint;
-use starling::structure::{Calls, Form, StructureError};
+use starling::structure::{Calls, CallsPart, Form, StructureError};
 use utoipa::ToSchema;
 
 use super::super::state::App;
@@ -151,13 +151,23 @@ pub async fn constraint(app: &Arc<App>, param: String, form: Form) -> Result<Arc
     made(app, move |app| app.grammars.constraint(&app.model, &form).map_err(|e| (param, e))).await
 }
 
-/// The constraint of an answer that calls tools.
+/// The constraint of an answer that calls tools; with a form and the part of the request that says it, of an answer that
+/// either calls tools or is of that form.
 ///
 /// # Errors
-/// Which tool's parameters are wrong, and how.
-pub async fn calling(app: &Arc<App>, calls: Calls) -> Result<Arc<dyn Constraint>, ApiError> {
-    let param = |i: Option<usize>| i.map_or("tools".into(), |i| format!("tools[{i}].function.parameters"));
-    made(app, move |app| app.grammars.calls(&app.model, &calls).map_err(|(i, e)| (param(i), e))).await
+/// Which part of the request is wrong, and how.
+pub async fn calling(
+    app: &Arc<App>,
+    calls: Calls,
+    answer: Option<(String, Form)>,
+) -> Result<Arc<dyn Constraint>, ApiError> {
+    let (param, form) = answer.unzip();
+    let param = move |part| match part {
+        CallsPart::Tool(i) => format!("tools[{i}].function.parameters"),
+        CallsPart::Tools => "tools".into(),
+        CallsPart::Answer => param.unwrap_or_default(),
+    };
+    made(app, move |app| app.grammars.calls(&app.model, &calls, form.as_ref()).map_err(|(i, e)| (param(i), e))).await
 }
 
 /// A constraint as `make` makes it, which says what part of the request is wrong if it cannot.

@@ -3,16 +3,13 @@
 use std::sync::Arc;
 
 use starling::engine::Request;
-use tokio::sync::mpsc::Receiver;
 
-use super::super::queue::{Job, PromptKnown, Times, Update, updates};
+pub use super::super::queue::Updates;
+use super::super::queue::{Job, PromptKnown, Times, updates};
 use super::super::scheduler::Flow;
 use super::super::state::{App, Caller};
 use super::super::trace::{Stages, Trace};
 use super::error::ApiError;
-
-/// Updates of the answers of one HTTP request, each with the number of its answer.
-pub type Updates = Receiver<(usize, Update)>;
 
 /// Puts `n` answers to each of `requests` into the queue, all or none: those to the first come first.
 ///
@@ -27,12 +24,9 @@ pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n
     let each = requests.iter().map(max_tokens).max().unwrap_or(1);
     let tokens: usize = requests.iter().map(|r| (r.tokens.len() + max_tokens(r)) * n).sum();
     let count = requests.len() * n;
-    if count > app.settings.queue_high {
-        let most = app.settings.queue_high;
-        return Err(ApiError::param("n", format!("{count} answers at once, this server takes at most {most}")));
-    }
+    check_count(app, count)?;
     caller.tenant.count_tokens(tokens, app.settings.key_tokens).inspect_err(|_| app.metrics.rejected("key_tokens"))?;
-    let (to, updates) = updates(count, each);
+    let (to, mut updates) = updates(count, each);
     let (queue, total) = (app.settings.queue_timeout, app.settings.request_timeout);
     let times = Times { came: caller.came, queue, total };
     let mut jobs = Vec::with_capacity(count);
@@ -44,13 +38,23 @@ pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n
             let request = Request { sequence: sequence as u64, prompt_logprobs, ..request.clone() };
             let (prompt, to, trace) = (Arc::clone(&prompt), to.clone(), trace.clone());
             let (index, leads, stages) = (i * n + sequence, sequence == 0, Stages::new());
+            let request = Some(Box::new(request));
             jobs.push(Job { request, index, to, times, prompt, leads, trace, stages });
         }
     }
-    let result = app.queue.generate(flow, tokens.div_ceil(count.max(1)), jobs);
-    result.map_err(|closed| {
-        app.metrics.rejected(closed.name());
-        ApiError::from(closed)
-    })?;
+    let ticket = app.queue.generate(flow, tokens.div_ceil(count.max(1)), times.deadline(), jobs);
+    updates.hold(ticket.inspect_err(|closed| app.metrics.rejected(closed.name()))?);
     Ok(updates)
+}
+
+/// Checks the number of answers of one HTTP request, before work is done for each.
+///
+/// # Errors
+/// If there are more than ever wait.
+pub fn check_count(app: &App, count: usize) -> Result<(), ApiError> {
+    let most = app.settings.queue_high;
+    if count > most {
+        return Err(ApiError::param("n", format!("{count} answers at once, this server takes at most {most}")));
+    }
+    Ok(())
 }

@@ -11,11 +11,12 @@ use starling::chat::Json;
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 use utoipa::ToSchema;
 
+use super::super::offload::offload;
 use super::super::state::App;
 use super::answer::piece;
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, json};
-use super::messages::{beside, checked, text};
+use super::messages::{beside, checked, opening, text};
 use super::options::check_model;
 use super::tools::told;
 use crate::read_whole;
@@ -79,12 +80,16 @@ pub struct TemplateRequest {
     /// Tools that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     pub tools: Option<Value>,
+    /// As in a chat completion.
+    pub continue_final_message: Option<bool>,
+    /// As in a chat completion.
+    pub add_generation_prompt: Option<bool>,
 }
 
 /// The text of a conversation.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TemplateResponse {
-    /// The text, with the beginning of an answer.
+    /// The text, as an answer follows it.
     pub prompt: String,
     /// Its tokens. Text of the messages that spells a control token is none, so these are not those of `prompt` then.
     pub tokens: Vec<u32>,
@@ -110,15 +115,16 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(body): Body<TokenizeRequ
     let response = beside(body.text.len(), move || {
         let tokenizer = &app.model.tokenizer;
         let (tokens, ranges) = tokenizer.encode_with_offsets(&body.text, options);
-        Ok(TokenizeResponse {
+        let response = TokenizeResponse {
             pieces: tokens.iter().map(|t| piece(tokenizer, *t)).collect(),
             offsets: ranges.into_iter().map(|r| [r.start, r.end]).collect(),
             count: tokens.len(),
             tokens,
             max_model_len,
-        })
+        };
+        Ok(json(StatusCode::OK, &response))
     });
-    Ok(json(StatusCode::OK, &response.await?))
+    response.await
 }
 
 /// Puts tokens together.
@@ -134,15 +140,19 @@ pub async fn detokenize(
     Body(body): Body<DetokenizeRequest>,
 ) -> Result<Response, ApiError> {
     check_model(&app, body.model.as_deref())?;
-    let tokenizer = &app.model.tokenizer;
-    let n = tokenizer.n_vocab();
-    if let Some((at, token)) = body.tokens.iter().enumerate().find(|(_, t)| **t as usize >= n) {
-        let param = format!("tokens[{at}]");
-        return Err(ApiError::param(&param, format!("{param} is {token}, expected one of the model's {n} tokens")));
-    }
-    let bytes = tokenizer.decode(&body.tokens, DecodeOptions { skip_special: body.skip_special.unwrap_or(false) });
-    let text = String::from_utf8_lossy(&bytes).into_owned();
-    Ok(json(StatusCode::OK, &DetokenizeResponse { text }))
+    let n_tokens = body.tokens.len();
+    let decode = move || {
+        let tokenizer = &app.model.tokenizer;
+        let n = tokenizer.n_vocab();
+        if let Some((at, token)) = body.tokens.iter().enumerate().find(|(_, t)| **t as usize >= n) {
+            let param = format!("tokens[{at}]");
+            return Err(ApiError::param(&param, format!("{param} is {token}, expected one of the model's {n} tokens")));
+        }
+        let options = DecodeOptions { skip_special: body.skip_special.unwrap_or(false) };
+        let text = String::from_utf8_lossy(&tokenizer.decode(&body.tokens, options)).into_owned();
+        Ok(json(StatusCode::OK, &DetokenizeResponse { text }))
+    };
+    offload(n_tokens, decode).await?
 }
 
 /// Renders a conversation by the model's chat template.
@@ -158,13 +168,13 @@ pub async fn apply_template(
     Body(body): Body<TemplateRequest>,
 ) -> Result<Response, ApiError> {
     check_model(&app, body.model.as_deref())?;
-    let messages = checked(body.messages)?;
+    let opening = opening(body.continue_final_message, body.add_generation_prompt)?;
     let tools = told(&app, body.tools, None, true)?.tools;
     // a template is a program: never on a thread that serves connections
     let response = beside(usize::MAX, move || {
-        let rendered = text(&app, messages, tools, Vec::new())?;
+        let rendered = text(&app, checked(body.messages)?, tools, Vec::new(), opening)?;
         let tokens = rendered.encode(&app.model.tokenizer);
-        Ok(TemplateResponse { prompt: rendered.text, tokens })
+        Ok(json(StatusCode::OK, &TemplateResponse { prompt: rendered.text, tokens }))
     });
-    Ok(json(StatusCode::OK, &response.await?))
+    response.await
 }

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use starling::chat::Json;
+use starling::engine::FinishReason;
 use starling::structure::{CALL_CLOSE as CLOSE, CALL_OPEN as OPEN, Calls};
 use utoipa::ToSchema;
 
@@ -45,8 +46,10 @@ struct Written {
 pub struct Told {
     /// Those that the model is told of.
     pub tools: Option<Json>,
-    /// How the answer has to call them, if that is asked for.
+    /// How an answer calls them; nothing if there are none.
     pub calls: Option<Calls>,
+    /// Whether the answer has to keep to that: a call is asked for, or a tool is strict.
+    pub is_bound: bool,
     /// Whether the answer is nothing but calls.
     pub is_forced: bool,
 }
@@ -110,7 +113,7 @@ pub fn told(app: &App, tools: Option<Value>, choice: Option<ToolChoice>, paralle
         if is_forced {
             return Err(ApiError::param("tool_choice", "tool_choice asks for a call, but the request has no tools"));
         }
-        return Ok(Told { tools: None, calls: None, is_forced: false });
+        return Ok(Told { tools: None, calls: None, is_bound: false, is_forced: false });
     }
     for (i, tool) in tools.iter().enumerate() {
         if tool["type"] != "function" || !tool["function"]["name"].is_string() {
@@ -124,34 +127,83 @@ pub fn told(app: &App, tools: Option<Value>, choice: Option<ToolChoice>, paralle
     }
     let is_strict = |tool: &Value| tool["function"]["strict"] == true;
     let named = |name: &str| tools.iter().position(|tool| tool["function"]["name"] == name);
+    let is_bound = is_forced || tools.iter().any(is_strict);
     let calls = match choice {
-        ToolChoice::Mode(ToolMode::Required) => Some(Calls::new(&tools, 0..tools.len(), true, parallel)),
         ToolChoice::Function { function, .. } => {
             let name = &function.name;
             let message = || format!("tool_choice asks for {name:?}, which is not among the tools");
             let i = named(name).ok_or_else(|| ApiError::param("tool_choice", message()))?;
-            Some(Calls::new(&tools, i..i + 1, true, false))
+            Calls::new(&tools, i..i + 1, true, false)
         }
-        ToolChoice::Mode(_) => tools.iter().any(is_strict).then(|| Calls::new(&tools, 0..tools.len(), false, parallel)),
+        ToolChoice::Mode(_) => Calls::new(&tools, 0..tools.len(), is_forced, parallel),
     };
     let tools = serde_json::from_value(Value::Array(tools)).map_err(|e| ApiError::param("tools", e.to_string()))?;
-    Ok(Told { tools: Some(tools), calls, is_forced })
+    Ok(Told { tools: Some(tools), calls: Some(calls), is_bound, is_forced })
 }
 
-/// Calls of an earlier answer as templates want them: with arguments that are data, not text of it.
-pub fn with_data(message: &mut [(String, Json)]) {
-    let calls = message.iter_mut().find(|(name, _)| name == "tool_calls");
-    let Some((_, Json::Array(calls))) = calls else { return };
-    for call in calls {
-        let Json::Object(call) = call else { continue };
-        let Some((_, Json::Object(function))) = call.iter_mut().find(|(name, _)| name == "function") else { continue };
-        if let Some((_, arguments)) = function.iter_mut().find(|(name, _)| name == "arguments")
-            && let Json::Str(text) = arguments
-            && let Ok(data) = serde_json::from_str(text)
-        {
-            *arguments = data;
-        }
+/// Checks the calls of an earlier answer, a message that stands at `at`, and makes them what templates want: with
+/// arguments that are data, not text of it. Arguments that are missing, null or empty are `{}`.
+///
+/// # Errors
+/// The part that is wrong, by its name.
+pub fn check_calls(message: &mut Vec<(String, Json)>, at: &str) -> Result<(), ApiError> {
+    // clients write what is not there as null
+    message.retain(|(name, value)| name != "tool_calls" || *value != Json::Null);
+    let Some((_, calls)) = message.iter_mut().find(|(name, _)| name == "tool_calls") else { return Ok(()) };
+    let at = format!("{at}.tool_calls");
+    let Json::Array(calls) = calls else { return Err(wrong(&at, "is not a list")) };
+    calls.iter_mut().enumerate().try_for_each(|(i, call)| check_call(call, &format!("{at}[{i}]")))
+}
+
+fn check_call(call: &mut Json, at: &str) -> Result<(), ApiError> {
+    let Json::Object(call) = call else { return Err(wrong(at, "is not an object")) };
+    if let Some((_, kind)) = call.iter().find(|(name, _)| name == "type")
+        && *kind != Json::Str("function".into())
+        && *kind != Json::Null
+    {
+        return Err(wrong(&format!("{at}.type"), "is not \"function\""));
     }
+    if let Some((_, id)) = call.iter().find(|(name, _)| name == "id")
+        && !matches!(id, Json::Str(_) | Json::Null)
+    {
+        return Err(wrong(&format!("{at}.id"), "is not a string"));
+    }
+    let at = format!("{at}.function");
+    let function = match call.iter_mut().find(|(name, _)| name == "function") {
+        Some((_, Json::Object(function))) => function,
+        Some(_) => return Err(wrong(&at, "is not an object")),
+        None => return Err(wrong(&at, "is missing")),
+    };
+    match function.iter().find(|(name, _)| name == "name") {
+        Some((_, Json::Str(name))) if !name.is_empty() => {}
+        Some((_, Json::Str(_))) => return Err(wrong(&format!("{at}.name"), "is empty")),
+        Some(_) => return Err(wrong(&format!("{at}.name"), "is not a string")),
+        None => return Err(wrong(&format!("{at}.name"), "is missing")),
+    }
+    match function.iter_mut().find(|(name, _)| name == "arguments") {
+        None => function.push(("arguments".into(), Json::Object(Vec::new()))),
+        Some((_, Json::Object(_))) => {}
+        Some((_, arguments @ Json::Null)) => *arguments = Json::Object(Vec::new()),
+        Some((_, Json::Str(text))) if text.trim().is_empty() => *text = "{}".into(),
+        Some((_, Json::Str(_))) => {}
+        Some(_) => return Err(wrong(&format!("{at}.arguments"), "is neither a string nor an object")),
+    }
+    if let Some((_, arguments)) = function.iter_mut().find(|(name, _)| name == "arguments")
+        && let Json::Str(text) = arguments
+        && let Ok(data) = serde_json::from_str(text)
+    {
+        *arguments = data;
+    }
+    Ok(())
+}
+
+fn wrong(at: &str, what: &str) -> ApiError {
+    ApiError::param(at, format!("{at} {what}"))
+}
+
+/// Whether an answer that ended so may have been in the middle of something.
+pub fn is_cut(reason: Option<FinishReason>) -> bool {
+    !matches!(reason, Some(FinishReason::StopToken(_) | FinishReason::Complete))
 }
 
 /// Divides the text of an answer into what is said and what is called, as it comes.
@@ -161,12 +213,21 @@ pub struct Divider {
     held: String,
     inside: bool,
     n_calls: usize,
+    /// Text that does not begin with a call has none: it is of a form of its own, which may spell the tags.
+    is_formed: bool,
+    /// That such a text has begun.
+    is_text: bool,
 }
 
 /// New text, and new calls.
 pub type Divided = (String, Vec<ToolCall>);
 
 impl Divider {
+    /// For answers that are either calls or, if they are `formed`, a text of a form that may spell their tags.
+    pub fn new(is_formed: bool) -> Divider {
+        Divider { is_formed, ..Divider::default() }
+    }
+
     /// How many calls there were.
     pub fn calls(&self) -> usize {
         self.n_calls
@@ -176,6 +237,13 @@ impl Divider {
     pub fn push(&mut self, text: &str) -> Divided {
         self.held.push_str(text);
         let (mut said, mut calls) = (String::new(), Vec::new());
+        if self.is_formed && !self.is_text && !self.inside && self.n_calls == 0 {
+            let n = self.held.len().min(OPEN.len());
+            self.is_text = self.held.as_bytes()[..n] != OPEN.as_bytes()[..n];
+        }
+        if self.is_text {
+            return (std::mem::take(&mut self.held), calls);
+        }
         while let Some(at) = self.held.find(if self.inside { CLOSE } else { OPEN }) {
             let before = self.held[..at].to_string();
             if self.inside {
@@ -198,18 +266,22 @@ impl Divider {
         (said, calls)
     }
 
-    /// The end of the text.
-    pub fn finish(&mut self) -> Divided {
+    /// The end of the text. If it is `cut`, a call that is not complete, or text that may begin one, is dropped.
+    pub fn finish(&mut self, cut: bool) -> Divided {
         let held = std::mem::take(&mut self.held);
-        if !std::mem::take(&mut self.inside) {
-            // only white space between calls and the end says nothing
-            let says = self.n_calls == 0 || !held.trim().is_empty();
-            return (if says { held } else { String::new() }, Vec::new());
+        if std::mem::take(&mut self.inside) {
+            let tag = beginning(CLOSE, &held);
+            return match self.call(&held[..held.len() - tag]) {
+                Some(call) => (String::new(), vec![call]),
+                None if cut => (String::new(), Vec::new()),
+                None => (OPEN.to_string() + &held, Vec::new()),
+            };
         }
-        match self.call(&held) {
-            Some(call) => (String::new(), vec![call]),
-            None => (OPEN.to_string() + &held, Vec::new()),
-        }
+        let tag = beginning(OPEN, &held);
+        let said = if cut && tag > 0 { held[..held.len() - tag].trim_end() } else { &held };
+        // only white space between calls and the end says nothing
+        let says = self.n_calls == 0 || !said.trim().is_empty();
+        (if says { said.to_string() } else { String::new() }, Vec::new())
     }
 
     fn call(&mut self, text: &str) -> Option<ToolCall> {
@@ -227,9 +299,14 @@ impl Divider {
 
 /// Bytes at the end that may belong to the beginning of a call: white space, and a part of the tag.
 fn kept(text: &str) -> usize {
-    let tag = (1..OPEN.len()).rev().find(|n| text.ends_with(&OPEN[..*n])).unwrap_or(0);
+    let tag = beginning(OPEN, text);
     let before = &text[..text.len() - tag];
     tag + before.len() - before.trim_end().len()
+}
+
+/// Bytes at the end of a text that are the beginning of a tag.
+fn beginning(tag: &str, text: &str) -> usize {
+    (1..tag.len()).rev().find(|n| text.ends_with(&tag[..*n])).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -239,14 +316,17 @@ mod tests {
 
     /// What is said and what is called, with names and arguments.
     fn divide(pieces: &[&str]) -> (String, Vec<(String, String)>) {
-        let mut divider = Divider::default();
+        divided(Divider::default(), pieces, false)
+    }
+
+    fn divided(mut divider: Divider, pieces: &[&str], cut: bool) -> (String, Vec<(String, String)>) {
         let (mut said, mut called) = (String::new(), Vec::new());
         let mut take = |(text, calls): Divided| {
             said.push_str(&text);
             called.extend(calls.into_iter().map(|call| (call.function.name, call.function.arguments)));
         };
         pieces.iter().for_each(|piece| take(divider.push(piece)));
-        take(divider.finish());
+        take(divider.finish(cut));
         (said, called)
     }
 
@@ -272,6 +352,33 @@ mod tests {
         for form in forms {
             assert_eq!(divide(&["<tool_call>", form, "</tool_call>"]).1, [("f".to_string(), "{}".to_string())]);
         }
+    }
+
+    #[test]
+    fn a_cut_call_is_not_said() {
+        let whole = "Hm.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+        for n in 1..whole.len() {
+            let (said, calls) = divided(Divider::default(), &[&whole[..n]], true);
+            assert!("Hm.\n".starts_with(&said), "{n}: {said:?}");
+            assert_eq!(calls.len(), usize::from(n >= whole.len() - CLOSE.len() - 1), "{n}");
+        }
+        // what the model ends itself is what it says
+        assert_eq!(divide(&["a <tool_call>{"]).0, "a<tool_call>{");
+        assert_eq!(divide(&["a <"]).0, "a <");
+    }
+
+    #[test]
+    fn a_text_of_a_form_may_spell_tags() {
+        let text = "{\"a\": \"<tool_call>{\\\"name\\\": 1}</tool_call>\"}";
+        let call = "<tool_call>\n{\"name\": \"f\"}\n</tool_call>";
+        for n in 1..text.len() {
+            assert_eq!(divided(Divider::new(true), &[&text[..n], &text[n..]], false), (text.to_string(), Vec::new()));
+        }
+        for n in 1..call.len() {
+            let called = vec![("f".to_string(), "{}".to_string())];
+            assert_eq!(divided(Divider::new(true), &[&call[..n], &call[n..]], false), (String::new(), called));
+        }
+        assert_eq!(divided(Divider::new(true), &["<tool"], true).0, "");
     }
 
     proptest! {

@@ -1,0 +1,75 @@
+//! What a template is given in place of a request's messages: roles that it knows, and a mark where a message that is
+//! to be continued ends.
+
+use alloc::borrow::{Cow, ToOwned};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::{ChatError, ChatRequest, Json, Rendered};
+
+/// Stands at the end of a message that is to be continued. Its last character shows whether the template trims.
+const MARK: &str = "starling-continues-here ";
+
+/// Whether a template writes messages of the role `developer` in a way of its own. Others would drop them, or write a
+/// role that their model has never seen.
+pub(super) fn has_developer_role(source: &str) -> bool {
+    ["'developer'", "\"developer\""].iter().any(|name| source.contains(name))
+}
+
+/// The messages for a template that knows the role `developer`, or does not.
+///
+/// # Errors
+/// If the last message is to be continued and cannot be.
+pub(super) fn prepared(request: &ChatRequest, has_developer: bool) -> Result<Cow<'_, [Json]>, ChatError> {
+    let is_developer = |message: &Json| text_of(message, "role") == Some("developer");
+    let is_changed = request.continue_final_message || (!has_developer && request.messages.iter().any(is_developer));
+    if !is_changed {
+        return Ok(Cow::Borrowed(&request.messages));
+    }
+    let mut messages = request.messages.clone();
+    if !has_developer {
+        let developers = messages.iter_mut().filter(|message| is_developer(message));
+        developers.filter_map(|message| field(message, "role")).for_each(|role| *role = Json::Str("system".to_owned()));
+    }
+    if request.continue_final_message {
+        let last = messages.last_mut().ok_or(ChatError::Continue("there is none"))?;
+        if text_of(last, "role") != Some("assistant") {
+            return Err(ChatError::Continue("its role is not assistant"));
+        }
+        let Some(Json::Str(content)) = field(last, "content") else {
+            return Err(ChatError::Continue("its content is not a text"));
+        };
+        content.push_str(MARK);
+    }
+    Ok(Cow::Owned(messages))
+}
+
+/// A conversation up to where its last message is to be continued.
+///
+/// # Errors
+/// If the template does not write that message.
+pub(super) fn cut(mut rendered: Rendered) -> Result<Rendered, ChatError> {
+    let at = rendered.text.rfind(MARK.trim_end()).ok_or(ChatError::Continue("the template does not write it"))?;
+    let is_trimmed = !rendered.text[at..].starts_with(MARK);
+    rendered.text.truncate(at);
+    if is_trimmed {
+        rendered.text.truncate(rendered.text.trim_end().len());
+    }
+    let end = rendered.text.len();
+    rendered.literals.retain(|literal| *literal < end);
+    Ok(rendered)
+}
+
+fn field<'a>(message: &'a mut Json, name: &str) -> Option<&'a mut Json> {
+    let Json::Object(fields) = message else { return None };
+    let fields: &mut Vec<(String, Json)> = fields;
+    fields.iter_mut().find(|(other, _)| other == name).map(|(_, value)| value)
+}
+
+fn text_of<'a>(message: &'a Json, name: &str) -> Option<&'a str> {
+    let Json::Object(fields) = message else { return None };
+    match fields.iter().find(|(other, _)| other == name) {
+        Some((_, Json::Str(text))) => Some(text),
+        _ => None,
+    }
+}

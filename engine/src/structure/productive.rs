@@ -1,0 +1,111 @@
+//! Whether every text that a grammar lets begin can end. A symbol is productive if some text is of it; a rule that
+//! has an unproductive symbol after others is a dead end, which an answer would find out only when it is there.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use llguidance::api::ParserLimits;
+use llguidance::earley::{CGrammar, CSymIdx};
+
+use super::{Limits, StructureError, wrong};
+
+/// Checks that the grammar has no dead end.
+///
+/// # Errors
+/// That it has one.
+pub(super) fn check(grammar: &CGrammar, limits: Limits) -> Result<(), StructureError> {
+    let symbols = reachable(grammar);
+    let is_productive = productive(grammar, &symbols, limits)?;
+    let dead = |sym: &CSymIdx| !is_productive[sym.as_index()];
+    if dead(&grammar.start()) {
+        return Err(wrong("no text of this form ever ends: something in it always needs itself again"));
+    }
+    let rules = symbols.iter().flat_map(|sym| grammar.rules_of(*sym));
+    if rules.map(|rule| grammar.rule_rhs(*rule).0).any(|parts| parts.iter().position(dead).is_some_and(|at| at > 0)) {
+        let message = "has a dead end: a text can begin with a part that nothing can follow, as a key that no pattern \
+                       leaves, or a reference that always needs itself again";
+        return Err(wrong(message));
+    }
+    Ok(())
+}
+
+/// The symbols that a text can come to.
+fn reachable(grammar: &CGrammar) -> Vec<CSymIdx> {
+    let mut found = vec![grammar.start()];
+    let mut seen = flags(&found);
+    let mut next = 0;
+    while let Some(sym) = found.get(next).copied() {
+        next += 1;
+        for part in grammar.rules_of(sym).iter().flat_map(|rule| grammar.rule_rhs(*rule).0) {
+            if !is_set(&mut seen, *part) {
+                seen[part.as_index()] = true;
+                found.push(*part);
+            }
+        }
+    }
+    found
+}
+
+/// By symbol, whether any text is of it.
+fn productive(grammar: &CGrammar, symbols: &[CSymIdx], limits: Limits) -> Result<Vec<bool>, StructureError> {
+    let mut is_productive = flags(symbols);
+    is_productive.fill(false);
+    let spec = grammar.lexer_spec();
+    let mut parser = ParserLimits { max_lexer_states: super::MAX_LEXER_STATES, ..ParserLimits::default() };
+    parser.step_lexer_fuel = 4 * limits.items as u64;
+    let mut lexer = spec.to_regex_vec(&mut parser).map_err(|e| wrong(&format_error(&e)))?;
+    // one state of the lexer with every lexeme in it has those that some text is of
+    let state = lexer.initial_state(&spec.lexeme_set(|_| true));
+    let with_text = &lexer.state_desc(state).possible;
+    // uses[s]: rules whose next part that is not known to be productive is s
+    let mut uses: Vec<Vec<(CSymIdx, &[CSymIdx])>> = vec![Vec::new(); is_productive.len()];
+    let mut ready = Vec::new();
+    for sym in symbols {
+        let data = grammar.sym_data(*sym);
+        let has_text = data.lexeme.is_some_and(|lexeme| with_text.contains(lexeme));
+        if has_text || data.is_nullable {
+            ready.push(*sym);
+        }
+        for rule in &data.rules {
+            let parts = grammar.rule_rhs(*rule).0;
+            match parts.first() {
+                Some(first) => uses[first.as_index()].push((*sym, parts)),
+                None => ready.push(*sym),
+            }
+        }
+    }
+    while let Some(sym) = ready.pop() {
+        if core::mem::replace(&mut is_productive[sym.as_index()], true) {
+            continue;
+        }
+        for (lhs, parts) in core::mem::take(&mut uses[sym.as_index()]) {
+            match parts.iter().find(|part| !is_productive[part.as_index()]) {
+                Some(part) => uses[part.as_index()].push((lhs, parts)),
+                None => ready.push(lhs),
+            }
+        }
+    }
+    Ok(is_productive)
+}
+
+fn format_error(error: &dyn core::fmt::Display) -> alloc::string::String {
+    alloc::format!("{error:#}")
+}
+
+/// A flag for each symbol up to the last of these, set for these.
+fn flags(symbols: &[CSymIdx]) -> Vec<bool> {
+    let mut flags = Vec::new();
+    for sym in symbols {
+        is_set(&mut flags, *sym);
+        flags[sym.as_index()] = true;
+    }
+    flags
+}
+
+/// Whether a symbol's flag is set, in flags that grow to hold it.
+fn is_set(flags: &mut Vec<bool>, sym: CSymIdx) -> bool {
+    if flags.len() <= sym.as_index() {
+        flags.resize(sym.as_index() + 1, false);
+    }
+    flags[sym.as_index()]
+}

@@ -1,0 +1,351 @@
+//! Limits of one connection: how long it may be idle, how long a client may leave a response unread, and how many
+//! connections one address may hold.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::net::IpAddr;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use hyper::body::{Frame, SizeHint};
+use hyper::rt::Executor;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+use tokio::time::{Instant, Sleep, sleep, timeout};
+
+/// Counts what keeps a connection busy: requests in progress and writes that the client does not take.
+#[derive(Debug, Clone)]
+pub struct Activity(watch::Sender<usize>);
+
+/// Marks a connection as busy until it is dropped.
+#[derive(Debug)]
+pub struct Busy(watch::Sender<usize>);
+
+impl Activity {
+    /// Of a new connection: idle.
+    pub fn new() -> Activity {
+        Activity(watch::Sender::new(0))
+    }
+
+    /// Marks the connection as busy.
+    pub fn busy(&self) -> Busy {
+        self.0.send_modify(|n| *n += 1);
+        Busy(self.0.clone())
+    }
+
+    /// Returns when the connection was idle for `limit` without a break. This covers a silent connection, an incomplete
+    /// HTTP/2 preface, an incomplete head, and connections kept alive, of any protocol version.
+    pub async fn idle(&self, limit: Duration) {
+        let mut changes = self.0.subscribe();
+        loop {
+            let idle = *changes.borrow_and_update() == 0;
+            // `changed` returns at a change: `self` keeps the sender
+            if !idle {
+                let _ = changes.changed().await;
+            } else if timeout(limit, changes.changed()).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n -= 1);
+    }
+}
+
+/// A stream whose writes fail when the client took nothing for a time.
+#[derive(Debug)]
+pub struct WriteTimeout<T> {
+    inner: T,
+    limit: Duration,
+    activity: Activity,
+    /// Since the stream took nothing more. Such a connection is not idle: its client may still read.
+    waiting: Option<(Pin<Box<Sleep>>, Busy)>,
+}
+
+impl<T> WriteTimeout<T> {
+    /// A stream with a limit.
+    pub fn new(inner: T, limit: Duration, activity: Activity) -> WriteTimeout<T> {
+        WriteTimeout { inner, limit, activity, waiting: None }
+    }
+
+    fn check<R>(&mut self, context: &mut Context<'_>, result: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+        if result.is_ready() {
+            self.waiting = None;
+            return result;
+        }
+        let (limit, activity) = (self.limit, &self.activity);
+        let (timer, _) = self.waiting.get_or_insert_with(|| (Box::pin(sleep(limit)), activity.busy()));
+        ready!(timer.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for WriteTimeout<T> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(context, to)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<T> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.inner).poll_write(context, bytes);
+        self.check(context, result)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.inner).poll_write_vectored(context, parts);
+        self.check(context, result)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = Pin::new(&mut self.inner).poll_flush(context);
+        self.check(context, result)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = Pin::new(&mut self.inner).poll_shutdown(context);
+        self.check(context, result)
+    }
+}
+
+tokio::task_local! {
+    /// Of the task of an HTTP/2 stream: since when hyper holds a frame for which the client's flow-control window has no
+    /// room, as far as the body knows: hyper asks for the next frame once it has sent the last.
+    static UNSENT_SINCE: Arc<Mutex<Option<Instant>>>;
+}
+
+/// Spawns the tasks of HTTP/2 streams. A task ends, which resets its stream, when the client's flow-control window had no
+/// room for a frame for `limit`.
+#[derive(Debug, Clone)]
+pub struct StreamExecutor {
+    /// The longest wait for the window.
+    pub limit: Duration,
+}
+
+impl<F: Future<Output: Send + 'static> + Send + 'static> Executor<F> for StreamExecutor {
+    fn execute(&self, stream: F) {
+        let (unsent_since, limit) = (Arc::new(Mutex::new(None)), self.limit);
+        let watched = Arc::clone(&unsent_since);
+        tokio::spawn(UNSENT_SINCE.scope(unsent_since, async move {
+            let (mut stream, mut timer) = (pin!(stream), pin!(sleep(limit)));
+            poll_fn(|context| {
+                if stream.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(());
+                }
+                let Some(since) = *watched.lock().unwrap_or_else(PoisonError::into_inner) else {
+                    return Poll::Pending;
+                };
+                if timer.deadline() != since + limit {
+                    timer.as_mut().reset(since + limit);
+                }
+                timer.as_mut().poll(context)
+            })
+            .await;
+        }));
+    }
+}
+
+/// Bytes of an HTTP/2 frame, at most: [`StreamExecutor`] limits the time for each.
+const MAX_FRAME: usize = 16 << 10;
+
+/// The body of a response: its connection is busy until it is dropped.
+#[derive(Debug)]
+pub struct ResponseBody {
+    inner: Body,
+    /// What is left of a frame that was split.
+    rest: Option<Bytes>,
+    _busy: Busy,
+}
+
+impl ResponseBody {
+    /// Of a request in progress.
+    pub fn new(inner: Body, busy: Busy) -> ResponseBody {
+        ResponseBody { inner, rest: None, _busy: busy }
+    }
+}
+
+impl hyper::body::Body for ResponseBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let Ok(unsent_since) = UNSENT_SINCE.try_with(Arc::clone) else {
+            // HTTP/1.1: `WriteTimeout` sees what is left unread
+            return Pin::new(&mut self.inner).poll_frame(context);
+        };
+        let set_unsent = |since| *unsent_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
+        set_unsent(None);
+        let mut data = match self.rest.take() {
+            Some(rest) => rest,
+            None => {
+                match ready!(Pin::new(&mut self.inner).poll_frame(context)).map(|frame| frame.map(Frame::into_data)) {
+                    Some(Ok(Ok(data))) => data,
+                    Some(Ok(Err(trailers))) => return Poll::Ready(Some(Ok(trailers))),
+                    Some(Err(e)) => return Poll::Ready(Some(Err(e))),
+                    None => return Poll::Ready(None),
+                }
+            }
+        };
+        // h2 takes a frame whole as soon as the window has room for one byte of it. So the last byte goes alone: this
+        // body lives until everything before it was sent.
+        let all = if self.inner.is_end_stream() { data.len().saturating_sub(1).max(1) } else { data.len() };
+        let frame = data.split_to(all.min(MAX_FRAME).min(data.len()));
+        self.rest = Some(data).filter(|rest| !rest.is_empty());
+        set_unsent(Some(Instant::now()));
+        Poll::Ready(Some(Ok(Frame::data(frame))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_none() && self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (inner, rest) = (self.inner.size_hint(), self.rest.as_ref().map_or(0, |rest| rest.len() as u64));
+        let mut hint = SizeHint::new();
+        if let Some(upper) = inner.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint.set_lower(inner.lower() + rest);
+        hint
+    }
+}
+
+/// Counts the connections of each address.
+#[derive(Debug)]
+pub struct Addresses {
+    counts: Mutex<HashMap<IpAddr, usize>>,
+    limit: usize,
+}
+
+/// One connection of an address, until it is dropped.
+#[derive(Debug)]
+pub struct AddressPermit {
+    addresses: Arc<Addresses>,
+    address: IpAddr,
+}
+
+impl Addresses {
+    /// No connections yet, and at most `limit` of each address.
+    pub fn new(limit: usize) -> Addresses {
+        Addresses { counts: Mutex::default(), limit }
+    }
+
+    /// Counts a connection; `None` if its address has its share already.
+    pub fn acquire(self: &Arc<Self>, address: IpAddr) -> Option<AddressPermit> {
+        let address = network(address);
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(address).or_default();
+        if *count >= self.limit {
+            return None;
+        }
+        *count += 1;
+        drop(counts);
+        Some(AddressPermit { addresses: Arc::clone(self), address })
+    }
+}
+
+impl Drop for AddressPermit {
+    fn drop(&mut self) {
+        let mut counts = self.addresses.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// The address that connections are counted under: a client of IPv6 usually has a network of 64 bits to itself.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & !u128::from(u64::MAX)).into()),
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
+    }
+
+    #[test]
+    fn a_reader_that_stops_ends_the_writing_and_a_slow_one_does_not() {
+        runtime().block_on(async {
+            let (stream, mut client) = duplex(8);
+            let mut stream = WriteTimeout::new(stream, Duration::from_millis(300), Activity::new());
+            let slow = tokio::spawn(async move {
+                for _ in 0..8 {
+                    sleep(Duration::from_millis(60)).await;
+                    client.read_exact(&mut [0; 8]).await.unwrap();
+                }
+                client
+            });
+            stream.write_all(&[0; 64]).await.unwrap();
+            let client = slow.await.unwrap();
+            let error = stream.write_all(&[0; 64]).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            drop(client);
+        });
+    }
+
+    #[test]
+    fn a_connection_is_idle_after_a_whole_limit_without_requests() {
+        runtime().block_on(async {
+            let (activity, limit) = (Activity::new(), Duration::from_secs(10));
+            let start = Instant::now();
+            activity.idle(limit).await;
+            assert_eq!(start.elapsed(), limit);
+            let (start, requests) = (Instant::now(), activity.clone());
+            tokio::spawn(async move {
+                sleep(Duration::from_secs(9)).await;
+                let first = requests.busy();
+                sleep(Duration::from_secs(60)).await;
+                drop(first);
+                sleep(Duration::from_secs(9)).await;
+                // over before anyone could see it
+                drop(requests.busy());
+            });
+            activity.idle(limit).await;
+            assert_eq!(start.elapsed(), Duration::from_secs(9 + 60 + 9) + limit);
+        });
+    }
+
+    #[test]
+    fn an_address_has_a_share_of_connections() {
+        let addresses = Arc::new(Addresses::new(2));
+        let acquire = |text: &str| addresses.acquire(text.parse().unwrap());
+        let (a, b) = (acquire("10.0.0.1"), acquire("::ffff:10.0.0.1"));
+        assert!(a.is_some() && b.is_some() && acquire("10.0.0.1").is_none());
+        assert!(acquire("10.0.0.2").is_some());
+        drop(a);
+        assert!(acquire("10.0.0.1").is_some());
+        let (c, d) = (acquire("2001:db8::1"), acquire("2001:db8::2"));
+        assert!(c.is_some() && d.is_some() && acquire("2001:db8::3").is_none() && acquire("2001:db8:0:1::1").is_some());
+        drop((b, c, d));
+        assert!(addresses.counts.lock().unwrap().is_empty());
+    }
+}

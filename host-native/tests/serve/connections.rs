@@ -1,0 +1,191 @@
+//! Connections: how many, how long, and what a client that does not take part can hold.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+
+use tokio::net::TcpSocket;
+
+use crate::server::{LIMIT, Server};
+
+/// Opens connections from a loopback address.
+fn connect(server: &Server, from: [u8; 4], n: usize) -> Vec<TcpStream> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
+    let to: SocketAddr = server.address.parse().expect("an address");
+    let open = || {
+        let stream = runtime.block_on(async {
+            let socket = TcpSocket::new_v4()?;
+            socket.bind((from, 0).into())?;
+            socket.connect(to).await?.into_std()
+        });
+        let stream = stream.expect("a connection");
+        stream.set_nonblocking(false).expect("a socket");
+        stream.set_read_timeout(Some(LIMIT)).expect("a socket");
+        stream
+    };
+    (0..n).map(|_| open()).collect()
+}
+
+/// Waits until the server closes a connection.
+#[track_caller]
+fn closed(stream: &mut TcpStream) {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => {}
+        Err(e) => assert_eq!(e.kind(), ErrorKind::ConnectionReset),
+    }
+}
+
+#[test]
+fn silent_connections_of_one_address_do_not_shut_out_others() {
+    // so long that no deadline helps: the share alone keeps the server open
+    let server = Server::start(&["--header-timeout", "600"]);
+    let mut silent = connect(&server, [127, 0, 0, 2], 1024);
+    assert_eq!(server.get("/livez").status, 200);
+    // the share is half of 1024; the rest was closed
+    let closed = silent.split_off(512);
+    for mut stream in closed {
+        self::closed(&mut stream);
+    }
+    // within the share, the same address is served
+    drop(silent.pop());
+    let request = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let start = Instant::now();
+    loop {
+        let mut stream = connect(&server, [127, 0, 0, 2], 1).remove(0);
+        let mut response = String::new();
+        // the server may still count the connection that was dropped
+        if stream.write_all(request).and_then(|()| stream.read_to_string(&mut response)).is_ok() && !response.is_empty()
+        {
+            assert!(response.starts_with("HTTP/1.1 200"), "{response}");
+            break;
+        }
+        assert!(start.elapsed() < LIMIT, "no answer within the share");
+    }
+}
+
+#[test]
+fn connections_without_a_request_are_closed() {
+    let settings = ["--max-connections", "64", "--max-connections-per-address", "0", "--header-timeout", "0.5"];
+    let server = Server::start(&settings);
+    let mut all = connect(&server, [127, 0, 0, 1], 64);
+    for (i, stream) in all.iter_mut().enumerate() {
+        let begin: &[u8] = match i % 4 {
+            0 => b"",
+            // the beginnings of an HTTP/2 preface, of a request, and a request, after which the connection is kept
+            1 => &PREFACE[..9],
+            2 => b"GET / HTTP/1.1\r\nhost:",
+            _ => b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        };
+        stream.write_all(begin).expect("sent");
+    }
+    // all permits are taken: this waits until the deadline frees one
+    assert_eq!(server.get("/livez").status, 200);
+    all.iter_mut().for_each(closed);
+}
+
+#[test]
+fn idle_http2_connections_are_closed() {
+    let server = Server::start(&["--header-timeout", "0.5"]);
+    let mut silent = Http2::connect(&server, &[]);
+    closed(&mut silent.0);
+    // one that answers every ping is idle all the same
+    let mut client = Http2::connect(&server, &[]);
+    let mut went_away = false;
+    while let Some((kind, flags, _, payload)) = client.frame() {
+        went_away |= kind == GOAWAY;
+        if kind == PING && flags & ACK == 0 {
+            let _ = client.send(PING, ACK, 0, &payload);
+        }
+    }
+    assert!(went_away);
+}
+
+#[test]
+fn a_window_of_zero_holds_no_stream() {
+    let server = Server::start(&["--write-timeout", "0.5"]);
+    let length = server.get("/openapi.json").body.len();
+    let mut client = Http2::connect(&server, &[(INITIAL_WINDOW_SIZE, 0)]);
+    // a window for everything but one byte, for everything, and none
+    client.get(1, "/openapi.json");
+    client.window(1, length - 1);
+    client.get(3, "/openapi.json");
+    client.window(3, length);
+    client.get(5, "/openapi.json");
+    let (mut received, mut ended, mut reset) = ([0; 6], Vec::new(), Vec::new());
+    while reset.len() < 2 || ended.is_empty() {
+        let (kind, flags, stream, payload) = client.frame().expect("a frame");
+        match kind {
+            DATA => {
+                received[stream as usize] += payload.len();
+                client.window(0, payload.len().max(1));
+                if flags & END_STREAM != 0 {
+                    ended.push(stream);
+                }
+            }
+            RST_STREAM => reset.push(stream),
+            PING if flags & ACK == 0 => client.send(PING, ACK, 0, &payload).expect("sent"),
+            _ => {}
+        }
+    }
+    reset.sort_unstable();
+    assert_eq!((reset, ended), (vec![1, 5], vec![3]));
+    assert_eq!((received[1], received[3], received[5]), (length - 1, length, 0));
+    // the connection goes on
+    client.get(7, "/livez");
+    client.window(7, 1000);
+    while !matches!(client.frame().expect("a frame"), (DATA, flags, 7, _) if flags & END_STREAM != 0) {}
+}
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+const ACK: u8 = 1;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const INITIAL_WINDOW_SIZE: u16 = 4;
+
+/// A client of HTTP/2 that decides over every frame.
+struct Http2(TcpStream);
+
+impl Http2 {
+    fn connect(server: &Server, settings: &[(u16, u32)]) -> Http2 {
+        let mut client = Http2(connect(server, [127, 0, 0, 1], 1).remove(0));
+        client.0.write_all(PREFACE).expect("sent");
+        let pair = |(key, value): &(u16, u32)| [&key.to_be_bytes()[..], &value.to_be_bytes()].concat();
+        client.send(SETTINGS, 0, 0, &settings.iter().flat_map(pair).collect::<Vec<_>>()).expect("sent");
+        client
+    }
+
+    fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> std::io::Result<()> {
+        let length = (payload.len() as u32).to_be_bytes();
+        let head = [&length[1..], &[kind, flags], &stream.to_be_bytes()].concat();
+        self.0.write_all(&[&head, payload].concat())
+    }
+
+    /// A request in HPACK's plainest form: indices of its static table, and literals.
+    fn get(&mut self, stream: u32, path: &str) {
+        let literal = |index: u8, text: &str| [&[index, text.len() as u8], text.as_bytes()].concat();
+        let headers = [vec![0x82, 0x86], literal(0x04, path), literal(0x01, "localhost")].concat();
+        self.send(HEADERS, END_STREAM | END_HEADERS, stream, &headers).expect("sent");
+    }
+
+    fn window(&mut self, stream: u32, more: usize) {
+        self.send(WINDOW_UPDATE, 0, stream, &(more as u32).to_be_bytes()).expect("sent");
+    }
+
+    /// Kind, flags, stream and payload of the next frame; `None` at the end.
+    fn frame(&mut self) -> Option<(u8, u8, u32, Vec<u8>)> {
+        let mut head = [0; 9];
+        self.0.read_exact(&mut head).ok()?;
+        let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        self.0.read_exact(&mut payload).ok()?;
+        let stream = u32::from_be_bytes([head[5] & 0x7f, head[6], head[7], head[8]]);
+        Some((head[3], head[4], stream, payload))
+    }
+}
