@@ -1,13 +1,13 @@
-//! Texts in, vectors out: batches of encoders, and of decoders whose states are pooled.
+//! Embeddings: texts to vectors, with encoders or with decoders whose hidden states are pooled.
 //!
-//! A batch is whole texts side by side, without padding; each sees itself alone. Nothing outlives a batch, so a host may
-//! put texts of several requests into one. A text's vector does not depend on the others.
+//! A batch is several whole texts without padding; attention does not cross texts. No state remains after a batch, so a
+//! host may batch texts of several requests. A vector does not depend on the other texts.
 //!
 //! ```text
-//! h = states of its tokens after the final norm
+//! h = hidden states of the text's tokens after the final norm
 //! none: each h[t]     mean: (h[0] + h[1] + ...) * (1 / n)     cls: h[0]     last: h[n - 1]
-//! h = W h + b of each head of the model, unless pooled by none
-//! v = the first `dimensions` numbers;  v = v * (1 / sqrt(sum of squares))
+//! h = W h + b for each projection of the model, except with pooling none
+//! v = the first `dimensions` values;  v = v * (1 / sqrt(sum of squares))
 //! ```
 
 use alloc::format;
@@ -21,29 +21,29 @@ use crate::kernels::attention::{KvLayout, KvMemory, KvType, PAGE};
 use crate::kernels::elementwise::{add_scaled, scale};
 use crate::kernels::norm::normalise;
 use crate::kernels::{Cpu, tasks};
-use crate::model::{Config, HeadScratch, Model, Run, Scratch};
+use crate::model::{Config, Model, ProjectionScratch, Run, Scratch};
 use crate::pool::Pool;
 
-/// How a text's vector is made from the states of its tokens.
+/// Pooling of token states to the vector of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum Pooling {
-    /// Not at all: a vector for each token.
+    /// No pooling: a vector per token.
     None,
-    /// Their mean.
+    /// Mean over all tokens.
     Mean,
-    /// The first token's.
+    /// The state of the first token.
     Cls,
-    /// The last token's.
+    /// The state of the last token.
     Last,
 }
 
 impl Pooling {
-    /// In the order of the file's numbers (`pooling_type`, as llama.cpp has them).
+    /// In the order of `pooling_type` in files, as llama.cpp numbers them.
     pub const ALL: [Pooling; 4] = [Pooling::None, Pooling::Mean, Pooling::Cls, Pooling::Last];
 
-    /// The name.
+    /// The pooling's name.
     pub const fn name(self) -> &'static str {
         match self {
             Pooling::None => "none",
@@ -53,15 +53,15 @@ impl Pooling {
         }
     }
 
-    /// Numbers of a vector of `model`: with [`Pooling::None`] those of a state, else what its heads make of one.
+    /// Dimensions of a vector of `model`: `n_embd` with [`Pooling::None`], else those after the projections.
     pub fn width(self, model: &Model) -> usize {
         if self == Pooling::None { model.config.n_embd } else { model.n_embd_out() }
     }
 
-    /// What the model's file says; if it says nothing, the mean for encoders and the last token for decoders.
+    /// The pooling that the model file asks for; by default the mean for encoders and the last token for decoders.
     ///
     /// # Errors
-    /// A kind that is not known, by name.
+    /// [`LoadError::Unsupported`] for another pooling type.
     pub fn of(config: &Config) -> Result<Pooling, LoadError> {
         match config.pooling_type {
             None if config.causal => Ok(Pooling::Last),
@@ -75,88 +75,91 @@ impl Pooling {
     }
 }
 
-/// Sizes of an embedder; all memory is reserved from them at construction.
+/// Sizes of an embedder. All memory is reserved at construction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EmbedderOptions {
-    /// Texts of a batch.
+    /// Maximal texts of a batch.
     pub max_texts: usize,
-    /// Tokens of a batch, at most: several texts are several batches where that is quicker.
+    /// Maximal tokens of a batch; [`Embedder::fit`] may choose smaller batches where they are faster.
     pub batch_tokens: usize,
-    /// Tokens of a text, at most; as many as the model can tell apart, if those are fewer. Changes numbers of models
-    /// that rotate by other frequencies in long contexts ([`Model::is_long_context`]).
+    /// Maximal tokens of a text; reduced to [`Config::max_context`]. With LongRoPE it selects the frequencies
+    /// ([`Model::is_long_context`]).
     pub n_ctx: usize,
 }
 
-/// A text to be embedded, and the form of its vector.
+/// A text to embed, and the form of its vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Text<'a> {
-    /// Its tokens, with those that the model wants before and after a text.
+    /// Token ids, including the special tokens that the model expects around a text.
     pub tokens: &'a [u32],
-    /// Which states count.
+    /// Pooling of the token states.
     pub pooling: Pooling,
-    /// How many numbers of the vector are wanted, from the first (Kusupati et al. 2022); `None` for all.
+    /// Number of leading dimensions to keep (Matryoshka embeddings, Kusupati et al. 2022); `None` for all.
     pub dimensions: Option<usize>,
-    /// Whether its length is to be 1.
+    /// Whether the vector is scaled to length 1.
     pub normalise: bool,
 }
 
-/// Tokens of a batch for each thread beyond which texts are quicker in several: numbers of a layer stay in the caches.
+/// Tokens per thread above which several texts are split into batches: then the activations of a layer stay in the
+/// caches.
 const QUICK_TOKENS: usize = 256;
 
-/// A model that embeds texts.
+/// Embeds texts with a model.
 pub struct Embedder {
     model: Arc<Model>,
     options: EmbedderOptions,
-    /// Tokens of a batch of several texts, as [`Embedder::fit`] makes them.
+    /// Maximal tokens of a batch of several texts ([`Embedder::fit`]).
     quick_tokens: usize,
     kv: KvLayout,
-    /// Keys and values of one layer of the batch at hand.
+    /// Keys and values of one layer of the current batch.
     memory: KvMemory,
     pages: Vec<u32>,
     scratch: Scratch,
-    heads: HeadScratch,
+    projections: ProjectionScratch,
 }
 
 impl Embedder {
-    /// An embedder with all its memory.
+    /// Creates an embedder for `model` and reserves its memory.
     ///
     /// # Errors
-    /// If there is not enough, or the model may not have as much.
+    /// [`MemoryError`] if an allocation fails, or working memory would exceed [`Model::max_scratch_bytes`].
     pub fn new(model: Arc<Model>, pool: &dyn Pool, mut options: EmbedderOptions) -> Result<Embedder, MemoryError> {
         options.n_ctx = options.n_ctx.min(model.config.max_context());
         options.max_texts = options.max_texts.min(options.batch_tokens);
-        // f32, since nothing is kept; a page belongs to one text
+        // f32, because keys and values live for one layer only; a page belongs to one text
         let kv = KvLayout { n_layer: 1, ..model.kv_layout(KvType::F32) };
         let n_pages = (options.batch_tokens / PAGE).saturating_add(options.max_texts);
         let memory = KvMemory::zeroed(&kv, n_pages)?;
         let scratch = model.scratch(pool, KvType::F32, options.batch_tokens, 0, 0, options.n_ctx)?;
         let pages = (0..u32::try_from(n_pages).unwrap_or(u32::MAX)).collect();
-        let heads = model.head_scratch(options.max_texts)?;
+        let projections = model.projection_scratch(options.max_texts)?;
         let quick_tokens = options.batch_tokens.min(QUICK_TOKENS.saturating_mul(pool.threads()));
-        Ok(Embedder { model, options, quick_tokens, kv, memory, pages, scratch, heads })
+        Ok(Embedder { model, options, quick_tokens, kv, memory, pages, scratch, projections })
     }
 
-    /// The model.
+    /// The model that the embedder runs.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// The sizes.
+    /// The options given to [`Embedder::new`], with `n_ctx` and `max_texts` as reduced there.
     pub fn options(&self) -> &EmbedderOptions {
         &self.options
     }
 
-    /// Tokens of a text, at most: it must fit the context and a batch.
+    /// Maximal tokens of a text: it must fit the context and a batch.
     pub fn max_tokens(&self) -> usize {
         self.options.n_ctx.min(self.options.batch_tokens)
     }
 
-    /// How many texts, of these numbers of tokens in this order, are best done in one batch; 0 if the first is too long.
+    /// Number of leading texts, of these lengths in tokens, to embed in the next batch for best speed; 0 if the first
+    /// is too long.
     pub fn fit(&self, lens: impl IntoIterator<Item = usize>) -> usize {
         self.count(lens, self.quick_tokens)
     }
 
-    /// How many texts of these lengths come to no more than so many tokens, or are one that a batch holds.
+    /// Number of leading texts of these lengths with at most `most` tokens in total; a single text may fill a whole
+    /// batch.
     fn count(&self, lens: impl IntoIterator<Item = usize>, most: usize) -> usize {
         let mut tokens = 0_usize;
         let fits = lens.into_iter().take(self.options.max_texts).take_while(|&n| {
@@ -167,8 +170,8 @@ impl Embedder {
         fits.count()
     }
 
-    /// Cuts a text that is too long: its first tokens stay, and its last if that is a control token, such as the end
-    /// that the model wants.
+    /// Truncates a text that is too long. Its last token is kept if it is a control token, such as the end token that
+    /// the model expects.
     pub fn truncate(&self, tokens: &mut Vec<u32>) {
         let (n, last) = (self.max_tokens(), tokens.last().copied());
         if tokens.len() <= n {
@@ -180,10 +183,10 @@ impl Embedder {
         }
     }
 
-    /// Checks a text, before it waits for a batch.
+    /// Checks a text, e.g. before it is queued.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// [`RequestError`] names what is invalid.
     pub fn check(&self, text: &Text<'_>) -> Result<(), RequestError> {
         let (n, width) = (text.tokens.len(), text.pooling.width(&self.model));
         let EmbedderOptions { n_ctx, batch_tokens, .. } = self.options;
@@ -197,19 +200,19 @@ impl Embedder {
         match text.dimensions {
             Some(d) if d == 0 || d > width => Err(RequestError::Option {
                 name: "dimensions",
-                found: format!("{d} of {width}"),
-                expected: "at least 1, and no more than the model has",
+                found: format!("{d} (the model has {width})"),
+                expected: "1 to the dimensions of the model",
             }),
             _ => Ok(()),
         }
     }
 
-    /// Embeds a batch. `sink` is called for each text in order, with its number and its vector (with
-    /// [`Pooling::None`] the vectors of its tokens, one after the other), or `None` where the numbers are not finite:
-    /// a fault of the model's weights with this text.
+    /// Embeds a batch and calls `sink` for each text in order with its index and vector (with [`Pooling::None`] the
+    /// concatenated vectors of its tokens), or `None` if a value is infinite or NaN because of the model's weights.
     ///
     /// # Errors
-    /// A text that is wrong, or more than a batch holds ([`EmbedderOptions`]); nothing was computed.
+    /// [`RequestError`] of a text that is invalid, or if the texts exceed a batch ([`EmbedderOptions`]). Nothing was
+    /// computed.
     pub fn embed(
         &mut self,
         cpu: Cpu,
@@ -220,7 +223,7 @@ impl Embedder {
         texts.iter().try_for_each(|text| self.check(text))?;
         let fit = self.count(texts.iter().map(|t| t.tokens.len()), self.options.batch_tokens);
         if fit < texts.len() {
-            return Err(RequestError::NoCapacity { what: "texts of a batch", needed: texts.len(), free: fit });
+            return Err(RequestError::NoCapacity { what: "texts in one batch", needed: texts.len(), free: fit });
         }
         let mut pages = &self.pages[..];
         let mut runs = Vec::with_capacity(texts.len());
@@ -243,7 +246,7 @@ impl Embedder {
         tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| pooled(cpu, texts[i].pooling, &mut rows[0], d));
         let pairs = vectors.iter_mut().zip(texts);
         let mut through: Vec<_> = pairs.filter(|(_, t)| t.pooling != Pooling::None).map(|(rows, _)| rows).collect();
-        self.model.heads(cpu, pool, &mut through, &mut self.heads);
+        self.model.project(cpu, pool, &mut through, &mut self.projections);
         tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| finish(cpu, &texts[i], &mut rows[0], &self.model));
         for (i, v) in vectors.iter().enumerate() {
             sink(i, v.iter().all(|v| v.is_finite()).then_some(v));
@@ -252,7 +255,7 @@ impl Embedder {
     }
 }
 
-/// Leaves of the states of a text, rows of `d` numbers, the pooled one; all of them if they are not pooled.
+/// Pools the hidden states of a text, rows of `d` values, in place; keeps all rows with [`Pooling::None`].
 fn pooled(cpu: Cpu, pooling: Pooling, rows: &mut &mut [f32], d: usize) {
     let n = rows.len() / d;
     match pooling {
@@ -268,7 +271,7 @@ fn pooled(cpu: Cpu, pooling: Pooling, rows: &mut &mut [f32], d: usize) {
     shorten(rows, d);
 }
 
-/// Makes rows into the vectors that the text wants.
+/// Truncates each row to the requested dimensions and normalises it, if requested.
 fn finish(cpu: Cpu, text: &Text<'_>, rows: &mut &mut [f32], model: &Model) {
     let full = text.pooling.width(model);
     let (n, width) = (rows.len() / full, text.dimensions.unwrap_or(full));
@@ -281,7 +284,7 @@ fn finish(cpu: Cpu, text: &Text<'_>, rows: &mut &mut [f32], model: &Model) {
     shorten(rows, n * width);
 }
 
-/// Leaves the first `n` numbers.
+/// Keeps the first `n` values.
 fn shorten(rows: &mut &mut [f32], n: usize) {
     let all = core::mem::take(rows);
     *rows = &mut all[..n];

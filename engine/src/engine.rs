@@ -1,10 +1,10 @@
-//! Requests in, events out: batching, and the life of a request.
+//! The engine: takes requests, runs continuous batches, and emits events.
 //!
-//! Everything that can fail fails in [`Engine::submit`]: it checks the request, whose whole length must fit into the
-//! memory there is, and reserves the pages of its prompt. [`Engine::step`] runs one batch, decode rows first, then prefill
-//! up to a budget of tokens, and cannot fail; a fault inside one request ends that request alone. Answers take pages as
-//! they grow. When there are no more, the youngest request gives up its own and is computed again later (after vLLM,
-//! arXiv:2309.06180, section 4.5), which makes no difference to its tokens. Those do not depend on other requests at all.
+//! What can fail, fails in [`Engine::submit`]: it checks the request, checks that its maximal length fits the KV
+//! memory, and reserves KV pages for its prompt. [`Engine::step`] runs one batch (decode rows first, then prompt tokens
+//! within a budget) and cannot fail; a fault in one request ends that request only. Generated tokens take KV pages on
+//! demand. If no page is free, the youngest request is preempted: it loses its pages and is recomputed later (as in
+//! vLLM, arXiv:2309.06180, section 4.5). Neither preemption nor other requests change the tokens of a request.
 
 mod active;
 mod plan;
@@ -28,62 +28,61 @@ use crate::pool::Pool;
 use crate::receipt::Chain;
 use crate::sampler::{Guide, Sampler};
 use crate::text::TextStream;
-use active::{Active, asked};
-use plan::{Part, plan};
+use active::{ActiveRequest, canonical_request};
+use plan::{BatchEntry, plan};
 
-/// Sizes of an engine; all memory is reserved from them at construction (in WebAssembly that of keys and values is taken
-/// as they are written, up to these sizes).
+/// Sizes of an engine. All memory is reserved at construction; in WebAssembly, KV pages are allocated on first use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// How keys and values are kept. Changes numbers.
+    /// Element type of the KV cache. Changes results.
     pub kv_type: KvType,
-    /// Tokens of a sequence, prompt and answer, at most; as many as the model can tell apart, if those are fewer. Changes
-    /// numbers of models that rotate by other frequencies in long contexts ([`Model::is_long_context`]).
+    /// Maximal tokens of a sequence, prompt and generated; reduced to [`Config::max_context`](crate::model::Config::max_context).
+    /// With LongRoPE it selects the frequencies and so changes results ([`Model::is_long_context`]).
     pub n_ctx: usize,
-    /// Sequences at once.
+    /// Maximal number of concurrent requests.
     pub max_seqs: usize,
-    /// Tokens of a batch.
+    /// Maximal tokens of a batch.
     pub batch_tokens: usize,
-    /// Tokens of prompts in a batch that answers have rows in, at most: what bounds how much longer than usual a prompt
-    /// makes them wait for their next token. Changes no number.
+    /// Maximal prompt tokens of a batch that also has decode rows: bounds the latency that prefill adds to the next
+    /// token of running requests. Does not change results.
     pub prefill_chunk: usize,
-    /// Bytes for keys and values, rounded down to whole pages.
+    /// Bytes of KV memory, rounded down to whole pages.
     pub kv_bytes: usize,
-    /// SHA-256 of the model's file (of a split model [`receipt::split_sha256`](crate::receipt::split_sha256)): names
-    /// the model in receipts and exported pages. Without it there are no receipts.
+    /// SHA-256 of the model file (of a split model: [`receipt::split_sha256`](crate::receipt::split_sha256)). It
+    /// identifies the model in receipts and exported pages. Requests for receipts are refused without it.
     pub model_sha256: Option<[u8; 32]>,
 }
 
 impl EngineOptions {
-    /// Bytes of keys and values of `tokens` tokens of `model`.
+    /// Bytes of the KV pages for `tokens` tokens of `model`.
     pub fn kv_bytes_of(model: &Model, kv_type: KvType, tokens: usize) -> usize {
         tokens.div_ceil(PAGE).saturating_mul(model.kv_layout(kv_type).page_bytes())
     }
 }
 
-/// A model at work on requests.
+/// Runs requests on a model in continuous batches.
 pub struct Engine {
     model: Arc<Model>,
     options: EngineOptions,
     arena: KvArena,
     scratch: Scratch,
-    /// In order of submission.
-    active: VecDeque<Active>,
+    /// Accepted requests, running and preempted, in order of submission.
+    active: VecDeque<ActiveRequest>,
     next_id: u64,
 }
 
 impl Engine {
-    /// An engine for `model`, with all its memory.
+    /// Creates an engine for `model` and reserves its memory.
     ///
     /// # Errors
-    /// If there is not enough, or the model may not have as much.
+    /// [`MemoryError`] if an allocation fails, or working memory would exceed [`Model::max_scratch_bytes`].
     pub fn new(model: Arc<Model>, pool: &dyn Pool, mut options: EngineOptions) -> Result<Engine, MemoryError> {
         options.n_ctx = options.n_ctx.min(model.config.max_context());
         let layout = model.kv_layout(options.kv_type);
         let n_pages = u32::try_from(options.kv_bytes / layout.page_bytes()).unwrap_or(u32::MAX);
         let mut fingerprint = options.model_sha256.unwrap_or_default();
         if model.is_long_context(options.n_ctx) {
-            // keys are rotated otherwise: those of short contexts are another model's
+            // keys of long contexts use other RoPE frequencies, so their pages must not match those of short contexts
             fingerprint = Sha256::new_with_prefix(fingerprint).chain_update("long context").finalize().into();
         }
         let arena = KvArena::new(layout, n_pages, fingerprint)?;
@@ -92,61 +91,61 @@ impl Engine {
         Ok(Engine { model, options, arena, scratch, active: VecDeque::new(), next_id: 0 })
     }
 
-    /// The model.
+    /// The model that the engine runs.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// The sizes.
+    /// The options given to [`Engine::new`], with `n_ctx` as reduced there.
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }
 
-    /// Memory of keys and values.
+    /// Statistics of KV memory and the prefix cache.
     pub fn kv_stats(&self) -> KvStats {
         self.arena.stats()
     }
 
-    /// Requests on their way.
+    /// Number of accepted requests that have not ended, preempted ones included.
     pub fn active(&self) -> usize {
         self.active.len()
     }
 
-    /// Whether there is nothing to do.
+    /// Whether no request is active, so that [`Engine::step`] would do nothing.
     pub fn is_idle(&self) -> bool {
         self.active.is_empty()
     }
 
-    /// Takes a request: checks all of it and reserves room for its prompt.
+    /// Checks a request, reserves KV pages for its prompt and adds it to the batch schedule.
     ///
     /// # Errors
-    /// What is wrong with it, or that there is no capacity now.
+    /// [`RequestError`] names the field that is invalid, or the resource that is short. The engine has not changed.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, RequestError> {
         self.try_submit(Box::new(request)).map_err(|(e, _)| e)
     }
 
-    /// The same, but gives a refused request back: one without capacity now can be tried again without a copy.
+    /// As [`Engine::submit`], but returns a refused request, so that it can be retried without a copy.
     ///
     /// # Errors
-    /// What is wrong with it, or that there is no capacity now; and the request.
+    /// The error of [`Engine::submit`], and the request.
     pub fn try_submit(&mut self, request: Box<Request>) -> Result<RequestId, (RequestError, Box<Request>)> {
-        let limit = match request.check(&self.model, &self.options) {
+        let max_len = match request.check(&self.model, &self.options) {
             Ok(max_tokens) => request.tokens.len() + max_tokens,
             Err(e) => return Err((e, request)),
         };
         if self.active.len() == self.options.max_seqs {
             return Err((RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 }, request));
         }
-        let (pages, ring) = match self.reserve(&request, request.tokens.len().max(limit - 1)) {
+        let (pages, ring) = match self.reserve(&request, request.tokens.len().max(max_len - 1)) {
             Ok(reserved) => reserved,
             Err(e) => return Err((e, request)),
         };
         let request = *request;
         let (n_prompt, n_vocab) = (request.tokens.len(), self.model.config.n_vocab);
-        self.arena.count(known(&request, &request.tokens, 0), pages.n_cached);
+        self.arena.record_lookup(cacheable_prefix(&request, &request.tokens, 0), pages.n_cached);
         let mut sampler = Sampler::checked(request.sampling.clone(), n_vocab);
         request.tokens.iter().for_each(|&t| sampler.accept_prompt(t));
-        let mut tokens = Vec::with_capacity(limit);
+        let mut tokens = Vec::with_capacity(max_len);
         tokens.extend_from_slice(&request.tokens);
         let id = RequestId(self.next_id);
         self.next_id += 1;
@@ -154,7 +153,7 @@ impl Engine {
         let n_cached = pages.n_cached;
         let chain = self.chain(&request);
         let guide = request.constraint.as_deref().map(|constraint| Guide::new(constraint, n_vocab));
-        self.active.push_back(Active {
+        self.active.push_back(ActiveRequest {
             id,
             request,
             sampler,
@@ -164,40 +163,46 @@ impl Engine {
             ring,
             tokens,
             n_prompt,
-            n_done: n_cached,
-            limit,
+            n_computed: n_cached,
+            max_len,
             guide,
             chain,
-            end: None,
+            end_token: None,
             n_scored: 0,
             is_finite: true,
         });
         Ok(id)
     }
 
-    /// Pages for the prompt of a request that may grow to `n_tokens`. If there never is room for all of them, or not for the
-    /// prompt now, and no layer ever looks far back, a ring of pages: each is used again once all of its tokens are out of
-    /// sight.
+    /// KV pages for the prompt of a request of at most `n_tokens` tokens. If all its pages never fit the arena, or the
+    /// prompt does not fit now, and all layers have a sliding window: a ring of pages, each reused once its tokens have
+    /// left the window. The second value maps every page index of the sequence to a page of the ring.
     fn reserve(&mut self, request: &Request, n_tokens: usize) -> Result<(SeqPages, Option<Vec<u32>>), RequestError> {
-        let (n_pages, all, growing) = (n_tokens.div_ceil(PAGE), self.arena.n_pages(), self.growing());
-        let no_room = if n_pages > all {
+        let (n_pages, all, growing) = (n_tokens.div_ceil(PAGE), self.arena.n_pages(), self.n_growing());
+        let no_capacity = if n_pages > all {
             RequestError::NoCapacity { what: "KV pages", needed: n_pages, free: all }
-        } else if self.active.iter().any(Active::is_preempted) {
-            // nobody overtakes those
+        } else if self.active.iter().any(ActiveRequest::is_preempted) {
+            // preempted requests go first
             return Err(RequestError::NoCapacity { what: "KV pages", needed: n_pages, free: 0 });
         } else {
             let tokens = &request.tokens;
-            match room(&mut self.arena, known(request, tokens, 0), tokens.len(), request.cache_salt, growing) {
+            match allocate_pages(
+                &mut self.arena,
+                cacheable_prefix(request, tokens, 0),
+                tokens.len(),
+                request.cache_salt,
+                growing,
+            ) {
                 Ok(pages) => return Ok((pages, None)),
-                Err(no_room) => no_room,
+                Err(no_capacity) => no_capacity,
             }
         };
-        let Some(window) = self.model.config.window() else { return Err(no_room) };
-        // what the first row of a batch sees and what all of them write, wherever that starts in a page
+        let Some(window) = self.model.config.window() else { return Err(no_capacity) };
+        // the window of the first row of a batch plus the positions that the batch writes, at any offset in a page
         let span = window.saturating_add(self.options.batch_tokens.max(1) - 1);
         let ring = span.div_ceil(PAGE) + 1;
         if ring >= n_pages || ring + growing > self.arena.available_pages() {
-            return Err(no_room);
+            return Err(no_capacity);
         }
         let mut pages = self.arena.acquire(&[], request.cache_salt);
         if let Err(e) = self.arena.extend(&mut pages, ring * PAGE) {
@@ -208,80 +213,81 @@ impl Engine {
         Ok((pages, Some(ring)))
     }
 
-    /// Requests that may need more pages than they have.
-    fn growing(&self) -> usize {
-        self.active.iter().filter(|a| a.may_grow()).count()
+    /// Number of running requests that may need more pages than they have.
+    fn n_growing(&self) -> usize {
+        self.active.iter().filter(|a| a.may_need_pages()).count()
     }
 
-    /// The start of a receipt, if one is asked for.
+    /// The hash chain of a receipt, if the request wants one.
     fn chain(&self, request: &Request) -> Option<Chain> {
         let model = self.options.model_sha256.filter(|_| request.receipt)?;
-        Some(Chain::start(&model, &asked(request, &self.model, &self.options)))
+        Some(Chain::start(&model, &canonical_request(request, &self.model, &self.options)))
     }
 
-    /// Forgets a request; its pages are free at once. Says whether it was there.
+    /// Removes a request and frees its pages at once. Returns whether it was active.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         let Some(i) = self.active.iter().position(|a| a.id == id) else { return false };
         self.retire(i);
         true
     }
 
-    /// Frees the cached pages of a conversation that will not go on, as far as no other needs them. Returns how many.
-    pub fn forget(&mut self, tokens: &[u32], cache_salt: u64) -> usize {
-        self.arena.forget(tokens, cache_salt)
+    /// Evicts the cached pages of a prefix, e.g. of a closed conversation, from its end up to the first page that
+    /// another prefix or a running request uses. Returns the number of pages freed.
+    pub fn evict_prefix(&mut self, tokens: &[u32], cache_salt: u64) -> usize {
+        self.arena.evict_prefix(tokens, cache_salt)
     }
 
-    /// The cached pages of the longest known prefix of `tokens`, one after the other, as bytes that
-    /// [`Engine::import_pages`] takes; empty if none is known.
+    /// Serialises the cached pages of the longest cached prefix of `tokens`, for [`Engine::import_pages`]; empty if no
+    /// page is cached.
     pub fn export_pages(&self, tokens: &[u32], cache_salt: u64) -> Vec<u8> {
         self.arena.export_prefix(tokens, cache_salt)
     }
 
-    /// Puts exported pages into the cache, for prompts of the same salt that begin with their tokens. Returns their
-    /// tokens.
+    /// Imports exported pages into the prefix cache. Prompts of the same salt that begin with their tokens reuse them.
+    /// Returns the number of tokens imported.
     ///
     /// # Errors
-    /// [`PageError`] of the first page that is not taken, for any bytes whatever; those before it were.
+    /// [`PageError`] of the first page that is refused; the pages before it are imported. `bytes` need not be trusted.
     pub fn import_pages(&mut self, bytes: &[u8]) -> Result<usize, PageError> {
         let size = self.arena.exported_bytes();
         bytes.chunks(size).try_for_each(|page| self.arena.import_page(page).map(drop))?;
         Ok(bytes.len() / size * PAGE)
     }
 
-    /// Ends a request, by its place among the active ones.
+    /// Removes a request by its index in `active` and frees its pages.
     fn retire(&mut self, i: usize) {
         if let Some(mut a) = self.active.remove(i) {
-            a.give_up_pages(&mut self.arena);
+            a.release_pages(&mut self.arena);
         }
     }
 
-    /// The next batch, with memory for it.
-    fn next_batch(&mut self, sink: &mut dyn FnMut(Event)) -> Vec<Part> {
-        self.resume(sink);
+    /// Composes the next batch and allocates its KV pages, preempting requests if needed.
+    fn next_batch(&mut self, sink: &mut dyn FnMut(Event)) -> Vec<BatchEntry> {
+        self.resume_preempted(sink);
         loop {
-            let waiting: Vec<usize> = self.active.iter().map(Active::waiting).collect();
-            let plan = plan(&waiting, self.options.batch_tokens, self.options.prefill_chunk);
-            if self.grow(&plan, sink) {
+            let pending: Vec<usize> = self.active.iter().map(ActiveRequest::n_pending).collect();
+            let plan = plan(&pending, self.options.batch_tokens, self.options.prefill_chunk);
+            if self.allocate_batch(&plan, sink) {
                 return plan;
             }
-            // none but the last one comes back at once: it would only be preempted again
-            if self.active.iter().all(Active::is_preempted) {
-                self.resume(sink);
+            // resume only if all are preempted: otherwise the resumed request would be preempted again at once
+            if self.active.iter().all(ActiveRequest::is_preempted) {
+                self.resume_preempted(sink);
             }
         }
     }
 
-    /// Gives the requests of a batch the pages that they will write to. Says whether there were enough; if not, the
-    /// youngest request with pages of its own has given them up.
-    fn grow(&mut self, plan: &[Part], sink: &mut dyn FnMut(Event)) -> bool {
+    /// Allocates the KV pages that a batch writes. Returns false if they do not suffice; then the youngest running
+    /// request without a ring has been preempted.
+    fn allocate_batch(&mut self, plan: &[BatchEntry], sink: &mut dyn FnMut(Event)) -> bool {
         for p in plan {
-            let a = &mut self.active[p.active];
-            if a.ring.is_some() || self.arena.extend(&mut a.pages, a.n_done + p.n).is_ok() {
+            let a = &mut self.active[p.request];
+            if a.ring.is_some() || self.arena.extend(&mut a.pages, a.n_computed + p.n_tokens).is_ok() {
                 continue;
             }
             let youngest = self.active.iter_mut().rev().find(|a| a.ring.is_none() && !a.is_preempted());
             if let Some(a) = youngest {
-                a.give_up_pages(&mut self.arena);
+                a.release_pages(&mut self.arena);
                 sink(Event::Preempted { id: a.id });
             }
             return false;
@@ -289,17 +295,17 @@ impl Engine {
         true
     }
 
-    /// Lets preempted requests go on, the oldest first, as far as there is room. What a request may grow to fits when it is
-    /// alone, unless the system has less memory than the arena may take: then it ends.
-    fn resume(&mut self, sink: &mut dyn FnMut(Event)) {
-        while let Some(i) = self.active.iter().position(Active::is_preempted) {
-            let (growing, is_alone) = (self.growing(), self.active.iter().all(Active::is_preempted));
+    /// Resumes preempted requests, the oldest first, while pages are available. A request always fits alone, because
+    /// `submit` checked its maximal length, unless the system cannot commit the reserved memory: then the request ends.
+    fn resume_preempted(&mut self, sink: &mut dyn FnMut(Event)) {
+        while let Some(i) = self.active.iter().position(ActiveRequest::is_preempted) {
+            let (growing, is_alone) = (self.n_growing(), self.active.iter().all(ActiveRequest::is_preempted));
             let a = &mut self.active[i];
-            let known = known(&a.request, &a.tokens, a.n_scored);
-            match room(&mut self.arena, known, a.tokens.len(), a.request.cache_salt, growing) {
-                Ok(pages) => (a.n_done, a.pages) = (pages.n_cached, pages),
+            let prefix = cacheable_prefix(&a.request, &a.tokens, a.n_scored);
+            match allocate_pages(&mut self.arena, prefix, a.tokens.len(), a.request.cache_salt, growing) {
+                Ok(pages) => (a.n_computed, a.pages) = (pages.n_cached, pages),
                 Err(_) if is_alone => {
-                    sink(a.done(FinishReason::NoMemory, a.tokens.len() - a.n_prompt));
+                    sink(a.final_event(FinishReason::NoMemory, a.tokens.len() - a.n_prompt));
                     self.retire(i);
                 }
                 Err(_) => return,
@@ -307,49 +313,50 @@ impl Engine {
         }
     }
 
-    /// Runs one batch and reports what came of it. Returns the number of tokens processed, 0 if there is nothing to do.
+    /// Runs one batch and calls `sink` for each event. Returns the number of tokens computed, 0 if no request is
+    /// active.
     pub fn step(&mut self, cpu: Cpu, pool: &dyn Pool, sink: &mut dyn FnMut(Event)) -> usize {
         let plan = self.next_batch(sink);
         if plan.is_empty() {
             return 0;
         }
-        let n_tokens = plan.iter().map(|p| p.n).sum();
+        let n_tokens = plan.iter().map(|p| p.n_tokens).sum();
         let layout = *self.arena.layout();
         let Ok(memory) = self.arena.memory_mut(&layout) else { return 0 };
         let runs: Vec<Run<'_>> = plan
             .iter()
             .map(|p| {
-                let a = &self.active[p.active];
-                let tokens = &a.tokens[a.n_done..a.n_done + p.n];
-                let n_logits = usize::from(a.picks_after(p.n));
-                Run { tokens, pos: a.n_done, pages: a.ring.as_deref().unwrap_or(&a.pages.pages), n_logits }
+                let a = &self.active[p.request];
+                let tokens = &a.tokens[a.n_computed..a.n_computed + p.n_tokens];
+                let n_logits = usize::from(a.samples_after(p.n_tokens));
+                Run { tokens, pos: a.n_computed, pages: a.ring.as_deref().unwrap_or(&a.pages.pages), n_logits }
             })
             .collect();
         self.model.batch(cpu, pool, &runs, &layout, memory, &mut self.scratch, None);
         let picks = logits_rows(&runs);
         drop(runs);
         sink(Event::Computed { n_tokens });
-        self.score(cpu, pool, &plan, sink);
+        self.score_prompts(cpu, pool, &plan, sink);
         let out = self.model.logits(cpu, pool, &picks, &mut self.scratch, None);
         let (mut row, mut ended) = (0, Vec::new());
         for p in &plan {
-            let a = &mut self.active[p.active];
-            a.n_done += p.n;
-            if a.n_done < a.tokens.len() {
+            let a = &mut self.active[p.request];
+            a.n_computed += p.n_tokens;
+            if a.n_computed < a.tokens.len() {
                 continue;
             }
-            if a.n_done == a.n_prompt {
+            if a.n_computed == a.n_prompt {
                 if a.ring.is_none() {
                     self.arena.publish(&a.pages, &a.tokens, a.request.cache_salt);
                 }
                 sink(Event::Prefilled { id: a.id, n_prompt: a.n_prompt, n_cached: a.n_cached });
             }
-            let (picks, mine) = (a.picks_after(0), row);
+            let (picks, mine) = (a.samples_after(0), row);
             row += usize::from(picks);
             if !picks || !a.is_finite {
                 let reason = if a.is_finite { FinishReason::Length } else { FinishReason::NotFinite };
-                sink(a.done(reason, 0));
-                ended.push(p.active);
+                sink(a.final_event(reason, 0));
+                ended.push(p.request);
                 continue;
             }
             let (hidden, logits) = (out.hidden(mine), out.logits(mine));
@@ -358,32 +365,33 @@ impl Engine {
                     *receipt = a.receipt(&self.model, &self.options);
                 }
                 sink(done);
-                ended.push(p.active);
+                ended.push(p.request);
             }
         }
         self.retire_all(ended);
         n_tokens
     }
 
-    /// Retires requests, by their places among the active ones.
+    /// Removes requests by their indices in `active`.
     fn retire_all(&mut self, mut ended: Vec<usize>) {
         ended.sort_unstable();
         ended.into_iter().rev().for_each(|i| self.retire(i));
     }
 
-    /// Log-probabilities of the prompts' tokens that are asked for, as far as this batch has them. Logits are made for as
-    /// many rows at once as there is memory for.
-    fn score(&mut self, cpu: Cpu, pool: &dyn Pool, plan: &[Part], sink: &mut dyn FnMut(Event)) {
+    /// Emits the prompt log-probabilities of the requests that want them, for the rows of this batch. Logits are
+    /// computed for at most `max_seqs` rows at a time, which is what the scratch memory holds.
+    fn score_prompts(&mut self, cpu: Cpu, pool: &dyn Pool, plan: &[BatchEntry], sink: &mut dyn FnMut(Event)) {
         let mut end = 0;
         for p in plan {
-            let (a, first) = (&mut self.active[p.active], end);
-            end += p.n;
-            // the last token's row is for the first of the answer, and those computed a second time have been looked at
-            let (from, to) = (a.n_done.max(a.n_scored), (a.n_done + p.n).min(a.n_prompt - 1));
+            let (a, first) = (&mut self.active[p.request], end);
+            end += p.n_tokens;
+            // the row of the last prompt token predicts the first generated one; rows recomputed after a preemption are
+            // done
+            let (from, to) = (a.n_computed.max(a.n_scored), (a.n_computed + p.n_tokens).min(a.n_prompt - 1));
             if !a.request.prompt_logprobs || from >= to {
                 continue;
             }
-            let (first, n) = (first + from - a.n_done, to - from);
+            let (first, n) = (first + from - a.n_computed, to - from);
             a.n_scored = to;
             let mut logprobs = Vec::with_capacity(n);
             let mut next = a.tokens[from + 1..].iter();
@@ -393,7 +401,7 @@ impl Engine {
                 for (row, token) in (0..out.len()).zip(&mut next) {
                     let (hidden, logits) = (out.hidden(row), out.logits(row));
                     a.is_finite &= hidden.iter().chain(logits).all(|v| v.is_finite());
-                    // numbers that are none end the request; until then they have no logarithm
+                    // non-finite logits have no log-probability; they end the request in `step`
                     logprobs.push(if a.is_finite { a.sampler.score(cpu, logits, *token) } else { (0.0, Vec::new()) });
                 }
             }
@@ -402,35 +410,35 @@ impl Engine {
     }
 }
 
-/// Pages for `n_tokens`, those of `known` tokens from the cache, and beside them one for each of the `growing` requests, so
-/// that this one does not come only to be preempted.
-fn room(
+/// Allocates KV pages for `n_tokens` tokens; those of `prefix` come from the cache where possible. Fails unless one
+/// more page stays available for each of the `n_growing` requests, so that this one is not preempted at once.
+fn allocate_pages(
     arena: &mut KvArena,
-    known: &[u32],
+    prefix: &[u32],
     n_tokens: usize,
     salt: u64,
-    growing: usize,
+    n_growing: usize,
 ) -> Result<SeqPages, RequestError> {
-    let mut pages = arena.acquire(known, salt);
-    let needed = n_tokens.div_ceil(PAGE) - pages.pages.len() + growing;
+    let mut pages = arena.acquire(prefix, salt);
+    let needed = n_tokens.div_ceil(PAGE) - pages.pages.len() + n_growing;
     let free = arena.available_pages();
-    let has_room = if needed <= free {
+    let allocated = if needed <= free {
         arena.extend(&mut pages, n_tokens)
     } else {
         Err(RequestError::NoCapacity { what: "KV pages", needed, free })
     };
-    match has_room {
+    match allocated {
         Ok(()) => Ok(pages),
-        Err(no_room) => {
+        Err(no_capacity) => {
             arena.release(pages);
-            Err(no_room)
+            Err(no_capacity)
         }
     }
 }
 
-/// Tokens of a request whose pages it may take from the cache. Log-probabilities need the rows of all tokens of a prompt,
-/// the known ones too, if only once.
-fn known<'a>(request: &Request, tokens: &'a [u32], n_scored: usize) -> &'a [u32] {
+/// The tokens of a request whose KV pages may come from the prefix cache. Prompt log-probabilities need every row of
+/// the prompt computed once, so until a row is scored its page is not taken from the cache.
+fn cacheable_prefix<'a>(request: &Request, tokens: &'a [u32], n_scored: usize) -> &'a [u32] {
     let is_scored = !request.prompt_logprobs || n_scored + 1 >= request.tokens.len();
     if is_scored { tokens } else { &tokens[..n_scored] }
 }

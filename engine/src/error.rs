@@ -1,4 +1,4 @@
-//! What can go wrong: [`LoadError`] is the file's fault, [`RequestError`] the caller's.
+//! Errors of loading and of requests: [`LoadError`] is the file's fault, [`RequestError`] the caller's.
 //!
 //! Variants carry data, so that hosts can map them to exit codes, HTTP statuses and JavaScript errors.
 
@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use thiserror::Error;
 
-/// A model file that cannot be used, and why.
+/// Why a model file cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -17,63 +17,67 @@ pub enum LoadError {
     Gguf {
         /// Absolute byte offset in the file.
         at: u64,
-        /// The thing being read, e.g. `tensor count`, `length of key`.
+        /// The field being read, e.g. `tensor count`, `metadata key`.
         what: &'static str,
-        /// What the file holds.
+        /// The field's value in the file.
         found: String,
-        /// What would be right.
+        /// The values that the format allows.
         expected: String,
     },
     /// A metadata key is missing, of the wrong type or out of range.
     #[error("metadata `{key}`: found {found}, expected {expected}")]
     Metadata {
-        /// The key.
+        /// Full name of the key, with the architecture's prefix.
         key: String,
-        /// What the file holds (`nothing` if the key is missing).
+        /// The value in the file; `nothing` if the key is missing.
         found: String,
-        /// What would be right.
+        /// The values that the engine accepts.
         expected: String,
     },
-    /// A tensor is missing, or has the wrong shape, type or contents.
+    /// A required tensor is missing.
+    #[error("tensor `{name}` is missing: models of this architecture need it")]
+    MissingTensor {
+        /// Name of the tensor.
+        name: String,
+    },
+    /// A tensor has the wrong shape, type or contents, or conflicts with another.
     #[error("tensor `{name}`: found {found}, expected {expected}")]
     Tensor {
-        /// The tensor's name.
+        /// Name of the tensor.
         name: String,
-        /// What the file holds (`nothing` if it is missing).
+        /// The tensor's shape, type or contents in the file.
         found: String,
-        /// What would be right.
+        /// The shape, type or contents that the engine accepts.
         expected: String,
     },
-    /// Something valid that this engine does not do.
+    /// The file uses a valid feature that this engine does not implement.
     #[error("unsupported {what} `{found}`; known: {}", known.join(", "))]
     Unsupported {
-        /// The kind of thing, e.g. `architecture`, `tensor type`.
+        /// The kind of feature, e.g. `architecture`, `tensor type`.
         what: &'static str,
-        /// The name in the file.
+        /// Its name in the file.
         found: String,
-        /// The names that would work.
+        /// The names that the engine implements.
         known: Vec<&'static str>,
     },
-    /// The model needs more memory than its budget allows.
-    #[error("needs {needed} bytes for {what}, the limit is {limit}")]
-    TooLarge {
+    /// A memory allocation failed while the model was loaded.
+    #[error("not enough memory for {what}: the allocation of {needed} bytes failed")]
+    OutOfMemory {
         /// What the memory is for.
         what: &'static str,
-        /// Bytes needed.
+        /// Bytes of the allocation.
         needed: u64,
-        /// Bytes allowed.
-        limit: u64,
     },
 }
 
-/// Memory to run a model in that is not there, or that it may not have.
+/// Why working memory or KV memory could not be allocated.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// There is not enough.
+    /// The allocator returned no memory.
     #[error("not enough memory")]
     Exhausted(#[from] TryReserveError),
-    /// The model's file asks for more than [`Model::max_scratch_bytes`](crate::model::Model::max_scratch_bytes).
+    /// The model needs more working memory than [`Model::max_scratch_bytes`](crate::model::Model::max_scratch_bytes).
     #[error("batches of {rows} tokens take {needed} bytes of working memory, the limit is {limit}")]
     Limit {
         /// Tokens of a batch.
@@ -85,31 +89,34 @@ pub enum MemoryError {
     },
 }
 
-/// A request that cannot be taken, and why. Nothing was computed.
+/// Why a request was refused. Nothing was computed.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// There is nothing to continue.
-    #[error("the prompt is empty")]
+    /// The prompt has no tokens.
+    #[error("the prompt is empty, expected at least one token")]
     EmptyPrompt,
-    /// Prompt and answer do not fit the context.
-    #[error("{prompt} prompt tokens and {max_tokens} to generate do not fit the context of {n_ctx} tokens")]
+    /// Prompt and generated tokens exceed the context.
+    #[error(
+        "{prompt} prompt tokens and {max_tokens} to generate do not fit the context of {n_ctx} tokens: \
+         shorten one of them or use a larger context"
+    )]
     ContextLength {
         /// Tokens of the prompt.
         prompt: usize,
-        /// Tokens to generate, at least.
+        /// Tokens to generate; 1 if the request sets no limit.
         max_tokens: usize,
-        /// Tokens that fit.
+        /// Tokens that a sequence may have.
         n_ctx: usize,
     },
-    /// The model sees whole texts at once: it embeds, and continues nothing.
-    #[error("the model is an encoder: it embeds texts and cannot continue them")]
+    /// The model is an encoder (bidirectional attention), which cannot generate.
+    #[error("the model is an encoder: it embeds texts and cannot generate any")]
     Encoder,
-    /// There is nothing to embed.
-    #[error("the text has no tokens")]
+    /// The text to embed has no tokens.
+    #[error("the text has no tokens, expected at least one")]
     EmptyText,
-    /// A text to be embedded does not fit.
-    #[error("the text has {tokens} tokens, the context {n_ctx} and a batch {batch_tokens}")]
+    /// The text to embed exceeds the context or a batch.
+    #[error("the text has {tokens} tokens, expected at most {} (context {n_ctx}, batch {batch_tokens})", n_ctx.min(batch_tokens))]
     TextLength {
         /// Tokens of the text.
         tokens: usize,
@@ -118,34 +125,34 @@ pub enum RequestError {
         /// Tokens that a batch may have.
         batch_tokens: usize,
     },
-    /// A token id that the model does not have.
-    #[error("token {token} at position {at} is not one of the model's {n_vocab}")]
+    /// A token id is outside the vocabulary.
+    #[error("token id {token} at index {at}, expected an id below {n_vocab} (the size of the vocabulary)")]
     Token {
-        /// The id.
+        /// The token id.
         token: u32,
-        /// Where it stands.
+        /// Its index among the tokens given.
         at: usize,
-        /// Ids end here.
+        /// Size of the vocabulary.
         n_vocab: usize,
     },
     /// An option is out of range.
     #[error("{name} is {found}, expected {expected}")]
     Option {
-        /// The option.
+        /// Name of the option.
         name: &'static str,
-        /// What was given.
+        /// The value given.
         found: String,
-        /// What would be right.
+        /// The values allowed.
         expected: &'static str,
     },
-    /// All sequences or pages are taken by others; try again later.
-    #[error("no capacity for {what} now: {needed} needed, {free} free")]
+    /// Other requests hold the sequences, KV pages or batch rows that this one needs.
+    #[error("no capacity for {what}: {needed} needed, {free} available")]
     NoCapacity {
-        /// What is short.
+        /// The resource that is short.
         what: &'static str,
-        /// How much the request needs.
+        /// Units that the request needs.
         needed: usize,
-        /// How much there is.
+        /// Units that are available.
         free: usize,
     },
 }

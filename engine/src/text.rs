@@ -1,68 +1,68 @@
-//! Text of a growing answer: whole characters only, and never a byte that could begin a stop string.
+//! Streaming text output: emits complete characters only, and holds back text that may begin a stop string.
 
 use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::tokenizer::StreamDecoder;
 
-/// Streams text up to the first stop string. What it gives out, put together, is the text before the stop string, or
-/// all of it.
+/// Decodes token bytes to text up to the first stop string. The emitted pieces concatenated are the text before the
+/// stop string, or all of it.
 #[derive(Debug, Clone, Default)]
 pub struct TextStream {
     decoder: StreamDecoder,
     stops: Vec<String>,
-    /// Text that may be the beginning of a stop string.
+    /// Decoded text that may be the beginning of a stop string.
     held: String,
 }
 
-/// What some more bytes brought.
+/// Text to append to the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
-    /// Text that is certain now.
+pub struct TextDelta {
+    /// New text; may be empty.
     pub text: String,
-    /// The stop string that ended the text, by its index.
+    /// Index of the stop string that ended the text.
     pub stopped: Option<usize>,
 }
 
 impl TextStream {
-    /// A stream that ends before the first of `stops` to occur; empty ones are ignored.
+    /// A stream that ends before the first occurrence of one of `stops`; empty stop strings are ignored.
     pub fn new(stops: Vec<String>) -> TextStream {
         TextStream { stops, ..TextStream::default() }
     }
 
-    /// Takes the bytes of a token.
-    pub fn push(&mut self, bytes: &[u8]) -> Piece {
+    /// Appends the bytes of a token and returns the text that can be emitted.
+    pub fn push(&mut self, bytes: &[u8]) -> TextDelta {
         let text = self.decoder.push(bytes);
         self.take(&text)
     }
 
-    /// The text still held, when no more bytes come.
-    pub fn finish(&mut self) -> Piece {
+    /// Ends the stream and returns the text that was held back.
+    pub fn finish(&mut self) -> TextDelta {
         let text = self.decoder.finish();
-        let mut piece = self.take(&text);
-        if piece.stopped.is_none() {
-            piece.text.push_str(&self.held);
+        let mut delta = self.take(&text);
+        if delta.stopped.is_none() {
+            delta.text.push_str(&self.held);
         }
         self.held.clear();
-        piece
+        delta
     }
 
-    fn take(&mut self, text: &str) -> Piece {
+    fn take(&mut self, text: &str) -> TextDelta {
         self.held.push_str(text);
         let stops = || self.stops.iter().enumerate().filter(|(_, s)| !s.is_empty());
-        // the earliest match wins, of several there the one listed first
+        // the earliest match wins; of several at the same place, the one listed first
         let found = stops().filter_map(|(i, s)| self.held.find(s.as_str()).map(|at| (at, i))).min();
         if let Some((at, stop)) = found {
             self.held.truncate(at);
-            return Piece { text: core::mem::take(&mut self.held), stopped: Some(stop) };
+            return TextDelta { text: core::mem::take(&mut self.held), stopped: Some(stop) };
         }
         let keep = stops().map(|(_, s)| overlap(&self.held, s)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
-        Piece { text: core::mem::replace(&mut self.held, rest), stopped: None }
+        TextDelta { text: core::mem::replace(&mut self.held, rest), stopped: None }
     }
 }
 
-/// Length of the longest end of `text` that is a proper beginning of `stop`.
+/// Length of the longest suffix of `text` that is a proper prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let from = text.len().saturating_sub(stop.len() - 1);
     let starts = (from..text.len()).filter(|&i| text.is_char_boundary(i));
@@ -86,15 +86,15 @@ mod tests {
             let mut stream = TextStream::new(stops.clone());
             let (mut got, mut stopped) = (String::new(), None);
             for cut in cuts.windows(2) {
-                let piece = stream.push(&text.as_bytes()[cut[0]..cut[1]]);
-                got.push_str(&piece.text);
-                stopped = piece.stopped;
+                let delta = stream.push(&text.as_bytes()[cut[0]..cut[1]]);
+                got.push_str(&delta.text);
+                stopped = delta.stopped;
                 if stopped.is_some() { break; }
             }
             if stopped.is_none() {
-                let piece = stream.finish();
-                got.push_str(&piece.text);
-                stopped = piece.stopped;
+                let delta = stream.finish();
+                got.push_str(&delta.text);
+                stopped = delta.stopped;
             }
             // the naive definition: the shortest beginning of the text that ends with a stop string
             let ends = text.char_indices().map(|(i, c)| i + c.len_utf8());

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use starling::chat::ChatError;
 use starling::error::{LoadError, MemoryError, RequestError};
 use starling::kernels::UnknownIsa;
-use starling::model::pass::PassError;
+use starling::model::evaluate::EvaluationError;
 
 /// Exit codes: 1 invalid model file, 2 invalid arguments or request (also clap's code), 3 I/O error, 4 not enough memory
 /// or capacity, 5 the receipt does not verify.
@@ -23,7 +23,7 @@ pub enum Failure {
     Request(#[from] RequestError),
     /// A text cannot be evaluated.
     #[error(transparent)]
-    Pass(PassError),
+    Evaluation(EvaluationError),
     /// The chat template does not parse, or fails on the conversation.
     #[error(transparent)]
     Template(#[from] ChatError),
@@ -54,11 +54,13 @@ pub enum Failure {
     WorkingMemory(MemoryError),
 }
 
-impl From<PassError> for Failure {
-    fn from(error: PassError) -> Failure {
+impl From<EvaluationError> for Failure {
+    fn from(error: EvaluationError) -> Failure {
         match error {
-            PassError::Memory { source: source @ MemoryError::Limit { .. }, .. } => Failure::WorkingMemory(source),
-            error => Failure::Pass(error),
+            EvaluationError::Memory { source: source @ MemoryError::Limit { .. }, .. } => {
+                Failure::WorkingMemory(source)
+            }
+            error => Failure::Evaluation(error),
         }
     }
 }
@@ -79,15 +81,15 @@ impl Failure {
 
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Failure::Model { source: LoadError::TooLarge { .. }, .. }
+            Failure::Model { source: LoadError::OutOfMemory { .. }, .. }
             | Failure::Request(RequestError::NoCapacity { .. })
-            | Failure::Pass(PassError::Memory { .. })
+            | Failure::Evaluation(EvaluationError::Memory { .. })
             | Failure::Memory(_)
             | Failure::WorkingMemory(_) => 4,
             // the template called raise_exception: the conversation is invalid, not the file
             Failure::Template(ChatError::Refused(_)) => 2,
             Failure::Model { .. } | Failure::Template(_) | Failure::NotFinite | Failure::Weights(_) => 1,
-            Failure::Request(_) | Failure::Pass(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
+            Failure::Request(_) | Failure::Evaluation(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
             Failure::File { .. } | Failure::Io(_) => 3,
             Failure::Receipt { .. } => 5,
         })

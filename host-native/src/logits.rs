@@ -9,7 +9,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use starling::math::exp;
 use starling::model::Stage;
-use starling::model::pass::Pass;
+use starling::model::evaluate::Evaluation;
 use starling::sampler::{Sampler, SamplingOptions};
 use starling::tokenizer::EncodeOptions;
 
@@ -34,16 +34,17 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
             model.tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: false })
         }
     };
-    let pass = Pass { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx: ids.len() };
+    let evaluation =
+        Evaluation { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx: ids.len() };
     if args.trace {
-        return print_trace(&pass, &ids);
+        return print_trace(&evaluation, &ids);
     }
     let first = if args.all { 0 } else { ids.len().saturating_sub(1) };
-    print_logits(&pass, &ids, first)
+    print_logits(&evaluation, &ids, first)
 }
 
 /// Prints a SHA-256 of the numbers after each stage of each layer.
-fn print_trace(pass: &Pass<'_>, ids: &[u32]) -> Result<(), Failure> {
+fn print_trace(evaluation: &Evaluation<'_>, ids: &[u32]) -> Result<(), Failure> {
     let mut out = stdout().lock();
     let mut failed = Ok(());
     let mut trace = |stage: Stage, layer: Option<usize>, rows: &mut dyn Iterator<Item = &[f32]>| {
@@ -53,20 +54,20 @@ fn print_trace(pass: &Pass<'_>, ids: &[u32]) -> Result<(), Failure> {
         let line = writeln!(out, "{layer:>3} {:10} {}", stage.name(), hex(&hash.finalize()));
         failed = std::mem::replace(&mut failed, Ok(())).and(line);
     };
-    pass.run::<Failure>(ids, ids.len().saturating_sub(1), Some(&mut trace), &mut |_| Ok(()))?;
+    evaluation.run::<Failure>(ids, ids.len().saturating_sub(1), Some(&mut trace), &mut |_| Ok(()))?;
     Ok(failed?)
 }
 
 /// Prints the logits after the tokens from `first` on as one JSON object, row by row: a long text has more of them than
 /// fit into memory.
-fn print_logits(pass: &Pass<'_>, ids: &[u32], first: usize) -> Result<(), Failure> {
+fn print_logits(evaluation: &Evaluation<'_>, ids: &[u32], first: usize) -> Result<(), Failure> {
     let mut out = Some(BufWriter::new(stdout().lock()));
-    let (rows, n_vocab) = (ids.len() - first, pass.model.config.n_vocab);
+    let (rows, n_vocab) = (ids.len() - first, evaluation.model.config.n_vocab);
     let head = json!({
         "n_tokens": ids.len(),
         "n_vocab": n_vocab,
-        "isa": pass.cpu.isa().name(),
-        "threads": pass.pool.threads(),
+        "isa": evaluation.cpu.isa().name(),
+        "threads": evaluation.pool.threads(),
         "logits": { "dtype": "f32le", "shape": [rows, n_vocab], "base64": "" },
     })
     .to_string();
@@ -74,7 +75,7 @@ fn print_logits(pass: &Pass<'_>, ids: &[u32], first: usize) -> Result<(), Failur
     let head = head.strip_suffix("\"}}").unwrap_or(&head);
     let mut hash = Sha256::new();
     let mut base64 = None;
-    pass.run::<Failure>(ids, first, None, &mut |row| {
+    evaluation.run::<Failure>(ids, first, None, &mut |row| {
         // an error before the first row must not leave half an object
         if let Some(mut out) = out.take() {
             out.write_all(head.as_bytes())?;
@@ -110,7 +111,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
     }
     let windows = (ids.len() / n_ctx).min(args.chunks.map_or(usize::MAX, NonZeroUsize::get));
     let progress = Progress::new("measuring", Of::Count("windows"), windows as u64);
-    let pass = Pass { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx };
+    let evaluation = Evaluation { model: &model, cpu, pool: &pool, kv_type: model_args.kv_type(), batch: BATCH, n_ctx };
     let mut sampler = Sampler::new(SamplingOptions::greedy(), model.config.n_vocab).map_err(Failure::Request)?;
     let (mut sum, mut squares, mut n) = (0.0, 0.0, 0usize);
     for window in ids.chunks_exact(n_ctx).take(windows) {
@@ -119,7 +120,7 @@ pub fn perplexity(model_args: &ModelArgs, args: &PerplexityArgs) -> Result<(), F
             // each window starts with BOS, as a separate text
             window[0] = model.tokenizer.bos().unwrap_or(window[0]);
         }
-        pass.run::<Failure>(&window, n_ctx / 2, None, &mut |row| {
+        evaluation.run::<Failure>(&window, n_ctx / 2, None, &mut |row| {
             if let Some(&next) = window.get(row.pos + 1) {
                 if !row.logits.iter().all(|logit| logit.is_finite()) {
                     return Err(Failure::NotFinite);

@@ -55,5 +55,5 @@ impl Grammars {
 
 /// The model's vocabulary, built on demand.
 fn words(model: &Model) -> impl Fn() -> Vec<u8> {
-    || model.tokenizer.words(model.config.n_vocab)
+    || model.tokenizer.grammar_vocabulary(model.config.n_vocab)
 }

@@ -145,7 +145,7 @@ impl Model {
 
     /// The vocabulary, in the format of the grammar module.
     pub fn words(&self) -> Vec<u8> {
-        self.0.model.tokenizer.words(self.0.model.config.n_vocab)
+        self.0.model.tokenizer.grammar_vocabulary(self.0.model.config.n_vocab)
     }
 
     /// Runs one batch; returns `{"tokens", "events"}` as JSON.

@@ -15,7 +15,7 @@ use starling::error::{LoadError, MemoryError, RequestError};
 use starling::kernels::attention::KvType;
 use starling::kernels::{Cpu, UnknownIsa};
 use starling::kv::PageError;
-use starling::model::pass::{Pass, PassError};
+use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::model::{Model, StreamError, StreamLoader};
 use starling::pool::Pool;
 use starling::receipt::{Mismatch, Receipt, VerifyError, verify};
@@ -63,11 +63,11 @@ pub enum Error {
     WorkingMemory(MemoryError),
 }
 
-impl From<PassError> for Error {
-    fn from(error: PassError) -> Error {
+impl From<EvaluationError> for Error {
+    fn from(error: EvaluationError) -> Error {
         match error {
-            PassError::Request(e) => Error::Request(e),
-            PassError::Memory { n_ctx, source } => Error::memory(n_ctx)(source),
+            EvaluationError::Request(e) => Error::Request(e),
+            EvaluationError::Memory { n_ctx, source } => Error::memory(n_ctx)(source),
         }
     }
 }
@@ -95,10 +95,10 @@ impl Error {
     /// The kind of failure, for programs.
     pub fn kind(&self) -> &'static str {
         match self {
-            Error::Load(LoadError::TooLarge { .. })
+            Error::Load(LoadError::OutOfMemory { .. })
             | Error::Stream(
-                StreamError::Load(LoadError::TooLarge { .. })
-                | StreamError::File { source: LoadError::TooLarge { .. }, .. },
+                StreamError::Load(LoadError::OutOfMemory { .. })
+                | StreamError::File { source: LoadError::OutOfMemory { .. }, .. },
             )
             | Error::Memory { .. }
             | Error::WorkingMemory(_) => "memory",
@@ -489,7 +489,7 @@ impl Session {
         if ids.len() > n_ctx {
             return Err(RequestError::ContextLength { prompt: ids.len(), max_tokens: 0, n_ctx }.into());
         }
-        let pass = Pass {
+        let evaluation = Evaluation {
             model: &self.model,
             cpu: self.cpu,
             pool: &*self.pool,
@@ -498,7 +498,7 @@ impl Session {
             n_ctx: ids.len(),
         };
         let mut hash = Sha256::new();
-        pass.run::<Error>(ids, 0, None, &mut |row| {
+        evaluation.run::<Error>(ids, 0, None, &mut |row| {
             row.logits.iter().for_each(|v| hash.update(v.to_le_bytes()));
             Ok(())
         })?;

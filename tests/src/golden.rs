@@ -10,7 +10,7 @@ use starling::engine::{Engine, EngineOptions, Event, Request};
 use starling::gguf::{Gguf, GgufWriter};
 use starling::kernels::Cpu;
 use starling::kernels::attention::KvType;
-use starling::model::pass::{Pass, PassError};
+use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::model::{Model, Stage};
 use starling::pool::Pool;
 use starling::quant::{self, Dtype, Quantiser};
@@ -101,8 +101,8 @@ pub fn trace(cpu: Cpu, pool: &dyn Pool) -> String {
         let layer = layer.map_or("-".into(), |layer| layer.to_string());
         lines += &format!("{layer:>3} {:10} {}\n", stage.name(), Hex::<32>(hash.finalize().into()));
     };
-    let pass = Pass { model: &model, cpu, pool, kv_type: KvType::F16, batch: ids.len(), n_ctx: ids.len() };
-    pass.run::<PassError>(&ids, ids.len() - 1, Some(&mut look), &mut |_| Ok(())).expect("a pass");
+    let evaluation = Evaluation { model: &model, cpu, pool, kv_type: KvType::F16, batch: ids.len(), n_ctx: ids.len() };
+    evaluation.run::<EvaluationError>(&ids, ids.len() - 1, Some(&mut look), &mut |_| Ok(())).expect("an evaluation");
     lines
 }
 
@@ -221,9 +221,9 @@ impl Case {
     }
 
     fn logits_digest(&self, model: &Model, cpu: Cpu, pool: &dyn Pool, ids: &[u32], batch: usize) -> String {
-        let pass = Pass { model, cpu, pool, kv_type: self.kv_type(), batch, n_ctx: ids.len() };
+        let evaluation = Evaluation { model, cpu, pool, kv_type: self.kv_type(), batch, n_ctx: ids.len() };
         let mut hash = Sha256::new();
-        let done = pass.run::<PassError>(ids, 0, None, &mut |row| {
+        let done = evaluation.run::<EvaluationError>(ids, 0, None, &mut |row| {
             row.logits.iter().for_each(|v| hash.update(v.to_le_bytes()));
             Ok(())
         });

@@ -11,7 +11,7 @@ use starling::gguf::{Gguf, GgufWriter, TensorInfo, Value};
 use starling::kernels::Cpu;
 use starling::kernels::attention::KvType;
 use starling::model::Model;
-use starling::model::pass::{Pass, PassError};
+use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::pool::Inline;
 
 /// `NAME.json`.
@@ -201,9 +201,9 @@ pub fn whole(t: &TensorInfo<'_>) -> Vec<Piece> {
 /// If there is no memory.
 pub fn logits(model: &Model, cpu: Cpu, ids: &[u32]) -> Vec<f32> {
     let (pool, n_ctx) = (&Inline, ids.len());
-    let pass = Pass { model, cpu, pool, kv_type: KvType::F32, batch: n_ctx, n_ctx };
+    let evaluation = Evaluation { model, cpu, pool, kv_type: KvType::F32, batch: n_ctx, n_ctx };
     let mut logits = Vec::new();
-    let done = pass.run::<PassError>(ids, 0, None, &mut |row| {
+    let done = evaluation.run::<EvaluationError>(ids, 0, None, &mut |row| {
         logits.extend_from_slice(row.logits);
         Ok(())
     });

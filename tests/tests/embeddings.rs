@@ -218,7 +218,7 @@ fn what_is_wrong_is_refused_and_nothing_computed() {
     assert!(matches!(refused(&[text; 3]), RequestError::NoCapacity { needed: 3, free: 2, .. }));
     for d in [0, 37] {
         let found = refused(&[Text { dimensions: Some(d), ..text }]).to_string();
-        assert!(found.contains(&format!("{d} of 36")), "{found}");
+        assert!(found.contains(&format!("{d} (the model has 36)")), "{found}");
     }
     let half = &long[..501];
     let two = [Text { tokens: half, ..text }; 2];

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use starling::engine::{FinishReason, Request, TokenLogprobs};
 use starling::kernels::Cpu;
 use starling::kernels::attention::KvType;
-use starling::model::pass::{Pass, PassError};
+use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::pool::Inline;
 use starling::sampler::{LogprobKind, SamplingOptions};
 use starling_tests::sequences::{Seen, engine, engine_with_pages, model, run, run_without, same};
@@ -28,9 +28,10 @@ fn log_probabilities_are_those_of_the_logits() {
     let request = scored(40, 1, 0);
     let seen = run(&mut engine(&model, N_CTX, 3, 16), std::slice::from_ref(&request), 0).remove(0);
     assert_eq!((seen.prompt.len(), seen.answer.len(), seen.reason), (39, 0, Some(FinishReason::Length)));
-    let pass = Pass { model: &model, cpu: Cpu::detect(), pool: &Inline, kv_type: KvType::F16, batch: 40, n_ctx: N_CTX };
+    let evaluation =
+        Evaluation { model: &model, cpu: Cpu::detect(), pool: &Inline, kv_type: KvType::F16, batch: 40, n_ctx: N_CTX };
     let mut at = 0;
-    let checked = pass.run::<PassError>(&request.tokens, 0, None, &mut |row| {
+    let checked = evaluation.run::<EvaluationError>(&request.tokens, 0, None, &mut |row| {
         let Some((logprob, top)) = seen.prompt.get(row.pos) else { return Ok(()) };
         let total: f64 = row.logits.iter().map(|x| f64::from(*x).exp()).sum();
         let of = |token: u32| f64::from(row.logits[token as usize]) - total.ln();
@@ -42,7 +43,7 @@ fn log_probabilities_are_those_of_the_logits() {
         at += 1;
         Ok(())
     });
-    checked.expect("a pass");
+    checked.expect("an evaluation");
     assert_eq!(at, 39);
 }
 

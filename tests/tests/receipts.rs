@@ -11,7 +11,7 @@ use starling::kernels::Cpu;
 use starling::kernels::attention::KvType;
 use starling::model::Model;
 use starling::pool::Inline;
-use starling::receipt::{Hex, Mismatch, Receipt, VerifyError, What, verify};
+use starling::receipt::{Difference, Hex, Mismatch, Receipt, VerifyError, verify};
 use starling::sampler::{ALL_TOKENS, Dry, LogprobKind, SamplingOptions};
 use starling_tests::reference::fixtures;
 
@@ -187,7 +187,7 @@ fn an_answer_that_ends_without_a_token_verifies() {
         // a token that nothing was drawn for
         receipt.output.push(1);
         receipt.steps.push(receipt.steps[0]);
-        let expected = VerifyError::Mismatch(Mismatch { step: 0, what: What::NotFinite });
+        let expected = VerifyError::Mismatch(Mismatch { step: 0, difference: Difference::NotFinite });
         assert_eq!(replay(&model, Cpu::detect(), &receipt), Err(expected));
     }
 }
@@ -203,13 +203,13 @@ fn a_changed_receipt_is_caught_at_its_step() {
         change(&mut changed);
         replay(&model, Cpu::detect(), &changed).expect_err("a change that was not noticed")
     };
-    let at = |step, what| VerifyError::Mismatch(Mismatch { step, what });
+    let at = |step, difference| VerifyError::Mismatch(Mismatch { step, difference });
     let (expected, found) = (receipt.output[step], (receipt.output[step] + 1) % model.config.n_vocab as u32);
-    assert_eq!(check(&|r| r.output[step] = found), at(step, What::Token { found, expected }));
-    assert_eq!(check(&|r| r.steps[step + 1].0[7] ^= 1), at(step, What::State));
-    assert_eq!(check(&|r| r.digest.0[31] ^= 1), at(receipt.output.len() - 1, What::Digest));
-    assert_eq!(check(&|r| r.request.sampling.seed -= 1), at(0, What::Start));
-    assert_eq!(check(&|r| r.request.sampling.top_k += 1), at(0, What::Start));
+    assert_eq!(check(&|r| r.output[step] = found), at(step, Difference::Token { found, expected }));
+    assert_eq!(check(&|r| r.steps[step + 1].0[7] ^= 1), at(step, Difference::State));
+    assert_eq!(check(&|r| r.digest.0[31] ^= 1), at(receipt.output.len() - 1, Difference::Digest));
+    assert_eq!(check(&|r| r.request.sampling.seed -= 1), at(0, Difference::Start));
+    assert_eq!(check(&|r| r.request.sampling.top_k += 1), at(0, Difference::Start));
     let mut other = Hex(SHA256);
     other.0[0] ^= 1;
     assert_eq!(check(&|r| r.model.0[0] ^= 1), VerifyError::Model(other));

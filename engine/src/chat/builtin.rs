@@ -1,6 +1,6 @@
-//! Templates for files that have none, by the names that llama.cpp gives them.
+//! Built-in templates for files without one, by llama.cpp's names.
 
-/// What a model without a template gets: ChatML.
+/// The template for models without one: ChatML.
 pub const DEFAULT_TEMPLATE: &str = TEMPLATES[0].1;
 
 const TEMPLATES: [(&str, &str); 15] = [
@@ -21,12 +21,12 @@ const TEMPLATES: [(&str, &str); 15] = [
     ("command-r", include_str!("templates/command-r.jinja")),
 ];
 
-/// The template of a name.
+/// The built-in template with this name.
 pub fn builtin_template(name: &str) -> Option<&'static str> {
     TEMPLATES.iter().find(|(other, _)| *other == name).map(|(_, template)| *template)
 }
 
-/// All names.
+/// The names of all built-in templates.
 pub fn builtin_template_names() -> impl Iterator<Item = &'static str> {
     TEMPLATES.iter().map(|(name, _)| *name)
 }

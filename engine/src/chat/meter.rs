@@ -1,20 +1,20 @@
-//! What a template may spend. The library counts its instructions; here each is given a bounded cost: every text and list
-//! that an operation reads or makes is paid for in bytes from one budget, before it is made. So a template ends in time
-//! and memory in proportion to its budget, whatever it doubles or nests.
+//! Work budget of templates. The template engine counts instructions; this module bounds the cost of each: the bytes of
+//! all strings and lists that an operation reads or creates are charged to one budget beforehand. So time and memory of
+//! a template are proportional to its budget, whatever it doubles or nests.
 //!
-//! Operators have no hook, so they are rewritten in the compiled template: before each that can grow or walk a value
-//! comes a filter that pays for its operands and gives them back.
+//! Operators have no hook, so the compiled template is rewritten: before each operator that can grow or traverse a
+//! value, a filter charges its operands and returns them.
 //!
 //! ```text
 //! Add          ─►  ApplyFilter("~add", 2)  UnpackList(2)  Add
 //! SetAttr      ─►  ApplyFilter("~set", 2)  UnpackList(2)  SetAttr
-//! BuildList    ─►  BuildList  ApplyFilter("~made", 1)
+//! BuildList    ─►  BuildList  ApplyFilter("~result", 1)
 //! Slice        ─►  ApplyFilter("~slice", 4)
 //! Rem          ─►  ApplyFilter("~rem", 2)
-//! EmitRaw(s)   ─►  LoadConst(s)  Emit                        which the formatter pays for
+//! EmitRaw(s)   ─►  LoadConst(s)  Emit                        charged by the formatter
 //! ```
 //!
-//! Values are let go of by recursion, so none may be nested deeply; and none may hold itself, or it would stay forever.
+//! Values are dropped recursively, so their nesting is limited; and no value may contain itself, or it would leak.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -26,60 +26,60 @@ use minijinja::machinery::{Instruction, Instructions};
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
-/// Bytes that are left.
+/// The remaining budget in bytes; shared by clones.
 #[derive(Debug, Clone)]
 pub(super) struct Budget(Arc<AtomicU64>);
 
-/// Deepest nesting of a value.
+/// Maximal nesting depth of a value.
 const MAX_DEPTH: usize = 128;
-/// What a number, an element of a list or an entry of a map costs.
+/// Cost of a number, a list element or a map entry in bytes.
 const ELEMENT: u64 = 32;
-/// Says that the budget is spent.
-const SPENT: u64 = u64::MAX;
+/// Marks an exhausted budget.
+const EXHAUSTED: u64 = u64::MAX;
 
 impl Budget {
     pub(super) fn new(bytes: u64) -> Budget {
         Budget(Arc::new(AtomicU64::new(bytes)))
     }
 
-    pub(super) fn is_spent(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == SPENT
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == EXHAUSTED
     }
 
-    fn pay(&self, cost: u64) -> Result<(), Error> {
+    fn charge(&self, cost: u64) -> Result<(), Error> {
         let left = self.0.load(Ordering::Relaxed);
         match left.checked_sub(cost) {
-            Some(rest) if left != SPENT => self.0.store(rest, Ordering::Relaxed),
+            Some(rest) if left != EXHAUSTED => self.0.store(rest, Ordering::Relaxed),
             _ => {
-                self.0.store(SPENT, Ordering::Relaxed);
-                return wrong("the budget is spent");
+                self.0.store(EXHAUSTED, Ordering::Relaxed);
+                return failed("the work budget (work_bytes) is exhausted");
             }
         }
         Ok(())
     }
 
-    /// Pays for a value without its elements.
-    fn pay_shallow(&self, value: &Value) -> Result<(), Error> {
-        self.pay(match value.as_str() {
+    /// Charges a value without its elements.
+    fn charge_shallow(&self, value: &Value) -> Result<(), Error> {
+        self.charge(match value.as_str() {
             Some(text) => text.len() as u64,
             None => ELEMENT + ELEMENT * value.len().unwrap_or(0) as u64,
         })
     }
 
-    /// Pays for a value as it is written, with all elements.
-    fn pay_deep(&self, value: &Value, depth: usize) -> Result<(), Error> {
+    /// Charges a value with all its elements, as when it is printed or compared.
+    fn charge_deep(&self, value: &Value, depth: usize) -> Result<(), Error> {
         self.walk(value, depth, &|value| match value.kind() {
             ValueKind::String | ValueKind::Bytes => Ok(value.len().unwrap_or(0) as u64),
             _ => Ok(0),
         })
     }
 
-    /// Visits a value and its elements, pays for each and what `more` says.
+    /// Charges a value and its elements recursively; `more` gives the cost in addition to [`ELEMENT`].
     fn walk(&self, value: &Value, depth: usize, more: &dyn Fn(&Value) -> Result<u64, Error>) -> Result<(), Error> {
         if depth > MAX_DEPTH {
-            return wrong("a value is nested too deeply");
+            return failed("a value is nested more than 128 levels deep");
         }
-        self.pay(ELEMENT + more(value)?)?;
+        self.charge(ELEMENT + more(value)?)?;
         match value.kind() {
             ValueKind::Seq | ValueKind::Iterable => {
                 value.try_iter()?.try_for_each(|item| self.walk(&item, depth + 1, more))
@@ -92,27 +92,27 @@ impl Budget {
         }
     }
 
-    /// What an operation made: paid for, not nested too deeply, and no list that waits to be computed, as such lists can
-    /// be nested in each other unseen.
-    pub(super) fn made(&self, value: Value) -> Result<Value, Error> {
-        self.pay_shallow(&value)?;
-        let waits = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
+    /// Charges the result of an operation and checks its nesting. Lazy lists are collected, since they could hide
+    /// unbounded nesting.
+    pub(super) fn charge_result(&self, value: Value) -> Result<Value, Error> {
+        self.charge_shallow(&value)?;
+        let is_lazy = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
             && !value.is_tuple()
             && value.downcast_object_ref::<Vec<Value>>().is_none();
-        let value = if waits { Value::from(value.try_iter()?.collect::<Vec<_>>()) } else { value };
+        let value = if is_lazy { Value::from(value.try_iter()?.collect::<Vec<_>>()) } else { value };
         self.walk(&value, 1, &|_| Ok(0))?;
         Ok(value)
     }
 
-    /// Pays for an operation on `args`, the first of which is what a filter or method is applied to.
-    pub(super) fn pay_for(&self, cost: Cost, args: &[Value]) -> Result<(), Error> {
-        args.iter().try_for_each(|arg| self.pay_shallow(arg))?;
+    /// Charges an operation on `args`, of which the first is the value that a filter or method applies to.
+    pub(super) fn charge_operation(&self, cost: Cost, args: &[Value]) -> Result<(), Error> {
+        args.iter().try_for_each(|arg| self.charge_shallow(arg))?;
         let text = |i: usize| args.get(i).and_then(Value::as_str).unwrap_or_default();
         let len = |i: usize| args.get(i).and_then(|value| value.len()).unwrap_or(0) as u64;
-        let times = |a: u64, b: u64| self.pay(a.saturating_mul(b));
+        let times = |a: u64, b: u64| self.charge(a.saturating_mul(b));
         match cost {
             Cost::Shallow => Ok(()),
-            Cost::Deep => args.iter().try_for_each(|arg| self.pay_deep(arg, 0)),
+            Cost::Deep => args.iter().try_for_each(|arg| self.charge_deep(arg, 0)),
             Cost::Elements => times(len(0), ELEMENT),
             Cost::Fill => {
                 let counts = args.iter().skip(1).filter_map(Value::as_usize);
@@ -126,8 +126,8 @@ impl Budget {
             }
             Cost::Replace => times(text(0).len() as u64 / text(1).len().max(1) as u64 + 1, text(2).len() as u64),
             Cost::Join => {
-                args.iter().try_for_each(|arg| self.pay_deep(arg, 0))?;
-                // a filter has the list first, a method the text between
+                args.iter().try_for_each(|arg| self.charge_deep(arg, 0))?;
+                // the list is the first argument of the filter, and the second of the method
                 times(len(0), text(1).len() as u64)?;
                 times(len(1), text(0).len() as u64)
             }
@@ -136,23 +136,23 @@ impl Budget {
                 numbers(args).try_for_each(|n| times(lines, n))
             }
             Cost::Format => {
-                args.iter().try_for_each(|arg| self.pay_deep(arg, 0))?;
-                numbers(args).try_for_each(|n| self.pay(n))?;
-                // widths and precisions
+                args.iter().try_for_each(|arg| self.charge_deep(arg, 0))?;
+                numbers(args).try_for_each(|n| self.charge(n))?;
+                // widths and precisions of the format string
                 text(0)
                     .split(|c: char| !c.is_ascii_digit())
                     .filter(|digits| !digits.is_empty())
-                    .try_for_each(|digits| self.pay(digits.parse().unwrap_or(u64::MAX)))
+                    .try_for_each(|digits| self.charge(digits.parse().unwrap_or(u64::MAX)))
             }
             Cost::Square => {
-                args.iter().try_for_each(|arg| self.pay_deep(arg, 0))?;
+                args.iter().try_for_each(|arg| self.charge_deep(arg, 0))?;
                 times(len(0), len(0))
             }
         }
     }
 }
 
-/// Whole numbers among arguments, by position or by name.
+/// Integers among positional and keyword arguments.
 fn numbers(args: &[Value]) -> impl Iterator<Item = u64> + '_ {
     let named = args.iter().filter(|arg| arg.is_kwargs()).flat_map(|kwargs| {
         let keys = kwargs.try_iter().into_iter().flatten();
@@ -161,28 +161,28 @@ fn numbers(args: &[Value]) -> impl Iterator<Item = u64> + '_ {
     args.iter().cloned().chain(named).filter_map(|arg| arg.as_i64()).map(i64::unsigned_abs)
 }
 
-/// What an operation may cost besides its operands.
+/// Cost of an operation in addition to its operands.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Cost {
-    /// Nothing: it makes no more than it reads.
+    /// None: it creates no more than it reads.
     Shallow,
-    /// It writes or compares values with all their elements.
+    /// It prints or compares values with all their elements.
     Deep,
-    /// It makes a list of the characters of a text.
+    /// It may create a list of the characters of a string.
     Elements,
-    /// It fills up lists.
+    /// It pads lists to a length given as argument.
     Fill,
-    /// One operand as often as the other says.
+    /// It repeats one operand as often as the other says.
     Repeat,
-    /// Texts: within the first, each second becomes the third.
+    /// It replaces each occurrence of the second string in the first by the third.
     Replace,
-    /// Texts with another between them.
+    /// It concatenates strings with a separator.
     Join,
-    /// Spaces before each line.
+    /// It inserts spaces before each line.
     Indent,
-    /// Texts of a width that the pattern says.
+    /// It formats strings to widths given in the format string.
     Format,
-    /// One addition after the other.
+    /// It concatenates the elements one by one: quadratic.
     Square,
 }
 
@@ -196,7 +196,7 @@ fn method_cost(name: &str) -> Cost {
     }
 }
 
-/// A method, paid for before and after.
+/// Calls a method, charging its operands and its result.
 pub(super) fn method(
     budget: &Budget,
     value: &Value,
@@ -204,70 +204,70 @@ pub(super) fn method(
     args: &[Value],
     call: impl FnOnce() -> Result<Value, Error>,
 ) -> Result<Value, Error> {
-    budget.pay_for(method_cost(name), &[core::slice::from_ref(value), args].concat())?;
-    budget.made(call()?)
+    budget.charge_operation(method_cost(name), &[core::slice::from_ref(value), args].concat())?;
+    budget.charge_result(call()?)
 }
 
-/// The filters that stand before operators, and what is written.
+/// Adds the filters that [`instrument`] inserts, and a formatter that charges what is printed.
 pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
-    let paid = budget.clone();
-    env.add_filter("~made", move |value: Value| paid.made(value));
-    let paid = budget.clone();
+    let meter = budget.clone();
+    env.add_filter("~result", move |value: Value| meter.charge_result(value));
+    let meter = budget.clone();
     env.add_filter("~set", move |value: Value, namespace: Value| {
-        paid.walk(&value, 1, &|value| match value.as_object().map(|object| object.type_name()) {
-            Some(name) if name.ends_with("::Namespace") => wrong("a namespace inside a namespace"),
+        meter.walk(&value, 1, &|value| match value.as_object().map(|object| object.type_name()) {
+            Some(name) if name.ends_with("::Namespace") => failed("a namespace cannot contain a namespace"),
             _ => Ok(0),
         })?;
         Ok(Value::from(vec![namespace, value]))
     });
     for (name, cost) in [("~add", Cost::Shallow), ("~deep", Cost::Deep), ("~repeat", Cost::Repeat)] {
         let budget = budget.clone();
-        // the machine takes the last of a list first
+        // UnpackList pushes the last element first
         env.add_filter(name, move |args: Rest<Value>| -> Result<Value, Error> {
-            budget.pay_for(cost, &args)?;
+            budget.charge_operation(cost, &args)?;
             Ok(Value::from(args.iter().rev().cloned().collect::<Vec<_>>()))
         });
     }
-    let paid = budget.clone();
+    let meter = budget.clone();
     env.add_filter("~slice", move |value: Value, start: Value, stop: Value, step: Value| {
-        paid.pay_for(Cost::Elements, core::slice::from_ref(&value))?;
+        meter.charge_operation(Cost::Elements, core::slice::from_ref(&value))?;
         slice(&value, [start, stop, step])
     });
-    let paid = budget.clone();
+    let meter = budget.clone();
     env.add_filter("~rem", move |state: &mut State<'_, '_>, left: Value, right: Value| {
         if left.as_str().is_none() {
             return remainder(&left, &right);
         }
-        // Python: a tuple has an argument for each conversion, anything else is the only one
+        // as in Python: a tuple has one argument per conversion, any other value is the only argument
         let args = if right.is_tuple() { right.try_iter()?.collect() } else { vec![right] };
-        paid.pay_for(Cost::Format, &[core::slice::from_ref(&left), &args].concat())?;
+        meter.charge_operation(Cost::Format, &[core::slice::from_ref(&left), &args].concat())?;
         let args = args.into_iter().map(ValueOrKwargs::from).collect();
-        paid.made(filters::format(state, &left, Rest(args))?)
+        meter.charge_result(filters::format(state, &left, Rest(args))?)
     });
-    let paid = budget.clone();
+    let meter = budget.clone();
     env.set_formatter(move |out, state, value| {
-        paid.pay_deep(value, 0)?;
+        meter.charge_deep(value, 0)?;
         minijinja::escape_formatter(out, state, value)
     });
 }
 
-fn wrong<T>(what: &'static str) -> Result<T, Error> {
+fn failed<T>(what: &'static str) -> Result<T, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, what))
 }
 
-/// `left % right` of numbers, as in Python: the sign is that of the divisor.
+/// `left % right` of numbers as in Python: the result has the sign of the divisor.
 fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
     if !(left.is_number() && right.is_number()) {
-        return wrong("% takes two numbers, or a format string and its arguments");
+        return failed("%: expected two numbers, or a format string and its arguments");
     }
     if left.is_integer() && right.is_integer() {
         let (left, right) = (i128::try_from(left.clone())?, i128::try_from(right.clone())?);
-        let Some(rest) = left.checked_rem(right) else { return wrong("% by zero") };
+        let Some(rest) = left.checked_rem(right) else { return failed("% by zero") };
         return Ok(Value::from(if rest != 0 && (rest < 0) != (right < 0) { rest + right } else { rest }));
     }
     let (left, right) = (f64::try_from(left.clone())?, f64::try_from(right.clone())?);
     if right == 0.0 {
-        return wrong("% by zero");
+        return failed("% by zero");
     }
     let rest = left % right;
     Ok(Value::from(if rest != 0.0 && (rest < 0.0) != (right < 0.0) { rest + right } else { rest }))
@@ -282,11 +282,11 @@ fn slice(value: &Value, bounds: [Value; 3]) -> Result<Value, Error> {
     let [start, stop, step] = numbers;
     let step = step.unwrap_or(1);
     if step == 0 {
-        return wrong("cannot slice by a step of 0");
+        return failed("cannot slice by a step of 0");
     }
     let indices = |len: usize| {
         let len = len as i64;
-        // backwards, the end before the first element is -1
+        // with a negative step, the position before the first element is -1
         let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
         let place = |bound: Option<i64>, default: i64| match bound {
             None => default,
@@ -311,28 +311,28 @@ fn slice(value: &Value, bounds: [Value; 3]) -> Result<Value, Error> {
             let items: Vec<Value> = value.try_iter()?.collect();
             Ok(Value::from(indices(items.len()).filter_map(|i| items.get(i).cloned()).collect::<Vec<_>>()))
         }
-        _ => wrong("this value has no slices"),
+        _ => failed("cannot slice this value: expected a string, a list or none"),
     }
 }
 
-/// A filter that is looked up each time.
+/// Filter slot that is not cached.
 const UNCACHED: u8 = !0;
 
-/// The same program, in which operators are paid for.
-pub(super) fn metered<'s>(program: &Instructions<'s>) -> Instructions<'s> {
-    let paid = |filter: &'static str, op: &Instruction<'s>| {
+/// The same program with the operators instrumented.
+pub(super) fn instrument<'s>(program: &Instructions<'s>) -> Instructions<'s> {
+    let metered = |filter: &'static str, op: &Instruction<'s>| {
         vec![Instruction::ApplyFilter(filter, Some(2), UNCACHED), Instruction::UnpackList(2), op.clone()]
     };
     let rewritten = |op: &Instruction<'s>| match op {
         Instruction::EmitRaw(text) => vec![Instruction::LoadConst(Value::from(*text)), Instruction::Emit],
-        Instruction::SetAttr(_) => paid("~set", op),
+        Instruction::SetAttr(_) => metered("~set", op),
         Instruction::BuildList(_) | Instruction::BuildTuple(_) | Instruction::BuildMap(_) => {
-            vec![op.clone(), Instruction::ApplyFilter("~made", Some(1), UNCACHED)]
+            vec![op.clone(), Instruction::ApplyFilter("~result", Some(1), UNCACHED)]
         }
         Instruction::Rem => vec![Instruction::ApplyFilter("~rem", Some(2), UNCACHED)],
         Instruction::Slice => vec![Instruction::ApplyFilter("~slice", Some(4), UNCACHED)],
-        Instruction::Add => paid("~add", op),
-        Instruction::Mul => paid("~repeat", op),
+        Instruction::Add => metered("~add", op),
+        Instruction::Mul => metered("~repeat", op),
         Instruction::StringConcat
         | Instruction::Eq
         | Instruction::Ne
@@ -341,7 +341,7 @@ pub(super) fn metered<'s>(program: &Instructions<'s>) -> Instructions<'s> {
         | Instruction::Lt
         | Instruction::Lte
         | Instruction::In
-        | Instruction::CompareAndPreserve(_) => paid("~deep", op),
+        | Instruction::CompareAndPreserve(_) => metered("~deep", op),
         _ => vec![op.clone()],
     };
     let ops = || (0..).map_while(|at| program.get(at).map(|op| (at, op)));

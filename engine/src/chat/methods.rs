@@ -1,4 +1,4 @@
-//! Python's methods of strings, beyond those that `minijinja_contrib` has.
+//! Python string methods that `minijinja_contrib` lacks.
 
 use alloc::string::String;
 use alloc::vec;
@@ -16,7 +16,7 @@ pub(super) fn call(state: &mut State<'_, '_>, value: &Value, name: &str, args: &
     }
 }
 
-/// The result of a method of strings, `None` where it is not one of these.
+/// Calls a string method; `None` if it is not one of this module.
 fn of_string(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     Ok(Some(match name {
         "title" => {
@@ -62,7 +62,7 @@ fn of_string(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Er
     }))
 }
 
-/// Python's `str.title`: a capital at the beginning of each run of letters.
+/// Python's `str.title`: capitalises the first letter of each run of letters.
 fn title(text: &str) -> String {
     let (mut out, mut inside) = (String::with_capacity(text.len()), false);
     for c in text.chars() {

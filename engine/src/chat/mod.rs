@@ -1,12 +1,12 @@
-//! Conversations to text, by the template of a model: Jinja, as Hugging Face transformers renders it.
+//! Chat templates: renders conversations to text with the Jinja template of a model, as Hugging Face transformers does.
 //!
-//! Only a template's own text, and names that it builds around roles, can become control tokens. Where text from the
-//! caller spells one, or the beginning of one, its first character is replaced by a private character while the template
-//! runs, and put back afterwards: the template may trim, cut, or quote the text, the private character goes where the
-//! original would have gone. [`Rendered::literals`] says where such characters are, and [`Rendered::encode`] begins no
-//! control token there.
+//! Only the template's own text, and names that it builds around roles, can become control tokens. Where text from the
+//! request contains a control token or the beginning of one, its first character is replaced by a private-use
+//! placeholder while the template runs, and restored afterwards. So the template may trim, cut or quote the text.
+//! [`Rendered::literals`] lists the restored characters, and [`Rendered::encode`] parses no control token there.
 
 mod builtin;
+mod environment;
 mod json;
 mod messages;
 mod meter;
@@ -14,7 +14,6 @@ mod methods;
 mod nesting;
 mod shield;
 mod time;
-mod vocabulary;
 
 use alloc::borrow::ToOwned;
 use alloc::collections::BTreeMap;
@@ -38,17 +37,17 @@ use self::shield::Shield;
 pub use self::time::Now;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 
-/// What a rendering may cost. A template is a program from a file that nobody vouches for.
+/// Limits of one rendering. Templates are programs from untrusted files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChatLimits {
-    /// Instructions of the template; the default is 5 million.
+    /// Maximal number of template instructions; default 5 million.
     pub fuel: u64,
-    /// Depth of macros and nested blocks; the default is 64.
+    /// Maximal depth of macros and nested blocks; default 64.
     pub recursion: usize,
-    /// Bytes of text; the default is 16 MiB.
+    /// Maximal bytes of rendered text; default 16 MiB.
     pub output_bytes: usize,
-    /// Bytes of all texts, and 32 for each element of a list, that operations read or make on the way; the default is
-    /// 64 MiB. Bounds memory, and with `fuel` time.
+    /// Maximal bytes of all strings that operations read or create, plus 32 per list element; default 64 MiB. Bounds
+    /// memory, and together with `fuel` time.
     pub work_bytes: u64,
 }
 
@@ -58,71 +57,71 @@ impl Default for ChatLimits {
     }
 }
 
-/// Why a conversation has no text.
+/// Why a conversation could not be rendered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {
-    /// The template is not Jinja, or fails on this conversation.
+    /// The template has a syntax error, or fails on this conversation.
     #[error("chat template, line {line}: {message}")]
     Template {
         /// Line, from 1; 0 if it is not known.
         line: usize,
-        /// What is wrong there.
+        /// The message of the template engine.
         message: String,
     },
-    /// The template refuses the conversation, by `raise_exception`.
+    /// The template called `raise_exception`.
     #[error("the chat template refuses this conversation: {0}")]
     Refused(String),
-    /// [`ChatRequest::continue_final_message`] asks for what cannot be.
+    /// [`ChatRequest::continue_final_message`] is set, but the final message cannot be continued.
     #[error("the final message cannot be continued: {0}")]
     Continue(&'static str),
-    /// A limit of [`ChatLimits`] is reached.
-    #[error("the chat template needs more {what} than the limit of {limit}")]
+    /// The template exceeds a limit of [`ChatLimits`].
+    #[error("the chat template exceeds the limit of {limit} {what}")]
     Limit {
-        /// Which.
+        /// The quantity that is limited.
         what: &'static str,
-        /// Its value.
+        /// The limit.
         limit: u64,
     },
 }
 
-/// A conversation, and what else a template may ask for.
+/// A conversation, and the other inputs of a template.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ChatRequest {
-    /// Objects with `role`, `content` (a string, or an array of parts), and where they apply `tool_calls`,
-    /// `tool_call_id`, `name`, `reasoning_content` and others that the template knows.
+    /// Message objects with `role`, `content` (a string or an array of parts), and optionally `tool_calls`,
+    /// `tool_call_id`, `name`, `reasoning_content` or others that the template reads.
     pub messages: Vec<Json>,
-    /// Tools the model may call: an array of objects in the form of JSON schema.
+    /// Tools that the model may call: an array of objects as in OpenAI's API.
     pub tools: Option<Json>,
-    /// Begin an answer at the end.
+    /// Whether the text ends with the beginning of an assistant message.
     pub add_generation_prompt: bool,
-    /// End where the last message, which is the assistant's, ends, so that the answer continues it. No answer is begun
-    /// then, whatever [`add_generation_prompt`](Self::add_generation_prompt) says.
+    /// Whether the text ends inside the last message, the assistant's, so that the model continues it. Takes precedence
+    /// over [`add_generation_prompt`](Self::add_generation_prompt).
     pub continue_final_message: bool,
-    /// More variables, by name, such as `documents` or `enable_thinking`.
+    /// Further variables by name, such as `documents` or `enable_thinking`.
     pub variables: Vec<(String, Json)>,
-    /// What `strftime_now` says. The engine reads no clock; without a time, templates have no `strftime_now`.
+    /// Time for `strftime_now`. The engine reads no clock; with `None` templates have no `strftime_now`.
     pub now: Option<Now>,
 }
 
-/// The text of a conversation.
+/// A rendered conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rendered {
-    /// The text.
+    /// The rendered text.
     pub text: String,
-    /// Bytes of the text, ascending, at which no control token begins, because the text there is the caller's.
+    /// Byte offsets, ascending, of characters from the request at which no control token may begin.
     pub literals: Vec<usize>,
 }
 
 impl Rendered {
-    /// The tokens of the text. None are added: templates write those that begin a text.
+    /// Encodes the text, without added special tokens: templates contain those that begin a text.
     pub fn encode(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let options = EncodeOptions { add_special: false, parse_special: true };
         tokenizer.encode_with_literals(&self.text, options, &self.literals)
     }
 }
 
-/// A compiled template. Cloning shares the program.
+/// A compiled template. Clones share the program.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     source: String,
@@ -134,14 +133,14 @@ pub struct ChatTemplate {
 
 const NAME: &str = "chat";
 
-/// A template's instructions, in which operators are paid for.
+/// The instructions of a template, instrumented by [`meter`].
 struct Program<'s> {
     main: Instructions<'s>,
     blocks: BTreeMap<&'s str, Instructions<'s>>,
 }
 
 self_cell! {
-    /// The program with the text that it borrows from: the source as the template library takes it.
+    /// The program with the source that it borrows from.
     struct ProgramCell {
         owner: String,
         #[covariant]
@@ -156,18 +155,18 @@ impl fmt::Debug for ProgramCell {
 }
 
 impl ChatTemplate {
-    /// A template in Jinja, with default limits.
+    /// Compiles a Jinja template with default limits.
     ///
     /// # Errors
-    /// [`ChatError::Template`] if it cannot be read.
+    /// [`ChatError`] if the template has a syntax error or is nested too deeply.
     pub fn new(source: &str) -> Result<ChatTemplate, ChatError> {
         ChatTemplate::with_limits(source, ChatLimits::default())
     }
 
-    /// A template in Jinja.
+    /// Compiles a Jinja template.
     ///
     /// # Errors
-    /// [`ChatError::Template`] if it cannot be read.
+    /// [`ChatError`] if the template has a syntax error or is nested too deeply.
     pub fn with_limits(source: &str, limits: ChatLimits) -> Result<ChatTemplate, ChatError> {
         let failed = |e| failure(&e, limits);
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?;
@@ -176,8 +175,8 @@ impl ChatTemplate {
         let config = TemplateConfig { syntax_config: syntax, default_auto_escape: Arc::new(|_| AutoEscape::None) };
         let program = ProgramCell::try_new(accepted, |accepted| {
             let compiled = CompiledTemplate::new(NAME, accepted, &config).map_err(failed)?;
-            let blocks = compiled.blocks.iter().map(|(name, block)| (*name, meter::metered(block))).collect();
-            Ok(Program { main: meter::metered(&compiled.instructions), blocks })
+            let blocks = compiled.blocks.iter().map(|(name, block)| (*name, meter::instrument(block))).collect();
+            Ok(Program { main: meter::instrument(&compiled.instructions), blocks })
         })?;
         let has_developer_role = messages::has_developer_role(source);
         Ok(ChatTemplate { source: source.to_owned(), program: Arc::new(program), limits, has_developer_role })
@@ -187,27 +186,27 @@ impl ChatTemplate {
         let mut env = Environment::empty();
         env.set_fuel(Some(self.limits.fuel));
         env.set_recursion_limit(self.limits.recursion);
-        let paid = budget.clone();
+        let operation_budget = budget.clone();
         env.set_unknown_method_callback(move |state, value, name, args| {
-            meter::method(&paid, value, name, args, || methods::call(state, value, name, args))
+            meter::method(&operation_budget, value, name, args, || methods::call(state, value, name, args))
         });
         env.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
         });
-        vocabulary::install(&mut env, budget);
+        environment::install(&mut env, budget);
         meter::install(&mut env, budget);
         env
     }
 
-    /// The template's text.
+    /// The source of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The text of a conversation, for a tokenizer, whose control tokens nothing in the request can spell.
+    /// Renders a conversation for a tokenizer. No text of the request becomes a control token.
     ///
     /// # Errors
-    /// If the template fails, refuses, or reaches a limit.
+    /// [`ChatError`] if the template fails, refuses the conversation or exceeds a limit.
     pub fn render(&self, request: &ChatRequest, tokenizer: &Tokenizer) -> Result<Rendered, ChatError> {
         let messages = messages::prepared(request, self.has_developer_role)?;
         let strings = messages.iter().chain(&request.tools);
@@ -234,16 +233,16 @@ impl ChatTemplate {
         let env = self.environment(&budget);
         let mut text = String::new();
         let mut out = make_string_output(&mut text);
-        // the library may still have expressions that it panics on
+        // the template engine may panic on some expressions
         let render = AssertUnwindSafe(|| {
             let Program { main, blocks } = self.program.borrow_dependent();
             eval(&env, main, Value::from_pairs(context), blocks, &mut out, AutoEscape::None).map(|_| ())
         });
         let result = catch_unwind(render).map_err(|_| {
-            let message = "an expression that the template library cannot evaluate".to_string();
+            let message = "the template engine panicked on an expression".to_string();
             ChatError::Template { line: 0, message }
         })?;
-        if budget.is_spent() {
+        if budget.is_exhausted() {
             return Err(ChatError::Limit { what: "bytes of work", limit: self.limits.work_bytes });
         }
         result.map_err(|e| failure(&e, self.limits))?;
@@ -255,7 +254,7 @@ impl ChatTemplate {
     }
 }
 
-/// Begins the message of an error that `raise_exception` makes.
+/// Prefix of the error messages of `raise_exception`.
 const RAISED: &str = "raised: ";
 
 fn failure(error: &minijinja::Error, limits: ChatLimits) -> ChatError {
@@ -271,13 +270,13 @@ fn failure(error: &minijinja::Error, limits: ChatLimits) -> ChatError {
     }
 }
 
-/// The source with `\n` as its only line end, as jinja2 reads it.
+/// Converts line ends to `\n`, as jinja2 does.
 fn with_unix_newlines(source: &str) -> String {
     source.replace("\r\n", "\n").replace('\r', "\n")
 }
 
-/// Templates may mark what the model is to learn with `{% generation %}`, a tag of transformers that changes no text:
-/// here it becomes a condition that holds.
+/// Replaces `{% generation %}` by a condition that is always true. The tag is an extension of transformers that marks
+/// training text and does not change the rendered text.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,19 +1,19 @@
-//! Bounds what a template may nest, before it is parsed: the template library's parser recurses for each operator of an
-//! expression and for each `elif`, without a limit of its own. Counting runs on the library's token stream, so that
-//! comments, `raw` blocks and strings are what the parser takes them for.
+//! Limits the nesting of a template before it is parsed: the parser of the template engine recurses for each operator
+//! of an expression and each `elif` without a limit of its own. Counts tokens of the engine's own tokenizer, so that
+//! comments, `raw` blocks and strings are recognised as the parser does.
 
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 
 use super::{ChatError, ChatLimits, failure};
 
-/// Operators of one tag (`{{ … }}` or `{% … %}`). Parsing, compiling and dropping recurse once for each, within the 1 MiB
-/// of stack that threads and WebAssembly modules have at least.
+/// Maximal operators of one tag (`{{ … }}` or `{% … %}`). Parsing, compiling and dropping recurse once per operator,
+/// within the 1 MiB of stack that threads and WebAssembly modules have at least.
 const MAX_OPERATORS: usize = 1000;
-/// `elif` tags of a template: each is parsed as a condition inside of the one before.
+/// Maximal `elif` tags of a template: each is parsed as a condition nested in the one before.
 const MAX_ELIFS: usize = 250;
 
-/// Refuses templates that would recurse too deeply.
+/// Refuses templates that nest too deeply to be parsed.
 pub(super) fn check(source: &str, syntax: SyntaxConfig, limits: ChatLimits) -> Result<(), ChatError> {
     let (mut operators, mut elifs) = (0, 0);
     let mut starts_block = false;

@@ -1,4 +1,4 @@
-//! Text from the caller that cannot begin a control token.
+//! Escapes text of the request so that it cannot begin a control token.
 
 use alloc::collections::BTreeSet;
 use alloc::string::String;
@@ -9,16 +9,16 @@ use minijinja::Value;
 use super::{Json, Rendered};
 use crate::tokenizer::Tokenizer;
 
-/// The control tokens of a vocabulary, and the private characters that stand for their first characters.
+/// The control tokens of a vocabulary, and the placeholders for their first characters.
 pub(super) struct Shield {
-    /// Texts of the control tokens, in lower case: a template may change the case of a text. Ascending.
+    /// Texts of the control tokens in lower case, since a template may change case; ascending.
     names: Vec<Vec<u8>>,
-    /// First characters, ascending, and their stand-ins.
-    stand_ins: Vec<(char, char)>,
+    /// First characters, ascending, with their placeholders.
+    placeholders: Vec<(char, char)>,
 }
 
 impl Shield {
-    /// For the control tokens of `tokenizer`. The stand-ins are private characters that none of `values` contains.
+    /// For the control tokens of `tokenizer`. Placeholders are private-use characters that do not occur in `values`.
     pub(super) fn new<'v>(tokenizer: &Tokenizer, values: impl Iterator<Item = &'v Json>) -> Shield {
         let mut names: Vec<Vec<u8>> = tokenizer.control_texts().map(|text| text.to_ascii_lowercase().into()).collect();
         names.sort_unstable();
@@ -28,12 +28,12 @@ impl Shield {
         firsts.sort_unstable();
         firsts.dedup();
         let mut used = BTreeSet::new();
-        values.for_each(|value| private_characters(value, &mut used));
+        values.for_each(|value| collect_private_characters(value, &mut used));
         let free = ('\u{f0000}'..='\u{10fffd}').filter(|c| !used.contains(c));
-        Shield { names, stand_ins: firsts.into_iter().zip(free).collect() }
+        Shield { names, placeholders: firsts.into_iter().zip(free).collect() }
     }
 
-    /// A value as the template sees it.
+    /// Converts a value of the request for the template, with strings escaped.
     pub(super) fn value(&self, json: &Json) -> Value {
         match json {
             Json::Null => Value::from(()),
@@ -41,24 +41,26 @@ impl Shield {
             Json::Int(value) => Value::from(*value),
             Json::UInt(value) => Value::from(*value),
             Json::Float(value) => Value::from(*value),
-            Json::Str(text) => Value::from(self.cover(text)),
+            Json::Str(text) => Value::from(self.escape(text)),
             Json::Array(items) => Value::from(items.iter().map(|item| self.value(item)).collect::<Vec<_>>()),
             Json::Object(items) => {
-                Value::from_pairs(items.iter().map(|(name, item)| (self.cover(name), self.value(item))))
+                Value::from_pairs(items.iter().map(|(name, item)| (self.escape(name), self.value(item))))
             }
         }
     }
 
-    fn cover(&self, text: &str) -> String {
-        let stand_in = |(at, c): (usize, char)| {
-            let found = self.stand_ins.binary_search_by_key(&c, |pair| pair.0).ok();
-            found.filter(|_| self.begins_name(&text.as_bytes()[at..])).map_or(c, |i| self.stand_ins[i].1)
+    fn escape(&self, text: &str) -> String {
+        let placeholder = |(at, c): (usize, char)| {
+            let found = self.placeholders.binary_search_by_key(&c, |pair| pair.0).ok();
+            found
+                .filter(|_| self.is_or_begins_control_token(&text.as_bytes()[at..]))
+                .map_or(c, |i| self.placeholders[i].1)
         };
-        text.char_indices().map(stand_in).collect()
+        text.char_indices().map(placeholder).collect()
     }
 
-    /// Whether `text` begins with a control token, or is the beginning of one.
-    fn begins_name(&self, text: &[u8]) -> bool {
+    /// Whether `text` begins with a control token, or is a prefix of one.
+    fn is_or_begins_control_token(&self, text: &[u8]) -> bool {
         let mut range = &self.names[..];
         for (len, byte) in text.iter().map(u8::to_ascii_lowercase).enumerate() {
             let from = range.partition_point(|name| name.get(len).is_none_or(|&b| b < byte));
@@ -73,11 +75,11 @@ impl Shield {
         true
     }
 
-    /// The text with the original characters, and where they are.
+    /// Restores the original characters and records their offsets.
     pub(super) fn restore(&self, text: &str) -> Rendered {
         let mut rendered = Rendered { text: String::with_capacity(text.len()), literals: Vec::new() };
         for c in text.chars() {
-            match self.stand_ins.iter().find(|pair| pair.1 == c).filter(|_| c >= '\u{f0000}') {
+            match self.placeholders.iter().find(|pair| pair.1 == c).filter(|_| c >= '\u{f0000}') {
                 Some(&(original, _)) => {
                     rendered.literals.push(rendered.text.len());
                     rendered.text.push(original);
@@ -89,14 +91,14 @@ impl Shield {
     }
 }
 
-fn private_characters(value: &Json, used: &mut BTreeSet<char>) {
+fn collect_private_characters(value: &Json, used: &mut BTreeSet<char>) {
     let mut note = |text: &str| used.extend(text.chars().filter(|&c| c >= '\u{f0000}'));
     match value {
         Json::Str(text) => note(text),
-        Json::Array(items) => items.iter().for_each(|item| private_characters(item, used)),
+        Json::Array(items) => items.iter().for_each(|item| collect_private_characters(item, used)),
         Json::Object(items) => {
             items.iter().for_each(|(name, _)| note(name));
-            items.iter().for_each(|(_, item)| private_characters(item, used));
+            items.iter().for_each(|(_, item)| collect_private_characters(item, used));
         }
         _ => {}
     }

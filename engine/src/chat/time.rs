@@ -1,12 +1,12 @@
-//! `strftime_now`: dates in the words of C's `strftime`, in English.
+//! `strftime_now`: formats dates as C's `strftime` does in the English locale.
 
 use alloc::format;
 use alloc::string::String;
 
-/// A date and time of day, as a calendar shows it.
+/// A calendar date and time of day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
-    /// Year.
+    /// Year of the Gregorian calendar.
     pub year: i32,
     /// Month, 1 to 12.
     pub month: u8,
@@ -14,9 +14,9 @@ pub struct Now {
     pub day: u8,
     /// Hour, 0 to 23.
     pub hour: u8,
-    /// Minute.
+    /// Minute, 0 to 59.
     pub minute: u8,
-    /// Second.
+    /// Second, 0 to 59.
     pub second: u8,
 }
 
@@ -31,7 +31,7 @@ impl Now {
     /// From seconds since 1970-01-01 00:00:00 UTC.
     pub fn from_unix(seconds: i64) -> Now {
         let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-        // civil calendar from the count of days, with years that begin in March
+        // civil calendar from a day count, with years that start in March
         let days = days + 719_468;
         let era = days.div_euclid(146_097);
         let day_of_era = days.rem_euclid(146_097);
@@ -49,7 +49,7 @@ impl Now {
         }
     }
 
-    /// The time in the words of `format`. Directives that are not known stay as they are.
+    /// Formats the time. Unknown directives are copied.
     pub fn format(&self, format: &str) -> String {
         let month_name = MONTHS.get(usize::from(self.month).wrapping_sub(1)).copied().unwrap_or("?");
         let day_name = DAYS[self.weekday()];

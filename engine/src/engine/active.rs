@@ -1,4 +1,4 @@
-//! A request on its way: what is known of it, and the picking of its tokens.
+//! An accepted request: its state, and how its next token is sampled.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -15,69 +15,68 @@ use crate::receipt::{Chain, Receipt, ReceiptRequest};
 use crate::sampler::{Guide, LogprobKind, Sampler, SamplingOptions};
 use crate::text::TextStream;
 
-/// A request on its way.
-pub(super) struct Active {
+/// An accepted request, running or preempted.
+pub(super) struct ActiveRequest {
     pub(super) id: RequestId,
     pub(super) request: Request,
     pub(super) sampler: Sampler,
     pub(super) text: TextStream,
-    /// None while it is preempted.
+    /// Empty while the request is preempted.
     pub(super) pages: SeqPages,
-    /// Tokens of the prompt that were found in the cache when it came.
+    /// Prompt tokens found in the prefix cache at submission.
     pub(super) n_cached: usize,
-    /// Page of each [`PAGE`] positions, where pages are used again and again; otherwise they are those of `pages`.
+    /// With a ring of pages: the page of each [`PAGE`] positions, with repetitions. Otherwise `pages` has them.
     pub(super) ring: Option<Vec<u32>>,
-    /// Prompt and answer so far.
+    /// Prompt and generated tokens.
     pub(super) tokens: Vec<u32>,
     pub(super) n_prompt: usize,
     /// Tokens whose keys and values are in the pages.
-    pub(super) n_done: usize,
-    /// Tokens of prompt and answer, at most.
-    pub(super) limit: usize,
-    /// What the answer has to be, if that is asked for.
+    pub(super) n_computed: usize,
+    /// Maximal number of prompt and generated tokens.
+    pub(super) max_len: usize,
+    /// State of the request's constraint.
     pub(super) guide: Option<Guide>,
-    /// Of the answer so far, if a receipt was asked for.
+    /// Hash chain of the generated tokens, if the request wants a receipt.
     pub(super) chain: Option<Chain>,
-    /// The token that ended the answer, which is not among `tokens`.
-    pub(super) end: Option<u32>,
-    /// Tokens of the prompt whose successors have their log-probabilities, if those are asked for.
+    /// The end or stop token that ended the request; it is not in `tokens`.
+    pub(super) end_token: Option<u32>,
+    /// Prompt tokens whose rows have given log-probabilities, if the request wants those.
     pub(super) n_scored: usize,
-    /// Whether all numbers of the prompt's log-probabilities were.
+    /// Whether all logits of the scored prompt rows were finite.
     pub(super) is_finite: bool,
 }
 
-impl Active {
-    /// Gives its pages back; those that are full stay known to later prompts.
-    pub(super) fn give_up_pages(&mut self, arena: &mut KvArena) {
+impl ActiveRequest {
+    /// Releases the pages. Full pages stay in the prefix cache.
+    pub(super) fn release_pages(&mut self, arena: &mut KvArena) {
         if self.ring.is_none() {
-            arena.publish(&self.pages, &self.tokens[..self.n_done], self.request.cache_salt);
+            arena.publish(&self.pages, &self.tokens[..self.n_computed], self.request.cache_salt);
         }
         arena.release(mem::take(&mut self.pages));
-        self.n_done = 0;
+        self.n_computed = 0;
     }
 
-    /// Whether it gave up its pages.
     pub(super) fn is_preempted(&self) -> bool {
         self.pages.pages.is_empty()
     }
 
-    /// Whether it may need more pages than it has now.
-    pub(super) fn may_grow(&self) -> bool {
-        // the last token is not computed
-        !self.is_preempted() && self.ring.is_none() && (self.limit - 1).div_ceil(PAGE) > self.pages.pages.len()
+    /// Whether the request may need more pages than it has now.
+    pub(super) fn may_need_pages(&self) -> bool {
+        // - 1: the last token generated is never input
+        !self.is_preempted() && self.ring.is_none() && (self.max_len - 1).div_ceil(PAGE) > self.pages.pages.len()
     }
 
-    /// Tokens that are known and can be computed.
-    pub(super) fn waiting(&self) -> usize {
-        if self.is_preempted() { 0 } else { self.tokens.len() - self.n_done }
+    /// Tokens that the next batches can compute: 1 when decoding, more during prefill, 0 while preempted.
+    pub(super) fn n_pending(&self) -> usize {
+        if self.is_preempted() { 0 } else { self.tokens.len() - self.n_computed }
     }
 
-    /// Whether a token is picked once `n` more are computed.
-    pub(super) fn picks_after(&self, n: usize) -> bool {
-        self.n_done + n == self.tokens.len() && self.tokens.len() < self.limit
+    /// Whether a token is sampled after `n` more tokens are computed.
+    pub(super) fn samples_after(&self, n: usize) -> bool {
+        self.n_computed + n == self.tokens.len() && self.tokens.len() < self.max_len
     }
 
-    /// Picks the next token; returns the final event if the answer is complete.
+    /// Samples the next token and emits it. Returns the final event if the request has ended.
     pub(super) fn pick(
         &mut self,
         model: &Model,
@@ -88,14 +87,14 @@ impl Active {
     ) -> Option<Event> {
         let n_tokens = self.tokens.len() - self.n_prompt;
         if !hidden.iter().chain(logits).all(|v| v.is_finite()) {
-            return Some(self.done(FinishReason::NotFinite, n_tokens));
+            return Some(self.final_event(FinishReason::NotFinite, n_tokens));
         }
         if let Some(guide) = &mut self.guide {
             let model_ends = if self.request.ignore_eos { &[] } else { model.tokenizer.end_tokens() };
-            match guide.look(model_ends.iter().chain(&self.request.stop_tokens).copied()) {
+            match guide.update_mask(model_ends.iter().chain(&self.request.stop_tokens).copied()) {
                 Ok(true) => {}
-                Ok(false) => return Some(self.done(FinishReason::Complete, n_tokens)),
-                Err(e) => return Some(self.done(FinishReason::Constraint(e), n_tokens)),
+                Ok(false) => return Some(self.final_event(FinishReason::Complete, n_tokens)),
+                Err(e) => return Some(self.final_event(FinishReason::Constraint(e), n_tokens)),
             }
         }
         let allowed = self.guide.as_ref().map(Guide::mask);
@@ -106,9 +105,9 @@ impl Active {
         }
         let ends = !self.request.ignore_eos && model.tokenizer.is_end_of_generation(token);
         if ends || self.request.stop_tokens.contains(&token) {
-            self.end = Some(token);
+            self.end_token = Some(token);
             sink(Event::Token { id: self.id, token, text: String::new(), logprob: pick.logprob, top: pick.top });
-            return Some(self.done(FinishReason::StopToken(token), n_tokens + 1));
+            return Some(self.final_event(FinishReason::StopToken(token), n_tokens + 1));
         }
         self.sampler.accept(token);
         self.tokens.push(token);
@@ -119,7 +118,7 @@ impl Active {
         let piece = self.text.push(bytes);
         sink(Event::Token { id: self.id, token, text: piece.text, logprob: pick.logprob, top: pick.top });
         if let Some(stop) = piece.stopped {
-            // what came before the stop string was sent with its last token
+            // the event of its last token has carried the text before the stop string
             return Some(Event::Done {
                 id: self.id,
                 text: String::new(),
@@ -129,38 +128,38 @@ impl Active {
             });
         }
         match self.guide.as_mut().map(|guide| guide.accept(token)) {
-            Some(Ok(true)) => return Some(self.done(FinishReason::Complete, n_tokens + 1)),
-            Some(Err(e)) => return Some(self.done(FinishReason::Constraint(e), n_tokens + 1)),
+            Some(Ok(true)) => return Some(self.final_event(FinishReason::Complete, n_tokens + 1)),
+            Some(Err(e)) => return Some(self.final_event(FinishReason::Constraint(e), n_tokens + 1)),
             _ => {}
         }
-        if self.tokens.len() == self.limit {
-            return Some(self.done(FinishReason::Length, n_tokens + 1));
+        if self.tokens.len() == self.max_len {
+            return Some(self.final_event(FinishReason::Length, n_tokens + 1));
         }
         None
     }
 
-    /// The final event.
-    pub(super) fn done(&mut self, reason: FinishReason, n_tokens: usize) -> Event {
+    /// The [`Event::Done`] with the text still held back.
+    pub(super) fn final_event(&mut self, reason: FinishReason, n_tokens: usize) -> Event {
         let piece = self.text.finish();
         let reason = piece.stopped.map_or(reason, FinishReason::StopString);
         Event::Done { id: self.id, text: piece.text, reason, n_tokens, receipt: None }
     }
 
-    /// The receipt of the complete answer, if one was asked for.
+    /// The receipt of the ended request, if it wants one.
     pub(super) fn receipt(&mut self, model: &Model, options: &EngineOptions) -> Option<Box<Receipt>> {
         let (chain, sha256) = (self.chain.take()?, options.model_sha256?);
-        let request = asked(&self.request, model, options);
-        let output = self.tokens[self.n_prompt..].iter().copied().chain(self.end).collect();
+        let request = canonical_request(&self.request, model, options);
+        let output = self.tokens[self.n_prompt..].iter().copied().chain(self.end_token).collect();
         Some(Box::new(chain.receipt(&sha256, request, output)))
     }
 }
 
-/// What a receipt says of a request.
-pub(super) fn asked(request: &Request, model: &Model, options: &EngineOptions) -> ReceiptRequest {
+/// The canonical request of a receipt: everything in it that determines the output.
+pub(super) fn canonical_request(request: &Request, model: &Model, options: &EngineOptions) -> ReceiptRequest {
     let Request { tokens, sampling, sequence, .. } = request;
     ReceiptRequest {
         prompt: tokens.clone(),
-        // what was told of tokens changes none
+        // log-probabilities are a report and change no token
         sampling: SamplingOptions { logprobs: LogprobKind::None, top_logprobs: 0, ..sampling.clone() },
         sequence: *sequence,
         kv_type: options.kv_type,

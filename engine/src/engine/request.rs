@@ -1,4 +1,4 @@
-//! What goes in and what comes out of an engine.
+//! Requests and events: the input and output of an engine.
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -12,43 +12,43 @@ use crate::model::Model;
 use crate::receipt::Receipt;
 use crate::sampler::{Constraint, ConstraintError, SamplingOptions};
 
-/// Stop strings of a request, and their length: each token's text is searched for all of them.
+/// Limits of stop strings: the text of each token is searched for all of them.
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
 
-/// A prompt to be continued.
+/// A prompt, and how to continue it.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// The prompt.
+    /// Token ids of the prompt.
     pub tokens: Vec<u32>,
-    /// How tokens are picked.
+    /// Sampling options.
     pub sampling: SamplingOptions,
-    /// Tokens to generate, at most; `None` for as many as the context holds.
+    /// Maximal number of tokens to generate; `None` for as many as the context holds.
     pub max_tokens: Option<usize>,
-    /// Texts that end the answer; they are not part of it.
+    /// Stop strings: generation ends before the first that occurs. At most 64, of at most 1024 bytes.
     pub stop: Vec<String>,
-    /// Tokens that end the answer, besides the model's own.
+    /// Tokens that end generation, besides the model's end tokens.
     pub stop_tokens: Vec<u32>,
-    /// Whether the model's own end tokens do not end the answer.
+    /// Whether generation continues after the model's end tokens.
     pub ignore_eos: bool,
-    /// Which of several answers to one prompt this is: part of the key of the draws.
+    /// Index of this answer among several to one prompt; part of the key of the random draws.
     pub sequence: u64,
-    /// Prompts share cached pages only with prompts of the same salt.
+    /// Prompts reuse cached pages only of prompts with the same salt.
     pub cache_salt: u64,
-    /// Whether the answer comes with a receipt.
+    /// Whether [`Event::Done`] carries a receipt.
     pub receipt: bool,
-    /// Whether each token of the prompt comes with its log-probability and those of [`SamplingOptions::top_logprobs`]
-    /// others, as [`LogprobKind::Raw`](crate::sampler::LogprobKind). Then the prompt is computed whole, whatever the
-    /// cache has of it, and the answer may have no tokens.
+    /// Whether each prompt token is reported with its log-probability and the [`SamplingOptions::top_logprobs`] most
+    /// probable tokens, as [`LogprobKind::Raw`](crate::sampler::LogprobKind). Then no cached page is reused, since
+    /// every row must be computed, and `max_tokens` may be 0.
     pub prompt_logprobs: bool,
-    /// What the answer has to be: only tokens are picked that it allows, and those that end the answer exactly where the
-    /// text may end. The request starts where the constraint stands, and does not change it. Stop strings cut what was
-    /// made by it.
+    /// Constraint on the generated text, e.g. a grammar: only tokens that it allows are sampled, and end tokens only
+    /// where the text may end. The request works on a fork of it. Stop strings apply to the text as without a
+    /// constraint.
     pub constraint: Option<Arc<dyn Constraint>>,
 }
 
 impl Request {
-    /// A request with default options.
+    /// A request to continue `tokens` with default sampling options and no limits but the context.
     pub fn new(tokens: Vec<u32>) -> Request {
         Request {
             tokens,
@@ -65,11 +65,11 @@ impl Request {
         }
     }
 
-    /// Checks everything that does not depend on other requests, as [`Engine::submit`](super::Engine::submit) will.
-    /// Returns how many tokens the answer may have.
+    /// Checks everything that does not depend on other requests, as [`Engine::submit`](super::Engine::submit) does.
+    /// Returns the maximal number of tokens to generate.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// [`RequestError`] of the first field that is invalid.
     pub fn check(&self, model: &Model, options: &EngineOptions) -> Result<usize, RequestError> {
         let (n_prompt, n_vocab) = (self.tokens.len(), model.config.n_vocab);
         let n_ctx = options.n_ctx.min(model.config.max_context());
@@ -80,7 +80,7 @@ impl Request {
             return Err(RequestError::EmptyPrompt);
         }
         model.check_tokens(self.tokens.iter().chain(&self.stop_tokens))?;
-        // the last token generated needs no place of its own
+        // + 1: the last token generated is never input, so it needs no position
         let max_tokens = self.max_tokens.unwrap_or((n_ctx + 1).saturating_sub(n_prompt).max(1));
         if n_prompt > n_ctx || n_prompt.saturating_add(max_tokens) > n_ctx + 1 {
             return Err(RequestError::ContextLength { prompt: n_prompt, max_tokens, n_ctx });
@@ -89,49 +89,52 @@ impl Request {
             let found = max_tokens.to_string();
             return Err(RequestError::Option { name: "max_tokens", found, expected: "at least 1" });
         }
-        let longest = self.stop.iter().map(String::len).max().unwrap_or(0);
-        if self.stop.len() > MAX_STOPS || longest > MAX_STOP_BYTES {
-            let found = format!("{} texts of up to {longest} bytes", self.stop.len());
-            return Err(RequestError::Option { name: "stop", found, expected: "at most 64 texts of 1024 bytes" });
+        if self.stop.len() > MAX_STOPS {
+            let found = format!("a list of {} strings", self.stop.len());
+            return Err(RequestError::Option { name: "stop", found, expected: "at most 64 strings" });
+        }
+        if let Some(text) = self.stop.iter().find(|text| text.len() > MAX_STOP_BYTES) {
+            let found = format!("a string of {} bytes", text.len());
+            return Err(RequestError::Option { name: "stop", found, expected: "strings of at most 1024 bytes" });
         }
         self.sampling.check(n_vocab)?;
         if self.receipt && options.model_sha256.is_none() {
-            let expected = "false: the engine was not given the SHA-256 of its model";
+            let expected = "false: the SHA-256 of the model file was not computed at load";
             return Err(RequestError::Option { name: "receipt", found: "true".into(), expected });
         }
         if self.receipt && self.constraint.is_some() {
-            let expected = "false: a receipt does not hold the constraint, so that its replay would differ";
+            let expected = "false with a constraint: a receipt does not record it, so its replay would differ";
             return Err(RequestError::Option { name: "receipt", found: "true".into(), expected });
         }
         Ok(max_tokens)
     }
 }
 
-/// Names a request of an engine.
+/// Identifies a request within its engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// Why an answer ended.
+/// Why generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model's end token, or one of the request's.
+    /// An end token of the model or a stop token of the request was sampled.
     StopToken(u32),
-    /// A stop string, by its index in the request.
+    /// A stop string occurred; its index in [`Request::stop`].
     StopString(usize),
-    /// The constraint allows nothing more.
+    /// The constraint allows no further token.
     Complete,
-    /// As many tokens as were asked for, or as the context holds.
+    /// `max_tokens` or the context is reached.
     Length,
-    /// The numbers were no longer finite: a fault of the model's weights with this prompt.
+    /// Hidden state or logits contain an infinity or NaN, caused by the model's weights with this prompt.
     NotFinite,
-    /// There was no memory for more keys and values; only where it could not be reserved when the engine was made.
+    /// A KV page could not be allocated; only where the system cannot commit the memory that the engine reserved.
     NoMemory,
-    /// The constraint cannot go on.
+    /// The constraint failed.
     Constraint(ConstraintError),
 }
 
 impl FinishReason {
-    /// The name in JSON.
+    /// The reason's name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Complete => "stop",
@@ -143,63 +146,63 @@ impl FinishReason {
     }
 }
 
-/// A token's log-probability, and the most probable tokens with theirs.
+/// The log-probability of a token, and the most probable tokens with theirs.
 pub type TokenLogprobs = (f32, Vec<(u32, f32)>);
 
-/// What happened in a step.
+/// An event of [`Engine::step`](super::Engine::step).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// The batch went through the model; the events after this one are of its rows. For hosts that measure.
+    /// The forward pass of the batch is done; the following events are of its rows. For hosts that measure time.
     Computed {
         /// Tokens of the batch.
         n_tokens: usize,
     },
-    /// There is no room to go on with all requests: this one, the youngest, gave up its pages. It goes on by itself, with
-    /// the same tokens, once there is room again; nothing is said twice.
+    /// KV pages ran out, and the engine preempted this request, the youngest. It resumes by itself with the same tokens
+    /// when pages are free; no event is repeated.
     Preempted {
         /// The request.
         id: RequestId,
     },
-    /// Some tokens of a prompt have their log-probabilities; those of its first token are none.
+    /// Log-probabilities of the next prompt tokens. The first prompt token has none.
     Prompt {
         /// The request.
         id: RequestId,
-        /// Of the next tokens, in order.
+        /// One entry per token, in order; they continue those of the request's events before this one.
         logprobs: Vec<TokenLogprobs>,
     },
-    /// Its prompt was processed.
+    /// The prompt is computed.
     Prefilled {
         /// The request.
         id: RequestId,
-        /// Tokens of the prompt, and how many of them were found in the cache.
+        /// Tokens of the prompt.
         n_prompt: usize,
-        /// Tokens found in the cache.
+        /// Prompt tokens found in the prefix cache.
         n_cached: usize,
     },
-    /// A token was picked.
+    /// A token was sampled.
     Token {
         /// The request.
         id: RequestId,
-        /// The token.
+        /// The token id.
         token: u32,
-        /// Text that is certain now; may be empty.
+        /// Text to append to the output; empty while the bytes may begin a character or a stop string.
         text: String,
-        /// Natural logarithm of its probability, if asked for.
+        /// Natural logarithm of the token's probability, if requested, else 0.
         logprob: f32,
-        /// The most probable tokens with theirs, if asked for.
+        /// The most probable tokens with their log-probabilities, if requested.
         top: Vec<(u32, f32)>,
     },
-    /// The answer is complete; the request is forgotten.
+    /// The request has ended and is no longer active.
     Done {
         /// The request.
         id: RequestId,
         /// Text that was held back.
         text: String,
-        /// Why.
+        /// Why generation ended.
         reason: FinishReason,
-        /// Tokens picked.
+        /// Number of sampled tokens, an end token included.
         n_tokens: usize,
-        /// What it takes to check the answer, if asked for. Its tokens are all that were picked: an end token is one.
+        /// The receipt, if requested. Its output has all sampled tokens, an end token included.
         receipt: Option<Box<Receipt>>,
     },
 }

@@ -1,12 +1,12 @@
-//! GGUF files: metadata and tensor directory, read and written.
+//! GGUF files: parses and writes metadata and tensor directory.
 //!
-//! A file is, in little-endian order: magic `GGUF`, version (u32), number of tensors (u64), number of metadata entries
-//! (u64), the entries (key, type, value), the tensor directory (name, sizes, type, offset), padding to
-//! `general.alignment`, and the tensors, each padded. Strings and arrays are preceded by their length (u64).
+//! A file contains, little-endian: magic `GGUF`, version (u32), number of tensors (u64), number of metadata entries
+//! (u64), the entries (key, type, value), the tensor directory (name, dimensions, type, offset), padding to
+//! `general.alignment`, and the tensor data, each tensor padded. Strings and arrays are preceded by their length (u64).
 //! Source: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 //!
-//! The file is not trusted. Every length is checked against what the file can hold before it is used, time is
-//! n log n in the size of the directory, and memory is a small multiple of it. Tensor *contents* are checked by
+//! Files are not trusted. Every length is checked against the remaining bytes before it is used. Parsing takes O(n log
+//! n) time in the size of the header, and a small multiple of its memory. Tensor contents are checked by
 //! [`crate::quant::validate`].
 
 mod read;
@@ -30,20 +30,20 @@ use crate::quant::Dtype;
 
 /// The first four bytes of a file.
 pub const MAGIC: &[u8; 4] = b"GGUF";
-/// Alignment of the tensor data in bytes where `general.alignment` is missing.
+/// Default alignment of the tensor data in bytes.
 pub const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// Why a directory could not be read from the first bytes of a file.
+/// Why the header could not be parsed from the first bytes of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HeaderError {
-    /// The directory goes on beyond the bytes given. Parsing starts over: when more is likely to be needed,
-    /// give at least twice as much as last time, so that the total time stays linear.
-    #[error("at least {at_least} bytes of the file are needed")]
+    /// The header continues beyond the bytes given. Parsing starts over with more bytes; at least double them each
+    /// time, so that the total time stays linear.
+    #[error("the header needs at least {at_least} bytes of the file")]
     NeedMore {
-        /// A lower bound of the bytes needed from the start of the file; never beyond its end.
+        /// Lower bound of the bytes needed from the start of the file, at most its length.
         at_least: u64,
     },
-    /// The file cannot be used.
+    /// The file is malformed or unsupported.
     #[error(transparent)]
     Load(#[from] LoadError),
 }
@@ -55,30 +55,30 @@ pub struct Gguf<'a> {
     alignment: u64,
     header_len: u64,
     metadata: Vec<(&'a str, Value<'a>)>,
-    /// Indices of `metadata` in order of the keys.
+    /// Indices of `metadata`, sorted by key.
     key_order: Vec<u32>,
     tensors: Vec<TensorInfo<'a>>,
-    /// Indices of `tensors` in order of the names.
+    /// Indices of `tensors`, sorted by name.
     name_order: Vec<u32>,
     /// The whole file, if it was given.
     data: Option<&'a [u8]>,
 }
 
-/// A tensor in the directory. All of it lies inside the file, and no two overlap.
+/// An entry of the tensor directory. Its data lies inside the file and overlaps no other tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
-    /// Unique in the file.
+    /// Name, unique in the file.
     pub name: &'a str,
-    /// Type of the elements.
+    /// Element type.
     pub dtype: Dtype,
-    /// Sizes, the fastest-varying first (`ne` in ggml), non-zero, padded with 1. A row has `dims[0]` elements,
-    /// a whole number of blocks. The product fits `i64`.
+    /// Dimensions, the fastest-varying first (`ne` in ggml), non-zero, padded with 1. A row has `dims[0]` elements, in
+    /// whole blocks. The product fits `i64`.
     pub dims: [u64; 4],
-    /// Number of sizes in the file, 1 to 4.
+    /// Number of dimensions in the file, 1 to 4.
     pub n_dims: u32,
-    /// Start in the file, in bytes from its beginning.
+    /// Offset of the data from the start of the file in bytes.
     pub offset: u64,
-    /// Length in bytes, without padding.
+    /// Length of the data in bytes, without padding.
     pub len_bytes: u64,
 }
 
@@ -88,17 +88,17 @@ impl TensorInfo<'_> {
         self.dims.iter().product()
     }
 
-    /// Number of rows: the product of all sizes but the first.
+    /// Number of rows: the product of all dimensions but the first.
     pub fn n_rows(&self) -> u64 {
         self.dims[1..].iter().product()
     }
 }
 
 impl<'a> Gguf<'a> {
-    /// Reads the directory of a whole file in memory.
+    /// Parses the header of a file in memory.
     ///
     /// # Errors
-    /// [`LoadError`] says which offset, key or tensor breaks which rule.
+    /// [`LoadError`] names the offset, key or tensor that is invalid.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, LoadError> {
         let file_len = bytes.len() as u64;
         read::parse(bytes, file_len).map_err(|e| match e {
@@ -112,10 +112,10 @@ impl<'a> Gguf<'a> {
         })
     }
 
-    /// Reads the directory from the first bytes of a file of `file_len` bytes, as while it is downloaded.
+    /// Parses the header from the first bytes of a file of `file_len` bytes, e.g. during a download.
     ///
     /// # Errors
-    /// [`HeaderError::NeedMore`] if the directory is not complete in `prefix`.
+    /// [`HeaderError::NeedMore`] if `prefix` does not contain the whole header.
     pub fn parse_header(prefix: &'a [u8], file_len: u64) -> Result<Self, HeaderError> {
         read::parse(prefix, file_len)
     }
@@ -125,39 +125,39 @@ impl<'a> Gguf<'a> {
         self.version
     }
 
-    /// Alignment of the tensors in bytes.
+    /// Alignment of the tensor data in bytes.
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 
-    /// Where the tensor data begins, in bytes from the start of the file.
+    /// Offset of the tensor data from the start of the file in bytes.
     pub fn header_len(&self) -> u64 {
         self.header_len
     }
 
-    /// All metadata, in file order.
+    /// All metadata in file order.
     pub fn metadata(&self) -> &[(&'a str, Value<'a>)] {
         &self.metadata
     }
 
-    /// The value of a key.
+    /// The value of a metadata key.
     pub fn get(&self, key: &str) -> Option<&Value<'a>> {
         let found = self.key_order.binary_search_by(|&i| self.metadata[i as usize].0.cmp(key)).ok()?;
         Some(&self.metadata[self.key_order[found] as usize].1)
     }
 
-    /// All tensors, in file order.
+    /// All tensors in file order.
     pub fn tensors(&self) -> &[TensorInfo<'a>] {
         &self.tensors
     }
 
-    /// The tensor of a name.
+    /// The tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo<'a>> {
         let found = self.name_order.binary_search_by(|&i| self.tensors[i as usize].name.cmp(name)).ok()?;
         Some(&self.tensors[self.name_order[found] as usize])
     }
 
-    /// The bytes of a tensor of this file; `None` if only the header was given.
+    /// The data of a tensor; `None` if only the header was given.
     pub fn data(&self, tensor: &TensorInfo<'a>) -> Option<&'a [u8]> {
         let start = usize::try_from(tensor.offset).ok()?;
         let len = usize::try_from(tensor.len_bytes).ok()?;
@@ -238,7 +238,7 @@ impl<'a> Gguf<'a> {
         })
     }
 
-    /// The value of `key` as `convert` sees it.
+    /// The value of `key`, converted.
     fn typed<T>(
         &self,
         key: &str,
@@ -254,7 +254,7 @@ impl<'a> Gguf<'a> {
     }
 }
 
-/// All elements converted; `None` if one does not convert or they are not scalars.
+/// Converts all elements; `None` if one cannot be converted or they are not scalars.
 fn numbers<T>(array: &Array<'_>, convert: impl Fn(&Value<'static>) -> Option<T>) -> Option<Vec<T>> {
     if matches!(array.element_type(), ValueType::Str | ValueType::Array) {
         return None;

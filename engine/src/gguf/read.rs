@@ -1,4 +1,4 @@
-//! Parsing and validation: a cursor over the prefix of the file that is at hand, and the rules of the format.
+//! Parser of the header: a cursor over a prefix of the file, and the rules of the format.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -9,17 +9,18 @@ use super::{DEFAULT_ALIGNMENT, Gguf, HeaderError, MAGIC, TensorInfo};
 use crate::error::LoadError;
 use crate::quant::Dtype;
 
-/// Longest metadata key: the format's own limit.
+/// Maximal length of a metadata key in bytes: the format's own limit.
 pub(super) const MAX_KEY_LEN: u64 = 65_535;
-/// Longest tensor name: the format says 64 bytes; some writers go beyond, none near this.
+/// Maximal length of a tensor name in bytes: the format says 64; some writers exceed that, but stay far below this.
 pub(super) const MAX_TENSOR_NAME_LEN: u64 = 256;
-/// Deepest array in an array: gguf-py writes lists of lists, llama.cpp none at all; bounds the recursion.
+/// Maximal nesting of arrays, which bounds the recursion: gguf-py writes lists of lists, llama.cpp writes no nested
+/// ones.
 pub(super) const MAX_ARRAY_DEPTH: u32 = 2;
-/// Largest `general.alignment`: beyond a huge page no machine has a use for it, and it would only make gaps.
+/// Maximal `general.alignment`: the size of a huge page; more would only add padding.
 pub(super) const MAX_ALIGNMENT: u64 = 1 << 21;
-/// Most metadata entries: large files have hundreds; indices fit 32 bits.
+/// Maximal number of metadata entries: large files have hundreds; indices fit 32 bits.
 pub(super) const MAX_METADATA: u64 = 1 << 20;
-/// Most tensors: the largest models in use have a few thousand; indices fit 32 bits.
+/// Maximal number of tensors: the largest models in use have a few thousand; indices fit 32 bits.
 pub(super) const MAX_TENSORS: u64 = 1 << 20;
 
 /// Bytes of the smallest metadata entry: key length, type, one byte of value.
@@ -33,7 +34,7 @@ pub(super) fn parse(prefix: &[u8], file_len: u64) -> Result<Gguf<'_>, HeaderErro
     let n_tensors = r.count("tensor count", MAX_TENSORS, MIN_TENSOR_BYTES)?;
     let n_metadata = r.count("metadata count", MAX_METADATA, MIN_METADATA_BYTES)?;
 
-    let mut metadata = Vec::with_capacity(r.room(n_metadata, MIN_METADATA_BYTES));
+    let mut metadata = Vec::with_capacity(r.capacity(n_metadata, MIN_METADATA_BYTES));
     for _ in 0..n_metadata {
         metadata.push((r.key()?, r.typed_value()?));
     }
@@ -44,7 +45,7 @@ pub(super) fn parse(prefix: &[u8], file_len: u64) -> Result<Gguf<'_>, HeaderErro
     }
     let alignment = alignment(&metadata)?;
 
-    let mut tensors = Vec::with_capacity(r.room(n_tensors, MIN_TENSOR_BYTES));
+    let mut tensors = Vec::with_capacity(r.capacity(n_tensors, MIN_TENSOR_BYTES));
     for _ in 0..n_tensors {
         tensors.push(r.tensor_info(alignment)?);
     }
@@ -55,7 +56,7 @@ pub(super) fn parse(prefix: &[u8], file_len: u64) -> Result<Gguf<'_>, HeaderErro
 
     let aligned = r.pos.next_multiple_of(alignment);
     let header_len = if tensors.is_empty() { aligned.min(file_len) } else { aligned };
-    place(&mut tensors, header_len, file_len)?;
+    resolve_offsets(&mut tensors, header_len, file_len)?;
     let data = (prefix.len() as u64 >= file_len).then_some(prefix);
     Ok(Gguf { version, alignment, header_len, metadata, key_order, tensors, name_order, data })
 }
@@ -75,7 +76,7 @@ fn alignment(metadata: &[(&str, Value<'_>)]) -> Result<u64, LoadError> {
 
 /// Turns offsets relative to the tensor data into offsets in the file; checks that every tensor is inside the file
 /// and that none overlap.
-fn place(tensors: &mut [TensorInfo<'_>], header_len: u64, file_len: u64) -> Result<(), HeaderError> {
+fn resolve_offsets(tensors: &mut [TensorInfo<'_>], header_len: u64, file_len: u64) -> Result<(), HeaderError> {
     for t in tensors.iter_mut() {
         let start = header_len.checked_add(t.offset);
         match start.and_then(|start| start.checked_add(t.len_bytes)) {
@@ -119,7 +120,7 @@ fn tensor_error(name: &str, found: String, expected: String) -> HeaderError {
     LoadError::Tensor { name: name.to_string(), found, expected }.into()
 }
 
-/// A position in a file of `file_len` bytes, of which the first `prefix.len()` are at hand.
+/// A cursor in a file of `file_len` bytes, of which the first `prefix.len()` are available.
 struct Reader<'a> {
     prefix: &'a [u8],
     file_len: u64,
@@ -127,7 +128,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The next `len` bytes. Beyond the file: its fault. Beyond the prefix: [`HeaderError::NeedMore`].
+    /// The next `len` bytes. [`LoadError::Gguf`] if they exceed the file, [`HeaderError::NeedMore`] if the prefix.
     fn take(&mut self, len: u64, what: &'static str) -> Result<&'a [u8], HeaderError> {
         self.need(len, what)?;
         let start = self.pos as usize;
@@ -135,7 +136,7 @@ impl<'a> Reader<'a> {
         Ok(&self.prefix[start..self.pos as usize])
     }
 
-    /// Checks that `len` more bytes are at hand.
+    /// Checks that the prefix contains the next `len` bytes.
     fn need(&self, len: u64, what: &'static str) -> Result<(), HeaderError> {
         match self.pos.checked_add(len) {
             Some(end) if end <= self.prefix.len() as u64 && end <= self.file_len => Ok(()),
@@ -161,7 +162,7 @@ impl<'a> Reader<'a> {
         Ok(bytes.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b)))
     }
 
-    /// A number of things of at least `min_bytes` each, which must fit the rest of the file.
+    /// Reads a count of items of at least `min_bytes` each, which must fit the rest of the file.
     fn count(&mut self, what: &'static str, max: u64, min_bytes: u64) -> Result<u64, HeaderError> {
         let at = self.pos;
         let n = self.u64(what)?;
@@ -173,8 +174,8 @@ impl<'a> Reader<'a> {
         Ok(n)
     }
 
-    /// How many of `n` things of at least `min_bytes` each can be in the rest of the prefix.
-    fn room(&self, n: u64, min_bytes: u64) -> usize {
+    /// How many of `n` items of at least `min_bytes` each fit the rest of the prefix: a safe capacity to reserve.
+    fn capacity(&self, n: u64, min_bytes: u64) -> usize {
         (n.min((self.prefix.len() as u64).saturating_sub(self.pos) / min_bytes)) as usize
     }
 
@@ -201,7 +202,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A length and that many bytes.
+    /// Reads a string: its length and its bytes.
     fn string(&mut self, what: &'static str, max: u64) -> Result<&'a [u8], HeaderError> {
         let at = self.pos;
         let len = self.u64(what)?;
@@ -211,7 +212,7 @@ impl<'a> Reader<'a> {
         self.take(len, what)
     }
 
-    /// A non-empty UTF-8 string.
+    /// Reads a non-empty UTF-8 string.
     fn name(&mut self, what: &'static str, max: u64) -> Result<&'a str, HeaderError> {
         let at = self.pos;
         let bytes = self.string(what, max)?;
@@ -251,7 +252,7 @@ impl<'a> Reader<'a> {
         self.bad(at, "bool", format!("{bytes:?}"), "0 or 1".into())
     }
 
-    /// An array, at this depth of nesting (1 = not nested). Walks strings and nested arrays to find the end.
+    /// Reads an array at this nesting depth (1 = not nested). Skips strings and nested arrays to find its end.
     fn array(&mut self, depth: u32) -> Result<Array<'a>, HeaderError> {
         if depth > MAX_ARRAY_DEPTH {
             return Err(self.bad(
@@ -287,7 +288,7 @@ impl<'a> Reader<'a> {
         Ok(Array { element_type, len: n as usize, bytes }) // `n <= bytes.len()`, so it fits
     }
 
-    /// One entry of the tensor directory; its offset still relative to the tensor data.
+    /// Reads an entry of the tensor directory; its offset is relative to the tensor data.
     fn tensor_info(&mut self, alignment: u64) -> Result<TensorInfo<'a>, HeaderError> {
         let name = self.name("tensor name", MAX_TENSOR_NAME_LEN)?;
         let n_dims = self.u32("number of dimensions")?;
@@ -301,7 +302,7 @@ impl<'a> Reader<'a> {
         let id = self.u32("tensor type")?;
         let dtype = Dtype::from_ggml(id).ok_or_else(|| {
             let name_of = Dtype::removed_name(id).map(|n| format!(" ({n}, removed from ggml)")).unwrap_or_default();
-            tensor_error(name, format!("type {id}{name_of}"), "a type of ggml".into())
+            tensor_error(name, format!("type {id}{name_of}"), "the id of a ggml type".into())
         })?;
         let len_bytes = tensor_len(dtype, dims).ok_or_else(|| {
             let expected =

@@ -1,4 +1,4 @@
-//! Models in several files: their names, and [`GgufSet`], which joins their directories.
+//! Split models: names of their files, and [`GgufSet`], which joins their headers.
 //!
 //! The files are `NAME-00001-of-00005.gguf` and so on. Each has `split.no` (from 0), `split.count` and
 //! `split.tensors.count` (of all files); the first holds the metadata of the model.
@@ -11,22 +11,22 @@ use alloc::vec::Vec;
 use super::{Gguf, TensorInfo};
 use crate::error::LoadError;
 
-/// Most files of a model: the names have five digits.
+/// Maximal number of files of a model: file names have five digits.
 pub const MAX_SHARDS: u32 = 99_999;
 
-/// The parts of a name `STEM-00001-of-00005.gguf`.
+/// A file name `STEM-00001-of-00005.gguf`, parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardName<'a> {
-    /// What comes before the number, directories included.
+    /// Everything before the number, directories included.
     pub stem: &'a str,
-    /// Number of this file, from 1 to `count`.
+    /// Number of the file, from 1 to `count`.
     pub number: u32,
-    /// Number of files.
+    /// Number of files of the model.
     pub count: u32,
 }
 
 impl<'a> ShardName<'a> {
-    /// The parts of a file's name; `None` if it is not of the pattern.
+    /// Parses a file name; `None` if it does not have this form.
     pub fn parse(file_name: &'a str) -> Option<ShardName<'a>> {
         let (rest, count) = file_name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
         let (stem, number) = rest.rsplit_once('-')?;
@@ -34,7 +34,7 @@ impl<'a> ShardName<'a> {
         (1..=count).contains(&number).then_some(ShardName { stem, number, count })
     }
 
-    /// The name of file `number` (from 1) of the same model.
+    /// Name of file `number` (from 1) of the same model.
     pub fn sibling(&self, number: u32) -> String {
         format!("{}-{number:05}-of-{:05}.gguf", self.stem, self.count)
     }
@@ -44,37 +44,37 @@ fn five_digits(text: &str) -> Option<u32> {
     (text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok())?
 }
 
-/// A file that does not belong to the others at its place.
+/// Why a file does not fit the other files of the model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("file {}: {source}", file + 1)]
 pub struct ShardError {
     /// Index of the file, from 0.
     pub file: usize,
-    /// What is wrong with it.
+    /// The key or tensor that does not fit.
     pub source: LoadError,
 }
 
-/// All files of a model, in order; one file is a set too.
+/// The headers of all files of a model, in order; a set may have one file.
 #[derive(Debug, Clone)]
 pub struct GgufSet<'a> {
     shards: Vec<Gguf<'a>>,
-    /// (file, index in its directory), in order of the names.
+    /// (file, index in its directory), sorted by tensor name.
     order: Vec<(u32, u32)>,
 }
 
 impl<'a> GgufSet<'a> {
-    /// Joins files given in order of `split.no`.
+    /// Joins headers given in order of `split.no`.
     ///
     /// # Errors
-    /// With [`LoadError::Metadata`] if a file is not the one expected at its place or the tensors do not add up; with
-    /// [`LoadError::Tensor`] if two files have a tensor of the same name.
+    /// [`ShardError`] with [`LoadError::Metadata`] if a file is out of order or the number of tensors is wrong; with
+    /// [`LoadError::Tensor`] if two files contain a tensor with the same name.
     pub fn new(shards: Vec<Gguf<'a>>) -> Result<Self, ShardError> {
         let n_tensors: usize = shards.iter().map(|shard| shard.tensors().len()).sum();
         if shards.is_empty() {
             let source = metadata("split.count", "no files".into(), "at least one".into());
             return Err(ShardError { file: 0, source });
         }
-        // a file of its own need not say that it is
+        // a single file need not have these keys
         let required = shards.len() > 1;
         let check = |key: &str, expected: &dyn Fn(usize) -> usize| {
             let check = |(file, shard)| {
@@ -82,7 +82,7 @@ impl<'a> GgufSet<'a> {
             };
             shards.iter().enumerate().try_for_each(check)
         };
-        // the order first: the sums of a wrong one mislead
+        // check the order first: in a wrong order, errors about the counts would mislead
         check("split.no", &|file| file)?;
         check("split.count", &|_| shards.len())?;
         check("split.tensors.count", &|_| n_tensors)?;
@@ -95,36 +95,36 @@ impl<'a> GgufSet<'a> {
         if let Some(pair) = order.windows(2).find(|pair| set.at(pair[0]).name == set.at(pair[1]).name) {
             let source = LoadError::Tensor {
                 name: set.at(pair[0]).name.to_string(),
-                found: format!("it in files {} and {}", pair[0].0 + 1, pair[1].0 + 1),
-                expected: "it once".into(),
+                found: format!("a copy in each of files {} and {}", pair[0].0 + 1, pair[1].0 + 1),
+                expected: "it in one file".into(),
             };
             return Err(ShardError { file: pair[1].0 as usize, source });
         }
         Ok(GgufSet { order, ..set })
     }
 
-    /// The files.
+    /// The headers in order.
     pub fn shards(&self) -> &[Gguf<'a>] {
         &self.shards
     }
 
-    /// The file with the metadata of the model.
+    /// The header with the metadata of the model.
     pub fn first(&self) -> &Gguf<'a> {
         &self.shards[0] // `new` refuses an empty set
     }
 
-    /// All tensors with the index of their file, file by file.
+    /// All tensors with the index of their file.
     pub fn tensors(&self) -> impl Iterator<Item = (usize, &TensorInfo<'a>)> {
         self.shards.iter().enumerate().flat_map(|(i, shard)| shard.tensors().iter().map(move |t| (i, t)))
     }
 
-    /// The tensor of a name and the index of its file.
+    /// The tensor with this name, and the index of its file.
     pub fn tensor(&self, name: &str) -> Option<(usize, &TensorInfo<'a>)> {
         let found = self.order.binary_search_by(|&at| self.at(at).name.cmp(name)).ok()?;
         Some((self.order[found].0 as usize, self.at(self.order[found])))
     }
 
-    /// The bytes of the tensor of a name; `None` if there is none or only the header of its file was given.
+    /// The data of the tensor with this name; `None` if it does not exist or only the header of its file was given.
     pub fn data(&self, name: &str) -> Option<&'a [u8]> {
         let (shard, tensor) = self.tensor(name)?;
         self.shards[shard].data(tensor)
@@ -135,7 +135,7 @@ impl<'a> GgufSet<'a> {
     }
 }
 
-/// Checks that a number in the metadata is `expected`; it may be missing if it is not `required`.
+/// Checks that a number in the metadata is `expected`. The key may be missing unless it is `required`.
 fn expect(shard: &Gguf<'_>, key: &str, expected: usize, required: bool) -> Result<(), LoadError> {
     match shard.u64(key)? {
         Some(found) if found == expected as u64 => Ok(()),
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(join(&[shard(0, 2, 4, &["b", "c"]), two[1].clone()]), wrong(0, "split.tensors.count", "4", "3"));
         assert_eq!(join(&[]), wrong(0, "split.count", "no files", "at least one"));
         let twice = join(&[shard(0, 2, 2, &["a"]), shard(1, 2, 2, &["a"])]);
-        let (found, expected) = ("it in files 1 and 2".into(), "it once".into());
+        let (found, expected) = ("a copy in each of files 1 and 2".into(), "it in one file".into());
         assert_eq!(twice, Err(ShardError { file: 1, source: LoadError::Tensor { name: "a".into(), found, expected } }));
     }
 }

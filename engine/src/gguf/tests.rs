@@ -1,4 +1,4 @@
-//! Real files, hostile files, and files of our own.
+//! Reference files, hostile files, and files written by this module.
 
 use alloc::format;
 use alloc::string::String;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A file by hand: little-endian fields, back to back.
+/// Builds a file field by field, little-endian.
 #[derive(Clone, Default)]
 struct Raw(Vec<u8>);
 
@@ -129,8 +129,8 @@ fn hostile_tensors() {
     assert!(Gguf::parse(&one(&[8], 0, 0)).is_ok());
     refuses(&one(&[], 0, 0), tensor("t", "0 dimensions", "1 to 4"));
     refuses(&one(&[1; 5], 0, 0), tensor("t", "5 dimensions", "1 to 4"));
-    refuses(&one(&[1], 99, 0), tensor("t", "type 99", "a type of ggml"));
-    refuses(&one(&[32], 4, 0), tensor("t", "type 4 (Q4_2, removed from ggml)", "a type of ggml"));
+    refuses(&one(&[1], 99, 0), tensor("t", "type 99", "the id of a ggml type"));
+    refuses(&one(&[32], 4, 0), tensor("t", "type 4 (Q4_2, removed from ggml)", "the id of a ggml type"));
     refuses(&one(&[8], 0, 16), tensor("t", "offset 16", "a multiple of 32"));
     let shape = |n| format!("non-zero sizes, rows of whole blocks of {n}, and a total below 2^63");
     refuses(&one(&[0], 0, 0), tensor("t", "F32 [0, 1, 1, 1]", &shape(1)));
@@ -269,7 +269,7 @@ fn writer_refuses() {
     assert_eq!(GgufWriter::with_alignment(24).map(|_| ()), Err(WriteError::Alignment(24)));
 }
 
-/// Everything a reader of the directory can do; nothing of it may panic.
+/// Calls every function of the reader; none may panic.
 fn walk(file: &[u8]) {
     let Ok(gguf) = Gguf::parse(file) else { return };
     for (key, value) in gguf.metadata() {

@@ -1,9 +1,9 @@
-//! Metadata values: scalars decoded, strings and arrays borrowed from the file.
+//! Metadata values: scalars are decoded, strings and arrays borrow from the file.
 
 use alloc::format;
 use alloc::string::String;
 
-/// The type ids of metadata values, as stored in the file.
+/// Types of metadata values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // the names say it all
 pub enum ValueType {
@@ -23,7 +23,7 @@ pub enum ValueType {
 }
 
 impl ValueType {
-    /// In the order of their ids: `ALL[id]`.
+    /// All types in the order of their ids: `ALL[id]`.
     pub const ALL: [ValueType; 13] = [
         ValueType::U8,
         ValueType::I8,
@@ -40,17 +40,17 @@ impl ValueType {
         ValueType::F64,
     ];
 
-    /// The type with this id in the file, if there is one.
+    /// The type with this id.
     pub fn from_id(id: u32) -> Option<ValueType> {
         ValueType::ALL.get(id as usize).copied()
     }
 
-    /// The id in the file.
+    /// The type's id in files.
     pub fn id(self) -> u32 {
         self as u32
     }
 
-    /// Bytes of one value; the least possible for strings (their length field) and arrays (type and count).
+    /// Bytes of a scalar; for strings and arrays the minimum (their length fields).
     pub fn min_bytes(self) -> u64 {
         match self {
             ValueType::U8 | ValueType::I8 | ValueType::Bool => 1,
@@ -62,7 +62,7 @@ impl ValueType {
     }
 }
 
-/// One metadata value.
+/// A metadata value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)] // one variant per ValueType
 pub enum Value<'a> {
@@ -83,7 +83,7 @@ pub enum Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// The type.
+    /// The value's type.
     pub fn value_type(&self) -> ValueType {
         match self {
             Value::U8(_) => ValueType::U8,
@@ -102,7 +102,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The number, if this is an integer of any width.
+    /// The value of an integer of any width.
     pub fn as_integer(&self) -> Option<i128> {
         Some(match *self {
             Value::U8(v) => v.into(),
@@ -117,7 +117,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// The number, if this is a float; an F64 is rounded to nearest.
+    /// The value of a float; F64 is rounded to nearest.
     pub fn as_f32(&self) -> Option<f32> {
         match *self {
             Value::F32(v) => Some(v),
@@ -126,7 +126,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The array, if this is one.
+    /// The array, if the value is one.
     pub fn as_array(&self) -> Option<&Array<'a>> {
         match self {
             Value::Array(array) => Some(array),
@@ -134,7 +134,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// What it is, in a few words, for error messages.
+    /// A short description for error messages.
     pub(crate) fn describe(&self) -> String {
         match self {
             Value::Str(bytes) => format!("a string of {} bytes", bytes.len()),

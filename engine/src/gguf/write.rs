@@ -1,4 +1,4 @@
-//! Writing: [`GgufWriter`] makes everything before the tensor data, and says where the data goes.
+//! Writes GGUF files: [`GgufWriter`] builds the header and computes the place of the tensor data.
 
 use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
@@ -11,39 +11,43 @@ use super::value::{Array, Value, ValueType};
 use super::{DEFAULT_ALIGNMENT, MAGIC};
 use crate::quant::Dtype;
 
-/// Why something cannot be put into a file.
+/// Why metadata or a tensor cannot be written.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WriteError {
-    /// A key or a tensor name that is empty or too long.
-    #[error("`{name}`: {} bytes, expected 1 to {max}", name.len())]
+    /// A key or a tensor name is empty or too long.
+    #[error("name `{name}`: found {} bytes, expected 1 to {max}", name.len())]
     Name {
-        /// The name.
+        /// The key or tensor name.
         name: String,
         /// Most bytes allowed.
         max: u64,
     },
-    /// A key or a tensor name for the second time.
-    #[error("`{0}` twice")]
+    /// A key or a tensor name was written before.
+    #[error("name `{0}`: written twice, expected once")]
     Duplicate(String),
-    /// Sizes that are zero, overflow, or do not make whole blocks.
-    #[error("tensor `{name}`: {dims:?} does not fit {}", dtype.name())]
+    /// Dimensions are zero, overflow, or do not make whole blocks.
+    #[error(
+        "tensor `{name}`: found shape {dims:?}, expected 1 to 4 non-zero dimensions, rows of whole blocks of {} ({})",
+        dtype.block_len(),
+        dtype.name()
+    )]
     Shape {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its type.
+        /// Type of its elements.
         dtype: Dtype,
-        /// Its sizes.
+        /// Its dimensions.
         dims: Vec<u64>,
     },
-    /// `general.alignment` is not a power of two, too small or too large.
-    #[error("alignment {0}")]
+    /// `general.alignment` is not a power of two, is too small or too large, or was written as metadata.
+    #[error("general.alignment: found {0}, expected a power of two from 8 to {MAX_ALIGNMENT}, set by with_alignment")]
     Alignment(u64),
 }
 
-/// The parts of a new file, version 3: metadata, then tensors.
+/// Builds a GGUF file of version 3: metadata and tensor directory.
 ///
-/// The file is [`GgufWriter::header`], then of each tensor, in the order added, its data and
-/// [`GgufWriter::padding`] zero bytes. Nothing of the data need be in memory at once.
+/// A file consists of [`GgufWriter::header`], then for each tensor, in the order added, its data and
+/// [`GgufWriter::padding`] zero bytes. The data need not be in memory.
 #[derive(Debug, Clone)]
 pub struct GgufWriter {
     alignment: u64,
@@ -52,7 +56,7 @@ pub struct GgufWriter {
     names: BTreeSet<String>,
     n_tensors: u64,
     directory: Vec<u8>,
-    /// Length of the tensor data so far, padded, in bytes.
+    /// Length of the tensor data so far, with padding, in bytes.
     data_len: u64,
 }
 
@@ -63,7 +67,7 @@ impl Default for GgufWriter {
 }
 
 impl GgufWriter {
-    /// An empty file of the usual alignment.
+    /// An empty file with the default alignment.
     pub fn new() -> Self {
         GgufWriter {
             alignment: DEFAULT_ALIGNMENT,
@@ -76,10 +80,10 @@ impl GgufWriter {
         }
     }
 
-    /// An empty file that aligns tensors to `alignment` bytes, and says so in `general.alignment`.
+    /// An empty file that aligns tensors to `alignment` bytes and records that in `general.alignment`.
     ///
     /// # Errors
-    /// [`WriteError::Alignment`] if that is not a power of two from 8 to 2^21.
+    /// [`WriteError::Alignment`] if it is not a power of two from 8 to 2^21.
     pub fn with_alignment(alignment: u32) -> Result<Self, WriteError> {
         let mut writer = GgufWriter::new();
         writer.alignment = alignment.into();
@@ -91,11 +95,11 @@ impl GgufWriter {
         Ok(writer)
     }
 
-    /// Adds metadata; a value from a [`super::Gguf`] is copied as it was.
+    /// Adds metadata. A value of a [`super::Gguf`] is copied bit for bit.
     ///
     /// # Errors
-    /// [`WriteError::Name`], [`WriteError::Duplicate`]; [`WriteError::Alignment`] for `general.alignment`, which
-    /// [`GgufWriter::with_alignment`] writes.
+    /// [`WriteError::Name`], [`WriteError::Duplicate`]; [`WriteError::Alignment`] for `general.alignment`, which only
+    /// [`GgufWriter::with_alignment`] sets.
     pub fn metadata(&mut self, key: &str, value: &Value<'_>) -> Result<(), WriteError> {
         if key == "general.alignment" {
             return Err(WriteError::Alignment(self.alignment));
@@ -147,7 +151,7 @@ impl GgufWriter {
         self.array(key, ValueType::F32, values.len(), &bytes)
     }
 
-    /// Adds a tensor of 1 to 4 sizes, the fastest-varying first, and returns the length of its data in bytes.
+    /// Adds a tensor with 1 to 4 dimensions, the fastest-varying first. Returns the length of its data in bytes.
     ///
     /// # Errors
     /// [`WriteError::Name`], [`WriteError::Duplicate`], [`WriteError::Shape`].
@@ -173,7 +177,7 @@ impl GgufWriter {
         Ok(len)
     }
 
-    /// Everything before the tensor data, padded to the alignment.
+    /// The header: everything before the tensor data, padded to the alignment.
     pub fn header(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(24 + self.metadata.len() + self.directory.len() + self.alignment as usize);
         out.extend_from_slice(MAGIC);
@@ -186,7 +190,7 @@ impl GgufWriter {
         out
     }
 
-    /// The whole file, of what its tensors hold in the order in which they were added.
+    /// The whole file, given the data of the tensors in the order added.
     pub fn file(&self, contents: impl IntoIterator<Item: AsRef<[u8]>>) -> Vec<u8> {
         let mut file = self.header();
         for data in contents {
@@ -196,12 +200,12 @@ impl GgufWriter {
         file
     }
 
-    /// Zero bytes to write after a tensor of `len_bytes`.
+    /// Number of zero bytes to write after a tensor of `len_bytes`.
     pub fn padding(&self, len_bytes: u64) -> usize {
         (len_bytes.wrapping_neg() & (self.alignment - 1)) as usize
     }
 
-    /// Length of all tensor data with padding, in bytes: the file is this much longer than its header.
+    /// Length of all tensor data with padding in bytes.
     pub fn data_len(&self) -> u64 {
         self.data_len
     }
@@ -219,7 +223,7 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Notes a name of metadata (`m`) or a tensor (`t`).
+    /// Records a metadata key (`m`) or tensor name (`t`) and checks that it is new.
     fn unique(&mut self, name: &str, kind: char, max: u64) -> Result<(), WriteError> {
         if name.is_empty() || name.len() as u64 > max {
             return Err(WriteError::Name { name: name.into(), max });

@@ -1,4 +1,4 @@
-//! What a page is known by.
+//! Keys of KV pages.
 
 use sha2::{Digest, Sha256};
 
@@ -10,18 +10,18 @@ use crate::kernels::attention::KvLayout;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageKey(pub [u8; 32]);
 
-/// The start of every key of an arena.
+/// Hash that all keys of an arena start from.
 pub(super) fn root(layout: &KvLayout, fingerprint: &[u8; 32]) -> [u8; 32] {
     let mut h = Sha256::new();
     h.update(b"starling-kv/1");
-    // pages of other numbers are of no use
+    // pages of another numerics version have other bits
     h.update(NUMERICS_VERSION.to_le_bytes());
     h.update(fingerprint);
     h.update(layout_bytes(layout));
     h.finalize().into()
 }
 
-/// A layout in 16 bytes: layers, heads, elements of a head, type; u32 each.
+/// A layout in 16 bytes: layers, KV heads, head dimension, KV type; u32 each.
 pub(super) fn layout_bytes(layout: &KvLayout) -> [u8; 16] {
     let numbers = [layout.n_layer as u32, layout.n_head_kv as u32, layout.head_dim as u32, layout.kv_type as u32];
     let mut bytes = [0; 16];
@@ -30,16 +30,16 @@ pub(super) fn layout_bytes(layout: &KvLayout) -> [u8; 16] {
 }
 
 impl PageKey {
-    /// What stands before the first page.
-    pub(super) fn first(root: &[u8; 32], salt: u64) -> PageKey {
+    /// The parent key of the first page of a prefix.
+    pub(super) fn root_of(root: &[u8; 32], salt: u64) -> PageKey {
         let mut h = Sha256::new();
         h.update(root);
         h.update(salt.to_le_bytes());
         PageKey(h.finalize().into())
     }
 
-    /// The key of the page after this one that holds `tokens`.
-    pub(super) fn then(&self, tokens: &[u32]) -> PageKey {
+    /// The key of the child page with `tokens`.
+    pub(super) fn child(&self, tokens: &[u32]) -> PageKey {
         let mut h = Sha256::new();
         h.update(self.0);
         tokens.iter().for_each(|t| h.update(t.to_le_bytes()));

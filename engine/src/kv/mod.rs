@@ -1,12 +1,14 @@
-//! Keys and values of all sequences: fixed pages, and a tree of pages that later sequences can reuse.
+//! Paged KV cache with a prefix tree: full pages can be shared by sequences with the same prefix.
 //!
-//! A page holds [`PAGE`] consecutive tokens of all layers. Its contents follow from the model and from all tokens up to
-//! its last, so full pages are known by a [`PageKey`]: the hash of the key of the page before and its own tokens. A
-//! sequence that begins with the same tokens takes the pages instead of computing them, and gets the same bits.
+//! A page holds keys and values of [`PAGE`] consecutive tokens in all layers. Its contents follow from the model and
+//! all tokens up to its last one, so a full page is identified by a [`PageKey`]: a hash of its parent's key and its own
+//! tokens. A sequence that begins with the same tokens reuses the pages and gets the same bits as if it had computed
+//! them.
 //!
-//! A page is held by sequences (counted), or known in the tree, or both, or free. A page that others may read is never
-//! written: [`KvArena::extend`] copies it first. Pages in the tree that no sequence needs, their successors' included,
-//! are given away when room is short: leaves first, the longest unused before others, by a counter and not a clock.
+//! A page is referenced by sequences (counted), or in the tree, or both, or free. Shared pages are never written:
+//! [`KvArena::extend`] copies them first. A page in the tree is *busy* if a sequence references it or one of its
+//! descendants, else *idle*. When no page is free, idle leaves are evicted, the least recently used first, by a
+//! counter.
 
 mod key;
 mod page;
@@ -25,107 +27,108 @@ use crate::error::RequestError;
 use crate::kernels::attention::KvMemory;
 pub use crate::kernels::attention::{KvLayout, PAGE};
 
-/// The pages of a sequence. Give it back with [`KvArena::release`]: dropping it would leak them.
+/// The pages of a sequence. Pass it to [`KvArena::release`] at the end: dropping it leaks the pages.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "release it"]
 pub struct SeqPages {
-    /// Page of each [`PAGE`] positions, in order.
+    /// Page number of each [`PAGE`] positions, in order.
     pub pages: Vec<u32>,
-    /// Tokens whose keys and values were found in the tree.
+    /// Leading tokens whose keys and values were found in the tree.
     pub n_cached: usize,
-    /// Positions there is room for, or that hold tokens.
+    /// Positions reserved.
     n_tokens: usize,
 }
 
 impl SeqPages {
-    /// Positions reserved so far: what [`KvArena::acquire`] found and [`KvArena::extend`] added.
+    /// Number of positions reserved by [`KvArena::acquire`] and [`KvArena::extend`].
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
     }
 }
 
-/// A borrow of the arena with a layout it was not made for.
+/// The layout given differs from the layout of the arena.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("the arena holds {expected:?}, not {found:?}")]
+#[error("KV layout: found {found:?}, expected the arena's {expected:?}")]
 pub struct LayoutMismatch {
-    /// The layout asked for.
+    /// The layout given.
     pub found: KvLayout,
-    /// The arena's.
+    /// The layout of the arena.
     pub expected: KvLayout,
 }
 
-/// Memory and counts of an arena.
+/// Memory and counters of an arena.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KvStats {
-    /// Pages there may be.
+    /// Capacity in pages.
     pub n_pages: usize,
     /// Bytes of one page.
     pub page_bytes: usize,
-    /// Bytes reserved.
+    /// Bytes of all pages.
     pub reserved_bytes: usize,
-    /// Bytes touched so far.
+    /// Bytes of pages used at least once: the memory that the system has committed.
     pub committed_bytes: usize,
-    /// Bytes of pages held by sequences.
+    /// Bytes of pages that sequences reference.
     pub in_use_bytes: usize,
-    /// Bytes of pages in the tree that no sequence holds.
+    /// Bytes of pages in the tree that no sequence references.
     pub cached_bytes: usize,
-    /// Bytes of pages that are neither.
+    /// Bytes of free pages.
     pub free_bytes: usize,
-    /// Bytes of the slots without a token in the last pages of sequences.
+    /// Bytes of unused slots in the last pages of sequences.
     pub fragmented_bytes: usize,
-    /// Pages that [`KvArena::acquire`] found.
+    /// Prompt pages found in the tree.
     pub hits: u64,
-    /// Pages that it looked for and did not find.
+    /// Prompt pages not found in the tree.
     pub misses: u64,
-    /// Pages given away from the tree.
+    /// Pages evicted from the tree.
     pub evictions: u64,
 }
 
-/// A page's life.
+/// State of a page.
 #[derive(Clone, Default)]
 struct Page {
-    /// Sequences that hold it.
+    /// Number of sequences that reference the page.
     refs: u32,
-    /// Its place in the tree.
+    /// Its node, if the page is in the tree.
     node: Option<Node>,
 }
 
-/// A page's place in the tree.
+/// Node of the prefix tree.
 #[derive(Clone)]
 struct Node {
     key: PageKey,
-    /// The page before, unless this is a first one.
+    /// Page of the parent; `None` for the first page of a prefix.
     parent: Option<u32>,
     tokens: [u32; PAGE],
-    /// Tokens before the page's first.
+    /// Position of the page's first token.
     position: u32,
     salt: u64,
-    /// Pages known to follow.
+    /// Number of child nodes.
     children: u32,
-    /// Of those, how many are held or lead to one that is.
+    /// Number of busy child nodes.
     busy_children: u32,
-    /// When it was last let go of.
+    /// Value of the arena's counter when the last reference was released.
     last_used: u64,
 }
 
-/// The arena.
+/// All KV pages of an engine, and the prefix tree over them.
 pub struct KvArena {
     layout: KvLayout,
     root: [u8; 32],
     fingerprint: [u8; 32],
     memory: KvMemory,
     pages: Vec<Page>,
-    /// Pages given away so far, from the first on.
-    n_given: usize,
-    /// Of those, the free ones.
+    /// Pages `0..n_committed` were used at least once.
+    n_committed: usize,
+    /// Free pages among those.
     free: Vec<u32>,
     tree: BTreeMap<PageKey, u32>,
-    /// Leaves of the tree that no sequence holds, by (last use, page).
+    /// Idle leaves of the tree, as (last use, page).
     evictable: BTreeSet<(u64, u32)>,
-    /// Pages in the tree that are not busy: all of them can be evicted, leaves first.
+    /// Number of idle pages in the tree: all of them can be evicted, leaves first.
     n_idle: usize,
-    /// Empty slots in the last pages of sequences.
+    /// Number of unused slots in the last pages of sequences.
     n_unused_slots: usize,
+    /// Counter that orders releases for LRU eviction.
     now: u64,
     hits: u64,
     misses: u64,
@@ -133,12 +136,12 @@ pub struct KvArena {
 }
 
 impl KvArena {
-    /// Reserves room for `n_pages`; memory is touched as pages are first used.
+    /// Reserves memory for `n_pages` pages; the system commits it as pages are first used.
     ///
-    /// `fingerprint` names the model whose keys and values these are, e.g. its file's SHA-256.
+    /// `fingerprint` identifies the model, e.g. the SHA-256 of its file; it is part of every page key.
     ///
     /// # Errors
-    /// If the memory cannot be reserved.
+    /// [`TryReserveError`] if the memory cannot be reserved.
     pub fn new(layout: KvLayout, n_pages: u32, fingerprint: [u8; 32]) -> Result<KvArena, TryReserveError> {
         let memory = KvMemory::new(&layout, n_pages as usize)?;
         let mut pages = Vec::new();
@@ -152,7 +155,7 @@ impl KvArena {
             fingerprint,
             memory,
             pages,
-            n_given: 0,
+            n_committed: 0,
             free,
             tree: BTreeMap::new(),
             evictable: BTreeSet::new(),
@@ -165,20 +168,20 @@ impl KvArena {
         })
     }
 
-    /// How a page is laid out.
+    /// The layout of a page.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
     }
 
-    /// Pages in all.
+    /// Capacity in pages.
     pub fn n_pages(&self) -> usize {
         self.pages.len()
     }
 
-    /// All pages used so far, for the forward pass.
+    /// The memory of all pages, for the forward pass.
     ///
     /// # Errors
-    /// If the arena has another layout.
+    /// [`LayoutMismatch`] if the arena has another layout.
     pub fn memory_mut(&mut self, layout: &KvLayout) -> Result<&mut KvMemory, LayoutMismatch> {
         if *layout != self.layout {
             return Err(LayoutMismatch { found: *layout, expected: self.layout });
@@ -186,39 +189,40 @@ impl KvArena {
         Ok(&mut self.memory)
     }
 
-    /// Starts a sequence with the pages of the longest known prefix of `tokens`: whole pages, and never all tokens,
-    /// since the last one's logits must be computed. Pages of another `salt` do not match.
+    /// Starts a sequence with the pages of the longest cached prefix of `tokens`: whole pages, and never all tokens,
+    /// since the logits of the last one must be computed. Pages of another `salt` do not match.
     pub fn acquire(&mut self, tokens: &[u32], salt: u64) -> SeqPages {
-        let pages = self.known(&tokens[..tokens.len().saturating_sub(1)], salt).collect();
+        let pages = self.cached_prefix(&tokens[..tokens.len().saturating_sub(1)], salt).collect();
         let mut seq = SeqPages { pages, n_cached: 0, n_tokens: 0 };
-        seq.pages.iter().for_each(|page| self.hold(*page));
+        seq.pages.iter().for_each(|page| self.retain(*page));
         seq.n_cached = seq.pages.len() * PAGE;
         seq.n_tokens = seq.n_cached;
         seq
     }
 
-    /// Counts what [`KvArena::acquire`] found of a prompt's tokens, once the prompt is taken.
-    pub fn count(&mut self, tokens: &[u32], n_cached: usize) {
+    /// Counts hits and misses of a prompt that was accepted; `n_cached` of its tokens were found by
+    /// [`KvArena::acquire`].
+    pub fn record_lookup(&mut self, tokens: &[u32], n_cached: usize) {
         let (all, found) = (tokens.len().saturating_sub(1) / PAGE, n_cached / PAGE);
         self.hits += found as u64;
         self.misses += all.saturating_sub(found) as u64;
     }
 
-    /// The pages of the longest known prefix of `tokens`, in order.
-    fn known<'a>(&'a self, tokens: &'a [u32], salt: u64) -> impl Iterator<Item = u32> + 'a {
-        let mut key = PageKey::first(&self.root, salt);
+    /// The pages of the longest cached prefix of `tokens`, in order.
+    fn cached_prefix<'a>(&'a self, tokens: &'a [u32], salt: u64) -> impl Iterator<Item = u32> + 'a {
+        let mut key = PageKey::root_of(&self.root, salt);
         tokens.chunks_exact(PAGE).map_while(move |page| {
-            key = key.then(page);
+            key = key.child(page);
             self.tree.get(&key).copied()
         })
     }
 
-    /// Makes room for positions `0..n_tokens`, of which those from [`SeqPages::n_tokens`] on may be written. Evicts
-    /// idle pages if need be; copies the page that the next token goes to if others may read it.
+    /// Allocates pages so that positions `0..n_tokens` are reserved and those from [`SeqPages::n_tokens`] on can be
+    /// written. Evicts idle pages if needed, and copies the page of the next token if it is shared.
     ///
     /// # Errors
-    /// [`RequestError::NoCapacity`], and the sequence has not changed. Where memory cannot be reserved unused, that may be
-    /// although there are [`KvArena::available_pages`].
+    /// [`RequestError::NoCapacity`]; the sequence has not changed. Where the system overcommits memory, this can happen
+    /// even if [`KvArena::available_pages`] suffices.
     pub fn extend(&mut self, seq: &mut SeqPages, n_tokens: usize) -> Result<(), RequestError> {
         if n_tokens <= seq.n_tokens {
             return Ok(());
@@ -232,9 +236,9 @@ impl KvArena {
         }
         let mut new: Vec<u32> = Vec::with_capacity(needed);
         while new.len() < needed {
-            let Some(page) = self.take() else {
+            let Some(page) = self.allocate() else {
                 let free = new.len();
-                new.into_iter().for_each(|page| self.let_go(page));
+                new.into_iter().for_each(|page| self.release_page(page));
                 return Err(RequestError::NoCapacity { what: "memory for KV pages", needed, free });
             };
             new.push(page);
@@ -244,52 +248,52 @@ impl KvArena {
             self.memory.copy(old, copy);
             seq.pages[partial] = copy;
             self.now += 1;
-            self.let_go(old);
+            self.release_page(old);
         }
         seq.pages.extend(new);
         self.set_len(seq, n_tokens);
         Ok(())
     }
 
-    /// Makes the full pages of `tokens` known to later sequences. The keys and values of all these tokens must have
-    /// been written to `seq`'s pages.
+    /// Inserts the full pages of `tokens` into the prefix tree. The keys and values of all these tokens must have been
+    /// written to the pages of `seq`.
     pub fn publish(&mut self, seq: &SeqPages, tokens: &[u32], salt: u64) {
         debug_assert!(tokens.len() <= seq.n_tokens);
-        let mut key = PageKey::first(&self.root, salt);
+        let mut key = PageKey::root_of(&self.root, salt);
         let mut parent = None;
         for (i, (page, content)) in seq.pages.iter().zip(tokens.chunks_exact(PAGE)).enumerate() {
-            key = key.then(content);
+            key = key.child(content);
             parent = match self.tree.get(&key) {
                 Some(known) => Some(*known),
-                // a page that already stands elsewhere was written to against the rules: it stays what it was
+                // a page already in the tree under another key was written to by mistake: do not insert it again
                 None if self.pages[*page as usize].node.is_some() => return,
                 None => {
                     let mut tokens = [0; PAGE];
                     tokens.copy_from_slice(content);
-                    self.plant(*page, Node::new(key, parent, tokens, i * PAGE, salt));
+                    self.insert(*page, Node::new(key, parent, tokens, i * PAGE, salt));
                     Some(*page)
                 }
             };
         }
     }
 
-    /// Frees the pages of a known prefix, from its end on, as far as no sequence holds them and no other prefix goes on
-    /// from them. Returns how many.
-    pub fn forget(&mut self, tokens: &[u32], salt: u64) -> usize {
-        let mut path: Vec<u32> = self.known(tokens, salt).collect();
+    /// Evicts the pages of a cached prefix from its end, up to the first page that a sequence references or another
+    /// cached prefix continues. Returns the number of pages freed.
+    pub fn evict_prefix(&mut self, tokens: &[u32], salt: u64) -> usize {
+        let mut path: Vec<u32> = self.cached_prefix(tokens, salt).collect();
         let n_free = self.free.len();
-        while let Some(page) = path.pop().filter(|page| self.uproot(*page)) {
+        while let Some(page) = path.pop().filter(|page| self.remove_leaf(*page)) {
             self.free.push(page);
         }
         self.free.len() - n_free
     }
 
-    /// Ends a sequence. Its pages in the tree stay there until room is short.
+    /// Ends a sequence. Its pages in the tree stay cached until they are evicted.
     pub fn release(&mut self, mut seq: SeqPages) {
         self.truncate(&mut seq, 0);
     }
 
-    /// Forgets positions from `n_tokens` on and lets go of pages no longer needed.
+    /// Drops the positions from `n_tokens` on and releases the pages beyond.
     pub fn truncate(&mut self, seq: &mut SeqPages, n_tokens: usize) {
         if n_tokens >= seq.n_tokens {
             return;
@@ -299,17 +303,17 @@ impl KvArena {
         seq.n_cached = seq.n_cached.min(n_tokens);
         while seq.pages.len() > n_tokens.div_ceil(PAGE) {
             if let Some(page) = seq.pages.pop() {
-                self.let_go(page);
+                self.release_page(page);
             }
         }
     }
 
-    /// Pages that [`KvArena::extend`] can still give: free ones and those it may evict.
+    /// Number of pages that [`KvArena::extend`] can allocate: free and idle ones.
     pub fn available_pages(&self) -> usize {
         self.n_free() + self.n_idle
     }
 
-    /// Memory and counts.
+    /// Memory and counters.
     pub fn stats(&self) -> KvStats {
         let (page_bytes, n_pages) = (self.layout.page_bytes(), self.pages.len());
         let cached = self.pages.iter().filter(|p| p.refs == 0 && p.node.is_some()).count();
@@ -329,10 +333,10 @@ impl KvArena {
     }
 
     fn n_free(&self) -> usize {
-        self.pages.len() - self.n_given + self.free.len()
+        self.pages.len() - self.n_committed + self.free.len()
     }
 
-    /// Whether someone else may read the page.
+    /// Whether a page that a sequence references is also in the tree or another sequence.
     fn is_shared(&self, page: u32) -> bool {
         let page = &self.pages[page as usize];
         page.refs > 1 || page.node.is_some()
@@ -344,33 +348,33 @@ impl KvArena {
         seq.n_tokens = n_tokens;
     }
 
-    /// A page for one holder: used before, never used, or evicted, in this order. None if there is neither an idle page
-    /// nor memory for one more.
-    fn take(&mut self) -> Option<u32> {
-        let page = self.free.pop().or_else(|| self.first_use()).or_else(|| self.evict())?;
+    /// Allocates a page with one reference: a free page, a page never used, or an evicted one, in this order. `None` if
+    /// no page is idle and no memory can be committed.
+    fn allocate(&mut self) -> Option<u32> {
+        let page = self.free.pop().or_else(|| self.commit_next()).or_else(|| self.evict())?;
         self.pages[page as usize].refs = 1;
         Some(page)
     }
 
-    /// A page that was never used, if there is one and the system has memory for it.
-    fn first_use(&mut self) -> Option<u32> {
-        let page = self.n_given as u32;
-        if self.n_given == self.pages.len() || self.memory.commit(page).is_err() {
+    /// The next page that was never used, if there is one and the system commits its memory.
+    fn commit_next(&mut self) -> Option<u32> {
+        let page = self.n_committed as u32;
+        if self.n_committed == self.pages.len() || self.memory.commit(page).is_err() {
             return None;
         }
-        self.n_given += 1;
+        self.n_committed += 1;
         Some(page)
     }
 
-    /// Takes the longest unused idle leaf out of the tree.
+    /// Evicts the least recently used idle leaf.
     fn evict(&mut self) -> Option<u32> {
         let (_, page) = *self.evictable.first()?;
-        self.evictions += u64::from(self.uproot(page));
+        self.evictions += u64::from(self.remove_leaf(page));
         Some(page)
     }
 
-    /// Takes a page out of the tree, if it is an idle leaf; says whether it was.
-    fn uproot(&mut self, page: u32) -> bool {
+    /// Removes a page from the tree if it is an idle leaf. Returns whether it was.
+    fn remove_leaf(&mut self, page: u32) -> bool {
         let p = &mut self.pages[page as usize];
         let last_used = p.node.as_ref().map_or(0, |n| n.last_used);
         if !self.evictable.remove(&(last_used, page)) {
@@ -388,8 +392,8 @@ impl KvArena {
         true
     }
 
-    /// Puts a held page into the tree.
-    fn plant(&mut self, page: u32, node: Node) {
+    /// Inserts a page into the tree.
+    fn insert(&mut self, page: u32, node: Node) {
         let parent = node.parent;
         self.tree.insert(node.key, page);
         self.pages[page as usize].node = Some(node);
@@ -407,7 +411,7 @@ impl KvArena {
         }
     }
 
-    fn hold(&mut self, page: u32) {
+    fn retain(&mut self, page: u32) {
         self.pages[page as usize].refs += 1;
         let p = &self.pages[page as usize];
         if p.refs == 1 && p.node.as_ref().is_some_and(|n| n.busy_children == 0) {
@@ -415,7 +419,7 @@ impl KvArena {
         }
     }
 
-    fn let_go(&mut self, page: u32) {
+    fn release_page(&mut self, page: u32) {
         let p = &mut self.pages[page as usize];
         p.refs -= 1;
         if p.refs > 0 {
@@ -432,7 +436,7 @@ impl KvArena {
         }
     }
 
-    /// The first holder of the page or of one after it: so are all before it.
+    /// Marks a page and its ancestors busy.
     fn became_busy(&mut self, page: u32) {
         let mut at = Some(page);
         while let Some(page) = at {
@@ -450,7 +454,7 @@ impl KvArena {
         }
     }
 
-    /// The last holder of the page or of one after it has gone.
+    /// Marks a page idle, and its ancestors that have no other busy child and no reference.
     fn became_idle(&mut self, page: u32) {
         let mut at = Some(page);
         while let Some(page) = at {
@@ -467,7 +471,7 @@ impl KvArena {
         }
     }
 
-    /// Lists the page for eviction if it is an idle leaf, and only then.
+    /// Updates `evictable`, which contains a page exactly if it is an idle leaf.
     fn update_evictable(&mut self, page: u32) {
         let p = &self.pages[page as usize];
         let Some(node) = &p.node else { return };

@@ -1,22 +1,21 @@
-//! Pages as bytes, for hosts that move them to disk or to another process. Numbers little-endian:
+//! Serialised KV pages, for hosts that move them to disk or to another process. Numbers are little-endian:
 //!
 //! | bytes | content |
 //! |---|---|
 //! | 8 | `STKVPAGE` |
 //! | 4 | version, 2 |
-//! | 16 | layout: layers, heads, elements of a head, type (0 f32, 1 f16, 2 k8), u32 each |
+//! | 16 | layout: layers, KV heads, head dimension, KV type (0 f32, 1 f16, 2 k8), u32 each |
 //! | 32 | fingerprint of the model |
 //! | 8 | salt |
 //! | 8 | position of the first token, a multiple of 16 |
-//! | 32 | key of the page before; at position 0 the key that stands before all pages of the salt |
+//! | 32 | key of the parent page; at position 0 the root key of the salt |
 //! | 64 | 16 token ids |
 //! | `page_bytes` | the page |
 //! | 8 | XXH64 of everything before |
 //!
-//! The checksum guards against accidents, several times as fast as CRC-32 or SHA-256, which would cost more than reading
-//! the page from a disk, and in WebAssembly with a third of the code of XXH3. Nothing here guards against forgery: whoever
-//! may write the pages may decide what the model remembers. Storage that others can write to needs a signature around
-//! each page.
+//! The checksum detects damage, not forgery: whoever can write pages controls what the model attends to. Storage that
+//! others can write to needs a signature around each page. XXH64 is several times as fast as CRC-32 and SHA-256, and a
+//! third of the WebAssembly code of XXH3.
 
 use alloc::vec::Vec;
 
@@ -31,55 +30,57 @@ const MAGIC: [u8; 8] = *b"STKVPAGE";
 const VERSION: u32 = 2;
 const HEADER: usize = 8 + 4 + 16 + 32 + 8 + 8 + 32 + PAGE * 4;
 const CHECKSUM: usize = 8;
-/// Positions end where [`crate::model::Config`] ends them.
+/// Longest context of a model ([`crate::model::config`]).
 const MAX_POSITION: u64 = 1 << 28;
 
-/// Why bytes were not taken as a page. The arena is unchanged.
+/// Why exported bytes were not imported as a page. The arena is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PageError {
-    /// Not as long as a page of this arena.
-    #[error("{found} bytes, a page has {expected}")]
+    /// The bytes are not as long as an exported page of this arena.
+    #[error("exported KV page: found {found} bytes, expected {expected}")]
     Length {
         /// Bytes given.
         found: usize,
         /// Bytes of a page with its header and checksum.
         expected: usize,
     },
-    /// Not a page at all.
-    #[error("not a page of keys and values")]
+    /// The bytes do not start with the magic of exported pages.
+    #[error("exported KV page: the bytes do not start with `STKVPAGE`")]
     Magic,
-    /// Written by a later engine.
-    #[error("page of version {0}, expected {VERSION}")]
+    /// The page was written in another version of the format.
+    #[error("exported KV page: found format version {0}, expected {VERSION}")]
     Version(u32),
-    /// Damaged.
-    #[error("the checksum does not match")]
+    /// The checksum does not match.
+    #[error("exported KV page: the checksum does not match, the bytes are damaged")]
     Checksum,
-    /// Of another shape or type.
-    #[error("page of another layout")]
+    /// The page has other layers, heads, head size or KV type than the arena.
+    #[error("exported KV page: layers, heads, head size or KV type differ from this engine's")]
     Layout,
-    /// Of another model.
-    #[error("page of another model")]
+    /// Another model wrote the page.
+    #[error("exported KV page: written by another model")]
     Fingerprint,
-    /// At an impossible place: not a multiple of 16, beyond every context, or not after its parent.
-    #[error("page at position {0}")]
+    /// The position is not a multiple of 16, beyond every context, or does not follow the parent page.
+    #[error(
+        "exported KV page: found position {0}, expected a multiple of {PAGE} below {MAX_POSITION} after its parent page"
+    )]
     Position(u64),
-    /// The page before it is not known here: import that first.
-    #[error("the page before is not known")]
+    /// The parent page is not in the arena.
+    #[error("exported KV page: the page before it is not in the cache: import that page first")]
     Parent(PageKey),
-    /// An infinity or NaN, which no page of ours has.
-    #[error("page with a number that is not finite")]
+    /// The page contains an infinity or NaN, which the engine never writes.
+    #[error("exported KV page: contains an infinity or NaN")]
     NotFinite,
-    /// All pages are held by sequences, or there is no memory for more.
-    #[error("no free page")]
+    /// All pages are held by sequences, or the allocation of one more failed.
+    #[error("no free KV page: running requests hold all of them")]
     NoCapacity,
 }
 
-/// Reads fields off the front.
+/// A cursor over the fields of the header.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    /// The next `N` bytes; zeros beyond the end, which the length check has excluded.
+    /// The next `N` bytes; zeros beyond the end, which the length check excludes.
     fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut out = [0; N];
         if let Some((field, rest)) = self.0.split_at_checked(N) {
@@ -91,17 +92,17 @@ impl<'a> Fields<'a> {
 }
 
 impl KvArena {
-    /// Bytes of an exported page.
+    /// Bytes of an exported page, with header and checksum.
     pub fn exported_bytes(&self) -> usize {
         self.layout.page_bytes().saturating_add(HEADER + CHECKSUM)
     }
 
-    /// A page of the tree as bytes; none if the page is not in the tree.
+    /// Serialises a page of the tree; `None` if the page is not in the tree.
     pub fn export_page(&self, page: u32) -> Option<Vec<u8>> {
         let node = self.pages.get(page as usize)?.node.as_ref()?;
-        let before = match node.parent {
+        let parent_key = match node.parent {
             Some(parent) => self.pages[parent as usize].node.as_ref()?.key,
-            None => PageKey::first(&self.root, node.salt),
+            None => PageKey::root_of(&self.root, node.salt),
         };
         let mut out = Vec::with_capacity(self.exported_bytes());
         out.extend(MAGIC);
@@ -110,7 +111,7 @@ impl KvArena {
         out.extend(self.fingerprint);
         out.extend(node.salt.to_le_bytes());
         out.extend((u64::from(node.position)).to_le_bytes());
-        out.extend(before.0);
+        out.extend(parent_key.0);
         node.tokens.iter().for_each(|t| out.extend(t.to_le_bytes()));
         out.extend_from_slice(self.memory.page(page));
         let checksum = xxh64(&out, 0);
@@ -118,18 +119,18 @@ impl KvArena {
         Some(out)
     }
 
-    /// The pages of the longest known prefix of `tokens`, as bytes one after the other: in this order they can be imported.
+    /// Serialises the pages of the longest cached prefix of `tokens`, in the order in which they can be imported.
     pub fn export_prefix(&self, tokens: &[u32], salt: u64) -> Vec<u8> {
         let mut out = Vec::new();
-        self.known(tokens, salt).filter_map(|page| self.export_page(page)).for_each(|page| out.extend(page));
+        self.cached_prefix(tokens, salt).filter_map(|page| self.export_page(page)).for_each(|page| out.extend(page));
         out
     }
 
-    /// Puts an exported page into the tree, where no sequence holds it yet, and returns its number. The page before it
-    /// must be there. A page that is known already is left as it is.
+    /// Imports an exported page into the tree and returns its number. The parent page must be in the tree. A page that
+    /// is already cached is not replaced.
     ///
     /// # Errors
-    /// [`PageError`], for any bytes whatever.
+    /// [`PageError`] names the field that does not match. `bytes` need not be trusted.
     pub fn import_page(&mut self, bytes: &[u8]) -> Result<u32, PageError> {
         let expected = self.exported_bytes();
         if bytes.len() != expected {
@@ -156,38 +157,38 @@ impl KvArena {
         }
         let salt = u64::from_le_bytes(fields.array());
         let position = u64::from_le_bytes(fields.array());
-        let before = PageKey(fields.array());
+        let parent_key = PageKey(fields.array());
         let tokens = core::array::from_fn(|_| u32::from_le_bytes(fields.array()));
         if position >= MAX_POSITION || !position.is_multiple_of(PAGE as u64) {
             return Err(PageError::Position(position));
         }
-        let parent = self.parent(before, position, salt)?;
-        let key = before.then(&tokens);
+        let parent = self.parent(parent_key, position, salt)?;
+        let key = parent_key.child(&tokens);
         if let Some(known) = self.tree.get(&key) {
             return Ok(*known);
         }
         if !self.layout.is_finite(page) {
             return Err(PageError::NotFinite);
         }
-        // held, so that making room does not evict it
-        parent.iter().for_each(|p| self.hold(*p));
-        let new = self.take();
+        // referenced, so that the allocation does not evict it
+        parent.iter().for_each(|p| self.retain(*p));
+        let new = self.allocate();
         if let Some(new) = new {
             self.memory.page_mut(new).copy_from_slice(page);
-            self.plant(new, Node::new(key, parent, tokens, position as usize, salt));
+            self.insert(new, Node::new(key, parent, tokens, position as usize, salt));
         }
         self.now += 1;
-        new.into_iter().chain(parent).for_each(|p| self.let_go(p));
+        new.into_iter().chain(parent).for_each(|p| self.release_page(p));
         new.ok_or(PageError::NoCapacity)
     }
 
-    /// The page that a page at `position` follows.
-    fn parent(&self, before: PageKey, position: u64, salt: u64) -> Result<Option<u32>, PageError> {
+    /// The parent of a page at `position`; `None` at position 0.
+    fn parent(&self, parent_key: PageKey, position: u64, salt: u64) -> Result<Option<u32>, PageError> {
         if position == 0 {
-            let is_first = before == PageKey::first(&self.root, salt);
-            return if is_first { Ok(None) } else { Err(PageError::Parent(before)) };
+            let is_first = parent_key == PageKey::root_of(&self.root, salt);
+            return if is_first { Ok(None) } else { Err(PageError::Parent(parent_key)) };
         }
-        let parent = self.tree.get(&before).copied().ok_or(PageError::Parent(before))?;
+        let parent = self.tree.get(&parent_key).copied().ok_or(PageError::Parent(parent_key))?;
         match &self.pages[parent as usize].node {
             Some(node) if u64::from(node.position) + PAGE as u64 == position && node.salt == salt => Ok(Some(parent)),
             _ => Err(PageError::Position(position)),

@@ -18,20 +18,20 @@ fn arena(n_pages: u32) -> KvArena {
     KvArena::new(layout(KvType::F16), n_pages, [1; 32]).expect("memory")
 }
 
-/// What a page should hold: a finite pattern of its content and of all before it.
+/// Expected contents of a page: a finite pattern of its tokens and all before them.
 fn stamp(tokens: &[u32], salt: u64, filled: usize) -> u64 {
     let mix = |h: u64, t: u64| (h ^ t).wrapping_mul(0x0100_0000_01b3);
     tokens[..filled].iter().fold(salt, |h, t| mix(h, u64::from(*t))) & 0x3bff_3bff_3bff_3bff
 }
 
-/// One sequence and the tokens it should hold.
+/// A sequence and its expected tokens.
 struct Live {
     pages: SeqPages,
     tokens: Vec<u32>,
     salt: u64,
 }
 
-/// An arena with sequences, checked against a naive account after every operation.
+/// An arena with sequences, compared with a naive model after every operation.
 struct Account {
     arena: KvArena,
     live: Vec<Live>,
@@ -105,7 +105,7 @@ impl Account {
                 }
             }
         }
-        let free: BTreeSet<u32> = a.free.iter().copied().chain(a.n_given as u32..a.pages.len() as u32).collect();
+        let free: BTreeSet<u32> = a.free.iter().copied().chain(a.n_committed as u32..a.pages.len() as u32).collect();
         assert_eq!(free.len(), a.n_free());
         let mut children: BTreeMap<u32, u32> = BTreeMap::new();
         let mut evictable = BTreeSet::new();
@@ -142,7 +142,8 @@ impl Account {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Any sequence of operations: no shared page is written, nothing leaks, and at the end everything can be had.
+    /// For any sequence of operations: no shared page is written, no page leaks, and at the end all pages can be
+    /// allocated.
     #[test]
     fn a_naive_account_agrees(
         n_pages in 1u32..24,
@@ -151,7 +152,7 @@ proptest! {
         let mut m = Account { arena: arena(n_pages), live: Vec::new(), published: BTreeSet::new() };
         for (kind, a, n, salt) in operations {
             let i = a as usize % m.live.len().max(1);
-            // two tokens only where prefixes part, so that they are often shared
+            // only two token values, so that prefixes are often shared
             let tokens: Vec<u32> = (0..n).map(|t| if t % 13 == 0 { u32::from(a >> (t / 13)) & 1 } else { 7 }).collect();
             match kind {
                 0 | 1 => m.start(tokens, salt),
@@ -169,7 +170,7 @@ proptest! {
                 }
                 6 => {
                     let room = m.arena.n_free();
-                    prop_assert_eq!(m.arena.forget(&tokens, salt), m.arena.n_free() - room);
+                    prop_assert_eq!(m.arena.evict_prefix(&tokens, salt), m.arena.n_free() - room);
                 }
                 _ => {}
             }
@@ -188,7 +189,7 @@ proptest! {
         prop_assert_eq!(m.arena.n_free(), n_pages as usize);
     }
 
-    /// A damaged page is refused, whatever bit it is.
+    /// A page with any bit flipped is refused.
     #[test]
     fn damage_is_noticed(at in any::<prop::sample::Index>(), bit in 0u8..8, cut in any::<prop::sample::Index>()) {
         let (mut a, page) = with_pages(2);
@@ -224,7 +225,7 @@ fn only_the_same_tokens_salt_and_model_match() {
     let hit = |a: &mut KvArena, tokens: &[u32], salt: u64| {
         let seq = a.acquire(tokens, salt);
         let found = seq.pages.clone();
-        a.count(tokens, seq.n_cached);
+        a.record_lookup(tokens, seq.n_cached);
         a.release(seq);
         found
     };
@@ -266,7 +267,7 @@ fn pages_move_between_arenas_of_the_same_model_only() {
     let mut other_shape = KvArena::new(shape, 2, [1; 32]).expect("memory");
     assert_eq!(other_shape.import_page(&first), Err(PageError::Layout));
     assert!(other_shape.memory_mut(&layout(KvType::F16)).is_err());
-    // no room: one page, and it is the parent of the other
+    // no capacity: the only page left is the parent of the new one
     let mut small = arena(1);
     let parent = small.import_page(&first).expect("room");
     assert_eq!(small.import_page(&second), Err(PageError::NoCapacity));
@@ -279,15 +280,15 @@ fn a_forgotten_prefix_goes_from_its_end_as_far_as_nobody_needs_it() {
     let (mut a, pages) = with_pages(2);
     let held = a.acquire(&TOKENS[..20], 0);
     assert_eq!(held.pages, pages[..1]);
-    assert_eq!(a.forget(&TOKENS, 1), 0);
-    assert_eq!(a.forget(&TOKENS, 0), 1);
-    assert_eq!(a.forget(&TOKENS, 0), 0);
+    assert_eq!(a.evict_prefix(&TOKENS, 1), 0);
+    assert_eq!(a.evict_prefix(&TOKENS, 0), 1);
+    assert_eq!(a.evict_prefix(&TOKENS, 0), 0);
     a.release(held);
-    assert_eq!((a.forget(&TOKENS, 0), a.n_free(), a.stats().evictions), (1, 4, 0));
+    assert_eq!((a.evict_prefix(&TOKENS, 0), a.n_free(), a.stats().evictions), (1, 4, 0));
 }
 
 #[test]
-fn the_longest_unused_leaf_goes_first() {
+fn the_least_recently_used_leaf_is_evicted_first() {
     let mut a = arena(3);
     let prompts = [[1; 17], [2; 17], [3; 17]];
     let mut pages = Vec::new();
@@ -336,7 +337,7 @@ fn a_cached_prefix_gives_the_same_logits() {
         let (got, cached, second) = run(&mut a);
         assert_eq!((none, cached), (0, 48));
         assert_eq!(got, want);
-        // and through bytes into another arena
+        // and exported and imported into another arena
         let mut b = KvArena::new(kv, 16, [0; 32]).expect("memory");
         for page in &second.pages[..3] {
             b.import_page(&a.export_page(*page).expect("published")).expect("a page");

@@ -1,68 +1,68 @@
-//! What differs between families, as data. Numbers come from the file's metadata, optional parts from the presence of
-//! their tensors; a row says the rest.
+//! Model families as data. Numbers come from the metadata of a file, optional parts from the presence of their tensors,
+//! everything else from a row of [`ARCHS`].
 //!
-//! Norms are RMSNorm or LayerNorm by the key that gives their epsilon. Present or not are: norms before and after
-//! attention and feed-forward, biases, norms of heads, the gate of the feed-forward, experts, an output matrix.
-//! Attention and feed-forward read the same norm, side by side, where a layer has one norm before both.
+//! The key of the epsilon tells whether norms are RMSNorm or LayerNorm. Optional by presence: norms before and after
+//! attention and feed-forward, biases, head norms, the feed-forward's gate, experts, the output matrix. A layer with
+//! one norm for both sub-layers is a parallel block.
 
 use crate::kernels::elementwise::Activation;
 use crate::kernels::norm::NormKind;
 use crate::kernels::rope::RopeStyle;
 
-/// A family: `general.architecture` in the file, and how it differs from the others.
+/// A model family: `general.architecture` in the file, and how it differs from others.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arch {
-    /// The name in the file, which also prefixes the metadata keys.
+    /// Value of `general.architecture`, and prefix of the metadata keys.
     pub name: &'static str,
-    /// Which elements of a head rotate together; `None` where positions are embedded.
+    /// Which elements of a head RoPE pairs; `None` for learned position embeddings.
     pub rope: Option<RopeStyle>,
-    /// Which layers rotate.
+    /// Which layers have RoPE.
     pub rotated: Rotated,
-    /// How layers with a window rotate.
+    /// RoPE of layers with a window.
     pub local_rope: LocalRope,
-    /// Tokens that a token sees in layers with a window, where the file does not say; 0 for all.
+    /// Default attention window of local layers in tokens; 0 for none.
     pub window: usize,
-    /// Of so many consecutive layers the last sees everything, where there is a window; 0 if all layers have it. The
-    /// file's `attention.sliding_window_pattern` goes before.
+    /// Default period p of layers with a window: the last of p consecutive layers is global; 0 if all are local.
+    /// `attention.sliding_window_pattern` takes precedence.
     pub window_pattern: usize,
-    /// Number of layers of the size whose scores are scaled by `1 / sqrt(n_embd / n_head)`: files do not say it.
+    /// Attention scores of the model size with this many layers are scaled by `1 / sqrt(n_embd / n_head)`; files do not
+    /// state it.
     pub scaled_by_width: Option<usize>,
-    /// The norm, where a file has the epsilons of both kinds.
+    /// Kind of norm if a file has the epsilons of both.
     pub norm: NormKind,
     /// Activation of the feed-forward.
     pub act: Activation,
-    /// Whether the weights of the chosen experts add up to 1. The file's `expert_weights_norm` goes before.
+    /// Whether the weights of the selected experts are normalised; `expert_weights_norm` takes precedence.
     pub normalised_experts: bool,
-    /// Whether embeddings are multiplied by `sqrt(n_embd)` where the file gives no factor.
+    /// Whether embeddings are multiplied by `sqrt(n_embd)` if the file has no factor.
     pub embeddings_by_width: bool,
-    /// Whether logits are divided by `logit_scale`, not multiplied.
+    /// Whether logits are divided by `logit_scale` instead of multiplied.
     pub divided_logits: bool,
-    /// Whether tokens see those after them too: an encoder, which embeds texts and continues none. The file's
-    /// `attention.causal` goes before.
+    /// Whether attention is bidirectional (an encoder); `attention.causal` takes precedence.
     pub bidirectional: bool,
-    /// Whether norms come after the sums, `x = norm(x + attention(x))`, and none at the end.
+    /// Whether norms follow the residual sums, `x = norm(x + attention(x))`, and there is no final norm.
     pub post_norm: bool,
 }
 
-/// Which layers rotate queries and keys.
+/// Which layers have RoPE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rotated {
-    /// All.
+    /// All layers.
     All,
-    /// All but the last of so many consecutive layers.
+    /// All but the last of this many consecutive layers.
     AllBut(usize),
-    /// Those with a window.
+    /// Layers with a window.
     Local,
 }
 
-/// How layers with a window rotate, next to those that see everything. The file's `rope.freq_base_swa` goes before.
+/// RoPE of layers with a window. `rope.freq_base_swa` takes precedence over the base.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LocalRope {
-    /// Alike.
+    /// As in global layers.
     Same,
-    /// From the same base, without scaling.
+    /// The same base, without scaling.
     Unscaled,
-    /// From this base, without scaling.
+    /// This base, without scaling.
     Base(f32),
 }
 
@@ -96,8 +96,8 @@ const BERT: Arch =
     Arch { name: "bert", rope: None, act: Activation::GeluErf, bidirectional: true, post_norm: true, ..LAYER_NORM };
 const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 
-/// Every family that loads. Mistral's and Mixtral's files name themselves `llama`. `fixtures/README.md` says which of
-/// these rows are checked against other implementations.
+/// All supported families. Mistral and Mixtral files use `llama`. `fixtures/README.md` lists the rows that are checked
+/// against other implementations.
 pub const ARCHS: [Arch; 28] = [
     LLAMA,
     Arch { name: "qwen2", ..BASE },

@@ -1,19 +1,19 @@
-//! Blocks: the steps of a layer, in the orders that families put them.
+//! Transformer blocks: attention and feed-forward, with the three orders of norms and residual sums.
 
 use alloc::vec::Vec;
 
 use super::Model;
 use super::forward::{Stage, Trace};
-use super::rows::{Rows, cut};
+use super::rows::{RowOps, columns};
 use super::scratch::{AttentionScratch, Scratch, StepScratch};
 use super::weights::{Layer, Norm, padded};
 use crate::kernels::attention::{self, Attention, KvLayout, KvMemory, KvRows, Span};
 use crate::kernels::rope::{RopeStyle, rope};
 
-/// A batch on its way through the layers.
-pub(super) struct Pass<'a, 't> {
+/// The forward pass of one batch: everything that its layers share.
+pub(super) struct ForwardPass<'a, 't> {
     pub(super) model: &'a Model,
-    pub(super) rows: Rows<'a>,
+    pub(super) rows: RowOps<'a>,
     pub(super) kv: &'a KvLayout,
     pub(super) spans: &'a [Span<'a>],
     /// Rows of the batch.
@@ -21,14 +21,14 @@ pub(super) struct Pass<'a, 't> {
     pub(super) trace: Option<Trace<'t>>,
 }
 
-impl Pass<'_, '_> {
-    pub(super) fn look(&mut self, stage: Stage, layer: Option<usize>, rows: &mut dyn Iterator<Item = &[f32]>) {
+impl ForwardPass<'_, '_> {
+    pub(super) fn trace_stage(&mut self, stage: Stage, layer: Option<usize>, rows: &mut dyn Iterator<Item = &[f32]>) {
         if let Some(trace) = &mut self.trace {
             trace(stage, layer, rows);
         }
     }
 
-    /// Attention, then the feed-forward on what it added:
+    /// Pre-norm block: attention, then feed-forward:
     ///
     /// ```text
     /// x = x + post_norm(attention(norm(x)));  x = x + post_norm(ffn(norm(x)))
@@ -38,17 +38,17 @@ impl Pass<'_, '_> {
         let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
-        self.look(Stage::AttnNorm, Some(i), &mut cut(input, d, 0, d));
+        self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
         self.attention(i, input, y, attention, memory, step);
         self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, x, y, h);
         let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
-        self.look(Stage::FfnNorm, Some(i), &mut cut(input, d, 0, d));
+        self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
         self.ffn(i, input, y, experts, step);
         self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, x, y, h);
     }
 
-    /// Attention and the feed-forward side by side; without a norm of its own the feed-forward reads what attention
-    /// read:
+    /// Parallel block: attention and feed-forward read the same residual stream. A feed-forward without a norm of its
+    /// own reads the input of attention:
     ///
     /// ```text
     /// x = (x + attention(norm(x))) + ffn(ffn_norm(x) or norm(x))
@@ -59,18 +59,18 @@ impl Pass<'_, '_> {
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let norm = layer.attn_norm.as_ref();
         let input = self.rows.normed(norm, x, h);
-        self.look(Stage::AttnNorm, Some(i), &mut cut(input, d, 0, d));
+        self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
         self.attention(i, input, y, attention, memory, step);
         if let Some(norm) = &layer.ffn_norm {
             self.rows.norm(norm, x, d, h);
-            self.look(Stage::FfnNorm, Some(i), &mut cut(h, d, 0, d));
+            self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(h, d, 0, d));
         }
         self.add(i, None, Stage::PostAttnNorm, x, y, &mut []);
         self.ffn(i, h, y, experts, step);
         self.add(i, None, Stage::PostFfnNorm, x, y, &mut []);
     }
 
-    /// Norms after the sums, as in the first transformers (Vaswani et al. 2017):
+    /// Post-norm block: norms after the residual sums (Vaswani et al. 2017; BERT):
     ///
     /// ```text
     /// x = attn_norm(x + attention(x));  x = ffn_norm(x + ffn(x))
@@ -82,10 +82,10 @@ impl Pass<'_, '_> {
         let [attn_norm, ffn_norm] = norms;
         self.attention(i, x, y, attention, memory, step);
         self.rows.add_normed(attn_norm, x, y);
-        self.look(Stage::PostAttnNorm, Some(i), &mut cut(x, d, 0, d));
+        self.trace_stage(Stage::PostAttnNorm, Some(i), &mut columns(x, d, 0, d));
         self.ffn(i, x, y, experts, step);
         self.rows.add_normed(ffn_norm, x, y);
-        self.look(Stage::PostFfnNorm, Some(i), &mut cut(x, d, 0, d));
+        self.trace_stage(Stage::PostFfnNorm, Some(i), &mut columns(x, d, 0, d));
     }
 
     /// `x = x + post_norm(y) * residual_scale`; `h` is overwritten if there is a norm.
@@ -93,11 +93,12 @@ impl Pass<'_, '_> {
         let (d, scale) = (self.model.config.n_embd, self.model.config.residual_scale);
         let Some(norm) = norm else { return self.rows.add(x, d, y, padded(d), scale) };
         self.rows.norm(norm, y, padded(d), h);
-        self.look(stage, Some(i), &mut cut(h, d, 0, d));
+        self.trace_stage(stage, Some(i), &mut columns(h, d, 0, d));
         self.rows.add(x, d, h, d, scale);
     }
 
-    /// `y = attention(x)` of a layer: `x` is (rows, n_embd), `y` (rows, padded n_embd). Keys and values go to `memory`.
+    /// `y = attention(x)` of layer `i`: `x` is (rows, n_embd), `y` (rows, padded n_embd). Writes keys and values to
+    /// `memory`.
     fn attention(
         &mut self,
         i: usize,
@@ -110,16 +111,16 @@ impl Pass<'_, '_> {
         let (c, layer, rows, at) = (&self.model.config, &self.model.weights.layers[i], self.rows, Some(i));
         let (q_width, kv_width) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
         let stride = layer.qkv.stride;
-        let [k_at, v_at] = [layer.qkv.parts[1], layer.qkv.parts[2]];
+        let [k_at, v_at] = [layer.qkv.part_starts[1], layer.qkv.part_starts[2]];
         let (qkv, rest) = wide.split_at_mut(self.n * stride);
-        rows.stack(&layer.qkv, x, qkv, words);
-        self.look(Stage::Q, at, &mut cut(qkv, stride, 0, q_width));
-        self.look(Stage::K, at, &mut cut(qkv, stride, k_at, kv_width));
-        self.look(Stage::V, at, &mut cut(qkv, stride, v_at, kv_width));
+        rows.linear_group(&layer.qkv, x, qkv, words);
+        self.trace_stage(Stage::Q, at, &mut columns(qkv, stride, 0, q_width));
+        self.trace_stage(Stage::K, at, &mut columns(qkv, stride, k_at, kv_width));
+        self.trace_stage(Stage::V, at, &mut columns(qkv, stride, v_at, kv_width));
         self.rotate(i, layer, qkv, &s.cos, &s.sin);
-        let k = cut(qkv, stride, k_at, kv_width);
-        self.look(Stage::Rope, at, &mut cut(qkv, stride, 0, q_width).chain(k));
-        // where whole texts are in the batch, layers may share one place in turn
+        let k = columns(qkv, stride, k_at, kv_width);
+        self.trace_stage(Stage::Rope, at, &mut columns(qkv, stride, 0, q_width).chain(k));
+        // embedding batches have KV pages of one layer, which all layers use in turn
         let kv_layer = i % self.kv.n_layer;
         let kv_rows = KvRows { x: qkv, stride, k_at, v_at, slots: &s.slots };
         attention::write_kv(rows.cpu, rows.pool, self.kv, kv_layer, kv_rows, memory);
@@ -135,18 +136,19 @@ impl Pass<'_, '_> {
             spans: self.spans,
         };
         if cfg!(feature = "trace") && self.trace.is_some() {
-            self.look(Stage::Scores, at, &mut attention.scores(rows.cpu).iter().map(Vec::as_slice));
+            self.trace_stage(Stage::Scores, at, &mut attention.scores(rows.cpu).iter().map(Vec::as_slice));
         }
         let out = &mut rest[..self.n * q_width];
         attention.run(rows.cpu, rows.pool, out, &mut s.threads, &mut s.parts);
-        self.look(Stage::AttnOut, at, &mut cut(out, q_width, 0, q_width));
+        self.trace_stage(Stage::AttnOut, at, &mut columns(out, q_width, 0, q_width));
         rows.linear(&layer.o, out, y, words);
     }
 
-    /// Norms of heads where the model has them, then the layer's rotation, if any; queries are scaled for the scores.
+    /// Applies the norms of query and key heads, then RoPE, in place, where the layer has them. Queries are also
+    /// multiplied by the scale of the attention scores.
     fn rotate(&self, i: usize, layer: &Layer, qkv: &mut [f32], cos: &[f32], sin: &[f32]) {
         let (c, rows) = (&self.model.config, self.rows);
-        let (q_width, kv_width, k_at) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim, layer.qkv.parts[1]);
+        let (q_width, kv_width, k_at) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim, layer.qkv.part_starts[1]);
         let half = c.n_rot / 2;
         let turns = c.layers[i].rope.map(|rope| (rope * half, half));
         let style = c.arch.rope.unwrap_or(RopeStyle::NeoX);

@@ -1,4 +1,4 @@
-//! A model's hyper-parameters, read from untrusted metadata.
+//! Hyper-parameters, read from untrusted metadata.
 
 use alloc::format;
 use alloc::vec;
@@ -13,106 +13,105 @@ use crate::kernels::attention::{AttentionWindow, MAX_GROUP, MAX_HEAD_DIM};
 use crate::kernels::norm::NormKind;
 use crate::math::sqrt;
 
-/// Layers: beyond any model known, and cheap to hold.
+/// Maximal number of layers: beyond any known model, and cheap to hold.
 const MAX_LAYERS: u32 = 4096;
-/// Width of any vector: keeps every product of two within 2^48.
+/// Maximal width of a vector: keeps every product of two widths below 2^48.
 pub(super) const MAX_WIDTH: u32 = 1 << 24;
-/// Positions: f64 angles stay exact to 1e-12 well beyond.
+/// Maximal context: f64 RoPE angles stay exact to 1e-12 well beyond.
 pub(super) const MAX_CONTEXT: u32 = 1 << 28;
-/// Experts of a layer, and those that one token goes through: beyond any model known.
+/// Maximal experts of a layer, and experts per token: beyond any known model.
 const MAX_EXPERTS: u32 = 4096;
 const MAX_EXPERTS_USED: u32 = 64;
 
-/// Shape and constants of a model.
+/// Hyper-parameters of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// The family's row.
+    /// The model family, a row of [`ARCHS`].
     pub arch: Arch,
     /// Width of the residual stream.
     pub n_embd: usize,
     /// Width of the dense feed-forward.
     pub n_ff: usize,
-    /// Query heads; a multiple of `n_head_kv`.
+    /// Number of query heads; a multiple of `n_head_kv`.
     pub n_head: usize,
-    /// Heads of keys and values.
+    /// Number of key and value heads.
     pub n_head_kv: usize,
-    /// Elements of a head.
+    /// Dimension of a head.
     pub head_dim: usize,
-    /// Rows of the embedding.
+    /// Rows of the token embedding.
     pub n_vocab: usize,
-    /// Positions the model was made for.
+    /// Context that the model was trained for, in tokens.
     pub n_ctx_train: usize,
-    /// The kind of all norms.
+    /// Kind of all norms.
     pub norm: NormKind,
-    /// Epsilon of the norms.
+    /// Epsilon of all norms.
     pub norm_eps: f32,
-    /// What embeddings are multiplied by.
+    /// Factor on token embeddings.
     pub embedding_scale: f32,
-    /// What the outputs of attention and feed-forward are multiplied by.
+    /// Factor on the outputs of attention and feed-forward.
     pub residual_scale: f32,
-    /// What logits are multiplied by.
+    /// Factor on logits.
     pub logit_scale: f32,
-    /// What scores are multiplied by.
+    /// Factor on attention scores.
     pub attn_scale: f32,
-    /// Scores are softly kept below this in size.
+    /// tanh soft cap on attention scores (Gemma 2).
     pub attn_soft_cap: Option<f32>,
-    /// Logits are softly kept below this in size.
+    /// tanh soft cap on logits (Gemma 2).
     pub logit_soft_cap: Option<f32>,
-    /// Whether attention and feed-forward of all layers read the same stream, side by side.
+    /// Whether attention and feed-forward of all layers read the same residual stream (GPT-NeoX).
     pub parallel_residual: bool,
-    /// Whether tokens see only those before them and themselves; if not, whole texts are computed at once, and none is
-    /// continued.
+    /// Whether attention is causal. If not, the model is an encoder: it embeds whole texts and cannot generate.
     pub causal: bool,
-    /// How a text's vector is made from those of its tokens, as the file numbers it (`embedding.rs`).
+    /// Pooling of token states to an embedding, as numbered in the file ([`crate::embed::Pooling`]).
     pub pooling_type: Option<u32>,
-    /// Leading elements of a head that rotate; even.
+    /// Leading elements of a head that RoPE rotates; even.
     pub n_rot: usize,
-    /// The rotations that layers choose from.
+    /// The RoPE variants; layers refer to them by index.
     pub ropes: Vec<RopeConfig>,
-    /// Where layers may have experts.
+    /// Experts, if the model has any.
     pub experts: Option<ExpertsConfig>,
-    /// What differs between layers.
+    /// Per-layer parameters.
     pub layers: Vec<LayerConfig>,
 }
 
-/// A layer.
+/// Parameters of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerConfig {
-    /// Attention window.
+    /// Attention window of a token.
     pub window: AttentionWindow,
-    /// The rotation, by its index in [`Config::ropes`], if the layer has one.
+    /// Index in [`Config::ropes`]; `None` for a layer without RoPE.
     pub rope: Option<usize>,
 }
 
-/// Experts of a layer.
+/// Parameters of the experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertsConfig {
-    /// Their number.
+    /// Number of experts per layer.
     pub n: usize,
-    /// How many of them a token goes through.
+    /// Experts per token.
     pub n_used: usize,
-    /// Width of one.
+    /// Width of an expert's feed-forward.
     pub n_ff: usize,
-    /// Width of the one that all tokens go through, where a layer has it.
+    /// Width of the shared expert's feed-forward.
     pub n_ff_shared: usize,
-    /// Whether the weights of the chosen ones are made to sum to 1.
+    /// Whether the weights of the selected experts are normalised to sum to 1.
     pub normalised: bool,
-    /// What their weights are multiplied by.
+    /// Factor on the experts' weights.
     pub scale: f32,
 }
 
 impl Config {
-    /// Reads and cross-checks the metadata of a file, the first of `shards`, which have the tensors.
+    /// Reads and checks the metadata of `gguf`, the first of `shards`; the shards have the tensors.
     ///
     /// # Errors
-    /// An unknown architecture, rope scaling or gating function, by name; a number that is missing, out of range, or
-    /// that contradicts another, by key.
+    /// [`LoadError::Unsupported`] for an unknown architecture, RoPE scaling or gating function; [`LoadError::Metadata`]
+    /// for a value that is missing, out of range or contradicts another.
     pub fn from_gguf(gguf: &Gguf<'_>, shards: &[Gguf<'_>]) -> Result<Config, LoadError> {
         let key = "general.architecture";
         let name = gguf.str(key)?.ok_or_else(|| LoadError::Metadata {
             key: key.into(),
             found: "nothing".into(),
-            expected: "the name of one".into(),
+            expected: "the name of an architecture".into(),
         })?;
         let Some(arch) = ARCHS.iter().find(|a| a.name == name) else {
             return Err(LoadError::Unsupported {
@@ -174,24 +173,24 @@ impl Config {
         self.layers.len()
     }
 
-    /// Whether frequencies are divided by one tensor for short contexts and by another for long ones.
+    /// Whether the model has LongRoPE: frequency divisors for short and for long contexts.
     pub(super) fn is_longrope(&self) -> bool {
         self.ropes.iter().any(|r| r.scaling.is_some_and(|s| s.kind == ScalingKind::LongRope))
     }
 
-    /// Positions that the model can tell apart: as many as were trained where they are embedded.
+    /// Longest context: with learned position embeddings their number, else unlimited.
     pub fn max_context(&self) -> usize {
         if self.arch.rope.is_none() { self.n_ctx_train } else { usize::MAX }
     }
 
-    /// The longest window, if every layer has one: tokens before it are never looked at again.
+    /// The longest attention window in tokens, if every layer has one: keys before it are never read again.
     pub fn window(&self) -> Option<usize> {
         let before = self.layers.iter().map(|l| l.window.left).max()?;
         before.checked_add(1)
     }
 }
 
-/// Query heads, and heads of keys and values.
+/// Numbers of query heads and of key and value heads.
 fn heads(keys: &Keys<'_, '_>) -> Result<(usize, usize), LoadError> {
     let n_head = keys.size("attention.head_count", 1..=MAX_WIDTH)?;
     let n_head_kv = match keys.u32("attention.head_count_kv")? {
@@ -199,11 +198,11 @@ fn heads(keys: &Keys<'_, '_>) -> Result<(usize, usize), LoadError> {
         v => keys.in_range("attention.head_count_kv", v, 1..=n_head as u32)?,
     };
     if !n_head.is_multiple_of(n_head_kv) {
-        return Err(keys.wrong("attention.head_count_kv", n_head_kv, format!("a divisor of {n_head} heads")));
+        return Err(keys.wrong("attention.head_count_kv", n_head_kv, format!("a divisor of head_count, {n_head}")));
     }
     if n_head / n_head_kv > MAX_GROUP {
-        let found = format!("{n_head} heads share {n_head_kv}");
-        return Err(keys.wrong("attention.head_count", found, format!("at most {MAX_GROUP} to share one")));
+        let found = format!("{n_head} query heads for {n_head_kv} KV heads");
+        return Err(keys.wrong("attention.head_count", found, format!("at most {MAX_GROUP} query heads per KV head")));
     }
     Ok((n_head, n_head_kv))
 }
@@ -214,15 +213,17 @@ fn head_dim(keys: &Keys<'_, '_>, n_embd: usize, n_head: usize) -> Result<usize, 
     let head_dim = keys.in_range("attention.key_length", given, 1..=MAX_HEAD_DIM as u32)?;
     let value_dim = keys.u32("attention.value_length")?.map_or(head_dim, |v| v as usize);
     if value_dim != head_dim {
-        return Err(keys.wrong("attention.value_length", value_dim, format!("the key length {head_dim}")));
+        return Err(keys.wrong("attention.value_length", value_dim, format!("{head_dim}, the value of key_length")));
     }
     if n_head * head_dim > MAX_WIDTH as usize {
-        return Err(keys.wrong("attention.head_count", n_head, format!("at most {MAX_WIDTH} / {head_dim}")));
+        let expected =
+            format!("at most {} (head_count * key_length is at most {MAX_WIDTH})", MAX_WIDTH as usize / head_dim);
+        return Err(keys.wrong("attention.head_count", n_head, expected));
     }
     Ok(head_dim)
 }
 
-/// The key that gives the epsilon says which norm it is; where a file has both keys, the one of the family's norm.
+/// Kind and epsilon of the norms. The key of the epsilon tells the kind; if both keys exist, the family's kind applies.
 fn norm(keys: &Keys<'_, '_>, arch: &Arch) -> Result<(NormKind, f32), LoadError> {
     const RMS: (NormKind, &str) = (NormKind::Rms, "attention.layer_norm_rms_epsilon");
     const LAYER: (NormKind, &str) = (NormKind::Layer, "attention.layer_norm_epsilon");
@@ -240,7 +241,7 @@ fn norm(keys: &Keys<'_, '_>, arch: &Arch) -> Result<(NormKind, f32), LoadError> 
     Ok((kind, eps))
 }
 
-/// Windows and rotations of the layers.
+/// Attention windows and RoPE variants of the layers.
 fn layers(
     keys: &Keys<'_, '_>,
     arch: &Arch,
@@ -249,7 +250,7 @@ fn layers(
     causal: bool,
 ) -> Result<(Vec<RopeConfig>, Vec<LayerConfig>), LoadError> {
     let (window, local) = match keys.u32("attention.sliding_window")?.map_or(arch.window, |w| w as usize) {
-        // keys that nothing reads refuse no file
+        // without a window the pattern is unused and not checked
         0 => (usize::MAX, vec![false; n_layer]),
         w => (w, keys.pattern("attention.sliding_window_pattern", n_layer, arch.window_pattern)?),
     };
@@ -285,7 +286,7 @@ fn layers(
     Ok((ropes, layers))
 }
 
-/// The rotation of layers that see everything, and of those with a window, if there are any.
+/// The RoPE variants of global layers, and of local ones if `has_windows`.
 fn rotations(
     keys: &Keys<'_, '_>,
     arch: &Arch,
@@ -311,21 +312,21 @@ fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<Option<Exper
         None | Some(0) => return Ok(None),
         v => keys.in_range("expert_count", v, 1..=MAX_EXPERTS)?,
     };
-    // 1 is the softmax over all experts
+    // 1 is softmax over all experts
     let gating = keys.u32("expert_gating_func")?.unwrap_or(1);
     if gating > 1 {
         let found = match gating {
             2 => "sigmoid".into(),
-            3 => "softmax of the chosen".into(),
+            3 => "softmax over the selected experts".into(),
             other => format!("{other}"),
         };
         return Err(LoadError::Unsupported { what: "expert gating function", found, known: ["softmax"].into() });
     }
     if keys.u32("expert_group_count")?.unwrap_or(0) > 1 {
         return Err(LoadError::Unsupported {
-            what: "choice of experts",
-            found: "by groups".into(),
-            known: ["among all"].into(),
+            what: "expert selection",
+            found: "by groups (expert_group_count)".into(),
+            known: ["among all experts"].into(),
         });
     }
     let width = |name: &str| match keys.u32(name)? {
@@ -342,20 +343,16 @@ fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<Option<Exper
     }))
 }
 
-/// The number of tokens is the number of rows of the embedding.
+/// The vocabulary size is the number of rows of the token embedding.
 fn vocabulary(shards: &[Gguf<'_>]) -> Result<usize, LoadError> {
     let Some(t) = shards.iter().find_map(|gguf| gguf.tensor("token_embd.weight")) else {
-        return Err(LoadError::Tensor {
-            name: "token_embd.weight".into(),
-            found: "nothing".into(),
-            expected: "the token embedding".into(),
-        });
+        return Err(LoadError::MissingTensor { name: "token_embd.weight".into() });
     };
     if t.dims[1] > u64::from(MAX_WIDTH) {
         return Err(LoadError::Tensor {
             name: "token_embd.weight".into(),
             found: format!("{} rows", t.dims[1]),
-            expected: format!("at most {MAX_WIDTH}"),
+            expected: format!("at most {MAX_WIDTH} rows"),
         });
     }
     Ok(t.dims[1] as usize)

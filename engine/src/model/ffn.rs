@@ -1,11 +1,11 @@
-//! Feed-forwards: one for all tokens, or a choice of experts for each.
+//! Feed-forward networks: dense, or mixture of experts (MoE).
 
 use alloc::vec::Vec;
 
-use super::block::Pass;
+use super::block::ForwardPass;
 use super::config::ExpertsConfig;
 use super::forward::Stage;
-use super::rows::{PackedColumns, cut, whole};
+use super::rows::{PackedColumns, as_columns, columns};
 use super::scratch::{ExpertsScratch, StepScratch};
 use super::weights::{Dense, Experts, FeedForward, Linear, SharedExpert, padded};
 use crate::kernels::act::Floats;
@@ -14,8 +14,8 @@ use crate::kernels::exp::exp;
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::softmax::exps;
 
-impl Pass<'_, '_> {
-    /// `y = ffn(x)` of a layer: `x` is (rows, n_embd), `y` (rows, padded n_embd).
+impl ForwardPass<'_, '_> {
+    /// `y = ffn(x)` of layer `i`: `x` is (rows, n_embd), `y` (rows, padded n_embd).
     pub(super) fn ffn(&mut self, i: usize, x: &[f32], y: &mut [f32], s: &mut ExpertsScratch, step: &mut StepScratch) {
         match &self.model.weights.layers[i].ffn {
             FeedForward::Dense(ffn) => self.dense(ffn, x, y, step),
@@ -27,18 +27,18 @@ impl Pass<'_, '_> {
             }
         }
         let d = self.model.config.n_embd;
-        self.look(Stage::FfnOut, Some(i), &mut cut(y, padded(d), 0, d));
+        self.trace_stage(Stage::FfnOut, Some(i), &mut columns(y, padded(d), 0, d));
     }
 
     fn dense(&self, ffn: &Dense, x: &[f32], y: &mut [f32], StepScratch { wide, words }: &mut StepScratch) {
         let (stride, Linear { w, bias }) = (ffn.up.stride, &ffn.down);
         let wide = &mut wide[..self.n * stride];
-        self.rows.stack(&ffn.up, x, wide, words);
-        self.rows.activate(self.model.config.arch.act, wide, stride, ffn.up.parts.get(1).copied(), w.k());
+        self.rows.linear_group(&ffn.up, x, wide, words);
+        self.rows.activate(self.model.config.arch.act, wide, stride, ffn.up.part_starts.get(1).copied(), w.k());
         self.rows.matrix(w, bias.as_deref(), Floats { x: wide, stride }, y, words);
     }
 
-    /// `y += logistic(gate x) * ffn(x)`.
+    /// Shared expert: `y += sigmoid(gate x) * ffn(x)`.
     fn shared_expert(
         &self,
         e: &SharedExpert,
@@ -61,8 +61,8 @@ impl Pass<'_, '_> {
         s.outputs = out;
     }
 
-    /// `y = sum over the chosen experts of weight * down(act(gate x) * up x)`, in order of the choice. The rows of an
-    /// expert go through it together.
+    /// `y = sum over the selected experts of weight * down(act(gate x) * up x)`, in order of selection. The rows of an
+    /// expert are gathered, so that each expert runs one matrix product.
     fn experts(
         &mut self,
         i: usize,
@@ -77,28 +77,28 @@ impl Pass<'_, '_> {
         let StepScratch { wide, words } = step;
         let router = &mut s.router[..n * padded(c.n)];
         rows.linear(&e.router, x, router, words);
-        self.look(Stage::Router, Some(i), &mut cut(router, padded(c.n), 0, c.n));
+        self.trace_stage(Stage::Router, Some(i), &mut columns(router, padded(c.n), 0, c.n));
         self.route(c, s);
 
-        // a lone token is the input of all its experts
+        // a single token is the input of all its experts: no gather
         let total = n * c.n_used;
         let inputs = &mut s.inputs[..total * d];
         if n > 1 {
-            let sources = &s.sources;
-            rows.each(inputs, d, &|r, input| input.copy_from_slice(&x[sources[r] as usize * d..][..d]));
+            let source_rows = &s.source_rows;
+            rows.each(inputs, d, &|r, input| input.copy_from_slice(&x[source_rows[r] as usize * d..][..d]));
         }
         let groups = || (0..c.n).map(|e| (e, s.starts[e]..s.starts[e + 1])).filter(|(_, rows)| !rows.is_empty());
 
         let stride = 2 * padded(c.n_ff);
         let wide = &mut wide[..total * stride];
-        let mut columns = PackedColumns::new(words);
+        let mut packed = PackedColumns::new(words);
         let mut jobs = Vec::new();
         for (number, (expert, group)) in groups().enumerate() {
             let (x, number) = if n > 1 { (&inputs[group.start * d..group.end * d], number) } else { (x, 0) };
             for (w, at) in [(&e.gate[expert], 0), (&e.up[expert], padded(c.n_ff))] {
                 jobs.push(MatmulJob {
                     w,
-                    x: columns.of(&rows, w, whole(x, w), number),
+                    x: packed.of(&rows, w, as_columns(x, w), number),
                     out_column: group.start,
                     out_row: at,
                 });
@@ -108,62 +108,62 @@ impl Pass<'_, '_> {
         rows.activate(self.model.config.arch.act, wide, stride, Some(padded(c.n_ff)), c.n_ff);
 
         let outputs = &mut s.outputs[..total * padded(d)];
-        let mut columns = PackedColumns::new(words);
+        let mut packed = PackedColumns::new(words);
         let mut jobs = Vec::new();
         for (number, (expert, group)) in groups().enumerate() {
             let (w, x) = (&e.down[expert], Floats { x: &wide[group.start * stride..group.end * stride], stride });
-            jobs.push(MatmulJob { w, x: columns.of(&rows, w, x, number), out_column: group.start, out_row: 0 });
+            jobs.push(MatmulJob { w, x: packed.of(&rows, w, x, number), out_column: group.start, out_row: 0 });
         }
         products(rows.cpu, rows.pool, &jobs, outputs, padded(d));
 
-        let (places, weights) = (&s.places, &s.weights);
+        let (expert_rows, weights) = (&s.expert_rows, &s.weights);
         rows.each(y, padded(d), &|r, y| {
             let y = &mut y[..d];
             y.fill(0.0);
             for j in r * c.n_used..(r + 1) * c.n_used {
-                add_scaled(rows.cpu, y, &outputs[places[j] as usize * padded(d)..][..d], weights[j]);
+                add_scaled(rows.cpu, y, &outputs[expert_rows[j] as usize * padded(d)..][..d], weights[j]);
             }
         });
     }
 
-    /// Chooses the experts of each row and their weights, and puts the rows of an expert side by side.
+    /// Routes each row: selects its experts and their weights, and sorts rows by expert.
     fn route(&self, c: &ExpertsConfig, s: &mut ExpertsScratch) {
         let n = self.n;
         let logits = s.router.chunks_exact(padded(c.n)).map(|row| &row[..c.n]);
-        let chosen = s.chosen.chunks_exact_mut(c.n_used).zip(s.weights.chunks_exact_mut(c.n_used));
-        for (logits, (chosen, weights)) in logits.zip(chosen).take(n) {
-            choose(logits, chosen);
-            let max = logits[chosen[0] as usize];
+        let selected = s.selected.chunks_exact_mut(c.n_used).zip(s.weights.chunks_exact_mut(c.n_used));
+        for (logits, (selected, weights)) in logits.zip(selected).take(n) {
+            select_top(logits, selected);
+            let max = logits[selected[0] as usize];
             let all = exps(self.rows.cpu, logits, max, 1.0, &mut s.probabilities);
-            let mut of_chosen = 0.0;
-            for (weight, &expert) in weights.iter_mut().zip(&*chosen) {
+            let mut sum_selected = 0.0;
+            for (weight, &expert) in weights.iter_mut().zip(&*selected) {
                 *weight = s.probabilities[expert as usize];
-                of_chosen += *weight;
+                sum_selected += *weight;
             }
-            let sum = if c.normalised { of_chosen } else { all };
+            let sum = if c.normalised { sum_selected } else { all };
             weights.iter_mut().for_each(|w| *w = (*w / sum) * c.scale);
         }
         s.starts.fill(0);
-        let chosen = &s.chosen[..n * c.n_used];
-        chosen.iter().for_each(|&e| s.starts[e as usize + 1] += 1);
+        let selected = &s.selected[..n * c.n_used];
+        selected.iter().for_each(|&e| s.starts[e as usize + 1] += 1);
         for e in 0..c.n {
             s.starts[e + 1] += s.starts[e];
         }
-        for (j, &e) in chosen.iter().enumerate() {
+        for (j, &e) in selected.iter().enumerate() {
             let place = s.starts[e as usize];
             s.starts[e as usize] += 1;
-            (s.places[j], s.sources[place]) = (place as u32, (j / c.n_used) as u32);
+            (s.expert_rows[j], s.source_rows[place]) = (place as u32, (j / c.n_used) as u32);
         }
-        // each start has become the next one's
+        // each start has advanced to the next expert's: shift back
         s.starts.rotate_right(1);
         s.starts[0] = 0;
     }
 }
 
-/// The experts of the largest logits, largest first; of equal ones the lowest, and NaN after all numbers.
-fn choose(logits: &[f32], chosen: &mut [u32]) {
-    for rank in 0..chosen.len() {
-        let (taken, rest) = chosen.split_at_mut(rank);
+/// The experts with the largest logits, largest first. Ties go to the lower index; NaN orders last.
+fn select_top(logits: &[f32], selected: &mut [u32]) {
+    for rank in 0..selected.len() {
+        let (taken, rest) = selected.split_at_mut(rank);
         let mut best = None;
         for (e, &x) in logits.iter().enumerate().filter(|(e, _)| !taken.contains(&(*e as u32))) {
             match best {
@@ -177,13 +177,13 @@ fn choose(logits: &[f32], chosen: &mut [u32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::choose;
+    use super::select_top;
 
     #[test]
     fn largest_first_ties_lowest_nan_last() {
         let check = |logits: &[f32], want: &[u32]| {
             let mut got = alloc::vec![9; want.len()];
-            choose(logits, &mut got);
+            select_top(logits, &mut got);
             assert_eq!(got, want, "{logits:?}");
         };
         check(&[1.0, 3.0, 2.0, 3.0], &[1, 3, 2]);

@@ -1,41 +1,41 @@
-//! THE forward pass: tokens of one or several sequences in, logits out.
+//! The forward pass of all model families: a batch of tokens of one or more sequences in, logits out.
 //!
 //! ```text
 //! x = norm(embedding[token] * scale + token_type + position_embedding[position])
-//! each layer: attention and feed-forward add to x (`block.rs`)
-//! logits = cap((W_out norm(x) + b) * scale)
+//! for each layer: x = block(x)                              (`block.rs`)
+//! logits = soft_cap((W_out norm(x) + b) * scale)
 //! ```
 //!
-//! What a model does not have is left out.
+//! Terms that a model does not have are skipped.
 
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::Model;
-use super::block::Pass;
-use super::rows::{Rows, cut, whole};
+use super::block::ForwardPass;
+use super::rows::{RowOps, as_columns, columns};
 use super::scratch::{AttentionScratch, Scratch};
-use super::weights::{Order, padded};
+use super::weights::{ResidualOrder, padded};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvLayout, KvMemory, PAGE, Slot, Span};
 use crate::kernels::elementwise::{add_scaled, scale, soft_cap};
 use crate::pool::Pool;
 
-/// Consecutive tokens of one sequence.
+/// Consecutive tokens of one sequence in a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Run<'a> {
     /// Token ids, each below `n_vocab`.
     pub tokens: &'a [u32],
-    /// Position of the first.
+    /// Position of the first token in its sequence.
     pub pos: usize,
-    /// Pages of the sequence, enough for its last token here.
+    /// KV pages of the sequence, one per [`PAGE`] positions, up to the last token of the run.
     pub pages: &'a [u32],
-    /// How many of the last tokens want logits.
+    /// Number of tokens, counted from the last, to compute logits for.
     pub n_logits: usize,
 }
 
-/// A point of the forward pass whose numbers a trace may look at. [`Stage::Rope`] is the rotated queries, then the
-/// rotated keys; [`Stage::Scores`] the scaled scores of the tokens seen, before the softmax, head by head of each row.
+/// A point of the forward pass that a trace reports. [`Stage::Rope`] has the rotated queries, then the rotated keys;
+/// [`Stage::Scores`] the scaled attention scores before the softmax, a row for each head of each token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Stage {
@@ -57,7 +57,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// The name in a trace.
+    /// The stage's name in the output of a trace.
     pub const fn name(self) -> &'static str {
         match self {
             Stage::Embedding => "embedding",
@@ -79,10 +79,11 @@ impl Stage {
     }
 }
 
-/// Called with each stage, the layer (none for what is outside layers) and each row of its numbers in turn.
+/// A callback of the forward pass: stage, layer index (`None` outside the layers), and the rows of values, one per
+/// token.
 pub type Trace<'a> = &'a mut dyn FnMut(Stage, Option<usize>, &mut dyn Iterator<Item = &[f32]>);
 
-/// What a batch gave: a row per wanted logit, in order of the runs.
+/// Hidden states and logits of the rows of a batch that want logits, in order of the runs.
 pub struct Output<'a> {
     hidden: &'a [f32],
     logits: &'a [f32],
@@ -96,7 +97,7 @@ impl<'a> Output<'a> {
         self.hidden.len() / self.n_embd
     }
 
-    /// Whether no logits were wanted.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.hidden.is_empty()
     }
@@ -106,19 +107,19 @@ impl<'a> Output<'a> {
         &self.logits[row * padded(self.n_vocab)..][..self.n_vocab]
     }
 
-    /// State after the final norm (n_embd); it fixes the logits.
+    /// Hidden state of a row after the final norm (n_embd); it determines the logits.
     pub fn hidden(&self, row: usize) -> &'a [f32] {
         &self.hidden[row * self.n_embd..][..self.n_embd]
     }
 }
 
 impl Model {
-    /// Runs a batch; returns the logits that its runs want. Keys and values of its tokens are written to the sequences'
-    /// pages of `memory`.
+    /// Runs a batch and returns the logits that its runs want. Writes the keys and values of its tokens to the pages of
+    /// their sequences in `memory`.
     ///
     /// # Panics
-    /// If the batch is larger than the scratch, or a token, page or embedded position is out of range: the engine
-    /// checks on submission.
+    /// If the batch exceeds the scratch memory, or a token, page or embedded position is out of range. `Engine::submit`
+    /// checks these.
     #[allow(clippy::too_many_arguments)]
     pub fn forward<'s>(
         &self,
@@ -134,7 +135,7 @@ impl Model {
         self.logits(cpu, pool, &logits_rows(runs), s, trace)
     }
 
-    /// Runs a batch through the layers; [`Model::logits`] gives logits of its rows, until the next batch.
+    /// Runs a batch through the layers. [`Model::logits`] computes logits of its rows, until the next batch.
     ///
     /// # Panics
     /// As [`Model::forward`].
@@ -149,13 +150,13 @@ impl Model {
         s: &mut Scratch,
         trace: Option<Trace<'_>>,
     ) {
-        let spans = self.place(runs, &mut s.attention);
+        let spans = self.assign_slots(runs, &mut s.attention);
         let mut pass = self.pass(cpu, pool, &spans, kv, trace);
         self.layers(&mut pass, runs, memory, s);
     }
 
-    /// Runs a batch of whole texts, whose keys and values no later batch needs: pages of one layer
-    /// ([`KvLayout::n_layer`]) will do. Returns the states after the final norm, (rows, n_embd).
+    /// Runs a batch of whole texts whose keys and values no later batch reads, so that pages of a single layer
+    /// ([`KvLayout::n_layer`] = 1) suffice. Returns the hidden states after the final norm, (rows, n_embd).
     ///
     /// # Panics
     /// As [`Model::forward`].
@@ -168,7 +169,7 @@ impl Model {
         memory: &mut KvMemory,
         s: &'s mut Scratch,
     ) -> &'s mut [f32] {
-        let spans = self.place(runs, &mut s.attention);
+        let spans = self.assign_slots(runs, &mut s.attention);
         let mut pass = self.pass(cpu, pool, &spans, kv, None);
         self.layers(&mut pass, runs, memory, s);
         let len = pass.n * self.config.n_embd;
@@ -185,34 +186,35 @@ impl Model {
         spans: &'a [Span<'a>],
         kv: &'a KvLayout,
         trace: Option<Trace<'t>>,
-    ) -> Pass<'a, 't> {
-        Pass { model: self, rows: self.rows(cpu, pool), kv, spans, n: spans.iter().map(|s| s.n).sum(), trace }
+    ) -> ForwardPass<'a, 't> {
+        ForwardPass { model: self, rows: self.rows(cpu, pool), kv, spans, n: spans.iter().map(|s| s.n).sum(), trace }
     }
 
-    pub(super) fn rows<'a>(&self, cpu: Cpu, pool: &'a dyn Pool) -> Rows<'a> {
-        Rows { cpu, pool, kind: self.config.norm, eps: self.config.norm_eps }
+    pub(super) fn rows<'a>(&self, cpu: Cpu, pool: &'a dyn Pool) -> RowOps<'a> {
+        RowOps { cpu, pool, kind: self.config.norm, eps: self.config.norm_eps }
     }
 
-    /// The residual stream of the batch, through all layers.
-    fn layers(&self, pass: &mut Pass<'_, '_>, runs: &[Run<'_>], memory: &mut KvMemory, s: &mut Scratch) {
+    /// Embeds the tokens of the batch and runs them through all layers; the residual stream is in `s.x`.
+    fn layers(&self, pass: &mut ForwardPass<'_, '_>, runs: &[Run<'_>], memory: &mut KvMemory, s: &mut Scratch) {
         let (d, n) = (self.config.n_embd, pass.n);
-        assert!(n <= s.max_rows, "a batch beyond the scratch");
+        assert!(n <= s.max_rows, "the batch has more rows than the scratch memory");
         self.embed(pass.rows.cpu, runs, s);
         if let Some(norm) = &self.weights.embedding_norm {
             pass.rows.norm_each(norm, &mut s.x[..n * d]);
         }
-        pass.look(Stage::Embedding, None, &mut cut(&s.x[..n * d], d, 0, d));
+        pass.trace_stage(Stage::Embedding, None, &mut columns(&s.x[..n * d], d, 0, d));
         for (i, layer) in self.weights.layers.iter().enumerate() {
             match &layer.order {
-                Order::Serial => pass.serial_block(i, memory, s),
-                Order::Parallel => pass.parallel_block(i, memory, s),
-                Order::PostNorm(norms) => pass.post_norm_block(i, norms, memory, s),
+                ResidualOrder::Serial => pass.serial_block(i, memory, s),
+                ResidualOrder::Parallel => pass.parallel_block(i, memory, s),
+                ResidualOrder::PostNorm(norms) => pass.post_norm_block(i, norms, memory, s),
             }
         }
     }
 
-    /// Places of the batch's rows in the arena, and their cosines and sines for each rotation.
-    fn place<'r>(&self, runs: &[Run<'r>], s: &mut AttentionScratch) -> Vec<Span<'r>> {
+    /// Assigns each row of the batch its slot in a KV page, and computes cosines and sines of its position for each
+    /// RoPE variant of the model.
+    fn assign_slots<'r>(&self, runs: &[Run<'r>], s: &mut AttentionScratch) -> Vec<Span<'r>> {
         let half = self.config.n_rot / 2;
         let mut spans = Vec::with_capacity(runs.len());
         s.slots.clear();
@@ -247,10 +249,10 @@ impl Model {
         }
     }
 
-    /// States after the final norm and logits of `rows` of the last batch.
+    /// Hidden states after the final norm, and logits, of `rows` of the last batch.
     ///
     /// # Panics
-    /// If there are more rows than the scratch has room for logits, or they are not of the batch.
+    /// If there are more rows than the scratch memory has logits rows, or a row is not in the batch.
     pub fn logits<'s>(
         &self,
         cpu: Cpu,
@@ -263,7 +265,7 @@ impl Model {
         let (d, stride) = (c.n_embd, padded(c.n_vocab));
         let mut wanted = 0;
         for rows in rows {
-            assert!(wanted + rows.len() <= s.max_logits, "more logits than the scratch holds");
+            assert!(wanted + rows.len() <= s.max_logits, "more logits rows than the scratch memory");
             let from = &s.x[rows.start * d..rows.end * d];
             let to = &mut s.hidden[wanted * d..(wanted + rows.len()) * d];
             match &w.final_norm {
@@ -274,14 +276,14 @@ impl Model {
         }
         let (hidden, logits) = (&mut s.hidden[..wanted * d], &mut s.logits[..wanted * stride]);
         if wanted > 0 {
-            let mut look = |stage, rows: &mut dyn Iterator<Item = &[f32]>| {
+            let mut trace_stage = |stage, rows: &mut dyn Iterator<Item = &[f32]>| {
                 if let Some(trace) = &mut trace {
                     trace(stage, None, rows);
                 }
             };
-            look(Stage::FinalNorm, &mut cut(hidden, d, 0, d));
+            trace_stage(Stage::FinalNorm, &mut columns(hidden, d, 0, d));
             let output = w.output.as_ref().unwrap_or(&w.embedding);
-            on.matrix(output, w.output_bias.as_deref(), whole(hidden, output), logits, &mut s.step.words);
+            on.matrix(output, w.output_bias.as_deref(), as_columns(hidden, output), logits, &mut s.step.words);
             if c.logit_scale != 1.0 || c.logit_soft_cap.is_some() {
                 on.each(logits, stride, &|_, row| {
                     if c.logit_scale != 1.0 {
@@ -292,13 +294,13 @@ impl Model {
                     }
                 });
             }
-            look(Stage::Logits, &mut cut(logits, stride, 0, c.n_vocab));
+            trace_stage(Stage::Logits, &mut columns(logits, stride, 0, c.n_vocab));
         }
         Output { hidden, logits, n_embd: d, n_vocab: c.n_vocab }
     }
 }
 
-/// Rows of a batch that want logits: the last of each run.
+/// The rows of a batch that want logits: the last `n_logits` of each run.
 pub(crate) fn logits_rows(runs: &[Run<'_>]) -> Vec<Range<usize>> {
     let mut end = 0;
     let rows = runs.iter().map(|run| {

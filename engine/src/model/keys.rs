@@ -1,4 +1,4 @@
-//! Metadata keys of one architecture, from an untrusted file.
+//! Access to metadata keys with the prefix of an architecture. Values are not trusted.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -9,7 +9,7 @@ use core::ops::RangeInclusive;
 use crate::error::LoadError;
 use crate::gguf::{Gguf, Value, ValueType};
 
-/// Reads `NAME.key` for an architecture's name.
+/// Reads keys `ARCH.name`.
 pub(super) struct Keys<'g, 'a> {
     pub(super) gguf: &'g Gguf<'a>,
     pub(super) arch: &'static str,
@@ -32,19 +32,19 @@ impl Keys<'_, '_> {
         self.gguf.bool(&self.key(name))
     }
 
-    /// An integer, or an array that gives the same one for each of the `block_count` layers.
+    /// An integer, or an array with the same integer for each of the `block_count` layers.
     pub(super) fn u32(&self, name: &str) -> Result<Option<u32>, LoadError> {
         let key = self.key(name);
         let Some(Value::Array(_)) = self.gguf.get(&key) else { return self.gguf.u32(&key) };
         let layers = self.gguf.u32_array(&key)?.unwrap_or_default();
         let n_layer = self.gguf.u32(&self.key("block_count"))?.unwrap_or(0);
         if layers.len() != n_layer as usize {
-            let expected = format!("{n_layer}, one for each layer (block_count)");
-            return Err(self.wrong(name, format!("{} numbers", layers.len()), expected));
+            let expected = format!("{n_layer} elements, one per layer (block_count)");
+            return Err(self.wrong(name, format!("an array of {} elements", layers.len()), expected));
         }
         match layers.first() {
             Some(&n) if layers.iter().all(|&other| other == n) => Ok(Some(n)),
-            _ => Err(self.wrong(name, "numbers that differ", "the same number for all layers")),
+            _ => Err(self.wrong(name, "values that differ between layers", "the same value for all layers")),
         }
     }
 
@@ -68,7 +68,7 @@ impl Keys<'_, '_> {
         self.in_range(name, self.u32(name)?, range)
     }
 
-    /// A number above `limit`.
+    /// A number above `limit`; `default` if the key is missing.
     pub(super) fn above(&self, name: &str, limit: f32, default: f32) -> Result<f32, LoadError> {
         match self.f32(name)?.unwrap_or(default) {
             v if v > limit => Ok(v),
@@ -76,7 +76,7 @@ impl Keys<'_, '_> {
         }
     }
 
-    /// A positive number, or the default.
+    /// A positive number; `default` if the key is missing.
     pub(super) fn positive(&self, name: &str, default: f32) -> Result<f32, LoadError> {
         match self.f32(name)?.unwrap_or(default) {
             v if v > 0.0 => Ok(v),
@@ -84,7 +84,7 @@ impl Keys<'_, '_> {
         }
     }
 
-    /// A positive number; 0 and a missing key are none.
+    /// A positive number; `None` if the key is missing or 0.
     pub(super) fn optional(&self, name: &str) -> Result<Option<f32>, LoadError> {
         match self.f32(name)? {
             None | Some(0.0) => Ok(None),
@@ -93,8 +93,8 @@ impl Keys<'_, '_> {
         }
     }
 
-    /// A pattern over `n` layers: from an array with a value for each layer, or from a number p (`default` where there
-    /// is no key), which stands for all but the last of p consecutive layers; 0 for all.
+    /// A pattern over `n` layers, true for local ones: from an array with a value per layer, or from a period p
+    /// (`default` if the key is missing), of which the last layer is global. Period 0: all are local.
     pub(super) fn pattern(&self, name: &str, n: usize, default: usize) -> Result<Vec<bool>, LoadError> {
         let key = self.key(name);
         let period = match self.gguf.get(&key) {
@@ -109,7 +109,8 @@ impl Keys<'_, '_> {
                 return match values {
                     Some(v) if v.len() == n => Ok(v),
                     _ => {
-                        Err(self.wrong(name, format!("an array of {}", a.len()), format!("{n} booleans, one a layer")))
+                        let found = format!("an array of {} {:?}", a.len(), a.element_type());
+                        Err(self.wrong(name, found, format!("{n} booleans, one per layer")))
                     }
                 };
             }

@@ -1,4 +1,5 @@
-//! Tensors on their way in: checked against the configuration, and packed panel by panel while they stream.
+//! Loading of weights: checks tensors against the configuration and packs them panel by panel, from memory or from a
+//! stream.
 
 use alloc::format;
 use alloc::string::String;
@@ -7,7 +8,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::config::Config;
-use super::roles::{self, Into, tensor_error};
+use super::roles::{self, TensorStorage, tensor_error};
 use super::weights::Weights;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
@@ -16,68 +17,68 @@ use crate::kernels::panel::{Matrix, PANEL};
 use crate::pool::Pool;
 use crate::quant::{self, Dtype};
 
-/// Bytes that are packed at a time: enough for all threads, little beside the model.
+/// Bytes packed at a time: work for all threads, small next to the model.
 const LOAD_BYTES: usize = 4 << 20;
 
-/// A tensor on its way in.
-struct Pending {
+/// A tensor to be loaded.
+struct PendingTensor {
     name: String,
-    /// Which file of a split model.
+    /// Index of its file in a split model.
     shard: usize,
     dtype: Dtype,
-    /// Where it lies in the file.
+    /// Offset in the file.
     offset: u64,
     len_bytes: u64,
-    into: Into,
+    into: TensorStorage,
 }
 
-/// Takes the bytes of a file's tensors, whole or in pieces in file order, and becomes [`Weights`].
-pub struct Loader {
+/// Receives the bytes of the tensors, as whole files or in pieces in file order, and produces [`Weights`].
+pub struct WeightLoader {
     config: Config,
-    /// In file order.
-    pending: Vec<Pending>,
-    /// Index of the tensor that streaming is at, and how many of its bytes were packed.
+    /// Tensors in file order.
+    pending: Vec<PendingTensor>,
+    /// Index of the tensor that is being streamed, and the number of its bytes packed.
     at: usize,
     done: u64,
-    /// Bytes that are not yet a whole panel.
+    /// Streamed bytes that do not fill a panel yet.
     carry: Vec<u8>,
-    /// Where the tensor data of each file starts.
+    /// Offset of the tensor data in each file.
     starts: Vec<u64>,
-    /// The file that `feed` is at, and the offset of its next byte.
+    /// The file that `feed` reads, and the offset of its next byte.
     shard: usize,
     next: u64,
 }
 
-impl Loader {
-    /// Checks names, types and shapes, and reserves memory for the matrices.
+impl WeightLoader {
+    /// Checks names, types and shapes of all tensors, and allocates the matrices.
     ///
     /// # Errors
     /// [`LoadError`] names the tensor, what was found and what was expected.
-    pub fn new(shards: &[Gguf<'_>], config: Config) -> Result<Loader, LoadError> {
-        let (mut pending, mut arena) = (Vec::<Pending>::new(), WeightArena::default());
+    pub fn new(shards: &[Gguf<'_>], config: Config) -> Result<WeightLoader, LoadError> {
+        let (mut pending, mut arena) = (Vec::<PendingTensor>::new(), WeightArena::default());
         for (shard, t) in shards.iter().enumerate().flat_map(|(i, g)| g.tensors().iter().map(move |t| (i, t))) {
-            let Some(into) = Into::reserve(t, &config, &mut arena)? else { continue };
+            let Some(into) = TensorStorage::reserve(t, &config, &mut arena)? else { continue };
             let (name, dtype, offset, len_bytes) = (t.name.into(), t.dtype, t.offset, t.len_bytes);
-            pending.push(Pending { name, shard, dtype, offset, len_bytes, into });
+            pending.push(PendingTensor { name, shard, dtype, offset, len_bytes, into });
         }
         let mut names: Vec<&str> = pending.iter().map(|p| p.name.as_str()).collect();
         names.sort_unstable();
         let has = |name: &str| names.binary_search(&name).is_ok();
-        if let Some(name) = roles::missing(&config, has).or_else(|| roles::uneven(&config, &names, has)) {
-            return Err(tensor_error(&name, "nothing", "a tensor of that name"));
+        if let Some(name) = roles::missing(&config, has).or_else(|| roles::missing_in_layer(&config, &names, has)) {
+            return Err(LoadError::MissingTensor { name });
         }
         pending.sort_by(|a, b| (a.shard, a.offset).cmp(&(b.shard, b.offset)));
         let starts = shards.iter().map(Gguf::header_len).collect();
-        let mut loader = Loader { config, pending, at: 0, done: 0, carry: Vec::new(), starts, shard: 0, next: 0 };
+        let mut loader = WeightLoader { config, pending, at: 0, done: 0, carry: Vec::new(), starts, shard: 0, next: 0 };
         loader.start_shard(0);
         Ok(loader)
     }
 
-    /// Loads everything from whole files in memory, in the order of their shards; `packed` hears which bytes of which
-    /// file are no longer needed, in pieces of some megabytes, so that a host can let go of a mapping's pages.
+    /// Loads all tensors from whole files in memory, in shard order. `packed` is called with a file index and a byte
+    /// range that is no longer needed, every few MiB, so that a host can release mapped pages.
     ///
     /// # Errors
-    /// A tensor with an infinite or NaN scale.
+    /// [`LoadError::Tensor`] if a tensor contains an infinity or NaN.
     pub fn load_all(
         &mut self,
         files: &[&[u8]],
@@ -93,15 +94,15 @@ impl Loader {
         Ok(())
     }
 
-    /// Says that the bytes fed next are from the start of the tensor data of that file.
+    /// Starts streaming at the tensor data of file `shard`.
     pub fn start_shard(&mut self, shard: usize) {
         (self.shard, self.next) = (shard, self.starts[shard]);
     }
 
-    /// Takes the next bytes of the file, from the start of the tensor data on, in pieces of any size.
+    /// Takes the next bytes of the file, which start at its tensor data, in pieces of any size.
     ///
     /// # Errors
-    /// A tensor with an infinite or NaN scale.
+    /// [`LoadError::Tensor`] if a tensor contains an infinity or NaN.
     pub fn feed(&mut self, mut bytes: &[u8]) -> Result<(), LoadError> {
         while !bytes.is_empty() && self.at < self.pending.len() {
             let p = &mut self.pending[self.at];
@@ -139,68 +140,83 @@ impl Loader {
         Ok(())
     }
 
-    /// Whether every tensor has arrived.
+    /// Whether all tensors are loaded.
     pub fn is_complete(&self) -> bool {
         self.at == self.pending.len()
     }
 
-    /// The weights, once complete.
+    /// The configuration and weights, after all tensors are loaded.
     ///
     /// # Errors
-    /// The first tensor that has not arrived whole.
+    /// [`LoadError::Tensor`] of the first tensor that is incomplete, or that conflicts with others.
     pub fn finish(mut self) -> Result<(Config, Weights), LoadError> {
         if let Some(p) = self.pending.get(self.at) {
             let found = format!("{} of {} bytes", self.done + self.carry.len() as u64, p.len_bytes);
-            return Err(tensor_error(&p.name, &found, "all of it"));
+            return Err(tensor_error(&p.name, &found, "the whole tensor"));
         }
         self.pending.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut parts = Parts(self.pending);
-        let weights = Weights::new(&mut parts, &self.config)?;
-        // a tensor that is dropped makes another model
-        match parts.left() {
-            Some(name) => Err(tensor_error(name, "it beside those that take its place", "one of both")),
+        let mut tensors = LoadedTensors(self.pending);
+        let weights = Weights::new(&mut tensors, &self.config)?;
+        // ignoring a tensor would compute another model than the file describes
+        match tensors.first_unused() {
+            Some(name) => Err(conflict(name)),
             None => Ok((self.config, weights)),
         }
     }
 }
 
-impl Pending {
-    /// Bytes of the piece that starts after `done` bytes: a panel of a matrix, or the rest of a vector.
+/// The error for a tensor that no layer took, because the file also has the tensors of another layout.
+fn conflict(name: &str) -> LoadError {
+    let (prefix, part) = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+        Some((layer, part)) => (format!("blk.{layer}."), part),
+        None => (String::new(), name),
+    };
+    let (other, expected) = match part.split('.').next().unwrap_or(part) {
+        "attn_q" | "attn_k" | "attn_v" => ("attn_qkv", "either the fused or the separate tensors"),
+        "ffn_gate" | "ffn_up" | "ffn_down" => ("ffn_gate_inp", "either a dense feed-forward or experts"),
+        "rope_factors_short" | "rope_factors_long" => ("rope_freqs", "either one set of RoPE divisors or two"),
+        _ => return tensor_error(name, "a tensor that no layer uses", "only tensors that the model uses"),
+    };
+    tensor_error(name, &format!("both it and `{prefix}{other}.weight`"), expected)
+}
+
+impl PendingTensor {
+    /// Length of the piece that starts at byte `done`: a panel of a matrix, or the rest of a vector.
     fn piece_bytes(&self, done: u64) -> usize {
         match &self.into {
-            Into::Matrices(all) => {
+            TensorStorage::Matrices(all) => {
                 let (panel, matrix) = (panel_bytes(&all[0]), matrix_bytes(&all[0]));
                 (matrix - done % matrix).min(panel) as usize
             }
-            Into::Vector { .. } => (self.len_bytes - done) as usize,
+            TensorStorage::Vector { .. } => (self.len_bytes - done) as usize,
         }
     }
 
     fn not_finite(&self, done: u64, fault: quant::BlockFault) -> LoadError {
         let block = done / self.dtype.block_bytes() + fault.index as u64;
-        tensor_error(&self.name, &format!("an infinity or NaN in block {block}"), "finite numbers")
+        tensor_error(&self.name, &format!("an infinity or NaN in block {block}"), "finite weights")
     }
 
     fn pack_piece(&mut self, done: u64, bytes: &[u8]) -> Result<(), LoadError> {
         quant::validate(self.dtype, bytes).map_err(|fault| self.not_finite(done, fault))?;
         match &mut self.into {
-            Into::Matrices(all) => {
+            TensorStorage::Matrices(all) => {
                 let (panel, matrix) = (panel_bytes(&all[0]), matrix_bytes(&all[0]));
                 all[(done / matrix) as usize].pack_panel((done % matrix / panel) as usize, bytes);
             }
-            Into::Vector { values, .. } => {
+            TensorStorage::Vector { values, .. } => {
                 *values = vec![0.0; bytes.len() / self.dtype.block_bytes() as usize];
                 quant::widen(self.dtype, bytes, values)
-                    .map_err(|e| tensor_error(&self.name, &format!("{e}"), "numbers"))?;
+                    .map_err(|e| tensor_error(&self.name, &format!("{e}"), "F32, F16 or BF16"))?;
             }
         }
         Ok(())
     }
 
-    /// Packs a whole tensor, panels in parallel; `packed` hears the ranges that are done.
+    /// Packs a whole tensor, panels in parallel. `packed` is called with the byte ranges that are packed.
     fn load(&mut self, bytes: &[u8], pool: &dyn Pool, packed: &mut dyn FnMut(Range<usize>)) -> Result<(), LoadError> {
         let dtype = self.dtype;
-        let Into::Matrices(all) = &mut self.into else {
+        let TensorStorage::Matrices(all) = &mut self.into else {
             self.pack_piece(0, bytes)?;
             packed(0..bytes.len());
             return Ok(());
@@ -222,7 +238,7 @@ impl Pending {
     }
 }
 
-/// Bytes of a whole panel, and of a matrix, as they lie in a file.
+/// Bytes of a whole panel, and of a matrix, in the file.
 fn panel_bytes(m: &Matrix) -> u64 {
     (PANEL * m.row_bytes()) as u64
 }
@@ -231,10 +247,10 @@ fn matrix_bytes(m: &Matrix) -> u64 {
     m.rows() as u64 * m.row_bytes() as u64
 }
 
-/// Loaded tensors by name.
-pub(super) struct Parts(Vec<Pending>);
+/// Loaded tensors, sorted by name; those taken are empty.
+pub(super) struct LoadedTensors(Vec<PendingTensor>);
 
-impl Parts {
+impl LoadedTensors {
     fn find(&self, name: &str) -> Option<usize> {
         self.0.binary_search_by(|p| p.name.as_str().cmp(name)).ok()
     }
@@ -243,34 +259,34 @@ impl Parts {
         self.find(name).is_some()
     }
 
-    fn take(&mut self, name: &str) -> Option<Into> {
+    fn take(&mut self, name: &str) -> Option<TensorStorage> {
         let i = self.find(name)?;
-        Some(core::mem::replace(&mut self.0[i].into, Into::Matrices(Vec::new())))
+        Some(core::mem::replace(&mut self.0[i].into, TensorStorage::Matrices(Vec::new())))
     }
 
-    /// The first that was not taken.
-    fn left(&self) -> Option<&str> {
-        let is_taken = |p: &&Pending| matches!(&p.into, Into::Matrices(all) if all.is_empty());
+    /// The first tensor that was not taken.
+    fn first_unused(&self) -> Option<&str> {
+        let is_taken = |p: &&PendingTensor| matches!(&p.into, TensorStorage::Matrices(all) if all.is_empty());
         self.0.iter().find(|p| !is_taken(p)).map(|p| p.name.as_str())
     }
 
-    /// A stack of matrices.
+    /// The matrices of a tensor: one, or one per expert.
     pub(super) fn matrices(&mut self, name: &str) -> Option<Vec<Matrix>> {
         match self.take(name) {
-            Some(Into::Matrices(all)) => Some(all),
+            Some(TensorStorage::Matrices(all)) => Some(all),
             _ => None,
         }
     }
 
     pub(super) fn matrix(&mut self, name: &str) -> Result<Matrix, LoadError> {
         let last = self.matrices(name).and_then(|mut all| all.pop());
-        last.ok_or_else(|| tensor_error(name, "nothing", "a matrix"))
+        last.ok_or_else(|| LoadError::MissingTensor { name: name.into() })
     }
 
-    /// Numbers, and how many of them belong together.
+    /// The values of a vector, and the length of a row: heads may have rows of their own.
     pub(super) fn vector(&mut self, name: &str) -> Option<(Vec<f32>, usize)> {
         match self.take(name) {
-            Some(Into::Vector { values, width }) => Some((values, width)),
+            Some(TensorStorage::Vector { values, width }) => Some((values, width)),
             _ => None,
         }
     }

@@ -1,14 +1,15 @@
-//! A model: hyper-parameters, weights, tokenizer; and the forward pass.
+//! Models: hyper-parameters, weights, tokenizer and the forward pass.
 
 pub mod arch;
 mod block;
 pub mod config;
+pub mod evaluate;
 mod ffn;
 pub mod forward;
-mod heads;
 mod keys;
 pub mod loader;
-pub mod pass;
+mod projection;
+
 pub(crate) mod roles;
 pub mod rotary;
 mod rows;
@@ -22,8 +23,8 @@ use alloc::string::String;
 pub use config::Config;
 pub(crate) use forward::logits_rows;
 pub use forward::{Run, Stage, Trace};
-pub(crate) use heads::HeadScratch;
-use loader::Loader;
+use loader::WeightLoader;
+pub(crate) use projection::ProjectionScratch;
 pub use scratch::Scratch;
 pub use stream::{StreamError, StreamLoader};
 use weights::Weights;
@@ -33,35 +34,36 @@ use crate::gguf::Gguf;
 use crate::pool::Pool;
 use crate::tokenizer::Tokenizer;
 
-/// Bytes of working memory that any model may have unless the host says otherwise.
+/// Default limit of working memory, unless the weights are larger.
 const LEAST_SCRATCH_LIMIT: usize = 1 << 31;
 
-/// A model, ready to run.
+/// A loaded model.
 pub struct Model {
-    /// Shape and constants.
+    /// Hyper-parameters.
     pub config: Config,
-    /// Text to tokens and back.
+    /// Tokenizer of the model file.
     pub tokenizer: Tokenizer,
-    /// The file's chat template, in Jinja.
+    /// Chat template of the model file, in Jinja.
     pub chat_template: Option<String>,
-    /// The file's name for the model.
+    /// Name of the model (`general.name`).
     pub name: Option<String>,
-    /// Bytes of working memory that batches may have, at most: widths and experts are the file's choice. 2 GiB, or as
-    /// many as the weights take if those are more, unless the host sets another number.
+    /// Maximal bytes of working memory. An untrusted file controls widths and numbers of experts, and so the memory
+    /// that a batch needs. The default is 2 GiB or the size of the weights, whichever is larger; hosts may set another
+    /// value.
     pub max_scratch_bytes: usize,
     pub(crate) weights: Weights,
 }
 
-/// A model whose directory is read and whose weights are on their way.
+/// A model whose metadata and tensor directory are parsed and whose weights are being loaded.
 pub struct ModelLoader {
-    loader: Loader,
+    loader: WeightLoader,
     tokenizer: Tokenizer,
     chat_template: Option<String>,
     name: Option<String>,
 }
 
-/// Checks that each row of the embedding has a token. A file may have rows without one if it says how many rows there
-/// are, by `ARCH.vocab_size`.
+/// Checks that each row of the embedding has a token. A file may have padding rows if `ARCH.vocab_size` is the number
+/// of rows.
 fn check_vocabulary(gguf: &Gguf<'_>, config: &Config, n_tokens: usize) -> Result<(), LoadError> {
     let (rows, key) = (config.n_vocab, format!("{}.vocab_size", config.arch.name));
     let is_padded = n_tokens < rows && gguf.u32(&key)?.is_some_and(|size| size as usize == rows);
@@ -72,41 +74,43 @@ fn check_vocabulary(gguf: &Gguf<'_>, config: &Config, n_tokens: usize) -> Result
         key: "tokenizer.ggml.tokens".into(),
         found: format!("{n_tokens} tokens"),
         expected: match n_tokens < rows {
-            true => format!("{rows}, the rows of token_embd.weight, or `{key}` = {rows}"),
-            false => format!("{rows}, the rows of token_embd.weight"),
+            true => format!("{rows} (the rows of token_embd.weight), or `{key}` = {rows}"),
+            false => format!("{rows} (the rows of token_embd.weight)"),
         },
     })
 }
 
 impl ModelLoader {
-    /// Checks the directories of a model's files (one, or all shards in order) and reserves memory for the weights.
+    /// Checks metadata and tensor directories of a model's files (one, or all shards in order) and allocates the
+    /// weights.
     ///
     /// # Errors
-    /// [`LoadError`] says which key or tensor is wrong.
+    /// [`LoadError`] names the key or tensor that is invalid.
     pub fn new(shards: &[Gguf<'_>]) -> Result<ModelLoader, LoadError> {
         let Some(gguf) = shards.first() else {
-            return Err(LoadError::Gguf { at: 0, what: "model", found: "no file".into(), expected: "a file".into() });
+            let (found, expected) = ("no file".into(), "at least one file".into());
+            return Err(LoadError::Gguf { at: 0, what: "model", found, expected });
         };
         let config = Config::from_gguf(gguf, shards)?;
         let tokenizer = Tokenizer::from_gguf(gguf)?;
         check_vocabulary(gguf, &config, tokenizer.n_vocab())?;
         Ok(ModelLoader {
-            loader: Loader::new(shards, config)?,
+            loader: WeightLoader::new(shards, config)?,
             tokenizer,
             chat_template: gguf.str("tokenizer.chat_template")?.map(Into::into),
             name: gguf.str("general.name")?.map(Into::into),
         })
     }
 
-    /// The weights on their way.
-    pub fn weights(&mut self) -> &mut Loader {
+    /// The loader of the weights, to which the bytes of the files are passed.
+    pub fn weights(&mut self) -> &mut WeightLoader {
         &mut self.loader
     }
 
-    /// The model, once all weights have arrived.
+    /// The model, after all weights are loaded.
     ///
     /// # Errors
-    /// The first tensor that is not complete.
+    /// [`LoadError`] of the first tensor that is incomplete or that conflicts with others.
     pub fn finish(self) -> Result<Model, LoadError> {
         let (config, weights) = self.loader.finish()?;
         let ModelLoader { tokenizer, chat_template, name, .. } = self;
@@ -116,10 +120,10 @@ impl ModelLoader {
 }
 
 impl Model {
-    /// Loads a model from a whole file in memory.
+    /// Loads a model from the bytes of a GGUF file.
     ///
     /// # Errors
-    /// [`LoadError`] says what is wrong with the file, and where.
+    /// [`LoadError`] names the offset, key or tensor that is invalid.
     pub fn load(file: &[u8], pool: &dyn Pool) -> Result<Model, LoadError> {
         let gguf = Gguf::parse(file)?;
         let mut loader = ModelLoader::new(core::slice::from_ref(&gguf))?;
@@ -132,7 +136,7 @@ impl Model {
         self.weights.len_bytes()
     }
 
-    /// Bytes of weights that one decoded token reads.
+    /// Bytes of weights that the forward pass of one decoded token reads.
     pub fn decode_bytes(&self) -> usize {
         self.weights.decode_bytes(&self.config)
     }

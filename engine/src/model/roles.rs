@@ -1,51 +1,51 @@
-//! Names of tensors: what each is for, the shape it must have, and which ones a layer cannot do without.
+//! Tensor names: the shape that each must have, and which tensors a layer requires.
 
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::config::{Config, MAX_WIDTH};
-use super::heads;
+use super::projection;
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::WeightArena;
 use crate::kernels::panel::Matrix;
 use crate::quant::Dtype;
 
-/// Tensors of no use to the forward pass: precomputed tables of old converters.
+/// Suffixes of tensors that the forward pass ignores: precomputed tables of old converters.
 const IGNORED: [&str; 1] = ["rotary_emb.inv_freq"];
 
-/// What a tensor is for: its shape.
+/// Expected shape of a tensor.
 #[derive(Clone, Copy)]
 pub(super) enum Role {
-    /// `n` matrices of (rows, k), one after the other; `n` is a dimension of its own unless it is 1.
+    /// `n` matrices (rows, k), concatenated; `n` is a dimension unless it is 1.
     Matrices { n: usize, rows: usize, k: usize },
-    /// So many numbers.
+    /// A vector of this length.
     Vector(usize),
-    /// Weights of a norm: of one head, of each head, or of all heads together.
+    /// Weights of a norm of heads: (head_dim), (n_head, head_dim) or (n_head * head_dim).
     HeadNorm { n_head: usize, head_dim: usize },
 }
 
-/// Where a tensor goes.
-pub(super) enum Into {
-    /// One matrix, or the experts'.
+/// Memory of a tensor.
+pub(super) enum TensorStorage {
+    /// One matrix, or one per expert.
     Matrices(Vec<Matrix>),
-    /// Numbers, and how many of them belong together: the length of a row.
+    /// Values, and the length of a row.
     Vector { values: Vec<f32>, width: usize },
 }
 
 impl Role {
-    /// The role of a tensor, by its name. A fused matrix has a role of its own only in its shape.
+    /// The role of a tensor by its name; `None` if the model has no tensor of this name.
     fn of(t: &TensorInfo<'_>, c: &Config) -> Option<Role> {
         let (q, kv) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
         let matrix = |rows, k| Some(Role::Matrices { n: 1, rows, k });
         let vector = |n| Some(Role::Vector(n));
-        // what a tensor says itself, as far as widths go
+        // widths that only the tensor itself states
         let width = |dim: u64| dim.min(u64::from(MAX_WIDTH)) as usize;
         match t.name {
             "token_embd.weight" | "output.weight" => return matrix(c.n_vocab, c.n_embd),
             "position_embd.weight" if c.arch.rope.is_none() => return matrix(c.n_ctx_train, c.n_embd),
-            // of so many kinds of text as there are rows: the first is used
+            // the tensor has a row per token type; the first is used
             "token_types.weight" => return matrix(width(t.dims[1]), c.n_embd),
             "token_embd_norm.weight" | "token_embd_norm.bias" => return vector(c.n_embd),
             "output.bias" => return vector(c.n_vocab),
@@ -55,19 +55,19 @@ impl Role {
             }
             _ => {}
         }
-        // heads have the widths that they have: one goes with the next
+        // projections have any shape; each must fit the one before
         match t.name.split_once('.') {
-            Some((head, "weight")) if heads::NAMES.contains(&head) => {
+            Some((head, "weight")) if projection::NAMES.contains(&head) => {
                 return matrix(width(t.dims[1]), width(t.dims[0]));
             }
-            Some((head, "bias")) if heads::NAMES.contains(&head) => return vector(width(t.dims[0])),
+            Some((head, "bias")) if projection::NAMES.contains(&head) => return vector(width(t.dims[0])),
             _ => {}
         }
         let (layer, part) = t.name.strip_prefix("blk.")?.split_once('.')?;
         if index(layer)? >= c.n_layer() {
             return None;
         }
-        // gate and up may be one matrix
+        // gate and up may be fused in one matrix
         let up = if t.dims[1] == 2 * c.n_ff as u64 { 2 * c.n_ff } else { c.n_ff };
         if let Some((norm, "weight" | "bias")) = part.split_once('.')
             && ["attn_output_norm", "layer_output_norm"].contains(&norm)
@@ -98,7 +98,7 @@ impl Role {
         }
     }
 
-    /// The role of a part of a layer's experts: all in one tensor, or as older files have them, each in its own.
+    /// The role of a tensor of experts: one tensor for all experts, or, in older files, one per expert.
     fn of_experts(part: &str, c: &Config) -> Option<Role> {
         let e = c.experts.as_ref()?;
         let matrices = |n, rows, k| Some(Role::Matrices { n, rows, k });
@@ -123,7 +123,7 @@ impl Role {
         }
     }
 
-    fn reserve(self, t: &TensorInfo<'_>, arena: &mut WeightArena) -> Result<Into, LoadError> {
+    fn reserve(self, t: &TensorInfo<'_>, arena: &mut WeightArena) -> Result<TensorStorage, LoadError> {
         let fits = match self {
             Role::Matrices { n, rows, k } => t.dims == [k as u64, rows as u64, n as u64, 1],
             Role::Vector(n) => t.dims == [n as u64, 1, 1, 1],
@@ -141,8 +141,7 @@ impl Role {
             };
             return Err(tensor_error(t.name, &format!("shape {:?}", &t.dims[..t.n_dims as usize]), &expected));
         }
-        let out_of_memory =
-            |_| LoadError::TooLarge { what: "the weights", needed: t.len_bytes, limit: usize::MAX as u64 };
+        let out_of_memory = |_| LoadError::OutOfMemory { what: "the weights", needed: t.len_bytes };
         if let Role::Matrices { n, rows, k } = self {
             if !t.dtype.supported() {
                 return Err(LoadError::Unsupported {
@@ -152,32 +151,39 @@ impl Role {
                 });
             }
             let matrices = (0..n).map(|_| Matrix::zeroed_in(arena, t.dtype, rows, k)).collect::<Result<_, _>>();
-            return Ok(Into::Matrices(matrices.map_err(out_of_memory)?));
+            return Ok(TensorStorage::Matrices(matrices.map_err(out_of_memory)?));
         }
         if !matches!(t.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
             return Err(tensor_error(t.name, t.dtype.name(), "F32, F16 or BF16"));
         }
         let mut values = Vec::new();
         values.try_reserve_exact(t.n_elements() as usize).map_err(out_of_memory)?;
-        Ok(Into::Vector { values, width: t.dims[0] as usize })
+        Ok(TensorStorage::Vector { values, width: t.dims[0] as usize })
     }
 }
 
-impl Into {
-    /// Memory for a tensor of the file, its matrices' from `arena`; `None` if it is of no use.
+impl TensorStorage {
+    /// Allocates memory for a tensor, matrices from `arena`; `None` if the tensor is ignored.
     ///
     /// # Errors
-    /// A name that the model does not use, another shape than expected, a type that is not known.
-    pub(super) fn reserve(t: &TensorInfo<'_>, c: &Config, arena: &mut WeightArena) -> Result<Option<Into>, LoadError> {
+    /// [`LoadError`] if the model has no tensor of this name, or its shape or type is not accepted.
+    pub(super) fn reserve(
+        t: &TensorInfo<'_>,
+        c: &Config,
+        arena: &mut WeightArena,
+    ) -> Result<Option<TensorStorage>, LoadError> {
         match Role::of(t, c) {
             Some(role) => role.reserve(t, arena).map(Some),
             None if IGNORED.iter().any(|s| t.name.ends_with(s)) => Ok(None),
-            None => Err(tensor_error(t.name, "a tensor that this architecture does not use", "only known tensors")),
+            None => {
+                let expected = format!("only tensors of the architecture `{}`", c.arch.name);
+                Err(tensor_error(t.name, "a tensor that this architecture does not use", &expected))
+            }
         }
     }
 }
 
-/// A number as it stands in a name: without leading zeros.
+/// Parses an index in a tensor name: decimal without leading zeros.
 fn index(text: &str) -> Option<usize> {
     if text.len() > 1 && text.starts_with('0') {
         return None;
@@ -185,13 +191,13 @@ fn index(text: &str) -> Option<usize> {
     text.parse().ok()
 }
 
-/// Ways to build a step of a layer, each by the parts it needs. The first is meant whose first part is there; if none
-/// is, the last.
-type Ways = &'static [&'static [&'static str]];
+/// Alternative tensor layouts of a sub-layer (fused QKV; separate Q, K and V). The first whose first tensor exists
+/// applies, else the last.
+type Layouts = &'static [&'static [&'static str]];
 
-const PRE_NORMS: Ways = &[&["post_attention_norm"], &["attn_norm"]];
-const POST_NORMS: Ways = &[&["attn_output_norm", "layer_output_norm"]];
-const STEPS: [Ways; 3] = [
+const PRE_NORMS: Layouts = &[&["post_attention_norm"], &["attn_norm"]];
+const POST_NORMS: Layouts = &[&["attn_output_norm", "layer_output_norm"]];
+const SUBLAYERS: [Layouts; 3] = [
     &[&["attn_qkv"], &["attn_q", "attn_k", "attn_v"]],
     &[&["attn_output"]],
     &[
@@ -201,7 +207,7 @@ const STEPS: [Ways; 3] = [
     ],
 ];
 
-/// The first tensor that is missing, given those that are there.
+/// The first required tensor that is missing; `has` tells which exist.
 pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> {
     let mut all: Vec<&str> = ["token_embd.weight"].into();
     if !c.arch.post_norm {
@@ -210,7 +216,7 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
     if c.arch.rope.is_none() {
         all.push("position_embd.weight");
     }
-    // divisors for long contexts never come alone
+    // divisors for short and for long contexts come together
     let factors = ["rope_factors_long.weight", "rope_factors_short.weight"];
     if c.is_longrope() || factors.iter().any(|f| has(f)) {
         all.extend(factors);
@@ -220,7 +226,7 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
     }
     for layer in 0..c.n_layer() {
         let name = |part: &str| format!("blk.{layer}.{part}.weight");
-        // older files have a tensor for each expert
+        // older files have one tensor per expert
         let has = |part: &str| match part.strip_suffix("_exps") {
             Some(one) => {
                 let n = c.experts.map_or(0, |e| e.n);
@@ -229,9 +235,9 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
             None => has(&name(part)),
         };
         let norms = if c.arch.post_norm { POST_NORMS } else { PRE_NORMS };
-        for ways in [norms].into_iter().chain(STEPS) {
-            let way = ways.iter().find(|way| has(way[0])).or(ways.last())?;
-            if let Some(part) = way.iter().find(|part| !has(part)) {
+        for layouts in [norms].into_iter().chain(SUBLAYERS) {
+            let layout = layouts.iter().find(|layout| has(layout[0])).or(layouts.last())?;
+            if let Some(part) = layout.iter().find(|part| !has(part)) {
                 return Some(name(part));
             }
         }
@@ -239,11 +245,11 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
     None
 }
 
-/// The first tensor that a layer lacks and the one before it of its kind has, with experts or without: the layer would be
-/// taken for another kind of layer. `names` are those that are there, ascending.
-pub(super) fn uneven(c: &Config, names: &[&str], has: impl Fn(&str) -> bool) -> Option<String> {
+/// The first tensor that a layer lacks although the layer before it of the same kind (dense or experts) has it. Such a
+/// layer would be computed as another kind of block. `names` are the existing tensors, ascending.
+pub(super) fn missing_in_layer(c: &Config, names: &[&str], has: impl Fn(&str) -> bool) -> Option<String> {
     let mut last = [None; 2];
-    // twice around: before the first of a kind comes the last one
+    // twice around, so that the first layer of a kind is compared with the last
     for i in 0..2 * c.n_layer() {
         let layer = i % c.n_layer();
         let with_experts = has(&format!("blk.{layer}.ffn_gate_inp.weight"));

@@ -1,4 +1,4 @@
-//! Rotary frequencies: one per pair of a head, from base, scaling and the file's own divisors.
+//! RoPE frequencies: one per pair of elements of a head, from base, scaling and the file's divisors.
 
 use alloc::vec::Vec;
 use core::f64::consts::PI;
@@ -8,25 +8,26 @@ use super::keys::Keys;
 use crate::error::LoadError;
 use crate::math::{ln, pow, sin_cos};
 
-/// How frequencies are stretched beyond the context a model was first trained for.
+/// RoPE scaling: how frequencies are changed for contexts longer than the original training context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScalingKind {
-    /// Not at all. Llama 3's scaling is of this kind: its divisors are a tensor.
+    /// No formula. Llama 3's scaling is of this kind: files store it as the tensor `rope_freqs`.
     None,
-    /// All by one factor (Chen et al. 2023).
+    /// All frequencies are divided by one factor (Chen et al. 2023).
     Linear,
-    /// By wavelength (YaRN, Peng et al. 2023).
+    /// Frequencies are divided depending on their wavelength (YaRN, Peng et al. 2023).
     Yarn,
-    /// By divisors, which are tensors: some for short contexts and others for long ones (LongRoPE, Ding et al. 2024).
+    /// Frequencies are divided by one tensor in short contexts and by another in long ones (LongRoPE, Ding et al.
+    /// 2024).
     LongRope,
 }
 
 impl ScalingKind {
-    /// All kinds.
+    /// All kinds, for parsing.
     pub const ALL: [ScalingKind; 4] =
         [ScalingKind::None, ScalingKind::Linear, ScalingKind::Yarn, ScalingKind::LongRope];
 
-    /// The name in `rope.scaling.type`.
+    /// The kind's name in `rope.scaling.type`.
     pub const fn name(self) -> &'static str {
         match self {
             ScalingKind::None => "none",
@@ -37,32 +38,32 @@ impl ScalingKind {
     }
 }
 
-/// Parameters of the scaling.
+/// Parameters of RoPE scaling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scaling {
-    /// The formula.
+    /// Which formula applies.
     pub kind: ScalingKind,
-    /// How many times longer the context became.
+    /// Context extension factor.
     pub factor: f32,
-    /// Context before stretching.
+    /// Training context before the extension, in tokens.
     pub original_context: usize,
-    /// Factor on the length of rotated vectors.
+    /// Factor on cosines and sines, and so on the magnitude of rotated vectors.
     pub attn_factor: f32,
-    /// YaRN: turns over the original context above which a pair keeps its frequency.
+    /// YaRN: pairs with more turns over the original context keep their frequency.
     pub beta_fast: f32,
-    /// YaRN: turns below which a pair is stretched by the whole factor.
+    /// YaRN: pairs with fewer turns over the original context are divided by the whole factor.
     pub beta_slow: f32,
 }
 
 impl Scaling {
-    /// From a file's metadata.
+    /// Reads the scaling from metadata.
     ///
     /// # Errors
-    /// An unknown kind, by name; a number out of range, by key.
+    /// [`LoadError::Unsupported`] for an unknown kind, [`LoadError::Metadata`] for a value out of range.
     pub(super) fn read(keys: &Keys<'_, '_>, n_ctx_train: usize) -> Result<Scaling, LoadError> {
         let factor = keys.optional("rope.scaling.factor")?.or(keys.optional("rope.scale_linear")?);
         let kind = match keys.str("rope.scaling.type")? {
-            // older files give a linear factor alone
+            // older files have a factor without a type: linear
             None if factor.is_some() => ScalingKind::Linear,
             None => ScalingKind::None,
             Some(name) => match ScalingKind::ALL.iter().find(|k| k.name() == name) {
@@ -90,25 +91,25 @@ impl Scaling {
     }
 }
 
-/// A rotation of heads.
+/// A RoPE variant; models with local and global layers have two.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RopeConfig {
-    /// Base of the frequencies.
+    /// Base of the frequencies (theta).
     pub base: f32,
-    /// How they are stretched; `None` if not at all, by divisors neither.
+    /// Scaling of the frequencies; with `None` the file's divisors are not applied either.
     pub scaling: Option<Scaling>,
 }
 
-/// Frequencies of the pairs, in radians per position.
+/// RoPE frequencies of the pairs, in radians per position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rotary {
     freqs: Vec<f64>,
-    /// Cosines and sines are multiplied by it.
+    /// Factor on cosines and sines.
     magnitude: f32,
 }
 
 impl Rotary {
-    /// For heads of which the first `n_rot` elements rotate; `divisors` (n_rot / 2) are the file's, where it has them.
+    /// Frequencies of heads whose first `n_rot` elements rotate; `divisors` (n_rot / 2) come from the file.
     pub fn new(n_rot: usize, rope: &RopeConfig, divisors: Option<&[f32]>) -> Rotary {
         let (n, base) = (n_rot as f64, f64::from(rope.base));
         let mut freqs: Vec<f64> = (0..n_rot / 2).map(|i| pow(base, -2.0 * i as f64 / n)).collect();
@@ -119,7 +120,7 @@ impl Rotary {
             ScalingKind::None | ScalingKind::LongRope => {}
             ScalingKind::Linear => freqs.iter_mut().for_each(|f| *f /= factor),
             ScalingKind::Yarn => {
-                // the pair that turns `beta` times over the original context
+                // index of the pair that makes `beta` turns over the original context
                 let pair =
                     |beta: f32| n * ln(s.original_context as f64 / (f64::from(beta) * 2.0 * PI)) / (2.0 * ln(base));
                 let low = floor(pair(s.beta_fast)).max(0.0);
@@ -139,7 +140,7 @@ impl Rotary {
         Rotary { freqs, magnitude }
     }
 
-    /// Cosines and sines of a position, one of each per pair.
+    /// Writes cosine and sine of each pair (n_rot / 2) at a position.
     pub fn at(&self, pos: usize, cos: &mut [f32], sin: &mut [f32]) {
         for ((f, cos), sin) in self.freqs.iter().zip(cos).zip(sin) {
             let (s, c) = sin_cos(pos as f64 * f);

@@ -1,8 +1,8 @@
-//! Steps of the forward pass on rows of numbers, one row a token, shared among the threads.
+//! Operations of the forward pass on rows of floats (one row per token), distributed over the threads of a pool.
 
 use alloc::vec::Vec;
 
-use super::weights::{Linear, Norm, Stack, padded};
+use super::weights::{Linear, LinearGroup, Norm, padded};
 use crate::kernels::act::{self, ActLayout, Floats, PackedActs, max_words};
 use crate::kernels::elementwise::{Activation, activate, add_scaled, gated};
 use crate::kernels::matmul::{Columns, MatmulJob, products};
@@ -11,31 +11,31 @@ use crate::kernels::panel::Matrix;
 use crate::kernels::{Cpu, tasks};
 use crate::pool::Pool;
 
-/// Rows of a task.
+/// Rows of one task.
 pub(super) const TASK_ROWS: usize = act::TASK_COLUMNS;
 
-/// Where rows are computed.
+/// Instruction set, pool and norm parameters of the operations.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
+pub(super) struct RowOps<'a> {
     pub(super) cpu: Cpu,
     pub(super) pool: &'a dyn Pool,
-    /// Of all norms.
+    /// Kind of all norms of the model.
     pub(super) kind: NormKind,
     pub(super) eps: f32,
 }
 
-/// Rows that are the columns of a product with `w`.
-pub(super) fn whole<'x>(x: &'x [f32], w: &Matrix) -> Floats<'x> {
+/// Rows (n, k) as the columns of a product with `w` (rows, k).
+pub(super) fn as_columns<'x>(x: &'x [f32], w: &Matrix) -> Floats<'x> {
     Floats { x, stride: w.k() }
 }
 
-/// Columns `at..at + width` of rows of `stride` numbers.
-pub(super) fn cut(x: &[f32], stride: usize, at: usize, width: usize) -> impl Iterator<Item = &[f32]> {
+/// Columns `at..at + width` of rows of `stride` floats.
+pub(super) fn columns(x: &[f32], stride: usize, at: usize, width: usize) -> impl Iterator<Item = &[f32]> {
     x.chunks_exact(stride).map(move |row| &row[at..at + width])
 }
 
-impl<'a> Rows<'a> {
-    /// Calls `f(row, numbers)` for each row of `stride` numbers.
+impl<'a> RowOps<'a> {
+    /// Calls `f(index, row)` for each row of `stride` floats.
     pub(super) fn each(&self, x: &mut [f32], stride: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
         tasks::chunks(act::pool_for_rows(self.pool, x.len() / stride), x, TASK_ROWS * stride, &|i, rows, _| {
             for (r, row) in rows.chunks_exact_mut(stride).enumerate() {
@@ -48,38 +48,38 @@ impl<'a> Rows<'a> {
         NormWeights { kind: self.kind, eps: self.eps, w: &n.weight, b: n.bias.as_deref() }
     }
 
-    /// `out = norm(x)`; `out` has rows of whole width, those of `x` are `stride` apart.
+    /// `out = norm(x)`; rows of `out` are contiguous, those of `x` are `stride` apart.
     pub(super) fn norm(&self, n: &Norm, x: &[f32], stride: usize, out: &mut [f32]) {
         let weights = self.weights(n);
         self.each(out, n.width, &|r, out| norm(self.cpu, &weights, &x[r * stride..][..n.width], out));
     }
 
-    /// The norm of `x` (n, width) in `h`; `x` itself where there is no norm.
+    /// `h = norm(x)`, both (n, width), and returns `h`; returns `x` if there is no norm.
     pub(super) fn normed<'b>(&self, n: Option<&Norm>, x: &'b [f32], h: &'b mut [f32]) -> &'b [f32] {
         let Some(n) = n else { return x };
         self.norm(n, x, n.width, h);
         h
     }
 
-    /// Norms of the heads of one token.
+    /// Normalises each head of one token, in place.
     pub(super) fn norm_heads(&self, n: &Norm, heads: &mut [f32]) {
         for (head, w) in heads.chunks_exact_mut(n.width).zip(n.weight.chunks_exact(n.width).cycle()) {
             norm_in_place(self.cpu, &NormWeights { kind: self.kind, eps: self.eps, w, b: None }, head);
         }
     }
 
-    /// `x += y * scale`: rows of `d` numbers, those of `y` are `stride` apart.
+    /// `x += y * scale` on rows of `d` floats; rows of `x` are contiguous, those of `y` are `stride` apart.
     pub(super) fn add(&self, x: &mut [f32], d: usize, y: &[f32], stride: usize, scale: f32) {
         self.each(x, d, &|r, x| add_scaled(self.cpu, x, &y[r * stride..][..d], scale));
     }
 
-    /// `x = norm(x)`: rows of whole width.
+    /// `x = norm(x)` on contiguous rows.
     pub(super) fn norm_each(&self, n: &Norm, x: &mut [f32]) {
         let weights = self.weights(n);
         self.each(x, n.width, &|_, x| norm_in_place(self.cpu, &weights, x));
     }
 
-    /// `x = norm(x + y)`: rows of whole width, those of `y` in whole panels.
+    /// `x = norm(x + y)`; rows of `x` are contiguous, those of `y` padded to whole panels.
     pub(super) fn add_normed(&self, n: &Norm, x: &mut [f32], y: &[f32]) {
         let weights = self.weights(n);
         self.each(x, n.width, &|r, x| {
@@ -88,8 +88,8 @@ impl<'a> Rows<'a> {
         });
     }
 
-    /// What a feed-forward sends down, in the first `width` of each row of `stride` numbers: the activation of the gate,
-    /// which is there, times what goes up, which starts at `up`; or the activation of what goes up, without a gate.
+    /// Input of the down projection, in the first `width` floats of each row of `stride`: `act(gate) * up`, where
+    /// `gate` starts at 0 and `up` at `up`; without a gate (`None`) `act(x)`.
     pub(super) fn activate(&self, act: Activation, x: &mut [f32], stride: usize, up: Option<usize>, width: usize) {
         self.each(x, stride, &|_, row| {
             let Some(up) = up else { return activate(self.cpu, act, &mut row[..width]) };
@@ -98,31 +98,31 @@ impl<'a> Rows<'a> {
         });
     }
 
-    /// `out = W x + b` of the linears of a stack for the rows `x` (n, k).
-    pub(super) fn stack(&self, stack: &Stack, x: &[f32], out: &mut [f32], words: &mut [u32]) {
-        let mut columns = PackedColumns::new(words);
-        let jobs: Vec<MatmulJob<'_>> = stack
+    /// `out = W x + b` of each linear of the group for the rows `x` (n, k).
+    pub(super) fn linear_group(&self, group: &LinearGroup, x: &[f32], out: &mut [f32], words: &mut [u32]) {
+        let mut packed = PackedColumns::new(words);
+        let jobs: Vec<MatmulJob<'_>> = group
             .linears
             .iter()
             .map(|(l, at)| MatmulJob {
                 w: &l.w,
-                x: columns.of(self, &l.w, whole(x, &l.w), 0),
+                x: packed.of(self, &l.w, as_columns(x, &l.w), 0),
                 out_column: 0,
                 out_row: *at,
             })
             .collect();
-        products(self.cpu, self.pool, &jobs, out, stack.stride);
-        for (linear, at) in &stack.linears {
-            self.add_bias(linear.bias.as_deref(), out, stack.stride, *at);
+        products(self.cpu, self.pool, &jobs, out, group.stride);
+        for (linear, at) in &group.linears {
+            self.add_bias(linear.bias.as_deref(), out, group.stride, *at);
         }
     }
 
-    /// `out = W x + b` for the rows `x` (n, k); rows of `out` are in whole panels.
+    /// `out = W x + b` for the rows `x` (n, k); rows of `out` are padded to whole panels.
     pub(super) fn linear(&self, linear: &Linear, x: &[f32], out: &mut [f32], words: &mut [u32]) {
-        self.matrix(&linear.w, linear.bias.as_deref(), whole(x, &linear.w), out, words);
+        self.matrix(&linear.w, linear.bias.as_deref(), as_columns(x, &linear.w), out, words);
     }
 
-    /// [`Rows::linear`] of a matrix, for the first numbers of rows.
+    /// As [`RowOps::linear`], for rows with a stride of their own.
     pub(super) fn matrix(&self, w: &Matrix, bias: Option<&[f32]>, x: Floats<'_>, out: &mut [f32], words: &mut [u32]) {
         let x = PackedColumns::new(words).of(self, w, x, 0);
         products(self.cpu, self.pool, &[MatmulJob { w, x, out_column: 0, out_row: 0 }], out, padded(w.rows()));
@@ -136,29 +136,30 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Inputs of products, each packed once for every form that its matrices want.
+/// Inputs of products, each packed once per layout that the types of its matrices need.
 pub(super) struct PackedColumns<'w> {
     left: &'w mut [u32],
-    /// With the number of the input.
+    /// Index of the input, and its packed form.
     packed: Vec<(usize, PackedActs<'w>)>,
 }
 
-/// Forms that one input is packed in, at most: as many as matrices take it together (q, k and v).
+/// Maximal number of layouts of one input: the number of matrices that share it (q, k and v).
 pub(super) const MAX_FORMS: usize = 3;
 
-/// Words that rows of `k` elements take in so many forms.
+/// Words that `rows` rows of `k` elements take in `forms` layouts.
 pub(super) fn packed_words(rows: usize, forms: usize, k: usize) -> usize {
     forms.saturating_mul(max_words(rows, k))
 }
 
 impl<'w> PackedColumns<'w> {
-    /// Packs into `words`, [`packed_words`] of all inputs.
+    /// Packs into `words`, which holds [`packed_words`] of all inputs.
     pub(super) fn new(words: &'w mut [u32]) -> PackedColumns<'w> {
         PackedColumns { left: words, packed: Vec::new() }
     }
 
-    /// The rows `x`, which are input number `input`, as the matrix wants them. Inputs come in order.
-    pub(super) fn of<'x: 'c, 'c>(&mut self, rows: &Rows<'_>, w: &Matrix, x: Floats<'x>, input: usize) -> Columns<'c>
+    /// The rows `x`, input number `input`, in the layout that the matrix needs. Inputs must be given in ascending
+    /// order.
+    pub(super) fn of<'x: 'c, 'c>(&mut self, rows: &RowOps<'_>, w: &Matrix, x: Floats<'x>, input: usize) -> Columns<'c>
     where
         'w: 'c,
     {

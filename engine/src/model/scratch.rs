@@ -1,4 +1,4 @@
-//! Working memory of the forward pass, fixed at construction.
+//! Working memory of the forward pass, allocated once.
 
 use alloc::collections::TryReserveError;
 use alloc::vec;
@@ -13,15 +13,15 @@ use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot
 use crate::kernels::panel::Matrix;
 use crate::pool::Pool;
 
-/// Working memory for batches of some shape.
+/// Working memory for batches up to a given size.
 pub struct Scratch {
-    /// Rows and logits rows at once.
+    /// Maximal rows and logits rows of a batch.
     pub(super) max_rows: usize,
     pub(super) max_logits: usize,
     /// (rows, n_embd): the residual stream, and its norm.
     pub(super) x: Vec<f32>,
     pub(super) h: Vec<f32>,
-    /// (rows, padded n_embd): what attention or feed-forward gives.
+    /// (rows, padded n_embd): output of attention or feed-forward.
     pub(super) y: Vec<f32>,
     pub(super) step: StepScratch,
     pub(super) attention: AttentionScratch,
@@ -29,70 +29,70 @@ pub struct Scratch {
     /// (logits rows, n_embd) after the final norm, and (logits rows, padded n_vocab).
     pub(super) hidden: Vec<f32>,
     pub(super) logits: Vec<f32>,
-    /// A row of an embedding as the file has it, and its numbers.
+    /// A dequantised row of the token-type or position embedding (n_embd).
     pub(super) row: Vec<f32>,
 }
 
-/// What lasts for one attention or one feed-forward.
+/// Buffers of one sub-layer.
 pub(super) struct StepScratch {
-    /// (rows, stride of queries, keys and values), then (rows, n_head * head_dim); or (rows, stride of gate and up), where
-    /// a row of an expert is a row of the batch that goes through it.
+    /// (rows, stride of q, k and v), then (rows, n_head * head_dim); or (rows, stride of gate and up). With experts, a
+    /// row per token and selected expert.
     pub(super) wide: Vec<f32>,
-    /// Packed columns.
+    /// Packed activations.
     pub(super) words: Vec<u32>,
 }
 
-/// What attention needs.
+/// Buffers of attention.
 pub(super) struct AttentionScratch {
-    /// The model's rotations, for the length of context that the scratch is for.
+    /// RoPE frequencies of the model's variants, for the context that the scratch memory is for.
     pub(super) rotary: Vec<Rotary>,
-    /// (rows, rotations, n_rot / 2)
+    /// (rows, RoPE variants, n_rot / 2)
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
-    /// Places of the rows in the arena.
+    /// KV slot of each row.
     pub(super) slots: Vec<Slot>,
-    /// One a thread.
+    /// One per thread.
     pub(super) threads: Vec<AttendScratch>,
     pub(super) parts: Vec<f32>,
 }
 
-/// What the choice of experts needs.
+/// Buffers of expert routing.
 pub(super) struct ExpertsScratch {
     /// (rows, padded n_expert)
     pub(super) router: Vec<f32>,
     /// (n_expert)
     pub(super) probabilities: Vec<f32>,
-    /// (rows, n_used): the experts of each row, their weights, and which row of an expert is theirs.
-    pub(super) chosen: Vec<u32>,
+    /// (rows, n_used): selected experts of each row, their weights, and the index of their rows in `inputs`.
+    pub(super) selected: Vec<u32>,
     pub(super) weights: Vec<f32>,
-    pub(super) places: Vec<u32>,
-    /// (n_expert + 1): where the rows of each expert start.
+    pub(super) expert_rows: Vec<u32>,
+    /// (n_expert + 1): index of the first row of each expert.
     pub(super) starts: Vec<usize>,
-    /// (rows of experts): the batch's row that each is.
-    pub(super) sources: Vec<u32>,
-    /// (rows of experts, n_embd)
+    /// (expert rows): the batch row that each is a copy of.
+    pub(super) source_rows: Vec<u32>,
+    /// (expert rows, n_embd)
     pub(super) inputs: Vec<f32>,
-    /// (rows of experts, padded n_embd)
+    /// (expert rows, padded n_embd)
     pub(super) outputs: Vec<f32>,
 }
 
-/// What a row needs, at most.
+/// Maximal buffer lengths per row over all layers.
 #[derive(Default)]
 struct Widths {
     wide: usize,
     words: usize,
 }
 
-/// Memory that the system commits as it is touched, where it does that: batches may be far smaller than they may be.
+/// A zeroed vector; the system commits its memory on first touch, so an oversized batch limit costs little.
 pub(super) fn zeros<T: Clone + Default>(shape: &[usize]) -> Result<Vec<T>, TryReserveError> {
     let n = shape.iter().fold(1usize, |n, d| n.saturating_mul(*d));
-    // asked for first, since `vec!` gets zeroed memory from the system, but ends the program if there is none
+    // `vec!` gets zeroed memory from the system but aborts if there is none, so reserve first
     Vec::<T>::new().try_reserve_exact(n)?;
     Ok(vec![T::default(); n])
 }
 
-/// Working memory as it is given out, up to a limit. Once some was refused, nothing more is asked of the system, but all
-/// of it is counted, so that an error can say how much is needed.
+/// Allocates buffers up to a limit in bytes. After the first failure it allocates nothing but keeps counting, so that
+/// the error can state the total.
 pub(super) struct Budget {
     limit: usize,
     needed: usize,
@@ -104,7 +104,7 @@ impl Budget {
         Budget { limit, needed: 0, exhausted: None }
     }
 
-    /// [`zeros`]; nothing if there is no memory, which [`Budget::check`] tells.
+    /// As [`zeros`]; an empty vector after a failure, which [`Budget::check`] reports.
     pub(super) fn zeros<T: Clone + Default>(&mut self, shape: &[usize]) -> Vec<T> {
         let bytes = shape.iter().fold(size_of::<T>(), |n, d| n.saturating_mul(*d));
         self.needed = self.needed.saturating_add(bytes);
@@ -117,7 +117,7 @@ impl Budget {
         })
     }
 
-    /// Whether there was all of it, for batches of `rows` tokens.
+    /// Returns the error if an allocation failed; `rows` is the batch size for the message.
     pub(super) fn check(self, rows: usize) -> Result<(), MemoryError> {
         let Budget { limit, needed, exhausted } = self;
         if needed > limit {
@@ -128,14 +128,14 @@ impl Budget {
 }
 
 impl Model {
-    /// How keys and values of this model lie in a page.
+    /// The layout of this model's KV pages.
     pub fn kv_layout(&self, kv_type: KvType) -> KvLayout {
         let c = &self.config;
         KvLayout { n_layer: c.n_layer(), n_head_kv: c.n_head_kv, head_dim: c.head_dim, kv_type }
     }
 
-    /// Whether sequences of up to `n_ctx` tokens are rotated by the frequencies for long contexts. Keys of one kind are
-    /// of no use to the other.
+    /// Whether contexts of `n_ctx` tokens use the LongRoPE frequencies for long contexts. Keys of long and short
+    /// contexts are not interchangeable.
     pub fn is_long_context(&self, n_ctx: usize) -> bool {
         match &self.weights.rope_divisors {
             RopeDivisors::ByContext { .. } => n_ctx > self.original_context(),
@@ -143,18 +143,18 @@ impl Model {
         }
     }
 
-    /// The context that the model was trained for before it was stretched.
+    /// The training context before RoPE scaling, in tokens.
     pub(crate) fn original_context(&self) -> usize {
         let stretched = self.config.ropes.iter().find_map(|r| r.scaling);
         stretched.map_or(self.config.n_ctx_train, |s| s.original_context)
     }
 
-    /// Memory for batches of up to `max_rows` tokens of `max_seqs` sequences of up to `n_ctx` tokens, with logits for
-    /// up to `max_logits` of them. Where the model has rotary frequencies for short and for long contexts, `n_ctx`
-    /// chooses ([`Model::is_long_context`]).
+    /// Allocates working memory for batches of up to `max_rows` tokens of `max_seqs` sequences of up to `n_ctx` tokens,
+    /// with logits for up to `max_logits` rows. With LongRoPE, `n_ctx` selects the frequencies
+    /// ([`Model::is_long_context`]).
     ///
     /// # Errors
-    /// If there is not enough memory, or it would be more than [`Model::max_scratch_bytes`].
+    /// [`MemoryError`] if the allocation fails, or would exceed [`Model::max_scratch_bytes`].
     pub fn scratch(
         &self,
         pool: &dyn Pool,
@@ -204,17 +204,17 @@ impl Model {
         ExpertsScratch {
             router: budget.zeros(&[n, padded(experts)]),
             probabilities: budget.zeros(&[experts]),
-            chosen: budget.zeros(&[n, used]),
+            selected: budget.zeros(&[n, used]),
             weights: budget.zeros(&[n, used]),
-            places: budget.zeros(&[n, used]),
+            expert_rows: budget.zeros(&[n, used]),
             starts: budget.zeros(&[experts + 1]),
-            sources: budget.zeros(&[n, used]),
+            source_rows: budget.zeros(&[n, used]),
             inputs: budget.zeros(&[n, used, d]),
             outputs: budget.zeros(&[n, used, padded(d)]),
         }
     }
 
-    /// The model's rotations for sequences of up to `n_ctx` tokens.
+    /// RoPE frequencies of the model's variants for contexts of `n_ctx` tokens.
     fn rotary(&self, n_ctx: usize) -> Vec<Rotary> {
         let divisors = match &self.weights.rope_divisors {
             RopeDivisors::None => None,
@@ -228,7 +228,7 @@ impl Model {
     fn widths(&self) -> Widths {
         let (c, mut w) = (&self.config, Widths::default());
         let (d, q) = (c.n_embd, c.n_head * c.head_dim);
-        // `wide` floats for each of `rows`, then columns of `k`
+        // per row: `wide` floats for each of `rows` expert rows, then activations of width `k`
         let mut step = |forms, (wide, k): (usize, usize), rows: usize| {
             w.wide = w.wide.max(wide.saturating_mul(rows));
             w.words = w.words.max(packed_words(rows, forms, d)).max(packed_words(rows, 1, k));
@@ -252,7 +252,7 @@ impl Model {
     }
 }
 
-/// In how many forms products with these matrices may want their columns.
+/// Number of activation layouts that these matrices may need.
 fn forms<'a>(of: impl Iterator<Item = &'a Matrix>) -> usize {
     let mut types = Vec::new();
     for matrix in of {

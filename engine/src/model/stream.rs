@@ -1,4 +1,4 @@
-//! A model from one file or several that arrive piece by piece.
+//! Loading of a model whose files arrive in pieces.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -11,83 +11,82 @@ use crate::error::LoadError;
 use crate::gguf::{Gguf, GgufSet, HeaderError};
 use crate::receipt::split_sha256;
 
-/// Why a model cannot be made of what arrived.
+/// Why streamed bytes did not make a model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The only file, or the model that all files make together, is wrong.
+    /// The only file, or the model as a whole, is malformed or unsupported.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// One of several files is wrong.
+    /// One of several files is malformed or unsupported.
     #[error("file {file}: {source}")]
     File {
-        /// Which, from 0.
+        /// Index of the file, from 0.
         file: usize,
-        /// What is wrong with it.
+        /// The error.
         source: LoadError,
     },
-    /// A file is shorter or longer than was said.
-    #[error("file {file} has {found} bytes, expected {expected}")]
+    /// A file is shorter or longer than the length given to [`StreamLoader::new`].
+    #[error("file {file}: received {found} bytes, expected {expected}")]
     Length {
-        /// Which, from 0.
+        /// Index of the file, from 0.
         file: usize,
-        /// Bytes that came.
+        /// Bytes received.
         found: u64,
-        /// Bytes it was said to have.
+        /// Length given to [`StreamLoader::new`].
         expected: u64,
     },
-    /// Bytes of a file that is not there, or that is not its turn.
-    #[error("bytes of file {file} came, expected those of {expected}")]
+    /// Bytes of a file that does not exist, or before its turn.
+    #[error("received bytes of file {file}, expected bytes of file {expected}")]
     Order {
-        /// Which, from 0.
+        /// Index of the file, from 0.
         file: usize,
-        /// The file whose turn it is, or the last one.
+        /// The file that the loader reads now, or the last one.
         expected: usize,
     },
-    /// There is no tensor in the files.
-    #[error("the model has no weights")]
+    /// The files contain no tensors.
+    #[error("the model has no weights: its files contain no tensors")]
     NoWeights,
 }
 
-/// Takes the bytes of a model's files: of each file in order, in pieces of any size. First the directories of all
-/// files must be known, then weights are packed as they come, file after file, so that no file ever stands in memory
-/// whole.
+/// Receives the bytes of a model's files, each file in order, in pieces of any size. First the headers of all files
+/// must be complete; then weights are packed as they arrive, file after file. No file is in memory as a whole.
 pub struct StreamLoader {
     shards: Vec<Shard>,
     digest: bool,
-    /// Once all directories are known, with the file that weights are taken from.
+    /// The weight loader, once all headers are parsed, and the index of the file it reads.
     weights: Option<(Box<ModelLoader>, usize)>,
 }
 
-/// A file on its way.
+/// State of a file.
 struct Shard {
     len: u64,
     fed: u64,
     hash: Sha256,
-    /// Its beginning, until the weights in it are packed.
+    /// Its first bytes, until the weights in them are packed.
     prefix: Vec<u8>,
-    /// Reading the directory is tried again when the beginning is this long.
+    /// Length of `prefix` at which parsing the header is tried next.
     try_at: usize,
-    /// Bytes of the directory, once known.
+    /// Bytes of the header, once parsed.
     header: Option<usize>,
 }
 
-/// Bytes of a file before its directory is first read.
+/// Bytes of a file before its header is first parsed.
 const FIRST_TRY: usize = 64 * 1024;
 
 impl StreamLoader {
-    /// For files of these lengths in bytes; with `digest` their SHA-256 is made, which receipts need.
+    /// A loader for files of these lengths in bytes. With `digest` it computes their SHA-256, which receipts need.
     pub fn new(lens: &[u64], digest: bool) -> StreamLoader {
         let shard =
             |&len| Shard { len, fed: 0, hash: Sha256::new(), prefix: Vec::new(), try_at: FIRST_TRY, header: None };
         StreamLoader { shards: lens.iter().map(shard).collect(), digest, weights: None }
     }
 
-    /// Takes the next bytes of a file; says whether its directory is known. Bytes after the directory are best held
-    /// back until all directories are known: those that come before are kept as they are.
+    /// Takes the next bytes of a file. Returns whether its header is complete. Send the bytes after a header only when
+    /// all headers are complete: earlier ones are buffered.
     ///
     /// # Errors
-    /// What is wrong with the file; a file that is not there or not its turn.
+    /// [`StreamError`] if the file is malformed, does not exist, or is not the one to be read now.
     pub fn feed(&mut self, shard: usize, bytes: &[u8]) -> Result<bool, StreamError> {
         let n_shards = self.shards.len();
         let file = self.shards.get_mut(shard);
@@ -107,9 +106,9 @@ impl StreamLoader {
             self.advance()?;
             return Ok(true);
         }
-        let (needed, limit) = (file.prefix.len() + bytes.len(), file.prefix.capacity());
+        let needed = (file.prefix.len() + bytes.len()) as u64;
         if file.prefix.try_reserve(bytes.len()).is_err() {
-            let source = LoadError::TooLarge { what: "the directory", needed: needed as u64, limit: limit as u64 };
+            let source = LoadError::OutOfMemory { what: "metadata and tensor directory", needed };
             return Err(self.in_file(shard, source));
         }
         file.prefix.extend_from_slice(bytes);
@@ -121,7 +120,7 @@ impl StreamLoader {
         Ok(known)
     }
 
-    /// All directories are known: from now on weights are packed.
+    /// All headers are parsed: packs weights from now on.
     fn start(&mut self) -> Result<(), StreamError> {
         let directories = self.shards.iter().enumerate().map(|(file, s)| {
             Gguf::parse_header(&s.prefix, s.len).map_err(|e| match e {
@@ -137,7 +136,7 @@ impl StreamLoader {
         self.advance()
     }
 
-    /// Packs what has been kept of a file.
+    /// Packs the buffered bytes of a file.
     fn pack_prefix(&mut self, shard: usize) -> Result<(), StreamError> {
         let Some((loader, at)) = &mut self.weights else { return Ok(()) };
         *at = shard;
@@ -152,7 +151,7 @@ impl StreamLoader {
         if self.shards.len() > 1 { StreamError::File { file, source } } else { StreamError::Load(source) }
     }
 
-    /// Goes on to the next file where one is complete.
+    /// Moves on to the next file when one is complete.
     fn advance(&mut self) -> Result<(), StreamError> {
         while let Some((_, at)) = self.weights
             && self.shards[at].fed == self.shards[at].len
@@ -163,24 +162,24 @@ impl StreamLoader {
         Ok(())
     }
 
-    /// Bytes of a file taken so far.
+    /// Bytes of a file received so far.
     pub fn fed(&self, shard: usize) -> u64 {
         self.shards.get(shard).map_or(0, |s| s.fed)
     }
 
-    /// SHA-256 of the bytes of a file taken so far, if asked for.
+    /// SHA-256 of the bytes of a file received so far, if requested.
     pub fn sha256(&self, shard: usize) -> Option<[u8; 32]> {
         self.shards.get(shard).filter(|_| self.digest).map(|s| s.hash.clone().finalize().into())
     }
 
-    /// The model when all bytes have been fed, and the digest that names it, if asked for.
+    /// The model, after all bytes are received, and the digest that identifies it, if requested.
     ///
     /// # Errors
-    /// What is missing.
+    /// [`StreamError`] names what is missing.
     pub fn finish(self) -> Result<(Model, Option<[u8; 32]>), StreamError> {
         let digests: Option<Vec<_>> = (0..self.shards.len()).map(|i| self.sha256(i)).collect();
         let Some((loader, _)) = self.weights else {
-            // the first file that is too short says what it lacks
+            // report the first file that is too short
             return Err(match self.shards.iter().enumerate().find(|(_, s)| s.header.is_none()) {
                 Some((file, s)) if s.fed == s.len => {
                     Gguf::parse(&s.prefix).err().map_or(StreamError::NoWeights, |e| self.in_file(file, e))
@@ -197,7 +196,7 @@ impl StreamLoader {
 }
 
 impl Shard {
-    /// Tries to read the directory where enough bytes are there; says whether it is known.
+    /// Tries to parse the header if enough bytes arrived. Returns whether it is parsed.
     fn read_directory(&mut self) -> Result<bool, LoadError> {
         if self.header.is_some() {
             return Ok(true);
@@ -217,7 +216,7 @@ impl Shard {
             }
             Err(HeaderError::Load(e)) => Err(e),
             Err(HeaderError::NeedMore { at_least }) => {
-                // at least doubled, so that trying again stays linear
+                // at least doubled, so that repeated parsing stays linear in total
                 self.try_at = (self.prefix.len() * 2).max(usize::try_from(at_least).unwrap_or(usize::MAX));
                 Ok(false)
             }

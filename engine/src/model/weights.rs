@@ -1,4 +1,4 @@
-//! Weights of a model, put together from its tensors.
+//! Weights of a model, assembled from its tensors.
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -7,8 +7,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::config::Config;
-use super::heads;
-use super::loader::Parts;
+use super::loader::LoadedTensors;
+use super::projection;
 use super::roles::tensor_error;
 use crate::error::LoadError;
 use crate::kernels::panel::{Matrix, PANEL};
@@ -17,40 +17,40 @@ use crate::kernels::panel::{Matrix, PANEL};
 pub struct Linear {
     /// (rows, k) weights.
     pub w: Matrix,
-    /// One number per row.
+    /// One value per row.
     pub bias: Option<Vec<f32>>,
 }
 
-/// Linears of one input, whose outputs stand side by side in a row, each in whole panels. A fused matrix gives several
-/// parts.
-pub struct Stack {
-    /// The linears, and where the output of each starts.
+/// Linears with the same input. Their outputs are side by side in one row, each padded to whole panels. A fused matrix
+/// gives several parts.
+pub struct LinearGroup {
+    /// The linears, each with the offset of its output in the row.
     pub linears: Vec<(Linear, usize)>,
-    /// Where each part starts: queries, keys and values; or gate and up; or up alone.
-    pub parts: Vec<usize>,
-    /// Floats of a row.
+    /// Offset of each part in the row: q, k, v; or gate, up; or up.
+    pub part_starts: Vec<usize>,
+    /// Length of a row in floats.
     pub stride: usize,
 }
 
-/// A norm of vectors, or of heads.
+/// RMSNorm or LayerNorm of vectors or of heads.
 pub struct Norm {
-    /// A factor for each element; where heads have norms of their own, for each element of all heads.
+    /// A factor per element (width); or per element of all heads, where heads have their own factors.
     pub weight: Vec<f32>,
-    /// Added last.
+    /// Added after the scaling.
     pub bias: Option<Vec<f32>>,
-    /// Elements that are normed together.
+    /// Elements that are normalised together.
     pub width: usize,
 }
 
-/// A feed-forward: `down(act(gate x) * up x)`, or `down(act(up x))`.
+/// A dense feed-forward: `down(act(gate x) * up x)`, or `down(act(up x))`.
 pub struct Dense {
-    /// Gate and up, or up alone.
-    pub up: Stack,
+    /// Gate and up, or up without a gate.
+    pub up: LinearGroup,
     /// (n_embd, n_ff)
     pub down: Linear,
 }
 
-/// Experts: feed-forwards of which each token goes through a few.
+/// Mixture of experts: each token is routed to a few feed-forwards.
 pub struct Experts {
     /// (n_expert, n_embd)
     pub router: Linear,
@@ -60,71 +60,71 @@ pub struct Experts {
     pub up: Vec<Matrix>,
     /// (n_embd, n_ff), one per expert.
     pub down: Vec<Matrix>,
-    /// The one that all tokens go through.
+    /// An expert that all tokens go through.
     pub shared: Option<SharedExpert>,
 }
 
 /// An expert that all tokens go through.
 pub struct SharedExpert {
-    /// (1, n_embd): its output is multiplied by the logistic function of this product.
+    /// (1, n_embd): the expert's output is multiplied by the sigmoid of this product.
     pub gate: Option<Linear>,
-    /// The feed-forward.
+    /// Its feed-forward.
     pub ffn: Dense,
 }
 
-/// What a layer has after attention.
+/// The feed-forward of a layer.
 pub enum FeedForward {
-    /// One for all tokens.
+    /// One network for all tokens.
     Dense(Dense),
-    /// A choice for each token.
+    /// Experts selected for each token.
     Experts(Box<Experts>),
 }
 
 /// Weights of one layer.
 pub struct Layer {
-    /// Before attention (n_embd).
+    /// Norm before attention (n_embd).
     pub attn_norm: Option<Norm>,
     /// Queries (n_head * head_dim, n_embd), keys and values (n_head_kv * head_dim, n_embd).
-    pub qkv: Stack,
+    pub qkv: LinearGroup,
     /// Norm of query heads.
     pub q_norm: Option<Norm>,
     /// Norm of key heads.
     pub k_norm: Option<Norm>,
-    /// Back to the residual stream (n_embd, n_head * head_dim).
+    /// Output projection (n_embd, n_head * head_dim).
     pub o: Linear,
-    /// After attention (n_embd).
+    /// Norm after attention (n_embd).
     pub post_attn_norm: Option<Norm>,
-    /// Before the feed-forward (n_embd).
+    /// Norm before the feed-forward (n_embd).
     pub ffn_norm: Option<Norm>,
-    /// The feed-forward.
+    /// Dense feed-forward or experts.
     pub ffn: FeedForward,
-    /// After the feed-forward (n_embd).
+    /// Norm after the feed-forward (n_embd).
     pub post_ffn_norm: Option<Norm>,
-    /// The order of its steps.
-    pub order: Order,
+    /// Order of norms, sub-layers and residual sums.
+    pub order: ResidualOrder,
 }
 
-/// In which order a layer's steps and norms come.
-pub enum Order {
-    /// Attention, then the feed-forward on what it added.
+/// Order of norms, sub-layers and residual sums of a layer.
+pub enum ResidualOrder {
+    /// Pre-norm: attention, then feed-forward (`ForwardPass::serial_block`).
     Serial,
-    /// Both read the same stream, side by side.
+    /// Attention and feed-forward read the same residual stream.
     Parallel,
-    /// Serial, each sum normed by one of these (n_embd), and nothing before.
+    /// Post-norm: these norms (n_embd) follow the two residual sums, and none comes before.
     PostNorm([Norm; 2]),
 }
 
-/// Divisors of the rotary frequencies (n_rot / 2).
+/// Divisors of the RoPE frequencies (n_rot / 2).
 pub enum RopeDivisors {
-    /// None.
+    /// The file has none.
     None,
-    /// For contexts of any length.
+    /// The same for all contexts (Llama 3).
     All(Vec<f32>),
-    /// For contexts up to the original length, and for longer ones.
+    /// LongRoPE: selected by the length of the context.
     ByContext {
-        /// Up to the original length.
+        /// For contexts up to the original training context.
         short: Vec<f32>,
-        /// Longer ones.
+        /// For longer contexts.
         long: Vec<f32>,
     },
 }
@@ -133,54 +133,54 @@ pub enum RopeDivisors {
 pub struct Weights {
     /// (n_vocab, n_embd)
     pub embedding: Matrix,
-    /// (kinds of text, n_embd): the first row is added to every token.
+    /// (token types, n_embd): the first row is added to every token (BERT).
     pub token_types: Option<Matrix>,
-    /// (n_ctx_train, n_embd), where positions are embedded.
+    /// Learned position embeddings (n_ctx_train, n_embd), for models without RoPE.
     pub positions: Option<Matrix>,
-    /// Of the sum of embeddings (n_embd).
+    /// Norm of the sum of embeddings (n_embd).
     pub embedding_norm: Option<Norm>,
-    /// The layers.
+    /// The layers, in order.
     pub layers: Vec<Layer>,
-    /// After the layers (n_embd).
+    /// Norm after the layers (n_embd).
     pub final_norm: Option<Norm>,
-    /// (n_vocab, n_embd); `None` where the embedding serves.
+    /// (n_vocab, n_embd); `None` if tied to the embedding.
     pub output: Option<Matrix>,
-    /// One number per logit.
+    /// One value per logit.
     pub output_bias: Option<Vec<f32>>,
-    /// Divisors of the rotary frequencies.
+    /// Divisors of the RoPE frequencies.
     pub rope_divisors: RopeDivisors,
-    /// What makes a pooled state (n_embd) into a text's vector, one after the other.
-    pub heads: Vec<Linear>,
+    /// Projections of a pooled embedding (n_embd), applied in order.
+    pub projections: Vec<Linear>,
 }
 
-/// Rows of an output in whole panels.
+/// Rows of an output, padded to whole panels.
 pub(super) fn padded(rows: usize) -> usize {
     rows.next_multiple_of(PANEL)
 }
 
-impl Stack {
-    /// Linears side by side, a part each.
-    fn of(linears: Vec<Linear>) -> Stack {
-        let mut stack = Stack { linears: Vec::with_capacity(linears.len()), parts: Vec::new(), stride: 0 };
+impl LinearGroup {
+    /// A group of separate linears, one part each.
+    fn separate(linears: Vec<Linear>) -> LinearGroup {
+        let mut group = LinearGroup { linears: Vec::with_capacity(linears.len()), part_starts: Vec::new(), stride: 0 };
         for linear in linears {
-            stack.parts.push(stack.stride);
+            group.part_starts.push(group.stride);
             let rows = padded(linear.w.rows());
-            stack.linears.push((linear, stack.stride));
-            stack.stride += rows;
+            group.linears.push((linear, group.stride));
+            group.stride += rows;
         }
-        stack
+        group
     }
 
-    /// One linear whose rows are parts of these lengths.
-    fn fused(linear: Linear, rows: &[usize]) -> Stack {
+    /// A group of one fused linear, whose rows are parts of these lengths.
+    fn fused(linear: Linear, rows: &[usize]) -> LinearGroup {
         let starts = rows.iter().scan(0, |at, n| {
             *at += n;
             Some(*at - n)
         });
-        Stack { parts: starts.collect(), ..Stack::of(vec![linear]) }
+        LinearGroup { part_starts: starts.collect(), ..LinearGroup::separate(vec![linear]) }
     }
 
-    /// Their matrices.
+    /// The matrices of the linears.
     pub(super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.linears.iter().map(|(l, _)| &l.w)
     }
@@ -193,7 +193,7 @@ impl Dense {
 }
 
 impl Layer {
-    /// Every matrix.
+    /// All matrices of the layer.
     pub(super) fn matrices(&self) -> Vec<&Matrix> {
         let mut all: Vec<&Matrix> = self.qkv.matrices().chain([&self.o.w]).collect();
         match &self.ffn {
@@ -210,36 +210,40 @@ impl Layer {
 }
 
 impl Weights {
-    /// Puts the tensors of a file in their places.
+    /// Takes the tensors of a file and assembles the weights.
     ///
     /// # Errors
-    /// A tensor that is missing, or that does not go with another.
-    pub(super) fn new(parts: &mut Parts, c: &Config) -> Result<Weights, LoadError> {
-        let layers = (0..c.n_layer()).map(|i| layer(parts, c, i)).collect::<Result<Vec<_>, _>>()?;
-        // without it a layer means something else: all lack it, or none
+    /// [`LoadError`] of a tensor that is missing, or whose shape does not fit another's.
+    pub(super) fn new(tensors: &mut LoadedTensors, c: &Config) -> Result<Weights, LoadError> {
+        let layers = (0..c.n_layer()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
+        // without this norm a block is parallel: all layers must have it, or none
         if layers.iter().any(|l| l.ffn_norm.is_some())
             && let Some(i) = layers.iter().position(|l| l.ffn_norm.is_none())
         {
             return Err(missing(&format!("blk.{i}.ffn_norm.weight")));
         }
-        let divisors = |parts: &mut Parts, name: &str| parts.optional(&format!("rope_{name}.weight"));
+        let divisors = |tensors: &mut LoadedTensors, name: &str| tensors.optional(&format!("rope_{name}.weight"));
         let rope_divisors =
-            match (divisors(parts, "freqs"), divisors(parts, "factors_short"), divisors(parts, "factors_long")) {
+            match (divisors(tensors, "freqs"), divisors(tensors, "factors_short"), divisors(tensors, "factors_long")) {
                 (Some(all), ..) => RopeDivisors::All(all),
                 (None, Some(short), Some(long)) => RopeDivisors::ByContext { short, long },
                 _ => RopeDivisors::None,
             };
         Ok(Weights {
-            embedding: parts.matrix("token_embd.weight")?,
-            token_types: if parts.has("token_types.weight") { Some(parts.matrix("token_types.weight")?) } else { None },
-            embedding_norm: norm(parts, "token_embd_norm")?,
-            positions: if c.arch.rope.is_none() { Some(parts.matrix("position_embd.weight")?) } else { None },
+            embedding: tensors.matrix("token_embd.weight")?,
+            token_types: if tensors.has("token_types.weight") {
+                Some(tensors.matrix("token_types.weight")?)
+            } else {
+                None
+            },
+            embedding_norm: norm(tensors, "token_embd_norm")?,
+            positions: if c.arch.rope.is_none() { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
-            final_norm: norm(parts, "output_norm")?,
-            output_bias: parts.optional("output.bias"),
-            output: if parts.has("output.weight") { Some(parts.matrix("output.weight")?) } else { None },
+            final_norm: norm(tensors, "output_norm")?,
+            output_bias: tensors.optional("output.bias"),
+            output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
-            heads: heads(parts, c.n_embd)?,
+            projections: projections(tensors, c.n_embd)?,
         })
     }
 
@@ -247,11 +251,11 @@ impl Weights {
     pub fn len_bytes(&self) -> usize {
         let outside = [Some(&self.embedding), self.token_types.as_ref(), self.positions.as_ref(), self.output.as_ref()];
         let layers = self.layers.iter().flat_map(Layer::matrices);
-        let heads = self.heads.iter().map(|head| &head.w);
-        outside.into_iter().flatten().chain(layers).chain(heads).map(Matrix::len_bytes).sum()
+        let projections = self.projections.iter().map(|projection| &projection.w);
+        outside.into_iter().flatten().chain(layers).chain(projections).map(Matrix::len_bytes).sum()
     }
 
-    /// Bytes of the matrices that one decoded token reads whole: all but tables of rows and experts not chosen.
+    /// Bytes of the matrices that one decoded token reads: all but embedding tables and experts that are not selected.
     pub fn decode_bytes(&self, c: &Config) -> usize {
         let layer = |layer: &Layer| -> usize {
             let all: usize = layer.matrices().into_iter().map(Matrix::len_bytes).sum();
@@ -264,11 +268,11 @@ impl Weights {
 }
 
 fn missing(name: &str) -> LoadError {
-    tensor_error(name, "nothing", "a tensor of that name")
+    LoadError::MissingTensor { name: name.into() }
 }
 
-fn linear(parts: &mut Parts, name: &str) -> Result<Linear, LoadError> {
-    let (w, bias) = (parts.matrix(&format!("{name}.weight"))?, parts.optional(&format!("{name}.bias")));
+fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, LoadError> {
+    let (w, bias) = (tensors.matrix(&format!("{name}.weight"))?, tensors.optional(&format!("{name}.bias")));
     match &bias {
         Some(b) if b.len() != w.rows() => Err(tensor_error(
             &format!("{name}.bias"),
@@ -279,117 +283,123 @@ fn linear(parts: &mut Parts, name: &str) -> Result<Linear, LoadError> {
     }
 }
 
-fn norm(parts: &mut Parts, name: &str) -> Result<Option<Norm>, LoadError> {
-    let bias = parts.optional(&format!("{name}.bias"));
+fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadError> {
+    let bias = tensors.optional(&format!("{name}.bias"));
     let weight = format!("{name}.weight");
-    match (parts.vector(&weight), bias) {
+    match (tensors.vector(&weight), bias) {
         (Some((weight, width)), bias) => Ok(Some(Norm { weight, bias, width })),
         (None, None) => Ok(None),
         (None, Some(_)) => Err(missing(&weight)),
     }
 }
 
-/// Heads, each of as many columns as the one before has rows.
-fn heads(parts: &mut Parts, mut width: usize) -> Result<Vec<Linear>, LoadError> {
+/// The projections of pooled embeddings; each has as many columns as the one before has rows.
+fn projections(tensors: &mut LoadedTensors, mut width: usize) -> Result<Vec<Linear>, LoadError> {
     let mut all = Vec::new();
-    for name in heads::NAMES {
+    for name in projection::NAMES {
         let weight = format!("{name}.weight");
-        if !parts.has(&weight) {
+        if !tensors.has(&weight) {
             continue;
         }
-        let head = linear(parts, name)?;
-        let (k, rows) = (head.w.k(), head.w.rows());
+        let projection = linear(tensors, name)?;
+        let (k, rows) = (projection.w.k(), projection.w.rows());
         if k != width {
             return Err(tensor_error(&weight, &format!("shape [{k}, {rows}]"), &format!("shape [{width}, {rows}]")));
         }
         width = rows;
-        all.push(head);
+        all.push(projection);
     }
     Ok(all)
 }
 
-fn layer(parts: &mut Parts, c: &Config, i: usize) -> Result<Layer, LoadError> {
+fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
-    let qkv = if parts.has(&name("attn_qkv.weight")) {
+    let qkv = if tensors.has(&name("attn_qkv.weight")) {
         let (q, kv) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
-        Stack::fused(linear(parts, &name("attn_qkv"))?, &[q, kv, kv])
+        LinearGroup::fused(linear(tensors, &name("attn_qkv"))?, &[q, kv, kv])
     } else {
-        Stack::of(
-            ["attn_q", "attn_k", "attn_v"].map(|p| linear(parts, &name(p))).into_iter().collect::<Result<_, _>>()?,
+        LinearGroup::separate(
+            ["attn_q", "attn_k", "attn_v"].map(|p| linear(tensors, &name(p))).into_iter().collect::<Result<_, _>>()?,
         )
     };
-    let attn_norm = norm(parts, &name("attn_norm"))?;
-    let ffn_norm = norm(parts, &name("ffn_norm"))?;
+    let attn_norm = norm(tensors, &name("attn_norm"))?;
+    let ffn_norm = norm(tensors, &name("ffn_norm"))?;
     let ffn = match &c.experts {
-        Some(e) if parts.has(&name("ffn_gate_inp.weight")) => {
-            FeedForward::Experts(Box::new(experts(parts, e.n, &name)?))
+        Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
+            FeedForward::Experts(Box::new(experts(tensors, e.n, &name)?))
         }
-        _ => FeedForward::Dense(dense(parts, c.n_ff, "", &name)?),
+        _ => FeedForward::Dense(dense(tensors, c.n_ff, "", &name)?),
     };
-    // one norm before both, or a key that says so
+    // a block is parallel if it has one norm for both sub-layers, or if the metadata says so
     let parallel = !c.arch.post_norm && (c.parallel_residual || (attn_norm.is_some() && ffn_norm.is_none()));
     if parallel && attn_norm.is_none() {
         return Err(missing(&name("attn_norm.weight")));
     }
     for part in ["post_attention_norm.weight", "post_ffw_norm.weight"].map(name) {
-        if parallel && parts.has(&part) {
-            return Err(tensor_error(&part, "a norm after one of two parallel steps", "none"));
+        if parallel && tensors.has(&part) {
+            let found = "a norm after a sub-layer of a parallel block";
+            return Err(tensor_error(&part, found, "no such norm where attention and feed-forward are parallel"));
         }
     }
-    let order = match (norm(parts, &name("attn_output_norm"))?, norm(parts, &name("layer_output_norm"))?) {
-        (Some(attn), Some(ffn)) => Order::PostNorm([attn, ffn]),
-        _ if parallel => Order::Parallel,
-        _ => Order::Serial,
+    let order = match (norm(tensors, &name("attn_output_norm"))?, norm(tensors, &name("layer_output_norm"))?) {
+        (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
+        _ if parallel => ResidualOrder::Parallel,
+        _ => ResidualOrder::Serial,
     };
     Ok(Layer {
         order,
         qkv,
-        q_norm: norm(parts, &name("attn_q_norm"))?,
-        k_norm: norm(parts, &name("attn_k_norm"))?,
-        o: linear(parts, &name("attn_output"))?,
-        post_attn_norm: norm(parts, &name("post_attention_norm"))?,
+        q_norm: norm(tensors, &name("attn_q_norm"))?,
+        k_norm: norm(tensors, &name("attn_k_norm"))?,
+        o: linear(tensors, &name("attn_output"))?,
+        post_attn_norm: norm(tensors, &name("post_attention_norm"))?,
         ffn,
-        post_ffn_norm: norm(parts, &name("post_ffw_norm"))?,
+        post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?,
         attn_norm,
         ffn_norm,
     })
 }
 
-/// A feed-forward of which the parts' names end in `suffix`.
-fn dense(parts: &mut Parts, n_ff: usize, suffix: &str, name: &dyn Fn(&str) -> String) -> Result<Dense, LoadError> {
+/// A dense feed-forward whose tensor names end in `suffix`.
+fn dense(
+    tensors: &mut LoadedTensors,
+    n_ff: usize,
+    suffix: &str,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Dense, LoadError> {
     let gate = name(&format!("ffn_gate{suffix}"));
-    let has_gate = parts.has(&format!("{gate}.weight"));
+    let has_gate = tensors.has(&format!("{gate}.weight"));
     let up_name = name(&format!("ffn_up{suffix}"));
-    let up = linear(parts, &up_name)?;
+    let up = linear(tensors, &up_name)?;
     let fused = up.w.rows() == 2 * n_ff;
     let up = match (has_gate, fused) {
-        (true, false) => Stack::of(vec![linear(parts, &gate)?, up]),
-        (false, true) => Stack::fused(up, &[n_ff, n_ff]),
-        (false, false) => Stack::of(vec![up]),
+        (true, false) => LinearGroup::separate(vec![linear(tensors, &gate)?, up]),
+        (false, true) => LinearGroup::fused(up, &[n_ff, n_ff]),
+        (false, false) => LinearGroup::separate(vec![up]),
         (true, true) => {
             let found = format!("{} rows beside `{gate}.weight`", 2 * n_ff);
             return Err(tensor_error(&format!("{up_name}.weight"), &found, &format!("{n_ff} rows")));
         }
     };
-    Ok(Dense { up, down: linear(parts, &name(&format!("ffn_down{suffix}")))? })
+    Ok(Dense { up, down: linear(tensors, &name(&format!("ffn_down{suffix}")))? })
 }
 
-fn experts(parts: &mut Parts, n: usize, name: &dyn Fn(&str) -> String) -> Result<Experts, LoadError> {
-    let mut stack = |part: &str| match parts.matrices(&name(&format!("{part}_exps.weight"))) {
+fn experts(tensors: &mut LoadedTensors, n: usize, name: &dyn Fn(&str) -> String) -> Result<Experts, LoadError> {
+    let mut stack = |part: &str| match tensors.matrices(&name(&format!("{part}_exps.weight"))) {
         Some(all) => Ok(all),
-        None => (0..n).map(|i| parts.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
+        None => (0..n).map(|i| tensors.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
     };
     let (gate, up, down) = (stack("ffn_gate")?, stack("ffn_up")?, stack("ffn_down")?);
     let shared_gate = name("ffn_gate_inp_shexp");
-    let shared = if parts.has(&name("ffn_up_shexp.weight")) {
-        let gate = match parts.has(&format!("{shared_gate}.weight")) {
-            true => Some(linear(parts, &shared_gate)?),
+    let shared = if tensors.has(&name("ffn_up_shexp.weight")) {
+        let gate = match tensors.has(&format!("{shared_gate}.weight")) {
+            true => Some(linear(tensors, &shared_gate)?),
             false => None,
         };
-        // never fused: its width is not compared
-        Some(SharedExpert { gate, ffn: dense(parts, usize::MAX / 2, "_shexp", name)? })
+        // a shared expert is never fused, so its width must not match `2 * n_ff`
+        Some(SharedExpert { gate, ffn: dense(tensors, usize::MAX / 2, "_shexp", name)? })
     } else {
         None
     };
-    Ok(Experts { router: linear(parts, &name("ffn_gate_inp"))?, gate, up, down, shared })
+    Ok(Experts { router: linear(tensors, &name("ffn_gate_inp"))?, gate, up, down, shared })
 }

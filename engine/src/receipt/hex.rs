@@ -1,8 +1,8 @@
-//! Bytes that are hexadecimal digits in text.
+//! Byte arrays written as hexadecimal digits.
 
 use core::fmt;
 
-/// Bytes, written as lower-case hexadecimal digits.
+/// Bytes, displayed as lower-case hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Hex<const N: usize>(pub [u8; N]);
 
@@ -19,7 +19,7 @@ impl<const N: usize> fmt::Debug for Hex<N> {
 }
 
 impl<const N: usize> Hex<N> {
-    /// Reads exactly `2 N` digits of either case.
+    /// Parses exactly `2 N` hexadecimal digits of either case.
     pub fn parse(text: &str) -> Option<Self> {
         let digit = |c: u8| char::from(c).to_digit(16).map(|d| d as u8);
         let mut bytes = [0; N];

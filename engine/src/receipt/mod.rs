@@ -1,25 +1,26 @@
-//! Receipts: a chain of hashes that ties an answer to model, request and every step, for anyone to replay.
+//! Receipts: a hash chain over model, request and every sampled token, which anyone can verify by replaying the
+//! request.
 //!
 //! ```text
 //! h_0 = SHA-256("starling-receipt/1" || numerics version || model SHA-256 || canonical request)
 //! h_i = SHA-256(h_{i-1} || final hidden state of step i, f32 little-endian || token i, u32 little-endian)
 //! ```
 //!
-//! The hidden state after the final norm fixes every logit. The canonical request, numbers little-endian, floats as
-//! their bits, every list preceded by its length as u64:
+//! The hidden state after the final norm determines every logit. The canonical request is serialised as follows,
+//! numbers little-endian, floats as their bits, every list preceded by its length as u64:
 //!
 //! ```text
-//! u8 type of keys and values (0 f32, 1 f16, 2 k8)         list of u32: prompt
+//! u8 KV type (0 f32, 1 f16, 2 k8)                         list of u32: prompt
 //! u64 sequence                                            list of (u32, f32): logit bias
 //! f32 repeat penalty, u32 repeat last n, f32 frequency penalty, f32 presence penalty
 //! u8 0 without DRY; else u8 1, f32 multiplier, f32 base, u32 allowed length, u32 last n, list of lists of u32: breakers
 //! u32 top-k, f32 typical p, f32 top-p, f32 min-p, f32 temperature, u64 seed
-//! u8 1 where keys were rotated for long contexts; otherwise nothing
-//! u8 2 where frequency and presence penalty count the answer's tokens only; otherwise nothing
+//! u8 1 if keys use the RoPE frequencies of long contexts; otherwise nothing
+//! u8 2 if frequency and presence penalties count generated tokens only; otherwise nothing
 //! ```
 //!
-//! Which log-probabilities were reported is not part of it, as they change no token: a receipt has none. Token i of the
-//! answer (from 0) is drawn at position `prompt length + i`, without a grammar.
+//! Options of log-probabilities are not included, since they change no token; a receipt has none. Token i of the output
+//! (from 0) is drawn at position `prompt length + i`, without a constraint.
 
 mod hex;
 mod verify;
@@ -29,62 +30,62 @@ use alloc::vec::Vec;
 use sha2::{Digest, Sha256};
 
 pub use hex::Hex;
-pub use verify::{Mismatch, VerifyError, What, verify};
+pub use verify::{Difference, Mismatch, VerifyError, verify};
 
 use crate::kernels::NUMERICS_VERSION;
 use crate::kernels::attention::KvType;
 use crate::sampler::{PenaltyScope, SamplingOptions};
 
-/// The form of receipts, and the first bytes of every chain.
+/// Format of receipts, and the first bytes of every chain.
 pub const FORMAT: &str = "starling-receipt/1";
 
-/// What determines an answer, besides the model.
+/// Everything that determines the output, besides the model.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct ReceiptRequest {
     /// Token ids of the prompt.
     pub prompt: Vec<u32>,
-    /// Sampling options, with the seed that was in effect, and without log-probabilities.
+    /// Sampling options with the seed that was used, without log-probabilities.
     pub sampling: SamplingOptions,
-    /// Which answer to the prompt this is: part of the key of each draw.
+    /// Index of the answer among several to one prompt; part of the key of each draw.
     pub sequence: u64,
-    /// How keys and values were kept.
+    /// Element type of the KV cache.
     pub kv_type: KvType,
-    /// Whether keys were rotated for long contexts, in a model that does so
+    /// Whether keys use the RoPE frequencies of long contexts
     /// ([`Model::is_long_context`](crate::model::Model::is_long_context)).
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "core::ops::Not::not"))]
     pub long_context: bool,
 }
 
-/// A claim that a model answered a request so, and what it takes to check it.
+/// The claim that a model gave this output for a request, with the hashes to verify it.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Receipt {
-    /// [`FORMAT`].
+    /// The format, [`FORMAT`].
     pub format: alloc::string::String,
     /// [`NUMERICS_VERSION`] of the engine that answered.
     pub numerics: u32,
-    /// SHA-256 of the model's file, or [`split_sha256`].
+    /// SHA-256 of the model file, or [`split_sha256`].
     pub model: Hex<32>,
-    /// The request.
+    /// The canonical request.
     pub request: ReceiptRequest,
-    /// Token ids of the answer.
+    /// Token ids of the output.
     pub output: Vec<u32>,
-    /// The first 8 bytes of h_0, h_1, ... h_n: they name the first step that differs.
+    /// The first 8 bytes of h_0, h_1, ... h_n; they locate the first step that differs.
     pub steps: Vec<Hex<8>>,
-    /// h_n.
+    /// The last hash, h_n.
     pub digest: Hex<32>,
 }
 
-/// The chain of one answer.
+/// The hash chain of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     h: [u8; 32],
     steps: Vec<Hex<8>>,
 }
 
-/// The digest that names a model: of one file its SHA-256; of a split model the SHA-256 of the concatenation of its
-/// files' SHA-256s (32 bytes each), in the order of the shards.
+/// The digest that identifies a model: SHA-256 of its file; for a split model, SHA-256 of the concatenated SHA-256s (32
+/// bytes each) of its files in shard order.
 pub fn split_sha256(files: &[[u8; 32]]) -> [u8; 32] {
     match files {
         [one] => *one,
@@ -92,11 +93,11 @@ pub fn split_sha256(files: &[[u8; 32]]) -> [u8; 32] {
     }
 }
 
-/// Floats that are hashed at a time.
+/// Floats that are serialised at a time.
 const BLOCK: usize = 64;
 
 impl Chain {
-    /// h_0.
+    /// Starts the chain: h_0.
     pub fn start(model_sha256: &[u8; 32], request: &ReceiptRequest) -> Chain {
         let mut out = Canonical(Sha256::new());
         out.0.update(FORMAT.as_bytes());
@@ -107,7 +108,7 @@ impl Chain {
         Chain { h, steps: alloc::vec![truncated(&h)] }
     }
 
-    /// One step: the state (n_embd) that gave the logits, and the token drawn from them.
+    /// Appends a step: the hidden state (n_embd) that gave the logits, and the sampled token.
     pub fn step(&mut self, hidden: &[f32], token: u32) {
         let mut hash = Sha256::new();
         hash.update(self.h);
@@ -121,12 +122,12 @@ impl Chain {
         self.steps.push(truncated(&self.h));
     }
 
-    /// h of the last step.
+    /// The hash of the last step.
     pub fn digest(&self) -> [u8; 32] {
         self.h
     }
 
-    /// The receipt of an answer whose every token went through [`Chain::step`].
+    /// The receipt of an output whose tokens all went through [`Chain::step`].
     pub fn receipt(self, model_sha256: &[u8; 32], request: ReceiptRequest, output: Vec<u32>) -> Receipt {
         debug_assert!(self.steps.len() == output.len() + 1);
         Receipt {
@@ -148,7 +149,7 @@ fn truncated(h: &[u8; 32]) -> Hex<8> {
 }
 
 impl ReceiptRequest {
-    /// Every field in the documented order: a field that is added must be named here or left out on purpose.
+    /// Serialises every field in the documented order. Destructuring makes the compiler report a new field.
     fn write(&self, out: &mut Canonical) {
         let ReceiptRequest { prompt, sampling, sequence, kv_type, long_context } = self;
         out.0.update([match kv_type {
@@ -205,7 +206,7 @@ impl ReceiptRequest {
     }
 }
 
-/// A hash that numbers go into.
+/// Serialises numbers into a hash.
 struct Canonical(Sha256);
 
 impl Canonical {

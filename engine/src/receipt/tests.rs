@@ -18,7 +18,7 @@ fn model() -> Model {
     Model::load(file, &Inline).expect("a model")
 }
 
-/// Answers token by token, as the engine does.
+/// Generates token by token, as the engine does.
 fn answer(model: &Model, request: ReceiptRequest, n: usize) -> Receipt {
     let kv = model.kv_layout(request.kv_type);
     let n_ctx = request.prompt.len() + n;
@@ -73,8 +73,8 @@ fn rejected(model: &Model, receipt: &Receipt) -> VerifyError {
     verify(model, &MODEL_SHA256, Cpu::detect(), &Inline, 4096, receipt).expect_err("a change that was not noticed")
 }
 
-fn at(step: usize, what: What) -> VerifyError {
-    VerifyError::Mismatch(Mismatch { step, what })
+fn at(step: usize, difference: Difference) -> VerifyError {
+    VerifyError::Mismatch(Mismatch { step, difference })
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_changed_request_is_caught_at_the_start() {
     for change in changes {
         let mut other = receipt.clone();
         change(&mut other.request);
-        assert_eq!(rejected(&model, &other), at(0, What::Start));
+        assert_eq!(rejected(&model, &other), at(0, Difference::Start));
     }
 }
 
@@ -143,13 +143,13 @@ fn a_changed_step_is_named() {
         let mut token = receipt.clone();
         token.output[step] = (token.output[step] + other) % n_vocab;
         let (found, expected) = (token.output[step], receipt.output[step]);
-        prop_assert_eq!(rejected(&model, &token), at(step, What::Token { found, expected }));
+        prop_assert_eq!(rejected(&model, &token), at(step, Difference::Token { found, expected }));
         let mut state = receipt.clone();
         state.steps[step + 1].0[bit / 8] ^= 1 << (bit % 8);
-        prop_assert_eq!(rejected(&model, &state), at(step, What::State));
+        prop_assert_eq!(rejected(&model, &state), at(step, Difference::State));
         let mut digest = receipt.clone();
         digest.digest.0[bit / 8] ^= 1 << (bit % 8);
-        prop_assert_eq!(rejected(&model, &digest), at(n - 1, What::Digest));
+        prop_assert_eq!(rejected(&model, &digest), at(n - 1, Difference::Digest));
     });
 }
 

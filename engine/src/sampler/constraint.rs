@@ -1,4 +1,4 @@
-//! What an answer has to be, decided token by token: hosts bring the grammar, the engine keeps to it.
+//! Constraints on generated text: the interface between grammars, which hosts provide, and the engine.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -7,62 +7,64 @@ use core::fmt::Debug;
 
 use thiserror::Error;
 
-/// A grammar at a place in a text. It is asked for tokens and told of them in turns; what it says must follow from the
-/// grammar and the tokens alone, not from time or from other texts, or answers differ from run to run.
+/// State of a grammar within one text. Results must depend on the grammar and the accepted tokens only, not on time or
+/// other texts, or outputs differ between runs.
 pub trait Constraint: Debug + Send + Sync {
-    /// The same grammar at the same place, independent of this one from now on.
+    /// An independent copy of the state.
     fn fork(&self) -> Box<dyn Constraint>;
 
-    /// Says which tokens may come next: bit `t % 32` of word `t / 32` allows token `t`. The mask comes empty, with a
-    /// bit for each token of the vocabulary. Returns whether the text may end here instead.
+    /// Computes which tokens are allowed next: sets bit `t % 32` of word `t / 32` for token `t`. The mask is zero on
+    /// entry and has a bit for each token of the vocabulary. Returns whether the text may end here.
     ///
     /// # Errors
-    /// If that cannot be found out.
+    /// [`ConstraintError`] if the mask cannot be computed.
     fn allow(&mut self, mask: &mut [u32]) -> Result<bool, ConstraintError>;
 
-    /// Takes the next token, one of those allowed last. Returns whether the text is complete: nothing can follow.
+    /// Advances by the next token, which the last mask allowed. Returns whether the text is complete, so that no token
+    /// can follow.
     ///
     /// # Errors
-    /// If the grammar cannot take it.
+    /// [`ConstraintError`] if the grammar cannot accept the token.
     fn accept(&mut self, token: u32) -> Result<bool, ConstraintError>;
 }
 
-/// Why a constraint cannot go on. The answer ends there.
+/// Why a constraint failed. The request ends at that token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ConstraintError {
-    /// The grammar wants something that no token of the vocabulary begins.
-    #[error("no token of the vocabulary continues the text by the grammar")]
+    /// The grammar requires text that no token of the vocabulary begins.
+    #[error("dead end: the grammar allows no token of the vocabulary here, and no end of the text")]
     NoToken,
-    /// It takes more work or memory than its limits allow.
-    #[error("the grammar takes more work for a token than its limits allow")]
+    /// The parser exceeded its limits of work or memory for one token.
+    #[error("the grammar exceeds the parser's limits of work or memory for one token")]
     TooComplex,
-    /// A fault of the implementation.
-    #[error("the grammar has failed")]
+    /// The grammar engine failed; an internal error.
+    #[error("the grammar has failed: internal error of the grammar engine")]
     Failed,
 }
 
-/// The constraint of one answer.
+/// The constraint state of one request, and its current mask.
 pub(crate) struct Guide {
     constraint: Box<dyn Constraint>,
-    /// Tokens that may come next (n_vocab bits, in whole words).
+    /// Mask of allowed tokens (n_vocab bits in whole words).
     mask: Vec<u32>,
-    /// Bits of the last word that are tokens.
+    /// Bits of the last word that stand for tokens.
     last: u32,
 }
 
 impl Guide {
-    /// For an answer in a vocabulary of `n_vocab` tokens.
+    /// Forks `constraint` for a vocabulary of `n_vocab` tokens.
     pub(crate) fn new(constraint: &dyn Constraint, n_vocab: usize) -> Guide {
         let last = if n_vocab.is_multiple_of(32) { u32::MAX } else { (1 << (n_vocab % 32)) - 1 };
         Guide { constraint: constraint.fork(), mask: vec![0; n_vocab.div_ceil(32)], last }
     }
 
-    /// Finds out what may come next; of the tokens `ends`, which end an answer, any exactly where the text may end.
-    /// Returns whether anything may come: if not, the text is complete.
+    /// Updates the mask. The tokens `ends` end the text and are allowed exactly where it may end. Returns whether any
+    /// token is allowed; if none is, the text is complete.
     ///
     /// # Errors
-    /// What the constraint says, or that nothing may come although the text is not complete.
-    pub(crate) fn look(&mut self, ends: impl Iterator<Item = u32>) -> Result<bool, ConstraintError> {
+    /// The error of the constraint, or [`ConstraintError::NoToken`] if no token is allowed but the text is not
+    /// complete.
+    pub(crate) fn update_mask(&mut self, ends: impl Iterator<Item = u32>) -> Result<bool, ConstraintError> {
         self.mask.fill(0);
         let may_end = self.constraint.allow(&mut self.mask)?;
         for token in ends {
@@ -78,15 +80,15 @@ impl Guide {
         }
     }
 
-    /// What [`Guide::look`] found.
+    /// The mask of the last [`Guide::update_mask`].
     pub(crate) fn mask(&self) -> &[u32] {
         &self.mask
     }
 
-    /// Takes the token that was picked and does not end the answer. Returns whether the text is complete.
+    /// Advances by the sampled token, which must not end the text. Returns whether the text is complete.
     ///
     /// # Errors
-    /// What the constraint says.
+    /// The error of the constraint.
     pub(crate) fn accept(&mut self, token: u32) -> Result<bool, ConstraintError> {
         self.constraint.accept(token)
     }

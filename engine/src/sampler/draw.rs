@@ -1,5 +1,5 @@
-//! The draw: ChaCha12 (Bernstein 2008) as a counter-based generator. The key is the seed, the nonce the sequence, the
-//! block counter the position, so a draw depends on where it is made and on nothing before it.
+//! Random draws: ChaCha12 (Bernstein 2008) as a counter-based generator. Key = seed, nonce = sequence, block counter =
+//! position, so a draw does not depend on previous draws.
 
 use alloc::vec::Vec;
 
@@ -11,10 +11,10 @@ use crate::kernels::softmax::exps;
 
 /// Words of a ChaCha block.
 const BLOCK_WORDS: u128 = 16;
-/// Weights of a chunk: their sum is one f32 on the lane array; sums of chunks add up in f64, in order.
+/// Weights per chunk. A chunk is summed in f32 on the virtual lanes, chunks in f64, in order.
 const CHUNK: usize = 1024;
 
-/// A number in [0, 1), a multiple of 2^-53.
+/// A uniform number in [0, 1), a multiple of 2^-53.
 pub(super) fn uniform(seed: u64, sequence: u64, position: u64) -> f64 {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -24,16 +24,16 @@ pub(super) fn uniform(seed: u64, sequence: u64, position: u64) -> f64 {
     (rng.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
-/// Weights `exp((x - max) / t)`, added up.
-pub(super) struct Masses {
+/// Sums of the weights `exp((x - max) / t)`.
+pub(super) struct WeightSums {
     /// Running sums at the ends of chunks.
     sums: Vec<f64>,
     weights: [f32; CHUNK],
 }
 
-impl Masses {
+impl WeightSums {
     pub(super) fn new(n_vocab: usize) -> Self {
-        Masses { sums: Vec::with_capacity(n_vocab.div_ceil(CHUNK)), weights: [0.0; CHUNK] }
+        WeightSums { sums: Vec::with_capacity(n_vocab.div_ceil(CHUNK)), weights: [0.0; CHUNK] }
     }
 
     /// The sum of all weights, chunk by chunk.
@@ -47,10 +47,12 @@ impl Masses {
         sum
     }
 
-    /// The first place whose running sum exceeds `u` times the total, which was just computed of the same weights.
+    /// The first index whose running sum exceeds `u` times the total. Call [`WeightSums::total`] for the same weights
+    /// first.
     ///
-    /// Within a chunk, weights add up in f64. Where rounding leaves no such place: the last one of any weight.
-    pub(super) fn place(&mut self, cpu: Cpu, x: &[f32], max: f32, t: f32, u: f64) -> usize {
+    /// Within a chunk, weights are summed in f64. If rounding leaves no such index: the last index with a weight above
+    /// 0.
+    pub(super) fn index_at(&mut self, cpu: Cpu, x: &[f32], max: f32, t: f32, u: f64) -> usize {
         let total = self.sums.last().copied().unwrap_or(0.0);
         let target = u * total;
         let is_here = |sum: &f64| *sum > target || *sum == total;

@@ -1,13 +1,14 @@
-//! DRY: which tokens would continue a repetition, and how long it is by now.
+//! DRY ("don't repeat yourself") penalty: finds the tokens that would continue a repetition, and the repetition's
+//! length.
 //!
 //! ```text
 //! z[i]   = length of the longest common suffix of t[..i] and t[..n],   i < n
-//! limit  = tokens after the last complete breaker (all, if there is none)
+//! limit  = tokens after the last complete sequence breaker (all, if there is none)
 //! length(token) = max over i with t[i] = token of min(z[i], limit)
 //! ```
 //!
-//! Suffix lengths come from the Z-algorithm (Gusfield 1997) on the reversed tokens: linear time. Breakers are found by
-//! binary search, token by token from the end: many with a common end cost no more than a few.
+//! Suffix lengths are computed by the Z-algorithm (Gusfield 1997) on the reversed tokens, in linear time. Breakers are
+//! searched by binary search, token by token from the end, so that many breakers cost little more than a few.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -15,16 +16,16 @@ use alloc::vec::Vec;
 use super::options::Dry;
 use crate::math;
 
-/// Exponents stop where f32 ends: ln of the largest f32.
+/// Natural logarithm of the largest f32.
 const MAX_LN: f64 = 88.722_839_1;
 
-/// Memory of [`DryScratch::repetitions`].
+/// Buffers of [`DryScratch::repetitions`].
 pub(super) struct DryScratch {
-    /// Suffix lengths, from the end of the tokens.
+    /// Common suffix lengths `z[i]`, counted from the end of the tokens.
     z: Vec<u32>,
-    /// Token -> length of the longest repetition it would continue.
+    /// Length of the longest repetition that each token would continue.
     longest: BTreeMap<u32, u32>,
-    /// Each from its end, ascending. One that is a breaker by itself is never penalised.
+    /// Sequence breakers, each reversed, sorted. A token that is a breaker by itself is never penalised.
     breakers: Vec<Vec<u32>>,
 }
 
@@ -36,9 +37,9 @@ impl DryScratch {
         DryScratch { z: Vec::new(), longest: BTreeMap::new(), breakers }
     }
 
-    /// Whether the tokens end with a breaker.
+    /// Whether the tokens end with a sequence breaker.
     fn is_broken(&self, tokens: &[u32]) -> bool {
-        // those that agree with the tokens in their last `len`
+        // breakers that agree with the last `len` tokens
         let mut these = &self.breakers[..];
         for (len, token) in tokens.iter().rev().enumerate() {
             let from = these.partition_point(|b| b[len] < *token);
@@ -53,13 +54,13 @@ impl DryScratch {
         false
     }
 
-    /// Tokens after the last complete breaker.
+    /// Number of tokens after the last complete sequence breaker.
     fn since_breaker(&self, tokens: &[u32]) -> usize {
         let last = (1..=tokens.len()).rev().find(|end| self.is_broken(&tokens[..*end])).unwrap_or(0);
         tokens.len() - last
     }
 
-    /// Tokens that would continue a repetition of at least `allowed_length` tokens, and its length.
+    /// The tokens that would continue a repetition of at least `allowed_length` tokens, with its length.
     pub(super) fn repetitions(&mut self, dry: &Dry, tokens: &[u32]) -> &BTreeMap<u32, u32> {
         self.longest.clear();
         let n = tokens.len();
@@ -71,7 +72,7 @@ impl DryScratch {
         for (i, z) in self.z.iter().enumerate().skip(1) {
             let length = (*z as usize).min(limit) as u32;
             if length >= dry.allowed_length {
-                // the suffix of tokens[..n - i] is repeated: next came tokens[n - i]
+                // the suffix of tokens[..n - i] is repeated at the end, and tokens[n - i] followed it
                 let token = tokens[n - i];
                 if !self.is_broken(&[token]) {
                     let longest = self.longest.entry(token).or_default();

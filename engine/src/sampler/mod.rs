@@ -1,13 +1,13 @@
-//! From logits to a token. The stages and their order are a contract:
+//! Sampling: from logits to a token. The stages and their order are a contract:
 //!
 //! ```text
 //! logit bias -> grammar mask -> penalties (repeat, frequency, presence, DRY)
 //!   -> top-k -> typical -> top-p -> min-p -> temperature -> draw
 //! ```
 //!
-//! Filters see the probabilities of what the stage before them left, at temperature 1. Ties go to the lower id.
-//! Temperature 0 takes the arg-max after the penalties. The draw walks the tokens that are left in ascending order of
-//! their ids. Same options, logits, sequence and position: same token, on every target.
+//! Filters see the probabilities of the tokens that the stage before left, at temperature 1. Ties go to the lower id.
+//! Temperature 0 takes the arg-max after the penalties. The draw goes through the remaining tokens by ascending id. The
+//! same options, logits, sequence and position give the same token on every target.
 
 mod constraint;
 mod draw;
@@ -28,99 +28,99 @@ pub use options::{ALL_TOKENS, DRY_BREAKERS, Dry, LogprobKind, MAX_TOP_LOGPROBS, 
 use crate::error::RequestError;
 use crate::kernels::Cpu;
 use crate::math;
-use draw::Masses;
+use draw::WeightSums;
 use penalties::{History, finite};
-use stages::{Candidate, Groups, Shift};
+use stages::{Candidate, LogitGroups, TypicalCandidate};
 
-/// A token, and what was asked for about it.
+/// A sampled token, and the log-probabilities requested with it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pick {
-    /// The token.
+    /// The token id.
     pub token: u32,
-    /// Natural logarithm of its probability; 0 if none was asked for.
+    /// Natural logarithm of the token's probability; 0 unless requested.
     pub logprob: f32,
-    /// The most probable tokens, best first, with theirs. May be shorter than asked for if filters left fewer.
+    /// The most probable tokens with their log-probabilities, best first. Fewer than requested if filters left fewer.
     pub top: Vec<(u32, f32)>,
 }
 
-/// The sampler of one sequence: options, the tokens so far, and memory for one vocabulary.
+/// The sampler of one sequence: options, token history, and buffers for one vocabulary.
 pub struct Sampler {
     options: SamplingOptions,
     history: History,
     /// Logits after bias, mask and penalties (n_vocab).
     adjusted: Vec<f32>,
-    work: Work,
+    scratch: SamplerScratch,
 }
 
-/// Memory of a pick, kept from one to the next.
-struct Work {
-    groups: Groups,
+/// Buffers that are reused between tokens.
+struct SamplerScratch {
+    groups: LogitGroups,
     kept: Vec<Candidate>,
-    shifts: Vec<Shift>,
-    /// Logits of the kept tokens in ascending order of their ids.
+    shifts: Vec<TypicalCandidate>,
+    /// Logits of the kept tokens by ascending id.
     logits: Vec<f32>,
-    masses: Masses,
+    weight_sums: WeightSums,
 }
 
-/// Top-p without top-k first looks at this many tokens, then at all.
-const FIRST_LOOK: usize = 256;
+/// Top-p without top-k first sorts this many tokens, and all of them only if they do not reach p.
+const FIRST_CANDIDATES: usize = 256;
 
 impl Sampler {
-    /// A sampler for a vocabulary of `n_vocab` tokens.
+    /// Creates a sampler for a vocabulary of `n_vocab` tokens.
     ///
     /// # Errors
-    /// The first option that is out of range.
+    /// [`RequestError::Option`] of the first option that is out of range.
     pub fn new(options: SamplingOptions, n_vocab: usize) -> Result<Sampler, RequestError> {
         options.check(n_vocab)?;
         Ok(Sampler::checked(options, n_vocab))
     }
 
-    /// The same with options that are in range.
+    /// Creates a sampler with options that were checked.
     pub(crate) fn checked(options: SamplingOptions, n_vocab: usize) -> Sampler {
-        let work = Work {
-            groups: Groups::new(n_vocab),
+        let scratch = SamplerScratch {
+            groups: LogitGroups::new(n_vocab),
             kept: Vec::new(),
             shifts: Vec::new(),
             logits: Vec::new(),
-            masses: Masses::new(n_vocab),
+            weight_sums: WeightSums::new(n_vocab),
         };
-        Sampler { history: History::new(&options), options, adjusted: vec![0.0; n_vocab], work }
+        Sampler { history: History::new(&options), options, adjusted: vec![0.0; n_vocab], scratch }
     }
 
-    /// The options.
+    /// The sampling options.
     pub fn options(&self) -> &SamplingOptions {
         &self.options
     }
 
-    /// Takes note of a token of the prompt, in order, before those of the answer.
+    /// Appends a token of the prompt to the history, in order, before the sampled tokens.
     pub fn accept_prompt(&mut self, token: u32) {
         self.history.accept(&self.options, token, true);
     }
 
-    /// Takes note of a token of the answer, in order.
+    /// Appends a sampled token to the history, in order.
     pub fn accept(&mut self, token: u32) {
         self.history.accept(&self.options, token, false);
     }
 
-    /// Picks the token at `position` of `sequence` from logits (n_vocab), all finite.
+    /// Samples the token at `position` of `sequence` from logits (n_vocab), which must be finite.
     ///
-    /// `allowed` is the grammar's mask: bit `t % 32` of word `t / 32` allows token `t`; tokens beyond its end are
-    /// forbidden. A mask that allows nothing is ignored: a grammar that has ended should not be asked.
+    /// `allowed` is the mask of a grammar: bit `t % 32` of word `t / 32` allows token `t`; tokens beyond its end are
+    /// forbidden. A mask that allows no token is ignored, because callers end the sequence where a grammar ends.
     ///
     /// # Panics
     /// If `logits` is not n_vocab long.
     pub fn pick(&mut self, cpu: Cpu, logits: &[f32], sequence: u64, position: u64, allowed: Option<&[u32]>) -> Pick {
         assert!(logits.len() == self.adjusted.len(), "logits of another vocabulary");
-        let (o, w) = (&self.options, &mut self.work);
+        let (o, w) = (&self.options, &mut self.scratch);
         let mut x = logits;
         if !o.logit_bias.is_empty() || allowed.is_some() || self.history.is_used() {
             self.adjusted.copy_from_slice(logits);
             add_bias(&o.logit_bias, &mut self.adjusted);
-            forbid(allowed, &mut self.adjusted);
+            apply_mask(allowed, &mut self.adjusted);
             self.history.apply(o, &mut self.adjusted);
             x = &self.adjusted;
         }
-        w.groups.look(cpu, x);
+        w.groups.scan(cpu, x);
         let mut pick = if o.temperature == 0.0 {
             let token = w.groups.arg_max(x);
             let n_top = (o.top_logprobs as usize).min(1);
@@ -137,21 +137,21 @@ impl Sampler {
         pick
     }
 
-    /// The log-probability of `token` by logits (n_vocab), all finite, as the model gave them, and those of the most
-    /// probable tokens, as many as the options say.
+    /// Log-probability of `token` by the model's logits (n_vocab), which must be finite, and the most probable tokens,
+    /// as many as the options request.
     ///
     /// # Panics
-    /// If `logits` is not n_vocab long, or the token is not of the vocabulary.
+    /// If `logits` is not n_vocab long, or the token is outside the vocabulary.
     pub fn score(&mut self, cpu: Cpu, logits: &[f32], token: u32) -> (f32, Vec<(u32, f32)>) {
         assert!(logits.len() == self.adjusted.len(), "logits of another vocabulary");
         let mut pick = Pick { token, logprob: 0.0, top: Vec::new() };
-        self.work.raw_logprobs(cpu, &self.options, logits, &mut pick);
+        self.scratch.raw_logprobs(cpu, &self.options, logits, &mut pick);
         (pick.logprob, pick.top)
     }
 }
 
-impl Work {
-    /// Fills `kept` with what the filters leave, sorted. Returns false if all of them are off.
+impl SamplerScratch {
+    /// Applies the filters and leaves the remaining tokens in `kept`, sorted. Returns false if all filters are off.
     fn filter(&mut self, cpu: Cpu, o: &SamplingOptions, x: &[f32]) -> bool {
         let (groups, kept) = (&mut self.groups, &mut self.kept);
         let is_top_k = o.top_k > 0 && (o.top_k as usize) < x.len();
@@ -169,8 +169,8 @@ impl Work {
                 stages::top_p(kept, o.top_p, stages::total(kept));
             }
         } else if o.top_p < 1.0 {
-            let total = self.masses.total(cpu, x, groups.max(), 1.0);
-            groups.top(x, FIRST_LOOK, kept);
+            let total = self.weight_sums.total(cpu, x, groups.max(), 1.0);
+            groups.top(x, FIRST_CANDIDATES, kept);
             if !stages::top_p(kept, o.top_p, total) {
                 groups.top(x, x.len(), kept);
                 stages::drop_forbidden(kept);
@@ -188,7 +188,7 @@ impl Work {
         true
     }
 
-    /// Draws from `kept`.
+    /// Draws a token from `kept`.
     fn draw_kept(&mut self, cpu: Cpu, o: &SamplingOptions, u: f64) -> Pick {
         let max = self.kept.first().map_or(0.0, |c| c.logit);
         let front = &self.kept[..self.kept.len().min(o.top_logprobs as usize)];
@@ -196,35 +196,35 @@ impl Work {
         self.kept.sort_unstable_by(Candidate::by_token);
         self.logits.clear();
         self.logits.extend(self.kept.iter().map(|c| c.logit));
-        let total = self.masses.total(cpu, &self.logits, max, o.temperature);
-        let at = self.masses.place(cpu, &self.logits, max, o.temperature, u);
+        let total = self.weight_sums.total(cpu, &self.logits, max, o.temperature);
+        let at = self.weight_sums.index_at(cpu, &self.logits, max, o.temperature, u);
         let of = Logprobs { max, temperature: o.temperature, ln_total: math::ln(total) };
         top.iter_mut().for_each(|(_, x)| *x = of.logit(*x));
         let (token, logit) = self.kept.get(at).map_or((0, max), |c| (c.token, c.logit));
         Pick { token, logprob: of.logit(logit), top }
     }
 
-    /// Draws from all tokens.
+    /// Draws a token from the whole vocabulary.
     fn draw_any(&mut self, cpu: Cpu, o: &SamplingOptions, x: &[f32], u: f64) -> Pick {
         let max = self.groups.max();
-        let total = self.masses.total(cpu, x, max, o.temperature);
-        let at = self.masses.place(cpu, x, max, o.temperature, u);
+        let total = self.weight_sums.total(cpu, x, max, o.temperature);
+        let at = self.weight_sums.index_at(cpu, x, max, o.temperature, u);
         let of = Logprobs { max, temperature: o.temperature, ln_total: math::ln(total) };
         let top = self.top(o, x, &of);
         Pick { token: at as u32, logprob: of.logit(x[at]), top }
     }
 
-    /// Log-probabilities of the logits as the model gave them.
+    /// Fills in log-probabilities by the model's logits, before penalties and filters.
     fn raw_logprobs(&mut self, cpu: Cpu, o: &SamplingOptions, logits: &[f32], pick: &mut Pick) {
-        self.groups.look(cpu, logits);
+        self.groups.scan(cpu, logits);
         let max = self.groups.max();
-        let total = self.masses.total(cpu, logits, max, 1.0);
+        let total = self.weight_sums.total(cpu, logits, max, 1.0);
         let of = Logprobs { max, temperature: 1.0, ln_total: math::ln(total) };
         pick.logprob = of.logit(logits[pick.token as usize]);
         pick.top = self.top(o, logits, &of);
     }
 
-    /// The most probable tokens of the vocabulary that `groups` looked at last.
+    /// The most probable tokens of the logits that `groups` scanned last.
     fn top(&mut self, o: &SamplingOptions, x: &[f32], of: &Logprobs) -> Vec<(u32, f32)> {
         self.groups.top(x, o.top_logprobs as usize, &mut self.kept);
         stages::drop_forbidden(&mut self.kept);
@@ -232,7 +232,7 @@ impl Work {
     }
 }
 
-/// A softmax, for logarithms.
+/// The softmax that log-probabilities are computed from.
 struct Logprobs {
     max: f32,
     temperature: f32,
@@ -252,8 +252,8 @@ fn add_bias(bias: &[(u32, f32)], x: &mut [f32]) {
     }
 }
 
-/// Gives forbidden tokens a logit of -inf.
-fn forbid(allowed: Option<&[u32]>, x: &mut [f32]) {
+/// Sets the logits of forbidden tokens to -inf.
+fn apply_mask(allowed: Option<&[u32]>, x: &mut [f32]) {
     let Some(allowed) = allowed else { return };
     let is_allowed = |t: usize| allowed.get(t / 32).is_some_and(|word| word >> (t % 32) & 1 == 1);
     if !(0..x.len()).any(is_allowed) {

@@ -1,43 +1,43 @@
-//! Byte-level byte-pair encoding, as in GPT-2: words are cut out of the text, spelled in bytes, and merged by rank.
+//! Byte-level BPE, as in GPT-2: the pre-tokenizer splits text into words, whose bytes are merged by rank.
 
 use alloc::format;
 use alloc::vec::Vec;
 
 use super::cache::WordCache;
 use super::merge::{MergeScratch, Merges, NO_TOKEN, Symbol, merge_all};
-use super::nfc::Normalised;
+use super::nfc::NfcText;
 use super::pretokenizers::Pretokenizer;
 use super::split::Splitter;
 use super::table::{PairTable, Seed, TextTable};
 use super::vocab::{Kind, Vocab, byte_char};
-use super::{Output, Part, Work};
+use super::{EncodeScratch, Output, TextSpan};
 
-/// `tokenizer.ggml.merges`: pairs of tokens, and what they make.
+/// `tokenizer.ggml.merges`: pairs of tokens, and the token each merges to.
 #[derive(Debug, Clone)]
 pub(super) struct MergeTable {
     ranks: PairTable,
-    /// Token that the merge of each rank makes.
+    /// The merged token of each rank.
     merged: Vec<u32>,
 }
 
-/// Merges and the pre-tokenizer of a vocabulary.
+/// Merges, pre-tokenizer and options of a vocabulary.
 #[derive(Debug, Clone)]
 pub(super) struct Bpe {
     splitter: Splitter,
-    /// Text is normalised to form C first.
+    /// Whether text is normalised to NFC first.
     nfc: bool,
     merges: MergeTable,
-    /// Token of each byte.
+    /// The token of each byte.
     bytes: Vec<Option<u32>>,
-    /// Words that are tokens whatever the merges say.
+    /// Words that are tokens regardless of the merges.
     words: Option<TextTable>,
-    /// Stands for bytes that have no token; without it they are dropped.
+    /// Token of bytes that have none; without it they are dropped.
     unknown: Option<u32>,
 }
 
 impl MergeTable {
-    /// `merges` are `left right`, of the lowest rank first. Those that name a piece outside the vocabulary are ignored,
-    /// and those that would make a control token: text must not.
+    /// `merges` are texts `left right` by ascending rank. Skips merges with a piece outside the vocabulary, and merges
+    /// to a control token, which text must not become.
     pub(super) fn new<'m>(
         vocab: &Vocab,
         texts: &TextTable,
@@ -45,7 +45,7 @@ impl MergeTable {
         seed: Seed,
     ) -> MergeTable {
         let find = |text: &[u8]| texts.get(text, |id| vocab.text(id).unwrap_or_default());
-        // as many as the file has strings for: growing would leave holes in the heap
+        // reserve for all strings of the file: growing would fragment the heap
         let n = merges.size_hint().0;
         let (mut pairs, mut merged, mut joined) = (Vec::with_capacity(n), Vec::with_capacity(n), Vec::new());
         for merge in merges {
@@ -64,7 +64,7 @@ impl MergeTable {
         MergeTable { ranks: PairTable::new(seed, &pairs), merged }
     }
 
-    /// Rank of the merge of two tokens, and the token that it makes.
+    /// Rank of the merge of two tokens, and the merged token.
     #[inline(always)]
     pub(super) fn merge(&self, left: u32, right: u32) -> Option<(u32, u32)> {
         let rank = self.ranks.get(left, right)?;
@@ -86,7 +86,7 @@ impl Bpe {
             TextTable::new(seed, vocab.len(), is_normal, |id| vocab.piece(id).unwrap_or_default())
         });
         Bpe {
-            splitter: Splitter::new(pretokenizer.passes),
+            splitter: Splitter::new(pretokenizer.steps),
             nfc: pretokenizer.nfc,
             merges,
             bytes: vocab.byte_ids(texts, |byte| format!("{}", byte_char(byte)).into_bytes()),
@@ -95,12 +95,12 @@ impl Bpe {
         }
     }
 
-    /// Appends the tokens of a part of a text.
-    pub(super) fn encode(&self, vocab: &Vocab, part: Part<'_>, work: &mut Work, out: &mut Output) {
-        let Work { cache, merge: scratch } = work;
-        let normalised = if self.nfc { Normalised::new(part.text) } else { None };
-        let text = normalised.as_ref().map_or(part.text, |normalised| &normalised.text);
-        let place = |at| part.offset + normalised.as_ref().map_or(at, |normalised| normalised.original(at));
+    /// Appends the tokens of a span of text.
+    pub(super) fn encode(&self, vocab: &Vocab, span: TextSpan<'_>, scratch: &mut EncodeScratch, out: &mut Output) {
+        let EncodeScratch { cache, merge } = scratch;
+        let normalised = if self.nfc { NfcText::new(span.text) } else { None };
+        let text = normalised.as_ref().map_or(span.text, |normalised| &normalised.text);
+        let text_offset = |at| span.offset + normalised.as_ref().map_or(at, |normalised| normalised.original(at));
         let bytes = text.as_bytes();
         self.splitter.split(text, |start, end| {
             let key = if out.ends.is_some() { None } else { WordCache::key(bytes, start, end) };
@@ -108,12 +108,12 @@ impl Bpe {
                 return;
             }
             let first = out.ids.len();
-            self.encode_word(vocab, &bytes[start..end], scratch);
-            let ends = scratch.symbols.iter().skip(1).map(|next| next.start as usize).chain([end - start]);
-            for (symbol, symbol_end) in scratch.symbols.iter().zip(ends) {
+            self.encode_word(vocab, &bytes[start..end], merge);
+            let ends = merge.symbols.iter().skip(1).map(|next| next.start as usize).chain([end - start]);
+            for (symbol, symbol_end) in merge.symbols.iter().zip(ends) {
                 let id = if symbol.id == NO_TOKEN { self.unknown } else { Some(symbol.id) };
                 if let Some(id) = id {
-                    out.push(id, place(start + symbol_end));
+                    out.push(id, text_offset(start + symbol_end));
                 }
             }
             if let Some(key) = key {
@@ -122,7 +122,7 @@ impl Bpe {
         });
     }
 
-    /// Leaves the tokens of `word` in `scratch.symbols`.
+    /// Encodes `word` into `scratch.symbols`.
     fn encode_word(&self, vocab: &Vocab, word: &[u8], scratch: &mut MergeScratch) {
         scratch.symbols.clear();
         if let Some(words) = &self.words

@@ -1,14 +1,14 @@
-//! Short words seen before in the same text, and their tokens.
+//! Cache of the tokens of short words within one text.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Longest word kept, in bytes: with its length it fills the key.
+/// Maximal length of a cached word in bytes: word and length fill the key.
 const MAX_LEN: usize = 15;
 const MAX_IDS: usize = 3;
 const MAX_ENTRIES: usize = 1 << 12;
 
-/// A direct-mapped cache. It holds whole words, so a hit is exact.
+/// A direct-mapped cache. Keys contain the whole word, so a hit is exact.
 #[derive(Debug)]
 pub(super) struct WordCache {
     entries: Vec<Entry>,
@@ -16,24 +16,24 @@ pub(super) struct WordCache {
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    /// The word, zero-padded, with its length in the last byte. 0 is empty.
+    /// The word, zero-padded, with its length in the last byte; 0 is an empty entry.
     key: u128,
     ids: [u32; MAX_IDS],
     n_ids: u32,
 }
 
-/// A word as a number.
+/// A word as an integer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Key(u128);
 
 impl WordCache {
-    /// A cache for a text of so many bytes.
+    /// A cache sized for a text of `len_bytes` bytes.
     pub(super) fn for_text(len_bytes: usize) -> WordCache {
         let n = (len_bytes / 16).clamp(1, MAX_ENTRIES).next_power_of_two();
         WordCache { entries: vec![Entry { key: 0, ids: [0; MAX_IDS], n_ids: 0 }; n] }
     }
 
-    /// The key of `text[start..end]` if it is short enough.
+    /// The key of `text[start..end]`; `None` if the word is too long.
     #[inline(always)]
     pub(super) fn key(text: &[u8], start: usize, end: usize) -> Option<Key> {
         let len = end - start;
@@ -58,7 +58,7 @@ impl WordCache {
         (hash >> 40) as usize & (self.entries.len() - 1)
     }
 
-    /// Appends the tokens of a word if they are known.
+    /// Appends the tokens of a cached word. Returns false on a miss.
     #[inline(always)]
     pub(super) fn append(&self, key: Key, ids: &mut Vec<u32>) -> bool {
         let entry = &self.entries[self.slot(key)];
@@ -73,7 +73,7 @@ impl WordCache {
         true
     }
 
-    /// Keeps the tokens of a word if there are few.
+    /// Caches the tokens of a word, unless there are too many.
     pub(super) fn keep(&mut self, key: Key, ids: &[u32]) {
         if ids.len() <= MAX_IDS {
             let slot = self.slot(key);

@@ -4,9 +4,9 @@
 //! u32 n | n bytes: a double array of u32, little-endian | replacements, each ended by a zero byte
 //! ```
 //!
-//! A unit of the double array holds the byte that leads to it in bits 0-7 (and bit 31, set in units of values), whether a
-//! value follows in bit 8, and the offset to its children in bits 10-30, times 256 if bit 9 is set. The value, in the
-//! unit at the offset, is the place of the replacement.
+//! A unit of the double array has: bits 0-7 the byte that leads to it (and bit 31, set in value units); bit 8 whether a
+//! value follows; bits 10-30 the offset of its children, times 256 if bit 9 is set. The value, in the unit at that
+//! offset, is the byte offset of the replacement.
 
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -15,9 +15,9 @@ use alloc::vec::Vec;
 
 use crate::error::LoadError;
 
-/// Longest sequence that is looked for, so that a file cannot make this quadratic.
+/// Maximal length of a sequence to look up: bounds the time that a file can cause.
 const MAX_LEN: usize = 256;
-/// Longest replacement: a text must not grow without bound. The longest of Unicode has 33 bytes.
+/// Maximal length of a replacement: bounds the growth of a text. The longest in Unicode has 33 bytes.
 const MAX_REPLACEMENT: usize = 64;
 
 /// The replacements of a file.
@@ -28,21 +28,21 @@ pub(super) struct CharsMap {
 }
 
 impl CharsMap {
-    /// From the bytes of the file, the value of `key`; without any there is no map.
+    /// Parses the value of metadata key `key`; `None` if it is empty.
     ///
     /// # Errors
-    /// [`LoadError::Metadata`] if the parts do not fit, or a replacement is too long or no UTF-8.
+    /// [`LoadError::Metadata`] if the sizes are inconsistent, or a replacement is too long or not UTF-8.
     pub(super) fn new(key: &str, bytes: &[u8]) -> Result<Option<CharsMap>, LoadError> {
         let wrong = |found: String, expected: String| Err(LoadError::Metadata { key: key.to_owned(), found, expected });
         if bytes.is_empty() {
             return Ok(None);
         }
         let Some((size, rest)) = bytes.split_first_chunk::<4>() else {
-            return wrong(format!("{} bytes", bytes.len()), "at least 4 bytes, or none".to_string());
+            return wrong(format!("{} bytes", bytes.len()), "0 bytes, or at least 4".to_string());
         };
         let n = u32::from_le_bytes(*size) as usize;
         let Some((units, replacements)) = rest.split_at_checked(n).filter(|_| n.is_multiple_of(4)) else {
-            let expected = format!("a multiple of 4 that is at most the {} bytes that follow", rest.len());
+            let expected = format!("a multiple of 4, at most {} (the bytes that follow)", rest.len());
             return wrong(format!("a trie of {n} bytes"), expected);
         };
         let Ok(replacements) = core::str::from_utf8(replacements) else {
@@ -56,7 +56,7 @@ impl CharsMap {
         Ok(Some(CharsMap { units, replacements: replacements.to_owned() }))
     }
 
-    /// The replacement of the longest sequence that `text` begins with, and the length of that.
+    /// The replacement of the longest mapped prefix of `text`, and the length of that prefix.
     pub(super) fn longest(&self, text: &[u8]) -> Option<(&str, usize)> {
         let offset = |unit: u32| ((unit >> 10) << ((unit & 1 << 9) >> 6)) as usize;
         let mut at = offset(*self.units.first()?);

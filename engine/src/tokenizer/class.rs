@@ -1,17 +1,18 @@
-//! Sets of characters, as pre-tokenizers use them: fast for ASCII, by table for the rest.
+//! Character classes of pre-tokenizers: bit sets for ASCII, tables for other characters.
 
 use super::unicode;
 
-/// A set of characters: any of `bits` or of the ranges `with`, but of no range `without`; all of it negated if `not`.
+/// A character class: characters with any of `bits` or in the ranges `with`, but not in the ranges `without`; negated
+/// if `not`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Class {
+pub(super) struct CharClass {
     pub(super) bits: u32,
     pub(super) with: &'static [(char, char)],
     pub(super) without: &'static [(char, char)],
     pub(super) not: bool,
 }
 
-/// Properties of characters beyond the Unicode kinds, which are the bits `1 << kind`. Only ASCII characters have them.
+/// Property bits besides the Unicode categories, which are the bits `1 << kind`. Only ASCII characters have them.
 pub(super) mod bit {
     pub(in super::super) const NEWLINE: u32 = 1 << 12;
     pub(in super::super) const SPACE: u32 = 1 << 13;
@@ -66,18 +67,18 @@ const fn ascii_bits() -> [u32; 128] {
     table
 }
 
-impl Class {
-    /// The class of characters with any of `bits`.
-    pub(super) const fn any(bits: u32) -> Class {
-        Class { bits, with: &[], without: &[], not: false }
+impl CharClass {
+    /// Characters with any of `bits`.
+    pub(super) const fn any(bits: u32) -> CharClass {
+        CharClass { bits, with: &[], without: &[], not: false }
     }
 
-    /// The class of characters with none of `bits`.
-    pub(super) const fn none(bits: u32) -> Class {
-        Class { bits, with: &[], without: &[], not: true }
+    /// Characters with none of `bits`.
+    pub(super) const fn none(bits: u32) -> CharClass {
+        CharClass { bits, with: &[], without: &[], not: true }
     }
 
-    /// Length in bytes of the character at `at` if it is of this class, 0 if not or at the end.
+    /// Length in bytes of the character at `at` if it is in the class, else 0; 0 at the end.
     #[inline(always)]
     pub(super) fn len_at(&self, text: &[u8], at: usize) -> usize {
         match text.get(at) {
@@ -96,7 +97,7 @@ impl Class {
     }
 }
 
-/// The character at `at`, which holds the first byte of one, and its length in bytes.
+/// The character at `at`, which must be the first byte of one, and its length in bytes.
 pub(super) fn char_at(text: &[u8], at: usize) -> (u32, usize) {
     let byte = |i: usize| u32::from(text.get(at + i).copied().unwrap_or(0x80)) & 0x3f;
     match text[at] {

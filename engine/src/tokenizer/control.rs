@@ -1,11 +1,11 @@
-//! Tokens known by name: files do not always say which tokens end a generation.
+//! Control tokens recognised by name, because files do not reliably mark the tokens that end generation.
 
 use alloc::vec::Vec;
 
 use super::table::TextTable;
 use super::vocab::{Kind, Vocab};
 
-/// Names of tokens that end a turn or a text, as in llama.cpp. They count as control tokens whatever the file says.
+/// Names of end-of-turn and end-of-text tokens, as in llama.cpp. They are control tokens whatever the file says.
 const END_NAMES: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -31,7 +31,7 @@ const END_NAMES: &[&str] = &[
     "[e~[",
 ];
 
-/// Of those, the ones that end a turn, in order of preference.
+/// The end-of-turn tokens among them, in order of preference.
 const END_OF_TURN_NAMES: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -46,7 +46,7 @@ const END_OF_TURN_NAMES: &[&str] = &[
     "<end_of_utterance>",
 ];
 
-/// Tokens for filling in the middle that end what is filled in.
+/// Fill-in-the-middle tokens that end the filled-in text.
 const FILL_END_NAMES: &[&str] = &[
     "<|fim_pad|>",
     "<fim-pad>",
@@ -61,11 +61,11 @@ const FILL_END_NAMES: &[&str] = &[
     "<|file_sep|>",
 ];
 
-/// Special tokens that take the white space beside them. Files do not say so; as in llama.cpp, it is known by names.
+/// Special tokens that absorb adjacent white space. Files do not state it; as in llama.cpp, names decide.
 struct Absorbing {
-    /// Value of this key, in lower case,
+    /// The rule applies if the value of this metadata key, in lower case,
     key: &'static str,
-    /// that contains one of these.
+    /// contains one of these.
     contains: &'static [&'static str],
     side: Side,
     tokens: Tokens,
@@ -80,7 +80,7 @@ pub(super) enum Side {
 
 enum Tokens {
     Only(&'static str),
-    /// All special ones but these.
+    /// All special tokens except these.
     AllBut(&'static [&'static str]),
 }
 
@@ -100,35 +100,35 @@ static ABSORBING: &[Absorbing] = &[
     Absorbing { key: "general.name", contains: &["modern-bert"], tokens: Tokens::Only("[MASK]"), ..MASK_ON_THE_LEFT },
 ];
 
-/// Looks tokens up by name.
-pub(super) struct Names<'a> {
+/// Looks up tokens by name.
+pub(super) struct TokenNames<'a> {
     pub(super) vocab: &'a Vocab,
     pub(super) texts: &'a TextTable,
 }
 
-impl Names<'_> {
+impl TokenNames<'_> {
     fn find(&self, name: &str) -> Option<u32> {
         self.texts.get(name.as_bytes(), |id| self.vocab.text(id).unwrap_or_default())
     }
 
-    /// Tokens that are control tokens by name.
+    /// The tokens that are control tokens by name.
     pub(super) fn controls(&self) -> Vec<u32> {
         END_NAMES.iter().filter_map(|name| self.find(name)).collect()
     }
 
-    /// The token that ends a turn, if the file does not say.
+    /// The end-of-turn token, if the file does not name one.
     pub(super) fn end_of_turn(&self) -> Option<u32> {
         END_OF_TURN_NAMES.iter().find_map(|name| self.find(name))
     }
 
-    /// All tokens that end a generation, ascending; `named` are those of the file's metadata.
+    /// All tokens that end generation, ascending; `named` are those of the metadata.
     pub(super) fn ends(&self, named: impl Iterator<Item = u32>) -> Vec<u32> {
         let fill_ends = FILL_END_NAMES.iter().filter_map(|name| self.find(name));
         let fill_ends = fill_ends.filter(|&id| self.vocab.kind(id) == Some(Kind::Control));
         let mut ends: Vec<u32> = self.controls().into_iter().chain(fill_ends).chain(named).collect();
         ends.sort_unstable();
         ends.dedup();
-        // in these vocabularies a message ends with <|end|>, and the reply goes on
+        // in these vocabularies <|end|> ends a message, and generation continues
         let has = |name| self.find(name).is_some();
         if (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>")) {
             ends.retain(|&id| Some(id) != self.find("<|end|>"));
@@ -139,7 +139,7 @@ impl Names<'_> {
         ends
     }
 
-    /// Tokens that take the white space on one side, in no order; `value(key)` is that of a key of the file.
+    /// Tokens that absorb white space, with the side, unordered; `value(key)` is the value of a metadata key.
     pub(super) fn absorbing<'v>(&self, value: impl Fn(&str) -> &'v str) -> Vec<(u32, Side)> {
         let applies = |row: &&Absorbing| {
             let value = value(row.key).to_ascii_lowercase();

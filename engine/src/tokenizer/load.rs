@@ -1,4 +1,4 @@
-//! A tokenizer from the metadata of a file.
+//! Builds a tokenizer from the metadata of a file.
 
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -9,10 +9,10 @@ use sha2::{Digest, Sha256};
 
 use super::bpe::{Bpe, MergeTable};
 use super::charsmap::CharsMap;
-use super::control::Names;
+use super::control::TokenNames;
 use super::pretokenizers::{self, Pretokenizer};
 use super::special::Specials;
-use super::spm::{Order, Spm};
+use super::spm::{MergeOrder, Spm};
 use super::table::{Seed, TextTable};
 use super::unigram::{Normaliser, Unigram};
 use super::vocab::{Kind, Spelling, Vocab};
@@ -21,11 +21,12 @@ use super::{Algorithm, Tokenizer};
 use crate::error::LoadError;
 use crate::gguf::{Gguf, Value, ValueType};
 
-/// Longest vocabulary: ids and their successors fit 32 bits, with room to mark.
+/// Maximal size of a vocabulary: ids and their successors fit 32 bits, with spare bits for tags.
 const MAX_TOKENS: usize = 1 << 24;
 
 pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
-    let model = gguf.str("tokenizer.ggml.model")?.ok_or_else(|| missing("tokenizer.ggml.model", "a tokenizer"))?;
+    let key = "tokenizer.ggml.model";
+    let model = gguf.str(key)?.ok_or_else(|| missing(key, "the name of a tokenizer"))?;
     let row = MODELS.iter().find(|row| row.name == model).ok_or_else(|| {
         let known = MODELS.iter().map(|row| row.name).collect();
         LoadError::Unsupported { what: "tokenizer", found: model.to_owned(), known }
@@ -44,23 +45,23 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
     let pretokenizer = row.pretokenizer.of(gguf)?;
     let n_bytes = tokens.clone().map(<[u8]>::len).sum::<usize>();
     let n_bytes = u32::try_from(n_bytes)
-        .map_err(|_| wrong("tokenizer.ggml.tokens", format!("{n_bytes} bytes"), "at most 4 GiB of texts"))?;
+        .map_err(|_| wrong("tokenizer.ggml.tokens", format!("{n_bytes} bytes"), "less than 4 GiB of token texts"))?;
     let mut vocab = Vocab::new(tokens, n_bytes, kinds, pretokenizer.spelling);
     let seed = seed(gguf, &vocab)?;
     let text = |id| vocab.text(id).unwrap_or_default();
     let texts = TextTable::new(seed, n_tokens, |id| !text(id).is_empty(), text);
-    let names = Names { vocab: &vocab, texts: &texts };
+    let names = TokenNames { vocab: &vocab, texts: &texts };
     for id in names.controls() {
         vocab.kinds[id as usize] = Kind::Control;
     }
     let ids = NamedIds::read(gguf, &vocab, &texts, row)?;
-    let source = Source { gguf, vocab: &vocab, texts: &texts, seed, pretokenizer };
-    let algorithm = (row.algorithm)(source, ids.unknown)?;
-    let names = Names { vocab: &vocab, texts: &texts };
+    let inputs = BuildInputs { gguf, vocab: &vocab, texts: &texts, seed, pretokenizer };
+    let algorithm = (row.algorithm)(inputs, ids.unknown)?;
+    let names = TokenNames { vocab: &vocab, texts: &texts };
     let absorbing = names.absorbing(|key| gguf.str(key).ok().flatten().unwrap_or_default());
     let adds_bos = row.adds_bos || pretokenizer.add_bos;
     let pair_sep = row.pair_sep || pretokenizer.pair_sep;
-    // a file that says nothing of either has one token between texts, which is SEP where the format has one
+    // by default there is one token between two texts: SEP if the format has it, else EOS
     let pair_eos = row.adds_eos && !row.pair_sep;
     let ends = names.ends([ids.eos, ids.eot, ids.eom].into_iter().flatten());
     Ok(Tokenizer {
@@ -83,34 +84,34 @@ pub(super) fn load(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
 
 type Loaded = Result<Algorithm, LoadError>;
 
-/// A kind of tokenizer, by its name in `tokenizer.ggml.model`, and what holds if a file does not say.
-struct Model {
+/// A tokenizer kind, by its name in `tokenizer.ggml.model`, with defaults for missing metadata.
+struct TokenizerModel {
     name: &'static str,
-    pretokenizer: Words,
-    algorithm: fn(Source<'_, '_>, Option<u32>) -> Loaded,
+    pretokenizer: PretokenizerName,
+    algorithm: fn(BuildInputs<'_, '_>, Option<u32>) -> Loaded,
     bos: Option<u32>,
     eos: Option<u32>,
     sep: Option<u32>,
     unknown: Option<u32>,
     adds_bos: bool,
     adds_eos: bool,
-    /// SEP stands between two texts.
+    /// Whether SEP separates two texts.
     pair_sep: bool,
 }
 
-/// Where the name of the pre-tokenizer comes from.
-enum Words {
-    /// There is none.
-    Whole,
-    /// `tokenizer.ggml.pre`.
-    OfFile,
-    /// The name of the kind.
-    Named(&'static str),
+/// Which pre-tokenizer applies.
+enum PretokenizerName {
+    /// No pre-tokenizer.
+    None,
+    /// The one named in `tokenizer.ggml.pre`.
+    FromFile,
+    /// Always this one.
+    Fixed(&'static str),
 }
 
-const NAMED: Model = Model {
+const DEFAULTS: TokenizerModel = TokenizerModel {
     name: "",
-    pretokenizer: Words::Whole,
+    pretokenizer: PretokenizerName::None,
     algorithm: by_merges,
     bos: None,
     eos: None,
@@ -122,26 +123,26 @@ const NAMED: Model = Model {
 };
 
 #[rustfmt::skip]
-static MODELS: &[Model] = &[
-    Model { name: "gpt2", pretokenizer: Words::OfFile, ..NAMED },
-    Model { name: "gemma4", pretokenizer: Words::Named("gemma4"), ..NAMED },
-    Model { name: "whitespace", pretokenizer: Words::Named("whitespace"), ..NAMED },
-    Model {
-        name: "llama", algorithm: sentence_piece, bos: Some(1), eos: Some(2), unknown: Some(0), adds_bos: true, ..NAMED
+static MODELS: &[TokenizerModel] = &[
+    TokenizerModel { name: "gpt2", pretokenizer: PretokenizerName::FromFile, ..DEFAULTS },
+    TokenizerModel { name: "gemma4", pretokenizer: PretokenizerName::Fixed("gemma4"), ..DEFAULTS },
+    TokenizerModel { name: "whitespace", pretokenizer: PretokenizerName::Fixed("whitespace"), ..DEFAULTS },
+    TokenizerModel {
+        name: "llama", algorithm: sentence_piece, bos: Some(1), eos: Some(2), unknown: Some(0), adds_bos: true, ..DEFAULTS
     },
-    Model {
+    TokenizerModel {
         name: "bert", algorithm: wordpiece, bos: Some(101), eos: Some(102), sep: Some(102), unknown: Some(100),
-        adds_bos: true, adds_eos: true, pair_sep: true, ..NAMED
+        adds_bos: true, adds_eos: true, pair_sep: true, ..DEFAULTS
     },
-    Model { name: "t5", algorithm: unigram, eos: Some(1), unknown: Some(2), adds_eos: true, ..NAMED },
+    TokenizerModel { name: "t5", algorithm: unigram, eos: Some(1), unknown: Some(2), adds_eos: true, ..DEFAULTS },
 ];
 
-impl Words {
+impl PretokenizerName {
     fn of(&self, gguf: &Gguf<'_>) -> Result<&'static Pretokenizer, LoadError> {
         let name = match self {
-            Words::Whole => return Ok(&pretokenizers::WHOLE),
-            Words::OfFile => gguf.str("tokenizer.ggml.pre")?.unwrap_or("default"),
-            Words::Named(name) => name,
+            PretokenizerName::None => return Ok(&pretokenizers::WHOLE),
+            PretokenizerName::FromFile => gguf.str("tokenizer.ggml.pre")?.unwrap_or("default"),
+            PretokenizerName::Fixed(name) => name,
         };
         pretokenizers::find(name).ok_or_else(|| LoadError::Unsupported {
             what: "pre-tokenizer",
@@ -151,8 +152,8 @@ impl Words {
     }
 }
 
-/// What algorithms are made from.
-struct Source<'s, 'f> {
+/// Inputs of the constructors of algorithms.
+struct BuildInputs<'s, 'f> {
     gguf: &'s Gguf<'f>,
     vocab: &'s Vocab,
     texts: &'s TextTable,
@@ -160,37 +161,37 @@ struct Source<'s, 'f> {
     pretokenizer: &'static Pretokenizer,
 }
 
-/// Merges of bytes, or of characters: the spelling of the vocabulary says which.
-fn by_merges(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
-    let Source { gguf, vocab, texts, seed, pretokenizer } = source;
+/// BPE on bytes or on characters, depending on the spelling of the vocabulary.
+fn by_merges(inputs: BuildInputs<'_, '_>, unknown: Option<u32>) -> Loaded {
+    let BuildInputs { gguf, vocab, texts, seed, pretokenizer } = inputs;
     let key = "tokenizer.ggml.merges";
     let merges = gguf.str_array(key)?.ok_or_else(|| missing(key, "merges"))?;
     let merges = MergeTable::new(vocab, texts, merges, seed);
     Ok(match pretokenizer.spelling {
         Spelling::Bytes => Algorithm::ByteLevel(Bpe::new(vocab, texts, merges, pretokenizer, unknown, seed)),
         Spelling::Meta | Spelling::Plain => {
-            let order = Order::Merges(merges);
+            let order = MergeOrder::Merges(merges);
             Algorithm::SentencePiece(Spm::new(vocab, texts, order, pretokenizer, unknown, false, seed))
         }
     })
 }
 
-fn sentence_piece(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
-    let Source { gguf, vocab, texts, seed, pretokenizer } = source;
-    let order = Order::scores(&scores(gguf, vocab, "a number", |score| !score.is_nan())?);
+fn sentence_piece(inputs: BuildInputs<'_, '_>, unknown: Option<u32>) -> Loaded {
+    let BuildInputs { gguf, vocab, texts, seed, pretokenizer } = inputs;
+    let order = MergeOrder::scores(&scores(gguf, vocab, "a number", |score| !score.is_nan())?);
     let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     Ok(Algorithm::SentencePiece(Spm::new(vocab, texts, order, pretokenizer, unknown, add_space_prefix, seed)))
 }
 
-fn wordpiece(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
-    let lowercase = source.gguf.bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
-    let strip_accents = source.gguf.bool("tokenizer.ggml.normalizer.strip_accents")?.unwrap_or(lowercase);
-    let pieces = WordPiece::pieces(source.vocab);
+fn wordpiece(inputs: BuildInputs<'_, '_>, unknown: Option<u32>) -> Loaded {
+    let lowercase = inputs.gguf.bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
+    let strip_accents = inputs.gguf.bool("tokenizer.ggml.normalizer.strip_accents")?.unwrap_or(lowercase);
+    let pieces = WordPiece::pieces(inputs.vocab);
     Ok(Algorithm::WordPiece(WordPiece { pieces, unknown, lowercase, strip_accents }))
 }
 
-fn unigram(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
-    let Source { gguf, vocab, .. } = source;
+fn unigram(inputs: BuildInputs<'_, '_>, unknown: Option<u32>) -> Loaded {
+    let BuildInputs { gguf, vocab, .. } = inputs;
     let key = "tokenizer.ggml.precompiled_charsmap";
     let normaliser = Normaliser {
         charsmap: CharsMap::new(key, gguf.byte_array(key)?.unwrap_or_default())?,
@@ -201,18 +202,18 @@ fn unigram(source: Source<'_, '_>, unknown: Option<u32>) -> Loaded {
     Ok(Algorithm::Unigram(Unigram::new(vocab, scores, unknown, normaliser)))
 }
 
-/// The scores of all tokens, which are `expected`: those that `accept` accepts.
+/// The scores of all tokens, each checked by `accept`; `expected` describes an accepted score.
 fn scores(gguf: &Gguf<'_>, vocab: &Vocab, expected: &str, accept: fn(f32) -> bool) -> Result<Vec<f32>, LoadError> {
     let key = "tokenizer.ggml.scores";
     elements(gguf, key, &[ValueType::F32])?;
     let scores = per_token(gguf.f32_array(key)?, key, vocab.len())?.ok_or_else(|| missing(key, "scores"))?;
     match scores.iter().enumerate().find(|(_, score)| !accept(**score)) {
-        Some((id, score)) => Err(wrong(key, score, format!("{expected} as the score of token {id}"))),
+        Some((id, score)) => Err(wrong(key, format!("{score} for token {id}"), expected)),
         None => Ok(scores),
     }
 }
 
-/// Tokens that metadata points at. Ids outside the vocabulary count as missing: there are such files.
+/// Tokens that metadata keys refer to. Ids outside the vocabulary count as missing, since such files exist.
 struct NamedIds {
     bos: Option<u32>,
     eos: Option<u32>,
@@ -223,7 +224,7 @@ struct NamedIds {
 }
 
 impl NamedIds {
-    fn read(gguf: &Gguf<'_>, vocab: &Vocab, texts: &TextTable, row: &Model) -> Result<NamedIds, LoadError> {
+    fn read(gguf: &Gguf<'_>, vocab: &Vocab, texts: &TextTable, row: &TokenizerModel) -> Result<NamedIds, LoadError> {
         let read = |keys: &[&str], default: Option<u32>| -> Result<Option<u32>, LoadError> {
             for key in keys {
                 if let Some(id) = gguf.u32(key)? {
@@ -232,9 +233,9 @@ impl NamedIds {
             }
             Ok(default.filter(|&id| (id as usize) < vocab.len()))
         };
-        let by_name = Names { vocab, texts };
+        let by_name = TokenNames { vocab, texts };
         Ok(NamedIds {
-            // BERT's names of the tokens that begin and end a text are CLS and SEP; the misspelling is the format's
+            // BERT calls BOS and EOS CLS and SEP; the misspelt key is the format's
             bos: read(&["tokenizer.ggml.bos_token_id", "tokenizer.ggml.cls_token_id"], row.bos)?,
             eos: read(&["tokenizer.ggml.eos_token_id", "tokenizer.ggml.seperator_token_id"], row.eos)?,
             sep: read(&["tokenizer.ggml.seperator_token_id"], row.sep)?,
@@ -245,7 +246,7 @@ impl NamedIds {
     }
 }
 
-/// The token that a sequence gets at a place, if any; by the keys that say whether it does, and which one it is.
+/// The token `id` if it is to be added: key `whether` decides, else `default`. Key `which` names the id, for errors.
 fn added(
     gguf: &Gguf<'_>,
     whether: &str,
@@ -255,8 +256,8 @@ fn added(
 ) -> Result<Option<u32>, LoadError> {
     match (gguf.bool(whether)?, id) {
         (Some(true), None) => Err(match gguf.u32(which)? {
-            Some(id) => wrong(which, id, "a token of the vocabulary"),
-            None => wrong(whether, "true", "false, because there is no such token"),
+            Some(id) => wrong(which, id, "the id of a token of the vocabulary"),
+            None => wrong(whether, "true", "false, because the vocabulary has no such token"),
         }),
         (Some(false), _) => Ok(None),
         (None, _) if !default => Ok(None),
@@ -264,7 +265,7 @@ fn added(
     }
 }
 
-/// A digest of all strings, in order.
+/// A digest of all token texts and merges.
 fn seed(gguf: &Gguf<'_>, vocab: &Vocab) -> Result<Seed, LoadError> {
     let mut digest = Sha256::new();
     for id in vocab.ids() {
@@ -278,7 +279,7 @@ fn seed(gguf: &Gguf<'_>, vocab: &Vocab) -> Result<Seed, LoadError> {
     Ok(Seed::new(digest.finalize().into()))
 }
 
-/// Refuses an array whose elements are of another type than writers of the format give them.
+/// Refuses an array whose element type is not one that converters write.
 fn elements(gguf: &Gguf<'_>, key: &str, types: &[ValueType]) -> Result<(), LoadError> {
     match gguf.get(key).and_then(Value::as_array) {
         Some(array) if !types.contains(&array.element_type()) => {
@@ -288,14 +289,17 @@ fn elements(gguf: &Gguf<'_>, key: &str, types: &[ValueType]) -> Result<(), LoadE
     }
 }
 
-/// The array if it has an element for each token.
+/// The array, if it has an element per token.
 fn per_token<T>(array: Option<Vec<T>>, key: &str, n_tokens: usize) -> Result<Option<Vec<T>>, LoadError> {
     match array {
         Some(mut array) if array.len() >= n_tokens => {
             array.truncate(n_tokens);
             Ok(Some(array))
         }
-        Some(array) => Err(wrong(key, array.len(), format!("{n_tokens} elements, one for each token"))),
+        Some(array) => {
+            let found = format!("{} elements", array.len());
+            Err(wrong(key, found, format!("{n_tokens} elements, one per token")))
+        }
         None => Ok(None),
     }
 }

@@ -1,27 +1,27 @@
-//! Tokens that a text begins with, by their text in the file.
+//! Finds the tokens that are prefixes of a text.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
 use super::vocab::{Kind, Vocab};
 
-/// Tokens whose text is longer are never found, so that a file cannot make this quadratic.
+/// Maximal length of tokens that are searched: bounds the time that a file can cause.
 pub(super) const MAX_LEN: usize = 256;
 
-/// Some tokens of a vocabulary, in order of their texts.
+/// Tokens of a vocabulary, sorted by text.
 #[derive(Debug, Clone)]
 pub(super) struct Matcher {
-    /// Ids in order of their texts, each text once.
+    /// Ids in order of their texts; of equal texts, only the first id.
     ids: Vec<u32>,
-    /// Ids that begin with byte b: `ids[starts[b]..starts[b + 1]]`.
+    /// Tokens that start with byte b: `ids[starts[b]..starts[b + 1]]`.
     starts: Vec<u32>,
 }
 
 impl Matcher {
-    /// The tokens of the kinds that `wanted` names; of equal texts, the first.
+    /// The tokens of the kinds for which `wanted` returns true; of equal texts, the first.
     pub(super) fn new(vocab: &Vocab, wanted: impl Fn(Kind) -> bool) -> Matcher {
         let text = |id: u32| vocab.text(id).unwrap_or_default();
-        // only whole characters: a cut between tokens must be one between characters
+        // tokens must consist of whole characters, so that splits are at character boundaries
         let wanted = |id: &u32| {
             let fits = vocab.kind(*id).is_some_and(&wanted) && (1..=MAX_LEN).contains(&text(*id).len());
             fits && core::str::from_utf8(text(*id)).is_ok()
@@ -36,13 +36,13 @@ impl Matcher {
         Matcher { ids, starts }
     }
 
-    /// Calls `found(id, len)` for the tokens that `text` begins with, the shortest first.
+    /// Calls `found(id, len)` for each token that is a prefix of `text`, the shortest first.
     #[inline]
     pub(super) fn each(&self, vocab: &Vocab, text: &[u8], mut found: impl FnMut(u32, usize)) {
         let Some(&first) = text.first() else { return };
         let bounds = |byte: usize| self.starts.get(byte).map_or(0, |&start| start as usize);
         let mut range = self.ids.get(bounds(usize::from(first))..bounds(usize::from(first) + 1)).unwrap_or_default();
-        // the tokens of `range` agree with the text in their first `len` bytes
+        // invariant: the tokens of `range` agree with the text in their first `len` bytes
         for len in 1.. {
             let token = |id: u32| vocab.text(id).unwrap_or_default();
             let [shortest, longer @ ..] = range else { return };
@@ -65,7 +65,7 @@ impl Matcher {
         }
     }
 
-    /// The longest token that `text` begins with, and its length.
+    /// The longest token that is a prefix of `text`, and its length.
     #[inline]
     pub(super) fn longest(&self, vocab: &Vocab, text: &[u8]) -> Option<(u32, usize)> {
         let mut longest = None;

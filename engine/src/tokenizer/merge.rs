@@ -1,38 +1,38 @@
-//! Merging the symbols of one word: the part that byte-pair encoding and SentencePiece share.
+//! The merge loop of one word, shared by byte-level BPE and SentencePiece.
 //!
 //! ```text
-//! while some neighbours can merge:
-//!     merge the pair of the lowest rank, of equal ranks the leftmost
+//! while two neighbours can merge:
+//!     merge the pair of the lowest rank; of equal ranks, the leftmost
 //! ```
 //!
-//! Short words do just that; long ones keep the pairs in a heap, n log n in their length.
+//! Short words scan all pairs; long words keep them in a heap, which takes O(n log n).
 
 use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
-/// A symbol that is no token, and merges with nothing by id.
+/// Id of a symbol that is not a token and merges with nothing by id.
 pub(super) const NO_TOKEN: u32 = u32::MAX;
 
-/// A piece of a word: where it begins and which token it is.
+/// A symbol of a word: its start offset and token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Symbol {
     pub(super) start: u32,
     pub(super) id: u32,
 }
 
-/// What can be merged.
+/// The merges of a vocabulary.
 pub(super) trait Merges {
-    /// Rank and id of the token that `left` and `right` merge to; `right` ends at `end`.
+    /// Rank and token of the merge of `left` and `right`; `right` ends at byte `end`.
     fn merge(&self, word: &[u8], left: Symbol, right: Symbol, end: u32) -> Option<(u32, u32)>;
 }
 
 /// Buffers for [`merge_all`].
 #[derive(Debug, Default)]
 pub(super) struct MergeScratch {
-    /// The symbols of the word: set before, merged after.
+    /// The symbols of the word; input and output.
     pub(super) symbols: Vec<Symbol>,
-    /// Rank and result of merging symbol i with its neighbour.
+    /// Rank and merged token of symbol i and its right neighbour.
     pairs: Vec<(u32, u32)>,
     links: Vec<Link>,
     heap: BinaryHeap<Reverse<Candidate>>,
@@ -42,11 +42,11 @@ pub(super) struct MergeScratch {
 struct Link {
     before: u32,
     after: u32,
-    /// End of this symbol; 0 once it was merged away.
+    /// End offset of the symbol; 0 after it was merged into its left neighbour.
     end: u32,
 }
 
-/// In order of merging: rank, then position.
+/// A possible merge; ordered by rank, then position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     rank: u32,
@@ -56,12 +56,12 @@ struct Candidate {
     id: u32,
 }
 
-/// Longest word merged by looking at every pair: beyond it, the heap is faster.
+/// Maximal number of symbols of a word merged by scanning; beyond it the heap is faster.
 const SHORT: usize = 48;
 const NONE: u32 = u32::MAX;
 const NO_MERGE: (u32, u32) = (u32::MAX, NO_TOKEN);
 
-/// Merges `scratch.symbols`, which cover `word` in order.
+/// Merges `scratch.symbols`, which cover `word`.
 #[inline]
 pub(super) fn merge_all<M: Merges>(merges: &M, word: &[u8], scratch: &mut MergeScratch) {
     if scratch.symbols.len() <= SHORT { merge_short(merges, word, scratch) } else { merge_long(merges, word, scratch) }
@@ -117,7 +117,7 @@ fn merge_long<M: Merges>(merges: &M, word: &[u8], scratch: &mut MergeScratch) {
     *heap = BinaryHeap::from(first);
     while let Some(Reverse(top)) = heap.pop() {
         let (left, right) = (top.left as usize, top.right as usize);
-        // still neighbours, and neither has grown
+        // skip candidates that are stale: no longer neighbours, or the right one has grown
         if links[left].end == 0 || links[left].after != top.right || links[right].end != top.end {
             continue;
         }

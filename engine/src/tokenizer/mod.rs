@@ -1,4 +1,4 @@
-//! Text to token ids and back, with the vocabulary of a GGUF file.
+//! Tokenizers: text to token ids and back, with the vocabulary of a GGUF file.
 //!
 //! ```text
 //! text ─ special tokens cut out (special) ─┬─ words (split, pretokenizers) ─ merges (bpe, spm: merge) ─┬─► ids
@@ -7,8 +7,8 @@
 //! ids ─ pieces (vocab) ─ whole characters (stream) ─► text
 //! ```
 //!
-//! Ids are those of Hugging Face tokenizers and llama.cpp. Encoding takes time proportional to n log n at worst for a
-//! text of n bytes, whatever text and vocabulary are. Texts are shorter than 4 GiB.
+//! Ids equal those of Hugging Face tokenizers and llama.cpp. Encoding n bytes takes O(n log n) time for any text and
+//! vocabulary. Texts must be shorter than 4 GiB.
 
 mod accents;
 mod bpe;
@@ -16,6 +16,7 @@ mod cache;
 mod charsmap;
 mod class;
 mod control;
+mod grammar;
 mod load;
 mod matcher;
 mod merge;
@@ -33,13 +34,13 @@ mod unicode;
 mod unigram;
 mod vocab;
 mod wordpiece;
-mod words;
 
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use self::bpe::Bpe;
 use self::cache::WordCache;
+pub use self::grammar::CONTROL_MARK;
 use self::merge::MergeScratch;
 use self::special::{Fragment, Specials};
 use self::spm::Spm;
@@ -48,28 +49,27 @@ use self::table::TextTable;
 use self::unigram::Unigram;
 use self::vocab::{Kind, Vocab};
 use self::wordpiece::WordPiece;
-pub use self::words::CONTROL_MARK;
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 
-/// A vocabulary and the way to cut text into its tokens. Owns its data.
+/// A vocabulary and the algorithm that splits text into its tokens. Owns its data.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     vocab: Vocab,
-    /// Texts of the tokens to ids.
+    /// Maps token texts to ids.
     texts: TextTable,
     specials: Specials,
     algorithm: Algorithm,
     bos: Option<u32>,
     eos: Option<u32>,
     eot: Option<u32>,
-    /// Tokens that end a generation, ascending.
+    /// End-of-generation tokens, ascending.
     ends: Vec<u32>,
-    /// What `add_special` puts before a text.
+    /// Token that `add_special` puts before a text.
     begin: Option<u32>,
-    /// What `add_special` puts after a text.
+    /// Token that `add_special` puts after a text.
     end: Option<u32>,
-    /// What it puts between two texts.
+    /// Tokens that `add_special` puts between two texts.
     between: [Option<u32>; 2],
 }
 
@@ -81,24 +81,24 @@ enum Algorithm {
     Unigram(Unigram),
 }
 
-/// What [`Tokenizer::encode`] does besides ordinary text.
+/// Options of [`Tokenizer::encode`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EncodeOptions {
-    /// Add the tokens that the file says begin and end a text.
+    /// Add the BOS and EOS tokens (or CLS and SEP) that the file asks for.
     pub add_special: bool,
-    /// Take the names of control tokens in the text for those tokens. Without it no text becomes a control token,
-    /// which is what text from users needs. User-defined tokens are found either way.
+    /// Parse the texts of control tokens as those tokens. Without it no text becomes a control token, which text from
+    /// users requires. User-defined tokens are parsed either way.
     pub parse_special: bool,
 }
 
-/// What [`Tokenizer::decode`] leaves out.
+/// Options of [`Tokenizer::decode`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DecodeOptions {
-    /// Leave control and unknown tokens out.
+    /// Skip control and unknown tokens.
     pub skip_special: bool,
 }
 
-/// Tokens, and if wanted where each ends in the text.
+/// Token ids, and optionally the offset where each ends in the text.
 struct Output {
     ids: Vec<u32>,
     ends: Option<Vec<usize>>,
@@ -106,16 +106,16 @@ struct Output {
 
 /// Ordinary text between special tokens.
 #[derive(Clone, Copy)]
-struct Part<'t> {
+struct TextSpan<'t> {
     text: &'t str,
-    /// Where it begins in the whole text.
+    /// Offset in the whole text.
     offset: usize,
-    /// It begins the whole text or follows a special token.
+    /// Whether it starts the text or follows a special token.
     after_special: bool,
 }
 
-/// Buffers of one encoding.
-struct Work {
+/// Buffers of one call of `encode`.
+struct EncodeScratch {
     cache: WordCache,
     merge: MergeScratch,
 }
@@ -129,7 +129,7 @@ impl Output {
         }
     }
 
-    /// Takes back all but the first `n` tokens.
+    /// Drops all but the first `n` tokens.
     fn truncate(&mut self, n: usize) {
         self.ids.truncate(n);
         if let Some(ends) = &mut self.ends {
@@ -139,28 +139,28 @@ impl Output {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a file.
+    /// Builds the tokenizer from the metadata of a file.
     ///
     /// # Errors
-    /// [`LoadError`] if metadata is missing or malformed, or the kind of tokenizer is not known.
+    /// [`LoadError`] if metadata is missing or malformed, or the tokenizer or pre-tokenizer is unknown.
     pub fn from_gguf(gguf: &Gguf<'_>) -> Result<Tokenizer, LoadError> {
         load::load(gguf)
     }
 
-    /// The tokens of a text.
+    /// Encodes a text.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<u32> {
         self.encode_with_literals(text, options, &[])
     }
 
-    /// The tokens of a text, no control token of which begins at one of the bytes `literals`, which ascend.
+    /// Encodes a text, without control tokens that begin at one of the byte offsets `literals` (ascending).
     pub fn encode_with_literals(&self, text: &str, options: EncodeOptions, literals: &[usize]) -> Vec<u32> {
         let mut out = Output { ids: Vec::with_capacity(text.len() / 4 + 2), ends: None };
         self.encode_to(text, options, literals, &mut out);
         out.ids
     }
 
-    /// The tokens of a text and the bytes of the text that each stands for. The ranges follow each other and cover the
-    /// text; those of added tokens are empty. A character of several tokens is cut between bytes.
+    /// Encodes a text and returns the byte range of each token. The ranges are contiguous and cover the text; those of
+    /// added special tokens are empty. A character of several tokens is split between bytes.
     pub fn encode_with_offsets(&self, text: &str, options: EncodeOptions) -> (Vec<u32>, Vec<Range<usize>>) {
         let mut out = Output { ids: Vec::new(), ends: Some(Vec::new()) };
         self.encode_to(text, options, &[], &mut out);
@@ -169,8 +169,8 @@ impl Tokenizer {
         (out.ids, out.ends.unwrap_or_default().into_iter().map(range).collect())
     }
 
-    /// The tokens of two texts as one sequence, such as a question and a passage: with `add_special`, also those that
-    /// the file says separate texts.
+    /// Encodes two texts as one sequence, e.g. question and passage. With `add_special`, the separator tokens that the
+    /// file asks for are added too.
     pub fn encode_pair(&self, first: &str, second: &str, options: EncodeOptions) -> Vec<u32> {
         let mut out = Output { ids: Vec::new(), ends: None };
         let added =
@@ -188,7 +188,7 @@ impl Tokenizer {
             out.push(id, 0);
         }
         self.encode_text(text, options, literals, out);
-        // bytes without a token at the end belong to the last token, elsewhere to the next
+        // bytes without a token belong to the next token, at the end of the text to the last one
         if let Some(last) = out.ends.as_mut().and_then(|ends| ends.last_mut()) {
             *last = text.len();
         }
@@ -197,9 +197,9 @@ impl Tokenizer {
         }
     }
 
-    /// Appends the tokens of a text, without any that belong around it.
+    /// Appends the tokens of a text, without added special tokens.
     fn encode_text(&self, text: &str, options: EncodeOptions, literals: &[usize], out: &mut Output) {
-        let mut work = Work { cache: WordCache::for_text(text.len()), merge: MergeScratch::default() };
+        let mut scratch = EncodeScratch { cache: WordCache::for_text(text.len()), merge: MergeScratch::default() };
         let mut after_special = true;
         self.specials.split(
             text.as_bytes(),
@@ -210,12 +210,12 @@ impl Tokenizer {
                     after_special = true;
                 }
                 Fragment::Text => {
-                    let part = Part { text: &text[start..end], offset: start, after_special };
+                    let span = TextSpan { text: &text[start..end], offset: start, after_special };
                     match &self.algorithm {
-                        Algorithm::ByteLevel(bpe) => bpe.encode(&self.vocab, part, &mut work, out),
-                        Algorithm::SentencePiece(spm) => spm.encode(&self.vocab, part, &mut work, out),
-                        Algorithm::WordPiece(wordpiece) => wordpiece.encode(&self.vocab, part, out),
-                        Algorithm::Unigram(unigram) => unigram.encode(&self.vocab, part, out),
+                        Algorithm::ByteLevel(bpe) => bpe.encode(&self.vocab, span, &mut scratch, out),
+                        Algorithm::SentencePiece(spm) => spm.encode(&self.vocab, span, &mut scratch, out),
+                        Algorithm::WordPiece(wordpiece) => wordpiece.encode(&self.vocab, span, out),
+                        Algorithm::Unigram(unigram) => unigram.encode(&self.vocab, span, out),
                     }
                     after_special = false;
                 }
@@ -223,8 +223,8 @@ impl Tokenizer {
         );
     }
 
-    /// The bytes of a sequence of tokens, which need not be UTF-8. The space that encoding puts before a text is taken
-    /// away again; what it changed otherwise, as capitals in uncased vocabularies, stays changed; ids outside the vocabulary are skipped.
+    /// Decodes tokens to bytes, which need not be UTF-8. The space that encoding adds in front is removed; other
+    /// normalisation, e.g. lower-casing, is not undone. Ids outside the vocabulary are skipped.
     pub fn decode(&self, ids: &[u32], options: DecodeOptions) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut at_start = match &self.algorithm {
@@ -248,68 +248,68 @@ impl Tokenizer {
         bytes
     }
 
-    /// The bytes a token stands for; for control tokens, their name. `None` if there is no such token.
+    /// The bytes that a token decodes to; for control tokens, their text. `None` if the id is outside the vocabulary.
     pub fn piece(&self, id: u32) -> Option<&[u8]> {
         self.vocab.piece(id)
     }
 
-    /// The token as the file spells it.
+    /// The token's text as the file spells it.
     pub fn token_text(&self, id: u32) -> Option<&[u8]> {
         self.vocab.text(id)
     }
 
-    /// The token that the file spells so; of several, the first.
+    /// The first token with this text in the file.
     pub fn token_id(&self, text: &[u8]) -> Option<u32> {
         self.texts.get(text, |id| self.vocab.text(id).unwrap_or_default())
     }
 
-    /// Number of tokens.
+    /// Size of the vocabulary.
     pub fn n_vocab(&self) -> usize {
         self.vocab.len()
     }
 
-    /// The token that begins a text.
+    /// The beginning-of-sequence token.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
-    /// The token that ends a text.
+    /// The end-of-sequence token.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
 
-    /// The token that ends a turn of a conversation.
+    /// The end-of-turn token.
     pub fn eot(&self) -> Option<u32> {
         self.eot
     }
 
-    /// Whether `add_special` puts [`Tokenizer::bos`] before a text.
+    /// Whether `add_special` adds [`Tokenizer::bos`].
     pub fn adds_bos(&self) -> bool {
         self.begin.is_some()
     }
 
-    /// Whether `add_special` puts [`Tokenizer::eos`] after a text.
+    /// Whether `add_special` adds [`Tokenizer::eos`].
     pub fn adds_eos(&self) -> bool {
         self.end.is_some()
     }
 
-    /// Whether a generation is over with this token: EOS, end of turn or of message, and tokens with a name that says so.
+    /// Whether the token ends generation: EOS, end of turn, end of message, or a token with such a name.
     pub fn is_end_of_generation(&self, id: u32) -> bool {
         self.ends.binary_search(&id).is_ok()
     }
 
-    /// The tokens with which a generation is over, ascending.
+    /// The tokens that end generation, ascending.
     pub fn end_tokens(&self) -> &[u32] {
         &self.ends
     }
 
-    /// The names of the control tokens, which text becomes only with `parse_special`.
+    /// Texts of the control tokens, which text becomes only with `parse_special`.
     pub fn control_texts(&self) -> impl Iterator<Item = &str> {
         let ids = self.vocab.ids().filter(|&id| matches!(self.vocab.kind(id), Some(Kind::Control | Kind::Unknown)));
         ids.filter_map(|id| core::str::from_utf8(self.vocab.text(id)?).ok()).filter(|text| !text.is_empty())
     }
 
-    /// Whether this is a control token, which text does not contain.
+    /// Whether this is a control token.
     pub fn is_control(&self, id: u32) -> bool {
         self.vocab.kind(id) == Some(Kind::Control)
     }

@@ -1,4 +1,4 @@
-//! Unicode normalisation form C, with the way back to the original text.
+//! Unicode normalisation form C (NFC), with a map of offsets to the original text.
 //! Source: <https://www.unicode.org/reports/tr15/>.
 
 use alloc::string::String;
@@ -7,30 +7,30 @@ use alloc::vec::Vec;
 use unicode_normalization::char::canonical_combining_class;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc, is_nfc_quick};
 
-/// A text in form C.
-pub(super) struct Normalised {
+/// A text in NFC.
+pub(super) struct NfcText {
     pub(super) text: String,
     /// Segments that normalisation changed, ascending.
     changed: Vec<Changed>,
 }
 
-/// A segment: from a character that never combines with those before it to the next such character.
+/// A changed segment. A segment starts at a character that never combines with those before it.
 struct Changed {
-    /// Where it begins and ends in the normalised text, in bytes.
+    /// Byte range in the normalised text.
     start: usize,
     end: usize,
-    /// The same in the original.
+    /// Byte range in the original text.
     original_start: usize,
     original_end: usize,
 }
 
-impl Normalised {
-    /// The normalised text, `None` where that is the text itself.
-    pub(super) fn new(text: &str) -> Option<Normalised> {
+impl NfcText {
+    /// Normalises a text; `None` if it is already in NFC.
+    pub(super) fn new(text: &str) -> Option<NfcText> {
         if text.is_ascii() || is_nfc(text) {
             return None;
         }
-        let mut out = Normalised { text: String::with_capacity(text.len()), changed: Vec::new() };
+        let mut out = NfcText { text: String::with_capacity(text.len()), changed: Vec::new() };
         let mut start = 0;
         for (at, c) in text.char_indices().skip(1) {
             if begins_segment(c) {
@@ -51,8 +51,7 @@ impl Normalised {
         }
     }
 
-    /// The byte of the original text that a byte of the normalised one comes from. Inside of a changed segment that is
-    /// the segment's first.
+    /// Maps a byte offset of the normalised text to the original. Offsets inside a changed segment map to its start.
     pub(super) fn original(&self, at: usize) -> usize {
         let next = self.changed.partition_point(|segment| segment.start < at);
         match next.checked_sub(1).map(|i| &self.changed[i]) {
@@ -63,7 +62,7 @@ impl Normalised {
     }
 }
 
-/// Whether nothing before this character can combine or change places with it.
+/// Whether no character before this one can combine or be reordered with it.
 fn begins_segment(c: char) -> bool {
     c.is_ascii() || (canonical_combining_class(c) == 0 && is_nfc_quick(core::iter::once(c)) == IsNormalized::Yes)
 }
@@ -76,19 +75,19 @@ mod tests {
 
     #[test]
     fn offsets_of_the_original() {
-        let text = Normalised::new("aé e\u{301}\u{323}x ｶ\u{1100}\u{1161}!").unwrap();
+        let text = NfcText::new("aé e\u{301}\u{323}x ｶ\u{1100}\u{1161}!").unwrap();
         assert_eq!(text.text, "aé ẹ\u{301}x ｶ가!");
         let original: Vec<usize> = (0..=text.text.len()).map(|at| text.original(at)).collect();
         assert_eq!(original, [0, 1, 2, 3, 4, 4, 4, 4, 4, 9, 10, 11, 12, 13, 14, 14, 14, 20, 21]);
-        assert!(Normalised::new("é ascii").is_none());
+        assert!(NfcText::new("é ascii").is_none());
     }
 
     proptest! {
-        /// Segment by segment the text is that of the whole, and offsets never go back.
+        /// Normalising by segments equals normalising the whole text, and offsets never decrease.
         #[test]
         fn segments_make_the_whole(text in "[ae가각\u{300}-\u{345}\u{1d165}-\u{1d172}\u{9c7}\u{9be}\u{fb1d}\u{212b}x]{0,24}") {
             let whole: String = text.nfc().collect();
-            match Normalised::new(&text) {
+            match NfcText::new(&text) {
                 None => prop_assert_eq!(whole, text),
                 Some(normalised) => {
                     let ends: Vec<usize> = (0..=whole.len()).map(|at| normalised.original(at)).collect();

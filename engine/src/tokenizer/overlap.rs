@@ -1,12 +1,12 @@
-//! In which tokens a text may come.
+//! Token sequences that contain a given text.
 
 use alloc::vec::Vec;
 
 use super::{EncodeOptions, Tokenizer};
 
 impl Tokenizer {
-    /// The token sequences in which `text` comes to its end, as DRY's breakers need them: each token that contains it, and
-    /// each token that ends with its beginning, followed by the tokens of the rest. In order of the first tokens.
+    /// The token sequences that complete `text`, for DRY's sequence breakers: each token that contains it, and each
+    /// token that ends with a prefix of it, followed by the tokens of the rest. In order of the first tokens.
     ///
     /// Source: `get_overlapping_token_sequences` in
     /// <https://github.com/ggml-org/llama.cpp/blob/master/src/llama-sampler.cpp>.
@@ -31,7 +31,7 @@ impl Tokenizer {
                 }
             }
         }
-        // a character that no token has whole
+        // `text` is a character that no single token contains
         if all.is_empty() {
             all.push(self.encode(text, EncodeOptions::default()));
         }

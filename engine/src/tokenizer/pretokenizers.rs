@@ -1,33 +1,33 @@
 //! The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`, as data.
 //!
-//! Names and expressions are those of llama.cpp's `llama-vocab.cpp`; where it approximates an expression of the original
-//! `tokenizer.json`, the original is used.
+//! Names and expressions are llama.cpp's (`llama-vocab.cpp`), except where it only approximates the expression of the
+//! original `tokenizer.json`: then the original is used.
 
-use super::class::{Class, bit};
-use super::split::{Item, Pass, Threes};
+use super::class::{CharClass, bit};
+use super::split::{DigitGroups, PatternItem, SplitStep};
 use super::unicode::{
     DECIMAL, LOWER, MARK, MODIFIER, OTHER_LETTER, OTHER_NUMBER, PUNCTUATION, SYMBOL, TITLE, UPPER, WHITE,
 };
 use super::vocab::Spelling;
 
-/// How a named pre-tokenizer behaves.
+/// A pre-tokenizer, by the names that select it.
 #[derive(Debug)]
 pub(super) struct Pretokenizer {
     names: &'static [&'static str],
-    pub(super) passes: &'static [Pass],
-    /// Text is in normalisation form C before it is cut, as `tokenizer.json` says.
+    pub(super) steps: &'static [SplitStep],
+    /// Whether text is normalised to NFC before splitting, as `tokenizer.json` says.
     pub(super) nfc: bool,
-    /// How the vocabularies spell tokens: where it is not in bytes, characters are merged, not bytes.
+    /// Spelling of the vocabularies. Byte spelling means byte-level BPE; otherwise characters are merged.
     pub(super) spelling: Spelling,
-    /// A word that is in the vocabulary is one token, whatever the merges say.
+    /// Whether a word that is in the vocabulary is one token regardless of the merges.
     pub(super) ignore_merges: bool,
-    /// Whether a sequence begins with BOS if the file does not say.
+    /// Default of `add_bos_token`.
     pub(super) add_bos: bool,
-    /// Whether SEP stands between two texts if the file does not say.
+    /// Default of `add_sep_token`: whether SEP separates two texts.
     pub(super) pair_sep: bool,
 }
 
-/// The pre-tokenizer of a name.
+/// The pre-tokenizer with this name.
 pub(super) fn find(name: &str) -> Option<&'static Pretokenizer> {
     PRETOKENIZERS.iter().find(|p| p.names.contains(&name))
 }
@@ -37,10 +37,10 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
     PRETOKENIZERS.iter().flat_map(|p| p.names.iter().copied())
 }
 
-const fn row(names: &'static [&'static str], passes: &'static [Pass]) -> Pretokenizer {
+const fn row(names: &'static [&'static str], steps: &'static [SplitStep]) -> Pretokenizer {
     Pretokenizer {
         names,
-        passes,
+        steps,
         nfc: false,
         spelling: Spelling::Bytes,
         ignore_merges: false,
@@ -49,7 +49,7 @@ const fn row(names: &'static [&'static str], passes: &'static [Pass]) -> Pretoke
     }
 }
 
-/// The words of vocabularies that have no pre-tokenizer: whole texts.
+/// The pre-tokenizer of vocabularies without one: the whole text is one word.
 pub(super) static WHOLE: Pretokenizer = Pretokenizer { spelling: Spelling::Meta, ..row(&[], &[]) };
 
 #[rustfmt::skip]
@@ -111,89 +111,96 @@ const MARKS: u32 = 1 << MARK;
 const BLANK: u32 = 1 << WHITE;
 const PUNCT: u32 = 1 << PUNCTUATION;
 
-const L: Class = Class::any(LETTER);
-const L_OR_M: Class = Class::any(LETTER | MARKS);
-const N: Class = Class::any(NUMBER);
-const P: Class = Class::any(PUNCT);
-const P_OR_S: Class = Class::any(PUNCT | 1 << SYMBOL);
-const SPACE: Class = Class::any(bit::SPACE);
-const S: Class = Class::any(BLANK);
-const NEWLINE: Class = Class::any(bit::NEWLINE);
-const NEWLINE_OR_SLASH: Class = Class::any(bit::NEWLINE | bit::SLASH);
-const ALPHA: Class = Class::any(bit::ALPHA);
+const L: CharClass = CharClass::any(LETTER);
+const L_OR_M: CharClass = CharClass::any(LETTER | MARKS);
+const N: CharClass = CharClass::any(NUMBER);
+const P: CharClass = CharClass::any(PUNCT);
+const P_OR_S: CharClass = CharClass::any(PUNCT | 1 << SYMBOL);
+const SPACE: CharClass = CharClass::any(bit::SPACE);
+const S: CharClass = CharClass::any(BLANK);
+const NEWLINE: CharClass = CharClass::any(bit::NEWLINE);
+const NEWLINE_OR_SLASH: CharClass = CharClass::any(bit::NEWLINE | bit::SLASH);
+const ALPHA: CharClass = CharClass::any(bit::ALPHA);
 /// `[^\s\p{L}\p{N}]`
-const OTHER: Class = Class::none(BLANK | LETTER | NUMBER);
+const OTHER: CharClass = CharClass::none(BLANK | LETTER | NUMBER);
 /// `[^\r\n\p{L}\p{N}]`, which may precede a word
-const LEAD: Class = Class::none(bit::NEWLINE | LETTER | NUMBER);
+const LEAD: CharClass = CharClass::none(bit::NEWLINE | LETTER | NUMBER);
 /// `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`
-const BIG: Class = Class::any((LETTER & !(1 << LOWER)) | MARKS);
+const BIG: CharClass = CharClass::any((LETTER & !(1 << LOWER)) | MARKS);
 /// `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`
-const SMALL: Class = Class::any((LETTER & !(1 << UPPER | 1 << TITLE)) | MARKS);
+const SMALL: CharClass = CharClass::any((LETTER & !(1 << UPPER | 1 << TITLE)) | MARKS);
 
-const fn run(class: Class, min: u32, max: u32) -> Item {
-    Item::Run { class, min, max }
+const fn run(class: CharClass, min: u32, max: u32) -> PatternItem {
+    PatternItem::Run { class, min, max }
 }
-const fn one(class: Class) -> Item {
+const fn one(class: CharClass) -> PatternItem {
     run(class, 1, 1)
 }
-const fn opt(class: Class) -> Item {
+const fn opt(class: CharClass) -> PatternItem {
     run(class, 0, 1)
 }
-const fn star(class: Class) -> Item {
+const fn star(class: CharClass) -> PatternItem {
     run(class, 0, u32::MAX)
 }
-const fn plus(class: Class) -> Item {
+const fn plus(class: CharClass) -> PatternItem {
     run(class, 1, u32::MAX)
 }
-const fn ranges(with: &'static [(char, char)]) -> Class {
-    Class { with, ..Class::any(0) }
+const fn ranges(with: &'static [(char, char)]) -> CharClass {
+    CharClass { with, ..CharClass::any(0) }
 }
 
 // alternatives that many expressions share
-const LINES: &[Item] = &[Item::Lines];
-const BLANKS_BEFORE_BLANK: &[Item] = &[plus(S), Item::NotBeforeText];
-const BLANKS: &[Item] = &[plus(S)];
-const WORD: &[Item] = &[opt(LEAD), plus(L)];
-const OTHERS: &[Item] = &[opt(SPACE), plus(OTHER), star(NEWLINE)];
-const OTHERS_OR_SLASHES: &[Item] = &[opt(SPACE), plus(OTHER), star(NEWLINE_OR_SLASH)];
+const LINES: &[PatternItem] = &[PatternItem::Lines];
+const BLANKS_BEFORE_BLANK: &[PatternItem] = &[plus(S), PatternItem::NotBeforeText];
+const BLANKS: &[PatternItem] = &[plus(S)];
+const WORD: &[PatternItem] = &[opt(LEAD), plus(L)];
+const OTHERS: &[PatternItem] = &[opt(SPACE), plus(OTHER), star(NEWLINE)];
+const OTHERS_OR_SLASHES: &[PatternItem] = &[opt(SPACE), plus(OTHER), star(NEWLINE_OR_SLASH)];
 
-const GPT2_MATCH: Pass = Pass::Match(&[
-    &[Item::LowerContraction],
+const GPT2_MATCH: SplitStep = SplitStep::Matches(&[
+    &[PatternItem::LowerContraction],
     &[opt(SPACE), plus(L)],
     &[opt(SPACE), plus(N)],
     &[opt(SPACE), plus(OTHER)],
     BLANKS_BEFORE_BLANK,
     BLANKS,
 ]);
-static GPT2: &[Pass] = &[GPT2_MATCH];
-static STARCODER: &[Pass] = &[Pass::Match(&[&[one(N)]]), GPT2_MATCH];
+static GPT2: &[SplitStep] = &[GPT2_MATCH];
+static STARCODER: &[SplitStep] = &[SplitStep::Matches(&[&[one(N)]]), GPT2_MATCH];
 
-static LLAMA3: &[Pass] =
-    &[Pass::Match(&[&[Item::Contraction], WORD, &[run(N, 1, 3)], OTHERS, LINES, BLANKS_BEFORE_BLANK, BLANKS])];
-static MINICPM5: &[Pass] = &[
-    Pass::Match(&[&[run(N, 1, 3)]]),
-    Pass::Match(&[&[Item::Contraction], WORD, &[plus(N)], OTHERS, LINES, BLANKS_BEFORE_BLANK, BLANKS]),
-];
-const QWEN2_MATCH: Pass =
-    Pass::Match(&[&[Item::Contraction], WORD, &[one(N)], OTHERS, LINES, BLANKS_BEFORE_BLANK, BLANKS]);
-static QWEN2: &[Pass] = &[QWEN2_MATCH];
-static QWEN35: &[Pass] = &[Pass::Match(&[
-    &[Item::Contraction],
-    &[opt(LEAD), plus(L_OR_M)],
-    &[one(N)],
-    &[opt(SPACE), plus(Class::none(BLANK | LETTER | MARKS | NUMBER)), star(NEWLINE)],
+static LLAMA3: &[SplitStep] = &[SplitStep::Matches(&[
+    &[PatternItem::Contraction],
+    WORD,
+    &[run(N, 1, 3)],
+    OTHERS,
     LINES,
     BLANKS_BEFORE_BLANK,
     BLANKS,
 ])];
-static UFAKZEKA: &[Pass] = &[Pass::Match(&[WORD, &[one(N)], OTHERS, LINES, BLANKS_BEFORE_BLANK, BLANKS])];
-const LINES_APART_MATCH: Pass =
-    Pass::Match(&[&[plus(Class::none(bit::LINE_FEED))], &[plus(Class::any(bit::LINE_FEED))]]);
-static LINES_APART: &[Pass] = &[LINES_APART_MATCH];
-static LAGUNA: &[Pass] = &[LINES_APART_MATCH, QWEN2_MATCH];
-static NOT_BLANKS: &[Pass] = &[Pass::Match(&[&[plus(Class::none(BLANK))]])];
-static BAILING: &[Pass] = &[Pass::Match(&[
-    &[Item::Contraction],
+static MINICPM5: &[SplitStep] = &[
+    SplitStep::Matches(&[&[run(N, 1, 3)]]),
+    SplitStep::Matches(&[&[PatternItem::Contraction], WORD, &[plus(N)], OTHERS, LINES, BLANKS_BEFORE_BLANK, BLANKS]),
+];
+const QWEN2_MATCH: SplitStep =
+    SplitStep::Matches(&[&[PatternItem::Contraction], WORD, &[one(N)], OTHERS, LINES, BLANKS_BEFORE_BLANK, BLANKS]);
+static QWEN2: &[SplitStep] = &[QWEN2_MATCH];
+static QWEN35: &[SplitStep] = &[SplitStep::Matches(&[
+    &[PatternItem::Contraction],
+    &[opt(LEAD), plus(L_OR_M)],
+    &[one(N)],
+    &[opt(SPACE), plus(CharClass::none(BLANK | LETTER | MARKS | NUMBER)), star(NEWLINE)],
+    LINES,
+    BLANKS_BEFORE_BLANK,
+    BLANKS,
+])];
+static UFAKZEKA: &[SplitStep] = &[SplitStep::Matches(&[WORD, &[one(N)], OTHERS, LINES, BLANKS_BEFORE_BLANK, BLANKS])];
+const LINES_APART_MATCH: SplitStep =
+    SplitStep::Matches(&[&[plus(CharClass::none(bit::LINE_FEED))], &[plus(CharClass::any(bit::LINE_FEED))]]);
+static LINES_APART: &[SplitStep] = &[LINES_APART_MATCH];
+static LAGUNA: &[SplitStep] = &[LINES_APART_MATCH, QWEN2_MATCH];
+static NOT_BLANKS: &[SplitStep] = &[SplitStep::Matches(&[&[plus(CharClass::none(BLANK))]])];
+static BAILING: &[SplitStep] = &[SplitStep::Matches(&[
+    &[PatternItem::Contraction],
     WORD,
     &[one(N)],
     OTHERS,
@@ -201,8 +208,8 @@ static BAILING: &[Pass] = &[Pass::Match(&[
     BLANKS_BEFORE_BLANK,
     BLANKS,
 ])];
-static SEED_CODER: &[Pass] = &[Pass::Match(&[
-    &[Item::Contraction],
+static SEED_CODER: &[SplitStep] = &[SplitStep::Matches(&[
+    &[PatternItem::Contraction],
     WORD,
     &[one(N)],
     &[opt(SPACE), plus(OTHER)],
@@ -210,34 +217,34 @@ static SEED_CODER: &[Pass] = &[Pass::Match(&[
     BLANKS_BEFORE_BLANK,
     BLANKS,
 ])];
-static EXAONE_MOE: &[Pass] = &[Pass::Match(&[
-    &[Item::Contraction],
-    &[opt(LEAD), Item::SpacedLetters],
+static EXAONE_MOE: &[SplitStep] = &[SplitStep::Matches(&[
+    &[PatternItem::Contraction],
+    &[opt(LEAD), PatternItem::SpacedLetters],
     &[one(N)],
     &[opt(SPACE), plus(OTHER), opt(NEWLINE_OR_SLASH)],
     &[star(S), one(NEWLINE)],
     BLANKS_BEFORE_BLANK,
     BLANKS,
 ])];
-static JAIS2: &[Pass] = &[Pass::Match(&[
-    &[Item::Contraction],
+static JAIS2: &[SplitStep] = &[SplitStep::Matches(&[
+    &[PatternItem::Contraction],
     WORD,
     &[run(N, 1, 3)],
     OTHERS,
     LINES,
-    &[run(S, 512, 512), Item::NotBeforeText],
-    &[run(S, 256, 256), Item::NotBeforeText],
-    &[run(S, 128, 128), Item::NotBeforeText],
-    &[run(S, 64, 64), Item::NotBeforeText],
-    &[run(S, 32, 32), Item::NotBeforeText],
-    &[run(S, 16, 16), Item::NotBeforeText],
-    &[run(S, 8, 8), Item::NotBeforeText],
-    &[run(S, 4, 4), Item::NotBeforeText],
-    &[run(S, 1, 2), Item::NotBeforeText],
+    &[run(S, 512, 512), PatternItem::NotBeforeText],
+    &[run(S, 256, 256), PatternItem::NotBeforeText],
+    &[run(S, 128, 128), PatternItem::NotBeforeText],
+    &[run(S, 64, 64), PatternItem::NotBeforeText],
+    &[run(S, 32, 32), PatternItem::NotBeforeText],
+    &[run(S, 16, 16), PatternItem::NotBeforeText],
+    &[run(S, 8, 8), PatternItem::NotBeforeText],
+    &[run(S, 4, 4), PatternItem::NotBeforeText],
+    &[run(S, 1, 2), PatternItem::NotBeforeText],
     &[one(S)],
 ])];
 
-static TEKKEN: &[Pass] = &[Pass::Match(&[
+static TEKKEN: &[SplitStep] = &[SplitStep::Matches(&[
     &[opt(LEAD), star(BIG), plus(SMALL)],
     &[opt(LEAD), plus(BIG), star(SMALL)],
     &[one(N)],
@@ -246,34 +253,34 @@ static TEKKEN: &[Pass] = &[Pass::Match(&[
     BLANKS_BEFORE_BLANK,
     BLANKS,
 ])];
-const GPT4O_MATCH: Pass = Pass::Match(&[
-    &[opt(LEAD), star(BIG), plus(SMALL), Item::MaybeContraction],
-    &[opt(LEAD), plus(BIG), star(SMALL), Item::MaybeContraction],
+const GPT4O_MATCH: SplitStep = SplitStep::Matches(&[
+    &[opt(LEAD), star(BIG), plus(SMALL), PatternItem::MaybeContraction],
+    &[opt(LEAD), plus(BIG), star(SMALL), PatternItem::MaybeContraction],
     &[run(N, 1, 3)],
     OTHERS_OR_SLASHES,
     LINES,
     BLANKS_BEFORE_BLANK,
     BLANKS,
 ]);
-static GPT4O: &[Pass] = &[GPT4O_MATCH];
-static TINY_AYA: &[Pass] = &[Pass::Threes(Threes::BeforeBoundary), GPT4O_MATCH];
+static GPT4O: &[SplitStep] = &[GPT4O_MATCH];
+static TINY_AYA: &[SplitStep] = &[SplitStep::DigitGroups(DigitGroups::BeforeBoundary), GPT4O_MATCH];
 #[rustfmt::skip]
-static YOUTU: &[Pass] = &[
-    Pass::Match(&[
+static YOUTU: &[SplitStep] = &[
+    SplitStep::Matches(&[
         &[plus(ranges(&[('가', '힣'), ('ㄱ', 'ㆎ')]))],
-        &[plus(Class {
+        &[plus(CharClass {
             with: &[
                 ('！', '！'), ('…', '…'), ('“', '”'), ('‘', '’'), ('—', '—'), ('：', '：'), ('；', '；'), ('，', '，'),
                 ('、', '〿'), ('︰', '﹏'),
             ],
-            ..Class::any(0)
+            ..CharClass::any(0)
         })],
         &[plus(ranges(&[('ㄅ', 'ㄯ')]))],
         &[plus(CJK_AND_KANA)],
     ]),
-    Pass::Match(&[
-        &[opt(LEAD), star(BIG), plus(SMALL), Item::MaybeContraction],
-        &[opt(LEAD), plus(BIG), star(SMALL), Item::MaybeContraction],
+    SplitStep::Matches(&[
+        &[opt(LEAD), star(BIG), plus(SMALL), PatternItem::MaybeContraction],
+        &[opt(LEAD), plus(BIG), star(SMALL), PatternItem::MaybeContraction],
         &[one(N)],
         OTHERS_OR_SLASHES,
         LINES,
@@ -291,12 +298,12 @@ const HAN: &[(char, char)] = &[
     ('\u{2b820}', '\u{2cea1}'), ('\u{2ceb0}', '\u{2ebe0}'), ('\u{2ebf0}', '\u{2ee5d}'), ('\u{2f800}', '\u{2fa1d}'),
     ('\u{30000}', '\u{3134a}'), ('\u{31350}', '\u{323af}'),
 ];
-const BIG_NOT_HAN: Class = Class { without: HAN, ..BIG };
-const SMALL_NOT_HAN: Class = Class { without: HAN, ..SMALL };
-static KIMI_K2: &[Pass] = &[Pass::Match(&[
+const BIG_NOT_HAN: CharClass = CharClass { without: HAN, ..BIG };
+const SMALL_NOT_HAN: CharClass = CharClass { without: HAN, ..SMALL };
+static KIMI_K2: &[SplitStep] = &[SplitStep::Matches(&[
     &[plus(ranges(HAN))],
-    &[opt(LEAD), star(BIG_NOT_HAN), plus(SMALL_NOT_HAN), Item::MaybeContraction],
-    &[opt(LEAD), plus(BIG_NOT_HAN), star(SMALL_NOT_HAN), Item::MaybeContraction],
+    &[opt(LEAD), star(BIG_NOT_HAN), plus(SMALL_NOT_HAN), PatternItem::MaybeContraction],
+    &[opt(LEAD), plus(BIG_NOT_HAN), star(SMALL_NOT_HAN), PatternItem::MaybeContraction],
     &[run(N, 1, 3)],
     OTHERS,
     LINES,
@@ -304,36 +311,36 @@ static KIMI_K2: &[Pass] = &[Pass::Match(&[
     BLANKS,
 ])];
 
-const CJK_AND_KANA: Class = ranges(&[('一', '龥'), ('\u{3040}', 'ゟ'), ('゠', 'ヿ')]);
+const CJK_AND_KANA: CharClass = ranges(&[('一', '龥'), ('\u{3040}', 'ゟ'), ('゠', 'ヿ')]);
 /// `[^\r\n\p{L}\p{P}\p{S}]`
-const LEAD_NOT_MARKED: Class = Class::none(bit::NEWLINE | LETTER | PUNCT | 1 << SYMBOL);
-const DEEPSEEK_V3_MATCH: Pass = Pass::Match(&[
-    &[one(Class::any(bit::ASCII_PUNCT)), plus(ALPHA)],
+const LEAD_NOT_MARKED: CharClass = CharClass::none(bit::NEWLINE | LETTER | PUNCT | 1 << SYMBOL);
+const DEEPSEEK_V3_MATCH: SplitStep = SplitStep::Matches(&[
+    &[one(CharClass::any(bit::ASCII_PUNCT)), plus(ALPHA)],
     &[opt(LEAD_NOT_MARKED), plus(L_OR_M)],
     &[opt(SPACE), plus(P_OR_S), star(NEWLINE)],
     LINES,
     BLANKS_BEFORE_BLANK,
     BLANKS,
 ]);
-static DEEPSEEK_V3: &[Pass] =
-    &[Pass::Match(&[&[run(N, 1, 3)]]), Pass::Match(&[&[plus(CJK_AND_KANA)]]), DEEPSEEK_V3_MATCH];
-static SPARK: &[Pass] = &[
-    Pass::Match(&[&[run(N, 1, 3)]]),
-    Pass::Match(&[&[plus(CJK_AND_KANA)]]),
-    Pass::Match(&[
-        &[one(Class::any(bit::ASCII_PUNCT)), plus(ALPHA)],
+static DEEPSEEK_V3: &[SplitStep] =
+    &[SplitStep::Matches(&[&[run(N, 1, 3)]]), SplitStep::Matches(&[&[plus(CJK_AND_KANA)]]), DEEPSEEK_V3_MATCH];
+static SPARK: &[SplitStep] = &[
+    SplitStep::Matches(&[&[run(N, 1, 3)]]),
+    SplitStep::Matches(&[&[plus(CJK_AND_KANA)]]),
+    SplitStep::Matches(&[
+        &[one(CharClass::any(bit::ASCII_PUNCT)), plus(ALPHA)],
         &[opt(LEAD_NOT_MARKED), plus(L_OR_M)],
         &[opt(SPACE), plus(P_OR_S)],
         &[one(NEWLINE)],
         BLANKS_BEFORE_BLANK,
         BLANKS,
     ]),
-    Pass::Match(&[&[one(N)]]),
+    SplitStep::Matches(&[&[one(N)]]),
 ];
 #[rustfmt::skip]
-static AFMOE: &[Pass] = &[
-    Pass::Threes(Threes::Isolated),
-    Pass::Match(&[&[plus(ranges(&[
+static AFMOE: &[SplitStep] = &[
+    SplitStep::DigitGroups(DigitGroups::Isolated),
+    SplitStep::Matches(&[&[plus(ranges(&[
         ('一', '\u{9fff}'), ('㐀', '\u{4dbf}'), ('\u{f900}', '\u{faff}'), ('\u{3040}', 'ゟ'), ('゠', 'ヿ'),
         ('\u{ff65}', '\u{ff9f}'), ('\u{2f00}', '\u{2fdf}'), ('\u{e40}', '\u{e7f}'), ('\u{e80}', '\u{eff}'),
         ('\u{1780}', '\u{17ff}'), ('\u{1000}', '\u{109f}'), ('\u{aa60}', '\u{aa7f}'), ('\u{a9e0}', '\u{a9ff}'),
@@ -342,17 +349,18 @@ static AFMOE: &[Pass] = &[
     DEEPSEEK_V3_MATCH,
 ];
 
-const DEEPSEEK_CJK: Pass = Pass::Match(&[&[plus(ranges(&[('一', '龥'), ('\u{800}', '一'), ('가', '\u{d7ff}')]))]]);
-static DEEPSEEK_CODER: &[Pass] = &[
-    Pass::Match(&[&[one(NEWLINE)]]),
-    Pass::Match(&[&[opt(S), plus(L)]]),
-    Pass::Match(&[&[opt(S), plus(P)]]),
+const DEEPSEEK_CJK: SplitStep =
+    SplitStep::Matches(&[&[plus(ranges(&[('一', '龥'), ('\u{800}', '一'), ('가', '\u{d7ff}')]))]]);
+static DEEPSEEK_CODER: &[SplitStep] = &[
+    SplitStep::Matches(&[&[one(NEWLINE)]]),
+    SplitStep::Matches(&[&[opt(S), plus(L)]]),
+    SplitStep::Matches(&[&[opt(S), plus(P)]]),
     DEEPSEEK_CJK,
-    Pass::Match(&[&[one(N)]]),
+    SplitStep::Matches(&[&[one(N)]]),
 ];
 /// Letters of scripts with upper and lower case, as listed in the original expression.
 #[rustfmt::skip]
-const CASED: Class = Class {
+const CASED: CharClass = CharClass {
     with: &[
         ('µ', 'µ'), ('À', 'Ö'), ('Ø', 'ö'), ('ø', 'ƺ'), ('Ƽ', 'ƿ'), ('Ǆ', 'ʓ'), ('ʕ', 'ʯ'), ('Ͱ', 'ͳ'), ('Ͷ', 'ͷ'),
         ('ͻ', 'ͽ'), ('Ϳ', 'Ϳ'), ('Ά', 'Ά'), ('Έ', 'Ί'), ('Ό', 'Ό'), ('Ύ', 'Ρ'), ('Σ', 'ϵ'), ('Ϸ', 'ҁ'), ('Ҋ', 'ԯ'),
@@ -367,40 +375,44 @@ const CASED: Class = Class {
     ],
     ..ALPHA
 };
-/// The second class has `:-~` in the original expression, letters and all.
-static DEEPSEEK_LLM: &[Pass] = &[
-    Pass::Match(&[&[one(NEWLINE)]]),
-    Pass::Match(&[&[opt(S), plus(CASED)]]),
-    Pass::Match(&[&[
+/// The second class contains the letters too, because the original expression has the range `:-~`.
+static DEEPSEEK_LLM: &[SplitStep] = &[
+    SplitStep::Matches(&[&[one(NEWLINE)]]),
+    SplitStep::Matches(&[&[opt(S), plus(CASED)]]),
+    SplitStep::Matches(&[&[
         opt(S),
-        plus(Class {
+        plus(CharClass {
             with: &[('！', '／'), ('：', '～'), ('‘', '‟'), ('\u{3000}', '。')],
-            ..Class::any(bit::ASCII_PUNCT | bit::ALPHA)
+            ..CharClass::any(bit::ASCII_PUNCT | bit::ALPHA)
         }),
     ]]),
-    Pass::TrailingBlanks,
+    SplitStep::TrailingWhitespace,
     DEEPSEEK_CJK,
-    Pass::Match(&[&[plus(N)]]),
+    SplitStep::Matches(&[&[plus(N)]]),
 ];
 
-const THREE_DIGITS: Pass = Pass::Match(&[&[run(Class::any(bit::DIGIT), 3, 3)]]);
-static DEFAULT: &[Pass] =
-    &[Pass::Match(&[&[plus(Class::any(PUNCT | bit::MATHS))]]), GPT2_MATCH, Pass::Match(&[&[plus(N)]]), THREE_DIGITS];
-static FALCON: &[Pass] =
-    &[Pass::Match(&[&[plus(Class::any(PUNCT | bit::MATHS | bit::BACKTICK))]]), GPT2_MATCH, THREE_DIGITS];
-static SUPERBPE: &[Pass] = &[Pass::Match(&[&[plus(N)]]), Pass::Threes(Threes::Between)];
+const THREE_DIGITS: SplitStep = SplitStep::Matches(&[&[run(CharClass::any(bit::DIGIT), 3, 3)]]);
+static DEFAULT: &[SplitStep] = &[
+    SplitStep::Matches(&[&[plus(CharClass::any(PUNCT | bit::MATHS))]]),
+    GPT2_MATCH,
+    SplitStep::Matches(&[&[plus(N)]]),
+    THREE_DIGITS,
+];
+static FALCON: &[SplitStep] =
+    &[SplitStep::Matches(&[&[plus(CharClass::any(PUNCT | bit::MATHS | bit::BACKTICK))]]), GPT2_MATCH, THREE_DIGITS];
+static SUPERBPE: &[SplitStep] = &[SplitStep::Matches(&[&[plus(N)]]), SplitStep::DigitGroups(DigitGroups::Between)];
 /// `[^(\s|.,!?…。，、।۔،)]`
 #[rustfmt::skip]
-const CLAUSE: Class = Class {
+const CLAUSE: CharClass = CharClass {
     with: &[('…', '…'), ('。', '。'), ('，', '，'), ('、', '、'), ('।', '।'), ('۔', '۔'), ('،', '،')],
-    ..Class::none(BLANK | bit::STOP)
+    ..CharClass::none(BLANK | bit::STOP)
 };
-const BLOOM_MATCH: Pass = Pass::Match(&[&[opt(SPACE), plus(CLAUSE)]]);
-static BLOOM: &[Pass] = &[BLOOM_MATCH];
-static VIKING: &[Pass] = &[BLOOM_MATCH, Pass::Match(&[&[one(N)]])];
-static CHAMELEON: &[Pass] = &[
-    Pass::Match(&[&[one(Class::any(bit::TAB | bit::LINE_FEED))], &[run(SPACE, 4, 4)], &[run(SPACE, 2, 2)]]),
-    Pass::Match(&[&[one(N)]]),
-    Pass::Match(&[&[one(Class::any(PUNCT | bit::ASCII_PUNCT))]]),
+const BLOOM_MATCH: SplitStep = SplitStep::Matches(&[&[opt(SPACE), plus(CLAUSE)]]);
+static BLOOM: &[SplitStep] = &[BLOOM_MATCH];
+static VIKING: &[SplitStep] = &[BLOOM_MATCH, SplitStep::Matches(&[&[one(N)]])];
+static CHAMELEON: &[SplitStep] = &[
+    SplitStep::Matches(&[&[one(CharClass::any(bit::TAB | bit::LINE_FEED))], &[run(SPACE, 4, 4)], &[run(SPACE, 2, 2)]]),
+    SplitStep::Matches(&[&[one(N)]]),
+    SplitStep::Matches(&[&[one(CharClass::any(PUNCT | bit::ASCII_PUNCT))]]),
     GPT2_MATCH,
 ];

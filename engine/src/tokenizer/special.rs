@@ -1,5 +1,5 @@
-//! Finding special tokens in text: at each position, left to right, the longest that fits. One automaton reads the text
-//! (Aho and Corasick 1975), at most [`MAX_LEN`] times each byte.
+//! Finds special tokens in text: at each position, left to right, the longest match. One Aho-Corasick automaton reads
+//! each byte at most [`MAX_LEN`] times.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -11,22 +11,22 @@ use super::matcher::MAX_LEN;
 use super::vocab::{Kind, Vocab};
 use crate::error::LoadError;
 
-/// Most bytes of the texts of special tokens: vocabularies have some tens of thousands. Building the automaton takes up to
-/// 40 bytes of memory for each.
+/// Maximal total bytes of special token texts: vocabularies have some ten thousand. The automaton takes up to 40 bytes
+/// of memory for each.
 const MAX_BYTES: usize = 1 << 20;
 
-/// The tokens to look for.
+/// The special tokens of a vocabulary.
 #[derive(Debug, Clone)]
 pub(super) struct Specials {
-    /// Those that are always found.
+    /// User-defined tokens, which are always parsed.
     always: Finder,
-    /// The same with control tokens.
+    /// User-defined and control tokens.
     all: Finder,
-    /// Tokens that take the white space on a side of them, ascending.
+    /// Tokens that absorb white space on one side, ascending by id.
     absorbing: Vec<(u32, Side)>,
 }
 
-/// A part of a text.
+/// A fragment of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fragment {
     /// Ordinary text.
@@ -36,10 +36,10 @@ pub(super) enum Fragment {
 }
 
 impl Specials {
-    /// `absorbing` tokens take the white space on that side of them.
+    /// `absorbing` tokens absorb the white space on the given side.
     ///
     /// # Errors
-    /// If the special tokens have too many bytes.
+    /// [`LoadError`] if the special tokens have too many bytes.
     pub(super) fn new(vocab: &Vocab, mut absorbing: Vec<(u32, Side)>) -> Result<Specials, LoadError> {
         absorbing.sort_by_key(|a| a.0);
         let finder = |kinds: &[Kind]| Finder::new(vocab, |kind| kinds.contains(&kind));
@@ -50,19 +50,19 @@ impl Specials {
         })
     }
 
-    /// Calls `fragment(what, start, end)` for the parts of `text` in order; together they cover it. Control tokens begin
-    /// only where `parse_special` says so.
+    /// Calls `fragment(what, start, end)` for the fragments of `text` in order; together they cover it. Control tokens
+    /// are parsed only where `parse_special(start)` returns true.
     pub(super) fn split(
         &self,
         text: &[u8],
         parse_special: impl Fn(usize) -> bool,
         mut fragment: impl FnMut(Fragment, usize, usize),
     ) {
-        // looked for again only once the last one found lies behind
+        // the last match of each automaton, reused until it lies behind `at`
         let (mut next_always, mut next_all) = (None, None);
         let (mut at, mut plain) = (0, 0);
         while at < text.len() {
-            // from here on both find at or after `at`
+            // both matches start at or after `at`
             let always = self.always.next(text, at, &mut next_always);
             let all = self.all.next(text, at, &mut next_all);
             let found = match (always, all) {
@@ -95,16 +95,16 @@ impl Specials {
     }
 }
 
-/// Tokens that one automaton finds.
+/// An automaton for some of the tokens.
 #[derive(Debug, Clone)]
 struct Finder {
-    /// None where there is nothing to find.
+    /// `None` if there are no tokens to find.
     automaton: Option<AhoCorasick>,
-    /// The token of each pattern.
+    /// Token of each pattern.
     ids: Vec<u32>,
 }
 
-/// A token in a text.
+/// A token found in a text.
 #[derive(Debug, Clone, Copy)]
 struct Found {
     id: u32,
@@ -113,10 +113,10 @@ struct Found {
 }
 
 impl Finder {
-    /// The tokens of the kinds that `wanted` names; of equal texts, the first.
+    /// The tokens of the kinds for which `wanted` returns true; of equal texts, the first.
     fn new(vocab: &Vocab, wanted: impl Fn(Kind) -> bool) -> Result<Finder, LoadError> {
         let text = |id: u32| vocab.text(id).unwrap_or_default();
-        // only whole characters: a cut between tokens must be one between characters
+        // tokens must consist of whole characters, so that splits are at character boundaries
         let wanted = |id: &u32| {
             let fits = vocab.kind(*id).is_some_and(&wanted) && (1..=MAX_LEN).contains(&text(*id).len());
             fits && core::str::from_utf8(text(*id)).is_ok()
@@ -144,7 +144,7 @@ impl Finder {
         Ok(Finder { automaton: Some(automaton), ids })
     }
 
-    /// The first token at or after `at`; `last` is what the call before this found, for an `at` no larger.
+    /// The first token at or after `at`. `last` caches the previous match; `at` must not decrease between calls.
     fn next(&self, text: &[u8], at: usize, last: &mut Option<Option<Found>>) -> Option<Found> {
         if last.is_none_or(|found| found.is_some_and(|found| found.start < at)) {
             let input = Input::new(text).span(at..text.len()).anchored(Anchored::No);

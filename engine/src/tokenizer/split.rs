@@ -1,26 +1,26 @@
-//! Pre-tokenizers: cutting text into the words that merges may not cross.
+//! Pre-tokenizers: split text into words, across which no merge goes.
 //!
-//! The regular expressions of published tokenizers are held as data ([`super::pretokenizers`]) and matched by the small
-//! backtracking matcher below. A [`Pass`] cuts each piece it is given into matches and the gaps between them, and hands
-//! both to the next pass, like a sequence of `Split(Regex, "isolated")` in Hugging Face tokenizers.
+//! The regular expressions of published tokenizers are data ([`super::pretokenizers`]), matched by the small
+//! backtracking matcher below. A [`SplitStep`] splits each piece of text into matches and the gaps between them, and
+//! passes both to the next step, like a sequence of `Split(Regex, "isolated")` in Hugging Face tokenizers.
 
 use alloc::vec::Vec;
 
-use super::class::{Class, LETTER_BITS, WHITE_BIT, bit, char_at};
+use super::class::{CharClass, LETTER_BITS, WHITE_BIT, bit, char_at};
 use super::unicode;
 
-/// One step of a pattern.
+/// An element of a pattern.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Item {
+pub(super) enum PatternItem {
     /// `[class]{min,max}`, greedy.
-    Run { class: Class, min: u32, max: u32 },
+    Run { class: CharClass, min: u32, max: u32 },
     /// `'s 't 're 've 'm 'll 'd` in lower case.
     LowerContraction,
-    /// The same in any case.
+    /// As `LowerContraction`, in any case.
     Contraction,
     /// `(?: contraction in any case )?`
     MaybeContraction,
-    /// `\s*[\r\n]+`: white space up to the last line break in its run. Alone in its alternative.
+    /// `\s*[\r\n]+`: white space up to the last line break of the run. Only as the sole item of an alternative.
     Lines,
     /// `(?!\S)`: white space or the end follows.
     NotBeforeText,
@@ -28,71 +28,73 @@ pub(super) enum Item {
     SpacedLetters,
 }
 
-/// Patterns tried in order at each position; none of them matches the empty string.
-pub(super) type Alternatives = &'static [&'static [Item]];
+/// Patterns tried in order at each position. None of them matches the empty string.
+pub(super) type Alternatives = &'static [&'static [PatternItem]];
 
-/// One cut of the text.
+/// A step of a pre-tokenizer.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Pass {
-    /// Matches of the first alternative that fits, leftmost first.
-    Match(Alternatives),
-    /// Runs of decimal digits in groups of three, counted from the right of the run.
-    Threes(Threes),
-    /// White space at the end: `\s+$`.
-    TrailingBlanks,
+pub(super) enum SplitStep {
+    /// Splits at the matches of the first alternative that fits, leftmost first.
+    Matches(Alternatives),
+    /// Splits runs of decimal digits into groups of three, counted from the end of the run.
+    DigitGroups(DigitGroups),
+    /// Splits off white space at the end: `\s+$`.
+    TrailingWhitespace,
 }
 
-/// What [`Pass::Threes`] does with a run of digits.
+/// Variants of [`SplitStep::DigitGroups`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Threes {
+pub(super) enum DigitGroups {
     /// Each group is a word.
     Isolated,
-    /// The same, but runs that go on as a word are left alone: `\d{1,3}(?=(?:\d{3})*\b)`.
+    /// As `Isolated`, except for runs that are followed by a word character: `\d{1,3}(?=(?:\d{3})*\b)`.
     BeforeBoundary,
-    /// Cuts only before groups of three: `(?=(\d{3})+(?!\d))`.
+    /// Splits only before groups of three: `(?=(\d{3})+(?!\d))`.
     Between,
 }
 
-/// Passes with, for each first character, the set of alternatives that can begin with it.
+/// The steps, each with a table of the alternatives that can match at a first character.
 #[derive(Debug, Clone)]
 pub(super) struct Splitter {
-    passes: Vec<(Pass, Starts)>,
+    steps: Vec<(SplitStep, FirstChars)>,
 }
 
 /// Bit `i` is set if alternative `i` may begin with the ASCII character; the last entry is for all other characters.
-type Starts = [u16; 129];
+type FirstChars = [u16; 129];
 
 impl Splitter {
-    pub(super) fn new(passes: &'static [Pass]) -> Splitter {
-        let starts = |pass: &Pass| match pass {
-            Pass::Match(alternatives) => starts(alternatives),
-            Pass::Threes(_) | Pass::TrailingBlanks => [0; 129],
+    pub(super) fn new(steps: &'static [SplitStep]) -> Splitter {
+        let starts = |step: &SplitStep| match step {
+            SplitStep::Matches(alternatives) => first_chars(alternatives),
+            SplitStep::DigitGroups(_) | SplitStep::TrailingWhitespace => [0; 129],
         };
-        Splitter { passes: passes.iter().map(|pass| (*pass, starts(pass))).collect() }
+        Splitter { steps: steps.iter().map(|step| (*step, starts(step))).collect() }
     }
 
     /// Calls `word(start, end)` for each word of `text`, in order; together they cover it.
     #[inline]
     pub(super) fn split(&self, text: &str, mut word: impl FnMut(usize, usize)) {
-        match &*self.passes {
-            [(Pass::Match(alternatives), starts)] => cut(alternatives, starts, text.as_bytes(), &mut word),
-            passes => split_by(passes, text.as_bytes(), 0, &mut word),
+        match &*self.steps {
+            [(SplitStep::Matches(alternatives), starts)] => {
+                split_matches(alternatives, starts, text.as_bytes(), &mut word)
+            }
+            steps => run_steps(steps, text.as_bytes(), 0, &mut word),
         }
     }
 }
 
-fn split_by(passes: &[(Pass, Starts)], text: &[u8], offset: usize, word: &mut dyn FnMut(usize, usize)) {
-    let Some(((pass, starts), rest)) = passes.split_first() else {
+fn run_steps(steps: &[(SplitStep, FirstChars)], text: &[u8], offset: usize, word: &mut dyn FnMut(usize, usize)) {
+    let Some(((step, starts), rest)) = steps.split_first() else {
         return word(offset, offset + text.len());
     };
-    let mut next = |start: usize, end: usize| split_by(rest, &text[start..end], offset + start, word);
-    match pass {
-        Pass::Match(alternatives) => cut(alternatives, starts, text, &mut next),
-        Pass::Threes(rule) => cut_threes(text, *rule, &mut next),
-        Pass::TrailingBlanks => {
+    let mut next = |start: usize, end: usize| run_steps(rest, &text[start..end], offset + start, word);
+    match step {
+        SplitStep::Matches(alternatives) => split_matches(alternatives, starts, text, &mut next),
+        SplitStep::DigitGroups(rule) => split_digit_groups(text, *rule, &mut next),
+        SplitStep::TrailingWhitespace => {
             let mut start = text.len();
             for at in (0..text.len()).rev().filter(|&at| text[at] & 0xc0 != 0x80) {
-                if Class::any(WHITE_BIT).len_at(text, at) == 0 {
+                if CharClass::any(WHITE_BIT).len_at(text, at) == 0 {
                     break;
                 }
                 start = at;
@@ -108,17 +110,22 @@ fn split_by(passes: &[(Pass, Starts)], text: &[u8], offset: usize, word: &mut dy
 }
 
 #[inline]
-fn cut<F: FnMut(usize, usize) + ?Sized>(alternatives: Alternatives, starts: &Starts, text: &[u8], word: &mut F) {
+fn split_matches<F: FnMut(usize, usize) + ?Sized>(
+    alternatives: Alternatives,
+    starts: &FirstChars,
+    text: &[u8],
+    word: &mut F,
+) {
     let (mut at, mut gap) = (0, 0);
-    // white space up to here has no line break: a long run is looked through once, however it is cut
+    // no line break before this offset: a long run of white space is scanned for one only once
     let mut no_line = 0;
     while at < text.len() {
         let mut candidates = starts[usize::from(text[at]).min(128)];
         let mut end = None;
         while candidates != 0 && end.is_none() {
             end = match alternatives[candidates.trailing_zeros() as usize] {
-                [Item::Lines] if at < no_line => None,
-                [Item::Lines] => lines(text, at).map_err(|end| no_line = end).ok(),
+                [PatternItem::Lines] if at < no_line => None,
+                [PatternItem::Lines] => lines(text, at).map_err(|end| no_line = end).ok(),
                 items => match_items(items, text, at),
             };
             candidates &= candidates - 1;
@@ -138,9 +145,9 @@ fn cut<F: FnMut(usize, usize) + ?Sized>(alternatives: Alternatives, starts: &Sta
     }
 }
 
-fn cut_threes(text: &[u8], rule: Threes, word: &mut dyn FnMut(usize, usize)) {
-    let digit = Class::any(1 << unicode::DECIMAL);
-    let word_like = Class {
+fn split_digit_groups(text: &[u8], rule: DigitGroups, word: &mut dyn FnMut(usize, usize)) {
+    let digit = CharClass::any(1 << unicode::DECIMAL);
+    let word_like = CharClass {
         with: &[
             ('\u{203f}', '\u{2040}'),
             ('\u{2054}', '\u{2054}'),
@@ -148,7 +155,7 @@ fn cut_threes(text: &[u8], rule: Threes, word: &mut dyn FnMut(usize, usize)) {
             ('\u{fe4d}', '\u{fe4f}'),
             ('＿', '＿'),
         ],
-        ..Class::any(LETTER_BITS | 1 << unicode::MARK | 1 << unicode::OTHER_NUMBER | bit::UNDERSCORE)
+        ..CharClass::any(LETTER_BITS | 1 << unicode::MARK | 1 << unicode::OTHER_NUMBER | bit::UNDERSCORE)
     };
     let (mut at, mut begun) = (0, 0);
     let mut cut = |at: usize| {
@@ -166,11 +173,11 @@ fn cut_threes(text: &[u8], rule: Threes, word: &mut dyn FnMut(usize, usize)) {
             end += len;
             count += 1;
         }
-        if rule == Threes::BeforeBoundary && word_like.len_at(text, end) > 0 {
+        if rule == DigitGroups::BeforeBoundary && word_like.len_at(text, end) > 0 {
             at = end;
             continue;
         }
-        if rule != Threes::Between {
+        if rule != DigitGroups::Between {
             cut(at);
         }
         while at < end {
@@ -180,18 +187,18 @@ fn cut_threes(text: &[u8], rule: Threes, word: &mut dyn FnMut(usize, usize)) {
             at += digit.len_at(text, at);
             count -= 1;
         }
-        if rule != Threes::Between {
+        if rule != DigitGroups::Between {
             cut(end);
         }
     }
     cut(text.len());
 }
 
-/// The end of the match of `items` at `at`, as a backtracking regular expression would find it.
-fn match_items(items: &[Item], text: &[u8], mut at: usize) -> Option<usize> {
+/// The end of the match of `items` at `at`, with the semantics of a backtracking regular expression.
+fn match_items(items: &[PatternItem], text: &[u8], mut at: usize) -> Option<usize> {
     for (i, item) in items.iter().enumerate() {
         match item {
-            Item::Run { class, min, max } => {
+            PatternItem::Run { class, min, max } => {
                 let start = at;
                 let mut count = 0;
                 while count < *max {
@@ -206,10 +213,10 @@ fn match_items(items: &[Item], text: &[u8], mut at: usize) -> Option<usize> {
                     return None;
                 }
                 let rest = &items[i + 1..];
-                if count == *min || rest.iter().all(Item::always_matches) {
+                if count == *min || rest.iter().all(PatternItem::always_matches) {
                     continue;
                 }
-                // longest first, giving characters back
+                // greedy: try the longest run first, then backtrack one character at a time
                 loop {
                     if let Some(end) = match_items(rest, text, at) {
                         return Some(end);
@@ -224,28 +231,28 @@ fn match_items(items: &[Item], text: &[u8], mut at: usize) -> Option<usize> {
                     }
                 }
             }
-            Item::Lines => at = lines(text, at).ok()?,
-            Item::LowerContraction => at += contraction(text, at, false)?,
-            Item::Contraction => at += contraction(text, at, true)?,
-            Item::MaybeContraction => at += contraction(text, at, true).unwrap_or(0),
-            Item::NotBeforeText => {
-                if at < text.len() && Class::any(WHITE_BIT).len_at(text, at) == 0 {
+            PatternItem::Lines => at = lines(text, at).ok()?,
+            PatternItem::LowerContraction => at += contraction(text, at, false)?,
+            PatternItem::Contraction => at += contraction(text, at, true)?,
+            PatternItem::MaybeContraction => at += contraction(text, at, true).unwrap_or(0),
+            PatternItem::NotBeforeText => {
+                if at < text.len() && CharClass::any(WHITE_BIT).len_at(text, at) == 0 {
                     return None;
                 }
             }
-            Item::SpacedLetters => at = spaced_letters(text, at)?,
+            PatternItem::SpacedLetters => at = spaced_letters(text, at)?,
         }
     }
     Some(at)
 }
 
-impl Item {
+impl PatternItem {
     fn always_matches(&self) -> bool {
-        matches!(self, Item::Run { min: 0, .. } | Item::MaybeContraction)
+        matches!(self, PatternItem::Run { min: 0, .. } | PatternItem::MaybeContraction)
     }
 }
 
-/// Length of the contraction at `at`. Case folding takes U+017F, the long s, for an s.
+/// Length of the contraction at `at`. With case folding, U+017F (long s) matches s.
 fn contraction(text: &[u8], at: usize, any_case: bool) -> Option<usize> {
     let tail = text[at..].strip_prefix(b"'")?;
     let fold = |i: usize| tail.get(i).map_or(0, |b| if any_case { b.to_ascii_lowercase() } else { *b });
@@ -257,10 +264,10 @@ fn contraction(text: &[u8], at: usize, any_case: bool) -> Option<usize> {
     }
 }
 
-/// The end of the last line break in the run of white space at `at`; the end of the run if it has none.
+/// The end of the last line break in the run of white space at `at`; `Err` with the end of the run if it has none.
 fn lines(text: &[u8], mut at: usize) -> Result<usize, usize> {
     let mut line = None;
-    while let len @ 1.. = Class::any(WHITE_BIT).len_at(text, at) {
+    while let len @ 1.. = CharClass::any(WHITE_BIT).len_at(text, at) {
         at += len;
         if matches!(text[at - 1], b'\n' | b'\r') {
             line = Some(at);
@@ -270,8 +277,8 @@ fn lines(text: &[u8], mut at: usize) -> Result<usize, usize> {
 }
 
 fn spaced_letters(text: &[u8], mut at: usize) -> Option<usize> {
-    let letter = Class::any(LETTER_BITS);
-    let letter_or_mark = Class::any(LETTER_BITS | 1 << unicode::MARK);
+    let letter = CharClass::any(LETTER_BITS);
+    let letter_or_mark = CharClass::any(LETTER_BITS | 1 << unicode::MARK);
     if letter.len_at(text, at) == 0 {
         return None;
     }
@@ -285,20 +292,20 @@ fn spaced_letters(text: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-fn starts(alternatives: &[&[Item]]) -> Starts {
+fn first_chars(alternatives: &[&[PatternItem]]) -> FirstChars {
     let mut starts = [0; 129];
     for (i, items) in alternatives.iter().enumerate() {
         for item in *items {
             let (class, min) = match item {
-                Item::Run { class, min, .. } => (*class, *min),
-                Item::LowerContraction | Item::Contraction => (Class::any(0), 1),
-                Item::SpacedLetters => (Class::any(LETTER_BITS), 1),
-                Item::Lines => (Class::any(WHITE_BIT), 1),
-                Item::MaybeContraction | Item::NotBeforeText => continue,
+                PatternItem::Run { class, min, .. } => (*class, *min),
+                PatternItem::LowerContraction | PatternItem::Contraction => (CharClass::any(0), 1),
+                PatternItem::SpacedLetters => (CharClass::any(LETTER_BITS), 1),
+                PatternItem::Lines => (CharClass::any(WHITE_BIT), 1),
+                PatternItem::MaybeContraction | PatternItem::NotBeforeText => continue,
             };
-            let apostrophe = matches!(item, Item::LowerContraction | Item::Contraction);
+            let apostrophe = matches!(item, PatternItem::LowerContraction | PatternItem::Contraction);
             for (c, start) in starts.iter_mut().enumerate() {
-                // beyond ASCII anything may fit
+                // for other characters, assume that every class may match
                 let fits = match c {
                     128 => !apostrophe,
                     39 if apostrophe => true,

@@ -1,13 +1,12 @@
-//! Text from the bytes of tokens as they come: a token may end in the middle of a character.
+//! Streaming UTF-8 decoder: a token may end in the middle of a character.
 
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// Turns bytes into text piece by piece. All text given out, put together, is what [`String::from_utf8_lossy`] makes of
-/// all the bytes, put together.
+/// Decodes bytes to text incrementally. The concatenated output equals [`String::from_utf8_lossy`] of all bytes.
 #[derive(Debug, Clone, Default)]
 pub struct StreamDecoder {
-    /// The beginning of a character, at most 3 bytes.
+    /// An incomplete character, at most 3 bytes.
     partial: Vec<u8>,
 }
 
@@ -17,7 +16,7 @@ impl StreamDecoder {
         StreamDecoder::default()
     }
 
-    /// The text that `bytes` complete. The beginning of a character at their end is kept for the next call.
+    /// Appends bytes and returns the decoded text. An incomplete character at the end is kept for the next call.
     pub fn push(&mut self, bytes: &[u8]) -> String {
         self.partial.extend_from_slice(bytes);
         let mut text = String::with_capacity(self.partial.len());
@@ -36,12 +35,12 @@ impl StreamDecoder {
         text
     }
 
-    /// Bytes held back: the beginning of a character.
+    /// The bytes held back: an incomplete character.
     pub fn pending(&self) -> &[u8] {
         &self.partial
     }
 
-    /// Ends the text: U+FFFD if it ends in the middle of a character, else nothing.
+    /// Ends the text: returns U+FFFD for an incomplete character, else an empty string.
     pub fn finish(&mut self) -> String {
         let text = String::from_utf8_lossy(&self.partial).into_owned();
         self.partial.clear();
@@ -49,9 +48,9 @@ impl StreamDecoder {
     }
 }
 
-/// Whether more bytes could make the invalid sequence at the end a character.
+/// Whether more bytes could complete the invalid sequence.
 fn may_continue(invalid: &[u8]) -> bool {
-    // such a sequence is a proper prefix of a character, or a single byte that begins none
+    // `error_len` is `None` exactly for a proper prefix of a character
     core::str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none())
 }
 
@@ -61,7 +60,7 @@ mod tests {
 
     use super::*;
 
-    /// Any bytes, with many that are nearly UTF-8.
+    /// Arbitrary bytes, many of them nearly UTF-8.
     fn bytes() -> impl Strategy<Value = Vec<u8>> {
         let part = prop_oneof![
             any::<char>().prop_map(|c| c.encode_utf8(&mut [0; 4]).as_bytes().to_vec()),

@@ -1,18 +1,18 @@
-//! Hash tables for vocabularies that come from files nobody vouches for.
+//! Hash tables for untrusted vocabularies.
 //!
-//! Open addressing, at most three quarters full. Hashes are keyed by a digest of the vocabulary itself, so that a file
-//! cannot be made whose own entries collide; a text can only be looked up, and a lookup is never longer than the longest
-//! run of full slots. Nothing depends on the order of slots.
+//! Open addressing, at most three quarters full. The hash key is a digest of the vocabulary, so a file cannot contain
+//! colliding entries. User text is only looked up, never inserted, so a lookup is no longer than the longest run of
+//! occupied slots. Results do not depend on the order of slots.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Key of the hashes.
+/// Key of the hash functions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seed(u64, u64);
 
 impl Seed {
-    /// From a digest of everything that will be inserted.
+    /// A key from a digest of everything that will be inserted.
     pub(super) fn new(digest: [u8; 32]) -> Seed {
         let word = |i: usize| u64::from_le_bytes(core::array::from_fn(|j| digest[i + j]));
         Seed(word(0), word(8) | 1)
@@ -45,22 +45,22 @@ impl Seed {
     }
 }
 
-/// Slots for `n` entries, of which one stays empty.
+/// Number of slots for `n` entries; at least one stays empty.
 fn capacity(n: usize) -> usize {
     (n + n.div_ceil(3)).next_power_of_two()
 }
 
-/// Strings to ids. The strings live elsewhere: `text(id)` gives them back.
+/// Maps strings to ids. The strings are stored elsewhere; `text(id)` returns them.
 #[derive(Debug, Clone)]
 pub(super) struct TextTable {
     seed: Seed,
-    /// id + 1 in the bits of `ids`, and bits of the hash in the others; 0 is empty.
+    /// id + 1 in the bits of `ids`, bits of the hash in the others; 0 is an empty slot.
     slots: Vec<u32>,
     ids: u32,
 }
 
 impl TextTable {
-    /// The table of those among the first `n` ids that `wanted` names. The first of equal strings stays.
+    /// A table of the ids below `n` for which `wanted` returns true. Of equal strings the first is kept.
     pub(super) fn new<'t>(
         seed: Seed,
         n: usize,
@@ -78,7 +78,7 @@ impl TextTable {
         table
     }
 
-    /// The bits of a hash that slots have.
+    /// The bits of a hash that are stored in slots.
     #[inline(always)]
     fn tag(&self, hash: u64) -> u32 {
         (hash >> 32) as u32 & !self.ids
@@ -107,16 +107,16 @@ impl TextTable {
     }
 }
 
-/// Pairs of ids to ranks of merges.
+/// Maps pairs of ids to merge ranks.
 #[derive(Debug, Clone)]
 pub(super) struct PairTable {
     seed: Seed,
-    /// Left id, right id, rank; a rank of `u32::MAX` is empty.
+    /// Left id, right id, rank; a rank of `u32::MAX` is an empty slot.
     slots: Vec<[u32; 3]>,
 }
 
 impl PairTable {
-    /// The table of pairs, whose ranks are their positions. The first of equal pairs stays.
+    /// A table of pairs, whose ranks are their indices. Of equal pairs the first is kept.
     pub(super) fn new(seed: Seed, pairs: &[(u32, u32)]) -> PairTable {
         let mut table = PairTable { seed, slots: vec![[0, 0, u32::MAX]; capacity(pairs.len())] };
         for (rank, &(a, b)) in (0..).zip(pairs) {

@@ -1,6 +1,6 @@
-//! Unigram, as in T5 and XLM-R: of all ways to cut a text into pieces, the one whose scores have the greatest sum.
+//! Unigram, as in T5 and XLM-R: the segmentation into pieces with the largest sum of scores (Viterbi).
 //!
-//! Scores are summed in f64, left to right; of equal sums, the one with the shorter last piece stays.
+//! Sums are f64, left to right; of equal sums, the segmentation with the shorter last piece wins.
 
 use alloc::string::String;
 use alloc::vec;
@@ -10,18 +10,18 @@ use super::charsmap::CharsMap;
 use super::matcher::{MAX_LEN, Matcher};
 use super::merge::NO_TOKEN;
 use super::vocab::{Kind, META_SPACE, Vocab, hex_byte};
-use super::{Output, Part};
+use super::{Output, TextSpan};
 
-/// What a character without a piece costs beyond the worst piece, as in SentencePiece.
+/// Score of a character without a piece, below the lowest score; as in SentencePiece.
 const UNKNOWN_PENALTY: f32 = 10.0;
 
-/// How a text is brought into the form that the pieces are made of.
+/// Normalisation of text before segmentation.
 #[derive(Debug, Clone)]
 pub(super) struct Normaliser {
     pub(super) charsmap: Option<CharsMap>,
-    /// A text begins with a space.
+    /// Whether a space is added at the start.
     pub(super) add_space_prefix: bool,
-    /// Spaces at the ends are dropped, and runs of spaces are one space.
+    /// Whether spaces at the ends are dropped and runs of spaces collapsed.
     pub(super) remove_extra_spaces: bool,
 }
 
@@ -29,36 +29,36 @@ pub(super) struct Normaliser {
 #[derive(Debug, Clone)]
 pub(super) struct Unigram {
     pieces: Matcher,
-    /// By id; finite.
+    /// Score of each id; finite.
     scores: Vec<f32>,
     unknown_score: f64,
-    /// Stands for characters that have no piece; without it they are dropped.
+    /// Token of characters that have no piece; without it they are dropped.
     unknown: Option<u32>,
-    /// Tokens of the bytes, if characters without a piece become bytes.
+    /// Byte tokens, if the vocabulary has all 256.
     bytes: Option<Vec<u32>>,
     pub(super) normaliser: Normaliser,
 }
 
-/// A piece of a text: bytes, and the token; [`NO_TOKEN`] for a character that has none.
+/// A piece of a segmentation: length in bytes and token; [`NO_TOKEN`] for a character without a piece.
 #[derive(Clone, Copy)]
 struct Piece {
     len: u16,
     id: u32,
 }
 
-/// Places whose scores are kept: from one to the furthest end of a piece that begins there, and more.
+/// Length of the ring of scores: at least the longest piece, so that entries in use do not collide.
 const RING: usize = 2 * MAX_LEN;
 
-/// A text as the pieces spell it.
-struct Normalised {
+/// Normalised text.
+struct NormalisedText {
     text: String,
-    /// For each byte, where what it stands for ends in the original; empty if nobody asks.
+    /// For each byte, the end in the original text of what it stands for; empty unless requested.
     ends: Vec<usize>,
     with_ends: bool,
 }
 
 impl Unigram {
-    /// `scores[id]` for each token; all are finite.
+    /// `scores[id]` must be finite for each token.
     pub(super) fn new(vocab: &Vocab, scores: Vec<f32>, unknown: Option<u32>, normaliser: Normaliser) -> Unigram {
         let of_kind = |kind: Kind| vocab.ids().filter(move |&id| vocab.kind(id) == Some(kind));
         let worst = of_kind(Kind::Normal).filter_map(|id| scores.get(id as usize)).copied().reduce(f32::min);
@@ -79,11 +79,11 @@ impl Unigram {
         }
     }
 
-    /// Appends the tokens of a part of a text.
-    pub(super) fn encode(&self, vocab: &Vocab, part: Part<'_>, out: &mut Output) {
-        let with_prefix = part.after_special && self.normaliser.add_space_prefix;
-        let normalised = self.normaliser.normalise(part.text, with_prefix, out.ends.is_some());
-        let end_of = |end: usize| part.offset + normalised.ends.get(end.wrapping_sub(1)).copied().unwrap_or(0);
+    /// Appends the tokens of a span of text.
+    pub(super) fn encode(&self, vocab: &Vocab, span: TextSpan<'_>, out: &mut Output) {
+        let with_prefix = span.after_special && self.normaliser.add_space_prefix;
+        let normalised = self.normaliser.normalise(span.text, with_prefix, out.ends.is_some());
+        let end_of = |end: usize| span.offset + normalised.ends.get(end.wrapping_sub(1)).copied().unwrap_or(0);
         let mut previous_unknown = false;
         let pieces = self.best_cut(vocab, &normalised.text);
         let mut start = 0;
@@ -97,7 +97,7 @@ impl Unigram {
                         out.push(bytes[usize::from(byte)], end_of(end));
                     }
                 }
-                // a run of unknown characters is one token
+                // a run of characters without a piece becomes one unknown token
                 (None, None) if previous_unknown => {
                     if let Some(last) = out.ends.as_mut().and_then(|ends| ends.last_mut()) {
                         *last = end_of(end);
@@ -114,14 +114,15 @@ impl Unigram {
         }
     }
 
-    /// The best way to cut `text`: at the beginning of each piece, that piece. What stands at other places has no meaning.
+    /// The best segmentation of `text`: the entry at the start of each piece is that piece. Other entries are
+    /// meaningless.
     fn best_cut(&self, vocab: &Vocab, text: &str) -> Vec<Piece> {
-        // of the best way to cut the text before each place: its score, and its last piece
+        // for each end offset, the best score and the last piece of the segmentation that ends there
         let mut scores = [f64::NEG_INFINITY; RING];
         let mut best = vec![Piece { len: 0, id: NO_TOKEN }; text.len() + 1];
         scores[0] = 0.0;
         for (start, c) in text.char_indices() {
-            // from now on of the place that is `RING` further
+            // this slot of the ring is now that of offset `start + RING`
             let before = core::mem::replace(&mut scores[start % RING], f64::NEG_INFINITY);
             let mut end_with = |id: u32, len: usize, score: f64| {
                 let champion = &mut scores[(start + len) % RING];
@@ -141,7 +142,7 @@ impl Unigram {
                 end_with(NO_TOKEN, c.len_utf8(), self.unknown_score);
             }
         }
-        // from the end, each piece to where it begins
+        // walk back from the end, and store each piece at its start
         let (mut end, mut piece) = (text.len(), best[text.len()]);
         while end > 0 {
             end -= usize::from(piece.len);
@@ -152,8 +153,8 @@ impl Unigram {
 }
 
 impl Normaliser {
-    fn normalise(&self, text: &str, with_prefix: bool, with_ends: bool) -> Normalised {
-        let mut out = Normalised { text: String::with_capacity(text.len() + 16), ends: Vec::new(), with_ends };
+    fn normalise(&self, text: &str, with_prefix: bool, with_ends: bool) -> NormalisedText {
+        let mut out = NormalisedText { text: String::with_capacity(text.len() + 16), ends: Vec::new(), with_ends };
         if with_prefix {
             out.push(META_SPACE_STR, 0);
         }
@@ -161,18 +162,18 @@ impl Normaliser {
         let mut at = 0;
         while let Some(c) = text[at..].chars().next() {
             let mapped = self.charsmap.as_ref().and_then(|map| map.longest(&text.as_bytes()[at..]));
-            // a rule of a hostile file may end inside a character
+            // a rule of an untrusted file may end inside a character
             let mapped = mapped.filter(|&(_, len)| text.is_char_boundary(at + len));
             let (mut new, len) = mapped.unwrap_or((&text[at..at + c.len_utf8()], c.len_utf8()));
             at += len;
             if after_space {
                 new = new.trim_start_matches(' ');
             }
-            for (i, part) in new.split(' ').enumerate() {
+            for (i, span) in new.split(' ').enumerate() {
                 if i > 0 {
                     out.push(META_SPACE_STR, at);
                 }
-                out.push(part, at);
+                out.push(span, at);
             }
             if !new.is_empty() {
                 after_space = self.remove_extra_spaces && new.ends_with(' ');
@@ -192,7 +193,7 @@ const META_SPACE_STR: &str = match core::str::from_utf8(META_SPACE) {
     Err(_) => "",
 };
 
-impl Normalised {
+impl NormalisedText {
     fn push(&mut self, text: &str, end: usize) {
         self.text.push_str(text);
         if self.with_ends {

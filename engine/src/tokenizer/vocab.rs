@@ -1,4 +1,4 @@
-//! The tokens of a vocabulary: their text in the file, the bytes they decode to, and what kind they are.
+//! The vocabulary: for each token its text in the file, the bytes it decodes to, and its kind.
 
 use alloc::vec::Vec;
 
@@ -30,18 +30,18 @@ impl Kind {
     }
 }
 
-/// How the bytes of ordinary tokens are written in the file.
+/// How the bytes of normal tokens are spelled in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spelling {
-    /// Each byte as a printable character, as in GPT-2.
+    /// Byte-level: each byte is a printable character, as in GPT-2.
     Bytes,
-    /// Plain text with U+2581 for spaces, and `<0xAB>` for bytes, as in SentencePiece.
+    /// SentencePiece: plain text with U+2581 for spaces, and `<0xAB>` for bytes.
     Meta,
     /// Plain text, and `<0xAB>` for bytes.
     Plain,
 }
 
-/// Many byte strings, end to end.
+/// Byte strings in one allocation.
 #[derive(Debug, Clone)]
 struct Strings {
     bytes: Vec<u8>,
@@ -53,7 +53,7 @@ impl Strings {
         Strings { bytes: Vec::with_capacity(n_bytes as usize), ends: Vec::with_capacity(n) }
     }
 
-    /// Ends the string of the bytes added since the last.
+    /// Ends the string of the bytes appended since the last call.
     fn end(&mut self) {
         self.ends.push(self.bytes.len() as u32);
     }
@@ -65,7 +65,7 @@ impl Strings {
     }
 }
 
-/// All tokens.
+/// All tokens of a vocabulary.
 #[derive(Debug, Clone)]
 pub(super) struct Vocab {
     texts: Strings,
@@ -74,7 +74,7 @@ pub(super) struct Vocab {
 }
 
 impl Vocab {
-    /// From the texts in the file, `n_bytes` long together, with a kind for each.
+    /// Builds the vocabulary from the token texts, `n_bytes` in total, and a kind per token.
     pub(super) fn new<'t>(
         texts: impl Iterator<Item = &'t [u8]>,
         n_bytes: u32,
@@ -101,7 +101,7 @@ impl Vocab {
             }
             vocab.pieces.end();
         }
-        // no piece is longer than its text
+        // a piece is never longer than its text
         vocab.pieces.bytes.shrink_to_fit();
         vocab
     }
@@ -110,12 +110,12 @@ impl Vocab {
         self.kinds.len()
     }
 
-    /// The token as the file spells it.
+    /// The token's text as the file spells it.
     pub(super) fn text(&self, id: u32) -> Option<&[u8]> {
         self.texts.get(id as usize)
     }
 
-    /// The bytes the token stands for.
+    /// The bytes that the token decodes to.
     pub(super) fn piece(&self, id: u32) -> Option<&[u8]> {
         self.pieces.get(id as usize)
     }
@@ -124,13 +124,13 @@ impl Vocab {
         self.kinds.get(id as usize).copied()
     }
 
-    /// All ids.
+    /// All token ids.
     pub(super) fn ids(&self) -> impl Iterator<Item = u32> + use<> {
         0..self.len() as u32
     }
 }
 
-/// The byte of a `<0xAB>` token.
+/// The byte of a token `<0xAB>`.
 pub(super) fn hex_byte(text: &[u8]) -> Option<u8> {
     let digits = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
     match digits.iter().map(|&d| char::from(d).to_digit(16)).collect::<Option<Vec<_>>>()?[..] {
@@ -139,8 +139,8 @@ pub(super) fn hex_byte(text: &[u8]) -> Option<u8> {
     }
 }
 
-/// The character that stands for `byte` in byte-level vocabularies: itself if it is printable in Latin-1, else one of
-/// the characters from U+0100 on, in order.
+/// The character that spells `byte` in byte-level vocabularies: the byte itself if it is printable in Latin-1, else the
+/// next character from U+0100 on.
 pub(super) fn byte_char(byte: u8) -> char {
     let gap = match byte {
         b'!'..=b'~' | 0xa1..=0xac | 0xae.. => return char::from(byte),
@@ -161,7 +161,7 @@ fn char_byte(c: char) -> Option<u8> {
     }
 }
 
-/// Characters outside the alphabet, and bytes that are not UTF-8, stand for themselves.
+/// Characters outside the byte alphabet and bytes that are not UTF-8 are copied.
 fn unspell_bytes(text: &[u8], out: &mut Vec<u8>) {
     for chunk in text.utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -174,7 +174,7 @@ fn unspell_bytes(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// U+2581 in UTF-8: a space in SentencePiece vocabularies.
+/// U+2581 in UTF-8, SentencePiece's space.
 pub(super) const META_SPACE: &[u8] = "\u{2581}".as_bytes();
 
 fn unspell_meta(text: &[u8], out: &mut Vec<u8>) {
@@ -194,8 +194,8 @@ fn unspell_meta(text: &[u8], out: &mut Vec<u8>) {
 }
 
 impl Vocab {
-    /// The token of each byte; `spelled(byte)` is its text in the file. Control tokens are left out: plain text must not
-    /// become one.
+    /// The token of each byte, where `spelled(byte)` is its text in the file. Control tokens are excluded: plain text
+    /// must not become one.
     pub(super) fn byte_ids(&self, texts: &TextTable, spelled: impl Fn(u8) -> Vec<u8>) -> Vec<Option<u32>> {
         let find = |byte| texts.get(&spelled(byte), |id| self.text(id).unwrap_or_default());
         (0..=255).map(|byte| find(byte).filter(|&id| self.kind(id) != Some(Kind::Control))).collect()

@@ -1,5 +1,5 @@
-//! WordPiece, as in BERT: words without accents and capitals are cut into the longest pieces there are, from the left.
-//! Pieces that begin a word are spelled with U+2581 in front, the others without.
+//! WordPiece, as in BERT: words, lower-cased and without accents, are split greedily into the longest pieces from the
+//! left. In GGUF, U+2581 marks pieces that begin a word.
 
 use alloc::vec::Vec;
 
@@ -7,43 +7,43 @@ use super::accents::{DECOMPOSED, SEVERAL, SPACING_MARKS, TARGETS};
 use super::matcher::Matcher;
 use super::unicode::{self, MARK, OTHER, PUNCTUATION, WHITE};
 use super::vocab::{Kind, META_SPACE, Vocab};
-use super::{Output, Part};
+use super::{Output, TextSpan};
 
-/// Longer words are unknown, as in the original; so no word takes long.
+/// Longer words become the unknown token, as in BERT; bounds the time per word.
 const MAX_CHARS: usize = 100;
 
 /// Pieces and options of a vocabulary.
 #[derive(Debug, Clone)]
 pub(super) struct WordPiece {
     pub(super) pieces: Matcher,
-    /// Stands for words that are not made of pieces; without it they are dropped.
+    /// Token of words that are not made of pieces; without it they are dropped.
     pub(super) unknown: Option<u32>,
     pub(super) lowercase: bool,
     pub(super) strip_accents: bool,
 }
 
-/// A word as the pieces spell it.
+/// A normalised word in the spelling of the pieces.
 struct Word {
     bytes: Vec<u8>,
-    /// For each byte, where the character it comes from ends in the whole text.
+    /// For each byte, the end in the whole text of the character it comes from.
     ends: Vec<usize>,
     n_chars: usize,
 }
 
 impl WordPiece {
-    /// The pieces of a vocabulary.
+    /// Matcher for the pieces of a vocabulary.
     pub(super) fn pieces(vocab: &Vocab) -> Matcher {
         Matcher::new(vocab, |kind| !matches!(kind, Kind::Control | Kind::Unknown))
     }
 
-    /// Appends the tokens of a part of a text.
-    pub(super) fn encode(&self, vocab: &Vocab, part: Part<'_>, out: &mut Output) {
+    /// Appends the tokens of a span of text.
+    pub(super) fn encode(&self, vocab: &Vocab, span: TextSpan<'_>, out: &mut Output) {
         let mut word = Word { bytes: Vec::new(), ends: Vec::new(), n_chars: 0 };
-        for (at, c) in part.text.char_indices() {
+        for (at, c) in span.text.char_indices() {
             if is_removed(c) {
                 continue;
             }
-            let end = part.offset + at + c.len_utf8();
+            let end = span.offset + at + c.len_utf8();
             if unicode::kind(c as u32) == WHITE {
                 self.finish(vocab, &mut word, out);
                 continue;
@@ -74,13 +74,13 @@ impl WordPiece {
         if self.strip_accents { strip_accents(c, lower) } else { lower(c) }
     }
 
-    /// Appends the tokens of a word and empties it.
+    /// Appends the tokens of a word and clears it.
     fn finish(&self, vocab: &Vocab, word: &mut Word, out: &mut Output) {
         let Some(&last) = word.ends.last() else { return };
         let (n_ids, bytes) = (out.ids.len(), &word.bytes[..]);
         let mut at = 0;
         while at < bytes.len() {
-            // no piece inside a word begins with the mark of a word's beginning
+            // inside a word no piece may start with the word-start mark
             let found = (word.n_chars <= MAX_CHARS && (at == 0 || !bytes[at..].starts_with(META_SPACE)))
                 .then(|| self.pieces.longest(vocab, &bytes[at..]))
                 .flatten();
@@ -116,7 +116,7 @@ impl Word {
     }
 }
 
-/// What is left of `c` without accents: its canonical decomposition without nonspacing marks.
+/// Calls `each` for the characters of the canonical decomposition of `c`, without nonspacing marks.
 fn strip_accents(c: char, mut each: impl FnMut(char)) {
     let code = c as u32;
     if code < 0xc0 {
@@ -125,7 +125,7 @@ fn strip_accents(c: char, mut each: impl FnMut(char)) {
     if unicode::kind(code) == MARK && !within(&SPACING_MARKS, code) {
         return;
     }
-    // the syllables of Hangul, by arithmetic: 19 initials, 21 vowels, 27 finals or none
+    // Hangul syllables decompose arithmetically: 19 initials, 21 vowels, 27 finals or none
     if let 0xac00..0xd7a4 = code {
         let syllable = code - 0xac00;
         let (initial, vowel, last) = (syllable / 588, syllable % 588 / 28, syllable % 28);
@@ -142,13 +142,13 @@ fn strip_accents(c: char, mut each: impl FnMut(char)) {
     }
 }
 
-/// Whether a character is in one of the ranges whose first and last characters these are, ascending.
+/// Whether `code` is in one of the ranges, given as ascending pairs of first and last characters.
 fn within(ends: &[u32], code: u32) -> bool {
     let at = ends.partition_point(|&end| end < code);
     at % 2 == 1 || ends.get(at) == Some(&code)
 }
 
-/// Format characters of Unicode, as first and last of ranges.
+/// Unicode format characters, as pairs of first and last.
 #[rustfmt::skip]
 static FORMAT: [u32; 42] = [
     0xad, 0xad, 0x600, 0x605, 0x61c, 0x61c, 0x6dd, 0x6dd, 0x70f, 0x70f, 0x890, 0x891, 0x8e2, 0x8e2, 0x180e, 0x180e,
@@ -156,8 +156,8 @@ static FORMAT: [u32; 42] = [
     0x110cd, 0x110cd, 0x13430, 0x1343f, 0x1bca0, 0x1bca3, 0x1d173, 0x1d17a, 0xe0001, 0xe0001, 0xe0020, 0xe007f,
 ];
 
-/// Characters that count as absent: control, format and private ones, and U+FFFD. Line feeds, carriage returns and tabs
-/// are spaces, the other control characters are not.
+/// Characters that BERT removes: control, format and private-use characters and U+FFFD. Line feeds, carriage returns
+/// and tabs count as white space instead.
 fn is_removed(c: char) -> bool {
     match c {
         '\t' | '\n' | '\r' => false,
@@ -167,7 +167,7 @@ fn is_removed(c: char) -> bool {
     }
 }
 
-/// Ideographs that are words of their own. The gap below U+2B920 is in the original.
+/// CJK ideographs, each a word of its own. The gap below U+2B920 is in the original code.
 fn is_ideograph(c: char) -> bool {
     matches!(c, '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}' | '\u{f900}'..='\u{faff}'
         | '\u{20000}'..='\u{2a6df}' | '\u{2a700}'..='\u{2b81f}' | '\u{2b920}'..='\u{2ceaf}'

@@ -195,7 +195,7 @@ impl Worker {
         drop(waiting);
         if let Some(engine) = &mut self.engine {
             for Forget { tokens, salt } in &forget {
-                engine.forget(tokens, *salt);
+                engine.evict_prefix(tokens, *salt);
             }
         }
         for job in jobs {

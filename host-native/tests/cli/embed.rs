@@ -77,7 +77,7 @@ fn embedding_what_is_wrong_says_so() {
     fails(&embed(&[]), b"", USAGE, &["no texts"]);
     fails(&embed(&["--ids", "1,x"]), b"", USAGE, &["`x`"]);
     fails(&embed(&["--ids", "1,368"]), b"", USAGE, &["368"]);
-    fails(&embed(&["--dimensions", "49", "a"]), b"", USAGE, &["dimensions", "49 of 48"]);
+    fails(&embed(&["--dimensions", "49", "a"]), b"", USAGE, &["dimensions", "49 (the model has 48)"]);
     fails(&embed(&["--jsonl"]), b"\"a\"\n{\"txt\": 1}\n", USAGE, &["line 2", "input"]);
     fails(&embed(&["--pooling", "max", "a"]), b"", USAGE, &["max", "mean"]);
     fails(&embed(&["-c", "4"]), b"a\nThe birds moved slowly\n", USAGE, &["text 1", "context 4"]);

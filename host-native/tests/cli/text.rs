@@ -110,7 +110,7 @@ fn logits_are_the_same_on_every_instruction_set_and_any_threads() {
         assert!(scalar.lines().any(|l| l.split_whitespace().nth(1) == Some(stage)), "no {stage} in {scalar}");
     }
     Cpu::available().iter().for_each(|cpu| assert_eq!(trace(cpu.isa().name()), scalar, "{}", cpu.isa()));
-    fails(&["logits", "--ids", "1,99999"], USAGE, &["99999", "position 1"]);
+    fails(&["logits", "--ids", "1,99999"], USAGE, &["99999", "index 1"]);
 }
 
 /// Arrays of arrays, as gguf-py writes them.
@@ -211,8 +211,8 @@ fn receipts_verify_and_changes_do_not() {
     changed(&|r| r["steps"][8] = zeros(16), &["step 7"]);
     changed(&|r| r["digest"] = zeros(64), &["step 39"]);
     changed(&|r| r["digest"] = zeros(63), &["not a receipt"]);
-    changed(&|r| r["model"] = zeros(64), &["model 0000"]);
-    changed(&|r| r["numerics"] = 0.into(), &["numerics version 0"]);
+    changed(&|r| r["model"] = zeros(64), &["SHA-256 0000"]);
+    changed(&|r| r["numerics"] = 0.into(), &["numerics version: found 0"]);
     changed(&|r| r["request"]["sampling"]["seed"] = 6.into(), &["step 0"]);
     changed(&|r| r["request"]["sampling"]["temperature"] = 0.5.into(), &["step 0"]);
     changed(&|r| r["request"]["prompt"][0] = 9.into(), &["step 0"]);

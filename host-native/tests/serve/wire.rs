@@ -113,7 +113,7 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
         (json!({ "prompt": [] }), "at least one prompt"),
         (json!({ "prompt": "" , "max_tokens": 1, "add": 1 }), ""),
         (json!({ "prompt": ["a", 1] }), "mixed forms"),
-        (json!({ "prompt": [99999] }), "not one of the model's"),
+        (json!({ "prompt": [99999] }), "expected an id below"),
         (json!({ "prompt": vec!["a"; 9] }), "at most 8"),
     ] {
         let response = server.post("/v1/completions", &body);

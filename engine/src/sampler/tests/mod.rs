@@ -65,7 +65,7 @@ fn is_log(logprob: f32, p: f64) -> bool {
     (f64::from(logprob) - p.ln()).abs() < 1e-5 * p.ln().abs().max(1.0)
 }
 
-/// Everything the sampler says is what the definitions say.
+/// The sampler agrees with the naive definitions.
 fn check(o: &SamplingOptions, history: &[u32], x: &[f32], allowed: Option<&[u32]>) {
     let n = x.len();
     let o = SamplingOptions { logprobs: LogprobKind::Final, top_logprobs: 200, ..o.clone() };
@@ -294,7 +294,7 @@ fn extreme_logits_and_options_give_a_token() {
             assert!(pick.token < 6 && pick.logprob <= 1e-6, "{pick:?}");
         }
     }
-    // against the rules, and still a token
+    // an empty mask violates the contract, but a token is still sampled
     let nan = [f32::NAN; 40];
     for o in [SamplingOptions::default(), SamplingOptions::greedy(), SamplingOptions::neutral()] {
         assert!(sampler(&o, 40, &[]).pick(Cpu::detect(), &nan, 0, 0, None).token < 40);

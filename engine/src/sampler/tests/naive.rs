@@ -1,4 +1,4 @@
-//! The sampler's stages once more, as plain as their definitions: full sorts, f64, quadratic searches.
+//! Naive implementation of the sampling stages: full sorts, f64, quadratic searches.
 
 use alloc::vec::Vec;
 
@@ -67,7 +67,7 @@ fn has_breaker(dry: &Dry, h: &[u32], from: usize) -> bool {
     (from + 1..=h.len()).any(|end| dry.breakers.iter().any(|b| h[..end].ends_with(b)))
 }
 
-/// Tokens that the filters leave, with their final probabilities, by id.
+/// Tokens that the filters keep, with their final probabilities, by id.
 pub(super) fn distribution(o: &SamplingOptions, x: &[f32]) -> Vec<(u32, f64)> {
     let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut kept: Vec<(u32, f32)> = x.iter().enumerate().map(|(t, x)| (t as u32, *x)).collect();
@@ -102,7 +102,7 @@ pub(super) fn distribution(o: &SamplingOptions, x: &[f32]) -> Vec<(u32, f64)> {
     kept.iter().zip(p).map(|(c, p)| (c.0, p)).collect()
 }
 
-/// How many are needed for that mass.
+/// Number of tokens needed to reach the mass.
 fn front(p: &[f64], mass: f32) -> usize {
     let mut sum = 0.0;
     let reached = p.iter().position(|p| {

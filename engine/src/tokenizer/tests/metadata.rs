@@ -1,4 +1,4 @@
-//! Special tokens, and files that are wrong.
+//! Special tokens and invalid files.
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -101,7 +101,7 @@ fn bytes_never_become_control() {
     assert!(!tokenizer.encode("a\n", PLAIN).contains(&(3 + u32::from(b'\n'))));
 }
 
-/// Each stretch of text has one longest token at each place, whichever way it is found.
+/// At each position there is one longest token, whichever way it is searched.
 #[test]
 fn many_nested_special_tokens() {
     let names: Vec<String> = (1..=200).map(|n| "a".repeat(n) + "b").collect();
@@ -176,12 +176,12 @@ fn wrong_files() {
     for (file, wrong) in metadata {
         assert!(matches!(file.load(), Err(LoadError::Metadata { key, .. }) if key == wrong), "{wrong}");
     }
-    // elements of another type
+    // wrong element types
     let types = good.clone().f32s("tokenizer.ggml.token_type", &alloc::vec![1.0; n]);
     assert!(matches!(types.load(), Err(LoadError::Metadata { found, .. }) if found.contains("F32")));
     let scores = spm.clone().i32s("tokenizer.ggml.scores", &[1; 259]);
     assert!(matches!(scores.load(), Err(LoadError::Metadata { found, .. }) if found.contains("I32")));
-    // more text in special tokens than an automaton is made for
+    // special tokens longer than the automaton's limit
     let long: Vec<String> = (0..5000).map(|i| alloc::format!("<{i:0>250}>")).collect();
     let long: Vec<(&str, i32)> = long.iter().map(|name| (name.as_str(), 4)).collect();
     let error = byte_level("gpt-2", &[], &long).load().unwrap_err().to_string();
@@ -189,7 +189,7 @@ fn wrong_files() {
     for file in [good.clone().str("tokenizer.ggml.pre", "?"), good.clone().str("tokenizer.ggml.model", "?")] {
         assert!(matches!(file.load(), Err(LoadError::Unsupported { .. })));
     }
-    // odd, but harmless: ids out of range, merges of nothing, empty, equal and binary tokens
+    // unusual but accepted: ids out of range, merges of unknown pieces, empty, equal and binary tokens
     let odd = good.u32("tokenizer.ggml.eos_token_id", 1 << 31);
     let odd =
         odd.strings("tokenizer.ggml.merges", &["", " ", "a", "a  b", " a b", "a q", "zz a", "a b", "\u{0} b", "a b"]);

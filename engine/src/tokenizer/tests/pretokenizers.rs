@@ -1,4 +1,4 @@
-//! Words as Hugging Face tokenizers cuts them: `tests/scripts/make_pretokenizer_cases.py`.
+//! Pre-tokenizers against Hugging Face tokenizers (`tests/scripts/make_pretokenizer_cases.py`).
 
 use alloc::string::{String, ToString};
 use alloc::vec;
@@ -14,7 +14,7 @@ const CASES: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtur
 
 fn words(name: &str, text: &str) -> Vec<String> {
     let mut words = vec![];
-    let splitter = Splitter::new(pretokenizers::find(name).unwrap().passes);
+    let splitter = Splitter::new(pretokenizers::find(name).unwrap().steps);
     splitter.split(text, |start, end| words.push(text[start..end].to_string()));
     words
 }
@@ -55,7 +55,7 @@ proptest! {
     }
 }
 
-/// Long runs of one thing take no more than linear time.
+/// Long runs of one character take linear time.
 #[test]
 fn long_runs() {
     let n = 50_000;
@@ -66,7 +66,7 @@ fn long_runs() {
             let text = unit.repeat(n) + tail;
             for name in &names {
                 let mut end = 0;
-                let splitter = Splitter::new(pretokenizers::find(name).unwrap().passes);
+                let splitter = Splitter::new(pretokenizers::find(name).unwrap().steps);
                 splitter.split(&text, |_, e| end = e);
                 assert_eq!(end, text.len(), "{name} {unit:?}");
             }

@@ -1,4 +1,4 @@
-//! What holds for all vocabularies and texts.
+//! Properties of all vocabularies and texts.
 
 use alloc::string::{String, ToString};
 use alloc::vec;
@@ -116,7 +116,7 @@ proptest! {
         let tokenizer = file.load().unwrap();
         let spelled = text.replace(' ', "▁");
         let spelled = if prefix && !text.is_empty() { String::from("▁") + &spelled } else { spelled };
-        // characters outside the vocabulary, the space among them, become their bytes
+        // characters outside the vocabulary, spaces included, become their bytes
         let spaces_as_bytes = |ids: Vec<u32>| {
             let meta = "▁".bytes().map(|byte| 3 + u32::from(byte)).collect::<Vec<_>>();
             let mut out: Vec<u32> = vec![];
@@ -137,7 +137,7 @@ proptest! {
     }
 }
 
-/// Texts of one thing, as long as a request may be.
+/// Texts that repeat one string, as long as a request may be.
 #[test]
 fn long_texts() {
     let merges: Vec<(String, String)> = [("a", "a"), ("aa", "a"), ("aa", "aa"), ("Ġ", "Ġ"), ("ĠĠ", "ĠĠ"), ("a", "b")]

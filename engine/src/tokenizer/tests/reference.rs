@@ -1,4 +1,4 @@
-//! The prompts of every reference model.
+//! The prompts of all reference models.
 
 use alloc::string::String;
 use alloc::vec::Vec;

@@ -1,4 +1,4 @@
-//! WordPiece, Unigram and merges of characters as their originals cut: `tests/scripts/make_tokenizer_cases.py`.
+//! WordPiece, Unigram and character BPE against the original implementations (`tests/scripts/make_tokenizer_cases.py`).
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -68,7 +68,7 @@ fn unigram_of_file() -> Tokenizer {
     Tokenizer::from_gguf(&Gguf::parse(UNIGRAM_FILE).unwrap()).unwrap()
 }
 
-/// All tokenizers of the fixtures, with the ids that are expected for each text.
+/// All tokenizers of the fixtures, with the expected ids of each text.
 fn cases() -> Vec<(Tokenizer, Value)> {
     let [words, unigrams, merged] =
         [WORDPIECE, UNIGRAM, CHARACTERS].map(|json| serde_json::from_str::<Value>(json).unwrap());
@@ -149,7 +149,7 @@ fn keys_say_what_is_added() {
     assert_eq!(file.bool("tokenizer.ggml.add_eos_token", false).load().unwrap().encode("", ALL), [0u32; 0]);
 }
 
-/// As llama.cpp's server puts a query and a document together.
+/// Joins query and document as llama.cpp's server does.
 #[test]
 fn pairs_of_texts() {
     let cases: Value = serde_json::from_str(WORDPIECE).unwrap();
@@ -192,7 +192,7 @@ proptest! {
         }
     }
 
-    /// A map of any bytes, long enough to be walked.
+    /// An arbitrary character map, long enough to be traversed.
     #[test]
     fn any_charsmap(size in 0u32..100, bytes in prop::collection::vec(any::<u8>(), 0..120), text in "(?s).{0,20}") {
         if let Ok(Some(map)) = charsmap::CharsMap::new("key", &[&size.to_le_bytes()[..], &bytes].concat()) {
@@ -204,7 +204,7 @@ proptest! {
     }
 }
 
-/// Texts of one thing, as long as a request may be.
+/// Texts that repeat one string, as long as a request may be.
 #[test]
 fn long_texts() {
     for (tokenizer, _) in cases() {

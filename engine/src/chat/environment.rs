@@ -1,5 +1,5 @@
-//! The filters, tests and functions that templates have: those of Jinja, without what the library adds of its own, each
-//! with what it may cost, or None where that is no more than an instruction.
+//! Filters, tests and functions of templates: those of jinja2, without the template engine's extensions. Each has the
+//! cost charged for it; `None` if it costs no more than an instruction.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -12,11 +12,11 @@ use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions,
 use super::json;
 use super::meter::{Budget, Cost};
 
-/// A word: its name, what it does, and its cost.
-type Word = (&'static str, fn() -> Value, Option<Cost>);
+/// A filter or test: name, constructor and cost.
+type Builtin = (&'static str, fn() -> Value, Option<Cost>);
 
 #[rustfmt::skip]
-const FILTERS: &[Word] = &[
+const FILTERS: &[Builtin] = &[
     ("abs", || Value::from_function(filters::abs), None),
     ("attr", || Value::from_function(filters::attr), None),
     ("batch", || Value::from_function(filters::batch), Some(Cost::Fill)),
@@ -64,7 +64,7 @@ const FILTERS: &[Word] = &[
 ];
 
 #[rustfmt::skip]
-const TESTS: &[Word] = &[
+const TESTS: &[Builtin] = &[
     ("!=", || Value::from_function(tests::is_ne), Some(Cost::Deep)),
     ("<", || Value::from_function(tests::is_lt), Some(Cost::Deep)),
     ("<=", || Value::from_function(tests::is_le), Some(Cost::Deep)),
@@ -106,22 +106,22 @@ const TESTS: &[Word] = &[
     ("upper", || Value::from_function(tests::is_upper), None),
 ];
 
-/// Gives `env` the words of Jinja, paid for from `budget`.
+/// Adds the filters, tests and functions to `env`, charged to `budget`.
 pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
     for &(name, filter, cost) in FILTERS {
         let (budget, filter) = (budget.clone(), filter());
         env.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
             let Some(cost) = cost else { return filter.call(state, &args) };
-            budget.pay_for(cost, &args)?;
-            budget.made(filter.call(state, &args)?)
+            budget.charge_operation(cost, &args)?;
+            budget.charge_result(filter.call(state, &args)?)
         });
     }
     for &(name, test, cost) in TESTS {
         let (budget, test) = (budget.clone(), test());
         env.add_test(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| -> Result<bool, Error> {
             let args = args.into_values();
-            cost.map_or(Ok(()), |cost| budget.pay_for(cost, &args))?;
+            cost.map_or(Ok(()), |cost| budget.charge_operation(cost, &args))?;
             Ok(test.call(state, &args)?.is_true())
         });
     }
@@ -132,14 +132,14 @@ pub(super) fn install(env: &mut Environment<'_>, budget: &Budget) {
     ] {
         let budget = budget.clone();
         env.add_function(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
-            budget.made(function.call(state, &args.into_values())?)
+            budget.charge_result(function.call(state, &args.into_values())?)
         });
     }
-    // bounded by the library
+    // the template engine bounds its length
     env.add_function("range", functions::range);
 }
 
-/// What Python's `iter` takes.
+/// Whether Python's `iter` accepts the value.
 fn is_iterable(value: &Value) -> bool {
     match value.kind() {
         ValueKind::String | ValueKind::Undefined => true,
@@ -148,13 +148,13 @@ fn is_iterable(value: &Value) -> bool {
     }
 }
 
-/// What Python's `len` takes and can be indexed: strings and mappings too.
+/// Whether Python's `len` and indexing accept the value: strings and mappings too.
 fn is_sequence(value: &Value) -> bool {
     let kinds = [ValueKind::Undefined, ValueKind::String, ValueKind::Bytes, ValueKind::Seq, ValueKind::Map];
     kinds.contains(&value.kind())
 }
 
-/// Functions, macros and joiners; jinja2's undefined value has a `__call__` too.
+/// Whether the value can be called: functions, macros, joiners, and jinja2's undefined value, which has `__call__`.
 fn is_callable(value: &Value) -> bool {
     let is_object = |plain: &DynObject| value.kind() == ValueKind::Plain || plain.type_name().ends_with("::Macro");
     value.is_undefined() || value.as_object().is_some_and(is_object)
@@ -189,7 +189,7 @@ fn truncate(text: &str, args: Rest<Value>, options: Kwargs) -> Result<String, Er
     Ok([if kill_words { &kept } else { whole_words }, &*end].concat())
 }
 
-/// An empty string at the first call, the separator at all others.
+/// jinja2's joiner: returns an empty string at the first call, then the separator.
 #[derive(Debug)]
 struct Joiner {
     separator: String,
@@ -208,7 +208,8 @@ impl Object for Joiner {
     }
 }
 
-/// jinja2's `joiner(sep=', ')`. The separator is kept as a string: a value could hold other joiners, nested without end.
+/// jinja2's `joiner(sep=', ')`. Keeps the separator as a string: a value could contain other joiners, nested without
+/// bound.
 fn joiner(separator: Option<&str>) -> Value {
     let separator = separator.unwrap_or(", ").to_string();
     Value::from_object(Joiner { separator, used: AtomicBool::new(false) })

@@ -1,4 +1,4 @@
-//! One text through the model in batches, without an engine: for its logits, its perplexity, or the replay of an answer.
+//! Runs one text through the model without an engine: for logits, perplexity, or the replay of a receipt.
 
 use alloc::vec::Vec;
 
@@ -10,64 +10,64 @@ use crate::kernels::Cpu;
 use crate::kernels::attention::{KvMemory, KvType, PAGE};
 use crate::pool::Pool;
 
-/// How a text is run.
-pub struct Pass<'a> {
-    /// The model; not an encoder.
+/// Parameters of the evaluation of a text.
+pub struct Evaluation<'a> {
+    /// The model, a decoder.
     pub model: &'a Model,
-    /// Instruction set.
+    /// Instruction set to use.
     pub cpu: Cpu,
-    /// Threads.
+    /// Threads to use.
     pub pool: &'a dyn Pool,
-    /// How keys and values are kept. Changes numbers.
+    /// Element type of the KV cache. Changes results.
     pub kv_type: KvType,
-    /// Tokens of a batch.
+    /// Maximal tokens of a batch.
     pub batch: usize,
-    /// Tokens of the context, at least those of the text. Changes numbers of models that rotate by other frequencies in
-    /// long contexts ([`Model::is_long_context`]).
+    /// Context in tokens, at least the length of the text. With LongRoPE it selects the frequencies
+    /// ([`Model::is_long_context`]).
     pub n_ctx: usize,
 }
 
-/// What the model gives after one token.
-pub struct Row<'a> {
+/// The output of the model at one token.
+pub struct EvaluatedToken<'a> {
     /// Position of the token.
     pub pos: usize,
-    /// The state after the final norm (n_embd).
+    /// Hidden state after the final norm (n_embd).
     pub hidden: &'a [f32],
-    /// (n_vocab).
+    /// Logits of the next token (n_vocab).
     pub logits: &'a [f32],
 }
 
-/// A text that was not run.
+/// Why a text was not evaluated.
 #[derive(Clone, Debug, PartialEq, Error)]
-pub enum PassError {
-    /// The model cannot run it.
+pub enum EvaluationError {
+    /// The text is empty, too long, contains invalid tokens, or the model is an encoder.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// Its context takes too much memory.
+    /// Memory for its KV cache or batches could not be allocated.
     #[error("context of {n_ctx} tokens: {source}")]
     Memory {
-        /// Its tokens.
+        /// Tokens of the text.
         n_ctx: usize,
-        /// Why not.
+        /// The allocation that failed.
         source: MemoryError,
     },
 }
 
-impl Pass<'_> {
-    /// Runs `tokens`; calls `row` for those from `first` on, in order, until it fails. `trace` sees every stage of each
-    /// batch.
+impl Evaluation<'_> {
+    /// Runs the forward pass of `tokens` and calls `row` for those from index `first` on, in order, until `row` fails.
+    /// `trace` is called for every stage of each batch.
     ///
     /// # Errors
-    /// [`PassError`] if the text cannot be run, and what `row` returns.
-    pub fn run<E: From<PassError>>(
+    /// [`EvaluationError`] if the text cannot be evaluated; the error of `row`.
+    pub fn run<E: From<EvaluationError>>(
         &self,
         tokens: &[u32],
         first: usize,
         mut trace: Option<Trace<'_>>,
-        row: &mut dyn FnMut(Row<'_>) -> Result<(), E>,
+        row: &mut dyn FnMut(EvaluatedToken<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.check(tokens).map_err(PassError::from)?;
-        let memory = |source: MemoryError| PassError::Memory { n_ctx: tokens.len(), source };
+        self.check(tokens).map_err(EvaluationError::from)?;
+        let memory = |source: MemoryError| EvaluationError::Memory { n_ctx: tokens.len(), source };
         let kv = self.model.kv_layout(self.kv_type);
         let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE) as u32).collect();
         let mut kv_memory = KvMemory::zeroed(&kv, pages.len()).map_err(|e| memory(e.into()))?;
@@ -80,7 +80,7 @@ impl Pass<'_> {
             let trace = trace.as_mut().map(|t| &mut **t as _);
             let out = self.model.forward(self.cpu, self.pool, &[run], &kv, &mut kv_memory, &mut scratch, trace);
             for j in 0..out.len() {
-                row(Row { pos: end - n_logits + j, hidden: out.hidden(j), logits: out.logits(j) })?;
+                row(EvaluatedToken { pos: end - n_logits + j, hidden: out.hidden(j), logits: out.logits(j) })?;
             }
         }
         Ok(())
@@ -102,10 +102,10 @@ impl Pass<'_> {
 }
 
 impl Model {
-    /// Whether all of them are the model's.
+    /// Checks that all token ids are in the vocabulary.
     ///
     /// # Errors
-    /// The first that is not.
+    /// [`RequestError::Token`] of the first that is not.
     pub fn check_tokens<'t>(&self, tokens: impl IntoIterator<Item = &'t u32>) -> Result<(), RequestError> {
         let n_vocab = self.config.n_vocab;
         match tokens.into_iter().enumerate().find(|(_, token)| **token as usize >= n_vocab) {

@@ -1,17 +1,17 @@
-//! A vocabulary in bytes, as grammars are given it, which may be in another module.
+//! Serialised vocabulary for the grammar engine, which may be a separate WebAssembly module.
 
 use alloc::vec::Vec;
 
 use super::Tokenizer;
 
-/// What the name of a control token begins with; no text does, as it is no byte of UTF-8.
+/// First byte of a serialised control token; it never occurs in UTF-8 text.
 pub const CONTROL_MARK: u8 = 0xFF;
 
 impl Tokenizer {
-    /// The first `n_vocab` tokens, and which of them end an answer, in u32 little-endian: how many tokens there are; for
-    /// each its length and its bytes, [`CONTROL_MARK`] and the name for a control token; and the ids of those that end.
-    /// A text that begins with the mark counts as none.
-    pub fn words(&self, n_vocab: usize) -> Vec<u8> {
+    /// Serialises the first `n_vocab` tokens, in u32 little-endian: the number of tokens; for each its length and
+    /// bytes, for a control token [`CONTROL_MARK`] and its text; then the ids of the end-of-generation tokens. A token
+    /// whose bytes begin with the mark is serialised as empty.
+    pub fn grammar_vocabulary(&self, n_vocab: usize) -> Vec<u8> {
         let mut out = (n_vocab as u32).to_le_bytes().to_vec();
         for id in 0..n_vocab as u32 {
             let (mark, bytes): (&[u8], _) =
