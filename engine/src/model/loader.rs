@@ -67,7 +67,7 @@ impl WeightLoader {
         if let Some(name) = roles::missing(&config, has).or_else(|| roles::missing_in_layer(&config, &names, has)) {
             return Err(LoadError::MissingTensor { name });
         }
-        pending.sort_by(|a, b| (a.shard, a.offset).cmp(&(b.shard, b.offset)));
+        pending.sort_by_key(|tensor| (tensor.shard, tensor.offset));
         let starts = shards.iter().map(Gguf::header_len).collect();
         let mut loader = WeightLoader { config, pending, at: 0, done: 0, carry: Vec::new(), starts, shard: 0, next: 0 };
         loader.start_shard(0);

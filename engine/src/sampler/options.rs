@@ -86,6 +86,7 @@ pub enum PenaltyScope {
     Answer,
 }
 
+#[cfg(feature = "serde")]
 impl PenaltyScope {
     /// Whether it is the default, which receipts leave out.
     pub(crate) fn is_all(&self) -> bool {

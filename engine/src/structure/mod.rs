@@ -122,7 +122,7 @@ impl Structures {
         Structures { limits, factory: OnceLock::new() }
     }
 
-    /// A constraint for answers of the model whose [`words`](crate::tokenizer::Tokenizer::words) these are, one model in
+    /// A constraint for answers of the model whose [`vocabulary`](crate::tokenizer::Tokenizer::grammar_vocabulary) this is, one model in
     /// all calls. This may take some ten milliseconds, and for the first, which asks for the words, more.
     ///
     /// Depth of the stack is bounded by JSON's 128 levels, Lark's 30, an expression's 250 and, for names that stand for
