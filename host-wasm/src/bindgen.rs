@@ -75,7 +75,7 @@ pub fn thread_follow() {
 #[cfg(feature = "threads")]
 #[wasm_bindgen(js_name = threadLost)]
 pub fn thread_lost() {
-    threads::lose();
+    threads::report_lost_worker();
 }
 
 /// Panics on a helper thread: hosts use it to test their recovery.
