@@ -318,7 +318,7 @@ fn wrong_settings_are_named() {
     let file = file.to_str().expect("a path");
     for (args, environment, parts) in [
         (&["--config", file][..], &[][..], &["wrong.toml", "max-seqs", "from 1 to 1024"][..]),
-        (&["--port", "x"], &[], &["--port", "expected a number"]),
+        (&["--port", "x"], &[], &["--port", "expected an integer from 0 to 65535"]),
         (&[], &[("STARLING_QUEUE_HIGH", "-1")], &["STARLING_QUEUE_HIGH"]),
         (&["--host", "0.0.0.0"], &[], &["0.0.0.0", "--allow-no-key"]),
         (&["--log-level", "=,="], &[], &["log-level"]),
