@@ -9,7 +9,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::api::error::json;
-use super::metrics::Standing;
+use super::metrics::Snapshot;
 use super::past::Past;
 use super::scheduler::Priority;
 use super::state::App;
@@ -167,7 +167,7 @@ pub struct KvMemory {
 /// How things stand.
 #[utoipa::path(get, path = "/server/stats", tag = "Health", responses((status = 200, description = "So", body = Stats)))]
 pub async fn stats(State(app): State<Arc<App>>) -> Response {
-    let Standing { depth, texts, held, running, sessions, kv } = app.standing();
+    let Snapshot { depth, texts, held, running, sessions, kv } = app.snapshot();
     let stats = Stats {
         model: app.model_name.clone(),
         uptime_seconds: app.start.elapsed().as_secs_f64(),
@@ -206,7 +206,7 @@ pub async fn stats(State(app): State<Arc<App>>) -> Response {
 ))]
 pub async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok()).unwrap_or_default();
-    let now = app.standing();
+    let now = app.snapshot();
     let (kind, text) = if accept.contains("application/openmetrics-text") {
         ("application/openmetrics-text; version=1.0.0; charset=utf-8", app.metrics.openmetrics(&now))
     } else {
@@ -217,7 +217,7 @@ pub async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Respons
 
 /// Load as a gateway reads it from a response (ORCA), in the form it asks for.
 pub fn orca(app: &App, form: &str) -> Option<String> {
-    let now = app.standing();
+    let now = app.snapshot();
     let usage = now.kv.in_use_bytes as f64 / now.kv.reserved_bytes.max(1) as f64;
     let waiting = now.depth.iter().sum::<usize>() + now.held;
     match form.to_ascii_uppercase().as_str() {

@@ -17,7 +17,7 @@ use starling::model::Model;
 use super::api::error::ApiError;
 use super::auth::{Keys, Tenant};
 use super::config::Settings;
-use super::metrics::{Metrics, Standing};
+use super::metrics::{Metrics, Snapshot};
 use super::queue::Queue;
 use super::scheduler::{Flow, Priority};
 use super::sessions::Sessions;
@@ -80,13 +80,13 @@ impl App {
     }
 
     /// How things stand, without asking the engine's thread.
-    pub fn standing(&self) -> Standing {
+    pub fn snapshot(&self) -> Snapshot {
         let waiting = self.queue.lock();
         let depth = Priority::ALL.map(|p| waiting.prompts.depth(p));
         let texts = waiting.texts.waiting();
         drop(waiting);
         let (held, running) = (&self.pulse.held, &self.pulse.running);
-        Standing {
+        Snapshot {
             depth,
             texts,
             held: held.load(Ordering::Relaxed),
