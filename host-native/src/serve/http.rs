@@ -83,13 +83,13 @@ async fn nowhere(request: Request) -> ApiError {
 }
 
 async fn wrong_method(request: Request) -> ApiError {
-    let message = format!("{} does not take {}", quoted(request.uri().path()), quoted(request.method().as_str()));
+    let message = format!("{}: method {} not allowed", quoted(request.uri().path()), quoted(request.method().as_str()));
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message).code("method_not_allowed")
 }
 
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
-    tracing::error!("a request has failed by a fault of the server");
-    ApiError::internal("a fault of the server").into_response()
+    tracing::error!("request handler panicked");
+    ApiError::internal("internal error: the request handler panicked").into_response()
 }
 
 fn cors(settings: &Settings) -> Option<CorsLayer> {
@@ -144,7 +144,8 @@ pub async fn serve(
         write_timeout: settings.write_timeout,
     });
     let connections = Arc::new(Semaphore::new(settings.max_connections));
-    let addresses = Arc::new(Addresses::new(settings.connections_per_address()));
+    let per_address = settings.connections_per_address();
+    let addresses = Arc::new(Addresses::new(per_address));
     let listener = door.listener;
     loop {
         let (permit, stream, address) = tokio::select! {
@@ -153,7 +154,7 @@ pub async fn serve(
         };
         let Some(share) = addresses.acquire(address) else {
             tracing::debug!(
-                "connection of {address} closed: the address has its share, see --max-connections-per-address"
+                "connection of {address} closed: the address has {per_address} connections (--max-connections-per-address)"
             );
             continue;
         };
@@ -205,7 +206,7 @@ impl Server {
         let log = |e| tracing::debug!("connection: {e}");
         tokio::select! {
             result = &mut connection => return result.unwrap_or_else(log),
-            () = activity.idle(self.idle_timeout) => tracing::debug!("connection closed: idle"),
+            () = activity.idle(self.idle_timeout) => tracing::debug!("connection closed: idle for {} s (--header-timeout)", self.idle_timeout.as_secs_f64()),
             _ = stop.wait_for(|stop| *stop) => {}
         }
         connection.as_mut().graceful_shutdown();
@@ -226,7 +227,7 @@ async fn accept(
             Ok((stream, address)) => return (permit, stream, address.ip()),
             Err(e) => {
                 // out of descriptors, or the client went away: neither is a reason to stop, nor to spin
-                tracing::warn!("accept: {e}");
+                tracing::warn!("cannot accept a connection: {e}");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }

@@ -18,10 +18,10 @@ const UNKNOWN: u64 = 4 << 30;
 /// The memory limit of the control groups this process is in, or what the machine has left, whichever is less.
 pub fn memory() -> Memory {
     match (limit(), available()) {
-        (Some(limit), Some(free)) if limit > free => Memory { bytes: free, reason: "memory available".into() },
-        (Some(bytes), _) => Memory { bytes, reason: "limit of the control group".into() },
-        (None, Some(bytes)) => Memory { bytes, reason: "memory available".into() },
-        (None, None) => Memory { bytes: UNKNOWN, reason: "the system does not say how much there is".into() },
+        (Some(limit), Some(free)) if limit > free => Memory { bytes: free, reason: "available memory".into() },
+        (Some(bytes), _) => Memory { bytes, reason: "the control group's limit".into() },
+        (None, Some(bytes)) => Memory { bytes, reason: "available memory".into() },
+        (None, None) => Memory { bytes: UNKNOWN, reason: "assumed: the system reports no memory".into() },
     }
 }
 

@@ -13,9 +13,9 @@ use starling::engine::FinishReason;
 use starling::kernels::attention::PAGE;
 use starling::kv::KvStats;
 
-use super::past::{Past, Rate, Recent};
 use super::queue::Failed;
 use super::scheduler::Priority;
+use super::stats::{Rate, Recent, Totals};
 use super::value::Compat;
 
 type Label = [(&'static str, &'static str); 1];
@@ -386,9 +386,9 @@ impl Metrics {
         self.text_tokens.inc_by(tokens as u64);
     }
 
-    pub fn past(&self) -> Past {
+    pub fn totals(&self) -> Totals {
         let [first, next, whole] = &self.recent;
-        Past {
+        Totals {
             prompt_tokens: self.prompt_tokens.get(),
             cached_tokens: self.hits.get(),
             output_tokens: self.output_tokens.get(),

@@ -22,12 +22,12 @@ pub mod machine;
 mod metrics;
 mod offload;
 mod openapi;
-mod past;
 mod queue;
 mod scheduler;
 mod sessions;
 mod start;
 mod state;
+mod stats;
 mod sync;
 mod tls;
 mod trace;
@@ -117,7 +117,7 @@ async fn serve(
             _ = ended.tick() => if app.pulse.is_over() { break },
         }
     }
-    tracing::info!("shutting down: {} running", app.pulse.running.load(Ordering::Relaxed));
+    tracing::info!("shutting down: {} requests running", app.pulse.running.load(Ordering::Relaxed));
     app.draining.store(true, Ordering::Release);
     app.queue.end(End::Draining);
     let deadline = Instant::now() + app.settings.drain_timeout;
@@ -145,12 +145,12 @@ async fn serve(
     }
     let fault = app.pulse.has_failed() || engine.join().is_err();
     if fault {
-        return Err(io::Error::other("the engine has failed").into());
+        return Err(io::Error::other("engine failed: its thread panicked; see the log").into());
     }
     if !clean {
-        return Err(io::Error::other("stopped before all answers were complete").into());
+        return Err(io::Error::other("shutdown: running requests were ended before they were complete").into());
     }
-    tracing::info!("all answers are complete");
+    tracing::info!("shutdown: all requests are complete");
     Ok(())
 }
 
@@ -160,7 +160,7 @@ async fn close_old_sessions(app: Arc<App>) {
         tick.tick().await;
         let old = app.sessions.expire(Instant::now());
         if !old.is_empty() {
-            tracing::debug!(sessions = old.len(), "closed by age");
+            tracing::debug!(sessions = old.len(), "sessions expired (--session-ttl)");
             app.queue.forget(old);
         }
     }

@@ -14,5 +14,7 @@ pub async fn offload<T: Send + 'static>(size: usize, work: impl FnOnce() -> T + 
     if size < LARGE {
         return Ok(work());
     }
-    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::internal("preparing the request or response failed"))
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| ApiError::internal("internal error: preparing the request or response panicked"))
 }

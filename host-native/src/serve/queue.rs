@@ -67,10 +67,10 @@ pub enum Update {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Failed {
     /// It waited too long.
-    #[error("the request waited longer than {0} s")]
+    #[error("the request was queued for longer than {0} s (--queue-timeout); try again later")]
     QueueTimeout(f64),
     /// It took too long.
-    #[error("the request took longer than {0} s")]
+    #[error("the request took longer than {0} s (--request-timeout)")]
     Timeout(f64),
     /// The server ends.
     #[error("the server is shutting down")]

@@ -81,13 +81,15 @@ pub struct Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// Too many wait.
-    #[error("{waiting} requests are waiting; try again later")]
+    #[error("the queue is full: {waiting} requests are waiting; try again later")]
     Full {
         /// How many.
         waiting: usize,
     },
     /// Too many of this tenant.
-    #[error("{found} requests of this tenant are waiting or running, the limit is {limit}; try again later")]
+    #[error(
+        "{found} requests of this tenant are queued or running, expected fewer than {limit} (--tenant-requests); try again later"
+    )]
     TenantRequests {
         /// How many.
         found: usize,
@@ -95,7 +97,9 @@ pub enum Refused {
         limit: usize,
     },
     /// Too many tokens of this tenant.
-    #[error("{found} tokens of this tenant are waiting, with this request; the limit is {limit}; try again later")]
+    #[error(
+        "this tenant would have {found} tokens queued with this request, expected at most {limit} (--tenant-tokens); try again later"
+    )]
     TenantTokens {
         /// How many.
         found: usize,

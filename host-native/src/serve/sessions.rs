@@ -88,15 +88,15 @@ pub enum History {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
     /// It has a turn in progress.
-    #[error("the session is answering another request; its turns come one after the other")]
+    #[error("the session is answering another request; send one turn after the other")]
     Busy,
     /// Too many, all of them busy.
-    #[error("all {0} sessions are in use; try again later")]
+    #[error("all {0} sessions (--max-sessions) are answering requests; try again later")]
     Full(usize),
     /// Its conversation is too large.
     #[error(
-        "the conversation of this session has {found} bytes of messages and tokens, expected at most {limit} \
-         (--session-memory); close the session or begin another"
+        "this turn needs {found} bytes for the session's messages and tokens, expected at most {limit} (--session-memory); \
+         close the session or open another"
     )]
     TooLarge {
         /// Its bytes, with this turn.
@@ -105,7 +105,10 @@ pub enum SessionError {
         limit: usize,
     },
     /// All conversations together are too large, and those that could make room are busy.
-    #[error("sessions in use hold {found} bytes, expected at most {limit} (--sessions-memory); try again later")]
+    #[error(
+        "busy sessions would hold {found} bytes of messages and tokens with this turn, expected at most {limit} \
+         (--sessions-memory); try again later"
+    )]
     NoMemory {
         /// Their bytes, with this turn.
         found: usize,

@@ -58,14 +58,14 @@ pub fn log(settings: &Settings) -> Result<(), Failure> {
 /// If others could reach it and there is no key, or if it cannot be had.
 pub fn listen(settings: &Settings) -> Result<TcpListener, Failure> {
     let name = format!("{}:{}", settings.host, settings.port);
-    let wrong = |e: &dyn std::fmt::Display| Failure::Io(std::io::Error::other(format!("{name}: {e}")));
+    let wrong = |e: &dyn std::fmt::Display| Failure::Io(std::io::Error::other(format!("cannot listen on {name}: {e}")));
     let addresses: Vec<SocketAddr> =
         (settings.host.as_str(), settings.port).to_socket_addrs().map_err(|e| wrong(&e))?.collect();
     let has_key = settings.api_key.as_deref().is_some_and(|k| !k.is_empty()) || settings.api_key_file.is_some();
     if addresses.iter().any(|a| !a.ip().is_loopback()) && !has_key && !settings.allow_no_key {
-        let why = "others can reach this address: set keys with --api-key-file or STARLING_API_KEY, or say \
-                   --allow-no-key if everyone may use this server";
-        return Err(Failure::Usage(format!("host: found {}; {why}", settings.host)));
+        let expected = "expected a loopback address, or API keys (--api-key-file, STARLING_API_KEY); --allow-no-key \
+                        serves anyone who reaches the address";
+        return Err(Failure::Usage(format!("host: found {}, {expected}", settings.host)));
     }
     let listener = TcpListener::bind(&addresses[..]).map_err(|e| wrong(&e))?;
     listener.set_nonblocking(true)?;
@@ -86,7 +86,7 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
     let (model, sha256) = std::thread::scope(|scope| {
         let sha256 = scope.spawn(|| load::sha256(args));
         let model = load::model(args, &threads);
-        (model, sha256.join().unwrap_or(Err(Failure::Memory("the digest".into()))))
+        (model, sha256.join().unwrap_or(Err(Failure::Memory("the model's SHA-256".into()))))
     });
     let (model, sha256) = (Arc::new(model?), sha256?);
     let template = chat::template(&model, settings.chat_template.as_deref())?;
@@ -137,7 +137,7 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
         model_name,
         settings,
     };
-    tracing::info!("model loaded in {:.2} s, {}", start.elapsed().as_secs_f64(), cpu.isa());
+    tracing::info!("model loaded in {:.2} s, instruction set {}", start.elapsed().as_secs_f64(), cpu.isa());
     let pooling = if pooling == Pooling::None { Pooling::Mean } else { pooling };
     let worker = Worker::new((engine, embedder, pooling), (cpu, threads), (queue, pulse, metrics));
     Ok((Arc::new(app), worker))
@@ -156,11 +156,11 @@ fn session_limits(settings: &Settings) -> SessionLimits {
 fn log_threads(args: &ModelArgs, n: usize) {
     let (allowed, cores) = pool::cpus();
     let why = match (args.threads, cores) {
-        (Some(_), _) => "as asked for".into(),
+        (Some(_), _) => "--threads".into(),
         (None, Some(cores)) => format!("{cores} physical cores, {allowed} CPUs allowed by quota, cpuset and affinity"),
         (None, None) => format!("{allowed} CPUs allowed by quota, cpuset and affinity"),
     };
-    tracing::info!("{n} threads: {why}");
+    tracing::info!("{n} threads ({why})");
 }
 
 /// The engine, with memory for keys and values as asked for, or as much as full contexts for all answers need and half
@@ -180,9 +180,9 @@ fn engine(
     let full = one.saturating_mul(settings.max_seqs);
     let half = (memory.bytes.saturating_sub(model.weight_bytes() as u64) / 2).min(usize::MAX as u64) as usize;
     let (kv_bytes, why) = match settings.kv_memory {
-        Some(bytes) => (usize::try_from(bytes.0).unwrap_or(usize::MAX), "as asked for".into()),
-        None if full <= half => (full, format!("full contexts for {} answers", settings.max_seqs)),
-        None => (half, format!("half of what is left of {} MiB, {}", memory.bytes >> 20, memory.reason)),
+        Some(bytes) => (usize::try_from(bytes.0).unwrap_or(usize::MAX), "--kv-memory".into()),
+        None if full <= half => (full, format!("full contexts for {} sequences", settings.max_seqs)),
+        None => (half, format!("half of what the weights leave of {} MiB, {}", memory.bytes >> 20, memory.reason)),
     };
     let max_seqs = settings.max_seqs;
     let batch_tokens = settings.batch_tokens.max(max_seqs);
@@ -195,14 +195,14 @@ fn engine(
         kv_bytes,
         model_sha256: Some(sha256),
     };
-    let engine = Engine::new(Arc::clone(model), threads, options).map_err(Failure::memory("keys and values"))?;
+    let engine = Engine::new(Arc::clone(model), threads, options).map_err(Failure::memory("KV cache"))?;
     let stats = engine.kv_stats();
     if stats.n_pages == 0 {
         let need = stats.page_bytes;
-        return Err(Failure::Usage(format!("kv-memory: found {kv_bytes} bytes, expected at least {need}, one page")));
+        return Err(Failure::Usage(format!("kv-memory: found {kv_bytes} bytes, expected at least {need} (one page)")));
     }
     let tokens = stats.n_pages * starling::kernels::attention::PAGE;
-    tracing::info!("{} MiB for keys and values, {tokens} tokens: {why}", stats.reserved_bytes >> 20);
+    tracing::info!("KV cache: {} MiB, {tokens} tokens ({why})", stats.reserved_bytes >> 20);
     Ok(engine)
 }
 

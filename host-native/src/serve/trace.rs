@@ -62,7 +62,7 @@ impl Exporter {
         let wrong = |e: &dyn std::fmt::Display| Failure::Usage(format!("otlp-endpoint: found {endpoint}, {e}"));
         let base = endpoint.trim_end_matches('/');
         if !base.starts_with("http://") {
-            return Err(wrong(&"expected a URL as http://localhost:4318"));
+            return Err(wrong(&"expected an http URL such as http://localhost:4318"));
         }
         // as OTEL_EXPORTER_OTLP_ENDPOINT: the collector's address, to which the kind of data is added
         let url = if base.ends_with("/v1/traces") { base.to_string() } else { format!("{base}/v1/traces") };
@@ -107,7 +107,7 @@ impl Exporter {
     pub fn end(&self) {
         let Some((provider, _)) = &self.to else { return };
         if let Err(e) = provider.shutdown_with_timeout(LAST_SPANS) {
-            tracing::warn!("the last spans were not exported: {e}");
+            tracing::warn!("trace export: the last spans were lost: {e}");
         }
     }
 }

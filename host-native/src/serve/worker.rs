@@ -138,7 +138,7 @@ impl Worker {
         let work = std::panic::AssertUnwindSafe(move || while self.turn() {});
         if std::panic::catch_unwind(work).is_err() {
             pulse.failed.store(true, Ordering::Release);
-            tracing::error!("the engine's thread has failed");
+            tracing::error!("engine thread panicked: all requests fail; restart the server");
         }
         // who still waits is told by the closed channel
         queue.end(End::Now);
