@@ -91,11 +91,11 @@ fn probe(fault: Option<String>) -> Response {
 
 /// A fault that only a restart of the server ends.
 fn fault(app: &App) -> Option<String> {
-    if app.pulse.has_failed() {
+    if app.worker.has_failed() {
         return Some("engine failed: its thread panicked".into());
     }
-    let (age, limit) = (app.pulse.age(), app.settings.stall_timeout);
-    let stalled = age > limit && !app.pulse.is_over();
+    let (age, limit) = (app.worker.age(), app.settings.stall_timeout);
+    let stalled = age > limit && !app.worker.has_ended();
     stalled.then(|| format!("engine stalled: no step for {} s, stall-timeout {} s", age.as_secs(), limit.as_secs_f64()))
 }
 

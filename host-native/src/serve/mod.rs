@@ -48,7 +48,7 @@ use crate::cli::ModelArgs;
 use crate::error::Failure;
 use auth::Hosts;
 use config::ServeArgs;
-use queue::End;
+use queue::Shutdown;
 use state::App;
 
 /// Threads for connections: they wait more than they work.
@@ -114,22 +114,22 @@ async fn serve(
         tokio::select! {
             _ = term.recv() => break,
             _ = int.recv() => break,
-            _ = ended.tick() => if app.pulse.is_over() { break },
+            _ = ended.tick() => if app.worker.has_ended() { break },
         }
     }
-    tracing::info!("shutting down: {} requests running", app.pulse.running.load(Ordering::Relaxed));
+    tracing::info!("shutting down: {} requests running", app.worker.running.load(Ordering::Relaxed));
     app.draining.store(true, Ordering::Release);
-    app.queue.end(End::Draining);
+    app.queue.shut_down(Shutdown::Draining);
     let deadline = Instant::now() + app.settings.drain_timeout;
     let mut clean = true;
-    while !app.pulse.is_over() {
+    while !app.worker.has_ended() {
         tokio::select! {
             _ = term.recv() => clean = false,
             _ = int.recv() => clean = false,
             _ = ended.tick() => clean &= Instant::now() < deadline,
         }
         if !clean {
-            app.queue.end(End::Now);
+            app.queue.shut_down(Shutdown::Now);
         }
     }
     let _ = stop.send(true);
@@ -143,7 +143,7 @@ async fn serve(
         let _ = now.send(true);
         let _ = connections.await;
     }
-    let fault = app.pulse.has_failed() || engine.join().is_err();
+    let fault = app.worker.has_failed() || engine.join().is_err();
     if fault {
         return Err(io::Error::other("engine failed: its thread panicked; see the log").into());
     }

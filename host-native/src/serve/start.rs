@@ -28,7 +28,7 @@ use super::sessions::{SessionLimits, Sessions};
 use super::state::{App, fresh_name, unix_now};
 use super::trace::Exporter;
 use super::value::{Bytes, LogFormat};
-use super::worker::{Pulse, Worker};
+use super::worker::{Worker, WorkerStatus};
 use crate::cli::ModelArgs;
 use crate::error::Failure;
 use crate::run::DEFAULT_CTX;
@@ -107,7 +107,7 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
         tenant_tokens: settings.tenant_tokens,
     };
     let queue = Arc::new(Queue::new(limits, settings.max_inputs));
-    let pulse = Arc::new(Pulse::new());
+    let status = Arc::new(WorkerStatus::new());
     let metrics = Arc::new(Metrics::new(&model_name, settings.metrics_compat, n_pages));
     let grammars = Grammars::new(structure::Limits {
         bytes: usize::try_from(settings.max_grammar.0).unwrap_or(usize::MAX),
@@ -124,7 +124,7 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
         cpu,
         threads: threads.threads(),
         queue: Arc::clone(&queue),
-        pulse: Arc::clone(&pulse),
+        worker: Arc::clone(&status),
         metrics: Arc::clone(&metrics),
         exporter,
         sessions: Arc::new(Sessions::new(session_limits(&settings))),
@@ -139,7 +139,7 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
     };
     tracing::info!("model loaded in {:.2} s, instruction set {}", start.elapsed().as_secs_f64(), cpu.isa());
     let pooling = if pooling == Pooling::None { Pooling::Mean } else { pooling };
-    let worker = Worker::new((engine, embedder, pooling), (cpu, threads), (queue, pulse, metrics));
+    let worker = Worker::new((engine, embedder, pooling), (cpu, threads), (queue, status, metrics));
     Ok((Arc::new(app), worker))
 }
 
@@ -231,6 +231,6 @@ pub fn ready(app: &App, uri: &str) -> Ready {
         model_sha256: Hex(app.model_sha256).to_string(),
         memory_type: "cpu",
         vram_bytes: 0,
-        memory_bytes: (app.model.weight_bytes() + app.pulse.kv().reserved_bytes) as u64,
+        memory_bytes: (app.model.weight_bytes() + app.worker.kv().reserved_bytes) as u64,
     }
 }

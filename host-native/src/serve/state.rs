@@ -22,7 +22,7 @@ use super::queue::Queue;
 use super::scheduler::{Flow, Priority};
 use super::sessions::Sessions;
 use super::trace::Exporter;
-use super::worker::Pulse;
+use super::worker::WorkerStatus;
 use crate::structure::Grammars;
 
 /// The server, as handlers see it.
@@ -54,7 +54,7 @@ pub struct App {
     /// What waits for the engine.
     pub queue: Arc<Queue>,
     /// How the engine's thread is.
-    pub pulse: Arc<Pulse>,
+    pub worker: Arc<WorkerStatus>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Where traces go.
@@ -85,14 +85,14 @@ impl App {
         let depth = Priority::ALL.map(|p| waiting.prompts.depth(p));
         let texts = waiting.texts.waiting();
         drop(waiting);
-        let (held, running) = (&self.pulse.held, &self.pulse.running);
+        let (held, running) = (&self.worker.held, &self.worker.running);
         Snapshot {
             depth,
             texts,
             held: held.load(Ordering::Relaxed),
             running: running.load(Ordering::Relaxed),
             sessions: self.sessions.len(),
-            kv: self.pulse.kv(),
+            kv: self.worker.kv(),
         }
     }
 
