@@ -1,4 +1,4 @@
-//! From settings to a server that is ready: log, address, model, memory.
+//! Start of the server: log, listener, model, KV cache.
 
 use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -35,14 +35,14 @@ use crate::run::DEFAULT_CTX;
 use crate::structure::Grammars;
 use crate::{chat, load, pool};
 
-/// Texts of a batch.
-const EMBED_TEXTS: usize = 256;
+/// Maximum texts of an embedding batch.
+const MAX_BATCH_TEXTS: usize = 256;
 
-/// Starts the log, on standard error.
+/// Logs to standard error from now on.
 ///
 /// # Errors
-/// If the level is none.
-pub fn log(settings: &Settings) -> Result<(), Failure> {
+/// If `log_level` is invalid.
+pub fn init_log(settings: &Settings) -> Result<(), Failure> {
     let filter = EnvFilter::try_new(&settings.log_level).map_err(|e| Failure::Usage(format!("log-level: {e}")))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match settings.log_format {
@@ -52,10 +52,8 @@ pub fn log(settings: &Settings) -> Result<(), Failure> {
     started.map_err(|e| Failure::Io(std::io::Error::other(e)))
 }
 
-/// Listens on the address of the settings.
-///
 /// # Errors
-/// If others could reach it and there is no key, or if it cannot be had.
+/// If the address is in use, or if it is not a loopback address and the server has neither keys nor `allow_no_key`.
 pub fn listen(settings: &Settings) -> Result<TcpListener, Failure> {
     let name = format!("{}:{}", settings.host, settings.port);
     let wrong = |e: &dyn std::fmt::Display| Failure::Io(std::io::Error::other(format!("cannot listen on {name}: {e}")));
@@ -72,17 +70,17 @@ pub fn listen(settings: &Settings) -> Result<TcpListener, Failure> {
     Ok(listener)
 }
 
-/// Loads the model and reserves all memory.
+/// Loads the model and reserves the KV cache.
 ///
 /// # Errors
-/// If the model does not load, or there is not enough memory.
+/// If a key file is invalid, the model does not load, or there is not enough memory.
 pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<(Arc<App>, Worker), Failure> {
     let (start, keys) = (Instant::now(), Keys::new(&settings)?);
     let cpu = load::cpu(args)?;
     let threads = load::pool(args)?;
     log_threads(args, threads.threads());
     let memory = machine::memory();
-    // the digest reads the file as the loader does, so both together wait for it once
+    // hash and load in parallel: both read the whole file, so it is read from disk once
     let (model, sha256) = std::thread::scope(|scope| {
         let sha256 = scope.spawn(|| load::sha256(args));
         let model = load::model(args, &threads);
@@ -96,7 +94,7 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
         true => Some(engine(&settings, args, &model, &threads, n_ctx, sha256, &memory)?),
         false => None,
     };
-    let sizes = EmbedderOptions { max_texts: EMBED_TEXTS, batch_tokens: settings.embed_tokens, n_ctx };
+    let sizes = EmbedderOptions { max_texts: MAX_BATCH_TEXTS, batch_tokens: settings.embed_tokens, n_ctx };
     let embedder = Embedder::new(Arc::clone(&model), &threads, sizes).map_err(Failure::memory("batches of texts"))?;
     let model_name = settings.model_name.clone().unwrap_or_else(|| name(&load::path(args)));
     let n_pages = engine.as_ref().map_or(0, |e| e.kv_stats().n_pages);
@@ -163,8 +161,8 @@ fn log_threads(args: &ModelArgs, n: usize) {
     tracing::info!("{n} threads ({why})");
 }
 
-/// The engine, with memory for keys and values as asked for, or as much as full contexts for all answers need and half
-/// of what there is allows.
+/// The engine, with a KV cache of `kv_memory`; by default full contexts for `max_seqs` sequences, at most half of the
+/// memory that the weights leave.
 fn engine(
     settings: &Settings,
     args: &ModelArgs,
@@ -176,8 +174,8 @@ fn engine(
 ) -> Result<Engine, Failure> {
     let kv_type = args.kv_type();
     let n_ctx = n_ctx.min(model.config.max_context());
-    let one = EngineOptions::kv_bytes_of(model, kv_type, n_ctx);
-    let full = one.saturating_mul(settings.max_seqs);
+    let per_sequence = EngineOptions::kv_bytes_of(model, kv_type, n_ctx);
+    let full = per_sequence.saturating_mul(settings.max_seqs);
     let half = (memory.bytes.saturating_sub(model.weight_bytes() as u64) / 2).min(usize::MAX as u64) as usize;
     let (kv_bytes, why) = match settings.kv_memory {
         Some(bytes) => (usize::try_from(bytes.0).unwrap_or(usize::MAX), "--kv-memory".into()),
@@ -206,14 +204,15 @@ fn engine(
     Ok(engine)
 }
 
-/// The model's name: that of its file, without ending.
+/// The file name without `.gguf`.
 fn name(path: &Path) -> String {
     let file = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let file = file.strip_suffix(" (bundled)").unwrap_or(&file);
     file.strip_suffix(".gguf").unwrap_or(file).into()
 }
 
-/// Names everything that an answer depends on besides its request: model, engine, and numbers.
+/// OpenAI's `system_fingerprint`: a hash of all that an answer depends on besides its request, which is the model, the
+/// version, and the version of the numerics.
 fn fingerprint(model: &[u8; 32]) -> String {
     let hash = Sha256::new_with_prefix(model).chain_update(env!("CARGO_PKG_VERSION"));
     let digest: [u8; 32] = hash.chain_update(NUMERICS_VERSION.to_le_bytes()).finalize().into();
@@ -222,8 +221,8 @@ fn fingerprint(model: &[u8; 32]) -> String {
     format!("fp_{}", Hex(short))
 }
 
-/// What an orchestrator is told.
-pub fn ready(app: &App, uri: &str) -> Ready {
+/// Body of the readiness callback.
+pub fn readiness_report(app: &App, uri: &str) -> Ready {
     Ready {
         worker_id: app.settings.worker_id.clone().unwrap_or_else(|| fresh_name("worker-")),
         uri: uri.into(),
