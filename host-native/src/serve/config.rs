@@ -94,7 +94,7 @@ settings! {
     key_requests "key-requests" u32 = 0, "N", "Maximum requests per minute and API key; 0: no limit";
     key_tokens "key-tokens" u32 = 0, "N", "Maximum tokens per minute and API key, prompt and max_tokens together; 0: no limit";
     allow_no_key "allow-no-key" bool = false, "BOOL", "Listen on other than loopback addresses without API keys";
-    allowed_hosts "allowed-hosts" Vec<String> = Vec::new(), "NAMES", "Accepted names in the Host header, comma-separated; *: any; empty: on loopback addresses the server's own, elsewhere any";
+    allowed_hosts "allowed-hosts" Vec<String> = Vec::new(), "NAMES", "Names in the Host header to accept besides the server's own, comma-separated; *: any; empty: none on loopback addresses, elsewhere any";
     tls_cert "tls-cert" Option<PathBuf> = None, "FILE", "TLS certificate chain, PEM file, server certificate first; with tls-key it enables HTTPS";
     tls_key "tls-key" Option<PathBuf> = None, "FILE", "Private key of the TLS certificate, PEM file";
     cors_origins "cors-origins" Vec<String> = Vec::new(), "ORIGINS", "Web origins whose pages may call the server (CORS), comma-separated; *: any; empty: none";

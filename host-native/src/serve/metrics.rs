@@ -309,8 +309,8 @@ impl Metrics {
     }
 
     /// Counts a request that failed, by outcome.
-    pub fn failed(&self, why: &Failed) {
-        let outcome = match why {
+    pub fn failed(&self, failed: &Failed) {
+        let outcome = match failed {
             Failed::QueueTimeout(_) | Failed::Timeout(_) => Outcome::Timeout,
             Failed::Shutdown => Outcome::Shutdown,
             Failed::Request(_) => Outcome::Error,
@@ -357,7 +357,7 @@ impl Metrics {
         self.rate.add(1);
     }
 
-    pub fn done(&self, reason: FinishReason, _n_tokens: usize, time: Duration) {
+    pub fn done(&self, reason: FinishReason, time: Duration) {
         let outcome = match reason {
             FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Complete => Outcome::Stop,
             FinishReason::Length => Outcome::Length,

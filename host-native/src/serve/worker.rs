@@ -377,7 +377,7 @@ impl Worker {
             Event::Done { id, text, reason, n_tokens, receipt } => {
                 let Some(r) = running.remove(&id) else { return };
                 r.job.stages.end(&r.job.trace, r.job.index, reason.name());
-                metrics.done(reason, n_tokens, r.job.times.came.elapsed());
+                metrics.done(reason, r.job.times.came.elapsed());
                 queue.lock().prompts.release(&r.tenant);
                 r.job.send(Update::Done { text, reason, n_tokens, receipt });
             }
