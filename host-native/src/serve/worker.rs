@@ -129,7 +129,7 @@ impl Worker {
         let work = std::panic::AssertUnwindSafe(move || while self.turn() {});
         if std::panic::catch_unwind(work).is_err() {
             status.failed.store(true, Ordering::Release);
-            tracing::error!("engine thread panicked: all requests fail; restart the server");
+            tracing::error!("engine thread panicked: all requests fail and the server exits");
         }
         // dropping queued jobs closes their channels, which tells their handlers
         queue.shut_down(Shutdown::Now);
