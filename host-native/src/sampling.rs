@@ -1,76 +1,75 @@
-//! Sampling options of the command line.
+//! Sampling flags of the command line.
 
 use clap::Args;
 use starling::sampler::{ALL_TOKENS, DRY_BREAKERS, Dry, SamplingOptions};
 use starling::tokenizer::Tokenizer;
 
-/// How tokens are picked, in the order in which it is applied.
+/// Sampling flags, in the order in which the sampler applies them.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Add B to the logit of token ID; may be given several times
+    /// Add B to the logit of token ID; repeatable
     #[arg(long, value_name = "ID=B", value_parser = bias, allow_hyphen_values = true)]
     pub logit_bias: Vec<(u32, f32)>,
-    /// Penalty on tokens seen lately; 1 is off
+    /// Repetition penalty on tokens within --repeat-last-n, multiplicative; 1: off
     #[arg(long, value_name = "F", default_value_t = SamplingOptions::default().repeat_penalty)]
     pub repeat_penalty: f32,
-    /// Tokens the penalties look back at; -1 for all
+    /// Window of the repetition, frequency and presence penalties in tokens, prompt included; -1: all
     #[arg(long, value_name = "N", default_value_t = i64::from(SamplingOptions::default().repeat_last_n), value_parser = clap::value_parser!(i64).range(-1..))]
     pub repeat_last_n: i64,
-    /// Penalty per occurrence
+    /// Frequency penalty: subtracted from a token's logit per occurrence; 0: off
     #[arg(long, value_name = "F", default_value_t = 0.0, allow_hyphen_values = true)]
     pub frequency_penalty: f32,
-    /// Penalty for having occurred
+    /// Presence penalty: subtracted once from the logit of a token that occurred; 0: off
     #[arg(long, value_name = "F", default_value_t = 0.0, allow_hyphen_values = true)]
     pub presence_penalty: f32,
-    /// Penalty on continuing a repetition (DRY); 0 is off
+    /// DRY: penalty on tokens that continue a repetition; 0: off
     #[arg(long, value_name = "F", default_value_t = 0.0)]
     pub dry_multiplier: f32,
-    /// Growth of the DRY penalty per token of the repetition
+    /// DRY: factor of the penalty per token of the repetition
     #[arg(long, value_name = "F", default_value_t = 1.75)]
     pub dry_base: f32,
-    /// Length of repetitions that DRY lets pass
+    /// DRY: length in tokens from which a repetition is penalised
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub dry_allowed_length: u32,
-    /// Tokens that DRY looks back at; -1 for all
+    /// DRY: window in tokens, prompt included; -1: all
     #[arg(long, value_name = "N", default_value_t = -1, value_parser = clap::value_parser!(i64).range(-1..))]
     pub dry_penalty_last_n: i64,
-    /// Text that no repetition of DRY reaches over, in place of newline, colon, quotation mark and asterisk; may be given
-    /// several times; `none` for none
+    /// DRY: text at which a repetition ends, repeatable; `none` for no such text [default: newline, colon, quotation mark
+    /// and asterisk]
     #[arg(long, value_name = "TEXT")]
     pub dry_sequence_breaker: Vec<String>,
-    /// Keep the N most probable tokens; 0 is off
+    /// Top-k: keep the N most probable tokens; 0: off
     #[arg(long, value_name = "N", default_value_t = SamplingOptions::default().top_k)]
     pub top_k: u32,
-    /// Keep the most typical tokens of this mass; 1 is off
+    /// Typical sampling: keep the most typical tokens with a total probability of P; 1: off
     #[arg(long, value_name = "P", default_value_t = 1.0)]
     pub typical: f32,
-    /// Keep the most probable tokens of this mass; 1 is off
+    /// Top-p: keep the most probable tokens with a total probability of P; 1: off
     #[arg(long, value_name = "P", default_value_t = SamplingOptions::default().top_p)]
     pub top_p: f32,
-    /// Keep tokens at least this fraction as probable as the best; 0 is off
+    /// Min-p: keep tokens with at least P times the highest probability; 0: off
     #[arg(long, value_name = "P", default_value_t = SamplingOptions::default().min_p)]
     pub min_p: f32,
-    /// Temperature; 0 takes the most probable token
+    /// Temperature; 0: greedy, the most probable token
     #[arg(long = "temp", alias = "temperature", value_name = "T", default_value_t = SamplingOptions::default().temperature)]
     pub temperature: f32,
-    /// Seed of the draws: the same seed gives the same text
+    /// Sampling seed; the same seed gives the same text
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 }
 
-/// The tokens of texts that DRY's repetitions do not reach over.
+/// The token sequences in which one of the texts ends; a DRY repetition does not extend over them.
 pub fn breakers(tokenizer: &Tokenizer, texts: &[impl AsRef<str>]) -> Vec<Vec<u32>> {
     texts.iter().flat_map(|text| tokenizer.sequences_with(text.as_ref())).collect()
 }
 
 fn bias(text: &str) -> Result<(u32, f32), String> {
-    let (id, b) = text.split_once('=').ok_or("expected ID=BIAS, e.g. 42=-1.5")?;
+    let (id, b) = text.split_once('=').ok_or("expected ID=B, e.g. 42=-1.5")?;
     Ok((id.parse().map_err(|e| format!("token id: {e}"))?, b.parse().map_err(|e| format!("bias: {e}"))?))
 }
 
 impl SamplingArgs {
-    /// As the engine takes them.
     pub fn options(&self, tokenizer: &Tokenizer) -> SamplingOptions {
         let dry = || Dry {
             multiplier: self.dry_multiplier,

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Starling against llama.cpp and ONNX Runtime: embeddings of the bert family, same weights, in turns, medians.
+"""Embedding throughput of Starling, llama.cpp and ONNX Runtime: BERT models, same weights, interleaved runs, medians.
 
     pip install llama-cpp-python onnxruntime onnx gguf numpy
     cargo build --release
     cargo run --release --example make-model -- minilm Q8_0 target/minilm-q8_0.gguf
     tests/bench/embeddings.py target/release/starling target/minilm-q8_0.gguf [MORE.gguf ...]
 
-For each file: batches of 1, 32 and 256 texts of 32 and 256 tokens, pooled by their mean, at 2 threads. llama.cpp runs
-through its C API with the whole batch in one call where it fits 2048 tokens; ONNX Runtime runs the graph of the same
-weights in fp32, with all its optimisations. First the vectors of one text are compared. Prints a Markdown table of
-texts per second.
+For each file: batches of 1, 32 and 256 texts of 32 and 256 tokens, mean pooling, 2 threads. llama.cpp runs through its C
+API, a batch in one call if it fits 2048 tokens; ONNX Runtime runs a graph of the same weights in fp32 with all
+optimisations. Compares the vectors of one text first. Prints a Markdown table of texts per second.
 """
 import argparse
 import ctypes
@@ -33,7 +32,7 @@ def texts_of(texts, tokens, n_vocab):
 
 
 def timed(run, batches, turns):
-    """Median seconds of running all batches, after one run to warm up."""
+    """Median seconds of all batches, after a warm-up run."""
     seconds = []
     for _ in range(turns + 1):
         start = time.perf_counter()
@@ -57,7 +56,7 @@ class LlamaCpp:
         lib.llama_log_set(self.quiet, None)
         lib.llama_backend_init()
         params = lib.llama_model_default_params()
-        # repacked weights end in an illegal instruction where the CPU names AMX and the system does not allow it
+        # with repacked weights llama.cpp executes AMX instructions that the CPU reports but the system disallows
         params.use_extra_bufts = False
         self.model = lib.llama_model_load_from_file(path.encode(), params)
         params = lib.llama_context_default_params()
@@ -86,7 +85,7 @@ class LlamaCpp:
 
 
 class Onnx:
-    """The graph of the file's weights, dequantised: post-norm layers, GELU by erf."""
+    """ONNX graph of the file's dequantised weights: post-norm layers, GELU by erf."""
 
     def __init__(self, path, threads):
         import gguf
@@ -159,7 +158,7 @@ PEERS = {"llama.cpp": LlamaCpp, "onnxruntime": Onnx}
 
 
 def peer(name, path, threads, texts, tokens, n_vocab, turns):
-    """Texts per second of one test and one vector, in a process of its own."""
+    """Texts per second of one test, and one vector; runs in its own process."""
     p = PEERS[name](path, threads)
     all = texts_of(texts, tokens, n_vocab)
     seconds = timed(p.run, batches_of(all, tokens), turns)
@@ -182,8 +181,8 @@ def main():
     p.add_argument("starling")
     p.add_argument("models", nargs="+")
     p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--turns", type=int, default=3, help="rounds of all three, in turns")
-    p.add_argument("--runs", type=int, default=3, help="runs of a round, of which the median counts")
+    p.add_argument("--turns", type=int, default=3, help="rounds; each runs all three programs once")
+    p.add_argument("--runs", type=int, default=3, help="runs per round; their median is the result")
     p.add_argument("--texts", type=int, nargs="+", default=[1, 32, 256])
     p.add_argument("--tokens", type=int, nargs="+", default=[32, 256])
     p.add_argument("--vocab", type=int, default=30_522)

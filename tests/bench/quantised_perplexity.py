@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Perplexity of files that `starling quantize` writes, beside those of llama.cpp's own quantiser, both by llama.cpp.
+"""Perplexity of files of `starling quantize` and of llama.cpp's quantiser, both measured by llama.cpp.
 
     pip install llama-cpp-python numpy
     cargo build --release
     tests/bench/quantised_perplexity.py target/release/starling [--model MODEL-f16.gguf] [TYPE ...]
 
-The text are stories of the kind that the bundled model was trained on, from a seed that its training did not use; with
---text, a file. Fails if a file is more than 1 % worse than llama.cpp's of the same type. Prints a Markdown table.
+The text is held-out stories like the training data of the bundled model, or the file of --text. Fails if a file is more
+than 1 % worse than llama.cpp's of the same type. Prints a Markdown table.
 """
 import argparse
 import ctypes
@@ -46,7 +46,7 @@ def tokens(model, text):
 
 
 def perplexity(path, text, n_ctx, n_chunks, threads):
-    """exp of the mean of -ln p over the second halves of windows of the text."""
+    """Perplexity over the second half of each window of the text."""
     model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
     if not model:
         sys.exit(f"llama.cpp does not load {path}")

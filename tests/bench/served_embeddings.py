@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Short texts that Starling's server embeds in a second, asked for by several clients, some texts a request.
+"""Throughput of the embeddings endpoint: short texts per second, several clients, several texts per request.
 
     cargo build --release
     cargo run --release --example make-model -- minilm Q8_0 target/minilm-q8_0.gguf

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Our tokenizer against Hugging Face tokenizers: the same ids? how fast? One thread each, in the same run.
+"""Starling's tokenizer against Hugging Face tokenizers: equality of ids, and speed with one thread each.
 
     pip install tokenizers==0.23.3
     tests/bench/tokenizer_vs_hf.py --train 'docs/**/*.md' --text prose.txt [--same multilingual.txt ...]
 
-Trains a byte-level BPE of the size of GPT-2's on the files of --train (kept in --work for the next run), writes it as a
-GGUF, and encodes --text with both. --same are further texts that are only compared, as are random strings.
+Trains a byte-level BPE of GPT-2's size on the files of --train (cached in --work), writes it as a GGUF, and encodes
+--text with both. Texts of --same and random strings are compared but not timed.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def write_gguf(path: pathlib.Path, tok: tokenizers.Tokenizer, pre: str) -> None:
 
 
 def documents(text: str) -> list[str]:
-    """Whole lines, of about DOCUMENT bytes together."""
+    """Splits a text at line ends into documents of about DOCUMENT bytes."""
     out, size = [[]], 0
     for line in text.splitlines(keepends=True):
         out[-1].append(line)
@@ -99,13 +99,13 @@ def random_text(rng: random.Random, n: int) -> str:
 
 def main() -> None:
     args = argparse.ArgumentParser()
-    args.add_argument("--train", nargs="+", default=[], help="files or globs")
+    args.add_argument("--train", nargs="+", default=[], help="training texts: files or globs")
     args.add_argument("--text", required=True)
     args.add_argument("--same", nargs="*", default=[])
     args.add_argument("--pre", choices=SPLITS, default="gpt-2")
     args.add_argument("--vocab", type=int, default=50257)
     args.add_argument("--work", type=pathlib.Path, default=pathlib.Path("/tmp/tokenizer_vs_hf"))
-    args.add_argument("--bench", default="target/release/examples/tokenize_bench", help="the example of that name")
+    args.add_argument("--bench", default="target/release/examples/tokenize_bench", help="path of the example tokenize_bench")
     args = args.parse_args()
 
     args.work.mkdir(parents=True, exist_ok=True)

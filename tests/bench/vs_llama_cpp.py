@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Starling against llama.cpp: prefill and decode, same file, same threads, in turns, medians.
+"""Prefill and decode speed of Starling and llama.cpp: same file, same threads, interleaved runs, medians.
 
     pip install llama-cpp-python        # llama.cpp, built for this machine
     cargo build --release
     cargo run --release --example make-model -- smollm2-135m Q8_0 target/135m-q8_0.gguf
     tests/bench/vs_llama_cpp.py target/release/starling target/135m-q8_0.gguf [MORE.gguf ...]
 
-For each file and number of threads: a prefill of 512 tokens; 64 tokens after 128; with --long, 32 tokens after 4,000.
-llama.cpp runs through its C API with f16 keys and values, as Starling does. Prints a Markdown table.
+For each file and number of threads: prefill of 512 tokens; decode of 64 tokens after 128; with --long, decode of 32
+tokens after 4,000. llama.cpp runs through its C API with an f16 KV cache, as Starling does. Prints a Markdown table.
 """
 import argparse
 import ctypes
@@ -19,7 +19,7 @@ import time
 
 
 def llama_cpp(path, threads, n, depth, prefill):
-    """Tokens per second of one test in llama.cpp, the best setting of its defaults; runs in a process of its own."""
+    """Tokens per second of one test in llama.cpp, with the fastest of its default settings; runs in its own process."""
     import llama_cpp.llama_cpp as lib
 
     quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Starling's server against llama-server under load: same file, same threads, same client, in turns.
+"""Starling's server and llama-server under load: same file, same threads, same client, interleaved runs.
 
     cargo build --release
     cargo run --release --example make-model -- smollm2-135m Q4_0 target/135m-q4_0.gguf
     tests/bench/vs_llama_server.py target/release/starling path/to/llama-server target/135m-q4_0.gguf [MORE.gguf ...]
 
-Tests, all of them unless some are named by --tests:
+Tests, all or those of --tests:
 
-streams  prompts of 128 random tokens and answers of 64, 1, 4, 16 and 32 at a time (`starling bench serve`): tokens of
-         answers a second, time to the first token
-gap      15 answers are running when a prompt of 800 tokens arrives: the longest time between two pieces of an answer
-         from then until its first token, against the time between two before that; medians of the answers, as one
-         whose token is no whole character has no piece of it
-overhead 16 answers at a time: CPU time of all threads of Starling that are not the engine's, against theirs
-answers  --requests answers, first one at a time, then 16 at a time: how many changed
+streams  prompts of 128 random tokens, answers of 64, concurrency 1, 4, 16 and 32 (`starling bench serve`): output tokens
+         per second, time to first token
+gap      a prompt of 800 tokens arrives while 15 requests decode: longest time between two chunks of a stream until the
+         new request's first token, against the time between chunks before; medians over the streams, as a token that is
+         no whole character has no chunk
+overhead concurrency 16: CPU time of Starling's threads other than the engine's, against the engine's
+answers  --requests requests, sequentially and with concurrency 16: how many answers differ
 memory   --requests short requests: resident memory and open files after a tenth of them and at the end
 
-llama-server runs with its defaults and as many slots as there are streams. Prints Markdown.
+llama-server runs with its defaults and one slot per stream. Prints Markdown.
 """
 import argparse
 import concurrent.futures
@@ -41,7 +41,7 @@ def free_port():
 
 
 def ask(port, body, on_piece=None):
-    """The text of a completion; `on_piece` hears each piece of it."""
+    """The text of a completion; calls `on_piece` for each chunk."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     body = {"temperature": 0.0, "ignore_eos": True, "stream": on_piece is not None, **body}
     connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
@@ -62,7 +62,7 @@ def ask(port, body, on_piece=None):
 
 @contextlib.contextmanager
 def server(command, port):
-    """A running server: its port and process."""
+    """Starts a server; yields its port and process."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):
@@ -96,7 +96,7 @@ def streams(run, binary, _):
                     subprocess.check_output([*command, "--requests", str(requests), "--seed", str(seed)]))
                 load(n, 1)
                 report = load(max(8, 3 * n), 2)
-                # the peer drops some connections that are to be used again
+                # llama-server closes some keep-alive connections
                 assert name != "starling" or report["failed"] == 0, report.get("first_error")
                 first = report["time_to_first_token"]
                 rows.setdefault(name, []).append(
@@ -133,7 +133,7 @@ def gap(run, *_):
 
 
 def cpu_seconds(pid):
-    """CPU time of the engine's threads, and of all others."""
+    """CPU time of the engine's threads, and of all other threads."""
     times = {True: 0, False: 0}
     for thread in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{thread}/stat") as stat:
@@ -211,7 +211,7 @@ def main():
     print("| model | test | Starling | llama-server | ratio |\n|---|---|---|---|---|", flush=True)
     for path in a.models:
         def run(n, once=False):
-            """Both servers in turns: names, and how to run them."""
+            """Runs both servers alternately; yields name and context manager of each."""
             for _ in range(1 if once else a.turns):
                 for name in ("starling", "llama-server"):
                     port = free_port()

@@ -1,12 +1,12 @@
-// Tokens per second of the package against wllama (llama.cpp in WebAssembly), in the same Chromium on the same model files,
-// in turns: prefill of 256 tokens, and 64 tokens decoded after them; the time from the browser's storage, where each has
-// the file in its own cache, to the first token; and on Linux the peak of a new page's process over that before the load, and what it is of the weights (packed ones where
-// an engine packs them, else the file), with and without pages of files: the browser's own code, which all pages share.
-// Prints a Markdown table of medians. After web/build.sh, `npm ci` here and in tests/browser:
+// The package against wllama (llama.cpp in WebAssembly), in the same Chromium on the same model files, interleaved runs:
+// prefill of 256 tokens and decode of 64 tokens after them, in tokens per second; time from the browser's cache to the first
+// token; on Linux the peak memory of the page's process above that before the load, and its ratio to the weights (packed
+// ones where an engine packs them, else the file), with and without file-backed pages, which are mostly browser code that
+// all pages share. Prints a Markdown table of medians. After web/build.sh, `npm ci` here and in tests/browser:
 //
 //     node tests/bench/vs_wllama.mjs MODEL.gguf...
 //
-// REPEATS says how many turns, 5 by default; THREADS which numbers of threads, "1,2" by default.
+// REPEATS: number of runs, default 5. THREADS: numbers of threads, default "1,2".
 
 import { readFile, stat } from "node:fs/promises";
 import { basename, dirname, resolve } from "node:path";
@@ -29,7 +29,8 @@ const median = (values) => values.toSorted((a, b) => a - b)[values.length >> 1];
 
 const b = await open(isolated);
 
-// each engine: `keep(url)` puts a file into its cache; `start(url, threads)` gives `{ vocabulary, turn(ids, decode), stop() }`; a turn gives milliseconds of both halves
+// each engine: `keep(url)` caches a file; `start(url, threads)` returns `{ vocabulary, turn(ids, decode), stop() }`; `turn`
+// returns milliseconds of prefill and decode
 async function defineEngines(DECODE) {
   const { ModelManager, Wllama } = await import("/tests/bench/node_modules/@wllama/wllama/esm/index.js");
   const at = (kind) => `/tests/bench/node_modules/@wllama/wllama/esm/${kind}-thread/wllama.wasm`;

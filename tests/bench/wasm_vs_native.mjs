@@ -1,12 +1,12 @@
-// Tokens per second of the modules against the native program, one thread each, on the same model files, in turns:
-// prefill of 512 tokens, and decode of 64 tokens after 128. Prints a Markdown table of medians. Node runs the module of the
-// package, wasmtime the one with plain exports.
+// Tokens per second of the WebAssembly modules and the native program, one thread each, same model files, interleaved
+// runs: prefill of 512 tokens, and decode of 64 tokens after 128. Prints a Markdown table of medians. Node runs the module
+// of the package, wasmtime the one with plain exports.
 //
 //     node tests/bench/wasm_vs_native.mjs STARLING MODEL.gguf...
 //
-// STARLING is the native program. After tests/build-wasm.sh; CARGO_TARGET_DIR is honoured. Measures wasmtime too where
-// the program module-bench was built: cargo build --release --manifest-path tests/wasi-run/Cargo.toml. REPEATS says how
-// many turns, 5 by default; NATIVE_ISA what the native program runs, avx2 by default.
+// STARLING is the native program. After tests/build-wasm.sh; CARGO_TARGET_DIR is honoured. Measures wasmtime too if
+// module-bench was built: cargo build --release --manifest-path tests/wasi-run/Cargo.toml. REPEATS: number of runs, default
+// 5. NATIVE_ISA: instruction set of the native program, default avx2.
 
 import { execFileSync, spawn } from "node:child_process";
 import { existsSync } from "node:fs";
@@ -90,7 +90,7 @@ for (const file of models) {
     runtimes[`wasmtime ${isa}`] = await inWasmtime(isa, file);
   }
   const results = Object.fromEntries(Object.keys(runtimes).map((name) => [name, { prefill: [], decode: [] }]));
-  // turn 0 warms up: compilers, caches, pages
+  // run 0 is the warm-up
   for (let turn = 0; turn <= repeats; turn++) {
     for (const [name, { measure }] of Object.entries(runtimes)) {
       const prefill = await measure(PREFILL, 0, 2 * turn + 1);

@@ -1,4 +1,4 @@
-// OpenAI's client for Node against a server: node openai.mjs BASE MODEL
+// OpenAI's Node client against a server: node openai.mjs BASE_URL MODEL
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 
@@ -23,7 +23,7 @@ for await (const chunk of await client.chat.completions.create({ ...ask, stream:
 assert.equal(text, whole.choices[0].message.content);
 assert.equal(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens);
 
-// the helper puts pieces together and checks them on the way
+// the stream helper joins the chunks and validates them
 const helper = client.chat.completions.stream(ask);
 assert.equal(await helper.finalContent(), text);
 
@@ -31,7 +31,7 @@ const completion = await client.completions.create({ model, prompt: "Once upon a
 assert.equal(completion.choices[0].finish_reason, "stop");
 assert.ok(!completion.choices[0].text.includes("Lena"));
 
-// asked for in base64 by the client itself
+// the client requests base64 by default
 const vectors = await client.embeddings.create({ model, input: ["a", "b"] });
 const plain = await client.embeddings.create({ model, input: "a", encoding_format: "float" });
 assert.deepEqual([...vectors.data[0].embedding].map(Math.fround), plain.data[0].embedding.map(Math.fround));
@@ -49,6 +49,6 @@ for (const [wrong, kind, code, param] of [
   });
 }
 
-// a client that goes away
+// a client that disconnects
 const stream = await client.chat.completions.create({ ...ask, max_tokens: 400, stream: true });
 for await (const _ of stream) break;

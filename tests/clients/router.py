@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Two servers behind routers that people have: vllm-router (PyPI) and HAProxy. Needs the packages of requirements.txt,
-haproxy, and the binary's path.
+"""Two servers behind vllm-router (PyPI) and HAProxy. Needs the packages of requirements.txt, haproxy, and the path of the
+binary.
 
     python3 tests/clients/router.py target/release/starling
 
-Through each router go conversations, streamed and several at once; in the middle one of the servers is told to end. No
-request may fail, conversations must stay where their beginning is cached, and every answer must be the one that a
-single server gives.
+Concurrent streamed conversations run through each router, and one server gets SIGTERM in the middle. No request may
+fail, each conversation must stay on the server that has its prefix cached, and every answer must equal that of a single
+server.
 """
 
 import concurrent.futures
@@ -41,7 +41,7 @@ class Server:
         self.url = self.process.stdout.readline().strip()
 
     def end(self):
-        """Ends it as orchestrators do; running answers are completed."""
+        """Sends SIGTERM, as orchestrators do; running requests finish."""
         self.process.terminate()
         assert self.process.wait(30) == 0, "no clean end"
 
@@ -81,10 +81,10 @@ def vllm_router(policy, servers):
     port, metrics = free_port(), free_port()
     program = pathlib.Path(sys.executable).parent / "vllm-router"
     health = ["--health-check-endpoint", "/readyz", "--health-check-interval-secs", "1", "--health-failure-threshold", "1"]
-    # a request must be tried for longer than it takes to find out that a server has ended
+    # retries must last longer than the detection of a stopped server
     health += ["--retry-max-retries", "10", "--cb-failure-threshold", "2", "--log-level", "warning"]
     workers = ["--worker-urls", *(server.url for server in servers), "--worker-startup-check-interval", "1"]
-    # the tree of known beginnings decides, not the load of two small servers
+    # route by the prefix tree, not by the load of two small servers
     balance = ["--balance-abs-threshold", "64"] if policy == "cache_aware" else []
     address = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
     with running(program, "--policy", policy, *address, *workers, *health, *balance):
@@ -104,7 +104,7 @@ def haproxy(servers):
             yield f"http://127.0.0.1:{port}/v1"
 
 
-# a server that ends says so by /readyz and refuses what is new with 503: it goes to the other one then
+# a server in shutdown fails /readyz and refuses new requests with 503: HAProxy sends them to the other server
 HAPROXY = """
 defaults
     mode http
@@ -129,7 +129,7 @@ backend servers
 
 
 def conversation(client, session, turns):
-    """One conversation, turn by turn; its answers, and tokens of prompts in all and in the cache."""
+    """Runs a conversation; returns its answers, prompt tokens and cached prompt tokens."""
     messages, answers, prompt, cached = [{"role": "system", "content": SYSTEM}], [], 0, 0
     for turn in range(turns):
         messages.append({"role": "user", "content": f"{WORDS[session % 10]} {WORDS[turn]} {session}"})

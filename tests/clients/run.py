@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Real clients against a server: openai in Python and Node, langchain-openai, litellm, curl; promtool, schemathesis,
-jsonschema and a receiver of traces. Needs these packages, the programs in PATH, and the path of Starling's.
+"""Third-party clients against a server: openai in Python and Node, langchain-openai, litellm, curl, promtool,
+schemathesis, jsonschema, and an OTLP collector. Needs these packages, the programs in PATH, and the path of the binary.
 
     python3 tests/clients/run.py target/release/starling
 """
@@ -45,7 +45,7 @@ def with_openai(base):
     assert len(several.choices[0].logprobs.tokens) == 4
     stopped = client.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=200, temperature=0, stop=["Lena"])
     assert stopped.choices[0].finish_reason == "stop" and "Lena" not in stopped.choices[0].text
-    # the client asks for base64 by itself
+    # the client requests base64 by default
     vectors = client.embeddings.create(model=MODEL, input=["a", "b"])
     plain = client.embeddings.create(model=MODEL, input="a", encoding_format="float")
     same = [struct.pack("<256f", *data.embedding) for data in (vectors.data[0], plain.data[0])]
@@ -68,7 +68,7 @@ def with_node(base):
 
 
 def with_curl(base):
-    """The framing of streams, as they are on the wire."""
+    """The raw bytes of event streams."""
     body = json.dumps(dict(model=MODEL, messages=HELLO, max_tokens=12, seed=3, stream=True))
     ask = ["curl", "-sSN", "--fail", "-D", "-", "-H", "content-type: application/json", "-d", body, f"{base}/chat/completions"]
     texts = set()
@@ -109,7 +109,7 @@ def with_langchain(base):
 
 
 def with_litellm(base):
-    # or it asks another host for prices
+    # otherwise litellm downloads a price list
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     import litellm
 
@@ -145,7 +145,7 @@ def promtool(base):
 
 def with_promtool(base):
     code, lines = promtool(base)
-    # vLLM's names have colons, which promtool wants for rules only; nothing else is wrong with them
+    # promtool reserves colons for recording rules, but vLLM's names have them; it must have no other complaint
     others = [line for line in lines if not (line.startswith("vllm:") and line.endswith("should not contain ':'"))]
     assert lines and not others and code in (0, 3), (code, lines)
 
@@ -155,16 +155,16 @@ def with_promtool_alone(base):
 
 
 def with_schemathesis(base):
-    """Requests made from the description of the interface: no fault, and no answer that it does not describe."""
+    """Requests generated from the OpenAPI document: no server error, and each response conforms to it."""
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     run = [pathlib.Path(sys.executable).parent / "st", "run", base.removesuffix("/v1") + "/openapi.json", "--checks", checks]
     with tempfile.TemporaryDirectory() as folder:
-        # it leaves a folder of its own where it runs
+        # it writes into its working directory
         out = subprocess.run([*run, *SCHEMATHESIS], capture_output=True, text=True, cwd=folder)
     assert out.returncode == 0, out.stdout[-8000:] + out.stderr
 
 
-# bounded, and the same on every run
+# bounded and deterministic
 SCHEMATHESIS = "--max-examples 12 --max-time 80 --generation-deterministic --no-color".split()
 
 
@@ -175,7 +175,7 @@ def with_tls(base):
     assert "".join(piece.choices[0].text for piece in pieces)
     try:
         openai.OpenAI(base_url=base, api_key="none", max_retries=0).models.list()
-        raise AssertionError("a certificate that nobody vouches for is taken")
+        raise AssertionError("an untrusted certificate is accepted")
     except openai.APIConnectionError:
         pass
 
@@ -190,7 +190,7 @@ def serve(tests, *more):
             print(f"{test.__name__.removeprefix('with_')}: ok", flush=True)
     finally:
         server.terminate()
-    assert server.wait(30) == 0, "no clean end"
+    assert server.wait(30) == 0, "the server exits with an error"
 
 
 def main():
@@ -198,7 +198,7 @@ def main():
     serve([with_openai, with_node, with_curl, with_langchain, with_litellm, with_metrics, with_promtool], "--metrics-compat", "vllm")
     serve([with_promtool_alone, with_schemas])
     serve([with_forced_calls], "--chat-template", str(HERE / "../../fixtures/chat/qwen-tools.jinja"))
-    # no session may wait for another's long answer
+    # short answers and a short timeout, so that generated requests do not hold up each other
     serve([with_schemathesis], "--max-tokens", "16", "--request-timeout", "20")
     with Collector() as collector:
         serve([with_requests], "--otlp-endpoint", collector.url)

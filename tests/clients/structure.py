@@ -1,4 +1,4 @@
-"""Answers by schemas, judged by jsonschema, and OpenAI's client reading them into types and calls."""
+"""Structured answers validated by jsonschema, and parsed into types and tool calls by OpenAI's client."""
 
 import enum
 import json
@@ -7,7 +7,7 @@ import jsonschema
 import openai
 import pydantic
 
-# each forces an end: short strings, few items
+# bounded strings and arrays, so that each answer ends
 SCHEMAS = {
     "empty object": {"type": "object", "additionalProperties": False},
     "object": {

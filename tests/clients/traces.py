@@ -1,4 +1,4 @@
-"""A receiver of OTLP, and requests whose spans it checks."""
+"""An OTLP collector, and requests whose spans it checks."""
 
 import http.server
 import json
@@ -16,7 +16,7 @@ STAGES = ["tokenize", "queue", "prefill", "decode", "sample", "stream"]
 
 
 class Collector:
-    """An endpoint for traces on a free port; keeps what it is sent."""
+    """An OTLP endpoint on a free port that records the request bodies."""
 
     def __init__(self):
         collector = self
@@ -54,7 +54,7 @@ class Collector:
             self.spans += [span for scope in of.scope_spans for span in scope.spans]
 
     def check(self):
-        """What `with_requests` sent, once the server has ended and so sent all its spans."""
+        """Checks the spans of `with_requests`; call it after the shutdown, which exports the last ones."""
         assert all(r["service.name"] == "starling" and r["service.version"] for r in self.resources) and self.resources
         words = [SECRET.encode(), *(text.encode() for text in ANSWERS)]
         assert not any(word in body for word in words for body in self.bodies), "text of a request in its trace"
@@ -76,7 +76,7 @@ class Collector:
                 assert root.start_time_unix_nano <= start <= end <= root.end_time_unix_nano, (name, span)
             assert attribute(root, "tenant") == "default" and attribute(root, "url.path").startswith("/v1/")
             assert root.kind == root.SPAN_KIND_SERVER
-        # the client's own trace goes on
+        # the span is part of the client's trace
         assert (roots["streamed"].trace_id.hex(), roots["streamed"].parent_span_id.hex()) == (TRACE, PARENT)
         assert not roots["whole"].parent_span_id and roots["whole"].trace_id.hex() != TRACE
         assert attribute(roots["streamed"], "session") == "s-1"
@@ -92,7 +92,7 @@ class Collector:
 
 
 def attribute(span, key):
-    """The value of an attribute, whatever its kind."""
+    """The value of an attribute of any type."""
     for a in span.attributes:
         if a.key == key:
             return getattr(a.value, a.value.WhichOneof("value"))
@@ -120,5 +120,5 @@ def with_requests(base):
         raise AssertionError("an unknown model is answered")
     except urllib.error.HTTPError as e:
         assert e.code == 404
-    # a client that samples has decided that this one is not
+    # the client's traceparent says: not sampled
     post("/completions", "unsampled", {"traceparent": f"00-{'a' * 32}-{PARENT}-00"}, prompt=SECRET, max_tokens=2)

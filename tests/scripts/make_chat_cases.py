@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Write what jinja2, set up as Hugging Face transformers does, renders: fixtures/chat/cases.json, of conversations with the
-templates of fixtures/chat/*.jinja and engine/src/chat/templates/*.jinja, all our own; and fixtures/chat/snippets.json, of
-the short templates below.
+"""Write chat template cases rendered by jinja2 in the configuration of Hugging Face transformers:
+fixtures/chat/cases.json, conversations with our templates in fixtures/chat/*.jinja and
+engine/src/chat/templates/*.jinja; fixtures/chat/snippets.json, the short templates below.
 
     pip install jinja2==3.1.6
     python3 tests/scripts/make_chat_cases.py
@@ -17,7 +17,7 @@ import jinja2.sandbox
 
 
 class Generation(jinja2.ext.Extension):
-    """The tag `generation` of transformers, which marks text and changes none."""
+    """The tag `generation` of transformers: it marks the assistant's text and does not change it."""
 
     tags = {"generation"}
 
@@ -89,7 +89,7 @@ CONVERSATIONS = [
 ]
 
 
-# Python's strings, operators and tests, as templates of models use them. `text` is "abcde".
+# Python string methods, operators and tests used by models' templates. `text` is "abcde".
 SNIPPETS = [
     *("{{ " + expression + " }}" for expression in [
         "'a,b,c'.rsplit(',', 1)", "'a,b,c'.rsplit(',')", "' a  b c '.rsplit()", "'  a b'.rsplit(None, 1)", "'a,b,c'.rsplit(',', maxsplit=1)",

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write fixtures/quantised/mixtures.json: the types that llama.cpp gives the tensors of small models, by mixture.
+"""Write fixtures/quantised/mixtures.json: the tensor types that llama.cpp chooses for small models, by mixture.
 
     pip install llama-cpp-python==0.3.36 gguf numpy
     python3 tests/scripts/make_mixture_cases.py > fixtures/quantised/mixtures.json
 
-For each model and mixture, with and without an importance matrix, the types of each kind of tensor in order of the
-layers, as runs (`Q4_K*14`); null where llama.cpp refuses.
+For each model and mixture, with and without an importance matrix: the types of each kind of tensor in layer order,
+run-length encoded (`Q4_K*14`); null where llama.cpp refuses.
 """
 
 import ctypes
@@ -95,7 +95,7 @@ def runs(types):
 
 
 def quantised(log, source, ftype, entries):
-    """What a dry run says it would do: a line with the name of each tensor, and one with its new type."""
+    """The output of a dry run: for each tensor a line with its name, and one with its new type."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.dry_run = ftype, 1, True
     if entries is not None:

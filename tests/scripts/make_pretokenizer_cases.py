@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Write fixtures/tokenizer/pretokenizer.json: words as Hugging Face tokenizers cuts them, for each pre-tokenizer.
+"""Write fixtures/tokenizer/pretokenizer.json: texts split by Hugging Face tokenizers, for each pre-tokenizer.
 
     pip install tokenizers==0.23.3
     python3 tests/scripts/make_pretokenizer_cases.py > fixtures/tokenizer/pretokenizer.json
 
-The expressions are those of the published tokenizer.json files, as llama.cpp's llama-vocab.cpp quotes them.
+The regular expressions are from the published tokenizer.json files, as quoted in llama.cpp's llama-vocab.cpp.
 """
 
 import json
@@ -107,7 +107,7 @@ def main() -> None:
     cases = {}
     for name, patterns in PATTERNS.items():
         split = Sequence([Split(Regex(pattern), "isolated") for pattern in patterns])
-        # the lengths of the words in characters
+        # word lengths in characters
         cases[name] = [[len(word) for word, _ in split.pre_tokenize_str(text)] for text in texts]
     print(json.dumps({"texts": texts, "word_lengths": cases}, ensure_ascii=False, separators=(",", ":")))
 

@@ -4,8 +4,8 @@
     pip install llama-cpp-python==0.3.36 numpy
     python3 tests/scripts/make_quantiser_cases.py > fixtures/quantised/rows.json
 
-The numbers come from a generator that the test repeats (`engine/compute/src/quant/tests.rs`), so only digests are kept: for each
-type and row the first 16 hex digits of the SHA-256 of its bytes.
+The test generates the same input (`engine/compute/src/quant/tests.rs`), so only digests are stored: for each type and
+row the first 16 hex digits of the SHA-256 of its bytes.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ TYPES = {
     "IQ2_XXS": 16, "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19, "IQ4_NL": 20, "IQ3_S": 21, "IQ2_S": 22, "IQ4_XS": 23,
     "IQ1_M": 29, "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "Q2_0": 42,
 }
-# ggml has no such bytes without importance
+# ggml refuses these types without an importance matrix
 NEED = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S"}
 MASK = (1 << 64) - 1
 
@@ -45,7 +45,7 @@ class Random:
 
 
 def row(random, i):
-    """Exact in f32: an integer of at most 18 bits times a power of two; in some rows most are 0, or far larger."""
+    """A row of values exact in f32: integers of at most 18 bits times a power of two; some rows are sparse or have outliers."""
     x = []
     for j in range(K):
         z = random.next()

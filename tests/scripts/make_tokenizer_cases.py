@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Write fixtures/tokenizer/wordpiece.json, characters.json, unigram.json and unigram.gguf: small vocabularies trained on
-our documents, and the ids that the original implementations give for the texts of fixtures/tokenizer/pretokenizer.json.
+our documents, and the ids of the original implementations for the texts of fixtures/tokenizer/pretokenizer.json.
 
     pip install tokenizers==0.23.3 sentencepiece==0.2.3 protobuf gguf
     python3 tests/scripts/make_tokenizer_cases.py
 
-Run it from the root of the repository, after make_pretokenizer_cases.py. WordPiece, its pieces spelled as in GGUF, and
-byte-pair encoding of characters are by Hugging Face tokenizers; Unigram is by SentencePiece.
+Run it from the root of the repository, after make_pretokenizer_cases.py. WordPiece (its pieces
+spelled as in GGUF) and character BPE are by Hugging Face tokenizers; Unigram is by SentencePiece.
 """
 
 import io
@@ -32,7 +32,7 @@ def wordpiece(lowercase: bool, strip_accents: bool) -> dict:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    # the last texts bring characters outside the vocabulary
+    # the last texts have characters outside the vocabulary
     trainer = trainers.WordPieceTrainer(vocab_size=900, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(LINES[:-12], trainer)
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Write engine/src/tokenizer/unicode.rs: the character classes that pre-tokenizers speak of, or with the argument
-`accents` engine/src/tokenizer/accents.rs: decompositions without accents, which uncased vocabularies need.
+"""Write engine/src/tokenizer/unicode.rs: the character classes of the pre-tokenizers; with the argument `accents`
+write engine/src/tokenizer/accents.rs: decompositions without accents, for uncased vocabularies.
 
     pip install unicodedata2==16.0.0
     python3 tests/scripts/make_unicode_tables.py > engine/src/tokenizer/unicode.rs
     python3 tests/scripts/make_unicode_tables.py accents > engine/src/tokenizer/accents.rs
 
-Unicode 16 is what the regular expressions of Hugging Face tokenizers 0.23 know, so that is the version we keep.
+The regular expressions of Hugging Face tokenizers 0.23 use Unicode 16.
 """
 
 import sys
@@ -29,7 +29,7 @@ def kind(cp: int) -> int:
 
 
 def table(items: list[str]) -> None:
-    """The items of an array, in lines of at most 120 characters."""
+    """The items of an array literal, wrapped at 120 characters."""
     line = "   "
     for item in items:
         if len(line) + len(item) + 2 > 120:
@@ -49,7 +49,7 @@ def ascending(name: str, numbers: list[int], what: str, visible: str = "pub(supe
 
 
 def accents() -> None:
-    """Characters whose canonical decomposition without nonspacing marks is another; Hangul is left to arithmetic."""
+    """Characters that change under canonical decomposition without nonspacing marks; Hangul is decomposed by arithmetic."""
     marks, last, decomposed, targets, several = [], None, [], [], []
     for cp in range(0x110000):
         spacing = ucd.category(chr(cp)) in ("Mc", "Me")

@@ -1,5 +1,5 @@
-//! Pinned embeddings: digests of vectors and states. `fixtures/goldens/embeddings.json` says of which texts;
-//! `pinned/embedding-NAME.json`, what came out, is written by the program `bless` alone.
+//! Pinned embeddings: digests of vectors and states. `fixtures/goldens/embeddings.json` has the texts,
+//! `pinned/embedding-NAME.json` the results, which only the program `bless` writes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use starling::pool::Pool;
 
 use crate::reference::fixtures;
 
-/// What to compute.
+/// A case of `embeddings.json`.
 #[derive(Debug, Clone, Deserialize)]
 #[allow(missing_docs)]
 pub struct Case {
@@ -25,14 +25,14 @@ pub struct Case {
     pub texts: Vec<Vec<u32>>,
 }
 
-/// What came out.
+/// Result of a case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
-    /// The pooling that the file asks for.
+    /// Pooling type of the model file.
     pub pooling: String,
-    /// SHA-256 of the vectors of length 1, f32 little-endian, text by text.
+    /// SHA-256 of the normalised vectors, f32 little-endian, text by text.
     pub vectors_sha256: String,
-    /// The same of the states of all tokens.
+    /// The same for the states of all tokens.
     pub states_sha256: String,
 }
 
@@ -50,7 +50,7 @@ pub fn cases() -> Vec<Case> {
     serde_json::from_slice::<Cases>(&text).expect("cases").cases
 }
 
-/// An embedder for texts as long as the model was made for.
+/// An embedder for texts up to the model's training context.
 ///
 /// # Panics
 /// If there is no memory.
@@ -59,10 +59,10 @@ pub fn embedder(model: &Arc<Model>, pool: &dyn Pool, max_texts: usize, batch_tok
     Embedder::new(Arc::clone(model), pool, options).expect("memory")
 }
 
-/// The vectors of texts, in batches of as many as fit.
+/// The vectors of texts, in the largest batches that fit.
 ///
 /// # Panics
-/// If a text is wrong, or a number is not finite.
+/// If a text is invalid or a vector is not finite.
 pub fn embed(e: &mut Embedder, cpu: Cpu, pool: &dyn Pool, mut texts: &[Text<'_>]) -> Vec<Vec<f32>> {
     let mut all = Vec::new();
     while !texts.is_empty() {
@@ -73,7 +73,7 @@ pub fn embed(e: &mut Embedder, cpu: Cpu, pool: &dyn Pool, mut texts: &[Text<'_>]
     all
 }
 
-/// SHA-256 of vectors, f32 little-endian, one after the other.
+/// SHA-256 of the concatenated vectors, f32 little-endian.
 pub fn sha256(vectors: &[Vec<f32>]) -> String {
     let mut hash = Sha256::new();
     vectors.iter().flatten().for_each(|v| hash.update(v.to_le_bytes()));
@@ -91,7 +91,7 @@ impl Case {
         serde_json::from_slice(&text).expect("a pinned result")
     }
 
-    /// Where the pinned result is.
+    /// Path of the pinned result.
     pub fn path(&self) -> PathBuf {
         fixtures().join(format!("goldens/pinned/embedding-{}.json", self.name))
     }

@@ -1,5 +1,5 @@
-//! Pinned results: exact token ids, text and a digest of every logit. `fixtures/goldens/cases.json` says what is
-//! computed; `pinned/NAME.json`, what came out, is written by the program `bless` alone.
+//! Pinned results: exact token ids, text and a digest of all logits. `fixtures/goldens/cases.json` has the cases,
+//! `pinned/NAME.json` the results, which only the program `bless` writes.
 
 use std::fs;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use starling::tokenizer::EncodeOptions;
 
 use crate::reference::fixtures;
 
-/// What to compute.
+/// A case of `cases.json`.
 #[derive(Debug, Clone, Deserialize)]
 #[allow(missing_docs)]
 pub struct Case {
     pub name: String,
     /// File below `fixtures`.
     pub model: String,
-    /// A type to which its matrices are quantised first, all elements counting the same.
+    /// Type to which the matrices are quantised first, with equal importance weights.
     pub quantise: Option<String>,
     pub kv_type: String,
     pub prompt: String,
@@ -35,7 +35,7 @@ pub struct Case {
     pub sampling: Sampling,
 }
 
-/// Sampling options of a case; what is missing is off.
+/// Sampling options of a case; missing ones are off.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -62,16 +62,16 @@ pub struct DryOptions {
     pub allowed_length: u32,
 }
 
-/// What came out.
+/// Result of a case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
     /// The prompt's tokens.
     pub prompt_ids: Vec<u32>,
     /// SHA-256 of the logits after each prompt token, f32 little-endian, row by row.
     pub logits_sha256: String,
-    /// Tokens of the answer.
+    /// Generated tokens.
     pub ids: Vec<u32>,
-    /// Its text.
+    /// Generated text.
     pub text: String,
 }
 
@@ -80,13 +80,13 @@ struct Cases {
     cases: Vec<Case>,
 }
 
-/// Where the pinned trace is.
+/// Path of the pinned trace.
 pub fn trace_path() -> std::path::PathBuf {
     fixtures().join("goldens/pinned/trace.txt")
 }
 
-/// The stages of a forward pass of the bundled model, a line each, as `starling logits --trace` prints them: where two
-/// targets part, the first line that differs says.
+/// Digests of the stages of a forward pass of the bundled model, one per line, as `starling logits --trace` prints them.
+/// The first line that differs between two targets shows where they diverge.
 ///
 /// # Panics
 /// If the model does not load.
@@ -126,7 +126,7 @@ impl Case {
         serde_json::from_slice(&text).expect("a pinned result")
     }
 
-    /// Where the pinned result is.
+    /// Path of the pinned result.
     pub fn path(&self) -> std::path::PathBuf {
         fixtures().join(format!("goldens/pinned/{}.json", self.name))
     }
@@ -143,7 +143,7 @@ impl Case {
         }
     }
 
-    /// How keys and values are kept.
+    /// Type of the KV cache.
     ///
     /// # Panics
     /// If the name is unknown.
@@ -175,7 +175,7 @@ impl Case {
         }
     }
 
-    /// Computes the case. `batch` cuts the prompt, `neighbours` other requests run beside it: neither may matter.
+    /// Computes the case with steps of `batch` tokens and `neighbours` other requests. The result must not depend on either.
     ///
     /// # Panics
     /// If there is no memory.
@@ -232,7 +232,7 @@ impl Case {
     }
 }
 
-/// The file with all its matrices in another type.
+/// The file with all matrices quantised to `dtype`.
 fn quantised(bytes: &[u8], dtype: Dtype) -> Vec<u8> {
     let gguf = Gguf::parse(bytes).expect("a model");
     let quantiser = Quantiser::new(dtype).expect("a type that is supported");

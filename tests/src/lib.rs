@@ -1,4 +1,4 @@
-//! What the tests of all targets share: the reference cases in `fixtures/reference`.
+//! Helpers shared by the tests of all targets: reference cases, goldens, thread pools, batches.
 
 pub mod embedding;
 pub mod golden;

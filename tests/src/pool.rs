@@ -1,4 +1,4 @@
-//! Threads for tests that want several.
+//! A thread pool for tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,8 +7,7 @@ use std::thread::{self, JoinHandle};
 use starling::kernels::crew::Crew;
 use starling::pool::Pool;
 
-/// The caller and threads that look for work all the time; on targets without threads, the caller alone does the work
-/// of all.
+/// A pool of the caller and spinning threads; on targets without threads the caller does all the work.
 pub struct Threads {
     n: usize,
     crew: Arc<Crew>,
@@ -17,7 +16,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// `n` threads with the caller.
+    /// `n` threads, the caller included.
     pub fn new(n: usize) -> Threads {
         let (crew, stop) = (Arc::new(Crew::new()), Arc::new(AtomicBool::new(false)));
         let spawned = if cfg!(target_family = "wasm") { 0 } else { n - 1 };
@@ -51,7 +50,7 @@ impl Drop for Threads {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for t in self.threads.drain(..) {
-            // a worker's panic was already reported to the leader
+            // the leader has already seen a worker's panic
             let _ = t.join();
         }
     }

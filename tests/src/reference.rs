@@ -1,4 +1,4 @@
-//! Cases computed by other engines; `fixtures/reference/README.md` gives schema and tolerances.
+//! Reference cases, computed by other implementations; schema and tolerances in `fixtures/reference/README.md`.
 
 use std::fs;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use starling::model::Model;
 use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::pool::Inline;
 
-/// `NAME.json`.
+/// A case: `NAME.json`.
 #[derive(Debug, Deserialize)]
 #[allow(missing_docs)]
 pub struct Case {
@@ -27,7 +27,7 @@ pub struct Case {
     pub llama_cpp_vs_reference: serde_json::Map<String, serde_json::Value>,
 }
 
-/// A model file the case is for.
+/// A model file of a case.
 #[derive(Debug, Deserialize)]
 #[allow(missing_docs)]
 pub struct File {
@@ -36,7 +36,7 @@ pub struct File {
     pub dtype: String,
 }
 
-/// A prompt and what the reference says to it.
+/// A prompt and its reference results.
 #[derive(Debug, Deserialize)]
 #[allow(missing_docs)]
 pub struct Prompt {
@@ -46,7 +46,7 @@ pub struct Prompt {
     pub logits_all: Option<Block>,
     pub greedy: Option<Greedy>,
     pub router_margins: Option<Vec<f32>>,
-    /// Embedding cases: the pooled vector of length 1, and the states of all tokens.
+    /// Embedding cases: the normalised pooled vector, and the states of all tokens.
     pub embedding: Option<Vec<f32>>,
     pub hidden_all: Option<Block>,
 }
@@ -59,7 +59,7 @@ pub struct Block {
     pub base64: String,
 }
 
-/// Arg-max continuation.
+/// Greedy continuation.
 #[derive(Debug, Deserialize)]
 #[allow(missing_docs)]
 pub struct Greedy {
@@ -67,7 +67,7 @@ pub struct Greedy {
     pub margins: Vec<f32>,
 }
 
-/// Where the fixtures are.
+/// Path of the folder `fixtures`.
 pub fn fixtures() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fixtures")
 }
@@ -83,7 +83,7 @@ impl Block {
     }
 }
 
-/// Every case of a kind, `causal` or `embedding`, in order of its name.
+/// All cases of a kind, `causal` or `embedding`, sorted by name.
 ///
 /// # Panics
 /// If a file cannot be read.
@@ -107,7 +107,7 @@ pub fn load(file: &str) -> Model {
     Model::load(&read(file), &Inline).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
-/// The bytes of a reference model, or of the JSON beside it.
+/// The bytes of a file in `fixtures/reference`.
 ///
 /// # Panics
 /// If the file cannot be read.
@@ -115,13 +115,13 @@ pub fn read(file: &str) -> Vec<u8> {
     fs::read(fixtures().join("reference").join(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
-/// A part of a tensor in a changed model: its name, its sizes, and which bytes of the tensor it is.
+/// A part of a tensor: name, dimensions, and byte range in the tensor's data.
 pub type Piece = (String, Vec<u64>, Range<usize>);
 
-/// A reference model with other metadata, its tensors cut by `pieces`.
+/// Loads a reference model with changed metadata, its tensors cut by `pieces`.
 ///
 /// # Errors
-/// What the loader says to it.
+/// The loader's error.
 ///
 /// # Panics
 /// If the file cannot be read.
@@ -133,17 +133,17 @@ pub fn changed(
     Model::load(&rewritten(&read(file), metadata, pieces), &Inline)
 }
 
-/// A file with other metadata, its tensors cut by `pieces`.
+/// A file with changed metadata, its tensors cut by `pieces`.
 fn rewritten(file: &[u8], metadata: &[(&str, Value<'_>)], pieces: &dyn Fn(&TensorInfo<'_>) -> Vec<Piece>) -> Vec<u8> {
     let gguf = Gguf::parse(file).expect("a model");
     let kept = gguf.metadata().iter().filter(|(key, _)| metadata.iter().all(|(k, _)| k != key));
     written(&gguf, kept.chain(metadata), pieces)
 }
 
-/// The file with this metadata, of which the alignment is left out, its tensors cut by `pieces`.
+/// A file with this metadata, except for the alignment, and the tensors cut by `pieces`.
 ///
 /// # Panics
-/// If the file was given without its tensors, or makes no sense with those changes.
+/// If `gguf` has no tensor data, or the changed file is invalid.
 pub fn written<'a>(
     gguf: &Gguf<'_>,
     metadata: impl IntoIterator<Item = &'a (&'a str, Value<'a>)>,
@@ -163,7 +163,7 @@ pub fn written<'a>(
     writer.file(contents)
 }
 
-/// A model as several files: the tensors in order, equally many in each.
+/// Splits a model into `n_files` files with equal numbers of tensors, in order.
 ///
 /// # Panics
 /// If the file is no model.
@@ -173,7 +173,7 @@ pub fn split(file: &[u8], n_files: usize) -> Vec<Vec<u8>> {
     split_at(file, &(0..=n_files).map(|i| n_tensors.min(i * each)).collect::<Vec<_>>())
 }
 
-/// A model as several files: each has the tensors from one of `cuts` to the next.
+/// Splits a model into files: each has the tensors from one index of `cuts` to the next.
 ///
 /// # Panics
 /// If the file is no model.
@@ -190,12 +190,12 @@ pub fn split_at(file: &[u8], cuts: &[usize]) -> Vec<Vec<u8>> {
     (0..cuts.len() - 1).map(part).collect()
 }
 
-/// The tensor as it is.
+/// The whole tensor as one piece.
 pub fn whole(t: &TensorInfo<'_>) -> Vec<Piece> {
     vec![(t.name.into(), t.dims[..t.n_dims as usize].to_vec(), 0..t.len_bytes as usize)]
 }
 
-/// Logits after each token of `ids`, computed in one batch: (n_tokens, n_vocab). Keys and values are f32.
+/// Logits after each token of `ids`, computed in one batch with an f32 KV cache: (n_tokens, n_vocab).
 ///
 /// # Panics
 /// If there is no memory.

@@ -1,4 +1,4 @@
-//! A decoder, an engine, and what came of requests, for tests about several sequences at once.
+//! Helpers for tests with several sequences at once: a decoder, an engine, and recorded results.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use starling::pool::Inline;
 
 use crate::reference;
 
-/// A decoder whose layers have nothing out of the ordinary.
+/// A plain decoder: no experts, windows or soft caps.
 ///
 /// # Panics
 /// If it does not load.
@@ -19,7 +19,7 @@ pub fn model() -> Arc<Model> {
     Arc::new(reference::load("mistral-hd32-f16.gguf"))
 }
 
-/// An engine with room for `max_seqs` sequences of `n_ctx` tokens, for which receipts can be asked.
+/// An engine with KV pages for `max_seqs` sequences of `n_ctx` tokens, and receipts enabled.
 ///
 /// # Panics
 /// If there is no memory.
@@ -27,7 +27,7 @@ pub fn engine(model: &Arc<Model>, n_ctx: usize, max_seqs: usize, batch_tokens: u
     engine_with_pages(model, n_ctx, max_seqs, batch_tokens, max_seqs * n_ctx.div_ceil(PAGE))
 }
 
-/// The same with room for fewer tokens.
+/// [`engine`] with `pages` KV pages.
 ///
 /// # Panics
 /// If there is no memory.
@@ -52,20 +52,20 @@ pub fn engine_with_pages(
     Engine::new(Arc::clone(model), &Inline, options).expect("memory")
 }
 
-/// What came of a request.
+/// Recorded result of a request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Seen {
-    /// Of the prompt's tokens after the first, if asked for.
+    /// Log-probabilities of the prompt tokens after the first, if requested.
     pub prompt: Vec<TokenLogprobs>,
-    /// The tokens of the answer.
+    /// Generated tokens.
     pub answer: Vec<(u32, TokenLogprobs)>,
-    /// Tokens of the prompt that were found in the cache.
+    /// Prompt tokens found in the prefix cache.
     pub n_cached: usize,
-    /// The step of its first token.
+    /// Step of the first token.
     pub first: usize,
-    /// How often it gave up its pages.
+    /// Number of preemptions.
     pub preempted: usize,
-    /// Why it ended.
+    /// `None` while it runs, or if it was cancelled.
     pub reason: Option<FinishReason>,
 }
 
@@ -77,7 +77,7 @@ pub fn run(engine: &mut Engine, requests: &[Request], apart: usize) -> Vec<Seen>
     run_without(engine, requests, apart, None)
 }
 
-/// The same, where a request, by its number, may be cancelled before a step.
+/// [`run`], with the cancellation of one request before a step: `gone` has the indices of both.
 ///
 /// # Panics
 /// If one is refused.
@@ -126,7 +126,7 @@ pub fn run_without(engine: &mut Engine, requests: &[Request], apart: usize, gone
     all
 }
 
-/// What does not depend on time.
+/// The results without the fields that depend on timing and cache state.
 pub fn same(seen: &[Seen]) -> Vec<Seen> {
     seen.iter().cloned().map(|s| Seen { first: 0, preempted: 0, n_cached: 0, ..s }).collect()
 }

@@ -1,4 +1,4 @@
-//! Chat templates give the text that jinja2 gives, as transformers sets it up: `tests/scripts/make_chat_cases.py`.
+//! Chat templates render as jinja2 in the configuration of transformers; cases by `tests/scripts/make_chat_cases.py`.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// All bytes, and control tokens.
+/// A tokenizer of all byte tokens and some control tokens.
 fn tokenizer() -> Tokenizer {
     let mut tokens: Vec<String> = (0..=255u8).map(|byte| format!("<0x{byte:02X}>")).collect();
     let n_bytes = tokens.len();
@@ -94,7 +94,7 @@ fn texts_of_jinja2() {
     assert_eq!(wrong, 0);
 }
 
-/// Short templates render as jinja2 renders them; what jinja2 refuses is refused.
+/// Short templates render as in jinja2; those that jinja2 refuses are refused.
 #[test]
 fn snippets_of_jinja2() {
     let cases: Json =
@@ -118,7 +118,7 @@ fn snippets_of_jinja2() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// As many control tokens as the template writes, whatever the conversation says.
+/// Checks that messages add no control tokens to those of the template.
 fn check_controls(content: &str, source: &str) {
     let (tokenizer, template) = (tokenizer(), ChatTemplate::new(source).expect("valid"));
     let count = |content: &str| {
@@ -188,7 +188,7 @@ fn render(source: &str) -> Result<String, ChatError> {
     ChatTemplate::new(source)?.render(&request, &tokenizer()).map(|rendered| rendered.text)
 }
 
-/// What the library knows beyond Jinja is refused, as transformers does.
+/// Extensions of the template library beyond Jinja are refused, as in transformers.
 #[test]
 fn words_are_those_of_jinja() {
     for word in ["chain([2])", "zip([2])", "lines", "split", "bool"] {
@@ -200,7 +200,7 @@ fn words_are_those_of_jinja() {
     assert_eq!(render("{{ [3, 1] | sort | join('-') }}{{ 2 is eq 2 }}{{ [1] | count }}"), Ok("1-3True1".into()));
 }
 
-/// As Python cuts, with no bounds that panic.
+/// Slices behave as in Python, and no bounds panic.
 #[test]
 fn slices() {
     let python = [
@@ -227,7 +227,7 @@ fn slices() {
     assert!(matches!(render("{{ {}[::1] }}"), Err(ChatError::Template { line: 1, .. })));
 }
 
-/// Whatever the library that reads templates would go down its stack for is refused before; on a stack as threads have it.
+/// Nesting that would overflow the template library's recursive parser is refused; on a thread's default stack.
 #[test]
 fn templates_that_nest_deeply() {
     let deep = |n: usize| {
@@ -245,7 +245,7 @@ fn templates_that_nest_deeply() {
             "{% if a ".to_string() + &"and a ".repeat(n) + "%}{% endif %}",
             "{# {{ #}{%- if 0 %}".to_string() + &"{%- elif 0 %}".repeat(n) + "{% endif %}",
             "{% if 0 %}".to_string() + &"{%+ elif 0 %}".repeat(n) + "{% endif %}",
-            // quotes in comments and raw blocks open no string
+            // quotes in comments and raw blocks do not open a string
             "{# {{ \" #}{{ 1".to_string() + &" + 1".repeat(n) + " }}",
             "{% raw %} {{ ' {% endraw %}{{ 1".to_string() + &" + 1".repeat(n) + " }}",
             "{{ 1".to_string() + &" % 1 == 1 > 1 // 1 ** 1".repeat(n / 5) + " }}",
@@ -259,7 +259,7 @@ fn templates_that_nest_deeply() {
         for source in deep(100) {
             ChatTemplate::new(&source).expect("a template");
         }
-        // at the limits
+        // at the limit
         for source in deep(250) {
             ChatTemplate::new(&source).expect("a template");
         }
@@ -268,13 +268,13 @@ fn templates_that_nest_deeply() {
         }
         let table = "{% set t = {".to_string() + &"'key': 'value', ".repeat(10_000) + "} %}";
         ChatTemplate::new(&table).expect("entries of a table nest nothing");
-        // what is no tag nests nothing
+        // text outside of tags does not nest
         ChatTemplate::new(&"- elif 1 } \" ".repeat(50_000)).expect("a text");
     };
     std::thread::Builder::new().stack_size(1 << 20).spawn(check).expect("a thread").join().expect("no panic");
 }
 
-/// Templates that double, repeat or nest what they have end by a limit, at once and in little memory.
+/// Templates that double, repeat or nest their values hit a limit soon and in little memory.
 #[test]
 fn hostile_templates() {
     let double = |step: &str| {
@@ -323,7 +323,7 @@ fn hostile_templates() {
         let known = matches!(result, Err(ChatError::Limit { .. } | ChatError::Template { line: 1, .. }));
         assert!(known, "{source}: {result:?}");
     }
-    // what is let go of by recursion is not nested deeply, however it is built
+    // values are dropped recursively, so their nesting is limited, however they are built
     let loop_of = |start: &str, step: &str| {
         ["{% set ns = namespace(", start, ") %}{% for i in range(100000) %}", step, "{% endfor %}"].concat()
     };
@@ -388,7 +388,7 @@ fn a_final_message_is_continued_where_it_ends() {
     for name in builtin_template_names() {
         let source = builtin_template(name).expect("a template");
         let rendered = render(source, "assistant", "It is a  ").unwrap_or_else(|e| panic!("{name}: {e}"));
-        // what a template trims is trimmed, and nothing follows
+        // trimmed by the template at most, and nothing follows
         assert!(rendered.text.trim_end().ends_with("It is a"), "{name}: {:?}", rendered.text);
         assert!(rendered.literals.iter().all(|at| *at < rendered.text.len()));
     }

@@ -1,4 +1,4 @@
-//! Constraints: only what they allow is picked, and they change nothing else.
+//! Constraints: the sampler picks only allowed tokens, and nothing else changes.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use starling_tests::sequences::{Seen, engine, model, run, same};
 
 const N_CTX: usize = 128;
 
-/// A language by chance: what may follow a text is drawn from its tokens.
+/// A random constraint: a hash of the tokens so far decides which may follow.
 #[derive(Debug, Clone)]
 struct Chance {
     seed: u64,
     n_vocab: usize,
-    /// Of 1000 tokens so many may follow.
+    /// Allowed tokens per 1000.
     density: u64,
-    /// Texts are complete with so many tokens.
+    /// Length in tokens at which a text is complete.
     length: usize,
-    /// After so many tokens it fails.
+    /// Length in tokens at which the constraint fails.
     fails: usize,
     tokens: Vec<u32>,
 }
@@ -30,7 +30,7 @@ impl Chance {
         Chance { seed, n_vocab: model.config.n_vocab, density, length, fails: usize::MAX, tokens: Vec::new() }
     }
 
-    /// A number below 1000 that the text and `about` decide.
+    /// A hash of the text and `about`, below 1000.
     fn draw(&self, about: u64) -> u64 {
         let mut hash = self.seed;
         for x in self.tokens.iter().map(|t| u64::from(*t)).chain([about]) {
@@ -103,8 +103,8 @@ fn sampling() -> impl Strategy<Value = SamplingOptions> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Every token is one that may follow, ends come where the text may end, and log-probabilities are the model's.
-    /// Answers are the same alone and beside others, with and without constraints.
+    /// Every token is allowed, answers end where the constraint allows it, and log-probabilities are the unconstrained
+    /// model's. Answers are equal alone and in a batch, whether the others have constraints or not.
     #[test]
     fn only_what_is_allowed_is_picked(
         asked in prop::collection::vec((sampling(), any::<u64>(), 2u64..400, 1usize..30, any::<bool>()), 1..5),
@@ -121,7 +121,7 @@ proptest! {
             requests.iter().flat_map(|r| run(&mut engine(&model, N_CTX, 1, 96), std::slice::from_ref(r), 0)).collect();
         prop_assert_eq!(same(&run(&mut engine(&model, N_CTX, max_seqs, batch), &requests, apart)), same(&alone));
         for (i, ((seen, asked), request)) in alone.iter().zip(&asked).zip(&requests).enumerate() {
-            // the answer as a prompt: the model says of it what was said when it was made
+            // the answer as a prompt has the log-probabilities it was sampled with
             let tokens: Vec<u32> = request.tokens.iter().copied().chain(seen.answer.iter().map(|a| a.0)).collect();
             let (max_tokens, prompt_logprobs, constraint) = (Some(0), true, None);
             let again = Request { tokens, max_tokens, prompt_logprobs, constraint, ..request.clone() };
@@ -183,12 +183,12 @@ fn ends_have_names() {
     };
     let whole = Chance::new(&model, 5, 500, 7);
     assert_eq!(ends(whole.clone()), (7, FinishReason::Complete));
-    // complete with the last token that the request has
+    // complete at exactly max_tokens
     assert_eq!(ends(Chance { length: 24, ..whole.clone() }), (24, FinishReason::Complete));
     assert_eq!(ends(Chance { length: 25, ..whole.clone() }), (24, FinishReason::Length));
     let too_complex = FinishReason::Constraint(ConstraintError::TooComplex);
     assert_eq!(ends(Chance { fails: 3, ..whole.clone() }), (3, too_complex));
-    // nothing may come: the text is complete, or cannot be
+    // no token is allowed: the text is complete, or is a dead end
     let nothing = |may_end: bool| {
         let empty = |seed| Chance::new(&model, seed, 0, 7);
         (0..).map(empty).find(|c| c.may_end() == may_end).expect("a seed")

@@ -1,4 +1,4 @@
-//! Long contexts: windows whose pages are used again, frequencies for long contexts, positions that are embedded.
+//! Long contexts: sliding windows that reuse KV pages, RoPE scaling for long contexts, learned position embeddings.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use starling_tests::reference;
 
 const SHA256: [u8; 32] = [5; 32];
 
-/// A reference model with other numbers in its metadata.
+/// A reference model with changed metadata.
 fn with_metadata(file: &str, change: &[(&str, u32)]) -> Result<Model, LoadError> {
     let change: Vec<_> = change.iter().map(|(key, value)| (*key, Value::U32(*value))).collect();
     reference::changed(file, &change, &reference::whole)
@@ -40,7 +40,7 @@ fn request(n_prompt: usize, max_tokens: usize) -> Request {
     Request { max_tokens: Some(max_tokens), ignore_eos: true, receipt: true, ..Request::new(tokens) }
 }
 
-/// Receipts in order of submission: they hold every state after the final norm, by hash.
+/// Receipts in order of submission; each hashes every state after the final norm.
 fn receipts(engine: &mut Engine, requests: &[Request]) -> Vec<Receipt> {
     let ids: Vec<_> = requests.iter().map(|r| engine.submit(r.clone()).expect("room")).collect();
     let mut done = vec![None; ids.len()];
@@ -64,11 +64,11 @@ fn windows_bound_the_memory_of_a_sequence() {
         let want: Vec<Receipt> = all.iter().flat_map(|r| receipts(&mut whole, std::slice::from_ref(r))).collect();
 
         let ring = (window + batch - 1_usize).div_ceil(PAGE) + 1;
-        // room for two rings: not for one of the long sequences as a whole
+        // KV cache for two windows, but not for one whole long sequence
         let mut bounded = engine(&model, 512, batch, 2 * ring);
         assert_eq!(receipts(&mut bounded, &all[..2]), want[..2], "window {window}, batches of {batch}");
         assert!(bounded.kv_stats().committed_bytes <= 2 * ring * bounded.kv_stats().page_bytes);
-        // pages that were used again are known to nobody, and none is lost
+        // reused pages are not in the prefix cache, and none leaks
         assert_eq!((bounded.kv_stats().cached_bytes, bounded.kv_stats().in_use_bytes), (0, 0));
         for _ in 0..2 {
             assert_eq!(receipts(&mut bounded, &all[2..]), want[2..]);
@@ -104,7 +104,7 @@ fn long_contexts_rotate_otherwise() {
         other.request.long_context ^= true;
         assert!(verify(&model, &SHA256, Cpu::SCALAR, &Inline, 64, &other).is_err());
     }
-    // a model without such frequencies has no long contexts
+    // a model without long-context RoPE factors has no long contexts
     let model = reference::load("llama-yarn-f16.gguf");
     assert!(!model.is_long_context(usize::MAX));
 }
@@ -126,7 +126,7 @@ fn patterns_of_windows() {
         let key = "gemma3.attention.sliding_window_pattern";
         let config = with_metadata("gemma3-swa8-f16.gguf", &[(key, pattern)]).expect("a model").config;
         let local: Vec<bool> = config.layers.iter().map(|l| l.window.left == 7).collect();
-        // layers with a window have a base of their own
+        // sliding-window layers have their own RoPE base
         assert!(
             config
                 .layers

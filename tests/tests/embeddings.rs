@@ -1,5 +1,5 @@
-//! Embeddings against HF transformers, within the tolerances that `fixtures/reference/README.md` states; the same bits
-//! alone and in any batch; what is refused.
+//! Embeddings against HF transformers, within the tolerances of `fixtures/reference/README.md`; equal bits alone and in
+//! any batch; errors.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ fn check(case: &Case) {
             let hidden_abs = largest_difference(&got[1], &prompt.hidden_all.as_ref().expect("states").values());
             let dot: f64 = got[0].iter().zip(want).map(|(g, w)| f64::from(*g) * f64::from(*w)).sum();
             println!("{:32} {max_abs:.2e}, states {hidden_abs:.2e}, 1 - cosine {:.2e}", file.file, 1.0 - dot);
-            // activations are f32 whatever the weights are
+            // activations are f32 for all weight types
             assert!(max_abs <= 5e-4 && 1.0 - dot <= 1e-6, "{}: {max_abs}, cosine {dot}", file.file);
             assert!(hidden_abs <= 1e-3, "{}: states {hidden_abs}", file.file);
         }
@@ -57,7 +57,7 @@ fn vectors_and_states_agree_with_transformers() {
 fn models() -> Vec<Arc<Model>> {
     let cases = reference::cases("embedding");
     let files = cases.iter().flat_map(|c| &c.files).map(|f| f.file.as_str());
-    // and decoders that nobody made for this: experts, windows, positions that are embedded
+    // decoders too: experts, sliding windows, learned position embeddings
     let files =
         files.chain(["mixtral-4x2-f16.gguf", "gemma2-swa8-f32.gguf", "gpt2-4h-f16.gguf", "llama-k256-q4_0.gguf"]);
     let heads = with_heads(24).expect("a model with heads");
@@ -66,7 +66,7 @@ fn models() -> Vec<Arc<Model>> {
 
 const HEADED: &str = "gemma-embedding-mean-f16.gguf";
 
-/// A model of which parts of other matrices are two heads, of 60 rows and of `rows`.
+/// A model with two dense heads, of 60 rows and of `rows`, cut from other matrices.
 fn with_heads(rows: u64) -> Result<Model, LoadError> {
     let pieces = |t: &TensorInfo<'_>| {
         let (k, mut all) = (t.dims[0], whole(t));
@@ -81,7 +81,7 @@ fn with_heads(rows: u64) -> Result<Model, LoadError> {
     changed(HEADED, &[], &pieces)
 }
 
-/// In f64, from the states that transformers has.
+/// Computed in f64 from the states of transformers.
 #[test]
 fn heads_make_vectors_of_pooled_states() {
     let file = reference::read(HEADED);
@@ -166,7 +166,7 @@ fn a_text_has_the_same_vectors_alone_and_in_any_batch() {
     }
 }
 
-/// A decoder's states are those that its logits are made of.
+/// A decoder's embedding states are those from which it computes logits.
 #[test]
 fn decoders_embed_with_the_states_that_they_generate_from() {
     for file in ["qwen3-embedding-last-f16.gguf", "gemma2-swa8-f32.gguf", "olmo2-postnorm-f16.gguf"] {

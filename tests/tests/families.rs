@@ -1,4 +1,4 @@
-//! Forms of models that no reference has: tensors that older files cut otherwise, metadata that contradicts tensors.
+//! Model layouts without a reference file: tensor layouts of older files, metadata that contradicts tensors.
 
 use starling::gguf::{Gguf, GgufWriter, TensorInfo, Value};
 use starling::kernels::Cpu;
@@ -12,7 +12,7 @@ fn same_logits(file: &str, pieces: &dyn Fn(&TensorInfo<'_>) -> Vec<Piece>) {
     assert_eq!(logits(&one), logits(&other), "{file}");
 }
 
-/// Cuts a tensor into these many rows each, under these names.
+/// Cuts a tensor by rows into named parts.
 fn cut(t: &TensorInfo<'_>, parts: &[(String, u64)]) -> Vec<Piece> {
     let row = (t.len_bytes / t.n_rows()) as usize;
     let mut at = 0;
@@ -24,7 +24,7 @@ fn cut(t: &TensorInfo<'_>, parts: &[(String, u64)]) -> Vec<Piece> {
     pieces.collect()
 }
 
-/// Older files have a tensor for each expert.
+/// Older files have one tensor per expert.
 #[test]
 fn experts_in_tensors_of_their_own() {
     for file in ["mixtral-4x2-f16.gguf", "mixtral-quant-q4_0.gguf", "qwen2moe-shared-f16.gguf"] {
@@ -36,7 +36,7 @@ fn experts_in_tensors_of_their_own() {
     }
 }
 
-/// Queries, keys and values, gate and up: fused or not, the same rows.
+/// Q, K and V, and gate and up: fused and separate tensors give the same result.
 #[test]
 fn fused_matrices_cut_apart() {
     same_logits("phi3-partial-f16.gguf", &|t| {
@@ -69,7 +69,7 @@ fn missing_tensors_are_named() {
     }
 }
 
-/// What is optional is in all layers or in none: a layer without it is not taken for another kind of layer.
+/// An optional tensor is in all layers or in none: a file that lacks it in one layer is refused.
 #[test]
 fn layers_have_what_others_have() {
     for file in [
@@ -113,7 +113,7 @@ fn metadata_that_contradicts_is_refused() {
     refused("stablelm-parallel-qknorm-f16.gguf", "stablelm.attention.head_count", 8, &["attn_k_norm", "[8, 2]"]);
 }
 
-/// A key that a family does not use refuses no file and changes no number.
+/// A metadata key that the architecture does not use neither refuses a file nor changes a result.
 #[test]
 fn unused_keys_do_not_matter() {
     let zero = Value::F32(0.0);
@@ -134,7 +134,7 @@ fn unused_keys_do_not_matter() {
     }
 }
 
-/// Rows of the embedding without a token are there on purpose or by mistake: the file says which.
+/// More embedding rows than tokens are accepted only if `vocab_size` is the number of rows.
 #[test]
 fn rows_without_a_token_are_announced() {
     let file = "llama-gqa-untied-f16.gguf";
@@ -152,7 +152,7 @@ fn rows_without_a_token_are_announced() {
     changed(file, &[(key, fewer), ("llama.vocab_size", Value::U32(rows))], &whole).expect("a padded vocabulary");
 }
 
-/// What differs from layer to layer in families that are not known here.
+/// Numbers that differ by layer, and arrays of another length than `block_count`, are refused.
 #[test]
 fn numbers_that_differ_by_layer_are_refused() {
     for key in ["llama.attention.head_count", "llama.attention.head_count_kv", "llama.feed_forward_length"] {

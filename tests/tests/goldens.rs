@@ -1,5 +1,4 @@
-//! The pinned results on every instruction set of this machine, with 1, 2 and 3 threads, whole and in pieces, alone and
-//! among others.
+//! Pinned goldens on every instruction set of this machine, with 1, 2 and 3 threads, any prefill chunk, alone and in a batch.
 
 use std::sync::Arc;
 
@@ -10,8 +9,7 @@ use starling_tests::embedding;
 use starling_tests::golden;
 use starling_tests::pool::Threads;
 
-/// The instruction set that the run is about, where it is about one: emulators are slow, and the definition itself was
-/// replayed natively.
+/// The instruction set under test, or all. Emulators are slow and test one; the scalar code has run natively.
 fn only() -> Option<Cpu> {
     std::env::var("STARLING_TEST_ISA").ok().map(|name| Cpu::named(&name).expect("STARLING_TEST_ISA"))
 }
@@ -24,7 +22,7 @@ fn on_every_instruction_set_with_any_threads_batches_and_neighbours() {
     let cases = golden::cases();
     assert!(cases.len() > 50, "cases are missing");
     for (i, case) in cases.into_iter().enumerate() {
-        // emulators take the cases in turns: one at a go, the next in pieces among others
+        // on emulators each case runs with one setting: alone in one batch, or chunked in a batch with others
         let (alone, shapes) = match only() {
             None => (true, shapes),
             Some(_) => (i % 2 == 0, &shapes[..i % 2]),
@@ -45,7 +43,7 @@ fn every_stage_of_a_pass_on_every_instruction_set() {
     let pinned = std::fs::read_to_string(golden::trace_path()).expect("a trace; run `bless`");
     for cpu in only().map_or_else(Cpu::available, |cpu| vec![cpu]) {
         let trace = golden::trace(cpu, &Threads::new(2));
-        // the first stage that differs, not all that follow from it
+        // report the first stage that differs; later ones follow from it
         let differs = trace.lines().zip(pinned.lines()).find(|(found, pinned)| found != pinned);
         assert_eq!(differs, None, "found and pinned, on {}", cpu.isa());
         assert_eq!(trace.lines().count(), pinned.lines().count());

@@ -1,4 +1,4 @@
-//! Model files with anything in them: each is refused, or runs; none panics or asks for much memory.
+//! Fuzzed model files: each is refused or runs; none panics or allocates much memory.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ fn file(i: usize) -> Vec<u8> {
     read(&format!("{}.gguf", FILES[i]))
 }
 
-/// Loads the model and, if it is one, continues a prompt.
+/// Loads the model and, if it loads, generates from a prompt.
 fn run(file: &[u8]) {
     let Ok(model) = Model::load(file, &Inline) else { return };
     let model = Arc::new(model);
@@ -54,7 +54,7 @@ fn run(file: &[u8]) {
     }
 }
 
-/// A number in place of the one that a key has.
+/// A number that replaces the value of a key.
 fn changed<'a>(value: &Value<'a>, to: i64) -> Option<Value<'a>> {
     Some(match value {
         Value::U8(_) => Value::U8(to as u8),
@@ -72,7 +72,7 @@ fn changed<'a>(value: &Value<'a>, to: i64) -> Option<Value<'a>> {
     })
 }
 
-/// The file with other numbers in its metadata, or without some.
+/// The file with changed or missing metadata.
 fn with_numbers(bytes: &[u8], changes: &[(prop::sample::Index, Option<i64>)]) -> Vec<u8> {
     let gguf = Gguf::parse(bytes).expect("a model");
     let n = gguf.metadata().len();
@@ -89,7 +89,7 @@ fn with_numbers(bytes: &[u8], changes: &[(prop::sample::Index, Option<i64>)]) ->
     written(&gguf, &metadata, &whole)
 }
 
-/// The limit is on the byte, and what is beyond it is counted, not asked for.
+/// The limit is exact, and the error reports the bytes needed without allocating them.
 #[test]
 fn working_memory_has_a_limit() {
     for (i, name) in FILES.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Prompts: their log-probabilities, who waits for whom, and who goes away.
+//! Prompts: log-probabilities, scheduling of prefill, cancellation and preemption.
 
 use proptest::prelude::*;
 use starling::engine::{FinishReason, Request, TokenLogprobs};
@@ -15,7 +15,7 @@ fn prompt(n: usize, seed: usize) -> Vec<u32> {
     (0..n).map(|i| (3 + (i * 37 + seed * 11) % 300) as u32).collect()
 }
 
-/// A request with log-probabilities of all of its tokens.
+/// A request for the log-probabilities of all prompt and output tokens.
 fn scored(n: usize, seed: usize, max_tokens: usize) -> Request {
     let sampling = SamplingOptions { logprobs: LogprobKind::Raw, top_logprobs: 2, ..SamplingOptions::default() };
     let max_tokens = Some(max_tokens);
@@ -59,7 +59,7 @@ fn what_is_cached_has_log_probabilities_too() {
     assert_eq!((first.n_cached, second.n_cached, third.n_cached), (0, 0, 96));
     assert_eq!((first.prompt.len(), second.prompt.len()), (0, 99));
     assert!(first.answer == second.answer && second.answer == third.answer);
-    // the tokens of the answer as a prompt: the same numbers as when they were drawn
+    // the answer as a prompt has the log-probabilities it was sampled with
     let tokens = request.tokens.iter().copied().chain(first.answer.iter().map(|a| a.0)).collect();
     let replay = run(&mut engine, &[Request { tokens, max_tokens: Some(0), ..request }], 0).remove(0);
     let drawn: Vec<TokenLogprobs> = first.answer.iter().map(|a| a.1.clone()).collect();
@@ -82,12 +82,12 @@ fn a_short_prompt_does_not_wait_for_a_long_one() {
     let model = model();
     let requests = [scored(240, 0, 2), scored(10, 1, 2), scored(12, 2, 2)];
     let seen = run(&mut engine(&model, N_CTX, 4, 16), &requests, 1);
-    // the long one takes 15 steps alone, and a quarter of some
+    // the long prompt takes 15 steps alone, and shares some with the others
     assert!(seen[1].first <= 2 && seen[2].first <= 4 && (15..20).contains(&seen[0].first), "{seen:?}");
 }
 
-/// Whichever request is cancelled, before whichever step: the others have the same bits, its pages are free, and what is
-/// left of it in the cache is right.
+/// After the cancellation of any request before any step, the others have the same bits, its pages are free, and its
+/// cached pages are valid.
 #[test]
 fn a_request_may_go_at_any_step() {
     let model = model();
@@ -112,7 +112,7 @@ fn a_request_may_go_at_any_step() {
     }
 }
 
-/// Requests that may grow to all the memory there is come together, give up their pages, and have the bits of alone.
+/// Requests that together exceed the KV cache run at once, are preempted, and have the same bits as alone.
 #[test]
 fn requests_share_what_memory_there_is() {
     let model = model();
@@ -136,7 +136,7 @@ fn requests_share_what_memory_there_is() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Whatever the batches, the neighbours and their order: prompts and answers have the same bits as alone.
+    /// Prompts and answers have the same bits alone and in any batches, with any neighbours in any order.
     #[test]
     fn the_order_of_prompts_changes_nothing(
         lengths in prop::collection::vec((1usize..90, 0usize..4), 1..7),

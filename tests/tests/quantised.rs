@@ -1,4 +1,4 @@
-//! Whole models as llama.cpp quantises them: the same types, the same bytes.
+//! Whole models quantised as llama.cpp does: same tensor types, same bytes.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use starling::quant::mix::{Mix, ModelShape, SourceTensor, tensor_types};
 use starling::quant::{Dtype, dequantise, quantise, validate};
 use starling_tests::reference::read;
 
-/// What `fixtures/reference/README.md` says of a quantised file.
+/// An entry of the quantised files; schema in `fixtures/reference/README.md`.
 #[derive(Deserialize)]
 struct Case {
     config: Shape,
@@ -30,7 +30,7 @@ struct Row {
     #[serde(rename = "type")]
     dtype: String,
     bytes_hex: String,
-    /// Shortest decimals of f32: read by way of text, so that they are rounded once.
+    /// f32 in shortest decimal form; parsed from text, so that each is rounded once.
     values: Vec<serde_json::Number>,
 }
 
@@ -63,7 +63,7 @@ impl Row {
     }
 }
 
-/// Types and bytes of a model, from its BF16 file.
+/// Checks tensor types and bytes of a model quantised from its BF16 file.
 fn check_model(quantised: &str, original: Option<&str>, mix: Mix) {
     let case: Case = serde_json::from_slice(&read(&format!("{quantised}.json"))).expect("a case as the README says");
     let bytes = read(&format!("{quantised}.gguf"));

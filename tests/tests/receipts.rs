@@ -1,4 +1,4 @@
-//! Every receipt that the engine makes verifies, on every instruction set, however the answer came about; a changed one
+//! Every receipt verifies on every instruction set, whatever the batch and cache state of the answer; a changed receipt
 //! does not.
 
 use std::fs;
@@ -46,7 +46,7 @@ fn engine(model: &Arc<Model>, kv_type: KvType, batch_tokens: usize) -> Engine {
     Engine::new(Arc::clone(model), &Inline, options).expect("memory")
 }
 
-/// An answer as its last event tells it.
+/// An answer, from its last event.
 struct Answer {
     id: RequestId,
     reason: FinishReason,
@@ -83,7 +83,7 @@ fn answers(engine: &mut Engine, requests: Vec<Request>) -> Vec<Answer> {
     }
 }
 
-/// Requests with every kind of option and of end.
+/// Requests with every kind of sampling option and finish reason.
 fn requests(model: &Model) -> Vec<Request> {
     let n_vocab = model.config.n_vocab as u32;
     let prompt = |n: u32| (0..n).map(|i| (i * 37 + 11) % n_vocab).collect::<Vec<u32>>();
@@ -111,7 +111,7 @@ fn requests(model: &Model) -> Vec<Request> {
         Request { stop_tokens: (0..n_vocab).step_by(3).collect(), ..new(5, 40) },
         Request { stop: ["a", "e", " ", "i", "o", "t"].map(String::from).into(), ..new(9, 40) },
         Request { sampling: logprobs, max_tokens: None, ignore_eos: true, ..new(16, 1) },
-        // the first prompts again, which are in the cache now
+        // the first prompts again, now from the prefix cache
         Request { sampling: SamplingOptions::greedy(), ignore_eos: true, ..new(40, 30) },
         Request { ignore_eos: true, ..new(N_CTX as u32, 1) },
         new(48, 12),
@@ -135,7 +135,7 @@ fn every_receipt_verifies() {
                 let Some(receipt) = answer.receipt else { continue };
                 assert_eq!(receipt.output, answer.tokens, "{name}: every token picked is in the receipt");
                 assert_eq!(receipt.request.prompt, request.tokens);
-                // the slow ones once
+                // slow instruction sets run once
                 let cpus = if batch == 64 { Cpu::available() } else { vec![Cpu::detect()] };
                 for cpu in cpus {
                     let what = format!("{name}, {}, {request:?}, {:?} on {}", kv_type.name(), answer.reason, cpu.isa());
@@ -184,7 +184,7 @@ fn an_answer_that_ends_without_a_token_verifies() {
         let mut receipt = answer.receipt.expect("a receipt");
         assert!(receipt.output.is_empty());
         assert_eq!(replay(&model, Cpu::detect(), &receipt), Ok(()));
-        // a token that nothing was drawn for
+        // a token without a sampling step
         receipt.output.push(1);
         receipt.steps.push(receipt.steps[0]);
         let expected = VerifyError::Mismatch(Mismatch { step: 0, difference: Difference::NotFinite });
@@ -226,7 +226,7 @@ fn without_a_digest_of_the_model_there_are_no_receipts() {
     assert!(engine.submit(Request::new(vec![1])).is_ok());
 }
 
-/// All values of a JSON document that hold no others, as ways to them.
+/// JSON pointers to all leaf values of a document.
 fn leaves(value: &Value, way: &str, all: &mut Vec<String>) {
     match value {
         Value::Object(map) => map.iter().for_each(|(key, value)| leaves(value, &format!("{way}/{key}"), all)),

@@ -1,9 +1,9 @@
-//! Logits and greedy tokens against HF transformers, within the tolerances that `fixtures/reference/README.md` states.
+//! Logits and greedy tokens against HF transformers, within the tolerances of `fixtures/reference/README.md`.
 
 use starling::kernels::Cpu;
 use starling_tests::reference::{self, Case, Prompt};
 
-/// How far logits may be from the reference.
+/// Tolerance of logits.
 #[derive(Debug)]
 enum Tolerance {
     MaxAbs(f32),
@@ -71,7 +71,7 @@ fn check(case: &Case) {
             let (want, rows) = wanted(prompt);
             let first = prompt.ids.len() - rows;
             for (i, (got, want)) in got[first * vocab..].chunks(vocab).zip(want.chunks(vocab)).enumerate() {
-                // two experts so close that rounding may choose the other
+                // router scores so close that rounding may choose the other expert
                 let margin = prompt.router_margins.as_ref().map_or(f32::INFINITY, |m| m[first + i]);
                 if margin >= close {
                     distance.add(got, want);

@@ -1,4 +1,4 @@
-//! Not a test: the last lines of `cargo test` say what it leaves out.
+//! Not a test: makes the last lines of `cargo test` say what only `tests/run-all.sh` covers.
 
 fn main() {
     println!(

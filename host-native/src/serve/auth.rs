@@ -1,4 +1,4 @@
-//! Who may call, how often, and under which name of this server.
+//! API keys, tenants, rate limits, and the check of the `Host` header.
 
 use std::net::IpAddr;
 use std::num::NonZeroU32;
@@ -14,55 +14,52 @@ use super::config::Settings;
 use crate::error::Failure;
 use crate::tokens::text_file;
 
-/// The tenant of those who need no key.
+/// Tenant of requests to a server without API keys.
 pub const ANYONE: &str = "default";
-/// Largest share of turns.
 const MAX_SHARE: u32 = 1000;
 
-/// Keys, and the tenants behind them.
+/// API keys and their tenants.
 pub struct Keys {
     keys: Vec<Key>,
     anyone: Arc<Tenant>,
 }
 
 struct Key {
-    /// SHA-256 of the key: all have the same length, and memory holds no key.
+    /// SHA-256 of the key: digests have equal length, for a comparison in constant time, and keys are not kept in memory.
     digest: [u8; 32],
     tenant: Arc<Tenant>,
 }
 
-/// Who pays for requests.
+/// A client of the server: the unit of fairness, rate limits, and separation of sessions and prefix caches.
 pub struct Tenant {
-    /// Its name.
     pub name: Arc<str>,
-    /// Turns at a time.
+    /// Requests per turn of this tenant in the queue.
     pub share: u32,
     requests: Option<DefaultDirectRateLimiter>,
     tokens: Option<DefaultDirectRateLimiter>,
 }
 
-/// Too many in this minute.
+/// A rate limit is exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the limit of {limit} {what} a minute is reached; try again in {} s", seconds(*.wait))]
+#[error("rate limit: {limit} {what} per minute with this API key; try again in {} s", seconds(*.wait))]
 pub struct TooFast {
-    /// What there were too many of.
+    /// `requests` or `tokens`.
     pub what: &'static str,
-    /// How many may be.
+    /// Per minute.
     pub limit: u32,
-    /// When it is worth trying again.
     pub wait: Duration,
 }
 
-/// Whole seconds, for `Retry-After`.
+/// Seconds for `Retry-After`: rounded up, at least 1.
 pub fn seconds(wait: Duration) -> u64 {
     wait.as_secs_f64().ceil().max(1.0) as u64
 }
 
 impl Keys {
-    /// The keys of the settings.
+    /// The keys of `api_key` and `api_key_file`.
     ///
     /// # Errors
-    /// If the file cannot be read, or a line of it is wrong.
+    /// If the file cannot be read, has an invalid line, or has no key.
     pub fn new(settings: &Settings) -> Result<Keys, Failure> {
         let mut keys = Vec::new();
         let mut add = |key: &str, name: &str, share: u32| {
@@ -84,28 +81,31 @@ impl Keys {
                     None => 1,
                     Some((_, Ok(share))) if (1..=MAX_SHARE).contains(&share) => share,
                     Some((word, _)) => {
-                        return Err(wrong(i, format!("found share {word}, expected a number from 1 to {MAX_SHARE}")));
+                        return Err(wrong(
+                            i,
+                            format!("found share {word:?}, expected an integer from 1 to {MAX_SHARE}"),
+                        ));
                     }
                 };
                 if let Some(word) = words.next() {
-                    return Err(wrong(i, format!("found {word}, expected a key, a tenant and a share only")));
+                    return Err(wrong(i, format!("found a fourth field {word:?}, expected KEY [TENANT [SHARE]]")));
                 }
                 add(key, &name, share);
                 any = true;
             }
             if !any {
-                return Err(wrong(0, "no key in this file".into()));
+                let expected = "found no key, expected lines of KEY [TENANT [SHARE]]";
+                return Err(Failure::Usage(format!("{}: {expected}", path.display())));
             }
         }
         Ok(Keys { keys, anyone: Arc::new(Tenant::new(ANYONE, 1, settings)) })
     }
 
-    /// Whether callers need a key.
     pub fn are_needed(&self) -> bool {
         !self.keys.is_empty()
     }
 
-    /// The tenant behind a key; where no key is needed, anyone. It takes the same time for all keys.
+    /// The tenant of a key, or [`ANYONE`] if the server has no keys. Compares with all keys in constant time.
     pub fn tenant(&self, key: Option<&str>) -> Option<Arc<Tenant>> {
         if self.keys.is_empty() {
             return Some(Arc::clone(&self.anyone));
@@ -133,20 +133,18 @@ impl Tenant {
         }
     }
 
-    /// Counts a request.
-    ///
     /// # Errors
-    /// If there were too many.
+    /// If `key_requests` is exceeded.
     pub fn count_request(&self, limit: u32) -> Result<(), TooFast> {
         let Some(limiter) = &self.requests else { return Ok(()) };
         let wait = |until: governor::NotUntil<_>| until.wait_time_from(DefaultClock::default().now());
         limiter.check().map_err(|until| TooFast { what: "requests", limit, wait: wait(until) })
     }
 
-    /// Counts tokens, before they are processed.
+    /// Counts `n` tokens, prompt and `max_tokens` together, before they are processed.
     ///
     /// # Errors
-    /// If there were too many, or are too many for any minute.
+    /// If `key_tokens` is exceeded, or `n` alone is above it.
     pub fn count_tokens(&self, n: usize, limit: u32) -> Result<(), TooFast> {
         let (Some(limiter), Some(n)) = (&self.tokens, NonZeroU32::new(u32::try_from(n).unwrap_or(u32::MAX))) else {
             return Ok(());
@@ -160,18 +158,17 @@ impl Tenant {
     }
 }
 
-/// Which names requests may call this server by. A page that a browser has loaded from elsewhere can make its own name
-/// resolve to this machine (DNS rebinding), but not change the name it calls.
+/// Accepted names in the `Host` header. They stop DNS rebinding: a web page can make its own name resolve to this machine,
+/// but the browser sends that name as `Host`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hosts {
-    /// Any.
     Any,
-    /// These, in lower case, without ports.
+    /// Lower case, without ports.
     Only(Vec<String>),
 }
 
 impl Hosts {
-    /// As the settings say, for a server on this address.
+    /// From `allowed_hosts`, for a server that listens on `address`.
     pub fn new(settings: &Settings, address: IpAddr) -> Hosts {
         let named = &settings.allowed_hosts;
         if named.iter().any(|name| name == "*") || (named.is_empty() && !address.is_loopback()) {
@@ -182,7 +179,6 @@ impl Hosts {
         Hosts::Only(named.iter().map(|n| n.to_lowercase()).chain(own).chain([address]).collect())
     }
 
-    /// Whether a request may come under this name.
     pub fn allow(&self, host: Option<&str>) -> bool {
         let Hosts::Only(names) = self else { return true };
         host.is_some_and(|host| names.iter().any(|name| *name == without_port(host).to_lowercase()))
@@ -224,8 +220,8 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_is_named() {
-        for (text, part) in [("k t x", "line 1: found share x"), ("\nk t 1 2", "line 2"), ("#", "no key")] {
+    fn an_invalid_line_is_reported_with_its_number() {
+        for (text, part) in [("k t x", "line 1: found share \"x\""), ("\nk t 1 2", "line 2"), ("#", "no key")] {
             let error = keys(text).err().expect("an error").to_string();
             assert!(error.contains(part), "{error}");
         }

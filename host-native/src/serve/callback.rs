@@ -1,4 +1,4 @@
-//! Tells an orchestrator that this worker is ready.
+//! Readiness callback: reports to an orchestrator that the model is loaded.
 
 use std::time::Duration;
 
@@ -10,57 +10,57 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::Serialize;
 
-/// Times that it is tried.
-const TRIES: u32 = 8;
-/// How long an answer may take.
-const LIMIT: Duration = Duration::from_secs(10);
-/// Longest time between two tries.
+const MAX_ATTEMPTS: u32 = 8;
+/// Time limit of one attempt.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum backoff between two attempts.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 
-/// What it is told.
+/// Body of the callback.
 #[derive(Debug, Serialize)]
 pub struct Ready {
-    /// This worker's name.
     pub worker_id: String,
-    /// Where it is.
+    /// Base URL of this server.
     pub uri: String,
-    /// The model's name.
     pub model: String,
-    /// SHA-256 of its file.
+    /// SHA-256 of the model file.
     pub model_sha256: String,
-    /// `cpu`.
+    /// Always `cpu`.
     pub memory_type: &'static str,
-    /// 0: there is none.
+    /// Always 0: no GPU is used.
     pub vram_bytes: u64,
-    /// Bytes of weights, keys and values.
+    /// Weights and KV cache.
     pub memory_bytes: u64,
 }
 
-/// Reports until somebody has heard it, or for so many times; the log says which.
+/// POSTs `ready` until a response is successful, at most [`MAX_ATTEMPTS`] times with exponential backoff.
 pub async fn report(url: String, ready: Ready, first_wait: Duration) {
     let body = serde_json::to_vec(&ready).unwrap_or_default();
     let client: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let mut wait = first_wait;
-    for attempt in 1..=TRIES {
+    for attempt in 1..=MAX_ATTEMPTS {
         let request =
             Request::builder().method(Method::POST).uri(&url).header(header::CONTENT_TYPE, "application/json");
         let request = match request.body(Full::new(Bytes::from(body.clone()))) {
             Ok(request) => request,
-            Err(e) => return tracing::error!(url, "the callback URL is wrong: {e}"),
+            Err(e) => return tracing::error!(url, "readiness callback: invalid URL: {e}; see --callback-url"),
         };
-        let problem = match tokio::time::timeout(LIMIT, client.request(request)).await {
+        let problem = match tokio::time::timeout(ATTEMPT_TIMEOUT, client.request(request)).await {
             Ok(Ok(response)) if response.status().is_success() => {
-                return tracing::info!(url, attempt, "the orchestrator knows this worker");
+                return tracing::info!(url, attempt, "readiness callback delivered");
             }
-            Ok(Ok(response)) => format!("status {}", response.status()),
+            Ok(Ok(response)) => format!("found status {}, expected 2xx", response.status()),
             Ok(Err(e)) => e.to_string(),
-            Err(_) => "no answer".into(),
+            Err(_) => format!("no response within {} s", ATTEMPT_TIMEOUT.as_secs()),
         };
-        tracing::warn!(url, attempt, "the callback has failed: {problem}");
-        if attempt < TRIES {
+        tracing::warn!(url, attempt, "readiness callback failed: {problem}");
+        if attempt < MAX_ATTEMPTS {
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(MAX_WAIT);
         }
     }
-    tracing::error!(url, "the callback is given up after {TRIES} tries");
+    tracing::error!(
+        url,
+        "readiness callback not delivered after {MAX_ATTEMPTS} attempts; the orchestrator does not know this worker"
+    );
 }

@@ -26,18 +26,18 @@ pub struct Activity(watch::Sender<usize>);
 pub struct Busy(watch::Sender<usize>);
 
 impl Activity {
-    /// Of a new connection: idle.
+    /// A new connection is idle.
     pub fn new() -> Activity {
         Activity(watch::Sender::new(0))
     }
 
-    /// Marks the connection as busy.
+    /// The connection is busy until the value is dropped.
     pub fn busy(&self) -> Busy {
         self.0.send_modify(|n| *n += 1);
         Busy(self.0.clone())
     }
 
-    /// Returns when the connection was idle for `limit` without a break. This covers a silent connection, an incomplete
+    /// Waits until the connection was idle for `limit` without interruption. This covers a silent connection, an incomplete
     /// HTTP/2 preface, an incomplete head, and connections kept alive, of any protocol version.
     pub async fn idle(&self, limit: Duration) {
         let mut changes = self.0.subscribe();
@@ -59,18 +59,17 @@ impl Drop for Busy {
     }
 }
 
-/// A stream whose writes fail when the client took nothing for a time.
+/// A stream whose writes fail after the client has accepted no byte for `limit`.
 #[derive(Debug)]
 pub struct WriteTimeout<T> {
     inner: T,
     limit: Duration,
     activity: Activity,
-    /// Since the stream took nothing more. Such a connection is not idle: its client may still read.
+    /// Timer since the stream stopped accepting bytes. It keeps the connection busy: the client may still read.
     waiting: Option<(Pin<Box<Sleep>>, Busy)>,
 }
 
 impl<T> WriteTimeout<T> {
-    /// A stream with a limit.
     pub fn new(inner: T, limit: Duration, activity: Activity) -> WriteTimeout<T> {
         WriteTimeout { inner, limit, activity, waiting: None }
     }
@@ -124,8 +123,8 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<T> {
 }
 
 tokio::task_local! {
-    /// Of the task of an HTTP/2 stream: since when hyper holds a frame for which the client's flow-control window has no
-    /// room, as far as the body knows: hyper asks for the next frame once it has sent the last.
+    /// Of the task of an HTTP/2 stream: when the body handed hyper a frame that is not sent yet, for lack of room in the
+    /// client's flow-control window. hyper polls for the next frame once it has sent the last.
     static UNSENT_SINCE: Arc<Mutex<Option<Instant>>>;
 }
 
@@ -133,7 +132,7 @@ tokio::task_local! {
 /// room for a frame for `limit`.
 #[derive(Debug, Clone)]
 pub struct StreamExecutor {
-    /// The longest wait for the window.
+    /// Maximum wait for room in the window.
     pub limit: Duration,
 }
 
@@ -160,20 +159,19 @@ impl<F: Future<Output: Send + 'static> + Send + 'static> Executor<F> for StreamE
     }
 }
 
-/// Bytes of an HTTP/2 frame, at most: [`StreamExecutor`] limits the time for each.
+/// Maximum size of an HTTP/2 frame in bytes; [`StreamExecutor`] limits the time for each.
 const MAX_FRAME: usize = 16 << 10;
 
-/// The body of a response: its connection is busy until it is dropped.
+/// A response body that keeps its connection busy until it is dropped.
 #[derive(Debug)]
 pub struct ResponseBody {
     inner: Body,
-    /// What is left of a frame that was split.
+    /// Rest of a frame that was split.
     rest: Option<Bytes>,
     _busy: Busy,
 }
 
 impl ResponseBody {
-    /// Of a request in progress.
     pub fn new(inner: Body, busy: Busy) -> ResponseBody {
         ResponseBody { inner, rest: None, _busy: busy }
     }
@@ -188,7 +186,7 @@ impl hyper::body::Body for ResponseBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let Ok(unsent_since) = UNSENT_SINCE.try_with(Arc::clone) else {
-            // HTTP/1.1: `WriteTimeout` sees what is left unread
+            // HTTP/1.1: `WriteTimeout` limits the time of each write
             return Pin::new(&mut self.inner).poll_frame(context);
         };
         let set_unsent = |since| *unsent_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
@@ -204,8 +202,8 @@ impl hyper::body::Body for ResponseBody {
                 }
             }
         };
-        // h2 takes a frame whole as soon as the window has room for one byte of it. So the last byte goes alone: this
-        // body lives until everything before it was sent.
+        // h2 takes a whole frame as soon as the window has room for one byte of it. So the last byte is a frame of its
+        // own: until hyper polls for it, this body is alive and the timer runs.
         let all = if self.inner.is_end_stream() { data.len().saturating_sub(1).max(1) } else { data.len() };
         let frame = data.split_to(all.min(MAX_FRAME).min(data.len()));
         self.rest = Some(data).filter(|rest| !rest.is_empty());
@@ -235,7 +233,7 @@ pub struct Addresses {
     limit: usize,
 }
 
-/// One connection of an address, until it is dropped.
+/// Counts as one connection of an address until it is dropped.
 #[derive(Debug)]
 pub struct AddressPermit {
     addresses: Arc<Addresses>,
@@ -243,12 +241,12 @@ pub struct AddressPermit {
 }
 
 impl Addresses {
-    /// No connections yet, and at most `limit` of each address.
+    /// `limit` holds for each address.
     pub fn new(limit: usize) -> Addresses {
         Addresses { counts: Mutex::default(), limit }
     }
 
-    /// Counts a connection; `None` if its address has its share already.
+    /// Counts a connection; `None` if its address is at the limit.
     pub fn acquire(self: &Arc<Self>, address: IpAddr) -> Option<AddressPermit> {
         let address = network(address);
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -274,7 +272,7 @@ impl Drop for AddressPermit {
     }
 }
 
-/// The address that connections are counted under: a client of IPv6 usually has a network of 64 bits to itself.
+/// The address under which connections are counted: of IPv6 the /64 prefix, as one client usually owns all of it.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & !u128::from(u64::MAX)).into()),
@@ -293,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stops_ends_the_writing_and_a_slow_one_does_not() {
+    fn a_stopped_reader_fails_the_write_and_a_slow_one_does_not() {
         runtime().block_on(async {
             let (stream, mut client) = duplex(8);
             let mut stream = WriteTimeout::new(stream, Duration::from_millis(300), Activity::new());
@@ -326,7 +324,7 @@ mod tests {
                 sleep(Duration::from_secs(60)).await;
                 drop(first);
                 sleep(Duration::from_secs(9)).await;
-                // over before anyone could see it
+                // busy and idle again before the waiter is polled
                 drop(requests.busy());
             });
             activity.idle(limit).await;
@@ -335,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_a_share_of_connections() {
+    fn an_address_is_limited() {
         let addresses = Arc::new(Addresses::new(2));
         let acquire = |text: &str| addresses.acquire(text.parse().unwrap());
         let (a, b) = (acquire("10.0.0.1"), acquire("::ffff:10.0.0.1"));

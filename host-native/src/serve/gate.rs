@@ -1,4 +1,4 @@
-//! What every request passes: its name, the server's name in it, its key; and what every response says.
+//! Middleware of all requests: request id, Host check, authentication, rate limit, tracing, response headers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,20 +10,20 @@ use axum::response::{IntoResponse, Response};
 use opentelemetry::KeyValue;
 use tracing::Instrument;
 
-use super::api::error::{ApiError, REQUEST_ID};
+use super::api::error::{ApiError, REQUEST_ID, quoted};
 use super::auth::Hosts;
 use super::health::orca;
 use super::state::{App, Caller, fresh_name};
 use super::trace::Trace;
 
-/// Longest name of a request that a client may give.
+/// Maximum length of a client's `x-request-id`.
 const MAX_ID: usize = 128;
 
-/// Paths that need no key: balancers and orchestrators ask for them, and they say nothing of anyone.
-const OPEN: [&str; 5] = ["/health", "/healthz", "/livez", "/readyz", "/ready"];
+/// Paths without authentication: load balancers probe them, and they reveal nothing about requests.
+const PUBLIC_PATHS: [&str; 5] = ["/health", "/healthz", "/livez", "/readyz", "/ready"];
 
-/// Headers that a request has once: of two, another program on the way could read the other.
-const SINGLE: [&str; 7] = [
+/// Headers that must not be repeated: a proxy in front could use one value and the server the other.
+const UNIQUE_HEADERS: [&str; 7] = [
     "host",
     "authorization",
     "api-key",
@@ -33,33 +33,32 @@ const SINGLE: [&str; 7] = [
     "x-gateway-inference-objective",
 ];
 
-/// What the gate needs.
+/// State of the middleware.
 pub struct Gate {
-    /// The server.
     pub app: Arc<App>,
-    /// Names it may be called by.
     pub hosts: Hosts,
 }
 
-/// Lets a request through, or not, and sees its response out.
+/// Checks a request, passes it on, and completes its response.
 pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let id = request_id(request.headers());
     let method = request.method().clone();
     let path = request.uri().path().to_string();
     let session = request.headers().get("x-session-id").cloned();
-    let load = request.headers().get("endpoint-load-metrics-format").and_then(|f| f.to_str().ok()).map(str::to_string);
-    let later = tracing::field::Empty;
-    let span = tracing::info_span!("request", request_id = %id, %method, %path, tenant = later, session = later, trace_id = later);
-    let is_probe = OPEN.contains(&path.as_str()) || path == "/metrics";
+    let orca_format =
+        request.headers().get("endpoint-load-metrics-format").and_then(|f| f.to_str().ok()).map(str::to_string);
+    let empty = tracing::field::Empty; // recorded later
+    let span = tracing::info_span!("request", request_id = %id, %method, %path, tenant = empty, session = empty, trace_id = empty);
+    let is_probe = PUBLIC_PATHS.contains(&path.as_str()) || path == "/metrics";
     let attributes = || {
-        let of = [("http.request.method", method.as_str()), ("url.path", path.as_str()), ("request_id", &*id)];
-        of.map(|(key, value)| KeyValue::new(key, value.to_string())).into()
+        let pairs = [("http.request.method", method.as_str()), ("url.path", path.as_str()), ("request_id", &*id)];
+        pairs.map(|(key, value)| KeyValue::new(key, value.to_string())).into()
     };
     let trace =
         if is_probe { Trace::default() } else { gate.app.exporter.begin(request.headers(), &span, attributes()) };
     let inner = async {
-        match enter(&gate, request) {
+        match check(&gate, request) {
             Ok(request) => next.run(request).await,
             Err(error) => error.into_response(),
         }
@@ -75,7 +74,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     if let Some(session) = session {
         headers.insert("x-session-id", session);
     }
-    if let Some(value) = load.and_then(|form| orca(&gate.app, &form)).and_then(|text| text.parse().ok()) {
+    if let Some(value) = orca_format.and_then(|format| orca(&gate.app, &format)).and_then(|text| text.parse().ok()) {
         headers.insert("endpoint-load-metrics", value);
     }
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -85,41 +84,42 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let ms = start.elapsed().as_secs_f64() * 1000.0;
     let _entered = span.enter();
     if is_probe {
-        tracing::debug!(status = status.as_u16(), ms, "answered");
+        tracing::debug!(status = status.as_u16(), ms, "request finished");
     } else {
-        tracing::info!(status = status.as_u16(), ms, "answered");
+        tracing::info!(status = status.as_u16(), ms, "request finished");
     }
     trace.send(response)
 }
 
-/// The request's name: the client's, if it is fit for logs, or a new one.
+/// The client's `x-request-id` if it is short printable ASCII, else a new id.
 fn request_id(headers: &HeaderMap) -> Arc<str> {
     let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
-    let fit = given.filter(|id| !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(|b| b.is_ascii_graphic()));
-    fit.map_or_else(|| fresh_name("req-").into(), Into::into)
+    let valid = given.filter(|id| !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(|b| b.is_ascii_graphic()));
+    valid.map_or_else(|| fresh_name("req-").into(), Into::into)
 }
 
-fn enter(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
+fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     let app = &gate.app;
-    for name in SINGLE {
+    for name in UNIQUE_HEADERS {
         let n = request.headers().get_all(name).iter().count();
         if n > 1 {
-            let message = format!("found {n} headers `{name}`, expected at most one");
+            let message = format!("found {n} `{name}` headers, expected at most one");
             return Err(ApiError::invalid(message).code("duplicate_header"));
         }
     }
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let host = host.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
     if !gate.hosts.allow(host) {
-        let message = "this server is not called by that name; see --allowed-hosts";
+        let found = host.map_or_else(|| "no Host header".into(), |host| format!("Host {}", quoted(host)));
+        let message = format!("found {found}, expected a name of this server; --allowed-hosts adds names");
         return Err(ApiError::new(StatusCode::FORBIDDEN, "invalid_request_error", message).code("unknown_host"));
     }
     let path = request.uri().path();
-    if OPEN.contains(&path) {
+    if PUBLIC_PATHS.contains(&path) {
         return Ok(request);
     }
     if request.headers().contains_key(header::AUTHORIZATION) && request.headers().contains_key("api-key") {
-        let message = "found headers `authorization` and `api-key`, expected one of them";
+        let message = "found both headers `authorization` and `api-key`, expected one of them";
         return Err(ApiError::invalid(message).code("duplicate_header"));
     }
     let key = key(request.headers());
@@ -127,7 +127,10 @@ fn enter(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         Some(tenant) => tenant,
         None => {
             app.metrics.rejected("no_key");
-            let message = if key.is_some() { "this API key is not known" } else { "an API key is needed" };
+            let message = match key {
+                Some(_) => "unknown API key",
+                None => "found no API key, expected the header `Authorization: Bearer KEY` or `api-key: KEY`",
+            };
             let error = ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
             return Err(error.code("invalid_api_key"));
         }
@@ -147,7 +150,7 @@ fn enter(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     Ok(request)
 }
 
-/// The key of a request: OpenAI's header, or Azure's.
+/// The API key: `Authorization: Bearer` (OpenAI), or `api-key` (Azure).
 fn key(headers: &HeaderMap) -> Option<&str> {
     if let Some(value) = headers.get(header::AUTHORIZATION) {
         let (scheme, key) = value.to_str().ok()?.split_once(' ')?;

@@ -1,7 +1,7 @@
-//! The hand-over of requests from HTTP handlers to the engine's thread: bounded queues behind one lock.
+//! The request queue between HTTP handlers and the engine thread: bounded queues behind one lock.
 //!
-//! Handlers put requests in and never wait for the engine; the engine's thread takes them between two steps. Nobody holds
-//! the lock for longer than it takes to move some requests.
+//! Handlers enqueue requests and never wait for the engine; the engine thread takes them between two steps. Each thread
+//! holds the lock only while it moves requests.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -9,66 +9,60 @@ use std::time::{Duration, Instant};
 use super::scheduler::{Flow, JobId, Limits, Refused, Scheduler};
 use super::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The cached pages of a conversation that is over.
+/// A conversation to evict from the prefix cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forget {
-    /// Its tokens.
     pub tokens: Vec<u32>,
-    /// The salt they were cached with.
+    /// Cache salt of its requests.
     pub salt: u64,
 }
 
-/// Conversations to forget that may wait; when there are more, the rest is left to the cache's own age.
+/// Maximum pending evictions. Conversations beyond it stay in the cache until LRU eviction.
 const MAX_FORGET: usize = 4096;
 
-/// What waits for the engine's thread: prompts `P` and texts to embed `T`.
+/// Queues of the engine thread: prompts `P` and texts to embed `T`.
 #[derive(Debug)]
 pub struct Queue<P, T> {
     inner: Mutex<Waiting<P, T>>,
-    bell: Condvar,
+    wakeup: Condvar,
 }
 
-/// The queues themselves.
+/// Contents of [`Queue`].
 #[derive(Debug)]
 pub struct Waiting<P, T> {
-    /// Prompts.
     pub prompts: Scheduler<P>,
-    /// Texts to embed.
     pub texts: Scheduler<T>,
-    /// Prompts whose clients are gone. They may have left the queue.
+    /// Ids of prompts whose clients disconnected; some may already be running.
     pub cancelled_prompts: Vec<Range<JobId>>,
-    /// Texts whose clients are gone.
+    /// The same for texts.
     pub cancelled_texts: Vec<Range<JobId>>,
-    /// Conversations to forget.
+    /// Conversations to evict from the prefix cache.
     pub forget: Vec<Forget>,
-    /// How far the end has come.
-    pub end: End,
+    pub shutdown: Shutdown,
 }
 
-/// How far the end of the server has come.
+/// Phase of the server's shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum End {
-    /// Not at all.
-    Open,
-    /// Nothing new is taken; what is here is finished.
+pub enum Shutdown {
+    /// Not shutting down.
+    None,
+    /// New requests are refused; queued and running ones finish.
     Draining,
-    /// What is here fails now.
+    /// Queued and running requests fail.
     Now,
 }
 
-/// Why a request cannot enter.
+/// Why a request was not enqueued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Closed {
-    /// A limit.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// The server ends.
     #[error("the server is shutting down")]
     Draining,
 }
 
 impl Closed {
-    /// The name, for metrics.
+    /// The label `reason` in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Closed::Refused(refused) => refused.name(),
@@ -78,7 +72,7 @@ impl Closed {
 }
 
 impl<P, T> Queue<P, T> {
-    /// Empty queues. `limits` are for prompts; texts are many and small, so theirs are a multiple.
+    /// `limits` hold for prompts. One request has up to `max_inputs` texts, so the limits of texts are that many times higher.
     pub fn new(limits: Limits, max_inputs: usize) -> Queue<P, T> {
         let times = |n: usize| n.saturating_mul(max_inputs.max(1));
         let texts = Limits {
@@ -94,15 +88,15 @@ impl<P, T> Queue<P, T> {
             cancelled_prompts: Vec::new(),
             cancelled_texts: Vec::new(),
             forget: Vec::new(),
-            end: End::Open,
+            shutdown: Shutdown::None,
         };
-        Queue { inner: Mutex::new(waiting), bell: Condvar::new() }
+        Queue { inner: Mutex::new(waiting), wakeup: Condvar::new() }
     }
 
-    /// Puts in answers to one prompt, of `tokens` each, all or none. They may wait until `deadline`.
+    /// Enqueues all of `jobs` or none. Each needs up to `tokens` tokens and may wait until `deadline`.
     ///
     /// # Errors
-    /// Why not.
+    /// If a limit is reached or the server is shutting down.
     pub fn generate(
         self: &Arc<Self>,
         flow: &Flow,
@@ -110,16 +104,16 @@ impl<P, T> Queue<P, T> {
         deadline: Instant,
         jobs: Vec<P>,
     ) -> Result<Ticket<P, T>, Closed> {
-        let mut waiting = self.open()?;
-        let ids = waiting.prompts.offer(flow, tokens, deadline, jobs)?;
-        self.bell.notify_one();
+        let mut waiting = self.lock_open()?;
+        let ids = waiting.prompts.enqueue(flow, tokens, deadline, jobs)?;
+        self.wakeup.notify_one();
         Ok(Ticket { queue: Arc::clone(self), ids, are_texts: false })
     }
 
-    /// Puts in texts to embed, of `tokens` each, all or none. They may wait until `deadline`.
+    /// As [`Queue::generate`], for texts to embed.
     ///
     /// # Errors
-    /// Why not.
+    /// If a limit is reached or the server is shutting down.
     pub fn embed(
         self: &Arc<Self>,
         flow: &Flow,
@@ -127,49 +121,48 @@ impl<P, T> Queue<P, T> {
         deadline: Instant,
         jobs: Vec<T>,
     ) -> Result<Ticket<P, T>, Closed> {
-        let mut waiting = self.open()?;
-        let ids = waiting.texts.offer(flow, tokens, deadline, jobs)?;
-        self.bell.notify_one();
+        let mut waiting = self.lock_open()?;
+        let ids = waiting.texts.enqueue(flow, tokens, deadline, jobs)?;
+        self.wakeup.notify_one();
         Ok(Ticket { queue: Arc::clone(self), ids, are_texts: true })
     }
 
-    /// Lets go of what conversations have in the cache.
+    /// Asks the engine thread to evict conversations from the prefix cache.
     pub fn forget(&self, conversations: impl IntoIterator<Item = Forget>) {
         let mut waiting = self.lock();
         let room = MAX_FORGET.saturating_sub(waiting.forget.len());
         waiting.forget.extend(conversations.into_iter().take(room));
-        self.bell.notify_one();
+        self.wakeup.notify_one();
     }
 
-    /// Goes towards the end; there is no way back.
-    pub fn end(&self, end: End) {
+    /// Starts a phase of the shutdown; an earlier phase is ignored.
+    pub fn shut_down(&self, phase: Shutdown) {
         let mut waiting = self.lock();
-        waiting.end = waiting.end.max(end);
-        self.bell.notify_one();
+        waiting.shutdown = waiting.shutdown.max(phase);
+        self.wakeup.notify_one();
     }
 
-    /// For the engine's thread: what waits. Nobody holds this lock for longer than it takes to move some requests.
     pub fn lock(&self) -> MutexGuard<'_, Waiting<P, T>> {
-        // what is behind the lock is valid after every statement
+        // a panic leaves the queues valid: no statement under the lock leaves them inconsistent
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For the engine's thread: sleeps until there is something to do, or for a time.
-    pub fn sleep(&self, time: Duration) {
+    /// Blocks the engine thread until there is work, at most for `timeout`.
+    pub fn wait(&self, timeout: Duration) {
         let waiting = self.lock();
         let idle = waiting.prompts.waiting() == 0 && waiting.texts.waiting() == 0 && waiting.forget.is_empty();
-        if idle && waiting.end == End::Open {
-            drop(self.bell.wait_timeout(waiting, time));
+        if idle && waiting.shutdown == Shutdown::None {
+            drop(self.wakeup.wait_timeout(waiting, timeout));
         }
     }
 
-    fn open(&self) -> Result<MutexGuard<'_, Waiting<P, T>>, Closed> {
+    fn lock_open(&self) -> Result<MutexGuard<'_, Waiting<P, T>>, Closed> {
         let waiting = self.lock();
-        if waiting.end == End::Open { Ok(waiting) } else { Err(Closed::Draining) }
+        if waiting.shutdown == Shutdown::None { Ok(waiting) } else { Err(Closed::Draining) }
     }
 }
 
-/// Requests that were put in together. They are cancelled when it is dropped.
+/// Jobs that were enqueued together. Dropping the ticket cancels those still queued.
 #[derive(Debug)]
 pub struct Ticket<P, T> {
     queue: Arc<Queue<P, T>>,
@@ -181,7 +174,7 @@ impl<P, T> Drop for Ticket<P, T> {
     fn drop(&mut self) {
         let mut waiting = self.queue.lock();
         let Waiting { prompts, texts, cancelled_prompts, cancelled_texts, .. } = &mut *waiting;
-        // the engine's thread looks into the list only while something waits
+        // an id in an empty queue is already running; its closed channel cancels it
         let (cancelled, n) = match self.are_texts {
             true => (cancelled_texts, texts.waiting()),
             false => (cancelled_prompts, prompts.waiting()),

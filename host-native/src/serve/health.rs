@@ -1,4 +1,4 @@
-//! How the server is: answers that never wait for the engine's thread.
+//! Probes, statistics and metrics. None of them waits for the engine thread.
 
 use std::sync::Arc;
 
@@ -9,41 +9,41 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::api::error::json;
-use super::metrics::Standing;
-use super::past::Past;
+use super::metrics::Snapshot;
 use super::scheduler::Priority;
 use super::state::App;
+use super::stats::Totals;
 
-/// How the server is.
+/// State of the server.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Health {
     /// `healthy`, `draining` or `failed`.
     pub status: &'static str,
-    /// Whether the model is loaded; before that the server does not answer.
+    /// Always true: the server accepts connections only once the model is loaded.
     pub model_loaded: bool,
     /// The model's name.
     pub model: String,
-    /// `cpu`.
+    /// Always `cpu`.
     pub memory_type: &'static str,
-    /// 0: there is none.
+    /// Always 0: no GPU is used.
     pub vram_bytes: u64,
-    /// Seconds since the start.
+    /// Seconds since the server started.
     pub uptime_seconds: f64,
-    /// Starling's version.
+    /// Version of Starling.
     pub version: &'static str,
 }
 
-/// Whether something is so, and why not.
+/// Result of a probe.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Probe {
-    /// `ok`, or what is not.
-    pub status: &'static str,
+    /// `ok`, or the reason of a failure.
+    pub status: String,
 }
 
-/// How the server is.
+/// State of the server, with model and version
 #[utoipa::path(get, path = "/health", tag = "Health", responses(
-    (status = 200, description = "It works", body = Health),
-    (status = 503, description = "It ends, or its engine has failed", body = Health),
+    (status = 200, description = "Healthy", body = Health),
+    (status = 503, description = "Shutting down, or the engine failed or stalled", body = Health),
 ))]
 pub async fn health(State(app): State<Arc<App>>) -> Response {
     let (status, code) = match fault(&app) {
@@ -63,111 +63,112 @@ pub async fn health(State(app): State<Arc<App>>) -> Response {
     json(code, &health)
 }
 
-/// Whether the engine's thread lives.
+/// Liveness: whether the engine thread makes progress
 #[utoipa::path(get, path = "/livez", tag = "Health", responses(
-    (status = 200, description = "It lives", body = Probe),
-    (status = 503, description = "It does not; restart the server", body = Probe),
+    (status = 200, description = "Alive", body = Probe),
+    (status = 503, description = "The engine thread failed or stalled; restart the server", body = Probe),
 ))]
 pub async fn live(State(app): State<Arc<App>>) -> Response {
     probe(fault(&app))
 }
 
-/// Whether requests are welcome.
+/// Readiness: whether the server accepts requests
 #[utoipa::path(get, path = "/readyz", tag = "Health", responses(
-    (status = 200, description = "They are", body = Probe),
-    (status = 503, description = "Not now", body = Probe),
+    (status = 200, description = "Ready", body = Probe),
+    (status = 503, description = "The queue is full, the server is shutting down, or the engine failed or stalled", body = Probe),
 ))]
 pub async fn ready(State(app): State<Arc<App>>) -> Response {
     let full = app.queue.lock().prompts.is_full();
-    let reason = fault(&app).or(app.is_draining().then_some("draining")).or(full.then_some("queue full"));
-    // one that waits for memory, with nobody running who could give some back, would wait for ever: `submit` refuses
-    // it. So memory is there, or will be.
-    probe(reason)
+    let draining = || app.is_draining().then(|| "draining".into());
+    // free KV pages are no condition: the engine refuses a request that could never get enough, so pages become free
+    probe(fault(&app).or_else(draining).or_else(|| full.then(|| "queue full".into())))
 }
 
-fn probe(fault: Option<&'static str>) -> Response {
+fn probe(fault: Option<String>) -> Response {
     let code = if fault.is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
-    json(code, &Probe { status: fault.unwrap_or("ok") })
+    json(code, &Probe { status: fault.unwrap_or_else(|| "ok".into()) })
 }
 
-/// Why the server should be restarted, if it should.
-fn fault(app: &App) -> Option<&'static str> {
-    if app.pulse.has_failed() {
-        return Some("the engine has failed");
+/// A fault that only a restart of the server ends.
+fn fault(app: &App) -> Option<String> {
+    if app.worker.has_failed() {
+        return Some("engine failed: its thread panicked".into());
     }
-    (app.pulse.age() > app.settings.stall_timeout && !app.pulse.is_over()).then_some("the engine does not go on")
+    let (age, limit) = (app.worker.age(), app.settings.stall_timeout);
+    let stalled = age > limit && !app.worker.has_ended();
+    stalled.then(|| format!("engine stalled: no step for {} s, stall-timeout {} s", age.as_secs(), limit.as_secs_f64()))
 }
 
-/// How things stand, for people and dashboards.
+/// Current load and totals since the start.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Stats {
     /// The model's name.
     pub model: String,
-    /// Seconds since the start.
+    /// Seconds since the server started.
     pub uptime_seconds: f64,
-    /// Threads of the engine.
+    /// Compute threads.
     pub threads: usize,
-    /// Its instruction set.
+    /// Instruction set of the kernels.
     pub isa: &'static str,
-    /// Waiting requests by priority.
+    /// Queued requests by priority.
     pub waiting: Depths,
-    /// Requests that wait for memory or for a prompt that others bring.
+    /// Requests taken from the queue that wait for KV pages, or for the prefill of a prompt they share.
     pub held: usize,
-    /// Answers being made.
+    /// Requests in the engine's batch.
     pub running: usize,
-    /// Texts that wait to be embedded.
+    /// Queued texts to embed.
     pub texts_waiting: usize,
     /// Open sessions.
     pub sessions: usize,
-    /// Memory of keys and values.
+    /// KV cache.
     pub kv: KvMemory,
-    /// What has been done.
+    /// Totals and latencies.
     #[serde(flatten)]
-    pub past: Past,
+    pub totals: Totals,
 }
 
-/// Waiting requests.
+/// Queued requests.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Depths {
-    /// Of high priority.
+    /// High priority.
     pub high: usize,
-    /// Of normal priority.
+    /// Normal priority.
     pub normal: usize,
-    /// Of low priority.
+    /// Low priority.
     pub low: usize,
 }
 
-/// Bytes of keys and values, and what the prefix cache did.
+/// Memory of the KV cache, and hits of the prefix cache.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct KvMemory {
-    /// Tokens of a page.
+    /// Tokens per page.
     pub page_tokens: usize,
-    /// Pages.
+    /// Number of pages.
     pub pages: usize,
-    /// Bytes that may be used.
+    /// Size of the cache in bytes.
     pub reserved_bytes: usize,
-    /// Bytes touched so far.
+    /// Bytes that the operating system has committed: pages used at least once.
     pub committed_bytes: usize,
-    /// Bytes that answers hold.
+    /// Bytes of pages held by running requests.
     pub in_use_bytes: usize,
-    /// Bytes that only the prefix cache holds.
+    /// Bytes of pages held by the prefix cache only.
     pub cached_bytes: usize,
-    /// Bytes that are free.
+    /// Bytes of free pages.
     pub free_bytes: usize,
-    /// Bytes without tokens in pages that are held.
+    /// Unused bytes in pages held by running requests.
     pub fragmented_bytes: usize,
-    /// Cached pages given away.
+    /// Pages evicted from the prefix cache.
     pub evictions: u64,
-    /// Pages found in the cache.
+    /// Pages found in the prefix cache.
     pub page_hits: u64,
-    /// Pages looked for and not found.
+    /// Pages looked up in the prefix cache and not found.
     pub page_misses: u64,
 }
 
-/// How things stand.
-#[utoipa::path(get, path = "/server/stats", tag = "Health", responses((status = 200, description = "So", body = Stats)))]
+/// Current load, KV cache and latencies as JSON
+#[utoipa::path(get, path = "/server/stats", tag = "Health", responses((status = 200, description = "Server statistics", body = Stats)))]
 pub async fn stats(State(app): State<Arc<App>>) -> Response {
-    let Standing { depth, texts, held, running, sessions, kv } = app.standing();
+    let Snapshot { depth, texts, held, running, sessions, kv } = app.snapshot();
     let stats = Stats {
         model: app.model_name.clone(),
         uptime_seconds: app.start.elapsed().as_secs_f64(),
@@ -195,32 +196,32 @@ pub async fn stats(State(app): State<Arc<App>>) -> Response {
             page_hits: kv.hits,
             page_misses: kv.misses,
         },
-        past: app.metrics.past(),
+        totals: app.metrics.totals(),
     };
     json(StatusCode::OK, &stats)
 }
 
-/// Metrics for Prometheus, in OpenMetrics where the client accepts it.
+/// Prometheus metrics; OpenMetrics if the client accepts it
 #[utoipa::path(get, path = "/metrics", tag = "Health", responses(
-    (status = 200, description = "The metrics", content_type = "text/plain", body = String),
+    (status = 200, description = "Metrics", content_type = "text/plain", body = String),
 ))]
 pub async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok()).unwrap_or_default();
-    let now = app.standing();
+    let snapshot = app.snapshot();
     let (kind, text) = if accept.contains("application/openmetrics-text") {
-        ("application/openmetrics-text; version=1.0.0; charset=utf-8", app.metrics.openmetrics(&now))
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", app.metrics.openmetrics(&snapshot))
     } else {
-        ("text/plain; version=0.0.4; charset=utf-8", app.metrics.prometheus(&now))
+        ("text/plain; version=0.0.4; charset=utf-8", app.metrics.prometheus(&snapshot))
     };
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
-/// Load as a gateway reads it from a response (ORCA), in the form it asks for.
-pub fn orca(app: &App, form: &str) -> Option<String> {
-    let now = app.standing();
-    let usage = now.kv.in_use_bytes as f64 / now.kv.reserved_bytes.max(1) as f64;
-    let waiting = now.depth.iter().sum::<usize>() + now.held;
-    match form.to_ascii_uppercase().as_str() {
+/// Load in a response header (ORCA), in the requested format: `TEXT` or `JSON`; `None` for others.
+pub fn orca(app: &App, format: &str) -> Option<String> {
+    let Snapshot { depth, held, kv, .. } = app.snapshot();
+    let usage = kv.in_use_bytes as f64 / kv.reserved_bytes.max(1) as f64;
+    let waiting = depth.iter().sum::<usize>() + held;
+    match format.to_ascii_uppercase().as_str() {
         "TEXT" => Some(format!(
             "TEXT named_metrics.kv_cache_usage_perc={usage}, named_metrics.num_requests_waiting={waiting}"
         )),

@@ -1,4 +1,4 @@
-//! Routes, connections, and their end.
+//! Routes, the accept loop, and connections.
 
 use std::net::IpAddr;
 use std::pin::pin;
@@ -33,7 +33,6 @@ use super::gate::{Gate, gate};
 use super::state::App;
 use super::{health, openapi};
 
-/// All routes.
 pub fn router(app: &Arc<App>, hosts: Hosts) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(chat::chat_completions))
@@ -48,7 +47,7 @@ pub fn router(app: &Arc<App>, hosts: Hosts) -> Router {
         .route("/v1/apply-template", post(tokenize::apply_template))
         .route("/v1/verify", post(receipts::verify_receipt))
         .route("/execute", post(execute::execute))
-        // short forms
+        // aliases
         .route("/generate", post(generate::generate))
         .route("/chat", post(chat::chat_completions))
         .route("/embeddings", post(embeddings::embeddings))
@@ -64,13 +63,13 @@ pub fn router(app: &Arc<App>, hosts: Hosts) -> Router {
         .route("/openapi.json", get(openapi::document))
         .route("/docs", get(openapi::docs))
         .route("/", get(openapi::page))
-        .fallback(nowhere)
-        .method_not_allowed_fallback(wrong_method)
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
         .with_state(Arc::clone(app));
-    let door = Arc::new(Gate { app: Arc::clone(app), hosts });
+    let gate_state = Arc::new(Gate { app: Arc::clone(app), hosts });
     let mut routes = routes
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn_with_state(door, gate))
+        .layer(from_fn_with_state(gate_state, gate))
         .layer(CompressionLayer::new());
     if let Some(cors) = cors(&app.settings) {
         routes = routes.layer(cors);
@@ -78,18 +77,18 @@ pub fn router(app: &Arc<App>, hosts: Hosts) -> Router {
     routes
 }
 
-async fn nowhere(request: Request) -> ApiError {
+async fn not_found(request: Request) -> ApiError {
     ApiError::no_path(request.method().as_str(), request.uri().path())
 }
 
-async fn wrong_method(request: Request) -> ApiError {
-    let message = format!("{} does not take {}", quoted(request.uri().path()), quoted(request.method().as_str()));
+async fn method_not_allowed(request: Request) -> ApiError {
+    let message = format!("{}: method {} not allowed", quoted(request.uri().path()), quoted(request.method().as_str()));
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message).code("method_not_allowed")
 }
 
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
-    tracing::error!("a request has failed by a fault of the server");
-    ApiError::internal("a fault of the server").into_response()
+    tracing::error!("request handler panicked");
+    ApiError::internal("internal error: the request handler panicked").into_response()
 }
 
 fn cors(settings: &Settings) -> Option<CorsLayer> {
@@ -108,24 +107,21 @@ fn cors(settings: &Settings) -> Option<CorsLayer> {
     Some(layer.allow_headers(headers.collect::<Vec<_>>()).expose_headers(own))
 }
 
-/// Where connections come in.
-pub struct Door {
-    /// The address.
-    pub listener: TcpListener,
-    /// If they are encrypted.
+pub struct Listener {
+    pub tcp: TcpListener,
     pub tls: Option<TlsAcceptor>,
 }
 
-/// A connection, encrypted or not.
-trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
+/// A TCP or TLS stream.
+trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for T {}
 
-/// How long a connection that is to end may take for its last bytes when no request is in progress.
+/// Time for the last bytes of a connection that is closed, once no request is in progress.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves connections until `stop`, then until all of them are done, or `now` is set.
+/// Accepts connections until `stop`; returns once all of them are closed, or when `now` is set.
 pub async fn serve(
-    door: Door,
+    Listener { tcp, tls }: Listener,
     routes: Router,
     settings: &Settings,
     mut stop: watch::Receiver<bool>,
@@ -133,27 +129,23 @@ pub async fn serve(
 ) {
     let mut builder = auto::Builder::new(StreamExecutor { limit: settings.write_timeout });
     let max_header = usize::try_from(settings.max_header.0).unwrap_or(usize::MAX);
-    // without a timer hyper's limits on time are off
+    // without a timer hyper ignores its timeouts
     builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.header_timeout).max_buf_size(max_header);
     builder.http2().timer(TokioTimer::new()).keep_alive_interval(settings.header_timeout);
     builder.http2().max_header_list_size(u32::try_from(max_header).unwrap_or(u32::MAX));
-    let server = Arc::new(Server {
-        builder,
-        tls: door.tls,
-        idle_timeout: settings.header_timeout,
-        write_timeout: settings.write_timeout,
-    });
+    let server =
+        Arc::new(Server { builder, tls, idle_timeout: settings.header_timeout, write_timeout: settings.write_timeout });
     let connections = Arc::new(Semaphore::new(settings.max_connections));
-    let addresses = Arc::new(Addresses::new(settings.connections_per_address()));
-    let listener = door.listener;
+    let per_address = settings.connections_per_address();
+    let addresses = Arc::new(Addresses::new(per_address));
     loop {
         let (permit, stream, address) = tokio::select! {
-            accepted = accept(&listener, &connections) => accepted,
+            accepted = accept(&tcp, &connections) => accepted,
             _ = stop.wait_for(|stop| *stop) => break,
         };
         let Some(share) = addresses.acquire(address) else {
             tracing::debug!(
-                "connection of {address} closed: the address has its share, see --max-connections-per-address"
+                "connection of {address} closed: the address has {per_address} connections (--max-connections-per-address)"
             );
             continue;
         };
@@ -163,7 +155,7 @@ pub async fn serve(
             drop((permit, share));
         });
     }
-    drop(listener);
+    drop(tcp);
     let all = u32::try_from(settings.max_connections).unwrap_or(u32::MAX);
     tokio::select! {
         _ = connections.acquire_many(all) => {}
@@ -171,23 +163,23 @@ pub async fn serve(
     }
 }
 
-/// What all connections share.
+/// Shared by all connections.
 struct Server {
     builder: auto::Builder<StreamExecutor>,
     tls: Option<TlsAcceptor>,
-    /// For TLS handshakes, and for connections without a request in progress.
+    /// For a TLS handshake, and for a connection without a request in progress.
     idle_timeout: Duration,
     write_timeout: Duration,
 }
 
 impl Server {
-    /// Serves a connection until it is closed, idle for too long, or `stop` is set and its requests are done.
+    /// Serves a connection until it is closed, idle for `idle_timeout`, or `stop` is set and its requests are done.
     async fn connection(&self, stream: TcpStream, routes: Router, mut stop: watch::Receiver<bool>) {
-        // small events must not wait for others to be sent with them
+        // Nagle's algorithm would delay small events
         let _ = stream.set_nodelay(true);
         let activity = Activity::new();
         let stream = WriteTimeout::new(stream, self.write_timeout, activity.clone());
-        let stream: Box<dyn Wire> = match &self.tls {
+        let stream: Box<dyn ByteStream> = match &self.tls {
             None => Box::new(stream),
             Some(tls) => match timeout(self.idle_timeout, tls.accept(stream)).await {
                 Ok(Ok(stream)) => Box::new(stream),
@@ -201,11 +193,11 @@ impl Server {
             async move { response.await.map(|response| response.map(|body| ResponseBody::new(body, busy))) }
         });
         let mut connection = pin!(self.builder.serve_connection(TokioIo::new(stream), service));
-        // what goes wrong on a connection is the client's business
+        // errors of a connection are mostly the client's: no warning
         let log = |e| tracing::debug!("connection: {e}");
         tokio::select! {
             result = &mut connection => return result.unwrap_or_else(log),
-            () = activity.idle(self.idle_timeout) => tracing::debug!("connection closed: idle"),
+            () = activity.idle(self.idle_timeout) => tracing::debug!("connection closed: idle for {} s (--header-timeout)", self.idle_timeout.as_secs_f64()),
             _ = stop.wait_for(|stop| *stop) => {}
         }
         connection.as_mut().graceful_shutdown();
@@ -225,8 +217,8 @@ async fn accept(
         match listener.accept().await {
             Ok((stream, address)) => return (permit, stream, address.ip()),
             Err(e) => {
-                // out of descriptors, or the client went away: neither is a reason to stop, nor to spin
-                tracing::warn!("accept: {e}");
+                // out of file descriptors, or the client disconnected: go on, without a busy loop
+                tracing::warn!("cannot accept a connection: {e}");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }

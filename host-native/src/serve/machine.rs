@@ -1,31 +1,30 @@
-//! What this process may use of the machine.
+//! Memory limits of this process: control groups and the machine.
 
 use std::fs;
 use std::path::Path;
 
-/// Bytes of memory this process may have, and what says so.
+/// Memory that this process may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
-    /// Bytes.
     pub bytes: u64,
-    /// What the limit comes from.
+    /// Origin of the limit, for the log.
     pub reason: String,
 }
 
-/// Where nothing says how much there is.
+/// Assumed memory where the system reports none.
 const UNKNOWN: u64 = 4 << 30;
 
-/// The memory limit of the control groups this process is in, or what the machine has left, whichever is less.
+/// The lower of the control groups' limit and the machine's available memory.
 pub fn memory() -> Memory {
     match (limit(), available()) {
-        (Some(limit), Some(free)) if limit > free => Memory { bytes: free, reason: "memory available".into() },
-        (Some(bytes), _) => Memory { bytes, reason: "limit of the control group".into() },
-        (None, Some(bytes)) => Memory { bytes, reason: "memory available".into() },
-        (None, None) => Memory { bytes: UNKNOWN, reason: "the system does not say how much there is".into() },
+        (Some(limit), Some(free)) if limit > free => Memory { bytes: free, reason: "available memory".into() },
+        (Some(bytes), _) => Memory { bytes, reason: "the control group's limit".into() },
+        (None, Some(bytes)) => Memory { bytes, reason: "available memory".into() },
+        (None, None) => Memory { bytes: UNKNOWN, reason: "assumed: the system reports no memory".into() },
     }
 }
 
-/// Bytes that this process may still have when it has taken `taken`; any number where the system does not say.
+/// Bytes that this process may still allocate after `taken`; `u64::MAX` if the system reports no limit.
 pub fn left(taken: u64) -> u64 {
     let of_limit = limit().map(|limit| limit.saturating_sub(taken));
     [of_limit, available()].into_iter().flatten().min().unwrap_or(u64::MAX)
@@ -40,13 +39,13 @@ fn available() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
 }
 
-/// The most bytes of memory that this process has had, if the system says. Source: proc_pid_status(5).
+/// Peak resident memory of this process in bytes, if the system reports it. Source: proc_pid_status(5).
 pub fn peak() -> Option<u64> {
     status("VmHWM")
 }
 
-/// Bytes of files that are mapped into this process and in memory: its program and libraries, which others that run them
-/// share. If the system says. Source: proc_pid_status(5).
+/// Resident bytes of mapped files (program and libraries, which processes share), if the system reports them. Source:
+/// proc_pid_status(5).
 pub fn mapped_files() -> Option<u64> {
     status("RssFile")
 }
@@ -55,7 +54,7 @@ fn status(key: &str) -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/self/status").ok()?, key)
 }
 
-/// The least limit from the group of this process up to the root, version 2 or 1.
+/// The lowest limit from the group of this process up to the root, cgroup v2 or v1.
 fn cgroup_limit(groups: &str, root: &Path, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let number = |path: &Path| read(path)?.trim().parse::<u64>().ok();
     let mut least = None;
@@ -67,7 +66,7 @@ fn cgroup_limit(groups: &str, root: &Path, read: impl Fn(&Path) -> Option<String
             c if c.split(',').any(|name| name == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
             _ => continue,
         };
-        // inside a container the path may be that of the host: the root of what is mounted holds then
+        // inside a container the path may be the host's; then the mounted root has the limit
         let mut at = base.join(group.trim_start_matches('/'));
         loop {
             least = [least, number(&at.join(file))].into_iter().flatten().min();
@@ -91,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_limit_of_all_groups_counts() {
+    fn the_lowest_limit_of_all_groups_applies() {
         let files = BTreeMap::from([
             ("/c/a/b/memory.max", "max\n"),
             ("/c/a/memory.max", "1000\n"),

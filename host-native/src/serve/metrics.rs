@@ -1,4 +1,4 @@
-//! What is counted, for Prometheus and for `/server/stats`.
+//! Counters, gauges and histograms of `/metrics` and `/server/stats`.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -13,46 +13,46 @@ use starling::engine::FinishReason;
 use starling::kernels::attention::PAGE;
 use starling::kv::KvStats;
 
-use super::past::{Past, Rate, Recent};
 use super::queue::Failed;
 use super::scheduler::Priority;
+use super::stats::{Rate, Recent, Totals};
 use super::value::Compat;
 
-/// A label and its value.
 type Label = [(&'static str, &'static str); 1];
 type Real = Gauge<f64, AtomicU64>;
 
-/// Buckets of vLLM, so that its dashboards fit.
+/// Time to first token, in seconds. The buckets are vLLM's, so that its dashboards work.
 #[rustfmt::skip]
-const FIRST: [f64; 22] = [
+const FIRST_TOKEN_BUCKETS: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
     640.0, 2560.0,
 ];
+/// Time between tokens, in seconds.
 #[rustfmt::skip]
-const NEXT: [f64; 19] = [
+const INTER_TOKEN_BUCKETS: [f64; 19] = [
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
+/// Time of a request, in seconds.
 #[rustfmt::skip]
-const WHOLE: [f64; 21] = [
+const REQUEST_BUCKETS: [f64; 21] = [
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
 ];
-const SIZES: [f64; 14] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 16384.0];
+const SIZE_BUCKETS: [f64; 14] =
+    [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 16384.0];
 
-/// How a request ended.
+/// How a request ended: the label `outcome`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The answer ended by itself or at a stop string.
+    /// A stop token, a stop string, or the end of a constraint.
     Stop,
-    /// It was as long as it might be.
+    /// `max_tokens` or the end of the context.
     Length,
-    /// The client went away.
+    /// The client disconnected.
     Cancelled,
-    /// It waited or took too long.
+    /// `queue_timeout` or `request_timeout`.
     Timeout,
-    /// The server ended before it.
     Shutdown,
-    /// A fault.
     Error,
 }
 
@@ -69,24 +69,21 @@ impl Outcome {
     }
 }
 
-/// How things stand when someone asks.
+/// Values of the gauges at the time of a scrape.
 #[derive(Debug, Clone, Copy)]
-pub struct Standing {
-    /// Requests that wait, by priority.
+pub struct Snapshot {
+    /// Queued requests, by [`Priority::index`].
     pub depth: [usize; 3],
-    /// Texts that wait.
+    /// Queued texts to embed.
     pub texts: usize,
-    /// Requests at the engine's door.
+    /// Requests taken from the queue that wait for KV pages or for a shared prompt.
     pub held: usize,
-    /// Answers being made.
+    /// Requests in the engine.
     pub running: usize,
-    /// Sessions.
     pub sessions: usize,
-    /// Memory of keys and values.
     pub kv: KvStats,
 }
 
-/// All counters.
 pub struct Metrics {
     registry: Registry,
     requests: Family<Label, Counter>,
@@ -120,7 +117,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Counters at zero, of a model of that name with so many pages of keys and values.
+    /// `model` is the label of all series; `n_pages` the size of the KV cache.
     pub fn new(model: &str, compat: Compat, n_pages: usize) -> Metrics {
         let histogram = |buckets: &[f64]| Histogram::new(buckets.iter().copied());
         let mut m = Metrics {
@@ -133,14 +130,14 @@ impl Metrics {
             waiting: Gauge::default(),
             running: Gauge::default(),
             sessions: Gauge::default(),
-            first_token: histogram(&FIRST),
-            next_token: histogram(&NEXT),
-            whole: histogram(&WHOLE),
-            queue_time: histogram(&WHOLE),
-            prefill_time: histogram(&WHOLE),
-            batch_size: histogram(&SIZES),
-            prefill_chunk: histogram(&SIZES),
-            step_time: histogram(&FIRST),
+            first_token: histogram(&FIRST_TOKEN_BUCKETS),
+            next_token: histogram(&INTER_TOKEN_BUCKETS),
+            whole: histogram(&REQUEST_BUCKETS),
+            queue_time: histogram(&REQUEST_BUCKETS),
+            prefill_time: histogram(&REQUEST_BUCKETS),
+            batch_size: histogram(&SIZE_BUCKETS),
+            prefill_chunk: histogram(&SIZE_BUCKETS),
+            step_time: histogram(&FIRST_TOKEN_BUCKETS),
             prompt_tokens: Counter::default(),
             output_tokens: Counter::default(),
             texts: Counter::default(),
@@ -158,7 +155,7 @@ impl Metrics {
         if compat == Compat::Vllm {
             m.register_vllm(n_pages);
         }
-        // series that are there from the start, so that their growth can be seen
+        // Prometheus computes rates only of series that exist before their first increase
         use Outcome::{Cancelled, Error, Length, Shutdown, Stop, Timeout};
         for outcome in [Stop, Length, Cancelled, Timeout, Shutdown, Error] {
             drop(m.requests.get_or_create(&[("outcome", outcome.name())]));
@@ -168,68 +165,120 @@ impl Metrics {
 
     fn register(&mut self) {
         let r = self.registry.sub_registry_with_prefix("starling");
-        r.register("requests", "Requests by how they ended", self.requests.clone());
-        r.register("rejected", "Requests that were not let in, by reason", self.rejected.clone());
-        r.register("http_responses", "Responses by class of status", self.responses.clone());
-        r.register("queue_depth", "Requests that wait, by priority", self.depth.clone());
-        r.register("queue_texts", "Texts that wait to be embedded", self.texts_waiting.clone());
-        r.register("requests_waiting", "Requests that wait, at the engine's door too", self.waiting.clone());
-        r.register("requests_running", "Answers being made", self.running.clone());
+        r.register("requests", "Finished requests by outcome", self.requests.clone());
+        r.register("rejected", "Requests refused before the queue, by reason", self.rejected.clone());
+        r.register("http_responses", "HTTP responses by status class", self.responses.clone());
+        r.register("queue_depth", "Queued requests by priority", self.depth.clone());
+        r.register("queue_texts", "Queued texts to embed", self.texts_waiting.clone());
+        r.register(
+            "requests_waiting",
+            "Queued requests, including those admitted but waiting for KV pages",
+            self.waiting.clone(),
+        );
+        r.register("requests_running", "Requests in the engine's batch", self.running.clone());
         r.register("sessions", "Open sessions", self.sessions.clone());
-        r.register("time_to_first_token_seconds", "From the request to its first token", self.first_token.clone());
-        r.register("inter_token_latency_seconds", "From a token to the next", self.next_token.clone());
-        r.register("e2e_request_latency_seconds", "From the request to the end of its answer", self.whole.clone());
-        r.register("request_queue_time_seconds", "From the request to its start", self.queue_time.clone());
+        r.register(
+            "time_to_first_token_seconds",
+            "Time from request arrival to its first token",
+            self.first_token.clone(),
+        );
+        r.register(
+            "inter_token_latency_seconds",
+            "Time between consecutive tokens of a request",
+            self.next_token.clone(),
+        );
+        r.register("e2e_request_latency_seconds", "Time from request arrival to its last token", self.whole.clone());
+        r.register(
+            "request_queue_time_seconds",
+            "Time from request arrival to its admission to the engine",
+            self.queue_time.clone(),
+        );
         r.register(
             "request_prefill_time_seconds",
-            "From the start to the end of the prompt",
+            "Time from admission to the end of prefill",
             self.prefill_time.clone(),
         );
-        r.register("step_batch_size", "Answers in a step", self.batch_size.clone());
-        r.register("step_prefill_tokens", "Tokens of prompts in a step that has some", self.prefill_chunk.clone());
-        r.register("step_seconds", "Time of a step", self.step_time.clone());
-        r.register("prompt_tokens", "Tokens of prompts, cached ones included", self.prompt_tokens.clone());
-        r.register("output_tokens", "Tokens of answers", self.output_tokens.clone());
-        r.register("embedded_texts", "Texts embedded", self.texts.clone());
-        r.register("embedded_tokens", "Tokens of texts embedded", self.text_tokens.clone());
-        r.register("kv_bytes", "Memory of keys and values, by state", self.kv_bytes.clone());
-        r.register("kv_usage_ratio", "Share of that memory that answers hold", self.kv_usage.clone());
-        r.register("kv_evictions", "Cached pages given away", self.evictions.clone());
-        r.register("preemptions", "Times an answer gave its memory to older ones", self.preemptions.clone());
-        r.register("prefix_cache_queries", "Tokens of prompts looked for in the cache", self.queries.clone());
-        r.register("prefix_cache_hits", "Tokens of prompts found there", self.hits.clone());
+        r.register("step_batch_size", "Requests in an engine step", self.batch_size.clone());
+        r.register(
+            "step_prefill_tokens",
+            "Prompt tokens in an engine step, where there are any",
+            self.prefill_chunk.clone(),
+        );
+        r.register("step_seconds", "Duration of an engine step", self.step_time.clone());
+        r.register(
+            "prompt_tokens",
+            "Prompt tokens, including those found in the prefix cache",
+            self.prompt_tokens.clone(),
+        );
+        r.register("output_tokens", "Generated tokens", self.output_tokens.clone());
+        r.register("embedded_texts", "Embedded texts", self.texts.clone());
+        r.register("embedded_tokens", "Tokens of embedded texts", self.text_tokens.clone());
+        r.register("kv_bytes", "KV cache memory by state, in bytes", self.kv_bytes.clone());
+        r.register("kv_usage_ratio", "Share of the KV cache held by running requests, 0 to 1", self.kv_usage.clone());
+        r.register("kv_evictions", "KV pages evicted from the prefix cache", self.evictions.clone());
+        r.register("preemptions", "Requests preempted for lack of KV pages", self.preemptions.clone());
+        r.register("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", self.queries.clone());
+        r.register("prefix_cache_hits", "Prompt tokens found in the prefix cache", self.hits.clone());
     }
 
     fn register_vllm(&mut self, n_pages: usize) {
         let info = Family::<[(&'static str, String); 2], Gauge>::default();
         info.get_or_create(&[("block_size", PAGE.to_string()), ("num_gpu_blocks", n_pages.to_string())]).set(1);
         let r = &mut self.registry;
-        r.register("vllm:num_requests_running", "Answers being made", self.running.clone());
-        r.register("vllm:num_requests_waiting", "Requests that wait", self.waiting.clone());
-        r.register("vllm:kv_cache_usage_perc", "Share of pages that answers hold, from 0 to 1", self.kv_usage.clone());
-        r.register("vllm:num_preemptions", "Times an answer gave its memory to older ones", self.preemptions.clone());
-        r.register("vllm:cache_config_info", "Pages of keys and values", info);
-        r.register("vllm:prefix_cache_queries", "Tokens looked for in the cache", self.queries.clone());
-        r.register("vllm:prefix_cache_hits", "Tokens found there", self.hits.clone());
-        r.register("vllm:prompt_tokens", "Tokens of prompts", self.prompt_tokens.clone());
-        r.register("vllm:generation_tokens", "Tokens of answers", self.output_tokens.clone());
-        r.register("vllm:time_to_first_token_seconds", "To the first token", self.first_token.clone());
-        r.register("vllm:inter_token_latency_seconds", "From a token to the next", self.next_token.clone());
-        r.register("vllm:e2e_request_latency_seconds", "From request to end", self.whole.clone());
-        r.register("vllm:request_queue_time_seconds", "From request to start", self.queue_time.clone());
+        r.register("vllm:num_requests_running", "Requests in the engine's batch", self.running.clone());
+        r.register(
+            "vllm:num_requests_waiting",
+            "Queued requests, including those admitted but waiting for KV pages",
+            self.waiting.clone(),
+        );
+        r.register(
+            "vllm:kv_cache_usage_perc",
+            "Share of the KV cache held by running requests, 0 to 1",
+            self.kv_usage.clone(),
+        );
+        r.register("vllm:num_preemptions", "Requests preempted for lack of KV pages", self.preemptions.clone());
+        r.register("vllm:cache_config_info", "KV cache configuration: page size in tokens, number of pages", info);
+        r.register("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", self.queries.clone());
+        r.register("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", self.hits.clone());
+        r.register(
+            "vllm:prompt_tokens",
+            "Prompt tokens, including those found in the prefix cache",
+            self.prompt_tokens.clone(),
+        );
+        r.register("vllm:generation_tokens", "Generated tokens", self.output_tokens.clone());
+        r.register(
+            "vllm:time_to_first_token_seconds",
+            "Time from request arrival to its first token",
+            self.first_token.clone(),
+        );
+        r.register(
+            "vllm:inter_token_latency_seconds",
+            "Time between consecutive tokens of a request",
+            self.next_token.clone(),
+        );
+        r.register(
+            "vllm:e2e_request_latency_seconds",
+            "Time from request arrival to its last token",
+            self.whole.clone(),
+        );
+        r.register(
+            "vllm:request_queue_time_seconds",
+            "Time from request arrival to its admission to the engine",
+            self.queue_time.clone(),
+        );
     }
 
-    /// All of it, in OpenMetrics.
-    pub fn openmetrics(&self, now: &Standing) -> String {
+    /// All metrics in OpenMetrics text format.
+    pub fn openmetrics(&self, snapshot: &Snapshot) -> String {
         for priority in Priority::ALL {
-            self.depth.get_or_create(&[("priority", priority.name())]).set(now.depth[priority.index()] as i64);
+            self.depth.get_or_create(&[("priority", priority.name())]).set(snapshot.depth[priority.index()] as i64);
         }
-        let waiting = now.depth.iter().sum::<usize>() + now.held;
-        self.texts_waiting.set(now.texts as i64);
+        let waiting = snapshot.depth.iter().sum::<usize>() + snapshot.held;
+        self.texts_waiting.set(snapshot.texts as i64);
         self.waiting.set(waiting as i64);
-        self.running.set(now.running as i64);
-        self.sessions.set(now.sessions as i64);
-        let kv = &now.kv;
+        self.running.set(snapshot.running as i64);
+        self.sessions.set(snapshot.sessions as i64);
+        let kv = &snapshot.kv;
         let states = [
             ("reserved", kv.reserved_bytes),
             ("committed", kv.committed_bytes),
@@ -242,7 +291,7 @@ impl Metrics {
             self.kv_bytes.get_or_create(&[("state", state)]).set(bytes as i64);
         }
         self.kv_usage.set(kv.in_use_bytes as f64 / kv.reserved_bytes.max(1) as f64);
-        // the arena counts for itself; counters only go up
+        // the KV arena has its own counter; this adds what is new
         self.evictions.inc_by(kv.evictions.saturating_sub(self.evictions.get()));
         let mut text = String::new();
         // writing to a string does not fail
@@ -250,19 +299,18 @@ impl Metrics {
         text
     }
 
-    /// All of it, in the text format that Prometheus had before.
-    pub fn prometheus(&self, now: &Standing) -> String {
-        to_prometheus(&self.openmetrics(now))
+    /// All metrics in Prometheus text format 0.0.4.
+    pub fn prometheus(&self, snapshot: &Snapshot) -> String {
+        to_prometheus(&self.openmetrics(snapshot))
     }
 
-    /// Requests that ended so.
     pub fn outcomes(&self, outcome: Outcome, n: usize) {
         self.requests.get_or_create(&[("outcome", outcome.name())]).inc_by(n as u64);
     }
 
-    /// A request that ended without an answer.
-    pub fn failed(&self, why: &Failed) {
-        let outcome = match why {
+    /// Counts a request that failed, by outcome.
+    pub fn failed(&self, failed: &Failed) {
+        let outcome = match failed {
             Failed::QueueTimeout(_) | Failed::Timeout(_) => Outcome::Timeout,
             Failed::Shutdown => Outcome::Shutdown,
             Failed::Request(_) => Outcome::Error,
@@ -270,23 +318,19 @@ impl Metrics {
         self.outcomes(outcome, 1);
     }
 
-    /// A request that was not let in.
     pub fn rejected(&self, reason: &'static str) {
         self.rejected.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// A response.
     pub fn response(&self, status: u16) {
         let class = ["other", "1xx", "2xx", "3xx", "4xx", "5xx"][usize::from(status / 100).min(5)];
         self.responses.get_or_create(&[("class", class)]).inc();
     }
 
-    /// A request left the queue.
     pub fn queue_time(&self, time: Duration) {
         self.queue_time.observe(time.as_secs_f64());
     }
 
-    /// A prompt was processed.
     pub fn prefilled(&self, n_prompt: usize, n_cached: usize, time: Duration) {
         self.prompt_tokens.inc_by(n_prompt as u64);
         self.queries.inc_by(n_prompt as u64);
@@ -294,14 +338,14 @@ impl Metrics {
         self.prefill_time.observe(time.as_secs_f64());
     }
 
-    /// The first token of an answer.
+    /// `time` is since the arrival of the request.
     pub fn first_token(&self, time: Duration) {
         self.count_token();
         self.recent[0].add(time);
         self.first_token.observe(time.as_secs_f64());
     }
 
-    /// Another token.
+    /// `time` is since the previous token of the request.
     pub fn next_token(&self, time: Duration) {
         self.count_token();
         self.recent[1].add(time);
@@ -313,8 +357,7 @@ impl Metrics {
         self.rate.add(1);
     }
 
-    /// The end of an answer.
-    pub fn done(&self, reason: FinishReason, _n_tokens: usize, time: Duration) {
+    pub fn done(&self, reason: FinishReason, time: Duration) {
         let outcome = match reason {
             FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Complete => Outcome::Stop,
             FinishReason::Length => Outcome::Length,
@@ -325,7 +368,7 @@ impl Metrics {
         self.whole.observe(time.as_secs_f64());
     }
 
-    /// A step of `n` answers, with `prefill` tokens of prompts.
+    /// An engine step of `n` requests that processed `prefill` prompt tokens.
     pub fn step(&self, n: usize, prefill: usize, time: Duration) {
         self.batch_size.observe(n as f64);
         if prefill > 0 {
@@ -334,21 +377,18 @@ impl Metrics {
         self.step_time.observe(time.as_secs_f64());
     }
 
-    /// An answer gave up its memory.
     pub fn preempted(&self) {
         self.preemptions.inc();
     }
 
-    /// A batch of texts.
     pub fn embedded(&self, texts: usize, tokens: usize) {
         self.texts.inc_by(texts as u64);
         self.text_tokens.inc_by(tokens as u64);
     }
 
-    /// What `/server/stats` says of the past.
-    pub fn past(&self) -> Past {
+    pub fn totals(&self) -> Totals {
         let [first, next, whole] = &self.recent;
-        Past {
+        Totals {
             prompt_tokens: self.prompt_tokens.get(),
             cached_tokens: self.hits.get(),
             output_tokens: self.output_tokens.get(),
@@ -361,7 +401,7 @@ impl Metrics {
     }
 }
 
-/// OpenMetrics in the older format: a counter's family has the name of its samples, and there is no end mark.
+/// OpenMetrics text to Prometheus text: a counter's `# TYPE` and `# HELP` carry the suffix `_total`, and `# EOF` goes.
 fn to_prometheus(text: &str) -> String {
     let mut counters = Vec::new();
     for line in text.lines() {
@@ -372,8 +412,7 @@ fn to_prometheus(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 1024);
     for line in text.lines().filter(|line| *line != "# EOF") {
         let mut words = line.splitn(4, ' ');
-        let (mark, kind, name, rest) = (words.next(), words.next(), words.next(), words.next());
-        match (mark, kind, name, rest) {
+        match (words.next(), words.next(), words.next(), words.next()) {
             (Some("#"), Some(kind), Some(name), Some(rest)) if counters.contains(&name) => {
                 out.extend(["# ", kind, " ", name, "_total ", rest]);
             }
@@ -388,16 +427,16 @@ fn to_prometheus(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn standing() -> Standing {
+    fn snapshot() -> Snapshot {
         let kv = KvStats { reserved_bytes: 8, in_use_bytes: 2, evictions: 3, ..KvStats::default() };
-        Standing { depth: [1, 2, 3], texts: 4, held: 1, running: 5, sessions: 6, kv }
+        Snapshot { depth: [1, 2, 3], texts: 4, held: 1, running: 5, sessions: 6, kv }
     }
 
     #[test]
-    fn both_formats_say_the_same() {
+    fn both_formats_have_the_same_samples() {
         let m = Metrics::new("m", Compat::Vllm, 12);
         m.first_token(Duration::from_millis(3));
-        let open = m.openmetrics(&standing());
+        let open = m.openmetrics(&snapshot());
         assert!(open.ends_with("# EOF\n"));
         assert!(
             open.contains("# TYPE starling_output_tokens counter\nstarling_output_tokens_total{model_name=\"m\"} 1")
@@ -405,7 +444,7 @@ mod tests {
         assert!(open.contains("vllm:num_requests_waiting{model_name=\"m\"} 7\n"));
         assert!(open.contains("block_size=\"16\",num_gpu_blocks=\"12\"} 1\n"), "{open}");
         assert!(open.contains("vllm:kv_cache_usage_perc{model_name=\"m\"} 0.25\n"));
-        let old = m.prometheus(&standing());
+        let old = m.prometheus(&snapshot());
         assert!(!old.contains("# EOF") && old.contains("# TYPE starling_output_tokens_total counter\n"));
         assert!(old.contains("starling_kv_evictions_total{model_name=\"m\"} 3\n"));
         let samples = |text: &str| text.lines().filter(|l| !l.starts_with('#')).map(String::from).collect::<Vec<_>>();

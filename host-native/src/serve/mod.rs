@@ -1,12 +1,12 @@
-//! `starling serve`: the engine behind HTTP.
+//! `starling serve`: the HTTP server.
 //!
 //! ```text
-//! http (connections) ─ gate (name, key) ─ api (checks, tokens) ─► queue ─► worker: Engine::step ─► channel ─► api ─► client
+//! http (connections) ─ gate (Host, key) ─ api (checks, tokens) ─► queue ─► worker: Engine::step ─► channel ─► api ─► client
 //!                                                                  │
 //!                                                            scheduler (policy)
 //! ```
 //!
-//! The path of a request is that of the files: `http.rs`, `gate.rs`, `api/chat.rs` (or another), `api/options.rs`,
+//! A request passes through the files in this order: `http.rs`, `gate.rs`, `api/chat.rs` (or another), `api/options.rs`,
 //! `api/submit.rs`, `queue.rs` with `scheduler.rs`, `worker.rs`, and back to `api/answer.rs` or `api/sse.rs`.
 
 pub mod api;
@@ -22,12 +22,12 @@ pub mod machine;
 mod metrics;
 mod offload;
 mod openapi;
-mod past;
 mod queue;
 mod scheduler;
 mod sessions;
 mod start;
 mod state;
+mod stats;
 mod sync;
 mod tls;
 mod trace;
@@ -48,28 +48,27 @@ use crate::cli::ModelArgs;
 use crate::error::Failure;
 use auth::Hosts;
 use config::ServeArgs;
-use queue::End;
+use queue::Shutdown;
 use state::App;
 
-/// Threads for connections: they wait more than they work.
+/// Threads that serve connections; long work runs on blocking threads (`offload.rs`).
 const HTTP_THREADS: usize = 2;
-/// Threads for long work on requests and responses, at least: more would take the CPU from those for connections.
+/// Minimum number of blocking threads. More than there are CPUs would slow down the HTTP threads.
 const MIN_BLOCKING_THREADS: usize = 4;
-/// How long connections may take to send what is left, once the engine is done.
-const LAST_WORDS: Duration = Duration::from_secs(5);
-/// First wait between two tries of the callback.
-const CALLBACK_WAIT: Duration = Duration::from_millis(500);
+/// Time for connections to send the rest of their responses once the engine has finished.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// First backoff of the readiness callback.
+const CALLBACK_BACKOFF: Duration = Duration::from_millis(500);
 
-/// Runs the command.
-///
 /// # Errors
-/// If a setting is wrong, the model does not load, the address is taken, or the end was not clean.
+/// If a setting is invalid, the model does not load, the address is in use, the engine panics, or the shutdown ends
+/// running requests.
 pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     let (settings, model_args) = args.settings(model_args)?;
     if args.prints() {
         return Ok(stdout().write_all(settings.to_toml().as_bytes())?);
     }
-    start::log(&settings)?;
+    start::init_log(&settings)?;
     let listener = start::listen(&settings)?;
     let tls = tls::acceptor(&settings)?;
     let n_blocking = std::thread::available_parallelism().map_or(1, usize::from).max(MIN_BLOCKING_THREADS);
@@ -80,7 +79,7 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     let engine = std::thread::Builder::new().name("starling-engine".into()).spawn(move || worker.run())?;
     let result = runtime.block_on(serve(&app, listener, tls, engine));
     app.exporter.end();
-    runtime.shutdown_timeout(LAST_WORDS);
+    runtime.shutdown_timeout(CLOSE_TIMEOUT);
     result
 }
 
@@ -98,70 +97,70 @@ async fn serve(
     let (stop, stopped) = watch::channel(false);
     let (now, at_once) = watch::channel(false);
     let settings = app.settings.clone();
-    let door = http::Door { listener, tls };
-    let connections = tokio::spawn(async move { http::serve(door, routes, &settings, stopped, at_once).await });
+    let listener = http::Listener { tcp: listener, tls };
+    let connections = tokio::spawn(async move { http::serve(listener, routes, &settings, stopped, at_once).await });
     tracing::info!("listening on {url}, model {}", app.model_name);
-    // for people and programs that start this one: the port may have been any
+    // a program that starts the server with port 0 reads the port from here
     writeln!(stdout(), "{url}")?;
     stdout().flush()?;
     if let Some(callback) = app.settings.callback_url.clone() {
-        tokio::spawn(callback::report(callback, start::ready(app, &url), CALLBACK_WAIT));
+        tokio::spawn(callback::report(callback, start::readiness_report(app, &url), CALLBACK_BACKOFF));
     }
-    tokio::spawn(close_old_sessions(Arc::clone(app)));
+    tokio::spawn(expire_sessions(Arc::clone(app)));
 
-    let mut ended = tokio::time::interval(Duration::from_millis(20));
+    let mut poll = tokio::time::interval(Duration::from_millis(20));
     loop {
         tokio::select! {
             _ = term.recv() => break,
             _ = int.recv() => break,
-            _ = ended.tick() => if app.pulse.is_over() { break },
+            _ = poll.tick() => if app.worker.has_ended() { break },
         }
     }
-    tracing::info!("shutting down: {} running", app.pulse.running.load(Ordering::Relaxed));
+    tracing::info!("shutting down: {} requests running", app.worker.running.load(Ordering::Relaxed));
     app.draining.store(true, Ordering::Release);
-    app.queue.end(End::Draining);
+    app.queue.shut_down(Shutdown::Draining);
     let deadline = Instant::now() + app.settings.drain_timeout;
     let mut clean = true;
-    while !app.pulse.is_over() {
+    while !app.worker.has_ended() {
         tokio::select! {
             _ = term.recv() => clean = false,
             _ = int.recv() => clean = false,
-            _ = ended.tick() => clean &= Instant::now() < deadline,
+            _ = poll.tick() => clean &= Instant::now() < deadline,
         }
         if !clean {
-            app.queue.end(End::Now);
+            app.queue.shut_down(Shutdown::Now);
         }
     }
     let _ = stop.send(true);
-    let last = tokio::time::sleep(if clean { LAST_WORDS } else { Duration::from_millis(200) });
-    tokio::pin!(connections, last);
+    let timeout = tokio::time::sleep(if clean { CLOSE_TIMEOUT } else { Duration::from_millis(200) });
+    tokio::pin!(connections, timeout);
     let done = tokio::select! {
         _ = &mut connections => true,
-        () = &mut last => false,
+        () = &mut timeout => false,
     };
     if !done {
         let _ = now.send(true);
         let _ = connections.await;
     }
-    let fault = app.pulse.has_failed() || engine.join().is_err();
+    let fault = app.worker.has_failed() || engine.join().is_err();
     if fault {
-        return Err(io::Error::other("the engine has failed").into());
+        return Err(io::Error::other("engine failed: its thread panicked; see the log").into());
     }
     if !clean {
-        return Err(io::Error::other("stopped before all answers were complete").into());
+        return Err(io::Error::other("shutdown: running requests were ended before they were complete").into());
     }
-    tracing::info!("all answers are complete");
+    tracing::info!("shutdown: all requests are complete");
     Ok(())
 }
 
-async fn close_old_sessions(app: Arc<App>) {
+async fn expire_sessions(app: Arc<App>) {
     let mut tick = tokio::time::interval(Duration::from_secs(1).min(app.settings.session_ttl));
     loop {
         tick.tick().await;
-        let old = app.sessions.expire(Instant::now());
-        if !old.is_empty() {
-            tracing::debug!(sessions = old.len(), "closed by age");
-            app.queue.forget(old);
+        let expired = app.sessions.expire(Instant::now());
+        if !expired.is_empty() {
+            tracing::debug!(sessions = expired.len(), "sessions expired (--session-ttl)");
+            app.queue.forget(expired);
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Work that may run long, kept off the threads that serve connections.
+//! Moves long work from the HTTP threads to blocking threads.
 
 use super::api::error::ApiError;
 
-/// Work on fewer bytes than this, or on fewer values, runs where it is asked for.
+/// Minimum size, in bytes or values, of work that is moved.
 const LARGE: usize = 4 << 10;
 
-/// Does work on `size` bytes or values: here if they are few, else on one of the threads for blocking work, of which
-/// there are as many as can run at a time.
+/// Runs `work` on `size` bytes or values: on the calling thread if `size` is below [`LARGE`], else on a blocking thread.
+/// Their number is bounded by the number of CPUs; further work waits.
 ///
 /// # Errors
 /// If the work panics.
@@ -14,5 +14,7 @@ pub async fn offload<T: Send + 'static>(size: usize, work: impl FnOnce() -> T + 
     if size < LARGE {
         return Ok(work());
     }
-    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::internal("preparing the request or response failed"))
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| ApiError::internal("internal error: preparing the request or response panicked"))
 }

@@ -1,4 +1,4 @@
-//! The interface described from its types, and a page to read it.
+//! The OpenAPI document, its reader page, and the chat page.
 
 use axum::http::StatusCode;
 use axum::response::{Html, Response};
@@ -13,7 +13,7 @@ use super::health;
 #[openapi(
     info(
         title = "Starling",
-        description = "Language models on CPUs, the same bytes everywhere: OpenAI's interface and Starling's own."
+        description = "Inference server for GGUF language models on CPUs: OpenAI's API and Starling's own."
     ),
     paths(
         chat::chat_completions,
@@ -36,19 +36,22 @@ use super::health;
     ),
     components(schemas(answer::Answers<chat::ChatDelta>, generate::GenerateToken, execute::ExecuteToken))
 )]
-struct Interface;
+struct Api;
 
-/// The description.
+/// `GET /openapi.json`
 pub async fn document() -> Response {
-    json(StatusCode::OK, &described())
+    json(StatusCode::OK, &with_errors())
 }
 
-/// Every path may refuse a request, by the key or the server's name in it, or fail.
-fn described() -> utoipa::openapi::OpenApi {
-    let mut document = Interface::openapi();
+/// Adds the error responses that the middleware can give on every path.
+fn with_errors() -> utoipa::openapi::OpenApi {
+    let mut document = Api::openapi();
     for item in document.paths.paths.values_mut() {
         for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
-            for (status, what) in [("4XX", "The request is refused"), ("5XX", "The server cannot answer now")] {
+            for (status, what) in [
+                ("4XX", "Invalid, unauthorised or rate-limited request"),
+                ("5XX", "Server error, overload or shutdown"),
+            ] {
                 let body = ContentBuilder::new().schema(Some(Ref::from_schema_name("ErrorBody"))).build();
                 let response = ResponseBuilder::new().description(what).content("application/json", body).build();
                 operation.responses.responses.entry(status.into()).or_insert_with(|| response.into());
@@ -58,12 +61,12 @@ fn described() -> utoipa::openapi::OpenApi {
     document
 }
 
-/// A page to read it.
+/// `GET /docs`: a reader of the OpenAPI document
 pub async fn docs() -> Html<&'static str> {
     Html(include_str!("docs.html"))
 }
 
-/// A page to talk with the model.
+/// `GET /`: a chat page
 pub async fn page() -> Html<&'static str> {
     Html(include_str!("page.html"))
 }
@@ -73,13 +76,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_path_and_type_is_described() {
-        let document = serde_json::to_value(described()).unwrap();
+    fn every_path_is_documented_and_every_reference_resolves() {
+        let document = serde_json::to_value(with_errors()).unwrap();
         let paths = document["paths"].as_object().unwrap();
         for path in ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models/{id}", "/execute"] {
             assert!(paths.contains_key(path), "{path}");
         }
-        // every reference leads somewhere
         let text = document.to_string();
         for part in text.split("\"#/components/schemas/").skip(1) {
             let name = part.split('"').next().unwrap();

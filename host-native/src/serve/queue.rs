@@ -1,7 +1,7 @@
-//! What goes from HTTP to the engine's thread and back: requests, and the updates of each.
+//! Messages between HTTP handlers and the engine thread: jobs, and the updates of each.
 //!
-//! The channel of a request has room for all of its updates, so the engine never waits for a client. A request is
-//! cancelled by dropping its receiver ([`Updates`]).
+//! The channel of a request has room for all of its updates, so the engine never waits for a client. Dropping the receiver
+//! ([`Updates`]) cancels the request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,74 +14,65 @@ use starling::receipt::Receipt;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::handoff;
-pub use super::handoff::{Closed, End, Forget, Ticket};
+pub use super::handoff::{Closed, Forget, Shutdown, Ticket};
 use super::trace::{Stages, Trace};
 
-/// The queues of requests for the engine's thread.
 pub type Queue = handoff::Queue<Job, TextJob>;
 
-/// What the engine's thread says of a request.
+/// Progress of a request, from the engine thread.
 #[derive(Debug)]
 pub enum Update {
-    /// It has left the queue.
+    /// The engine has admitted the request.
     Started,
-    /// Its prompt was processed; so many of its tokens were found in the cache.
+    /// The prompt was processed.
     Prefilled {
-        /// Tokens found in the cache.
+        /// Prompt tokens found in the prefix cache.
         n_cached: usize,
-        /// Log-probabilities of its tokens after the first, if asked for.
+        /// Log-probabilities of the prompt tokens after the first, if requested.
         prompt: Vec<TokenLogprobs>,
     },
-    /// A token was picked.
     Token {
-        /// The token.
         token: u32,
-        /// Text that is certain now.
+        /// Complete characters that cannot be part of a stop string.
         text: String,
-        /// Natural logarithm of its probability, if asked for.
+        /// Natural logarithm of the token's probability, if requested.
         logprob: f32,
-        /// The most probable tokens with theirs, if asked for.
+        /// The most probable tokens and their log-probabilities, if requested.
         top: Vec<(u32, f32)>,
     },
-    /// The answer is complete.
     Done {
-        /// Text that was held back.
+        /// Text held back until now.
         text: String,
-        /// Why it ended.
         reason: FinishReason,
-        /// Tokens picked.
+        /// Generated tokens.
         n_tokens: usize,
-        /// If asked for.
         receipt: Option<Box<Receipt>>,
     },
-    /// The vector of a text.
+    /// The embedding of a text.
     Vector {
-        /// Its numbers; none where they are not finite.
+        /// `None` if it is not finite.
         vector: Option<Vec<f32>>,
     },
-    /// There will be no more.
+    /// The last update of a request that failed.
     Failed(Failed),
 }
 
-/// Why a request ended without an answer.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Failed {
-    /// It waited too long.
-    #[error("the request waited longer than {0} s")]
+    #[error("the request was queued for longer than {0} s (--queue-timeout); try again later")]
     QueueTimeout(f64),
-    /// It took too long.
-    #[error("the request took longer than {0} s")]
+    #[error("the request took longer than {0} s (--request-timeout)")]
     Timeout(f64),
-    /// The server ends.
     #[error("the server is shutting down")]
     Shutdown,
-    /// The engine refuses it.
+    /// The engine refused it.
     #[error(transparent)]
     Request(#[from] RequestError),
 }
 
 impl Failed {
-    /// The name, for traces.
+    /// The attribute `reason` in traces.
     pub const fn name(&self) -> &'static str {
         match self {
             Failed::QueueTimeout(_) => "queue_timeout",
@@ -92,139 +83,130 @@ impl Failed {
     }
 }
 
-/// The way back to an HTTP request: updates with the number of the answer or text that they are about.
-pub type Back = Sender<(usize, Update)>;
+/// Sends updates to an HTTP handler, each with the index of its answer or text within the request.
+pub type UpdateSender = Sender<(usize, Update)>;
 
-/// A prompt to be continued.
+/// One answer to a prompt.
 #[derive(Debug)]
 pub struct Job {
-    /// For the engine, which takes it.
+    /// `None` once the engine has it.
     pub request: Option<Box<Request>>,
-    /// Which answer of its HTTP request.
+    /// Index of the answer within its HTTP request.
     pub index: usize,
-    /// Where updates go.
-    pub to: Back,
-    /// When and how long.
+    pub to: UpdateSender,
     pub times: Times,
-    /// Set when the prompt is in the cache, or will not come there. Other answers to the same prompt wait for it.
+    /// Shared by all answers to the prompt; the others wait for the prefill by the one that `leads`.
     pub prompt: Arc<PromptKnown>,
-    /// Whether this is the answer that brings it there.
+    /// Whether this answer computes the prompt for all.
     pub leads: bool,
-    /// The trace of its HTTP request, and where this answer is in it.
+    /// Trace of the HTTP request.
     pub trace: Trace,
-    /// Its stages so far.
     pub stages: Stages,
 }
 
 impl Job {
-    /// Says something about the request; its client may be gone.
-    pub fn say(&self, update: Update) {
+    /// Sends an update; ignored if the client disconnected.
+    pub fn send(&self, update: Update) {
         let _ = self.to.try_send((self.index, update));
     }
 
-    /// It ends without an answer: given up, or failed.
-    pub fn over(&self, failed: Option<&Failed>) {
-        self.stages.over(&self.trace, self.index, failed.map_or("cancelled", Failed::name));
+    /// Ends the trace of an answer that failed, or was cancelled (`None`).
+    pub fn end_trace(&self, failed: Option<&Failed>) {
+        self.stages.end(&self.trace, self.index, failed.map_or("cancelled", Failed::name));
     }
 }
 
-/// A text to be embedded.
+/// A text to embed.
 #[derive(Debug)]
 pub struct TextJob {
-    /// Which text of its HTTP request.
+    /// Index of the text within its HTTP request.
     pub index: usize,
-    /// Its tokens.
     pub tokens: Vec<u32>,
-    /// How many numbers are wanted.
+    /// Length of the vector, if shortened.
     pub dimensions: Option<usize>,
-    /// Where updates go.
-    pub to: Back,
-    /// When and how long.
+    pub to: UpdateSender,
     pub times: Times,
 }
 
 impl TextJob {
-    /// Says something about the text; its client may be gone.
-    pub fn say(&self, update: Update) {
+    /// Sends an update; ignored if the client disconnected.
+    pub fn send(&self, update: Update) {
         let _ = self.to.try_send((self.index, update));
     }
 }
 
-/// When a request came, and until when it may wait and take.
+/// Arrival and timeouts of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {
-    /// When it came.
+    /// Time of arrival.
     pub came: Instant,
-    /// How long it may wait.
+    /// `queue_timeout`.
     pub queue: Duration,
-    /// How long it may take in all.
+    /// `request_timeout`.
     pub total: Duration,
 }
 
 impl Times {
-    /// Until when it may wait.
+    /// End of the time in the queue.
     pub fn deadline(&self) -> Instant {
         self.came + self.queue.min(self.total)
     }
 
-    /// Why a waiting request is over by now, if it is.
-    pub fn over_waiting(&self, now: Instant) -> Option<Failed> {
+    /// The timeout of a queued request, if it has expired.
+    pub fn expired_in_queue(&self, now: Instant) -> Option<Failed> {
         let waited = now.saturating_duration_since(self.came);
-        let over = (waited > self.queue).then_some(Failed::QueueTimeout(self.queue.as_secs_f64()));
-        over.or_else(|| self.over(now))
+        let expired = (waited > self.queue).then_some(Failed::QueueTimeout(self.queue.as_secs_f64()));
+        expired.or_else(|| self.expired(now))
     }
 
-    /// Why a running request is over by now, if it is.
-    pub fn over(&self, now: Instant) -> Option<Failed> {
+    /// The timeout of a running request, if it has expired.
+    pub fn expired(&self, now: Instant) -> Option<Failed> {
         let took = now.saturating_duration_since(self.came);
         (took > self.total).then_some(Failed::Timeout(self.total.as_secs_f64()))
     }
 }
 
-/// Whether the prompt that several answers share is in the cache.
+/// Whether answers that share a prompt may start: it is in the prefix cache, or the answer that computes it has ended.
 #[derive(Debug, Default)]
 pub struct PromptKnown(AtomicBool);
 
 impl PromptKnown {
-    /// It is, or never will be.
     pub fn set(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether nobody need wait for it.
     pub fn get(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// The receiver of the updates of one HTTP request: each with the number of its answer or text.
+/// Receives the updates of one HTTP request, each with the index of its answer or text.
 #[derive(Debug)]
 pub struct Updates {
     receiver: Receiver<(usize, Update)>,
-    /// Removes what still waits when the receiver is dropped.
+    /// Cancels queued jobs when it is dropped.
     ticket: Option<Ticket<Job, TextJob>>,
 }
 
 impl Updates {
-    /// The next update; `None` if the engine's thread has failed.
+    /// The next update; `None` if the engine thread has panicked.
     pub async fn recv(&mut self) -> Option<(usize, Update)> {
         self.receiver.recv().await
     }
 
-    /// The same, as a poll.
+    /// Poll form of [`Updates::recv`].
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
         self.receiver.poll_recv(context)
     }
 
-    /// Cancels the requests of a ticket when this receiver is dropped.
+    /// Makes the receiver own the ticket: dropping the receiver cancels the jobs.
     pub fn hold(&mut self, ticket: Ticket<Job, TextJob>) {
         self.ticket = Some(ticket);
     }
 }
 
-/// The channel of a request with `n` answers or texts, each of which has at most `each` updates between its start and its
-/// end.
-pub fn updates(n: usize, each: usize) -> (Back, Updates) {
+/// A channel with room for all updates of `n` answers or texts, each with at most `each` tokens.
+pub fn updates(n: usize, each: usize) -> (UpdateSender, Updates) {
     let room = each.saturating_add(4).saturating_mul(n);
     let (to, receiver) = channel(room.min(tokio::sync::Semaphore::MAX_PERMITS));
     (to, Updates { receiver, ticket: None })

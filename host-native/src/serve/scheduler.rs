@@ -1,8 +1,8 @@
-//! Who runs next, and who is not let in: policy without clocks, threads or HTTP.
+//! Admission and fair scheduling of queued requests: policy without clocks, threads or HTTP.
 //!
-//! Three priorities take turns by weight, so that a low one waits but does not starve. Inside a priority, tenants take
-//! turns by their shares, and inside a tenant its sessions, one request each. A request without a session counts as one
-//! of its own, so such requests keep the order in which they came.
+//! Three priorities share the engine by weighted round robin, so that none starves. Within a priority, tenants take turns
+//! by their shares (weighted round robin), and within a tenant its sessions, one request each. A request without a session
+//! counts as a session of its own, so such requests are first in, first out.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -11,15 +11,11 @@ use std::time::Instant;
 
 use super::sync::Arc;
 
-/// How urgent a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Priority {
-    /// Before others.
     High,
-    /// As most.
     #[default]
     Normal,
-    /// When there is room.
     Low,
 }
 
@@ -27,7 +23,6 @@ impl Priority {
     /// In the order of [`Priority::index`].
     pub const ALL: [Priority; 3] = [Priority::High, Priority::Normal, Priority::Low];
 
-    /// The name.
     pub const fn name(self) -> &'static str {
         match self {
             Priority::High => "high",
@@ -36,12 +31,12 @@ impl Priority {
         }
     }
 
-    /// Its place in a list of all.
+    /// Index in [`Priority::ALL`].
     pub const fn index(self) -> usize {
         self as usize
     }
 
-    /// Turns among the priorities.
+    /// Weight of the round robin among priorities.
     const fn weight(self) -> i64 {
         match self {
             Priority::High => 16,
@@ -51,61 +46,46 @@ impl Priority {
     }
 }
 
-/// Whose request this is.
+/// What fairness looks at: requests of one flow are scheduled in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flow {
-    /// Who pays for it.
     pub tenant: Arc<str>,
-    /// Turns of this tenant at a time.
+    /// Requests per turn of the tenant.
     pub share: u32,
-    /// The conversation it belongs to.
     pub session: Option<Arc<str>>,
-    /// How urgent it is.
     pub priority: Priority,
 }
 
-/// Limits of a queue. A limit of 0 is none.
+/// Limits of a queue. The tenant's limits are off at 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Waiting requests at which new ones are refused...
+    /// High watermark: at this length new requests are refused.
     pub high: usize,
-    /// ... until no more than these wait.
+    /// Low watermark: at this length they are accepted again.
     pub low: usize,
-    /// Requests of a tenant, waiting and running.
+    /// Requests of a tenant, queued and running.
     pub tenant_requests: usize,
-    /// Tokens of a tenant's waiting requests.
+    /// Tokens of a tenant's queued requests.
     pub tenant_tokens: usize,
 }
 
-/// Why a request was not let in.
+/// The limit that a request exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Too many wait.
-    #[error("{waiting} requests are waiting; try again later")]
-    Full {
-        /// How many.
-        waiting: usize,
-    },
-    /// Too many of this tenant.
-    #[error("{found} requests of this tenant are waiting or running, the limit is {limit}; try again later")]
-    TenantRequests {
-        /// How many.
-        found: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// Too many tokens of this tenant.
-    #[error("{found} tokens of this tenant are waiting, with this request; the limit is {limit}; try again later")]
-    TenantTokens {
-        /// How many.
-        found: usize,
-        /// The limit.
-        limit: usize,
-    },
+    #[error("the queue is full: {waiting} requests are waiting; try again later")]
+    Full { waiting: usize },
+    #[error(
+        "{found} requests of this tenant are queued or running, expected fewer than {limit} (--tenant-requests); try again later"
+    )]
+    TenantRequests { found: usize, limit: usize },
+    #[error(
+        "this tenant would have {found} tokens queued with this request, expected at most {limit} (--tenant-tokens); try again later"
+    )]
+    TenantTokens { found: usize, limit: usize },
 }
 
 impl Refused {
-    /// The name, for metrics.
+    /// The label `reason` in metrics, and the error code.
     pub const fn name(self) -> &'static str {
         match self {
             Refused::Full { .. } => "queue_full",
@@ -115,29 +95,28 @@ impl Refused {
     }
 }
 
-/// Requests that wait, each with the tokens it may need. What a call costs does not grow with their number, but for
-/// logarithms.
+/// Queued requests. The cost of each call is at most logarithmic in their number.
 #[derive(Debug)]
 pub struct Scheduler<J> {
     limits: Limits,
     jobs: HashMap<JobId, Queued<J>>,
     next_id: JobId,
-    lanes: [Lane; 3],
-    /// When each request has waited too long.
+    /// By [`Priority::index`].
+    queues: [PriorityQueue; 3],
+    /// Deadlines of the queued requests, earliest first.
     deadlines: BTreeSet<(Instant, JobId)>,
-    tenants: BTreeMap<Arc<str>, Load>,
-    /// Whether the high watermark was reached, and the low one not yet again.
+    tenants: BTreeMap<Arc<str>, TenantLoad>,
+    /// Whether the high watermark was reached, and since then not the low one.
     shedding: bool,
-    /// Requests removed since their ids were last swept out of the lanes.
+    /// Requests removed since the last sweep of the queues.
     removed: usize,
-    /// Entries looked at so far: what calls cost, for tests.
+    /// Entries visited so far: the cost of calls, for tests.
     visited: Cell<usize>,
 }
 
-/// Names a request that waits; no other ever has the same.
+/// Never reused.
 pub type JobId = u64;
 
-/// A request that waits.
 #[derive(Debug)]
 struct Queued<J> {
     job: J,
@@ -147,56 +126,54 @@ struct Queued<J> {
     deadline: Instant,
 }
 
-/// What a tenant has here.
 #[derive(Debug, Default, Clone, Copy)]
-struct Load {
+struct TenantLoad {
     waiting: usize,
     tokens: usize,
     running: usize,
 }
 
-/// The requests of one priority. Ids of removed requests stay until their turn comes, or until they are swept out.
+/// Requests of one priority. Ids of removed requests stay until their turn or until the next sweep.
 #[derive(Debug, Default)]
-struct Lane {
+struct PriorityQueue {
     tenants: HashMap<Arc<str>, Tenant>,
-    /// The tenants, those whose turn it is first.
+    /// Round robin of the tenants: the first has the turn.
     order: VecDeque<Arc<str>>,
-    /// Requests that were not removed.
+    /// Requests, without removed ones.
     waiting: usize,
-    /// Turns owed, in parts of the sum of all weights.
-    owed: i64,
+    /// Smooth weighted round robin: the queue with the highest credit is next.
+    credit: i64,
 }
 
 #[derive(Debug)]
 struct Tenant {
-    /// Turns at a time, and those left of this time.
+    /// Requests per turn, and those left of this turn.
     share: u32,
     left: u32,
-    /// Requests of sessions with a name.
     sessions: HashMap<Arc<str>, VecDeque<JobId>>,
-    /// Sessions, those whose turn it is first; each of a name once.
-    order: VecDeque<Session>,
+    /// Round robin of the sessions: the first has the turn. Each named session occurs once.
+    order: VecDeque<Entry>,
 }
 
 #[derive(Debug)]
-enum Session {
-    Named(Arc<str>),
+enum Entry {
+    Session(Arc<str>),
     /// A request without a session.
     Single(JobId),
 }
 
-/// Removed requests whose ids may stay in the lanes however few wait.
+/// Minimum number of removed requests before a sweep.
 const MIN_SWEEP: usize = 64;
 
 impl<J> Scheduler<J> {
-    /// An empty queue. The low watermark is below the high one, whatever the limits say.
+    /// Lowers `limits.low` to less than `limits.high`.
     pub fn new(limits: Limits) -> Scheduler<J> {
         let limits = Limits { low: limits.low.min(limits.high.saturating_sub(1)), ..limits };
         Scheduler {
             limits,
             jobs: HashMap::new(),
             next_id: 0,
-            lanes: Default::default(),
+            queues: Default::default(),
             deadlines: BTreeSet::new(),
             tenants: BTreeMap::new(),
             shedding: false,
@@ -205,11 +182,12 @@ impl<J> Scheduler<J> {
         }
     }
 
-    /// Takes all of `jobs`, of `tokens` each, or none. They may wait until `deadline`. Returns their ids.
+    /// Enqueues all of `jobs` or none, and returns their ids. Each needs up to `tokens` tokens and may wait until
+    /// `deadline`.
     ///
     /// # Errors
-    /// Which limit is reached.
-    pub fn offer(
+    /// The limit that is reached.
+    pub fn enqueue(
         &mut self,
         flow: &Flow,
         tokens: usize,
@@ -239,63 +217,63 @@ impl<J> Scheduler<J> {
             self.deadlines.insert((deadline, id));
         }
         let ids = first..self.next_id;
-        self.lanes[flow.priority.index()].add(flow, ids.clone());
+        self.queues[flow.priority.index()].add(flow, ids.clone());
         self.shedding |= self.waiting() >= limits.high;
         Ok(ids)
     }
 
-    /// Whether new requests are refused.
+    /// Whether new requests are refused for the queue's length.
     pub fn is_full(&self) -> bool {
         self.shedding
     }
 
-    /// The request whose turn it is; it counts as running until [`Scheduler::ended`]. Says its tenant.
+    /// Removes the next request and returns it with its tenant. It counts as running until [`Scheduler::release`].
     pub fn take(&mut self) -> Option<(Arc<str>, J)> {
-        let busy = || Priority::ALL.into_iter().filter(|p| self.lanes[p.index()].waiting > 0);
+        let busy = || Priority::ALL.into_iter().filter(|p| self.queues[p.index()].waiting > 0);
         let sum: i64 = busy().map(Priority::weight).sum();
-        // of equal ones the more urgent
-        let next = busy().max_by_key(|p| (self.lanes[p.index()].owed + p.weight(), std::cmp::Reverse(*p)))?;
+        // ties go to the higher priority
+        let next = busy().max_by_key(|p| (self.queues[p.index()].credit + p.weight(), std::cmp::Reverse(*p)))?;
         for priority in Priority::ALL {
-            let lane = &mut self.lanes[priority.index()];
-            if lane.waiting > 0 {
-                lane.owed += priority.weight();
+            let queue = &mut self.queues[priority.index()];
+            if queue.waiting > 0 {
+                queue.credit += priority.weight();
             }
         }
-        let lane = &mut self.lanes[next.index()];
-        lane.owed -= sum;
+        let queue = &mut self.queues[next.index()];
+        queue.credit -= sum;
         let (jobs, visited) = (&self.jobs, &self.visited);
-        let id = lane.take(&mut |id| waits(jobs, visited, *id))?;
-        let queued = self.leave(id)?;
-        let lane = &mut self.lanes[next.index()];
-        if lane.waiting == 0 {
-            lane.owed = 0;
+        let id = queue.take(&mut |id| is_queued(jobs, visited, *id))?;
+        let queued = self.unlink(id)?;
+        let queue = &mut self.queues[next.index()];
+        if queue.waiting == 0 {
+            queue.credit = 0;
         }
         self.tenants.entry(Arc::clone(&queued.tenant)).or_default().running += 1;
         Some((queued.tenant, queued.job))
     }
 
-    /// A request that was taken is over.
-    pub fn ended(&mut self, tenant: &Arc<str>) {
+    /// Ends the running state of a request that was taken.
+    pub fn release(&mut self, tenant: &Arc<str>) {
         if let Some(load) = self.tenants.get_mut(tenant) {
             load.running = load.running.saturating_sub(1);
         }
-        self.forget(tenant);
+        self.drop_idle_tenant(tenant);
     }
 
-    /// Removes a request, if it still waits.
+    /// Removes a request if it is still queued.
     pub fn remove(&mut self, id: JobId) -> Option<J> {
-        let queued = self.leave(id)?;
-        self.forget(&queued.tenant);
+        let queued = self.unlink(id)?;
+        self.drop_idle_tenant(&queued.tenant);
         self.removed += 1;
         if self.removed > self.jobs.len() + MIN_SWEEP {
             self.removed = 0;
             let (jobs, visited) = (&self.jobs, &self.visited);
-            self.lanes.iter_mut().for_each(|lane| lane.sweep(&mut |id| waits(jobs, visited, *id)));
+            self.queues.iter_mut().for_each(|queue| queue.sweep(&mut |id| is_queued(jobs, visited, *id)));
         }
         Some(queued.job)
     }
 
-    /// Removes the requests that have waited too long by now.
+    /// Removes the requests whose deadline is before `now`.
     pub fn expired(&mut self, now: Instant) -> Vec<J> {
         let mut expired = Vec::new();
         while let Some((deadline, id)) = self.deadlines.first().copied()
@@ -312,22 +290,20 @@ impl<J> Scheduler<J> {
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
-    /// Requests that wait.
     pub fn waiting(&self) -> usize {
         self.jobs.len()
     }
 
-    /// Requests of a priority that wait.
     pub fn depth(&self, priority: Priority) -> usize {
-        self.lanes[priority.index()].waiting
+        self.queues[priority.index()].waiting
     }
 
-    /// A request waits no longer. Its id stays in its lane.
-    fn leave(&mut self, id: JobId) -> Option<Queued<J>> {
+    /// Removes a request from all but its priority queue, where its id stays until the next sweep.
+    fn unlink(&mut self, id: JobId) -> Option<Queued<J>> {
         self.visited.set(self.visited.get() + 1);
         let queued = self.jobs.remove(&id)?;
         self.deadlines.remove(&(queued.deadline, id));
-        self.lanes[queued.priority.index()].waiting -= 1;
+        self.queues[queued.priority.index()].waiting -= 1;
         self.shedding &= self.waiting() > self.limits.low;
         if let Some(load) = self.tenants.get_mut(&queued.tenant) {
             load.waiting -= 1;
@@ -336,21 +312,21 @@ impl<J> Scheduler<J> {
         Some(queued)
     }
 
-    /// Keeps no account of a tenant that has nothing here.
-    fn forget(&mut self, tenant: &Arc<str>) {
+    /// Removes the counters of a tenant without requests.
+    fn drop_idle_tenant(&mut self, tenant: &Arc<str>) {
         if self.tenants.get(tenant).is_some_and(|load| load.waiting + load.running == 0) {
             self.tenants.remove(tenant);
         }
     }
 }
 
-/// Whether an id in a lane is one of a request that still waits.
-fn waits<J>(jobs: &HashMap<JobId, Queued<J>>, visited: &Cell<usize>, id: JobId) -> bool {
+/// Whether a request is still queued.
+fn is_queued<J>(jobs: &HashMap<JobId, Queued<J>>, visited: &Cell<usize>, id: JobId) -> bool {
     visited.set(visited.get() + 1);
     jobs.contains_key(&id)
 }
 
-impl Lane {
+impl PriorityQueue {
     fn add(&mut self, flow: &Flow, ids: Range<JobId>) {
         self.waiting += (ids.end - ids.start) as usize;
         let order = &mut self.order;
@@ -360,22 +336,22 @@ impl Lane {
             Tenant { share, left: share, sessions: HashMap::new(), order: VecDeque::new() }
         });
         let Some(name) = &flow.session else {
-            tenant.order.extend(ids.map(Session::Single));
+            tenant.order.extend(ids.map(Entry::Single));
             return;
         };
         let jobs = tenant.sessions.entry(Arc::clone(name)).or_default();
         if jobs.is_empty() {
-            tenant.order.push_back(Session::Named(Arc::clone(name)));
+            tenant.order.push_back(Entry::Session(Arc::clone(name)));
         }
         jobs.extend(ids);
     }
 
-    /// The id whose turn it is, of those that wait.
-    fn take(&mut self, waits: &mut impl FnMut(&JobId) -> bool) -> Option<JobId> {
+    /// The next id that is still queued.
+    fn take(&mut self, is_queued: &mut impl FnMut(&JobId) -> bool) -> Option<JobId> {
         loop {
             let name = self.order.front()?;
             let tenant = self.tenants.get_mut(name)?;
-            let id = tenant.take(waits);
+            let id = tenant.take(is_queued);
             tenant.left -= u32::from(id.is_some());
             if id.is_none() || tenant.order.is_empty() {
                 self.tenants.remove(name);
@@ -390,17 +366,17 @@ impl Lane {
         }
     }
 
-    /// Lets go of the ids that do not wait.
-    fn sweep(&mut self, waits: &mut impl FnMut(&JobId) -> bool) {
+    /// Drops the ids of removed requests.
+    fn sweep(&mut self, is_queued: &mut impl FnMut(&JobId) -> bool) {
         for tenant in self.tenants.values_mut() {
             tenant.sessions.retain(|_, jobs| {
-                jobs.retain(&mut *waits);
+                jobs.retain(&mut *is_queued);
                 !jobs.is_empty()
             });
             let sessions = &tenant.sessions;
             tenant.order.retain(|session| match session {
-                Session::Named(name) => sessions.contains_key(name),
-                Session::Single(id) => waits(id),
+                Entry::Session(name) => sessions.contains_key(name),
+                Entry::Single(id) => is_queued(id),
             });
         }
         self.tenants.retain(|_, tenant| !tenant.order.is_empty());
@@ -410,19 +386,19 @@ impl Lane {
 }
 
 impl Tenant {
-    /// The id whose turn it is, of those that wait. Its session goes to the end.
-    fn take(&mut self, waits: &mut impl FnMut(&JobId) -> bool) -> Option<JobId> {
+    /// The next id that is still queued; its session moves to the end of the round robin.
+    fn take(&mut self, is_queued: &mut impl FnMut(&JobId) -> bool) -> Option<JobId> {
         loop {
             match self.order.pop_front()? {
-                Session::Single(id) if waits(&id) => return Some(id),
-                Session::Single(_) => {}
-                Session::Named(name) => {
+                Entry::Single(id) if is_queued(&id) => return Some(id),
+                Entry::Single(_) => {}
+                Entry::Session(name) => {
                     let jobs = self.sessions.get_mut(&name)?;
-                    let id = std::iter::from_fn(|| jobs.pop_front()).find(&mut *waits);
+                    let id = std::iter::from_fn(|| jobs.pop_front()).find(&mut *is_queued);
                     if jobs.is_empty() {
                         self.sessions.remove(&name);
                     } else {
-                        self.order.push_back(Session::Named(name));
+                        self.order.push_back(Entry::Session(name));
                     }
                     if id.is_some() {
                         return id;
@@ -459,7 +435,7 @@ mod tests {
     fn requests_without_session_keep_their_order() {
         let mut s = Scheduler::new(OPEN);
         for i in 0..20 {
-            s.offer(&flow("a", None, Priority::Normal), 1, later(), vec![i]).unwrap();
+            s.enqueue(&flow("a", None, Priority::Normal), 1, later(), vec![i]).unwrap();
         }
         assert_eq!(order(&mut s), (0..20).collect::<Vec<_>>());
     }
@@ -469,10 +445,10 @@ mod tests {
         let mut s = Scheduler::new(OPEN);
         let mut big = flow("big", Some("x"), Priority::Normal);
         big.share = 3;
-        s.offer(&big, 1, later(), (0..8).map(|i| ("big x", i)).collect()).unwrap();
+        s.enqueue(&big, 1, later(), (0..8).map(|i| ("big x", i)).collect()).unwrap();
         let small = flow("small", Some("y"), Priority::Normal);
-        s.offer(&small, 1, later(), (0..3).map(|i| ("small y", i)).collect()).unwrap();
-        s.offer(&flow("small", Some("z"), Priority::Normal), 1, later(), vec![("small z", 0)]).unwrap();
+        s.enqueue(&small, 1, later(), (0..3).map(|i| ("small y", i)).collect()).unwrap();
+        s.enqueue(&flow("small", Some("z"), Priority::Normal), 1, later(), vec![("small z", 0)]).unwrap();
         let names: Vec<&str> = order(&mut s).into_iter().map(|(name, _)| name).collect();
         let b = "big x";
         assert_eq!(names, [b, b, b, "small y", b, b, b, "small z", b, b, "small y", "small y"]);
@@ -482,7 +458,7 @@ mod tests {
     fn urgent_requests_come_first_and_none_starves() {
         let mut s = Scheduler::new(OPEN);
         for (priority, n) in [(Priority::Low, 4), (Priority::High, 80)] {
-            s.offer(&flow("a", None, priority), 1, later(), vec![priority; n]).unwrap();
+            s.enqueue(&flow("a", None, priority), 1, later(), vec![priority; n]).unwrap();
         }
         let order = order(&mut s);
         let low: Vec<usize> = (0..84).filter(|i| order[*i] == Priority::Low).collect();
@@ -491,49 +467,49 @@ mod tests {
     }
 
     #[test]
-    fn the_door_closes_at_the_high_mark_and_opens_at_the_low_one() {
+    fn requests_are_refused_from_the_high_watermark_to_the_low_one() {
         let mut s = Scheduler::new(Limits { high: 4, low: 2, ..OPEN });
         let flow = flow("a", None, Priority::Normal);
         for i in 0..4 {
-            s.offer(&flow, 1, later(), vec![i]).unwrap();
+            s.enqueue(&flow, 1, later(), vec![i]).unwrap();
         }
-        assert_eq!(s.offer(&flow, 1, later(), vec![9]), Err(Refused::Full { waiting: 4 }));
+        assert_eq!(s.enqueue(&flow, 1, later(), vec![9]), Err(Refused::Full { waiting: 4 }));
         s.take().unwrap();
-        assert_eq!(s.offer(&flow, 1, later(), vec![9]), Err(Refused::Full { waiting: 3 }));
+        assert_eq!(s.enqueue(&flow, 1, later(), vec![9]), Err(Refused::Full { waiting: 3 }));
         s.take().unwrap();
-        s.offer(&flow, 1, later(), vec![9]).unwrap();
+        s.enqueue(&flow, 1, later(), vec![9]).unwrap();
     }
 
     #[test]
     fn limits_of_a_tenant_are_its_own() {
         let mut s = Scheduler::new(Limits { tenant_requests: 2, tenant_tokens: 100, ..OPEN });
         let (a, b) = (flow("a", None, Priority::Normal), flow("b", None, Priority::Normal));
-        s.offer(&a, 60, later(), vec![0]).unwrap();
-        assert_eq!(s.offer(&a, 60, later(), vec![1]), Err(Refused::TenantTokens { found: 120, limit: 100 }));
-        s.offer(&a, 40, later(), vec![1]).unwrap();
-        assert_eq!(s.offer(&a, 0, later(), vec![2]), Err(Refused::TenantRequests { found: 2, limit: 2 }));
-        s.offer(&b, 60, later(), vec![3]).unwrap();
+        s.enqueue(&a, 60, later(), vec![0]).unwrap();
+        assert_eq!(s.enqueue(&a, 60, later(), vec![1]), Err(Refused::TenantTokens { found: 120, limit: 100 }));
+        s.enqueue(&a, 40, later(), vec![1]).unwrap();
+        assert_eq!(s.enqueue(&a, 0, later(), vec![2]), Err(Refused::TenantRequests { found: 2, limit: 2 }));
+        s.enqueue(&b, 60, later(), vec![3]).unwrap();
         let (tenant, _) = s.take().unwrap();
         assert_eq!(&*tenant, "a");
         // running ones still count
-        assert!(s.offer(&a, 0, later(), vec![2]).is_err());
-        s.ended(&tenant);
-        s.offer(&a, 0, later(), vec![2]).unwrap();
+        assert!(s.enqueue(&a, 0, later(), vec![2]).is_err());
+        s.release(&tenant);
+        s.enqueue(&a, 0, later(), vec![2]).unwrap();
     }
 
-    /// What the engine's thread does between two steps, with so many requests waiting. Returns the entries looked at.
+    /// Entries visited by 100 steps of the engine thread with `n` queued requests.
     fn visited_by_steps(n: usize, sessions: bool) -> usize {
         let mut s = Scheduler::new(OPEN);
         let mut ids = Vec::new();
         for i in 0..n {
             let (tenant, session) = ((i % 50).to_string(), i.to_string());
             let flow = flow(&tenant, sessions.then_some(&*session), Priority::ALL[i % 3]);
-            ids.extend(s.offer(&flow, 1, later(), vec![i]).unwrap());
+            ids.extend(s.enqueue(&flow, 1, later(), vec![i]).unwrap());
         }
         let before = s.visited.get();
         for step in 0..100 {
             assert!(s.expired(Instant::now()).is_empty());
-            // a client that went away, and one whose request had left the queue
+            // cancel a queued request, and one that is no longer queued
             s.remove(ids[n / 2 + step]);
             s.remove(u64::MAX);
             s.take().unwrap();
@@ -542,23 +518,23 @@ mod tests {
     }
 
     #[test]
-    fn a_step_costs_the_same_however_many_wait() {
+    fn the_cost_of_a_step_does_not_depend_on_the_queue_length() {
         for sessions in [true, false] {
             assert_eq!(visited_by_steps(10_000, sessions), visited_by_steps(1000, sessions));
         }
-        // ids of removed requests do not pile up
+        // ids of removed requests do not accumulate
         let mut s = Scheduler::new(OPEN);
         let flow = flow("a", None, Priority::Normal);
         for i in 0..10_000 {
-            let ids = s.offer(&flow, 1, later(), vec![i]).unwrap();
+            let ids = s.enqueue(&flow, 1, later(), vec![i]).unwrap();
             assert_eq!(s.remove(ids.start), Some(i));
         }
         assert!(s.visited.get() < 30_000, "{}", s.visited.get());
-        assert!(s.lanes[1].tenants.values().map(|tenant| tenant.order.len()).sum::<usize>() <= MIN_SWEEP);
+        assert!(s.queues[1].tenants.values().map(|tenant| tenant.order.len()).sum::<usize>() <= MIN_SWEEP);
     }
 
     proptest! {
-        /// Whatever happens: nothing is lost, doubled or made up; counts are true; and at the end nothing is left.
+        /// After any operations: each request leaves once, counters are correct, and nothing remains.
         #[test]
         fn every_request_comes_out_once(
             operations in prop::collection::vec((0u8..9, 0usize..3, 0usize..4, 0usize..3, 1usize..4), 1..200),
@@ -566,7 +542,7 @@ mod tests {
         ) {
             let low = low.min(high - 1);
             let mut s = Scheduler::new(Limits { high, low, tenant_requests: 12, tenant_tokens: 90 });
-            // ids and deadlines of the jobs that wait
+            // ids and deadlines of the queued jobs
             let (mut inside, mut running, mut next) = (BTreeMap::new(), Vec::new(), 0u32);
             let mut closed = false;
             let start = Instant::now();
@@ -577,7 +553,7 @@ mod tests {
                         let flow = flow(["a", "b", "c"][tenant], session, Priority::ALL[priority]);
                         let jobs: Vec<u32> = (next..next + n as u32).collect();
                         let deadline = start + Duration::from_secs((u64::from(next) * 7) % 11);
-                        let result = s.offer(&flow, 5, deadline, jobs.clone());
+                        let result = s.enqueue(&flow, 5, deadline, jobs.clone());
                         prop_assert_eq!(matches!(result, Err(Refused::Full { .. })), closed);
                         if let Ok(ids) = result {
                             inside.extend(jobs.into_iter().zip(ids.map(|id| (id, deadline))));
@@ -606,7 +582,7 @@ mod tests {
                         prop_assert_eq!(s.expired(now).into_iter().collect::<BTreeSet<_>>(), late.clone());
                         inside.retain(|job, _| !late.contains(job));
                     }
-                    _ => if let Some(tenant) = running.pop() { s.ended(&tenant) },
+                    _ => if let Some(tenant) = running.pop() { s.release(&tenant) },
                 }
                 closed = (closed || inside.len() >= high) && inside.len() > low;
                 prop_assert_eq!(s.waiting(), inside.len());
@@ -615,20 +591,20 @@ mod tests {
             }
             while let Some((tenant, job)) = s.take() {
                 prop_assert!(inside.remove(&job).is_some());
-                s.ended(&tenant);
+                s.release(&tenant);
             }
-            running.iter().for_each(|tenant| s.ended(tenant));
+            running.iter().for_each(|tenant| s.release(tenant));
             prop_assert!(inside.is_empty() && s.tenants.is_empty() && !s.is_full());
         }
 
-        /// While several tenants have requests of the same priority waiting, none is more than one round ahead.
+        /// Tenants with queued requests of the same priority are at most one turn apart.
         #[test]
         fn equal_tenants_get_equal_turns(counts in prop::collection::vec(1usize..40, 2..6), sessions in 1usize..5) {
             let mut s = Scheduler::new(OPEN);
             for (t, count) in counts.iter().enumerate() {
                 for i in 0..*count {
                     let session = (i % sessions).to_string();
-                    s.offer(&flow(&t.to_string(), Some(&session), Priority::Normal), 1, later(), vec![t]).unwrap();
+                    s.enqueue(&flow(&t.to_string(), Some(&session), Priority::Normal), 1, later(), vec![t]).unwrap();
                 }
             }
             let mut turns = vec![0; counts.len()];

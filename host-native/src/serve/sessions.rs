@@ -1,11 +1,10 @@
-//! Sessions: conversations by name, kept until they are closed, unused for long, or pushed out by newer ones.
+//! Sessions: conversations by name, kept until they are closed, expire, or are evicted for newer ones.
 //!
-//! Keys and values of a conversation lie in the engine's prefix cache like any others; a session only remembers its
-//! tokens and messages, so that it can go on, and gives the cached pages back when it ends. A session with a turn in
-//! progress is never removed by age.
+//! A session holds tokens and messages. Its KV pages are in the engine's prefix cache like any others; closing the session
+//! evicts them. A session with a turn in progress neither expires nor is evicted.
 //!
-//! Every session has a generation, a number that no other session ever has: a turn that ends after its session was
-//! closed does not reach a new session of the same name.
+//! Each session has a unique generation number, so that a turn that ends after its session was closed does not write to a
+//! new session of the same name.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,23 +14,21 @@ use starling::chat::Json;
 use super::queue::Forget;
 use super::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Longest name of a session.
+/// Maximum length of a session's name in bytes.
 pub const MAX_NAME: usize = 256;
 
-/// Limits of all sessions.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionLimits {
-    /// Time after which an unused session is closed.
+    /// Time without use after which a session is closed.
     pub ttl: Duration,
-    /// Sessions, at most.
+    /// Number of sessions.
     pub count: usize,
-    /// Bytes of the conversation of one session.
+    /// Bytes of one conversation.
     pub bytes: usize,
     /// Bytes of all conversations.
     pub total_bytes: usize,
 }
 
-/// All sessions.
 #[derive(Debug)]
 pub struct Sessions {
     table: Mutex<Table>,
@@ -42,79 +39,65 @@ pub struct Sessions {
 struct Table {
     sessions: BTreeMap<Key, Session>,
     next_generation: u64,
-    /// Bytes that all sessions count.
+    /// Sum of [`Session::bytes`].
     bytes: usize,
 }
 
-/// Tenants have names of their own.
+/// Tenant and name: tenants do not share names.
 type Key = (Arc<str>, Arc<str>);
 
 #[derive(Debug)]
 struct Session {
     generation: u64,
     conversation: Conversation,
-    /// Bytes of the conversation; during a turn with what the turn adds.
+    /// Bytes of the conversation, with those that a turn in progress has reserved.
     bytes: usize,
     salt: u64,
     last_used: Instant,
-    /// Whether it has a turn in progress.
+    /// Whether a turn is in progress.
     is_busy: bool,
-    /// Requests that found it and are not over.
+    /// Requests that use it and have not ended.
     visits: usize,
 }
 
-/// What a session remembers.
 #[derive(Debug, Clone, Default)]
 pub struct Conversation {
-    /// Prompt and answers so far.
+    /// Tokens of prompts and answers so far.
     pub tokens: Arc<Vec<u32>>,
-    /// The same, as the session's requests said it.
     pub history: History,
 }
 
-/// What was said, as the session's requests said it.
+/// The conversation in the form of the session's requests.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub enum History {
-    /// Nothing yet, or by requests that bring all of it themselves.
+    /// Empty, or the requests send the whole conversation each time.
     #[default]
     None,
-    /// Text that goes on and on: its tokens are all there is.
+    /// Raw text, kept as tokens only.
     Text,
-    /// Messages.
     Messages(Arc<Vec<Json>>),
 }
 
-/// A session cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
-    /// It has a turn in progress.
-    #[error("the session is answering another request; its turns come one after the other")]
+    #[error("the session is answering another request; send one turn after the other")]
     Busy,
-    /// Too many, all of them busy.
-    #[error("all {0} sessions are in use; try again later")]
+    #[error("all {0} sessions (--max-sessions) are answering requests; try again later")]
     Full(usize),
-    /// Its conversation is too large.
     #[error(
-        "the conversation of this session has {found} bytes of messages and tokens, expected at most {limit} \
-         (--session-memory); close the session or begin another"
+        "this turn needs {found} bytes for the session's messages and tokens, expected at most {limit} (--session-memory); \
+         close the session or open another"
     )]
-    TooLarge {
-        /// Its bytes, with this turn.
-        found: usize,
-        /// The limit of one session.
-        limit: usize,
-    },
-    /// All conversations together are too large, and those that could make room are busy.
-    #[error("sessions in use hold {found} bytes, expected at most {limit} (--sessions-memory); try again later")]
-    NoMemory {
-        /// Their bytes, with this turn.
-        found: usize,
-        /// The limit of all sessions.
-        limit: usize,
-    },
+    TooLarge { found: usize, limit: usize },
+    /// The sum of all conversations is too large, and no idle session is left to evict.
+    #[error(
+        "busy sessions would hold {found} bytes of messages and tokens with this turn, expected at most {limit} \
+         (--sessions-memory); try again later"
+    )]
+    NoMemory { found: usize, limit: usize },
 }
 
-/// A session in use: until it is dropped, nobody else has it.
+/// Exclusive use of a session until it is dropped.
 #[derive(Debug)]
 pub struct Turn {
     visit: Visit,
@@ -122,7 +105,7 @@ pub struct Turn {
     pub conversation: Conversation,
 }
 
-/// A session as a request found it.
+/// Use of one generation of a session by a request.
 #[derive(Debug)]
 pub struct Visit {
     sessions: Arc<Sessions>,
@@ -132,15 +115,14 @@ pub struct Visit {
 }
 
 impl Sessions {
-    /// None yet.
     pub fn new(limits: SessionLimits) -> Sessions {
         Sessions { table: Mutex::new(Table::default()), limits }
     }
 
-    /// Opens or continues a session for one turn. Returns what sessions that had to make room leave in the cache.
+    /// Opens or continues a session for one turn. Returns the evicted sessions' conversations, to remove from the cache.
     ///
     /// # Errors
-    /// If it is in use, or too many are.
+    /// If the session is busy, or there are too many and all are busy.
     pub fn begin(
         self: &Arc<Self>,
         tenant: &Arc<str>,
@@ -160,11 +142,11 @@ impl Sessions {
         Ok((Turn { visit: Visit { sessions: Arc::clone(self), key, generation, salt }, conversation }, forget))
     }
 
-    /// Opens a session, if there is none of that name, for a request that brings all of its conversation itself. Returns
-    /// what sessions that had to make room leave in the cache.
+    /// Opens a session, unless it exists, for a request that sends the whole conversation. Returns the evicted sessions'
+    /// conversations, to remove from the cache.
     ///
     /// # Errors
-    /// If too many are in use.
+    /// If there are too many sessions and all are busy.
     pub fn visit(
         self: &Arc<Self>,
         tenant: &Arc<str>,
@@ -182,18 +164,17 @@ impl Sessions {
         Ok((Visit { sessions: Arc::clone(self), key, generation, salt }, forget))
     }
 
-    /// Closes a session. `None` if there is none of that name; otherwise what it leaves in the cache.
+    /// Closes a session. `None` if it does not exist; otherwise its conversation, to remove from the cache.
     pub fn close(&self, tenant: &Arc<str>, name: &Arc<str>) -> Option<Option<Forget>> {
         let session = self.lock().remove(&(Arc::clone(tenant), Arc::clone(name)))?;
         Some(session.forget())
     }
 
-    /// Closes those unused for too long.
+    /// Closes the sessions unused for longer than `ttl`.
     pub fn expire(&self, now: Instant) -> Vec<Forget> {
         self.lock().expire(self.limits.ttl, now)
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.lock().sessions.len()
     }
@@ -204,7 +185,7 @@ impl Sessions {
 }
 
 impl Table {
-    /// Adds a session if there is none under a key. Returns what a session that had to make room leaves in the cache.
+    /// Adds a session unless it exists. Returns expired and evicted conversations.
     fn open(
         &mut self,
         key: &Key,
@@ -239,15 +220,15 @@ impl Table {
         keys.iter().filter_map(|key| self.remove(key)?.forget()).collect()
     }
 
-    /// The idle session that was unused for longest, but for one.
+    /// The least recently used idle session other than `except`.
     fn oldest_idle(&self, except: Option<&Key>) -> Option<Key> {
         let idle = self.sessions.iter().filter(|(key, s)| !s.is_busy && Some(*key) != except);
         idle.min_by_key(|(_, s)| s.last_used).map(|(key, _)| key.clone())
     }
 
-    /// Counts other bytes for a session, and removes idle ones until all have no more than `limit`. Returns what they
-    /// leave in the cache; the sum can still be above the limit.
-    fn count(&mut self, key: &Key, bytes: usize, limit: usize) -> Vec<Forget> {
+    /// Sets a session's bytes, then evicts idle sessions until the sum is at most `limit`, and returns their conversations.
+    /// If the others are busy, the sum stays above the limit.
+    fn set_bytes(&mut self, key: &Key, bytes: usize, limit: usize) -> Vec<Forget> {
         let mut forget = Vec::new();
         if let Some(session) = self.sessions.get_mut(key) {
             self.bytes = self.bytes - session.bytes + bytes;
@@ -270,7 +251,7 @@ impl Session {
 }
 
 impl Conversation {
-    /// Bytes that it takes.
+    /// Size in memory.
     pub fn bytes(&self) -> usize {
         let messages = match &self.history {
             History::None | History::Text => 0,
@@ -280,7 +261,7 @@ impl Conversation {
     }
 }
 
-/// Bytes that a value takes in memory.
+/// Size in memory.
 fn json_bytes(value: &Json) -> usize {
     let inside = match value {
         Json::Str(text) => text.len(),
@@ -294,24 +275,24 @@ fn json_bytes(value: &Json) -> usize {
 }
 
 impl Visit {
-    /// The session, unless it was closed in between.
+    /// The session; `None` if it was closed since.
     fn session<'a>(&self, table: &'a mut Table) -> Option<&'a mut Session> {
         table.sessions.get_mut(&self.key).filter(|session| session.generation == self.generation)
     }
 
-    /// Notes the tokens of a conversation that the requests of a session bring themselves. Returns what is to leave the
-    /// cache: these tokens, if the session was closed in between.
+    /// Stores the tokens of a conversation that the session's requests send whole. Returns conversations to remove from the
+    /// cache: this one, if the session was closed since.
     pub fn note(self, tokens: Vec<u32>) -> Vec<Forget> {
         let mut table = self.sessions.lock();
         let Some(session) = self.session(&mut table) else { return vec![Forget { tokens, salt: self.salt }] };
         if session.is_busy || session.conversation.history != History::None {
-            // the session's own turns say what its conversation is
+            // turns of `begin` own the conversation
             return Vec::new();
         }
         let bytes = size_of_val(tokens.as_slice());
         session.conversation.tokens = Arc::new(tokens);
         session.last_used = session.last_used.max(Instant::now());
-        table.count(&self.key, bytes, self.sessions.limits.total_bytes)
+        table.set_bytes(&self.key, bytes, self.sessions.limits.total_bytes)
     }
 }
 
@@ -320,7 +301,7 @@ impl Drop for Visit {
         let mut table = self.sessions.lock();
         let Some(session) = self.session(&mut table) else { return };
         session.visits -= 1;
-        // opened for requests that came to nothing
+        // none of its requests has produced an answer
         if session.visits == 0 && session.conversation.tokens.is_empty() {
             table.remove(&self.key);
         }
@@ -328,10 +309,10 @@ impl Drop for Visit {
 }
 
 impl Turn {
-    /// Counts what the conversation is with this turn. Returns what sessions that had to make room leave in the cache.
+    /// Reserves memory for the conversation with this turn. Returns the evicted sessions' conversations.
     ///
     /// # Errors
-    /// If it is too large for a session, or all sessions together are.
+    /// If the limit of one session or of all sessions is exceeded.
     pub fn reserve(&self, conversation: &Conversation) -> Result<Vec<Forget>, SessionError> {
         let (found, limits) = (conversation.bytes(), self.visit.sessions.limits);
         if found > limits.bytes {
@@ -340,17 +321,17 @@ impl Turn {
         let mut table = self.visit.sessions.lock();
         let Some(session) = self.visit.session(&mut table) else { return Ok(Vec::new()) };
         let before = session.bytes;
-        let forget = table.count(&self.visit.key, found, limits.total_bytes);
+        let forget = table.set_bytes(&self.visit.key, found, limits.total_bytes);
         if table.bytes > limits.total_bytes {
             let (found, limit) = (table.bytes, limits.total_bytes);
-            table.count(&self.visit.key, before, usize::MAX);
+            table.set_bytes(&self.visit.key, before, usize::MAX);
             return Err(SessionError::NoMemory { found, limit });
         }
         Ok(forget)
     }
 
-    /// What the conversation is after this turn. Returns what is to leave the cache: this conversation, if the session was
-    /// closed in between.
+    /// Stores the conversation after this turn. Returns conversations to remove from the cache: this one, if the session was
+    /// closed since.
     pub fn end(self, conversation: Conversation) -> Vec<Forget> {
         let mut table = self.visit.sessions.lock();
         let Some(session) = self.visit.session(&mut table) else {
@@ -359,7 +340,7 @@ impl Turn {
         };
         let bytes = conversation.bytes();
         session.conversation = conversation;
-        table.count(&self.visit.key, bytes, self.visit.sessions.limits.total_bytes)
+        table.set_bytes(&self.visit.key, bytes, self.visit.sessions.limits.total_bytes)
     }
 }
 
@@ -370,8 +351,8 @@ impl Drop for Turn {
         session.is_busy = false;
         session.last_used = session.last_used.max(Instant::now());
         let bytes = session.conversation.bytes();
-        // a turn without an end added nothing
-        table.count(&self.visit.key, bytes, usize::MAX);
+        // without `end` the turn added nothing: undo `reserve`
+        table.set_bytes(&self.visit.key, bytes, usize::MAX);
     }
 }
 
@@ -395,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_goes_on_and_ends() {
+    fn a_session_continues_until_it_is_closed_or_evicted() {
         let sessions = Arc::new(Sessions::new(LIMITS));
         let now = Instant::now();
         let (a, b) = (name("a"), name("b"));
@@ -409,7 +390,7 @@ mod tests {
         let (again, _) = sessions.begin(&a, &name("x"), 7, now).unwrap();
         assert_eq!(**again.conversation.tokens, [1, 2]);
         drop(again);
-        // the other is in use, so the first makes room
+        // the other is busy, so the first is evicted
         let (new, out) = sessions.begin(&a, &name("y"), 7, now).unwrap();
         assert_eq!(out, [Forget { tokens: vec![1, 2], salt: 7 }]);
         assert_eq!(sessions.begin(&a, &name("z"), 7, now).unwrap_err(), SessionError::Full(2));
@@ -418,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn age_closes_what_is_not_in_use() {
+    fn idle_sessions_expire_and_busy_ones_do_not() {
         let sessions = Arc::new(Sessions::new(LIMITS));
         let now = Instant::now();
         let (turn, _) = sessions.begin(&name("a"), &name("x"), 0, now).unwrap();
@@ -437,14 +418,14 @@ mod tests {
         let (chat, _) = sessions.visit(&name("a"), &name("x"), 7, Instant::now()).unwrap();
         assert_eq!(sessions.close(&name("a"), &name("x")), Some(None));
         let (new, _) = begin(&sessions, "x").unwrap();
-        // its conversation leaves the cache, and the new session stays busy and empty
+        // its conversation is evicted, and the new session stays busy and empty
         assert_eq!(old.end(text(&[1, 2])), [Forget { tokens: vec![1, 2], salt: 7 }]);
         assert_eq!(begin(&sessions, "x").unwrap_err(), SessionError::Busy);
         drop(new);
         let (new, _) = begin(&sessions, "x").unwrap();
         assert!(new.conversation.tokens.is_empty() && new.conversation.history == History::None);
         drop(new);
-        // a request that brings all of its conversation itself, likewise
+        // likewise a request that sends the whole conversation
         assert_eq!(chat.note(vec![3]), [Forget { tokens: vec![3], salt: 7 }]);
         assert_eq!(sessions.len(), 0);
     }
@@ -459,11 +440,11 @@ mod tests {
         assert!(x.reserve(&some).unwrap().is_empty());
         let (y, _) = begin(&sessions, "y").unwrap();
         assert_eq!(y.reserve(&some).unwrap_err(), SessionError::NoMemory { found: 1600, limit: 1500 });
-        // one that is not in use makes room
+        // an idle session is evicted
         x.end(some.clone());
         assert_eq!(y.reserve(&some).unwrap().len(), 1);
         assert_eq!(sessions.len(), 1);
-        // a turn without an end gives back what it counted
+        // a turn without `end` releases its reservation
         drop(y);
         assert_eq!(sessions.len(), 0);
         assert_eq!(sessions.lock().bytes, 0);

@@ -1,4 +1,4 @@
-//! What handlers share, and who a request is from.
+//! State that all handlers share, and the caller of a request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,86 +17,72 @@ use starling::model::Model;
 use super::api::error::ApiError;
 use super::auth::{Keys, Tenant};
 use super::config::Settings;
-use super::metrics::{Metrics, Standing};
+use super::metrics::{Metrics, Snapshot};
 use super::queue::Queue;
 use super::scheduler::{Flow, Priority};
 use super::sessions::Sessions;
 use super::trace::Exporter;
-use super::worker::Pulse;
+use super::worker::WorkerStatus;
 use crate::structure::Grammars;
 
-/// The server, as handlers see it.
+/// State that all handlers share.
 pub struct App {
-    /// Settings.
     pub settings: Settings,
-    /// The model.
     pub model: Arc<Model>,
-    /// Its name for clients.
+    /// Model name in the API.
     pub model_name: String,
-    /// SHA-256 of its file.
+    /// SHA-256 of the model file.
     pub model_sha256: [u8; 32],
-    /// Which model, engine and numbers answer.
+    /// OpenAI's `system_fingerprint`.
     pub fingerprint: String,
-    /// How conversations become text.
     pub template: ChatTemplate,
-    /// What makes answers follow schemas and grammars.
     pub grammars: Grammars,
-    /// Sizes of the engine, as it has them; of models that continue texts.
+    /// `None` for encoders, which only embed.
     pub engine: Option<EngineOptions>,
-    /// Pages of keys and values.
+    /// KV pages.
     pub n_pages: usize,
-    /// Sizes of batches of texts.
     pub embedder: EmbedderOptions,
-    /// Instruction set.
     pub cpu: Cpu,
-    /// Threads of the engine.
+    /// Compute threads.
     pub threads: usize,
-    /// What waits for the engine.
     pub queue: Arc<Queue>,
-    /// How the engine's thread is.
-    pub pulse: Arc<Pulse>,
-    /// What is counted.
+    pub worker: Arc<WorkerStatus>,
     pub metrics: Arc<Metrics>,
-    /// Where traces go.
     pub exporter: Exporter,
-    /// Conversations.
     pub sessions: Arc<Sessions>,
-    /// Who may call.
     pub keys: Keys,
-    /// One receipt is replayed at a time.
+    /// Receipts are replayed one at a time.
     pub replay: Arc<tokio::sync::Semaphore>,
-    /// When the server started.
     pub start: Instant,
-    /// The same, in seconds since 1970.
+    /// Start of the server in Unix time.
     pub created: u64,
-    /// Set when the end has begun.
+    /// Set when the shutdown begins.
     pub draining: AtomicBool,
 }
 
 impl App {
-    /// Whether new requests are refused because the server ends.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// How things stand, without asking the engine's thread.
-    pub fn standing(&self) -> Standing {
+    /// Values of the gauges. Does not wait for the engine thread.
+    pub fn snapshot(&self) -> Snapshot {
         let waiting = self.queue.lock();
         let depth = Priority::ALL.map(|p| waiting.prompts.depth(p));
         let texts = waiting.texts.waiting();
         drop(waiting);
-        let (held, running) = (&self.pulse.held, &self.pulse.running);
-        Standing {
+        let (held, running) = (&self.worker.held, &self.worker.running);
+        Snapshot {
             depth,
             texts,
             held: held.load(Ordering::Relaxed),
             running: running.load(Ordering::Relaxed),
             sessions: self.sessions.len(),
-            kv: self.pulse.kv(),
+            kv: self.worker.kv(),
         }
     }
 
-    /// A salt for the prefix cache: tenants never share pages, and a tenant's salts keep its own apart.
+    /// Salt of the prefix cache: a hash of tenant and `cache_salt`, so that tenants never share pages.
     pub fn salt(&self, tenant: &str, salt: Option<&str>) -> u64 {
         let mut hash = Sha256::new();
         hash.update((tenant.len() as u64).to_le_bytes());
@@ -111,47 +97,44 @@ impl App {
     }
 }
 
-/// Seconds since 1970.
+/// Unix time in seconds.
 pub fn unix_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
-/// A name that nothing else has.
+/// A random id of 128 bits with a prefix.
 pub fn fresh_name(prefix: &str) -> String {
     format!("{prefix}{:016x}{:016x}", random(), random())
 }
 
-/// A number that nobody can guess.
+/// A random number from the system's entropy; from the clock if it has none.
 pub fn random() -> u64 {
     getrandom::u64().unwrap_or_else(|_| {
-        // the system has no entropy: a number that is at least not the same again
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         time.as_nanos() as u64
     })
 }
 
-/// Who a request is from; the middleware finds the tenant by the key.
+/// Sender of a request; the middleware adds it to the request's extensions.
 #[derive(Clone)]
 pub struct Caller {
-    /// Who pays.
     pub tenant: Arc<Tenant>,
-    /// Whether it has shown a key.
+    /// Whether the request was authenticated by an API key.
     pub has_key: bool,
-    /// The conversation, by a gateway's header.
+    /// Header `x-session-id`.
     pub session: Option<String>,
-    /// Who a gateway says that it is for.
+    /// Header `x-gateway-inference-fairness-id` (Gateway API Inference Extension).
     pub fairness: Option<String>,
-    /// How urgent a gateway says that it is.
+    /// Header `x-gateway-inference-objective`.
     pub objective: Option<String>,
-    /// When it came.
+    /// Time of arrival.
     pub came: Instant,
 }
 
-/// Longest value of a header that names something.
+/// Maximum length of these headers; longer ones are ignored.
 const MAX_NAME: usize = 256;
 
 impl Caller {
-    /// Of a request with these headers.
     pub fn new(tenant: Arc<Tenant>, has_key: bool, headers: &HeaderMap) -> Caller {
         let text = |name: &str| {
             let value = headers.get(name)?.to_str().ok()?;
@@ -167,8 +150,8 @@ impl Caller {
         }
     }
 
-    /// Its place among others. A gateway's word on whom a request is for counts where there are no keys; with keys it
-    /// only tells conversations of one tenant apart.
+    /// The flow of a request. Without API keys the fairness id is the tenant; with keys, which a client cannot choose, it
+    /// only separates sessions of the key's tenant.
     pub fn flow(&self, session: Option<&str>, priority: Option<Priority>) -> Flow {
         let fairness = self.fairness.as_deref();
         let tenant = match fairness.filter(|_| !self.has_key) {
@@ -189,6 +172,10 @@ impl FromRequestParts<Arc<App>> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, ApiError> {
-        parts.extensions.get::<Caller>().cloned().ok_or_else(|| ApiError::internal("the request has no caller"))
+        parts
+            .extensions
+            .get::<Caller>()
+            .cloned()
+            .ok_or_else(|| ApiError::internal("internal error: the middleware set no caller"))
     }
 }

@@ -1,3 +1,3 @@
-//! Locks of the modules that `tests/model` checks: there they are shuttle's, which tries the orders that threads can take.
+//! Locks of `handoff`, `scheduler` and `sessions`. `tests/model` replaces this module with shuttle's locks.
 
 pub use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,16 +1,16 @@
-//! Traces: when each request was at which stage, as OpenTelemetry's spans and in the log.
+//! Traces: the stages of each request as OpenTelemetry spans and log events.
 //!
 //! ```text
-//! gateway ─┬─ grammar           what the answer has to be, if a request says so
-//!          ├─ tokenize          templates and tokenizers
-//!          ├─ queue             until the engine takes it
+//! gateway ─┬─ grammar           compiling the schema or grammar
+//!          ├─ tokenize          chat template and tokenizer
+//!          ├─ queue             until the engine admits the request
 //!          ├─ prefill           the prompt
-//!          ├─ decode, sample    tokens: the forward pass, and the picks; `busy_ms` is the request's steps, the rest waiting
-//!          └─ stream            the response on its way to the client
+//!          ├─ decode, sample    forward passes, and sampling; `busy_ms` is the time in them, without the pauses between
+//!          └─ stream            sending the response
 //! ```
 //!
-//! A stage is measured where it happens and becomes a span when it is over, so that the engine's thread only reads a
-//! clock. Spans have names, times and numbers of tokens, and never a text of a request.
+//! A span is created when its stage has ended, from two instants, so that the engine thread only reads the clock. Spans
+//! contain names, times and token counts, and no text of a request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -34,27 +34,25 @@ use tokio::runtime::Handle;
 use super::config::Settings;
 use crate::error::Failure;
 
-/// How long a batch of spans may take on its way.
-const EXPORT_LIMIT: Duration = Duration::from_secs(10);
-/// How long the last spans may take when the server ends.
-const LAST_SPANS: Duration = Duration::from_secs(2);
+/// Time limit of one export request.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of the last export at shutdown.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 tokio::task_local! {
-    /// The trace of the request that this task answers.
+    /// Trace of the request that the task handles.
     static CURRENT: Trace;
 }
 
-/// Where spans go, if they go anywhere.
+/// Exports spans to `otlp_endpoint`, if it is set.
 #[derive(Debug, Default)]
 pub struct Exporter {
     to: Option<(SdkTracerProvider, SdkTracer)>,
 }
 
 impl Exporter {
-    /// As the settings say. Batches are sent by tasks of `runtime`.
-    ///
     /// # Errors
-    /// If the address is none.
+    /// If `otlp_endpoint` is not an http URL.
     pub fn new(settings: &Settings, runtime: &Handle) -> Result<Exporter, Failure> {
         let Some(endpoint) = settings.otlp_endpoint.as_deref().filter(|url| !url.is_empty()) else {
             return Ok(Exporter::default());
@@ -62,18 +60,20 @@ impl Exporter {
         let wrong = |e: &dyn std::fmt::Display| Failure::Usage(format!("otlp-endpoint: found {endpoint}, {e}"));
         let base = endpoint.trim_end_matches('/');
         if !base.starts_with("http://") {
-            return Err(wrong(&"expected a URL as http://localhost:4318"));
+            return Err(wrong(&"expected an http URL such as http://localhost:4318"));
         }
-        // as OTEL_EXPORTER_OTLP_ENDPOINT: the collector's address, to which the kind of data is added
+        // like OTEL_EXPORTER_OTLP_ENDPOINT: a base URL, to which the signal's path is appended
         let url = if base.ends_with("/v1/traces") { base.to_string() } else { format!("{base}/v1/traces") };
-        let client =
-            OnRuntime { runtime: runtime.clone(), client: HyperClient::with_default_connector(EXPORT_LIMIT, None) };
+        let client = RuntimeClient {
+            runtime: runtime.clone(),
+            client: HyperClient::with_default_connector(EXPORT_TIMEOUT, None),
+        };
         let exporter = SpanExporter::builder()
             .with_http()
             .with_http_client(client)
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(url)
-            .with_timeout(EXPORT_LIMIT)
+            .with_timeout(EXPORT_TIMEOUT)
             .build()
             .map_err(|e| wrong(&e))?;
         let name = |key: &str, of: &str| KeyValue::new(key.to_string(), of.to_string());
@@ -90,7 +90,8 @@ impl Exporter {
         Ok(Exporter { to: Some((provider, tracer)) })
     }
 
-    /// Begins the trace of a request; a client's own (W3C `traceparent`) goes on. `log` is its span in the log.
+    /// Starts the trace of a request, as a child of the client's (W3C `traceparent`) if there is one. `log` is the
+    /// request's log span.
     pub fn begin(&self, headers: &HeaderMap, log: &tracing::Span, attributes: Vec<KeyValue>) -> Trace {
         let (came, time) = (Instant::now(), SystemTime::now());
         let exported = self.to.as_ref().map(|(_, tracer)| {
@@ -103,38 +104,38 @@ impl Exporter {
         Trace(Some(Arc::new(Inner { log: log.clone(), came, exported })))
     }
 
-    /// Sends what is left.
+    /// Exports the remaining spans.
     pub fn end(&self) {
         let Some((provider, _)) = &self.to else { return };
-        if let Err(e) = provider.shutdown_with_timeout(LAST_SPANS) {
-            tracing::warn!("the last spans were not exported: {e}");
+        if let Err(e) = provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT) {
+            tracing::warn!("trace export: the last spans were lost: {e}");
         }
     }
 }
 
-/// Sends from the exporter's thread by the runtime's, where sockets and timers work.
+/// HTTP client of the exporter: its own thread has no runtime for sockets and timers, so requests run on the server's.
 #[derive(Debug)]
-struct OnRuntime {
+struct RuntimeClient {
     runtime: Handle,
     client: HyperClient,
 }
 
 #[async_trait::async_trait]
-impl HttpClient for OnRuntime {
+impl HttpClient for RuntimeClient {
     async fn send_bytes(&self, request: hyper::Request<Bytes>) -> Result<hyper::Response<Bytes>, HttpError> {
         let client = self.client.clone();
         self.runtime.spawn(async move { client.send_bytes(request).await }).await?
     }
 }
 
-/// The trace of a request, shared by all who work on it.
+/// The trace of a request; clones share it. The default records nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Trace(Option<Arc<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
     log: tracing::Span,
-    /// The request's arrival, by both clocks.
+    /// Arrival of the request.
     came: Instant,
     exported: Option<Exported>,
 }
@@ -142,23 +143,24 @@ struct Inner {
 #[derive(Debug)]
 struct Exported {
     tracer: SdkTracer,
-    /// With the span `gateway`.
+    /// Contains the span `gateway`.
     context: Context,
+    /// Arrival of the request.
     time: SystemTime,
 }
 
 impl Trace {
-    /// Of the request that this task answers.
+    /// The trace of the request that this task handles.
     pub fn current() -> Trace {
         CURRENT.try_with(Clone::clone).unwrap_or_default()
     }
 
-    /// Runs a task that answers this request.
+    /// Makes this the current trace of `task`.
     pub async fn scope<F: Future>(self, task: F) -> F::Output {
         CURRENT.scope(self, task).await
     }
 
-    /// A stage that is over, and what is to be known of it.
+    /// Records a stage that has ended.
     pub fn stage(&self, name: &'static str, start: Instant, end: Instant, attributes: &[(&'static str, Number)]) {
         let Some(inner) = &self.0 else { return };
         let ms = end.saturating_duration_since(start).as_secs_f64() * 1000.0;
@@ -169,7 +171,7 @@ impl Trace {
         span.start_with_context(tracer, context).end_with_timestamp(inner.time(end));
     }
 
-    /// Something to be known of the request, in the log too.
+    /// Sets an attribute of the request's span and a field of its log span.
     pub fn record(&self, key: &'static str, value: &str) {
         let Some(inner) = &self.0 else { return };
         inner.log.record(key, value);
@@ -178,7 +180,7 @@ impl Trace {
         }
     }
 
-    /// The response begins: it is on its way until its body has gone, and then the request is over.
+    /// Wraps the response body: the stage `stream` and the trace end when the body is dropped.
     pub fn send(self, response: axum::response::Response) -> axum::response::Response {
         let Some(inner) = &self.0 else { return response };
         if let Some(exported) = &inner.exported {
@@ -189,7 +191,7 @@ impl Trace {
             }
         }
         let start = Instant::now();
-        response.map(|body| Body::new(Sent { body, trace: self, start, bytes: 0 }))
+        response.map(|body| Body::new(TracedBody { body, trace: self, start, bytes: 0 }))
     }
 }
 
@@ -199,20 +201,17 @@ impl Inner {
     }
 }
 
-/// A number, or a name that the server has given.
+/// Value of a span attribute: no text of a request.
 #[derive(Debug, Clone, Copy)]
 pub enum Number {
-    /// How many.
     Count(usize),
-    /// How long.
     Time(Duration),
-    /// Which.
     Name(&'static str),
 }
 
 impl From<Number> for Value {
-    fn from(number: Number) -> Value {
-        match number {
+    fn from(attribute: Number) -> Value {
+        match attribute {
             Number::Count(n) => Value::I64(i64::try_from(n).unwrap_or(i64::MAX)),
             Number::Time(time) => Value::F64(time.as_secs_f64() * 1000.0),
             Number::Name(name) => Value::from(name),
@@ -220,15 +219,15 @@ impl From<Number> for Value {
     }
 }
 
-/// A body that notes when it has gone.
-struct Sent {
+/// A response body that ends the trace when it is dropped.
+struct TracedBody {
     body: Body,
     trace: Trace,
     start: Instant,
     bytes: usize,
 }
 
-impl hyper::body::Body for Sent {
+impl hyper::body::Body for TracedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -249,7 +248,7 @@ impl hyper::body::Body for Sent {
     }
 }
 
-impl Drop for Sent {
+impl Drop for TracedBody {
     fn drop(&mut self) {
         let end = Instant::now();
         self.trace.stage("stream", self.start, end, &[("bytes", Number::Count(self.bytes))]);
@@ -260,64 +259,64 @@ impl Drop for Sent {
     }
 }
 
-/// The stages of an answer in the engine.
+/// Times of the stages of one answer in the engine.
 #[derive(Debug)]
 pub struct Stages {
-    /// Since when it waits.
     queued: Instant,
-    /// When the engine has taken it, when its prompt was done, when its last token came.
+    /// Admission to the engine.
     taken: Option<Instant>,
     prefilled: Option<Instant>,
+    /// Last token.
     last: Option<Instant>,
-    /// When the first token was picked, and the time of all forward passes and picks.
-    first_pick: Option<Instant>,
+    /// Start of the first sampling; then the total time of forward passes and of sampling.
+    first_sampling: Option<Instant>,
     forward: Duration,
-    picks: Duration,
+    sampling: Duration,
     n_tokens: usize,
 }
 
 impl Stages {
-    /// Of an answer that begins to wait.
+    /// Of an answer that is enqueued now.
     pub fn new() -> Stages {
         Stages {
             queued: Instant::now(),
             taken: None,
             prefilled: None,
             last: None,
-            first_pick: None,
+            first_sampling: None,
             forward: Duration::ZERO,
-            picks: Duration::ZERO,
+            sampling: Duration::ZERO,
             n_tokens: 0,
         }
     }
 
-    /// The engine takes it.
+    /// The engine admits the answer.
     pub fn taken(&mut self, trace: &Trace, index: usize) {
         let now = Instant::now();
         self.taken = Some(now);
         trace.stage("queue", self.queued, now, &[("index", Number::Count(index))]);
     }
 
-    /// Its prompt is done.
+    /// The prefill ended at `at`.
     pub fn prefilled(&mut self, trace: &Trace, index: usize, at: Instant, (n_prompt, n_cached): (usize, usize)) {
         self.prefilled = Some(at);
         let attributes = [("index", index), ("prompt_tokens", n_prompt), ("cached_tokens", n_cached)];
         trace.stage("prefill", self.taken.unwrap_or(at), at, &attributes.map(|(key, n)| (key, Number::Count(n))));
     }
 
-    /// A token was picked from `start` to `end`, after a forward pass of `forward`.
+    /// A token was sampled from `start` to `end`, after a forward pass of duration `forward`.
     pub fn token(&mut self, forward: Duration, start: Instant, end: Instant) {
-        if self.first_pick.is_some() {
+        if self.first_sampling.is_some() {
             self.forward += forward;
         }
-        self.first_pick.get_or_insert(start);
+        self.first_sampling.get_or_insert(start);
         self.last = Some(end);
-        self.picks += end.saturating_duration_since(start);
+        self.sampling += end.saturating_duration_since(start);
         self.n_tokens += 1;
     }
 
-    /// It is over, with all tokens or before.
-    pub fn over(&self, trace: &Trace, index: usize, reason: &'static str) {
+    /// Records the last stages of an answer that ended for `reason`.
+    pub fn end(&self, trace: &Trace, index: usize, reason: &'static str) {
         let (now, index, reason) = (Instant::now(), ("index", Number::Count(index)), ("reason", Number::Name(reason)));
         match (self.taken, self.prefilled) {
             (None, _) => trace.stage("queue", self.queued, now, &[index, reason]),
@@ -327,8 +326,8 @@ impl Stages {
                 let end = self.last.unwrap_or(now);
                 let busy = |time| ("busy_ms", Number::Time(time));
                 trace.stage("decode", prefilled, end, &[index, tokens, busy(self.forward), reason]);
-                if let Some(first) = self.first_pick {
-                    trace.stage("sample", first, end, &[index, tokens, busy(self.picks)]);
+                if let Some(first) = self.first_sampling {
+                    trace.stage("sample", first, end, &[index, tokens, busy(self.sampling)]);
                 }
             }
         }

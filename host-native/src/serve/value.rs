@@ -1,29 +1,25 @@
-//! Values of settings as text.
+//! Conversion of settings from and to text.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A kind of value.
+/// Type of a setting.
 pub trait Value: Sized {
-    /// Reads it.
-    ///
     /// # Errors
-    /// What was found and what expected.
+    /// What was found and what was expected.
     fn read(text: &str) -> Result<Self, String>;
 
-    /// As TOML; `None` where there is none.
+    /// The value in TOML; `None` if it is unset.
     fn show(&self) -> Option<String>;
 
-    /// As a number, if it is one.
+    /// The number to compare with a range; `None` for other types.
     fn number(&self) -> Option<f64> {
         None
     }
 
-    /// Checks its range.
-    ///
     /// # Errors
-    /// What was found and what expected.
+    /// The number and the range, if it is outside.
     fn within(&self, range: RangeInclusive<f64>) -> Result<(), String> {
         match self.number() {
             Some(x) if !range.contains(&x) => {
@@ -34,12 +30,12 @@ pub trait Value: Sized {
     }
 }
 
-macro_rules! numbers {
+macro_rules! integers {
     ($($kind:ty),*) => {$(
         impl Value for $kind {
             fn read(text: &str) -> Result<Self, String> {
-                let expected = concat!("expected a number of type ", stringify!($kind));
-                text.trim().parse().map_err(|_| format!("found {text:?}, {expected}"))
+                let expected = || format!("found {text:?}, expected an integer from 0 to {}", <$kind>::MAX);
+                text.trim().parse().map_err(|_| expected())
             }
 
             fn show(&self) -> Option<String> {
@@ -53,7 +49,7 @@ macro_rules! numbers {
     )*};
 }
 
-numbers!(u16, u32, u64, usize, f64);
+integers!(u16, u32, u64, usize);
 
 impl Value for bool {
     fn read(text: &str) -> Result<Self, String> {
@@ -116,7 +112,7 @@ impl Value for Vec<String> {
 impl Value for Duration {
     fn read(text: &str) -> Result<Self, String> {
         let seconds = text.trim().parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
-        seconds.ok_or_else(|| format!("found {text:?}, expected a number of seconds"))
+        seconds.ok_or_else(|| format!("found {text:?}, expected seconds, such as 30 or 0.5"))
     }
 
     fn show(&self) -> Option<String> {
@@ -128,11 +124,10 @@ impl Value for Duration {
     }
 }
 
-/// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes(pub u64);
 
-/// Units and their logarithms to base 2.
+/// Suffixes and the binary logarithms of their factors.
 const UNITS: [(&str, u32); 8] =
     [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("T", 40), ("G", 30), ("M", 20), ("K", 10)];
 
@@ -141,7 +136,7 @@ impl Value for Bytes {
         let unit = UNITS.iter().find_map(|(unit, log)| Some((text.trim().strip_suffix(unit)?, *log)));
         let (digits, log) = unit.unwrap_or((text.trim(), 0));
         let n = digits.trim().parse::<u64>().ok().and_then(|n| n.checked_mul(1 << log));
-        n.map(Bytes).ok_or_else(|| format!("found {text:?}, expected bytes, such as 4194304, 512MiB or 4GiB"))
+        n.map(Bytes).ok_or_else(|| format!("found {text:?}, expected a size in bytes, such as 4194304, 512MiB or 4GiB"))
     }
 
     fn show(&self) -> Option<String> {
@@ -174,18 +169,18 @@ macro_rules! choices {
 }
 
 choices! {
-    /// Metrics by the names of another server.
+    /// Additional metric names.
     Compat {
-        /// Only our own.
+        /// Starling's names only.
         None "none",
-        /// vLLM's, which gateways read.
+        /// vLLM's names too, which inference gateways read.
         Vllm "vllm"
     }
-    /// Form of the log.
+    /// Log format.
     LogFormat {
-        /// For people.
+        /// Text, in colour on a terminal.
         Pretty "pretty",
-        /// An object a line.
+        /// One JSON object per line.
         Json "json"
     }
 }

@@ -1,4 +1,4 @@
-//! The engine's thread: takes requests from the queue, runs step after step, and tells each request what came of it.
+//! The engine thread: takes jobs from the queue, runs engine steps, and sends each job its updates.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -15,38 +15,37 @@ use starling::kv::KvStats;
 
 use super::handoff::Waiting;
 use super::metrics::{Metrics, Outcome};
-use super::queue::{Back, End, Failed, Forget, Job, Queue, TextJob, Update};
+use super::queue::{Failed, Forget, Job, Queue, Shutdown, TextJob, Update, UpdateSender};
 use crate::pool::ThreadPool;
 
-/// How long the thread sleeps when there is nothing to do: it shows that it is alive more often than that.
-const NAP: Duration = Duration::from_millis(200);
-/// How often the account of pages is copied for those who ask.
-const ACCOUNT: Duration = Duration::from_millis(50);
+/// Maximum sleep of the idle thread; it bounds the age of the heartbeat.
+const IDLE_WAIT: Duration = Duration::from_millis(200);
+/// Interval at which the engine thread publishes the KV statistics while it works.
+const KV_STATS_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What the engine's thread lets others see, without waiting for it.
+/// State of the engine thread that other threads read without waiting for it.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct WorkerStatus {
     start: Instant,
-    /// Milliseconds from `start` to the last sign of life.
-    beat: AtomicU64,
+    /// Milliseconds from `start` to the last turn of the loop.
+    heartbeat: AtomicU64,
     /// Whether the thread has ended.
-    over: AtomicBool,
-    /// Whether it has ended by a fault.
+    ended: AtomicBool,
+    /// Whether it has ended by a panic.
     failed: AtomicBool,
-    /// Answers being made.
+    /// Requests in the engine.
     pub running: AtomicUsize,
-    /// Requests that have left the queue and wait for memory or for a prompt they share.
+    /// Requests taken from the queue that wait for KV pages or for a shared prompt.
     pub held: AtomicUsize,
     kv: Mutex<KvStats>,
 }
 
-impl Pulse {
-    /// Of a thread that is about to start.
-    pub fn new() -> Pulse {
-        Pulse {
+impl WorkerStatus {
+    pub fn new() -> WorkerStatus {
+        WorkerStatus {
             start: Instant::now(),
-            beat: AtomicU64::new(0),
-            over: AtomicBool::new(false),
+            heartbeat: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             running: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
@@ -54,58 +53,50 @@ impl Pulse {
         }
     }
 
-    /// How long ago the thread showed that it lives.
+    /// Time since the last heartbeat.
     pub fn age(&self) -> Duration {
         let now = self.start.elapsed();
-        now.saturating_sub(Duration::from_millis(self.beat.load(Ordering::Relaxed)))
+        now.saturating_sub(Duration::from_millis(self.heartbeat.load(Ordering::Relaxed)))
     }
 
-    /// Whether the thread has ended.
-    pub fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
     }
 
-    /// Whether a fault has ended it.
+    /// Whether a panic has ended the thread.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Memory of keys and values.
+    /// The last published KV statistics.
     pub fn kv(&self) -> KvStats {
         *self.kv.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn beat(&self) {
-        self.beat.store(self.start.elapsed().as_millis() as u64, Ordering::Relaxed);
+        self.heartbeat.store(self.start.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 }
 
-/// The engine and what belongs to its thread.
+/// State of the engine thread.
 pub struct Worker {
-    /// For models that continue texts.
+    /// `None` for encoders, which only embed.
     pub engine: Option<Engine>,
-    /// For texts to embed.
     pub embedder: Embedder,
-    /// How vectors are made from states.
     pub pooling: Pooling,
-    /// Instruction set.
     pub cpu: Cpu,
-    /// Threads.
     pub pool: ThreadPool,
-    /// Where requests come from.
     pub queue: Arc<Queue>,
-    /// What others see.
-    pub pulse: Arc<Pulse>,
-    /// What is counted.
+    pub status: Arc<WorkerStatus>,
     pub metrics: Arc<Metrics>,
-    /// Requests in the engine.
+    /// Jobs in the engine.
     running: BTreeMap<RequestId, Running>,
-    /// Requests that have left the queue but not entered the engine, in order.
+    /// Jobs taken from the queue that wait for KV pages or for a shared prompt, in order.
     held: Vec<(Arc<str>, Job)>,
-    accounted: Option<Instant>,
+    kv_stats_published: Option<Instant>,
 }
 
-/// A request in the engine.
+/// A job in the engine.
 struct Running {
     tenant: Arc<str>,
     job: Job,
@@ -115,74 +106,74 @@ struct Running {
     prompt: Vec<TokenLogprobs>,
 }
 
-/// Why a request ends now, if it does: the server's end comes before its own.
-fn why(end: End, late: Option<Failed>) -> Option<Failed> {
-    (end == End::Now).then_some(Failed::Shutdown).or(late)
+/// Why a job fails now; a shutdown takes precedence over a timeout.
+fn failure(shutdown: Shutdown, timeout: Option<Failed>) -> Option<Failed> {
+    (shutdown == Shutdown::Now).then_some(Failed::Shutdown).or(timeout)
 }
 
 impl Worker {
-    /// A worker without requests.
     pub fn new(
         (engine, embedder, pooling): (Option<Engine>, Embedder, Pooling),
         (cpu, pool): (Cpu, ThreadPool),
-        (queue, pulse, metrics): (Arc<Queue>, Arc<Pulse>, Arc<Metrics>),
+        (queue, status, metrics): (Arc<Queue>, Arc<WorkerStatus>, Arc<Metrics>),
     ) -> Worker {
         let (running, held) = (BTreeMap::new(), Vec::new());
-        Worker { engine, embedder, pooling, cpu, pool, queue, pulse, metrics, running, held, accounted: None }
+        let kv_stats_published = None;
+        Worker { engine, embedder, pooling, cpu, pool, queue, status, metrics, running, held, kv_stats_published }
     }
 
-    /// Works until the end. A fault ends the thread, and all requests with it: their channels close.
+    /// Runs until the shutdown is complete. A panic ends the thread and fails all requests: their channels close.
     pub fn run(mut self) {
-        let pulse = Arc::clone(&self.pulse);
+        let status = Arc::clone(&self.status);
         let queue = Arc::clone(&self.queue);
         let work = std::panic::AssertUnwindSafe(move || while self.turn() {});
         if std::panic::catch_unwind(work).is_err() {
-            pulse.failed.store(true, Ordering::Release);
-            tracing::error!("the engine's thread has failed");
+            status.failed.store(true, Ordering::Release);
+            tracing::error!("engine thread panicked: all requests fail and the server exits");
         }
-        // who still waits is told by the closed channel
-        queue.end(End::Now);
+        // dropping queued jobs closes their channels, which tells their handlers
+        queue.shut_down(Shutdown::Now);
         let mut waiting = queue.lock();
         waiting.prompts.drain();
         waiting.texts.drain();
         drop(waiting);
-        pulse.over.store(true, Ordering::Release);
+        status.ended.store(true, Ordering::Release);
     }
 
-    /// One turn: the queue, a batch of texts, a step of answers. Says whether there is to be another.
+    /// One turn of the loop: admission, a batch of texts, an engine step. Returns whether to continue.
     fn turn(&mut self) -> bool {
-        self.pulse.beat();
-        let end = self.clean_queue();
-        self.give_up();
+        self.status.beat();
+        let shutdown = self.expire_queued();
+        self.drop_cancelled();
         self.admit();
-        let texts = self.texts();
+        let texts = self.take_texts();
         let worked = !texts.is_empty() || self.engine.as_ref().is_some_and(|e| !e.is_idle());
         self.embed(texts);
         self.step();
-        self.account(!worked);
+        self.publish_kv_stats(!worked);
         if worked {
             return true;
         }
         let waiting = self.queue.lock();
         let n = waiting.prompts.waiting() + waiting.texts.waiting() + self.held.len();
         drop(waiting);
-        if end != End::Open && n == 0 {
+        if shutdown != Shutdown::None && n == 0 {
             return false;
         }
         if n == 0 {
-            self.queue.sleep(NAP);
+            self.queue.wait(IDLE_WAIT);
         }
         true
     }
 
-    /// Removes requests that were cancelled or waited too long from the queue, and forgets conversations.
-    fn clean_queue(&mut self) -> End {
+    /// Removes cancelled and expired jobs from the queue, and evicts closed sessions from the prefix cache.
+    fn expire_queued(&mut self) -> Shutdown {
         let now = Instant::now();
         let mut waiting = self.queue.lock();
-        let Waiting { prompts, texts, end, .. } = &mut *waiting;
-        let end = *end;
-        let (mut jobs, mut text_jobs) = match end {
-            End::Now => (prompts.drain(), texts.drain()),
+        let Waiting { prompts, texts, shutdown, .. } = &mut *waiting;
+        let shutdown = *shutdown;
+        let (mut jobs, mut text_jobs) = match shutdown {
+            Shutdown::Now => (prompts.drain(), texts.drain()),
             _ => (prompts.expired(now), texts.expired(now)),
         };
         for id in mem::take(&mut waiting.cancelled_prompts).into_iter().flatten() {
@@ -199,21 +190,21 @@ impl Worker {
             }
         }
         for job in jobs {
-            let failed = self.failed(end, &job.to, job.times.over_waiting(now));
+            let failed = self.failed(shutdown, &job.to, job.times.expired_in_queue(now));
             job.prompt.set();
-            job.over(failed.as_ref());
-            failed.into_iter().for_each(|failed| job.say(Update::Failed(failed)));
+            job.end_trace(failed.as_ref());
+            failed.into_iter().for_each(|failed| job.send(Update::Failed(failed)));
         }
         for job in text_jobs {
-            let failed = self.failed(end, &job.to, job.times.over_waiting(now));
-            failed.into_iter().for_each(|failed| job.say(Update::Failed(failed)));
+            let failed = self.failed(shutdown, &job.to, job.times.expired_in_queue(now));
+            failed.into_iter().for_each(|failed| job.send(Update::Failed(failed)));
         }
-        end
+        shutdown
     }
 
-    /// Why a request that left the queue fails, counted; `None` if its client is gone.
-    fn failed(&self, end: End, to: &Back, late: Option<Failed>) -> Option<Failed> {
-        let failed = why(end, late).filter(|_| !to.is_closed());
+    /// Counts a job that was removed from the queue. Returns its error, or `None` if the client disconnected.
+    fn failed(&self, shutdown: Shutdown, to: &UpdateSender, timeout: Option<Failed>) -> Option<Failed> {
+        let failed = failure(shutdown, timeout).filter(|_| !to.is_closed());
         match &failed {
             Some(failed) => self.metrics.failed(failed),
             None => self.metrics.outcomes(Outcome::Cancelled, 1),
@@ -221,19 +212,19 @@ impl Worker {
         failed
     }
 
-    /// Ends requests in the engine, or at its door, whose client is gone, or whose time is up.
-    fn give_up(&mut self) {
+    /// Ends running and held jobs whose client disconnected or whose timeout expired.
+    fn drop_cancelled(&mut self) {
         let now = Instant::now();
-        let end = self.queue.lock().end;
-        let late = |job: &Job, late: Option<Failed>| why(end, late).filter(|_| !job.to.is_closed());
-        let mut over = Vec::new();
+        let shutdown = self.queue.lock().shutdown;
+        let failure = |job: &Job, timeout: Option<Failed>| failure(shutdown, timeout).filter(|_| !job.to.is_closed());
+        let mut ended = Vec::new();
         for (id, running) in &self.running {
-            let failed = late(&running.job, running.job.times.over(now));
+            let failed = failure(&running.job, running.job.times.expired(now));
             if failed.is_some() || running.job.to.is_closed() {
-                over.push((*id, failed));
+                ended.push((*id, failed));
             }
         }
-        for (id, failed) in over {
+        for (id, failed) in ended {
             if let Some(engine) = &mut self.engine {
                 engine.cancel(id);
             }
@@ -243,7 +234,7 @@ impl Worker {
         }
         let mut stay = Vec::new();
         for (tenant, job) in mem::take(&mut self.held) {
-            let failed = late(&job, job.times.over_waiting(now));
+            let failed = failure(&job, job.times.expired_in_queue(now));
             if failed.is_some() || job.to.is_closed() {
                 self.close(&tenant, &job, failed);
             } else {
@@ -253,28 +244,28 @@ impl Worker {
         self.held = stay;
     }
 
-    /// The end of a request without an answer: given up, or failed.
+    /// Ends a job that failed, or was cancelled (`None`).
     fn close(&self, tenant: &Arc<str>, job: &Job, failed: Option<Failed>) {
         job.prompt.set();
-        job.over(failed.as_ref());
-        self.queue.lock().prompts.ended(tenant);
+        job.end_trace(failed.as_ref());
+        self.queue.lock().prompts.release(tenant);
         match failed {
             None => self.metrics.outcomes(Outcome::Cancelled, 1),
-            Some(why) => {
-                self.metrics.failed(&why);
-                job.say(Update::Failed(why));
+            Some(failed) => {
+                self.metrics.failed(&failed);
+                job.send(Update::Failed(failed));
             }
         }
     }
 
-    /// Lets requests into the engine, as far as there is room. One that finds no memory waits at the door, and nobody
-    /// overtakes it but answers to prompts that are known by now.
+    /// Submits jobs to the engine, up to `max_seqs`. A job that finds too few free KV pages is held, and later jobs do not
+    /// overtake it.
     fn admit(&mut self) {
         let Some(mut engine) = self.engine.take() else { return };
         let mut no_memory = false;
-        let mut door = mem::take(&mut self.held).into_iter();
+        let mut held = mem::take(&mut self.held).into_iter();
         while engine.active() < engine.options().max_seqs {
-            let next = door.next().or_else(|| if no_memory { None } else { self.queue.lock().prompts.take() });
+            let next = held.next().or_else(|| if no_memory { None } else { self.queue.lock().prompts.take() });
             let Some((tenant, mut job)) = next else { break };
             if no_memory || !(job.leads || job.prompt.get()) {
                 self.held.push((tenant, job));
@@ -286,7 +277,7 @@ impl Worker {
                     let started = Instant::now();
                     self.metrics.queue_time(started - job.times.came);
                     job.stages.taken(&job.trace, job.index);
-                    job.say(Update::Started);
+                    job.send(Update::Started);
                     let running = Running { tenant, job, started, last_token: None, prompt: Vec::new() };
                     self.running.insert(id, running);
                 }
@@ -298,18 +289,18 @@ impl Worker {
                 Err((e, _)) => self.close(&tenant, &job, Some(e.into())),
             }
         }
-        self.held.extend(door);
-        self.pulse.held.store(self.held.len(), Ordering::Relaxed);
+        self.held.extend(held);
+        self.status.held.store(self.held.len(), Ordering::Relaxed);
         self.engine = Some(engine);
     }
 
-    /// A batch of texts that wait.
-    fn texts(&mut self) -> Vec<(Arc<str>, TextJob)> {
+    /// Takes a batch of texts from the queue.
+    fn take_texts(&mut self) -> Vec<(Arc<str>, TextJob)> {
         let options = self.embedder.options();
         let (mut left, max_texts) = (options.batch_tokens, options.max_texts);
         let mut batch = Vec::new();
         let mut waiting = self.queue.lock();
-        // the last one taken may be the first that does not fit: then it makes a batch with those after it
+        // the last text may exceed the batch; `embed` splits it off into a second one
         while batch.len() < max_texts && left > 0 {
             let Some((tenant, job)) = waiting.texts.take() else { break };
             left = left.saturating_sub(job.tokens.len());
@@ -318,7 +309,6 @@ impl Worker {
         batch
     }
 
-    /// Embeds texts, in one batch or two.
     fn embed(&mut self, texts: Vec<(Arc<str>, TextJob)>) {
         let mut left = &texts[..];
         while !left.is_empty() {
@@ -331,33 +321,33 @@ impl Worker {
                 .map(|(_, job)| Text { tokens: &job.tokens, pooling, dimensions: job.dimensions, normalise: true })
                 .collect();
             let result = self.embedder.embed(self.cpu, &self.pool, &texts, &mut |i, vector| {
-                batch[i].1.say(Update::Vector { vector: vector.map(<[f32]>::to_vec) });
+                batch[i].1.send(Update::Vector { vector: vector.map(<[f32]>::to_vec) });
             });
             let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
             self.metrics.embedded(batch.len(), tokens);
             if let Err(e) = result {
                 for (_, job) in batch {
-                    job.say(Update::Failed(e.clone().into()));
+                    job.send(Update::Failed(e.clone().into()));
                 }
             }
         }
         let mut waiting = self.queue.lock();
-        texts.iter().for_each(|(tenant, _)| waiting.texts.ended(tenant));
+        texts.iter().for_each(|(tenant, _)| waiting.texts.release(tenant));
     }
 
-    /// One step of all answers.
+    /// Runs one engine step and sends its events.
     fn step(&mut self) {
         let Some(engine) = self.engine.as_mut().filter(|e| !e.is_idle()) else { return };
         let (running, metrics, queue) = (&mut self.running, &self.metrics, &self.queue);
         let begin = Instant::now();
         let n_running = engine.active();
         let mut rows = 0;
-        // between events the engine picks
-        let (mut forward, mut picks_from) = (Duration::ZERO, begin);
+        // the forward pass ends at `Computed`; between the later events the engine samples
+        let (mut forward, mut sampling_since) = (Duration::ZERO, begin);
         let n = engine.step(self.cpu, &self.pool, &mut |event| match event {
             Event::Computed { .. } => {
-                picks_from = Instant::now();
-                forward = picks_from - begin;
+                sampling_since = Instant::now();
+                forward = sampling_since - begin;
             }
             Event::Preempted { .. } => metrics.preempted(),
             Event::Prompt { id, logprobs } => {
@@ -367,9 +357,9 @@ impl Worker {
             Event::Prefilled { id, n_cached, n_prompt } => {
                 let Some(r) = running.get_mut(&id) else { return };
                 r.job.prompt.set();
-                r.job.stages.prefilled(&r.job.trace, r.job.index, picks_from, (n_prompt, n_cached));
+                r.job.stages.prefilled(&r.job.trace, r.job.index, sampling_since, (n_prompt, n_cached));
                 metrics.prefilled(n_prompt, n_cached, r.started.elapsed());
-                r.job.say(Update::Prefilled { n_cached, prompt: mem::take(&mut r.prompt) });
+                r.job.send(Update::Prefilled { n_cached, prompt: mem::take(&mut r.prompt) });
             }
             Event::Token { id, token, text, logprob, top } => {
                 let Some(r) = running.get_mut(&id) else { return };
@@ -381,31 +371,31 @@ impl Worker {
                         metrics.next_token(now - last);
                     }
                 }
-                r.job.stages.token(forward, mem::replace(&mut picks_from, now), now);
-                r.job.say(Update::Token { token, text, logprob, top });
+                r.job.stages.token(forward, mem::replace(&mut sampling_since, now), now);
+                r.job.send(Update::Token { token, text, logprob, top });
             }
             Event::Done { id, text, reason, n_tokens, receipt } => {
                 let Some(r) = running.remove(&id) else { return };
-                r.job.stages.over(&r.job.trace, r.job.index, reason.name());
-                metrics.done(reason, n_tokens, r.job.times.came.elapsed());
-                queue.lock().prompts.ended(&r.tenant);
-                r.job.say(Update::Done { text, reason, n_tokens, receipt });
+                r.job.stages.end(&r.job.trace, r.job.index, reason.name());
+                metrics.done(reason, r.job.times.came.elapsed());
+                queue.lock().prompts.release(&r.tenant);
+                r.job.send(Update::Done { text, reason, n_tokens, receipt });
             }
         });
         metrics.step(n_running, n.saturating_sub(rows), begin.elapsed());
     }
 
-    /// Lets others see how things stand.
-    fn account(&mut self, idle: bool) {
+    /// Publishes running requests, and KV statistics at most every [`KV_STATS_INTERVAL`] unless idle.
+    fn publish_kv_stats(&mut self, idle: bool) {
         let active = self.engine.as_ref().map_or(0, Engine::active);
-        self.pulse.running.store(active, Ordering::Relaxed);
+        self.status.running.store(active, Ordering::Relaxed);
         let now = Instant::now();
-        if !idle && self.accounted.is_some_and(|at| now - at < ACCOUNT) {
+        if !idle && self.kv_stats_published.is_some_and(|at| now - at < KV_STATS_INTERVAL) {
             return;
         }
-        self.accounted = Some(now);
+        self.kv_stats_published = Some(now);
         if let Some(engine) = &self.engine {
-            *self.pulse.kv.lock().unwrap_or_else(PoisonError::into_inner) = engine.kv_stats();
+            *self.status.kv.lock().unwrap_or_else(PoisonError::into_inner) = engine.kv_stats();
         }
     }
 }

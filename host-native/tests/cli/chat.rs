@@ -1,4 +1,4 @@
-//! `starling chat`: conversations, line by line.
+//! `starling chat`: messages and commands, one per line.
 
 use std::fs;
 
@@ -53,12 +53,12 @@ fn chat_commands_change_the_conversation() {
     };
     let first = chat("Hello\n");
     assert!(!first.is_empty());
-    // a conversation that is forgotten leaves nothing behind
+    // a cleared conversation leaves nothing behind
     assert_eq!(chat("Hello\n/clear\nHello\n"), first.repeat(2));
     assert_eq!(chat("/system Be kind.\n/system\nHello\n"), first);
     // the same question again, greedily: the same answer
     assert_eq!(chat("Hello\n/again\n"), first.repeat(2));
-    // a seed that no answer has used yet is the next answer's
+    // a seed that no answer has used yet applies to the next answer
     let warm = |script: &str| {
         let ran = with_input(&["chat", "-n", "6", "--temp", "2", "--chat-template", &file], script.as_bytes());
         assert_eq!(ran.code, 0, "{ran:?}");
@@ -66,7 +66,7 @@ fn chat_commands_change_the_conversation() {
     };
     assert_eq!(warm("Hello\n/seed 7\n/again\n"), warm("Hello\n") + &warm("/seed 7\nHello\n"));
     assert_eq!(warm("/seed 7\nHello\n/again\n"), warm("/seed 7\nHello\n") + &warm("/seed 8\nHello\n"));
-    // nothing to answer again
+    // there is no message to answer again
     assert_eq!(chat("/again\n/clear\n/again\n"), "");
 }
 

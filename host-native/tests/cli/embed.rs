@@ -1,4 +1,4 @@
-//! `starling embed`: vectors, however texts come.
+//! `starling embed` with texts from arguments, files and standard input.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::starling::{USAGE, with_input};
 
-/// A reference model that embeds.
+/// An embedding model of the reference fixtures.
 fn embedding_model() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/reference/qwen3-embedding-last-f16.gguf");
     path.display().to_string()

@@ -1,4 +1,4 @@
-//! The command as its users see it: output, messages and exit codes.
+//! Tests of the `starling` command: output, messages and exit codes.
 
 mod chat;
 mod embed;

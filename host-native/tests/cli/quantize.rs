@@ -9,7 +9,7 @@ use starling_tests::reference::{split, split_at};
 
 use super::starling::{IO, MODEL_ERROR, PROMPT, SMALL, USAGE, fails, fixture, ok, temp, written};
 
-/// Two model files have the same tensors, to the byte.
+/// Checks that two model files have the same tensors, byte for byte.
 fn same_tensors(ours: &str, theirs: &str) {
     let (ours, theirs) = (fs::read(ours).expect("a file"), fs::read(theirs).expect("a file"));
     let (ours, theirs) = (Gguf::parse(&ours).expect("a model"), Gguf::parse(&theirs).expect("a model"));
@@ -38,7 +38,7 @@ fn imatrix_file(name: &str, tensors: &[(String, Vec<f32>)]) -> String {
 fn quantize_with_an_importance_matrix() {
     let source = fixture("reference/llama-k256-bf16.gguf");
     let out = temp("guided.gguf");
-    // of a run before
+    // left by an earlier run
     let _ = fs::remove_file(&out);
     let message = fails(&["quantize", &source, &out, "IQ2_XS"], USAGE, &["IQ2_XS", "--imatrix"]);
     assert!(message.contains("blk.0."), "{message}");
@@ -60,7 +60,7 @@ fn quantize_with_an_importance_matrix() {
         assert_eq!(json["metadata"]["quantize.imatrix.file"], "imatrix.gguf");
         assert_eq!(json["metadata"]["quantize.imatrix.chunks_count"], 7);
     }
-    // weights matter
+    // the importance weights change the result
     ok(&["quantize", &source, &temp("plain.gguf"), "Q4_K_M"]);
     assert!(fs::read(&out).expect("a file") != fs::read(temp("plain.gguf")).expect("a file"));
 
@@ -91,7 +91,7 @@ fn quantize_joins_a_split_model() {
     ok(&["quantize", &paths[0], &joined, "Q4_K_M"]);
     assert!(fs::read(&whole).expect("a file") == fs::read(&joined).expect("a file"));
     fails(&["quantize", &paths[0], &paths[1], "Q4_K_M"], USAGE, &["same file"]);
-    // the part that is wrong is the one that is named
+    // the error names the invalid part
     let second = fs::read(&paths[1]).expect("the file");
     fs::write(&paths[1], &second[..second.len() - 1]).expect("a place");
     fails(&["inspect", "-m", &paths[0]], MODEL_ERROR, &["split-00002-of-00002.gguf"]);
@@ -143,7 +143,7 @@ fn quantize_makes_files_that_run() {
     fails(&["quantize", &source, &source, "Q8_0"], USAGE, &["same file"]);
     fails(&["quantize", &source, &temp("no/such/dir.gguf"), "Q8_0"], IO, &["dir.gguf"]);
 
-    // a directory stays what it is, and so does a link
+    // a directory as output is refused; a symbolic link is followed, not replaced
     let folder = temp("folder");
     fs::create_dir_all(&folder).expect("a place");
     fails(&["quantize", &source, &folder, "Q8_0"], USAGE, &["is not a file"]);

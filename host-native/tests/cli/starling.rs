@@ -1,4 +1,4 @@
-//! Runs the command.
+//! Helpers that run the `starling` command.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// No command here may take longer.
+/// Time limit of each command.
 pub(super) const LIMIT: Duration = Duration::from_secs(120);
 pub(super) const MODEL_ERROR: i32 = 1;
 pub(super) const USAGE: i32 = 2;
@@ -47,7 +47,7 @@ pub(super) fn with_input(args: &[&str], input: &[u8]) -> Ran {
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command");
     let (mut stdin, input) = (child.stdin.take().expect("a pipe"), input.to_vec());
-    // it may end without reading all
+    // the command may exit without reading all of its input
     let writer = thread::spawn(move || drop(stdin.write_all(&input)));
     let read = |mut from: Box<dyn Read + Send>| {
         thread::spawn(move || {
@@ -83,7 +83,7 @@ pub(super) fn ok(args: &[&str]) -> Ran {
     ran
 }
 
-/// Fails with that code, and a message that says all of `parts` in one line.
+/// Checks the exit code, and that the message is one line with all of `parts`.
 #[track_caller]
 pub(super) fn fails(args: &[&str], code: i32, parts: &[&str]) -> String {
     said(starling(args), code, parts)
@@ -104,7 +104,7 @@ pub(super) fn fixture(name: &str) -> String {
     path.to_str().expect("a path").into()
 }
 
-/// A path of a test's own.
+/// A temporary path for one test.
 pub(super) fn temp(name: &str) -> String {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     path.to_str().expect("a path").into()

@@ -1,4 +1,4 @@
-//! Commands that take text and give text or numbers.
+//! `run`, `tokenize`, `logits`, `inspect`, `perplexity`, `bench` and receipts.
 
 use std::fs;
 use std::process::Stdio;
@@ -113,7 +113,7 @@ fn logits_are_the_same_on_every_instruction_set_and_any_threads() {
     fails(&["logits", "--ids", "1,99999"], USAGE, &["99999", "index 1"]);
 }
 
-/// Arrays of arrays, as gguf-py writes them.
+/// Nested metadata arrays, as gguf-py writes them.
 #[test]
 fn inspect_shows_arrays_in_arrays() {
     let mut file = b"GGUF\x03\0\0\0".to_vec();

@@ -1,4 +1,4 @@
-//! Model files and requests that are wrong say so.
+//! Errors of invalid model files and arguments.
 
 use std::fs;
 use std::process::Stdio;
@@ -54,7 +54,7 @@ fn output_that_nobody_can_take() {
     assert_eq!(to(&["run", "--no-such-option"], "/dev/full"), USAGE);
 }
 
-/// What is said beside the output changes neither that nor the code.
+/// A standard error that cannot be written changes neither the output nor the exit code.
 #[test]
 #[cfg(target_os = "linux")]
 fn remarks_that_nobody_can_take() {
@@ -92,7 +92,7 @@ fn models_that_want_more_working_memory_than_they_may_have() {
     fails(&["run", "x", "--working-memory", "much"], USAGE, &["much", "--working-memory"]);
 }
 
-/// Changes dimensions or data of the tensor of that name; says whether to keep it.
+/// Changes dimensions or data of a tensor, by its name; returns whether to keep it.
 type Change = dyn Fn(&str, &mut Vec<u64>, &mut Vec<u8>) -> bool;
 
 /// The model with another architecture's name, or other tensors.
@@ -100,7 +100,7 @@ fn changed(name: &str, source: &str, arch: Option<&str>, tensor: &Change) -> Str
     changed_with(name, source, arch, tensor, &[])
 }
 
-/// [`changed`], and these tensors of zeros.
+/// [`changed`], with additional tensors of zeros.
 fn changed_with(name: &str, source: &str, arch: Option<&str>, tensor: &Change, also: &[(&str, &[u64])]) -> String {
     let bytes = fs::read(fixture(source)).expect("a model");
     let gguf = Gguf::parse(&bytes).expect("a model");
@@ -143,7 +143,7 @@ fn models_that_are_wrong_say_where() {
     let message =
         fails(&["run", "x", "-m", &path], MODEL_ERROR, &["`blk.0.attn_q.weight`", "found shape [", "expected"]);
     assert_eq!(message.matches("shape [").count(), 2, "{message}");
-    // with a fused matrix nobody would look at the others
+    // beside a fused matrix the separate ones would be ignored
     let mut shapes = Vec::new();
     let bytes = fs::read(fixture(SMALL)).expect("a model");
     for part in ["attn_q", "attn_k", "attn_v"] {

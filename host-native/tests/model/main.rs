@@ -1,4 +1,4 @@
-//! Model checks of what the server's threads share: shuttle runs each case under many orders of its threads.
+//! Model checks of the data structures that the server's threads share: shuttle runs each case under many interleavings.
 
 #[path = "../../src/serve/handoff.rs"]
 #[allow(dead_code, unreachable_pub)]
@@ -16,7 +16,7 @@ mod sync {
     pub(crate) use std::sync::PoisonError;
 }
 
-/// Where the server's modules find this type.
+/// Stand-in for `serve::queue`, from which the modules import this type.
 mod queue {
     pub(crate) use crate::handoff::Forget;
 }
@@ -24,7 +24,7 @@ mod queue {
 mod request_queue;
 mod session_table;
 
-/// Runs a case under random orders of its threads, and under those with few changes of thread (PCT).
+/// Runs a case under random interleavings, and under those with few context switches (PCT).
 fn check(case: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(case.clone(), 2000);
     shuttle::check_pct(case, 2000, 3);

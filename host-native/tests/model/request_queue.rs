@@ -1,17 +1,17 @@
-//! The hand-over of requests: handlers that put in and cancel, and the engine's thread.
+//! The request queue under concurrent handlers, which enqueue and cancel, and the engine thread.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use shuttle::thread;
 
-use crate::handoff::{End, Queue, Waiting};
+use crate::handoff::{Queue, Shutdown, Waiting};
 use crate::scheduler::{Flow, Limits, Priority};
 use crate::sync::{Arc, Mutex};
 
 const LIMITS: Limits = Limits { high: 3, low: 1, tenant_requests: 0, tenant_tokens: 0 };
 
-/// Each request that was accepted is taken or cancelled, once, and the thread that sleeps without a timeout always wakes.
+/// Each accepted request is taken or cancelled exactly once, and the engine thread misses no wake-up.
 pub(crate) fn a_request_is_taken_or_cancelled_once_and_the_worker_wakes() {
     crate::check(|| {
         let queue: Arc<Queue<u32, u32>> = Arc::new(Queue::new(LIMITS, 1));
@@ -38,7 +38,7 @@ pub(crate) fn a_request_is_taken_or_cancelled_once_and_the_worker_wakes() {
             thread::spawn(move || {
                 loop {
                     let mut waiting = queue.lock();
-                    let Waiting { prompts, cancelled_prompts, end, .. } = &mut *waiting;
+                    let Waiting { prompts, cancelled_prompts, shutdown, .. } = &mut *waiting;
                     let removed: Vec<u32> = std::mem::take(cancelled_prompts)
                         .into_iter()
                         .flatten()
@@ -47,19 +47,19 @@ pub(crate) fn a_request_is_taken_or_cancelled_once_and_the_worker_wakes() {
                     assert!(removed.iter().all(|job| job / 2 == 1), "{removed:?}");
                     taken.lock().expect("no panic").extend(removed);
                     if let Some((tenant, job)) = prompts.take() {
-                        prompts.ended(&tenant);
+                        prompts.release(&tenant);
                         taken.lock().expect("no panic").push(job);
-                    } else if *end != End::Open {
+                    } else if *shutdown != Shutdown::None {
                         return;
                     }
                     drop(waiting);
-                    // shuttle has no timeouts: a wake-up that is lost is a deadlock
-                    queue.sleep(Duration::from_secs(1));
+                    // shuttle ignores timeouts: a lost wake-up is a deadlock
+                    queue.wait(Duration::from_secs(1));
                 }
             })
         };
         handlers.into_iter().for_each(|handler| handler.join().expect("no panic"));
-        queue.end(End::Draining);
+        queue.shut_down(Shutdown::Draining);
         worker.join().expect("no panic");
         let mut taken = taken.lock().expect("no panic").clone();
         taken.sort_unstable();

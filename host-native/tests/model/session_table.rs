@@ -1,4 +1,4 @@
-//! The session table: turns, closing and expiry in any order.
+//! The session table under concurrent turns, close and expiry.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use crate::sync::{Arc, Mutex};
 const LIMITS: SessionLimits =
     SessionLimits { ttl: Duration::from_secs(10), count: 2, bytes: 1 << 20, total_bytes: 1 << 20 };
 
-/// Each turn appends its own number. Closing ends an epoch: no later turn may see a number from before.
+/// Each turn appends its own token. A turn that begins after a close must not see a token from before it.
 pub(crate) fn a_turn_sees_the_turns_since_the_last_close_and_no_others() {
     let case = || {
         let sessions = Arc::new(Sessions::new(LIMITS));
         let name: std::sync::Arc<str> = "x".into();
-        // tokens that were closed
+        // tokens of closed sessions
         let closed = Arc::new(Mutex::new(BTreeSet::new()));
         let turns = (1..=3).map(|token| {
             let (sessions, name, closed) = (Arc::clone(&sessions), name.clone(), Arc::clone(&closed));
@@ -29,7 +29,7 @@ pub(crate) fn a_turn_sees_the_turns_since_the_last_close_and_no_others() {
                 };
                 let mut tokens = turn.conversation.tokens.to_vec();
                 assert!(tokens.iter().all(|token| !closed_before.contains(token)), "{tokens:?} {closed_before:?}");
-                // one at a time: another turn is busy
+                // exclusive: another turn gets `Busy`
                 tokens.push(token);
                 thread::yield_now();
                 let conversation = Conversation { tokens: Arc::new(tokens), history: History::Text };
@@ -50,7 +50,7 @@ pub(crate) fn a_turn_sees_the_turns_since_the_last_close_and_no_others() {
         };
         turns.into_iter().for_each(|turn| turn.join().expect("no panic"));
         closer.join().expect("no panic");
-        // what the session has by now was never closed, and it is not busy
+        // the session is idle, and none of its tokens was closed
         if let Ok((turn, _)) = sessions.begin(&name, &name, 0, Instant::now()) {
             let closed = closed.lock().expect("no panic");
             assert!(turn.conversation.tokens.iter().all(|token| !closed.contains(token)));

@@ -1,4 +1,4 @@
-//! What answers are, on each path.
+//! Responses of each endpoint.
 
 use base64::Engine as _;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ fn pinned() -> Value {
 }
 
 #[test]
-fn completions_are_what_the_engine_pins() {
+fn completions_equal_the_pinned_goldens() {
     let server = Server::start(&[]);
     let pinned = pinned();
     let text = pinned["text"].as_str().expect("a text");
@@ -25,7 +25,7 @@ fn completions_are_what_the_engine_pins() {
     assert_eq!(response["usage"]["prompt_tokens"], 5);
     assert_eq!(response["object"], "text_completion");
     assert!(response["system_fingerprint"].as_str().expect("a name").starts_with("fp_"));
-    // a list of texts, with what they begin with; and the same in tokens
+    // a list of prompts with echo; then a prompt of token ids
     let ids = server.ok("/v1/tokenize", &json!({ "text": "Once upon a time" }));
     assert_eq!(ids["pieces"][1], "Once");
     assert_eq!(ids["offsets"].as_array().expect("offsets").last(), Some(&json!([11, 16])));
@@ -41,7 +41,7 @@ fn completions_are_what_the_engine_pins() {
     assert!(whole.starts_with(choices[0]["text"].as_str().expect("text")));
     let tokens = json!({ "prompt": [ids["tokens"]], "temperature": 0, "max_tokens": n });
     assert_eq!(server.ok("/v1/completions", &tokens)["choices"][0]["text"], text);
-    // 16 tokens are the default, as with OpenAI
+    // OpenAI's default of max_tokens is 16
     let default = server.ok("/v1/completions", &json!({ "prompt": ids["tokens"], "temperature": 0 }));
     assert_eq!(default["usage"]["completion_tokens"], 16);
     let nothing = server.ok("/v1/completions", &json!({ "prompt": "Once", "echo": true, "max_tokens": 0 }));
@@ -74,11 +74,11 @@ fn a_chat_streams_as_openai_does() {
     assert!(others.iter().all(|c| c["usage"].is_null() && c.get("usage").is_some()));
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"]["total_tokens"].as_u64(), last["usage"]["prompt_tokens"].as_u64().map(|n| n + 24));
-    // without the option there is no usage at all
+    // without stream_options there is no usage
     let plain =
         server.post("/v1/chat/completions", &json!({ "messages": body["messages"], "max_tokens": 2, "stream": true }));
     assert!(plain.chunks().iter().all(|c| c.get("usage").is_none()));
-    // parts of text are text; the developer speaks too
+    // content parts of type text
     let parts = json!([{ "role": "system", "content": "s" }, { "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] }]);
     let prompt = server.ok("/v1/apply-template", &json!({ "messages": parts }))["prompt"].clone();
     assert!(prompt.as_str().expect("text").contains("a\nb"), "{prompt}");
@@ -107,30 +107,30 @@ fn log_probabilities_are_of_the_tokens_of_the_text() {
     }
 }
 
-/// Bytes as text, or `prefix` and each of them in hexadecimal.
+/// UTF-8 bytes as text, others as `prefix` and `\xNN` for each.
 fn text_or(bytes: &[u8], prefix: &str) -> String {
     let escaped = || bytes.iter().fold(prefix.to_string(), |text, byte| format!("{text}\\x{byte:02x}"));
     std::str::from_utf8(bytes).map_or_else(|_| escaped(), str::to_string)
 }
 
 #[test]
-fn tokens_that_are_no_text_are_named_by_their_bytes() {
+fn tokens_that_are_not_utf8_are_named_by_their_bytes() {
     let server = Server::start(&[]);
-    // a prompt of characters that the vocabulary has only as bytes
+    // characters that the vocabulary has only as byte tokens
     let body = json!({ "prompt": "\u{65e5}\u{672c}", "max_tokens": 1, "echo": true, "logprobs": 20, "temperature": 0 });
     let lists = server.ok("/v1/completions", &body)["choices"][0]["logprobs"].clone();
     let tokens: Vec<&str> = lists["tokens"].as_array().expect("tokens").iter().filter_map(Value::as_str).collect();
     let bytes: Vec<&&str> = tokens.iter().filter(|token| token.starts_with("bytes:")).collect();
     assert_eq!(bytes.len(), 6, "{tokens:?}");
     assert_eq!((*bytes[0], *bytes[5]), ("bytes:\\xe6", "bytes:\\xac"));
-    // none of the alternatives is lost
+    // no alternative is lost
     for top in lists["top_logprobs"].as_array().expect("lists").iter().skip(1) {
         assert_eq!(top.as_object().map(serde_json::Map::len), Some(20), "{top}");
     }
 }
 
 #[test]
-fn penalties_count_the_answer_where_openai_does() {
+fn penalties_count_generated_tokens_in_openai_endpoints() {
     let server = Server::start(&[]);
     let prompt = "The dog ran to the tree. The cat saw. The dog ran to the tree. The cat saw. The dog ran";
     let ask = |path: &str, more: Value| {
@@ -142,7 +142,7 @@ fn penalties_count_the_answer_where_openai_does() {
     };
     let (openai, own) = ("/v1/completions", "/v1/generate");
     let penalised = |scope: Value| json!({ "presence_penalty": 2, "frequency_penalty": 2, "penalty_scope": scope });
-    // what the prompt has is no reason to avoid it
+    // tokens of the prompt do not count
     let one = |mut body: Value| {
         body["max_tokens"] = json!(1);
         ask(openai, body)
@@ -153,10 +153,10 @@ fn penalties_count_the_answer_where_openai_does() {
     assert_eq!(ask(own, penalised(Value::Null)), ask(openai, penalised(json!("all"))));
     assert_eq!(ask(own, penalised(json!("answer"))), ask(openai, penalised(Value::Null)));
     assert_ne!(ask(openai, penalised(json!("all"))), ask(openai, penalised(json!("answer"))));
-    // no mass but that of the most probable token
+    // top_p 0 is greedy
     assert_eq!(ask(openai, json!({ "top_p": 0, "temperature": 1.5 })), ask(openai, json!({})));
     assert_eq!(ask(own, json!({ "top_p": 0.0, "temperature": 2 })), ask(own, json!({})));
-    // what changes no answer changes no receipt
+    // a scope without penalties is not in the receipt
     let receipt = |more: Value| {
         let mut body = json!({ "prompt": "Once", "max_tokens": 4, "seed": 5, "receipt": true });
         more.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
@@ -169,7 +169,7 @@ fn penalties_count_the_answer_where_openai_does() {
 }
 
 #[test]
-fn control_tokens_are_read_in_raw_prompts_alone() {
+fn control_tokens_are_parsed_in_raw_prompts_only() {
     let server = Server::start(&[]);
     let count = |path: &str, body: Value| server.ok(path, &body)["usage"]["prompt_tokens"].as_u64().expect("a number");
     let tokens = |parse: bool| {
@@ -212,7 +212,7 @@ fn a_final_message_is_continued() {
     assert_eq!(prompt(json!({})), opened);
     let closed = prompt(json!({ "add_generation_prompt": false }));
     assert!(opened.starts_with(&closed) && closed.len() < opened.len(), "{closed}");
-    // the answer is what follows, and only that
+    // the answer is only the continuation
     let body = json!({ "messages": said, "continue_final_message": true, "max_tokens": 8, "temperature": 0 });
     let answer = server.ok("/v1/chat/completions", &body)["choices"][0]["message"]["content"].clone();
     let continued = json!({ "messages": said, "continue_final_message": true });
@@ -240,7 +240,7 @@ fn an_echo_has_log_probabilities_of_the_prompt() {
     let echoed = with(json!({ "echo": true }))["choices"][0].clone();
     assert_eq!(echoed["text"], format!("{text}{}", plain["text"].as_str().expect("text")));
     let list = |choice: &Value, name: &str| choice["logprobs"][name].as_array().expect("a list").clone();
-    // of the first token nothing is known; what follows the prompt is as without it
+    // the first token has no log-probability; those of the answer are as without echo
     for name in ["tokens", "token_logprobs", "top_logprobs"] {
         assert_eq!(list(&echoed, name)[n_prompt..], list(&plain, name), "{name}");
         assert_eq!(list(&echoed, name).len(), n_prompt + 40);
@@ -250,20 +250,20 @@ fn an_echo_has_log_probabilities_of_the_prompt() {
     assert_eq!(list(&echoed, "text_offset")[n_prompt..], moved);
     let all = list(&echoed, "token_logprobs");
     assert!(all[0].is_null() && all[1..].iter().all(|p| p.as_f64() <= Some(0.0)), "{all:?}");
-    // bytes that are no text are written as such
+    // tokens that are not UTF-8 are `bytes:\xNN`
     let names = ids["pieces"].as_array().expect("pieces").iter().zip(list(&echoed, "tokens"));
     let is_named = |(piece, name): (&Value, Value)| {
         let (piece, name) = (piece.as_str().expect("text"), name.as_str().expect("text").to_string());
         if piece.contains('\u{fffd}') { name.starts_with("bytes:\\x") } else { name == piece }
     };
     assert!(names.clone().all(is_named), "{:?}", names.collect::<Vec<_>>());
-    // offsets are in characters, those of the tokenizer in bytes, and a token may begin inside a character
+    // text_offset counts characters, the tokenizer's offsets bytes, and a token may begin inside a character
     let before = |at: usize| text.char_indices().filter(|(i, c)| i + c.len_utf8() <= at).count();
     let bytes = ids["offsets"].as_array().expect("offsets").iter().map(|r| r[0].as_u64().expect("a number") as usize);
     let characters: Vec<usize> = bytes.map(before).collect();
     assert_eq!(json!(list(&echoed, "text_offset")[..n_prompt]), json!(characters));
-    // the answer as part of a prompt: what was drawn has the log-probability that it was drawn with. Nothing is
-    // generated, what is cached does not matter, and an answer more is the same
+    // the answer as part of a prompt (max_tokens 0): its tokens have the log-probabilities they were sampled with,
+    // whatever is cached, and for each of n answers
     let generated =
         server.ok("/v1/generate", &json!({ "prompt": text, "temperature": 0, "max_tokens": 40, "ignore_eos": true }));
     let mut whole = ids["tokens"].as_array().expect("ids").clone();
@@ -280,13 +280,13 @@ fn an_echo_has_log_probabilities_of_the_prompt() {
             assert_eq!(choice["finish_reason"], "length");
         }
     }
-    // in pieces: the prompt is the first
+    // streamed: the first chunk is the prompt
     let mut streamed = body.clone();
     (streamed["echo"], streamed["stream"]) = (json!(true), json!(true));
     let chunks = server.post("/v1/completions", &streamed).chunks();
     assert_eq!(chunks[0]["choices"][0]["text"], text);
     assert_eq!(chunks[0]["choices"][0]["logprobs"]["token_logprobs"], json!(all[..n_prompt]));
-    // without log-probabilities an answer still has tokens
+    // without logprobs max_tokens must be at least 1
     let nothing = server.post("/v1/completions", &json!({ "prompt": "a", "max_completion_tokens": 0, "echo": true }));
     assert_eq!(nothing.status, 400, "{}", nothing.text());
 }
@@ -328,7 +328,7 @@ fn a_receipt_of_an_answer_verifies_and_a_changed_one_does_not() {
 }
 
 #[test]
-fn vectors_are_those_of_the_command_in_any_form_and_company() {
+fn embeddings_equal_those_of_the_command_in_any_format_and_batch() {
     let model = fixture("reference/bert-mean-f32.gguf");
     let server = Server::start(&["-m", &model]);
     let texts = ["The birds moved", "Water flows", "a", "The birds moved"];
@@ -353,10 +353,10 @@ fn vectors_are_those_of_the_command_in_any_form_and_company() {
     assert_eq!(vector(&server.ok(path, &json!({ "input": ids }))["data"][0]), all[0]);
     let short = vector(&server.ok("/embeddings", &json!({ "input": texts[0], "dimensions": 8 }))["data"][0]);
     assert!(short.len() == 8 && (short.iter().map(|x| x * x).sum::<f32>() - 1.0).abs() < 1e-5);
-    // an encoder continues nothing
+    // an encoder does not generate
     let chat = server.post("/v1/chat/completions", &json!({ "messages": [{ "role": "user", "content": "Hi" }] }));
     assert_eq!(chat.status, 400, "{}", chat.text());
-    // and a model that continues texts embeds them as well
+    // a decoder embeds too
     let decoder = Server::start(&[]);
     let usage = decoder.ok(path, &json!({ "input": ["one", "two"], "user": "u" }))["usage"].clone();
     assert_eq!(usage["prompt_tokens"], usage["total_tokens"]);
@@ -389,7 +389,7 @@ fn a_job_reports_its_start_tokens_and_end() {
 }
 
 #[test]
-fn tools_go_to_the_template() {
+fn tools_are_rendered_by_the_template() {
     let server = Server::start(&["--chat-template", &fixture("chat/qwen-tools.jinja")]);
     let tools =
         json!([{ "type": "function", "function": { "name": "weather_of", "parameters": { "type": "object" } } }]);
@@ -401,7 +401,7 @@ fn tools_go_to_the_template() {
     ]);
     let prompt = server.ok("/v1/apply-template", &json!({ "messages": messages, "tools": tools }))["prompt"].clone();
     let prompt = prompt.as_str().expect("text");
-    // the arguments are data in the template, not a text of it
+    // the template gets the arguments as an object, not as a string
     for part in ["\"name\": \"weather_of\"", "<tool_call>", "{\"city\": \"Oslo\"}", "<tool_response>", "12 degrees"] {
         assert!(prompt.contains(part), "{part}: {prompt}");
     }
@@ -414,7 +414,7 @@ fn tools_go_to_the_template() {
     let (with, without) = (count(&ask(json!({ "tools": tools }))), count(&ask(json!({}))));
     assert!(with > without, "{with:?} {without:?}");
     assert_eq!(count(&ask(json!({ "tools": tools, "tool_choice": "none" }))), without);
-    // what is no call is said, streamed or not
+    // text that is no call is content, streamed or not
     let whole = server.ok("/v1/chat/completions", &ask(json!({ "tools": tools })));
     let chunks = server.post("/v1/chat/completions", &ask(json!({ "tools": tools, "stream": true }))).chunks();
     let text: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
@@ -425,10 +425,10 @@ fn tools_go_to_the_template() {
 }
 
 #[test]
-fn repetitions_are_penalised_up_to_what_breaks_them() {
+fn dry_penalises_repetitions_up_to_a_breaker() {
     let server = Server::start(&[]);
     let ask = |more: Value| {
-        // the prompt repeats a sentence, which a story would go on doing
+        // the prompt repeats a sentence, and the model would continue so
         let prompt = "The dog ran to the tree. The cat saw. The dog ran to the tree. The cat saw. The dog ran";
         let mut body = json!({ "prompt": prompt, "max_tokens": 12, "temperature": 0 });
         for (name, value) in more.as_object().expect("options") {
@@ -443,6 +443,6 @@ fn repetitions_are_penalised_up_to_what_breaks_them() {
     assert_eq!(penalised, ask(json!({ "dry_multiplier": 2, "dry_sequence_breakers": texts })));
     assert_eq!(plain, ask(json!({ "dry_multiplier": 2, "dry_allowed_length": 99 })));
     assert_eq!(plain, ask(json!({ "dry_multiplier": 2, "dry_penalty_last_n": 0 })));
-    // no repetition is longer than the words since
+    // after the breaker the repetition is shorter than the allowed length
     assert_eq!(plain, ask(json!({ "dry_multiplier": 2, "dry_allowed_length": 3, "dry_sequence_breakers": [" ran"] })));
 }

@@ -1,4 +1,4 @@
-//! Connections: how many, how long, and what a client that does not take part can hold.
+//! Connection limits: number, idle time, and clients that send or read nothing.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use tokio::net::TcpSocket;
 
 use crate::server::{LIMIT, Server};
 
-/// Opens connections from a loopback address.
+/// Opens `n` connections from the loopback address `from`.
 fn connect(server: &Server, from: [u8; 4], n: usize) -> Vec<TcpStream> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
     let to: SocketAddr = server.address.parse().expect("an address");
@@ -38,29 +38,29 @@ fn closed(stream: &mut TcpStream) {
 
 #[test]
 fn silent_connections_of_one_address_do_not_shut_out_others() {
-    // so long that no deadline helps: the share alone keeps the server open
+    // a timeout that never fires here: only the limit per address keeps the server reachable
     let server = Server::start(&["--header-timeout", "600"]);
     let mut silent = connect(&server, [127, 0, 0, 2], 1024);
     assert_eq!(server.get("/livez").status, 200);
-    // the share is half of 1024; the rest was closed
+    // the limit is half of 1024; the server closes the others
     let closed = silent.split_off(512);
     for mut stream in closed {
         self::closed(&mut stream);
     }
-    // within the share, the same address is served
+    // below the limit, the same address is served
     drop(silent.pop());
     let request = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     let start = Instant::now();
     loop {
         let mut stream = connect(&server, [127, 0, 0, 2], 1).remove(0);
         let mut response = String::new();
-        // the server may still count the connection that was dropped
+        // the server may not have noticed yet that the other connection was dropped
         if stream.write_all(request).and_then(|()| stream.read_to_string(&mut response)).is_ok() && !response.is_empty()
         {
             assert!(response.starts_with("HTTP/1.1 200"), "{response}");
             break;
         }
-        assert!(start.elapsed() < LIMIT, "no answer within the share");
+        assert!(start.elapsed() < LIMIT, "no response below the limit");
     }
 }
 
@@ -72,14 +72,14 @@ fn connections_without_a_request_are_closed() {
     for (i, stream) in all.iter_mut().enumerate() {
         let begin: &[u8] = match i % 4 {
             0 => b"",
-            // the beginnings of an HTTP/2 preface, of a request, and a request, after which the connection is kept
+            // an incomplete HTTP/2 preface, an incomplete request, and a complete one with keep-alive
             1 => &PREFACE[..9],
             2 => b"GET / HTTP/1.1\r\nhost:",
             _ => b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n",
         };
         stream.write_all(begin).expect("sent");
     }
-    // all permits are taken: this waits until the deadline frees one
+    // all connections are in use: this waits until the timeout closes one
     assert_eq!(server.get("/livez").status, 200);
     all.iter_mut().for_each(closed);
 }
@@ -89,7 +89,7 @@ fn idle_http2_connections_are_closed() {
     let server = Server::start(&["--header-timeout", "0.5"]);
     let mut silent = Http2::connect(&server, &[]);
     closed(&mut silent.0);
-    // one that answers every ping is idle all the same
+    // a connection that only answers pings is idle too
     let mut client = Http2::connect(&server, &[]);
     let mut went_away = false;
     while let Some((kind, flags, _, payload)) = client.frame() {
@@ -106,7 +106,7 @@ fn a_window_of_zero_holds_no_stream() {
     let server = Server::start(&["--write-timeout", "0.5"]);
     let length = server.get("/openapi.json").body.len();
     let mut client = Http2::connect(&server, &[(INITIAL_WINDOW_SIZE, 0)]);
-    // a window for everything but one byte, for everything, and none
+    // flow-control windows: one byte too small, large enough, and 0
     client.get(1, "/openapi.json");
     client.window(1, length - 1);
     client.get(3, "/openapi.json");
@@ -131,7 +131,7 @@ fn a_window_of_zero_holds_no_stream() {
     reset.sort_unstable();
     assert_eq!((reset, ended), (vec![1, 5], vec![3]));
     assert_eq!((received[1], received[3], received[5]), (length - 1, length, 0));
-    // the connection goes on
+    // the connection stays usable
     client.get(7, "/livez");
     client.window(7, 1000);
     while !matches!(client.frame().expect("a frame"), (DATA, flags, 7, _) if flags & END_STREAM != 0) {}
@@ -150,7 +150,7 @@ const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 const INITIAL_WINDOW_SIZE: u16 = 4;
 
-/// A client of HTTP/2 that decides over every frame.
+/// An HTTP/2 client with control over every frame.
 struct Http2(TcpStream);
 
 impl Http2 {
@@ -168,7 +168,7 @@ impl Http2 {
         self.0.write_all(&[&head, payload].concat())
     }
 
-    /// A request in HPACK's plainest form: indices of its static table, and literals.
+    /// Sends a GET, headers as HPACK static indices and literals.
     fn get(&mut self, stream: u32, path: &str) {
         let literal = |index: u8, text: &str| [&[index, text.len() as u8], text.as_bytes()].concat();
         let headers = [vec![0x82, 0x86], literal(0x04, path), literal(0x01, "localhost")].concat();

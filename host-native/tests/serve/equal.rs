@@ -1,4 +1,4 @@
-//! The law of equal bytes: an answer is the same alone, among others, streamed, cached, and on any number of threads.
+//! An answer has the same bytes alone and in a batch, streamed or not, with a cold or warm cache, on any number of threads.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::server::Server;
 
-/// A small generator of numbers (Marsaglia 2003, xorshift), for requests in any order.
+/// Random numbers (xorshift, Marsaglia 2003) for the order of requests.
 struct Draws(u64);
 
 impl Draws {
@@ -32,7 +32,7 @@ fn requests(n: usize) -> Vec<(&'static str, Value)> {
         let words =
             |draws: &mut Draws, n: usize| (0..n).map(|_| WORDS[draws.next(WORDS.len())]).collect::<Vec<_>>().join(" ");
         let n_words = [3, 12, 40, 90][draws.next(4)];
-        // some share their beginning, so that the cache has work
+        // some share a prefix, so that the prefix cache has hits
         let text = if draws.next(2) == 0 {
             "Once upon a time the little dog saw a tree and ran ".repeat(3)
         } else {
@@ -79,7 +79,7 @@ fn requests(n: usize) -> Vec<(&'static str, Value)> {
     all
 }
 
-/// What must be the same: texts, reasons, log-probabilities, numbers of tokens.
+/// The parts that must be equal: texts, finish reasons, log-probabilities, token counts.
 fn answer(server: &Server, path: &str, body: &Value, streamed: bool) -> Value {
     if !streamed {
         let mut response = server.ok(path, body);
@@ -128,7 +128,7 @@ fn answer(server: &Server, path: &str, body: &Value, streamed: bool) -> Value {
 }
 
 #[test]
-fn answers_that_could_fill_the_memory_run_together() {
+fn requests_that_together_exceed_the_kv_cache_run_at_once() {
     let body = |seed| json!({ "prompt": "Once upon a time", "seed": seed, "max_tokens": 400, "ignore_eos": true });
     let path = "/v1/completions";
     let large = Server::start(&[]);
@@ -147,9 +147,9 @@ fn answers_that_could_fill_the_memory_run_together() {
 }
 
 #[test]
-fn answers_are_the_same_alone_and_among_any_others() {
+fn answers_are_equal_alone_and_in_any_batch() {
     let requests = requests(48);
-    // one at a time, each prompt whole in one step, nothing shared
+    // one at a time, each prompt in one step, no shared cache
     let alone = Server::start(&["--max-seqs", "4", "--batch-tokens", "512", "--threads", "1"]);
     let salted = |body: &Value, salt: &str| {
         let mut body = body.clone();
@@ -170,7 +170,7 @@ fn answers_are_the_same_alone_and_among_any_others() {
         let next = AtomicUsize::new(0);
         let wrong = Mutex::new(Vec::new());
         thread::scope(|scope| {
-            // some clients go away, at any moment
+            // some clients disconnect at random
             for t in 0..3 {
                 let (server, next, requests) = (&server, &next, &requests);
                 scope.spawn(move || {
@@ -217,7 +217,7 @@ fn answers_are_the_same_alone_and_among_any_others() {
 }
 
 #[test]
-fn a_session_goes_on_as_one_prompt_would() {
+fn a_session_equals_one_prompt() {
     let server = Server::start(&[]);
     let first =
         json!({ "prompt": "Once upon a time", "max_tokens": 20, "seed": 3, "session_id": "s", "ignore_eos": true });
@@ -225,7 +225,7 @@ fn a_session_goes_on_as_one_prompt_would() {
     let second = json!({ "prompt": " Then the dog", "max_tokens": 20, "seed": 4, "session_id": "s" });
     let two = server.ok("/v1/generate", &second);
     assert!(two["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() >= Some(16), "{two}");
-    // the same in one request, by tokens
+    // the same conversation as one prompt of tokens
     let ids = |text: &str, add: bool| {
         server.ok("/v1/tokenize", &json!({ "text": text, "add_special": add }))["tokens"].clone()
     };
@@ -235,7 +235,7 @@ fn a_session_goes_on_as_one_prompt_would() {
     assert_eq!(whole["choices"][0]["text"], two["text"]);
     assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
 
-    // messages: only what is new is sent
+    // messages: each turn sends only the new ones
     let turn = |content: &str| json!([{ "role": "user", "content": content }]);
     let ask = |content: &str, session: &str| {
         server.ok(

@@ -1,4 +1,4 @@
-//! Load, patience, and the end.
+//! Queue limits, fairness, timeouts, cancellation and shutdown.
 
 use std::io::{BufReader, Write};
 use std::net::TcpListener;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::server::{LIMIT, Server, read_chunk, read_head, read_response};
 
-/// A request whose answer takes a while.
+/// A streamed request of `n` tokens.
 fn long(n: usize) -> Value {
     json!({ "prompt": "Once upon a time", "max_tokens": n, "ignore_eos": true, "stream": true, "seed": 1 })
 }
@@ -18,14 +18,14 @@ const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
 
 #[test]
 fn an_answer_ends_when_its_client_goes_away() {
-    // one answer at a time: another can only run when the first is gone
+    // one request at a time: the next runs only once the first has ended
     let server = Server::start(&["--max-seqs", "1", "--batch-tokens", "4"]);
     for streamed in [true, false] {
         let mut body = long(500);
         body["stream"] = json!(streamed);
         let stream = server.open("POST", "/v1/completions", &JSON, body.to_string().as_bytes());
         server.wait("it runs", |s| s["running"] == 1);
-        // and one that waits, and one in the middle of its prompt
+        // cancel a queued request, and one in the middle of its prefill
         let queued = server.open("POST", "/v1/completions", &JSON, body.to_string().as_bytes());
         server.wait("it waits", |s| s["waiting"]["normal"] == 1);
         drop(queued);
@@ -44,7 +44,7 @@ fn an_answer_ends_when_its_client_goes_away() {
 }
 
 #[test]
-fn too_many_requests_are_told_to_wait() {
+fn a_full_queue_refuses_requests_with_429() {
     let server = Server::start(&["--max-seqs", "1", "--queue-high", "3", "--queue-low", "1", "--queue-timeout", "30"]);
     let open = || server.open("POST", "/v1/completions", &JSON, long(400).to_string().as_bytes());
     let running = open();
@@ -58,7 +58,7 @@ fn too_many_requests_are_told_to_wait() {
     let error = refused.json()["error"].clone();
     assert_eq!(error["code"], "queue_full");
     assert!(error["message"].as_str().expect("text").contains("3 requests are waiting"), "{error}");
-    // above the low mark the door stays shut
+    // above the low watermark requests are still refused
     let [a, b, c] = waiting;
     drop(a);
     server.wait("two wait", |s| s["waiting"]["normal"] == 2);
@@ -71,7 +71,7 @@ fn too_many_requests_are_told_to_wait() {
 }
 
 #[test]
-fn a_tenant_has_no_more_than_its_share() {
+fn a_tenant_is_limited_and_others_are_not() {
     let server = Server::start(&["--max-seqs", "1", "--tenant-requests", "2"]);
     let open = |tenant: &str| {
         let headers = [JSON[0], ("x-gateway-inference-fairness-id", tenant)];
@@ -96,7 +96,7 @@ fn urgent_requests_overtake() {
         for (i, priority) in ["low", "normal", "high"].iter().enumerate() {
             let (server, done) = (&server, &done);
             scope.spawn(move || {
-                // long enough that a client that wakes up late still notes its end before the next one's
+                // long enough that even a client thread that wakes up late records its end before the next one
                 let body = json!({ "prompt": "a", "max_tokens": 300, "ignore_eos": true, "priority": priority });
                 server.ok("/v1/completions", &body);
                 done.lock().expect("no panic").push(*priority);
@@ -109,7 +109,7 @@ fn urgent_requests_overtake() {
 }
 
 #[test]
-fn patience_ends() {
+fn queue_and_request_timeouts_fail_the_request() {
     let server = Server::start(&[
         "--max-seqs",
         "1",
@@ -130,7 +130,7 @@ fn patience_ends() {
     }
     let first = read_response(&mut slow);
     assert_eq!(first.status, 200);
-    // a fast machine may be done in time; otherwise the stream ends with the error
+    // a fast machine may finish within the timeout; otherwise the stream ends with the error
     let chunks = first.chunks();
     let last = chunks.last().expect("chunks");
     assert!(last["error"]["code"] == "request_timeout" || last["choices"][0]["finish_reason"] == "length", "{last}");
@@ -160,7 +160,7 @@ fn health_answers_while_a_long_prompt_is_processed() {
 }
 
 #[test]
-fn a_stream_that_waits_has_its_head_and_comments() {
+fn a_queued_stream_sends_headers_and_keep_alive_comments() {
     let server = Server::start(&["--max-seqs", "1", "--sse-keep-alive", "0.05"]);
     let running = server.open("POST", "/v1/completions", &JSON, long(500).to_string().as_bytes());
     server.wait("it runs", |s| s["running"] == 1);
@@ -181,13 +181,13 @@ fn a_stream_that_waits_has_its_head_and_comments() {
         text.append(&mut chunk);
     }
     assert!(String::from_utf8(text).expect("UTF-8").ends_with("data: [DONE]\n\n"));
-    // what is known before the queue has its status
+    // an error found before the queue has its own status
     let wrong = json!({ "prompt": "a", "max_tokens": 100_000, "stream": true });
     assert_eq!(server.post("/v1/completions", &wrong).status, 400);
 }
 
 #[test]
-fn the_end_waits_for_running_answers() {
+fn shutdown_waits_for_running_requests() {
     let server = Server::start(&["--max-seqs", "2"]);
     let stream = server.open("POST", "/v1/completions", &JSON, long(450).to_string().as_bytes());
     let mut reader = BufReader::new(&stream);
@@ -209,7 +209,7 @@ fn the_end_waits_for_running_answers() {
 }
 
 #[test]
-fn a_second_signal_does_not_wait() {
+fn a_second_signal_ends_running_requests() {
     let server = Server::start(&["--max-seqs", "1", "--batch-tokens", "1", "--drain-timeout", "60"]);
     let mut streams: Vec<_> =
         (0..30).map(|_| server.open("POST", "/v1/completions", &JSON, long(500).to_string().as_bytes())).collect();
@@ -220,7 +220,7 @@ fn a_second_signal_does_not_wait() {
     let start = Instant::now();
     assert_eq!(server.wait_end().code(), Some(3));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    // each client was told in its stream, if its answer was not complete
+    // each incomplete stream ends with the error
     let mut refused = 0;
     for response in streams.iter_mut().map(read_response) {
         let last = response.chunks().pop().expect("chunks");
@@ -233,7 +233,7 @@ fn a_second_signal_does_not_wait() {
 }
 
 #[test]
-fn an_orchestrator_is_told_and_asked_again() {
+fn the_readiness_callback_is_retried() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}/ready", listener.local_addr().expect("an address"));
     let heard = thread::spawn(move || {

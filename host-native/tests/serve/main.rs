@@ -1,4 +1,4 @@
-//! The server as its clients see it.
+//! HTTP tests of `starling serve`, each against a server process of its own.
 
 mod answers;
 mod connections;

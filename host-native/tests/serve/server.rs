@@ -1,4 +1,4 @@
-//! A running server, and a plain client that sees every byte.
+//! A server process, and a minimal HTTP client that shows the raw response.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Nothing here may take longer.
+/// Time limit of each wait and read.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// A server that ends with its test.
+/// A server process, killed on drop.
 pub(crate) struct Server {
     child: Child,
-    /// Its address.
+    /// `host:port`
     pub(crate) address: String,
 }
 
-/// A response, its body put together.
+/// A response with the chunks of its body joined.
 #[derive(Debug, Clone)]
 pub(crate) struct Response {
     pub(crate) status: u16,
@@ -40,7 +40,7 @@ impl Response {
         self.headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
     }
 
-    /// The events of a stream: names and data.
+    /// Server-sent events: name and data of each.
     pub(crate) fn events(&self) -> Vec<(String, String)> {
         let text = String::from_utf8(self.body.clone()).expect("UTF-8");
         assert!(text.ends_with("\n\n"), "a stream ends with an event: {text:?}");
@@ -50,7 +50,7 @@ impl Response {
         text.trim_end().split("\n\n").map(|e| (field(e, "event: "), field(e, "data: "))).collect()
     }
 
-    /// The data of a stream in OpenAI's form, which ends with a mark.
+    /// The chunks of an OpenAI stream, without the final `[DONE]`.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
         assert_eq!(events.pop().expect("events").1, "[DONE]");
@@ -62,7 +62,7 @@ pub(crate) fn fixture(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(name).to_str().expect("a path").into()
 }
 
-/// The command, without what the environment may say.
+/// The `starling` command without `STARLING_*` environment variables.
 pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_starling"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("STARLING_")) {
@@ -87,7 +87,7 @@ impl Server {
         Server::of(child, &line)
     }
 
-    /// Of a program that has said where it listens.
+    /// `line` is the URL that the process printed.
     pub(crate) fn of(child: Child, line: &str) -> Server {
         let address = line.trim().strip_prefix("http://").unwrap_or_else(|| panic!("an address, not {line:?}")).into();
         Server { child, address }
@@ -106,7 +106,7 @@ impl Server {
         self.send("POST", path, &headers, body.to_string().as_bytes())
     }
 
-    /// A response that must be good, as JSON.
+    /// POSTs `body`; the JSON of a response that must have status 200.
     #[track_caller]
     pub(crate) fn ok(&self, path: &str, body: &Value) -> Value {
         let response = self.post(path, body);
@@ -129,7 +129,7 @@ impl Server {
         }
         headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
         stream.write_all((head + "\r\n").as_bytes()).expect("a request");
-        // a server that refuses may have hung up by now
+        // a server that refuses the headers may have closed the connection
         let _ = stream.write_all(body);
         stream
     }
@@ -138,7 +138,7 @@ impl Server {
         self.get("/server/stats").json()
     }
 
-    /// Waits until the statistics say so.
+    /// Waits until `is_so` holds for `/server/stats`.
     #[track_caller]
     pub(crate) fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Duration {
         let start = Instant::now();
@@ -154,7 +154,7 @@ impl Server {
         assert!(status.expect("kill").success());
     }
 
-    /// Waits for the end.
+    /// Waits until the process exits.
     pub(crate) fn wait_end(mut self) -> ExitStatus {
         let start = Instant::now();
         loop {
@@ -203,7 +203,7 @@ pub(crate) fn read_head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)
     }
 }
 
-/// A chunk of a body; `None` is its end.
+/// The next chunk of a chunked body; `None` at its end.
 pub(crate) fn read_chunk(reader: &mut impl BufRead) -> Option<Vec<u8>> {
     let mut line = String::new();
     reader.read_line(&mut line).expect("a length");

@@ -1,4 +1,4 @@
-//! Sessions: what they remember, and what they do not.
+//! Sessions: close during a turn, and memory limits.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ fn a_turn_of_a_closed_session_leaves_the_new_one_alone() {
     server.ok("/v1/session/close", &json!({ "session_id": "s" }));
     let new = server.ok("/v1/generate", &turn("a", 2));
     assert_eq!(read_response(&mut old).status, 200);
-    // goes on after the second conversation, not after the first
+    // continues the second conversation, not the closed one
     let third = server.ok("/v1/generate", &turn("b", 2));
     let tokens = |answer: &Value, part: &str| answer["usage"][part].as_u64().expect("a number");
     let expected = tokens(&new, "prompt_tokens") + tokens(&new, "completion_tokens");
@@ -30,7 +30,7 @@ fn a_session_keeps_no_more_than_its_memory() {
     let server = Server::start(&["--session-memory", "64KiB", "--ctx-size", "512"]);
     let message = |content: &str, more: &str| json!({ "role": "user", "content": content, "extra": more });
     let turn = |message: Value| json!({ "session_id": "s", "messages": [message], "max_tokens": 1 });
-    // fields that no template reads are not kept, however large
+    // fields that no template reads are not stored, whatever their size
     for _ in 0..3 {
         server.ok("/v1/generate", &turn(message("Hi", &"x".repeat(200_000))));
     }
@@ -40,6 +40,6 @@ fn a_session_keeps_no_more_than_its_memory() {
     assert_eq!((&error["code"], &error["param"]), (&json!("session_too_large"), &json!("session_id")), "{error}");
     let message_of = error["message"].as_str().expect("a message");
     assert!(message_of.contains("at most 65536 (--session-memory)"), "{message_of}");
-    // the session goes on
+    // the session stays usable
     server.ok("/v1/generate", &turn(message("Hi", "")));
 }

@@ -1,5 +1,5 @@
-//! Answers that follow schemas, expressions and grammars, and calls that are forced. `tests/clients/structure.py` asks a
-//! validator of others about answers to many schemas.
+//! Structured output by schema, regular expression and grammar, and forced tool calls. `tests/clients/structure.py`
+//! validates answers to many schemas with jsonschema.
 
 use std::thread;
 
@@ -9,7 +9,7 @@ use crate::server::{Server, fixture};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Whether a text is of a form.
+/// Whether an answer satisfies its constraint.
 type Judge<'a> = &'a dyn Fn(&str) -> bool;
 
 fn schema() -> Value {
@@ -26,7 +26,7 @@ fn schema() -> Value {
     })
 }
 
-/// Whether a text is JSON by [`schema`].
+/// Checks that a text is JSON valid by [`schema`].
 #[track_caller]
 fn check(text: &str) {
     let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
@@ -46,7 +46,7 @@ fn ask(more: &Value) -> Value {
     body
 }
 
-/// The content and the end of a chat's answer, which is the same in pieces.
+/// Content and finish reason of a chat answer; checks that the streamed one is equal.
 #[track_caller]
 fn chat(server: &Server, more: &Value) -> (String, String) {
     let body = ask(more);
@@ -88,10 +88,10 @@ fn answers_follow_a_schema() {
     let response = server.ok("/v1/generate", &body);
     check(response["text"].as_str().expect("a text"));
     assert_eq!(response["finish_reason"], "stop");
-    // an answer that is cut is cut
+    // max_tokens cuts the answer
     let (text, end) = chat(&server, &json!({ "response_format": format, "max_tokens": 4 }));
     assert!(end == "length" && serde_json::from_str::<Value>(&text).is_err(), "{text}");
-    // in company the same bytes as alone
+    // the same bytes in a batch as alone
     let seeds = 0..8;
     let asked = |seed: u64| match seed % 4 {
         3 => ask(&json!({ "seed": seed, "max_tokens": 40 })),
@@ -107,7 +107,7 @@ fn answers_follow_a_schema() {
 }
 
 #[test]
-fn every_name_of_a_form_is_known() {
+fn every_field_name_of_a_constraint_is_known() {
     let server = Server::start(&[]);
     let lark = "start: \"<\" WORD \">\"\nWORD: /[a-z]{2,5}/";
     let is_tagged = |text: &str| {
@@ -149,7 +149,7 @@ fn every_name_of_a_form_is_known() {
             assert!(is_so(&text) && end == "stop", "{form}: {text:?}");
         }
     }
-    // any object may take long: as far as it comes, it is one
+    // an unconstrained object may be long: check that the cut answer is a prefix of one
     for form in [
         json!({ "response_format": { "type": "json_object" } }),
         json!({ "structured_outputs": { "json_object": true } }),
@@ -162,7 +162,7 @@ fn every_name_of_a_form_is_known() {
 }
 
 #[test]
-fn forms_that_cannot_be_followed_are_refused() {
+fn constraints_that_cannot_be_enforced_are_refused() {
     let server = Server::start(&["--max-grammar", "4096", "--grammar-items", "2000"]);
     let format = |schema: Value| json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": schema } } });
     let inner = "response_format.json_schema.schema";
@@ -214,7 +214,7 @@ fn forms_that_cannot_be_followed_are_refused() {
         assert!(error["message"].as_str().expect("a message").contains(message), "{form}: {error}");
         assert!(!response.text().contains("backtrace") && response.text().len() < 2000, "{error}");
     }
-    // too much is an error or takes its time, but never the server's life
+    // an expensive expression is an error or slow, and the server stays alive
     let heavy = ["(a|b|ab)*c{1,1000}(d?){500}d{500}", "(.{0,400}a.{0,400}){20}", "[a-z]{0,4000}[^b]{0,4000}x"];
     for regex in heavy {
         let response = server.post(CHAT, &ask(&json!({ "guided_regex": regex, "max_tokens": 8 })));
@@ -227,7 +227,7 @@ fn forms_that_cannot_be_followed_are_refused() {
 }
 
 #[test]
-fn calls_are_forced() {
+fn tool_choice_forces_calls() {
     let server = Server::start(&["--chat-template", &fixture("chat/qwen-tools.jinja")]);
     let weather = json!({ "type": "function", "function": { "name": "weather_of", "parameters": {
         "type": "object", "properties": { "city": { "$ref": "#/$defs/city" }, "days": { "type": "integer", "minimum": 1, "maximum": 9 } },
@@ -236,7 +236,7 @@ fn calls_are_forced() {
     let now = json!({ "type": "function", "function": { "name": "say \"now\"" } });
     let tools = json!([weather, now]);
     let named = json!({ "type": "function", "function": { "name": "weather_of" } });
-    // the names and arguments of an answer's calls, which are the same in pieces
+    // names and arguments of the tool calls; checks that the streamed ones are equal
     let calls = |more: &Value| {
         let mut body = ask(&json!({ "tools": tools }));
         more.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
@@ -274,7 +274,7 @@ fn calls_are_forced() {
         assert!(!made.is_empty() && made.iter().all(is_right), "{choice}");
     }
     assert_eq!(names.len(), 2, "both are called");
-    // a strict function is called by its schema or not at all; what is said is free
+    // calls of a strict function follow its schema; text stays unconstrained
     let mut strict = tools.clone();
     strict[0]["function"]["strict"] = json!(true);
     let (made, said) = calls(&json!({ "max_tokens": 30, "temperature": 0, "tools": strict }));
@@ -304,7 +304,7 @@ fn calls_are_forced() {
     }
 }
 
-/// The id of the first token of a text that follows another.
+/// The id of the first token of `text` in the middle of a text.
 fn first_token(server: &Server, text: &str) -> String {
     let whole = server.ok("/v1/tokenize", &json!({ "text": format!("a{text}"), "add_special": false }));
     let at = whole["offsets"].as_array().expect("offsets").iter().position(|range| range[0] == 1);
@@ -312,7 +312,7 @@ fn first_token(server: &Server, text: &str) -> String {
 }
 
 #[test]
-fn an_answer_calls_or_follows_a_schema() {
+fn an_answer_is_a_call_or_follows_the_schema() {
     let server = Server::start(&["--chat-template", &fixture("chat/qwen-tools.jinja")]);
     let parameters = json!({ "type": "object", "properties": { "city": { "enum": ["Oslo", "Rome"] } }, "required": ["city"],
         "additionalProperties": false });
@@ -327,7 +327,7 @@ fn an_answer_calls_or_follows_a_schema() {
         check(&text);
         assert_eq!(end, "stop");
     }
-    // the model may call instead; one that is strict by its schema
+    // the model may call a tool instead, a strict one by its schema
     let body = ask(&bias("<", true));
     let choice = server.ok(CHAT, &body)["choices"][0].clone();
     assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
@@ -340,7 +340,7 @@ fn an_answer_calls_or_follows_a_schema() {
     streamed["stream"] = json!(true);
     let chunks = server.post(CHAT, &streamed).chunks();
     assert_eq!(chunks.last().expect("chunks")["choices"][0]["finish_reason"], "tool_calls");
-    // what is wrong is said of the part that is
+    // the error names the part of the request that has it
     for (more, param) in [
         (json!({ "json_schema": { "not": {} } }), "json_schema"),
         (json!({ "guided_regex": "(" }), "guided_regex"),

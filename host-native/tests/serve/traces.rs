@@ -1,4 +1,4 @@
-//! Traces: in the log, and as a collector gets them. `tests/clients` reads them as they are defined.
+//! Traces in the log and as an OTLP collector receives them. `tests/clients/traces.py` parses the spans.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::server::{Server, command, read_head};
 
-/// A collector: the bodies of what it is sent.
+/// Starts an OTLP collector; returns its URL and the bodies it receives.
 fn collector() -> (String, Receiver<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -21,7 +21,6 @@ fn collector() -> (String, Receiver<Vec<u8>>) {
             thread::spawn(move || {
                 let mut reader = BufReader::new(stream.try_clone().expect("a socket"));
                 while !reader.fill_buf().unwrap_or_default().is_empty() {
-                    // the first line of a request has its path where that of a response has its status
                     let mut line = String::new();
                     reader.read_line(&mut line).expect("a line");
                     assert!(line.starts_with("POST /v1/traces "), "{line}");
@@ -56,7 +55,7 @@ fn a_collector_gets_the_stages_of_each_request() {
     let text: String = response.chunks().iter().filter_map(|c| c["choices"][0]["text"].as_str()).collect();
     server.get("/metrics");
     server.signal("TERM");
-    // what is left is sent at the end
+    // the remaining spans are exported at shutdown
     assert!(server.wait_end().success());
     let sent: Vec<u8> = bodies.try_iter().flatten().collect();
     for part in
@@ -70,7 +69,7 @@ fn a_collector_gets_the_stages_of_each_request() {
 }
 
 #[test]
-fn a_collector_that_is_not_there_holds_up_nobody() {
+fn an_unreachable_collector_delays_no_request() {
     let server = Server::start(&["--otlp-endpoint", "http://127.0.0.1:9"]);
     for _ in 0..3 {
         server.ok("/v1/completions", &json!({ "prompt": "a", "max_tokens": 1 }));

@@ -1,4 +1,4 @@
-//! Errors, paths and headers.
+//! Errors, paths, headers, API keys and settings.
 
 use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
@@ -22,7 +22,7 @@ fn refused(server: &Server, path: &str, body: &Value, status: u16, param: &str, 
 }
 
 #[test]
-fn what_is_wrong_is_said_before_anything_is_computed() {
+fn invalid_requests_are_refused_before_the_engine() {
     let server = Server::start(&["--max-n", "4", "--kv-memory", "1MiB", "--max-inputs", "8"]);
     let chat = "/v1/chat/completions";
     let hi = json!([{ "role": "user", "content": "Hi" }]);
@@ -94,7 +94,7 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
             400,
             match (name, message) {
                 ("stop", "expected a string") => "stop[0]",
-                // the messages are what cannot be continued
+                // the error is in the messages, which cannot be continued
                 ("continue_final_message", _) => "messages",
                 (name, _) => name,
             },
@@ -117,14 +117,14 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
         (json!({ "prompt": vec!["a"; 9] }), "at most 8"),
     ] {
         let response = server.post("/v1/completions", &body);
-        // a text without tokens still begins with the model's first token
+        // an empty text still has the model's BOS token
         if message.is_empty() {
             assert_eq!(response.status, 200)
         } else {
             refused(&server, "/v1/completions", &body, 400, "prompt", message)
         }
     }
-    // counted before anything is done for each prompt
+    // the count is checked before the work for each prompt
     let many = json!({ "prompt": vec!["a"; 8], "n": 4, "logit_bias": { "x": 1 } });
     let few = Server::start(&["--queue-high", "31", "--queue-low", "1"]);
     refused(&few, "/v1/completions", &many, 400, "n", "32 answers at once");
@@ -143,7 +143,7 @@ fn what_is_wrong_is_said_before_anything_is_computed() {
 }
 
 #[test]
-fn calls_in_messages_are_checked_by_name() {
+fn malformed_tool_calls_in_messages_are_refused_by_name() {
     let server = Server::start(&["--chat-template", &fixture("chat/qwen-tools.jinja")]);
     let body = |calls: &Value| {
         json!({ "max_tokens": 1, "messages": [
@@ -171,7 +171,7 @@ fn calls_in_messages_are_checked_by_name() {
             refused(&server, path, &body(&calls), 400, &at(param), message);
         }
     }
-    // arguments that are none are an empty object, and calls that are none are no calls
+    // arguments "" and null are an empty object; tool_calls null and [] are no calls
     let prompt = |calls: Value| server.ok("/v1/apply-template", &body(&calls))["prompt"].clone();
     let empty = prompt(call(json!({ "name": "f", "arguments": {} })));
     assert!(empty.as_str().expect("text").contains("\"arguments\": {}"), "{empty}");
@@ -185,7 +185,7 @@ fn calls_in_messages_are_checked_by_name() {
 }
 
 #[test]
-fn bodies_and_paths_that_are_none() {
+fn invalid_bodies_and_paths() {
     let server = Server::start(&["--max-body", "2000", "--body-timeout", "0.3", "--header-timeout", "0.3"]);
     let path = "/v1/chat/completions";
     let json = [("content-type", "application/json")];
@@ -205,7 +205,7 @@ fn bodies_and_paths_that_are_none() {
     for (path, part) in [("/", "<title>Starling"), ("/docs", "openapi.json"), ("/openapi.json", "\"openapi\":\"3.1")] {
         assert!(server.get(path).text().contains(part), "{path}");
     }
-    // slow clients: a body that stops, a head that stops
+    // slow clients: the body stops, the headers stop
     let mut stream = TcpStream::connect(&server.address).expect("a connection");
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 90\r\n\r\n{{"
@@ -221,7 +221,7 @@ fn bodies_and_paths_that_are_none() {
 }
 
 #[test]
-fn names_of_requests_and_sessions_come_back() {
+fn request_and_session_ids_are_returned() {
     let server = Server::start(&["--metrics-compat", "vllm"]);
     let headers = [("x-request-id", "my-id-7"), ("x-session-id", "s1"), ("endpoint-load-metrics-format", "TEXT")];
     let body = json!({ "prompt": "a", "max_tokens": 1 });
@@ -248,7 +248,7 @@ fn names_of_requests_and_sessions_come_back() {
 }
 
 #[test]
-fn keys_protect_everything_but_health() {
+fn all_paths_but_probes_need_a_key() {
     let keys = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("keys");
     std::fs::write(&keys, "sk-a alice\nsk-b bob 2\n").expect("a file");
     let server = Server::start(&["--api-key-file", keys.to_str().expect("a path"), "--key-requests", "4"]);
@@ -264,7 +264,7 @@ fn keys_protect_everything_but_health() {
     let with = |key: &str| server.post_with("/v1/completions", &[("authorization", &format!("Bearer {key}"))], &body);
     assert_eq!(with("sk-c").status, 401);
     let cached = |key: &str| with(key).json()["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
-    // a tenant finds its own prompts in the cache, not another's
+    // tenants share no cached prompts
     let (first, second, other) = (cached("sk-a"), cached("sk-a"), cached("sk-b"));
     assert_eq!((first, other), (json!(0), json!(0)));
     assert_eq!(second, 16);
@@ -274,7 +274,7 @@ fn keys_protect_everything_but_health() {
     assert_eq!(fast.status, 429, "{}", fast.text());
     assert!(fast.header("retry-after").expect("a header").parse::<u64>().expect("a number") >= 1);
     assert_eq!(with("sk-b").status, 200);
-    // of two headers, another program on the way could read the other
+    // duplicate headers: a proxy in front could use the other value
     for twice in [
         [("authorization", "Bearer sk-b"), ("authorization", "Bearer sk-c")],
         [("authorization", "Bearer sk-b"), ("api-key", "sk-c")],
@@ -287,14 +287,14 @@ fn keys_protect_everything_but_health() {
             "{twice:?}"
         );
     }
-    // a key by the environment
+    // a key from the environment
     let server = Server::start_with(&[], &[("STARLING_API_KEY", "k")]);
     assert_eq!(server.get("/v1/models").status, 401);
     assert_eq!(server.send("GET", "/v1/models", &[("authorization", "Bearer k")], b"").status, 200);
 }
 
 #[test]
-fn other_names_and_pages_from_elsewhere_are_refused() {
+fn unknown_hosts_and_origins_are_refused() {
     let server = Server::start(&[]);
     assert_eq!(server.send("GET", "/v1/models", &[("host", "evil.example")], b"").status, 403);
     assert_eq!(server.send("GET", "/v1/models", &[("host", "localhost:1")], b"").status, 200);
@@ -308,7 +308,7 @@ fn other_names_and_pages_from_elsewhere_are_refused() {
 }
 
 #[test]
-fn wrong_settings_are_named() {
+fn invalid_settings_are_reported_by_name() {
     let run = |args: &[&str], environment: &[(&str, &str)]| {
         let output = command(&["serve"]).args(args).envs(environment.iter().copied()).output().expect("the command");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -318,7 +318,7 @@ fn wrong_settings_are_named() {
     let file = file.to_str().expect("a path");
     for (args, environment, parts) in [
         (&["--config", file][..], &[][..], &["wrong.toml", "max-seqs", "from 1 to 1024"][..]),
-        (&["--port", "x"], &[], &["--port", "expected a number"]),
+        (&["--port", "x"], &[], &["--port", "expected an integer from 0 to 65535"]),
         (&[], &[("STARLING_QUEUE_HIGH", "-1")], &["STARLING_QUEUE_HIGH"]),
         (&["--host", "0.0.0.0"], &[], &["0.0.0.0", "--allow-no-key"]),
         (&["--log-level", "=,="], &[], &["log-level"]),
@@ -333,7 +333,7 @@ fn wrong_settings_are_named() {
     let shown = command(&["serve", "--print-config", "--max-seqs", "7"]).output().expect("the command");
     let text = String::from_utf8(shown.stdout).expect("UTF-8");
     assert!(text.contains("\nmax-seqs = 7\n") && text.contains("\nport = 8080\n"), "{text}");
-    // a port that is taken
+    // a port in use
     let server = Server::start(&[]);
     let port = server.address.rsplit_once(':').expect("a port").1;
     let (code, text) = run(&["--port", port], &[]);

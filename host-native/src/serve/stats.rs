@@ -1,4 +1,4 @@
-//! The past as `/server/stats` tells it: percentiles of the last values, and rates of the last seconds.
+//! Totals, latency percentiles and token rate of `/server/stats`.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,47 +7,45 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// What has been done since the start, and how fast of late.
+/// Totals since the start, and recent latencies in seconds.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Past {
-    /// Tokens of prompts.
+pub struct Totals {
+    /// Prompt tokens.
     pub prompt_tokens: u64,
-    /// Of those, found in the prefix cache.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
-    /// Tokens of answers.
+    /// Generated tokens.
     pub output_tokens: u64,
-    /// Texts embedded.
+    /// Embedded texts.
     pub embedded_texts: u64,
-    /// Over the last seconds.
+    /// Average of the last 10 s.
     pub output_tokens_per_second: f64,
-    /// From a request to its first token.
+    /// Time from request arrival to its first token.
     pub time_to_first_token: Percentiles,
-    /// From a token to the next.
+    /// Time between consecutive tokens of a request.
     pub inter_token_latency: Percentiles,
-    /// From a request to the end of its answer.
+    /// Time from request arrival to its last token.
     pub request_latency: Percentiles,
 }
 
-/// Seconds, of the last 1024 of their kind; 0 where there are none.
+/// Percentiles of the last 1024 values, in seconds; 0 if there are none.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct Percentiles {
     /// Median.
     pub p50: f64,
-    /// 9 of 10 are below.
+    /// 90th percentile.
     pub p90: f64,
-    /// 99 of 100 are below.
+    /// 99th percentile.
     pub p99: f64,
 }
 
-/// The last values of a kind.
+/// Ring buffer of the last [`RECENT`] values.
 #[derive(Debug, Default)]
 pub struct Recent(Mutex<VecDeque<f32>>);
 
-/// How many.
 const RECENT: usize = 1024;
 
 impl Recent {
-    /// Takes a value.
     pub fn add(&self, time: Duration) {
         let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if values.len() == RECENT {
@@ -56,7 +54,6 @@ impl Recent {
         values.push_back(time.as_secs_f32());
     }
 
-    /// How they lie.
     pub fn percentiles(&self) -> Percentiles {
         let mut sorted: Vec<f32> = self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
         sorted.sort_unstable_by(f32::total_cmp);
@@ -68,17 +65,17 @@ impl Recent {
     }
 }
 
-/// Seconds that [`Rate`] looks back.
+/// Window of [`Rate`] in seconds.
 const WINDOW: usize = 10;
 
-/// Events of the last whole seconds.
+/// Rate of events over the last [`WINDOW`] whole seconds.
 #[derive(Debug)]
 pub struct Rate {
     slots: Mutex<Slots>,
     start: Instant,
 }
 
-/// Events of each second, in a ring, and the last second looked at.
+/// Ring buffer of events per second, and the second of the last access.
 #[derive(Debug, Default)]
 struct Slots {
     events: [u64; WINDOW + 1],
@@ -92,22 +89,21 @@ impl Default for Rate {
 }
 
 impl Rate {
-    /// Counts events.
     pub fn add(&self, n: u64) {
-        let mut slots = self.now();
+        let mut slots = self.advance();
         let slot = slots.slot();
         slots.events[slot] += n;
     }
 
-    /// How many there were a second, of the last whole seconds.
+    /// Average of the whole seconds in the window; the current second does not count.
     pub fn per_second(&self) -> f64 {
-        let slots = self.now();
+        let slots = self.advance();
         let seconds = (slots.second as usize).clamp(1, WINDOW);
         (slots.events.iter().sum::<u64>() - slots.events[slots.slot()]) as f64 / seconds as f64
     }
 
-    /// The slots, those of seconds gone by emptied.
-    fn now(&self) -> MutexGuard<'_, Slots> {
+    /// Advances the ring to the current second.
+    fn advance(&self) -> MutexGuard<'_, Slots> {
         let second = self.start.elapsed().as_secs();
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         for past in (slots.second + 1..=second).rev().take(WINDOW + 1) {
@@ -119,7 +115,7 @@ impl Rate {
 }
 
 impl Slots {
-    /// Where this second is.
+    /// Index of the current second.
     fn slot(&self) -> usize {
         self.second as usize % (WINDOW + 1)
     }
