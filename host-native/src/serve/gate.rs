@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use opentelemetry::KeyValue;
 use tracing::Instrument;
 
-use super::api::error::{ApiError, REQUEST_ID};
+use super::api::error::{ApiError, HttpError, REQUEST_ID};
 use super::auth::Hosts;
 use super::health::orca;
 use super::state::{App, Caller, fresh_name};
@@ -61,7 +61,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let inner = async {
         match enter(&gate, request) {
             Ok(request) => next.run(request).await,
-            Err(error) => error.into_response(),
+            Err(error) => HttpError(error).into_response(),
         }
     };
     let inner = trace.clone().scope(inner.instrument(span.clone()));
@@ -112,7 +112,9 @@ fn enter(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     let host = host.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
     if !gate.hosts.allow(host) {
         let message = "this server is not called by that name; see --allowed-hosts";
-        return Err(ApiError::new(StatusCode::FORBIDDEN, "invalid_request_error", message).code("unknown_host"));
+        return Err(
+            ApiError::new(StatusCode::FORBIDDEN.as_u16(), "invalid_request_error", message).code("unknown_host")
+        );
     }
     let path = request.uri().path();
     if OPEN.contains(&path) {
@@ -128,7 +130,7 @@ fn enter(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         None => {
             app.metrics.rejected("no_key");
             let message = if key.is_some() { "this API key is not known" } else { "an API key is needed" };
-            let error = ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
+            let error = ApiError::new(StatusCode::UNAUTHORIZED.as_u16(), "authentication_error", message);
             return Err(error.code("invalid_api_key"));
         }
     };

@@ -24,7 +24,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
-use super::api::error::{ApiError, quoted};
+use super::api::error::{ApiError, HttpError, quoted};
 use super::api::{chat, completions, embeddings, execute, generate, models, receipts, tokenize};
 use super::auth::Hosts;
 use super::config::Settings;
@@ -78,18 +78,19 @@ pub fn router(app: &Arc<App>, hosts: Hosts) -> Router {
     routes
 }
 
-async fn nowhere(request: Request) -> ApiError {
-    ApiError::no_path(request.method().as_str(), request.uri().path())
+async fn nowhere(request: Request) -> HttpError {
+    ApiError::no_path(request.method().as_str(), request.uri().path()).into()
 }
 
-async fn wrong_method(request: Request) -> ApiError {
+async fn wrong_method(request: Request) -> HttpError {
     let message = format!("{} does not take {}", quoted(request.uri().path()), quoted(request.method().as_str()));
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message).code("method_not_allowed")
+    let status = StatusCode::METHOD_NOT_ALLOWED.as_u16();
+    ApiError::new(status, "invalid_request_error", message).code("method_not_allowed").into()
 }
 
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     tracing::error!("a request has failed by a fault of the server");
-    ApiError::internal("a fault of the server").into_response()
+    HttpError(ApiError::internal("a fault of the server")).into_response()
 }
 
 fn cors(settings: &Settings) -> Option<CorsLayer> {

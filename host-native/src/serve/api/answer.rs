@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use super::super::queue::Update;
 use super::super::state::{App, fresh_name, unix_now};
 use super::error::ApiError;
-use super::options::{Name, shared};
+use super::shared::{Name, shared};
 use super::sse::engine_failed;
 use super::submit::Updates;
 

@@ -15,16 +15,21 @@ use utoipa::ToSchema;
 use super::super::offload::offload;
 use super::super::queue::Update;
 use super::super::sessions::Visit;
-use super::super::state::{App, Caller};
+use super::super::state::{App, Caller, random};
 use super::answer::{Answer, Answers, Pick, Usage, collect, escaped};
-use super::body::{Body, Read, parse};
-use super::error::{ApiError, ErrorBody, json};
+use super::body::Body;
+use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::messages::{opening, render};
-use super::options::{Logprobs, MAX_TOP, Options, Scope};
+use super::options::{check_model, flow, limits, salt, sampling, seed, session};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
-use super::structure::{Structure, calling, constraint};
+use super::structure::{compile_calls, compile_form};
 use super::submit::submit;
-use super::tools::{Divider, Told, ToolCall, ToolChoice, is_cut, told};
+use starling_api::openai::options::{Logprobs, MAX_TOP, Options, RequestPlan, Scope};
+use starling_api::parse::{ParseBody, parse};
+use starling_api::structure::OutputConstraint;
+use starling_api::tools::{
+    CallIds, RenderedTools, ToolCall, ToolCallParser, ToolChoice, is_truncated, parse_tool_choice,
+};
 
 /// A conversation to be continued.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -34,7 +39,7 @@ pub struct ChatCompletionRequest {
     pub options: Options,
     /// What it has to be.
     #[serde(flatten)]
-    pub structure: Structure,
+    pub constraint: OutputConstraint,
     /// The conversation itself.
     #[serde(flatten)]
     pub chat: Chat,
@@ -68,9 +73,9 @@ pub struct Chat {
     pub parallel_tool_calls: Option<bool>,
 }
 
-impl Read for ChatCompletionRequest {
-    fn read(json: &[u8]) -> Result<Self, ApiError> {
-        Ok(ChatCompletionRequest { options: parse(json)?, structure: parse(json)?, chat: parse(json)? })
+impl ParseBody for ChatCompletionRequest {
+    fn parse_body(json: &[u8]) -> Result<Self, ApiError> {
+        Ok(ChatCompletionRequest { options: parse(json)?, constraint: parse(json)?, chat: parse(json)? })
     }
 }
 
@@ -182,39 +187,45 @@ pub async fn chat_completions(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(body): Body<ChatCompletionRequest>,
-) -> Result<Response, ApiError> {
-    let ChatCompletionRequest { mut options, structure, chat } = body;
-    options.check_model(&app)?;
+) -> Result<Response, HttpError> {
+    let ChatCompletionRequest { mut options, constraint, chat } = body;
+    check_model(&app, options.model.as_deref())?;
     options.penalty_scope.get_or_insert(Scope::Answer);
     let logprobs = chat.logprobs()?;
-    let (n, flow) = (options.count(&app)?, options.flow(&caller)?);
-    let session = options.session(&caller)?.map(str::to_string);
+    let (n, flow) = (options.n_choices(app.settings.max_n)?, flow(&options, &caller)?);
+    let session = session(&options, &caller)?.map(str::to_string);
     let variables = chat.variables()?;
     let (inner, tools, choice) = (Arc::clone(&app), chat.tools, chat.tool_choice);
     let (size, parallel) = (if tools.is_some() { usize::MAX } else { 0 }, chat.parallel_tool_calls != Some(false));
-    let told = offload(size, move || told(&inner, tools, choice, parallel)).await??;
-    let Told { tools, calls, is_bound, is_forced } = told;
-    let form = structure.form()?;
-    // without tools nothing in an answer is a call
-    let divider = tools.is_some().then(|| Divider::new(form.is_some()));
+    let check = move || parse_tool_choice(inner.template.source(), tools, choice, parallel);
+    let RenderedTools { tools, calls, is_constrained, is_forced } = offload(size, check).await??;
+    let form = constraint.form()?;
+    let has_schema = form.is_some();
+    // without tools, the answer has no calls
+    let parser = tools.is_some().then(|| {
+        let ids = CallIds::new(u128::from(random()) << 64 | u128::from(random()));
+        move |index| ToolCallParser::new(has_schema, ids.choice(index))
+    });
     let constraint = match (form, calls) {
         (Some((param, _)), _) if is_forced => {
-            return Err(ApiError::param(&param, format!("{param} is given, but tool_choice asks for a call")));
+            return Err(ApiError::param(&param, format!("{param} is given, but tool_choice asks for a call")).into());
         }
-        (Some(form), Some(calls)) => Some(calling(&app, calls, Some(form)).await?),
-        (Some((param, form)), None) => Some(constraint(&app, param, form).await?),
-        (None, Some(calls)) if is_bound => Some(calling(&app, calls, None).await?),
+        (Some(form), Some(calls)) => Some(compile_calls(&app, calls, Some(form)).await?),
+        (Some((param, form)), None) => Some(compile_form(&app, param, form).await?),
+        (None, Some(calls)) if is_constrained => Some(compile_calls(&app, calls, None).await?),
         (None, _) => None,
     };
     let opening = opening(chat.continue_final_message, chat.add_generation_prompt)?;
     let tokens = render(&app, chat.messages, tools, variables, opening).await?;
-    let (n_prompt, seed) = (tokens.len(), options.effective_seed(&app));
-    let sampling = options.sampling(&app, logprobs, seed).await?;
-    let request = options.request(&app, &caller, tokens, constraint, (sampling, false, None), "messages")?;
+    let (n_prompt, seed) = (tokens.len(), seed(&options, &app));
+    let sampling = sampling(&options, &app, logprobs, seed).await?;
+    let cache_salt = salt(&options, &app, &caller)?;
+    let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt };
+    let request = options.request(&limits(&app), &plan, tokens, "messages")?;
     let conversation = session.as_deref().map(|name| (Arc::from(name), request.cache_salt, request.tokens.clone()));
     let updates = submit(&app, &caller, &flow, vec![request], n)?;
     let mut note = Note::new(&app, &caller, conversation);
-    if options.streams() {
+    if options.is_stream() {
         let keep_alive = app.settings.sse_keep_alive;
         let response = Answers::new(&app, "chatcmpl-", "chat.completion.chunk", seed, session.as_deref());
         let writer = ChatWriter {
@@ -223,8 +234,8 @@ pub async fn chat_completions(
             n_prompt,
             answers: (0..n).map(|_| Answer::default()).collect(),
             pending: (0..n).map(|_| None).collect(),
-            dividers: vec![divider; n],
-            logprobs: logprobs.wanted,
+            parsers: (0..n).map(|index| parser.map(|parser| parser(index))).collect(),
+            logprobs: logprobs.is_requested,
             usage: options.includes_usage(),
             note,
         };
@@ -239,10 +250,10 @@ pub async fn chat_completions(
     let build = move || {
         let choice = |(index, answer): (usize, Answer)| {
             let finish = answer.finish_name();
-            let message = Message::new(answer.text, divider.clone(), is_cut(answer.finish));
+            let message = Message::new(answer.text, parser.map(|parser| parser(index)), is_truncated(answer.finish));
             ChatChoice {
                 index,
-                logprobs: logprobs.wanted.then(|| ChatLogprobs::of(&app.model.tokenizer, &answer.tokens)),
+                logprobs: logprobs.is_requested.then(|| ChatLogprobs::of(&app.model.tokenizer, &answer.tokens)),
                 finish_reason: finish_reason(finish, message.tool_calls.len()),
                 message,
                 receipt: answer.receipt,
@@ -251,17 +262,17 @@ pub async fn chat_completions(
         response.choices = answers.into_iter().enumerate().map(choice).collect();
         json(StatusCode::OK, &response)
     };
-    offload(size, build).await
+    Ok(offload(size, build).await?)
 }
 
 impl Message {
-    /// Of the text of an answer, which a divider divides if there are tools.
-    fn new(text: String, divider: Option<Divider>, is_cut: bool) -> Message {
-        let (content, tool_calls) = match divider {
+    /// The message of an answer; `parser` finds its tool calls.
+    fn new(text: String, parser: Option<ToolCallParser>, truncated: bool) -> Message {
+        let (content, tool_calls) = match parser {
             None => (text, Vec::new()),
-            Some(mut divider) => {
-                let ((said, calls), (rest, last)) = (divider.push(&text), divider.finish(is_cut));
-                (said + &rest, calls.into_iter().chain(last).collect())
+            Some(mut parser) => {
+                let ((content, calls), (rest, last)) = (parser.push(&text), parser.finish(truncated));
+                (content + &rest, calls.into_iter().chain(last).collect())
             }
         };
         let content = (tool_calls.is_empty() || !content.is_empty()).then_some(content);
@@ -284,7 +295,7 @@ impl Chat {
         if top > 0 && !wanted {
             return Err(ApiError::param("top_logprobs", "top_logprobs is given, expected logprobs to be true then"));
         }
-        Ok(Logprobs { wanted, top, prompt: false })
+        Ok(Logprobs { is_requested: wanted, n_top: top, of_prompt: false })
     }
 
     fn variables(&self) -> Result<Vec<(String, Json)>, ApiError> {
@@ -350,8 +361,8 @@ struct ChatWriter {
     answers: Vec<Answer>,
     /// Text and log-probabilities of a token, held until it is known not to be the one that ends the answer.
     pending: Vec<Option<(String, Pick)>>,
-    /// What finds calls in each answer, if there are tools.
-    dividers: Vec<Option<Divider>>,
+    /// Of each choice, if there are tools.
+    parsers: Vec<Option<ToolCallParser>>,
     logprobs: bool,
     usage: bool,
     note: Note,
@@ -366,8 +377,8 @@ impl ChatWriter {
 
     /// Sends new text and the calls in it, with the tokens' log-probabilities if they are wanted.
     fn piece(&mut self, index: usize, text: String, picks: &[Pick], events: &mut Events) {
-        let (content, tool_calls) = match &mut self.dividers[index] {
-            Some(divider) => divider.push(&text),
+        let (content, tool_calls) = match &mut self.parsers[index] {
+            Some(parser) => parser.push(&text),
             None => (text, Vec::new()),
         };
         self.delta(index, content, tool_calls, picks, events);
@@ -426,11 +437,11 @@ impl Writer for ChatWriter {
         if !is_done {
             return false;
         }
-        let is_cut = is_cut(self.answers[index].finish);
-        if let Some((text, calls)) = self.dividers[index].as_mut().map(|divider| divider.finish(is_cut)) {
+        let truncated = is_truncated(self.answers[index].finish);
+        if let Some((text, calls)) = self.parsers[index].as_mut().map(|parser| parser.finish(truncated)) {
             self.delta(index, text, calls, &[], events);
         }
-        let calls = self.dividers[index].as_ref().map_or(0, Divider::calls);
+        let calls = self.parsers[index].as_ref().map_or(0, ToolCallParser::n_calls);
         let finish_reason = Some(finish_reason(self.answers[index].finish_name(), calls));
         let receipt = self.answers[index].receipt.take();
         self.send(vec![ChatDelta { index, finish_reason, receipt, ..ChatDelta::default() }], None, events);

@@ -17,14 +17,17 @@ use super::super::offload::offload;
 use super::super::queue::Update;
 use super::super::state::{App, Caller};
 use super::answer::{Answer, Answers, Pick, Usage, collect, escaped, piece};
-use super::body::{Body, Read, parse};
-use super::error::{ApiError, ErrorBody, json};
-use super::input::Input;
+use super::body::Body;
+use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::messages::beside;
-use super::options::{Logprobs, MAX_TOP, Options, Scope};
+use super::options::{check_model, flow, limits, salt, sampling, seed};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
-use super::structure::{Structure, asked};
+use super::structure::compile_constraint;
 use super::submit::{check_count, submit};
+use starling_api::input::Input;
+use starling_api::openai::options::{Logprobs, MAX_TOP, Options, RequestPlan, Scope};
+use starling_api::parse::{ParseBody, parse};
+use starling_api::structure::OutputConstraint;
 
 /// Prompts to be continued.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -34,7 +37,7 @@ pub struct CompletionRequest {
     pub options: Options,
     /// What they have to be.
     #[serde(flatten)]
-    pub structure: Structure,
+    pub constraint: OutputConstraint,
     /// The prompts themselves.
     #[serde(flatten)]
     pub completion: Completion,
@@ -59,9 +62,9 @@ pub struct Completion {
     pub parse_special: Option<bool>,
 }
 
-impl Read for CompletionRequest {
-    fn read(json: &[u8]) -> Result<Self, ApiError> {
-        Ok(CompletionRequest { options: parse(json)?, structure: parse(json)?, completion: parse(json)? })
+impl ParseBody for CompletionRequest {
+    fn parse_body(json: &[u8]) -> Result<Self, ApiError> {
+        Ok(CompletionRequest { options: parse(json)?, constraint: parse(json)?, completion: parse(json)? })
     }
 }
 
@@ -113,19 +116,19 @@ pub async fn completions(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(body): Body<CompletionRequest>,
-) -> Result<Response, ApiError> {
-    let CompletionRequest { mut options, structure, completion } = body;
-    options.check_model(&app)?;
+) -> Result<Response, HttpError> {
+    let CompletionRequest { mut options, constraint, completion } = body;
+    check_model(&app, options.model.as_deref())?;
     options.penalty_scope.get_or_insert(Scope::Answer);
     let echo = completion.echo == Some(true);
     let logprobs = completion.check(echo)?;
-    let (n, flow) = (options.count(&app)?, options.flow(&caller)?);
+    let (n, flow) = (options.n_choices(app.settings.max_n)?, flow(&options, &caller)?);
     if completion.best_of.is_some_and(|best| best as usize != n) {
-        return Err(ApiError::unsupported("best_of", "this server supports best_of only where it is n"));
+        return Err(ApiError::unsupported("best_of", "this server supports best_of only where it is n").into());
     }
     if completion.prompt.len() > app.settings.max_inputs {
         let (found, most) = (completion.prompt.len(), app.settings.max_inputs);
-        return Err(ApiError::param("prompt", format!("{found} prompts, expected at most {most}")));
+        return Err(ApiError::param("prompt", format!("{found} prompts, expected at most {most}")).into());
     }
     check_count(&app, completion.prompt.len() * n)?;
     let special = EncodeOptions { add_special: true, parse_special: completion.parse_special != Some(false) };
@@ -135,30 +138,35 @@ pub async fn completions(
     let prompts: Vec<Head> = beside(size, move || {
         let encode = |text: String| {
             let (tokens, ranges) = model.tokenizer.encode_with_offsets(&text, special);
-            let offsets = if logprobs.prompt { in_characters(&text, &ranges) } else { Vec::new() };
+            let offsets = if logprobs.of_prompt { in_characters(&text, &ranges) } else { Vec::new() };
             Head { tokens, text, offsets }
         };
         let decode = |tokens: Vec<u32>| {
             let text = model.tokenizer.decode(&tokens, DecodeOptions { skip_special: false });
-            let offsets = if logprobs.prompt { of_pieces(&model.tokenizer, &tokens) } else { Vec::new() };
+            let offsets = if logprobs.of_prompt { of_pieces(&model.tokenizer, &tokens) } else { Vec::new() };
             Head { text: String::from_utf8_lossy(&text).into_owned(), tokens, offsets }
         };
         Ok(input.each(encode, decode))
     })
     .await?;
-    let seed = options.effective_seed(&app);
-    let nothing_asked = !logprobs.prompt && options.max_tokens == Some(0) && options.max_completion_tokens.is_none();
+    let seed = seed(&options, &app);
+    let nothing_asked = !logprobs.of_prompt && options.max_tokens == Some(0) && options.max_completion_tokens.is_none();
     let options = if nothing_asked { Options { max_tokens: Some(1), ..options } } else { options };
-    let constraint = asked(&app, structure).await?;
-    let sampling = options.sampling(&app, logprobs, seed).await?;
-    let (streams, usage) = (options.streams(), options.includes_usage());
-    let (inner, caller_of) = (Arc::clone(&app), caller.clone());
+    let constraint = compile_constraint(&app, constraint).await?;
+    let sampling = sampling(&options, &app, logprobs, seed).await?;
+    let (streams, usage) = (options.is_stream(), options.includes_usage());
+    let cache_salt = salt(&options, &app, &caller)?;
+    let plan = RequestPlan {
+        sampling,
+        constraint,
+        prompt_logprobs: logprobs.of_prompt,
+        default_tokens: Some(DEFAULT_TOKENS),
+        cache_salt,
+    };
+    let inner = Arc::clone(&app);
     let build = move || {
-        let request = |head: &Head| {
-            let (tokens, constraint) = (head.tokens.clone(), constraint.clone());
-            let sampling = (sampling.clone(), logprobs.prompt, Some(DEFAULT_TOKENS));
-            options.request(&inner, &caller_of, tokens, constraint, sampling, "prompt")
-        };
+        let limits = limits(&inner);
+        let request = |head: &Head| options.request(&limits, &plan, head.tokens.clone(), "prompt");
         let requests = prompts.iter().map(request).collect::<Result<Vec<_>, _>>()?;
         Ok::<_, ApiError>((prompts, requests))
     };
@@ -167,7 +175,7 @@ pub async fn completions(
         heads.iter_mut().for_each(|head| head.text.clear());
     }
     if requests.is_empty() {
-        return Err(ApiError::param("prompt", "prompt is empty, expected at least one prompt"));
+        return Err(ApiError::param("prompt", "prompt is empty, expected at least one prompt").into());
     }
     let n_prompt = requests.iter().map(|r| r.tokens.len()).sum();
     let count = requests.len() * n;
@@ -214,7 +222,7 @@ pub async fn completions(
             let mut lists = scored[index / n].clone();
             lists.extend(tokenizer, &answer.tokens, &mut head.text.chars().count());
             CompletionChoice {
-                logprobs: logprobs.wanted.then_some(lists),
+                logprobs: logprobs.is_requested.then_some(lists),
                 finish_reason: Some(answer.finish_name()),
                 text: head.text.clone() + &answer.text,
                 index,
@@ -224,7 +232,7 @@ pub async fn completions(
         response.choices = answers.into_iter().enumerate().map(choice).collect();
         json(StatusCode::OK, &response)
     };
-    offload(size, build).await
+    Ok(offload(size, build).await?)
 }
 
 impl Completion {
@@ -238,7 +246,9 @@ impl Completion {
                 let message = format!("logprobs is {top}, expected a number from 0 to {MAX_TOP}");
                 Err(ApiError::param("logprobs", message))
             }
-            top => Ok(Logprobs { wanted: top.is_some(), top: top.unwrap_or(0), prompt: echo && top.is_some() }),
+            top => {
+                Ok(Logprobs { is_requested: top.is_some(), n_top: top.unwrap_or(0), of_prompt: echo && top.is_some() })
+            }
         }
     }
 }
@@ -342,7 +352,7 @@ impl CompletionWriter {
     }
 
     fn piece(&mut self, index: usize, text: String, pick: Option<Pick>, events: &mut Events) {
-        let logprobs = self.logprobs.wanted.then(|| {
+        let logprobs = self.logprobs.is_requested.then(|| {
             let mut lists = CompletionLogprobs::default();
             lists.extend(&self.app.model.tokenizer, pick.as_slice(), &mut self.offsets[index]);
             lists
@@ -370,14 +380,14 @@ impl CompletionWriter {
 impl Writer for CompletionWriter {
     fn update(&mut self, index: usize, update: Update, events: &mut Events) -> bool {
         match &update {
-            Update::Started if !self.logprobs.prompt && !self.heads[index / self.n].text.is_empty() => {
+            Update::Started if !self.logprobs.of_prompt && !self.heads[index / self.n].text.is_empty() => {
                 let head = self.heads[index / self.n].text.clone();
                 self.piece(index, head, None, events);
             }
-            Update::Prefilled { prompt, .. } if self.logprobs.prompt => self.head(index, prompt, events),
+            Update::Prefilled { prompt, .. } if self.logprobs.of_prompt => self.head(index, prompt, events),
             Update::Token { token, text, logprob, top } => {
                 self.flush(index, events);
-                if self.logprobs.wanted {
+                if self.logprobs.is_requested {
                     let pick = Pick { token: *token, logprob: *logprob, top: top.clone() };
                     self.pending[index] = Some((text.clone(), pick));
                 } else if !text.is_empty() {

@@ -18,12 +18,12 @@ use super::super::state::{App, Caller};
 use super::super::trace::{Number, Trace};
 use super::answer::fault;
 use super::body::Body;
-use super::error::{ApiError, ErrorBody, json};
-use super::input::Input;
+use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::messages::beside;
 use super::options::check_model;
 use super::sse::engine_failed;
-use crate::read_whole;
+use starling_api::input::Input;
+use starling_api::parse_whole;
 
 /// Texts to be embedded.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -52,7 +52,7 @@ pub enum Encoding {
     Base64,
 }
 
-read_whole!(EmbeddingRequest);
+parse_whole!(EmbeddingRequest);
 
 /// Vectors of texts.
 #[derive(Debug, Serialize, ToSchema)]
@@ -110,11 +110,11 @@ pub async fn embeddings(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(body): Body<EmbeddingRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, HttpError> {
     check_model(&app, body.model.as_deref())?;
     let (n, most) = (body.input.len(), app.settings.max_inputs);
     if n == 0 || n > most {
-        return Err(ApiError::param("input", format!("input has {n} texts, expected 1 to {most}")));
+        return Err(ApiError::param("input", format!("input has {n} texts, expected 1 to {most}")).into());
     }
     let (model, size, input) = (Arc::clone(&app.model), body.input.bytes(), body.input);
     let encode = move || {
@@ -139,9 +139,9 @@ pub async fn embeddings(
     for _ in 0..n {
         let (index, update) = updates.recv().await.ok_or_else(engine_failed)?;
         if let Some(error) = fault(&update) {
-            return Err(error);
+            return Err(error.into());
         }
-        let Update::Vector { vector } = update else { return Err(engine_failed()) };
+        let Update::Vector { vector } = update else { return Err(engine_failed().into()) };
         vectors[index] = vector;
     }
     let numbers = [("texts", n), ("tokens", tokens)].map(|(key, n)| (key, Number::Count(n)));
@@ -168,7 +168,7 @@ pub async fn embeddings(
         };
         json(StatusCode::OK, &response)
     };
-    offload(size, build).await
+    Ok(offload(size, build).await?)
 }
 
 /// Checks texts before they wait.

@@ -13,12 +13,14 @@ use utoipa::ToSchema;
 
 use super::super::queue::Update;
 use super::super::state::{App, Caller, unix_now};
-use super::body::{Body, Read, parse};
-use super::error::{ApiError, ErrorBody};
+use super::body::Body;
+use super::error::{ApiError, ErrorBody, HttpError};
 use super::messages::beside;
-use super::options::{Logprobs, Options};
+use super::options::{check_model, flow, limits, salt, sampling, seed};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
 use super::submit::submit;
+use starling_api::openai::options::{Logprobs, Options, RequestPlan};
+use starling_api::parse::{ParseBody, parse};
 
 /// A job.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -40,8 +42,8 @@ pub struct Execute {
     pub prompt: String,
 }
 
-impl Read for ExecuteRequest {
-    fn read(json: &[u8]) -> Result<Self, ApiError> {
+impl ParseBody for ExecuteRequest {
+    fn parse_body(json: &[u8]) -> Result<Self, ApiError> {
         Ok(ExecuteRequest { options: parse(json)?, job: parse(json)? })
     }
 }
@@ -94,15 +96,17 @@ pub async fn execute(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(body): Body<ExecuteRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, HttpError> {
     let ExecuteRequest { options, job } = body;
-    options.check_model(&app)?;
-    let (flow, seed) = (options.flow(&caller)?, options.effective_seed(&app));
+    check_model(&app, options.model.as_deref())?;
+    let (flow, seed) = (flow(&options, &caller)?, seed(&options, &app));
     let special = EncodeOptions { add_special: true, parse_special: false };
     let (model, prompt) = (Arc::clone(&app.model), job.prompt);
     let tokens = beside(prompt.len(), move || Ok(model.tokenizer.encode(&prompt, special))).await?;
-    let sampling = options.sampling(&app, Logprobs::default(), seed).await?;
-    let request = options.request(&app, &caller, tokens, None, (sampling, false, None), "prompt")?;
+    let sampling = sampling(&options, &app, Logprobs::default(), seed).await?;
+    let cache_salt = salt(&options, &app, &caller)?;
+    let plan = RequestPlan { sampling, constraint: None, prompt_logprobs: false, default_tokens: None, cache_salt };
+    let request = options.request(&limits(&app), &plan, tokens, "prompt")?;
     let stops = request.stop.clone();
     let updates = submit(&app, &caller, &flow, vec![request], 1)?;
     let keep_alive = app.settings.sse_keep_alive;

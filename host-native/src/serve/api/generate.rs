@@ -17,14 +17,18 @@ use super::super::queue::{Forget, Update};
 use super::super::sessions::{Conversation, History, Turn};
 use super::super::state::{App, Caller, fresh_name};
 use super::answer::{Answer, Usage, collect};
-use super::body::{Body, Read, parse};
-use super::error::{ApiError, ErrorBody, json};
+use super::body::Body;
+use super::error::{ApiError, ErrorBody, HttpError, INVALID_REQUEST, json, request_id};
 use super::messages::{Opening, beside, checked, render};
-use super::options::{Logprobs, Name, Options, shared};
+use super::options::{check_model, flow, limits, salt, sampling, seed, session};
+use super::shared::{Name, shared};
 use super::sse::{Events, ServerSentEvent, Writer, stream};
-use super::structure::{Structure, asked};
+use super::structure::compile_constraint;
 use super::submit::submit;
-use crate::read_whole;
+use starling_api::openai::options::{Logprobs, Options, RequestPlan};
+use starling_api::parse::{ParseBody, parse};
+use starling_api::parse_whole;
+use starling_api::structure::OutputConstraint;
 
 /// A prompt or messages to be continued.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -34,7 +38,7 @@ pub struct GenerateRequest {
     pub options: Options,
     /// What it has to be.
     #[serde(flatten)]
-    pub structure: Structure,
+    pub constraint: OutputConstraint,
     /// The prompt itself.
     #[serde(flatten)]
     pub generate: Generate,
@@ -55,9 +59,9 @@ pub struct Generate {
     pub parse_special: Option<bool>,
 }
 
-impl Read for GenerateRequest {
-    fn read(json: &[u8]) -> Result<Self, ApiError> {
-        Ok(GenerateRequest { options: parse(json)?, structure: parse(json)?, generate: parse(json)? })
+impl ParseBody for GenerateRequest {
+    fn parse_body(json: &[u8]) -> Result<Self, ApiError> {
+        Ok(GenerateRequest { options: parse(json)?, constraint: parse(json)?, generate: parse(json)? })
     }
 }
 
@@ -107,7 +111,7 @@ pub struct CloseRequest {
     pub session_id: String,
 }
 
-read_whole!(CloseRequest);
+parse_whole!(CloseRequest);
 
 /// That a session was closed.
 #[derive(Debug, Serialize, ToSchema)]
@@ -133,17 +137,17 @@ pub async fn generate(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(body): Body<GenerateRequest>,
-) -> Result<Response, ApiError> {
-    let GenerateRequest { mut options, structure, generate } = body;
-    options.check_model(&app)?;
+) -> Result<Response, HttpError> {
+    let GenerateRequest { mut options, constraint, generate } = body;
+    check_model(&app, options.model.as_deref())?;
     if options.n.is_some_and(|n| n != 1) {
-        return Err(ApiError::param("n", "n is more than 1, expected one answer; /v1/completions gives several"));
+        return Err(ApiError::param("n", "n is more than 1, expected one answer; /v1/completions gives several").into());
     }
     if generate.open_session == Some(true) && options.session_id.is_none() {
         options.session_id = Some(fresh_name("session-"));
     }
-    let name = options.session(&caller)?.map(shared);
-    let salt = options.salt(&app, &caller)?;
+    let name = session(&options, &caller)?.map(shared);
+    let salt = salt(&options, &app, &caller)?;
     let turn = name.as_ref().map(|name| app.sessions.begin(&caller.tenant.name, &name.0, salt, Instant::now()));
     let turn = match turn.transpose()? {
         Some((turn, out)) => {
@@ -152,11 +156,12 @@ pub async fn generate(
         }
         None => None,
     };
-    let constraint = asked(&app, structure).await?;
+    let constraint = compile_constraint(&app, constraint).await?;
     let (tokens, history) = prompt(&app, generate, turn.as_ref()).await?;
-    let (n_prompt, seed, flow) = (tokens.len(), options.effective_seed(&app), options.flow(&caller)?);
-    let sampling = options.sampling(&app, Logprobs::default(), seed).await?;
-    let request = options.request(&app, &caller, tokens, constraint, (sampling, false, None), "prompt")?;
+    let (n_prompt, seed, flow) = (tokens.len(), seed(&options, &app), flow(&options, &caller)?);
+    let sampling = sampling(&options, &app, Logprobs::default(), seed).await?;
+    let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt: salt };
+    let request = options.request(&limits(&app), &plan, tokens, "prompt")?;
     let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
     let updates = submit(&app, &caller, &flow, vec![request], 1)?;
     let ending = Ending {
@@ -175,7 +180,7 @@ pub async fn generate(
         },
         n_prompt,
     };
-    if options.streams() {
+    if options.is_stream() {
         let writer = GenerateWriter { answer: Answer::default(), ending: Some(ending) };
         return Ok(stream(updates, writer, app.settings.sse_keep_alive));
     }
@@ -305,7 +310,7 @@ impl Writer for GenerateWriter {
     }
 
     fn failed(&mut self, error: &ApiError, events: &mut Events) {
-        events.named("error", &error.body());
+        events.named("error", &error.body(request_id()));
     }
 }
 
@@ -321,10 +326,10 @@ pub async fn close_session(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(body): Body<CloseRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, HttpError> {
     let Some(left) = app.sessions.close(&caller.tenant.name, &shared(&body.session_id).0) else {
-        let error = ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", "there is no such session");
-        return Err(ApiError { param: Some("session_id".into()), ..error }.code("session_not_found"));
+        let error = ApiError::new(StatusCode::NOT_FOUND.as_u16(), INVALID_REQUEST, "there is no such session");
+        return Err(ApiError { param: Some("session_id".into()), ..error }.code("session_not_found").into());
     };
     let left: Option<Forget> = left;
     app.queue.forget(left);

@@ -9,7 +9,7 @@ use super::super::offload::offload;
 use super::super::state::{App, unix_now};
 use super::super::trace::Trace;
 use super::error::ApiError;
-use super::tools::check_calls;
+use starling_api::tools::normalise_tool_calls;
 
 /// Roles that templates know.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
@@ -47,7 +47,7 @@ fn one(i: usize, message: Json) -> Result<Json, ApiError> {
         Some((_, Json::Null)) | None => return Err(at(".content", "is missing".into())),
         Some(_) => return Err(at(".content", "is neither a string nor a list of parts".into())),
     }
-    check_calls(&mut fields, &format!("messages[{i}]"))?;
+    normalise_tool_calls(&mut fields, &format!("messages[{i}]"))?;
     Ok(Json::Object(fields))
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::super::state::App;
-use super::error::{ApiError, ErrorBody, json};
+use super::error::{ErrorBody, HttpError, json};
 use super::options::check_model;
 
 /// The models of this server.
@@ -76,7 +76,7 @@ pub async fn models(State(app): State<Arc<App>>) -> Response {
         (status = 200, description = "The model", body = ModelCard),
         (status = "4XX", description = "No such model, or no key", body = ErrorBody),
     ))]
-pub async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+pub async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, HttpError> {
     check_model(&app, Some(&id))?;
     Ok(json(StatusCode::OK, &card(&app)))
 }

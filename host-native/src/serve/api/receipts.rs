@@ -12,8 +12,8 @@ use utoipa::ToSchema;
 
 use super::super::state::{App, Caller};
 use super::body::Body;
-use super::error::{ApiError, ErrorBody, json};
-use crate::read_whole;
+use super::error::{ApiError, ErrorBody, HttpError, json};
+use starling_api::parse_whole;
 
 /// A receipt to be checked.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -23,7 +23,7 @@ pub struct VerifyRequest {
     pub receipt: Receipt,
 }
 
-read_whole!(VerifyRequest);
+parse_whole!(VerifyRequest);
 
 /// Whether a receipt is true.
 #[derive(Debug, Serialize, ToSchema)]
@@ -51,9 +51,9 @@ pub async fn verify_receipt(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(body): Body<VerifyRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, HttpError> {
     let Some(sizes) = app.engine else {
-        return Err(ApiError::refused(&starling::error::RequestError::Encoder, "receipt"));
+        return Err(ApiError::refused(&starling::error::RequestError::Encoder, "receipt").into());
     };
     let receipt = body.receipt;
     let (tokens, digest) = (receipt.output.len(), receipt.digest.to_string());
@@ -69,7 +69,7 @@ pub async fn verify_receipt(
     let result = replay.await.map_err(|_| ApiError::internal("the replay has failed"))?;
     let reason = match result {
         Ok(()) => None,
-        Err(VerifyError::Memory(_)) => return Err(ApiError::unavailable("not enough memory for the replay")),
+        Err(VerifyError::Memory(_)) => return Err(ApiError::unavailable("not enough memory for the replay").into()),
         Err(e) => Some(e.to_string()),
     };
     let response = VerifyResponse { verified: reason.is_none(), tokens, digest, reason };

@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 
 use super::super::queue::Update;
 use super::answer::fault;
-use super::error::{ApiError, REQUEST_ID};
+use super::error::{ApiError, REQUEST_ID, request_id};
 use super::submit::Updates;
 
 /// An event, as the standard has it.
@@ -71,7 +71,7 @@ pub trait Writer: Send + Unpin + 'static {
 
     /// There will be no more, because of this.
     fn failed(&mut self, error: &ApiError, events: &mut Events) {
-        events.json(&error.body());
+        events.json(&error.body(request_id()));
         events.done();
     }
 }

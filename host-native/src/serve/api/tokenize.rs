@@ -15,11 +15,11 @@ use super::super::offload::offload;
 use super::super::state::App;
 use super::answer::piece;
 use super::body::Body;
-use super::error::{ApiError, ErrorBody, json};
+use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::messages::{beside, checked, opening, text};
 use super::options::check_model;
-use super::tools::told;
-use crate::read_whole;
+use starling_api::parse_whole;
+use starling_api::tools::parse_tool_choice;
 
 /// A text to be cut into tokens.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -95,7 +95,7 @@ pub struct TemplateResponse {
     pub tokens: Vec<u32>,
 }
 
-read_whole!(TokenizeRequest, DetokenizeRequest, TemplateRequest);
+parse_whole!(TokenizeRequest, DetokenizeRequest, TemplateRequest);
 
 /// Cuts a text into tokens.
 ///
@@ -105,7 +105,7 @@ read_whole!(TokenizeRequest, DetokenizeRequest, TemplateRequest);
     (status = 200, description = "The tokens", body = TokenizeResponse),
     (status = "4XX", description = "The request is wrong", body = ErrorBody),
 ))]
-pub async fn tokenize(State(app): State<Arc<App>>, Body(body): Body<TokenizeRequest>) -> Result<Response, ApiError> {
+pub async fn tokenize(State(app): State<Arc<App>>, Body(body): Body<TokenizeRequest>) -> Result<Response, HttpError> {
     check_model(&app, body.model.as_deref())?;
     let options = EncodeOptions {
         add_special: body.add_special.unwrap_or(true),
@@ -124,7 +124,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(body): Body<TokenizeRequ
         };
         Ok(json(StatusCode::OK, &response))
     });
-    response.await
+    Ok(response.await?)
 }
 
 /// Puts tokens together.
@@ -138,7 +138,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(body): Body<TokenizeRequ
 pub async fn detokenize(
     State(app): State<Arc<App>>,
     Body(body): Body<DetokenizeRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, HttpError> {
     check_model(&app, body.model.as_deref())?;
     let n_tokens = body.tokens.len();
     let decode = move || {
@@ -152,7 +152,7 @@ pub async fn detokenize(
         let text = String::from_utf8_lossy(&tokenizer.decode(&body.tokens, options)).into_owned();
         Ok(json(StatusCode::OK, &DetokenizeResponse { text }))
     };
-    offload(n_tokens, decode).await?
+    Ok(offload(n_tokens, decode).await??)
 }
 
 /// Renders a conversation by the model's chat template.
@@ -166,15 +166,15 @@ pub async fn detokenize(
 pub async fn apply_template(
     State(app): State<Arc<App>>,
     Body(body): Body<TemplateRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, HttpError> {
     check_model(&app, body.model.as_deref())?;
     let opening = opening(body.continue_final_message, body.add_generation_prompt)?;
-    let tools = told(&app, body.tools, None, true)?.tools;
+    let tools = parse_tool_choice(app.template.source(), body.tools, None, true)?.tools;
     // a template is a program: never on a thread that serves connections
     let response = beside(usize::MAX, move || {
         let rendered = text(&app, checked(body.messages)?, tools, Vec::new(), opening)?;
         let tokens = rendered.encode(&app.model.tokenizer);
         Ok(json(StatusCode::OK, &TemplateResponse { prompt: rendered.text, tokens }))
     });
-    response.await
+    Ok(response.await?)
 }

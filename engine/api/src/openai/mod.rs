@@ -1,0 +1,3 @@
+//! OpenAI's endpoints.
+
+pub mod options;
