@@ -10,9 +10,16 @@
 
 #![deny(unsafe_code)]
 
+pub mod answer;
 pub mod error;
 pub mod input;
+pub mod messages;
+pub mod native;
 pub mod openai;
 pub mod parse;
+pub mod shared;
+
+pub mod stream;
 pub mod structure;
 pub mod tools;
+pub mod update;

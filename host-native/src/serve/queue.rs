@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use starling::engine::{FinishReason, Request, TokenLogprobs};
-use starling::error::RequestError;
-use starling::receipt::Receipt;
+use starling::engine::Request;
+pub use starling_api::update::{Failed, Update};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::handoff;
@@ -19,78 +18,6 @@ use super::trace::{Stages, Trace};
 
 /// The queues of requests for the engine's thread.
 pub type Queue = handoff::Queue<Job, TextJob>;
-
-/// What the engine's thread says of a request.
-#[derive(Debug)]
-pub enum Update {
-    /// It has left the queue.
-    Started,
-    /// Its prompt was processed; so many of its tokens were found in the cache.
-    Prefilled {
-        /// Tokens found in the cache.
-        n_cached: usize,
-        /// Log-probabilities of its tokens after the first, if asked for.
-        prompt: Vec<TokenLogprobs>,
-    },
-    /// A token was picked.
-    Token {
-        /// The token.
-        token: u32,
-        /// Text that is certain now.
-        text: String,
-        /// Natural logarithm of its probability, if asked for.
-        logprob: f32,
-        /// The most probable tokens with theirs, if asked for.
-        top: Vec<(u32, f32)>,
-    },
-    /// The answer is complete.
-    Done {
-        /// Text that was held back.
-        text: String,
-        /// Why it ended.
-        reason: FinishReason,
-        /// Tokens picked.
-        n_tokens: usize,
-        /// If asked for.
-        receipt: Option<Box<Receipt>>,
-    },
-    /// The vector of a text.
-    Vector {
-        /// Its numbers; none where they are not finite.
-        vector: Option<Vec<f32>>,
-    },
-    /// There will be no more.
-    Failed(Failed),
-}
-
-/// Why a request ended without an answer.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Failed {
-    /// It waited too long.
-    #[error("the request waited longer than {0} s")]
-    QueueTimeout(f64),
-    /// It took too long.
-    #[error("the request took longer than {0} s")]
-    Timeout(f64),
-    /// The server ends.
-    #[error("the server is shutting down")]
-    Shutdown,
-    /// The engine refuses it.
-    #[error(transparent)]
-    Request(#[from] RequestError),
-}
-
-impl Failed {
-    /// The name, for traces.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Failed::QueueTimeout(_) => "queue_timeout",
-            Failed::Timeout(_) => "timeout",
-            Failed::Shutdown => "shutting_down",
-            Failed::Request(_) => "refused",
-        }
-    }
-}
 
 /// The way back to an HTTP request: updates with the number of the answer or text that they are about.
 pub type Back = Sender<(usize, Update)>;

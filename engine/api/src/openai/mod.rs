@@ -1,3 +1,6 @@
 //! OpenAI's endpoints.
 
+pub mod chat;
+pub mod completions;
 pub mod options;
+pub mod response;

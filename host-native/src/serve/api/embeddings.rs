@@ -16,10 +16,9 @@ use super::super::offload::offload;
 use super::super::queue::{TextJob, Times, Update, updates};
 use super::super::state::{App, Caller};
 use super::super::trace::{Number, Trace};
-use super::answer::fault;
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
-use super::messages::beside;
+use super::messages::offload_tokenize;
 use super::options::check_model;
 use super::sse::engine_failed;
 use starling_api::input::Input;
@@ -121,7 +120,7 @@ pub async fn embeddings(
         let options = EncodeOptions { add_special: true, parse_special: false };
         Ok(input.each(|text| model.tokenizer.encode(&text, options), |tokens| tokens))
     };
-    let texts: Vec<Vec<u32>> = beside(size, encode).await?;
+    let texts: Vec<Vec<u32>> = offload_tokenize(size, encode).await?;
     check(&app, &texts, body.dimensions)?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
     caller.tenant.count_tokens(tokens, app.settings.key_tokens).inspect_err(|_| app.metrics.rejected("key_tokens"))?;
@@ -138,7 +137,7 @@ pub async fn embeddings(
     let mut vectors: Vec<Option<Vec<f32>>> = vec![None; n];
     for _ in 0..n {
         let (index, update) = updates.recv().await.ok_or_else(engine_failed)?;
-        if let Some(error) = fault(&update) {
+        if let Some(error) = update.error() {
             return Err(error.into());
         }
         let Update::Vector { vector } = update else { return Err(engine_failed().into()) };

@@ -9,7 +9,7 @@ use serde::Serialize;
 pub use starling_api::error::{ApiError, ErrorBody, INVALID_REQUEST, quoted};
 
 use super::super::auth::{TooFast, seconds};
-use super::super::queue::{Closed, Failed};
+use super::super::queue::Closed;
 use super::super::sessions::SessionError;
 
 tokio::task_local! {
@@ -91,20 +91,6 @@ impl From<TooFast> for ApiError {
     fn from(e: TooFast) -> ApiError {
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS.as_u16(), "rate_limit_error", e.to_string());
         ApiError { retry: Some(e.wait), ..error }.code("rate_limit_exceeded")
-    }
-}
-
-impl From<Failed> for ApiError {
-    fn from(failed: Failed) -> ApiError {
-        let message = failed.to_string();
-        match failed {
-            Failed::QueueTimeout(_) => ApiError::unavailable(message).code("queue_timeout"),
-            Failed::Timeout(_) => {
-                ApiError::new(StatusCode::GATEWAY_TIMEOUT.as_u16(), "timeout_error", message).code("request_timeout")
-            }
-            Failed::Shutdown => ApiError::unavailable(message).code("shutting_down"),
-            Failed::Request(e) => ApiError::refused(&e, "prompt"),
-        }
     }
 }
 

@@ -12,7 +12,6 @@ pub mod messages;
 pub mod models;
 pub mod options;
 pub mod receipts;
-pub mod shared;
 pub mod sse;
 pub mod structure;
 pub mod submit;

@@ -13,11 +13,12 @@ use utoipa::ToSchema;
 
 use super::super::offload::offload;
 use super::super::state::App;
-use super::answer::piece;
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
-use super::messages::{beside, checked, opening, text};
+use super::messages::{offload_tokenize, render};
 use super::options::check_model;
+use starling_api::answer::token_text_lossy as piece;
+use starling_api::messages::{chat_end, check_messages};
 use starling_api::parse_whole;
 use starling_api::tools::parse_tool_choice;
 
@@ -112,7 +113,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(body): Body<TokenizeRequ
         parse_special: body.parse_special.unwrap_or(false),
     };
     let max_model_len = app.engine.as_ref().map_or(app.embedder.n_ctx, |e| e.n_ctx);
-    let response = beside(body.text.len(), move || {
+    let response = offload_tokenize(body.text.len(), move || {
         let tokenizer = &app.model.tokenizer;
         let (tokens, ranges) = tokenizer.encode_with_offsets(&body.text, options);
         let response = TokenizeResponse {
@@ -168,11 +169,11 @@ pub async fn apply_template(
     Body(body): Body<TemplateRequest>,
 ) -> Result<Response, HttpError> {
     check_model(&app, body.model.as_deref())?;
-    let opening = opening(body.continue_final_message, body.add_generation_prompt)?;
+    let end = chat_end(body.continue_final_message, body.add_generation_prompt)?;
     let tools = parse_tool_choice(app.template.source(), body.tools, None, true)?.tools;
     // a template is a program: never on a thread that serves connections
-    let response = beside(usize::MAX, move || {
-        let rendered = text(&app, checked(body.messages)?, tools, Vec::new(), opening)?;
+    let response = offload_tokenize(usize::MAX, move || {
+        let rendered = render(&app, check_messages(body.messages)?, tools, Vec::new(), end)?;
         let tokens = rendered.encode(&app.model.tokenizer);
         Ok(json(StatusCode::OK, &TemplateResponse { prompt: rendered.text, tokens }))
     });

@@ -1,0 +1,4 @@
+//! Starling's own endpoints.
+
+pub mod execute;
+pub mod generate;
