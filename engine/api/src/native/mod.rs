@@ -2,3 +2,5 @@
 
 pub mod execute;
 pub mod generate;
+pub mod tokenize;
+pub mod verify;

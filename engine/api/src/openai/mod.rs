@@ -2,5 +2,7 @@
 
 pub mod chat;
 pub mod completions;
+pub mod embeddings;
+pub mod models;
 pub mod options;
 pub mod response;
