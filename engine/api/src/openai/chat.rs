@@ -402,3 +402,123 @@ impl StreamWriter for ChatWriter {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::SharedStr;
+    use starling::pool::Inline;
+
+    /// Collects events as JSON, as a page does.
+    #[derive(Default)]
+    struct Events {
+        chunks: Vec<Value>,
+        is_done: bool,
+    }
+
+    impl EventSink for Events {
+        fn event(&mut self, name: Option<&str>, json: &[u8]) {
+            assert_eq!(name, None);
+            self.chunks.push(serde_json::from_slice(json).expect("JSON"));
+        }
+
+        fn done(&mut self) {
+            self.is_done = true;
+        }
+    }
+
+    fn head() -> ResponseHead {
+        let text = |text: &str| SharedStr::from(text);
+        let (id, model, system_fingerprint) = (text("chatcmpl-1"), text("tiny"), text("fp"));
+        ResponseHead { id, created: 7, model, system_fingerprint, seed: 3, session_id: None }
+    }
+
+    fn model() -> Arc<Model> {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/starling-tiny/starling-tiny-q8_0.gguf");
+        Arc::new(Model::load(&std::fs::read(path).expect("a model file"), &Inline).expect("a model"))
+    }
+
+    /// The updates of an answer of these texts, each of one token, that ends with an end token.
+    fn updates(texts: &[&str]) -> Vec<Update> {
+        let token = |text: &str| Update::Token { token: 5, text: text.into(), logprob: -0.5, top: vec![(5, -0.5)] };
+        let mut updates = vec![Update::Started, Update::Prefilled { n_cached: 2, prompt: Vec::new() }];
+        updates.extend(texts.iter().map(|text| token(text)));
+        updates.push(token(""));
+        let (reason, n_tokens) = (FinishReason::StopToken(5), texts.len() + 1);
+        updates.push(Update::Done { text: String::new(), reason, n_tokens, receipt: None });
+        updates
+    }
+
+    /// The chunks of a stream add up to the response: content, tool calls, log-probabilities, finish reason and usage.
+    fn check(model: &Arc<Model>, texts: &[&str], logprobs: bool, call_ids: Option<CallIds>) -> Value {
+        let (n_prompt, n, stream_usage) = (4, 1, true);
+        let model = Arc::clone(model);
+        let plan = ChatPlan { model, n_prompt, n, logprobs, stream_usage, call_ids, has_schema: false };
+        let mut answer = Answer::default();
+        updates(texts).into_iter().for_each(|update| answer.add(update));
+        let response = serde_json::to_value(plan.response(head(), vec![answer])).expect("JSON");
+        let mut writer = ChatWriter::new(plan, head());
+        let mut events = Events::default();
+        let n_updates = updates(texts).len();
+        for (i, update) in updates(texts).into_iter().enumerate() {
+            assert_eq!(writer.update(0, update, &mut events), i + 1 == n_updates);
+        }
+        assert!(events.is_done);
+        let (mut content, mut calls, mut tokens) = (String::new(), Vec::new(), Vec::new());
+        for chunk in &events.chunks {
+            assert_eq!((&chunk["id"], &chunk["object"]), (&response["id"], &"chat.completion.chunk".into()));
+            let choice = &chunk["choices"][0];
+            content += choice["delta"]["content"].as_str().unwrap_or_default();
+            calls.extend(choice["delta"]["tool_calls"].as_array().cloned().unwrap_or_default());
+            tokens.extend(choice["logprobs"]["content"].as_array().cloned().unwrap_or_default());
+        }
+        let choice = &response["choices"][0];
+        assert_eq!(content, choice["message"]["content"].as_str().unwrap_or_default());
+        assert_eq!(calls, choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default());
+        assert_eq!(tokens, choice["logprobs"]["content"].as_array().cloned().unwrap_or_default());
+        assert_eq!(tokens.len(), if logprobs { texts.len() } else { 0 });
+        let [.., last, usage] = &events.chunks[..] else { panic!("{:?}", events.chunks) };
+        assert_eq!(last["choices"][0]["finish_reason"], choice["finish_reason"]);
+        assert_eq!(usage["usage"], response["usage"]);
+        response
+    }
+
+    #[test]
+    fn chunks_add_up_to_the_response() {
+        let (model, ids) = (model(), Some(CallIds::new(1)));
+        let call = ["Hm. ", "<tool", "_call>{\"name\": \"f\", ", "\"arguments\": {\"a\": 1}}", "</tool_call>"];
+        for logprobs in [false, true] {
+            let text = check(&model, &["Hi", " there"], logprobs, None);
+            assert_eq!(text["choices"][0]["message"]["content"], "Hi there");
+            assert_eq!(text["choices"][0]["finish_reason"], "stop");
+            assert_eq!(text["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
+            let called = check(&model, &call, logprobs, ids);
+            let message = &called["choices"][0]["message"];
+            assert_eq!(message["content"], "Hm.");
+            assert_eq!(
+                message["tool_calls"][0]["function"],
+                serde_json::json!({ "name": "f", "arguments": "{\"a\":1}" })
+            );
+            assert_eq!(called["choices"][0]["finish_reason"], "tool_calls");
+            // without tools, the tags are text
+            assert_eq!(check(&model, &call, logprobs, None)["choices"][0]["message"]["content"], call.concat());
+        }
+    }
+
+    #[test]
+    fn an_error_names_its_field() {
+        let body = |json: &str| ChatCompletionRequest::parse_body(json.as_bytes()).map_err(|e| (e.status, e.param));
+        assert!(
+            body(r#"{"messages": [], "temperature": 1, "tool_choice": "auto", "response_format": {"type": "text"}}"#)
+                .is_ok()
+        );
+        for (json, param) in [
+            (r#"{"messages": [], "temperature": "hot"}"#, Some("temperature")),
+            (r#"{"messages": [], "response_format": {"type": 1}}"#, Some("response_format.type")),
+            (r#"{"messages": 1}"#, Some("messages")),
+            ("{", None),
+        ] {
+            assert_eq!(body(json).err(), Some((400, param.map(Into::into))), "{json}");
+        }
+    }
+}
