@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use opentelemetry::KeyValue;
 use tracing::Instrument;
 
-use super::api::error::{ApiError, REQUEST_ID, quoted};
+use super::api::error::{ApiError, HttpError, REQUEST_ID, quoted};
 use super::auth::Hosts;
 use super::health::orca;
 use super::state::{App, Caller, fresh_name};
@@ -60,7 +60,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let inner = async {
         match check(&gate, request) {
             Ok(request) => next.run(request).await,
-            Err(error) => error.into_response(),
+            Err(error) => HttpError(error).into_response(),
         }
     };
     let inner = trace.clone().scope(inner.instrument(span.clone()));
@@ -112,7 +112,8 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     if !gate.hosts.allow(host) {
         let found = host.map_or_else(|| "no Host header".into(), |host| format!("Host {}", quoted(host)));
         let message = format!("found {found}, expected a name of this server; --allowed-hosts adds names");
-        return Err(ApiError::new(StatusCode::FORBIDDEN, "invalid_request_error", message).code("unknown_host"));
+        let status = StatusCode::FORBIDDEN.as_u16();
+        return Err(ApiError::new(status, "invalid_request_error", message).code("unknown_host"));
     }
     let path = request.uri().path();
     if PUBLIC_PATHS.contains(&path) {
@@ -131,7 +132,7 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
                 Some(_) => "unknown API key",
                 None => "found no API key, expected the header `Authorization: Bearer KEY` or `api-key: KEY`",
             };
-            let error = ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
+            let error = ApiError::new(StatusCode::UNAUTHORIZED.as_u16(), "authentication_error", message);
             return Err(error.code("invalid_api_key"));
         }
     };

@@ -24,7 +24,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
-use super::api::error::{ApiError, quoted};
+use super::api::error::{ApiError, HttpError, quoted};
 use super::api::{chat, completions, embeddings, execute, generate, models, receipts, tokenize};
 use super::auth::Hosts;
 use super::config::Settings;
@@ -77,18 +77,19 @@ pub fn router(app: &Arc<App>, hosts: Hosts) -> Router {
     routes
 }
 
-async fn not_found(request: Request) -> ApiError {
-    ApiError::no_path(request.method().as_str(), request.uri().path())
+async fn not_found(request: Request) -> HttpError {
+    ApiError::no_path(request.method().as_str(), request.uri().path()).into()
 }
 
-async fn method_not_allowed(request: Request) -> ApiError {
+async fn method_not_allowed(request: Request) -> HttpError {
     let message = format!("{}: method {} not allowed", quoted(request.uri().path()), quoted(request.method().as_str()));
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message).code("method_not_allowed")
+    let status = StatusCode::METHOD_NOT_ALLOWED.as_u16();
+    ApiError::new(status, "invalid_request_error", message).code("method_not_allowed").into()
 }
 
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     tracing::error!("request handler panicked");
-    ApiError::internal("internal error: the request handler panicked").into_response()
+    HttpError(ApiError::internal("internal error: the request handler panicked")).into_response()
 }
 
 fn cors(settings: &Settings) -> Option<CorsLayer> {

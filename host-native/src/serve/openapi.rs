@@ -6,8 +6,12 @@ use utoipa::OpenApi;
 use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 
 use super::api::error::json;
-use super::api::{answer, chat, completions, embeddings, execute, generate, models, receipts, tokenize};
+use super::api::{chat, completions, embeddings, execute, generate, models, receipts, tokenize};
 use super::health;
+use starling_api::native::execute::ExecuteToken;
+use starling_api::native::generate::GenerateToken;
+use starling_api::openai::chat::ChatDelta;
+use starling_api::openai::response::CompletionResponse;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -34,7 +38,7 @@ use super::health;
         health::stats,
         health::metrics,
     ),
-    components(schemas(answer::Answers<chat::ChatDelta>, generate::GenerateToken, execute::ExecuteToken))
+    components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken))
 )]
 struct Api;
 

@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use starling::engine::{FinishReason, Request, TokenLogprobs};
-use starling::error::RequestError;
-use starling::receipt::Receipt;
+use starling::engine::Request;
+pub use starling_api::update::{Failed, Update};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::handoff;
@@ -18,70 +17,6 @@ pub use super::handoff::{Closed, Forget, Shutdown, Ticket};
 use super::trace::{Stages, Trace};
 
 pub type Queue = handoff::Queue<Job, TextJob>;
-
-/// Progress of a request, from the engine thread.
-#[derive(Debug)]
-pub enum Update {
-    /// The engine has admitted the request.
-    Started,
-    /// The prompt was processed.
-    Prefilled {
-        /// Prompt tokens found in the prefix cache.
-        n_cached: usize,
-        /// Log-probabilities of the prompt tokens after the first, if requested.
-        prompt: Vec<TokenLogprobs>,
-    },
-    Token {
-        token: u32,
-        /// Complete characters that cannot be part of a stop string.
-        text: String,
-        /// Natural logarithm of the token's probability, if requested.
-        logprob: f32,
-        /// The most probable tokens and their log-probabilities, if requested.
-        top: Vec<(u32, f32)>,
-    },
-    Done {
-        /// Text held back until now.
-        text: String,
-        reason: FinishReason,
-        /// Generated tokens.
-        n_tokens: usize,
-        receipt: Option<Box<Receipt>>,
-    },
-    /// The embedding of a text.
-    Vector {
-        /// `None` if it is not finite.
-        vector: Option<Vec<f32>>,
-    },
-    /// The last update of a request that failed.
-    Failed(Failed),
-}
-
-/// Why a request failed.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Failed {
-    #[error("the request was queued for longer than {0} s (--queue-timeout); try again later")]
-    QueueTimeout(f64),
-    #[error("the request took longer than {0} s (--request-timeout)")]
-    Timeout(f64),
-    #[error("the server is shutting down")]
-    Shutdown,
-    /// The engine refused it.
-    #[error(transparent)]
-    Request(#[from] RequestError),
-}
-
-impl Failed {
-    /// The attribute `reason` in traces.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Failed::QueueTimeout(_) => "queue_timeout",
-            Failed::Timeout(_) => "timeout",
-            Failed::Shutdown => "shutting_down",
-            Failed::Request(_) => "refused",
-        }
-    }
-}
 
 /// Sends updates to an HTTP handler, each with the index of its answer or text within the request.
 pub type UpdateSender = Sender<(usize, Update)>;

@@ -14,7 +14,7 @@ use starling::engine::EngineOptions;
 use starling::kernels::Cpu;
 use starling::model::Model;
 
-use super::api::error::ApiError;
+use super::api::error::{ApiError, HttpError};
 use super::auth::{Keys, Tenant};
 use super::config::Settings;
 use super::metrics::{Metrics, Snapshot};
@@ -169,13 +169,10 @@ impl Caller {
 }
 
 impl FromRequestParts<Arc<App>> for Caller {
-    type Rejection = ApiError;
+    type Rejection = HttpError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, ApiError> {
-        parts
-            .extensions
-            .get::<Caller>()
-            .cloned()
-            .ok_or_else(|| ApiError::internal("internal error: the middleware set no caller"))
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, HttpError> {
+        let caller = parts.extensions.get::<Caller>().cloned();
+        caller.ok_or_else(|| ApiError::internal("internal error: the middleware set no caller").into())
     }
 }

@@ -204,7 +204,7 @@ fn constraints_that_cannot_be_enforced_are_refused() {
             "invalid regex",
         ),
         (json!({ "structured_outputs": { "regex": "[" } }), "structured_outputs.regex", "["),
-        (json!({ "json_schema": schema(), "grammar": "start: \"a\"" }), "grammar", "json_schema says"),
+        (json!({ "json_schema": schema(), "grammar": "start: \"a\"" }), "grammar", "json_schema are both given"),
         (json!({ "json_schema": schema(), "receipt": true }), "receipt", "constraint"),
     ] {
         let response = server.post(CHAT, &ask(&form));

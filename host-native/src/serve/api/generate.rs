@@ -7,144 +7,55 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
 use starling::chat::Json;
-use starling::receipt::Receipt;
 use starling::tokenizer::EncodeOptions;
-use utoipa::ToSchema;
+use starling_api::answer::Answer;
+use starling_api::messages::{ChatEnd, check_messages};
+use starling_api::native::generate::{
+    CloseRequest, CloseResponse, GenerateFields, GenerateRequest, GenerateResponse, GenerateWriter,
+};
+use starling_api::openai::options::{Logprobs, RequestPlan};
+use starling_api::stream::ServerSentEvent;
 
-use super::super::queue::{Forget, Update};
+use super::super::queue::Forget;
 use super::super::sessions::{Conversation, History, Turn};
 use super::super::state::{App, Caller, fresh_name};
-use super::answer::{Answer, Usage, collect};
-use super::body::{Body, Read, parse};
-use super::error::{ApiError, ErrorBody, json};
-use super::messages::{Opening, beside, checked, render};
-use super::options::{Logprobs, Name, Options, shared};
-use super::sse::{Events, ServerSentEvent, Writer, stream};
-use super::structure::{Structure, asked};
+use super::answer::{collect, response_head};
+use super::body::Body;
+use super::error::{ApiError, ErrorBody, HttpError, INVALID_REQUEST, json};
+use super::messages::{offload_tokenize, tokenize_chat};
+use super::options::{check_model, flow, limits, salt, sampling, seed, session};
+use super::sse::stream;
+use super::structure::compile_constraint;
 use super::submit::submit;
-use crate::read_whole;
 
-/// A prompt or messages to be continued.
-#[derive(Debug, Deserialize, ToSchema)]
-pub struct GenerateRequest {
-    /// Options of the answer; `session_id` opens or continues a session.
-    #[serde(flatten)]
-    pub options: Options,
-    /// What it has to be.
-    #[serde(flatten)]
-    pub structure: Structure,
-    /// The prompt itself.
-    #[serde(flatten)]
-    pub generate: Generate,
-}
-
-/// A prompt or messages.
-#[derive(Debug, Deserialize, ToSchema)]
-pub struct Generate {
-    /// A text. In a session it goes on where the last answer ended.
-    pub prompt: Option<String>,
-    /// Messages. In a session they follow those before.
-    #[schema(value_type = Option<Vec<Object>>)]
-    pub messages: Option<Vec<Json>>,
-    /// Whether to open a session of a new name, which the answer tells.
-    pub open_session: Option<bool>,
-    /// Whether names of control tokens in `prompt`, such as `<|fim_prefix|>`, stand for those tokens; true by default.
-    /// Text of messages never does.
-    pub parse_special: Option<bool>,
-}
-
-impl Read for GenerateRequest {
-    fn read(json: &[u8]) -> Result<Self, ApiError> {
-        Ok(GenerateRequest { options: parse(json)?, structure: parse(json)?, generate: parse(json)? })
-    }
-}
-
-/// An answer.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct GenerateResponse {
-    /// Its name.
-    #[schema(value_type = String)]
-    pub id: Name,
-    /// The text.
-    pub text: String,
-    /// Its tokens.
-    pub tokens: Vec<u32>,
-    /// `stop` or `length`.
-    pub finish_reason: &'static str,
-    /// Numbers of tokens.
-    pub usage: Usage,
-    /// The seed in effect.
-    pub seed: u64,
-    /// Which model, engine and numbers answered.
-    #[schema(value_type = String)]
-    pub system_fingerprint: Name,
-    /// The session, if there is one.
-    #[schema(value_type = Option<String>)]
-    pub session_id: Option<Name>,
-    /// If asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
-    pub receipt: Option<Box<Receipt>>,
-}
-
-/// A token of an answer, as an event `token`; an event `end` with a [`GenerateResponse`] follows the last.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct GenerateToken {
-    /// Text that is certain now.
-    pub text: String,
-    /// The token.
-    pub token: u32,
-    /// Which of the answer.
-    pub index: usize,
-}
-
-/// A session to be closed.
-#[derive(Debug, Deserialize, ToSchema)]
-pub struct CloseRequest {
-    /// Its name.
-    pub session_id: String,
-}
-
-read_whole!(CloseRequest);
-
-/// That a session was closed.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct CloseResponse {
-    /// Its name.
-    pub session_id: String,
-    /// Always true.
-    pub closed: bool,
-}
-
-/// Continues a prompt or a conversation.
+/// Continue a prompt or messages, with or without a session.
 ///
 /// # Errors
-/// What is wrong with the request, or with the server now.
+/// A wrong request, or a server that cannot answer now.
 #[utoipa::path(post, path = "/v1/generate", tag = "Starling", request_body = GenerateRequest, responses(
-    (status = 200, description = "The answer; with `stream` as server-sent events `token`, and `end` with the whole", content(
+    (status = 200, description = "Generated text; with `stream` server-sent events `token`, then `end` with the response", content(
         (GenerateResponse = "application/json"), (ServerSentEvent = "text/event-stream"),
     )),
-    (status = "4XX", description = "The request is wrong, or too many wait", body = ErrorBody),
+    (status = "4XX", description = "The request is wrong, or too many requests are queued", body = ErrorBody),
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
 ))]
 pub async fn generate(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(body): Body<GenerateRequest>,
-) -> Result<Response, ApiError> {
-    let GenerateRequest { mut options, structure, generate } = body;
-    options.check_model(&app)?;
+) -> Result<Response, HttpError> {
+    let GenerateRequest { mut options, constraint, generate } = body;
+    check_model(&app, options.model.as_deref())?;
     if options.n.is_some_and(|n| n != 1) {
-        return Err(ApiError::param("n", "n is more than 1, expected one answer; /v1/completions gives several"));
+        return Err(ApiError::param("n", "n is more than 1, expected one answer; /v1/completions gives several").into());
     }
     if generate.open_session == Some(true) && options.session_id.is_none() {
         options.session_id = Some(fresh_name("session-"));
     }
-    let name = options.session(&caller)?.map(shared);
-    let salt = options.salt(&app, &caller)?;
-    let turn = name.as_ref().map(|name| app.sessions.begin(&caller.tenant.name, &name.0, salt, Instant::now()));
+    let id = session(&options, &caller)?.map(str::to_string);
+    let salt = salt(&options, &app, &caller)?;
+    let turn = id.as_deref().map(|id| app.sessions.begin(&caller.tenant.name, &Arc::from(id), salt, Instant::now()));
     let turn = match turn.transpose()? {
         Some((turn, out)) => {
             app.queue.forget(out);
@@ -152,36 +63,32 @@ pub async fn generate(
         }
         None => None,
     };
-    let constraint = asked(&app, structure).await?;
+    let constraint = compile_constraint(&app, constraint).await?;
     let (tokens, history) = prompt(&app, generate, turn.as_ref()).await?;
-    let (n_prompt, seed, flow) = (tokens.len(), options.effective_seed(&app), options.flow(&caller)?);
-    let sampling = options.sampling(&app, Logprobs::default(), seed).await?;
-    let request = options.request(&app, &caller, tokens, constraint, (sampling, false, None), "prompt")?;
+    let (n_prompt, seed, flow) = (tokens.len(), seed(&options, &app), flow(&options, &caller)?);
+    let sampling = sampling(&options, &app, Logprobs::default(), seed).await?;
+    let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt: salt };
+    let request = options.request(&limits(&app), &plan, tokens, "prompt")?;
     let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
     let updates = submit(&app, &caller, &flow, vec![request], 1)?;
-    let ending = Ending {
-        app: Arc::clone(&app),
-        turn: turn.map(|turn| (turn, tokens, history)),
-        response: GenerateResponse {
-            id: shared(&fresh_name("gen-")),
-            text: String::new(),
-            tokens: Vec::new(),
-            finish_reason: "length",
-            usage: Usage::default(),
-            seed,
-            system_fingerprint: shared(&app.fingerprint),
-            session_id: name,
-            receipt: None,
-        },
-        n_prompt,
+    let head = response_head(&app, "gen-", seed, id.as_deref());
+    let turn: Option<SessionTurn> = turn.map(|turn| (turn, tokens, history));
+    let inner = Arc::clone(&app);
+    let end = move |answer: Answer| {
+        if let Some(turn) = turn {
+            end_turn(&inner, turn, &answer);
+        }
+        GenerateResponse::new(head, n_prompt, answer)
     };
-    if options.streams() {
-        let writer = GenerateWriter { answer: Answer::default(), ending: Some(ending) };
-        return Ok(stream(updates, writer, app.settings.sse_keep_alive));
+    if options.is_stream() {
+        return Ok(stream(updates, GenerateWriter::new(end), app.settings.sse_keep_alive));
     }
     let answer = collect(updates, 1).await?.remove(0);
-    Ok(json(StatusCode::OK, &ending.end(answer)))
+    Ok(json(StatusCode::OK, &end(answer)))
 }
+
+/// A turn of a session, the tokens of its prompt, and the messages so far if it is a chat.
+type SessionTurn = (Turn, Vec<u32>, Option<Vec<Json>>);
 
 /// Fields of a message that a session keeps and gives to the template: those that chat APIs define.
 const MESSAGE_FIELDS: [&str; 9] = [
@@ -212,7 +119,7 @@ fn conversation(before: &History, messages: Vec<Json>) -> Vec<Json> {
 /// The tokens to continue, and the conversation so far if it is one of messages.
 async fn prompt(
     app: &Arc<App>,
-    generate: Generate,
+    generate: GenerateFields,
     turn: Option<&Turn>,
 ) -> Result<(Vec<u32>, Option<Vec<Json>>), ApiError> {
     let before = turn.map(|turn| turn.conversation.clone()).unwrap_or_default();
@@ -235,7 +142,7 @@ async fn prompt(
             let options =
                 EncodeOptions { add_special: tokens.is_empty(), parse_special: generate.parse_special != Some(false) };
             let model = Arc::clone(&app.model);
-            let new = beside(text.len(), move || Ok(model.tokenizer.encode(&text, options))).await?;
+            let new = offload_tokenize(text.len(), move || Ok(model.tokenizer.encode(&text, options))).await?;
             tokens.extend(new);
             let tokens = Arc::new(tokens);
             reserve(&tokens, History::Text)?;
@@ -243,88 +150,48 @@ async fn prompt(
         }
         (None, Some(messages), history) => {
             if turn.is_none() {
-                return Ok((render(app, messages, None, Vec::new(), Opening::Answer).await?, None));
+                return Ok((tokenize_chat(app, messages, None, Vec::new(), ChatEnd::GenerationPrompt).await?, None));
             }
-            let all = move || Ok(Arc::new(conversation(&history, checked(messages)?)));
-            let all = beside(usize::MAX, all).await?;
+            let all = move || Ok(Arc::new(conversation(&history, check_messages(messages)?)));
+            let all = offload_tokenize(usize::MAX, all).await?;
             reserve(&before.tokens, History::Messages(Arc::clone(&all)))?;
             let all = Arc::unwrap_or_clone(all);
-            let tokens = render(app, all.clone(), None, Vec::new(), Opening::Answer).await?;
+            let tokens = tokenize_chat(app, all.clone(), None, Vec::new(), ChatEnd::GenerationPrompt).await?;
             Ok((tokens, Some(all)))
         }
     }
 }
 
-/// What is left to do when the answer is complete.
-struct Ending {
-    app: Arc<App>,
-    /// The session, the tokens of the prompt, and the messages if it is a conversation.
-    turn: Option<(Turn, Vec<u32>, Option<Vec<Json>>)>,
-    response: GenerateResponse,
-    n_prompt: usize,
-}
-
-impl Ending {
-    fn end(self, answer: Answer) -> GenerateResponse {
-        let usage = Usage::new(self.n_prompt, 1, [&answer]);
-        let finish_reason = answer.finish_name();
-        let tokens: Vec<u32> = answer.tokens.iter().map(|pick| pick.token).collect();
-        if let Some((turn, mut all, messages)) = self.turn {
-            all.extend(&tokens);
-            let history = match messages {
-                Some(mut messages) => {
-                    messages.push(Json::message("assistant", &answer.text));
-                    History::Messages(Arc::new(messages))
-                }
-                None => History::Text,
-            };
-            self.app.queue.forget(turn.end(Conversation { tokens: Arc::new(all), history }));
+/// Ends the session's turn with a complete answer: the prompt, its messages if it is a chat, and the answer.
+fn end_turn(app: &App, turn: SessionTurn, answer: &Answer) {
+    let (turn, mut tokens, messages) = turn;
+    tokens.extend(answer.tokens.iter().map(|sampled| sampled.token));
+    let history = match messages {
+        Some(mut messages) => {
+            messages.push(Json::message("assistant", &answer.text));
+            History::Messages(Arc::new(messages))
         }
-        let (text, receipt) = (answer.text, answer.receipt);
-        GenerateResponse { text, tokens, finish_reason, usage, receipt, ..self.response }
-    }
+        None => History::Text,
+    };
+    app.queue.forget(turn.end(Conversation { tokens: Arc::new(tokens), history }));
 }
 
-struct GenerateWriter {
-    answer: Answer,
-    ending: Option<Ending>,
-}
-
-impl Writer for GenerateWriter {
-    fn update(&mut self, _: usize, update: Update, events: &mut Events) -> bool {
-        if let Update::Token { text, token, .. } = &update {
-            let index = self.answer.tokens.len();
-            events.named("token", &GenerateToken { text: text.clone(), token: *token, index });
-        }
-        let is_done = matches!(update, Update::Done { .. });
-        self.answer.take(update);
-        if let (true, Some(ending)) = (is_done, self.ending.take_if(|_| is_done)) {
-            events.named("end", &ending.end(std::mem::take(&mut self.answer)));
-        }
-        is_done
-    }
-
-    fn failed(&mut self, error: &ApiError, events: &mut Events) {
-        events.named("error", &error.body());
-    }
-}
-
-/// Closes a session: what only it has in the cache is freed.
+/// Close a session and free its part of the prefix cache.
 ///
 /// # Errors
-/// If there is none of that name.
+/// No session has this ID.
 #[utoipa::path(post, path = "/v1/session/close", tag = "Starling", request_body = CloseRequest, responses(
-    (status = 200, description = "It is closed", body = CloseResponse),
+    (status = 200, description = "The session is closed", body = CloseResponse),
     (status = "4XX", description = "No such session", body = ErrorBody),
 ))]
 pub async fn close_session(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(body): Body<CloseRequest>,
-) -> Result<Response, ApiError> {
-    let Some(left) = app.sessions.close(&caller.tenant.name, &shared(&body.session_id).0) else {
-        let error = ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", "there is no such session");
-        return Err(ApiError { param: Some("session_id".into()), ..error }.code("session_not_found"));
+) -> Result<Response, HttpError> {
+    let Some(left) = app.sessions.close(&caller.tenant.name, &Arc::from(body.session_id.as_str())) else {
+        let error = ApiError::new(StatusCode::NOT_FOUND.as_u16(), INVALID_REQUEST, "there is no such session");
+        return Err(ApiError { param: Some("session_id".into()), ..error }.code("session_not_found").into());
     };
     let left: Option<Forget> = left;
     app.queue.forget(left);

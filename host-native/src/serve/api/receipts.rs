@@ -5,55 +5,30 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
 use starling::pool::Inline;
-use starling::receipt::{Receipt, VerifyError, verify};
-use utoipa::ToSchema;
+use starling::receipt::{VerifyError, verify};
+use starling_api::native::verify::{VerifyRequest, VerifyResponse};
 
 use super::super::state::{App, Caller};
 use super::body::Body;
-use super::error::{ApiError, ErrorBody, json};
-use crate::read_whole;
+use super::error::{ApiError, ErrorBody, HttpError, json};
 
-/// A receipt to be checked.
-#[derive(Debug, Deserialize, ToSchema)]
-pub struct VerifyRequest {
-    /// The receipt, as it came with an answer.
-    #[schema(value_type = Object)]
-    pub receipt: Receipt,
-}
-
-read_whole!(VerifyRequest);
-
-/// Whether a receipt is true.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct VerifyResponse {
-    /// Whether this model gave that answer to that request.
-    pub verified: bool,
-    /// Tokens of the answer.
-    pub tokens: usize,
-    /// The end of the chain.
-    pub digest: String,
-    /// Why not; with the first step that differs, if the replay came so far.
-    pub reason: Option<String>,
-}
-
-/// Checks a receipt.
+/// Verify a receipt by replaying its answer.
 ///
 /// # Errors
-/// What is wrong with the request, or with the server now.
+/// A wrong request, or a server that cannot answer now.
 #[utoipa::path(post, path = "/v1/verify", tag = "Starling", request_body = VerifyRequest, responses(
-    (status = 200, description = "Whether it is true", body = VerifyResponse),
-    (status = "4XX", description = "This is not a receipt", body = ErrorBody),
+    (status = 200, description = "Result of the verification", body = VerifyResponse),
+    (status = "4XX", description = "The request is wrong", body = ErrorBody),
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
 ))]
 pub async fn verify_receipt(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(body): Body<VerifyRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, HttpError> {
     let Some(sizes) = app.engine else {
-        return Err(ApiError::refused(&starling::error::RequestError::Encoder, "receipt"));
+        return Err(ApiError::refused(&starling::error::RequestError::Encoder, "receipt").into());
     };
     let receipt = body.receipt;
     let (tokens, digest) = (receipt.output.len(), receipt.digest.to_string());
@@ -69,7 +44,7 @@ pub async fn verify_receipt(
     let result = replay.await.map_err(|_| ApiError::internal("the replay has failed"))?;
     let reason = match result {
         Ok(()) => None,
-        Err(VerifyError::Memory(_)) => return Err(ApiError::unavailable("not enough memory for the replay")),
+        Err(VerifyError::Memory(_)) => return Err(ApiError::unavailable("not enough memory for the replay").into()),
         Err(e) => Some(e.to_string()),
     };
     let response = VerifyResponse { verified: reason.is_none(), tokens, digest, reason };

@@ -1,27 +1,28 @@
-//! Inputs in the forms that OpenAI takes: a text, tokens, or a list of either.
+//! The inputs of OpenAI's completions and embeddings: text, token IDs, or a list of either.
 
 use std::fmt;
 
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
-use utoipa::ToSchema;
 
-/// One input or several.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+/// Text, a list of texts, a list of token IDs, or a list of such lists.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(untagged)]
 pub enum Input {
-    /// A text.
+    /// One text.
     Text(String),
-    /// Tokens of one input.
+    /// Token IDs of one input.
     Tokens(Vec<u32>),
-    /// Texts.
+    /// Several texts.
     Texts(Vec<String>),
-    /// Tokens of each input.
+    /// Token IDs of several inputs.
     TokenLists(Vec<Vec<u32>>),
 }
 
 impl Input {
-    /// How many inputs.
+    /// Number of inputs.
+    #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match self {
             Input::Text(_) | Input::Tokens(_) => 1,
@@ -30,7 +31,7 @@ impl Input {
         }
     }
 
-    /// How much there is to do.
+    /// Bytes of text, or number of tokens: a measure of the work.
     pub fn bytes(&self) -> usize {
         match self {
             Input::Text(text) => text.len(),
@@ -40,7 +41,7 @@ impl Input {
         }
     }
 
-    /// Each input, by its form.
+    /// Maps each input: texts by `text`, token IDs by `tokens`.
     pub fn each<T>(self, text: impl FnMut(String) -> T, mut tokens: impl FnMut(Vec<u32>) -> T) -> Vec<T> {
         match self {
             Input::Text(one) => [one].map(text).into(),
@@ -51,7 +52,7 @@ impl Input {
     }
 }
 
-/// An item of a list.
+/// Item of a list.
 #[derive(Debug)]
 enum Item {
     Text(String),

@@ -1,0 +1,119 @@
+//! Messages of a chat: checks, and the request for the chat template.
+
+use starling::chat::{ChatRequest, Json, Now};
+
+use crate::error::{ApiError, quoted};
+use crate::tools::normalise_tool_calls;
+
+/// Roles of messages.
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+
+/// Checks messages. Content in parts becomes one text, and arguments of tool calls become objects.
+///
+/// # Errors
+/// The first field that is wrong, by its path.
+pub fn check_messages(messages: Vec<Json>) -> Result<Vec<Json>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::param("messages", "messages is empty, expected at least one message"));
+    }
+    messages.into_iter().enumerate().map(|(i, message)| check_message(i, message)).collect()
+}
+
+fn check_message(i: usize, message: Json) -> Result<Json, ApiError> {
+    let at = |field: &str, what: String| {
+        ApiError::param(&format!("messages[{i}]{field}"), format!("messages[{i}]{field} {what}"))
+    };
+    let Json::Object(mut fields) = message else { return Err(at("", "is not an object".into())) };
+    let role = match fields.iter().find(|(name, _)| name == "role") {
+        Some((_, Json::Str(role))) if ROLES.contains(&role.as_str()) => role.clone(),
+        Some((_, Json::Str(role))) => {
+            return Err(at(".role", format!("is {:?}, expected one of {}", quoted(role), ROLES.join(", "))));
+        }
+        Some(_) => return Err(at(".role", "is not a string".into())),
+        None => return Err(at(".role", "is missing".into())),
+    };
+    let content = fields.iter_mut().find(|(name, _)| name == "content");
+    match content {
+        Some((_, Json::Str(_))) => {}
+        Some((_, value @ Json::Array(_))) => *value = Json::Str(join_parts(i, value)?),
+        Some((_, value @ Json::Null)) if role == "assistant" => *value = Json::Str(String::new()),
+        None if role == "assistant" => fields.push(("content".into(), Json::Str(String::new()))),
+        Some((_, Json::Null)) | None => return Err(at(".content", "is missing".into())),
+        Some(_) => return Err(at(".content", "is neither a string nor a list of parts".into())),
+    }
+    normalise_tool_calls(&mut fields, &format!("messages[{i}]"))?;
+    Ok(Json::Object(fields))
+}
+
+/// Joins the texts of content parts by newlines.
+fn join_parts(i: usize, parts: &Json) -> Result<String, ApiError> {
+    let Json::Array(parts) = parts else { return Ok(String::new()) };
+    let texts = parts.iter().enumerate().map(|(j, part)| part_text(&format!("messages[{i}].content[{j}]"), part));
+    Ok(texts.collect::<Result<Vec<&str>, _>>()?.join("\n"))
+}
+
+/// The text of a content part; `at` is its path.
+fn part_text<'a>(at: &str, part: &'a Json) -> Result<&'a str, ApiError> {
+    let Json::Object(fields) = part else { return Err(ApiError::param(at, format!("{at} is not an object"))) };
+    let field = |name: &str| match fields.iter().find(|(n, _)| n == name) {
+        Some((_, Json::Str(text))) => Some(text.as_str()),
+        _ => None,
+    };
+    match (field("type"), field("text")) {
+        (Some("text"), Some(text)) => Ok(text),
+        (Some("text"), None) => Err(ApiError::param(at, format!("{at}.text is not a string"))),
+        (kind, _) => {
+            let kind = kind.unwrap_or("nothing");
+            Err(ApiError::unsupported(at, format!("{at}.type is {}; this model reads only `text`", quoted(kind))))
+        }
+    }
+}
+
+/// How a rendered chat ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChatEnd {
+    /// With the generation prompt: the answer is a new message.
+    GenerationPrompt,
+    /// Inside the last message, which the answer continues.
+    FinalMessage,
+    /// After the last message.
+    EndOfMessage,
+}
+
+/// How a chat ends by `continue_final_message` and `add_generation_prompt`. Without them a new message begins, as with
+/// OpenAI and vLLM, also after an assistant's message.
+///
+/// # Errors
+/// If both are true.
+pub fn chat_end(
+    continue_final_message: Option<bool>,
+    add_generation_prompt: Option<bool>,
+) -> Result<ChatEnd, ApiError> {
+    match (continue_final_message, add_generation_prompt) {
+        (Some(true), Some(true)) => {
+            let message = "continue_final_message and add_generation_prompt are both true, expected one of them";
+            Err(ApiError::param("continue_final_message", message))
+        }
+        (Some(true), _) => Ok(ChatEnd::FinalMessage),
+        (_, Some(false)) => Ok(ChatEnd::EndOfMessage),
+        _ => Ok(ChatEnd::GenerationPrompt),
+    }
+}
+
+/// The request for the chat template; `messages` are checked, `now` is the time that templates may print.
+pub fn chat_request(
+    messages: Vec<Json>,
+    tools: Option<Json>,
+    variables: Vec<(String, Json)>,
+    end: ChatEnd,
+    now: Now,
+) -> ChatRequest {
+    ChatRequest {
+        messages,
+        tools,
+        add_generation_prompt: end == ChatEnd::GenerationPrompt,
+        continue_final_message: end == ChatEnd::FinalMessage,
+        now: Some(now),
+        variables,
+    }
+}

@@ -1,0 +1,116 @@
+//! Streams: writers turn updates into JSON events; a sink sends them, as server-sent events or otherwise.
+
+use serde::Serialize;
+
+use crate::error::ErrorBody;
+use crate::update::Update;
+
+/// Server-sent event.
+#[derive(Debug, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ServerSentEvent {
+    /// Event type, on endpoints that are not OpenAI's.
+    pub event: Option<String>,
+    /// JSON: a chunk or an error. OpenAI's endpoints end with `[DONE]`.
+    pub data: String,
+}
+
+/// Takes the events of a stream.
+pub trait EventSink {
+    /// Sends an event: JSON on one line. `name` is its type, on endpoints that are not OpenAI's.
+    fn event(&mut self, name: Option<&str>, json: &[u8]);
+
+    /// Sends the event that ends a stream of OpenAI's endpoints.
+    fn done(&mut self);
+}
+
+/// Serialises and sends an event.
+pub fn send<T: Serialize>(sink: &mut dyn EventSink, name: Option<&str>, data: &T) {
+    // our own types serialise without errors
+    sink.event(name, &serde_json::to_vec(data).unwrap_or_else(|_| b"null".to_vec()));
+}
+
+/// Writes the response of one request as a stream.
+pub trait StreamWriter {
+    /// Writes the events of an update of the choice `index`, for which [`Update::error`] is `None`. Returns whether the
+    /// stream is complete.
+    fn update(&mut self, index: usize, update: Update, sink: &mut dyn EventSink) -> bool;
+
+    /// Ends the stream with an error.
+    fn fail(&mut self, error: &ErrorBody, sink: &mut dyn EventSink) {
+        send(sink, None, error);
+        sink.done();
+    }
+}
+
+/// Formats events as server-sent events.
+#[derive(Debug, Default)]
+pub struct SseBuffer {
+    bytes: Vec<u8>,
+}
+
+impl SseBuffer {
+    /// Bytes so far.
+    pub fn n_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The formatted events.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    /// Adds a comment line, which clients ignore.
+    pub fn comment(&mut self, text: &str) {
+        self.bytes.extend_from_slice(format!(": {text}\n\n").as_bytes());
+    }
+}
+
+impl EventSink for SseBuffer {
+    fn event(&mut self, name: Option<&str>, json: &[u8]) {
+        if let Some(name) = name {
+            self.bytes.extend_from_slice(b"event: ");
+            self.bytes.extend_from_slice(name.as_bytes());
+            self.bytes.push(b'\n');
+        }
+        self.bytes.extend_from_slice(b"data: ");
+        self.bytes.extend_from_slice(json);
+        self.bytes.extend_from_slice(b"\n\n");
+    }
+
+    fn done(&mut self) {
+        self.bytes.extend_from_slice(b"data: [DONE]\n\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// A client that parses events by the standard gets the texts back, however the bytes are cut.
+        #[test]
+        fn events_carry_any_text(texts in prop::collection::vec(".*|\\PC*[\r\n\u{2028}]\\PC*", 0..8), cut in 1usize..9) {
+            let mut events = SseBuffer::default();
+            texts.iter().for_each(|text| send(&mut events, None, text));
+            events.done();
+            let mut parsed = Vec::new();
+            let mut buffer = Vec::new();
+            for piece in events.into_bytes().chunks(cut) {
+                buffer.extend_from_slice(piece);
+                while let Some(end) = buffer.windows(2).position(|pair| pair == b"\n\n") {
+                    let event: Vec<u8> = buffer.drain(..end + 2).collect();
+                    let event = String::from_utf8(event).unwrap();
+                    // one field, on one line
+                    prop_assert_eq!(event.trim_end().lines().count(), 1);
+                    parsed.push(event.strip_prefix("data: ").unwrap().trim_end_matches('\n').to_string());
+                }
+            }
+            prop_assert!(buffer.is_empty());
+            prop_assert_eq!(parsed.pop().unwrap(), "[DONE]");
+            let back: Vec<String> = parsed.iter().map(|json| serde_json::from_str(json).unwrap()).collect();
+            prop_assert_eq!(back, texts);
+        }
+    }
+}
