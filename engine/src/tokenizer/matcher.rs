@@ -17,18 +17,26 @@ pub(super) struct Matcher {
     starts: Vec<u32>,
 }
 
+/// The tokens of the kinds for which `wanted` returns true and that text can spell, in order of their texts; of equal texts,
+/// the first.
+pub(super) fn findable(vocab: &Vocab, wanted: impl Fn(Kind) -> bool) -> Vec<u32> {
+    let text = |id: u32| vocab.text(id).unwrap_or_default();
+    // tokens must consist of whole characters, so that splits are at character boundaries
+    let wanted = |id: &u32| {
+        let fits = vocab.kind(*id).is_some_and(&wanted) && (1..=MAX_LEN).contains(&text(*id).len());
+        fits && core::str::from_utf8(text(*id)).is_ok()
+    };
+    let mut ids: Vec<u32> = vocab.ids().filter(wanted).collect();
+    ids.sort_by(|&a, &b| (text(a), a).cmp(&(text(b), b)));
+    ids.dedup_by_key(|id| text(*id));
+    ids
+}
+
 impl Matcher {
     /// The tokens of the kinds for which `wanted` returns true; of equal texts, the first.
     pub(super) fn new(vocab: &Vocab, wanted: impl Fn(Kind) -> bool) -> Matcher {
+        let ids = findable(vocab, wanted);
         let text = |id: u32| vocab.text(id).unwrap_or_default();
-        // tokens must consist of whole characters, so that splits are at character boundaries
-        let wanted = |id: &u32| {
-            let fits = vocab.kind(*id).is_some_and(&wanted) && (1..=MAX_LEN).contains(&text(*id).len());
-            fits && core::str::from_utf8(text(*id)).is_ok()
-        };
-        let mut ids: Vec<u32> = vocab.ids().filter(wanted).collect();
-        ids.sort_by(|&a, &b| (text(a), a).cmp(&(text(b), b)));
-        ids.dedup_by_key(|id| text(*id));
         let mut starts = vec![0; 257];
         for (byte, start) in starts.iter_mut().enumerate() {
             *start = ids.partition_point(|&id| usize::from(text(id)[0]) < byte) as u32;

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use aho_corasick::{AhoCorasick, AhoCorasickKind, Anchored, Input, MatchKind};
 
 use super::control::Side;
-use super::matcher::MAX_LEN;
+use super::matcher::{MAX_LEN, findable};
 use super::vocab::{Kind, Vocab};
 use crate::error::LoadError;
 
@@ -115,15 +115,8 @@ struct Found {
 impl Finder {
     /// The tokens of the kinds for which `wanted` returns true; of equal texts, the first.
     fn new(vocab: &Vocab, wanted: impl Fn(Kind) -> bool) -> Result<Finder, LoadError> {
+        let ids = findable(vocab, wanted);
         let text = |id: u32| vocab.text(id).unwrap_or_default();
-        // tokens must consist of whole characters, so that splits are at character boundaries
-        let wanted = |id: &u32| {
-            let fits = vocab.kind(*id).is_some_and(&wanted) && (1..=MAX_LEN).contains(&text(*id).len());
-            fits && core::str::from_utf8(text(*id)).is_ok()
-        };
-        let mut ids: Vec<u32> = vocab.ids().filter(wanted).collect();
-        ids.sort_by(|&a, &b| (text(a), a).cmp(&(text(b), b)));
-        ids.dedup_by_key(|id| text(*id));
         if ids.is_empty() {
             return Ok(Finder { automaton: None, ids });
         }
