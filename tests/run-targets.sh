@@ -14,7 +14,7 @@ tests() {
     if [ -n "$only" ]; then
         cargo test -p starling-compute --lib $features "$@" "$only"
     else
-        cargo test -p starling -p starling-compute "$@"
+        cargo test --lib -p starling -p starling-compute "$@"
     fi && cargo test -p starling-tests --test goldens "$@"
 }
 

@@ -1,5 +1,5 @@
 //! Finds special tokens in text: at each position, left to right, the longest match. One Aho-Corasick automaton reads
-//! each byte at most [`MAX_LEN`] times.
+//! each byte at most `matcher::MAX_LEN` times.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use aho_corasick::{AhoCorasick, AhoCorasickKind, Anchored, Input, MatchKind};
 
 use super::control::Side;
-use super::matcher::{MAX_LEN, findable};
+use super::matcher::findable;
 use super::vocab::{Kind, Vocab};
 use crate::error::LoadError;
 
