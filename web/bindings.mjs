@@ -3,7 +3,7 @@
 //
 //     node bindings.mjs FOLDER NAME OUT    reads FOLDER/NAME.js and .d.ts, writes OUT.js, OUT.d.ts and OUT-bindings.d.ts
 
-import { copyFile, readFile, writeFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import { basename } from "node:path";
 
 const [folder, name, out] = process.argv.slice(2);
@@ -19,13 +19,25 @@ const body = (await readFile(`${folder}/${name}.js`, "utf8"))
     for (const item of list.split(", ")) if (!item.includes(" as default")) names.push(item);
     return "";
   });
+// after a trap, the finalisers of an instance's objects must not run: its stack and its heap are in an unknown state
+let finalisers = 0;
+const guarded = body.replace(/new FinalizationRegistry\(ptr => (wasm\.\w+\(ptr, 1\))\)/g, (_, free) => {
+  finalisers++;
+  return `new FinalizationRegistry(ptr => { if (!isAbandoned) ${free}; })`;
+});
+if (finalisers !== body.split("new FinalizationRegistry").length - 1)
+  throw new Error(`${folder}/${name}.js: finalisers of an unknown form`);
 if (!names.includes("initSync")) throw new Error(`${folder}/${name}.js: no export initSync`);
 // what the patterns above do not know would be a syntax error in a function, or shared by all instances
 const unknown = /^(export|import)\b.*$/m.exec(body);
 if (unknown) throw new Error(`${folder}/${name}.js: cannot be put into a function: ${unknown[0]}`);
 
-await writeFile(`${out}.js`, `export function instantiate() {\n${body}\nreturn { ${names.join(", ")} };\n}\n`);
-await copyFile(`${folder}/${name}.d.ts`, `${out}-bindings.d.ts`);
+const abandon = "let isAbandoned = false;\nfunction abandon() { isAbandoned = true; }";
+const exported = [...names, "abandon"].join(", ");
+await writeFile(`${out}.js`, `export function instantiate() {\n${abandon}\n${guarded}\nreturn { ${exported} };\n}\n`);
+const types = await readFile(`${folder}/${name}.d.ts`, "utf8");
+const comment = "/** Stops the finalisers of an instance that has trapped. */";
+await writeFile(`${out}-bindings.d.ts`, `${types}\n${comment}\nexport function abandon(): void;\n`);
 await writeFile(
   `${out}.d.ts`,
   `import type * as bindings from "./${basename(out)}-bindings.js";

@@ -68,7 +68,7 @@ test("20 random requests have the text, tokens and log-probabilities of the serv
       const said = JSON.stringify(body);
       const ids = await post("/v1/generate", body);
       assert.deepEqual([text, tokens.map((t) => t.id), finishReason], [ids.text, ids.tokens, ids.finish_reason], said);
-      const { choices } = await post("/v1/completions", { ...body, logprobs: 3 });
+      const { choices } = await post("/v1/completions", { ...body, penalty_scope: "all", logprobs: 3 });
       const { token_logprobs, top_logprobs } = choices[0].logprobs;
       assert.equal(choices[0].text, text, said);
       // the server writes as many digits as an f32 has

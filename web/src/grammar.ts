@@ -8,11 +8,13 @@ import type { OutputConstraint } from "./protocol.js";
 /** An instance of the grammar module with the tokens of one model. A trap ends it, and all constraints that it made. */
 class GrammarInstance {
   readonly grammars: Grammars;
+  #abandon: () => void;
   #hasTrapped = false;
 
   constructor(module: WebAssembly.Module, words: Uint8Array) {
-    const { Grammars, initSync } = instantiate();
+    const { Grammars, initSync, abandon } = instantiate();
     initSync({ module });
+    this.#abandon = abandon;
     this.grammars = new Grammars(words);
   }
 
@@ -27,6 +29,7 @@ class GrammarInstance {
     } catch (e) {
       if (!(e instanceof WebAssembly.RuntimeError || e instanceof RangeError)) throw e;
       this.#hasTrapped = true;
+      this.#abandon();
       const message = `compiling it failed, most likely because it is nested too deeply: ${e.message}`;
       throw new StarlingError("request", message, { cause: e });
     }

@@ -54,6 +54,7 @@ export class Instance {
   /** The error of a trap: with the message of the panic, if that was the reason. */
   #crashOf(trap: Error): StarlingError {
     const panic = this.bindings.panicMessage();
+    this.bindings.abandon();
     const why = panic || `${trap.message}; most likely its memory ran out, of which a module has at most 4 GiB`;
     return new StarlingError("crashed", `Starling crashed: ${why}`, { cause: trap });
   }
