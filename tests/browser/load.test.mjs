@@ -315,7 +315,7 @@ test("what is wrong has a code, and leaves nothing in the cache", async () => {
     ["/unreachable.gguf", {}, "network", /./],
     [TINY, { sha256: "0".repeat(64) }, "checksum", /SHA-256/],
     [TINY, { kvType: "f8" }, "request", /f8/],
-    [TINY, { sha256: ["a", "b"] }, "request", /2 SHA-256/],
+    [TINY, { sha256: ["a", "b"] }, "request", /2 digests/],
     ["http://", {}, "request", /URL/],
     [[], {}, "request", /empty/],
   ];
