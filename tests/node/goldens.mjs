@@ -151,8 +151,8 @@ async function checkSaved(starling) {
     damaged[at] ^= 1;
     assert.throws(() => third.restore(damaged), at < 12 ? /request: saved cache: / : /checksum: saved cache: /, `byte ${at}`);
   }
-  assert.throws(() => third.restore(saved.subarray(0, size - 1)), /request: saved cache: \d+ bytes/);
-  assert.throws(() => third.restore(saved.subarray(2 * size)), /request: saved cache: the page before/);
+  assert.throws(() => third.restore(saved.subarray(0, size - 1)), /request: saved cache: exported KV page: found \d+ bytes/);
+  assert.throws(() => third.restore(saved.subarray(2 * size)), /request: saved cache: exported KV page: the page before/);
   assert.equal(third.restore(saved.subarray(0, size)), 16);
   third.close();
   const small = open({ n_ctx: 32 });
