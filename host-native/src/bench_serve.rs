@@ -7,6 +7,7 @@ use std::io::{Write, stdout};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hdrhistogram::Histogram;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::{Method, Request, header};
@@ -109,7 +110,7 @@ async fn load(args: &BenchServeArgs) -> Result<Report, Failure> {
     for task in tasks {
         all.push(task.await.unwrap_or_else(|e| Seen { error: Some(e.to_string()), ..Seen::default() }));
     }
-    Ok(report(&all, start.elapsed().as_secs_f64(), args))
+    Ok(report(&all, start.elapsed().as_secs_f64(), args)?)
 }
 
 /// The first model in `/v1/models`.
@@ -180,14 +181,14 @@ async fn stream(
     Ok(())
 }
 
-fn report(all: &[Seen], seconds: f64, args: &BenchServeArgs) -> Report {
+fn report(all: &[Seen], seconds: f64, args: &BenchServeArgs) -> std::io::Result<Report> {
     let good: Vec<&Seen> = all.iter().filter(|seen| seen.error.is_none()).collect();
     let first = |seen: &Seen| seen.pieces.first().copied().unwrap_or(seen.end);
     let per_token = |seen: &Seen| (seen.end - first(seen)) / seen.tokens.saturating_sub(1).max(1) as f64;
     let in_time =
         good.iter().filter(|seen| first(seen) * 1000.0 <= args.slo_ttft && per_token(seen) * 1000.0 <= args.slo_tpot);
     let output_tokens = good.iter().map(|seen| seen.tokens).sum();
-    Report {
+    Ok(Report {
         requests: all.len(),
         failed: all.len() - good.len(),
         seconds,
@@ -195,20 +196,22 @@ fn report(all: &[Seen], seconds: f64, args: &BenchServeArgs) -> Report {
         output_tokens,
         output_tokens_per_second: output_tokens as f64 / seconds,
         goodput: in_time.count() as f64 / seconds,
-        time_to_first_token: times(good.iter().map(|seen| first(seen))),
-        time_per_output_token: times(good.iter().map(|seen| per_token(seen))),
-        inter_token_latency: times(good.iter().flat_map(|seen| seen.pieces.windows(2).map(|w| w[1] - w[0]))),
-        request_latency: times(good.iter().map(|seen| seen.end)),
+        time_to_first_token: times(good.iter().map(|seen| first(seen)))?,
+        time_per_output_token: times(good.iter().map(|seen| per_token(seen)))?,
+        inter_token_latency: times(good.iter().flat_map(|seen| seen.pieces.windows(2).map(|w| w[1] - w[0])))?,
+        request_latency: times(good.iter().map(|seen| seen.end))?,
         first_error: all.iter().find_map(|seen| seen.error.clone()),
-    }
+    })
 }
 
-fn times(seconds: impl Iterator<Item = f64>) -> Times {
-    let mut ms: Vec<f64> = seconds.map(|s| s * 1000.0).collect();
-    ms.sort_unstable_by(f64::total_cmp);
-    let at = |q: f64| ms.get(((q * ms.len() as f64) as usize).min(ms.len().saturating_sub(1))).copied().unwrap_or(0.0);
-    let mean = ms.iter().sum::<f64>() / ms.len().max(1) as f64;
-    Times { mean, p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) }
+/// Mean and percentiles to three significant digits.
+fn times(seconds: impl Iterator<Item = f64>) -> std::io::Result<Times> {
+    let mut micros = Histogram::<u64>::new(3).map_err(std::io::Error::other)?;
+    for s in seconds {
+        micros.record((s * 1e6) as u64).map_err(std::io::Error::other)?;
+    }
+    let at = |quantile| micros.value_at_quantile(quantile) as f64 / 1e3;
+    Ok(Times { mean: micros.mean() / 1e3, p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) })
 }
 
 fn print(report: &Report, args: &BenchServeArgs) -> Result<(), Failure> {
@@ -262,8 +265,11 @@ mod tests {
 
     #[test]
     fn percentiles_of_times() {
-        let t = times((1..=100).map(|n| f64::from(n) / 1000.0));
-        assert!((t.p50 - 51.0).abs() < 1e-9 && (t.p99 - 100.0).abs() < 1e-9 && (t.mean - 50.5).abs() < 1e-9);
-        assert_eq!(times(std::iter::empty()).max, 0.0);
+        let t = times((1..=100).map(|n| f64::from(n) / 1000.0)).unwrap();
+        // within the histogram's three significant digits
+        for (found, expected) in [(t.p50, 50.0), (t.p90, 90.0), (t.p99, 99.0), (t.max, 100.0), (t.mean, 50.5)] {
+            assert!((found - expected).abs() <= expected * 1e-3, "{t:?}");
+        }
+        assert_eq!(times(std::iter::empty()).unwrap().max, 0.0);
     }
 }

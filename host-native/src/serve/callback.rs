@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use backon::{ExponentialBuilder, Retryable};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request, header};
@@ -10,7 +11,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::Serialize;
 
-const MAX_ATTEMPTS: u32 = 8;
+const MAX_ATTEMPTS: usize = 8;
 /// Time limit of one attempt.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum backoff between two attempts.
@@ -35,32 +36,35 @@ pub struct Ready {
 
 /// POSTs `ready` until a response is successful, at most [`MAX_ATTEMPTS`] times with exponential backoff.
 pub async fn report(url: String, ready: Ready, first_wait: Duration) {
-    let body = serde_json::to_vec(&ready).unwrap_or_default();
+    let body = Bytes::from(serde_json::to_vec(&ready).unwrap_or_default());
     let client: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
-    let mut wait = first_wait;
-    for attempt in 1..=MAX_ATTEMPTS {
-        let request =
-            Request::builder().method(Method::POST).uri(&url).header(header::CONTENT_TYPE, "application/json");
-        let request = match request.body(Full::new(Bytes::from(body.clone()))) {
-            Ok(request) => request,
-            Err(e) => return tracing::error!(url, "readiness callback: invalid URL: {e}; see --callback-url"),
-        };
-        let problem = match tokio::time::timeout(ATTEMPT_TIMEOUT, client.request(request)).await {
-            Ok(Ok(response)) if response.status().is_success() => {
-                return tracing::info!(url, attempt, "readiness callback delivered");
-            }
-            Ok(Ok(response)) => format!("found status {}, expected 2xx", response.status()),
-            Ok(Err(e)) => e.to_string(),
-            Err(_) => format!("no response within {} s", ATTEMPT_TIMEOUT.as_secs()),
-        };
-        tracing::warn!(url, attempt, "readiness callback failed: {problem}");
-        if attempt < MAX_ATTEMPTS {
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(MAX_WAIT);
-        }
+    let backoff = ExponentialBuilder::new().with_min_delay(first_wait).with_max_delay(MAX_WAIT);
+    let deliver = || deliver(&client, &url, &body);
+    let delivered = deliver
+        .retry(backoff.with_max_times(MAX_ATTEMPTS - 1))
+        .notify(|problem, wait| tracing::warn!(url, "readiness callback failed: {problem}; retry in {wait:?}"))
+        .await;
+    match delivered {
+        Ok(()) => tracing::info!(url, "readiness callback delivered"),
+        Err(problem) => tracing::error!(
+            url,
+            "readiness callback not delivered after {MAX_ATTEMPTS} attempts: {problem}; the orchestrator does not know \
+             this worker"
+        ),
     }
-    tracing::error!(
-        url,
-        "readiness callback not delivered after {MAX_ATTEMPTS} attempts; the orchestrator does not know this worker"
-    );
+}
+
+/// One attempt.
+///
+/// # Errors
+/// What was found in place of a successful response.
+async fn deliver(client: &Client<HttpConnector, Full<Bytes>>, url: &str, body: &Bytes) -> Result<(), String> {
+    let request = Request::builder().method(Method::POST).uri(url).header(header::CONTENT_TYPE, "application/json");
+    let request = request.body(Full::new(body.clone())).map_err(|e| format!("invalid URL: {e}; see --callback-url"))?;
+    match tokio::time::timeout(ATTEMPT_TIMEOUT, client.request(request)).await {
+        Ok(Ok(response)) if response.status().is_success() => Ok(()),
+        Ok(Ok(response)) => Err(format!("found status {}, expected 2xx", response.status())),
+        Ok(Err(e)) => Err(e.to_string()),
+        Err(_) => Err(format!("no response within {} s", ATTEMPT_TIMEOUT.as_secs())),
+    }
 }

@@ -226,7 +226,7 @@ fn read_file(path: &Path, settings: &mut Settings, model: &mut ModelArgs) -> Res
             Some(setting) => (setting.set)(settings, &text).map_err(at)?,
             None if MODEL_KEYS.contains(&key.as_str()) => model_key(model, &key, &text).map_err(at)?,
             None => {
-                let near = TABLE.iter().map(|s| s.key).chain(MODEL_KEYS).min_by_key(|k| distance(k, &key));
+                let near = TABLE.iter().map(|s| s.key).chain(MODEL_KEYS).min_by_key(|k| strsim::levenshtein(k, &key));
                 return Err(wrong(format!("{name}: unknown setting; did you mean {}?", near.unwrap_or_default())));
             }
         }
@@ -264,19 +264,6 @@ fn model_key(model: &mut ModelArgs, key: &str, text: &str) -> Result<(), String>
         }
     }
     Ok(())
-}
-
-/// Levenshtein distance in bytes.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut corner = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.bytes().enumerate() {
-            let best = (corner + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
-            corner = std::mem::replace(&mut row[j + 1], best);
-        }
-    }
-    row[b.len()]
 }
 
 impl Settings {

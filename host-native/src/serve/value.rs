@@ -4,6 +4,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bytesize::ByteSize;
+
 /// Type of a setting.
 pub trait Value: Sized {
     /// # Errors
@@ -111,8 +113,10 @@ impl Value for Vec<String> {
 
 impl Value for Duration {
     fn read(text: &str) -> Result<Self, String> {
-        let seconds = text.trim().parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
-        seconds.ok_or_else(|| format!("found {text:?}, expected seconds, such as 30 or 0.5"))
+        let text = text.trim();
+        let seconds = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
+        let expected = || format!("found {text:?}, expected seconds, such as 30 or 0.5, or a time with units, such as 2m 30s");
+        seconds.or_else(|| humantime::parse_duration(text).ok()).ok_or_else(expected)
     }
 
     fn show(&self) -> Option<String> {
@@ -127,16 +131,10 @@ impl Value for Duration {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes(pub u64);
 
-/// Suffixes and the binary logarithms of their factors.
-const UNITS: [(&str, u32); 8] =
-    [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("T", 40), ("G", 30), ("M", 20), ("K", 10)];
-
 impl Value for Bytes {
     fn read(text: &str) -> Result<Self, String> {
-        let unit = UNITS.iter().find_map(|(unit, log)| Some((text.trim().strip_suffix(unit)?, *log)));
-        let (digits, log) = unit.unwrap_or((text.trim(), 0));
-        let n = digits.trim().parse::<u64>().ok().and_then(|n| n.checked_mul(1 << log));
-        n.map(Bytes).ok_or_else(|| format!("found {text:?}, expected a size in bytes, such as 4194304, 512MiB or 4GiB"))
+        let expected = || format!("found {text:?}, expected a size in bytes, such as 4194304, 512MiB or 4GB");
+        text.parse().map(|ByteSize(n)| Bytes(n)).map_err(|_| expected())
     }
 
     fn show(&self) -> Option<String> {
@@ -191,17 +189,22 @@ mod tests {
 
     #[test]
     fn bytes_have_units() {
-        for (text, n) in [("17", 17), ("2KiB", 2048), ("3 GiB", 3 << 30), ("1M", 1 << 20)] {
-            assert_eq!(Bytes::read(text), Ok(Bytes(n)));
+        let cases =
+            [("17", 17), ("2KiB", 2048), ("3 GiB", 3 << 30), ("1MB", 1_000_000), ("1.5GiB", 3 << 29), ("4 kib", 4096)];
+        for (text, n) in cases {
+            assert_eq!(Bytes::read(text), Ok(Bytes(n)), "{text}");
         }
-        for text in ["", "GiB", "-1", "1.5GiB", "99999999999TiB"] {
-            assert!(Bytes::read(text).is_err(), "{text}");
+        for text in ["", "GiB", "-1", "99999999999TiB", "nan", "1 metre"] {
+            assert!(Bytes::read(text).is_err(), "{text}: {:?}", Bytes::read(text));
         }
     }
 
     #[test]
-    fn durations_are_seconds() {
-        assert_eq!(Duration::read("0.25"), Ok(Duration::from_millis(250)));
-        assert!(["-1", "nan", "1e300", "x"].iter().all(|text| Duration::read(text).is_err()));
+    fn durations_are_seconds_or_have_units() {
+        let cases = [("0.25", 250), ("30", 30_000), ("250ms", 250), ("2m 30s", 150_000), ("1h", 3_600_000)];
+        for (text, ms) in cases {
+            assert_eq!(Duration::read(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        assert!(["-1", "nan", "1e300", "x", "", "5 apples"].iter().all(|text| Duration::read(text).is_err()));
     }
 }
