@@ -112,7 +112,7 @@ pub struct Stats {
     pub isa: &'static str,
     /// Queued requests by priority.
     pub waiting: Depths,
-    /// Requests taken from the queue that wait for KV pages, or for the prefill of a prompt they share.
+    /// Requests of them that had their turn and wait for KV pages, or for the prefill of a prompt they share.
     pub held: usize,
     /// Requests in the engine's batch.
     pub running: usize,
@@ -218,9 +218,9 @@ pub async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Respons
 
 /// Load in a response header (ORCA), in the requested format: `TEXT` or `JSON`; `None` for others.
 pub fn orca(app: &App, format: &str) -> Option<String> {
-    let Snapshot { depth, held, kv, .. } = app.snapshot();
+    let Snapshot { depth, kv, .. } = app.snapshot();
     let usage = kv.in_use_bytes as f64 / kv.reserved_bytes.max(1) as f64;
-    let waiting = depth.iter().sum::<usize>() + held;
+    let waiting = depth.iter().sum::<usize>();
     match format.to_ascii_uppercase().as_str() {
         "TEXT" => Some(format!(
             "TEXT named_metrics.kv_cache_usage_perc={usage}, named_metrics.num_requests_waiting={waiting}"

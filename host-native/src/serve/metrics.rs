@@ -76,7 +76,7 @@ pub struct Snapshot {
     pub depth: [usize; 3],
     /// Queued texts to embed.
     pub texts: usize,
-    /// Requests taken from the queue that wait for KV pages or for a shared prompt.
+    /// Queued requests that had their turn and wait for KV pages or for a shared prompt.
     pub held: usize,
     /// Requests in the engine.
     pub running: usize,
@@ -273,7 +273,7 @@ impl Metrics {
         for priority in Priority::ALL {
             self.depth.get_or_create(&[("priority", priority.name())]).set(snapshot.depth[priority.index()] as i64);
         }
-        let waiting = snapshot.depth.iter().sum::<usize>() + snapshot.held;
+        let waiting = snapshot.depth.iter().sum::<usize>();
         self.texts_waiting.set(snapshot.texts as i64);
         self.waiting.set(waiting as i64);
         self.running.set(snapshot.running as i64);
@@ -441,7 +441,7 @@ mod tests {
         assert!(
             open.contains("# TYPE starling_output_tokens counter\nstarling_output_tokens_total{model_name=\"m\"} 1")
         );
-        assert!(open.contains("vllm:num_requests_waiting{model_name=\"m\"} 7\n"));
+        assert!(open.contains("vllm:num_requests_waiting{model_name=\"m\"} 6\n"));
         assert!(open.contains("block_size=\"16\",num_gpu_blocks=\"12\"} 1\n"), "{open}");
         assert!(open.contains("vllm:kv_cache_usage_perc{model_name=\"m\"} 0.25\n"));
         let old = m.prometheus(&snapshot());

@@ -24,22 +24,38 @@ pub type UpdateSender = Sender<(usize, Update)>;
 /// One answer to a prompt.
 #[derive(Debug)]
 pub struct Job {
-    /// `None` once the engine has it.
-    pub request: Option<Box<Request>>,
+    pub group: Arc<SequenceGroup>,
+    /// Index of the answer within its group.
+    pub sequence: u64,
+    /// The request, once the engine has given it back for lack of KV pages.
+    pub refused: Option<Box<Request>>,
     /// Index of the answer within its HTTP request.
     pub index: usize,
     pub to: UpdateSender,
     pub times: Times,
-    /// Shared by all answers to the prompt; the others wait for the prefill by the one that `leads`.
-    pub prompt: Arc<PromptKnown>,
-    /// Whether this answer computes the prompt for all.
-    pub leads: bool,
     /// Trace of the HTTP request.
     pub trace: Trace,
     pub stages: Stages,
 }
 
 impl Job {
+    /// Whether the engine may have it now.
+    pub fn is_ready(&self) -> bool {
+        self.sequence == 0 || self.group.is_computed.load(Ordering::Acquire)
+    }
+
+    /// The engine's request.
+    pub fn request(&mut self) -> Box<Request> {
+        self.refused.take().unwrap_or_else(|| Box::new(self.group.request(self.sequence)))
+    }
+
+    /// Lets the other answers of the group start: their prompt has been computed, or the answer that computes it has ended.
+    pub fn start_others(&self) {
+        if self.sequence == 0 {
+            self.group.is_computed.store(true, Ordering::Release);
+        }
+    }
+
     /// Sends an update; ignored if the client disconnected.
     pub fn send(&self, update: Update) {
         let _ = self.to.try_send((self.index, update));
@@ -101,17 +117,24 @@ impl Times {
     }
 }
 
-/// Whether answers that share a prompt may start: it is in the prefix cache, or the answer that computes it has ended.
-#[derive(Debug, Default)]
-pub struct PromptKnown(AtomicBool);
+/// The answers to one prompt. The first computes the prompt; the others start once it is in the prefix cache.
+#[derive(Debug)]
+pub struct SequenceGroup {
+    /// The request of the first answer.
+    first: Request,
+    is_computed: AtomicBool,
+}
 
-impl PromptKnown {
-    pub fn set(&self) {
-        self.0.store(true, Ordering::Release);
+impl SequenceGroup {
+    pub fn new(first: Request) -> SequenceGroup {
+        SequenceGroup { first, is_computed: AtomicBool::new(false) }
     }
 
-    pub fn get(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+    fn request(&self, sequence: u64) -> Request {
+        let first = &self.first;
+        // the prompt's log-probabilities are those of the first answer; one without tokens has nothing else
+        let prompt_logprobs = first.prompt_logprobs && (sequence == 0 || first.max_tokens == Some(0));
+        Request { sequence, prompt_logprobs, ..first.clone() }
     }
 }
 

@@ -103,6 +103,8 @@ pub struct Scheduler<J> {
     next_id: JobId,
     /// By [`Priority::index`].
     queues: [PriorityQueue; 3],
+    /// Requests that had their turn and could not start; they come before all others, oldest first.
+    held: BTreeSet<JobId>,
     /// Deadlines of the queued requests, earliest first.
     deadlines: BTreeSet<(Instant, JobId)>,
     tenants: BTreeMap<Arc<str>, TenantLoad>,
@@ -117,10 +119,12 @@ pub struct Scheduler<J> {
 /// Never reused.
 pub type JobId = u64;
 
+/// A request with what the scheduler knows of it.
 #[derive(Debug)]
-struct Queued<J> {
-    job: J,
-    tenant: Arc<str>,
+pub struct Queued<J> {
+    pub job: J,
+    pub tenant: Arc<str>,
+    id: JobId,
     priority: Priority,
     tokens: usize,
     deadline: Instant,
@@ -139,8 +143,10 @@ struct PriorityQueue {
     tenants: HashMap<Arc<str>, Tenant>,
     /// Round robin of the tenants: the first has the turn.
     order: VecDeque<Arc<str>>,
-    /// Requests, without removed ones.
+    /// Requests, held ones included, without removed ones.
     waiting: usize,
+    /// Requests of them in [`Scheduler::held`].
+    held: usize,
     /// Smooth weighted round robin: the queue with the highest credit is next.
     credit: i64,
 }
@@ -174,6 +180,7 @@ impl<J> Scheduler<J> {
             jobs: HashMap::new(),
             next_id: 0,
             queues: Default::default(),
+            held: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             tenants: BTreeMap::new(),
             shedding: false,
@@ -213,7 +220,7 @@ impl<J> Scheduler<J> {
         for job in jobs {
             let (id, tenant, priority) = (self.next_id, Arc::clone(&flow.tenant), flow.priority);
             self.next_id += 1;
-            self.jobs.insert(id, Queued { job, tenant, priority, tokens, deadline });
+            self.jobs.insert(id, Queued { job, tenant, id, priority, tokens, deadline });
             self.deadlines.insert((deadline, id));
         }
         let ids = first..self.next_id;
@@ -227,29 +234,40 @@ impl<J> Scheduler<J> {
         self.shedding
     }
 
-    /// Removes the next request and returns it with its tenant. It counts as running until [`Scheduler::release`].
-    pub fn take(&mut self) -> Option<(Arc<str>, J)> {
-        let busy = || Priority::ALL.into_iter().filter(|p| self.queues[p.index()].waiting > 0);
-        let sum: i64 = busy().map(Priority::weight).sum();
-        // ties go to the higher priority
-        let next = busy().max_by_key(|p| (self.queues[p.index()].credit + p.weight(), std::cmp::Reverse(*p)))?;
-        for priority in Priority::ALL {
-            let queue = &mut self.queues[priority.index()];
-            if queue.waiting > 0 {
-                queue.credit += priority.weight();
-            }
-        }
-        let queue = &mut self.queues[next.index()];
-        queue.credit -= sum;
-        let (jobs, visited) = (&self.jobs, &self.visited);
-        let id = queue.take(&mut |id| is_queued(jobs, visited, *id))?;
+    /// Removes the next request that is ready and returns it. It counts as running until [`Scheduler::release`] or
+    /// [`Scheduler::put_back`]. Requests that have their turn before they are ready are held.
+    pub fn take(&mut self, is_ready: impl Fn(&J) -> bool) -> Option<Queued<J>> {
+        let jobs = &self.jobs;
+        let is_ready = |id: &JobId| jobs.get(id).is_some_and(|queued| is_ready(&queued.job));
+        let held = self.held.iter().copied().find(is_ready);
+        let id = match held {
+            Some(id) => id,
+            None => loop {
+                let (id, priority) = next_turn(&mut self.queues, jobs, &self.visited)?;
+                if is_ready(&id) {
+                    break id;
+                }
+                self.held.insert(id);
+                self.queues[priority.index()].held += 1;
+            },
+        };
         let queued = self.unlink(id)?;
-        let queue = &mut self.queues[next.index()];
-        if queue.waiting == 0 {
-            queue.credit = 0;
-        }
         self.tenants.entry(Arc::clone(&queued.tenant)).or_default().running += 1;
-        Some((queued.tenant, queued.job))
+        Some(queued)
+    }
+
+    /// Returns a request that was taken and cannot start now to the front of the queue.
+    pub fn put_back(&mut self, queued: Queued<J>) {
+        let load = self.tenants.entry(Arc::clone(&queued.tenant)).or_default();
+        load.running = load.running.saturating_sub(1);
+        load.waiting += 1;
+        load.tokens = load.tokens.saturating_add(queued.tokens);
+        let queue = &mut self.queues[queued.priority.index()];
+        (queue.waiting, queue.held) = (queue.waiting + 1, queue.held + 1);
+        self.held.insert(queued.id);
+        self.deadlines.insert((queued.deadline, queued.id));
+        self.jobs.insert(queued.id, queued);
+        self.shedding |= self.waiting() >= self.limits.high;
     }
 
     /// Ends the running state of a request that was taken.
@@ -294,6 +312,11 @@ impl<J> Scheduler<J> {
         self.jobs.len()
     }
 
+    /// Waiting requests that had their turn.
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
     pub fn depth(&self, priority: Priority) -> usize {
         self.queues[priority.index()].waiting
     }
@@ -303,7 +326,9 @@ impl<J> Scheduler<J> {
         self.visited.set(self.visited.get() + 1);
         let queued = self.jobs.remove(&id)?;
         self.deadlines.remove(&(queued.deadline, id));
-        self.queues[queued.priority.index()].waiting -= 1;
+        let queue = &mut self.queues[queued.priority.index()];
+        queue.waiting -= 1;
+        queue.held -= usize::from(self.held.remove(&id));
         self.shedding &= self.waiting() > self.limits.low;
         if let Some(load) = self.tenants.get_mut(&queued.tenant) {
             load.waiting -= 1;
@@ -320,6 +345,28 @@ impl<J> Scheduler<J> {
     }
 }
 
+/// The request that has the next turn, and its priority. It leaves its priority queue's round robin.
+fn next_turn<J>(
+    queues: &mut [PriorityQueue; 3],
+    jobs: &HashMap<JobId, Queued<J>>,
+    visited: &Cell<usize>,
+) -> Option<(JobId, Priority)> {
+    let busy = Priority::ALL.into_iter().filter(|p| queues[p.index()].in_turn() > 0);
+    let sum: i64 = busy.clone().map(Priority::weight).sum();
+    // ties go to the higher priority
+    let next = busy.max_by_key(|p| (queues[p.index()].credit + p.weight(), std::cmp::Reverse(*p)))?;
+    for priority in Priority::ALL {
+        let queue = &mut queues[priority.index()];
+        if queue.in_turn() > 0 {
+            queue.credit += priority.weight();
+        }
+    }
+    let queue = &mut queues[next.index()];
+    // the last request leaves no credit to later ones
+    queue.credit = if queue.in_turn() == 1 { 0 } else { queue.credit - sum };
+    Some((queue.take(&mut |id| is_queued(jobs, visited, *id))?, next))
+}
+
 /// Whether a request is still queued.
 fn is_queued<J>(jobs: &HashMap<JobId, Queued<J>>, visited: &Cell<usize>, id: JobId) -> bool {
     visited.set(visited.get() + 1);
@@ -327,6 +374,11 @@ fn is_queued<J>(jobs: &HashMap<JobId, Queued<J>>, visited: &Cell<usize>, id: Job
 }
 
 impl PriorityQueue {
+    /// Requests that have not had their turn.
+    fn in_turn(&self) -> usize {
+        self.waiting - self.held
+    }
+
     fn add(&mut self, flow: &Flow, ids: Range<JobId>) {
         self.waiting += (ids.end - ids.start) as usize;
         let order = &mut self.order;
@@ -428,7 +480,7 @@ mod tests {
     }
 
     fn order<J>(s: &mut Scheduler<J>) -> Vec<J> {
-        std::iter::from_fn(|| s.take().map(|(_, job)| job)).collect()
+        std::iter::from_fn(|| s.take(|_| true).map(|queued| queued.job)).collect()
     }
 
     #[test]
@@ -474,9 +526,9 @@ mod tests {
             s.enqueue(&flow, 1, later(), vec![i]).unwrap();
         }
         assert_eq!(s.enqueue(&flow, 1, later(), vec![9]), Err(Refused::Full { waiting: 4 }));
-        s.take().unwrap();
+        s.take(|_| true).unwrap();
         assert_eq!(s.enqueue(&flow, 1, later(), vec![9]), Err(Refused::Full { waiting: 3 }));
-        s.take().unwrap();
+        s.take(|_| true).unwrap();
         s.enqueue(&flow, 1, later(), vec![9]).unwrap();
     }
 
@@ -489,12 +541,27 @@ mod tests {
         s.enqueue(&a, 40, later(), vec![1]).unwrap();
         assert_eq!(s.enqueue(&a, 0, later(), vec![2]), Err(Refused::TenantRequests { found: 2, limit: 2 }));
         s.enqueue(&b, 60, later(), vec![3]).unwrap();
-        let (tenant, _) = s.take().unwrap();
+        let tenant = s.take(|_| true).unwrap().tenant;
         assert_eq!(&*tenant, "a");
         // running ones still count
         assert!(s.enqueue(&a, 0, later(), vec![2]).is_err());
         s.release(&tenant);
         s.enqueue(&a, 0, later(), vec![2]).unwrap();
+    }
+
+    #[test]
+    fn a_request_that_was_put_back_or_not_ready_comes_first() {
+        let mut s = Scheduler::new(OPEN);
+        s.enqueue(&flow("a", None, Priority::Low), 1, later(), vec![0, 1, 2]).unwrap();
+        s.enqueue(&flow("b", None, Priority::High), 1, later(), vec![3]).unwrap();
+        let high = s.take(|_| true).unwrap();
+        assert_eq!(high.job, 3);
+        s.put_back(high);
+        // 0 and 1 have their turn before they are ready
+        assert_eq!(s.take(|job| *job == 2).unwrap().job, 2);
+        assert_eq!((s.waiting(), s.held(), s.depth(Priority::Low)), (3, 3, 2));
+        s.enqueue(&flow("b", None, Priority::High), 1, later(), vec![4]).unwrap();
+        assert_eq!(order(&mut s), [0, 1, 3, 4]);
     }
 
     /// Entries visited by 100 steps of the engine thread with `n` queued requests.
@@ -512,7 +579,7 @@ mod tests {
             // cancel a queued request, and one that is no longer queued
             s.remove(ids[n / 2 + step]);
             s.remove(u64::MAX);
-            s.take().unwrap();
+            s.take(|_| true).unwrap();
         }
         s.visited.get() - before
     }
@@ -561,11 +628,19 @@ mod tests {
                         }
                     }
                     4 | 5 => {
-                        let taken = s.take();
-                        prop_assert_eq!(taken.is_none(), inside.is_empty());
-                        if let Some((tenant, job)) = taken {
-                            prop_assert!(inside.remove(&job).is_some());
-                            running.push(tenant);
+                        let is_ready = |job: &u32| kind == 4 || job % 4 == session as u32;
+                        let taken = s.take(is_ready);
+                        prop_assert_eq!(taken.is_none(), !inside.keys().any(is_ready));
+                        match taken {
+                            Some(taken) if priority == 0 => {
+                                s.put_back(taken);
+                                closed &= inside.len() - 1 > low;
+                            }
+                            Some(taken) => {
+                                prop_assert!(inside.remove(&taken.job).is_some());
+                                running.push(taken.tenant);
+                            }
+                            None => {}
                         }
                     }
                     6 => {
@@ -589,9 +664,9 @@ mod tests {
                 prop_assert_eq!(s.waiting(), Priority::ALL.into_iter().map(|p| s.depth(p)).sum::<usize>());
                 prop_assert_eq!(s.is_full(), closed);
             }
-            while let Some((tenant, job)) = s.take() {
-                prop_assert!(inside.remove(&job).is_some());
-                s.release(&tenant);
+            while let Some(taken) = s.take(|_| true) {
+                prop_assert!(inside.remove(&taken.job).is_some());
+                s.release(&taken.tenant);
             }
             running.iter().for_each(|tenant| s.release(tenant));
             prop_assert!(inside.is_empty() && s.tenants.is_empty() && !s.is_full());

@@ -69,14 +69,13 @@ impl App {
     pub fn snapshot(&self) -> Snapshot {
         let waiting = self.queue.lock();
         let depth = Priority::ALL.map(|p| waiting.prompts.depth(p));
-        let texts = waiting.texts.waiting();
+        let (held, texts) = (waiting.prompts.held(), waiting.texts.waiting());
         drop(waiting);
-        let (held, running) = (&self.worker.held, &self.worker.running);
         Snapshot {
             depth,
             texts,
-            held: held.load(Ordering::Relaxed),
-            running: running.load(Ordering::Relaxed),
+            held,
+            running: self.worker.running.load(Ordering::Relaxed),
             sessions: self.sessions.len(),
             kv: self.worker.kv(),
         }

@@ -115,7 +115,8 @@ impl Value for Duration {
     fn read(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let seconds = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
-        let expected = || format!("found {text:?}, expected seconds, such as 30 or 0.5, or a time with units, such as 2m 30s");
+        let expected =
+            || format!("found {text:?}, expected seconds, such as 30 or 0.5, or a time with units, such as 2m 30s");
         seconds.or_else(|| humantime::parse_duration(text).ok()).ok_or_else(expected)
     }
 
@@ -134,7 +135,9 @@ pub struct Bytes(pub u64);
 impl Value for Bytes {
     fn read(text: &str) -> Result<Self, String> {
         let expected = || format!("found {text:?}, expected a size in bytes, such as 4194304, 512MiB or 4GB");
-        text.parse().map(|ByteSize(n)| Bytes(n)).map_err(|_| expected())
+        // a size that overflows parses as the maximum
+        let size = text.parse().ok().filter(|ByteSize(n)| *n < u64::MAX);
+        size.map(|ByteSize(n)| Bytes(n)).ok_or_else(expected)
     }
 
     fn show(&self) -> Option<String> {

@@ -16,6 +16,7 @@ use starling::kv::KvStats;
 use super::handoff::Waiting;
 use super::metrics::{Metrics, Outcome};
 use super::queue::{Failed, Forget, Job, Queue, Shutdown, TextJob, Update, UpdateSender};
+use super::scheduler::Queued;
 use crate::pool::ThreadPool;
 
 /// Maximum sleep of the idle thread; it bounds the age of the heartbeat.
@@ -35,8 +36,6 @@ pub struct WorkerStatus {
     failed: AtomicBool,
     /// Requests in the engine.
     pub running: AtomicUsize,
-    /// Requests taken from the queue that wait for KV pages or for a shared prompt.
-    pub held: AtomicUsize,
     kv: Mutex<KvStats>,
 }
 
@@ -48,7 +47,6 @@ impl WorkerStatus {
             ended: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             running: AtomicUsize::new(0),
-            held: AtomicUsize::new(0),
             kv: Mutex::new(KvStats::default()),
         }
     }
@@ -91,8 +89,6 @@ pub struct Worker {
     pub metrics: Arc<Metrics>,
     /// Jobs in the engine.
     running: BTreeMap<RequestId, Running>,
-    /// Jobs taken from the queue that wait for KV pages or for a shared prompt, in order.
-    held: Vec<(Arc<str>, Job)>,
     kv_stats_published: Option<Instant>,
 }
 
@@ -117,9 +113,8 @@ impl Worker {
         (cpu, pool): (Cpu, ThreadPool),
         (queue, status, metrics): (Arc<Queue>, Arc<WorkerStatus>, Arc<Metrics>),
     ) -> Worker {
-        let (running, held) = (BTreeMap::new(), Vec::new());
-        let kv_stats_published = None;
-        Worker { engine, embedder, pooling, cpu, pool, queue, status, metrics, running, held, kv_stats_published }
+        let (running, kv_stats_published) = (BTreeMap::new(), None);
+        Worker { engine, embedder, pooling, cpu, pool, queue, status, metrics, running, kv_stats_published }
     }
 
     /// Runs until the shutdown is complete. A panic ends the thread and fails all requests: their channels close.
@@ -155,7 +150,7 @@ impl Worker {
             return true;
         }
         let waiting = self.queue.lock();
-        let n = waiting.prompts.waiting() + waiting.texts.waiting() + self.held.len();
+        let n = waiting.prompts.waiting() + waiting.texts.waiting();
         drop(waiting);
         if shutdown != Shutdown::None && n == 0 {
             return false;
@@ -191,7 +186,7 @@ impl Worker {
         }
         for job in jobs {
             let failed = self.failed(shutdown, &job.to, job.times.expired_in_queue(now));
-            job.prompt.set();
+            job.start_others();
             job.end_trace(failed.as_ref());
             failed.into_iter().for_each(|failed| job.send(Update::Failed(failed)));
         }
@@ -212,7 +207,7 @@ impl Worker {
         failed
     }
 
-    /// Ends running and held jobs whose client disconnected or whose timeout expired.
+    /// Ends running jobs whose client disconnected or whose timeout expired.
     fn drop_cancelled(&mut self) {
         let now = Instant::now();
         let shutdown = self.queue.lock().shutdown;
@@ -232,21 +227,11 @@ impl Worker {
                 self.close(&running.tenant, &running.job, failed);
             }
         }
-        let mut stay = Vec::new();
-        for (tenant, job) in mem::take(&mut self.held) {
-            let failed = failure(&job, job.times.expired_in_queue(now));
-            if failed.is_some() || job.to.is_closed() {
-                self.close(&tenant, &job, failed);
-            } else {
-                stay.push((tenant, job));
-            }
-        }
-        self.held = stay;
     }
 
     /// Ends a job that failed, or was cancelled (`None`).
     fn close(&self, tenant: &Arc<str>, job: &Job, failed: Option<Failed>) {
-        job.prompt.set();
+        job.start_others();
         job.end_trace(failed.as_ref());
         self.queue.lock().prompts.release(tenant);
         match failed {
@@ -258,22 +243,16 @@ impl Worker {
         }
     }
 
-    /// Submits jobs to the engine, up to `max_seqs`. A job that finds too few free KV pages is held, and later jobs do not
-    /// overtake it.
+    /// Submits jobs to the engine, up to `max_seqs`. A job that finds too few free KV pages goes back to the front of the
+    /// queue, so that later jobs do not overtake it.
     fn admit(&mut self) {
         let Some(mut engine) = self.engine.take() else { return };
-        let mut no_memory = false;
-        let mut held = mem::take(&mut self.held).into_iter();
         while engine.active() < engine.options().max_seqs {
-            let next = held.next().or_else(|| if no_memory { None } else { self.queue.lock().prompts.take() });
-            let Some((tenant, mut job)) = next else { break };
-            if no_memory || !(job.leads || job.prompt.get()) {
-                self.held.push((tenant, job));
-                continue;
-            }
-            let Some(request) = job.request.take() else { continue };
-            match engine.try_submit(request) {
+            let next = self.queue.lock().prompts.take(Job::is_ready);
+            let Some(mut next) = next else { break };
+            match engine.try_submit(next.job.request()) {
                 Ok(id) => {
+                    let Queued { tenant, mut job, .. } = next;
                     let started = Instant::now();
                     self.metrics.queue_time(started - job.times.came);
                     job.stages.taken(&job.trace, job.index);
@@ -281,16 +260,14 @@ impl Worker {
                     let running = Running { tenant, job, started, last_token: None, prompt: Vec::new() };
                     self.running.insert(id, running);
                 }
-                Err((RequestError::NoCapacity { .. }, request)) if engine.active() > 0 => {
-                    no_memory = true;
-                    job.request = Some(request);
-                    self.held.push((tenant, job));
+                Err((RequestError::NoCapacity { .. }, request)) if engine.active() > 0 && !next.job.to.is_closed() => {
+                    next.job.refused = Some(request);
+                    self.queue.lock().prompts.put_back(next);
+                    break;
                 }
-                Err((e, _)) => self.close(&tenant, &job, Some(e.into())),
+                Err((e, _)) => self.close(&next.tenant, &next.job, (!next.job.to.is_closed()).then(|| e.into())),
             }
         }
-        self.held.extend(held);
-        self.status.held.store(self.held.len(), Ordering::Relaxed);
         self.engine = Some(engine);
     }
 
@@ -302,7 +279,7 @@ impl Worker {
         let mut waiting = self.queue.lock();
         // the last text may exceed the batch; `embed` splits it off into a second one
         while batch.len() < max_texts && left > 0 {
-            let Some((tenant, job)) = waiting.texts.take() else { break };
+            let Some(Queued { tenant, job, .. }) = waiting.texts.take(|_| true) else { break };
             left = left.saturating_sub(job.tokens.len());
             batch.push((tenant, job));
         }
@@ -356,7 +333,7 @@ impl Worker {
             }
             Event::Prefilled { id, n_cached, n_prompt } => {
                 let Some(r) = running.get_mut(&id) else { return };
-                r.job.prompt.set();
+                r.job.start_others();
                 r.job.stages.prefilled(&r.job.trace, r.job.index, sampling_since, (n_prompt, n_cached));
                 metrics.prefilled(n_prompt, n_cached, r.started.elapsed());
                 r.job.send(Update::Prefilled { n_cached, prompt: mem::take(&mut r.prompt) });

@@ -46,9 +46,9 @@ pub(crate) fn a_request_is_taken_or_cancelled_once_and_the_worker_wakes() {
                         .collect();
                     assert!(removed.iter().all(|job| job / 2 == 1), "{removed:?}");
                     taken.lock().expect("no panic").extend(removed);
-                    if let Some((tenant, job)) = prompts.take() {
-                        prompts.release(&tenant);
-                        taken.lock().expect("no panic").push(job);
+                    if let Some(next) = prompts.take(|_| true) {
+                        prompts.release(&next.tenant);
+                        taken.lock().expect("no panic").push(next.job);
                     } else if *shutdown != Shutdown::None {
                         return;
                     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use starling::engine::Request;
 
 pub use super::super::queue::Updates;
-use super::super::queue::{Job, PromptKnown, Times, updates};
+use super::super::queue::{Job, SequenceGroup, Times, updates};
 use super::super::scheduler::Flow;
 use super::super::state::{App, Caller};
 use super::super::trace::{Stages, Trace};
@@ -31,15 +31,11 @@ pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n
     let times = Times { came: caller.came, queue, total };
     let mut jobs = Vec::with_capacity(count);
     for (i, request) in requests.into_iter().enumerate() {
-        let prompt = Arc::new(PromptKnown::default());
+        let group = Arc::new(SequenceGroup::new(request));
         for sequence in 0..n {
-            // the prompt's log-probabilities are those of the first answer; one without tokens has nothing else
-            let prompt_logprobs = request.prompt_logprobs && (sequence == 0 || request.max_tokens == Some(0));
-            let request = Request { sequence: sequence as u64, prompt_logprobs, ..request.clone() };
-            let (prompt, to, trace) = (Arc::clone(&prompt), to.clone(), trace.clone());
-            let (index, leads, stages) = (i * n + sequence, sequence == 0, Stages::new());
-            let request = Some(Box::new(request));
-            jobs.push(Job { request, index, to, times, prompt, leads, trace, stages });
+            let (group, to, trace) = (Arc::clone(&group), to.clone(), trace.clone());
+            let (index, stages, sequence) = (i * n + sequence, Stages::new(), sequence as u64);
+            jobs.push(Job { group, sequence, refused: None, index, to, times, trace, stages });
         }
     }
     let ticket = app.queue.generate(flow, tokens.div_ceil(count.max(1)), times.deadline(), jobs);
