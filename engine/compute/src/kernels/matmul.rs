@@ -135,7 +135,7 @@ impl Panels<'_> {
         if let (Columns::Packed(a), Some(amx)) = (self.product.x, cpu.amx())
             && a.layout.amx_columns(a.n) > 0
         {
-            super::amx::gemm(amx, self, &a);
+            super::isa::x86_64::amx::gemm(amx, self, &a);
         }
         match (self.product.w.dtype(), self.product.w.layout()) {
             (Dtype::F32, _) => cpu.run(FloatPanels::<AsF32>(self, PhantomData)),

@@ -14,25 +14,11 @@ mod aligned;
 mod bit_packing;
 mod cpu;
 mod decoded;
-#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
-mod features;
 mod i16_fields;
+mod isa;
 mod pack;
 mod panel_layout;
 mod simd;
-
-#[cfg(target_arch = "x86_64")]
-mod amx;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
-#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-mod neon;
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-mod wasm;
-#[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-mod wasm_probe;
 
 pub mod act;
 pub mod attention;

@@ -2,12 +2,12 @@
 
 use core::arch::x86_64::*;
 
-use super::cpu::Op;
-use super::features::{enable_features, isa_features};
-use super::simd::{ActEncoding, Prefetch, Simd, TileShape};
+use crate::kernels::cpu::Op;
+use crate::kernels::isa::features::{enable_features, isa_features};
+use crate::kernels::simd::{ActEncoding, Prefetch, Simd, TileShape};
 
 #[derive(Clone, Copy)]
-pub(super) struct Avx512 {
+pub(in crate::kernels) struct Avx512 {
     prefetch: Prefetch,
 }
 
@@ -15,14 +15,14 @@ impl Avx512 {
     /// # Safety
     /// The CPU has the features of `run`.
     #[inline(always)]
-    pub(super) unsafe fn new(prefetch: Prefetch) -> Self {
+    pub(in crate::kernels) unsafe fn new(prefetch: Prefetch) -> Self {
         Avx512 { prefetch }
     }
 }
 
 // compiled with AVX-512
 isa_features! { Avx512Vnni, enable_features
-    pub(super) fn run<O: Op>(s: Avx512, op: O) -> O::Out {
+    pub(in crate::kernels) fn run<O: Op>(s: Avx512, op: O) -> O::Out {
         op.simd(s)
     }
 }

@@ -5,7 +5,7 @@ use core::arch::asm;
 use super::{CacheLine, Dots};
 
 /// Asks Linux for the permission to use AMX; a process must request it, as the register state is large.
-pub(in super::super) fn is_permitted() -> bool {
+pub(in crate::kernels) fn is_permitted() -> bool {
     #[cfg(target_os = "linux")]
     {
         const ARCH_PRCTL: isize = 158;

@@ -12,37 +12,37 @@
 mod registers;
 mod unpack;
 
-pub(super) use registers::is_permitted;
+pub(in crate::kernels) use registers::is_permitted;
 
 use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
 
-use super::act::{AMX_COLUMNS, PackedActs};
+use crate::kernels::act::{AMX_COLUMNS, PackedActs};
 use super::avx512::Avx512;
-use super::features::{enable_features, isa_features};
-use super::matmul::Panels;
-use super::matmul_tasks::AMX_PANELS as PANELS;
-use super::panel::PANEL;
-use super::panel_layout::PanelLayout;
-use super::simd::{Simd, each};
+use crate::kernels::isa::features::{enable_features, isa_features};
+use crate::kernels::matmul::Panels;
+use crate::kernels::matmul_tasks::AMX_PANELS as PANELS;
+use crate::kernels::panel::PANEL;
+use crate::kernels::panel_layout::PanelLayout;
+use crate::kernels::simd::{Simd, each};
 use registers::{TileConfig, finish_32, finish_256, start_32, start_256};
 use unpack::unpack;
 
 /// Proof that the CPU has AMX with int8, and all that [`Avx512`] needs, and that this process may use it.
 #[derive(Clone, Copy)]
-pub(super) struct Amx(Avx512);
+pub(in crate::kernels) struct Amx(Avx512);
 
 impl Amx {
     /// # Safety
     /// The CPU has these instructions, and the process has the permission to use AMX.
     #[inline(always)]
-    pub(super) unsafe fn new(lanes: Avx512) -> Amx {
+    pub(in crate::kernels) unsafe fn new(lanes: Avx512) -> Amx {
         Amx(lanes)
     }
 }
 
 /// Computes the columns of whole AMX tiles, for some panels.
-pub(super) fn gemm(amx: Amx, panels: Panels<'_>, a: &PackedActs<'_>) {
+pub(in crate::kernels) fn gemm(amx: Amx, panels: Panels<'_>, a: &PackedActs<'_>) {
     // SAFETY: an `Amx` exists only where the CPU has the instructions.
     unsafe { run(amx.0, panels, a) }
 }

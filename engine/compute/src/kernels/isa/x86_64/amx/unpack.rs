@@ -4,10 +4,10 @@ use core::arch::x86_64::*;
 use core::ops::Range;
 
 use super::super::avx512::Avx512;
-use super::super::panel::{Matrix, PANEL};
-use super::super::panel_layout::{Block32Layout, HEAD, PanelLayout};
-use super::super::simd::{Simd, each};
-use super::super::tiles::unpack::chunk;
+use crate::kernels::panel::{Matrix, PANEL};
+use crate::kernels::panel_layout::{Block32Layout, HEAD, PanelLayout};
+use crate::kernels::simd::{Simd, each};
+use crate::kernels::tiles::unpack::chunk;
 use super::{CacheLine, UnpackedWeights};
 
 /// Unpacks `blocks` of panel `p` to index `first` of `w` and the following ones.

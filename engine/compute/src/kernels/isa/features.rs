@@ -1,6 +1,6 @@
 //! The CPU features of each instruction set, in one list: the same macro compiles functions with them and detects them.
 
-/// Hands the feature list of an [`Isa`](super::Isa) to the macro `$then`: [`enable_features`] or [`has_features`].
+/// Hands the feature list of an [`Isa`](super::super::Isa) to the macro `$then`: [`enable_features`] or [`has_features`].
 macro_rules! isa_features {
     (Avx2, $then:ident $($args:tt)*) => { $then! { ["avx2" "fma" "f16c"] $($args)* } };
     (AvxVnni, $then:ident $($args:tt)*) => { $then! { ["avx2" "fma" "f16c" "avxvnni"] $($args)* } };
@@ -39,4 +39,4 @@ macro_rules! has_feature {
     };
 }
 
-pub(super) use {enable_features, has_feature, has_features, isa_features};
+pub(in crate::kernels) use {enable_features, has_feature, has_features, isa_features};

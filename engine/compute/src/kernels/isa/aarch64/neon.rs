@@ -9,17 +9,17 @@
 use core::arch::aarch64::*;
 use core::arch::asm;
 
-use super::cpu::Op;
-use super::features::{enable_features, isa_features};
-use super::simd::{ActEncoding, Simd, TileShape};
+use crate::kernels::cpu::Op;
+use crate::kernels::isa::features::{enable_features, isa_features};
+use crate::kernels::simd::{ActEncoding, Simd, TileShape};
 
 #[derive(Clone, Copy)]
-pub(super) struct Neon<const DOTPROD: bool>(());
+pub(in crate::kernels) struct Neon<const DOTPROD: bool>(());
 
 impl Neon<false> {
     /// Every AArch64 CPU has NEON.
     #[inline(always)]
-    pub(super) fn new() -> Self {
+    pub(in crate::kernels) fn new() -> Self {
         Neon(())
     }
 }
@@ -28,14 +28,14 @@ impl Neon<true> {
     /// # Safety
     /// The CPU has the features of `run_dotprod`.
     #[inline(always)]
-    pub(super) unsafe fn new() -> Self {
+    pub(in crate::kernels) unsafe fn new() -> Self {
         Neon(())
     }
 }
 
 // compiled with the dot-product extension
 isa_features! { NeonDotprod, enable_features
-    pub(super) fn run_dotprod<O: Op>(s: Neon<true>, op: O) -> O::Out {
+    pub(in crate::kernels) fn run_dotprod<O: Op>(s: Neon<true>, op: O) -> O::Out {
         op.simd(s)
     }
 }

@@ -1,4 +1,4 @@
-//! Probe of the relaxed-simd instructions: `Cpu` offers the relaxed paths only if the engine computes what `wasm.rs`
+//! Probe of the relaxed-simd instructions: `Cpu` offers the relaxed paths only if the engine computes what `lanes.rs`
 //! needs.
 
 use alloc::vec;
@@ -6,10 +6,10 @@ use alloc::vec::Vec;
 use core::arch::wasm32::*;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use super::Cpu;
-use super::act::{self, ActLayout};
-use super::matmul::{Columns, MatmulJob, products};
-use super::panel::Matrix;
+use crate::kernels::Cpu;
+use crate::kernels::act::{self, ActLayout};
+use crate::kernels::matmul::{Columns, MatmulJob, products};
+use crate::kernels::panel::Matrix;
 use crate::pool::Inline;
 use crate::quant::Dtype;
 
@@ -19,7 +19,7 @@ use crate::quant::Dtype;
 /// The baseline compiler of V8 11.3 compiles the dot product wrongly, its optimising compiler rightly. The first call
 /// here runs in the baseline compiler, as the first calls of the kernels do; its verdict is kept for the life of the
 /// module.
-pub(super) fn relaxed_is_exact(relaxed: [Cpu; 2]) -> bool {
+pub(in crate::kernels) fn relaxed_is_exact(relaxed: [Cpu; 2]) -> bool {
     const UNKNOWN: u8 = 0;
     const EXACT: u8 = 1;
     const WRONG: u8 = 2;

@@ -13,14 +13,14 @@
 
 use core::arch::wasm32::*;
 
-use super::simd::{ActEncoding, Simd, TileShape, max_i16_groups};
+use crate::kernels::simd::{ActEncoding, Simd, TileShape, max_i16_groups};
 
 #[derive(Clone, Copy)]
-pub(super) struct Wasm<const RELAXED: bool, const I16: bool = false>(&'static Constants);
+pub(in crate::kernels) struct Wasm<const RELAXED: bool, const I16: bool = false>(&'static Constants);
 
 impl Wasm<false> {
     #[inline(always)]
-    pub(super) fn new() -> Self {
+    pub(in crate::kernels) fn new() -> Self {
         Wasm(core::hint::black_box(&CONSTANTS))
     }
 }
@@ -28,7 +28,7 @@ impl Wasm<false> {
 #[cfg(target_feature = "relaxed-simd")]
 impl<const I16: bool> Wasm<true, I16> {
     #[inline(always)]
-    pub(super) fn new() -> Self {
+    pub(in crate::kernels) fn new() -> Self {
         Wasm(core::hint::black_box(&CONSTANTS))
     }
 }

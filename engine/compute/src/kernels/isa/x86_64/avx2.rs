@@ -4,12 +4,12 @@
 
 use core::arch::x86_64::*;
 
-use super::cpu::Op;
-use super::features::{enable_features, isa_features};
-use super::simd::{ActEncoding, Prefetch, Simd, TileShape, max_i16_groups};
+use crate::kernels::cpu::Op;
+use crate::kernels::isa::features::{enable_features, isa_features};
+use crate::kernels::simd::{ActEncoding, Prefetch, Simd, TileShape, max_i16_groups};
 
 #[derive(Clone, Copy)]
-pub(super) struct Avx2<const VNNI: bool> {
+pub(in crate::kernels) struct Avx2<const VNNI: bool> {
     prefetch: Prefetch,
 }
 
@@ -17,7 +17,7 @@ impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
     /// The CPU has the features of `run`, and with `VNNI` those of `run_vnni`.
     #[inline(always)]
-    pub(super) unsafe fn new(prefetch: Prefetch) -> Self {
+    pub(in crate::kernels) unsafe fn new(prefetch: Prefetch) -> Self {
         Avx2 { prefetch }
     }
 
@@ -31,14 +31,14 @@ impl<const VNNI: bool> Avx2<VNNI> {
 
 // compiled with AVX2
 isa_features! { Avx2, enable_features
-    pub(super) fn run<O: Op>(s: Avx2<false>, op: O) -> O::Out {
+    pub(in crate::kernels) fn run<O: Op>(s: Avx2<false>, op: O) -> O::Out {
         op.simd(s)
     }
 }
 
 // compiled with AVX2 and AVX-VNNI
 isa_features! { AvxVnni, enable_features
-    pub(super) fn run_vnni<O: Op>(s: Avx2<true>, op: O) -> O::Out {
+    pub(in crate::kernels) fn run_vnni<O: Op>(s: Avx2<true>, op: O) -> O::Out {
         op.simd(s)
     }
 }
