@@ -143,7 +143,9 @@ impl Cpu {
     #[cfg(target_arch = "x86_64")]
     pub(super) fn amx(self) -> Option<super::isa::x86_64::amx::Amx> {
         // SAFETY: a `Cpu` of that `Isa` exists only if `is_available` said that the machine has the features.
-        (self.isa == Isa::Amx).then(|| unsafe { super::isa::x86_64::amx::Amx::new(super::isa::x86_64::avx512::Avx512::new(self.prefetch)) })
+        (self.isa == Isa::Amx).then(|| unsafe {
+            super::isa::x86_64::amx::Amx::new(super::isa::x86_64::avx512::Avx512::new(self.prefetch))
+        })
     }
 
     /// Runs an operation on this instruction set.
@@ -153,18 +155,26 @@ impl Cpu {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx2 => unsafe { super::isa::x86_64::avx2::run(super::isa::x86_64::avx2::Avx2::<false>::new(self.prefetch), op) },
+            Isa::Avx2 => unsafe {
+                super::isa::x86_64::avx2::run(super::isa::x86_64::avx2::Avx2::<false>::new(self.prefetch), op)
+            },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::AvxVnni => unsafe { super::isa::x86_64::avx2::run_vnni(super::isa::x86_64::avx2::Avx2::<true>::new(self.prefetch), op) },
+            Isa::AvxVnni => unsafe {
+                super::isa::x86_64::avx2::run_vnni(super::isa::x86_64::avx2::Avx2::<true>::new(self.prefetch), op)
+            },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx512Vnni | Isa::Amx => unsafe { super::isa::x86_64::avx512::run(super::isa::x86_64::avx512::Avx512::new(self.prefetch), op) },
+            Isa::Avx512Vnni | Isa::Amx => unsafe {
+                super::isa::x86_64::avx512::run(super::isa::x86_64::avx512::Avx512::new(self.prefetch), op)
+            },
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             Isa::Neon => op.simd(super::isa::aarch64::neon::Neon::<false>::new()),
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             // SAFETY: as above.
-            Isa::NeonDotprod => unsafe { super::isa::aarch64::neon::run_dotprod(super::isa::aarch64::neon::Neon::<true>::new(), op) },
+            Isa::NeonDotprod => unsafe {
+                super::isa::aarch64::neon::run_dotprod(super::isa::aarch64::neon::Neon::<true>::new(), op)
+            },
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
             Isa::RelaxedI16 if const { O::DOTS } => op.simd(super::isa::wasm32::lanes::Wasm::<true, true>::new()),
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]

@@ -11,38 +11,32 @@
 #![allow(clippy::needless_range_loop, clippy::wrong_self_convention)]
 
 mod aligned;
-mod bit_packing;
 mod cpu;
-mod decoded;
-mod i16_fields;
+mod formats;
 mod isa;
-mod pack;
-mod panel_layout;
 mod simd;
 
-pub mod act;
 pub mod attention;
 pub mod crew;
 pub mod elementwise;
 pub mod exp;
-pub mod f32_tile;
 pub mod isa_benchmark;
 pub mod matmul;
-mod matmul_tasks;
 mod narrow;
 pub mod norm;
-pub mod panel;
 pub mod rope;
 pub mod softmax;
 pub mod special;
 #[cfg(feature = "std")]
 pub mod standby;
 pub mod tasks;
-mod tiles;
 
 pub(crate) use aligned::SharedOut;
 pub use aligned::{AlignedBuf, WeightArena};
 pub use cpu::{Cpu, Isa, UnknownIsa};
+pub use formats::{act, panel};
+use formats::{bit_packing, decoded, i16_fields, panel_layout, tiles};
+pub use matmul::f32_tile;
 
 /// Version of the numerics: changes whenever a logit, state, probability or draw changes on any input. Receipts contain
 /// it.

@@ -17,11 +17,11 @@ pub(in crate::kernels) use registers::is_permitted;
 use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
 
-use crate::kernels::act::{AMX_COLUMNS, PackedActs};
 use super::avx512::Avx512;
+use crate::kernels::act::{AMX_COLUMNS, PackedActs};
 use crate::kernels::isa::features::{enable_features, isa_features};
 use crate::kernels::matmul::Panels;
-use crate::kernels::matmul_tasks::AMX_PANELS as PANELS;
+use crate::kernels::matmul::split::AMX_PANELS as PANELS;
 use crate::kernels::panel::PANEL;
 use crate::kernels::panel_layout::PanelLayout;
 use crate::kernels::simd::{Simd, each};

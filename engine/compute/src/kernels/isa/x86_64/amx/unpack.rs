@@ -4,11 +4,11 @@ use core::arch::x86_64::*;
 use core::ops::Range;
 
 use super::super::avx512::Avx512;
+use super::{CacheLine, UnpackedWeights};
 use crate::kernels::panel::{Matrix, PANEL};
 use crate::kernels::panel_layout::{Block32Layout, HEAD, PanelLayout};
 use crate::kernels::simd::{Simd, each};
 use crate::kernels::tiles::unpack::chunk;
-use super::{CacheLine, UnpackedWeights};
 
 /// Unpacks `blocks` of panel `p` to index `first` of `w` and the following ones.
 ///

@@ -4,14 +4,14 @@
 
 use core::marker::PhantomData;
 
-use super::act::Floats;
-use super::decoded::float_at;
-use super::matmul::{Columns, Panels, Product, vectors_per_tile};
-use super::panel::{Matrix, PANEL};
-use super::simd::{FEW_TILES, Simd, TileShape, each};
+use crate::kernels::act::Floats;
+use crate::kernels::decoded::float_at;
+use crate::kernels::matmul::{Columns, Panels, Product, vectors_per_tile};
+use crate::kernels::panel::{Matrix, PANEL};
+use crate::kernels::simd::{FEW_TILES, Simd, TileShape, each};
 
 /// Conversion of a stored weight to f32.
-pub(super) trait Elem {
+pub(in crate::kernels) trait Elem {
     /// Bytes of a stored weight.
     const BYTES: usize;
     /// Loads `LANES` weights.
@@ -26,9 +26,9 @@ pub(super) trait Elem {
     }
 }
 
-pub(super) struct AsF32;
-pub(super) struct AsF16;
-pub(super) struct AsBf16;
+pub(in crate::kernels) struct AsF32;
+pub(in crate::kernels) struct AsF16;
+pub(in crate::kernels) struct AsBf16;
 
 impl Elem for AsF32 {
     const BYTES: usize = 4;
@@ -58,7 +58,7 @@ impl Elem for AsBf16 {
 }
 
 /// Weights whose products with x are all exact in f32, so that multiplication and addition may be fused.
-pub(super) struct Exact<E>(PhantomData<E>);
+pub(in crate::kernels) struct Exact<E>(PhantomData<E>);
 
 impl<E: Elem> Elem for Exact<E> {
     const BYTES: usize = E::BYTES;
@@ -74,7 +74,7 @@ impl<E: Elem> Elem for Exact<E> {
 }
 
 /// The scalar definition, for the 16 rows of a panel and one column.
-pub(super) fn scalar_panel(w: &Matrix, p: usize, x: &[f32], out: &mut [f32]) {
+pub(in crate::kernels) fn scalar_panel(w: &Matrix, p: usize, x: &[f32], out: &mut [f32]) {
     let panel = w.panel(p);
     out.fill(0.0);
     for (k, &x) in x.iter().enumerate() {
@@ -86,18 +86,18 @@ pub(super) fn scalar_panel(w: &Matrix, p: usize, x: &[f32], out: &mut [f32]) {
 
 /// One register tile: `out[c*out_stride + v*LANES ..] (+)= sum_k w[v][k] * x[c*x_stride + k]`. Consecutive k are 16
 /// elements apart: the rows of a panel, the tokens of a page, or 16 dimensions of a value.
-pub(super) struct F32Tile<const RV: usize> {
+pub(in crate::kernels) struct F32Tile<const RV: usize> {
     /// First weights of each row vector.
-    pub(super) w: [*const u8; RV],
-    pub(super) k: usize,
-    pub(super) x: *const f32,
-    pub(super) x_stride: usize,
-    pub(super) out: *mut f32,
-    pub(super) out_stride: usize,
+    pub(in crate::kernels) w: [*const u8; RV],
+    pub(in crate::kernels) k: usize,
+    pub(in crate::kernels) x: *const f32,
+    pub(in crate::kernels) x_stride: usize,
+    pub(in crate::kernels) out: *mut f32,
+    pub(in crate::kernels) out_stride: usize,
     /// Whether the sum continues from the contents of `out`.
-    pub(super) accumulate: bool,
+    pub(in crate::kernels) accumulate: bool,
     /// For each row vector a stream to prefetch line by line meanwhile, or null.
-    pub(super) prefetch: [*const u8; RV],
+    pub(in crate::kernels) prefetch: [*const u8; RV],
 }
 
 impl<const RV: usize> F32Tile<RV> {
@@ -106,7 +106,7 @@ impl<const RV: usize> F32Tile<RV> {
     // not inlined on WebAssembly: one copy for all products and all kinds of attention
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
-    pub(super) unsafe fn run<S: Simd, E: Elem, const NC: usize>(&self, s: S) {
+    pub(in crate::kernels) unsafe fn run<S: Simd, E: Elem, const NC: usize>(&self, s: S) {
         // SAFETY: the caller's.
         unsafe {
             let mut acc = [[s.splat(0.0); NC]; RV];
@@ -141,7 +141,7 @@ impl<const RV: usize> F32Tile<RV> {
 /// Columns of the next tile when `left` are left: a full tile or all that are left; builds with few tile shapes have no
 /// tile of 5.
 #[inline(always)]
-pub(super) const fn columns_at_once<S: Simd>(left: usize) -> usize {
+pub(in crate::kernels) const fn columns_at_once<S: Simd>(left: usize) -> usize {
     match left {
         _ if left >= S::TILE_F32.nc => S::TILE_F32.nc,
         5 if FEW_TILES => 4,
@@ -151,7 +151,7 @@ pub(super) const fn columns_at_once<S: Simd>(left: usize) -> usize {
 
 /// Whether products use tiles of `rv` vectors and `nc` columns: full tiles, and fewer vectors where full tiles do not
 /// divide a panel (or 16 tokens, or 16 dimensions). Other sizes are not compiled.
-pub(super) const fn has_shape<S: Simd>(rv: usize, nc: usize) -> bool {
+pub(in crate::kernels) const fn has_shape<S: Simd>(rv: usize, nc: usize) -> bool {
     const fn rows<S: Simd>(whole: usize, rv: usize) -> bool {
         rv == whole || (rv < whole && !PANEL.is_multiple_of(S::LANES * whole))
     }
@@ -174,11 +174,11 @@ macro_rules! f32_shapes {
     };
     (@call $f:ident::<$S:ty, $r:literal, $n:literal> ($($arg:expr),*)) => { $f::<$S, _, $r, $n>($($arg),*) };
 }
-pub(super) use f32_shapes;
+pub(in crate::kernels) use f32_shapes;
 
 /// Computes panels of a product with float weights.
 #[inline(always)]
-pub(super) fn panels<S: Simd, E: Elem>(s: S, panels: Panels<'_>) {
+pub(in crate::kernels) fn panels<S: Simd, E: Elem>(s: S, panels: Panels<'_>) {
     let p = panels.product;
     let Columns::Plain(x) = p.x else { return };
     let rv = vectors_per_tile(s, p.n, S::GEMV[3], S::TILE_F32);

@@ -88,7 +88,7 @@ fn halves(word: u32) -> (u32, u32) {
 
 /// Writes the words of the groups of column `c`.
 #[inline(always)]
-pub(in super::super) fn write_groups(encoding: ActEncoding, q: &[i8], nc: usize, c: usize, out: &mut [u32]) {
+pub(in crate::kernels) fn write_groups(encoding: ActEncoding, q: &[i8], nc: usize, c: usize, out: &mut [u32]) {
     let mut at = c * encoding.words();
     for q in q.chunks_exact(4) {
         // a single load: compilers load four bytes one by one
@@ -108,7 +108,7 @@ pub(in super::super) fn write_groups(encoding: ActEncoding, q: &[i8], nc: usize,
 }
 
 /// Zero-point term of a dot of `q` with 8-bit weights.
-pub(in super::super) fn zero_point_term_of_bytes(encoding: ActEncoding, q: &[i8]) -> i32 {
+pub(in crate::kernels) fn zero_point_term_of_bytes(encoding: ActEncoding, q: &[i8]) -> i32 {
     let q = q.iter().map(|&q| i32::from(q));
     match encoding {
         ActEncoding::AbsAndMask => -q.map(|q| q.min(0)).sum::<i32>(),
@@ -118,7 +118,7 @@ pub(in super::super) fn zero_point_term_of_bytes(encoding: ActEncoding, q: &[i8]
 }
 
 /// Reads block `b` of column `c`: fills `q` and returns the scale. For the scalar definition of products.
-pub(in super::super) fn read_block(a: &PackedActs<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 {
+pub(in crate::kernels) fn read_block(a: &PackedActs<'_>, c: usize, b: usize, q: &mut [i8]) -> f32 {
     debug_assert!(a.layout.nc == 1 && a.layout.encoding == ActEncoding::I8 && a.layout.fields == 0);
     let words = a.layout.words;
     let record = &a.words[(c * (a.k / a.layout.block) + b) * words..][..words];

@@ -2,27 +2,27 @@
 
 use alloc::vec::Vec;
 
-use super::matmul::{Columns, MatmulJob};
-use super::panel_layout::PanelLayout;
+use crate::kernels::matmul::{Columns, MatmulJob};
+use crate::kernels::panel_layout::PanelLayout;
 
 /// Panels `p0..p1` of a job.
 #[derive(Clone, Copy)]
-pub(super) struct MatmulTask {
-    pub(super) job: usize,
-    pub(super) p0: usize,
-    pub(super) p1: usize,
+pub(in crate::kernels) struct MatmulTask {
+    pub(in crate::kernels) job: usize,
+    pub(in crate::kernels) p0: usize,
+    pub(in crate::kernels) p1: usize,
 }
 
 impl MatmulTask {
     /// The weights of these panels.
-    pub(super) fn weights<'a>(&self, jobs: &[MatmulJob<'a>]) -> &'a [u8] {
+    pub(in crate::kernels) fn weights<'a>(&self, jobs: &[MatmulJob<'a>]) -> &'a [u8] {
         jobs[self.job].w.panels_of(self.p0..self.p1)
     }
 }
 
 /// Cuts the jobs into a few tasks per thread, so that idle threads can take over. With one column a task is a long
 /// sequential read; with many columns tasks are small, as all threads wait for the last one.
-pub(super) fn split_into_tasks(jobs: &[MatmulJob<'_>], threads: usize) -> Vec<MatmulTask> {
+pub(in crate::kernels) fn split_into_tasks(jobs: &[MatmulJob<'_>], threads: usize) -> Vec<MatmulTask> {
     let mut tasks = Vec::new();
     for (job, MatmulJob { w, x, .. }) in jobs.iter().enumerate() {
         let panels = w.panels();
@@ -42,7 +42,7 @@ pub(super) fn split_into_tasks(jobs: &[MatmulJob<'_>], threads: usize) -> Vec<Ma
 const MIN_TASK_BYTES: usize = 64 * 1024;
 
 /// Panels that share the loads of an AMX tile of columns; half as many for super-blocks.
-pub(super) const AMX_PANELS: usize = 4;
+pub(in crate::kernels) const AMX_PANELS: usize = 4;
 
 /// Number of panels that fill whole register tiles on every instruction set, or that share AMX columns.
 fn whole_panels(layout: &PanelLayout, x: &Columns<'_>) -> usize {

@@ -1,28 +1,28 @@
 //! Panel blocks decoded to plain numbers, for the scalar definition of products and for rows of an embedding matrix.
 
-use super::bit_packing::BitPacking;
-use super::i16_fields::I16Fields;
-use super::panel::PANEL;
-use super::panel_layout::{CodebookLayout, HEAD, PanelLayout, block_at};
+use crate::kernels::bit_packing::BitPacking;
+use crate::kernels::i16_fields::I16Fields;
+use crate::kernels::panel::PANEL;
+use crate::kernels::panel_layout::{CodebookLayout, HEAD, PanelLayout, block_at};
 use crate::quant::Dtype;
 
 /// One block of one row: `value = (d * scale) * q - dmin * min`, with scale and minimum per 16 elements. In blocks of
 /// 32, scale is 1 and min is 0; `dmin` is then the minimum that is added to each value, or in NVFP4 the scale of the
 /// second half.
-pub(super) struct Decoded {
+pub(in crate::kernels) struct Decoded {
     /// Signed quants; unsigned if the type has a minimum.
-    pub(super) q: [i16; 256],
+    pub(in crate::kernels) q: [i16; 256],
     /// Scale of each 16 elements.
-    pub(super) scale: [i32; 16],
+    pub(in crate::kernels) scale: [i32; 16],
     /// Minimum of each 16 elements.
-    pub(super) min: [i32; 16],
-    pub(super) d: f32,
-    pub(super) dmin: f32,
+    pub(in crate::kernels) min: [i32; 16],
+    pub(in crate::kernels) d: f32,
+    pub(in crate::kernels) dmin: f32,
 }
 
 impl Decoded {
     /// Decodes block `b` of row `r` of a panel.
-    pub(super) fn new(layout: &PanelLayout, panel: &[u8], r: usize, b: usize) -> Decoded {
+    pub(in crate::kernels) fn new(layout: &PanelLayout, panel: &[u8], r: usize, b: usize) -> Decoded {
         let mut v = Decoded { q: [0; 256], scale: [1; 16], min: [0; 16], d: 0.0, dmin: 0.0 };
         let f16 = |at: usize| f16_to_f32(u16_at(panel, at));
         match layout {
@@ -100,7 +100,7 @@ impl Decoded {
     }
 
     /// The dequantised values.
-    pub(super) fn values(&self, layout: &PanelLayout, out: &mut [f32]) {
+    pub(in crate::kernels) fn values(&self, layout: &PanelLayout, out: &mut [f32]) {
         for (e, x) in out.iter_mut().enumerate() {
             let q = f32::from(self.q[e]);
             *x = match layout {
@@ -113,7 +113,7 @@ impl Decoded {
 }
 
 /// Element `i` of a panel of floats.
-pub(super) fn float_at(dtype: Dtype, panel: &[u8], i: usize) -> f32 {
+pub(in crate::kernels) fn float_at(dtype: Dtype, panel: &[u8], i: usize) -> f32 {
     match dtype {
         Dtype::F32 => f32::from_bits(word(panel, i * 4)),
         Dtype::F16 => f16_to_f32(u16_at(panel, i * 2)),
@@ -122,7 +122,7 @@ pub(super) fn float_at(dtype: Dtype, panel: &[u8], i: usize) -> f32 {
 }
 
 #[inline(always)]
-pub(super) fn word(b: &[u8], at: usize) -> u32 {
+pub(in crate::kernels) fn word(b: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
 }
 
@@ -131,7 +131,7 @@ fn u16_at(b: &[u8], at: usize) -> u16 {
 }
 
 /// Four consecutive 6-bit quants of a GGUF Q6_K block, a byte each; element `e` is a multiple of 4.
-pub(super) fn q6_word(src: &[u8], e: usize) -> u32 {
+pub(in crate::kernels) fn q6_word(src: &[u8], e: usize) -> u32 {
     let (n, quarter, l) = (e / 128, e % 128 / 32, e % 32);
     let low = word(src, n * 64 + quarter % 2 * 32 + l) >> (quarter / 2 * 4) & 0x0f0f_0f0f;
     let high = word(src, 128 + n * 32 + l) >> (quarter * 2) & 0x0303_0303;
@@ -157,7 +157,7 @@ fn quant(layout: &PanelLayout, o: &[u8], r: usize, e: usize) -> u8 {
 
 /// Exact conversion of finite f16 bits: a shift and a multiplication by a power of two.
 #[inline(always)]
-pub(super) fn f16_to_f32(h: u16) -> f32 {
+pub(in crate::kernels) fn f16_to_f32(h: u16) -> f32 {
     let x = (i32::from(h as i16) << 13) as u32 & 0x8fff_e000;
     f32::from_bits(x) * f32::from_bits(0x7780_0000)
 }

@@ -5,25 +5,25 @@ mod block32;
 mod codes;
 mod sub_block;
 mod supers;
-pub(super) mod unpack;
+pub(in crate::kernels) mod unpack;
 mod weight_prefetch;
 
-pub(super) use block32::Block32;
-pub(super) use codes::{Codes32, SuperCodes};
+pub(in crate::kernels) use block32::Block32;
+pub(in crate::kernels) use codes::{Codes32, SuperCodes};
 use sub_block::SubBlockActs;
-pub(super) use supers::{SuperMin, SuperSigned};
-pub(super) use unpack::UnpackBuffer;
-pub(super) use weight_prefetch::WeightPrefetch;
+pub(in crate::kernels) use supers::{SuperMin, SuperSigned};
+pub(in crate::kernels) use unpack::UnpackBuffer;
+pub(in crate::kernels) use weight_prefetch::WeightPrefetch;
 
 use core::ops::Range;
 
-use super::act::tile_columns;
-use super::panel_layout::CodebookLayout;
-use super::simd::{FEW_TILES, Simd, TileShape, each};
+use crate::kernels::act::tile_columns;
+use crate::kernels::panel_layout::CodebookLayout;
+use crate::kernels::simd::{FEW_TILES, Simd, TileShape, each};
 
 /// Classes of weight formats with a tile size of their own, in the order of `Simd::GEMV`.
 #[derive(Clone, Copy)]
-pub(super) enum TileClass {
+pub(in crate::kernels) enum TileClass {
     /// 4- and 5-bit blocks of 32.
     Four,
     /// 8-bit blocks of 32.
@@ -34,7 +34,7 @@ pub(super) enum TileClass {
 
 impl TileClass {
     /// Tile size for several columns.
-    pub(super) const fn tile<S: Simd>(self) -> TileShape {
+    pub(in crate::kernels) const fn tile<S: Simd>(self) -> TileShape {
         match self {
             TileClass::Four => S::TILE4,
             TileClass::Eight => S::TILE8,
@@ -43,15 +43,15 @@ impl TileClass {
     }
 
     /// Largest number of row vectors of a gemv tile.
-    pub(super) const fn gemv<S: Simd>(self) -> usize {
+    pub(in crate::kernels) const fn gemv<S: Simd>(self) -> usize {
         S::GEMV[self as usize]
     }
 
     /// Whether products use tiles of `rv` vectors and `nc` columns: full tiles, and single vectors where full tiles do
     /// not divide a panel. Other sizes are not compiled.
-    pub(super) const fn has<S: Simd>(self, rv: usize, nc: usize) -> bool {
+    pub(in crate::kernels) const fn has<S: Simd>(self, rv: usize, nc: usize) -> bool {
         const fn rows<S: Simd>(whole: usize, rv: usize) -> bool {
-            rv == whole || (rv == 1 && !super::panel::PANEL.is_multiple_of(S::LANES * whole))
+            rv == whole || (rv == 1 && !crate::kernels::panel::PANEL.is_multiple_of(S::LANES * whole))
         }
         let TileShape { rv: whole, nc: columns } = self.tile::<S>();
         let block = if let TileClass::Super = self { 256 } else { 32 };
@@ -61,7 +61,7 @@ impl TileClass {
 }
 
 /// A quantised weight format on lanes.
-pub(super) trait QuantFormat {
+pub(in crate::kernels) trait QuantFormat {
     /// The class that determines its tile sizes.
     const TILE_CLASS: TileClass;
     /// The `BITS` of its dots.
@@ -79,21 +79,21 @@ pub(super) trait QuantFormat {
 }
 
 /// Inputs and output of a register tile.
-pub(super) struct TileArgs<'a, const RV: usize> {
-    pub(super) panel: [*const u8; RV],
-    pub(super) lane: [usize; RV],
+pub(in crate::kernels) struct TileArgs<'a, const RV: usize> {
+    pub(in crate::kernels) panel: [*const u8; RV],
+    pub(in crate::kernels) lane: [usize; RV],
     /// First block and end. If the first is not 0, the output holds the sums of the blocks before.
-    pub(super) blocks: [usize; 2],
+    pub(in crate::kernels) blocks: [usize; 2],
     /// Bytes of the record of a super-block.
-    pub(super) bytes: usize,
-    pub(super) unpacked: *const u8,
+    pub(in crate::kernels) bytes: usize,
+    pub(in crate::kernels) unpacked: *const u8,
     /// Weights to prefetch meanwhile, if NC > 1.
-    pub(super) prefetch: WeightPrefetch,
-    pub(super) acts: *const u32,
-    pub(super) out: *mut f32,
-    pub(super) stride: usize,
+    pub(in crate::kernels) prefetch: WeightPrefetch,
+    pub(in crate::kernels) acts: *const u32,
+    pub(in crate::kernels) out: *mut f32,
+    pub(in crate::kernels) stride: usize,
     /// The layout of codebook types.
-    pub(super) codes: Option<&'a CodebookLayout>,
+    pub(in crate::kernels) codes: Option<&'a CodebookLayout>,
 }
 
 /// Chunk `i` of the unpack buffer, for chunks with that many scales. Group g of vector v is at `(g * RV + v) * 4 *

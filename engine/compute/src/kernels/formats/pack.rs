@@ -1,15 +1,15 @@
 //! Packing of the rows of a GGUF file into panels.
 
-use super::bit_packing::{self, BitPacking};
-use super::decoded::{q6_word, word};
-use super::i16_fields::{HAS_I16_FIELDS, I16Fields};
-use super::panel::PANEL;
-use super::panel_layout::{Block32Layout, CodebookLayout, HEAD, PanelLayout, block_at, code_line};
+use crate::kernels::bit_packing::{self, BitPacking};
+use crate::kernels::decoded::{q6_word, word};
+use crate::kernels::i16_fields::{HAS_I16_FIELDS, I16Fields};
+use crate::kernels::panel::PANEL;
+use crate::kernels::panel_layout::{Block32Layout, CodebookLayout, HEAD, PanelLayout, block_at, code_line};
 use crate::quant::codebook::Codes;
 use crate::quant::{Dtype, q4_k};
 
 /// Packs up to 16 rows of `k` elements.
-pub(super) fn pack_panel(dtype: Dtype, layout: &PanelLayout, k: usize, src: &[u8], dst: &mut [u8]) {
+pub(in crate::kernels) fn pack_panel(dtype: Dtype, layout: &PanelLayout, k: usize, src: &[u8], dst: &mut [u8]) {
     let block_bytes = dtype.block_bytes() as usize;
     let row_bytes = k / dtype.block_len() as usize * block_bytes;
     let record_bytes = layout.record_bytes(dtype);

@@ -11,7 +11,7 @@ use crate::kernels::panel_layout::block_at;
 use crate::kernels::simd::{PrefetchDistance, Simd, each};
 
 /// Blocks of 32 with `BITS` per quant, and a minimum if `MIN`.
-pub(in super::super) struct Block32<const BITS: u32, const MIN: bool>;
+pub(in crate::kernels) struct Block32<const BITS: u32, const MIN: bool>;
 
 impl<const BITS: u32, const MIN: bool> QuantFormat for Block32<BITS, MIN> {
     const TILE_CLASS: TileClass = if BITS < 8 { TileClass::Four } else { TileClass::Eight };

@@ -20,14 +20,14 @@ mod quantise;
 mod record;
 
 use self::quantise::{PartSums, quantise_and_sum};
-pub(super) use self::quantise::{quantise, quantise_lanes};
+pub(in crate::kernels) use self::quantise::{quantise, quantise_lanes};
 use self::record::write_record;
-pub(super) use self::record::{read_block, write_groups, zero_point_term_of_bytes};
-use super::cpu::{Isa, Op};
-use super::i16_fields::{HAS_I16_FIELDS, I16Fields};
-use super::panel_layout::PanelLayout;
-use super::simd::{ActEncoding, FEW_TILES, Simd};
-use super::{Cpu, tasks};
+pub(in crate::kernels) use self::record::{read_block, write_groups, zero_point_term_of_bytes};
+use crate::kernels::cpu::{Isa, Op};
+use crate::kernels::i16_fields::{HAS_I16_FIELDS, I16Fields};
+use crate::kernels::panel_layout::PanelLayout;
+use crate::kernels::simd::{ActEncoding, FEW_TILES, Simd};
+use crate::kernels::{Cpu, tasks};
 use crate::pool::{Inline, Pool};
 use crate::quant::Dtype;
 
@@ -35,26 +35,26 @@ use crate::quant::Dtype;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ActLayout {
     /// Elements of a block.
-    pub(super) block: usize,
+    pub(in crate::kernels) block: usize,
     /// Encoding of a group.
-    pub(super) encoding: ActEncoding,
+    pub(in crate::kernels) encoding: ActEncoding,
     /// Number of zero-point terms of a block: 0, 1, 2 or 16, each for an equal part of it.
     zero_point_terms: usize,
     /// Offset (zero point) of the stored weights.
     offset: i32,
     sums: Sums,
     /// Columns of a full tile.
-    pub(super) nc: usize,
+    pub(in crate::kernels) nc: usize,
     /// Whether 16 columns are packed as an AMX tile, if there are enough of them.
     amx: bool,
     /// Words of the record of one block and column.
-    pub(super) words: usize,
+    pub(in crate::kernels) words: usize,
     /// Bits of the weights if they are in i16 fields and a tile of one column has factors for them; otherwise 0.
     fields: u32,
 }
 
 /// Columns of an AMX tile.
-pub(super) const AMX_COLUMNS: usize = 16;
+pub(in crate::kernels) const AMX_COLUMNS: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sums {
@@ -91,12 +91,12 @@ impl ActLayout {
 
     /// How many of `n` columns are in AMX tiles: the largest multiple of 16, if there are enough columns to pay for
     /// unpacking the weights.
-    pub(super) fn amx_columns(&self, n: usize) -> usize {
+    pub(in crate::kernels) fn amx_columns(&self, n: usize) -> usize {
         if self.uses_amx() && n >= 2 * AMX_COLUMNS { n / AMX_COLUMNS * AMX_COLUMNS } else { 0 }
     }
 
     /// Columns of the tile that starts at column `c` of `n`: AMX tiles first, then full tiles, then the rest.
-    pub(super) fn columns(&self, n: usize, c: usize) -> usize {
+    pub(in crate::kernels) fn columns(&self, n: usize, c: usize) -> usize {
         if c < self.amx_columns(n) { AMX_COLUMNS } else { tile_columns(self.nc, self.block, n - c) }
     }
 
@@ -114,7 +114,7 @@ impl ActLayout {
     }
 
     /// Words of one column before the groups.
-    pub(super) fn head(&self) -> usize {
+    pub(in crate::kernels) fn head(&self) -> usize {
         1 + self.zero_point_terms
             + match self.sums {
                 Sums::None => 0,
@@ -129,7 +129,7 @@ impl ActLayout {
     }
 
     /// Words of the record of one block and column, in a tile of `nc` columns.
-    pub(super) fn record(&self, nc: usize) -> usize {
+    pub(in crate::kernels) fn record(&self, nc: usize) -> usize {
         match self.fields(nc) {
             Some(f) => self.head() + self.block / f.len * f.words(),
             None => self.words,
@@ -138,7 +138,7 @@ impl ActLayout {
 
     /// Index of the first word of column `c` of `n`, which is the first one of a tile. Tiles of one column with records
     /// of their own layout come last.
-    pub(super) fn start(&self, n: usize, k: usize, c: usize) -> usize {
+    pub(in crate::kernels) fn start(&self, n: usize, k: usize, c: usize) -> usize {
         let several = c.min(n - self.single_columns(n));
         k / self.block * (several * self.words + (c - several) * self.record(1))
     }
@@ -191,7 +191,7 @@ fn act_layout(dtype: Dtype, encoding: fn(u32) -> ActEncoding, nc: [usize; 3]) ->
 }
 
 /// Columns of the tile that starts with `left` columns to go, outside of AMX tiles, for blocks of length `block`.
-pub(super) const fn tile_columns(nc: usize, block: usize, left: usize) -> usize {
+pub(in crate::kernels) const fn tile_columns(nc: usize, block: usize, left: usize) -> usize {
     match left {
         _ if left >= nc => nc,
         2.. if FEW_TILES && block == 256 => 2,
@@ -234,7 +234,7 @@ impl<'a> Floats<'a> {
         self.x.len() / self.stride
     }
 
-    pub(super) fn rows(&self, first: usize, end: usize) -> Floats<'a> {
+    pub(in crate::kernels) fn rows(&self, first: usize, end: usize) -> Floats<'a> {
         Floats { x: &self.x[first * self.stride..end * self.stride], ..*self }
     }
 }

@@ -27,10 +27,10 @@ use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::decoded::{Decoded, float_at};
 use super::pack::pack_panel;
-use super::panel_layout::PanelLayout;
-use super::{AlignedBuf, WeightArena, tasks};
+use crate::kernels::decoded::{Decoded, float_at};
+use crate::kernels::panel_layout::PanelLayout;
+use crate::kernels::{AlignedBuf, WeightArena, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
 
@@ -100,7 +100,7 @@ impl Matrix {
         self.dtype
     }
 
-    pub(super) fn layout(&self) -> &PanelLayout {
+    pub(in crate::kernels) fn layout(&self) -> &PanelLayout {
         &self.layout
     }
 
@@ -129,16 +129,16 @@ impl Matrix {
         self.k / self.dtype.block_len() as usize * self.dtype.block_bytes() as usize
     }
 
-    pub(super) fn panel_bytes(&self) -> usize {
+    pub(in crate::kernels) fn panel_bytes(&self) -> usize {
         self.panel_bytes
     }
 
     #[inline]
-    pub(super) fn panel(&self, p: usize) -> &[u8] {
+    pub(in crate::kernels) fn panel(&self, p: usize) -> &[u8] {
         self.panels_of(p..p + 1)
     }
 
-    pub(super) fn panels_of(&self, panels: Range<usize>) -> &[u8] {
+    pub(in crate::kernels) fn panels_of(&self, panels: Range<usize>) -> &[u8] {
         let n = self.panel_bytes();
         &self.data.bytes()[panels.start * n..panels.end * n]
     }

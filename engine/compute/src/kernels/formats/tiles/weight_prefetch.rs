@@ -8,7 +8,7 @@ use crate::kernels::simd::Simd;
 
 /// A range of weights, prefetched line by line.
 #[derive(Clone)]
-pub(in super::super) struct WeightPrefetch {
+pub(in crate::kernels) struct WeightPrefetch {
     lines: Range<*const u8>,
     /// Bytes to prefetch per 32 elements that the tile computes.
     step: usize,
@@ -17,11 +17,11 @@ pub(in super::super) struct WeightPrefetch {
 impl WeightPrefetch {
     const LINE: usize = 64;
 
-    pub(in super::super) const NONE: WeightPrefetch =
+    pub(in crate::kernels) const NONE: WeightPrefetch =
         WeightPrefetch { lines: core::ptr::null()..core::ptr::null(), step: 0 };
 
     /// Up to `rows` rows from `row` on, of a task that ends with panel `end`; at its end, `prefetch_next`.
-    pub(in super::super) fn rows(
+    pub(in crate::kernels) fn rows(
         w: &Matrix,
         row: usize,
         rows: usize,
@@ -36,7 +36,7 @@ impl WeightPrefetch {
 
     /// The part for a tile that does `work` of `all` the work on these rows, in `chunks` chunks of 32 elements.
     #[inline(always)]
-    pub(in super::super) fn share<S: Simd>(
+    pub(in crate::kernels) fn share<S: Simd>(
         &self,
         _: S,
         work: Range<usize>,

@@ -6,7 +6,7 @@ const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer i
 const TINY: f32 = 1e-30; // smaller blocks would overflow 127 / amax: they are zero by definition
 
 /// The scalar definition: quantises a block and returns its scale.
-pub(in super::super) fn quantise(x: &[f32], q: &mut [i8]) -> f32 {
+pub(in crate::kernels) fn quantise(x: &[f32], q: &mut [i8]) -> f32 {
     let amax = x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
     let Some((id, d)) = scales(amax) else {
         q.fill(0);
@@ -41,7 +41,7 @@ static EVEN: [i8; 16] = [1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0];
 
 /// [`quantise`] on lanes, for whole vectors; otherwise the scalar code.
 #[inline(always)]
-pub(in super::super) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8]) -> f32 {
+pub(in crate::kernels) fn quantise_lanes<S: Simd>(s: S, x: &[f32], q: &mut [i8]) -> f32 {
     if !x.len().is_multiple_of(S::LANES) {
         return quantise(x, q);
     }

@@ -12,22 +12,22 @@ use crate::kernels::tiles::QuantFormat;
 /// Buffer for the unpacked weights of some rows and blocks; small enough to stay in the L1 cache while the columns
 /// pass.
 #[repr(align(64))]
-pub(in super::super) struct UnpackBuffer([MaybeUninit<u8>; UnpackBuffer::BYTES]);
+pub(in crate::kernels) struct UnpackBuffer([MaybeUninit<u8>; UnpackBuffer::BYTES]);
 
 impl UnpackBuffer {
     const BYTES: usize = 18 * 1024;
 
-    pub(in super::super) fn new() -> UnpackBuffer {
+    pub(in crate::kernels) fn new() -> UnpackBuffer {
         UnpackBuffer([const { MaybeUninit::uninit() }; Self::BYTES])
     }
 
     /// Whether products of several columns unpack the weights or scales of this format.
-    pub(in super::super) const fn is_used<S: Simd, Q: QuantFormat>() -> bool {
+    pub(in crate::kernels) const fn is_used<S: Simd, Q: QuantFormat>() -> bool {
         S::UNPACKS_SCALES || Self::groups::<S, Q>() > 0
     }
 
     /// Number of groups that are unpacked of a chunk of 32 elements: all or none.
-    pub(in super::super) const fn groups<S: Simd, Q: QuantFormat>() -> usize {
+    pub(in crate::kernels) const fn groups<S: Simd, Q: QuantFormat>() -> usize {
         if S::UNPACKS && (Q::PACKED || S::UNPACKS_BYTES) { 8 } else { 0 }
     }
 
@@ -37,7 +37,7 @@ impl UnpackBuffer {
     }
 
     /// Number of blocks that fit, for `rv` row vectors.
-    pub(in super::super) fn blocks<S: Simd>(layout: &PanelLayout, rv: usize) -> usize {
+    pub(in crate::kernels) fn blocks<S: Simd>(layout: &PanelLayout, rv: usize) -> usize {
         Self::BYTES / Self::block_bytes::<S>(layout, rv)
     }
 
@@ -54,7 +54,7 @@ impl UnpackBuffer {
     /// If the blocks do not fit, or are not in the matrix.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     #[cfg_attr(target_family = "wasm", inline(never))]
-    pub(in super::super) fn unpack<S: Simd>(
+    pub(in crate::kernels) fn unpack<S: Simd>(
         &mut self,
         s: S,
         w: &Matrix,
@@ -113,7 +113,7 @@ impl UnpackBuffer {
 /// # Safety
 /// The chunk must be readable.
 #[inline(always)]
-pub(in super::super) unsafe fn chunk<S: Simd>(
+pub(in crate::kernels) unsafe fn chunk<S: Simd>(
     s: S,
     layout: &PanelLayout,
     at: *const u8,

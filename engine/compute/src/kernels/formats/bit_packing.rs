@@ -13,17 +13,17 @@
 //! other elements are shifted in. These bits are known when the last bits of a line are packed, and packing chooses
 //! those such that the exclusive or gives the group. So a group takes one mask, not one per line.
 
-use super::panel_layout::HEAD;
-use super::simd::Simd;
+use crate::kernels::panel_layout::HEAD;
+use crate::kernels::simd::Simd;
 
 /// Part of a group in a line: index of the line, right shift, and mask of the bits of the group that it supplies.
 type BitShare = (usize, u32, u8);
 
 /// Bit packing of one width.
-pub(super) struct BitPacking {
+pub(in crate::kernels) struct BitPacking {
     bits: u32,
     /// Elements of a sub-block.
-    pub(super) len: usize,
+    pub(in crate::kernels) len: usize,
     /// Lines of a sub-block.
     lines: usize,
     /// The parts of each group, in order of the lines, as they are read. A group that owns the low bits of a line comes
@@ -72,27 +72,27 @@ static BIT_PACKINGS: [BitPacking; 3] = [
 
 impl BitPacking {
     /// The packing of weights of 4, 5 or 6 bits.
-    pub(super) const fn of(bits: u32) -> &'static BitPacking {
+    pub(in crate::kernels) const fn of(bits: u32) -> &'static BitPacking {
         &BIT_PACKINGS[bits as usize - 4]
     }
 
     /// Bytes of a sub-block of 16 rows.
-    pub(super) const fn sub_block_bytes(&self) -> usize {
+    pub(in crate::kernels) const fn sub_block_bytes(&self) -> usize {
         self.lines * 64
     }
 
     /// Bytes of the record of a super-block: scales and sub-blocks.
-    pub(super) const fn record_bytes(&self) -> usize {
+    pub(in crate::kernels) const fn record_bytes(&self) -> usize {
         HEAD + 256 / self.len * self.sub_block_bytes()
     }
 
     /// Groups of a sub-block.
-    pub(super) const fn groups(&self) -> usize {
+    pub(in crate::kernels) const fn groups(&self) -> usize {
         self.len / 4
     }
 
     /// Element `e` of a sub-block. `lane(line)` is the 16-bit lane of the line with the element and its neighbour.
-    pub(super) fn element(&self, e: usize, lane: impl Fn(usize) -> u16) -> u8 {
+    pub(in crate::kernels) fn element(&self, e: usize, lane: impl Fn(usize) -> u16) -> u8 {
         let shares = self.groups[e / 4].iter();
         let lane = shares.fold(0, |all, &(line, shift, _)| all ^ lane(line) >> shift);
         (lane >> (e % 2 * 8)) as u8 & ((1 << self.bits) - 1)
@@ -102,7 +102,7 @@ impl BitPacking {
 /// Packs one or two sub-blocks of row `r`. `group(g)` is group g as four bytes, the second sub-block in the upper half
 /// of the word.
 #[inline(always)]
-pub(super) fn pack<const BITS: u32>(group: impl Fn(usize) -> u64, sub_blocks: &mut [u8], r: usize) {
+pub(in crate::kernels) fn pack<const BITS: u32>(group: impl Fn(usize) -> u64, sub_blocks: &mut [u8], r: usize) {
     let mut words = [0u64; 5];
     // unrolled by a macro, so that the parts are constants
     macro_rules! groups {
@@ -136,7 +136,7 @@ fn shr16(x: u64, n: u32) -> u64 {
 /// # Safety
 /// `at` must point at a whole sub-block.
 #[inline(always)]
-pub(super) unsafe fn group<S: Simd, const BITS: u32>(s: S, at: *const u8, g: usize) -> S::B {
+pub(in crate::kernels) unsafe fn group<S: Simd, const BITS: u32>(s: S, at: *const u8, g: usize) -> S::B {
     let mut all = s.zeros();
     for &(line, shift, _) in BitPacking::of(BITS).groups[g] {
         // SAFETY: a line of the sub-block.
@@ -151,7 +151,7 @@ pub(super) unsafe fn group<S: Simd, const BITS: u32>(s: S, at: *const u8, g: usi
 /// # Safety
 /// `at` must point at a whole sub-block.
 #[inline(always)]
-pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: &mut impl FnMut(S::B)) {
+pub(in crate::kernels) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: &mut impl FnMut(S::B)) {
     for g in 0..const { BitPacking::of(BITS).groups() } {
         // SAFETY: the caller's.
         put(unsafe { group::<S, BITS>(s, at, g) });

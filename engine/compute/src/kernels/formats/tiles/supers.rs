@@ -11,7 +11,7 @@ use crate::kernels::panel_layout::HEAD;
 use crate::kernels::simd::{FEW_TILES, Simd, each};
 
 /// Q4_K and Q5_K: unsigned quants, eight sub-blocks with 6-bit scales and minima.
-pub(in super::super) struct SuperMin<const BITS: u32>;
+pub(in crate::kernels) struct SuperMin<const BITS: u32>;
 
 impl<const BITS: u32> QuantFormat for SuperMin<BITS> {
     const TILE_CLASS: TileClass = TileClass::Super;
@@ -25,7 +25,7 @@ impl<const BITS: u32> QuantFormat for SuperMin<BITS> {
 }
 
 /// Q6_K: 6-bit quants stored with 32 added, sixteen sub-blocks with signed scales.
-pub(in super::super) struct SuperSigned;
+pub(in crate::kernels) struct SuperSigned;
 
 impl QuantFormat for SuperSigned {
     const TILE_CLASS: TileClass = TileClass::Super;

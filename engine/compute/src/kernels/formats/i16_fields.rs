@@ -21,17 +21,17 @@
 
 use core::ops::Range;
 
-use super::simd::{Simd, each};
+use crate::kernels::simd::{Simd, each};
 
 /// Whether panels of this build hold i16 fields: builds for simd128 without relaxed-simd.
-pub(super) const HAS_I16_FIELDS: bool =
+pub(in crate::kernels) const HAS_I16_FIELDS: bool =
     cfg!(all(target_arch = "wasm32", target_feature = "simd128", not(target_feature = "relaxed-simd")));
 
 /// The i16 fields of one weight width.
-pub(super) struct I16Fields {
+pub(in crate::kernels) struct I16Fields {
     bits: u32,
     /// Elements of a sub-block.
-    pub(super) len: usize,
+    pub(in crate::kernels) len: usize,
     /// Lines of a sub-block.
     lines: usize,
     /// Fields of a line that hold a whole element; the others hold a part of one.
@@ -53,7 +53,7 @@ const WORDS: usize = 4;
 
 impl I16Fields {
     /// The fields of weights of that width; `None` for bytes, and in builds without i16 fields.
-    pub(super) const fn of(bits: u32) -> Option<&'static I16Fields> {
+    pub(in crate::kernels) const fn of(bits: u32) -> Option<&'static I16Fields> {
         match bits {
             4..=6 if HAS_I16_FIELDS => Some(&I16_FIELDS[bits as usize - 4]),
             _ => None,
@@ -61,12 +61,12 @@ impl I16Fields {
     }
 
     /// The fields that a tile of `NC` columns reads: only gemv does; tiles of several columns unpack.
-    pub(super) const fn for_columns<const NC: usize>(bits: u32) -> Option<&'static I16Fields> {
+    pub(in crate::kernels) const fn for_columns<const NC: usize>(bits: u32) -> Option<&'static I16Fields> {
         if NC == 1 { I16Fields::of(bits) } else { None }
     }
 
     /// Words of activation factors per sub-block and column.
-    pub(super) const fn words(&self) -> usize {
+    pub(in crate::kernels) const fn words(&self) -> usize {
         self.lines * WORDS
     }
 
@@ -97,7 +97,7 @@ impl I16Fields {
     /// Packs one or two sub-blocks of row `r`. `group(g)` is group g as four bytes, the second sub-block in the upper
     /// half of the word.
     #[inline(always)]
-    pub(super) fn pack(&self, group: impl Fn(usize) -> u64, sub_blocks: &mut [u8], r: usize) {
+    pub(in crate::kernels) fn pack(&self, group: impl Fn(usize) -> u64, sub_blocks: &mut [u8], r: usize) {
         let mut groups = [0; 8];
         // opaque bound: not unrolled, to keep the module small
         for (g, four) in groups[..core::hint::black_box(self.len / 4)].iter_mut().enumerate() {
@@ -123,14 +123,14 @@ impl I16Fields {
     }
 
     /// Element `e` of a sub-block; `lane(line, half)` reads a lane.
-    pub(super) fn element(&self, e: usize, lane: impl Fn(usize, usize) -> u16) -> u8 {
+    pub(in crate::kernels) fn element(&self, e: usize, lane: impl Fn(usize, usize) -> u16) -> u8 {
         let (lines, shift, bits) = self.position(e / 4 * 2 + e % 2);
         let part = |l: usize| lane(l, e % 4 / 2) >> shift & ((1 << bits) - 1);
         lines.enumerate().fold(0, |value, (i, l)| value | part(l) << (i as u32 * bits)) as u8
     }
 
     /// Writes the factors of the lines: an i16 pair per field, one factor for each half.
-    pub(super) fn write_factors(&self, q: &[i8], out: &mut [u32]) {
+    pub(in crate::kernels) fn write_factors(&self, q: &[i8], out: &mut [u32]) {
         for (i, out) in out.chunks_exact_mut(WORDS).enumerate() {
             let (line, q) = (i % self.lines, &q[i / self.lines * self.len..]);
             let (mut before, mut at) = ([0; 2], 0);
@@ -158,7 +158,7 @@ const fn shift_of(bits: u32, i: usize) -> u32 {
 /// # Safety
 /// `at` must point at a whole sub-block.
 #[inline(always)]
-pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: &mut impl FnMut(S::B)) {
+pub(in crate::kernels) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: &mut impl FnMut(S::B)) {
     let Some(f) = (const { I16Fields::of(BITS) }) else { return };
     // SAFETY: lines of the sub-block.
     let line = |l: usize| unsafe { s.load_b(at.add(l * 64)) };
@@ -180,7 +180,7 @@ pub(super) unsafe fn unpack<S: Simd, const BITS: u32>(s: S, at: *const u8, put: 
 /// # Safety
 /// The lines and factors of a whole sub-block must be readable.
 #[inline(always)]
-pub(super) unsafe fn add_sub_block<S: Simd, const RV: usize, const BITS: u32>(
+pub(in crate::kernels) unsafe fn add_sub_block<S: Simd, const RV: usize, const BITS: u32>(
     s: S,
     lines: [*const u8; RV],
     factors: *const u32,

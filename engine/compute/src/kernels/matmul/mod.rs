@@ -16,21 +16,24 @@
 //! A product is cut into tasks of whole panels; a task computes its rows for all columns, so any assignment of tasks to
 //! threads gives the same bits. Inside a task, register tiles of rows x columns iterate over the whole of K.
 
+pub mod f32_tile;
+pub(in crate::kernels) mod split;
+
 use core::marker::PhantomData;
 
-use super::act::{self, Floats, PackedActs};
-use super::cpu::Op;
-use super::decoded::Decoded;
-use super::f32_tile::{self, AsBf16, AsF16, AsF32, Elem};
-use super::i16_fields::HAS_I16_FIELDS;
-use super::matmul_tasks::{MatmulTask, split_into_tasks};
-use super::panel::{Matrix, PANEL};
-use super::panel_layout::PanelLayout;
-use super::simd::{FEW_TILES, Simd, TileShape, each};
-use super::tiles::{
+use self::f32_tile::{AsBf16, AsF16, AsF32, Elem};
+use self::split::{MatmulTask, split_into_tasks};
+use crate::kernels::act::{self, Floats, PackedActs};
+use crate::kernels::cpu::Op;
+use crate::kernels::decoded::Decoded;
+use crate::kernels::i16_fields::HAS_I16_FIELDS;
+use crate::kernels::panel::{Matrix, PANEL};
+use crate::kernels::panel_layout::PanelLayout;
+use crate::kernels::simd::{FEW_TILES, Simd, TileShape, each};
+use crate::kernels::tiles::{
     Block32, Codes32, QuantFormat, SuperCodes, SuperMin, SuperSigned, TileArgs, TileClass, UnpackBuffer, WeightPrefetch,
 };
-use super::{Cpu, SharedOut, tasks};
+use crate::kernels::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use crate::quant::Dtype;
 
@@ -45,7 +48,7 @@ pub enum Columns<'a> {
 
 impl Columns<'_> {
     /// Number of columns.
-    pub(super) fn n(&self) -> usize {
+    pub(in crate::kernels) fn n(&self) -> usize {
         match self {
             Columns::Packed(a) => a.n,
             Columns::Plain(x) => x.n(),
@@ -108,23 +111,23 @@ pub fn products(cpu: Cpu, pool: &dyn Pool, jobs: &[MatmulJob<'_>], out: &mut [f3
 }
 
 /// A job with its output; `at` is the index of its first element there. Different tasks write different rows.
-pub(super) struct Product<'a> {
-    pub(super) w: &'a Matrix,
-    pub(super) x: Columns<'a>,
-    pub(super) n: usize,
-    pub(super) out: SharedOut<'a, f32>,
-    pub(super) at: usize,
-    pub(super) stride: usize,
+pub(in crate::kernels) struct Product<'a> {
+    pub(in crate::kernels) w: &'a Matrix,
+    pub(in crate::kernels) x: Columns<'a>,
+    pub(in crate::kernels) n: usize,
+    pub(in crate::kernels) out: SharedOut<'a, f32>,
+    pub(in crate::kernels) at: usize,
+    pub(in crate::kernels) stride: usize,
 }
 
 /// Panels `p0..p1` of a product.
 #[derive(Clone, Copy)]
-pub(super) struct Panels<'a> {
-    pub(super) product: &'a Product<'a>,
-    pub(super) p0: usize,
-    pub(super) p1: usize,
+pub(in crate::kernels) struct Panels<'a> {
+    pub(in crate::kernels) product: &'a Product<'a>,
+    pub(in crate::kernels) p0: usize,
+    pub(in crate::kernels) p1: usize,
     /// Weights that this thread is likely to read next, prefetched at the end of the task.
-    pub(super) prefetch_next: &'a [u8],
+    pub(in crate::kernels) prefetch_next: &'a [u8],
 }
 
 impl Panels<'_> {
@@ -135,7 +138,7 @@ impl Panels<'_> {
         if let (Columns::Packed(a), Some(amx)) = (self.product.x, cpu.amx())
             && a.layout.amx_columns(a.n) > 0
         {
-            super::isa::x86_64::amx::gemm(amx, self, &a);
+            crate::kernels::isa::x86_64::amx::gemm(amx, self, &a);
         }
         match (self.product.w.dtype(), self.product.w.layout()) {
             (Dtype::F32, _) => cpu.run(FloatPanels::<AsF32>(self, PhantomData)),
@@ -239,7 +242,7 @@ struct TileLoop<'a, S, T: ?Sized> {
 
 /// Number of row vectors at a time for `n` columns: that of `tile`, or for one column `gemv` or a panel.
 #[inline(always)]
-pub(super) fn vectors_per_tile<S: Simd>(s: S, n: usize, gemv: usize, tile: TileShape) -> usize {
+pub(in crate::kernels) fn vectors_per_tile<S: Simd>(s: S, n: usize, gemv: usize, tile: TileShape) -> usize {
     match n {
         1 if s.prefetch_policy().interleaves_panels => gemv,
         1 => PANEL / S::LANES,

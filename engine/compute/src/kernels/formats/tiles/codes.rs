@@ -8,7 +8,7 @@ use crate::kernels::panel_layout::{CodebookLayout, HEAD, block_at, code_line};
 use crate::kernels::simd::{Simd, each};
 
 /// Codes in blocks of 32, with one scale, or one per half.
-pub(in super::super) struct Codes32;
+pub(in crate::kernels) struct Codes32;
 
 impl QuantFormat for Codes32 {
     const TILE_CLASS: TileClass = TileClass::Eight;
@@ -140,7 +140,7 @@ impl<const RV: usize> CodeChunk<RV> {
 ///
 /// The sums fit i32: a dot of 16 is at most 16 * 127 * 127 and a scale within -32..=31, so the 16 sub-blocks sum to
 /// less than 2^28.
-pub(in super::super) struct SuperCodes;
+pub(in crate::kernels) struct SuperCodes;
 
 impl QuantFormat for SuperCodes {
     const TILE_CLASS: TileClass = TileClass::Super;
