@@ -15,6 +15,7 @@ mod cpu;
 mod formats;
 mod isa;
 mod simd;
+mod sync;
 
 pub mod attention;
 pub mod crew;
