@@ -1,5 +1,5 @@
 //! Register tiles of products with quantised weights: `RV` row vectors times `NC` columns, over the whole of K. One
-//! file per kind of block; the head of `matmul.rs` has the formulas, that of `panel.rs` the layouts.
+//! file per kind of block; the head of `matmul/mod.rs` has the formulas, that of `panel.rs` the layouts.
 
 mod block32;
 mod codes;
