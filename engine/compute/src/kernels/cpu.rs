@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
-use super::features::{has_feature, has_features, isa_features};
+use super::isa::features::{has_feature, has_features, isa_features};
 use super::simd::{Prefetch, Simd};
 
 /// An instruction-set path. All paths give the same bits.
@@ -141,9 +141,11 @@ impl Cpu {
 
     /// The AMX tiles, if this path uses them.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn amx(self) -> Option<super::amx::Amx> {
+    pub(super) fn amx(self) -> Option<super::isa::x86_64::amx::Amx> {
         // SAFETY: a `Cpu` of that `Isa` exists only if `is_available` said that the machine has the features.
-        (self.isa == Isa::Amx).then(|| unsafe { super::amx::Amx::new(super::avx512::Avx512::new(self.prefetch)) })
+        (self.isa == Isa::Amx).then(|| unsafe {
+            super::isa::x86_64::amx::Amx::new(super::isa::x86_64::avx512::Avx512::new(self.prefetch))
+        })
     }
 
     /// Runs an operation on this instruction set.
@@ -153,24 +155,32 @@ impl Cpu {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx2 => unsafe { super::avx2::run(super::avx2::Avx2::<false>::new(self.prefetch), op) },
+            Isa::Avx2 => unsafe {
+                super::isa::x86_64::avx2::run(super::isa::x86_64::avx2::Avx2::<false>::new(self.prefetch), op)
+            },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::AvxVnni => unsafe { super::avx2::run_vnni(super::avx2::Avx2::<true>::new(self.prefetch), op) },
+            Isa::AvxVnni => unsafe {
+                super::isa::x86_64::avx2::run_vnni(super::isa::x86_64::avx2::Avx2::<true>::new(self.prefetch), op)
+            },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx512Vnni | Isa::Amx => unsafe { super::avx512::run(super::avx512::Avx512::new(self.prefetch), op) },
+            Isa::Avx512Vnni | Isa::Amx => unsafe {
+                super::isa::x86_64::avx512::run(super::isa::x86_64::avx512::Avx512::new(self.prefetch), op)
+            },
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-            Isa::Neon => op.simd(super::neon::Neon::<false>::new()),
+            Isa::Neon => op.simd(super::isa::aarch64::neon::Neon::<false>::new()),
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             // SAFETY: as above.
-            Isa::NeonDotprod => unsafe { super::neon::run_dotprod(super::neon::Neon::<true>::new(), op) },
+            Isa::NeonDotprod => unsafe {
+                super::isa::aarch64::neon::run_dotprod(super::isa::aarch64::neon::Neon::<true>::new(), op)
+            },
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-            Isa::RelaxedI16 if const { O::DOTS } => op.simd(super::wasm::Wasm::<true, true>::new()),
+            Isa::RelaxedI16 if const { O::DOTS } => op.simd(super::isa::wasm32::lanes::Wasm::<true, true>::new()),
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-            Isa::RelaxedSimd | Isa::RelaxedI16 => op.simd(super::wasm::Wasm::<true>::new()),
+            Isa::RelaxedSimd | Isa::RelaxedI16 => op.simd(super::isa::wasm32::lanes::Wasm::<true>::new()),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-            isa if isa == Isa::Simd128 || !HAS_SCALAR => op.simd(super::wasm::Wasm::<false>::new()),
+            isa if isa == Isa::Simd128 || !HAS_SCALAR => op.simd(super::isa::wasm32::lanes::Wasm::<false>::new()),
             _ => op.scalar(),
         }
     }
@@ -230,7 +240,7 @@ fn is_available(isa: Isa) -> bool {
         Isa::Scalar => true,
         Isa::Avx2 => isa_features!(Avx2, has_features),
         Isa::AvxVnni => isa_features!(AvxVnni, has_features),
-        Isa::Amx => is_available(Isa::Avx512Vnni) && has_amx() && super::amx::is_permitted(),
+        Isa::Amx => is_available(Isa::Avx512Vnni) && has_amx() && super::isa::x86_64::amx::is_permitted(),
         Isa::Avx512Vnni => isa_features!(Avx512Vnni, has_features),
         _ => false,
     }
@@ -253,7 +263,7 @@ fn is_available(isa: Isa) -> bool {
         // some engines compile the relaxed dot product wrongly, so it is probed first
         #[cfg(target_feature = "relaxed-simd")]
         Isa::RelaxedI16 | Isa::RelaxedSimd => {
-            super::wasm_probe::relaxed_is_exact([Isa::RelaxedI16, Isa::RelaxedSimd].map(Cpu::of))
+            super::isa::wasm32::probe::relaxed_is_exact([Isa::RelaxedI16, Isa::RelaxedSimd].map(Cpu::of))
         }
         _ => false,
     }

@@ -5,19 +5,19 @@
 //! that entered. Workers enter while the gate is open; a worker that comes too late (it slept, or had no core) skips
 //! the region, and nobody waits for it.
 
-use core::cell::UnsafeCell;
 use core::mem;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::sync::{AtomicBool, AtomicU64, Ordering, UnsafeCell, spin_loop};
 
 type Work<'a> = &'a (dyn Fn() + Sync);
 
 /// The gate through which the workers of a leader join its parallel regions.
 pub struct Crew {
     /// `epoch << 17 | workers inside << 1 | open`.
-    gate: AtomicU64,
-    work: UnsafeCell<Option<Work<'static>>>,
-    leading: AtomicBool,
-    panicked: AtomicBool,
+    pub(super) gate: AtomicU64,
+    pub(super) work: UnsafeCell<Option<Work<'static>>>,
+    pub(super) leading: AtomicBool,
+    pub(super) panicked: AtomicBool,
 }
 
 // SAFETY: `work` is written only by the leader (at most one, by `leading`) while the gate is closed and no worker is
@@ -30,23 +30,7 @@ const OPEN: u64 = 1;
 const WORKER: u64 = 2;
 const EPOCH: u64 = 1 << 17;
 
-impl Default for Crew {
-    fn default() -> Self {
-        Crew::new()
-    }
-}
-
 impl Crew {
-    /// A closed gate without workers.
-    pub const fn new() -> Crew {
-        Crew {
-            gate: AtomicU64::new(0),
-            work: UnsafeCell::new(None),
-            leading: AtomicBool::new(false),
-            panicked: AtomicBool::new(false),
-        }
-    }
-
     /// Runs `work` on this thread and on all workers that join: opens the gate, calls `wake`, works, closes the gate,
     /// and calls `wait` until the workers inside have left. If another thread is leading, runs `work` on this thread
     /// only.
@@ -63,7 +47,7 @@ impl Crew {
         // reference.
         let work: Work<'static> = unsafe { mem::transmute::<Work<'_>, Work<'static>>(work) };
         // SAFETY: this thread leads, the gate is closed and no worker is inside.
-        unsafe { *self.work.get() = Some(work) };
+        self.work.with_mut(|slot| unsafe { *slot = Some(work) });
         self.gate.fetch_add(EPOCH | OPEN, Ordering::SeqCst);
         let close = CloseGate { crew: self, wait };
         wake();
@@ -90,7 +74,7 @@ impl Crew {
         *seen = gate / EPOCH;
         let inside = WorkerGuard { crew: self, done: false };
         // SAFETY: this worker is inside, so the leader keeps the closure alive and does not write.
-        if let Some(work) = unsafe { *self.work.get() } {
+        if let Some(work) = self.work.with(|slot| unsafe { *slot }) {
             work();
         }
         let mut inside = inside;
@@ -134,7 +118,7 @@ struct EndLeading<'a>(&'a Crew);
 impl Drop for EndLeading<'_> {
     fn drop(&mut self) {
         while self.0.has_workers() {
-            core::hint::spin_loop();
+            spin_loop();
         }
         self.0.leading.store(false, Ordering::Release);
     }

@@ -11,52 +11,33 @@
 #![allow(clippy::needless_range_loop, clippy::wrong_self_convention)]
 
 mod aligned;
-mod bit_packing;
 mod cpu;
-mod decoded;
-#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
-mod features;
-mod i16_fields;
-mod pack;
-mod panel_layout;
+mod formats;
+mod isa;
 mod simd;
+mod sync;
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
-#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-mod neon;
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-mod wasm;
-#[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-mod wasm_probe;
-
-pub mod act;
 pub mod attention;
 pub mod crew;
 pub mod elementwise;
 pub mod exp;
-pub mod f32_tile;
 pub mod isa_benchmark;
 pub mod matmul;
-mod matmul_tasks;
 mod narrow;
 pub mod norm;
-pub mod panel;
 pub mod rope;
 pub mod softmax;
 pub mod special;
 #[cfg(feature = "std")]
 pub mod standby;
 pub mod tasks;
-mod tiles;
 
 pub(crate) use aligned::SharedOut;
 pub use aligned::{AlignedBuf, WeightArena};
 pub use cpu::{Cpu, Isa, UnknownIsa};
+pub use formats::{act, panel};
+use formats::{bit_packing, decoded, i16_fields, panel_layout, tiles};
+pub use matmul::f32_tile;
 
 /// Version of the numerics: changes whenever a logit, state, probability or draw changes on any input. Receipts contain
 /// it.

@@ -1,0 +1,11 @@
+//! One folder per architecture: the lane types of its instruction sets, and what only it has. `Cpu` is their only user
+//! besides the AMX products.
+
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+pub(super) mod aarch64;
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+pub(super) mod features;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub(super) mod wasm32;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod x86_64;
