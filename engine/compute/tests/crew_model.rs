@@ -56,6 +56,7 @@ fn lead(crew: &Crew, value: usize) -> usize {
         let ticket = entered.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as above.
         let value = input.with(|p| unsafe { *p });
+        // SAFETY: as above.
         outputs[ticket].with_mut(|p| unsafe { *p = value });
     });
     crew.lead(&|| work.call(), || (), |_| thread::yield_now());

@@ -159,25 +159,10 @@ impl WeightLoader {
         let weights = Weights::new(&mut tensors, &self.config)?;
         // ignoring a tensor would compute another model than the file describes
         match tensors.first_unused() {
-            Some(name) => Err(conflict(name)),
+            Some(name) => Err(roles::conflict(name)),
             None => Ok((self.config, weights)),
         }
     }
-}
-
-/// The error for a tensor that no layer took, because the file also has the tensors of another layout.
-fn conflict(name: &str) -> LoadError {
-    let (prefix, part) = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
-        Some((layer, part)) => (format!("blk.{layer}."), part),
-        None => (String::new(), name),
-    };
-    let (other, expected) = match part.split('.').next().unwrap_or(part) {
-        "attn_q" | "attn_k" | "attn_v" => ("attn_qkv", "either the fused or the separate tensors"),
-        "ffn_gate" | "ffn_up" | "ffn_down" => ("ffn_gate_inp", "either a dense feed-forward or experts"),
-        "rope_factors_short" | "rope_factors_long" => ("rope_freqs", "either one set of RoPE divisors or two"),
-        _ => return tensor_error(name, "a tensor that no layer uses", "only tensors that the model uses"),
-    };
-    tensor_error(name, &format!("both it and `{prefix}{other}.weight`"), expected)
 }
 
 impl PendingTensor {

@@ -1,11 +1,10 @@
-//! Tensor names: the shape that each must have, and which tensors a layer requires.
+//! The table of tensors: their names, the shape that each must have, when it is required, and what takes its place.
 
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::config::{Config, MAX_WIDTH};
-use super::projection;
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::WeightArena;
@@ -37,90 +36,17 @@ pub(super) enum TensorStorage {
 impl Role {
     /// The role of a tensor by its name; `None` if the model has no tensor of this name.
     fn of(t: &TensorInfo<'_>, c: &Config) -> Option<Role> {
-        let (q, kv) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
-        let matrix = |rows, k| Some(Role::Matrices { n: 1, rows, k });
-        let vector = |n| Some(Role::Vector(n));
-        // widths that only the tensor itself states
-        let width = |dim: u64| dim.min(u64::from(MAX_WIDTH)) as usize;
-        match t.name {
-            "token_embd.weight" | "output.weight" => return matrix(c.n_vocab, c.n_embd),
-            "position_embd.weight" if c.arch.rope.is_none() => return matrix(c.n_ctx_train, c.n_embd),
-            // the tensor has a row per token type; the first is used
-            "token_types.weight" => return matrix(width(t.dims[1]), c.n_embd),
-            "token_embd_norm.weight" | "token_embd_norm.bias" => return vector(c.n_embd),
-            "output.bias" => return vector(c.n_vocab),
-            "output_norm.weight" | "output_norm.bias" if !c.arch.post_norm => return vector(c.n_embd),
-            "rope_freqs.weight" | "rope_factors_long.weight" | "rope_factors_short.weight" => {
-                return vector(c.n_rot / 2);
-            }
-            _ => {}
-        }
-        // projections have any shape; each must fit the one before
-        match t.name.split_once('.') {
-            Some((head, "weight")) if projection::NAMES.contains(&head) => {
-                return matrix(width(t.dims[1]), width(t.dims[0]));
-            }
-            Some((head, "bias")) if projection::NAMES.contains(&head) => return vector(width(t.dims[0])),
-            _ => {}
-        }
-        let (layer, part) = t.name.strip_prefix("blk.")?.split_once('.')?;
-        if index(layer)? >= c.n_layer() {
-            return None;
-        }
-        // gate and up may be fused in one matrix
-        let up = if t.dims[1] == 2 * c.n_ff as u64 { 2 * c.n_ff } else { c.n_ff };
-        if let Some((norm, "weight" | "bias")) = part.split_once('.')
-            && ["attn_output_norm", "layer_output_norm"].contains(&norm)
-        {
-            return if c.arch.post_norm { vector(c.n_embd) } else { None };
-        }
-        match part {
-            "attn_norm.weight" | "ffn_norm.weight" | "post_attention_norm.weight" | "post_ffw_norm.weight" => {
-                vector(c.n_embd)
-            }
-            "attn_norm.bias" | "ffn_norm.bias" => vector(c.n_embd),
-            "attn_q_norm.weight" => Some(Role::HeadNorm { n_head: c.n_head, head_dim: c.head_dim }),
-            "attn_k_norm.weight" => Some(Role::HeadNorm { n_head: c.n_head_kv, head_dim: c.head_dim }),
-            "attn_qkv.weight" => matrix(q + 2 * kv, c.n_embd),
-            "attn_qkv.bias" => vector(q + 2 * kv),
-            "attn_q.weight" => matrix(q, c.n_embd),
-            "attn_q.bias" => vector(q),
-            "attn_k.weight" | "attn_v.weight" => matrix(kv, c.n_embd),
-            "attn_k.bias" | "attn_v.bias" => vector(kv),
-            "attn_output.weight" => matrix(c.n_embd, q),
-            "attn_output.bias" | "ffn_down.bias" => vector(c.n_embd),
-            "ffn_gate.weight" => matrix(c.n_ff, c.n_embd),
-            "ffn_up.weight" => matrix(up, c.n_embd),
-            "ffn_gate.bias" => vector(c.n_ff),
-            "ffn_up.bias" => vector(if t.dims[0] == 2 * c.n_ff as u64 { 2 * c.n_ff } else { c.n_ff }),
-            "ffn_down.weight" => matrix(c.n_embd, c.n_ff),
-            _ => Role::of_experts(part, c),
-        }
-    }
-
-    /// The role of a tensor of experts: one tensor for all experts, or, in older files, one per expert.
-    fn of_experts(part: &str, c: &Config) -> Option<Role> {
-        let e = c.experts.as_ref()?;
-        let matrices = |n, rows, k| Some(Role::Matrices { n, rows, k });
-        match part {
-            "ffn_gate_inp.weight" => matrices(1, e.n, c.n_embd),
-            "ffn_gate_exps.weight" | "ffn_up_exps.weight" => matrices(e.n, e.n_ff, c.n_embd),
-            "ffn_down_exps.weight" => matrices(e.n, c.n_embd, e.n_ff),
-            "ffn_gate_inp_shexp.weight" => matrices(1, 1, c.n_embd),
-            "ffn_gate_shexp.weight" | "ffn_up_shexp.weight" => matrices(1, e.n_ff_shared, c.n_embd),
-            "ffn_down_shexp.weight" => matrices(1, c.n_embd, e.n_ff_shared),
-            _ => {
-                let (which, number) = part.strip_suffix(".weight")?.split_once('.')?;
-                if index(number)? >= e.n {
+        let row = match t.name.strip_prefix("blk.") {
+            Some(rest) => {
+                let (layer, part) = rest.split_once('.')?;
+                if index(layer)? >= c.n_layer() {
                     return None;
                 }
-                match which {
-                    "ffn_gate" | "ffn_up" => matrices(1, e.n_ff, c.n_embd),
-                    "ffn_down" => matrices(1, c.n_embd, e.n_ff),
-                    _ => None,
-                }
+                find(LAYER_TENSORS, part, c.experts.map_or(0, |e| e.n))
             }
-        }
+            None => find(MODEL_TENSORS, t.name, 0),
+        };
+        (row?.role)(c, &t.dims)
     }
 
     fn reserve(self, t: &TensorInfo<'_>, arena: &mut WeightArena) -> Result<TensorStorage, LoadError> {
@@ -162,6 +88,233 @@ impl Role {
     }
 }
 
+/// A tensor of the table: its name, its shape, when it is required, and which tensors it cannot be beside.
+struct TensorRow {
+    /// The name; in a layer the part after `blk.N.`. `#` is the index of an expert.
+    name: &'static str,
+    /// The expected shape, of a configuration and the dimensions in the file; `None` where the model has no such tensor.
+    role: fn(&Config, &[u64; 4]) -> Option<Role>,
+    need: Need,
+    /// A tensor that takes the place of this one, and the rule in an error's words.
+    excludes: Option<(&'static str, &'static str)>,
+}
+
+/// When a tensor is required.
+enum Need {
+    Optional,
+    /// Wherever the model has a tensor of this name.
+    Always,
+    /// With the other set of LongRoPE divisors, or because the metadata asks for it.
+    LongRope {
+        other: &'static str,
+    },
+    /// In these layouts of a sub-layer.
+    Layouts(&'static [Layout]),
+}
+
+/// One of the alternative layouts of a part of a layer: of those whose first tensor exists, the one with the lowest
+/// number applies; if there is none, the one with the highest.
+type Layout = (Part, usize);
+
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    PreNorm,
+    PostNorm,
+    Qkv,
+    AttnOutput,
+    FeedForward,
+}
+
+impl TensorRow {
+    const fn new(name: &'static str, role: fn(&Config, &[u64; 4]) -> Option<Role>) -> TensorRow {
+        TensorRow { name, role, need: Need::Optional, excludes: None }
+    }
+
+    const fn need(self, need: Need) -> TensorRow {
+        TensorRow { need, ..self }
+    }
+
+    const fn of(self, layouts: &'static [Layout]) -> TensorRow {
+        self.need(Need::Layouts(layouts))
+    }
+
+    const fn excludes(self, rule: (&'static str, &'static str)) -> TensorRow {
+        TensorRow { excludes: Some(rule), ..self }
+    }
+
+    fn is_of(&self, layout: Layout) -> bool {
+        matches!(self.need, Need::Layouts(all) if all.contains(&layout))
+    }
+}
+
+const SEPARATE_QKV: (&str, &str) = ("attn_qkv", "either the fused or the separate tensors");
+const DENSE: (&str, &str) = ("ffn_gate_inp", "either a dense feed-forward or experts");
+const TWO_DIVISORS: (&str, &str) = ("rope_freqs", "either one set of RoPE divisors or two");
+
+const FUSED: &[Layout] = &[(Part::Qkv, 0)];
+const SEPARATE: &[Layout] = &[(Part::Qkv, 1)];
+const EXPERTS: &[Layout] = &[(Part::FeedForward, 0)];
+const GATED: &[Layout] = &[(Part::FeedForward, 1)];
+const ANY_DENSE: &[Layout] = &[(Part::FeedForward, 1), (Part::FeedForward, 2)];
+
+fn matrix(rows: usize, k: usize) -> Option<Role> {
+    Some(Role::Matrices { n: 1, rows, k })
+}
+
+fn vector(n: usize) -> Option<Role> {
+    Some(Role::Vector(n))
+}
+
+fn embedding_wide(c: &Config, _: &[u64; 4]) -> Option<Role> {
+    vector(c.n_embd)
+}
+
+fn pre_norm_only(c: &Config, _: &[u64; 4]) -> Option<Role> {
+    if c.arch.post_norm { None } else { vector(c.n_embd) }
+}
+
+fn post_norm_only(c: &Config, _: &[u64; 4]) -> Option<Role> {
+    if c.arch.post_norm { vector(c.n_embd) } else { None }
+}
+
+fn rope_divisors(c: &Config, _: &[u64; 4]) -> Option<Role> {
+    vector(c.n_rot / 2)
+}
+
+/// A projection has any shape; each must fit the one before.
+fn projection_matrix(_: &Config, dims: &[u64; 4]) -> Option<Role> {
+    matrix(width(dims[1]), width(dims[0]))
+}
+
+fn projection_bias(_: &Config, dims: &[u64; 4]) -> Option<Role> {
+    vector(width(dims[0]))
+}
+
+/// A width that only the tensor itself states.
+fn width(dim: u64) -> usize {
+    dim.min(u64::from(MAX_WIDTH)) as usize
+}
+
+fn q_width(c: &Config) -> usize {
+    c.n_head * c.head_dim
+}
+
+fn kv_width(c: &Config) -> usize {
+    c.n_head_kv * c.head_dim
+}
+
+/// Rows of the up matrix, which may have those of the gate too.
+fn up_rows(c: &Config, dim: u64) -> usize {
+    if dim == 2 * c.n_ff as u64 { 2 * c.n_ff } else { c.n_ff }
+}
+
+/// The tensors outside of layers; required ones are reported in this order.
+const MODEL_TENSORS: &[TensorRow] = &[
+    TensorRow::new("token_embd.weight", |c, _| matrix(c.n_vocab, c.n_embd)).need(Need::Always),
+    TensorRow::new("output_norm.weight", pre_norm_only).need(Need::Always),
+    TensorRow::new("position_embd.weight", |c, _| match c.arch.rope {
+        None => matrix(c.n_ctx_train, c.n_embd),
+        Some(_) => None,
+    })
+    .need(Need::Always),
+    // divisors for short and for long contexts come together
+    TensorRow::new("rope_factors_long.weight", rope_divisors)
+        .need(Need::LongRope { other: "rope_factors_short.weight" })
+        .excludes(TWO_DIVISORS),
+    TensorRow::new("rope_factors_short.weight", rope_divisors)
+        .need(Need::LongRope { other: "rope_factors_long.weight" })
+        .excludes(TWO_DIVISORS),
+    TensorRow::new("rope_freqs.weight", rope_divisors),
+    TensorRow::new("output.weight", |c, _| matrix(c.n_vocab, c.n_embd)),
+    TensorRow::new("output.bias", |c, _| vector(c.n_vocab)),
+    TensorRow::new("output_norm.bias", pre_norm_only),
+    // a row per token type; the first is used
+    TensorRow::new("token_types.weight", |c, dims| matrix(width(dims[1]), c.n_embd)),
+    TensorRow::new("token_embd_norm.weight", embedding_wide),
+    TensorRow::new("token_embd_norm.bias", embedding_wide),
+    TensorRow::new("dense_2.weight", projection_matrix),
+    TensorRow::new("dense_2.bias", projection_bias),
+    TensorRow::new("dense_3.weight", projection_matrix),
+    TensorRow::new("dense_3.bias", projection_bias),
+];
+
+/// The tensors of a layer; those of a layout are reported in this order.
+const LAYER_TENSORS: &[TensorRow] = &[
+    TensorRow::new("post_attention_norm.weight", embedding_wide).of(&[(Part::PreNorm, 0)]),
+    TensorRow::new("attn_norm.weight", embedding_wide).of(&[(Part::PreNorm, 1)]),
+    TensorRow::new("attn_norm.bias", embedding_wide),
+    TensorRow::new("ffn_norm.weight", embedding_wide),
+    TensorRow::new("ffn_norm.bias", embedding_wide),
+    TensorRow::new("post_ffw_norm.weight", embedding_wide),
+    TensorRow::new("attn_output_norm.weight", post_norm_only).of(&[(Part::PostNorm, 0)]),
+    TensorRow::new("attn_output_norm.bias", post_norm_only),
+    TensorRow::new("layer_output_norm.weight", post_norm_only).of(&[(Part::PostNorm, 0)]),
+    TensorRow::new("layer_output_norm.bias", post_norm_only),
+    TensorRow::new("attn_q_norm.weight", |c, _| Some(Role::HeadNorm { n_head: c.n_head, head_dim: c.head_dim })),
+    TensorRow::new("attn_k_norm.weight", |c, _| Some(Role::HeadNorm { n_head: c.n_head_kv, head_dim: c.head_dim })),
+    TensorRow::new("attn_qkv.weight", |c, _| matrix(q_width(c) + 2 * kv_width(c), c.n_embd)).of(FUSED),
+    TensorRow::new("attn_qkv.bias", |c, _| vector(q_width(c) + 2 * kv_width(c))),
+    TensorRow::new("attn_q.weight", |c, _| matrix(q_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_q.bias", |c, _| vector(q_width(c))).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_k.weight", |c, _| matrix(kv_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_k.bias", |c, _| vector(kv_width(c))).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_v.weight", |c, _| matrix(kv_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_v.bias", |c, _| vector(kv_width(c))).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_output.weight", |c, _| matrix(c.n_embd, q_width(c))).of(&[(Part::AttnOutput, 0)]),
+    TensorRow::new("attn_output.bias", embedding_wide),
+    TensorRow::new("ffn_gate_inp.weight", |c, _| matrix(c.experts.as_ref()?.n, c.n_embd)).of(EXPERTS),
+    TensorRow::new("ffn_gate_exps.weight", expert_inputs).of(EXPERTS),
+    TensorRow::new("ffn_up_exps.weight", expert_inputs).of(EXPERTS),
+    TensorRow::new("ffn_down_exps.weight", |c, _| {
+        let e = c.experts.as_ref()?;
+        Some(Role::Matrices { n: e.n, rows: c.n_embd, k: e.n_ff })
+    })
+    .of(EXPERTS),
+    TensorRow::new("ffn_gate.weight", |c, _| matrix(c.n_ff, c.n_embd)).of(GATED).excludes(DENSE),
+    TensorRow::new("ffn_gate.bias", |c, _| vector(c.n_ff)).excludes(DENSE),
+    TensorRow::new("ffn_up.weight", |c, dims| matrix(up_rows(c, dims[1]), c.n_embd)).of(ANY_DENSE).excludes(DENSE),
+    TensorRow::new("ffn_up.bias", |c, dims| vector(up_rows(c, dims[0]))).excludes(DENSE),
+    TensorRow::new("ffn_down.weight", |c, _| matrix(c.n_embd, c.n_ff)).of(ANY_DENSE).excludes(DENSE),
+    TensorRow::new("ffn_down.bias", embedding_wide).excludes(DENSE),
+    TensorRow::new("ffn_gate_inp_shexp.weight", |c, _| c.experts.as_ref().and_then(|_| matrix(1, c.n_embd))),
+    TensorRow::new("ffn_gate_shexp.weight", |c, _| matrix(c.experts.as_ref()?.n_ff_shared, c.n_embd)),
+    TensorRow::new("ffn_up_shexp.weight", |c, _| matrix(c.experts.as_ref()?.n_ff_shared, c.n_embd)),
+    TensorRow::new("ffn_down_shexp.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.n_ff_shared)),
+    // in older files, one tensor per expert
+    TensorRow::new("ffn_gate.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.n_embd)).excludes(DENSE),
+    TensorRow::new("ffn_up.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.n_embd)).excludes(DENSE),
+    TensorRow::new("ffn_down.#.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.n_ff)).excludes(DENSE),
+];
+
+fn expert_inputs(c: &Config, _: &[u64; 4]) -> Option<Role> {
+    let e = c.experts.as_ref()?;
+    Some(Role::Matrices { n: e.n, rows: e.n_ff, k: c.n_embd })
+}
+
+/// The row of a tensor; experts have indices below `n_experts`.
+fn find(rows: &'static [TensorRow], name: &str, n_experts: usize) -> Option<&'static TensorRow> {
+    rows.iter().find(|row| match row.name.split_once('#') {
+        Some((head, tail)) => {
+            let number = name.strip_prefix(head).and_then(|rest| rest.strip_suffix(tail));
+            number.and_then(index).is_some_and(|i| i < n_experts)
+        }
+        None => row.name == name,
+    })
+}
+
+/// The error for a tensor that no layer took, because the file also has the tensors that take its place.
+pub(super) fn conflict(name: &str) -> LoadError {
+    let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    let (prefix, row) = match layer {
+        Some((layer, part)) => (format!("blk.{layer}."), find(LAYER_TENSORS, part, usize::MAX)),
+        None => (String::new(), find(MODEL_TENSORS, name, 0)),
+    };
+    match row.and_then(|row| row.excludes) {
+        Some((other, expected)) => tensor_error(name, &format!("both it and `{prefix}{other}.weight`"), expected),
+        None => tensor_error(name, "a tensor that no layer uses", "only tensors that the model uses"),
+    }
+}
+
 impl TensorStorage {
     /// Allocates memory for a tensor, matrices from `arena`; `None` if the tensor is ignored.
     ///
@@ -191,54 +344,32 @@ fn index(text: &str) -> Option<usize> {
     text.parse().ok()
 }
 
-/// Alternative tensor layouts of a sub-layer (fused QKV; separate Q, K and V). The first whose first tensor exists
-/// applies, else the last.
-type Layouts = &'static [&'static [&'static str]];
-
-const PRE_NORMS: Layouts = &[&["post_attention_norm"], &["attn_norm"]];
-const POST_NORMS: Layouts = &[&["attn_output_norm", "layer_output_norm"]];
-const SUBLAYERS: [Layouts; 3] = [
-    &[&["attn_qkv"], &["attn_q", "attn_k", "attn_v"]],
-    &[&["attn_output"]],
-    &[
-        &["ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"],
-        &["ffn_gate", "ffn_up", "ffn_down"],
-        &["ffn_up", "ffn_down"],
-    ],
-];
-
 /// The first required tensor that is missing; `has` tells which exist.
 pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> {
-    let mut all: Vec<&str> = ["token_embd.weight"].into();
-    if !c.arch.post_norm {
-        all.push("output_norm.weight");
+    let is_required = |row: &&TensorRow| match row.need {
+        Need::Optional | Need::Layouts(_) => false,
+        Need::Always => (row.role)(c, &[0; 4]).is_some(),
+        Need::LongRope { other } => c.is_longrope() || has(other),
+    };
+    if let Some(row) = MODEL_TENSORS.iter().filter(is_required).find(|row| !has(row.name)) {
+        return Some(row.name.into());
     }
-    if c.arch.rope.is_none() {
-        all.push("position_embd.weight");
-    }
-    // divisors for short and for long contexts come together
-    let factors = ["rope_factors_long.weight", "rope_factors_short.weight"];
-    if c.is_longrope() || factors.iter().any(|f| has(f)) {
-        all.extend(factors);
-    }
-    if let Some(name) = all.into_iter().find(|name| !has(name)) {
-        return Some(name.into());
-    }
+    let norm = if c.arch.post_norm { Part::PostNorm } else { Part::PreNorm };
     for layer in 0..c.n_layer() {
-        let name = |part: &str| format!("blk.{layer}.{part}.weight");
-        // older files have one tensor per expert
-        let has = |part: &str| match part.strip_suffix("_exps") {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let has = |row: &TensorRow| match row.name.strip_suffix("_exps.weight") {
             Some(one) => {
                 let n = c.experts.map_or(0, |e| e.n);
-                has(&name(part)) || (0..n).all(|i| has(&name(&format!("{one}.{i}"))))
+                has(&name(row.name)) || (0..n).all(|i| has(&name(&format!("{one}.{i}.weight"))))
             }
-            None => has(&name(part)),
+            None => has(&name(row.name)),
         };
-        let norms = if c.arch.post_norm { POST_NORMS } else { PRE_NORMS };
-        for layouts in [norms].into_iter().chain(SUBLAYERS) {
-            let layout = layouts.iter().find(|layout| has(layout[0])).or(layouts.last())?;
-            if let Some(part) = layout.iter().find(|part| !has(part)) {
-                return Some(name(part));
+        for part in [norm, Part::Qkv, Part::AttnOutput, Part::FeedForward] {
+            let rows = |i| LAYER_TENSORS.iter().filter(move |row| row.is_of((part, i)));
+            let n = (0..).take_while(|&i| rows(i).next().is_some()).count();
+            let layout = (0..n).find(|&i| rows(i).next().is_some_and(has)).unwrap_or(n.saturating_sub(1));
+            if let Some(row) = rows(layout).find(|row| !has(row)) {
+                return Some(name(row.name));
             }
         }
     }
