@@ -151,6 +151,12 @@ build_web() {
     npm_ci web && STARLING_WASM=$target/wasm sh web/build.sh
 }
 
+# chat completions must be those of the command's server
+package_in_node() {
+    cargo build --quiet --release &&
+        STARLING=$target/release/starling node --test tests/node/package.test.mjs tests/node/equal.test.mjs
+}
+
 # in headless Chromium; the text of the demo must be that of the command
 package_in_chromium() {
     npm_ci tests/browser && cargo build --quiet --release &&
@@ -191,7 +197,7 @@ step install-clients begun install-clients
 step clients with_server run.py
 step router with_server router.py
 step build-web build_web
-step package-in-node node --test tests/node/package.test.mjs
+step package-in-node package_in_node
 step package-in-chromium package_in_chromium
 step package-at-the-edge package_at_the_edge
 step readme python3 tests/scripts/run_readme.py

@@ -68,6 +68,8 @@ pub mod chat;
 pub mod embed;
 pub mod engine;
 pub mod error;
+#[cfg(feature = "forms")]
+pub mod form;
 pub mod gguf;
 pub mod kv;
 pub mod model;

@@ -143,6 +143,41 @@ impl Model {
         self.0.start(request, constraint).map(|id| id as f64).map_err(js)
     }
 
+    /// Takes the body of a chat completion; `page` is what the page adds, in JSON. Returns `{"completion", "n", ...}` as
+    /// JSON; [`Model::submit_choice`] starts its choices.
+    ///
+    /// # Errors
+    /// Those of the server for the same body.
+    #[cfg(feature = "openai")]
+    #[wasm_bindgen(js_name = openCompletion)]
+    pub fn open_completion(&mut self, body: &str, page: &str) -> Result<String, Error> {
+        let page = serde_json::from_str(page).map_err(js)?;
+        self.0.open_completion(body, page).map(|plan| json(&plan)).map_err(js)
+    }
+
+    /// Starts a choice of a completion, whose constraint the request frees; returns the id of its request.
+    ///
+    /// # Errors
+    /// If the request is invalid or there is no capacity.
+    #[cfg(feature = "openai")]
+    #[wasm_bindgen(js_name = submitChoice)]
+    pub fn submit_choice(
+        &mut self,
+        completion: u32,
+        index: usize,
+        constraint: Option<ConstraintObject>,
+    ) -> Result<f64, Error> {
+        let constraint = constraint.map(|object| Arc::new(JsConstraint::new(object)) as Arc<dyn Constraint>);
+        self.0.submit_choice(completion, index, constraint).map(|id| id as f64).map_err(js)
+    }
+
+    /// Forgets a completion; its requests are cancelled apart from it.
+    #[cfg(feature = "openai")]
+    #[wasm_bindgen(js_name = closeCompletion)]
+    pub fn close_completion(&mut self, completion: u32) {
+        self.0.completions.close(completion);
+    }
+
     /// The vocabulary, in the format of the grammar module.
     pub fn words(&self) -> Vec<u8> {
         self.0.model.tokenizer.grammar_vocabulary(self.0.model.config.n_vocab)

@@ -3,6 +3,8 @@
 
 #[cfg(feature = "bindgen")]
 pub mod bindgen;
+#[cfg(feature = "openai")]
+mod completion;
 #[cfg(all(feature = "component", target_family = "wasm"))]
 mod component;
 #[cfg(feature = "bindgen")]

@@ -5,6 +5,8 @@ use starling::engine::{Event, FinishReason};
 use starling::kernels::{Cpu, NUMERICS_VERSION};
 use starling::receipt::Hex;
 
+#[cfg(feature = "openai")]
+use crate::completion::CompletionEvent;
 use crate::session::Session;
 
 /// Serialises a reply.
@@ -51,6 +53,18 @@ impl Session {
     /// Runs one batch.
     pub(crate) fn step(&mut self) -> Step {
         let mut events = Vec::new();
+        #[cfg(feature = "openai")]
+        let mut completions = std::mem::take(&mut self.completions);
+        #[cfg(feature = "openai")]
+        let tokens = self.run(&mut |e| match completions.take(e) {
+            Ok(event) => events.extend(event.map(EventJson::Completion)),
+            Err(e) => events.extend(EventJson::of(e)),
+        });
+        #[cfg(feature = "openai")]
+        {
+            self.completions = completions;
+        }
+        #[cfg(not(feature = "openai"))]
         let tokens = self.run(&mut |e| events.extend(EventJson::of(e)));
         Step { tokens, events }
     }
@@ -109,6 +123,8 @@ pub(crate) struct Step {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum EventJson {
+    #[cfg(feature = "openai")]
+    Completion(CompletionEvent),
     Prefilled {
         id: u64,
         n_prompt: usize,

@@ -22,6 +22,8 @@ use starling::receipt::{Mismatch, Receipt, VerifyError, verify};
 use starling::sampler::{Constraint, DRY_BREAKERS, SamplingOptions};
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 
+#[cfg(feature = "openai")]
+use crate::completion;
 use crate::threads;
 
 /// Why a call failed.
@@ -48,6 +50,10 @@ pub enum Error {
     /// An exported KV cache cannot be imported.
     #[error("saved cache: {0}")]
     Page(#[from] PageError),
+    /// A chat completion is wrong.
+    #[cfg(feature = "openai")]
+    #[error("{}", .0.message)]
+    Api(starling_api::error::ApiError),
     /// The chat template fails.
     #[cfg(feature = "chat")]
     #[error(transparent)]
@@ -104,6 +110,8 @@ impl Error {
             | Error::WorkingMemory(_) => "memory",
             Error::Stream(StreamError::Order { .. }) => "request",
             Error::Load(_) | Error::Stream(_) => "model",
+            #[cfg(feature = "openai")]
+            Error::Api(e) => completion::kind(e),
             #[cfg(feature = "chat")]
             Error::Template(_) => "template",
             Error::Request(RequestError::NoCapacity { .. }) | Error::Page(PageError::NoCapacity) => "capacity",
@@ -256,6 +264,8 @@ pub struct Session {
     /// The template compiled last; requests rarely change it.
     #[cfg(feature = "chat")]
     template: RefCell<Option<ChatTemplate>>,
+    #[cfg(feature = "openai")]
+    pub(crate) completions: completion::Completions,
 }
 
 impl Session {
@@ -299,6 +309,8 @@ impl Session {
             pool,
             #[cfg(feature = "chat")]
             template: RefCell::new(None),
+            #[cfg(feature = "openai")]
+            completions: completion::Completions::default(),
         })
     }
 
@@ -351,7 +363,6 @@ impl Session {
     /// Renders a conversation with the chat template.
     #[cfg(feature = "chat")]
     fn chat(&self, chat: Chat) -> Result<Conversation, Error> {
-        let source = chat.template.as_deref().or(self.model.chat_template.as_deref()).unwrap_or(DEFAULT_TEMPLATE);
         let request = ChatRequest {
             messages: chat.messages,
             tools: chat.tools,
@@ -364,9 +375,21 @@ impl Session {
             },
             now: chat.now.map(Now::from_unix),
         };
+        Ok(self.render_by(self.template_source(chat.template.as_deref()), &request)?)
+    }
+
+    /// The source of a request's own template, else of the model's.
+    #[cfg(feature = "chat")]
+    pub(crate) fn template_source<'a>(&'a self, own: Option<&'a str>) -> &'a str {
+        own.or(self.model.chat_template.as_deref()).unwrap_or(DEFAULT_TEMPLATE)
+    }
+
+    /// Renders a conversation with the template `source`.
+    #[cfg(feature = "chat")]
+    pub(crate) fn render_by(&self, source: &str, request: &ChatRequest) -> Result<Conversation, ChatError> {
         let compiled = self.template.take().filter(|template| template.source() == source);
         let template = compiled.map_or_else(|| ChatTemplate::new(source), Ok)?;
-        let rendered = template.render(&request, &self.model.tokenizer);
+        let rendered = template.render(request, &self.model.tokenizer);
         self.template.replace(Some(template));
         let rendered = rendered?;
         let ids = rendered.encode(&self.model.tokenizer);
@@ -412,6 +435,8 @@ impl Session {
 
     /// Forgets a request; says whether it was there.
     pub fn cancel(&mut self, id: u64) -> bool {
+        #[cfg(feature = "openai")]
+        self.completions.forget(RequestId(id));
         self.engine.cancel(RequestId(id))
     }
 

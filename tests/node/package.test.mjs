@@ -7,9 +7,7 @@ import { after, before, test } from "node:test";
 import { Starling, StarlingError } from "../../web/dist/index.js";
 import { Instance } from "../../web/dist/instance.js";
 import { countFitting } from "../../web/dist/load.js";
-import { Completions } from "../../web/dist/openai.js";
 import { openPart } from "../../web/dist/source.js";
-import { Divider } from "../../web/dist/tools.js";
 import { split } from "./split.mjs";
 
 const fixture = (name) => new URL(`../../fixtures/${name}`, import.meta.url);
@@ -197,56 +195,6 @@ test("OpenAI's form has the defaults and names of the server", async () => {
     await assert.rejects(ask(wrong), code("request"), JSON.stringify(wrong));
 });
 
-/** An answer in pieces, with calls named by their number. */
-function divided(pieces, cut = false, isFormed = false) {
-  let n = 0;
-  const divider = new Divider(() => `call_${n++}`, isFormed);
-  const parts = [...pieces.map((piece) => divider.push(piece)), divider.finish(cut)];
-  const calls = parts.flatMap((part) => part.calls).map((c) => [c.id, c.function.name, c.function.arguments]);
-  return { said: parts.map((part) => part.said).join(""), calls };
-}
-
-test("calls of tools are found as the server finds them", () => {
-  const weather = '{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}';
-  const call = `<tool_call>\n${weather}\n</tool_call>`;
-  const calls = (n) => Array.from({ length: n }, (_, i) => [`call_${i}`, "weather", '{"city":"Oslo","days":2}']);
-  for (const [text, said, n] of [
-    [call, "", 1],
-    [`Let me see.\n\n${call}\n${call}\n`, "Let me see.", 2],
-    [`<tool_call>${weather}`, "", 1],
-    [`<tool_call>\u00a0${weather}</tool_call>`, "", 1],
-    [`${call} and more`, " and more", 1],
-    ["no call < here <tool", "no call < here <tool", 0],
-    ["<tool_call>not JSON</tool_call> x", "<tool_call>not JSON</tool_call> x", 0],
-    ['<tool_call>{"name": 1}', '<tool_call>{"name": 1}', 0],
-    ["<tool_call>null</tool_call>", "<tool_call>null</tool_call>", 0],
-    ["text \n", "text \n", 0],
-  ]) {
-    // wherever it is cut
-    for (let size = 1; size < 8; size++) {
-      const pieces = text.match(new RegExp(`[^]{1,${size}}`, "g"));
-      assert.deepEqual(divided(pieces), { said, calls: calls(n) }, `${text}, ${size} at a time`);
-    }
-  }
-  for (const form of ['{"name": "f", "parameters": {}}', '{"name": "f"}', '{"name": "f", "arguments": "{}"}'])
-    assert.deepEqual(divided(["<tool_call>", form, "</tool_call>"]).calls, [["call_0", "f", "{}"]]);
-});
-
-test("a cut call is not said, and a text of a form may spell tags", () => {
-  const whole = 'Hm.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>';
-  for (let n = 1; n < whole.length; n++) {
-    const { said, calls } = divided([whole.slice(0, n)], true);
-    assert.ok("Hm.\n".startsWith(said), said);
-    assert.equal(calls.length, n >= whole.length - "\n</tool_call>".length ? 1 : 0, n);
-  }
-  const text = '{"a": "<tool_call>{\\"name\\": 1}</tool_call>"}';
-  const call = '<tool_call>\n{"name": "f"}\n</tool_call>';
-  for (let n = 1; n < text.length; n++)
-    assert.deepEqual(divided([text.slice(0, n), text.slice(n)], false, true), { said: text, calls: [] });
-  for (let n = 1; n < call.length; n++)
-    assert.deepEqual(divided([call.slice(0, n), call.slice(n)], false, true).calls, [["call_0", "f", "{}"]]);
-});
-
 test("answers follow what they have to be", async () => {
   const schema = {
     type: "object",
@@ -316,58 +264,57 @@ test("answers that follow something wait for their turn, and can be given up", a
   for (const { result } of asked) assert.match((await result).text, /^[a-z ]{20}$/);
 });
 
-test("answers of OpenAI's form have calls apart from text", async () => {
-  const texts = ["So:", "\n", "<tool_", 'call>{"name": "f", "arguments": {}}', "</tool_call>", "\n"];
-  const generation = () => ({
-    tokens: async function* () {
-      for (const text of texts) yield { id: 0, text };
-    },
-    result: Promise.resolve({ text: texts.join(""), tokens: [], finishReason: "stop", usage: {} }),
-    fail() {},
-  });
-  const completions = new Completions(generation, "m", "{{ tools }}");
+test("tools of OpenAI's form are rendered, checked and enforced", async () => {
+  const { completions } = model.chat;
   const tools = [{ type: "function", function: { name: "f", parameters: { type: "object" } } }];
   const messages = [{ role: "user", content: "?" }];
-  const called = (id) => [{ index: 0, id, type: "function", function: { name: "f", arguments: "{}" } }];
-
-  const whole = (await completions.create({ messages, tools })).choices[0];
-  assert.deepEqual(whole.message, { role: "assistant", content: "So:", tool_calls: called("call_1") });
-  assert.equal(whole.finish_reason, "tool_calls");
-  const deltas = [];
-  for await (const { choices } of await completions.create({ messages, tools, stream: true })) deltas.push(choices[0]);
-  assert.deepEqual(
-    deltas.map(({ delta, finish_reason }) => [delta, finish_reason]),
-    [
-      [{ role: "assistant", content: "" }, null],
-      [{ content: "So:" }, null],
-      [{ tool_calls: called("call_2") }, null],
-      [{}, "tool_calls"],
-    ],
-  );
-  // without tools nothing is a call
-  for (const more of [{}, { tools: [] }, { tools, tool_choice: "none" }]) {
-    const { message, finish_reason } = (await completions.create({ messages, ...more })).choices[0];
-    assert.deepEqual([message, finish_reason], [{ role: "assistant", content: texts.join("") }, "stop"]);
-  }
-  const other = { type: "function", function: { name: "g" } };
-  const form = { response_format: { type: "json_object" } };
-  for (const wrong of [
-    { tools: {} },
-    { tools: [{}] },
-    { tools, tool_choice: other },
-    { tools, tool_choice: "required", ...form },
-  ]) {
-    await assert.rejects(completions.create({ messages, ...wrong }), code("request"), JSON.stringify(wrong));
-  }
-  // nor in an answer that has another form
-  assert.equal((await completions.create({ messages, tools, ...form })).choices[0].message.content, texts.join(""));
-  await assert.rejects(model.chat.completions.create({ messages, tools }), code("unsupported"));
   // where the page brings a template, that is what counts
   const chat_template = "{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}";
-  const answer = await model.chat.completions.create({ messages, tools, chat_template, max_tokens: 4, seed: 1 });
+  const base = { messages, tools, chat_template, seed: 1 };
+  const other = { type: "function", function: { name: "g" } };
+  const form = { response_format: { type: "json_object" } };
+  for (const [wrong, message] of [
+    [{ tools: {} }, "tools is not a list"],
+    [{ tools: [{}] }, "tools[0] is not a function with a name"],
+    [{ tool_choice: other }, 'tool_choice asks for "g", which is not among the tools'],
+    [{ tool_choice: "required", ...form }, "response_format is given, but tool_choice asks for a call"],
+    [{ session_id: "a" }, "session_id is given, but the page has no sessions"],
+    [{ temperature: "hot" }, 'temperature: invalid type: string "hot", expected f32'],
+  ]) {
+    const refused = (e) => code("request")(e) && e.message === message;
+    await assert.rejects(completions.create({ ...base, ...wrong }), refused, JSON.stringify(wrong));
+  }
+  await assert.rejects(completions.create({ messages, tools }), code("unsupported"));
+  const answer = await completions.create({ ...base, max_tokens: 4 });
   const options = { maxTokens: 4, seed: 1, temperature: 1, topK: 0, topP: 1, minP: 0, repeatLastN: -1 };
   const same = await model.chat(messages, { tools, template: chat_template, ...options }).result;
   assert.equal(answer.choices[0].message.content, same.text);
+
+  const n = { enum: [1, 2] };
+  const parameters = { type: "object", properties: { n }, required: ["n"], additionalProperties: false };
+  const forced = {
+    ...base,
+    tools: [{ type: "function", function: { name: "f", parameters } }],
+    tool_choice: "required",
+    parallel_tool_calls: false,
+    n: 2,
+  };
+  const { choices } = await completions.create(forced);
+  const ids = new Set();
+  for (const { message, finish_reason } of choices) {
+    const [call, ...more] = message.tool_calls;
+    assert.deepEqual([message.content, finish_reason, more], [null, "tool_calls", []]);
+    assert.match(call.function.arguments, /^\{"n":[12]\}$/);
+    ids.add(call.id);
+  }
+  assert.equal(ids.size, 2);
+  const deltas = [];
+  for await (const chunk of await completions.create({ ...forced, n: 1, stream: true }))
+    deltas.push(...(chunk.choices[0].delta.tool_calls ?? []));
+  assert.deepEqual(
+    deltas.map((call) => call.function),
+    choices[0].message.tool_calls.map((call) => call.function),
+  );
 });
 
 test("leaving a stream of OpenAI's form stops all of its generations, and leaves no rejection to nobody", async () => {

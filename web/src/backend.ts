@@ -3,7 +3,7 @@
 import { Core } from "./core.js";
 import { StarlingError, type WireError, fromWire, toWire } from "./errors.js";
 import { type LoadRequest, countFitting } from "./load.js";
-import type { Backend, CoreEvent, FromWorker, Method, OutputConstraint, ToWorker } from "./protocol.js";
+import { type Backend, type Choice, type CoreEvent, type FromWorker, type Method, type OutputConstraint, type ToWorker, isLast } from "./protocol.js";
 import { startWorker } from "./script.js";
 import { type Part, transferable, readToBlob } from "./source.js";
 import type { ModelInfo, Progress } from "./types.js";
@@ -79,7 +79,7 @@ class WorkerBackend implements Backend {
         case "progress":
           return onProgress(data.progress);
         case "events":
-          for (const { type, job } of data.events) if (type === "done" || type === "failed") this.#jobs.delete(job);
+          for (const event of data.events) if (isLast(event)) this.#jobs.delete(event.job);
           emit(data.events);
           return data.events.forEach((event) => event.type === "failed" && this.#endIfCrashed(event.error));
         case "reply":
@@ -171,7 +171,7 @@ class WorkerBackend implements Backend {
     this.#emit([{ type: "failed", job, error: toWire(error) }]);
   }
 
-  submit(job: number, request: string, constraint: OutputConstraint | undefined): void {
+  submit(job: number, request: string | Choice, constraint: OutputConstraint | undefined): void {
     if (this.#failure) return this.#fail(job, this.#failure);
     this.#jobs.add(job);
     this.#post({ type: "submit", job, request, constraint });

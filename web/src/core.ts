@@ -1,11 +1,12 @@
 // The step loop: admits requests, runs one batch per step and emits events. It yields to the event loop between batches, so
 // that messages and aborts are handled. Runs in a worker or inline.
 
-import { StarlingError, toWire } from "./errors.js";
+import { type ErrorCode, StarlingError, toWire } from "./errors.js";
 import { GrammarReader } from "./grammar.js";
 import { isFatal } from "./instance.js";
 import { type Loaded, loadModel, type LoadRequest } from "./load.js";
-import type { CoreEvent, OutputConstraint } from "./protocol.js";
+import type { ChatCompletion, ChatCompletionChunk } from "./openai.js";
+import type { Choice, CoreEvent, OpenedCompletion, OutputConstraint } from "./protocol.js";
 import { lossy } from "./request.js";
 import type { Constraint, Model } from "../wasm/starling.js";
 import type { MemoryReport, ModelInfo, Progress, Verification } from "./types.js";
@@ -15,7 +16,7 @@ interface Job {
   job: number;
   /** Id in the module, once admitted. */
   id: number | undefined;
-  request: string;
+  request: string | Choice;
   /** Freed once the module has a fork of it. */
   constraint: Constraint | undefined;
   submitted: number;
@@ -37,6 +38,15 @@ type EngineEvent =
       error?: string;
       stop_token?: number;
       receipt?: string;
+    }
+  | {
+      type: "completion";
+      id: number;
+      chunks?: ChatCompletionChunk[];
+      is_done: boolean;
+      response?: ChatCompletion;
+      receipts?: Record<number, string>;
+      error?: { code: ErrorCode; message: string };
     };
 
 export class Core {
@@ -87,8 +97,8 @@ export class Core {
     return new Core(await loadModel(options, onProgress, signal), emit);
   }
 
-  /** Queues a request in JSON; its events are emitted. */
-  submit(job: number, request: string, output: OutputConstraint | undefined): void {
+  /** Queues a request in JSON, or a choice of a completion; its events are emitted. */
+  submit(job: number, request: string | Choice, output: OutputConstraint | undefined): void {
     const now = performance.now();
     let constraint: Constraint | undefined;
     try {
@@ -162,7 +172,11 @@ export class Core {
       try {
         const { request, constraint } = next;
         // a fork, because a request that is refused now is submitted again
-        next.id = this.#call((m) => m.submit(request, constraint?.fork()));
+        next.id = this.#call((m) =>
+          typeof request === "string"
+            ? m.submit(request, constraint?.fork())
+            : m.submitChoice(request.completion, request.index, constraint?.fork()),
+        );
         next.started = performance.now();
         this.#active.set(next.id, next);
       } catch (e) {
@@ -199,6 +213,15 @@ export class Core {
             ...(top.length > 0 && { top }),
           },
         };
+      }
+      case "completion": {
+        const { chunks = [], response, receipts = {}, is_done: isDone, error } = event;
+        if (isDone) {
+          this.#active.delete(event.id);
+          this.#isFull = false;
+        }
+        if (error) return { type: "failed", job, error: toWire(new StarlingError(error.code, error.message)) };
+        return { type: "completion", job, chunks, isDone, response, receipts };
       }
       case "done": {
         this.#active.delete(event.id);
@@ -254,6 +277,14 @@ export class Core {
 
   render(chat: string): { text: string; ids: number[] } {
     return JSON.parse(this.#call((m) => m.render(chat)));
+  }
+
+  openCompletion(body: string, page: string): OpenedCompletion {
+    return JSON.parse(this.#call((m) => m.openCompletion(body, page)));
+  }
+
+  closeCompletion(completion: number): void {
+    this.#release((m) => m.closeCompletion(completion));
   }
 
   verify(receipt: string): Verification {

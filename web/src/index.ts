@@ -5,9 +5,9 @@ import { modelCache } from "./cache.js";
 import { StarlingError } from "./errors.js";
 import { type WasmSource, compile, compileGrammar, features, threadsFor } from "./features.js";
 import { Generation } from "./generation.js";
-import { Completions } from "./openai.js";
+import { Completions, type Receiver } from "./openai.js";
 export type { ToolCall } from "./tools.js";
-import type { Backend, CoreEvent } from "./protocol.js";
+import { type Backend, type Choice, type CoreEvent, isLast } from "./protocol.js";
 import { type Prompt, chatJson, json, requestJson } from "./request.js";
 import { unlessAborted } from "./signal.js";
 import { type Source, parts } from "./source.js";
@@ -52,7 +52,7 @@ export class Starling {
   readonly info: ModelInfo;
   readonly chat: Chat;
   #backend: Backend;
-  #generations = new Map<number, Generation>();
+  #receivers = new Map<number, Receiver>();
   #nextJob = 0;
   #grammarWasm: WasmSource | undefined;
   #disposed = false;
@@ -72,16 +72,21 @@ export class Starling {
     this.info = backend.info;
     listen((events) => {
       for (const event of events) {
-        const generation = this.#generations.get(event.job);
+        const receiver = this.#receivers.get(event.job);
         // before `receive`, which would cancel it
-        if (event.type === "done" || event.type === "failed") this.#generations.delete(event.job);
-        generation?.receive(event);
+        if (isLast(event)) this.#receivers.delete(event.job);
+        receiver?.receive(event);
       }
     });
-    const chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions = {}, wanted?: Wanted) =>
-      this.#start({ chat: chatJson(messages, options) }, options, wanted);
-    const { name, architecture, chatTemplate } = this.info;
-    this.chat = Object.assign(chat, { completions: new Completions(chat, name ?? architecture, chatTemplate ?? "") });
+    const chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions = {}) =>
+      this.#start({ chat: chatJson(messages, options) }, options);
+    const completions = new Completions({
+      open: (body, page) => this.#backend.call("openCompletion", body, page),
+      // a model that has failed has no completions
+      close: (completion) => void this.#backend.call("closeCompletion", completion).catch(() => {}),
+      start: (choice, wanted, receiver) => this.#startChoice(choice, wanted, receiver),
+    });
+    this.chat = Object.assign(chat, { completions });
   }
 
   /**
@@ -130,10 +135,10 @@ export class Starling {
     return this.#start(typeof prompt === "string" ? { prompt } : { ids: prompt }, options);
   }
 
-  #start(prompt: Prompt, options: GenerateOptions, wanted?: Wanted): Generation {
+  #start(prompt: Prompt, options: GenerateOptions): Generation {
     const job = this.#nextJob++;
     const cancel = () => {
-      if (this.#generations.delete(job)) this.#backend.cancel(job);
+      if (this.#receivers.delete(job)) this.#backend.cancel(job);
     };
     const logprobs = options.logprobs !== undefined && options.logprobs !== false;
     const generation = new Generation(options.signal, cancel, logprobs);
@@ -142,16 +147,28 @@ export class Starling {
       generation.fail(new StarlingError("disposed", "the model was disposed"));
       return generation;
     }
-    this.#generations.set(job, generation);
-    this.#submit(job, prompt, options, wanted).catch((e: unknown) => generation.fail(e));
+    this.#receivers.set(job, generation);
+    const request = async () => {
+      const wanted = ofOption(options.structure);
+      await this.#submit(job, requestJson(prompt, options), wanted);
+    };
+    request().catch((e: unknown) => generation.fail(e));
     return generation;
   }
 
-  async #submit(job: number, prompt: Prompt, options: GenerateOptions, explicit: Wanted | undefined) {
-    const wanted = explicit ?? ofOption(options.structure);
-    const request = requestJson(prompt, options);
+  /** Queues a choice of a completion; returns a function that cancels it. */
+  #startChoice(choice: Choice, wanted: Wanted | undefined, receiver: Receiver): () => void {
+    const job = this.#nextJob++;
+    this.#receivers.set(job, receiver);
+    this.#submit(job, choice, wanted).catch((e: unknown) => receiver.fail(e));
+    return () => {
+      if (this.#receivers.delete(job)) this.#backend.cancel(job);
+    };
+  }
+
+  async #submit(job: number, request: string | Choice, wanted: Wanted | undefined) {
     const constraint = wanted && { ...wanted, module: await compileGrammar(this.#grammarWasm) };
-    if (this.#generations.has(job)) this.#backend.submit(job, request, constraint);
+    if (this.#receivers.has(job)) this.#backend.submit(job, request, constraint);
   }
 
   /** Token ids of a text, and the range of its UTF-8 bytes that each token covers. */
@@ -224,7 +241,7 @@ export class Starling {
     if (this.#disposed) return;
     this.#disposed = true;
     const error = new StarlingError("disposed", "the model was disposed");
-    for (const generation of [...this.#generations.values()]) generation.fail(error);
+    for (const receiver of [...this.#receivers.values()]) receiver.fail(error);
     this.#backend.dispose();
   }
 

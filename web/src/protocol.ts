@@ -3,6 +3,7 @@
 import type { Core } from "./core.js";
 import type { WireError } from "./errors.js";
 import type { LoadRequest } from "./load.js";
+import type { ChatCompletion, ChatCompletionChunk } from "./openai.js";
 import type { Wanted } from "./structure.js";
 import type { ModelInfo, Progress, Timings, Token } from "./types.js";
 
@@ -20,7 +21,41 @@ export type CoreEvent =
       timings: Timings;
       receipt: string | undefined;
     }
+  | {
+      type: "completion";
+      job: number;
+      /** New chunks of a stream. */
+      chunks: ChatCompletionChunk[];
+      /** Whether the choice has ended. */
+      isDone: boolean;
+      /** The response, with the last choice. */
+      response: ChatCompletion | undefined;
+      /** Receipts by choice. */
+      receipts: Record<number, string>;
+    }
   | { type: "failed"; job: number; error: WireError };
+
+/** Whether a job has no more events. */
+export const isLast = (event: CoreEvent) =>
+  event.type === "done" || event.type === "failed" || (event.type === "completion" && event.isDone);
+
+/** A choice of an open completion. */
+export interface Choice {
+  completion: number;
+  index: number;
+}
+
+/** A chat completion that the module has accepted. */
+export interface OpenedCompletion {
+  completion: number;
+  /** Number of choices. */
+  n: number;
+  stream: boolean;
+  /** Constraint of the answers, for the grammar module. */
+  constraint?: object;
+  /** Path of the field that defines it. */
+  param?: string;
+}
 
 /** The constraint of an answer, and the module that compiles it. */
 export interface OutputConstraint extends Wanted {
@@ -33,6 +68,8 @@ export type Method =
   | "detokenize"
   | "embed"
   | "render"
+  | "openCompletion"
+  | "closeCompletion"
   | "verify"
   | "logitsSha256"
   | "saveCache"
@@ -43,7 +80,7 @@ export type Method =
 export type ToWorker =
   | { type: "load"; options: LoadRequest }
   | { type: "abort" }
-  | { type: "submit"; job: number; request: string; constraint: OutputConstraint | undefined }
+  | { type: "submit"; job: number; request: string | Choice; constraint: OutputConstraint | undefined }
   | { type: "cancel"; job: number }
   | { type: "call"; call: number; method: Method; args: unknown[] };
 
@@ -58,7 +95,7 @@ export type FromWorker =
 /** An engine in a worker or inline. */
 export interface Backend {
   readonly info: ModelInfo;
-  submit(job: number, request: string, constraint: OutputConstraint | undefined): void;
+  submit(job: number, request: string | Choice, constraint: OutputConstraint | undefined): void;
   cancel(job: number): void;
   call<M extends Method>(method: M, ...args: Parameters<Core[M]>): Promise<ReturnType<Core[M]>>;
   dispose(): void;

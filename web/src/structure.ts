@@ -20,12 +20,6 @@ export interface Wanted {
   param: string | undefined;
 }
 
-/** A form in JSON, and the part of the request that says so. */
-export interface Asked {
-  form: string;
-  param: string;
-}
-
 /** Forms by the names of {@link Structure}. */
 const FORMS = {
   json: (param: string, value: unknown) => ({ schema: value === true ? { type: "object" } : parsed(param, value) }),
@@ -46,14 +40,6 @@ function parsed(param: string, value: unknown): unknown {
   }
 }
 
-const asked = (param: string, kind: keyof typeof FORMS, value: unknown): Asked => ({
-  form: JSON.stringify(FORMS[kind](param, value)),
-  param,
-});
-
-/** An answer of this form. */
-export const wanted = ({ form, param }: Asked): Wanted => ({ json: `{"form":${form}}`, param });
-
 /** What an option asks for. */
 export function ofOption(structure: Structure | undefined): Wanted | undefined {
   if (structure === undefined) return undefined;
@@ -61,7 +47,8 @@ export function ofOption(structure: Structure | undefined): Wanted | undefined {
   const [kind, value] = named[0] ?? [""];
   if (named.length !== 1 || !Object.hasOwn(FORMS, kind))
     throw refuse(`structure has ${named.map(([name]) => name).join(", ") || "nothing"}, expected one of json, regex, choice and grammar`);
-  return wanted(asked(`structure.${kind}`, kind as keyof typeof FORMS, value));
+  const param = `structure.${kind}`;
+  return { json: JSON.stringify({ form: FORMS[kind as keyof typeof FORMS](param, value) }), param };
 }
 
 /** The parts of a request that say what the answer is: as OpenAI, llama-server and vLLM have them, and the server. */
@@ -82,40 +69,4 @@ export interface StructureRequest {
   guided_regex?: string | null;
   guided_choice?: string[] | null;
   guided_grammar?: string | null;
-}
-
-/** What a request asks for: one thing, or nothing. */
-export function ofRequest(request: StructureRequest): Asked | undefined {
-  const outputs = request.structured_outputs ?? {};
-  const said: [string, keyof typeof FORMS, unknown][] = [
-    ...format(request.response_format),
-    ["json_schema", "json", request.json_schema],
-    ["grammar", "grammar", request.grammar],
-    ["structured_outputs.json", "json", outputs.json],
-    ["structured_outputs.regex", "regex", outputs.regex],
-    ["structured_outputs.choice", "choice", outputs.choice],
-    ["structured_outputs.grammar", "grammar", outputs.grammar],
-    ["structured_outputs.json_object", "json", outputs.json_object === true ? true : undefined],
-    ["guided_json", "json", request.guided_json],
-    ["guided_regex", "regex", request.guided_regex],
-    ["guided_choice", "choice", request.guided_choice],
-    ["guided_grammar", "grammar", request.guided_grammar],
-  ];
-  const [first, second] = said.filter(([, , value]) => (value ?? null) !== null);
-  if (first && second) throw refuse(`${second[0]} is given, but ${first[0]} says what the answer is`);
-  return first && asked(...first);
-}
-
-function format(format: StructureRequest["response_format"]): [string, keyof typeof FORMS, unknown][] {
-  if ((format ?? null) === null || format!.type === "text") return [];
-  const { type, schema, json_schema: named } = format!;
-  if (type === "json_object") {
-    return (schema ?? null) === null ? [["response_format", "json", true]] : [["response_format.schema", "json", schema]];
-  }
-  const param = "response_format.json_schema.schema";
-  if (type !== "json_schema")
-    throw refuse(`response_format.type is ${JSON.stringify(type)}, expected text, json_object or json_schema`);
-  if ((named?.schema ?? null) !== null) return [[param, "json", named!.schema]];
-  if ((schema ?? null) === null) throw refuse(`${param} is missing`);
-  return [["response_format.schema", "json", schema]];
 }

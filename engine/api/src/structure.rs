@@ -1,11 +1,17 @@
 //! Output constraints of a request, by the names of OpenAI, llama-server and vLLM.
 
 use serde::Deserialize;
+#[cfg(feature = "forms")]
+use serde::Serialize;
 use serde_json::Value;
+#[cfg(feature = "forms")]
+use starling::form::Form;
 #[cfg(feature = "structure")]
-use starling::structure::{CallsPart, Form, StructureError};
+use starling::structure::{CallsPart, StructureError};
 
 use crate::error::ApiError;
+#[cfg(feature = "forms")]
+use crate::tools::{AllowedCalls, RenderedTools};
 
 /// Output constraint; at most one of these fields. A schema is enforced, strict or not. A keyword that cannot be enforced is
 /// refused by name.
@@ -78,7 +84,7 @@ impl OutputConstraint {
     ///
     /// # Errors
     /// A field that defines no form, or two fields that define one.
-    #[cfg(feature = "structure")]
+    #[cfg(feature = "forms")]
     pub fn form(self) -> Result<Option<(String, Form)>, ApiError> {
         let response_format = self.response_format.map(ResponseFormat::form).transpose()?.flatten();
         let outputs = self.structured_outputs.unwrap_or_default();
@@ -110,13 +116,13 @@ impl OutputConstraint {
     }
 }
 
-#[cfg(feature = "structure")]
+#[cfg(feature = "forms")]
 fn named(param: &str, form: Option<Form>) -> Option<(String, Form)> {
     form.map(|form| (param.into(), form))
 }
 
 /// Parses a schema, given as an object or as a string of JSON.
-#[cfg(feature = "structure")]
+#[cfg(feature = "forms")]
 fn schema(param: &str, value: Option<Value>) -> Result<Option<(String, Form)>, ApiError> {
     let value = match value {
         None => return Ok(None),
@@ -127,7 +133,7 @@ fn schema(param: &str, value: Option<Value>) -> Result<Option<(String, Form)>, A
     Ok(named(param, Some(Form::Schema(value))))
 }
 
-#[cfg(feature = "structure")]
+#[cfg(feature = "forms")]
 impl ResponseFormat {
     fn form(self) -> Result<Option<(String, Form)>, ApiError> {
         let own = schema("response_format.schema", self.schema)?;
@@ -145,6 +151,49 @@ impl ResponseFormat {
                 Err(ApiError::param("response_format.type", message))
             }
         }
+    }
+}
+
+/// The constraint of an answer, before it is compiled. Its JSON is what the grammar module of the page takes.
+#[cfg(feature = "forms")]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConstraintPlan {
+    /// A form.
+    Form(FormPlan),
+    /// Tool calls, or either tool calls or a form.
+    Calls(AllowedCalls),
+}
+
+/// A form, and the request field that defines it.
+#[cfg(feature = "forms")]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct FormPlan {
+    /// The form.
+    pub form: Form,
+    /// Path of the field.
+    #[serde(skip)]
+    pub param: String,
+}
+
+/// The constraint of an answer with the tools `tools` of its request and the output constraint `form`.
+///
+/// # Errors
+/// If a call is forced and there is an output constraint too.
+#[cfg(feature = "forms")]
+pub fn constraint_plan(
+    form: Option<(String, Form)>,
+    tools: &mut RenderedTools,
+) -> Result<Option<ConstraintPlan>, ApiError> {
+    match (form, tools.calls.take()) {
+        (Some((param, _)), _) if tools.is_forced => {
+            Err(ApiError::param(&param, format!("{param} is given, but tool_choice asks for a call")))
+        }
+        (Some(form), Some(calls)) => Ok(Some(ConstraintPlan::Calls(AllowedCalls { answer: Some(form), ..calls }))),
+        (Some((param, form)), None) => Ok(Some(ConstraintPlan::Form(FormPlan { form, param }))),
+        (None, Some(calls)) if tools.is_constrained => Ok(Some(ConstraintPlan::Calls(calls))),
+        (None, _) => Ok(None),
     }
 }
 
@@ -166,7 +215,7 @@ pub fn compile_error(param: &str, e: &StructureError) -> ApiError {
     ApiError::param(param, format!("{param}: {e}")).code(code)
 }
 
-#[cfg(not(feature = "structure"))]
+#[cfg(not(feature = "forms"))]
 impl OutputConstraint {
     /// Checks that the request has no output constraint, which this build does not enforce.
     ///

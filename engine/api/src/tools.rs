@@ -1,12 +1,15 @@
 //! Tool calls in the text of an answer, in the format of Hermes and Qwen:
 //! `<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>`.
 
+#[cfg(feature = "forms")]
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use starling::chat::Json;
 use starling::engine::FinishReason;
-#[cfg(feature = "structure")]
-use starling::structure::Calls;
+#[cfg(feature = "forms")]
+use starling::form::Form;
 
 use crate::error::{ApiError, quoted};
 
@@ -53,13 +56,31 @@ struct CallMarkup {
 pub struct RenderedTools {
     /// Tools for the chat template; `None` if the model is to see none.
     pub tools: Option<Json>,
-    /// Grammar of the calls; `None` without tools.
-    #[cfg(feature = "structure")]
-    pub calls: Option<Calls>,
+    /// The calls that the answer may have; `None` without tools.
+    #[cfg(feature = "forms")]
+    pub calls: Option<AllowedCalls>,
     /// Whether the answer is constrained to that grammar: a call is forced, or a tool is strict.
     pub is_constrained: bool,
     /// Whether the answer consists of calls only.
     pub is_forced: bool,
+}
+
+/// Tool calls that an answer may have: the arguments of `starling::structure::Calls::new`.
+#[cfg(feature = "forms")]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AllowedCalls {
+    /// Tools of the request.
+    pub tools: Vec<Value>,
+    /// Indices of the tools that may be called.
+    #[serde(rename = "which")]
+    pub callable: Range<usize>,
+    /// Whether the answer consists of calls only.
+    #[serde(rename = "forced")]
+    pub is_forced: bool,
+    /// Whether an answer may have several calls.
+    pub parallel: bool,
+    /// The form of an answer without calls, and the path of the request field that defines it.
+    pub answer: Option<(String, Form)>,
 }
 
 /// Controls tool calls.
@@ -133,7 +154,7 @@ pub fn parse_tool_choice(
         }
         return Ok(RenderedTools {
             tools: None,
-            #[cfg(feature = "structure")]
+            #[cfg(feature = "forms")]
             calls: None,
             is_constrained: false,
             is_forced: false,
@@ -162,17 +183,17 @@ pub fn parse_tool_choice(
         }
         ToolChoice::Mode(_) => (0..tools.len(), parallel),
     };
-    #[cfg(not(feature = "structure"))]
+    #[cfg(not(feature = "forms"))]
     if is_constrained {
         let _ = (callable, parallel);
         return Err(ApiError::unsupported("tools", "this build of Starling does not enforce tool calls"));
     }
-    #[cfg(feature = "structure")]
-    let calls = Calls::new(&tools, callable, is_forced, parallel);
+    #[cfg(feature = "forms")]
+    let calls = AllowedCalls { tools: tools.clone(), callable, is_forced, parallel, answer: None };
     let tools = serde_json::from_value(Value::Array(tools)).map_err(|e| ApiError::param("tools", e.to_string()))?;
     Ok(RenderedTools {
         tools: Some(tools),
-        #[cfg(feature = "structure")]
+        #[cfg(feature = "forms")]
         calls: Some(calls),
         is_constrained,
         is_forced,

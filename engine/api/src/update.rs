@@ -1,6 +1,6 @@
 //! Updates of a request: the engine's events as the writers of responses take them.
 
-use starling::engine::{FinishReason, TokenLogprobs};
+use starling::engine::{Event, FinishReason, RequestId, TokenLogprobs};
 use starling::error::RequestError;
 use starling::receipt::Receipt;
 use starling::sampler::ConstraintError;
@@ -92,6 +92,22 @@ impl From<Failed> for ApiError {
 }
 
 impl Update {
+    /// The update of an engine event, and its request; `None` for events without one. `prompt` takes the log-probabilities
+    /// of the prompt of a request that were reported before.
+    pub fn from_event(
+        event: Event,
+        prompt: impl FnOnce(RequestId) -> Vec<TokenLogprobs>,
+    ) -> Option<(RequestId, Update)> {
+        match event {
+            Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => None,
+            Event::Prefilled { id, n_cached, .. } => Some((id, Update::Prefilled { n_cached, prompt: prompt(id) })),
+            Event::Token { id, token, text, logprob, top } => Some((id, Update::Token { token, text, logprob, top })),
+            Event::Done { id, text, reason, n_tokens, receipt } => {
+                Some((id, Update::Done { text, reason, n_tokens, receipt }))
+            }
+        }
+    }
+
     /// The error of an update that ends its request without an answer or embedding.
     pub fn error(&self) -> Option<ApiError> {
         let not_finite = || {

@@ -22,30 +22,12 @@ use llguidance::earley::SlicedBiasComputer;
 use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{ParserFactory, TokenParser};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 pub use self::calls::{CALL_CLOSE, CALL_OPEN, Calls};
+pub use crate::form::Form;
 use crate::sampler::{Constraint, ConstraintError};
 use crate::tokenizer::CONTROL_MARK;
-
-/// What an answer has to be.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Form {
-    /// JSON that a schema describes.
-    Schema(Value),
-    /// A text that a regular expression matches as a whole.
-    Regex(String),
-    /// One of these texts.
-    Choice(Vec<String>),
-    /// A text of a grammar in Lark's syntax, as `llguidance` has it; `@schema_0` in it is JSON by the first schema.
-    Lark(String, Vec<Value>),
-    /// A grammar and its schemas as [`Form::Lark`] has them, where `@answer` is a text of the other form:
-    /// [`Calls::or`] makes it.
-    #[serde(skip)]
-    LarkOr(String, Vec<Value>, Box<Form>),
-}
 
 /// How much a grammar may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,11 +175,6 @@ fn wrong(message: &str) -> StructureError {
 }
 
 impl Form {
-    /// JSON, any object.
-    pub fn object() -> Form {
-        Form::Schema(json!({ "type": "object" }))
-    }
-
     fn bytes(&self) -> usize {
         match self {
             Form::Schema(schema) => schema.to_string().len(),

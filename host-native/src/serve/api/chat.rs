@@ -12,7 +12,8 @@ use starling_api::openai::chat::{ChatChoice, ChatCompletionRequest, ChatPlan, Ch
 use starling_api::openai::options::{RequestPlan, Scope};
 use starling_api::openai::response::CompletionResponse;
 use starling_api::stream::{EventSink, ServerSentEvent, StreamWriter};
-use starling_api::tools::{CallIds, RenderedTools, parse_tool_choice};
+use starling_api::structure::constraint_plan;
+use starling_api::tools::{CallIds, parse_tool_choice};
 
 use super::super::offload::offload;
 use super::super::queue::Update;
@@ -20,11 +21,11 @@ use super::super::sessions::Visit;
 use super::super::state::{App, Caller, random};
 use super::answer::{collect, response_head};
 use super::body::Body;
-use super::error::{ApiError, ErrorBody, HttpError, json};
+use super::error::{ErrorBody, HttpError, json};
 use super::messages::tokenize_chat;
 use super::options::{check_model, flow, limits, salt, sampling, seed, session};
 use super::sse::stream;
-use super::structure::{compile_calls, compile_form};
+use super::structure::compile_plan;
 use super::submit::submit;
 
 /// Create a chat completion.
@@ -53,18 +54,14 @@ pub async fn chat_completions(
     let (inner, tools, choice) = (Arc::clone(&app), chat.tools, chat.tool_choice);
     let (size, parallel) = (if tools.is_some() { usize::MAX } else { 0 }, chat.parallel_tool_calls != Some(false));
     let check = move || parse_tool_choice(inner.template.source(), tools, choice, parallel);
-    let RenderedTools { tools, calls, is_constrained, is_forced } = offload(size, check).await??;
+    let mut tools = offload(size, check).await??;
     let form = constraint.form()?;
     let has_schema = form.is_some();
-    let constraint = match (form, calls) {
-        (Some((param, _)), _) if is_forced => {
-            return Err(ApiError::param(&param, format!("{param} is given, but tool_choice asks for a call")).into());
-        }
-        (Some(form), Some(calls)) => Some(compile_calls(&app, calls, Some(form)).await?),
-        (Some((param, form)), None) => Some(compile_form(&app, param, form).await?),
-        (None, Some(calls)) if is_constrained => Some(compile_calls(&app, calls, None).await?),
-        (None, _) => None,
+    let constraint = match constraint_plan(form, &mut tools)? {
+        Some(plan) => Some(compile_plan(&app, plan).await?),
+        None => None,
     };
+    let tools = tools.tools;
     let call_ids = tools.is_some().then(|| CallIds::new(u128::from(random()) << 64 | u128::from(random())));
     let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
     let tokens = tokenize_chat(&app, chat.messages, tools, variables, end).await?;

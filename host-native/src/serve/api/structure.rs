@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use starling::sampler::Constraint;
 use starling::structure::{Calls, Form, StructureError};
-use starling_api::structure::{OutputConstraint, compile_error, param_of};
+use starling_api::structure::{ConstraintPlan, FormPlan, OutputConstraint, compile_error, param_of};
+use starling_api::tools::AllowedCalls;
 
 use super::super::state::App;
 use super::super::trace::Trace;
@@ -19,17 +20,18 @@ pub async fn compile_form(app: &Arc<App>, param: String, form: Form) -> Result<A
     compile(app, move |app| app.grammars.constraint(&app.model, &form).map_err(|e| (param, e))).await
 }
 
-/// Compiles the grammar of tool calls, or of either tool calls or the form `output` with its path in the request.
+/// Compiles the constraint of a chat completion.
 ///
 /// # Errors
 /// The error, and the path of its field.
-pub async fn compile_calls(
-    app: &Arc<App>,
-    calls: Calls,
-    output: Option<(String, Form)>,
-) -> Result<Arc<dyn Constraint>, ApiError> {
-    let (param, form) = output.unzip();
+pub async fn compile_plan(app: &Arc<App>, plan: ConstraintPlan) -> Result<Arc<dyn Constraint>, ApiError> {
+    let AllowedCalls { tools, callable, is_forced, parallel, answer } = match plan {
+        ConstraintPlan::Form(FormPlan { form, param }) => return compile_form(app, param, form).await,
+        ConstraintPlan::Calls(calls) => calls,
+    };
+    let (param, form) = answer.unzip();
     let work = move |app: &App| {
+        let calls = Calls::new(&tools, callable, is_forced, parallel);
         let result = app.grammars.calls(&app.model, &calls, form.as_ref());
         result.map_err(|(part, e)| (param_of(part, param), e))
     };

@@ -1,0 +1,338 @@
+//! Chat completions, with the functions of `starling-api` that the server uses.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+use starling::chat::Now;
+use starling::engine::{Event, FinishReason, Request, RequestId};
+use starling::kernels::NUMERICS_VERSION;
+use starling::receipt::Hex;
+use starling::sampler::{ALL_TOKENS, Constraint};
+use starling_api::answer::Answer;
+use starling_api::error::ApiError;
+use starling_api::messages::{chat_end, chat_request, check_messages};
+use starling_api::openai::chat::{ChatCompletionRequest, ChatPlan, ChatWriter};
+use starling_api::openai::options::{Limits, RequestPlan, Scope};
+use starling_api::openai::response::ResponseHead;
+use starling_api::parse::ParseBody;
+use starling_api::stream::{EventSink, StreamWriter};
+use starling_api::structure::{ConstraintPlan, constraint_plan};
+use starling_api::tools::{CallIds, parse_tool_choice};
+use starling_api::update::Update;
+
+use crate::reply::json;
+use crate::session::{Error, Session};
+
+/// Choices of a completion, at most: the default of the server.
+const MAX_N: usize = 128;
+/// Open completions, at most: each keeps its prompt and its answers.
+const MAX_OPEN: usize = 1024;
+
+/// The `code` in JavaScript of an error.
+pub(crate) fn kind(error: &ApiError) -> &'static str {
+    match (error.status, error.code, error.param.as_deref()) {
+        (_, Some("chat_template"), _) => "template",
+        (_, Some("unsupported_parameter"), Some("tools")) => "unsupported",
+        (_, Some("not_finite"), _) => "model",
+        _ => "request",
+    }
+}
+
+impl From<ApiError> for Error {
+    fn from(error: ApiError) -> Error {
+        Error::Api(error)
+    }
+}
+
+/// What the page adds to a body.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Page {
+    /// Random digits, in hexadecimal: the IDs of tool calls.
+    random: String,
+    /// Seconds since 1970.
+    created: u64,
+    /// Local time as seconds since 1970, for templates that show a date.
+    now: i64,
+    /// Jinja template in place of the model's.
+    #[serde(default)]
+    template: Option<String>,
+    /// Tokens that penalties look back at; by default all.
+    #[serde(default)]
+    repeat_last_n: Option<i64>,
+}
+
+/// An open completion.
+#[derive(Serialize)]
+pub(crate) struct Opened {
+    completion: u32,
+    n: usize,
+    stream: bool,
+    /// The constraint, for the grammar module.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    constraint: Option<ConstraintPlan>,
+    /// Path of the request field that defines it; the grammar module names the fields of tools itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    param: Option<String>,
+}
+
+/// New output of a choice.
+#[derive(Serialize)]
+pub(crate) struct CompletionEvent {
+    id: u64,
+    /// Chunks of the stream.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    chunks: Vec<Box<RawValue>>,
+    /// Whether the choice has ended.
+    is_done: bool,
+    /// The response, with the last choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response: Option<Box<RawValue>>,
+    /// Receipts by choice: JSON as strings, since a 64-bit seed does not fit a JavaScript number.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    receipts: BTreeMap<usize, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<EventError>,
+}
+
+#[derive(Serialize)]
+struct EventError {
+    code: &'static str,
+    message: String,
+}
+
+enum Output {
+    Stream(Box<ChatWriter>),
+    Whole { plan: ChatPlan, head: ResponseHead, answers: Vec<Answer>, n_left: usize },
+}
+
+struct Completion {
+    request: Request,
+    output: Output,
+    chunks: Chunks,
+    receipts: BTreeMap<usize, String>,
+}
+
+/// Collects the chunks of a stream.
+#[derive(Default)]
+struct Chunks(Vec<Box<RawValue>>);
+
+impl EventSink for Chunks {
+    fn event(&mut self, _: Option<&str>, json: &[u8]) {
+        // chunks are JSON that was serialised just now
+        self.0.extend(serde_json::from_slice::<Box<RawValue>>(json));
+    }
+
+    fn done(&mut self) {}
+}
+
+/// Open completions, and the requests of their choices.
+#[derive(Default)]
+pub(crate) struct Completions {
+    next: u32,
+    open: BTreeMap<u32, Completion>,
+    requests: BTreeMap<RequestId, (u32, usize)>,
+}
+
+impl Completions {
+    /// Forgets a completion.
+    pub(crate) fn close(&mut self, completion: u32) {
+        self.open.remove(&completion);
+    }
+
+    /// Forgets a request.
+    pub(crate) fn forget(&mut self, id: RequestId) {
+        self.requests.remove(&id);
+    }
+
+    /// The output of an event.
+    ///
+    /// # Errors
+    /// The event, if it is of no completion.
+    pub(crate) fn take(&mut self, event: Event) -> Result<Option<CompletionEvent>, Event> {
+        let id = match &event {
+            Event::Prefilled { id, .. } | Event::Token { id, .. } | Event::Done { id, .. } => *id,
+            _ => return Err(event),
+        };
+        let Some(&(completion, index)) = self.requests.get(&id) else { return Err(event) };
+        let Some((_, update)) = Update::from_event(event, |_| Vec::new()) else { return Ok(None) };
+        let is_done = matches!(update, Update::Done { .. });
+        if is_done {
+            self.requests.remove(&id);
+        }
+        Ok(self.open.get_mut(&completion).and_then(|completion| completion.update(id, index, update, is_done)))
+    }
+}
+
+impl Completion {
+    fn update(&mut self, id: RequestId, index: usize, mut update: Update, is_done: bool) -> Option<CompletionEvent> {
+        let no_memory = || EventError {
+            code: "memory",
+            message: "the module's memory cannot grow: no room for more KV pages".into(),
+        };
+        let error = match &update {
+            Update::Done { reason: FinishReason::NoMemory, .. } => Some(no_memory()),
+            update => update.error().map(|e| EventError { code: kind(&e), message: e.message }),
+        };
+        if error.is_some() {
+            let (chunks, receipts) = (Vec::new(), BTreeMap::new());
+            return Some(CompletionEvent { id: id.0, chunks, is_done, response: None, receipts, error });
+        }
+        if let Update::Done { receipt, .. } = &mut update {
+            self.receipts.extend(receipt.take().map(|receipt| (index, json(&receipt))));
+        }
+        let mut response = None;
+        match &mut self.output {
+            Output::Stream(writer) => {
+                writer.update(index, update, &mut self.chunks);
+            }
+            Output::Whole { plan, head, answers, n_left } => {
+                *n_left -= usize::from(is_done);
+                if let Some(answer) = answers.get_mut(index) {
+                    answer.add(update);
+                }
+                if is_done && *n_left == 0 {
+                    let whole = plan.response(head.clone(), mem::take(answers));
+                    response = serde_json::value::to_raw_value(&whole).ok();
+                }
+            }
+        }
+        let chunks = mem::take(&mut self.chunks.0);
+        let is_over = response.is_some() || (is_done && matches!(self.output, Output::Stream(_)));
+        let receipts = if is_over { mem::take(&mut self.receipts) } else { BTreeMap::new() };
+        (is_done || !chunks.is_empty()).then(|| CompletionEvent {
+            id: id.0,
+            chunks,
+            is_done,
+            response,
+            receipts,
+            error: None,
+        })
+    }
+}
+
+impl Session {
+    /// Opens a completion.
+    ///
+    /// # Errors
+    /// Those of the server for the same body.
+    pub(crate) fn open_completion(&mut self, body: &str, page: Page) -> Result<Opened, Error> {
+        if self.completions.open.len() >= MAX_OPEN {
+            let message = format!("{MAX_OPEN} completions are open, expected one to end first");
+            return Err(ApiError::unavailable(message).into());
+        }
+        let ChatCompletionRequest { mut options, constraint, chat } =
+            ChatCompletionRequest::parse_body(body.as_bytes())?;
+        if options.session_id.is_some() {
+            return Err(ApiError::unsupported("session_id", "session_id is given, but the page has no sessions").into());
+        }
+        options.penalty_scope.get_or_insert(Scope::Answer);
+        let logprobs = chat.logprobs()?;
+        let n = options.n_choices(MAX_N)?;
+        options.priority()?;
+        let variables = chat.template_variables()?;
+        let parallel = chat.parallel_tool_calls != Some(false);
+        let source = self.template_source(page.template.as_deref());
+        let mut tools = parse_tool_choice(source, chat.tools, chat.tool_choice, parallel)?;
+        let form = constraint.form()?;
+        let has_schema = form.is_some();
+        let constraint = constraint_plan(form, &mut tools)?;
+        let random = u128::from_str_radix(&page.random, 16)
+            .map_err(|_| Error::Option("random: expected hexadecimal digits".into()))?;
+        let call_ids = tools.tools.is_some().then(|| CallIds::new(random));
+        let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
+        let messages = check_messages(chat.messages)?;
+        let chat_request = chat_request(messages, tools.tools, variables, end, Now::from_unix(page.now));
+        let tokens = self.render_by(source, &chat_request).map_err(ApiError::from)?.ids;
+        let seed = options.seed.map_or(0, |seed| seed.0);
+        let plan = ChatPlan {
+            model: Arc::clone(&self.model),
+            n_prompt: tokens.len(),
+            n,
+            logprobs: logprobs.is_requested,
+            stream_usage: options.includes_usage(),
+            call_ids,
+            has_schema,
+        };
+        let mut sampling = options.sampling(logprobs, seed)?;
+        if let Some(n) = page.repeat_last_n {
+            let last_n = if n == -1 { Some(ALL_TOKENS) } else { u32::try_from(n).ok() };
+            let wrong = || ApiError::param("repeat_last_n", format!("repeat_last_n is {n}, expected -1, 0 or more"));
+            sampling.repeat_last_n = last_n.ok_or_else(wrong)?;
+        }
+        if let Some(dry) = &mut sampling.dry {
+            dry.breakers = options.dry_breakers(&self.model.tokenizer);
+        }
+        options.check_salt()?;
+        let limits = Limits {
+            model: &self.model,
+            engine: Some(self.engine.options()),
+            n_pages: self.engine.kv_stats().n_pages,
+            max_prompt: 0,
+            max_tokens: 0,
+        };
+        let request_plan =
+            RequestPlan { sampling, constraint: None, prompt_logprobs: false, default_tokens: None, cache_salt: 0 };
+        let request = options.request(&limits, &request_plan, tokens, "messages")?;
+        let number = self.completions.next;
+        let head = ResponseHead {
+            id: format!("chatcmpl-{}", page.random).as_str().into(),
+            created: page.created,
+            model: self.model.name.as_deref().unwrap_or(self.model.config.arch.name).into(),
+            system_fingerprint: self.fingerprint().as_str().into(),
+            seed,
+            session_id: None,
+        };
+        let stream = options.is_stream();
+        let output = if stream {
+            Output::Stream(Box::new(ChatWriter::new(plan, head)))
+        } else {
+            let answers = (0..n).map(|_| Answer::default()).collect();
+            Output::Whole { plan, head, answers, n_left: n }
+        };
+        let completion = Completion { request, output, chunks: Chunks::default(), receipts: BTreeMap::new() };
+        self.completions.next = number.wrapping_add(1);
+        self.completions.open.insert(number, completion);
+        let param = match &constraint {
+            Some(ConstraintPlan::Form(plan)) => Some(plan.param.clone()),
+            _ => None,
+        };
+        Ok(Opened { completion: number, n, stream, constraint, param })
+    }
+
+    /// Starts a choice of a completion; returns the id of its request.
+    ///
+    /// # Errors
+    /// If the request is invalid or there is no capacity.
+    pub(crate) fn submit_choice(
+        &mut self,
+        completion: u32,
+        index: usize,
+        constraint: Option<Arc<dyn Constraint>>,
+    ) -> Result<u64, Error> {
+        let closed = || Error::Option(format!("completion {completion} is not open"));
+        let Completion { request, output, chunks, .. } =
+            self.completions.open.get_mut(&completion).ok_or_else(closed)?;
+        let request = Request { sequence: index as u64, constraint, ..request.clone() };
+        let id = self.engine.submit(request)?;
+        if let Output::Stream(writer) = output {
+            writer.update(index, Update::Started, chunks);
+        }
+        self.completions.requests.insert(id, (completion, index));
+        Ok(id.0)
+    }
+
+    /// OpenAI's `system_fingerprint`, as the server has it; without a digest of the model, of the engine alone.
+    fn fingerprint(&self) -> String {
+        let model = self.engine.options().model_sha256.unwrap_or_default();
+        let hash = Sha256::new_with_prefix(model).chain_update(env!("CARGO_PKG_VERSION"));
+        let digest: [u8; 32] = hash.chain_update(NUMERICS_VERSION.to_le_bytes()).finalize().into();
+        let mut short = [0; 8];
+        short.copy_from_slice(&digest[..8]);
+        format!("fp_{}", Hex(short))
+    }
+}
