@@ -204,7 +204,7 @@ impl Completion {
         let chunks = mem::take(&mut self.chunks.0);
         let is_over = response.is_some() || (is_done && matches!(self.output, Output::Stream(_)));
         let receipts = if is_over { mem::take(&mut self.receipts) } else { BTreeMap::new() };
-        (is_done || !chunks.is_empty()).then(|| CompletionEvent {
+        (is_done || !chunks.is_empty()).then_some(CompletionEvent {
             id: id.0,
             chunks,
             is_done,
