@@ -9,12 +9,17 @@ use starling::error::{LoadError, MemoryError, RequestError};
 use starling::kernels::UnknownIsa;
 use starling::model::evaluate::EvaluationError;
 
+use crate::models::SourceError;
+
 /// Exit codes: 1 invalid model file, 2 invalid arguments or request (also clap's code), 3 I/O error, 4 not enough memory
 /// or capacity, 5 the receipt does not verify.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
+    /// The source in `--model` leads to no model file.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// A model file is invalid.
     #[error("{}: {source}", path.display())]
     Model { path: PathBuf, source: LoadError },
@@ -90,7 +95,10 @@ impl Failure {
             Failure::Template(ChatError::Refused(_)) => 2,
             Failure::Model { .. } | Failure::Template(_) | Failure::NotFinite | Failure::Weights(_) => 1,
             Failure::Request(_) | Failure::Evaluation(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
-            Failure::File { .. } | Failure::Io(_) => 3,
+            Failure::Source(
+                SourceError::Syntax { .. } | SourceError::Ambiguous { .. } | SourceError::NoMatch { .. },
+            ) => 2,
+            Failure::File { .. } | Failure::Source(_) | Failure::Io(_) => 3,
             Failure::Receipt { .. } => 5,
         })
     }

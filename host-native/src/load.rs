@@ -12,6 +12,7 @@ use starling::receipt::split_sha256;
 use crate::cli::ModelArgs;
 use crate::error::Failure;
 use crate::model_file::ModelFile;
+use crate::models::Registry;
 use crate::pool::{ThreadPool, default_threads};
 use crate::progress::{Of, Progress, remark};
 
@@ -48,12 +49,15 @@ pub fn path(args: &ModelArgs) -> PathBuf {
     args.model.clone().unwrap_or_else(|| BUNDLED_NAME.into())
 }
 
-/// Maps the model's file, or all files of a split model in order.
+/// Resolves the model's source and maps its file, or all files of a split model in order.
 ///
 /// # Errors
-/// If a file cannot be opened.
+/// If the source leads to no file, or a file cannot be opened.
 pub fn files(args: &ModelArgs) -> Result<Vec<ModelFile>, Failure> {
-    args.model.as_deref().map_or_else(|| Ok(vec![ModelFile::embedded(BUNDLED_NAME, BUNDLED)]), open_all)
+    match &args.model {
+        None => Ok(vec![ModelFile::embedded(BUNDLED_NAME, BUNDLED)]),
+        Some(source) => open_all(&Registry::from_env().resolve(source)?),
+    }
 }
 
 /// Maps a file, or all files of the split model that it belongs to.

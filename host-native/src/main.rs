@@ -15,6 +15,7 @@ mod inspect;
 mod load;
 mod logits;
 mod model_file;
+mod models;
 mod pool;
 mod progress;
 mod quantize;

@@ -15,7 +15,7 @@ use super::starling::{
 #[test]
 fn files_that_are_no_models() {
     fails(&["run", "-m", &temp("missing.gguf"), "x"], IO, &["missing.gguf"]);
-    fails(&["inspect", "-m", env!("CARGO_TARGET_TMPDIR")], IO, &["is a directory"]);
+    fails(&["inspect", "-m", env!("CARGO_MANIFEST_DIR")], IO, &["found no GGUF model file"]);
     fails(&["inspect", "-m", &written("empty.gguf", b"")], MODEL_ERROR, &["empty.gguf"]);
     fails(&["run", "x", "-m", &written("text.gguf", b"This is a text, no model.")], MODEL_ERROR, &["GGUF", "magic"]);
     if cfg!(unix) {

@@ -1,0 +1,55 @@
+//! Syntax of `hf:OWNER/REPO[:QUANT | /FILE.gguf][@REVISION]`.
+
+/// A model of the Hugging Face hub.
+#[derive(Debug, PartialEq, Eq)]
+pub struct HubSource {
+    pub owner: String,
+    pub repo: String,
+    pub selection: Selection,
+    /// Branch, tag or commit.
+    pub revision: String,
+}
+
+/// Which of several model files is meant.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// The only model, or the one in Q4_K_M.
+    Default,
+    /// The model whose name has this quantisation; case is ignored.
+    Quant(String),
+    /// A file by its path in the repository.
+    File(String),
+}
+
+impl HubSource {
+    /// `None` if `text` does not have this form.
+    pub fn parse(text: &str) -> Option<HubSource> {
+        let rest = text.strip_prefix("hf:")?;
+        let (rest, revision) = rest.split_once('@').unwrap_or((rest, "main"));
+        let (owner, rest) = rest.split_once('/')?;
+        let (repo, selection) = if let Some((repo, file)) = rest.split_once('/') {
+            let is_file = file.ends_with(".gguf") && is_relative(file);
+            (repo, is_file.then(|| Selection::File(file.into()))?)
+        } else if let Some((repo, quant)) = rest.split_once(':') {
+            (repo, is_name(quant).then(|| Selection::Quant(quant.into()))?)
+        } else {
+            (rest, Selection::Default)
+        };
+        let valid = is_name(owner) && is_name(repo) && is_relative(revision);
+        valid.then(|| HubSource { owner: owner.into(), repo: repo.into(), selection, revision: revision.into() })
+    }
+
+    pub fn repo_id(&self) -> String {
+        format!("{}/{}", self.owner, self.repo)
+    }
+}
+
+/// Whether `text` is a path that cannot leave the directory that it is joined to.
+fn is_relative(text: &str) -> bool {
+    text.split('/').all(is_name)
+}
+
+fn is_name(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '+');
+    !text.is_empty() && text != "." && text != ".." && text.chars().all(allowed)
+}
