@@ -49,15 +49,21 @@ pub fn path(args: &ModelArgs) -> PathBuf {
     args.model.clone().unwrap_or_else(|| BUNDLED_NAME.into())
 }
 
-/// Resolves the model's source and maps its file, or all files of a split model in order.
+/// The arguments with the path of the model's file in place of its source.
 ///
 /// # Errors
-/// If the source leads to no file, or a file cannot be opened.
+/// If the source leads to no file.
+pub fn resolve(args: &ModelArgs) -> Result<ModelArgs, Failure> {
+    let model = args.model.as_deref().map(|source| Registry::from_env().resolve(source)).transpose()?;
+    Ok(ModelArgs { model, ..args.clone() })
+}
+
+/// Maps the model's file, or all files of a split model in order.
+///
+/// # Errors
+/// If a file cannot be opened.
 pub fn files(args: &ModelArgs) -> Result<Vec<ModelFile>, Failure> {
-    match &args.model {
-        None => Ok(vec![ModelFile::embedded(BUNDLED_NAME, BUNDLED)]),
-        Some(source) => open_all(&Registry::from_env().resolve(source)?),
-    }
+    args.model.as_deref().map_or_else(|| Ok(vec![ModelFile::embedded(BUNDLED_NAME, BUNDLED)]), open_all)
 }
 
 /// Maps a file, or all files of the split model that it belongs to.

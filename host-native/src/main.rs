@@ -82,26 +82,27 @@ fn command_line() -> Result<Cli, clap::Error> {
 }
 
 fn run(cli: &Cli) -> Result<(), Failure> {
+    let model = || load::resolve(&cli.model);
     match &cli.command {
-        Command::Run(args) => run::run(&cli.model, args),
+        Command::Run(args) => run::run(&model()?, args),
         Command::Serve(args) => serve::run(&cli.model, args),
-        Command::Chat(args) => chat::run(&cli.model, args),
-        Command::Inspect(args) => inspect::run(&cli.model, args),
-        Command::Tokenize(args) => tokens::tokenize(&cli.model, args),
-        Command::Detokenize(args) => tokens::detokenize(&cli.model, args),
-        Command::Logits(args) => logits::logits(&cli.model, args),
-        Command::Perplexity(args) => logits::perplexity(&cli.model, args),
+        Command::Chat(args) => chat::run(&model()?, args),
+        Command::Inspect(args) => inspect::run(&model()?, args),
+        Command::Tokenize(args) => tokens::tokenize(&model()?, args),
+        Command::Detokenize(args) => tokens::detokenize(&model()?, args),
+        Command::Logits(args) => logits::logits(&model()?, args),
+        Command::Perplexity(args) => logits::perplexity(&model()?, args),
         Command::Quantize(args) => quantize::run(&cli.model, args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "starling", &mut script);
             Ok(stdout().write_all(&script)?)
         }
-        Command::Embed(args) => embed::run(&cli.model, args),
+        Command::Embed(args) => embed::run(&model()?, args),
         Command::Bench(args) => match &args.what {
-            None => bench::run(&cli.model, args),
+            None => bench::run(&model()?, args),
             Some(cli::BenchWhat::Serve(args)) => bench_serve::run(args),
         },
-        Command::Verify(args) => verify::run(&cli.model, args),
+        Command::Verify(args) => verify::run(&model()?, args),
     }
 }

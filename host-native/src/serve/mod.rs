@@ -68,6 +68,7 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     if args.prints() {
         return Ok(stdout().write_all(settings.to_toml().as_bytes())?);
     }
+    let model_args = crate::load::resolve(&model_args)?;
     start::init_log(&settings)?;
     let listener = start::listen(&settings)?;
     let tls = tls::acceptor(&settings)?;
