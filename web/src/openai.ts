@@ -1,7 +1,7 @@
 // Chat completions in the form of OpenAI's client.
 
 import { fromWire } from "./errors.js";
-import type { Choice, CoreEvent, OpenedCompletion } from "./protocol.js";
+import type { CompletionHost, CoreEvent, OpenedCompletion, Receiver } from "./protocol.js";
 import { json } from "./request.js";
 import type { StructureRequest, Wanted } from "./structure.js";
 import type { ToolCall } from "./tools.js";
@@ -127,20 +127,6 @@ export interface ChatCompletionChunk {
 
 /** A request whose answer comes in pieces, or whole. */
 type Streamed<S> = Omit<ChatCompletionRequest, "stream"> & (S extends true ? { stream: true } : { stream?: false });
-
-/** Takes the events of a job. */
-export interface Receiver {
-  receive(event: CoreEvent): void;
-  fail(error: unknown): void;
-}
-
-/** What completions need of a model. */
-export interface CompletionHost {
-  open(body: string, page: string): Promise<OpenedCompletion>;
-  close(completion: number): void;
-  /** Queues a choice; returns a function that cancels it. */
-  start(choice: Choice, wanted: Wanted | undefined, receiver: Receiver): () => void;
-}
 
 export class Completions {
   #host: CompletionHost;

@@ -100,3 +100,17 @@ export interface Backend {
   call<M extends Method>(method: M, ...args: Parameters<Core[M]>): Promise<ReturnType<Core[M]>>;
   dispose(): void;
 }
+
+/** Takes the events of a job. */
+export interface Receiver {
+  receive(event: CoreEvent): void;
+  fail(error: unknown): void;
+}
+
+/** What completions need of a model. */
+export interface CompletionHost {
+  open(body: string, page: string): Promise<OpenedCompletion>;
+  close(completion: number): void;
+  /** Queues a choice; returns a function that cancels it. */
+  start(choice: Choice, wanted: Wanted | undefined, receiver: Receiver): () => void;
+}
