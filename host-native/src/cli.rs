@@ -28,8 +28,16 @@ pub struct Cli {
 
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
-    /// Model: a GGUF file (any file of a split model), a directory with one model, or hf:OWNER/REPO[:QUANT | /FILE.gguf][@REVISION] from the Hugging Face cache [default: the bundled model]
-    #[arg(short, long, value_name = "MODEL", global = true, env = "STARLING_MODEL")]
+    // not a doc comment, in which brackets would be links
+    #[arg(
+        short,
+        long,
+        value_name = "MODEL",
+        global = true,
+        env = "STARLING_MODEL",
+        help = "Model: a GGUF file (any file of a split model), a directory with one model, or \
+                hf:OWNER/REPO[:QUANT | /FILE.gguf][@REVISION] from the Hugging Face cache [default: the bundled model]"
+    )]
     pub model: Option<PathBuf>,
     /// Number of threads, at most 512 [default: physical cores available to this process]
     #[arg(short, long, value_name = "N", global = true, env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
