@@ -31,6 +31,7 @@ mod stats;
 mod sync;
 mod tls;
 mod trace;
+mod turns;
 pub mod value;
 mod worker;
 

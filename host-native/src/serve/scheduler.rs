@@ -1,60 +1,13 @@
-//! Admission and fair scheduling of queued requests: policy without clocks, threads or HTTP.
-//!
-//! Three priorities share the engine by weighted round robin, so that none starves. Within a priority, tenants take turns
-//! by their shares (weighted round robin), and within a tenant its sessions, one request each. A request without a session
-//! counts as a session of its own, so such requests are first in, first out.
+//! The queue of requests: limits, deadlines and the next request to start; policy without clocks, threads or HTTP.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::time::Instant;
 
 use super::sync::Arc;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum Priority {
-    High,
-    #[default]
-    Normal,
-    Low,
-}
-
-impl Priority {
-    /// In the order of [`Priority::index`].
-    pub const ALL: [Priority; 3] = [Priority::High, Priority::Normal, Priority::Low];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Priority::High => "high",
-            Priority::Normal => "normal",
-            Priority::Low => "low",
-        }
-    }
-
-    /// Index in [`Priority::ALL`].
-    pub const fn index(self) -> usize {
-        self as usize
-    }
-
-    /// Weight of the round robin among priorities.
-    const fn weight(self) -> i64 {
-        match self {
-            Priority::High => 16,
-            Priority::Normal => 4,
-            Priority::Low => 1,
-        }
-    }
-}
-
-/// What fairness looks at: requests of one flow are scheduled in order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Flow {
-    pub tenant: Arc<str>,
-    /// Requests per turn of the tenant.
-    pub share: u32,
-    pub session: Option<Arc<str>>,
-    pub priority: Priority,
-}
+use super::turns::Turns;
+pub use super::turns::{Flow, JobId, Priority};
 
 /// Limits of a queue. The tenant's limits are off at 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,8 +54,9 @@ pub struct Scheduler<J> {
     limits: Limits,
     jobs: HashMap<JobId, Queued<J>>,
     next_id: JobId,
-    /// By [`Priority::index`].
-    queues: [PriorityQueue; 3],
+    /// Waiting requests, by [`Priority::index`].
+    depth: [usize; 3],
+    turns: Turns,
     /// Requests that had their turn and could not start; they come before all others, oldest first.
     held: BTreeSet<JobId>,
     /// Deadlines of the queued requests, earliest first.
@@ -115,9 +69,6 @@ pub struct Scheduler<J> {
     /// Entries visited so far: the cost of calls, for tests.
     visited: Cell<usize>,
 }
-
-/// Never reused.
-pub type JobId = u64;
 
 /// A request with what the scheduler knows of it.
 #[derive(Debug)]
@@ -137,37 +88,6 @@ struct TenantLoad {
     running: usize,
 }
 
-/// Requests of one priority. Ids of removed requests stay until their turn or until the next sweep.
-#[derive(Debug, Default)]
-struct PriorityQueue {
-    tenants: HashMap<Arc<str>, Tenant>,
-    /// Round robin of the tenants: the first has the turn.
-    order: VecDeque<Arc<str>>,
-    /// Requests, held ones included, without removed ones.
-    waiting: usize,
-    /// Requests of them in [`Scheduler::held`].
-    held: usize,
-    /// Smooth weighted round robin: the queue with the highest credit is next.
-    credit: i64,
-}
-
-#[derive(Debug)]
-struct Tenant {
-    /// Requests per turn, and those left of this turn.
-    share: u32,
-    left: u32,
-    sessions: HashMap<Arc<str>, VecDeque<JobId>>,
-    /// Round robin of the sessions: the first has the turn. Each named session occurs once.
-    order: VecDeque<Entry>,
-}
-
-#[derive(Debug)]
-enum Entry {
-    Session(Arc<str>),
-    /// A request without a session.
-    Single(JobId),
-}
-
 /// Minimum number of removed requests before a sweep.
 const MIN_SWEEP: usize = 64;
 
@@ -179,7 +99,8 @@ impl<J> Scheduler<J> {
             limits,
             jobs: HashMap::new(),
             next_id: 0,
-            queues: Default::default(),
+            depth: [0; 3],
+            turns: Turns::default(),
             held: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             tenants: BTreeMap::new(),
@@ -224,7 +145,8 @@ impl<J> Scheduler<J> {
             self.deadlines.insert((deadline, id));
         }
         let ids = first..self.next_id;
-        self.queues[flow.priority.index()].add(flow, ids.clone());
+        self.depth[flow.priority.index()] += n;
+        self.turns.add(flow, ids.clone());
         self.shedding |= self.waiting() >= limits.high;
         Ok(ids)
     }
@@ -237,18 +159,19 @@ impl<J> Scheduler<J> {
     /// Removes the next request that is ready and returns it. It counts as running until [`Scheduler::release`] or
     /// [`Scheduler::put_back`]. Requests that have their turn before they are ready are held.
     pub fn take(&mut self, is_ready: impl Fn(&J) -> bool) -> Option<Queued<J>> {
-        let jobs = &self.jobs;
+        let (jobs, visited) = (&self.jobs, &self.visited);
         let is_ready = |id: &JobId| jobs.get(id).is_some_and(|queued| is_ready(&queued.job));
-        let held = self.held.iter().copied().find(is_ready);
-        let id = match held {
-            Some(id) => id,
+        let id = match self.held.iter().copied().find(is_ready) {
+            Some(id) => {
+                self.held.remove(&id);
+                id
+            }
             None => loop {
-                let (id, priority) = next_turn(&mut self.queues, jobs, &self.visited)?;
+                let id = self.turns.next(&mut |id| is_queued(jobs, visited, *id))?;
                 if is_ready(&id) {
                     break id;
                 }
                 self.held.insert(id);
-                self.queues[priority.index()].held += 1;
             },
         };
         let queued = self.unlink(id)?;
@@ -262,8 +185,7 @@ impl<J> Scheduler<J> {
         load.running = load.running.saturating_sub(1);
         load.waiting += 1;
         load.tokens = load.tokens.saturating_add(queued.tokens);
-        let queue = &mut self.queues[queued.priority.index()];
-        (queue.waiting, queue.held) = (queue.waiting + 1, queue.held + 1);
+        self.depth[queued.priority.index()] += 1;
         self.held.insert(queued.id);
         self.deadlines.insert((queued.deadline, queued.id));
         self.jobs.insert(queued.id, queued);
@@ -281,12 +203,15 @@ impl<J> Scheduler<J> {
     /// Removes a request if it is still queued.
     pub fn remove(&mut self, id: JobId) -> Option<J> {
         let queued = self.unlink(id)?;
+        if !self.held.remove(&id) {
+            self.turns.removed(queued.priority);
+        }
         self.drop_idle_tenant(&queued.tenant);
         self.removed += 1;
         if self.removed > self.jobs.len() + MIN_SWEEP {
             self.removed = 0;
             let (jobs, visited) = (&self.jobs, &self.visited);
-            self.queues.iter_mut().for_each(|queue| queue.sweep(&mut |id| is_queued(jobs, visited, *id)));
+            self.turns.sweep(&mut |id| is_queued(jobs, visited, *id));
         }
         Some(queued.job)
     }
@@ -318,17 +243,15 @@ impl<J> Scheduler<J> {
     }
 
     pub fn depth(&self, priority: Priority) -> usize {
-        self.queues[priority.index()].waiting
+        self.depth[priority.index()]
     }
 
-    /// Removes a request from all but its priority queue, where its id stays until the next sweep.
+    /// Removes a request from all but `turns` and `held`.
     fn unlink(&mut self, id: JobId) -> Option<Queued<J>> {
         self.visited.set(self.visited.get() + 1);
         let queued = self.jobs.remove(&id)?;
         self.deadlines.remove(&(queued.deadline, id));
-        let queue = &mut self.queues[queued.priority.index()];
-        queue.waiting -= 1;
-        queue.held -= usize::from(self.held.remove(&id));
+        self.depth[queued.priority.index()] -= 1;
         self.shedding &= self.waiting() > self.limits.low;
         if let Some(load) = self.tenants.get_mut(&queued.tenant) {
             load.waiting -= 1;
@@ -345,120 +268,10 @@ impl<J> Scheduler<J> {
     }
 }
 
-/// The request that has the next turn, and its priority. It leaves its priority queue's round robin.
-fn next_turn<J>(
-    queues: &mut [PriorityQueue; 3],
-    jobs: &HashMap<JobId, Queued<J>>,
-    visited: &Cell<usize>,
-) -> Option<(JobId, Priority)> {
-    let busy = Priority::ALL.into_iter().filter(|p| queues[p.index()].in_turn() > 0);
-    let sum: i64 = busy.clone().map(Priority::weight).sum();
-    // ties go to the higher priority
-    let next = busy.max_by_key(|p| (queues[p.index()].credit + p.weight(), std::cmp::Reverse(*p)))?;
-    for priority in Priority::ALL {
-        let queue = &mut queues[priority.index()];
-        if queue.in_turn() > 0 {
-            queue.credit += priority.weight();
-        }
-    }
-    let queue = &mut queues[next.index()];
-    // the last request leaves no credit to later ones
-    queue.credit = if queue.in_turn() == 1 { 0 } else { queue.credit - sum };
-    Some((queue.take(&mut |id| is_queued(jobs, visited, *id))?, next))
-}
-
 /// Whether a request is still queued.
 fn is_queued<J>(jobs: &HashMap<JobId, Queued<J>>, visited: &Cell<usize>, id: JobId) -> bool {
     visited.set(visited.get() + 1);
     jobs.contains_key(&id)
-}
-
-impl PriorityQueue {
-    /// Requests that have not had their turn.
-    fn in_turn(&self) -> usize {
-        self.waiting - self.held
-    }
-
-    fn add(&mut self, flow: &Flow, ids: Range<JobId>) {
-        self.waiting += (ids.end - ids.start) as usize;
-        let order = &mut self.order;
-        let tenant = self.tenants.entry(Arc::clone(&flow.tenant)).or_insert_with(|| {
-            order.push_back(Arc::clone(&flow.tenant));
-            let share = flow.share.max(1);
-            Tenant { share, left: share, sessions: HashMap::new(), order: VecDeque::new() }
-        });
-        let Some(name) = &flow.session else {
-            tenant.order.extend(ids.map(Entry::Single));
-            return;
-        };
-        let jobs = tenant.sessions.entry(Arc::clone(name)).or_default();
-        if jobs.is_empty() {
-            tenant.order.push_back(Entry::Session(Arc::clone(name)));
-        }
-        jobs.extend(ids);
-    }
-
-    /// The next id that is still queued.
-    fn take(&mut self, is_queued: &mut impl FnMut(&JobId) -> bool) -> Option<JobId> {
-        loop {
-            let name = self.order.front()?;
-            let tenant = self.tenants.get_mut(name)?;
-            let id = tenant.take(is_queued);
-            tenant.left -= u32::from(id.is_some());
-            if id.is_none() || tenant.order.is_empty() {
-                self.tenants.remove(name);
-                self.order.pop_front();
-            } else if tenant.left == 0 {
-                tenant.left = tenant.share;
-                self.order.rotate_left(1);
-            }
-            if id.is_some() {
-                return id;
-            }
-        }
-    }
-
-    /// Drops the ids of removed requests.
-    fn sweep(&mut self, is_queued: &mut impl FnMut(&JobId) -> bool) {
-        for tenant in self.tenants.values_mut() {
-            tenant.sessions.retain(|_, jobs| {
-                jobs.retain(&mut *is_queued);
-                !jobs.is_empty()
-            });
-            let sessions = &tenant.sessions;
-            tenant.order.retain(|session| match session {
-                Entry::Session(name) => sessions.contains_key(name),
-                Entry::Single(id) => is_queued(id),
-            });
-        }
-        self.tenants.retain(|_, tenant| !tenant.order.is_empty());
-        let tenants = &self.tenants;
-        self.order.retain(|name| tenants.contains_key(name));
-    }
-}
-
-impl Tenant {
-    /// The next id that is still queued; its session moves to the end of the round robin.
-    fn take(&mut self, is_queued: &mut impl FnMut(&JobId) -> bool) -> Option<JobId> {
-        loop {
-            match self.order.pop_front()? {
-                Entry::Single(id) if is_queued(&id) => return Some(id),
-                Entry::Single(_) => {}
-                Entry::Session(name) => {
-                    let jobs = self.sessions.get_mut(&name)?;
-                    let id = std::iter::from_fn(|| jobs.pop_front()).find(&mut *is_queued);
-                    if jobs.is_empty() {
-                        self.sessions.remove(&name);
-                    } else {
-                        self.order.push_back(Entry::Session(name));
-                    }
-                    if id.is_some() {
-                        return id;
-                    }
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -597,7 +410,7 @@ mod tests {
             assert_eq!(s.remove(ids.start), Some(i));
         }
         assert!(s.visited.get() < 30_000, "{}", s.visited.get());
-        assert!(s.queues[1].tenants.values().map(|tenant| tenant.order.len()).sum::<usize>() <= MIN_SWEEP);
+        assert!(s.turns.entries() <= MIN_SWEEP);
     }
 
     proptest! {
