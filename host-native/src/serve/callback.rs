@@ -5,7 +5,8 @@ use std::time::Duration;
 use backon::{ExponentialBuilder, Retryable};
 use http_body_util::Full;
 use hyper::body::Bytes;
-use hyper::{Method, Request, header};
+use hyper::header::HeaderValue;
+use hyper::{Request, Uri, header};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -36,10 +37,14 @@ pub struct Ready {
 
 /// POSTs `ready` until a response is successful, at most [`MAX_ATTEMPTS`] times with exponential backoff.
 pub async fn report(url: String, ready: Ready, first_wait: Duration) {
+    let uri: Uri = match url.parse() {
+        Ok(uri) => uri,
+        Err(e) => return tracing::error!(url, "readiness callback: invalid URL: {e}; see --callback-url"),
+    };
     let body = Bytes::from(serde_json::to_vec(&ready).unwrap_or_default());
     let client: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let backoff = ExponentialBuilder::new().with_min_delay(first_wait).with_max_delay(MAX_WAIT);
-    let deliver = || deliver(&client, &url, &body);
+    let deliver = || deliver(&client, &uri, &body);
     let delivered = deliver
         .retry(backoff.with_max_times(MAX_ATTEMPTS - 1))
         .notify(|problem, wait| tracing::warn!(url, "readiness callback failed: {problem}; retry in {wait:?}"))
@@ -54,13 +59,10 @@ pub async fn report(url: String, ready: Ready, first_wait: Duration) {
     }
 }
 
-/// One attempt.
-///
-/// # Errors
-/// What was found in place of a successful response.
-async fn deliver(client: &Client<HttpConnector, Full<Bytes>>, url: &str, body: &Bytes) -> Result<(), String> {
-    let request = Request::builder().method(Method::POST).uri(url).header(header::CONTENT_TYPE, "application/json");
-    let request = request.body(Full::new(body.clone())).map_err(|e| format!("invalid URL: {e}; see --callback-url"))?;
+/// POSTs `body` once. The error says what was found in place of a successful response.
+async fn deliver(client: &Client<HttpConnector, Full<Bytes>>, uri: &Uri, body: &Bytes) -> Result<(), String> {
+    let mut request = Request::post(uri.clone()).body(Full::new(body.clone())).map_err(|e| e.to_string())?;
+    request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     match tokio::time::timeout(ATTEMPT_TIMEOUT, client.request(request)).await {
         Ok(Ok(response)) if response.status().is_success() => Ok(()),
         Ok(Ok(response)) => Err(format!("found status {}, expected 2xx", response.status())),
