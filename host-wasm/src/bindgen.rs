@@ -122,6 +122,10 @@ impl Loader {
     }
 }
 
+fn shared(object: ConstraintObject) -> Arc<dyn Constraint> {
+    Arc::new(JsConstraint::new(object))
+}
+
 /// A loaded model and its requests.
 #[wasm_bindgen]
 pub struct Model(Session);
@@ -138,7 +142,7 @@ impl Model {
     /// # Errors
     /// If the request is invalid or there is no capacity.
     pub fn submit(&mut self, request: &str, constraint: Option<ConstraintObject>) -> Result<f64, Error> {
-        let constraint = constraint.map(|object| Arc::new(JsConstraint::new(object)) as Arc<dyn Constraint>);
+        let constraint = constraint.map(shared);
         let request = serde_json::from_str(request).map_err(js)?;
         self.0.start(request, constraint).map(|id| id as f64).map_err(js)
     }
@@ -167,11 +171,10 @@ impl Model {
         index: usize,
         constraint: Option<ConstraintObject>,
     ) -> Result<f64, Error> {
-        let constraint = constraint.map(|object| Arc::new(JsConstraint::new(object)) as Arc<dyn Constraint>);
-        self.0.submit_choice(completion, index, constraint).map(|id| id as f64).map_err(js)
+        self.0.submit_choice(completion, index, constraint.map(shared)).map(|id| id as f64).map_err(js)
     }
 
-    /// Forgets a completion; its requests are cancelled apart from it.
+    /// Drops a completion; its requests are cancelled by [`Model::cancel`].
     #[cfg(feature = "openai")]
     #[wasm_bindgen(js_name = closeCompletion)]
     pub fn close_completion(&mut self, completion: u32) {

@@ -6,18 +6,15 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use sha2::{Digest, Sha256};
 use starling::chat::Now;
 use starling::engine::{Event, FinishReason, Request, RequestId};
-use starling::kernels::NUMERICS_VERSION;
-use starling::receipt::Hex;
 use starling::sampler::{ALL_TOKENS, Constraint};
 use starling_api::answer::Answer;
 use starling_api::error::ApiError;
 use starling_api::messages::{chat_end, chat_request, check_messages};
 use starling_api::openai::chat::{ChatCompletionRequest, ChatPlan, ChatWriter};
 use starling_api::openai::options::{Limits, RequestPlan, Scope};
-use starling_api::openai::response::ResponseHead;
+use starling_api::openai::response::{ResponseHead, system_fingerprint};
 use starling_api::parse::ParseBody;
 use starling_api::stream::{EventSink, StreamWriter};
 use starling_api::structure::{ConstraintPlan, constraint_plan};
@@ -27,7 +24,7 @@ use starling_api::update::Update;
 use crate::reply::json;
 use crate::session::{Error, Session};
 
-/// Choices of a completion, at most: the default of the server.
+/// Choices of a completion, at most: the highest limit that the server can have.
 const MAX_N: usize = 128;
 /// Open completions, at most: each keeps its prompt and its answers.
 const MAX_OPEN: usize = 1024;
@@ -107,7 +104,7 @@ struct EventError {
 
 enum Output {
     Stream(Box<ChatWriter>),
-    Whole { plan: ChatPlan, head: ResponseHead, answers: Vec<Answer>, n_left: usize },
+    Whole { plan: ChatPlan, head: ResponseHead, answers: Vec<Answer> },
 }
 
 struct Completion {
@@ -139,12 +136,10 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    /// Forgets a completion.
     pub(crate) fn close(&mut self, completion: u32) {
         self.open.remove(&completion);
     }
 
-    /// Forgets a request.
     pub(crate) fn forget(&mut self, id: RequestId) {
         self.requests.remove(&id);
     }
@@ -159,7 +154,7 @@ impl Completions {
             _ => return Err(event),
         };
         let Some(&(completion, index)) = self.requests.get(&id) else { return Err(event) };
-        let Some((_, update)) = Update::from_event(event, |_| Vec::new()) else { return Ok(None) };
+        let Some((_, update)) = Update::from_event(event) else { return Ok(None) };
         let is_done = matches!(update, Update::Done { .. });
         if is_done {
             self.requests.remove(&id);
@@ -190,12 +185,11 @@ impl Completion {
             Output::Stream(writer) => {
                 writer.update(index, update, &mut self.chunks);
             }
-            Output::Whole { plan, head, answers, n_left } => {
-                *n_left -= usize::from(is_done);
+            Output::Whole { plan, head, answers } => {
                 if let Some(answer) = answers.get_mut(index) {
                     answer.add(update);
                 }
-                if is_done && *n_left == 0 {
+                if is_done && answers.iter().all(|answer| answer.finish.is_some()) {
                     let whole = plan.response(head.clone(), mem::take(answers));
                     response = serde_json::value::to_raw_value(&whole).ok();
                 }
@@ -216,7 +210,7 @@ impl Completion {
 }
 
 impl Session {
-    /// Opens a completion.
+    /// Checks the body of a chat completion and tokenises its prompt.
     ///
     /// # Errors
     /// Those of the server for the same body.
@@ -283,7 +277,9 @@ impl Session {
             id: format!("chatcmpl-{}", page.random).as_str().into(),
             created: page.created,
             model: self.model.name.as_deref().unwrap_or(self.model.config.arch.name).into(),
-            system_fingerprint: self.fingerprint().as_str().into(),
+            system_fingerprint: system_fingerprint(&self.engine.options().model_sha256.unwrap_or_default())
+                .as_str()
+                .into(),
             seed,
             session_id: None,
         };
@@ -292,7 +288,7 @@ impl Session {
             Output::Stream(Box::new(ChatWriter::new(plan, head)))
         } else {
             let answers = (0..n).map(|_| Answer::default()).collect();
-            Output::Whole { plan, head, answers, n_left: n }
+            Output::Whole { plan, head, answers }
         };
         let completion = Completion { request, output, chunks: Chunks::default(), receipts: BTreeMap::new() };
         self.completions.next = number.wrapping_add(1);
@@ -324,15 +320,5 @@ impl Session {
         }
         self.completions.requests.insert(id, (completion, index));
         Ok(id.0)
-    }
-
-    /// OpenAI's `system_fingerprint`, as the server has it; without a digest of the model, of the engine alone.
-    fn fingerprint(&self) -> String {
-        let model = self.engine.options().model_sha256.unwrap_or_default();
-        let hash = Sha256::new_with_prefix(model).chain_update(env!("CARGO_PKG_VERSION"));
-        let digest: [u8; 32] = hash.chain_update(NUMERICS_VERSION.to_le_bytes()).finalize().into();
-        let mut short = [0; 8];
-        short.copy_from_slice(&digest[..8]);
-        format!("fp_{}", Hex(short))
     }
 }

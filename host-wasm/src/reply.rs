@@ -53,20 +53,18 @@ impl Session {
     /// Runs one batch.
     pub(crate) fn step(&mut self) -> Step {
         let mut events = Vec::new();
+        let tokens = self.run(&mut |e| events.push(e));
+        Step { tokens, events: events.into_iter().filter_map(|e| self.reply(e)).collect() }
+    }
+
+    /// An event as JSON: with the output of its completion, if it is of one.
+    fn reply(&mut self, event: Event) -> Option<EventJson> {
         #[cfg(feature = "openai")]
-        let mut completions = std::mem::take(&mut self.completions);
-        #[cfg(feature = "openai")]
-        let tokens = self.run(&mut |e| match completions.take(e) {
-            Ok(event) => events.extend(event.map(EventJson::Completion)),
-            Err(e) => events.extend(EventJson::of(e)),
-        });
-        #[cfg(feature = "openai")]
-        {
-            self.completions = completions;
-        }
-        #[cfg(not(feature = "openai"))]
-        let tokens = self.run(&mut |e| events.extend(EventJson::of(e)));
-        Step { tokens, events }
+        let event = match self.completions.take(event) {
+            Ok(event) => return event.map(EventJson::Completion),
+            Err(event) => event,
+        };
+        EventJson::of(event)
     }
 
     /// Tokenises a text.

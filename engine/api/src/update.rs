@@ -92,15 +92,12 @@ impl From<Failed> for ApiError {
 }
 
 impl Update {
-    /// The update of an engine event, and its request; `None` for events without one. `prompt` takes the log-probabilities
-    /// of the prompt of a request that were reported before.
-    pub fn from_event(
-        event: Event,
-        prompt: impl FnOnce(RequestId) -> Vec<TokenLogprobs>,
-    ) -> Option<(RequestId, Update)> {
+    /// The update of an engine event, and its request; `None` for events without one. Log-probabilities of the prompt are
+    /// in events before, so the update has none.
+    pub fn from_event(event: Event) -> Option<(RequestId, Update)> {
         match event {
             Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => None,
-            Event::Prefilled { id, n_cached, .. } => Some((id, Update::Prefilled { n_cached, prompt: prompt(id) })),
+            Event::Prefilled { id, n_cached, .. } => Some((id, Update::Prefilled { n_cached, prompt: Vec::new() })),
             Event::Token { id, token, text, logprob, top } => Some((id, Update::Token { token, text, logprob, top })),
             Event::Done { id, text, reason, n_tokens, receipt } => {
                 Some((id, Update::Done { text, reason, n_tokens, receipt }))

@@ -7,14 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use sha2::{Digest, Sha256};
 use starling::embed::{Embedder, EmbedderOptions, Pooling};
 use starling::engine::{Engine, EngineOptions};
-use starling::kernels::NUMERICS_VERSION;
 use starling::model::Model;
 use starling::pool::Pool;
 use starling::receipt::Hex;
 use starling::structure;
+use starling_api::openai::response::system_fingerprint;
 use tracing_subscriber::EnvFilter;
 
 use super::auth::Keys;
@@ -112,7 +111,7 @@ pub fn load(settings: Settings, args: &ModelArgs, exporter: Exporter) -> Result<
         items: settings.grammar_items,
     });
     let app = App {
-        fingerprint: fingerprint(&sha256),
+        fingerprint: system_fingerprint(&sha256),
         model_sha256: sha256,
         template,
         grammars,
@@ -209,16 +208,6 @@ fn name(path: &Path) -> String {
     let file = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let file = file.strip_suffix(" (bundled)").unwrap_or(&file);
     file.strip_suffix(".gguf").unwrap_or(file).into()
-}
-
-/// OpenAI's `system_fingerprint`: a hash of all that an answer depends on besides its request, which is the model, the
-/// version, and the version of the numerics.
-fn fingerprint(model: &[u8; 32]) -> String {
-    let hash = Sha256::new_with_prefix(model).chain_update(env!("CARGO_PKG_VERSION"));
-    let digest: [u8; 32] = hash.chain_update(NUMERICS_VERSION.to_le_bytes()).finalize().into();
-    let mut short = [0; 8];
-    short.copy_from_slice(&digest[..8]);
-    format!("fp_{}", Hex(short))
 }
 
 /// Body of the readiness callback.

@@ -1,6 +1,9 @@
 //! The common part of completion responses and chunks.
 
 use serde::Serialize;
+use sha2::{Digest, Sha256};
+use starling::kernels::NUMERICS_VERSION;
+use starling::receipt::Hex;
 
 use crate::answer::Usage;
 use crate::shared::SharedStr;
@@ -69,4 +72,14 @@ impl<C> CompletionResponse<C> {
             session_id,
         }
     }
+}
+
+/// OpenAI's `system_fingerprint`: a hash of all that an answer depends on besides its request, which is the model (by the
+/// SHA-256 of its file), the version, and the version of the numerics.
+pub fn system_fingerprint(model: &[u8; 32]) -> String {
+    let hash = Sha256::new_with_prefix(model).chain_update(env!("CARGO_PKG_VERSION"));
+    let digest: [u8; 32] = hash.chain_update(NUMERICS_VERSION.to_le_bytes()).finalize().into();
+    let mut short = [0; 8];
+    short.copy_from_slice(&digest[..8]);
+    format!("fp_{}", Hex(short))
 }
