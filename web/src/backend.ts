@@ -3,7 +3,16 @@
 import { Core } from "./core.js";
 import { StarlingError, type WireError, fromWire, toWire } from "./errors.js";
 import { type LoadRequest, countFitting } from "./load.js";
-import { type Backend, type Choice, type CoreEvent, type FromWorker, type Method, type OutputConstraint, type ToWorker, isLast } from "./protocol.js";
+import {
+  type Backend,
+  type Choice,
+  type CoreEvent,
+  type FromWorker,
+  type Method,
+  type OutputConstraint,
+  type ToWorker,
+  isLast,
+} from "./protocol.js";
 import { startWorker } from "./script.js";
 import { type Part, transferable, readToBlob } from "./source.js";
 import type { ModelInfo, Progress } from "./types.js";

@@ -159,7 +159,7 @@ impl ResponseFormat {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConstraintPlan {
-    /// A form.
+    /// The answer has a form.
     Form(FormPlan),
     /// Tool calls, or either tool calls or a form.
     Calls(AllowedCalls),
@@ -170,7 +170,7 @@ pub enum ConstraintPlan {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct FormPlan {
-    /// The form.
+    /// What the answer has to be.
     pub form: Form,
     /// Path of the field.
     #[serde(skip)]

@@ -112,7 +112,7 @@ pub struct Stats {
     pub isa: &'static str,
     /// Queued requests by priority.
     pub waiting: Depths,
-    /// Requests of them that had their turn and wait for KV pages, or for the prefill of a prompt they share.
+    /// Queued requests that had their turn and wait for KV pages, or for the prefill of a prompt they share.
     pub held: usize,
     /// Requests in the engine's batch.
     pub running: usize,

@@ -44,7 +44,7 @@ impl Job {
         self.sequence == 0 || self.group.is_computed.load(Ordering::Acquire)
     }
 
-    /// The engine's request.
+    /// Takes the request to submit to the engine.
     pub fn request(&mut self) -> Box<Request> {
         self.refused.take().unwrap_or_else(|| Box::new(self.group.request(self.sequence)))
     }
