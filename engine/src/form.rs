@@ -1,4 +1,4 @@
-//! Forms of constrained answers, as data: `structure` compiles them, or another module of the host.
+//! Output constraints as data. `structure` compiles them; a host without it hands them to another module.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// What an answer has to be.
+/// An output constraint: the text of the answer must match it.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
@@ -26,7 +26,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// JSON, any object.
+    /// The schema of any JSON object.
     pub fn object() -> Form {
         Form::Schema(json!({ "type": "object" }))
     }

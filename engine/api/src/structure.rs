@@ -159,18 +159,18 @@ impl ResponseFormat {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConstraintPlan {
-    /// The answer has a form.
+    /// An output constraint without tool calls.
     Form(FormPlan),
-    /// Tool calls, or either tool calls or a form.
+    /// Tool calls, or either tool calls or an output constraint.
     Calls(AllowedCalls),
 }
 
-/// A form, and the request field that defines it.
+/// An output constraint, and the request field that defines it.
 #[cfg(feature = "forms")]
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct FormPlan {
-    /// What the answer has to be.
+    /// The output constraint.
     pub form: Form,
     /// Path of the field.
     #[serde(skip)]

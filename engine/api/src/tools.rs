@@ -79,7 +79,7 @@ pub struct AllowedCalls {
     pub is_forced: bool,
     /// Whether an answer may have several calls.
     pub parallel: bool,
-    /// The form of an answer without calls, and the path of the request field that defines it.
+    /// Output constraint of an answer without calls, and the path of the request field that defines it.
     pub answer: Option<(String, Form)>,
 }
 
