@@ -133,6 +133,7 @@ impl Engine {
             Ok(max_tokens) => request.tokens.len() + max_tokens,
             Err(e) => return Err((e, request)),
         };
+        let is_resumed = !request.generated.is_empty();
         if self.active.len() == self.options.max_seqs {
             return Err((RequestError::NoCapacity { what: "sequences", needed: 1, free: 0 }, request));
         }
@@ -153,7 +154,8 @@ impl Engine {
         let n_cached = pages.n_cached;
         let chain = self.chain(&request);
         let guide = request.constraint.as_deref().map(|constraint| Guide::new(constraint, n_vocab));
-        self.active.push_back(ActiveRequest {
+        let n_scored = if is_resumed { n_prompt - 1 } else { 0 };
+        let mut active = ActiveRequest {
             id,
             request,
             sampler,
@@ -168,9 +170,12 @@ impl Engine {
             guide,
             chain,
             end_token: None,
-            n_scored: 0,
+            n_scored,
             is_finite: true,
-        });
+            done: None,
+        };
+        active.replay(&self.model);
+        self.active.push_back(active);
         Ok(id)
     }
 
@@ -185,10 +190,11 @@ impl Engine {
             // preempted requests go first
             return Err(RequestError::NoCapacity { what: "KV pages", needed: n_pages, free: 0 });
         } else {
-            let tokens = &request.tokens;
+            let tokens = [&request.tokens[..], &request.generated].concat();
+            let n_scored = if request.generated.is_empty() { 0 } else { tokens.len() };
             match allocate_pages(
                 &mut self.arena,
-                cacheable_prefix(request, tokens, 0),
+                cacheable_prefix(request, &tokens, n_scored),
                 tokens.len(),
                 request.cache_salt,
                 growing,
@@ -316,6 +322,7 @@ impl Engine {
     /// Runs one batch and calls `sink` for each event. Returns the number of tokens computed, 0 if no request is
     /// active.
     pub fn step(&mut self, cpu: Cpu, pool: &dyn Pool, sink: &mut dyn FnMut(Event)) -> usize {
+        self.end_replayed(sink);
         let plan = self.next_batch(sink);
         if plan.is_empty() {
             return 0;
@@ -370,6 +377,12 @@ impl Engine {
         }
         self.retire_all(ended);
         n_tokens
+    }
+
+    /// Ends the requests that a token of [`Request::generated`] has ended.
+    fn end_replayed(&mut self, sink: &mut dyn FnMut(Event)) {
+        let ended = (0..self.active.len()).filter(|&i| self.active[i].done.take().map(&mut *sink).is_some()).collect();
+        self.retire_all(ended);
     }
 
     /// Removes requests by their indices in `active`.

@@ -1,7 +1,7 @@
 //! Prompts: log-probabilities, scheduling of prefill, cancellation and preemption.
 
 use proptest::prelude::*;
-use starling::engine::{FinishReason, Request, TokenLogprobs};
+use starling::engine::{Engine, Event, FinishReason, Request, TokenLogprobs};
 use starling::kernels::Cpu;
 use starling::kernels::attention::KvType;
 use starling::model::evaluate::{Evaluation, EvaluationError};
@@ -155,4 +155,57 @@ proptest! {
         let together = run(&mut engine_with_pages(&model, N_CTX, max_seqs, batch, pages), &requests, apart);
         prop_assert_eq!(same(&together), same(&alone));
     }
+}
+
+/// Tokens with their text, then the end: the text held back, the reason and the number of tokens.
+type Answer = (Vec<(u32, String)>, Option<(String, FinishReason, usize)>);
+
+fn answer(engine: &mut Engine, request: Request) -> Answer {
+    let mut all = Answer::default();
+    engine.submit(request).expect("a valid request");
+    while !engine.is_idle() {
+        engine.step(Cpu::detect(), &Inline, &mut |event| match event {
+            Event::Token { token, text, .. } => all.0.push((token, text)),
+            Event::Done { text, reason, n_tokens, .. } => all.1 = Some((text, reason, n_tokens)),
+            _ => {}
+        });
+    }
+    all
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// An answer that another engine has begun goes on with the same bytes, from any of its tokens.
+    #[test]
+    fn an_answer_goes_on_in_another_engine(
+        seed: u64, n in 1usize..60, max_tokens in 1usize..24, temperature in 0.0f32..2.0, repeat in 1.0f32..1.5,
+        has_stop: bool, prompt_logprobs: bool, batch in 2usize..40,
+    ) {
+        let model = model();
+        let sampling = SamplingOptions { seed, temperature, repeat_penalty: repeat, ..SamplingOptions::default() };
+        let stop = if has_stop { vec!["e".into(), " t".into()] } else { Vec::new() };
+        let request = Request {
+            sampling, stop, prompt_logprobs, max_tokens: Some(max_tokens), ..Request::new(prompt(n, seed as usize % 97))
+        };
+        let whole = answer(&mut engine(&model, N_CTX, 1, 96), request.clone());
+        let tokens: Vec<u32> = whole.0.iter().map(|(token, _)| *token).collect();
+        for k in 0..=tokens.len() {
+            let resumed = Request { generated: tokens[..k].to_vec(), ..request.clone() };
+            let rest = answer(&mut engine(&model, N_CTX, 1, batch), resumed);
+            prop_assert_eq!((&rest.0[..], &rest.1), (&whole.0[k..], &whole.1), "after {} tokens", k);
+        }
+    }
+}
+
+#[test]
+fn tokens_generated_elsewhere_are_checked() {
+    let model = model();
+    let mut engine = engine(&model, N_CTX, 1, 8);
+    let request = Request { max_tokens: Some(2), ..Request::new(prompt(4, 0)) };
+    let error = |request: Request, engine: &mut Engine| engine.submit(request).expect_err("a refusal").to_string();
+    assert!(error(Request { generated: vec![5; 3], ..request.clone() }, &mut engine).contains("at most max_tokens"));
+    assert!(error(Request { generated: vec![u32::MAX], ..request.clone() }, &mut engine).contains("4294967295"));
+    assert!(error(Request { generated: vec![5], receipt: true, ..request }, &mut engine).contains("generated"));
+    assert!(engine.is_idle() && engine.kv_stats().in_use_bytes == 0);
 }

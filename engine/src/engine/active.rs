@@ -44,6 +44,8 @@ pub(super) struct ActiveRequest {
     pub(super) n_scored: usize,
     /// Whether all logits of the scored prompt rows were finite.
     pub(super) is_finite: bool,
+    /// The last event, if a token of [`Request::generated`] has ended the request.
+    pub(super) done: Option<Event>,
 }
 
 impl ActiveRequest {
@@ -103,11 +105,33 @@ impl ActiveRequest {
         if let Some(chain) = &mut self.chain {
             chain.step(hidden, token);
         }
+        let (text, done) = self.append(model, token);
+        sink(Event::Token { id: self.id, token, text, logprob: pick.logprob, top: pick.top });
+        done
+    }
+
+    /// Replays [`Request::generated`]: the state becomes that after the last of its tokens.
+    pub(super) fn replay(&mut self, model: &Model) {
+        for token in mem::take(&mut self.request.generated) {
+            if self.done.is_some() {
+                return;
+            }
+            if let Some(guide) = &mut self.guide {
+                // a mask that fails or allows nothing ended the request before this token could be sampled
+                let model_ends = if self.request.ignore_eos { &[] } else { model.tokenizer.end_tokens() };
+                let _ = guide.update_mask(model_ends.iter().chain(&self.request.stop_tokens).copied());
+            }
+            self.done = self.append(model, token).1;
+        }
+    }
+
+    /// Appends a token to the answer. Returns its text, and the final event if the request has ended.
+    fn append(&mut self, model: &Model, token: u32) -> (String, Option<Event>) {
+        let n_tokens = self.tokens.len() - self.n_prompt + 1;
         let ends = !self.request.ignore_eos && model.tokenizer.is_end_of_generation(token);
         if ends || self.request.stop_tokens.contains(&token) {
             self.end_token = Some(token);
-            sink(Event::Token { id: self.id, token, text: String::new(), logprob: pick.logprob, top: pick.top });
-            return Some(self.final_event(FinishReason::StopToken(token), n_tokens + 1));
+            return (String::new(), Some(self.final_event(FinishReason::StopToken(token), n_tokens)));
         }
         self.sampler.accept(token);
         self.tokens.push(token);
@@ -116,26 +140,17 @@ impl ActiveRequest {
             _ => &[],
         };
         let piece = self.text.push(bytes);
-        sink(Event::Token { id: self.id, token, text: piece.text, logprob: pick.logprob, top: pick.top });
         if let Some(stop) = piece.stopped {
             // the event of its last token has carried the text before the stop string
-            return Some(Event::Done {
-                id: self.id,
-                text: String::new(),
-                reason: FinishReason::StopString(stop),
-                n_tokens: n_tokens + 1,
-                receipt: None,
-            });
+            let (text, reason) = (String::new(), FinishReason::StopString(stop));
+            return (piece.text, Some(Event::Done { id: self.id, text, reason, n_tokens, receipt: None }));
         }
-        match self.guide.as_mut().map(|guide| guide.accept(token)) {
-            Some(Ok(true)) => return Some(self.final_event(FinishReason::Complete, n_tokens + 1)),
-            Some(Err(e)) => return Some(self.final_event(FinishReason::Constraint(e), n_tokens + 1)),
-            _ => {}
-        }
-        if self.tokens.len() == self.max_len {
-            return Some(self.final_event(FinishReason::Length, n_tokens + 1));
-        }
-        None
+        let done = match self.guide.as_mut().map(|guide| guide.accept(token)) {
+            Some(Ok(true)) => Some(FinishReason::Complete),
+            Some(Err(e)) => Some(FinishReason::Constraint(e)),
+            _ => (self.tokens.len() == self.max_len).then_some(FinishReason::Length),
+        };
+        (piece.text, done.map(|reason| self.final_event(reason, n_tokens)))
     }
 
     /// The [`Event::Done`] with the text still held back.

@@ -45,6 +45,9 @@ pub struct Request {
     /// where the text may end. The request works on a fork of it. Stop strings apply to the text as without a
     /// constraint.
     pub constraint: Option<Arc<dyn Constraint>>,
+    /// Tokens that another engine has generated for this request before it failed. They are computed like a prompt, and
+    /// the answer goes on after them with the same bytes; their events are not repeated. `max_tokens` counts them.
+    pub generated: Vec<u32>,
 }
 
 impl Request {
@@ -62,6 +65,7 @@ impl Request {
             receipt: false,
             prompt_logprobs: false,
             constraint: None,
+            generated: Vec::new(),
         }
     }
 
@@ -79,11 +83,19 @@ impl Request {
         if n_prompt == 0 {
             return Err(RequestError::EmptyPrompt);
         }
-        model.check_tokens(self.tokens.iter().chain(&self.stop_tokens))?;
+        model.check_tokens(self.tokens.iter().chain(&self.stop_tokens).chain(&self.generated))?;
         // + 1: the last token generated is never input, so it needs no position
         let max_tokens = self.max_tokens.unwrap_or((n_ctx + 1).saturating_sub(n_prompt).max(1));
         if n_prompt > n_ctx || n_prompt.saturating_add(max_tokens) > n_ctx + 1 {
             return Err(RequestError::ContextLength { prompt: n_prompt, max_tokens, n_ctx });
+        }
+        if self.generated.len() > max_tokens {
+            let found = format!("{} tokens", self.generated.len());
+            return Err(RequestError::Option { name: "generated", found, expected: "at most max_tokens" });
+        }
+        if self.receipt && !self.generated.is_empty() {
+            let expected = "no tokens with a receipt, which needs the hidden states of all of them";
+            return Err(RequestError::Option { name: "generated", found: "tokens".into(), expected });
         }
         if max_tokens == 0 && (self.receipt || !self.prompt_logprobs) {
             let found = max_tokens.to_string();
