@@ -26,10 +26,11 @@ pub struct Cli {
     pub command: Command,
 }
 
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct ModelArgs {
     // not a doc comment, in which brackets would be links
     #[arg(
+        id = "model",
         short,
         long,
         value_name = "MODEL",
@@ -38,6 +39,9 @@ pub struct ModelArgs {
         help = "Model: a GGUF file (any file of a split model), a directory with one model, or \
                 hf:OWNER/REPO[:QUANT | /FILE.gguf][@REVISION] from the Hugging Face cache [default: the bundled model]"
     )]
+    pub sources: Vec<PathBuf>,
+    /// The file of the one model of a command; set by [`crate::load::resolve`].
+    #[arg(skip)]
     pub model: Option<PathBuf>,
     /// Number of threads, at most 512 [default: physical cores available to this process]
     #[arg(short, long, value_name = "N", global = true, env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]

@@ -7,6 +7,7 @@ use starling::error::LoadError;
 use starling::gguf::{Gguf, GgufSet, ShardName};
 use starling::kernels::Cpu;
 use starling::model::{Model, ModelLoader};
+use starling::pool::Pool;
 use starling::receipt::split_sha256;
 
 use crate::cli::ModelArgs;
@@ -52,9 +53,17 @@ pub fn path(args: &ModelArgs) -> PathBuf {
 /// The arguments with the path of the model's file in place of its source.
 ///
 /// # Errors
-/// If the source leads to no file.
+/// If there are several sources, or the source leads to no file.
 pub fn resolve(args: &ModelArgs) -> Result<ModelArgs, Failure> {
-    let model = args.model.as_deref().map(|source| Registry::from_env().resolve(source)).transpose()?;
+    let source = match &args.sources[..] {
+        [] => args.model.clone(),
+        [source] => Some(source.clone()),
+        all => {
+            let message = format!("found --model {} times, expected once; only serve takes several models", all.len());
+            return Err(Failure::Usage(message));
+        }
+    };
+    let model = source.map(|source| Registry::from_env().resolve(&source)).transpose()?;
     Ok(ModelArgs { model, ..args.clone() })
 }
 
@@ -108,7 +117,7 @@ fn model_error(file: &ModelFile, source: LoadError) -> Failure {
 ///
 /// # Errors
 /// If the file cannot be read, or is not a supported model.
-pub fn model(args: &ModelArgs, pool: &ThreadPool) -> Result<Model, Failure> {
+pub fn model(args: &ModelArgs, pool: &dyn Pool) -> Result<Model, Failure> {
     let wrong = |source| Failure::Model { path: path(args), source };
     let files = files(args)?;
     let set = joined_headers(&files)?;

@@ -56,6 +56,13 @@ pub fn default_threads() -> usize {
     cores.map_or(allowed, |cores| allowed.min(cores)).clamp(1, MAX_THREADS)
 }
 
+/// Number of NUMA nodes with CPUs, at least 1 (Linux). Source:
+/// <https://docs.kernel.org/admin-guide/numastat.html>, directories of `/sys/devices/system/node`.
+pub fn numa_nodes() -> usize {
+    let list = fs::read_to_string("/sys/devices/system/node/has_cpu").unwrap_or_default();
+    cpu_list(list.trim()).map_or(1, |nodes| nodes.len().max(1))
+}
+
 /// Number of CPUs that affinity, cpuset and quota allow, and the number of physical cores among them, if known.
 pub fn cpus() -> (usize, Option<usize>) {
     (thread::available_parallelism().map_or(1, NonZero::get), physical_cores())
@@ -73,14 +80,18 @@ fn physical_cores() -> Option<usize> {
 
 /// Physical cores among a CPU list such as `0-3,8`. CPUs with the same list of sibling threads share a core.
 fn distinct_cores(cpus: &str, siblings: impl Fn(usize) -> Option<String>) -> Option<usize> {
-    let mut cores = BTreeSet::new();
-    for part in cpus.split(',') {
+    let cores: Option<BTreeSet<String>> = cpu_list(cpus)?.into_iter().map(siblings).collect();
+    Some(cores?.len())
+}
+
+/// The numbers of a list such as `0-3,8`.
+fn cpu_list(text: &str) -> Option<Vec<usize>> {
+    let mut all = Vec::new();
+    for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        for cpu in first.parse().ok()?..=last.parse().ok()? {
-            cores.insert(siblings(cpu)?);
-        }
+        all.extend(first.parse::<usize>().ok()?..=last.parse().ok()?);
     }
-    Some(cores.len())
+    Some(all)
 }
 
 #[cfg(test)]

@@ -118,13 +118,6 @@ impl ApiError {
             .code("unknown_url")
     }
 
-    /// 404: the request names the model `found`, the server serves `known`.
-    pub fn no_model(found: &str, known: &str) -> ApiError {
-        let message = format!("the model `{}` does not exist; this server has `{known}`", quoted(found));
-        let error = ApiError::new(404, INVALID_REQUEST, message).code("model_not_found");
-        ApiError { param: Some("model".into()), ..error }
-    }
-
     /// The engine refuses a request; `param` is the field that holds the prompt.
     pub fn refused(error: &RequestError, param: &str) -> ApiError {
         let message = error.to_string();

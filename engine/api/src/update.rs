@@ -62,6 +62,11 @@ pub enum Failed {
     /// The server shuts down.
     #[error("the server is shutting down")]
     Shutdown,
+    /// Two workers failed in the same way while they computed the answer.
+    #[error(
+        "two workers failed in the same way while they computed this answer, so it is not tried again; see the server's log"
+    )]
+    Worker,
     /// The engine refused the request.
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -74,6 +79,7 @@ impl Failed {
             Failed::QueueTimeout(_) => "queue_timeout",
             Failed::Timeout(_) => "timeout",
             Failed::Shutdown => "shutting_down",
+            Failed::Worker => "worker_failed",
             Failed::Request(_) => "refused",
         }
     }
@@ -86,6 +92,7 @@ impl From<Failed> for ApiError {
             Failed::QueueTimeout(_) => ApiError::unavailable(message).code("queue_timeout"),
             Failed::Timeout(_) => ApiError::new(504, "timeout_error", message).code("request_timeout"),
             Failed::Shutdown => ApiError::unavailable(message).code("shutting_down"),
+            Failed::Worker => ApiError::internal(message).code("worker_failed"),
             Failed::Request(e) => ApiError::refused(&e, "prompt"),
         }
     }

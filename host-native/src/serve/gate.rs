@@ -13,7 +13,7 @@ use tracing::Instrument;
 use super::api::error::{ApiError, HttpError, REQUEST_ID, quoted};
 use super::auth::Hosts;
 use super::health::orca;
-use super::state::{App, Caller, fresh_name};
+use super::state::{Caller, Server, random_id};
 use super::trace::Trace;
 
 /// Maximum length of a client's `x-request-id`.
@@ -35,7 +35,7 @@ const UNIQUE_HEADERS: [&str; 7] = [
 
 /// State of the middleware.
 pub struct Gate {
-    pub app: Arc<App>,
+    pub server: Arc<Server>,
     pub hosts: Hosts,
 }
 
@@ -56,7 +56,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
         pairs.map(|(key, value)| KeyValue::new(key, value.to_string())).into()
     };
     let trace =
-        if is_probe { Trace::default() } else { gate.app.exporter.begin(request.headers(), &span, attributes()) };
+        if is_probe { Trace::default() } else { gate.server.exporter.begin(request.headers(), &span, attributes()) };
     let inner = async {
         match check(&gate, request) {
             Ok(request) => next.run(request).await,
@@ -66,7 +66,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let inner = trace.clone().scope(inner.instrument(span.clone()));
     let mut response = REQUEST_ID.scope(Arc::clone(&id), inner).await;
     let status = response.status();
-    gate.app.metrics.response(status.as_u16());
+    gate.server.metrics.response(status.as_u16());
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&id) {
         headers.insert("x-request-id", value);
@@ -74,11 +74,11 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     if let Some(session) = session {
         headers.insert("x-session-id", session);
     }
-    if let Some(value) = orca_format.and_then(|format| orca(&gate.app, &format)).and_then(|text| text.parse().ok()) {
+    if let Some(value) = orca_format.and_then(|format| orca(&gate.server, &format)).and_then(|text| text.parse().ok()) {
         headers.insert("endpoint-load-metrics", value);
     }
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    if gate.app.is_draining() {
+    if gate.server.is_draining() {
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     let ms = start.elapsed().as_secs_f64() * 1000.0;
@@ -95,11 +95,11 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
 fn request_id(headers: &HeaderMap) -> Arc<str> {
     let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     let valid = given.filter(|id| !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(|b| b.is_ascii_graphic()));
-    valid.map_or_else(|| fresh_name("req-").into(), Into::into)
+    valid.map_or_else(|| random_id("req-").into(), Into::into)
 }
 
 fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
-    let app = &gate.app;
+    let server = &gate.server;
     for name in UNIQUE_HEADERS {
         let n = request.headers().get_all(name).iter().count();
         if n > 1 {
@@ -124,10 +124,10 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         return Err(ApiError::invalid(message).code("duplicate_header"));
     }
     let key = key(request.headers());
-    let tenant = match app.keys.tenant(key) {
+    let tenant = match server.keys.tenant(key) {
         Some(tenant) => tenant,
         None => {
-            app.metrics.rejected("no_key");
+            server.metrics.rejected("no_key");
             let message = match key {
                 Some(_) => "unknown API key",
                 None => "found no API key, expected the header `Authorization: Bearer KEY` or `api-key: KEY`",
@@ -138,15 +138,15 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     };
     Trace::current().record("tenant", &tenant.name);
     let computes = request.method() == Method::POST;
-    if computes && app.is_draining() {
-        app.metrics.rejected("shutting_down");
+    if computes && server.is_draining() {
+        server.metrics.rejected("shutting_down");
         return Err(ApiError::unavailable("the server is shutting down").code("shutting_down"));
     }
     if computes {
-        let counted = tenant.count_request(app.settings.key_requests);
-        counted.inspect_err(|_| app.metrics.rejected("key_requests"))?;
+        let counted = tenant.count_request(server.settings.key_requests);
+        counted.inspect_err(|_| server.metrics.rejected("key_requests"))?;
     }
-    let caller = Caller::new(tenant, app.keys.are_needed(), request.headers());
+    let caller = Caller::new(tenant, server.keys.are_needed(), request.headers(), request.uri().query());
     request.extensions_mut().insert(caller);
     Ok(request)
 }

@@ -1,8 +1,9 @@
-//! The request queue between HTTP handlers and the engine thread: bounded queues behind one lock.
+//! The request queue between HTTP handlers and the engine threads: bounded queues behind one lock.
 //!
 //! Handlers enqueue requests and never wait for the engine; the engine thread takes them between two steps. Each thread
 //! holds the lock only while it moves requests.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ pub struct Forget {
 /// Maximum pending evictions. Conversations beyond it stay in the cache until LRU eviction.
 const MAX_FORGET: usize = 4096;
 
-/// Queues of the engine thread: prompts `P` and texts to embed `T`.
+/// Queues of a model's workers: prompts `P` and texts to embed `T`.
 #[derive(Debug)]
 pub struct Queue<P, T> {
     inner: Mutex<Waiting<P, T>>,
@@ -36,9 +37,11 @@ pub struct Waiting<P, T> {
     pub cancelled_prompts: Vec<Range<JobId>>,
     /// The same for texts.
     pub cancelled_texts: Vec<Range<JobId>>,
-    /// Conversations to evict from the prefix cache.
-    pub forget: Vec<Forget>,
+    /// Conversations to evict from the prefix cache of each worker.
+    forget: BTreeMap<u32, Vec<Forget>>,
     pub shutdown: Shutdown,
+    /// Grows with each change that a sleeping worker must see.
+    pub version: u64,
 }
 
 /// Phase of the server's shutdown.
@@ -87,8 +90,9 @@ impl<P, T> Queue<P, T> {
             texts,
             cancelled_prompts: Vec::new(),
             cancelled_texts: Vec::new(),
-            forget: Vec::new(),
+            forget: BTreeMap::new(),
             shutdown: Shutdown::None,
+            version: 0,
         };
         Queue { inner: Mutex::new(waiting), wakeup: Condvar::new() }
     }
@@ -106,7 +110,7 @@ impl<P, T> Queue<P, T> {
     ) -> Result<Ticket<P, T>, Closed> {
         let mut waiting = self.lock_open()?;
         let ids = waiting.prompts.enqueue(flow, tokens, deadline, jobs)?;
-        self.wakeup.notify_one();
+        self.wake(&mut waiting);
         Ok(Ticket { queue: Arc::clone(self), ids, are_texts: false })
     }
 
@@ -123,23 +127,43 @@ impl<P, T> Queue<P, T> {
     ) -> Result<Ticket<P, T>, Closed> {
         let mut waiting = self.lock_open()?;
         let ids = waiting.texts.enqueue(flow, tokens, deadline, jobs)?;
-        self.wakeup.notify_one();
+        self.wake(&mut waiting);
         Ok(Ticket { queue: Arc::clone(self), ids, are_texts: true })
     }
 
-    /// Asks the engine thread to evict conversations from the prefix cache.
+    /// Asks all workers to evict conversations from their prefix caches.
     pub fn forget(&self, conversations: impl IntoIterator<Item = Forget>) {
+        let conversations: Vec<Forget> = conversations.into_iter().collect();
+        if conversations.is_empty() {
+            return;
+        }
         let mut waiting = self.lock();
-        let room = MAX_FORGET.saturating_sub(waiting.forget.len());
-        waiting.forget.extend(conversations.into_iter().take(room));
-        self.wakeup.notify_one();
+        for pending in waiting.forget.values_mut() {
+            let room = MAX_FORGET.saturating_sub(pending.len());
+            pending.extend(conversations.iter().take(room).cloned());
+        }
+        self.wake(&mut waiting);
+    }
+
+    /// Adds a worker to those that evict.
+    pub fn add_worker(&self, id: u32) {
+        self.lock().forget.insert(id, Vec::new());
+    }
+
+    pub fn remove_worker(&self, id: u32) {
+        self.lock().forget.remove(&id);
+    }
+
+    /// Wakes all workers: the choice of workers may have changed.
+    pub fn notify(&self) {
+        self.wake(&mut self.lock());
     }
 
     /// Starts a phase of the shutdown; an earlier phase is ignored.
     pub fn shut_down(&self, phase: Shutdown) {
         let mut waiting = self.lock();
         waiting.shutdown = waiting.shutdown.max(phase);
-        self.wakeup.notify_one();
+        self.wake(&mut waiting);
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Waiting<P, T>> {
@@ -147,18 +171,29 @@ impl<P, T> Queue<P, T> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Blocks the engine thread until there is work, at most for `timeout`.
-    pub fn wait(&self, timeout: Duration) {
+    /// Blocks a worker until there is a change after `version`, at most for `timeout`.
+    pub fn wait(&self, version: u64, timeout: Duration) {
         let waiting = self.lock();
-        let idle = waiting.prompts.waiting() == 0 && waiting.texts.waiting() == 0 && waiting.forget.is_empty();
-        if idle && waiting.shutdown == Shutdown::None {
+        if waiting.version == version {
             drop(self.wakeup.wait_timeout(waiting, timeout));
         }
+    }
+
+    fn wake(&self, waiting: &mut Waiting<P, T>) {
+        waiting.version += 1;
+        self.wakeup.notify_all();
     }
 
     fn lock_open(&self) -> Result<MutexGuard<'_, Waiting<P, T>>, Closed> {
         let waiting = self.lock();
         if waiting.shutdown == Shutdown::None { Ok(waiting) } else { Err(Closed::Draining) }
+    }
+}
+
+impl<P, T> Waiting<P, T> {
+    /// Takes the conversations that a worker is to evict.
+    pub fn take_forget(&mut self, worker: u32) -> Vec<Forget> {
+        self.forget.get_mut(&worker).map(std::mem::take).unwrap_or_default()
     }
 }
 
@@ -181,6 +216,7 @@ impl<P, T> Drop for Ticket<P, T> {
         };
         if n > 0 {
             cancelled.push(self.ids.clone());
+            waiting.version += 1;
         }
     }
 }

@@ -1,17 +1,20 @@
 //! Probes, statistics and metrics. None of them waits for the engine thread.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::api::error::json;
-use super::metrics::Snapshot;
+use super::api::error::{ApiError, ErrorBody, HttpError, json};
+use super::model_metrics::Snapshot;
+use super::models::instance::ModelInstance;
+use super::models::pool::{Entry, ModelPool, ModelState, PoolError};
 use super::scheduler::Priority;
-use super::state::App;
+use super::state::Server;
 use super::stats::Totals;
 
 /// State of the server.
@@ -19,10 +22,12 @@ use super::stats::Totals;
 pub struct Health {
     /// `healthy`, `draining` or `failed`.
     pub status: &'static str,
-    /// Always true: the server accepts connections only once the model is loaded.
+    /// Whether the default model is loaded.
     pub model_loaded: bool,
-    /// The model's name.
+    /// Name of the default model.
     pub model: String,
+    /// State of each model.
+    pub models: BTreeMap<String, &'static str>,
     /// Always `cpu`.
     pub memory_type: &'static str,
     /// Always 0: no GPU is used.
@@ -45,31 +50,33 @@ pub struct Probe {
     (status = 200, description = "Healthy", body = Health),
     (status = 503, description = "Shutting down, or the engine failed or stalled", body = Health),
 ))]
-pub async fn health(State(app): State<Arc<App>>) -> Response {
-    let (status, code) = match fault(&app) {
+pub async fn health(State(server): State<Arc<Server>>) -> Response {
+    let (status, code) = match fault(&server) {
         Some(_) => ("failed", StatusCode::SERVICE_UNAVAILABLE),
-        None if app.is_draining() => ("draining", StatusCode::SERVICE_UNAVAILABLE),
+        None if server.is_draining() => ("draining", StatusCode::SERVICE_UNAVAILABLE),
         None => ("healthy", StatusCode::OK),
     };
+    let entries = server.pool.entries();
     let health = Health {
         status,
-        model_loaded: true,
-        model: app.model_name.clone(),
+        model_loaded: entries.first().is_some_and(|entry| entry.instance().is_some()),
+        model: entries.first().map(|entry| entry.name.to_string()).unwrap_or_default(),
+        models: entries.iter().map(|entry| (entry.name.to_string(), entry.state().name())).collect(),
         memory_type: "cpu",
         vram_bytes: 0,
-        uptime_seconds: app.start.elapsed().as_secs_f64(),
+        uptime_seconds: server.start.elapsed().as_secs_f64(),
         version: env!("CARGO_PKG_VERSION"),
     };
     json(code, &health)
 }
 
-/// Liveness: whether the engine thread makes progress
+/// Liveness: whether the workers make progress
 #[utoipa::path(get, path = "/livez", tag = "Health", responses(
     (status = 200, description = "Alive", body = Probe),
-    (status = 503, description = "The engine thread failed or stalled; restart the server", body = Probe),
+    (status = 503, description = "A model's workers have stalled; restart the server", body = Probe),
 ))]
-pub async fn live(State(app): State<Arc<App>>) -> Response {
-    probe(fault(&app))
+pub async fn live(State(server): State<Arc<Server>>) -> Response {
+    probe(fault(&server))
 }
 
 /// Readiness: whether the server accepts requests
@@ -77,11 +84,19 @@ pub async fn live(State(app): State<Arc<App>>) -> Response {
     (status = 200, description = "Ready", body = Probe),
     (status = 503, description = "The queue is full, the server is shutting down, or the engine failed or stalled", body = Probe),
 ))]
-pub async fn ready(State(app): State<Arc<App>>) -> Response {
-    let full = app.queue.lock().prompts.is_full();
-    let draining = || app.is_draining().then(|| "draining".into());
+pub async fn ready(State(server): State<Arc<Server>>) -> Response {
+    let entries = server.pool.entries();
+    let instances: Vec<Arc<ModelInstance>> = entries.iter().filter_map(|entry| entry.instance()).collect();
+    // a model that is full does not keep requests from the others
+    let full = !instances.is_empty() && instances.iter().all(|instance| instance.queue.lock().prompts.is_full());
+    let missing = || {
+        let is_missing = |entry: &&Arc<Entry>| ModelPool::loads_at_start(entry) && entry.instance().is_none();
+        let failed = entries.iter().find(|entry| matches!(entry.state(), ModelState::Failed(_)) && is_missing(entry));
+        failed.map(|entry| format!("model {} does not load", entry.name))
+    };
+    let draining = || server.is_draining().then(|| "draining".into());
     // free KV pages are no condition: the engine refuses a request that could never get enough, so pages become free
-    probe(fault(&app).or_else(draining).or_else(|| full.then(|| "queue full".into())))
+    probe(fault(&server).or_else(draining).or_else(|| full.then(|| "queue full".into())).or_else(missing))
 }
 
 fn probe(fault: Option<String>) -> Response {
@@ -90,13 +105,8 @@ fn probe(fault: Option<String>) -> Response {
 }
 
 /// A fault that only a restart of the server ends.
-fn fault(app: &App) -> Option<String> {
-    if app.worker.has_failed() {
-        return Some("engine failed: its thread panicked".into());
-    }
-    let (age, limit) = (app.worker.age(), app.settings.stall_timeout);
-    let stalled = age > limit && !app.worker.has_ended();
-    stalled.then(|| format!("engine stalled: no step for {} s, stall-timeout {} s", age.as_secs(), limit.as_secs_f64()))
+fn fault(server: &Server) -> Option<String> {
+    server.pool.entries().iter().find_map(|entry| entry.instance()?.fault())
 }
 
 /// Current load and totals since the start.
@@ -165,15 +175,32 @@ pub struct KvMemory {
     pub page_misses: u64,
 }
 
-/// Current load, KV cache and latencies as JSON
-#[utoipa::path(get, path = "/server/stats", tag = "Health", responses((status = 200, description = "Server statistics", body = Stats)))]
-pub async fn stats(State(app): State<Arc<App>>) -> Response {
-    let Snapshot { depth, texts, held, running, sessions, kv } = app.snapshot();
+/// Which model's statistics are meant.
+#[derive(Debug, Deserialize)]
+pub struct StatsQuery {
+    model: Option<String>,
+}
+
+/// Current load, KV cache and latencies of a model as JSON; `?model=` names another than the default one
+///
+/// # Errors
+/// If there is no such model, or it is not loaded.
+#[utoipa::path(get, path = "/server/stats", tag = "Health",
+    params(("model" = Option<String>, Query, description = "Model name")),
+    responses(
+        (status = 200, description = "Server statistics", body = Stats),
+        (status = "4XX", description = "No such model, or it is not loaded", body = ErrorBody),
+    ))]
+pub async fn stats(State(server): State<Arc<Server>>, Query(query): Query<StatsQuery>) -> Result<Response, HttpError> {
+    let entry = server.pool.find(query.model.as_deref()).map_err(ApiError::from)?;
+    let not_loaded = || ApiError::from(PoolError::NotLoaded(Arc::clone(&entry.name)));
+    let instance = entry.instance().ok_or_else(not_loaded)?;
+    let Snapshot { depth, texts, held, running, sessions, kv } = instance.snapshot();
     let stats = Stats {
-        model: app.model_name.clone(),
-        uptime_seconds: app.start.elapsed().as_secs_f64(),
-        threads: app.threads,
-        isa: app.cpu.isa().name(),
+        model: instance.name.to_string(),
+        uptime_seconds: server.start.elapsed().as_secs_f64(),
+        threads: instance.threads,
+        isa: instance.cpu.isa().name(),
         waiting: Depths {
             high: depth[Priority::High.index()],
             normal: depth[Priority::Normal.index()],
@@ -196,31 +223,34 @@ pub async fn stats(State(app): State<Arc<App>>) -> Response {
             page_hits: kv.hits,
             page_misses: kv.misses,
         },
-        totals: app.metrics.totals(),
+        totals: instance.metrics.totals(),
     };
-    json(StatusCode::OK, &stats)
+    Ok(json(StatusCode::OK, &stats))
 }
 
 /// Prometheus metrics; OpenMetrics if the client accepts it
 #[utoipa::path(get, path = "/metrics", tag = "Health", responses(
     (status = 200, description = "Metrics", content_type = "text/plain", body = String),
 ))]
-pub async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+pub async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok()).unwrap_or_default();
-    let snapshot = app.snapshot();
+    for entry in server.pool.entries() {
+        if let Some(instance) = entry.instance() {
+            entry.metrics.set(&instance.snapshot());
+        }
+    }
     let (kind, text) = if accept.contains("application/openmetrics-text") {
-        ("application/openmetrics-text; version=1.0.0; charset=utf-8", app.metrics.openmetrics(&snapshot))
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", server.metrics.openmetrics())
     } else {
-        ("text/plain; version=0.0.4; charset=utf-8", app.metrics.prometheus(&snapshot))
+        ("text/plain; version=0.0.4; charset=utf-8", server.metrics.prometheus())
     };
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
 /// Load in a response header (ORCA), in the requested format: `TEXT` or `JSON`; `None` for others.
-pub fn orca(app: &App, format: &str) -> Option<String> {
-    let Snapshot { depth, kv, .. } = app.snapshot();
-    let usage = kv.in_use_bytes as f64 / kv.reserved_bytes.max(1) as f64;
-    let waiting = depth.iter().sum::<usize>();
+pub fn orca(server: &Server, format: &str) -> Option<String> {
+    let snapshot = server.snapshot();
+    let (usage, waiting) = (snapshot.kv_usage(), snapshot.depth.iter().sum::<usize>());
     match format.to_ascii_uppercase().as_str() {
         "TEXT" => Some(format!(
             "TEXT named_metrics.kv_cache_usage_perc={usage}, named_metrics.num_requests_waiting={waiting}"

@@ -30,10 +30,10 @@ use super::auth::Hosts;
 use super::config::Settings;
 use super::connection::{Activity, Addresses, ResponseBody, StreamExecutor, WriteTimeout};
 use super::gate::{Gate, gate};
-use super::state::App;
+use super::state::Server;
 use super::{health, openapi};
 
-pub fn router(app: &Arc<App>, hosts: Hosts) -> Router {
+pub fn router(server: &Arc<Server>, hosts: Hosts) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(chat::chat_completions))
         .route("/v1/completions", post(completions::completions))
@@ -53,6 +53,11 @@ pub fn router(app: &Arc<App>, hosts: Hosts) -> Router {
         .route("/embeddings", post(embeddings::embeddings))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
+        // llama-server
+        .route("/models", get(models::models))
+        .route("/models/load", post(models::load))
+        .route("/models/unload", post(models::unload))
+        .route("/models/sse", get(models::events))
         .route("/health", get(health::health))
         .route("/healthz", get(health::live))
         .route("/livez", get(health::live))
@@ -65,13 +70,13 @@ pub fn router(app: &Arc<App>, hosts: Hosts) -> Router {
         .route("/", get(openapi::page))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .with_state(Arc::clone(app));
-    let gate_state = Arc::new(Gate { app: Arc::clone(app), hosts });
+        .with_state(Arc::clone(server));
+    let gate_state = Arc::new(Gate { server: Arc::clone(server), hosts });
     let mut routes = routes
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(gate_state, gate))
         .layer(CompressionLayer::new());
-    if let Some(cors) = cors(&app.settings) {
+    if let Some(cors) = cors(&server.settings) {
         routes = routes.layer(cors);
     }
     routes
@@ -134,8 +139,12 @@ pub async fn serve(
     builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.header_timeout).max_buf_size(max_header);
     builder.http2().timer(TokioTimer::new()).keep_alive_interval(settings.header_timeout);
     builder.http2().max_header_list_size(u32::try_from(max_header).unwrap_or(u32::MAX));
-    let server =
-        Arc::new(Server { builder, tls, idle_timeout: settings.header_timeout, write_timeout: settings.write_timeout });
+    let listener = Arc::new(Connections {
+        builder,
+        tls,
+        idle_timeout: settings.header_timeout,
+        write_timeout: settings.write_timeout,
+    });
     let connections = Arc::new(Semaphore::new(settings.max_connections));
     let per_address = settings.connections_per_address();
     let addresses = Arc::new(Addresses::new(per_address));
@@ -150,9 +159,9 @@ pub async fn serve(
             );
             continue;
         };
-        let (server, routes, stop) = (Arc::clone(&server), routes.clone(), stop.clone());
+        let (listener, routes, stop) = (Arc::clone(&listener), routes.clone(), stop.clone());
         tokio::spawn(async move {
-            server.connection(stream, routes, stop).await;
+            listener.connection(stream, routes, stop).await;
             drop((permit, share));
         });
     }
@@ -165,7 +174,7 @@ pub async fn serve(
 }
 
 /// Shared by all connections.
-struct Server {
+struct Connections {
     builder: auto::Builder<StreamExecutor>,
     tls: Option<TlsAcceptor>,
     /// For a TLS handshake, and for a connection without a request in progress.
@@ -173,7 +182,7 @@ struct Server {
     write_timeout: Duration,
 }
 
-impl Server {
+impl Connections {
     /// Serves a connection until it is closed, idle for `idle_timeout`, or `stop` is set and its requests are done.
     async fn connection(&self, stream: TcpStream, routes: Router, mut stop: watch::Receiver<bool>) {
         // Nagle's algorithm would delay small events

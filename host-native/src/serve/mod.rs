@@ -14,12 +14,15 @@ mod auth;
 mod callback;
 pub mod config;
 mod connection;
+mod failures;
 mod gate;
 mod handoff;
 mod health;
 mod http;
 pub mod machine;
 mod metrics;
+mod model_metrics;
+mod models;
 mod offload;
 mod openapi;
 mod queue;
@@ -33,12 +36,10 @@ mod tls;
 mod trace;
 mod turns;
 pub mod value;
-mod worker;
 
 use std::io::{self, Write, stdout};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -50,7 +51,7 @@ use crate::error::Failure;
 use auth::Hosts;
 use config::ServeArgs;
 use queue::Shutdown;
-use state::App;
+use state::Server;
 
 /// Threads that serve connections; long work runs on blocking threads (`offload.rs`).
 const HTTP_THREADS: usize = 2;
@@ -58,6 +59,8 @@ const HTTP_THREADS: usize = 2;
 const MIN_BLOCKING_THREADS: usize = 4;
 /// Time for connections to send the rest of their responses once the engine has finished.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval at which workers, idle models and sessions are looked after.
+const SUPERVISION_INTERVAL: Duration = Duration::from_millis(500);
 /// First backoff of the readiness callback.
 const CALLBACK_BACKOFF: Duration = Duration::from_millis(500);
 
@@ -65,11 +68,11 @@ const CALLBACK_BACKOFF: Duration = Duration::from_millis(500);
 /// If a setting is invalid, the model does not load, the address is in use, the engine panics, or the shutdown ends
 /// running requests.
 pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
-    let (settings, model_args) = args.settings(model_args)?;
-    if args.prints() {
+    let configuration = args.configuration(model_args)?;
+    let settings = configuration.settings.clone();
+    if args.print_config {
         return Ok(stdout().write_all(settings.to_toml().as_bytes())?);
     }
-    let model_args = crate::load::resolve(&model_args)?;
     start::init_log(&settings)?;
     let listener = start::listen(&settings)?;
     let tls = tls::acceptor(&settings)?;
@@ -77,60 +80,54 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(HTTP_THREADS).max_blocking_threads(n_blocking).enable_all().build()?;
     let exporter = trace::Exporter::new(&settings, runtime.handle())?;
-    let (app, worker) = start::load(settings, &model_args, exporter)?;
-    let engine = std::thread::Builder::new().name("starling-engine".into()).spawn(move || worker.run())?;
-    let result = runtime.block_on(serve(&app, listener, tls, engine));
-    app.exporter.end();
+    let server = runtime.block_on(start::open(configuration, exporter))?;
+    let result = runtime.block_on(serve(&server, listener, tls));
+    server.exporter.end();
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     result
 }
 
-async fn serve(
-    app: &Arc<App>,
-    listener: std::net::TcpListener,
-    tls: Option<TlsAcceptor>,
-    engine: JoinHandle<()>,
-) -> Result<(), Failure> {
+async fn serve(server: &Arc<Server>, listener: std::net::TcpListener, tls: Option<TlsAcceptor>) -> Result<(), Failure> {
     let address = listener.local_addr()?;
     let url = format!("{}://{address}", if tls.is_some() { "https" } else { "http" });
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let routes = http::router(app, Hosts::new(&app.settings, address.ip()));
+    let routes = http::router(server, Hosts::new(&server.settings, address.ip()));
     let (stop, stopped) = watch::channel(false);
     let (now, at_once) = watch::channel(false);
-    let settings = app.settings.clone();
+    let settings = server.settings.clone();
     let listener = http::Listener { tcp: listener, tls };
     let connections = tokio::spawn(async move { http::serve(listener, routes, &settings, stopped, at_once).await });
-    tracing::info!("listening on {url}, model {}", app.model_name);
+    let names: Vec<String> = server.pool.entries().iter().map(|entry| entry.name.to_string()).collect();
+    tracing::info!("listening on {url}, models: {}", names.join(", "));
     // a program that starts the server with port 0 reads the port from here
     writeln!(stdout(), "{url}")?;
     stdout().flush()?;
-    if let Some(callback) = app.settings.callback_url.clone() {
-        tokio::spawn(callback::report(callback, start::readiness_report(app, &url), CALLBACK_BACKOFF));
+    if let Some(callback) = server.settings.callback_url.clone() {
+        tokio::spawn(callback::report(callback, start::readiness_report(server, &url), CALLBACK_BACKOFF));
     }
-    tokio::spawn(expire_sessions(Arc::clone(app)));
+    tokio::spawn(supervise(Arc::clone(server)));
 
-    let mut poll = tokio::time::interval(Duration::from_millis(20));
-    loop {
-        tokio::select! {
-            _ = term.recv() => break,
-            _ = int.recv() => break,
-            _ = poll.tick() => if app.worker.has_ended() { break },
-        }
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
     }
-    tracing::info!("shutting down: {} requests running", app.worker.running.load(Ordering::Relaxed));
-    app.draining.store(true, Ordering::Release);
-    app.queue.shut_down(Shutdown::Draining);
-    let deadline = Instant::now() + app.settings.drain_timeout;
+    tracing::info!("shutting down: {} requests running", server.snapshot().running);
+    server.draining.store(true, Ordering::Release);
+    let mut poll = tokio::time::interval(Duration::from_millis(20));
+    // a model that is being loaded now is not shut down, and not waited for
+    let instances: Vec<_> = server.pool.entries().iter().filter_map(|entry| entry.instance()).collect();
+    instances.iter().for_each(|instance| instance.queue.shut_down(Shutdown::Draining));
+    let deadline = Instant::now() + server.settings.drain_timeout;
     let mut clean = true;
-    while !app.worker.has_ended() {
+    while !instances.iter().all(|instance| instance.workers.have_ended()) {
         tokio::select! {
             _ = term.recv() => clean = false,
             _ = int.recv() => clean = false,
             _ = poll.tick() => clean &= Instant::now() < deadline,
         }
         if !clean {
-            app.queue.shut_down(Shutdown::Now);
+            instances.iter().for_each(|instance| instance.queue.shut_down(Shutdown::Now));
         }
     }
     let _ = stop.send(true);
@@ -144,10 +141,6 @@ async fn serve(
         let _ = now.send(true);
         let _ = connections.await;
     }
-    let fault = app.worker.has_failed() || engine.join().is_err();
-    if fault {
-        return Err(io::Error::other("engine failed: its thread panicked; see the log").into());
-    }
     if !clean {
         return Err(io::Error::other("shutdown: running requests were ended before they were complete").into());
     }
@@ -155,14 +148,19 @@ async fn serve(
     Ok(())
 }
 
-async fn expire_sessions(app: Arc<App>) {
-    let mut tick = tokio::time::interval(Duration::from_secs(1).min(app.settings.session_ttl));
+/// Looks after workers, idle models and sessions.
+async fn supervise(server: Arc<Server>) {
+    let mut tick = tokio::time::interval(SUPERVISION_INTERVAL.min(server.settings.session_ttl));
     loop {
         tick.tick().await;
-        let expired = app.sessions.expire(Instant::now());
-        if !expired.is_empty() {
-            tracing::debug!(sessions = expired.len(), "sessions expired (--session-ttl)");
-            app.queue.forget(expired);
+        let inner = Arc::clone(&server);
+        // a lock that a stalled worker holds must not stop an HTTP thread
+        let done = tokio::task::spawn_blocking(move || {
+            inner.pool.expire_sessions();
+            inner.pool.supervise();
+        });
+        if done.await.is_err() {
+            tracing::error!("supervision of workers panicked");
         }
     }
 }

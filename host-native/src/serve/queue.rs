@@ -3,8 +3,9 @@
 //! The channel of a request has room for all of its updates, so the engine never waits for a client. Dropping the receiver
 //! ([`Updates`]) cancels the request.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -29,13 +30,32 @@ pub struct Job {
     pub sequence: u64,
     /// The request, once the engine has given it back for lack of KV pages.
     pub refused: Option<Box<Request>>,
+    /// What the client has received already, if a worker was lost.
+    pub progress: Progress,
+    /// ID of the HTTP request.
+    pub request_id: Arc<str>,
     /// Index of the answer within its HTTP request.
     pub index: usize,
     pub to: UpdateSender,
-    pub times: Times,
+    pub times: Deadlines,
     /// Trace of the HTTP request.
     pub trace: Trace,
     pub stages: Stages,
+}
+
+/// The part of an answer that has been sent. Another worker continues after it, with the same bytes.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Whether [`Update::Started`] has been sent.
+    pub is_started: bool,
+    /// Whether [`Update::Prefilled`] has been sent.
+    pub is_prefilled: bool,
+    /// Tokens whose updates have been sent.
+    pub tokens: Vec<u32>,
+    /// Next of `tokens` to be generated again rather than sent: a receipt needs the hidden states of all of them.
+    pub n_repeated: usize,
+    /// Fault that ended the last worker.
+    pub fault: Option<Arc<str>>,
 }
 
 impl Job {
@@ -46,7 +66,25 @@ impl Job {
 
     /// Takes the request to submit to the engine.
     pub fn request(&mut self) -> Box<Request> {
-        self.refused.take().unwrap_or_else(|| Box::new(self.group.request(self.sequence)))
+        let mut request = self.refused.take().unwrap_or_else(|| Box::new(self.group.request(self.sequence)));
+        self.progress.n_repeated = 0;
+        if !request.receipt {
+            request.generated.clone_from(&self.progress.tokens);
+            self.progress.n_repeated = self.progress.tokens.len();
+        }
+        request
+    }
+
+    /// Notes a generated token. Returns whether the client has it already.
+    pub fn is_repeated(&mut self, token: u32) -> bool {
+        let progress = &mut self.progress;
+        if progress.n_repeated < progress.tokens.len() {
+            progress.n_repeated += 1;
+            return true;
+        }
+        progress.tokens.push(token);
+        progress.n_repeated += 1;
+        false
     }
 
     /// Lets the other answers of the group start: their prompt has been computed, or the answer that computes it has ended.
@@ -59,6 +97,11 @@ impl Job {
     /// Sends an update; ignored if the client disconnected.
     pub fn send(&self, update: Update) {
         let _ = self.to.try_send((self.index, update));
+    }
+
+    /// The timeout of a queued answer, if it has expired. One that has run already has no time limit in the queue.
+    pub fn expired_in_queue(&self, now: Instant) -> Option<Failed> {
+        if self.progress.is_started { self.times.expired(now) } else { self.times.expired_in_queue(now) }
     }
 
     /// Ends the trace of an answer that failed, or was cancelled (`None`).
@@ -76,7 +119,7 @@ pub struct TextJob {
     /// Length of the vector, if shortened.
     pub dimensions: Option<usize>,
     pub to: UpdateSender,
-    pub times: Times,
+    pub times: Deadlines,
 }
 
 impl TextJob {
@@ -88,31 +131,30 @@ impl TextJob {
 
 /// Arrival and timeouts of a request.
 #[derive(Debug, Clone, Copy)]
-pub struct Times {
-    /// Time of arrival.
-    pub came: Instant,
+pub struct Deadlines {
+    pub arrival: Instant,
     /// `queue_timeout`.
     pub queue: Duration,
     /// `request_timeout`.
     pub total: Duration,
 }
 
-impl Times {
+impl Deadlines {
     /// End of the time in the queue.
     pub fn deadline(&self) -> Instant {
-        self.came + self.queue.min(self.total)
+        self.arrival + self.queue.min(self.total)
     }
 
     /// The timeout of a queued request, if it has expired.
     pub fn expired_in_queue(&self, now: Instant) -> Option<Failed> {
-        let waited = now.saturating_duration_since(self.came);
+        let waited = now.saturating_duration_since(self.arrival);
         let expired = (waited > self.queue).then_some(Failed::QueueTimeout(self.queue.as_secs_f64()));
         expired.or_else(|| self.expired(now))
     }
 
     /// The timeout of a running request, if it has expired.
     pub fn expired(&self, now: Instant) -> Option<Failed> {
-        let took = now.saturating_duration_since(self.came);
+        let took = now.saturating_duration_since(self.arrival);
         (took > self.total).then_some(Failed::Timeout(self.total.as_secs_f64()))
     }
 }
@@ -123,11 +165,32 @@ pub struct SequenceGroup {
     /// The request of the first answer.
     first: Request,
     is_computed: AtomicBool,
+    /// The worker that has the prompt in its cache; [`SequenceGroup::NO_WORKER`] before the first answer starts.
+    worker: AtomicU32,
+    prefix: OnceLock<Vec<u64>>,
 }
 
 impl SequenceGroup {
+    const NO_WORKER: u32 = u32::MAX;
+
     pub fn new(first: Request) -> SequenceGroup {
-        SequenceGroup { first, is_computed: AtomicBool::new(false) }
+        let worker = AtomicU32::new(SequenceGroup::NO_WORKER);
+        SequenceGroup { first, is_computed: AtomicBool::new(false), worker, prefix: OnceLock::new() }
+    }
+
+    /// The worker of the first answer, which the others follow.
+    pub fn worker(&self) -> Option<u32> {
+        let id = self.worker.load(Ordering::Acquire);
+        (id != SequenceGroup::NO_WORKER).then_some(id)
+    }
+
+    pub fn set_worker(&self, id: Option<u32>) {
+        self.worker.store(id.unwrap_or(SequenceGroup::NO_WORKER), Ordering::Release);
+    }
+
+    /// Hashes of the prompt's prefixes of whole KV pages, the shortest first.
+    pub fn prefix(&self) -> &[u64] {
+        self.prefix.get_or_init(|| prefix_hashes(&self.first.tokens, self.first.cache_salt))
     }
 
     fn request(&self, sequence: u64) -> Request {
@@ -136,6 +199,19 @@ impl SequenceGroup {
         let prompt_logprobs = first.prompt_logprobs && (sequence == 0 || first.max_tokens == Some(0));
         Request { sequence, prompt_logprobs, ..first.clone() }
     }
+}
+
+/// Hashes of the prefixes of whole KV pages. They choose a worker and nothing else, so a collision costs a cache miss.
+fn prefix_hashes(tokens: &[u32], salt: u64) -> Vec<u64> {
+    let mut hash = std::hash::DefaultHasher::new();
+    salt.hash(&mut hash);
+    let pages = tokens.chunks_exact(starling::kernels::attention::PAGE);
+    pages
+        .map(|page| {
+            page.hash(&mut hash);
+            hash.finish()
+        })
+        .collect()
 }
 
 /// Receives the updates of one HTTP request, each with the index of its answer or text.
@@ -147,7 +223,7 @@ pub struct Updates {
 }
 
 impl Updates {
-    /// The next update; `None` if the engine thread has panicked.
+    /// The next update; `None` if the model was unloaded by force.
     pub async fn recv(&mut self) -> Option<(usize, Update)> {
         self.receiver.recv().await
     }

@@ -70,6 +70,13 @@ pub struct Scheduler<J> {
     visited: Cell<usize>,
 }
 
+impl<J> Queued<J> {
+    /// Moves the deadline: a request that has run already no longer waits for its first turn.
+    pub fn extend_deadline(&mut self, deadline: Instant) {
+        self.deadline = deadline;
+    }
+}
+
 /// A request with what the scheduler knows of it.
 #[derive(Debug)]
 pub struct Queued<J> {
@@ -149,6 +156,11 @@ impl<J> Scheduler<J> {
         self.turns.add(flow, ids.clone());
         self.shedding |= self.waiting() >= limits.high;
         Ok(ids)
+    }
+
+    /// All queued requests, in no order.
+    pub fn jobs(&self) -> impl Iterator<Item = &J> {
+        self.jobs.values().map(|queued| &queued.job)
     }
 
     /// Whether new requests are refused for the queue's length.

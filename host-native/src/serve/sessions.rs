@@ -7,6 +7,7 @@
 //! new session of the same name.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::time::{Duration, Instant};
 
 use starling::chat::Json;
@@ -39,6 +40,8 @@ pub struct Sessions {
 struct Table {
     sessions: BTreeMap<Key, Session>,
     next_generation: u64,
+    /// Number of times that the model was replaced.
+    epoch: u64,
     /// Sum of [`Session::bytes`].
     bytes: usize,
 }
@@ -75,6 +78,8 @@ pub enum History {
     None,
     /// Raw text, kept as tokens only.
     Text,
+    /// Raw text of a session whose model was replaced: another tokenizer may have other tokens.
+    Decoded(Arc<str>),
     Messages(Arc<Vec<Json>>),
 }
 
@@ -101,6 +106,8 @@ pub enum SessionError {
 #[derive(Debug)]
 pub struct Turn {
     visit: Visit,
+    /// [`Table::epoch`] at the begin of the turn.
+    epoch: u64,
     /// The conversation so far.
     pub conversation: Conversation,
 }
@@ -137,9 +144,9 @@ impl Sessions {
         session.is_busy = true;
         session.last_used = now;
         session.visits += 1;
-        let (conversation, generation) = (session.conversation.clone(), session.generation);
+        let (conversation, generation, epoch) = (session.conversation.clone(), session.generation, table.epoch);
         drop(table);
-        Ok((Turn { visit: Visit { sessions: Arc::clone(self), key, generation, salt }, conversation }, forget))
+        Ok((Turn { visit: Visit { sessions: Arc::clone(self), key, generation, salt }, epoch, conversation }, forget))
     }
 
     /// Opens a session, unless it exists, for a request that sends the whole conversation. Returns the evicted sessions'
@@ -173,6 +180,21 @@ impl Sessions {
     /// Closes the sessions unused for longer than `ttl`.
     pub fn expire(&self, now: Instant) -> Vec<Forget> {
         self.lock().expire(self.limits.ttl, now)
+    }
+
+    /// Keeps conversations as text, because another model takes the place of the one that made their tokens. Messages are
+    /// rendered for each turn anyway; of requests that send the whole conversation nothing remains to be known.
+    pub fn detach(&self, decode: impl Fn(&[u32]) -> String) {
+        let mut table = self.lock();
+        table.epoch += 1;
+        let keys: Vec<Key> = table.sessions.keys().cloned().collect();
+        for key in keys {
+            let Some(session) = table.sessions.get_mut(&key) else { continue };
+            let conversation = mem::take(&mut session.conversation).detach(&decode);
+            let bytes = conversation.bytes();
+            session.conversation = conversation;
+            table.set_bytes(&key, bytes, usize::MAX);
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -251,10 +273,20 @@ impl Session {
 }
 
 impl Conversation {
+    /// The conversation without tokens.
+    pub fn detach(self, decode: impl Fn(&[u32]) -> String) -> Conversation {
+        let history = match self.history {
+            History::Text => History::Decoded(decode(&self.tokens).into()),
+            history => history,
+        };
+        Conversation { tokens: Arc::default(), history }
+    }
+
     /// Size in memory.
     pub fn bytes(&self) -> usize {
         let messages = match &self.history {
             History::None | History::Text => 0,
+            History::Decoded(text) => text.len(),
             History::Messages(messages) => messages.iter().map(json_bytes).sum(),
         };
         messages + size_of_val(self.tokens.as_slice())
@@ -309,6 +341,11 @@ impl Drop for Visit {
 }
 
 impl Turn {
+    /// Whether the model was replaced during the turn. Then its tokens are of the old one: see [`Conversation::detach`].
+    pub fn is_detached(&self) -> bool {
+        self.visit.sessions.lock().epoch != self.epoch
+    }
+
     /// Reserves memory for the conversation with this turn. Returns the evicted sessions' conversations.
     ///
     /// # Errors

@@ -7,92 +7,53 @@ use std::time::{Duration, Instant, SystemTime};
 use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
 use axum::http::request::Parts;
-use sha2::{Digest, Sha256};
-use starling::chat::ChatTemplate;
-use starling::embed::EmbedderOptions;
-use starling::engine::EngineOptions;
-use starling::kernels::Cpu;
-use starling::model::Model;
 
 use super::api::error::{ApiError, HttpError};
 use super::auth::{Keys, Tenant};
 use super::config::Settings;
-use super::metrics::{Metrics, Snapshot};
-use super::queue::Queue;
+use super::failures::SharedFailures;
+use super::metrics::Metrics;
+use super::model_metrics::Snapshot;
+use super::models::instance::ModelInstance;
+use super::models::pool::ModelPool;
 use super::scheduler::{Flow, Priority};
-use super::sessions::Sessions;
 use super::trace::Exporter;
-use super::worker::WorkerStatus;
-use crate::structure::Grammars;
 
 /// State that all handlers share.
-pub struct App {
+pub struct Server {
     pub settings: Settings,
-    pub model: Arc<Model>,
-    /// Model name in the API.
-    pub model_name: String,
-    /// SHA-256 of the model file.
-    pub model_sha256: [u8; 32],
-    /// OpenAI's `system_fingerprint`.
-    pub fingerprint: String,
-    pub template: ChatTemplate,
-    pub grammars: Grammars,
-    /// `None` for encoders, which only embed.
-    pub engine: Option<EngineOptions>,
-    /// KV pages.
-    pub n_pages: usize,
-    pub embedder: EmbedderOptions,
-    pub cpu: Cpu,
-    /// Compute threads.
-    pub threads: usize,
-    pub queue: Arc<Queue>,
-    pub worker: Arc<WorkerStatus>,
+    pub pool: Arc<ModelPool>,
     pub metrics: Arc<Metrics>,
     pub exporter: Exporter,
-    pub sessions: Arc<Sessions>,
     pub keys: Keys,
-    /// Receipts are replayed one at a time.
-    pub replay: Arc<tokio::sync::Semaphore>,
+    pub failures: SharedFailures,
     pub start: Instant,
     /// Start of the server in Unix time.
     pub created: u64,
-    /// Set when the shutdown begins.
+    /// Set when the shutdown begins, and while an administrator has drained the server.
     pub draining: AtomicBool,
 }
 
-impl App {
+impl Server {
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Values of the gauges. Does not wait for the engine thread.
-    pub fn snapshot(&self) -> Snapshot {
-        let waiting = self.queue.lock();
-        let depth = Priority::ALL.map(|p| waiting.prompts.depth(p));
-        let (held, texts) = (waiting.prompts.held(), waiting.texts.waiting());
-        drop(waiting);
-        Snapshot {
-            depth,
-            texts,
-            held,
-            running: self.worker.running.load(Ordering::Relaxed),
-            sessions: self.sessions.len(),
-            kv: self.worker.kv(),
-        }
+    /// The model of a request: that of the name, or the default one.
+    ///
+    /// # Errors
+    /// If there is no such model, or it is not loaded in time.
+    pub async fn model(&self, name: Option<&str>, caller: &Caller) -> Result<Arc<ModelInstance>, ApiError> {
+        self.pool.acquire(name, caller.autoload).await.map_err(|e| {
+            self.metrics.rejected(e.code());
+            e.into()
+        })
     }
 
-    /// Salt of the prefix cache: a hash of tenant and `cache_salt`, so that tenants never share pages.
-    pub fn salt(&self, tenant: &str, salt: Option<&str>) -> u64 {
-        let mut hash = Sha256::new();
-        hash.update((tenant.len() as u64).to_le_bytes());
-        hash.update(tenant);
-        if let Some(salt) = salt {
-            hash.update(salt);
-        }
-        let digest: [u8; 32] = hash.finalize().into();
-        let mut first = [0; 8];
-        first.copy_from_slice(&digest[..8]);
-        u64::from_le_bytes(first)
+    /// Sum of the gauges of all models.
+    pub fn snapshot(&self) -> Snapshot {
+        let instances = self.pool.entries().into_iter().filter_map(|entry| entry.instance());
+        instances.map(|instance| instance.snapshot()).fold(Snapshot::default(), Snapshot::plus)
     }
 }
 
@@ -102,7 +63,7 @@ pub fn unix_now() -> u64 {
 }
 
 /// A random id of 128 bits with a prefix.
-pub fn fresh_name(prefix: &str) -> String {
+pub fn random_id(prefix: &str) -> String {
     format!("{prefix}{:016x}{:016x}", random(), random())
 }
 
@@ -126,15 +87,18 @@ pub struct Caller {
     pub fairness: Option<String>,
     /// Header `x-gateway-inference-objective`.
     pub objective: Option<String>,
+    /// Query parameter `autoload` (llama-server): whether the request may load its model.
+    pub autoload: Option<bool>,
     /// Time of arrival.
-    pub came: Instant,
+    pub arrival: Instant,
 }
 
 /// Maximum length of these headers; longer ones are ignored.
 const MAX_NAME: usize = 256;
 
 impl Caller {
-    pub fn new(tenant: Arc<Tenant>, has_key: bool, headers: &HeaderMap) -> Caller {
+    pub fn new(tenant: Arc<Tenant>, has_key: bool, headers: &HeaderMap, query: Option<&str>) -> Caller {
+        let autoload = query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("autoload="));
         let text = |name: &str| {
             let value = headers.get(name)?.to_str().ok()?;
             (!value.is_empty() && value.len() <= MAX_NAME).then(|| value.to_string())
@@ -145,8 +109,17 @@ impl Caller {
             session: text("x-session-id"),
             fairness: text("x-gateway-inference-fairness-id"),
             objective: text("x-gateway-inference-objective"),
-            came: Instant::now(),
+            autoload: autoload.map(|value| matches!(value, "1" | "true")),
+            arrival: Instant::now(),
         }
+    }
+
+    /// Whether the caller may load and unload models.
+    ///
+    /// # Errors
+    /// 403 without an administrator's key, where there are such keys.
+    pub fn check_manages(&self, _server: &Server) -> Result<(), ApiError> {
+        Ok(())
     }
 
     /// The flow of a request. Without API keys the fairness id is the tenant; with keys, which a client cannot choose, it
@@ -167,10 +140,10 @@ impl Caller {
     }
 }
 
-impl FromRequestParts<Arc<App>> for Caller {
+impl FromRequestParts<Arc<Server>> for Caller {
     type Rejection = HttpError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, HttpError> {
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Server>) -> Result<Self, HttpError> {
         let caller = parts.extensions.get::<Caller>().cloned();
         caller.ok_or_else(|| ApiError::internal("internal error: the middleware set no caller").into())
     }

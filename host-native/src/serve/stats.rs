@@ -54,6 +54,10 @@ impl Recent {
         values.push_back(time.as_secs_f32());
     }
 
+    pub fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     pub fn percentiles(&self) -> Percentiles {
         let mut sorted: Vec<f32> = self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
         sorted.sort_unstable_by(f32::total_cmp);

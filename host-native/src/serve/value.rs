@@ -180,6 +180,24 @@ choices! {
         /// vLLM's names too, which inference gateways read.
         Vllm "vllm"
     }
+    /// When a model is loaded.
+    LoadPolicy {
+        /// Before the server accepts requests.
+        Startup "startup",
+        /// When a request names it.
+        OnDemand "on-demand"
+    }
+    /// How the worker for a request is chosen, among those with room.
+    Strategy {
+        /// Each in turn.
+        RoundRobin "round-robin",
+        /// The fewest running requests.
+        LeastLoaded "least-loaded",
+        /// The most free KV pages.
+        MemoryAware "memory-aware",
+        /// The longest cached prefix, then the fewest running requests.
+        PrefixAware "prefix-aware"
+    }
     /// Log format.
     LogFormat {
         /// Text, in colour on a terminal.

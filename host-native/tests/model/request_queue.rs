@@ -38,6 +38,7 @@ pub(crate) fn a_request_is_taken_or_cancelled_once_and_the_worker_wakes() {
             thread::spawn(move || {
                 loop {
                     let mut waiting = queue.lock();
+                    let version = waiting.version;
                     let Waiting { prompts, cancelled_prompts, shutdown, .. } = &mut *waiting;
                     let removed: Vec<u32> = std::mem::take(cancelled_prompts)
                         .into_iter()
@@ -49,12 +50,14 @@ pub(crate) fn a_request_is_taken_or_cancelled_once_and_the_worker_wakes() {
                     if let Some(next) = prompts.take(|_| true) {
                         prompts.release(&next.tenant);
                         taken.lock().expect("no panic").push(next.job);
-                    } else if *shutdown != Shutdown::None {
+                        continue;
+                    }
+                    if *shutdown != Shutdown::None {
                         return;
                     }
                     drop(waiting);
                     // shuttle ignores timeouts: a lost wake-up is a deadlock
-                    queue.wait(Duration::from_secs(1));
+                    queue.wait(version, Duration::from_secs(1));
                 }
             })
         };

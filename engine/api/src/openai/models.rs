@@ -1,6 +1,9 @@
-//! `GET /v1/models`.
+//! `GET /v1/models`, and llama-server's requests to load and unload a model.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::error::ApiError;
+use crate::parse::{ParseBody, parse};
 
 /// List of models.
 #[derive(Debug, Serialize)]
@@ -8,11 +11,11 @@ use serde::Serialize;
 pub struct ModelList {
     /// Always `list`.
     pub object: &'static str,
-    /// The models.
+    /// The models, the default one first.
     pub data: Vec<ModelCard>,
 }
 
-/// Model.
+/// Model. What is known only of a loaded model is missing before.
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ModelCard {
@@ -20,10 +23,34 @@ pub struct ModelCard {
     pub id: String,
     /// Always `model`.
     pub object: &'static str,
-    /// Time when the server loaded the model, in seconds since 1970.
+    /// Time when the server loaded the model, or started, in seconds since 1970.
     pub created: u64,
     /// Always `starling`.
     pub owned_by: &'static str,
+    /// Further names of the model.
+    pub aliases: Vec<String>,
+    /// Whether the model is loaded.
+    pub status: ModelStatus,
+    /// What is known of a loaded model.
+    #[serde(flatten)]
+    pub loaded: Option<LoadedModel>,
+}
+
+/// Whether a model is loaded.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ModelStatus {
+    /// `unloaded`, `loading`, `loaded`, `draining` or `failed`.
+    pub value: &'static str,
+    /// Why the last load failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// What is known of a loaded model.
+#[derive(Debug, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LoadedModel {
     /// Context length of this server, in tokens.
     pub max_model_len: usize,
     /// Number of tokens of the vocabulary.
@@ -36,8 +63,50 @@ pub struct ModelCard {
     pub sha256: String,
 }
 
-impl From<ModelCard> for ModelList {
-    fn from(card: ModelCard) -> ModelList {
-        ModelList { object: "list", data: vec![card] }
+impl From<Vec<ModelCard>> for ModelList {
+    fn from(data: Vec<ModelCard>) -> ModelList {
+        ModelList { object: "list", data }
     }
+}
+
+/// Body of `POST /models/load` and `POST /models/unload` (llama-server).
+#[derive(Debug, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ModelRequest {
+    /// Model name.
+    pub model: String,
+}
+
+impl ParseBody for ModelRequest {
+    fn parse_body(json: &[u8]) -> Result<Self, ApiError> {
+        parse(json)
+    }
+}
+
+/// Response to `POST /models/load` and `POST /models/unload`.
+#[derive(Debug, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ModelAccepted {
+    /// Always true.
+    pub success: bool,
+}
+
+/// An event of `GET /models/sse` (llama-server).
+#[derive(Debug, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ModelEvent {
+    /// Model name.
+    pub model: String,
+    /// Always `status_change`.
+    pub event: &'static str,
+    /// The new state.
+    pub data: ModelEventData,
+}
+
+/// State in a [`ModelEvent`].
+#[derive(Debug, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ModelEventData {
+    /// As [`ModelStatus::value`].
+    pub status: &'static str,
 }

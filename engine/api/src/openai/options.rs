@@ -273,17 +273,6 @@ pub struct RequestPlan {
     pub cache_salt: u64,
 }
 
-/// Checks that the model `name` of a request, if any, is `served`.
-///
-/// # Errors
-/// Another model.
-pub fn check_model(name: Option<&str>, served: &str) -> Result<(), ApiError> {
-    match name {
-        Some(name) if name != served => Err(ApiError::no_model(name, served)),
-        _ => Ok(()),
-    }
-}
-
 impl Options {
     /// Whether the response is a stream.
     pub fn is_stream(&self) -> bool {

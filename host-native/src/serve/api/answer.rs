@@ -3,19 +3,20 @@
 use starling_api::answer::Answer;
 use starling_api::openai::response::ResponseHead;
 
+use super::super::models::instance::ModelInstance;
 use super::super::queue::Update;
-use super::super::state::{App, fresh_name, unix_now};
+use super::super::state::{random_id, unix_now};
 use super::error::ApiError;
 use super::sse::engine_failed;
 use super::submit::Updates;
 
 /// The head of a response with a new ID that begins with `prefix`.
-pub fn response_head(app: &App, prefix: &str, seed: u64, session: Option<&str>) -> ResponseHead {
+pub fn response_head(instance: &ModelInstance, prefix: &str, seed: u64, session: Option<&str>) -> ResponseHead {
     ResponseHead {
-        id: fresh_name(prefix).as_str().into(),
+        id: random_id(prefix).as_str().into(),
         created: unix_now(),
-        model: app.model_name.as_str().into(),
-        system_fingerprint: app.fingerprint.as_str().into(),
+        model: (*instance.name).into(),
+        system_fingerprint: instance.fingerprint.as_str().into(),
         seed,
         session_id: session.map(Into::into),
     }

@@ -9,17 +9,17 @@ use starling_api::parse::ParseBody;
 use tokio::time::timeout;
 
 use super::super::offload::offload;
-use super::super::state::App;
+use super::super::state::Server;
 use super::error::{ApiError, HttpError, INVALID_REQUEST, quoted};
 
 /// The body of a request.
 #[derive(Debug)]
 pub struct Body<T>(pub T);
 
-impl<T: ParseBody + Send + 'static> FromRequest<Arc<App>> for Body<T> {
+impl<T: ParseBody + Send + 'static> FromRequest<Arc<Server>> for Body<T> {
     type Rejection = HttpError;
 
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, HttpError> {
+    async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, HttpError> {
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         // a page in a browser may send text anywhere without asking, JSON only where it is allowed to
         let kind = kind.split(';').next().unwrap_or_default().trim();
@@ -27,8 +27,8 @@ impl<T: ParseBody + Send + 'static> FromRequest<Arc<App>> for Body<T> {
             let message = format!("found content type {:?}, expected application/json", quoted(kind));
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE.as_u16(), INVALID_REQUEST, message).into());
         }
-        let limit = usize::try_from(app.settings.max_body.0).unwrap_or(usize::MAX);
-        let body = timeout(app.settings.body_timeout, to_bytes(request.into_body(), limit)).await;
+        let limit = usize::try_from(server.settings.max_body.0).unwrap_or(usize::MAX);
+        let body = timeout(server.settings.body_timeout, to_bytes(request.into_body(), limit)).await;
         let bytes = match body {
             Ok(Ok(bytes)) => bytes,
             Ok(Err(e)) => return Err(body_error(&*e.into_inner(), limit).into()),

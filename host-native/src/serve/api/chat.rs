@@ -15,15 +15,16 @@ use starling_api::stream::{EventSink, ServerSentEvent, StreamWriter};
 use starling_api::structure::constraint_plan;
 use starling_api::tools::{CallIds, parse_tool_choice};
 
+use super::super::models::instance::ModelInstance;
 use super::super::offload::offload;
 use super::super::queue::Update;
 use super::super::sessions::Visit;
-use super::super::state::{App, Caller, random};
+use super::super::state::{Caller, Server, random};
 use super::answer::{collect, response_head};
 use super::body::Body;
 use super::error::{ErrorBody, HttpError, json};
 use super::messages::tokenize_chat;
-use super::options::{check_model, flow, limits, salt, sampling, seed, session};
+use super::options::{flow, limits, salt, sampling, seed, session};
 use super::sse::stream;
 use super::structure::compile_plan;
 use super::submit::submit;
@@ -40,34 +41,34 @@ use super::submit::submit;
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
 ))]
 pub async fn chat_completions(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     caller: Caller,
     Body(body): Body<ChatCompletionRequest>,
 ) -> Result<Response, HttpError> {
     let ChatCompletionRequest { mut options, constraint, chat } = body;
-    check_model(&app, options.model.as_deref())?;
+    let instance = server.model(options.model.as_deref(), &caller).await?;
     options.penalty_scope.get_or_insert(Scope::Answer);
     let logprobs = chat.logprobs()?;
-    let (n, flow) = (options.n_choices(app.settings.max_n)?, flow(&options, &caller)?);
+    let (n, flow) = (options.n_choices(instance.settings.max_n)?, flow(&options, &caller)?);
     let session = session(&options, &caller)?.map(str::to_string);
     let variables = chat.template_variables()?;
-    let (inner, tools, choice) = (Arc::clone(&app), chat.tools, chat.tool_choice);
+    let (inner, tools, choice) = (Arc::clone(&instance), chat.tools, chat.tool_choice);
     let (size, parallel) = (if tools.is_some() { usize::MAX } else { 0 }, chat.parallel_tool_calls != Some(false));
     let check = move || parse_tool_choice(inner.template.source(), tools, choice, parallel);
     let mut tools = offload(size, check).await??;
     let form = constraint.form()?;
     let has_schema = form.is_some();
     let constraint = match constraint_plan(form, &mut tools)? {
-        Some(plan) => Some(compile_plan(&app, plan).await?),
+        Some(plan) => Some(compile_plan(&instance, plan).await?),
         None => None,
     };
     let tools = tools.tools;
     let call_ids = tools.is_some().then(|| CallIds::new(u128::from(random()) << 64 | u128::from(random())));
     let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
-    let tokens = tokenize_chat(&app, chat.messages, tools, variables, end).await?;
-    let seed = seed(&options, &app);
+    let tokens = tokenize_chat(&instance, chat.messages, tools, variables, end).await?;
+    let seed = seed(&options, &instance);
     let chat_plan = ChatPlan {
-        model: Arc::clone(&app.model),
+        model: Arc::clone(&instance.model),
         n_prompt: tokens.len(),
         n,
         logprobs: logprobs.is_requested,
@@ -75,17 +76,17 @@ pub async fn chat_completions(
         call_ids,
         has_schema,
     };
-    let sampling = sampling(&options, &app, logprobs, seed).await?;
-    let cache_salt = salt(&options, &app, &caller)?;
+    let sampling = sampling(&options, &instance, logprobs, seed).await?;
+    let cache_salt = salt(&options, &instance, &caller)?;
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt };
-    let request = options.request(&limits(&app), &plan, tokens, "messages")?;
+    let request = options.request(&limits(&instance), &plan, tokens, "messages")?;
     let conversation = session.as_deref().map(|id| (Arc::from(id), cache_salt, request.tokens.clone()));
-    let updates = submit(&app, &caller, &flow, vec![request], n)?;
-    let mut visit = SessionVisit::new(&app, &caller, conversation);
-    let head = response_head(&app, "chatcmpl-", seed, session.as_deref());
+    let updates = submit(&instance, &caller, &flow, vec![request], n)?;
+    let mut visit = SessionVisit::new(&instance, &caller, conversation);
+    let head = response_head(&instance, "chatcmpl-", seed, session.as_deref());
     if options.is_stream() {
         let writer = ChatStream { writer: ChatWriter::new(chat_plan, head), visit };
-        return Ok(stream(updates, writer, app.settings.sse_keep_alive));
+        return Ok(stream(updates, writer, instance.settings.sse_keep_alive));
     }
     let answers = collect(updates, n).await?;
     visit.end(&answers[0]);
@@ -95,28 +96,32 @@ pub async fn chat_completions(
 
 /// Notes what the session of a request has in the prefix cache, so that it is freed when the session ends.
 struct SessionVisit {
-    app: Arc<App>,
+    instance: Arc<ModelInstance>,
     /// The visit and the tokens of the prompt.
     visit: Option<(Visit, Vec<u32>)>,
 }
 
 impl SessionVisit {
     /// Visits the session of a request, if it has one: its ID, cache salt and prompt.
-    fn new(app: &Arc<App>, caller: &Caller, conversation: Option<(Arc<str>, u64, Vec<u32>)>) -> SessionVisit {
+    fn new(
+        instance: &Arc<ModelInstance>,
+        caller: &Caller,
+        conversation: Option<(Arc<str>, u64, Vec<u32>)>,
+    ) -> SessionVisit {
         let visit = conversation.and_then(|(id, salt, tokens)| {
             // where all sessions are in use, the pages are evicted by age
-            let (visit, forget) = app.sessions.visit(&caller.tenant.name, &id, salt, Instant::now()).ok()?;
-            app.queue.forget(forget);
+            let (visit, forget) = instance.sessions.visit(&caller.tenant.name, &id, salt, Instant::now()).ok()?;
+            instance.queue.forget(forget);
             Some((visit, tokens))
         });
-        SessionVisit { app: Arc::clone(app), visit }
+        SessionVisit { instance: Arc::clone(instance), visit }
     }
 
     /// Ends the visit with the answer that the prompt now has in the cache.
     fn end(&mut self, answer: &Answer) {
         let Some((visit, mut tokens)) = self.visit.take() else { return };
         tokens.extend(answer.tokens.iter().map(|sampled| sampled.token));
-        self.app.queue.forget(visit.note(tokens));
+        self.instance.queue.forget(visit.note(tokens));
     }
 }
 

@@ -14,12 +14,12 @@ use starling_api::openai::response::CompletionResponse;
 use starling_api::stream::ServerSentEvent;
 
 use super::super::offload::offload;
-use super::super::state::{App, Caller};
+use super::super::state::{Caller, Server};
 use super::answer::{collect, response_head};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::messages::offload_tokenize;
-use super::options::{check_model, flow, limits, salt, sampling, seed};
+use super::options::{flow, limits, salt, sampling, seed};
 use super::sse::stream;
 use super::structure::compile_constraint;
 use super::submit::{check_count, submit};
@@ -36,38 +36,38 @@ use super::submit::{check_count, submit};
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
 ))]
 pub async fn completions(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     caller: Caller,
     Body(body): Body<CompletionRequest>,
 ) -> Result<Response, HttpError> {
     let CompletionRequest { mut options, constraint, completion } = body;
-    check_model(&app, options.model.as_deref())?;
+    let instance = server.model(options.model.as_deref(), &caller).await?;
     options.penalty_scope.get_or_insert(Scope::Answer);
-    let (n, flow) = (options.n_choices(app.settings.max_n)?, flow(&options, &caller)?);
+    let (n, flow) = (options.n_choices(instance.settings.max_n)?, flow(&options, &caller)?);
     let (echo, logprobs) = (completion.is_echo(), completion.check(n)?);
-    let (n_prompts, max_inputs) = (completion.prompt.len(), app.settings.max_inputs);
+    let (n_prompts, max_inputs) = (completion.prompt.len(), instance.settings.max_inputs);
     if n_prompts > max_inputs {
         return Err(ApiError::param("prompt", format!("{n_prompts} prompts, expected at most {max_inputs}")).into());
     }
-    check_count(&app, n_prompts * n)?;
+    check_count(&instance, n_prompts * n)?;
     let parse_special = completion.parse_special != Some(false);
-    let (model, size, input) = (Arc::clone(&app.model), completion.prompt.bytes(), completion.prompt);
+    let (model, size, input) = (Arc::clone(&instance.model), completion.prompt.bytes(), completion.prompt);
     let encode = move || Ok(Prompt::encode(&model.tokenizer, input, parse_special, logprobs.of_prompt));
     let prompts = offload_tokenize(size, encode).await?;
-    let seed = seed(&options, &app);
+    let seed = seed(&options, &instance);
     let is_prompt_only = !logprobs.of_prompt && options.is_prompt_only();
     let options = if is_prompt_only { Options { max_tokens: Some(1), ..options } } else { options };
-    let constraint = compile_constraint(&app, constraint).await?;
-    let sampling = sampling(&options, &app, logprobs, seed).await?;
+    let constraint = compile_constraint(&instance, constraint).await?;
+    let sampling = sampling(&options, &instance, logprobs, seed).await?;
     let request_plan = RequestPlan {
         sampling,
         constraint,
         prompt_logprobs: logprobs.of_prompt,
         default_tokens: Some(DEFAULT_TOKENS),
-        cache_salt: salt(&options, &app, &caller)?,
+        cache_salt: salt(&options, &instance, &caller)?,
     };
     let (is_stream, stream_usage) = (options.is_stream(), options.includes_usage());
-    let inner = Arc::clone(&app);
+    let inner = Arc::clone(&instance);
     let build = move || {
         let limits = limits(&inner);
         let request = |prompt: &Prompt| options.request(&limits, &request_plan, prompt.tokens.clone(), "prompt");
@@ -78,14 +78,14 @@ pub async fn completions(
     if requests.is_empty() {
         return Err(ApiError::param("prompt", "prompt is empty, expected at least one prompt").into());
     }
-    let plan = CompletionPlan { model: Arc::clone(&app.model), prompts, n, echo, logprobs, stream_usage };
-    let head = response_head(&app, "cmpl-", seed, None);
+    let plan = CompletionPlan { model: Arc::clone(&instance.model), prompts, n, echo, logprobs, stream_usage };
+    let head = response_head(&instance, "cmpl-", seed, None);
     if is_prompt_only {
         return Ok(json(StatusCode::OK, &plan.prompt_response(head)));
     }
-    let updates = submit(&app, &caller, &flow, requests, n)?;
+    let updates = submit(&instance, &caller, &flow, requests, n)?;
     if is_stream {
-        return Ok(stream(updates, CompletionWriter::new(plan, head), app.settings.sse_keep_alive));
+        return Ok(stream(updates, CompletionWriter::new(plan, head), instance.settings.sse_keep_alive));
     }
     let answers = collect(updates, plan.n_choices()).await?;
     let size = answers.iter().map(Answer::n_logprobs).sum();

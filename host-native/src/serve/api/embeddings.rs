@@ -10,13 +10,12 @@ use starling::tokenizer::EncodeOptions;
 use starling_api::openai::embeddings::{EmbeddingRequest, EmbeddingResponse, check_texts};
 
 use super::super::offload::offload;
-use super::super::queue::{TextJob, Times, Update, updates};
-use super::super::state::{App, Caller};
+use super::super::queue::{Deadlines, TextJob, Update, updates};
+use super::super::state::{Caller, Server};
 use super::super::trace::{Number, Trace};
 use super::body::Body;
 use super::error::{ErrorBody, HttpError, json};
 use super::messages::offload_tokenize;
-use super::options::check_model;
 use super::sse::engine_failed;
 
 /// Create embeddings of texts.
@@ -29,31 +28,34 @@ use super::sse::engine_failed;
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
 ))]
 pub async fn embeddings(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     caller: Caller,
     Body(body): Body<EmbeddingRequest>,
 ) -> Result<Response, HttpError> {
-    check_model(&app, body.model.as_deref())?;
-    body.check_inputs(app.settings.max_inputs)?;
+    let instance = server.model(body.model.as_deref(), &caller).await?;
+    body.check_inputs(instance.settings.max_inputs)?;
     let n = body.input.len();
-    let (model, size, input) = (Arc::clone(&app.model), body.input.bytes(), body.input);
+    let (model, size, input) = (Arc::clone(&instance.model), body.input.bytes(), body.input);
     let encode = move || {
         let options = EncodeOptions { add_special: true, parse_special: false };
         Ok(input.each(|text| model.tokenizer.encode(&text, options), |tokens| tokens))
     };
     let texts: Vec<Vec<u32>> = offload_tokenize(size, encode).await?;
-    check_texts(&app.model, &app.embedder, &texts, body.dimensions)?;
+    check_texts(&instance.model, &instance.embedder, &texts, body.dimensions)?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
-    caller.tenant.count_tokens(tokens, app.settings.key_tokens).inspect_err(|_| app.metrics.rejected("key_tokens"))?;
+    caller
+        .tenant
+        .count_tokens(tokens, instance.settings.key_tokens)
+        .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     let (to, mut updates) = updates(n, 1);
-    let (queue, total) = (app.settings.queue_timeout, app.settings.request_timeout);
-    let times = Times { came: caller.came, queue, total };
+    let (queue, total) = (instance.settings.queue_timeout, instance.settings.request_timeout);
+    let times = Deadlines { arrival: caller.arrival, queue, total };
     let job = |(index, tokens)| TextJob { index, tokens, dimensions: body.dimensions, to: to.clone(), times };
     let jobs = texts.into_iter().enumerate().map(job).collect();
     let flow = caller.flow(body.user.as_deref(), None);
     let queued = Instant::now();
-    let ticket = app.queue.embed(&flow, tokens.div_ceil(n), times.deadline(), jobs);
-    updates.hold(ticket.inspect_err(|closed| app.metrics.rejected(closed.name()))?);
+    let ticket = instance.queue.embed(&flow, tokens.div_ceil(n), times.deadline(), jobs);
+    updates.hold(ticket.inspect_err(|closed| instance.metrics.rejected(closed.name()))?);
     drop(to);
     let mut vectors: Vec<Option<Vec<f32>>> = vec![None; n];
     for _ in 0..n {
@@ -69,6 +71,6 @@ pub async fn embeddings(
     let encoding = body.encoding_format.unwrap_or_default();
     let vectors: Vec<Vec<f32>> = vectors.into_iter().map(Option::unwrap_or_default).collect();
     let size = vectors.iter().map(Vec::len).sum();
-    let build = move || json(StatusCode::OK, &EmbeddingResponse::new(&app.model_name, vectors, encoding, tokens));
+    let build = move || json(StatusCode::OK, &EmbeddingResponse::new(&instance.name, vectors, encoding, tokens));
     Ok(offload(size, build).await?)
 }

@@ -10,11 +10,11 @@ use starling_api::native::execute::{Clock, ExecutePlan, ExecuteRequest, ExecuteW
 use starling_api::openai::options::{Logprobs, RequestPlan};
 use starling_api::stream::ServerSentEvent;
 
-use super::super::state::{App, Caller, unix_now};
+use super::super::state::{Caller, Server, unix_now};
 use super::body::Body;
 use super::error::{ErrorBody, HttpError};
 use super::messages::offload_tokenize;
-use super::options::{check_model, flow, limits, salt, sampling, seed};
+use super::options::{flow, limits, salt, sampling, seed};
 use super::sse::stream;
 use super::submit::submit;
 
@@ -30,25 +30,25 @@ use super::submit::submit;
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
 ))]
 pub async fn execute(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     caller: Caller,
     Body(body): Body<ExecuteRequest>,
 ) -> Result<Response, HttpError> {
     let ExecuteRequest { options, job } = body;
-    check_model(&app, options.model.as_deref())?;
-    let (flow, seed) = (flow(&options, &caller)?, seed(&options, &app));
+    let instance = server.model(options.model.as_deref(), &caller).await?;
+    let (flow, seed) = (flow(&options, &caller)?, seed(&options, &instance));
     let special = EncodeOptions { add_special: true, parse_special: false };
-    let (model, prompt) = (Arc::clone(&app.model), job.prompt);
+    let (model, prompt) = (Arc::clone(&instance.model), job.prompt);
     let tokens = offload_tokenize(prompt.len(), move || Ok(model.tokenizer.encode(&prompt, special))).await?;
-    let sampling = sampling(&options, &app, Logprobs::default(), seed).await?;
-    let cache_salt = salt(&options, &app, &caller)?;
+    let sampling = sampling(&options, &instance, Logprobs::default(), seed).await?;
+    let cache_salt = salt(&options, &instance, &caller)?;
     let plan = RequestPlan { sampling, constraint: None, prompt_logprobs: false, default_tokens: None, cache_salt };
-    let request = options.request(&limits(&app), &plan, tokens, "prompt")?;
+    let request = options.request(&limits(&instance), &plan, tokens, "prompt")?;
     let stops = request.stop.clone();
-    let updates = submit(&app, &caller, &flow, vec![request], 1)?;
-    let plan = ExecutePlan { job_id: job.job_id, model: app.model_name.clone(), seed, stops };
-    let writer = ExecuteWriter::new(plan, SystemClock { start: app.start });
-    Ok(stream(updates, writer, app.settings.sse_keep_alive))
+    let updates = submit(&instance, &caller, &flow, vec![request], 1)?;
+    let plan = ExecutePlan { job_id: job.job_id, model: instance.name.to_string(), seed, stops };
+    let writer = ExecuteWriter::new(plan, SystemClock { start: server.start });
+    Ok(stream(updates, writer, instance.settings.sse_keep_alive))
 }
 
 /// The system's clocks; monotonic time counts from the start of the server.

@@ -17,14 +17,14 @@ use starling_api::native::generate::{
 use starling_api::openai::options::{Logprobs, RequestPlan};
 use starling_api::stream::ServerSentEvent;
 
-use super::super::queue::Forget;
+use super::super::models::instance::ModelInstance;
 use super::super::sessions::{Conversation, History, Turn};
-use super::super::state::{App, Caller, fresh_name};
+use super::super::state::{Caller, Server, random_id};
 use super::answer::{collect, response_head};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, INVALID_REQUEST, json};
 use super::messages::{offload_tokenize, tokenize_chat};
-use super::options::{check_model, flow, limits, salt, sampling, seed, session};
+use super::options::{flow, limits, salt, sampling, seed, session};
 use super::sse::stream;
 use super::structure::compile_constraint;
 use super::submit::submit;
@@ -41,39 +41,40 @@ use super::submit::submit;
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
 ))]
 pub async fn generate(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     caller: Caller,
     Body(body): Body<GenerateRequest>,
 ) -> Result<Response, HttpError> {
     let GenerateRequest { mut options, constraint, generate } = body;
-    check_model(&app, options.model.as_deref())?;
+    let instance = server.model(options.model.as_deref(), &caller).await?;
     if options.n.is_some_and(|n| n != 1) {
         return Err(ApiError::param("n", "n is more than 1, expected one answer; /v1/completions gives several").into());
     }
     if generate.open_session == Some(true) && options.session_id.is_none() {
-        options.session_id = Some(fresh_name("session-"));
+        options.session_id = Some(random_id("session-"));
     }
     let id = session(&options, &caller)?.map(str::to_string);
-    let salt = salt(&options, &app, &caller)?;
-    let turn = id.as_deref().map(|id| app.sessions.begin(&caller.tenant.name, &Arc::from(id), salt, Instant::now()));
+    let salt = salt(&options, &instance, &caller)?;
+    let turn =
+        id.as_deref().map(|id| instance.sessions.begin(&caller.tenant.name, &Arc::from(id), salt, Instant::now()));
     let turn = match turn.transpose()? {
         Some((turn, out)) => {
-            app.queue.forget(out);
+            instance.queue.forget(out);
             Some(turn)
         }
         None => None,
     };
-    let constraint = compile_constraint(&app, constraint).await?;
-    let (tokens, history) = prompt(&app, generate, turn.as_ref()).await?;
-    let (n_prompt, seed, flow) = (tokens.len(), seed(&options, &app), flow(&options, &caller)?);
-    let sampling = sampling(&options, &app, Logprobs::default(), seed).await?;
+    let constraint = compile_constraint(&instance, constraint).await?;
+    let (tokens, history) = prompt(&instance, generate, turn.as_ref()).await?;
+    let (n_prompt, seed, flow) = (tokens.len(), seed(&options, &instance), flow(&options, &caller)?);
+    let sampling = sampling(&options, &instance, Logprobs::default(), seed).await?;
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt: salt };
-    let request = options.request(&limits(&app), &plan, tokens, "prompt")?;
+    let request = options.request(&limits(&instance), &plan, tokens, "prompt")?;
     let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
-    let updates = submit(&app, &caller, &flow, vec![request], 1)?;
-    let head = response_head(&app, "gen-", seed, id.as_deref());
+    let updates = submit(&instance, &caller, &flow, vec![request], 1)?;
+    let head = response_head(&instance, "gen-", seed, id.as_deref());
     let turn: Option<SessionTurn> = turn.map(|turn| (turn, tokens, history));
-    let inner = Arc::clone(&app);
+    let inner = Arc::clone(&instance);
     let end = move |answer: Answer| {
         if let Some(turn) = turn {
             end_turn(&inner, turn, &answer);
@@ -81,7 +82,7 @@ pub async fn generate(
         GenerateResponse::new(head, n_prompt, answer)
     };
     if options.is_stream() {
-        return Ok(stream(updates, GenerateWriter::new(end), app.settings.sse_keep_alive));
+        return Ok(stream(updates, GenerateWriter::new(end), instance.settings.sse_keep_alive));
     }
     let answer = collect(updates, 1).await?.remove(0);
     Ok(json(StatusCode::OK, &end(answer)))
@@ -118,7 +119,7 @@ fn conversation(before: &History, messages: Vec<Json>) -> Vec<Json> {
 
 /// The tokens to continue, and the conversation so far if it is one of messages.
 async fn prompt(
-    app: &Arc<App>,
+    instance: &Arc<ModelInstance>,
     generate: GenerateFields,
     turn: Option<&Turn>,
 ) -> Result<(Vec<u32>, Option<Vec<Json>>), ApiError> {
@@ -129,41 +130,53 @@ async fn prompt(
     };
     let reserve = |tokens: &Arc<Vec<u32>>, history: History| -> Result<(), ApiError> {
         let Some(turn) = turn else { return Ok(()) };
-        app.queue.forget(turn.reserve(&Conversation { tokens: Arc::clone(tokens), history })?);
+        instance.queue.forget(turn.reserve(&Conversation { tokens: Arc::clone(tokens), history })?);
         Ok(())
     };
     match (generate.prompt, generate.messages, before.history) {
         (Some(_), Some(_), _) | (None, None, _) => Err(ApiError::param("prompt", "expected either prompt or messages")),
         (Some(_), None, History::Messages(_)) => mixed("prompt", "messages"),
-        (None, Some(_), History::Text) => mixed("messages", "a prompt"),
+        (None, Some(_), History::Text | History::Decoded(_)) => mixed("messages", "a prompt"),
         (Some(text), None, history) => {
-            // without a history, the tokens are of requests that brought everything themselves
-            let mut tokens = if history == History::None { Vec::new() } else { Arc::unwrap_or_clone(before.tokens) };
-            let options =
-                EncodeOptions { add_special: tokens.is_empty(), parse_special: generate.parse_special != Some(false) };
-            let model = Arc::clone(&app.model);
-            let new = offload_tokenize(text.len(), move || Ok(model.tokenizer.encode(&text, options))).await?;
-            tokens.extend(new);
+            let (model, parse_special) = (Arc::clone(&instance.model), generate.parse_special != Some(false));
+            let encode = move |text: &str, add_special, parse_special| {
+                model.tokenizer.encode(text, EncodeOptions { add_special, parse_special })
+            };
+            let before = match history {
+                History::Decoded(text) => {
+                    let encode = encode.clone();
+                    offload_tokenize(text.len(), move || Ok(encode(&text, true, false))).await?
+                }
+                History::Text => Arc::unwrap_or_clone(before.tokens),
+                // without a history, the tokens are of requests that brought everything themselves
+                _ => Vec::new(),
+            };
+            let is_first = before.is_empty();
+            let new = offload_tokenize(text.len(), move || Ok(encode(&text, is_first, parse_special))).await?;
+            let tokens = [before, new].concat();
             let tokens = Arc::new(tokens);
             reserve(&tokens, History::Text)?;
             Ok((Arc::unwrap_or_clone(tokens), None))
         }
         (None, Some(messages), history) => {
             if turn.is_none() {
-                return Ok((tokenize_chat(app, messages, None, Vec::new(), ChatEnd::GenerationPrompt).await?, None));
+                return Ok((
+                    tokenize_chat(instance, messages, None, Vec::new(), ChatEnd::GenerationPrompt).await?,
+                    None,
+                ));
             }
             let all = move || Ok(Arc::new(conversation(&history, check_messages(messages)?)));
             let all = offload_tokenize(usize::MAX, all).await?;
             reserve(&before.tokens, History::Messages(Arc::clone(&all)))?;
             let all = Arc::unwrap_or_clone(all);
-            let tokens = tokenize_chat(app, all.clone(), None, Vec::new(), ChatEnd::GenerationPrompt).await?;
+            let tokens = tokenize_chat(instance, all.clone(), None, Vec::new(), ChatEnd::GenerationPrompt).await?;
             Ok((tokens, Some(all)))
         }
     }
 }
 
 /// Ends the session's turn with a complete answer: the prompt, its messages if it is a chat, and the answer.
-fn end_turn(app: &App, turn: SessionTurn, answer: &Answer) {
+fn end_turn(instance: &ModelInstance, turn: SessionTurn, answer: &Answer) {
     let (turn, mut tokens, messages) = turn;
     tokens.extend(answer.tokens.iter().map(|sampled| sampled.token));
     let history = match messages {
@@ -173,7 +186,11 @@ fn end_turn(app: &App, turn: SessionTurn, answer: &Answer) {
         }
         None => History::Text,
     };
-    app.queue.forget(turn.end(Conversation { tokens: Arc::new(tokens), history }));
+    let mut conversation = Conversation { tokens: Arc::new(tokens), history };
+    if turn.is_detached() {
+        conversation = conversation.detach(|tokens| instance.text(tokens));
+    }
+    instance.queue.forget(turn.end(conversation));
 }
 
 /// Close a session and free its part of the prefix cache.
@@ -185,15 +202,23 @@ fn end_turn(app: &App, turn: SessionTurn, answer: &Answer) {
     (status = "4XX", description = "No such session", body = ErrorBody),
 ))]
 pub async fn close_session(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     caller: Caller,
     Body(body): Body<CloseRequest>,
 ) -> Result<Response, HttpError> {
-    let Some(left) = app.sessions.close(&caller.tenant.name, &Arc::from(body.session_id.as_str())) else {
+    let (tenant, id) = (&caller.tenant.name, Arc::from(body.session_id.as_str()));
+    let mut is_closed = false;
+    // a session belongs to the model that it was opened with
+    for entry in server.pool.entries() {
+        let Some(left) = entry.sessions.close(tenant, &id) else { continue };
+        is_closed = true;
+        if let Some(instance) = entry.instance() {
+            instance.queue.forget(left);
+        }
+    }
+    if !is_closed {
         let error = ApiError::new(StatusCode::NOT_FOUND.as_u16(), INVALID_REQUEST, "there is no such session");
         return Err(ApiError { param: Some("session_id".into()), ..error }.code("session_not_found").into());
-    };
-    let left: Option<Forget> = left;
-    app.queue.forget(left);
+    }
     Ok(json(StatusCode::OK, &CloseResponse { session_id: body.session_id, closed: true }))
 }

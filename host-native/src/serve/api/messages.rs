@@ -6,8 +6,9 @@ use std::time::Instant;
 use starling::chat::{Json, Now, Rendered};
 use starling_api::messages::{ChatEnd, chat_request, check_messages};
 
+use super::super::models::instance::ModelInstance;
 use super::super::offload::offload;
-use super::super::state::{App, unix_now};
+use super::super::state::unix_now;
 use super::super::trace::Trace;
 use super::error::ApiError;
 
@@ -16,13 +17,13 @@ use super::error::ApiError;
 /// # Errors
 /// A wrong message, or an error of the template.
 pub async fn tokenize_chat(
-    app: &Arc<App>,
+    instance: &Arc<ModelInstance>,
     messages: Vec<Json>,
     tools: Option<Json>,
     variables: Vec<(String, Json)>,
     end: ChatEnd,
 ) -> Result<Vec<u32>, ApiError> {
-    let inner = Arc::clone(app);
+    let inner = Arc::clone(instance);
     // a template is a program: never on a thread that serves connections
     offload_tokenize(usize::MAX, move || {
         let rendered = render(&inner, check_messages(messages)?, tools, variables, end)?;
@@ -36,14 +37,14 @@ pub async fn tokenize_chat(
 /// # Errors
 /// An error of the template.
 pub fn render(
-    app: &App,
+    instance: &ModelInstance,
     messages: Vec<Json>,
     tools: Option<Json>,
     variables: Vec<(String, Json)>,
     end: ChatEnd,
 ) -> Result<Rendered, ApiError> {
     let now = Now::from_unix(unix_now().cast_signed());
-    Ok(app.template.render(&chat_request(messages, tools, variables, end, now), &app.model.tokenizer)?)
+    Ok(instance.template.render(&chat_request(messages, tools, variables, end, now), &instance.model.tokenizer)?)
 }
 
 /// Tokenises a text of `size` bytes by `work`: a long one on a blocking thread.

@@ -1,37 +1,63 @@
-//! `GET /v1/models`.
+//! `GET /v1/models`, and llama-server's requests to list, load, unload and watch models.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use axum::body::{Body as HttpBody, Bytes};
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
-use axum::response::Response;
-use starling_api::openai::models::{ModelCard, ModelList};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt;
+use http_body_util::channel::Channel;
+use starling_api::openai::models::{
+    LoadedModel, ModelAccepted, ModelCard, ModelEvent, ModelEventData, ModelList, ModelRequest, ModelStatus,
+};
 
-use super::super::state::App;
-use super::error::{ErrorBody, HttpError, json};
-use super::options::check_model;
+use super::super::models::pool::{Entry, ModelState};
+use super::super::state::{Caller, Server};
+use super::body::Body;
+use super::error::{ApiError, ErrorBody, HttpError, json};
 
-fn card(app: &App) -> ModelCard {
+/// Interval at which the event stream looks for changes.
+const EVENT_INTERVAL: Duration = Duration::from_millis(50);
+/// Time without events after which the event stream sends a comment.
+const EVENT_KEEP_ALIVE: u32 = 200;
+
+/// The state of a model for clients.
+pub fn status(state: &ModelState) -> ModelStatus {
+    let error = if let ModelState::Failed(why) = state { Some(why.to_string()) } else { None };
+    ModelStatus { value: state.name(), error }
+}
+
+fn card(server: &Server, entry: &Entry) -> ModelCard {
+    let state = entry.state();
+    let instance = entry.instance();
     ModelCard {
-        id: app.model_name.clone(),
+        id: entry.name.to_string(),
         object: "model",
-        created: app.created,
+        created: instance.as_ref().map_or(server.created, |instance| instance.created),
         owned_by: "starling",
-        max_model_len: app.engine.as_ref().map_or(app.embedder.n_ctx, |e| e.n_ctx),
-        vocab_size: app.model.config.n_vocab,
-        embedding_length: app.model.n_embd_out(),
-        generates: app.engine.is_some(),
-        sha256: starling::receipt::Hex(app.model_sha256).to_string(),
+        aliases: entry.settings().aliases,
+        status: status(&state),
+        loaded: instance.map(|instance| LoadedModel {
+            max_model_len: instance.n_ctx(),
+            vocab_size: instance.model.config.n_vocab,
+            embedding_length: instance.model.n_embd_out(),
+            generates: instance.engine.is_some(),
+            sha256: starling::receipt::Hex(instance.model_sha256).to_string(),
+        }),
     }
 }
 
-/// List the models of this server: one.
+/// List the models of this server, the default one first.
 #[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses(
     (status = 200, description = "Models", body = ModelList),
     (status = "4XX", description = "No API key", body = ErrorBody),
 ))]
-pub async fn models(State(app): State<Arc<App>>) -> Response {
-    json(StatusCode::OK, &ModelList::from(card(&app)))
+pub async fn models(State(server): State<Arc<Server>>) -> Response {
+    server.pool.rescan();
+    let cards: Vec<ModelCard> = server.pool.entries().iter().map(|entry| card(&server, entry)).collect();
+    json(StatusCode::OK, &ModelList::from(cards))
 }
 
 /// Get a model.
@@ -43,7 +69,81 @@ pub async fn models(State(app): State<Arc<App>>) -> Response {
         (status = 200, description = "Model", body = ModelCard),
         (status = "4XX", description = "No such model, or no API key", body = ErrorBody),
     ))]
-pub async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, HttpError> {
-    check_model(&app, Some(&id))?;
-    Ok(json(StatusCode::OK, &card(&app)))
+pub async fn model(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Result<Response, HttpError> {
+    let entry = server.pool.find(Some(&id)).map_err(ApiError::from)?;
+    Ok(json(StatusCode::OK, &card(&server, &entry)))
+}
+
+/// Load a model. Responds at once; `/models` and `/models/sse` tell when it is loaded.
+///
+/// # Errors
+/// No such model, or the caller may not manage models.
+#[utoipa::path(post, path = "/models/load", tag = "llama-server", request_body = ModelRequest, responses(
+    (status = 200, description = "The model is being loaded, or is loaded", body = ModelAccepted),
+    (status = "4XX", description = "No such model, or not allowed", body = ErrorBody),
+))]
+pub async fn load(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body<ModelRequest>,
+) -> Result<Response, HttpError> {
+    caller.check_manages(&server)?;
+    let entry = server.pool.find(Some(&body.model)).map_err(ApiError::from)?;
+    let pool = Arc::clone(&server.pool);
+    tokio::spawn(async move { pool.load(&entry).await.map(drop) });
+    Ok(json(StatusCode::OK, &ModelAccepted { success: true }))
+}
+
+/// Unload a model once its requests have finished.
+///
+/// # Errors
+/// No such model, it is not loaded, or the caller may not manage models.
+#[utoipa::path(post, path = "/models/unload", tag = "llama-server", request_body = ModelRequest, responses(
+    (status = 200, description = "New requests no longer reach it", body = ModelAccepted),
+    (status = "4XX", description = "No such model, not loaded, or not allowed", body = ErrorBody),
+))]
+pub async fn unload(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body<ModelRequest>,
+) -> Result<Response, HttpError> {
+    caller.check_manages(&server)?;
+    let entry = server.pool.find(Some(&body.model)).map_err(ApiError::from)?;
+    if !server.pool.unload(&entry, false).await {
+        return Err(ApiError::invalid(format!("model `{}` is not loaded", entry.name)).code("model_not_loaded").into());
+    }
+    Ok(json(StatusCode::OK, &ModelAccepted { success: true }))
+}
+
+/// Watch models: an event for each change of a model's state.
+#[utoipa::path(get, path = "/models/sse", tag = "llama-server", responses(
+    (status = 200, description = "Events, the current state of each model first", body = ModelEvent, content_type = "text/event-stream"),
+    (status = "4XX", description = "No API key", body = ErrorBody),
+))]
+pub async fn events(State(server): State<Arc<Server>>) -> Response {
+    let (mut sender, body) = Channel::<Bytes>::new(16);
+    tokio::spawn(async move {
+        let mut known: Vec<(Arc<str>, &'static str)> = Vec::new();
+        let mut silence = 0;
+        loop {
+            let now: Vec<_> = server.pool.entries().iter().map(|e| (Arc::clone(&e.name), e.state().name())).collect();
+            let changed: String = now.iter().filter(|state| !known.contains(state)).map(event).collect();
+            known = now;
+            silence = if changed.is_empty() { silence + 1 } else { 0 };
+            let text = if silence == EVENT_KEEP_ALIVE { ": keep-alive\n\n".to_string() } else { changed };
+            silence %= EVENT_KEEP_ALIVE;
+            let is_closed = !text.is_empty() && sender.send_data(text.into()).await.is_err();
+            if is_closed || server.is_draining() {
+                return;
+            }
+            tokio::time::sleep(EVENT_INTERVAL).await;
+        }
+    });
+    let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+    (headers, HttpBody::new(body.map_err(|never| match never {}))).into_response()
+}
+
+fn event((model, status): &(Arc<str>, &'static str)) -> String {
+    let event = ModelEvent { model: model.to_string(), event: "status_change", data: ModelEventData { status } };
+    format!("data: {}\n\n", serde_json::to_string(&event).unwrap_or_default())
 }

@@ -5,19 +5,12 @@ use std::sync::Arc;
 use starling::sampler::SamplingOptions;
 use starling_api::openai::options::{self, Limits, Logprobs, Options};
 
+use super::super::models::instance::ModelInstance;
 use super::super::offload::offload;
 use super::super::scheduler::{Flow, Priority};
 use super::super::sessions::MAX_NAME;
-use super::super::state::{App, Caller, random};
+use super::super::state::{Caller, random};
 use super::error::ApiError;
-
-/// Checks that the model of a request is the one that the server has.
-///
-/// # Errors
-/// Another model.
-pub fn check_model(app: &App, name: Option<&str>) -> Result<(), ApiError> {
-    options::check_model(name, &app.model_name)
-}
 
 /// The session ID of the request, by its body or by a gateway's header.
 ///
@@ -49,27 +42,27 @@ pub fn flow(options: &Options, caller: &Caller) -> Result<Flow, ApiError> {
 }
 
 /// The seed of the request, else of the settings, else a random one.
-pub fn seed(options: &Options, app: &App) -> u64 {
+pub fn seed(options: &Options, instance: &ModelInstance) -> u64 {
     // below 2^53: clients that parse numbers as floats get the same seed back
-    options.seed.map(|s| s.0).or(app.settings.seed).unwrap_or_else(|| random() >> 11)
+    options.seed.map(|s| s.0).or(instance.settings.seed).unwrap_or_else(|| random() >> 11)
 }
 
 /// Salt of the prefix cache, by tenant and `cache_salt`.
 ///
 /// # Errors
 /// If `cache_salt` is too long.
-pub fn salt(options: &Options, app: &App, caller: &Caller) -> Result<u64, ApiError> {
-    Ok(app.salt(&caller.tenant.name, options.check_salt()?))
+pub fn salt(options: &Options, instance: &ModelInstance, caller: &Caller) -> Result<u64, ApiError> {
+    Ok(instance.salt(&caller.tenant.name, options.check_salt()?))
 }
 
 /// Limits of the server on requests.
-pub fn limits(app: &App) -> Limits<'_> {
+pub fn limits(instance: &ModelInstance) -> Limits<'_> {
     Limits {
-        model: &app.model,
-        engine: app.engine.as_ref(),
-        n_pages: app.n_pages,
-        max_prompt: app.settings.max_prompt,
-        max_tokens: app.settings.max_tokens,
+        model: &instance.model,
+        engine: instance.engine.as_ref(),
+        n_pages: instance.n_pages,
+        max_prompt: instance.settings.max_prompt,
+        max_tokens: instance.settings.max_tokens,
     }
 }
 
@@ -80,13 +73,13 @@ pub fn limits(app: &App) -> Limits<'_> {
 /// An option out of range.
 pub async fn sampling(
     options: &Options,
-    app: &Arc<App>,
+    instance: &Arc<ModelInstance>,
     logprobs: Logprobs,
     seed: u64,
 ) -> Result<SamplingOptions, ApiError> {
     let mut sampling = options.sampling(logprobs, seed)?;
     if let Some(dry) = &mut sampling.dry {
-        let (model, options) = (Arc::clone(&app.model), options.clone());
+        let (model, options) = (Arc::clone(&instance.model), options.clone());
         dry.breakers = offload(usize::MAX, move || options.dry_breakers(&model.tokenizer)).await?;
     }
     Ok(sampling)

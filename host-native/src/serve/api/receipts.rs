@@ -9,7 +9,7 @@ use starling::pool::Inline;
 use starling::receipt::{VerifyError, verify};
 use starling_api::native::verify::{VerifyRequest, VerifyResponse};
 
-use super::super::state::{App, Caller};
+use super::super::state::{Caller, Server};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
 
@@ -23,23 +23,31 @@ use super::error::{ApiError, ErrorBody, HttpError, json};
     (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
 ))]
 pub async fn verify_receipt(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     caller: Caller,
     Body(body): Body<VerifyRequest>,
 ) -> Result<Response, HttpError> {
-    let Some(sizes) = app.engine else {
+    let loaded = server.pool.entries().into_iter().filter_map(|entry| entry.instance());
+    let instance = match loaded.into_iter().find(|instance| instance.model_sha256 == body.receipt.model.0) {
+        Some(instance) => instance,
+        None => server.model(None, &caller).await?,
+    };
+    let Some(sizes) = instance.engine else {
         return Err(ApiError::refused(&starling::error::RequestError::Encoder, "receipt").into());
     };
     let receipt = body.receipt;
     let (tokens, digest) = (receipt.output.len(), receipt.digest.to_string());
     let n = receipt.request.prompt.len() + tokens;
-    caller.tenant.count_tokens(n, app.settings.key_tokens).inspect_err(|_| app.metrics.rejected("key_tokens"))?;
+    caller
+        .tenant
+        .count_tokens(n, instance.settings.key_tokens)
+        .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     // memory for one replay at a time, beside the engine's own
-    let turn = Arc::clone(&app.replay).try_acquire_owned();
+    let turn = Arc::clone(&instance.replay).try_acquire_owned();
     let turn = turn.map_err(|_| ApiError::unavailable("another receipt is being checked; try again later"))?;
     let replay = tokio::task::spawn_blocking(move || {
         let _turn = turn;
-        verify(&app.model, &app.model_sha256, app.cpu, &Inline, sizes.n_ctx, &receipt)
+        verify(&instance.model, &instance.model_sha256, instance.cpu, &Inline, sizes.n_ctx, &receipt)
     });
     let result = replay.await.map_err(|_| ApiError::internal("the replay has failed"))?;
     let reason = match result {

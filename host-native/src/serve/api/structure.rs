@@ -8,7 +8,7 @@ use starling::structure::{Calls, Form, StructureError};
 use starling_api::structure::{ConstraintPlan, FormPlan, OutputConstraint, compile_error, param_of};
 use starling_api::tools::AllowedCalls;
 
-use super::super::state::App;
+use super::super::models::instance::ModelInstance;
 use super::super::trace::Trace;
 use super::error::ApiError;
 
@@ -16,26 +16,34 @@ use super::error::ApiError;
 ///
 /// # Errors
 /// The error in the schema or grammar.
-pub async fn compile_form(app: &Arc<App>, param: String, form: Form) -> Result<Arc<dyn Constraint>, ApiError> {
-    compile(app, move |app| app.grammars.constraint(&app.model, &form).map_err(|e| (param, e))).await
+pub async fn compile_form(
+    instance: &Arc<ModelInstance>,
+    param: String,
+    form: Form,
+) -> Result<Arc<dyn Constraint>, ApiError> {
+    compile(instance, move |instance| instance.grammars.constraint(&instance.model, &form).map_err(|e| (param, e)))
+        .await
 }
 
 /// Compiles the constraint of a chat completion.
 ///
 /// # Errors
 /// The error, and the path of its field.
-pub async fn compile_plan(app: &Arc<App>, plan: ConstraintPlan) -> Result<Arc<dyn Constraint>, ApiError> {
+pub async fn compile_plan(
+    instance: &Arc<ModelInstance>,
+    plan: ConstraintPlan,
+) -> Result<Arc<dyn Constraint>, ApiError> {
     let AllowedCalls { tools, callable, is_forced, parallel, answer } = match plan {
-        ConstraintPlan::Form(FormPlan { form, param }) => return compile_form(app, param, form).await,
+        ConstraintPlan::Form(FormPlan { form, param }) => return compile_form(instance, param, form).await,
         ConstraintPlan::Calls(calls) => calls,
     };
     let (param, form) = answer.unzip();
-    let work = move |app: &App| {
+    let work = move |instance: &ModelInstance| {
         let calls = Calls::new(&tools, callable, is_forced, parallel);
-        let result = app.grammars.calls(&app.model, &calls, form.as_ref());
+        let result = instance.grammars.calls(&instance.model, &calls, form.as_ref());
         result.map_err(|(part, e)| (param_of(part, param), e))
     };
-    compile(app, work).await
+    compile(instance, work).await
 }
 
 /// The compiled output constraint of a request, if it has one.
@@ -43,20 +51,20 @@ pub async fn compile_plan(app: &Arc<App>, plan: ConstraintPlan) -> Result<Arc<dy
 /// # Errors
 /// The error, and the path of its field.
 pub async fn compile_constraint(
-    app: &Arc<App>,
+    instance: &Arc<ModelInstance>,
     constraint: OutputConstraint,
 ) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
     match constraint.form()? {
         None => Ok(None),
-        Some((param, form)) => compile_form(app, param, form).await.map(Some),
+        Some((param, form)) => compile_form(instance, param, form).await.map(Some),
     }
 }
 
 async fn compile(
-    app: &Arc<App>,
-    work: impl FnOnce(&App) -> Result<Arc<dyn Constraint>, (String, StructureError)> + Send + 'static,
+    instance: &Arc<ModelInstance>,
+    work: impl FnOnce(&ModelInstance) -> Result<Arc<dyn Constraint>, (String, StructureError)> + Send + 'static,
 ) -> Result<Arc<dyn Constraint>, ApiError> {
-    let (start, inner) = (Instant::now(), Arc::clone(app));
+    let (start, inner) = (Instant::now(), Arc::clone(instance));
     let result = tokio::task::spawn_blocking(move || work(&inner)).await;
     Trace::current().stage("grammar", start, Instant::now(), &[]);
     result

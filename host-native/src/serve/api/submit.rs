@@ -4,18 +4,25 @@ use std::sync::Arc;
 
 use starling::engine::Request;
 
+use super::super::models::instance::ModelInstance;
 pub use super::super::queue::Updates;
-use super::super::queue::{Job, SequenceGroup, Times, updates};
+use super::super::queue::{Deadlines, Job, Progress, SequenceGroup, updates};
 use super::super::scheduler::Flow;
-use super::super::state::{App, Caller};
+use super::super::state::Caller;
 use super::super::trace::{Stages, Trace};
-use super::error::ApiError;
+use super::error::{ApiError, request_id};
 
 /// Puts `n` answers to each of `requests` into the queue, all or none: those to the first come first.
 ///
 /// # Errors
 /// If a limit is reached, or the server ends.
-pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n: usize) -> Result<Updates, ApiError> {
+pub fn submit(
+    instance: &ModelInstance,
+    caller: &Caller,
+    flow: &Flow,
+    requests: Vec<Request>,
+    n: usize,
+) -> Result<Updates, ApiError> {
     let trace = Trace::current();
     if let Some(session) = &flow.session {
         trace.record("session", session);
@@ -24,22 +31,27 @@ pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n
     let each = requests.iter().map(max_tokens).max().unwrap_or(1);
     let tokens: usize = requests.iter().map(|r| (r.tokens.len() + max_tokens(r)) * n).sum();
     let count = requests.len() * n;
-    check_count(app, count)?;
-    caller.tenant.count_tokens(tokens, app.settings.key_tokens).inspect_err(|_| app.metrics.rejected("key_tokens"))?;
+    check_count(instance, count)?;
+    caller
+        .tenant
+        .count_tokens(tokens, instance.settings.key_tokens)
+        .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     let (to, mut updates) = updates(count, each);
-    let (queue, total) = (app.settings.queue_timeout, app.settings.request_timeout);
-    let times = Times { came: caller.came, queue, total };
+    let (queue, total) = (instance.settings.queue_timeout, instance.settings.request_timeout);
+    let times = Deadlines { arrival: caller.arrival, queue, total };
+    let request_id: Arc<str> = request_id().unwrap_or_default().into();
     let mut jobs = Vec::with_capacity(count);
     for (i, request) in requests.into_iter().enumerate() {
         let group = Arc::new(SequenceGroup::new(request));
         for sequence in 0..n {
             let (group, to, trace) = (Arc::clone(&group), to.clone(), trace.clone());
             let (index, stages, sequence) = (i * n + sequence, Stages::new(), sequence as u64);
-            jobs.push(Job { group, sequence, refused: None, index, to, times, trace, stages });
+            let (progress, request_id) = (Progress::default(), Arc::clone(&request_id));
+            jobs.push(Job { group, sequence, refused: None, progress, request_id, index, to, times, trace, stages });
         }
     }
-    let ticket = app.queue.generate(flow, tokens.div_ceil(count.max(1)), times.deadline(), jobs);
-    updates.hold(ticket.inspect_err(|closed| app.metrics.rejected(closed.name()))?);
+    let ticket = instance.queue.generate(flow, tokens.div_ceil(count.max(1)), times.deadline(), jobs);
+    updates.hold(ticket.inspect_err(|closed| instance.metrics.rejected(closed.name()))?);
     Ok(updates)
 }
 
@@ -47,8 +59,8 @@ pub fn submit(app: &App, caller: &Caller, flow: &Flow, requests: Vec<Request>, n
 ///
 /// # Errors
 /// If there are more than ever wait.
-pub fn check_count(app: &App, count: usize) -> Result<(), ApiError> {
-    let most = app.settings.queue_high;
+pub fn check_count(instance: &ModelInstance, count: usize) -> Result<(), ApiError> {
+    let most = instance.settings.queue_high;
     if count > most {
         return Err(ApiError::param("n", format!("{count} answers at once, this server takes at most {most}")));
     }

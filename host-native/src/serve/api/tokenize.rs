@@ -12,11 +12,10 @@ use starling_api::native::tokenize::{
 use starling_api::tools::parse_tool_choice;
 
 use super::super::offload::offload;
-use super::super::state::App;
+use super::super::state::{Caller, Server};
 use super::body::Body;
 use super::error::{ErrorBody, HttpError, json};
 use super::messages::{offload_tokenize, render};
-use super::options::check_model;
 
 /// Tokenise a text.
 ///
@@ -26,11 +25,15 @@ use super::options::check_model;
     (status = 200, description = "Tokens", body = TokenizeResponse),
     (status = "4XX", description = "The request is wrong", body = ErrorBody),
 ))]
-pub async fn tokenize(State(app): State<Arc<App>>, Body(body): Body<TokenizeRequest>) -> Result<Response, HttpError> {
-    check_model(&app, body.model.as_deref())?;
-    let max_model_len = app.engine.as_ref().map_or(app.embedder.n_ctx, |e| e.n_ctx);
+pub async fn tokenize(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body<TokenizeRequest>,
+) -> Result<Response, HttpError> {
+    let instance = server.model(body.model.as_deref(), &caller).await?;
+    let max_model_len = instance.n_ctx();
     let response = offload_tokenize(body.text.len(), move || {
-        Ok(json(StatusCode::OK, &body.tokenize(&app.model.tokenizer, max_model_len)))
+        Ok(json(StatusCode::OK, &body.tokenize(&instance.model.tokenizer, max_model_len)))
     });
     Ok(response.await?)
 }
@@ -44,12 +47,13 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(body): Body<TokenizeRequ
     (status = "4XX", description = "The request is wrong", body = ErrorBody),
 ))]
 pub async fn detokenize(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
+    caller: Caller,
     Body(body): Body<DetokenizeRequest>,
 ) -> Result<Response, HttpError> {
-    check_model(&app, body.model.as_deref())?;
+    let instance = server.model(body.model.as_deref(), &caller).await?;
     let n_tokens = body.tokens.len();
-    let decode = move || Ok(json(StatusCode::OK, &body.detokenize(&app.model.tokenizer)?));
+    let decode = move || Ok(json(StatusCode::OK, &body.detokenize(&instance.model.tokenizer)?));
     offload(n_tokens, decode).await?
 }
 
@@ -62,16 +66,17 @@ pub async fn detokenize(
     (status = "4XX", description = "The request is wrong", body = ErrorBody),
 ))]
 pub async fn apply_template(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
+    caller: Caller,
     Body(body): Body<TemplateRequest>,
 ) -> Result<Response, HttpError> {
-    check_model(&app, body.model.as_deref())?;
+    let instance = server.model(body.model.as_deref(), &caller).await?;
     let end = chat_end(body.continue_final_message, body.add_generation_prompt)?;
     // a template is a program: never on a thread that serves connections
     let response = offload_tokenize(usize::MAX, move || {
-        let tools = parse_tool_choice(app.template.source(), body.tools, None, true)?.tools;
-        let rendered = render(&app, check_messages(body.messages)?, tools, Vec::new(), end)?;
-        let tokens = rendered.encode(&app.model.tokenizer);
+        let tools = parse_tool_choice(instance.template.source(), body.tools, None, true)?.tools;
+        let rendered = render(&instance, check_messages(body.messages)?, tools, Vec::new(), end)?;
+        let tokens = rendered.encode(&instance.model.tokenizer);
         Ok(json(StatusCode::OK, &TemplateResponse { prompt: rendered.text, tokens }))
     });
     Ok(response.await?)

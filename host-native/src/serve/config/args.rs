@@ -1,0 +1,60 @@
+//! Settings as flags of `starling serve`.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches};
+
+use super::{Settings, TABLE};
+
+/// Flags of `serve` besides those of all commands.
+#[derive(Debug, Clone, Default)]
+pub struct ServeArgs {
+    /// Settings given as flags.
+    pub flags: Vec<(&'static str, String)>,
+    pub config: Option<PathBuf>,
+    pub print_config: bool,
+}
+
+impl FromArgMatches for ServeArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut args = ServeArgs::default();
+        args.update_from_arg_matches(matches)?;
+        Ok(args)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        let text = |key: &'static str| Some((key, matches.get_one::<String>(key)?.clone()));
+        self.flags = TABLE.iter().filter_map(|setting| text(setting.key)).collect();
+        self.config = matches.get_one::<PathBuf>("config").cloned();
+        self.print_config = matches.get_flag("print-config");
+        Ok(())
+    }
+}
+
+impl Args for ServeArgs {
+    fn augment_args(mut command: clap::Command) -> clap::Command {
+        let file = Arg::new("config").long("config").value_name("FILE").env("STARLING_CONFIG");
+        let file = file.value_parser(clap::value_parser!(PathBuf)).help("Settings file: TOML, YAML or JSON");
+        let print = Arg::new("print-config").long("print-config").action(ArgAction::SetTrue);
+        command = command.arg(file).arg(print.help("Print the settings in effect as a TOML file and exit"));
+        let defaults = Settings::default();
+        for setting in TABLE {
+            let default = (setting.get)(&defaults).map_or_else(String::new, |value| format!(" [default: {value}]"));
+            let help = format!("{}{default}", setting.help);
+            let mut arg = Arg::new(setting.key).long(setting.key).value_name(setting.value_name).help(help);
+            if setting.value_name == "BOOL" {
+                arg = arg.num_args(0..=1).default_missing_value("true").require_equals(true);
+            }
+            command = command.arg(arg);
+        }
+        let models = "Each setting is also a key of the file of --config (queue-high) and an environment variable \
+                      (STARLING_QUEUE_HIGH). A flag overrides the environment, and both override the file.\n\n\
+                      Several models: repeat --model NAME=SOURCE, or give [models.NAME] tables in the file with \
+                      `source` and any setting of a model; they override what all models have.";
+        command.after_help(models)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}

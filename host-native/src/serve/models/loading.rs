@@ -1,0 +1,235 @@
+//! Loads a model: weights, chat template, KV cache, workers.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use starling::embed::{EmbedderOptions, Pooling};
+use starling::engine::EngineOptions;
+use starling::model::Model;
+use starling::structure;
+use starling_api::openai::response::system_fingerprint;
+
+use super::super::config::{ModelEntry, Settings};
+use super::super::failures::SharedFailures;
+use super::super::metrics::Metrics;
+use super::super::model_metrics::ModelMetrics;
+use super::super::queue::Queue;
+use super::super::scheduler::Limits;
+use super::super::sessions::Sessions;
+use super::super::state::unix_now;
+use super::budget::{MemoryBudget, MemoryLease};
+use super::cores::SharedThreads;
+use super::dispatch::Dispatcher;
+use super::instance::{ModelInstance, ThreadPlan, Workers};
+use super::worker::Shared;
+use crate::cli::ModelArgs;
+use crate::error::Failure;
+use crate::pool::{ThreadPool, default_threads};
+use crate::run::DEFAULT_CTX;
+use crate::structure::Grammars;
+use crate::{chat, load};
+
+/// Maximum texts of an embedding batch.
+const MAX_BATCH_TEXTS: usize = 256;
+
+/// What all models share.
+pub struct Resources {
+    pub budget: Arc<MemoryBudget>,
+    pub metrics: Arc<Metrics>,
+    pub failures: SharedFailures,
+    /// `--threads`.
+    pub n_threads: Option<u16>,
+    threads: OnceLock<Arc<SharedThreads>>,
+}
+
+/// What outlives a load of a model: the name, its series and sessions.
+pub struct Identity {
+    pub name: Arc<str>,
+    pub metrics: Arc<ModelMetrics>,
+    pub sessions: Arc<Sessions>,
+}
+
+impl Resources {
+    pub fn new(
+        budget: Arc<MemoryBudget>,
+        metrics: Arc<Metrics>,
+        failures: SharedFailures,
+        n_threads: Option<u16>,
+    ) -> Resources {
+        Resources { budget, metrics, failures, n_threads, threads: OnceLock::new() }
+    }
+
+    /// The threads that models share, started at the first call.
+    fn shared_threads(&self) -> Result<Arc<SharedThreads>, Failure> {
+        if let Some(threads) = self.threads.get() {
+            return Ok(Arc::clone(threads));
+        }
+        let n = self.n_threads.map_or_else(default_threads, usize::from);
+        let threads = Arc::new(SharedThreads::new(ThreadPool::new(n)?));
+        Ok(Arc::clone(self.threads.get_or_init(|| threads)))
+    }
+
+    /// The threads of each of a model's workers: those of all models, unless it has a number of its own or several
+    /// workers, which then divide the cores.
+    fn thread_plan(&self, args: &ModelArgs, settings: &Settings, n_workers: usize) -> Result<ThreadPlan, Failure> {
+        let is_own = args.threads != self.n_threads;
+        Ok(match (is_own, n_workers) {
+            (false, 1) => ThreadPlan::Shared(self.shared_threads()?, settings.share),
+            (_, n) => ThreadPlan::Own((args.threads.map_or_else(default_threads, usize::from) / n).max(1)),
+        })
+    }
+}
+
+/// Bytes that a load needs at least: the files, whose weights are kept.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn estimate(args: &ModelArgs) -> Result<u64, Failure> {
+    let Some(path) = &args.model else { return Ok(load::BUNDLED.len() as u64) };
+    let size = |path| std::fs::metadata(&path).map(|m| m.len()).map_err(|source| Failure::File { path, source });
+    load::paths(path).into_iter().map(size).sum()
+}
+
+/// Loads a model and starts its workers. `args` are those of the entry with the source resolved to a file.
+///
+/// # Errors
+/// If the model does not load, or there is not enough memory.
+pub fn load(
+    entry: &ModelEntry,
+    args: &ModelArgs,
+    identity: &Identity,
+    resources: &Resources,
+    mut lease: MemoryLease,
+) -> Result<Arc<ModelInstance>, Failure> {
+    let (start, settings) = (Instant::now(), Arc::new(entry.settings.clone()));
+    let cpu = load::cpu(args)?;
+    let n_workers = if settings.workers == 0 { crate::pool::numa_nodes() } else { settings.workers };
+    let plan = resources.thread_plan(args, &settings, n_workers)?;
+    // hash and load in parallel: both read the whole file, so it is read from disk once
+    let loading = plan.threads()?;
+    let (model, sha256) = std::thread::scope(|scope| {
+        let sha256 = scope.spawn(|| load::sha256(args));
+        let model = load::model(args, &loading);
+        (model, sha256.join().unwrap_or(Err(Failure::Memory("the model's SHA-256".into()))))
+    });
+    let threads = loading.count();
+    drop(loading);
+    let (model, sha256) = (Arc::new(model?), sha256?);
+    lease.resize(model.weight_bytes() as u64);
+    let weights = Arc::new(lease);
+    let template = chat::template(&model, settings.chat_template.as_deref())?;
+    let pooling = Pooling::of(&model.config).map_err(|source| Failure::Model { path: load::path(args), source })?;
+    let pooling = if pooling == Pooling::None { Pooling::Mean } else { pooling };
+    let n_ctx = settings.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
+    let budget = &resources.budget;
+    let engine = model.config.causal.then(|| engine_options(&settings, args, &model, n_ctx, sha256, budget, n_workers));
+    let engine = engine.transpose()?;
+    let embedder = EmbedderOptions { max_texts: MAX_BATCH_TEXTS, batch_tokens: settings.embed_tokens, n_ctx };
+    let limits = Limits {
+        high: settings.queue_high,
+        low: settings.queue_low,
+        tenant_requests: settings.tenant_requests,
+        tenant_tokens: settings.tenant_tokens,
+    };
+    let queue = Arc::new(Queue::new(limits, settings.max_inputs));
+    let shared = Shared {
+        name: Arc::clone(&identity.name),
+        model: Arc::clone(&model),
+        engine,
+        embedder,
+        pooling,
+        cpu,
+        queue: Arc::clone(&queue),
+        metrics: Arc::clone(&identity.metrics),
+        dispatcher: Arc::new(Dispatcher::new(settings.strategy)),
+        failures: Arc::clone(&resources.failures),
+        stall_timeout: settings.stall_timeout,
+    };
+    let worker_bytes = engine.map_or(0, |options| options.kv_bytes as u64);
+    let workers = Workers::new(shared, plan, budget, &weights, worker_bytes);
+    let (mut engine, mut embedder, mut n_pages) = (engine, embedder, 0);
+    for _ in 0..n_workers {
+        workers.add(|worker| {
+            (engine, embedder) = (worker.engine().map(|engine| *engine.options()), *worker.embedder());
+            n_pages = worker.engine().map_or(0, |engine| engine.kv_stats().n_pages);
+        })?;
+    }
+    resources.metrics.describe_cache(&identity.name, n_pages);
+    identity.metrics.set_loaded(true, model.weight_bytes());
+    let seconds = start.elapsed().as_secs_f64();
+    tracing::info!(
+        model = &*identity.name,
+        "model loaded in {seconds:.2} s, instruction set {}, {n_workers} workers, {threads} threads each",
+        cpu.isa()
+    );
+    Ok(Arc::new(ModelInstance {
+        name: Arc::clone(&identity.name),
+        fingerprint: system_fingerprint(&sha256),
+        model_sha256: sha256,
+        template,
+        grammars: Grammars::new(structure::Limits {
+            bytes: usize::try_from(settings.max_grammar.0).unwrap_or(usize::MAX),
+            items: settings.grammar_items,
+        }),
+        engine,
+        n_pages,
+        embedder,
+        cpu,
+        threads,
+        queue,
+        workers,
+        metrics: Arc::clone(&identity.metrics),
+        sessions: Arc::clone(&identity.sessions),
+        replay: Arc::new(tokio::sync::Semaphore::new(1)),
+        created: unix_now(),
+        source: entry.args.model.as_deref().map_or(load::BUNDLED_NAME.into(), |path| path.display().to_string()),
+        weights,
+        model,
+        settings,
+    }))
+}
+
+/// Sizes of an engine, with a KV cache of `kv_memory`; by default full contexts for `max_seqs` sequences, at most half of
+/// the memory that is left, divided by the number of workers.
+fn engine_options(
+    settings: &Settings,
+    args: &ModelArgs,
+    model: &Arc<Model>,
+    n_ctx: usize,
+    sha256: [u8; 32],
+    budget: &MemoryBudget,
+    n_workers: usize,
+) -> Result<EngineOptions, Failure> {
+    let kv_type = args.kv_type();
+    let n_ctx = n_ctx.min(model.config.max_context());
+    let full = EngineOptions::kv_bytes_of(model, kv_type, n_ctx).saturating_mul(settings.max_seqs);
+    let half = (budget.free() / 2 / n_workers as u64).min(usize::MAX as u64) as usize;
+    let (kv_bytes, why) = match settings.kv_memory {
+        Some(bytes) => (usize::try_from(bytes.0).unwrap_or(usize::MAX), "--kv-memory".into()),
+        None if full <= half => (full, format!("full contexts for {} sequences", settings.max_seqs)),
+        None => (half, format!("half of the {} MiB that are free for models", budget.free() >> 20)),
+    };
+    let page = EngineOptions::kv_bytes_of(model, kv_type, 1);
+    if kv_bytes < page {
+        return Err(Failure::Usage(format!("kv-memory: found {kv_bytes} bytes, expected at least {page} (one page)")));
+    }
+    let tokens = kv_bytes / page * starling::kernels::attention::PAGE;
+    tracing::info!("KV cache of a worker: {} MiB, {tokens} tokens ({why})", kv_bytes >> 20);
+    Ok(EngineOptions {
+        kv_type,
+        n_ctx,
+        max_seqs: settings.max_seqs,
+        batch_tokens: settings.batch_tokens.max(settings.max_seqs),
+        prefill_chunk: settings.prefill_chunk,
+        kv_bytes,
+        model_sha256: Some(sha256),
+    })
+}
+
+/// The file name without `.gguf` and the number of a split file.
+pub fn name(path: &Path) -> String {
+    let file = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let file = file.strip_suffix(" (bundled)").unwrap_or(&file);
+    file.strip_suffix(".gguf").unwrap_or(file).into()
+}

@@ -1,0 +1,19 @@
+//! The models of the server: which there are, which are loaded, and the workers of each.
+//!
+//! ```text
+//! name ─► pool.rs: ModelPool ─► Entry ─► instance.rs: ModelInstance ─► queue ─► worker.rs: Worker, one or more
+//!            │ budget.rs             loading.rs makes it                 dispatch.rs chooses the worker
+//! ```
+//!
+//! A request holds its `ModelInstance` until its response is complete. Unloading and replacing a model only drop the
+//! pool's reference: the last request that ends frees the weights.
+
+pub mod budget;
+pub mod cores;
+pub mod dispatch;
+pub mod instance;
+pub mod loading;
+pub mod pool;
+pub mod self_test;
+pub mod status;
+pub mod worker;

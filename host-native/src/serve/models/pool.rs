@@ -1,0 +1,646 @@
+//! The pool of models: names, what is loaded, and the memory that they share.
+//!
+//! A request names a model and gets its [`ModelInstance`], which is loaded first if it is not. Where memory is short, the
+//! least recently used idle models without `pin` are unloaded. Loads, unloads and swaps happen one at a time.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use starling_api::error::ApiError;
+use tokio::sync::watch;
+
+use super::super::config::{Configuration, ModelEntry, Settings};
+use super::super::model_metrics::{ModelMetrics, Snapshot};
+use super::super::queue::Shutdown;
+use super::super::sessions::{SessionLimits, Sessions};
+use super::super::value::{Bytes, LoadPolicy};
+use super::budget::MemoryLease;
+use super::instance::ModelInstance;
+use super::loading::{self, Identity, Resources};
+use super::self_test::{SelfTest, SelfTestError};
+use crate::cli::ModelArgs;
+use crate::error::Failure;
+use crate::load;
+
+/// Time for the memory of an unloaded model to become free.
+const FREE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of models.
+const MAX_MODELS: usize = 4096;
+
+/// Whether a model is loaded.
+#[derive(Clone)]
+pub enum ModelState {
+    /// Not loaded; a request may load it.
+    Unloaded,
+    Loading,
+    Loaded(Arc<ModelInstance>),
+    /// Its requests finish before another model takes its place; new ones wait.
+    Draining,
+    /// The last load failed; a request tries again.
+    Failed(Arc<str>),
+}
+
+impl ModelState {
+    /// The state's name in the API.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            ModelState::Unloaded => "unloaded",
+            ModelState::Loading => "loading",
+            ModelState::Loaded(_) => "loaded",
+            ModelState::Draining => "draining",
+            ModelState::Failed(_) => "failed",
+        }
+    }
+
+    fn is_changing(&self) -> bool {
+        matches!(self, ModelState::Loading | ModelState::Draining)
+    }
+}
+
+/// A model of the pool.
+pub struct Entry {
+    pub name: Arc<str>,
+    pub metrics: Arc<ModelMetrics>,
+    pub sessions: Arc<Sessions>,
+    state: watch::Sender<ModelState>,
+    entry: Mutex<ModelEntry>,
+    last_used: Mutex<Instant>,
+    /// Requests that wait for it to load.
+    waiting: AtomicUsize,
+}
+
+impl Entry {
+    pub fn state(&self) -> ModelState {
+        self.state.borrow().clone()
+    }
+
+    /// The instance, if the model is loaded.
+    pub fn instance(&self) -> Option<Arc<ModelInstance>> {
+        match &*self.state.borrow() {
+            ModelState::Loaded(instance) => Some(Arc::clone(instance)),
+            _ => None,
+        }
+    }
+
+    /// Settings of the model.
+    pub fn settings(&self) -> Settings {
+        self.lock().settings.clone()
+    }
+
+    /// Source, as `-m` takes it; `None` for the bundled model.
+    pub fn source(&self) -> Option<PathBuf> {
+        self.lock().args.model.clone()
+    }
+
+    pub fn set_strategy(&self, strategy: super::super::value::Strategy) {
+        self.lock().settings.strategy = strategy;
+        if let Some(instance) = self.instance() {
+            instance.workers.dispatcher().set_strategy(strategy);
+        }
+    }
+
+    /// Time since the last request.
+    pub fn idle_time(&self) -> Duration {
+        self.last_used.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
+    fn touch(&self) {
+        *self.last_used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ModelEntry> {
+        self.entry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Unloads the model if no request uses it. Returns whether it did.
+    fn unload_idle(&self, reason: &'static str) -> bool {
+        let is_unloaded = self.state.send_if_modified(|state| {
+            let is_idle = |i: &Arc<ModelInstance>| Arc::strong_count(i) == 1 && !i.is_busy();
+            let is_idle = matches!(state, ModelState::Loaded(instance) if is_idle(instance));
+            if is_idle {
+                *state = ModelState::Unloaded;
+            }
+            is_idle
+        });
+        if is_unloaded {
+            self.note_unload(reason);
+        }
+        is_unloaded
+    }
+
+    fn note_unload(&self, reason: &'static str) {
+        tracing::info!(model = &*self.name, reason, "model unloaded");
+        self.metrics.unloaded(reason);
+        self.metrics.set_loaded(false, 0);
+        self.metrics.set(&Snapshot { sessions: self.sessions.len(), ..Snapshot::default() });
+    }
+
+    fn identity(&self) -> Identity {
+        let (name, metrics) = (Arc::clone(&self.name), Arc::clone(&self.metrics));
+        Identity { name, metrics, sessions: Arc::clone(&self.sessions) }
+    }
+}
+
+/// How to replace a model.
+#[derive(Debug, Clone, Default)]
+pub struct SwapOptions {
+    /// Finish the running requests and free the old model first: for models that do not fit into memory together.
+    pub drain: bool,
+    pub test: Option<SelfTest>,
+}
+
+/// Why a model was not loaded, unloaded or replaced.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum PoolError {
+    #[error("the model `{found}` does not exist{}", near.as_ref().map_or_else(String::new, |near| format!("; did you mean `{near}`?")))]
+    Unknown { found: String, near: Option<String> },
+    #[error("model `{0}` is not loaded, and requests do not load models (--autoload=false)")]
+    NotLoaded(Arc<str>),
+    #[error("model `{name}` is {state}; try again later")]
+    Busy { name: Arc<str>, state: &'static str },
+    #[error(
+        "{waiting} requests wait for model `{name}` to load, expected fewer than {limit} (--load-queue); try again later"
+    )]
+    QueueFull { name: Arc<str>, waiting: usize, limit: usize },
+    #[error("model `{name}` needs {needed} MiB, but {free} MiB of {limit} MiB (--memory) are free: {in_use}")]
+    Memory { name: Arc<str>, needed: u64, free: u64, limit: u64, in_use: String },
+    #[error("model `{name}` does not load: {cause}")]
+    Load { name: Arc<str>, cause: Arc<Failure> },
+    #[error("model `{name}` failed its self-test: {why}")]
+    SelfTest { name: Arc<str>, why: SelfTestError },
+}
+
+impl From<PoolError> for ApiError {
+    fn from(error: PoolError) -> ApiError {
+        let message = error.to_string();
+        let code = error.code();
+        match error {
+            PoolError::Unknown { .. } => {
+                let error = ApiError::new(404, starling_api::error::INVALID_REQUEST, message).code(code);
+                ApiError { param: Some("model".into()), ..error }
+            }
+            PoolError::NotLoaded(_) => ApiError::new(409, starling_api::error::INVALID_REQUEST, message).code(code),
+            PoolError::Busy { .. } | PoolError::QueueFull { .. } => {
+                ApiError { retry: Some(Duration::from_secs(2)), ..ApiError::unavailable(message).code(code) }
+            }
+            PoolError::Memory { .. } => {
+                ApiError { retry: Some(Duration::from_secs(10)), ..ApiError::unavailable(message).code(code) }
+            }
+            PoolError::Load { .. } | PoolError::SelfTest { .. } => ApiError::internal(message).code(code),
+        }
+    }
+}
+
+impl PoolError {
+    /// The code of the error in the API, and the label `reason` in metrics.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            PoolError::Unknown { .. } => "model_not_found",
+            PoolError::NotLoaded(_) => "model_not_loaded",
+            PoolError::Busy { .. } => "model_loading",
+            PoolError::QueueFull { .. } => "load_queue_full",
+            PoolError::Memory { .. } => "not_enough_memory",
+            PoolError::Load { .. } => "model_load_failed",
+            PoolError::SelfTest { .. } => "self_test_failed",
+        }
+    }
+}
+
+/// All models of the server.
+pub struct ModelPool {
+    configuration: Configuration,
+    resources: Arc<Resources>,
+    entries: RwLock<Vec<Arc<Entry>>>,
+    /// Held during a load, unload or swap.
+    change: tokio::sync::Mutex<()>,
+}
+
+impl ModelPool {
+    /// The pool of the configured models; none is loaded.
+    ///
+    /// # Errors
+    /// If two models have the same name, or the directory of models cannot be read.
+    pub fn new(configuration: Configuration, resources: Arc<Resources>) -> Result<ModelPool, Failure> {
+        let models = configuration.models.clone();
+        let pool =
+            ModelPool { configuration, resources, entries: RwLock::default(), change: tokio::sync::Mutex::default() };
+        for entry in models {
+            pool.add(entry)?;
+        }
+        if let Some(directory) = &pool.configuration.settings.models_dir {
+            pool.scan(directory).map_err(|source| Failure::File { path: directory.clone(), source })?;
+        }
+        Ok(pool)
+    }
+
+    pub fn resources(&self) -> &Resources {
+        &self.resources
+    }
+
+    pub fn configuration(&self) -> &Configuration {
+        &self.configuration
+    }
+
+    /// All models, the default one first.
+    pub fn entries(&self) -> Vec<Arc<Entry>> {
+        self.read().clone()
+    }
+
+    /// The model of requests that name none: the first.
+    pub fn default_entry(&self) -> Option<Arc<Entry>> {
+        self.read().first().cloned()
+    }
+
+    /// The model of a name or alias; the default one without a name. Looks for new files in the directory of models.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn find(&self, name: Option<&str>) -> Result<Arc<Entry>, PoolError> {
+        let find = || self.read().iter().find(|entry| name.is_none_or(|name| has_name(entry, name))).cloned();
+        if let Some(entry) = find() {
+            return Ok(entry);
+        }
+        self.rescan();
+        find().ok_or_else(|| self.unknown(name.unwrap_or_default()))
+    }
+
+    /// Adds the models of new files in the directory of models.
+    pub fn rescan(&self) {
+        if let Some(directory) = &self.configuration.settings.models_dir
+            && let Err(e) = self.scan(directory)
+        {
+            tracing::warn!("models-dir: {}: {e}", directory.display());
+        }
+    }
+
+    fn unknown(&self, name: &str) -> PoolError {
+        let known: Vec<Arc<str>> = self.read().iter().map(|entry| Arc::clone(&entry.name)).collect();
+        let near = known.iter().map(|known| (strsim::jaro_winkler(known, name), known));
+        let near = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.6 || known.len() == 1);
+        PoolError::Unknown { found: starling_api::error::quoted(name), near: near.map(|(_, name)| name.to_string()) }
+    }
+
+    /// The model of a request, loaded. A client that gives up does not end the load.
+    ///
+    /// # Errors
+    /// If there is no such model, it is not loaded in time, or does not load.
+    pub async fn acquire(
+        self: &Arc<Self>,
+        name: Option<&str>,
+        autoload: Option<bool>,
+    ) -> Result<Arc<ModelInstance>, PoolError> {
+        let entry = self.find(name)?;
+        entry.touch();
+        if let Some(instance) = entry.instance() {
+            return Ok(instance);
+        }
+        let settings = &self.configuration.settings;
+        if !autoload.unwrap_or(settings.autoload) && !entry.state().is_changing() {
+            return Err(PoolError::NotLoaded(Arc::clone(&entry.name)));
+        }
+        let waiting = Waiting::begin(&entry, settings.load_queue)?;
+        let (pool, loading) = (Arc::clone(self), Arc::clone(&entry));
+        let load = tokio::spawn(async move { pool.load(&loading).await });
+        let result = tokio::time::timeout(settings.load_wait, load).await;
+        drop(waiting);
+        match result {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(load_panicked(&entry)),
+            Err(_) => Err(PoolError::Busy { name: Arc::clone(&entry.name), state: entry.state().name() }),
+        }
+    }
+
+    /// Loads a model unless it is loaded.
+    ///
+    /// # Errors
+    /// If it does not fit into memory, or does not load.
+    pub async fn load(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<Arc<ModelInstance>, PoolError> {
+        let _change = self.change.lock().await;
+        if let Some(instance) = entry.instance() {
+            return Ok(instance);
+        }
+        entry.state.send_replace(ModelState::Loading);
+        let model = entry.lock().clone();
+        let result = self.load_as(entry, model, true).await;
+        entry.state.send_replace(match &result {
+            Ok(instance) => ModelState::Loaded(Arc::clone(instance)),
+            Err(e) => ModelState::Failed(e.to_string().into()),
+        });
+        entry.touch();
+        result
+    }
+
+    /// Loads a model before the server accepts requests.
+    ///
+    /// # Errors
+    /// As the commands of one model have them.
+    pub async fn load_at_start(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), Failure> {
+        match self.load(entry).await {
+            Ok(_) => Ok(()),
+            Err(PoolError::Load { cause, .. }) => {
+                Err(Arc::try_unwrap(cause).unwrap_or_else(|cause| Failure::Usage(cause.to_string())))
+            }
+            Err(e) => Err(Failure::Memory(e.to_string())),
+        }
+    }
+
+    /// Resolves the source of `model`, makes room, and loads it under the name of `entry`.
+    async fn load_as(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        model: ModelEntry,
+        may_unload: bool,
+    ) -> Result<Arc<ModelInstance>, PoolError> {
+        let start = Instant::now();
+        let (pool, of) = (Arc::clone(self), Arc::clone(entry));
+        let work = move || {
+            let wrong = |e: Failure| PoolError::Load { name: Arc::clone(&of.name), cause: Arc::new(e) };
+            let args = load::resolve(&ModelArgs { sources: Vec::new(), ..model.args.clone() }).map_err(wrong)?;
+            let needed = loading::estimate(&args).map_err(wrong)?;
+            let lease = pool.make_room(&of, needed, may_unload)?;
+            loading::load(&model, &args, &of.identity(), &pool.resources, lease).map_err(wrong)
+        };
+        let result = tokio::task::spawn_blocking(work).await;
+        let result = result.unwrap_or_else(|_| Err(load_panicked(entry)));
+        entry.metrics.load_finished(result.is_ok(), start.elapsed());
+        if let Err(e) = &result {
+            tracing::error!(model = &*entry.name, "{e}");
+        }
+        result
+    }
+
+    /// Takes memory for a model, and unloads idle ones for it, the least recently used first.
+    fn make_room(&self, entry: &Entry, needed: u64, may_unload: bool) -> Result<MemoryLease, PoolError> {
+        let budget = &self.resources.budget;
+        let mut others: Vec<Arc<Entry>> = self.entries();
+        others.retain(|other| other.name != entry.name && !other.lock().settings.pin);
+        others.sort_by_key(|other| std::cmp::Reverse(other.idle_time()));
+        let mut others = others.into_iter().filter(|_| may_unload);
+        loop {
+            if let Some(lease) = budget.lease(needed) {
+                return Ok(lease);
+            }
+            let Some(other) = others.next() else { break };
+            if other.unload_idle("memory") {
+                budget.wait_free(needed, FREE_TIMEOUT);
+            }
+        }
+        let in_use = self.entries().into_iter().filter_map(|entry| {
+            let instance = entry.instance()?;
+            Some(format!("{} {} MiB", entry.name, instance.weights.bytes() >> 20))
+        });
+        let in_use: Vec<String> = in_use.collect();
+        let in_use = if in_use.is_empty() { "no model is loaded".into() } else { in_use.join(", ") };
+        let (needed, free, limit) = (needed.div_ceil(1 << 20), budget.free() >> 20, budget.limit() >> 20);
+        Err(PoolError::Memory { name: Arc::clone(&entry.name), needed, free, limit, in_use })
+    }
+
+    /// Unloads a model: its requests finish first, unless `now`. Its name stays. Returns whether it was loaded.
+    pub async fn unload(&self, entry: &Entry, now: bool) -> bool {
+        let _change = self.change.lock().await;
+        let Some(old) = entry.instance() else { return false };
+        entry.state.send_replace(ModelState::Unloaded);
+        if now {
+            old.queue.shut_down(Shutdown::Now);
+        }
+        drop(old);
+        entry.note_unload("request");
+        true
+    }
+
+    /// Replaces the model of a name by that of another source, while the old one serves. If anything fails, the old one
+    /// stays.
+    ///
+    /// # Errors
+    /// If the new one does not fit, does not load, or fails its test.
+    pub async fn swap(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        source: Option<PathBuf>,
+        options: SwapOptions,
+    ) -> Result<Arc<ModelInstance>, PoolError> {
+        let _change = self.change.lock().await;
+        let result = self.swap_locked(entry, source, options).await;
+        entry.metrics.swap_finished(result.is_ok());
+        match &result {
+            Ok(new) => tracing::info!(model = &*entry.name, source = new.source, "model replaced"),
+            Err(e) => tracing::error!(model = &*entry.name, "model not replaced, the old one stays: {e}"),
+        }
+        result
+    }
+
+    async fn swap_locked(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        source: Option<PathBuf>,
+        options: SwapOptions,
+    ) -> Result<Arc<ModelInstance>, PoolError> {
+        let mut model = entry.lock().clone();
+        let before = model.clone();
+        if let Some(source) = source {
+            model.args.model = Some(source);
+        }
+        let is_drained = options.drain && entry.instance().is_some();
+        let mut old = entry.instance();
+        if is_drained {
+            detach_sessions(entry, old.take());
+            self.drain(entry).await;
+        }
+        let new = match self.load_as(entry, model.clone(), true).await {
+            Ok(new) => self.test(entry, new, options.test).await,
+            Err(e) => Err(e),
+        };
+        match new {
+            Ok(new) => {
+                if old.as_ref().is_none_or(|old| old.model_sha256 != new.model_sha256) && !is_drained {
+                    detach_sessions(entry, old.take());
+                }
+                *entry.lock() = model;
+                entry.metrics.clear_recent();
+                entry.state.send_replace(ModelState::Loaded(Arc::clone(&new)));
+                entry.metrics.set_loaded(true, new.model.weight_bytes());
+                Ok(new)
+            }
+            Err(e) if is_drained => {
+                let old = self.load_as(entry, before, true).await;
+                entry.state.send_replace(match old {
+                    Ok(old) => ModelState::Loaded(old),
+                    Err(again) => ModelState::Failed(again.to_string().into()),
+                });
+                Err(e)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Waits until the requests of a model have finished and its memory is free; new ones wait for the next.
+    async fn drain(&self, entry: &Arc<Entry>) {
+        let ModelState::Loaded(old) = entry.state.send_replace(ModelState::Draining) else { return };
+        let (freed, weights) = (Arc::downgrade(&old.weights), old.weights.bytes());
+        drop(old);
+        let budget = Arc::clone(&self.resources.budget);
+        let deadline = Instant::now() + self.configuration.settings.request_timeout;
+        let wait = move || {
+            while freed.strong_count() > 0 && Instant::now() < deadline {
+                budget.wait_free(weights, Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        let _ = tokio::task::spawn_blocking(wait).await;
+    }
+
+    /// Runs the self-test of a new instance, by default a few tokens.
+    async fn test(
+        &self,
+        entry: &Entry,
+        new: Arc<ModelInstance>,
+        test: Option<SelfTest>,
+    ) -> Result<Arc<ModelInstance>, PoolError> {
+        match test.unwrap_or_default().run(&new).await {
+            Ok(()) => Ok(new),
+            Err(why) => Err(PoolError::SelfTest { name: Arc::clone(&entry.name), why }),
+        }
+    }
+
+    /// Unloads models that have been idle for their `idle_timeout`, and looks after the workers of the others. Called
+    /// about once a second.
+    pub fn supervise(&self) {
+        for entry in self.entries() {
+            let settings = entry.settings();
+            let is_idle = settings.idle_timeout.is_some_and(|limit| entry.idle_time() > limit) && !settings.pin;
+            if is_idle && self.change.try_lock().is_ok() {
+                entry.unload_idle("idle");
+            }
+            let Some(instance) = entry.instance() else { continue };
+            if instance.is_busy() {
+                entry.touch();
+            }
+            instance.workers.supervise();
+        }
+    }
+
+    /// Closes the sessions of all models that have expired.
+    pub fn expire_sessions(&self) {
+        for entry in self.entries() {
+            let expired = entry.sessions.expire(Instant::now());
+            if expired.is_empty() {
+                continue;
+            }
+            tracing::debug!(sessions = expired.len(), "sessions expired (--session-ttl)");
+            if let Some(instance) = entry.instance() {
+                instance.queue.forget(expired);
+            }
+        }
+    }
+
+    /// Adds a model.
+    ///
+    /// # Errors
+    /// If its name or an alias is taken.
+    fn add(&self, entry: ModelEntry) -> Result<(), Failure> {
+        let path = load::path(&entry.args);
+        let name: Arc<str> = entry.name.clone().unwrap_or_else(|| loading::name(&path)).into();
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let names = std::iter::once(&*name).chain(entry.settings.aliases.iter().map(String::as_str));
+        for new in names {
+            if let Some(other) = entries.iter().find(|other| has_name(other, new)) {
+                let message = format!("two models have the name `{new}`: {} and {}", path.display(), source(other));
+                return Err(Failure::Usage(format!("{message}; give one another name: --model NAME=SOURCE")));
+            }
+        }
+        let metrics = Arc::new(self.resources.metrics.model(&name));
+        metrics.set_loaded(false, 0);
+        let sessions = Arc::new(Sessions::new(session_limits(&entry.settings)));
+        entries.push(Arc::new(Entry {
+            name,
+            metrics,
+            sessions,
+            state: watch::Sender::new(ModelState::Unloaded),
+            entry: Mutex::new(entry),
+            last_used: Mutex::new(Instant::now()),
+            waiting: AtomicUsize::new(0),
+        }));
+        Ok(())
+    }
+
+    /// Adds the models of a directory that are new.
+    fn scan(&self, directory: &Path) -> std::io::Result<()> {
+        let mut files = BTreeMap::new();
+        for file in std::fs::read_dir(directory)?.take(MAX_MODELS) {
+            let path = file?.path();
+            let text = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let shard = starling::gguf::ShardName::parse(text);
+            let is_first = shard.as_ref().is_none_or(|shard| shard.number == 1);
+            if text.ends_with(".gguf") && is_first && path.is_file() {
+                files.insert(loading::name(&path), path);
+            }
+        }
+        for (name, path) in files {
+            let is_known = self.read().iter().any(|entry| has_name(entry, &name));
+            if !is_known && self.add(ModelEntry::of_file(path.clone(), &self.configuration)).is_ok() {
+                tracing::info!(model = name, "model found in models-dir");
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, Vec<Arc<Entry>>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a model is to be loaded at the start.
+    pub fn loads_at_start(entry: &Entry) -> bool {
+        entry.lock().settings.load.unwrap_or(LoadPolicy::Startup) == LoadPolicy::Startup
+    }
+}
+
+fn load_panicked(entry: &Entry) -> PoolError {
+    let cause = Failure::Usage("the load panicked; see the log".into());
+    PoolError::Load { name: Arc::clone(&entry.name), cause: Arc::new(cause) }
+}
+
+/// Keeps the conversations of an entry as text. Without its tokenizer, those that are tokens only are lost.
+fn detach_sessions(entry: &Entry, old: Option<Arc<ModelInstance>>) {
+    entry.sessions.detach(|tokens| old.as_ref().map_or_else(String::new, |old| old.text(tokens)));
+}
+
+fn has_name(entry: &Entry, name: &str) -> bool {
+    &*entry.name == name || entry.lock().settings.aliases.iter().any(|alias| alias == name)
+}
+
+fn source(entry: &Entry) -> String {
+    load::path(&entry.lock().args).display().to_string()
+}
+
+fn session_limits(settings: &Settings) -> SessionLimits {
+    let bytes = |bytes: Bytes| usize::try_from(bytes.0).unwrap_or(usize::MAX);
+    SessionLimits {
+        ttl: settings.session_ttl,
+        count: settings.max_sessions,
+        bytes: bytes(settings.session_memory),
+        total_bytes: bytes(settings.sessions_memory),
+    }
+}
+
+/// A request that waits for its model, until it is dropped.
+struct Waiting(Arc<Entry>);
+
+impl Waiting {
+    fn begin(entry: &Arc<Entry>, limit: usize) -> Result<Waiting, PoolError> {
+        let waiting = entry.waiting.fetch_add(1, Ordering::AcqRel);
+        let this = Waiting(Arc::clone(entry));
+        if waiting >= limit {
+            return Err(PoolError::QueueFull { name: Arc::clone(&entry.name), waiting, limit });
+        }
+        Ok(this)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+}

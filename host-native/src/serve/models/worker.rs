@@ -1,0 +1,595 @@
+//! A worker: an engine on its own thread. It takes jobs from the model's queue, runs engine steps, and sends each job its
+//! updates.
+//!
+//! A panic in a step ends the engine, not the thread: the jobs go back to the front of the queue with the tokens that were
+//! sent, the worker makes a new engine, and returns when that answers a probe. Another worker, or this one, continues each
+//! answer after its last token. As every engine computes the same bits, a client sees no difference.
+
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
+use starling::engine::{Engine, EngineOptions, Event, Request};
+use starling::error::{MemoryError, RequestError};
+use starling::kernels::Cpu;
+use starling::model::Model;
+
+use super::super::failures::{Failure, SharedFailures};
+use super::super::handoff::Waiting;
+use super::super::model_metrics::{ModelMetrics, Outcome};
+use super::super::queue::{Failed, Forget, Job, Queue, Shutdown, TextJob, Update, UpdateSender};
+use super::super::scheduler::Queued;
+use super::super::state::unix_now;
+use super::budget::MemoryLease;
+use super::cores::Threads;
+use super::dispatch::Dispatcher;
+use super::status::{InjectedFault, Running, WorkerState, WorkerStatus};
+
+/// Maximum sleep of the idle thread; it bounds the age of the heartbeat.
+const IDLE_WAIT: Duration = Duration::from_millis(200);
+/// Interval at which the engine thread publishes the KV statistics while it works.
+const KV_STATS_INTERVAL: Duration = Duration::from_millis(50);
+/// First and last wait before an engine is made again after a fault.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
+/// Time without a fault after which the wait is the first again.
+const BACKOFF_RESET: Duration = Duration::from_secs(60);
+
+/// What workers of a model share.
+#[derive(Clone)]
+pub struct Shared {
+    pub name: Arc<str>,
+    pub model: Arc<Model>,
+    /// `None` for encoders, which only embed.
+    pub engine: Option<EngineOptions>,
+    pub embedder: EmbedderOptions,
+    pub pooling: Pooling,
+    pub cpu: Cpu,
+    pub queue: Arc<Queue>,
+    pub metrics: Arc<ModelMetrics>,
+    pub dispatcher: Arc<Dispatcher>,
+    pub failures: SharedFailures,
+    pub stall_timeout: Duration,
+}
+
+/// An engine, and the embedder beside it.
+struct Engines {
+    /// `None` for encoders.
+    engine: Option<Engine>,
+    embedder: Embedder,
+}
+
+impl Engines {
+    fn new(shared: &Shared, threads: &Threads) -> Result<Engines, MemoryError> {
+        let engine =
+            shared.engine.map(|options| Engine::new(Arc::clone(&shared.model), threads, options)).transpose()?;
+        let embedder = Embedder::new(Arc::clone(&shared.model), threads, shared.embedder)?;
+        Ok(Engines { engine, embedder })
+    }
+
+    fn active(&self) -> usize {
+        self.engine.as_ref().map_or(0, Engine::active)
+    }
+
+    /// Generates a token, to see whether the engine works.
+    fn probe(&mut self, cpu: Cpu, threads: &Threads) {
+        let Some(engine) = &mut self.engine else { return };
+        let request = Request { max_tokens: Some(1), ignore_eos: true, ..Request::new(vec![0]) };
+        if engine.submit(request).is_ok() {
+            while !engine.is_idle() {
+                threads.run(|pool| engine.step(cpu, pool, &mut |_| {}));
+            }
+        }
+    }
+}
+
+/// State of a worker's thread.
+pub struct Worker {
+    id: u32,
+    shared: Shared,
+    threads: Threads,
+    engines: Engines,
+    status: Arc<WorkerStatus>,
+    /// A job between queue and engine.
+    submitting: Option<Queued<Job>>,
+    /// Texts that are embedded now.
+    texts: Vec<Queued<TextJob>>,
+    kv_stats_published: Option<Instant>,
+    /// KV evictions that the metrics have counted.
+    evictions: u64,
+    /// Takeovers of the jobs that this thread knows of.
+    takeovers: u64,
+    backoff: Duration,
+    last_fault: Option<Instant>,
+    /// The memory of the engine, and of the weights if it outlives all others.
+    _memory: Vec<Arc<MemoryLease>>,
+}
+
+/// Why a job fails now; a shutdown takes precedence over a timeout.
+fn failure(shutdown: Shutdown, timeout: Option<Failed>) -> Option<Failed> {
+    (shutdown == Shutdown::Now).then_some(Failed::Shutdown).or(timeout)
+}
+
+impl Worker {
+    /// Reserves the memory of a worker.
+    ///
+    /// # Errors
+    /// If there is not enough.
+    pub fn new(
+        id: u32,
+        shared: Shared,
+        threads: Threads,
+        memory: Vec<Arc<MemoryLease>>,
+    ) -> Result<Worker, MemoryError> {
+        let engines = Engines::new(&shared, &threads)?;
+        let status = Arc::new(WorkerStatus::new(shared.engine.map_or(0, |options| options.max_seqs)));
+        if let Some(engine) = &engines.engine {
+            status.set_kv(engine.kv_stats());
+        }
+        Ok(Worker {
+            id,
+            shared,
+            threads,
+            engines,
+            status,
+            submitting: None,
+            texts: Vec::new(),
+            kv_stats_published: None,
+            evictions: 0,
+            takeovers: 0,
+            backoff: BACKOFF.0,
+            last_fault: None,
+            _memory: memory,
+        })
+    }
+
+    pub fn status(&self) -> &Arc<WorkerStatus> {
+        &self.status
+    }
+
+    /// The engine's options, as reduced to what the model supports.
+    pub fn engine(&self) -> Option<&Engine> {
+        self.engines.engine.as_ref()
+    }
+
+    pub fn embedder(&self) -> &EmbedderOptions {
+        self.engines.embedder.options()
+    }
+
+    /// Runs until the shutdown is complete, or the worker has been drained.
+    pub fn run(mut self) {
+        while let Err(panic) = catch_unwind(AssertUnwindSafe(|| while self.turn() {})) {
+            let fault: Arc<str> = message(&*panic).into();
+            drop(panic);
+            self.fault(&fault);
+            if !self.restart() {
+                break;
+            }
+        }
+        self.shared.queue.remove_worker(self.id);
+        self.status.set_state(WorkerState::Ended);
+        let is_last = self.shared.dispatcher.workers().iter().all(|worker| worker.status.has_ended());
+        let mut waiting = self.shared.queue.lock();
+        if is_last && waiting.shutdown != Shutdown::None {
+            waiting.shutdown = Shutdown::Now;
+            waiting.prompts.drain().iter().for_each(|job| job.send(Update::Failed(Failed::Shutdown)));
+            waiting.texts.drain().iter().for_each(|job| job.send(Update::Failed(Failed::Shutdown)));
+        }
+    }
+
+    /// One turn of the loop: admission, a batch of texts, an engine step. Returns whether to continue.
+    fn turn(&mut self) -> bool {
+        self.status.beat();
+        self.drop_taken();
+        let version = self.shared.queue.lock().version;
+        let shutdown = self.expire_queued();
+        self.drop_cancelled(shutdown);
+        let drains = self.status.state() == WorkerState::Draining;
+        if !drains {
+            self.admit();
+            self.take_texts();
+        }
+        let worked = !self.texts.is_empty() || self.engines.active() > 0;
+        self.embed();
+        self.step();
+        self.publish_kv_stats(!worked);
+        if worked {
+            return true;
+        }
+        let waiting = self.shared.queue.lock();
+        let n = waiting.prompts.waiting() + waiting.texts.waiting();
+        drop(waiting);
+        if drains || (shutdown != Shutdown::None && n == 0) {
+            return false;
+        }
+        self.shared.queue.wait(version, IDLE_WAIT);
+        true
+    }
+
+    /// Cancels what the engine still computes of jobs that a supervisor took away while a step stalled.
+    fn drop_taken(&mut self) {
+        let takeovers = self.status.takeovers();
+        if mem::replace(&mut self.takeovers, takeovers) == takeovers {
+            return;
+        }
+        let Some(options) = self.shared.engine else { return };
+        // the prefix cache goes too; a stall is rare
+        self.engines.engine = None;
+        if let Ok(engine) = Engine::new(Arc::clone(&self.shared.model), &self.threads, options) {
+            self.shared.dispatcher.clear_cache(self.id);
+            self.engines.engine = Some(engine);
+            self.evictions = 0;
+        }
+    }
+
+    /// Removes cancelled and expired jobs from the queue, and evicts closed sessions from the prefix cache.
+    fn expire_queued(&mut self) -> Shutdown {
+        let now = Instant::now();
+        let mut waiting = self.shared.queue.lock();
+        let Waiting { prompts, texts, shutdown, .. } = &mut *waiting;
+        let shutdown = *shutdown;
+        let (mut jobs, mut text_jobs) = match shutdown {
+            Shutdown::Now => (prompts.drain(), texts.drain()),
+            _ => (prompts.expired(now), texts.expired(now)),
+        };
+        for id in mem::take(&mut waiting.cancelled_prompts).into_iter().flatten() {
+            jobs.extend(waiting.prompts.remove(id));
+        }
+        for id in mem::take(&mut waiting.cancelled_texts).into_iter().flatten() {
+            text_jobs.extend(waiting.texts.remove(id));
+        }
+        let forget = waiting.take_forget(self.id);
+        drop(waiting);
+        if let Some(engine) = &mut self.engines.engine {
+            for Forget { tokens, salt } in &forget {
+                engine.evict_prefix(tokens, *salt);
+            }
+        }
+        for job in jobs {
+            let timeout = job.expired_in_queue(now);
+            let failed = self.failed(shutdown, &job.to, timeout);
+            job.start_others();
+            job.end_trace(failed.as_ref());
+            failed.into_iter().for_each(|failed| job.send(Update::Failed(failed)));
+        }
+        for job in text_jobs {
+            let failed = self.failed(shutdown, &job.to, job.times.expired_in_queue(now));
+            failed.into_iter().for_each(|failed| job.send(Update::Failed(failed)));
+        }
+        shutdown
+    }
+
+    /// Counts a job that was removed from the queue. Returns its error, or `None` if the client disconnected.
+    fn failed(&self, shutdown: Shutdown, to: &UpdateSender, timeout: Option<Failed>) -> Option<Failed> {
+        let failed = failure(shutdown, timeout).filter(|_| !to.is_closed());
+        match &failed {
+            Some(failed) => self.shared.metrics.failed(failed),
+            None => self.shared.metrics.outcomes(Outcome::Cancelled, 1),
+        }
+        failed
+    }
+
+    /// Ends running jobs whose client disconnected or whose timeout expired.
+    fn drop_cancelled(&mut self, shutdown: Shutdown) {
+        let now = Instant::now();
+        let mut jobs = self.status.jobs();
+        let ended = jobs.extract_if(.., |_, running| {
+            let job = &running.queued.job;
+            job.to.is_closed() || failure(shutdown, job.times.expired(now)).is_some()
+        });
+        let ended: Vec<_> = ended.collect();
+        drop(jobs);
+        for (id, Running { queued, .. }) in ended {
+            if let Some(engine) = &mut self.engines.engine {
+                engine.cancel(id);
+            }
+            let failed = failure(shutdown, queued.job.times.expired(now)).filter(|_| !queued.job.to.is_closed());
+            self.close(&queued, failed);
+            self.status.set_lacks_pages(false);
+        }
+    }
+
+    /// Ends a job that failed, or was cancelled (`None`).
+    fn close(&self, queued: &Queued<Job>, failed: Option<Failed>) {
+        let job = &queued.job;
+        job.start_others();
+        job.end_trace(failed.as_ref());
+        self.shared.queue.lock().prompts.release(&queued.tenant);
+        match failed {
+            None => self.shared.metrics.outcomes(Outcome::Cancelled, 1),
+            Some(failed) => {
+                self.shared.metrics.failed(&failed);
+                job.send(Update::Failed(failed));
+            }
+        }
+    }
+
+    /// Submits jobs to the engine, up to `max_seqs`. A job that finds too few free KV pages goes back to the front of the
+    /// queue, so that later jobs do not overtake it.
+    fn admit(&mut self) {
+        let Some(options) = self.shared.engine else { return };
+        while self.engines.active() < options.max_seqs {
+            let (dispatcher, id) = (&self.shared.dispatcher, self.id);
+            let is_mine = |job: &Job| job.is_ready() && dispatcher.is_for(job, id);
+            let next = self.shared.queue.lock().prompts.take(is_mine);
+            let Some(next) = next else { break };
+            self.submitting = Some(next);
+            if !self.submit() {
+                break;
+            }
+            self.status.set_running(self.engines.active(), options.max_seqs);
+        }
+        let has_rest = self.shared.dispatcher.has_several() && self.shared.queue.lock().prompts.waiting() > 0;
+        if has_rest {
+            // what does not fit here may now go to another
+            self.shared.queue.notify();
+        }
+    }
+
+    /// Submits the job of `submitting`. Returns whether there may be room for another.
+    fn submit(&mut self) -> bool {
+        let (Some(next), Some(engine)) = (&mut self.submitting, &mut self.engines.engine) else { return false };
+        let (request, is_closed) = (next.job.request(), next.job.to.is_closed());
+        let result = engine.try_submit(request);
+        let Some(mut queued) = self.submitting.take() else { return false };
+        match result {
+            Ok(id) => {
+                self.shared.dispatcher.taken(&queued.job, self.id);
+                let (started, job) = (Instant::now(), &mut queued.job);
+                if !mem::replace(&mut job.progress.is_started, true) {
+                    self.shared.metrics.queue_time(started - job.times.arrival);
+                    job.stages.taken(&job.trace, job.index);
+                    job.send(Update::Started);
+                }
+                let running = Running { queued, started, last_token: None, prompt: Vec::new() };
+                self.status.jobs().insert(id, running);
+                true
+            }
+            Err((RequestError::NoCapacity { .. }, request)) if self.engines.active() > 0 && !is_closed => {
+                queued.job.refused = Some(request);
+                self.status.set_lacks_pages(true);
+                self.shared.queue.lock().prompts.put_back(queued);
+                false
+            }
+            Err((e, _)) => {
+                self.close(&queued, (!is_closed).then(|| e.into()));
+                true
+            }
+        }
+    }
+
+    /// Takes a batch of texts from the queue.
+    fn take_texts(&mut self) {
+        let options = self.engines.embedder.options();
+        let (mut left, max_texts) = (options.batch_tokens, options.max_texts);
+        let mut waiting = self.shared.queue.lock();
+        // the last text may exceed the batch; `embed` splits it off into a second one
+        while self.texts.len() < max_texts && left > 0 {
+            let Some(queued) = waiting.texts.take(|_| true) else { break };
+            left = left.saturating_sub(queued.job.tokens.len());
+            self.texts.push(queued);
+        }
+    }
+
+    fn embed(&mut self) {
+        let (shared, embedder, mut left) = (&self.shared, &mut self.engines.embedder, &self.texts[..]);
+        while !left.is_empty() {
+            let n = embedder.fit(left.iter().map(|queued| queued.job.tokens.len())).max(1);
+            let (batch, rest) = left.split_at(n);
+            left = rest;
+            let pooling = shared.pooling;
+            let texts: Vec<Text<'_>> = batch
+                .iter()
+                .map(|Queued { job, .. }| Text {
+                    tokens: &job.tokens,
+                    pooling,
+                    dimensions: job.dimensions,
+                    normalise: true,
+                })
+                .collect();
+            let result = self.threads.run(|pool| {
+                embedder.embed(shared.cpu, pool, &texts, &mut |i, vector| {
+                    batch[i].job.send(Update::Vector { vector: vector.map(<[f32]>::to_vec) });
+                })
+            });
+            let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
+            shared.metrics.embedded(batch.len(), tokens);
+            if let Err(e) = result {
+                for queued in batch {
+                    queued.job.send(Update::Failed(e.clone().into()));
+                }
+            }
+        }
+        let mut waiting = self.shared.queue.lock();
+        self.texts.drain(..).for_each(|queued| waiting.texts.release(&queued.tenant));
+    }
+
+    /// Runs one engine step and sends its events.
+    fn step(&mut self) {
+        let Some(engine) = self.engines.engine.as_mut().filter(|e| !e.is_idle()) else { return };
+        raise_injected(&self.status, self.shared.stall_timeout);
+        let (status, metrics, queue, cpu) = (&*self.status, &self.shared.metrics, &self.shared.queue, self.shared.cpu);
+        self.threads.run(|pool| {
+            let begin = Instant::now();
+            let n_running = engine.active();
+            let mut rows = 0;
+            // the forward pass ends at `Computed`; between the later events the engine samples
+            let (mut forward, mut sampling_since) = (Duration::ZERO, begin);
+            let n = engine.step(cpu, pool, &mut |event| match event {
+                Event::Computed { .. } => {
+                    sampling_since = Instant::now();
+                    forward = sampling_since - begin;
+                }
+                Event::Preempted { .. } => metrics.preempted(),
+                Event::Prompt { id, logprobs } => {
+                    let mut jobs = status.jobs();
+                    let Some(r) = jobs.get_mut(&id) else { return };
+                    r.prompt.extend(logprobs);
+                }
+                Event::Prefilled { id, n_cached, n_prompt } => {
+                    let mut jobs = status.jobs();
+                    let Some(r) = jobs.get_mut(&id) else { return };
+                    let job = &mut r.queued.job;
+                    job.start_others();
+                    if mem::replace(&mut job.progress.is_prefilled, true) {
+                        return;
+                    }
+                    job.stages.prefilled(&job.trace, job.index, sampling_since, (n_prompt, n_cached));
+                    metrics.prefilled(n_prompt, n_cached, r.started.elapsed());
+                    job.send(Update::Prefilled { n_cached, prompt: mem::take(&mut r.prompt) });
+                }
+                Event::Token { id, token, text, logprob, top } => {
+                    let mut jobs = status.jobs();
+                    let Some(r) = jobs.get_mut(&id) else { return };
+                    let (now, job) = (Instant::now(), &mut r.queued.job);
+                    let last = r.last_token.replace(now);
+                    rows += usize::from(last.is_some());
+                    if job.is_repeated(token) {
+                        return;
+                    }
+                    match last {
+                        Some(last) => metrics.next_token(now - last),
+                        None if job.progress.tokens.len() == 1 => metrics.first_token(now - job.times.arrival),
+                        None => metrics.next_token(now - r.started),
+                    }
+                    job.stages.token(forward, mem::replace(&mut sampling_since, now), now);
+                    job.send(Update::Token { token, text, logprob, top });
+                }
+                Event::Done { id, text, reason, n_tokens, receipt } => {
+                    let Some(Running { mut queued, .. }) = status.jobs().remove(&id) else { return };
+                    let job = &mut queued.job;
+                    job.stages.end(&job.trace, job.index, reason.name());
+                    metrics.done(reason, job.times.arrival.elapsed());
+                    queue.lock().prompts.release(&queued.tenant);
+                    status.set_lacks_pages(false);
+                    job.send(Update::Done { text, reason, n_tokens, receipt });
+                }
+            });
+            metrics.step(n_running, n.saturating_sub(rows), begin.elapsed());
+        });
+    }
+
+    /// Publishes running requests, and KV statistics at most every [`KV_STATS_INTERVAL`] unless idle.
+    fn publish_kv_stats(&mut self, idle: bool) {
+        let Some(options) = self.shared.engine else { return };
+        self.status.set_running(self.engines.active(), options.max_seqs);
+        let now = Instant::now();
+        if !idle && self.kv_stats_published.is_some_and(|at| now - at < KV_STATS_INTERVAL) {
+            return;
+        }
+        self.kv_stats_published = Some(now);
+        if let Some(engine) = &self.engines.engine {
+            let stats = engine.kv_stats();
+            self.shared.metrics.evicted(stats.evictions.saturating_sub(self.evictions));
+            self.evictions = stats.evictions;
+            self.status.set_kv(stats);
+        }
+    }
+
+    /// After a panic: returns the jobs to the queue.
+    fn fault(&mut self, fault: &Arc<str>) {
+        tracing::error!(model = &*self.shared.name, worker = self.id, "worker failed: {fault}; its requests continue");
+        self.shared.metrics.worker_fault("panic");
+        self.status.set_state(WorkerState::Restarting);
+        let jobs = mem::take(&mut *self.status.jobs()).into_values().map(|running| running.queued);
+        let jobs: Vec<_> = jobs.chain(self.submitting.take()).collect();
+        requeue(&self.shared, self.id, jobs, fault);
+        let mut waiting = self.shared.queue.lock();
+        for text in self.texts.drain(..) {
+            waiting.texts.put_back(text);
+        }
+        drop(waiting);
+        self.shared.queue.notify();
+    }
+
+    /// Makes a new engine, after a wait that doubles with each fault. Returns whether the worker goes on.
+    fn restart(&mut self) -> bool {
+        let is_new = self.last_fault.is_none_or(|at| at.elapsed() > BACKOFF_RESET);
+        self.backoff = if is_new { BACKOFF.0 } else { (2 * self.backoff).min(BACKOFF.1) };
+        self.last_fault = Some(Instant::now());
+        self.shared.dispatcher.clear_cache(self.id);
+        self.status.set_running(0, 0);
+        self.engines.engine = None;
+        loop {
+            let until = Instant::now() + self.backoff;
+            while Instant::now() < until {
+                self.status.beat();
+                let waiting = self.shared.queue.lock();
+                let (shutdown, n) = (waiting.shutdown, waiting.prompts.waiting() + waiting.texts.waiting());
+                drop(waiting);
+                if shutdown == Shutdown::Now || (shutdown == Shutdown::Draining && n == 0) {
+                    return false;
+                }
+                std::thread::sleep(IDLE_WAIT.min(until.saturating_duration_since(Instant::now())));
+            }
+            let (cpu, threads) = (self.shared.cpu, &self.threads);
+            let engines = catch_unwind(AssertUnwindSafe(|| {
+                let mut engines = Engines::new(&self.shared, threads)?;
+                engines.probe(cpu, threads);
+                Ok::<_, MemoryError>(engines)
+            }));
+            match engines {
+                Ok(Ok(engines)) => {
+                    self.engines = engines;
+                    (self.evictions, self.takeovers) = (0, self.status.takeovers());
+                    self.status.set_lacks_pages(false);
+                    self.status.set_running(0, self.shared.engine.map_or(0, |options| options.max_seqs));
+                    self.status.set_state(WorkerState::Healthy);
+                    self.shared.queue.notify();
+                    tracing::info!(model = &*self.shared.name, worker = self.id, "worker restarted");
+                    return true;
+                }
+                Ok(Err(e)) => tracing::error!(worker = self.id, "worker not restarted: {e}"),
+                Err(panic) => tracing::error!(worker = self.id, "worker not restarted: {}", message(&*panic)),
+            }
+            self.backoff = (2 * self.backoff).min(BACKOFF.1);
+        }
+    }
+}
+
+/// Returns the jobs of a lost worker to the front of the queue. A job whose last worker was lost by the same fault ends
+/// with an error.
+pub fn requeue(shared: &Shared, worker: u32, jobs: Vec<Queued<Job>>, fault: &Arc<str>) {
+    let (mut n_resumed, mut waiting) = (0, shared.queue.lock());
+    for mut queued in jobs {
+        let job = &mut queued.job;
+        job.group.set_worker(None);
+        if job.progress.fault.replace(Arc::clone(fault)).as_ref() == Some(fault) {
+            shared.failures.add(Failure {
+                time: unix_now(),
+                request_id: job.request_id.to_string(),
+                model: shared.name.to_string(),
+                worker,
+                fault: fault.to_string(),
+                tokens: job.progress.tokens.len(),
+            });
+            job.start_others();
+            job.end_trace(Some(&Failed::Worker));
+            shared.metrics.failed(&Failed::Worker);
+            waiting.prompts.release(&queued.tenant);
+            queued.job.send(Update::Failed(Failed::Worker));
+            continue;
+        }
+        n_resumed += 1;
+        let deadline = job.times.arrival + job.times.total;
+        queued.extend_deadline(deadline);
+        waiting.prompts.put_back(queued);
+    }
+    drop(waiting);
+    shared.metrics.resumed(n_resumed);
+}
+
+/// Raises a fault that a test has asked for.
+fn raise_injected(status: &WorkerStatus, stall_timeout: Duration) {
+    match status.take_injected() {
+        Some(InjectedFault::Panic) => std::panic::panic_any("injected fault"),
+        Some(InjectedFault::Stall) => std::thread::sleep(stall_timeout + Duration::from_secs(1)),
+        None => {}
+    }
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".into())
+}
