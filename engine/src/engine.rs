@@ -69,6 +69,8 @@ pub struct Engine {
     /// Accepted requests, running and preempted, in order of submission.
     active: VecDeque<ActiveRequest>,
     next_id: u64,
+    /// [`EngineOptions::batch_tokens`] at construction, for which memory is reserved.
+    max_batch_tokens: usize,
 }
 
 impl Engine {
@@ -88,7 +90,8 @@ impl Engine {
         let arena = KvArena::new(layout, n_pages, fingerprint)?;
         let rows = options.batch_tokens.max(options.max_seqs);
         let scratch = model.scratch(pool, options.kv_type, rows, options.max_seqs, options.max_seqs, options.n_ctx)?;
-        Ok(Engine { model, options, arena, scratch, active: VecDeque::new(), next_id: 0 })
+        let max_batch_tokens = options.batch_tokens;
+        Ok(Engine { model, options, arena, scratch, active: VecDeque::new(), next_id: 0, max_batch_tokens })
     }
 
     /// The model that the engine runs.
@@ -99,6 +102,13 @@ impl Engine {
     /// The options given to [`Engine::new`], with `n_ctx` as reduced there.
     pub fn options(&self) -> &EngineOptions {
         &self.options
+    }
+
+    /// Changes the maximal tokens of a batch, up to those at construction, and of a batch with decode rows. Changes no
+    /// result.
+    pub fn set_batch_limits(&mut self, batch_tokens: usize, prefill_chunk: usize) {
+        self.options.batch_tokens = batch_tokens.clamp(1, self.max_batch_tokens);
+        self.options.prefill_chunk = prefill_chunk;
     }
 
     /// Statistics of KV memory and the prefix cache.
@@ -205,7 +215,7 @@ impl Engine {
         };
         let Some(window) = self.model.config.window() else { return Err(no_capacity) };
         // the window of the first row of a batch plus the positions that the batch writes, at any offset in a page
-        let span = window.saturating_add(self.options.batch_tokens.max(1) - 1);
+        let span = window.saturating_add(self.max_batch_tokens.max(1) - 1);
         let ring = span.div_ceil(PAGE) + 1;
         if ring >= n_pages || ring + growing > self.arena.available_pages() {
             return Err(no_capacity);
@@ -241,6 +251,12 @@ impl Engine {
     /// another prefix or a running request uses. Returns the number of pages freed.
     pub fn evict_prefix(&mut self, tokens: &[u32], cache_salt: u64) -> usize {
         self.arena.evict_prefix(tokens, cache_salt)
+    }
+
+    /// Evicts up to `n_pages` cached pages that no request uses, the least recently used first. Returns the number
+    /// evicted.
+    pub fn evict_cached(&mut self, n_pages: usize) -> usize {
+        self.arena.evict_idle(n_pages)
     }
 
     /// Serialises the cached pages of the longest cached prefix of `tokens`, for [`Engine::import_pages`]; empty if no

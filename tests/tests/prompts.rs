@@ -209,3 +209,19 @@ fn tokens_generated_elsewhere_are_checked() {
     assert!(error(Request { generated: vec![5], receipt: true, ..request }, &mut engine).contains("generated"));
     assert!(engine.is_idle() && engine.kv_stats().in_use_bytes == 0);
 }
+
+#[test]
+fn batch_limits_and_evictions_change_no_bit() {
+    let model = model();
+    let requests = [(40, 5), (90, 3), (17, 8)].map(|(n, max)| Request { prompt_logprobs: false, ..scored(n, n, max) });
+    let expected = run(&mut engine(&model, N_CTX, 3, 64), &requests, 1);
+    let mut changed = engine(&model, N_CTX, 3, 64);
+    for (batch_tokens, prefill_chunk) in [(1, 1), (7, 3), (1 << 20, 1 << 20)] {
+        changed.set_batch_limits(batch_tokens, prefill_chunk);
+        assert!(changed.options().batch_tokens <= 64);
+        assert_eq!(same(&run(&mut changed, &requests, 1)), same(&expected));
+        let cached = changed.kv_stats().cached_bytes / changed.kv_stats().page_bytes;
+        assert_eq!((changed.evict_cached(1), changed.evict_cached(usize::MAX)), (1, cached - 1));
+        assert_eq!(changed.kv_stats().cached_bytes, 0);
+    }
+}

@@ -288,6 +288,18 @@ impl KvArena {
         self.free.len() - n_free
     }
 
+    /// Evicts up to `n` pages that no sequence references, the least recently used first. Returns the number evicted.
+    pub fn evict_idle(&mut self, n: usize) -> usize {
+        for evicted in 0..n {
+            let Some(&(_, page)) = self.evictable.first() else { return evicted };
+            if self.remove_leaf(page) {
+                self.free.push(page);
+                self.evictions += 1;
+            }
+        }
+        n
+    }
+
     /// Ends a sequence. Its pages in the tree stay cached until they are evicted.
     pub fn release(&mut self, mut seq: SeqPages) {
         self.truncate(&mut seq, 0);

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::num::NonZeroU32;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,41 @@ struct Key {
     /// SHA-256 of the key: digests have equal length, for a comparison in constant time, and keys are not kept in memory.
     digest: [u8; 32],
     tenant: Arc<Tenant>,
+}
+
+impl Key {
+    fn new(key: &str, name: &str, share: u32, settings: &Settings) -> Key {
+        let tenant = Arc::new(Tenant::new(name, share, settings));
+        Key { digest: Sha256::digest(key.as_bytes()).into(), tenant }
+    }
+}
+
+/// Reads a file of keys: lines of KEY [TENANT [SHARE]].
+fn read_keys(path: &Path, settings: &Settings) -> Result<Vec<Key>, Failure> {
+    let text = text_file(path)?;
+    let wrong = |i: usize, what: String| Failure::Usage(format!("{}: line {}: {what}", path.display(), i + 1));
+    let mut keys = Vec::new();
+    for (i, line) in text.lines().enumerate() {
+        let mut words = line.split_whitespace();
+        let Some(key) = words.next().filter(|key| !key.starts_with('#')) else { continue };
+        let name = words.next().map_or_else(|| format!("key-{}", i + 1), Into::into);
+        let share = match words.next().map(|word| (word, word.parse())) {
+            None => 1,
+            Some((_, Ok(share))) if (1..=MAX_SHARE).contains(&share) => share,
+            Some((word, _)) => {
+                return Err(wrong(i, format!("found share {word:?}, expected an integer from 1 to {MAX_SHARE}")));
+            }
+        };
+        if let Some(word) = words.next() {
+            return Err(wrong(i, format!("found a fourth field {word:?}, expected KEY [TENANT [SHARE]]")));
+        }
+        keys.push(Key::new(key, &name, share, settings));
+    }
+    if keys.is_empty() {
+        let expected = "found no key, expected lines of KEY [TENANT [SHARE]]";
+        return Err(Failure::Usage(format!("{}: {expected}", path.display())));
+    }
+    Ok(keys)
 }
 
 /// A client of the server: the unit of fairness, rate limits, and separation of sessions and prefix caches.
@@ -62,43 +98,21 @@ impl Keys {
     /// If the file cannot be read, has an invalid line, or has no key.
     pub fn new(settings: &Settings) -> Result<Keys, Failure> {
         let mut keys = Vec::new();
-        let mut add = |key: &str, name: &str, share: u32| {
-            let tenant = Arc::new(Tenant::new(name, share, settings));
-            keys.push(Key { digest: Sha256::digest(key.as_bytes()).into(), tenant });
-        };
         if let Some(key) = settings.api_key.as_deref().filter(|key| !key.is_empty()) {
-            add(key, ANYONE, 1);
+            keys.push(Key::new(key, ANYONE, 1, settings));
         }
         if let Some(path) = &settings.api_key_file {
-            let text = text_file(path)?;
-            let wrong = |i: usize, what: String| Failure::Usage(format!("{}: line {}: {what}", path.display(), i + 1));
-            let mut any = false;
-            for (i, line) in text.lines().enumerate() {
-                let mut words = line.split_whitespace();
-                let Some(key) = words.next().filter(|key| !key.starts_with('#')) else { continue };
-                let name = words.next().map_or_else(|| format!("key-{}", i + 1), Into::into);
-                let share = match words.next().map(|word| (word, word.parse())) {
-                    None => 1,
-                    Some((_, Ok(share))) if (1..=MAX_SHARE).contains(&share) => share,
-                    Some((word, _)) => {
-                        return Err(wrong(
-                            i,
-                            format!("found share {word:?}, expected an integer from 1 to {MAX_SHARE}"),
-                        ));
-                    }
-                };
-                if let Some(word) = words.next() {
-                    return Err(wrong(i, format!("found a fourth field {word:?}, expected KEY [TENANT [SHARE]]")));
-                }
-                add(key, &name, share);
-                any = true;
-            }
-            if !any {
-                let expected = "found no key, expected lines of KEY [TENANT [SHARE]]";
-                return Err(Failure::Usage(format!("{}: {expected}", path.display())));
-            }
+            keys.extend(read_keys(path, settings)?);
         }
         Ok(Keys { keys, anyone: Arc::new(Tenant::new(ANYONE, 1, settings)) })
+    }
+
+    /// The keys of a file, for a role that must have one.
+    ///
+    /// # Errors
+    /// If the file cannot be read, has an invalid line, or has no key.
+    pub fn of_file(path: &Path, settings: &Settings) -> Result<Keys, Failure> {
+        Ok(Keys { keys: read_keys(path, settings)?, anyone: Arc::new(Tenant::new(ANYONE, 1, settings)) })
     }
 
     pub fn are_needed(&self) -> bool {

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use opentelemetry::KeyValue;
 use tracing::Instrument;
 
+use super::admin::Administrator;
 use super::api::error::{ApiError, HttpError, REQUEST_ID, quoted};
 use super::auth::Hosts;
 use super::health::orca;
@@ -124,7 +125,19 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         return Err(ApiError::invalid(message).code("duplicate_header"));
     }
     let key = key(request.headers());
-    let tenant = match server.keys.tenant(key) {
+    if path.starts_with("/admin/") {
+        let keys = server.admin_keys.as_ref().ok_or_else(|| ApiError::no_path(request.method().as_str(), path))?;
+        let administrator = key.and_then(|key| keys.get().tenant(Some(key)));
+        let administrator = administrator.ok_or_else(|| {
+            server.metrics.rejected("no_admin_key");
+            let message = "expected the key of an administrator (--admin-key-file) in `Authorization: Bearer KEY`";
+            let status = StatusCode::UNAUTHORIZED.as_u16();
+            ApiError::new(status, "authentication_error", message).code("invalid_admin_key")
+        })?;
+        request.extensions_mut().insert(Administrator(Arc::clone(&administrator.name)));
+        return Ok(request);
+    }
+    let tenant = match server.keys.get().tenant(key) {
         Some(tenant) => tenant,
         None => {
             server.metrics.rejected("no_key");
@@ -143,10 +156,10 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         return Err(ApiError::unavailable("the server is shutting down").code("shutting_down"));
     }
     if computes {
-        let counted = tenant.count_request(server.settings.key_requests);
+        let counted = tenant.count_request(server.settings().key_requests);
         counted.inspect_err(|_| server.metrics.rejected("key_requests"))?;
     }
-    let caller = Caller::new(tenant, server.keys.are_needed(), request.headers(), request.uri().query());
+    let caller = Caller::new(tenant, server.keys.get().are_needed(), request.headers(), request.uri().query());
     request.extensions_mut().insert(caller);
     Ok(request)
 }

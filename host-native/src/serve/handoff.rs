@@ -77,14 +77,7 @@ impl Closed {
 impl<P, T> Queue<P, T> {
     /// `limits` hold for prompts. One request has up to `max_inputs` texts, so the limits of texts are that many times higher.
     pub fn new(limits: Limits, max_inputs: usize) -> Queue<P, T> {
-        let times = |n: usize| n.saturating_mul(max_inputs.max(1));
-        let texts = Limits {
-            high: times(limits.high),
-            low: times(limits.low),
-            tenant_requests: times(limits.tenant_requests),
-            ..limits
-        };
-        let (prompts, texts) = (Scheduler::new(limits), Scheduler::new(texts));
+        let (prompts, texts) = (Scheduler::new(limits), Scheduler::new(limits.times(max_inputs)));
         let waiting = Waiting {
             prompts,
             texts,
@@ -164,6 +157,13 @@ impl<P, T> Queue<P, T> {
         let mut waiting = self.lock();
         waiting.shutdown = waiting.shutdown.max(phase);
         self.wake(&mut waiting);
+    }
+
+    /// Changes the limits; queued requests stay. See [`Queue::new`].
+    pub fn set_limits(&self, limits: Limits, max_inputs: usize) {
+        let mut waiting = self.lock();
+        waiting.prompts.set_limits(limits);
+        waiting.texts.set_limits(limits.times(max_inputs));
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Waiting<P, T>> {

@@ -31,10 +31,44 @@ use super::config::Settings;
 use super::connection::{Activity, Addresses, ResponseBody, StreamExecutor, WriteTimeout};
 use super::gate::{Gate, gate};
 use super::state::Server;
-use super::{health, openapi};
+use super::{admin, health, openapi};
 
-pub fn router(server: &Arc<Server>, hosts: Hosts) -> Router {
-    let routes = Router::new()
+/// Which routes a listener has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Routes {
+    All,
+    /// Without `/admin`.
+    Public,
+    /// `/admin` and the probes.
+    Admin,
+}
+
+pub fn router(server: &Arc<Server>, hosts: Hosts, which: Routes) -> Router {
+    let probes = Router::new()
+        .route("/health", get(health::health))
+        .route("/healthz", get(health::live))
+        .route("/livez", get(health::live))
+        .route("/readyz", get(health::ready))
+        .route("/ready", get(health::ready))
+        .route("/metrics", get(health::metrics));
+    let has_admin = which != Routes::Public && server.admin_keys.is_some();
+    let routes = if has_admin { probes.merge(admin::routes()) } else { probes };
+    let routes = if which == Routes::Admin { routes } else { routes.merge(public_routes()) };
+    let routes =
+        routes.fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(Arc::clone(server));
+    let gate_state = Arc::new(Gate { server: Arc::clone(server), hosts });
+    let mut routes = routes
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(gate_state, gate))
+        .layer(CompressionLayer::new());
+    if let Some(cors) = cors(&server.settings()) {
+        routes = routes.layer(cors);
+    }
+    routes
+}
+
+fn public_routes() -> Router<Arc<Server>> {
+    Router::new()
         .route("/v1/chat/completions", post(chat::chat_completions))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/embeddings", post(embeddings::embeddings))
@@ -58,28 +92,10 @@ pub fn router(server: &Arc<Server>, hosts: Hosts) -> Router {
         .route("/models/load", post(models::load))
         .route("/models/unload", post(models::unload))
         .route("/models/sse", get(models::events))
-        .route("/health", get(health::health))
-        .route("/healthz", get(health::live))
-        .route("/livez", get(health::live))
-        .route("/readyz", get(health::ready))
-        .route("/ready", get(health::ready))
-        .route("/metrics", get(health::metrics))
         .route("/server/stats", get(health::stats))
         .route("/openapi.json", get(openapi::document))
         .route("/docs", get(openapi::docs))
         .route("/", get(openapi::page))
-        .fallback(not_found)
-        .method_not_allowed_fallback(method_not_allowed)
-        .with_state(Arc::clone(server));
-    let gate_state = Arc::new(Gate { server: Arc::clone(server), hosts });
-    let mut routes = routes
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn_with_state(gate_state, gate))
-        .layer(CompressionLayer::new());
-    if let Some(cors) = cors(&server.settings) {
-        routes = routes.layer(cors);
-    }
-    routes
 }
 
 async fn not_found(request: Request) -> HttpError {

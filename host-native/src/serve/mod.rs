@@ -9,6 +9,7 @@
 //! A request passes through the files in this order: `http.rs`, `gate.rs`, `api/chat.rs` (or another), `api/options.rs`,
 //! `api/submit.rs`, `queue.rs` with `scheduler.rs`, `worker.rs`, and back to `api/answer.rs` or `api/sse.rs`.
 
+mod admin;
 pub mod api;
 mod auth;
 mod callback;
@@ -50,6 +51,8 @@ use crate::cli::ModelArgs;
 use crate::error::Failure;
 use auth::Hosts;
 use config::ServeArgs;
+use http::Routes;
+use models::loading;
 use queue::Shutdown;
 use state::Server;
 
@@ -57,6 +60,8 @@ use state::Server;
 const HTTP_THREADS: usize = 2;
 /// Minimum number of blocking threads. More than there are CPUs would slow down the HTTP threads.
 const MIN_BLOCKING_THREADS: usize = 4;
+/// Blocking threads for the load of a model and for supervision.
+const LOADING_THREADS: usize = 2;
 /// Time for connections to send the rest of their responses once the engine has finished.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which workers, idle models and sessions are looked after.
@@ -73,52 +78,76 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     if args.print_config {
         return Ok(stdout().write_all(settings.to_toml().as_bytes())?);
     }
-    start::init_log(&settings)?;
+    let log_filter = start::init_log(&settings)?;
     let listener = start::listen(&settings)?;
+    let admin = start::listen_admin(&settings)?;
     let tls = tls::acceptor(&settings)?;
-    let n_blocking = std::thread::available_parallelism().map_or(1, usize::from).max(MIN_BLOCKING_THREADS);
+    let n_blocking =
+        std::thread::available_parallelism().map_or(1, usize::from).max(MIN_BLOCKING_THREADS) + LOADING_THREADS;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(HTTP_THREADS).max_blocking_threads(n_blocking).enable_all().build()?;
     let exporter = trace::Exporter::new(&settings, runtime.handle())?;
-    let server = runtime.block_on(start::open(configuration, exporter))?;
-    let result = runtime.block_on(serve(&server, listener, tls));
+    let (args, model_args) = (args.clone(), model_args.clone());
+    let config_file = args.config.clone();
+    let configure = Box::new(move || args.configuration(&model_args));
+    let source = start::Source { configuration, configure, config_file };
+    let server = runtime.block_on(start::open(source, exporter, log_filter))?;
+    let result = runtime.block_on(serve(&server, listener, admin, tls));
     server.exporter.end();
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     result
 }
 
-async fn serve(server: &Arc<Server>, listener: std::net::TcpListener, tls: Option<TlsAcceptor>) -> Result<(), Failure> {
+async fn serve(
+    server: &Arc<Server>,
+    listener: std::net::TcpListener,
+    admin: Option<std::net::TcpListener>,
+    tls: Option<TlsAcceptor>,
+) -> Result<(), Failure> {
     let address = listener.local_addr()?;
     let url = format!("{}://{address}", if tls.is_some() { "https" } else { "http" });
-    let listener = tokio::net::TcpListener::from_std(listener)?;
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let routes = http::router(server, Hosts::new(&server.settings, address.ip()));
     let (stop, stopped) = watch::channel(false);
     let (now, at_once) = watch::channel(false);
-    let settings = server.settings.clone();
-    let listener = http::Listener { tcp: listener, tls };
-    let connections = tokio::spawn(async move { http::serve(listener, routes, &settings, stopped, at_once).await });
+    let which = if admin.is_some() { Routes::Public } else { Routes::All };
+    let listeners = [Some((listener, which)), admin.map(|listener| (listener, Routes::Admin))];
+    let mut connections = tokio::task::JoinSet::new();
+    for (tcp, which) in listeners.into_iter().flatten() {
+        let address = tcp.local_addr()?;
+        if which == Routes::Admin {
+            tracing::info!("administration on {address}");
+        }
+        let routes = http::router(server, Hosts::new(&server.settings(), address.ip()), which);
+        let listener = http::Listener { tcp: tokio::net::TcpListener::from_std(tcp)?, tls: tls.clone() };
+        let (settings, stopped, at_once) = (server.settings(), stopped.clone(), at_once.clone());
+        connections.spawn(async move { http::serve(listener, routes, &settings, stopped, at_once).await });
+    }
+    let connections = connections.join_all();
     let names: Vec<String> = server.pool.entries().iter().map(|entry| entry.name.to_string()).collect();
     tracing::info!("listening on {url}, models: {}", names.join(", "));
     // a program that starts the server with port 0 reads the port from here
     writeln!(stdout(), "{url}")?;
     stdout().flush()?;
-    if let Some(callback) = server.settings.callback_url.clone() {
+    if let Some(callback) = server.settings().callback_url.clone() {
         tokio::spawn(callback::report(callback, start::readiness_report(server, &url), CALLBACK_BACKOFF));
     }
     tokio::spawn(supervise(Arc::clone(server)));
 
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
+    let mut hangup = signal(SignalKind::hangup())?;
+    loop {
+        tokio::select! {
+            _ = term.recv() => break,
+            _ = int.recv() => break,
+            _ = hangup.recv() => reload(server).await,
+        }
     }
     tracing::info!("shutting down: {} requests running", server.snapshot().running);
-    server.draining.store(true, Ordering::Release);
+    server.shutting_down.store(true, Ordering::Release);
     let mut poll = tokio::time::interval(Duration::from_millis(20));
     // a model that is being loaded now is not shut down, and not waited for
     let instances: Vec<_> = server.pool.entries().iter().filter_map(|entry| entry.instance()).collect();
     instances.iter().for_each(|instance| instance.queue.shut_down(Shutdown::Draining));
-    let deadline = Instant::now() + server.settings.drain_timeout;
+    let deadline = Instant::now() + server.settings().drain_timeout;
     let mut clean = true;
     while !instances.iter().all(|instance| instance.workers.have_ended()) {
         tokio::select! {
@@ -139,7 +168,7 @@ async fn serve(server: &Arc<Server>, listener: std::net::TcpListener, tls: Optio
     };
     if !done {
         let _ = now.send(true);
-        let _ = connections.await;
+        connections.await;
     }
     if !clean {
         return Err(io::Error::other("shutdown: running requests were ended before they were complete").into());
@@ -148,9 +177,18 @@ async fn serve(server: &Arc<Server>, listener: std::net::TcpListener, tls: Optio
     Ok(())
 }
 
-/// Looks after workers, idle models and sessions.
+/// Reloads the settings; an error is logged, and nothing has changed.
+async fn reload(server: &Arc<Server>) {
+    if let Err(e) = admin::reload(server).await {
+        tracing::error!("settings not reloaded, the old ones stay: {e}");
+    }
+}
+
+/// Looks after workers, idle models, sessions, and the settings file if it is watched.
 async fn supervise(server: Arc<Server>) {
-    let mut tick = tokio::time::interval(SUPERVISION_INTERVAL.min(server.settings.session_ttl));
+    let mut tick = tokio::time::interval(SUPERVISION_INTERVAL.min(server.settings().session_ttl));
+    let file_stamp = || server.config_file.as_deref().and_then(loading::file_stamp);
+    let mut known = file_stamp();
     loop {
         tick.tick().await;
         let inner = Arc::clone(&server);
@@ -161,6 +199,10 @@ async fn supervise(server: Arc<Server>) {
         });
         if done.await.is_err() {
             tracing::error!("supervision of workers panicked");
+        }
+        let now = file_stamp();
+        if server.settings().watch_config && now.is_some() && std::mem::replace(&mut known, now) != now {
+            reload(&server).await;
         }
     }
 }

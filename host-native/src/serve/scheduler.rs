@@ -22,6 +22,19 @@ pub struct Limits {
     pub tenant_tokens: usize,
 }
 
+impl Limits {
+    /// Limits of a queue whose requests have up to `n` entries.
+    pub fn times(self, n: usize) -> Limits {
+        let times = |limit: usize| limit.saturating_mul(n.max(1));
+        Limits { high: times(self.high), low: times(self.low), tenant_requests: times(self.tenant_requests), ..self }
+    }
+
+    /// Lowers `low` to less than `high`.
+    fn ordered(self) -> Limits {
+        Limits { low: self.low.min(self.high.saturating_sub(1)), ..self }
+    }
+}
+
 /// The limit that a request exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
@@ -101,9 +114,8 @@ const MIN_SWEEP: usize = 64;
 impl<J> Scheduler<J> {
     /// Lowers `limits.low` to less than `limits.high`.
     pub fn new(limits: Limits) -> Scheduler<J> {
-        let limits = Limits { low: limits.low.min(limits.high.saturating_sub(1)), ..limits };
         Scheduler {
-            limits,
+            limits: limits.ordered(),
             jobs: HashMap::new(),
             next_id: 0,
             depth: [0; 3],
@@ -158,9 +170,10 @@ impl<J> Scheduler<J> {
         Ok(ids)
     }
 
-    /// All queued requests, in no order.
-    pub fn jobs(&self) -> impl Iterator<Item = &J> {
-        self.jobs.values().map(|queued| &queued.job)
+    /// Changes the limits. Requests beyond them stay queued.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits.ordered();
+        self.shedding = self.waiting() >= limits.high || (self.shedding && self.waiting() > self.limits.low);
     }
 
     /// Whether new requests are refused for the queue's length.

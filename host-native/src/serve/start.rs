@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -11,7 +12,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::auth::Keys;
 use super::callback::Ready;
-use super::config::{Configuration, Settings};
+use super::config::{Configuration, Live, Settings};
 use super::failures::SharedFailures;
 use super::machine;
 use super::metrics::Metrics;
@@ -29,14 +30,43 @@ use crate::pool;
 ///
 /// # Errors
 /// If `log_level` is invalid.
-pub fn init_log(settings: &Settings) -> Result<(), Failure> {
-    let filter = EnvFilter::try_new(&settings.log_level).map_err(|e| Failure::Usage(format!("log-level: {e}")))?;
+pub fn init_log(settings: &Settings) -> Result<LogFilter, Failure> {
+    let filter = log_filter(&settings.log_level).map_err(Failure::Usage)?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let started = match settings.log_format {
-        LogFormat::Json => log.json().flatten_event(true).with_current_span(true).with_span_list(false).try_init(),
-        LogFormat::Pretty => log.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init(),
-    };
-    started.map_err(|e| Failure::Io(std::io::Error::other(e)))
+    let wrong = |e| Failure::Io(std::io::Error::other(e));
+    // the handles of the two formats have different types
+    Ok(match settings.log_format {
+        LogFormat::Json => {
+            let log = log.json().flatten_event(true).with_current_span(true).with_span_list(false);
+            let log = log.with_filter_reloading();
+            let handle = log.reload_handle();
+            log.try_init().map_err(wrong)?;
+            LogFilter(Box::new(move |filter| handle.reload(filter).map_err(|e| e.to_string())))
+        }
+        LogFormat::Pretty => {
+            let log = log.with_ansi(std::io::stderr().is_terminal()).with_target(false).with_filter_reloading();
+            let handle = log.reload_handle();
+            log.try_init().map_err(wrong)?;
+            LogFilter(Box::new(move |filter| handle.reload(filter).map_err(|e| e.to_string())))
+        }
+    })
+}
+
+/// Changes the log level.
+pub struct LogFilter(Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>);
+
+impl LogFilter {
+    /// # Errors
+    /// If the level is invalid.
+    pub fn set(&self, level: &str) -> Result<(), String> {
+        (self.0)(log_filter(level)?)
+    }
+}
+
+/// # Errors
+/// If the level is invalid.
+pub fn log_filter(level: &str) -> Result<EnvFilter, String> {
+    EnvFilter::try_new(level).map_err(|e| format!("log-level: {e}"))
 }
 
 /// # Errors
@@ -57,13 +87,42 @@ pub fn listen(settings: &Settings) -> Result<TcpListener, Failure> {
     Ok(listener)
 }
 
+/// The listener of administrators, if they have one of their own.
+///
+/// # Errors
+/// If the address is in use, or there is no file of administrators' keys.
+pub fn listen_admin(settings: &Settings) -> Result<Option<TcpListener>, Failure> {
+    let Some(address) = &settings.admin_listen else { return Ok(None) };
+    if settings.admin_key_file.is_none() {
+        return Err(Failure::Usage("admin-listen: expected --admin-key-file with it".into()));
+    }
+    let wrong = |e| Failure::Io(std::io::Error::other(format!("cannot listen on {address}: {e}")));
+    let listener = TcpListener::bind(address).map_err(wrong)?;
+    listener.set_nonblocking(true)?;
+    Ok(Some(listener))
+}
+
+/// The configuration, and how it is read again.
+pub struct Source {
+    pub configuration: Configuration,
+    pub configure: Configure,
+    /// The settings file, if there is one.
+    pub config_file: Option<PathBuf>,
+}
+
+/// Reads flags, environment and settings file.
+pub type Configure = Box<dyn Fn() -> Result<Configuration, Failure> + Send + Sync>;
+
 /// The server's state, with the models of `startup` loaded.
 ///
 /// # Errors
 /// If a key file is invalid, or a model does not load.
-pub async fn open(configuration: Configuration, exporter: Exporter) -> Result<Arc<Server>, Failure> {
+pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> Result<Arc<Server>, Failure> {
+    let Source { configuration, configure, config_file } = source;
     let (start, settings) = (Instant::now(), configuration.settings.clone());
-    let keys = Keys::new(&settings)?;
+    let keys = Live::new(Keys::new(&settings)?);
+    let admin_keys = settings.admin_key_file.as_deref().map(|path| Keys::of_file(path, &settings));
+    let admin_keys = admin_keys.transpose()?.map(Live::new);
     log_threads(&configuration.model);
     let memory = machine::memory();
     let (limit, reason) = match settings.memory {
@@ -80,8 +139,21 @@ pub async fn open(configuration: Configuration, exporter: Exporter) -> Result<Ar
     for entry in pool.entries().iter().filter(|entry| ModelPool::loads_at_start(entry)) {
         pool.load_at_start(entry).await?;
     }
-    let (created, draining) = (unix_now(), AtomicBool::new(false));
-    Ok(Arc::new(Server { settings, pool, metrics, exporter, keys, failures, start, created, draining }))
+    Ok(Arc::new(Server {
+        pool,
+        metrics,
+        exporter,
+        keys,
+        admin_keys,
+        log_filter,
+        failures,
+        start,
+        configure,
+        config_file,
+        created: unix_now(),
+        shutting_down: AtomicBool::new(false),
+        drained: AtomicBool::new(false),
+    }))
 }
 
 fn log_threads(args: &ModelArgs) {
@@ -100,7 +172,7 @@ pub fn readiness_report(server: &Server, uri: &str) -> Ready {
     let instance = server.pool.default_entry().and_then(|entry| entry.instance());
     let model = server.pool.default_entry().map(|entry| entry.name.to_string()).unwrap_or_default();
     Ready {
-        worker_id: server.settings.worker_id.clone().unwrap_or_else(|| random_id("worker-")),
+        worker_id: server.settings().worker_id.clone().unwrap_or_else(|| random_id("worker-")),
         uri: uri.into(),
         model,
         model_sha256: instance.map(|instance| Hex(instance.model_sha256).to_string()).unwrap_or_default(),

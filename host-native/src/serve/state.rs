@@ -1,5 +1,6 @@
 //! State that all handlers share, and the caller of a request.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,33 +11,47 @@ use axum::http::request::Parts;
 
 use super::api::error::{ApiError, HttpError};
 use super::auth::{Keys, Tenant};
-use super::config::Settings;
+use super::config::{Live, Settings};
 use super::failures::SharedFailures;
 use super::metrics::Metrics;
 use super::model_metrics::Snapshot;
 use super::models::instance::ModelInstance;
 use super::models::pool::ModelPool;
 use super::scheduler::{Flow, Priority};
+use super::start::{Configure, LogFilter};
 use super::trace::Exporter;
 
 /// State that all handlers share.
 pub struct Server {
-    pub settings: Settings,
     pub pool: Arc<ModelPool>,
     pub metrics: Arc<Metrics>,
     pub exporter: Exporter,
-    pub keys: Keys,
+    pub keys: Live<Keys>,
+    /// Keys of administrators; `None`: there is no admin interface.
+    pub admin_keys: Option<Live<Keys>>,
+    pub log_filter: LogFilter,
     pub failures: SharedFailures,
     pub start: Instant,
+    /// Reads flags, environment and settings file again.
+    pub configure: Configure,
+    /// The settings file, if there is one.
+    pub config_file: Option<PathBuf>,
     /// Start of the server in Unix time.
     pub created: u64,
-    /// Set when the shutdown begins, and while an administrator has drained the server.
-    pub draining: AtomicBool,
+    /// Set when the shutdown begins.
+    pub shutting_down: AtomicBool,
+    /// Set while an administrator has drained the server.
+    pub drained: AtomicBool,
 }
 
 impl Server {
     pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.shutting_down.load(Ordering::Acquire) || self.drained.load(Ordering::Acquire)
+    }
+
+    /// The settings in effect.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.pool.settings()
     }
 
     /// The model of a request: that of the name, or the default one.
@@ -114,12 +129,16 @@ impl Caller {
         }
     }
 
-    /// Whether the caller may load and unload models.
+    /// Whether the caller may load and unload models: anyone, unless there are keys of administrators.
     ///
     /// # Errors
-    /// 403 without an administrator's key, where there are such keys.
-    pub fn check_manages(&self, _server: &Server) -> Result<(), ApiError> {
-        Ok(())
+    /// 403.
+    pub fn check_manages(&self, server: &Server) -> Result<(), ApiError> {
+        if server.admin_keys.is_none() {
+            return Ok(());
+        }
+        let message = "models are loaded and unloaded by administrators: POST /admin/models/{name}/load";
+        Err(ApiError::new(403, "permission_error", message).code("not_allowed"))
     }
 
     /// The flow of a request. Without API keys the fairness id is the tenant; with keys, which a client cannot choose, it

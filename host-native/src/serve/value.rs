@@ -158,6 +158,12 @@ macro_rules! choices {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum $kind { $($(#[doc = $of])+ $variant),+ }
 
+        impl $kind {
+            pub const fn name(self) -> &'static str {
+                match self { $($kind::$variant => $name),+ }
+            }
+        }
+
         impl Value for $kind {
             fn read(text: &str) -> Result<Self, String> {
                 match text { $($name => Ok($kind::$variant),)+ _ => {
@@ -166,7 +172,7 @@ macro_rules! choices {
             }
 
             fn show(&self) -> Option<String> {
-                match self { $($kind::$variant => $name.to_string().show()),+ }
+                self.name().to_string().show()
             }
         }
     )*};

@@ -1,11 +1,16 @@
 //! HTTP tests of `starling serve`, each against a server process of its own.
 
+mod admin;
+mod admin_client;
 mod answers;
 mod connections;
 mod equal;
 mod limits;
+mod models;
 mod server;
 mod sessions;
 mod structure;
+mod swap;
 mod traces;
 mod wire;
+mod workers;

@@ -27,8 +27,8 @@ impl<T: ParseBody + Send + 'static> FromRequest<Arc<Server>> for Body<T> {
             let message = format!("found content type {:?}, expected application/json", quoted(kind));
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE.as_u16(), INVALID_REQUEST, message).into());
         }
-        let limit = usize::try_from(server.settings.max_body.0).unwrap_or(usize::MAX);
-        let body = timeout(server.settings.body_timeout, to_bytes(request.into_body(), limit)).await;
+        let limit = usize::try_from(server.settings().max_body.0).unwrap_or(usize::MAX);
+        let body = timeout(server.settings().body_timeout, to_bytes(request.into_body(), limit)).await;
         let bytes = match body {
             Ok(Ok(bytes)) => bytes,
             Ok(Err(e)) => return Err(body_error(&*e.into_inner(), limit).into()),

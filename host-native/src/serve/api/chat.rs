@@ -49,7 +49,7 @@ pub async fn chat_completions(
     let instance = server.model(options.model.as_deref(), &caller).await?;
     options.penalty_scope.get_or_insert(Scope::Answer);
     let logprobs = chat.logprobs()?;
-    let (n, flow) = (options.n_choices(instance.settings.max_n)?, flow(&options, &caller)?);
+    let (n, flow) = (options.n_choices(instance.settings().max_n)?, flow(&options, &caller)?);
     let session = session(&options, &caller)?.map(str::to_string);
     let variables = chat.template_variables()?;
     let (inner, tools, choice) = (Arc::clone(&instance), chat.tools, chat.tool_choice);
@@ -86,7 +86,7 @@ pub async fn chat_completions(
     let head = response_head(&instance, "chatcmpl-", seed, session.as_deref());
     if options.is_stream() {
         let writer = ChatStream { writer: ChatWriter::new(chat_plan, head), visit };
-        return Ok(stream(updates, writer, instance.settings.sse_keep_alive));
+        return Ok(stream(updates, writer, instance.settings().sse_keep_alive));
     }
     let answers = collect(updates, n).await?;
     visit.end(&answers[0]);

@@ -43,9 +43,9 @@ pub async fn completions(
     let CompletionRequest { mut options, constraint, completion } = body;
     let instance = server.model(options.model.as_deref(), &caller).await?;
     options.penalty_scope.get_or_insert(Scope::Answer);
-    let (n, flow) = (options.n_choices(instance.settings.max_n)?, flow(&options, &caller)?);
+    let (n, flow) = (options.n_choices(instance.settings().max_n)?, flow(&options, &caller)?);
     let (echo, logprobs) = (completion.is_echo(), completion.check(n)?);
-    let (n_prompts, max_inputs) = (completion.prompt.len(), instance.settings.max_inputs);
+    let (n_prompts, max_inputs) = (completion.prompt.len(), instance.settings().max_inputs);
     if n_prompts > max_inputs {
         return Err(ApiError::param("prompt", format!("{n_prompts} prompts, expected at most {max_inputs}")).into());
     }
@@ -85,7 +85,7 @@ pub async fn completions(
     }
     let updates = submit(&instance, &caller, &flow, requests, n)?;
     if is_stream {
-        return Ok(stream(updates, CompletionWriter::new(plan, head), instance.settings.sse_keep_alive));
+        return Ok(stream(updates, CompletionWriter::new(plan, head), instance.settings().sse_keep_alive));
     }
     let answers = collect(updates, plan.n_choices()).await?;
     let size = answers.iter().map(Answer::n_logprobs).sum();

@@ -33,7 +33,7 @@ pub async fn embeddings(
     Body(body): Body<EmbeddingRequest>,
 ) -> Result<Response, HttpError> {
     let instance = server.model(body.model.as_deref(), &caller).await?;
-    body.check_inputs(instance.settings.max_inputs)?;
+    body.check_inputs(instance.settings().max_inputs)?;
     let n = body.input.len();
     let (model, size, input) = (Arc::clone(&instance.model), body.input.bytes(), body.input);
     let encode = move || {
@@ -45,10 +45,10 @@ pub async fn embeddings(
     let tokens: usize = texts.iter().map(Vec::len).sum();
     caller
         .tenant
-        .count_tokens(tokens, instance.settings.key_tokens)
+        .count_tokens(tokens, instance.settings().key_tokens)
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     let (to, mut updates) = updates(n, 1);
-    let (queue, total) = (instance.settings.queue_timeout, instance.settings.request_timeout);
+    let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
     let times = Deadlines { arrival: caller.arrival, queue, total };
     let job = |(index, tokens)| TextJob { index, tokens, dimensions: body.dimensions, to: to.clone(), times };
     let jobs = texts.into_iter().enumerate().map(job).collect();

@@ -48,7 +48,7 @@ pub async fn execute(
     let updates = submit(&instance, &caller, &flow, vec![request], 1)?;
     let plan = ExecutePlan { job_id: job.job_id, model: instance.name.to_string(), seed, stops };
     let writer = ExecuteWriter::new(plan, SystemClock { start: server.start });
-    Ok(stream(updates, writer, instance.settings.sse_keep_alive))
+    Ok(stream(updates, writer, instance.settings().sse_keep_alive))
 }
 
 /// The system's clocks; monotonic time counts from the start of the server.

@@ -82,7 +82,7 @@ pub async fn generate(
         GenerateResponse::new(head, n_prompt, answer)
     };
     if options.is_stream() {
-        return Ok(stream(updates, GenerateWriter::new(end), instance.settings.sse_keep_alive));
+        return Ok(stream(updates, GenerateWriter::new(end), instance.settings().sse_keep_alive));
     }
     let answer = collect(updates, 1).await?.remove(0);
     Ok(json(StatusCode::OK, &end(answer)))

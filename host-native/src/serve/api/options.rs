@@ -44,7 +44,7 @@ pub fn flow(options: &Options, caller: &Caller) -> Result<Flow, ApiError> {
 /// The seed of the request, else of the settings, else a random one.
 pub fn seed(options: &Options, instance: &ModelInstance) -> u64 {
     // below 2^53: clients that parse numbers as floats get the same seed back
-    options.seed.map(|s| s.0).or(instance.settings.seed).unwrap_or_else(|| random() >> 11)
+    options.seed.map(|s| s.0).or(instance.settings().seed).unwrap_or_else(|| random() >> 11)
 }
 
 /// Salt of the prefix cache, by tenant and `cache_salt`.
@@ -61,8 +61,8 @@ pub fn limits(instance: &ModelInstance) -> Limits<'_> {
         model: &instance.model,
         engine: instance.engine.as_ref(),
         n_pages: instance.n_pages,
-        max_prompt: instance.settings.max_prompt,
-        max_tokens: instance.settings.max_tokens,
+        max_prompt: instance.settings().max_prompt,
+        max_tokens: instance.settings().max_tokens,
     }
 }
 

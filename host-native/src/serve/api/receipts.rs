@@ -40,7 +40,7 @@ pub async fn verify_receipt(
     let n = receipt.request.prompt.len() + tokens;
     caller
         .tenant
-        .count_tokens(n, instance.settings.key_tokens)
+        .count_tokens(n, instance.settings().key_tokens)
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     // memory for one replay at a time, beside the engine's own
     let turn = Arc::clone(&instance.replay).try_acquire_owned();

@@ -34,10 +34,10 @@ pub fn submit(
     check_count(instance, count)?;
     caller
         .tenant
-        .count_tokens(tokens, instance.settings.key_tokens)
+        .count_tokens(tokens, instance.settings().key_tokens)
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     let (to, mut updates) = updates(count, each);
-    let (queue, total) = (instance.settings.queue_timeout, instance.settings.request_timeout);
+    let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
     let times = Deadlines { arrival: caller.arrival, queue, total };
     let request_id: Arc<str> = request_id().unwrap_or_default().into();
     let mut jobs = Vec::with_capacity(count);
@@ -60,7 +60,7 @@ pub fn submit(
 /// # Errors
 /// If there are more than ever wait.
 pub fn check_count(instance: &ModelInstance, count: usize) -> Result<(), ApiError> {
-    let most = instance.settings.queue_high;
+    let most = instance.settings().queue_high;
     if count > most {
         return Err(ApiError::param("n", format!("{count} answers at once, this server takes at most {most}")));
     }

@@ -177,7 +177,23 @@ impl ModelEntry {
         ModelEntry { name: None, args: all.args_of(Some(path)), settings }
     }
 
-    fn set(&mut self, key: &str, text: &str) -> Result<(), String> {
+    /// A model with a name and source, and the settings that all models have.
+    ///
+    /// # Errors
+    /// If a model may not have this name.
+    pub fn named(name: &str, source: PathBuf, all: &Configuration) -> Result<ModelEntry, String> {
+        if !is_name(name) {
+            return Err(format!("found the name {name:?}, expected letters, digits and . _ - / : @ only"));
+        }
+        let (args, settings) = (all.args_of(Some(source)), all.settings.clone());
+        Ok(ModelEntry { name: Some(name.into()), args, settings })
+    }
+
+    /// Sets a key of `[models.NAME]`.
+    ///
+    /// # Errors
+    /// If the key is unknown or not of a model, or the value is invalid.
+    pub fn set(&mut self, key: &str, text: &str) -> Result<(), String> {
         match setting(key) {
             Some(setting) if setting.is_per_model => (setting.set)(&mut self.settings, text),
             Some(_) => Err("a setting of the server, not of a model: move it out of the table".into()),

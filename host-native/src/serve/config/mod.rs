@@ -3,6 +3,7 @@
 mod args;
 mod file;
 mod layers;
+mod live;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +12,9 @@ use starling::structure::Limits;
 
 use super::value::{Bytes, Compat, LoadPolicy, LogFormat, Strategy, Value};
 pub use args::ServeArgs;
+pub use file::plain;
 pub use layers::{Configuration, ModelEntry};
+pub use live::Live;
 
 pub struct Setting {
     /// Name in the file; the flag is `--queue-high`, the environment variable `STARLING_QUEUE_HIGH`.
@@ -20,9 +23,11 @@ pub struct Setting {
     value_name: &'static str,
     help: &'static str,
     /// Whether models may differ in it: a key of `[models.NAME]` too.
-    is_per_model: bool,
-    set: fn(&mut Settings, &str) -> Result<(), String>,
-    get: fn(&Settings) -> Option<String>,
+    pub is_per_model: bool,
+    pub set: fn(&mut Settings, &str) -> Result<(), String>,
+    pub get: fn(&Settings) -> Option<String>,
+    /// Copies the value.
+    pub copy: fn(&Settings, &mut Settings),
 }
 
 macro_rules! settings {
@@ -52,6 +57,7 @@ macro_rules! settings {
                 Ok(())
             },
             get: |settings| settings.$field.show(),
+            copy: |from, to| to.$field.clone_from(&from.$field),
         },)*];
     };
 }
@@ -72,6 +78,9 @@ settings! {
     workers "workers" usize = 1, "N" in 0.0..=64.0, "Workers of the model, each an engine with a KV cache of its own over the same weights; 0: one per NUMA node" per model;
     strategy "strategy" Strategy = Strategy::PrefixAware, "NAME", "Choice of the worker for a request: round-robin, least-loaded, memory-aware (most free KV pages), or prefix-aware (longest cached prefix, then load)" per model;
     aliases "aliases" Vec<String> = Vec::new(), "NAMES", "Further names of the model in the API, comma-separated" per model;
+    admin_key_file "admin-key-file" Option<PathBuf> = None, "FILE", "File of administrators' keys, one per line: the key, then optionally a name; without it there is no /admin interface";
+    admin_listen "admin-listen" Option<String> = None, "ADDRESS", "Address and port of a listener of its own for /admin, such as 127.0.0.1:9090 [default: the public listener]";
+    watch_config "watch-config" bool = false, "BOOL", "Reload the settings file when it changes, as on SIGHUP";
     fault_injection "fault-injection" bool = false, "BOOL", "Let administrators make workers fail, to test failover";
     chat_template "chat-template" Option<String> = None, "NAME|FILE", "Chat template: the name of a built-in one, or a file [default: the model's own, else chatml]" per model;
     ctx_size "ctx-size" Option<usize> = None, "N" in 1.0..=16_777_216.0, "Context size in tokens, prompt and output together [default: the model's training context, at most 8192]" per model;
@@ -156,6 +165,32 @@ impl Settings {
         lines.collect::<Vec<_>>().join("\n")
     }
 }
+
+/// Settings that may change while the server runs.
+pub const LIVE: [&str; 22] = [
+    "autoload",
+    "load-wait",
+    "load-queue",
+    "pin",
+    "idle-timeout",
+    "strategy",
+    "batch-tokens",
+    "prefill-chunk",
+    "seed",
+    "queue-high",
+    "queue-low",
+    "queue-timeout",
+    "request-timeout",
+    "tenant-requests",
+    "tenant-tokens",
+    "max-prompt",
+    "max-tokens",
+    "max-n",
+    "max-inputs",
+    "key-requests",
+    "key-tokens",
+    "log-level",
+];
 
 /// The setting of a key.
 pub fn setting(key: &str) -> Option<&'static Setting> {

@@ -1,8 +1,9 @@
 //! A loaded model: what a request needs of it.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 use starling::chat::ChatTemplate;
@@ -13,26 +14,29 @@ use starling::kv::KvStats;
 use starling::model::Model;
 use starling::tokenizer::DecodeOptions;
 
-use super::super::config::Settings;
+use super::super::config::{Live, Settings};
 use super::super::model_metrics::{self, ModelMetrics, Snapshot};
 use super::super::queue::{Queue, Shutdown};
-use super::super::scheduler::Priority;
+use super::super::scheduler::{Limits, Priority};
 use super::super::sessions::Sessions;
 use super::budget::{MemoryBudget, MemoryLease};
 use super::cores::{SharedThreads, Threads};
 use super::dispatch::Dispatcher;
+use super::loading;
 use super::status::{WorkerHandle, WorkerState};
 use super::worker::{Shared, Worker, requeue};
 use crate::error::Failure;
 use crate::pool::ThreadPool;
 use crate::structure::Grammars;
 
+/// Size and time of change of a file: different if it was replaced.
+pub type FileStamp = (u64, SystemTime);
+
 /// A loaded model. The weights are freed with the last reference and the last worker.
 pub struct ModelInstance {
     /// Name in the API.
     pub name: Arc<str>,
-    /// Settings of the model.
-    pub settings: Arc<Settings>,
+    pub settings: Live<Settings>,
     pub model: Arc<Model>,
     /// SHA-256 of the model file.
     pub model_sha256: [u8; 32],
@@ -58,11 +62,26 @@ pub struct ModelInstance {
     pub created: u64,
     /// Where the model was loaded from.
     pub source: String,
+    /// Files of the model, and their size and time of change at the load.
+    pub files: Vec<(PathBuf, Option<FileStamp>)>,
     /// Weights, in the memory budget.
     pub weights: Arc<MemoryLease>,
 }
 
 impl ModelInstance {
+    /// Settings of the model.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.settings.get()
+    }
+
+    /// Changes the settings that take effect while the model serves.
+    pub fn set_settings(&self, settings: Settings) {
+        self.queue.set_limits(limits(&settings), settings.max_inputs);
+        self.workers.dispatcher().set_strategy(settings.strategy);
+        self.workers.set_batch_limits(settings.batch_tokens.max(settings.max_seqs), settings.prefill_chunk);
+        self.settings.set(settings);
+    }
+
     /// Values of the gauges. Does not wait for a worker.
     pub fn snapshot(&self) -> Snapshot {
         let waiting = self.queue.lock();
@@ -108,19 +127,34 @@ impl ModelInstance {
     /// A fault that keeps the model from answering, if all workers have it.
     pub fn fault(&self) -> Option<String> {
         let workers = self.workers.list();
-        let stalled = |worker: &WorkerHandle| worker.status.age() > self.settings.stall_timeout;
+        let stalled = |worker: &WorkerHandle| worker.status.age() > self.settings().stall_timeout;
         if workers.iter().any(|worker| !stalled(worker) && !worker.status.has_ended()) {
             return None;
         }
         let age = workers.iter().filter(|w| !w.status.has_ended()).map(|w| w.status.age()).min()?;
-        let limit = self.settings.stall_timeout.as_secs_f64();
+        let limit = self.settings().stall_timeout.as_secs_f64();
         Some(format!("engine stalled: no step of {} for {} s, stall-timeout {limit} s", self.name, age.as_secs()))
+    }
+
+    /// Whether a file of the model was replaced since the load.
+    pub fn is_outdated(&self) -> bool {
+        self.files.iter().any(|(path, stamp)| loading::file_stamp(path) != *stamp)
     }
 
     /// Whether requests are queued or running.
     pub fn is_busy(&self) -> bool {
         let snapshot = self.snapshot();
         snapshot.running + snapshot.texts + snapshot.depth.iter().sum::<usize>() > 0
+    }
+}
+
+/// Limits of the queue.
+pub fn limits(settings: &Settings) -> Limits {
+    Limits {
+        high: settings.queue_high,
+        low: settings.queue_low,
+        tenant_requests: settings.tenant_requests,
+        tenant_tokens: settings.tenant_tokens,
     }
 }
 
@@ -192,6 +226,17 @@ impl Workers {
 
     pub fn dispatcher(&self) -> &Dispatcher {
         &self.shared.dispatcher
+    }
+
+    /// Changes the maximum tokens of a batch, at most those at the start.
+    pub fn set_batch_limits(&self, batch_tokens: usize, prefill_chunk: usize) {
+        self.shared.batch.set(batch_tokens, prefill_chunk);
+    }
+
+    /// Asks all workers to evict their prefix caches.
+    pub fn evict_caches(&self) {
+        self.list().iter().for_each(|worker| worker.status.evict_cached(usize::MAX));
+        self.shared.queue.notify();
     }
 
     /// Makes a worker with the next id, and hands it to `inspect` before it runs.
@@ -284,19 +329,8 @@ impl Workers {
         }
     }
 
-    /// Time of the last heartbeat of any worker that has not ended.
+    /// Whether the threads of all workers have ended.
     pub fn have_ended(&self) -> bool {
         self.list().iter().all(|worker| worker.status.has_ended())
-    }
-
-    /// Waits until all workers have ended, at most until `deadline`.
-    pub fn wait_ended(&self, deadline: Instant) -> bool {
-        while !self.have_ended() {
-            if Instant::now() > deadline {
-                return false;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-        true
     }
 }

@@ -10,19 +10,18 @@ use starling::model::Model;
 use starling::structure;
 use starling_api::openai::response::system_fingerprint;
 
-use super::super::config::{ModelEntry, Settings};
+use super::super::config::{Live, ModelEntry, Settings};
 use super::super::failures::SharedFailures;
 use super::super::metrics::Metrics;
 use super::super::model_metrics::ModelMetrics;
 use super::super::queue::Queue;
-use super::super::scheduler::Limits;
 use super::super::sessions::Sessions;
 use super::super::state::unix_now;
 use super::budget::{MemoryBudget, MemoryLease};
 use super::cores::SharedThreads;
 use super::dispatch::Dispatcher;
-use super::instance::{ModelInstance, ThreadPlan, Workers};
-use super::worker::Shared;
+use super::instance::{FileStamp, ModelInstance, ThreadPlan, Workers, limits};
+use super::worker::{BatchLimits, Shared};
 use crate::cli::ModelArgs;
 use crate::error::Failure;
 use crate::pool::{ThreadPool, default_threads};
@@ -81,6 +80,17 @@ impl Resources {
     }
 }
 
+/// Name of a model in the API: its own, or after its file.
+pub fn model_name(entry: &ModelEntry) -> Arc<str> {
+    entry.name.clone().unwrap_or_else(|| name(&load::path(&entry.args))).into()
+}
+
+/// Size and time of change of a file, if it exists.
+pub fn file_stamp(path: &Path) -> Option<FileStamp> {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.len(), metadata.modified().ok()?))
+}
+
 /// Bytes that a load needs at least: the files, whose weights are kept.
 ///
 /// # Errors
@@ -102,8 +112,11 @@ pub fn load(
     resources: &Resources,
     mut lease: MemoryLease,
 ) -> Result<Arc<ModelInstance>, Failure> {
-    let (start, settings) = (Instant::now(), Arc::new(entry.settings.clone()));
+    let (start, settings) = (Instant::now(), entry.settings.clone());
     let cpu = load::cpu(args)?;
+    // before the first byte is read: a later change is found
+    let files = args.model.as_deref().map(load::paths).unwrap_or_default();
+    let files = files.into_iter().map(|path| (path.clone(), file_stamp(&path))).collect();
     let n_workers = if settings.workers == 0 { crate::pool::numa_nodes() } else { settings.workers };
     let plan = resources.thread_plan(args, &settings, n_workers)?;
     // hash and load in parallel: both read the whole file, so it is read from disk once
@@ -126,13 +139,7 @@ pub fn load(
     let engine = model.config.causal.then(|| engine_options(&settings, args, &model, n_ctx, sha256, budget, n_workers));
     let engine = engine.transpose()?;
     let embedder = EmbedderOptions { max_texts: MAX_BATCH_TEXTS, batch_tokens: settings.embed_tokens, n_ctx };
-    let limits = Limits {
-        high: settings.queue_high,
-        low: settings.queue_low,
-        tenant_requests: settings.tenant_requests,
-        tenant_tokens: settings.tenant_tokens,
-    };
-    let queue = Arc::new(Queue::new(limits, settings.max_inputs));
+    let queue = Arc::new(Queue::new(limits(&settings), settings.max_inputs));
     let shared = Shared {
         name: Arc::clone(&identity.name),
         model: Arc::clone(&model),
@@ -144,6 +151,7 @@ pub fn load(
         metrics: Arc::clone(&identity.metrics),
         dispatcher: Arc::new(Dispatcher::new(settings.strategy)),
         failures: Arc::clone(&resources.failures),
+        batch: Arc::new(BatchLimits::new(settings.batch_tokens.max(settings.max_seqs), settings.prefill_chunk)),
         stall_timeout: settings.stall_timeout,
     };
     let worker_bytes = engine.map_or(0, |options| options.kv_bytes as u64);
@@ -184,9 +192,10 @@ pub fn load(
         replay: Arc::new(tokio::sync::Semaphore::new(1)),
         created: unix_now(),
         source: entry.args.model.as_deref().map_or(load::BUNDLED_NAME.into(), |path| path.display().to_string()),
+        files,
         weights,
         model,
-        settings,
+        settings: Live::new(settings),
     }))
 }
 

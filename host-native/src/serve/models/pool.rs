@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use starling_api::error::ApiError;
 use tokio::sync::watch;
 
-use super::super::config::{Configuration, ModelEntry, Settings};
+use super::super::config::{Configuration, Live, ModelEntry, Settings};
 use super::super::model_metrics::{ModelMetrics, Snapshot};
 use super::super::queue::Shutdown;
 use super::super::sessions::{SessionLimits, Sessions};
@@ -95,10 +95,11 @@ impl Entry {
         self.lock().args.model.clone()
     }
 
-    pub fn set_strategy(&self, strategy: super::super::value::Strategy) {
-        self.lock().settings.strategy = strategy;
+    /// Changes the settings: those that may change at run time take effect at once, others at the next load.
+    pub fn set_settings(&self, settings: Settings) {
+        self.lock().settings = settings.clone();
         if let Some(instance) = self.instance() {
-            instance.workers.dispatcher().set_strategy(strategy);
+            instance.set_settings(settings);
         }
     }
 
@@ -211,7 +212,8 @@ impl PoolError {
 
 /// All models of the server.
 pub struct ModelPool {
-    configuration: Configuration,
+    configuration: Live<Configuration>,
+    settings: Live<Settings>,
     resources: Arc<Resources>,
     entries: RwLock<Vec<Arc<Entry>>>,
     /// Held during a load, unload or swap.
@@ -225,12 +227,13 @@ impl ModelPool {
     /// If two models have the same name, or the directory of models cannot be read.
     pub fn new(configuration: Configuration, resources: Arc<Resources>) -> Result<ModelPool, Failure> {
         let models = configuration.models.clone();
-        let pool =
-            ModelPool { configuration, resources, entries: RwLock::default(), change: tokio::sync::Mutex::default() };
+        let settings = Live::new(configuration.settings.clone());
+        let (configuration, change) = (Live::new(configuration), tokio::sync::Mutex::default());
+        let pool = ModelPool { configuration, settings, resources, entries: RwLock::default(), change };
         for entry in models {
             pool.add(entry)?;
         }
-        if let Some(directory) = &pool.configuration.settings.models_dir {
+        if let Some(directory) = &pool.settings().models_dir {
             pool.scan(directory).map_err(|source| Failure::File { path: directory.clone(), source })?;
         }
         Ok(pool)
@@ -240,8 +243,13 @@ impl ModelPool {
         &self.resources
     }
 
-    pub fn configuration(&self) -> &Configuration {
-        &self.configuration
+    pub fn configuration(&self) -> Arc<Configuration> {
+        self.configuration.get()
+    }
+
+    /// Settings of the server.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.settings.get()
     }
 
     /// All models, the default one first.
@@ -269,7 +277,7 @@ impl ModelPool {
 
     /// Adds the models of new files in the directory of models.
     pub fn rescan(&self) {
-        if let Some(directory) = &self.configuration.settings.models_dir
+        if let Some(directory) = &self.settings().models_dir
             && let Err(e) = self.scan(directory)
         {
             tracing::warn!("models-dir: {}: {e}", directory.display());
@@ -297,7 +305,7 @@ impl ModelPool {
         if let Some(instance) = entry.instance() {
             return Ok(instance);
         }
-        let settings = &self.configuration.settings;
+        let settings = self.settings();
         if !autoload.unwrap_or(settings.autoload) && !entry.state().is_changing() {
             return Err(PoolError::NotLoaded(Arc::clone(&entry.name)));
         }
@@ -482,7 +490,7 @@ impl ModelPool {
         let (freed, weights) = (Arc::downgrade(&old.weights), old.weights.bytes());
         drop(old);
         let budget = Arc::clone(&self.resources.budget);
-        let deadline = Instant::now() + self.configuration.settings.request_timeout;
+        let deadline = Instant::now() + self.settings().request_timeout;
         let wait = move || {
             while freed.strong_count() > 0 && Instant::now() < deadline {
                 budget.wait_free(weights, Duration::from_millis(20));
@@ -536,13 +544,31 @@ impl ModelPool {
         }
     }
 
+    /// Replaces the settings of the server and of models by name, all at once.
+    pub fn set_settings(&self, server: Settings, models: Vec<(Arc<Entry>, Settings)>) {
+        self.settings.set(server);
+        for (entry, settings) in models {
+            entry.set_settings(settings);
+        }
+    }
+
+    /// Replaces the configuration that new files of the directory of models follow.
+    pub fn set_configuration(&self, configuration: Configuration) {
+        self.configuration.set(configuration);
+    }
+
+    /// Removes a model and its name; its requests finish. Returns whether it was loaded.
+    pub async fn remove(&self, entry: &Arc<Entry>) -> bool {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner).retain(|other| !Arc::ptr_eq(other, entry));
+        self.unload(entry, false).await
+    }
+
     /// Adds a model.
     ///
     /// # Errors
     /// If its name or an alias is taken.
-    fn add(&self, entry: ModelEntry) -> Result<(), Failure> {
-        let path = load::path(&entry.args);
-        let name: Arc<str> = entry.name.clone().unwrap_or_else(|| loading::name(&path)).into();
+    pub fn add(&self, entry: ModelEntry) -> Result<(), Failure> {
+        let (path, name) = (load::path(&entry.args), loading::model_name(&entry));
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let names = std::iter::once(&*name).chain(entry.settings.aliases.iter().map(String::as_str));
         for new in names {
@@ -580,7 +606,7 @@ impl ModelPool {
         }
         for (name, path) in files {
             let is_known = self.read().iter().any(|entry| has_name(entry, &name));
-            if !is_known && self.add(ModelEntry::of_file(path.clone(), &self.configuration)).is_ok() {
+            if !is_known && self.add(ModelEntry::of_file(path.clone(), &self.configuration())).is_ok() {
                 tracing::info!(model = name, "model found in models-dir");
             }
         }

@@ -76,6 +76,8 @@ pub struct WorkerStatus {
     jobs: Mutex<BTreeMap<RequestId, Running>>,
     /// Number of times that the jobs were taken.
     takeovers: AtomicU64,
+    /// Cached pages to evict.
+    evictions: AtomicUsize,
     /// Fault to raise in the next step, for tests of failover.
     injected: AtomicU8,
 }
@@ -92,6 +94,7 @@ impl WorkerStatus {
             kv: Mutex::new(KvStats::default()),
             jobs: Mutex::default(),
             takeovers: AtomicU64::new(0),
+            evictions: AtomicUsize::new(0),
             injected: AtomicU8::new(0),
         }
     }
@@ -168,6 +171,15 @@ impl WorkerStatus {
 
     pub fn takeovers(&self) -> u64 {
         self.takeovers.load(Ordering::Acquire)
+    }
+
+    /// Asks the worker to evict up to `n` cached pages.
+    pub fn evict_cached(&self, n: usize) {
+        self.evictions.store(n, Ordering::Release);
+    }
+
+    pub fn take_evictions(&self) -> usize {
+        self.evictions.swap(0, Ordering::AcqRel)
     }
 
     /// Raises a fault in the next step.

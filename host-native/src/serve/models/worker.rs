@@ -8,6 +8,7 @@
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
@@ -50,7 +51,30 @@ pub struct Shared {
     pub metrics: Arc<ModelMetrics>,
     pub dispatcher: Arc<Dispatcher>,
     pub failures: SharedFailures,
+    pub batch: Arc<BatchLimits>,
     pub stall_timeout: Duration,
+}
+
+/// Maximum tokens of a batch, and of one with decode rows; they change while workers run.
+#[derive(Debug)]
+pub struct BatchLimits {
+    batch_tokens: AtomicUsize,
+    prefill_chunk: AtomicUsize,
+}
+
+impl BatchLimits {
+    pub fn new(batch_tokens: usize, prefill_chunk: usize) -> BatchLimits {
+        BatchLimits { batch_tokens: AtomicUsize::new(batch_tokens), prefill_chunk: AtomicUsize::new(prefill_chunk) }
+    }
+
+    pub fn set(&self, batch_tokens: usize, prefill_chunk: usize) {
+        self.batch_tokens.store(batch_tokens, Ordering::Relaxed);
+        self.prefill_chunk.store(prefill_chunk, Ordering::Relaxed);
+    }
+
+    fn apply(&self, engine: &mut Engine) {
+        engine.set_batch_limits(self.batch_tokens.load(Ordering::Relaxed), self.prefill_chunk.load(Ordering::Relaxed));
+    }
 }
 
 /// An engine, and the embedder beside it.
@@ -242,6 +266,7 @@ impl Worker {
         let forget = waiting.take_forget(self.id);
         drop(waiting);
         if let Some(engine) = &mut self.engines.engine {
+            engine.evict_cached(self.status.take_evictions());
             for Forget { tokens, salt } in &forget {
                 engine.evict_prefix(tokens, *salt);
             }
@@ -409,6 +434,7 @@ impl Worker {
     fn step(&mut self) {
         let Some(engine) = self.engines.engine.as_mut().filter(|e| !e.is_idle()) else { return };
         raise_injected(&self.status, self.shared.stall_timeout);
+        self.shared.batch.apply(engine);
         let (status, metrics, queue, cpu) = (&*self.status, &self.shared.metrics, &self.shared.queue, self.shared.cpu);
         self.threads.run(|pool| {
             let begin = Instant::now();

@@ -1,0 +1,68 @@
+//! `/admin/*`: models, workers, settings, caches and failures, for administrators.
+//!
+//! The interface exists only with `--admin-key-file`; its keys are those of administrators and no API keys. With
+//! `--admin-listen` it is not on the public listener.
+
+mod caches;
+mod failures;
+mod models;
+mod reload;
+mod server;
+mod settings;
+mod workers;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::{delete, get, post};
+pub use reload::reload;
+use starling_api::error::ApiError;
+use starling_api::parse::{ParseBody, parse};
+
+use super::state::Server;
+
+/// The routes of the interface.
+pub fn routes() -> Router<Arc<Server>> {
+    Router::new()
+        .route("/admin/models", get(models::list).post(models::add))
+        .route("/admin/models/{name}", get(models::show).delete(models::remove))
+        .route("/admin/models/{name}/load", post(models::load))
+        .route("/admin/models/{name}/unload", post(models::unload))
+        .route("/admin/models/{name}/swap", post(models::swap))
+        .route("/admin/models/{name}/workers", get(workers::list).post(workers::add))
+        .route("/admin/models/{name}/workers/{id}", delete(workers::drain))
+        .route("/admin/models/{name}/workers/{id}/fail", post(workers::fail))
+        .route("/admin/drain", post(server::drain))
+        .route("/admin/undrain", post(server::undrain))
+        .route("/admin/reload", post(server::reload))
+        .route("/admin/config", get(settings::show).patch(settings::patch))
+        .route("/admin/caches", get(caches::list))
+        .route("/admin/caches/invalidate", post(caches::invalidate))
+        .route("/admin/failures", get(failures::list))
+}
+
+macro_rules! bodies {
+    ($($kind:ty),*) => {$(
+        impl ParseBody for $kind {
+            fn parse_body(json: &[u8]) -> Result<Self, ApiError> {
+                parse(if json.is_empty() { b"{}" } else { json })
+            }
+        }
+    )*};
+}
+
+bodies!(models::AddModel, models::Swap, models::Unload, workers::Fail, caches::Invalidate, settings::Changes);
+
+/// Name of the administrator that sent a request; the middleware adds it to the request's extensions.
+#[derive(Debug, Clone)]
+pub struct Administrator(pub Arc<str>);
+
+impl Administrator {
+    /// Logs an action. `target` names what it was done to.
+    fn log(&self, action: &str, target: &str, result: Result<(), &str>) {
+        match result {
+            Ok(()) => tracing::info!(administrator = &*self.0, action, target, "administration"),
+            Err(error) => tracing::warn!(administrator = &*self.0, action, target, error, "administration failed"),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The interface of administrators: keys, settings, reload, drain.
+
+use serde_json::{Value, json};
+
+use crate::admin_client::{Directory, Managed, completion, reference};
+use crate::server::Server;
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn value(managed: &Managed, key: &str) -> (Value, String) {
+    let all = managed.ok("GET", "config", &json!({}));
+    let all = all["settings"].as_array().expect("a list").clone();
+    let setting = all.into_iter().find(|setting| setting["key"] == key).expect("a setting");
+    (setting["value"].clone(), setting["origin"].as_str().expect("an origin").to_string())
+}
+
+#[test]
+fn only_administrators_get_in() {
+    let server = Server::start(&[]);
+    assert_eq!(server.get("/admin/models").status, 404);
+    let managed = Managed::start(&["--api-key", "user"]);
+    for key in [None, Some("Bearer user"), Some("Bearer wrong")] {
+        let headers: Vec<_> = key.map(|key| ("authorization", key)).into_iter().collect();
+        assert_eq!(managed.server.send("GET", "/admin/models", &headers, b"").status, 401, "{key:?}");
+    }
+    assert_eq!(managed.ok("GET", "models", &json!({}))["models"][0]["status"], "loaded");
+    // an administrator's key is no API key
+    let key = [("authorization", "Bearer administrator-key")];
+    assert_eq!(managed.server.send("GET", "/v1/models", &key, b"").status, 401);
+    // models are managed by administrators only
+    let headers = [("authorization", "Bearer user")];
+    let body = json!({ "model": "starling-tiny-q8_0" });
+    assert_eq!(managed.server.post_with("/models/unload", &headers, &body).status, 403);
+}
+
+#[test]
+fn settings_change_all_or_none() {
+    let managed = Managed::start(&["--max-n", "4", "-m", &format!("m={}", reference("llama-k256-q4_k_m"))]);
+    assert_eq!(value(&managed, "max-n"), (json!("4"), "flag --max-n".into()));
+    let ask = |n: usize| {
+        let mut body = completion("m", "x", 2);
+        (body["n"], body["temperature"]) = (json!(n), json!(1));
+        managed.server.post(COMPLETIONS, &body).status
+    };
+    assert_eq!((ask(4), ask(5)), (200, 400));
+    let changed = managed.ok("PATCH", "config", &json!({ "max-n": 5, "queue_high": 300, "log-level": "warn" }));
+    assert_eq!(changed["changed"], json!(["log-level", "max-n", "queue-high"]));
+    assert_eq!((ask(5), value(&managed, "max-n")), (200, (json!("5"), "administrator anna".into())));
+    managed.ok("PATCH", "config", &json!({ "models": { "m": { "max-n": 1 } } }));
+    assert_eq!(ask(2), 400);
+    for (body, param, part) in [
+        (json!({ "max-n": 7, "queue-low": 1_000_000 }), Value::Null, "at most 300"),
+        (json!({ "max-n": 7, "port": 1 }), json!("port"), "restart"),
+        (json!({ "max-n": 7, "queue-hgih": 1 }), json!("queue-hgih"), "did you mean queue-high?"),
+        (json!({ "max-n": 0 }), json!("max-n"), "from 1 to 128"),
+        (json!({ "max-n": 7, "log-level": "a=b=c" }), Value::Null, "log-level"),
+        (json!({ "max-n": 7, "batch-tokens": 60_000 }), Value::Null, "at most 128"),
+        (json!({ "models": { "x": { "max-n": 7 } } }), json!("model"), "did you mean `m`?"),
+        (json!({ "models": { "m": { "load-wait": 7 } } }), json!("load-wait"), "of the server"),
+    ] {
+        let response = managed.send("PATCH", "config", &body);
+        let error = response.json()["error"].clone();
+        assert!(matches!(response.status, 400 | 404), "{body}: {error}");
+        assert_eq!(error["param"], param, "{body}: {error}");
+        assert!(error["message"].as_str().expect("a message").contains(part), "{body}: {error}");
+        assert_eq!(value(&managed, "max-n").0, json!("5"));
+    }
+}
+
+#[test]
+fn a_drained_server_refuses_requests_until_it_is_undrained() {
+    let managed = Managed::start(&[]);
+    let ask = || managed.server.post(COMPLETIONS, &json!({ "prompt": "x", "max_tokens": 1 })).status;
+    assert_eq!((ask(), managed.server.get("/readyz").status), (200, 200));
+    managed.ok("POST", "drain", &json!({}));
+    assert_eq!((ask(), managed.server.get("/readyz").status, managed.server.get("/livez").status), (503, 503, 200));
+    managed.ok("POST", "undrain", &json!({}));
+    assert_eq!((ask(), managed.server.get("/readyz").status), (200, 200));
+}
+
+#[test]
+fn a_reload_follows_the_file() {
+    let directory = Directory::new();
+    let model = |name: &str, of: &str| format!("[models.{name}]\nsource = {:?}\n", reference(of));
+    let file = |text: String| directory.write("settings.toml", text);
+    let one = model("one", "llama-k256-q4_k_m");
+    let path = file(format!("max-n = 2\n{one}{}", model("two", "qwen3-tied-f16")));
+    let managed = Managed::start(&["--config", &path]);
+    let names = || {
+        let list = managed.ok("GET", "models", &json!({}));
+        list["models"].as_array().expect("a list").iter().map(|m| m["name"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(), ["one", "two"]);
+    // an invalid file changes nothing, and the error has file, line and key
+    file(format!("max-n = 3\nmax-body = \"many\"\n{one}"));
+    let response = managed.send("POST", "reload", &json!({}));
+    let message = response.json()["error"]["message"].clone();
+    assert_eq!(response.status, 400);
+    assert!(
+        message.as_str().expect("a message").contains("settings.toml: line 2: max-body: found \"many\""),
+        "{message}"
+    );
+    assert_eq!((value(&managed, "max-n").0, names().len()), (json!("2"), 2));
+    file(format!("max-n = 3\nmax-connections = 7\n{one}{}", model("three", "llama-linear-bias-bf16")));
+    let reloaded = managed.ok("POST", "reload", &json!({}));
+    assert_eq!(reloaded["changed"], json!(["max-n"]));
+    assert_eq!(reloaded["needs_restart"], json!(["max-connections"]));
+    assert_eq!((&reloaded["added"], &reloaded["removed"]), (&json!(["three"]), &json!(["two"])));
+    assert_eq!((value(&managed, "max-n").0, value(&managed, "max-connections").0), (json!("3"), json!("1024")));
+    assert_eq!(names(), ["one", "three"]);
+    managed.wait("models/three", |model| model["status"] == "loaded");
+    managed.server.ok(COMPLETIONS, &completion("three", "x", 1));
+}
+
+#[test]
+fn models_are_added_and_removed() {
+    let managed = Managed::start(&[]);
+    let new =
+        json!({ "name": "new", "source": reference("qwen3-tied-f16"), "settings": { "ctx-size": 64 }, "load": true });
+    let added = managed.ok("POST", "models", &new);
+    assert_eq!((&added["status"], &added["context"]), (&json!("loaded"), &json!(64)));
+    assert_eq!(managed.send("POST", "models", &new).status, 400);
+    managed.server.ok(COMPLETIONS, &completion("new", "x", 1));
+    managed.ok("POST", "models/new/unload", &json!({}));
+    assert_eq!(managed.ok("POST", "models/new/load", &json!({}))["status"], "loaded");
+    managed.ok("DELETE", "models/new", &json!({}));
+    assert_eq!(managed.server.post(COMPLETIONS, &completion("new", "x", 1)).status, 404);
+    let caches = managed.ok("GET", "caches", &json!({}));
+    assert_eq!(caches["caches"][0]["model"], "starling-tiny-q8_0");
+    managed.ok("POST", "caches/invalidate", &json!({}));
+}
+
+#[test]
+fn administration_has_a_listener_of_its_own() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    let mut managed = Managed::start(&["--admin-listen", &free.to_string()]);
+    assert_eq!(managed.send("GET", "models", &json!({})).status, 404);
+    managed.server.address = free.to_string();
+    assert_eq!(managed.ok("GET", "models", &json!({}))["models"][0]["status"], "loaded");
+    assert_eq!(managed.server.get("/v1/models").status, 404);
+    assert_eq!(managed.server.get("/livez").status, 200);
+}
