@@ -88,10 +88,8 @@ fn answers_of_a_lost_worker_go_on_with_the_same_bytes() {
     for workers in ["1", "2"] {
         let args = ["-m", &source(), "--workers", workers, "--max-seqs", "4", "--kv-memory", "2MiB"];
         let managed = Managed::start(&args);
-        check_all(&managed.server, &requests, || {
-            managed.wait("models/m", |model| model["running"].as_u64() > Some(0));
-            managed.ok("POST", "models/m/workers/0/fail", &json!({ "fault": "panic" }));
-        });
+        managed.ok("POST", "models/m/workers/0/fail", &json!({ "fault": "panic", "after_steps": 50 }));
+        check_all(&managed.server, &requests, || {});
         managed.wait("models/m/workers", |list| {
             list["workers"].as_array().expect("a list").iter().all(|worker| worker["state"] == "healthy")
         });
@@ -108,31 +106,25 @@ fn answers_of_a_lost_worker_go_on_with_the_same_bytes() {
 fn a_receipt_verifies_after_failover() {
     let managed = Managed::start(&["-m", &source()]);
     let mut body = completion("m", "one two", 200);
-    body["receipt"] = json!(true);
+    (body["receipt"], body["seed"]) = (json!(true), json!(5));
     let expected = managed.server.ok(COMPLETIONS, &body);
-    let response = thread::scope(|scope| {
-        let asking = scope.spawn(|| managed.server.ok(COMPLETIONS, &body));
-        managed.wait("models/m", |model| model["running"] == 1);
-        managed.ok("POST", "models/m/workers/0/fail", &json!({ "fault": "panic" }));
-        asking.join().expect("an answer")
-    });
+    managed.ok("POST", "models/m/workers/0/fail", &json!({ "fault": "panic", "after_steps": 90 }));
+    let response = managed.server.ok(COMPLETIONS, &body);
     assert_eq!(response["choices"], expected["choices"]);
     let receipt = &response["choices"][0]["receipt"];
     assert!(receipt.is_object(), "{response}");
-    assert_eq!(managed.server.ok("/v1/verify", receipt)["verified"], true);
+    assert_eq!(managed.server.ok("/v1/verify", &json!({ "receipt": receipt }))["verified"], true);
 }
 
 #[test]
 fn what_fails_twice_in_the_same_way_ends_with_an_error() {
     let managed = Managed::start(&["-m", &source()]);
-    let fail = || {
-        managed.wait("models/m", |model| model["running"] == 1);
-        managed.ok("POST", "models/m/workers/0/fail", &json!({ "fault": "panic" }));
-        managed.wait("models/m/workers", |list| list["workers"][0]["state"] != "healthy");
-    };
+    let fail = || managed.ok("POST", "models/m/workers/0/fail", &json!({ "fault": "panic", "after_steps": 20 }));
     let response = thread::scope(|scope| {
+        fail();
         let asking = scope.spawn(|| managed.server.post(COMPLETIONS, &completion("m", "one two", 400)));
-        (fail(), fail());
+        managed.wait("models/m/workers", |list| list["workers"][0]["state"] != "healthy");
+        fail();
         asking.join().expect("a response")
     });
     assert_eq!((response.status, &response.json()["error"]["code"]), (500, &json!("worker_failed")));
@@ -148,16 +140,9 @@ fn what_fails_twice_in_the_same_way_ends_with_an_error() {
 fn a_stalled_worker_loses_its_requests_and_returns() {
     let expected = text(&Server::start(&["-m", &source()]).ok(COMPLETIONS, &completion("m", "one two", 120)));
     let managed = Managed::start(&["-m", &source(), "--workers", "2", "--kv-memory", "2MiB", "--stall-timeout", "1"]);
-    let answer = thread::scope(|scope| {
-        let asking = scope.spawn(|| managed.server.ok(COMPLETIONS, &completion("m", "one two", 120)));
-        let list = managed.wait("models/m/workers", |list| {
-            list["workers"].as_array().expect("a list").iter().any(|worker| worker["running"] == 1)
-        });
-        let workers = list["workers"].as_array().expect("a list");
-        let busy = workers.iter().find(|worker| worker["running"] == 1).expect("a worker");
-        managed.ok("POST", &format!("models/m/workers/{}/fail", busy["id"]), &json!({ "fault": "stall" }));
-        asking.join().expect("an answer")
-    });
+    // the first request goes to the first worker
+    managed.ok("POST", "models/m/workers/0/fail", &json!({ "fault": "stall", "after_steps": 60 }));
+    let answer = managed.server.ok(COMPLETIONS, &completion("m", "one two", 120));
     assert_eq!(text(&answer), expected);
     managed.wait("models/m/workers", |list| {
         list["workers"].as_array().expect("a list").iter().all(|worker| worker["state"] == "healthy")

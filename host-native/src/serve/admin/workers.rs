@@ -124,6 +124,9 @@ pub async fn drain(
 #[serde(deny_unknown_fields)]
 pub struct Fail {
     fault: FaultKind,
+    /// Engine steps before it.
+    #[serde(default)]
+    after_steps: u32,
 }
 
 /// Kinds of faults.
@@ -136,14 +139,14 @@ pub enum FaultKind {
     Stall,
 }
 
-/// Make a worker fail in its next step, with `--fault-injection`
+/// Make a worker fail in one of its next steps, with `--fault-injection`
 ///
 /// # Errors
 /// If there is no such worker, or faults may not be injected.
 #[utoipa::path(post, path = "/admin/models/{name}/workers/{id}/fail", tag = "Administration", request_body = Fail,
     params(("name" = String, Path, description = "Model name"), ("id" = u32, Path, description = "Worker")),
     responses(
-        (status = 200, description = "The next step fails", body = Done),
+        (status = 200, description = "A step will fail", body = Done),
         (status = "4XX", description = "No such worker, or not allowed", body = ErrorBody),
     ))]
 pub async fn fail(
@@ -159,10 +162,11 @@ pub async fn fail(
     let entry = find(&server, &name)?;
     let instance = entry.instance().ok_or_else(|| not_loaded(&entry))?;
     let worker = instance.workers.list().into_iter().find(|worker| worker.id == id).ok_or_else(|| no_worker(id))?;
-    worker.status.inject(match body.fault {
+    let fault = match body.fault {
         FaultKind::Panic => InjectedFault::Panic,
         FaultKind::Stall => InjectedFault::Stall,
-    });
+    };
+    worker.status.inject(fault, body.after_steps);
     administrator.log("fail worker", &format!("{name}/{id}"), Ok(()));
     Ok(json(StatusCode::OK, &Done { done: true }))
 }

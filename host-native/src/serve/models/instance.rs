@@ -284,7 +284,8 @@ impl Workers {
         let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let workers = self.list();
         let Some(worker) = workers.iter().find(|worker| worker.id == id) else { return Ok(false) };
-        let others = workers.iter().filter(|other| other.id != id && other.status.state() != WorkerState::Draining);
+        let goes_on = |state| !matches!(state, WorkerState::Draining | WorkerState::Ended);
+        let others = workers.iter().filter(|other| other.id != id && goes_on(other.status.state()));
         if others.count() == 0 {
             return Err(Failure::Usage(format!(
                 "worker {id} is the last of {}; unload the model instead",

@@ -91,14 +91,24 @@ pub fn file_stamp(path: &Path) -> Option<FileStamp> {
     Some((metadata.len(), metadata.modified().ok()?))
 }
 
-/// Bytes that a load needs at least: the files, whose weights are kept.
+/// Bytes that a load needs: the weights, which have about the size of the files, and the KV caches; if their size follows
+/// from the free memory, at least a quarter of the weights.
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn estimate(args: &ModelArgs) -> Result<u64, Failure> {
-    let Some(path) = &args.model else { return Ok(load::BUNDLED.len() as u64) };
+pub fn estimate(args: &ModelArgs, settings: &Settings) -> Result<u64, Failure> {
     let size = |path| std::fs::metadata(&path).map(|m| m.len()).map_err(|source| Failure::File { path, source });
-    load::paths(path).into_iter().map(size).sum()
+    let files: u64 = match &args.model {
+        Some(path) => load::paths(path).into_iter().map(size).sum::<Result<_, _>>()?,
+        None => load::BUNDLED.len() as u64,
+    };
+    let n_workers = n_workers(settings) as u64;
+    let kv = settings.kv_memory.map_or(files / 4, |bytes| bytes.0.saturating_mul(n_workers));
+    Ok(files.saturating_add(kv))
+}
+
+fn n_workers(settings: &Settings) -> usize {
+    if settings.workers == 0 { crate::pool::numa_nodes() } else { settings.workers }
 }
 
 /// Loads a model and starts its workers. `args` are those of the entry with the source resolved to a file.
@@ -117,7 +127,7 @@ pub fn load(
     // before the first byte is read: a later change is found
     let files = args.model.as_deref().map(load::paths).unwrap_or_default();
     let files = files.into_iter().map(|path| (path.clone(), file_stamp(&path))).collect();
-    let n_workers = if settings.workers == 0 { crate::pool::numa_nodes() } else { settings.workers };
+    let n_workers = n_workers(&settings);
     let plan = resources.thread_plan(args, &settings, n_workers)?;
     // hash and load in parallel: both read the whole file, so it is read from disk once
     let loading = plan.threads()?;

@@ -190,6 +190,10 @@ impl From<PoolError> for ApiError {
             PoolError::Memory { .. } => {
                 ApiError { retry: Some(Duration::from_secs(10)), ..ApiError::unavailable(message).code(code) }
             }
+            PoolError::Load { cause, .. } if matches!(*cause, Failure::Memory(_)) => ApiError {
+                retry: Some(Duration::from_secs(10)),
+                ..ApiError::unavailable(message).code("not_enough_memory")
+            },
             PoolError::Load { .. } | PoolError::SelfTest { .. } => ApiError::internal(message).code(code),
         }
     }
@@ -367,7 +371,7 @@ impl ModelPool {
         let work = move || {
             let wrong = |e: Failure| PoolError::Load { name: Arc::clone(&of.name), cause: Arc::new(e) };
             let args = load::resolve(&ModelArgs { sources: Vec::new(), ..model.args.clone() }).map_err(wrong)?;
-            let needed = loading::estimate(&args).map_err(wrong)?;
+            let needed = loading::estimate(&args, &model.settings).map_err(wrong)?;
             let lease = pool.make_room(&of, needed, may_unload)?;
             loading::load(&model, &args, &of.identity(), &pool.resources, lease).map_err(wrong)
         };

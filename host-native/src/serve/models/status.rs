@@ -78,8 +78,8 @@ pub struct WorkerStatus {
     takeovers: AtomicU64,
     /// Cached pages to evict.
     evictions: AtomicUsize,
-    /// Fault to raise in the next step, for tests of failover.
-    injected: AtomicU8,
+    /// Fault to raise, and the number of steps before it, for tests of failover.
+    injected: Mutex<Option<(InjectedFault, u32)>>,
 }
 
 impl WorkerStatus {
@@ -95,7 +95,7 @@ impl WorkerStatus {
             jobs: Mutex::default(),
             takeovers: AtomicU64::new(0),
             evictions: AtomicUsize::new(0),
-            injected: AtomicU8::new(0),
+            injected: Mutex::default(),
         }
     }
 
@@ -182,27 +182,30 @@ impl WorkerStatus {
         self.evictions.swap(0, Ordering::AcqRel)
     }
 
-    /// Raises a fault in the next step.
-    pub fn inject(&self, fault: InjectedFault) {
-        self.injected.store(fault as u8, Ordering::Release);
+    /// Raises a fault after `n_steps` further steps.
+    pub fn inject(&self, fault: InjectedFault, n_steps: u32) {
+        *self.injected.lock().unwrap_or_else(PoisonError::into_inner) = Some((fault, n_steps));
     }
 
+    /// The fault to raise in this step.
     pub fn take_injected(&self) -> Option<InjectedFault> {
-        match self.injected.swap(0, Ordering::AcqRel) {
-            1 => Some(InjectedFault::Panic),
-            2 => Some(InjectedFault::Stall),
-            _ => None,
+        let mut injected = self.injected.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *injected {
+            Some((_, n_steps)) if *n_steps > 0 => {
+                *n_steps -= 1;
+                None
+            }
+            _ => injected.take().map(|(fault, _)| fault),
         }
     }
 }
 
 /// A fault for tests of failover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
 pub enum InjectedFault {
-    Panic = 1,
+    Panic,
     /// A step that takes a second longer than `stall_timeout`.
-    Stall = 2,
+    Stall,
 }
 
 /// A worker as others know it.
