@@ -111,6 +111,8 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     /// Convert the weights of a model file to another type
     Quantize(QuantizeArgs),
+    /// Administer a running server
+    Admin(AdminArgs),
     /// Print a shell completion script
     Completions {
         /// Shell
@@ -493,4 +495,115 @@ pub enum BenchOutput {
     Md,
     /// JSON
     Json,
+}
+
+#[derive(Debug, Args)]
+pub struct AdminArgs {
+    /// Address of the server
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080", env = "STARLING_ADMIN_URL")]
+    pub url: String,
+    /// File whose first key is sent; STARLING_ADMIN_KEY has the key itself
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+    /// Print the response as JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub action: AdminAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum AdminAction {
+    /// List models
+    Models,
+    /// Add a model under a new name
+    Add {
+        /// Model name
+        name: String,
+        /// Path, name, URL or hf:OWNER/REPO
+        source: String,
+        /// Settings of the model, such as ctx-size=4096
+        #[arg(value_name = "KEY=VALUE")]
+        settings: Vec<String>,
+    },
+    /// Remove a model and its name; its requests finish
+    Remove {
+        /// Model name
+        name: String,
+    },
+    /// Load a model
+    Load {
+        /// Model name
+        name: String,
+    },
+    /// Unload a model; its name stays
+    Unload {
+        /// Model name
+        name: String,
+        /// End running requests
+        #[arg(long)]
+        now: bool,
+    },
+    /// Replace a model without a gap
+    Swap {
+        /// Model name
+        name: String,
+        /// New source [default: load the old source again]
+        source: Option<String>,
+        /// Free the old model first: for models that do not fit into memory together
+        #[arg(long)]
+        drain: bool,
+        /// Prompt of a test that the new model has to pass
+        #[arg(long, value_name = "PROMPT", requires = "expect")]
+        test_prompt: Option<String>,
+        /// Beginning of the expected greedy answer to the prompt
+        #[arg(long, value_name = "TEXT", requires = "test_prompt")]
+        expect: Option<String>,
+        /// Do not wait for the end
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// List the workers of a model
+    Workers {
+        /// Model name
+        name: String,
+    },
+    /// Add a worker to a model
+    AddWorker {
+        /// Model name
+        name: String,
+    },
+    /// Remove a worker once its requests have finished
+    DrainWorker {
+        /// Model name
+        name: String,
+        /// Worker
+        id: u32,
+    },
+    /// Refuse new requests; running ones finish
+    Drain,
+    /// Accept requests again
+    Undrain,
+    /// Read settings file and keys again
+    Reload,
+    /// Show the settings in effect, and where each comes from
+    Config,
+    /// Change settings while the server runs
+    Set {
+        /// Change one model only
+        #[arg(long, value_name = "NAME")]
+        of: Option<String>,
+        /// Settings, such as queue-high=300
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        settings: Vec<String>,
+    },
+    /// Show the caches of all models
+    Caches,
+    /// Evict prefix caches
+    Invalidate {
+        /// Model name [default: all models]
+        name: Option<String>,
+    },
+    /// List requests that ended because two workers failed on them
+    Failures,
 }

@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 #![allow(unreachable_pub)] // a binary has no outside
 
+mod admin;
 mod bandwidth;
 mod bench;
 mod bench_serve;
@@ -103,6 +104,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             None => bench::run(&model()?, args),
             Some(cli::BenchWhat::Serve(args)) => bench_serve::run(args),
         },
+        Command::Admin(args) => admin::run(args),
         Command::Verify(args) => verify::run(&model()?, args),
     }
 }

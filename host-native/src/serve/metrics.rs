@@ -274,7 +274,8 @@ mod tests {
     fn a_family_is_described_once_for_all_models() {
         let m = Metrics::new(Compat::None);
         let (a, b) = (m.model(&"a".into()), m.model(&"b".into()));
-        (a.preempted(), b.preempted());
+        a.preempted();
+        b.preempted();
         let text = m.openmetrics();
         assert_eq!(text.matches("# TYPE starling_preemptions counter").count(), 1);
         assert!(

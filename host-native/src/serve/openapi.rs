@@ -7,7 +7,7 @@ use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 
 use super::api::error::json;
 use super::api::{chat, completions, embeddings, execute, generate, models, receipts, tokenize};
-use super::health;
+use super::{admin, health};
 use starling_api::native::execute::ExecuteToken;
 use starling_api::native::generate::GenerateToken;
 use starling_api::openai::chat::ChatDelta;
@@ -40,6 +40,25 @@ use starling_api::openai::response::CompletionResponse;
         health::ready,
         health::stats,
         health::metrics,
+        admin::models::list,
+        admin::models::show,
+        admin::models::add,
+        admin::models::remove,
+        admin::models::load,
+        admin::models::unload,
+        admin::models::swap,
+        admin::workers::list,
+        admin::workers::add,
+        admin::workers::drain,
+        admin::workers::fail,
+        admin::server::drain,
+        admin::server::undrain,
+        admin::server::reload,
+        admin::settings::show,
+        admin::settings::patch,
+        admin::caches::list,
+        admin::caches::invalidate,
+        admin::failures::list,
     ),
     components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken))
 )]
@@ -54,7 +73,7 @@ pub async fn document() -> Response {
 fn with_errors() -> utoipa::openapi::OpenApi {
     let mut document = Api::openapi();
     for item in document.paths.paths.values_mut() {
-        for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
+        for operation in [&mut item.get, &mut item.post, &mut item.patch, &mut item.delete].into_iter().flatten() {
             for (status, what) in [
                 ("4XX", "Invalid, unauthorised or rate-limited request"),
                 ("5XX", "Server error, overload or shutdown"),
@@ -86,7 +105,14 @@ mod tests {
     fn every_path_is_documented_and_every_reference_resolves() {
         let document = serde_json::to_value(with_errors()).unwrap();
         let paths = document["paths"].as_object().unwrap();
-        for path in ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models/{id}", "/execute"] {
+        for path in [
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/embeddings",
+            "/v1/models/{id}",
+            "/execute",
+            "/admin/config",
+        ] {
             assert!(paths.contains_key(path), "{path}");
         }
         let text = document.to_string();

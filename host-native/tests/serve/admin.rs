@@ -140,3 +140,36 @@ fn administration_has_a_listener_of_its_own() {
     assert_eq!(managed.server.get("/v1/models").status, 404);
     assert_eq!(managed.server.get("/livez").status, 200);
 }
+
+/// Runs `starling admin`; its standard output, or its error.
+fn admin(managed: &Managed, args: &[&str]) -> Result<String, String> {
+    let mut command = crate::server::command(&["admin", "--url", &format!("http://{}", managed.server.address)]);
+    let output = command.args(args).env("STARLING_ADMIN_KEY", "administrator-key").output().expect("a process");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+#[test]
+fn the_command_shows_and_changes_a_server() {
+    let managed = Managed::start(&["-m", &format!("m={}", reference("llama-k256-q4_k_m"))]);
+    let models = admin(&managed, &["models"]).expect("a table");
+    assert!(models.starts_with("NAME  STATUS  SOURCE") && models.contains("\nm     loaded  /"), "{models}");
+    let source = reference("qwen3-tied-f16");
+    assert!(admin(&managed, &["swap", "m", &source]).expect("a summary").starts_with("name: m\nsha256: "));
+    assert!(admin(&managed, &["workers", "m"]).expect("a table").contains("\n0   healthy  0 "));
+    assert_eq!(
+        admin(&managed, &["set", "max-n=2", "queue-high=99", "queue-low=9"]).as_deref(),
+        Ok("changed: [\"max-n\",\"queue-high\",\"queue-low\"]\n")
+    );
+    assert_eq!(
+        admin(&managed, &["add", "a/b", &source, "ctx-size=64"]).map(|text| text.contains("context: 64")),
+        Ok(true)
+    );
+    assert!(admin(&managed, &["unload", "a/b"]).is_ok());
+    let json: Value = serde_json::from_str(&admin(&managed, &["--json", "config"]).expect("JSON")).expect("JSON");
+    assert!(json["settings"].as_array().expect("a list").len() > 40);
+    let error = admin(&managed, &["set", "max-n=0"]).expect_err("an error");
+    assert!(error.contains("status 400: max-n: found 0, expected a number from 1 to 128"), "{error}");
+    let error = admin(&managed, &["swap", "x"]).expect_err("an error");
+    assert!(error.contains("status 404: the model `x` does not exist"), "{error}");
+}

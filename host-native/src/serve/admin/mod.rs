@@ -3,13 +3,13 @@
 //! The interface exists only with `--admin-key-file`; its keys are those of administrators and no API keys. With
 //! `--admin-listen` it is not on the public listener.
 
-mod caches;
-mod failures;
-mod models;
+pub mod caches;
+pub mod failures;
+pub mod models;
 mod reload;
-mod server;
-mod settings;
-mod workers;
+pub mod server;
+pub mod settings;
+pub mod workers;
 
 use std::sync::Arc;
 

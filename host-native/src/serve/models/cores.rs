@@ -186,7 +186,8 @@ mod tests {
         let mut turns = turns(&[1.0, 3.0]);
         let (mut time, step) = ([0.0; 2], [0.050, 0.002]);
         for _ in 0..20_000 {
-            (turns.wait(0), turns.wait(1));
+            turns.wait(0);
+            turns.wait(1);
             let id = turns.next().unwrap();
             turns.grant(id);
             turns.charge(id, Duration::from_secs_f64(step[id as usize]));
@@ -206,7 +207,8 @@ mod tests {
         }
         let mut granted = [0; 2];
         for _ in 0..10 {
-            (turns.wait(0), turns.wait(1));
+            turns.wait(0);
+            turns.wait(1);
             let id = turns.next().unwrap();
             turns.grant(id);
             turns.charge(id, Duration::from_secs(1));

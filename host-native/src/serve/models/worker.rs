@@ -299,11 +299,12 @@ impl Worker {
     fn drop_cancelled(&mut self, shutdown: Shutdown) {
         let now = Instant::now();
         let mut jobs = self.status.jobs();
-        let ended = jobs.extract_if(.., |_, running| {
+        let has_ended = |running: &Running| {
             let job = &running.queued.job;
             job.to.is_closed() || failure(shutdown, job.times.expired(now)).is_some()
-        });
-        let ended: Vec<_> = ended.collect();
+        };
+        let ids: Vec<_> = jobs.iter().filter(|(_, running)| has_ended(running)).map(|(id, _)| *id).collect();
+        let ended: Vec<_> = ids.into_iter().filter_map(|id| Some((id, jobs.remove(&id)?))).collect();
         drop(jobs);
         for (id, Running { queued, .. }) in ended {
             if let Some(engine) = &mut self.engines.engine {
