@@ -1,6 +1,6 @@
 //! Middleware of all requests: request id, Host check, authentication, rate limit, tracing, response headers.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use axum::extract::{Request, State};
@@ -58,9 +58,15 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     };
     let trace =
         if is_probe { Trace::default() } else { gate.server.exporter.begin(request.headers(), &span, attributes()) };
+    let model: OnceLock<Arc<OnceLock<Arc<str>>>> = OnceLock::new();
     let inner = async {
         match check(&gate, request) {
-            Ok(request) => next.run(request).await,
+            Ok(request) => {
+                if let Some(caller) = request.extensions().get::<Caller>() {
+                    let _ = model.set(Arc::clone(&caller.model));
+                }
+                next.run(request).await
+            }
             Err(error) => HttpError(error).into_response(),
         }
     };
@@ -71,6 +77,10 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&id) {
         headers.insert("x-request-id", value);
+    }
+    let model = model.get().and_then(|model| model.get()).and_then(|name| HeaderValue::from_str(name).ok());
+    if let Some(model) = model {
+        headers.insert("x-starling-model", model);
     }
     if let Some(session) = session {
         headers.insert("x-session-id", session);

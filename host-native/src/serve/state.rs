@@ -1,8 +1,8 @@
 //! State that all handlers share, and the caller of a request.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::extract::FromRequestParts;
@@ -54,15 +54,27 @@ impl Server {
         self.pool.settings()
     }
 
-    /// The model of a request: that of the name, or the default one.
+    /// The model of a request: that of the name, or the default one. Among versions of the name, requests of the same
+    /// `sticky` value (a session or user), or else session header, have the same one.
     ///
     /// # Errors
     /// If there is no such model, or it is not loaded in time.
-    pub async fn model(&self, name: Option<&str>, caller: &Caller) -> Result<Arc<ModelInstance>, ApiError> {
-        self.pool.acquire(name, caller.autoload).await.map_err(|e| {
+    pub async fn model(
+        &self,
+        name: Option<&str>,
+        sticky: Option<&str>,
+        caller: &Caller,
+    ) -> Result<Arc<ModelInstance>, ApiError> {
+        let key = match sticky.or(caller.session.as_deref()).or(caller.fairness.as_deref()) {
+            Some(key) => format!("{} {key}", caller.tenant.name),
+            None => random().to_string(),
+        };
+        let instance = self.pool.acquire(name, &key, caller.autoload).await.map_err(|e| {
             self.metrics.rejected(e.code());
-            e.into()
-        })
+            ApiError::from(e)
+        })?;
+        let _ = caller.model.set(Arc::clone(&instance.name));
+        Ok(instance)
     }
 
     /// Sum of the gauges of all models.
@@ -106,6 +118,8 @@ pub struct Caller {
     pub autoload: Option<bool>,
     /// Time of arrival.
     pub arrival: Instant,
+    /// The model that answers, once it is known; for the response header.
+    pub model: Arc<OnceLock<Arc<str>>>,
 }
 
 /// Maximum length of these headers; longer ones are ignored.
@@ -126,6 +140,7 @@ impl Caller {
             objective: text("x-gateway-inference-objective"),
             autoload: autoload.map(|value| matches!(value, "1" | "true")),
             arrival: Instant::now(),
+            model: Arc::default(),
         }
     }
 

@@ -31,7 +31,7 @@ fn two(more: &[&str]) -> Server {
 
 #[test]
 fn a_request_reaches_the_model_that_it_names() {
-    let server = two(&["--aliases", ""]);
+    let server = two(&[]);
     let alone = |name: &str| {
         let server = Server::start(&["-m", &reference(name)]);
         text(
@@ -198,4 +198,37 @@ fn an_idle_model_sleeps_and_its_session_goes_on() {
     managed.wait("models", |all| all["models"][0]["status"] == "unloaded");
     let next = |server: &Server| text(&server.ok("/v1/generate", &turn("three")));
     assert_eq!(next(&always), next(&managed.server));
+}
+
+#[test]
+fn versions_of_a_name_share_its_requests() {
+    let source = |name: &str, of: &str| format!("{name}={}", reference(of));
+    let (one, two) = (source("m@1", "llama-k256-q4_k_m"), source("m@2", "llama-k256-q8_0"));
+    let managed = Managed::start(&["-m", &one, "-m", &two]);
+    let ask = |name: &str, user: Option<usize>| {
+        let mut body = completion(name, "x", 1);
+        if let Some(user) = user {
+            body["user"] = json!(format!("user-{user}"));
+        }
+        let response = managed.server.post(COMPLETIONS, &body);
+        assert_eq!(response.status, 200, "{}", response.text());
+        let chosen = response.header("x-starling-model").expect("a header").to_string();
+        assert_eq!(response.json()["model"], json!(chosen));
+        chosen
+    };
+    assert_eq!((ask("m@1", None), ask("m@2", None)), ("m@1".into(), "m@2".into()));
+    let first: Vec<String> = (0..40).map(|user| ask("m", Some(user))).collect();
+    let count = |all: &[String], name: &str| all.iter().filter(|chosen| *chosen == name).count();
+    assert!((8..32).contains(&count(&first, "m@1")), "{first:?}");
+    let again: Vec<String> = (0..40).map(|user| ask("m", Some(user))).collect();
+    assert_eq!(first, again);
+    // more weight moves users to a version and none away from it
+    managed.ok("PATCH", "config", &json!({ "models": { "m@2": { "weight": 9 } } }));
+    let moved: Vec<String> = (0..40).map(|user| ask("m", Some(user))).collect();
+    assert!(count(&moved, "m@2") > count(&first, "m@2"));
+    assert!(first.iter().zip(&moved).all(|(before, after)| before == after || after == "m@2"));
+    managed.ok("PATCH", "config", &json!({ "models": { "m@1": { "weight": 0 } } }));
+    assert!((0..20).all(|_| ask("m", None) == "m@2"));
+    let ids: Vec<String> = states(&managed.server).into_iter().map(|(id, _)| id).collect();
+    assert_eq!(ids, ["m@1", "m@2", "m"]);
 }

@@ -24,7 +24,7 @@ use super::answer::{collect, response_head};
 use super::body::Body;
 use super::error::{ErrorBody, HttpError, json};
 use super::messages::tokenize_chat;
-use super::options::{flow, limits, salt, sampling, seed, session};
+use super::options::{flow, limits, salt, sampling, seed, session, sticky};
 use super::sse::stream;
 use super::structure::compile_plan;
 use super::submit::submit;
@@ -46,7 +46,7 @@ pub async fn chat_completions(
     Body(body): Body<ChatCompletionRequest>,
 ) -> Result<Response, HttpError> {
     let ChatCompletionRequest { mut options, constraint, chat } = body;
-    let instance = server.model(options.model.as_deref(), &caller).await?;
+    let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     options.penalty_scope.get_or_insert(Scope::Answer);
     let logprobs = chat.logprobs()?;
     let (n, flow) = (options.n_choices(instance.settings().max_n)?, flow(&options, &caller)?);

@@ -19,7 +19,7 @@ use super::answer::{collect, response_head};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::messages::offload_tokenize;
-use super::options::{flow, limits, salt, sampling, seed};
+use super::options::{flow, limits, salt, sampling, seed, sticky};
 use super::sse::stream;
 use super::structure::compile_constraint;
 use super::submit::{check_count, submit};
@@ -41,7 +41,7 @@ pub async fn completions(
     Body(body): Body<CompletionRequest>,
 ) -> Result<Response, HttpError> {
     let CompletionRequest { mut options, constraint, completion } = body;
-    let instance = server.model(options.model.as_deref(), &caller).await?;
+    let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     options.penalty_scope.get_or_insert(Scope::Answer);
     let (n, flow) = (options.n_choices(instance.settings().max_n)?, flow(&options, &caller)?);
     let (echo, logprobs) = (completion.is_echo(), completion.check(n)?);

@@ -32,7 +32,7 @@ pub async fn embeddings(
     caller: Caller,
     Body(body): Body<EmbeddingRequest>,
 ) -> Result<Response, HttpError> {
-    let instance = server.model(body.model.as_deref(), &caller).await?;
+    let instance = server.model(body.model.as_deref(), body.user.as_deref(), &caller).await?;
     body.check_inputs(instance.settings().max_inputs)?;
     let n = body.input.len();
     let (model, size, input) = (Arc::clone(&instance.model), body.input.bytes(), body.input);

@@ -14,7 +14,7 @@ use super::super::state::{Caller, Server, unix_now};
 use super::body::Body;
 use super::error::{ErrorBody, HttpError};
 use super::messages::offload_tokenize;
-use super::options::{flow, limits, salt, sampling, seed};
+use super::options::{flow, limits, salt, sampling, seed, sticky};
 use super::sse::stream;
 use super::submit::submit;
 
@@ -35,7 +35,7 @@ pub async fn execute(
     Body(body): Body<ExecuteRequest>,
 ) -> Result<Response, HttpError> {
     let ExecuteRequest { options, job } = body;
-    let instance = server.model(options.model.as_deref(), &caller).await?;
+    let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     let (flow, seed) = (flow(&options, &caller)?, seed(&options, &instance));
     let special = EncodeOptions { add_special: true, parse_special: false };
     let (model, prompt) = (Arc::clone(&instance.model), job.prompt);

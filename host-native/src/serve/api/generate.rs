@@ -24,7 +24,7 @@ use super::answer::{collect, response_head};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, INVALID_REQUEST, json};
 use super::messages::{offload_tokenize, tokenize_chat};
-use super::options::{flow, limits, salt, sampling, seed, session};
+use super::options::{flow, limits, salt, sampling, seed, session, sticky};
 use super::sse::stream;
 use super::structure::compile_constraint;
 use super::submit::submit;
@@ -46,7 +46,7 @@ pub async fn generate(
     Body(body): Body<GenerateRequest>,
 ) -> Result<Response, HttpError> {
     let GenerateRequest { mut options, constraint, generate } = body;
-    let instance = server.model(options.model.as_deref(), &caller).await?;
+    let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     if options.n.is_some_and(|n| n != 1) {
         return Err(ApiError::param("n", "n is more than 1, expected one answer; /v1/completions gives several").into());
     }

@@ -56,7 +56,15 @@ fn card(server: &Server, entry: &Entry) -> ModelCard {
 ))]
 pub async fn models(State(server): State<Arc<Server>>) -> Response {
     server.pool.rescan();
-    let cards: Vec<ModelCard> = server.pool.entries().iter().map(|entry| card(&server, entry)).collect();
+    let entries = server.pool.entries();
+    let mut cards: Vec<ModelCard> = entries.iter().map(|entry| card(&server, entry)).collect();
+    // a name that has versions only
+    for entry in &entries {
+        let Some((base, _)) = entry.name.rsplit_once('@') else { continue };
+        if cards.iter().all(|card| card.id != base && !card.aliases.iter().any(|alias| alias == base)) {
+            cards.push(ModelCard { id: base.into(), ..card(&server, entry) });
+        }
+    }
     json(StatusCode::OK, &ModelList::from(cards))
 }
 
@@ -70,8 +78,8 @@ pub async fn models(State(server): State<Arc<Server>>) -> Response {
         (status = "4XX", description = "No such model, or no API key", body = ErrorBody),
     ))]
 pub async fn model(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Result<Response, HttpError> {
-    let entry = server.pool.find(Some(&id)).map_err(ApiError::from)?;
-    Ok(json(StatusCode::OK, &card(&server, &entry)))
+    let entry = server.pool.find_version(Some(&id), "").map_err(ApiError::from)?;
+    Ok(json(StatusCode::OK, &ModelCard { id, ..card(&server, &entry) }))
 }
 
 /// Load a model. Responds at once; `/models` and `/models/sse` tell when it is loaded.

@@ -27,6 +27,11 @@ pub fn session<'a>(options: &'a Options, caller: &'a Caller) -> Result<Option<&'
     }
 }
 
+/// What keeps a client at one version of a model: its session, or its user.
+pub fn sticky(options: &Options) -> Option<&str> {
+    options.session_id.as_deref().or(options.user.as_deref())
+}
+
 /// Tenant, session and priority for the scheduler.
 ///
 /// # Errors

@@ -30,7 +30,7 @@ pub async fn verify_receipt(
     let loaded = server.pool.entries().into_iter().filter_map(|entry| entry.instance());
     let instance = match loaded.into_iter().find(|instance| instance.model_sha256 == body.receipt.model.0) {
         Some(instance) => instance,
-        None => server.model(None, &caller).await?,
+        None => server.model(None, None, &caller).await?,
     };
     let Some(sizes) = instance.engine else {
         return Err(ApiError::refused(&starling::error::RequestError::Encoder, "receipt").into());

@@ -30,7 +30,7 @@ pub async fn tokenize(
     caller: Caller,
     Body(body): Body<TokenizeRequest>,
 ) -> Result<Response, HttpError> {
-    let instance = server.model(body.model.as_deref(), &caller).await?;
+    let instance = server.model(body.model.as_deref(), None, &caller).await?;
     let max_model_len = instance.n_ctx();
     let response = offload_tokenize(body.text.len(), move || {
         Ok(json(StatusCode::OK, &body.tokenize(&instance.model.tokenizer, max_model_len)))
@@ -51,7 +51,7 @@ pub async fn detokenize(
     caller: Caller,
     Body(body): Body<DetokenizeRequest>,
 ) -> Result<Response, HttpError> {
-    let instance = server.model(body.model.as_deref(), &caller).await?;
+    let instance = server.model(body.model.as_deref(), None, &caller).await?;
     let n_tokens = body.tokens.len();
     let decode = move || Ok(json(StatusCode::OK, &body.detokenize(&instance.model.tokenizer)?));
     offload(n_tokens, decode).await?
@@ -70,7 +70,7 @@ pub async fn apply_template(
     caller: Caller,
     Body(body): Body<TemplateRequest>,
 ) -> Result<Response, HttpError> {
-    let instance = server.model(body.model.as_deref(), &caller).await?;
+    let instance = server.model(body.model.as_deref(), None, &caller).await?;
     let end = chat_end(body.continue_final_message, body.add_generation_prompt)?;
     // a template is a program: never on a thread that serves connections
     let response = offload_tokenize(usize::MAX, move || {

@@ -74,6 +74,7 @@ settings! {
     load "load" Option<LoadPolicy> = None, "WHEN", "When to load a model: startup or on-demand [default: startup, on-demand in models-dir]" per model;
     pin "pin" bool = false, "BOOL", "Never unload the model to make room for another, nor when it is idle" per model;
     idle_timeout "idle-timeout" Option<Duration> = None, "SECONDS" in 0.0..=604_800.0, "Time without requests after which a model is unloaded, in seconds; its name stays [default: never]" per model;
+    weight "weight" u32 = 1, "N" in 0.0..=1_000_000.0, "Weight of this version among the versions of a name: NAME@1 and NAME@2 share the requests for NAME; 0: none" per model;
     share "share" u32 = 1, "N" in 1.0..=1000.0, "Weight of the model's time on the threads that models share" per model;
     workers "workers" usize = 1, "N" in 0.0..=64.0, "Workers of the model, each an engine with a KV cache of its own over the same weights; 0: one per NUMA node" per model;
     strategy "strategy" Strategy = Strategy::PrefixAware, "NAME", "Choice of the worker for a request: round-robin, least-loaded, memory-aware (most free KV pages), or prefix-aware (longest cached prefix, then load)" per model;
@@ -167,7 +168,8 @@ impl Settings {
 }
 
 /// Settings that may change while the server runs.
-pub const LIVE: [&str; 22] = [
+pub const LIVE: [&str; 23] = [
+    "weight",
     "autoload",
     "load-wait",
     "load-queue",

@@ -15,5 +15,6 @@ pub mod instance;
 pub mod loading;
 pub mod pool;
 pub mod self_test;
+pub mod split;
 pub mod status;
 pub mod worker;

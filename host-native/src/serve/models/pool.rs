@@ -21,6 +21,7 @@ use super::budget::MemoryLease;
 use super::instance::ModelInstance;
 use super::loading::{self, Identity, Resources};
 use super::self_test::{SelfTest, SelfTestError};
+use super::split;
 use crate::cli::ModelArgs;
 use crate::error::Failure;
 use crate::load;
@@ -279,6 +280,27 @@ impl ModelPool {
         find().ok_or_else(|| self.unknown(name.unwrap_or_default()))
     }
 
+    /// As [`ModelPool::find`]; a name that no model has, but versions of it (`NAME@1`, `NAME@2`), is that of one of them by
+    /// weight, the same one for the same `key`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn find_version(&self, name: Option<&str>, key: &str) -> Result<Arc<Entry>, PoolError> {
+        let Some(name) = name else { return self.find(None) };
+        self.find(Some(name)).or_else(|e| {
+            let versions = self.versions(name);
+            let weighted = versions.iter().map(|entry| (&*entry.name, entry.settings().weight));
+            let chosen = split::choose(weighted, key).map(str::to_string);
+            chosen.map_or(Err(e), |chosen| self.find(Some(&chosen)))
+        })
+    }
+
+    /// The versions of a name.
+    pub fn versions(&self, name: &str) -> Vec<Arc<Entry>> {
+        let is_version = |entry: &&Arc<Entry>| entry.name.rsplit_once('@').is_some_and(|(base, _)| base == name);
+        self.read().iter().filter(is_version).cloned().collect()
+    }
+
     /// Adds the models of new files in the directory of models.
     pub fn rescan(&self) {
         if let Some(directory) = &self.settings().models_dir
@@ -295,16 +317,17 @@ impl ModelPool {
         PoolError::Unknown { found: starling_api::error::quoted(name), near: near.map(|(_, name)| name.to_string()) }
     }
 
-    /// The model of a request, loaded. A client that gives up does not end the load.
+    /// The model of a request, loaded; `key` chooses among versions. A client that gives up does not end the load.
     ///
     /// # Errors
     /// If there is no such model, it is not loaded in time, or does not load.
     pub async fn acquire(
         self: &Arc<Self>,
         name: Option<&str>,
+        key: &str,
         autoload: Option<bool>,
     ) -> Result<Arc<ModelInstance>, PoolError> {
-        let entry = self.find(name)?;
+        let entry = self.find_version(name, key)?;
         entry.touch();
         if let Some(instance) = entry.instance() {
             return Ok(instance);
