@@ -247,6 +247,28 @@ impl Engine {
         true
     }
 
+    /// Ends a request with what it has generated, e.g. at a deadline, and frees its pages. Returns its last event; `None`
+    /// if it is not active.
+    pub fn finish(&mut self, id: RequestId) -> Option<Event> {
+        let i = self.active.iter().position(|a| a.id == id)?;
+        let a = &mut self.active[i];
+        let mut done = a.final_event(FinishReason::Deadline, a.tokens.len() - a.n_prompt);
+        if let Event::Done { receipt, .. } = &mut done {
+            *receipt = a.receipt(&self.model, &self.options);
+        }
+        self.retire(i);
+        Some(done)
+    }
+
+    /// Releases the memory of the KV cache to the system, and with it the prefix cache, if no request is active. Returns
+    /// whether it did.
+    pub fn release_memory(&mut self) -> bool {
+        if !self.is_idle() || self.arena.stats().committed_bytes == 0 {
+            return false;
+        }
+        self.arena.renew().is_ok()
+    }
+
     /// Evicts the cached pages of a prefix, e.g. of a closed conversation, from its end up to the first page that
     /// another prefix or a running request uses. Returns the number of pages freed.
     pub fn evict_prefix(&mut self, tokens: &[u32], cache_salt: u64) -> usize {

@@ -169,7 +169,8 @@ impl Answer {
             FinishReason::StopToken(_)
             | FinishReason::StopString(_)
             | FinishReason::Complete
-            | FinishReason::Length => None,
+            | FinishReason::Length
+            | FinishReason::Deadline => None,
         }
     }
 }

@@ -137,6 +137,8 @@ pub enum FinishReason {
     Complete,
     /// `max_tokens` or the context is reached.
     Length,
+    /// The host has ended the request at its deadline ([`Engine::finish`](super::Engine::finish)).
+    Deadline,
     /// Hidden state or logits contain an infinity or NaN, caused by the model's weights with this prompt.
     NotFinite,
     /// A KV page could not be allocated; only where the system cannot commit the memory that the engine reserved.
@@ -151,6 +153,7 @@ impl FinishReason {
         match self {
             FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Complete => "stop",
             FinishReason::Length => "length",
+            FinishReason::Deadline => "timeout",
             FinishReason::NotFinite => "not_finite",
             FinishReason::NoMemory => "no_memory",
             FinishReason::Constraint(_) => "constraint",

@@ -168,6 +168,18 @@ impl KvArena {
         })
     }
 
+    /// Replaces the memory by fresh memory, which is not committed. No sequence may hold pages.
+    ///
+    /// # Errors
+    /// [`TryReserveError`] if the memory cannot be reserved; the arena has not changed.
+    pub(crate) fn renew(&mut self) -> Result<(), TryReserveError> {
+        let n_pages = u32::try_from(self.n_pages()).unwrap_or(u32::MAX);
+        let new = KvArena::new(self.layout, n_pages, self.fingerprint)?;
+        let (hits, misses, evictions) = (self.hits, self.misses, self.evictions + self.tree.len() as u64);
+        *self = KvArena { hits, misses, evictions, ..new };
+        Ok(())
+    }
+
     /// The layout of a page.
     pub fn layout(&self) -> &KvLayout {
         &self.layout

@@ -13,6 +13,8 @@ use super::api::error::{ApiError, ErrorBody, HttpError, json};
 use super::model_metrics::Snapshot;
 use super::models::instance::ModelInstance;
 use super::models::pool::{Entry, ModelPool, ModelState, PoolError};
+use super::models::status::{WorkerHandle, WorkerState};
+use super::pressure::MAX_LEVEL;
 use super::scheduler::Priority;
 use super::state::Server;
 use super::stats::Totals;
@@ -79,10 +81,45 @@ pub async fn live(State(server): State<Arc<Server>>) -> Response {
     probe(fault(&server))
 }
 
+/// Readiness of the server, and of each model.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Readiness {
+    /// `ok`, or why the server accepts no requests.
+    pub status: String,
+    /// Memory pressure, 0 to 3; at 3 only requests of high priority are accepted.
+    pub memory_pressure: u8,
+    /// State of each model.
+    pub models: BTreeMap<String, ModelReadiness>,
+}
+
+/// State of a model.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ModelReadiness {
+    /// `unloaded`, `loading`, `loaded`, `draining` or `failed`.
+    pub status: &'static str,
+    /// Circuit breaker: `closed`, `open` or `half-open`.
+    pub breaker: &'static str,
+    /// Queued requests.
+    pub waiting: usize,
+    /// Workers that take requests.
+    pub healthy_workers: usize,
+}
+
+fn model_readiness(entry: &Entry) -> ModelReadiness {
+    let instance = entry.instance();
+    let is_healthy = |worker: &WorkerHandle| worker.status.state() == WorkerState::Healthy;
+    ModelReadiness {
+        status: entry.state().name(),
+        breaker: entry.breaker.name(),
+        waiting: instance.as_ref().map_or(0, |instance| instance.snapshot().depth.iter().sum()),
+        healthy_workers: instance.map_or(0, |i| i.workers.list().iter().filter(|worker| is_healthy(worker)).count()),
+    }
+}
+
 /// Readiness: whether the server accepts requests
 #[utoipa::path(get, path = "/readyz", tag = "Health", responses(
-    (status = 200, description = "Ready", body = Probe),
-    (status = 503, description = "The queue is full, the server is shutting down, or the engine failed or stalled", body = Probe),
+    (status = 200, description = "Ready", body = Readiness),
+    (status = 503, description = "The queue is full, memory is short, the server is shutting down, or workers have stalled", body = Readiness),
 ))]
 pub async fn ready(State(server): State<Arc<Server>>) -> Response {
     let entries = server.pool.entries();
@@ -96,7 +133,13 @@ pub async fn ready(State(server): State<Arc<Server>>) -> Response {
     };
     let draining = || server.is_draining().then(|| "draining".into());
     // free KV pages are no condition: the engine refuses a request that could never get enough, so pages become free
-    probe(fault(&server).or_else(draining).or_else(|| full.then(|| "queue full".into())).or_else(missing))
+    let memory_pressure = server.pool.resources().pressure.level();
+    let short = || (memory_pressure >= MAX_LEVEL).then(|| "memory is short".into());
+    let full = || full.then(|| "queue full".into());
+    let why = fault(&server).or_else(draining).or_else(full).or_else(short).or_else(missing);
+    let code = if why.is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    let models = entries.iter().map(|entry| (entry.name.to_string(), model_readiness(entry))).collect();
+    json(code, &Readiness { status: why.unwrap_or_else(|| "ok".into()), memory_pressure, models })
 }
 
 fn probe(fault: Option<String>) -> Response {

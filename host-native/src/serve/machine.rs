@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use super::pressure::Reading;
+
 /// Memory that this process may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
@@ -28,6 +30,41 @@ pub fn memory() -> Memory {
 pub fn left(taken: u64) -> u64 {
     let of_limit = limit().map(|limit| limit.saturating_sub(taken));
     [of_limit, available()].into_iter().flatten().min().unwrap_or(u64::MAX)
+}
+
+/// Memory use of the control group with the lowest limit, or of the machine, and the time that tasks wait for memory.
+/// Sources: <https://docs.kernel.org/admin-guide/cgroup-v2.html>, <https://docs.kernel.org/accounting/psi.html>.
+pub fn memory_reading() -> Reading {
+    let read = |path: &Path| fs::read_to_string(path).ok();
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::"));
+    let root = Path::new("/sys/fs/cgroup");
+    let directory = group.map(|group| root.join(group.trim_start_matches('/'))).filter(|path| path.is_dir());
+    let directory = directory.unwrap_or_else(|| root.into());
+    let of_group = group_usage(&directory, read);
+    let machine = read(Path::new("/proc/meminfo")).and_then(|text| {
+        let (total, available) = (meminfo(&text, "MemTotal")?, meminfo(&text, "MemAvailable")?);
+        Some(1.0 - available as f64 / total.max(1) as f64)
+    });
+    let usage = [of_group, machine].into_iter().flatten().reduce(f64::max);
+    let stalled = read(&directory.join("memory.pressure")).or_else(|| read(Path::new("/proc/pressure/memory")));
+    Reading { usage, stalled: stalled.and_then(|text| stalled_percent(&text)) }
+}
+
+/// Share of a control group's limit in use, without file pages that the kernel would drop first.
+fn group_usage(directory: &Path, read: impl Fn(&Path) -> Option<String>) -> Option<f64> {
+    let number = |file: &str| read(&directory.join(file))?.trim().parse::<u64>().ok();
+    let limit = [number("memory.high"), number("memory.max")].into_iter().flatten().min()?;
+    let stat = read(&directory.join("memory.stat")).unwrap_or_default();
+    let inactive = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse::<u64>().ok());
+    let used = number("memory.current")?.saturating_sub(inactive.unwrap_or(0));
+    Some(used as f64 / limit.max(1) as f64)
+}
+
+/// `avg10` of the line `some`.
+fn stalled_percent(text: &str) -> Option<f64> {
+    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    some.split_whitespace().find_map(|field| field.strip_prefix("avg10=")?.parse().ok())
 }
 
 fn limit() -> Option<u64> {
@@ -103,6 +140,21 @@ mod tests {
         assert_eq!(limit("5:memory:/docker/x\n3:cpu:/\n"), Some(900));
         assert_eq!(limit("5:memory:/elsewhere\n"), Some(9_223_372_036_854_771_712));
         assert_eq!(limit("0::/z\n"), None);
+    }
+
+    #[test]
+    fn usage_of_a_group_does_not_count_pages_that_can_be_dropped() {
+        let files = BTreeMap::from([
+            ("/g/memory.current", "900\n"),
+            ("/g/memory.high", "1000\n"),
+            ("/g/memory.max", "max\n"),
+            ("/g/memory.stat", "anon 300\ninactive_file 400\nactive_file 200\n"),
+        ]);
+        let read = |path: &Path| files.get(path.to_str()?).map(ToString::to_string);
+        assert_eq!(group_usage(Path::new("/g"), read), Some(0.5));
+        assert_eq!(group_usage(Path::new("/none"), read), None);
+        let psi = "some avg10=12.50 avg60=1.00 avg300=0.10 total=5\nfull avg10=2.00 avg60=0.00 avg300=0.00 total=1\n";
+        assert_eq!(stalled_percent(psi), Some(12.5));
     }
 
     #[test]

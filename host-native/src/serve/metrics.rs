@@ -142,6 +142,9 @@ families! {
     unloads: Family<Labels, Counter>, "model_unloads", "Unloads of the model by reason";
     swaps: Family<Labels, Counter>, "model_swaps", "Replacements of the running model by result";
     load_time: Histograms = REQUEST_BUCKETS, "model_load_seconds", "Time to load the model";
+    breaker: Family<Labels, Gauge>, "breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open";
+    pressure: Gauge, "memory_pressure_level", "Memory pressure, 0 to 3";
+    memory_used: Gauge, "model_memory_used_bytes", "Memory of all weights and KV caches, in bytes";
     workers: Family<Labels, Gauge>, "workers", "Workers by state";
     worker_faults: Family<Labels, Counter>, "worker_faults", "Faults that ended a worker, by kind";
     resumed: Family<Labels, Counter>, "requests_resumed", "Running requests moved to another worker";
@@ -190,6 +193,12 @@ impl Metrics {
     /// Counts a request that was refused before its model was known.
     pub fn rejected(&self, reason: &'static str) {
         self.families.rejected.get_or_create(&Labels { model: None, other: Some(("reason", reason)) }).inc();
+    }
+
+    /// Sets the gauges of the server.
+    pub fn set_memory(&self, pressure: u8, used_bytes: u64) {
+        self.families.pressure.set(i64::from(pressure));
+        self.families.memory_used.set(used_bytes as i64);
     }
 
     pub fn response(&self, status: u16) {

@@ -12,6 +12,7 @@
 mod admin;
 pub mod api;
 mod auth;
+mod breaker;
 mod callback;
 pub mod config;
 mod connection;
@@ -26,6 +27,7 @@ mod model_metrics;
 mod models;
 mod offload;
 mod openapi;
+mod pressure;
 mod queue;
 mod scheduler;
 mod sessions;

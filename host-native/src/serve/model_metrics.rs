@@ -113,6 +113,7 @@ pub struct ModelMetrics {
     running: Gauge,
     sessions: Gauge,
     loaded: Gauge,
+    breaker: Gauge,
     weight_bytes: Gauge,
     kv_usage: Real,
     first_token: Histogram,
@@ -159,6 +160,7 @@ impl ModelMetrics {
             running: f.running.get_or_create_owned(&model),
             sessions: f.sessions.get_or_create_owned(&model),
             loaded: f.loaded.get_or_create_owned(&model),
+            breaker: f.breaker.get_or_create_owned(&model),
             weight_bytes: f.weight_bytes.get_or_create_owned(&model),
             kv_usage: f.kv_usage.get_or_create_owned(&model),
             first_token: f.first_token.get_or_create_owned(&model),
@@ -214,6 +216,15 @@ impl ModelMetrics {
     pub fn set_loaded(&self, is_loaded: bool, weight_bytes: usize) {
         self.loaded.set(i64::from(is_loaded));
         self.weight_bytes.set(weight_bytes as i64);
+    }
+
+    /// Sets the gauge of the circuit breaker by its state.
+    pub fn set_breaker(&self, state: &str) {
+        self.breaker.set(match state {
+            "closed" => 0,
+            "half-open" => 1,
+            _ => 2,
+        });
     }
 
     /// Sets the number of workers in a state.
@@ -294,6 +305,7 @@ impl ModelMetrics {
         let outcome = match reason {
             FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Complete => Outcome::Stop,
             FinishReason::Length => Outcome::Length,
+            FinishReason::Deadline => Outcome::Timeout,
             FinishReason::NotFinite | FinishReason::NoMemory | FinishReason::Constraint(_) => Outcome::Error,
         };
         self.outcomes(outcome, 1);

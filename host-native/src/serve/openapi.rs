@@ -54,6 +54,7 @@ use starling_api::openai::response::CompletionResponse;
         admin::server::drain,
         admin::server::undrain,
         admin::server::reload,
+        admin::server::pressure,
         admin::settings::show,
         admin::settings::patch,
         admin::caches::list,

@@ -137,6 +137,8 @@ pub struct Deadlines {
     pub queue: Duration,
     /// `request_timeout`.
     pub total: Duration,
+    /// Whether an answer ends with what it has when `total` is over.
+    pub partial: bool,
 }
 
 impl Deadlines {

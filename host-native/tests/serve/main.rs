@@ -7,6 +7,7 @@ mod connections;
 mod equal;
 mod limits;
 mod models;
+mod pressure;
 mod server;
 mod sessions;
 mod structure;

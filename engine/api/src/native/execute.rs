@@ -132,6 +132,7 @@ impl<C: Clock> StreamWriter for ExecuteWriter<C> {
                     FinishReason::StopToken(_) | FinishReason::Complete => "eos",
                     FinishReason::StopString(_) => "stop_sequence",
                     FinishReason::Length
+                    | FinishReason::Deadline
                     | FinishReason::NotFinite
                     | FinishReason::NoMemory
                     | FinishReason::Constraint(_) => "max_tokens",

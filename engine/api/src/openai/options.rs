@@ -103,6 +103,8 @@ pub struct Options {
     pub cache_salt: Option<String>,
     /// Return a receipt, by which anyone can replay and verify the output.
     pub receipt: Option<bool>,
+    /// At the server's time limit, return what has been generated, with `finish_reason` `timeout`, rather than an error.
+    pub timeout_partial: Option<bool>,
     /// End user: the users of a tenant are scheduled in turn.
     pub user: Option<String>,
 }

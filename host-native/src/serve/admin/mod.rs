@@ -34,6 +34,7 @@ pub fn routes() -> Router<Arc<Server>> {
         .route("/admin/models/{name}/workers/{id}/fail", post(workers::fail))
         .route("/admin/drain", post(server::drain))
         .route("/admin/undrain", post(server::undrain))
+        .route("/admin/pressure", post(server::pressure))
         .route("/admin/reload", post(server::reload))
         .route("/admin/config", get(settings::show).patch(settings::patch))
         .route("/admin/caches", get(caches::list))
@@ -51,7 +52,27 @@ macro_rules! bodies {
     )*};
 }
 
-bodies!(models::AddModel, models::Swap, models::Unload, workers::Fail, caches::Invalidate, settings::Changes);
+bodies!(
+    models::AddModel,
+    models::Swap,
+    models::Unload,
+    workers::Fail,
+    caches::Invalidate,
+    server::Level,
+    settings::Changes
+);
+
+/// Whether tests may make the server fail.
+///
+/// # Errors
+/// 403.
+fn check_fault_injection(server: &Server) -> Result<(), ApiError> {
+    if server.settings().fault_injection {
+        return Ok(());
+    }
+    let message = "faults may not be injected; start the server with --fault-injection";
+    Err(ApiError::new(403, "permission_error", message).code("not_allowed"))
+}
 
 /// Name of the administrator that sent a request; the middleware adds it to the request's extensions.
 #[derive(Debug, Clone)]

@@ -37,6 +37,8 @@ pub struct ModelInfo {
     /// Source: a path, a name, a URL or `hf:…`; null for the bundled model.
     #[schema(value_type = Option<String>)]
     source: Option<PathBuf>,
+    /// Circuit breaker: `closed`, `open` or `half-open`.
+    breaker: &'static str,
     /// Whether it is never unloaded for another or for being idle.
     pinned: bool,
     /// Seconds since the last request.
@@ -88,6 +90,7 @@ fn info(entry: &Entry) -> ModelInfo {
         status: status.value,
         error: status.error,
         source: entry.source(),
+        breaker: entry.breaker.name(),
         pinned: settings.pin,
         idle_seconds: entry.idle_time().as_secs_f64(),
         loaded: entry.instance().map(|instance| {

@@ -7,8 +7,12 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use serde::Deserialize;
+use utoipa::ToSchema;
 
+use super::super::api::body::Body;
 use super::super::api::error::{ApiError, ErrorBody, HttpError, json};
+use super::super::pressure::MAX_LEVEL;
 use super::super::state::Server;
 use super::Administrator;
 use super::models::Done;
@@ -31,6 +35,40 @@ pub async fn undrain(
     server.drained.store(false, Ordering::Release);
     administrator.log("undrain server", "", Ok(()));
     json(StatusCode::OK, &Done { done: true })
+}
+
+/// A level of memory pressure.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Level {
+    /// 0 to 3; null: that of the machine.
+    level: Option<u8>,
+}
+
+/// Set the level of memory pressure, with `--fault-injection`
+///
+/// # Errors
+/// If faults may not be injected, or the level is out of range.
+#[utoipa::path(post, path = "/admin/pressure", tag = "Administration", request_body = Level, responses(
+    (status = 200, description = "The level is in effect", body = Done),
+    (status = "4XX", description = "Not allowed, or out of range", body = ErrorBody),
+))]
+pub async fn pressure(
+    State(server): State<Arc<Server>>,
+    Extension(administrator): Extension<Administrator>,
+    Body(body): Body<Level>,
+) -> Result<Response, HttpError> {
+    super::check_fault_injection(&server)?;
+    if body.level.is_some_and(|level| level > MAX_LEVEL) {
+        return Err(ApiError::param("level", format!("level is out of range, expected 0 to {MAX_LEVEL}")).into());
+    }
+    server.pool.resources().pressure.force(body.level);
+    let pool = Arc::clone(&server.pool);
+    tokio::task::spawn_blocking(move || pool.supervise())
+        .await
+        .map_err(|_| ApiError::internal("supervision panicked"))?;
+    administrator.log("set memory pressure", "", Ok(()));
+    Ok(json(StatusCode::OK, &Done { done: true }))
 }
 
 /// Read settings file and keys again, as on SIGHUP

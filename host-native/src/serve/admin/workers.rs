@@ -155,10 +155,7 @@ pub async fn fail(
     Path((name, id)): Path<(String, u32)>,
     Body(body): Body<Fail>,
 ) -> Result<Response, HttpError> {
-    if !server.settings().fault_injection {
-        let message = "faults may not be injected; start the server with --fault-injection";
-        return Err(ApiError::new(403, "permission_error", message).code("not_allowed").into());
-    }
+    super::check_fault_injection(&server)?;
     let entry = find(&server, &name)?;
     let instance = entry.instance().ok_or_else(|| not_loaded(&entry))?;
     let worker = instance.workers.list().into_iter().find(|worker| worker.id == id).ok_or_else(|| no_worker(id))?;

@@ -48,6 +48,7 @@ pub async fn chat_completions(
     let ChatCompletionRequest { mut options, constraint, chat } = body;
     let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     options.penalty_scope.get_or_insert(Scope::Answer);
+    let partial = options.timeout_partial == Some(true);
     let logprobs = chat.logprobs()?;
     let (n, flow) = (options.n_choices(instance.settings().max_n)?, flow(&options, &caller)?);
     let session = session(&options, &caller)?.map(str::to_string);
@@ -81,7 +82,7 @@ pub async fn chat_completions(
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt };
     let request = options.request(&limits(&instance), &plan, tokens, "messages")?;
     let conversation = session.as_deref().map(|id| (Arc::from(id), cache_salt, request.tokens.clone()));
-    let updates = submit(&instance, &caller, &flow, vec![request], n)?;
+    let updates = submit(&instance, &caller, &flow, vec![request], n, partial)?;
     let mut visit = SessionVisit::new(&instance, &caller, conversation);
     let head = response_head(&instance, "chatcmpl-", seed, session.as_deref());
     if options.is_stream() {

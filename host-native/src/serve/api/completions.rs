@@ -43,6 +43,7 @@ pub async fn completions(
     let CompletionRequest { mut options, constraint, completion } = body;
     let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     options.penalty_scope.get_or_insert(Scope::Answer);
+    let partial = options.timeout_partial == Some(true);
     let (n, flow) = (options.n_choices(instance.settings().max_n)?, flow(&options, &caller)?);
     let (echo, logprobs) = (completion.is_echo(), completion.check(n)?);
     let (n_prompts, max_inputs) = (completion.prompt.len(), instance.settings().max_inputs);
@@ -83,7 +84,7 @@ pub async fn completions(
     if is_prompt_only {
         return Ok(json(StatusCode::OK, &plan.prompt_response(head)));
     }
-    let updates = submit(&instance, &caller, &flow, requests, n)?;
+    let updates = submit(&instance, &caller, &flow, requests, n, partial)?;
     if is_stream {
         return Ok(stream(updates, CompletionWriter::new(plan, head), instance.settings().sse_keep_alive));
     }

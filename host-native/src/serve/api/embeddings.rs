@@ -49,7 +49,7 @@ pub async fn embeddings(
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     let (to, mut updates) = updates(n, 1);
     let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
-    let times = Deadlines { arrival: caller.arrival, queue, total };
+    let times = Deadlines { arrival: caller.arrival, queue, total, partial: false };
     let job = |(index, tokens)| TextJob { index, tokens, dimensions: body.dimensions, to: to.clone(), times };
     let jobs = texts.into_iter().enumerate().map(job).collect();
     let flow = caller.flow(body.user.as_deref(), None);

@@ -54,6 +54,7 @@ pub async fn generate(
         options.session_id = Some(random_id("session-"));
     }
     let id = session(&options, &caller)?.map(str::to_string);
+    let partial = options.timeout_partial == Some(true);
     let salt = salt(&options, &instance, &caller)?;
     let turn =
         id.as_deref().map(|id| instance.sessions.begin(&caller.tenant.name, &Arc::from(id), salt, Instant::now()));
@@ -71,7 +72,7 @@ pub async fn generate(
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt: salt };
     let request = options.request(&limits(&instance), &plan, tokens, "prompt")?;
     let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
-    let updates = submit(&instance, &caller, &flow, vec![request], 1)?;
+    let updates = submit(&instance, &caller, &flow, vec![request], 1, partial)?;
     let head = response_head(&instance, "gen-", seed, id.as_deref());
     let turn: Option<SessionTurn> = turn.map(|turn| (turn, tokens, history));
     let inner = Arc::clone(&instance);

@@ -1,18 +1,24 @@
 //! From checked requests to the engine's queue.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use starling::engine::Request;
 
 use super::super::models::instance::ModelInstance;
+use super::super::pressure::MAX_LEVEL;
 pub use super::super::queue::Updates;
 use super::super::queue::{Deadlines, Job, Progress, SequenceGroup, updates};
-use super::super::scheduler::Flow;
+use super::super::scheduler::{Flow, Priority};
 use super::super::state::Caller;
 use super::super::trace::{Stages, Trace};
 use super::error::{ApiError, request_id};
 
-/// Puts `n` answers to each of `requests` into the queue, all or none: those to the first come first.
+/// `Retry-After` under memory pressure.
+const PRESSURE_RETRY: Duration = Duration::from_secs(10);
+
+/// Puts `n` answers to each of `requests` into the queue, all or none: those to the first come first. `partial` answers end
+/// with what they have at the time limit.
 ///
 /// # Errors
 /// If a limit is reached, or the server ends.
@@ -22,10 +28,17 @@ pub fn submit(
     flow: &Flow,
     requests: Vec<Request>,
     n: usize,
+    partial: bool,
 ) -> Result<Updates, ApiError> {
     let trace = Trace::current();
     if let Some(session) = &flow.session {
         trace.record("session", session);
+    }
+    if instance.pressure.level() >= MAX_LEVEL && flow.priority != Priority::High {
+        instance.metrics.rejected("memory_pressure");
+        let error =
+            ApiError::unavailable("memory is short: only requests of high priority are accepted; try again later");
+        return Err(ApiError { retry: Some(PRESSURE_RETRY), ..error }.code("memory_pressure"));
     }
     let max_tokens = |r: &Request| r.max_tokens.unwrap_or(1);
     let each = requests.iter().map(max_tokens).max().unwrap_or(1);
@@ -38,7 +51,7 @@ pub fn submit(
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     let (to, mut updates) = updates(count, each);
     let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
-    let times = Deadlines { arrival: caller.arrival, queue, total };
+    let times = Deadlines { arrival: caller.arrival, queue, total, partial };
     let request_id: Arc<str> = request_id().unwrap_or_default().into();
     let mut jobs = Vec::with_capacity(count);
     for (i, request) in requests.into_iter().enumerate() {

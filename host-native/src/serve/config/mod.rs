@@ -79,6 +79,10 @@ settings! {
     workers "workers" usize = 1, "N" in 0.0..=64.0, "Workers of the model, each an engine with a KV cache of its own over the same weights; 0: one per NUMA node" per model;
     strategy "strategy" Strategy = Strategy::PrefixAware, "NAME", "Choice of the worker for a request: round-robin, least-loaded, memory-aware (most free KV pages), or prefix-aware (longest cached prefix, then load)" per model;
     aliases "aliases" Vec<String> = Vec::new(), "NAMES", "Further names of the model in the API, comma-separated" per model;
+    breaker_faults "breaker-faults" usize = 5, "N" in 0.0..=1000.0, "Circuit breaker of a model: lost workers and missed deadlines within breaker-window after which its requests are refused with status 503; 0: never" per model;
+    breaker_window "breaker-window" Duration = Duration::from_secs(60), "SECONDS" in 0.1..=86_400.0, "Time in which the faults of breaker-faults count, in seconds" per model;
+    breaker_open "breaker-open" Duration = Duration::from_secs(30), "SECONDS" in 0.1..=86_400.0, "Time until a request tries the model again once the breaker has opened, in seconds" per model;
+    memory_pressure "memory-pressure" bool = true, "BOOL", "React to memory pressure of the control group or the machine: smaller batches, eviction, unloading of idle models, then refusal of requests below high priority";
     admin_key_file "admin-key-file" Option<PathBuf> = None, "FILE", "File of administrators' keys, one per line: the key, then optionally a name; without it there is no /admin interface";
     admin_listen "admin-listen" Option<String> = None, "ADDRESS", "Address and port of a listener of its own for /admin, such as 127.0.0.1:9090 [default: the public listener]";
     watch_config "watch-config" bool = false, "BOOL", "Reload the settings file when it changes, as on SIGHUP";

@@ -16,6 +16,7 @@ use starling::tokenizer::DecodeOptions;
 
 use super::super::config::{Live, Settings};
 use super::super::model_metrics::{self, ModelMetrics, Snapshot};
+use super::super::pressure::Pressure;
 use super::super::queue::{Queue, Shutdown};
 use super::super::scheduler::{Limits, Priority};
 use super::super::sessions::Sessions;
@@ -64,6 +65,7 @@ pub struct ModelInstance {
     pub source: String,
     /// Files of the model, and their size and time of change at the load.
     pub files: Vec<(PathBuf, Option<FileStamp>)>,
+    pub pressure: Arc<Pressure>,
     /// Weights, in the memory budget.
     pub weights: Arc<MemoryLease>,
 }
@@ -231,6 +233,22 @@ impl Workers {
     /// Changes the maximum tokens of a batch, at most those at the start.
     pub fn set_batch_limits(&self, batch_tokens: usize, prefill_chunk: usize) {
         self.shared.batch.set(batch_tokens, prefill_chunk);
+    }
+
+    /// Reacts to a level of memory pressure.
+    pub fn relieve(&self, level: u8) {
+        self.shared.batch.set_divisor(1 << level.min(2));
+        if level == 0 {
+            return;
+        }
+        for worker in self.list() {
+            let kv = worker.status.kv();
+            worker.status.evict_cached(kv.cached_bytes / kv.page_bytes.max(1) / 2);
+            if level >= 2 {
+                worker.status.release_memory();
+            }
+        }
+        self.shared.queue.notify();
     }
 
     /// Asks all workers to evict their prefix caches.

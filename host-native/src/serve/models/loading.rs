@@ -10,10 +10,12 @@ use starling::model::Model;
 use starling::structure;
 use starling_api::openai::response::system_fingerprint;
 
+use super::super::breaker::Breaker;
 use super::super::config::{Live, ModelEntry, Settings};
 use super::super::failures::SharedFailures;
 use super::super::metrics::Metrics;
 use super::super::model_metrics::ModelMetrics;
+use super::super::pressure::Pressure;
 use super::super::queue::Queue;
 use super::super::sessions::Sessions;
 use super::super::state::unix_now;
@@ -37,6 +39,7 @@ pub struct Resources {
     pub budget: Arc<MemoryBudget>,
     pub metrics: Arc<Metrics>,
     pub failures: SharedFailures,
+    pub pressure: Arc<Pressure>,
     /// `--threads`.
     pub n_threads: Option<u16>,
     threads: OnceLock<Arc<SharedThreads>>,
@@ -47,6 +50,7 @@ pub struct Identity {
     pub name: Arc<str>,
     pub metrics: Arc<ModelMetrics>,
     pub sessions: Arc<Sessions>,
+    pub breaker: Arc<Breaker>,
 }
 
 impl Resources {
@@ -56,7 +60,8 @@ impl Resources {
         failures: SharedFailures,
         n_threads: Option<u16>,
     ) -> Resources {
-        Resources { budget, metrics, failures, n_threads, threads: OnceLock::new() }
+        let (pressure, threads) = (Arc::default(), OnceLock::new());
+        Resources { budget, metrics, failures, pressure, n_threads, threads }
     }
 
     /// The threads that models share, started at the first call.
@@ -161,6 +166,7 @@ pub fn load(
         metrics: Arc::clone(&identity.metrics),
         dispatcher: Arc::new(Dispatcher::new(settings.strategy)),
         failures: Arc::clone(&resources.failures),
+        breaker: Arc::clone(&identity.breaker),
         batch: Arc::new(BatchLimits::new(settings.batch_tokens.max(settings.max_seqs), settings.prefill_chunk)),
         stall_timeout: settings.stall_timeout,
     };
@@ -203,6 +209,7 @@ pub fn load(
         created: unix_now(),
         source: entry.args.model.as_deref().map_or(load::BUNDLED_NAME.into(), |path| path.display().to_string()),
         files,
+        pressure: Arc::clone(&resources.pressure),
         weights,
         model,
         settings: Live::new(settings),

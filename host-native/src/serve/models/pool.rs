@@ -12,8 +12,12 @@ use std::time::{Duration, Instant};
 use starling_api::error::ApiError;
 use tokio::sync::watch;
 
+use super::super::auth::seconds;
+use super::super::breaker::{Breaker, BreakerLimits};
 use super::super::config::{Configuration, Live, ModelEntry, Settings};
+use super::super::machine;
 use super::super::model_metrics::{ModelMetrics, Snapshot};
+use super::super::pressure::Reading;
 use super::super::queue::Shutdown;
 use super::super::sessions::{SessionLimits, Sessions};
 use super::super::value::{Bytes, LoadPolicy};
@@ -66,6 +70,7 @@ pub struct Entry {
     pub name: Arc<str>,
     pub metrics: Arc<ModelMetrics>,
     pub sessions: Arc<Sessions>,
+    pub breaker: Arc<Breaker>,
     state: watch::Sender<ModelState>,
     entry: Mutex<ModelEntry>,
     last_used: Mutex<Instant>,
@@ -142,7 +147,7 @@ impl Entry {
 
     fn identity(&self) -> Identity {
         let (name, metrics) = (Arc::clone(&self.name), Arc::clone(&self.metrics));
-        Identity { name, metrics, sessions: Arc::clone(&self.sessions) }
+        Identity { name, metrics, sessions: Arc::clone(&self.sessions), breaker: Arc::clone(&self.breaker) }
     }
 }
 
@@ -161,6 +166,11 @@ pub enum PoolError {
     Unknown { found: String, near: Option<String> },
     #[error("model `{0}` is not loaded, and requests do not load models (--autoload=false)")]
     NotLoaded(Arc<str>),
+    #[error(
+        "model `{name}` had repeated faults and takes no requests for now (--breaker-faults); try again in {} s",
+        seconds(*wait)
+    )]
+    Broken { name: Arc<str>, wait: Duration },
     #[error("model `{name}` is {state}; try again later")]
     Busy { name: Arc<str>, state: &'static str },
     #[error(
@@ -185,6 +195,9 @@ impl From<PoolError> for ApiError {
                 ApiError { param: Some("model".into()), ..error }
             }
             PoolError::NotLoaded(_) => ApiError::new(409, starling_api::error::INVALID_REQUEST, message).code(code),
+            PoolError::Broken { wait, .. } => {
+                ApiError { retry: Some(wait), ..ApiError::unavailable(message).code(code) }
+            }
             PoolError::Busy { .. } | PoolError::QueueFull { .. } => {
                 ApiError { retry: Some(Duration::from_secs(2)), ..ApiError::unavailable(message).code(code) }
             }
@@ -206,6 +219,7 @@ impl PoolError {
         match self {
             PoolError::Unknown { .. } => "model_not_found",
             PoolError::NotLoaded(_) => "model_not_loaded",
+            PoolError::Broken { .. } => "model_unavailable",
             PoolError::Busy { .. } => "model_loading",
             PoolError::QueueFull { .. } => "load_queue_full",
             PoolError::Memory { .. } => "not_enough_memory",
@@ -329,6 +343,8 @@ impl ModelPool {
     ) -> Result<Arc<ModelInstance>, PoolError> {
         let entry = self.find_version(name, key)?;
         entry.touch();
+        let refused = |wait| PoolError::Broken { name: Arc::clone(&entry.name), wait };
+        entry.breaker.admit(Instant::now()).map_err(refused)?;
         if let Some(instance) = entry.instance() {
             return Ok(instance);
         }
@@ -403,6 +419,7 @@ impl ModelPool {
         entry.metrics.load_finished(result.is_ok(), start.elapsed());
         if let Err(e) = &result {
             tracing::error!(model = &*entry.name, "{e}");
+            entry.breaker.fault(Instant::now());
         }
         result
     }
@@ -549,11 +566,31 @@ impl ModelPool {
             if is_idle && self.change.try_lock().is_ok() {
                 entry.unload_idle("idle");
             }
+            entry.metrics.set_breaker(entry.breaker.name());
             let Some(instance) = entry.instance() else { continue };
             if instance.is_busy() {
                 entry.touch();
             }
             instance.workers.supervise();
+        }
+        self.relieve();
+    }
+
+    /// Reacts to memory pressure.
+    fn relieve(&self) {
+        let (pressure, budget) = (&self.resources.pressure, &self.resources.budget);
+        let before = pressure.level();
+        let reading = if self.settings().memory_pressure { machine::memory_reading() } else { Reading::default() };
+        let level = pressure.update(reading, Instant::now());
+        self.resources.metrics.set_memory(level, budget.used());
+        if level != before {
+            tracing::warn!(level, before, ?reading, "memory pressure has changed");
+        }
+        for entry in self.entries() {
+            let is_unloaded = level >= 2 && !entry.settings().pin && entry.unload_idle("memory_pressure");
+            if let Some(instance) = entry.instance().filter(|_| !is_unloaded) {
+                instance.workers.relieve(level);
+            }
         }
     }
 
@@ -607,10 +644,16 @@ impl ModelPool {
         let metrics = Arc::new(self.resources.metrics.model(&name));
         metrics.set_loaded(false, 0);
         let sessions = Arc::new(Sessions::new(session_limits(&entry.settings)));
+        let breaker = Arc::new(Breaker::new(BreakerLimits {
+            faults: entry.settings.breaker_faults,
+            window: entry.settings.breaker_window,
+            open: entry.settings.breaker_open,
+        }));
         entries.push(Arc::new(Entry {
             name,
             metrics,
             sessions,
+            breaker,
             state: watch::Sender::new(ModelState::Unloaded),
             entry: Mutex::new(entry),
             last_used: Mutex::new(Instant::now()),

@@ -78,6 +78,8 @@ pub struct WorkerStatus {
     takeovers: AtomicU64,
     /// Cached pages to evict.
     evictions: AtomicUsize,
+    /// Whether to release the memory of the KV cache once the engine is idle.
+    release: AtomicBool,
     /// Fault to raise, and the number of steps before it, for tests of failover.
     injected: Mutex<Option<(InjectedFault, u32)>>,
 }
@@ -95,6 +97,7 @@ impl WorkerStatus {
             jobs: Mutex::default(),
             takeovers: AtomicU64::new(0),
             evictions: AtomicUsize::new(0),
+            release: AtomicBool::new(false),
             injected: Mutex::default(),
         }
     }
@@ -176,6 +179,15 @@ impl WorkerStatus {
     /// Asks the worker to evict up to `n` cached pages.
     pub fn evict_cached(&self, n: usize) {
         self.evictions.store(n, Ordering::Release);
+    }
+
+    /// Asks the worker to release the memory of its KV cache if it is idle.
+    pub fn release_memory(&self) {
+        self.release.store(true, Ordering::Release);
+    }
+
+    pub fn take_release(&self) -> bool {
+        self.release.swap(false, Ordering::AcqRel)
     }
 
     pub fn take_evictions(&self) -> usize {

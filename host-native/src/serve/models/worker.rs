@@ -12,11 +12,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
-use starling::engine::{Engine, EngineOptions, Event, Request};
+use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request};
 use starling::error::{MemoryError, RequestError};
 use starling::kernels::Cpu;
 use starling::model::Model;
+use starling::receipt::Receipt;
 
+use super::super::breaker::Breaker;
 use super::super::failures::{Failure, SharedFailures};
 use super::super::handoff::Waiting;
 use super::super::model_metrics::{ModelMetrics, Outcome};
@@ -52,6 +54,7 @@ pub struct Shared {
     pub dispatcher: Arc<Dispatcher>,
     pub failures: SharedFailures,
     pub batch: Arc<BatchLimits>,
+    pub breaker: Arc<Breaker>,
     pub stall_timeout: Duration,
 }
 
@@ -60,11 +63,14 @@ pub struct Shared {
 pub struct BatchLimits {
     batch_tokens: AtomicUsize,
     prefill_chunk: AtomicUsize,
+    /// Divisor of both under memory pressure.
+    divisor: AtomicUsize,
 }
 
 impl BatchLimits {
     pub fn new(batch_tokens: usize, prefill_chunk: usize) -> BatchLimits {
-        BatchLimits { batch_tokens: AtomicUsize::new(batch_tokens), prefill_chunk: AtomicUsize::new(prefill_chunk) }
+        let [batch_tokens, prefill_chunk, divisor] = [batch_tokens, prefill_chunk, 1].map(AtomicUsize::new);
+        BatchLimits { batch_tokens, prefill_chunk, divisor }
     }
 
     pub fn set(&self, batch_tokens: usize, prefill_chunk: usize) {
@@ -72,8 +78,16 @@ impl BatchLimits {
         self.prefill_chunk.store(prefill_chunk, Ordering::Relaxed);
     }
 
+    /// Divides both under memory pressure.
+    pub fn set_divisor(&self, divisor: usize) {
+        self.divisor.store(divisor.max(1), Ordering::Relaxed);
+    }
+
     fn apply(&self, engine: &mut Engine) {
-        engine.set_batch_limits(self.batch_tokens.load(Ordering::Relaxed), self.prefill_chunk.load(Ordering::Relaxed));
+        let divisor = self.divisor.load(Ordering::Relaxed);
+        let [batch_tokens, prefill_chunk] =
+            [&self.batch_tokens, &self.prefill_chunk].map(|limit| (limit.load(Ordering::Relaxed) / divisor).max(1));
+        engine.set_batch_limits(batch_tokens, prefill_chunk);
     }
 }
 
@@ -267,6 +281,9 @@ impl Worker {
         drop(waiting);
         if let Some(engine) = &mut self.engines.engine {
             engine.evict_cached(self.status.take_evictions());
+            if self.status.take_release() {
+                engine.release_memory();
+            }
             for Forget { tokens, salt } in &forget {
                 engine.evict_prefix(tokens, *salt);
             }
@@ -307,13 +324,32 @@ impl Worker {
         let ended: Vec<_> = ids.into_iter().filter_map(|id| Some((id, jobs.remove(&id)?))).collect();
         drop(jobs);
         for (id, Running { queued, .. }) in ended {
-            if let Some(engine) = &mut self.engines.engine {
-                engine.cancel(id);
-            }
             let failed = failure(shutdown, queued.job.times.expired(now)).filter(|_| !queued.job.to.is_closed());
-            self.close(&queued, failed);
             self.status.set_lacks_pages(false);
+            let Some(engine) = &mut self.engines.engine else { continue };
+            let is_partial = queued.job.times.partial && matches!(failed, Some(Failed::Timeout(_)));
+            match engine.finish(id).filter(|_| is_partial && queued.job.progress.is_prefilled) {
+                Some(Event::Done { text, reason, n_tokens, receipt, .. }) => {
+                    self.done(queued, text, reason, (n_tokens, receipt));
+                }
+                _ => self.close(&queued, failed),
+            }
         }
+    }
+
+    /// Ends a job with a complete answer.
+    fn done(
+        &self,
+        queued: Queued<Job>,
+        text: String,
+        reason: FinishReason,
+        (n_tokens, receipt): (usize, Option<Box<Receipt>>),
+    ) {
+        let job = &queued.job;
+        job.stages.end(&job.trace, job.index, reason.name());
+        self.shared.metrics.done(reason, job.times.arrival.elapsed());
+        self.shared.queue.lock().prompts.release(&queued.tenant);
+        job.send(Update::Done { text, reason, n_tokens, receipt });
     }
 
     /// Ends a job that failed, or was cancelled (`None`).
@@ -325,6 +361,10 @@ impl Worker {
         match failed {
             None => self.shared.metrics.outcomes(Outcome::Cancelled, 1),
             Some(failed) => {
+                // once for a request of several answers
+                if matches!(failed, Failed::Timeout(_)) && job.index == 0 {
+                    self.shared.breaker.fault(Instant::now());
+                }
                 self.shared.metrics.failed(&failed);
                 job.send(Update::Failed(failed));
             }
@@ -437,6 +477,7 @@ impl Worker {
         raise_injected(&self.status, self.shared.stall_timeout);
         self.shared.batch.apply(engine);
         let (status, metrics, queue, cpu) = (&*self.status, &self.shared.metrics, &self.shared.queue, self.shared.cpu);
+        let breaker = &self.shared.breaker;
         self.threads.run(|pool| {
             let begin = Instant::now();
             let n_running = engine.active();
@@ -489,6 +530,7 @@ impl Worker {
                     job.stages.end(&job.trace, job.index, reason.name());
                     metrics.done(reason, job.times.arrival.elapsed());
                     queue.lock().prompts.release(&queued.tenant);
+                    breaker.success();
                     status.set_lacks_pages(false);
                     job.send(Update::Done { text, reason, n_tokens, receipt });
                 }
@@ -518,6 +560,7 @@ impl Worker {
     fn fault(&mut self, fault: &Arc<str>) {
         tracing::error!(model = &*self.shared.name, worker = self.id, "worker failed: {fault}; its requests continue");
         self.shared.metrics.worker_fault("panic");
+        self.shared.breaker.fault(Instant::now());
         self.status.set_state(WorkerState::Restarting);
         let jobs = mem::take(&mut *self.status.jobs()).into_values().map(|running| running.queued);
         let jobs: Vec<_> = jobs.chain(self.submitting.take()).collect();
