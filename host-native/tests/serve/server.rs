@@ -149,6 +149,11 @@ impl Server {
         start.elapsed()
     }
 
+    /// Process ID.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
         assert!(status.expect("kill").success());

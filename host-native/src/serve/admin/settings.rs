@@ -130,12 +130,11 @@ fn apply(server: &Server, changes: &Changes, administrator: &Administrator) -> R
 
 fn check(settings: &Settings, models: &[(Arc<Entry>, Settings)]) -> Result<(), ApiError> {
     let at_start = |(entry, settings): &(Arc<Entry>, Settings)| {
-        let Some(options) = entry.instance().and_then(|instance| instance.engine) else { return Ok(()) };
-        let (found, most) = (settings.batch_tokens, options.batch_tokens);
+        let (found, most) = (settings.batch_tokens, entry.batch_capacity);
         if found <= most {
             Ok(())
         } else {
-            Err(format!("batch-tokens: found {found}, expected at most {most}, as loaded"))
+            Err(format!("batch-tokens: found {found}, expected at most {most}, as configured"))
         }
     };
     settings.check().and_then(|()| models.iter().try_for_each(|model| model.1.check())).map_err(ApiError::invalid)?;

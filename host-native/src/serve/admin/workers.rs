@@ -127,6 +127,8 @@ pub struct Fail {
     /// Engine steps before it.
     #[serde(default)]
     after_steps: u32,
+    /// Message of the panic [default: injected fault].
+    message: Option<String>,
 }
 
 /// Kinds of faults.
@@ -160,7 +162,7 @@ pub async fn fail(
     let instance = entry.instance().ok_or_else(|| not_loaded(&entry))?;
     let worker = instance.workers.list().into_iter().find(|worker| worker.id == id).ok_or_else(|| no_worker(id))?;
     let fault = match body.fault {
-        FaultKind::Panic => InjectedFault::Panic,
+        FaultKind::Panic => InjectedFault::Panic(body.message.unwrap_or_else(|| "injected fault".into())),
         FaultKind::Stall => InjectedFault::Stall,
     };
     worker.status.inject(fault, body.after_steps);

@@ -51,6 +51,8 @@ pub struct Identity {
     pub metrics: Arc<ModelMetrics>,
     pub sessions: Arc<Sessions>,
     pub breaker: Arc<Breaker>,
+    /// Largest `batch_tokens` that may be set while the model serves.
+    pub batch_capacity: usize,
 }
 
 impl Resources {
@@ -152,7 +154,9 @@ pub fn load(
     let n_ctx = settings.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
     let budget = &resources.budget;
     let engine = model.config.causal.then(|| engine_options(&settings, args, &model, n_ctx, sha256, budget, n_workers));
-    let engine = engine.transpose()?;
+    let engine = engine
+        .transpose()?
+        .map(|options| EngineOptions { batch_tokens: options.batch_tokens.max(identity.batch_capacity), ..options });
     let embedder = EmbedderOptions { max_texts: MAX_BATCH_TEXTS, batch_tokens: settings.embed_tokens, n_ctx };
     let queue = Arc::new(Queue::new(limits(&settings), settings.max_inputs));
     let shared = Shared {

@@ -71,6 +71,8 @@ pub struct Entry {
     pub metrics: Arc<ModelMetrics>,
     pub sessions: Arc<Sessions>,
     pub breaker: Arc<Breaker>,
+    /// Largest `batch_tokens` that may be set while the model serves: as configured.
+    pub batch_capacity: usize,
     state: watch::Sender<ModelState>,
     entry: Mutex<ModelEntry>,
     last_used: Mutex<Instant>,
@@ -147,7 +149,13 @@ impl Entry {
 
     fn identity(&self) -> Identity {
         let (name, metrics) = (Arc::clone(&self.name), Arc::clone(&self.metrics));
-        Identity { name, metrics, sessions: Arc::clone(&self.sessions), breaker: Arc::clone(&self.breaker) }
+        Identity {
+            name,
+            metrics,
+            sessions: Arc::clone(&self.sessions),
+            breaker: Arc::clone(&self.breaker),
+            batch_capacity: self.batch_capacity,
+        }
     }
 }
 
@@ -654,6 +662,7 @@ impl ModelPool {
             metrics,
             sessions,
             breaker,
+            batch_capacity: entry.settings.batch_tokens.max(entry.settings.max_seqs),
             state: watch::Sender::new(ModelState::Unloaded),
             entry: Mutex::new(entry),
             last_used: Mutex::new(Instant::now()),

@@ -213,9 +213,10 @@ impl WorkerStatus {
 }
 
 /// A fault for tests of failover.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InjectedFault {
-    Panic,
+    /// A panic with a message.
+    Panic(String),
     /// A step that takes a second longer than `stall_timeout`.
     Stall,
 }

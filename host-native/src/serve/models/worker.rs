@@ -653,7 +653,7 @@ pub fn requeue(shared: &Shared, worker: u32, jobs: Vec<Queued<Job>>, fault: &Arc
 /// Raises a fault that a test has asked for.
 fn raise_injected(status: &WorkerStatus, stall_timeout: Duration) {
     match status.take_injected() {
-        Some(InjectedFault::Panic) => std::panic::panic_any("injected fault"),
+        Some(InjectedFault::Panic(message)) => std::panic::panic_any(message),
         Some(InjectedFault::Stall) => std::thread::sleep(stall_timeout + Duration::from_secs(1)),
         None => {}
     }
