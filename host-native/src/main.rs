@@ -38,6 +38,10 @@ use clap::{Arg, Command as Interface, CommandFactory, FromArgMatches};
 use cli::{Cli, Command};
 use error::Failure;
 
+/// glibc's allocator keeps most of the memory of a model that was unloaded.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Adapts clap's commands: negative numbers reach the value parsers, which explain the range; empty environment variables
 /// count as unset.
 fn interface(command: Interface) -> Interface {
