@@ -2,11 +2,13 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use starling::embed::Pooling;
 use starling::kernels::attention::KvType;
 
+use crate::models::ModelLock;
 use crate::pool::MAX_THREADS;
 use crate::sampling::SamplingArgs;
 use crate::serve::config::ServeArgs;
@@ -37,12 +39,16 @@ pub struct ModelArgs {
         global = true,
         env = "STARLING_MODEL",
         help = "Model: a GGUF file (any file of a split model), a directory with one model, or \
-                hf:OWNER/REPO[:QUANT | /FILE.gguf][@REVISION] from the Hugging Face cache [default: the bundled model]"
+                hf:OWNER/REPO[:QUANT | /FILE.gguf][@REVISION], an https URL, or a name of the store; what is not on \
+                this machine is downloaded into the store [default: the bundled model]"
     )]
     pub sources: Vec<PathBuf>,
     /// The file of the one model of a command; set by [`crate::load::resolve`].
     #[arg(skip)]
     pub model: Option<PathBuf>,
+    /// Keeps that file in the store.
+    #[arg(skip)]
+    pub lock: Option<Arc<ModelLock>>,
     /// Number of threads, at most 512 [default: physical cores available to this process]
     #[arg(short, long, value_name = "N", global = true, env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
     pub threads: Option<u16>,
@@ -111,6 +117,14 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     /// Convert the weights of a model file to another type
     Quantize(QuantizeArgs),
+    /// Download a model into the store
+    Pull(PullArgs),
+    /// List the models of the store
+    List(ListArgs),
+    /// Show a model of the store
+    Show(ShowArgs),
+    /// Remove models from the store
+    Rm(RmArgs),
     /// Administer a running server
     Admin(AdminArgs),
     /// Print a shell completion script
@@ -175,8 +189,12 @@ pub struct RunArgs {
 
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// Receipt file; `-` reads standard input
-    pub receipt: PathBuf,
+    /// Receipt file; `-` reads standard input; or a model of the store, whose files are compared with their digests
+    #[arg(required_unless_present = "models")]
+    pub receipt: Option<PathBuf>,
+    /// Compare all models of the store with their digests
+    #[arg(long, conflicts_with = "receipt")]
+    pub models: bool,
     /// Do not print timings
     #[arg(short, long)]
     pub quiet: bool,
@@ -606,4 +624,52 @@ pub enum AdminAction {
     },
     /// List requests that ended because two workers failed on them
     Failures,
+}
+
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    // not a doc comment, in which brackets would be links
+    #[arg(help = "hf:OWNER/REPO[:QUANT | /FILE.gguf][@REVISION], or an https URL")]
+    pub source: String,
+    /// Name in the store [default: the file name without .gguf]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Expected SHA-256 of the file, in hexadecimal [default: the hub's]
+    #[arg(long, value_name = "HEX")]
+    pub sha256: Option<String>,
+    /// Connections for one file [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub connections: Option<u8>,
+    /// Download nothing: succeed only if the store has the model
+    #[arg(long)]
+    pub offline: bool,
+    /// Download again what the store has
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// Name or source of the model
+    pub name: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// Names or sources of the models
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Remove the name of a model that a process uses; its file stays open there
+    #[arg(long)]
+    pub force: bool,
 }

@@ -1,6 +1,7 @@
 //! Opens and loads the model of the command line.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use starling::error::LoadError;
@@ -13,7 +14,7 @@ use starling::receipt::split_sha256;
 use crate::cli::ModelArgs;
 use crate::error::Failure;
 use crate::model_file::ModelFile;
-use crate::models::Registry;
+use crate::models::{Registry, Resolved};
 use crate::pool::{ThreadPool, default_threads};
 use crate::progress::{Of, Progress, remark};
 
@@ -63,8 +64,9 @@ pub fn resolve(args: &ModelArgs) -> Result<ModelArgs, Failure> {
             return Err(Failure::Usage(message));
         }
     };
-    let model = source.map(|source| Registry::from_env().resolve(&source)).transpose()?;
-    Ok(ModelArgs { model, ..args.clone() })
+    let Some(source) = source else { return Ok(ModelArgs { model: None, ..args.clone() }) };
+    let Resolved { path, lock } = Registry::from_env()?.resolve(&source)?;
+    Ok(ModelArgs { model: Some(path), lock: lock.map(Arc::new), ..args.clone() })
 }
 
 /// Maps the model's file, or all files of a split model in order.

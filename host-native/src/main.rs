@@ -108,7 +108,17 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             None => bench::run(&model()?, args),
             Some(cli::BenchWhat::Serve(args)) => bench_serve::run(args),
         },
+        Command::Pull(args) => models::commands::pull(args),
+        Command::List(args) => models::commands::list(args),
+        Command::Show(args) => models::commands::show(args),
+        Command::Rm(args) => models::commands::rm(args),
         Command::Admin(args) => admin::run(args),
-        Command::Verify(args) => verify::run(&model()?, args),
+        Command::Verify(args) => match &args.receipt {
+            None => models::commands::verify(&[]),
+            Some(path) => match path.to_str().filter(|name| !path.exists() && models::commands::is_stored(name)) {
+                Some(name) => models::commands::verify(&[name.to_string()]),
+                None => verify::run(&model()?, path, args.quiet),
+            },
+        },
     }
 }

@@ -1,7 +1,7 @@
 //! Progress on standard error: a bar on a terminal, otherwise one line per 10 %.
 
-use std::cell::Cell;
 use std::io::{IsTerminal, Write, stderr};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
@@ -24,7 +24,7 @@ pub struct Progress {
     total: u64,
     bar: ProgressBar,
     /// Tenths already printed; `None` on a terminal.
-    said: Option<Cell<u64>>,
+    said: Option<AtomicU64>,
 }
 
 impl Progress {
@@ -35,7 +35,7 @@ impl Progress {
             Of::Count(things) => format!("{{pos}}/{{len}} {things}"),
         };
         let style = ProgressStyle::with_template(&format!("{what} {{bar:32}} {amount} {{msg}}"));
-        let said = (!stderr().is_terminal()).then(|| Cell::new(0));
+        let said = (!stderr().is_terminal()).then(|| AtomicU64::new(0));
         let bar = ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         Progress { what, of, total, bar, said }
     }
@@ -55,8 +55,10 @@ impl Progress {
         self.bar.set_message(message.to_owned());
         self.bar.inc(n);
         let Some(said) = &self.said else { return };
-        if let Some(line) = line(self.what, self.of, (self.bar.position(), self.total), said.get(), message) {
-            said.set(tenths(self.bar.position(), self.total));
+        if let Some(line) =
+            line(self.what, self.of, (self.bar.position(), self.total), said.load(Ordering::Relaxed), message)
+        {
+            said.store(tenths(self.bar.position(), self.total), Ordering::Relaxed);
             // stderr may be closed
             let _ = writeln!(stderr(), "{line}");
         }

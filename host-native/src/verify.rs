@@ -7,17 +7,17 @@ use std::time::Instant;
 use starling::pool::Pool;
 use starling::receipt::{Receipt, VerifyError, verify};
 
-use crate::cli::{ModelArgs, VerifyArgs};
+use crate::cli::ModelArgs;
 use crate::error::Failure;
 use crate::progress::remark;
 use crate::{load, tokens};
 
 /// # Errors
 /// [`Failure::Receipt`] says why the receipt does not verify; or the model does not load.
-pub fn run(model_args: &ModelArgs, args: &VerifyArgs) -> Result<(), Failure> {
-    let wrong = |why: String| Failure::Receipt { path: args.receipt.clone(), why };
-    let from_stdin = args.receipt == Path::new("-");
-    let text = tokens::text(None, (!from_stdin).then_some(&args.receipt))?;
+pub fn run(model_args: &ModelArgs, receipt: &Path, quiet: bool) -> Result<(), Failure> {
+    let wrong = |why: String| Failure::Receipt { path: receipt.into(), why };
+    let from_stdin = receipt == Path::new("-");
+    let text = tokens::text(None, (!from_stdin).then_some(receipt))?;
     let receipt: Receipt = serde_json::from_str(&text).map_err(|e| wrong(format!("not a receipt: {e}")))?;
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let start = Instant::now();
@@ -28,7 +28,7 @@ pub fn run(model_args: &ModelArgs, args: &VerifyArgs) -> Result<(), Failure> {
     // no memory limit: the user chose the receipt
     let result = verify(&model, &model_sha256, cpu, &pool, usize::MAX, &receipt);
     let seconds = loaded.elapsed().as_secs_f64();
-    if !args.quiet {
+    if !quiet {
         remark(format_args!(
             "digest {:.2} s, load {:.2} s | replay of {} + {} tokens {seconds:.3} s | {}, {} threads",
             (hashed - start).as_secs_f64(),

@@ -21,15 +21,22 @@ const DEFAULT_QUANT: &str = "Q4_K_M";
 /// # Errors
 /// If no model or several fit, or a file of the split model is missing.
 pub fn find(directory: &Path, selection: &Selection) -> Result<PathBuf, SourceError> {
-    let models = list(directory)?;
-    let chosen = match selection {
-        Selection::File(file) => {
-            let path = directory.join(file);
-            if !path.is_file() {
-                return Err(no_match(directory, file, &models));
-            }
-            path
-        }
+    let chosen = choose(directory, list(directory)?, selection)?;
+    match load::paths(&chosen).into_iter().find(|path| !path.is_file()) {
+        Some(path) => Err(SourceError::MissingShard { path }),
+        None => Ok(chosen),
+    }
+}
+
+/// The selected model among the files of `directory`, or of a repository.
+///
+/// # Errors
+/// If no model or several fit.
+pub fn choose(directory: &Path, files: Vec<PathBuf>, selection: &Selection) -> Result<PathBuf, SourceError> {
+    let named = |file: &String| files.iter().find(|path| **path == directory.join(file) || **path == Path::new(file));
+    let models = models(files.clone());
+    Ok(match selection {
+        Selection::File(file) => named(file).cloned().ok_or_else(|| no_match(directory, file, &models))?,
         Selection::Quant(quant) => match &matching(&models, quant)[..] {
             [] => return Err(no_match(directory, quant, &models)),
             [model] => (*model).clone(),
@@ -41,14 +48,18 @@ pub fn find(directory: &Path, selection: &Selection) -> Result<PathBuf, SourceEr
             (_, [model]) => (*model).clone(),
             _ => return Err(ambiguous(directory, &models.iter().collect::<Vec<_>>())),
         },
-    };
-    match load::paths(&chosen).into_iter().find(|path| !path.is_file()) {
-        Some(path) => Err(SourceError::MissingShard { path }),
-        None => Ok(chosen),
-    }
+    })
 }
 
-/// Models of a directory, sorted: of a split model the file with the lowest number there is.
+/// The models among files, sorted: of a split model the file with the lowest number there is.
+fn models(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
+    files.retain(|path| is_model(path));
+    files.sort();
+    files.dedup_by(|next, first| stem(next) == stem(first) && next.parent() == first.parent());
+    files
+}
+
+/// Files of a directory.
 fn list(directory: &Path) -> Result<Vec<PathBuf>, SourceError> {
     let mut files = Vec::new();
     let (mut pending, mut n_entries) = (vec![(directory.to_path_buf(), 1)], 0);
@@ -64,13 +75,11 @@ fn list(directory: &Path) -> Result<Vec<PathBuf>, SourceError> {
                 if depth < MAX_DEPTH {
                     pending.push((entry, depth + 1));
                 }
-            } else if is_model(&entry) {
+            } else {
                 files.push(entry);
             }
         }
     }
-    files.sort();
-    files.dedup_by(|next, first| stem(next) == stem(first) && next.parent() == first.parent());
     Ok(files)
 }
 

@@ -32,10 +32,6 @@ impl HubCache {
         HubCache { root }
     }
 
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
-
     /// The directory of a revision's files; `None` if the cache does not have it.
     pub fn snapshot(&self, source: &HubSource) -> Result<Option<PathBuf>, SourceError> {
         let repo = self.root.join(format!("models--{}--{}", source.owner, source.repo));

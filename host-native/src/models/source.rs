@@ -1,5 +1,9 @@
 //! Syntax of `hf:OWNER/REPO[:QUANT | /FILE.gguf][@REVISION]`.
 
+use std::fmt;
+
+use super::SourceError;
+
 /// A model of the Hugging Face hub.
 #[derive(Debug, PartialEq, Eq)]
 pub struct HubSource {
@@ -8,6 +12,41 @@ pub struct HubSource {
     pub selection: Selection,
     /// Branch, tag or commit.
     pub revision: String,
+}
+
+/// Where a model is downloaded from.
+#[derive(Debug, PartialEq, Eq)]
+pub enum RemoteSource {
+    Hub(HubSource),
+    Url(String),
+}
+
+impl RemoteSource {
+    /// `None` if `text` is neither `hf:…` nor a URL; an error if `hf:…` is malformed.
+    pub fn parse(text: &str) -> Option<Result<RemoteSource, SourceError>> {
+        if text.starts_with("hf:") {
+            let hub = HubSource::parse(text).ok_or_else(|| SourceError::Syntax { text: text.into() });
+            return Some(hub.map(RemoteSource::Hub));
+        }
+        (text.starts_with("https://") || text.starts_with("http://")).then(|| Ok(RemoteSource::Url(text.into())))
+    }
+}
+
+impl fmt::Display for RemoteSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RemoteSource::Url(url) => f.write_str(url),
+            RemoteSource::Hub(HubSource { owner, repo, selection, revision }) => {
+                write!(f, "hf:{owner}/{repo}")?;
+                match selection {
+                    Selection::Default => {}
+                    Selection::Quant(quant) => write!(f, ":{quant}")?,
+                    Selection::File(file) => write!(f, "/{file}")?,
+                }
+                if revision == "main" { Ok(()) } else { write!(f, "@{revision}") }
+            }
+        }
+    }
 }
 
 /// Which of several model files is meant.

@@ -33,8 +33,14 @@ impl Directory {
     }
 
     fn resolve(&self, source: &str) -> Result<String, SourceError> {
-        let registry = Registry { hub_cache: Some(HubCache::at(self.0.clone())) };
-        let path = registry.resolve(Path::new(source))?;
+        let registry = Registry {
+            hub_cache: Some(HubCache::at(self.0.clone())),
+            store: None,
+            endpoint: String::new(),
+            token: None,
+            offline: true,
+        };
+        let path = registry.resolve(Path::new(source))?.path;
         Ok(path.file_name().unwrap().to_str().unwrap().into())
     }
 }
@@ -88,7 +94,7 @@ fn quantisation_selects_the_file() {
 fn models_that_are_not_cached_are_refused() {
     let hub = Directory::hub("absent", &["m.gguf"]);
     for source in ["hf:o/other", "hf:o/r@v2"] {
-        assert!(matches!(hub.resolve(source), Err(SourceError::NotCached { .. })), "{source}");
+        assert!(matches!(hub.resolve(source), Err(SourceError::Offline { .. })), "{source}");
     }
     assert!(matches!(hub.resolve("hf:o"), Err(SourceError::Syntax { .. })));
     fs::write(hub.0.join("models--o--r/refs/main"), "../../elsewhere").unwrap();

@@ -57,6 +57,7 @@ use http::Routes;
 use models::loading;
 use queue::Shutdown;
 use state::Server;
+pub use state::unix_now;
 
 /// Threads that serve connections; long work runs on blocking threads (`offload.rs`).
 const HTTP_THREADS: usize = 2;

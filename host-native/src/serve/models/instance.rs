@@ -27,6 +27,7 @@ use super::loading;
 use super::status::{WorkerHandle, WorkerState};
 use super::worker::{Shared, Worker, requeue};
 use crate::error::Failure;
+use crate::models::ModelLock;
 use crate::pool::ThreadPool;
 use crate::structure::Grammars;
 
@@ -66,6 +67,8 @@ pub struct ModelInstance {
     /// Files of the model, and their size and time of change at the load.
     pub files: Vec<(PathBuf, Option<FileStamp>)>,
     pub pressure: Arc<Pressure>,
+    /// Keeps the files in the store.
+    pub _lock: Option<Arc<ModelLock>>,
     /// Weights, in the memory budget.
     pub weights: Arc<MemoryLease>,
 }

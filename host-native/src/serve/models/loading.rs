@@ -214,6 +214,7 @@ pub fn load(
         source: entry.args.model.as_deref().map_or(load::BUNDLED_NAME.into(), |path| path.display().to_string()),
         files,
         pressure: Arc::clone(&resources.pressure),
+        _lock: args.lock.clone(),
         weights,
         model,
         settings: Live::new(settings),

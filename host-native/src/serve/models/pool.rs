@@ -32,6 +32,10 @@ use crate::load;
 
 /// Time for the memory of an unloaded model to become free.
 const FREE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time after an unload in which freed memory is returned to the system.
+const MEMORY_RETURN_TIME: Duration = Duration::from_secs(5);
+/// Size of a block that the allocator takes from the system.
+const LARGE_BLOCK: usize = 64 << 20;
 /// Maximum number of models.
 const MAX_MODELS: usize = 4096;
 
@@ -243,6 +247,8 @@ pub struct ModelPool {
     settings: Live<Settings>,
     resources: Arc<Resources>,
     entries: RwLock<Vec<Arc<Entry>>>,
+    /// Bytes of the budget in use at the last look, and when they became fewer.
+    memory: Mutex<(u64, Option<Instant>)>,
     /// Held during a load, unload or swap.
     change: tokio::sync::Mutex<()>,
 }
@@ -256,7 +262,14 @@ impl ModelPool {
         let models = configuration.models.clone();
         let settings = Live::new(configuration.settings.clone());
         let (configuration, change) = (Live::new(configuration), tokio::sync::Mutex::default());
-        let pool = ModelPool { configuration, settings, resources, entries: RwLock::default(), change };
+        let pool = ModelPool {
+            configuration,
+            settings,
+            resources,
+            entries: RwLock::default(),
+            memory: Mutex::default(),
+            change,
+        };
         for entry in models {
             pool.add(entry)?;
         }
@@ -582,6 +595,21 @@ impl ModelPool {
             instance.workers.supervise();
         }
         self.relieve();
+        self.return_memory();
+    }
+
+    /// Makes the allocator return the memory of unloaded models to the system. It does so when it frees a large block, a
+    /// second after the memory became free.
+    fn return_memory(&self) {
+        let used = self.resources.budget.used();
+        let mut last = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        if used < last.0 {
+            *last = (used, Some(Instant::now()));
+        }
+        last.0 = used;
+        if last.1.is_some_and(|freed| freed.elapsed() < MEMORY_RETURN_TIME) {
+            drop(std::hint::black_box(Vec::<u8>::with_capacity(LARGE_BLOCK)));
+        }
     }
 
     /// Reacts to memory pressure.
