@@ -38,7 +38,7 @@ impl Key {
     }
 }
 
-/// Reads a file of keys: lines of KEY [TENANT [SHARE]].
+/// Reads a file of keys: lines of `KEY [TENANT [SHARE]]`.
 fn read_keys(path: &Path, settings: &Settings) -> Result<Vec<Key>, Failure> {
     let text = text_file(path)?;
     let wrong = |i: usize, what: String| Failure::Usage(format!("{}: line {}: {what}", path.display(), i + 1));
