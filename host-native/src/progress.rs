@@ -31,7 +31,7 @@ impl Progress {
     /// `what` is the activity, such as `quantizing`.
     pub fn new(what: &'static str, of: Of, total: u64) -> Progress {
         let amount = match of {
-            Of::Bytes => "{bytes}/{total_bytes}".into(),
+            Of::Bytes => "{bytes}/{total_bytes} {bytes_per_sec} {eta}".into(),
             Of::Count(things) => format!("{{pos}}/{{len}} {things}"),
         };
         let style = ProgressStyle::with_template(&format!("{what} {{bar:32}} {amount} {{msg}}"));

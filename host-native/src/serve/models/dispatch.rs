@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::super::queue::{Job, SequenceGroup};
 use super::super::value::Strategy;
-use super::status::WorkerHandle;
+use super::status::{WorkerHandle, WorkerState};
 
 /// Maximum number of prefixes known of a worker.
 const MAX_PREFIXES: usize = 1 << 16;
@@ -90,7 +90,9 @@ impl Dispatcher {
             return true;
         }
         let inner = self.lock();
-        let is_alive = |id: u32| inner.workers.iter().any(|worker| worker.handle.id == id);
+        // a worker that drains or has ended takes nothing more
+        let goes_on = |state| !matches!(state, WorkerState::Draining | WorkerState::Ended);
+        let is_alive = |id: u32| inner.workers.iter().any(|w| w.handle.id == id && goes_on(w.handle.status.state()));
         match job.group.worker().filter(|id| is_alive(*id)) {
             // the prompt is in the cache of the worker of the first answer
             Some(worker) => worker == id,

@@ -140,6 +140,8 @@ pub struct Worker {
     takeovers: u64,
     backoff: Duration,
     last_fault: Option<Instant>,
+    /// Whether an answer was completed since the engine was made.
+    has_answered: bool,
     /// The memory of the engine, and of the weights if it outlives all others.
     _memory: Vec<Arc<MemoryLease>>,
 }
@@ -178,6 +180,7 @@ impl Worker {
             takeovers: 0,
             backoff: BACKOFF.0,
             last_fault: None,
+            has_answered: false,
             _memory: memory,
         })
     }
@@ -482,6 +485,7 @@ impl Worker {
             let begin = Instant::now();
             let n_running = engine.active();
             let mut rows = 0;
+            let has_answered = &mut self.has_answered;
             // the forward pass ends at `Computed`; between the later events the engine samples
             let (mut forward, mut sampling_since) = (Duration::ZERO, begin);
             let n = engine.step(cpu, pool, &mut |event| match event {
@@ -531,6 +535,7 @@ impl Worker {
                     metrics.done(reason, job.times.arrival.elapsed());
                     queue.lock().prompts.release(&queued.tenant);
                     breaker.success();
+                    *has_answered = true;
                     status.set_lacks_pages(false);
                     job.send(Update::Done { text, reason, n_tokens, receipt });
                 }
@@ -573,9 +578,10 @@ impl Worker {
         self.shared.queue.notify();
     }
 
-    /// Makes a new engine, after a wait that doubles with each fault. Returns whether the worker goes on.
+    /// Makes a new engine, after a wait that doubles with each fault before an answer was completed. Returns whether the worker goes on.
     fn restart(&mut self) -> bool {
-        let is_new = self.last_fault.is_none_or(|at| at.elapsed() > BACKOFF_RESET);
+        let is_new = self.has_answered || self.last_fault.is_none_or(|at| at.elapsed() > BACKOFF_RESET);
+        self.has_answered = false;
         self.backoff = if is_new { BACKOFF.0 } else { (2 * self.backoff).min(BACKOFF.1) };
         self.last_fault = Some(Instant::now());
         self.shared.dispatcher.clear_cache(self.id);
