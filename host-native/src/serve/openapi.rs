@@ -11,6 +11,7 @@ use super::{admin, health};
 use starling_api::native::execute::ExecuteToken;
 use starling_api::native::generate::GenerateToken;
 use starling_api::openai::chat::ChatDelta;
+use starling_api::openai::models::ModelEvent;
 use starling_api::openai::response::CompletionResponse;
 
 #[derive(OpenApi)]
@@ -61,7 +62,7 @@ use starling_api::openai::response::CompletionResponse;
         admin::caches::invalidate,
         admin::failures::list,
     ),
-    components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken))
+    components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken, ModelEvent))
 )]
 struct Api;
 

@@ -12,6 +12,7 @@ use http_body_util::channel::Channel;
 use starling_api::openai::models::{
     LoadedModel, ModelAccepted, ModelCard, ModelEvent, ModelEventData, ModelList, ModelRequest, ModelStatus,
 };
+use starling_api::stream::ServerSentEvent;
 
 use super::super::models::pool::{Entry, ModelState};
 use super::super::state::{Caller, Server};
@@ -125,7 +126,7 @@ pub async fn unload(
 
 /// Watch models: an event for each change of a model's state.
 #[utoipa::path(get, path = "/models/sse", tag = "llama-server", responses(
-    (status = 200, description = "Events, the current state of each model first", body = ModelEvent, content_type = "text/event-stream"),
+    (status = 200, description = "Server-sent events of `ModelEvent`, the current state of each model first", body = ServerSentEvent, content_type = "text/event-stream"),
     (status = "4XX", description = "No API key", body = ErrorBody),
 ))]
 pub async fn events(State(server): State<Arc<Server>>) -> Response {
