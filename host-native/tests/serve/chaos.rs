@@ -239,7 +239,7 @@ fn whatever_happens_an_answer_has_its_bytes() {
     });
     let (answers, refused, left) = (answers.into_inner(), refused.into_inner(), left.into_inner());
     println!("{answers} answers, {refused} refused, {left} left, in {seconds} s");
-    assert!(answers > 20 * seconds as usize && refused < answers, "{answers} answers, {refused} refused");
+    assert!(answers > seconds as usize && refused < answers, "{answers} answers, {refused} refused");
     assert_eq!(managed.ok("GET", "failures", &json!({}))["failures"], json!([]));
     // nothing is left behind: requests, pages, memory of old models, threads
     let models = ["m", "other"].map(|name| managed.ok("POST", &format!("models/{name}/load"), &json!({})));

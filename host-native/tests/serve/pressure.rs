@@ -66,7 +66,7 @@ fn a_breaker_opens_on_repeated_faults_and_closes_after_a_trial() {
 #[test]
 fn at_the_time_limit_there_is_an_error_or_what_there_is() {
     let model = fixture("starling-tiny/starling-tiny-q8_0.gguf");
-    let server = Server::start(&["-m", &model, "--request-timeout", "0.3", "--max-n", "64", "--max-seqs", "64"]);
+    let server = Server::start(&["-m", &model, "--request-timeout", "0.5", "--max-n", "64", "--max-seqs", "64"]);
     let mut body =
         json!({ "prompt": "Once", "max_tokens": 500, "n": 64, "temperature": 1, "ignore_eos": true, "seed": 1 });
     let whole = server.post(COMPLETIONS, &body);
