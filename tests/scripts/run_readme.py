@@ -12,13 +12,13 @@ import sys
 import time
 
 root = pathlib.Path(__file__).resolve().parents[2]
-files = [pathlib.Path(name).resolve() for name in sys.argv[1:]]
-files = files or [root / "README.md", *sorted((root / "host-native/docs").glob("*.md"))]
+named = [pathlib.Path(name).resolve() for name in sys.argv[1:]]
+files = named or [root / "README.md", *sorted((root / "host-native/docs").glob("*.md"))]
 seen = set()
 failed = 0
 for file in files:
     blocks = re.findall(r"^```sh\n(.*?)^```$", file.read_text(), re.M | re.S)
-    if not blocks:
+    if not blocks and (file in named or file.name == "README.md"):
         sys.exit(f"{file}: no ```sh block")
     for block in blocks:
         if block in seen:
