@@ -50,6 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_seqs: 1,
         batch_tokens: 256,
         prefill_chunk: 256,
+        draft_rows: 0,
         kv_bytes: EngineOptions::kv_bytes_of(&model, kv_type, n_ctx),
         model_sha256: None,
     };

@@ -19,6 +19,7 @@ pub use request::{Event, FinishReason, Request, RequestId, TokenLogprobs};
 
 use sha2::{Digest, Sha256};
 
+use crate::draft::{Speculator, StepCosts, allot};
 use crate::error::{MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
@@ -46,6 +47,9 @@ pub struct EngineOptions {
     /// Maximal prompt tokens of a batch that also has decode rows: bounds the latency that prefill adds to the next
     /// token of running requests. Does not change results.
     pub prefill_chunk: usize,
+    /// Maximal draft tokens of a batch, for all requests with [`Request::speculation`]; working memory for their logits is
+    /// reserved. 0 turns speculation off. Does not change results.
+    pub draft_rows: usize,
     /// Bytes of KV memory, rounded down to whole pages.
     pub kv_bytes: usize,
     /// SHA-256 of the model file (of a split model: [`receipt::split_sha256`](crate::receipt::split_sha256)). It
@@ -71,6 +75,10 @@ pub struct Engine {
     next_id: u64,
     /// [`EngineOptions::batch_tokens`] at construction, for which memory is reserved.
     max_batch_tokens: usize,
+    /// Cost of a step by its rows, for the number of draft tokens.
+    costs: StepCosts,
+    /// Rows of the last step, if it had decode and draft rows only.
+    decode_rows: Option<usize>,
 }
 
 impl Engine {
@@ -89,9 +97,11 @@ impl Engine {
         }
         let arena = KvArena::new(layout, n_pages, fingerprint)?;
         let rows = options.batch_tokens.max(options.max_seqs);
-        let scratch = model.scratch(pool, options.kv_type, rows, options.max_seqs, options.max_seqs, options.n_ctx)?;
+        let logits = options.max_seqs.saturating_add(options.draft_rows);
+        let scratch = model.scratch(pool, options.kv_type, rows, logits, options.max_seqs, options.n_ctx)?;
         let max_batch_tokens = options.batch_tokens;
-        Ok(Engine { model, options, arena, scratch, active: VecDeque::new(), next_id: 0, max_batch_tokens })
+        let (active, costs) = (VecDeque::new(), StepCosts::default());
+        Ok(Engine { model, options, arena, scratch, active, next_id: 0, max_batch_tokens, costs, decode_rows: None })
     }
 
     /// The model that the engine runs.
@@ -109,6 +119,20 @@ impl Engine {
     pub fn set_batch_limits(&mut self, batch_tokens: usize, prefill_chunk: usize) {
         self.options.batch_tokens = batch_tokens.clamp(1, self.max_batch_tokens);
         self.options.prefill_chunk = prefill_chunk;
+    }
+
+    /// Tells the engine how long the last step took, in any unit. From these times it chooses the number of draft tokens
+    /// that pays ([`Request::speculation`]). Changes no result.
+    pub fn record_step_time(&mut self, time: f32) {
+        if let Some(rows) = self.decode_rows.take() {
+            self.costs.record(rows, time);
+        }
+    }
+
+    /// States the costs of steps of 1, 2, ... rows, in any unit, in place of measured times; further rows cost as much as
+    /// the last. Changes no result.
+    pub fn set_step_costs(&mut self, costs: &[f32]) {
+        self.costs = StepCosts::fixed(costs);
     }
 
     /// Statistics of KV memory and the prefix cache.
@@ -165,6 +189,9 @@ impl Engine {
         let chain = self.chain(&request);
         let guide = request.constraint.as_deref().map(|constraint| Guide::new(constraint, n_vocab));
         let n_scored = if is_resumed { n_prompt - 1 } else { 0 };
+        let speculates = self.options.draft_rows > 0;
+        let options = Some(&request.speculation).filter(|_| speculates);
+        let speculator = options.and_then(|options| Speculator::new(options, &request.tokens, self.options.n_ctx));
         let mut active = ActiveRequest {
             id,
             request,
@@ -178,6 +205,7 @@ impl Engine {
             n_computed: n_cached,
             max_len,
             guide,
+            speculator,
             chain,
             end_token: None,
             n_scored,
@@ -321,6 +349,40 @@ impl Engine {
         }
     }
 
+    /// Adds draft tokens to the decode rows of a batch, within the limits of the batch and the pages that are free.
+    fn add_drafts(&mut self, plan: &mut [BatchEntry]) {
+        let n_vocab = self.model.config.n_vocab;
+        let (mut drafting, mut chances) = (Vec::new(), Vec::new());
+        for (i, p) in plan.iter().enumerate().filter(|(_, p)| p.n_tokens == 1) {
+            let a = &mut self.active[p.request];
+            let limit = a.max_draft(&self.arena);
+            if let (Some(limit), Some(speculator)) = (limit, &mut a.speculator) {
+                drafting.push(i);
+                chances.push(speculator.propose(limit, n_vocab));
+            }
+        }
+        if drafting.is_empty() {
+            return;
+        }
+        let n_rows: usize = plan.iter().map(|p| p.n_tokens).sum();
+        let decode = plan.iter().filter(|p| p.n_tokens == 1).count();
+        let free = self.options.batch_tokens.saturating_sub(n_rows).min(self.options.draft_rows);
+        let drafts = allot(&chances, (decode, n_rows - decode), free, &self.costs);
+        for (i, n) in drafting.into_iter().zip(drafts) {
+            let a = &mut self.active[plan[i].request];
+            // requests before this one may have taken the free pages
+            let n = n.min(a.max_draft(&self.arena).unwrap_or(0));
+            let is_paged = a.ring.is_none() && n > 0;
+            if is_paged && self.arena.extend(&mut a.pages, a.n_computed + 1 + n).is_err() {
+                continue;
+            }
+            if let (Some(speculator), Some(last)) = (&mut a.speculator, a.tokens.last()) {
+                speculator.draft(*last, n);
+                plan[i].n_draft = n;
+            }
+        }
+    }
+
     /// Allocates the KV pages that a batch writes. Returns false if they do not suffice; then the youngest running
     /// request without a ring has been preempted.
     fn allocate_batch(&mut self, plan: &[BatchEntry], sink: &mut dyn FnMut(Event)) -> bool {
@@ -361,19 +423,24 @@ impl Engine {
     /// active.
     pub fn step(&mut self, cpu: Cpu, pool: &dyn Pool, sink: &mut dyn FnMut(Event)) -> usize {
         self.end_replayed(sink);
-        let plan = self.next_batch(sink);
+        let mut plan = self.next_batch(sink);
         if plan.is_empty() {
             return 0;
         }
-        let n_tokens = plan.iter().map(|p| p.n_tokens).sum();
+        self.add_drafts(&mut plan);
+        let n_tokens = plan.iter().map(BatchEntry::n_rows).sum();
+        self.decode_rows = plan.iter().all(|p| p.n_tokens == 1).then_some(n_tokens);
         let layout = *self.arena.layout();
         let Ok(memory) = self.arena.memory_mut(&layout) else { return 0 };
         let runs: Vec<Run<'_>> = plan
             .iter()
             .map(|p| {
                 let a = &self.active[p.request];
-                let tokens = &a.tokens[a.n_computed..a.n_computed + p.n_tokens];
-                let n_logits = usize::from(a.samples_after(p.n_tokens));
+                let tokens = match &a.speculator {
+                    Some(speculator) if p.n_draft > 0 => speculator.rows(),
+                    _ => &a.tokens[a.n_computed..a.n_computed + p.n_tokens],
+                };
+                let n_logits = usize::from(a.samples_after(p.n_tokens)) + p.n_draft;
                 Run { tokens, pos: a.n_computed, pages: a.ring.as_deref().unwrap_or(&a.pages.pages), n_logits }
             })
             .collect();
@@ -397,15 +464,28 @@ impl Engine {
                 sink(Event::Prefilled { id: a.id, n_prompt: a.n_prompt, n_cached: a.n_cached });
             }
             let (picks, mine) = (a.samples_after(0), row);
-            row += usize::from(picks);
+            row += usize::from(picks) + p.n_draft;
             if !picks || !a.is_finite {
                 let reason = if a.is_finite { FinishReason::Length } else { FinishReason::NotFinite };
                 sink(a.final_event(reason, 0));
                 ended.push(p.request);
                 continue;
             }
-            let (hidden, logits) = (out.hidden(mine), out.logits(mine));
-            if let Some(mut done) = a.pick(&self.model, cpu, hidden, logits, sink) {
+            let n_before = a.tokens.len();
+            let mut done = a.pick(&self.model, cpu, out.hidden(mine), out.logits(mine), sink);
+            for i in 1..=p.n_draft {
+                if done.is_some() || !a.is_drafted(i) {
+                    break;
+                }
+                a.n_computed += 1;
+                done = a.pick(&self.model, cpu, out.hidden(mine + i), out.logits(mine + i), sink);
+            }
+            a.end_draft(p.n_draft, n_before, sink);
+            if p.n_draft > 0 && a.ring.is_none() {
+                // keys and values of rejected tokens
+                self.arena.truncate(&mut a.pages, a.n_computed);
+            }
+            if let Some(mut done) = done {
                 if let Event::Done { receipt, .. } = &mut done {
                     *receipt = a.receipt(&self.model, &self.options);
                 }
@@ -435,7 +515,7 @@ impl Engine {
         let mut end = 0;
         for p in plan {
             let (a, first) = (&mut self.active[p.request], end);
-            end += p.n_tokens;
+            end += p.n_rows();
             // the row of the last prompt token predicts the first generated one; rows recomputed after a preemption are
             // done
             let (from, to) = (a.n_computed.max(a.n_scored), (a.n_computed + p.n_tokens).min(a.n_prompt - 1));

@@ -28,6 +28,7 @@
 //!     max_seqs: 1,
 //!     batch_tokens: 64,
 //!     prefill_chunk: 64,
+//!     draft_rows: 0,
 //!     kv_bytes: EngineOptions::kv_bytes_of(&model, KvType::F16, 256),
 //!     model_sha256: None,
 //! };
@@ -54,7 +55,7 @@
 //!
 //! The example `generate` is a complete program with threads. Modules by task: [`model`] and [`gguf`] load files,
 //! [`tokenizer`] and the feature `chat` turn texts and conversations into tokens, [`engine`] generates, [`embed`]
-//! embeds, [`sampler`] chooses tokens, [`kv`] caches prefixes, [`receipt`] proves outputs. Errors are in [`error`].
+//! embeds, [`sampler`] chooses tokens, [`draft`] guesses them ahead, [`kv`] caches prefixes, [`receipt`] proves outputs. Errors are in [`error`].
 #![no_std]
 #![deny(unsafe_code)]
 #![warn(clippy::std_instead_of_core, clippy::alloc_instead_of_core)]
@@ -65,6 +66,7 @@ extern crate std;
 
 #[cfg(feature = "chat")]
 pub mod chat;
+pub mod draft;
 pub mod embed;
 pub mod engine;
 pub mod error;

@@ -145,6 +145,7 @@ fn answers(
         max_seqs: n_seqs,
         batch_tokens: BATCH.max(n_seqs),
         prefill_chunk: BATCH,
+        draft_rows: 0,
         kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx).saturating_mul(n_seqs),
         model_sha256: None,
     };

@@ -118,6 +118,7 @@ pub fn engine(
         max_seqs: 1,
         batch_tokens: BATCH.min(n_ctx),
         prefill_chunk: BATCH,
+        draft_rows: 0,
         kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx).min(usize::try_from(left).unwrap_or(usize::MAX)),
         model_sha256,
     };
@@ -132,6 +133,9 @@ pub struct Answer {
     /// Generated tokens.
     pub tokens: Vec<u32>,
     pub text: String,
+    /// Tokens drafted by speculation, and those of them that were sampled.
+    pub n_drafted: usize,
+    pub n_accepted: usize,
     /// Set when the answer is complete.
     pub finish: Option<FinishReason>,
     pub receipt: Option<Box<Receipt>>,
@@ -142,6 +146,11 @@ impl Answer {
     pub fn take(&mut self, event: Event) -> String {
         let text = match event {
             Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => String::new(),
+            Event::Drafted { n_drafted, n_accepted, .. } => {
+                self.n_drafted += n_drafted;
+                self.n_accepted += n_accepted;
+                String::new()
+            }
             Event::Prefilled { n_prompt, .. } => {
                 self.n_prompt = n_prompt;
                 String::new()

@@ -297,6 +297,7 @@ impl Session {
             max_seqs,
             batch_tokens: options.batch_tokens.max(1),
             prefill_chunk: options.batch_tokens / 2,
+            draft_rows: 0,
             kv_bytes: max_seqs.saturating_mul(EngineOptions::kv_bytes_of(&model, kv_type, n_ctx)),
             model_sha256,
         };

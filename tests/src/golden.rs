@@ -190,6 +190,7 @@ impl Case {
             max_seqs: 1 + neighbours,
             batch_tokens: batch,
             prefill_chunk: batch / 2,
+            draft_rows: 0,
             kv_bytes: (1 + neighbours) * EngineOptions::kv_bytes_of(model, self.kv_type(), n_ctx),
             model_sha256: None,
         };

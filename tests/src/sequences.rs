@@ -8,6 +8,7 @@ use starling::kernels::Cpu;
 use starling::kernels::attention::{KvType, PAGE};
 use starling::model::Model;
 use starling::pool::Inline;
+use starling::receipt::Receipt;
 
 use crate::reference;
 
@@ -46,6 +47,7 @@ pub fn engine_with_pages(
         max_seqs,
         batch_tokens,
         prefill_chunk: batch_tokens / 2,
+        draft_rows: 24,
         kv_bytes,
         model_sha256: Some([7; 32]),
     };
@@ -65,6 +67,13 @@ pub struct Seen {
     pub first: usize,
     /// Number of preemptions.
     pub preempted: usize,
+    /// Tokens drafted, and those of them that were sampled.
+    pub n_drafted: usize,
+    pub n_accepted: usize,
+    /// The receipt, if requested.
+    pub receipt: Option<Receipt>,
+    /// The text of all events.
+    pub text: String,
     /// `None` while it runs, or if it was cancelled.
     pub reason: Option<FinishReason>,
 }
@@ -100,22 +109,30 @@ pub fn run_without(engine: &mut Engine, requests: &[Request], apart: usize, gone
         let at = |id| ids.iter().position(|i| *i == id).expect("a request");
         engine.step(Cpu::detect(), &Inline, &mut |event| match event {
             Event::Computed { .. } => {}
+            Event::Drafted { id, n_drafted, n_accepted } => {
+                assert!(n_accepted <= n_drafted);
+                let seen = &mut all[at(id)];
+                (seen.n_drafted, seen.n_accepted) = (seen.n_drafted + n_drafted, seen.n_accepted + n_accepted);
+            }
             Event::Preempted { id } => all[at(id)].preempted += 1,
             Event::Prompt { id, logprobs } => {
                 assert!(all[at(id)].answer.is_empty());
                 all[at(id)].prompt.extend(logprobs);
             }
             Event::Prefilled { id, n_cached, .. } => all[at(id)].n_cached = n_cached,
-            Event::Token { id, token, logprob, top, .. } => {
+            Event::Token { id, token, text, logprob, top } => {
                 let seen = &mut all[at(id)];
+                seen.text.push_str(&text);
                 if seen.answer.is_empty() {
                     seen.first = step;
                 }
                 seen.answer.push((token, (logprob, top)));
             }
-            Event::Done { id, reason, n_tokens, .. } => {
+            Event::Done { id, text, reason, n_tokens, receipt } => {
                 let seen = &mut all[at(id)];
                 assert_eq!(seen.answer.len(), n_tokens);
+                seen.text.push_str(&text);
+                seen.receipt = receipt.map(|receipt| *receipt);
                 seen.reason = Some(reason);
             }
         });
@@ -128,5 +145,8 @@ pub fn run_without(engine: &mut Engine, requests: &[Request], apart: usize, gone
 
 /// The results without the fields that depend on timing and cache state.
 pub fn same(seen: &[Seen]) -> Vec<Seen> {
-    seen.iter().cloned().map(|s| Seen { first: 0, preempted: 0, n_cached: 0, ..s }).collect()
+    seen.iter()
+        .cloned()
+        .map(|s| Seen { first: 0, preempted: 0, n_cached: 0, n_drafted: 0, n_accepted: 0, ..s })
+        .collect()
 }

@@ -29,6 +29,7 @@ fn engine(model: &Arc<Model>, n_ctx: usize, batch_tokens: usize, pages: usize) -
         max_seqs: 3,
         batch_tokens,
         prefill_chunk: batch_tokens,
+        draft_rows: 0,
         kv_bytes,
         model_sha256: Some(SHA256),
     };

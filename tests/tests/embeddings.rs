@@ -242,6 +242,7 @@ fn encoders_continue_nothing() {
         max_seqs: 1,
         batch_tokens: 64,
         prefill_chunk: 64,
+        draft_rows: 0,
         kv_bytes,
         model_sha256: None,
     };

@@ -40,6 +40,7 @@ fn run(file: &[u8]) {
         max_seqs: 1,
         batch_tokens: 8,
         prefill_chunk: 8,
+        draft_rows: 0,
         kv_bytes,
         model_sha256: None,
     };

@@ -40,6 +40,7 @@ fn engine(model: &Arc<Model>, kv_type: KvType, batch_tokens: usize) -> Engine {
         max_seqs: 4,
         batch_tokens,
         prefill_chunk: batch_tokens,
+        draft_rows: 0,
         kv_bytes: 6 * EngineOptions::kv_bytes_of(model, kv_type, N_CTX),
         model_sha256: Some(SHA256),
     };
@@ -74,7 +75,7 @@ fn answers(engine: &mut Engine, requests: Vec<Request>) -> Vec<Answer> {
                 n_cached: cached.iter().find(|c| c.0 == id).map_or(0, |c| c.1),
                 receipt: receipt.map(|r| *r),
             }),
-            Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => {}
+            Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } | Event::Drafted { .. } => {}
         });
         if n == 0 {
             answers.sort_by_key(|a| a.id);

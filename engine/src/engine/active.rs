@@ -7,6 +7,7 @@ use core::mem;
 
 use super::EngineOptions;
 use super::request::{Event, FinishReason, Request, RequestId};
+use crate::draft::Speculator;
 use crate::kernels::Cpu;
 use crate::kernels::attention::PAGE;
 use crate::kv::{KvArena, SeqPages};
@@ -36,6 +37,8 @@ pub(super) struct ActiveRequest {
     pub(super) max_len: usize,
     /// State of the request's constraint.
     pub(super) guide: Option<Guide>,
+    /// Speculative decoding, if the request wants it.
+    pub(super) speculator: Option<Speculator>,
     /// Hash chain of the generated tokens, if the request wants a receipt.
     pub(super) chain: Option<Chain>,
     /// The end or stop token that ended the request; it is not in `tokens`.
@@ -76,6 +79,30 @@ impl ActiveRequest {
     /// Whether a token is sampled after `n` more tokens are computed.
     pub(super) fn samples_after(&self, n: usize) -> bool {
         self.n_computed + n == self.tokens.len() && self.tokens.len() < self.max_len
+    }
+
+    /// Maximal number of draft tokens after the next row; `None` if that row samples no token, or without speculation.
+    pub(super) fn max_draft(&self, arena: &KvArena) -> Option<usize> {
+        self.speculator.as_ref().filter(|_| self.n_pending() == 1 && self.samples_after(1) && self.is_finite)?;
+        // the row of the last draft token samples the last token of the answer
+        let left = self.max_len - 1 - self.tokens.len();
+        Some(if self.ring.is_some() { left } else { left.min(arena.free_positions(&self.pages)) })
+    }
+
+    /// Whether the last token equals the `i`th draft token, from 1.
+    pub(super) fn is_drafted(&self, i: usize) -> bool {
+        self.speculator.as_ref().and_then(|s| s.rows().get(i)) == self.tokens.last()
+    }
+
+    /// Ends the draft of a step before which there were `n_before` tokens: reports and learns what was accepted.
+    pub(super) fn end_draft(&mut self, n_drafted: usize, n_before: usize, sink: &mut dyn FnMut(Event)) {
+        let Some(speculator) = &mut self.speculator else { return };
+        if n_drafted > 0 {
+            let pairs = speculator.rows()[1..].iter().zip(&self.tokens[n_before..]);
+            let n_accepted = pairs.take_while(|(drafted, token)| drafted == token).count();
+            sink(Event::Drafted { id: self.id, n_drafted, n_accepted });
+        }
+        speculator.learn(&self.tokens[n_before..]);
     }
 
     /// Samples the next token and emits it. Returns the final event if the request has ended.
@@ -134,6 +161,9 @@ impl ActiveRequest {
             return (String::new(), Some(self.final_event(FinishReason::StopToken(token), n_tokens)));
         }
         self.sampler.accept(token);
+        if let Some(speculator) = &mut self.speculator {
+            speculator.accept(token);
+        }
         self.tokens.push(token);
         let bytes = match model.tokenizer.piece(token) {
             Some(bytes) if !model.tokenizer.is_control(token) => bytes,

@@ -13,6 +13,14 @@ pub(super) struct BatchEntry {
     pub(super) request: usize,
     /// Number of its next tokens.
     pub(super) n_tokens: usize,
+    /// Number of draft tokens after them.
+    pub(super) n_draft: usize,
+}
+
+impl BatchEntry {
+    pub(super) fn n_rows(&self) -> usize {
+        self.n_tokens + self.n_draft
+    }
 }
 
 /// The oldest prompt gets the prompt budget divided by this.
@@ -23,11 +31,12 @@ const OLDEST: usize = 4;
 /// are not computed yet: 0 while preempted, 1 when decoding, more during prefill.
 pub(super) fn plan(pending: &[usize], batch_tokens: usize, prefill_chunk: usize) -> Vec<BatchEntry> {
     let mut plan = Vec::with_capacity(pending.len());
-    plan.extend((0..pending.len()).filter(|&i| pending[i] == 1).map(|request| BatchEntry { request, n_tokens: 1 }));
+    let entry = |request, n_tokens| BatchEntry { request, n_tokens, n_draft: 0 };
+    plan.extend((0..pending.len()).filter(|&i| pending[i] == 1).map(|request| entry(request, 1)));
     let most = if plan.is_empty() { batch_tokens } else { prefill_chunk };
     let mut budget = batch_tokens.saturating_sub(plan.len()).min(most).max(1);
     let mut prompts: Vec<BatchEntry> =
-        (0..pending.len()).filter(|&i| pending[i] > 1).map(|request| BatchEntry { request, n_tokens: 0 }).collect();
+        (0..pending.len()).filter(|&i| pending[i] > 1).map(|request| entry(request, 0)).collect();
     let left = |p: &BatchEntry| pending[p.request] - p.n_tokens;
     if let Some(oldest) = prompts.first_mut() {
         oldest.n_tokens = left(oldest).min(budget.div_ceil(OLDEST));

@@ -7,6 +7,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::EngineOptions;
+use crate::draft::Speculation;
 use crate::error::RequestError;
 use crate::model::Model;
 use crate::receipt::Receipt;
@@ -48,6 +49,8 @@ pub struct Request {
     /// Tokens that another engine has generated for this request before it failed. They are computed like a prompt, and
     /// the answer goes on after them with the same bytes; their events are not repeated. `max_tokens` counts them.
     pub generated: Vec<u32>,
+    /// Speculative decoding; changes no byte of the output. Off by default.
+    pub speculation: Speculation,
 }
 
 impl Request {
@@ -66,6 +69,7 @@ impl Request {
             prompt_logprobs: false,
             constraint: None,
             generated: Vec::new(),
+            speculation: Speculation::default(),
         }
     }
 
@@ -169,7 +173,7 @@ pub type TokenLogprobs = (f32, Vec<(u32, f32)>);
 pub enum Event {
     /// The forward pass of the batch is done; the following events are of its rows. For hosts that measure time.
     Computed {
-        /// Tokens of the batch.
+        /// Tokens of the batch, draft tokens included.
         n_tokens: usize,
     },
     /// KV pages ran out, and the engine preempted this request, the youngest. It resumes by itself with the same tokens
@@ -206,6 +210,16 @@ pub enum Event {
         logprob: f32,
         /// The most probable tokens with their log-probabilities, if requested.
         top: Vec<(u32, f32)>,
+    },
+    /// A step drafted tokens of the request; the events of the accepted ones, and of the one sampled after them, come
+    /// before this.
+    Drafted {
+        /// The request.
+        id: RequestId,
+        /// Tokens drafted.
+        n_drafted: usize,
+        /// Drafted tokens that were sampled.
+        n_accepted: usize,
     },
     /// The request has ended and is no longer active.
     Done {

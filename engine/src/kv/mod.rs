@@ -267,6 +267,11 @@ impl KvArena {
         Ok(())
     }
 
+    /// Number of positions after those of a sequence that it can take without evicting a page.
+    pub fn free_positions(&self, seq: &SeqPages) -> usize {
+        seq.pages.len() * PAGE - seq.n_tokens + self.n_free() * PAGE
+    }
+
     /// Inserts the full pages of `tokens` into the prefix tree. The keys and values of all these tokens must have been
     /// written to the pages of `seq`.
     pub fn publish(&mut self, seq: &SeqPages, tokens: &[u32], salt: u64) {

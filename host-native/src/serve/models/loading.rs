@@ -253,6 +253,7 @@ fn engine_options(
         max_seqs: settings.max_seqs,
         batch_tokens: settings.batch_tokens.max(settings.max_seqs),
         prefill_chunk: settings.prefill_chunk,
+        draft_rows: 0,
         kv_bytes,
         model_sha256: Some(sha256),
     })

@@ -1,0 +1,173 @@
+//! Cost of a step by its number of rows, and how many rows are worth drafting.
+
+use alloc::vec::Vec;
+
+/// Numbers of rows that are measured.
+const MAX_ROWS: usize = 64;
+/// Cost of a further row before any is measured, in steps of one row.
+const ROW: f32 = 0.12;
+/// A measurement counts for that many further ones.
+const MAX_AGE: u32 = 1024;
+/// How much a measurement may exceed the expected cost; longer steps were interrupted.
+const MAX_RATIO: f32 = 1.5;
+/// How much drafts may delay the other requests of a batch.
+const MAX_DELAY: f32 = 1.1;
+
+/// Measured or stated costs of steps of decode rows, in any unit.
+#[derive(Debug, Clone)]
+pub(crate) struct StepCosts {
+    /// By number of rows less 1: the running mean, and when it was measured last.
+    costs: Vec<Option<(f32, u32)>>,
+    now: u32,
+    /// Whether the costs were stated, so that none is measured.
+    is_fixed: bool,
+}
+
+impl Default for StepCosts {
+    fn default() -> StepCosts {
+        StepCosts { costs: alloc::vec![None; MAX_ROWS], now: 0, is_fixed: false }
+    }
+}
+
+impl StepCosts {
+    /// Costs of steps of 1, 2, ... rows; further rows cost as much as the last.
+    pub(crate) fn fixed(costs: &[f32]) -> StepCosts {
+        let at = |i: usize| costs.get(i).or(costs.last()).map(|cost| (*cost, 0));
+        StepCosts { costs: (0..MAX_ROWS).map(at).collect(), now: 0, is_fixed: true }
+    }
+
+    /// Records the duration of a step of `rows` decode rows.
+    pub(crate) fn record(&mut self, rows: usize, cost: f32) {
+        if self.is_fixed || !(1..=MAX_ROWS).contains(&rows) || !cost.is_finite() || cost <= 0.0 {
+            return;
+        }
+        self.now = self.now.wrapping_add(1);
+        let is_first = self.costs.iter().all(Option::is_none);
+        let cost = if is_first { cost } else { cost.min(MAX_RATIO * self.at(rows)) };
+        let mean = match self.measured(rows) {
+            Some(mean) => mean + if cost < mean { 0.5 } else { 0.125 } * (cost - mean),
+            None => cost,
+        };
+        self.costs[rows - 1] = Some((mean, self.now));
+    }
+
+    fn measured(&self, rows: usize) -> Option<f32> {
+        let (cost, at) = (*self.costs.get(rows.checked_sub(1)?)?)?;
+        (self.is_fixed || self.now.wrapping_sub(at) <= MAX_AGE).then_some(cost)
+    }
+
+    /// The cost of a step of `rows` rows: measured, between the nearest measured ones, or in proportion to the nearest.
+    pub(crate) fn at(&self, rows: usize) -> f32 {
+        let shape = |rows: usize| 1.0 + ROW * (rows.max(1) - 1) as f32;
+        let below = (1..=rows.min(MAX_ROWS)).rev().find_map(|n| Some((n, self.measured(n)?)));
+        let above = (rows..=MAX_ROWS).find_map(|n| Some((n, self.measured(n)?)));
+        match (below, above) {
+            (Some((n, cost)), _) if n == rows => cost,
+            (Some((n, a)), Some((m, b))) => a + (b - a) * (rows - n) as f32 / (m - n) as f32,
+            (Some((n, cost)), None) | (None, Some((n, cost))) => cost * shape(rows) / shape(n),
+            (None, None) => shape(rows),
+        }
+    }
+}
+
+/// Shares draft rows among requests: how many tokens of each proposal to draft. `chances` has, per request, the chance
+/// of each proposed token to be accepted. Without drafts the batch has `decode` decode rows and `prefill` prompt rows;
+/// `free` more fit.
+///
+/// The most probable token is drafted first, as long as the expected number of tokens per time grows. Drafts may delay
+/// other requests by a tenth.
+pub(crate) fn allot(
+    chances: &[Vec<f32>],
+    (decode, prefill): (usize, usize),
+    free: usize,
+    costs: &StepCosts,
+) -> Vec<usize> {
+    let has_others = decode > 1 || prefill > 0;
+    let mut drafts = alloc::vec![0; chances.len()];
+    let (mut best, mut n_best) = (decode as f32 / costs.at(decode), 0);
+    let (mut order, mut tokens) = (Vec::new(), decode as f32);
+    while order.len() < free {
+        let n = order.len() + 1;
+        let cost = costs.at(decode + n);
+        // prompt rows are bound by arithmetic: time grows with the rows
+        let is_delay = if prefill > 0 { n * 10 > decode + prefill } else { cost > MAX_DELAY * costs.at(decode) };
+        if has_others && is_delay {
+            break;
+        }
+        let next = |i: usize| chances[i].get(drafts[i]).copied().unwrap_or(0.0);
+        // the first of equals
+        let Some(i) = (0..chances.len()).rev().max_by(|a, b| next(*a).total_cmp(&next(*b))) else { break };
+        if drafts[i] >= chances[i].len() {
+            break;
+        }
+        tokens += next(i);
+        drafts[i] += 1;
+        order.push(i);
+        let rate = if prefill > 0 { tokens } else { tokens / cost };
+        if rate >= best {
+            (best, n_best) = (rate, order.len());
+        }
+    }
+    order[n_best..].iter().for_each(|&i| drafts[i] -= 1);
+    drafts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn measures_costs() {
+        let mut costs = StepCosts::default();
+        assert_eq!(costs.at(1), 1.0);
+        costs.record(1, 20.0);
+        assert_eq!(costs.at(1), 20.0);
+        assert!((costs.at(5) - 20.0 * (1.0 + 4.0 * ROW)).abs() < 1e-4);
+        costs.record(5, 28.0);
+        assert_eq!(costs.at(3), 24.0);
+        // an interrupted step
+        costs.record(5, 1e9);
+        assert!(costs.at(5) < 30.0);
+        costs.record(0, 1.0);
+        costs.record(65, 1.0);
+        costs.record(1, f32::NAN);
+        assert_eq!((costs.at(1), StepCosts::fixed(&[2.0, 3.0]).at(9)), (20.0, 3.0));
+    }
+
+    #[test]
+    fn drafts_where_it_pays() {
+        let costs = StepCosts::fixed(&[1.0, 1.6, 1.7, 1.8, 1.9, 2.0]);
+        // the first row alone does not pay, three do
+        assert_eq!(allot(&[alloc::vec![0.5; 3]], (1, 0), 8, &costs), [3]);
+        assert_eq!(allot(&[alloc::vec![0.5]], (1, 0), 8, &costs), [0]);
+        assert_eq!(allot(&[alloc::vec![0.9; 3]], (1, 0), 2, &costs), [2]);
+        // with others, only what delays them little
+        assert_eq!(allot(&[alloc::vec![0.9; 3]], (2, 0), 8, &costs), [1]);
+        assert_eq!(allot(&[alloc::vec![0.9; 9]], (1, 50), 8, &costs), [5]);
+        assert_eq!(allot(&[alloc::vec![0.9; 3], alloc::vec![0.95; 1]], (1, 20), 8, &costs), [1, 1]);
+        assert_eq!(allot(&[], (1, 0), 8, &costs), [0usize; 0]);
+    }
+
+    proptest! {
+        /// Drafts stay within the proposals, the free rows and a tenth of the time of others.
+        #[test]
+        fn drafts_stay_within_limits(
+            chances in prop::collection::vec(prop::collection::vec(0f32..=1.0, 0..9), 0..6),
+            (extra, prefill, free) in (0usize..4, prop_oneof![Just(0usize), 1usize..100], 0usize..40),
+            table in prop::collection::vec(1f32..4.0, 1..30),
+        ) {
+            let costs = StepCosts::fixed(&table);
+            let decode = chances.len() + extra;
+            let drafts = allot(&chances, (decode, prefill), free, &costs);
+            let n: usize = drafts.iter().sum();
+            prop_assert!(n <= free && drafts.len() == chances.len());
+            prop_assert!(drafts.iter().zip(&chances).all(|(n, c)| *n <= c.len()));
+            if prefill > 0 {
+                prop_assert!(n * 10 <= decode + prefill);
+            } else if n > 0 && decode > 1 {
+                prop_assert!(costs.at(decode + n) <= 1.1 * costs.at(decode));
+            }
+        }
+    }
+}
