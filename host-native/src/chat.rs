@@ -4,7 +4,7 @@ use std::io::{self, BufRead, IsTerminal, Write, stdin, stdout};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use rustyline::error::ReadlineError;
 use starling::chat::{
@@ -16,7 +16,7 @@ use starling::model::Model;
 use starling::pool::Pool;
 use starling::sampler::SamplingOptions;
 
-use crate::cli::{ChatArgs, ModelArgs};
+use crate::cli::{ChatArgs, DraftArgs, ModelArgs};
 use crate::error::Failure;
 use crate::load;
 use crate::pool::ThreadPool;
@@ -83,6 +83,7 @@ struct Chat<'a> {
     cpu: Cpu,
     engine: Engine,
     sampling: SamplingOptions,
+    draft: DraftArgs,
     /// Whether an answer has used the seed; `/again` increments it then.
     seed_is_used: bool,
     max_tokens: Option<usize>,
@@ -101,7 +102,7 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let model = Arc::new(load::model(model_args, &pool)?);
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
-    let engine = engine(&model, &pool, model_args.kv_type(), n_ctx, None)?;
+    let engine = engine(&model, &pool, model_args.kv_type(), n_ctx, None, args.draft.draft_max.into())?;
     let sampling = args.sampling.options(&model.tokenizer);
     // invalid options are an error before the first message
     let max_tokens = args.max_tokens.map(|n| n.min(1));
@@ -116,6 +117,7 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
         cpu,
         engine,
         sampling,
+        draft: args.draft.clone(),
         seed_is_used: false,
         max_tokens: args.max_tokens,
         system: args.system.clone(),
@@ -199,7 +201,8 @@ impl Chat<'_> {
         };
         let left = (self.n_ctx() + 1).saturating_sub(tokens.len()).max(1);
         let max_tokens = self.max_tokens.map(|n| n.min(left));
-        let request = Request { sampling: self.sampling.clone(), max_tokens, ..Request::new(tokens) };
+        let (sampling, speculation) = (self.sampling.clone(), self.draft.speculation(Vec::new()));
+        let request = Request { sampling, max_tokens, speculation, ..Request::new(tokens) };
         let id = match self.engine.submit(request) {
             Ok(id) => id,
             Err(e) => return self.unanswered(e.into()),
@@ -209,12 +212,15 @@ impl Chat<'_> {
         let mut answer = Answer::default();
         let mut out = stdout().lock();
         while answer.finish.is_none() && !self.stop.load(Ordering::Relaxed) {
-            let mut failed = Ok(());
+            let (mut failed, begin) = (Ok(()), Instant::now());
             self.engine.step(self.cpu, self.pool, &mut |event| {
                 let text = answer.take(event);
-                failed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+                if failed.is_ok() {
+                    failed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+                }
             });
             failed?;
+            self.engine.record_step_time(begin.elapsed().as_secs_f32());
         }
         self.engine.cancel(id);
         writeln!(out)?;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use starling::draft::Speculation;
 use starling::embed::Pooling;
 use starling::kernels::attention::KvType;
 
@@ -184,7 +185,44 @@ pub struct RunArgs {
     #[arg(short, long)]
     pub quiet: bool,
     #[command(flatten)]
+    pub draft: DraftArgs,
+    /// Text that the output is expected to resemble, from a file, as a draft
+    #[arg(long, value_name = "FILE")]
+    pub prediction: Option<PathBuf>,
+    #[command(flatten)]
     pub sampling: SamplingArgs,
+}
+
+/// Speculative decoding.
+#[derive(Debug, Clone, Args)]
+pub struct DraftArgs {
+    /// Maximum draft tokens per step, found in prompt and answer; they change the speed and no byte; 0: none
+    #[arg(long, value_name = "N", env = "STARLING_DRAFT_MAX", default_value_t = DRAFT_MAX, value_parser = clap::value_parser!(u16).range(0..=MAX_DRAFT))]
+    pub draft_max: u16,
+    /// Draft only as many tokens that at least this share of them is expected to be accepted, 0 to 1
+    #[arg(long, value_name = "X", env = "STARLING_DRAFT_MIN_ACCEPTANCE", default_value_t = DRAFT_MIN_ACCEPTANCE, value_parser = unit_interval)]
+    pub draft_min_acceptance: f32,
+}
+
+/// Default of `--draft-max`.
+pub const DRAFT_MAX: u16 = 8;
+/// Maximum of `--draft-max`.
+pub const MAX_DRAFT: i64 = 64;
+/// Default of `--draft-min-acceptance`.
+pub const DRAFT_MIN_ACCEPTANCE: f32 = 0.3;
+
+/// A number from 0 to 1.
+fn unit_interval(text: &str) -> Result<f32, String> {
+    let value = text.parse().ok().filter(|value| (0.0..=1.0).contains(value));
+    value.ok_or_else(|| format!("found {text:?}, expected a number from 0 to 1"))
+}
+
+impl DraftArgs {
+    /// The speculation of a request with a prediction, which may be empty.
+    pub fn speculation(&self, prediction: Vec<u32>) -> Speculation {
+        let (max, min_acceptance) = (self.draft_max.into(), self.draft_min_acceptance);
+        Speculation { max, min_acceptance, prediction, drafter: None }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -214,6 +252,8 @@ pub struct ChatArgs {
     /// Context size in tokens [default: the model's, at most 8192]
     #[arg(short, long, value_name = "N")]
     pub ctx_size: Option<usize>,
+    #[command(flatten)]
+    pub draft: DraftArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
 }

@@ -39,14 +39,14 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     let request = request(&model, args)?;
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
     let model_sha256 = args.receipt.as_ref().map(|_| load::sha256(model_args)).transpose()?;
-    let mut engine = engine(&model, &pool, model_args.kv_type(), n_ctx, model_sha256)?;
+    let mut engine = engine(&model, &pool, model_args.kv_type(), n_ctx, model_sha256, args.draft.draft_max.into())?;
     engine.submit(request)?;
 
     let start = Instant::now();
     let (mut first, mut answer) = (None, Answer::default());
     let mut out = stdout().lock();
     while answer.finish.is_none() {
-        let mut failed = Ok(());
+        let (mut failed, begin) = (Ok(()), Instant::now());
         engine.step(cpu, &pool, &mut |event| {
             if matches!(event, Event::Token { .. } | Event::Done { .. }) {
                 first.get_or_insert_with(Instant::now);
@@ -57,6 +57,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
             }
         });
         failed?;
+        engine.record_step_time(begin.elapsed().as_secs_f32());
     }
     let (end, first) = (Instant::now(), first.unwrap_or(start));
     let (prefill, decode) = ((first - start).as_secs_f64(), (end - first).as_secs_f64());
@@ -65,6 +66,8 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
         "prompt_tokens": answer.n_prompt,
         "prefill_seconds": prefill,
         "prefill_tokens_per_second": answer.n_prompt as f64 / prefill,
+        "drafted_tokens": answer.n_drafted,
+        "accepted_tokens": answer.n_accepted,
         "decode_seconds": decode,
         "decode_tokens_per_second": answer.tokens.len().saturating_sub(1) as f64 / decode.max(1e-9),
     });
@@ -81,8 +84,12 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     } else {
         writeln!(out)?;
         if !args.quiet {
+            let drafts = match answer.n_drafted {
+                0 => String::new(),
+                n => format!(" | {} of {n} draft tokens accepted", answer.n_accepted),
+            };
             remark(format_args!(
-                "load {load_seconds:.2} s | prompt {} tokens, {:.1} tok/s | answer {} tokens, {:.1} tok/s | {}, {} threads",
+                "load {load_seconds:.2} s | prompt {} tokens, {:.1} tok/s | answer {} tokens, {:.1} tok/s{drafts} | {}, {} threads",
                 answer.n_prompt,
                 answer.n_prompt as f64 / prefill,
                 answer.tokens.len(),
@@ -110,6 +117,7 @@ pub fn engine(
     kv_type: KvType,
     n_ctx: usize,
     model_sha256: Option<[u8; 32]>,
+    draft_rows: usize,
 ) -> Result<Engine, Failure> {
     let left = machine::left(model.weight_bytes() as u64);
     let options = EngineOptions {
@@ -118,7 +126,7 @@ pub fn engine(
         max_seqs: 1,
         batch_tokens: BATCH.min(n_ctx),
         prefill_chunk: BATCH,
-        draft_rows: 0,
+        draft_rows,
         kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx).min(usize::try_from(left).unwrap_or(usize::MAX)),
         model_sha256,
     };
@@ -196,6 +204,8 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
     } else {
         model.tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: args.special })
     };
+    let prediction = args.prediction.as_deref().map(tokens::text_file).transpose()?;
+    let prediction = prediction.map(|text| model.tokenizer.encode(&text, EncodeOptions::default())).unwrap_or_default();
     Ok(Request {
         sampling: args.sampling.options(&model.tokenizer),
         max_tokens: args.max_tokens,
@@ -203,6 +213,7 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
         ignore_eos: args.ignore_eos,
         receipt: args.receipt.is_some(),
         constraint: constraint(model, args)?,
+        speculation: args.draft.speculation(prediction),
         ..Request::new(tokens)
     })
 }

@@ -144,7 +144,9 @@ fn request(r: wit::Request) -> Result<RequestJson, session::Error> {
 /// `None` for events that the component does not report.
 fn event(event: Event) -> Option<wit::Event> {
     Some(match event {
-        Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => return None,
+        Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } | Event::Drafted { .. } => {
+            return None;
+        }
         Event::Prefilled { id, n_prompt, n_cached } => {
             wit::Event::Prefilled(wit::Prefilled { request: id.0, tokens: n_prompt as u32, cached: n_cached as u32 })
         }

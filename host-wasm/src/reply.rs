@@ -156,7 +156,9 @@ impl EventJson {
     /// `None` for events that these faces do not report.
     pub(crate) fn of(event: Event) -> Option<EventJson> {
         Some(match event {
-            Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => return None,
+            Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } | Event::Drafted { .. } => {
+                return None;
+            }
             Event::Prefilled { id, n_prompt, n_cached } => EventJson::Prefilled { id: id.0, n_prompt, n_cached },
             Event::Token { id, token, text, logprob, top } => {
                 let top = top.into_iter().map(|(token, logprob)| (token, logprob.into())).collect();

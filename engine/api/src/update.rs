@@ -30,6 +30,13 @@ pub enum Update {
         /// The most probable tokens and their log-probabilities, if requested.
         top: Vec<(u32, f32)>,
     },
+    /// Draft tokens of the answer by speculative decoding; at most once, before the end.
+    Drafted {
+        /// Draft tokens that are in the answer.
+        n_accepted: usize,
+        /// Draft tokens that are not.
+        n_rejected: usize,
+    },
     /// The answer is complete.
     Done {
         /// Text held back until now.
@@ -103,7 +110,7 @@ impl Update {
     /// in events before, so the update has none.
     pub fn from_event(event: Event) -> Option<(RequestId, Update)> {
         match event {
-            Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => None,
+            Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } | Event::Drafted { .. } => None,
             Event::Prefilled { id, n_cached, .. } => Some((id, Update::Prefilled { n_cached, prompt: Vec::new() })),
             Event::Token { id, token, text, logprob, top } => Some((id, Update::Token { token, text, logprob, top })),
             Event::Done { id, text, reason, n_tokens, receipt } => {

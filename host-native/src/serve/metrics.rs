@@ -132,6 +132,10 @@ families! {
     evictions: Family<Labels, Counter>, "kv_evictions", "KV pages evicted from the prefix cache";
     preemptions: Family<Labels, Counter>, "preemptions" or "vllm:num_preemptions",
         "Requests preempted for lack of KV pages";
+    draft_tokens: Family<Labels, Counter>, "draft_tokens" or "vllm:spec_decode_num_draft_tokens",
+        "Draft tokens of speculative decoding";
+    accepted_tokens: Family<Labels, Counter>, "accepted_draft_tokens" or "vllm:spec_decode_num_accepted_tokens",
+        "Draft tokens that became output tokens";
     queries: Family<Labels, Counter>, "prefix_cache_queries" or "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache";
     hits: Family<Labels, Counter>, "prefix_cache_hits" or "vllm:prefix_cache_hits",

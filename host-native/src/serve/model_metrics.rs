@@ -131,6 +131,8 @@ pub struct ModelMetrics {
     text_tokens: Counter,
     evictions: Counter,
     preemptions: Counter,
+    draft_tokens: Counter,
+    accepted_tokens: Counter,
     queries: Counter,
     hits: Counter,
     resumed: Counter,
@@ -178,6 +180,8 @@ impl ModelMetrics {
             text_tokens: f.text_tokens.get_or_create_owned(&model),
             evictions: f.evictions.get_or_create_owned(&model),
             preemptions: f.preemptions.get_or_create_owned(&model),
+            draft_tokens: f.draft_tokens.get_or_create_owned(&model),
+            accepted_tokens: f.accepted_tokens.get_or_create_owned(&model),
             queries: f.queries.get_or_create_owned(&model),
             hits: f.hits.get_or_create_owned(&model),
             resumed: f.resumed.get_or_create_owned(&model),
@@ -320,6 +324,11 @@ impl ModelMetrics {
             self.prefill_chunk.observe(prefill as f64);
         }
         self.step_time.observe(time.as_secs_f64());
+    }
+
+    pub fn drafted(&self, n_drafted: usize, n_accepted: usize) {
+        self.draft_tokens.inc_by(n_drafted as u64);
+        self.accepted_tokens.inc_by(n_accepted as u64);
     }
 
     pub fn preempted(&self) {

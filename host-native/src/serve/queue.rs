@@ -9,7 +9,8 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use starling::engine::Request;
+use starling::engine::{FinishReason, Request};
+use starling::receipt::Receipt;
 pub use starling_api::update::{Failed, Update};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
@@ -54,6 +55,8 @@ pub struct Progress {
     pub tokens: Vec<u32>,
     /// Next of `tokens` to be generated again rather than sent: a receipt needs the hidden states of all of them.
     pub n_repeated: usize,
+    /// Tokens drafted, and those of them that were sampled.
+    pub drafts: (usize, usize),
     /// Fault that ended the last worker.
     pub fault: Option<Arc<str>>,
 }
@@ -85,6 +88,15 @@ impl Job {
         progress.tokens.push(token);
         progress.n_repeated += 1;
         false
+    }
+
+    /// Sends the end of the answer, and the number of its draft tokens if the request has a prediction.
+    pub fn send_done(&self, text: String, reason: FinishReason, n_tokens: usize, receipt: Option<Box<Receipt>>) {
+        if !self.group.first.speculation.prediction.is_empty() {
+            let (n_drafted, n_accepted) = self.progress.drafts;
+            self.send(Update::Drafted { n_accepted, n_rejected: n_drafted - n_accepted });
+        }
+        self.send(Update::Done { text, reason, n_tokens, receipt });
     }
 
     /// Lets the other answers of the group start: their prompt has been computed, or the answer that computes it has ended.
@@ -243,7 +255,7 @@ impl Updates {
 
 /// A channel with room for all updates of `n` answers or texts, each with at most `each` tokens.
 pub fn updates(n: usize, each: usize) -> (UpdateSender, Updates) {
-    let room = each.saturating_add(4).saturating_mul(n);
+    let room = each.saturating_add(5).saturating_mul(n);
     let (to, receiver) = channel(room.min(tokio::sync::Semaphore::MAX_PERMITS));
     (to, Updates { receiver, ticket: None })
 }

@@ -53,6 +53,22 @@ macro_rules! integers {
 
 integers!(u16, u32, u64, usize);
 
+impl Value for f32 {
+    fn read(text: &str) -> Result<Self, String> {
+        let value = text.trim().parse().ok().filter(|value: &f32| value.is_finite());
+        value.ok_or_else(|| format!("found {text:?}, expected a number"))
+    }
+
+    fn show(&self) -> Option<String> {
+        // with a decimal point, as TOML has floats
+        Some(format!("{self:?}"))
+    }
+
+    fn number(&self) -> Option<f64> {
+        Some((*self).into())
+    }
+}
+
 impl Value for bool {
     fn read(text: &str) -> Result<Self, String> {
         match text.trim() {

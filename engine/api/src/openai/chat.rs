@@ -62,6 +62,68 @@ pub struct ChatFields {
     pub tool_choice: Option<ToolChoice>,
     /// Allow several tool calls in one answer. Default: true. Enforced where calls are forced or strict.
     pub parallel_tool_calls: Option<bool>,
+    /// Expected content of the answer, `{"type": "content", "content": ...}`: a draft that makes an answer like it
+    /// faster and changes no byte.
+    pub prediction: Option<Prediction>,
+}
+
+/// Expected content of an answer.
+#[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Prediction {
+    /// Always `content`.
+    pub r#type: PredictionType,
+    /// Text, or parts of it.
+    pub content: PredictionContent,
+}
+
+/// Type of a [`Prediction`].
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum PredictionType {
+    /// Content.
+    Content,
+}
+
+/// Text of a [`Prediction`].
+#[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(untagged)]
+pub enum PredictionContent {
+    /// All of it.
+    Text(String),
+    /// In parts of type `text`.
+    Parts(Vec<PredictionPart>),
+}
+
+/// Part of a [`Prediction`].
+#[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct PredictionPart {
+    /// Always `text`.
+    pub r#type: PartType,
+    /// The text.
+    pub text: String,
+}
+
+/// Type of a [`PredictionPart`].
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum PartType {
+    /// Text.
+    Text,
+}
+
+impl Prediction {
+    /// All of the text.
+    pub fn text(&self) -> String {
+        match &self.content {
+            PredictionContent::Text(text) => text.clone(),
+            PredictionContent::Parts(parts) => parts.iter().map(|part| part.text.as_str()).collect(),
+        }
+    }
 }
 
 impl ParseBody for ChatCompletionRequest {

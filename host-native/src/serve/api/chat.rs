@@ -6,9 +6,10 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use starling::tokenizer::EncodeOptions;
 use starling_api::answer::Answer;
 use starling_api::messages::chat_end;
-use starling_api::openai::chat::{ChatChoice, ChatCompletionRequest, ChatPlan, ChatWriter};
+use starling_api::openai::chat::{ChatChoice, ChatCompletionRequest, ChatPlan, ChatWriter, Prediction};
 use starling_api::openai::options::{RequestPlan, Scope};
 use starling_api::openai::response::CompletionResponse;
 use starling_api::stream::{EventSink, ServerSentEvent, StreamWriter};
@@ -22,8 +23,8 @@ use super::super::sessions::Visit;
 use super::super::state::{Caller, Server, random};
 use super::answer::{collect, response_head};
 use super::body::Body;
-use super::error::{ErrorBody, HttpError, json};
-use super::messages::tokenize_chat;
+use super::error::{ApiError, ErrorBody, HttpError, json};
+use super::messages::{offload_tokenize, tokenize_chat};
 use super::options::{flow, limits, salt, sampling, seed, session, sticky};
 use super::sse::stream;
 use super::structure::compile_plan;
@@ -67,6 +68,7 @@ pub async fn chat_completions(
     let call_ids = tools.is_some().then(|| CallIds::new(u128::from(random()) << 64 | u128::from(random())));
     let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
     let tokens = tokenize_chat(&instance, chat.messages, tools, variables, end).await?;
+    let prediction = tokenize_prediction(&instance, chat.prediction).await?;
     let seed = seed(&options, &instance);
     let chat_plan = ChatPlan {
         model: Arc::clone(&instance.model),
@@ -80,7 +82,8 @@ pub async fn chat_completions(
     let sampling = sampling(&options, &instance, logprobs, seed).await?;
     let cache_salt = salt(&options, &instance, &caller)?;
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt };
-    let request = options.request(&limits(&instance), &plan, tokens, "messages")?;
+    let mut request = options.request(&limits(&instance), &plan, tokens, "messages")?;
+    request.speculation.prediction = prediction;
     let conversation = session.as_deref().map(|id| (Arc::from(id), cache_salt, request.tokens.clone()));
     let updates = submit(&instance, &caller, &flow, vec![request], n, partial)?;
     let mut visit = SessionVisit::new(&instance, &caller, conversation);
@@ -93,6 +96,22 @@ pub async fn chat_completions(
     visit.end(&answers[0]);
     let size = answers.iter().map(Answer::n_logprobs).sum();
     Ok(offload(size, move || json(StatusCode::OK, &chat_plan.response(head, answers))).await?)
+}
+
+/// The tokens of a prediction, as many as the context holds.
+async fn tokenize_prediction(
+    instance: &Arc<ModelInstance>,
+    prediction: Option<Prediction>,
+) -> Result<Vec<u32>, ApiError> {
+    let Some(text) = prediction.map(|prediction| prediction.text()) else { return Ok(Vec::new()) };
+    let model = Arc::clone(&instance.model);
+    let n_ctx = instance.engine.map_or(0, |options| options.n_ctx);
+    offload_tokenize(text.len(), move || {
+        let mut tokens = model.tokenizer.encode(&text, EncodeOptions::default());
+        tokens.truncate(n_ctx);
+        Ok(tokens)
+    })
+    .await
 }
 
 /// Notes what the session of a request has in the prefix cache, so that it is freed when the session ends.

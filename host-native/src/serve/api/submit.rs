@@ -26,7 +26,7 @@ pub fn submit(
     instance: &ModelInstance,
     caller: &Caller,
     flow: &Flow,
-    requests: Vec<Request>,
+    mut requests: Vec<Request>,
     n: usize,
     partial: bool,
 ) -> Result<Updates, ApiError> {
@@ -39,6 +39,11 @@ pub fn submit(
         let error =
             ApiError::unavailable("memory is short: only requests of high priority are accepted; try again later");
         return Err(ApiError { retry: Some(PRESSURE_RETRY), ..error }.code("memory_pressure"));
+    }
+    let settings = instance.settings();
+    for request in &mut requests {
+        request.speculation.max = settings.draft_max;
+        request.speculation.min_acceptance = settings.draft_min_acceptance;
     }
     let max_tokens = |r: &Request| r.max_tokens.unwrap_or(1);
     let each = requests.iter().map(max_tokens).max().unwrap_or(1);

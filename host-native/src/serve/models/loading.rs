@@ -221,6 +221,9 @@ pub fn load(
     }))
 }
 
+/// Requests of a batch that may draft as much as they want; more share that.
+const DRAFTING_SEQS: usize = 4;
+
 /// Sizes of an engine, with a KV cache of `kv_memory`; by default full contexts for `max_seqs` sequences, at most half of
 /// the memory that is left, divided by the number of workers.
 fn engine_options(
@@ -253,7 +256,7 @@ fn engine_options(
         max_seqs: settings.max_seqs,
         batch_tokens: settings.batch_tokens.max(settings.max_seqs),
         prefill_chunk: settings.prefill_chunk,
-        draft_rows: 0,
+        draft_rows: settings.draft_max * settings.max_seqs.min(DRAFTING_SEQS),
         kv_bytes,
         model_sha256: Some(sha256),
     })

@@ -102,7 +102,7 @@ async fn generate(model: &ModelInstance, request: Request) -> Result<(String, Ve
     let (mut answer, mut logprobs) = (String::new(), Vec::new());
     while let Some((_, update)) = updates.recv().await {
         match update {
-            Update::Started | Update::Vector { .. } => {}
+            Update::Started | Update::Drafted { .. } | Update::Vector { .. } => {}
             Update::Prefilled { prompt, .. } => logprobs = prompt,
             Update::Token { text, .. } => answer += &text,
             Update::Failed(failed) => return Err(ended(&failed)),

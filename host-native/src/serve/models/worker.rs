@@ -352,7 +352,7 @@ impl Worker {
         job.stages.end(&job.trace, job.index, reason.name());
         self.shared.metrics.done(reason, job.times.arrival.elapsed());
         self.shared.queue.lock().prompts.release(&queued.tenant);
-        job.send(Update::Done { text, reason, n_tokens, receipt });
+        job.send_done(text, reason, n_tokens, receipt);
     }
 
     /// Ends a job that failed, or was cancelled (`None`).
@@ -528,6 +528,15 @@ impl Worker {
                     job.stages.token(forward, mem::replace(&mut sampling_since, now), now);
                     job.send(Update::Token { token, text, logprob, top });
                 }
+                Event::Drafted { id, n_drafted, n_accepted } => {
+                    // the rows of rejected tokens are no prompt tokens
+                    rows += n_drafted - n_accepted;
+                    metrics.drafted(n_drafted, n_accepted);
+                    let mut jobs = status.jobs();
+                    let Some(r) = jobs.get_mut(&id) else { return };
+                    let drafts = &mut r.queued.job.progress.drafts;
+                    *drafts = (drafts.0 + n_drafted, drafts.1 + n_accepted);
+                }
                 Event::Done { id, text, reason, n_tokens, receipt } => {
                     let Some(Running { mut queued, .. }) = status.jobs().remove(&id) else { return };
                     let job = &mut queued.job;
@@ -537,10 +546,12 @@ impl Worker {
                     breaker.success();
                     *has_answered = true;
                     status.set_lacks_pages(false);
-                    job.send(Update::Done { text, reason, n_tokens, receipt });
+                    job.send_done(text, reason, n_tokens, receipt);
                 }
             });
-            metrics.step(n_running, n.saturating_sub(rows), begin.elapsed());
+            let time = begin.elapsed();
+            engine.record_step_time(time.as_secs_f32());
+            metrics.step(n_running, n.saturating_sub(rows), time);
         });
     }
 

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Measures speculative decoding: tokens per second with and without drafts, on answers that repeat the prompt and on prose.
+
+    tests/bench/speculation.py target/release/starling MODEL.gguf [--runs 3] [--threads N] [--only TASK] [--prediction]
+
+Tasks: rename a function in a file of 150 lines, add a parameter to another, summarise with quotes, open prose. Runs with and
+without drafts alternate, at temperature 0 and 0.7; all answers to a prompt must have the same tokens. Prints JSON: median
+tokens per second of the decode phase, their ratio, and the draft tokens. --prediction gives the file as the prediction.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+
+
+def source():
+    """A Python file of about 150 lines."""
+    random.seed(7)
+    nouns = "order invoice customer product shipment payment refund basket voucher address".split()
+    lines = ["import json", "from dataclasses import dataclass", "", ""]
+    for noun in nouns:
+        fields = random.sample("name price total count status owner created weight".split(), 3)
+        lines += ["@dataclass", f"class {noun.capitalize()}:"]
+        lines += [f"    {field}: str" for field in fields]
+        lines += ["", "", f"def load_{noun}(path):"]
+        lines += ["    with open(path) as file:", "        data = json.load(file)"]
+        lines += [f"    return {noun.capitalize()}(" + ", ".join(f'data["{field}"]' for field in fields) + ")"]
+        lines += ["", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+ARTICLE = """The town of Harrow Bridge voted on Tuesday to replace its century-old waterworks. "We have patched these pipes for
+thirty years, and every patch costs more than the last," said Mayor Ellen Whitcombe. The new plant will cost 41 million euros
+and take four years to build. Half of the money comes from the regional fund for drinking water, the rest from a levy of nine
+euros a month on each household. Opponents called the plan too large for a town of 12,000. "A plant of half the size would
+serve us until 2060," said Tomas Reuter, an engineer who led the campaign against it. The council's own report puts the growth
+of the town at two percent a year, which the opponents doubt. The old waterworks, built in 1921, lose a third of the water that
+they pump. "On some nights we lose more than the whole town drinks," said Ines Calloway, who runs them with a staff of nine.
+Work begins in March with a new main along the river road, which will close to cars for six weeks."""
+
+FILE = source()
+
+
+def tasks():
+    code = f"```python\n{FILE}```\n"
+    ask = "Reply with the complete file and nothing else."
+    return {
+        "edit_rename": f"{code}Rename the function load_invoice to read_invoice in this file. {ask}",
+        "edit_parameter": f'{code}Add a parameter encoding="utf-8" to load_payment and pass it to open. {ask}',
+        "summarise": f"{ARTICLE}\n\nSummarise this article in five sentences, and quote each person word for word.",
+        "prose": "Write a story of 300 words about a lighthouse keeper who finds a letter in a bottle.",
+    }
+
+
+def run(args, prompt, temperature, drafts, prediction):
+    command = [args.command, "run", "--model", args.model, "--chat", "--json", "--file", prompt, "-n", str(args.tokens)]
+    command += ["--temp", str(temperature), "--seed", "1", "--ctx-size", "8192", "--draft-max", str(drafts)]
+    if args.threads:
+        command += ["--threads", str(args.threads)]
+    if prediction and drafts:
+        command += ["--prediction", prediction]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command")
+    parser.add_argument("model")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--tokens", type=int, default=700)
+    parser.add_argument("--draft-max", type=int, default=8)
+    parser.add_argument("--only")
+    parser.add_argument("--prediction", action="store_true")
+    args = parser.parse_args()
+    report, differ = {}, 0
+    with tempfile.TemporaryDirectory() as directory:
+        prediction = None
+        if args.prediction:
+            prediction = f"{directory}/prediction"
+            with open(prediction, "w") as file:
+                file.write(FILE)
+        for name, text in tasks().items():
+            if args.only and args.only not in name:
+                continue
+            prompt = f"{directory}/{name}"
+            with open(prompt, "w") as file:
+                file.write(text)
+            for temperature in (0, 0.7):
+                speeds, answers, last = {0: [], args.draft_max: []}, [], None
+                for _ in range(args.runs):
+                    for drafts in speeds:
+                        result = run(args, prompt, temperature, drafts, prediction)
+                        speeds[drafts].append(result["timings"]["decode_tokens_per_second"])
+                        answers.append((result["ids"], result["text"]))
+                        last = result["timings"] if drafts else last
+                same = all(answer == answers[0] for answer in answers)
+                differ += not same
+                plain, drafted = (statistics.median(speeds[drafts]) for drafts in speeds)
+                report[f"{name}, temperature {temperature}"] = {
+                    "tokens": len(answers[0][0]),
+                    "same_bytes": same,
+                    "tokens_per_second": round(plain, 1),
+                    "with_drafts": round(drafted, 1),
+                    "ratio": round(drafted / plain, 2),
+                    "drafted": last["drafted_tokens"],
+                    "accepted": last["accepted_tokens"],
+                }
+                print(name, temperature, report[f"{name}, temperature {temperature}"], file=sys.stderr, flush=True)
+    print(json.dumps(report, indent=2))
+    sys.exit(1 if differ else 0)
+
+
+if __name__ == "__main__":
+    main()
