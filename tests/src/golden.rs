@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use starling::draft::Speculation;
 use starling::engine::{Engine, EngineOptions, Event, Request};
 use starling::gguf::{Gguf, GgufWriter};
 use starling::kernels::Cpu;
@@ -175,7 +176,8 @@ impl Case {
         }
     }
 
-    /// Computes the case with steps of `batch` tokens and `neighbours` other requests. The result must not depend on either.
+    /// Computes the case with steps of `batch` tokens and `neighbours` other requests; with any, all of them draft. The
+    /// result must not depend on either.
     ///
     /// # Panics
     /// If there is no memory.
@@ -190,18 +192,22 @@ impl Case {
             max_seqs: 1 + neighbours,
             batch_tokens: batch,
             prefill_chunk: batch / 2,
-            draft_rows: 0,
+            draft_rows: 8 * neighbours,
             kv_bytes: (1 + neighbours) * EngineOptions::kv_bytes_of(model, self.kv_type(), n_ctx),
             model_sha256: None,
         };
         let mut engine = Engine::new(Arc::clone(model), pool, options).expect("memory");
+        // drafts cost nothing, so that all that fit are computed
+        engine.set_step_costs(&[1.0]);
+        let speculation = Speculation { max: 6, ..Speculation::default() };
         for i in 0..neighbours {
             let tokens: Vec<u32> = prompt_ids.iter().rev().skip(i).copied().collect();
-            let other = Request { max_tokens: Some(self.max_tokens), ignore_eos: true, ..Request::new(tokens) };
+            let (max_tokens, speculation) = (Some(self.max_tokens), speculation.clone());
+            let other = Request { max_tokens, speculation, ignore_eos: true, ..Request::new(tokens) };
             engine.submit(other).expect("room for a neighbour");
         }
-        let request =
-            Request { sampling: self.options(), max_tokens: Some(self.max_tokens), ..Request::new(prompt_ids.clone()) };
+        let (sampling, max_tokens) = (self.options(), Some(self.max_tokens));
+        let request = Request { sampling, max_tokens, speculation, ..Request::new(prompt_ids.clone()) };
         let id = engine.submit(request).expect("a valid request");
         let (mut ids, mut text) = (Vec::new(), String::new());
         let mut done = false;

@@ -446,3 +446,43 @@ fn dry_penalises_repetitions_up_to_a_breaker() {
     // after the breaker the repetition is shorter than the allowed length
     assert_eq!(plain, ask(json!({ "dry_multiplier": 2, "dry_allowed_length": 3, "dry_sequence_breakers": [" ran"] })));
 }
+
+#[test]
+fn a_prediction_changes_no_byte() {
+    let server = Server::start(&[]);
+    let ask = |prediction: Value, stream: bool| {
+        let mut body = json!({
+            "messages": [{ "role": "user", "content": "Tell me a story" }], "max_tokens": 40, "seed": 3,
+            "temperature": 0.8, "frequency_penalty": 0.3, "logprobs": true, "top_logprobs": 2, "stream": stream,
+            "stream_options": { "include_usage": true },
+        });
+        body["prediction"] = prediction;
+        body
+    };
+    let plain = server.ok("/v1/chat/completions", &ask(Value::Null, false));
+    assert!(plain["usage"].get("completion_tokens_details").is_none());
+    let text = plain["choices"][0]["message"]["content"].as_str().expect("a text");
+    let parts =
+        json!([{ "type": "text", "text": text.chars().take(50).collect::<String>() }, { "type": "text", "text": "?" }]);
+    for content in [json!(text), parts, json!("something else"), json!("")] {
+        let is_empty = content == "";
+        let prediction = json!({ "type": "content", "content": content });
+        let predicted = server.ok("/v1/chat/completions", &ask(prediction.clone(), false));
+        assert_eq!(predicted["choices"], plain["choices"]);
+        let details = &predicted["usage"]["completion_tokens_details"];
+        let counts = ["accepted_prediction_tokens", "rejected_prediction_tokens"].map(|name| details[name].as_u64());
+        assert!(counts.iter().all(|n| n.is_some() != is_empty), "{predicted}");
+        assert!(counts[0].unwrap_or(0) < 40);
+        let chunks = server.post("/v1/chat/completions", &ask(prediction, true)).chunks();
+        let last = &chunks.last().expect("chunks")["usage"];
+        assert_eq!(last["completion_tokens"], plain["usage"]["completion_tokens"]);
+        assert_eq!(last.get("completion_tokens_details").is_some(), !is_empty);
+    }
+    for wrong in [json!("text"), json!({ "type": "image", "content": "" }), json!({ "type": "content" })] {
+        let response = server.post("/v1/chat/completions", &ask(wrong, false));
+        assert_eq!(response.status, 400, "{}", response.text());
+    }
+    let metrics = server.get("/metrics").text();
+    let drafted = metrics.lines().find(|line| line.starts_with("starling_draft_tokens_total"));
+    assert!(drafted.is_some(), "{metrics}");
+}
