@@ -12,7 +12,8 @@ use tracing::Instrument;
 
 use super::admin::Administrator;
 use super::api::error::{ApiError, HttpError, REQUEST_ID, quoted};
-use super::auth::Hosts;
+use super::auth::{Credential, Hosts};
+use super::connection::Peer;
 use super::health::orca;
 use super::state::{Caller, Server, random_id};
 use super::trace::Trace;
@@ -134,24 +135,26 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         let message = "found both headers `authorization` and `api-key`, expected one of them";
         return Err(ApiError::invalid(message).code("duplicate_header"));
     }
-    let key = key(request.headers());
+    let peer = request.extensions().get::<Peer>().cloned();
+    let credential = credential(request.headers(), peer.as_ref());
     if path.starts_with("/admin/") {
         let keys = server.admin_keys.as_ref().ok_or_else(|| ApiError::no_path(request.method().as_str(), path))?;
-        let administrator = key.and_then(|key| keys.get().tenant(Some(key)));
+        let administrator = credential.and_then(|credential| keys.get().client(Some(credential)));
         let administrator = administrator.ok_or_else(|| {
             server.metrics.rejected("no_admin_key");
             let message = "expected the key of an administrator (--admin-key-file) in `Authorization: Bearer KEY`";
             let status = StatusCode::UNAUTHORIZED.as_u16();
             ApiError::new(status, "authentication_error", message).code("invalid_admin_key")
         })?;
-        request.extensions_mut().insert(Administrator(Arc::clone(&administrator.name)));
+        request.extensions_mut().insert(Administrator(administrator.tenant.name.clone()));
         return Ok(request);
     }
-    let tenant = match server.keys.get().tenant(key) {
-        Some(tenant) => tenant,
+    let tenant = match server.keys.get().client(credential) {
+        Some(client) => client.tenant,
         None => {
             server.metrics.rejected("no_key");
-            let message = match key {
+            let message = match credential {
+                Some(Credential::Certificate(_)) => "the client certificate is of no client of this server",
                 Some(_) => "unknown API key",
                 None => "found no API key, expected the header `Authorization: Bearer KEY` or `api-key: KEY`",
             };
@@ -172,6 +175,12 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     let caller = Caller::new(tenant, server.keys.get().are_needed(), request.headers(), request.uri().query());
     request.extensions_mut().insert(caller);
     Ok(request)
+}
+
+/// What a request shows of its sender: a key, or else the certificate of its connection.
+fn credential<'a>(headers: &'a HeaderMap, peer: Option<&'a Peer>) -> Option<Credential<'a>> {
+    let certificate = || peer?.certificate.as_deref().map(Credential::Certificate);
+    key(headers).map(Credential::Key).or_else(certificate)
 }
 
 /// The API key: `Authorization: Bearer` (OpenAI), or `api-key` (Azure).

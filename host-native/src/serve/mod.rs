@@ -47,7 +47,6 @@ use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 
 use crate::cli::ModelArgs;
 use crate::error::Failure;
@@ -84,7 +83,6 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     let log_filter = start::init_log(&settings)?;
     let listener = start::listen(&settings)?;
     let admin = start::listen_admin(&settings)?;
-    let tls = tls::acceptor(&settings)?;
     let n_blocking =
         std::thread::available_parallelism().map_or(1, usize::from).max(MIN_BLOCKING_THREADS) + LOADING_THREADS;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -95,7 +93,7 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     let configure = Box::new(move || args.configuration(&model_args));
     let source = start::Source { configuration, configure, config_file };
     let server = runtime.block_on(start::open(source, exporter, log_filter))?;
-    let result = runtime.block_on(serve(&server, listener, admin, tls));
+    let result = runtime.block_on(serve(&server, listener, admin));
     server.exporter.end();
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     result
@@ -105,10 +103,9 @@ async fn serve(
     server: &Arc<Server>,
     listener: std::net::TcpListener,
     admin: Option<std::net::TcpListener>,
-    tls: Option<TlsAcceptor>,
 ) -> Result<(), Failure> {
     let address = listener.local_addr()?;
-    let url = format!("{}://{address}", if tls.is_some() { "https" } else { "http" });
+    let url = format!("{}://{address}", if server.tls.is_some() { "https" } else { "http" });
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (stop, stopped) = watch::channel(false);
     let (now, at_once) = watch::channel(false);
@@ -121,7 +118,7 @@ async fn serve(
             tracing::info!("administration on {address}");
         }
         let routes = http::router(server, Hosts::new(&server.settings(), address.ip()), which);
-        let listener = http::Listener { tcp: tokio::net::TcpListener::from_std(tcp)?, tls: tls.clone() };
+        let listener = http::Listener { tcp: tokio::net::TcpListener::from_std(tcp)?, tls: server.tls.clone() };
         let (settings, stopped, at_once) = (server.settings(), stopped.clone(), at_once.clone());
         connections.spawn(async move { http::serve(listener, routes, &settings, stopped, at_once).await });
     }

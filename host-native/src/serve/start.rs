@@ -20,6 +20,7 @@ use super::models::budget::MemoryBudget;
 use super::models::loading::Resources;
 use super::models::pool::ModelPool;
 use super::state::{Server, random_id, unix_now};
+use super::tls;
 use super::trace::Exporter;
 use super::value::{Bytes, LogFormat};
 use crate::cli::ModelArgs;
@@ -76,9 +77,11 @@ pub fn listen(settings: &Settings) -> Result<TcpListener, Failure> {
     let wrong = |e: &dyn std::fmt::Display| Failure::Io(std::io::Error::other(format!("cannot listen on {name}: {e}")));
     let addresses: Vec<SocketAddr> =
         (settings.host.as_str(), settings.port).to_socket_addrs().map_err(|e| wrong(&e))?.collect();
-    let has_key = settings.api_key.as_deref().is_some_and(|k| !k.is_empty()) || settings.api_key_file.is_some();
+    let has_key = settings.api_key.as_deref().is_some_and(|k| !k.is_empty())
+        || settings.api_key_file.is_some()
+        || settings.tls_client_ca.is_some();
     if addresses.iter().any(|a| !a.ip().is_loopback()) && !has_key && !settings.allow_no_key {
-        let expected = "expected a loopback address, or API keys (--api-key-file, STARLING_API_KEY); --allow-no-key \
+        let expected = "expected a loopback address, or API keys (--api-key-file, STARLING_API_KEY, --tls-client-ca); --allow-no-key \
                         serves anyone who reaches the address";
         return Err(Failure::Usage(format!("host: found {}, {expected}", settings.host)));
     }
@@ -121,6 +124,7 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
     let Source { configuration, configure, config_file } = source;
     let (start, settings) = (Instant::now(), configuration.settings.clone());
     let keys = Live::new(Keys::new(&settings)?);
+    let tls = tls::acceptor(&settings)?.map(|acceptor| Arc::new(Live::new(acceptor)));
     let admin_keys = settings.admin_key_file.as_deref().map(|path| Keys::of_file(path, &settings));
     let admin_keys = admin_keys.transpose()?.map(Live::new);
     log_threads(&configuration.model);
@@ -144,6 +148,7 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         metrics,
         exporter,
         keys,
+        tls,
         admin_keys,
         log_filter,
         failures,

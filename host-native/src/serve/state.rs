@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
 use axum::http::request::Parts;
+use tokio_rustls::TlsAcceptor;
 
 use super::api::error::{ApiError, HttpError};
 use super::auth::{Keys, Tenant};
@@ -27,6 +28,8 @@ pub struct Server {
     pub metrics: Arc<Metrics>,
     pub exporter: Exporter,
     pub keys: Live<Keys>,
+    /// `None`: connections are not encrypted.
+    pub tls: Option<Arc<Live<TlsAcceptor>>>,
     /// Keys of administrators; `None`: there is no admin interface.
     pub admin_keys: Option<Live<Keys>>,
     pub log_filter: LogFilter,

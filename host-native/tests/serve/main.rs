@@ -3,6 +3,7 @@
 mod admin;
 mod admin_client;
 mod answers;
+mod certificates;
 mod chaos;
 mod connections;
 mod equal;

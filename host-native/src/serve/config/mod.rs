@@ -83,7 +83,7 @@ settings! {
     breaker_window "breaker-window" Duration = Duration::from_secs(60), "SECONDS" in 0.1..=86_400.0, "Time in which the faults of breaker-faults count, in seconds" per model;
     breaker_open "breaker-open" Duration = Duration::from_secs(30), "SECONDS" in 0.1..=86_400.0, "Time until a request tries the model again once the breaker has opened, in seconds" per model;
     memory_pressure "memory-pressure" bool = true, "BOOL", "React to memory pressure of the control group or the machine: smaller batches, eviction, unloading of idle models, then refusal of requests below high priority";
-    admin_key_file "admin-key-file" Option<PathBuf> = None, "FILE", "File of administrators' keys, one per line: the key, then optionally a name; without it there is no /admin interface";
+    admin_key_file "admin-key-file" Option<PathBuf> = None, "FILE", "File of administrators' keys, one per line, in the form of api-key-file: the key, then optionally a name; without it there is no /admin interface";
     admin_listen "admin-listen" Option<String> = None, "ADDRESS", "Address and port of a listener of its own for /admin, such as 127.0.0.1:9090 [default: the public listener]";
     watch_config "watch-config" bool = false, "BOOL", "Reload the settings file when it changes, as on SIGHUP";
     fault_injection "fault-injection" bool = false, "BOOL", "Let administrators make workers fail, to test failover";
@@ -121,13 +121,15 @@ settings! {
     max_connections "max-connections" usize = 1024, "N" in 1.0..=65_536.0, "Maximum open connections; further ones wait to be accepted";
     max_connections_per_address "max-connections-per-address" Option<usize> = None, "N" in 0.0..=65_536.0, "Maximum open connections of one client address (IPv6: of one /64 network); further ones are closed; 0: no limit [default: half of max-connections]";
     api_key "api-key" Option<String> = None, "KEY", "API key that clients must send; prefer STARLING_API_KEY, as other users of the machine can read command lines";
-    api_key_file "api-key-file" Option<PathBuf> = None, "FILE", "File of API keys, one per line: the key, then optionally the tenant's name and its share of turns (1 to 1000)";
+    api_key_file "api-key-file" Option<PathBuf> = None, "FILE", "File of clients, one per line: an API key, cert:NAME or hmac:ID:SECRET, then optionally the tenant's name and its share of turns (1 to 1000)";
     key_requests "key-requests" u32 = 0, "N", "Maximum requests per minute and API key; 0: no limit";
     key_tokens "key-tokens" u32 = 0, "N", "Maximum tokens per minute and API key, prompt and max_tokens together; 0: no limit";
     allow_no_key "allow-no-key" bool = false, "BOOL", "Listen on other than loopback addresses without API keys";
     allowed_hosts "allowed-hosts" Vec<String> = Vec::new(), "NAMES", "Names in the Host header to accept besides the server's own, comma-separated; *: any; empty: none on loopback addresses, elsewhere any";
     tls_cert "tls-cert" Option<PathBuf> = None, "FILE", "TLS certificate chain, PEM file, server certificate first; with tls-key it enables HTTPS";
     tls_key "tls-key" Option<PathBuf> = None, "FILE", "Private key of the TLS certificate, PEM file";
+    tls_client_ca "tls-client-ca" Option<PathBuf> = None, "FILE", "Certificate authorities of clients, PEM file: a client may show a certificate of theirs instead of a key; lines cert:NAME of api-key-file say which, and their tenants";
+    tls_client_required "tls-client-required" bool = false, "BOOL", "Refuse TLS connections without a client certificate";
     cors_origins "cors-origins" Vec<String> = Vec::new(), "ORIGINS", "Web origins whose pages may call the server (CORS), comma-separated; *: any; empty: none";
     worker_id "worker-id" Option<String> = None, "ID", "Worker name in the readiness callback and in traces [default: random]";
     callback_url "callback-url" Option<String> = None, "URL", "URL that receives a readiness report (POST, http only) once the model is loaded";
