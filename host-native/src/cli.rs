@@ -437,8 +437,11 @@ pub enum BenchWhat {
     Serve(BenchServeArgs),
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct BenchServeArgs {
+    /// Start servers of the model with 1 worker, 2 workers and so on, as far as the threads go, and compare them
+    #[arg(long, conflicts_with_all = ["url", "server_model", "api_key"])]
+    pub find_workers: bool,
     /// Base URL of the server
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub url: String,

@@ -170,7 +170,8 @@ impl Answer {
             | FinishReason::StopString(_)
             | FinishReason::Complete
             | FinishReason::Length
-            | FinishReason::Deadline => None,
+            | FinishReason::Deadline
+            | FinishReason::ContentFilter => None,
         }
     }
 }

@@ -38,6 +38,7 @@ mod sync;
 mod tls;
 mod trace;
 mod turns;
+mod usage;
 pub mod value;
 
 use std::io::{self, Write, stdout};

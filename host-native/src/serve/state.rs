@@ -21,6 +21,7 @@ use super::models::pool::ModelPool;
 use super::scheduler::{Flow, Priority};
 use super::start::{Configure, LogFilter};
 use super::trace::Exporter;
+use super::usage::Usage;
 
 /// State that all handlers share.
 pub struct Server {
@@ -123,6 +124,7 @@ pub struct Caller {
     pub arrival: Instant,
     /// The model that answers, once it is known; for the response header.
     pub model: Arc<OnceLock<Arc<str>>>,
+    pub usage: Arc<Usage>,
 }
 
 /// Maximum length of these headers; longer ones are ignored.
@@ -144,6 +146,7 @@ impl Caller {
             autoload: autoload.map(|value| matches!(value, "1" | "true")),
             arrival: Instant::now(),
             model: Arc::default(),
+            usage: Arc::default(),
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use starling::structure::Limits;
 
-use super::value::{Bytes, Compat, LoadPolicy, LogFormat, Strategy, Value};
+use super::value::{Affinity, Bytes, Compat, LoadPolicy, LogFormat, Strategy, Value};
 pub use args::ServeArgs;
 pub use file::plain;
 pub use layers::{Configuration, ModelEntry};
@@ -76,7 +76,8 @@ settings! {
     idle_timeout "idle-timeout" Option<Duration> = None, "SECONDS" in 0.0..=604_800.0, "Time without requests after which a model is unloaded, in seconds; its name stays [default: never]" per model;
     weight "weight" u32 = 1, "N" in 0.0..=1_000_000.0, "Weight of this version among the versions of a name: NAME@1 and NAME@2 share the requests for NAME; 0: none" per model;
     share "share" u32 = 1, "N" in 1.0..=1000.0, "Weight of the model's time on the threads that models share" per model;
-    workers "workers" usize = 1, "N" in 0.0..=64.0, "Workers of the model, each an engine with a KV cache of its own over the same weights; 0: one per NUMA node" per model;
+    workers "workers" usize = 1, "N" in 0.0..=64.0, "Workers of the model, each an engine with a KV cache of its own over the same weights; 0: one per NUMA node, on its CPUs" per model;
+    cpu_affinity "cpu-affinity" Affinity = Affinity::default(), "CPUS", "CPUs of the model's threads, such as 0-7; lists for several workers are separated by `/`, as in 0-7/8-15 [default: any]" per model;
     strategy "strategy" Strategy = Strategy::PrefixAware, "NAME", "Choice of the worker for a request: round-robin, least-loaded, memory-aware (most free KV pages), or prefix-aware (longest cached prefix, then load)" per model;
     aliases "aliases" Vec<String> = Vec::new(), "NAMES", "Further names of the model in the API, comma-separated" per model;
     breaker_faults "breaker-faults" usize = 5, "N" in 0.0..=1000.0, "Circuit breaker of a model: lost workers and missed deadlines within breaker-window after which its requests are refused with status 503; 0: never" per model;
