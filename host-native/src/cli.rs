@@ -534,7 +534,29 @@ pub struct AdminArgs {
 }
 
 #[derive(Debug, Subcommand)]
+pub enum AuditAction {
+    /// Print the last line's number and hash of the server's audit log, to keep elsewhere
+    Head,
+    /// Check the hash chain of an audit log with all its rotated files; needs no server
+    Verify {
+        /// The log (--audit-log)
+        file: PathBuf,
+        /// Key of its hashes (--audit-key-file)
+        #[arg(long, value_name = "FILE")]
+        audit_key_file: Option<PathBuf>,
+        /// Hash of a line that must be there, from `audit head`: finds a log that was cut off at its end
+        #[arg(long, value_name = "HASH")]
+        expect: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 pub enum AdminAction {
+    /// Audit log
+    Audit {
+        #[command(subcommand)]
+        what: AuditAction,
+    },
     /// List models
     Models,
     /// Add a model under a new name

@@ -13,15 +13,13 @@ use starling::receipt::Hex;
 use subtle::{Choice, ConstantTimeEq};
 
 use super::config::Settings;
+use super::signature::MIN_SECRET_BYTES;
 use crate::error::Failure;
 use crate::tokens::text_file;
 
 /// Tenant of requests to a server without API keys.
 pub const ANYONE: &str = "default";
 const MAX_SHARE: u32 = 1000;
-
-/// Minimum length of the secret of signed requests, in bytes.
-const MIN_SECRET: usize = 16;
 
 /// The clients that the server knows.
 pub struct Keys {
@@ -38,7 +36,7 @@ enum Proof {
     /// A name of a certificate.
     Certificate(String),
     /// The key of signed requests.
-    Signature { id: String, secret: Vec<u8> },
+    Signature { id: String, secret: Arc<[u8]> },
 }
 
 /// A known client: one line of the file of keys.
@@ -74,12 +72,12 @@ impl Proof {
             return Ok((Proof::Key(digest), format!("key-{}", Hex(start)).into()));
         };
         match rest.split_once(':') {
-            Some((id, secret)) if !id.is_empty() && secret.len() >= MIN_SECRET => {
+            Some((id, secret)) if !id.is_empty() && secret.len() >= MIN_SECRET_BYTES => {
                 let id = id.to_string();
                 let name = format!("hmac:{id}").into();
                 Ok((Proof::Signature { id, secret: secret.as_bytes().into() }, name))
             }
-            _ => Err(format!("expected hmac:ID:SECRET with a secret of at least {MIN_SECRET} bytes")),
+            _ => Err(format!("expected hmac:ID:SECRET with a secret of at least {MIN_SECRET_BYTES} bytes")),
         }
     }
 }
@@ -201,9 +199,9 @@ impl Keys {
     }
 
     /// The secret of the signing key `id`.
-    pub fn secret(&self, id: &str) -> Option<&[u8]> {
+    pub fn secret(&self, id: &str) -> Option<Arc<[u8]>> {
         self.clients.iter().find_map(|(proof, _)| match proof {
-            Proof::Signature { id: known, secret } if known == id => Some(&**secret),
+            Proof::Signature { id: known, secret } if known == id => Some(Arc::clone(secret)),
             _ => None,
         })
     }
@@ -323,7 +321,7 @@ mod tests {
         assert_eq!(tenant(Credential::Certificate(&names)).as_deref(), Some("bob"));
         assert_eq!(tenant(Credential::Certificate(&names[..1])), None);
         assert_eq!(tenant(Credential::Signature("k1")).as_deref(), Some("carol"));
-        assert_eq!(keys.secret("k1"), Some(&b"0123456789abcdef"[..]));
+        assert_eq!(keys.secret("k1").as_deref(), Some(&b"0123456789abcdef"[..]));
         // what names a credential of another kind is no API key
         let no_keys = ["cert:a.example", "a.example", "hmac:k1:0123456789abcdef", "k1", "0123456789abcdef"];
         assert!(no_keys.into_iter().all(|key| tenant(Credential::Key(key)).is_none()));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use hyper::body::Incoming;
@@ -31,7 +31,7 @@ use super::config::{Live, Settings};
 use super::connection::{Activity, Addresses, Peer, ResponseBody, StreamExecutor, WriteTimeout};
 use super::gate::{Gate, gate};
 use super::state::Server;
-use super::{admin, health, openapi, tls};
+use super::{admin, health, openapi, signed, tls};
 
 /// Which routes a listener has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +61,9 @@ pub fn router(server: &Arc<Server>, hosts: Hosts, which: Routes) -> Router {
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(gate_state, gate))
         .layer(CompressionLayer::new());
+    if server.settings().sign_responses {
+        routes = routes.layer(from_fn(signed::sign));
+    }
     if let Some(cors) = cors(&server.settings()) {
         routes = routes.layer(cors);
     }

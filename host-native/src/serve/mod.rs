@@ -11,6 +11,8 @@
 
 mod admin;
 pub mod api;
+pub mod audit;
+mod audited;
 mod auth;
 mod breaker;
 mod callback;
@@ -31,6 +33,8 @@ mod pressure;
 mod queue;
 mod scheduler;
 mod sessions;
+mod signature;
+mod signed;
 mod start;
 mod state;
 mod stats;
@@ -51,6 +55,7 @@ use tokio::sync::watch;
 
 use crate::cli::ModelArgs;
 use crate::error::Failure;
+use admin::Administrator;
 use auth::Hosts;
 use config::ServeArgs;
 use http::Routes;
@@ -95,6 +100,10 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     let source = start::Source { configuration, configure, config_file };
     let server = runtime.block_on(start::open(source, exporter, log_filter))?;
     let result = runtime.block_on(serve(&server, listener, admin));
+    if let Some(log) = &server.audit {
+        log.record(audit::Event::ServerStopped);
+        log.flush()?;
+    }
     server.exporter.end();
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     result
@@ -180,7 +189,10 @@ async fn serve(
 
 /// Reloads the settings; an error is logged, and nothing has changed.
 async fn reload(server: &Arc<Server>) {
-    if let Err(e) = admin::reload(server).await {
+    let result = admin::reload(server).await;
+    let error = result.as_ref().err().map(ToString::to_string);
+    Administrator::system(server).record("reload", "settings", error.as_deref());
+    if let Err(e) = result {
         tracing::error!("settings not reloaded, the old ones stay: {e}");
     }
 }

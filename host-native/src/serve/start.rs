@@ -5,11 +5,12 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use starling::receipt::Hex;
 use tracing_subscriber::EnvFilter;
 
+use super::audit::{self, AuditLog};
 use super::auth::Keys;
 use super::callback::Ready;
 use super::config::{Configuration, Live, Settings};
@@ -19,6 +20,7 @@ use super::metrics::Metrics;
 use super::models::budget::MemoryBudget;
 use super::models::loading::Resources;
 use super::models::pool::ModelPool;
+use super::signature::{Policy, Verifier};
 use super::state::{Server, random_id, unix_now};
 use super::tls;
 use super::trace::Exporter;
@@ -124,6 +126,10 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
     let Source { configuration, configure, config_file } = source;
     let (start, settings) = (Instant::now(), configuration.settings.clone());
     let keys = Live::new(Keys::new(&settings)?);
+    let audit = audit_log(&settings)?;
+    // requests that were signed before the start may have been seen by the process before
+    let policy = Policy { window: settings.signature_window, ..Policy::default() };
+    let verifier = Verifier::started_at(policy, SystemTime::now());
     let tls = tls::acceptor(&settings)?.map(|acceptor| Arc::new(Live::new(acceptor)));
     let admin_keys = settings.admin_key_file.as_deref().map(|path| Keys::of_file(path, &settings));
     let admin_keys = admin_keys.transpose()?.map(Live::new);
@@ -149,6 +155,8 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         exporter,
         keys,
         tls,
+        verifier,
+        audit,
         admin_keys,
         log_filter,
         failures,
@@ -159,6 +167,17 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         shutting_down: AtomicBool::new(false),
         drained: AtomicBool::new(false),
     }))
+}
+
+/// Opens the audit log, if there is one, and records the start.
+fn audit_log(settings: &Settings) -> Result<Option<Arc<AuditLog>>, Failure> {
+    let Some(path) = &settings.audit_log else { return Ok(None) };
+    let wrong = |e: &dyn std::fmt::Display| Failure::Usage(format!("audit-log: {e}"));
+    let key = settings.audit_key_file.as_deref().map(audit::Key::read).transpose().map_err(|e| wrong(&e))?;
+    let options = audit::Options { max_bytes: settings.audit_log_size.0, keep_files: settings.audit_log_files, key };
+    let log = AuditLog::open(path, options).map_err(|e| wrong(&e))?;
+    log.record(audit::Event::ServerStarted { version: env!("CARGO_PKG_VERSION").into() });
+    Ok(Some(Arc::new(log)))
 }
 
 fn log_threads(args: &ModelArgs) {

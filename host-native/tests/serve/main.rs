@@ -3,6 +3,7 @@
 mod admin;
 mod admin_client;
 mod answers;
+mod audit;
 mod certificates;
 mod chaos;
 mod connections;
@@ -12,6 +13,7 @@ mod models;
 mod pressure;
 mod server;
 mod sessions;
+mod signed;
 mod structure;
 mod swap;
 mod traces;

@@ -131,6 +131,13 @@ settings! {
     tls_key "tls-key" Option<PathBuf> = None, "FILE", "Private key of the TLS certificate, PEM file";
     tls_client_ca "tls-client-ca" Option<PathBuf> = None, "FILE", "Certificate authorities of clients, PEM file: a client may show a certificate of theirs instead of a key; lines cert:NAME of api-key-file say which, and their tenants";
     tls_client_required "tls-client-required" bool = false, "BOOL", "Refuse TLS connections without a client certificate";
+    require_signature "require-signature" bool = false, "BOOL", "Refuse requests that are not signed by a key hmac:ID:SECRET of api-key-file or admin-key-file (HTTP Message Signatures, RFC 9421)";
+    signature_window "signature-window" Duration = Duration::from_secs(300), "SECONDS" in 1.0..=86_400.0, "Maximum difference between the time of a signature and the server's clock, in seconds; within it, no nonce is accepted twice";
+    sign_responses "sign-responses" bool = false, "BOOL", "Sign the responses to signed requests with the same key";
+    audit_log "audit-log" Option<PathBuf> = None, "FILE", "Audit log: who did what, without texts, in JSON lines chained by hashes; `starling admin audit verify` checks it [default: none]";
+    audit_log_size "audit-log-size" Bytes = Bytes(64 << 20), "BYTES" in 0.0..=1.1e12, "Size at which the audit log is rotated, in bytes; 0: never";
+    audit_log_files "audit-log-files" usize = 0, "N", "Rotated files of the audit log to keep; 0: all";
+    audit_key_file "audit-key-file" Option<PathBuf> = None, "FILE", "Key of the audit log's hashes, at least 64 hexadecimal digits: without it, whoever can write the log can forge it";
     cors_origins "cors-origins" Vec<String> = Vec::new(), "ORIGINS", "Web origins whose pages may call the server (CORS), comma-separated; *: any; empty: none";
     worker_id "worker-id" Option<String> = None, "ID", "Worker name in the readiness callback and in traces [default: random]";
     callback_url "callback-url" Option<String> = None, "URL", "URL that receives a readiness report (POST, http only) once the model is loaded";
