@@ -1,6 +1,7 @@
 //! `starling admin`: client of a server's `/admin` interface.
 
 use std::io::{Write, stdout};
+use std::path::Path;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -9,8 +10,9 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Map, Value, json};
 
-use crate::cli::{AdminAction, AdminArgs};
+use crate::cli::{AdminAction, AdminArgs, AuditAction};
 use crate::error::Failure;
+use crate::serve::audit::{self, Report};
 use crate::tokens::text_file;
 
 /// Maximum size of a response.
@@ -19,6 +21,9 @@ const MAX_RESPONSE: usize = 16 << 20;
 /// # Errors
 /// If there is no key, the server does not respond, or it refuses.
 pub fn run(args: &AdminArgs) -> Result<(), Failure> {
+    if let AdminAction::Audit { what: AuditAction::Verify { file, audit_key_file, expect } } = &args.action {
+        return verify_audit(args, file, audit_key_file.as_deref(), expect.as_deref());
+    }
     let key = key(args)?;
     let (method, path, body) = request(&args.action)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -31,6 +36,31 @@ pub fn run(args: &AdminArgs) -> Result<(), Failure> {
         None => summary(&response),
     };
     Ok(stdout().write_all(text.as_bytes())?)
+}
+
+/// Checks an audit log.
+fn verify_audit(args: &AdminArgs, file: &Path, key: Option<&Path>, expect: Option<&str>) -> Result<(), Failure> {
+    let wrong = |e: &dyn std::fmt::Display| Failure::Usage(e.to_string());
+    let key = key.map(audit::Key::read).transpose().map_err(|e| wrong(&e))?;
+    let expect = expect.map(str::parse::<audit::Hash>).transpose().map_err(|e| wrong(&format!("--expect: {e}")))?;
+    let Report { files, records, first_seq, last_seq, head, torn_bytes } =
+        audit::verify(file, key.as_ref(), expect).map_err(|problem| wrong(&problem))?;
+    let mut out = stdout().lock();
+    if args.json {
+        let report = json!({
+            "files": files, "records": records, "first_seq": first_seq, "last_seq": last_seq,
+            "head": head.to_string(), "torn_bytes": torn_bytes,
+        });
+        return Ok(writeln!(out, "{report:#}")?);
+    }
+    writeln!(out, "{}: {records} records in {files} files, {first_seq} to {last_seq}: ok", file.display())?;
+    if first_seq > 1 {
+        writeln!(out, "records before {first_seq} are gone: old files were removed")?;
+    }
+    if torn_bytes > 0 {
+        writeln!(out, "{torn_bytes} bytes of an incomplete line at the end")?;
+    }
+    Ok(writeln!(out, "last hash: {head}")?)
 }
 
 fn key(args: &AdminArgs) -> Result<String, Failure> {
@@ -50,6 +80,7 @@ fn request(action: &AdminAction) -> Result<(Method, String, Value), Failure> {
     let model = |name: &str| format!("models/{}", escaped(name));
     let none = || json!({});
     Ok(match action {
+        A::Audit { .. } => (Method::GET, "audit".into(), none()),
         A::Models => (Method::GET, "models".into(), none()),
         A::Add { name, source, settings } => {
             let body = json!({ "name": name, "source": source, "settings": pairs(settings)?, "load": true });

@@ -37,17 +37,17 @@ struct Seen {
 
 /// Summary of all requests. Times are in milliseconds.
 #[derive(Debug, Serialize)]
-struct Report {
+pub struct Report {
     requests: usize,
     failed: usize,
     seconds: f64,
     requests_per_second: f64,
     output_tokens: usize,
-    output_tokens_per_second: f64,
+    pub output_tokens_per_second: f64,
     /// Requests per second that met both SLOs.
-    goodput: f64,
-    time_to_first_token: Times,
-    time_per_output_token: Times,
+    pub goodput: f64,
+    pub time_to_first_token: Times,
+    pub time_per_output_token: Times,
     inter_token_latency: Times,
     request_latency: Times,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,23 +55,30 @@ struct Report {
 }
 
 #[derive(Debug, Serialize)]
-struct Times {
+pub struct Times {
     mean: f64,
-    p50: f64,
+    pub p50: f64,
     p90: f64,
-    p99: f64,
+    pub p99: f64,
     max: f64,
 }
 
 /// # Errors
 /// If the server cannot be reached, or every request fails.
 pub fn run(args: &BenchServeArgs) -> Result<(), Failure> {
+    print(&measure(args)?, args)
+}
+
+/// Sends the requests, and sums up what came back.
+///
+/// # Errors
+/// If the server cannot be reached, or every request fails.
+pub fn measure(args: &BenchServeArgs) -> Result<Report, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let report = runtime.block_on(load(args))?;
-    print(&report, args)?;
     match report.first_error {
         Some(e) if report.failed == report.requests => Err(Failure::Io(std::io::Error::other(e))),
-        _ => Ok(()),
+        _ => Ok(report),
     }
 }
 

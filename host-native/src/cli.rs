@@ -477,8 +477,11 @@ pub enum BenchWhat {
     Serve(BenchServeArgs),
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct BenchServeArgs {
+    /// Start servers of the model with 1 worker, 2 workers and so on, as far as the threads go, and compare them
+    #[arg(long, conflicts_with_all = ["url", "server_model", "api_key"])]
+    pub find_workers: bool,
     /// Base URL of the server
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub url: String,
@@ -571,7 +574,29 @@ pub struct AdminArgs {
 }
 
 #[derive(Debug, Subcommand)]
+pub enum AuditAction {
+    /// Print the last line's number and hash of the server's audit log, to keep elsewhere
+    Head,
+    /// Check the hash chain of an audit log with all its rotated files; needs no server
+    Verify {
+        /// The log (--audit-log)
+        file: PathBuf,
+        /// Key of its hashes (--audit-key-file)
+        #[arg(long, value_name = "FILE")]
+        audit_key_file: Option<PathBuf>,
+        /// Hash of a line that must be there, from `audit head`: finds a log that was cut off at its end
+        #[arg(long, value_name = "HASH")]
+        expect: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 pub enum AdminAction {
+    /// Audit log
+    Audit {
+        #[command(subcommand)]
+        what: AuditAction,
+    },
     /// List models
     Models,
     /// Add a model under a new name

@@ -7,6 +7,7 @@ mod admin;
 mod bandwidth;
 mod bench;
 mod bench_serve;
+mod bench_workers;
 mod chat;
 mod cli;
 mod embed;
@@ -106,6 +107,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Embed(args) => embed::run(&model()?, args),
         Command::Bench(args) => match &args.what {
             None => bench::run(&model()?, args),
+            Some(cli::BenchWhat::Serve(args)) if args.find_workers => bench_workers::run(args, &cli.model),
             Some(cli::BenchWhat::Serve(args)) => bench_serve::run(args),
         },
         Command::Pull(args) => models::commands::pull(args),

@@ -1,10 +1,10 @@
 //! The thread pool for the engine, and the default number of threads.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::{fmt, fs};
 
 use starling::kernels::standby::Standby;
 pub use starling::pool::MAX_THREADS;
@@ -20,10 +20,23 @@ impl ThreadPool {
     /// # Errors
     /// If the system cannot start a thread.
     pub fn new(threads: usize) -> std::io::Result<ThreadPool> {
+        ThreadPool::on(threads, None)
+    }
+
+    /// Threads that run on some CPUs only. The caller pins itself.
+    ///
+    /// # Errors
+    /// If the system cannot start a thread.
+    pub fn on(threads: usize, cpus: Option<&CpuSet>) -> std::io::Result<ThreadPool> {
         let mut pool = ThreadPool { standby: Arc::new(Standby::new()), threads: Vec::new() };
         for i in 1..threads {
-            let standby = Arc::clone(&pool.standby);
-            let thread = thread::Builder::new().name(format!("starling-{i}")).spawn(move || standby.follow())?;
+            let (standby, cpus) = (Arc::clone(&pool.standby), cpus.cloned());
+            let thread = thread::Builder::new().name(format!("starling-{i}")).spawn(move || {
+                if let Some(cpus) = cpus {
+                    cpus.pin();
+                }
+                standby.follow();
+            })?;
             pool.threads.push(thread);
         }
         Ok(pool)
@@ -56,11 +69,59 @@ pub fn default_threads() -> usize {
     cores.map_or(allowed, |cores| allowed.min(cores)).clamp(1, MAX_THREADS)
 }
 
-/// Number of NUMA nodes with CPUs, at least 1 (Linux). Source:
-/// <https://docs.kernel.org/admin-guide/numastat.html>, directories of `/sys/devices/system/node`.
-pub fn numa_nodes() -> usize {
-    let list = fs::read_to_string("/sys/devices/system/node/has_cpu").unwrap_or_default();
-    cpu_list(list.trim()).map_or(1, |nodes| nodes.len().max(1))
+/// CPUs that threads may run on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpuSet(Vec<usize>);
+
+impl CpuSet {
+    /// Largest number of a CPU, as in Linux.
+    const MAX: usize = 8191;
+
+    /// A list such as `0-3,8`; `None` if it is none.
+    pub fn parse(list: &str) -> Option<CpuSet> {
+        let cpus = cpu_list(list)?;
+        (!cpus.is_empty() && cpus.iter().all(|cpu| *cpu <= CpuSet::MAX)).then_some(CpuSet(cpus))
+    }
+
+    /// Number of physical cores; of CPUs, if the system does not tell.
+    pub fn n_cores(&self) -> usize {
+        distinct_cores(&self.0, thread_siblings).unwrap_or(self.0.len())
+    }
+
+    /// Lets the calling thread run on these CPUs only. Where that is not possible, it is logged, and the thread runs
+    /// anywhere.
+    pub fn pin(&self) {
+        #[cfg(target_os = "linux")]
+        {
+            let mut cpus = rustix::thread::CpuSet::new();
+            let known = self.0.iter().filter(|cpu| **cpu < rustix::thread::CpuSet::MAX_CPU);
+            known.for_each(|cpu| cpus.set(*cpu));
+            if let Err(e) = rustix::thread::sched_setaffinity(None, &cpus) {
+                tracing::warn!("a thread cannot run on CPUs {self}: {e}; it runs on any");
+            }
+        }
+    }
+}
+
+impl fmt::Display for CpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, range) in self.0.chunk_by(|a, b| a + 1 == *b).enumerate() {
+            let comma = if i > 0 { "," } else { "" };
+            match range {
+                [first, .., last] => write!(f, "{comma}{first}-{last}")?,
+                _ => write!(f, "{comma}{}", range[0])?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// CPUs of each NUMA node that has some (Linux). Source: <https://docs.kernel.org/admin-guide/numastat.html>, directories of
+/// `/sys/devices/system/node`.
+pub fn numa_nodes() -> Vec<CpuSet> {
+    let read = |path: &str| fs::read_to_string(format!("/sys/devices/system/node/{path}")).ok();
+    let nodes = read("has_cpu").and_then(|list| cpu_list(list.trim())).unwrap_or_default();
+    nodes.into_iter().filter_map(|node| CpuSet::parse(read(&format!("node{node}/cpulist"))?.trim())).collect()
 }
 
 /// Number of CPUs that affinity, cpuset and quota allow, and the number of physical cores among them, if known.
@@ -73,25 +134,35 @@ pub fn cpus() -> (usize, Option<usize>) {
 fn physical_cores() -> Option<usize> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    distinct_cores(allowed.trim(), |cpu| {
-        fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
-    })
+    distinct_cores(&cpu_list(allowed.trim())?, thread_siblings)
 }
 
-/// Physical cores among a CPU list such as `0-3,8`. CPUs with the same list of sibling threads share a core.
-fn distinct_cores(cpus: &str, siblings: impl Fn(usize) -> Option<String>) -> Option<usize> {
-    let cores: Option<BTreeSet<String>> = cpu_list(cpus)?.into_iter().map(siblings).collect();
+/// The CPUs that share a core with a CPU, as a list (Linux).
+fn thread_siblings(cpu: usize) -> Option<String> {
+    fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
+}
+
+/// Physical cores among CPUs. CPUs with the same list of sibling threads share a core.
+fn distinct_cores(cpus: &[usize], siblings: impl Fn(usize) -> Option<String>) -> Option<usize> {
+    let cores: Option<BTreeSet<String>> = cpus.iter().copied().map(siblings).collect();
     Some(cores?.len())
 }
 
-/// The numbers of a list such as `0-3,8`.
+/// Maximum numbers in a list.
+const MAX_LIST: usize = 8192;
+
+/// The numbers of a list such as `0-3,8`, in ascending order.
 fn cpu_list(text: &str) -> Option<Vec<usize>> {
-    let mut all = Vec::new();
+    let mut all = BTreeSet::new();
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        all.extend(first.parse::<usize>().ok()?..=last.parse().ok()?);
+        let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        if last.checked_sub(first)? > MAX_LIST || all.len() > MAX_LIST {
+            return None;
+        }
+        all.extend(first..=last);
     }
-    Some(all)
+    Some(all.into_iter().collect())
 }
 
 #[cfg(test)]
@@ -99,6 +170,40 @@ mod tests {
     use super::*;
     use starling::kernels::tasks;
     use std::time::Duration;
+
+    #[test]
+    fn threads_run_on_their_cpus() {
+        let allowed = || {
+            let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+            let list =
+                status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim().to_string();
+            CpuSet::parse(&list).unwrap()
+        };
+        let one = CpuSet(allowed().0[..1].to_vec());
+        let inner = one.clone();
+        thread::spawn(move || {
+            inner.pin();
+            assert_eq!(allowed(), inner);
+            let pool = ThreadPool::on(3, Some(&inner)).unwrap();
+            let seen = std::sync::Mutex::new(Vec::new());
+            // a thread that comes late finds nothing to do
+            for _ in 0..20 {
+                pool.broadcast(&|| {
+                    seen.lock().unwrap().push(allowed());
+                    thread::sleep(Duration::from_millis(1));
+                });
+            }
+            assert!(seen.into_inner().unwrap().iter().all(|cpus| *cpus == inner));
+        })
+        .join()
+        .unwrap();
+        for (list, shown) in [("3,0-1,2,8", "0-3,8"), ("7", "7"), ("0,2,4-5", "0,2,4-5")] {
+            assert_eq!(CpuSet::parse(list).unwrap().to_string(), shown);
+        }
+        for list in ["", "a", "3-1", "0-99999999", "1,,2", "9000", "0-18446744073709551615"] {
+            assert_eq!(CpuSet::parse(list), None, "{list}");
+        }
+    }
 
     #[test]
     fn cores_are_counted_among_the_cpus_that_are_allowed() {
@@ -113,7 +218,7 @@ mod tests {
             ("", None),
             ("a-b", None),
         ] {
-            assert_eq!(distinct_cores(cpus, siblings), cores, "{cpus}");
+            assert_eq!(cpu_list(cpus).and_then(|cpus| distinct_cores(&cpus, siblings)), cores, "{cpus}");
         }
     }
 

@@ -187,7 +187,8 @@ impl Answer {
             | FinishReason::StopString(_)
             | FinishReason::Complete
             | FinishReason::Length
-            | FinishReason::Deadline => None,
+            | FinishReason::Deadline
+            | FinishReason::ContentFilter => None,
         }
     }
 }

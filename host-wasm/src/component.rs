@@ -163,7 +163,7 @@ fn event(event: Event) -> Option<wit::Event> {
                 FinishReason::StopToken(_) | FinishReason::StopString(_) => wit::Reason::Stop,
                 // components have no constraints
                 FinishReason::Complete | FinishReason::Constraint(_) => wit::Reason::Stop,
-                FinishReason::Length | FinishReason::Deadline => wit::Reason::Length,
+                FinishReason::Length | FinishReason::Deadline | FinishReason::ContentFilter => wit::Reason::Length,
                 FinishReason::NotFinite => wit::Reason::NotFinite,
                 FinishReason::NoMemory => wit::Reason::NoMemory,
             },

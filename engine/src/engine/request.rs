@@ -143,6 +143,8 @@ pub enum FinishReason {
     Length,
     /// The host has ended the request at its deadline ([`Engine::finish`](super::Engine::finish)).
     Deadline,
+    /// The host has ended the answer because its text is not allowed.
+    ContentFilter,
     /// Hidden state or logits contain an infinity or NaN, caused by the model's weights with this prompt.
     NotFinite,
     /// A KV page could not be allocated; only where the system cannot commit the memory that the engine reserved.
@@ -158,6 +160,7 @@ impl FinishReason {
             FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Complete => "stop",
             FinishReason::Length => "length",
             FinishReason::Deadline => "timeout",
+            FinishReason::ContentFilter => "content_filter",
             FinishReason::NotFinite => "not_finite",
             FinishReason::NoMemory => "no_memory",
             FinishReason::Constraint(_) => "constraint",

@@ -48,7 +48,12 @@ pub fn list(args: &ListArgs) -> Result<(), Failure> {
     let store = registry.store()?;
     let models = store.list();
     if args.json {
-        let all: Vec<Value> = models.iter().map(|model| info(store, model)).collect();
+        let info = |model| {
+            let mut info = info(store, model);
+            info["architecture"] = json!(architecture(store, model));
+            info
+        };
+        let all: Vec<Value> = models.iter().map(info).collect();
         return Ok(writeln!(stdout(), "{:#}", json!({ "models": all }))?);
     }
     if models.is_empty() {
@@ -56,11 +61,14 @@ pub fn list(args: &ListArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let width = |of: fn(&Manifest) -> usize, least: usize| models.iter().map(of).max().unwrap_or(0).max(least);
+    let architectures: Vec<String> =
+        models.iter().map(|model| architecture(store, model).unwrap_or_else(|| "?".into())).collect();
+    let family = architectures.iter().map(String::len).max().unwrap_or(0).max(12);
     let (name, source) = (width(|m| m.name.len(), 4), width(|m| m.source.len(), 6));
-    writeln!(stdout(), "{:name$}  {:>10}  {:source$}", "NAME", "SIZE", "SOURCE")?;
-    for model in &models {
+    writeln!(stdout(), "{:name$}  {:family$}  {:>10}  {:source$}", "NAME", "ARCHITECTURE", "SIZE", "SOURCE")?;
+    for (model, architecture) in models.iter().zip(&architectures) {
         let size = HumanBytes(model.size()).to_string();
-        writeln!(stdout(), "{:name$}  {size:>10}  {:source$}", model.name, model.source)?;
+        writeln!(stdout(), "{:name$}  {architecture:family$}  {size:>10}  {:source$}", model.name, model.source)?;
     }
     Ok(())
 }
@@ -140,6 +148,13 @@ pub fn verify(names: &[String]) -> Result<(), Failure> {
 pub fn is_stored(name: &str) -> bool {
     let registry = Registry::from_env();
     registry.is_ok_and(|registry| registry.store().is_ok_and(|store| store.find(name).is_some()))
+}
+
+/// The architecture in the header of a model's first file; `None` if the file is damaged.
+fn architecture(store: &Store, model: &Manifest) -> Option<String> {
+    let file = ModelFile::open(&store.directory(&model.name).join(&model.files.first()?.name)).ok()?;
+    let header = Gguf::parse(&file).ok()?;
+    header.str("general.architecture").ok().flatten().map(str::to_string)
 }
 
 fn find(store: &Store, name: &str) -> Result<Manifest, SourceError> {

@@ -1,4 +1,4 @@
-//! API keys, tenants, rate limits, and the check of the `Host` header.
+//! API keys, client certificates, keys of signed requests, tenants, rate limits, and the check of the `Host` header.
 
 use std::net::IpAddr;
 use std::num::NonZeroU32;
@@ -9,9 +9,11 @@ use std::time::Duration;
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use sha2::{Digest, Sha256};
+use starling::receipt::Hex;
 use subtle::{Choice, ConstantTimeEq};
 
 use super::config::Settings;
+use super::signature::MIN_SECRET_BYTES;
 use crate::error::Failure;
 use crate::tokens::text_file;
 
@@ -19,33 +21,79 @@ use crate::tokens::text_file;
 pub const ANYONE: &str = "default";
 const MAX_SHARE: u32 = 1000;
 
-/// API keys and their tenants.
+/// The clients that the server knows.
 pub struct Keys {
-    keys: Vec<Key>,
-    anyone: Arc<Tenant>,
+    clients: Vec<(Proof, Client)>,
+    /// Whether any certificate that the CA for clients has signed is enough: no line names one.
+    any_certificate: bool,
+    anyone: Client,
 }
 
-struct Key {
-    /// SHA-256 of the key: digests have equal length, for a comparison in constant time, and keys are not kept in memory.
-    digest: [u8; 32],
-    tenant: Arc<Tenant>,
+/// What a client shows.
+enum Proof {
+    /// SHA-256 of an API key: digests have equal length, for a comparison in constant time, and keys are not kept in memory.
+    Key([u8; 32]),
+    /// A name of a certificate.
+    Certificate(String),
+    /// The key of signed requests.
+    Signature { id: String, secret: Arc<[u8]> },
 }
 
-impl Key {
-    fn new(key: &str, name: &str, share: u32, settings: &Settings) -> Key {
-        let tenant = Arc::new(Tenant::new(name, share, settings));
-        Key { digest: Sha256::digest(key.as_bytes()).into(), tenant }
+/// A known client: one line of the file of keys.
+#[derive(Clone)]
+pub struct Client {
+    /// Names the credential in the audit log, without revealing it.
+    pub id: Arc<str>,
+    pub tenant: Arc<Tenant>,
+}
+
+/// What a request came with.
+#[derive(Debug, Clone, Copy)]
+pub enum Credential<'a> {
+    Key(&'a str),
+    /// Names of a client certificate that is valid.
+    Certificate(&'a [String]),
+    /// The id of the key that has signed the request; the signature is valid.
+    Signature(&'a str),
+}
+
+/// Form of a line in a file of keys.
+const LINE: &str = "KEY, cert:NAME or hmac:ID:SECRET, then [TENANT [SHARE]]";
+
+impl Proof {
+    /// The proof in the first word of a line, and the id of its client.
+    fn parse(word: &str) -> Result<(Proof, Arc<str>), String> {
+        if let Some(name) = word.strip_prefix("cert:") {
+            return Ok((Proof::Certificate(name.into()), word.into()));
+        }
+        let Some(rest) = word.strip_prefix("hmac:") else {
+            let digest: [u8; 32] = Sha256::digest(word.as_bytes()).into();
+            let start: [u8; 4] = [digest[0], digest[1], digest[2], digest[3]];
+            return Ok((Proof::Key(digest), format!("key-{}", Hex(start)).into()));
+        };
+        match rest.split_once(':') {
+            Some((id, secret)) if !id.is_empty() && secret.len() >= MIN_SECRET_BYTES => {
+                let id = id.to_string();
+                let name = format!("hmac:{id}").into();
+                Ok((Proof::Signature { id, secret: secret.as_bytes().into() }, name))
+            }
+            _ => Err(format!("expected hmac:ID:SECRET with a secret of at least {MIN_SECRET_BYTES} bytes")),
+        }
     }
 }
 
-/// Reads a file of keys: lines of `KEY [TENANT [SHARE]]`.
-fn read_keys(path: &Path, settings: &Settings) -> Result<Vec<Key>, Failure> {
+/// Reads a file of keys.
+fn read_keys(path: &Path, settings: &Settings) -> Result<Vec<(Proof, Client)>, Failure> {
     let text = text_file(path)?;
     let wrong = |i: usize, what: String| Failure::Usage(format!("{}: line {}: {what}", path.display(), i + 1));
-    let mut keys = Vec::new();
+    let mut clients = Vec::new();
     for (i, line) in text.lines().enumerate() {
         let mut words = line.split_whitespace();
-        let Some(key) = words.next().filter(|key| !key.starts_with('#')) else { continue };
+        let Some(first) = words.next().filter(|first| !first.starts_with('#')) else { continue };
+        let (proof, id) = Proof::parse(first).map_err(|what| wrong(i, what))?;
+        if clients.iter().any(|(_, known): &(Proof, Client)| known.id == id) {
+            return Err(wrong(i, format!("found `{id}` again")));
+        }
         let name = words.next().map_or_else(|| format!("key-{}", i + 1), Into::into);
         let share = match words.next().map(|word| (word, word.parse())) {
             None => 1,
@@ -55,15 +103,14 @@ fn read_keys(path: &Path, settings: &Settings) -> Result<Vec<Key>, Failure> {
             }
         };
         if let Some(word) = words.next() {
-            return Err(wrong(i, format!("found a fourth field {word:?}, expected KEY [TENANT [SHARE]]")));
+            return Err(wrong(i, format!("found a fourth field {word:?}, expected {LINE}")));
         }
-        keys.push(Key::new(key, &name, share, settings));
+        clients.push((proof, Client { id, tenant: Arc::new(Tenant::new(&name, share, settings)) }));
     }
-    if keys.is_empty() {
-        let expected = "found no key, expected lines of KEY [TENANT [SHARE]]";
-        return Err(Failure::Usage(format!("{}: {expected}", path.display())));
+    if clients.is_empty() {
+        return Err(Failure::Usage(format!("{}: found no key, expected lines of {LINE}", path.display())));
     }
-    Ok(keys)
+    Ok(clients)
 }
 
 /// A client of the server: the unit of fairness, rate limits, and separation of sessions and prefix caches.
@@ -92,47 +139,77 @@ pub fn seconds(wait: Duration) -> u64 {
 }
 
 impl Keys {
-    /// The keys of `api_key` and `api_key_file`.
+    /// The clients of `api_key`, `api_key_file` and `tls_client_ca`.
     ///
     /// # Errors
     /// If the file cannot be read, has an invalid line, or has no key.
     pub fn new(settings: &Settings) -> Result<Keys, Failure> {
-        let mut keys = Vec::new();
+        let mut clients = Vec::new();
         if let Some(key) = settings.api_key.as_deref().filter(|key| !key.is_empty()) {
-            keys.push(Key::new(key, ANYONE, 1, settings));
+            let (proof, id) = Proof::parse(key).map_err(|what| Failure::Usage(format!("api-key: {what}")))?;
+            clients.push((proof, Client { id, tenant: Arc::new(Tenant::new(ANYONE, 1, settings)) }));
         }
         if let Some(path) = &settings.api_key_file {
-            keys.extend(read_keys(path, settings)?);
+            clients.extend(read_keys(path, settings)?);
         }
-        Ok(Keys { keys, anyone: Arc::new(Tenant::new(ANYONE, 1, settings)) })
+        let names_certificate = clients.iter().any(|(proof, _)| matches!(proof, Proof::Certificate(_)));
+        let any_certificate = settings.tls_client_ca.is_some() && !names_certificate;
+        Ok(Keys { clients, any_certificate, anyone: Client::anyone(settings) })
     }
 
-    /// The keys of a file, for a role that must have one.
+    /// The clients of a file, for a role that must have one.
     ///
     /// # Errors
     /// If the file cannot be read, has an invalid line, or has no key.
     pub fn of_file(path: &Path, settings: &Settings) -> Result<Keys, Failure> {
-        Ok(Keys { keys: read_keys(path, settings)?, anyone: Arc::new(Tenant::new(ANYONE, 1, settings)) })
+        Ok(Keys { clients: read_keys(path, settings)?, any_certificate: false, anyone: Client::anyone(settings) })
     }
 
+    /// Whether requests need a credential.
     pub fn are_needed(&self) -> bool {
-        !self.keys.is_empty()
+        !self.clients.is_empty() || self.any_certificate
     }
 
-    /// The tenant of a key, or [`ANYONE`] if the server has no keys. Compares with all keys in constant time.
-    pub fn tenant(&self, key: Option<&str>) -> Option<Arc<Tenant>> {
-        if self.keys.is_empty() {
-            return Some(Arc::clone(&self.anyone));
+    /// The client with a credential; anyone if none is needed. Compares with all keys in constant time.
+    pub fn client(&self, credential: Option<Credential<'_>>) -> Option<Client> {
+        if !self.are_needed() {
+            return Some(self.anyone.clone());
         }
-        let digest: [u8; 32] = Sha256::digest(key?.as_bytes()).into();
+        let credential = credential?;
+        let digest: [u8; 32] = match credential {
+            Credential::Key(key) => Sha256::digest(key.as_bytes()).into(),
+            _ => [0; 32],
+        };
         let mut found = None;
-        for (i, known) in self.keys.iter().enumerate() {
-            let same: Choice = known.digest.ct_eq(&digest);
+        for (proof, client) in &self.clients {
+            let same = match (proof, credential) {
+                (Proof::Key(known), Credential::Key(_)) => known.ct_eq(&digest),
+                (Proof::Certificate(known), Credential::Certificate(names)) => {
+                    Choice::from(u8::from(names.contains(known)))
+                }
+                (Proof::Signature { id: known, .. }, Credential::Signature(id)) => Choice::from(u8::from(known == id)),
+                _ => Choice::from(0),
+            };
             if bool::from(same) {
-                found = Some(i);
+                found = Some(client);
             }
         }
-        Some(Arc::clone(&self.keys.get(found?)?.tenant))
+        let any_certificate = self.any_certificate && matches!(credential, Credential::Certificate(_));
+        found.or(any_certificate.then_some(&self.anyone)).cloned()
+    }
+
+    /// The secret of the signing key `id`.
+    pub fn secret(&self, id: &str) -> Option<Arc<[u8]>> {
+        self.clients.iter().find_map(|(proof, _)| match proof {
+            Proof::Signature { id: known, secret } if known == id => Some(Arc::clone(secret)),
+            _ => None,
+        })
+    }
+}
+
+impl Client {
+    fn anyone(settings: &Settings) -> Client {
+        Client { id: ANYONE.into(), tenant: Arc::new(Tenant::new(ANYONE, 1, settings)) }
     }
 }
 
@@ -227,15 +304,50 @@ mod tests {
     #[test]
     fn a_key_names_its_tenant() {
         let keys = keys("# people\nsk-1 alice 3\n\nsk-2\n").unwrap();
-        let name = |key| keys.tenant(key).map(|t| (t.name.to_string(), t.share));
+        let name = |key: Option<&str>| {
+            let client = keys.client(key.map(Credential::Key));
+            client.map(|client| (client.tenant.name.to_string(), client.tenant.share))
+        };
         assert_eq!(name(Some("sk-1")), Some(("alice".into(), 3)));
         assert_eq!(name(Some("sk-2")), Some(("key-4".into(), 1)));
         assert!([None, Some(""), Some("sk-"), Some("sk-11"), Some("#")].into_iter().all(|key| name(key).is_none()));
     }
 
     #[test]
+    fn a_line_may_name_a_certificate_or_a_signing_key() {
+        let keys = keys("cert:a.example alice\ncert:spiffe://b bob 2\nhmac:k1:0123456789abcdef carol\nsk-1\n").unwrap();
+        let tenant = |credential| keys.client(Some(credential)).map(|client| client.tenant.name.to_string());
+        let names = ["x.example".to_string(), "spiffe://b".to_string()];
+        assert_eq!(tenant(Credential::Certificate(&names)).as_deref(), Some("bob"));
+        assert_eq!(tenant(Credential::Certificate(&names[..1])), None);
+        assert_eq!(tenant(Credential::Signature("k1")).as_deref(), Some("carol"));
+        assert_eq!(keys.secret("k1").as_deref(), Some(&b"0123456789abcdef"[..]));
+        // what names a credential of another kind is no API key
+        let no_keys = ["cert:a.example", "a.example", "hmac:k1:0123456789abcdef", "k1", "0123456789abcdef"];
+        assert!(no_keys.into_iter().all(|key| tenant(Credential::Key(key)).is_none()));
+        assert!(tenant(Credential::Signature("sk-1")).is_none() && keys.secret("sk-1").is_none());
+        assert!(!keys.client(Some(Credential::Key("sk-1"))).unwrap().id.contains("sk-1"));
+    }
+
+    #[test]
+    fn any_certificate_of_the_ca_is_enough_if_no_line_names_one() {
+        let settings = Settings { tls_client_ca: Some("ca.pem".into()), ..Settings::default() };
+        let keys = Keys::new(&settings).unwrap();
+        assert!(keys.are_needed() && keys.client(None).is_none());
+        assert!(keys.client(Some(Credential::Key(""))).is_none());
+        assert_eq!(&*keys.client(Some(Credential::Certificate(&[]))).unwrap().tenant.name, ANYONE);
+    }
+
+    #[test]
     fn an_invalid_line_is_reported_with_its_number() {
-        for (text, part) in [("k t x", "line 1: found share \"x\""), ("\nk t 1 2", "line 2"), ("#", "no key")] {
+        let cases = [
+            ("k t x", "line 1: found share \"x\""),
+            ("\nk t 1 2", "line 2"),
+            ("#", "no key"),
+            ("hmac:a:short", "line 1: expected hmac:ID:SECRET"),
+            ("hmac:a:0123456789abcdef\nhmac:a:0123456789abcdeg", "line 2: found `hmac:a` again"),
+        ];
+        for (text, part) in cases {
             let error = keys(text).err().expect("an error").to_string();
             assert!(error.contains(part), "{error}");
         }

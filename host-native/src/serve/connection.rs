@@ -17,6 +17,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
+/// The other end of a connection; an extension of its requests.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    pub address: IpAddr,
+    /// Names of its certificate, if it has shown one that is valid.
+    pub certificate: Option<Arc<[String]>>,
+}
+
 /// Counts what keeps a connection busy: requests in progress and writes that the client does not take.
 #[derive(Debug, Clone)]
 pub struct Activity(watch::Sender<usize>);

@@ -1,9 +1,11 @@
 //! Middleware of all requests: request id, Host check, authentication, rate limit, tracing, response headers.
 
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use axum::extract::{Request, State};
+use axum::http::uri::Scheme;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -12,8 +14,12 @@ use tracing::Instrument;
 
 use super::admin::Administrator;
 use super::api::error::{ApiError, HttpError, REQUEST_ID, quoted};
-use super::auth::Hosts;
+use super::audit::Event;
+use super::audited::audited;
+use super::auth::{Credential, Hosts};
+use super::connection::Peer;
 use super::health::orca;
+use super::signed::{self, SignWith};
 use super::state::{Caller, Server, random_id};
 use super::trace::Trace;
 
@@ -24,10 +30,12 @@ const MAX_ID: usize = 128;
 const PUBLIC_PATHS: [&str; 5] = ["/health", "/healthz", "/livez", "/readyz", "/ready"];
 
 /// Headers that must not be repeated: a proxy in front could use one value and the server the other.
-const UNIQUE_HEADERS: [&str; 7] = [
+const UNIQUE_HEADERS: [&str; 9] = [
     "host",
     "authorization",
     "api-key",
+    "signature-input",
+    "signature",
     "content-type",
     "x-session-id",
     "x-gateway-inference-fairness-id",
@@ -58,16 +66,23 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     };
     let trace =
         if is_probe { Trace::default() } else { gate.server.exporter.begin(request.headers(), &span, attributes()) };
-    let model: OnceLock<Arc<OnceLock<Arc<str>>>> = OnceLock::new();
+    let address = request.extensions().get::<Peer>().map(|peer| peer.address);
+    let (caller, sign_with) = (OnceLock::new(), OnceLock::new());
     let inner = async {
         match check(&gate, request) {
-            Ok(request) => {
-                if let Some(caller) = request.extensions().get::<Caller>() {
-                    let _ = model.set(Arc::clone(&caller.model));
+            Ok(mut request) => {
+                if let Some(known) = request.extensions().get::<Caller>() {
+                    let _ = caller.set(known.clone());
+                }
+                if let Some(with) = request.extensions_mut().remove::<SignWith>() {
+                    let _ = sign_with.set(with);
                 }
                 next.run(request).await
             }
-            Err(error) => HttpError(error).into_response(),
+            Err(error) => {
+                refused(&gate.server, &error, address, &path);
+                HttpError(error).into_response()
+            }
         }
     };
     let inner = trace.clone().scope(inner.instrument(span.clone()));
@@ -78,7 +93,9 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     if let Ok(value) = HeaderValue::from_str(&id) {
         headers.insert("x-request-id", value);
     }
-    let model = model.get().and_then(|model| model.get()).and_then(|name| HeaderValue::from_str(name).ok());
+    let caller: Option<Caller> = caller.into_inner();
+    let model = caller.as_ref().and_then(|caller| caller.model.get());
+    let model = model.and_then(|name| HeaderValue::from_str(name).ok());
     if let Some(model) = model {
         headers.insert("x-starling-model", model);
     }
@@ -99,7 +116,23 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     } else {
         tracing::info!(status = status.as_u16(), ms, "request finished");
     }
+    if let Some(with) = sign_with.into_inner().filter(|_| gate.server.settings().sign_responses) {
+        response.extensions_mut().insert::<SignWith>(with);
+    }
+    if let (Some(log), Some(caller), Method::POST) = (&gate.server.audit, caller, method) {
+        response = audited(response, Arc::clone(log), caller, id, path);
+    }
     trace.send(response)
+}
+
+/// Records a request without a valid credential, or with one that may not do it.
+fn refused(server: &Server, error: &ApiError, address: Option<IpAddr>, path: &str) {
+    let is_refused =
+        [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].iter().any(|status| status.as_u16() == error.status);
+    if let Some(log) = server.audit.as_ref().filter(|_| is_refused) {
+        let reason = error.code.unwrap_or(error.kind).into();
+        log.record(Event::Refused { reason, address, path: path.into(), status: error.status });
+    }
 }
 
 /// The client's `x-request-id` if it is short printable ASCII, else a new id.
@@ -134,24 +167,51 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         let message = "found both headers `authorization` and `api-key`, expected one of them";
         return Err(ApiError::invalid(message).code("duplicate_header"));
     }
-    let key = key(request.headers());
-    if path.starts_with("/admin/") {
-        let keys = server.admin_keys.as_ref().ok_or_else(|| ApiError::no_path(request.method().as_str(), path))?;
-        let administrator = key.and_then(|key| keys.get().tenant(Some(key)));
+    let peer = request.extensions().get::<Peer>().cloned();
+    let is_admin = path.starts_with("/admin/");
+    let keys = match &server.admin_keys {
+        Some(keys) if is_admin => keys.get(),
+        None if is_admin => return Err(ApiError::no_path(request.method().as_str(), path)),
+        _ => server.keys.get(),
+    };
+    let scheme = if server.tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
+    let signed = signed::verify(&server.verifier, &keys, &scheme, &mut request)
+        .inspect_err(|_| server.metrics.rejected("invalid_signature"))?;
+    let settings = server.settings();
+    if signed.is_none() && settings.require_signature {
+        server.metrics.rejected("no_signature");
+        let message = "expected a signed request: the headers `signature-input` and `signature` (RFC 9421)";
+        let error = ApiError::new(StatusCode::UNAUTHORIZED.as_u16(), "authentication_error", message);
+        return Err(error.code("no_signature"));
+    }
+    if let Some(signed) = signed.as_ref().filter(|_| settings.sign_responses)
+        && let Some(secret) = keys.secret(&signed.key_id)
+    {
+        let key_id = signed.key_id.clone();
+        request.extensions_mut().insert(SignWith { key_id, secret });
+    }
+    let credential = match &signed {
+        Some(signed) => Some(Credential::Signature(&signed.key_id)),
+        None => credential(request.headers(), peer.as_ref()),
+    };
+    if is_admin {
+        let administrator = credential.and_then(|credential| keys.client(Some(credential)));
         let administrator = administrator.ok_or_else(|| {
             server.metrics.rejected("no_admin_key");
             let message = "expected the key of an administrator (--admin-key-file) in `Authorization: Bearer KEY`";
             let status = StatusCode::UNAUTHORIZED.as_u16();
             ApiError::new(status, "authentication_error", message).code("invalid_admin_key")
         })?;
-        request.extensions_mut().insert(Administrator(Arc::clone(&administrator.name)));
+        let administrator = Administrator::new(Arc::clone(&administrator.tenant.name), server);
+        request.extensions_mut().insert(administrator);
         return Ok(request);
     }
-    let tenant = match server.keys.get().tenant(key) {
-        Some(tenant) => tenant,
+    let client = match keys.client(credential) {
+        Some(client) => client,
         None => {
             server.metrics.rejected("no_key");
-            let message = match key {
+            let message = match credential {
+                Some(Credential::Certificate(_)) => "the client certificate is of no client of this server",
                 Some(_) => "unknown API key",
                 None => "found no API key, expected the header `Authorization: Bearer KEY` or `api-key: KEY`",
             };
@@ -159,19 +219,25 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
             return Err(error.code("invalid_api_key"));
         }
     };
-    Trace::current().record("tenant", &tenant.name);
+    Trace::current().record("tenant", &client.tenant.name);
     let computes = request.method() == Method::POST;
     if computes && server.is_draining() {
         server.metrics.rejected("shutting_down");
         return Err(ApiError::unavailable("the server is shutting down").code("shutting_down"));
     }
     if computes {
-        let counted = tenant.count_request(server.settings().key_requests);
+        let counted = client.tenant.count_request(settings.key_requests);
         counted.inspect_err(|_| server.metrics.rejected("key_requests"))?;
     }
-    let caller = Caller::new(tenant, server.keys.get().are_needed(), request.headers(), request.uri().query());
+    let caller = Caller::new(client, keys.are_needed(), request.headers(), request.uri().query());
     request.extensions_mut().insert(caller);
     Ok(request)
+}
+
+/// What a request shows of its sender: a key, or else the certificate of its connection.
+fn credential<'a>(headers: &'a HeaderMap, peer: Option<&'a Peer>) -> Option<Credential<'a>> {
+    let certificate = || peer?.certificate.as_deref().map(Credential::Certificate);
+    key(headers).map(Credential::Key).or_else(certificate)
 }
 
 /// The API key: `Authorization: Bearer` (OpenAI), or `api-key` (Azure).

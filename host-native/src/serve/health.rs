@@ -282,6 +282,9 @@ pub async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> R
             entry.metrics.set(&instance.snapshot());
         }
     }
+    if let Some(log) = &server.audit {
+        server.metrics.set_audit(log);
+    }
     let (kind, text) = if accept.contains("application/openmetrics-text") {
         ("application/openmetrics-text; version=1.0.0; charset=utf-8", server.metrics.openmetrics())
     } else {

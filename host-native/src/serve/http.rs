@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use hyper::body::Incoming;
@@ -27,11 +27,11 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 use super::api::error::{ApiError, HttpError, quoted};
 use super::api::{chat, completions, embeddings, execute, generate, models, receipts, tokenize};
 use super::auth::Hosts;
-use super::config::Settings;
-use super::connection::{Activity, Addresses, ResponseBody, StreamExecutor, WriteTimeout};
+use super::config::{Live, Settings};
+use super::connection::{Activity, Addresses, Peer, ResponseBody, StreamExecutor, WriteTimeout};
 use super::gate::{Gate, gate};
 use super::state::Server;
-use super::{admin, health, openapi};
+use super::{admin, health, openapi, signed, tls};
 
 /// Which routes a listener has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +61,9 @@ pub fn router(server: &Arc<Server>, hosts: Hosts, which: Routes) -> Router {
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(gate_state, gate))
         .layer(CompressionLayer::new());
+    if server.settings().sign_responses {
+        routes = routes.layer(from_fn(signed::sign));
+    }
     if let Some(cors) = cors(&server.settings()) {
         routes = routes.layer(cors);
     }
@@ -131,7 +134,7 @@ fn cors(settings: &Settings) -> Option<CorsLayer> {
 
 pub struct Listener {
     pub tcp: TcpListener,
-    pub tls: Option<TlsAcceptor>,
+    pub tls: Option<Arc<Live<TlsAcceptor>>>,
 }
 
 /// A TCP or TLS stream.
@@ -177,7 +180,7 @@ pub async fn serve(
         };
         let (listener, routes, stop) = (Arc::clone(&listener), routes.clone(), stop.clone());
         tokio::spawn(async move {
-            listener.connection(stream, routes, stop).await;
+            listener.connection(stream, address, routes, stop).await;
             drop((permit, share));
         });
     }
@@ -192,7 +195,8 @@ pub async fn serve(
 /// Shared by all connections.
 struct Connections {
     builder: auto::Builder<StreamExecutor>,
-    tls: Option<TlsAcceptor>,
+    /// Replaced when the settings are reloaded: certificates are renewed without a restart.
+    tls: Option<Arc<Live<TlsAcceptor>>>,
     /// For a TLS handshake, and for a connection without a request in progress.
     idle_timeout: Duration,
     write_timeout: Duration,
@@ -200,22 +204,30 @@ struct Connections {
 
 impl Connections {
     /// Serves a connection until it is closed, idle for `idle_timeout`, or `stop` is set and its requests are done.
-    async fn connection(&self, stream: TcpStream, routes: Router, mut stop: watch::Receiver<bool>) {
+    async fn connection(&self, stream: TcpStream, address: IpAddr, routes: Router, mut stop: watch::Receiver<bool>) {
         // Nagle's algorithm would delay small events
         let _ = stream.set_nodelay(true);
         let activity = Activity::new();
         let stream = WriteTimeout::new(stream, self.write_timeout, activity.clone());
+        let mut peer = Peer { address, certificate: None };
         let stream: Box<dyn ByteStream> = match &self.tls {
             None => Box::new(stream),
-            Some(tls) => match timeout(self.idle_timeout, tls.accept(stream)).await {
-                Ok(Ok(stream)) => Box::new(stream),
-                _ => return,
+            Some(tls) => match timeout(self.idle_timeout, tls.get().accept(stream)).await {
+                Ok(Ok(stream)) => {
+                    let certificates = stream.get_ref().1.peer_certificates();
+                    peer.certificate = certificates.and_then(|chain| chain.first()).map(tls::names);
+                    Box::new(stream)
+                }
+                Ok(Err(e)) => return tracing::debug!("TLS handshake with {address}: {e}"),
+                Err(_) => return,
             },
         };
         let requests = activity.clone();
         let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
             let busy = requests.busy();
-            let response = routes.clone().call(request.map(axum::body::Body::new));
+            let mut request = request.map(axum::body::Body::new);
+            request.extensions_mut().insert(peer.clone());
+            let response = routes.clone().call(request);
             async move { response.await.map(|response| response.map(|body| ResponseBody::new(body, busy))) }
         });
         let mut connection = pin!(self.builder.serve_connection(TokioIo::new(stream), service));

@@ -12,6 +12,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use starling::kernels::attention::PAGE;
 
+use super::audit::AuditLog;
 use super::model_metrics::ModelMetrics;
 use super::value::Compat;
 
@@ -151,6 +152,8 @@ families! {
     memory_used: Gauge, "model_memory_used_bytes", "Memory of all weights and KV caches, in bytes";
     workers: Family<Labels, Gauge>, "workers", "Workers by state";
     worker_faults: Family<Labels, Counter>, "worker_faults", "Faults that ended a worker, by kind";
+    audit_lost: Gauge, "audit_lost_events", "Events that the audit log has lost since the start";
+    audit_failures: Gauge, "audit_failures", "Failures to write the audit log since the start";
     resumed: Family<Labels, Counter>, "requests_resumed", "Running requests moved to another worker";
 }
 
@@ -203,6 +206,12 @@ impl Metrics {
     pub fn set_memory(&self, pressure: u8, used_bytes: u64) {
         self.families.pressure.set(i64::from(pressure));
         self.families.memory_used.set(used_bytes as i64);
+    }
+
+    /// Sets the gauges of the audit log.
+    pub fn set_audit(&self, log: &AuditLog) {
+        self.families.audit_lost.set(log.lost().cast_signed());
+        self.families.audit_failures.set(log.failures().cast_signed());
     }
 
     pub fn response(&self, status: u16) {

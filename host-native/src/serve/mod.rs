@@ -11,6 +11,8 @@
 
 mod admin;
 pub mod api;
+pub mod audit;
+mod audited;
 mod auth;
 mod breaker;
 mod callback;
@@ -31,6 +33,8 @@ mod pressure;
 mod queue;
 mod scheduler;
 mod sessions;
+mod signature;
+mod signed;
 mod start;
 mod state;
 mod stats;
@@ -38,6 +42,7 @@ mod sync;
 mod tls;
 mod trace;
 mod turns;
+mod usage;
 pub mod value;
 
 use std::io::{self, Write, stdout};
@@ -47,10 +52,10 @@ use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 
 use crate::cli::ModelArgs;
 use crate::error::Failure;
+use admin::Administrator;
 use auth::Hosts;
 use config::ServeArgs;
 use http::Routes;
@@ -84,7 +89,6 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     let log_filter = start::init_log(&settings)?;
     let listener = start::listen(&settings)?;
     let admin = start::listen_admin(&settings)?;
-    let tls = tls::acceptor(&settings)?;
     let n_blocking =
         std::thread::available_parallelism().map_or(1, usize::from).max(MIN_BLOCKING_THREADS) + LOADING_THREADS;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -95,7 +99,11 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     let configure = Box::new(move || args.configuration(&model_args));
     let source = start::Source { configuration, configure, config_file };
     let server = runtime.block_on(start::open(source, exporter, log_filter))?;
-    let result = runtime.block_on(serve(&server, listener, admin, tls));
+    let result = runtime.block_on(serve(&server, listener, admin));
+    if let Some(log) = &server.audit {
+        log.record(audit::Event::ServerStopped);
+        log.flush()?;
+    }
     server.exporter.end();
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     result
@@ -105,10 +113,9 @@ async fn serve(
     server: &Arc<Server>,
     listener: std::net::TcpListener,
     admin: Option<std::net::TcpListener>,
-    tls: Option<TlsAcceptor>,
 ) -> Result<(), Failure> {
     let address = listener.local_addr()?;
-    let url = format!("{}://{address}", if tls.is_some() { "https" } else { "http" });
+    let url = format!("{}://{address}", if server.tls.is_some() { "https" } else { "http" });
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (stop, stopped) = watch::channel(false);
     let (now, at_once) = watch::channel(false);
@@ -121,7 +128,7 @@ async fn serve(
             tracing::info!("administration on {address}");
         }
         let routes = http::router(server, Hosts::new(&server.settings(), address.ip()), which);
-        let listener = http::Listener { tcp: tokio::net::TcpListener::from_std(tcp)?, tls: tls.clone() };
+        let listener = http::Listener { tcp: tokio::net::TcpListener::from_std(tcp)?, tls: server.tls.clone() };
         let (settings, stopped, at_once) = (server.settings(), stopped.clone(), at_once.clone());
         connections.spawn(async move { http::serve(listener, routes, &settings, stopped, at_once).await });
     }
@@ -182,7 +189,10 @@ async fn serve(
 
 /// Reloads the settings; an error is logged, and nothing has changed.
 async fn reload(server: &Arc<Server>) {
-    if let Err(e) = admin::reload(server).await {
+    let result = admin::reload(server).await;
+    let error = result.as_ref().err().map(ToString::to_string);
+    Administrator::system(server).record("reload", "settings", error.as_deref());
+    if let Err(e) = result {
         tracing::error!("settings not reloaded, the old ones stay: {e}");
     }
 }

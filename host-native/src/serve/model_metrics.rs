@@ -310,6 +310,8 @@ impl ModelMetrics {
             FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Complete => Outcome::Stop,
             FinishReason::Length => Outcome::Length,
             FinishReason::Deadline => Outcome::Timeout,
+            // an answer is filtered after the engine
+            FinishReason::ContentFilter => Outcome::Stop,
             FinishReason::NotFinite | FinishReason::NoMemory | FinishReason::Constraint(_) => Outcome::Error,
         };
         self.outcomes(outcome, 1);

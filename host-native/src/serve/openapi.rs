@@ -56,6 +56,7 @@ use starling_api::openai::response::CompletionResponse;
         admin::server::undrain,
         admin::server::reload,
         admin::server::pressure,
+        admin::server::audit,
         admin::settings::show,
         admin::settings::patch,
         admin::caches::list,

@@ -3,10 +3,11 @@
 //! The channel of a request has room for all of its updates, so the engine never waits for a client. Dropping the receiver
 //! ([`Updates`]) cancels the request.
 
+use std::future::poll_fn;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use starling::engine::{FinishReason, Request};
@@ -17,6 +18,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use super::handoff;
 pub use super::handoff::{Closed, Forget, Shutdown, Ticket};
 use super::trace::{Stages, Trace};
+use super::usage::Usage;
 
 pub type Queue = handoff::Queue<Job, TextJob>;
 
@@ -232,6 +234,7 @@ fn prefix_hashes(tokens: &[u32], salt: u64) -> Vec<u64> {
 #[derive(Debug)]
 pub struct Updates {
     receiver: Receiver<(usize, Update)>,
+    usage: Arc<Usage>,
     /// Cancels queued jobs when it is dropped.
     ticket: Option<Ticket<Job, TextJob>>,
 }
@@ -239,12 +242,16 @@ pub struct Updates {
 impl Updates {
     /// The next update; `None` if the model was unloaded by force.
     pub async fn recv(&mut self) -> Option<(usize, Update)> {
-        self.receiver.recv().await
+        poll_fn(|context| self.poll_recv(context)).await
     }
 
     /// Poll form of [`Updates::recv`].
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
-        self.receiver.poll_recv(context)
+        let next = ready!(self.receiver.poll_recv(context));
+        if let Some((_, update)) = &next {
+            self.usage.note(update);
+        }
+        Poll::Ready(next)
     }
 
     /// Makes the receiver own the ticket: dropping the receiver cancels the jobs.
@@ -253,9 +260,9 @@ impl Updates {
     }
 }
 
-/// A channel with room for all updates of `n` answers or texts, each with at most `each` tokens.
-pub fn updates(n: usize, each: usize) -> (UpdateSender, Updates) {
+/// A channel with room for all updates of `n` answers or texts, each with at most `each` tokens, which are counted in `usage`.
+pub fn updates(n: usize, each: usize, usage: Arc<Usage>) -> (UpdateSender, Updates) {
     let room = each.saturating_add(5).saturating_mul(n);
     let (to, receiver) = channel(room.min(tokio::sync::Semaphore::MAX_PERMITS));
-    (to, Updates { receiver, ticket: None })
+    (to, Updates { receiver, usage, ticket: None })
 }

@@ -5,11 +5,12 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use starling::receipt::Hex;
 use tracing_subscriber::EnvFilter;
 
+use super::audit::{self, AuditLog};
 use super::auth::Keys;
 use super::callback::Ready;
 use super::config::{Configuration, Live, Settings};
@@ -19,7 +20,9 @@ use super::metrics::Metrics;
 use super::models::budget::MemoryBudget;
 use super::models::loading::Resources;
 use super::models::pool::ModelPool;
+use super::signature::{Policy, Verifier};
 use super::state::{Server, random_id, unix_now};
+use super::tls;
 use super::trace::Exporter;
 use super::value::{Bytes, LogFormat};
 use crate::cli::ModelArgs;
@@ -76,9 +79,11 @@ pub fn listen(settings: &Settings) -> Result<TcpListener, Failure> {
     let wrong = |e: &dyn std::fmt::Display| Failure::Io(std::io::Error::other(format!("cannot listen on {name}: {e}")));
     let addresses: Vec<SocketAddr> =
         (settings.host.as_str(), settings.port).to_socket_addrs().map_err(|e| wrong(&e))?.collect();
-    let has_key = settings.api_key.as_deref().is_some_and(|k| !k.is_empty()) || settings.api_key_file.is_some();
+    let has_key = settings.api_key.as_deref().is_some_and(|k| !k.is_empty())
+        || settings.api_key_file.is_some()
+        || settings.tls_client_ca.is_some();
     if addresses.iter().any(|a| !a.ip().is_loopback()) && !has_key && !settings.allow_no_key {
-        let expected = "expected a loopback address, or API keys (--api-key-file, STARLING_API_KEY); --allow-no-key \
+        let expected = "expected a loopback address, or API keys (--api-key-file, STARLING_API_KEY, --tls-client-ca); --allow-no-key \
                         serves anyone who reaches the address";
         return Err(Failure::Usage(format!("host: found {}, {expected}", settings.host)));
     }
@@ -121,6 +126,11 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
     let Source { configuration, configure, config_file } = source;
     let (start, settings) = (Instant::now(), configuration.settings.clone());
     let keys = Live::new(Keys::new(&settings)?);
+    let audit = audit_log(&settings)?;
+    // requests that were signed before the start may have been seen by the process before
+    let policy = Policy { window: settings.signature_window, ..Policy::default() };
+    let verifier = Verifier::started_at(policy, SystemTime::now());
+    let tls = tls::acceptor(&settings)?.map(|acceptor| Arc::new(Live::new(acceptor)));
     let admin_keys = settings.admin_key_file.as_deref().map(|path| Keys::of_file(path, &settings));
     let admin_keys = admin_keys.transpose()?.map(Live::new);
     log_threads(&configuration.model);
@@ -144,6 +154,9 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         metrics,
         exporter,
         keys,
+        tls,
+        verifier,
+        audit,
         admin_keys,
         log_filter,
         failures,
@@ -154,6 +167,17 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         shutting_down: AtomicBool::new(false),
         drained: AtomicBool::new(false),
     }))
+}
+
+/// Opens the audit log, if there is one, and records the start.
+fn audit_log(settings: &Settings) -> Result<Option<Arc<AuditLog>>, Failure> {
+    let Some(path) = &settings.audit_log else { return Ok(None) };
+    let wrong = |e: &dyn std::fmt::Display| Failure::Usage(format!("audit-log: {e}"));
+    let key = settings.audit_key_file.as_deref().map(audit::Key::read).transpose().map_err(|e| wrong(&e))?;
+    let options = audit::Options { max_bytes: settings.audit_log_size.0, keep_files: settings.audit_log_files, key };
+    let log = AuditLog::open(path, options).map_err(|e| wrong(&e))?;
+    log.record(audit::Event::ServerStarted { version: env!("CARGO_PKG_VERSION").into() });
+    Ok(Some(Arc::new(log)))
 }
 
 fn log_threads(args: &ModelArgs) {

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant, SystemTime};
 use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
 use axum::http::request::Parts;
+use tokio_rustls::TlsAcceptor;
 
 use super::api::error::{ApiError, HttpError};
-use super::auth::{Keys, Tenant};
+use super::audit::AuditLog;
+use super::auth::{Client, Keys, Tenant};
 use super::config::{Live, Settings};
 use super::failures::SharedFailures;
 use super::metrics::Metrics;
@@ -18,8 +20,10 @@ use super::model_metrics::Snapshot;
 use super::models::instance::ModelInstance;
 use super::models::pool::ModelPool;
 use super::scheduler::{Flow, Priority};
+use super::signature::Verifier;
 use super::start::{Configure, LogFilter};
 use super::trace::Exporter;
+use super::usage::Usage;
 
 /// State that all handlers share.
 pub struct Server {
@@ -27,8 +31,14 @@ pub struct Server {
     pub metrics: Arc<Metrics>,
     pub exporter: Exporter,
     pub keys: Live<Keys>,
+    /// `None`: connections are not encrypted.
+    pub tls: Option<Arc<Live<TlsAcceptor>>>,
     /// Keys of administrators; `None`: there is no admin interface.
     pub admin_keys: Option<Live<Keys>>,
+    /// Verifies signed requests.
+    pub verifier: Verifier,
+    /// Who did what; `None`: it is not recorded.
+    pub audit: Option<Arc<AuditLog>>,
     pub log_filter: LogFilter,
     pub failures: SharedFailures,
     pub start: Instant,
@@ -106,6 +116,8 @@ pub fn random() -> u64 {
 #[derive(Clone)]
 pub struct Caller {
     pub tenant: Arc<Tenant>,
+    /// Names the credential in the audit log.
+    pub key_id: Arc<str>,
     /// Whether the request was authenticated by an API key.
     pub has_key: bool,
     /// Header `x-session-id`.
@@ -120,20 +132,22 @@ pub struct Caller {
     pub arrival: Instant,
     /// The model that answers, once it is known; for the response header.
     pub model: Arc<OnceLock<Arc<str>>>,
+    pub usage: Arc<Usage>,
 }
 
 /// Maximum length of these headers; longer ones are ignored.
 const MAX_NAME: usize = 256;
 
 impl Caller {
-    pub fn new(tenant: Arc<Tenant>, has_key: bool, headers: &HeaderMap, query: Option<&str>) -> Caller {
+    pub fn new(client: Client, has_key: bool, headers: &HeaderMap, query: Option<&str>) -> Caller {
         let autoload = query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("autoload="));
         let text = |name: &str| {
             let value = headers.get(name)?.to_str().ok()?;
             (!value.is_empty() && value.len() <= MAX_NAME).then(|| value.to_string())
         };
         Caller {
-            tenant,
+            tenant: client.tenant,
+            key_id: client.id,
             has_key,
             session: text("x-session-id"),
             fairness: text("x-gateway-inference-fairness-id"),
@@ -141,6 +155,7 @@ impl Caller {
             autoload: autoload.map(|value| matches!(value, "1" | "true")),
             arrival: Instant::now(),
             model: Arc::default(),
+            usage: Arc::default(),
         }
     }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 
+use crate::pool::CpuSet;
+
 /// Type of a setting.
 pub trait Value: Sized {
     /// # Errors
@@ -124,6 +126,27 @@ impl Value for Vec<String> {
 
     fn show(&self) -> Option<String> {
         Some(toml::Value::from(self.clone()).to_string())
+    }
+}
+
+/// CPUs of a model's workers, each in turn; empty: any.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Affinity(pub Vec<CpuSet>);
+
+impl Value for Affinity {
+    fn read(text: &str) -> Result<Self, String> {
+        let set = |list: &str| {
+            let expected =
+                || format!("found {list:?}, expected CPUs such as 0-3,8; those of further workers after `/`");
+            CpuSet::parse(list).ok_or_else(expected)
+        };
+        let lists = text.split('/').map(str::trim).filter(|_| !text.trim().is_empty());
+        Ok(Affinity(lists.map(set).collect::<Result<_, _>>()?))
+    }
+
+    fn show(&self) -> Option<String> {
+        let lists: Vec<String> = self.0.iter().map(CpuSet::to_string).collect();
+        (!lists.is_empty()).then(|| lists.join("/")).and_then(|text| text.show())
     }
 }
 

@@ -114,6 +114,7 @@ fn a_model_is_pulled_listed_used_verified_and_removed() {
     home.ok(&hub, &["pull", "hf:o/r:q8_0", "--name", "eight"]);
     let list = home.ok(&hub, &["list"]);
     assert!(list.contains("tiny-Q4_K_M") && list.contains("eight") && list.contains("hf:o/r:q8_0"), "{list}");
+    assert!(list.contains("ARCHITECTURE") && list.contains("llama"), "{list}");
     let json: Value = serde_json::from_str(&home.ok(&hub, &["list", "--json"])).expect("JSON");
     assert_eq!(json["models"][1]["files"][0]["sha256"], digest(&model()), "{json}");
     assert_eq!(json["models"][0]["revision"], COMMIT);

@@ -3,6 +3,8 @@
 mod admin;
 mod admin_client;
 mod answers;
+mod audit;
+mod certificates;
 mod chaos;
 mod connections;
 mod equal;
@@ -11,6 +13,7 @@ mod models;
 mod pressure;
 mod server;
 mod sessions;
+mod signed;
 mod structure;
 mod swap;
 mod traces;

@@ -89,7 +89,7 @@ impl Server {
 
     /// `line` is the URL that the process printed.
     pub(crate) fn of(child: Child, line: &str) -> Server {
-        let address = line.trim().strip_prefix("http://").unwrap_or_else(|| panic!("an address, not {line:?}")).into();
+        let address = line.trim().split_once("://").unwrap_or_else(|| panic!("an address, not {line:?}")).1.into();
         Server { child, address }
     }
 

@@ -133,6 +133,7 @@ impl<C: Clock> StreamWriter for ExecuteWriter<C> {
                     FinishReason::StopString(_) => "stop_sequence",
                     FinishReason::Length
                     | FinishReason::Deadline
+                    | FinishReason::ContentFilter
                     | FinishReason::NotFinite
                     | FinishReason::NoMemory
                     | FinishReason::Constraint(_) => "max_tokens",

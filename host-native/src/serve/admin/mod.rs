@@ -19,6 +19,7 @@ pub use reload::reload;
 use starling_api::error::ApiError;
 use starling_api::parse::{ParseBody, parse};
 
+use super::audit::{AuditLog, Event, Text};
 use super::state::Server;
 
 /// The routes of the interface.
@@ -40,6 +41,7 @@ pub fn routes() -> Router<Arc<Server>> {
         .route("/admin/caches", get(caches::list))
         .route("/admin/caches/invalidate", post(caches::invalidate))
         .route("/admin/failures", get(failures::list))
+        .route("/admin/audit", get(server::audit))
 }
 
 macro_rules! bodies {
@@ -75,15 +77,35 @@ fn check_fault_injection(server: &Server) -> Result<(), ApiError> {
 }
 
 /// Name of the administrator that sent a request; the middleware adds it to the request's extensions.
-#[derive(Debug, Clone)]
-pub struct Administrator(pub Arc<str>);
+#[derive(Clone)]
+pub struct Administrator {
+    pub name: Arc<str>,
+    audit: Option<Arc<AuditLog>>,
+}
 
 impl Administrator {
+    pub fn new(name: Arc<str>, server: &Server) -> Administrator {
+        Administrator { name, audit: server.audit.clone() }
+    }
+
+    /// A signal, or a change of the settings file.
+    pub fn system(server: &Server) -> Administrator {
+        Administrator::new("(system)".into(), server)
+    }
+
+    /// Records an action in the audit log.
+    pub fn record(&self, action: &str, target: &str, error: Option<&str>) {
+        let Some(log) = &self.audit else { return };
+        let (administrator, error) = (Text::from(&*self.name), error.map(Text::from));
+        log.record(Event::Admin { administrator, action: action.into(), target: target.into(), error });
+    }
+
     /// Logs an action. `target` names what it was done to.
     fn log(&self, action: &str, target: &str, result: Result<(), &str>) {
+        self.record(action, target, result.err());
         match result {
-            Ok(()) => tracing::info!(administrator = &*self.0, action, target, "administration"),
-            Err(error) => tracing::warn!(administrator = &*self.0, action, target, error, "administration failed"),
+            Ok(()) => tracing::info!(administrator = &*self.name, action, target, "administration"),
+            Err(error) => tracing::warn!(administrator = &*self.name, action, target, error, "administration failed"),
         }
     }
 }

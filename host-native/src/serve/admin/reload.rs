@@ -15,6 +15,7 @@ use super::super::models::loading;
 use super::super::models::pool::{Entry, ModelPool, SwapOptions};
 use super::super::start::log_filter;
 use super::super::state::Server;
+use super::super::tls;
 use super::super::value::LoadPolicy;
 use super::settings::set_all;
 use crate::error::Failure;
@@ -43,6 +44,7 @@ pub async fn reload(server: &Arc<Server>) -> Result<Reloaded, Failure> {
     let keys = Keys::new(&new.settings)?;
     let admin_keys =
         new.settings.admin_key_file.as_deref().map(|path| Keys::of_file(path, &new.settings)).transpose()?;
+    let tls = tls::acceptor(&new.settings)?;
     log_filter(&new.settings.log_level).map_err(Failure::Usage)?;
     let before = server.settings();
     let mut reloaded = Reloaded::default();
@@ -85,6 +87,9 @@ pub async fn reload(server: &Arc<Server>) -> Result<Reloaded, Failure> {
     server.keys.set(keys);
     if let (Some(live), Some(keys)) = (&server.admin_keys, admin_keys) {
         live.set(keys);
+    }
+    if let (Some(live), Some(acceptor)) = (&server.tls, tls) {
+        live.set(acceptor);
     }
     for entry in gone {
         reloaded.removed.push(entry.name.to_string());

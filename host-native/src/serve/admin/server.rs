@@ -7,7 +7,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::super::api::body::Body;
@@ -69,6 +69,51 @@ pub async fn pressure(
         .map_err(|_| ApiError::internal("supervision panicked"))?;
     administrator.log("set memory pressure", "", Ok(()));
     Ok(json(StatusCode::OK, &Done { done: true }))
+}
+
+/// State of the audit log.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AuditState {
+    /// Number of the last line.
+    seq: u64,
+    /// Its hash. Kept elsewhere, it shows later whether lines were removed at the end.
+    hash: String,
+    /// Events that were lost because the disk was too slow or full.
+    lost: u64,
+    /// Failures to write.
+    failures: u64,
+    /// The last failure.
+    last_failure: Option<String>,
+}
+
+/// Last line of the audit log
+///
+/// # Errors
+/// If the server has no audit log, or it cannot be written.
+#[utoipa::path(get, path = "/admin/audit", tag = "Administration", responses(
+    (status = 200, description = "The last line, on disk", body = AuditState),
+    (status = "4XX", description = "There is no audit log", body = ErrorBody),
+    (status = "5XX", description = "The log cannot be written", body = ErrorBody),
+))]
+pub async fn audit(State(server): State<Arc<Server>>) -> Result<Response, HttpError> {
+    let missing = || ApiError::new(404, "invalid_request_error", "the server has no audit log (--audit-log)");
+    let log = server.audit.clone().ok_or_else(|| missing().code("no_audit_log"))?;
+    let flushed = {
+        let log = Arc::clone(&log);
+        tokio::task::spawn_blocking(move || log.flush()).await
+    };
+    if let Ok(Err(e)) = &flushed {
+        return Err(ApiError::unavailable(format!("audit log: {e}")).code("audit_log_failed").into());
+    }
+    let head = log.head();
+    let state = AuditState {
+        seq: head.seq,
+        hash: head.hash.to_string(),
+        lost: log.lost(),
+        failures: log.failures(),
+        last_failure: log.last_failure(),
+    };
+    Ok(json(StatusCode::OK, &state))
 }
 
 /// Read settings file and keys again, as on SIGHUP

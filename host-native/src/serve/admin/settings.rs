@@ -105,7 +105,7 @@ fn apply(server: &Server, changes: &Changes, administrator: &Administrator) -> R
                 set_live(model, name, value)?;
             }
         }
-        configuration.origins.insert(key, format!("administrator {}", administrator.0));
+        configuration.origins.insert(key, format!("administrator {}", administrator.name));
         changed.push(key.to_string());
     }
     for (name, table) in &changes.models {

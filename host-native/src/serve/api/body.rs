@@ -9,6 +9,7 @@ use starling_api::parse::ParseBody;
 use tokio::time::timeout;
 
 use super::super::offload::offload;
+use super::super::signature::Verified;
 use super::super::state::Server;
 use super::error::{ApiError, HttpError, INVALID_REQUEST, quoted};
 
@@ -27,6 +28,7 @@ impl<T: ParseBody + Send + 'static> FromRequest<Arc<Server>> for Body<T> {
             let message = format!("found content type {:?}, expected application/json", quoted(kind));
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE.as_u16(), INVALID_REQUEST, message).into());
         }
+        let signed = request.extensions().get::<Verified>().cloned();
         let limit = usize::try_from(server.settings().max_body.0).unwrap_or(usize::MAX);
         let body = timeout(server.settings().body_timeout, to_bytes(request.into_body(), limit)).await;
         let bytes = match body {
@@ -37,6 +39,12 @@ impl<T: ParseBody + Send + 'static> FromRequest<Arc<Server>> for Body<T> {
                 return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT.as_u16(), INVALID_REQUEST, message).into());
             }
         };
+        if let Some(signed) = signed {
+            signed.check_body(&bytes).map_err(|e| {
+                let status = StatusCode::UNAUTHORIZED.as_u16();
+                ApiError::new(status, "authentication_error", e.to_string()).code("invalid_digest")
+            })?;
+        }
         Ok(Body(offload(bytes.len(), move || T::parse_body(&bytes)).await??))
     }
 }

@@ -47,7 +47,8 @@ pub async fn embeddings(
         .tenant
         .count_tokens(tokens, instance.settings().key_tokens)
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
-    let (to, mut updates) = updates(n, 1);
+    caller.usage.add_prompt(tokens);
+    let (to, mut updates) = updates(n, 1, Arc::clone(&caller.usage));
     let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
     let times = Deadlines { arrival: caller.arrival, queue, total, partial: false };
     let job = |(index, tokens)| TextJob { index, tokens, dimensions: body.dimensions, to: to.clone(), times };

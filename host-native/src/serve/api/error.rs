@@ -22,6 +22,10 @@ pub fn request_id() -> Option<String> {
     REQUEST_ID.try_with(ToString::to_string).ok()
 }
 
+/// The code of an error; an extension of its response.
+#[derive(Debug, Clone, Copy)]
+pub struct ErrorCode(pub &'static str);
+
 /// An [`ApiError`] as the error of a handler.
 #[derive(Debug)]
 pub struct HttpError(pub ApiError);
@@ -31,6 +35,7 @@ impl IntoResponse for HttpError {
         let HttpError(error) = self;
         let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = json(status, &error.body(request_id()));
+        response.extensions_mut().insert(ErrorCode(error.code.unwrap_or(error.kind)));
         let headers = response.headers_mut();
         if let Some(retry) = error.retry {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds(retry)));

@@ -54,7 +54,8 @@ pub fn submit(
         .tenant
         .count_tokens(tokens, instance.settings().key_tokens)
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
-    let (to, mut updates) = updates(count, each);
+    caller.usage.add_prompt(requests.iter().map(|request| request.tokens.len()).sum());
+    let (to, mut updates) = updates(count, each, Arc::clone(&caller.usage));
     let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
     let times = Deadlines { arrival: caller.arrival, queue, total, partial };
     let request_id: Arc<str> = request_id().unwrap_or_default().into();

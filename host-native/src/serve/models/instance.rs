@@ -28,7 +28,7 @@ use super::status::{WorkerHandle, WorkerState};
 use super::worker::{Shared, Worker, requeue};
 use crate::error::Failure;
 use crate::models::ModelLock;
-use crate::pool::ThreadPool;
+use crate::pool::{CpuSet, ThreadPool};
 use crate::structure::Grammars;
 
 /// Size and time of change of a file: different if it was replaced.
@@ -173,18 +173,28 @@ impl Drop for ModelInstance {
 /// Compute threads of each worker.
 #[derive(Clone)]
 pub enum ThreadPlan {
-    /// Its own.
-    Own(usize),
+    /// Its own: their number, and the CPUs of each worker in turn, if they are pinned.
+    Own(usize, Arc<[CpuSet]>),
     /// Those that models share, with the model's share of time.
     Shared(Arc<SharedThreads>, u32),
 }
 
 impl ThreadPlan {
+    /// The CPUs of a worker, if it is pinned.
+    fn cpus(&self, worker: u32) -> Option<&CpuSet> {
+        match self {
+            ThreadPlan::Own(_, cpus) => cpus.get(worker as usize % cpus.len().max(1)),
+            ThreadPlan::Shared(..) => None,
+        }
+    }
+
+    /// The threads of a worker.
+    ///
     /// # Errors
     /// If the system cannot start a thread.
-    pub fn threads(&self) -> Result<Threads, Failure> {
+    pub fn threads(&self, worker: u32) -> Result<Threads, Failure> {
         Ok(match self {
-            ThreadPlan::Own(n) => Threads::Own(ThreadPool::new(*n)?),
+            ThreadPlan::Own(n, _) => Threads::Own(ThreadPool::on(*n, self.cpus(worker))?),
             ThreadPlan::Shared(threads, share) => Threads::shared(threads, *share),
         })
     }
@@ -280,14 +290,22 @@ impl Workers {
         })?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let memory = vec![Arc::new(lease), Arc::clone(&self.weights)];
-        let worker = Worker::new(id, self.shared.clone(), self.threads.threads()?, memory);
+        let worker = Worker::new(id, self.shared.clone(), self.threads.threads(id)?, memory);
         let worker = worker.map_err(Failure::memory("KV cache"))?;
         inspect(&worker);
         let handle = WorkerHandle { id, status: Arc::clone(worker.status()) };
         self.shared.queue.add_worker(id);
         self.shared.dispatcher.add(handle.clone());
         let name = format!("starling-{}-{id}", self.shared.name);
-        let thread = std::thread::Builder::new().name(name).spawn(move || worker.run());
+        let thread = std::thread::Builder::new().name(name).spawn({
+            let cpus = self.threads.cpus(id).cloned();
+            move || {
+                if let Some(cpus) = cpus {
+                    cpus.pin();
+                }
+                worker.run();
+            }
+        });
         if let Err(e) = thread {
             self.shared.dispatcher.remove(id);
             self.shared.queue.remove_worker(id);

@@ -26,7 +26,7 @@ use super::instance::{FileStamp, ModelInstance, ThreadPlan, Workers, limits};
 use super::worker::{BatchLimits, Shared};
 use crate::cli::ModelArgs;
 use crate::error::Failure;
-use crate::pool::{ThreadPool, default_threads};
+use crate::pool::{CpuSet, MAX_THREADS, ThreadPool, default_threads, numa_nodes};
 use crate::run::DEFAULT_CTX;
 use crate::structure::Grammars;
 use crate::{chat, load};
@@ -76,14 +76,24 @@ impl Resources {
         Ok(Arc::clone(self.threads.get_or_init(|| threads)))
     }
 
-    /// The threads of each of a model's workers: those of all models, unless it has a number of its own or several
+    /// The threads of each of a model's workers: those of all models, unless it has a number or CPUs of its own or several
     /// workers, which then divide the cores.
     fn thread_plan(&self, args: &ModelArgs, settings: &Settings, n_workers: usize) -> Result<ThreadPlan, Failure> {
+        let mut cpus = settings.cpu_affinity.0.clone();
+        if cpus.is_empty() && settings.workers == 0 {
+            // the only node of a machine needs no pinning
+            cpus = Some(numa_nodes()).filter(|nodes| nodes.len() > 1).unwrap_or_default();
+        }
         let is_own = args.threads != self.n_threads;
-        Ok(match (is_own, n_workers) {
-            (false, 1) => ThreadPlan::Shared(self.shared_threads()?, settings.share),
-            (_, n) => ThreadPlan::Own((args.threads.map_or_else(default_threads, usize::from) / n).max(1)),
-        })
+        if !is_own && n_workers == 1 && cpus.is_empty() {
+            return Ok(ThreadPlan::Shared(self.shared_threads()?, settings.share));
+        }
+        let n = match (args.threads, cpus.iter().map(CpuSet::n_cores).min()) {
+            // each set of CPUs is divided among the workers that have it
+            (None, Some(cores)) => cores / n_workers.div_ceil(cpus.len()),
+            (n, _) => n.map_or_else(default_threads, usize::from) / n_workers,
+        };
+        Ok(ThreadPlan::Own(n.clamp(1, MAX_THREADS), cpus.into()))
     }
 }
 
@@ -115,7 +125,7 @@ pub fn estimate(args: &ModelArgs, settings: &Settings) -> Result<u64, Failure> {
 }
 
 fn n_workers(settings: &Settings) -> usize {
-    if settings.workers == 0 { crate::pool::numa_nodes() } else { settings.workers }
+    if settings.workers == 0 { numa_nodes().len().max(1) } else { settings.workers }
 }
 
 /// Loads a model and starts its workers. `args` are those of the entry with the source resolved to a file.
@@ -137,7 +147,7 @@ pub fn load(
     let n_workers = n_workers(&settings);
     let plan = resources.thread_plan(args, &settings, n_workers)?;
     // hash and load in parallel: both read the whole file, so it is read from disk once
-    let loading = plan.threads()?;
+    let loading = plan.threads(0)?;
     let (model, sha256) = std::thread::scope(|scope| {
         let sha256 = scope.spawn(|| load::sha256(args));
         let model = load::model(args, &loading);

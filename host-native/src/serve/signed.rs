@@ -1,0 +1,117 @@
+//! Signed requests and responses: which key has signed a request, and the signature of its response.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::http::uri::Scheme;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use starling_api::error::ApiError;
+
+use super::api::error::HttpError;
+use super::auth::Keys;
+use super::signature::{
+    ContentDigest, Error, Parameters, ReplayError, SignError, SignatureHeaders, Verified, Verifier, sign_response,
+};
+use super::{signature, state::random_id};
+
+const SIGNATURE: &str = "signature";
+/// Names the signature of a response.
+const LABEL: &str = "starling";
+
+/// The key that a response is to be signed with; an extension of the response.
+#[derive(Clone)]
+pub struct SignWith {
+    pub key_id: String,
+    pub secret: Arc<[u8]>,
+}
+
+/// Verifies the signature of a request; `None` if it has none. The reader of the body checks it against [`Verified`], which
+/// becomes an extension of the request.
+///
+/// # Errors
+/// If the signature is invalid, was seen before, or is of an unknown key.
+pub fn verify(
+    verifier: &Verifier,
+    keys: &Keys,
+    scheme: &Scheme,
+    request: &mut Request,
+) -> Result<Option<Verified>, ApiError> {
+    let headers = request.headers();
+    if !headers.contains_key(SIGNATURE) && !headers.contains_key("signature-input") {
+        return Ok(None);
+    }
+    let has_body = !hyper::body::Body::is_end_stream(request.body());
+    let message = signature::Request { method: request.method(), uri: request.uri(), headers, scheme, has_body };
+    let verified = verifier.verify(message, &|id| keys.secret(id), SystemTime::now()).map_err(refused)?;
+    request.extensions_mut().insert(verified.clone());
+    Ok(Some(verified))
+}
+
+/// 401, or 429 if the key has signed too many requests to remember.
+fn refused(error: Error) -> ApiError {
+    if let Error::Replay(ReplayError::Full { .. }) = error {
+        let status = StatusCode::TOO_MANY_REQUESTS.as_u16();
+        return ApiError::new(status, "rate_limit_error", error.to_string()).code("too_many_nonces");
+    }
+    let message = match &error {
+        // which keys exist is nobody's business
+        Error::UnknownKey { .. } | Error::Mismatch => {
+            "the signature is not that of this request with a known key".into()
+        }
+        other => format!("signature: {other}"),
+    };
+    ApiError::new(StatusCode::UNAUTHORIZED.as_u16(), "authentication_error", message).code("invalid_signature")
+}
+
+/// Middleware outside of all that changes a body: signs responses that have [`SignWith`]. Event streams are signed without a
+/// digest: it would be known at their end only.
+pub async fn sign(request: Request, next: Next) -> Response {
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let signature = request.headers().get(SIGNATURE).cloned();
+    let mut response = next.run(request).await;
+    let Some(with) = response.extensions_mut().remove::<SignWith>() else { return response };
+    let kind = response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let is_stream = kind.starts_with("text/event-stream");
+    if !is_stream {
+        let (mut parts, body) = response.into_parts();
+        let Ok(bytes) = to_bytes(body, usize::MAX).await else {
+            return HttpError(ApiError::internal("internal error: the response could not be signed")).into_response();
+        };
+        if let Ok(digest) = ContentDigest::sha256(&bytes).header_value() {
+            parts.headers.insert("content-digest", digest);
+        }
+        response = Response::from_parts(parts, Body::from(bytes));
+    }
+    match sign_head(&response, &method, &uri, signature, &with) {
+        Ok(headers) => headers.insert_into(response.headers_mut()),
+        Err(e) => tracing::error!("response not signed: {e}"),
+    }
+    response
+}
+
+fn sign_head(
+    response: &Response,
+    method: &Method,
+    uri: &Uri,
+    of_request: Option<HeaderValue>,
+    with: &SignWith,
+) -> Result<SignatureHeaders, SignError> {
+    let headers: HeaderMap =
+        of_request.into_iter().map(|value| (header::HeaderName::from_static(SIGNATURE), value)).collect();
+    let request = signature::Request { method, uri, headers: &headers, scheme: &Scheme::HTTPS, has_body: false };
+    let nonce = random_id("");
+    let parameters = Parameters {
+        label: LABEL,
+        key_id: &with.key_id,
+        created: SystemTime::now(),
+        expires: None,
+        nonce: Some(&nonce),
+        tag: None,
+    };
+    let message = signature::Response { status: response.status(), headers: response.headers() };
+    sign_response(message, request, &parameters, &with.secret)
+}
