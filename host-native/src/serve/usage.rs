@@ -23,7 +23,7 @@ impl Usage {
     /// Notes an update that the request has received.
     pub fn note(&self, update: &Update) {
         match update {
-            Update::Started => {}
+            Update::Started | Update::Drafted { .. } => {}
             Update::Prefilled { n_cached, .. } => {
                 self.cached.fetch_add(*n_cached, Ordering::Relaxed);
             }
