@@ -229,7 +229,7 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         let counted = client.tenant.count_request(settings.key_requests);
         counted.inspect_err(|_| server.metrics.rejected("key_requests"))?;
     }
-    let caller = Caller::new(client, keys.are_needed(), request.headers(), request.uri().query());
+    let caller = Caller::new(client, server, request.headers(), request.uri().query());
     request.extensions_mut().insert(caller);
     Ok(request)
 }

@@ -152,6 +152,7 @@ families! {
     memory_used: Gauge, "model_memory_used_bytes", "Memory of all weights and KV caches, in bytes";
     workers: Family<Labels, Gauge>, "workers", "Workers by state";
     worker_faults: Family<Labels, Counter>, "worker_faults", "Faults that ended a worker, by kind";
+    policy: Family<Labels, Counter>, "policy_actions", "Prompts and answers that the policy refused or changed, and failures of its service, by action";
     audit_lost: Gauge, "audit_lost_events", "Events that the audit log has lost since the start";
     audit_failures: Gauge, "audit_failures", "Failures to write the audit log since the start";
     resumed: Family<Labels, Counter>, "requests_resumed", "Running requests moved to another worker";
@@ -206,6 +207,11 @@ impl Metrics {
     pub fn set_memory(&self, pressure: u8, used_bytes: u64) {
         self.families.pressure.set(i64::from(pressure));
         self.families.memory_used.set(used_bytes as i64);
+    }
+
+    /// Counts what the policy on texts has done.
+    pub fn policy(&self, action: &'static str) {
+        self.families.policy.get_or_create(&Labels { model: None, other: Some(("action", action)) }).inc();
     }
 
     /// Sets the gauges of the audit log.

@@ -29,6 +29,7 @@ mod model_metrics;
 mod models;
 mod offload;
 mod openapi;
+mod policy;
 mod pressure;
 mod queue;
 mod scheduler;

@@ -17,6 +17,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::handoff;
 pub use super::handoff::{Closed, Forget, Shutdown, Ticket};
+use super::policy::AnswerFilters;
 use super::trace::{Stages, Trace};
 use super::usage::Usage;
 
@@ -231,10 +232,11 @@ fn prefix_hashes(tokens: &[u32], salt: u64) -> Vec<u64> {
 }
 
 /// Receives the updates of one HTTP request, each with the index of its answer or text.
-#[derive(Debug)]
 pub struct Updates {
     receiver: Receiver<(usize, Update)>,
     usage: Arc<Usage>,
+    /// The policy on answers, if there is one.
+    filters: Option<AnswerFilters>,
     /// Cancels queued jobs when it is dropped.
     ticket: Option<Ticket<Job, TextJob>>,
 }
@@ -247,11 +249,27 @@ impl Updates {
 
     /// Poll form of [`Updates::recv`].
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
-        let next = ready!(self.receiver.poll_recv(context));
-        if let Some((_, update)) = &next {
-            self.usage.note(update);
+        loop {
+            if let Some(filters) = &mut self.filters {
+                if let Poll::Ready(next) = filters.poll_ready(context) {
+                    return Poll::Ready(Some(next));
+                }
+                if filters.is_asking() {
+                    return Poll::Pending;
+                }
+            }
+            let Some((index, update)) = ready!(self.receiver.poll_recv(context)) else { return Poll::Ready(None) };
+            self.usage.note(&update);
+            match &mut self.filters {
+                None => return Poll::Ready(Some((index, update))),
+                Some(filters) => filters.push(index, update),
+            }
         }
-        Poll::Ready(next)
+    }
+
+    /// Applies a policy to the answers.
+    pub fn filter(&mut self, filters: Option<AnswerFilters>) {
+        self.filters = filters;
     }
 
     /// Makes the receiver own the ticket: dropping the receiver cancels the jobs.
@@ -264,5 +282,5 @@ impl Updates {
 pub fn updates(n: usize, each: usize, usage: Arc<Usage>) -> (UpdateSender, Updates) {
     let room = each.saturating_add(5).saturating_mul(n);
     let (to, receiver) = channel(room.min(tokio::sync::Semaphore::MAX_PERMITS));
-    (to, Updates { receiver, usage, ticket: None })
+    (to, Updates { receiver, usage, filters: None, ticket: None })
 }

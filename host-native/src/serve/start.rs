@@ -20,6 +20,7 @@ use super::metrics::Metrics;
 use super::models::budget::MemoryBudget;
 use super::models::loading::Resources;
 use super::models::pool::ModelPool;
+use super::policy::TextPolicy;
 use super::signature::{Policy, Verifier};
 use super::state::{Server, random_id, unix_now};
 use super::tls;
@@ -141,6 +142,7 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
     };
     tracing::info!("memory for models: {} MiB ({reason})", limit >> 20);
     let metrics = Arc::new(Metrics::new(settings.metrics_compat));
+    let policy = read_policy(&settings, &metrics)?;
     let failures = SharedFailures::default();
     let budget = Arc::new(MemoryBudget::new(limit));
     let n_threads = configuration.model.threads;
@@ -155,6 +157,7 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         exporter,
         keys,
         tls,
+        policy: Live::new(policy),
         verifier,
         audit,
         admin_keys,
@@ -167,6 +170,15 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         shutting_down: AtomicBool::new(false),
         drained: AtomicBool::new(false),
     }))
+}
+
+/// The policy on texts, if there is one.
+///
+/// # Errors
+/// If its file is invalid.
+pub fn read_policy(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Option<Arc<TextPolicy>>, Failure> {
+    let policy = settings.policy_file.as_deref().map(|path| TextPolicy::read(path, metrics));
+    Ok(policy.transpose()?.map(Arc::new))
 }
 
 /// Opens the audit log, if there is one, and records the start.

@@ -10,7 +10,7 @@ use axum::http::HeaderMap;
 use axum::http::request::Parts;
 use tokio_rustls::TlsAcceptor;
 
-use super::api::error::{ApiError, HttpError};
+use super::api::error::{ApiError, HttpError, request_id};
 use super::audit::AuditLog;
 use super::auth::{Client, Keys, Tenant};
 use super::config::{Live, Settings};
@@ -19,6 +19,7 @@ use super::metrics::Metrics;
 use super::model_metrics::Snapshot;
 use super::models::instance::ModelInstance;
 use super::models::pool::ModelPool;
+use super::policy::{Subject, TextPolicy};
 use super::scheduler::{Flow, Priority};
 use super::signature::Verifier;
 use super::start::{Configure, LogFilter};
@@ -35,6 +36,8 @@ pub struct Server {
     pub tls: Option<Arc<Live<TlsAcceptor>>>,
     /// Keys of administrators; `None`: there is no admin interface.
     pub admin_keys: Option<Live<Keys>>,
+    /// The policy on texts of prompts and answers.
+    pub policy: Live<Option<Arc<TextPolicy>>>,
     /// Verifies signed requests.
     pub verifier: Verifier,
     /// Who did what; `None`: it is not recorded.
@@ -133,13 +136,15 @@ pub struct Caller {
     /// The model that answers, once it is known; for the response header.
     pub model: Arc<OnceLock<Arc<str>>>,
     pub usage: Arc<Usage>,
+    /// The policy on texts, if the server has one.
+    pub policy: Option<Arc<TextPolicy>>,
 }
 
 /// Maximum length of these headers; longer ones are ignored.
 const MAX_NAME: usize = 256;
 
 impl Caller {
-    pub fn new(client: Client, has_key: bool, headers: &HeaderMap, query: Option<&str>) -> Caller {
+    pub fn new(client: Client, server: &Server, headers: &HeaderMap, query: Option<&str>) -> Caller {
         let autoload = query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("autoload="));
         let text = |name: &str| {
             let value = headers.get(name)?.to_str().ok()?;
@@ -148,7 +153,7 @@ impl Caller {
         Caller {
             tenant: client.tenant,
             key_id: client.id,
-            has_key,
+            has_key: server.keys.get().are_needed(),
             session: text("x-session-id"),
             fairness: text("x-gateway-inference-fairness-id"),
             objective: text("x-gateway-inference-objective"),
@@ -156,7 +161,17 @@ impl Caller {
             arrival: Instant::now(),
             model: Arc::default(),
             usage: Arc::default(),
+            policy: (*server.policy.get()).clone(),
         }
+    }
+
+    /// What texts of the request belong to, for the policy.
+    pub fn subject(&self, instance: &ModelInstance) -> Arc<Subject> {
+        Arc::new(Subject {
+            model: Arc::clone(&instance.name),
+            tenant: Arc::clone(&self.tenant.name),
+            request_id: request_id().unwrap_or_default().into(),
+        })
     }
 
     /// Whether the caller may load and unload models: anyone, unless there are keys of administrators.

@@ -10,6 +10,7 @@ mod connections;
 mod equal;
 mod limits;
 mod models;
+mod policy;
 mod pressure;
 mod server;
 mod sessions;

@@ -13,7 +13,7 @@ use super::super::auth::Keys;
 use super::super::config::{LIVE, ModelEntry, TABLE};
 use super::super::models::loading;
 use super::super::models::pool::{Entry, ModelPool, SwapOptions};
-use super::super::start::log_filter;
+use super::super::start::{log_filter, read_policy};
 use super::super::state::Server;
 use super::super::tls;
 use super::super::value::LoadPolicy;
@@ -45,6 +45,7 @@ pub async fn reload(server: &Arc<Server>) -> Result<Reloaded, Failure> {
     let admin_keys =
         new.settings.admin_key_file.as_deref().map(|path| Keys::of_file(path, &new.settings)).transpose()?;
     let tls = tls::acceptor(&new.settings)?;
+    let policy = read_policy(&new.settings, &server.metrics)?;
     log_filter(&new.settings.log_level).map_err(Failure::Usage)?;
     let before = server.settings();
     let mut reloaded = Reloaded::default();
@@ -85,6 +86,7 @@ pub async fn reload(server: &Arc<Server>) -> Result<Reloaded, Failure> {
     gone.retain(|entry| directory.is_none() || entry.source().is_none_or(|path| path.parent() != directory.as_deref()));
     set_all(server, new, models).map_err(Failure::Usage)?;
     server.keys.set(keys);
+    server.policy.set(policy);
     if let (Some(live), Some(keys)) = (&server.admin_keys, admin_keys) {
         live.set(keys);
     }

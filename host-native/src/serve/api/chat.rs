@@ -18,6 +18,7 @@ use starling_api::tools::{CallIds, parse_tool_choice};
 
 use super::super::models::instance::ModelInstance;
 use super::super::offload::offload;
+use super::super::policy::apply_to_messages;
 use super::super::queue::Update;
 use super::super::sessions::Visit;
 use super::super::state::{Caller, Server, random};
@@ -67,7 +68,9 @@ pub async fn chat_completions(
     let tools = tools.tools;
     let call_ids = tools.is_some().then(|| CallIds::new(u128::from(random()) << 64 | u128::from(random())));
     let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
-    let tokens = tokenize_chat(&instance, chat.messages, tools, variables, end).await?;
+    let mut messages = chat.messages;
+    apply_to_messages(&caller, &instance, &mut messages).await?;
+    let tokens = tokenize_chat(&instance, messages, tools, variables, end).await?;
     let prediction = tokenize_prediction(&instance, chat.prediction).await?;
     let seed = seed(&options, &instance);
     let chat_plan = ChatPlan {

@@ -14,6 +14,7 @@ use starling_api::openai::response::CompletionResponse;
 use starling_api::stream::ServerSentEvent;
 
 use super::super::offload::offload;
+use super::super::policy::apply_to_input;
 use super::super::state::{Caller, Server};
 use super::answer::{collect, response_head};
 use super::body::Body;
@@ -40,7 +41,7 @@ pub async fn completions(
     caller: Caller,
     Body(body): Body<CompletionRequest>,
 ) -> Result<Response, HttpError> {
-    let CompletionRequest { mut options, constraint, completion } = body;
+    let CompletionRequest { mut options, constraint, mut completion } = body;
     let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     options.penalty_scope.get_or_insert(Scope::Answer);
     let partial = options.timeout_partial == Some(true);
@@ -51,6 +52,7 @@ pub async fn completions(
         return Err(ApiError::param("prompt", format!("{n_prompts} prompts, expected at most {max_inputs}")).into());
     }
     check_count(&instance, n_prompts * n)?;
+    apply_to_input(&caller, &instance, &mut completion.prompt).await?;
     let parse_special = completion.parse_special != Some(false);
     let (model, size, input) = (Arc::clone(&instance.model), completion.prompt.bytes(), completion.prompt);
     let encode = move || Ok(Prompt::encode(&model.tokenizer, input, parse_special, logprobs.of_prompt));

@@ -10,6 +10,7 @@ use starling::tokenizer::EncodeOptions;
 use starling_api::openai::embeddings::{EmbeddingRequest, EmbeddingResponse, check_texts};
 
 use super::super::offload::offload;
+use super::super::policy::apply_to_input;
 use super::super::queue::{Deadlines, TextJob, Update, updates};
 use super::super::state::{Caller, Server};
 use super::super::trace::{Number, Trace};
@@ -30,11 +31,12 @@ use super::sse::engine_failed;
 pub async fn embeddings(
     State(server): State<Arc<Server>>,
     caller: Caller,
-    Body(body): Body<EmbeddingRequest>,
+    Body(mut body): Body<EmbeddingRequest>,
 ) -> Result<Response, HttpError> {
     let instance = server.model(body.model.as_deref(), body.user.as_deref(), &caller).await?;
     body.check_inputs(instance.settings().max_inputs)?;
     let n = body.input.len();
+    apply_to_input(&caller, &instance, &mut body.input).await?;
     let (model, size, input) = (Arc::clone(&instance.model), body.input.bytes(), body.input);
     let encode = move || {
         let options = EncodeOptions { add_special: true, parse_special: false };

@@ -10,6 +10,7 @@ use starling_api::native::execute::{Clock, ExecutePlan, ExecuteRequest, ExecuteW
 use starling_api::openai::options::{Logprobs, RequestPlan};
 use starling_api::stream::ServerSentEvent;
 
+use super::super::policy::apply_to_text;
 use super::super::state::{Caller, Server, unix_now};
 use super::body::Body;
 use super::error::{ErrorBody, HttpError};
@@ -34,9 +35,10 @@ pub async fn execute(
     caller: Caller,
     Body(body): Body<ExecuteRequest>,
 ) -> Result<Response, HttpError> {
-    let ExecuteRequest { options, job } = body;
+    let ExecuteRequest { options, mut job } = body;
     let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     let (flow, seed) = (flow(&options, &caller)?, seed(&options, &instance));
+    apply_to_text(&caller, &instance, &mut job.prompt).await?;
     let special = EncodeOptions { add_special: true, parse_special: false };
     let (model, prompt) = (Arc::clone(&instance.model), job.prompt);
     let tokens = offload_tokenize(prompt.len(), move || Ok(model.tokenizer.encode(&prompt, special))).await?;

@@ -18,6 +18,7 @@ use starling_api::openai::options::{Logprobs, RequestPlan};
 use starling_api::stream::ServerSentEvent;
 
 use super::super::models::instance::ModelInstance;
+use super::super::policy::{apply_to_messages, apply_to_text};
 use super::super::sessions::{Conversation, History, Turn};
 use super::super::state::{Caller, Server, random_id};
 use super::answer::{collect, response_head};
@@ -45,7 +46,7 @@ pub async fn generate(
     caller: Caller,
     Body(body): Body<GenerateRequest>,
 ) -> Result<Response, HttpError> {
-    let GenerateRequest { mut options, constraint, generate } = body;
+    let GenerateRequest { mut options, constraint, mut generate } = body;
     let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     if options.n.is_some_and(|n| n != 1) {
         return Err(ApiError::param("n", "n is more than 1, expected one answer; /v1/completions gives several").into());
@@ -66,6 +67,12 @@ pub async fn generate(
         None => None,
     };
     let constraint = compile_constraint(&instance, constraint).await?;
+    if let Some(text) = &mut generate.prompt {
+        apply_to_text(&caller, &instance, text).await?;
+    }
+    if let Some(messages) = &mut generate.messages {
+        apply_to_messages(&caller, &instance, messages).await?;
+    }
     let (tokens, history) = prompt(&instance, generate, turn.as_ref()).await?;
     let (n_prompt, seed, flow) = (tokens.len(), seed(&options, &instance), flow(&options, &caller)?);
     let sampling = sampling(&options, &instance, Logprobs::default(), seed).await?;

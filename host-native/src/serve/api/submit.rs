@@ -6,6 +6,7 @@ use std::time::Duration;
 use starling::engine::Request;
 
 use super::super::models::instance::ModelInstance;
+use super::super::policy::{AnswerFilters, TextPolicy};
 use super::super::pressure::MAX_LEVEL;
 pub use super::super::queue::Updates;
 use super::super::queue::{Deadlines, Job, Progress, SequenceGroup, updates};
@@ -56,6 +57,8 @@ pub fn submit(
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
     caller.usage.add_prompt(requests.iter().map(|request| request.tokens.len()).sum());
     let (to, mut updates) = updates(count, each, Arc::clone(&caller.usage));
+    let filters = |policy: &Arc<TextPolicy>| AnswerFilters::new(Arc::clone(policy), caller.subject(instance), count);
+    updates.filter(caller.policy.as_ref().and_then(filters));
     let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
     let times = Deadlines { arrival: caller.arrival, queue, total, partial };
     let request_id: Arc<str> = request_id().unwrap_or_default().into();

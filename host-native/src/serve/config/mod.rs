@@ -14,7 +14,7 @@ use crate::cli::{DRAFT_MAX, DRAFT_MIN_ACCEPTANCE};
 
 use super::value::{Affinity, Bytes, Compat, LoadPolicy, LogFormat, Strategy, Value};
 pub use args::ServeArgs;
-pub use file::plain;
+pub use file::{SettingsFile, plain};
 pub use layers::{Configuration, ModelEntry};
 pub use live::Live;
 
@@ -138,6 +138,7 @@ settings! {
     require_signature "require-signature" bool = false, "BOOL", "Refuse requests that are not signed by a key hmac:ID:SECRET of api-key-file or admin-key-file (HTTP Message Signatures, RFC 9421)";
     signature_window "signature-window" Duration = Duration::from_secs(300), "SECONDS" in 1.0..=86_400.0, "Maximum difference between the time of a signature and the server's clock, in seconds; within it, no nonce is accepted twice";
     sign_responses "sign-responses" bool = false, "BOOL", "Sign the responses to signed requests with the same key";
+    policy_file "policy-file" Option<PathBuf> = None, "FILE", "Policy on texts of prompts and answers: patterns to refuse or replace, personal data, and a service to ask; TOML, YAML or JSON, read again on reload";
     audit_log "audit-log" Option<PathBuf> = None, "FILE", "Audit log: who did what, without texts, in JSON lines chained by hashes; `starling admin audit verify` checks it [default: none]";
     audit_log_size "audit-log-size" Bytes = Bytes(64 << 20), "BYTES" in 0.0..=1.1e12, "Size at which the audit log is rotated, in bytes; 0: never";
     audit_log_files "audit-log-files" usize = 0, "N", "Rotated files of the audit log to keep; 0: all";
