@@ -90,12 +90,14 @@ def check_dockerfile():
     check("HEALTHCHECK" in words, "Dockerfile: no HEALTHCHECK")
     check("EXPOSE" in words, "Dockerfile: no EXPOSE")
     check(words.get("ENTRYPOINT", "").startswith("["), "Dockerfile: ENTRYPOINT is no list, so signals reach a shell")
-    # what the build reads must not be ignored
+    # what the build reads must be in its context
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     check(all(list(ROOT.glob(pattern)) for pattern in kept), ".dockerignore: a pattern matches no file")
     members = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["members"]
     needed = ["Cargo.toml", "Cargo.lock", ".cargo", str(MODEL.relative_to(ROOT)), *(m.split("/")[0] for m in members)]
     for name in needed:
+        check(name in kept, f".dockerignore: {name} is not in the build context")
+    for name in re.findall(r"(host-native/\S+\.rs)", text):
         check(name in kept, f".dockerignore: {name} is not in the build context")
 
 
