@@ -252,6 +252,19 @@ def expressions():
         yield "horizontal-pod-autoscaler", metric["pods"]["metric"]["name"]
 
 
+def check_syntax():
+    """The dashboard's expressions, as rules that promtool parses."""
+    rules = []
+    for place, text in expressions():
+        if place.startswith("dashboard: ") and "variable" not in place:
+            text = text.replace("$__rate_interval", "5m").replace("$instance", ".*").replace("$model", ".*")
+            rules.append({"record": f"r{len(rules)}", "expr": text})
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}, file)
+        file.flush()
+        run("promtool", "check", "rules", file.name)
+
+
 def check_metrics(binary):
     """Each metric, label and label value of an expression exists in /metrics."""
     with tempfile.TemporaryDirectory() as folder:
@@ -344,6 +357,7 @@ def main():
     run("promtool", "check", "rules", ALERTS)
     run("promtool", "test", "rules", "alerts_test.yaml", cwd=ALERTS.parent)
     run("promtool", "check", "config", "--syntax-only", DEPLOY / "prometheus/prometheus.yaml")
+    check_syntax()
     n_metrics, n_uses = check_metrics(binary)
     check_documents()
     check_unit(binary)
