@@ -3,8 +3,9 @@
 
     python3 host-native/deploy/sbom.py x86_64-unknown-linux-musl
 
-It lists the normal dependencies of the command on the target, without those of tests and build scripts. The time is that of the commit
-(SOURCE_DATE_EPOCH overrides it), and the serial number is made from the content, so the same commit gives the same bytes.
+It lists the normal dependencies of the command on the target, without those of tests and build scripts. The time is that
+of the commit (SOURCE_DATE_EPOCH overrides it), and the serial number is made from the content, so the same commit gives
+the same bytes.
 """
 
 import datetime

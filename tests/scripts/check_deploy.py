@@ -245,9 +245,10 @@ def expressions():
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
             yield f"dashboard: variable {variable['name']}", variable["query"]["query"]
-    for rule in yaml.safe_load((DEPLOY / "kubernetes/components/autoscaling/prometheus-adapter.yaml").read_text())["rules"]["custom"]:
+    autoscaling = DEPLOY / "kubernetes/components/autoscaling"
+    for rule in yaml.safe_load((autoscaling / "prometheus-adapter.yaml").read_text())["rules"]["custom"]:
         yield "prometheus-adapter", rule["metricsQuery"]
-    scaler = yaml.safe_load((DEPLOY / "kubernetes/components/autoscaling/horizontal-pod-autoscaler.yaml").read_text())
+    scaler = yaml.safe_load((autoscaling / "horizontal-pod-autoscaler.yaml").read_text())
     for metric in scaler["spec"]["metrics"]:
         yield "horizontal-pod-autoscaler", metric["pods"]["metric"]["name"]
 
