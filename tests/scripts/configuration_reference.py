@@ -31,11 +31,11 @@ the settings in effect. Times are in seconds and sizes in bytes unless they have
 # in the order of the document; settings that are in none come under "Other"
 GROUPS = {
     "Address, keys, TLS": "host port api-key api-key-file key-requests key-tokens allow-no-key allowed-hosts tls-cert tls-key"
-    " cors-origins",
+    " tls-client-ca tls-client-required cors-origins",
     "Models": "model model-name models-dir aliases memory autoload load load-wait load-queue pin idle-timeout weight share"
     " chat-template",
     "Engine": "threads isa kv-type working-memory ctx-size max-seqs batch-tokens prefill-chunk embed-tokens kv-memory seed",
-    "Workers and faults": "workers strategy stall-timeout breaker-faults breaker-window breaker-open memory-pressure"
+    "Workers and faults": "workers cpu-affinity strategy stall-timeout breaker-faults breaker-window breaker-open memory-pressure"
     " fault-injection",
     "Queue and time limits": "queue-high queue-low queue-timeout request-timeout drain-timeout tenant-requests tenant-tokens",
     "Limits of a request": "max-prompt max-tokens max-n max-inputs max-grammar grammar-items",
