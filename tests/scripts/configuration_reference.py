@@ -31,10 +31,11 @@ the settings in effect. Times are in seconds and sizes in bytes unless they have
 # in the order of the document; settings that are in none come under "Other"
 GROUPS = {
     "Address, keys, TLS": "host port api-key api-key-file key-requests key-tokens allow-no-key allowed-hosts tls-cert tls-key"
-    " tls-client-ca tls-client-required cors-origins",
+    " tls-client-ca tls-client-required cors-origins require-signature signature-window sign-responses",
     "Models": "model model-name models-dir aliases memory autoload load load-wait load-queue pin idle-timeout weight share"
     " chat-template",
-    "Engine": "threads isa kv-type working-memory ctx-size max-seqs batch-tokens prefill-chunk embed-tokens kv-memory seed",
+    "Engine": "threads isa kv-type working-memory ctx-size max-seqs batch-tokens prefill-chunk embed-tokens kv-memory seed"
+    " draft-max draft-min-acceptance",
     "Workers and faults": "workers cpu-affinity strategy stall-timeout breaker-faults breaker-window breaker-open memory-pressure"
     " fault-injection",
     "Queue and time limits": "queue-high queue-low queue-timeout request-timeout drain-timeout tenant-requests tenant-tokens",
@@ -42,7 +43,8 @@ GROUPS = {
     "Sessions": "session-ttl max-sessions session-memory sessions-memory",
     "Connections": "max-body max-header header-timeout body-timeout write-timeout sse-keep-alive max-connections"
     " max-connections-per-address",
-    "Administration": "admin-key-file admin-listen config watch-config print-config",
+    "Administration": "admin-key-file admin-listen config watch-config print-config audit-log audit-key-file audit-log-size"
+    " audit-log-files",
     "Logs, metrics, traces": "log-level log-format metrics-compat otlp-endpoint worker-id callback-url",
 }
 # flags that are no settings of a file
