@@ -143,6 +143,12 @@ with_server() {
         "$target/clients/bin/python" "tests/clients/$1" "$target/release/starling"
 }
 
+# files, alert rules, dashboard and documents of host-native/deploy, on the command as the tests have built it
+check_deploy() {
+    cargo build --quiet -p starling-native &&
+        "$target/clients/bin/python" tests/scripts/check_deploy.py "$target/debug/starling"
+}
+
 npm_ci() {
     (cd "$1" && npm ci --no-audit --no-fund --loglevel=error)
 }
@@ -194,6 +200,7 @@ step module-in-wasmtime module_in_wasmtime
 step module-in-node node --test tests/node/goldens.mjs
 step install-promtool install_promtool
 step install-clients begun install-clients
+step deploy check_deploy
 step clients with_server run.py
 step router with_server router.py
 step build-web build_web

@@ -6,7 +6,7 @@ binary.
 
 Concurrent streamed conversations run through each router, and one server gets SIGTERM in the middle. No request may
 fail, each conversation must stay on the server that has its prefix cached, and every answer must equal that of a single
-server.
+server. Then a rolling update: under load, each server is replaced by a new one. Again no request may fail.
 """
 
 import concurrent.futures
@@ -19,6 +19,8 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.parse
+import urllib.request
 
 import openai
 
@@ -35,8 +37,8 @@ def free_port():
 
 
 class Server:
-    def __init__(self):
-        arguments = [sys.argv[1], "serve", "--port", "0", "--log-level", "error", "--max-seqs", "8"]
+    def __init__(self, port=0):
+        arguments = [sys.argv[1], "serve", "--port", str(port), "--log-level", "error", "--max-seqs", "8"]
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
         self.url = self.process.stdout.readline().strip()
 
@@ -77,7 +79,8 @@ def wait_for(port, path):
 
 
 @contextlib.contextmanager
-def vllm_router(policy, servers):
+def vllm_router(policy, servers, ports=()):
+    """`ports`: of servers that start later; `add_to_vllm_router` adds them."""
     port, metrics = free_port(), free_port()
     program = pathlib.Path(sys.executable).parent / "vllm-router"
     health = ["--health-check-endpoint", "/readyz", "--health-check-interval-secs", "1", "--health-failure-threshold", "1"]
@@ -92,10 +95,18 @@ def vllm_router(policy, servers):
         yield f"http://127.0.0.1:{port}/v1"
 
 
+def add_to_vllm_router(base, server):
+    url = f"{base.removesuffix('/v1')}/add_worker?url={urllib.parse.quote(server.url, safe='')}"
+    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as response:
+        assert response.status == 200, response.read()
+
+
 @contextlib.contextmanager
-def haproxy(servers):
+def haproxy(servers, ports=()):
+    """`ports`: of servers that start later; the health check admits them."""
     port = free_port()
-    lines = "\n".join(f"    server s{i} {server.url.removeprefix('http://')}" for i, server in enumerate(servers))
+    addresses = [server.url.removeprefix("http://") for server in servers] + [f"127.0.0.1:{p}" for p in ports]
+    lines = "\n".join(f"    server s{i} {address}" for i, address in enumerate(addresses))
     with tempfile.NamedTemporaryFile("w", suffix=".cfg") as config:
         config.write(HAPROXY.format(port=port, servers=lines))
         config.flush()
@@ -184,6 +195,41 @@ def through(name, router, expected):
     assert rate > 0.8, "conversations did not stay where they were"
 
 
+def rolling_update(name, router, add, expected):
+    """Replaces both servers under load: a new one starts and is added, then an old one gets SIGTERM."""
+    servers, ports, over = [Server(), Server()], [free_port(), free_port()], threading.Event()
+
+    def load(base, first):
+        n, one = 0, client(base)
+        while not over.is_set():
+            for session in range(first, SESSIONS, AT_ONCE):
+                answers, _, _ = conversation(one, session, TURNS)
+                assert answers == expected[session], f"{name}: session {session} has other answers than alone"
+                n += len(answers)
+        return n
+
+    try:
+        with router(servers, ports) as base, concurrent.futures.ThreadPoolExecutor(AT_ONCE) as threads:
+            jobs = [threads.submit(load, base, first) for first in range(AT_ONCE)]
+            try:
+                for old, port in zip(servers[:2], ports):
+                    time.sleep(1)
+                    servers.append(Server(port))
+                    add(base, servers[-1])
+                    old.end()
+                    assert not any(job.done() for job in jobs), f"{name}: a request failed"
+                time.sleep(1)
+            finally:
+                over.set()
+            n = sum(job.result() for job in jobs)
+        for server in servers[2:]:
+            server.end()
+    finally:
+        for server in servers:
+            server.process.kill()
+    print(f"{name}: {n} answers, both servers replaced, none failed", flush=True)
+
+
 def main():
     alone = Server()
     one = client(alone.url + "/v1")
@@ -192,6 +238,11 @@ def main():
     through("haproxy", haproxy, expected)
     for policy in "consistent_hash", "cache_aware":
         through(f"vllm-router {policy}", lambda servers: vllm_router(policy, servers), expected)
+    # ten health checks
+    rolling_update("haproxy", haproxy, lambda base, server: time.sleep(2), expected)
+    for policy in "consistent_hash", "cache_aware":
+        router = lambda servers, ports: vllm_router(policy, servers, ports)
+        rolling_update(f"vllm-router {policy}", router, add_to_vllm_router, expected)
 
 
 main()
