@@ -126,6 +126,8 @@ pub enum Command {
     Show(ShowArgs),
     /// Remove models from the store
     Rm(RmArgs),
+    /// Ask a server whether it lives: exit code 0 if it does
+    Health(HealthArgs),
     /// Administer a running server
     Admin(AdminArgs),
     /// Print a shell completion script
@@ -571,6 +573,16 @@ pub struct AdminArgs {
     pub json: bool,
     #[command(subcommand)]
     pub action: AdminAction,
+}
+
+#[derive(Debug, Args)]
+pub struct HealthArgs {
+    /// Address of the server
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    pub url: String,
+    /// Ask whether it accepts requests (/readyz) rather than whether it lives (/livez)
+    #[arg(long)]
+    pub ready: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -18,8 +18,11 @@ use crate::models::{Registry, Resolved};
 use crate::pool::{ThreadPool, default_threads};
 use crate::progress::{Of, Progress, remark};
 
-/// The bundled model.
+/// The bundled model; empty without the feature `bundled-model`.
+#[cfg(feature = "bundled-model")]
 pub static BUNDLED: &[u8] = include_bytes!("../../fixtures/starling-tiny/starling-tiny-q8_0.gguf");
+#[cfg(not(feature = "bundled-model"))]
+pub static BUNDLED: &[u8] = &[];
 /// Name of the bundled model in messages.
 pub const BUNDLED_NAME: &str = "starling-tiny-q8_0.gguf (bundled)";
 /// Minimum size of files that are loaded with a progress bar, in bytes.
@@ -74,7 +77,11 @@ pub fn resolve(args: &ModelArgs) -> Result<ModelArgs, Failure> {
 /// # Errors
 /// If a file cannot be opened.
 pub fn files(args: &ModelArgs) -> Result<Vec<ModelFile>, Failure> {
-    args.model.as_deref().map_or_else(|| Ok(vec![ModelFile::embedded(BUNDLED_NAME, BUNDLED)]), open_all)
+    match &args.model {
+        Some(path) => open_all(path),
+        None if BUNDLED.is_empty() => Err(Failure::Usage("expected --model: this build has no bundled model".into())),
+        None => Ok(vec![ModelFile::embedded(BUNDLED_NAME, BUNDLED)]),
+    }
 }
 
 /// Maps a file, or all files of the split model that it belongs to.

@@ -12,6 +12,7 @@ mod chat;
 mod cli;
 mod embed;
 mod error;
+mod health;
 mod imatrix;
 mod inspect;
 mod load;
@@ -114,6 +115,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::List(args) => models::commands::list(args),
         Command::Show(args) => models::commands::show(args),
         Command::Rm(args) => models::commands::rm(args),
+        Command::Health(args) => health::run(args),
         Command::Admin(args) => admin::run(args),
         Command::Verify(args) => match &args.receipt {
             None => models::commands::verify(&[]),

@@ -160,7 +160,7 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         return Err(ApiError::new(status, "invalid_request_error", message).code("unknown_host"));
     }
     let path = request.uri().path();
-    if PUBLIC_PATHS.contains(&path) {
+    if PUBLIC_PATHS.contains(&path) || path == "/metrics" && server.settings().metrics_without_key {
         return Ok(request);
     }
     if request.headers().contains_key(header::AUTHORIZATION) && request.headers().contains_key("api-key") {

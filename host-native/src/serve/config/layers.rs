@@ -46,7 +46,9 @@ impl ServeArgs {
     pub fn configuration(&self, model: &ModelArgs) -> Result<Configuration, Failure> {
         let variable = |key: &str| {
             let name = variable(key);
-            env::var_os(&name).map(|value| (name, value.to_string_lossy().into_owned()))
+            // an empty variable is none, as in compose files
+            let value = env::var_os(&name).filter(|value| !value.is_empty())?;
+            Some((name, value.to_string_lossy().into_owned()))
         };
         self.layered(model, variable)
     }

@@ -146,6 +146,7 @@ settings! {
     cors_origins "cors-origins" Vec<String> = Vec::new(), "ORIGINS", "Web origins whose pages may call the server (CORS), comma-separated; *: any; empty: none";
     worker_id "worker-id" Option<String> = None, "ID", "Worker name in the readiness callback and in traces [default: random]";
     callback_url "callback-url" Option<String> = None, "URL", "URL that receives a readiness report (POST, http only) once the model is loaded";
+    metrics_without_key "metrics-without-key" bool = false, "BOOL", "Serve /metrics to clients without a key, for scrapers that have none";
     metrics_compat "metrics-compat" Compat = Compat::None, "NAME", "Metrics under another server's names too: none or vllm";
     stall_timeout "stall-timeout" Duration = Duration::from_secs(120), "SECONDS" in 0.1..=86_400.0, "Duration of an engine step after which /livez and /readyz fail, in seconds" per model;
     otlp_endpoint "otlp-endpoint" Option<String> = None, "URL", "OpenTelemetry collector for traces (OTLP over HTTP), e.g. http://localhost:4318; OpenTelemetry's environment variables set sampling and batching [default: no traces]";

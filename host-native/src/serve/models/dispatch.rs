@@ -185,7 +185,12 @@ impl Prefixes {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::{prop, prop_assert_eq, proptest};
+    use std::sync::Arc;
+
+    use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
+    use starling::engine::Request;
+
+    use super::super::status::WorkerStatus;
 
     use super::*;
 
@@ -206,6 +211,40 @@ mod tests {
     fn chosen(strategy: Strategy, loads: &[Load], last: u32) -> Load {
         let id = choose(strategy, loads, last).unwrap();
         *loads.iter().find(|load| load.id == id).unwrap()
+    }
+
+    const ROOM: usize = 4;
+
+    fn handle(id: u32) -> WorkerHandle {
+        WorkerHandle { id, status: Arc::new(WorkerStatus::new(ROOM)) }
+    }
+
+    fn dispatcher(strategy: Strategy, n: usize) -> Dispatcher {
+        let dispatcher = Dispatcher::new(strategy);
+        (0..n as u32).for_each(|id| dispatcher.add(handle(id)));
+        dispatcher
+    }
+
+    fn group(token: u32) -> SequenceGroup {
+        SequenceGroup::new(Request::new(vec![token; 40]))
+    }
+
+    fn strategies() -> impl proptest::strategy::Strategy<Value = Strategy> {
+        use Strategy::{LeastLoaded, MemoryAware, PrefixAware, RoundRobin};
+        prop::sample::select(vec![RoundRobin, LeastLoaded, MemoryAware, PrefixAware])
+    }
+
+    /// The workers that get `n` requests in turn, none of which ends.
+    fn route(dispatcher: &Dispatcher, n: usize) -> Vec<Option<u32>> {
+        let one = |i| {
+            let mut inner = dispatcher.lock();
+            let id = inner.choose(&group(i as u32))?;
+            inner.last = id;
+            let status = inner.workers.iter().find(|worker| worker.handle.id == id)?.handle.status.clone();
+            status.set_running(status.running() + 1, ROOM);
+            Some(id)
+        };
+        (0..n).map(one).collect()
     }
 
     proptest! {
@@ -229,6 +268,80 @@ mod tests {
             let best = loads.iter().map(|load| (std::cmp::Reverse(load.cached_pages), load.running)).min();
             let load = chosen(Strategy::PrefixAware, &loads, last);
             prop_assert_eq!(Some((std::cmp::Reverse(load.cached_pages), load.running)), best);
+        }
+
+        #[test]
+        fn unhealthy_removal(strategy in strategies(), states in prop::collection::vec(any::<bool>(), 1..6)) {
+            let dispatcher = dispatcher(strategy, states.len());
+            for (worker, healthy) in dispatcher.workers().iter().zip(&states) {
+                worker.status.set_state(if *healthy { WorkerState::Healthy } else { WorkerState::Restarting });
+            }
+            let healthy = states.iter().filter(|healthy| **healthy).count();
+            let routed = route(&dispatcher, 2 * states.len() * ROOM);
+            prop_assert!(routed.iter().flatten().all(|id| states[*id as usize]));
+            // all that the healthy ones have room for, and no more
+            prop_assert_eq!(routed.iter().flatten().count(), healthy * ROOM);
+        }
+
+        #[test]
+        fn recovery_reinstatement(strategy in strategies(), n in 2usize..6, failed in 0u32..6) {
+            let dispatcher = dispatcher(strategy, n);
+            let failed = failed % n as u32;
+            let workers = dispatcher.workers();
+            workers[failed as usize].status.set_state(WorkerState::Restarting);
+            prop_assert!(!route(&dispatcher, n).contains(&Some(failed)));
+            workers[failed as usize].status.set_state(WorkerState::Healthy);
+            prop_assert!(route(&dispatcher, n * ROOM).contains(&Some(failed)));
+        }
+
+        #[test]
+        fn worker_count(changes in prop::collection::vec((any::<bool>(), 0u32..8), 0..40)) {
+            let dispatcher = Dispatcher::new(Strategy::LeastLoaded);
+            let mut expected = std::collections::BTreeSet::new();
+            for (adds, id) in changes {
+                if adds && expected.insert(id) {
+                    dispatcher.add(handle(id));
+                } else if !adds {
+                    expected.remove(&id);
+                    dispatcher.remove(id);
+                }
+                let found: std::collections::BTreeSet<u32> = dispatcher.workers().iter().map(|w| w.id).collect();
+                prop_assert_eq!(&found, &expected);
+                prop_assert_eq!(dispatcher.has_several(), expected.len() > 1);
+            }
+        }
+
+        #[test]
+        fn batch_completion(strategy in strategies(), n in 1usize..5, n_requests in 0usize..60) {
+            let dispatcher = dispatcher(strategy, n);
+            let (mut done, mut left) = (0, n_requests);
+            while left > 0 {
+                let routed = route(&dispatcher, left).into_iter().flatten().count();
+                prop_assert!(routed > 0, "{left} requests wait, and no worker takes one");
+                left -= routed;
+                done += routed;
+                // the batch ends
+                dispatcher.workers().iter().for_each(|worker| worker.status.set_running(0, ROOM));
+            }
+            prop_assert_eq!(done, n_requests);
+        }
+
+        #[test]
+        fn failure_isolation(strategy in strategies(), n in 2usize..5, failed in 0u32..5) {
+            let dispatcher = dispatcher(strategy, n);
+            let failed = failed % n as u32;
+            route(&dispatcher, n * ROOM / 2);
+            let workers = dispatcher.workers();
+            let running = |id: usize| workers[id].status.running();
+            let before: Vec<usize> = (0..n).map(running).collect();
+            workers[failed as usize].status.set_state(WorkerState::Restarting);
+            // its requests go to the others, whose own stay
+            let routed = route(&dispatcher, before[failed as usize]);
+            prop_assert!(routed.iter().all(|id| id.is_some_and(|id| id != failed)));
+            for id in (0..n).filter(|id| *id != failed as usize) {
+                let gained = routed.iter().filter(|to| **to == Some(id as u32)).count();
+                prop_assert_eq!(running(id), before[id] + gained);
+            }
         }
 
         #[test]
