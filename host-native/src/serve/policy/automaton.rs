@@ -186,7 +186,6 @@ impl Automaton {
         self.facts.len()
     }
 
-    #[cfg(test)]
     pub(super) fn max_match(&self) -> usize {
         self.max_match
     }

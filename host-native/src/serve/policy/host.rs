@@ -43,6 +43,8 @@ impl TextPolicy {
         let table = SettingsFile::read(path)?.table;
         let file: PolicyFile = table.try_into().map_err(|e: toml::de::Error| wrong(&e.message()))?;
         let policy = Policy::new(&file).map_err(|e| wrong(&e))?;
+        let held = policy.filter(Stage::Answer).max_match();
+        tracing::info!("policy: {}; streams hold back at most {held} bytes", path.display());
         Ok(TextPolicy { policy, client: HookClient::new()?, metrics: Arc::clone(metrics) })
     }
 

@@ -74,7 +74,6 @@ impl Filter {
     /// Longest match of its patterns, `allow` included, in bytes, at most [`MAX_MATCH`](super::automaton::MAX_MATCH): a stream
     /// never holds back more.
     #[must_use]
-    #[cfg(test)]
     pub fn max_match(&self) -> usize {
         let automata = self.detectors.iter().flat_map(|detector| [Some(&detector.deny), detector.allow.as_ref()]);
         automata.flatten().map(|automaton| automaton.max_match().min(self.max_match)).max().unwrap_or(0)
