@@ -143,10 +143,10 @@ with_server() {
         "$target/clients/bin/python" "tests/clients/$1" "$target/release/starling"
 }
 
-# files, alert rules, dashboard and documents of host-native/deploy, on the command as the tests have built it
+# files, alert rules, dashboard and documents of host-native/deploy
 check_deploy() {
-    cargo build --quiet -p starling-native &&
-        "$target/clients/bin/python" tests/scripts/check_deploy.py "$target/debug/starling"
+    cargo build --quiet --release &&
+        "$target/clients/bin/python" tests/scripts/check_deploy.py "$target/release/starling"
 }
 
 npm_ci() {

@@ -123,18 +123,20 @@ fn requests_do_not_load_models_if_they_may_not() {
     assert_eq!(server.post("/models/unload", &json!({ "model": "a" })).status, 400);
     assert_eq!(server.post(&format!("{COMPLETIONS}?autoload=false"), &completion("a", "x", 1)).status, 409);
     let mut events = server.open("GET", "/models/sse", &[], b"");
-    assert_eq!(server.ok("/models/load", &json!({ "model": "a" })), json!({ "success": true }));
-    let mut seen = String::new();
     let mut reader = std::io::BufReader::new(&mut events);
     assert_eq!(read_head(&mut reader).0, 200);
-    while !seen.contains("\"loaded\"") {
-        let mut bytes = [0; 256];
-        let n = reader.read(&mut bytes).expect("events");
-        assert!(n > 0, "{seen}");
-        seen += &String::from_utf8_lossy(&bytes[..n]);
-    }
-    let first = "data: {\"model\":\"a\",\"event\":\"status_change\",\"data\":{\"status\":\"unloaded\"}}";
-    assert!(seen.contains(first), "{seen}");
+    let mut seen = String::new();
+    let mut read_until = |what: &str| {
+        while !seen.contains(what) {
+            let mut bytes = [0; 256];
+            let n = reader.read(&mut bytes).expect("events");
+            assert!(n > 0, "{seen}");
+            seen += &String::from_utf8_lossy(&bytes[..n]);
+        }
+    };
+    read_until("data: {\"model\":\"a\",\"event\":\"status_change\",\"data\":{\"status\":\"unloaded\"}}");
+    assert_eq!(server.ok("/models/load", &json!({ "model": "a" })), json!({ "success": true }));
+    read_until("\"loaded\"");
     assert_eq!(server.get("/models").json()["data"][0]["status"]["value"], "loaded");
 }
 

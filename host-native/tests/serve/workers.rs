@@ -141,7 +141,7 @@ fn a_stalled_worker_loses_its_requests_and_returns() {
     let expected = text(&Server::start(&["-m", &source()]).ok(COMPLETIONS, &completion("m", "one two", 120)));
     let managed = Managed::start(&["-m", &source(), "--workers", "2", "--kv-memory", "2MiB", "--stall-timeout", "1"]);
     // the first request goes to the first worker
-    managed.ok("POST", "models/m/workers/0/fail", &json!({ "fault": "stall", "after_steps": 60 }));
+    managed.ok("POST", "models/m/workers/0/fail", &json!({ "fault": "stall", "after_steps": 10 }));
     let answer = managed.server.ok(COMPLETIONS, &completion("m", "one two", 120));
     assert_eq!(text(&answer), expected);
     managed.wait("models/m/workers", |list| {
