@@ -20,7 +20,7 @@ import tempfile
 def source():
     """A Python file of about 150 lines."""
     random.seed(7)
-    nouns = "order invoice customer product shipment payment refund basket voucher address".split()
+    nouns = "order invoice customer product shipment payment refund basket voucher address parcel".split()
     lines = ["import json", "from dataclasses import dataclass", "", ""]
     for noun in nouns:
         fields = random.sample("name price total count status owner created weight".split(), 3)
@@ -46,11 +46,11 @@ FILE = source()
 
 
 def tasks():
-    code = f"```python\n{FILE}```\n"
-    ask = "Reply with the complete file and nothing else."
+    code = f"```python\n{FILE}```"
+    ask = "in the following file. Write out the whole changed file, with all classes and functions."
     return {
-        "edit_rename": f"{code}Rename the function load_invoice to read_invoice in this file. {ask}",
-        "edit_parameter": f'{code}Add a parameter encoding="utf-8" to load_payment and pass it to open. {ask}',
+        "edit_rename": f"Rename the function load_invoice to read_invoice {ask}\n\n{code}",
+        "edit_parameter": f'Add a parameter encoding="utf-8" to load_payment {ask}\n\n{code}',
         "summarise": f"{ARTICLE}\n\nSummarise this article in five sentences, and quote each person word for word.",
         "prose": "Write a story of 300 words about a lighthouse keeper who finds a letter in a bottle.",
     }
@@ -72,7 +72,7 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--tokens", type=int, default=700)
+    parser.add_argument("--tokens", type=int, default=1200)
     parser.add_argument("--draft-max", type=int, default=8)
     parser.add_argument("--only")
     parser.add_argument("--prediction", action="store_true")
