@@ -65,6 +65,7 @@ fn is_by(value: &Value, schema: &Value, root: &Value) -> bool {
         ("maxItems", Value::Array(items)) => items.len() as f64 <= n(of),
         ("items", Value::Array(items)) => items.iter().all(|item| is_by(item, of, root)),
         ("required", Value::Object(o)) => all(of, &|name| !o.contains_key(name.as_str().expect("a name"))) == 0,
+        ("minProperties", Value::Object(o)) => o.len() as f64 >= n(of),
         ("properties", Value::Object(o)) => {
             of.as_object().expect("schemas").iter().all(|(k, s)| o.get(k).is_none_or(|v| is_by(v, s, root)))
         }
@@ -104,14 +105,18 @@ fn schemas() -> impl Strategy<Value = Value> {
             prop::collection::vec((prop::sample::select(PATTERNS.to_vec()), inner.clone()), 0..2),
             names(),
             prop::option::of(prop_oneof![Just(json!(false)), Just(json!(true)), inner.clone()]),
+            prop::option::weighted(0.2, 0usize..4),
         );
-        let object = object.prop_map(|(properties, patterns, required, more)| {
+        let object = object.prop_map(|(properties, patterns, required, more, min)| {
             let map = |pairs: Vec<(&str, Value)>| pairs.into_iter().map(|(k, v)| (k.into(), v)).collect();
             let mut schema = json!({ "type": "object", "required": required });
             schema["properties"] = Value::Object(map(properties));
             schema["patternProperties"] = Value::Object(map(patterns));
             if let Some(more) = more {
                 schema["additionalProperties"] = more;
+            }
+            if let Some(min) = min {
+                schema["minProperties"] = min.into();
             }
             schema
         });

@@ -235,15 +235,15 @@ fn literal(text: &str) -> String {
 
 /// A schema that says which white space there may be, if it does not say so itself.
 fn spaced(schema: &Value) -> Result<Value, StructureError> {
-    let (mut schema, has_patterns) = match schema {
+    let (mut schema, compares_keys) = match schema {
         Value::Bool(true) => (json!({}), false),
         Value::Object(_) => schema::prepared(schema)?,
         _ => return Err(wrong("is not a schema: found something else than an object")),
     };
     if schema.get("x-guidance").is_none() {
         schema["x-guidance"] = json!({ "whitespace_pattern": JSON_SPACE });
-        if has_patterns {
-            // patterns see no letter that is written as `\u0061`, so keys would be those of `additionalProperties`
+        if compares_keys {
+            // a listed key written as `\u0061` would be compared as an unlisted one
             schema["x-guidance"]["json_allowed_escapes"] = "nrbtf\\\"".into();
         }
     }
@@ -394,6 +394,27 @@ pub(crate) mod tests {
             serde_json::from_str(r#"{"type": "object", "properties": {"z": true, "a": true}}"#).expect("JSON");
         assert_eq!(judge(&Form::Schema(ordered.clone()), r#"{"z": 1, "a": 2}"#), Some(true));
         assert_eq!(judge(&Form::Schema(ordered), r#"{"a": 2, "z": 1}"#), None);
+    }
+
+    #[test]
+    fn a_key_with_escapes_does_not_bypass_its_schema() {
+        let listed = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
+        let closed = json!({ "type": "object", "properties": { "a": { "type": "string" } }, "required": ["a"],
+            "additionalProperties": false });
+        let patterns = json!({ "type": "object", "patternProperties": { "^a$": { "type": "integer" } } });
+        for (schema, text, judged) in [
+            (&listed, r#"{"a": 1, "b": "x"}"#, Some(true)),
+            (&listed, r#"{"b": "\u0061"}"#, None),
+            (&listed, r#"{"\u0061": "x"}"#, None),
+            (&listed, r#"{"b\n": "\""}"#, Some(true)),
+            (&patterns, r#"{"\u0061": "x"}"#, None),
+            // where all keys are known, texts may have escapes for control characters
+            (&closed, r#"{"a": "\u001b"}"#, Some(true)),
+            (&closed, r#"{"\u0061": "x"}"#, None),
+            (&json!({ "type": "object" }), r#"{"\u0061": "\u001b"}"#, Some(true)),
+        ] {
+            assert_eq!(judge(&Form::Schema(schema.clone()), text), judged, "{schema} {text}");
+        }
     }
 
     #[test]

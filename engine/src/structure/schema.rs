@@ -47,7 +47,8 @@ const SCHEMAS: [&str; 17] = [
 /// Keywords whose value has a schema for each name.
 const NAMED_SCHEMAS: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
 
-/// The schema as `llguidance` reads it right, and whether it has patterns of keys.
+/// The schema as `llguidance` reads it right, and whether a key may not be written with `\\u` escapes: `llguidance`
+/// compares keys with listed names and patterns as they are written.
 ///
 /// # Errors
 /// What it cannot say exactly, with the JSON pointer of the place.
@@ -65,15 +66,15 @@ pub(super) fn prepared(schema: &Value) -> Result<(Value, bool), StructureError> 
         }
     }
     work.add_aliases(&mut schema)?;
-    Ok((schema, work.has_patterns))
+    Ok((schema, work.compares_keys))
 }
 
 #[derive(Default)]
 struct Work {
     /// The patterns of keys.
     patterns: BTreeSet<String>,
-    /// Whether a pattern of keys is left.
-    has_patterns: bool,
+    /// Whether an object has keys that are listed, or that patterns match, beside others.
+    compares_keys: bool,
     /// Bytes that have been copied.
     copied: usize,
     /// JSON pointers of the parts that references reach by an alias, whose name is their index.
@@ -114,7 +115,10 @@ impl Work {
                 }
             }
         }
-        self.merge_patterns(schema)
+        self.merge_patterns(schema)?;
+        let is_closed = schema.get("additionalProperties") == Some(&Value::Bool(false));
+        self.compares_keys |= !is_closed && !listed(schema).is_empty();
+        check_min_properties(schema, &at)
     }
 
     /// Replaces a reference with escapes by one that is followed as it is written.
@@ -202,7 +206,7 @@ impl Work {
         if !all.is_empty() && Keys::others(&all, &taken).is_some_and(|mut rest| rest.is_empty()) {
             schema.insert("additionalProperties".into(), Value::Bool(false));
         }
-        self.has_patterns |= !kept.is_empty();
+        self.compares_keys |= !kept.is_empty();
         schema.insert("patternProperties".into(), Value::Object(kept));
         Ok(())
     }
@@ -219,6 +223,29 @@ fn listed(schema: &Map<String, Value>) -> Vec<String> {
         }
     }
     names
+}
+
+/// Checks that a key that occurs twice cannot make up for one that `minProperties` wants: at most one key may be left
+/// to the answer's choice.
+fn check_min_properties(schema: &Map<String, Value>, at: &str) -> Result<(), StructureError> {
+    let is_object = match schema.get("type") {
+        Some(Value::Array(types)) => types.iter().any(|kind| kind == "object"),
+        kind => kind.is_none_or(|kind| kind == "object"),
+    };
+    let is_closed = schema.get("additionalProperties") == Some(&Value::Bool(false));
+    let has_patterns = schema.get("patternProperties").and_then(Value::as_object).is_some_and(|map| !map.is_empty());
+    let Some(min) = schema.get("minProperties").and_then(Value::as_f64) else { return Ok(()) };
+    let required: BTreeSet<&str> =
+        schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+    let most = required.len() + 1;
+    if !is_object || (is_closed && !has_patterns) || min <= most as f64 {
+        return Ok(());
+    }
+    let message = format!(
+        "{at}/minProperties: found {min}, expected at most {most}, one more than the required properties: answers could \
+         repeat a key to reach it"
+    );
+    Err(wrong(&message))
 }
 
 /// A set of keys.
@@ -431,6 +458,33 @@ mod tests {
         ] {
             let schema: Value = serde_json::from_str(schema).expect("JSON");
             assert_eq!(prepared(&schema), Ok((schema.clone(), false)));
+        }
+    }
+
+    #[test]
+    fn min_properties_that_a_repeated_key_meets_are_refused() {
+        for (schema, is_taken) in [
+            (json!({ "type": "object", "minProperties": 1 }), true),
+            (json!({ "type": "object", "minProperties": 2 }), false),
+            (json!({ "minProperties": 2, "required": ["a"] }), true),
+            (json!({ "minProperties": 3, "required": ["a", "a"] }), false),
+            (
+                json!({ "type": ["null", "object"], "patternProperties": { "^x": true }, "additionalProperties": false,
+                     "minProperties": 2 }),
+                false,
+            ),
+            (
+                json!({ "properties": { "a": true, "b": true }, "required": ["a", "b"], "additionalProperties": false,
+                     "minProperties": 2 }),
+                true,
+            ),
+            (json!({ "type": "array", "minProperties": 2 }), true),
+        ] {
+            let whole = json!({ "items": schema });
+            match is_taken {
+                true => assert!(prepared(&whole).is_ok(), "{schema}"),
+                false => assert!(message(&whole).starts_with("/items/minProperties: found "), "{}", message(&whole)),
+            }
         }
     }
 
