@@ -11,7 +11,7 @@ pub const ALL_TOKENS: u32 = u32::MAX;
 pub const MAX_TOP_LOGPROBS: u32 = 200;
 
 /// Texts that DRY's repetitions do not reach over by default; as llama.cpp has them
-/// ([`Tokenizer::sequences_with`](crate::tokenizer::Tokenizer::sequences_with) gives their tokens).
+/// ([`Tokenizer::dry_breakers`](crate::tokenizer::Tokenizer::dry_breakers) gives their tokens).
 pub const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 /// Tokens of all DRY breakers together.
 const MAX_BREAKER_TOKENS: usize = 65_536;
