@@ -10,7 +10,7 @@ use axum::response::Response;
 use starling::chat::Json;
 use starling::tokenizer::EncodeOptions;
 use starling_api::answer::Answer;
-use starling_api::messages::{ChatEnd, check_messages};
+use starling_api::messages::{ChatEnd, check_messages, continue_conversation};
 use starling_api::native::generate::{
     CloseRequest, CloseResponse, GenerateFields, GenerateRequest, GenerateResponse, GenerateWriter,
 };
@@ -92,32 +92,6 @@ pub async fn generate(
 /// A turn of a session, the tokens of its prompt, and the messages so far if it is a chat.
 type SessionTurn = (Turn, Vec<u32>, Option<Vec<Json>>);
 
-/// Fields of a message that a session keeps and gives to the template: those that chat APIs define.
-const MESSAGE_FIELDS: [&str; 9] = [
-    "role",
-    "content",
-    "name",
-    "tool_calls",
-    "tool_call_id",
-    "function_call",
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-];
-
-/// The messages of a session before this turn, and those of the turn.
-fn conversation(before: &History, messages: Vec<Json>) -> Vec<Json> {
-    let mut all = if let History::Messages(messages) = before { messages.to_vec() } else { Vec::new() };
-    all.extend(messages.into_iter().map(|message| match message {
-        Json::Object(mut fields) => {
-            fields.retain(|(name, _)| MESSAGE_FIELDS.contains(&name.as_str()));
-            Json::Object(fields)
-        }
-        other => other,
-    }));
-    all
-}
-
 /// The tokens to continue, and the conversation so far if it is one of messages.
 async fn prompt(
     instance: &Arc<ModelInstance>,
@@ -166,7 +140,10 @@ async fn prompt(
                     None,
                 ));
             }
-            let all = move || Ok(Arc::new(conversation(&history, check_messages(messages)?)));
+            let all = move || {
+                let before: &[Json] = if let History::Messages(before) = &history { before } else { &[] };
+                Ok(Arc::new(continue_conversation(before, check_messages(messages)?)))
+            };
             let all = offload_tokenize(usize::MAX, all).await?;
             reserve(&before.tokens, History::Messages(Arc::clone(&all)))?;
             let all = Arc::unwrap_or_clone(all);
