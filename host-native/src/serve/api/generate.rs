@@ -60,7 +60,7 @@ pub async fn generate(
         id.as_deref().map(|id| instance.sessions.begin(&caller.tenant.name, &Arc::from(id), salt, Instant::now()));
     let turn = match turn.transpose()? {
         Some((turn, out)) => {
-            instance.queue.forget(out);
+            instance.queue.evict_prefixes(out);
             Some(turn)
         }
         None => None,
@@ -105,7 +105,7 @@ async fn prompt(
     };
     let reserve = |tokens: &Arc<Vec<u32>>, history: History| -> Result<(), ApiError> {
         let Some(turn) = turn else { return Ok(()) };
-        instance.queue.forget(turn.reserve(&Conversation { tokens: Arc::clone(tokens), history })?);
+        instance.queue.evict_prefixes(turn.reserve(&Conversation { tokens: Arc::clone(tokens), history })?);
         Ok(())
     };
     match (generate.prompt, generate.messages, before.history) {
@@ -168,7 +168,7 @@ fn end_turn(instance: &ModelInstance, turn: SessionTurn, answer: &Answer) {
     if turn.is_detached() {
         conversation = conversation.detach(|tokens| instance.text(tokens));
     }
-    instance.queue.forget(turn.end(conversation));
+    instance.queue.evict_prefixes(turn.end(conversation));
 }
 
 /// Close a session and free its part of the prefix cache.
@@ -191,7 +191,7 @@ pub async fn close_session(
         let Some(left) = entry.sessions.close(tenant, &id) else { continue };
         is_closed = true;
         if let Some(instance) = entry.instance() {
-            instance.queue.forget(left);
+            instance.queue.evict_prefixes(left);
         }
     }
     if !is_closed {
