@@ -12,7 +12,7 @@ use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvMemory, KvType, PAGE};
-use starling::model::{Model, Run, Scratch};
+use starling::model::{Exec, KvRef, Model, Run, Scratch};
 use starling::pool::Pool;
 
 use crate::bandwidth;
@@ -253,9 +253,11 @@ impl<'a> Bench<'a> {
     }
 
     fn batch(&mut self, tokens: &[u32], pos: usize) {
-        let kv = self.model.kv_layout(self.kv_type);
+        let layout = self.model.kv_layout(self.kv_type);
         let run = Run { tokens, pos, pages: &self.pages, n_logits: 1 };
-        self.model.forward(self.cpu, self.pool, &[run], &kv, &mut self.memory, &mut self.scratch, None);
+        let exec = Exec { cpu: self.cpu, pool: self.pool };
+        let kv = KvRef { layout: &layout, memory: &mut self.memory };
+        self.model.forward(exec, &[run], kv, &mut self.scratch, None);
     }
 
     /// Seconds for `n` tokens after `depth` tokens of context.

@@ -22,7 +22,7 @@ use alloc::string::String;
 
 pub use config::Config;
 pub(crate) use forward::logits_rows;
-pub use forward::{Run, Stage, Trace};
+pub use forward::{Exec, KvRef, Run, Stage, Trace};
 use loader::WeightLoader;
 pub(crate) use projection::ProjectionScratch;
 pub use scratch::Scratch;

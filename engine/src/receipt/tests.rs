@@ -7,7 +7,7 @@ use super::*;
 use crate::error::RequestError;
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvMemory, PAGE};
-use crate::model::{Model, Run};
+use crate::model::{Exec, KvRef, Model, Run};
 use crate::pool::Inline;
 use crate::sampler::{Dry, LogprobKind, Sampler};
 
@@ -32,7 +32,8 @@ fn answer(model: &Model, request: ReceiptRequest, n: usize) -> Receipt {
     let mut done = 0;
     for _ in 0..n {
         let run = Run { tokens: &tokens[done..], pos: done, pages: &pages, n_logits: 1 };
-        let out = model.forward(Cpu::detect(), &Inline, &[run], &kv, &mut memory, &mut scratch, None);
+        let exec = Exec { cpu: Cpu::detect(), pool: &Inline };
+        let out = model.forward(exec, &[run], KvRef { layout: &kv, memory: &mut memory }, &mut scratch, None);
         done = tokens.len();
         let pick = sampler.pick(Cpu::detect(), out.logits(0), request.sequence, done as u64, None);
         sampler.accept(pick.token);
