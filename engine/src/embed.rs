@@ -21,7 +21,7 @@ use crate::kernels::attention::{KvLayout, KvMemory, KvType, PAGE};
 use crate::kernels::elementwise::{add_scaled, scale};
 use crate::kernels::norm::normalise;
 use crate::kernels::{Cpu, tasks};
-use crate::model::{Config, Exec, KvRef, Model, ProjectionScratch, Run, Scratch};
+use crate::model::{Config, Exec, KvRef, Model, ProjectionScratch, Run, Scratch, ScratchSize};
 use crate::pool::Pool;
 
 /// Pooling of token states to the vector of a text.
@@ -130,7 +130,8 @@ impl Embedder {
         let kv = KvLayout { n_layer: 1, ..model.kv_layout(KvType::F32) };
         let n_pages = (options.batch_tokens / PAGE).saturating_add(options.max_texts);
         let memory = KvMemory::zeroed(&kv, n_pages)?;
-        let scratch = model.scratch(pool, KvType::F32, options.batch_tokens, 0, 0, options.n_ctx)?;
+        let size = ScratchSize { rows: options.batch_tokens, logits: 0, seqs: 0, n_ctx: options.n_ctx };
+        let scratch = model.scratch(pool, KvType::F32, size)?;
         let pages = (0..u32::try_from(n_pages).unwrap_or(u32::MAX)).collect();
         let projections = model.projection_scratch(options.max_texts)?;
         let quick_tokens = options.batch_tokens.min(QUICK_TOKENS.saturating_mul(pool.threads()));

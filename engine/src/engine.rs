@@ -23,7 +23,7 @@ use crate::error::{MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
 use crate::kv::{KvArena, KvStats, PageError, SeqPages};
-use crate::model::{Exec, KvRef, Model, Run, Scratch, logits_rows};
+use crate::model::{Exec, KvRef, Model, Run, Scratch, ScratchSize, logits_rows};
 use crate::pool::Pool;
 use crate::receipt::Chain;
 use crate::sampler::{Guide, Sampler};
@@ -88,8 +88,9 @@ impl Engine {
             fingerprint = Sha256::new_with_prefix(fingerprint).chain_update("long context").finalize().into();
         }
         let arena = KvArena::new(layout, n_pages, fingerprint)?;
-        let rows = options.batch_tokens.max(options.max_seqs);
-        let scratch = model.scratch(pool, options.kv_type, rows, options.max_seqs, options.max_seqs, options.n_ctx)?;
+        let (max_seqs, n_ctx) = (options.max_seqs, options.n_ctx);
+        let size = ScratchSize { rows: options.batch_tokens.max(max_seqs), logits: max_seqs, seqs: max_seqs, n_ctx };
+        let scratch = model.scratch(pool, options.kv_type, size)?;
         let max_batch_tokens = options.batch_tokens;
         Ok(Engine { model, options, arena, scratch, active: VecDeque::new(), next_id: 0, max_batch_tokens })
     }

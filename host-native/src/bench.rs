@@ -12,7 +12,7 @@ use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvMemory, KvType, PAGE};
-use starling::model::{Exec, KvRef, Model, Run, Scratch};
+use starling::model::{Exec, KvRef, Model, Run, Scratch, ScratchSize};
 use starling::pool::Pool;
 
 use crate::bandwidth;
@@ -247,7 +247,8 @@ impl<'a> Bench<'a> {
         let pages: Vec<u32> = (0..n_ctx.div_ceil(PAGE) as u32).collect();
         let memory = KvMemory::zeroed(&model.kv_layout(kv_type), pages.len());
         let memory = memory.map_err(|_| Failure::Memory("the context".into()))?;
-        let scratch = model.scratch(pool, kv_type, BATCH.min(n_ctx), 1, 1, n_ctx);
+        let size = ScratchSize { rows: BATCH.min(n_ctx), logits: 1, seqs: 1, n_ctx };
+        let scratch = model.scratch(pool, kv_type, size);
         let scratch = scratch.map_err(Failure::memory("the context"))?;
         Ok(Bench { model, cpu, pool, kv_type, memory, pages, scratch })
     }

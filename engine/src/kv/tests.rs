@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::kernels::Cpu;
 use crate::kernels::attention::KvType;
-use crate::model::{Exec, KvRef, Model, Run};
+use crate::model::{Exec, KvRef, Model, Run, ScratchSize};
 use crate::pool::Inline;
 
 fn layout(kv_type: KvType) -> KvLayout {
@@ -321,7 +321,8 @@ fn a_cached_prefix_gives_the_same_logits() {
     for kv_type in KvType::ALL {
         let kv = model.kv_layout(kv_type);
         let mut a = KvArena::new(kv, 16, [0; 32]).expect("memory");
-        let mut scratch = model.scratch(&Inline, kv_type, 64, 1, 1, 64).expect("memory");
+        let size = ScratchSize { rows: 64, logits: 1, seqs: 1, n_ctx: 64 };
+        let mut scratch = model.scratch(&Inline, kv_type, size).expect("memory");
         let mut run = |a: &mut KvArena| {
             let mut seq = a.acquire(&tokens, 0);
             a.extend(&mut seq, tokens.len()).expect("room");

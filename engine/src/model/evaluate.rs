@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use thiserror::Error;
 
-use super::{Exec, KvRef, Model, Run, Trace};
+use super::{Exec, KvRef, Model, Run, ScratchSize, Trace};
 use crate::error::{MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvMemory, KvType, PAGE};
@@ -72,8 +72,8 @@ impl Evaluation<'_> {
         let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE) as u32).collect();
         let mut memory = KvMemory::zeroed(&layout, pages.len()).map_err(|e| no_memory(e.into()))?;
         let batch = self.batch.clamp(1, tokens.len());
-        let mut scratch =
-            self.model.scratch(self.pool, self.kv_type, batch, batch, 1, self.n_ctx).map_err(no_memory)?;
+        let size = ScratchSize { rows: batch, logits: batch, seqs: 1, n_ctx: self.n_ctx };
+        let mut scratch = self.model.scratch(self.pool, self.kv_type, size).map_err(no_memory)?;
         for (i, tokens) in tokens.chunks(batch).enumerate() {
             let (pos, end) = (i * batch, i * batch + tokens.len());
             let n_logits = end.saturating_sub(first.max(pos));
