@@ -21,7 +21,7 @@ use crate::kernels::attention::{KvLayout, KvMemory, KvType, PAGE};
 use crate::kernels::elementwise::{add_scaled, scale};
 use crate::kernels::norm::normalise;
 use crate::kernels::{Cpu, tasks};
-use crate::model::{Config, Model, ProjectionScratch, Run, Scratch};
+use crate::model::{Config, Exec, KvRef, Model, ProjectionScratch, Run, Scratch, ScratchSize};
 use crate::pool::Pool;
 
 /// Pooling of token states to the vector of a text.
@@ -130,7 +130,8 @@ impl Embedder {
         let kv = KvLayout { n_layer: 1, ..model.kv_layout(KvType::F32) };
         let n_pages = (options.batch_tokens / PAGE).saturating_add(options.max_texts);
         let memory = KvMemory::zeroed(&kv, n_pages)?;
-        let scratch = model.scratch(pool, KvType::F32, options.batch_tokens, 0, 0, options.n_ctx)?;
+        let size = ScratchSize { rows: options.batch_tokens, logits: 0, seqs: 0, n_ctx: options.n_ctx };
+        let scratch = model.scratch(pool, KvType::F32, size)?;
         let pages = (0..u32::try_from(n_pages).unwrap_or(u32::MAX)).collect();
         let projections = model.projection_scratch(options.max_texts)?;
         let quick_tokens = options.batch_tokens.min(QUICK_TOKENS.saturating_mul(pool.threads()));
@@ -236,7 +237,9 @@ impl Embedder {
             return Ok(());
         }
         let d = self.model.config.n_embd;
-        let states = self.model.states(cpu, pool, &runs, &self.kv, &mut self.memory, &mut self.scratch);
+        let kv = KvRef { layout: &self.kv, memory: &mut self.memory };
+        let exec = Exec { cpu, pool };
+        let states = self.model.states(exec, &runs, kv, &mut self.scratch);
         let (mut vectors, mut left) = (Vec::with_capacity(texts.len()), states);
         for text in texts {
             let (rows, others) = left.split_at_mut(text.tokens.len() * d);
@@ -246,7 +249,7 @@ impl Embedder {
         tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| pooled(cpu, texts[i].pooling, &mut rows[0], d));
         let pairs = vectors.iter_mut().zip(texts);
         let mut through: Vec<_> = pairs.filter(|(_, t)| t.pooling != Pooling::None).map(|(rows, _)| rows).collect();
-        self.model.project(cpu, pool, &mut through, &mut self.projections);
+        self.model.project(exec, &mut through, &mut self.projections);
         tasks::chunks(pool, &mut vectors, 1, &|i, rows, _| finish(cpu, &texts[i], &mut rows[0], &self.model));
         for (i, v) in vectors.iter().enumerate() {
             sink(i, v.iter().all(|v| v.is_finite()).then_some(v));

@@ -24,7 +24,7 @@ use crate::error::{MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
 use crate::kv::{KvArena, KvStats, PageError, SeqPages};
-use crate::model::{Model, Run, Scratch, logits_rows};
+use crate::model::{Exec, KvRef, Model, Run, Scratch, ScratchSize, logits_rows};
 use crate::pool::Pool;
 use crate::receipt::Chain;
 use crate::sampler::{Guide, Sampler};
@@ -96,9 +96,10 @@ impl Engine {
             fingerprint = Sha256::new_with_prefix(fingerprint).chain_update("long context").finalize().into();
         }
         let arena = KvArena::new(layout, n_pages, fingerprint)?;
-        let rows = options.batch_tokens.max(options.max_seqs);
-        let logits = options.max_seqs.saturating_add(options.draft_rows);
-        let scratch = model.scratch(pool, options.kv_type, rows, logits, options.max_seqs, options.n_ctx)?;
+        let (max_seqs, n_ctx) = (options.max_seqs, options.n_ctx);
+        let rows = options.batch_tokens.max(max_seqs);
+        let logits = max_seqs.saturating_add(options.draft_rows);
+        let scratch = model.scratch(pool, options.kv_type, ScratchSize { rows, logits, seqs: max_seqs, n_ctx })?;
         let max_batch_tokens = options.batch_tokens;
         let (active, costs) = (VecDeque::new(), StepCosts::default());
         Ok(Engine { model, options, arena, scratch, active, next_id: 0, max_batch_tokens, costs, decode_rows: None })
@@ -444,12 +445,13 @@ impl Engine {
                 Run { tokens, pos: a.n_computed, pages: a.ring.as_deref().unwrap_or(&a.pages.pages), n_logits }
             })
             .collect();
-        self.model.batch(cpu, pool, &runs, &layout, memory, &mut self.scratch, None);
+        let exec = Exec { cpu, pool };
+        self.model.batch(exec, &runs, KvRef { layout: &layout, memory }, &mut self.scratch, None);
         let picks = logits_rows(&runs);
         drop(runs);
         sink(Event::Computed { n_tokens });
-        self.score_prompts(cpu, pool, &plan, sink);
-        let out = self.model.logits(cpu, pool, &picks, &mut self.scratch, None);
+        self.score_prompts(exec, &plan, sink);
+        let out = self.model.logits(exec, &picks, &mut self.scratch, None);
         let (mut row, mut ended) = (0, Vec::new());
         for p in &plan {
             let a = &mut self.active[p.request];
@@ -511,7 +513,7 @@ impl Engine {
 
     /// Emits the prompt log-probabilities of the requests that want them, for the rows of this batch. Logits are
     /// computed for at most `max_seqs` rows at a time, which is what the scratch memory holds.
-    fn score_prompts(&mut self, cpu: Cpu, pool: &dyn Pool, plan: &[BatchEntry], sink: &mut dyn FnMut(Event)) {
+    fn score_prompts(&mut self, exec: Exec<'_>, plan: &[BatchEntry], sink: &mut dyn FnMut(Event)) {
         let mut end = 0;
         for p in plan {
             let (a, first) = (&mut self.active[p.request], end);
@@ -528,12 +530,16 @@ impl Engine {
             let mut next = a.tokens[from + 1..].iter();
             for from in (first..first + n).step_by(self.options.max_seqs) {
                 let rows = from..(first + n).min(from + self.options.max_seqs);
-                let out = self.model.logits(cpu, pool, core::slice::from_ref(&rows), &mut self.scratch, None);
+                let out = self.model.logits(exec, core::slice::from_ref(&rows), &mut self.scratch, None);
                 for (row, token) in (0..out.len()).zip(&mut next) {
                     let (hidden, logits) = (out.hidden(row), out.logits(row));
                     a.is_finite &= hidden.iter().chain(logits).all(|v| v.is_finite());
                     // non-finite logits have no log-probability; they end the request in `step`
-                    logprobs.push(if a.is_finite { a.sampler.score(cpu, logits, *token) } else { (0.0, Vec::new()) });
+                    logprobs.push(if a.is_finite {
+                        a.sampler.score(exec.cpu, logits, *token)
+                    } else {
+                        (0.0, Vec::new())
+                    });
                 }
             }
             sink(Event::Prompt { id: a.id, logprobs });

@@ -1,4 +1,4 @@
-//! Output constraints as data. `structure` compiles them; a host without it hands them to another module.
+//! Output constraints as data. `structure` compiles them; a host without it passes them to another module.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -11,16 +11,15 @@ use serde_json::{Value, json};
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
-    /// JSON that a schema describes.
+    /// JSON that is valid against a schema.
     Schema(Value),
-    /// A text that a regular expression matches as a whole.
+    /// A text that a regular expression matches from beginning to end.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A text of a grammar in Lark's syntax, as `llguidance` has it; `@schema_0` in it is JSON by the first schema.
+    /// A text of a grammar in `llguidance`'s Lark syntax; `@schema_0` in it stands for JSON of the first schema.
     Lark(String, Vec<Value>),
-    /// A grammar and its schemas as [`Form::Lark`] has them, where `@answer` is a text of the other form:
-    /// `structure::Calls::or` makes it.
+    /// As [`Form::Lark`]; `@answer` in the grammar stands for a text of the other form. Built by `structure::Calls::or`.
     #[serde(skip)]
     LarkOr(String, Vec<Value>, Box<Form>),
 }

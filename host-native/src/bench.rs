@@ -12,7 +12,7 @@ use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvMemory, KvType, PAGE};
-use starling::model::{Model, Run, Scratch};
+use starling::model::{Exec, KvRef, Model, Run, Scratch, ScratchSize};
 use starling::pool::Pool;
 
 use crate::bandwidth;
@@ -248,15 +248,18 @@ impl<'a> Bench<'a> {
         let pages: Vec<u32> = (0..n_ctx.div_ceil(PAGE) as u32).collect();
         let memory = KvMemory::zeroed(&model.kv_layout(kv_type), pages.len());
         let memory = memory.map_err(|_| Failure::Memory("the context".into()))?;
-        let scratch = model.scratch(pool, kv_type, BATCH.min(n_ctx), 1, 1, n_ctx);
+        let size = ScratchSize { rows: BATCH.min(n_ctx), logits: 1, seqs: 1, n_ctx };
+        let scratch = model.scratch(pool, kv_type, size);
         let scratch = scratch.map_err(Failure::memory("the context"))?;
         Ok(Bench { model, cpu, pool, kv_type, memory, pages, scratch })
     }
 
     fn batch(&mut self, tokens: &[u32], pos: usize) {
-        let kv = self.model.kv_layout(self.kv_type);
+        let layout = self.model.kv_layout(self.kv_type);
         let run = Run { tokens, pos, pages: &self.pages, n_logits: 1 };
-        self.model.forward(self.cpu, self.pool, &[run], &kv, &mut self.memory, &mut self.scratch, None);
+        let exec = Exec { cpu: self.cpu, pool: self.pool };
+        let kv = KvRef { layout: &layout, memory: &mut self.memory };
+        self.model.forward(exec, &[run], kv, &mut self.scratch, None);
     }
 
     /// Seconds for `n` tokens after `depth` tokens of context.

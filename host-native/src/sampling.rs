@@ -59,11 +59,6 @@ pub struct SamplingArgs {
     pub seed: u64,
 }
 
-/// The token sequences in which one of the texts ends; a DRY repetition does not extend over them.
-pub fn breakers(tokenizer: &Tokenizer, texts: &[impl AsRef<str>]) -> Vec<Vec<u32>> {
-    texts.iter().flat_map(|text| tokenizer.sequences_with(text.as_ref())).collect()
-}
-
 fn bias(text: &str) -> Result<(u32, f32), String> {
     let (id, b) = text.split_once('=').ok_or("expected ID=B, e.g. 42=-1.5")?;
     Ok((id.parse().map_err(|e| format!("token id: {e}"))?, b.parse().map_err(|e| format!("bias: {e}"))?))
@@ -77,9 +72,9 @@ impl SamplingArgs {
             allowed_length: self.dry_allowed_length,
             last_n: u32::try_from(self.dry_penalty_last_n).unwrap_or(ALL_TOKENS),
             breakers: match &self.dry_sequence_breaker[..] {
-                [] => breakers(tokenizer, &DRY_BREAKERS),
+                [] => tokenizer.dry_breakers(&DRY_BREAKERS),
                 [none] if none == "none" => Vec::new(),
-                texts => breakers(tokenizer, texts),
+                texts => tokenizer.dry_breakers(texts),
             },
         };
         SamplingOptions {

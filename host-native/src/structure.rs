@@ -47,8 +47,8 @@ impl Grammars {
         });
         match done {
             Ok(Ok(result)) => Ok(result),
-            Ok(Err(_)) => Err(StructureError::Wrong("compiling the grammar failed".into())),
-            Err(e) => Err(StructureError::Wrong(format!("cannot start a thread to compile the grammar: {e}"))),
+            Ok(Err(_)) => Err(StructureError::Invalid("compiling the grammar failed".into())),
+            Err(e) => Err(StructureError::Invalid(format!("cannot start a thread to compile the grammar: {e}"))),
         }
     }
 }

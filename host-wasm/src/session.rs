@@ -336,9 +336,12 @@ impl Session {
         };
         let mut sampling = r.sampling;
         if let Some(dry) = &mut sampling.dry {
-            let usual = if dry.breakers.is_empty() { &DRY_BREAKERS[..] } else { &[] };
-            let texts = r.dry_breakers.unwrap_or_else(|| usual.iter().map(|&text| text.into()).collect());
-            dry.breakers.extend(texts.iter().flat_map(|text| self.model.tokenizer.sequences_with(text)));
+            let tokenizer = &self.model.tokenizer;
+            dry.breakers.extend(match r.dry_breakers {
+                Some(texts) => tokenizer.dry_breakers(&texts),
+                None if dry.breakers.is_empty() => tokenizer.dry_breakers(&DRY_BREAKERS),
+                None => Vec::new(),
+            });
         }
         let request = Request {
             sampling,

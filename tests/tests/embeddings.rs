@@ -10,7 +10,7 @@ use starling::error::{LoadError, RequestError};
 use starling::gguf::{Gguf, TensorInfo, Value};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvMemory, KvType, PAGE};
-use starling::model::{Model, Run};
+use starling::model::{Exec, KvRef, Model, Run, ScratchSize};
 use starling::pool::Inline;
 use starling::quant::dequantise;
 use starling::tokenizer::EncodeOptions;
@@ -177,9 +177,11 @@ fn decoders_embed_with_the_states_that_they_generate_from() {
         let kv = model.kv_layout(KvType::F32);
         let pages: Vec<u32> = (0..300u32.div_ceil(PAGE as u32)).collect();
         let mut memory = KvMemory::zeroed(&kv, pages.len()).expect("memory");
-        let mut scratch = model.scratch(&Inline, KvType::F32, 300, 300, 1, 300).expect("memory");
+        let size = ScratchSize { rows: 300, logits: 300, seqs: 1, n_ctx: 300 };
+        let mut scratch = model.scratch(&Inline, KvType::F32, size).expect("memory");
         let run = Run { tokens: &ids, pos: 0, pages: &pages, n_logits: 300 };
-        let out = model.forward(Cpu::detect(), &Inline, &[run], &kv, &mut memory, &mut scratch, None);
+        let exec = Exec { cpu: Cpu::detect(), pool: &Inline };
+        let out = model.forward(exec, &[run], KvRef { layout: &kv, memory: &mut memory }, &mut scratch, None);
         let want: Vec<f32> = (0..300).flat_map(|row| out.hidden(row)).copied().collect();
         assert_eq!(bits(&got[0]), bits(&want), "{file}");
     }

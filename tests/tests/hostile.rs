@@ -8,7 +8,7 @@ use starling::error::MemoryError;
 use starling::gguf::{Gguf, Value};
 use starling::kernels::Cpu;
 use starling::kernels::attention::KvType;
-use starling::model::Model;
+use starling::model::{Model, ScratchSize};
 use starling::pool::Inline;
 use starling_tests::reference::{read, whole, written};
 
@@ -97,7 +97,7 @@ fn working_memory_has_a_limit() {
         let mut model = Model::load(&file(i), &Inline).expect("a model");
         let mut limited = |limit, rows| {
             model.max_scratch_bytes = limit;
-            model.scratch(&Inline, KvType::F16, rows, 1, 1, 32).map(drop)
+            model.scratch(&Inline, KvType::F16, ScratchSize { rows, logits: 1, seqs: 1, n_ctx: 32 }).map(drop)
         };
         let needs = |scratch| match scratch {
             Err(MemoryError::Limit { needed, .. }) => needed,

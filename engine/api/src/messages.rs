@@ -8,6 +8,19 @@ use crate::tools::normalise_tool_calls;
 /// Roles of messages.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
+/// Fields of a message that a session keeps and gives to the template: those that chat APIs define.
+const MESSAGE_FIELDS: [&str; 9] = [
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "function_call",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+];
+
 /// Checks messages. Content in parts becomes one text, and arguments of tool calls become objects.
 ///
 /// # Errors
@@ -43,6 +56,20 @@ fn check_message(i: usize, message: Json) -> Result<Json, ApiError> {
     }
     normalise_tool_calls(&mut fields, &format!("messages[{i}]"))?;
     Ok(Json::Object(fields))
+}
+
+/// The messages of a session before a turn and those of the turn, checked, without fields that no chat API defines: a
+/// session would keep them for all turns.
+pub fn continue_conversation(before: &[Json], messages: Vec<Json>) -> Vec<Json> {
+    let mut all = before.to_vec();
+    all.extend(messages.into_iter().map(|message| match message {
+        Json::Object(mut fields) => {
+            fields.retain(|(name, _)| MESSAGE_FIELDS.contains(&name.as_str()));
+            Json::Object(fields)
+        }
+        other => other,
+    }));
+    all
 }
 
 /// Joins the texts of content parts by newlines.
@@ -115,5 +142,25 @@ pub fn chat_request(
         continue_final_message: end == ChatEnd::FinalMessage,
         now: Some(now),
         variables,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_keeps_the_fields_of_chat_apis() {
+        let fields = |names: &[&str]| {
+            Json::Object(names.iter().map(|name| ((*name).to_string(), Json::Str("user".into()))).collect())
+        };
+        let known = fields(&["role", "content", "tool_calls", "reasoning_content"]);
+        let before = [Json::message("system", "Be brief.")];
+        let new = vec![fields(&["role", "x", "content", "tool_calls", "reasoning_content", "padding"]), Json::Null];
+        assert_eq!(continue_conversation(&before, new), [before[0].clone(), known, Json::Null]);
+        // messages before were stripped in their own turn
+        let kept = [fields(&["x"])];
+        assert_eq!(continue_conversation(&kept, Vec::new()), kept);
+        assert!(continue_conversation(&[], Vec::new()).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Data of a request, with the order of its objects, and `tojson`.
+//! JSON values of a request that keep the order of object keys, and the filter `tojson`.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -8,16 +8,16 @@ use core::fmt::Write;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-/// A value of JSON. Objects keep their order, which templates show.
+/// A JSON value. Objects keep the order of their keys, which templates print.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Json {
     /// `null`
     Null,
     /// `true` or `false`
     Bool(bool),
-    /// A number without a fraction.
+    /// An integer.
     Int(i64),
-    /// A number without a fraction that is larger than those.
+    /// An integer above `i64::MAX`.
     UInt(u64),
     /// Another number.
     Float(f64),
@@ -25,12 +25,12 @@ pub enum Json {
     Str(String),
     /// An array.
     Array(Vec<Json>),
-    /// An object: names and values.
+    /// An object: keys and values.
     Object(Vec<(String, Json)>),
 }
 
 impl Json {
-    /// A message of a conversation.
+    /// A chat message.
     pub fn message(role: &str, content: &str) -> Json {
         let string = |text: &str| Json::Str(text.to_string());
         Json::Object([("role", role), ("content", content)].map(|(k, v)| (k.to_string(), string(v))).into())
@@ -86,7 +86,7 @@ impl<'de> serde::Deserialize<'de> for Json {
 /// Deepest nesting that `tojson` writes.
 const MAX_DEPTH: usize = 128;
 
-/// The filter `tojson` of transformers: Python's `json.dumps` that keeps characters as they are.
+/// The filter `tojson` of transformers: Python's `json.dumps` with `ensure_ascii=False`.
 pub(super) fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<String, Error> {
     let indent = match indent {
         Some(indent) => Some(indent),
@@ -106,7 +106,7 @@ pub(super) fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> 
     Ok(writer.out)
 }
 
-/// A float as Python writes it.
+/// Formats a float as Python's `repr` does.
 fn float(value: f64) -> String {
     if !value.is_finite() {
         let name = if value.is_nan() { "NaN" } else { "Infinity" };
@@ -149,7 +149,7 @@ impl Writer<'_> {
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
-                // other keys have no consistent order, which `sort` may panic on; Python refuses them
+                // other keys have no total order, on which `sort` may panic; Python refuses them
                 let is_scalar = |key: &Value| {
                     matches!(key.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::String)
                 };
@@ -189,7 +189,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Begins a line, if lines are wanted.
+    /// Begins an indented line if `indent` is set.
     fn line(&mut self, depth: usize) {
         if let Some(indent) = self.indent {
             self.out.push('\n');
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_numbers_stay_exact() {
+    fn integers_stay_exact() {
         for text in ["0", "-9223372036854775808", "9223372036854775807", "9223372036854775808", "18446744073709551615"]
         {
             let value = match serde_json::from_str::<Json>(text).expect("JSON") {

@@ -1,5 +1,5 @@
-//! What a template is given in place of a request's messages: roles that it knows, and a mark where a message that is
-//! to be continued ends.
+//! Prepares messages for a chat template: replaces roles that it does not know, and marks the end of a message to be
+//! continued.
 
 use alloc::borrow::{Cow, ToOwned};
 use alloc::string::String;
@@ -7,20 +7,21 @@ use alloc::vec::Vec;
 
 use super::{ChatError, ChatRequest, Json, Rendered};
 
-/// Stands at the end of a message that is to be continued. Its last character shows whether the template trims.
+/// Appended to a message to be continued. Its trailing space shows whether the template trims content.
 const MARK: &str = "starling-continues-here ";
 
-/// Whether a template writes messages of the role `developer` in a way of its own. Others would drop them, or write a
-/// role that their model has never seen.
+/// Whether a template handles the role `developer`. Others would drop such messages, or write a role that the model was not
+/// trained on.
 pub(super) fn has_developer_role(source: &str) -> bool {
     ["'developer'", "\"developer\""].iter().any(|name| source.contains(name))
 }
 
-/// The messages for a template that knows the role `developer`, or does not.
+/// Messages with [`MARK`] in a message to be continued, and with the role `system` for `developer` unless the template
+/// handles that.
 ///
 /// # Errors
-/// If the last message is to be continued and cannot be.
-pub(super) fn prepared(request: &ChatRequest, has_developer: bool) -> Result<Cow<'_, [Json]>, ChatError> {
+/// If the last message cannot be continued.
+pub(super) fn prepare(request: &ChatRequest, has_developer: bool) -> Result<Cow<'_, [Json]>, ChatError> {
     let is_developer = |message: &Json| text_of(message, "role") == Some("developer");
     let is_changed = request.continue_final_message || (!has_developer && request.messages.iter().any(is_developer));
     if !is_changed {
@@ -44,11 +45,11 @@ pub(super) fn prepared(request: &ChatRequest, has_developer: bool) -> Result<Cow
     Ok(Cow::Owned(messages))
 }
 
-/// A conversation up to where its last message is to be continued.
+/// Truncates a rendered conversation at [`MARK`].
 ///
 /// # Errors
-/// If the template does not write that message.
-pub(super) fn cut(mut rendered: Rendered) -> Result<Rendered, ChatError> {
+/// If the template did not write the mark.
+pub(super) fn truncate_at_mark(mut rendered: Rendered) -> Result<Rendered, ChatError> {
     let at = rendered.text.rfind(MARK.trim_end()).ok_or(ChatError::Continue("the template does not write it"))?;
     let is_trimmed = !rendered.text[at..].starts_with(MARK);
     rendered.text.truncate(at);

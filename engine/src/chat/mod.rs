@@ -208,7 +208,7 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatError`] if the template fails, refuses the conversation or exceeds a limit.
     pub fn render(&self, request: &ChatRequest, tokenizer: &Tokenizer) -> Result<Rendered, ChatError> {
-        let messages = messages::prepared(request, self.has_developer_role)?;
+        let messages = messages::prepare(request, self.has_developer_role)?;
         let strings = messages.iter().chain(&request.tools);
         let shield = Shield::new(tokenizer, strings.chain(request.variables.iter().map(|(_, value)| value)));
         let token = |id: Option<u32>| {
@@ -250,7 +250,7 @@ impl ChatTemplate {
             return Err(ChatError::Limit { what: "bytes of text", limit: self.limits.output_bytes as u64 });
         }
         let rendered = shield.restore(&text);
-        if request.continue_final_message { messages::cut(rendered) } else { Ok(rendered) }
+        if request.continue_final_message { messages::truncate_at_mark(rendered) } else { Ok(rendered) }
     }
 }
 

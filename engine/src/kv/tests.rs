@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::kernels::Cpu;
 use crate::kernels::attention::KvType;
-use crate::model::{Model, Run};
+use crate::model::{Exec, KvRef, Model, Run, ScratchSize};
 use crate::pool::Inline;
 
 fn layout(kv_type: KvType) -> KvLayout {
@@ -321,13 +321,15 @@ fn a_cached_prefix_gives_the_same_logits() {
     for kv_type in KvType::ALL {
         let kv = model.kv_layout(kv_type);
         let mut a = KvArena::new(kv, 16, [0; 32]).expect("memory");
-        let mut scratch = model.scratch(&Inline, kv_type, 64, 1, 1, 64).expect("memory");
+        let size = ScratchSize { rows: 64, logits: 1, seqs: 1, n_ctx: 64 };
+        let mut scratch = model.scratch(&Inline, kv_type, size).expect("memory");
         let mut run = |a: &mut KvArena| {
             let mut seq = a.acquire(&tokens, 0);
             a.extend(&mut seq, tokens.len()).expect("room");
             let run = Run { tokens: &tokens[seq.n_cached..], pos: seq.n_cached, pages: &seq.pages, n_logits: 1 };
             let memory = a.memory_mut(&kv).expect("its layout");
-            let out = model.forward(Cpu::detect(), &Inline, &[run], &kv, memory, &mut scratch, None);
+            let exec = Exec { cpu: Cpu::detect(), pool: &Inline };
+            let out = model.forward(exec, &[run], KvRef { layout: &kv, memory }, &mut scratch, None);
             let logits: Vec<u32> = out.logits(0).iter().map(|x| x.to_bits()).collect();
             a.publish(&seq, &tokens, 0);
             let cached = seq.n_cached;

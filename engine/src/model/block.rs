@@ -8,7 +8,20 @@ use super::rows::{RowOps, columns};
 use super::scratch::{AttentionScratch, Scratch, StepScratch};
 use super::weights::{Layer, Norm, padded};
 use crate::kernels::attention::{self, Attention, KvLayout, KvMemory, KvRows, Span};
-use crate::kernels::rope::{RopeStyle, rope};
+use crate::kernels::rope::{RopeStyle, Rotation, rope};
+
+/// Rows of a sub-layer: input (rows, n_embd), output (rows, padded n_embd).
+pub(super) struct SubLayerRows<'x> {
+    pub(super) x: &'x [f32],
+    pub(super) y: &'x mut [f32],
+}
+
+/// Rows of a residual sum: the residual stream, the output of the sub-layer, and memory for its norm.
+struct ResidualRows<'x> {
+    x: &'x mut [f32],
+    y: &'x [f32],
+    h: &'x mut [f32],
+}
 
 /// The forward pass of one batch: everything that its layers share.
 pub(super) struct ForwardPass<'a, 't> {
@@ -39,12 +52,12 @@ impl ForwardPass<'_, '_> {
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
         self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
-        self.attention(i, input, y, attention, memory, step);
-        self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, x, y, h);
+        self.attention(i, SubLayerRows { x: input, y }, attention, memory, step);
+        self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, ResidualRows { x, y, h });
         let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
         self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
-        self.ffn(i, input, y, experts, step);
-        self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, x, y, h);
+        self.ffn(i, SubLayerRows { x: input, y }, experts, step);
+        self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, ResidualRows { x, y, h });
     }
 
     /// Parallel block: attention and feed-forward read the same residual stream. A feed-forward without a norm of its
@@ -60,14 +73,14 @@ impl ForwardPass<'_, '_> {
         let norm = layer.attn_norm.as_ref();
         let input = self.rows.normed(norm, x, h);
         self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
-        self.attention(i, input, y, attention, memory, step);
+        self.attention(i, SubLayerRows { x: input, y }, attention, memory, step);
         if let Some(norm) = &layer.ffn_norm {
             self.rows.norm(norm, x, d, h);
             self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(h, d, 0, d));
         }
-        self.add(i, None, Stage::PostAttnNorm, x, y, &mut []);
-        self.ffn(i, h, y, experts, step);
-        self.add(i, None, Stage::PostFfnNorm, x, y, &mut []);
+        self.add(i, None, Stage::PostAttnNorm, ResidualRows { x, y, h: &mut [] });
+        self.ffn(i, SubLayerRows { x: h, y }, experts, step);
+        self.add(i, None, Stage::PostFfnNorm, ResidualRows { x, y, h: &mut [] });
     }
 
     /// Post-norm block: norms after the residual sums (Vaswani et al. 2017; BERT):
@@ -80,16 +93,17 @@ impl ForwardPass<'_, '_> {
         let (d, n) = (self.model.config.n_embd, self.n);
         let (x, y) = (&mut x[..n * d], &mut y[..n * padded(d)]);
         let [attn_norm, ffn_norm] = norms;
-        self.attention(i, x, y, attention, memory, step);
+        self.attention(i, SubLayerRows { x, y }, attention, memory, step);
         self.rows.add_normed(attn_norm, x, y);
         self.trace_stage(Stage::PostAttnNorm, Some(i), &mut columns(x, d, 0, d));
-        self.ffn(i, x, y, experts, step);
+        self.ffn(i, SubLayerRows { x, y }, experts, step);
         self.rows.add_normed(ffn_norm, x, y);
         self.trace_stage(Stage::PostFfnNorm, Some(i), &mut columns(x, d, 0, d));
     }
 
     /// `x = x + post_norm(y) * residual_scale`; `h` is overwritten if there is a norm.
-    fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, x: &mut [f32], y: &[f32], h: &mut [f32]) {
+    fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, rows: ResidualRows<'_>) {
+        let ResidualRows { x, y, h } = rows;
         let (d, scale) = (self.model.config.n_embd, self.model.config.residual_scale);
         let Some(norm) = norm else { return self.rows.add(x, d, y, padded(d), scale) };
         self.rows.norm(norm, y, padded(d), h);
@@ -97,13 +111,11 @@ impl ForwardPass<'_, '_> {
         self.rows.add(x, d, h, d, scale);
     }
 
-    /// `y = attention(x)` of layer `i`: `x` is (rows, n_embd), `y` (rows, padded n_embd). Writes keys and values to
-    /// `memory`.
+    /// `y = attention(x)` of layer `i`. Writes keys and values to `memory`.
     fn attention(
         &mut self,
         i: usize,
-        x: &[f32],
-        y: &mut [f32],
+        SubLayerRows { x, y }: SubLayerRows<'_>,
         s: &mut AttentionScratch,
         memory: &mut KvMemory,
         StepScratch { wide, words }: &mut StepScratch,
@@ -161,7 +173,7 @@ impl ForwardPass<'_, '_> {
                 if let Some(norm) = norm {
                     rows.norm_heads(norm, heads);
                 }
-                rope(rows.cpu, style, heads, c.head_dim, cos, sin, scale);
+                rope(rows.cpu, Rotation { style, cos, sin, scale }, heads, c.head_dim);
             }
         });
     }

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use thiserror::Error;
 
-use super::{Model, Run, Trace};
+use super::{Exec, KvRef, Model, Run, ScratchSize, Trace};
 use crate::error::{MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvMemory, KvType, PAGE};
@@ -67,18 +67,21 @@ impl Evaluation<'_> {
         row: &mut dyn FnMut(EvaluatedToken<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         self.check(tokens).map_err(EvaluationError::from)?;
-        let memory = |source: MemoryError| EvaluationError::Memory { n_ctx: tokens.len(), source };
-        let kv = self.model.kv_layout(self.kv_type);
+        let no_memory = |source: MemoryError| EvaluationError::Memory { n_ctx: tokens.len(), source };
+        let layout = self.model.kv_layout(self.kv_type);
         let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE) as u32).collect();
-        let mut kv_memory = KvMemory::zeroed(&kv, pages.len()).map_err(|e| memory(e.into()))?;
+        let mut memory = KvMemory::zeroed(&layout, pages.len()).map_err(|e| no_memory(e.into()))?;
         let batch = self.batch.clamp(1, tokens.len());
-        let mut scratch = self.model.scratch(self.pool, self.kv_type, batch, batch, 1, self.n_ctx).map_err(memory)?;
+        let size = ScratchSize { rows: batch, logits: batch, seqs: 1, n_ctx: self.n_ctx };
+        let mut scratch = self.model.scratch(self.pool, self.kv_type, size).map_err(no_memory)?;
         for (i, tokens) in tokens.chunks(batch).enumerate() {
             let (pos, end) = (i * batch, i * batch + tokens.len());
             let n_logits = end.saturating_sub(first.max(pos));
             let run = Run { tokens, pos, pages: &pages, n_logits };
             let trace = trace.as_mut().map(|t| &mut **t as _);
-            let out = self.model.forward(self.cpu, self.pool, &[run], &kv, &mut kv_memory, &mut scratch, trace);
+            let exec = Exec { cpu: self.cpu, pool: self.pool };
+            let kv = KvRef { layout: &layout, memory: &mut memory };
+            let out = self.model.forward(exec, &[run], kv, &mut scratch, trace);
             for j in 0..out.len() {
                 row(EvaluatedToken { pos: end - n_logits + j, hidden: out.hidden(j), logits: out.logits(j) })?;
             }

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::block::ForwardPass;
+use super::block::{ForwardPass, SubLayerRows};
 use super::config::ExpertsConfig;
 use super::forward::Stage;
 use super::rows::{PackedColumns, as_columns, columns};
@@ -15,12 +15,18 @@ use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::softmax::exps;
 
 impl ForwardPass<'_, '_> {
-    /// `y = ffn(x)` of layer `i`: `x` is (rows, n_embd), `y` (rows, padded n_embd).
-    pub(super) fn ffn(&mut self, i: usize, x: &[f32], y: &mut [f32], s: &mut ExpertsScratch, step: &mut StepScratch) {
+    /// `y = ffn(x)` of layer `i`.
+    pub(super) fn ffn(
+        &mut self,
+        i: usize,
+        SubLayerRows { x, y }: SubLayerRows<'_>,
+        s: &mut ExpertsScratch,
+        step: &mut StepScratch,
+    ) {
         match &self.model.weights.layers[i].ffn {
             FeedForward::Dense(ffn) => self.dense(ffn, x, y, step),
             FeedForward::Experts(experts) => {
-                self.experts(i, experts, x, y, s, step);
+                self.experts(i, experts, SubLayerRows { x, y }, s, step);
                 if let Some(shared) = &experts.shared {
                     self.shared_expert(shared, x, y, s, step);
                 }
@@ -67,8 +73,7 @@ impl ForwardPass<'_, '_> {
         &mut self,
         i: usize,
         e: &Experts,
-        x: &[f32],
-        y: &mut [f32],
+        SubLayerRows { x, y }: SubLayerRows<'_>,
         s: &mut ExpertsScratch,
         step: &mut StepScratch,
     ) {

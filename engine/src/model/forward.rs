@@ -21,6 +21,23 @@ use crate::kernels::attention::{KvLayout, KvMemory, PAGE, Slot, Span};
 use crate::kernels::elementwise::{add_scaled, scale, soft_cap};
 use crate::pool::Pool;
 
+/// Where a forward pass runs: instruction set and threads. Neither changes a result.
+#[derive(Clone, Copy)]
+pub struct Exec<'a> {
+    /// Instruction set.
+    pub cpu: Cpu,
+    /// Threads.
+    pub pool: &'a dyn Pool,
+}
+
+/// The KV pages that a forward pass reads and writes.
+pub struct KvRef<'a> {
+    /// Layout of a page.
+    pub layout: &'a KvLayout,
+    /// The pages.
+    pub memory: &'a mut KvMemory,
+}
+
 /// Consecutive tokens of one sequence in a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Run<'a> {
@@ -115,44 +132,31 @@ impl<'a> Output<'a> {
 
 impl Model {
     /// Runs a batch and returns the logits that its runs want. Writes the keys and values of its tokens to the pages of
-    /// their sequences in `memory`.
+    /// their sequences.
     ///
     /// # Panics
     /// If the batch exceeds the scratch memory, or a token, page or embedded position is out of range. `Engine::submit`
     /// checks these.
-    #[allow(clippy::too_many_arguments)]
     pub fn forward<'s>(
         &self,
-        cpu: Cpu,
-        pool: &dyn Pool,
+        exec: Exec<'_>,
         runs: &[Run<'_>],
-        kv: &KvLayout,
-        memory: &mut KvMemory,
+        kv: KvRef<'_>,
         s: &'s mut Scratch,
         mut trace: Option<Trace<'_>>,
     ) -> Output<'s> {
-        self.batch(cpu, pool, runs, kv, memory, s, trace.as_mut().map(|t| &mut **t as _));
-        self.logits(cpu, pool, &logits_rows(runs), s, trace)
+        self.batch(exec, runs, kv, s, trace.as_mut().map(|t| &mut **t as _));
+        self.logits(exec, &logits_rows(runs), s, trace)
     }
 
     /// Runs a batch through the layers. [`Model::logits`] computes logits of its rows, until the next batch.
     ///
     /// # Panics
     /// As [`Model::forward`].
-    #[allow(clippy::too_many_arguments)]
-    pub fn batch(
-        &self,
-        cpu: Cpu,
-        pool: &dyn Pool,
-        runs: &[Run<'_>],
-        kv: &KvLayout,
-        memory: &mut KvMemory,
-        s: &mut Scratch,
-        trace: Option<Trace<'_>>,
-    ) {
+    pub fn batch(&self, exec: Exec<'_>, runs: &[Run<'_>], kv: KvRef<'_>, s: &mut Scratch, trace: Option<Trace<'_>>) {
         let spans = self.assign_slots(runs, &mut s.attention);
-        let mut pass = self.pass(cpu, pool, &spans, kv, trace);
-        self.layers(&mut pass, runs, memory, s);
+        let mut pass = self.pass(exec, &spans, kv.layout, trace);
+        self.layers(&mut pass, runs, kv.memory, s);
     }
 
     /// Runs a batch of whole texts whose keys and values no later batch reads, so that pages of a single layer
@@ -160,18 +164,10 @@ impl Model {
     ///
     /// # Panics
     /// As [`Model::forward`].
-    pub fn states<'s>(
-        &self,
-        cpu: Cpu,
-        pool: &dyn Pool,
-        runs: &[Run<'_>],
-        kv: &KvLayout,
-        memory: &mut KvMemory,
-        s: &'s mut Scratch,
-    ) -> &'s mut [f32] {
+    pub fn states<'s>(&self, exec: Exec<'_>, runs: &[Run<'_>], kv: KvRef<'_>, s: &'s mut Scratch) -> &'s mut [f32] {
         let spans = self.assign_slots(runs, &mut s.attention);
-        let mut pass = self.pass(cpu, pool, &spans, kv, None);
-        self.layers(&mut pass, runs, memory, s);
+        let mut pass = self.pass(exec, &spans, kv.layout, None);
+        self.layers(&mut pass, runs, kv.memory, s);
         let len = pass.n * self.config.n_embd;
         let (x, h) = (&mut s.x[..len], &mut s.h[..len]);
         let Some(norm) = &self.weights.final_norm else { return x };
@@ -181,16 +177,15 @@ impl Model {
 
     fn pass<'a, 't>(
         &'a self,
-        cpu: Cpu,
-        pool: &'a dyn Pool,
+        exec: Exec<'a>,
         spans: &'a [Span<'a>],
         kv: &'a KvLayout,
         trace: Option<Trace<'t>>,
     ) -> ForwardPass<'a, 't> {
-        ForwardPass { model: self, rows: self.rows(cpu, pool), kv, spans, n: spans.iter().map(|s| s.n).sum(), trace }
+        ForwardPass { model: self, rows: self.rows(exec), kv, spans, n: spans.iter().map(|s| s.n).sum(), trace }
     }
 
-    pub(super) fn rows<'a>(&self, cpu: Cpu, pool: &'a dyn Pool) -> RowOps<'a> {
+    pub(super) fn rows<'a>(&self, Exec { cpu, pool }: Exec<'a>) -> RowOps<'a> {
         RowOps { cpu, pool, kind: self.config.norm, eps: self.config.norm_eps }
     }
 
@@ -255,13 +250,12 @@ impl Model {
     /// If there are more rows than the scratch memory has logits rows, or a row is not in the batch.
     pub fn logits<'s>(
         &self,
-        cpu: Cpu,
-        pool: &dyn Pool,
+        exec: Exec<'_>,
         rows: &[Range<usize>],
         s: &'s mut Scratch,
         mut trace: Option<Trace<'_>>,
     ) -> Output<'s> {
-        let (c, w, on) = (&self.config, &self.weights, self.rows(cpu, pool));
+        let (c, w, on) = (&self.config, &self.weights, self.rows(exec));
         let (d, stride) = (c.n_embd, padded(c.n_vocab));
         let mut wanted = 0;
         for rows in rows {
@@ -287,10 +281,10 @@ impl Model {
             if c.logit_scale != 1.0 || c.logit_soft_cap.is_some() {
                 on.each(logits, stride, &|_, row| {
                     if c.logit_scale != 1.0 {
-                        scale(cpu, row, c.logit_scale);
+                        scale(exec.cpu, row, c.logit_scale);
                     }
                     if let Some(cap) = c.logit_soft_cap {
-                        soft_cap(cpu, row, cap);
+                        soft_cap(exec.cpu, row, cap);
                     }
                 });
             }

@@ -22,10 +22,10 @@ use alloc::string::String;
 
 pub use config::Config;
 pub(crate) use forward::logits_rows;
-pub use forward::{Run, Stage, Trace};
+pub use forward::{Exec, KvRef, Run, Stage, Trace};
 use loader::WeightLoader;
 pub(crate) use projection::ProjectionScratch;
-pub use scratch::Scratch;
+pub use scratch::{Scratch, ScratchSize};
 pub use stream::{StreamError, StreamLoader};
 use weights::Weights;
 

@@ -2,13 +2,11 @@
 
 use alloc::vec::Vec;
 
-use super::Model;
 use super::rows::packed_words;
 use super::scratch::Budget;
 use super::weights::padded;
+use super::{Exec, Model};
 use crate::error::MemoryError;
-use crate::kernels::Cpu;
-use crate::pool::Pool;
 
 /// Tensor names of the projections, in order.
 pub(super) const NAMES: [&str; 2] = ["dense_2", "dense_3"];
@@ -55,14 +53,8 @@ impl Model {
     ///
     /// # Panics
     /// If there are more vectors than the scratch memory is for.
-    pub(crate) fn project<'s>(
-        &self,
-        cpu: Cpu,
-        pool: &dyn Pool,
-        vectors: &mut [&mut &'s mut [f32]],
-        s: &'s mut ProjectionScratch,
-    ) {
-        let (n, on) = (vectors.len(), self.rows(cpu, pool));
+    pub(crate) fn project<'s>(&self, exec: Exec<'_>, vectors: &mut [&mut &'s mut [f32]], s: &'s mut ProjectionScratch) {
+        let (n, on) = (vectors.len(), self.rows(exec));
         if n == 0 || self.weights.projections.is_empty() {
             return;
         }

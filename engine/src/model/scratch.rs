@@ -13,7 +13,20 @@ use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot
 use crate::kernels::panel::Matrix;
 use crate::pool::Pool;
 
-/// Working memory for batches up to a given size.
+/// The largest batch that working memory is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScratchSize {
+    /// Tokens.
+    pub rows: usize,
+    /// Rows with logits.
+    pub logits: usize,
+    /// Sequences.
+    pub seqs: usize,
+    /// Tokens of a sequence. With LongRoPE, selects the frequencies ([`Model::is_long_context`]).
+    pub n_ctx: usize,
+}
+
+/// Working memory for batches up to a [`ScratchSize`].
 pub struct Scratch {
     /// Maximal rows and logits rows of a batch.
     pub(super) max_rows: usize,
@@ -149,21 +162,12 @@ impl Model {
         stretched.map_or(self.config.n_ctx_train, |s| s.original_context)
     }
 
-    /// Allocates working memory for batches of up to `max_rows` tokens of `max_seqs` sequences of up to `n_ctx` tokens,
-    /// with logits for up to `max_logits` rows. With LongRoPE, `n_ctx` selects the frequencies
-    /// ([`Model::is_long_context`]).
+    /// Allocates working memory for batches of up to `size`.
     ///
     /// # Errors
     /// [`MemoryError`] if the allocation fails, or would exceed [`Model::max_scratch_bytes`].
-    pub fn scratch(
-        &self,
-        pool: &dyn Pool,
-        kv_type: KvType,
-        max_rows: usize,
-        max_logits: usize,
-        max_seqs: usize,
-        n_ctx: usize,
-    ) -> Result<Scratch, MemoryError> {
+    pub fn scratch(&self, pool: &dyn Pool, kv_type: KvType, size: ScratchSize) -> Result<Scratch, MemoryError> {
+        let ScratchSize { rows: max_rows, logits: max_logits, seqs: max_seqs, n_ctx } = size;
         let mut budget = Budget::new(self.max_scratch_bytes);
         let c = &self.config;
         let (n, d) = (max_rows, c.n_embd);

@@ -7,7 +7,7 @@ use super::*;
 use crate::error::RequestError;
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvMemory, PAGE};
-use crate::model::{Model, Run};
+use crate::model::{Exec, KvRef, Model, Run, ScratchSize};
 use crate::pool::Inline;
 use crate::sampler::{Dry, LogprobKind, Sampler};
 
@@ -24,7 +24,8 @@ fn answer(model: &Model, request: ReceiptRequest, n: usize) -> Receipt {
     let n_ctx = request.prompt.len() + n;
     let pages: Vec<u32> = (0..n_ctx.div_ceil(PAGE) as u32).rev().collect();
     let mut memory = KvMemory::zeroed(&kv, pages.len()).expect("memory");
-    let mut scratch = model.scratch(&Inline, request.kv_type, n_ctx, 1, 1, n_ctx).expect("memory");
+    let size = ScratchSize { rows: n_ctx, logits: 1, seqs: 1, n_ctx };
+    let mut scratch = model.scratch(&Inline, request.kv_type, size).expect("memory");
     let mut sampler = Sampler::new(request.sampling.clone(), model.config.n_vocab).expect("options");
     let mut chain = Chain::start(&MODEL_SHA256, &request);
     let mut tokens = request.prompt.clone();
@@ -32,7 +33,8 @@ fn answer(model: &Model, request: ReceiptRequest, n: usize) -> Receipt {
     let mut done = 0;
     for _ in 0..n {
         let run = Run { tokens: &tokens[done..], pos: done, pages: &pages, n_logits: 1 };
-        let out = model.forward(Cpu::detect(), &Inline, &[run], &kv, &mut memory, &mut scratch, None);
+        let exec = Exec { cpu: Cpu::detect(), pool: &Inline };
+        let out = model.forward(exec, &[run], KvRef { layout: &kv, memory: &mut memory }, &mut scratch, None);
         done = tokens.len();
         let pick = sampler.pick(Cpu::detect(), out.logits(0), request.sequence, done as u64, None);
         sampler.accept(pick.token);

@@ -1,4 +1,4 @@
-//! What a request may ask of the sampler, and which values are in range.
+//! Sampling options of a request and their ranges.
 
 use alloc::string::ToString;
 use alloc::vec::Vec;
@@ -7,116 +7,121 @@ use crate::error::RequestError;
 
 /// `repeat_last_n` and [`Dry::last_n`]: all tokens of the sequence.
 pub const ALL_TOKENS: u32 = u32::MAX;
-/// Most log-probabilities of a token's alternatives: ten times what the OpenAI interface allows.
+/// Maximum of [`SamplingOptions::top_logprobs`]: ten times the limit of OpenAI's API.
 pub const MAX_TOP_LOGPROBS: u32 = 200;
 
-/// Texts that DRY's repetitions do not reach over by default; as llama.cpp has them
-/// ([`Tokenizer::sequences_with`](crate::tokenizer::Tokenizer::sequences_with) gives their tokens).
+/// Default DRY sequence breakers, those of llama.cpp
+/// ([`Tokenizer::dry_breakers`](crate::tokenizer::Tokenizer::dry_breakers) gives their tokens).
 pub const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
-/// Tokens of all DRY breakers together.
+/// Tokens of all DRY sequence breakers together.
 const MAX_BREAKER_TOKENS: usize = 65_536;
 
-/// Sampling options, in the order in which the sampler applies them (but for the seed).
+/// Sampling options, in the order in which the sampler applies them.
 ///
-/// Each stage is off at its neutral value; a stage that is off costs nothing.
+/// A stage is off at its neutral value, and then costs nothing.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 pub struct SamplingOptions {
-    /// Added to the logits of these tokens, one entry a token; finite.
+    /// Logit bias: token ids and the finite numbers added to their logits, one entry per token.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Positive logits of recent tokens are divided by this, others multiplied (Keskar et al. 2019, CTRL); 1 is off.
+    /// Repetition penalty: positive logits of recent tokens are divided by this, others multiplied (Keskar et al. 2019,
+    /// CTRL); 1 is off.
     pub repeat_penalty: f32,
-    /// How many of the last tokens, the prompt's included, the three penalties look at; 0 is off, [`ALL_TOKENS`] all.
+    /// Window of the repetition, frequency and presence penalties in tokens, prompt included; 0 is off, [`ALL_TOKENS`]
+    /// all.
     pub repeat_last_n: u32,
-    /// Taken from the logit of a recent token once for each time it occurs; 0 is off.
+    /// Subtracted from the logit of a token for each occurrence in the window; 0 is off.
     pub frequency_penalty: f32,
-    /// Taken from the logit of a recent token once; 0 is off.
+    /// Subtracted once from the logit of a token that occurs in the window; 0 is off.
     pub presence_penalty: f32,
-    /// Which of these tokens the frequency and the presence penalty count.
+    /// Which tokens of the window the frequency and presence penalties count.
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "PenaltyScope::is_all"))]
     pub penalty_scope: PenaltyScope,
-    /// Penalty on tokens that would continue a repetition.
+    /// DRY penalty; `None` is off.
     pub dry: Option<Dry>,
-    /// Keep this many of the most probable tokens (Fan et al. 2018); 0 is off.
+    /// Top-k: keep this many of the most probable tokens (Fan et al. 2018); 0 is off.
     pub top_k: u32,
-    /// Keep the most typical tokens with this mass (Meister et al. 2022, locally typical sampling); in (0, 1], 1 is off.
+    /// Locally typical sampling: keep the most typical tokens with this total probability (Meister et al. 2022); in
+    /// (0, 1], 1 is off.
     pub typical_p: f32,
-    /// Keep the most probable tokens with this mass (Holtzman et al. 2020, nucleus sampling); in (0, 1], 1 is off.
+    /// Top-p, nucleus sampling: keep the most probable tokens with this total probability (Holtzman et al. 2020); in
+    /// (0, 1], 1 is off.
     pub top_p: f32,
-    /// Keep tokens at least this fraction as probable as the most probable (Nguyen et al. 2024); in [0, 1], 0 is off.
+    /// Min-p: keep tokens with at least this fraction of the highest probability (Nguyen et al. 2024); in [0, 1], 0 is
+    /// off.
     pub min_p: f32,
-    /// Logits are divided by this; 0 takes the most probable token and leaves the filters out.
+    /// Logits are divided by this; 0 is greedy: the most probable token, without filters.
     pub temperature: f32,
-    /// Key of the draws.
+    /// Seed of the random draws.
     pub seed: u64,
     /// Which log-probabilities to report.
     pub logprobs: LogprobKind,
-    /// How many alternatives to report with their log-probabilities, at most [`MAX_TOP_LOGPROBS`].
+    /// Number of alternatives to report with their log-probabilities, at most [`MAX_TOP_LOGPROBS`].
     pub top_logprobs: u32,
 }
 
-/// A penalty that grows exponentially with the length of the repetition a token would continue ("DRY", by
-/// p-e-w, text-generation-webui pull request 5677): `multiplier * base^(length - allowed_length)`.
+/// DRY: a penalty of `multiplier * base^(length - allowed_length)` on a token that would continue a repetition of `length`
+/// tokens (p-e-w, text-generation-webui pull request 5677).
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Dry {
-    /// Penalty of the shortest repetition that has one; at least 0, and 0 is off.
+    /// Penalty at the allowed length; at least 0, 0 is off.
     pub multiplier: f32,
-    /// Growth with each token more; at least 1.
+    /// Growth per token of the repetition; at least 1.
     pub base: f32,
-    /// Repetitions shorter than this are free; at least 1.
+    /// Shorter repetitions have no penalty; at least 1.
     pub allowed_length: u32,
-    /// How many of the last tokens to look at; 0 is off, [`ALL_TOKENS`] all.
+    /// Window in tokens, prompt included; 0 is off, [`ALL_TOKENS`] all.
     pub last_n: u32,
-    /// No repetition reaches back over one of these token sequences; none is empty.
+    /// Sequence breakers: token sequences that end a repetition; none is empty.
     #[cfg_attr(feature = "serde", serde(default))]
     pub breakers: Vec<Vec<u32>>,
 }
 
-/// Which tokens the frequency and the presence penalty count. The repeat penalty counts all in any case.
+/// Which tokens the frequency and presence penalties count. The repetition penalty always counts all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum PenaltyScope {
-    /// Those of the prompt and of the answer, as llama.cpp has it.
+    /// Prompt and answer, as in llama.cpp.
     #[default]
     All,
-    /// Those of the answer, as OpenAI and vLLM have it.
+    /// The answer only, as in OpenAI's API and vLLM.
     Answer,
 }
 
 #[cfg(feature = "serde")]
 impl PenaltyScope {
-    /// Whether it is the default, which receipts leave out.
+    /// Whether it is the default, which serialised options omit.
     pub(crate) fn is_all(&self) -> bool {
         *self == PenaltyScope::All
     }
 }
 
-/// Which distribution log-probabilities are of.
+/// The distribution of reported log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum LogprobKind {
-    /// None is computed.
+    /// No log-probabilities.
     #[default]
     None,
-    /// The model's own: softmax of the logits as they come.
+    /// The model's: softmax of its logits.
     Raw,
-    /// The one the token was drawn from, after all stages.
+    /// The distribution that the token was drawn from, after all stages.
     Final,
 }
 
 impl Default for SamplingOptions {
-    /// The defaults that users of llama.cpp's server know: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05.
+    /// The defaults of llama.cpp's server: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05.
     fn default() -> Self {
         SamplingOptions { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, ..SamplingOptions::neutral() }
     }
 }
 
 impl SamplingOptions {
-    /// Draws from the model's own distribution: every stage off.
+    /// All stages off: draws from the model's distribution.
     pub fn neutral() -> Self {
         SamplingOptions {
             logit_bias: Vec::new(),
@@ -137,18 +142,18 @@ impl SamplingOptions {
         }
     }
 
-    /// Always the most probable token; of equal ones the lowest id.
+    /// Greedy: the most probable token; of equals, the lowest id.
     pub fn greedy() -> Self {
         SamplingOptions { temperature: 0.0, ..SamplingOptions::neutral() }
     }
 
-    /// Whether the three counted penalties do anything.
+    /// Whether a penalty that counts tokens has an effect.
     pub(super) fn counts_tokens(&self) -> bool {
         self.repeat_last_n > 0
             && (self.repeat_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0)
     }
 
-    /// Whether DRY does anything.
+    /// DRY's options, if it has an effect.
     pub(super) fn active_dry(&self) -> Option<&Dry> {
         self.dry.as_ref().filter(|d| d.multiplier > 0.0 && d.last_n > 0)
     }
@@ -167,14 +172,14 @@ impl SamplingOptions {
         };
         let fraction = |v: f32| v > 0.0 && v <= 1.0;
         for (token, bias) in &self.logit_bias {
-            id("logit_bias", *token, n_vocab)?;
+            check_id("logit_bias", *token, n_vocab)?;
             range("logit_bias", *bias, true, "finite numbers")?;
         }
         let mut biased: Vec<u32> = self.logit_bias.iter().map(|(token, _)| *token).collect();
         biased.sort_unstable();
         if let Some(pair) = biased.windows(2).find(|pair| pair[0] == pair[1]) {
             let found = pair[0].to_string();
-            return Err(RequestError::Option { name: "logit_bias", found, expected: "one entry a token" });
+            return Err(RequestError::Option { name: "logit_bias", found, expected: "one entry per token" });
         }
         range("repeat_penalty", self.repeat_penalty, self.repeat_penalty > 0.0, "a number above 0")?;
         range("frequency_penalty", self.frequency_penalty, true, "a finite number")?;
@@ -186,8 +191,8 @@ impl SamplingOptions {
             let tokens: usize = dry.breakers.iter().map(Vec::len).sum();
             range("dry.breakers", tokens as f32, tokens <= MAX_BREAKER_TOKENS, "at most 65536 tokens in all")?;
             for breaker in &dry.breakers {
-                range("dry.breakers", breaker.len() as f32, !breaker.is_empty(), "sequences of a token or more")?;
-                breaker.iter().try_for_each(|t| id("dry.breakers", *t, n_vocab))?;
+                range("dry.breakers", breaker.len() as f32, !breaker.is_empty(), "sequences of one token or more")?;
+                breaker.iter().try_for_each(|t| check_id("dry.breakers", *t, n_vocab))?;
             }
         }
         range("typical_p", self.typical_p, fraction(self.typical_p), "a number above 0, at most 1")?;
@@ -199,7 +204,7 @@ impl SamplingOptions {
     }
 }
 
-fn id(name: &'static str, token: u32, n_vocab: usize) -> Result<(), RequestError> {
+fn check_id(name: &'static str, token: u32, n_vocab: usize) -> Result<(), RequestError> {
     if (token as usize) < n_vocab {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! Calls of tools as answers have to write them, in the form that Hermes and Qwen have taught many models:
+//! Constraints on tool calls in the format of Hermes and Qwen, which many models were trained on:
 //! `<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>`.
 
 use alloc::boxed::Box;
@@ -11,32 +11,32 @@ use serde_json::{Value, json};
 
 use super::{Form, literal};
 
-/// What a call begins with.
+/// Opening tag of a call.
 pub const CALL_OPEN: &str = "<tool_call>";
-/// The name of the grammar of an answer that calls no tool.
+/// Name of the grammar of answers without calls.
 pub(super) const ANSWER: &str = "answer";
-/// What a call ends with.
+/// Closing tag of a call.
 pub const CALL_CLOSE: &str = "</tool_call>";
 
-/// How an answer has to call tools.
+/// Which tools an answer may or must call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calls {
-    /// The rules `call_0`, `call_1` ..., from the end of the opening tag on, and their names as alternatives.
+    /// The rules `call_0`, `call_1` ..., which begin after the opening tag.
     rules: String,
+    /// The names of the rules as alternatives.
     names: String,
     is_forced: bool,
     parallel: bool,
-    /// Of the tools that may be called: which of the request, and the schema of its arguments.
+    /// For each callable tool, its index in the request and the schema of its arguments.
     schemas: Vec<(usize, Value)>,
 }
 
 impl Calls {
-    /// Calls of some of the tools, which are functions with names as OpenAI's clients send them: all of the answer if
-    /// they are forced; several only if they may be `parallel`. Where they are not forced, the arguments of those that
-    /// are not strict may be any.
-    pub fn new(tools: &[Value], which: Range<usize>, is_forced: bool, parallel: bool) -> Calls {
+    /// Calls of `tools[callable]`, OpenAI's function objects. If forced, the answer consists of calls only. With
+    /// `parallel`, it may have several. Unless forced, the arguments of tools without `strict` are any object.
+    pub fn new(tools: &[Value], callable: Range<usize>, is_forced: bool, parallel: bool) -> Calls {
         let (mut rules, mut names, mut schemas) = (String::new(), Vec::new(), Vec::new());
-        for (i, tool) in tools.iter().enumerate().take(which.end).skip(which.start) {
+        for (i, tool) in tools.iter().enumerate().take(callable.end).skip(callable.start) {
             let function = &tool["function"];
             let n = schemas.len();
             let schema = match &function["parameters"] {
@@ -53,18 +53,18 @@ impl Calls {
         Calls { rules, names: names.join(" | "), is_forced, parallel, schemas }
     }
 
-    /// What the answer has to be.
+    /// The constraint of an answer: calls, with text around them unless they are forced.
     pub fn form(&self) -> Form {
-        let (names, free) = (&self.names, free_text());
+        let (names, text) = (&self.names, text_rules());
         let start = match (self.is_forced, self.parallel) {
             (true, _) => format!("start: calls\n{}", self.only_calls()),
-            (false, true) => format!("start: (head ({names}))* rest\n{free}"),
-            (false, false) => format!("start: (head ({names}))? rest\n{free}"),
+            (false, true) => format!("start: (head ({names}))* rest\n{text}"),
+            (false, false) => format!("start: (head ({names}))? rest\n{text}"),
         };
         self.lark(&start)
     }
 
-    /// Either calls and nothing else, or `answer`.
+    /// The constraint of an answer that consists of calls only, or is of the form `answer`.
     pub fn or(&self, answer: Form) -> Form {
         let start = format!("start: calls | @{ANSWER}\n{}", self.only_calls());
         match self.lark(&start) {
@@ -73,7 +73,7 @@ impl Calls {
         }
     }
 
-    /// Rules of an answer that is nothing but calls.
+    /// Rules of an answer that consists of calls only.
     fn only_calls(&self) -> String {
         let (open, names) = (literal(CALL_OPEN), &self.names);
         let more = if self.parallel { " (\"\\n\" call)*" } else { "" };
@@ -85,14 +85,14 @@ impl Calls {
         Form::Lark(format!("{start}\n{}", self.rules), schemas)
     }
 
-    /// Of the tools that may be called: which of the request, and the schema of its arguments.
+    /// For each callable tool, its index in the request and the schema of its arguments.
     pub fn schemas(&self) -> &[(usize, Value)] {
         &self.schemas
     }
 }
 
-/// Rules of text with calls: up to a tag that begins one, and what has none.
-fn free_text() -> String {
+/// Rules of the text around calls: `head` ends with an opening tag, `rest` contains none.
+fn text_rules() -> String {
     let open = literal(CALL_OPEN);
     format!("head[lazy]: /(.|\\n)*/ {open}\nrest: REST\nREST: /(.|\\n)*/ & ~/(.|\\n)*{CALL_OPEN}(.|\\n)*/\n")
 }
@@ -101,7 +101,7 @@ fn free_text() -> String {
 mod tests {
     use alloc::string::ToString;
 
-    use super::super::tests::judge;
+    use super::super::tests::match_text;
     use super::*;
 
     fn form(is_forced: bool, parallel: bool) -> Form {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_calls_or_of_another_form() {
+    fn answers_are_calls_or_of_another_form() {
         let call = |arguments: &str| {
             format!("<tool_call>\n{{\"name\": \"weather\", \"arguments\": {arguments}}}\n</tool_call>")
         };
@@ -137,7 +137,7 @@ mod tests {
             for parallel in [true, false] {
                 let form = calls(false, parallel).or(answer.clone());
                 let both = format!("{oslo}\n{oslo}");
-                for (text, judged) in [
+                for (text, expected) in [
                     (good, Some(true)),
                     (bad, None),
                     (oslo.as_str(), Some(true)),
@@ -148,14 +148,14 @@ mod tests {
                     (&format!("{oslo}{good}"), None),
                     (&format!("{good}{oslo}"), None),
                 ] {
-                    assert_eq!(judge(&form, text), judged, "{answer:?} {parallel} {text}");
+                    assert_eq!(match_text(&form, text), expected, "{answer:?} {parallel} {text}");
                 }
             }
         }
     }
 
     #[test]
-    fn calls_are_as_they_are_read() {
+    fn calls_have_the_format_of_the_parser() {
         let call = |name: &str, arguments: &str| {
             format!("<tool_call>\n{{\"name\": {}, \"arguments\": {arguments}}}\n</tool_call>", json!(name))
         };
@@ -163,7 +163,7 @@ mod tests {
         let (rome, other) = (call("weather", r#"{"city": "Rome"}"#), call("other", "{}"));
         let (both, free) = (format!("{weather}\n{say}"), call("say \"\\", r#"{"x": [1]}"#));
         let said = format!("Let me see.\n{weather}\nand {free} <tool_");
-        for (is_forced, parallel, text, judged) in [
+        for (is_forced, parallel, text, expected) in [
             (true, true, &weather, Some(true)),
             (true, true, &say, Some(true)),
             (true, true, &both, Some(true)),
@@ -182,7 +182,7 @@ mod tests {
             (false, true, &format!("So: {rome}"), None),
             (false, true, &format!("So: {other}"), None),
         ] {
-            assert_eq!(judge(&form(is_forced, parallel), text), judged, "{is_forced} {parallel} {text}");
+            assert_eq!(match_text(&form(is_forced, parallel), text), expected, "{is_forced} {parallel} {text}");
         }
     }
 }

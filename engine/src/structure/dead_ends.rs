@@ -1,5 +1,5 @@
-//! Random models under random schemas: every answer ends in JSON that the schema describes, or the schema is refused
-//! before the first token.
+//! Property test with random schemas and random models: an answer ends in JSON that is valid against the schema, or the
+//! schema is refused before the first token.
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Patterns of keys, which [`matches`] knows.
+/// Key patterns that [`matches`] implements.
 const PATTERNS: [&str; 6] = ["^a$", "^(a|b)$", "^x", "c", "^[ab]$", ""];
 
 fn matches(pattern: &str, key: &str) -> bool {
@@ -30,8 +30,8 @@ fn matches(pattern: &str, key: &str) -> bool {
     }
 }
 
-/// Whether `value` is by `schema`, for the keywords that [`schemas`] makes. `root` is what references lead into.
-fn is_by(value: &Value, schema: &Value, root: &Value) -> bool {
+/// Whether `value` is valid against `schema`, for the keywords of [`schemas`]. References are resolved in `root`.
+fn is_valid(value: &Value, schema: &Value, root: &Value) -> bool {
     let Value::Object(keywords) = schema else { return schema == &Value::Bool(true) };
     let n = |v: &Value| v.as_f64().expect("a number");
     let all =
@@ -46,42 +46,43 @@ fn is_by(value: &Value, schema: &Value, root: &Value) -> bool {
             "boolean" => value.is_boolean(),
             _ => value.is_null(),
         },
-        ("$ref", _) => is_by(
+        ("$ref", _) => is_valid(
             value,
             root.pointer(&of.as_str().expect("a reference")[1..].replace("%20", " ")).expect("a target"),
             root,
         ),
         ("const", _) => value == of,
         ("enum", _) => of.as_array().expect("a list").contains(value),
-        ("anyOf", _) => all(of, &|s| is_by(value, s, root)) > 0,
-        ("allOf", _) => all(of, &|s| !is_by(value, s, root)) == 0,
+        ("anyOf", _) => all(of, &|s| is_valid(value, s, root)) > 0,
+        ("allOf", _) => all(of, &|s| !is_valid(value, s, root)) == 0,
         ("minimum", Value::Number(_)) => n(value) >= n(of),
         ("maximum", Value::Number(_)) => n(value) <= n(of),
-        // of longer numbers the parser has kept only a float
+        // the parser keeps longer numbers as floats only
         ("multipleOf", Value::Number(_)) => n(value).abs() > 9e15 || n(value) % n(of) == 0.0,
         ("minLength", Value::String(text)) => text.chars().count() as f64 >= n(of),
         ("maxLength", Value::String(text)) => text.chars().count() as f64 <= n(of),
         ("minItems", Value::Array(items)) => items.len() as f64 >= n(of),
         ("maxItems", Value::Array(items)) => items.len() as f64 <= n(of),
-        ("items", Value::Array(items)) => items.iter().all(|item| is_by(item, of, root)),
+        ("items", Value::Array(items)) => items.iter().all(|item| is_valid(item, of, root)),
         ("required", Value::Object(o)) => all(of, &|name| !o.contains_key(name.as_str().expect("a name"))) == 0,
+        ("minProperties", Value::Object(o)) => o.len() as f64 >= n(of),
         ("properties", Value::Object(o)) => {
-            of.as_object().expect("schemas").iter().all(|(k, s)| o.get(k).is_none_or(|v| is_by(v, s, root)))
+            of.as_object().expect("schemas").iter().all(|(k, s)| o.get(k).is_none_or(|v| is_valid(v, s, root)))
         }
         ("patternProperties", Value::Object(o)) => {
             let of = of.as_object().expect("schemas");
-            of.iter().all(|(p, s)| o.iter().all(|(k, v)| !matches(p, k) || is_by(v, s, root)))
+            of.iter().all(|(p, s)| o.iter().all(|(k, v)| !matches(p, k) || is_valid(v, s, root)))
         }
         ("additionalProperties", Value::Object(o)) => o.iter().all(|(k, v)| {
             let is_listed = keywords.get("properties").is_some_and(|p| p.get(k).is_some());
             let patterns = keywords.get("patternProperties").and_then(Value::as_object);
-            is_listed || patterns.is_some_and(|p| p.keys().any(|p| matches(p, k))) || is_by(v, of, root)
+            is_listed || patterns.is_some_and(|p| p.keys().any(|p| matches(p, k))) || is_valid(v, of, root)
         }),
         _ => true,
     })
 }
 
-/// Schemas of the keywords that are supported, with references into `$defs` of [`whole`].
+/// Schemas of supported keywords, with references to the `$defs` of [`with_definitions`].
 fn schemas() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(json!({ "type": "null" })),
@@ -104,14 +105,18 @@ fn schemas() -> impl Strategy<Value = Value> {
             prop::collection::vec((prop::sample::select(PATTERNS.to_vec()), inner.clone()), 0..2),
             names(),
             prop::option::of(prop_oneof![Just(json!(false)), Just(json!(true)), inner.clone()]),
+            prop::option::weighted(0.2, 0usize..4),
         );
-        let object = object.prop_map(|(properties, patterns, required, more)| {
+        let object = object.prop_map(|(properties, patterns, required, more, min)| {
             let map = |pairs: Vec<(&str, Value)>| pairs.into_iter().map(|(k, v)| (k.into(), v)).collect();
             let mut schema = json!({ "type": "object", "required": required });
             schema["properties"] = Value::Object(map(properties));
             schema["patternProperties"] = Value::Object(map(patterns));
             if let Some(more) = more {
                 schema["additionalProperties"] = more;
+            }
+            if let Some(min) = min {
+                schema["minProperties"] = min.into();
             }
             schema
         });
@@ -125,8 +130,8 @@ fn schemas() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A schema with what its references lead to: a number, an object that may have itself in it, one that must.
-fn whole(schema: Value) -> Value {
+/// Adds the targets of references: a number, a text, an object that may contain itself, and one that must.
+fn with_definitions(schema: Value) -> Value {
     let itself =
         json!({ "type": "object", "properties": { "next": { "$ref": "#/$defs/~0" } }, "additionalProperties": false });
     let endless = json!({ "type": "object", "properties": { "on": { "$ref": "#/$defs/loop" } }, "required": ["on"] });
@@ -135,38 +140,39 @@ fn whole(schema: Value) -> Value {
     json!({ "allOf": [schema], "$defs": defs })
 }
 
-/// A vocabulary of the bytes, and its token that ends.
-fn words() -> Vec<u8> {
-    let mut words = 257u32.to_le_bytes().to_vec();
+/// The vocabulary of all bytes and an end token.
+fn vocabulary() -> Vec<u8> {
+    let mut bytes = 257u32.to_le_bytes().to_vec();
     for byte in 0..=255u8 {
-        words.extend(1u32.to_le_bytes());
-        words.push(byte);
+        bytes.extend(1u32.to_le_bytes());
+        bytes.push(byte);
     }
-    words.extend(4u32.to_le_bytes());
-    words.extend(b"\xFFend");
-    words.extend(256u32.to_le_bytes());
-    words
+    bytes.extend(4u32.to_le_bytes());
+    bytes.extend(b"\xFFend");
+    bytes.extend(256u32.to_le_bytes());
+    bytes
 }
 
-const FREE: usize = 40;
-const MOST: usize = 2000;
+/// Random tokens of an answer.
+const RANDOM_STEPS: usize = 40;
+/// Tokens within which an answer must end.
+const MAX_STEPS: usize = 2000;
 
-/// The answer of a model that takes each token it may with the same chance, and after some of them whatever ends the
-/// text soonest.
-fn answer(constraint: &dyn Constraint, rng: &mut TestRng) -> Result<Vec<u8>, String> {
+/// The answer of a model that first draws uniformly from the allowed tokens, then prefers tokens that end the text.
+fn random_answer(constraint: &dyn Constraint, rng: &mut TestRng) -> Result<Vec<u8>, String> {
     let (mut constraint, mut text): (Box<dyn Constraint>, Vec<u8>) = (constraint.fork(), Vec::new());
-    for step in 0..MOST {
+    for step in 0..MAX_STEPS {
         let mut mask = [0u32; 9];
         let may_end =
             constraint.allow(&mut mask).map_err(|e| format!("{e} after {}", String::from_utf8_lossy(&text)))?;
         let allowed: Vec<u8> = (0..=255u8).filter(|t| mask[*t as usize / 32] >> (t % 32) & 1 == 1).collect();
-        if may_end && (allowed.is_empty() || step > FREE || rng.random_bool(0.3)) {
+        if may_end && (allowed.is_empty() || step > RANDOM_STEPS || rng.random_bool(0.3)) {
             return Ok(text);
         }
         if allowed.is_empty() {
             return Err(format!("a dead end after {}", String::from_utf8_lossy(&text)));
         }
-        let token = if step < FREE {
+        let token = if step < RANDOM_STEPS {
             allowed[rng.random_range(0..allowed.len())]
         } else {
             let soonest = if is_in_string(&text) { "\"caxb" } else { "}],ntf\"" };
@@ -196,21 +202,21 @@ fn is_in_string(text: &[u8]) -> bool {
     inside
 }
 
-/// Whether a schema is taken; if it is, some answers to it are checked.
+/// Checks some answers under a schema. Returns whether the schema was accepted.
 fn check(schema: &Value, rng: &mut TestRng) -> Result<bool, String> {
     let structures = Structures::new(Limits::DEFAULT);
-    let made: Result<Arc<dyn Constraint>, _> = structures.constraint(&words, &Form::Schema(schema.clone()));
-    let Ok(constraint) = made else { return Ok(false) };
+    let constraint: Result<Arc<dyn Constraint>, _> = structures.constraint(&vocabulary, &Form::Schema(schema.clone()));
+    let Ok(constraint) = constraint else { return Ok(false) };
     for _ in 0..3 {
-        let text = answer(&*constraint, rng)?;
+        let text = random_answer(&*constraint, rng)?;
         let value: serde_json::Result<Value> = serde_json::from_slice(&text);
-        // a number without bounds may be beyond what a float holds, which is JSON nevertheless
+        // an unbounded number may exceed the range of floats, which is still JSON
         if value.as_ref().is_err_and(|e| e.to_string().contains("number out of range")) {
             continue;
         }
         let value = value.map_err(|e| format!("{e}: {}", String::from_utf8_lossy(&text)))?;
-        if !is_by(&value, schema, schema) {
-            return Err(format!("not by the schema: {value}"));
+        if !is_valid(&value, schema, schema) {
+            return Err(format!("not valid against the schema: {value}"));
         }
     }
     Ok(true)
@@ -220,7 +226,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn answers_end_by_the_schema(schema in schemas().prop_map(whole), mut rng in any::<u64>().prop_perturb(|_, rng| rng)) {
+    fn answers_end_and_are_valid_against_the_schema(schema in schemas().prop_map(with_definitions), mut rng in any::<u64>().prop_perturb(|_, rng| rng)) {
         if let Err(e) = check(&schema, &mut rng) {
             prop_assert!(false, "{e}\n{schema}");
         }
@@ -228,10 +234,10 @@ proptest! {
 }
 
 #[test]
-fn schemas_with_dead_ends_are_mended_or_refused() {
+fn schemas_with_dead_ends_are_rewritten_or_refused() {
     let a_true = json!({ "a": { "enum": [true] } });
     let mut rng = TestRng::deterministic_rng(proptest::test_runner::RngAlgorithm::ChaCha);
-    for (schema, is_taken) in [
+    for (schema, is_accepted) in [
         (
             json!({ "type": "object", "properties": a_true, "patternProperties": { "^a$": {} }, "additionalProperties": false }),
             true,
@@ -245,18 +251,18 @@ fn schemas_with_dead_ends_are_mended_or_refused() {
             json!({ "type": "object", "properties": a_true, "patternProperties": { "^x": false, "^[^x]": { "type": "null" }, "^$": false } }),
             true,
         ),
-        // over two objects that are both to hold
+        // an intersection of two objects
         (
             json!({ "allOf": [{ "type": "object", "properties": a_true },
             { "type": "object", "patternProperties": { "^a$": {} }, "additionalProperties": false }] }),
             false,
         ),
-        (whole(json!({ "$ref": "#/$defs/loop" })), false),
-        (whole(json!({ "type": "object", "properties": { "a": { "$ref": "#/$defs/loop" } } })), false),
-        (whole(json!({ "type": "array", "items": { "$ref": "#/$defs/loop" } })), false),
-        (whole(json!({ "$ref": "#/$defs/~0" })), true),
+        (with_definitions(json!({ "$ref": "#/$defs/loop" })), false),
+        (with_definitions(json!({ "type": "object", "properties": { "a": { "$ref": "#/$defs/loop" } } })), false),
+        (with_definitions(json!({ "type": "array", "items": { "$ref": "#/$defs/loop" } })), false),
+        (with_definitions(json!({ "$ref": "#/$defs/~0" })), true),
         (json!({ "$ref": "#" }), false),
     ] {
-        assert_eq!(check(&schema, &mut rng), Ok(is_taken), "{schema}");
+        assert_eq!(check(&schema, &mut rng), Ok(is_accepted), "{schema}");
     }
 }

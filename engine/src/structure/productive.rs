@@ -1,5 +1,5 @@
-//! Whether every text that a grammar lets begin can end. A symbol is productive if some text is of it; a rule that
-//! has an unproductive symbol after others is a dead end, which an answer would find out only when it is there.
+//! Refuses grammars with dead ends: beginnings of texts that nothing can complete. A symbol is productive if it derives
+//! some text. A rule with an unproductive symbol after its first is a dead end, which an answer would meet half-way.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -7,29 +7,29 @@ use alloc::vec::Vec;
 use llguidance::api::ParserLimits;
 use llguidance::earley::{CGrammar, CSymIdx};
 
-use super::{Limits, StructureError, wrong};
+use super::{Limits, StructureError, invalid};
 
-/// Checks that the grammar has no dead end.
+/// Checks that the grammar derives some text and has no dead end.
 ///
 /// # Errors
-/// That it has one.
+/// [`StructureError::Invalid`].
 pub(super) fn check(grammar: &CGrammar, limits: Limits) -> Result<(), StructureError> {
     let symbols = reachable(grammar);
     let is_productive = productive(grammar, &symbols, limits)?;
     let dead = |sym: &CSymIdx| !is_productive[sym.as_index()];
     if dead(&grammar.start()) {
-        return Err(wrong("no text of this form ever ends: something in it always needs itself again"));
+        return Err(invalid("has no finite text: a part of it always contains itself"));
     }
     let rules = symbols.iter().flat_map(|sym| grammar.rules_of(*sym));
     if rules.map(|rule| grammar.rule_rhs(*rule).0).any(|parts| parts.iter().position(dead).is_some_and(|at| at > 0)) {
-        let message = "has a dead end: a text can begin with a part that nothing can follow, as a key that no pattern \
-                       leaves, or a reference that always needs itself again";
-        return Err(wrong(message));
+        let message = "has a dead end: texts can begin that nothing completes, for example with a key that no pattern \
+                       matches, or a reference that always contains itself";
+        return Err(invalid(message));
     }
     Ok(())
 }
 
-/// The symbols that a text can come to.
+/// The symbols reachable from the start symbol.
 fn reachable(grammar: &CGrammar) -> Vec<CSymIdx> {
     let mut found = vec![grammar.start()];
     let mut seen = flags(&found);
@@ -46,23 +46,23 @@ fn reachable(grammar: &CGrammar) -> Vec<CSymIdx> {
     found
 }
 
-/// By symbol, whether any text is of it.
+/// For each symbol, whether it derives some text.
 fn productive(grammar: &CGrammar, symbols: &[CSymIdx], limits: Limits) -> Result<Vec<bool>, StructureError> {
     let mut is_productive = flags(symbols);
     is_productive.fill(false);
     let spec = grammar.lexer_spec();
     let mut parser = ParserLimits { max_lexer_states: super::MAX_LEXER_STATES, ..ParserLimits::default() };
     parser.step_lexer_fuel = 4 * limits.items as u64;
-    let mut lexer = spec.to_regex_vec(&mut parser).map_err(|e| wrong(&format_error(&e)))?;
-    // one state of the lexer with every lexeme in it has those that some text is of
+    let mut lexer = spec.to_regex_vec(&mut parser).map_err(|e| invalid(&format_error(&e)))?;
+    // of all lexemes, the lexer's initial state knows which match some text
     let state = lexer.initial_state(&spec.lexeme_set(|_| true));
-    let with_text = &lexer.state_desc(state).possible;
-    // uses[s]: rules whose next part that is not known to be productive is s
+    let non_empty = &lexer.state_desc(state).possible;
+    // uses[s]: rules whose first symbol not yet known to be productive is s
     let mut uses: Vec<Vec<(CSymIdx, &[CSymIdx])>> = vec![Vec::new(); is_productive.len()];
     let mut ready = Vec::new();
     for sym in symbols {
         let data = grammar.sym_data(*sym);
-        let has_text = data.lexeme.is_some_and(|lexeme| with_text.contains(lexeme));
+        let has_text = data.lexeme.is_some_and(|lexeme| non_empty.contains(lexeme));
         if has_text || data.is_nullable {
             ready.push(*sym);
         }
@@ -92,7 +92,7 @@ fn format_error(error: &dyn core::fmt::Display) -> alloc::string::String {
     alloc::format!("{error:#}")
 }
 
-/// A flag for each symbol up to the last of these, set for these.
+/// Flags by symbol index, set for `symbols`.
 fn flags(symbols: &[CSymIdx]) -> Vec<bool> {
     let mut flags = Vec::new();
     for sym in symbols {
@@ -102,7 +102,7 @@ fn flags(symbols: &[CSymIdx]) -> Vec<bool> {
     flags
 }
 
-/// Whether a symbol's flag is set, in flags that grow to hold it.
+/// Whether the flag of a symbol is set; grows `flags` to hold it.
 fn is_set(flags: &mut Vec<bool>, sym: CSymIdx) -> bool {
     if flags.len() <= sym.as_index() {
         flags.resize(sym.as_index() + 1, false);

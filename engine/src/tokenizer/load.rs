@@ -12,7 +12,7 @@ use super::charsmap::CharsMap;
 use super::control::TokenNames;
 use super::pretokenizers::{self, Pretokenizer};
 use super::special::Specials;
-use super::spm::{MergeOrder, Spm};
+use super::spm::{MergeOrder, Spm, SpmOptions};
 use super::table::{Seed, TextTable};
 use super::unigram::{Normaliser, Unigram};
 use super::vocab::{Kind, Spelling, Vocab};
@@ -171,7 +171,8 @@ fn by_merges(inputs: BuildInputs<'_, '_>, unknown: Option<u32>) -> Loaded {
         Spelling::Bytes => Algorithm::ByteLevel(Bpe::new(vocab, texts, merges, pretokenizer, unknown, seed)),
         Spelling::Meta | Spelling::Plain => {
             let order = MergeOrder::Merges(merges);
-            Algorithm::SentencePiece(Spm::new(vocab, texts, order, pretokenizer, unknown, false, seed))
+            let options = SpmOptions { order, unknown, add_space_prefix: false };
+            Algorithm::SentencePiece(Spm::new(vocab, texts, pretokenizer, options, seed))
         }
     })
 }
@@ -180,7 +181,8 @@ fn sentence_piece(inputs: BuildInputs<'_, '_>, unknown: Option<u32>) -> Loaded {
     let BuildInputs { gguf, vocab, texts, seed, pretokenizer } = inputs;
     let order = MergeOrder::scores(&scores(gguf, vocab, "a number", |score| !score.is_nan())?);
     let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-    Ok(Algorithm::SentencePiece(Spm::new(vocab, texts, order, pretokenizer, unknown, add_space_prefix, seed)))
+    let options = SpmOptions { order, unknown, add_space_prefix };
+    Ok(Algorithm::SentencePiece(Spm::new(vocab, texts, pretokenizer, options, seed)))
 }
 
 fn wordpiece(inputs: BuildInputs<'_, '_>, unknown: Option<u32>) -> Loaded {

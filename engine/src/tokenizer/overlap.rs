@@ -5,12 +5,18 @@ use alloc::vec::Vec;
 use super::{EncodeOptions, Tokenizer};
 
 impl Tokenizer {
-    /// The token sequences that complete `text`, for DRY's sequence breakers: each token that contains it, and each
+    /// The token sequences of DRY's sequence breakers `texts` ([`Dry::breakers`](crate::sampler::Dry::breakers)). Searches
+    /// the whole vocabulary for each text.
+    pub fn dry_breakers(&self, texts: &[impl AsRef<str>]) -> Vec<Vec<u32>> {
+        texts.iter().flat_map(|text| self.sequences_with(text.as_ref())).collect()
+    }
+
+    /// The token sequences that complete `text`: each token that contains it, and each
     /// token that ends with a prefix of it, followed by the tokens of the rest. In order of the first tokens.
     ///
     /// Source: `get_overlapping_token_sequences` in
     /// <https://github.com/ggml-org/llama.cpp/blob/master/src/llama-sampler.cpp>.
-    pub fn sequences_with(&self, text: &str) -> Vec<Vec<u32>> {
+    pub(super) fn sequences_with(&self, text: &str) -> Vec<Vec<u32>> {
         let wanted = text.as_bytes();
         let mut all = Vec::new();
         if wanted.is_empty() {

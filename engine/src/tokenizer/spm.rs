@@ -49,16 +49,22 @@ struct Pieces {
 /// Looks up pieces by their bytes.
 struct PieceLookup<'a>(&'a Pieces, &'a Vocab);
 
+/// Options of a vocabulary, as in [`Spm`].
+pub(super) struct SpmOptions {
+    pub(super) order: MergeOrder,
+    pub(super) unknown: Option<u32>,
+    pub(super) add_space_prefix: bool,
+}
+
 impl Spm {
     pub(super) fn new(
         vocab: &Vocab,
         texts: &TextTable,
-        order: MergeOrder,
         pretokenizer: &Pretokenizer,
-        unknown: Option<u32>,
-        add_space_prefix: bool,
+        options: SpmOptions,
         seed: Seed,
     ) -> Spm {
+        let SpmOptions { order, unknown, add_space_prefix } = options;
         let piece = |id: u32| vocab.piece(id).unwrap_or_default();
         let in_text = |id: u32| {
             let kind = vocab.kind(id);

@@ -12,14 +12,14 @@ use super::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A conversation to evict from the prefix cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Forget {
+pub struct PrefixEviction {
     pub tokens: Vec<u32>,
     /// Cache salt of its requests.
     pub salt: u64,
 }
 
 /// Maximum pending evictions. Conversations beyond it stay in the cache until LRU eviction.
-const MAX_FORGET: usize = 4096;
+const MAX_EVICTIONS: usize = 4096;
 
 /// Queues of a model's workers: prompts `P` and texts to embed `T`.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub struct Waiting<P, T> {
     /// The same for texts.
     pub cancelled_texts: Vec<Range<JobId>>,
     /// Conversations to evict from the prefix cache of each worker.
-    forget: BTreeMap<u32, Vec<Forget>>,
+    prefix_evictions: BTreeMap<u32, Vec<PrefixEviction>>,
     pub shutdown: Shutdown,
     /// Grows with each change that a sleeping worker must see.
     pub version: u64,
@@ -83,7 +83,7 @@ impl<P, T> Queue<P, T> {
             texts,
             cancelled_prompts: Vec::new(),
             cancelled_texts: Vec::new(),
-            forget: BTreeMap::new(),
+            prefix_evictions: BTreeMap::new(),
             shutdown: Shutdown::None,
             version: 0,
         };
@@ -125,14 +125,14 @@ impl<P, T> Queue<P, T> {
     }
 
     /// Asks all workers to evict conversations from their prefix caches.
-    pub fn forget(&self, conversations: impl IntoIterator<Item = Forget>) {
-        let conversations: Vec<Forget> = conversations.into_iter().collect();
+    pub fn evict_prefixes(&self, conversations: impl IntoIterator<Item = PrefixEviction>) {
+        let conversations: Vec<PrefixEviction> = conversations.into_iter().collect();
         if conversations.is_empty() {
             return;
         }
         let mut waiting = self.lock();
-        for pending in waiting.forget.values_mut() {
-            let room = MAX_FORGET.saturating_sub(pending.len());
+        for pending in waiting.prefix_evictions.values_mut() {
+            let room = MAX_EVICTIONS.saturating_sub(pending.len());
             pending.extend(conversations.iter().take(room).cloned());
         }
         self.wake(&mut waiting);
@@ -140,11 +140,11 @@ impl<P, T> Queue<P, T> {
 
     /// Adds a worker to those that evict.
     pub fn add_worker(&self, id: u32) {
-        self.lock().forget.insert(id, Vec::new());
+        self.lock().prefix_evictions.insert(id, Vec::new());
     }
 
     pub fn remove_worker(&self, id: u32) {
-        self.lock().forget.remove(&id);
+        self.lock().prefix_evictions.remove(&id);
     }
 
     /// Wakes all workers: the choice of workers may have changed.
@@ -192,8 +192,8 @@ impl<P, T> Queue<P, T> {
 
 impl<P, T> Waiting<P, T> {
     /// Takes the conversations that a worker is to evict.
-    pub fn take_forget(&mut self, worker: u32) -> Vec<Forget> {
-        self.forget.get_mut(&worker).map(std::mem::take).unwrap_or_default()
+    pub fn take_prefix_evictions(&mut self, worker: u32) -> Vec<PrefixEviction> {
+        self.prefix_evictions.get_mut(&worker).map(std::mem::take).unwrap_or_default()
     }
 }
 

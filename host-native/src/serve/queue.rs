@@ -16,7 +16,7 @@ pub use starling_api::update::{Failed, Update};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::handoff;
-pub use super::handoff::{Closed, Forget, Shutdown, Ticket};
+pub use super::handoff::{Closed, PrefixEviction, Shutdown, Ticket};
 use super::policy::AnswerFilters;
 use super::trace::{Stages, Trace};
 use super::usage::Usage;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use starling::chat::Json;
 
-use super::queue::Forget;
+use super::queue::PrefixEviction;
 use super::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Maximum length of a session's name in bytes.
@@ -60,7 +60,7 @@ struct Session {
     /// Whether a turn is in progress.
     is_busy: bool,
     /// Requests that use it and have not ended.
-    visits: usize,
+    n_requests: usize,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -105,16 +105,16 @@ pub enum SessionError {
 /// Exclusive use of a session until it is dropped.
 #[derive(Debug)]
 pub struct Turn {
-    visit: Visit,
+    guard: SessionGuard,
     /// [`Table::epoch`] at the begin of the turn.
     epoch: u64,
     /// The conversation so far.
     pub conversation: Conversation,
 }
 
-/// Use of one generation of a session by a request.
+/// A request's use of one generation of a session, counted until it is dropped.
 #[derive(Debug)]
-pub struct Visit {
+pub struct SessionGuard {
     sessions: Arc<Sessions>,
     key: Key,
     generation: u64,
@@ -136,17 +136,20 @@ impl Sessions {
         name: &Arc<str>,
         salt: u64,
         now: Instant,
-    ) -> Result<(Turn, Vec<Forget>), SessionError> {
+    ) -> Result<(Turn, Vec<PrefixEviction>), SessionError> {
         let key = (Arc::clone(tenant), Arc::clone(name));
         let mut table = self.lock();
-        let forget = table.open(&key, salt, &self.limits, now)?;
+        let evicted = table.open(&key, salt, &self.limits, now)?;
         let session = table.sessions.get_mut(&key).filter(|session| !session.is_busy).ok_or(SessionError::Busy)?;
         session.is_busy = true;
         session.last_used = now;
-        session.visits += 1;
+        session.n_requests += 1;
         let (conversation, generation, epoch) = (session.conversation.clone(), session.generation, table.epoch);
         drop(table);
-        Ok((Turn { visit: Visit { sessions: Arc::clone(self), key, generation, salt }, epoch, conversation }, forget))
+        Ok((
+            Turn { guard: SessionGuard { sessions: Arc::clone(self), key, generation, salt }, epoch, conversation },
+            evicted,
+        ))
     }
 
     /// Opens a session, unless it exists, for a request that sends the whole conversation. Returns the evicted sessions'
@@ -154,31 +157,31 @@ impl Sessions {
     ///
     /// # Errors
     /// If there are too many sessions and all are busy.
-    pub fn visit(
+    pub fn acquire(
         self: &Arc<Self>,
         tenant: &Arc<str>,
         name: &Arc<str>,
         salt: u64,
         now: Instant,
-    ) -> Result<(Visit, Vec<Forget>), SessionError> {
+    ) -> Result<(SessionGuard, Vec<PrefixEviction>), SessionError> {
         let key = (Arc::clone(tenant), Arc::clone(name));
         let mut table = self.lock();
-        let forget = table.open(&key, salt, &self.limits, now)?;
+        let evicted = table.open(&key, salt, &self.limits, now)?;
         let session = table.sessions.get_mut(&key).ok_or(SessionError::Full(self.limits.count))?;
-        session.visits += 1;
+        session.n_requests += 1;
         let generation = session.generation;
         drop(table);
-        Ok((Visit { sessions: Arc::clone(self), key, generation, salt }, forget))
+        Ok((SessionGuard { sessions: Arc::clone(self), key, generation, salt }, evicted))
     }
 
     /// Closes a session. `None` if it does not exist; otherwise its conversation, to remove from the cache.
-    pub fn close(&self, tenant: &Arc<str>, name: &Arc<str>) -> Option<Option<Forget>> {
+    pub fn close(&self, tenant: &Arc<str>, name: &Arc<str>) -> Option<Option<PrefixEviction>> {
         let session = self.lock().remove(&(Arc::clone(tenant), Arc::clone(name)))?;
-        Some(session.forget())
+        Some(session.into_eviction())
     }
 
     /// Closes the sessions unused for longer than `ttl`.
-    pub fn expire(&self, now: Instant) -> Vec<Forget> {
+    pub fn expire(&self, now: Instant) -> Vec<PrefixEviction> {
         self.lock().expire(self.limits.ttl, now)
     }
 
@@ -214,20 +217,21 @@ impl Table {
         salt: u64,
         limits: &SessionLimits,
         now: Instant,
-    ) -> Result<Vec<Forget>, SessionError> {
-        let mut forget = self.expire(limits.ttl, now);
+    ) -> Result<Vec<PrefixEviction>, SessionError> {
+        let mut evicted = self.expire(limits.ttl, now);
         if self.sessions.contains_key(key) {
-            return Ok(forget);
+            return Ok(evicted);
         }
         if self.sessions.len() >= limits.count {
             let oldest = self.oldest_idle(None).ok_or(SessionError::Full(limits.count))?;
-            forget.extend(self.remove(&oldest).and_then(Session::forget));
+            evicted.extend(self.remove(&oldest).and_then(Session::into_eviction));
         }
         let (generation, conversation) = (self.next_generation, Conversation::default());
         self.next_generation += 1;
-        let session = Session { generation, conversation, bytes: 0, salt, last_used: now, is_busy: false, visits: 0 };
+        let session =
+            Session { generation, conversation, bytes: 0, salt, last_used: now, is_busy: false, n_requests: 0 };
         self.sessions.insert(key.clone(), session);
-        Ok(forget)
+        Ok(evicted)
     }
 
     fn remove(&mut self, key: &Key) -> Option<Session> {
@@ -236,10 +240,10 @@ impl Table {
         Some(session)
     }
 
-    fn expire(&mut self, ttl: Duration, now: Instant) -> Vec<Forget> {
+    fn expire(&mut self, ttl: Duration, now: Instant) -> Vec<PrefixEviction> {
         let is_old = |s: &Session| !s.is_busy && now.saturating_duration_since(s.last_used) > ttl;
         let keys: Vec<Key> = self.sessions.iter().filter(|(_, s)| is_old(s)).map(|(key, _)| key.clone()).collect();
-        keys.iter().filter_map(|key| self.remove(key)?.forget()).collect()
+        keys.iter().filter_map(|key| self.remove(key)?.into_eviction()).collect()
     }
 
     /// The least recently used idle session other than `except`.
@@ -250,8 +254,8 @@ impl Table {
 
     /// Sets a session's bytes, then evicts idle sessions until the sum is at most `limit`, and returns their conversations.
     /// If the others are busy, the sum stays above the limit.
-    fn set_bytes(&mut self, key: &Key, bytes: usize, limit: usize) -> Vec<Forget> {
-        let mut forget = Vec::new();
+    fn set_bytes(&mut self, key: &Key, bytes: usize, limit: usize) -> Vec<PrefixEviction> {
+        let mut evicted = Vec::new();
         if let Some(session) = self.sessions.get_mut(key) {
             self.bytes = self.bytes - session.bytes + bytes;
             session.bytes = bytes;
@@ -259,16 +263,16 @@ impl Table {
         while self.bytes > limit
             && let Some(oldest) = self.oldest_idle(Some(key))
         {
-            forget.extend(self.remove(&oldest).and_then(Session::forget));
+            evicted.extend(self.remove(&oldest).and_then(Session::into_eviction));
         }
-        forget
+        evicted
     }
 }
 
 impl Session {
-    fn forget(self) -> Option<Forget> {
+    fn into_eviction(self) -> Option<PrefixEviction> {
         let tokens = self.conversation.tokens;
-        (!tokens.is_empty()).then(|| Forget { tokens: Arc::unwrap_or_clone(tokens), salt: self.salt })
+        (!tokens.is_empty()).then(|| PrefixEviction { tokens: Arc::unwrap_or_clone(tokens), salt: self.salt })
     }
 }
 
@@ -306,7 +310,7 @@ fn json_bytes(value: &Json) -> usize {
     size_of::<Json>() + inside
 }
 
-impl Visit {
+impl SessionGuard {
     /// The session; `None` if it was closed since.
     fn session<'a>(&self, table: &'a mut Table) -> Option<&'a mut Session> {
         table.sessions.get_mut(&self.key).filter(|session| session.generation == self.generation)
@@ -314,9 +318,9 @@ impl Visit {
 
     /// Stores the tokens of a conversation that the session's requests send whole. Returns conversations to remove from the
     /// cache: this one, if the session was closed since.
-    pub fn note(self, tokens: Vec<u32>) -> Vec<Forget> {
+    pub fn store_tokens(self, tokens: Vec<u32>) -> Vec<PrefixEviction> {
         let mut table = self.sessions.lock();
-        let Some(session) = self.session(&mut table) else { return vec![Forget { tokens, salt: self.salt }] };
+        let Some(session) = self.session(&mut table) else { return vec![PrefixEviction { tokens, salt: self.salt }] };
         if session.is_busy || session.conversation.history != History::None {
             // turns of `begin` own the conversation
             return Vec::new();
@@ -328,13 +332,13 @@ impl Visit {
     }
 }
 
-impl Drop for Visit {
+impl Drop for SessionGuard {
     fn drop(&mut self) {
         let mut table = self.sessions.lock();
         let Some(session) = self.session(&mut table) else { return };
-        session.visits -= 1;
+        session.n_requests -= 1;
         // none of its requests has produced an answer
-        if session.visits == 0 && session.conversation.tokens.is_empty() {
+        if session.n_requests == 0 && session.conversation.tokens.is_empty() {
             table.remove(&self.key);
         }
     }
@@ -343,53 +347,53 @@ impl Drop for Visit {
 impl Turn {
     /// Whether the model was replaced during the turn. Then its tokens are of the old one: see [`Conversation::detach`].
     pub fn is_detached(&self) -> bool {
-        self.visit.sessions.lock().epoch != self.epoch
+        self.guard.sessions.lock().epoch != self.epoch
     }
 
     /// Reserves memory for the conversation with this turn. Returns the evicted sessions' conversations.
     ///
     /// # Errors
     /// If the limit of one session or of all sessions is exceeded.
-    pub fn reserve(&self, conversation: &Conversation) -> Result<Vec<Forget>, SessionError> {
-        let (found, limits) = (conversation.bytes(), self.visit.sessions.limits);
+    pub fn reserve(&self, conversation: &Conversation) -> Result<Vec<PrefixEviction>, SessionError> {
+        let (found, limits) = (conversation.bytes(), self.guard.sessions.limits);
         if found > limits.bytes {
             return Err(SessionError::TooLarge { found, limit: limits.bytes });
         }
-        let mut table = self.visit.sessions.lock();
-        let Some(session) = self.visit.session(&mut table) else { return Ok(Vec::new()) };
+        let mut table = self.guard.sessions.lock();
+        let Some(session) = self.guard.session(&mut table) else { return Ok(Vec::new()) };
         let before = session.bytes;
-        let forget = table.set_bytes(&self.visit.key, found, limits.total_bytes);
+        let evicted = table.set_bytes(&self.guard.key, found, limits.total_bytes);
         if table.bytes > limits.total_bytes {
             let (found, limit) = (table.bytes, limits.total_bytes);
-            table.set_bytes(&self.visit.key, before, usize::MAX);
+            table.set_bytes(&self.guard.key, before, usize::MAX);
             return Err(SessionError::NoMemory { found, limit });
         }
-        Ok(forget)
+        Ok(evicted)
     }
 
     /// Stores the conversation after this turn. Returns conversations to remove from the cache: this one, if the session was
     /// closed since.
-    pub fn end(self, conversation: Conversation) -> Vec<Forget> {
-        let mut table = self.visit.sessions.lock();
-        let Some(session) = self.visit.session(&mut table) else {
+    pub fn end(self, conversation: Conversation) -> Vec<PrefixEviction> {
+        let mut table = self.guard.sessions.lock();
+        let Some(session) = self.guard.session(&mut table) else {
             let tokens = Arc::unwrap_or_clone(conversation.tokens);
-            return vec![Forget { tokens, salt: self.visit.salt }];
+            return vec![PrefixEviction { tokens, salt: self.guard.salt }];
         };
         let bytes = conversation.bytes();
         session.conversation = conversation;
-        table.set_bytes(&self.visit.key, bytes, self.visit.sessions.limits.total_bytes)
+        table.set_bytes(&self.guard.key, bytes, self.guard.sessions.limits.total_bytes)
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut table = self.visit.sessions.lock();
-        let Some(session) = self.visit.session(&mut table) else { return };
+        let mut table = self.guard.sessions.lock();
+        let Some(session) = self.guard.session(&mut table) else { return };
         session.is_busy = false;
         session.last_used = session.last_used.max(Instant::now());
         let bytes = session.conversation.bytes();
         // without `end` the turn added nothing: undo `reserve`
-        table.set_bytes(&self.visit.key, bytes, usize::MAX);
+        table.set_bytes(&self.guard.key, bytes, usize::MAX);
     }
 }
 
@@ -408,7 +412,7 @@ mod tests {
         Conversation { tokens: Arc::new(tokens.to_vec()), history: History::Text }
     }
 
-    fn begin(sessions: &Arc<Sessions>, session: &str) -> Result<(Turn, Vec<Forget>), SessionError> {
+    fn begin(sessions: &Arc<Sessions>, session: &str) -> Result<(Turn, Vec<PrefixEviction>), SessionError> {
         sessions.begin(&name("a"), &name(session), 7, Instant::now())
     }
 
@@ -429,7 +433,7 @@ mod tests {
         drop(again);
         // the other is busy, so the first is evicted
         let (new, out) = sessions.begin(&a, &name("y"), 7, now).unwrap();
-        assert_eq!(out, [Forget { tokens: vec![1, 2], salt: 7 }]);
+        assert_eq!(out, [PrefixEviction { tokens: vec![1, 2], salt: 7 }]);
         assert_eq!(sessions.begin(&a, &name("z"), 7, now).unwrap_err(), SessionError::Full(2));
         drop((other, new));
         assert_eq!(sessions.close(&b, &name("x")), None);
@@ -452,18 +456,18 @@ mod tests {
     fn a_turn_of_a_closed_session_does_not_reach_a_new_one() {
         let sessions = Arc::new(Sessions::new(LIMITS));
         let (old, _) = begin(&sessions, "x").unwrap();
-        let (chat, _) = sessions.visit(&name("a"), &name("x"), 7, Instant::now()).unwrap();
+        let (chat, _) = sessions.acquire(&name("a"), &name("x"), 7, Instant::now()).unwrap();
         assert_eq!(sessions.close(&name("a"), &name("x")), Some(None));
         let (new, _) = begin(&sessions, "x").unwrap();
         // its conversation is evicted, and the new session stays busy and empty
-        assert_eq!(old.end(text(&[1, 2])), [Forget { tokens: vec![1, 2], salt: 7 }]);
+        assert_eq!(old.end(text(&[1, 2])), [PrefixEviction { tokens: vec![1, 2], salt: 7 }]);
         assert_eq!(begin(&sessions, "x").unwrap_err(), SessionError::Busy);
         drop(new);
         let (new, _) = begin(&sessions, "x").unwrap();
         assert!(new.conversation.tokens.is_empty() && new.conversation.history == History::None);
         drop(new);
         // likewise a request that sends the whole conversation
-        assert_eq!(chat.note(vec![3]), [Forget { tokens: vec![3], salt: 7 }]);
+        assert_eq!(chat.store_tokens(vec![3]), [PrefixEviction { tokens: vec![3], salt: 7 }]);
         assert_eq!(sessions.len(), 0);
     }
 

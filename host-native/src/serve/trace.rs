@@ -93,7 +93,7 @@ impl Exporter {
     /// Starts the trace of a request, as a child of the client's (W3C `traceparent`) if there is one. `log` is the
     /// request's log span.
     pub fn begin(&self, headers: &HeaderMap, log: &tracing::Span, attributes: Vec<KeyValue>) -> Trace {
-        let (came, time) = (Instant::now(), SystemTime::now());
+        let (received, time) = (Instant::now(), SystemTime::now());
         let exported = self.to.as_ref().map(|(_, tracer)| {
             let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &HeaderExtractor(headers));
             let builder = tracer.span_builder("gateway").with_kind(SpanKind::Server).with_start_time(time);
@@ -101,7 +101,7 @@ impl Exporter {
             log.record("trace_id", tracing::field::display(span.span_context().trace_id()));
             Exported { tracer: tracer.clone(), context: parent.with_span(span), time }
         });
-        Trace(Some(Arc::new(Inner { log: log.clone(), came, exported })))
+        Trace(Some(Arc::new(Inner { log: log.clone(), received, exported })))
     }
 
     /// Exports the remaining spans.
@@ -136,7 +136,7 @@ pub struct Trace(Option<Arc<Inner>>);
 struct Inner {
     log: tracing::Span,
     /// Arrival of the request.
-    came: Instant,
+    received: Instant,
     exported: Option<Exported>,
 }
 
@@ -197,7 +197,7 @@ impl Trace {
 
 impl Inner {
     fn time(&self, at: Instant) -> SystemTime {
-        self.exported.as_ref().map_or(SystemTime::UNIX_EPOCH, |e| e.time + at.saturating_duration_since(self.came))
+        self.exported.as_ref().map_or(SystemTime::UNIX_EPOCH, |e| e.time + at.saturating_duration_since(self.received))
     }
 }
 

@@ -21,7 +21,7 @@ mod sync {
 
 /// Stand-in for `serve::queue`, from which the modules import this type.
 mod queue {
-    pub(crate) use crate::handoff::Forget;
+    pub(crate) use crate::handoff::PrefixEviction;
 }
 
 mod request_queue;

@@ -33,8 +33,8 @@ pub(crate) fn a_turn_sees_the_turns_since_the_last_close_and_no_others() {
                 tokens.push(token);
                 thread::yield_now();
                 let conversation = Conversation { tokens: Arc::new(tokens), history: History::Text };
-                for forget in turn.end(conversation) {
-                    closed.lock().expect("no panic").extend(forget.tokens);
+                for evicted in turn.end(conversation) {
+                    closed.lock().expect("no panic").extend(evicted.tokens);
                 }
             })
         });
@@ -42,8 +42,8 @@ pub(crate) fn a_turn_sees_the_turns_since_the_last_close_and_no_others() {
         let closer = {
             let (sessions, name, closed) = (Arc::clone(&sessions), name.clone(), Arc::clone(&closed));
             thread::spawn(move || {
-                if let Some(Some(forget)) = sessions.close(&name, &name) {
-                    closed.lock().expect("no panic").extend(forget.tokens);
+                if let Some(Some(evicted)) = sessions.close(&name, &name) {
+                    closed.lock().expect("no panic").extend(evicted.tokens);
                 }
                 sessions.expire(Instant::now());
             })

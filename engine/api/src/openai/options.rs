@@ -427,8 +427,8 @@ impl Options {
     /// if [`Options::sampling`] has DRY on.
     pub fn dry_breakers(&self, tokenizer: &Tokenizer) -> Vec<Vec<u32>> {
         match &self.dry_sequence_breakers {
-            Some(texts) => texts.iter().flat_map(|text| tokenizer.sequences_with(text)).collect(),
-            None => DRY_BREAKERS.iter().flat_map(|text| tokenizer.sequences_with(text)).collect(),
+            Some(texts) => tokenizer.dry_breakers(texts),
+            None => tokenizer.dry_breakers(&DRY_BREAKERS),
         }
     }
 

@@ -13,12 +13,26 @@ pub enum RopeStyle {
     NeoX,
 }
 
+/// The rotation at one position.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotation<'a> {
+    /// Which elements are pairs.
+    pub style: RopeStyle,
+    /// Cosine of each pair's angle.
+    pub cos: &'a [f32],
+    /// Sine of each pair's angle.
+    pub sin: &'a [f32],
+    /// Factor of the whole head.
+    pub scale: f32,
+}
+
 /// Rotates the first `2 * cos.len()` elements of each head of one token, then multiplies the heads by `scale`: `(a, b)
 /// -> (a*cos - b*sin, a*sin + b*cos)`. `heads` is (n_heads, head_dim).
 ///
 /// # Panics
 /// If `cos` and `sin` differ in length or are longer than half a head, or `heads` is not whole heads.
-pub fn rope(cpu: Cpu, style: RopeStyle, heads: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], scale: f32) {
+pub fn rope(cpu: Cpu, rotation: Rotation<'_>, heads: &mut [f32], head_dim: usize) {
+    let Rotation { style, cos, sin, scale } = rotation;
     assert!(cos.len() == sin.len() && cos.len() * 2 <= head_dim && heads.len().is_multiple_of(head_dim));
     cpu.run(Rope { style, heads, head_dim, cos, sin, scale });
 }

@@ -14,7 +14,7 @@ use super::elementwise::{Activation, activate, add_scaled, gated, scale, soft_ca
 use super::matmul::{Columns, MatmulJob, products};
 use super::norm::{NormKind, NormWeights, norm, norm_in_place, normalise};
 use super::panel::{Matrix, PANEL};
-use super::rope::{RopeStyle, rope};
+use super::rope::{RopeStyle, Rotation, rope};
 use crate::pool::{Inline, Pool};
 use crate::quant::{Dtype, validate};
 
@@ -302,7 +302,7 @@ proptest! {
         for style in [RopeStyle::Interleaved, RopeStyle::NeoX] {
             same(|cpu| {
                 let mut x = x.clone();
-                rope(cpu, style, &mut x, d, &cos, &sin, 0.37);
+                rope(cpu, Rotation { style, cos: &cos, sin: &sin, scale: 0.37 }, &mut x, d);
                 x
             })?;
         }

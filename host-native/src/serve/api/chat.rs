@@ -20,7 +20,7 @@ use super::super::models::instance::ModelInstance;
 use super::super::offload::offload;
 use super::super::policy::apply_to_messages;
 use super::super::queue::Update;
-use super::super::sessions::Visit;
+use super::super::sessions::SessionGuard;
 use super::super::state::{Caller, Server, random};
 use super::answer::{collect, response_head};
 use super::body::Body;
@@ -89,14 +89,14 @@ pub async fn chat_completions(
     request.speculation.prediction = prediction;
     let conversation = session.as_deref().map(|id| (Arc::from(id), cache_salt, request.tokens.clone()));
     let updates = submit(&instance, &caller, &flow, vec![request], n, partial)?;
-    let mut visit = SessionVisit::new(&instance, &caller, conversation);
+    let mut recorder = SessionRecorder::new(&instance, &caller, conversation);
     let head = response_head(&instance, "chatcmpl-", seed, session.as_deref());
     if options.is_stream() {
-        let writer = ChatStream { writer: ChatWriter::new(chat_plan, head), visit };
+        let writer = ChatStream { writer: ChatWriter::new(chat_plan, head), session: recorder };
         return Ok(stream(updates, writer, instance.settings().sse_keep_alive));
     }
     let answers = collect(updates, n).await?;
-    visit.end(&answers[0]);
+    recorder.end(&answers[0]);
     let size = answers.iter().map(Answer::n_logprobs).sum();
     Ok(offload(size, move || json(StatusCode::OK, &chat_plan.response(head, answers))).await?)
 }
@@ -117,48 +117,48 @@ async fn tokenize_prediction(
     .await
 }
 
-/// Notes what the session of a request has in the prefix cache, so that it is freed when the session ends.
-struct SessionVisit {
+/// Stores in the session of a request which tokens the prefix cache holds for it: closing the session evicts them.
+struct SessionRecorder {
     instance: Arc<ModelInstance>,
-    /// The visit and the tokens of the prompt.
-    visit: Option<(Visit, Vec<u32>)>,
+    /// The session and the tokens of the prompt; `None` without a session, and after [`SessionRecorder::end`].
+    guard: Option<(SessionGuard, Vec<u32>)>,
 }
 
-impl SessionVisit {
-    /// Visits the session of a request, if it has one: its ID, cache salt and prompt.
+impl SessionRecorder {
+    /// `conversation` is the session ID, the cache salt and the prompt of a request with a session.
     fn new(
         instance: &Arc<ModelInstance>,
         caller: &Caller,
         conversation: Option<(Arc<str>, u64, Vec<u32>)>,
-    ) -> SessionVisit {
-        let visit = conversation.and_then(|(id, salt, tokens)| {
+    ) -> SessionRecorder {
+        let guard = conversation.and_then(|(id, salt, tokens)| {
             // where all sessions are in use, the pages are evicted by age
-            let (visit, forget) = instance.sessions.visit(&caller.tenant.name, &id, salt, Instant::now()).ok()?;
-            instance.queue.forget(forget);
-            Some((visit, tokens))
+            let (guard, evicted) = instance.sessions.acquire(&caller.tenant.name, &id, salt, Instant::now()).ok()?;
+            instance.queue.evict_prefixes(evicted);
+            Some((guard, tokens))
         });
-        SessionVisit { instance: Arc::clone(instance), visit }
+        SessionRecorder { instance: Arc::clone(instance), guard }
     }
 
-    /// Ends the visit with the answer that the prompt now has in the cache.
+    /// Stores the prompt and its answer, which is now in the cache.
     fn end(&mut self, answer: &Answer) {
-        let Some((visit, mut tokens)) = self.visit.take() else { return };
+        let Some((guard, mut tokens)) = self.guard.take() else { return };
         tokens.extend(answer.tokens.iter().map(|sampled| sampled.token));
-        self.instance.queue.forget(visit.note(tokens));
+        self.instance.queue.evict_prefixes(guard.store_tokens(tokens));
     }
 }
 
-/// Writes a stream, and ends the visit of its session.
+/// Writes a stream, and stores its answer in the session.
 struct ChatStream {
     writer: ChatWriter,
-    visit: SessionVisit,
+    session: SessionRecorder,
 }
 
 impl StreamWriter for ChatStream {
     fn update(&mut self, index: usize, update: Update, sink: &mut dyn EventSink) -> bool {
         let is_complete = self.writer.update(index, update, sink);
         if is_complete {
-            self.visit.end(&self.writer.answers()[0]);
+            self.session.end(&self.writer.answers()[0]);
         }
         is_complete
     }

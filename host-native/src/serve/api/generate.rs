@@ -10,7 +10,7 @@ use axum::response::Response;
 use starling::chat::Json;
 use starling::tokenizer::EncodeOptions;
 use starling_api::answer::Answer;
-use starling_api::messages::{ChatEnd, check_messages};
+use starling_api::messages::{ChatEnd, check_messages, continue_conversation};
 use starling_api::native::generate::{
     CloseRequest, CloseResponse, GenerateFields, GenerateRequest, GenerateResponse, GenerateWriter,
 };
@@ -61,7 +61,7 @@ pub async fn generate(
         id.as_deref().map(|id| instance.sessions.begin(&caller.tenant.name, &Arc::from(id), salt, Instant::now()));
     let turn = match turn.transpose()? {
         Some((turn, out)) => {
-            instance.queue.forget(out);
+            instance.queue.evict_prefixes(out);
             Some(turn)
         }
         None => None,
@@ -99,32 +99,6 @@ pub async fn generate(
 /// A turn of a session, the tokens of its prompt, and the messages so far if it is a chat.
 type SessionTurn = (Turn, Vec<u32>, Option<Vec<Json>>);
 
-/// Fields of a message that a session keeps and gives to the template: those that chat APIs define.
-const MESSAGE_FIELDS: [&str; 9] = [
-    "role",
-    "content",
-    "name",
-    "tool_calls",
-    "tool_call_id",
-    "function_call",
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-];
-
-/// The messages of a session before this turn, and those of the turn.
-fn conversation(before: &History, messages: Vec<Json>) -> Vec<Json> {
-    let mut all = if let History::Messages(messages) = before { messages.to_vec() } else { Vec::new() };
-    all.extend(messages.into_iter().map(|message| match message {
-        Json::Object(mut fields) => {
-            fields.retain(|(name, _)| MESSAGE_FIELDS.contains(&name.as_str()));
-            Json::Object(fields)
-        }
-        other => other,
-    }));
-    all
-}
-
 /// The tokens to continue, and the conversation so far if it is one of messages.
 async fn prompt(
     instance: &Arc<ModelInstance>,
@@ -138,7 +112,7 @@ async fn prompt(
     };
     let reserve = |tokens: &Arc<Vec<u32>>, history: History| -> Result<(), ApiError> {
         let Some(turn) = turn else { return Ok(()) };
-        instance.queue.forget(turn.reserve(&Conversation { tokens: Arc::clone(tokens), history })?);
+        instance.queue.evict_prefixes(turn.reserve(&Conversation { tokens: Arc::clone(tokens), history })?);
         Ok(())
     };
     match (generate.prompt, generate.messages, before.history) {
@@ -173,7 +147,10 @@ async fn prompt(
                     None,
                 ));
             }
-            let all = move || Ok(Arc::new(conversation(&history, check_messages(messages)?)));
+            let all = move || {
+                let before: &[Json] = if let History::Messages(before) = &history { before } else { &[] };
+                Ok(Arc::new(continue_conversation(before, check_messages(messages)?)))
+            };
             let all = offload_tokenize(usize::MAX, all).await?;
             reserve(&before.tokens, History::Messages(Arc::clone(&all)))?;
             let all = Arc::unwrap_or_clone(all);
@@ -198,7 +175,7 @@ fn end_turn(instance: &ModelInstance, turn: SessionTurn, answer: &Answer) {
     if turn.is_detached() {
         conversation = conversation.detach(|tokens| instance.text(tokens));
     }
-    instance.queue.forget(turn.end(conversation));
+    instance.queue.evict_prefixes(turn.end(conversation));
 }
 
 /// Close a session and free its part of the prefix cache.
@@ -221,7 +198,7 @@ pub async fn close_session(
         let Some(left) = entry.sessions.close(tenant, &id) else { continue };
         is_closed = true;
         if let Some(instance) = entry.instance() {
-            instance.queue.forget(left);
+            instance.queue.evict_prefixes(left);
         }
     }
     if !is_closed {

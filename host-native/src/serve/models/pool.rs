@@ -639,7 +639,7 @@ impl ModelPool {
             }
             tracing::debug!(sessions = expired.len(), "sessions expired (--session-ttl)");
             if let Some(instance) = entry.instance() {
-                instance.queue.forget(expired);
+                instance.queue.evict_prefixes(expired);
             }
         }
     }

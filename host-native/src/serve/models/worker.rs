@@ -22,7 +22,7 @@ use super::super::breaker::Breaker;
 use super::super::failures::{Failure, SharedFailures};
 use super::super::handoff::Waiting;
 use super::super::model_metrics::{ModelMetrics, Outcome};
-use super::super::queue::{Failed, Forget, Job, Queue, Shutdown, TextJob, Update, UpdateSender};
+use super::super::queue::{Failed, Job, PrefixEviction, Queue, Shutdown, TextJob, Update, UpdateSender};
 use super::super::scheduler::Queued;
 use super::super::state::unix_now;
 use super::budget::MemoryLease;
@@ -280,14 +280,14 @@ impl Worker {
         for id in mem::take(&mut waiting.cancelled_texts).into_iter().flatten() {
             text_jobs.extend(waiting.texts.remove(id));
         }
-        let forget = waiting.take_forget(self.id);
+        let evictions = waiting.take_prefix_evictions(self.id);
         drop(waiting);
         if let Some(engine) = &mut self.engines.engine {
             engine.evict_cached(self.status.take_evictions());
             if self.status.take_release() {
                 engine.release_memory();
             }
-            for Forget { tokens, salt } in &forget {
+            for PrefixEviction { tokens, salt } in &evictions {
                 engine.evict_prefix(tokens, *salt);
             }
         }

@@ -168,14 +168,15 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
                 let keys = |v: usize| {
                     wide[((t % PAGE + v * S::LANES) / PAGE * d * PAGE) + (t + v * S::LANES) % PAGE..].as_ptr()
                 };
-                self.score_tiles::<W>(t, rv, |v| keys(v).cast(), |_| null(), q, scores);
+                let keys = KeyPointers { keys: |v| keys(v).cast(), prefetch: |_| null() };
+                self.score_tiles::<W>(t, rv, &keys, q, scores);
             } else {
                 let keys = |v: usize| {
                     let t = t + v * S::LANES;
                     self.a.keys(chunk, t)[t % PAGE * E::BYTES..].as_ptr()
                 };
                 let prefetch = |v: usize| self.prefetch_after_keys(chunk, t + v * S::LANES, tokens);
-                self.score_tiles::<E>(t, rv, keys, prefetch, q, scores);
+                self.score_tiles::<E>(t, rv, &KeyPointers { keys, prefetch }, q, scores);
             }
             t += rv * S::LANES;
         }
@@ -187,21 +188,15 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
         &self,
         t: usize,
         rv: usize,
-        keys: impl Fn(usize) -> *const u8,
-        prefetch: impl Fn(usize) -> *const u8,
+        keys: &KeyPointers<impl Fn(usize) -> *const u8, impl Fn(usize) -> *const u8>,
         q: &[f32],
         scores: &mut [[f32; CHUNK]],
     ) {
         let mut c = 0;
         while c < scores.len() {
             let nc = columns_at_once::<S>(scores.len() - c);
-            let prefetch = |v: usize| if c == 0 { prefetch(v) } else { null() };
-            f32_shapes!(
-                S,
-                rv,
-                nc,
-                score_tile((self.s, self.a), t, (&keys, &prefetch), c, q, scores, ElemType::<E>(PhantomData))
-            );
+            let at = TileOrigin { row: t, column: c };
+            f32_shapes!(S, rv, nc, score_tile((self.s, self.a), at, keys, q, scores, ElemType::<E>(PhantomData)));
             c += nc;
         }
     }
@@ -219,10 +214,9 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
         let widen = self.is_worth_widening::<E>(p.len());
         let depth = if widen { WIDE } else { PAGE };
         for t in tokens.clone().step_by(depth) {
-            let prefetch = if widen { null() } else { self.prefetch_after_values(chunk, t, tokens.end) };
-            let part = ValuePart { t, n: depth.min(tokens.end - t), depth, accumulate: t > tokens.start, prefetch };
+            let (n, accumulate) = (depth.min(tokens.end - t), t > tokens.start);
             if widen {
-                for page in (t..t + part.n).step_by(PAGE) {
+                for page in (t..t + n).step_by(PAGE) {
                     let group = PAGE * VIRTUAL_LANES * E::BYTES;
                     let groups = self.a.values(chunk, page).chunks_exact(group);
                     let prefetch = self.prefetch_after_values(chunk, page, tokens.end);
@@ -235,16 +229,19 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
                         );
                     }
                 }
-                self.value_tiles::<W>(&part, wide.as_ptr().cast(), p, o);
+                let values = wide.as_ptr().cast();
+                self.value_tiles::<W>(&ValuePart { values, t, n, depth, accumulate, prefetch: null() }, p, o);
             } else {
-                self.value_tiles::<E>(&part, self.a.values(chunk, t).as_ptr(), p, o);
+                let prefetch = self.prefetch_after_values(chunk, t, tokens.end);
+                let values = self.a.values(chunk, t).as_ptr();
+                self.value_tiles::<E>(&ValuePart { values, t, n, depth, accumulate, prefetch }, p, o);
             }
         }
     }
 
     /// Adds the weighted values of some tokens to all columns.
     #[inline(always)]
-    fn value_tiles<E: Elem>(&self, part: &ValuePart, values: *const u8, p: &[[f32; CHUNK]], o: &mut [f32]) {
+    fn value_tiles<E: Elem>(&self, part: &ValuePart, p: &[[f32; CHUNK]], o: &mut [f32]) {
         let vectors = self.a.kv().value_dims() / S::LANES;
         let mut c = 0;
         while c < p.len() {
@@ -252,12 +249,8 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
             let mut v = 0;
             while v < vectors {
                 let rv = S::TILE_F32.rv.min(vectors - v);
-                f32_shapes!(
-                    S,
-                    rv,
-                    nc,
-                    value_tile((self.s, self.a), part, values, v, c, p, o, ElemType::<E>(PhantomData))
-                );
+                let at = TileOrigin { row: v, column: c };
+                f32_shapes!(S, rv, nc, value_tile((self.s, self.a), at, part, p, o, ElemType::<E>(PhantomData)));
                 v += rv;
             }
             c += nc;
@@ -361,26 +354,38 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
 
 struct ElemType<E>(PhantomData<E>);
 
+/// The first row and column of a tile. Rows are tokens of the chunk for scores, vectors of the head for values.
+#[derive(Clone, Copy)]
+struct TileOrigin {
+    row: usize,
+    column: usize,
+}
+
+/// Addresses by vector of tokens: of the keys, and of the data to prefetch meanwhile (or null).
+struct KeyPointers<K, P> {
+    keys: K,
+    prefetch: P,
+}
+
 #[inline(always)]
 fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     (s, a): (S, &AttentionBlock<'_>),
-    t: usize,
-    (keys, prefetch): (&impl Fn(usize) -> *const u8, &impl Fn(usize) -> *const u8),
-    c: usize,
+    TileOrigin { row: t, column: c }: TileOrigin,
+    pointers: &KeyPointers<impl Fn(usize) -> *const u8, impl Fn(usize) -> *const u8>,
     q: &[f32],
     scores: &mut [[f32; CHUNK]],
     _: ElemType<E>,
 ) {
     let d = a.kv().head_dim;
     let tile = F32Tile::<RV> {
-        w: each!(RV, |v| keys(v)),
+        w: each!(RV, |v| (pointers.keys)(v)),
         k: d,
         x: q[c * d..(c + NC) * d].as_ptr(),
         x_stride: d,
         out: scores[c..c + NC].as_flattened_mut()[t..].as_mut_ptr(),
         out_stride: CHUNK,
         accumulate: false,
-        prefetch: each!(RV, |v| prefetch(v)),
+        prefetch: each!(RV, |v| if c == 0 { (pointers.prefetch)(v) } else { null() }),
     };
     // SAFETY: keys of a head are d x 16 elements, the slices above hold NC queries and NC rows of scores.
     unsafe { tile.run::<S, E, NC>(s) }
@@ -388,6 +393,7 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
 
 /// Tokens whose values are added: `n` from token `t` of the chunk on. Each 16 dimensions are stored for `depth` tokens.
 struct ValuePart {
+    values: *const u8,
     t: usize,
     n: usize,
     depth: usize,
@@ -396,14 +402,11 @@ struct ValuePart {
     prefetch: *const u8,
 }
 
-#[allow(clippy::too_many_arguments)]
 #[inline(always)]
 fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     (s, a): (S, &AttentionBlock<'_>),
+    TileOrigin { row: v0, column: c }: TileOrigin,
     part: &ValuePart,
-    values: *const u8,
-    v0: usize,
-    c: usize,
     p: &[[f32; CHUNK]],
     o: &mut [f32],
     _: ElemType<E>,
@@ -415,7 +418,7 @@ fn value_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     };
     let tile = F32Tile::<RV> {
         // SAFETY: values of a head are `depth` tokens of `dims` elements, whole groups of 16.
-        w: each!(RV, |v| unsafe { values.add(at(v)) }),
+        w: each!(RV, |v| unsafe { part.values.add(at(v)) }),
         k: part.n,
         x: p[c..c + NC].as_flattened()[part.t..].as_ptr(),
         x_stride: CHUNK,
