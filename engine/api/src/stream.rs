@@ -1,5 +1,7 @@
 //! Streams: writers turn updates into JSON events; a sink sends them, as server-sent events or otherwise.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
 use crate::error::ErrorBody;
@@ -47,9 +49,29 @@ pub trait StreamWriter {
 #[derive(Debug, Default)]
 pub struct SseBuffer {
     bytes: Vec<u8>,
+    /// ID of the stream, if events have IDs.
+    stream_id: Option<Arc<str>>,
+    next_index: usize,
 }
 
 impl SseBuffer {
+    /// Events with the IDs `STREAM:INDEX`, of which the first is `next_index`.
+    pub fn with_ids(stream_id: Option<Arc<str>>, next_index: usize) -> SseBuffer {
+        SseBuffer { bytes: Vec::new(), stream_id, next_index }
+    }
+
+    /// Index of the next event.
+    pub fn next_index(&self) -> usize {
+        self.next_index
+    }
+
+    fn id(&mut self) {
+        if let Some(id) = &self.stream_id {
+            self.bytes.extend_from_slice(format!("id: {id}:{}\n", self.next_index).as_bytes());
+        }
+        self.next_index += 1;
+    }
+
     /// Bytes so far.
     pub fn n_bytes(&self) -> usize {
         self.bytes.len()
@@ -68,6 +90,7 @@ impl SseBuffer {
 
 impl EventSink for SseBuffer {
     fn event(&mut self, name: Option<&str>, json: &[u8]) {
+        self.id();
         if let Some(name) = name {
             self.bytes.extend_from_slice(b"event: ");
             self.bytes.extend_from_slice(name.as_bytes());
@@ -79,6 +102,7 @@ impl EventSink for SseBuffer {
     }
 
     fn done(&mut self) {
+        self.id();
         self.bytes.extend_from_slice(b"data: [DONE]\n\n");
     }
 }

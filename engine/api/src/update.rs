@@ -8,7 +8,7 @@ use starling::sampler::ConstraintError;
 use crate::error::ApiError;
 
 /// An update of one answer or embedding.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Update {
     /// The request left the queue.
     Started,

@@ -30,12 +30,14 @@ const MAX_ID: usize = 128;
 const PUBLIC_PATHS: [&str; 5] = ["/health", "/healthz", "/livez", "/readyz", "/ready"];
 
 /// Headers that must not be repeated: a proxy in front could use one value and the server the other.
-const UNIQUE_HEADERS: [&str; 9] = [
+const UNIQUE_HEADERS: [&str; 11] = [
     "host",
     "authorization",
     "api-key",
     "signature-input",
     "signature",
+    "idempotency-key",
+    "last-event-id",
     "content-type",
     "x-session-id",
     "x-gateway-inference-fairness-id",
@@ -101,6 +103,12 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     }
     if let Some(session) = session {
         headers.insert("x-session-id", session);
+    }
+    if let Some(found) = caller.as_ref().and_then(|caller| caller.found.get()) {
+        headers.insert(header::AGE, HeaderValue::from(found.age));
+        if let Ok(etag) = HeaderValue::from_str(&format!("\"{}\"", found.etag)) {
+            headers.insert(header::ETAG, etag);
+        }
     }
     if let Some(value) = orca_format.and_then(|format| orca(&gate.server, &format)).and_then(|text| text.parse().ok()) {
         headers.insert("endpoint-load-metrics", value);

@@ -31,7 +31,7 @@ use super::config::{Live, Settings};
 use super::connection::{Activity, Addresses, Peer, ResponseBody, StreamExecutor, WriteTimeout};
 use super::gate::{Gate, gate};
 use super::state::Server;
-use super::{admin, health, openapi, signed, tls};
+use super::{admin, health, openapi, reuse, signed, tls};
 
 /// Which routes a listener has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +59,7 @@ pub fn router(server: &Arc<Server>, hosts: Hosts, which: Routes) -> Router {
     let gate_state = Arc::new(Gate { server: Arc::clone(server), hosts });
     let mut routes = routes
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(Arc::clone(server), reuse::keep))
         .layer(from_fn_with_state(gate_state, gate))
         .layer(CompressionLayer::new());
     if server.settings().sign_responses {

@@ -153,6 +153,9 @@ families! {
     workers: Family<Labels, Gauge>, "workers", "Workers by state";
     worker_faults: Family<Labels, Counter>, "worker_faults", "Faults that ended a worker, by kind";
     policy: Family<Labels, Counter>, "policy_actions", "Prompts and answers that the policy refused or changed, and failures of its service, by action";
+    reused: Family<Labels, Counter>, "reuse", "Determined requests by what was used again: an answer (hit), one in flight (shared), none (miss); the same of texts to embed";
+    kept_bytes: Family<Labels, Gauge>, "reuse_cache_bytes", "Memory of answers and embeddings that are kept, by cache";
+    kept_evicted: Family<Labels, Gauge>, "reuse_cache_evictions", "Answers and embeddings evicted since the start, by cache";
     audit_lost: Gauge, "audit_lost_events", "Events that the audit log has lost since the start";
     audit_failures: Gauge, "audit_failures", "Failures to write the audit log since the start";
     resumed: Family<Labels, Counter>, "requests_resumed", "Running requests moved to another worker";
@@ -207,6 +210,27 @@ impl Metrics {
     pub fn set_memory(&self, pressure: u8, used_bytes: u64) {
         self.families.pressure.set(i64::from(pressure));
         self.families.memory_used.set(used_bytes as i64);
+    }
+
+    /// Counts a request or text whose answer is determined.
+    pub fn reused(&self, result: &'static str) {
+        self.families.reused.get_or_create(&Labels { model: None, other: Some(("result", result)) }).inc();
+    }
+
+    /// Sets the gauges of the answers that are kept.
+    pub fn set_kept_answers(&self, n_bytes: usize, n_evicted: u64) {
+        self.set_kept("answers", n_bytes, n_evicted);
+    }
+
+    /// Sets the gauges of the embeddings that are kept.
+    pub fn set_kept_embeddings(&self, n_bytes: usize, n_evicted: u64) {
+        self.set_kept("embeddings", n_bytes, n_evicted);
+    }
+
+    fn set_kept(&self, cache: &'static str, n_bytes: usize, n_evicted: u64) {
+        let labels = Labels { model: None, other: Some(("cache", cache)) };
+        self.families.kept_bytes.get_or_create(&labels).set(n_bytes as i64);
+        self.families.kept_evicted.get_or_create(&labels).set(n_evicted.cast_signed());
     }
 
     /// Counts what the policy on texts has done.

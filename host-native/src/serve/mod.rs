@@ -32,6 +32,7 @@ mod openapi;
 mod policy;
 mod pressure;
 mod queue;
+mod reuse;
 mod scheduler;
 mod sessions;
 mod signature;
@@ -209,6 +210,7 @@ async fn supervise(server: Arc<Server>) {
         // a lock that a stalled worker holds must not stop an HTTP thread
         let done = tokio::task::spawn_blocking(move || {
             inner.pool.expire_sessions();
+            inner.kept.expire();
             inner.pool.supervise();
         });
         if done.await.is_err() {

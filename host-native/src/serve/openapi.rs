@@ -61,6 +61,7 @@ use starling_api::openai::response::CompletionResponse;
         admin::settings::patch,
         admin::caches::list,
         admin::caches::invalidate,
+        admin::caches::invalidate_one,
         admin::failures::list,
     ),
     components(schemas(CompletionResponse<ChatDelta>, GenerateToken, ExecuteToken, ModelEvent))

@@ -18,6 +18,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use super::handoff;
 pub use super::handoff::{Closed, PrefixEviction, Shutdown, Ticket};
 use super::policy::AnswerFilters;
+use super::reuse::Reader;
 use super::trace::{Stages, Trace};
 use super::usage::Usage;
 
@@ -231,14 +232,33 @@ fn prefix_hashes(tokens: &[u32], salt: u64) -> Vec<u64> {
         .collect()
 }
 
+/// Where updates come from.
+enum Source {
+    /// The engine.
+    Engine(Receiver<(usize, Update)>),
+    /// An equal request, in flight or before.
+    Log(Reader<(usize, Update)>),
+}
+
 /// Receives the updates of one HTTP request, each with the index of its answer or text.
 pub struct Updates {
-    receiver: Receiver<(usize, Update)>,
+    source: Source,
     usage: Arc<Usage>,
+    /// ID of the stream, if its client may resume it.
+    stream_id: Option<Arc<str>>,
     /// The policy on answers, if there is one.
     filters: Option<AnswerFilters>,
     /// Cancels queued jobs when it is dropped.
     ticket: Option<Ticket<Job, TextJob>>,
+}
+
+impl Source {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
+        match self {
+            Source::Engine(receiver) => receiver.poll_recv(context),
+            Source::Log(reader) => reader.poll_next(context),
+        }
+    }
 }
 
 impl Updates {
@@ -258,13 +278,27 @@ impl Updates {
                     return Poll::Pending;
                 }
             }
-            let Some((index, update)) = ready!(self.receiver.poll_recv(context)) else { return Poll::Ready(None) };
+            let Some((index, update)) = ready!(self.source.poll_next(context)) else { return Poll::Ready(None) };
             self.usage.note(&update);
             match &mut self.filters {
                 None => return Poll::Ready(Some((index, update))),
                 Some(filters) => filters.push(index, update),
             }
         }
+    }
+
+    /// Updates of an equal request.
+    pub fn of_log(reader: Reader<(usize, Update)>, usage: Arc<Usage>) -> Updates {
+        Updates { source: Source::Log(reader), usage, stream_id: None, filters: None, ticket: None }
+    }
+
+    /// Gives the events of a stream IDs, so that its client may resume it.
+    pub fn set_stream_id(&mut self, id: Option<Arc<str>>) {
+        self.stream_id = id;
+    }
+
+    pub fn stream_id(&self) -> Option<Arc<str>> {
+        self.stream_id.clone()
     }
 
     /// Applies a policy to the answers.
@@ -282,5 +316,5 @@ impl Updates {
 pub fn updates(n: usize, each: usize, usage: Arc<Usage>) -> (UpdateSender, Updates) {
     let room = each.saturating_add(5).saturating_mul(n);
     let (to, receiver) = channel(room.min(tokio::sync::Semaphore::MAX_PERMITS));
-    (to, Updates { receiver, usage, filters: None, ticket: None })
+    (to, Updates { source: Source::Engine(receiver), usage, stream_id: None, filters: None, ticket: None })
 }

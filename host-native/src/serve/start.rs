@@ -21,6 +21,7 @@ use super::models::budget::MemoryBudget;
 use super::models::loading::Resources;
 use super::models::pool::ModelPool;
 use super::policy::TextPolicy;
+use super::reuse::{Answers, Embeddings, KeptResponses};
 use super::signature::{Policy, Verifier};
 use super::state::{Server, random_id, unix_now};
 use super::tls;
@@ -142,6 +143,8 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
     };
     tracing::info!("memory for models: {} MiB ({reason})", limit >> 20);
     let metrics = Arc::new(Metrics::new(settings.metrics_compat));
+    let metrics_of_reuse = Arc::clone(&metrics);
+    let bytes = |bytes: Bytes| usize::try_from(bytes.0).unwrap_or(usize::MAX);
     let policy = read_policy(&settings, &metrics)?;
     let failures = SharedFailures::default();
     let budget = Arc::new(MemoryBudget::new(limit));
@@ -158,6 +161,13 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         keys,
         tls,
         policy: Live::new(policy),
+        answers: Arc::new(Answers::new(
+            bytes(settings.response_cache),
+            settings.share_identical,
+            Arc::clone(&metrics_of_reuse),
+        )),
+        embeddings: Embeddings::new(bytes(settings.embedding_cache), metrics_of_reuse),
+        kept: KeptResponses::default(),
         verifier,
         audit,
         admin_keys,

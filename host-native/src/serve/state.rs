@@ -20,6 +20,7 @@ use super::model_metrics::Snapshot;
 use super::models::instance::ModelInstance;
 use super::models::pool::ModelPool;
 use super::policy::{Subject, TextPolicy};
+use super::reuse::{Answers, Embeddings, Found, KeptResponses, Reuse};
 use super::scheduler::{Flow, Priority};
 use super::signature::Verifier;
 use super::start::{Configure, LogFilter};
@@ -38,6 +39,11 @@ pub struct Server {
     pub admin_keys: Option<Live<Keys>>,
     /// The policy on texts of prompts and answers.
     pub policy: Live<Option<Arc<TextPolicy>>>,
+    /// Answers and embeddings that are used again.
+    pub answers: Arc<Answers>,
+    pub embeddings: Embeddings,
+    /// Responses that outlive their connection.
+    pub kept: KeptResponses,
     /// Verifies signed requests.
     pub verifier: Verifier,
     /// Who did what; `None`: it is not recorded.
@@ -138,6 +144,14 @@ pub struct Caller {
     pub usage: Arc<Usage>,
     /// The policy on texts, if the server has one.
     pub policy: Option<Arc<TextPolicy>>,
+    /// Answers that are used again.
+    pub reuse: Arc<Answers>,
+    /// What the client allows of it.
+    pub reuses: Reuse,
+    /// The answer that was found, for headers of the response.
+    pub found: Arc<OnceLock<Found>>,
+    /// ID of a stream that the client may resume.
+    pub stream_id: Option<Arc<str>>,
 }
 
 /// Maximum length of these headers; longer ones are ignored.
@@ -162,6 +176,10 @@ impl Caller {
             model: Arc::default(),
             usage: Arc::default(),
             policy: (*server.policy.get()).clone(),
+            reuse: Arc::clone(&server.answers),
+            reuses: Reuse::of(headers),
+            found: Arc::default(),
+            stream_id: (!server.settings().resume_window.is_zero()).then(|| random_id("").into()),
         }
     }
 

@@ -12,6 +12,7 @@ mod limits;
 mod models;
 mod policy;
 mod pressure;
+mod reuse;
 mod server;
 mod sessions;
 mod signed;

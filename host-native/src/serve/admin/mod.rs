@@ -40,6 +40,7 @@ pub fn routes() -> Router<Arc<Server>> {
         .route("/admin/config", get(settings::show).patch(settings::patch))
         .route("/admin/caches", get(caches::list))
         .route("/admin/caches/invalidate", post(caches::invalidate))
+        .route("/admin/caches/{name}/invalidate", post(caches::invalidate_one))
         .route("/admin/failures", get(failures::list))
         .route("/admin/audit", get(server::audit))
 }

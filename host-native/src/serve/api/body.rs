@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::body::to_bytes;
+use axum::body::{Bytes, to_bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
 use starling_api::parse::ParseBody;
@@ -29,16 +29,7 @@ impl<T: ParseBody + Send + 'static> FromRequest<Arc<Server>> for Body<T> {
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE.as_u16(), INVALID_REQUEST, message).into());
         }
         let signed = request.extensions().get::<Verified>().cloned();
-        let limit = usize::try_from(server.settings().max_body.0).unwrap_or(usize::MAX);
-        let body = timeout(server.settings().body_timeout, to_bytes(request.into_body(), limit)).await;
-        let bytes = match body {
-            Ok(Ok(bytes)) => bytes,
-            Ok(Err(e)) => return Err(body_error(&*e.into_inner(), limit).into()),
-            Err(_) => {
-                let message = "the body of the request took too long";
-                return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT.as_u16(), INVALID_REQUEST, message).into());
-            }
-        };
+        let bytes = read_body(server, request.into_body()).await?;
         if let Some(signed) = signed {
             signed.check_body(&bytes).map_err(|e| {
                 let status = StatusCode::UNAUTHORIZED.as_u16();
@@ -46,6 +37,22 @@ impl<T: ParseBody + Send + 'static> FromRequest<Arc<Server>> for Body<T> {
             })?;
         }
         Ok(Body(offload(bytes.len(), move || T::parse_body(&bytes)).await??))
+    }
+}
+
+/// The bytes of a body.
+///
+/// # Errors
+/// If it is too large, takes too long, or is cut off.
+pub async fn read_body(server: &Server, body: axum::body::Body) -> Result<Bytes, ApiError> {
+    let limit = usize::try_from(server.settings().max_body.0).unwrap_or(usize::MAX);
+    match timeout(server.settings().body_timeout, to_bytes(body, limit)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(e)) => Err(body_error(&*e.into_inner(), limit)),
+        Err(_) => {
+            let message = "the body of the request took too long";
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT.as_u16(), INVALID_REQUEST, message))
+        }
     }
 }
 

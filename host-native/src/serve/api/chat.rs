@@ -26,10 +26,10 @@ use super::answer::{collect, response_head};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::messages::{offload_tokenize, tokenize_chat};
-use super::options::{flow, limits, salt, sampling, seed, session, sticky};
+use super::options::{flow, is_seeded, limits, salt, sampling, seed, session, sticky};
 use super::sse::stream;
 use super::structure::compile_plan;
-use super::submit::submit;
+use super::submit::{Submission, submit};
 
 /// Create a chat completion.
 ///
@@ -72,7 +72,7 @@ pub async fn chat_completions(
     apply_to_messages(&caller, &instance, &mut messages).await?;
     let tokens = tokenize_chat(&instance, messages, tools, variables, end).await?;
     let prediction = tokenize_prediction(&instance, chat.prediction).await?;
-    let seed = seed(&options, &instance);
+    let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));
     let chat_plan = ChatPlan {
         model: Arc::clone(&instance.model),
         n_prompt: tokens.len(),
@@ -88,7 +88,7 @@ pub async fn chat_completions(
     let mut request = options.request(&limits(&instance), &plan, tokens, "messages")?;
     request.speculation.prediction = prediction;
     let conversation = session.as_deref().map(|id| (Arc::from(id), cache_salt, request.tokens.clone()));
-    let updates = submit(&instance, &caller, &flow, vec![request], n, partial)?;
+    let updates = submit(&instance, &caller, &flow, Submission { requests: vec![request], n, partial, is_seeded })?;
     let mut recorder = SessionRecorder::new(&instance, &caller, conversation);
     let head = response_head(&instance, "chatcmpl-", seed, session.as_deref());
     if options.is_stream() {

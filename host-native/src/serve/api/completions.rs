@@ -20,10 +20,10 @@ use super::answer::{collect, response_head};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::messages::offload_tokenize;
-use super::options::{flow, limits, salt, sampling, seed, sticky};
+use super::options::{flow, is_seeded, limits, salt, sampling, seed, sticky};
 use super::sse::stream;
 use super::structure::compile_constraint;
-use super::submit::{check_count, submit};
+use super::submit::{Submission, check_count, submit};
 
 /// Create completions of prompts.
 ///
@@ -57,7 +57,7 @@ pub async fn completions(
     let (model, size, input) = (Arc::clone(&instance.model), completion.prompt.bytes(), completion.prompt);
     let encode = move || Ok(Prompt::encode(&model.tokenizer, input, parse_special, logprobs.of_prompt));
     let prompts = offload_tokenize(size, encode).await?;
-    let seed = seed(&options, &instance);
+    let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));
     let is_prompt_only = !logprobs.of_prompt && options.is_prompt_only();
     let options = if is_prompt_only { Options { max_tokens: Some(1), ..options } } else { options };
     let constraint = compile_constraint(&instance, constraint).await?;
@@ -86,7 +86,7 @@ pub async fn completions(
     if is_prompt_only {
         return Ok(json(StatusCode::OK, &plan.prompt_response(head)));
     }
-    let updates = submit(&instance, &caller, &flow, requests, n, partial)?;
+    let updates = submit(&instance, &caller, &flow, Submission { requests, n, partial, is_seeded })?;
     if is_stream {
         return Ok(stream(updates, CompletionWriter::new(plan, head), instance.settings().sse_keep_alive));
     }

@@ -7,15 +7,18 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use starling::tokenizer::EncodeOptions;
+use starling_api::input::Input;
 use starling_api::openai::embeddings::{EmbeddingRequest, EmbeddingResponse, check_texts};
 
+use super::super::models::instance::ModelInstance;
 use super::super::offload::offload;
 use super::super::policy::apply_to_input;
 use super::super::queue::{Deadlines, TextJob, Update, updates};
+use super::super::reuse::Reuse;
 use super::super::state::{Caller, Server};
 use super::super::trace::{Number, Trace};
 use super::body::Body;
-use super::error::{ErrorBody, HttpError, json};
+use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::messages::offload_tokenize;
 use super::sse::engine_failed;
 
@@ -37,7 +40,9 @@ pub async fn embeddings(
     body.check_inputs(instance.settings().max_inputs)?;
     let n = body.input.len();
     apply_to_input(&caller, &instance, &mut body.input).await?;
-    let (model, size, input) = (Arc::clone(&instance.model), body.input.bytes(), body.input);
+    let empty = Input::Texts(Vec::new());
+    let (model, size, input) =
+        (Arc::clone(&instance.model), body.input.bytes(), std::mem::replace(&mut body.input, empty));
     let encode = move || {
         let options = EncodeOptions { add_special: true, parse_special: false };
         Ok(input.each(|text| model.tokenizer.encode(&text, options), |tokens| tokens))
@@ -45,6 +50,41 @@ pub async fn embeddings(
     let texts: Vec<Vec<u32>> = offload_tokenize(size, encode).await?;
     check_texts(&instance.model, &instance.embedder, &texts, body.dimensions)?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
+    let (mut vectors, mut missing) = (vec![None; n], Vec::new());
+    for (index, tokens) in texts.into_iter().enumerate() {
+        let key = server.embeddings.key(&instance, &caller.tenant.name, &tokens, body.dimensions);
+        let key = key.filter(|_| caller.reuses != Reuse::NoStore);
+        match key.as_ref().filter(|_| caller.reuses == Reuse::All).and_then(|key| server.embeddings.find(key)) {
+            Some(vector) => vectors[index] = Some(vector.to_vec()),
+            None => missing.push((index, tokens, key)),
+        }
+    }
+    if !missing.is_empty() {
+        let (texts, keys): (Vec<_>, Vec<_>) =
+            missing.into_iter().map(|(index, tokens, key)| (tokens, (index, key))).unzip();
+        let computed = compute(&instance, &caller, &body, texts).await?;
+        for (vector, (index, key)) in computed.into_iter().zip(keys) {
+            if let Some(key) = key {
+                server.embeddings.insert(key, &vector);
+            }
+            vectors[index] = Some(vector);
+        }
+    }
+    let encoding = body.encoding_format.unwrap_or_default();
+    let vectors: Vec<Vec<f32>> = vectors.into_iter().map(Option::unwrap_or_default).collect();
+    let size = vectors.iter().map(Vec::len).sum();
+    let build = move || json(StatusCode::OK, &EmbeddingResponse::new(&instance.name, vectors, encoding, tokens));
+    Ok(offload(size, build).await?)
+}
+
+/// The embeddings of texts, by the model.
+async fn compute(
+    instance: &ModelInstance,
+    caller: &Caller,
+    body: &EmbeddingRequest,
+    texts: Vec<Vec<u32>>,
+) -> Result<Vec<Vec<f32>>, ApiError> {
+    let (n, tokens) = (texts.len(), texts.iter().map(Vec::len).sum::<usize>());
     caller
         .tenant
         .count_tokens(tokens, instance.settings().key_tokens)
@@ -60,20 +100,16 @@ pub async fn embeddings(
     let ticket = instance.queue.embed(&flow, tokens.div_ceil(n), times.deadline(), jobs);
     updates.hold(ticket.inspect_err(|closed| instance.metrics.rejected(closed.name()))?);
     drop(to);
-    let mut vectors: Vec<Option<Vec<f32>>> = vec![None; n];
+    let mut vectors = vec![Vec::new(); n];
     for _ in 0..n {
         let (index, update) = updates.recv().await.ok_or_else(engine_failed)?;
         if let Some(error) = update.error() {
-            return Err(error.into());
+            return Err(error);
         }
-        let Update::Vector { vector } = update else { return Err(engine_failed().into()) };
-        vectors[index] = vector;
+        let Update::Vector { vector } = update else { return Err(engine_failed()) };
+        vectors[index] = vector.unwrap_or_default();
     }
     let numbers = [("texts", n), ("tokens", tokens)].map(|(key, n)| (key, Number::Count(n)));
     Trace::current().stage("embed", queued, Instant::now(), &numbers);
-    let encoding = body.encoding_format.unwrap_or_default();
-    let vectors: Vec<Vec<f32>> = vectors.into_iter().map(Option::unwrap_or_default).collect();
-    let size = vectors.iter().map(Vec::len).sum();
-    let build = move || json(StatusCode::OK, &EmbeddingResponse::new(&instance.name, vectors, encoding, tokens));
-    Ok(offload(size, build).await?)
+    Ok(vectors)
 }

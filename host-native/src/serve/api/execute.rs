@@ -15,9 +15,9 @@ use super::super::state::{Caller, Server, unix_now};
 use super::body::Body;
 use super::error::{ErrorBody, HttpError};
 use super::messages::offload_tokenize;
-use super::options::{flow, limits, salt, sampling, seed, sticky};
+use super::options::{flow, is_seeded, limits, salt, sampling, seed, sticky};
 use super::sse::stream;
-use super::submit::submit;
+use super::submit::{Submission, submit};
 
 /// Run a job.
 ///
@@ -38,6 +38,7 @@ pub async fn execute(
     let ExecuteRequest { options, mut job } = body;
     let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
     let (flow, seed) = (flow(&options, &caller)?, seed(&options, &instance));
+    let is_seeded = is_seeded(&options, &instance);
     apply_to_text(&caller, &instance, &mut job.prompt).await?;
     let special = EncodeOptions { add_special: true, parse_special: false };
     let (model, prompt) = (Arc::clone(&instance.model), job.prompt);
@@ -47,7 +48,8 @@ pub async fn execute(
     let plan = RequestPlan { sampling, constraint: None, prompt_logprobs: false, default_tokens: None, cache_salt };
     let request = options.request(&limits(&instance), &plan, tokens, "prompt")?;
     let stops = request.stop.clone();
-    let updates = submit(&instance, &caller, &flow, vec![request], 1, false)?;
+    let updates =
+        submit(&instance, &caller, &flow, Submission { requests: vec![request], n: 1, partial: false, is_seeded })?;
     let plan = ExecutePlan { job_id: job.job_id, model: instance.name.to_string(), seed, stops };
     let writer = ExecuteWriter::new(plan, SystemClock { start: server.start });
     Ok(stream(updates, writer, instance.settings().sse_keep_alive))

@@ -25,10 +25,10 @@ use super::answer::{collect, response_head};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, INVALID_REQUEST, json};
 use super::messages::{offload_tokenize, tokenize_chat};
-use super::options::{flow, limits, salt, sampling, seed, session, sticky};
+use super::options::{flow, is_seeded, limits, salt, sampling, seed, session, sticky};
 use super::sse::stream;
 use super::structure::compile_constraint;
-use super::submit::submit;
+use super::submit::{Submission, submit};
 
 /// Continue a prompt or messages, with or without a session.
 ///
@@ -75,11 +75,12 @@ pub async fn generate(
     }
     let (tokens, history) = prompt(&instance, generate, turn.as_ref()).await?;
     let (n_prompt, seed, flow) = (tokens.len(), seed(&options, &instance), flow(&options, &caller)?);
+    let is_seeded = is_seeded(&options, &instance);
     let sampling = sampling(&options, &instance, Logprobs::default(), seed).await?;
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt: salt };
     let request = options.request(&limits(&instance), &plan, tokens, "prompt")?;
     let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
-    let updates = submit(&instance, &caller, &flow, vec![request], 1, partial)?;
+    let updates = submit(&instance, &caller, &flow, Submission { requests: vec![request], n: 1, partial, is_seeded })?;
     let head = response_head(&instance, "gen-", seed, id.as_deref());
     let turn: Option<SessionTurn> = turn.map(|turn| (turn, tokens, history));
     let inner = Arc::clone(&instance);

@@ -52,6 +52,11 @@ pub fn seed(options: &Options, instance: &ModelInstance) -> u64 {
     options.seed.map(|s| s.0).or(instance.settings().seed).unwrap_or_else(|| random() >> 11)
 }
 
+/// Whether the seed is that of the request or the settings, and so the same each time.
+pub fn is_seeded(options: &Options, instance: &ModelInstance) -> bool {
+    options.seed.is_some() || instance.settings().seed.is_some()
+}
+
 /// Salt of the prefix cache, by tenant and `cache_salt`.
 ///
 /// # Errors

@@ -25,13 +25,16 @@ struct Stream<W> {
     silence: Pin<Box<Sleep>>,
     /// ID of the request, for errors.
     id: Arc<str>,
+    /// Index of the next event.
+    next_index: usize,
 }
 
 /// A streaming response. Its head is sent at once. A comment is sent whenever nothing else was sent for `keep_alive`, also
 /// while the request is queued, so that proxies with an idle limit keep the connection. Errors from here on are events.
 pub fn stream<W: StreamWriter + Send + Unpin + 'static>(updates: Updates, writer: W, keep_alive: Duration) -> Response {
     let id = REQUEST_ID.try_with(Arc::clone).unwrap_or_else(|_| "".into());
-    let stream = Stream { updates, writer, over: false, keep_alive, silence: Box::pin(sleep(keep_alive)), id };
+    let stream =
+        Stream { updates, writer, over: false, keep_alive, silence: Box::pin(sleep(keep_alive)), id, next_index: 0 };
     let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
     // proxies that buffer would hold the pieces back
     let accel = [("x-accel-buffering", "no")];
@@ -71,7 +74,7 @@ impl<W: StreamWriter + Send + Unpin + 'static> Stream<W> {
         if this.over {
             return Poll::Ready(None);
         }
-        let mut events = SseBuffer::default();
+        let mut events = SseBuffer::with_ids(this.updates.stream_id(), this.next_index);
         // everything there is goes out at once
         while !this.over && events.n_bytes() < MAX_FRAME {
             match this.updates.poll_recv(context) {
@@ -91,6 +94,7 @@ impl<W: StreamWriter + Send + Unpin + 'static> Stream<W> {
         if events.n_bytes() == 0 {
             return Poll::Ready(None);
         }
+        this.next_index = events.next_index();
         this.silence.as_mut().reset(Instant::now() + this.keep_alive);
         Poll::Ready(Some(events.into_bytes().into()))
     }

@@ -10,16 +10,29 @@ use super::super::policy::{AnswerFilters, TextPolicy};
 use super::super::pressure::MAX_LEVEL;
 pub use super::super::queue::Updates;
 use super::super::queue::{Deadlines, Job, Progress, SequenceGroup, updates};
+use super::super::reuse::Reuse;
 use super::super::scheduler::{Flow, Priority};
 use super::super::state::Caller;
 use super::super::trace::{Stages, Trace};
+use super::super::usage::Usage;
 use super::error::{ApiError, request_id};
 
 /// `Retry-After` under memory pressure.
 const PRESSURE_RETRY: Duration = Duration::from_secs(10);
 
-/// Puts `n` answers to each of `requests` into the queue, all or none: those to the first come first. `partial` answers end
-/// with what they have at the time limit.
+/// What is to be answered.
+pub struct Submission {
+    pub requests: Vec<Request>,
+    /// Answers to each request.
+    pub n: usize,
+    /// Whether answers end with what they have at the time limit.
+    pub partial: bool,
+    /// Whether client or settings chose the seed: then the request determines its answers.
+    pub is_seeded: bool,
+}
+
+/// The updates of `n` answers to each request; those to the first request come first. Answers that are known already, or are
+/// being computed for an equal request, are used; else they go into the queue, all or none.
 ///
 /// # Errors
 /// If a limit is reached, or the server ends.
@@ -27,10 +40,45 @@ pub fn submit(
     instance: &ModelInstance,
     caller: &Caller,
     flow: &Flow,
-    mut requests: Vec<Request>,
-    n: usize,
-    partial: bool,
+    submission: Submission,
 ) -> Result<Updates, ApiError> {
+    let count = submission.requests.len() * submission.n;
+    check_count(instance, count)?;
+    caller.usage.add_prompt(submission.requests.iter().map(|request| request.tokens.len()).sum());
+    let answers = &caller.reuse;
+    let key = match caller.reuses {
+        Reuse::NoStore => None,
+        _ => answers.key(instance, &caller.tenant.name, &submission),
+    };
+    let known = key.as_ref().filter(|_| caller.reuses == Reuse::All).and_then(|key| answers.find(key));
+    let mut updates = match (known, key) {
+        (Some((reader, found)), _) => {
+            if let Some(found) = found {
+                let _ = caller.found.set(found);
+            }
+            Updates::of_log(reader, Arc::clone(&caller.usage))
+        }
+        (None, None) => enqueue(instance, caller, flow, submission, Arc::clone(&caller.usage))?,
+        (None, Some(key)) => {
+            // counted by each of its readers
+            let updates = enqueue(instance, caller, flow, submission, Arc::default())?;
+            Updates::of_log(answers.share(key, updates, count), Arc::clone(&caller.usage))
+        }
+    };
+    let filters = |policy: &Arc<TextPolicy>| AnswerFilters::new(Arc::clone(policy), caller.subject(instance), count);
+    updates.filter(caller.policy.as_ref().and_then(filters));
+    updates.set_stream_id(caller.stream_id.clone());
+    Ok(updates)
+}
+
+fn enqueue(
+    instance: &ModelInstance,
+    caller: &Caller,
+    flow: &Flow,
+    submission: Submission,
+    usage: Arc<Usage>,
+) -> Result<Updates, ApiError> {
+    let Submission { requests, n, partial, .. } = submission;
     let trace = Trace::current();
     if let Some(session) = &flow.session {
         trace.record("session", session);
@@ -41,24 +89,15 @@ pub fn submit(
             ApiError::unavailable("memory is short: only requests of high priority are accepted; try again later");
         return Err(ApiError { retry: Some(PRESSURE_RETRY), ..error }.code("memory_pressure"));
     }
-    let settings = instance.settings();
-    for request in &mut requests {
-        request.speculation.max = settings.draft_max;
-        request.speculation.min_acceptance = settings.draft_min_acceptance;
-    }
     let max_tokens = |r: &Request| r.max_tokens.unwrap_or(1);
     let each = requests.iter().map(max_tokens).max().unwrap_or(1);
     let tokens: usize = requests.iter().map(|r| (r.tokens.len() + max_tokens(r)) * n).sum();
     let count = requests.len() * n;
-    check_count(instance, count)?;
     caller
         .tenant
         .count_tokens(tokens, instance.settings().key_tokens)
         .inspect_err(|_| instance.metrics.rejected("key_tokens"))?;
-    caller.usage.add_prompt(requests.iter().map(|request| request.tokens.len()).sum());
-    let (to, mut updates) = updates(count, each, Arc::clone(&caller.usage));
-    let filters = |policy: &Arc<TextPolicy>| AnswerFilters::new(Arc::clone(policy), caller.subject(instance), count);
-    updates.filter(caller.policy.as_ref().and_then(filters));
+    let (to, mut updates) = updates(count, each, usage);
     let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
     let times = Deadlines { arrival: caller.arrival, queue, total, partial };
     let request_id: Arc<str> = request_id().unwrap_or_default().into();

@@ -117,6 +117,11 @@ settings! {
     max_sessions "max-sessions" usize = 1024, "N" in 1.0..=1_000_000.0, "Maximum open sessions; a new one closes the least recently used idle one" per model;
     session_memory "session-memory" Bytes = Bytes(4 << 20), "BYTES" in 1024.0..=1.1e12, "Maximum memory of one session for messages and tokens, in bytes; a turn that needs more is refused" per model;
     sessions_memory "sessions-memory" Bytes = Bytes(256 << 20), "BYTES" in 1024.0..=1.1e12, "Maximum memory of all sessions for messages and tokens, in bytes; the least recently used idle ones are closed" per model;
+    response_cache "response-cache" Bytes = Bytes(0), "BYTES" in 0.0..=1.1e12, "Memory for answers to be used again: the answer to a request with a seed or temperature 0 is the same each time; 0: none are kept";
+    share_identical "share-identical" bool = false, "BOOL", "Compute identical requests with a seed or temperature 0 that are in flight at the same time once, for each tenant";
+    embedding_cache "embedding-cache" Bytes = Bytes(0), "BYTES" in 0.0..=1.1e12, "Memory for embeddings to be used again; 0: none are kept";
+    resume_window "resume-window" Duration = Duration::ZERO, "SECONDS" in 0.0..=86_400.0, "Time in which a client may resume a stream that was cut, by the header Last-Event-ID, in seconds; the answer goes on meanwhile; 0: it ends when the client goes";
+    idempotency_window "idempotency-window" Duration = Duration::from_secs(600), "SECONDS" in 0.0..=86_400.0, "Time in which a request with the same Idempotency-Key gets the response of the first, in seconds; 0: the header is ignored";
     max_body "max-body" Bytes = Bytes(8 << 20), "BYTES" in 1.0..=1.1e9, "Maximum size of a request body, in bytes; a larger one gets status 413";
     max_header "max-header" Bytes = Bytes(32 << 10), "BYTES" in 8192.0..=1_048_576.0, "Maximum size of a request's headers, in bytes";
     header_timeout "header-timeout" Duration = Duration::from_secs(15), "SECONDS" in 0.001..=3600.0, "Time for a request's headers, for a TLS handshake, and for a connection without a request in progress, in seconds; then the connection is closed";

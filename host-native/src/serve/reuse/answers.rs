@@ -1,0 +1,226 @@
+//! Answers that are computed once: identical requests in flight share one computation, and determined answers are kept.
+//!
+//! The answer to a request is determined if its seed is given or its temperature is 0. Then model, prompt and options say every
+//! byte of it, so an answer that was computed before is as good as a new one.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+use axum::http::{HeaderMap, header};
+use sha2::{Digest, Sha256};
+use starling::draft::Speculation;
+use starling::engine::{FinishReason, Request};
+use starling::receipt::Hex;
+use starling::sampler::SamplingOptions;
+
+use super::super::api::submit::Submission;
+use super::super::metrics::Metrics;
+use super::super::models::instance::ModelInstance;
+use super::super::queue::{Update, Updates};
+use super::bytes_lru::BytesLru;
+use super::shared_log::{Reader, SharedLog};
+
+/// Updates of a request, shared by its readers.
+pub type AnswerLog = SharedLog<(usize, Update)>;
+
+/// Identifies a request of a tenant: model, prompts and options.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct AnswerKey {
+    model: Arc<str>,
+    tenant: Arc<str>,
+    digest: [u8; 32],
+}
+
+/// What a client allows, by its header `cache-control`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reuse {
+    All,
+    /// `no-cache`: computed anew, and kept.
+    NoCache,
+    /// `no-store`: computed anew, and not kept.
+    NoStore,
+}
+
+impl Reuse {
+    pub fn of(headers: &HeaderMap) -> Reuse {
+        let has = |name: &str| {
+            let values = headers.get_all(header::CACHE_CONTROL).iter().filter_map(|value| value.to_str().ok());
+            values.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case(name))
+        };
+        match (has("no-store"), has("no-cache")) {
+            (true, _) => Reuse::NoStore,
+            (_, true) => Reuse::NoCache,
+            _ => Reuse::All,
+        }
+    }
+}
+
+/// An answer that was found.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// Seconds since it was computed.
+    pub age: u64,
+    /// Names it for `etag`.
+    pub etag: String,
+}
+
+struct Kept {
+    log: Arc<AnswerLog>,
+    since: Instant,
+}
+
+/// Answers in flight, and answers that are kept.
+pub struct Answers {
+    /// Whether identical requests in flight are computed once.
+    shares: bool,
+    in_flight: Mutex<HashMap<AnswerKey, Weak<AnswerLog>>>,
+    kept: Mutex<BytesLru<AnswerKey, Kept>>,
+    metrics: Arc<Metrics>,
+}
+
+/// Memory of an update besides its text.
+const UPDATE_BYTES: usize = std::mem::size_of::<(usize, Update)>();
+
+impl Answers {
+    /// Keeps at most `limit` bytes.
+    pub fn new(limit: usize, shares: bool, metrics: Arc<Metrics>) -> Answers {
+        Answers { shares, in_flight: Mutex::default(), kept: Mutex::new(BytesLru::new(limit)), metrics }
+    }
+
+    /// The key of the answers; `None` if they are not determined, or nothing is reused.
+    pub fn key(&self, instance: &ModelInstance, tenant: &Arc<str>, submission: &Submission) -> Option<AnswerKey> {
+        let Submission { requests, n, is_seeded, .. } = submission;
+        let is_determined =
+            |request: &Request| (*is_seeded || request.sampling.temperature == 0.0) && request.constraint.is_none();
+        if !(self.shares || self.lock().limit() > 0) || !requests.iter().all(is_determined) {
+            return None;
+        }
+        let mut digest = Sha256::new_with_prefix(instance.model_sha256);
+        digest.update(n.to_le_bytes());
+        for request in requests {
+            let seed = if request.sampling.temperature == 0.0 { 0 } else { request.sampling.seed };
+            let sampling = SamplingOptions { seed, ..request.sampling.clone() };
+            // drafts change no byte
+            let request = Request { sampling, speculation: Speculation::default(), ..request.clone() };
+            // every field is in the text, and equal requests have equal texts
+            digest.update(format!("{request:?}\n"));
+        }
+        let model = Arc::clone(&instance.name);
+        Some(AnswerKey { model, tenant: Arc::clone(tenant), digest: digest.finalize().into() })
+    }
+
+    /// The updates of an equal request that is in flight, or was answered.
+    pub fn find(&self, key: &AnswerKey) -> Option<(Reader<(usize, Update)>, Option<Found>)> {
+        if let Some(kept) = self.lock().get(key) {
+            self.metrics.reused("hit");
+            let etag = Hex(key.digest).to_string();
+            let found = Found { age: kept.since.elapsed().as_secs(), etag };
+            return Some((kept.log.reader(0), Some(found)));
+        }
+        let in_flight = self.in_flight();
+        let shared = in_flight.get(key).and_then(Weak::upgrade).filter(|_| self.shares).map(|log| log.reader(0));
+        self.metrics.reused(if shared.is_some() { "shared" } else { "miss" });
+        Some((shared?, None))
+    }
+
+    /// Makes the updates of a request those of a log that others can read too.
+    pub fn share(self: &Arc<Self>, key: AnswerKey, updates: Updates, n_answers: usize) -> Reader<(usize, Update)> {
+        let log = SharedLog::new();
+        let reader = log.reader(0);
+        self.in_flight().insert(key.clone(), Arc::downgrade(&log));
+        let answers = Arc::clone(self);
+        tokio::spawn(async move {
+            let is_determined = answers.fill(&log, &key, updates, n_answers).await;
+            log.close();
+            answers.in_flight().remove(&key);
+            if is_determined {
+                let (n_bytes, kept) = (log.n_bytes(), Kept { log, since: Instant::now() });
+                answers.lock().insert(key, kept, n_bytes);
+                answers.publish();
+            }
+        });
+        reader
+    }
+
+    /// Fills a log until all answers have ended or nobody reads. Returns whether the request alone determines them.
+    async fn fill(&self, log: &Arc<AnswerLog>, key: &AnswerKey, mut updates: Updates, n_answers: usize) -> bool {
+        let (mut n_left, mut is_determined) = (n_answers, true);
+        while n_left > 0 {
+            let next = tokio::select! {
+                next = updates.recv() => next,
+                () = log.unread() => {
+                    // under this lock nobody begins to read
+                    let mut in_flight = self.in_flight();
+                    if log.has_readers() {
+                        continue;
+                    }
+                    in_flight.remove(key);
+                    return false;
+                }
+            };
+            let Some((index, update)) = next else { return false };
+            let is_over = matches!(update, Update::Failed(_));
+            if let Update::Done { reason, .. } = &update {
+                n_left -= 1;
+                is_determined &= is_by_options(reason);
+            }
+            let n_bytes = UPDATE_BYTES + bytes_of(&update);
+            log.push((index, update), n_bytes);
+            if is_over {
+                return false;
+            }
+        }
+        is_determined
+    }
+
+    /// Forgets the answers of a model, of a tenant, of an `etag`, or all. Returns how many.
+    pub fn invalidate(&self, model: Option<&str>, tenant: Option<&str>, etag: Option<&str>) -> usize {
+        let is_kept = |key: &AnswerKey| {
+            model.is_some_and(|model| *key.model != *model)
+                || tenant.is_some_and(|tenant| *key.tenant != *tenant)
+                || etag.is_some_and(|etag| Hex(key.digest).to_string() != etag.trim_matches('"'))
+        };
+        let n = self.lock().retain(|key, _| is_kept(key));
+        self.publish();
+        n
+    }
+
+    /// Number of answers, and their bytes.
+    pub fn size(&self) -> (usize, usize) {
+        let kept = self.lock();
+        (kept.len(), kept.n_bytes())
+    }
+
+    fn publish(&self) {
+        let kept = self.lock();
+        self.metrics.set_kept_answers(kept.n_bytes(), kept.n_evicted);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BytesLru<AnswerKey, Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn in_flight(&self) -> MutexGuard<'_, HashMap<AnswerKey, Weak<AnswerLog>>> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether an answer that ended so ends so each time.
+fn is_by_options(reason: &FinishReason) -> bool {
+    use FinishReason::{Complete, Length, StopString, StopToken};
+    matches!(reason, StopToken(_) | StopString(_) | Complete | Length)
+}
+
+fn bytes_of(update: &Update) -> usize {
+    match update {
+        Update::Token { text, top, .. } => text.len() + top.len() * std::mem::size_of::<(u32, f32)>(),
+        Update::Prefilled { prompt, .. } => {
+            prompt.iter().map(|(_, top)| 32 + top.len() * std::mem::size_of::<(u32, f32)>()).sum()
+        }
+        Update::Done { text, receipt, .. } => {
+            text.len() + receipt.as_ref().map_or(0, |receipt| 256 + 64 * receipt.steps.len())
+        }
+        _ => 0,
+    }
+}
