@@ -1,5 +1,6 @@
 //! Caches: statistics, and eviction.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -11,6 +12,8 @@ use utoipa::ToSchema;
 
 use super::super::api::body::Body;
 use super::super::api::error::{HttpError, json};
+use super::super::kv_disk::{Refusal, Stats};
+use super::super::models::disk_tier::DiskTier;
 use super::super::state::Server;
 use super::Administrator;
 use super::models::{Done, find};
@@ -34,20 +37,81 @@ pub struct CacheInfo {
     evictions: u64,
     /// Open sessions.
     sessions: usize,
+    /// KV pages on disk, and their bytes.
+    disk_pages: u64,
+    disk_bytes: u64,
 }
 
 /// Caches of all loaded models.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CacheInfos {
     caches: Vec<CacheInfo>,
+    /// The KV pages of all models on disk (`--kv-disk`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_disk: Option<DiskInfo>,
+}
+
+/// KV pages on disk.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DiskInfo {
+    /// Known pages, of models that are not loaded too.
+    pages: u64,
+    /// Bytes of their files.
+    bytes: u64,
+    /// Maximum bytes of the files.
+    max_bytes: u64,
+    /// Bytes of the pages that wait to be written.
+    queued_bytes: u64,
+    /// Whether the directory was read completely once.
+    is_scanned: bool,
+    /// Pages read.
+    hits: u64,
+    /// Pages not read: missing, refused or failed.
+    misses: u64,
+    /// Pages written.
+    written: u64,
+    /// Pages not written: too large, queue full or failed.
+    dropped: u64,
+    /// Pages removed for the size limit or for lack of space.
+    evicted: u64,
+    /// Failed file system calls.
+    io_errors: u64,
+    /// Pages refused, by reason.
+    refused: BTreeMap<&'static str, u64>,
+}
+
+impl DiskInfo {
+    fn new(disk: &DiskTier, max_bytes: u64) -> DiskInfo {
+        let Stats { pages, bytes, queued_bytes, is_scanned, hits, misses, written, dropped, evicted, io_errors, .. } =
+            disk.store.stats();
+        let refused = Refusal::ALL.map(Refusal::name).into_iter().zip(disk.store.stats().refused);
+        let refused = refused.chain([("engine", disk.refused())]).filter(|(_, n)| *n > 0).collect();
+        DiskInfo {
+            pages,
+            bytes,
+            max_bytes,
+            queued_bytes,
+            is_scanned,
+            hits,
+            misses,
+            written,
+            dropped,
+            evicted,
+            io_errors,
+            refused,
+        }
+    }
 }
 
 /// Caches of all loaded models
 #[utoipa::path(get, path = "/admin/caches", tag = "Administration", responses((status = 200, description = "Caches", body = CacheInfos)))]
 pub async fn list(State(server): State<Arc<Server>>) -> Response {
     let instances = server.pool.entries().into_iter().filter_map(|entry| entry.instance());
+    let disk = server.pool.resources().disk.as_deref();
     let caches = instances.map(|instance| {
         let snapshot = instance.snapshot();
+        let usage = disk.zip(instance.kv_namespace).map(|(disk, namespace)| disk.store.usage(&namespace));
+        let (disk_pages, disk_bytes) = usage.unwrap_or_default();
         CacheInfo {
             model: instance.name.to_string(),
             kv_bytes: snapshot.kv.reserved_bytes,
@@ -57,9 +121,12 @@ pub async fn list(State(server): State<Arc<Server>>) -> Response {
             page_misses: snapshot.kv.misses,
             evictions: snapshot.kv.evictions,
             sessions: snapshot.sessions,
+            disk_pages,
+            disk_bytes,
         }
     });
-    json(StatusCode::OK, &CacheInfos { caches: caches.collect() })
+    let kv_disk = disk.map(|disk| DiskInfo::new(disk, server.settings().kv_disk_size.0));
+    json(StatusCode::OK, &CacheInfos { caches: caches.collect(), kv_disk })
 }
 
 /// What to evict.
@@ -70,7 +137,7 @@ pub struct Invalidate {
     model: Option<String>,
 }
 
-/// Evict the prefix cache; running requests keep their pages
+/// Evict the prefix cache, in memory and on disk; running requests keep their pages
 ///
 /// # Errors
 /// If there is no such model.
@@ -86,7 +153,17 @@ pub async fn invalidate(
         Some(name) => vec![find(&server, name)?],
         None => server.pool.entries(),
     };
-    entries.iter().filter_map(|entry| entry.instance()).for_each(|instance| instance.workers.evict_caches());
+    let disk = server.pool.resources().disk.as_deref();
+    for instance in entries.iter().filter_map(|entry| entry.instance()) {
+        instance.workers.invalidate_caches();
+        if let Some((disk, namespace)) = disk.zip(instance.kv_namespace) {
+            disk.store.clear_namespace(&namespace);
+        }
+    }
+    if let Some(disk) = disk.filter(|_| body.model.is_none()) {
+        // of models that are not loaded too
+        disk.store.clear();
+    }
     administrator.log("invalidate caches", body.model.as_deref().unwrap_or("all models"), Ok(()));
     Ok(json(StatusCode::OK, &Done { done: true }))
 }
