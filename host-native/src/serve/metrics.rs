@@ -237,7 +237,8 @@ impl Metrics {
         for (counter, value) in counters {
             counter.inner().store(value, Ordering::Relaxed);
         }
-        let reasons = Refusal::ALL.map(Refusal::name).into_iter().zip(stats.refused).chain([("engine", disk.refused())]);
+        let reasons =
+            Refusal::ALL.map(Refusal::name).into_iter().zip(stats.refused).chain([("engine", disk.refused())]);
         for (reason, value) in reasons {
             let labels = Labels { model: None, other: Some(("reason", reason)) };
             f.disk_refused.get_or_create(&labels).inner().store(value, Ordering::Relaxed);

@@ -82,8 +82,9 @@ pub struct DiskInfo {
 
 impl DiskInfo {
     fn new(disk: &DiskTier, max_bytes: u64) -> DiskInfo {
-        let Stats { pages, bytes, queued_bytes, is_scanned, hits, misses, written, dropped, evicted, io_errors, .. } =
-            disk.store.stats();
+        let Stats {
+            pages, bytes, queued_bytes, is_scanned, hits, misses, written, dropped, evicted, io_errors, ..
+        } = disk.store.stats();
         let refused = Refusal::ALL.map(Refusal::name).into_iter().zip(disk.store.stats().refused);
         let refused = refused.chain([("engine", disk.refused())]).filter(|(_, n)| *n > 0).collect();
         DiskInfo {

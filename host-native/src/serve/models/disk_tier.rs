@@ -133,7 +133,9 @@ impl WorkerTier {
     pub fn new(tier: Arc<DiskTier>, queue: Arc<Queue>, engine: &mut Engine) -> Option<WorkerTier> {
         let page_bytes = engine.exported_page_bytes();
         if page_bytes > MAX_PAGE {
-            tracing::warn!("kv-disk: pages of this model have {page_bytes} bytes, expected at most {MAX_PAGE}: not kept on disk");
+            tracing::warn!(
+                "kv-disk: pages of this model have {page_bytes} bytes, expected at most {MAX_PAGE}: not kept on disk"
+            );
             return None;
         }
         engine.track_new_pages(true);
@@ -315,7 +317,8 @@ impl WorkerTier {
     /// Hands all new pages to the store; waits for room up to `limit`.
     pub fn save_all(&mut self, engine: &mut Engine, limit: Duration) {
         let end = Instant::now() + limit;
-        while self.save(engine, end.saturating_duration_since(Instant::now())) == Saved::NoRoom && Instant::now() < end {
+        while self.save(engine, end.saturating_duration_since(Instant::now())) == Saved::NoRoom && Instant::now() < end
+        {
             thread::sleep(ROOM_WAIT);
         }
     }
