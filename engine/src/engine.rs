@@ -14,6 +14,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::mem;
 
 pub use request::{Event, FinishReason, Request, RequestId, TokenLogprobs};
 
@@ -23,7 +24,7 @@ use crate::draft::{Speculator, StepCosts, allot};
 use crate::error::{MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
-use crate::kv::{KvArena, KvStats, PageError, SeqPages};
+use crate::kv::{KvArena, KvStats, NewPage, PageError, PageKey, SeqPages};
 use crate::model::{Exec, KvRef, Model, Run, Scratch, ScratchSize, logits_rows};
 use crate::pool::Pool;
 use crate::receipt::Chain;
@@ -204,6 +205,7 @@ impl Engine {
             tokens,
             n_prompt,
             n_computed: n_cached,
+            n_published: 0,
             max_len,
             guide,
             speculator,
@@ -314,6 +316,63 @@ impl Engine {
     /// page is cached.
     pub fn export_pages(&self, tokens: &[u32], cache_salt: u64) -> Vec<u8> {
         self.arena.export_prefix(tokens, cache_salt)
+    }
+
+    /// Keys of the whole pages that a request with these tokens can take from the prefix cache, in order: all but the one
+    /// with the last token.
+    pub fn page_keys(&self, tokens: &[u32], cache_salt: u64) -> Vec<PageKey> {
+        self.arena.page_keys(&tokens[..tokens.len().saturating_sub(1)], cache_salt)
+    }
+
+    /// Number of leading keys whose pages are in the prefix cache.
+    pub fn n_cached_pages(&self, keys: &[PageKey]) -> usize {
+        self.arena.n_cached(keys)
+    }
+
+    /// Digest of numerics version, model and KV layout, which all pages of this engine have in common.
+    pub fn page_namespace(&self) -> [u8; 32] {
+        self.arena.namespace()
+    }
+
+    /// Bytes of an exported page.
+    pub fn exported_page_bytes(&self) -> usize {
+        self.arena.exported_bytes()
+    }
+
+    /// Sets whether pages that enter the prefix cache are noted for [`Engine::take_new_page`]; off at construction.
+    /// Forgets those noted so far.
+    pub fn track_new_pages(&mut self, is_tracking: bool) {
+        self.arena.track_new_pages(is_tracking);
+    }
+
+    /// The oldest page that has entered the prefix cache by computation, was not taken before, and is still cached.
+    pub fn take_new_page(&mut self) -> Option<NewPage> {
+        self.arena.take_new_page()
+    }
+
+    /// Adds the full pages of running requests to the prefix cache. Without this call they enter it when the prompt is
+    /// computed and when the request ends.
+    pub fn publish_running(&mut self) {
+        for a in self.active.iter_mut().filter(|a| a.ring.is_none()) {
+            let n_pages = a.n_computed / PAGE;
+            if mem::replace(&mut a.n_published, n_pages) < n_pages {
+                self.arena.publish(&a.pages, &a.tokens[..a.n_computed], a.request.cache_salt);
+            }
+        }
+    }
+
+    /// Serialises a page of the prefix cache for [`Engine::import_page`]; `None` if it is not there.
+    pub fn export_page(&self, key: &PageKey) -> Option<Vec<u8>> {
+        self.arena.export_key(key)
+    }
+
+    /// Imports an exported page into the prefix cache, whose parent page must be there. May evict idle pages, never one
+    /// that a request uses.
+    ///
+    /// # Errors
+    /// [`PageError`] says what does not match; the engine has not changed. `bytes` need not be trusted.
+    pub fn import_page(&mut self, bytes: &[u8]) -> Result<(), PageError> {
+        self.arena.import_page(bytes).map(drop)
     }
 
     /// Imports exported pages into the prefix cache. Prompts of the same salt that begin with their tokens reuse them.

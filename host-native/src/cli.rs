@@ -183,6 +183,9 @@ pub struct RunArgs {
     /// Write a receipt of the answer, for `verify`
     #[arg(long, value_name = "FILE")]
     pub receipt: Option<PathBuf>,
+    /// Continue the conversation of a file, and keep it there with its KV cache; a new file if there is none
+    #[arg(long, value_name = "FILE")]
+    pub session: Option<PathBuf>,
     /// Do not print timings
     #[arg(short, long)]
     pub quiet: bool,

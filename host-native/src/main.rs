@@ -25,6 +25,7 @@ mod quantize;
 mod run;
 mod sampling;
 mod serve;
+mod session_file;
 mod structure;
 mod tokens;
 mod verify;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{IsTerminal, Write, stdin, stdout};
+use std::mem;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,6 +21,7 @@ use crate::error::Failure;
 use crate::pool::ThreadPool;
 use crate::progress::remark;
 use crate::serve::machine;
+use crate::session_file::{self, Conversation};
 use crate::structure::Grammars;
 use crate::{chat, load, tokens};
 
@@ -36,10 +38,19 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     let pool = load::pool(model_args)?;
     let model = Arc::new(load::model(model_args, &pool)?);
     let load_seconds = start.elapsed().as_secs_f64();
-    let request = request(&model, args)?;
+    let needs_sha256 = args.receipt.is_some() || args.session.is_some();
+    let model_sha256 = needs_sha256.then(|| load::sha256(model_args)).transpose()?;
+    let session = args.session.as_deref().zip(model_sha256.as_ref());
+    let session = session.map(|(path, sha256)| session_file::read(path, sha256)).transpose()?;
+    let (mut conversation, pages) = session.unwrap_or_default();
+    let request = request(&model, args, &mut conversation)?;
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
-    let model_sha256 = args.receipt.as_ref().map(|_| load::sha256(model_args)).transpose()?;
     let mut engine = engine(&model, &pool, model_args.kv_type(), n_ctx, model_sha256, args.draft.draft_max.into())?;
+    if let Some(path) = &args.session {
+        session_file::import(&mut engine, path, &pages);
+        drop(pages);
+        conversation.tokens.clone_from(&request.tokens);
+    }
     engine.submit(request)?;
 
     let start = Instant::now();
@@ -64,6 +75,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     let timings = json!({
         "load_seconds": load_seconds,
         "prompt_tokens": answer.n_prompt,
+        "cached_tokens": answer.n_cached,
         "prefill_seconds": prefill,
         "prefill_tokens_per_second": answer.n_prompt as f64 / prefill,
         "drafted_tokens": answer.n_drafted,
@@ -103,7 +115,18 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
         let json = serde_json::to_string(receipt).map_err(std::io::Error::other)?;
         fs::write(path, json + "\n").map_err(|source| Failure::File { path: path.clone(), source })?;
     }
-    answer.fault().map_or(Ok(()), Err)
+    if let Some(fault) = answer.fault() {
+        return Err(fault);
+    }
+    if let Some(path) = &args.session {
+        conversation.tokens.extend(&answer.tokens);
+        if args.chat {
+            conversation.messages.push(("assistant".into(), answer.text));
+        }
+        let pages = engine.export_pages(&conversation.tokens, 0);
+        session_file::write(path, &conversation, &pages)?;
+    }
+    Ok(())
 }
 
 /// An engine for one sequence. The KV cache is limited to the free memory of this process; an answer that needs more ends
@@ -138,6 +161,8 @@ pub fn engine(
 pub struct Answer {
     /// Prompt tokens.
     pub n_prompt: usize,
+    /// Prompt tokens found in the prefix cache.
+    pub n_cached: usize,
     /// Generated tokens.
     pub tokens: Vec<u32>,
     pub text: String,
@@ -159,8 +184,8 @@ impl Answer {
                 self.n_accepted += n_accepted;
                 String::new()
             }
-            Event::Prefilled { n_prompt, .. } => {
-                self.n_prompt = n_prompt;
+            Event::Prefilled { n_prompt, n_cached, .. } => {
+                (self.n_prompt, self.n_cached) = (n_prompt, n_cached);
                 String::new()
             }
             Event::Token { token, text, .. } => {
@@ -193,17 +218,29 @@ impl Answer {
     }
 }
 
-fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
+/// The request that continues a conversation. Adds the user's message to a chat.
+fn request(model: &Model, args: &RunArgs, conversation: &mut Conversation) -> Result<Request, Failure> {
     let text = prompt(args)?;
+    let is_new = conversation.tokens.is_empty();
+    if !is_new && args.chat == conversation.messages.is_empty() {
+        let expected = if args.chat { "a session that began with --chat" } else { "--chat, as this session began" };
+        return Err(Failure::Usage(format!("--session: expected {expected}")));
+    }
     let tokens = if args.chat {
-        chat::prompt(
-            model,
-            &chat::template(model, args.chat_template.as_deref())?,
-            args.system.as_deref(),
-            &[("user", &text)],
-        )?
+        let messages = &mut conversation.messages;
+        let system = messages.first().filter(|(role, _)| role == "system").map(|(_, content)| content);
+        if !is_new && args.system.is_some() && args.system.as_ref() != system {
+            return Err(Failure::Usage("--system: the session has another system message, expected the same".into()));
+        }
+        if let Some(system) = args.system.as_ref().filter(|_| is_new) {
+            messages.push(("system".into(), system.clone()));
+        }
+        messages.push(("user".into(), text));
+        let turns: Vec<(&str, &str)> = messages.iter().map(|(role, content)| (&**role, &**content)).collect();
+        chat::prompt(model, &chat::template(model, args.chat_template.as_deref())?, None, &turns)?
     } else {
-        model.tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: args.special })
+        let options = EncodeOptions { add_special: is_new, parse_special: args.special };
+        [mem::take(&mut conversation.tokens), model.tokenizer.encode(&text, options)].concat()
     };
     let prediction = args.prediction.as_deref().map(tokens::text_file).transpose()?;
     let prediction = prediction.map(|text| model.tokenizer.encode(&text, EncodeOptions::default())).unwrap_or_default();

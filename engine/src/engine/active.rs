@@ -33,6 +33,8 @@ pub(super) struct ActiveRequest {
     pub(super) n_prompt: usize,
     /// Tokens whose keys and values are in the pages.
     pub(super) n_computed: usize,
+    /// Pages that [`Engine::publish_running`](super::Engine::publish_running) has seen.
+    pub(super) n_published: usize,
     /// Maximal number of prompt and generated tokens.
     pub(super) max_len: usize,
     /// State of the request's constraint.
@@ -58,7 +60,7 @@ impl ActiveRequest {
             arena.publish(&self.pages, &self.tokens[..self.n_computed], self.request.cache_salt);
         }
         arena.release(mem::take(&mut self.pages));
-        self.n_computed = 0;
+        (self.n_computed, self.n_published) = (0, 0);
     }
 
     pub(super) fn is_preempted(&self) -> bool {

@@ -11,6 +11,7 @@
 //! counter.
 
 mod key;
+mod new_pages;
 mod page;
 #[cfg(test)]
 mod tests;
@@ -21,11 +22,13 @@ use alloc::vec::Vec;
 use thiserror::Error;
 
 pub use key::PageKey;
+pub use new_pages::NewPage;
 pub use page::PageError;
 
 use crate::error::RequestError;
 use crate::kernels::attention::KvMemory;
 pub use crate::kernels::attention::{KvLayout, PAGE};
+use new_pages::NewPages;
 
 /// The pages of a sequence. Pass it to [`KvArena::release`] at the end: dropping it leaks the pages.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -108,6 +111,8 @@ struct Node {
     busy_children: u32,
     /// Value of the arena's counter when the last reference was released.
     last_used: u64,
+    /// Order of insertion.
+    serial: u64,
 }
 
 /// All KV pages of an engine, and the prefix tree over them.
@@ -130,6 +135,7 @@ pub struct KvArena {
     n_unused_slots: usize,
     /// Counter that orders releases for LRU eviction.
     now: u64,
+    new_pages: NewPages,
     hits: u64,
     misses: u64,
     evictions: u64,
@@ -162,6 +168,7 @@ impl KvArena {
             n_idle: 0,
             n_unused_slots: 0,
             now: 0,
+            new_pages: NewPages::default(),
             hits: 0,
             misses: 0,
             evictions: 0,
@@ -176,7 +183,8 @@ impl KvArena {
         let n_pages = u32::try_from(self.n_pages()).unwrap_or(u32::MAX);
         let new = KvArena::new(self.layout, n_pages, self.fingerprint)?;
         let (hits, misses, evictions) = (self.hits, self.misses, self.evictions + self.tree.len() as u64);
-        *self = KvArena { hits, misses, evictions, ..new };
+        let new_pages = self.new_pages.renewed();
+        *self = KvArena { hits, misses, evictions, new_pages, ..new };
         Ok(())
     }
 
@@ -411,6 +419,7 @@ impl KvArena {
         }
         let Some(node) = p.node.take() else { return false };
         self.tree.remove(&node.key);
+        self.new_pages.remove(node.serial);
         self.n_idle -= 1;
         if let Some(parent) = node.parent {
             if let Some(n) = &mut self.pages[parent as usize].node {
@@ -422,8 +431,9 @@ impl KvArena {
     }
 
     /// Inserts a page into the tree.
-    fn insert(&mut self, page: u32, node: Node) {
+    fn insert(&mut self, page: u32, mut node: Node) {
         let parent = node.parent;
+        node.serial = self.new_pages.insert(page);
         self.tree.insert(node.key, page);
         self.pages[page as usize].node = Some(node);
         if let Some(p) = parent {
@@ -521,6 +531,6 @@ impl Page {
 impl Node {
     fn new(key: PageKey, parent: Option<u32>, tokens: [u32; PAGE], position: usize, salt: u64) -> Node {
         let position = position as u32;
-        Node { key, parent, tokens, position, salt, children: 0, busy_children: 0, last_used: 0 }
+        Node { key, parent, tokens, position, salt, children: 0, busy_children: 0, last_used: 0, serial: 0 }
     }
 }

@@ -119,6 +119,11 @@ impl KvArena {
         Some(out)
     }
 
+    /// Serialises the page of a key; `None` if it is not in the tree.
+    pub fn export_key(&self, key: &PageKey) -> Option<Vec<u8>> {
+        self.export_page(*self.tree.get(key)?)
+    }
+
     /// Serialises the pages of the longest cached prefix of `tokens`, in the order in which they can be imported.
     pub fn export_prefix(&self, tokens: &[u32], salt: u64) -> Vec<u8> {
         let mut out = Vec::new();
@@ -176,6 +181,9 @@ impl KvArena {
         if let Some(new) = new {
             self.memory.page_mut(new).copy_from_slice(page);
             self.insert(new, Node::new(key, parent, tokens, position as usize, salt));
+            if let Some(node) = &self.pages[new as usize].node {
+                self.new_pages.remove(node.serial);
+            }
         }
         self.now += 1;
         new.into_iter().chain(parent).for_each(|p| self.release_page(p));

@@ -285,6 +285,9 @@ pub async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> R
     if let Some(log) = &server.audit {
         server.metrics.set_audit(log);
     }
+    if let Some(disk) = &server.pool.resources().disk {
+        server.metrics.set_kv_disk(disk);
+    }
     let (kind, text) = if accept.contains("application/openmetrics-text") {
         ("application/openmetrics-text; version=1.0.0; charset=utf-8", server.metrics.openmetrics())
     } else {

@@ -1,7 +1,7 @@
 //! Counters, gauges and histograms of `/metrics`: families whose series are labelled by model.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
@@ -13,7 +13,9 @@ use prometheus_client::registry::Registry;
 use starling::kernels::attention::PAGE;
 
 use super::audit::AuditLog;
+use super::kv_disk::Refusal;
 use super::model_metrics::ModelMetrics;
+use super::models::disk_tier::DiskTier;
 use super::value::Compat;
 
 /// A gauge of a real number.
@@ -158,6 +160,16 @@ families! {
     kept_evicted: Family<Labels, Gauge>, "reuse_cache_evictions", "Answers and embeddings evicted since the start, by cache";
     audit_lost: Gauge, "audit_lost_events", "Events that the audit log has lost since the start";
     audit_failures: Gauge, "audit_failures", "Failures to write the audit log since the start";
+    disk_pages: Gauge, "kv_disk_pages", "KV pages on disk";
+    disk_bytes: Gauge, "kv_disk_bytes", "Size of the KV pages on disk, in bytes";
+    disk_queued: Gauge, "kv_disk_queued_bytes", "Bytes of the KV pages that wait to be written to disk";
+    disk_hits: Counter, "kv_disk_hits", "KV pages read from disk";
+    disk_misses: Counter, "kv_disk_misses", "KV pages expected on disk and not read: missing, refused or failed";
+    disk_written: Counter, "kv_disk_written", "KV pages written to disk";
+    disk_dropped: Counter, "kv_disk_dropped", "KV pages not written to disk: too large, queue full or failed";
+    disk_evicted: Counter, "kv_disk_evicted", "KV pages removed from disk for its size limit or for lack of space";
+    disk_errors: Counter, "kv_disk_io_errors", "Failed file system calls for KV pages on disk";
+    disk_refused: Family<Labels, Counter>, "kv_disk_refused", "Damaged or foreign KV pages on disk, by reason";
     resumed: Family<Labels, Counter>, "requests_resumed", "Running requests moved to another worker";
 }
 
@@ -236,6 +248,31 @@ impl Metrics {
     /// Counts what the policy on texts has done.
     pub fn policy(&self, action: &'static str) {
         self.families.policy.get_or_create(&Labels { model: None, other: Some(("action", action)) }).inc();
+    }
+
+    /// Sets the values of the KV pages on disk.
+    pub fn set_kv_disk(&self, disk: &DiskTier) {
+        let (f, stats) = (&self.families, disk.store.stats());
+        f.disk_pages.set(stats.pages.cast_signed());
+        f.disk_bytes.set(stats.bytes.cast_signed());
+        f.disk_queued.set(stats.queued_bytes.cast_signed());
+        let counters = [
+            (&f.disk_hits, stats.hits),
+            (&f.disk_misses, stats.misses),
+            (&f.disk_written, stats.written),
+            (&f.disk_dropped, stats.dropped),
+            (&f.disk_evicted, stats.evicted),
+            (&f.disk_errors, stats.io_errors),
+        ];
+        for (counter, value) in counters {
+            counter.inner().store(value, Ordering::Relaxed);
+        }
+        let reasons =
+            Refusal::ALL.map(Refusal::name).into_iter().zip(stats.refused).chain([("engine", disk.refused())]);
+        for (reason, value) in reasons {
+            let labels = Labels { model: None, other: Some(("reason", reason)) };
+            f.disk_refused.get_or_create(&labels).inner().store(value, Ordering::Relaxed);
+        }
     }
 
     /// Sets the gauges of the audit log.

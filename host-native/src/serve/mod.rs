@@ -23,6 +23,7 @@ mod gate;
 mod handoff;
 mod health;
 mod http;
+mod kv_disk;
 pub mod machine;
 mod metrics;
 mod model_metrics;
@@ -74,6 +75,8 @@ const MIN_BLOCKING_THREADS: usize = 4;
 const LOADING_THREADS: usize = 2;
 /// Time for connections to send the rest of their responses once the engine has finished.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time to write KV pages to disk once all requests are complete.
+const KV_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which workers, idle models and sessions are looked after.
 const SUPERVISION_INTERVAL: Duration = Duration::from_millis(500);
 /// First backoff of the readiness callback.
@@ -105,6 +108,11 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     if let Some(log) = &server.audit {
         log.record(audit::Event::ServerStopped);
         log.flush()?;
+    }
+    if let Some(disk) = &server.pool.resources().disk
+        && !disk.store.flush_within(KV_FLUSH_TIMEOUT)
+    {
+        tracing::warn!("kv-disk: some pages were not written within {} s", KV_FLUSH_TIMEOUT.as_secs());
     }
     server.exporter.end();
     runtime.shutdown_timeout(CLOSE_TIMEOUT);

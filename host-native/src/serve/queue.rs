@@ -35,6 +35,8 @@ pub struct Job {
     pub sequence: u64,
     /// The request, once the engine has given it back for lack of KV pages.
     pub refused: Option<Box<Request>>,
+    /// Whether KV pages of the prompt were looked up on disk.
+    pub is_looked_up: bool,
     /// What the client has received already, if a worker was lost.
     pub progress: Progress,
     /// ID of the HTTP request.
@@ -204,6 +206,11 @@ impl SequenceGroup {
 
     pub fn set_worker(&self, id: Option<u32>) {
         self.worker.store(id.unwrap_or(SequenceGroup::NO_WORKER), Ordering::Release);
+    }
+
+    /// The request of the first answer.
+    pub fn first(&self) -> &Request {
+        &self.first
     }
 
     /// Hashes of the prompt's prefixes of whole KV pages, the shortest first.

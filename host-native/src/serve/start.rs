@@ -18,6 +18,7 @@ use super::failures::SharedFailures;
 use super::machine;
 use super::metrics::Metrics;
 use super::models::budget::MemoryBudget;
+use super::models::disk_tier::DiskTier;
 use super::models::loading::Resources;
 use super::models::pool::ModelPool;
 use super::policy::TextPolicy;
@@ -149,7 +150,9 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
     let failures = SharedFailures::default();
     let budget = Arc::new(MemoryBudget::new(limit));
     let n_threads = configuration.model.threads;
-    let resources = Resources::new(budget, Arc::clone(&metrics), Arc::clone(&failures), n_threads);
+    let disk = settings.kv_disk.as_deref().map(|path| DiskTier::open(path, settings.kv_disk_size.0)).transpose();
+    let disk = disk.map_err(|e| Failure::Usage(format!("kv-disk: {e}")))?.map(Arc::new);
+    let resources = Resources::new(budget, Arc::clone(&metrics), Arc::clone(&failures), disk, n_threads);
     let pool = Arc::new(ModelPool::new(configuration, Arc::new(resources))?);
     for entry in pool.entries().iter().filter(|entry| ModelPool::loads_at_start(entry)) {
         pool.load_at_start(entry).await?;

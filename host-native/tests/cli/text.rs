@@ -246,3 +246,51 @@ fn a_closed_pipe_is_no_error() {
         assert!(ran.status.success() && !err.contains("error") && !err.contains("panicked"), "{args:?}: {err}");
     }
 }
+
+#[test]
+fn a_session_continues_with_the_bytes_of_one_text() {
+    let path = temp("session");
+    let _ = fs::remove_file(&path);
+    let turn = |path: &str, prompt: &str| {
+        ok(&["run", prompt, "--session", path, "--temp", "0", "-n", "40", "--ignore-eos", "--json"])
+    };
+    let first = turn(&path, &"Once upon a time ".repeat(8)).json();
+    let saved = fs::read(&path).expect("a session");
+    let second = turn(&path, " and the dog").json();
+    let cached = second["timings"]["cached_tokens"].as_u64().expect("a number");
+    let known = first["timings"]["prompt_tokens"].as_u64().expect("a number") + 39;
+    assert_eq!(cached, known / 16 * 16, "{second}");
+    let third = turn(&path, ".").json();
+    assert!(third["timings"]["cached_tokens"].as_u64() > Some(cached), "{third}");
+    // damaged or missing pages, and another KV type: computed again
+    for (name, bytes) in [("damaged", [&saved[..saved.len() - 90], &[7; 90]].concat()), ("short", saved[..9000].into())]
+    {
+        let copy = written(&format!("session-{name}"), &bytes);
+        let ran = turn(&copy, " and the dog");
+        assert!(ran.err.contains("computed again"), "{name}: {}", ran.err);
+        assert!(ran.json()["timings"]["cached_tokens"].as_u64() < Some(cached), "{name}");
+        assert_eq!(ran.json()["ids"], second["ids"], "{name}");
+    }
+    // a damaged conversation, another model, another kind of prompt
+    let mut bytes = saved.clone();
+    bytes[100] ^= 1;
+    let damaged = written("session-wrong", &bytes);
+    let wrong = starling(&["run", "x", "--session", &damaged]);
+    assert!(wrong.code == IO && wrong.err.contains("the session file is damaged"), "{wrong:?}");
+    let other = written("session-other", &saved);
+    let wrong = starling(&["run", "x", "--session", &other, "-m", &fixture(SMALL)]);
+    assert!(wrong.code == IO && wrong.err.contains("of another model"), "{wrong:?}");
+    let wrong = starling(&["run", "x", "--session", &other, "--chat"]);
+    assert!(wrong.code == USAGE && wrong.err.contains("expected a session that began with --chat"), "{wrong:?}");
+    assert_eq!(fs::read(&other).expect("a session"), saved);
+}
+
+#[test]
+fn a_session_keeps_a_chat() {
+    let path = temp("session-chat");
+    let _ = fs::remove_file(&path);
+    let turn = |prompt: &str| ok(&["run", "--chat", prompt, "--session", &path, "--temp", "0", "-n", "24", "--json"]);
+    turn("Tell me about a little dog and a tree, please.");
+    let second = turn("And then?").json();
+    assert!(second["timings"]["cached_tokens"].as_u64() >= Some(16), "{second}");
+}

@@ -8,6 +8,7 @@ mod certificates;
 mod chaos;
 mod connections;
 mod equal;
+mod kv_disk;
 mod limits;
 mod models;
 mod policy;

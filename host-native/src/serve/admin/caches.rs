@@ -1,5 +1,6 @@
 //! Caches: statistics, and eviction.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -11,6 +12,9 @@ use utoipa::ToSchema;
 
 use super::super::api::body::Body;
 use super::super::api::error::{ApiError, ErrorBody, HttpError, json, quoted};
+use super::super::kv_disk::{Refusal, Stats};
+use super::super::models::disk_tier::DiskTier;
+use super::super::models::pool::Entry;
 use super::super::state::Server;
 use super::Administrator;
 use super::models::{Done, find};
@@ -34,6 +38,9 @@ pub struct CacheInfo {
     evictions: u64,
     /// Open sessions.
     sessions: usize,
+    /// KV pages on disk, and their bytes.
+    disk_pages: u64,
+    disk_bytes: u64,
 }
 
 /// What is kept of results.
@@ -52,14 +59,73 @@ pub struct KeptInfo {
 pub struct CacheInfos {
     caches: Vec<CacheInfo>,
     kept: Vec<KeptInfo>,
+    /// The KV pages of all models on disk (`--kv-disk`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_disk: Option<DiskInfo>,
+}
+
+/// KV pages on disk.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DiskInfo {
+    /// Known pages, of models that are not loaded too.
+    pages: u64,
+    /// Bytes of their files.
+    bytes: u64,
+    /// Maximum bytes of the files.
+    max_bytes: u64,
+    /// Bytes of the pages that wait to be written.
+    queued_bytes: u64,
+    /// Whether the directory was read completely once.
+    is_scanned: bool,
+    /// Pages read.
+    hits: u64,
+    /// Pages not read: missing, refused or failed.
+    misses: u64,
+    /// Pages written.
+    written: u64,
+    /// Pages not written: too large, queue full or failed.
+    dropped: u64,
+    /// Pages removed for the size limit or for lack of space.
+    evicted: u64,
+    /// Failed file system calls.
+    io_errors: u64,
+    /// Pages refused, by reason.
+    refused: BTreeMap<&'static str, u64>,
+}
+
+impl DiskInfo {
+    fn new(disk: &DiskTier, max_bytes: u64) -> DiskInfo {
+        let Stats {
+            pages, bytes, queued_bytes, is_scanned, hits, misses, written, dropped, evicted, io_errors, ..
+        } = disk.store.stats();
+        let refused = Refusal::ALL.map(Refusal::name).into_iter().zip(disk.store.stats().refused);
+        let refused = refused.chain([("engine", disk.refused())]).filter(|(_, n)| *n > 0).collect();
+        DiskInfo {
+            pages,
+            bytes,
+            max_bytes,
+            queued_bytes,
+            is_scanned,
+            hits,
+            misses,
+            written,
+            dropped,
+            evicted,
+            io_errors,
+            refused,
+        }
+    }
 }
 
 /// Caches of all loaded models
 #[utoipa::path(get, path = "/admin/caches", tag = "Administration", responses((status = 200, description = "Caches", body = CacheInfos)))]
 pub async fn list(State(server): State<Arc<Server>>) -> Response {
     let instances = server.pool.entries().into_iter().filter_map(|entry| entry.instance());
+    let disk = server.pool.resources().disk.as_deref();
     let caches = instances.map(|instance| {
         let snapshot = instance.snapshot();
+        let usage = disk.zip(instance.kv_namespace).map(|(disk, namespace)| disk.store.usage(&namespace));
+        let (disk_pages, disk_bytes) = usage.unwrap_or_default();
         CacheInfo {
             model: instance.name.to_string(),
             kv_bytes: snapshot.kv.reserved_bytes,
@@ -69,6 +135,8 @@ pub async fn list(State(server): State<Arc<Server>>) -> Response {
             page_misses: snapshot.kv.misses,
             evictions: snapshot.kv.evictions,
             sessions: snapshot.sessions,
+            disk_pages,
+            disk_bytes,
         }
     });
     let kept = [
@@ -77,7 +145,8 @@ pub async fn list(State(server): State<Arc<Server>>) -> Response {
         ("responses", server.kept.size()),
     ];
     let kept = kept.map(|(name, (entries, bytes))| KeptInfo { name, entries, bytes });
-    json(StatusCode::OK, &CacheInfos { caches: caches.collect(), kept: kept.into() })
+    let kv_disk = disk.map(|disk| DiskInfo::new(disk, server.settings().kv_disk_size.0));
+    json(StatusCode::OK, &CacheInfos { caches: caches.collect(), kept: kept.into(), kv_disk })
 }
 
 /// What to evict.
@@ -118,8 +187,9 @@ pub async fn invalidate_one(
         "embeddings" => server.embeddings.invalidate(model, tenant),
         "prefix" => {
             let is_meant = |name: &str| model.is_none_or(|model| model == name);
-            let entries = server.pool.entries().into_iter().filter(|entry| is_meant(&entry.name));
-            entries.filter_map(|entry| entry.instance()).map(|instance| instance.workers.evict_caches()).count()
+            let entries: Vec<_> = server.pool.entries().into_iter().filter(|entry| is_meant(&entry.name)).collect();
+            invalidate_prefixes(&server, &entries, model.is_none());
+            entries.len()
         }
         _ => {
             let message = format!("found the cache {}, expected answers, embeddings or prefix", quoted(&name));
@@ -130,7 +200,7 @@ pub async fn invalidate_one(
     Ok(json(StatusCode::OK, &Done { done: true }))
 }
 
-/// Evict the prefix cache and forget results that are kept; running requests keep their pages
+/// Evict the prefix cache, in memory and on disk, and forget results that are kept; running requests keep their pages
 ///
 /// # Errors
 /// If there is no such model.
@@ -146,9 +216,24 @@ pub async fn invalidate(
         Some(name) => vec![find(&server, name)?],
         None => server.pool.entries(),
     };
-    entries.iter().filter_map(|entry| entry.instance()).for_each(|instance| instance.workers.evict_caches());
+    invalidate_prefixes(&server, &entries, body.model.is_none());
     server.answers.invalidate(body.model.as_deref(), body.tenant.as_deref(), body.key.as_deref());
     server.embeddings.invalidate(body.model.as_deref(), body.tenant.as_deref());
     administrator.log("invalidate caches", body.model.as_deref().unwrap_or("all models"), Ok(()));
     Ok(json(StatusCode::OK, &Done { done: true }))
+}
+
+/// Evicts the prefix caches of models, in memory and on disk.
+fn invalidate_prefixes(server: &Server, entries: &[Arc<Entry>], is_all: bool) {
+    let disk = server.pool.resources().disk.as_deref();
+    for instance in entries.iter().filter_map(|entry| entry.instance()) {
+        instance.workers.invalidate_caches();
+        if let Some((disk, namespace)) = disk.zip(instance.kv_namespace) {
+            disk.store.clear_namespace(&namespace);
+        }
+    }
+    if let Some(disk) = disk.filter(|_| is_all) {
+        // of models that are not loaded too
+        disk.store.clear();
+    }
 }

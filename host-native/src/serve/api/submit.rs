@@ -108,7 +108,20 @@ fn enqueue(
             let (group, to, trace) = (Arc::clone(&group), to.clone(), trace.clone());
             let (index, stages, sequence) = (i * n + sequence, Stages::new(), sequence as u64);
             let (progress, request_id) = (Progress::default(), Arc::clone(&request_id));
-            jobs.push(Job { group, sequence, refused: None, progress, request_id, index, to, times, trace, stages });
+            let (refused, is_looked_up) = (None, false);
+            jobs.push(Job {
+                group,
+                sequence,
+                refused,
+                is_looked_up,
+                progress,
+                request_id,
+                index,
+                to,
+                times,
+                trace,
+                stages,
+            });
         }
     }
     let ticket = instance.queue.generate(flow, tokens.div_ceil(count.max(1)), times.deadline(), jobs);

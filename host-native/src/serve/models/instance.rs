@@ -15,6 +15,7 @@ use starling::model::Model;
 use starling::tokenizer::DecodeOptions;
 
 use super::super::config::{Live, Settings};
+use super::super::kv_disk::Namespace;
 use super::super::model_metrics::{self, ModelMetrics, Snapshot};
 use super::super::pressure::Pressure;
 use super::super::queue::{Queue, Shutdown};
@@ -50,6 +51,8 @@ pub struct ModelInstance {
     pub engine: Option<EngineOptions>,
     /// KV pages of a worker.
     pub n_pages: usize,
+    /// Namespace of its KV pages on disk.
+    pub kv_namespace: Option<Namespace>,
     pub embedder: EmbedderOptions,
     pub cpu: Cpu,
     /// Compute threads of a worker.
@@ -264,9 +267,9 @@ impl Workers {
         self.shared.queue.notify();
     }
 
-    /// Asks all workers to evict their prefix caches.
-    pub fn evict_caches(&self) {
-        self.list().iter().for_each(|worker| worker.status.evict_cached(usize::MAX));
+    /// Asks all workers to evict their prefix caches, in memory and on disk.
+    pub fn invalidate_caches(&self) {
+        self.list().iter().for_each(|worker| worker.status.invalidate_cache());
         self.shared.queue.notify();
     }
 

@@ -13,6 +13,7 @@ use starling_api::openai::response::system_fingerprint;
 use super::super::breaker::Breaker;
 use super::super::config::{Live, ModelEntry, Settings};
 use super::super::failures::SharedFailures;
+use super::super::kv_disk::Namespace;
 use super::super::metrics::Metrics;
 use super::super::model_metrics::ModelMetrics;
 use super::super::pressure::Pressure;
@@ -21,6 +22,7 @@ use super::super::sessions::Sessions;
 use super::super::state::unix_now;
 use super::budget::{MemoryBudget, MemoryLease};
 use super::cores::SharedThreads;
+use super::disk_tier::DiskTier;
 use super::dispatch::Dispatcher;
 use super::instance::{FileStamp, ModelInstance, ThreadPlan, Workers, limits};
 use super::worker::{BatchLimits, Shared};
@@ -40,6 +42,8 @@ pub struct Resources {
     pub metrics: Arc<Metrics>,
     pub failures: SharedFailures,
     pub pressure: Arc<Pressure>,
+    /// KV pages on disk (`--kv-disk`).
+    pub disk: Option<Arc<DiskTier>>,
     /// `--threads`.
     pub n_threads: Option<u16>,
     threads: OnceLock<Arc<SharedThreads>>,
@@ -60,10 +64,11 @@ impl Resources {
         budget: Arc<MemoryBudget>,
         metrics: Arc<Metrics>,
         failures: SharedFailures,
+        disk: Option<Arc<DiskTier>>,
         n_threads: Option<u16>,
     ) -> Resources {
         let (pressure, threads) = (Arc::default(), OnceLock::new());
-        Resources { budget, metrics, failures, pressure, n_threads, threads }
+        Resources { budget, metrics, failures, pressure, disk, n_threads, threads }
     }
 
     /// The threads that models share, started at the first call.
@@ -183,14 +188,16 @@ pub fn load(
         breaker: Arc::clone(&identity.breaker),
         batch: Arc::new(BatchLimits::new(settings.batch_tokens.max(settings.max_seqs), settings.prefill_chunk)),
         stall_timeout: settings.stall_timeout,
+        disk: resources.disk.clone(),
     };
     let worker_bytes = engine.map_or(0, |options| options.kv_bytes as u64);
     let workers = Workers::new(shared, plan, budget, &weights, worker_bytes);
-    let (mut engine, mut embedder, mut n_pages) = (engine, embedder, 0);
+    let (mut engine, mut embedder, mut n_pages, mut kv_namespace) = (engine, embedder, 0, None);
     for _ in 0..n_workers {
         workers.add(|worker| {
             (engine, embedder) = (worker.engine().map(|engine| *engine.options()), *worker.embedder());
             n_pages = worker.engine().map_or(0, |engine| engine.kv_stats().n_pages);
+            kv_namespace = worker.engine().map(|engine| Namespace(engine.page_namespace()));
         })?;
     }
     resources.metrics.describe_cache(&identity.name, n_pages);
@@ -212,6 +219,7 @@ pub fn load(
         }),
         engine,
         n_pages,
+        kv_namespace,
         embedder,
         cpu,
         threads,

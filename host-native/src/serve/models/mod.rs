@@ -10,6 +10,7 @@
 
 pub mod budget;
 pub mod cores;
+pub mod disk_tier;
 pub mod dispatch;
 pub mod instance;
 pub mod loading;

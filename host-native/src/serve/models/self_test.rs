@@ -88,6 +88,7 @@ async fn generate(model: &ModelInstance, request: Request) -> Result<(String, Ve
         group: Arc::new(SequenceGroup::new(request)),
         sequence: 0,
         refused: None,
+        is_looked_up: true,
         progress: Progress::default(),
         request_id: "self-test".into(),
         index: 0,

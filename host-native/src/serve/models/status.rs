@@ -78,6 +78,8 @@ pub struct WorkerStatus {
     takeovers: AtomicU64,
     /// Cached pages to evict.
     evictions: AtomicUsize,
+    /// Whether to evict all cached pages, in memory and on disk.
+    invalidation: AtomicBool,
     /// Whether to release the memory of the KV cache once the engine is idle.
     release: AtomicBool,
     /// Fault to raise, and the number of steps before it, for tests of failover.
@@ -97,6 +99,7 @@ impl WorkerStatus {
             jobs: Mutex::default(),
             takeovers: AtomicU64::new(0),
             evictions: AtomicUsize::new(0),
+            invalidation: AtomicBool::new(false),
             release: AtomicBool::new(false),
             injected: Mutex::default(),
         }
@@ -179,6 +182,15 @@ impl WorkerStatus {
     /// Asks the worker to evict up to `n` cached pages.
     pub fn evict_cached(&self, n: usize) {
         self.evictions.store(n, Ordering::Release);
+    }
+
+    /// Asks the worker to evict all cached pages, in memory and on disk.
+    pub fn invalidate_cache(&self) {
+        self.invalidation.store(true, Ordering::Release);
+    }
+
+    pub fn take_invalidation(&self) -> bool {
+        self.invalidation.swap(false, Ordering::AcqRel)
     }
 
     /// Asks the worker to release the memory of its KV cache if it is idle.

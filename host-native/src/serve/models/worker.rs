@@ -27,6 +27,7 @@ use super::super::scheduler::Queued;
 use super::super::state::unix_now;
 use super::budget::MemoryLease;
 use super::cores::Threads;
+use super::disk_tier::{DiskTier, Saved, WorkerTier};
 use super::dispatch::Dispatcher;
 use super::status::{InjectedFault, Running, WorkerState, WorkerStatus};
 
@@ -36,6 +37,8 @@ const IDLE_WAIT: Duration = Duration::from_millis(200);
 const KV_STATS_INTERVAL: Duration = Duration::from_millis(50);
 /// First and last wait before an engine is made again after a fault.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
+/// Time to save new KV pages before cached ones are evicted, and at the end.
+const SAVE_TIME: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// Time without a fault after which the wait is the first again.
 const BACKOFF_RESET: Duration = Duration::from_secs(60);
 
@@ -56,6 +59,8 @@ pub struct Shared {
     pub batch: Arc<BatchLimits>,
     pub breaker: Arc<Breaker>,
     pub stall_timeout: Duration,
+    /// KV pages on disk.
+    pub disk: Option<Arc<DiskTier>>,
 }
 
 /// Maximum tokens of a batch, and of one with decode rows; they change while workers run.
@@ -128,6 +133,7 @@ pub struct Worker {
     shared: Shared,
     threads: Threads,
     engines: Engines,
+    tier: Option<WorkerTier>,
     status: Arc<WorkerStatus>,
     /// A job between queue and engine.
     submitting: Option<Queued<Job>>,
@@ -162,7 +168,9 @@ impl Worker {
         threads: Threads,
         memory: Vec<Arc<MemoryLease>>,
     ) -> Result<Worker, MemoryError> {
-        let engines = Engines::new(&shared, &threads)?;
+        let mut engines = Engines::new(&shared, &threads)?;
+        let tier = shared.disk.clone().zip(engines.engine.as_mut());
+        let tier = tier.and_then(|(disk, engine)| WorkerTier::new(disk, Arc::clone(&shared.queue), engine));
         let status = Arc::new(WorkerStatus::new(shared.engine.map_or(0, |options| options.max_seqs)));
         if let Some(engine) = &engines.engine {
             status.set_kv(engine.kv_stats());
@@ -172,6 +180,7 @@ impl Worker {
             shared,
             threads,
             engines,
+            tier,
             status,
             submitting: None,
             texts: Vec::new(),
@@ -208,6 +217,7 @@ impl Worker {
                 break;
             }
         }
+        self.save_all(SAVE_TIME.1);
         self.shared.queue.remove_worker(self.id);
         self.status.set_state(WorkerState::Ended);
         let is_last = self.shared.dispatcher.workers().iter().all(|worker| worker.status.has_ended());
@@ -227,13 +237,15 @@ impl Worker {
         let shutdown = self.expire_queued();
         self.drop_cancelled(shutdown);
         let drains = self.status.state() == WorkerState::Draining;
+        let mut worked = self.import();
         if !drains {
             self.admit();
             self.take_texts();
         }
-        let worked = !self.texts.is_empty() || self.engines.active() > 0;
+        worked |= !self.texts.is_empty() || self.engines.active() > 0;
         self.embed();
         self.step();
+        worked |= self.save();
         self.publish_kv_stats(!worked);
         if worked {
             return true;
@@ -260,6 +272,7 @@ impl Worker {
         if let Ok(engine) = Engine::new(Arc::clone(&self.shared.model), &self.threads, options) {
             self.shared.dispatcher.clear_cache(self.id);
             self.engines.engine = Some(engine);
+            self.restart_tier();
             self.evictions = 0;
         }
     }
@@ -282,15 +295,7 @@ impl Worker {
         }
         let evictions = waiting.take_prefix_evictions(self.id);
         drop(waiting);
-        if let Some(engine) = &mut self.engines.engine {
-            engine.evict_cached(self.status.take_evictions());
-            if self.status.take_release() {
-                engine.release_memory();
-            }
-            for PrefixEviction { tokens, salt } in &evictions {
-                engine.evict_prefix(tokens, *salt);
-            }
-        }
+        self.evict(&evictions);
         for job in jobs {
             let timeout = job.expired_in_queue(now);
             let failed = self.failed(shutdown, &job.to, timeout);
@@ -303,6 +308,28 @@ impl Worker {
             failed.into_iter().for_each(|failed| job.send(Update::Failed(failed)));
         }
         shutdown
+    }
+
+    /// Evicts what others have asked for from the prefix cache.
+    fn evict(&mut self, evictions: &[PrefixEviction]) {
+        let (n, is_invalid, is_released) =
+            (self.status.take_evictions(), self.status.take_invalidation(), self.status.take_release());
+        if let Some((tier, engine)) = self.tier.as_mut().zip(self.engines.engine.as_mut()).filter(|_| is_invalid) {
+            tier.invalidate(engine);
+        } else if n > 0 || is_released {
+            self.save_all(SAVE_TIME.0);
+        }
+        let Some(engine) = &mut self.engines.engine else { return };
+        engine.evict_cached(if is_invalid { usize::MAX } else { n });
+        if is_released {
+            engine.release_memory();
+        }
+        for PrefixEviction { tokens, salt } in evictions {
+            engine.evict_prefix(tokens, *salt);
+            if let Some(tier) = &self.tier {
+                tier.forget(engine, tokens, *salt);
+            }
+        }
     }
 
     /// Counts a job that was removed from the queue. Returns its error, or `None` if the client disconnected.
@@ -378,12 +405,20 @@ impl Worker {
     /// queue, so that later jobs do not overtake it.
     fn admit(&mut self) {
         let Some(options) = self.shared.engine else { return };
-        while self.engines.active() < options.max_seqs {
-            let (dispatcher, id) = (&self.shared.dispatcher, self.id);
-            let is_mine = |job: &Job| job.is_ready() && dispatcher.is_for(job, id);
+        loop {
+            let n_restoring = self.tier.as_ref().map_or(0, WorkerTier::n_restoring);
+            if self.engines.active() + n_restoring >= options.max_seqs {
+                break;
+            }
+            let (dispatcher, id, tier) = (&self.shared.dispatcher, self.id, &self.tier);
+            let is_restoring = |job: &Job| tier.as_ref().is_some_and(|tier| tier.is_restoring(&job.group));
+            let is_mine = |job: &Job| job.is_ready() && !is_restoring(job) && dispatcher.is_for(job, id);
             let next = self.shared.queue.lock().prompts.take(is_mine);
             let Some(next) = next else { break };
             self.submitting = Some(next);
+            if self.restore() {
+                continue;
+            }
             if !self.submit() {
                 break;
             }
@@ -393,6 +428,46 @@ impl Worker {
         if has_rest {
             // what does not fit here may now go to another
             self.shared.queue.notify();
+        }
+    }
+
+    /// Puts the job of `submitting` back into the queue if KV pages of its prompt are to be read from disk first. Returns
+    /// whether it did.
+    fn restore(&mut self) -> bool {
+        let parts = self.tier.as_mut().zip(self.engines.engine.as_ref());
+        let Some(((tier, engine), queued)) = parts.zip(self.submitting.as_mut()) else { return false };
+        if !tier.begin(engine, &mut queued.job) {
+            return false;
+        }
+        if let Some(queued) = self.submitting.take() {
+            // the pages come to this worker
+            self.shared.dispatcher.taken(&queued.job, self.id);
+            self.shared.queue.lock().prompts.put_back(queued);
+        }
+        true
+    }
+
+    /// Imports KV pages that were read from disk. Returns whether there were some.
+    fn import(&mut self) -> bool {
+        let parts = self.tier.as_mut().zip(self.engines.engine.as_mut());
+        parts.is_some_and(|(tier, engine)| tier.import(engine))
+    }
+
+    /// Hands new KV pages to the store on disk. Returns whether there are more that it has room for.
+    fn save(&mut self) -> bool {
+        let parts = self.tier.as_mut().zip(self.engines.engine.as_mut());
+        parts.is_some_and(|(tier, engine)| tier.save_some(engine) == Saved::Some)
+    }
+
+    fn save_all(&mut self, limit: Duration) {
+        if let Some((tier, engine)) = self.tier.as_mut().zip(self.engines.engine.as_mut()) {
+            tier.save_all(engine, limit);
+        }
+    }
+
+    fn restart_tier(&mut self) {
+        if let Some((tier, engine)) = self.tier.as_mut().zip(self.engines.engine.as_mut()) {
+            tier.restart(engine);
         }
     }
 
@@ -481,6 +556,7 @@ impl Worker {
         self.shared.batch.apply(engine);
         let (status, metrics, queue, cpu) = (&*self.status, &self.shared.metrics, &self.shared.queue, self.shared.cpu);
         let breaker = &self.shared.breaker;
+        let tier = &mut self.tier;
         self.threads.run(|pool| {
             let begin = Instant::now();
             let n_running = engine.active();
@@ -552,6 +628,9 @@ impl Worker {
             let time = begin.elapsed();
             engine.record_step_time(time.as_secs_f32());
             metrics.step(n_running, n.saturating_sub(rows), time);
+            if let Some(tier) = tier {
+                tier.record_step(n.saturating_sub(rows), time);
+            }
         });
     }
 
@@ -598,6 +677,9 @@ impl Worker {
         self.shared.dispatcher.clear_cache(self.id);
         self.status.set_running(0, 0);
         self.engines.engine = None;
+        if let Some(tier) = &mut self.tier {
+            tier.reset();
+        }
         loop {
             let until = Instant::now() + self.backoff;
             while Instant::now() < until {
@@ -619,6 +701,7 @@ impl Worker {
             match engines {
                 Ok(Ok(engines)) => {
                     self.engines = engines;
+                    self.restart_tier();
                     (self.evictions, self.takeovers) = (0, self.status.takeovers());
                     self.status.set_lacks_pages(false);
                     self.status.set_running(0, self.shared.engine.map_or(0, |options| options.max_seqs));
