@@ -36,6 +36,7 @@ mod scheduler;
 mod sessions;
 mod signature;
 mod signed;
+mod slots;
 mod start;
 mod state;
 mod stats;

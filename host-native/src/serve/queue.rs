@@ -17,6 +17,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::handoff;
 pub use super::handoff::{Closed, Forget, Shutdown, Ticket};
+use super::slots::SlotUse;
 use super::trace::{Stages, Trace};
 use super::usage::Usage;
 
@@ -244,6 +245,8 @@ pub struct Updates {
     usage: Arc<Usage>,
     /// Cancels queued jobs when it is dropped.
     ticket: Option<Ticket<Job, TextJob>>,
+    /// The slot of a request with one answer.
+    slot: Option<SlotUse>,
 }
 
 impl Updates {
@@ -257,8 +260,16 @@ impl Updates {
         let next = ready!(self.receiver.poll_recv(context));
         if let Some((_, update)) = &next {
             self.usage.note(update);
+            if let Some(slot) = &mut self.slot {
+                slot.note(update);
+            }
         }
         Poll::Ready(next)
+    }
+
+    /// Makes the receiver leave the conversation in a slot at the end.
+    pub fn hold_slot(&mut self, slot: Option<SlotUse>) {
+        self.slot = slot;
     }
 
     /// Makes the receiver own the ticket: dropping the receiver cancels the jobs.
@@ -271,5 +282,5 @@ impl Updates {
 pub fn updates(n: usize, each: usize, usage: Arc<Usage>) -> (UpdateSender, Updates) {
     let room = each.saturating_add(5).saturating_mul(n);
     let (to, receiver) = channel(room.min(tokio::sync::Semaphore::MAX_PERMITS));
-    (to, Updates { receiver, usage, ticket: None })
+    (to, Updates { receiver, usage, ticket: None, slot: None })
 }

@@ -132,6 +132,8 @@ pub struct Caller {
     pub arrival: Instant,
     /// The model that answers, once it is known; for the response header.
     pub model: Arc<OnceLock<Arc<str>>>,
+    /// Slot that the request names.
+    pub slot: Arc<OnceLock<usize>>,
     pub usage: Arc<Usage>,
 }
 
@@ -155,6 +157,7 @@ impl Caller {
             autoload: autoload.map(|value| matches!(value, "1" | "true")),
             arrival: Instant::now(),
             model: Arc::default(),
+            slot: Arc::default(),
             usage: Arc::default(),
         }
     }

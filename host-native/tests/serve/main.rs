@@ -15,6 +15,7 @@ mod pressure;
 mod server;
 mod sessions;
 mod signed;
+mod slots;
 mod structure;
 mod swap;
 mod traces;
