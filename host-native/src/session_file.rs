@@ -1,4 +1,4 @@
-//! Conversation of `starling run --session`, in one file. Numbers are little-endian:
+//! Conversation of `starling run --session`, or a slot of the server, in one file. Numbers are little-endian:
 //!
 //! | bytes | content |
 //! |---|---|
@@ -32,11 +32,22 @@ const HEADER_LEN: usize = 8 + 4 + 8 + 32;
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conversation {
     /// SHA-256 of the model in hexadecimal digits.
-    model_sha256: String,
+    pub model_sha256: String,
     /// Role and content of the messages of a chat; empty without `--chat`.
     pub messages: Vec<(String, String)>,
     /// Prompts and answers.
     pub tokens: Vec<u32>,
+    /// Tenant and cache salt of a server's slot.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub tenant: String,
+    #[serde(default)]
+    pub cache_salt: u64,
+}
+
+impl Conversation {
+    pub fn new(model_sha256: &[u8; 32]) -> Conversation {
+        Conversation { model_sha256: Hex(*model_sha256).to_string(), ..Conversation::default() }
+    }
 }
 
 /// Why a file is no session.
@@ -63,7 +74,7 @@ pub fn read(path: &Path, model_sha256: &[u8; 32]) -> Result<(Conversation, Vec<u
     match File::open(path) {
         Ok(mut open) => open.read_to_end(&mut bytes).map_err(file)?,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return Ok((Conversation { model_sha256: expected, ..Conversation::default() }, Vec::new()));
+            return Ok((Conversation::new(model_sha256), Vec::new()));
         }
         Err(e) => return Err(file(e)),
     };

@@ -27,7 +27,7 @@ import urllib.request
 class Server:
     def __init__(self, args, disk):
         command = [args.command, "serve", "-m", args.model, "--port", "0", "--ctx-size", "8192", "--max-seqs", "4",
-                   "--log-level", "warn", "--kv-disk", disk]
+                   "--log-level", "warn", "--draft-max", "0", "--kv-disk", disk]
         if args.threads:
             command += ["--threads", str(args.threads)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

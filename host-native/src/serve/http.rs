@@ -25,7 +25,7 @@ use tower_http::compression::CompressionLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use super::api::error::{ApiError, HttpError, quoted};
-use super::api::{chat, completions, embeddings, execute, generate, models, receipts, tokenize};
+use super::api::{chat, completions, embeddings, execute, generate, models, receipts, slots, tokenize};
 use super::auth::Hosts;
 use super::config::{Live, Settings};
 use super::connection::{Activity, Addresses, Peer, ResponseBody, StreamExecutor, WriteTimeout};
@@ -96,6 +96,8 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/models/load", post(models::load))
         .route("/models/unload", post(models::unload))
         .route("/models/sse", get(models::events))
+        .route("/slots", get(slots::list))
+        .route("/slots/{id}", post(slots::act))
         .route("/server/stats", get(health::stats))
         .route("/openapi.json", get(openapi::document))
         .route("/docs", get(openapi::docs))

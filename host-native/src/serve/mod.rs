@@ -38,6 +38,7 @@ mod scheduler;
 mod sessions;
 mod signature;
 mod signed;
+mod slots;
 mod start;
 mod state;
 mod stats;

@@ -6,7 +6,7 @@ use utoipa::OpenApi;
 use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 
 use super::api::error::json;
-use super::api::{chat, completions, embeddings, execute, generate, models, receipts, tokenize};
+use super::api::{chat, completions, embeddings, execute, generate, models, receipts, slots, tokenize};
 use super::{admin, health};
 use starling_api::native::execute::ExecuteToken;
 use starling_api::native::generate::GenerateToken;
@@ -29,6 +29,8 @@ use starling_api::openai::response::CompletionResponse;
         models::load,
         models::unload,
         models::events,
+        slots::list,
+        slots::act,
         generate::generate,
         generate::close_session,
         tokenize::tokenize,

@@ -19,6 +19,7 @@ use super::handoff;
 pub use super::handoff::{Closed, PrefixEviction, Shutdown, Ticket};
 use super::policy::AnswerFilters;
 use super::reuse::Reader;
+use super::slots::SlotUse;
 use super::trace::{Stages, Trace};
 use super::usage::Usage;
 
@@ -257,6 +258,8 @@ pub struct Updates {
     filters: Option<AnswerFilters>,
     /// Cancels queued jobs when it is dropped.
     ticket: Option<Ticket<Job, TextJob>>,
+    /// The slot of a request with one answer.
+    slot: Option<SlotUse>,
 }
 
 impl Source {
@@ -287,6 +290,9 @@ impl Updates {
             }
             let Some((index, update)) = ready!(self.source.poll_next(context)) else { return Poll::Ready(None) };
             self.usage.note(&update);
+            if let Some(slot) = &mut self.slot {
+                slot.note(&update);
+            }
             match &mut self.filters {
                 None => return Poll::Ready(Some((index, update))),
                 Some(filters) => filters.push(index, update),
@@ -296,7 +302,7 @@ impl Updates {
 
     /// Updates of an equal request.
     pub fn of_log(reader: Reader<(usize, Update)>, usage: Arc<Usage>) -> Updates {
-        Updates { source: Source::Log(reader), usage, stream_id: None, filters: None, ticket: None }
+        Updates { source: Source::Log(reader), usage, stream_id: None, filters: None, ticket: None, slot: None }
     }
 
     /// Gives the events of a stream IDs, so that its client may resume it.
@@ -313,6 +319,11 @@ impl Updates {
         self.filters = filters;
     }
 
+    /// Makes the receiver leave the conversation in a slot at the end.
+    pub fn hold_slot(&mut self, slot: Option<SlotUse>) {
+        self.slot = slot;
+    }
+
     /// Makes the receiver own the ticket: dropping the receiver cancels the jobs.
     pub fn hold(&mut self, ticket: Ticket<Job, TextJob>) {
         self.ticket = Some(ticket);
@@ -323,5 +334,6 @@ impl Updates {
 pub fn updates(n: usize, each: usize, usage: Arc<Usage>) -> (UpdateSender, Updates) {
     let room = each.saturating_add(5).saturating_mul(n);
     let (to, receiver) = channel(room.min(tokio::sync::Semaphore::MAX_PERMITS));
-    (to, Updates { source: Source::Engine(receiver), usage, stream_id: None, filters: None, ticket: None })
+    let source = Source::Engine(receiver);
+    (to, Updates { source, usage, stream_id: None, filters: None, ticket: None, slot: None })
 }

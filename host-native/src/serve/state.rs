@@ -141,6 +141,8 @@ pub struct Caller {
     pub arrival: Instant,
     /// The model that answers, once it is known; for the response header.
     pub model: Arc<OnceLock<Arc<str>>>,
+    /// Slot that the request names.
+    pub slot: Arc<OnceLock<usize>>,
     pub usage: Arc<Usage>,
     /// The policy on texts, if the server has one.
     pub policy: Option<Arc<TextPolicy>>,
@@ -174,6 +176,7 @@ impl Caller {
             autoload: autoload.map(|value| matches!(value, "1" | "true")),
             arrival: Instant::now(),
             model: Arc::default(),
+            slot: Arc::default(),
             usage: Arc::default(),
             policy: (*server.policy.get()).clone(),
             reuse: Arc::clone(&server.answers),

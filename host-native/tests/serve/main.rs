@@ -17,6 +17,7 @@ mod reuse;
 mod server;
 mod sessions;
 mod signed;
+mod slots;
 mod structure;
 mod swap;
 mod traces;

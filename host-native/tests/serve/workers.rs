@@ -139,7 +139,9 @@ fn what_fails_twice_in_the_same_way_ends_with_an_error() {
 #[test]
 fn a_stalled_worker_loses_its_requests_and_returns() {
     let expected = text(&Server::start(&["-m", &source()]).ok(COMPLETIONS, &completion("m", "one two", 120)));
-    let managed = Managed::start(&["-m", &source(), "--workers", "2", "--kv-memory", "2MiB", "--stall-timeout", "1"]);
+    // without drafts each token takes a step
+    let args = ["--workers", "2", "--kv-memory", "2MiB", "--stall-timeout", "1", "--draft-max", "0"];
+    let managed = Managed::start(&[&["-m", &source()], &args[..]].concat());
     // the first request goes to the first worker
     managed.ok("POST", "models/m/workers/0/fail", &json!({ "fault": "stall", "after_steps": 10 }));
     let answer = managed.server.ok(COMPLETIONS, &completion("m", "one two", 120));

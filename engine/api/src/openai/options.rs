@@ -99,6 +99,9 @@ pub struct Options {
     pub priority: Option<PriorityName>,
     /// Session ID.
     pub session_id: Option<String>,
+    /// Slot that keeps the conversation (llama-server); -1, the default, for the one unused longest.
+    #[cfg_attr(feature = "openapi", schema(minimum = -1))]
+    pub id_slot: Option<i64>,
     /// Salt of the prefix cache: requests share cached prompts only with those of the same salt and tenant.
     pub cache_salt: Option<String>,
     /// Return a receipt, by which anyone can replay and verify the output.

@@ -12,6 +12,7 @@ pub mod messages;
 pub mod models;
 pub mod options;
 pub mod receipts;
+pub mod slots;
 pub mod sse;
 pub mod structure;
 pub mod submit;

@@ -32,7 +32,7 @@ pub fn sticky(options: &Options) -> Option<&str> {
     options.session_id.as_deref().or(options.user.as_deref())
 }
 
-/// Tenant, session and priority for the scheduler.
+/// Tenant, session and priority for the scheduler. Notes the slot.
 ///
 /// # Errors
 /// An unknown priority, a bad session ID.
@@ -42,6 +42,9 @@ pub fn flow(options: &Options, caller: &Caller) -> Result<Flow, ApiError> {
         options::Priority::Normal => Priority::Normal,
         options::Priority::Low => Priority::Low,
     });
+    if let Some(slot) = options.id_slot.and_then(|id| usize::try_from(id).ok()) {
+        let _ = caller.slot.set(slot);
+    }
     // without a session, the users of one tenant are scheduled in turn
     Ok(caller.flow(session(options, caller)?.or(options.user.as_deref()), priority))
 }

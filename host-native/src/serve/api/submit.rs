@@ -100,6 +100,12 @@ fn enqueue(
     let (to, mut updates) = updates(count, each, usage);
     let (queue, total) = (instance.settings().queue_timeout, instance.settings().request_timeout);
     let times = Deadlines { arrival: caller.arrival, queue, total, partial };
+    if let [request] = &requests[..]
+        && n == 1
+    {
+        let slot = caller.slot.get().copied();
+        updates.hold_slot(instance.slots.begin(slot, &caller.tenant.name, &request.tokens, request.cache_salt));
+    }
     let request_id: Arc<str> = request_id().unwrap_or_default().into();
     let mut jobs = Vec::with_capacity(count);
     for (i, request) in requests.into_iter().enumerate() {

@@ -17,14 +17,12 @@ use super::status::{WorkerHandle, WorkerState};
 const MAX_PREFIXES: usize = 1 << 16;
 
 /// The workers of a model, and how one is chosen.
-#[derive(Debug)]
 pub struct Dispatcher {
     inner: Mutex<Inner>,
     /// Number of workers.
     n: AtomicUsize,
 }
 
-#[derive(Debug)]
 struct Inner {
     strategy: Strategy,
     workers: Vec<Candidate>,
@@ -32,7 +30,6 @@ struct Inner {
     last: u32,
 }
 
-#[derive(Debug)]
 struct Candidate {
     handle: WorkerHandle,
     prefixes: Prefixes,

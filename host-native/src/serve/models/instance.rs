@@ -21,6 +21,7 @@ use super::super::pressure::Pressure;
 use super::super::queue::{Queue, Shutdown};
 use super::super::scheduler::{Limits, Priority};
 use super::super::sessions::Sessions;
+use super::super::slots::Slots;
 use super::budget::{MemoryBudget, MemoryLease};
 use super::cores::{SharedThreads, Threads};
 use super::dispatch::Dispatcher;
@@ -61,6 +62,7 @@ pub struct ModelInstance {
     pub workers: Workers,
     pub metrics: Arc<ModelMetrics>,
     pub sessions: Arc<Sessions>,
+    pub slots: Arc<Slots>,
     /// Receipts are replayed one at a time.
     pub replay: Arc<tokio::sync::Semaphore>,
     /// Time of the load in Unix time.

@@ -19,6 +19,7 @@ use super::super::model_metrics::ModelMetrics;
 use super::super::pressure::Pressure;
 use super::super::queue::Queue;
 use super::super::sessions::Sessions;
+use super::super::slots::Slots;
 use super::super::state::unix_now;
 use super::budget::{MemoryBudget, MemoryLease};
 use super::cores::SharedThreads;
@@ -227,6 +228,7 @@ pub fn load(
         workers,
         metrics: Arc::clone(&identity.metrics),
         sessions: Arc::clone(&identity.sessions),
+        slots: Arc::new(Slots::new(engine.map_or(0, |options| options.max_seqs))),
         replay: Arc::new(tokio::sync::Semaphore::new(1)),
         created: unix_now(),
         source: entry.args.model.as_deref().map_or(load::BUNDLED_NAME.into(), |path| path.display().to_string()),

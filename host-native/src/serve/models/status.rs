@@ -1,11 +1,11 @@
 //! State of a worker that other threads read without waiting for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use starling::engine::{RequestId, TokenLogprobs};
+use starling::engine::{Engine, RequestId, TokenLogprobs};
 use starling::kv::KvStats;
 
 use super::super::queue::Job;
@@ -58,8 +58,10 @@ pub struct Running {
     pub prompt: Vec<TokenLogprobs>,
 }
 
+/// What a worker does with its engine between two steps.
+pub type Command = Box<dyn FnOnce(&mut Engine) + Send>;
+
 /// State of a worker.
-#[derive(Debug)]
 pub struct WorkerStatus {
     start: Instant,
     /// Milliseconds from `start` to the last turn of the loop.
@@ -78,6 +80,8 @@ pub struct WorkerStatus {
     takeovers: AtomicU64,
     /// Cached pages to evict.
     evictions: AtomicUsize,
+    /// Work between two steps.
+    commands: Mutex<VecDeque<Command>>,
     /// Whether to evict all cached pages, in memory and on disk.
     invalidation: AtomicBool,
     /// Whether to release the memory of the KV cache once the engine is idle.
@@ -99,6 +103,7 @@ impl WorkerStatus {
             jobs: Mutex::default(),
             takeovers: AtomicU64::new(0),
             evictions: AtomicUsize::new(0),
+            commands: Mutex::default(),
             invalidation: AtomicBool::new(false),
             release: AtomicBool::new(false),
             injected: Mutex::default(),
@@ -184,6 +189,15 @@ impl WorkerStatus {
         self.evictions.store(n, Ordering::Release);
     }
 
+    /// Asks the worker to run a command between two steps.
+    pub fn command(&self, command: Command) {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
+    }
+
+    pub fn take_command(&self) -> Option<Command> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
     /// Asks the worker to evict all cached pages, in memory and on disk.
     pub fn invalidate_cache(&self) {
         self.invalidation.store(true, Ordering::Release);
@@ -234,7 +248,7 @@ pub enum InjectedFault {
 }
 
 /// A worker as others know it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct WorkerHandle {
     pub id: u32,
     pub status: Arc<WorkerStatus>,

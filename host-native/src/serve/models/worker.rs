@@ -320,6 +320,11 @@ impl Worker {
             self.save_all(SAVE_TIME.0);
         }
         let Some(engine) = &mut self.engines.engine else { return };
+        if let Some(command) = self.status.take_command() {
+            command(engine);
+            // a step comes before the next one
+            self.shared.queue.notify();
+        }
         engine.evict_cached(if is_invalid { usize::MAX } else { n });
         if is_released {
             engine.release_memory();

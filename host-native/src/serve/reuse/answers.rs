@@ -23,6 +23,8 @@ use super::shared_log::{Reader, SharedLog};
 
 /// Updates of a request, shared by its readers.
 pub type AnswerLog = SharedLog<(usize, Update)>;
+/// Reads the updates of a request.
+pub type AnswerReader = Reader<(usize, Update)>;
 
 /// Identifies a request of a tenant: model, prompts and options.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -111,7 +113,7 @@ impl Answers {
     }
 
     /// The updates of an equal request that is in flight, or was answered.
-    pub fn find(&self, key: &AnswerKey) -> Option<(Reader<(usize, Update)>, Option<Found>)> {
+    pub fn find(&self, key: &AnswerKey) -> Option<(AnswerReader, Option<Found>)> {
         if let Some(kept) = self.lock().get(key) {
             self.metrics.reused("hit");
             let etag = Hex(key.digest).to_string();
@@ -125,7 +127,7 @@ impl Answers {
     }
 
     /// Makes the updates of a request those of a log that others can read too.
-    pub fn share(self: &Arc<Self>, key: AnswerKey, updates: Updates, n_answers: usize) -> Reader<(usize, Update)> {
+    pub fn share(self: &Arc<Self>, key: AnswerKey, updates: Updates, n_answers: usize) -> AnswerReader {
         let log = SharedLog::new();
         let reader = log.reader(0);
         self.in_flight().insert(key.clone(), Arc::downgrade(&log));
