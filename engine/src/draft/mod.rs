@@ -19,6 +19,7 @@ use core::fmt::Debug;
 pub(crate) use acceptance::{Acceptance, Rate};
 pub(crate) use cost::{DraftCost, StepCosts, allot, draft_limits};
 pub use lookup::Lookup;
+pub use model::check_draft_model;
 pub(crate) use model::{DraftModel, Guess, ProposalJob, relative_cost};
 
 /// Number of confidence levels of a [`Drafter`].

@@ -97,7 +97,7 @@ impl DraftModel {
         pool: &dyn Pool,
         options: &EngineOptions,
     ) -> Result<DraftModel, DraftModelError> {
-        check(&model, target)?;
+        check_draft_model(&model, target)?;
         let n_ctx = options.n_ctx.min(model.config.max_context());
         let n_pages = u32::try_from(DraftModel::n_pages(target, options)).unwrap_or(u32::MAX);
         let arena = KvArena::new(model.kv_layout(options.kv_type), n_pages, [0; 32]).map_err(MemoryError::from)?;
@@ -266,8 +266,11 @@ impl Guess {
     }
 }
 
-/// Checks that a model can draft for another: a decoder of the same vocabulary.
-fn check(draft: &Model, target: &Model) -> Result<(), DraftModelError> {
+/// Checks that a model can draft for another: both are decoders, of the same vocabulary.
+///
+/// # Errors
+/// [`DraftModelError`] names the first token that differs.
+pub fn check_draft_model(draft: &Model, target: &Model) -> Result<(), DraftModelError> {
     if !draft.config.causal || !target.config.causal {
         return Err(DraftModelError::Encoder);
     }
