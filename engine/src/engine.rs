@@ -20,8 +20,8 @@ pub use request::{Event, FinishReason, Request, RequestId, TokenLogprobs};
 
 use sha2::{Digest, Sha256};
 
-use crate::draft::{Speculator, StepCosts, allot};
-use crate::error::{MemoryError, RequestError};
+use crate::draft::{DraftCost, DraftModel, ProposalJob, Speculator, StepCosts, allot, draft_limits, relative_cost};
+use crate::error::{DraftModelError, MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
 use crate::kv::{KvArena, KvStats, NewPage, PageError, PageKey, SeqPages};
@@ -63,6 +63,12 @@ impl EngineOptions {
     pub fn kv_bytes_of(model: &Model, kv_type: KvType, tokens: usize) -> usize {
         tokens.div_ceil(PAGE).saturating_mul(model.kv_layout(kv_type).page_bytes())
     }
+
+    /// Bytes of the KV pages of a draft model in an engine of `target`: for as many tokens as the engine's, at most for
+    /// the contexts of its sequences.
+    pub fn draft_kv_bytes(&self, draft: &Model, target: &Model) -> usize {
+        DraftModel::kv_bytes(draft, target, self)
+    }
 }
 
 /// Runs requests on a model in continuous batches.
@@ -80,7 +86,14 @@ pub struct Engine {
     costs: StepCosts,
     /// Rows of the last step, if it had decode and draft rows only.
     decode_rows: Option<usize>,
+    draft_model: Option<DraftModel>,
+    draft_cost: DraftCost,
+    /// Batches of the draft model in the last step; `None` if one caught up with many tokens.
+    draft_batches: Option<usize>,
 }
+
+/// A batch of the draft model with at most this many rows costs as much as one of one row.
+const FEW_ROWS: usize = 4;
 
 impl Engine {
     /// Creates an engine for `model` and reserves its memory.
@@ -102,8 +115,43 @@ impl Engine {
         let logits = max_seqs.saturating_add(options.draft_rows);
         let scratch = model.scratch(pool, options.kv_type, ScratchSize { rows, logits, seqs: max_seqs, n_ctx })?;
         let max_batch_tokens = options.batch_tokens;
-        let (active, costs) = (VecDeque::new(), StepCosts::default());
-        Ok(Engine { model, options, arena, scratch, active, next_id: 0, max_batch_tokens, costs, decode_rows: None })
+        Ok(Engine {
+            model,
+            options,
+            arena,
+            scratch,
+            active: VecDeque::new(),
+            next_id: 0,
+            max_batch_tokens,
+            costs: StepCosts::default(),
+            decode_rows: None,
+            draft_model: None,
+            draft_cost: DraftCost::estimated(0.0),
+            draft_batches: Some(0),
+        })
+    }
+
+    /// Sets a model of the same vocabulary that proposes tokens where lookup is not confident
+    /// ([`Request::speculation`]), and reserves its memory. Changes no byte of an answer.
+    ///
+    /// # Errors
+    /// [`DraftModelError`] names the first token that differs, or says what else forbids it; the engine has not changed.
+    pub fn set_draft_model(&mut self, draft: Arc<Model>, pool: &dyn Pool) -> Result<(), DraftModelError> {
+        let options = EngineOptions { batch_tokens: self.max_batch_tokens, ..self.options };
+        let cost = DraftCost::estimated(relative_cost(&draft, &self.model));
+        self.draft_model = Some(DraftModel::new(draft, &self.model, pool, &options)?);
+        self.draft_cost = cost;
+        Ok(())
+    }
+
+    /// The draft model.
+    pub fn draft_model(&self) -> Option<&Arc<Model>> {
+        self.draft_model.as_ref().map(DraftModel::model)
+    }
+
+    /// Statistics of the draft model's KV memory.
+    pub fn draft_kv_stats(&self) -> Option<KvStats> {
+        self.draft_model.as_ref().map(DraftModel::kv_stats)
     }
 
     /// The model that the engine runs.
@@ -126,8 +174,10 @@ impl Engine {
     /// Tells the engine how long the last step took, in any unit. From these times it chooses the number of draft tokens
     /// that pays ([`Request::speculation`]). Changes no result.
     pub fn record_step_time(&mut self, time: f32) {
-        if let Some(rows) = self.decode_rows.take() {
-            self.costs.record(rows, time);
+        match (self.decode_rows.take(), self.draft_batches) {
+            (Some(rows), Some(0)) => self.costs.record(rows, time),
+            (Some(rows), Some(n)) => self.draft_cost.record(&self.costs, rows, n, time),
+            _ => {}
         }
     }
 
@@ -135,6 +185,12 @@ impl Engine {
     /// the last. Changes no result.
     pub fn set_step_costs(&mut self, costs: &[f32]) {
         self.costs = StepCosts::fixed(costs);
+    }
+
+    /// States the cost of a step of the draft model, in steps of one row of the model, in place of measured times. Changes
+    /// no result.
+    pub fn set_draft_cost(&mut self, cost: f32) {
+        self.draft_cost = DraftCost::fixed(cost);
     }
 
     /// Statistics of KV memory and the prefix cache.
@@ -297,18 +353,21 @@ impl Engine {
         if !self.is_idle() || self.arena.stats().committed_bytes == 0 {
             return false;
         }
+        self.draft_model.iter_mut().for_each(DraftModel::release_memory);
         self.arena.renew().is_ok()
     }
 
     /// Evicts the cached pages of a prefix, e.g. of a closed conversation, from its end up to the first page that
     /// another prefix or a running request uses. Returns the number of pages freed.
     pub fn evict_prefix(&mut self, tokens: &[u32], cache_salt: u64) -> usize {
+        self.draft_model.iter_mut().for_each(|draft| draft.evict_prefix(tokens, cache_salt));
         self.arena.evict_prefix(tokens, cache_salt)
     }
 
     /// Evicts up to `n_pages` cached pages that no request uses, the least recently used first. Returns the number
     /// evicted.
     pub fn evict_cached(&mut self, n_pages: usize) -> usize {
+        self.draft_model.iter_mut().for_each(|draft| draft.evict_idle(n_pages));
         self.arena.evict_idle(n_pages)
     }
 
@@ -390,6 +449,9 @@ impl Engine {
     fn retire(&mut self, i: usize) {
         if let Some(mut a) = self.active.remove(i) {
             a.release_pages(&mut self.arena);
+            if let Some(draft) = &mut self.draft_model {
+                draft.release(a.id, &a.tokens, a.request.cache_salt);
+            }
         }
     }
 
@@ -410,15 +472,15 @@ impl Engine {
     }
 
     /// Adds draft tokens to the decode rows of a batch, within the limits of the batch and the pages that are free.
-    fn add_drafts(&mut self, plan: &mut [BatchEntry]) {
-        let n_vocab = self.model.config.n_vocab;
-        let (mut drafting, mut chances) = (Vec::new(), Vec::new());
+    fn add_drafts(&mut self, exec: Exec<'_>, plan: &mut [BatchEntry]) {
+        self.draft_batches = Some(0);
+        let (n_vocab, mut drafting) = (self.model.config.n_vocab, Vec::new());
         for (i, p) in plan.iter().enumerate().filter(|(_, p)| p.n_tokens == 1) {
             let a = &mut self.active[p.request];
             let limit = a.max_draft(&self.arena);
             if let (Some(limit), Some(speculator)) = (limit, &mut a.speculator) {
                 drafting.push(i);
-                chances.push(speculator.propose(limit, n_vocab));
+                speculator.propose(limit, n_vocab);
             }
         }
         if drafting.is_empty() {
@@ -427,7 +489,11 @@ impl Engine {
         let n_rows: usize = plan.iter().map(|p| p.n_tokens).sum();
         let decode = plan.iter().filter(|p| p.n_tokens == 1).count();
         let free = self.options.batch_tokens.saturating_sub(n_rows).min(self.options.draft_rows);
-        let drafts = allot(&chances, (decode, n_rows - decode), free, &self.costs);
+        let requests: Vec<usize> = drafting.iter().map(|&i| plan[i].request).collect();
+        let spent = self.ask_draft_model(exec, &requests, (decode, n_rows - decode), free);
+        let chances = requests.iter().map(|&i| self.active[i].speculator.as_ref().map(Speculator::chances));
+        let chances: Vec<Vec<f32>> = chances.map(Option::unwrap_or_default).collect();
+        let drafts = allot(&chances, (decode, n_rows - decode), free, &self.costs, spent);
         for (i, n) in drafting.into_iter().zip(drafts) {
             let a = &mut self.active[plan[i].request];
             // requests before this one may have taken the free pages
@@ -441,6 +507,48 @@ impl Engine {
                 plan[i].n_draft = n;
             }
         }
+    }
+
+    /// Lets the draft model propose tokens for those requests whose drafter is not confident, where that is expected to
+    /// pay. Returns what it costs, in the unit of the step costs.
+    fn ask_draft_model(
+        &mut self,
+        exec: Exec<'_>,
+        requests: &[usize],
+        (decode, prefill): (usize, usize),
+        free: usize,
+    ) -> f32 {
+        let Some(draft) = &mut self.draft_model else { return 0.0 };
+        let has_others = decode > 1 || prefill > 0;
+        let rows = if has_others { self.options.prefill_chunk } else { self.options.batch_tokens };
+        let limits = draft_limits((decode, has_others), (free, rows.max(requests.len())), &self.costs, self.draft_cost);
+        if limits.max == 0 || limits.rows == 0 {
+            return 0.0;
+        }
+        let mut asked = Vec::new();
+        for &i in requests {
+            let a = &mut self.active[i];
+            let limit = a.max_draft(&self.arena).unwrap_or(0).min(limits.max);
+            if let Some(speculator) = &mut a.speculator
+                && let Some((max, next)) = speculator.ask_model(limit, limits.min_chance)
+            {
+                asked.push((i, max, next));
+            }
+        }
+        let job = |&(i, max, next): &(usize, usize, f32)| {
+            let a = &self.active[i];
+            let (id, tokens, salt) = (a.id, &a.tokens[..], a.request.cache_salt);
+            ProposalJob { id, tokens, salt, max, next, min_chance: limits.min_chance }
+        };
+        let jobs: Vec<ProposalJob<'_>> = asked.iter().map(job).collect();
+        let proposals = draft.propose(exec, &jobs, limits.rows);
+        self.draft_batches = (proposals.max_rows <= FEW_ROWS).then_some(proposals.n_batches);
+        for ((i, ..), guesses) in asked.into_iter().zip(proposals.guesses) {
+            if let (Some(speculator), Some(guesses)) = (&mut self.active[i].speculator, guesses) {
+                speculator.set_guesses(&guesses);
+            }
+        }
+        proposals.n_batches as f32 * self.draft_cost.at(&self.costs)
     }
 
     /// Allocates the KV pages that a batch writes. Returns false if they do not suffice; then the youngest running
@@ -487,7 +595,8 @@ impl Engine {
         if plan.is_empty() {
             return 0;
         }
-        self.add_drafts(&mut plan);
+        let exec = Exec { cpu, pool };
+        self.add_drafts(exec, &mut plan);
         let n_tokens = plan.iter().map(BatchEntry::n_rows).sum();
         self.decode_rows = plan.iter().all(|p| p.n_tokens == 1).then_some(n_tokens);
         let layout = *self.arena.layout();
@@ -504,7 +613,6 @@ impl Engine {
                 Run { tokens, pos: a.n_computed, pages: a.ring.as_deref().unwrap_or(&a.pages.pages), n_logits }
             })
             .collect();
-        let exec = Exec { cpu, pool };
         self.model.batch(exec, &runs, KvRef { layout: &layout, memory }, &mut self.scratch, None);
         let picks = logits_rows(&runs);
         drop(runs);

@@ -89,6 +89,40 @@ pub enum MemoryError {
     },
 }
 
+/// Why a model cannot draft for another.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DraftModelError {
+    /// One of the models is an encoder.
+    #[error("an encoder generates no text, expected two models that do")]
+    Encoder,
+    /// The vocabularies differ in size.
+    #[error("the draft model has a vocabulary of {draft} tokens, expected {target}, as the model has")]
+    VocabularySize {
+        /// Size of the draft model's vocabulary.
+        draft: usize,
+        /// Size of the model's.
+        target: usize,
+    },
+    /// A token differs.
+    #[error(
+        "token {id} of the draft model is \"{}\", expected \"{}\", as in the model: their vocabularies must be the same",
+        draft.escape_ascii(),
+        target.escape_ascii()
+    )]
+    Token {
+        /// The token id.
+        id: u32,
+        /// Its bytes in the draft model.
+        draft: Vec<u8>,
+        /// Its bytes in the model.
+        target: Vec<u8>,
+    },
+    /// There is not enough memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
 /// Why a request was refused. Nothing was computed.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]

@@ -102,7 +102,7 @@ pub fn run(model_args: &ModelArgs, args: &ChatArgs) -> Result<(), Failure> {
     let (cpu, pool) = (load::cpu(model_args)?, load::pool(model_args)?);
     let model = Arc::new(load::model(model_args, &pool)?);
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
-    let engine = engine(&model, &pool, model_args.kv_type(), n_ctx, None, args.draft.draft_max.into())?;
+    let engine = engine(&model, &pool, model_args, &args.draft, n_ctx, None)?;
     let sampling = args.sampling.options(&model.tokenizer);
     // invalid options are an error before the first message
     let max_tokens = args.max_tokens.map(|n| n.min(1));

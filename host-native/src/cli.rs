@@ -201,9 +201,12 @@ pub struct RunArgs {
 /// Speculative decoding.
 #[derive(Debug, Clone, Args)]
 pub struct DraftArgs {
-    /// Maximum draft tokens per step, found in prompt and answer; they change the speed and no byte; 0: none
+    /// Maximum draft tokens per step, from prompt and answer or a draft model; they change the speed and no byte; 0: none
     #[arg(long, value_name = "N", env = "STARLING_DRAFT_MAX", default_value_t = DRAFT_MAX, value_parser = clap::value_parser!(u16).range(0..=MAX_DRAFT))]
     pub draft_max: u16,
+    /// Smaller model with the same vocabulary that drafts where prompt and answer do not suffice; a source as --model takes it
+    #[arg(long, value_name = "MODEL", env = "STARLING_DRAFT_MODEL")]
+    pub draft_model: Option<PathBuf>,
     /// Draft only as many tokens that at least this share of them is expected to be accepted, 0 to 1
     #[arg(long, value_name = "X", env = "STARLING_DRAFT_MIN_ACCEPTANCE", default_value_t = DRAFT_MIN_ACCEPTANCE, value_parser = unit_interval)]
     pub draft_min_acceptance: f32,

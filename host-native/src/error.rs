@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use starling::chat::ChatError;
-use starling::error::{LoadError, MemoryError, RequestError};
+use starling::error::{DraftModelError, LoadError, MemoryError, RequestError};
 use starling::kernels::UnknownIsa;
 use starling::model::evaluate::EvaluationError;
 
@@ -23,6 +23,9 @@ pub enum Failure {
     /// A model file is invalid.
     #[error("{}: {source}", path.display())]
     Model { path: PathBuf, source: LoadError },
+    /// The model cannot draft for the other.
+    #[error("{}: {source}", path.display())]
+    DraftModel { path: PathBuf, source: DraftModelError },
     /// The request is invalid, or there is no capacity for it.
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -89,12 +92,17 @@ impl Failure {
             Failure::Model { source: LoadError::OutOfMemory { .. }, .. }
             | Failure::Request(RequestError::NoCapacity { .. })
             | Failure::Evaluation(EvaluationError::Memory { .. })
+            | Failure::DraftModel { source: DraftModelError::Memory(_), .. }
             | Failure::Memory(_)
             | Failure::WorkingMemory(_) => 4,
             // the template called raise_exception: the conversation is invalid, not the file
             Failure::Template(ChatError::Refused(_)) => 2,
             Failure::Model { .. } | Failure::Template(_) | Failure::NotFinite | Failure::Weights(_) => 1,
-            Failure::Request(_) | Failure::Evaluation(_) | Failure::Isa(_) | Failure::Usage(_) => 2,
+            Failure::Request(_)
+            | Failure::DraftModel { .. }
+            | Failure::Evaluation(_)
+            | Failure::Isa(_)
+            | Failure::Usage(_) => 2,
             Failure::Source(
                 SourceError::Syntax { .. } | SourceError::Ambiguous { .. } | SourceError::NoMatch { .. },
             ) => 2,

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
+use starling::draft::check_draft_model;
 use starling::error::LoadError;
 use starling::gguf::{Gguf, GgufSet, ShardName};
 use starling::kernels::Cpu;
@@ -68,8 +69,26 @@ pub fn resolve(args: &ModelArgs) -> Result<ModelArgs, Failure> {
         }
     };
     let Some(source) = source else { return Ok(ModelArgs { model: None, ..args.clone() }) };
-    let Resolved { path, lock } = Registry::from_env()?.resolve(&source)?;
-    Ok(ModelArgs { model: Some(path), lock: lock.map(Arc::new), ..args.clone() })
+    resolve_source(args, &source)
+}
+
+/// The arguments with the file of another source, such as a draft model.
+///
+/// # Errors
+/// If the source leads to no file.
+pub fn resolve_source(args: &ModelArgs, source: &Path) -> Result<ModelArgs, Failure> {
+    let Resolved { path, lock } = Registry::from_env()?.resolve(source)?;
+    Ok(ModelArgs { sources: Vec::new(), model: Some(path), lock: lock.map(Arc::new), ..args.clone() })
+}
+
+/// Loads a draft model and checks that it can draft for `target`. `args` are those of its file.
+///
+/// # Errors
+/// As [`model`], or if the vocabularies differ.
+pub fn draft_model(args: &ModelArgs, target: &Model, pool: &dyn Pool) -> Result<Arc<Model>, Failure> {
+    let draft = model(args, pool)?;
+    check_draft_model(&draft, target).map_err(|source| Failure::DraftModel { path: path(args), source })?;
+    Ok(Arc::new(draft))
 }
 
 /// Maps the model's file, or all files of a split model in order.

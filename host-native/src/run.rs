@@ -9,14 +9,13 @@ use std::time::Instant;
 
 use serde_json::json;
 use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request};
-use starling::kernels::attention::KvType;
 use starling::model::Model;
 use starling::receipt::Receipt;
 use starling::sampler::Constraint;
 use starling::structure::{Form, Limits};
 use starling::tokenizer::EncodeOptions;
 
-use crate::cli::{ModelArgs, RunArgs};
+use crate::cli::{DraftArgs, ModelArgs, RunArgs};
 use crate::error::Failure;
 use crate::pool::ThreadPool;
 use crate::progress::remark;
@@ -45,7 +44,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     let (mut conversation, pages) = session.unwrap_or_default();
     let request = request(&model, args, &mut conversation)?;
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
-    let mut engine = engine(&model, &pool, model_args.kv_type(), n_ctx, model_sha256, args.draft.draft_max.into())?;
+    let mut engine = engine(&model, &pool, model_args, &args.draft, n_ctx, model_sha256)?;
     if let Some(path) = &args.session {
         session_file::import(&mut engine, path, &pages);
         drop(pages);
@@ -129,31 +128,46 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// An engine for one sequence. The KV cache is limited to the free memory of this process; an answer that needs more ends
-/// there.
+/// An engine for one sequence, with its draft model. The KV caches are limited to the free memory of this process; an
+/// answer that needs more ends there.
 ///
 /// # Errors
-/// If there is not enough memory.
+/// If there is not enough memory, or the draft model cannot be used.
 pub fn engine(
     model: &Arc<Model>,
     pool: &ThreadPool,
-    kv_type: KvType,
+    args: &ModelArgs,
+    drafts: &DraftArgs,
     n_ctx: usize,
     model_sha256: Option<[u8; 32]>,
-    draft_rows: usize,
 ) -> Result<Engine, Failure> {
-    let left = machine::left(model.weight_bytes() as u64);
+    let kv_type = args.kv_type();
+    let draft = drafts.draft_model.as_deref().filter(|_| drafts.draft_max > 0);
+    let draft = draft.map(|source| load::resolve_source(args, source)).transpose()?;
+    let draft = draft.map(|args| Ok::<_, Failure>((load::draft_model(&args, model, pool)?, load::path(&args))));
+    let draft = draft.transpose()?;
+    let weights = model.weight_bytes() + draft.as_ref().map_or(0, |(draft, _)| draft.weight_bytes());
+    let mut left = machine::left(weights as u64);
+    if let Some((draft, _)) = &draft {
+        // both caches hold the same tokens
+        let [page, draft_page] = [model, draft].map(|m| EngineOptions::kv_bytes_of(m, kv_type, 1) as u128);
+        left = (u128::from(left) * page / (page + draft_page)) as u64;
+    }
     let options = EngineOptions {
         kv_type,
         n_ctx,
         max_seqs: 1,
         batch_tokens: BATCH.min(n_ctx),
         prefill_chunk: BATCH,
-        draft_rows,
+        draft_rows: drafts.draft_max.into(),
         kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx).min(usize::try_from(left).unwrap_or(usize::MAX)),
         model_sha256,
     };
-    Engine::new(Arc::clone(model), pool, options).map_err(Failure::memory("the context"))
+    let mut engine = Engine::new(Arc::clone(model), pool, options).map_err(Failure::memory("the context"))?;
+    if let Some((draft, path)) = draft {
+        engine.set_draft_model(draft, pool).map_err(|source| Failure::DraftModel { path, source })?;
+    }
+    Ok(engine)
 }
 
 /// The answer, collected from the events of a request.

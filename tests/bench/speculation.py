@@ -2,10 +2,12 @@
 """Measures speculative decoding: tokens per second with and without drafts, on answers that repeat the prompt and on prose.
 
     tests/bench/speculation.py target/release/starling MODEL.gguf [--runs 3] [--threads N] [--only TASK] [--prediction] [--cpu-time]
+        [--draft-model DRAFT.gguf]
 
 Tasks: rename a function in a file of 150 lines, add a parameter to another, summarise with quotes, open prose. Runs with and
 without drafts alternate, at temperature 0 and 0.7; all answers to a prompt must have the same tokens. Prints JSON: median
 tokens per second of the decode phase, their ratio, and the draft tokens. --prediction gives the file as the prediction.
+--draft-model measures a third way, with lookup and that model.
 --cpu-time measures seconds of CPU time on one thread, less those of an answer of one token: for busy machines.
 """
 
@@ -63,6 +65,14 @@ def cpu_seconds():
     return usage.ru_utime + usage.ru_stime
 
 
+def ways(args):
+    """Name of each way to decode, and its options."""
+    found = {"plain": ["--draft-max", "0"], "lookup": ["--draft-max", str(args.draft_max)]}
+    if args.draft_model:
+        found["draft_model"] = [*found["lookup"], "--draft-model", args.draft_model]
+    return found
+
+
 def decode(args, *which):
     """The answer, and its tokens per second of the decode phase."""
     if not args.cpu_time:
@@ -76,11 +86,12 @@ def decode(args, *which):
 
 
 def run(args, tokens, prompt, temperature, drafts, prediction):
+    """`drafts` are the options of a way to decode."""
     command = [args.command, "run", "--model", args.model, "--chat", "--json", "--file", prompt, "-n", str(tokens)]
-    command += ["--temp", str(temperature), "--seed", "1", "--ctx-size", "8192", "--draft-max", str(drafts)]
+    command += ["--temp", str(temperature), "--seed", "1", "--ctx-size", "8192", *drafts]
     if args.cpu_time or args.threads:
         command += ["--threads", str(1 if args.cpu_time else args.threads)]
-    if prediction and drafts:
+    if prediction and drafts != ways(args)["plain"]:
         command += ["--prediction", prediction]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -93,6 +104,7 @@ def main():
     parser.add_argument("--threads", type=int)
     parser.add_argument("--tokens", type=int, default=1200)
     parser.add_argument("--draft-max", type=int, default=8)
+    parser.add_argument("--draft-model")
     parser.add_argument("--only")
     parser.add_argument("--prediction", action="store_true")
     parser.add_argument("--cpu-time", action="store_true")
@@ -111,25 +123,26 @@ def main():
             with open(prompt, "w") as file:
                 file.write(text)
             for temperature in (0, 0.7):
-                speeds, answers, last = {0: [], args.draft_max: []}, [], None
+                speeds, answers, last = {way: [] for way in ways(args)}, [], {}
                 for _ in range(args.runs):
-                    for drafts in speeds:
+                    for way, drafts in ways(args).items():
                         result, speed = decode(args, prompt, temperature, drafts, prediction)
-                        speeds[drafts].append(speed)
+                        speeds[way].append(speed)
                         answers.append((result["ids"], result["text"]))
-                        last = result["timings"] if drafts else last
+                        last[way] = result["timings"]
                 same = all(answer == answers[0] for answer in answers)
                 differ += not same
-                plain, drafted = (statistics.median(speeds[drafts]) for drafts in speeds)
-                report[f"{name}, temperature {temperature}"] = {
-                    "tokens": len(answers[0][0]),
-                    "same_bytes": same,
-                    "tokens_per_second": round(plain, 1),
-                    "with_drafts": round(drafted, 1),
-                    "ratio": round(drafted / plain, 2),
-                    "drafted": last["drafted_tokens"],
-                    "accepted": last["accepted_tokens"],
-                }
+                plain = statistics.median(speeds["plain"])
+                row = {"tokens": len(answers[0][0]), "same_bytes": same, "tokens_per_second": round(plain, 1)}
+                for way in list(speeds)[1:]:
+                    drafted = statistics.median(speeds[way])
+                    row[way] = {
+                        "tokens_per_second": round(drafted, 1),
+                        "ratio": round(drafted / plain, 2),
+                        "drafted": last[way]["drafted_tokens"],
+                        "accepted": last[way]["accepted_tokens"],
+                    }
+                report[f"{name}, temperature {temperature}"] = row
                 print(name, temperature, report[f"{name}, temperature {temperature}"], file=sys.stderr, flush=True)
     print(json.dumps(report, indent=2))
     sys.exit(1 if differ else 0)

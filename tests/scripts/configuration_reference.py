@@ -35,7 +35,7 @@ GROUPS = {
     "Models": "model model-name models-dir aliases memory autoload load load-wait load-queue pin idle-timeout weight share"
     " chat-template",
     "Engine": "threads isa kv-type working-memory ctx-size max-seqs batch-tokens prefill-chunk embed-tokens kv-memory seed"
-    " draft-max draft-min-acceptance",
+    " draft-max draft-min-acceptance draft-model",
     "Workers and faults": "workers cpu-affinity strategy stall-timeout breaker-faults breaker-window breaker-open memory-pressure"
     " fault-injection",
     "Queue and time limits": "queue-high queue-low queue-timeout request-timeout drain-timeout tenant-requests tenant-tokens",

@@ -1,10 +1,12 @@
 //! Speculative decoding: whatever a drafter proposes, outputs equal those without it, and rejected tokens leave no trace.
 
-use std::sync::Arc;
+use std::fs;
+use std::sync::{Arc, OnceLock};
 
 use proptest::prelude::*;
 use starling::draft::{Drafter, Speculation};
 use starling::engine::{Engine, FinishReason, Request};
+use starling::error::DraftModelError;
 use starling::gguf::Value;
 use starling::kernels::Cpu;
 use starling::kernels::attention::PAGE;
@@ -12,7 +14,9 @@ use starling::kv::KvStats;
 use starling::model::Model;
 use starling::pool::Inline;
 use starling::sampler::{ALL_TOKENS, Constraint, ConstraintError, Dry, LogprobKind, PenaltyScope, SamplingOptions};
+use starling::tokenizer::EncodeOptions;
 use starling_tests::reference;
+use starling_tests::reference::fixtures;
 use starling_tests::sequences::{Seen, engine, engine_with_pages, model, run, same};
 
 const N_CTX: usize = 160;
@@ -203,7 +207,31 @@ fn speculation(asked: &Asked, request: &Request, seen: &Seen) -> Speculation {
 /// Drafts cost nothing, so that all that may be drafted are.
 fn free_drafts(mut engine: Engine) -> Engine {
     engine.set_step_costs(&[1.0]);
+    engine.set_draft_cost(0.0);
     engine
+}
+
+/// The engine with a draft model, if there is one.
+fn with_draft_model(mut engine: Engine, draft: Option<&Arc<Model>>) -> Engine {
+    if let Some(draft) = draft {
+        engine.set_draft_model(Arc::clone(draft), &Inline).expect("the same vocabulary");
+    }
+    engine
+}
+
+/// Models that draft for [`model`]: itself, and one that often guesses other tokens.
+fn draft_models() -> &'static [Arc<Model>; 2] {
+    static MODELS: OnceLock<[Arc<Model>; 2]> = OnceLock::new();
+    MODELS.get_or_init(|| {
+        let change = [("llama.attention.sliding_window", Value::U32(3))];
+        let other = reference::changed("mistral-hd32-f16.gguf", &change, &reference::whole).expect("a model");
+        [model(), Arc::new(other)]
+    })
+}
+
+/// That no sequence holds pages of the draft model.
+fn holds_no_draft_pages(engine: &Engine) -> bool {
+    engine.draft_kv_stats().is_none_or(|stats| (stats.in_use_bytes, stats.fragmented_bytes) == (0, 0))
 }
 
 proptest! {
@@ -219,8 +247,10 @@ proptest! {
         apart in 0usize..4,
         pages in 0usize..30,
         costs in prop::collection::vec(1f32..3.0, 1..10),
+        draft in prop::option::of((0usize..2, prop_oneof![Just(0f32), 0f32..0.5])),
     ) {
         let model = model();
+        let (draft, draft_cost) = (draft.map(|draft| &draft_models()[draft.0]), draft.map_or(0.0, |draft| draft.1));
         let (mut requests, mut want) = (Vec::new(), Vec::new());
         for asked in &asked {
             let mut request = plain(&model, asked);
@@ -235,13 +265,17 @@ proptest! {
             want.push(seen);
         }
         for (request, want) in requests.iter().zip(&want) {
-            let one = run(&mut free_drafts(engine(&model, N_CTX, 1, 96)), std::slice::from_ref(request), 0);
+            let mut alone = free_drafts(with_draft_model(engine(&model, N_CTX, 1, 96), draft));
+            let one = run(&mut alone, std::slice::from_ref(request), 0);
             prop_assert_eq!(&same(&one)[0], want);
+            prop_assert!(holds_no_draft_pages(&alone));
         }
         let pages = N_CTX.div_ceil(PAGE) + pages;
-        let mut together = engine_with_pages(&model, N_CTX, max_seqs, batch, pages);
+        let mut together = with_draft_model(engine_with_pages(&model, N_CTX, max_seqs, batch, pages), draft);
         together.set_step_costs(&costs);
+        together.set_draft_cost(draft_cost);
         prop_assert_eq!(same(&run(&mut together, &requests, apart)), want.clone());
+        prop_assert!(holds_no_draft_pages(&together));
         let stats = together.kv_stats();
         prop_assert_eq!((stats.in_use_bytes, stats.fragmented_bytes), (0, 0));
 
@@ -255,7 +289,7 @@ proptest! {
                 request.generated.pop();
             }
             let n = request.generated.len();
-            let mut rest = free_drafts(engine(&model, N_CTX, 1, 96));
+            let mut rest = free_drafts(with_draft_model(engine(&model, N_CTX, 1, 96), draft));
             let id = rest.submit(request).expect("room");
             let mut tokens = Vec::new();
             while !rest.is_idle() {
@@ -371,4 +405,102 @@ fn drafting_follows_acceptance_and_costs() {
     assert_eq!(seen_with(0, &[1.0, 3.0, 5.0, 7.0, 9.0], 0.0).0, 0);
     let (drafted, _) = seen_with(1000, &[1.0], 0.5);
     assert!(drafted < 150, "{drafted}");
+}
+
+fn tiny(dtype: &str) -> Arc<Model> {
+    let file = fs::read(fixtures().join(format!("starling-tiny/starling-tiny-{dtype}.gguf"))).expect("a model");
+    Arc::new(Model::load(&file, &Inline).expect("a model"))
+}
+
+fn text_request(model: &Model, text: &str, max_tokens: usize, sampling: SamplingOptions) -> Request {
+    let tokens = model.tokenizer.encode(text, EncodeOptions { add_special: true, parse_special: false });
+    let speculation = Speculation { max: 6, ..Speculation::default() };
+    Request { max_tokens: Some(max_tokens), ignore_eos: true, sampling, speculation, ..Request::new(tokens) }
+}
+
+const TEXTS: [&str; 4] = ["Once upon a time", "The little dog", "\"Where is my hat?\" asked Tom.", "One day, Lily"];
+
+#[test]
+fn quantised_files_draft_for_each_other() {
+    let models = ["f16", "q8_0", "q4_0"].map(tiny);
+    for target in &models {
+        for temperature in [0.0, 0.8] {
+            let sampling = SamplingOptions { temperature, seed: 3, ..SamplingOptions::default() };
+            let requests: Vec<Request> =
+                TEXTS.iter().map(|text| text_request(target, text, 60, sampling.clone())).collect();
+            let plain = requests.iter().map(|r| Request { speculation: Speculation::default(), ..r.clone() });
+            let want = same(&run(&mut engine(target, 128, 4, 32), &plain.collect::<Vec<_>>(), 1));
+            for draft in &models {
+                for (max_seqs, batch, apart) in [(1, 32, 0), (4, 32, 1), (3, 4, 9)] {
+                    let mut engine = free_drafts(with_draft_model(engine(target, 128, max_seqs, batch), Some(draft)));
+                    let seen = run(&mut engine, &requests, apart);
+                    assert_eq!(same(&seen), want);
+                    assert!(holds_no_draft_pages(&engine));
+                    let (drafted, accepted): (Vec<_>, Vec<_>) =
+                        seen.iter().map(|s| (s.n_drafted, s.n_accepted)).unzip();
+                    let (drafted, accepted) = (drafted.iter().sum::<usize>(), accepted.iter().sum::<usize>());
+                    assert!(accepted > 60 || batch == 4, "{accepted} of {drafted} at {temperature}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_is_asked_where_it_pays() {
+    let (target, draft) = (tiny("f16"), tiny("q8_0"));
+    let request = text_request(&target, TEXTS[0], 100, SamplingOptions { temperature: 0.0, ..Default::default() });
+    let accepted = |draft_cost, costs: &[f32]| {
+        let mut engine = with_draft_model(engine(&target, 128, 1, 32), Some(&draft));
+        engine.set_step_costs(costs);
+        engine.set_draft_cost(draft_cost);
+        let seen = run(&mut engine, std::slice::from_ref(&request), 0).remove(0);
+        (seen.n_accepted, engine.draft_kv_stats().expect("a draft model"))
+    };
+    let (n, stats) = accepted(0.1, &[1.0, 1.1, 1.2, 1.3, 1.4]);
+    assert!(n > 60, "{n}");
+    // the prompt and answer stay in the prefix tree
+    assert!(stats.cached_bytes > 0 && stats.in_use_bytes == 0);
+    assert_eq!(stats.n_pages, 128 / PAGE);
+    let (n, _) = accepted(0.9, &[1.0, 1.5, 2.0, 2.5, 3.0]);
+    assert!(n < 20, "{n}");
+}
+
+#[test]
+fn a_draft_model_keeps_prefixes() {
+    let (target, draft) = (tiny("q8_0"), tiny("q4_0"));
+    let request = text_request(&target, &TEXTS.join(" "), 20, SamplingOptions::default());
+    let mut engine = free_drafts(with_draft_model(engine(&target, 128, 1, 32), Some(&draft)));
+    let first = run(&mut engine, std::slice::from_ref(&request), 0);
+    let hits = |engine: &Engine| engine.draft_kv_stats().expect("a draft model").cached_bytes;
+    assert!(hits(&engine) > 0);
+    let again = run(&mut engine, std::slice::from_ref(&request), 0);
+    assert_eq!(same(&first), same(&again));
+    engine.evict_prefix(&request.tokens, 0);
+    engine.evict_cached(usize::MAX);
+    assert_eq!(hits(&engine), 0);
+    assert!(engine.release_memory());
+    assert_eq!(engine.draft_kv_stats().expect("a draft model").committed_bytes, 0);
+    assert_eq!(same(&first), same(&run(&mut engine, std::slice::from_ref(&request), 0)));
+}
+
+#[test]
+fn a_draft_model_needs_the_same_vocabulary() {
+    let mut engine = engine(&tiny("q8_0"), 64, 1, 16);
+    let (found, expected) = (model().config.n_vocab, engine.model().config.n_vocab);
+    let refused = engine.set_draft_model(model(), &Inline).expect_err("another size");
+    assert_eq!(refused, DraftModelError::VocabularySize { draft: found, target: expected });
+    let encoder = Arc::new(reference::load("bert-cls-f16.gguf"));
+    assert_eq!(engine.set_draft_model(encoder, &Inline), Err(DraftModelError::Encoder));
+    let mut other = fs::read(fixtures().join("starling-tiny/starling-tiny-q4_0.gguf")).expect("a model");
+    let at = other.windows(7).position(|bytes| bytes == b"<|pad|>").expect("a token");
+    other[at + 4] = b'X';
+    let other = Arc::new(Model::load(&other, &Inline).expect("a model"));
+    let refused = engine.set_draft_model(other, &Inline).expect_err("another token");
+    let expected = concat!(
+        "token 3 of the draft model is \"<|paX|>\", expected \"<|pad|>\", as in the model: ",
+        "their vocabularies must be the same"
+    );
+    assert_eq!(refused.to_string(), expected);
+    assert!(engine.draft_model().is_none());
 }

@@ -17,19 +17,23 @@ pub(crate) struct Acceptance {
     next: Rate,
 }
 
-/// A running mean.
+/// A running mean of a chance.
 #[derive(Debug, Clone, Copy)]
-struct Rate {
+pub(crate) struct Rate {
     mean: f32,
     weight: f32,
 }
 
 impl Rate {
-    const fn new(mean: f32) -> Rate {
+    pub(crate) const fn new(mean: f32) -> Rate {
         Rate { mean, weight: 1.0 / (PRIOR + 1.0) }
     }
 
-    fn record(&mut self, is_accepted: bool) {
+    pub(crate) fn mean(self) -> f32 {
+        self.mean
+    }
+
+    pub(crate) fn record(&mut self, is_accepted: bool) {
         self.mean += self.weight * (f32::from(u8::from(is_accepted)) - self.mean);
         self.weight = (self.weight / (1.0 + self.weight)).max(WEIGHT);
     }
@@ -56,6 +60,16 @@ impl Acceptance {
             chance *= self.next.mean;
         }
         chances
+    }
+
+    /// Chance of the first token at a confidence level.
+    pub(crate) fn first(&self, level: usize) -> f32 {
+        self.first[level].mean
+    }
+
+    /// Chance of a later token, all before it being accepted.
+    pub(crate) fn next(&self) -> f32 {
+        self.next.mean
     }
 
     /// Records whether the token at `index` of a proposal was accepted, all before it being accepted.

@@ -72,23 +72,24 @@ impl StepCosts {
 
 /// Shares draft rows among requests: how many tokens of each proposal to draft. `chances` has, per request, the chance
 /// of each proposed token to be accepted. Without drafts the batch has `decode` decode rows and `prefill` prompt rows;
-/// `free` more fit.
+/// `free` more fit. The step has already spent `spent` on proposals.
 ///
-/// The most probable token is drafted first, as long as the expected number of tokens per time grows. Drafts may delay
-/// other requests by a tenth.
+/// The most probable token is drafted first, as long as the expected number of tokens per time grows. Drafts and proposals
+/// may delay other requests by a tenth.
 pub(crate) fn allot(
     chances: &[Vec<f32>],
     (decode, prefill): (usize, usize),
     free: usize,
     costs: &StepCosts,
+    spent: f32,
 ) -> Vec<usize> {
     let has_others = decode > 1 || prefill > 0;
     let mut drafts = alloc::vec![0; chances.len()];
-    let (mut best, mut n_best) = (decode as f32 / costs.at(decode), 0);
+    let (mut best, mut n_best) = (decode as f32 / (costs.at(decode) + spent), 0);
     let (mut order, mut tokens) = (Vec::new(), decode as f32);
     while order.len() < free {
         let n = order.len() + 1;
-        let cost = costs.at(decode + n);
+        let cost = costs.at(decode + n) + spent;
         // prompt rows are bound by arithmetic: time grows with the rows
         let is_delay = if prefill > 0 { n * 10 > decode + prefill } else { cost > MAX_DELAY * costs.at(decode) };
         if has_others && is_delay {
@@ -110,6 +111,69 @@ pub(crate) fn allot(
     }
     order[n_best..].iter().for_each(|&i| drafts[i] -= 1);
     drafts
+}
+
+/// Cost of a step of a draft model.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DraftCost {
+    /// In steps of one row, until it is measured.
+    relative: f32,
+    /// In the unit of [`StepCosts`].
+    measured: Option<f32>,
+    is_fixed: bool,
+}
+
+impl DraftCost {
+    /// An estimate, in steps of one row.
+    pub(crate) fn estimated(relative: f32) -> DraftCost {
+        DraftCost { relative, measured: None, is_fixed: false }
+    }
+
+    /// A stated cost, in steps of one row.
+    pub(crate) fn fixed(relative: f32) -> DraftCost {
+        DraftCost { relative, measured: None, is_fixed: true }
+    }
+
+    pub(crate) fn at(self, costs: &StepCosts) -> f32 {
+        self.measured.unwrap_or(self.relative * costs.at(1))
+    }
+
+    /// Records the duration of a step of `rows` rows after `n` steps of the draft model.
+    pub(crate) fn record(&mut self, costs: &StepCosts, rows: usize, n: usize, time: f32) {
+        let cost = (time - costs.at(rows)) / n as f32;
+        if self.is_fixed || !cost.is_finite() {
+            return;
+        }
+        let mean = self.at(costs);
+        self.measured = Some(mean + 0.125 * (cost.clamp(0.0, MAX_RATIO * mean.max(f32::MIN_POSITIVE)) - mean));
+    }
+}
+
+/// What a draft model may do in a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct DraftLimits {
+    /// Tokens of a proposal: one batch of the draft model each.
+    pub(crate) max: usize,
+    /// Tokens to catch up with.
+    pub(crate) rows: usize,
+    /// Chance of a token below which its proposal does not pay.
+    pub(crate) min_chance: f32,
+}
+
+/// Limits of a draft model for proposals of up to `max` tokens in a step of `decode` decode rows. With other requests in
+/// the batch, it may delay them by a tenth; a token to catch up with is taken to cost as much as a proposed one.
+pub(crate) fn draft_limits(
+    (decode, has_others): (usize, bool),
+    (max, rows): (usize, usize),
+    costs: &StepCosts,
+    draft: DraftCost,
+) -> DraftLimits {
+    let (base, cost) = (costs.at(decode), draft.at(costs));
+    let allowed = if has_others && cost > 0.0 { ((MAX_DELAY - 1.0) * base / cost) as usize } else { usize::MAX };
+    // a token for each request costs a step of the draft model, and a row each
+    let row = (costs.at(decode + max) - base) / max.max(1) as f32;
+    let min_chance = (cost + row * decode as f32) / base.max(f32::MIN_POSITIVE);
+    DraftLimits { max: max.min(allowed), rows: rows.min(allowed), min_chance }
 }
 
 #[cfg(test)]
@@ -139,14 +203,14 @@ mod tests {
     fn drafts_where_it_pays() {
         let costs = StepCosts::fixed(&[1.0, 1.6, 1.7, 1.8, 1.9, 2.0]);
         // the first row alone does not pay, three do
-        assert_eq!(allot(&[alloc::vec![0.5; 3]], (1, 0), 8, &costs), [3]);
-        assert_eq!(allot(&[alloc::vec![0.5]], (1, 0), 8, &costs), [0]);
-        assert_eq!(allot(&[alloc::vec![0.9; 3]], (1, 0), 2, &costs), [2]);
+        assert_eq!(allot(&[alloc::vec![0.5; 3]], (1, 0), 8, &costs, 0.0), [3]);
+        assert_eq!(allot(&[alloc::vec![0.5]], (1, 0), 8, &costs, 0.0), [0]);
+        assert_eq!(allot(&[alloc::vec![0.9; 3]], (1, 0), 2, &costs, 0.0), [2]);
         // with others, only what delays them little
-        assert_eq!(allot(&[alloc::vec![0.9; 3]], (2, 0), 8, &costs), [1]);
-        assert_eq!(allot(&[alloc::vec![0.9; 9]], (1, 50), 8, &costs), [5]);
-        assert_eq!(allot(&[alloc::vec![0.9; 3], alloc::vec![0.95; 1]], (1, 20), 8, &costs), [1, 1]);
-        assert_eq!(allot(&[], (1, 0), 8, &costs), [0usize; 0]);
+        assert_eq!(allot(&[alloc::vec![0.9; 3]], (2, 0), 8, &costs, 0.0), [1]);
+        assert_eq!(allot(&[alloc::vec![0.9; 9]], (1, 50), 8, &costs, 0.0), [5]);
+        assert_eq!(allot(&[alloc::vec![0.9; 3], alloc::vec![0.95; 1]], (1, 20), 8, &costs, 0.0), [1, 1]);
+        assert_eq!(allot(&[], (1, 0), 8, &costs, 0.0), [0usize; 0]);
     }
 
     proptest! {
@@ -159,7 +223,7 @@ mod tests {
         ) {
             let costs = StepCosts::fixed(&table);
             let decode = chances.len() + extra;
-            let drafts = allot(&chances, (decode, prefill), free, &costs);
+            let drafts = allot(&chances, (decode, prefill), free, &costs, 0.0);
             let n: usize = drafts.iter().sum();
             prop_assert!(n <= free && drafts.len() == chances.len());
             prop_assert!(drafts.iter().zip(&chances).all(|(n, c)| *n <= c.len()));

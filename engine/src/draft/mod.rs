@@ -1,22 +1,26 @@
 //! Speculative decoding: guesses of the next tokens, verified in one batch.
 //!
-//! A [`Drafter`] proposes tokens. The engine computes them as further rows of the batch and samples at each position as
+//! A [`Drafter`] proposes tokens, and where it is not confident a draft model, if the engine has one
+//! ([`Engine::set_draft_model`](crate::engine::Engine::set_draft_model)). The engine computes them as further rows of the batch and samples at each position as
 //! ever, with that position's own draw, as long as the sampled token equals the proposed one (Leviathan et al.,
 //! arXiv:2211.17192, with equality in place of rejection sampling). So a draft changes the time of an answer but no byte
-//! of it: neither the drafter nor the number of draft tokens is part of a result.
+//! of it: neither drafter, draft model nor the number of draft tokens is part of a result.
 
 mod acceptance;
 mod cost;
 mod lookup;
+mod model;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt::Debug;
 
-pub(crate) use acceptance::Acceptance;
-pub(crate) use cost::{StepCosts, allot};
+pub(crate) use acceptance::{Acceptance, Rate};
+pub(crate) use cost::{DraftCost, StepCosts, allot, draft_limits};
 pub use lookup::Lookup;
+pub use model::check_draft_model;
+pub(crate) use model::{DraftModel, Guess, ProposalJob, relative_cost};
 
 /// Number of confidence levels of a [`Drafter`].
 pub const LEVELS: usize = 4;
@@ -49,19 +53,68 @@ pub struct Speculation {
     pub drafter: Option<Arc<dyn Drafter>>,
 }
 
+/// A first token of a lower chance is left to the draft model.
+const CONFIDENT: f32 = 0.6;
+/// Tokens for which the draft model is not asked, once it does not pay: doubled each time.
+const PAUSE: (usize, usize) = (8, 256);
+
 /// State of a request's speculation.
 #[derive(Debug)]
 pub(crate) struct Speculator {
     drafter: Box<dyn Drafter>,
-    acceptance: Acceptance,
     /// [`Speculation::max`] and [`Speculation::min_acceptance`].
     max: usize,
     min_acceptance: f32,
-    /// Proposal of this step, and its confidence.
-    proposal: Vec<u32>,
-    level: usize,
-    /// The last token of the sequence and the first tokens of `proposal`: the rows of the batch.
+    /// Proposals of this step by the drafter and by the draft model.
+    drafted: Proposal,
+    guessed: Proposal,
+    model: ModelUse,
+    /// The last token of the sequence and the first tokens of a proposal: the rows of the batch.
     rows: Vec<u32>,
+}
+
+/// A proposal, and how those before it were accepted.
+#[derive(Debug, Default)]
+struct Proposal {
+    acceptance: Acceptance,
+    tokens: Vec<u32>,
+    /// Confidence of its first token.
+    level: usize,
+}
+
+/// Whether it pays to ask the draft model.
+#[derive(Debug)]
+struct ModelUse {
+    /// Chance that its first token is proposed and accepted.
+    first: Rate,
+    /// Whether it was asked in this step.
+    is_asked: bool,
+    /// Tokens until it is asked again, and the length of the next pause.
+    pause: usize,
+    next_pause: usize,
+}
+
+impl Default for ModelUse {
+    fn default() -> ModelUse {
+        ModelUse { first: Rate::new(0.7), is_asked: false, pause: 0, next_pause: PAUSE.0 }
+    }
+}
+
+impl Proposal {
+    fn chances(&self, min_acceptance: f32) -> Vec<f32> {
+        self.acceptance.chances(self.level, self.tokens.len(), min_acceptance)
+    }
+
+    /// Compares the proposal with the tokens that were sampled in its place.
+    fn learn(&mut self, sampled: &[u32]) {
+        for (i, (proposed, token)) in self.tokens.iter().zip(sampled).enumerate() {
+            self.acceptance.record(self.level, i, proposed == token);
+            if proposed != token {
+                break;
+            }
+        }
+        self.tokens.clear();
+    }
 }
 
 impl Speculator {
@@ -77,11 +130,11 @@ impl Speculator {
         prompt.iter().for_each(|&token| drafter.accept(token));
         Some(Speculator {
             drafter,
-            acceptance: Acceptance::default(),
             max: options.max,
             min_acceptance: options.min_acceptance,
-            proposal: Vec::new(),
-            level: 0,
+            drafted: Proposal::default(),
+            guessed: Proposal::default(),
+            model: ModelUse::default(),
             rows: Vec::new(),
         })
     }
@@ -89,25 +142,69 @@ impl Speculator {
     /// Appends a sampled token.
     pub(crate) fn accept(&mut self, token: u32) {
         self.drafter.accept(token);
+        self.model.pause = self.model.pause.saturating_sub(1);
     }
 
-    /// Asks the drafter for up to `limit` tokens below `n_vocab` and returns the chance of each to be accepted. The
-    /// proposal is compared with the answer even if none of it is drafted, so that a drafter that does badly now is
-    /// used again once it does better.
-    pub(crate) fn propose(&mut self, limit: usize, n_vocab: usize) -> Vec<f32> {
+    /// Asks the drafter for up to `limit` tokens below `n_vocab`. The proposal is compared with the answer even if none
+    /// of it is drafted, so that a drafter that does badly now is used again once it does better.
+    pub(crate) fn propose(&mut self, limit: usize, n_vocab: usize) {
         self.rows.clear();
-        self.proposal.clear();
-        self.level = self.drafter.propose(self.max.min(limit), &mut self.proposal).min(LEVELS - 1);
-        let valid = self.proposal.iter().take_while(|token| (**token as usize) < n_vocab).count();
-        self.proposal.truncate(valid.min(self.max.min(limit)));
-        self.acceptance.chances(self.level, self.proposal.len(), self.min_acceptance)
+        self.guessed.tokens.clear();
+        let (max, proposal) = (self.max.min(limit), &mut self.drafted);
+        proposal.tokens.clear();
+        proposal.level = self.drafter.propose(max, &mut proposal.tokens).min(LEVELS - 1);
+        let valid = proposal.tokens.iter().take_while(|token| (**token as usize) < n_vocab).count();
+        proposal.tokens.truncate(valid.min(max));
+    }
+
+    /// Whether to ask the draft model, for tokens of at least this chance: not where the drafter is confident. Returns
+    /// the maximal number of tokens, and the expected chance of a token to be accepted.
+    pub(crate) fn ask_model(&mut self, limit: usize, min_chance: f32) -> Option<(usize, f32)> {
+        let Speculator { drafted, model, .. } = self;
+        let is_confident = !drafted.tokens.is_empty() && drafted.acceptance.first(drafted.level) >= CONFIDENT;
+        if is_confident || model.pause > 0 || self.max.min(limit) == 0 {
+            return None;
+        }
+        // once after each pause it is asked all the same, to learn whether it pays now
+        if model.first.mean() < min_chance {
+            model.pause = model.next_pause;
+            model.next_pause = (2 * model.next_pause).min(PAUSE.1);
+        } else {
+            model.next_pause = PAUSE.0;
+        }
+        Some((self.max.min(limit), self.guessed.acceptance.next()))
+    }
+
+    /// Takes the proposal of the draft model.
+    pub(crate) fn set_guesses(&mut self, guesses: &[Guess]) {
+        self.model.is_asked = true;
+        self.guessed.tokens.clear();
+        self.guessed.tokens.extend(guesses.iter().map(|guess| guess.token));
+        self.guessed.level = match guesses.first().map_or(0.0, |guess| guess.probability) {
+            ..0.55 => 0,
+            ..0.75 => 1,
+            ..0.92 => 2,
+            _ => 3,
+        };
+    }
+
+    /// The proposal that is drafted: that of the draft model, if it was asked and has one.
+    fn proposal(&self) -> &Proposal {
+        if self.guessed.tokens.is_empty() { &self.drafted } else { &self.guessed }
+    }
+
+    /// Chance of each proposed token to be accepted.
+    pub(crate) fn chances(&self) -> Vec<f32> {
+        self.proposal().chances(self.min_acceptance)
     }
 
     /// Drafts the first `n` tokens of the proposal, to follow the token `last`.
     pub(crate) fn draft(&mut self, last: u32, n: usize) {
-        self.rows.clear();
-        self.rows.push(last);
-        self.rows.extend(&self.proposal[..n]);
+        let mut rows = core::mem::take(&mut self.rows);
+        rows.clear();
+        rows.push(last);
+        rows.extend(&self.proposal().tokens[..n]);
+        self.rows = rows;
     }
 
     /// Tokens of the rows of the batch.
@@ -115,14 +212,14 @@ impl Speculator {
         &self.rows
     }
 
-    /// Compares the proposal with the tokens that were sampled in its place.
+    /// Compares the proposals with the tokens that were sampled in their place.
     pub(crate) fn learn(&mut self, sampled: &[u32]) {
-        for (i, (proposed, token)) in self.proposal.iter().zip(sampled).enumerate() {
-            self.acceptance.record(self.level, i, proposed == token);
-            if proposed != token {
-                break;
-            }
+        if core::mem::take(&mut self.model.is_asked)
+            && let Some(token) = sampled.first()
+        {
+            self.model.first.record(self.guessed.tokens.first() == Some(token));
         }
-        self.proposal.clear();
+        self.drafted.learn(sampled);
+        self.guessed.learn(sampled);
     }
 }

@@ -6,6 +6,8 @@ mod calls;
 mod dead_ends;
 mod productive;
 mod schema;
+#[cfg(test)]
+mod speculation;
 
 use alloc::boxed::Box;
 use alloc::format;

@@ -20,6 +20,18 @@ fn chat_takes_lines_and_commands() {
 }
 
 #[test]
+fn a_draft_model_changes_no_byte_of_a_chat() {
+    let draft = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/starling-tiny/starling-tiny-q4_0.gguf");
+    let chat = |more: &[&str]| {
+        let arguments = [&["chat", "-n", "40", "--seed", "3"], more].concat();
+        let ran = with_input(&arguments, b"Hello\nTell me a story.\n/again\n");
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran.out
+    };
+    assert_eq!(chat(&["--draft-model", draft]), chat(&["--draft-max", "0"]));
+}
+
+#[test]
 fn chat_goes_on_when_the_context_is_full() {
     let ran = with_input(&["chat", "--temp", "0", "-n", "400"], "Tell me a story.\n".repeat(8).as_bytes());
     assert_eq!(ran.code, 0, "{ran:?}");

@@ -49,6 +49,44 @@ fn the_same_seed_gives_the_same_text() {
 }
 
 #[test]
+fn a_draft_model_changes_no_byte() {
+    let draft = fixture("starling-tiny/starling-tiny-q4_0.gguf");
+    let schema =
+        r#"{"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}"#;
+    let run = |more: &[&str]| {
+        let ran = ok(&[&["run", PROMPT, "-n", "80", "--seed", "5", "--json"], more].concat()).json();
+        (ran["ids"].clone(), ran["text"].clone(), ran["finish_reason"].clone())
+    };
+    for options in [&["--temp", "0"][..], &["--temp", "0.8"], &["--temp", "0.5", "--json-schema", schema]] {
+        let plain = run(&[options, &["--draft-max", "0"]].concat());
+        for n in ["0", "1", "8"] {
+            assert_eq!(run(&[options, &["--draft-model", &draft, "--draft-max", n]].concat()), plain, "{options:?}");
+        }
+    }
+    let receipts = [&[][..], &["--draft-model", &draft]].map(|more| {
+        let file = temp("drafted-receipt.json");
+        ok(&[&["run", PROMPT, "-n", "40", "--seed", "5", "--receipt", &file], more].concat());
+        fs::read(file).expect("a receipt")
+    });
+    assert_eq!(receipts[0], receipts[1]);
+}
+
+#[test]
+fn draft_models_that_cannot_draft() {
+    let draft = |name: &str| fixture(&format!("reference/{name}.gguf"));
+    let run = |draft: &str, code, parts: &[&str]| fails(&["run", "x", "--draft-model", draft], code, parts);
+    run(&draft("llama-gqa-untied-f16"), USAGE, &["llama-gqa-untied-f16.gguf", "vocabulary of", "expected"]);
+    run(&draft("bert-cls-f16"), USAGE, &["bert-cls-f16.gguf", "encoder"]);
+    run(&temp("no-draft.gguf"), IO, &["no-draft.gguf"]);
+    fails(&["serve", "--port", "0", "--draft-model", &draft("bert-cls-f16")], USAGE, &["bert-cls-f16.gguf", "encoder"]);
+    fails(&["serve", "--port", "0", "--draft-model", &temp("no-draft.gguf")], IO, &["no-draft.gguf"]);
+    let mut other = fs::read(fixture("starling-tiny/starling-tiny-q4_0.gguf")).expect("a model");
+    let at = other.windows(7).position(|bytes| bytes == b"<|pad|>").expect("a token");
+    other[at + 4] = b'X';
+    run(&written("other-tokens.gguf", &other), USAGE, &["token 3 of the draft model is \"<|paX|>\"", "\"<|pad|>\""]);
+}
+
+#[test]
 fn run_follows_a_form() {
     let schema = r#"{"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 20}},
         "required": ["age"], "additionalProperties": false}"#;

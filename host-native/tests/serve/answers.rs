@@ -486,3 +486,51 @@ fn a_prediction_changes_no_byte() {
     let drafted = metrics.lines().find(|line| line.starts_with("starling_draft_tokens_total"));
     assert!(drafted.is_some(), "{metrics}");
 }
+
+#[test]
+fn a_draft_model_changes_no_byte() {
+    let draft = fixture("starling-tiny/starling-tiny-q4_0.gguf");
+    let body = |seed: u64| {
+        json!({
+            "messages": [{ "role": "user", "content": "Tell me a story" }], "max_tokens": 60, "seed": seed,
+            "temperature": 0.6, "presence_penalty": 0.2, "logprobs": true, "top_logprobs": 2,
+        })
+    };
+    let answers = |args: &[&str]| {
+        let server = Server::start(args);
+        let alone: Vec<_> =
+            (0..3).map(|seed| server.ok("/v1/chat/completions", &body(seed))["choices"].clone()).collect();
+        std::thread::scope(|scope| {
+            let ask = |seed| server.ok("/v1/chat/completions", &body(seed))["choices"].clone();
+            let together: Vec<_> = (0..3).map(|seed| scope.spawn(move || ask(seed))).collect();
+            for (together, alone) in together.into_iter().zip(&alone) {
+                assert_eq!(together.join().expect("an answer"), *alone);
+            }
+        });
+        alone
+    };
+    let plain = answers(&["--draft-max", "0"]);
+    assert_eq!(answers(&["--draft-model", &draft]), plain);
+    assert_eq!(answers(&["--draft-model", &draft, "--workers", "2", "--kv-memory", "4MiB"]), plain);
+}
+
+#[test]
+fn the_memory_of_a_draft_model_counts() {
+    let draft = fixture("starling-tiny/starling-tiny-f16.gguf");
+    let args = ["--memory", "16MiB", "--kv-memory", "2MiB", "--max-seqs", "2"];
+    let used = |args: &[&str]| {
+        let server = Server::start(args);
+        // set once a second
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        let metrics = server.get("/metrics").text();
+        let line = metrics.lines().find(|line| line.starts_with("starling_model_memory_used_bytes"));
+        line.and_then(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).unwrap_or_else(|| panic!("{metrics}"))
+    };
+    let (plain, with) = (used(&args), used(&[&args[..], &["--draft-model", &draft]].concat()));
+    // 7 MB of weights, and 2 MiB of keys and values
+    assert!((8e6..12e6).contains(&(with - plain)), "{plain} {with}");
+    let args = ["serve", "--port", "0", "--memory", "9MiB", "--kv-memory", "2MiB", "--draft-model", &draft];
+    let output = command(&args).output().expect("the command");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && message.contains("memory"), "{message}");
+}

@@ -95,8 +95,9 @@ settings! {
     max_seqs "max-seqs" usize = 32, "N" in 1.0..=1024.0, "Sequences that run in one batch; further requests wait in the queue" per model;
     batch_tokens "batch-tokens" usize = 128, "N" in 1.0..=65_536.0, "Maximum tokens of an engine step, at least max-seqs; longer prompts are processed in several steps" per model;
     prefill_chunk "prefill-chunk" usize = 24, "N" in 1.0..=65_536.0, "Maximum prompt tokens of a step that also decodes; a larger chunk shortens the time to first token and lengthens the time between tokens of other requests" per model;
-    draft_max "draft-max" usize = DRAFT_MAX.into(), "N" in 0.0..=64.0, "Maximum draft tokens of a request per step, found in its prediction, prompt and answer; they change the speed and no byte; 0: none" per model;
+    draft_max "draft-max" usize = DRAFT_MAX.into(), "N" in 0.0..=64.0, "Maximum draft tokens of a request per step, from its prediction, prompt and answer or the draft model; they change the speed and no byte; 0: none" per model;
     draft_min_acceptance "draft-min-acceptance" f32 = DRAFT_MIN_ACCEPTANCE, "X" in 0.0..=1.0, "Draft only as many tokens that at least this share of them is expected to be accepted" per model;
+    draft_model "draft-model" Option<PathBuf> = None, "MODEL", "Smaller model with the same vocabulary that drafts where prompt and answer do not suffice; a source as --model takes it, loaded with the model" per model;
     embed_tokens "embed-tokens" usize = 2048, "N" in 1.0..=1_048_576.0, "Maximum tokens of a batch of texts to embed, and of one such text" per model;
     kv_memory "kv-memory" Option<Bytes> = None, "BYTES", "KV cache size, e.g. 512MiB or 4GiB [default: full contexts for max-seqs sequences, at most half of the memory that the weights leave]" per model;
     seed "seed" Option<u64> = None, "N", "Sampling seed of requests that give none [default: random for each request]" per model;

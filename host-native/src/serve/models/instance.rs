@@ -69,12 +69,12 @@ pub struct ModelInstance {
     pub created: u64,
     /// Where the model was loaded from.
     pub source: String,
-    /// Files of the model, and their size and time of change at the load.
+    /// Files of the model and its draft model, and their size and time of change at the load.
     pub files: Vec<(PathBuf, Option<FileStamp>)>,
     pub pressure: Arc<Pressure>,
-    /// Keeps the files in the store.
-    pub _lock: Option<Arc<ModelLock>>,
-    /// Weights, in the memory budget.
+    /// Keep the files in the store.
+    pub _locks: Vec<Arc<ModelLock>>,
+    /// Weights, with those of the draft model, in the memory budget.
     pub weights: Arc<MemoryLease>,
 }
 
@@ -211,7 +211,7 @@ pub struct Workers {
     threads: ThreadPlan,
     budget: Arc<MemoryBudget>,
     weights: Arc<MemoryLease>,
-    /// Bytes of a worker: KV cache.
+    /// Bytes of a worker: KV cache, and that of the draft model.
     worker_bytes: u64,
     next_id: AtomicU32,
     /// Additions and removals happen one at a time.

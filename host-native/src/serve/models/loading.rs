@@ -114,17 +114,27 @@ pub fn file_stamp(path: &Path) -> Option<FileStamp> {
     Some((metadata.len(), metadata.modified().ok()?))
 }
 
+/// The arguments of the draft model, if the settings name one, with its source resolved to a file.
+///
+/// # Errors
+/// If the source leads to no file.
+pub fn draft_args(args: &ModelArgs, settings: &Settings) -> Result<Option<ModelArgs>, Failure> {
+    let source = settings.draft_model.as_deref().filter(|_| settings.draft_max > 0);
+    source.map(|source| load::resolve_source(args, source)).transpose()
+}
+
 /// Bytes that a load needs: the weights, which have about the size of the files, and the KV caches; if their size follows
 /// from the free memory, at least a quarter of the weights.
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn estimate(args: &ModelArgs, settings: &Settings) -> Result<u64, Failure> {
+pub fn estimate(args: &ModelArgs, draft: Option<&ModelArgs>, settings: &Settings) -> Result<u64, Failure> {
     let size = |path| std::fs::metadata(&path).map(|m| m.len()).map_err(|source| Failure::File { path, source });
-    let files: u64 = match &args.model {
-        Some(path) => load::paths(path).into_iter().map(size).sum::<Result<_, _>>()?,
-        None => load::BUNDLED.len() as u64,
+    let size = |args: &ModelArgs| match &args.model {
+        Some(path) => load::paths(path).into_iter().map(size).sum(),
+        None => Ok(load::BUNDLED.len() as u64),
     };
+    let files = size(args)? + draft.map(size).transpose()?.unwrap_or(0);
     let n_workers = n_workers(settings) as u64;
     let kv = settings.kv_memory.map_or(files / 4, |bytes| bytes.0.saturating_mul(n_workers));
     Ok(files.saturating_add(kv))
@@ -134,13 +144,14 @@ fn n_workers(settings: &Settings) -> usize {
     if settings.workers == 0 { numa_nodes().len().max(1) } else { settings.workers }
 }
 
-/// Loads a model and starts its workers. `args` are those of the entry with the source resolved to a file.
+/// Loads a model and starts its workers. `args` are those of the entry with the source resolved to a file, `draft` those
+/// of its draft model.
 ///
 /// # Errors
 /// If the model does not load, or there is not enough memory.
 pub fn load(
     entry: &ModelEntry,
-    args: &ModelArgs,
+    (args, draft): (&ModelArgs, Option<&ModelArgs>),
     identity: &Identity,
     resources: &Resources,
     mut lease: MemoryLease,
@@ -148,8 +159,8 @@ pub fn load(
     let (start, settings) = (Instant::now(), entry.settings.clone());
     let cpu = load::cpu(args)?;
     // before the first byte is read: a later change is found
-    let files = args.model.as_deref().map(load::paths).unwrap_or_default();
-    let files = files.into_iter().map(|path| (path.clone(), file_stamp(&path))).collect();
+    let files = [Some(args), draft].into_iter().flatten().filter_map(|args| args.model.as_deref());
+    let files = files.flat_map(load::paths).map(|path| (path.clone(), file_stamp(&path))).collect();
     let n_workers = n_workers(&settings);
     let plan = resources.thread_plan(args, &settings, n_workers)?;
     // hash and load in parallel: both read the whole file, so it is read from disk once
@@ -159,17 +170,21 @@ pub fn load(
         let model = load::model(args, &loading);
         (model, sha256.join().unwrap_or(Err(Failure::Memory("the model's SHA-256".into()))))
     });
+    let (model, sha256) = (Arc::new(model?), sha256?);
+    let locks = [Some(args), draft].into_iter().flatten().filter_map(|args| args.lock.clone()).collect();
+    let draft = draft.map(|args| load::draft_model(args, &model, &loading)).transpose()?;
     let threads = loading.count();
     drop(loading);
-    let (model, sha256) = (Arc::new(model?), sha256?);
-    lease.resize(model.weight_bytes() as u64);
+    let draft_bytes = draft.as_ref().map_or(0, |draft| draft.weight_bytes());
+    lease.resize((model.weight_bytes() + draft_bytes) as u64);
     let weights = Arc::new(lease);
     let template = chat::template(&model, settings.chat_template.as_deref())?;
     let pooling = Pooling::of(&model.config).map_err(|source| Failure::Model { path: load::path(args), source })?;
     let pooling = if pooling == Pooling::None { Pooling::Mean } else { pooling };
     let n_ctx = settings.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
     let budget = &resources.budget;
-    let engine = model.config.causal.then(|| engine_options(&settings, args, &model, n_ctx, sha256, budget, n_workers));
+    let models = (&model, draft.as_ref());
+    let engine = model.config.causal.then(|| engine_options(&settings, args, models, n_ctx, sha256, budget, n_workers));
     let engine = engine
         .transpose()?
         .map(|options| EngineOptions { batch_tokens: options.batch_tokens.max(identity.batch_capacity), ..options });
@@ -178,6 +193,7 @@ pub fn load(
     let shared = Shared {
         name: Arc::clone(&identity.name),
         model: Arc::clone(&model),
+        draft: draft.clone(),
         engine,
         embedder,
         pooling,
@@ -191,7 +207,8 @@ pub fn load(
         stall_timeout: settings.stall_timeout,
         disk: resources.disk.clone(),
     };
-    let worker_bytes = engine.map_or(0, |options| options.kv_bytes as u64);
+    let draft_kv = |options: &EngineOptions| draft.as_ref().map_or(0, |draft| options.draft_kv_bytes(draft, &model));
+    let worker_bytes = engine.map_or(0, |options| (options.kv_bytes + draft_kv(&options)) as u64);
     let workers = Workers::new(shared, plan, budget, &weights, worker_bytes);
     let (mut engine, mut embedder, mut n_pages, mut kv_namespace) = (engine, embedder, 0, None);
     for _ in 0..n_workers {
@@ -234,7 +251,7 @@ pub fn load(
         source: entry.args.model.as_deref().map_or(load::BUNDLED_NAME.into(), |path| path.display().to_string()),
         files,
         pressure: Arc::clone(&resources.pressure),
-        _lock: args.lock.clone(),
+        _locks: locks,
         weights,
         model,
         settings: Live::new(settings),
@@ -245,11 +262,12 @@ pub fn load(
 const DRAFTING_SEQS: usize = 4;
 
 /// Sizes of an engine, with a KV cache of `kv_memory`; by default full contexts for `max_seqs` sequences, at most half of
-/// the memory that is left, divided by the number of workers.
+/// the memory that is left, divided by the number of workers. A draft model's cache for the same tokens comes on top, within
+/// that half.
 fn engine_options(
     settings: &Settings,
     args: &ModelArgs,
-    model: &Arc<Model>,
+    (model, draft): (&Arc<Model>, Option<&Arc<Model>>),
     n_ctx: usize,
     sha256: [u8; 32],
     budget: &MemoryBudget,
@@ -258,13 +276,15 @@ fn engine_options(
     let kv_type = args.kv_type();
     let n_ctx = n_ctx.min(model.config.max_context());
     let full = EngineOptions::kv_bytes_of(model, kv_type, n_ctx).saturating_mul(settings.max_seqs);
-    let half = (budget.free() / 2 / n_workers as u64).min(usize::MAX as u64) as usize;
+    let page = EngineOptions::kv_bytes_of(model, kv_type, 1);
+    let pages = page + draft.map_or(0, |draft| EngineOptions::kv_bytes_of(draft, kv_type, 1));
+    let half = u128::from(budget.free() / 2 / n_workers as u64) * page as u128 / pages as u128;
+    let half = half.min(usize::MAX as u128) as usize;
     let (kv_bytes, why) = match settings.kv_memory {
         Some(bytes) => (usize::try_from(bytes.0).unwrap_or(usize::MAX), "--kv-memory".into()),
         None if full <= half => (full, format!("full contexts for {} sequences", settings.max_seqs)),
         None => (half, format!("half of the {} MiB that are free for models", budget.free() >> 20)),
     };
-    let page = EngineOptions::kv_bytes_of(model, kv_type, 1);
     if kv_bytes < page {
         return Err(Failure::Usage(format!("kv-memory: found {kv_bytes} bytes, expected at least {page} (one page)")));
     }

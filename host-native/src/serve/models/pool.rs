@@ -431,9 +431,10 @@ impl ModelPool {
         let work = move || {
             let wrong = |e: Failure| PoolError::Load { name: Arc::clone(&of.name), cause: Arc::new(e) };
             let args = load::resolve(&ModelArgs { sources: Vec::new(), ..model.args.clone() }).map_err(wrong)?;
-            let needed = loading::estimate(&args, &model.settings).map_err(wrong)?;
+            let draft = loading::draft_args(&args, &model.settings).map_err(wrong)?;
+            let needed = loading::estimate(&args, draft.as_ref(), &model.settings).map_err(wrong)?;
             let lease = pool.make_room(&of, needed, may_unload)?;
-            loading::load(&model, &args, &of.identity(), &pool.resources, lease).map_err(wrong)
+            loading::load(&model, (&args, draft.as_ref()), &of.identity(), &pool.resources, lease).map_err(wrong)
         };
         let result = tokio::task::spawn_blocking(work).await;
         let result = result.unwrap_or_else(|_| Err(load_panicked(entry)));

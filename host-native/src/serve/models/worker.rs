@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request};
-use starling::error::{MemoryError, RequestError};
+use starling::error::{DraftModelError, MemoryError, RequestError};
 use starling::kernels::Cpu;
 use starling::model::Model;
 use starling::receipt::Receipt;
@@ -47,6 +47,8 @@ const BACKOFF_RESET: Duration = Duration::from_secs(60);
 pub struct Shared {
     pub name: Arc<str>,
     pub model: Arc<Model>,
+    /// Drafts for the model.
+    pub draft: Option<Arc<Model>>,
     /// `None` for encoders, which only embed.
     pub engine: Option<EngineOptions>,
     pub embedder: EmbedderOptions,
@@ -61,6 +63,22 @@ pub struct Shared {
     pub stall_timeout: Duration,
     /// KV pages on disk.
     pub disk: Option<Arc<DiskTier>>,
+}
+
+impl Shared {
+    /// An engine with its draft model.
+    fn new_engine(&self, threads: &Threads, options: EngineOptions) -> Result<Engine, MemoryError> {
+        let mut engine = Engine::new(Arc::clone(&self.model), threads, options)?;
+        if let Some(draft) = &self.draft {
+            match engine.set_draft_model(Arc::clone(draft), threads) {
+                Ok(()) => {}
+                Err(DraftModelError::Memory(e)) => return Err(e),
+                // checked when the draft model was loaded
+                Err(e) => tracing::error!(model = &*self.name, "no drafts: {e}"),
+            }
+        }
+        Ok(engine)
+    }
 }
 
 /// Maximum tokens of a batch, and of one with decode rows; they change while workers run.
@@ -105,8 +123,7 @@ struct Engines {
 
 impl Engines {
     fn new(shared: &Shared, threads: &Threads) -> Result<Engines, MemoryError> {
-        let engine =
-            shared.engine.map(|options| Engine::new(Arc::clone(&shared.model), threads, options)).transpose()?;
+        let engine = shared.engine.map(|options| shared.new_engine(threads, options)).transpose()?;
         let embedder = Embedder::new(Arc::clone(&shared.model), threads, shared.embedder)?;
         Ok(Engines { engine, embedder })
     }
@@ -269,7 +286,7 @@ impl Worker {
         let Some(options) = self.shared.engine else { return };
         // the prefix cache goes too; a stall is rare
         self.engines.engine = None;
-        if let Ok(engine) = Engine::new(Arc::clone(&self.shared.model), &self.threads, options) {
+        if let Ok(engine) = self.shared.new_engine(&self.threads, options) {
             self.shared.dispatcher.clear_cache(self.id);
             self.engines.engine = Some(engine);
             self.restart_tier();

@@ -1,0 +1,295 @@
+//! A draft model: a small model of the same vocabulary proposes its most probable tokens (Leviathan et al.,
+//! arXiv:2211.17192).
+//!
+//! The model has KV pages of its own with a prefix tree, so that prompts with a known prefix are not computed again. The
+//! tokens of a sequence are computed only when the model is to propose some, at most a given number per step; until it has
+//! caught up, it proposes none. All sequences of a step are computed in one batch. Where no page is free, a sequence gets
+//! no proposal.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use crate::engine::{EngineOptions, RequestId};
+use crate::error::{DraftModelError, MemoryError};
+use crate::kernels::attention::PAGE;
+use crate::kv::{KvArena, KvStats, SeqPages};
+use crate::math::exp;
+use crate::model::{Exec, KvRef, Model, Run, Scratch, ScratchSize, logits_rows};
+use crate::pool::Pool;
+
+/// A token of lower probability ends the proposal.
+const MIN_PROBABILITY: f32 = 0.4;
+/// Logits that are smaller than the largest by more than this add less than 2 % to the sum of 200,000 tokens.
+const MAX_DIFFERENCE: f32 = 16.0;
+
+/// A draft model, and its state of the sequences of an engine.
+pub(crate) struct DraftModel {
+    model: Arc<Model>,
+    arena: KvArena,
+    scratch: Scratch,
+    /// Maximal tokens of a sequence.
+    n_ctx: usize,
+    /// Maximal tokens of a batch.
+    max_rows: usize,
+    sequences: BTreeMap<RequestId, Sequence>,
+}
+
+/// What is computed of a sequence: its first tokens, then guesses.
+#[derive(Default)]
+struct Sequence {
+    pages: SeqPages,
+    /// Tokens of the sequence in the pages.
+    n_computed: usize,
+    /// Guesses in the pages after them.
+    guesses: Vec<u32>,
+}
+
+/// A sequence that wants a proposal.
+pub(crate) struct ProposalJob<'a> {
+    pub(crate) id: RequestId,
+    /// Prompt and answer so far.
+    pub(crate) tokens: &'a [u32],
+    /// Salt of the prefix tree.
+    pub(crate) salt: u64,
+    /// Maximal tokens of the proposal.
+    pub(crate) max: usize,
+    /// Expected chance of the next token to be accepted, all before it being accepted.
+    pub(crate) next: f32,
+    /// No token is guessed whose chance to be accepted is below this.
+    pub(crate) min_chance: f32,
+}
+
+/// A guessed token, and its probability in the draft model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Guess {
+    pub(crate) token: u32,
+    pub(crate) probability: f32,
+}
+
+/// The proposals of a step, and what they cost.
+pub(crate) struct Proposals {
+    /// By job. `None` if the model has not caught up with the sequence.
+    pub(crate) guesses: Vec<Option<Vec<Guess>>>,
+    /// Batches computed.
+    pub(crate) n_batches: usize,
+    /// Rows of the largest batch.
+    pub(crate) max_rows: usize,
+}
+
+impl DraftModel {
+    /// Number of KV pages: as many as the engine has, at most those of its sequences' contexts.
+    fn n_pages(target: &Model, options: &EngineOptions) -> usize {
+        let pages = options.kv_bytes / target.kv_layout(options.kv_type).page_bytes();
+        pages.min(options.max_seqs.saturating_mul(options.n_ctx.div_ceil(PAGE)))
+    }
+
+    /// Bytes of the KV pages.
+    pub(crate) fn kv_bytes(draft: &Model, target: &Model, options: &EngineOptions) -> usize {
+        DraftModel::n_pages(target, options).saturating_mul(draft.kv_layout(options.kv_type).page_bytes())
+    }
+
+    /// Checks the vocabulary and reserves KV memory and working memory.
+    pub(crate) fn new(
+        model: Arc<Model>,
+        target: &Model,
+        pool: &dyn Pool,
+        options: &EngineOptions,
+    ) -> Result<DraftModel, DraftModelError> {
+        check_draft_model(&model, target)?;
+        let n_ctx = options.n_ctx.min(model.config.max_context());
+        let n_pages = u32::try_from(DraftModel::n_pages(target, options)).unwrap_or(u32::MAX);
+        let arena = KvArena::new(model.kv_layout(options.kv_type), n_pages, [0; 32]).map_err(MemoryError::from)?;
+        let (max_seqs, max_rows) = (options.max_seqs, options.batch_tokens.max(options.max_seqs));
+        let size = ScratchSize { rows: max_rows, logits: max_seqs, seqs: max_seqs, n_ctx };
+        let scratch = model.scratch(pool, options.kv_type, size)?;
+        Ok(DraftModel { model, arena, scratch, n_ctx, max_rows, sequences: BTreeMap::new() })
+    }
+
+    /// The model.
+    pub(crate) fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Statistics of KV memory.
+    pub(crate) fn kv_stats(&self) -> KvStats {
+        self.arena.stats()
+    }
+
+    /// Ends a sequence with these tokens.
+    pub(crate) fn release(&mut self, id: RequestId, tokens: &[u32], salt: u64) {
+        let Some(mut sequence) = self.sequences.remove(&id) else { return };
+        sequence.drop_guesses(&mut self.arena, tokens);
+        self.arena.publish(&sequence.pages, &tokens[..sequence.n_computed], salt);
+        self.arena.release(sequence.pages);
+    }
+
+    /// Evicts the cached pages of a prefix.
+    pub(crate) fn evict_prefix(&mut self, tokens: &[u32], salt: u64) {
+        self.arena.evict_prefix(tokens, salt);
+    }
+
+    /// Evicts up to `n` cached pages.
+    pub(crate) fn evict_idle(&mut self, n: usize) {
+        self.arena.evict_idle(n);
+    }
+
+    /// Releases the memory of all pages, if no sequence uses one.
+    pub(crate) fn release_memory(&mut self) {
+        if self.sequences.is_empty() && self.arena.stats().committed_bytes > 0 {
+            // without memory the old pages stay
+            let _ = self.arena.renew();
+        }
+    }
+
+    /// Proposes tokens. Computes at most `budget` tokens that the sequences have got since their last proposals.
+    pub(crate) fn propose(&mut self, exec: Exec<'_>, jobs: &[ProposalJob<'_>], budget: usize) -> Proposals {
+        let mut proposals = Proposals { guesses: vec![None; jobs.len()], n_batches: 0, max_rows: 0 };
+        let mut chances = vec![1.0f32; jobs.len()];
+        let mut batch = self.catch_up(jobs, budget.min(self.max_rows));
+        while !batch.is_empty() {
+            let rows = batch.iter().map(|entry| entry.tokens.len()).sum();
+            proposals.max_rows = proposals.max_rows.max(rows);
+            proposals.n_batches += 1;
+            let mut guessed = self.compute(exec, jobs, &batch).into_iter();
+            let done = core::mem::take(&mut batch);
+            for BatchEntry { job: i, .. } in done.into_iter().filter(|entry| entry.picks) {
+                let (Some(guess), job) = (guessed.next(), &jobs[i]) else { continue };
+                let guesses = proposals.guesses[i].get_or_insert_default();
+                if guess.probability < MIN_PROBABILITY {
+                    continue;
+                }
+                guesses.push(guess);
+                chances[i] *= guess.probability;
+                let is_last = guesses.len() >= job.max || chances[i] * job.next < job.min_chance;
+                if !is_last && let Some(pos) = self.extend(job.id, 1) {
+                    batch.push(BatchEntry { job: i, tokens: vec![guess.token], pos, picks: true });
+                    if let Some(sequence) = self.sequences.get_mut(&job.id) {
+                        sequence.guesses.push(guess.token);
+                    }
+                }
+            }
+        }
+        proposals
+    }
+
+    /// The first batch: the tokens of each sequence that are not computed yet, those with the fewest first.
+    fn catch_up(&mut self, jobs: &[ProposalJob<'_>], mut budget: usize) -> Vec<BatchEntry> {
+        let mut pending: Vec<(usize, usize)> = Vec::with_capacity(jobs.len());
+        for (i, job) in jobs.iter().enumerate().filter(|(_, job)| job.max > 0) {
+            let arena = &mut self.arena;
+            let sequence = self.sequences.entry(job.id).or_insert_with(|| {
+                let pages = arena.acquire(job.tokens, job.salt);
+                Sequence { n_computed: pages.n_cached, pages, guesses: Vec::new() }
+            });
+            sequence.drop_guesses(arena, job.tokens);
+            pending.push((job.tokens.len() - sequence.n_computed, i));
+        }
+        pending.sort_unstable();
+        let mut batch = Vec::with_capacity(pending.len());
+        for (n_pending, i) in pending {
+            let (n, job) = (n_pending.min(budget), &jobs[i]);
+            if n == 0 {
+                break;
+            }
+            let Some(pos) = self.extend(job.id, n) else { continue };
+            batch.push(BatchEntry { job: i, tokens: job.tokens[pos..pos + n].to_vec(), pos, picks: n == n_pending });
+            if let Some(sequence) = self.sequences.get_mut(&job.id) {
+                sequence.n_computed += n;
+            }
+            budget -= n;
+        }
+        batch
+    }
+
+    /// Reserves `n` more positions of a sequence. Returns the first, or `None` if the context or the pages do not suffice.
+    fn extend(&mut self, id: RequestId, n: usize) -> Option<usize> {
+        let pages = &mut self.sequences.get_mut(&id)?.pages;
+        let pos = pages.n_tokens();
+        (pos + n <= self.n_ctx && self.arena.extend(pages, pos + n).is_ok()).then_some(pos)
+    }
+
+    /// Computes a batch. Returns the guesses of the entries that pick.
+    fn compute(&mut self, exec: Exec<'_>, jobs: &[ProposalJob<'_>], batch: &[BatchEntry]) -> Vec<Guess> {
+        let layout = *self.arena.layout();
+        let Ok(memory) = self.arena.memory_mut(&layout) else { return Vec::new() };
+        let runs: Vec<Run<'_>> = batch
+            .iter()
+            .filter_map(|BatchEntry { job, tokens, pos, picks }| {
+                let pages = &self.sequences.get(&jobs[*job].id)?.pages.pages;
+                Some(Run { tokens, pos: *pos, pages, n_logits: usize::from(*picks) })
+            })
+            .collect();
+        let picks = logits_rows(&runs);
+        self.model.batch(exec, &runs, KvRef { layout: &layout, memory }, &mut self.scratch, None);
+        let out = self.model.logits(exec, &picks, &mut self.scratch, None);
+        (0..out.len()).map(|row| Guess::of(out.logits(row))).collect()
+    }
+}
+
+/// A sequence's tokens in a batch of the draft model.
+struct BatchEntry {
+    /// Index of the job.
+    job: usize,
+    tokens: Vec<u32>,
+    /// Position of the first.
+    pos: usize,
+    /// Whether a token is guessed after the last.
+    picks: bool,
+}
+
+impl Sequence {
+    /// Drops the guesses that differ from the tokens of the sequence. At least the last token is left to compute: its row
+    /// gives the next guess.
+    fn drop_guesses(&mut self, arena: &mut KvArena, tokens: &[u32]) {
+        let guessed = self.guesses.iter().zip(&tokens[self.n_computed.min(tokens.len())..]);
+        let n_right = guessed.take_while(|(guess, token)| guess == token).count();
+        self.guesses.clear();
+        self.n_computed = (self.n_computed + n_right).min(tokens.len().saturating_sub(1));
+        arena.truncate(&mut self.pages, self.n_computed);
+    }
+}
+
+impl Guess {
+    /// The most probable token; the first of equals.
+    fn of(logits: &[f32]) -> Guess {
+        let mut best = (0, f32::NEG_INFINITY);
+        for (token, &logit) in logits.iter().enumerate() {
+            if logit > best.1 {
+                best = (token, logit);
+            }
+        }
+        let differences = logits.iter().map(|logit| logit - best.1).filter(|d| *d >= -MAX_DIFFERENCE);
+        let sum: f64 = differences.map(|difference| exp(f64::from(difference))).sum();
+        Guess { token: best.0 as u32, probability: (1.0 / sum) as f32 }
+    }
+}
+
+/// Checks that a model can draft for another: both are decoders, of the same vocabulary.
+///
+/// # Errors
+/// [`DraftModelError`] names the first token that differs.
+pub fn check_draft_model(draft: &Model, target: &Model) -> Result<(), DraftModelError> {
+    if !draft.config.causal || !target.config.causal {
+        return Err(DraftModelError::Encoder);
+    }
+    let sizes = [draft, target].map(|model| (model.tokenizer.n_vocab(), model.config.n_vocab));
+    if sizes[0] != sizes[1] {
+        let [draft, target] = sizes.map(|(tokens, rows)| tokens.max(rows));
+        return Err(DraftModelError::VocabularySize { draft, target });
+    }
+    let piece = |model: &Model, id| model.tokenizer.piece(id).unwrap_or_default().to_vec();
+    for id in 0..sizes[0].0 as u32 {
+        if draft.tokenizer.piece(id) != target.tokenizer.piece(id) {
+            return Err(DraftModelError::Token { id, draft: piece(draft, id), target: piece(target, id) });
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that decoding one token reads of a draft model, in those of its target: the cost of a draft step before it is
+/// measured.
+pub(crate) fn relative_cost(draft: &Model, target: &Model) -> f32 {
+    draft.decode_bytes() as f32 / (target.decode_bytes() as f32).max(1.0)
+}
