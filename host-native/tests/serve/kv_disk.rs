@@ -54,7 +54,8 @@ fn wait_pages(managed: &Managed, n: u64) -> Value {
 /// The second turn of a conversation and its answer by a server without disk.
 fn conversation() -> (String, String, Value) {
     let server = Server::start(&["--ctx-size", "1024"]);
-    let first = story(90);
+    // several reads, which may end in any order
+    let first = story(330);
     let second = format!("{first}{} And then the dog", text(&ask(&server, &first)));
     let fresh = Server::start(&["--ctx-size", "1024"]);
     let answer = ask(&fresh, &second);
@@ -318,4 +319,33 @@ fn evicted_pages_come_back_while_others_run() {
         });
     }
     server.wait("caches", |caches| caches["kv_disk"]["written"].as_u64() > Some(20));
+}
+
+/// Workers that fail while pages are read and written: the same answers.
+#[test]
+fn workers_fail_while_pages_come_back() {
+    let directory = Directory::new();
+    let alone = Server::start(&["--ctx-size", "1024"]);
+    let prompts: Vec<String> = (0..6).map(|i| format!("{i} {}", story(40 + i))).collect();
+    let expected: Vec<String> = prompts.iter().map(|prompt| text(&ask(&alone, prompt))).collect();
+    for round in 0..4 {
+        let server = start(&directory, &["--workers", "2", "--max-seqs", "2", "--draft-max", "0"]);
+        for worker in 0..2 {
+            let body =
+                json!({ "fault": "panic", "message": format!("fault {round}"), "after_steps": 3 * round + worker });
+            server.ok("POST", &format!("models/starling-tiny-q8_0/workers/{worker}/fail"), &body);
+        }
+        std::thread::scope(|scope| {
+            let answers = prompts.iter().map(|prompt| scope.spawn(|| ask(&server.server, prompt))).collect::<Vec<_>>();
+            for (answer, expected) in answers.into_iter().zip(&expected) {
+                assert_eq!(&text(&answer.join().expect("an answer")), expected, "round {round}");
+            }
+        });
+        if round > 0 {
+            let caches = server.ok("GET", "caches", &json!({}));
+            assert!(caches["kv_disk"]["hits"].as_u64() > Some(0), "{caches}");
+            assert_eq!(caches["kv_disk"]["refused"], json!({}));
+        }
+        // SIGKILL
+    }
 }

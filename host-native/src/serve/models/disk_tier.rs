@@ -9,7 +9,7 @@
 //! [`WorkerTier::is_restoring`] keeps the worker from taking it. Pages are read on the store's threads and imported between
 //! steps, a few at a time while streams run. A page that is missing or refused ends the restore: the engine computes the rest.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::mem;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,8 +25,9 @@ use starling::kv::{NewPage, PageError};
 use super::super::kv_disk::{self, KvDisk, MAX_PAGE, Namespace, PageInfo, PageKey};
 use super::super::queue::{Job, Queue, SequenceGroup};
 
-/// Bytes of one read. A worker has at most [`MAX_READS`] of them in memory.
+/// Maximum bytes and pages of one read. A worker has at most [`MAX_READS`] of them in memory.
 const READ_BYTES: usize = 8 << 20;
+const READ_PAGES: usize = 16;
 const MAX_READS: usize = 4;
 /// Time for imports or exports between steps: this share of the last step while requests run, and between limits.
 const STEP_SHARE: u32 = 16;
@@ -77,8 +78,8 @@ impl Rate {
     }
 }
 
-/// Pages that were read, by restore, with the index of the first.
-type Arrived = (u64, Vec<Option<Vec<u8>>>);
+/// Pages that were read: their restore, and the index of the first among its keys.
+type Arrived = (u64, usize, Vec<Option<Vec<u8>>>);
 
 /// A request whose pages are read.
 struct Restore {
@@ -88,7 +89,8 @@ struct Restore {
     /// Keys whose read was requested.
     n_requested: usize,
     n_imported: usize,
-    pages: VecDeque<Option<Vec<u8>>>,
+    /// Pages that have arrived, by the index of their key. Reads may end in another order than they were requested.
+    pages: BTreeMap<usize, Option<Vec<u8>>>,
     /// Reads requested and not yet arrived.
     n_reads: usize,
 }
@@ -191,7 +193,7 @@ impl WorkerTier {
             keys,
             n_requested: 0,
             n_imported: 0,
-            pages: VecDeque::new(),
+            pages: BTreeMap::new(),
             n_reads: 0,
         });
         self.request_reads();
@@ -222,17 +224,18 @@ impl WorkerTier {
 
     /// Requests the next reads of the oldest restores.
     fn request_reads(&mut self) {
-        let n_pages = (READ_BYTES / self.page_bytes).max(1);
+        let n_pages = (READ_BYTES / self.page_bytes).clamp(1, READ_PAGES);
         let mut free = MAX_READS;
         for restore in &mut self.restores {
             // pages that have arrived occupy as much memory as those being read
             free = free.saturating_sub(restore.n_reads + restore.pages.len().div_ceil(n_pages));
             while free > 0 && restore.n_requested < restore.keys.len() {
                 let end = (restore.n_requested + n_pages).min(restore.keys.len());
-                let keys = restore.keys[restore.n_requested..end].to_vec();
+                let first = restore.n_requested;
+                let keys = restore.keys[first..end].to_vec();
                 let (id, inbox, queue) = (restore.id, Arc::clone(&self.inbox), Arc::clone(&self.queue));
                 self.tier.store.read(keys, self.namespace, move |pages| {
-                    inbox.lock().unwrap_or_else(PoisonError::into_inner).push((id, pages));
+                    inbox.lock().unwrap_or_else(PoisonError::into_inner).push((id, first, pages));
                     queue.notify();
                 });
                 (restore.n_requested, restore.n_reads, free) = (end, restore.n_reads + 1, free - 1);
@@ -245,17 +248,17 @@ impl WorkerTier {
         if self.restores.is_empty() {
             return false;
         }
-        for (id, pages) in mem::take(&mut *self.inbox.lock().unwrap_or_else(PoisonError::into_inner)) {
+        for (id, first, pages) in mem::take(&mut *self.inbox.lock().unwrap_or_else(PoisonError::into_inner)) {
             if let Some(restore) = self.restores.iter_mut().find(|restore| restore.id == id) {
                 restore.n_reads -= 1;
-                restore.pages.extend(pages);
+                restore.pages.extend((first..).zip(pages));
             }
         }
         let (begin, limit) = (Instant::now(), self.time_limit(engine));
         let (mut n_bytes, mut worked) = (0, false);
         for restore in &mut self.restores {
             while (n_bytes == 0 || begin.elapsed() < limit) && !restore.is_done() {
-                let Some(page) = restore.pages.pop_front() else { break };
+                let Some(page) = restore.pages.remove(&restore.n_imported) else { break };
                 worked = true;
                 let Some(page) = page else {
                     restore.keys.truncate(restore.n_imported);
