@@ -20,7 +20,9 @@ pub use request::{Event, FinishReason, Request, RequestId, TokenLogprobs};
 
 use sha2::{Digest, Sha256};
 
-use crate::draft::{DraftCost, DraftModel, ProposalJob, Speculator, StepCosts, allot, draft_limits, relative_cost};
+use crate::draft::{
+    DraftCost, DraftModel, ProposalJob, Speculator, StepCosts, allot, draft_limits, relative_cost, worthwhile_length,
+};
 use crate::error::{DraftModelError, MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
@@ -472,7 +474,8 @@ impl Engine {
     }
 
     /// Adds draft tokens to the decode rows of a batch, within the limits of the batch and the pages that are free.
-    fn add_drafts(&mut self, exec: Exec<'_>, plan: &mut [BatchEntry]) {
+    /// Returns what the proposals cost, in the unit of the step costs.
+    fn add_drafts(&mut self, exec: Exec<'_>, plan: &mut [BatchEntry]) -> f32 {
         self.draft_batches = Some(0);
         let (n_vocab, mut drafting) = (self.model.config.n_vocab, Vec::new());
         for (i, p) in plan.iter().enumerate().filter(|(_, p)| p.n_tokens == 1) {
@@ -484,7 +487,7 @@ impl Engine {
             }
         }
         if drafting.is_empty() {
-            return;
+            return 0.0;
         }
         let n_rows: usize = plan.iter().map(|p| p.n_tokens).sum();
         let decode = plan.iter().filter(|p| p.n_tokens == 1).count();
@@ -507,6 +510,7 @@ impl Engine {
                 plan[i].n_draft = n;
             }
         }
+        spent
     }
 
     /// Lets the draft model propose tokens for those requests whose drafter is not confident, where that is expected to
@@ -529,16 +533,17 @@ impl Engine {
         for &i in requests {
             let a = &mut self.active[i];
             let limit = a.max_draft(&self.arena).unwrap_or(0).min(limits.max);
+            let length = |chances, max| worthwhile_length(chances, decode, max, &self.costs, self.draft_cost);
             if let Some(speculator) = &mut a.speculator
-                && let Some((max, next)) = speculator.ask_model(limit, limits.min_chance)
+                && let Some((max, next, min_chance)) = speculator.ask_model(limit, length)
             {
-                asked.push((i, max, next));
+                asked.push((i, max, next, min_chance));
             }
         }
-        let job = |&(i, max, next): &(usize, usize, f32)| {
+        let job = |&(i, max, next, min_chance): &(usize, usize, f32, f32)| {
             let a = &self.active[i];
             let (id, tokens, salt) = (a.id, &a.tokens[..], a.request.cache_salt);
-            ProposalJob { id, tokens, salt, max, next, min_chance: limits.min_chance }
+            ProposalJob { id, tokens, salt, max, next, min_chance }
         };
         let jobs: Vec<ProposalJob<'_>> = asked.iter().map(job).collect();
         let proposals = draft.propose(exec, &jobs, limits.rows);
@@ -596,8 +601,10 @@ impl Engine {
             return 0;
         }
         let exec = Exec { cpu, pool };
-        self.add_drafts(exec, &mut plan);
-        let n_tokens = plan.iter().map(BatchEntry::n_rows).sum();
+        let spent = self.add_drafts(exec, &mut plan);
+        let n_tokens: usize = plan.iter().map(BatchEntry::n_rows).sum();
+        let n_plain: usize = plan.iter().map(|p| p.n_tokens).sum();
+        let cost = (self.costs.at(n_tokens) + spent) / self.costs.at(n_plain);
         self.decode_rows = plan.iter().all(|p| p.n_tokens == 1).then_some(n_tokens);
         let layout = *self.arena.layout();
         let Ok(memory) = self.arena.memory_mut(&layout) else { return 0 };
@@ -649,7 +656,7 @@ impl Engine {
                 a.n_computed += 1;
                 done = a.pick(&self.model, cpu, out.hidden(mine + i), out.logits(mine + i), sink);
             }
-            a.end_draft(p.n_draft, n_before, sink);
+            a.end_draft(p.n_draft, n_before, cost, sink);
             if p.n_draft > 0 && a.ring.is_none() {
                 // keys and values of rejected tokens
                 self.arena.truncate(&mut a.pages, a.n_computed);

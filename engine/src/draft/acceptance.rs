@@ -17,7 +17,7 @@ pub(crate) struct Acceptance {
     next: Rate,
 }
 
-/// A running mean of a chance.
+/// A running mean.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rate {
     mean: f32,
@@ -33,8 +33,8 @@ impl Rate {
         self.mean
     }
 
-    pub(crate) fn record(&mut self, is_accepted: bool) {
-        self.mean += self.weight * (f32::from(u8::from(is_accepted)) - self.mean);
+    pub(crate) fn record(&mut self, value: f32) {
+        self.mean += self.weight * (value - self.mean);
         self.weight = (self.weight / (1.0 + self.weight)).max(WEIGHT);
     }
 }
@@ -75,6 +75,6 @@ impl Acceptance {
     /// Records whether the token at `index` of a proposal was accepted, all before it being accepted.
     pub(crate) fn record(&mut self, level: usize, index: usize, is_accepted: bool) {
         let rate = if index == 0 { &mut self.first[level] } else { &mut self.next };
-        rate.record(is_accepted);
+        rate.record(f32::from(u8::from(is_accepted)));
     }
 }

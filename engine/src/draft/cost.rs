@@ -156,8 +156,6 @@ pub(crate) struct DraftLimits {
     pub(crate) max: usize,
     /// Tokens to catch up with.
     pub(crate) rows: usize,
-    /// Chance of a token below which its proposal does not pay.
-    pub(crate) min_chance: f32,
 }
 
 /// Limits of a draft model for proposals of up to `max` tokens in a step of `decode` decode rows. With other requests in
@@ -170,10 +168,32 @@ pub(crate) fn draft_limits(
 ) -> DraftLimits {
     let (base, cost) = (costs.at(decode), draft.at(costs));
     let allowed = if has_others && cost > 0.0 { ((MAX_DELAY - 1.0) * base / cost) as usize } else { usize::MAX };
-    // a token for each request costs a step of the draft model, and a row each
-    let row = (costs.at(decode + max) - base) / max.max(1) as f32;
-    let min_chance = (cost + row * decode as f32) / base.max(f32::MIN_POSITIVE);
-    DraftLimits { max: max.min(allowed), rows: rows.min(allowed), min_chance }
+    DraftLimits { max: max.min(allowed), rows: rows.min(allowed) }
+}
+
+/// How many tokens of a draft model to propose to each of `decode` requests, at most `max`, if the first is accepted with
+/// the chance `first` and each later one with `next`; 0 if none pays. The second value is the chance to be accepted below
+/// which a further token does not pay: a token for each request costs a step of the draft model, and a row each.
+pub(crate) fn worthwhile_length(
+    (first, next): (f32, f32),
+    decode: usize,
+    max: usize,
+    costs: &StepCosts,
+    draft: DraftCost,
+) -> (usize, f32) {
+    let (base, cost) = (costs.at(decode), draft.at(costs));
+    let (mut tokens, mut chance, mut best, mut n_best) = (1.0, first, 1.0 / base, 0);
+    for n in 1..=max {
+        tokens += chance;
+        chance *= next;
+        let rate = tokens / (costs.at(decode * (n + 1)) + n as f32 * cost);
+        if rate >= best {
+            (best, n_best) = (rate, n);
+        }
+    }
+    let n = n_best.max(1);
+    let rows = costs.at(decode * (n + 1)) - base;
+    (n_best, (cost + rows / n as f32) / base)
 }
 
 #[cfg(test)]
@@ -210,6 +230,11 @@ mod tests {
         assert_eq!(allot(&[alloc::vec![0.9; 3]], (2, 0), 8, &costs, 0.0), [1]);
         assert_eq!(allot(&[alloc::vec![0.9; 9]], (1, 50), 8, &costs, 0.0), [5]);
         assert_eq!(allot(&[alloc::vec![0.9; 3], alloc::vec![0.95; 1]], (1, 20), 8, &costs, 0.0), [1, 1]);
+        // a long proposal of the draft model pays where a short one does not
+        let draft = DraftCost::fixed(0.2);
+        assert_eq!(worthwhile_length((0.9, 0.9), 1, 5, &costs, draft).0, 5);
+        assert_eq!(worthwhile_length((0.9, 0.9), 1, 1, &costs, draft).0, 1);
+        assert_eq!(worthwhile_length((0.6, 0.5), 1, 5, &costs, draft).0, 0);
         assert_eq!(allot(&[], (1, 0), 8, &costs, 0.0), [0usize; 0]);
     }
 

@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 use core::fmt::Debug;
 
 pub(crate) use acceptance::{Acceptance, Rate};
-pub(crate) use cost::{DraftCost, StepCosts, allot, draft_limits};
+pub(crate) use cost::{DraftCost, StepCosts, allot, draft_limits, worthwhile_length};
 pub use lookup::Lookup;
 pub use model::check_draft_model;
 pub(crate) use model::{DraftModel, Guess, ProposalJob, relative_cost};
@@ -87,6 +87,8 @@ struct Proposal {
 struct ModelUse {
     /// Chance that its first token is proposed and accepted.
     first: Rate,
+    /// Tokens of a step in which it was asked, in those that a plain step would have given in the same time.
+    gain: Rate,
     /// Whether it was asked in this step.
     is_asked: bool,
     /// Tokens until it is asked again, and the length of the next pause.
@@ -96,7 +98,7 @@ struct ModelUse {
 
 impl Default for ModelUse {
     fn default() -> ModelUse {
-        ModelUse { first: Rate::new(0.7), is_asked: false, pause: 0, next_pause: PAUSE.0 }
+        ModelUse { first: Rate::new(0.7), gain: Rate::new(1.2), is_asked: false, pause: 0, next_pause: PAUSE.0 }
     }
 }
 
@@ -157,22 +159,29 @@ impl Speculator {
         proposal.tokens.truncate(valid.min(max));
     }
 
-    /// Whether to ask the draft model, for tokens of at least this chance: not where the drafter is confident. Returns
-    /// the maximal number of tokens, and the expected chance of a token to be accepted.
-    pub(crate) fn ask_model(&mut self, limit: usize, min_chance: f32) -> Option<(usize, f32)> {
+    /// Whether to ask the draft model: not where the drafter is confident, nor where it does not pay. Returns the maximal
+    /// number of tokens, the expected chance of a token to be accepted, and the chance below which a token does not pay.
+    /// `length` returns the number of tokens that pay, for the chances of the first and of later ones, and the latter.
+    pub(crate) fn ask_model(
+        &mut self,
+        limit: usize,
+        length: impl FnOnce((f32, f32), usize) -> (usize, f32),
+    ) -> Option<(usize, f32, f32)> {
         let Speculator { drafted, model, .. } = self;
         let is_confident = !drafted.tokens.is_empty() && drafted.acceptance.first(drafted.level) >= CONFIDENT;
         if is_confident || model.pause > 0 || self.max.min(limit) == 0 {
             return None;
         }
-        // once after each pause it is asked all the same, to learn whether it pays now
-        if model.first.mean() < min_chance {
-            model.pause = model.next_pause;
-            model.next_pause = (2 * model.next_pause).min(PAUSE.1);
-        } else {
+        let (max, next) = (self.max.min(limit), self.guessed.acceptance.next());
+        let (n, min_chance) = length((model.first.mean(), next), max);
+        if n > 0 && model.gain.mean() >= 1.0 {
             model.next_pause = PAUSE.0;
+            return Some((n, next, min_chance));
         }
-        Some((self.max.min(limit), self.guessed.acceptance.next()))
+        // once after each pause it is asked all the same, to learn whether it pays now
+        model.pause = model.next_pause;
+        model.next_pause = (2 * model.next_pause).min(PAUSE.1);
+        Some((max, next, min_chance))
     }
 
     /// Takes the proposal of the draft model.
@@ -212,12 +221,13 @@ impl Speculator {
         &self.rows
     }
 
-    /// Compares the proposals with the tokens that were sampled in their place.
-    pub(crate) fn learn(&mut self, sampled: &[u32]) {
+    /// Compares the proposals with the tokens that were sampled in their place, in a step that took `cost` plain ones.
+    pub(crate) fn learn(&mut self, sampled: &[u32], cost: f32) {
         if core::mem::take(&mut self.model.is_asked)
             && let Some(token) = sampled.first()
         {
-            self.model.first.record(self.guessed.tokens.first() == Some(token));
+            self.model.first.record(f32::from(u8::from(self.guessed.tokens.first() == Some(token))));
+            self.model.gain.record(sampled.len() as f32 / cost.max(1.0));
         }
         self.drafted.learn(sampled);
         self.guessed.learn(sampled);

@@ -96,15 +96,16 @@ impl ActiveRequest {
         self.speculator.as_ref().and_then(|s| s.rows().get(i)) == self.tokens.last()
     }
 
-    /// Ends the draft of a step before which there were `n_before` tokens: reports and learns what was accepted.
-    pub(super) fn end_draft(&mut self, n_drafted: usize, n_before: usize, sink: &mut dyn FnMut(Event)) {
+    /// Ends the draft of a step before which there were `n_before` tokens: reports and learns what was accepted. `cost` is
+    /// the cost of the step in those of the same step without drafts.
+    pub(super) fn end_draft(&mut self, n_drafted: usize, n_before: usize, cost: f32, sink: &mut dyn FnMut(Event)) {
         let Some(speculator) = &mut self.speculator else { return };
         if n_drafted > 0 {
             let pairs = speculator.rows()[1..].iter().zip(&self.tokens[n_before..]);
             let n_accepted = pairs.take_while(|(drafted, token)| drafted == token).count();
             sink(Event::Drafted { id: self.id, n_drafted, n_accepted });
         }
-        speculator.learn(&self.tokens[n_before..]);
+        speculator.learn(&self.tokens[n_before..], cost);
     }
 
     /// Samples the next token and emits it. Returns the final event if the request has ended.
