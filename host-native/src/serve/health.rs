@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::api::error::{ApiError, ErrorBody, HttpError, json};
+use super::api::params::QueryParams;
 use super::model_metrics::Snapshot;
 use super::models::instance::ModelInstance;
 use super::models::pool::{Entry, ModelPool, ModelState, PoolError};
@@ -234,7 +235,10 @@ pub struct StatsQuery {
         (status = 200, description = "Server statistics", body = Stats),
         (status = "4XX", description = "No such model, or it is not loaded", body = ErrorBody),
     ))]
-pub async fn stats(State(server): State<Arc<Server>>, Query(query): Query<StatsQuery>) -> Result<Response, HttpError> {
+pub async fn stats(
+    State(server): State<Arc<Server>>,
+    QueryParams(query): QueryParams<StatsQuery>,
+) -> Result<Response, HttpError> {
     let entry = server.pool.find(query.model.as_deref()).map_err(ApiError::from)?;
     let not_loaded = || ApiError::from(PoolError::NotLoaded(Arc::clone(&entry.name)));
     let instance = entry.instance().ok_or_else(not_loaded)?;

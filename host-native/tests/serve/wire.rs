@@ -387,3 +387,19 @@ fn a_connection_serves_several_requests() {
     stream.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").expect("sent");
     assert_eq!(read_response(&mut stream).status, 200);
 }
+
+#[test]
+fn parameters_of_path_and_query_have_errors_in_json() {
+    let managed = crate::admin_client::Managed::start(&[]);
+    let key = ("authorization", "Bearer administrator-key");
+    for (method, path) in [
+        ("POST", "/slots/0"),
+        ("POST", "/slots/x?action=save"),
+        ("DELETE", "/admin/models/m/workers/x"),
+        ("POST", "/admin/models/m/workers/-1/fail"),
+    ] {
+        let response = managed.server.send(method, path, &[key, ("content-type", "application/json")], b"{}");
+        assert_eq!(response.status, 400, "{path}");
+        assert_eq!(response.json()["error"]["type"], "invalid_request_error", "{path}");
+    }
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 
 use super::super::api::body::Body;
 use super::super::api::error::{ApiError, ErrorBody, HttpError, json, quoted};
+use super::super::api::params::PathParams;
 use super::super::kv_disk::{Refusal, Stats};
 use super::super::models::disk_tier::DiskTier;
 use super::super::models::pool::Entry;
@@ -174,7 +175,7 @@ pub struct Invalidate {
 )]
 pub async fn invalidate_one(
     State(server): State<Arc<Server>>,
-    Path(name): Path<String>,
+    PathParams(name): PathParams<String>,
     Extension(administrator): Extension<Administrator>,
     Body(body): Body<Invalidate>,
 ) -> Result<Response, HttpError> {

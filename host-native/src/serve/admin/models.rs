@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Extension;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use utoipa::ToSchema;
 use super::super::api::body::Body;
 use super::super::api::error::{ApiError, ErrorBody, HttpError, json};
 use super::super::api::models::status;
+use super::super::api::params::PathParams;
 use super::super::models::pool::{Entry, PoolError, SwapOptions};
 use super::super::models::self_test::SelfTest;
 use super::super::state::Server;
@@ -128,7 +129,10 @@ pub async fn list(State(server): State<Arc<Server>>) -> Response {
 #[utoipa::path(get, path = "/admin/models/{name}", tag = "Administration",
     params(("name" = String, Path, description = "Model name")),
     responses((status = 200, description = "Model", body = ModelInfo)))]
-pub async fn show(State(server): State<Arc<Server>>, Path(name): Path<String>) -> Result<Response, HttpError> {
+pub async fn show(
+    State(server): State<Arc<Server>>,
+    PathParams(name): PathParams<String>,
+) -> Result<Response, HttpError> {
     Ok(json(StatusCode::OK, &info(&*find(&server, &name)?)))
 }
 
@@ -186,7 +190,7 @@ pub async fn add(
 pub async fn remove(
     State(server): State<Arc<Server>>,
     Extension(administrator): Extension<Administrator>,
-    Path(name): Path<String>,
+    PathParams(name): PathParams<String>,
 ) -> Result<Response, HttpError> {
     let entry = find(&server, &name)?;
     server.pool.remove(&entry).await;
@@ -207,7 +211,7 @@ pub async fn remove(
 pub async fn load(
     State(server): State<Arc<Server>>,
     Extension(administrator): Extension<Administrator>,
-    Path(name): Path<String>,
+    PathParams(name): PathParams<String>,
 ) -> Result<Response, HttpError> {
     let entry = find(&server, &name)?;
     let result = server.pool.load(&entry).await;
@@ -235,7 +239,7 @@ pub struct Unload {
 pub async fn unload(
     State(server): State<Arc<Server>>,
     Extension(administrator): Extension<Administrator>,
-    Path(name): Path<String>,
+    PathParams(name): PathParams<String>,
     Body(body): Body<Unload>,
 ) -> Result<Response, HttpError> {
     let entry = find(&server, &name)?;
@@ -296,7 +300,7 @@ pub struct Swapped {
 pub async fn swap(
     State(server): State<Arc<Server>>,
     Extension(administrator): Extension<Administrator>,
-    Path(name): Path<String>,
+    PathParams(name): PathParams<String>,
     Body(body): Body<Swap>,
 ) -> Result<Response, HttpError> {
     let entry = find(&server, &name)?;

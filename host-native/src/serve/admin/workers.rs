@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 
 use super::super::api::body::Body;
 use super::super::api::error::{ApiError, ErrorBody, HttpError, json};
+use super::super::api::params::PathParams;
 use super::super::models::status::{InjectedFault, WorkerHandle};
 use super::super::state::Server;
 use super::Administrator;
@@ -64,7 +65,10 @@ pub struct WorkerInfos {
 #[utoipa::path(get, path = "/admin/models/{name}/workers", tag = "Administration",
     params(("name" = String, Path, description = "Model name")),
     responses((status = 200, description = "Workers", body = WorkerInfos)))]
-pub async fn list(State(server): State<Arc<Server>>, Path(name): Path<String>) -> Result<Response, HttpError> {
+pub async fn list(
+    State(server): State<Arc<Server>>,
+    PathParams(name): PathParams<String>,
+) -> Result<Response, HttpError> {
     let entry = find(&server, &name)?;
     let instance = entry.instance().ok_or_else(|| not_loaded(&entry))?;
     let strategy = instance.workers.dispatcher().strategy().name().into();
@@ -85,7 +89,7 @@ pub async fn list(State(server): State<Arc<Server>>, Path(name): Path<String>) -
 pub async fn add(
     State(server): State<Arc<Server>>,
     Extension(administrator): Extension<Administrator>,
-    Path(name): Path<String>,
+    PathParams(name): PathParams<String>,
 ) -> Result<Response, HttpError> {
     let entry = find(&server, &name)?;
     let instance = entry.instance().ok_or_else(|| not_loaded(&entry))?;
@@ -110,7 +114,7 @@ pub async fn add(
 pub async fn drain(
     State(server): State<Arc<Server>>,
     Extension(administrator): Extension<Administrator>,
-    Path((name, id)): Path<(String, u32)>,
+    PathParams((name, id)): PathParams<(String, u32)>,
 ) -> Result<Response, HttpError> {
     let entry = find(&server, &name)?;
     let instance = entry.instance().ok_or_else(|| not_loaded(&entry))?;
@@ -154,7 +158,7 @@ pub enum FaultKind {
 pub async fn fail(
     State(server): State<Arc<Server>>,
     Extension(administrator): Extension<Administrator>,
-    Path((name, id)): Path<(String, u32)>,
+    PathParams((name, id)): PathParams<(String, u32)>,
     Body(body): Body<Fail>,
 ) -> Result<Response, HttpError> {
     super::check_fault_injection(&server)?;

@@ -11,6 +11,7 @@ pub mod generate;
 pub mod messages;
 pub mod models;
 pub mod options;
+pub mod params;
 pub mod receipts;
 pub mod slots;
 pub mod sse;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body as HttpBody, Bytes};
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
@@ -18,6 +18,7 @@ use super::super::models::pool::{Entry, ModelState};
 use super::super::state::{Caller, Server};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
+use super::params::PathParams;
 
 /// Interval at which the event stream looks for changes.
 const EVENT_INTERVAL: Duration = Duration::from_millis(50);
@@ -78,7 +79,10 @@ pub async fn models(State(server): State<Arc<Server>>) -> Response {
         (status = 200, description = "Model", body = ModelCard),
         (status = "4XX", description = "No such model, or no API key", body = ErrorBody),
     ))]
-pub async fn model(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Result<Response, HttpError> {
+pub async fn model(
+    State(server): State<Arc<Server>>,
+    PathParams(id): PathParams<String>,
+) -> Result<Response, HttpError> {
     let entry = server.pool.find_version(Some(&id), "").map_err(ApiError::from)?;
     Ok(json(StatusCode::OK, &ModelCard { id, ..card(&server, &entry) }))
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,7 @@ use super::super::slots::file_path;
 use super::super::state::{Caller, Server};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
+use super::params::{PathParams, QueryParams};
 use crate::session_file::{self, Conversation};
 
 /// Bytes of pages imported between two steps.
@@ -111,7 +112,7 @@ pub struct SlotTimings {
 pub async fn list(
     State(server): State<Arc<Server>>,
     caller: Caller,
-    Query(query): Query<ListQuery>,
+    QueryParams(query): QueryParams<ListQuery>,
 ) -> Result<Response, HttpError> {
     let instance = server.model(query.model.as_deref(), None, &caller).await?;
     let slots = instance.slots.list(&caller.tenant.name).into_iter().enumerate();
@@ -137,8 +138,8 @@ pub async fn list(
 pub async fn act(
     State(server): State<Arc<Server>>,
     caller: Caller,
-    Path(id): Path<usize>,
-    Query(query): Query<SlotQuery>,
+    PathParams(id): PathParams<usize>,
+    QueryParams(query): QueryParams<SlotQuery>,
     Body(body): Body<SlotFile>,
 ) -> Result<Response, HttpError> {
     let model = query.model.as_deref().or(body.model.as_deref());
