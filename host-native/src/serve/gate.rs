@@ -124,7 +124,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     } else {
         tracing::info!(status = status.as_u16(), ms, "request finished");
     }
-    if let Some(with) = sign_with.into_inner().filter(|_| gate.server.settings().sign_responses) {
+    if let Some(with) = sign_with.into_inner() {
         response.extensions_mut().insert::<SignWith>(with);
     }
     if let (Some(log), Some(caller), Method::POST) = (&gate.server.audit, caller, method) {

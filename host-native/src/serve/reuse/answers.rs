@@ -135,7 +135,7 @@ impl Answers {
         tokio::spawn(async move {
             let is_determined = answers.fill(&log, &key, updates, n_answers).await;
             log.close();
-            answers.in_flight().remove(&key);
+            end_flight(&mut answers.in_flight(), &key, &log);
             if is_determined {
                 let (n_bytes, kept) = (log.n_bytes(), Kept { log, since: Instant::now() });
                 answers.lock().insert(key, kept, n_bytes);
@@ -157,7 +157,7 @@ impl Answers {
                     if log.has_readers() {
                         continue;
                     }
-                    in_flight.remove(key);
+                    end_flight(&mut in_flight, key, log);
                     return false;
                 }
             };
@@ -205,6 +205,13 @@ impl Answers {
 
     fn in_flight(&self) -> MutexGuard<'_, HashMap<AnswerKey, Weak<AnswerLog>>> {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Removes a log from those in flight, unless a later equal request has taken its place.
+fn end_flight(in_flight: &mut HashMap<AnswerKey, Weak<AnswerLog>>, key: &AnswerKey, log: &Arc<AnswerLog>) {
+    if in_flight.get(key).is_some_and(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(log))) {
+        in_flight.remove(key);
     }
 }
 

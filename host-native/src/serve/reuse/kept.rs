@@ -41,11 +41,10 @@ struct Kept {
     body: Arc<SharedLog<Bytes>>,
 }
 
-/// A request with an idempotency key: its digest, and its response once the head is known. `None`: it failed, and is to be
-/// tried again.
+/// A request with an idempotency key: its digest, and its response once the head is known.
 struct Once {
     digest: [u8; 32],
-    response: watch::Receiver<Option<Result<Arc<Kept>, ()>>>,
+    response: watch::Receiver<Option<Arc<Kept>>>,
     until: Instant,
 }
 
@@ -98,7 +97,7 @@ impl KeptResponses {
 impl Once {
     /// The response, once its head is known.
     fn kept(&self) -> Option<Arc<Kept>> {
-        self.response.borrow().as_ref().and_then(|response| response.as_ref().ok()).cloned()
+        self.response.borrow().clone()
     }
 }
 
@@ -157,58 +156,51 @@ async fn once(
     let bytes = read_body(server, body).await?;
     let digest =
         Sha256::new_with_prefix(parts.uri.to_string()).chain_update([0]).chain_update(&bytes).finalize().into();
-    loop {
-        let (first, mut response) = {
-            let mut inner = server.kept.lock();
-            match inner.once.get(&key).filter(|once| once.until > Instant::now()) {
-                Some(once) if once.digest != digest => {
-                    let message = "this Idempotency-Key came with another request before";
-                    return Err(ApiError::new(409, "invalid_request_error", message).code("idempotency_mismatch"));
-                }
-                Some(once) => (None, once.response.clone()),
-                None if inner.once.len() + inner.streams.len() >= MAX_RESPONSES => {
-                    let message = format!("{MAX_RESPONSES} responses are kept for Idempotency-Key; try again later");
-                    return Err(ApiError::unavailable(message).code("too_many_keys"));
-                }
-                None => {
-                    let (sender, receiver) = watch::channel(None);
-                    let until = Instant::now() + server.settings().idempotency_window;
-                    inner.once.insert(key.clone(), Once { digest, response: receiver.clone(), until });
-                    (Some(sender), receiver)
-                }
+    let (first, mut response) = {
+        let mut inner = server.kept.lock();
+        match inner.once.get(&key).filter(|once| once.until > Instant::now()) {
+            Some(once) if once.digest != digest => {
+                let message = "this Idempotency-Key came with another request before";
+                return Err(ApiError::new(409, "invalid_request_error", message).code("idempotency_mismatch"));
             }
-        };
-        let is_first = first.is_some();
-        if let Some(sender) = first {
-            let request = Request::from_parts(parts.clone(), Body::from(bytes.clone()));
-            let (server, key, next) = (Arc::clone(server), key.clone(), next.clone());
-            let id = REQUEST_ID.try_with(Arc::clone).unwrap_or_else(|_| "".into());
-            let run = async move { run_once(&server, key, request, next, sender).await };
-            // the work goes on when the client has gone
-            tokio::spawn(Trace::current().scope(REQUEST_ID.scope(id, run.instrument(tracing::Span::current()))));
-        }
-        match response.wait_for(Option::is_some).await.ok().and_then(|response| response.clone()) {
-            Some(Ok(kept)) => {
-                let mut response = kept.response();
-                if !is_first {
-                    response.headers_mut().insert("idempotent-replayed", HeaderValue::from_static("true"));
-                }
-                return Ok(response);
+            Some(once) => (None, once.response.clone()),
+            None if inner.once.len() + inner.streams.len() >= MAX_RESPONSES => {
+                let message = format!("{MAX_RESPONSES} responses are kept for Idempotency-Key; try again later");
+                return Err(ApiError::unavailable(message).code("too_many_keys"));
             }
-            // it failed, for the first request only: others try again
-            Some(Err(())) if !is_first => {}
-            _ => return Err(ApiError::internal("internal error: the request with this Idempotency-Key was lost")),
+            None => {
+                let (sender, receiver) = watch::channel(None);
+                let until = Instant::now() + server.settings().idempotency_window;
+                inner.once.insert(key.clone(), Once { digest, response: receiver.clone(), until });
+                (Some(sender), receiver)
+            }
         }
+    };
+    let is_first = first.is_some();
+    if let Some(sender) = first {
+        let request = Request::from_parts(parts, Body::from(bytes));
+        let server = Arc::clone(server);
+        let id = REQUEST_ID.try_with(Arc::clone).unwrap_or_else(|_| "".into());
+        let run = async move { run_once(&server, key, request, next, sender).await };
+        // the work goes on when the client has gone
+        tokio::spawn(Trace::current().scope(REQUEST_ID.scope(id, run.instrument(tracing::Span::current()))));
     }
+    let lost = || ApiError::internal("internal error: the request with this Idempotency-Key was lost");
+    let kept = response.wait_for(Option::is_some).await.ok().and_then(|kept| kept.clone()).ok_or_else(lost)?;
+    let mut response = kept.response();
+    if !is_first {
+        response.headers_mut().insert("idempotent-replayed", HeaderValue::from_static("true"));
+    }
+    Ok(response)
 }
 
-/// Runs a request to its end. A response that asks to try again is given to the first request only.
+/// Runs a request to its end. A response that asks to try again is given to those that wait for it, and not kept.
 async fn run_once(
     server: &Arc<Server>,
     key: (Arc<str>, String),
     request: Request,
     next: Next,
-    sender: watch::Sender<Option<Result<Arc<Kept>, ()>>>,
+    sender: watch::Sender<Option<Arc<Kept>>>,
 ) {
     let response = next.run(request).await;
     let status = response.status();
@@ -219,7 +211,7 @@ async fn run_once(
     if !is_final {
         server.kept.lock().once.remove(&key);
     }
-    sender.send_replace(Some(Ok(Arc::clone(&kept))));
+    sender.send_replace(Some(Arc::clone(&kept)));
     read_all(body, &kept.body).await;
 }
 
