@@ -12,6 +12,7 @@ pub mod budget;
 pub mod cores;
 pub mod disk_tier;
 pub mod dispatch;
+pub mod engines;
 pub mod instance;
 pub mod loading;
 pub mod pool;

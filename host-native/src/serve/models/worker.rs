@@ -8,27 +8,23 @@
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
-use starling::engine::{Engine, EngineOptions, Event, FinishReason, Request};
-use starling::error::{DraftModelError, MemoryError, RequestError};
-use starling::kernels::Cpu;
-use starling::model::Model;
+use starling::embed::{EmbedderOptions, Text};
+use starling::engine::{Engine, Event, FinishReason};
+use starling::error::{MemoryError, RequestError};
 use starling::receipt::Receipt;
 
-use super::super::breaker::Breaker;
-use super::super::failures::{Failure, SharedFailures};
+use super::super::failures::Failure;
 use super::super::handoff::Waiting;
-use super::super::model_metrics::{ModelMetrics, Outcome};
-use super::super::queue::{Failed, Job, PrefixEviction, Queue, Shutdown, TextJob, Update, UpdateSender};
+use super::super::model_metrics::Outcome;
+use super::super::queue::{Failed, Job, PrefixEviction, Shutdown, TextJob, Update, UpdateSender};
 use super::super::scheduler::Queued;
 use super::super::state::unix_now;
 use super::budget::MemoryLease;
 use super::cores::Threads;
-use super::disk_tier::{DiskTier, Saved, WorkerTier};
-use super::dispatch::Dispatcher;
+use super::disk_tier::{Saved, WorkerTier};
+use super::engines::{Engines, Shared};
 use super::status::{InjectedFault, Running, WorkerState, WorkerStatus};
 
 /// Maximum sleep of the idle thread; it bounds the age of the heartbeat.
@@ -41,108 +37,6 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from
 const SAVE_TIME: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// Time without a fault after which the wait is the first again.
 const BACKOFF_RESET: Duration = Duration::from_secs(60);
-
-/// What workers of a model share.
-#[derive(Clone)]
-pub struct Shared {
-    pub name: Arc<str>,
-    pub model: Arc<Model>,
-    /// Drafts for the model.
-    pub draft: Option<Arc<Model>>,
-    /// `None` for encoders, which only embed.
-    pub engine: Option<EngineOptions>,
-    pub embedder: EmbedderOptions,
-    pub pooling: Pooling,
-    pub cpu: Cpu,
-    pub queue: Arc<Queue>,
-    pub metrics: Arc<ModelMetrics>,
-    pub dispatcher: Arc<Dispatcher>,
-    pub failures: SharedFailures,
-    pub batch: Arc<BatchLimits>,
-    pub breaker: Arc<Breaker>,
-    pub stall_timeout: Duration,
-    /// KV pages on disk.
-    pub disk: Option<Arc<DiskTier>>,
-}
-
-impl Shared {
-    /// An engine with its draft model.
-    fn new_engine(&self, threads: &Threads, options: EngineOptions) -> Result<Engine, MemoryError> {
-        let mut engine = Engine::new(Arc::clone(&self.model), threads, options)?;
-        if let Some(draft) = &self.draft {
-            match engine.set_draft_model(Arc::clone(draft), threads) {
-                Ok(()) => {}
-                Err(DraftModelError::Memory(e)) => return Err(e),
-                // checked when the draft model was loaded
-                Err(e) => tracing::error!(model = &*self.name, "no drafts: {e}"),
-            }
-        }
-        Ok(engine)
-    }
-}
-
-/// Maximum tokens of a batch, and of one with decode rows; they change while workers run.
-#[derive(Debug)]
-pub struct BatchLimits {
-    batch_tokens: AtomicUsize,
-    prefill_chunk: AtomicUsize,
-    /// Divisor of both under memory pressure.
-    divisor: AtomicUsize,
-}
-
-impl BatchLimits {
-    pub fn new(batch_tokens: usize, prefill_chunk: usize) -> BatchLimits {
-        let [batch_tokens, prefill_chunk, divisor] = [batch_tokens, prefill_chunk, 1].map(AtomicUsize::new);
-        BatchLimits { batch_tokens, prefill_chunk, divisor }
-    }
-
-    pub fn set(&self, batch_tokens: usize, prefill_chunk: usize) {
-        self.batch_tokens.store(batch_tokens, Ordering::Relaxed);
-        self.prefill_chunk.store(prefill_chunk, Ordering::Relaxed);
-    }
-
-    /// Divides both under memory pressure.
-    pub fn set_divisor(&self, divisor: usize) {
-        self.divisor.store(divisor.max(1), Ordering::Relaxed);
-    }
-
-    fn apply(&self, engine: &mut Engine) {
-        let divisor = self.divisor.load(Ordering::Relaxed);
-        let [batch_tokens, prefill_chunk] =
-            [&self.batch_tokens, &self.prefill_chunk].map(|limit| (limit.load(Ordering::Relaxed) / divisor).max(1));
-        engine.set_batch_limits(batch_tokens, prefill_chunk);
-    }
-}
-
-/// An engine, and the embedder beside it.
-struct Engines {
-    /// `None` for encoders.
-    engine: Option<Engine>,
-    embedder: Embedder,
-}
-
-impl Engines {
-    fn new(shared: &Shared, threads: &Threads) -> Result<Engines, MemoryError> {
-        let engine = shared.engine.map(|options| shared.new_engine(threads, options)).transpose()?;
-        let embedder = Embedder::new(Arc::clone(&shared.model), threads, shared.embedder)?;
-        Ok(Engines { engine, embedder })
-    }
-
-    fn active(&self) -> usize {
-        self.engine.as_ref().map_or(0, Engine::active)
-    }
-
-    /// Generates a token, to see whether the engine works.
-    fn probe(&mut self, cpu: Cpu, threads: &Threads) {
-        let Some(engine) = &mut self.engine else { return };
-        let request = Request { max_tokens: Some(1), ignore_eos: true, ..Request::new(vec![0]) };
-        if engine.submit(request).is_ok() {
-            while !engine.is_idle() {
-                threads.run(|pool| engine.step(cpu, pool, &mut |_| {}));
-            }
-        }
-    }
-}
 
 /// State of a worker's thread.
 pub struct Worker {
