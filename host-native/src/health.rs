@@ -7,6 +7,7 @@ use reqwest::blocking::Client;
 
 use crate::cli::HealthArgs;
 use crate::error::Failure;
+use crate::tls_provider;
 
 /// Time for a response.
 const TIMEOUT: Duration = Duration::from_secs(4);
@@ -16,8 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(4);
 pub fn run(args: &HealthArgs) -> Result<(), Failure> {
     let url = format!("{}/{}", args.url.trim_end_matches('/'), if args.ready { "readyz" } else { "livez" });
     let failed = |what: String| Failure::Io(Error::other(format!("{url}: {what}")));
-    // fails if it was called before
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    tls_provider::install();
     // the certificate is of the server's public name, not of this address
     let client = Client::builder().no_proxy().timeout(TIMEOUT).danger_accept_invalid_certs(true).build();
     let response = client.and_then(|client| client.get(&url).send()).map_err(|e| failed(e.to_string()))?;

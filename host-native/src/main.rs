@@ -27,6 +27,7 @@ mod sampling;
 mod serve;
 mod session_file;
 mod structure;
+mod tls_provider;
 mod tokens;
 mod verify;
 

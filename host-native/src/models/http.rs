@@ -66,8 +66,7 @@ impl Http {
     /// # Errors
     /// If the system's certificates cannot be read.
     pub fn new() -> Result<Http, HttpError> {
-        // an error: a provider is installed already
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        crate::tls_provider::install();
         let agent = concat!("starling/", env!("CARGO_PKG_VERSION"));
         let client = Client::builder().user_agent(agent).redirect(reqwest::redirect::Policy::none());
         let client = client.connect_timeout(CONNECT_TIMEOUT).timeout(None).build();

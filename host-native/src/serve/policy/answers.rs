@@ -70,11 +70,12 @@ impl AnswerFilters {
         }
         let is_complete = updates.iter().any(|update| matches!(update, Update::Done { .. }));
         if !is_complete && !updates.iter().any(|update| matches!(update, Update::Failed(_))) {
-            let (held, others) = updates.into_iter().partition(|update| matches!(update, Update::Token { .. }));
-            let held: Vec<Update> = held;
-            answer.for_hook.extend(held);
-            let others: Vec<Update> = others;
-            self.ready.extend(others.into_iter().map(|update| (index, update)));
+            for update in updates {
+                match update {
+                    Update::Token { .. } => answer.for_hook.push(update),
+                    _ => self.ready.push_back((index, update)),
+                }
+            }
             return;
         }
         let mut all = std::mem::take(&mut answer.for_hook);

@@ -15,6 +15,7 @@ use super::super::state::Caller;
 use super::{Call, CallError, Decision, Filter, HookRequest, Policy, PolicyFile, Response, Stage, Verdict};
 use crate::error::Failure;
 use crate::serve::config::SettingsFile;
+use crate::tls_provider;
 
 /// Fields of a message that hold no text of its author.
 const NAMES: [&str; 5] = ["role", "type", "name", "id", "tool_call_id"];
@@ -183,8 +184,7 @@ struct HookClient(reqwest::Client);
 
 impl HookClient {
     fn new() -> Result<HookClient, Failure> {
-        // fails if it was called before
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        tls_provider::install();
         let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build();
         Ok(HookClient(client.map_err(|e| Failure::Usage(format!("policy-file: HTTP client: {e}")))?))
     }
