@@ -1,10 +1,10 @@
 //! Speculative decoding: guesses of the next tokens, verified in one batch.
 //!
 //! A [`Drafter`] proposes tokens, and where it is not confident a draft model, if the engine has one
-//! ([`Engine::set_draft_model`](crate::engine::Engine::set_draft_model)). The engine computes them as further rows of the batch and samples at each position as
-//! ever, with that position's own draw, as long as the sampled token equals the proposed one (Leviathan et al.,
-//! arXiv:2211.17192, with equality in place of rejection sampling). So a draft changes the time of an answer but no byte
-//! of it: neither drafter, draft model nor the number of draft tokens is part of a result.
+//! ([`Engine::set_draft_model`](crate::engine::Engine::set_draft_model)). The engine computes them as further rows of the
+//! batch and samples at each position as ever, with that position's own draw, as long as the sampled token equals the
+//! proposed one (Leviathan et al., arXiv:2211.17192, with equality in place of rejection sampling). So a draft changes the
+//! time of an answer but no byte of it: neither drafter, draft model nor the number of draft tokens is part of a result.
 
 mod acceptance;
 mod cost;

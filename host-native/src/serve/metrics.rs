@@ -229,17 +229,8 @@ impl Metrics {
         self.families.reused.get_or_create(&Labels { model: None, other: Some(("result", result)) }).inc();
     }
 
-    /// Sets the gauges of the answers that are kept.
-    pub fn set_kept_answers(&self, n_bytes: usize, n_evicted: u64) {
-        self.set_kept("answers", n_bytes, n_evicted);
-    }
-
-    /// Sets the gauges of the embeddings that are kept.
-    pub fn set_kept_embeddings(&self, n_bytes: usize, n_evicted: u64) {
-        self.set_kept("embeddings", n_bytes, n_evicted);
-    }
-
-    fn set_kept(&self, cache: &'static str, n_bytes: usize, n_evicted: u64) {
+    /// Sets the gauges of a cache of results.
+    pub fn set_kept(&self, cache: &'static str, n_bytes: usize, n_evicted: u64) {
         let labels = Labels { model: None, other: Some(("cache", cache)) };
         self.families.kept_bytes.get_or_create(&labels).set(n_bytes as i64);
         self.families.kept_evicted.get_or_create(&labels).set(n_evicted.cast_signed());

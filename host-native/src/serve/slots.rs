@@ -34,6 +34,16 @@ pub struct Slot {
     last_used: u64,
 }
 
+impl Slot {
+    /// That of another tenant is empty.
+    fn seen_by(&self, tenant: &str) -> Slot {
+        match &*self.tenant == tenant {
+            true => self.clone(),
+            false => Slot { n_running: self.n_running, ..Slot::default() },
+        }
+    }
+}
+
 impl Slots {
     pub fn new(n: usize) -> Slots {
         Slots { inner: Mutex::new(Inner { slots: vec![Slot::default(); n], now: 0 }) }
@@ -41,11 +51,17 @@ impl Slots {
 
     /// The slots as a tenant sees them: those of others are empty.
     pub fn list(&self, tenant: &str) -> Vec<Slot> {
-        let hide = |slot: &Slot| match &*slot.tenant == tenant {
-            true => slot.clone(),
-            false => Slot { n_running: slot.n_running, ..Slot::default() },
-        };
-        self.lock().slots.iter().map(hide).collect()
+        self.lock().slots.iter().map(|slot| slot.seen_by(tenant)).collect()
+    }
+
+    /// A slot as a tenant sees it; `None` if there is no such slot.
+    pub fn get(&self, id: usize, tenant: &str) -> Option<Slot> {
+        self.lock().slots.get(id).map(|slot| slot.seen_by(tenant))
+    }
+
+    /// Number of slots.
+    pub fn len(&self) -> usize {
+        self.lock().slots.len()
     }
 
     /// Begins a request in slot `id`, or in the idle one that was used least recently.

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
 use rustls::pki_types::pem::PemObject;
@@ -104,8 +105,10 @@ fn a_client_certificate_is_as_good_as_a_key() {
     fs::write(path("keys"), "cert:carol.example carol\n").expect("a file");
     server.signal("HUP");
     let shown = CertificateDer::from_pem_slice(renewed.certificate.as_bytes()).expect("PEM").to_vec();
+    let start = Instant::now();
     while get(&server, &ca, Some(&carol), None) != Some((200, shown.clone())) {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(start.elapsed() < LIMIT, "the certificate is not renewed");
+        std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!((status(Some(&alice), None), status(None, Some("the-key"))), (Some(401), Some(401)));
 }

@@ -141,8 +141,8 @@ pub async fn list(State(server): State<Arc<Server>>) -> Response {
         }
     });
     let kept = [
-        ("answers", server.answers.size()),
-        ("embeddings", server.embeddings.size()),
+        ("answers", server.answers.kept.size()),
+        ("embeddings", server.embeddings.kept.size()),
         ("responses", server.kept.size()),
     ];
     let kept = kept.map(|(name, (entries, bytes))| KeptInfo { name, entries, bytes });
@@ -184,8 +184,8 @@ pub async fn invalidate_one(
     }
     let (model, tenant) = (body.model.as_deref(), body.tenant.as_deref());
     let forgotten = match &*name {
-        "answers" => server.answers.invalidate(model, tenant, body.key.as_deref()),
-        "embeddings" => server.embeddings.invalidate(model, tenant),
+        "answers" => server.answers.kept.invalidate(model, tenant, body.key.as_deref()),
+        "embeddings" => server.embeddings.kept.invalidate(model, tenant, None),
         "prefix" => {
             let is_meant = |name: &str| model.is_none_or(|model| model == name);
             let entries: Vec<_> = server.pool.entries().into_iter().filter(|entry| is_meant(&entry.name)).collect();
@@ -218,8 +218,8 @@ pub async fn invalidate(
         None => server.pool.entries(),
     };
     invalidate_prefixes(&server, &entries, body.model.is_none());
-    server.answers.invalidate(body.model.as_deref(), body.tenant.as_deref(), body.key.as_deref());
-    server.embeddings.invalidate(body.model.as_deref(), body.tenant.as_deref());
+    server.answers.kept.invalidate(body.model.as_deref(), body.tenant.as_deref(), body.key.as_deref());
+    server.embeddings.kept.invalidate(body.model.as_deref(), body.tenant.as_deref(), None);
     administrator.log("invalidate caches", body.model.as_deref().unwrap_or("all models"), Ok(()));
     Ok(json(StatusCode::OK, &Done { done: true }))
 }

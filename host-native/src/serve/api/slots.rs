@@ -13,7 +13,8 @@ use starling_api::parse::{ParseBody, parse};
 use utoipa::{IntoParams, ToSchema};
 
 use super::super::models::instance::ModelInstance;
-use super::super::slots::file_path;
+use super::super::queue::PrefixEviction;
+use super::super::slots::{Slot, file_path};
 use super::super::state::{Caller, Server};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
@@ -144,12 +145,9 @@ pub async fn act(
 ) -> Result<Response, HttpError> {
     let model = query.model.as_deref().or(body.model.as_deref());
     let instance = server.model(model, None, &caller).await?;
-    let n = instance.slots.list(&caller.tenant.name).len();
-    if id >= n {
-        return Err(
-            ApiError::param("id", format!("slot {id}, expected 0 to {} (--max-seqs)", n.saturating_sub(1))).into()
-        );
-    }
+    let last = instance.slots.len().saturating_sub(1);
+    let no_slot = || ApiError::param("id", format!("slot {id}, expected 0 to {last} (--max-seqs)"));
+    let slot = instance.slots.get(id, &caller.tenant.name).ok_or_else(no_slot)?;
     let path = || -> Result<PathBuf, ApiError> {
         let settings = server.settings();
         let directory = settings.slot_save_path.as_deref();
@@ -161,9 +159,9 @@ pub async fn act(
         })
     };
     let done = match query.action.as_str() {
-        "save" => save(instance, caller, id, path()?).await?,
+        "save" => save(instance, caller, (id, slot), path()?).await?,
         "restore" => restore(instance, caller, id, path()?).await?,
-        "erase" => erase(&instance, &caller, id).await?,
+        "erase" => erase(&instance, &caller, (id, slot)),
         other => {
             let message = format!("action {other:?}, expected save, restore or erase");
             return Err(ApiError::param("action", message).into());
@@ -173,9 +171,13 @@ pub async fn act(
     Ok(json(StatusCode::OK, &SlotDone { id_slot: id, filename, ..done }))
 }
 
-async fn save(instance: Arc<ModelInstance>, caller: Caller, id: usize, path: PathBuf) -> Result<SlotDone, ApiError> {
+async fn save(
+    instance: Arc<ModelInstance>,
+    caller: Caller,
+    (id, slot): (usize, Slot),
+    path: PathBuf,
+) -> Result<SlotDone, ApiError> {
     let begin = Instant::now();
-    let slot = instance.slots.list(&caller.tenant.name).swap_remove(id);
     if slot.tokens.is_empty() {
         return Err(ApiError::param("id", format!("slot {id} has no conversation")));
     }
@@ -237,14 +239,13 @@ async fn restore(instance: Arc<ModelInstance>, caller: Caller, id: usize, path: 
     Ok(SlotDone { n_restored: Some(n_tokens), n_read: Some(pages.len()), timings, ..SlotDone::default() })
 }
 
-async fn erase(instance: &Arc<ModelInstance>, caller: &Caller, id: usize) -> Result<SlotDone, ApiError> {
-    let slot = instance.slots.list(&caller.tenant.name).swap_remove(id);
+fn erase(instance: &ModelInstance, caller: &Caller, (id, slot): (usize, Slot)) -> SlotDone {
     let n_erased = slot.tokens.len();
     if n_erased > 0 {
         instance.slots.set(id, &caller.tenant.name, Vec::new(), 0);
-        instance.queue.evict_prefixes([super::super::queue::PrefixEviction { tokens: slot.tokens, salt: slot.salt }]);
+        instance.queue.evict_prefixes([PrefixEviction { tokens: slot.tokens, salt: slot.salt }]);
     }
-    Ok(SlotDone { n_erased: Some(n_erased), ..SlotDone::default() })
+    SlotDone { n_erased: Some(n_erased), ..SlotDone::default() }
 }
 
 fn foreign() -> ApiError {

@@ -11,28 +11,19 @@ use axum::http::{HeaderMap, header};
 use sha2::{Digest, Sha256};
 use starling::draft::Speculation;
 use starling::engine::{FinishReason, Request};
-use starling::receipt::Hex;
 use starling::sampler::SamplingOptions;
 
 use super::super::api::submit::Submission;
 use super::super::metrics::Metrics;
 use super::super::models::instance::ModelInstance;
 use super::super::queue::{Update, Updates};
-use super::bytes_lru::BytesLru;
+use super::cache::{Cache, ReuseKey};
 use super::shared_log::{Reader, SharedLog};
 
 /// Updates of a request, shared by its readers.
 pub type AnswerLog = SharedLog<(usize, Update)>;
 /// Reads the updates of a request.
 pub type AnswerReader = Reader<(usize, Update)>;
-
-/// Identifies a request of a tenant: model, prompts and options.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct AnswerKey {
-    model: Arc<str>,
-    tenant: Arc<str>,
-    digest: [u8; 32],
-}
 
 /// What a client allows, by its header `cache-control`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +58,8 @@ pub struct Found {
     pub etag: String,
 }
 
-struct Kept {
+#[derive(Clone)]
+pub struct KeptAnswer {
     log: Arc<AnswerLog>,
     since: Instant,
 }
@@ -76,9 +68,8 @@ struct Kept {
 pub struct Answers {
     /// Whether identical requests in flight are computed once.
     shares: bool,
-    in_flight: Mutex<HashMap<AnswerKey, Weak<AnswerLog>>>,
-    kept: Mutex<BytesLru<AnswerKey, Kept>>,
-    metrics: Arc<Metrics>,
+    in_flight: Mutex<HashMap<ReuseKey, Weak<AnswerLog>>>,
+    pub kept: Cache<KeptAnswer>,
 }
 
 /// Memory of an update besides its text.
@@ -87,15 +78,15 @@ const UPDATE_BYTES: usize = std::mem::size_of::<(usize, Update)>();
 impl Answers {
     /// Keeps at most `limit` bytes.
     pub fn new(limit: usize, shares: bool, metrics: Arc<Metrics>) -> Answers {
-        Answers { shares, in_flight: Mutex::default(), kept: Mutex::new(BytesLru::new(limit)), metrics }
+        Answers { shares, in_flight: Mutex::default(), kept: Cache::new("answers", limit, metrics) }
     }
 
     /// The key of the answers; `None` if they are not determined, or nothing is reused.
-    pub fn key(&self, instance: &ModelInstance, tenant: &Arc<str>, submission: &Submission) -> Option<AnswerKey> {
+    pub fn key(&self, instance: &ModelInstance, tenant: &Arc<str>, submission: &Submission) -> Option<ReuseKey> {
         let Submission { requests, n, is_seeded, .. } = submission;
         let is_determined =
             |request: &Request| (*is_seeded || request.sampling.temperature == 0.0) && request.constraint.is_none();
-        if !(self.shares || self.lock().limit() > 0) || !requests.iter().all(is_determined) {
+        if !(self.shares || self.kept.is_on) || !requests.iter().all(is_determined) {
             return None;
         }
         let mut digest = Sha256::new_with_prefix(instance.model_sha256);
@@ -109,25 +100,24 @@ impl Answers {
             digest.update(format!("{request:?}\n"));
         }
         let model = Arc::clone(&instance.name);
-        Some(AnswerKey { model, tenant: Arc::clone(tenant), digest: digest.finalize().into() })
+        Some(ReuseKey { model, tenant: Arc::clone(tenant), digest: digest.finalize().into() })
     }
 
     /// The updates of an equal request that is in flight, or was answered.
-    pub fn find(&self, key: &AnswerKey) -> Option<(AnswerReader, Option<Found>)> {
-        if let Some(kept) = self.lock().get(key) {
-            self.metrics.reused("hit");
-            let etag = Hex(key.digest).to_string();
-            let found = Found { age: kept.since.elapsed().as_secs(), etag };
+    pub fn find(&self, key: &ReuseKey) -> Option<(AnswerReader, Option<Found>)> {
+        if let Some(kept) = self.kept.get(key) {
+            self.kept.metrics.reused("hit");
+            let found = Found { age: kept.since.elapsed().as_secs(), etag: key.etag() };
             return Some((kept.log.reader(0), Some(found)));
         }
         let in_flight = self.in_flight();
         let shared = in_flight.get(key).and_then(Weak::upgrade).filter(|_| self.shares).map(|log| log.reader(0));
-        self.metrics.reused(if shared.is_some() { "shared" } else { "miss" });
+        self.kept.metrics.reused(if shared.is_some() { "shared" } else { "miss" });
         Some((shared?, None))
     }
 
     /// Makes the updates of a request those of a log that others can read too.
-    pub fn share(self: &Arc<Self>, key: AnswerKey, updates: Updates, n_answers: usize) -> AnswerReader {
+    pub fn share(self: &Arc<Self>, key: ReuseKey, updates: Updates, n_answers: usize) -> AnswerReader {
         let log = SharedLog::new();
         let reader = log.reader(0);
         self.in_flight().insert(key.clone(), Arc::downgrade(&log));
@@ -137,16 +127,15 @@ impl Answers {
             log.close();
             end_flight(&mut answers.in_flight(), &key, &log);
             if is_determined {
-                let (n_bytes, kept) = (log.n_bytes(), Kept { log, since: Instant::now() });
-                answers.lock().insert(key, kept, n_bytes);
-                answers.publish();
+                let n_bytes = log.n_bytes();
+                answers.kept.insert(key, KeptAnswer { log, since: Instant::now() }, n_bytes);
             }
         });
         reader
     }
 
     /// Fills a log until all answers have ended or nobody reads. Returns whether the request alone determines them.
-    async fn fill(&self, log: &Arc<AnswerLog>, key: &AnswerKey, mut updates: Updates, n_answers: usize) -> bool {
+    async fn fill(&self, log: &Arc<AnswerLog>, key: &ReuseKey, mut updates: Updates, n_answers: usize) -> bool {
         let (mut n_left, mut is_determined) = (n_answers, true);
         while n_left > 0 {
             let next = tokio::select! {
@@ -176,40 +165,13 @@ impl Answers {
         is_determined
     }
 
-    /// Forgets the answers of a model, of a tenant, of an `etag`, or all. Returns how many.
-    pub fn invalidate(&self, model: Option<&str>, tenant: Option<&str>, etag: Option<&str>) -> usize {
-        let is_kept = |key: &AnswerKey| {
-            model.is_some_and(|model| *key.model != *model)
-                || tenant.is_some_and(|tenant| *key.tenant != *tenant)
-                || etag.is_some_and(|etag| Hex(key.digest).to_string() != etag.trim_matches('"'))
-        };
-        let n = self.lock().retain(|key, _| is_kept(key));
-        self.publish();
-        n
-    }
-
-    /// Number of answers, and their bytes.
-    pub fn size(&self) -> (usize, usize) {
-        let kept = self.lock();
-        (kept.len(), kept.n_bytes())
-    }
-
-    fn publish(&self) {
-        let kept = self.lock();
-        self.metrics.set_kept_answers(kept.n_bytes(), kept.n_evicted);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BytesLru<AnswerKey, Kept>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn in_flight(&self) -> MutexGuard<'_, HashMap<AnswerKey, Weak<AnswerLog>>> {
+    fn in_flight(&self) -> MutexGuard<'_, HashMap<ReuseKey, Weak<AnswerLog>>> {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Removes a log from those in flight, unless a later equal request has taken its place.
-fn end_flight(in_flight: &mut HashMap<AnswerKey, Weak<AnswerLog>>, key: &AnswerKey, log: &Arc<AnswerLog>) {
+fn end_flight(in_flight: &mut HashMap<ReuseKey, Weak<AnswerLog>>, key: &ReuseKey, log: &Arc<AnswerLog>) {
     if in_flight.get(key).is_some_and(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(log))) {
         in_flight.remove(key);
     }

@@ -54,10 +54,6 @@ impl<K: Hash + Eq, V> BytesLru<K, V> {
         gone.len()
     }
 
-    pub fn limit(&self) -> usize {
-        self.limit
-    }
-
     pub fn n_bytes(&self) -> usize {
         self.n_bytes
     }

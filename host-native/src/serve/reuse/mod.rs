@@ -2,6 +2,7 @@
 
 mod answers;
 mod bytes_lru;
+mod cache;
 mod embeddings;
 mod kept;
 mod shared_log;
