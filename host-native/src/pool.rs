@@ -116,12 +116,24 @@ impl fmt::Display for CpuSet {
     }
 }
 
-/// CPUs of each NUMA node that has some (Linux). Source: <https://docs.kernel.org/admin-guide/numastat.html>, directories of
+/// CPUs that this process may use of each NUMA node that has some (Linux); none where a quota allows fewer CPUs than
+/// affinity and cpuset do. Source: <https://docs.kernel.org/admin-guide/numastat.html>, directories of
 /// `/sys/devices/system/node`.
 pub fn numa_nodes() -> Vec<CpuSet> {
     let read = |path: &str| fs::read_to_string(format!("/sys/devices/system/node/{path}")).ok();
+    let allowed = allowed_cpus().unwrap_or_default();
+    if thread::available_parallelism().map_or(1, NonZero::get) < allowed.len() {
+        return Vec::new();
+    }
     let nodes = read("has_cpu").and_then(|list| cpu_list(list.trim())).unwrap_or_default();
-    nodes.into_iter().filter_map(|node| CpuSet::parse(read(&format!("node{node}/cpulist"))?.trim())).collect()
+    let cpus = nodes.into_iter().filter_map(|node| cpu_list(read(&format!("node{node}/cpulist"))?.trim()));
+    of_nodes(cpus, &allowed)
+}
+
+/// The allowed CPUs of each node that has some.
+fn of_nodes(nodes: impl Iterator<Item = Vec<usize>>, allowed: &[usize]) -> Vec<CpuSet> {
+    let usable = nodes.map(|node| CpuSet(node.into_iter().filter(|cpu| allowed.contains(cpu)).collect()));
+    usable.filter(|cpus| !cpus.0.is_empty()).collect()
 }
 
 /// Number of CPUs that affinity, cpuset and quota allow, and the number of physical cores among them, if known.
@@ -132,9 +144,13 @@ pub fn cpus() -> (usize, Option<usize>) {
 /// Physical cores among the CPUs that this process may run on (Linux). Source: proc_pid_status(5), and
 /// <https://docs.kernel.org/admin-guide/cputopology.html>.
 fn physical_cores() -> Option<usize> {
+    distinct_cores(&allowed_cpus()?, thread_siblings)
+}
+
+/// CPUs that this process may run on (Linux).
+fn allowed_cpus() -> Option<Vec<usize>> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    distinct_cores(&cpu_list(allowed.trim())?, thread_siblings)
+    cpu_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim())
 }
 
 /// The CPUs that share a core with a CPU, as a list (Linux).
@@ -170,6 +186,16 @@ mod tests {
     use super::*;
     use starling::kernels::tasks;
     use std::time::Duration;
+
+    #[test]
+    fn nodes_have_only_cpus_that_are_allowed() {
+        let nodes = || [vec![0, 1, 4, 5], vec![2, 3, 6, 7]].into_iter();
+        let sets = |allowed: &[usize]| of_nodes(nodes(), allowed).iter().map(CpuSet::to_string).collect::<Vec<_>>();
+        assert_eq!(sets(&[0, 1, 2, 3, 4, 5, 6, 7]), ["0-1,4-5", "2-3,6-7"]);
+        assert_eq!(sets(&[1, 2]), ["1", "2"]);
+        assert_eq!(sets(&[6, 7]), ["6-7"]);
+        assert!(sets(&[]).is_empty());
+    }
 
     #[test]
     fn threads_run_on_their_cpus() {

@@ -234,3 +234,27 @@ fn versions_of_a_name_share_its_requests() {
     let ids: Vec<String> = states(&managed.server).into_iter().map(|(id, _)| id).collect();
     assert_eq!(ids, ["m@1", "m@2", "m"]);
 }
+
+#[test]
+fn a_model_has_sampling_defaults_of_its_own() {
+    let directory = Directory::new();
+    let file = directory.path().join("settings.toml");
+    let settings = format!(
+        "top-k = 1\n[models.m]\nsource = \"{0}\"\n[models.n]\nsource = \"{0}\"\ntop-k = 0\ntemperature = 0\n",
+        reference("llama-k256-q4_k_m")
+    );
+    std::fs::write(&file, settings).expect("a file");
+    let server = Server::start(&["--config", file.to_str().expect("a path")]);
+    let text = |model: &str, more: Value| {
+        let mut body = json!({ "model": model, "prompt": "one", "max_tokens": 12, "ignore_eos": true });
+        more.as_object().expect("an object").iter().for_each(|(key, value)| body[key] = value.clone());
+        server.ok(COMPLETIONS, &body)["choices"][0]["text"].clone()
+    };
+    let greedy = text("m", json!({ "temperature": 0, "top_k": 0 }));
+    // the random seeds of these requests differ
+    assert_eq!((&text("m", json!({})), &text("n", json!({}))), (&greedy, &greedy));
+    // the request has the last word
+    let sampled = json!({ "temperature": 1, "top_k": 0, "seed": 4 });
+    assert_eq!(text("m", sampled.clone()), text("n", sampled.clone()));
+    assert_ne!(text("n", sampled), greedy);
+}

@@ -1,10 +1,12 @@
 //! Options of requests, with the server's settings applied.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use starling::sampler::SamplingOptions;
 use starling_api::openai::options::{self, Limits, Logprobs, Options};
 
+use super::super::config::Settings;
 use super::super::models::instance::ModelInstance;
 use super::super::offload::offload;
 use super::super::scheduler::{Flow, Priority};
@@ -79,6 +81,21 @@ pub fn limits(instance: &ModelInstance) -> Limits<'_> {
     }
 }
 
+/// The options with the settings' values for those that the request does not give.
+fn with_defaults<'a>(options: &'a Options, settings: &Settings) -> Cow<'a, Options> {
+    let Settings { temperature, top_k, top_p, min_p, repetition_penalty, .. } = settings;
+    let mut all = Cow::Borrowed(options);
+    if [temperature, top_p, min_p, repetition_penalty].iter().any(|default| default.is_some()) || top_k.is_some() {
+        let all = all.to_mut();
+        all.temperature = all.temperature.or(*temperature);
+        all.top_k = all.top_k.or(top_k.map(i64::from));
+        all.top_p = all.top_p.or(*top_p);
+        all.min_p = all.min_p.or(*min_p);
+        all.repetition_penalty = all.repetition_penalty.or(*repetition_penalty);
+    }
+    all
+}
+
 /// The sampling options of a request, computed once for all of its prompts. DRY's sequence breakers are looked up on a
 /// blocking thread.
 ///
@@ -90,9 +107,10 @@ pub async fn sampling(
     logprobs: Logprobs,
     seed: u64,
 ) -> Result<SamplingOptions, ApiError> {
+    let options = &with_defaults(options, &instance.settings());
     let mut sampling = options.sampling(logprobs, seed)?;
     if let Some(dry) = &mut sampling.dry {
-        let (model, options) = (Arc::clone(&instance.model), options.clone());
+        let (model, options) = (Arc::clone(&instance.model), options.clone().into_owned());
         dry.breakers = offload(usize::MAX, move || options.dry_breakers(&model.tokenizer)).await?;
     }
     Ok(sampling)

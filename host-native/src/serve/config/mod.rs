@@ -78,7 +78,7 @@ settings! {
     idle_timeout "idle-timeout" Option<Duration> = None, "SECONDS" in 0.0..=604_800.0, "Time without requests after which a model is unloaded, in seconds; its name stays [default: never]" per model;
     weight "weight" u32 = 1, "N" in 0.0..=1_000_000.0, "Weight of this version among the versions of a name: NAME@1 and NAME@2 share the requests for NAME; 0: none" per model;
     share "share" u32 = 1, "N" in 1.0..=1000.0, "Weight of the model's time on the threads that models share" per model;
-    workers "workers" usize = 1, "N" in 0.0..=64.0, "Workers of the model, each an engine with a KV cache of its own over the same weights; 0: one per NUMA node, on its CPUs" per model;
+    workers "workers" usize = 0, "N" in 0.0..=64.0, "Workers of the model, each an engine with a KV cache of its own over the same weights; 0: one per NUMA node, on its CPUs" per model;
     cpu_affinity "cpu-affinity" Affinity = Affinity::default(), "CPUS", "CPUs of the model's threads, such as 0-7; lists for several workers are separated by `/`, as in 0-7/8-15 [default: any]" per model;
     strategy "strategy" Strategy = Strategy::PrefixAware, "NAME", "Choice of the worker for a request: round-robin, least-loaded, memory-aware (most free KV pages), or prefix-aware (longest cached prefix, then load)" per model;
     aliases "aliases" Vec<String> = Vec::new(), "NAMES", "Further names of the model in the API, comma-separated" per model;
@@ -100,6 +100,11 @@ settings! {
     draft_model "draft-model" Option<PathBuf> = None, "MODEL", "Smaller model with the same vocabulary that drafts where prompt and answer do not suffice; a source as --model takes it, loaded with the model" per model;
     embed_tokens "embed-tokens" usize = 2048, "N" in 1.0..=1_048_576.0, "Maximum tokens of a batch of texts to embed, and of one such text" per model;
     kv_memory "kv-memory" Option<Bytes> = None, "BYTES", "KV cache size, e.g. 512MiB or 4GiB [default: full contexts for max-seqs sequences, at most half of the memory that the weights leave]" per model;
+    temperature "temperature" Option<f32> = None, "T" in 0.0..=2.0, "Sampling temperature of requests that give none [default: 1]" per model;
+    top_k "top-k" Option<u32> = None, "N", "top_k of requests that give none; 0: all tokens [default: 0]" per model;
+    top_p "top-p" Option<f32> = None, "P" in 0.0..=1.0, "top_p of requests that give none [default: 1]" per model;
+    min_p "min-p" Option<f32> = None, "P" in 0.0..=1.0, "min_p of requests that give none [default: 0]" per model;
+    repetition_penalty "repetition-penalty" Option<f32> = None, "X" in 0.01..=100.0, "repetition_penalty of requests that give none [default: 1]" per model;
     seed "seed" Option<u64> = None, "N", "Sampling seed of requests that give none [default: random for each request]" per model;
     queue_high "queue-high" usize = 256, "N" in 1.0..=1_000_000.0, "High watermark: queued requests at which new ones are refused with status 429" per model;
     queue_low "queue-low" usize = 192, "N" in 0.0..=1_000_000.0, "Low watermark: queued requests at which new ones are accepted again; at most queue-high" per model;
@@ -197,7 +202,7 @@ impl Settings {
 }
 
 /// Settings that may change while the server runs.
-pub const LIVE: [&str; 23] = [
+pub const LIVE: [&str; 28] = [
     "weight",
     "autoload",
     "load-wait",
@@ -207,6 +212,11 @@ pub const LIVE: [&str; 23] = [
     "strategy",
     "batch-tokens",
     "prefill-chunk",
+    "temperature",
+    "top-k",
+    "top-p",
+    "min-p",
+    "repetition-penalty",
     "seed",
     "queue-high",
     "queue-low",
