@@ -7,6 +7,8 @@
 //! vLLM, arXiv:2309.06180, section 4.5). Neither preemption nor other requests change the tokens of a request.
 
 mod active;
+mod drafts;
+mod pages;
 mod plan;
 mod request;
 
@@ -14,19 +16,16 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::mem;
 
 pub use request::{Event, FinishReason, Request, RequestId, TokenLogprobs};
 
 use sha2::{Digest, Sha256};
 
-use crate::draft::{
-    DraftCost, DraftModel, ProposalJob, Speculator, StepCosts, allot, draft_limits, relative_cost, worthwhile_length,
-};
-use crate::error::{DraftModelError, MemoryError, RequestError};
+use crate::draft::{DraftCost, DraftModel, Speculator, StepCosts};
+use crate::error::{MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvType, PAGE};
-use crate::kv::{KvArena, KvStats, NewPage, PageError, PageKey, SeqPages};
+use crate::kv::{KvArena, KvStats, SeqPages};
 use crate::model::{Exec, KvRef, Model, Run, Scratch, ScratchSize, logits_rows};
 use crate::pool::Pool;
 use crate::receipt::Chain;
@@ -94,9 +93,6 @@ pub struct Engine {
     draft_batches: Option<usize>,
 }
 
-/// A batch of the draft model with at most this many rows costs as much as one of one row.
-const FEW_ROWS: usize = 4;
-
 impl Engine {
     /// Creates an engine for `model` and reserves its memory.
     ///
@@ -133,29 +129,6 @@ impl Engine {
         })
     }
 
-    /// Sets a model of the same vocabulary that proposes tokens where lookup is not confident
-    /// ([`Request::speculation`]), and reserves its memory. Changes no byte of an answer.
-    ///
-    /// # Errors
-    /// [`DraftModelError`] names the first token that differs, or says what else forbids it; the engine has not changed.
-    pub fn set_draft_model(&mut self, draft: Arc<Model>, pool: &dyn Pool) -> Result<(), DraftModelError> {
-        let options = EngineOptions { batch_tokens: self.max_batch_tokens, ..self.options };
-        let cost = DraftCost::estimated(relative_cost(&draft, &self.model));
-        self.draft_model = Some(DraftModel::new(draft, &self.model, pool, &options)?);
-        self.draft_cost = cost;
-        Ok(())
-    }
-
-    /// The draft model.
-    pub fn draft_model(&self) -> Option<&Arc<Model>> {
-        self.draft_model.as_ref().map(DraftModel::model)
-    }
-
-    /// Statistics of the draft model's KV memory.
-    pub fn draft_kv_stats(&self) -> Option<KvStats> {
-        self.draft_model.as_ref().map(DraftModel::kv_stats)
-    }
-
     /// The model that the engine runs.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
@@ -171,28 +144,6 @@ impl Engine {
     pub fn set_batch_limits(&mut self, batch_tokens: usize, prefill_chunk: usize) {
         self.options.batch_tokens = batch_tokens.clamp(1, self.max_batch_tokens);
         self.options.prefill_chunk = prefill_chunk;
-    }
-
-    /// Tells the engine how long the last step took, in any unit. From these times it chooses the number of draft tokens
-    /// that pays ([`Request::speculation`]). Changes no result.
-    pub fn record_step_time(&mut self, time: f32) {
-        match (self.decode_rows.take(), self.draft_batches) {
-            (Some(rows), Some(0)) => self.costs.record(rows, time),
-            (Some(rows), Some(n)) => self.draft_cost.record(&self.costs, rows, n, time),
-            _ => {}
-        }
-    }
-
-    /// States the costs of steps of 1, 2, ... rows, in any unit, in place of measured times; further rows cost as much as
-    /// the last. Changes no result.
-    pub fn set_step_costs(&mut self, costs: &[f32]) {
-        self.costs = StepCosts::fixed(costs);
-    }
-
-    /// States the cost of a step of the draft model, in steps of one row of the model, in place of measured times. Changes
-    /// no result.
-    pub fn set_draft_cost(&mut self, cost: f32) {
-        self.draft_cost = DraftCost::fixed(cost);
     }
 
     /// Statistics of KV memory and the prefix cache.
@@ -373,80 +324,6 @@ impl Engine {
         self.arena.evict_idle(n_pages)
     }
 
-    /// Serialises the cached pages of the longest cached prefix of `tokens`, for [`Engine::import_pages`]; empty if no
-    /// page is cached.
-    pub fn export_pages(&self, tokens: &[u32], cache_salt: u64) -> Vec<u8> {
-        self.arena.export_prefix(tokens, cache_salt)
-    }
-
-    /// Keys of the whole pages that a request with these tokens can take from the prefix cache, in order: all but the one
-    /// with the last token.
-    pub fn page_keys(&self, tokens: &[u32], cache_salt: u64) -> Vec<PageKey> {
-        self.arena.page_keys(&tokens[..tokens.len().saturating_sub(1)], cache_salt)
-    }
-
-    /// Number of leading keys whose pages are in the prefix cache.
-    pub fn n_cached_pages(&self, keys: &[PageKey]) -> usize {
-        self.arena.n_cached(keys)
-    }
-
-    /// Digest of numerics version, model and KV layout, which all pages of this engine have in common.
-    pub fn page_namespace(&self) -> [u8; 32] {
-        self.arena.namespace()
-    }
-
-    /// Bytes of an exported page.
-    pub fn exported_page_bytes(&self) -> usize {
-        self.arena.exported_bytes()
-    }
-
-    /// Sets whether pages that enter the prefix cache are noted for [`Engine::take_new_page`]; off at construction.
-    /// Forgets those noted so far.
-    pub fn track_new_pages(&mut self, is_tracking: bool) {
-        self.arena.track_new_pages(is_tracking);
-    }
-
-    /// The oldest page that has entered the prefix cache by computation, was not taken before, and is still cached.
-    pub fn take_new_page(&mut self) -> Option<NewPage> {
-        self.arena.take_new_page()
-    }
-
-    /// Adds the full pages of running requests to the prefix cache. Without this call they enter it when the prompt is
-    /// computed and when the request ends.
-    pub fn publish_running(&mut self) {
-        for a in self.active.iter_mut().filter(|a| a.ring.is_none()) {
-            let n_pages = a.n_computed / PAGE;
-            if mem::replace(&mut a.n_published, n_pages) < n_pages {
-                self.arena.publish(&a.pages, &a.tokens[..a.n_computed], a.request.cache_salt);
-            }
-        }
-    }
-
-    /// Serialises a page of the prefix cache for [`Engine::import_page`]; `None` if it is not there.
-    pub fn export_page(&self, key: &PageKey) -> Option<Vec<u8>> {
-        self.arena.export_key(key)
-    }
-
-    /// Imports an exported page into the prefix cache, whose parent page must be there. May evict idle pages, never one
-    /// that a request uses.
-    ///
-    /// # Errors
-    /// [`PageError`] says what does not match; the engine has not changed. `bytes` need not be trusted.
-    pub fn import_page(&mut self, bytes: &[u8]) -> Result<(), PageError> {
-        self.arena.import_page(bytes).map(drop)
-    }
-
-    /// Imports exported pages into the prefix cache. Prompts of the same salt that begin with their tokens reuse them.
-    /// Returns the number of tokens imported.
-    ///
-    /// # Errors
-    /// [`PageError`] of the first page that is refused; the pages before it are imported. `bytes` need not be trusted.
-    pub fn import_pages(&mut self, bytes: &[u8]) -> Result<usize, PageError> {
-        let size = self.arena.exported_bytes();
-        bytes.chunks(size).try_for_each(|page| self.arena.import_page(page).map(drop))?;
-        Ok(bytes.len() / size * PAGE)
-    }
-
     /// Removes a request by its index in `active` and frees its pages.
     fn retire(&mut self, i: usize) {
         if let Some(mut a) = self.active.remove(i) {
@@ -471,89 +348,6 @@ impl Engine {
                 self.resume_preempted(sink);
             }
         }
-    }
-
-    /// Adds draft tokens to the decode rows of a batch, within the limits of the batch and the pages that are free.
-    /// Returns what the proposals cost, in the unit of the step costs.
-    fn add_drafts(&mut self, exec: Exec<'_>, plan: &mut [BatchEntry]) -> f32 {
-        self.draft_batches = Some(0);
-        let (n_vocab, mut drafting) = (self.model.config.n_vocab, Vec::new());
-        for (i, p) in plan.iter().enumerate().filter(|(_, p)| p.n_tokens == 1) {
-            let a = &mut self.active[p.request];
-            let limit = a.max_draft(&self.arena);
-            if let (Some(limit), Some(speculator)) = (limit, &mut a.speculator) {
-                drafting.push(i);
-                speculator.propose(limit, n_vocab);
-            }
-        }
-        if drafting.is_empty() {
-            return 0.0;
-        }
-        let n_rows: usize = plan.iter().map(|p| p.n_tokens).sum();
-        let decode = plan.iter().filter(|p| p.n_tokens == 1).count();
-        let free = self.options.batch_tokens.saturating_sub(n_rows).min(self.options.draft_rows);
-        let requests: Vec<usize> = drafting.iter().map(|&i| plan[i].request).collect();
-        let spent = self.ask_draft_model(exec, &requests, (decode, n_rows - decode), free);
-        let chances = requests.iter().map(|&i| self.active[i].speculator.as_ref().map(Speculator::chances));
-        let chances: Vec<Vec<f32>> = chances.map(Option::unwrap_or_default).collect();
-        let drafts = allot(&chances, (decode, n_rows - decode), free, &self.costs, spent);
-        for (i, n) in drafting.into_iter().zip(drafts) {
-            let a = &mut self.active[plan[i].request];
-            // requests before this one may have taken the free pages
-            let n = n.min(a.max_draft(&self.arena).unwrap_or(0));
-            let is_paged = a.ring.is_none() && n > 0;
-            if is_paged && self.arena.extend(&mut a.pages, a.n_computed + 1 + n).is_err() {
-                continue;
-            }
-            if let (Some(speculator), Some(last)) = (&mut a.speculator, a.tokens.last()) {
-                speculator.draft(*last, n);
-                plan[i].n_draft = n;
-            }
-        }
-        spent
-    }
-
-    /// Lets the draft model propose tokens for those requests whose drafter is not confident, where that is expected to
-    /// pay. Returns what it costs, in the unit of the step costs.
-    fn ask_draft_model(
-        &mut self,
-        exec: Exec<'_>,
-        requests: &[usize],
-        (decode, prefill): (usize, usize),
-        free: usize,
-    ) -> f32 {
-        let Some(draft) = &mut self.draft_model else { return 0.0 };
-        let has_others = decode > 1 || prefill > 0;
-        let rows = if has_others { self.options.prefill_chunk } else { self.options.batch_tokens };
-        let limits = draft_limits((decode, has_others), (free, rows.max(requests.len())), &self.costs, self.draft_cost);
-        if limits.max == 0 || limits.rows == 0 {
-            return 0.0;
-        }
-        let mut asked = Vec::new();
-        for &i in requests {
-            let a = &mut self.active[i];
-            let limit = a.max_draft(&self.arena).unwrap_or(0).min(limits.max);
-            let length = |chances, max| worthwhile_length(chances, decode, max, &self.costs, self.draft_cost);
-            if let Some(speculator) = &mut a.speculator
-                && let Some((max, next, min_chance)) = speculator.ask_model(limit, length)
-            {
-                asked.push((i, max, next, min_chance));
-            }
-        }
-        let job = |&(i, max, next, min_chance): &(usize, usize, f32, f32)| {
-            let a = &self.active[i];
-            let (id, tokens, salt) = (a.id, &a.tokens[..], a.request.cache_salt);
-            ProposalJob { id, tokens, salt, max, next, min_chance }
-        };
-        let jobs: Vec<ProposalJob<'_>> = asked.iter().map(job).collect();
-        let proposals = draft.propose(exec, &jobs, limits.rows);
-        self.draft_batches = (proposals.max_rows <= FEW_ROWS).then_some(proposals.n_batches);
-        for ((i, ..), guesses) in asked.into_iter().zip(proposals.guesses) {
-            if let (Some(speculator), Some(guesses)) = (&mut self.active[i].speculator, guesses) {
-                speculator.set_guesses(&guesses);
-            }
-        }
-        proposals.n_batches as f32 * self.draft_cost.at(&self.costs)
     }
 
     /// Allocates the KV pages that a batch writes. Returns false if they do not suffice; then the youngest running
