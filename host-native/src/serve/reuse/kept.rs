@@ -243,7 +243,6 @@ async fn read_all(mut body: Body, log: &SharedLog<Bytes>) {
 fn keep_stream(server: &Arc<Server>, caller: &Caller, id: Arc<str>, response: Response) -> Response {
     let (head, body) = response.into_parts();
     let kept = Arc::new(Kept { head, body: SharedLog::new() });
-    let response = kept.response();
     let tenant = Arc::clone(&caller.tenant.name);
     let stream = Stream { tenant, response: Arc::clone(&kept), until: None };
     let window = server.settings().resume_window;
@@ -255,6 +254,7 @@ fn keep_stream(server: &Arc<Server>, caller: &Caller, id: Arc<str>, response: Re
         }
         inner.streams.insert(Arc::clone(&id), stream);
     }
+    let response = kept.response();
     let server = Arc::clone(server);
     tokio::spawn(async move {
         let log = &kept.body;
