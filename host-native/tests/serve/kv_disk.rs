@@ -331,8 +331,7 @@ fn workers_fail_while_pages_come_back() {
     for round in 0..4 {
         let server = start(&directory, &["--workers", "2", "--max-seqs", "2", "--draft-max", "0"]);
         for worker in 0..2 {
-            let body =
-                json!({ "fault": "panic", "message": format!("fault {round} {worker}"), "after_steps": 3 * round + worker });
+            let body = json!({ "fault": "panic", "message": format!("fault {round} {worker}"), "after_steps": 3 * round + worker });
             server.ok("POST", &format!("models/starling-tiny-q8_0/workers/{worker}/fail"), &body);
         }
         std::thread::scope(|scope| {
