@@ -46,6 +46,8 @@ pub struct Norm {
 pub struct Dense {
     /// Gate and up, or up without a gate.
     pub up: LinearGroup,
+    /// Norm before the down projection (n_ff).
+    pub sub_norm: Option<Norm>,
     /// (n_embd, n_ff)
     pub down: Linear,
 }
@@ -54,12 +56,16 @@ pub struct Dense {
 pub struct Experts {
     /// (n_expert, n_embd)
     pub router: Linear,
-    /// (n_ff, n_embd), one per expert.
+    /// Added to the scores by which experts are selected (n_expert).
+    pub selection_bias: Option<Vec<f32>>,
+    /// (n_ff, n_embd), one per expert; empty without gates.
     pub gate: Vec<Matrix>,
     /// (n_ff, n_embd), one per expert.
     pub up: Vec<Matrix>,
     /// (n_embd, n_ff), one per expert.
     pub down: Vec<Matrix>,
+    /// Biases of gate, up and down: one row per expert.
+    pub biases: [Option<Vec<f32>>; 3],
     /// An expert that all tokens go through.
     pub shared: Option<SharedExpert>,
 }
@@ -84,8 +90,13 @@ pub enum FeedForward {
 pub struct Layer {
     /// Norm before attention (n_embd).
     pub attn_norm: Option<Norm>,
-    /// Queries (n_head * head_dim, n_embd), keys and values (n_head_kv * head_dim, n_embd).
+    /// Queries (n_head * head_dim, n_embd), keys and values (n_head_kv * head_dim, n_embd); then the gate of the output,
+    /// if there is one (n_head or n_head * head_dim, n_embd).
     pub qkv: LinearGroup,
+    /// Norm before the output projection (n_head * head_dim).
+    pub attn_sub_norm: Option<Norm>,
+    /// Attention sinks (n_head).
+    pub sinks: Option<Vec<f32>>,
     /// Norm of query heads.
     pub q_norm: Option<Norm>,
     /// Norm of key heads.
@@ -162,13 +173,16 @@ impl LinearGroup {
     /// A group of separate linears, one part each.
     fn separate(linears: Vec<Linear>) -> LinearGroup {
         let mut group = LinearGroup { linears: Vec::with_capacity(linears.len()), part_starts: Vec::new(), stride: 0 };
-        for linear in linears {
-            group.part_starts.push(group.stride);
-            let rows = padded(linear.w.rows());
-            group.linears.push((linear, group.stride));
-            group.stride += rows;
-        }
+        linears.into_iter().for_each(|linear| group.push(linear));
         group
+    }
+
+    /// Adds a linear as a further part.
+    fn push(&mut self, linear: Linear) {
+        self.part_starts.push(self.stride);
+        let rows = padded(linear.w.rows());
+        self.linears.push((linear, self.stride));
+        self.stride += rows;
     }
 
     /// A group of one fused linear, whose rows are parts of these lengths.
@@ -236,10 +250,10 @@ impl Weights {
             } else {
                 None
             },
-            embedding_norm: norm(tensors, "token_embd_norm")?,
-            positions: if c.arch.rope.is_none() { Some(tensors.matrix("position_embd.weight")?) } else { None },
+            embedding_norm: norm(tensors, "token_embd_norm")?.or(plain(c.arch.plain_embedding_norm, c.n_embd)),
+            positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
-            final_norm: norm(tensors, "output_norm")?,
+            final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
             output_bias: tensors.optional("output.bias"),
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
@@ -293,6 +307,11 @@ fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadErr
     }
 }
 
+/// A norm without weights: a factor of 1 changes no bit.
+fn plain(exists: bool, width: usize) -> Option<Norm> {
+    exists.then(|| Norm { weight: vec![1.0; width], bias: None, width })
+}
+
 /// The projections of pooled embeddings; each has as many columns as the one before has rows.
 fn projections(tensors: &mut LoadedTensors, mut width: usize) -> Result<Vec<Linear>, LoadError> {
     let mut all = Vec::new();
@@ -314,7 +333,7 @@ fn projections(tensors: &mut LoadedTensors, mut width: usize) -> Result<Vec<Line
 
 fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
-    let qkv = if tensors.has(&name("attn_qkv.weight")) {
+    let mut qkv = if tensors.has(&name("attn_qkv.weight")) {
         let (q, kv) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
         LinearGroup::fused(linear(tensors, &name("attn_qkv"))?, &[q, kv, kv])
     } else {
@@ -322,11 +341,17 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
             ["attn_q", "attn_k", "attn_v"].map(|p| linear(tensors, &name(p))).into_iter().collect::<Result<_, _>>()?,
         )
     };
-    let attn_norm = norm(tensors, &name("attn_norm"))?;
-    let ffn_norm = norm(tensors, &name("ffn_norm"))?;
+    if tensors.has(&name("attn_gate.weight")) {
+        qkv.push(linear(tensors, &name("attn_gate"))?);
+    }
+    let mut attn_norm = norm(tensors, &name("attn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
+    let mut ffn_norm = norm(tensors, &name("ffn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
+    if c.arch.swapped_norms && ffn_norm.is_some() {
+        core::mem::swap(&mut attn_norm, &mut ffn_norm);
+    }
     let ffn = match &c.experts {
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
-            FeedForward::Experts(Box::new(experts(tensors, e.n, &name)?))
+            FeedForward::Experts(Box::new(experts(tensors, e.n, !c.arch.plain_experts, &name)?))
         }
         _ => FeedForward::Dense(dense(tensors, c.n_ff, "", &name)?),
     };
@@ -349,6 +374,8 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     Ok(Layer {
         order,
         qkv,
+        attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
+        sinks: tensors.optional(&name("attn_sinks.weight")),
         q_norm: norm(tensors, &name("attn_q_norm"))?,
         k_norm: norm(tensors, &name("attn_k_norm"))?,
         o: linear(tensors, &name("attn_output"))?,
@@ -381,15 +408,23 @@ fn dense(
             return Err(tensor_error(&format!("{up_name}.weight"), &found, &format!("{n_ff} rows")));
         }
     };
-    Ok(Dense { up, down: linear(tensors, &name(&format!("ffn_down{suffix}")))? })
+    let sub_norm = if suffix.is_empty() { norm(tensors, &name("ffn_sub_norm"))? } else { None };
+    Ok(Dense { up, sub_norm, down: linear(tensors, &name(&format!("ffn_down{suffix}")))? })
 }
 
-fn experts(tensors: &mut LoadedTensors, n: usize, name: &dyn Fn(&str) -> String) -> Result<Experts, LoadError> {
+fn experts(
+    tensors: &mut LoadedTensors,
+    n: usize,
+    gated: bool,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Experts, LoadError> {
     let mut stack = |part: &str| match tensors.matrices(&name(&format!("{part}_exps.weight"))) {
         Some(all) => Ok(all),
         None => (0..n).map(|i| tensors.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
     };
-    let (gate, up, down) = (stack("ffn_gate")?, stack("ffn_up")?, stack("ffn_down")?);
+    let gate = if gated { stack("ffn_gate")? } else { Vec::new() };
+    let (up, down) = (stack("ffn_up")?, stack("ffn_down")?);
+    let biases = ["gate", "up", "down"].map(|part| tensors.optional(&name(&format!("ffn_{part}_exps.bias"))));
     let shared_gate = name("ffn_gate_inp_shexp");
     let shared = if tensors.has(&name("ffn_up_shexp.weight")) {
         let gate = match tensors.has(&format!("{shared_gate}.weight")) {
@@ -401,5 +436,6 @@ fn experts(tensors: &mut LoadedTensors, n: usize, name: &dyn Fn(&str) -> String)
     } else {
         None
     };
-    Ok(Experts { router: linear(tensors, &name("ffn_gate_inp"))?, gate, up, down, shared })
+    let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
+    Ok(Experts { router: linear(tensors, &name("ffn_gate_inp"))?, selection_bias, gate, up, down, biases, shared })
 }
