@@ -24,6 +24,7 @@ impl ForwardPass<'_, '_> {
         step: &mut StepScratch,
     ) {
         match &self.model.weights.layers[i].ffn {
+            FeedForward::None => return,
             FeedForward::Dense(ffn) => self.dense(ffn, x, y, step),
             FeedForward::Experts(experts) => {
                 self.experts(i, experts, SubLayerRows { x, y }, s, step);
@@ -36,7 +37,7 @@ impl ForwardPass<'_, '_> {
         self.trace_stage(Stage::FfnOut, Some(i), &mut columns(y, padded(d), 0, d));
     }
 
-    fn dense(&self, ffn: &Dense, x: &[f32], y: &mut [f32], StepScratch { wide, words }: &mut StepScratch) {
+    fn dense(&self, ffn: &Dense, x: &[f32], y: &mut [f32], StepScratch { wide, words, .. }: &mut StepScratch) {
         let (stride, Linear { w, bias }) = (ffn.up.stride, &ffn.down);
         let wide = &mut wide[..self.n * stride];
         self.rows.linear_group(&ffn.up, x, wide, words);
@@ -79,7 +80,7 @@ impl ForwardPass<'_, '_> {
     ) {
         let Some(c) = &self.model.config.experts else { return };
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
-        let StepScratch { wide, words } = step;
+        let StepScratch { wide, words, .. } = step;
         let router = &mut s.router[..n * padded(c.n)];
         rows.linear(&e.router, x, router, words);
         self.trace_stage(Stage::Router, Some(i), &mut columns(router, padded(c.n), 0, c.n));

@@ -143,8 +143,9 @@ pub(super) struct PackedColumns<'w> {
     packed: Vec<(usize, PackedActs<'w>)>,
 }
 
-/// Maximal number of layouts of one input: the number of matrices that share it (q, k and v).
-pub(super) const MAX_FORMS: usize = 3;
+/// Maximal number of layouts of one input: the number of matrices that share it (qkv, gate, rate and decay of a delta
+/// net).
+pub(super) const MAX_FORMS: usize = 4;
 
 /// Words that `rows` rows of `k` elements take in `forms` layouts.
 pub(super) fn packed_words(rows: usize, forms: usize, k: usize) -> usize {

@@ -97,6 +97,11 @@ pub fn gated(cpu: Cpu, act: Activation, gate: &mut [f32], up: &[f32]) {
     Elementwise::run(cpu, ElementwiseOp::Gated(act), gate, Some(up));
 }
 
+/// `x = x / (1 + exp(-gate))`: the product with the sigmoid of the gate.
+pub fn gate_by_sigmoid(cpu: Cpu, x: &mut [f32], gate: &[f32]) {
+    Elementwise::run(cpu, ElementwiseOp::SigmoidGate, x, Some(gate));
+}
+
 /// `x = cap * tanh(x / cap)`.
 pub fn soft_cap(cpu: Cpu, x: &mut [f32], cap: f32) {
     Elementwise::run(cpu, ElementwiseOp::SoftCap(cap), x, None);
@@ -121,6 +126,7 @@ enum ElementwiseOp {
     Scale(f32),
     Activate(Activation),
     Gated(Activation),
+    SigmoidGate,
     SoftCap(f32),
 }
 
@@ -131,6 +137,7 @@ impl ElementwiseOp {
             ElementwiseOp::Scale(scale) => x * scale,
             ElementwiseOp::Activate(act) => act.of(x),
             ElementwiseOp::Gated(act) => act.of(x) * y,
+            ElementwiseOp::SigmoidGate => x / (1.0 + exp(-y)),
             ElementwiseOp::SoftCap(cap) => soft_cap_one(x, cap),
         }
     }
@@ -140,11 +147,14 @@ impl ElementwiseOp {
         if let ElementwiseOp::Activate(act) | ElementwiseOp::Gated(act) = self {
             x = act.of_lanes(s, x);
         }
+        if let ElementwiseOp::SigmoidGate = self {
+            return times_logistic(s, x, y);
+        }
         for (x, y) in x.iter_mut().zip(y) {
             *x = match self {
                 ElementwiseOp::AddScaled(scale) => s.add(*x, s.mul(y, s.splat(scale))),
                 ElementwiseOp::Scale(scale) => s.mul(*x, s.splat(scale)),
-                ElementwiseOp::Activate(_) => *x,
+                ElementwiseOp::Activate(_) | ElementwiseOp::SigmoidGate => *x,
                 ElementwiseOp::Gated(_) => s.mul(*x, y),
                 ElementwiseOp::SoftCap(cap) => soft_cap_lanes(s, *x, cap),
             };
