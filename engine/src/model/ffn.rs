@@ -25,6 +25,7 @@ impl ForwardPass<'_, '_> {
         step: &mut StepScratch,
     ) {
         match &self.model.weights.layers[i].ffn {
+            FeedForward::None => return,
             FeedForward::Dense(ffn) => self.dense(ffn, 0.0, SubLayerRows { x, y }, step),
             FeedForward::Experts(experts) => {
                 self.experts(i, experts, SubLayerRows { x, y }, s, step);
@@ -38,7 +39,7 @@ impl ForwardPass<'_, '_> {
     }
 
     fn dense(&self, ffn: &Dense, limit: f32, SubLayerRows { x, y }: SubLayerRows<'_>, step: &mut StepScratch) {
-        let StepScratch { wide, words } = step;
+        let StepScratch { wide, words, .. } = step;
         let (stride, Linear { w, bias }) = (ffn.up.stride, &ffn.down);
         let wide = &mut wide[..self.n * stride];
         self.rows.linear_group(&ffn.up, x, wide, words);
@@ -86,7 +87,7 @@ impl ForwardPass<'_, '_> {
     ) {
         let Some(c) = &self.model.config.experts else { return };
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
-        let StepScratch { wide, words } = step;
+        let StepScratch { wide, words, .. } = step;
         let router = &mut s.router[..n * padded(c.n)];
         rows.linear(&e.router, x, router, words);
         self.trace_stage(Stage::Router, Some(i), &mut columns(router, padded(c.n), 0, c.n));
