@@ -21,5 +21,6 @@ mod slots;
 mod structure;
 mod swap;
 mod traces;
+mod vendors;
 mod wire;
 mod workers;

@@ -1,4 +1,4 @@
-//! Streams as server-sent events.
+//! Streams as server-sent events or lines of JSON.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use hyper::body::Frame;
-use starling_api::stream::{SseBuffer, StreamWriter};
+use starling_api::stream::{EventBuffer, Framing, StreamWriter};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::error::{ApiError, REQUEST_ID, request_id};
@@ -19,6 +19,7 @@ use super::submit::Updates;
 struct Stream<W> {
     updates: Updates,
     writer: W,
+    framing: Framing,
     over: bool,
     /// Idle time after which a comment is sent; zero for never.
     keep_alive: Duration,
@@ -32,10 +33,28 @@ struct Stream<W> {
 /// A streaming response. Its head is sent at once. A comment is sent whenever nothing else was sent for `keep_alive`, also
 /// while the request is queued, so that proxies with an idle limit keep the connection. Errors from here on are events.
 pub fn stream<W: StreamWriter + Send + Unpin + 'static>(updates: Updates, writer: W, keep_alive: Duration) -> Response {
+    response(updates, writer, Framing::ServerSentEvents, keep_alive)
+}
+
+/// A streaming response of JSON lines, as [`stream`] but without comments.
+pub fn json_lines<W: StreamWriter + Send + Unpin + 'static>(updates: Updates, writer: W) -> Response {
+    response(updates, writer, Framing::JsonLines, Duration::ZERO)
+}
+
+fn response<W: StreamWriter + Send + Unpin + 'static>(
+    updates: Updates,
+    writer: W,
+    framing: Framing,
+    keep_alive: Duration,
+) -> Response {
     let id = REQUEST_ID.try_with(Arc::clone).unwrap_or_else(|_| "".into());
-    let stream =
-        Stream { updates, writer, over: false, keep_alive, silence: Box::pin(sleep(keep_alive)), id, next_index: 0 };
-    let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+    let silence = Box::pin(sleep(keep_alive));
+    let stream = Stream { updates, writer, framing, over: false, keep_alive, silence, id, next_index: 0 };
+    let kind = match framing {
+        Framing::ServerSentEvents => "text/event-stream; charset=utf-8",
+        Framing::JsonLines => "application/x-ndjson",
+    };
+    let headers = [(header::CONTENT_TYPE, kind), (header::CACHE_CONTROL, "no-cache")];
     // proxies that buffer would hold the pieces back
     let accel = [("x-accel-buffering", "no")];
     (headers, accel, Body::new(stream.map_err(|never| match never {}))).into_response()
@@ -63,7 +82,7 @@ impl<W: StreamWriter + Send + Unpin + 'static> hyper::body::Body for Stream<W> {
 }
 
 impl<W: StreamWriter + Send + Unpin + 'static> Stream<W> {
-    fn fail(&mut self, error: &ApiError, events: &mut SseBuffer) {
+    fn fail(&mut self, error: &ApiError, events: &mut EventBuffer) {
         self.writer.fail(&error.body(request_id()), events);
         self.over = true;
     }
@@ -74,7 +93,10 @@ impl<W: StreamWriter + Send + Unpin + 'static> Stream<W> {
         if this.over {
             return Poll::Ready(None);
         }
-        let mut events = SseBuffer::with_ids(this.updates.stream_id(), this.next_index);
+        let mut events = match this.framing {
+            Framing::ServerSentEvents => EventBuffer::with_ids(this.updates.stream_id(), this.next_index),
+            Framing::JsonLines => EventBuffer::json_lines(),
+        };
         // everything there is goes out at once
         while !this.over && events.n_bytes() < MAX_FRAME {
             match this.updates.poll_recv(context) {
@@ -87,7 +109,9 @@ impl<W: StreamWriter + Send + Unpin + 'static> Stream<W> {
                 Poll::Pending if this.keep_alive.is_zero() => return Poll::Pending,
                 Poll::Pending => {
                     ready!(this.silence.as_mut().poll(context));
-                    events.comment("keep-alive");
+                    if !this.writer.keep_alive(&mut events) {
+                        events.comment("keep-alive");
+                    }
                 }
             }
         }
