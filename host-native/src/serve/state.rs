@@ -158,6 +158,8 @@ pub struct Caller {
     pub reuses: Reuse,
     /// The answer that was found, for headers of the response.
     pub found: Arc<OnceLock<Found>>,
+    /// Whether the caller may add and remove models: an administrator, or a local client of a server without keys.
+    pub is_manager: bool,
     /// ID of a stream that the client may resume.
     pub stream_id: Option<Arc<str>>,
 }
@@ -188,6 +190,7 @@ impl Caller {
             reuse: Arc::clone(&server.answers),
             reuses: Reuse::of(headers),
             found: Arc::default(),
+            is_manager: false,
             stream_id: (!server.settings().resume_window.is_zero()).then(|| random_id("").into()),
         }
     }

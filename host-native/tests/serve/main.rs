@@ -22,5 +22,6 @@ mod state;
 mod structure;
 mod swap;
 mod traces;
+mod vendors;
 mod wire;
 mod workers;

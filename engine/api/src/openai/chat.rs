@@ -209,7 +209,7 @@ pub struct ChatLogprobs {
 }
 
 /// Token, its log-probability and its alternatives.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TokenLogprob {
     /// Text of the token; if its bytes are not UTF-8, each byte as `\x` and two hexadecimal digits.
@@ -223,7 +223,7 @@ pub struct TokenLogprob {
 }
 
 /// Alternative token.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Alternative {
     /// Text of the token; if its bytes are not UTF-8, each byte as `\x` and two hexadecimal digits.
@@ -287,7 +287,8 @@ pub struct ChatPlan {
 }
 
 impl ChatPlan {
-    fn parser(&self, index: usize) -> Option<ToolCallParser> {
+    /// The parser of tool calls in the choice `index`, if the request has tools.
+    pub fn parser(&self, index: usize) -> Option<ToolCallParser> {
         self.call_ids.map(|ids| ToolCallParser::new(self.has_schema, ids.choice(index)))
     }
 
@@ -330,7 +331,7 @@ fn finish_reason(reason: &'static str, n_calls: usize) -> &'static str {
 }
 
 impl ChatLogprobs {
-    fn new(tokenizer: &Tokenizer, tokens: &[SampledToken]) -> ChatLogprobs {
+    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[SampledToken]) -> ChatLogprobs {
         let bytes = |token| tokenizer.piece(token).unwrap_or_default().to_vec();
         let text = |token| token_text(tokenizer, token).map_or_else(|bytes| bytes, str::to_string);
         let alternative =
