@@ -15,6 +15,7 @@ use starling_api::messages::{chat_end, chat_request, check_messages};
 use starling_api::openai::chat::{ChatCompletionRequest, ChatPlan, ChatWriter};
 use starling_api::openai::options::{Limits, RequestPlan, Scope};
 use starling_api::openai::response::{ResponseHead, system_fingerprint};
+use starling_api::output::{FormNames, OutputPlan};
 use starling_api::parse::ParseBody;
 use starling_api::stream::{EventSink, StreamWriter};
 use starling_api::structure::{ConstraintPlan, constraint_plan};
@@ -237,11 +238,16 @@ impl Session {
         let constraint = constraint_plan(form, &mut tools)?;
         let random = u128::from_str_radix(&page.random, 16)
             .map_err(|_| Error::Option("random: expected hexadecimal digits".into()))?;
-        let call_ids = tools.tools.is_some().then(|| CallIds::new(random));
+        let mut output = OutputPlan::new(source, FormNames::default()).schema(has_schema);
+        if let Some(list) = tools.list {
+            output = output.tools(list, CallIds::new(random));
+        }
         let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
         let messages = check_messages(chat.messages)?;
         let chat_request = chat_request(messages, tools.tools, variables, end, Now::from_unix(page.now));
         let tokens = self.render_by(source, &chat_request).map_err(ApiError::from)?.ids;
+        let output = output.prompt(&self.model.tokenizer, &tokens);
+        let visible = output.visible().to_vec();
         let seed = options.seed.map_or(0, |seed| seed.0);
         let plan = ChatPlan {
             model: Arc::clone(&self.model),
@@ -249,8 +255,7 @@ impl Session {
             n,
             logprobs: logprobs.is_requested,
             stream_usage: options.includes_usage(),
-            call_ids,
-            has_schema,
+            output,
         };
         let mut sampling = options.sampling(logprobs, seed)?;
         if let Some(n) = page.repeat_last_n {
@@ -271,7 +276,7 @@ impl Session {
         };
         let request_plan =
             RequestPlan { sampling, constraint: None, prompt_logprobs: false, default_tokens: None, cache_salt: 0 };
-        let request = options.request(&limits, &request_plan, tokens, "messages")?;
+        let request = Request { visible, ..options.request(&limits, &request_plan, tokens, "messages")? };
         let number = self.completions.next;
         let head = ResponseHead {
             id: format!("chatcmpl-{}", page.random).as_str().into(),

@@ -12,6 +12,7 @@ use starling_api::messages::chat_end;
 use starling_api::openai::chat::{ChatChoice, ChatCompletionRequest, ChatPlan, ChatWriter, Prediction};
 use starling_api::openai::options::{RequestPlan, Scope};
 use starling_api::openai::response::CompletionResponse;
+use starling_api::output::{FormNames, OutputPlan};
 use starling_api::stream::{EventSink, ServerSentEvent, StreamWriter};
 use starling_api::structure::constraint_plan;
 use starling_api::tools::{CallIds, parse_tool_choice};
@@ -65,28 +66,33 @@ pub async fn chat_completions(
         Some(plan) => Some(compile_plan(&instance, plan).await?),
         None => None,
     };
-    let tools = tools.tools;
-    let call_ids = tools.is_some().then(|| CallIds::new(u128::from(random()) << 64 | u128::from(random())));
+    let (tools, list) = (tools.tools, tools.list);
+    let mut output = OutputPlan::new(instance.template.source(), FormNames::default()).schema(has_schema);
+    if let Some(list) = list {
+        output = output.tools(list, CallIds::new(u128::from(random()) << 64 | u128::from(random())));
+    }
     let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
     let mut messages = chat.messages;
     apply_to_messages(&caller, &instance, &mut messages).await?;
     let tokens = tokenize_chat(&instance, messages, tools, variables, end).await?;
+    let output = output.prompt(&instance.model.tokenizer, &tokens);
     let prediction = tokenize_prediction(&instance, chat.prediction).await?;
     let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));
+    let visible = output.visible().to_vec();
     let chat_plan = ChatPlan {
         model: Arc::clone(&instance.model),
         n_prompt: tokens.len(),
         n,
         logprobs: logprobs.is_requested,
         stream_usage: options.includes_usage(),
-        call_ids,
-        has_schema,
+        output,
     };
     let sampling = sampling(&options, &instance, logprobs, seed).await?;
     let cache_salt = salt(&options, &instance, &caller)?;
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt };
     let mut request = options.request(&limits(&instance), &plan, tokens, "messages")?;
     request.speculation.prediction = prediction;
+    request.visible = visible;
     let conversation = session.as_deref().map(|id| (Arc::from(id), cache_salt, request.tokens.clone()));
     let updates = submit(&instance, &caller, &flow, Submission { requests: vec![request], n, partial, is_seeded })?;
     let mut recorder = SessionRecorder::new(&instance, &caller, conversation);
