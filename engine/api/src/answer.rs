@@ -115,7 +115,6 @@ pub struct CompletionDetails {
     pub reasoning_tokens: usize,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(n: &usize) -> bool {
     *n == 0
 }

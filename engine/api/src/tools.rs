@@ -9,10 +9,11 @@ use serde_json::Value;
 use starling::chat::Json;
 use starling::engine::FinishReason;
 #[cfg(feature = "forms")]
-use starling::form::Form;
+use starling::form::{CallStyle, Form};
+use starling::model::Model;
 
 use crate::error::{ApiError, quoted};
-use crate::output::IdForm;
+use crate::output::{IdForm, OutputPlan};
 
 /// Tool call of an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -82,7 +83,7 @@ pub struct RenderedTools {
     pub is_forced: bool,
 }
 
-/// Tool calls that an answer may have: the arguments of `starling::structure::Calls::new`.
+/// Tool calls that an answer may have: the arguments of `starling::structure::Calls::with_style`.
 #[cfg(feature = "forms")]
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AllowedCalls {
@@ -96,6 +97,8 @@ pub struct AllowedCalls {
     pub is_forced: bool,
     /// Whether an answer may have several calls.
     pub parallel: bool,
+    /// Form of the calls.
+    pub style: CallStyle,
     /// Output constraint of an answer without calls, and the path of the request field that defines it.
     pub answer: Option<(String, Form)>,
 }
@@ -207,7 +210,8 @@ pub fn parse_tool_choice(
         return Err(ApiError::unsupported("tools", "this build of Starling does not enforce tool calls"));
     }
     #[cfg(feature = "forms")]
-    let calls = AllowedCalls { tools: tools.clone(), callable, is_forced, parallel, answer: None };
+    let calls =
+        AllowedCalls { tools: tools.clone(), callable, is_forced, parallel, style: CallStyle::default(), answer: None };
     let list = Some(Arc::from(tools.clone()));
     let tools = serde_json::from_value(Value::Array(tools)).map_err(|e| ApiError::param("tools", e.to_string()))?;
     Ok(RenderedTools {
@@ -218,6 +222,23 @@ pub fn parse_tool_choice(
         is_constrained,
         is_forced,
     })
+}
+
+impl RenderedTools {
+    /// How answers are parsed that may call these tools, of a model with this chat template. Enforced calls get the form
+    /// that is parsed. `ids` are those of the calls; with `has_schema`, other answers follow a schema.
+    pub fn output(&mut self, model: &Model, plan: OutputPlan, ids: CallIds, has_schema: bool) -> OutputPlan {
+        let _ = model;
+        let plan = plan.schema(has_schema);
+        #[cfg(feature = "forms")]
+        if let Some(calls) = &mut self.calls {
+            calls.style = plan.call_style(&model.tokenizer);
+        }
+        match &self.list {
+            Some(list) => plan.tools(Arc::clone(list), ids),
+            None => plan,
+        }
+    }
 }
 
 /// Checks `tool_calls` of an assistant's message and parses their arguments, which templates expect as objects. Arguments

@@ -14,7 +14,7 @@ use super::options::{Logprobs, MAX_TOP, Options};
 use super::response::{CompletionResponse, ResponseHead};
 use crate::answer::{Answer, SampledToken, Usage, token_text};
 use crate::error::ApiError;
-use crate::output::{Output, OutputParser, OutputPlan, Piece};
+use crate::output::{FormNames, Output, OutputParser, OutputPlan, Piece};
 use crate::parse::{ParseBody, parse};
 use crate::stream::{EventSink, StreamWriter, send};
 use crate::structure::OutputConstraint;
@@ -63,6 +63,17 @@ pub struct ChatFields {
     pub tool_choice: Option<ToolChoice>,
     /// Allow several tool calls in one answer. Default: true. Enforced where calls are forced or strict.
     pub parallel_tool_calls: Option<bool>,
+    /// Effort of the model's reasoning, for the chat template: `none`, `minimal`, `low`, `medium` or `high`, as the model
+    /// knows them. `none` sets the template's variable `enable_thinking` to false.
+    pub reasoning_effort: Option<String>,
+    /// Maximum number of tokens of reasoning; then its end is forced. Default: no limit.
+    #[serde(alias = "reasoning_budget")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
+    pub thinking_budget_tokens: Option<usize>,
+    /// Form of reasoning in answers: `auto`, the default, by the chat template; `none`: it is content; or a name.
+    pub reasoning_format: Option<String>,
+    /// Form of tool calls in answers: `auto`, the default, by the chat template; `none`: they are content; or a name.
+    pub tool_call_format: Option<String>,
     /// Expected content of the answer, `{"type": "content", "content": ...}`: a draft that makes an answer like it
     /// faster and changes no byte.
     pub prediction: Option<Prediction>,
@@ -155,11 +166,36 @@ impl ChatFields {
     /// # Errors
     /// `chat_template_kwargs` that is not an object.
     pub fn template_variables(&self) -> Result<Vec<(String, Json)>, ApiError> {
-        match &self.chat_template_kwargs {
-            None | Some(Json::Null) => Ok(Vec::new()),
-            Some(Json::Object(variables)) => Ok(variables.clone()),
-            Some(_) => Err(ApiError::param("chat_template_kwargs", "chat_template_kwargs is not an object")),
+        let mut variables = match &self.chat_template_kwargs {
+            None | Some(Json::Null) => Vec::new(),
+            Some(Json::Object(variables)) => variables.clone(),
+            Some(_) => return Err(ApiError::param("chat_template_kwargs", "chat_template_kwargs is not an object")),
+        };
+        let mut add = |name: &str, value: Json| {
+            if !variables.iter().any(|(other, _)| other == name) {
+                variables.push((name.into(), value));
+            }
+        };
+        match self.reasoning_effort.as_deref() {
+            Some("none") => add("enable_thinking", Json::Bool(false)),
+            Some(effort) => add("reasoning_effort", Json::Str(effort.into())),
+            None => {}
         }
+        Ok(variables)
+    }
+
+    /// How answers are parsed, of a model with the chat template `template`; `defaults` are the forms of requests that
+    /// name none.
+    ///
+    /// # Errors
+    /// A name of a form that does not exist.
+    pub fn output(&self, template: &str, defaults: FormNames<'_>) -> Result<OutputPlan, ApiError> {
+        // llama-server's name for reasoning in a field of its own
+        let reasoning = self.reasoning_format.as_deref().map(|name| if name == "deepseek" { "auto" } else { name });
+        let calls = self.tool_call_format.as_deref().or(defaults.calls);
+        let names = FormNames { calls, reasoning: reasoning.or(defaults.reasoning) };
+        names.check()?;
+        Ok(OutputPlan::new(template, names))
     }
 }
 
@@ -495,7 +531,6 @@ impl StreamWriter for ChatWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::FormNames;
     use crate::shared::SharedStr;
     use crate::tools::CallIds;
     use starling::pool::Inline;

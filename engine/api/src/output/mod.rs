@@ -4,13 +4,17 @@
 //! text of an answer ─ OutputParser ─► Piece … ─► Output (whole)   or   the deltas of a wire format
 //! ```
 
+mod budget;
 mod forms;
 mod parser;
 mod plan;
+#[cfg(feature = "forms")]
+mod style;
 #[cfg(test)]
 mod tests;
 mod values;
 
+pub use self::budget::reasoning_constraint;
 pub use self::forms::{
     Body, CallForm, FORMS, IdForm, REASONING, ReasoningForm, Start, Tags, call_form, reasoning_form,
 };

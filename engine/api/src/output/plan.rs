@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use serde_json::Value;
+#[cfg(feature = "forms")]
+use starling::form::CallStyle;
 use starling::tokenizer::{EncodeOptions, Tokenizer};
 
 use super::forms::{Body, CallForm, FORMS, REASONING, ReasoningForm, call_form, reasoning_form};
@@ -142,14 +144,20 @@ impl OutputPlan {
         &self.visible
     }
 
-    /// The form of the calls, if the request has tools.
-    pub fn call_form(&self) -> Option<&'static CallForm> {
-        self.form.filter(|_| self.has_tools())
+    /// The markers before and after reasoning, the text that ends it when that is forced, and whether the prompt ends
+    /// within it.
+    pub(super) fn reasoning_texts(&self) -> Option<(&'static str, &'static str, &'static str, bool)> {
+        if self.form.is_some_and(|form| form.body == Body::Harmony) {
+            let end = "<|end|><|start|>assistant<|channel|>final<|message|>";
+            return Some(("<|channel|>analysis<|message|>", "<|end|>", end, false));
+        }
+        self.reasoning.map(|form| (form.open, form.close, form.close, self.in_reasoning))
     }
 
-    /// The form of reasoning, and whether the prompt ends within it.
-    pub fn reasoning_form(&self) -> Option<(&'static ReasoningForm, bool)> {
-        self.reasoning.map(|form| (form, self.in_reasoning))
+    /// The form of enforced tool calls.
+    #[cfg(feature = "forms")]
+    pub fn call_style(&self, tokenizer: &Tokenizer) -> CallStyle {
+        self.form.map_or_else(CallStyle::default, |form| super::style::call_style(form, tokenizer))
     }
 
     /// A parser for the answer `choice` of the response.

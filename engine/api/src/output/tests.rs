@@ -176,6 +176,12 @@ fn forms_are_chosen_by_the_template() {
         assert_eq!(reasoning_form(form.open).map(|form| form.name), Some(form.name));
     }
     assert_eq!(call_form("{{ tools }}").name, "hermes");
+    for (name, form) in
+        [("qwen-tools", "hermes"), ("mistral-tools", "mistral-json"), ("deepseek-reasoning-tools", "deepseek-v3")]
+    {
+        let path = format!("{}/../../fixtures/chat/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
+        assert_eq!(call_form(&std::fs::read_to_string(path).expect("a template")).name, form);
+    }
     let names = FormNames { calls: Some("qwen9"), reasoning: None };
     let error = names.check().expect_err("an unknown name");
     assert!(error.message.contains("expected auto, none or one of harmony, "), "{}", error.message);

@@ -12,7 +12,7 @@ use starling_api::messages::chat_end;
 use starling_api::openai::chat::{ChatChoice, ChatCompletionRequest, ChatPlan, ChatWriter, Prediction};
 use starling_api::openai::options::{RequestPlan, Scope};
 use starling_api::openai::response::CompletionResponse;
-use starling_api::output::{FormNames, OutputPlan};
+use starling_api::output::{FormNames, reasoning_constraint};
 use starling_api::stream::{EventSink, ServerSentEvent, StreamWriter};
 use starling_api::structure::constraint_plan;
 use starling_api::tools::{CallIds, parse_tool_choice};
@@ -56,21 +56,22 @@ pub async fn chat_completions(
     let (n, flow) = (options.n_choices(instance.settings().max_n)?, flow(&options, &caller)?);
     let session = session(&options, &caller)?.map(str::to_string);
     let variables = chat.template_variables()?;
+    let settings = instance.settings();
+    let names = FormNames { calls: Some(&settings.tool_call_format), reasoning: Some(&settings.reasoning_format) };
+    let output = chat.output(instance.template.source(), names)?;
+    let budget = chat.thinking_budget_tokens;
     let (inner, tools, choice) = (Arc::clone(&instance), chat.tools, chat.tool_choice);
     let (size, parallel) = (if tools.is_some() { usize::MAX } else { 0 }, chat.parallel_tool_calls != Some(false));
     let check = move || parse_tool_choice(inner.template.source(), tools, choice, parallel);
     let mut tools = offload(size, check).await??;
     let form = constraint.form()?;
-    let has_schema = form.is_some();
+    let call_ids = CallIds::new(u128::from(random()) << 64 | u128::from(random()));
+    let output = tools.output(&instance.model, output, call_ids, form.is_some());
     let constraint = match constraint_plan(form, &mut tools)? {
         Some(plan) => Some(compile_plan(&instance, plan).await?),
         None => None,
     };
-    let (tools, list) = (tools.tools, tools.list);
-    let mut output = OutputPlan::new(instance.template.source(), FormNames::default()).schema(has_schema);
-    if let Some(list) = list {
-        output = output.tools(list, CallIds::new(u128::from(random()) << 64 | u128::from(random())));
-    }
+    let tools = tools.tools;
     let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
     let mut messages = chat.messages;
     apply_to_messages(&caller, &instance, &mut messages).await?;
@@ -78,6 +79,7 @@ pub async fn chat_completions(
     let output = output.prompt(&instance.model.tokenizer, &tokens);
     let prediction = tokenize_prediction(&instance, chat.prediction).await?;
     let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));
+    let constraint = reasoning_constraint(&output, &instance.model, budget, constraint);
     let visible = output.visible().to_vec();
     let chat_plan = ChatPlan {
         model: Arc::clone(&instance.model),

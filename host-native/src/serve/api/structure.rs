@@ -33,13 +33,13 @@ pub async fn compile_plan(
     instance: &Arc<ModelInstance>,
     plan: ConstraintPlan,
 ) -> Result<Arc<dyn Constraint>, ApiError> {
-    let AllowedCalls { tools, callable, is_forced, parallel, answer } = match plan {
+    let AllowedCalls { tools, callable, is_forced, parallel, style, answer } = match plan {
         ConstraintPlan::Form(FormPlan { form, param }) => return compile_form(instance, param, form).await,
         ConstraintPlan::Calls(calls) => calls,
     };
     let (param, form) = answer.unzip();
     let work = move |instance: &ModelInstance| {
-        let calls = Calls::new(&tools, callable, is_forced, parallel);
+        let calls = Calls::with_style(style, &tools, callable, is_forced, parallel);
         let result = instance.grammars.calls(&instance.model, &calls, form.as_ref());
         result.map_err(|(part, e)| (param_of(part, param), e))
     };
