@@ -259,7 +259,12 @@ fn tool_choice_forces_calls() {
                 None => parts.push(delta.clone()),
             }
         }
+        let mut whole = whole;
         assert_eq!(parts.iter().map(of).collect::<Vec<_>>(), whole);
+        // a call that is cut has only the parameters before that
+        if choice["finish_reason"] == "length" {
+            whole.pop();
+        }
         (whole, choice)
     };
     let is_right = |(name, arguments): &(String, Value)| {
