@@ -33,7 +33,7 @@ GROUPS = {
     "Address, keys, TLS": "host port api-key api-key-file key-requests key-tokens allow-no-key allowed-hosts tls-cert tls-key"
     " tls-client-ca tls-client-required cors-origins require-signature signature-window sign-responses",
     "Models": "model model-name models-dir aliases memory autoload load load-wait load-queue pin idle-timeout weight share"
-    " chat-template",
+    " chat-template tool-call-format reasoning-format",
     "Engine": "threads isa kv-type working-memory ctx-size max-seqs batch-tokens prefill-chunk embed-tokens kv-memory seed"
     " draft-max draft-min-acceptance draft-model",
     "Workers and faults": "workers cpu-affinity strategy stall-timeout breaker-faults breaker-window breaker-open memory-pressure"

@@ -13,6 +13,7 @@ mod limits;
 mod models;
 mod policy;
 mod pressure;
+mod reasoning;
 mod reuse;
 mod server;
 mod sessions;
