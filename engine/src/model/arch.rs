@@ -47,6 +47,9 @@ pub struct Arch {
     /// Whether the query projection also gives a gate of each head, after its query; attention is multiplied by its
     /// sigmoid.
     pub gated_queries: bool,
+    /// Whether the pairs of RoPE belong to the axes of `rope.dimension_sections` in turn (Qwen3.5). A pair beyond the
+    /// section of its axis does not rotate in text.
+    pub interleaved_sections: bool,
     /// Delta net: whether value head h has the key head `h % n_key`, instead of `h / (n_value / n_key)`.
     pub tiled_value_heads: bool,
 }
@@ -94,6 +97,7 @@ const BASE: Arch = Arch {
     bidirectional: false,
     post_norm: false,
     gated_queries: false,
+    interleaved_sections: false,
     tiled_value_heads: false,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
@@ -108,7 +112,8 @@ const GEMMA3: Arch = Arch {
 const LAYER_NORM: Arch = Arch { norm: NormKind::Layer, ..BASE };
 const BERT: Arch =
     Arch { name: "bert", rope: None, act: Activation::GeluErf, bidirectional: true, post_norm: true, ..LAYER_NORM };
-const QWEN35: Arch = Arch { name: "qwen35", gated_queries: true, tiled_value_heads: true, ..BASE };
+const QWEN35: Arch =
+    Arch { name: "qwen35", gated_queries: true, interleaved_sections: true, tiled_value_heads: true, ..BASE };
 const LFM2: Arch = Arch { name: "lfm2", final_norm: "token_embd_norm", ..BASE };
 const MAMBA: Arch = Arch { name: "mamba", rotated: Rotated::None, ..BASE };
 const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
@@ -131,7 +136,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "jamba", normalised_experts: false, ..MAMBA },
     Arch { name: "falcon-h1", ..BASE },
     Arch { name: "granitehybrid", rotated: Rotated::IfFinetuned, ..GRANITE },
-    Arch { name: "qwen3next", tiled_value_heads: false, ..QWEN35 },
+    Arch { name: "qwen3next", gated_queries: true, ..BASE },
     GEMMA,
     Arch { name: "gemma2", window: 4096, window_pattern: 2, scaled_by_width: Some(46), ..GEMMA },
     GEMMA3,
