@@ -8,7 +8,7 @@ use super::rows::{RowOps, columns};
 use super::scratch::{AttentionScratch, Scratch, StepScratch};
 use super::weights::{AttentionWeights, FeedForward, Mixer, Norm, padded};
 use crate::kernels::attention::{self, Attention, KvLayout, KvMemory, KvRows, Span};
-use crate::kernels::elementwise::gate_by_sigmoid;
+use crate::kernels::elementwise::{activate, clamp, gate_by_sigmoid, multiply, scale};
 use crate::kernels::recurrent::StateSpan;
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
 
@@ -159,6 +159,9 @@ impl ForwardPass<'_, '_> {
         let [k_at, v_at] = [layer.qkv.part_starts[1], layer.qkv.part_starts[2]];
         let (qkv, rest) = wide.split_at_mut(self.n * stride);
         rows.linear_group(&layer.qkv, x, qkv, words);
+        if let Some(limit) = c.qkv_limit {
+            rows.each(qkv, stride, &|_, row| clamp(rows.cpu, &mut row[..v_at + kv_width], limit));
+        }
         let (gates, rest) = rest.split_at_mut(if c.arch.gated_queries { self.n * q_width } else { 0 });
         if c.arch.gated_queries {
             self.split_gates(qkv, stride, gates);
@@ -166,7 +169,7 @@ impl ForwardPass<'_, '_> {
         self.trace_stage(Stage::Q, at, &mut columns(qkv, stride, 0, q_width));
         self.trace_stage(Stage::K, at, &mut columns(qkv, stride, k_at, kv_width));
         self.trace_stage(Stage::V, at, &mut columns(qkv, stride, v_at, kv_width));
-        self.rotate(i, layer, qkv, &s.cos, &s.sin);
+        self.rotate(i, layer, qkv, s);
         let k = columns(qkv, stride, k_at, kv_width);
         self.trace_stage(Stage::Rope, at, &mut columns(qkv, stride, 0, q_width).chain(k));
         // embedding batches have KV pages of one layer, which all layers use in turn
@@ -180,6 +183,8 @@ impl ForwardPass<'_, '_> {
             n_head: c.n_head,
             window: c.layers[i].window,
             soft_cap: c.attn_soft_cap,
+            alibi: c.alibi.as_deref(),
+            sinks: layer.sinks.as_deref(),
             q: qkv,
             q_stride: stride,
             spans: self.spans,
@@ -189,11 +194,32 @@ impl ForwardPass<'_, '_> {
         }
         let out = &mut rest[..self.n * q_width];
         attention.run(rows.cpu, rows.pool, out, &mut s.threads, &mut s.parts);
+        self.gate_output(layer, qkv, out);
+        if let Some(norm) = &layer.attn_sub_norm {
+            rows.norm_each(norm, out);
+        }
         if c.arch.gated_queries {
             rows.each(out, q_width, &|r, out| gate_by_sigmoid(rows.cpu, out, &gates[r * q_width..][..q_width]));
         }
         self.trace_stage(Stage::AttnOut, at, &mut columns(out, q_width, 0, q_width));
         rows.linear(&layer.o, out, y, words);
+    }
+
+    /// `out = out * act(gate)`, where the layer has a gate, per head or per element.
+    fn gate_output(&self, layer: &AttentionWeights, qkv: &mut [f32], out: &mut [f32]) {
+        let (Some(&at), Some((gate, _))) = (layer.qkv.part_starts.get(3), layer.qkv.linears.last()) else { return };
+        let (rows, stride, act, d) =
+            (self.rows, layer.qkv.stride, self.model.config.arch.output_gate, self.model.config.head_dim);
+        let (n_gates, width) = (gate.w.rows(), self.model.config.n_head * d);
+        rows.each(qkv, stride, &|_, row| activate(rows.cpu, act, &mut row[at..at + n_gates]));
+        rows.each(out, width, &|r, out| {
+            let gates = &qkv[r * stride + at..][..n_gates];
+            if n_gates == width {
+                multiply(rows.cpu, out, gates);
+            } else {
+                out.chunks_exact_mut(d).zip(gates).for_each(|(head, gate)| scale(rows.cpu, head, *gate));
+            }
+        });
     }
 
     /// Moves the gates that follow the query heads to `gates`, (rows, n_head * head_dim), and the heads together.
@@ -214,22 +240,35 @@ impl ForwardPass<'_, '_> {
 
     /// Applies the norms of query and key heads, then RoPE, in place, where the layer has them. Queries are also
     /// multiplied by the scale of the attention scores.
-    fn rotate(&self, i: usize, layer: &AttentionWeights, qkv: &mut [f32], cos: &[f32], sin: &[f32]) {
+    fn rotate(&self, i: usize, layer: &AttentionWeights, qkv: &mut [f32], s: &AttentionScratch) {
+        let (cos, sin) = (&s.cos[..], &s.sin[..]);
         let (c, rows) = (&self.model.config, self.rows);
         let (q_width, kv_width, k_at) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim, layer.qkv.part_starts[1]);
         let half = c.n_rot / 2;
         let turns = c.layers[i].rope.map(|rope| (rope * half, half));
-        let style = c.arch.rope.unwrap_or(RopeStyle::NeoX);
+        let style = c.rope.unwrap_or(RopeStyle::NeoX);
+        let temperatures = match &c.temperature {
+            Some(t) if t.with_rope || turns.is_none() => &s.temperatures[..],
+            _ => &[],
+        };
         rows.each(qkv, layer.qkv.stride, &|r, row| {
             let (at, half) = turns.map_or((0, 0), |(at, half)| (r * c.ropes.len() * half + at, half));
             let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
             let (q, rest) = row.split_at_mut(k_at);
-            let parts = [(&mut q[..q_width], &layer.q_norm, c.attn_scale), (&mut rest[..kv_width], &layer.k_norm, 1.0)];
-            for (heads, norm, scale) in parts {
-                if let Some(norm) = norm {
-                    rows.norm_heads(norm, heads);
+            let q_scale = temperatures.get(r).map_or(c.attn_scale, |t| c.attn_scale * t);
+            let parts = [(&mut q[..q_width], &layer.q_norm, q_scale), (&mut rest[..kv_width], &layer.k_norm, 1.0)];
+            for (heads, norm, factor) in parts {
+                match norm {
+                    Some(norm) if c.arch.rope_before_norm => {
+                        rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, heads, c.head_dim);
+                        rows.norm_heads(norm, heads);
+                        scale(rows.cpu, heads, factor);
+                        continue;
+                    }
+                    Some(norm) => rows.norm_heads(norm, heads),
+                    None => {}
                 }
-                rope(rows.cpu, Rotation { style, cos, sin, scale }, heads, c.head_dim);
+                rope(rows.cpu, Rotation { style, cos, sin, scale: factor }, heads, c.head_dim);
             }
         });
     }

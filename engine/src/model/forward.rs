@@ -20,6 +20,7 @@ use crate::kernels::Cpu;
 use crate::kernels::attention::{KvLayout, KvMemory, PAGE, Slot, Span};
 use crate::kernels::elementwise::{add_scaled, scale, soft_cap};
 use crate::kernels::recurrent::StateSpan;
+use crate::math::ln;
 use crate::pool::Pool;
 
 /// Where a forward pass runs: instruction set and threads. Neither changes a result.
@@ -233,6 +234,10 @@ impl Model {
                 for (i, rotary) in s.rotary.iter().enumerate() {
                     let at = (s.slots.len() * s.rotary.len() + i) * half;
                     rotary.at(pos, &mut s.cos[at..at + half], &mut s.sin[at..at + half]);
+                }
+                if let Some(t) = &self.config.temperature {
+                    let steps = (pos + t.offset) / t.length;
+                    s.temperatures[s.slots.len()] = (1.0 + f64::from(t.scale) * ln((steps + 1) as f64)) as f32;
                 }
                 s.slots.push(Slot { page: run.pages[pos / PAGE], token: (pos % PAGE) as u32 });
             }

@@ -72,6 +72,27 @@ impl Keys<'_, '_> {
         }
     }
 
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.gguf.get(&self.key(name)).is_some()
+    }
+
+    /// A non-negative number for each of `n` layers, from an array or the same for all; 0 if the key is missing.
+    pub(super) fn per_layer_f32(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
+        let key = self.key(name);
+        let values = match self.gguf.get(&key) {
+            None => return Ok(alloc::vec![0.0; n]),
+            Some(Value::Array(_)) => self.gguf.f32_array(&key)?.unwrap_or_default(),
+            Some(_) => alloc::vec![self.f32(name)?.unwrap_or(0.0); n],
+        };
+        match values.iter().find(|v| !v.is_finite() || **v < 0.0) {
+            Some(v) => Err(self.wrong(name, v, "numbers of at least 0")),
+            None if values.len() != n => {
+                Err(self.wrong(name, format!("an array of {} elements", values.len()), format!("{n} numbers")))
+            }
+            None => Ok(values),
+        }
+    }
+
     pub(super) fn in_range(&self, name: &str, v: Option<u32>, range: RangeInclusive<u32>) -> Result<usize, LoadError> {
         let expected = format!("{} to {}", range.start(), range.end());
         match v {

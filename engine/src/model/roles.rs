@@ -5,7 +5,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::config::{Config, LayerConfig, MAX_WIDTH, RecurrentConfig};
+use super::config::{Config, ExpertsConfig, LayerConfig, MAX_WIDTH, RecurrentConfig};
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::WeightArena;
@@ -22,6 +22,8 @@ pub(super) enum Role {
     Matrices { n: usize, rows: usize, k: usize },
     /// A vector of this length.
     Vector(usize),
+    /// Rows of vectors, one per expert.
+    Rows { n: usize, width: usize },
     /// Weights of a norm of heads: (head_dim), (n_head, head_dim) or (n_head * head_dim).
     HeadNorm { n_head: usize, head_dim: usize },
     /// Values in rows of this width.
@@ -38,14 +40,14 @@ pub(super) enum TensorStorage {
 
 impl Role {
     /// The role of a tensor by its name; `None` if the model has no tensor of this name.
-    fn of(t: &TensorInfo<'_>, c: &Config) -> Option<Role> {
-        let row = match t.name.strip_prefix("blk.") {
+    fn of(name: &str, t: &TensorInfo<'_>, c: &Config) -> Option<Role> {
+        let row = match name.strip_prefix("blk.") {
             Some(rest) => {
                 let (layer, part) = rest.split_once('.')?;
                 let n_experts = c.experts.map_or(0, |e| e.n);
                 layer_tables(c, index(layer)?)?.into_iter().find_map(|rows| find(rows, part, n_experts))
             }
-            None => find(MODEL_TENSORS, t.name, 0),
+            None => find(MODEL_TENSORS, name, 0),
         };
         (row?.role)(c, &t.dims)
     }
@@ -54,6 +56,7 @@ impl Role {
         let fits = match self {
             Role::Matrices { n, rows, k } => t.dims == [k as u64, rows as u64, n as u64, 1],
             Role::Vector(n) => t.dims == [n as u64, 1, 1, 1],
+            Role::Rows { n, width } => t.dims == [width as u64, n as u64, 1, 1],
             Role::HeadNorm { n_head, head_dim } => {
                 let (d, n) = (head_dim as u64, n_head as u64);
                 [[d, 1, 1, 1], [d, n, 1, 1], [d * n, 1, 1, 1]].contains(&t.dims)
@@ -65,6 +68,7 @@ impl Role {
                 Role::Matrices { n: 1, rows, k } => format!("shape [{k}, {rows}]"),
                 Role::Matrices { n, rows, k } => format!("shape [{k}, {rows}, {n}]"),
                 Role::Vector(n) => format!("shape [{n}]"),
+                Role::Rows { n, width } => format!("shape [{width}, {n}]"),
                 Role::HeadNorm { n_head, head_dim: d } => format!("shape [{d}], [{d}, {n_head}] or [{}]", d * n_head),
                 Role::Values { width, rows } => format!("shape [{width}, {rows}]"),
             };
@@ -169,6 +173,11 @@ pub(super) fn vector(n: usize) -> Option<Role> {
     Some(Role::Vector(n))
 }
 
+/// The norm of the input of a sub-layer.
+fn input_norm(c: &Config, _: &[u64; 4]) -> Option<Role> {
+    if c.arch.plain_norms { None } else { vector(c.n_embd) }
+}
+
 pub(super) fn values(width: usize, rows: usize) -> Option<Role> {
     Some(Role::Values { width, rows })
 }
@@ -179,7 +188,7 @@ fn embedding_wide(c: &Config, _: &[u64; 4]) -> Option<Role> {
 
 /// The final norm, if it has this name.
 fn final_norm(c: &Config, name: &str) -> Option<Role> {
-    if c.arch.post_norm || c.arch.final_norm != name { None } else { vector(c.n_embd) }
+    if c.arch.post_norm || c.arch.plain_norms || c.arch.final_norm != name { None } else { vector(c.n_embd) }
 }
 
 fn post_norm_only(c: &Config, _: &[u64; 4]) -> Option<Role> {
@@ -226,9 +235,9 @@ fn up_rows(c: &Config, dim: u64) -> usize {
 const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("token_embd.weight", |c, _| matrix(c.n_vocab, c.n_embd)).need(Need::Always),
     TensorRow::new("output_norm.weight", |c, _| final_norm(c, "output_norm")).need(Need::Always),
-    TensorRow::new("position_embd.weight", |c, _| match c.arch.rope {
-        None => matrix(c.n_ctx_train, c.n_embd),
-        Some(_) => None,
+    TensorRow::new("position_embd.weight", |c, _| match c.learned_positions {
+        true => matrix(c.n_ctx_train, c.n_embd),
+        false => None,
     })
     .need(Need::Always),
     // divisors for short and for long contexts come together
@@ -255,9 +264,9 @@ const MODEL_TENSORS: &[TensorRow] = &[
 /// The tensors of a layer; those of a layout are reported in this order.
 const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("post_attention_norm.weight", embedding_wide).of(&[(Part::PreNorm, 0)]),
-    TensorRow::new("attn_norm.weight", embedding_wide).of(&[(Part::PreNorm, 1)]),
+    TensorRow::new("attn_norm.weight", input_norm).of(&[(Part::PreNorm, 1)]),
     TensorRow::new("attn_norm.bias", embedding_wide),
-    TensorRow::new("ffn_norm.weight", embedding_wide),
+    TensorRow::new("ffn_norm.weight", input_norm),
     TensorRow::new("ffn_norm.bias", embedding_wide),
     // the name in files of Falcon-H1
     TensorRow::new("ffn_norm", embedding_wide),
@@ -268,6 +277,20 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("layer_output_norm.bias", post_norm_only),
     TensorRow::new("attn_q_norm.weight", |c, _| Some(Role::HeadNorm { n_head: c.n_head, head_dim: c.head_dim })),
     TensorRow::new("attn_k_norm.weight", |c, _| Some(Role::HeadNorm { n_head: c.n_head_kv, head_dim: c.head_dim })),
+    TensorRow::new("attn_q_norm.bias", |c, _| vector(q_width(c))),
+    TensorRow::new("attn_k_norm.bias", |c, _| vector(kv_width(c))),
+    TensorRow::new("attn_sub_norm.weight", |c, _| vector(q_width(c))),
+    TensorRow::new("ffn_sub_norm.weight", |c, _| vector(c.n_ff)),
+    TensorRow::new("attn_sinks.weight", |c, _| vector(c.n_head)),
+    // a gate per head or per element
+    TensorRow::new("attn_gate.weight", |c, dims| {
+        matrix(if dims[1] == c.n_head as u64 { c.n_head } else { q_width(c) }, c.n_embd)
+    }),
+    TensorRow::new("exp_probs_b.bias", |c, _| vector(c.experts.as_ref()?.n)),
+    TensorRow::new("ffn_gate_inp.bias", |c, _| vector(c.experts.as_ref()?.n)),
+    TensorRow::new("ffn_gate_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
+    TensorRow::new("ffn_up_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
+    TensorRow::new("ffn_down_exps.bias", |c, _| expert_biases(c, |_| c.n_embd)),
     TensorRow::new("attn_qkv.weight", |c, _| matrix(q_rows(c) + 2 * kv_width(c), c.n_embd)).of(FUSED),
     TensorRow::new("attn_qkv.bias", |c, _| vector(q_rows(c) + 2 * kv_width(c))),
     TensorRow::new("attn_q.weight", |c, _| matrix(q_rows(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
@@ -279,7 +302,8 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_output.weight", |c, _| matrix(c.n_embd, q_width(c))).of(&[(Part::AttnOutput, 0)]),
     TensorRow::new("attn_output.bias", embedding_wide),
     TensorRow::new("ffn_gate_inp.weight", |c, _| matrix(c.experts.as_ref()?.n, c.n_embd)).of(EXPERTS),
-    TensorRow::new("ffn_gate_exps.weight", expert_inputs).of(EXPERTS),
+    TensorRow::new("ffn_gate_exps.weight", |c, dims| if c.arch.plain_experts { None } else { expert_inputs(c, dims) })
+        .of(EXPERTS),
     TensorRow::new("ffn_up_exps.weight", expert_inputs).of(EXPERTS),
     TensorRow::new("ffn_down_exps.weight", |c, _| {
         let e = c.experts.as_ref()?;
@@ -301,6 +325,11 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("ffn_up.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.n_embd)).excludes(DENSE),
     TensorRow::new("ffn_down.#.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.n_ff)).excludes(DENSE),
 ];
+
+fn expert_biases(c: &Config, width: impl Fn(&ExpertsConfig) -> usize) -> Option<Role> {
+    let e = c.experts.as_ref()?;
+    Some(Role::Rows { n: e.n, width: width(e) })
+}
 
 fn expert_inputs(c: &Config, _: &[u64; 4]) -> Option<Role> {
     let e = c.experts.as_ref()?;
@@ -343,12 +372,14 @@ impl TensorStorage {
     /// # Errors
     /// [`LoadError`] if the model has no tensor of this name, or its shape or type is not accepted.
     pub(super) fn reserve(
+        name: &str,
         t: &TensorInfo<'_>,
         c: &Config,
         arena: &mut WeightArena,
     ) -> Result<Option<TensorStorage>, LoadError> {
-        match Role::of(t, c) {
+        match Role::of(name, t, c) {
             Some(role) => role.reserve(t, arena).map(Some),
+            None if is_ignored(name, c) => Ok(None),
             None if IGNORED.iter().any(|s| t.name.ends_with(s)) => Ok(None),
             None => {
                 let expected = format!("only tensors of the architecture `{}`", c.arch.name);
@@ -356,6 +387,31 @@ impl TensorStorage {
             }
         }
     }
+}
+
+/// Names that some converters write without a suffix.
+const WITHOUT_SUFFIX: [(&str, &str); 3] = [
+    ("exp_probs_b", "exp_probs_b.bias"),
+    ("post_attention_norm", "post_attention_norm.weight"),
+    ("post_ffw_norm", "post_ffw_norm.weight"),
+];
+
+/// The name of a tensor in the table: families have names of their own for some.
+pub(super) fn canonical(name: &str, c: &Config) -> String {
+    let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    let (prefix, part) = layer.map_or((String::new(), name), |(layer, part)| (format!("blk.{layer}."), part));
+    let part = WITHOUT_SUFFIX.iter().find(|(short, _)| *short == part).map_or(part, |(_, whole)| whole);
+    let (stem, suffix) = part.rsplit_once('.').unwrap_or((part, ""));
+    match c.arch.aliases.iter().find(|(alias, _)| *alias == stem) {
+        Some((_, stem)) => format!("{prefix}{stem}.{suffix}"),
+        None => format!("{prefix}{part}"),
+    }
+}
+
+/// Whether text does not use the tensor.
+fn is_ignored(name: &str, c: &Config) -> bool {
+    let part = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, part)| part);
+    c.arch.ignored.iter().any(|beginning| part.starts_with(beginning))
 }
 
 /// Parses an index in a tensor name: decimal without leading zeros.
@@ -400,7 +456,7 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
             let rows = |i| tables.into_iter().flatten().filter(move |row| row.is_of((part, i)));
             let n = (0..).take_while(|&i| rows(i).next().is_some()).count();
             let layout = (0..n).find(|&i| rows(i).next().is_some_and(has)).unwrap_or(n.saturating_sub(1));
-            if let Some(row) = rows(layout).find(|row| !has(row)) {
+            if let Some(row) = rows(layout).find(|row| !has(row) && (row.role)(c, &[0; 4]).is_some()) {
                 return Some(name(row.name));
             }
         }

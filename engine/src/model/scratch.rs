@@ -65,6 +65,8 @@ pub(super) struct AttentionScratch {
     /// (rows, RoPE variants, n_rot / 2)
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
+    /// Factor on the queries of each row; empty if it is 1.
+    pub(super) temperatures: Vec<f32>,
     /// KV slot of each row.
     pub(super) slots: Vec<Slot>,
     /// One per thread.
@@ -78,6 +80,11 @@ pub(super) struct ExpertsScratch {
     pub(super) router: Vec<f32>,
     /// (n_expert)
     pub(super) probabilities: Vec<f32>,
+    /// (n_expert): scores by which experts are selected, if these are not the router's.
+    pub(super) scores: Vec<f32>,
+    /// (groups), (used groups): scores of groups, and the groups that experts are selected from.
+    pub(super) group_scores: Vec<f32>,
+    pub(super) groups: Vec<u32>,
     /// (rows, n_used): selected experts of each row, their weights, and the index of their rows in `inputs`.
     pub(super) selected: Vec<u32>,
     pub(super) weights: Vec<f32>,
@@ -180,6 +187,7 @@ impl Model {
             rotary: self.rotary(n_ctx),
             cos: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2]),
             sin: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2]),
+            temperatures: budget.zeros(&[if c.temperature.is_some() { n } else { 0 }]),
             slots: budget.zeros(&[n]),
             threads: (0..pool.threads()).map(|_| AttendScratch::new(&layout)).collect(),
             parts: budget.zeros(&[Attention::parts_len(&layout, c.n_head, max_seqs, n_ctx)]),
@@ -217,9 +225,13 @@ impl Model {
     fn experts_scratch(&self, n: usize, budget: &mut Budget) -> ExpertsScratch {
         let d = self.config.n_embd;
         let (experts, used) = self.config.experts.map_or((0, 0), |e| (e.n, e.n_used));
+        let (groups, used_groups) = self.config.experts.and_then(|e| e.groups).unwrap_or_default();
         ExpertsScratch {
             router: budget.zeros(&[n, padded(experts)]),
             probabilities: budget.zeros(&[experts]),
+            scores: budget.zeros(&[experts]),
+            group_scores: budget.zeros(&[groups]),
+            groups: budget.zeros(&[used_groups]),
             selected: budget.zeros(&[n, used]),
             weights: budget.zeros(&[n, used]),
             expert_rows: budget.zeros(&[n, used]),

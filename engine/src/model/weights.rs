@@ -47,6 +47,8 @@ pub struct Norm {
 pub struct Dense {
     /// Gate and up, or up without a gate.
     pub up: LinearGroup,
+    /// Norm before the down projection (n_ff).
+    pub sub_norm: Option<Norm>,
     /// (n_embd, n_ff)
     pub down: Linear,
 }
@@ -55,12 +57,16 @@ pub struct Dense {
 pub struct Experts {
     /// (n_expert, n_embd)
     pub router: Linear,
-    /// (n_ff, n_embd), one per expert.
+    /// Added to the scores by which experts are selected (n_expert).
+    pub selection_bias: Option<Vec<f32>>,
+    /// (n_ff, n_embd), one per expert; empty without gates.
     pub gate: Vec<Matrix>,
     /// (n_ff, n_embd), one per expert.
     pub up: Vec<Matrix>,
     /// (n_embd, n_ff), one per expert.
     pub down: Vec<Matrix>,
+    /// Biases of gate, up and down: one row per expert.
+    pub biases: [Option<Vec<f32>>; 3],
     /// An expert that all tokens go through.
     pub shared: Option<SharedExpert>,
 }
@@ -85,9 +91,14 @@ pub enum FeedForward {
 
 /// Weights of attention.
 pub struct AttentionWeights {
-    /// Queries (n_head * head_dim, n_embd), keys and values (n_head_kv * head_dim, n_embd). With
+    /// Queries (n_head * head_dim, n_embd), keys and values (n_head_kv * head_dim, n_embd); then the gate of the output,
+    /// if there is one (n_head or n_head * head_dim, n_embd). With
     /// [`Arch::gated_queries`](super::arch::Arch::gated_queries) each query head is followed by its gate.
     pub qkv: LinearGroup,
+    /// Norm before the output projection (n_head * head_dim).
+    pub attn_sub_norm: Option<Norm>,
+    /// Attention sinks (n_head).
+    pub sinks: Option<Vec<f32>>,
     /// Norm of query heads.
     pub q_norm: Option<Norm>,
     /// Norm of key heads.
@@ -184,13 +195,16 @@ impl LinearGroup {
     /// A group of separate linears, one part each.
     pub(super) fn separate(linears: Vec<Linear>) -> LinearGroup {
         let mut group = LinearGroup { linears: Vec::with_capacity(linears.len()), part_starts: Vec::new(), stride: 0 };
-        for linear in linears {
-            group.part_starts.push(group.stride);
-            let rows = padded(linear.w.rows());
-            group.linears.push((linear, group.stride));
-            group.stride += rows;
-        }
+        linears.into_iter().for_each(|linear| group.push(linear));
         group
+    }
+
+    /// Adds a linear as a further part.
+    fn push(&mut self, linear: Linear) {
+        self.part_starts.push(self.stride);
+        let rows = padded(linear.w.rows());
+        self.linears.push((linear, self.stride));
+        self.stride += rows;
     }
 
     /// A group of one fused linear, whose rows are parts of these lengths.
@@ -264,7 +278,7 @@ impl Weights {
                 (None, Some(short), Some(long)) => RopeDivisors::ByContext { short, long },
                 _ => RopeDivisors::None,
             };
-        let final_norm = norm(tensors, c.arch.final_norm)?;
+        let final_norm = norm(tensors, c.arch.final_norm)?.or(plain(c.arch.plain_norms, c.n_embd));
         if final_norm.is_none() && !c.arch.post_norm {
             return Err(missing(&format!("{}.weight", c.arch.final_norm)));
         }
@@ -275,10 +289,10 @@ impl Weights {
             } else {
                 None
             },
-            final_norm,
-            embedding_norm: norm(tensors, "token_embd_norm")?,
-            positions: if c.arch.rope.is_none() { Some(tensors.matrix("position_embd.weight")?) } else { None },
+            embedding_norm: norm(tensors, "token_embd_norm")?.or(plain(c.arch.plain_embedding_norm, c.n_embd)),
+            positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
+            final_norm,
             output_bias: tensors.optional("output.bias"),
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
@@ -332,6 +346,11 @@ pub(super) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Nor
     }
 }
 
+/// A norm without weights: a factor of 1 changes no bit.
+fn plain(exists: bool, width: usize) -> Option<Norm> {
+    exists.then(|| Norm { weight: vec![1.0; width], bias: None, width })
+}
+
 /// A norm that must be there.
 pub(super) fn required_norm(tensors: &mut LoadedTensors, name: &str) -> Result<Norm, LoadError> {
     norm(tensors, name)?.ok_or_else(|| missing(&format!("{name}.weight")))
@@ -364,7 +383,7 @@ fn projections(tensors: &mut LoadedTensors, mut width: usize) -> Result<Vec<Line
 
 fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<AttentionWeights, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
-    let qkv = if tensors.has(&name("attn_qkv.weight")) {
+    let mut qkv = if tensors.has(&name("attn_qkv.weight")) {
         let (q, kv) = (c.q_stride(), c.n_head_kv * c.head_dim);
         LinearGroup::fused(linear(tensors, &name("attn_qkv"))?, &[q, kv, kv])
     } else {
@@ -372,8 +391,13 @@ fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Attent
             ["attn_q", "attn_k", "attn_v"].map(|p| linear(tensors, &name(p))).into_iter().collect::<Result<_, _>>()?,
         )
     };
+    if tensors.has(&name("attn_gate.weight")) {
+        qkv.push(linear(tensors, &name("attn_gate"))?);
+    }
     Ok(AttentionWeights {
         qkv,
+        attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
+        sinks: tensors.optional(&name("attn_sinks.weight")),
         q_norm: norm(tensors, &name("attn_q_norm"))?,
         k_norm: norm(tensors, &name("attn_k_norm"))?,
         o: linear(tensors, &name("attn_output"))?,
@@ -398,8 +422,11 @@ fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, Loa
 fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
     let mixer = mixer(tensors, c, i)?;
-    let mut attn_norm = norm(tensors, &name("attn_norm"))?;
-    let mut ffn_norm = norm(tensors, &name("ffn_norm"))?;
+    let mut attn_norm = norm(tensors, &name("attn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
+    let mut ffn_norm = norm(tensors, &name("ffn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
+    if c.arch.swapped_norms && ffn_norm.is_some() {
+        core::mem::swap(&mut attn_norm, &mut ffn_norm);
+    }
     if let Some((weight, width)) = tensors.vector(&name("ffn_norm")) {
         ffn_norm = Some(Norm { weight, bias: None, width });
     }
@@ -412,7 +439,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     let ffn = match &c.experts {
         _ if !c.layers[i].has_ffn => FeedForward::None,
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
-            FeedForward::Experts(Box::new(experts(tensors, e.n, &name)?))
+            FeedForward::Experts(Box::new(experts(tensors, e.n, !c.arch.plain_experts, &name)?))
         }
         _ => FeedForward::Dense(dense(tensors, c.n_ff, "", &name)?),
     };
@@ -469,15 +496,23 @@ fn dense(
             return Err(tensor_error(&format!("{up_name}.weight"), &found, &format!("{n_ff} rows")));
         }
     };
-    Ok(Dense { up, down: linear(tensors, &name(&format!("ffn_down{suffix}")))? })
+    let sub_norm = if suffix.is_empty() { norm(tensors, &name("ffn_sub_norm"))? } else { None };
+    Ok(Dense { up, sub_norm, down: linear(tensors, &name(&format!("ffn_down{suffix}")))? })
 }
 
-fn experts(tensors: &mut LoadedTensors, n: usize, name: &dyn Fn(&str) -> String) -> Result<Experts, LoadError> {
+fn experts(
+    tensors: &mut LoadedTensors,
+    n: usize,
+    gated: bool,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Experts, LoadError> {
     let mut stack = |part: &str| match tensors.matrices(&name(&format!("{part}_exps.weight"))) {
         Some(all) => Ok(all),
         None => (0..n).map(|i| tensors.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
     };
-    let (gate, up, down) = (stack("ffn_gate")?, stack("ffn_up")?, stack("ffn_down")?);
+    let gate = if gated { stack("ffn_gate")? } else { Vec::new() };
+    let (up, down) = (stack("ffn_up")?, stack("ffn_down")?);
+    let biases = ["gate", "up", "down"].map(|part| tensors.optional(&name(&format!("ffn_{part}_exps.bias"))));
     let shared_gate = name("ffn_gate_inp_shexp");
     let shared = if tensors.has(&name("ffn_up_shexp.weight")) {
         let gate = match tensors.has(&format!("{shared_gate}.weight")) {
@@ -489,5 +524,6 @@ fn experts(tensors: &mut LoadedTensors, n: usize, name: &dyn Fn(&str) -> String)
     } else {
         None
     };
-    Ok(Experts { router: linear(tensors, &name("ffn_gate_inp"))?, gate, up, down, shared })
+    let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
+    Ok(Experts { router: linear(tensors, &name("ffn_gate_inp"))?, selection_bias, gate, up, down, biases, shared })
 }
