@@ -381,7 +381,7 @@ fn norm(keys: &Keys<'_, '_>, arch: &Arch) -> Result<(NormKind, f32), LoadError> 
     if eps <= 0.0 {
         return Err(keys.wrong(name, eps, "a positive number"));
     }
-    Ok((kind, eps))
+    Ok((if arch.always_rms { NormKind::Rms } else { kind }, eps))
 }
 
 /// Pairs of RoPE of each axis; `None` if the file states none.

@@ -278,10 +278,6 @@ impl Weights {
                 (None, Some(short), Some(long)) => RopeDivisors::ByContext { short, long },
                 _ => RopeDivisors::None,
             };
-        let final_norm = norm(tensors, c.arch.final_norm)?.or(plain(c.arch.plain_norms, c.n_embd));
-        if final_norm.is_none() && !c.arch.post_norm {
-            return Err(missing(&format!("{}.weight", c.arch.final_norm)));
-        }
         Ok(Weights {
             embedding: tensors.matrix("token_embd.weight")?,
             token_types: if tensors.has("token_types.weight") {
@@ -292,7 +288,7 @@ impl Weights {
             embedding_norm: norm(tensors, "token_embd_norm")?.or(plain(c.arch.plain_embedding_norm, c.n_embd)),
             positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
-            final_norm,
+            final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
             output_bias: tensors.optional("output.bias"),
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
@@ -430,12 +426,6 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     if let Some((weight, width)) = tensors.vector(&name("ffn_norm")) {
         ffn_norm = Some(Norm { weight, bias: None, width });
     }
-    let post_ffn_norm = norm(tensors, &name("post_ffw_norm"))?;
-    // some files name the norm before the feed-forward after what comes before it
-    let has_post = tensors.has(&name("post_attention_norm.weight"));
-    if c.recurrent.is_some() && has_post && attn_norm.is_some() && ffn_norm.is_none() && post_ffn_norm.is_none() {
-        ffn_norm = norm(tensors, &name("post_attention_norm"))?;
-    }
     let ffn = match &c.experts {
         _ if !c.layers[i].has_ffn => FeedForward::None,
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
@@ -469,7 +459,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         mixer,
         post_attn_norm: norm(tensors, &name("post_attention_norm"))?,
         ffn,
-        post_ffn_norm,
+        post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?,
         attn_norm,
         ffn_norm,
     })
