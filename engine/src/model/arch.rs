@@ -86,6 +86,8 @@ pub struct Arch {
     pub interleaved_sections: bool,
     /// Delta net: whether value head h has the key head `h % n_key`, instead of `h / (n_value / n_key)`.
     pub tiled_value_heads: bool,
+    /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.
+    pub mamba_by_heads: bool,
 }
 
 /// How the scores of experts become their weights.
@@ -202,6 +204,7 @@ const BASE: Arch = Arch {
     gated_queries: false,
     interleaved_sections: false,
     tiled_value_heads: false,
+    mamba_by_heads: false,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
 const GEMMA: Arch = Arch { name: "gemma", act: Activation::GeluTanh, embeddings_by_width: true, ..BASE };
@@ -299,6 +302,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "starcoder", rope: None, act: Activation::GeluTanh, ..LAYER_NORM },
     Arch { name: "orion", ..LAYER_NORM },
     Arch { name: "plamo", ..BASE },
+    Arch { name: "plamo2", mamba_by_heads: true, ..BASE },
     Arch { name: "plamo3", window_pattern: 8, ..BASE },
     Arch { name: "xverse", ..LLAMA },
     Arch { name: "pangu-embedded", ..BASE },

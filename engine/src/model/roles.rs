@@ -267,8 +267,10 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_norm.bias", embedding_wide),
     TensorRow::new("ffn_norm.weight", input_norm),
     TensorRow::new("ffn_norm.bias", embedding_wide),
-    // the name in files of Falcon-H1
+    // the names in files of Falcon-H1 and PLaMo 2
     TensorRow::new("ffn_norm", embedding_wide),
+    TensorRow::new("post_attention_norm", embedding_wide),
+    TensorRow::new("post_ffw_norm", embedding_wide),
     TensorRow::new("post_ffw_norm.weight", embedding_wide),
     TensorRow::new("attn_output_norm.weight", post_norm_only).of(&[(Part::PostNorm, 0)]),
     TensorRow::new("attn_output_norm.bias", post_norm_only),

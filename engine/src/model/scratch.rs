@@ -273,7 +273,7 @@ impl Model {
                 Mixer::Recurrent(_) | Mixer::None => {}
             }
             let recurrent = match &layer.mixer {
-                Mixer::Recurrent(r) => Some(&**r),
+                Mixer::Recurrent(r) => Some(r),
                 Mixer::Both(both) => Some(&both.1),
                 Mixer::Attention(_) | Mixer::None => None,
             };

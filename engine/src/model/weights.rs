@@ -82,7 +82,7 @@ pub struct SharedExpert {
 /// The feed-forward of a layer.
 pub enum FeedForward {
     /// One network for all tokens.
-    Dense(Dense),
+    Dense(Box<Dense>),
     /// Experts selected for each token.
     Experts(Box<Experts>),
     /// None: the layer has a mixer only.
@@ -110,9 +110,9 @@ pub struct AttentionWeights {
 /// What mixes the tokens of a sequence in a layer.
 pub enum Mixer {
     /// Attention.
-    Attention(AttentionWeights),
+    Attention(Box<AttentionWeights>),
     /// A recurrent mixer.
-    Recurrent(Box<Recurrent>),
+    Recurrent(Recurrent),
     /// Both on the same input; their outputs are added.
     Both(Box<(AttentionWeights, Recurrent)>),
     /// Nothing.
@@ -335,7 +335,8 @@ pub(super) fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, 
 pub(super) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadError> {
     let bias = tensors.optional(&format!("{name}.bias"));
     let weight = format!("{name}.weight");
-    match (tensors.vector(&weight), bias) {
+    // in files of some families a norm is named without the suffix
+    match (tensors.vector(&weight).or_else(|| tensors.vector(name)), bias) {
         (Some((weight, width)), bias) => Ok(Some(Norm { weight, bias, width })),
         (None, None) => Ok(None),
         (None, Some(_)) => Err(missing(&weight)),
@@ -409,8 +410,8 @@ fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, Loa
     let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
     Ok(match (attention, recurrent) {
         (Some(a), Some(r)) => Mixer::Both(Box::new((a, r))),
-        (Some(a), None) => Mixer::Attention(a),
-        (None, Some(r)) => Mixer::Recurrent(Box::new(r)),
+        (Some(a), None) => Mixer::Attention(Box::new(a)),
+        (None, Some(r)) => Mixer::Recurrent(r),
         (None, None) => Mixer::None,
     })
 }
@@ -423,15 +424,12 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     if c.arch.swapped_norms && ffn_norm.is_some() {
         core::mem::swap(&mut attn_norm, &mut ffn_norm);
     }
-    if let Some((weight, width)) = tensors.vector(&name("ffn_norm")) {
-        ffn_norm = Some(Norm { weight, bias: None, width });
-    }
     let ffn = match &c.experts {
         _ if !c.layers[i].has_ffn => FeedForward::None,
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
             FeedForward::Experts(Box::new(experts(tensors, e.n, !c.arch.plain_experts, &name)?))
         }
-        _ => FeedForward::Dense(dense(tensors, c.n_ff, "", &name)?),
+        _ => FeedForward::Dense(Box::new(dense(tensors, c.n_ff, "", &name)?)),
     };
     let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
     if matches!(mixer, Mixer::None) && ffn_norm.is_none() {
