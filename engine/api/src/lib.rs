@@ -16,6 +16,7 @@ pub mod input;
 pub mod messages;
 pub mod native;
 pub mod openai;
+pub mod output;
 pub mod parse;
 pub mod shared;
 

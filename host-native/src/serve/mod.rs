@@ -24,6 +24,7 @@ mod gate;
 mod handoff;
 mod health;
 mod http;
+mod key_file;
 mod kv_disk;
 pub mod machine;
 mod metrics;

@@ -15,6 +15,7 @@ use super::auth::Keys;
 use super::callback::Ready;
 use super::config::{Configuration, Live, Settings};
 use super::failures::SharedFailures;
+use super::key_file;
 use super::machine;
 use super::metrics::Metrics;
 use super::models::budget::MemoryBudget;
@@ -151,8 +152,7 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
     let failures = SharedFailures::default();
     let budget = Arc::new(MemoryBudget::new(limit));
     let n_threads = configuration.model.threads;
-    let disk = settings.kv_disk.as_deref().map(|path| DiskTier::open(path, settings.kv_disk_size.0)).transpose();
-    let disk = disk.map_err(|e| Failure::Usage(format!("kv-disk: {e}")))?.map(Arc::new);
+    let disk = disk_tier(&settings)?;
     let state = state_store(&settings)?;
     let quota = settings.response_cache_disk_size.0;
     let answers_on_disk = settings.response_cache_disk.as_deref().map(|path| AnswerDisk::open(path, quota)).transpose();
@@ -198,6 +198,15 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
 pub fn read_policy(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Option<Arc<TextPolicy>>, Failure> {
     let policy = settings.policy_file.as_deref().map(|path| TextPolicy::read(path, metrics));
     Ok(policy.transpose()?.map(Arc::new))
+}
+
+/// Opens the directory of KV pages, if there is one.
+fn disk_tier(settings: &Settings) -> Result<Option<Arc<DiskTier>>, Failure> {
+    let Some(path) = &settings.kv_disk else { return Ok(None) };
+    let key = settings.kv_disk_key_file.as_deref().map(key_file::read).transpose();
+    let key = key.map_err(|e| Failure::Usage(format!("kv-disk-key-file: {e}")))?;
+    let disk = DiskTier::open(path, settings.kv_disk_size.0, key.as_deref());
+    Ok(Some(Arc::new(disk.map_err(|e| Failure::Usage(format!("kv-disk: {e}")))?)))
 }
 
 /// Opens what outlives the process, if it is kept.

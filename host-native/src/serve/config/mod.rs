@@ -157,6 +157,7 @@ settings! {
     sign_responses "sign-responses" bool = false, "BOOL", "Sign the responses to signed requests with the same key";
     policy_file "policy-file" Option<PathBuf> = None, "FILE", "Policy on texts of prompts and answers: patterns to refuse or replace, personal data, and a service to ask; TOML, YAML or JSON, read again on reload";
     kv_disk "kv-disk" Option<PathBuf> = None, "DIR", "Keep KV cache pages of all models in this directory, so that prompts are not computed again after a restart or an eviction [default: none]";
+    kv_disk_key_file "kv-disk-key-file" Option<PathBuf> = None, "FILE", "Key of the checksums in kv-disk, at least 64 hexadecimal digits: for a directory that others can write; files without it are refused";
     kv_disk_size "kv-disk-size" Bytes = Bytes(16 << 30), "BYTES" in 0.0..=1.1e15, "Maximum size of the files in kv-disk, in bytes; the least recently used pages are removed";
     slot_save_path "slot-save-path" Option<PathBuf> = None, "DIR", "Directory of the files that POST /slots/{id}?action=save writes and restore reads [default: none]";
     audit_log "audit-log" Option<PathBuf> = None, "FILE", "Audit log: who did what, without texts, in JSON lines chained by hashes; `starling admin audit verify` checks it [default: none]";

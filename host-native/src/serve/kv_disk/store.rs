@@ -53,7 +53,7 @@ pub enum Error {
     Directory { path: PathBuf, source: io::Error },
     #[error(
         "KV directory {}: owner {owner}, mode {mode:04o}, expected this user and no write permission for others; \
-         set a key to use it anyway", path.display()
+         `kv-disk-key-file` makes it usable", path.display()
     )]
     NotPrivate { path: PathBuf, owner: u32, mode: u32 },
     #[error("KV page limit {found} bytes, expected 1 to {MAX_PAGE}")]

@@ -315,6 +315,7 @@ fn engine_options(
         prefill_chunk: settings.prefill_chunk,
         draft_rows: settings.draft_max * settings.max_seqs.min(DRAFTING_SEQS),
         kv_bytes,
+        snapshots: Default::default(),
         model_sha256: Some(sha256),
     })
 }
