@@ -40,7 +40,10 @@ GROUPS = {
     " fault-injection",
     "Queue and time limits": "queue-high queue-low queue-timeout request-timeout drain-timeout tenant-requests tenant-tokens",
     "Limits of a request": "max-prompt max-tokens max-n max-inputs max-grammar grammar-items",
-    "Sessions": "session-ttl max-sessions session-memory sessions-memory",
+    "Sessions and stored completions": "session-ttl max-sessions session-memory sessions-memory state-dir state-key-file"
+    " stored-answers-ttl stored-answers-size",
+    "Results that are used again": "response-cache response-cache-disk response-cache-disk-size share-identical embedding-cache"
+    " resume-window idempotency-window",
     "KV cache on disk": "kv-disk kv-disk-key-file kv-disk-size slot-save-path",
     "Connections": "max-body max-header header-timeout body-timeout write-timeout sse-keep-alive max-connections"
     " max-connections-per-address",

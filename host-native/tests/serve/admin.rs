@@ -173,3 +173,24 @@ fn the_command_shows_and_changes_a_server() {
     let error = admin(&managed, &["swap", "x"]).expect_err("an error");
     assert!(error.contains("status 404: the model `x` does not exist"), "{error}");
 }
+
+/// Drafts change no byte, and stop at once.
+#[test]
+fn draft_max_changes_while_the_server_runs() {
+    let managed = Managed::start(&[]);
+    let drafted = || {
+        let metrics = managed.server.get("/metrics").text();
+        let line = metrics.lines().find(|line| line.starts_with("starling_draft_tokens_total")).map(str::to_string);
+        line.map_or(0.0, |line| line.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("a number"))
+    };
+    let body = completion("starling-tiny-q8_0", &"the dog saw a cat and the cat saw a dog. ".repeat(6), 60);
+    let ask = || managed.server.ok("/v1/completions", &body)["choices"].clone();
+    let with = ask();
+    let before = drafted();
+    assert!(before > 0.0);
+    managed.ok("PATCH", "config", &json!({ "draft-max": 0 }));
+    assert_eq!((ask(), drafted()), (with.clone(), before));
+    managed.ok("PATCH", "config", &json!({ "draft-max": 4, "draft-min-acceptance": 0.1 }));
+    assert_eq!(ask(), with);
+    assert!(drafted() > before);
+}

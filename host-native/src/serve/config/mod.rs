@@ -220,7 +220,7 @@ impl Settings {
 }
 
 /// Settings that may change while the server runs.
-pub const LIVE: [&str; 28] = [
+pub const LIVE: [&str; 30] = [
     "weight",
     "autoload",
     "load-wait",
@@ -230,6 +230,8 @@ pub const LIVE: [&str; 28] = [
     "strategy",
     "batch-tokens",
     "prefill-chunk",
+    "draft-max",
+    "draft-min-acceptance",
     "temperature",
     "top-k",
     "top-p",
