@@ -420,6 +420,17 @@ for (const [colorScheme, viewport] of [
     await set(page, { maxTokens: 8 });
     for (const tab of ["#tab-write", "#tab-chat", "#tab-verify"]) {
       await page.click(tab);
+      if (tab === "#tab-chat") {
+        await page.uncheck("#show-tokens");
+        await page.fill("#message", "Who are you?");
+        await written(page, () => page.press("#message", "Enter"));
+        await page.click("#conversations summary");
+        await page.evaluate(async () => {
+          const { showMarkdown } = await import("/web/demo/markdown.js");
+          const text = "<think>Yes.</think>A [link](https://example.com), `code`\n\n> quote\n\n```js\nf();\n```\n\n|a|\n|-|\n|b|";
+          showMarkdown(document.querySelector(".message .markdown"), text);
+        });
+      }
       if (tab === "#tab-write") {
         await written(page, () => page.click("#write"));
         await page.check("#show-tokens");
