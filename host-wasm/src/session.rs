@@ -315,6 +315,7 @@ impl Session {
             prefill_chunk: options.batch_tokens / 2,
             draft_rows: options.draft_max.min(MAX_DRAFT),
             kv_bytes: max_seqs.saturating_mul(EngineOptions::kv_bytes_of(&model, kv_type, n_ctx)),
+            snapshots: Default::default(),
             model_sha256,
         };
         let engine = Engine::new(Arc::clone(&model), &*pool, sizes).map_err(Error::memory(n_ctx))?;

@@ -72,6 +72,12 @@ impl SseBuffer {
         self.next_index += 1;
     }
 
+    /// Adds the events of another buffer, which begins with the next index of this one.
+    pub fn append(&mut self, other: SseBuffer) {
+        self.bytes.extend_from_slice(&other.bytes);
+        self.next_index = other.next_index;
+    }
+
     /// Bytes so far.
     pub fn n_bytes(&self) -> usize {
         self.bytes.len()

@@ -25,7 +25,7 @@ use tower_http::compression::CompressionLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use super::api::error::{ApiError, HttpError, quoted};
-use super::api::{chat, completions, embeddings, execute, generate, models, receipts, slots, tokenize};
+use super::api::{chat, completions, embeddings, execute, generate, models, receipts, slots, stored, tokenize};
 use super::auth::Hosts;
 use super::config::{Live, Settings};
 use super::connection::{Activity, Addresses, Peer, ResponseBody, StreamExecutor, WriteTimeout};
@@ -73,7 +73,12 @@ pub fn router(server: &Arc<Server>, hosts: Hosts, which: Routes) -> Router {
 
 fn public_routes() -> Router<Arc<Server>> {
     Router::new()
-        .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/chat/completions", post(chat::chat_completions).get(stored::list))
+        .route(
+            "/v1/chat/completions/{completion_id}",
+            get(stored::retrieve).post(stored::change).delete(stored::delete),
+        )
+        .route("/v1/chat/completions/{completion_id}/messages", get(stored::messages))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/models", get(models::models))
@@ -131,7 +136,7 @@ fn cors(settings: &Settings) -> Option<CorsLayer> {
     };
     let own = ["x-request-id", "x-session-id", "api-key"].map(HeaderName::from_static);
     let headers = own.clone().into_iter().chain([header::AUTHORIZATION, header::CONTENT_TYPE]);
-    let layer = CorsLayer::new().allow_origin(origin).allow_methods([Method::GET, Method::POST]);
+    let layer = CorsLayer::new().allow_origin(origin).allow_methods([Method::GET, Method::POST, Method::DELETE]);
     Some(layer.allow_headers(headers.collect::<Vec<_>>()).expose_headers(own))
 }
 

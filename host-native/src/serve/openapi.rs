@@ -6,7 +6,7 @@ use utoipa::OpenApi;
 use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 
 use super::api::error::json;
-use super::api::{chat, completions, embeddings, execute, generate, models, receipts, slots, tokenize};
+use super::api::{chat, completions, embeddings, execute, generate, models, receipts, slots, stored, tokenize};
 use super::{admin, health};
 use starling_api::native::execute::ExecuteToken;
 use starling_api::native::generate::GenerateToken;
@@ -22,6 +22,11 @@ use starling_api::openai::response::CompletionResponse;
     ),
     paths(
         chat::chat_completions,
+        stored::list,
+        stored::retrieve,
+        stored::change,
+        stored::delete,
+        stored::messages,
         completions::completions,
         embeddings::embeddings,
         models::models,

@@ -108,6 +108,12 @@ pub fn unix_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
+/// Unix time in milliseconds.
+pub fn unix_millis() -> u64 {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// A random id of 128 bits with a prefix.
 pub fn random_id(prefix: &str) -> String {
     format!("{prefix}{:016x}{:016x}", random(), random())

@@ -18,6 +18,7 @@ mod server;
 mod sessions;
 mod signed;
 mod slots;
+mod state;
 mod structure;
 mod swap;
 mod traces;

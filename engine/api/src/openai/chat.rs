@@ -65,6 +65,11 @@ pub struct ChatFields {
     /// Expected content of the answer, `{"type": "content", "content": ...}`: a draft that makes an answer like it
     /// faster and changes no byte.
     pub prediction: Option<Prediction>,
+    /// Keep the completion, to be retrieved by its ID. Default: false.
+    pub store: Option<bool>,
+    /// Metadata of a completion that is kept: at most 16 strings by name.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
+    pub metadata: Option<Value>,
 }
 
 /// Expected content of an answer.

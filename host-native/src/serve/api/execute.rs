@@ -48,8 +48,13 @@ pub async fn execute(
     let plan = RequestPlan { sampling, constraint: None, prompt_logprobs: false, default_tokens: None, cache_salt };
     let request = options.request(&limits(&instance), &plan, tokens, "prompt")?;
     let stops = request.stop.clone();
-    let updates =
-        submit(&instance, &caller, &flow, Submission { requests: vec![request], n: 1, partial: false, is_seeded })?;
+    let updates = submit(
+        &instance,
+        &caller,
+        &flow,
+        Submission { requests: vec![request], n: 1, partial: false, is_seeded, form: None },
+    )
+    .await?;
     let plan = ExecutePlan { job_id: job.job_id, model: instance.name.to_string(), seed, stops };
     let writer = ExecuteWriter::new(plan, SystemClock { start: server.start });
     Ok(stream(updates, writer, instance.settings().sse_keep_alive))

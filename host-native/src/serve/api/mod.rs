@@ -15,6 +15,8 @@ pub mod params;
 pub mod receipts;
 pub mod slots;
 pub mod sse;
+pub mod stored;
 pub mod structure;
 pub mod submit;
 pub mod tokenize;
+pub mod writes;

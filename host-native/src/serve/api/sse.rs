@@ -15,6 +15,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::error::{ApiError, REQUEST_ID, request_id};
 use super::submit::Updates;
+use super::writes::{PendingWrites, Writes};
 
 struct Stream<W> {
     updates: Updates,
@@ -27,14 +28,28 @@ struct Stream<W> {
     id: Arc<str>,
     /// Index of the next event.
     next_index: usize,
+    /// Writes that must be durable before the last events.
+    writes: Writes,
+    /// The last events, while they wait for that.
+    held: Option<(PendingWrites, SseBuffer)>,
 }
 
 /// A streaming response. Its head is sent at once. A comment is sent whenever nothing else was sent for `keep_alive`, also
 /// while the request is queued, so that proxies with an idle limit keep the connection. Errors from here on are events.
 pub fn stream<W: StreamWriter + Send + Unpin + 'static>(updates: Updates, writer: W, keep_alive: Duration) -> Response {
+    stream_with_writes(updates, writer, keep_alive, Writes::default())
+}
+
+/// As [`stream`]; the events of the last update are sent once the `writes` that the writer has added are durable.
+pub fn stream_with_writes<W: StreamWriter + Send + Unpin + 'static>(
+    updates: Updates,
+    writer: W,
+    keep_alive: Duration,
+    writes: Writes,
+) -> Response {
     let id = REQUEST_ID.try_with(Arc::clone).unwrap_or_else(|_| "".into());
-    let stream =
-        Stream { updates, writer, over: false, keep_alive, silence: Box::pin(sleep(keep_alive)), id, next_index: 0 };
+    let (silence, over, next_index, held) = (Box::pin(sleep(keep_alive)), false, 0, None);
+    let stream = Stream { updates, writer, over, keep_alive, silence, id, next_index, writes, held };
     let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
     // proxies that buffer would hold the pieces back
     let accel = [("x-accel-buffering", "no")];
@@ -71,6 +86,15 @@ impl<W: StreamWriter + Send + Unpin + 'static> Stream<W> {
     /// The next bytes; `None` is the end.
     fn next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let this = self;
+        if let Some((writes, _)) = &mut this.held {
+            let outcome = ready!(Pin::new(writes).poll(context));
+            let Some((_, mut events)) = this.held.take() else { return Poll::Ready(None) };
+            if let Err(error) = outcome {
+                events = SseBuffer::with_ids(this.updates.stream_id(), this.next_index);
+                this.fail(&error, &mut events);
+            }
+            return Poll::Ready(Some(events.into_bytes().into()));
+        }
         if this.over {
             return Poll::Ready(None);
         }
@@ -80,7 +104,14 @@ impl<W: StreamWriter + Send + Unpin + 'static> Stream<W> {
             match this.updates.poll_recv(context) {
                 Poll::Ready(Some((index, update))) => match update.error() {
                     Some(error) => this.fail(&error, &mut events),
-                    None => this.over = this.writer.update(index, update, &mut events),
+                    None => {
+                        let mut last = SseBuffer::with_ids(this.updates.stream_id(), events.next_index());
+                        this.over = this.writer.update(index, update, &mut last);
+                        match if this.over { this.writes.take() } else { None } {
+                            Some(writes) => this.held = Some((writes, last)),
+                            None => events.append(last),
+                        }
+                    }
                 },
                 Poll::Ready(None) => this.fail(&engine_failed(), &mut events),
                 Poll::Pending if events.n_bytes() > 0 => break,
@@ -92,7 +123,7 @@ impl<W: StreamWriter + Send + Unpin + 'static> Stream<W> {
             }
         }
         if events.n_bytes() == 0 {
-            return Poll::Ready(None);
+            return if this.held.is_some() { this.next(context) } else { Poll::Ready(None) };
         }
         this.next_index = events.next_index();
         this.silence.as_mut().reset(Instant::now() + this.keep_alive);
