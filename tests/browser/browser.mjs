@@ -60,9 +60,10 @@ const root = fileURLToPath(new URL("../../", import.meta.url));
 /** The native command; STARLING says where it is. */
 export const command = process.env.STARLING ?? `${process.env.CARGO_TARGET_DIR ?? `${root}target`}/release/starling`;
 
-/** Runs the native command, whose text must be the same. */
+/** Runs the native command, whose text must be the same; with seed 0 unless another is given. */
 export function native(...args) {
-  const text = execFileSync(command, ["run", "--model", root + TINY, "--quiet", ...args], {
+  const seed = args.includes("--seed") ? [] : ["--seed", "0"];
+  const text = execFileSync(command, ["run", "--model", root + TINY, "--quiet", ...seed, ...args], {
     encoding: "utf8",
     stdio: ["ignore", "pipe", "ignore"],
   });
