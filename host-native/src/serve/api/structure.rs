@@ -39,7 +39,7 @@ pub async fn compile_plan(
     };
     let (param, form) = answer.unzip();
     let work = move |instance: &ModelInstance| {
-        let calls = Calls::with_style(style, &tools, callable, is_forced, parallel);
+        let calls = Calls::with_style(*style, &tools, callable, is_forced, parallel);
         let result = instance.grammars.calls(&instance.model, &calls, form.as_ref());
         result.map_err(|(part, e)| (param_of(part, param), e))
     };
