@@ -105,7 +105,7 @@ struct EventError {
 
 enum Output {
     Stream(Box<ChatWriter>),
-    Whole { plan: ChatPlan, head: ResponseHead, answers: Vec<Answer> },
+    Whole { plan: Box<ChatPlan>, head: ResponseHead, answers: Vec<Answer> },
 }
 
 struct Completion {
@@ -304,7 +304,7 @@ impl Session {
             Output::Stream(Box::new(ChatWriter::new(plan, head)))
         } else {
             let answers = (0..n).map(|_| Answer::default()).collect();
-            Output::Whole { plan, head, answers }
+            Output::Whole { plan: Box::new(plan), head, answers }
         };
         let completion =
             Completion { request, budget, plan: parsed, output, chunks: Chunks::default(), receipts: BTreeMap::new() };

@@ -98,7 +98,7 @@ pub struct AllowedCalls {
     /// Whether an answer may have several calls.
     pub parallel: bool,
     /// Form of the calls.
-    pub style: CallStyle,
+    pub style: Box<CallStyle>,
     /// Output constraint of an answer without calls, and the path of the request field that defines it.
     pub answer: Option<(String, Form)>,
 }
@@ -211,7 +211,7 @@ pub fn parse_tool_choice(
     }
     #[cfg(feature = "forms")]
     let calls =
-        AllowedCalls { tools: tools.clone(), callable, is_forced, parallel, style: CallStyle::default(), answer: None };
+        AllowedCalls { tools: tools.clone(), callable, is_forced, parallel, style: Box::default(), answer: None };
     let list = Some(Arc::from(tools.clone()));
     let tools = serde_json::from_value(Value::Array(tools)).map_err(|e| ApiError::param("tools", e.to_string()))?;
     Ok(RenderedTools {
@@ -232,7 +232,7 @@ impl RenderedTools {
         let plan = plan.schema(has_schema);
         #[cfg(feature = "forms")]
         if let Some(calls) = &mut self.calls {
-            calls.style = plan.call_style(&model.tokenizer);
+            *calls.style = plan.call_style(&model.tokenizer);
         }
         match &self.list {
             Some(list) => plan.tools(Arc::clone(list), ids),

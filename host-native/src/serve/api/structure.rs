@@ -51,7 +51,7 @@ pub async fn compile_plan(instance: &Arc<ModelInstance>, plan: ConstraintPlan) -
     };
     let (param, form) = answer.unzip();
     let work = move |instance: &ModelInstance| {
-        let calls = Calls::with_style(style, &tools, callable, is_forced, parallel);
+        let calls = Calls::with_style(*style, &tools, callable, is_forced, parallel);
         let result = instance.grammars.calls(&instance.model, &calls, form.as_ref());
         result.map_err(|(part, e)| (param_of(part, param), e))
     };
