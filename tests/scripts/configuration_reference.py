@@ -39,7 +39,7 @@ GROUPS = {
     "Workers and faults": "workers cpu-affinity strategy stall-timeout breaker-faults breaker-window breaker-open memory-pressure"
     " fault-injection",
     "Queue and time limits": "queue-high queue-low queue-timeout request-timeout drain-timeout tenant-requests tenant-tokens",
-    "Limits of a request": "max-prompt max-tokens max-n max-inputs max-grammar grammar-items",
+    "Limits of a request": "max-prompt max-tokens max-n max-inputs max-grammar grammar-items refuse-unknown-fields",
     "Sessions": "session-ttl max-sessions session-memory sessions-memory",
     "KV cache on disk": "kv-disk kv-disk-key-file kv-disk-size slot-save-path",
     "Connections": "max-body max-header header-timeout body-timeout write-timeout sse-keep-alive max-connections"

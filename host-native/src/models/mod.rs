@@ -108,6 +108,11 @@ impl Registry {
         })
     }
 
+    /// Whether the store has a model of this name or source.
+    pub fn is_stored(&self, text: &str) -> bool {
+        self.store.as_ref().is_some_and(|store| store.find(text).is_some())
+    }
+
     /// Downloads nothing from now on.
     pub fn set_offline(&mut self) {
         self.offline = true;

@@ -108,6 +108,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_field_of_a_request_is_described() {
+        let document = serde_json::to_value(with_errors()).unwrap();
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        let mut plain = Vec::new();
+        for (name, schema) in schemas {
+            let parts = schema["allOf"].as_array().into_iter().flatten().chain([schema]);
+            for (field, about) in parts.filter_map(|part| part["properties"].as_object()).flatten() {
+                if about["description"].as_str().is_none_or(str::is_empty) && about.get("$ref").is_none() {
+                    plain.push(format!("{name}.{field}"));
+                }
+            }
+        }
+        assert!(plain.is_empty(), "{plain:?}");
+    }
+
+    #[test]
     fn every_path_is_documented_and_every_reference_resolves() {
         let document = serde_json::to_value(with_errors()).unwrap();
         let paths = document["paths"].as_object().unwrap();

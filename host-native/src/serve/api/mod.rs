@@ -7,6 +7,7 @@ pub mod completions;
 pub mod embeddings;
 pub mod error;
 pub mod execute;
+pub mod fields;
 pub mod generate;
 pub mod messages;
 pub mod models;

@@ -5,6 +5,8 @@ mod file;
 mod layers;
 mod live;
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -107,7 +109,7 @@ settings! {
     repetition_penalty "repetition-penalty" Option<f32> = None, "X" in 0.01..=100.0, "repetition_penalty of requests that give none [default: 1]" per model;
     seed "seed" Option<u64> = None, "N", "Sampling seed of requests that give none [default: random for each request]" per model;
     queue_high "queue-high" usize = 256, "N" in 1.0..=1_000_000.0, "High watermark: queued requests at which new ones are refused with status 429" per model;
-    queue_low "queue-low" usize = 192, "N" in 0.0..=1_000_000.0, "Low watermark: queued requests at which new ones are accepted again; at most queue-high" per model;
+    queue_low "queue-low" Option<usize> = None, "N" in 0.0..=1_000_000.0, "Low watermark: queued requests at which new ones are accepted again; at most queue-high [default: three quarters of queue-high]" per model;
     queue_timeout "queue-timeout" Duration = Duration::from_secs(120), "SECONDS" in 0.001..=86_400.0, "Maximum time of a request in the queue, in seconds; then it fails with status 503" per model;
     request_timeout "request-timeout" Duration = Duration::from_secs(900), "SECONDS" in 0.001..=604_800.0, "Maximum time of a request, queue included, in seconds; then it fails with status 504" per model;
     drain_timeout "drain-timeout" Duration = Duration::from_secs(30), "SECONDS" in 0.0..=86_400.0, "Time for running requests to finish after SIGTERM, in seconds; 0 ends them at once";
@@ -128,6 +130,7 @@ settings! {
     embedding_cache "embedding-cache" Bytes = Bytes(0), "BYTES" in 0.0..=1.1e12, "Memory for embeddings to be used again; 0: none are kept";
     resume_window "resume-window" Duration = Duration::ZERO, "SECONDS" in 0.0..=86_400.0, "Time in which a client may resume a stream that was cut, by the header Last-Event-ID, in seconds; the answer goes on meanwhile; 0: it ends when the client goes";
     idempotency_window "idempotency-window" Duration = Duration::from_secs(600), "SECONDS" in 0.0..=86_400.0, "Time in which a request with the same Idempotency-Key gets the response of the first, in seconds; 0: the header is ignored";
+    refuse_unknown_fields "refuse-unknown-fields" bool = false, "BOOL", "Refuse a request with a field that no endpoint knows with status 400; otherwise the response header x-starling-ignored-fields names it";
     max_body "max-body" Bytes = Bytes(8 << 20), "BYTES" in 1.0..=1.1e9, "Maximum size of a request body, in bytes; a larger one gets status 413";
     max_header "max-header" Bytes = Bytes(32 << 10), "BYTES" in 8192.0..=1_048_576.0, "Maximum size of a request's headers, in bytes";
     header_timeout "header-timeout" Duration = Duration::from_secs(15), "SECONDS" in 0.001..=3600.0, "Time for a request's headers, for a TLS handshake, and for a connection without a request in progress, in seconds; then the connection is closed";
@@ -175,11 +178,19 @@ impl Settings {
     /// # Errors
     /// The setting that is wrong, and what was expected.
     pub fn check(&self) -> Result<(), String> {
-        let (low, high) = (self.queue_low, self.queue_high);
+        let (low, high) = (self.queue_low(), self.queue_high);
         if low > high {
-            return Err(format!("queue-low: found {low}, expected at most {high} (queue-high)"));
+            return Err(format!(
+                "queue-low is {low} and queue-high is {high}, expected queue-low to be at most queue-high: lower queue-low, \
+                 raise queue-high, or leave out queue-low"
+            ));
         }
         Ok(())
+    }
+
+    /// `queue_low` with its default applied.
+    pub fn queue_low(&self) -> usize {
+        self.queue_low.unwrap_or(self.queue_high / 4 * 3)
     }
 
     /// `max_connections_per_address` with its default applied.
@@ -191,14 +202,29 @@ impl Settings {
         }
     }
 
-    /// The TOML file of `--print-config`: help and value of each setting, without the API key.
-    pub fn to_toml(&self) -> String {
-        let lines = TABLE.iter().map(|s| match (s.get)(self) {
-            _ if s.key == "api-key" => format!("# {}\n# api-key =\n", s.help),
-            Some(value) => format!("# {}\n{} = {value}\n", s.help, s.key),
-            None => format!("# {}\n# {} =\n", s.help, s.key),
+    /// The TOML file of `--print-config`: help, value and origin of each setting. API keys are counted.
+    pub fn to_toml(&self, origins: &BTreeMap<&'static str, String>) -> String {
+        let lines = TABLE.iter().map(|s| {
+            let origin = origins.get(s.key).map_or_else(String::new, |origin| format!("  # {origin}"));
+            match (s.get)(self) {
+                _ if s.key == "api-key" => format!("# {}\n# api-key ={}{origin}\n", s.help, self.keys_set()),
+                Some(value) => format!("# {}\n{} = {value}{origin}\n", s.help, s.key),
+                None => format!("# {}\n# {} =\n", s.help, s.key),
+            }
         });
         lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// The number of API keys, in the place of their values.
+    fn keys_set(&self) -> String {
+        let lines = |path: &PathBuf| fs::read_to_string(path).ok();
+        let is_key = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with('#');
+        let in_file = self.api_key_file.as_ref().and_then(lines).map_or(0, |text| text.lines().filter(is_key).count());
+        match usize::from(self.api_key.as_deref().is_some_and(|key| !key.is_empty())) + in_file {
+            0 => String::new(),
+            1 => " (1 key set)".into(),
+            n => format!(" ({n} keys set)"),
+        }
     }
 }
 
