@@ -42,8 +42,8 @@ pub struct ModelArgs {
         help_heading = "Model",
         env = "STARLING_MODEL",
         help = "Model: a GGUF file (any file of a split model), a directory with one model, or \
-                hf:OWNER/REPO[:QUANT | /FILE.gguf][@REVISION], an https URL, or a name of the store; what is not on \
-                this machine is downloaded into the store [default: the bundled model]"
+                hf:OWNER/REPO[:QUANT | /FILE.gguf][@REVISION], an https URL, or a name in the store; a model \
+                that is not on this machine is downloaded into the store [default: the bundled model]"
     )]
     pub sources: Vec<PathBuf>,
     /// The file of the one model of a command; set by [`crate::load::resolve`].
@@ -68,7 +68,7 @@ pub struct ModelArgs {
         value_enum
     )]
     pub kv_type: Option<KvChoice>,
-    /// Limit of the working memory of a batch, such as 512MiB; a model that needs more is refused [default: 2GiB, or the size of the weights if larger]
+    /// Maximum memory for intermediate results of a batch, such as 512MiB; a model that needs more is refused [default: 2GiB, or the size of the weights if larger]
     #[arg(help_heading = "Performance", long, value_name = "BYTES", global = true, env = "STARLING_WORKING_MEMORY", value_parser = Bytes::read)]
     pub working_memory: Option<Bytes>,
 }
@@ -103,7 +103,7 @@ impl From<KvChoice> for KvType {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Continue a prompt, or answer it with --chat
+    /// Answer or continue a prompt
     Run(Box<RunArgs>),
     /// Verify a receipt: replay it and check that the model gave this answer
     Verify(VerifyArgs),
@@ -135,7 +135,7 @@ pub enum Command {
     Show(ShowArgs),
     /// Remove models from the store
     Rm(RmArgs),
-    /// Ask a server whether it lives: exit code 0 if it does
+    /// Check that a server is alive: exit code 0 if it is
     Health(HealthArgs),
     /// Administer a running server
     Admin(AdminArgs),
@@ -194,7 +194,7 @@ pub struct RunArgs {
     /// Constrain the output to a grammar (llguidance's Lark syntax)
     #[arg(help_heading = "Output", long, value_name = "FILE", conflicts_with = "regex")]
     pub grammar: Option<PathBuf>,
-    /// Constrain the output to a regular expression that matches all of it
+    /// Constrain the output to a regular expression, which must match all of it
     #[arg(help_heading = "Output", long, value_name = "TEXT")]
     pub regex: Option<String>,
     /// Print the result as one JSON object instead of streaming text
@@ -203,7 +203,7 @@ pub struct RunArgs {
     /// Write a receipt of the answer, for `verify`
     #[arg(help_heading = "Output", long, value_name = "FILE")]
     pub receipt: Option<PathBuf>,
-    /// Continue the conversation of a file, and keep it there with its KV cache; a new file if there is none
+    /// Continue the conversation of a file and save it there, with its KV cache; a missing file starts a new one
     #[arg(help_heading = "Prompt", long, value_name = "FILE")]
     pub session: Option<PathBuf>,
     /// Do not print timings
@@ -211,7 +211,7 @@ pub struct RunArgs {
     pub quiet: bool,
     #[command(flatten)]
     pub draft: DraftArgs,
-    /// Text that the output is expected to resemble, from a file, as a draft
+    /// File with a text that the output probably resembles; it is used as a draft
     #[arg(help_heading = "Speculative decoding", long, value_name = "FILE")]
     pub prediction: Option<PathBuf>,
     #[command(flatten)]
@@ -267,13 +267,13 @@ pub struct ModelAndText {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Speculative decoding")]
 pub struct DraftArgs {
-    /// Maximum draft tokens per step, from prompt and answer or a draft model; they change the speed and no byte; 0: none
+    /// Maximum draft tokens per step, taken from prompt and answer or from a draft model; changes the speed, not the text; 0: off
     #[arg(long, value_name = "N", env = "STARLING_DRAFT_MAX", default_value_t = DRAFT_MAX, value_parser = clap::value_parser!(u16).range(0..=MAX_DRAFT))]
     pub draft_max: u16,
-    /// Smaller model with the same vocabulary that drafts where prompt and answer do not suffice; a source as --model takes it
+    /// Smaller model with the same vocabulary, as --model takes it, which drafts tokens that prompt and answer do not predict
     #[arg(long, value_name = "MODEL", env = "STARLING_DRAFT_MODEL")]
     pub draft_model: Option<PathBuf>,
-    /// Draft only as many tokens that at least this share of them is expected to be accepted, 0 to 1
+    /// Minimum share of draft tokens expected to be accepted, 0 to 1; fewer are drafted if it would be lower
     #[arg(long, value_name = "X", env = "STARLING_DRAFT_MIN_ACCEPTANCE", default_value_t = DRAFT_MIN_ACCEPTANCE, value_parser = unit_interval)]
     pub draft_min_acceptance: f32,
 }
@@ -301,7 +301,7 @@ impl DraftArgs {
 
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// Receipt file; `-` reads standard input; or a model of the store, whose files are compared with their digests
+    /// Receipt file, `-` for standard input, or the name of a model in the store, whose files are compared with their digests
     #[arg(required_unless_present = "models")]
     pub receipt: Option<PathBuf>,
     /// Compare all models of the store with their digests
@@ -536,7 +536,7 @@ pub struct BenchArgs {
     /// Tokens in the context before a test starts, comma-separated
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0", value_parser = tokens)]
     pub depth: Vec<usize>,
-    /// Batch decode tests, comma-separated: number of concurrent answers x tokens of each, sampling included
+    /// Batch decode tests, comma-separated: number of answers at once x tokens of each, with sampling
     #[arg(short = 'a', long, value_name = "NxN", value_delimiter = ',', value_parser = n_by_n)]
     pub answers: Vec<(usize, usize)>,
     /// Embedding tests, comma-separated: number of texts x tokens of each
@@ -667,7 +667,7 @@ pub struct HealthArgs {
     /// Address of the server
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub url: String,
-    /// Ask whether it accepts requests (/readyz) rather than whether it lives (/livez)
+    /// Check that it accepts requests (/readyz), not only that it is alive (/livez)
     #[arg(long)]
     pub ready: bool,
 }
@@ -683,7 +683,7 @@ pub enum AuditAction {
         /// Key of its hashes (--audit-key-file)
         #[arg(long, value_name = "FILE")]
         audit_key_file: Option<PathBuf>,
-        /// Hash of a line that must be there, from `audit head`: finds a log that was cut off at its end
+        /// Hash from `audit head` that the log must contain: detects a log whose end was cut off
         #[arg(long, value_name = "HASH")]
         expect: Option<String>,
     },
@@ -786,7 +786,7 @@ pub enum AdminAction {
         /// Model name [default: all models]
         name: Option<String>,
     },
-    /// List requests that ended because two workers failed on them
+    /// List requests that were given up because two workers failed on them
     Failures,
 }
 
@@ -804,10 +804,10 @@ pub struct PullArgs {
     /// Connections for one file [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub connections: Option<u8>,
-    /// Download nothing: succeed only if the store has the model
+    /// Download nothing: fail if the store does not have the model
     #[arg(long)]
     pub offline: bool,
-    /// Download again what the store has
+    /// Download the model again even if the store has it
     #[arg(long)]
     pub force: bool,
 }
@@ -833,7 +833,7 @@ pub struct RmArgs {
     /// Names or sources of the models
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// Remove the name of a model that a process uses; its file stays open there
+    /// Remove a model even if a process uses it; the process keeps the open file
     #[arg(long)]
     pub force: bool,
 }

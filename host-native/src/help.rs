@@ -24,7 +24,7 @@ const EXAMPLES: [(&str, &str); 20] = [
     ),
     (
         "serve",
-        "  starling serve qwen.gguf                              http://127.0.0.1:8080, a chat page and OpenAI's API\n  \
+        "  starling serve qwen.gguf                              chat page and API at http://127.0.0.1:8080\n  \
          starling serve chat=qwen.gguf small=gemma.gguf        two models\n  \
          STARLING_API_KEY=… starling serve qwen.gguf --host 0.0.0.0",
     ),

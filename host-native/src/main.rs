@@ -86,10 +86,10 @@ fn command_line() -> Result<Cli, clap::Error> {
     let arguments: Vec<_> = std::env::args_os().collect();
     let mut command = help::describe(interface(Cli::command()));
     if let Some(tip) = tips::tip(&arguments, None) {
-        return Err(tips::unknown(tip, &mut command));
+        return Err(tips::unknown(tip));
     }
     let matches = command.try_get_matches_from_mut(&arguments);
-    let matches = matches.map_err(|e| tips::improved(e, &arguments, &mut command))?;
+    let matches = matches.map_err(|e| tips::improved(e, &arguments))?;
     let mut cli = Cli::from_arg_matches(&matches)?;
     let of_command = matches.subcommand().map(|(_, arguments)| arguments);
     let is_given = |matches: &ArgMatches| {
@@ -97,7 +97,7 @@ fn command_line() -> Result<Cli, clap::Error> {
     };
     let is_named = is_given(&matches) || of_command.is_some_and(is_given);
     let arranged = positional::arrange(&mut cli, is_named);
-    arranged.map_err(|e| Cli::command().error(ErrorKind::ArgumentConflict, e))?;
+    arranged.map_err(|e| clap::Error::raw(ErrorKind::ArgumentConflict, format!("{e}\n")))?;
     Ok(cli)
 }
 

@@ -366,6 +366,9 @@ fn prompt(args: &RunArgs) -> Result<String, Failure> {
         return Err(Failure::Usage(message.into()));
     }
     let text = tokens::text(prompt, args.file.as_deref())?;
+    if text.is_empty() && args.file.is_none() && prompt.is_none_or(|prompt| prompt == "-") {
+        return Err(Failure::Usage("no prompt: standard input is empty".into()));
+    }
     // editors end a file with a newline, which is not part of the prompt
     Ok(if args.file.is_some() { tokens::without_final_newline(text) } else { text })
 }

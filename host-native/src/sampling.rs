@@ -14,23 +14,23 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "ID=B", value_parser = bias, allow_hyphen_values = true)]
     pub logit_bias: Vec<(u32, f32)>,
     /// Repetition penalty on tokens within --repeat-last-n, multiplicative; 1: off [default: the model file's, else 1]
-    #[arg(long, alias = "repetition-penalty", value_name = "F")]
+    #[arg(long, alias = "repetition-penalty", value_name = "F", value_parser = number)]
     pub repeat_penalty: Option<f32>,
     /// Window of the repetition, frequency and presence penalties in tokens, prompt included; -1: all [default: the model
     /// file's, else 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(-1..))]
     pub repeat_last_n: Option<i64>,
     /// Frequency penalty: subtracted from a token's logit per occurrence; 0: off
-    #[arg(long, value_name = "F", default_value_t = 0.0, allow_hyphen_values = true)]
+    #[arg(long, value_name = "F", default_value_t = 0.0, allow_hyphen_values = true, value_parser = number)]
     pub frequency_penalty: f32,
     /// Presence penalty: subtracted once from the logit of a token that occurred; 0: off
-    #[arg(long, value_name = "F", default_value_t = 0.0, allow_hyphen_values = true)]
+    #[arg(long, value_name = "F", default_value_t = 0.0, allow_hyphen_values = true, value_parser = number)]
     pub presence_penalty: f32,
     /// DRY: penalty on tokens that continue a repetition; 0: off
-    #[arg(long, value_name = "F", default_value_t = 0.0)]
+    #[arg(long, value_name = "F", default_value_t = 0.0, value_parser = number)]
     pub dry_multiplier: f32,
     /// DRY: factor of the penalty per token of the repetition
-    #[arg(long, value_name = "F", default_value_t = 1.75)]
+    #[arg(long, value_name = "F", default_value_t = 1.75, value_parser = number)]
     pub dry_base: f32,
     /// DRY: length in tokens from which a repetition is penalised
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -46,16 +46,16 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N")]
     pub top_k: Option<u32>,
     /// Typical sampling: keep the most typical tokens with a total probability of P; 1: off
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = number)]
     pub typical: f32,
     /// Top-p: keep the most probable tokens with a total probability of P; 1: off [default: the model file's, else 0.95]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = number)]
     pub top_p: Option<f32>,
     /// Min-p: keep tokens with at least P times the highest probability; 0: off [default: the model file's, else 0.05]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = number)]
     pub min_p: Option<f32>,
     /// Temperature; 0: always the most probable token [default: the model file's, else 0.8]
-    #[arg(long = "temp", alias = "temperature", value_name = "T")]
+    #[arg(long = "temp", alias = "temperature", value_name = "T", value_parser = number)]
     pub temperature: Option<f32>,
     /// Seed of the random draws: the same seed gives the same text; -1 or `random`: another one each time [default: random]
     #[arg(short, long, value_name = "N", value_parser = Seed::read)]
@@ -83,6 +83,12 @@ impl Seed {
 /// A new seed: short enough to be typed again.
 pub fn random_seed() -> u64 {
     random() >> 32
+}
+
+/// # Errors
+/// What was expected.
+fn number(text: &str) -> Result<f32, String> {
+    text.parse().map_err(|_| "expected a number".into())
 }
 
 fn bias(text: &str) -> Result<(u32, f32), String> {

@@ -66,7 +66,7 @@ pub fn tip(arguments: &[OsString], found: Option<&str>) -> Option<(String, &'sta
 }
 
 /// clap's error with a tip of the table, and without suggestions that have another meaning.
-pub fn improved(mut error: clap::Error, arguments: &[OsString], command: &mut clap::Command) -> clap::Error {
+pub fn improved(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
     if !error.use_stderr() {
         return error;
     }
@@ -77,7 +77,7 @@ pub fn improved(mut error: clap::Error, arguments: &[OsString], command: &mut cl
     let found = context(&error, ContextKind::InvalidArg);
     let found = found.as_deref().map(|word| word.split(['=', ' ']).next().unwrap_or_default().to_string());
     if let Some(tip) = tip(arguments, found.as_deref()) {
-        return unknown(tip, command);
+        return unknown(tip);
     }
     if error.kind() != ErrorKind::UnknownArgument {
         return error;
@@ -88,8 +88,9 @@ pub fn improved(mut error: clap::Error, arguments: &[OsString], command: &mut cl
     {
         error.remove(ContextKind::SuggestedArg);
     }
+    // an option is not a text that lacks `--`
+    error.remove(ContextKind::Suggested);
     if !found.starts_with('-') {
-        error.remove(ContextKind::Suggested);
         let tip = "a prompt of several words is one argument: put it in quotes";
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
@@ -97,8 +98,9 @@ pub fn improved(mut error: clap::Error, arguments: &[OsString], command: &mut cl
 }
 
 /// The error that names an option of another program.
-pub fn unknown((word, tip): (String, &'static str), command: &mut clap::Command) -> clap::Error {
-    command.error(ErrorKind::UnknownArgument, format!("Starling has no option '{word}'\n\n  tip: {tip}"))
+pub fn unknown((word, tip): (String, &'static str)) -> clap::Error {
+    let message = format!("Starling has no option '{word}'\n\n  tip: {tip}\n\nFor more information, try '--help'.\n");
+    clap::Error::raw(ErrorKind::UnknownArgument, message)
 }
 
 /// Whether an option is probably a misspelling of another: a few letters differ, or one begins with the other.

@@ -343,12 +343,9 @@ impl Session {
                 None => Vec::new(),
             });
         }
-        // the last token generated is never input, so it needs no position
-        let fits = (self.engine.options().n_ctx.min(self.model.config.max_context()) + 1).saturating_sub(tokens.len());
         let request = Request {
             sampling,
-            // at most: a prompt that does not fit is refused
-            max_tokens: r.max_tokens.map(|n| n.min(fits.max(1))),
+            max_tokens: r.max_tokens,
             stop: r.stop,
             stop_tokens: r.stop_tokens,
             ignore_eos: r.ignore_eos,

@@ -343,7 +343,7 @@ impl Chat<'_> {
         let left = tokens_left(model, engine.options().n_ctx, tokens.len());
         let max_tokens = self.args.max_tokens.map(|n| n.min(left));
         let (sampling, speculation) = (sampling.clone(), self.args.draft.speculation(Vec::new()));
-        let seed = sampling.seed;
+        let (seed, is_greedy) = (sampling.seed, sampling.temperature == 0.0);
         let request = Request { sampling, max_tokens, speculation, ..Request::new(tokens) };
         let id = match engine.submit(request) {
             Ok(id) => id,
@@ -380,7 +380,8 @@ impl Chat<'_> {
             let decode = (end - first.unwrap_or(end)).as_secs_f64();
             let (wait, rate) =
                 ((first.unwrap_or(end) - start).as_secs_f64(), n.saturating_sub(1) as f64 / decode.max(1e-9));
-            remark(format_args!("{n} tokens, {rate:.1} tok/s, first after {wait:.2} s | seed {seed}"));
+            let seed = if is_greedy { String::new() } else { format!(" | seed {seed}") };
+            remark(format_args!("{n} tokens, {rate:.1} tok/s, first after {wait:.2} s{seed}"));
         }
         self.turns.push(Message { role: ASSISTANT.into(), content: answer.text });
         Ok(())

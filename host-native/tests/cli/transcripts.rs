@@ -3,8 +3,7 @@
 
 use std::path::Path;
 
-use snapbox::Assert;
-use snapbox::Data;
+use snapbox::{Assert, Data, IntoData};
 
 use super::starling::{fixture, starling, with_input};
 
@@ -19,14 +18,15 @@ fn transcript(name: &str, commands: &[&[&str]]) {
 
 fn compare(name: &str, text: String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/cli/transcripts/{name}.txt"));
-    Assert::new().action_env("SNAPSHOTS").eq(text, Data::read_from(&path, None));
+    Assert::new().action_env("SNAPSHOTS").eq(text.raw(), Data::read_from(&path, None).raw());
 }
 
 fn record(args: &[&str], input: Option<&str>) -> String {
     let ran = input.map_or_else(|| starling(args), |input| with_input(args, input.as_bytes()));
     let quoted = |arg: &&str| if arg.contains(' ') { format!("\"{arg}\"") } else { arg.to_string() };
     let line: Vec<String> = args.iter().map(quoted).collect();
-    let pipe = input.map_or_else(String::new, |input| format!("printf {input:?} | "));
+    let pipe = input
+        .map_or_else(String::new, |input| format!("printf '{}' | ", input.replace('\\', "\\\\").replace('\n', "\\n")));
     let mut text = format!("$ {pipe}starling {}\n{}", line.join(" "), ran.text());
     if !ran.err.is_empty() {
         text += "--- standard error\n";

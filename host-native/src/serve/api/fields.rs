@@ -38,8 +38,13 @@ const FOREIGN: [&str; 10] = [
     "top_a",
     "top_n",
 ];
-/// Further names of fields, which the description of the interface does not have.
-const ALIASES: [&str; 1] = ["repeat_penalty"];
+/// Further names of fields that the description of the interface does not have, by the field that they name.
+const ALIASES: [(&str, &str); 4] = [
+    ("add_special", "add_special_tokens"),
+    ("repetition_penalty", "repeat_penalty"),
+    ("text", "content"),
+    ("text", "prompt"),
+];
 /// Names in the response header.
 const MAX_NAMES: usize = 16;
 /// Bytes of such a name.
@@ -52,7 +57,7 @@ const MAX_NAME: usize = 64;
 pub fn unknown<T: ToSchema>(json: &[u8], are_refused: bool) -> Result<Vec<String>, ApiError> {
     let Some(known) = known::<T>() else { return Ok(Vec::new()) };
     let Ok(fields) = serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(json) else { return Ok(Vec::new()) };
-    let is_unknown = |name: &String| !known.contains(name) && ![&HARMLESS[..], &ALIASES].concat().contains(&&**name);
+    let is_unknown = |name: &String| !known.contains(name) && !HARMLESS.contains(&&**name);
     let unknown: Vec<String> = fields.into_keys().filter(is_unknown).collect();
     for name in &unknown {
         let near = nearest(name, &known);
@@ -94,6 +99,8 @@ fn known<T: ToSchema>() -> Option<Arc<BTreeSet<String>>> {
         T::schemas(&mut parts);
         let mut names = BTreeSet::new();
         collect(&T::schema(), &parts, 0, &mut names)?;
+        let aliases = ALIASES.iter().filter(|(field, _)| names.contains(*field)).map(|(_, alias)| (*alias).into());
+        names.extend(aliases.collect::<Vec<_>>());
         Some(Arc::new(names))
     });
     fields.clone()
