@@ -53,7 +53,7 @@ def with_openai(base):
     for wrong, kind, code, param in [
         (dict(ask, model="x"), openai.NotFoundError, "model_not_found", "model"),
         (dict(ask, messages=[]), openai.BadRequestError, None, "messages"),
-        (dict(ask, max_tokens=10**6), openai.BadRequestError, "context_length_exceeded", "messages"),
+        (dict(ask, messages=[{"role": "user", "content": "dog " * 9000}]), openai.BadRequestError, "context_length_exceeded", "messages"),
         (dict(ask, temperature=3), openai.BadRequestError, None, "temperature"),
     ]:
         try:

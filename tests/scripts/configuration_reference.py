@@ -39,7 +39,7 @@ GROUPS = {
     "Workers and faults": "workers cpu-affinity strategy stall-timeout breaker-faults breaker-window breaker-open memory-pressure"
     " fault-injection",
     "Queue and time limits": "queue-high queue-low queue-timeout request-timeout drain-timeout tenant-requests tenant-tokens",
-    "Limits of a request": "max-prompt max-tokens max-n max-inputs max-grammar grammar-items",
+    "Limits of a request": "max-prompt max-tokens max-n max-inputs max-grammar grammar-items refuse-unknown-fields",
     "Sessions and stored completions": "session-ttl max-sessions session-memory sessions-memory state-dir state-key-file"
     " stored-answers-ttl stored-answers-size",
     "Results that are used again": "response-cache response-cache-disk response-cache-disk-size share-identical embedding-cache"

@@ -49,7 +49,7 @@ fn settings_change_all_or_none() {
     managed.ok("PATCH", "config", &json!({ "models": { "m": { "max-n": 1 } } }));
     assert_eq!(ask(2), 400);
     for (body, param, part) in [
-        (json!({ "max-n": 7, "queue-low": 1_000_000 }), Value::Null, "at most 300"),
+        (json!({ "max-n": 7, "queue-low": 1_000_000 }), Value::Null, "queue-high is 300"),
         (json!({ "max-n": 7, "port": 1 }), json!("port"), "restart"),
         (json!({ "max-n": 7, "queue-hgih": 1 }), json!("queue-hgih"), "did you mean queue-high?"),
         (json!({ "max-n": 0 }), json!("max-n"), "from 1 to 128"),

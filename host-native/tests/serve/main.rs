@@ -10,6 +10,7 @@ mod connections;
 mod equal;
 mod kv_disk;
 mod limits;
+mod manners;
 mod models;
 mod policy;
 mod pressure;
