@@ -4,6 +4,7 @@
 mod calls;
 #[cfg(test)]
 mod dead_ends;
+mod gbnf;
 mod productive;
 mod schema;
 #[cfg(test)]
@@ -208,10 +209,9 @@ impl Form {
                 TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", texts.join(" | ")))
             }
             Form::Lark(text, schemas) => {
-                if let Some(line) = gbnf_line(text) {
-                    let message = "is in llama.cpp's GBNF, expected Lark's syntax, where a rule is `name: ...` and the \
-                                   first is `start`";
-                    return Err(invalid(&format!("{message}; found `{line}`")));
+                if gbnf_line(text).is_some() {
+                    let text = gbnf::lark(text).map_err(|e| invalid(&format!("is no valid GBNF: {e}")))?;
+                    return Ok(TopLevelGrammar::from_lark(text));
                 }
                 lark(text, schemas)?
             }
