@@ -38,6 +38,8 @@ pub struct Norm {
     pub weight: Vec<f32>,
     /// Added after the scaling.
     pub bias: Option<Vec<f32>>,
+    /// Epsilon, if it is not the model's.
+    pub eps: Option<f32>,
     /// Elements that are normalised together.
     pub width: usize,
 }
@@ -64,6 +66,8 @@ pub struct Experts {
     pub up: Vec<Matrix>,
     /// (n_embd, n_ff), one per expert.
     pub down: Vec<Matrix>,
+    /// Norm of the experts' input, where that is the layer's (n_embd).
+    pub input_norm: Option<Norm>,
     /// Biases of gate, up and down: one row per expert.
     pub biases: [Option<Vec<f32>>; 3],
     /// An expert that all tokens go through.
@@ -103,6 +107,8 @@ pub struct Layer {
     pub k_norm: Option<Norm>,
     /// Output projection (n_embd, n_head * head_dim).
     pub o: Linear,
+    /// A second norm after attention, of the sum with the layer's input (n_embd).
+    pub second_norm: Option<Norm>,
     /// Norm after attention (n_embd).
     pub post_attn_norm: Option<Norm>,
     /// Norm before the feed-forward (n_embd).
@@ -301,7 +307,7 @@ fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadErr
     let bias = tensors.optional(&format!("{name}.bias"));
     let weight = format!("{name}.weight");
     match (tensors.vector(&weight), bias) {
-        (Some((weight, width)), bias) => Ok(Some(Norm { weight, bias, width })),
+        (Some((weight, width)), bias) => Ok(Some(Norm { weight, bias, eps: None, width })),
         (None, None) => Ok(None),
         (None, Some(_)) => Err(missing(&weight)),
     }
@@ -309,7 +315,7 @@ fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadErr
 
 /// A norm without weights: a factor of 1 changes no bit.
 fn plain(exists: bool, width: usize) -> Option<Norm> {
-    exists.then(|| Norm { weight: vec![1.0; width], bias: None, width })
+    exists.then(|| Norm { weight: vec![1.0; width], bias: None, eps: None, width })
 }
 
 /// The projections of pooled embeddings; each has as many columns as the one before has rows.
@@ -351,7 +357,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     }
     let ffn = match &c.experts {
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
-            FeedForward::Experts(Box::new(experts(tensors, e.n, !c.arch.plain_experts, &name)?))
+            FeedForward::Experts(Box::new(experts(tensors, c, e.n, &name)?))
         }
         _ => FeedForward::Dense(dense(tensors, c.n_ff, "", &name)?),
     };
@@ -371,17 +377,22 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         _ if parallel => ResidualOrder::Parallel,
         _ => ResidualOrder::Serial,
     };
+    let head_norm = || plain(c.plain_head_norms && c.layers[i].rope.is_some(), c.head_dim);
+    let post_norm = |tensors: &mut LoadedTensors, part: &str| {
+        Ok::<_, LoadError>(norm(tensors, &name(part))?.map(|norm| Norm { eps: c.arch.post_norm_eps, ..norm }))
+    };
     Ok(Layer {
         order,
         qkv,
         attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
         sinks: tensors.optional(&name("attn_sinks.weight")),
-        q_norm: norm(tensors, &name("attn_q_norm"))?,
-        k_norm: norm(tensors, &name("attn_k_norm"))?,
+        q_norm: norm(tensors, &name("attn_q_norm"))?.or_else(head_norm),
+        k_norm: norm(tensors, &name("attn_k_norm"))?.or_else(head_norm),
+        second_norm: norm(tensors, &name("attn_norm_2"))?,
         o: linear(tensors, &name("attn_output"))?,
-        post_attn_norm: norm(tensors, &name("post_attention_norm"))?,
+        post_attn_norm: post_norm(tensors, "post_attention_norm")?,
         ffn,
-        post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?,
+        post_ffn_norm: post_norm(tensors, "post_ffw_norm")?,
         attn_norm,
         ffn_norm,
     })
@@ -414,15 +425,15 @@ fn dense(
 
 fn experts(
     tensors: &mut LoadedTensors,
+    c: &Config,
     n: usize,
-    gated: bool,
     name: &dyn Fn(&str) -> String,
 ) -> Result<Experts, LoadError> {
     let mut stack = |part: &str| match tensors.matrices(&name(&format!("{part}_exps.weight"))) {
         Some(all) => Ok(all),
         None => (0..n).map(|i| tensors.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
     };
-    let gate = if gated { stack("ffn_gate")? } else { Vec::new() };
+    let gate = if !c.arch.plain_experts { stack("ffn_gate")? } else { Vec::new() };
     let (up, down) = (stack("ffn_up")?, stack("ffn_down")?);
     let biases = ["gate", "up", "down"].map(|part| tensors.optional(&name(&format!("ffn_{part}_exps.bias"))));
     let shared_gate = name("ffn_gate_inp_shexp");
@@ -433,9 +444,21 @@ fn experts(
         };
         // a shared expert is never fused, so its width must not match `2 * n_ff`
         Some(SharedExpert { gate, ffn: dense(tensors, usize::MAX / 2, "_shexp", name)? })
+    } else if c.arch.dense_beside_experts && tensors.has(&name("ffn_up.weight")) {
+        Some(SharedExpert { gate: None, ffn: dense(tensors, c.n_ff, "", name)? })
     } else {
         None
     };
+    let input_norm = norm(tensors, &name("ffn_norm_exps"))?;
     let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
-    Ok(Experts { router: linear(tensors, &name("ffn_gate_inp"))?, selection_bias, gate, up, down, biases, shared })
+    Ok(Experts {
+        router: linear(tensors, &name("ffn_gate_inp"))?,
+        selection_bias,
+        gate,
+        up,
+        down,
+        input_norm,
+        biases,
+        shared,
+    })
 }
