@@ -410,6 +410,8 @@ pub const ARCHS: &[Arch] = &[
         ..BASE
     },
     Arch { name: "apertus", ..BASE },
+    Arch { name: "maincoder", rope_before_norm: true, ..LLAMA },
+    Arch { name: "arctic", dense_beside_experts: true, expert_input: ExpertInput::Layer, ..LLAMA },
     Arch { name: "pockettts", act: Activation::GeluErf, rope: Some(RopeStyle::Interleaved), ..LAYER_NORM },
     Arch { name: "jina-bert-v2", alibi: Alibi::Always, ..BERT },
     Arch { name: "nomic-bert", rope: Some(RopeStyle::NeoX), act: Activation::Silu, ..BERT },

@@ -4,7 +4,9 @@ use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::arch::{ARCHS, Alibi, Arch, Gating, LocalRope, Rotated, ScoreScale, Sections, Swiglu, Temperature};
+use super::arch::{
+    ARCHS, Alibi, Arch, ExpertInput, Gating, LocalRope, Rotated, ScoreScale, Sections, Swiglu, Temperature,
+};
 use super::keys::Keys;
 use super::rotary::{RopeConfig, Scaling, ScalingKind};
 use crate::error::LoadError;
@@ -203,7 +205,8 @@ impl Config {
         Ok(Config {
             arch: *arch,
             n_embd,
-            n_ff,
+            // Arctic's dense feed-forwards are as wide as the model
+            n_ff: if arch.expert_input == ExpertInput::Layer { n_embd } else { n_ff },
             n_head,
             n_head_kv,
             head_dim,
