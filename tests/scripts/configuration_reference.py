@@ -41,7 +41,7 @@ GROUPS = {
     "Queue and time limits": "queue-high queue-low queue-timeout request-timeout drain-timeout tenant-requests tenant-tokens",
     "Limits of a request": "max-prompt max-tokens max-n max-inputs max-grammar grammar-items",
     "Sessions": "session-ttl max-sessions session-memory sessions-memory",
-    "KV cache on disk": "kv-disk kv-disk-size slot-save-path",
+    "KV cache on disk": "kv-disk kv-disk-key-file kv-disk-size slot-save-path",
     "Connections": "max-body max-header header-timeout body-timeout write-timeout sse-keep-alive max-connections"
     " max-connections-per-address",
     "Administration": "admin-key-file admin-listen config watch-config print-config audit-log audit-key-file audit-log-size"

@@ -14,6 +14,8 @@ use crate::kernels::rope::RopeStyle;
 pub struct Arch {
     /// Value of `general.architecture`, and prefix of the metadata keys.
     pub name: &'static str,
+    /// Name of the final norm.
+    pub final_norm: &'static str,
     /// Which elements of a head RoPE pairs; `None` for learned position embeddings.
     pub rope: Option<RopeStyle>,
     /// Which layers have RoPE.
@@ -96,6 +98,11 @@ pub struct Arch {
     pub temperature: Temperature,
     /// Whether norms follow the residual sums, `x = norm(x + attention(x))`, and there is no final norm.
     pub post_norm: bool,
+    /// Whether the query projection also gives a gate of each head, after its query; attention is multiplied by its
+    /// sigmoid.
+    pub gated_queries: bool,
+    /// Delta net: whether value head h has the key head `h % n_key`, instead of `h / (n_value / n_key)`.
+    pub tiled_value_heads: bool,
 }
 
 /// How the scores of experts become their weights.
@@ -186,6 +193,10 @@ pub enum Rotated {
     LocalIfAny,
     /// Layers with a window and the leading dense layers.
     LocalOrDense,
+    /// No layer.
+    None,
+    /// All layers, or none if `rope.scaling.finetuned` is false.
+    IfFinetuned,
 }
 
 /// RoPE of layers with a window. `rope.freq_base_swa` takes precedence over the base.
@@ -201,6 +212,7 @@ pub enum LocalRope {
 
 const BASE: Arch = Arch {
     name: "",
+    final_norm: "output_norm",
     rope: Some(RopeStyle::NeoX),
     rotated: Rotated::All,
     local_rope: LocalRope::Same,
@@ -241,6 +253,8 @@ const BASE: Arch = Arch {
     beta_fast: 32.0,
     required: &[],
     temperature: Temperature::ByKey,
+    gated_queries: false,
+    tiled_value_heads: false,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
 const GEMMA: Arch = Arch { name: "gemma", act: Activation::GeluTanh, embeddings_by_width: true, ..BASE };
@@ -254,6 +268,9 @@ const GEMMA3: Arch = Arch {
 const LAYER_NORM: Arch = Arch { norm: NormKind::Layer, ..BASE };
 const BERT: Arch =
     Arch { name: "bert", rope: None, act: Activation::GeluErf, bidirectional: true, post_norm: true, ..LAYER_NORM };
+const QWEN35: Arch = Arch { name: "qwen35", gated_queries: true, tiled_value_heads: true, ..BASE };
+const LFM2: Arch = Arch { name: "lfm2", final_norm: "token_embd_norm", ..BASE };
+const MAMBA: Arch = Arch { name: "mamba", rotated: Rotated::None, ..BASE };
 const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 
 /// Experts whose weights are normalised only if the file says so.
@@ -289,6 +306,16 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "qwen2moe", normalised_experts: false, ..BASE },
     Arch { name: "qwen3", ..BASE },
     Arch { name: "qwen3moe", ..BASE },
+    QWEN35,
+    Arch { name: "qwen35moe", ..QWEN35 },
+    LFM2,
+    Arch { name: "lfm2moe", ..LFM2 },
+    MAMBA,
+    Arch { name: "mamba2", ..MAMBA },
+    Arch { name: "jamba", normalised_experts: false, ..MAMBA },
+    Arch { name: "falcon-h1", ..BASE },
+    Arch { name: "granitehybrid", rotated: Rotated::IfFinetuned, ..GRANITE },
+    Arch { name: "qwen3next", tiled_value_heads: false, ..QWEN35 },
     GEMMA,
     Arch { name: "gemma2", window: 4096, window_pattern: 2, scaled_by_width: Some(46), ..GEMMA },
     GEMMA3,

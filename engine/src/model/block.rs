@@ -6,9 +6,10 @@ use super::Model;
 use super::forward::{Stage, Trace};
 use super::rows::{RowOps, columns};
 use super::scratch::{AttentionScratch, Scratch, StepScratch};
-use super::weights::{Layer, Norm, padded};
+use super::weights::{AttentionWeights, FeedForward, Mixer, Norm, padded};
 use crate::kernels::attention::{self, Attention, KvLayout, KvMemory, KvRows, Span};
-use crate::kernels::elementwise::{activate, clamp, multiply, scale};
+use crate::kernels::elementwise::{activate, clamp, gate_by_sigmoid, multiply, scale};
+use crate::kernels::recurrent::StateSpan;
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
 
 /// Rows of a sub-layer: input (rows, n_embd), output (rows, padded n_embd).
@@ -30,6 +31,8 @@ pub(super) struct ForwardPass<'a, 't> {
     pub(super) rows: RowOps<'a>,
     pub(super) kv: &'a KvLayout,
     pub(super) spans: &'a [Span<'a>],
+    /// The rows of each sequence and its recurrent state; empty for a model without recurrent layers.
+    pub(super) states: &'a [StateSpan],
     /// Rows of the batch.
     pub(super) n: usize,
     pub(super) trace: Option<Trace<'t>>,
@@ -42,7 +45,7 @@ impl ForwardPass<'_, '_> {
         }
     }
 
-    /// Pre-norm block: attention, then feed-forward:
+    /// Pre-norm block: the mixer, then the feed-forward, where the layer has them:
     ///
     /// ```text
     /// x = x + post_norm(attention(norm(x)));  x = x + post_norm(ffn(norm(x)))
@@ -54,14 +57,18 @@ impl ForwardPass<'_, '_> {
         if !experts.layer_input.is_empty() {
             experts.layer_input[..n * d].copy_from_slice(x);
         }
-        let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
-        self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
-        self.attention(i, SubLayerRows { x: input, y }, attention, memory, step);
-        self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, ResidualRows { x, y, h });
-        let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
-        self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
-        self.ffn(i, SubLayerRows { x: input, y }, experts, step);
-        self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, ResidualRows { x, y, h });
+        if !matches!(layer.mixer, Mixer::None) {
+            let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
+            self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
+            self.mixer(i, SubLayerRows { x: input, y }, attention, memory, step);
+            self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, ResidualRows { x, y, h });
+        }
+        if !matches!(layer.ffn, FeedForward::None) {
+            let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
+            self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
+            self.ffn(i, SubLayerRows { x: input, y }, experts, step);
+            self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, ResidualRows { x, y, h });
+        }
     }
 
     /// Parallel block: attention and feed-forward read the same residual stream. A feed-forward without a norm of its
@@ -77,7 +84,7 @@ impl ForwardPass<'_, '_> {
         let norm = layer.attn_norm.as_ref();
         let input = self.rows.normed(norm, x, h);
         self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
-        self.attention(i, SubLayerRows { x: input, y }, attention, memory, step);
+        self.mixer(i, SubLayerRows { x: input, y }, attention, memory, step);
         if let Some(norm) = &layer.ffn_norm {
             self.rows.norm(norm, x, d, h);
             self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(h, d, 0, d));
@@ -100,7 +107,7 @@ impl ForwardPass<'_, '_> {
         if !experts.layer_input.is_empty() {
             experts.layer_input[..n * d].copy_from_slice(x);
         }
-        self.attention(i, SubLayerRows { x, y }, attention, memory, step);
+        self.mixer(i, SubLayerRows { x, y }, attention, memory, step);
         self.rows.add_normed(attn_norm, x, y);
         if let Some(norm) = &self.model.weights.layers[i].second_norm {
             self.rows.add(x, d, &experts.layer_input, d, 1.0);
@@ -122,16 +129,41 @@ impl ForwardPass<'_, '_> {
         self.rows.add(x, d, h, d, scale);
     }
 
-    /// `y = attention(x)` of layer `i`. Writes keys and values to `memory`.
-    fn attention(
+    /// `y = mixer(x)` of layer `i`. Writes keys, values and recurrent states to `memory`.
+    fn mixer(
         &mut self,
         i: usize,
         SubLayerRows { x, y }: SubLayerRows<'_>,
         s: &mut AttentionScratch,
         memory: &mut KvMemory,
-        StepScratch { wide, words }: &mut StepScratch,
+        step: &mut StepScratch,
     ) {
-        let (c, layer, rows, at) = (&self.model.config, &self.model.weights.layers[i], self.rows, Some(i));
+        let model = self.model;
+        match &model.weights.layers[i].mixer {
+            Mixer::Attention(a) => self.attention((i, a), SubLayerRows { x, y }, s, memory, step),
+            Mixer::Recurrent(r) => self.recurrent(i, r, SubLayerRows { x, y }, &mut memory.states, step),
+            Mixer::Both(both) => {
+                let (attention, recurrent) = &**both;
+                let mut sum = core::mem::take(&mut step.sum);
+                self.attention((i, attention), SubLayerRows { x, y: &mut sum[..y.len()] }, s, memory, step);
+                self.recurrent(i, recurrent, SubLayerRows { x, y }, &mut memory.states, step);
+                self.rows.add(y, padded(model.config.n_embd), &sum, padded(model.config.n_embd), 1.0);
+                step.sum = sum;
+            }
+            Mixer::None => {}
+        }
+    }
+
+    /// `y = attention(x)` of layer `i`. Writes keys and values to `memory`.
+    fn attention(
+        &mut self,
+        (i, layer): (usize, &AttentionWeights),
+        SubLayerRows { x, y }: SubLayerRows<'_>,
+        s: &mut AttentionScratch,
+        memory: &mut KvMemory,
+        StepScratch { wide, words, .. }: &mut StepScratch,
+    ) {
+        let (c, rows, at) = (&self.model.config, self.rows, Some(i));
         let (q_width, kv_width) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
         let stride = layer.qkv.stride;
         let [k_at, v_at] = [layer.qkv.part_starts[1], layer.qkv.part_starts[2]];
@@ -140,6 +172,10 @@ impl ForwardPass<'_, '_> {
         if let Some(limit) = c.qkv_limit {
             rows.each(qkv, stride, &|_, row| clamp(rows.cpu, &mut row[..v_at + kv_width], limit));
         }
+        let (gates, rest) = rest.split_at_mut(if c.arch.gated_queries { self.n * q_width } else { 0 });
+        if c.arch.gated_queries {
+            self.split_gates(qkv, stride, gates);
+        }
         self.trace_stage(Stage::Q, at, &mut columns(qkv, stride, 0, q_width));
         self.trace_stage(Stage::K, at, &mut columns(qkv, stride, k_at, kv_width));
         self.trace_stage(Stage::V, at, &mut columns(qkv, stride, v_at, kv_width));
@@ -147,7 +183,7 @@ impl ForwardPass<'_, '_> {
         let k = columns(qkv, stride, k_at, kv_width);
         self.trace_stage(Stage::Rope, at, &mut columns(qkv, stride, 0, q_width).chain(k));
         // embedding batches have KV pages of one layer, which all layers use in turn
-        let kv_layer = i % self.kv.n_layer;
+        let kv_layer = c.layers[i].kv_layer % self.kv.n_layer;
         let kv_rows = KvRows { x: qkv, stride, k_at, v_at, slots: &s.slots };
         attention::write_kv(rows.cpu, rows.pool, self.kv, kv_layer, kv_rows, memory);
         let attention = Attention {
@@ -172,12 +208,15 @@ impl ForwardPass<'_, '_> {
         if let Some(norm) = &layer.attn_sub_norm {
             rows.norm_each(norm, out);
         }
+        if c.arch.gated_queries {
+            rows.each(out, q_width, &|r, out| gate_by_sigmoid(rows.cpu, out, &gates[r * q_width..][..q_width]));
+        }
         self.trace_stage(Stage::AttnOut, at, &mut columns(out, q_width, 0, q_width));
         rows.linear(&layer.o, out, y, words);
     }
 
     /// `out = out * act(gate)`, where the layer has a gate, per head or per element.
-    fn gate_output(&self, layer: &Layer, qkv: &mut [f32], out: &mut [f32]) {
+    fn gate_output(&self, layer: &AttentionWeights, qkv: &mut [f32], out: &mut [f32]) {
         let (Some(&at), Some((gate, _))) = (layer.qkv.part_starts.get(3), layer.qkv.linears.last()) else { return };
         let (rows, stride, act, d) =
             (self.rows, layer.qkv.stride, self.model.config.arch.output_gate, self.model.config.head_dim);
@@ -193,9 +232,25 @@ impl ForwardPass<'_, '_> {
         });
     }
 
+    /// Moves the gates that follow the query heads to `gates`, (rows, n_head * head_dim), and the heads together.
+    fn split_gates(&self, qkv: &mut [f32], stride: usize, gates: &mut [f32]) {
+        let (head_dim, n_head) = (self.model.config.head_dim, self.model.config.n_head);
+        let projected = &*qkv;
+        self.rows.each(gates, n_head * head_dim, &|r, gates| {
+            for (h, gate) in gates.chunks_exact_mut(head_dim).enumerate() {
+                gate.copy_from_slice(&projected[r * stride + (2 * h + 1) * head_dim..][..head_dim]);
+            }
+        });
+        self.rows.each(qkv, stride, &|_, row| {
+            for h in 1..n_head {
+                row.copy_within(2 * h * head_dim..(2 * h + 1) * head_dim, h * head_dim);
+            }
+        });
+    }
+
     /// Applies the norms of query and key heads, then RoPE, in place, where the layer has them. Queries are also
     /// multiplied by the scale of the attention scores.
-    fn rotate(&self, i: usize, layer: &Layer, qkv: &mut [f32], s: &AttentionScratch) {
+    fn rotate(&self, i: usize, layer: &AttentionWeights, qkv: &mut [f32], s: &AttentionScratch) {
         let (cos, sin) = (&s.cos[..], &s.sin[..]);
         let (c, rows) = (&self.model.config, self.rows);
         let (q_width, kv_width, k_at) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim, layer.qkv.part_starts[1]);

@@ -8,10 +8,12 @@ use super::arch::{
     ARCHS, Alibi, Arch, ExpertInput, Gating, LocalRope, Rotated, ScoreScale, Sections, Swiglu, Temperature,
 };
 use super::keys::Keys;
+use super::mixers;
+pub use super::mixers::{MixerKind, RecurrentConfig};
 use super::rotary::{RopeConfig, Scaling, ScalingKind};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::kernels::attention::{AttentionWindow, MAX_GROUP, MAX_HEAD_DIM};
+use crate::kernels::attention::{AttentionWindow, KvLayout, KvType, MAX_GROUP, MAX_HEAD_DIM};
 use crate::kernels::elementwise::Xielu;
 use crate::kernels::norm::NormKind;
 use crate::kernels::rope::RopeStyle;
@@ -86,6 +88,8 @@ pub struct Config {
     pub ropes: Vec<RopeConfig>,
     /// Experts, if the model has any.
     pub experts: Option<ExpertsConfig>,
+    /// Recurrent layers, if the model has any.
+    pub recurrent: Option<RecurrentConfig>,
     /// Per-layer parameters.
     pub layers: Vec<LayerConfig>,
 }
@@ -110,6 +114,14 @@ pub struct LayerConfig {
     pub window: AttentionWindow,
     /// Index in [`Config::ropes`]; `None` for a layer without RoPE.
     pub rope: Option<usize>,
+    /// What mixes the tokens of a sequence.
+    pub mixer: MixerKind,
+    /// Whether the layer has a feed-forward.
+    pub has_ffn: bool,
+    /// Number of layers with attention before this one: its index in KV pages.
+    pub kv_layer: usize,
+    /// Offset of the layer's state in the recurrent state of a sequence.
+    pub state_at: usize,
     /// Limit of the products of an expert's gate and up; 0 for none.
     pub expert_limit: f32,
     /// The same for the shared expert.
@@ -165,12 +177,23 @@ impl Config {
         }
         let n_layer = keys.size("block_count", 1..=MAX_LAYERS)?;
         let n_embd = keys.size("embedding_length", 1..=MAX_WIDTH)?;
-        let n_ff = keys.size("feed_forward_length", 1..=MAX_WIDTH)? / if arch.doubled_ff { 2 } else { 1 };
+        let kinds = mixers::layer_kinds(n_layer, shards);
+        let n_ff = match kinds.iter().any(|l| l.has_ffn) {
+            true => keys.in_range("feed_forward_length", keys.u32_or_zero("feed_forward_length")?, 1..=MAX_WIDTH)?,
+            false => 1,
+        };
+        let n_ff = n_ff / if arch.doubled_ff { 2 } else { 1 };
         if n_ff == 0 {
             return Err(keys.wrong("feed_forward_length", 1, "an even number"));
         }
-        let (n_head, n_head_kv) = heads(&keys)?;
-        let head_dim = head_dim(&keys, n_embd, n_head)?;
+        // without attention the sizes of heads mean nothing
+        let (n_head, n_head_kv, head_dim) = match kinds.iter().any(|l| l.mixer.has_attention()) {
+            true => {
+                let (n_head, n_head_kv) = heads(&keys)?;
+                (n_head, n_head_kv, head_dim(&keys, n_embd, n_head)?)
+            }
+            false => (1, 1, 1),
+        };
         let alibi = match arch.alibi {
             Alibi::Never => false,
             Alibi::Always => true,
@@ -179,7 +202,7 @@ impl Config {
         let alibi = if alibi { Some(slopes(keys.positive("attention.max_alibi_bias", 8.0)?, n_head)) } else { None };
         let rope = if alibi.is_some() { None } else { arch.rope };
         let n_rot = match keys.u32("rope.dimension_count")? {
-            _ if rope.is_none() => 0,
+            _ if rope.is_none() || arch.rotated == Rotated::None => 0,
             None => head_dim,
             v => keys.in_range("rope.dimension_count", v, 0..=head_dim as u32)?,
         };
@@ -192,7 +215,7 @@ impl Config {
         let embedding_scale = if arch.embeddings_by_width { sqrt(n_embd as f32) } else { 1.0 };
         let logit_scale = keys.optional("logit_scale")?.unwrap_or(1.0);
         let causal = keys.bool("attention.causal")?.unwrap_or(!arch.bidirectional);
-        let (mut ropes, layers) = layers(&keys, &Arch { rope, ..*arch }, n_layer, n_ctx_train, causal)?;
+        let (mut ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, n_layer, n_ctx_train, causal)?;
         let still = unrotated(&keys, arch.sections, n_rot / 2)?;
         ropes.iter_mut().for_each(|rope| rope.unrotated.clone_from(&still));
         let experts = experts(&keys, arch, n_ff)?;
@@ -202,6 +225,8 @@ impl Config {
             ScoreScale::One => 1.0,
         };
         let original_context = ropes.iter().find_map(|r| r.scaling).map_or(n_ctx_train, |s| s.original_context);
+        let recurrent = mixers::read(&keys, arch, n_embd, &kinds, shards)?;
+        mixers::place(&mut layers, &kinds, recurrent.as_ref());
         Ok(Config {
             arch: *arch,
             n_embd,
@@ -235,6 +260,7 @@ impl Config {
             ropes,
             plain_head_norms: arch.plain_head_norms && experts.is_none_or(|e| e.n != 128),
             experts,
+            recurrent,
             layers,
         })
     }
@@ -242,6 +268,32 @@ impl Config {
     /// Number of layers.
     pub fn n_layer(&self) -> usize {
         self.layers.len()
+    }
+
+    /// Width of the query projection: queries, and their gates if there are any.
+    pub(super) fn q_stride(&self) -> usize {
+        self.n_head * self.head_dim * if self.arch.gated_queries { 2 } else { 1 }
+    }
+
+    /// Number of layers with attention.
+    pub fn n_attention(&self) -> usize {
+        self.layers.iter().filter(|l| l.mixer.has_attention()).count()
+    }
+
+    /// Floats of the recurrent state of a sequence; 0 for a model without recurrent layers.
+    pub fn state_len(&self) -> usize {
+        let n = self.layers.iter().filter(|l| l.mixer.is_recurrent()).count();
+        self.recurrent.map_or(0, |r| r.state_len().saturating_mul(n))
+    }
+
+    /// Bytes of the recurrent state of a sequence; 0 for a model without recurrent layers.
+    pub fn state_bytes(&self) -> usize {
+        self.state_len().saturating_mul(size_of::<f32>())
+    }
+
+    /// The layout of the model's KV pages.
+    pub fn kv_layout(&self, kv_type: KvType) -> KvLayout {
+        KvLayout { n_layer: self.n_attention(), n_head_kv: self.n_head_kv, head_dim: self.head_dim, kv_type }
     }
 
     /// Whether the model has LongRoPE: frequency divisors for short and for long contexts.
@@ -256,6 +308,9 @@ impl Config {
 
     /// The longest attention window in tokens, if every layer has one: keys before it are never read again.
     pub fn window(&self) -> Option<usize> {
+        if self.recurrent.is_some() {
+            return None;
+        }
         let before = self.layers.iter().map(|l| l.window.left).max()?;
         before.checked_add(1)
     }
@@ -330,8 +385,9 @@ fn temperature(
 
 /// Numbers of query heads and of key and value heads.
 fn heads(keys: &Keys<'_, '_>) -> Result<(usize, usize), LoadError> {
-    let n_head = keys.size("attention.head_count", 1..=MAX_WIDTH)?;
-    let n_head_kv = match keys.u32("attention.head_count_kv")? {
+    let n_head = keys.u32_or_zero("attention.head_count")?;
+    let n_head = keys.in_range("attention.head_count", n_head, 1..=MAX_WIDTH)?;
+    let n_head_kv = match keys.u32_or_zero("attention.head_count_kv")? {
         None => n_head,
         v => keys.in_range("attention.head_count_kv", v, 1..=n_head as u32)?,
     };
@@ -411,6 +467,7 @@ fn layers(
         None => Default::default(),
         Some(_) => rotations(keys, arch, n_ctx_train, local.contains(&true))?,
     };
+    let is_finetuned = keys.bool("rope.scaling.finetuned")?.unwrap_or(true);
     let mut ropes = Vec::new();
     let mut layers = Vec::with_capacity(n_layer);
     for (i, local) in local.into_iter().enumerate() {
@@ -422,6 +479,8 @@ fn layers(
             Rotated::Local => local,
             Rotated::LocalOrDense => local || i < n_dense,
             Rotated::LocalIfAny => local || !any_local,
+            Rotated::None => false,
+            Rotated::IfFinetuned => is_finetuned,
         };
         let rope = if local { &near } else { &global };
         let known = ropes.iter().position(|r| r == rope);
@@ -447,6 +506,10 @@ fn layers(
             },
             xielu: xielu.as_ref().map(|all| all[i]),
             shared_limit: shared_limits[i],
+            mixer: MixerKind::Attention,
+            has_ffn: true,
+            kv_layer: i,
+            state_at: 0,
         });
     }
     Ok((ropes, layers))

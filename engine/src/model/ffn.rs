@@ -33,6 +33,7 @@ impl ForwardPass<'_, '_> {
     ) {
         let model = self.model;
         match &model.weights.layers[i].ffn {
+            FeedForward::None => return,
             FeedForward::Dense(ffn) => self.dense(i, ffn, 0.0, SubLayerRows { x, y }, step),
             FeedForward::Experts(experts) => {
                 let (mut normed, n) = (core::mem::take(&mut s.layer_input), self.n * model.config.n_embd);
@@ -66,7 +67,7 @@ impl ForwardPass<'_, '_> {
         SubLayerRows { x, y }: SubLayerRows<'_>,
         step: &mut StepScratch,
     ) {
-        let StepScratch { wide, words } = step;
+        let StepScratch { wide, words, .. } = step;
         let (stride, Linear { w, bias }) = (ffn.up.stride, &ffn.down);
         let wide = &mut wide[..self.n * stride];
         self.rows.linear_group(&ffn.up, x, wide, words);
@@ -122,7 +123,7 @@ impl ForwardPass<'_, '_> {
     ) {
         let Some(c) = &self.model.config.experts else { return };
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
-        let StepScratch { wide, words } = step;
+        let StepScratch { wide, words, .. } = step;
         let router = &mut s.router[..n * padded(c.n)];
         rows.linear(&e.router, &router_input[..n * d], router, words);
         self.trace_stage(Stage::Router, Some(i), &mut columns(router, padded(c.n), 0, c.n));

@@ -48,6 +48,19 @@ impl Keys<'_, '_> {
         }
     }
 
+    /// As [`Keys::u32`], but layers with 0 may be among the others.
+    pub(super) fn u32_or_zero(&self, name: &str) -> Result<Option<u32>, LoadError> {
+        let layers = match self.gguf.get(&self.key(name)) {
+            Some(Value::Array(_)) => self.gguf.u32_array(&self.key(name))?.unwrap_or_default(),
+            _ => return self.u32(name),
+        };
+        let mut others = layers.iter().copied().filter(|&n| n != 0);
+        match others.next() {
+            Some(n) if layers.contains(&0) && others.all(|other| other == n) => Ok(Some(n)),
+            _ => self.u32(name),
+        }
+    }
+
     pub(super) fn f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
         match self.gguf.f32(&self.key(name))? {
             Some(v) if !v.is_finite() => Err(self.wrong(name, v, "a finite number")),

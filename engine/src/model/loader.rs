@@ -277,6 +277,10 @@ impl LoadedTensors {
         }
     }
 
+    pub(super) fn required(&mut self, name: &str) -> Result<Vec<f32>, LoadError> {
+        self.optional(name).ok_or_else(|| LoadError::MissingTensor { name: name.into() })
+    }
+
     pub(super) fn optional(&mut self, name: &str) -> Option<Vec<f32>> {
         self.vector(name).map(|(values, _)| values)
     }

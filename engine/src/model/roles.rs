@@ -1,11 +1,12 @@
 //! The table of tensors: their names, the shape that each must have, when it is required, and what takes its place.
 
+use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::arch::ExpertInput;
-use super::config::{Config, ExpertsConfig, MAX_WIDTH};
+use super::config::{Config, ExpertsConfig, LayerConfig, MAX_WIDTH, RecurrentConfig};
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::WeightArena;
@@ -26,6 +27,8 @@ pub(super) enum Role {
     Rows { n: usize, width: usize },
     /// Weights of a norm of heads: (head_dim), (n_head, head_dim) or (n_head * head_dim).
     HeadNorm { n_head: usize, head_dim: usize },
+    /// Values in rows of this width.
+    Values { width: usize, rows: usize },
 }
 
 /// Memory of a tensor.
@@ -42,10 +45,8 @@ impl Role {
         let row = match name.strip_prefix("blk.") {
             Some(rest) => {
                 let (layer, part) = rest.split_once('.')?;
-                if index(layer)? >= c.n_layer() {
-                    return None;
-                }
-                find(LAYER_TENSORS, part, c.experts.map_or(0, |e| e.n))
+                let n_experts = c.experts.map_or(0, |e| e.n);
+                layer_tables(c, index(layer)?)?.into_iter().find_map(|rows| find(rows, part, n_experts))
             }
             None => find(MODEL_TENSORS, name, 0),
         };
@@ -61,6 +62,7 @@ impl Role {
                 let (d, n) = (head_dim as u64, n_head as u64);
                 [[d, 1, 1, 1], [d, n, 1, 1], [d * n, 1, 1, 1]].contains(&t.dims)
             }
+            Role::Values { width, rows } => t.dims == [width as u64, rows as u64, 1, 1],
         };
         if !fits {
             let expected = match self {
@@ -69,6 +71,7 @@ impl Role {
                 Role::Vector(n) => format!("shape [{n}]"),
                 Role::Rows { n, width } => format!("shape [{width}, {n}]"),
                 Role::HeadNorm { n_head, head_dim: d } => format!("shape [{d}], [{d}, {n_head}] or [{}]", d * n_head),
+                Role::Values { width, rows } => format!("shape [{width}, {rows}]"),
             };
             return Err(tensor_error(t.name, &format!("shape {:?}", &t.dims[..t.n_dims as usize]), &expected));
         }
@@ -94,7 +97,7 @@ impl Role {
 }
 
 /// A tensor of the table: its name, its shape, when it is required, and which tensors it cannot be beside.
-struct TensorRow {
+pub(super) struct TensorRow {
     /// The name; in a layer the part after `blk.N.`. `#` is the index of an expert.
     name: &'static str,
     /// The expected shape, of a configuration and the dimensions in the file; `None` where the model has no such tensor.
@@ -105,7 +108,7 @@ struct TensorRow {
 }
 
 /// When a tensor is required.
-enum Need {
+pub(super) enum Need {
     Optional,
     /// Wherever the model has a tensor of this name.
     Always,
@@ -119,27 +122,28 @@ enum Need {
 
 /// One of the alternative layouts of a part of a layer: of those whose first tensor exists, the one with the lowest
 /// number applies; if there is none, the one with the highest.
-type Layout = (Part, usize);
+pub(super) type Layout = (Part, usize);
 
 #[derive(Clone, Copy, PartialEq)]
-enum Part {
+pub(super) enum Part {
     PreNorm,
     PostNorm,
     Qkv,
     AttnOutput,
+    Recurrent,
     FeedForward,
 }
 
 impl TensorRow {
-    const fn new(name: &'static str, role: fn(&Config, &[u64; 4]) -> Option<Role>) -> TensorRow {
+    pub(super) const fn new(name: &'static str, role: fn(&Config, &[u64; 4]) -> Option<Role>) -> TensorRow {
         TensorRow { name, role, need: Need::Optional, excludes: None }
     }
 
-    const fn need(self, need: Need) -> TensorRow {
+    pub(super) const fn need(self, need: Need) -> TensorRow {
         TensorRow { need, ..self }
     }
 
-    const fn of(self, layouts: &'static [Layout]) -> TensorRow {
+    pub(super) const fn of(self, layouts: &'static [Layout]) -> TensorRow {
         self.need(Need::Layouts(layouts))
     }
 
@@ -162,11 +166,11 @@ const EXPERTS: &[Layout] = &[(Part::FeedForward, 0)];
 const GATED: &[Layout] = &[(Part::FeedForward, 1)];
 const ANY_DENSE: &[Layout] = &[(Part::FeedForward, 1), (Part::FeedForward, 2)];
 
-fn matrix(rows: usize, k: usize) -> Option<Role> {
+pub(super) fn matrix(rows: usize, k: usize) -> Option<Role> {
     Some(Role::Matrices { n: 1, rows, k })
 }
 
-fn vector(n: usize) -> Option<Role> {
+pub(super) fn vector(n: usize) -> Option<Role> {
     Some(Role::Vector(n))
 }
 
@@ -175,12 +179,17 @@ fn input_norm(c: &Config, _: &[u64; 4]) -> Option<Role> {
     if c.arch.plain_norms { None } else { vector(c.n_embd) }
 }
 
+pub(super) fn values(width: usize, rows: usize) -> Option<Role> {
+    Some(Role::Values { width, rows })
+}
+
 fn embedding_wide(c: &Config, _: &[u64; 4]) -> Option<Role> {
     vector(c.n_embd)
 }
 
-fn pre_norm_only(c: &Config, _: &[u64; 4]) -> Option<Role> {
-    if c.arch.post_norm || c.arch.plain_norms { None } else { vector(c.n_embd) }
+/// The final norm, if it has this name.
+fn final_norm(c: &Config, name: &str) -> Option<Role> {
+    if c.arch.post_norm || c.arch.plain_norms || c.arch.final_norm != name { None } else { vector(c.n_embd) }
 }
 
 fn post_norm_only(c: &Config, _: &[u64; 4]) -> Option<Role> {
@@ -209,6 +218,11 @@ fn q_width(c: &Config) -> usize {
     c.n_head * c.head_dim
 }
 
+/// Rows of the query projection, which may give gates too.
+fn q_rows(c: &Config) -> usize {
+    if c.arch.gated_queries { 2 * q_width(c) } else { q_width(c) }
+}
+
 fn kv_width(c: &Config) -> usize {
     c.n_head_kv * c.head_dim
 }
@@ -221,7 +235,7 @@ fn up_rows(c: &Config, dim: u64) -> usize {
 /// The tensors outside of layers; required ones are reported in this order.
 const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("token_embd.weight", |c, _| matrix(c.n_vocab, c.n_embd)).need(Need::Always),
-    TensorRow::new("output_norm.weight", pre_norm_only).need(Need::Always),
+    TensorRow::new("output_norm.weight", |c, _| final_norm(c, "output_norm")).need(Need::Always),
     TensorRow::new("position_embd.weight", |c, _| match c.learned_positions {
         true => matrix(c.n_ctx_train, c.n_embd),
         false => None,
@@ -237,7 +251,7 @@ const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("rope_freqs.weight", rope_divisors),
     TensorRow::new("output.weight", |c, _| matrix(c.n_vocab, c.n_embd)),
     TensorRow::new("output.bias", |c, _| vector(c.n_vocab)),
-    TensorRow::new("output_norm.bias", pre_norm_only),
+    TensorRow::new("output_norm.bias", |c, _| final_norm(c, "output_norm")),
     // a row per token type; the first is used
     TensorRow::new("token_types.weight", |c, dims| matrix(width(dims[1]), c.n_embd)),
     TensorRow::new("token_embd_norm.weight", embedding_wide),
@@ -255,6 +269,8 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_norm.bias", embedding_wide),
     TensorRow::new("ffn_norm.weight", input_norm),
     TensorRow::new("ffn_norm.bias", embedding_wide),
+    // the name in files of Falcon-H1
+    TensorRow::new("ffn_norm", embedding_wide),
     TensorRow::new("post_ffw_norm.weight", embedding_wide),
     TensorRow::new("attn_norm_2.weight", post_norm_only),
     TensorRow::new("attn_norm_2.bias", post_norm_only),
@@ -281,10 +297,10 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("ffn_gate_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
     TensorRow::new("ffn_up_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
     TensorRow::new("ffn_down_exps.bias", |c, _| expert_biases(c, |_| c.n_embd)),
-    TensorRow::new("attn_qkv.weight", |c, _| matrix(q_width(c) + 2 * kv_width(c), c.n_embd)).of(FUSED),
-    TensorRow::new("attn_qkv.bias", |c, _| vector(q_width(c) + 2 * kv_width(c))),
-    TensorRow::new("attn_q.weight", |c, _| matrix(q_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_q.bias", |c, _| vector(q_width(c))).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_qkv.weight", |c, _| matrix(q_rows(c) + 2 * kv_width(c), c.n_embd)).of(FUSED),
+    TensorRow::new("attn_qkv.bias", |c, _| vector(q_rows(c) + 2 * kv_width(c))),
+    TensorRow::new("attn_q.weight", |c, _| matrix(q_rows(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_q.bias", |c, _| vector(q_rows(c))).excludes(SEPARATE_QKV),
     TensorRow::new("attn_k.weight", |c, _| matrix(kv_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
     TensorRow::new("attn_k.bias", |c, _| vector(kv_width(c))).excludes(SEPARATE_QKV),
     TensorRow::new("attn_v.weight", |c, _| matrix(kv_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
@@ -324,6 +340,12 @@ fn expert_biases(c: &Config, width: impl Fn(&ExpertsConfig) -> usize) -> Option<
 fn expert_inputs(c: &Config, _: &[u64; 4]) -> Option<Role> {
     let e = c.experts.as_ref()?;
     Some(Role::Matrices { n: e.n, rows: e.n_ff, k: c.n_embd })
+}
+
+/// The tables of the tensors of a layer, those of a recurrent mixer first; `None` if there is no such layer.
+fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 2]> {
+    let recurrent = c.recurrent.as_ref().filter(|_| c.layers.get(layer).is_some_and(|l| l.mixer.is_recurrent()));
+    (layer < c.n_layer()).then_some([recurrent.map_or(&[], RecurrentConfig::tensors), LAYER_TENSORS])
 }
 
 /// The row of a tensor; experts have indices below `n_experts`.
@@ -426,8 +448,18 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
             }
             None => has(&name(row.name)),
         };
-        for part in [norm, Part::Qkv, Part::AttnOutput, Part::FeedForward] {
-            let rows = |i| LAYER_TENSORS.iter().filter(move |row| row.is_of((part, i)));
+        let kind = &c.layers[layer];
+        let (attention, recurrent) = (kind.mixer.has_attention(), kind.mixer.is_recurrent());
+        let parts = [
+            (norm, true),
+            (Part::Qkv, attention),
+            (Part::AttnOutput, attention),
+            (Part::Recurrent, recurrent),
+            (Part::FeedForward, kind.has_ffn),
+        ];
+        for part in parts.into_iter().filter_map(|(part, is_there)| is_there.then_some(part)) {
+            let tables = layer_tables(c, layer).unwrap_or_default();
+            let rows = |i| tables.into_iter().flatten().filter(move |row| row.is_of((part, i)));
             let n = (0..).take_while(|&i| rows(i).next().is_some()).count();
             let layout = (0..n).find(|&i| rows(i).next().is_some_and(has)).unwrap_or(n.saturating_sub(1));
             if let Some(row) = rows(layout).find(|row| !has(row) && (row.role)(c, &[0; 4]).is_some()) {
@@ -438,15 +470,16 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
     None
 }
 
-/// The first tensor that a layer lacks although the layer before it of the same kind (dense or experts) has it. Such a
-/// layer would be computed as another kind of block. `names` are the existing tensors, ascending.
+/// The first tensor that a layer lacks although the layer before it of the same kind (mixer, dense or experts) has it.
+/// Such a layer would be computed as another kind of block. `names` are the existing tensors, ascending.
 pub(super) fn missing_in_layer(c: &Config, names: &[&str], has: impl Fn(&str) -> bool) -> Option<String> {
-    let mut last = [None; 2];
+    let mut last = BTreeMap::new();
     // twice around, so that the first layer of a kind is compared with the last
     for i in 0..2 * c.n_layer() {
         let layer = i % c.n_layer();
         let with_experts = has(&format!("blk.{layer}.ffn_gate_inp.weight"));
-        let Some(before) = last[usize::from(with_experts)].replace(layer) else { continue };
+        let LayerConfig { mixer, has_ffn, .. } = c.layers[layer];
+        let Some(before) = last.insert((mixer, has_ffn, with_experts), layer) else { continue };
         let prefix = format!("blk.{before}.");
         for name in &names[names.partition_point(|name| *name < &prefix[..])..] {
             let Some(part) = name.strip_prefix(&prefix[..]) else { break };

@@ -175,7 +175,8 @@ pub(super) struct PackedColumns<'w> {
     packed: Vec<(usize, PackedActs<'w>)>,
 }
 
-/// Maximal number of layouts of one input: the number of matrices that share it (q, k, v and the gate of the output).
+/// Maximal number of layouts of one input: the number of matrices that share it (q, k, v and the gate of the output; of a
+/// delta net qkv, gate, rate and decay).
 pub(super) const MAX_FORMS: usize = 4;
 
 /// Words that `rows` rows of `k` elements take in `forms` layouts.

@@ -6,9 +6,10 @@ use alloc::vec::Vec;
 
 use super::Model;
 use super::arch::ExpertInput;
+use super::config::MixerKind;
 use super::rotary::Rotary;
 use super::rows::{MAX_FORMS, packed_words};
-use super::weights::{Dense, FeedForward, RopeDivisors, padded};
+use super::weights::{AttentionWeights, Dense, FeedForward, Mixer, Recurrent, RopeDivisors, padded};
 use crate::error::MemoryError;
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot};
 use crate::kernels::panel::Matrix;
@@ -54,6 +55,8 @@ pub(super) struct StepScratch {
     pub(super) wide: Vec<f32>,
     /// Packed activations.
     pub(super) words: Vec<u32>,
+    /// (rows, padded n_embd): output of attention in layers that have a recurrent mixer too.
+    pub(super) sum: Vec<f32>,
 }
 
 /// Buffers of attention.
@@ -153,8 +156,7 @@ impl Budget {
 impl Model {
     /// The layout of this model's KV pages.
     pub fn kv_layout(&self, kv_type: KvType) -> KvLayout {
-        let c = &self.config;
-        KvLayout { n_layer: c.n_layer(), n_head_kv: c.n_head_kv, head_dim: c.head_dim, kv_type }
+        self.config.kv_layout(kv_type)
     }
 
     /// Whether contexts of `n_ctx` tokens use the LongRoPE frequencies for long contexts. Keys of long and short
@@ -202,6 +204,7 @@ impl Model {
             step: StepScratch {
                 wide: budget.zeros(&[n, widths.wide]),
                 words: budget.zeros(&[n.max(max_logits), widths.words]),
+                sum: budget.zeros(&[if self.has_both_mixers() { n } else { 0 }, padded(d)]),
             },
             attention,
             experts: self.experts_scratch(n, &mut budget),
@@ -217,6 +220,15 @@ impl Model {
     pub(super) fn reads_layer_input(&self) -> bool {
         self.config.arch.expert_input != ExpertInput::Same
             || self.weights.layers.iter().any(|layer| layer.second_norm.is_some())
+    }
+
+    fn has_both_mixers(&self) -> bool {
+        self.config.layers.iter().any(|l| l.mixer == MixerKind::Both)
+    }
+
+    /// Bytes of the recurrent state of a sequence; 0 for a model without recurrent layers.
+    pub fn state_bytes(&self) -> usize {
+        self.config.state_bytes()
     }
 
     fn experts_scratch(&self, n: usize, budget: &mut Budget) -> ExpertsScratch {
@@ -260,9 +272,26 @@ impl Model {
             w.words = w.words.max(packed_words(rows, forms, d)).max(packed_words(rows, 1, k));
         };
         for layer in &self.weights.layers {
-            step(forms(layer.qkv.matrices()), (layer.qkv.stride.saturating_add(q), q), 1);
+            let gates = if c.arch.gated_queries { q } else { 0 };
+            let mut attention = |a: &AttentionWeights| {
+                step(forms(a.qkv.matrices()), (a.qkv.stride.saturating_add(q).saturating_add(gates), q), 1);
+            };
+            match &layer.mixer {
+                Mixer::Attention(a) => attention(a),
+                Mixer::Both(both) => attention(&both.0),
+                Mixer::Recurrent(_) | Mixer::None => {}
+            }
+            let recurrent = match &layer.mixer {
+                Mixer::Recurrent(r) => Some(&**r),
+                Mixer::Both(both) => Some(&both.1),
+                Mixer::Attention(_) | Mixer::None => None,
+            };
+            if let Some((inputs, wide, k)) = recurrent.map(Recurrent::widths) {
+                step(forms(inputs.into_iter()), (wide, k), 1);
+            }
             let mut dense = |ffn: &Dense| step(forms(ffn.up.matrices()), (ffn.up.stride, ffn.down.w.k()), 1);
             match &layer.ffn {
+                FeedForward::None => {}
                 FeedForward::Dense(ffn) => dense(ffn),
                 FeedForward::Experts(e) => {
                     if let Some(s) = &e.shared {

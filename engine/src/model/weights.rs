@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 
 use super::config::Config;
 use super::loader::LoadedTensors;
+pub use super::mixers::Recurrent;
 use super::projection;
 use super::roles::tensor_error;
 use crate::error::LoadError;
@@ -88,14 +89,15 @@ pub enum FeedForward {
     Dense(Dense),
     /// Experts selected for each token.
     Experts(Box<Experts>),
+    /// None: the layer has a mixer only.
+    None,
 }
 
-/// Weights of one layer.
-pub struct Layer {
-    /// Norm before attention (n_embd).
-    pub attn_norm: Option<Norm>,
+/// Weights of attention.
+pub struct AttentionWeights {
     /// Queries (n_head * head_dim, n_embd), keys and values (n_head_kv * head_dim, n_embd); then the gate of the output,
-    /// if there is one (n_head or n_head * head_dim, n_embd).
+    /// if there is one (n_head or n_head * head_dim, n_embd). With
+    /// [`Arch::gated_queries`](super::arch::Arch::gated_queries) each query head is followed by its gate.
     pub qkv: LinearGroup,
     /// Norm before the output projection (n_head * head_dim).
     pub attn_sub_norm: Option<Norm>,
@@ -107,9 +109,29 @@ pub struct Layer {
     pub k_norm: Option<Norm>,
     /// Output projection (n_embd, n_head * head_dim).
     pub o: Linear,
-    /// A second norm after attention, of the sum with the layer's input (n_embd).
+}
+
+/// What mixes the tokens of a sequence in a layer.
+pub enum Mixer {
+    /// Attention.
+    Attention(AttentionWeights),
+    /// A recurrent mixer.
+    Recurrent(Box<Recurrent>),
+    /// Both on the same input; their outputs are added.
+    Both(Box<(AttentionWeights, Recurrent)>),
+    /// Nothing.
+    None,
+}
+
+/// Weights of one layer.
+pub struct Layer {
+    /// Norm before the mixer (n_embd).
+    pub attn_norm: Option<Norm>,
+    /// What mixes the tokens.
+    pub mixer: Mixer,
+    /// A second norm after the mixer, of the sum with the layer's input (n_embd).
     pub second_norm: Option<Norm>,
-    /// Norm after attention (n_embd).
+    /// Norm after the mixer (n_embd).
     pub post_attn_norm: Option<Norm>,
     /// Norm before the feed-forward (n_embd).
     pub ffn_norm: Option<Norm>,
@@ -177,7 +199,7 @@ pub(super) fn padded(rows: usize) -> usize {
 
 impl LinearGroup {
     /// A group of separate linears, one part each.
-    fn separate(linears: Vec<Linear>) -> LinearGroup {
+    pub(super) fn separate(linears: Vec<Linear>) -> LinearGroup {
         let mut group = LinearGroup { linears: Vec::with_capacity(linears.len()), part_starts: Vec::new(), stride: 0 };
         linears.into_iter().for_each(|linear| group.push(linear));
         group
@@ -212,11 +234,23 @@ impl Dense {
     }
 }
 
+impl AttentionWeights {
+    fn matrices(&self) -> Vec<&Matrix> {
+        self.qkv.matrices().chain([&self.o.w]).collect()
+    }
+}
+
 impl Layer {
     /// All matrices of the layer.
     pub(super) fn matrices(&self) -> Vec<&Matrix> {
-        let mut all: Vec<&Matrix> = self.qkv.matrices().chain([&self.o.w]).collect();
+        let mut all: Vec<&Matrix> = match &self.mixer {
+            Mixer::Attention(a) => a.matrices(),
+            Mixer::Recurrent(r) => r.matrices(),
+            Mixer::Both(both) => both.0.matrices().into_iter().chain(both.1.matrices()).collect(),
+            Mixer::None => Vec::new(),
+        };
         match &self.ffn {
+            FeedForward::None => {}
             FeedForward::Dense(ffn) => all.extend(ffn.matrices()),
             FeedForward::Experts(e) => {
                 all.extend([&e.router.w].into_iter().chain(&e.gate).chain(&e.up).chain(&e.down));
@@ -237,8 +271,9 @@ impl Weights {
     pub(super) fn new(tensors: &mut LoadedTensors, c: &Config) -> Result<Weights, LoadError> {
         let layers = (0..c.n_layer()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
         // without this norm a block is parallel: all layers must have it, or none
+        let lacks_norm = |l: &Layer| l.ffn_norm.is_none() && !matches!(l.ffn, FeedForward::None);
         if layers.iter().any(|l| l.ffn_norm.is_some())
-            && let Some(i) = layers.iter().position(|l| l.ffn_norm.is_none())
+            && let Some(i) = layers.iter().position(lacks_norm)
         {
             return Err(missing(&format!("blk.{i}.ffn_norm.weight")));
         }
@@ -249,6 +284,10 @@ impl Weights {
                 (None, Some(short), Some(long)) => RopeDivisors::ByContext { short, long },
                 _ => RopeDivisors::None,
             };
+        let final_norm = norm(tensors, c.arch.final_norm)?.or(plain(c.arch.plain_norms, c.n_embd));
+        if final_norm.is_none() && !c.arch.post_norm {
+            return Err(missing(&format!("{}.weight", c.arch.final_norm)));
+        }
         Ok(Weights {
             embedding: tensors.matrix("token_embd.weight")?,
             token_types: if tensors.has("token_types.weight") {
@@ -259,7 +298,7 @@ impl Weights {
             embedding_norm: norm(tensors, "token_embd_norm")?.or(plain(c.arch.plain_embedding_norm, c.n_embd)),
             positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
-            final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
+            final_norm,
             output_bias: tensors.optional("output.bias"),
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
@@ -291,7 +330,7 @@ fn missing(name: &str) -> LoadError {
     LoadError::MissingTensor { name: name.into() }
 }
 
-fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, LoadError> {
+pub(super) fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, LoadError> {
     let (w, bias) = (tensors.matrix(&format!("{name}.weight"))?, tensors.optional(&format!("{name}.bias")));
     match &bias {
         Some(b) if b.len() != w.rows() => Err(tensor_error(
@@ -303,7 +342,7 @@ fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, LoadError> 
     }
 }
 
-fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadError> {
+pub(super) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadError> {
     let bias = tensors.optional(&format!("{name}.bias"));
     let weight = format!("{name}.weight");
     match (tensors.vector(&weight), bias) {
@@ -316,6 +355,17 @@ fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadErr
 /// A norm without weights: a factor of 1 changes no bit.
 fn plain(exists: bool, width: usize) -> Option<Norm> {
     exists.then(|| Norm { weight: vec![1.0; width], bias: None, eps: None, width })
+}
+
+/// A norm that must be there.
+pub(super) fn required_norm(tensors: &mut LoadedTensors, name: &str) -> Result<Norm, LoadError> {
+    norm(tensors, name)?.ok_or_else(|| missing(&format!("{name}.weight")))
+}
+
+/// Values with rows and columns exchanged.
+pub(super) fn transposed(tensors: &mut LoadedTensors, name: &str) -> Result<Vec<f32>, LoadError> {
+    let (values, width) = tensors.vector(name).ok_or_else(|| missing(name))?;
+    Ok((0..width).flat_map(|i| values.iter().skip(i).step_by(width).copied()).collect())
 }
 
 /// The projections of pooled embeddings; each has as many columns as the one before has rows.
@@ -337,10 +387,10 @@ fn projections(tensors: &mut LoadedTensors, mut width: usize) -> Result<Vec<Line
     Ok(all)
 }
 
-fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, LoadError> {
+fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<AttentionWeights, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
     let mut qkv = if tensors.has(&name("attn_qkv.weight")) {
-        let (q, kv) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
+        let (q, kv) = (c.q_stride(), c.n_head_kv * c.head_dim);
         LinearGroup::fused(linear(tensors, &name("attn_qkv"))?, &[q, kv, kv])
     } else {
         LinearGroup::separate(
@@ -350,19 +400,63 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     if tensors.has(&name("attn_gate.weight")) {
         qkv.push(linear(tensors, &name("attn_gate"))?);
     }
+    let head_norm = || plain(c.plain_head_norms && c.layers[i].rope.is_some(), c.head_dim);
+    Ok(AttentionWeights {
+        qkv,
+        attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
+        sinks: tensors.optional(&name("attn_sinks.weight")),
+        q_norm: norm(tensors, &name("attn_q_norm"))?.or_else(head_norm),
+        k_norm: norm(tensors, &name("attn_k_norm"))?.or_else(head_norm),
+        o: linear(tensors, &name("attn_output"))?,
+    })
+}
+
+fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, LoadError> {
+    let kind = c.layers[i].mixer;
+    let recurrent = match c.recurrent.as_ref().filter(|_| kind.is_recurrent()) {
+        Some(config) => Some(Recurrent::load(config, tensors, i)?),
+        None => None,
+    };
+    let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
+    Ok(match (attention, recurrent) {
+        (Some(a), Some(r)) => Mixer::Both(Box::new((a, r))),
+        (Some(a), None) => Mixer::Attention(a),
+        (None, Some(r)) => Mixer::Recurrent(Box::new(r)),
+        (None, None) => Mixer::None,
+    })
+}
+
+fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, LoadError> {
+    let name = |part: &str| format!("blk.{i}.{part}");
+    let mixer = mixer(tensors, c, i)?;
     let mut attn_norm = norm(tensors, &name("attn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
     let mut ffn_norm = norm(tensors, &name("ffn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
     if c.arch.swapped_norms && ffn_norm.is_some() {
         core::mem::swap(&mut attn_norm, &mut ffn_norm);
     }
+    if let Some((weight, width)) = tensors.vector(&name("ffn_norm")) {
+        ffn_norm = Some(Norm { weight, bias: None, eps: None, width });
+    }
+    let post_ffn_norm = norm(tensors, &name("post_ffw_norm"))?;
+    // some files name the norm before the feed-forward after what comes before it
+    let has_post = tensors.has(&name("post_attention_norm.weight"));
+    if c.recurrent.is_some() && has_post && attn_norm.is_some() && ffn_norm.is_none() && post_ffn_norm.is_none() {
+        ffn_norm = norm(tensors, &name("post_attention_norm"))?;
+    }
     let ffn = match &c.experts {
+        _ if !c.layers[i].has_ffn => FeedForward::None,
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
             FeedForward::Experts(Box::new(experts(tensors, c, e.n, &name)?))
         }
         _ => FeedForward::Dense(dense(tensors, c.n_ff, "", &name)?),
     };
+    let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
+    if matches!(mixer, Mixer::None) && ffn_norm.is_none() {
+        ffn_norm = attn_norm.take();
+    }
     // a block is parallel if it has one norm for both sub-layers, or if the metadata says so
-    let parallel = !c.arch.post_norm && (c.parallel_residual || (attn_norm.is_some() && ffn_norm.is_none()));
+    let has_one_norm = attn_norm.is_some() && ffn_norm.is_none() && !is_partial;
+    let parallel = !c.arch.post_norm && (c.parallel_residual || has_one_norm);
     if parallel && attn_norm.is_none() {
         return Err(missing(&name("attn_norm.weight")));
     }
@@ -377,22 +471,14 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         _ if parallel => ResidualOrder::Parallel,
         _ => ResidualOrder::Serial,
     };
-    let head_norm = || plain(c.plain_head_norms && c.layers[i].rope.is_some(), c.head_dim);
-    let post_norm = |tensors: &mut LoadedTensors, part: &str| {
-        Ok::<_, LoadError>(norm(tensors, &name(part))?.map(|norm| Norm { eps: c.arch.post_norm_eps, ..norm }))
-    };
+    let with_eps = |norm: Norm| Norm { eps: c.arch.post_norm_eps, ..norm };
     Ok(Layer {
         order,
-        qkv,
-        attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
-        sinks: tensors.optional(&name("attn_sinks.weight")),
-        q_norm: norm(tensors, &name("attn_q_norm"))?.or_else(head_norm),
-        k_norm: norm(tensors, &name("attn_k_norm"))?.or_else(head_norm),
+        mixer,
         second_norm: norm(tensors, &name("attn_norm_2"))?,
-        o: linear(tensors, &name("attn_output"))?,
-        post_attn_norm: post_norm(tensors, "post_attention_norm")?,
+        post_attn_norm: norm(tensors, &name("post_attention_norm"))?.map(with_eps),
         ffn,
-        post_ffn_norm: post_norm(tensors, "post_ffw_norm")?,
+        post_ffn_norm: post_ffn_norm.map(with_eps),
         attn_norm,
         ffn_norm,
     })

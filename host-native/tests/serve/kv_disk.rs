@@ -105,6 +105,34 @@ fn a_conversation_outlives_a_killed_server() {
 }
 
 #[test]
+fn a_key_admits_a_directory_that_others_can_write() {
+    use std::os::unix::fs::PermissionsExt;
+    let (first, second, expected) = conversation();
+    let directory = Directory::new();
+    let kv = directory.path().join("kv");
+    fs::create_dir(&kv).expect("a directory");
+    fs::set_permissions(&kv, fs::Permissions::from_mode(0o777)).expect("permissions");
+    let key = |name: &str, digit: &str| {
+        let path = directory.path().join(name);
+        fs::write(&path, digit.repeat(64)).expect("a file");
+        path.to_str().expect("a path").to_owned()
+    };
+    let (own, other) = (key("own", "5"), key("other", "6"));
+    let server = start(&directory, &["--kv-disk-key-file", &own]);
+    let n_first = usage(&ask(&server.server, &first)).0;
+    wait_pages(&server, (n_first + 23) / PAGE);
+    drop(server);
+    for (key, is_hit) in [(&own, true), (&other, false)] {
+        let server = start(&directory, &["--kv-disk-key-file", key]);
+        let answer = ask(&server.server, &second);
+        assert_eq!(text(&answer), text(&expected));
+        assert_eq!(usage(&answer).1 > 0, is_hit, "{answer}");
+        let caches = server.ok("GET", "caches", &json!({}));
+        assert_eq!(caches["kv_disk"]["refused"] == json!({}), is_hit, "{caches}");
+    }
+}
+
+#[test]
 fn damaged_and_exchanged_files_change_no_answer() {
     let (first, second, expected) = conversation();
     let directory = Directory::new();

@@ -164,6 +164,11 @@ pub fn xielu(cpu: Cpu, x: &mut [f32], xielu: Xielu) {
     Elementwise::run(cpu, ElementwiseOp::Xielu(xielu), x, None);
 }
 
+/// `x = x / (1 + exp(-gate))`: the product with the sigmoid of the gate.
+pub fn gate_by_sigmoid(cpu: Cpu, x: &mut [f32], gate: &[f32]) {
+    Elementwise::run(cpu, ElementwiseOp::SigmoidGate, x, Some(gate));
+}
+
 /// `x = cap * tanh(x / cap)`.
 pub fn soft_cap(cpu: Cpu, x: &mut [f32], cap: f32) {
     Elementwise::run(cpu, ElementwiseOp::SoftCap(cap), x, None);
@@ -188,6 +193,7 @@ enum ElementwiseOp {
     Scale(f32),
     Activate(Activation),
     Gated(Activation),
+    SigmoidGate,
     SoftCap(f32),
     Multiply,
     Clamp(f32),
@@ -228,6 +234,7 @@ impl ElementwiseOp {
             ElementwiseOp::Scale(scale) => x * scale,
             ElementwiseOp::Activate(act) => act.of(x),
             ElementwiseOp::Gated(act) => act.of(x) * y,
+            ElementwiseOp::SigmoidGate => x / (1.0 + exp(-y)),
             ElementwiseOp::SoftCap(cap) => soft_cap_one(x, cap),
             ElementwiseOp::Multiply => x * y,
             ElementwiseOp::Clamp(limit) => within(x, limit),
@@ -251,6 +258,9 @@ impl ElementwiseOp {
     fn of_lanes<S: Simd, const N: usize>(self, s: S, mut x: [S::F; N], y: [S::F; N]) -> [S::F; N] {
         if let ElementwiseOp::Activate(act) | ElementwiseOp::Gated(act) = self {
             x = act.of_lanes(s, x);
+        }
+        if let ElementwiseOp::SigmoidGate = self {
+            return times_logistic(s, x, y);
         }
         match self {
             ElementwiseOp::ClampedSwiglu(limit) => {
@@ -293,7 +303,7 @@ impl ElementwiseOp {
                 ElementwiseOp::SiluClamped(limit) => s.mul(at_most_lanes(s, *x, limit), within_lanes(s, y, limit)),
                 ElementwiseOp::AddScaled(scale) => s.add(*x, s.mul(y, s.splat(scale))),
                 ElementwiseOp::Scale(scale) => s.mul(*x, s.splat(scale)),
-                ElementwiseOp::Activate(_) => *x,
+                ElementwiseOp::Activate(_) | ElementwiseOp::SigmoidGate => *x,
                 ElementwiseOp::Gated(_) => s.mul(*x, y),
                 ElementwiseOp::SoftCap(cap) => soft_cap_lanes(s, *x, cap),
             };

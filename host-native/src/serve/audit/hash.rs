@@ -1,18 +1,13 @@
 //! Hashes of lines, and the key of the HMAC.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// Bytes of the shortest key: the length of the hash.
-const MIN_KEY_BYTES: usize = 32;
-/// Bytes of the longest key file.
-const MAX_KEY_FILE_BYTES: u64 = 4096;
+use super::super::key_file::{self, KeyFileError, MIN_KEY_BYTES, from_hex};
 
 /// A SHA-256 or HMAC-SHA-256; written as 64 lower-case hex digits.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,51 +54,18 @@ impl FromStr for Hash {
     }
 }
 
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let digit = |b: u8| char::from(b).to_digit(16).and_then(|d| u8::try_from(d).ok());
-    let pair = |pair: &[u8]| match *pair {
-        [high, low] => Some(digit(high)? << 4 | digit(low)?),
-        _ => None,
-    };
-    text.as_bytes().chunks(2).map(pair).collect()
-}
-
 /// Key of the HMAC.
 #[derive(Clone)]
 pub struct Key(Hmac<Sha256>);
 
-/// A key file is unusable.
-#[derive(Debug, thiserror::Error)]
-pub enum KeyError {
-    #[error("{}: {source}", path.display())]
-    Read { path: PathBuf, source: io::Error },
-    #[error(
-        "{}: found {found}, expected at least {} hex digits; `openssl rand -hex {MIN_KEY_BYTES}` makes a key",
-        path.display(),
-        2 * MIN_KEY_BYTES
-    )]
-    Invalid { path: PathBuf, found: String },
-}
-
 impl Key {
-    /// Reads a key of at least 32 bytes, written as hex digits; white space around them is ignored.
+    /// Reads the file of a key.
     ///
     /// # Errors
-    /// If the file cannot be read, has other characters, or has too few or more than 4096 bytes.
-    pub fn read(path: &Path) -> Result<Key, KeyError> {
-        let failed = |source| KeyError::Read { path: path.into(), source };
-        let invalid = |found: String| KeyError::Invalid { path: path.into(), found };
-        let mut bytes = Vec::new();
-        File::open(path).map_err(failed)?.take(MAX_KEY_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
-        if bytes.len() as u64 > MAX_KEY_FILE_BYTES {
-            return Err(invalid(format!("more than {MAX_KEY_FILE_BYTES} bytes")));
-        }
-        let text = std::str::from_utf8(&bytes).map_err(|_| invalid("no text".into()))?.trim();
-        let key = from_hex(text).ok_or_else(|| invalid("other characters or an odd number of digits".into()))?;
-        if key.len() < MIN_KEY_BYTES {
-            return Err(invalid(format!("{} hex digits", text.len())));
-        }
-        Key::new(&key).ok_or_else(|| invalid("an unusable key".into()))
+    /// If its content is no key ([`key_file::read`]).
+    pub fn read(path: &Path) -> Result<Key, KeyFileError> {
+        let bytes = key_file::read(path)?;
+        Key::new(&bytes).ok_or_else(|| KeyFileError::Invalid { path: path.into(), found: "an unusable key".into() })
     }
 
     /// `None` if the key has less than 32 bytes.
@@ -143,21 +105,5 @@ mod tests {
         key[..20].fill(0xaa);
         let hash = Hash::of(&[0xdd; 50], Key::new(&key).as_ref());
         assert_eq!(hash.to_string(), "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe");
-    }
-
-    #[test]
-    fn key_files() {
-        let path = std::env::temp_dir().join(format!("starling-audit-key-{}", std::process::id()));
-        let read = |text: &[u8]| {
-            std::fs::write(&path, text).unwrap();
-            Key::read(&path)
-        };
-        assert!(read(format!(" {}\n", "0a".repeat(32)).as_bytes()).is_ok());
-        let long = "00".repeat(3000);
-        for wrong in [&b""[..], b"00", &[b'0'; 62], &[b'0'; 65], &[b'x'; 64], &[0xff; 64], long.as_bytes()] {
-            assert!(matches!(read(wrong), Err(KeyError::Invalid { .. })), "{wrong:?}");
-        }
-        std::fs::remove_file(&path).unwrap();
-        assert!(matches!(Key::read(&path), Err(KeyError::Read { .. })));
     }
 }

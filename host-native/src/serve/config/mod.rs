@@ -123,7 +123,13 @@ settings! {
     max_sessions "max-sessions" usize = 1024, "N" in 1.0..=1_000_000.0, "Maximum open sessions; a new one closes the least recently used idle one" per model;
     session_memory "session-memory" Bytes = Bytes(4 << 20), "BYTES" in 1024.0..=1.1e12, "Maximum memory of one session for messages and tokens, in bytes; a turn that needs more is refused" per model;
     sessions_memory "sessions-memory" Bytes = Bytes(256 << 20), "BYTES" in 1024.0..=1.1e12, "Maximum memory of all sessions for messages and tokens, in bytes; the least recently used idle ones are closed" per model;
+    state_dir "state-dir" Option<PathBuf> = None, "DIR", "Keep sessions, and answers of requests with store: true, in this directory, so that they outlive the process [default: none]";
+    state_key_file "state-key-file" Option<PathBuf> = None, "FILE", "Key that encrypts state-dir, 64 hexadecimal digits [default: it is not encrypted]";
+    stored_answers_ttl "stored-answers-ttl" Duration = Duration::from_secs(30 * 86_400), "SECONDS" in 0.1..=3.2e9, "Time after which an answer in state-dir is removed, in seconds";
+    stored_answers_size "stored-answers-size" Bytes = Bytes(64 << 20), "BYTES" in 0.0..=1.1e12, "Maximum size of a tenant's answers in state-dir, in bytes; the oldest are removed";
     response_cache "response-cache" Bytes = Bytes(0), "BYTES" in 0.0..=1.1e12, "Memory for answers to be used again: the answer to a request with a seed or temperature 0 is the same each time; 0: none are kept";
+    response_cache_disk "response-cache-disk" Option<PathBuf> = None, "DIR", "Keep such answers in this directory too, so that they are used again after a restart or when memory is short [default: none]";
+    response_cache_disk_size "response-cache-disk-size" Bytes = Bytes(1 << 30), "BYTES" in 0.0..=1.1e15, "Maximum size of the files in response-cache-disk, in bytes; the least recently used answers are removed";
     share_identical "share-identical" bool = false, "BOOL", "Compute identical requests with a seed or temperature 0 that are in flight at the same time once, for each tenant";
     embedding_cache "embedding-cache" Bytes = Bytes(0), "BYTES" in 0.0..=1.1e12, "Memory for embeddings to be used again; 0: none are kept";
     resume_window "resume-window" Duration = Duration::ZERO, "SECONDS" in 0.0..=86_400.0, "Time in which a client may resume a stream that was cut, by the header Last-Event-ID, in seconds; the answer goes on meanwhile; 0: it ends when the client goes";
@@ -151,6 +157,7 @@ settings! {
     sign_responses "sign-responses" bool = false, "BOOL", "Sign the responses to signed requests with the same key";
     policy_file "policy-file" Option<PathBuf> = None, "FILE", "Policy on texts of prompts and answers: patterns to refuse or replace, personal data, and a service to ask; TOML, YAML or JSON, read again on reload";
     kv_disk "kv-disk" Option<PathBuf> = None, "DIR", "Keep KV cache pages of all models in this directory, so that prompts are not computed again after a restart or an eviction [default: none]";
+    kv_disk_key_file "kv-disk-key-file" Option<PathBuf> = None, "FILE", "Key of the checksums in kv-disk, at least 64 hexadecimal digits: for a directory that others can write; files without it are refused";
     kv_disk_size "kv-disk-size" Bytes = Bytes(16 << 30), "BYTES" in 0.0..=1.1e15, "Maximum size of the files in kv-disk, in bytes; the least recently used pages are removed";
     slot_save_path "slot-save-path" Option<PathBuf> = None, "DIR", "Directory of the files that POST /slots/{id}?action=save writes and restore reads [default: none]";
     audit_log "audit-log" Option<PathBuf> = None, "FILE", "Audit log: who did what, without texts, in JSON lines chained by hashes; `starling admin audit verify` checks it [default: none]";
@@ -177,6 +184,12 @@ impl Settings {
         let (low, high) = (self.queue_low, self.queue_high);
         if low > high {
             return Err(format!("queue-low: found {low}, expected at most {high} (queue-high)"));
+        }
+        if self.response_cache_disk.is_some() && self.response_cache_disk == self.kv_disk {
+            return Err("response-cache-disk: found the directory of kv-disk, expected another".into());
+        }
+        if self.state_key_file.is_some() && self.state_dir.is_none() {
+            return Err("state-key-file: expected --state-dir with it".into());
         }
         Ok(())
     }

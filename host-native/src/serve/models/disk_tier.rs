@@ -46,11 +46,18 @@ pub struct DiskTier {
 }
 
 impl DiskTier {
+    /// With a key, others may write the directory: files that were not made with the key are refused.
+    ///
     /// # Errors
     /// If the directory cannot be used.
-    pub fn open(directory: &Path, quota: u64) -> Result<DiskTier, kv_disk::Error> {
-        let options =
-            kv_disk::Options { quota, max_page: MAX_PAGE, numerics_version: NUMERICS_VERSION, ..Default::default() };
+    pub fn open(directory: &Path, quota: u64, key: Option<&[u8]>) -> Result<DiskTier, kv_disk::Error> {
+        let options = kv_disk::Options {
+            quota,
+            max_page: MAX_PAGE,
+            key: key.map(|key| blake3::derive_key("starling 2026-11-28 kv-disk-key-file", key)),
+            numerics_version: NUMERICS_VERSION,
+            ..Default::default()
+        };
         Ok(DiskTier { store: KvDisk::open(directory, options)?, refused: AtomicU64::new(0) })
     }
 
