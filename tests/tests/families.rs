@@ -105,8 +105,13 @@ fn metadata_that_contradicts_is_refused() {
     refused("mixtral-4x2-f16.gguf", "llama.expert_used_count", 0, &["expert_used_count", "found 0"]);
     refused("mixtral-4x2-f16.gguf", "llama.expert_count", 8, &["ffn_gate_exps", "shape [48, 64, 8]"]);
     refused("mixtral-4x2-f16.gguf", "llama.expert_count", 0, &["does not use"]);
-    refused("mixtral-4x2-f16.gguf", "llama.expert_gating_func", 2, &["gating", "sigmoid", "softmax"]);
-    refused("mixtral-4x2-f16.gguf", "llama.expert_group_count", 2, &["by groups"]);
+    refused("mixtral-4x2-f16.gguf", "llama.expert_gating_func", 9, &["gating", "9", "sigmoid", "softmax"]);
+    refused(
+        "mixtral-4x2-f16.gguf",
+        "llama.expert_group_count",
+        3,
+        &["expert_group_count", "a divisor of expert_count, 4"],
+    );
     refused("gpt2-4h-f16.gguf", "gpt2.context_length", 512, &["position_embd.weight", "[48, 512]"]);
     refused("phi3-partial-f16.gguf", "phi3.feed_forward_length", 95, &["ffn_"]);
     refused("phi3-partial-f16.gguf", "phi3.rope.dimension_count", 11, &["even"]);

@@ -74,6 +74,26 @@ pub struct Arch {
     pub output_gate: Activation,
     /// Activation of gate and up in experts.
     pub swiglu: Swiglu,
+    /// Factor on the sum of routed and shared experts.
+    pub shared_factor: f32,
+    /// Whether layers with experts have a dense feed-forward beside them.
+    pub dense_beside_experts: bool,
+    /// What the experts of a layer read.
+    pub expert_input: ExpertInput,
+    /// Whether the first, instead of the last, of the layers of a period is global.
+    pub global_first: bool,
+    /// Whether heads of layers with RoPE are normalised without weights, unless the model has 128 experts (Llama 4).
+    pub plain_head_norms: bool,
+    /// Epsilon of norms after attention and feed-forward, if it is not that of the others.
+    pub post_norm_eps: Option<f32>,
+    /// Tokens of the chunks that local layers attend to, each token to those of its own chunk; 0 for none.
+    pub attention_chunk: usize,
+    /// How pairs belong to the sections of multimodal RoPE.
+    pub sections: Sections,
+    /// Default of `rope.scaling.yarn_beta_fast`.
+    pub beta_fast: f32,
+    /// Keys that must be present, as older files rely on constants.
+    pub required: &'static [&'static str],
     /// Default of `attention.temperature_length`, and whether only layers without RoPE have the temperature.
     pub temperature: Temperature,
     /// Whether norms follow the residual sums, `x = norm(x + attention(x))`, and there is no final norm.
@@ -129,6 +149,31 @@ pub enum Swiglu {
     Plain,
     /// With this clamp, a linear term and its own logistic slope (gpt-oss).
     Clamped(f32),
+    /// With both inputs clamped to the layer's limit; this one by default (Maple).
+    Limited(f32),
+}
+
+/// What the experts of a layer read, beside the feed-forward's input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertInput {
+    /// The input of the feed-forward.
+    Same,
+    /// The input of the layer, with a norm of its own (Arctic).
+    Layer,
+    /// The router reads the input of the layer (SmallThinker).
+    LayerForRouter,
+}
+
+/// How pairs belong to the sections of multimodal RoPE. Text has the same position in the first three sections, and
+/// position 0 in the fourth, so pairs of the fourth do not rotate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sections {
+    /// All pairs rotate.
+    None,
+    /// Section after section (Qwen2-VL).
+    Blocks,
+    /// By turns: pair i belongs to section i mod 3 while that has pairs left, then to the fourth (Qwen3-VL).
+    Interleaved,
 }
 
 /// Factor on queries that grows with the position (Llama 4): `1 + scale * ln(floor((pos + offset) / length) + 1)`.
@@ -151,6 +196,8 @@ pub enum Rotated {
     Local,
     /// Layers with a window; all if no layer has one.
     LocalIfAny,
+    /// Layers with a window and the leading dense layers.
+    LocalOrDense,
     /// No layer.
     None,
     /// All layers, or none if `rope.scaling.finetuned` is false.
@@ -200,6 +247,16 @@ const BASE: Arch = Arch {
     score_scale: ScoreScale::Root,
     output_gate: Activation::Sigmoid,
     swiglu: Swiglu::Plain,
+    shared_factor: 1.0,
+    dense_beside_experts: false,
+    expert_input: ExpertInput::Same,
+    global_first: false,
+    plain_head_norms: false,
+    post_norm_eps: None,
+    attention_chunk: 0,
+    sections: Sections::None,
+    beta_fast: 32.0,
+    required: &[],
     temperature: Temperature::ByKey,
     gated_queries: false,
     interleaved_sections: false,
@@ -233,6 +290,23 @@ const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 /// Experts whose weights are normalised only if the file says so.
 const RAW_EXPERTS: Arch = Arch { name: "", normalised_experts: false, ..BASE };
 const ALIBI: Arch = Arch { name: "", rope: None, alibi: Alibi::Always, act: Activation::GeluTanh, ..LAYER_NORM };
+const LLAMA4: Arch = Arch {
+    name: "llama4",
+    rotated: Rotated::AllBut(4),
+    attention_chunk: 8192,
+    window_pattern: 4,
+    gating: Gating::Sigmoid,
+    normalised_experts: false,
+    shared_as_expert: true,
+    weighted_inputs: true,
+    plain_head_norms: true,
+    rope_before_norm: true,
+    temperature: Temperature::NoRope,
+    ..LLAMA
+};
+const COHERE: Arch = Arch { norm: NormKind::Layer, normalised_experts: false, ..LLAMA };
+const GROK: &[(&str, &str)] = &[("attn_output_norm", "post_attention_norm"), ("layer_output_norm", "post_ffw_norm")];
+const GROK_KEYS: &[&str] = &["logit_scale", "embedding_scale", "attention.output_scale", "attn_logit_softcapping"];
 /// The norm after attention is the one before the feed-forward.
 const FFN_NORM: &[(&str, &str)] = &[("post_attention_norm", "ffn_norm")];
 const FALCON: &[(&str, &str)] = &[("attn_norm_2", "ffn_norm")];
@@ -313,7 +387,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "dbrx", aliases: &[("attn_output_norm", "ffn_norm")], ..LAYER_NORM },
     Arch { name: "minicpm", divided_logits: true, ..LLAMA },
     Arch { name: "exaone4", rotated: Rotated::LocalIfAny, ..BASE },
-    Arch { name: "exaone-moe", rotated: Rotated::LocalIfAny, ..RAW_EXPERTS },
+    Arch { name: "exaone-moe", shared_as_expert: true, rotated: Rotated::LocalIfAny, ..RAW_EXPERTS },
     Arch { name: "qwen3tts", ..BASE },
     Arch { name: "paddleocr", ..BASE },
     Arch { name: "hunyuan-dense", rope_before_norm: true, ..BASE },
@@ -346,5 +420,42 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "eurobert", bidirectional: true, ..BASE },
     Arch { name: "neo-bert", bidirectional: true, aliases: &[("enc.output_norm", "output_norm")], ..LLAMA },
     Arch { name: "jina-bert-v3", rope: Some(RopeStyle::NeoX), ..BERT },
+    Arch { name: "qwen3vl", sections: Sections::Interleaved, ..BASE },
+    Arch { name: "qwen3vlmoe", sections: Sections::Interleaved, ..BASE },
+    Arch { name: "hunyuan_vl", rope_before_norm: true, sections: Sections::Blocks, ..BASE },
+    LLAMA4,
+    Arch { name: "maple", rotated: Rotated::Local, swiglu: Swiglu::Limited(7.0), ..BASE },
+    Arch { name: "cohere2moe", rotated: Rotated::LocalOrDense, gating: Gating::Sigmoid, shared_factor: 0.5, ..COHERE },
+    Arch {
+        name: "modern-bert",
+        bidirectional: true,
+        window_pattern: 3,
+        global_first: true,
+        act: Activation::GeluErf,
+        ..LAYER_NORM
+    },
+    Arch {
+        name: "muse-glimmer",
+        plain_embedding_norm: true,
+        window_pattern: 4,
+        rotated: Rotated::Local,
+        post_norm_eps: Some(1e-8),
+        ..LLAMA
+    },
+    Arch {
+        name: "grok",
+        shared_factor: core::f32::consts::FRAC_1_SQRT_2,
+        act: Activation::GeluTanh,
+        dense_beside_experts: true,
+        aliases: GROK,
+        beta_fast: 8.0,
+        required: GROK_KEYS,
+        ..BASE
+    },
+    Arch { name: "apertus", ..BASE },
+    Arch { name: "maincoder", rope_before_norm: true, ..LLAMA },
+    Arch { name: "arctic", dense_beside_experts: true, expert_input: ExpertInput::Layer, ..LLAMA },
+    Arch { name: "pockettts", act: Activation::GeluErf, rope: Some(RopeStyle::Interleaved), ..LAYER_NORM },
+    Arch { name: "jina-bert-v2", alibi: Alibi::Always, ..BERT },
     Arch { name: "nomic-bert", rope: Some(RopeStyle::NeoX), act: Activation::Silu, ..BERT },
 ];

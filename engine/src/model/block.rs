@@ -54,6 +54,9 @@ impl ForwardPass<'_, '_> {
         let Scratch { x, h, y, step, attention, experts, .. } = s;
         let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
+        if !experts.layer_input.is_empty() {
+            experts.layer_input[..n * d].copy_from_slice(x);
+        }
         if !matches!(layer.mixer, Mixer::None) {
             let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
             self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
@@ -101,8 +104,15 @@ impl ForwardPass<'_, '_> {
         let (d, n) = (self.model.config.n_embd, self.n);
         let (x, y) = (&mut x[..n * d], &mut y[..n * padded(d)]);
         let [attn_norm, ffn_norm] = norms;
+        if !experts.layer_input.is_empty() {
+            experts.layer_input[..n * d].copy_from_slice(x);
+        }
         self.mixer(i, SubLayerRows { x, y }, attention, memory, step);
         self.rows.add_normed(attn_norm, x, y);
+        if let Some(norm) = &self.model.weights.layers[i].second_norm {
+            self.rows.add(x, d, &experts.layer_input, d, 1.0);
+            self.rows.norm_each(norm, x);
+        }
         self.trace_stage(Stage::PostAttnNorm, Some(i), &mut columns(x, d, 0, d));
         self.ffn(i, SubLayerRows { x, y }, experts, step);
         self.rows.add_normed(ffn_norm, x, y);

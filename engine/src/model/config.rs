@@ -4,7 +4,9 @@ use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::arch::{ARCHS, Alibi, Arch, Gating, LocalRope, Rotated, ScoreScale, Temperature};
+use super::arch::{
+    ARCHS, Alibi, Arch, ExpertInput, Gating, LocalRope, Rotated, ScoreScale, Sections, Swiglu, Temperature,
+};
 use super::keys::Keys;
 use super::mixers;
 pub use super::mixers::{MixerKind, RecurrentConfig};
@@ -12,9 +14,10 @@ use super::rotary::{RopeConfig, Scaling, ScalingKind};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
 use crate::kernels::attention::{AttentionWindow, KvLayout, KvType, MAX_GROUP, MAX_HEAD_DIM};
+use crate::kernels::elementwise::Xielu;
 use crate::kernels::norm::NormKind;
 use crate::kernels::rope::RopeStyle;
-use crate::math::{pow, sqrt};
+use crate::math::{exp, ln, pow, sqrt};
 
 /// Maximal number of layers: beyond any known model, and cheap to hold.
 const MAX_LAYERS: u32 = 4096;
@@ -75,6 +78,8 @@ pub struct Config {
     pub alibi: Option<Vec<f32>>,
     /// Limit of the absolute values of queries, keys and values.
     pub qkv_limit: Option<f32>,
+    /// Whether heads of layers with RoPE are normalised without weights.
+    pub plain_head_norms: bool,
     /// Factor on queries by position.
     pub temperature: Option<TemperatureConfig>,
     /// Leading elements of a head that RoPE rotates; even.
@@ -123,6 +128,8 @@ pub struct LayerConfig {
     pub expert_limit: f32,
     /// The same for the shared expert.
     pub shared_limit: f32,
+    /// The activation, where it is xIELU.
+    pub xielu: Option<Xielu>,
 }
 
 /// Parameters of the experts.
@@ -167,6 +174,9 @@ impl Config {
             });
         };
         let keys = Keys { gguf, arch: arch.name };
+        if let Some(name) = arch.required.iter().find(|name| !keys.has(name)) {
+            return Err(keys.wrong(name, "nothing", "a number"));
+        }
         let n_layer = keys.size("block_count", 1..=MAX_LAYERS)?;
         let n_embd = keys.size("embedding_length", 1..=MAX_WIDTH)?;
         let kinds = mixers::layer_kinds(n_layer, shards);
@@ -207,7 +217,10 @@ impl Config {
         let embedding_scale = if arch.embeddings_by_width { sqrt(n_embd as f32) } else { 1.0 };
         let logit_scale = keys.optional("logit_scale")?.unwrap_or(1.0);
         let causal = keys.bool("attention.causal")?.unwrap_or(!arch.bidirectional);
-        let (ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, n_layer, n_ctx_train, causal)?;
+        let (mut ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, n_layer, n_ctx_train, causal)?;
+        let still = unrotated(&keys, arch.sections, n_rot / 2)?;
+        ropes.iter_mut().for_each(|rope| rope.unrotated.clone_from(&still));
+        let experts = experts(&keys, arch, n_ff)?;
         let score_scale = match arch.score_scale {
             ScoreScale::Root => 1.0 / sqrt(scored_width as f32),
             ScoreScale::Inverse => 1.0 / head_dim as f32,
@@ -219,7 +232,8 @@ impl Config {
         Ok(Config {
             arch: *arch,
             n_embd,
-            n_ff,
+            // Arctic's dense feed-forwards are as wide as the model
+            n_ff: if arch.expert_input == ExpertInput::Layer { n_embd } else { n_ff },
             n_head,
             n_head_kv,
             head_dim,
@@ -247,7 +261,8 @@ impl Config {
             n_rot,
             rope_sections: if arch.interleaved_sections { sections(&keys)? } else { None },
             ropes,
-            experts: experts(&keys, arch, n_ff)?,
+            plain_head_norms: arch.plain_head_norms && experts.is_none_or(|e| e.n != 128),
+            experts,
             recurrent,
             layers,
         })
@@ -302,6 +317,45 @@ impl Config {
         let before = self.layers.iter().map(|l| l.window.left).max()?;
         before.checked_add(1)
     }
+}
+
+/// The pairs of a head that do not rotate in text: those of the fourth section of multimodal RoPE.
+fn unrotated(keys: &Keys<'_, '_>, kind: Sections, n_pairs: usize) -> Result<Vec<usize>, LoadError> {
+    let name = "rope.dimension_sections";
+    if kind == Sections::None || !keys.has(name) {
+        return Ok(Vec::new());
+    }
+    let sections = keys.u32_array(name)?;
+    let sum = sections.iter().fold(0u32, |sum, n| sum.saturating_add(*n)) as usize;
+    let [a, b, c] = match sections[..] {
+        [a, b, c, ..] if sum == n_pairs => [a, b, c].map(|n| n as usize),
+        _ => return Err(keys.wrong(name, format!("{sections:?}"), format!("sections of {n_pairs} pairs"))),
+    };
+    let is_still = |i: &usize| match kind {
+        Sections::None => false,
+        Sections::Blocks => *i >= a + b + c,
+        Sections::Interleaved => *i >= 3 * [a, b, c][i % 3],
+    };
+    Ok((0..n_pairs).filter(is_still).collect())
+}
+
+/// xIELU of each layer, if the file has its parameters.
+fn xielu(keys: &Keys<'_, '_>, n: usize) -> Result<Option<Vec<Xielu>>, LoadError> {
+    // these keys have a prefix of their own
+    let keys = Keys { gguf: keys.gguf, arch: "xielu" };
+    if !keys.has("alpha_p") {
+        return Ok(None);
+    }
+    let read = |name: &str| keys.per_layer_f32(name, n);
+    let (positive, negative, beta, eps) = (read("alpha_p")?, read("alpha_n")?, read("beta")?, read("eps")?);
+    let softplus = |x: f32| (if x > 20.0 { f64::from(x) } else { ln(1.0 + exp(f64::from(x))) }) as f32;
+    let one = |i: usize| Xielu {
+        negative: beta[i] + softplus(negative[i]),
+        positive: softplus(positive[i]),
+        beta: beta[i],
+        eps: eps[i],
+    };
+    Ok(Some((0..n).map(one).collect()))
 }
 
 /// Slopes of ALiBi: powers of 2^(-max_bias / n) for the largest power of two n up to `n_head`, then the odd powers of
@@ -404,12 +458,20 @@ fn layers(
     let (window, local) = match keys.u32("attention.sliding_window")?.map_or(arch.window, |w| w as usize) {
         // without a window the pattern is unused and not checked
         0 => (usize::MAX, vec![false; n_layer]),
-        w => (w, keys.pattern("attention.sliding_window_pattern", n_layer, arch.window_pattern)?),
+        w => (w, pattern(keys, arch, n_layer)?),
     };
     let rope_pattern = match keys.has("attention.rope_pattern") {
         true => Some(keys.pattern("attention.rope_pattern", n_layer, 0)?),
         false => None,
     };
+    let is_chunked = match arch.attention_chunk {
+        // a window of 0 turns chunks off
+        0 => vec![false; n_layer],
+        _ if keys.u32("attention.sliding_window")? == Some(0) => vec![false; n_layer],
+        _ => pattern(keys, arch, n_layer)?,
+    };
+    let n_dense = keys.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
+    let xielu = xielu(keys, n_layer)?;
     let any_local = local.contains(&true);
     let [expert_limits, shared_limits] =
         [keys.per_layer_f32("swiglu_clamp_exp", n_layer)?, keys.per_layer_f32("swiglu_clamp_shexp", n_layer)?];
@@ -427,6 +489,7 @@ fn layers(
             Rotated::All => true,
             Rotated::AllBut(n) => (i + 1) % n != 0,
             Rotated::Local => local,
+            Rotated::LocalOrDense => local || i < n_dense,
             Rotated::LocalIfAny => local || !any_local,
             Rotated::None => false,
             Rotated::IfFinetuned => is_finetuned,
@@ -443,9 +506,17 @@ fn layers(
             (true, false) => window / 2,
         };
         layers.push(LayerConfig {
-            window: AttentionWindow { left: before, right: if causal { 0 } else { before } },
+            window: AttentionWindow {
+                left: before,
+                right: if causal { 0 } else { before },
+                chunk: if is_chunked[i] { arch.attention_chunk } else { usize::MAX },
+            },
             rope,
-            expert_limit: expert_limits[i],
+            expert_limit: match arch.swiglu {
+                Swiglu::Limited(limit) if expert_limits[i] == 0.0 => limit,
+                _ => expert_limits[i],
+            },
+            xielu: xielu.as_ref().map(|all| all[i]),
             shared_limit: shared_limits[i],
             mixer: MixerKind::Attention,
             has_ffn: true,
@@ -456,6 +527,17 @@ fn layers(
     Ok((ropes, layers))
 }
 
+/// Which layers have a window.
+fn pattern(keys: &Keys<'_, '_>, arch: &Arch, n: usize) -> Result<Vec<bool>, LoadError> {
+    let mut local = keys.pattern("attention.sliding_window_pattern", n, arch.window_pattern)?;
+    if arch.global_first && !keys.is_array("attention.sliding_window_pattern") {
+        // the last layer of a period becomes the first of the next
+        let period = local.iter().position(|local| !local).map_or(n, |last| last + 1);
+        local.iter_mut().enumerate().for_each(|(i, local)| *local = i % period != 0);
+    }
+    Ok(local)
+}
+
 /// The RoPE variants of global layers, and of local ones if `has_windows`.
 fn rotations(
     keys: &Keys<'_, '_>,
@@ -464,14 +546,15 @@ fn rotations(
     has_windows: bool,
 ) -> Result<(RopeConfig, RopeConfig), LoadError> {
     let base = keys.above("rope.freq_base", 1.0, 10_000.0)?;
-    let global = RopeConfig { base, scaling: Some(Scaling::read(keys, n_ctx_train)?) };
+    let global =
+        RopeConfig { base, scaling: Some(Scaling::read(keys, n_ctx_train, arch.beta_fast)?), unrotated: Vec::new() };
     if !has_windows {
         return Ok((global.clone(), global));
     }
     let near = match arch.local_rope {
         LocalRope::Same => global.clone(),
-        LocalRope::Unscaled => RopeConfig { base, scaling: None },
-        LocalRope::Base(base) => RopeConfig { base, scaling: None },
+        LocalRope::Unscaled => RopeConfig { base, ..RopeConfig::default() },
+        LocalRope::Base(base) => RopeConfig { base, ..RopeConfig::default() },
     };
     let near = RopeConfig { base: keys.above("rope.freq_base_swa", 1.0, near.base)?, ..near };
     Ok((global, near))

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::arch::{Gating, Swiglu};
+use super::arch::{ExpertInput, Gating, Swiglu};
 use super::block::{ForwardPass, SubLayerRows};
 use super::config::ExpertsConfig;
 use super::forward::Stage;
@@ -15,6 +15,13 @@ use crate::kernels::exp::exp;
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::softmax::exps;
 
+/// Rows of the experts: input, input of the router, output.
+struct ExpertRows<'x> {
+    x: &'x [f32],
+    router: &'x [f32],
+    y: &'x mut [f32],
+}
+
 impl ForwardPass<'_, '_> {
     /// `y = ffn(x)` of layer `i`.
     pub(super) fn ffn(
@@ -24,11 +31,25 @@ impl ForwardPass<'_, '_> {
         s: &mut ExpertsScratch,
         step: &mut StepScratch,
     ) {
-        match &self.model.weights.layers[i].ffn {
+        let model = self.model;
+        match &model.weights.layers[i].ffn {
             FeedForward::None => return,
-            FeedForward::Dense(ffn) => self.dense(ffn, 0.0, SubLayerRows { x, y }, step),
+            FeedForward::Dense(ffn) => self.dense(i, ffn, 0.0, SubLayerRows { x, y }, step),
             FeedForward::Experts(experts) => {
-                self.experts(i, experts, SubLayerRows { x, y }, s, step);
+                let (mut normed, n) = (core::mem::take(&mut s.layer_input), self.n * model.config.n_embd);
+                let x_experts = match &experts.input_norm {
+                    Some(norm) => {
+                        self.rows.norm_each(norm, &mut normed[..n]);
+                        &normed[..n]
+                    }
+                    None => x,
+                };
+                let x_router = match model.config.arch.expert_input {
+                    ExpertInput::LayerForRouter => &normed[..n],
+                    _ => x_experts,
+                };
+                self.experts(i, experts, ExpertRows { x: x_experts, router: x_router, y }, s, step);
+                s.layer_input = normed;
                 if let Some(shared) = &experts.shared {
                     self.shared_expert(i, shared, SubLayerRows { x, y }, s, step);
                 }
@@ -38,12 +59,24 @@ impl ForwardPass<'_, '_> {
         self.trace_stage(Stage::FfnOut, Some(i), &mut columns(y, padded(d), 0, d));
     }
 
-    fn dense(&self, ffn: &Dense, limit: f32, SubLayerRows { x, y }: SubLayerRows<'_>, step: &mut StepScratch) {
+    fn dense(
+        &self,
+        i: usize,
+        ffn: &Dense,
+        limit: f32,
+        SubLayerRows { x, y }: SubLayerRows<'_>,
+        step: &mut StepScratch,
+    ) {
         let StepScratch { wide, words, .. } = step;
         let (stride, Linear { w, bias }) = (ffn.up.stride, &ffn.down);
         let wide = &mut wide[..self.n * stride];
         self.rows.linear_group(&ffn.up, x, wide, words);
-        let activation = FfnActivation { act: self.model.config.arch.act, swiglu: Swiglu::Plain, limit };
+        let activation = FfnActivation {
+            act: self.model.config.arch.act,
+            swiglu: Swiglu::Plain,
+            limit,
+            xielu: self.model.config.layers[i].xielu,
+        };
         self.rows.activate(activation, wide, stride, ffn.up.part_starts.get(1).copied(), w.k());
         if let Some(norm) = &ffn.sub_norm {
             self.rows.norm_beginnings(norm, wide, stride);
@@ -62,8 +95,8 @@ impl ForwardPass<'_, '_> {
     ) {
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
         let mut out = core::mem::take(&mut s.outputs);
-        let limit = self.model.config.layers[i].shared_limit;
-        self.dense(&e.ffn, limit, SubLayerRows { x, y: &mut out[..n * padded(d)] }, step);
+        let (limit, factor) = (self.model.config.layers[i].shared_limit, self.model.config.arch.shared_factor);
+        self.dense(i, &e.ffn, limit, SubLayerRows { x, y: &mut out[..n * padded(d)] }, step);
         let gate = &mut s.router[..n * padded(1)];
         if let Some(g) = &e.gate {
             rows.linear(g, x, gate, &mut step.words);
@@ -71,6 +104,9 @@ impl ForwardPass<'_, '_> {
         rows.each(y, padded(d), &|r, y| {
             let weight = if e.gate.is_some() { 1.0 / (1.0 + exp(-gate[r * padded(1)])) } else { 1.0 };
             add_scaled(rows.cpu, &mut y[..d], &out[r * padded(d)..][..d], weight);
+            if factor != 1.0 {
+                scale(rows.cpu, &mut y[..d], factor);
+            }
         });
         s.outputs = out;
     }
@@ -81,7 +117,7 @@ impl ForwardPass<'_, '_> {
         &mut self,
         i: usize,
         e: &Experts,
-        SubLayerRows { x, y }: SubLayerRows<'_>,
+        ExpertRows { x, router: router_input, y }: ExpertRows<'_>,
         s: &mut ExpertsScratch,
         step: &mut StepScratch,
     ) {
@@ -89,7 +125,7 @@ impl ForwardPass<'_, '_> {
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
         let StepScratch { wide, words, .. } = step;
         let router = &mut s.router[..n * padded(c.n)];
-        rows.linear(&e.router, x, router, words);
+        rows.linear(&e.router, &router_input[..n * d], router, words);
         self.trace_stage(Stage::Router, Some(i), &mut columns(router, padded(c.n), 0, c.n));
         self.route(c, e.selection_bias.as_deref(), s);
 
@@ -139,7 +175,7 @@ impl ForwardPass<'_, '_> {
         add_biases(wide, stride, &e.biases[0], 0, c.n_ff);
         add_biases(wide, stride, &e.biases[1], up_at, c.n_ff);
         let (arch, limit) = (&self.model.config.arch, self.model.config.layers[i].expert_limit);
-        let activation = FfnActivation { act: arch.act, swiglu: arch.swiglu, limit };
+        let activation = FfnActivation { act: arch.act, swiglu: arch.swiglu, limit, xielu: None };
         rows.activate(activation, wide, stride, (up_at > 0).then_some(up_at), c.n_ff);
 
         let outputs = &mut s.outputs[..total * padded(d)];

@@ -76,7 +76,15 @@ impl Keys<'_, '_> {
         self.gguf.get(&self.key(name)).is_some()
     }
 
-    /// A non-negative number for each of `n` layers, from an array or the same for all; 0 if the key is missing.
+    pub(super) fn is_array(&self, name: &str) -> bool {
+        matches!(self.gguf.get(&self.key(name)), Some(Value::Array(_)))
+    }
+
+    pub(super) fn u32_array(&self, name: &str) -> Result<Vec<u32>, LoadError> {
+        Ok(self.gguf.u32_array(&self.key(name))?.unwrap_or_default())
+    }
+
+    /// A number for each of `n` layers, from an array or the same for all; 0 if the key is missing.
     pub(super) fn per_layer_f32(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
         let key = self.key(name);
         let values = match self.gguf.get(&key) {
@@ -84,8 +92,8 @@ impl Keys<'_, '_> {
             Some(Value::Array(_)) => self.gguf.f32_array(&key)?.unwrap_or_default(),
             Some(_) => alloc::vec![self.f32(name)?.unwrap_or(0.0); n],
         };
-        match values.iter().find(|v| !v.is_finite() || **v < 0.0) {
-            Some(v) => Err(self.wrong(name, v, "numbers of at least 0")),
+        match values.iter().find(|v| !v.is_finite()) {
+            Some(v) => Err(self.wrong(name, v, "finite numbers")),
             None if values.len() != n => {
                 Err(self.wrong(name, format!("an array of {} elements", values.len()), format!("{n} numbers")))
             }

@@ -5,6 +5,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use super::arch::ExpertInput;
 use super::config::{Config, ExpertsConfig, LayerConfig, MAX_WIDTH, RecurrentConfig};
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
@@ -272,6 +273,11 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("post_attention_norm", embedding_wide),
     TensorRow::new("post_ffw_norm", embedding_wide),
     TensorRow::new("post_ffw_norm.weight", embedding_wide),
+    TensorRow::new("attn_norm_2.weight", post_norm_only),
+    TensorRow::new("attn_norm_2.bias", post_norm_only),
+    TensorRow::new("ffn_norm_exps.weight", |c, _| {
+        if c.arch.expert_input == ExpertInput::Layer { vector(c.n_embd) } else { None }
+    }),
     TensorRow::new("attn_output_norm.weight", post_norm_only).of(&[(Part::PostNorm, 0)]),
     TensorRow::new("attn_output_norm.bias", post_norm_only),
     TensorRow::new("layer_output_norm.weight", post_norm_only).of(&[(Part::PostNorm, 0)]),

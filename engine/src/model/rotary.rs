@@ -63,7 +63,7 @@ impl Scaling {
     ///
     /// # Errors
     /// [`LoadError::Unsupported`] for an unknown kind, [`LoadError::Metadata`] for a value out of range.
-    pub(super) fn read(keys: &Keys<'_, '_>, n_ctx_train: usize) -> Result<Scaling, LoadError> {
+    pub(super) fn read(keys: &Keys<'_, '_>, n_ctx_train: usize, beta_fast: f32) -> Result<Scaling, LoadError> {
         let factor = keys.optional("rope.scaling.factor")?.or(keys.optional("rope.scale_linear")?);
         let kind = match keys.str("rope.scaling.type")? {
             // older files have a factor without a type: linear
@@ -88,7 +88,7 @@ impl Scaling {
                 v => keys.in_range("rope.scaling.original_context_length", v, 1..=MAX_CONTEXT)?,
             },
             attn_factor: keys.positive("rope.scaling.attn_factor", 1.0)?,
-            beta_fast: keys.positive("rope.scaling.yarn_beta_fast", 32.0)?,
+            beta_fast: keys.positive("rope.scaling.yarn_beta_fast", beta_fast)?,
             beta_slow: keys.positive("rope.scaling.yarn_beta_slow", 1.0)?,
             keeps_magnitude: keys.optional("rope.scaling.yarn_log_multiplier")?.is_some(),
         })
@@ -102,6 +102,8 @@ pub struct RopeConfig {
     pub base: f32,
     /// Scaling of the frequencies; with `None` the file's divisors are not applied either.
     pub scaling: Option<Scaling>,
+    /// Pairs that do not rotate.
+    pub unrotated: Vec<usize>,
 }
 
 /// RoPE frequencies of the pairs, in radians per position.
@@ -117,6 +119,7 @@ impl Rotary {
     pub fn new(n_rot: usize, rope: &RopeConfig, divisors: Option<&[f32]>) -> Rotary {
         let (n, base) = (n_rot as f64, f64::from(rope.base));
         let mut freqs: Vec<f64> = (0..n_rot / 2).map(|i| pow(base, -2.0 * i as f64 / n)).collect();
+        rope.unrotated.iter().for_each(|i| freqs[*i] = 0.0);
         let Some(s) = &rope.scaling else { return Rotary { freqs, magnitude: 1.0 } };
         let factor = f64::from(s.factor);
         let mut magnitude = s.attn_factor;

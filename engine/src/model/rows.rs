@@ -5,7 +5,9 @@ use alloc::vec::Vec;
 use super::arch::Swiglu;
 use super::weights::{Linear, LinearGroup, Norm, padded};
 use crate::kernels::act::{self, ActLayout, Floats, PackedActs, max_words};
-use crate::kernels::elementwise::{Activation, activate, add_scaled, clamped_swiglu, gated, silu_clamped};
+use crate::kernels::elementwise::{
+    Activation, Xielu, activate, add_scaled, clamped_swiglu, gated, limited_swiglu, silu_clamped, xielu,
+};
 use crate::kernels::matmul::{Columns, MatmulJob, products};
 use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
 use crate::kernels::panel::Matrix;
@@ -46,7 +48,7 @@ impl<'a> RowOps<'a> {
     }
 
     fn weights<'n>(&self, n: &'n Norm) -> NormWeights<'n> {
-        NormWeights { kind: self.kind, eps: self.eps, w: &n.weight, b: n.bias.as_deref() }
+        NormWeights { kind: self.kind, eps: n.eps.unwrap_or(self.eps), w: &n.weight, b: n.bias.as_deref() }
     }
 
     /// `out = norm(x)`; rows of `out` are contiguous, those of `x` are `stride` apart.
@@ -100,11 +102,18 @@ impl<'a> RowOps<'a> {
     /// `gate` starts at 0 and `up` at `up`; without a gate (`None`) `act(x)`.
     pub(super) fn activate(&self, f: FfnActivation, x: &mut [f32], stride: usize, up: Option<usize>, width: usize) {
         self.each(x, stride, &|_, row| {
-            let Some(up) = up else { return activate(self.cpu, f.act, &mut row[..width]) };
+            let Some(up) = up else {
+                let row = &mut row[..width];
+                return match f.xielu {
+                    Some(parameters) => xielu(self.cpu, row, parameters),
+                    None => activate(self.cpu, f.act, row),
+                };
+            };
             let (gate, up) = row.split_at_mut(up);
             let (gate, up) = (&mut gate[..width], &up[..width]);
             match f.swiglu {
                 Swiglu::Clamped(limit) => clamped_swiglu(self.cpu, gate, up, limit),
+                Swiglu::Limited(_) => limited_swiglu(self.cpu, gate, up, f.limit),
                 Swiglu::Plain if f.limit > 0.0 => silu_clamped(self.cpu, gate, up, f.limit),
                 Swiglu::Plain => gated(self.cpu, f.act, gate, up),
             }
@@ -156,6 +165,7 @@ pub(super) struct FfnActivation {
     pub(super) swiglu: Swiglu,
     /// Limit of the factors of gate and up; 0 for none.
     pub(super) limit: f32,
+    pub(super) xielu: Option<Xielu>,
 }
 
 /// Inputs of products, each packed once per layout that the types of its matrices need.

@@ -5,6 +5,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Model;
+use super::arch::ExpertInput;
 use super::config::MixerKind;
 use super::rotary::Rotary;
 use super::rows::{MAX_FORMS, packed_words};
@@ -76,6 +77,8 @@ pub(super) struct AttentionScratch {
 
 /// Buffers of expert routing.
 pub(super) struct ExpertsScratch {
+    /// (rows, n_embd): the input of the layer, where something after attention reads it.
+    pub(super) layer_input: Vec<f32>,
     /// (rows, padded n_expert)
     pub(super) router: Vec<f32>,
     /// (n_expert)
@@ -213,6 +216,12 @@ impl Model {
         Ok(scratch)
     }
 
+    /// Whether something after attention reads the input of the layer.
+    pub(super) fn reads_layer_input(&self) -> bool {
+        self.config.arch.expert_input != ExpertInput::Same
+            || self.weights.layers.iter().any(|layer| layer.second_norm.is_some())
+    }
+
     fn has_both_mixers(&self) -> bool {
         self.config.layers.iter().any(|l| l.mixer == MixerKind::Both)
     }
@@ -227,6 +236,7 @@ impl Model {
         let (experts, used) = self.config.experts.map_or((0, 0), |e| (e.n, e.n_used));
         let (groups, used_groups) = self.config.experts.and_then(|e| e.groups).unwrap_or_default();
         ExpertsScratch {
+            layer_input: budget.zeros(&[if self.reads_layer_input() { n } else { 0 }, d]),
             router: budget.zeros(&[n, padded(experts)]),
             probabilities: budget.zeros(&[experts]),
             scores: budget.zeros(&[experts]),

@@ -39,6 +39,8 @@ pub struct Norm {
     pub weight: Vec<f32>,
     /// Added after the scaling.
     pub bias: Option<Vec<f32>>,
+    /// Epsilon, if it is not the model's.
+    pub eps: Option<f32>,
     /// Elements that are normalised together.
     pub width: usize,
 }
@@ -65,6 +67,8 @@ pub struct Experts {
     pub up: Vec<Matrix>,
     /// (n_embd, n_ff), one per expert.
     pub down: Vec<Matrix>,
+    /// Norm of the experts' input, where that is the layer's (n_embd).
+    pub input_norm: Option<Norm>,
     /// Biases of gate, up and down: one row per expert.
     pub biases: [Option<Vec<f32>>; 3],
     /// An expert that all tokens go through.
@@ -125,6 +129,8 @@ pub struct Layer {
     pub attn_norm: Option<Norm>,
     /// What mixes the tokens.
     pub mixer: Mixer,
+    /// A second norm after the mixer, of the sum with the layer's input (n_embd).
+    pub second_norm: Option<Norm>,
     /// Norm after the mixer (n_embd).
     pub post_attn_norm: Option<Norm>,
     /// Norm before the feed-forward (n_embd).
@@ -337,7 +343,7 @@ pub(super) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Nor
     let weight = format!("{name}.weight");
     // in files of some families a norm is named without the suffix
     match (tensors.vector(&weight).or_else(|| tensors.vector(name)), bias) {
-        (Some((weight, width)), bias) => Ok(Some(Norm { weight, bias, width })),
+        (Some((weight, width)), bias) => Ok(Some(Norm { weight, bias, eps: None, width })),
         (None, None) => Ok(None),
         (None, Some(_)) => Err(missing(&weight)),
     }
@@ -345,7 +351,7 @@ pub(super) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Nor
 
 /// A norm without weights: a factor of 1 changes no bit.
 fn plain(exists: bool, width: usize) -> Option<Norm> {
-    exists.then(|| Norm { weight: vec![1.0; width], bias: None, width })
+    exists.then(|| Norm { weight: vec![1.0; width], bias: None, eps: None, width })
 }
 
 /// A norm that must be there.
@@ -391,12 +397,13 @@ fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Attent
     if tensors.has(&name("attn_gate.weight")) {
         qkv.push(linear(tensors, &name("attn_gate"))?);
     }
+    let head_norm = || plain(c.plain_head_norms && c.layers[i].rope.is_some(), c.head_dim);
     Ok(AttentionWeights {
         qkv,
         attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
         sinks: tensors.optional(&name("attn_sinks.weight")),
-        q_norm: norm(tensors, &name("attn_q_norm"))?,
-        k_norm: norm(tensors, &name("attn_k_norm"))?,
+        q_norm: norm(tensors, &name("attn_q_norm"))?.or_else(head_norm),
+        k_norm: norm(tensors, &name("attn_k_norm"))?.or_else(head_norm),
         o: linear(tensors, &name("attn_output"))?,
     })
 }
@@ -427,7 +434,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     let ffn = match &c.experts {
         _ if !c.layers[i].has_ffn => FeedForward::None,
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
-            FeedForward::Experts(Box::new(experts(tensors, e.n, !c.arch.plain_experts, &name)?))
+            FeedForward::Experts(Box::new(experts(tensors, c, e.n, &name)?))
         }
         _ => FeedForward::Dense(Box::new(dense(tensors, c.n_ff, "", &name)?)),
     };
@@ -452,12 +459,14 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         _ if parallel => ResidualOrder::Parallel,
         _ => ResidualOrder::Serial,
     };
+    let with_eps = |norm: Norm| Norm { eps: c.arch.post_norm_eps, ..norm };
     Ok(Layer {
         order,
         mixer,
-        post_attn_norm: norm(tensors, &name("post_attention_norm"))?,
+        second_norm: norm(tensors, &name("attn_norm_2"))?,
+        post_attn_norm: norm(tensors, &name("post_attention_norm"))?.map(with_eps),
         ffn,
-        post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?,
+        post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?.map(with_eps),
         attn_norm,
         ffn_norm,
     })
@@ -490,15 +499,15 @@ fn dense(
 
 fn experts(
     tensors: &mut LoadedTensors,
+    c: &Config,
     n: usize,
-    gated: bool,
     name: &dyn Fn(&str) -> String,
 ) -> Result<Experts, LoadError> {
     let mut stack = |part: &str| match tensors.matrices(&name(&format!("{part}_exps.weight"))) {
         Some(all) => Ok(all),
         None => (0..n).map(|i| tensors.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
     };
-    let gate = if gated { stack("ffn_gate")? } else { Vec::new() };
+    let gate = if !c.arch.plain_experts { stack("ffn_gate")? } else { Vec::new() };
     let (up, down) = (stack("ffn_up")?, stack("ffn_down")?);
     let biases = ["gate", "up", "down"].map(|part| tensors.optional(&name(&format!("ffn_{part}_exps.bias"))));
     let shared_gate = name("ffn_gate_inp_shexp");
@@ -509,9 +518,21 @@ fn experts(
         };
         // a shared expert is never fused, so its width must not match `2 * n_ff`
         Some(SharedExpert { gate, ffn: dense(tensors, usize::MAX / 2, "_shexp", name)? })
+    } else if c.arch.dense_beside_experts && tensors.has(&name("ffn_up.weight")) {
+        Some(SharedExpert { gate: None, ffn: dense(tensors, c.n_ff, "", name)? })
     } else {
         None
     };
+    let input_norm = norm(tensors, &name("ffn_norm_exps"))?;
     let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
-    Ok(Experts { router: linear(tensors, &name("ffn_gate_inp"))?, selection_bias, gate, up, down, biases, shared })
+    Ok(Experts {
+        router: linear(tensors, &name("ffn_gate_inp"))?,
+        selection_bias,
+        gate,
+        up,
+        down,
+        input_norm,
+        biases,
+        shared,
+    })
 }

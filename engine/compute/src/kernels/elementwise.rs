@@ -141,6 +141,29 @@ pub fn silu_clamped(cpu: Cpu, gate: &mut [f32], up: &[f32], limit: f32) {
     Elementwise::run(cpu, ElementwiseOp::SiluClamped(limit), gate, Some(up));
 }
 
+/// SwiGLU with clamped inputs (Maple): `gate = silu(min(gate, limit)) * u` with `u` = `up` clamped to `limit`.
+pub fn limited_swiglu(cpu: Cpu, gate: &mut [f32], up: &[f32], limit: f32) {
+    Elementwise::run(cpu, ElementwiseOp::LimitedSwiglu(limit), gate, Some(up));
+}
+
+/// Parameters of xIELU (Huang and Schlag 2024).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Xielu {
+    /// Factor of the exponential part, for x up to 0.
+    pub negative: f32,
+    /// Factor of the square, for x above 0.
+    pub positive: f32,
+    /// Factor of the linear part.
+    pub beta: f32,
+    /// Largest argument of the exponential.
+    pub eps: f32,
+}
+
+/// xIELU: `positive * x^2 + beta * x` for x above 0, else `(exp(min(x, eps)) - 1 - x) * negative + beta * x`.
+pub fn xielu(cpu: Cpu, x: &mut [f32], xielu: Xielu) {
+    Elementwise::run(cpu, ElementwiseOp::Xielu(xielu), x, None);
+}
+
 /// `x = x / (1 + exp(-gate))`: the product with the sigmoid of the gate.
 pub fn gate_by_sigmoid(cpu: Cpu, x: &mut [f32], gate: &[f32]) {
     Elementwise::run(cpu, ElementwiseOp::SigmoidGate, x, Some(gate));
@@ -176,6 +199,8 @@ enum ElementwiseOp {
     Clamp(f32),
     ClampedSwiglu(f32),
     SiluClamped(f32),
+    LimitedSwiglu(f32),
+    Xielu(Xielu),
 }
 
 /// Slope of the logistic function in gpt-oss' SwiGLU.
@@ -217,6 +242,14 @@ impl ElementwiseOp {
                 let gate = at_most(x, limit);
                 gate / (1.0 + exp(-(SWIGLU_SLOPE * gate))) * (within(y, limit) + 1.0)
             }
+            ElementwiseOp::LimitedSwiglu(limit) => Activation::Silu.of(at_most(x, limit)) * within(y, limit),
+            ElementwiseOp::Xielu(p) => {
+                let part = match x > 0.0 {
+                    true => p.positive * (x * x),
+                    false => (exp(at_most(x, p.eps)) - 1.0 - x) * p.negative,
+                };
+                part + p.beta * x
+            }
             ElementwiseOp::SiluClamped(limit) => at_most(Activation::Silu.of(x), limit) * within(y, limit),
         }
     }
@@ -239,11 +272,32 @@ impl ElementwiseOp {
                 x = times_logistic(s, x, u);
             }
             ElementwiseOp::SiluClamped(_) => x = times_logistic(s, x, x),
+            ElementwiseOp::LimitedSwiglu(limit) => {
+                for x in &mut x {
+                    *x = at_most_lanes(s, *x, limit);
+                }
+                x = times_logistic(s, x, x);
+            }
+            ElementwiseOp::Xielu(p) => {
+                let mut e = x;
+                for e in &mut e {
+                    *e = at_most_lanes(s, *e, p.eps);
+                }
+                let e = exp_above_lanes(s, LOW, e);
+                for (x, e) in x.iter_mut().zip(e) {
+                    let square = s.mul(s.splat(p.positive), s.mul(*x, *x));
+                    let low = s.mul(s.sub(s.sub(e, s.splat(1.0)), *x), s.splat(p.negative));
+                    let part = s.select_gt(*x, s.splat(0.0), square, low);
+                    *x = s.add(part, s.mul(s.splat(p.beta), *x));
+                }
+            }
             _ => {}
         }
         for (x, y) in x.iter_mut().zip(y) {
             *x = match self {
                 ElementwiseOp::Multiply => s.mul(*x, y),
+                ElementwiseOp::LimitedSwiglu(limit) => s.mul(*x, within_lanes(s, y, limit)),
+                ElementwiseOp::Xielu(_) => *x,
                 ElementwiseOp::Clamp(limit) => within_lanes(s, *x, limit),
                 ElementwiseOp::ClampedSwiglu(limit) => s.mul(*x, s.add(within_lanes(s, y, limit), s.splat(1.0))),
                 ElementwiseOp::SiluClamped(limit) => s.mul(at_most_lanes(s, *x, limit), within_lanes(s, y, limit)),

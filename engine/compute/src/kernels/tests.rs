@@ -11,7 +11,8 @@ use super::attention::{
     AttendScratch, Attention, AttentionWindow, KvLayout, KvMemory, KvRows, KvType, PAGE, Slot, Span, write_kv,
 };
 use super::elementwise::{
-    Activation, activate, add_scaled, clamp, clamped_swiglu, gated, multiply, scale, silu_clamped, soft_cap,
+    Activation, Xielu, activate, add_scaled, clamp, clamped_swiglu, gated, limited_swiglu, multiply, scale,
+    silu_clamped, soft_cap, xielu,
 };
 use super::matmul::{Columns, MatmulJob, products};
 use super::norm::{NormKind, NormWeights, norm, norm_in_place, normalise};
@@ -294,6 +295,8 @@ proptest! {
             step(&|x| scale(cpu, x, 0.7));
             step(&|x| soft_cap(cpu, x, 2.5));
             step(&|x| clamp(cpu, x, 0.6));
+            step(&|x| limited_swiglu(cpu, x, &y, 0.7));
+            step(&|x| xielu(cpu, x, Xielu { negative: 0.9, positive: 1.1, beta: 0.5, eps: -1e-6 }));
             step(&|x| multiply(cpu, x, &y));
             step(&|x| clamped_swiglu(cpu, x, &y, 0.7));
             step(&|x| silu_clamped(cpu, x, &y, 0.7));
@@ -350,12 +353,12 @@ proptest! {
                 out
             };
             if whole {
-                return run(AttentionWindow { left: before, right: after }, &q, Span { row: 0, n: tokens, pos: past, pages: &pages });
+                return run(AttentionWindow { left: before, right: after, chunk: usize::MAX }, &q, Span { row: 0, n: tokens, pos: past, pages: &pages });
             }
             // queries are not rotated here, so the query may be placed at the last token that it attends to
             let one = |(t, q)| {
                 let seen = seen(past + t);
-                run(AttentionWindow { left: seen.len() - 1, right: 0 }, q, Span { row: 0, n: 1, pos: seen.end - 1, pages: &pages })
+                run(AttentionWindow { left: seen.len() - 1, right: 0, chunk: usize::MAX }, q, Span { row: 0, n: 1, pos: seen.end - 1, pages: &pages })
             };
             q.chunks(n_head * d).enumerate().flat_map(one).collect()
         };
@@ -365,7 +368,7 @@ proptest! {
             let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
             write_kv(cpu, &Inline, &kv, 1, rows, &mut memory);
             let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
-            let window = AttentionWindow { left: before, right: after };
+            let window = AttentionWindow { left: before, right: after, chunk: usize::MAX };
             Attention { kv: &kv, layer: 1, memory: &memory, n_head, window, soft_cap, alibi, sinks, q: &q, q_stride: n_head * d, spans: &spans }
                 .scores(cpu)
         };

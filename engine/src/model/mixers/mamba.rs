@@ -208,7 +208,7 @@ impl StepWeights {
         let mut norms = [None, None, None];
         let parts = [("ssm_dt_norm", rank), ("ssm_b_norm", c.size.n_state), ("ssm_c_norm", c.size.n_state)];
         for (to, (part, width)) in norms.iter_mut().zip(parts) {
-            let plain = || Norm { weight: vec![1.0; width], bias: None, width };
+            let plain = || Norm { weight: vec![1.0; width], bias: None, eps: None, width };
             *to = norm(tensors, &name(part))?.or_else(|| c.plain_norms.then(plain));
         }
         Ok(StepWeights { x: linear(tensors, &name("ssm_x"))?, dt: tensors.matrix(&name("ssm_dt.weight"))?, norms })

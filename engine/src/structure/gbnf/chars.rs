@@ -70,7 +70,11 @@ impl CharSet {
             if x.0 <= y.1 && y.0 <= x.1 {
                 return true;
             }
-            if x.1 < y.1 { a.next() } else { b.next() };
+            if x.1 < y.1 {
+                a.next()
+            } else {
+                b.next()
+            };
         }
         false
     }

@@ -110,7 +110,8 @@ impl Regex<'_> {
             Expr::Choice(parts) => self.choice(parts, is_some)?,
             Expr::Repeat(part, least, most) => {
                 // a non-empty text has a non-empty part, and the other parts may be empty
-                let (first, most) = if is_some { (true, most.map(|most| most.saturating_sub(1))) } else { (false, *most) };
+                let (first, most) =
+                    if is_some { (true, most.map(|most| most.saturating_sub(1))) } else { (false, *most) };
                 if first {
                     self.expr(*part, true)?;
                 }

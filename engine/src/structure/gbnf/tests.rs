@@ -186,9 +186,8 @@ fn rule_text(rule: usize) -> impl Strategy<Value = String> {
         let group = prop::collection::vec(inner, 1..3).prop_map(|items| format!("({})", items.join(" | ")));
         (group, prop_oneof![Just(""), Just("*"), Just("?")]).prop_map(|(group, count)| format!("{group}{count}"))
     });
-    prop::collection::vec(prop::collection::vec(item, 1..4), 1..3).prop_map(|choices| {
-        choices.iter().map(|items| items.join(" ")).collect::<Vec<_>>().join(" | ")
-    })
+    prop::collection::vec(prop::collection::vec(item, 1..4), 1..3)
+        .prop_map(|choices| choices.iter().map(|items| items.join(" ")).collect::<Vec<_>>().join(" | "))
 }
 
 proptest! {

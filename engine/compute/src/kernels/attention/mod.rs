@@ -70,6 +70,9 @@ pub struct AttentionWindow {
     pub left: usize,
     /// Later tokens, which must be in the same batch; 0 for causal attention.
     pub right: usize,
+    /// Positions are divided into chunks of this many, and a token attends to those of its own chunk (Llama 4);
+    /// `usize::MAX` for none.
+    pub chunk: usize,
 }
 
 /// Attention of a whole batch in one layer.
@@ -183,7 +186,8 @@ impl Attention<'_> {
 impl Attention<'_> {
     /// The positions that the token at `pos` of a span attends to.
     fn attended(&self, span: &Span<'_>, pos: usize) -> Range<usize> {
-        pos.saturating_sub(self.window.left)..pos.saturating_add(self.window.right).min(span.end() - 1) + 1
+        pos.saturating_sub(self.window.left).max(pos / self.window.chunk * self.window.chunk)
+            ..pos.saturating_add(self.window.right).min(span.end() - 1) + 1
     }
 
     /// The chunks that `n` tokens from token `token` of a span on attend to.
