@@ -62,8 +62,10 @@ export const command = process.env.STARLING ?? `${process.env.CARGO_TARGET_DIR ?
 
 /** Runs the native command, whose text must be the same; with seed 0 unless another is given. */
 export function native(...args) {
+  // the page's own mode and seed, unless the caller names others
+  const mode = args.includes("--chat") ? [] : ["--raw"];
   const seed = args.includes("--seed") ? [] : ["--seed", "0"];
-  const text = execFileSync(command, ["run", "--model", root + TINY, "--quiet", ...seed, ...args], {
+  const text = execFileSync(command, ["run", "--model", root + TINY, ...mode, ...seed, "--quiet", ...args], {
     encoding: "utf8",
     stdio: ["ignore", "pipe", "ignore"],
   });

@@ -313,9 +313,11 @@ test("tools of OpenAI's form are rendered, checked and enforced", async () => {
   assert.equal(ids.size, 2);
   const deltas = [];
   for await (const chunk of await completions.create({ ...forced, n: 1, stream: true }))
-    deltas.push(...(chunk.choices[0].delta.tool_calls ?? []));
+    for (const { index, function: part } of chunk.choices[0].delta.tool_calls ?? [])
+      if (deltas[index]) deltas[index].arguments += part.arguments;
+      else deltas[index] = { ...part };
   assert.deepEqual(
-    deltas.map((call) => call.function),
+    deltas,
     choices[0].message.tool_calls.map((call) => call.function),
   );
 });

@@ -79,6 +79,8 @@ pub struct Config {
     pub temperature: Option<TemperatureConfig>,
     /// Leading elements of a head that RoPE rotates; even.
     pub n_rot: usize,
+    /// Pairs of each axis, with [`Arch::interleaved_sections`].
+    pub rope_sections: Option<[usize; 3]>,
     /// The RoPE variants; layers refer to them by index.
     pub ropes: Vec<RopeConfig>,
     /// Experts, if the model has any.
@@ -243,6 +245,7 @@ impl Config {
             causal,
             pooling_type: keys.u32("pooling_type")?,
             n_rot,
+            rope_sections: if arch.interleaved_sections { sections(&keys)? } else { None },
             ropes,
             experts: experts(&keys, arch, n_ff)?,
             recurrent,
@@ -378,7 +381,16 @@ fn norm(keys: &Keys<'_, '_>, arch: &Arch) -> Result<(NormKind, f32), LoadError> 
     if eps <= 0.0 {
         return Err(keys.wrong(name, eps, "a positive number"));
     }
-    Ok((kind, eps))
+    Ok((if arch.always_rms { NormKind::Rms } else { kind }, eps))
+}
+
+/// Pairs of RoPE of each axis; `None` if the file states none.
+fn sections(keys: &Keys<'_, '_>) -> Result<Option<[usize; 3]>, LoadError> {
+    let Some(all) = keys.u32_array("rope.dimension_sections")? else { return Ok(None) };
+    match all[..] {
+        [t, h, w, _] => Ok(Some([t, h, w].map(|n| n as usize))),
+        _ => Err(keys.wrong("rope.dimension_sections", format!("{} numbers", all.len()), "4 numbers")),
+    }
 }
 
 /// Attention windows and RoPE variants of the layers.

@@ -48,6 +48,10 @@ impl Keys<'_, '_> {
         }
     }
 
+    pub(super) fn u32_array(&self, name: &str) -> Result<Option<Vec<u32>>, LoadError> {
+        self.gguf.u32_array(&self.key(name))
+    }
+
     /// As [`Keys::u32`], but layers with 0 may be among the others.
     pub(super) fn u32_or_zero(&self, name: &str) -> Result<Option<u32>, LoadError> {
         let layers = match self.gguf.get(&self.key(name)) {

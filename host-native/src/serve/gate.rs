@@ -12,8 +12,9 @@ use axum::response::{IntoResponse, Response};
 use opentelemetry::KeyValue;
 use tracing::Instrument;
 
+use super::access_log::logged;
 use super::admin::Administrator;
-use super::api::error::{ApiError, HttpError, REQUEST_ID, quoted};
+use super::api::error::{ApiError, ERROR_FORM, ErrorForm, HttpError, REQUEST_ID, quoted};
 use super::audit::Event;
 use super::audited::audited;
 use super::auth::{Credential, Hosts};
@@ -29,11 +30,18 @@ const MAX_ID: usize = 128;
 /// Paths without authentication: load balancers probe them, and they reveal nothing about requests.
 const PUBLIC_PATHS: [&str; 5] = ["/health", "/healthz", "/livez", "/readyz", "/ready"];
 
+/// Paths of other APIs by which administrators change the models of the server.
+const MANAGING_PATHS: [&str; 4] = ["/api/pull", "/api/copy", "/api/create", "/api/delete"];
+/// The pages and the description of the interface: the same on every server. A page asks for the key that its requests
+/// need.
+const ASSETS: [&str; 3] = ["/", "/docs", "/openapi.json"];
+
 /// Headers that must not be repeated: a proxy in front could use one value and the server the other.
-const UNIQUE_HEADERS: [&str; 11] = [
+const UNIQUE_HEADERS: [&str; 12] = [
     "host",
     "authorization",
     "api-key",
+    "x-api-key",
     "signature-input",
     "signature",
     "idempotency-key",
@@ -56,6 +64,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let id = request_id(request.headers());
     let method = request.method().clone();
     let path = request.uri().path().to_string();
+    let form = ErrorForm::of(&path, request.headers());
     let session = request.headers().get("x-session-id").cloned();
     let orca_format =
         request.headers().get("endpoint-load-metrics-format").and_then(|f| f.to_str().ok()).map(str::to_string);
@@ -88,6 +97,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
         }
     };
     let inner = trace.clone().scope(inner.instrument(span.clone()));
+    let inner = ERROR_FORM.scope(form, inner);
     let mut response = REQUEST_ID.scope(Arc::clone(&id), inner).await;
     let status = response.status();
     gate.server.metrics.response(status.as_u16());
@@ -100,6 +110,10 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let model = model.and_then(|name| HeaderValue::from_str(name).ok());
     if let Some(model) = model {
         headers.insert("x-starling-model", model);
+    }
+    let ignored = caller.as_ref().and_then(|caller| caller.ignored.get());
+    if let Some(ignored) = ignored.and_then(|names| HeaderValue::from_str(names).ok()) {
+        headers.insert("x-starling-ignored-fields", ignored);
     }
     if let Some(session) = session {
         headers.insert("x-session-id", session);
@@ -117,12 +131,11 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     if gate.server.is_draining() {
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    let ms = start.elapsed().as_secs_f64() * 1000.0;
-    let _entered = span.enter();
     if is_probe {
-        tracing::debug!(status = status.as_u16(), ms, "request finished");
+        let _entered = span.enter();
+        tracing::debug!(status = status.as_u16(), ms = start.elapsed().as_millis() as u64, "request finished");
     } else {
-        tracing::info!(status = status.as_u16(), ms, "request finished");
+        response = logged(response, span, start, caller.clone());
     }
     if let Some(with) = sign_with.into_inner() {
         response.extensions_mut().insert::<SignWith>(with);
@@ -163,16 +176,19 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     let host = host.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
     if !gate.hosts.allow(host) {
         let found = host.map_or_else(|| "no Host header".into(), |host| format!("Host {}", quoted(host)));
-        let message = format!("found {found}, expected a name of this server; --allowed-hosts adds names");
+        let message =
+            format!("{found} is not accepted by this server; start it with --allowed-hosts NAME to accept it");
         let status = StatusCode::FORBIDDEN.as_u16();
         return Err(ApiError::new(status, "invalid_request_error", message).code("unknown_host"));
     }
     let path = request.uri().path();
-    if PUBLIC_PATHS.contains(&path) || path == "/metrics" && server.settings().metrics_without_key {
+    let is_asset = ASSETS.contains(&path) && request.method() == Method::GET;
+    if is_asset || PUBLIC_PATHS.contains(&path) || path == "/metrics" && server.settings().metrics_without_key {
         return Ok(request);
     }
-    if request.headers().contains_key(header::AUTHORIZATION) && request.headers().contains_key("api-key") {
-        let message = "found both headers `authorization` and `api-key`, expected one of them";
+    let mut keys = KEY_HEADERS.iter().filter(|name| request.headers().contains_key(**name));
+    if let (Some(first), Some(second)) = (keys.next(), keys.next()) {
+        let message = format!("found both headers `{first}` and `{second}`, expected one of them");
         return Err(ApiError::invalid(message).code("duplicate_header"));
     }
     let peer = request.extensions().get::<Peer>().cloned();
@@ -214,14 +230,20 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         request.extensions_mut().insert(administrator);
         return Ok(request);
     }
-    let client = match keys.client(credential) {
+    let administrators = server.admin_keys.as_ref().filter(|_| MANAGING_PATHS.contains(&request.uri().path()));
+    let administrator = administrators.and_then(|keys| keys.get().client(Some(credential?)));
+    let is_local = peer.as_ref().is_some_and(|peer| peer.address.is_loopback());
+    let is_manager = administrator.is_some() || server.admin_keys.is_none() && !keys.are_needed() && is_local;
+    let client = match administrator.or_else(|| keys.client(credential)) {
         Some(client) => client,
         None => {
             server.metrics.rejected("no_key");
             let message = match credential {
                 Some(Credential::Certificate(_)) => "the client certificate is of no client of this server",
                 Some(_) => "unknown API key",
-                None => "found no API key, expected the header `Authorization: Bearer KEY` or `api-key: KEY`",
+                None => {
+                    "found no API key, expected the header `Authorization: Bearer KEY`, `api-key: KEY` or `x-api-key: KEY`"
+                }
             };
             let error = ApiError::new(StatusCode::UNAUTHORIZED.as_u16(), "authentication_error", message);
             return Err(error.code("invalid_api_key"));
@@ -237,7 +259,8 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         let counted = client.tenant.count_request(settings.key_requests);
         counted.inspect_err(|_| server.metrics.rejected("key_requests"))?;
     }
-    let caller = Caller::new(client, server, request.headers(), request.uri().query());
+    let mut caller = Caller::new(client, server, request.headers(), request.uri().query());
+    caller.is_manager = is_manager;
     request.extensions_mut().insert(caller);
     Ok(request)
 }
@@ -248,11 +271,14 @@ fn credential<'a>(headers: &'a HeaderMap, peer: Option<&'a Peer>) -> Option<Cred
     key(headers).map(Credential::Key).or_else(certificate)
 }
 
-/// The API key: `Authorization: Bearer` (OpenAI), or `api-key` (Azure).
+/// Headers with an API key: `Authorization: Bearer` (OpenAI), `api-key` (Azure), `x-api-key` (Anthropic).
+const KEY_HEADERS: [&str; 3] = ["authorization", "api-key", "x-api-key"];
+
+/// The API key of a request, from one of [`KEY_HEADERS`].
 fn key(headers: &HeaderMap) -> Option<&str> {
     if let Some(value) = headers.get(header::AUTHORIZATION) {
         let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
         return scheme.eq_ignore_ascii_case("bearer").then_some(key.trim());
     }
-    headers.get("api-key")?.to_str().ok()
+    headers.get("api-key").or_else(|| headers.get("x-api-key"))?.to_str().ok()
 }

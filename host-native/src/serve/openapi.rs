@@ -1,12 +1,15 @@
 //! The OpenAPI document, its reader page, and the chat page.
 
-use axum::http::StatusCode;
-use axum::response::{Html, Response};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
 use utoipa::OpenApi;
 use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 
 use super::api::error::json;
-use super::api::{chat, completions, embeddings, execute, generate, models, receipts, slots, stored, tokenize};
+use super::api::{
+    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, responses,
+    slots, stored, tei, tokenize,
+};
 use super::{admin, health};
 use starling_api::native::execute::ExecuteToken;
 use starling_api::native::generate::GenerateToken;
@@ -18,7 +21,7 @@ use starling_api::openai::response::CompletionResponse;
 #[openapi(
     info(
         title = "Starling",
-        description = "Inference server for GGUF language models on CPUs: OpenAI's API and Starling's own."
+        description = "Inference server for GGUF language models on CPUs: the APIs of OpenAI, Anthropic, Ollama and llama-server, and Starling's own."
     ),
     paths(
         chat::chat_completions,
@@ -28,6 +31,8 @@ use starling_api::openai::response::CompletionResponse;
         stored::delete,
         stored::messages,
         completions::completions,
+        responses::responses,
+        responses::input_tokens,
         embeddings::embeddings,
         models::models,
         models::model,
@@ -42,6 +47,28 @@ use starling_api::openai::response::CompletionResponse;
         tokenize::detokenize,
         tokenize::apply_template,
         receipts::verify_receipt,
+        llama_server::completion,
+        llama_server::infill,
+        llama_server::embedding,
+        llama_server::props,
+        llama_server::lora_adapters,
+        llama_server::chat_input_tokens,
+        tei::embed,
+        tei::info,
+        anthropic::messages,
+        anthropic::count_tokens,
+        ollama::generate::chat,
+        ollama::generate::generate,
+        ollama::embed::embed,
+        ollama::embed::embeddings,
+        ollama::models::tags,
+        ollama::models::ps,
+        ollama::models::version,
+        ollama::models::show,
+        ollama::pull::pull,
+        ollama::pull::copy,
+        ollama::pull::create,
+        ollama::pull::delete,
         execute::execute,
         health::health,
         health::live,
@@ -103,14 +130,39 @@ pub async fn docs() -> Html<&'static str> {
     Html(include_str!("docs.html"))
 }
 
-/// `GET /`: a chat page
-pub async fn page() -> Html<&'static str> {
-    Html(include_str!("page.html"))
+/// `GET /`: a chat page; for Ollama's clients, which probe it, a text
+pub async fn page(headers: HeaderMap) -> Response {
+    let agent = headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+    if agent.starts_with("ollama") {
+        return "Ollama is running".into_response();
+    }
+    Html(include_str!("page.html")).into_response()
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
+
+    #[test]
+    fn every_field_of_a_request_is_described() {
+        let document = serde_json::to_value(with_errors()).unwrap();
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        let is_described = |about: &Value| about["description"].as_str().is_some_and(|text| !text.is_empty());
+        let mut n_fields = 0;
+        let suffixes = ["Request", "Options", "Fields", "OutputConstraint"];
+        for (name, schema) in schemas.iter().filter(|(name, _)| suffixes.iter().any(|suffix| name.ends_with(suffix))) {
+            let parts = schema["allOf"].as_array().into_iter().flatten().chain([schema]);
+            for (field, about) in parts.filter_map(|part| part["properties"].as_object()).flatten() {
+                // an optional field of another type has its description beside the reference
+                let parts = ["oneOf", "anyOf", "allOf"].iter().filter_map(|key| about[*key].as_array()).flatten();
+                assert!(parts.chain([about]).any(is_described), "{name}.{field}: {about}");
+                n_fields += 1;
+            }
+        }
+        assert!(n_fields > 60, "{n_fields}");
+    }
 
     #[test]
     fn every_path_is_documented_and_every_reference_resolves() {

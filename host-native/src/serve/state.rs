@@ -147,6 +147,8 @@ pub struct Caller {
     pub arrival: Instant,
     /// The model that answers, once it is known; for the response header.
     pub model: Arc<OnceLock<Arc<str>>>,
+    /// Unknown fields of the request, for the response header.
+    pub ignored: Arc<OnceLock<String>>,
     /// Slot that the request names.
     pub slot: Arc<OnceLock<usize>>,
     pub usage: Arc<Usage>,
@@ -158,6 +160,8 @@ pub struct Caller {
     pub reuses: Reuse,
     /// The answer that was found, for headers of the response.
     pub found: Arc<OnceLock<Found>>,
+    /// Whether the caller may add and remove models: an administrator, or a local client of a server without keys.
+    pub is_manager: bool,
     /// ID of a stream that the client may resume.
     pub stream_id: Option<Arc<str>>,
 }
@@ -182,12 +186,14 @@ impl Caller {
             autoload: autoload.map(|value| matches!(value, "1" | "true")),
             arrival: Instant::now(),
             model: Arc::default(),
+            ignored: Arc::default(),
             slot: Arc::default(),
             usage: Arc::default(),
             policy: (*server.policy.get()).clone(),
             reuse: Arc::clone(&server.answers),
             reuses: Reuse::of(headers),
             found: Arc::default(),
+            is_manager: false,
             stream_id: (!server.settings().resume_window.is_zero()).then(|| random_id("").into()),
         }
     }

@@ -32,7 +32,7 @@ pub struct Options {
     /// Number of choices for each prompt. Default: 1.
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 128))]
     pub n: Option<u32>,
-    /// Maximum number of tokens to generate.
+    /// Maximum number of tokens to generate; a number larger than what fits the context is cut to it.
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub max_tokens: Option<u64>,
     /// Maximum number of tokens to generate; takes precedence over `max_tokens`.
@@ -80,6 +80,9 @@ pub struct Options {
     #[serde(alias = "repeat_penalty")]
     #[cfg_attr(feature = "openapi", schema(exclusive_minimum = 0))]
     pub repetition_penalty: Option<f32>,
+    /// Number of last tokens that penalties count (llama-server); -1, the default, for all, 0 turns penalties off.
+    #[cfg_attr(feature = "openapi", schema(minimum = -1))]
+    pub repeat_last_n: Option<i64>,
     /// Strength of the DRY penalty on repeated sequences. 0, the default, is off.
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub dry_multiplier: Option<f32>,
@@ -396,7 +399,7 @@ impl Options {
         Ok(Request { max_tokens: Some(max_tokens), ..request })
     }
 
-    /// Tokens to generate: the number of the request, else the default, else as many as fit.
+    /// Tokens to generate: the number of the request, else the default, but at most as many as fit.
     fn max_tokens(
         &self,
         limits: &Limits<'_>,
@@ -410,20 +413,17 @@ impl Options {
             (Some(n), _) => ("max_completion_tokens", Some(n)),
             (None, n) => ("max_tokens", n),
         };
-        if let Some(n) = requested {
-            let n = usize::try_from(n).unwrap_or(usize::MAX);
-            if n < min || max.is_some_and(|max| n > max) {
-                let range = max.map_or(format!("at least {min}"), |max| format!("a number from {min} to {max}"));
-                return Err(ApiError::param(name, format!("{name} is {n}, expected {range}")));
-            }
-            return Ok(n);
+        let requested = requested.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        if let Some(n) = requested.filter(|n| *n < min) {
+            return Err(ApiError::param(name, format!("{name} is {n}, expected at least {min}")));
         }
         let n_ctx = match limits.model.config.window() {
             Some(_) => engine.n_ctx,
             None => engine.n_ctx.min(limits.n_pages * PAGE),
         };
         let fits = (n_ctx + 1).saturating_sub(n_prompt).max(1);
-        Ok(fits.min(max.unwrap_or(usize::MAX)).min(plan.default_tokens.unwrap_or(usize::MAX)))
+        let wanted = requested.or(plan.default_tokens).unwrap_or(usize::MAX);
+        Ok(wanted.min(fits).min(max.unwrap_or(usize::MAX)))
     }
 
     /// The tokens of DRY's sequence breakers. Searches the whole vocabulary, which takes long: once per request, and only
@@ -459,7 +459,7 @@ impl Options {
         Ok(SamplingOptions {
             logit_bias: self.bias()?,
             repeat_penalty: self.repetition_penalty.unwrap_or(1.0),
-            repeat_last_n: ALL_TOKENS,
+            repeat_last_n: self.repeat_last_n()?,
             penalty_scope: match self.penalty_scope {
                 Some(Scope::Answer) if has_counts => PenaltyScope::Answer,
                 _ => PenaltyScope::All,
@@ -476,6 +476,14 @@ impl Options {
             logprobs: if logprobs.is_requested { LogprobKind::Raw } else { LogprobKind::None },
             top_logprobs: logprobs.n_top,
         })
+    }
+
+    fn repeat_last_n(&self) -> Result<u32, ApiError> {
+        match self.repeat_last_n.unwrap_or(-1) {
+            -1 => Ok(ALL_TOKENS),
+            n => u32::try_from(n)
+                .map_err(|_| ApiError::param("repeat_last_n", format!("repeat_last_n is {n}, expected -1, 0 or more"))),
+        }
     }
 
     /// DRY's options, without sequence breakers.

@@ -5,19 +5,24 @@ use std::time::Duration;
 
 use axum::body::{Body as HttpBody, Bytes};
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use http_body_util::channel::Channel;
+use starling::sampler::SamplingOptions;
+use starling_api::anthropic::models::{AnthropicModel, AnthropicModels};
 use starling_api::openai::models::{
-    LoadedModel, ModelAccepted, ModelCard, ModelEvent, ModelEventData, ModelList, ModelRequest, ModelStatus,
+    ChatSampling, LoadedModel, ModelAccepted, ModelCard, ModelEvent, ModelEventData, ModelList, ModelRequest,
+    ModelStatus,
 };
 use starling_api::stream::ServerSentEvent;
 
+use super::super::models::instance::ModelInstance;
 use super::super::models::pool::{Entry, ModelState};
 use super::super::state::{Caller, Server};
 use super::body::Body;
-use super::error::{ApiError, ErrorBody, HttpError, json};
+use super::error::{ANTHROPIC_VERSION, ApiError, ErrorBody, HttpError, json};
+use super::options::defaults;
 use super::params::PathParams;
 
 /// Interval at which the event stream looks for changes.
@@ -29,6 +34,18 @@ const EVENT_KEEP_ALIVE: u32 = 200;
 pub fn status(state: &ModelState) -> ModelStatus {
     let error = if let ModelState::Failed(why) = state { Some(why.to_string()) } else { None };
     ModelStatus { value: state.name(), error }
+}
+
+/// Sampling options of the chat page: the defaults of the model, else those of `starling chat`.
+fn chat_sampling(instance: &ModelInstance) -> ChatSampling {
+    let options = defaults(&instance.settings(), &instance.model).apply(SamplingOptions::default());
+    ChatSampling {
+        temperature: options.temperature,
+        top_k: options.top_k,
+        top_p: options.top_p,
+        min_p: options.min_p,
+        repetition_penalty: options.repeat_penalty,
+    }
 }
 
 fn card(server: &Server, entry: &Entry) -> ModelCard {
@@ -47,16 +64,17 @@ fn card(server: &Server, entry: &Entry) -> ModelCard {
             embedding_length: instance.model.n_embd_out(),
             generates: instance.engine.is_some(),
             sha256: starling::receipt::Hex(instance.model_sha256).to_string(),
+            chat_sampling: chat_sampling(&instance),
         }),
     }
 }
 
 /// List the models of this server, the default one first.
 #[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses(
-    (status = 200, description = "Models", body = ModelList),
+    (status = 200, description = "Models; in Anthropic's form (`AnthropicModels`) with the header `anthropic-version`", body = ModelList),
     (status = "4XX", description = "No API key", body = ErrorBody),
 ))]
-pub async fn models(State(server): State<Arc<Server>>) -> Response {
+pub async fn models(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response {
     server.pool.rescan();
     let entries = server.pool.entries();
     let mut cards: Vec<ModelCard> = entries.iter().map(|entry| card(&server, entry)).collect();
@@ -66,6 +84,11 @@ pub async fn models(State(server): State<Arc<Server>>) -> Response {
         if cards.iter().all(|card| card.id != base && !card.aliases.iter().any(|alias| alias == base)) {
             cards.push(ModelCard { id: base.into(), ..card(&server, entry) });
         }
+    }
+    if headers.contains_key(ANTHROPIC_VERSION) {
+        let models: Vec<AnthropicModel> =
+            cards.into_iter().map(|card| AnthropicModel::new(card.id, card.created)).collect();
+        return json(StatusCode::OK, &AnthropicModels::from(models));
     }
     json(StatusCode::OK, &ModelList::from(cards))
 }
@@ -81,9 +104,14 @@ pub async fn models(State(server): State<Arc<Server>>) -> Response {
     ))]
 pub async fn model(
     State(server): State<Arc<Server>>,
+    headers: HeaderMap,
     PathParams(id): PathParams<String>,
 ) -> Result<Response, HttpError> {
     let entry = server.pool.find_version(Some(&id), "").map_err(ApiError::from)?;
+    if headers.contains_key(ANTHROPIC_VERSION) {
+        let created = card(&server, &entry).created;
+        return Ok(json(StatusCode::OK, &AnthropicModel::new(id, created)));
+    }
     Ok(json(StatusCode::OK, &ModelCard { id, ..card(&server, &entry) }))
 }
 

@@ -1,0 +1,192 @@
+//! Parts of an answer in their order, and the writer that all chat APIs but OpenAI's chat completions share: an API only
+//! says how it writes a start, a part and the end ([`AnswerForm`]).
+
+use starling::engine::FinishReason;
+
+use crate::answer::{Answer, Usage};
+use crate::error::ErrorBody;
+use crate::output::{OutputParser, Piece};
+use crate::stream::{EventSink, StreamWriter};
+use crate::tools::{FunctionCall, ToolCall, is_truncated};
+use crate::update::Update;
+
+/// A part of an answer. Parts of the same kind in a row belong together, except calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// New reasoning.
+    Reasoning(String),
+    /// New text.
+    Text(String),
+    /// A complete tool call.
+    Call(ToolCall),
+}
+
+/// How one API writes an answer.
+pub trait AnswerForm {
+    /// The request left the queue.
+    fn start(&mut self, sink: &mut dyn EventSink);
+
+    /// The prompt was processed; `n_cached` of its tokens were in the prefix cache.
+    fn prefilled(&mut self, _n_cached: usize) {}
+
+    /// Writes a part.
+    fn part(&mut self, part: Part, sink: &mut dyn EventSink);
+
+    /// Writes the end.
+    fn finish(&mut self, answer: &Answer, sink: &mut dyn EventSink);
+
+    /// Ends a stream with an error.
+    fn fail(&mut self, error: &ErrorBody, sink: &mut dyn EventSink);
+
+    /// As [`StreamWriter::keep_alive`].
+    fn keep_alive(&mut self, _: &mut dyn EventSink) -> bool {
+        false
+    }
+}
+
+/// Writes one answer by an [`AnswerForm`].
+#[derive(Debug)]
+pub struct AnswerWriter<F> {
+    parser: OutputParser,
+    answer: Answer,
+    form: F,
+    /// The call that is written.
+    call: Option<ToolCall>,
+}
+
+impl<F: AnswerForm> AnswerWriter<F> {
+    /// A writer without parts yet.
+    pub fn new(parser: OutputParser, form: F) -> AnswerWriter<F> {
+        AnswerWriter { parser, answer: Answer::default(), form, call: None }
+    }
+
+    /// The answer so far.
+    pub fn answer(&self) -> &Answer {
+        &self.answer
+    }
+
+    /// The form, for a response that is written whole.
+    pub fn into_form(self) -> F {
+        self.form
+    }
+
+    fn pieces(&mut self, pieces: Vec<Piece>, sink: &mut dyn EventSink) {
+        for piece in pieces {
+            match piece {
+                Piece::Content(text) => self.form.part(Part::Text(text), sink),
+                Piece::Reasoning(text) => self.form.part(Part::Reasoning(text), sink),
+                Piece::CallStart { index, id, name } => {
+                    let function = FunctionCall { name, arguments: String::new() };
+                    self.call = Some(ToolCall { index, id, kind: "function", function });
+                }
+                Piece::CallArguments { json, .. } => {
+                    self.call.iter_mut().for_each(|call| call.function.arguments.push_str(&json));
+                }
+                Piece::CallEnd { .. } => {
+                    self.call.take().into_iter().for_each(|call| self.form.part(Part::Call(call), sink));
+                }
+            }
+        }
+    }
+}
+
+impl<F: AnswerForm> StreamWriter for AnswerWriter<F> {
+    fn update(&mut self, _: usize, update: Update, sink: &mut dyn EventSink) -> bool {
+        let mut end = None;
+        match &update {
+            Update::Started => self.form.start(sink),
+            Update::Prefilled { n_cached, .. } => self.form.prefilled(*n_cached),
+            Update::Token { text, .. } => {
+                let pieces = self.parser.push(text);
+                self.pieces(pieces, sink);
+            }
+            Update::Done { text, reason, .. } => {
+                let pieces = self.parser.push(text);
+                self.pieces(pieces, sink);
+                end = Some(*reason);
+            }
+            _ => {}
+        }
+        self.answer.add(update);
+        if end.is_none() {
+            return false;
+        }
+        let rest = self.parser.finish(is_truncated(end));
+        self.pieces(rest, sink);
+        self.form.finish(&self.answer, sink);
+        true
+    }
+
+    fn keep_alive(&mut self, sink: &mut dyn EventSink) -> bool {
+        self.form.keep_alive(sink)
+    }
+
+    fn fail(&mut self, error: &ErrorBody, sink: &mut dyn EventSink) {
+        self.form.fail(error, sink);
+    }
+}
+
+/// Token counts of one answer to a prompt of `n_prompt` tokens.
+pub fn usage_of(n_prompt: usize, answer: &Answer) -> Usage {
+    Usage::new(n_prompt, 1, [answer])
+}
+
+/// The stop string that ended the answer, if one did.
+pub fn stop_string<'a>(answer: &Answer, stops: &'a [String]) -> Option<&'a str> {
+    match answer.finish {
+        Some(FinishReason::StopString(i)) => stops.get(i).map(String::as_str),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+    use crate::output::{FormNames, OutputPlan};
+    use crate::tools::CallIds;
+    use serde_json::Value;
+
+    /// A parser of calls as Hermes writes them.
+    pub(crate) fn hermes() -> OutputParser {
+        let names = FormNames { calls: Some("hermes"), reasoning: None };
+        OutputPlan::new("", names).tools([].into(), CallIds::new(1)).parser(0)
+    }
+
+    /// A parser that takes all text as content.
+    pub(crate) fn plain() -> OutputParser {
+        OutputPlan::default().parser(0)
+    }
+
+    /// Events of a stream: name and JSON.
+    #[derive(Default)]
+    pub(crate) struct Events(pub(crate) Vec<(Option<String>, Value)>);
+
+    impl EventSink for Events {
+        fn event(&mut self, name: Option<&str>, json: &[u8]) {
+            self.0.push((name.map(Into::into), serde_json::from_slice(json).expect("JSON")));
+        }
+
+        fn done(&mut self) {
+            self.0.push((None, Value::from("[DONE]")));
+        }
+    }
+
+    /// The updates of an answer of these texts that ends for `reason`.
+    pub(crate) fn updates(texts: &[&str], reason: FinishReason) -> Vec<Update> {
+        let token = |text: &str| Update::Token { token: 5, text: text.into(), logprob: -0.5, top: vec![(5, -0.5)] };
+        let mut updates = vec![Update::Started, Update::Prefilled { n_cached: 2, prompt: Vec::new() }];
+        updates.extend(texts.iter().map(|text| token(text)));
+        let n_tokens = texts.len();
+        updates.push(Update::Done { text: String::new(), reason, n_tokens, receipt: None });
+        updates
+    }
+
+    /// The events of a stream of these updates, and the form at its end.
+    pub(crate) fn run<F: AnswerForm>(mut writer: AnswerWriter<F>, updates: &[Update]) -> (Events, F) {
+        let mut events = Events::default();
+        for (i, update) in updates.iter().enumerate() {
+            assert_eq!(writer.update(0, update.clone(), &mut events), i + 1 == updates.len());
+        }
+        (events, writer.into_form())
+    }
+}
