@@ -11,6 +11,8 @@ mod component;
 mod constraint;
 #[cfg(any(feature = "bindgen", feature = "plain"))]
 mod crash;
+#[cfg(feature = "bindgen")]
+mod pages;
 #[cfg(feature = "plain")]
 mod plain;
 #[cfg(any(feature = "bindgen", feature = "plain"))]

@@ -15,11 +15,11 @@ use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
 use starling::error::{LoadError, MemoryError, RequestError};
 use starling::kernels::attention::KvType;
 use starling::kernels::{Cpu, UnknownIsa};
-use starling::kv::{PageError, PageKey};
+use starling::kv::PageError;
 use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::model::{Model, StreamError, StreamLoader};
 use starling::pool::Pool;
-use starling::receipt::{Hex, Mismatch, Receipt, VerifyError, verify};
+use starling::receipt::{Mismatch, Receipt, VerifyError, verify};
 use starling::sampler::{Constraint, DRY_BREAKERS, SamplingOptions};
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 
@@ -251,14 +251,6 @@ pub(crate) struct Conversation {
     pub(crate) ids: Vec<u32>,
 }
 
-/// What all exported pages of a session have in common.
-#[derive(Serialize)]
-pub(crate) struct PageFormat {
-    /// Digest of numerics version, model and KV layout, in hexadecimal.
-    namespace: String,
-    page_bytes: usize,
-}
-
 /// Result of verifying a receipt.
 #[derive(Serialize)]
 #[serde(untagged)]
@@ -369,7 +361,7 @@ impl Session {
     }
 
     /// The tokens of a request's prompt; takes `prompt`, `ids` and `chat`.
-    fn prompt(&self, r: &mut RequestJson) -> Result<Vec<u32>, Error> {
+    pub(crate) fn prompt(&self, r: &mut RequestJson) -> Result<Vec<u32>, Error> {
         match (r.prompt.take(), r.ids.take(), r.chat.take()) {
             (Some(text), None, None) => {
                 let options = EncodeOptions { add_special: r.add_special, parse_special: r.parse_special };
@@ -391,45 +383,6 @@ impl Session {
     pub(crate) fn speculation(&self) -> Speculation {
         let max = self.engine.options().draft_rows;
         Speculation { max, min_acceptance: DRAFT_MIN_ACCEPTANCE, ..Speculation::default() }
-    }
-
-    /// Notes new pages from now on, for [`Session::take_new_page`].
-    ///
-    /// # Errors
-    /// If the loader computed no digest.
-    pub(crate) fn track_pages(&mut self) -> Result<PageFormat, Error> {
-        self.digest()?;
-        self.engine.track_new_pages(true);
-        Ok(PageFormat {
-            namespace: Hex(self.engine.page_namespace()).to_string(),
-            page_bytes: self.engine.exported_page_bytes(),
-        })
-    }
-
-    /// Keys of the pages of a prompt that are not in the prefix cache: [`Session::restore`] takes these pages, in this order.
-    pub(crate) fn missing_pages(&self, tokens: &[u32]) -> Vec<PageKey> {
-        let mut keys = self.engine.page_keys(tokens, 0);
-        keys.drain(..self.engine.n_cached_pages(&keys));
-        keys
-    }
-
-    /// As [`Session::missing_pages`], of the prompt of a request.
-    ///
-    /// # Errors
-    /// If the prompt is invalid.
-    pub(crate) fn missing_pages_of(&self, mut request: RequestJson) -> Result<Vec<PageKey>, Error> {
-        Ok(self.missing_pages(&self.prompt(&mut request)?))
-    }
-
-    /// The oldest page that was computed and not taken before: its key and the exported page.
-    pub(crate) fn take_new_page(&mut self) -> Option<Vec<u8>> {
-        self.engine.publish_running();
-        loop {
-            let page = self.engine.take_new_page()?;
-            if let Some(bytes) = self.engine.export_page(&page.key) {
-                return Some([&page.key.0[..], &bytes].concat());
-            }
-        }
     }
 
     #[cfg(not(feature = "chat"))]
@@ -502,7 +455,7 @@ impl Session {
     }
 
     /// SHA-256 of the model.
-    fn digest(&self) -> Result<[u8; 32], Error> {
+    pub(crate) fn digest(&self) -> Result<[u8; 32], Error> {
         let digest = self.engine.options().model_sha256;
         digest.ok_or_else(|| Error::Option("the loader made no digest of the model".into()))
     }

@@ -1,7 +1,7 @@
 // Feature detection, and fetching the module build for this runtime.
 
 import { type ErrorCode, StarlingError } from "./errors.js";
-import { builtin, cpus } from "./runtime.js";
+import { builtin, cpus, isServer } from "./runtime.js";
 
 /** Instruction sets; `relaxed-i16` is relaxed SIMD with 16-bit products, for CPUs without VNNI. All give the same bytes. */
 export type Isa = "simd128" | "relaxed-simd" | "relaxed-i16";
@@ -80,7 +80,9 @@ export function threadsFor(asked: number | undefined): number {
   if (asked !== undefined && !(Number.isSafeInteger(asked) && asked >= 1 && asked <= 64))
     throw new StarlingError("request", `threads is ${asked}, expected a whole number from 1 to 64`);
   const { sharedMemory, cpus: n } = features();
-  if (!sharedMemory) return 1;
+  // V8 11 of Node 20 loses a thread that waits in the module now and then
+  if (!sharedMemory || typeof Worker === "undefined") return 1;
+  if (asked === undefined && isServer()) return 1;
   return asked ?? Math.min(n <= 4 ? n : Math.ceil(n / 2), DEFAULT_MAX_THREADS);
 }
 

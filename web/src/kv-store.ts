@@ -42,7 +42,8 @@ const DEFAULT_MAX_BYTES = 512 << 20;
 /** What `kvCache` asks for. */
 export function kvCacheOf(option: LoadOptions["kvCache"]): { maxBytes: number } | undefined {
   const { maxBytes = DEFAULT_MAX_BYTES } = typeof option === "object" ? option : {};
-  if (!(maxBytes >= 0)) throw new StarlingError("request", `kvCache.maxBytes is ${maxBytes}, expected a number of bytes`);
+  if (!(typeof maxBytes === "number" && maxBytes >= 0))
+    throw new StarlingError("request", `kvCache.maxBytes is ${maxBytes}, expected a number of bytes`);
   return option ? { maxBytes } : undefined;
 }
 

@@ -9,7 +9,7 @@ interface Builtins {
   "node:os": { availableParallelism(): number };
   "node:url": { pathToFileURL(path: string): URL };
   "node:worker_threads": {
-    Worker: new (script: URL) => NodeWorker;
+    Worker: new (script: URL, options: { execArgv: string[] }) => NodeWorker;
     parentPort: { postMessage(message: unknown): void; on(event: "message", f: (data: never) => void): void } | null;
   };
 }
@@ -31,7 +31,7 @@ export function builtin<K extends keyof Builtins>(name: K): Builtins[K] | undefi
 const isWorkerd = () => globalThis.navigator?.userAgent === "Cloudflare-Workers";
 
 /** Whether this is Node, Deno or Bun. */
-const isServer = () => typeof document === "undefined" && !isWorkerd() && builtin("node:worker_threads") !== undefined;
+export const isServer = () => typeof document === "undefined" && !isWorkerd() && builtin("node:worker_threads") !== undefined;
 
 /** Whether models run in workers by default: in pages, and in Node, Deno and Bun. */
 export const hasOwnThread = () => typeof document !== "undefined" || isServer();
@@ -63,7 +63,8 @@ export interface Thread {
 export function nodeThread(script: URL): Thread | undefined {
   const threads = typeof Worker === "undefined" ? builtin("node:worker_threads") : undefined;
   if (!threads) return undefined;
-  const worker = new threads.Worker(script);
+  // without the options of the process, such as `--input-type`
+  const worker = new threads.Worker(script, { execArgv: [] });
   const thread: Thread = {
     onmessage: null,
     onerror: null,

@@ -62,8 +62,8 @@ export interface LoadOptions {
   /** Type of the KV cache, `f16` by default. Answers differ between types. */
   kvType?: "f32" | "f16" | "k8";
   /**
-   * Maximum number of threads; by default about the number of cores. One without shared memory (a page must be cross-origin
-   * isolated) or without a worker; {@link ModelInfo.threads} is the number in use.
+   * Maximum number of threads; by default about the number of cores in pages, and one in Deno and Bun. One in Node, without
+   * shared memory (a page must be cross-origin isolated) or without a worker; {@link ModelInfo.threads} is the number in use.
    */
   threads?: number;
   /** Run in a dedicated worker; by default in pages, Node, Deno and Bun, which stay responsive. */
