@@ -101,9 +101,6 @@ pub struct Arch {
     /// Whether the query projection also gives a gate of each head, after its query; attention is multiplied by its
     /// sigmoid.
     pub gated_queries: bool,
-    /// Whether the pairs of RoPE belong to the axes of `rope.dimension_sections` in turn (Qwen3.5). A pair beyond the
-    /// section of its axis does not rotate in text.
-    pub interleaved_sections: bool,
     /// Delta net: whether value head h has the key head `h % n_key`, instead of `h / (n_value / n_key)`.
     pub tiled_value_heads: bool,
     /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.
@@ -259,7 +256,6 @@ const BASE: Arch = Arch {
     required: &[],
     temperature: Temperature::ByKey,
     gated_queries: false,
-    interleaved_sections: false,
     tiled_value_heads: false,
     mamba_by_heads: false,
 };
@@ -278,7 +274,7 @@ const BERT: Arch =
 const QWEN35: Arch = Arch {
     name: "qwen35",
     gated_queries: true,
-    interleaved_sections: true,
+    sections: Sections::Interleaved,
     tiled_value_heads: true,
     aliases: FFN_NORM,
     ..BASE

@@ -84,8 +84,6 @@ pub struct Config {
     pub temperature: Option<TemperatureConfig>,
     /// Leading elements of a head that RoPE rotates; even.
     pub n_rot: usize,
-    /// Pairs of each axis, with [`Arch::interleaved_sections`].
-    pub rope_sections: Option<[usize; 3]>,
     /// The RoPE variants; layers refer to them by index.
     pub ropes: Vec<RopeConfig>,
     /// Experts, if the model has any.
@@ -259,7 +257,6 @@ impl Config {
             causal,
             pooling_type: keys.u32("pooling_type")?,
             n_rot,
-            rope_sections: if arch.interleaved_sections { sections(&keys)? } else { None },
             ropes,
             plain_head_norms: arch.plain_head_norms && experts.is_none_or(|e| e.n != 128),
             experts,
@@ -322,10 +319,7 @@ impl Config {
 /// The pairs of a head that do not rotate in text: those of the fourth section of multimodal RoPE.
 fn unrotated(keys: &Keys<'_, '_>, kind: Sections, n_pairs: usize) -> Result<Vec<usize>, LoadError> {
     let name = "rope.dimension_sections";
-    if kind == Sections::None || !keys.has(name) {
-        return Ok(Vec::new());
-    }
-    let sections = keys.u32_array(name)?;
+    let Some(sections) = keys.u32_array(name)?.filter(|_| kind != Sections::None) else { return Ok(Vec::new()) };
     let sum = sections.iter().fold(0u32, |sum, n| sum.saturating_add(*n)) as usize;
     let [a, b, c] = match sections[..] {
         [a, b, c, ..] if sum == n_pairs => [a, b, c].map(|n| n as usize),
@@ -436,15 +430,6 @@ fn norm(keys: &Keys<'_, '_>, arch: &Arch) -> Result<(NormKind, f32), LoadError> 
         return Err(keys.wrong(name, eps, "a positive number"));
     }
     Ok((if arch.always_rms { NormKind::Rms } else { kind }, eps))
-}
-
-/// Pairs of RoPE of each axis; `None` if the file states none.
-fn sections(keys: &Keys<'_, '_>) -> Result<Option<[usize; 3]>, LoadError> {
-    let Some(all) = keys.u32_array("rope.dimension_sections")? else { return Ok(None) };
-    match all[..] {
-        [t, h, w, _] => Ok(Some([t, h, w].map(|n| n as usize))),
-        _ => Err(keys.wrong("rope.dimension_sections", format!("{} numbers", all.len()), "4 numbers")),
-    }
 }
 
 /// Attention windows and RoPE variants of the layers.

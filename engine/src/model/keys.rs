@@ -80,10 +80,6 @@ impl Keys<'_, '_> {
         matches!(self.gguf.get(&self.key(name)), Some(Value::Array(_)))
     }
 
-    pub(super) fn u32_array(&self, name: &str) -> Result<Vec<u32>, LoadError> {
-        Ok(self.gguf.u32_array(&self.key(name))?.unwrap_or_default())
-    }
-
     /// A number for each of `n` layers, from an array or the same for all; 0 if the key is missing.
     pub(super) fn per_layer_f32(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
         let key = self.key(name);

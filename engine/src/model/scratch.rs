@@ -261,7 +261,7 @@ impl Model {
         };
         let divisors = divisors.map(Vec::as_slice);
         let c = &self.config;
-        c.ropes.iter().map(|rope| Rotary::new(c.n_rot, rope, divisors).in_sections(c.rope_sections)).collect()
+        c.ropes.iter().map(|rope| Rotary::new(c.n_rot, rope, divisors)).collect()
     }
 
     fn widths(&self) -> Widths {
