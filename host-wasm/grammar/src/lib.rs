@@ -24,7 +24,7 @@ enum OutputConstraint {
         parallel: bool,
         /// The form of the calls.
         #[serde(default)]
-        style: CallStyle,
+        style: Box<CallStyle>,
         /// The form of an answer that calls none of them, and the part of the request that says it.
         answer: Option<(String, Form)>,
     },
@@ -54,7 +54,7 @@ impl Grammars {
         let made = match serde_json::from_str(json).map_err(|e| e.to_string())? {
             OutputConstraint::Form(form) => self.structures.constraint(&words, &form).map_err(|e| e.to_string()),
             OutputConstraint::Calls { tools, which, forced, parallel, style, answer } => {
-                let calls = Calls::with_style(style, &tools, which, forced, parallel);
+                let calls = Calls::with_style(*style, &tools, which, forced, parallel);
                 let (param, form) = answer.unzip();
                 self.structures.calls(&words, &calls, form.as_ref()).map_err(|(part, e)| match part {
                     CallsPart::Tool(i) => format!("tools[{i}].function.parameters: {e}"),
