@@ -5,6 +5,7 @@
 #   web-ISA-threads/     the same with threads; needs the source of the standard library (tests/install-wasm-std.sh)
 #   web-grammar/         grammar compiler: `wasm-pack build host-wasm/grammar --target web`
 #   plain-ISA.wasm       module with plain exports
+#   plain-ISA-chat.wasm  the same with chat templates
 #   component-ISA.wasm   component
 #
 # ISA is scalar, simd128 or relaxed-simd. With arguments, builds those only, as `plain-scalar` or `web-simd128`.
@@ -70,6 +71,10 @@ make() {
     esac
     built=$target/wasm-plain/wasm32-unknown-unknown/release/starling_wasm.wasm
     case $1 in
+        plain-*-chat)
+            module plain,chat "$isa_flags"
+            cp "$built" "$out/$1.wasm"
+            ;;
         plain-*)
             module plain "$isa_flags"
             cp "$built" "$out/$1.wasm"
@@ -86,7 +91,7 @@ make() {
 }
 
 # scalar for the plain face only: every browser of the last years has SIMD128
-names=${*:-plain-scalar plain-simd128 web-simd128 plain-relaxed-simd web-relaxed-simd web-simd128-threads \
+names=${*:-plain-scalar plain-simd128 plain-simd128-chat web-simd128 plain-relaxed-simd web-relaxed-simd web-simd128-threads \
     web-relaxed-simd-threads web-grammar component-simd128}
 
 face() {

@@ -160,7 +160,7 @@ build_web() {
 # chat completions must be those of the command's server
 package_in_node() {
     cargo build --quiet --release &&
-        STARLING=$target/release/starling node --test tests/node/package.test.mjs tests/node/equal.test.mjs
+        STARLING=$target/release/starling node --test tests/node/*.test.mjs
 }
 
 # in headless Chromium; the text of the demo must be that of the command

@@ -52,6 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         prefill_chunk: 256,
         draft_rows: 0,
         kv_bytes: EngineOptions::kv_bytes_of(&model, kv_type, n_ctx),
+        snapshots: Default::default(),
         model_sha256: None,
     };
     let mut engine = Engine::new(Arc::clone(&model), &pool, options)?;

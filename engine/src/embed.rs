@@ -20,6 +20,7 @@ use crate::error::{LoadError, MemoryError, RequestError};
 use crate::kernels::attention::{KvLayout, KvMemory, KvType, PAGE};
 use crate::kernels::elementwise::{add_scaled, scale};
 use crate::kernels::norm::normalise;
+use crate::kernels::recurrent::StateMemory;
 use crate::kernels::{Cpu, tasks};
 use crate::model::{Config, Exec, KvRef, Model, ProjectionScratch, Run, Scratch, ScratchSize};
 use crate::pool::Pool;
@@ -129,7 +130,8 @@ impl Embedder {
         // f32, because keys and values live for one layer only; a page belongs to one text
         let kv = KvLayout { n_layer: 1, ..model.kv_layout(KvType::F32) };
         let n_pages = (options.batch_tokens / PAGE).saturating_add(options.max_texts);
-        let memory = KvMemory::zeroed(&kv, n_pages)?;
+        let mut memory = KvMemory::zeroed(&kv, n_pages)?;
+        memory.states = StateMemory::zeroed(model.config.state_len(), options.max_texts)?;
         let size = ScratchSize { rows: options.batch_tokens, logits: 0, seqs: 0, n_ctx: options.n_ctx };
         let scratch = model.scratch(pool, KvType::F32, size)?;
         let pages = (0..u32::try_from(n_pages).unwrap_or(u32::MAX)).collect();
@@ -230,13 +232,16 @@ impl Embedder {
         let mut runs = Vec::with_capacity(texts.len());
         for text in texts {
             let (mine, others) = pages.split_at(text.tokens.len().div_ceil(PAGE));
-            runs.push(Run { tokens: text.tokens, pos: 0, pages: mine, n_logits: 0 });
+            let state = runs.len() as u32;
+            runs.push(Run { tokens: text.tokens, pos: 0, pages: mine, state, n_logits: 0 });
             pages = others;
         }
         if runs.is_empty() {
             return Ok(());
         }
         let d = self.model.config.n_embd;
+        let n_states = runs.len().min(self.memory.states.n_slots());
+        (0..n_states as u32).for_each(|slot| self.memory.states.slot_mut(slot).fill(0.0));
         let kv = KvRef { layout: &self.kv, memory: &mut self.memory };
         let exec = Exec { cpu, pool };
         let states = self.model.states(exec, &runs, kv, &mut self.scratch);

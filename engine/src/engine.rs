@@ -54,12 +54,39 @@ pub struct EngineOptions {
     pub draft_rows: usize,
     /// Bytes of KV memory, rounded down to whole pages.
     pub kv_bytes: usize,
+    /// Recurrent states, for models that have them.
+    pub snapshots: SnapshotOptions,
     /// SHA-256 of the model file (of a split model: [`receipt::split_sha256`](crate::receipt::split_sha256)). It
     /// identifies the model in receipts and exported pages. Requests for receipts are refused without it.
     pub model_sha256: Option<[u8; 32]>,
 }
 
+/// Memory of the recurrent states, besides one per concurrent request, which models with recurrent layers need. A snapshot
+/// of the state is kept at some page boundaries; a prompt resumes from the last one that its prefix has. Changes no result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SnapshotOptions {
+    /// Maximal number of snapshots; `None` for as many as take the memory of the KV pages, and at least two more than
+    /// concurrent requests.
+    pub max: Option<usize>,
+    /// Pages from one snapshot to the next in a long prompt, besides those at its end and where prompts diverge; `None`
+    /// for as many as take the memory of a snapshot, from 8 to 128.
+    pub every: Option<usize>,
+}
+
 impl EngineOptions {
+    /// Slots for recurrent states of sequences and snapshots.
+    fn n_states(&self, model: &Model) -> usize {
+        let default = (self.kv_bytes / model.state_bytes().max(1)).max(self.max_seqs.saturating_add(2));
+        self.max_seqs.saturating_add(self.snapshots.max.unwrap_or(default))
+    }
+
+    /// Tokens from one snapshot to the next in a long prompt.
+    fn snapshot_tokens(&self, model: &Model) -> usize {
+        let page = model.kv_layout(self.kv_type).page_bytes();
+        let every = self.snapshots.every.unwrap_or_else(|| (model.state_bytes() / page).clamp(8, 128));
+        every.clamp(1, usize::MAX / PAGE) * PAGE
+    }
+
     /// Bytes of the KV pages for `tokens` tokens of `model`.
     pub fn kv_bytes_of(model: &Model, kv_type: KvType, tokens: usize) -> usize {
         tokens.div_ceil(PAGE).saturating_mul(model.kv_layout(kv_type).page_bytes())
@@ -83,6 +110,8 @@ pub struct Engine {
     next_id: u64,
     /// [`EngineOptions::batch_tokens`] at construction, for which memory is reserved.
     max_batch_tokens: usize,
+    /// Tokens from one snapshot of the recurrent state to the next; `None` for models without recurrent layers.
+    snapshot_tokens: Option<usize>,
     /// Cost of a step by its rows, for the number of draft tokens.
     costs: StepCosts,
     /// Rows of the last step, if it had decode and draft rows only.
@@ -107,7 +136,12 @@ impl Engine {
             // keys of long contexts use other RoPE frequencies, so their pages must not match those of short contexts
             fingerprint = Sha256::new_with_prefix(fingerprint).chain_update("long context").finalize().into();
         }
-        let arena = KvArena::new(layout, n_pages, fingerprint)?;
+        let mut arena = KvArena::new(layout, n_pages, fingerprint)?;
+        let is_recurrent = model.config.recurrent.is_some();
+        let snapshot_tokens = is_recurrent.then(|| options.snapshot_tokens(&model));
+        if is_recurrent {
+            arena.reserve_states(model.config.state_len(), options.n_states(&model))?;
+        }
         let (max_seqs, n_ctx) = (options.max_seqs, options.n_ctx);
         let rows = options.batch_tokens.max(max_seqs);
         let logits = max_seqs.saturating_add(options.draft_rows);
@@ -121,6 +155,7 @@ impl Engine {
             active: VecDeque::new(),
             next_id: 0,
             max_batch_tokens,
+            snapshot_tokens,
             costs: StepCosts::default(),
             decode_rows: None,
             draft_model: None,
@@ -215,6 +250,7 @@ impl Engine {
             n_prompt,
             n_computed: n_cached,
             n_published: 0,
+            tail_snapshot: None,
             max_len,
             guide,
             speculator,
@@ -339,7 +375,13 @@ impl Engine {
         self.resume_preempted(sink);
         loop {
             let pending: Vec<usize> = self.active.iter().map(ActiveRequest::n_pending).collect();
-            let plan = plan(&pending, self.options.batch_tokens, self.options.prefill_chunk);
+            let mut plan = plan(&pending, self.options.batch_tokens, self.options.prefill_chunk);
+            if let Some(every) = self.snapshot_tokens {
+                for p in &mut plan {
+                    let a = &self.active[p.request];
+                    p.n_tokens = p.n_tokens.min(a.next_snapshot(every) - a.n_computed);
+                }
+            }
             if self.allocate_batch(&plan, sink) {
                 return plan;
             }
@@ -411,7 +453,8 @@ impl Engine {
                     _ => &a.tokens[a.n_computed..a.n_computed + p.n_tokens],
                 };
                 let n_logits = usize::from(a.samples_after(p.n_tokens)) + p.n_draft;
-                Run { tokens, pos: a.n_computed, pages: a.ring.as_deref().unwrap_or(&a.pages.pages), n_logits }
+                let pages = a.ring.as_deref().unwrap_or(&a.pages.pages);
+                Run { tokens, pos: a.n_computed, pages, state: a.pages.state.unwrap_or(0), n_logits }
             })
             .collect();
         self.model.batch(exec, &runs, KvRef { layout: &layout, memory }, &mut self.scratch, None);
@@ -423,7 +466,13 @@ impl Engine {
         let (mut row, mut ended) = (0, Vec::new());
         for p in &plan {
             let a = &mut self.active[p.request];
+            let n_computed = a.n_computed;
             a.n_computed += p.n_tokens;
+            if let Some(every) = self.snapshot_tokens
+                && p.n_draft == 0
+            {
+                a.take_snapshot(&mut self.arena, every);
+            }
             if a.n_computed < a.tokens.len() {
                 continue;
             }
@@ -451,6 +500,11 @@ impl Engine {
                 done = a.pick(&self.model, cpu, out.hidden(mine + i), out.logits(mine + i), sink);
             }
             a.end_draft(p.n_draft, n_before, cost, sink);
+            if let Some(every) = self.snapshot_tokens
+                && p.n_draft > 0
+            {
+                a.settle_draft(&mut self.arena, n_computed, p.n_rows(), every);
+            }
             if p.n_draft > 0 && a.ring.is_none() {
                 // keys and values of rejected tokens
                 self.arena.truncate(&mut a.pages, a.n_computed);
@@ -525,6 +579,10 @@ fn allocate_pages(
     n_growing: usize,
 ) -> Result<SeqPages, RequestError> {
     let mut pages = arena.acquire(prefix, salt);
+    if arena.has_states() && pages.state.is_none() {
+        arena.release(pages);
+        return Err(RequestError::NoCapacity { what: "memory for recurrent states", needed: 1, free: 0 });
+    }
     let needed = n_tokens.div_ceil(PAGE) - pages.pages.len() + n_growing;
     let free = arena.available_pages();
     let allocated = if needed <= free {

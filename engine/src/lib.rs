@@ -30,6 +30,7 @@
 //!     prefill_chunk: 64,
 //!     draft_rows: 0,
 //!     kv_bytes: EngineOptions::kv_bytes_of(&model, KvType::F16, 256),
+//!     snapshots: Default::default(),
 //!     model_sha256: None,
 //! };
 //! let mut engine = Engine::new(Arc::clone(&model), &Inline, options)?;

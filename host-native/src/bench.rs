@@ -12,6 +12,7 @@ use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request};
 use starling::kernels::Cpu;
 use starling::kernels::attention::{KvMemory, KvType, PAGE};
+use starling::kernels::recurrent::StateMemory;
 use starling::model::{Exec, KvRef, Model, Run, Scratch, ScratchSize};
 use starling::pool::Pool;
 
@@ -147,6 +148,7 @@ fn answers(
         prefill_chunk: BATCH,
         draft_rows: 0,
         kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx).saturating_mul(n_seqs),
+        snapshots: Default::default(),
         model_sha256: None,
     };
     let mut engine = Engine::new(Arc::clone(model), pool, options).map_err(Failure::memory("the answers"))?;
@@ -247,7 +249,9 @@ impl<'a> Bench<'a> {
         }
         let pages: Vec<u32> = (0..n_ctx.div_ceil(PAGE) as u32).collect();
         let memory = KvMemory::zeroed(&model.kv_layout(kv_type), pages.len());
-        let memory = memory.map_err(|_| Failure::Memory("the context".into()))?;
+        let mut memory = memory.map_err(|_| Failure::Memory("the context".into()))?;
+        memory.states =
+            StateMemory::zeroed(model.config.state_len(), 1).map_err(|_| Failure::Memory("the state".into()))?;
         let size = ScratchSize { rows: BATCH.min(n_ctx), logits: 1, seqs: 1, n_ctx };
         let scratch = model.scratch(pool, kv_type, size);
         let scratch = scratch.map_err(Failure::memory("the context"))?;
@@ -256,7 +260,7 @@ impl<'a> Bench<'a> {
 
     fn batch(&mut self, tokens: &[u32], pos: usize) {
         let layout = self.model.kv_layout(self.kv_type);
-        let run = Run { tokens, pos, pages: &self.pages, n_logits: 1 };
+        let run = Run { tokens, pos, pages: &self.pages, state: 0, n_logits: 1 };
         let exec = Exec { cpu: self.cpu, pool: self.pool };
         let kv = KvRef { layout: &layout, memory: &mut self.memory };
         self.model.forward(exec, &[run], kv, &mut self.scratch, None);

@@ -4,6 +4,8 @@ use std::io::{Write, stdout};
 
 use serde_json::{Map, Value as Json, json};
 use starling::gguf::{Value, ValueType};
+use starling::kernels::attention::{KvType, PAGE};
+use starling::model::Config;
 
 use crate::cli::{InspectArgs, ModelArgs};
 use crate::error::Failure;
@@ -45,6 +47,12 @@ pub fn run(model_args: &ModelArgs, args: &InspectArgs) -> Result<(), Failure> {
         "{elements} parameters in {bytes} bytes, {:.2} bits each",
         bytes as f64 * 8.0 / elements.max(1) as f64
     )?;
+    // a file that the engine does not run can be inspected too
+    if let Ok(config) = Config::from_gguf(first, &shards) {
+        let page = config.kv_layout(KvType::F16).page_bytes();
+        writeln!(out, "keys and values: {} bytes per token (f16)", page / PAGE)?;
+        writeln!(out, "recurrent state: {} bytes per sequence", config.state_bytes())?;
+    }
     let mut types: Vec<(&str, u64, u64)> = Vec::new();
     for t in &tensors {
         match types.iter_mut().find(|(name, ..)| *name == t.dtype.name()) {

@@ -175,6 +175,7 @@ pub fn engine(
         prefill_chunk: BATCH,
         draft_rows: drafts.draft_max.into(),
         kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, n_ctx).min(usize::try_from(left).unwrap_or(usize::MAX)),
+        snapshots: Default::default(),
         model_sha256,
     };
     let mut engine = Engine::new(Arc::clone(model), pool, options).map_err(Failure::memory("the context"))?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use starling::kernels::Cpu;
 use starling::kernels::isa_benchmark::run;
+use starling::kv::PageKey;
 use starling::model::StreamLoader;
 use starling::sampler::Constraint;
 use wasm_bindgen::prelude::*;
@@ -122,6 +123,10 @@ impl Loader {
     }
 }
 
+fn key_bytes(keys: &[PageKey]) -> Vec<u8> {
+    keys.iter().flat_map(|key| key.0).collect()
+}
+
 fn shared(object: ConstraintObject) -> Arc<dyn Constraint> {
     Arc::new(JsConstraint::new(object))
 }
@@ -186,9 +191,51 @@ impl Model {
         self.0.model.tokenizer.grammar_vocabulary(self.0.model.config.n_vocab)
     }
 
-    /// Runs one batch; returns `{"tokens", "events"}` as JSON.
-    pub fn step(&mut self) -> String {
+    /// Runs one batch; returns `{"tokens", "events"}` as JSON. `time` is the duration of the last batch in any unit, from which
+    /// the engine learns how many draft tokens pay; NaN if it is not known.
+    pub fn step(&mut self, time: f32) -> String {
+        self.0.engine.record_step_time(time);
         json(&self.0.step())
+    }
+
+    /// Sets the maximal tokens of a batch, up to those at [`Loader::open`]. Changes no result.
+    #[wasm_bindgen(js_name = setBatchTokens)]
+    pub fn set_batch_tokens(&mut self, n: usize) {
+        self.0.engine.set_batch_limits(n, (n / 2).max(1));
+    }
+
+    /// Notes new KV pages from now on, for [`Model::take_new_page`]; returns `{"namespace", "page_bytes"}` as JSON: a digest that
+    /// the pages of this model and KV type have in common, and the size of a page.
+    ///
+    /// # Errors
+    /// If the loader computed no digest.
+    #[wasm_bindgen(js_name = trackPages)]
+    pub fn track_pages(&mut self) -> Result<String, Error> {
+        self.0.track_pages().map(|format| json(&format)).map_err(js)
+    }
+
+    /// The oldest new KV page, each once: its key of 32 bytes, and the page for [`Model::restore`].
+    #[wasm_bindgen(js_name = takeNewPage)]
+    pub fn take_new_page(&mut self) -> Option<Vec<u8>> {
+        self.0.take_new_page()
+    }
+
+    /// Keys of the KV pages of a request's prompt that are not in the prefix cache, 32 bytes each.
+    ///
+    /// # Errors
+    /// If the prompt is invalid.
+    #[wasm_bindgen(js_name = missingPages)]
+    pub fn missing_pages(&self, request: &str) -> Result<Vec<u8>, Error> {
+        let request = serde_json::from_str(request).map_err(js)?;
+        self.0.missing_pages_of(request).map(|keys| key_bytes(&keys)).map_err(js)
+    }
+
+    /// As [`Model::missing_pages`], of an open completion; none if it is closed.
+    #[cfg(feature = "openai")]
+    #[wasm_bindgen(js_name = missingPagesOfCompletion)]
+    pub fn missing_pages_of_completion(&self, completion: u32) -> Vec<u8> {
+        let prompt = self.0.completions.prompt(completion).unwrap_or_default();
+        key_bytes(&self.0.missing_pages(prompt))
     }
 
     /// Cancels a request; returns whether it was running.

@@ -140,6 +140,11 @@ impl Completions {
         self.open.remove(&completion);
     }
 
+    /// The prompt of an open completion.
+    pub(crate) fn prompt(&self, completion: u32) -> Option<&[u32]> {
+        Some(&self.open.get(&completion)?.request.tokens)
+    }
+
     pub(crate) fn forget(&mut self, id: RequestId) {
         self.requests.remove(&id);
     }
@@ -271,7 +276,8 @@ impl Session {
         };
         let request_plan =
             RequestPlan { sampling, constraint: None, prompt_logprobs: false, default_tokens: None, cache_salt: 0 };
-        let request = options.request(&limits, &request_plan, tokens, "messages")?;
+        let mut request = options.request(&limits, &request_plan, tokens, "messages")?;
+        request.speculation = self.speculation();
         let number = self.completions.next;
         let head = ResponseHead {
             id: format!("chatcmpl-{}", page.random).as_str().into(),

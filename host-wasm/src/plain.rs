@@ -18,8 +18,9 @@
 //! starling_panic() -> reply: the message of a panic; after one, nothing else may be called
 //! ```
 //!
-//! Feed each part of a split model until its directory is complete, then the rest of each in order. A module built without the
-//! feature `chat` replies to `starling_render` with an error. The module imports nothing.
+//! `host-wasm/README.md` documents the JSON. Feed each part of a split model until its directory is complete, then the rest of each in order. A module built without the
+//! feature `chat` replies to `starling_render` and to requests with `chat` with an error; `plain-ISA-chat.wasm` has it. The module
+//! imports nothing.
 // exported names need `no_mangle`, which the lint counts as unsafe, and `pub`, which nothing in Rust reaches
 #![allow(unsafe_code, unreachable_pub)]
 
@@ -80,7 +81,7 @@ impl State {
     fn reply<T: Serialize>(&mut self, result: Result<T, Error>) -> u64 {
         let text = json(&match result {
             Ok(value) => Reply::Ok(value),
-            Err(e) => Reply::Error { kind: e.kind(), message: e.to_string() },
+            Err(e) => Reply::Error { kind: e.kind(), message: message(&e) },
         });
         let len = text.len() as u64;
         u64::from(self.keep(text.into_bytes())) << 32 | len
@@ -92,6 +93,29 @@ impl State {
 enum Reply<T> {
     Ok(T),
     Error { kind: &'static str, message: String },
+}
+
+/// What failed; where memory ran out, with what the host has given: the module does not know the host's limit before it is
+/// reached.
+fn message(error: &Error) -> String {
+    match (error, memory_bytes()) {
+        (Error::WorkingMemory(_), _) | (_, None) => error.to_string(),
+        (_, Some(bytes)) if error.kind() == "memory" => {
+            format!("{error}; the module has {bytes} bytes, and the host gave it no more")
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// Bytes of the module's memory.
+#[cfg(target_arch = "wasm32")]
+fn memory_bytes() -> Option<u64> {
+    Some(core::arch::wasm32::memory_size(0) as u64 * (64 << 10))
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+fn memory_bytes() -> Option<u64> {
+    None
 }
 
 /// A buffer that the runtime reads and frees.

@@ -135,6 +135,12 @@ pub(crate) enum EventJson {
         logprob: f64,
         top: Vec<(u32, f64)>,
     },
+    /// Draft tokens of a step, and how many of them are in the answer.
+    Drafted {
+        id: u64,
+        n_drafted: usize,
+        n_accepted: usize,
+    },
     Done {
         id: u64,
         text: String,
@@ -156,9 +162,8 @@ impl EventJson {
     /// `None` for events that these faces do not report.
     pub(crate) fn of(event: Event) -> Option<EventJson> {
         Some(match event {
-            Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } | Event::Drafted { .. } => {
-                return None;
-            }
+            Event::Computed { .. } | Event::Preempted { .. } | Event::Prompt { .. } => return None,
+            Event::Drafted { id, n_drafted, n_accepted } => EventJson::Drafted { id: id.0, n_drafted, n_accepted },
             Event::Prefilled { id, n_prompt, n_cached } => EventJson::Prefilled { id: id.0, n_prompt, n_cached },
             Event::Token { id, token, text, logprob, top } => {
                 let top = top.into_iter().map(|(token, logprob)| (token, logprob.into())).collect();

@@ -9,16 +9,17 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 #[cfg(feature = "chat")]
 use starling::chat::{ChatError, ChatRequest, ChatTemplate, DEFAULT_TEMPLATE, Json, Now};
+use starling::draft::Speculation;
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::engine::{Engine, EngineOptions, Event, Request, RequestId};
 use starling::error::{LoadError, MemoryError, RequestError};
 use starling::kernels::attention::KvType;
 use starling::kernels::{Cpu, UnknownIsa};
-use starling::kv::PageError;
+use starling::kv::{PageError, PageKey};
 use starling::model::evaluate::{Evaluation, EvaluationError};
 use starling::model::{Model, StreamError, StreamLoader};
 use starling::pool::Pool;
-use starling::receipt::{Mismatch, Receipt, VerifyError, verify};
+use starling::receipt::{Hex, Mismatch, Receipt, VerifyError, verify};
 use starling::sampler::{Constraint, DRY_BREAKERS, SamplingOptions};
 use starling::tokenizer::{DecodeOptions, EncodeOptions};
 
@@ -139,6 +140,8 @@ pub(crate) struct Options {
     pub(crate) isa: Option<String>,
     /// Number of threads, this one included; the page has started the others.
     pub(crate) threads: usize,
+    /// Maximal draft tokens of a step; 0 turns speculation off.
+    pub(crate) draft_max: usize,
 }
 
 impl Default for Options {
@@ -151,12 +154,17 @@ impl Default for Options {
             kv_type: "f16".into(),
             isa: None,
             threads: 1,
+            draft_max: 0,
         }
     }
 }
 
 /// Maximum context length by default.
 const DEFAULT_CTX: usize = 4096;
+/// Limit of `draft_max`, as for the command.
+const MAX_DRAFT: usize = 64;
+/// Share of draft tokens that should be accepted, as for the command.
+const DRAFT_MIN_ACCEPTANCE: f32 = 0.3;
 
 /// A conversation in JSON.
 #[cfg(feature = "chat")]
@@ -243,6 +251,14 @@ pub(crate) struct Conversation {
     pub(crate) ids: Vec<u32>,
 }
 
+/// What all exported pages of a session have in common.
+#[derive(Serialize)]
+pub(crate) struct PageFormat {
+    /// Digest of numerics version, model and KV layout, in hexadecimal.
+    namespace: String,
+    page_bytes: usize,
+}
+
 /// Result of verifying a receipt.
 #[derive(Serialize)]
 #[serde(untagged)]
@@ -297,8 +313,9 @@ impl Session {
             max_seqs,
             batch_tokens: options.batch_tokens.max(1),
             prefill_chunk: options.batch_tokens / 2,
-            draft_rows: 0,
+            draft_rows: options.draft_max.min(MAX_DRAFT),
             kv_bytes: max_seqs.saturating_mul(EngineOptions::kv_bytes_of(&model, kv_type, n_ctx)),
+            snapshots: Default::default(),
             model_sha256,
         };
         let engine = Engine::new(Arc::clone(&model), &*pool, sizes).map_err(Error::memory(n_ctx))?;
@@ -325,15 +342,8 @@ impl Session {
 
     /// As [`Session::submit`], with a constraint of the answer.
     pub(crate) fn start(&mut self, r: RequestJson, constraint: Option<Arc<dyn Constraint>>) -> Result<u64, Error> {
-        let tokens = match (r.prompt, r.ids, r.chat) {
-            (Some(text), None, None) => {
-                let options = EncodeOptions { add_special: r.add_special, parse_special: r.parse_special };
-                self.model.tokenizer.encode(&text, options)
-            }
-            (None, Some(ids), None) => ids,
-            (None, None, Some(chat)) => self.chat(chat)?.ids,
-            _ => return Err(Error::Option("expected exactly one of prompt, ids and chat".into())),
-        };
+        let mut r = r;
+        let tokens = self.prompt(&mut r)?;
         let mut sampling = r.sampling;
         if let Some(dry) = &mut sampling.dry {
             let tokenizer = &self.model.tokenizer;
@@ -345,16 +355,81 @@ impl Session {
         }
         let request = Request {
             sampling,
-            max_tokens: r.max_tokens,
+            max_tokens: r.max_tokens.map(|n| self.at_most_the_context(n, tokens.len())),
             stop: r.stop,
             stop_tokens: r.stop_tokens,
             ignore_eos: r.ignore_eos,
             sequence: r.sequence,
             receipt: r.receipt,
             constraint,
+            speculation: self.speculation(),
             ..Request::new(tokens)
         };
         Ok(self.engine.submit(request)?.0)
+    }
+
+    /// The tokens of a request's prompt; takes `prompt`, `ids` and `chat`.
+    fn prompt(&self, r: &mut RequestJson) -> Result<Vec<u32>, Error> {
+        match (r.prompt.take(), r.ids.take(), r.chat.take()) {
+            (Some(text), None, None) => {
+                let options = EncodeOptions { add_special: r.add_special, parse_special: r.parse_special };
+                Ok(self.model.tokenizer.encode(&text, options))
+            }
+            (None, Some(ids), None) => Ok(ids),
+            (None, None, Some(chat)) => Ok(self.chat(chat)?.ids),
+            _ => Err(Error::Option("expected exactly one of prompt, ids and chat".into())),
+        }
+    }
+
+    /// The limit of an answer: `max_tokens`, or what the context has left after the prompt if that is less.
+    fn at_most_the_context(&self, max_tokens: usize, n_prompt: usize) -> usize {
+        // the engine refuses a prompt that leaves nothing
+        max_tokens.min((self.engine.options().n_ctx + 1).saturating_sub(n_prompt).max(1))
+    }
+
+    /// Speculative decoding of all requests.
+    pub(crate) fn speculation(&self) -> Speculation {
+        let max = self.engine.options().draft_rows;
+        Speculation { max, min_acceptance: DRAFT_MIN_ACCEPTANCE, ..Speculation::default() }
+    }
+
+    /// Notes new pages from now on, for [`Session::take_new_page`].
+    ///
+    /// # Errors
+    /// If the loader computed no digest.
+    pub(crate) fn track_pages(&mut self) -> Result<PageFormat, Error> {
+        self.digest()?;
+        self.engine.track_new_pages(true);
+        Ok(PageFormat {
+            namespace: Hex(self.engine.page_namespace()).to_string(),
+            page_bytes: self.engine.exported_page_bytes(),
+        })
+    }
+
+    /// Keys of the pages of a prompt that are not in the prefix cache: [`Session::restore`] takes these pages, in this order.
+    pub(crate) fn missing_pages(&self, tokens: &[u32]) -> Vec<PageKey> {
+        let mut keys = self.engine.page_keys(tokens, 0);
+        keys.drain(..self.engine.n_cached_pages(&keys));
+        keys
+    }
+
+    /// As [`Session::missing_pages`], of the prompt of a request.
+    ///
+    /// # Errors
+    /// If the prompt is invalid.
+    pub(crate) fn missing_pages_of(&self, mut request: RequestJson) -> Result<Vec<PageKey>, Error> {
+        Ok(self.missing_pages(&self.prompt(&mut request)?))
+    }
+
+    /// The oldest page that was computed and not taken before: its key and the exported page.
+    pub(crate) fn take_new_page(&mut self) -> Option<Vec<u8>> {
+        self.engine.publish_running();
+        loop {
+            let page = self.engine.take_new_page()?;
+            if let Some(bytes) = self.engine.export_page(&page.key) {
+                return Some([&page.key.0[..], &bytes].concat());
+            }
+        }
     }
 
     #[cfg(not(feature = "chat"))]

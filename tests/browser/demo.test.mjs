@@ -26,6 +26,11 @@ async function written(page, act) {
 async function demo(options) {
   const page = await b.page("/web/demo/index.html", options);
   await ready(page);
+  // no conversation of the test before
+  await page.evaluate(() => localStorage.clear());
+  await page.reload();
+  await ready(page);
+  await set(page, { seed: 0 });
   return page;
 }
 
@@ -115,13 +120,13 @@ test("chat: send, edit, ask again with the same seed, export", async () => {
   const answer = () => page.locator(".message.assistant .text").last().textContent();
   const first = await answer();
   assert.ok(first.length > 5);
-  assert.equal(first, native("Who are you?", "--chat", "-n", "30"));
+  assert.equal(first, native("Who are you?", "--chat", "-n", "30", "--seed", "0"));
   await written(page, () => page.getByRole("button", { name: "Again, same seed" }).click());
   assert.equal(await answer(), first);
   await page.getByRole("button", { name: "Edit" }).click();
   await page.getByLabel("Edited message").fill("What is the capital of France?");
   await written(page, () => page.locator(".message").getByRole("button", { name: "Send" }).click());
-  assert.equal(await answer(), native("What is the capital of France?", "--chat", "-n", "30"));
+  assert.equal(await answer(), native("What is the capital of France?", "--chat", "-n", "30", "--seed", "0"));
   const [download] = await Promise.all([page.waitForEvent("download"), page.click("#export")]);
   const saved = JSON.parse(await readFile(await download.path(), "utf8"));
   assert.deepEqual(
@@ -131,6 +136,42 @@ test("chat: send, edit, ask again with the same seed, export", async () => {
   assert.equal(saved.messages[0].content, "What is the capital of France?");
   assert.equal(saved.messages[1].receipt.format, "starling-receipt/1");
   assert.equal(saved.messages[1].sampling.maxTokens, 30);
+  await page.close();
+});
+
+test("conversations survive a reload, with the prompt in the cache, and can be removed", async () => {
+  const page = await demo();
+  await set(page, { maxTokens: 30, seed: "" });
+  await page.click("#tab-chat");
+  await page.fill("#message", "Tell me a story of a fox and a bird. ".repeat(8));
+  await written(page, () => page.press("#message", "Enter"));
+  const answers = () => page.locator(".message.assistant .text").allTextContents();
+  const [first] = await answers();
+  // a random seed is told, and gives the answer again
+  await written(page, () => page.getByRole("button", { name: "Again, same seed" }).click());
+  assert.deepEqual(await answers(), [first]);
+  await page.click("#clear");
+  await page.fill("#message", "Who are you?");
+  await written(page, () => page.press("#message", "Enter"));
+  await page.waitForTimeout(500);
+  await page.reload();
+  await ready(page);
+  await page.click("#tab-chat");
+  assert.match(await page.locator(".message.user .text").textContent(), /^Who are you/);
+  await page.click("#conversations summary");
+  assert.equal(await page.locator("#conversation-list .open").count(), 2);
+  await page.locator("#conversation-list .open").nth(1).click();
+  assert.deepEqual(await answers(), [first]);
+  await set(page, { maxTokens: 10, seed: 0 });
+  await page.fill("#message", "Go on.");
+  await written(page, () => page.press("#message", "Enter"));
+  const [, cached, prompt] = /(\d+) of (\d+) prompt tokens cached/.exec(await page.locator("#speed").textContent());
+  assert.ok(Number(cached) > Number(prompt) / 2, `${cached} of ${prompt}`);
+  for (const n of [1, 0]) {
+    await page.locator("#conversation-list").getByRole("button", { name: /^Remove/ }).first().click();
+    assert.equal(await page.locator("#conversation-list .open").count(), n);
+  }
+  assert.equal(await page.evaluate(() => localStorage.length), 0);
   await page.close();
 });
 
@@ -222,7 +263,7 @@ test("a seed of 64 bits is that seed, in the answer and in what is exported", as
   assert.equal(JSON.parse(saved).messages[1].sampling.seed, seed);
   assert.ok(saved.includes(`"seed":${seed}`), "the receipt's");
   await set(page, { seed: "1.5" });
-  await page.getByRole("button", { name: "Again, same seed" }).click();
+  await page.getByRole("button", { name: "Again", exact: true }).click();
   await page.waitForFunction(() => /seed is 1.5/.test(document.getElementById("status").textContent));
   await page.close();
 });

@@ -34,9 +34,21 @@ test("wasmtime from Python", async () => {
   }
 });
 
+test("a chat in wasmtime is that of the package", async () => {
+  const { Starling } = await import("../../web/dist/index.js");
+  const model = await Starling.load(MODEL, { contextLength: 512 });
+  const want = await model.chat("Who are you?", { maxTokens: 64, temperature: 0 }).result;
+  model.dispose();
+  const module = join(wasm, "plain-simd128-chat.wasm");
+  const answer = await run(python, "-B", "wasmtime_chat.py", module, MODEL, "Who are you?");
+  assert.deepEqual(answer, { text: want.text, reason: want.finishReason });
+  for (const script of ["wasmtime_story.py", "wasmtime_chat.py"])
+    await assert.rejects(run(python, "-B", script), (e) => e.code === 1 && e.stderr.includes(`python3 ${script} `));
+});
+
 test("a sandbox ends what takes too much", async () => {
   const limits = [
-    ["MEMORY_LIMIT = 5 << 20", /RuntimeError: memory: not enough memory for the weights/],
+    ["MEMORY_LIMIT = 5 << 20", /RuntimeError: memory: not enough memory for the weights: .*; the module has \d+ bytes, and the host gave it no more/],
     ["FUEL = 10**7", /all fuel consumed/],
   ];
   for (const [limit, message] of limits) {

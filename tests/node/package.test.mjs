@@ -15,7 +15,7 @@ const TINY = fixture("starling-tiny/starling-tiny-q8_0.gguf");
 const code = (want) => (e) => e instanceof StarlingError && e.code === want;
 
 let model;
-before(async () => (model = await Starling.load(TINY, { receipts: true, sequences: 4 })));
+before(async () => (model = await Starling.load(TINY, { receipts: true, sequences: 4, worker: false })));
 after(() => model.dispose());
 
 test("what is known of the model", async () => {
@@ -379,7 +379,6 @@ test("what is wrong is refused with a code", async () => {
     [[99999], {}, "request"],
     ["a", { topP: 2 }, "request"],
     ["a", { maxTokens: 0 }, "request"],
-    ["a", { maxTokens: 5000 }, "request"],
     ["a", { seed: -1 }, "request"],
     ["a", { seed: 1.5 }, "request"],
     ["a", { seed: 2n ** 64n }, "request"],

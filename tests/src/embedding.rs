@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use starling::embed::{Embedder, EmbedderOptions, Pooling, Text};
 use starling::kernels::Cpu;
 use starling::model::Model;
-use starling::pool::Pool;
+use starling::pool::{Inline, Pool};
 
 use crate::reference::fixtures;
 
@@ -71,6 +71,16 @@ pub fn embed(e: &mut Embedder, cpu: Cpu, pool: &dyn Pool, mut texts: &[Text<'_>]
         texts = rest;
     }
     all
+}
+
+/// The states of all tokens of a text after the final norm: (n_tokens, n_embd).
+///
+/// # Panics
+/// If the text is invalid or a state is not finite.
+pub fn states(model: &Arc<Model>, cpu: Cpu, ids: &[u32]) -> Vec<f32> {
+    let mut e = embedder(model, &Inline, 1, ids.len());
+    let text = Text { tokens: ids, pooling: Pooling::None, dimensions: None, normalise: false };
+    embed(&mut e, cpu, &Inline, &[text]).concat()
 }
 
 /// SHA-256 of the concatenated vectors, f32 little-endian.

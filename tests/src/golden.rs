@@ -194,6 +194,7 @@ impl Case {
             prefill_chunk: batch / 2,
             draft_rows: 8 * neighbours,
             kv_bytes: (1 + neighbours) * EngineOptions::kv_bytes_of(model, self.kv_type(), n_ctx),
+            snapshots: Default::default(),
             model_sha256: None,
         };
         let mut engine = Engine::new(Arc::clone(model), pool, options).expect("memory");

@@ -49,6 +49,7 @@ pub fn engine_with_pages(
         prefill_chunk: batch_tokens / 2,
         draft_rows: 24,
         kv_bytes,
+        snapshots: Default::default(),
         model_sha256: Some([7; 32]),
     };
     Engine::new(Arc::clone(model), &Inline, options).expect("memory")

@@ -31,6 +31,7 @@ fn engine(model: &Arc<Model>, n_ctx: usize, batch_tokens: usize, pages: usize) -
         prefill_chunk: batch_tokens,
         draft_rows: 0,
         kv_bytes,
+        snapshots: Default::default(),
         model_sha256: Some(SHA256),
     };
     Engine::new(Arc::clone(model), &Inline, options).expect("memory")

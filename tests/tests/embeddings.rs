@@ -179,7 +179,7 @@ fn decoders_embed_with_the_states_that_they_generate_from() {
         let mut memory = KvMemory::zeroed(&kv, pages.len()).expect("memory");
         let size = ScratchSize { rows: 300, logits: 300, seqs: 1, n_ctx: 300 };
         let mut scratch = model.scratch(&Inline, KvType::F32, size).expect("memory");
-        let run = Run { tokens: &ids, pos: 0, pages: &pages, n_logits: 300 };
+        let run = Run { tokens: &ids, pos: 0, pages: &pages, state: 0, n_logits: 300 };
         let exec = Exec { cpu: Cpu::detect(), pool: &Inline };
         let out = model.forward(exec, &[run], KvRef { layout: &kv, memory: &mut memory }, &mut scratch, None);
         let want: Vec<f32> = (0..300).flat_map(|row| out.hidden(row)).copied().collect();
@@ -246,6 +246,7 @@ fn encoders_continue_nothing() {
         prefill_chunk: 64,
         draft_rows: 0,
         kv_bytes,
+        snapshots: Default::default(),
         model_sha256: None,
     };
     let mut engine = Engine::new(model, &Inline, options).expect("memory");

@@ -42,6 +42,7 @@ fn run(file: &[u8]) {
         prefill_chunk: 8,
         draft_rows: 0,
         kv_bytes,
+        snapshots: Default::default(),
         model_sha256: None,
     };
     let Ok(mut engine) = Engine::new(Arc::clone(&model), &Inline, options) else { return };

@@ -23,6 +23,7 @@ fn engine(model: &Arc<Model>, kv_type: KvType, pages: usize) -> Engine {
         prefill_chunk: 16,
         draft_rows: 0,
         kv_bytes: EngineOptions::kv_bytes_of(model, kv_type, pages * PAGE),
+        snapshots: Default::default(),
         model_sha256: Some([7; 32]),
     };
     let mut engine = Engine::new(Arc::clone(model), &Inline, options).expect("memory");

@@ -42,6 +42,7 @@ fn engine(model: &Arc<Model>, kv_type: KvType, batch_tokens: usize) -> Engine {
         prefill_chunk: batch_tokens,
         draft_rows: 0,
         kv_bytes: 6 * EngineOptions::kv_bytes_of(model, kv_type, N_CTX),
+        snapshots: Default::default(),
         model_sha256: Some(SHA256),
     };
     Engine::new(Arc::clone(model), &Inline, options).expect("memory")

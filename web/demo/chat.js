@@ -1,17 +1,20 @@
-// The chat: messages can be edited, and answers regenerated.
+// The chat: messages can be edited, answers regenerated, and conversations stay in this browser.
 
 import { $, element, save } from "./dom.js";
+import * as store from "./store.js";
 import { Answer } from "./tokens.js";
 
 export class Conversation {
   /**
-   * `answer({ messages }, view)` generates an answer into `view` and returns the result and its options. `canWrite()` returns
+   * `answer({ messages, seed }, view)` generates an answer into `view` and returns the result and its options. `canWrite()` returns
    * whether a model is loaded and idle; `stop()` aborts the running answer.
    */
   constructor(answer, canWrite, stop) {
     this.answer = answer;
     this.canWrite = canWrite;
     this.isAnswering = false;
+    this.stop = stop;
+    this.id = newId();
     /** `{ role, content, view?, receipt?, options? }` */
     this.messages = [];
     $("chat-form").onsubmit = (event) => {
@@ -26,11 +29,7 @@ export class Conversation {
       event.preventDefault();
       if (!$("send").disabled) $("chat-form").requestSubmit();
     };
-    $("clear").onclick = () => {
-      if (this.isAnswering) stop();
-      this.messages = [];
-      this.draw();
-    };
+    $("clear").onclick = () => this.open({ id: newId(), messages: [] });
     $("export").onclick = () => {
       const digits = (_, value) => (typeof value === "bigint" ? String(value) : value);
       // receipts verbatim: JSON.parse would round their 64-bit seeds
@@ -40,10 +39,49 @@ export class Conversation {
       });
       save("conversation.json", `{"messages":[\n${messages.join(",\n")}\n]}`);
     };
+    const [last] = store.list();
+    if (last) this.open(last);
   }
 
-  /** Sets the user message at index `at`, drops all later messages, and generates an answer. */
-  async ask(at, content) {
+  /** Shows a conversation of the list, or a new one. */
+  open({ id, messages }) {
+    if (this.isAnswering) this.stop();
+    this.id = id;
+    this.messages = messages;
+    this.draw();
+    this.drawList();
+  }
+
+  /** Keeps the conversation in this browser. */
+  #keep() {
+    const messages = this.messages
+      .filter(({ content }) => content !== "")
+      .map(({ role, content, receipt, options }) => ({ role, content, receipt, options }));
+    if (messages.length > 0) store.put({ id: this.id, title: messages[0].content.slice(0, 80), messages });
+    this.drawList();
+  }
+
+  drawList() {
+    const all = store.list();
+    $("conversations").hidden = all.length === 0;
+    $("conversation-list").replaceChildren(
+      ...all.map((conversation) => {
+        const { id, title } = conversation;
+        const open = element("button", { type: "button", className: "small open", onclick: () => this.open(conversation) }, title);
+        if (id === this.id) open.setAttribute("aria-current", "true");
+        const remove = small("Remove", () => {
+          store.remove(id);
+          if (id === this.id) this.open({ id: newId(), messages: [] });
+          else this.drawList();
+        });
+        remove.setAttribute("aria-label", `Remove the conversation ${title}`);
+        return element("li", {}, open, remove);
+      }),
+    );
+  }
+
+  /** Sets the user message at index `at`, drops all later messages, and generates an answer, with `seed` or the one chosen. */
+  async ask(at, content, seed) {
     if (!this.canWrite()) return;
     this.messages.length = at;
     this.messages.push({ role: "user", content });
@@ -51,8 +89,9 @@ export class Conversation {
     const reply = { role: "assistant", content: "", view: new Answer(element("div", { className: "text" })) };
     this.messages.push(reply);
     this.draw();
+    this.#keep();
     this.isAnswering = true;
-    const result = await this.answer({ messages }, reply.view);
+    const result = await this.answer({ messages, seed }, reply.view);
     this.isAnswering = false;
     reply.content = reply.view.text;
     reply.receipt = result?.receipt;
@@ -63,8 +102,10 @@ export class Conversation {
       // an empty answer would become a part of the next prompt
       this.messages.splice(index, 1);
       $("messages").children[index].remove();
+      this.#keep();
       return;
     }
+    this.#keep();
     // no full redraw: the user may be editing another message
     $("messages").children[index].replaceWith(this.#node(reply, index));
   }
@@ -98,7 +139,10 @@ export class Conversation {
     if (message.role === "user") {
       buttons.append(
         small("Edit", () => this.#edit(node, at)),
-        this.#answerButton("Again, same seed", () => this.ask(at, message.content)),
+        this.#answerButton("Again", () => this.ask(at, message.content)),
+        this.#answerButton("Again, same seed", () =>
+          this.ask(at, message.content, this.messages[at + 1]?.options?.seed),
+        ),
       );
     } else if (message.receipt) {
       buttons.append(small("Save receipt", () => save("receipt.json", message.receipt)));
@@ -122,5 +166,7 @@ export class Conversation {
     area.focus();
   }
 }
+
+const newId = () => crypto.randomUUID?.() ?? String(Math.random());
 
 const small = (label, onclick) => element("button", { type: "button", className: "small", onclick }, label);

@@ -57,7 +57,12 @@ async function load(source) {
   status("Loading");
   try {
     source ??= chosenSource();
-    const loaded = await Starling.load(source, { signal: mine.signal, receipts: true, onProgress: showProgress });
+    const loaded = await Starling.load(source, {
+      signal: mine.signal,
+      receipts: true,
+      kvCache: true,
+      onProgress: showProgress,
+    });
     // another load was started meanwhile
     if (loading !== mine) return loaded.dispose();
     model = loaded;
@@ -120,9 +125,9 @@ function showError(e) {
   else status(e.message, true);
 }
 
-/** The sampling options, with `maxTokens` limited to the context after the prompt. */
-async function optionsFor({ prompt, messages }) {
-  const options = samplingOptions();
+/** The sampling options; throws if the prompt leaves no room for an answer. */
+async function optionsFor({ prompt, messages, seed }) {
+  const options = { ...samplingOptions(), ...(seed !== undefined && { seed }) };
   const { ids } = messages ? await model.applyTemplate(messages) : await model.tokenize(prompt);
   const { contextLength } = model.info;
   if (ids.length >= contextLength)
@@ -130,7 +135,7 @@ async function optionsFor({ prompt, messages }) {
       `${messages ? "The conversation" : "The text"} has ${ids.length} tokens, and the model's context ${contextLength}: ` +
         (messages ? "begin a new one, or edit an earlier message" : "shorten it"),
     );
-  return { ...options, maxTokens: Math.min(options.maxTokens, contextLength - ids.length) };
+  return options;
 }
 
 /** Generates into a view from a prompt or messages; returns the result and its options, or undefined if aborted or failed. */
@@ -152,14 +157,15 @@ async function answer(to, view) {
     const result = await generation.result;
     const { timings, usage } = result;
     $("speed").textContent =
-      `${timings.generationPerSecond.toFixed(1)} tokens/s written, ${timings.promptPerSecond.toFixed(0)} read`;
+      `${timings.generationPerSecond.toFixed(1)} tokens/s written, ${timings.promptPerSecond.toFixed(0)} read` +
+      (usage.cachedTokens > 0 ? `; ${usage.cachedTokens} of ${usage.promptTokens} prompt tokens cached` : "");
     const ended = {
       stop: "the model ended",
       length: "the limit of tokens is reached",
       not_finite: "the model's numbers are not finite",
     }[result.finishReason];
     status(`${usage.completionTokens} tokens: ${ended}`);
-    return { ...result, options };
+    return { ...result, options: { ...options, seed: result.seed } };
   } catch (e) {
     // the status shows the progress of a model that is loading
     if (!loading) showError(e);
@@ -189,6 +195,7 @@ $("write-receipt").onclick = () => {
 };
 
 const conversation = new Conversation(answer, canWrite, stop);
+conversation.drawList();
 const verifier = new Verifier(() => model);
 
 for (const id of ["write-stop", "chat-stop"]) $(id).onclick = stop;

@@ -4,7 +4,7 @@ import { $, element } from "./dom.js";
 
 const controls = [
   ["maxTokens", "Max tokens", 200, 1, 1],
-  ["seed", "Seed", 0, 0, 1],
+  ["seed", "Seed (empty: random)", "", 0, 1],
   ["temperature", "Temperature", 0.8, 0, 0.05],
   ["topK", "Top-k (0: off)", 40, 0, 1],
   ["topP", "Top-p", 0.95, 0, 0.01],
@@ -25,7 +25,7 @@ for (const [name, label, value, min, step] of controls) {
     value: String(value),
     min: String(min),
     step: String(step),
-    required: true,
+    required: name !== "seed",
   });
   $("sampling").append(element("label", {}, label, input));
 }
@@ -64,6 +64,7 @@ function structure() {
 export function samplingOptions() {
   const options = Object.fromEntries(controls.map(([name]) => [name, Number($(`option-${name}`).value)]));
   const seed = $("option-seed").value.trim();
+  if (seed === "") delete options.seed;
   if (/^\d+$/.test(seed) && !Number.isSafeInteger(options.seed)) options.seed = BigInt(seed);
   return { ...options, ...(stop.value !== "" && { stop: stop.value }), ...structure() };
 }

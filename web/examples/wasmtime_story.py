@@ -15,7 +15,7 @@ PIECE = 1 << 20
 
 
 class Starling:
-    """The exports of the module; host-wasm/src/plain.rs has the table of them."""
+    """The exports of the module; host-wasm/README.md documents them."""
 
     def __init__(self, module_path):
         config = Config()
@@ -66,4 +66,6 @@ def story(module_path, model_path):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__.strip())
     print(json.dumps(story(*sys.argv[1:])))

@@ -13,6 +13,7 @@ import {
   type ToWorker,
   isLast,
 } from "./protocol.js";
+import type { Thread } from "./runtime.js";
 import { startWorker } from "./script.js";
 import { type Part, transferable, readToBlob } from "./source.js";
 import type { ModelInfo, Progress } from "./types.js";
@@ -64,7 +65,7 @@ const CRASH_GRACE_MS = 2000;
 
 class WorkerBackend implements Backend {
   info!: ModelInfo;
-  #worker: Worker;
+  #worker: Thread;
   #emit: (events: CoreEvent[]) => void;
   #calls = new Map<number, { resolve: (value: never) => void; reject: (e: Error) => void }>();
   #nextCall = 0;
@@ -74,7 +75,7 @@ class WorkerBackend implements Backend {
   /** Rejects the load in progress. */
   #refuse: (e: Error) => void = () => {};
 
-  constructor(worker: Worker, { emit, onProgress }: BackendOptions) {
+  constructor(worker: Thread, { emit, onProgress }: BackendOptions) {
     this.#worker = worker;
     this.#emit = emit;
     worker.onerror = (event) => {
@@ -90,13 +91,16 @@ class WorkerBackend implements Backend {
         case "events":
           for (const event of data.events) if (isLast(event)) this.#jobs.delete(event.job);
           emit(data.events);
+          this.#hold();
           return data.events.forEach((event) => event.type === "failed" && this.#endIfCrashed(event.error));
         case "reply":
           this.#calls.get(data.call)?.resolve(data.value as never);
-          return this.#calls.delete(data.call);
+          this.#calls.delete(data.call);
+          return this.#hold();
         case "fault":
           this.#calls.get(data.call)?.reject(fromWire(data.error));
           this.#calls.delete(data.call);
+          this.#hold();
           return this.#endIfCrashed(data.error);
         default:
           return this.#onMessage(data);
@@ -128,6 +132,7 @@ class WorkerBackend implements Backend {
       this.info = await promise;
       // loaded in spite of the abort
       signal?.throwIfAborted();
+      this.#hold();
       return this;
     } finally {
       clearTimeout(grace);
@@ -160,6 +165,12 @@ class WorkerBackend implements Backend {
     }
   }
 
+  /** A worker keeps a process of Node alive while it has something to do. */
+  #hold(): void {
+    if (this.#calls.size + this.#jobs.size > 0) this.#worker.ref?.();
+    else this.#worker.unref?.();
+  }
+
   /** A worker whose module has crashed is of no more use. */
   #endIfCrashed(error: WireError): void {
     if (error.code === "crashed" && !this.#failure) this.#end(fromWire(error), CRASH_GRACE_MS);
@@ -183,11 +194,13 @@ class WorkerBackend implements Backend {
   submit(job: number, request: string | Choice, constraint: OutputConstraint | undefined): void {
     if (this.#failure) return this.#fail(job, this.#failure);
     this.#jobs.add(job);
+    this.#hold();
     this.#post({ type: "submit", job, request, constraint });
   }
 
   cancel(job: number): void {
     this.#jobs.delete(job);
+    this.#hold();
     this.#post({ type: "cancel", job });
   }
 
@@ -196,6 +209,7 @@ class WorkerBackend implements Backend {
     const { promise, resolve, reject } = withResolvers<ReturnType<Core[M]>>();
     const call = this.#nextCall++;
     this.#calls.set(call, { resolve, reject });
+    this.#hold();
     this.#post({ type: "call", call, method, args });
     return promise;
   }

@@ -3,6 +3,7 @@
 
 import { type ErrorCode, StarlingError, toWire } from "./errors.js";
 import { GrammarReader } from "./grammar.js";
+import { KvStore, type PageFormat, type Taken } from "./kv-store.js";
 import { isFatal } from "./instance.js";
 import { type Loaded, loadModel, type LoadRequest } from "./load.js";
 import type { ChatCompletion, ChatCompletionChunk } from "./openai.js";
@@ -23,11 +24,17 @@ interface Job {
   started: number;
   prefilled: number;
   prompt: number;
+  /** Draft tokens, and those of them that are in the answer. */
+  drafted: number;
+  accepted: number;
+  /** Whether its KV pages were looked up in the store. */
+  isLookedUp: boolean;
 }
 
 /** An event of the module's `step`. */
 type EngineEvent =
   | { type: "prefilled"; id: number; n_prompt: number; n_cached: number }
+  | { type: "drafted"; id: number; n_drafted: number; n_accepted: number }
   | { type: "token"; id: number; token: number; text: string; logprob: number | null; top: [number, number][] }
   | {
       type: "done";
@@ -49,6 +56,38 @@ type EngineEvent =
       error?: { code: ErrorCode; message: string };
     };
 
+/** Prompt tokens of a batch by default, as in the module. */
+const DEFAULT_BATCH_TOKENS = 64;
+/** Prompt tokens of the first batch of a model whose speed is not known. */
+const FIRST_BATCH_TOKENS = 4;
+
+/** Keeps steps short on a thread that has other work: chooses the tokens of a batch by the time of the last. */
+class Pacer {
+  #maxMs: number;
+  #max: number;
+  #batch: number;
+  #set: (tokens: number) => void;
+
+  constructor(maxMs: number, maxTokens: number, set: (tokens: number) => void) {
+    this.#maxMs = maxMs;
+    this.#max = maxTokens;
+    this.#set = set;
+    this.#batch = Math.min(FIRST_BATCH_TOKENS, maxTokens);
+    set(this.#batch);
+  }
+
+  after(tokens: number, ms: number): void {
+    const before = this.#batch;
+    if (ms > this.#maxMs && tokens > 1) this.#batch = Math.max(1, Math.floor(Math.min(before, tokens) / 2));
+    else if (ms < this.#maxMs / 3 && tokens >= before) this.#batch = Math.min(before * 2, this.#max);
+    if (this.#batch !== before) this.#set(this.#batch);
+  }
+}
+
+/** Share of a step's time, and milliseconds at most, in which pages are written between steps. */
+const SAVE_SHARE = 16;
+const SAVE_MS = 20;
+
 export class Core {
   readonly info: ModelInfo;
   /** Undefined once disposed, so that the instance's memory can be collected. */
@@ -64,9 +103,16 @@ export class Core {
   #isFull = false;
   #grammars = new GrammarReader(() => this.#call((m) => m.words()));
   #failure: StarlingError | undefined;
+  /** KV pages on disk. */
+  #store: KvStore | undefined;
+  /** Milliseconds of the last step. */
+  #stepMs = NaN;
+  #savesRest = false;
+  #pacer: Pacer | undefined;
 
-  private constructor(loaded: Loaded, emit: (events: CoreEvent[]) => void) {
+  private constructor(loaded: Loaded, store: KvStore | undefined, emit: (events: CoreEvent[]) => void) {
     this.#loaded = loaded;
+    this.#store = store;
     this.#emit = emit;
     loaded.helpers.onLost = (error) => this.#fail(error);
     const info = JSON.parse(loaded.model.info());
@@ -94,7 +140,13 @@ export class Core {
     signal: AbortSignal | undefined,
     emit: (events: CoreEvent[]) => void,
   ): Promise<Core> {
-    return new Core(await loadModel(options, onProgress, signal), emit);
+    const loaded = await loadModel(options, onProgress, signal);
+    const core = new Core(loaded, await openStore(loaded, options), emit);
+    if (options.maxStepMs !== undefined) {
+      const batchTokens = options.session.batch_tokens ?? DEFAULT_BATCH_TOKENS;
+      core.#pacer = new Pacer(options.maxStepMs, batchTokens, (n) => core.#call((m) => m.setBatchTokens(n)));
+    }
+    return core;
   }
 
   /** Queues a request in JSON, or a choice of a completion; its events are emitted. */
@@ -107,7 +159,8 @@ export class Core {
       return this.#emit([{ type: "failed", job, error: toWire(e) }]);
     }
     const times = { submitted: now, started: now, prefilled: now };
-    const waiting: Job = { job, id: undefined, request, constraint, ...times, prompt: 0 };
+    const counts = { prompt: 0, drafted: 0, accepted: 0 };
+    const waiting: Job = { job, id: undefined, request, constraint, ...times, ...counts, isLookedUp: false };
     this.#waiting.push(waiting);
     void this.#drive(waiting);
   }
@@ -143,7 +196,10 @@ export class Core {
     try {
       const events = this.#admit();
       if (this.#active.size > 0) {
-        const step = JSON.parse(this.#call((m) => m.step())) as { events: EngineEvent[] };
+        const begin = performance.now();
+        const step = JSON.parse(this.#call((m) => m.step(this.#stepMs))) as { tokens: number; events: EngineEvent[] };
+        this.#stepMs = performance.now() - begin;
+        this.#pacer?.after(step.tokens, this.#stepMs);
         for (const event of step.events) {
           const translated = this.#translate(event);
           // an end token is not part of the answer: its event comes right before `done`
@@ -156,6 +212,8 @@ export class Core {
         }
       }
       if (events.length > 0) this.#emit(events);
+      if (this.#active.size === 0) void this.#saveRest();
+      else this.#savePages(Math.min(this.#stepMs / SAVE_SHARE, SAVE_MS));
     } catch (e) {
       const error = toWire(e);
       const jobs = [...this.#active.values(), ...this.#waiting];
@@ -171,6 +229,7 @@ export class Core {
       const next = this.#waiting[0]!;
       try {
         const { request, constraint } = next;
+        this.#restorePages(next);
         // a fork, because a request that is refused now is submitted again
         next.id = this.#call((m) =>
           typeof request === "string"
@@ -201,6 +260,10 @@ export class Core {
         active.prefilled = performance.now();
         active.prompt = event.n_prompt - event.n_cached;
         return { type: "prefilled", job, promptTokens: event.n_prompt, cachedTokens: event.n_cached };
+      case "drafted":
+        active.drafted += event.n_drafted;
+        active.accepted += event.n_accepted;
+        return undefined;
       case "token": {
         const top = event.top.map(([id, logprob]) => ({ id, logprob, ...this.#piece(id) }));
         return {
@@ -249,6 +312,8 @@ export class Core {
           text: event.text,
           reason: event.reason,
           completionTokens: event.n_tokens,
+          draftTokens: active.drafted,
+          acceptedDraftTokens: active.accepted,
           stopToken: event.stop_token,
           timings,
           receipt: event.receipt,
@@ -303,6 +368,10 @@ export class Core {
     return this.#call((m) => m.restore(bytes));
   }
 
+  clearKvCache(): void {
+    this.#useStore((store) => store.clear());
+  }
+
   memory(): MemoryReport {
     const memory = JSON.parse(this.#call((m) => m.memory()));
     return {
@@ -311,6 +380,8 @@ export class Core {
       kvCommitted: memory.kv_committed,
       kvInUse: memory.kv_in_use,
       kvCached: memory.kv_cached,
+      kvStored: this.#store?.bytes ?? 0,
+      kvRefused: this.#store?.refused ?? 0,
       module: this.#loaded!.instance.memory.buffer.byteLength,
     };
   }
@@ -324,8 +395,80 @@ export class Core {
     });
   }
 
+  /** Reads the KV pages of a prompt from the store, once. */
+  #restorePages(job: Job): void {
+    if (job.isLookedUp) return;
+    job.isLookedUp = true;
+    const { request } = job;
+    const take = (page: Uint8Array): Taken => {
+      try {
+        return this.#call((m) => m.restore(page)) > 0 ? "imported" : "refused";
+      } catch (e) {
+        if (!(e instanceof StarlingError) || isFatal(e)) throw e;
+        return e.code === "capacity" ? "full" : "refused";
+      }
+    };
+    this.#useStore((store) => {
+      let keys: Uint8Array;
+      try {
+        keys = this.#call((m) =>
+          typeof request === "string" ? m.missingPages(request) : m.missingPagesOfCompletion(request.completion),
+        );
+      } catch (e) {
+        if (isFatal(e)) throw e;
+        return; // the request is refused for the same reason
+      }
+      store.restore(keys, take);
+    });
+  }
+
+  /** Writes new KV pages to the store for up to `ms` milliseconds; returns whether there may be more. */
+  #savePages(ms: number): boolean {
+    const end = performance.now() + ms;
+    let isMore = false;
+    this.#useStore((store) => {
+      do {
+        const page = this.#call((m) => m.takeNewPage());
+        if (!page) return;
+        store.put(page);
+      } while (performance.now() < end);
+      isMore = true;
+    });
+    return isMore;
+  }
+
+  /** Writes all new KV pages, while no request runs. */
+  async #saveRest(): Promise<void> {
+    if (this.#savesRest || !this.#store) return;
+    this.#savesRest = true;
+    try {
+      do await yieldToEventLoop();
+      while (this.#active.size === 0 && this.#savePages(SAVE_MS));
+    } catch (e) {
+      // a crash: all later calls report it
+      if (!isFatal(e)) throw e;
+    } finally {
+      this.#savesRest = false;
+    }
+  }
+
+  /** Works with the store; without it from the first fault of the storage on. */
+  #useStore(work: (store: KvStore) => void): void {
+    const store = this.#store;
+    if (!store) return;
+    try {
+      work(store);
+    } catch (e) {
+      this.#store = undefined;
+      store.close();
+      if (isFatal(e)) throw e;
+    }
+  }
+
   /** Frees the model. */
   dispose(): void {
+    this.#store?.close();
+    this.#store = undefined;
     this.#dropAll();
     this.#grammars.free();
     this.#release((m) => m.free());
@@ -364,6 +507,13 @@ export class Core {
       throw e;
     }
   }
+}
+
+/** The store of a model's KV pages, if it was asked for and there is one. */
+async function openStore({ instance, model }: Loaded, { kvCache }: LoadRequest): Promise<KvStore | undefined> {
+  if (kvCache === undefined) return undefined;
+  const format = JSON.parse(instance.call(() => model.trackPages())) as PageFormat;
+  return KvStore.open(format, kvCache.maxBytes);
 }
 
 /** Frees the job's own constraint; the module has a fork. */

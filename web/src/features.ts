@@ -1,6 +1,7 @@
 // Feature detection, and fetching the module build for this runtime.
 
 import { type ErrorCode, StarlingError } from "./errors.js";
+import { builtin, cpus } from "./runtime.js";
 
 /** Instruction sets; `relaxed-i16` is relaxed SIMD with 16-bit products, for CPUs without VNNI. All give the same bytes. */
 export type Isa = "simd128" | "relaxed-simd" | "relaxed-i16";
@@ -55,7 +56,7 @@ export function features(): Features {
     simd128: WebAssembly.validate(moduleOf(...splat, drop)),
     relaxedSimd: WebAssembly.validate(moduleOf(...splat, ...splat, 253, 128, 2, drop)),
     sharedMemory: (sharedMemory ??= canShareMemory()),
-    cpus: globalThis.navigator?.hardwareConcurrency ?? 1,
+    cpus: cpus(),
   };
 }
 
@@ -78,9 +79,9 @@ const DEFAULT_MAX_THREADS = 8;
 export function threadsFor(asked: number | undefined): number {
   if (asked !== undefined && !(Number.isSafeInteger(asked) && asked >= 1 && asked <= 64))
     throw new StarlingError("request", `threads is ${asked}, expected a whole number from 1 to 64`);
-  const { sharedMemory, cpus } = features();
+  const { sharedMemory, cpus: n } = features();
   if (!sharedMemory) return 1;
-  return asked ?? Math.min(cpus <= 4 ? cpus : Math.ceil(cpus / 2), DEFAULT_MAX_THREADS);
+  return asked ?? Math.min(n <= 4 ? n : Math.ceil(n / 2), DEFAULT_MAX_THREADS);
 }
 
 /** A module or where to fetch it. In workerd modules are imported. */
@@ -193,16 +194,10 @@ async function compileBytes(
   }
 }
 
-interface Fs {
-  openAsBlob?(path: URL): Promise<Blob>;
-  promises: { readFile(path: URL): Promise<Uint8Array<ArrayBuffer>> };
-}
-
 /** The file of a `file:` URL; `undefined` for other URLs. */
 export async function localFile(url: URL): Promise<Blob | undefined> {
   if (url.protocol !== "file:") return undefined;
-  const { process } = globalThis as { process?: { getBuiltinModule?(name: string): Fs | undefined } };
-  const fs = process?.getBuiltinModule?.("node:fs");
+  const fs = builtin("node:fs");
   if (!fs) throw new StarlingError("unsupported", `this runtime cannot read files: ${url.href}`);
   try {
     return fs.openAsBlob ? await fs.openAsBlob(url) : new Blob([await fs.promises.readFile(url)]);

@@ -2,14 +2,14 @@
 
 import { fromWire } from "./errors.js";
 import type { CoreEvent } from "./protocol.js";
-import type { Completion, Token } from "./types.js";
+import type { Completion, GenerateOptions, Token } from "./types.js";
 
 /** Token id of text that was held back until the end. */
 const HELD_BACK = -1;
 
 /**
  * A generation. Iterate once, over this object for text or over {@link tokens} for tokens; {@link result} is the complete
- * answer. Leaving the loop early aborts the generation.
+ * answer. Leaving the loop early stops the generation: the result is then the text so far.
  */
 export class Generation implements AsyncIterable<string> {
   /** The complete answer. Rejects with the error, or with the reason of an abort. */
@@ -18,6 +18,9 @@ export class Generation implements AsyncIterable<string> {
   #queue: Token[] = [];
   #tokens: Token[] = [];
   #usage = { promptTokens: 0, cachedTokens: 0 };
+  #seed: number | bigint;
+  #started = performance.now();
+  #prefilled = NaN;
   #ended = false;
   #error: unknown;
   #wake: () => void = () => {};
@@ -27,8 +30,10 @@ export class Generation implements AsyncIterable<string> {
   #logprobs: boolean;
 
   /** @internal */
-  constructor(signal: AbortSignal | undefined, cancel: () => void, logprobs: boolean) {
-    this.#logprobs = logprobs;
+  constructor(options: GenerateOptions, cancel: () => void) {
+    const { signal, logprobs } = options;
+    this.#logprobs = logprobs !== undefined && logprobs !== false;
+    this.#seed = options.seed ?? 0;
     this.result = new Promise((resolve, reject) => ([this.#resolve, this.#reject] = [resolve, reject]));
     // iterators throw the error too
     this.result.catch(() => {});
@@ -53,8 +58,33 @@ export class Generation implements AsyncIterable<string> {
         else await new Promise<void>((resolve) => (this.#wake = resolve));
       }
     } finally {
-      if (!this.#ended) this.fail(new DOMException("the answer is no longer read", "AbortError"));
+      this.#stop();
     }
+  }
+
+  /** Ends the generation with what there is. */
+  #stop(): void {
+    if (this.#ended) return;
+    this.#ended = true;
+    const now = performance.now();
+    const prefilled = Number.isNaN(this.#prefilled) ? now : this.#prefilled;
+    const [promptMs, generationMs] = [prefilled - this.#started, now - prefilled];
+    const n = this.#tokens.length;
+    this.#resolve({
+      text: this.#tokens.map((token) => token.text).join(""),
+      tokens: this.#tokens,
+      finishReason: "cancelled",
+      seed: this.#seed,
+      usage: { ...this.#usage, completionTokens: n, draftTokens: 0, acceptedDraftTokens: 0 },
+      timings: {
+        queuedMs: 0,
+        promptMs,
+        generationMs,
+        promptPerSecond: promptMs > 0 ? (this.#usage.promptTokens - this.#usage.cachedTokens) / (promptMs / 1000) : 0,
+        generationPerSecond: generationMs > 0 && n > 0 ? (n - 1) / (generationMs / 1000) : 0,
+      },
+    });
+    this.#cancel();
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<string, void> {
@@ -76,6 +106,7 @@ export class Generation implements AsyncIterable<string> {
     if (this.#ended) return;
     switch (event.type) {
       case "prefilled":
+        this.#prefilled = performance.now();
         this.#usage = { promptTokens: event.promptTokens, cachedTokens: event.cachedTokens };
         break;
       case "token":
@@ -93,7 +124,13 @@ export class Generation implements AsyncIterable<string> {
           text,
           tokens: this.#tokens,
           finishReason: event.reason,
-          usage: { ...this.#usage, completionTokens: event.completionTokens },
+          seed: this.#seed,
+          usage: {
+            ...this.#usage,
+            completionTokens: event.completionTokens,
+            draftTokens: event.draftTokens,
+            acceptedDraftTokens: event.acceptedDraftTokens,
+          },
           timings: event.timings,
           ...(event.stopToken !== undefined && { stopToken: event.stopToken }),
           ...(event.receipt !== undefined && { receipt: event.receipt }),

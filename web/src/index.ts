@@ -8,7 +8,17 @@ import { Generation } from "./generation.js";
 import { Completions } from "./openai.js";
 export type { ToolCall } from "./tools.js";
 import { type Backend, type Choice, type CoreEvent, isLast, type Receiver } from "./protocol.js";
-import { type Prompt, chatJson, json, requestJson } from "./request.js";
+import { clearKvStores, kvCacheOf } from "./kv-store.js";
+import {
+  CHAT_OPTIONS,
+  GENERATE_OPTIONS,
+  LOAD_OPTIONS,
+  type OptionTypes,
+  TEMPLATE_OPTIONS,
+  checkOptions,
+} from "./options.js";
+import { type Prompt, chatJson, json, randomSeed, requestJson } from "./request.js";
+import { hasClock, hasOwnThread } from "./runtime.js";
 import { unlessAborted } from "./signal.js";
 import { type Source, parts } from "./source.js";
 import { type Wanted, ofOption } from "./structure.js";
@@ -38,10 +48,15 @@ export type { Source } from "./source.js";
 export type { Structure } from "./structure.js";
 export type * from "./types.js";
 
+/** Maximum draft tokens of a step by default. */
+const DRAFT_MAX = 4;
+/** Milliseconds after which a model without a worker yields to the event loop. */
+const INLINE_STEP_MS = 20;
+
 /** {@link Starling.chat}: a function that is also an object, as in OpenAI's client. */
 export interface Chat {
-  /** Answers a conversation, by the model's chat template. */
-  (messages: ChatMessage[], options?: GenerateOptions & TemplateOptions): Generation;
+  /** Answers a conversation, by the model's chat template; a text is a message of the user. */
+  (messages: string | ChatMessage[], options?: GenerateOptions & TemplateOptions): Generation;
   /** The form of OpenAI's client: `chat.completions.create({ messages, stream: true })`. */
   readonly completions: Completions;
 }
@@ -61,6 +76,11 @@ export class Starling {
   static readonly features = features;
   /** The cache of downloaded models. */
   static readonly cache = modelCache;
+  /** The KV pages that {@link LoadOptions.kvCache} keeps. */
+  static readonly kvCache = {
+    /** Removes the pages of all models that are not loaded; returns the number of bytes. */
+    clear: clearKvStores,
+  };
 
   private constructor(
     backend: Backend,
@@ -78,8 +98,8 @@ export class Starling {
         receiver?.receive(event);
       }
     });
-    const chat = (messages: ChatMessage[], options: GenerateOptions & TemplateOptions = {}) =>
-      this.#start({ chat: chatJson(messages, options) }, options);
+    const chat = (messages: string | ChatMessage[], options: GenerateOptions & TemplateOptions = {}) =>
+      this.#start({ chat: chatJson(messages, options) }, options, CHAT_OPTIONS);
     const completions = new Completions({
       open: (body, page) => this.#backend.call("openCompletion", body, page),
       // a model that has failed has no completions
@@ -95,8 +115,9 @@ export class Starling {
    * @throws {StarlingError} if the file or an option is wrong; the reason of `signal` if it is aborted
    */
   static async load(source: Source, options: LoadOptions = {}): Promise<Starling> {
+    checkOptions(options, LOAD_OPTIONS);
     const { sha256 } = options;
-    const apart = options.worker ?? typeof document !== "undefined";
+    const apart = options.worker ?? hasOwnThread();
     // the main thread of a page may not block
     const threads = apart ? threadsFor(options.threads) : 1;
     const core = {
@@ -105,8 +126,10 @@ export class Starling {
       sha256: typeof sha256 === "string" ? [sha256] : sha256,
       headers: options.headers ?? {},
       receipts: options.receipts ?? false,
+      kvCache: kvCacheOf(options.kvCache),
       module: await unlessAborted(compile(options.isa, threads > 1, options.wasm), options.signal),
       threads,
+      ...(!apart && { maxStepMs: INLINE_STEP_MS }),
       isa: options.isa,
       session: {
         n_ctx: options.contextLength,
@@ -114,6 +137,7 @@ export class Starling {
         batch_tokens: options.batchTokens,
         working_memory: options.workingMemory,
         kv_type: options.kvType,
+        draft_max: options.draftMax ?? (hasClock() ? DRAFT_MAX : 0),
       },
     };
     if (core.sha256 && core.sha256.length !== core.parts.length) {
@@ -132,16 +156,16 @@ export class Starling {
 
   /** Continues a prompt: text or token ids. `sequences` generations run at once, others are queued. */
   generate(prompt: string | number[], options: GenerateOptions = {}): Generation {
-    return this.#start(typeof prompt === "string" ? { prompt } : { ids: prompt }, options);
+    return this.#start(typeof prompt === "string" ? { prompt } : { ids: prompt }, options, GENERATE_OPTIONS);
   }
 
-  #start(prompt: Prompt, options: GenerateOptions): Generation {
+  #start(prompt: Prompt, given: GenerateOptions, known: OptionTypes): Generation {
+    const options = { ...given, seed: given.seed ?? randomSeed() };
     const job = this.#nextJob++;
     const cancel = () => {
       if (this.#receivers.delete(job)) this.#backend.cancel(job);
     };
-    const logprobs = options.logprobs !== undefined && options.logprobs !== false;
-    const generation = new Generation(options.signal, cancel, logprobs);
+    const generation = new Generation(options, cancel);
     if (options.signal?.aborted) return generation;
     if (this.#disposed) {
       generation.fail(new StarlingError("disposed", "the model was disposed"));
@@ -149,6 +173,7 @@ export class Starling {
     }
     this.#receivers.set(job, generation);
     const request = async () => {
+      checkOptions(given, known);
       const wanted = ofOption(options.structure);
       await this.#submit(job, requestJson(prompt, options), wanted);
     };
@@ -185,7 +210,11 @@ export class Starling {
   }
 
   /** Renders a conversation with the chat template; returns the text and its token ids. */
-  applyTemplate(messages: ChatMessage[], options: TemplateOptions = {}): Promise<{ text: string; ids: number[] }> {
+  async applyTemplate(
+    messages: string | ChatMessage[],
+    options: TemplateOptions = {},
+  ): Promise<{ text: string; ids: number[] }> {
+    checkOptions(options, TEMPLATE_OPTIONS);
     return this.#backend.call("render", json(chatJson(messages, options)));
   }
 
@@ -229,6 +258,11 @@ export class Starling {
    */
   restoreCache(bytes: Uint8Array): Promise<number> {
     return this.#backend.call("restoreCache", bytes);
+  }
+
+  /** Removes the KV pages that {@link LoadOptions.kvCache} keeps of this model. */
+  clearKvCache(): Promise<void> {
+    return this.#backend.call("clearKvCache");
   }
 
   /** Bytes in use. */

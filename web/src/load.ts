@@ -19,9 +19,13 @@ export interface LoadRequest {
   /** HTTP headers of requests for the parts. */
   headers: Record<string, string>;
   receipts: boolean;
+  /** KV pages are kept on disk, which needs a digest of the model. */
+  kvCache: { maxBytes: number } | undefined;
   module: WebAssembly.Module;
   /** Number of threads with this one; more than one only in a worker. */
   threads: number;
+  /** On a thread with other work: milliseconds of a step, as far as a step can be shortened. */
+  maxStepMs?: number;
   /** Requested instruction set. */
   isa: Isa | undefined;
   /** Options of the module, under its names. */
@@ -31,6 +35,7 @@ export interface LoadRequest {
     batch_tokens?: number | undefined;
     working_memory?: number | undefined;
     kv_type?: string | undefined;
+    draft_max?: number | undefined;
   };
 }
 
@@ -139,7 +144,7 @@ async function loadOnce(
       }
     };
     const sizes = Float64Array.from(files, ({ file }) => file.size);
-    const digest = options.receipts || options.sha256 !== undefined;
+    const digest = options.receipts || options.kvCache !== undefined || options.sha256 !== undefined;
     loader = instance.call(({ Loader }) => new Loader(sizes, digest));
     if (files.length > 1) for (const part of files.keys()) await feed(part, "directory");
     for (const part of files.keys()) await feed(part, "end");

@@ -2,14 +2,14 @@
 
 import { fromWire } from "./errors.js";
 import type { CompletionHost, CoreEvent, OpenedCompletion, Receiver } from "./protocol.js";
-import { json } from "./request.js";
+import { json, randomSeed } from "./request.js";
 import type { StructureRequest, Wanted } from "./structure.js";
 import type { ToolCall } from "./tools.js";
 import type { ChatMessage } from "./types.js";
 
 /**
  * What OpenAI's clients send, with the names and the defaults of `starling serve`: the answer is that of the server to the
- * same body, but that the seed is 0 unless it is given.
+ * same body. The seed is random unless it is given; the response tells it.
  */
 export interface ChatCompletionRequest extends StructureRequest {
   messages: ChatMessage[];
@@ -155,9 +155,8 @@ export class Completions {
 }
 
 /** The body, as a client sends it to a server. A seed has 64 bits, more than a JSON number in JavaScript. */
-function bodyOf({ seed, chat_template: _, repeat_last_n: __, ...body }: ChatCompletionRequest): string {
-  const text = json(body);
-  if ((seed ?? null) === null) return text;
+function bodyOf({ seed: given, chat_template: _, repeat_last_n: __, ...body }: ChatCompletionRequest): string {
+  const [text, seed] = [json(body), given ?? randomSeed()];
   return `{"seed":${typeof seed === "bigint" ? seed : JSON.stringify(seed)}${text === "{}" ? "" : ","}${text.slice(1)}`;
 }
 

@@ -17,6 +17,8 @@ export type CoreEvent =
       text: string;
       reason: "stop" | "length" | "not_finite";
       completionTokens: number;
+      draftTokens: number;
+      acceptedDraftTokens: number;
       stopToken: number | undefined;
       timings: Timings;
       receipt: string | undefined;
@@ -74,6 +76,7 @@ export type Method =
   | "logitsSha256"
   | "saveCache"
   | "restoreCache"
+  | "clearKvCache"
   | "memory"
   | "crash";
 

@@ -46,6 +46,9 @@ export function requestJson(prompt: Prompt, options: GenerateOptions): string {
   return json(request).replace('"seed":"@"', `"seed":${seed(options.seed)}`);
 }
 
+/** A seed for a request without one: short enough to type. */
+export const randomSeed = (): number => crypto.getRandomValues(new Uint32Array(1))[0]!;
+
 function seed(seed: number | bigint = 0): string {
   const valid = typeof seed === "bigint" ? seed >= 0n && seed < 1n << 64n : Number.isSafeInteger(seed) && seed >= 0;
   if (!valid)
@@ -83,7 +86,8 @@ function sampling(o: SamplingOptions & Pick<GenerateOptions, "logprobs" | "logpr
   };
 }
 
-export function chatJson(messages: ChatMessage[], options: TemplateOptions) {
+export function chatJson(conversation: string | ChatMessage[], options: TemplateOptions) {
+  const messages = typeof conversation === "string" ? [{ role: "user", content: conversation }] : conversation;
   const now = options.now ?? new Date();
   return {
     messages,

@@ -2,11 +2,12 @@
 
 import { StarlingError } from "./errors.js";
 import { absolute, localFile } from "./features.js";
+import { builtin, fileUrl } from "./runtime.js";
 import { pause, unlessAborted } from "./signal.js";
 
 /**
- * A model: the URL of a GGUF file, `hf:owner/repo/file.gguf` or `hf:owner/repo@revision/file.gguf`, a `File` or `Blob`,
- * bytes, or a stream of bytes; or an array of URLs or files, the parts of a split model in order. The URL of the first part
+ * A model: the URL of a GGUF file (in Node, Deno and Bun also a path), `hf:owner/repo/file.gguf` or
+ * `hf:owner/repo@revision/file.gguf`, a `File` or `Blob`, bytes, a stream of bytes, or a handle of `node:fs/promises`; or an array of URLs or files, the parts of a split model in order. The URL of the first part
  * (`…-00001-of-00003.gguf`) stands for all.
  */
 export type Source =
@@ -16,7 +17,14 @@ export type Source =
   | ArrayBuffer
   | Uint8Array
   | ReadableStream<Uint8Array<ArrayBuffer>>
+  | FileHandle
   | (string | URL | Blob)[];
+
+/** A file that `open` of `node:fs/promises` returns. It must stay open until the model is loaded. */
+export interface FileHandle {
+  readonly fd: number;
+  read(buffer: Uint8Array, offset: number, length: number, position: number): Promise<{ bytesRead: number }>;
+}
 
 type Bytes = Uint8Array<ArrayBuffer>;
 
@@ -39,12 +47,41 @@ export function parts(source: Source, size: number | undefined): Part[] {
   if (source instanceof Uint8Array)
     return [{ bytes: source.buffer instanceof ArrayBuffer ? (source as Bytes) : new Uint8Array(source) }];
   if (source instanceof ReadableStream) return [{ stream: source, size }];
+  if (isFileHandle(source)) return [handlePart(source)];
   return shardUrls(absoluteUrl(source)).map((url) => ({ url }));
 }
 
+const isFileHandle = (source: object | string): source is FileHandle =>
+  typeof source === "object" && typeof (source as FileHandle).fd === "number";
+
+/** A file of Node as a stream, which can be posted to a worker. */
+function handlePart(handle: FileHandle): StreamPart {
+  const size = builtin("node:fs")?.fstatSync(handle.fd).size;
+  let from = 0;
+  const stream = new ReadableStream<Bytes>({
+    async pull(controller) {
+      const bytes = new Uint8Array(CHUNK_BYTES);
+      const { bytesRead } = await handle.read(bytes, 0, bytes.length, from);
+      if (bytesRead === 0) return controller.close();
+      from += bytesRead;
+      controller.enqueue(bytes.subarray(0, bytesRead));
+    },
+  });
+  return { stream, size };
+}
+
 function absoluteUrl(url: string | URL): string {
-  const hub = /^hf:([^/]+)\/([^/@]+)(?:@([^/]+))?\/(.+)$/.exec(String(url));
-  return hub ? `https://huggingface.co/${hub[1]}/${hub[2]}/resolve/${hub[3] ?? "main"}/${hub[4]}` : absolute(url).href;
+  const text = String(url);
+  if (/^hf:/i.test(text)) return hubUrl(text);
+  const file = typeof url === "string" ? fileUrl(url) : undefined;
+  return (file ?? absolute(url)).href;
+}
+
+function hubUrl(source: string): string {
+  const hub = /^hf:([^/]+)\/([^/@]+)(?:@([^/]+))?\/(.+)$/i.exec(source);
+  if (!hub)
+    throw new StarlingError("request", `"${source}": expected hf:owner/repo/file.gguf or hf:owner/repo@revision/file.gguf`);
+  return `https://huggingface.co/${hub[1]}/${hub[2]}/resolve/${hub[3] ?? "main"}/${hub[4]}`;
 }
 
 /** The URLs of all files of a split model, from that of the first. */

@@ -1,17 +1,16 @@
 // A helper thread: enters the module with its first message and stays there.
 
 import { instantiate } from "../wasm/threads.js";
+import { parent } from "./runtime.js";
 import type { FromThread, ThreadStart } from "./threads.js";
-
-const post = (message: FromThread) => postMessage(message);
 
 /** Bytes: kernels need little stack. */
 const STACK_BYTES = 512 << 10;
 
 const { initSync, threadFollow, threadLost } = instantiate();
 
-addEventListener("message", ({ data }: MessageEvent<ThreadStart>) => {
-  initSync({ ...data, thread_stack_size: STACK_BYTES });
+const post = parent<ThreadStart, FromThread>((start) => {
+  initSync({ ...start, thread_stack_size: STACK_BYTES });
   post({ type: "ready" });
   try {
     threadFollow();

@@ -2,6 +2,7 @@
 
 import { StarlingError } from "./errors.js";
 import { importsMemory } from "./instance.js";
+import type { Thread } from "./runtime.js";
 import { startWorker } from "./script.js";
 
 /** The one message to a helper. */
@@ -18,7 +19,7 @@ export type FromThread = { type: "ready" } | { type: "lost"; why: string };
  * ending when their parent is terminated.
  */
 export class Helpers {
-  #workers: Worker[] = [];
+  #workers: Thread[] = [];
   /** Called when a helper has ended: the engine cannot continue. */
   onLost: (error: StarlingError) => void = () => {};
 

@@ -48,6 +48,17 @@ export interface LoadOptions {
   batchTokens?: number;
   /** Limit of working memory in bytes; by default 2 GiB, or the size of the weights if that is more. */
   workingMemory?: number;
+  /**
+   * Keeps the KV cache in the origin private file system, at most `maxBytes` for all models (`true`: 512 MiB), so that a
+   * conversation goes on after a reload without computing its prompt again. The file has the tokens of the conversations. Off by
+   * default; without effect where there is no such storage, or without a worker.
+   */
+  kvCache?: { maxBytes: number } | boolean;
+  /**
+   * Maximum number of draft tokens in a step, guessed from the prompt and the answer so far; 4 by default, 0 is off. They are
+   * used as far as their measured cost pays, and change no byte of an answer.
+   */
+  draftMax?: number;
   /** Type of the KV cache, `f16` by default. Answers differ between types. */
   kvType?: "f32" | "f16" | "k8";
   /**
@@ -55,7 +66,7 @@ export interface LoadOptions {
    * isolated) or without a worker; {@link ModelInfo.threads} is the number in use.
    */
   threads?: number;
-  /** Run in a dedicated worker; by default in pages, which stay responsive. */
+  /** Run in a dedicated worker; by default in pages, Node, Deno and Bun, which stay responsive. */
   worker?: boolean;
   /** Instruction set; by default the fastest of this runtime. All give the same bytes. */
   isa?: Isa;
@@ -105,6 +116,9 @@ export interface MemoryReport {
   kvCommitted: number;
   kvInUse: number;
   kvCached: number;
+  /** Bytes of the KV cache on disk ({@link LoadOptions.kvCache}), and pages of it that were damaged and removed. */
+  kvStored: number;
+  kvRefused: number;
   /** All of the memory of the model's module. */
   module: number;
 }
@@ -138,13 +152,13 @@ export interface SamplingOptions {
   minP?: number;
   /** 0.8 by default; 0 is greedy. */
   temperature?: number;
-  /** The same seed gives the same text; 0 by default. */
+  /** The same seed gives the same text; by default it is random, and {@link Completion.seed} tells it. */
   seed?: number | bigint;
 }
 
 /** Options of a generation. */
 export interface GenerateOptions extends SamplingOptions {
-  /** Maximum number of tokens to generate; by default until an end token or the end of the context. */
+  /** Maximum number of tokens to generate, cut to what the context has left; by default until an end token or its end. */
   maxTokens?: number;
   /** Stop texts, which are not part of the answer. */
   stop?: string | string[];
@@ -210,15 +224,31 @@ export interface Completion {
   text: string;
   /** The sampled tokens, without the end token. */
   tokens: Token[];
-  /** `stop`: end token or stop text; `length`: `maxTokens` or end of the context; `not_finite`: NaN or infinite logits. */
-  finishReason: "stop" | "length" | "not_finite";
+  /**
+   * `stop`: end token or stop text; `length`: `maxTokens` or end of the context; `not_finite`: NaN or infinite logits;
+   * `cancelled`: the loop over the answer was left, so the text is a part.
+   */
+  finishReason: "stop" | "length" | "not_finite" | "cancelled";
+  /** The seed that gives this answer again. */
+  seed: number | bigint;
   /** The end token, if one ended the answer. */
   stopToken?: number;
-  /** Token counts; `completionTokens` includes the end token. */
-  usage: { promptTokens: number; cachedTokens: number; completionTokens: number };
+  usage: Usage;
   timings: Timings;
   /** Receipt of the answer in JSON, if requested. */
   receipt?: string;
+}
+
+/** Token counts. */
+export interface Usage {
+  promptTokens: number;
+  /** Prompt tokens that were in the KV cache. */
+  cachedTokens: number;
+  /** With the end token. */
+  completionTokens: number;
+  /** Draft tokens, and those of them that are in the answer. */
+  draftTokens: number;
+  acceptedDraftTokens: number;
 }
 
 /** Durations in milliseconds, and rates. */

@@ -3,8 +3,8 @@
 import { Core } from "./core.js";
 import { toWire } from "./errors.js";
 import type { FromWorker, ToWorker } from "./protocol.js";
+import { parent } from "./runtime.js";
 
-const post = (message: FromWorker) => postMessage(message);
 const abort = new AbortController();
 let core: Core | undefined;
 
@@ -39,4 +39,4 @@ async function receive(message: ToWorker): Promise<void> {
   }
 }
 
-addEventListener("message", ({ data }: MessageEvent<ToWorker>) => void receive(data));
+const post = parent<ToWorker, FromWorker>((message) => void receive(message));

@@ -8,7 +8,7 @@ use starling::tokenizer::Tokenizer;
 use crate::update::Update;
 
 /// An answer so far.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Answer {
     /// Its text.
     pub text: String,

@@ -11,16 +11,24 @@
 #![deny(unsafe_code)]
 
 pub mod answer;
+pub mod anthropic;
+pub mod clock;
 pub mod error;
+mod fields;
+pub mod infill;
 pub mod input;
+pub mod llama_server;
 pub mod messages;
 pub mod native;
+pub mod ollama;
 pub mod openai;
 pub mod output;
 pub mod parse;
+pub mod parts;
+pub mod responses;
 pub mod shared;
-
 pub mod stream;
 pub mod structure;
+pub mod tei;
 pub mod tools;
 pub mod update;

@@ -24,10 +24,32 @@ pub trait EventSink {
 
     /// Sends the event that ends a stream of OpenAI's endpoints.
     fn done(&mut self);
+
+    /// Whether events go anywhere: if not, they are not serialised.
+    fn is_read(&self) -> bool {
+        true
+    }
+}
+
+/// Drops all events: for responses that are written whole from the state of their [`StreamWriter`].
+#[derive(Debug, Clone, Copy)]
+pub struct NoEvents;
+
+impl EventSink for NoEvents {
+    fn event(&mut self, _: Option<&str>, _: &[u8]) {}
+
+    fn done(&mut self) {}
+
+    fn is_read(&self) -> bool {
+        false
+    }
 }
 
 /// Serialises and sends an event.
 pub fn send<T: Serialize>(sink: &mut dyn EventSink, name: Option<&str>, data: &T) {
+    if !sink.is_read() {
+        return;
+    }
     // our own types serialise without errors
     sink.event(name, &serde_json::to_vec(data).unwrap_or_else(|_| b"null".to_vec()));
 }
@@ -38,6 +60,11 @@ pub trait StreamWriter {
     /// stream is complete.
     fn update(&mut self, index: usize, update: Update, sink: &mut dyn EventSink) -> bool;
 
+    /// Writes an event that keeps an idle connection open. Returns whether it did; if not, the host sends a comment.
+    fn keep_alive(&mut self, _: &mut dyn EventSink) -> bool {
+        false
+    }
+
     /// Ends the stream with an error.
     fn fail(&mut self, error: &ErrorBody, sink: &mut dyn EventSink) {
         send(sink, None, error);
@@ -45,19 +72,35 @@ pub trait StreamWriter {
     }
 }
 
-/// Formats events as server-sent events.
+/// How the events of a stream are separated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Framing {
+    /// Server-sent events.
+    #[default]
+    ServerSentEvents,
+    /// JSON, each on a line of its own (NDJSON, Ollama): without names, IDs and comments.
+    JsonLines,
+}
+
+/// Formats the events of a stream.
 #[derive(Debug, Default)]
-pub struct SseBuffer {
+pub struct EventBuffer {
     bytes: Vec<u8>,
+    framing: Framing,
     /// ID of the stream, if events have IDs.
     stream_id: Option<Arc<str>>,
     next_index: usize,
 }
 
-impl SseBuffer {
+impl EventBuffer {
     /// Events with the IDs `STREAM:INDEX`, of which the first is `next_index`.
-    pub fn with_ids(stream_id: Option<Arc<str>>, next_index: usize) -> SseBuffer {
-        SseBuffer { bytes: Vec::new(), stream_id, next_index }
+    pub fn with_ids(stream_id: Option<Arc<str>>, next_index: usize) -> EventBuffer {
+        EventBuffer { stream_id, next_index, ..EventBuffer::default() }
+    }
+
+    /// An empty buffer for JSON lines.
+    pub fn json_lines() -> EventBuffer {
+        EventBuffer { framing: Framing::JsonLines, ..EventBuffer::default() }
     }
 
     /// Index of the next event.
@@ -72,6 +115,12 @@ impl SseBuffer {
         self.next_index += 1;
     }
 
+    /// Adds the events of another buffer, which begins with the next index of this one.
+    pub fn append(&mut self, other: EventBuffer) {
+        self.bytes.extend_from_slice(&other.bytes);
+        self.next_index = other.next_index;
+    }
+
     /// Bytes so far.
     pub fn n_bytes(&self) -> usize {
         self.bytes.len()
@@ -84,12 +133,20 @@ impl SseBuffer {
 
     /// Adds a comment line, which clients ignore.
     pub fn comment(&mut self, text: &str) {
+        if self.framing == Framing::JsonLines {
+            return;
+        }
         self.bytes.extend_from_slice(format!(": {text}\n\n").as_bytes());
     }
 }
 
-impl EventSink for SseBuffer {
+impl EventSink for EventBuffer {
     fn event(&mut self, name: Option<&str>, json: &[u8]) {
+        if self.framing == Framing::JsonLines {
+            self.bytes.extend_from_slice(json);
+            self.bytes.push(b'\n');
+            return;
+        }
         self.id();
         if let Some(name) = name {
             self.bytes.extend_from_slice(b"event: ");
@@ -102,6 +159,9 @@ impl EventSink for SseBuffer {
     }
 
     fn done(&mut self) {
+        if self.framing == Framing::JsonLines {
+            return;
+        }
         self.id();
         self.bytes.extend_from_slice(b"data: [DONE]\n\n");
     }
@@ -116,7 +176,7 @@ mod tests {
         /// A client that parses events by the standard gets the texts back, however the bytes are cut.
         #[test]
         fn events_carry_any_text(texts in prop::collection::vec(".*|\\PC*[\r\n\u{2028}]\\PC*", 0..8), cut in 1usize..9) {
-            let mut events = SseBuffer::default();
+            let mut events = EventBuffer::default();
             texts.iter().for_each(|text| send(&mut events, None, text));
             events.done();
             let mut parsed = Vec::new();

@@ -218,7 +218,7 @@ impl DraftModel {
             .iter()
             .filter_map(|BatchEntry { job, tokens, pos, picks }| {
                 let pages = &self.sequences.get(&jobs[*job].id)?.pages.pages;
-                Some(Run { tokens, pos: *pos, pages, n_logits: usize::from(*picks) })
+                Some(Run { tokens, pos: *pos, pages, state: 0, n_logits: usize::from(*picks) })
             })
             .collect();
         let picks = logits_rows(&runs);
@@ -273,6 +273,9 @@ impl Guess {
 pub fn check_draft_model(draft: &Model, target: &Model) -> Result<(), DraftModelError> {
     if !draft.config.causal || !target.config.causal {
         return Err(DraftModelError::Encoder);
+    }
+    if draft.config.recurrent.is_some() {
+        return Err(DraftModelError::Recurrent);
     }
     let sizes = [draft, target].map(|model| (model.tokenizer.n_vocab(), model.config.n_vocab));
     if sizes[0] != sizes[1] {

@@ -35,6 +35,8 @@ pub(super) struct ActiveRequest {
     pub(super) n_computed: usize,
     /// Pages that [`Engine::publish_running`](super::Engine::publish_running) has seen.
     pub(super) n_published: usize,
+    /// Tokens before the last snapshot taken while decoding; the next one replaces it.
+    pub(super) tail_snapshot: Option<usize>,
     /// Maximal number of prompt and generated tokens.
     pub(super) max_len: usize,
     /// State of the request's constraint.
@@ -60,7 +62,34 @@ impl ActiveRequest {
             arena.publish(&self.pages, &self.tokens[..self.n_computed], self.request.cache_salt);
         }
         arena.release(mem::take(&mut self.pages));
-        (self.n_computed, self.n_published) = (0, 0);
+        (self.n_computed, self.n_published, self.tail_snapshot) = (0, 0, None);
+    }
+
+    /// The next token count at which the computation of known tokens pauses for a snapshot of the recurrent state: every
+    /// `every` tokens, where the prompt leaves a cached prefix, and at its last page boundaries.
+    pub(super) fn next_snapshot(&self, every: usize) -> usize {
+        let (n, all) = (self.n_computed, self.tokens.len());
+        let ends = [self.pages.n_matched, (all - 1) / PAGE * PAGE, all / PAGE * PAGE, all];
+        let next = ends.into_iter().filter(|&end| end > n).min().unwrap_or(all);
+        next.min((n / every + 1).saturating_mul(every))
+    }
+
+    /// Takes a snapshot of the recurrent state after a batch, if one is due. While decoding, at each page boundary.
+    pub(super) fn take_snapshot(&mut self, arena: &mut KvArena, every: usize) {
+        let (end, all) = (self.n_computed, self.tokens.len());
+        if end == 0 || !end.is_multiple_of(PAGE) {
+            return;
+        }
+        let is_regular = end == self.pages.n_matched || end.is_multiple_of(every);
+        if !is_regular && end + PAGE < all {
+            return;
+        }
+        let is_kept = is_regular || end <= self.n_prompt;
+        arena.snapshot(&self.pages, &self.tokens[..end], self.request.cache_salt);
+        if let Some(last) = self.tail_snapshot.take() {
+            arena.drop_snapshot(&self.pages, last);
+        }
+        self.tail_snapshot = (!is_kept).then_some(end);
     }
 
     pub(super) fn is_preempted(&self) -> bool {
@@ -89,6 +118,18 @@ impl ActiveRequest {
         // the row of the last draft token samples the last token of the answer
         let left = self.max_len - 1 - self.tokens.len();
         Some(if self.ring.is_some() { left } else { left.min(arena.free_positions(&self.pages)) })
+    }
+
+    /// After a draft of `n_rows` rows that began at token `start`: keeps the recurrent state if all were accepted.
+    /// Otherwise returns to the state before them; the accepted tokens are computed again.
+    pub(super) fn settle_draft(&mut self, arena: &mut KvArena, start: usize, n_rows: usize, every: usize) {
+        let keeps = self.n_computed == start + n_rows;
+        arena.settle_state(&mut self.pages, keeps);
+        if keeps {
+            self.take_snapshot(arena, every);
+        } else {
+            self.n_computed = start;
+        }
     }
 
     /// Whether the last token equals the `i`th draft token, from 1.

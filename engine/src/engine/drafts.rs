@@ -94,6 +94,10 @@ impl Engine {
             if is_paged && self.arena.extend(&mut a.pages, a.n_computed + 1 + n).is_err() {
                 continue;
             }
+            // without a copy of the recurrent state a rejected token would stay in it
+            if n > 0 && self.arena.has_states() && !self.arena.save_state(&mut a.pages) {
+                continue;
+            }
             if let (Some(speculator), Some(last)) = (&mut a.speculator, a.tokens.last()) {
                 speculator.draft(*last, n);
                 plan[i].n_draft = n;

@@ -151,6 +151,18 @@ impl GgufWriter {
         self.array(key, ValueType::F32, values.len(), &bytes)
     }
 
+    /// Adds an array of U64. Errors as [`GgufWriter::metadata`].
+    pub fn u64_array(&mut self, key: &str, values: &[u64]) -> Result<(), WriteError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.array(key, ValueType::U64, values.len(), &bytes)
+    }
+
+    /// Adds an array of booleans. Errors as [`GgufWriter::metadata`].
+    pub fn bool_array(&mut self, key: &str, values: &[bool]) -> Result<(), WriteError> {
+        let bytes: Vec<u8> = values.iter().map(|v| u8::from(*v)).collect();
+        self.array(key, ValueType::Bool, values.len(), &bytes)
+    }
+
     /// Adds a tensor with 1 to 4 dimensions, the fastest-varying first. Returns the length of its data in bytes.
     ///
     /// # Errors

@@ -13,6 +13,7 @@
 mod key;
 mod new_pages;
 mod page;
+mod snapshots;
 #[cfg(test)]
 mod tests;
 
@@ -29,6 +30,7 @@ use crate::error::RequestError;
 use crate::kernels::attention::KvMemory;
 pub use crate::kernels::attention::{KvLayout, PAGE};
 use new_pages::NewPages;
+use snapshots::{Snapshot, StateSlots};
 
 /// The pages of a sequence. Pass it to [`KvArena::release`] at the end: dropping it leaks the pages.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -38,6 +40,13 @@ pub struct SeqPages {
     pub pages: Vec<u32>,
     /// Leading tokens whose keys and values were found in the tree.
     pub n_cached: usize,
+    /// Leading tokens whose pages were found in the tree; with recurrent states more than `n_cached` if there is no
+    /// snapshot at their end.
+    pub n_matched: usize,
+    /// Slot of the recurrent state.
+    pub state: Option<u32>,
+    /// Slot of the state before the rows of a draft.
+    saved: Option<u32>,
     /// Positions reserved.
     n_tokens: usize,
 }
@@ -84,6 +93,10 @@ pub struct KvStats {
     pub misses: u64,
     /// Pages evicted from the tree.
     pub evictions: u64,
+    /// Bytes of all slots for recurrent states; 0 for a model without recurrent layers.
+    pub state_bytes: usize,
+    /// Bytes of the slots that hold snapshots.
+    pub snapshot_bytes: usize,
 }
 
 /// State of a page.
@@ -113,6 +126,8 @@ struct Node {
     last_used: u64,
     /// Order of insertion.
     serial: u64,
+    /// Recurrent state after the page's last token.
+    snapshot: Option<Snapshot>,
 }
 
 /// All KV pages of an engine, and the prefix tree over them.
@@ -136,6 +151,7 @@ pub struct KvArena {
     /// Counter that orders releases for LRU eviction.
     now: u64,
     new_pages: NewPages,
+    states: StateSlots,
     hits: u64,
     misses: u64,
     evictions: u64,
@@ -169,6 +185,7 @@ impl KvArena {
             n_unused_slots: 0,
             now: 0,
             new_pages: NewPages::default(),
+            states: StateSlots::default(),
             hits: 0,
             misses: 0,
             evictions: 0,
@@ -181,7 +198,8 @@ impl KvArena {
     /// [`TryReserveError`] if the memory cannot be reserved; the arena has not changed.
     pub(crate) fn renew(&mut self) -> Result<(), TryReserveError> {
         let n_pages = u32::try_from(self.n_pages()).unwrap_or(u32::MAX);
-        let new = KvArena::new(self.layout, n_pages, self.fingerprint)?;
+        let mut new = KvArena::new(self.layout, n_pages, self.fingerprint)?;
+        new.reserve_states(self.memory.states.slot_len(), self.memory.states.n_slots())?;
         let (hits, misses, evictions) = (self.hits, self.misses, self.evictions + self.tree.len() as u64);
         let new_pages = self.new_pages.renewed();
         *self = KvArena { hits, misses, evictions, new_pages, ..new };
@@ -212,8 +230,9 @@ impl KvArena {
     /// Starts a sequence with the pages of the longest cached prefix of `tokens`: whole pages, and never all tokens,
     /// since the logits of the last one must be computed. Pages of another `salt` do not match.
     pub fn acquire(&mut self, tokens: &[u32], salt: u64) -> SeqPages {
-        let pages = self.cached_prefix(&tokens[..tokens.len().saturating_sub(1)], salt).collect();
-        let mut seq = SeqPages { pages, n_cached: 0, n_tokens: 0 };
+        let pages: Vec<u32> = self.cached_prefix(&tokens[..tokens.len().saturating_sub(1)], salt).collect();
+        let mut seq = SeqPages { n_matched: pages.len() * PAGE, pages, ..SeqPages::default() };
+        self.restore_state(&mut seq);
         seq.pages.iter().for_each(|page| self.retain(*page));
         seq.n_cached = seq.pages.len() * PAGE;
         seq.n_tokens = seq.n_cached;
@@ -327,6 +346,7 @@ impl KvArena {
 
     /// Ends a sequence. Its pages in the tree stay cached until they are evicted.
     pub fn release(&mut self, mut seq: SeqPages) {
+        self.release_state(&mut seq);
         self.truncate(&mut seq, 0);
     }
 
@@ -354,6 +374,7 @@ impl KvArena {
     pub fn stats(&self) -> KvStats {
         let (page_bytes, n_pages) = (self.layout.page_bytes(), self.pages.len());
         let cached = self.pages.iter().filter(|p| p.refs == 0 && p.node.is_some()).count();
+        let (state_bytes, snapshot_bytes) = self.state_bytes();
         KvStats {
             n_pages,
             page_bytes,
@@ -366,6 +387,8 @@ impl KvArena {
             hits: self.hits,
             misses: self.misses,
             evictions: self.evictions,
+            state_bytes,
+            snapshot_bytes,
         }
     }
 
@@ -412,11 +435,12 @@ impl KvArena {
 
     /// Removes a page from the tree if it is an idle leaf. Returns whether it was.
     fn remove_leaf(&mut self, page: u32) -> bool {
-        let p = &mut self.pages[page as usize];
-        let last_used = p.node.as_ref().map_or(0, |n| n.last_used);
+        let last_used = self.pages[page as usize].node.as_ref().map_or(0, |n| n.last_used);
         if !self.evictable.remove(&(last_used, page)) {
             return false;
         }
+        self.free_snapshot(page);
+        let p = &mut self.pages[page as usize];
         let Some(node) = p.node.take() else { return false };
         self.tree.remove(&node.key);
         self.new_pages.remove(node.serial);
@@ -530,7 +554,7 @@ impl Page {
 
 impl Node {
     fn new(key: PageKey, parent: Option<u32>, tokens: [u32; PAGE], position: usize, salt: u64) -> Node {
-        let position = position as u32;
-        Node { key, parent, tokens, position, salt, children: 0, busy_children: 0, last_used: 0, serial: 0 }
+        let (position, snapshot) = (position as u32, None);
+        Node { key, parent, tokens, position, salt, children: 0, busy_children: 0, last_used: 0, serial: 0, snapshot }
     }
 }

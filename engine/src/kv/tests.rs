@@ -326,7 +326,8 @@ fn a_cached_prefix_gives_the_same_logits() {
         let mut run = |a: &mut KvArena| {
             let mut seq = a.acquire(&tokens, 0);
             a.extend(&mut seq, tokens.len()).expect("room");
-            let run = Run { tokens: &tokens[seq.n_cached..], pos: seq.n_cached, pages: &seq.pages, n_logits: 1 };
+            let run =
+                Run { tokens: &tokens[seq.n_cached..], pos: seq.n_cached, pages: &seq.pages, state: 0, n_logits: 1 };
             let memory = a.memory_mut(&kv).expect("its layout");
             let exec = Exec { cpu: Cpu::detect(), pool: &Inline };
             let out = model.forward(exec, &[run], KvRef { layout: &kv, memory }, &mut scratch, None);

@@ -14,6 +14,8 @@ use crate::kernels::rope::RopeStyle;
 pub struct Arch {
     /// Value of `general.architecture`, and prefix of the metadata keys.
     pub name: &'static str,
+    /// Name of the final norm.
+    pub final_norm: &'static str,
     /// Which elements of a head RoPE pairs; `None` for learned position embeddings.
     pub rope: Option<RopeStyle>,
     /// Which layers have RoPE.
@@ -40,8 +42,97 @@ pub struct Arch {
     pub divided_logits: bool,
     /// Whether attention is bidirectional (an encoder); `attention.causal` takes precedence.
     pub bidirectional: bool,
+    /// Names of tensors in files of this family, without the suffix, and the names of the same tensors in others.
+    pub aliases: &'static [(&'static str, &'static str)],
+    /// Beginnings of the names of layer tensors that text does not use.
+    pub ignored: &'static [&'static str],
+    /// How scores of experts become weights; `expert_gating_func` takes precedence.
+    pub gating: Gating,
+    /// Whether the shared experts are as wide as one expert if the file does not state their width.
+    pub shared_as_expert: bool,
+    /// Whether the weight of an expert multiplies its input instead of its output.
+    pub weighted_inputs: bool,
+    /// Whether norms that have no tensor are computed without weights, instead of left out.
+    pub plain_norms: bool,
+    /// Whether embeddings are normalised without weights.
+    pub plain_embedding_norm: bool,
+    /// Whether experts have no gate.
+    pub plain_experts: bool,
+    /// ALiBi instead of RoPE.
+    pub alibi: Alibi,
+    /// Whether the file states twice the width of the feed-forward.
+    pub doubled_ff: bool,
+    /// Whether the norm of attention is `attn_norm_2` and that of the feed-forward `attn_norm`, where both exist.
+    pub swapped_norms: bool,
+    /// Whether attention and feed-forward read the same residual stream; `use_parallel_residual` takes precedence.
+    pub parallel: bool,
+    /// Whether heads are normalised after RoPE instead of before.
+    pub rope_before_norm: bool,
+    /// Power of the head dimension that divides attention scores.
+    pub score_scale: ScoreScale,
+    /// Activation of the gate on attention outputs.
+    pub output_gate: Activation,
+    /// Activation of gate and up in experts.
+    pub swiglu: Swiglu,
+    /// Default of `attention.temperature_length`, and whether only layers without RoPE have the temperature.
+    pub temperature: Temperature,
     /// Whether norms follow the residual sums, `x = norm(x + attention(x))`, and there is no final norm.
     pub post_norm: bool,
+    /// Whether the query projection also gives a gate of each head, after its query; attention is multiplied by its
+    /// sigmoid.
+    pub gated_queries: bool,
+    /// Delta net: whether value head h has the key head `h % n_key`, instead of `h / (n_value / n_key)`.
+    pub tiled_value_heads: bool,
+}
+
+/// How the scores of experts become their weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gating {
+    /// Softmax over all experts.
+    Softmax,
+    /// The logistic function of each score.
+    Sigmoid,
+}
+
+/// Which models of a family have ALiBi (Press et al. 2022) instead of RoPE.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Alibi {
+    /// None.
+    Never,
+    /// All; the largest slope is 2^(-max_bias / n_head), and max_bias is 8 unless `attention.max_alibi_bias` says
+    /// otherwise.
+    Always,
+    /// The model size with this many layers.
+    Layers(usize),
+}
+
+/// Factor of attention scores if the file has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScoreScale {
+    /// `1 / sqrt(head_dim)`.
+    Root,
+    /// `1 / head_dim`.
+    Inverse,
+    /// 1.
+    One,
+}
+
+/// Activation of gated experts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Swiglu {
+    /// `act(gate) * up`.
+    Plain,
+    /// With this clamp, a linear term and its own logistic slope (gpt-oss).
+    Clamped(f32),
+}
+
+/// Factor on queries that grows with the position (Llama 4): `1 + scale * ln(floor((pos + offset) / length) + 1)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Temperature {
+    /// If the file has `attention.temperature_scale`, in all layers; `length` is by default the original context.
+    ByKey,
+    /// In layers without RoPE, of scale 0.1, length 8192 and offset 1.
+    NoRope,
 }
 
 /// Which layers have RoPE.
@@ -53,6 +144,12 @@ pub enum Rotated {
     AllBut(usize),
     /// Layers with a window.
     Local,
+    /// Layers with a window; all if no layer has one.
+    LocalIfAny,
+    /// No layer.
+    None,
+    /// All layers, or none if `rope.scaling.finetuned` is false.
+    IfFinetuned,
 }
 
 /// RoPE of layers with a window. `rope.freq_base_swa` takes precedence over the base.
@@ -68,6 +165,7 @@ pub enum LocalRope {
 
 const BASE: Arch = Arch {
     name: "",
+    final_norm: "output_norm",
     rope: Some(RopeStyle::NeoX),
     rotated: Rotated::All,
     local_rope: LocalRope::Same,
@@ -81,6 +179,25 @@ const BASE: Arch = Arch {
     divided_logits: false,
     bidirectional: false,
     post_norm: false,
+    aliases: &[],
+    ignored: &[],
+    gating: Gating::Softmax,
+    shared_as_expert: false,
+    weighted_inputs: false,
+    plain_norms: false,
+    plain_embedding_norm: false,
+    plain_experts: false,
+    alibi: Alibi::Never,
+    doubled_ff: false,
+    swapped_norms: false,
+    parallel: false,
+    rope_before_norm: false,
+    score_scale: ScoreScale::Root,
+    output_gate: Activation::Sigmoid,
+    swiglu: Swiglu::Plain,
+    temperature: Temperature::ByKey,
+    gated_queries: false,
+    tiled_value_heads: false,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
 const GEMMA: Arch = Arch { name: "gemma", act: Activation::GeluTanh, embeddings_by_width: true, ..BASE };
@@ -94,17 +211,37 @@ const GEMMA3: Arch = Arch {
 const LAYER_NORM: Arch = Arch { norm: NormKind::Layer, ..BASE };
 const BERT: Arch =
     Arch { name: "bert", rope: None, act: Activation::GeluErf, bidirectional: true, post_norm: true, ..LAYER_NORM };
+const QWEN35: Arch = Arch { name: "qwen35", gated_queries: true, tiled_value_heads: true, ..BASE };
+const LFM2: Arch = Arch { name: "lfm2", final_norm: "token_embd_norm", ..BASE };
+const MAMBA: Arch = Arch { name: "mamba", rotated: Rotated::None, ..BASE };
 const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
+
+/// Experts whose weights are normalised only if the file says so.
+const RAW_EXPERTS: Arch = Arch { name: "", normalised_experts: false, ..BASE };
+const ALIBI: Arch = Arch { name: "", rope: None, alibi: Alibi::Always, act: Activation::GeluTanh, ..LAYER_NORM };
+/// The norm after attention is the one before the feed-forward.
+const FFN_NORM: &[(&str, &str)] = &[("post_attention_norm", "ffn_norm")];
+const FALCON: &[(&str, &str)] = &[("attn_norm_2", "ffn_norm")];
 
 /// All supported families. Mistral and Mixtral files use `llama`. `fixtures/README.md` lists the rows that are checked
 /// against other implementations.
-pub const ARCHS: [Arch; 28] = [
+pub const ARCHS: &[Arch] = &[
     LLAMA,
     Arch { name: "qwen2", ..BASE },
     Arch { name: "qwen2vl", ..BASE },
     Arch { name: "qwen2moe", normalised_experts: false, ..BASE },
     Arch { name: "qwen3", ..BASE },
     Arch { name: "qwen3moe", ..BASE },
+    QWEN35,
+    Arch { name: "qwen35moe", ..QWEN35 },
+    LFM2,
+    Arch { name: "lfm2moe", ..LFM2 },
+    MAMBA,
+    Arch { name: "mamba2", ..MAMBA },
+    Arch { name: "jamba", normalised_experts: false, ..MAMBA },
+    Arch { name: "falcon-h1", ..BASE },
+    Arch { name: "granitehybrid", rotated: Rotated::IfFinetuned, ..GRANITE },
+    Arch { name: "qwen3next", tiled_value_heads: false, ..QWEN35 },
     GEMMA,
     Arch { name: "gemma2", window: 4096, window_pattern: 2, scaled_by_width: Some(46), ..GEMMA },
     GEMMA3,
@@ -126,5 +263,72 @@ pub const ARCHS: [Arch; 28] = [
     Arch { name: "exaone", ..BASE },
     Arch { name: "ernie4_5", ..LLAMA },
     BERT,
+    Arch { name: "arcee", act: Activation::ReluSquared, ..LLAMA },
+    Arch { name: "nemotron", act: Activation::ReluSquared, ..LAYER_NORM },
+    Arch { name: "jais2", act: Activation::ReluSquared, ..LAYER_NORM },
+    Arch { name: "seed_oss", aliases: FFN_NORM, ..BASE },
+    Arch { name: "glm4", ..LLAMA },
+    Arch { name: "glm4moe", aliases: FFN_NORM, ..RAW_EXPERTS },
+    Arch { name: "gpt-oss", aliases: FFN_NORM, swiglu: Swiglu::Clamped(7.0), window_pattern: 2, ..BASE },
+    Arch { name: "bloom", ..ALIBI },
+    Arch { name: "mpt", ..ALIBI },
+    Arch { name: "jais", act: Activation::Silu, score_scale: ScoreScale::Inverse, ..ALIBI },
+    Arch { name: "refact", norm: NormKind::Rms, act: Activation::Silu, ..ALIBI },
+    Arch { name: "baichuan", alibi: Alibi::Layers(40), ..LLAMA },
+    Arch {
+        name: "falcon",
+        act: Activation::GeluTanh,
+        swapped_norms: true,
+        parallel: true,
+        aliases: FALCON,
+        ..LAYER_NORM
+    },
+    Arch { name: "codeshell", act: Activation::GeluTanh, ..LAYER_NORM },
+    Arch { name: "starcoder", rope: None, act: Activation::GeluTanh, ..LAYER_NORM },
+    Arch { name: "orion", ..LAYER_NORM },
+    Arch { name: "plamo", ..BASE },
+    Arch { name: "plamo3", window_pattern: 8, ..BASE },
+    Arch { name: "xverse", ..LLAMA },
+    Arch { name: "pangu-embedded", ..BASE },
+    Arch { name: "qwen", doubled_ff: true, ..BASE },
+    Arch { name: "chatglm", ..LLAMA },
+    Arch { name: "cogvlm", ignored: &["vis_"], ..BASE },
+    Arch { name: "olmo", norm: NormKind::Layer, plain_norms: true, ..LLAMA },
+    Arch { name: "dbrx", aliases: &[("attn_output_norm", "ffn_norm")], ..LAYER_NORM },
+    Arch { name: "minicpm", divided_logits: true, ..LLAMA },
+    Arch { name: "exaone4", rotated: Rotated::LocalIfAny, ..BASE },
+    Arch { name: "exaone-moe", rotated: Rotated::LocalIfAny, ..RAW_EXPERTS },
+    Arch { name: "qwen3tts", ..BASE },
+    Arch { name: "paddleocr", ..BASE },
+    Arch { name: "hunyuan-dense", rope_before_norm: true, ..BASE },
+    Arch { name: "hunyuan-moe", rope_before_norm: true, ..BASE },
+    Arch { name: "mistral3", ..LLAMA },
+    Arch { name: "bitnet", ..BASE },
+    Arch { name: "phimoe", norm: NormKind::Layer, ..BASE },
+    Arch { name: "deepseek", rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
+    Arch { name: "bailingmoe", rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
+    Arch { name: "bailingmoe2", ..RAW_EXPERTS },
+    Arch { name: "dots1", ..RAW_EXPERTS },
+    Arch { name: "hy_v3", ..RAW_EXPERTS },
+    Arch { name: "minimax-m2", ..BASE },
+    Arch { name: "ernie4_5-moe", ..LLAMA },
+    Arch { name: "mellum", ..BASE },
+    Arch {
+        name: "afmoe",
+        window_pattern: 4,
+        rotated: Rotated::Local,
+        gating: Gating::Sigmoid,
+        embeddings_by_width: true,
+        ..RAW_EXPERTS
+    },
+    Arch { name: "spark2_5", act: Activation::GeluTanh, ..BASE },
+    Arch { name: "granite_swa", ..GRANITE },
+    Arch { name: "llada", bidirectional: true, ..LLAMA },
+    Arch { name: "llada-moe", bidirectional: true, ..RAW_EXPERTS },
+    Arch { name: "dream", bidirectional: true, ..BASE },
+    Arch { name: "rnd1", bidirectional: true, ..BASE },
+    Arch { name: "eurobert", bidirectional: true, ..BASE },
+    Arch { name: "neo-bert", bidirectional: true, aliases: &[("enc.output_norm", "output_norm")], ..LLAMA },
+    Arch { name: "jina-bert-v3", rope: Some(RopeStyle::NeoX), ..BERT },
     Arch { name: "nomic-bert", rope: Some(RopeStyle::NeoX), act: Activation::Silu, ..BERT },
 ];

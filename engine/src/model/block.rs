@@ -6,8 +6,10 @@ use super::Model;
 use super::forward::{Stage, Trace};
 use super::rows::{RowOps, columns};
 use super::scratch::{AttentionScratch, Scratch, StepScratch};
-use super::weights::{Layer, Norm, padded};
+use super::weights::{AttentionWeights, FeedForward, Mixer, Norm, padded};
 use crate::kernels::attention::{self, Attention, KvLayout, KvMemory, KvRows, Span};
+use crate::kernels::elementwise::{activate, clamp, gate_by_sigmoid, multiply, scale};
+use crate::kernels::recurrent::StateSpan;
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
 
 /// Rows of a sub-layer: input (rows, n_embd), output (rows, padded n_embd).
@@ -29,6 +31,8 @@ pub(super) struct ForwardPass<'a, 't> {
     pub(super) rows: RowOps<'a>,
     pub(super) kv: &'a KvLayout,
     pub(super) spans: &'a [Span<'a>],
+    /// The rows of each sequence and its recurrent state; empty for a model without recurrent layers.
+    pub(super) states: &'a [StateSpan],
     /// Rows of the batch.
     pub(super) n: usize,
     pub(super) trace: Option<Trace<'t>>,
@@ -41,7 +45,7 @@ impl ForwardPass<'_, '_> {
         }
     }
 
-    /// Pre-norm block: attention, then feed-forward:
+    /// Pre-norm block: the mixer, then the feed-forward, where the layer has them:
     ///
     /// ```text
     /// x = x + post_norm(attention(norm(x)));  x = x + post_norm(ffn(norm(x)))
@@ -50,14 +54,18 @@ impl ForwardPass<'_, '_> {
         let Scratch { x, h, y, step, attention, experts, .. } = s;
         let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
-        let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
-        self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
-        self.attention(i, SubLayerRows { x: input, y }, attention, memory, step);
-        self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, ResidualRows { x, y, h });
-        let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
-        self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
-        self.ffn(i, SubLayerRows { x: input, y }, experts, step);
-        self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, ResidualRows { x, y, h });
+        if !matches!(layer.mixer, Mixer::None) {
+            let input = self.rows.normed(layer.attn_norm.as_ref(), x, h);
+            self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
+            self.mixer(i, SubLayerRows { x: input, y }, attention, memory, step);
+            self.add(i, layer.post_attn_norm.as_ref(), Stage::PostAttnNorm, ResidualRows { x, y, h });
+        }
+        if !matches!(layer.ffn, FeedForward::None) {
+            let input = self.rows.normed(layer.ffn_norm.as_ref(), x, h);
+            self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(input, d, 0, d));
+            self.ffn(i, SubLayerRows { x: input, y }, experts, step);
+            self.add(i, layer.post_ffn_norm.as_ref(), Stage::PostFfnNorm, ResidualRows { x, y, h });
+        }
     }
 
     /// Parallel block: attention and feed-forward read the same residual stream. A feed-forward without a norm of its
@@ -73,7 +81,7 @@ impl ForwardPass<'_, '_> {
         let norm = layer.attn_norm.as_ref();
         let input = self.rows.normed(norm, x, h);
         self.trace_stage(Stage::AttnNorm, Some(i), &mut columns(input, d, 0, d));
-        self.attention(i, SubLayerRows { x: input, y }, attention, memory, step);
+        self.mixer(i, SubLayerRows { x: input, y }, attention, memory, step);
         if let Some(norm) = &layer.ffn_norm {
             self.rows.norm(norm, x, d, h);
             self.trace_stage(Stage::FfnNorm, Some(i), &mut columns(h, d, 0, d));
@@ -93,7 +101,7 @@ impl ForwardPass<'_, '_> {
         let (d, n) = (self.model.config.n_embd, self.n);
         let (x, y) = (&mut x[..n * d], &mut y[..n * padded(d)]);
         let [attn_norm, ffn_norm] = norms;
-        self.attention(i, SubLayerRows { x, y }, attention, memory, step);
+        self.mixer(i, SubLayerRows { x, y }, attention, memory, step);
         self.rows.add_normed(attn_norm, x, y);
         self.trace_stage(Stage::PostAttnNorm, Some(i), &mut columns(x, d, 0, d));
         self.ffn(i, SubLayerRows { x, y }, experts, step);
@@ -111,29 +119,61 @@ impl ForwardPass<'_, '_> {
         self.rows.add(x, d, h, d, scale);
     }
 
-    /// `y = attention(x)` of layer `i`. Writes keys and values to `memory`.
-    fn attention(
+    /// `y = mixer(x)` of layer `i`. Writes keys, values and recurrent states to `memory`.
+    fn mixer(
         &mut self,
         i: usize,
         SubLayerRows { x, y }: SubLayerRows<'_>,
         s: &mut AttentionScratch,
         memory: &mut KvMemory,
-        StepScratch { wide, words }: &mut StepScratch,
+        step: &mut StepScratch,
     ) {
-        let (c, layer, rows, at) = (&self.model.config, &self.model.weights.layers[i], self.rows, Some(i));
+        let model = self.model;
+        match &model.weights.layers[i].mixer {
+            Mixer::Attention(a) => self.attention((i, a), SubLayerRows { x, y }, s, memory, step),
+            Mixer::Recurrent(r) => self.recurrent(i, r, SubLayerRows { x, y }, &mut memory.states, step),
+            Mixer::Both(both) => {
+                let (attention, recurrent) = &**both;
+                let mut sum = core::mem::take(&mut step.sum);
+                self.attention((i, attention), SubLayerRows { x, y: &mut sum[..y.len()] }, s, memory, step);
+                self.recurrent(i, recurrent, SubLayerRows { x, y }, &mut memory.states, step);
+                self.rows.add(y, padded(model.config.n_embd), &sum, padded(model.config.n_embd), 1.0);
+                step.sum = sum;
+            }
+            Mixer::None => {}
+        }
+    }
+
+    /// `y = attention(x)` of layer `i`. Writes keys and values to `memory`.
+    fn attention(
+        &mut self,
+        (i, layer): (usize, &AttentionWeights),
+        SubLayerRows { x, y }: SubLayerRows<'_>,
+        s: &mut AttentionScratch,
+        memory: &mut KvMemory,
+        StepScratch { wide, words, .. }: &mut StepScratch,
+    ) {
+        let (c, rows, at) = (&self.model.config, self.rows, Some(i));
         let (q_width, kv_width) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
         let stride = layer.qkv.stride;
         let [k_at, v_at] = [layer.qkv.part_starts[1], layer.qkv.part_starts[2]];
         let (qkv, rest) = wide.split_at_mut(self.n * stride);
         rows.linear_group(&layer.qkv, x, qkv, words);
+        if let Some(limit) = c.qkv_limit {
+            rows.each(qkv, stride, &|_, row| clamp(rows.cpu, &mut row[..v_at + kv_width], limit));
+        }
+        let (gates, rest) = rest.split_at_mut(if c.arch.gated_queries { self.n * q_width } else { 0 });
+        if c.arch.gated_queries {
+            self.split_gates(qkv, stride, gates);
+        }
         self.trace_stage(Stage::Q, at, &mut columns(qkv, stride, 0, q_width));
         self.trace_stage(Stage::K, at, &mut columns(qkv, stride, k_at, kv_width));
         self.trace_stage(Stage::V, at, &mut columns(qkv, stride, v_at, kv_width));
-        self.rotate(i, layer, qkv, &s.cos, &s.sin);
+        self.rotate(i, layer, qkv, s);
         let k = columns(qkv, stride, k_at, kv_width);
         self.trace_stage(Stage::Rope, at, &mut columns(qkv, stride, 0, q_width).chain(k));
         // embedding batches have KV pages of one layer, which all layers use in turn
-        let kv_layer = i % self.kv.n_layer;
+        let kv_layer = c.layers[i].kv_layer % self.kv.n_layer;
         let kv_rows = KvRows { x: qkv, stride, k_at, v_at, slots: &s.slots };
         attention::write_kv(rows.cpu, rows.pool, self.kv, kv_layer, kv_rows, memory);
         let attention = Attention {
@@ -143,6 +183,8 @@ impl ForwardPass<'_, '_> {
             n_head: c.n_head,
             window: c.layers[i].window,
             soft_cap: c.attn_soft_cap,
+            alibi: c.alibi.as_deref(),
+            sinks: layer.sinks.as_deref(),
             q: qkv,
             q_stride: stride,
             spans: self.spans,
@@ -152,28 +194,81 @@ impl ForwardPass<'_, '_> {
         }
         let out = &mut rest[..self.n * q_width];
         attention.run(rows.cpu, rows.pool, out, &mut s.threads, &mut s.parts);
+        self.gate_output(layer, qkv, out);
+        if let Some(norm) = &layer.attn_sub_norm {
+            rows.norm_each(norm, out);
+        }
+        if c.arch.gated_queries {
+            rows.each(out, q_width, &|r, out| gate_by_sigmoid(rows.cpu, out, &gates[r * q_width..][..q_width]));
+        }
         self.trace_stage(Stage::AttnOut, at, &mut columns(out, q_width, 0, q_width));
         rows.linear(&layer.o, out, y, words);
     }
 
+    /// `out = out * act(gate)`, where the layer has a gate, per head or per element.
+    fn gate_output(&self, layer: &AttentionWeights, qkv: &mut [f32], out: &mut [f32]) {
+        let (Some(&at), Some((gate, _))) = (layer.qkv.part_starts.get(3), layer.qkv.linears.last()) else { return };
+        let (rows, stride, act, d) =
+            (self.rows, layer.qkv.stride, self.model.config.arch.output_gate, self.model.config.head_dim);
+        let (n_gates, width) = (gate.w.rows(), self.model.config.n_head * d);
+        rows.each(qkv, stride, &|_, row| activate(rows.cpu, act, &mut row[at..at + n_gates]));
+        rows.each(out, width, &|r, out| {
+            let gates = &qkv[r * stride + at..][..n_gates];
+            if n_gates == width {
+                multiply(rows.cpu, out, gates);
+            } else {
+                out.chunks_exact_mut(d).zip(gates).for_each(|(head, gate)| scale(rows.cpu, head, *gate));
+            }
+        });
+    }
+
+    /// Moves the gates that follow the query heads to `gates`, (rows, n_head * head_dim), and the heads together.
+    fn split_gates(&self, qkv: &mut [f32], stride: usize, gates: &mut [f32]) {
+        let (head_dim, n_head) = (self.model.config.head_dim, self.model.config.n_head);
+        let projected = &*qkv;
+        self.rows.each(gates, n_head * head_dim, &|r, gates| {
+            for (h, gate) in gates.chunks_exact_mut(head_dim).enumerate() {
+                gate.copy_from_slice(&projected[r * stride + (2 * h + 1) * head_dim..][..head_dim]);
+            }
+        });
+        self.rows.each(qkv, stride, &|_, row| {
+            for h in 1..n_head {
+                row.copy_within(2 * h * head_dim..(2 * h + 1) * head_dim, h * head_dim);
+            }
+        });
+    }
+
     /// Applies the norms of query and key heads, then RoPE, in place, where the layer has them. Queries are also
     /// multiplied by the scale of the attention scores.
-    fn rotate(&self, i: usize, layer: &Layer, qkv: &mut [f32], cos: &[f32], sin: &[f32]) {
+    fn rotate(&self, i: usize, layer: &AttentionWeights, qkv: &mut [f32], s: &AttentionScratch) {
+        let (cos, sin) = (&s.cos[..], &s.sin[..]);
         let (c, rows) = (&self.model.config, self.rows);
         let (q_width, kv_width, k_at) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim, layer.qkv.part_starts[1]);
         let half = c.n_rot / 2;
         let turns = c.layers[i].rope.map(|rope| (rope * half, half));
-        let style = c.arch.rope.unwrap_or(RopeStyle::NeoX);
+        let style = c.rope.unwrap_or(RopeStyle::NeoX);
+        let temperatures = match &c.temperature {
+            Some(t) if t.with_rope || turns.is_none() => &s.temperatures[..],
+            _ => &[],
+        };
         rows.each(qkv, layer.qkv.stride, &|r, row| {
             let (at, half) = turns.map_or((0, 0), |(at, half)| (r * c.ropes.len() * half + at, half));
             let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
             let (q, rest) = row.split_at_mut(k_at);
-            let parts = [(&mut q[..q_width], &layer.q_norm, c.attn_scale), (&mut rest[..kv_width], &layer.k_norm, 1.0)];
-            for (heads, norm, scale) in parts {
-                if let Some(norm) = norm {
-                    rows.norm_heads(norm, heads);
+            let q_scale = temperatures.get(r).map_or(c.attn_scale, |t| c.attn_scale * t);
+            let parts = [(&mut q[..q_width], &layer.q_norm, q_scale), (&mut rest[..kv_width], &layer.k_norm, 1.0)];
+            for (heads, norm, factor) in parts {
+                match norm {
+                    Some(norm) if c.arch.rope_before_norm => {
+                        rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, heads, c.head_dim);
+                        rows.norm_heads(norm, heads);
+                        scale(rows.cpu, heads, factor);
+                        continue;
+                    }
+                    Some(norm) => rows.norm_heads(norm, heads),
+                    None => {}
                 }
-                rope(rows.cpu, Rotation { style, cos, sin, scale }, heads, c.head_dim);
+                rope(rows.cpu, Rotation { style, cos, sin, scale: factor }, heads, c.head_dim);
             }
         });
     }

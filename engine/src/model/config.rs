@@ -4,14 +4,17 @@ use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::arch::{ARCHS, Arch, LocalRope, Rotated};
+use super::arch::{ARCHS, Alibi, Arch, Gating, LocalRope, Rotated, ScoreScale, Temperature};
 use super::keys::Keys;
+use super::mixers;
+pub use super::mixers::{MixerKind, RecurrentConfig};
 use super::rotary::{RopeConfig, Scaling, ScalingKind};
 use crate::error::LoadError;
 use crate::gguf::Gguf;
-use crate::kernels::attention::{AttentionWindow, MAX_GROUP, MAX_HEAD_DIM};
+use crate::kernels::attention::{AttentionWindow, KvLayout, KvType, MAX_GROUP, MAX_HEAD_DIM};
 use crate::kernels::norm::NormKind;
-use crate::math::sqrt;
+use crate::kernels::rope::RopeStyle;
+use crate::math::{pow, sqrt};
 
 /// Maximal number of layers: beyond any known model, and cheap to hold.
 const MAX_LAYERS: u32 = 4096;
@@ -64,23 +67,60 @@ pub struct Config {
     pub causal: bool,
     /// Pooling of token states to an embedding, as numbered in the file ([`crate::embed::Pooling`]).
     pub pooling_type: Option<u32>,
+    /// Which elements of a head RoPE pairs; `None` without RoPE.
+    pub rope: Option<RopeStyle>,
+    /// Whether the model has learned position embeddings.
+    pub learned_positions: bool,
+    /// Slopes of ALiBi, one per query head.
+    pub alibi: Option<Vec<f32>>,
+    /// Limit of the absolute values of queries, keys and values.
+    pub qkv_limit: Option<f32>,
+    /// Factor on queries by position.
+    pub temperature: Option<TemperatureConfig>,
     /// Leading elements of a head that RoPE rotates; even.
     pub n_rot: usize,
     /// The RoPE variants; layers refer to them by index.
     pub ropes: Vec<RopeConfig>,
     /// Experts, if the model has any.
     pub experts: Option<ExpertsConfig>,
+    /// Recurrent layers, if the model has any.
+    pub recurrent: Option<RecurrentConfig>,
     /// Per-layer parameters.
     pub layers: Vec<LayerConfig>,
 }
 
+/// Factor on queries by position: `1 + scale * ln(floor((pos + offset) / length) + 1)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TemperatureConfig {
+    /// Growth of the factor.
+    pub scale: f32,
+    /// Tokens of a step.
+    pub length: usize,
+    /// Added to positions.
+    pub offset: usize,
+    /// Whether layers with RoPE have the factor too.
+    pub with_rope: bool,
+}
+
 /// Parameters of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerConfig {
     /// Attention window of a token.
     pub window: AttentionWindow,
     /// Index in [`Config::ropes`]; `None` for a layer without RoPE.
     pub rope: Option<usize>,
+    /// What mixes the tokens of a sequence.
+    pub mixer: MixerKind,
+    /// Whether the layer has a feed-forward.
+    pub has_ffn: bool,
+    /// Number of layers with attention before this one: its index in KV pages.
+    pub kv_layer: usize,
+    /// Offset of the layer's state in the recurrent state of a sequence.
+    pub state_at: usize,
+    /// Limit of the products of an expert's gate and up; 0 for none.
+    pub expert_limit: f32,
+    /// The same for the shared expert.
+    pub shared_limit: f32,
 }
 
 /// Parameters of the experts.
@@ -98,6 +138,10 @@ pub struct ExpertsConfig {
     pub normalised: bool,
     /// Factor on the experts' weights.
     pub scale: f32,
+    /// How scores become weights.
+    pub gating: Gating,
+    /// Groups of experts, and the number of groups that a token's experts are chosen from.
+    pub groups: Option<(usize, usize)>,
 }
 
 impl Config {
@@ -123,11 +167,32 @@ impl Config {
         let keys = Keys { gguf, arch: arch.name };
         let n_layer = keys.size("block_count", 1..=MAX_LAYERS)?;
         let n_embd = keys.size("embedding_length", 1..=MAX_WIDTH)?;
-        let n_ff = keys.size("feed_forward_length", 1..=MAX_WIDTH)?;
-        let (n_head, n_head_kv) = heads(&keys)?;
-        let head_dim = head_dim(&keys, n_embd, n_head)?;
+        let kinds = mixers::layer_kinds(n_layer, shards);
+        let n_ff = match kinds.iter().any(|l| l.has_ffn) {
+            true => keys.in_range("feed_forward_length", keys.u32_or_zero("feed_forward_length")?, 1..=MAX_WIDTH)?,
+            false => 1,
+        };
+        let n_ff = n_ff / if arch.doubled_ff { 2 } else { 1 };
+        if n_ff == 0 {
+            return Err(keys.wrong("feed_forward_length", 1, "an even number"));
+        }
+        // without attention the sizes of heads mean nothing
+        let (n_head, n_head_kv, head_dim) = match kinds.iter().any(|l| l.mixer.has_attention()) {
+            true => {
+                let (n_head, n_head_kv) = heads(&keys)?;
+                (n_head, n_head_kv, head_dim(&keys, n_embd, n_head)?)
+            }
+            false => (1, 1, 1),
+        };
+        let alibi = match arch.alibi {
+            Alibi::Never => false,
+            Alibi::Always => true,
+            Alibi::Layers(n) => n == n_layer,
+        };
+        let alibi = if alibi { Some(slopes(keys.positive("attention.max_alibi_bias", 8.0)?, n_head)) } else { None };
+        let rope = if alibi.is_some() { None } else { arch.rope };
         let n_rot = match keys.u32("rope.dimension_count")? {
-            _ if arch.rope.is_none() => 0,
+            _ if rope.is_none() || arch.rotated == Rotated::None => 0,
             None => head_dim,
             v => keys.in_range("rope.dimension_count", v, 0..=head_dim as u32)?,
         };
@@ -140,7 +205,15 @@ impl Config {
         let embedding_scale = if arch.embeddings_by_width { sqrt(n_embd as f32) } else { 1.0 };
         let logit_scale = keys.optional("logit_scale")?.unwrap_or(1.0);
         let causal = keys.bool("attention.causal")?.unwrap_or(!arch.bidirectional);
-        let (ropes, layers) = layers(&keys, arch, n_layer, n_ctx_train, causal)?;
+        let (ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, n_layer, n_ctx_train, causal)?;
+        let score_scale = match arch.score_scale {
+            ScoreScale::Root => 1.0 / sqrt(scored_width as f32),
+            ScoreScale::Inverse => 1.0 / head_dim as f32,
+            ScoreScale::One => 1.0,
+        };
+        let original_context = ropes.iter().find_map(|r| r.scaling).map_or(n_ctx_train, |s| s.original_context);
+        let recurrent = mixers::read(&keys, arch, n_embd, &kinds, shards)?;
+        mixers::place(&mut layers, &kinds, recurrent.as_ref());
         Ok(Config {
             arch: *arch,
             n_embd,
@@ -155,15 +228,24 @@ impl Config {
             embedding_scale: keys.optional("embedding_scale")?.unwrap_or(embedding_scale),
             residual_scale: keys.optional("residual_scale")?.unwrap_or(1.0),
             logit_scale: if arch.divided_logits { 1.0 / logit_scale } else { logit_scale },
-            attn_scale: keys.optional("attention.scale")?.unwrap_or(1.0 / sqrt(scored_width as f32)),
+            attn_scale: match keys.optional("attention.scale")? {
+                Some(scale) => scale,
+                None => keys.optional("attention.output_scale")?.unwrap_or(score_scale),
+            },
+            rope,
+            learned_positions: rope.is_none() && alibi.is_none(),
+            alibi,
+            qkv_limit: keys.optional("attention.clamp_kqv")?,
+            temperature: temperature(&keys, arch, original_context)?,
             attn_soft_cap: keys.optional("attn_logit_softcapping")?,
             logit_soft_cap: keys.optional("final_logit_softcapping")?,
-            parallel_residual: keys.bool("use_parallel_residual")?.unwrap_or(false),
+            parallel_residual: keys.bool("use_parallel_residual")?.unwrap_or(arch.parallel),
             causal,
             pooling_type: keys.u32("pooling_type")?,
             n_rot,
             ropes,
             experts: experts(&keys, arch, n_ff)?,
+            recurrent,
             layers,
         })
     }
@@ -173,6 +255,32 @@ impl Config {
         self.layers.len()
     }
 
+    /// Width of the query projection: queries, and their gates if there are any.
+    pub(super) fn q_stride(&self) -> usize {
+        self.n_head * self.head_dim * if self.arch.gated_queries { 2 } else { 1 }
+    }
+
+    /// Number of layers with attention.
+    pub fn n_attention(&self) -> usize {
+        self.layers.iter().filter(|l| l.mixer.has_attention()).count()
+    }
+
+    /// Floats of the recurrent state of a sequence; 0 for a model without recurrent layers.
+    pub fn state_len(&self) -> usize {
+        let n = self.layers.iter().filter(|l| l.mixer.is_recurrent()).count();
+        self.recurrent.map_or(0, |r| r.state_len().saturating_mul(n))
+    }
+
+    /// Bytes of the recurrent state of a sequence; 0 for a model without recurrent layers.
+    pub fn state_bytes(&self) -> usize {
+        self.state_len().saturating_mul(size_of::<f32>())
+    }
+
+    /// The layout of the model's KV pages.
+    pub fn kv_layout(&self, kv_type: KvType) -> KvLayout {
+        KvLayout { n_layer: self.n_attention(), n_head_kv: self.n_head_kv, head_dim: self.head_dim, kv_type }
+    }
+
     /// Whether the model has LongRoPE: frequency divisors for short and for long contexts.
     pub(super) fn is_longrope(&self) -> bool {
         self.ropes.iter().any(|r| r.scaling.is_some_and(|s| s.kind == ScalingKind::LongRope))
@@ -180,20 +288,52 @@ impl Config {
 
     /// Longest context: with learned position embeddings their number, else unlimited.
     pub fn max_context(&self) -> usize {
-        if self.arch.rope.is_none() { self.n_ctx_train } else { usize::MAX }
+        if self.learned_positions { self.n_ctx_train } else { usize::MAX }
     }
 
     /// The longest attention window in tokens, if every layer has one: keys before it are never read again.
     pub fn window(&self) -> Option<usize> {
+        if self.recurrent.is_some() {
+            return None;
+        }
         let before = self.layers.iter().map(|l| l.window.left).max()?;
         before.checked_add(1)
     }
 }
 
+/// Slopes of ALiBi: powers of 2^(-max_bias / n) for the largest power of two n up to `n_head`, then the odd powers of
+/// its root.
+fn slopes(max_bias: f32, n_head: usize) -> Vec<f32> {
+    let n = 1 << n_head.ilog2();
+    let slope = |h: usize| match h < n {
+        true => f64::from(max_bias) * (h + 1) as f64 / n as f64,
+        false => f64::from(max_bias) / 2.0 * (2 * (h - n) + 1) as f64 / n as f64,
+    };
+    (0..n_head).map(|h| pow(2.0, -slope(h)) as f32).collect()
+}
+
+fn temperature(
+    keys: &Keys<'_, '_>,
+    arch: &Arch,
+    original_context: usize,
+) -> Result<Option<TemperatureConfig>, LoadError> {
+    let (scale, length, offset) = match arch.temperature {
+        Temperature::ByKey => (None, original_context, 0),
+        Temperature::NoRope => (Some(0.1), 8192, 1),
+    };
+    let Some(scale) = keys.optional("attention.temperature_scale")?.or(scale) else { return Ok(None) };
+    let length = match keys.u32("attention.temperature_length")? {
+        None => length,
+        v => keys.in_range("attention.temperature_length", v, 1..=MAX_CONTEXT)?,
+    };
+    Ok(Some(TemperatureConfig { scale, length, offset, with_rope: arch.temperature == Temperature::ByKey }))
+}
+
 /// Numbers of query heads and of key and value heads.
 fn heads(keys: &Keys<'_, '_>) -> Result<(usize, usize), LoadError> {
-    let n_head = keys.size("attention.head_count", 1..=MAX_WIDTH)?;
-    let n_head_kv = match keys.u32("attention.head_count_kv")? {
+    let n_head = keys.u32_or_zero("attention.head_count")?;
+    let n_head = keys.in_range("attention.head_count", n_head, 1..=MAX_WIDTH)?;
+    let n_head_kv = match keys.u32_or_zero("attention.head_count_kv")? {
         None => n_head,
         v => keys.in_range("attention.head_count_kv", v, 1..=n_head as u32)?,
     };
@@ -254,18 +394,30 @@ fn layers(
         0 => (usize::MAX, vec![false; n_layer]),
         w => (w, keys.pattern("attention.sliding_window_pattern", n_layer, arch.window_pattern)?),
     };
+    let rope_pattern = match keys.has("attention.rope_pattern") {
+        true => Some(keys.pattern("attention.rope_pattern", n_layer, 0)?),
+        false => None,
+    };
+    let any_local = local.contains(&true);
+    let [expert_limits, shared_limits] =
+        [keys.per_layer_f32("swiglu_clamp_exp", n_layer)?, keys.per_layer_f32("swiglu_clamp_shexp", n_layer)?];
     let (global, near) = match arch.rope {
         None => Default::default(),
         Some(_) => rotations(keys, arch, n_ctx_train, local.contains(&true))?,
     };
+    let is_finetuned = keys.bool("rope.scaling.finetuned")?.unwrap_or(true);
     let mut ropes = Vec::new();
     let mut layers = Vec::with_capacity(n_layer);
     for (i, local) in local.into_iter().enumerate() {
         let rotates = match arch.rotated {
             _ if arch.rope.is_none() => false,
+            _ if rope_pattern.is_some() => rope_pattern.as_ref().is_some_and(|pattern| pattern[i]),
             Rotated::All => true,
             Rotated::AllBut(n) => (i + 1) % n != 0,
             Rotated::Local => local,
+            Rotated::LocalIfAny => local || !any_local,
+            Rotated::None => false,
+            Rotated::IfFinetuned => is_finetuned,
         };
         let rope = if local { &near } else { &global };
         let known = ropes.iter().position(|r| r == rope);
@@ -281,6 +433,12 @@ fn layers(
         layers.push(LayerConfig {
             window: AttentionWindow { left: before, right: if causal { 0 } else { before } },
             rope,
+            expert_limit: expert_limits[i],
+            shared_limit: shared_limits[i],
+            mixer: MixerKind::Attention,
+            has_ffn: true,
+            kv_layer: i,
+            state_at: 0,
         });
     }
     Ok((ropes, layers))
@@ -312,33 +470,55 @@ fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<Option<Exper
         None | Some(0) => return Ok(None),
         v => keys.in_range("expert_count", v, 1..=MAX_EXPERTS)?,
     };
-    // 1 is softmax over all experts
-    let gating = keys.u32("expert_gating_func")?.unwrap_or(1);
-    if gating > 1 {
-        let found = match gating {
-            2 => "sigmoid".into(),
-            3 => "softmax over the selected experts".into(),
-            other => format!("{other}"),
-        };
-        return Err(LoadError::Unsupported { what: "expert gating function", found, known: ["softmax"].into() });
-    }
-    if keys.u32("expert_group_count")?.unwrap_or(0) > 1 {
-        return Err(LoadError::Unsupported {
-            what: "expert selection",
-            found: "by groups (expert_group_count)".into(),
-            known: ["among all experts"].into(),
-        });
-    }
+    let (gating, over_selected) = match keys.u32("expert_gating_func")? {
+        None | Some(0) => (arch.gating, false),
+        Some(1) => (Gating::Softmax, false),
+        Some(2) => (Gating::Sigmoid, false),
+        // a softmax over the selected experts is a softmax over all, normalised
+        Some(3) => (Gating::Softmax, true),
+        Some(other) => {
+            let (found, known) = (format!("{other}"), ["softmax", "sigmoid"].into());
+            return Err(LoadError::Unsupported { what: "expert gating function", found, known });
+        }
+    };
+    let groups = match keys.u32("expert_group_count")? {
+        None | Some(0..=1) => None,
+        v => {
+            let n_groups = keys.in_range("expert_group_count", v, 1..=n as u32)?;
+            if n % n_groups != 0 {
+                return Err(keys.wrong("expert_group_count", n_groups, format!("a divisor of expert_count, {n}")));
+            }
+            let used = keys.u32("expert_group_used_count")?;
+            Some((n_groups, keys.in_range("expert_group_used_count", used, 1..=n_groups as u32)?))
+        }
+    };
     let width = |name: &str| match keys.u32(name)? {
         None | Some(0) => Ok(n_ff),
         v => keys.in_range(name, v, 1..=MAX_WIDTH),
     };
+    let n_used = keys.size("expert_used_count", 1..=MAX_EXPERTS_USED.min(n as u32))?;
+    if let Some((n_groups, used)) = groups
+        && n_used > used * (n / n_groups)
+    {
+        return Err(keys.wrong("expert_used_count", n_used, "at most the experts of the used groups"));
+    }
+    let expert_ff = width("expert_feed_forward_length")?;
+    let n_ff_shared = match (keys.u32("expert_shared_feed_forward_length")?, keys.u32("expert_shared_count")?) {
+        (None | Some(0), Some(count @ 1..)) => {
+            let n = keys.in_range("expert_shared_count", Some(count), 1..=MAX_EXPERTS)?;
+            keys.in_range("expert_shared_count", Some((n * expert_ff).min(u32::MAX as usize) as u32), 1..=MAX_WIDTH)?
+        }
+        (None | Some(0), _) if arch.shared_as_expert => expert_ff,
+        _ => width("expert_shared_feed_forward_length")?,
+    };
     Ok(Some(ExpertsConfig {
         n,
-        n_used: keys.size("expert_used_count", 1..=MAX_EXPERTS_USED.min(n as u32))?,
-        n_ff: width("expert_feed_forward_length")?,
-        n_ff_shared: width("expert_shared_feed_forward_length")?,
-        normalised: keys.bool("expert_weights_norm")?.unwrap_or(arch.normalised_experts),
+        n_used,
+        n_ff: expert_ff,
+        n_ff_shared,
+        gating,
+        groups,
+        normalised: over_selected || keys.bool("expert_weights_norm")?.unwrap_or(arch.normalised_experts),
         scale: keys.optional("expert_weights_scale")?.unwrap_or(1.0),
     }))
 }

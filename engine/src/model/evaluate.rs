@@ -8,6 +8,7 @@ use super::{Exec, KvRef, Model, Run, ScratchSize, Trace};
 use crate::error::{MemoryError, RequestError};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvMemory, KvType, PAGE};
+use crate::kernels::recurrent::StateMemory;
 use crate::pool::Pool;
 
 /// Parameters of the evaluation of a text.
@@ -71,13 +72,14 @@ impl Evaluation<'_> {
         let layout = self.model.kv_layout(self.kv_type);
         let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE) as u32).collect();
         let mut memory = KvMemory::zeroed(&layout, pages.len()).map_err(|e| no_memory(e.into()))?;
+        memory.states = StateMemory::zeroed(self.model.config.state_len(), 1).map_err(|e| no_memory(e.into()))?;
         let batch = self.batch.clamp(1, tokens.len());
         let size = ScratchSize { rows: batch, logits: batch, seqs: 1, n_ctx: self.n_ctx };
         let mut scratch = self.model.scratch(self.pool, self.kv_type, size).map_err(no_memory)?;
         for (i, tokens) in tokens.chunks(batch).enumerate() {
             let (pos, end) = (i * batch, i * batch + tokens.len());
             let n_logits = end.saturating_sub(first.max(pos));
-            let run = Run { tokens, pos, pages: &pages, n_logits };
+            let run = Run { tokens, pos, pages: &pages, state: 0, n_logits };
             let trace = trace.as_mut().map(|t| &mut **t as _);
             let exec = Exec { cpu: self.cpu, pool: self.pool };
             let kv = KvRef { layout: &layout, memory: &mut memory };

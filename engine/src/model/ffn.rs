@@ -2,14 +2,15 @@
 
 use alloc::vec::Vec;
 
+use super::arch::{Gating, Swiglu};
 use super::block::{ForwardPass, SubLayerRows};
 use super::config::ExpertsConfig;
 use super::forward::Stage;
-use super::rows::{PackedColumns, as_columns, columns};
+use super::rows::{FfnActivation, PackedColumns, as_columns, columns};
 use super::scratch::{ExpertsScratch, StepScratch};
 use super::weights::{Dense, Experts, FeedForward, Linear, SharedExpert, padded};
 use crate::kernels::act::Floats;
-use crate::kernels::elementwise::add_scaled;
+use crate::kernels::elementwise::{Activation, activate, add_scaled, scale};
 use crate::kernels::exp::exp;
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::softmax::exps;
@@ -24,11 +25,12 @@ impl ForwardPass<'_, '_> {
         step: &mut StepScratch,
     ) {
         match &self.model.weights.layers[i].ffn {
-            FeedForward::Dense(ffn) => self.dense(ffn, x, y, step),
+            FeedForward::None => return,
+            FeedForward::Dense(ffn) => self.dense(ffn, 0.0, SubLayerRows { x, y }, step),
             FeedForward::Experts(experts) => {
                 self.experts(i, experts, SubLayerRows { x, y }, s, step);
                 if let Some(shared) = &experts.shared {
-                    self.shared_expert(shared, x, y, s, step);
+                    self.shared_expert(i, shared, SubLayerRows { x, y }, s, step);
                 }
             }
         }
@@ -36,26 +38,32 @@ impl ForwardPass<'_, '_> {
         self.trace_stage(Stage::FfnOut, Some(i), &mut columns(y, padded(d), 0, d));
     }
 
-    fn dense(&self, ffn: &Dense, x: &[f32], y: &mut [f32], StepScratch { wide, words }: &mut StepScratch) {
+    fn dense(&self, ffn: &Dense, limit: f32, SubLayerRows { x, y }: SubLayerRows<'_>, step: &mut StepScratch) {
+        let StepScratch { wide, words, .. } = step;
         let (stride, Linear { w, bias }) = (ffn.up.stride, &ffn.down);
         let wide = &mut wide[..self.n * stride];
         self.rows.linear_group(&ffn.up, x, wide, words);
-        self.rows.activate(self.model.config.arch.act, wide, stride, ffn.up.part_starts.get(1).copied(), w.k());
+        let activation = FfnActivation { act: self.model.config.arch.act, swiglu: Swiglu::Plain, limit };
+        self.rows.activate(activation, wide, stride, ffn.up.part_starts.get(1).copied(), w.k());
+        if let Some(norm) = &ffn.sub_norm {
+            self.rows.norm_beginnings(norm, wide, stride);
+        }
         self.rows.matrix(w, bias.as_deref(), Floats { x: wide, stride }, y, words);
     }
 
     /// Shared expert: `y += sigmoid(gate x) * ffn(x)`.
     fn shared_expert(
         &self,
+        i: usize,
         e: &SharedExpert,
-        x: &[f32],
-        y: &mut [f32],
+        SubLayerRows { x, y }: SubLayerRows<'_>,
         s: &mut ExpertsScratch,
         step: &mut StepScratch,
     ) {
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
         let mut out = core::mem::take(&mut s.outputs);
-        self.dense(&e.ffn, x, &mut out[..n * padded(d)], step);
+        let limit = self.model.config.layers[i].shared_limit;
+        self.dense(&e.ffn, limit, SubLayerRows { x, y: &mut out[..n * padded(d)] }, step);
         let gate = &mut s.router[..n * padded(1)];
         if let Some(g) = &e.gate {
             rows.linear(g, x, gate, &mut step.words);
@@ -79,28 +87,37 @@ impl ForwardPass<'_, '_> {
     ) {
         let Some(c) = &self.model.config.experts else { return };
         let (n, d, rows) = (self.n, self.model.config.n_embd, self.rows);
-        let StepScratch { wide, words } = step;
+        let StepScratch { wide, words, .. } = step;
         let router = &mut s.router[..n * padded(c.n)];
         rows.linear(&e.router, x, router, words);
         self.trace_stage(Stage::Router, Some(i), &mut columns(router, padded(c.n), 0, c.n));
-        self.route(c, s);
+        self.route(c, e.selection_bias.as_deref(), s);
 
-        // a single token is the input of all its experts: no gather
+        // a single token is the input of all its experts: no gather, unless each input has its weight
         let total = n * c.n_used;
+        let weighted = self.model.config.arch.weighted_inputs;
+        let gathered = n > 1 || weighted;
         let inputs = &mut s.inputs[..total * d];
-        if n > 1 {
+        if gathered {
             let source_rows = &s.source_rows;
             rows.each(inputs, d, &|r, input| input.copy_from_slice(&x[source_rows[r] as usize * d..][..d]));
         }
+        if weighted {
+            for (&row, weight) in s.expert_rows.iter().zip(&mut s.weights).take(total) {
+                scale(rows.cpu, &mut inputs[row as usize * d..][..d], *weight);
+                *weight = 1.0;
+            }
+        }
         let groups = || (0..c.n).map(|e| (e, s.starts[e]..s.starts[e + 1])).filter(|(_, rows)| !rows.is_empty());
 
-        let stride = 2 * padded(c.n_ff);
+        let up_at = if e.gate.is_empty() { 0 } else { padded(c.n_ff) };
+        let stride = up_at + padded(c.n_ff);
         let wide = &mut wide[..total * stride];
         let mut packed = PackedColumns::new(words);
         let mut jobs = Vec::new();
         for (number, (expert, group)) in groups().enumerate() {
-            let (x, number) = if n > 1 { (&inputs[group.start * d..group.end * d], number) } else { (x, 0) };
-            for (w, at) in [(&e.gate[expert], 0), (&e.up[expert], padded(c.n_ff))] {
+            let (x, number) = if gathered { (&inputs[group.start * d..group.end * d], number) } else { (x, 0) };
+            for (w, at) in e.gate.get(expert).map(|w| (w, 0)).into_iter().chain([(&e.up[expert], up_at)]) {
                 jobs.push(MatmulJob {
                     w,
                     x: packed.of(&rows, w, as_columns(x, w), number),
@@ -110,7 +127,20 @@ impl ForwardPass<'_, '_> {
             }
         }
         products(rows.cpu, rows.pool, &jobs, wide, stride);
-        rows.activate(self.model.config.arch.act, wide, stride, Some(padded(c.n_ff)), c.n_ff);
+        // the expert of a row
+        let starts = &s.starts;
+        let expert_of = |row: usize| starts.partition_point(|start| *start <= row) - 1;
+        let add_biases = |x: &mut [f32], stride: usize, bias: &Option<Vec<f32>>, at: usize, width: usize| {
+            if let Some(bias) = bias {
+                let bias = |r| &bias[expert_of(r) * width..][..width];
+                rows.each(x, stride, &|r, row| add_scaled(rows.cpu, &mut row[at..at + width], bias(r), 1.0));
+            }
+        };
+        add_biases(wide, stride, &e.biases[0], 0, c.n_ff);
+        add_biases(wide, stride, &e.biases[1], up_at, c.n_ff);
+        let (arch, limit) = (&self.model.config.arch, self.model.config.layers[i].expert_limit);
+        let activation = FfnActivation { act: arch.act, swiglu: arch.swiglu, limit };
+        rows.activate(activation, wide, stride, (up_at > 0).then_some(up_at), c.n_ff);
 
         let outputs = &mut s.outputs[..total * padded(d)];
         let mut packed = PackedColumns::new(words);
@@ -120,6 +150,7 @@ impl ForwardPass<'_, '_> {
             jobs.push(MatmulJob { w, x: packed.of(&rows, w, x, number), out_column: group.start, out_row: 0 });
         }
         products(rows.cpu, rows.pool, &jobs, outputs, padded(d));
+        add_biases(outputs, padded(d), &e.biases[2], 0, d);
 
         let (expert_rows, weights) = (&s.expert_rows, &s.weights);
         rows.each(y, padded(d), &|r, y| {
@@ -132,20 +163,39 @@ impl ForwardPass<'_, '_> {
     }
 
     /// Routes each row: selects its experts and their weights, and sorts rows by expert.
-    fn route(&self, c: &ExpertsConfig, s: &mut ExpertsScratch) {
+    fn route(&self, c: &ExpertsConfig, bias: Option<&[f32]>, s: &mut ExpertsScratch) {
         let n = self.n;
         let logits = s.router.chunks_exact(padded(c.n)).map(|row| &row[..c.n]);
         let selected = s.selected.chunks_exact_mut(c.n_used).zip(s.weights.chunks_exact_mut(c.n_used));
         for (logits, (selected, weights)) in logits.zip(selected).take(n) {
             select_top(logits, selected);
-            let max = logits[selected[0] as usize];
-            let all = exps(self.rows.cpu, logits, max, 1.0, &mut s.probabilities);
+            let all = match c.gating {
+                Gating::Softmax => exps(self.rows.cpu, logits, logits[selected[0] as usize], 1.0, &mut s.probabilities),
+                Gating::Sigmoid => {
+                    s.probabilities.copy_from_slice(logits);
+                    activate(self.rows.cpu, Activation::Sigmoid, &mut s.probabilities);
+                    1.0
+                }
+            };
+            if bias.is_some() || c.groups.is_some() {
+                for (e, (score, p)) in s.scores.iter_mut().zip(&s.probabilities).enumerate() {
+                    *score = p / all + bias.map_or(0.0, |bias| bias[e]);
+                }
+                if let Some((n_groups, _)) = c.groups {
+                    keep_groups(c.n / n_groups, &mut s.scores, &mut s.group_scores, &mut s.groups);
+                }
+                select_top(&s.scores, selected);
+            }
             let mut sum_selected = 0.0;
             for (weight, &expert) in weights.iter_mut().zip(&*selected) {
                 *weight = s.probabilities[expert as usize];
                 sum_selected += *weight;
             }
-            let sum = if c.normalised { sum_selected } else { all };
+            let sum = match (c.normalised, c.gating) {
+                (true, Gating::Softmax) => sum_selected,
+                (true, Gating::Sigmoid) => sum_selected.max(LEAST_SUM),
+                (false, _) => all,
+            };
             weights.iter_mut().for_each(|w| *w = (*w / sum) * c.scale);
         }
         s.starts.fill(0);
@@ -162,6 +212,23 @@ impl ForwardPass<'_, '_> {
         // each start has advanced to the next expert's: shift back
         s.starts.rotate_right(1);
         s.starts[0] = 0;
+    }
+}
+
+/// Least sum of the selected experts' weights (llama.cpp: the smallest normal f16).
+const LEAST_SUM: f32 = 1.0 / 16384.0;
+
+/// Keeps the groups of `size` experts whose two best scores have the largest sums; all other scores become -infinity.
+fn keep_groups(size: usize, scores: &mut [f32], group_scores: &mut [f32], groups: &mut [u32]) {
+    for (group, sum) in scores.chunks_exact(size).zip(&mut *group_scores) {
+        let mut best = [0; 2];
+        let best = &mut best[..size.min(2)];
+        select_top(group, best);
+        *sum = best.iter().map(|e| group[*e as usize]).sum();
+    }
+    select_top(group_scores, groups);
+    for (_, group) in scores.chunks_exact_mut(size).enumerate().filter(|(g, _)| !groups.contains(&(*g as u32))) {
+        group.fill(f32::NEG_INFINITY);
     }
 }
 

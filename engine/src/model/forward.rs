@@ -19,6 +19,8 @@ use super::weights::{ResidualOrder, padded};
 use crate::kernels::Cpu;
 use crate::kernels::attention::{KvLayout, KvMemory, PAGE, Slot, Span};
 use crate::kernels::elementwise::{add_scaled, scale, soft_cap};
+use crate::kernels::recurrent::StateSpan;
+use crate::math::ln;
 use crate::pool::Pool;
 
 /// Where a forward pass runs: instruction set and threads. Neither changes a result.
@@ -47,6 +49,8 @@ pub struct Run<'a> {
     pub pos: usize,
     /// KV pages of the sequence, one per [`PAGE`] positions, up to the last token of the run.
     pub pages: &'a [u32],
+    /// Slot of the sequence's recurrent state; not used by models without recurrent layers.
+    pub state: u32,
     /// Number of tokens, counted from the last, to compute logits for.
     pub n_logits: usize,
 }
@@ -132,7 +136,7 @@ impl<'a> Output<'a> {
 
 impl Model {
     /// Runs a batch and returns the logits that its runs want. Writes the keys and values of its tokens to the pages of
-    /// their sequences.
+    /// their sequences, and their recurrent states, which must be those before the runs' first tokens.
     ///
     /// # Panics
     /// If the batch exceeds the scratch memory, or a token, page or embedded position is out of range. `Engine::submit`
@@ -154,8 +158,8 @@ impl Model {
     /// # Panics
     /// As [`Model::forward`].
     pub fn batch(&self, exec: Exec<'_>, runs: &[Run<'_>], kv: KvRef<'_>, s: &mut Scratch, trace: Option<Trace<'_>>) {
-        let spans = self.assign_slots(runs, &mut s.attention);
-        let mut pass = self.pass(exec, &spans, kv.layout, trace);
+        let (spans, states) = (self.assign_slots(runs, &mut s.attention), self.state_spans(runs));
+        let mut pass = self.pass(exec, (&spans, &states), kv.layout, trace);
         self.layers(&mut pass, runs, kv.memory, s);
     }
 
@@ -165,8 +169,8 @@ impl Model {
     /// # Panics
     /// As [`Model::forward`].
     pub fn states<'s>(&self, exec: Exec<'_>, runs: &[Run<'_>], kv: KvRef<'_>, s: &'s mut Scratch) -> &'s mut [f32] {
-        let spans = self.assign_slots(runs, &mut s.attention);
-        let mut pass = self.pass(exec, &spans, kv.layout, None);
+        let (spans, states) = (self.assign_slots(runs, &mut s.attention), self.state_spans(runs));
+        let mut pass = self.pass(exec, (&spans, &states), kv.layout, None);
         self.layers(&mut pass, runs, kv.memory, s);
         let len = pass.n * self.config.n_embd;
         let (x, h) = (&mut s.x[..len], &mut s.h[..len]);
@@ -178,11 +182,22 @@ impl Model {
     fn pass<'a, 't>(
         &'a self,
         exec: Exec<'a>,
-        spans: &'a [Span<'a>],
+        (spans, states): (&'a [Span<'a>], &'a [StateSpan]),
         kv: &'a KvLayout,
         trace: Option<Trace<'t>>,
     ) -> ForwardPass<'a, 't> {
-        ForwardPass { model: self, rows: self.rows(exec), kv, spans, n: spans.iter().map(|s| s.n).sum(), trace }
+        let n = spans.iter().map(|s| s.n).sum();
+        ForwardPass { model: self, rows: self.rows(exec), kv, spans, states, n, trace }
+    }
+
+    /// The rows of each sequence, for recurrent layers.
+    fn state_spans(&self, runs: &[Run<'_>]) -> Vec<StateSpan> {
+        let mut row = 0;
+        let spans = runs.iter().filter(|_| self.config.recurrent.is_some()).map(|run| {
+            row += run.tokens.len();
+            StateSpan { row: row - run.tokens.len(), n: run.tokens.len(), slot: run.state }
+        });
+        spans.collect()
     }
 
     pub(super) fn rows<'a>(&self, Exec { cpu, pool }: Exec<'a>) -> RowOps<'a> {
@@ -219,6 +234,10 @@ impl Model {
                 for (i, rotary) in s.rotary.iter().enumerate() {
                     let at = (s.slots.len() * s.rotary.len() + i) * half;
                     rotary.at(pos, &mut s.cos[at..at + half], &mut s.sin[at..at + half]);
+                }
+                if let Some(t) = &self.config.temperature {
+                    let steps = (pos + t.offset) / t.length;
+                    s.temperatures[s.slots.len()] = (1.0 + f64::from(t.scale) * ln((steps + 1) as f64)) as f32;
                 }
                 s.slots.push(Slot { page: run.pages[pos / PAGE], token: (pos % PAGE) as u32 });
             }

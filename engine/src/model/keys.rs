@@ -48,10 +48,44 @@ impl Keys<'_, '_> {
         }
     }
 
+    /// As [`Keys::u32`], but layers with 0 may be among the others.
+    pub(super) fn u32_or_zero(&self, name: &str) -> Result<Option<u32>, LoadError> {
+        let layers = match self.gguf.get(&self.key(name)) {
+            Some(Value::Array(_)) => self.gguf.u32_array(&self.key(name))?.unwrap_or_default(),
+            _ => return self.u32(name),
+        };
+        let mut others = layers.iter().copied().filter(|&n| n != 0);
+        match others.next() {
+            Some(n) if layers.contains(&0) && others.all(|other| other == n) => Ok(Some(n)),
+            _ => self.u32(name),
+        }
+    }
+
     pub(super) fn f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
         match self.gguf.f32(&self.key(name))? {
             Some(v) if !v.is_finite() => Err(self.wrong(name, v, "a finite number")),
             v => Ok(v),
+        }
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.gguf.get(&self.key(name)).is_some()
+    }
+
+    /// A non-negative number for each of `n` layers, from an array or the same for all; 0 if the key is missing.
+    pub(super) fn per_layer_f32(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
+        let key = self.key(name);
+        let values = match self.gguf.get(&key) {
+            None => return Ok(alloc::vec![0.0; n]),
+            Some(Value::Array(_)) => self.gguf.f32_array(&key)?.unwrap_or_default(),
+            Some(_) => alloc::vec![self.f32(name)?.unwrap_or(0.0); n],
+        };
+        match values.iter().find(|v| !v.is_finite() || **v < 0.0) {
+            Some(v) => Err(self.wrong(name, v, "numbers of at least 0")),
+            None if values.len() != n => {
+                Err(self.wrong(name, format!("an array of {} elements", values.len()), format!("{n} numbers")))
+            }
+            None => Ok(values),
         }
     }
 

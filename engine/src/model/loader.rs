@@ -57,8 +57,9 @@ impl WeightLoader {
     pub fn new(shards: &[Gguf<'_>], config: Config) -> Result<WeightLoader, LoadError> {
         let (mut pending, mut arena) = (Vec::<PendingTensor>::new(), WeightArena::default());
         for (shard, t) in shards.iter().enumerate().flat_map(|(i, g)| g.tensors().iter().map(move |t| (i, t))) {
-            let Some(into) = TensorStorage::reserve(t, &config, &mut arena)? else { continue };
-            let (name, dtype, offset, len_bytes) = (t.name.into(), t.dtype, t.offset, t.len_bytes);
+            let name = roles::canonical(t.name, &config);
+            let Some(into) = TensorStorage::reserve(&name, t, &config, &mut arena)? else { continue };
+            let (dtype, offset, len_bytes) = (t.dtype, t.offset, t.len_bytes);
             pending.push(PendingTensor { name, shard, dtype, offset, len_bytes, into });
         }
         let mut names: Vec<&str> = pending.iter().map(|p| p.name.as_str()).collect();
@@ -274,6 +275,10 @@ impl LoadedTensors {
             Some(TensorStorage::Vector { values, width }) => Some((values, width)),
             _ => None,
         }
+    }
+
+    pub(super) fn required(&mut self, name: &str) -> Result<Vec<f32>, LoadError> {
+        self.optional(name).ok_or_else(|| LoadError::MissingTensor { name: name.into() })
     }
 
     pub(super) fn optional(&mut self, name: &str) -> Option<Vec<f32>> {

@@ -8,6 +8,7 @@ mod ffn;
 pub mod forward;
 mod keys;
 pub mod loader;
+pub mod mixers;
 mod projection;
 mod recommended;
 

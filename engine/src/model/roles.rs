@@ -1,10 +1,11 @@
 //! The table of tensors: their names, the shape that each must have, when it is required, and what takes its place.
 
+use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::config::{Config, MAX_WIDTH};
+use super::config::{Config, ExpertsConfig, LayerConfig, MAX_WIDTH, RecurrentConfig};
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::WeightArena;
@@ -21,8 +22,12 @@ pub(super) enum Role {
     Matrices { n: usize, rows: usize, k: usize },
     /// A vector of this length.
     Vector(usize),
+    /// Rows of vectors, one per expert.
+    Rows { n: usize, width: usize },
     /// Weights of a norm of heads: (head_dim), (n_head, head_dim) or (n_head * head_dim).
     HeadNorm { n_head: usize, head_dim: usize },
+    /// Values in rows of this width.
+    Values { width: usize, rows: usize },
 }
 
 /// Memory of a tensor.
@@ -35,16 +40,14 @@ pub(super) enum TensorStorage {
 
 impl Role {
     /// The role of a tensor by its name; `None` if the model has no tensor of this name.
-    fn of(t: &TensorInfo<'_>, c: &Config) -> Option<Role> {
-        let row = match t.name.strip_prefix("blk.") {
+    fn of(name: &str, t: &TensorInfo<'_>, c: &Config) -> Option<Role> {
+        let row = match name.strip_prefix("blk.") {
             Some(rest) => {
                 let (layer, part) = rest.split_once('.')?;
-                if index(layer)? >= c.n_layer() {
-                    return None;
-                }
-                find(LAYER_TENSORS, part, c.experts.map_or(0, |e| e.n))
+                let n_experts = c.experts.map_or(0, |e| e.n);
+                layer_tables(c, index(layer)?)?.into_iter().find_map(|rows| find(rows, part, n_experts))
             }
-            None => find(MODEL_TENSORS, t.name, 0),
+            None => find(MODEL_TENSORS, name, 0),
         };
         (row?.role)(c, &t.dims)
     }
@@ -53,17 +56,21 @@ impl Role {
         let fits = match self {
             Role::Matrices { n, rows, k } => t.dims == [k as u64, rows as u64, n as u64, 1],
             Role::Vector(n) => t.dims == [n as u64, 1, 1, 1],
+            Role::Rows { n, width } => t.dims == [width as u64, n as u64, 1, 1],
             Role::HeadNorm { n_head, head_dim } => {
                 let (d, n) = (head_dim as u64, n_head as u64);
                 [[d, 1, 1, 1], [d, n, 1, 1], [d * n, 1, 1, 1]].contains(&t.dims)
             }
+            Role::Values { width, rows } => t.dims == [width as u64, rows as u64, 1, 1],
         };
         if !fits {
             let expected = match self {
                 Role::Matrices { n: 1, rows, k } => format!("shape [{k}, {rows}]"),
                 Role::Matrices { n, rows, k } => format!("shape [{k}, {rows}, {n}]"),
                 Role::Vector(n) => format!("shape [{n}]"),
+                Role::Rows { n, width } => format!("shape [{width}, {n}]"),
                 Role::HeadNorm { n_head, head_dim: d } => format!("shape [{d}], [{d}, {n_head}] or [{}]", d * n_head),
+                Role::Values { width, rows } => format!("shape [{width}, {rows}]"),
             };
             return Err(tensor_error(t.name, &format!("shape {:?}", &t.dims[..t.n_dims as usize]), &expected));
         }
@@ -89,7 +96,7 @@ impl Role {
 }
 
 /// A tensor of the table: its name, its shape, when it is required, and which tensors it cannot be beside.
-struct TensorRow {
+pub(super) struct TensorRow {
     /// The name; in a layer the part after `blk.N.`. `#` is the index of an expert.
     name: &'static str,
     /// The expected shape, of a configuration and the dimensions in the file; `None` where the model has no such tensor.
@@ -100,7 +107,7 @@ struct TensorRow {
 }
 
 /// When a tensor is required.
-enum Need {
+pub(super) enum Need {
     Optional,
     /// Wherever the model has a tensor of this name.
     Always,
@@ -114,27 +121,28 @@ enum Need {
 
 /// One of the alternative layouts of a part of a layer: of those whose first tensor exists, the one with the lowest
 /// number applies; if there is none, the one with the highest.
-type Layout = (Part, usize);
+pub(super) type Layout = (Part, usize);
 
 #[derive(Clone, Copy, PartialEq)]
-enum Part {
+pub(super) enum Part {
     PreNorm,
     PostNorm,
     Qkv,
     AttnOutput,
+    Recurrent,
     FeedForward,
 }
 
 impl TensorRow {
-    const fn new(name: &'static str, role: fn(&Config, &[u64; 4]) -> Option<Role>) -> TensorRow {
+    pub(super) const fn new(name: &'static str, role: fn(&Config, &[u64; 4]) -> Option<Role>) -> TensorRow {
         TensorRow { name, role, need: Need::Optional, excludes: None }
     }
 
-    const fn need(self, need: Need) -> TensorRow {
+    pub(super) const fn need(self, need: Need) -> TensorRow {
         TensorRow { need, ..self }
     }
 
-    const fn of(self, layouts: &'static [Layout]) -> TensorRow {
+    pub(super) const fn of(self, layouts: &'static [Layout]) -> TensorRow {
         self.need(Need::Layouts(layouts))
     }
 
@@ -157,20 +165,30 @@ const EXPERTS: &[Layout] = &[(Part::FeedForward, 0)];
 const GATED: &[Layout] = &[(Part::FeedForward, 1)];
 const ANY_DENSE: &[Layout] = &[(Part::FeedForward, 1), (Part::FeedForward, 2)];
 
-fn matrix(rows: usize, k: usize) -> Option<Role> {
+pub(super) fn matrix(rows: usize, k: usize) -> Option<Role> {
     Some(Role::Matrices { n: 1, rows, k })
 }
 
-fn vector(n: usize) -> Option<Role> {
+pub(super) fn vector(n: usize) -> Option<Role> {
     Some(Role::Vector(n))
+}
+
+/// The norm of the input of a sub-layer.
+fn input_norm(c: &Config, _: &[u64; 4]) -> Option<Role> {
+    if c.arch.plain_norms { None } else { vector(c.n_embd) }
+}
+
+pub(super) fn values(width: usize, rows: usize) -> Option<Role> {
+    Some(Role::Values { width, rows })
 }
 
 fn embedding_wide(c: &Config, _: &[u64; 4]) -> Option<Role> {
     vector(c.n_embd)
 }
 
-fn pre_norm_only(c: &Config, _: &[u64; 4]) -> Option<Role> {
-    if c.arch.post_norm { None } else { vector(c.n_embd) }
+/// The final norm, if it has this name.
+fn final_norm(c: &Config, name: &str) -> Option<Role> {
+    if c.arch.post_norm || c.arch.plain_norms || c.arch.final_norm != name { None } else { vector(c.n_embd) }
 }
 
 fn post_norm_only(c: &Config, _: &[u64; 4]) -> Option<Role> {
@@ -199,6 +217,11 @@ fn q_width(c: &Config) -> usize {
     c.n_head * c.head_dim
 }
 
+/// Rows of the query projection, which may give gates too.
+fn q_rows(c: &Config) -> usize {
+    if c.arch.gated_queries { 2 * q_width(c) } else { q_width(c) }
+}
+
 fn kv_width(c: &Config) -> usize {
     c.n_head_kv * c.head_dim
 }
@@ -211,10 +234,10 @@ fn up_rows(c: &Config, dim: u64) -> usize {
 /// The tensors outside of layers; required ones are reported in this order.
 const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("token_embd.weight", |c, _| matrix(c.n_vocab, c.n_embd)).need(Need::Always),
-    TensorRow::new("output_norm.weight", pre_norm_only).need(Need::Always),
-    TensorRow::new("position_embd.weight", |c, _| match c.arch.rope {
-        None => matrix(c.n_ctx_train, c.n_embd),
-        Some(_) => None,
+    TensorRow::new("output_norm.weight", |c, _| final_norm(c, "output_norm")).need(Need::Always),
+    TensorRow::new("position_embd.weight", |c, _| match c.learned_positions {
+        true => matrix(c.n_ctx_train, c.n_embd),
+        false => None,
     })
     .need(Need::Always),
     // divisors for short and for long contexts come together
@@ -227,7 +250,7 @@ const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("rope_freqs.weight", rope_divisors),
     TensorRow::new("output.weight", |c, _| matrix(c.n_vocab, c.n_embd)),
     TensorRow::new("output.bias", |c, _| vector(c.n_vocab)),
-    TensorRow::new("output_norm.bias", pre_norm_only),
+    TensorRow::new("output_norm.bias", |c, _| final_norm(c, "output_norm")),
     // a row per token type; the first is used
     TensorRow::new("token_types.weight", |c, dims| matrix(width(dims[1]), c.n_embd)),
     TensorRow::new("token_embd_norm.weight", embedding_wide),
@@ -241,10 +264,12 @@ const MODEL_TENSORS: &[TensorRow] = &[
 /// The tensors of a layer; those of a layout are reported in this order.
 const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("post_attention_norm.weight", embedding_wide).of(&[(Part::PreNorm, 0)]),
-    TensorRow::new("attn_norm.weight", embedding_wide).of(&[(Part::PreNorm, 1)]),
+    TensorRow::new("attn_norm.weight", input_norm).of(&[(Part::PreNorm, 1)]),
     TensorRow::new("attn_norm.bias", embedding_wide),
-    TensorRow::new("ffn_norm.weight", embedding_wide),
+    TensorRow::new("ffn_norm.weight", input_norm),
     TensorRow::new("ffn_norm.bias", embedding_wide),
+    // the name in files of Falcon-H1
+    TensorRow::new("ffn_norm", embedding_wide),
     TensorRow::new("post_ffw_norm.weight", embedding_wide),
     TensorRow::new("attn_output_norm.weight", post_norm_only).of(&[(Part::PostNorm, 0)]),
     TensorRow::new("attn_output_norm.bias", post_norm_only),
@@ -252,10 +277,24 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("layer_output_norm.bias", post_norm_only),
     TensorRow::new("attn_q_norm.weight", |c, _| Some(Role::HeadNorm { n_head: c.n_head, head_dim: c.head_dim })),
     TensorRow::new("attn_k_norm.weight", |c, _| Some(Role::HeadNorm { n_head: c.n_head_kv, head_dim: c.head_dim })),
-    TensorRow::new("attn_qkv.weight", |c, _| matrix(q_width(c) + 2 * kv_width(c), c.n_embd)).of(FUSED),
-    TensorRow::new("attn_qkv.bias", |c, _| vector(q_width(c) + 2 * kv_width(c))),
-    TensorRow::new("attn_q.weight", |c, _| matrix(q_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_q.bias", |c, _| vector(q_width(c))).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_q_norm.bias", |c, _| vector(q_width(c))),
+    TensorRow::new("attn_k_norm.bias", |c, _| vector(kv_width(c))),
+    TensorRow::new("attn_sub_norm.weight", |c, _| vector(q_width(c))),
+    TensorRow::new("ffn_sub_norm.weight", |c, _| vector(c.n_ff)),
+    TensorRow::new("attn_sinks.weight", |c, _| vector(c.n_head)),
+    // a gate per head or per element
+    TensorRow::new("attn_gate.weight", |c, dims| {
+        matrix(if dims[1] == c.n_head as u64 { c.n_head } else { q_width(c) }, c.n_embd)
+    }),
+    TensorRow::new("exp_probs_b.bias", |c, _| vector(c.experts.as_ref()?.n)),
+    TensorRow::new("ffn_gate_inp.bias", |c, _| vector(c.experts.as_ref()?.n)),
+    TensorRow::new("ffn_gate_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
+    TensorRow::new("ffn_up_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
+    TensorRow::new("ffn_down_exps.bias", |c, _| expert_biases(c, |_| c.n_embd)),
+    TensorRow::new("attn_qkv.weight", |c, _| matrix(q_rows(c) + 2 * kv_width(c), c.n_embd)).of(FUSED),
+    TensorRow::new("attn_qkv.bias", |c, _| vector(q_rows(c) + 2 * kv_width(c))),
+    TensorRow::new("attn_q.weight", |c, _| matrix(q_rows(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_q.bias", |c, _| vector(q_rows(c))).excludes(SEPARATE_QKV),
     TensorRow::new("attn_k.weight", |c, _| matrix(kv_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
     TensorRow::new("attn_k.bias", |c, _| vector(kv_width(c))).excludes(SEPARATE_QKV),
     TensorRow::new("attn_v.weight", |c, _| matrix(kv_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
@@ -263,7 +302,8 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_output.weight", |c, _| matrix(c.n_embd, q_width(c))).of(&[(Part::AttnOutput, 0)]),
     TensorRow::new("attn_output.bias", embedding_wide),
     TensorRow::new("ffn_gate_inp.weight", |c, _| matrix(c.experts.as_ref()?.n, c.n_embd)).of(EXPERTS),
-    TensorRow::new("ffn_gate_exps.weight", expert_inputs).of(EXPERTS),
+    TensorRow::new("ffn_gate_exps.weight", |c, dims| if c.arch.plain_experts { None } else { expert_inputs(c, dims) })
+        .of(EXPERTS),
     TensorRow::new("ffn_up_exps.weight", expert_inputs).of(EXPERTS),
     TensorRow::new("ffn_down_exps.weight", |c, _| {
         let e = c.experts.as_ref()?;
@@ -286,9 +326,20 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("ffn_down.#.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.n_ff)).excludes(DENSE),
 ];
 
+fn expert_biases(c: &Config, width: impl Fn(&ExpertsConfig) -> usize) -> Option<Role> {
+    let e = c.experts.as_ref()?;
+    Some(Role::Rows { n: e.n, width: width(e) })
+}
+
 fn expert_inputs(c: &Config, _: &[u64; 4]) -> Option<Role> {
     let e = c.experts.as_ref()?;
     Some(Role::Matrices { n: e.n, rows: e.n_ff, k: c.n_embd })
+}
+
+/// The tables of the tensors of a layer, those of a recurrent mixer first; `None` if there is no such layer.
+fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 2]> {
+    let recurrent = c.recurrent.as_ref().filter(|_| c.layers.get(layer).is_some_and(|l| l.mixer.is_recurrent()));
+    (layer < c.n_layer()).then_some([recurrent.map_or(&[], RecurrentConfig::tensors), LAYER_TENSORS])
 }
 
 /// The row of a tensor; experts have indices below `n_experts`.
@@ -321,12 +372,14 @@ impl TensorStorage {
     /// # Errors
     /// [`LoadError`] if the model has no tensor of this name, or its shape or type is not accepted.
     pub(super) fn reserve(
+        name: &str,
         t: &TensorInfo<'_>,
         c: &Config,
         arena: &mut WeightArena,
     ) -> Result<Option<TensorStorage>, LoadError> {
-        match Role::of(t, c) {
+        match Role::of(name, t, c) {
             Some(role) => role.reserve(t, arena).map(Some),
+            None if is_ignored(name, c) => Ok(None),
             None if IGNORED.iter().any(|s| t.name.ends_with(s)) => Ok(None),
             None => {
                 let expected = format!("only tensors of the architecture `{}`", c.arch.name);
@@ -334,6 +387,31 @@ impl TensorStorage {
             }
         }
     }
+}
+
+/// Names that some converters write without a suffix.
+const WITHOUT_SUFFIX: [(&str, &str); 3] = [
+    ("exp_probs_b", "exp_probs_b.bias"),
+    ("post_attention_norm", "post_attention_norm.weight"),
+    ("post_ffw_norm", "post_ffw_norm.weight"),
+];
+
+/// The name of a tensor in the table: families have names of their own for some.
+pub(super) fn canonical(name: &str, c: &Config) -> String {
+    let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    let (prefix, part) = layer.map_or((String::new(), name), |(layer, part)| (format!("blk.{layer}."), part));
+    let part = WITHOUT_SUFFIX.iter().find(|(short, _)| *short == part).map_or(part, |(_, whole)| whole);
+    let (stem, suffix) = part.rsplit_once('.').unwrap_or((part, ""));
+    match c.arch.aliases.iter().find(|(alias, _)| *alias == stem) {
+        Some((_, stem)) => format!("{prefix}{stem}.{suffix}"),
+        None => format!("{prefix}{part}"),
+    }
+}
+
+/// Whether text does not use the tensor.
+fn is_ignored(name: &str, c: &Config) -> bool {
+    let part = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, part)| part);
+    c.arch.ignored.iter().any(|beginning| part.starts_with(beginning))
 }
 
 /// Parses an index in a tensor name: decimal without leading zeros.
@@ -364,11 +442,21 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
             }
             None => has(&name(row.name)),
         };
-        for part in [norm, Part::Qkv, Part::AttnOutput, Part::FeedForward] {
-            let rows = |i| LAYER_TENSORS.iter().filter(move |row| row.is_of((part, i)));
+        let kind = &c.layers[layer];
+        let (attention, recurrent) = (kind.mixer.has_attention(), kind.mixer.is_recurrent());
+        let parts = [
+            (norm, true),
+            (Part::Qkv, attention),
+            (Part::AttnOutput, attention),
+            (Part::Recurrent, recurrent),
+            (Part::FeedForward, kind.has_ffn),
+        ];
+        for part in parts.into_iter().filter_map(|(part, is_there)| is_there.then_some(part)) {
+            let tables = layer_tables(c, layer).unwrap_or_default();
+            let rows = |i| tables.into_iter().flatten().filter(move |row| row.is_of((part, i)));
             let n = (0..).take_while(|&i| rows(i).next().is_some()).count();
             let layout = (0..n).find(|&i| rows(i).next().is_some_and(has)).unwrap_or(n.saturating_sub(1));
-            if let Some(row) = rows(layout).find(|row| !has(row)) {
+            if let Some(row) = rows(layout).find(|row| !has(row) && (row.role)(c, &[0; 4]).is_some()) {
                 return Some(name(row.name));
             }
         }
@@ -376,15 +464,16 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
     None
 }
 
-/// The first tensor that a layer lacks although the layer before it of the same kind (dense or experts) has it. Such a
-/// layer would be computed as another kind of block. `names` are the existing tensors, ascending.
+/// The first tensor that a layer lacks although the layer before it of the same kind (mixer, dense or experts) has it.
+/// Such a layer would be computed as another kind of block. `names` are the existing tensors, ascending.
 pub(super) fn missing_in_layer(c: &Config, names: &[&str], has: impl Fn(&str) -> bool) -> Option<String> {
-    let mut last = [None; 2];
+    let mut last = BTreeMap::new();
     // twice around, so that the first layer of a kind is compared with the last
     for i in 0..2 * c.n_layer() {
         let layer = i % c.n_layer();
         let with_experts = has(&format!("blk.{layer}.ffn_gate_inp.weight"));
-        let Some(before) = last[usize::from(with_experts)].replace(layer) else { continue };
+        let LayerConfig { mixer, has_ffn, .. } = c.layers[layer];
+        let Some(before) = last.insert((mixer, has_ffn, with_experts), layer) else { continue };
         let prefix = format!("blk.{before}.");
         for name in &names[names.partition_point(|name| *name < &prefix[..])..] {
             let Some(part) = name.strip_prefix(&prefix[..]) else { break };

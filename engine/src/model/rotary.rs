@@ -53,6 +53,9 @@ pub struct Scaling {
     pub beta_fast: f32,
     /// YaRN: pairs with fewer turns over the original context are divided by the whole factor.
     pub beta_slow: f32,
+    /// YaRN: whether magnitudes are not scaled, because the file states another factor on attention scores
+    /// (`rope.scaling.yarn_log_multiplier`).
+    pub keeps_magnitude: bool,
 }
 
 impl Scaling {
@@ -87,6 +90,7 @@ impl Scaling {
             attn_factor: keys.positive("rope.scaling.attn_factor", 1.0)?,
             beta_fast: keys.positive("rope.scaling.yarn_beta_fast", 32.0)?,
             beta_slow: keys.positive("rope.scaling.yarn_beta_slow", 1.0)?,
+            keeps_magnitude: keys.optional("rope.scaling.yarn_log_multiplier")?.is_some(),
         })
     }
 }
@@ -129,7 +133,9 @@ impl Rotary {
                     let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     *f = *f / factor * ramp + *f * (1.0 - ramp);
                 }
-                magnitude *= 1.0 + 0.1 * ln(factor) as f32;
+                if !s.keeps_magnitude {
+                    magnitude *= 1.0 + 0.1 * ln(factor) as f32;
+                }
             }
         }
         if let Some(divisors) = divisors {

@@ -2,9 +2,10 @@
 
 use alloc::vec::Vec;
 
+use super::arch::Swiglu;
 use super::weights::{Linear, LinearGroup, Norm, padded};
 use crate::kernels::act::{self, ActLayout, Floats, PackedActs, max_words};
-use crate::kernels::elementwise::{Activation, activate, add_scaled, gated};
+use crate::kernels::elementwise::{Activation, activate, add_scaled, clamped_swiglu, gated, silu_clamped};
 use crate::kernels::matmul::{Columns, MatmulJob, products};
 use crate::kernels::norm::{NormKind, NormWeights, norm, norm_in_place};
 use crate::kernels::panel::Matrix;
@@ -63,8 +64,9 @@ impl<'a> RowOps<'a> {
 
     /// Normalises each head of one token, in place.
     pub(super) fn norm_heads(&self, n: &Norm, heads: &mut [f32]) {
-        for (head, w) in heads.chunks_exact_mut(n.width).zip(n.weight.chunks_exact(n.width).cycle()) {
-            norm_in_place(self.cpu, &NormWeights { kind: self.kind, eps: self.eps, w, b: None }, head);
+        for (i, (head, w)) in heads.chunks_exact_mut(n.width).zip(n.weight.chunks_exact(n.width).cycle()).enumerate() {
+            let b = n.bias.as_ref().map(|b| &b[i * n.width % b.len()..][..n.width]);
+            norm_in_place(self.cpu, &NormWeights { kind: self.kind, eps: self.eps, w, b }, head);
         }
     }
 
@@ -79,6 +81,12 @@ impl<'a> RowOps<'a> {
         self.each(x, n.width, &|_, x| norm_in_place(self.cpu, &weights, x));
     }
 
+    /// [`RowOps::norm_each`] on the beginnings of rows of `stride` floats.
+    pub(super) fn norm_beginnings(&self, n: &Norm, x: &mut [f32], stride: usize) {
+        let weights = self.weights(n);
+        self.each(x, stride, &|_, x| norm_in_place(self.cpu, &weights, &mut x[..n.width]));
+    }
+
     /// `x = norm(x + y)`; rows of `x` are contiguous, those of `y` padded to whole panels.
     pub(super) fn add_normed(&self, n: &Norm, x: &mut [f32], y: &[f32]) {
         let weights = self.weights(n);
@@ -90,11 +98,16 @@ impl<'a> RowOps<'a> {
 
     /// Input of the down projection, in the first `width` floats of each row of `stride`: `act(gate) * up`, where
     /// `gate` starts at 0 and `up` at `up`; without a gate (`None`) `act(x)`.
-    pub(super) fn activate(&self, act: Activation, x: &mut [f32], stride: usize, up: Option<usize>, width: usize) {
+    pub(super) fn activate(&self, f: FfnActivation, x: &mut [f32], stride: usize, up: Option<usize>, width: usize) {
         self.each(x, stride, &|_, row| {
-            let Some(up) = up else { return activate(self.cpu, act, &mut row[..width]) };
+            let Some(up) = up else { return activate(self.cpu, f.act, &mut row[..width]) };
             let (gate, up) = row.split_at_mut(up);
-            gated(self.cpu, act, &mut gate[..width], &up[..width]);
+            let (gate, up) = (&mut gate[..width], &up[..width]);
+            match f.swiglu {
+                Swiglu::Clamped(limit) => clamped_swiglu(self.cpu, gate, up, limit),
+                Swiglu::Plain if f.limit > 0.0 => silu_clamped(self.cpu, gate, up, f.limit),
+                Swiglu::Plain => gated(self.cpu, f.act, gate, up),
+            }
         });
     }
 
@@ -136,6 +149,15 @@ impl<'a> RowOps<'a> {
     }
 }
 
+/// Activation of a feed-forward.
+#[derive(Clone, Copy)]
+pub(super) struct FfnActivation {
+    pub(super) act: Activation,
+    pub(super) swiglu: Swiglu,
+    /// Limit of the factors of gate and up; 0 for none.
+    pub(super) limit: f32,
+}
+
 /// Inputs of products, each packed once per layout that the types of its matrices need.
 pub(super) struct PackedColumns<'w> {
     left: &'w mut [u32],
@@ -143,8 +165,9 @@ pub(super) struct PackedColumns<'w> {
     packed: Vec<(usize, PackedActs<'w>)>,
 }
 
-/// Maximal number of layouts of one input: the number of matrices that share it (q, k and v).
-pub(super) const MAX_FORMS: usize = 3;
+/// Maximal number of layouts of one input: the number of matrices that share it (q, k, v and the gate of the output; of a
+/// delta net qkv, gate, rate and decay).
+pub(super) const MAX_FORMS: usize = 4;
 
 /// Words that `rows` rows of `k` elements take in `forms` layouts.
 pub(super) fn packed_words(rows: usize, forms: usize, k: usize) -> usize {

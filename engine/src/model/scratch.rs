@@ -5,9 +5,10 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Model;
+use super::config::MixerKind;
 use super::rotary::Rotary;
 use super::rows::{MAX_FORMS, packed_words};
-use super::weights::{Dense, FeedForward, RopeDivisors, padded};
+use super::weights::{AttentionWeights, Dense, FeedForward, Mixer, Recurrent, RopeDivisors, padded};
 use crate::error::MemoryError;
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot};
 use crate::kernels::panel::Matrix;
@@ -53,6 +54,8 @@ pub(super) struct StepScratch {
     pub(super) wide: Vec<f32>,
     /// Packed activations.
     pub(super) words: Vec<u32>,
+    /// (rows, padded n_embd): output of attention in layers that have a recurrent mixer too.
+    pub(super) sum: Vec<f32>,
 }
 
 /// Buffers of attention.
@@ -62,6 +65,8 @@ pub(super) struct AttentionScratch {
     /// (rows, RoPE variants, n_rot / 2)
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
+    /// Factor on the queries of each row; empty if it is 1.
+    pub(super) temperatures: Vec<f32>,
     /// KV slot of each row.
     pub(super) slots: Vec<Slot>,
     /// One per thread.
@@ -75,6 +80,11 @@ pub(super) struct ExpertsScratch {
     pub(super) router: Vec<f32>,
     /// (n_expert)
     pub(super) probabilities: Vec<f32>,
+    /// (n_expert): scores by which experts are selected, if these are not the router's.
+    pub(super) scores: Vec<f32>,
+    /// (groups), (used groups): scores of groups, and the groups that experts are selected from.
+    pub(super) group_scores: Vec<f32>,
+    pub(super) groups: Vec<u32>,
     /// (rows, n_used): selected experts of each row, their weights, and the index of their rows in `inputs`.
     pub(super) selected: Vec<u32>,
     pub(super) weights: Vec<f32>,
@@ -143,8 +153,7 @@ impl Budget {
 impl Model {
     /// The layout of this model's KV pages.
     pub fn kv_layout(&self, kv_type: KvType) -> KvLayout {
-        let c = &self.config;
-        KvLayout { n_layer: c.n_layer(), n_head_kv: c.n_head_kv, head_dim: c.head_dim, kv_type }
+        self.config.kv_layout(kv_type)
     }
 
     /// Whether contexts of `n_ctx` tokens use the LongRoPE frequencies for long contexts. Keys of long and short
@@ -178,6 +187,7 @@ impl Model {
             rotary: self.rotary(n_ctx),
             cos: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2]),
             sin: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2]),
+            temperatures: budget.zeros(&[if c.temperature.is_some() { n } else { 0 }]),
             slots: budget.zeros(&[n]),
             threads: (0..pool.threads()).map(|_| AttendScratch::new(&layout)).collect(),
             parts: budget.zeros(&[Attention::parts_len(&layout, c.n_head, max_seqs, n_ctx)]),
@@ -191,6 +201,7 @@ impl Model {
             step: StepScratch {
                 wide: budget.zeros(&[n, widths.wide]),
                 words: budget.zeros(&[n.max(max_logits), widths.words]),
+                sum: budget.zeros(&[if self.has_both_mixers() { n } else { 0 }, padded(d)]),
             },
             attention,
             experts: self.experts_scratch(n, &mut budget),
@@ -202,12 +213,25 @@ impl Model {
         Ok(scratch)
     }
 
+    fn has_both_mixers(&self) -> bool {
+        self.config.layers.iter().any(|l| l.mixer == MixerKind::Both)
+    }
+
+    /// Bytes of the recurrent state of a sequence; 0 for a model without recurrent layers.
+    pub fn state_bytes(&self) -> usize {
+        self.config.state_bytes()
+    }
+
     fn experts_scratch(&self, n: usize, budget: &mut Budget) -> ExpertsScratch {
         let d = self.config.n_embd;
         let (experts, used) = self.config.experts.map_or((0, 0), |e| (e.n, e.n_used));
+        let (groups, used_groups) = self.config.experts.and_then(|e| e.groups).unwrap_or_default();
         ExpertsScratch {
             router: budget.zeros(&[n, padded(experts)]),
             probabilities: budget.zeros(&[experts]),
+            scores: budget.zeros(&[experts]),
+            group_scores: budget.zeros(&[groups]),
+            groups: budget.zeros(&[used_groups]),
             selected: budget.zeros(&[n, used]),
             weights: budget.zeros(&[n, used]),
             expert_rows: budget.zeros(&[n, used]),
@@ -238,9 +262,26 @@ impl Model {
             w.words = w.words.max(packed_words(rows, forms, d)).max(packed_words(rows, 1, k));
         };
         for layer in &self.weights.layers {
-            step(forms(layer.qkv.matrices()), (layer.qkv.stride.saturating_add(q), q), 1);
+            let gates = if c.arch.gated_queries { q } else { 0 };
+            let mut attention = |a: &AttentionWeights| {
+                step(forms(a.qkv.matrices()), (a.qkv.stride.saturating_add(q).saturating_add(gates), q), 1);
+            };
+            match &layer.mixer {
+                Mixer::Attention(a) => attention(a),
+                Mixer::Both(both) => attention(&both.0),
+                Mixer::Recurrent(_) | Mixer::None => {}
+            }
+            let recurrent = match &layer.mixer {
+                Mixer::Recurrent(r) => Some(&**r),
+                Mixer::Both(both) => Some(&both.1),
+                Mixer::Attention(_) | Mixer::None => None,
+            };
+            if let Some((inputs, wide, k)) = recurrent.map(Recurrent::widths) {
+                step(forms(inputs.into_iter()), (wide, k), 1);
+            }
             let mut dense = |ffn: &Dense| step(forms(ffn.up.matrices()), (ffn.up.stride, ffn.down.w.k()), 1);
             match &layer.ffn {
+                FeedForward::None => {}
                 FeedForward::Dense(ffn) => dense(ffn),
                 FeedForward::Experts(e) => {
                     if let Some(s) = &e.shared {

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 
 use super::config::Config;
 use super::loader::LoadedTensors;
+pub use super::mixers::Recurrent;
 use super::projection;
 use super::roles::tensor_error;
 use crate::error::LoadError;
@@ -46,6 +47,8 @@ pub struct Norm {
 pub struct Dense {
     /// Gate and up, or up without a gate.
     pub up: LinearGroup,
+    /// Norm before the down projection (n_ff).
+    pub sub_norm: Option<Norm>,
     /// (n_embd, n_ff)
     pub down: Linear,
 }
@@ -54,12 +57,16 @@ pub struct Dense {
 pub struct Experts {
     /// (n_expert, n_embd)
     pub router: Linear,
-    /// (n_ff, n_embd), one per expert.
+    /// Added to the scores by which experts are selected (n_expert).
+    pub selection_bias: Option<Vec<f32>>,
+    /// (n_ff, n_embd), one per expert; empty without gates.
     pub gate: Vec<Matrix>,
     /// (n_ff, n_embd), one per expert.
     pub up: Vec<Matrix>,
     /// (n_embd, n_ff), one per expert.
     pub down: Vec<Matrix>,
+    /// Biases of gate, up and down: one row per expert.
+    pub biases: [Option<Vec<f32>>; 3],
     /// An expert that all tokens go through.
     pub shared: Option<SharedExpert>,
 }
@@ -78,21 +85,47 @@ pub enum FeedForward {
     Dense(Dense),
     /// Experts selected for each token.
     Experts(Box<Experts>),
+    /// None: the layer has a mixer only.
+    None,
 }
 
-/// Weights of one layer.
-pub struct Layer {
-    /// Norm before attention (n_embd).
-    pub attn_norm: Option<Norm>,
-    /// Queries (n_head * head_dim, n_embd), keys and values (n_head_kv * head_dim, n_embd).
+/// Weights of attention.
+pub struct AttentionWeights {
+    /// Queries (n_head * head_dim, n_embd), keys and values (n_head_kv * head_dim, n_embd); then the gate of the output,
+    /// if there is one (n_head or n_head * head_dim, n_embd). With
+    /// [`Arch::gated_queries`](super::arch::Arch::gated_queries) each query head is followed by its gate.
     pub qkv: LinearGroup,
+    /// Norm before the output projection (n_head * head_dim).
+    pub attn_sub_norm: Option<Norm>,
+    /// Attention sinks (n_head).
+    pub sinks: Option<Vec<f32>>,
     /// Norm of query heads.
     pub q_norm: Option<Norm>,
     /// Norm of key heads.
     pub k_norm: Option<Norm>,
     /// Output projection (n_embd, n_head * head_dim).
     pub o: Linear,
-    /// Norm after attention (n_embd).
+}
+
+/// What mixes the tokens of a sequence in a layer.
+pub enum Mixer {
+    /// Attention.
+    Attention(AttentionWeights),
+    /// A recurrent mixer.
+    Recurrent(Box<Recurrent>),
+    /// Both on the same input; their outputs are added.
+    Both(Box<(AttentionWeights, Recurrent)>),
+    /// Nothing.
+    None,
+}
+
+/// Weights of one layer.
+pub struct Layer {
+    /// Norm before the mixer (n_embd).
+    pub attn_norm: Option<Norm>,
+    /// What mixes the tokens.
+    pub mixer: Mixer,
+    /// Norm after the mixer (n_embd).
     pub post_attn_norm: Option<Norm>,
     /// Norm before the feed-forward (n_embd).
     pub ffn_norm: Option<Norm>,
@@ -160,15 +193,18 @@ pub(super) fn padded(rows: usize) -> usize {
 
 impl LinearGroup {
     /// A group of separate linears, one part each.
-    fn separate(linears: Vec<Linear>) -> LinearGroup {
+    pub(super) fn separate(linears: Vec<Linear>) -> LinearGroup {
         let mut group = LinearGroup { linears: Vec::with_capacity(linears.len()), part_starts: Vec::new(), stride: 0 };
-        for linear in linears {
-            group.part_starts.push(group.stride);
-            let rows = padded(linear.w.rows());
-            group.linears.push((linear, group.stride));
-            group.stride += rows;
-        }
+        linears.into_iter().for_each(|linear| group.push(linear));
         group
+    }
+
+    /// Adds a linear as a further part.
+    fn push(&mut self, linear: Linear) {
+        self.part_starts.push(self.stride);
+        let rows = padded(linear.w.rows());
+        self.linears.push((linear, self.stride));
+        self.stride += rows;
     }
 
     /// A group of one fused linear, whose rows are parts of these lengths.
@@ -192,11 +228,23 @@ impl Dense {
     }
 }
 
+impl AttentionWeights {
+    fn matrices(&self) -> Vec<&Matrix> {
+        self.qkv.matrices().chain([&self.o.w]).collect()
+    }
+}
+
 impl Layer {
     /// All matrices of the layer.
     pub(super) fn matrices(&self) -> Vec<&Matrix> {
-        let mut all: Vec<&Matrix> = self.qkv.matrices().chain([&self.o.w]).collect();
+        let mut all: Vec<&Matrix> = match &self.mixer {
+            Mixer::Attention(a) => a.matrices(),
+            Mixer::Recurrent(r) => r.matrices(),
+            Mixer::Both(both) => both.0.matrices().into_iter().chain(both.1.matrices()).collect(),
+            Mixer::None => Vec::new(),
+        };
         match &self.ffn {
+            FeedForward::None => {}
             FeedForward::Dense(ffn) => all.extend(ffn.matrices()),
             FeedForward::Experts(e) => {
                 all.extend([&e.router.w].into_iter().chain(&e.gate).chain(&e.up).chain(&e.down));
@@ -217,8 +265,9 @@ impl Weights {
     pub(super) fn new(tensors: &mut LoadedTensors, c: &Config) -> Result<Weights, LoadError> {
         let layers = (0..c.n_layer()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
         // without this norm a block is parallel: all layers must have it, or none
+        let lacks_norm = |l: &Layer| l.ffn_norm.is_none() && !matches!(l.ffn, FeedForward::None);
         if layers.iter().any(|l| l.ffn_norm.is_some())
-            && let Some(i) = layers.iter().position(|l| l.ffn_norm.is_none())
+            && let Some(i) = layers.iter().position(lacks_norm)
         {
             return Err(missing(&format!("blk.{i}.ffn_norm.weight")));
         }
@@ -229,6 +278,10 @@ impl Weights {
                 (None, Some(short), Some(long)) => RopeDivisors::ByContext { short, long },
                 _ => RopeDivisors::None,
             };
+        let final_norm = norm(tensors, c.arch.final_norm)?.or(plain(c.arch.plain_norms, c.n_embd));
+        if final_norm.is_none() && !c.arch.post_norm {
+            return Err(missing(&format!("{}.weight", c.arch.final_norm)));
+        }
         Ok(Weights {
             embedding: tensors.matrix("token_embd.weight")?,
             token_types: if tensors.has("token_types.weight") {
@@ -236,10 +289,10 @@ impl Weights {
             } else {
                 None
             },
-            embedding_norm: norm(tensors, "token_embd_norm")?,
-            positions: if c.arch.rope.is_none() { Some(tensors.matrix("position_embd.weight")?) } else { None },
+            embedding_norm: norm(tensors, "token_embd_norm")?.or(plain(c.arch.plain_embedding_norm, c.n_embd)),
+            positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
-            final_norm: norm(tensors, "output_norm")?,
+            final_norm,
             output_bias: tensors.optional("output.bias"),
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
@@ -271,7 +324,7 @@ fn missing(name: &str) -> LoadError {
     LoadError::MissingTensor { name: name.into() }
 }
 
-fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, LoadError> {
+pub(super) fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, LoadError> {
     let (w, bias) = (tensors.matrix(&format!("{name}.weight"))?, tensors.optional(&format!("{name}.bias")));
     match &bias {
         Some(b) if b.len() != w.rows() => Err(tensor_error(
@@ -283,7 +336,7 @@ fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, LoadError> 
     }
 }
 
-fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadError> {
+pub(super) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadError> {
     let bias = tensors.optional(&format!("{name}.bias"));
     let weight = format!("{name}.weight");
     match (tensors.vector(&weight), bias) {
@@ -291,6 +344,22 @@ fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadErr
         (None, None) => Ok(None),
         (None, Some(_)) => Err(missing(&weight)),
     }
+}
+
+/// A norm without weights: a factor of 1 changes no bit.
+fn plain(exists: bool, width: usize) -> Option<Norm> {
+    exists.then(|| Norm { weight: vec![1.0; width], bias: None, width })
+}
+
+/// A norm that must be there.
+pub(super) fn required_norm(tensors: &mut LoadedTensors, name: &str) -> Result<Norm, LoadError> {
+    norm(tensors, name)?.ok_or_else(|| missing(&format!("{name}.weight")))
+}
+
+/// Values with rows and columns exchanged.
+pub(super) fn transposed(tensors: &mut LoadedTensors, name: &str) -> Result<Vec<f32>, LoadError> {
+    let (values, width) = tensors.vector(name).ok_or_else(|| missing(name))?;
+    Ok((0..width).flat_map(|i| values.iter().skip(i).step_by(width).copied()).collect())
 }
 
 /// The projections of pooled embeddings; each has as many columns as the one before has rows.
@@ -312,26 +381,75 @@ fn projections(tensors: &mut LoadedTensors, mut width: usize) -> Result<Vec<Line
     Ok(all)
 }
 
-fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, LoadError> {
+fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<AttentionWeights, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
-    let qkv = if tensors.has(&name("attn_qkv.weight")) {
-        let (q, kv) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
+    let mut qkv = if tensors.has(&name("attn_qkv.weight")) {
+        let (q, kv) = (c.q_stride(), c.n_head_kv * c.head_dim);
         LinearGroup::fused(linear(tensors, &name("attn_qkv"))?, &[q, kv, kv])
     } else {
         LinearGroup::separate(
             ["attn_q", "attn_k", "attn_v"].map(|p| linear(tensors, &name(p))).into_iter().collect::<Result<_, _>>()?,
         )
     };
-    let attn_norm = norm(tensors, &name("attn_norm"))?;
-    let ffn_norm = norm(tensors, &name("ffn_norm"))?;
+    if tensors.has(&name("attn_gate.weight")) {
+        qkv.push(linear(tensors, &name("attn_gate"))?);
+    }
+    Ok(AttentionWeights {
+        qkv,
+        attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
+        sinks: tensors.optional(&name("attn_sinks.weight")),
+        q_norm: norm(tensors, &name("attn_q_norm"))?,
+        k_norm: norm(tensors, &name("attn_k_norm"))?,
+        o: linear(tensors, &name("attn_output"))?,
+    })
+}
+
+fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, LoadError> {
+    let kind = c.layers[i].mixer;
+    let recurrent = match c.recurrent.as_ref().filter(|_| kind.is_recurrent()) {
+        Some(config) => Some(Recurrent::load(config, tensors, i)?),
+        None => None,
+    };
+    let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
+    Ok(match (attention, recurrent) {
+        (Some(a), Some(r)) => Mixer::Both(Box::new((a, r))),
+        (Some(a), None) => Mixer::Attention(a),
+        (None, Some(r)) => Mixer::Recurrent(Box::new(r)),
+        (None, None) => Mixer::None,
+    })
+}
+
+fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, LoadError> {
+    let name = |part: &str| format!("blk.{i}.{part}");
+    let mixer = mixer(tensors, c, i)?;
+    let mut attn_norm = norm(tensors, &name("attn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
+    let mut ffn_norm = norm(tensors, &name("ffn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
+    if c.arch.swapped_norms && ffn_norm.is_some() {
+        core::mem::swap(&mut attn_norm, &mut ffn_norm);
+    }
+    if let Some((weight, width)) = tensors.vector(&name("ffn_norm")) {
+        ffn_norm = Some(Norm { weight, bias: None, width });
+    }
+    let post_ffn_norm = norm(tensors, &name("post_ffw_norm"))?;
+    // some files name the norm before the feed-forward after what comes before it
+    let has_post = tensors.has(&name("post_attention_norm.weight"));
+    if c.recurrent.is_some() && has_post && attn_norm.is_some() && ffn_norm.is_none() && post_ffn_norm.is_none() {
+        ffn_norm = norm(tensors, &name("post_attention_norm"))?;
+    }
     let ffn = match &c.experts {
+        _ if !c.layers[i].has_ffn => FeedForward::None,
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
-            FeedForward::Experts(Box::new(experts(tensors, e.n, &name)?))
+            FeedForward::Experts(Box::new(experts(tensors, e.n, !c.arch.plain_experts, &name)?))
         }
         _ => FeedForward::Dense(dense(tensors, c.n_ff, "", &name)?),
     };
+    let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
+    if matches!(mixer, Mixer::None) && ffn_norm.is_none() {
+        ffn_norm = attn_norm.take();
+    }
     // a block is parallel if it has one norm for both sub-layers, or if the metadata says so
-    let parallel = !c.arch.post_norm && (c.parallel_residual || (attn_norm.is_some() && ffn_norm.is_none()));
+    let has_one_norm = attn_norm.is_some() && ffn_norm.is_none() && !is_partial;
+    let parallel = !c.arch.post_norm && (c.parallel_residual || has_one_norm);
     if parallel && attn_norm.is_none() {
         return Err(missing(&name("attn_norm.weight")));
     }
@@ -348,13 +466,10 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     };
     Ok(Layer {
         order,
-        qkv,
-        q_norm: norm(tensors, &name("attn_q_norm"))?,
-        k_norm: norm(tensors, &name("attn_k_norm"))?,
-        o: linear(tensors, &name("attn_output"))?,
+        mixer,
         post_attn_norm: norm(tensors, &name("post_attention_norm"))?,
         ffn,
-        post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?,
+        post_ffn_norm,
         attn_norm,
         ffn_norm,
     })
@@ -381,15 +496,23 @@ fn dense(
             return Err(tensor_error(&format!("{up_name}.weight"), &found, &format!("{n_ff} rows")));
         }
     };
-    Ok(Dense { up, down: linear(tensors, &name(&format!("ffn_down{suffix}")))? })
+    let sub_norm = if suffix.is_empty() { norm(tensors, &name("ffn_sub_norm"))? } else { None };
+    Ok(Dense { up, sub_norm, down: linear(tensors, &name(&format!("ffn_down{suffix}")))? })
 }
 
-fn experts(tensors: &mut LoadedTensors, n: usize, name: &dyn Fn(&str) -> String) -> Result<Experts, LoadError> {
+fn experts(
+    tensors: &mut LoadedTensors,
+    n: usize,
+    gated: bool,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Experts, LoadError> {
     let mut stack = |part: &str| match tensors.matrices(&name(&format!("{part}_exps.weight"))) {
         Some(all) => Ok(all),
         None => (0..n).map(|i| tensors.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
     };
-    let (gate, up, down) = (stack("ffn_gate")?, stack("ffn_up")?, stack("ffn_down")?);
+    let gate = if gated { stack("ffn_gate")? } else { Vec::new() };
+    let (up, down) = (stack("ffn_up")?, stack("ffn_down")?);
+    let biases = ["gate", "up", "down"].map(|part| tensors.optional(&name(&format!("ffn_{part}_exps.bias"))));
     let shared_gate = name("ffn_gate_inp_shexp");
     let shared = if tensors.has(&name("ffn_up_shexp.weight")) {
         let gate = match tensors.has(&format!("{shared_gate}.weight")) {
@@ -401,5 +524,6 @@ fn experts(tensors: &mut LoadedTensors, n: usize, name: &dyn Fn(&str) -> String)
     } else {
         None
     };
-    Ok(Experts { router: linear(tensors, &name("ffn_gate_inp"))?, gate, up, down, shared })
+    let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
+    Ok(Experts { router: linear(tensors, &name("ffn_gate_inp"))?, selection_bias, gate, up, down, biases, shared })
 }

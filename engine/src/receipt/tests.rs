@@ -32,7 +32,7 @@ fn answer(model: &Model, request: ReceiptRequest, n: usize) -> Receipt {
     tokens.iter().for_each(|t| sampler.accept(*t));
     let mut done = 0;
     for _ in 0..n {
-        let run = Run { tokens: &tokens[done..], pos: done, pages: &pages, n_logits: 1 };
+        let run = Run { tokens: &tokens[done..], pos: done, pages: &pages, state: 0, n_logits: 1 };
         let exec = Exec { cpu: Cpu::detect(), pool: &Inline };
         let out = model.forward(exec, &[run], KvRef { layout: &kv, memory: &mut memory }, &mut scratch, None);
         done = tokens.len();

@@ -67,6 +67,7 @@ fn engine(model: &Arc<Model>, max_seqs: usize, draft: Option<&Arc<Model>>) -> En
         prefill_chunk: 16,
         draft_rows: 24,
         kv_bytes: EngineOptions::kv_bytes_of(model, KvType::F16, 256 * max_seqs),
+        snapshots: Default::default(),
         model_sha256: None,
     };
     let mut engine = Engine::new(Arc::clone(model), &Inline, options).expect("memory");

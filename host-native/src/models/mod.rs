@@ -91,6 +91,16 @@ fn near(name: &Option<String>) -> String {
     name.as_ref().map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
+/// Downloads a model into the store of the environment, unless it is there. Returns its name and source.
+///
+/// # Errors
+/// If the text is no remote source, there is no such model, the download fails, or the registry is offline.
+pub fn pull(text: &str) -> Result<(String, String), SourceError> {
+    let source = RemoteSource::parse(text).transpose()?.ok_or_else(|| SourceError::Syntax { text: text.into() })?;
+    let (model, _) = Registry::from_env()?.pull(&source, &PullOptions::default())?;
+    Ok((model.name, model.source))
+}
+
 impl Registry {
     /// The registry with the store, cache, hub, token and mode that the environment names.
     ///

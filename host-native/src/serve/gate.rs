@@ -14,7 +14,7 @@ use tracing::Instrument;
 
 use super::access_log::logged;
 use super::admin::Administrator;
-use super::api::error::{ApiError, HttpError, REQUEST_ID, quoted};
+use super::api::error::{ApiError, ERROR_FORM, ErrorForm, HttpError, REQUEST_ID, quoted};
 use super::audit::Event;
 use super::audited::audited;
 use super::auth::{Credential, Hosts};
@@ -34,11 +34,15 @@ const PUBLIC_PATHS: [&str; 5] = ["/health", "/healthz", "/livez", "/readyz", "/r
 /// need.
 const ASSETS: [&str; 3] = ["/", "/docs", "/openapi.json"];
 
+/// Paths of other APIs by which administrators change the models of the server.
+const MANAGING_PATHS: [&str; 4] = ["/api/pull", "/api/copy", "/api/create", "/api/delete"];
+
 /// Headers that must not be repeated: a proxy in front could use one value and the server the other.
-const UNIQUE_HEADERS: [&str; 11] = [
+const UNIQUE_HEADERS: [&str; 12] = [
     "host",
     "authorization",
     "api-key",
+    "x-api-key",
     "signature-input",
     "signature",
     "idempotency-key",
@@ -61,6 +65,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     let id = request_id(request.headers());
     let method = request.method().clone();
     let path = request.uri().path().to_string();
+    let form = ErrorForm::of(&path, request.headers());
     let session = request.headers().get("x-session-id").cloned();
     let orca_format =
         request.headers().get("endpoint-load-metrics-format").and_then(|f| f.to_str().ok()).map(str::to_string);
@@ -93,6 +98,7 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
         }
     };
     let inner = trace.clone().scope(inner.instrument(span.clone()));
+    let inner = ERROR_FORM.scope(form, inner);
     let mut response = REQUEST_ID.scope(Arc::clone(&id), inner).await;
     let status = response.status();
     gate.server.metrics.response(status.as_u16());
@@ -181,8 +187,9 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     if is_asset || PUBLIC_PATHS.contains(&path) || path == "/metrics" && server.settings().metrics_without_key {
         return Ok(request);
     }
-    if request.headers().contains_key(header::AUTHORIZATION) && request.headers().contains_key("api-key") {
-        let message = "found both headers `authorization` and `api-key`, expected one of them";
+    let mut keys = KEY_HEADERS.iter().filter(|name| request.headers().contains_key(**name));
+    if let (Some(first), Some(second)) = (keys.next(), keys.next()) {
+        let message = format!("found both headers `{first}` and `{second}`, expected one of them");
         return Err(ApiError::invalid(message).code("duplicate_header"));
     }
     let peer = request.extensions().get::<Peer>().cloned();
@@ -224,14 +231,20 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         request.extensions_mut().insert(administrator);
         return Ok(request);
     }
-    let client = match keys.client(credential) {
+    let administrators = server.admin_keys.as_ref().filter(|_| MANAGING_PATHS.contains(&request.uri().path()));
+    let administrator = administrators.and_then(|keys| keys.get().client(Some(credential?)));
+    let is_local = peer.as_ref().is_some_and(|peer| peer.address.is_loopback());
+    let is_manager = administrator.is_some() || server.admin_keys.is_none() && !keys.are_needed() && is_local;
+    let client = match administrator.or_else(|| keys.client(credential)) {
         Some(client) => client,
         None => {
             server.metrics.rejected("no_key");
             let message = match credential {
                 Some(Credential::Certificate(_)) => "the client certificate is of no client of this server",
                 Some(_) => "unknown API key",
-                None => "found no API key, expected the header `Authorization: Bearer KEY` or `api-key: KEY`",
+                None => {
+                    "found no API key, expected the header `Authorization: Bearer KEY`, `api-key: KEY` or `x-api-key: KEY`"
+                }
             };
             let error = ApiError::new(StatusCode::UNAUTHORIZED.as_u16(), "authentication_error", message);
             return Err(error.code("invalid_api_key"));
@@ -247,7 +260,8 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
         let counted = client.tenant.count_request(settings.key_requests);
         counted.inspect_err(|_| server.metrics.rejected("key_requests"))?;
     }
-    let caller = Caller::new(client, server, request.headers(), request.uri().query());
+    let mut caller = Caller::new(client, server, request.headers(), request.uri().query());
+    caller.is_manager = is_manager;
     request.extensions_mut().insert(caller);
     Ok(request)
 }
@@ -258,11 +272,14 @@ fn credential<'a>(headers: &'a HeaderMap, peer: Option<&'a Peer>) -> Option<Cred
     key(headers).map(Credential::Key).or_else(certificate)
 }
 
-/// The API key: `Authorization: Bearer` (OpenAI), or `api-key` (Azure).
+/// Headers with an API key: `Authorization: Bearer` (OpenAI), `api-key` (Azure), `x-api-key` (Anthropic).
+const KEY_HEADERS: [&str; 3] = ["authorization", "api-key", "x-api-key"];
+
+/// The API key of a request, from one of [`KEY_HEADERS`].
 fn key(headers: &HeaderMap) -> Option<&str> {
     if let Some(value) = headers.get(header::AUTHORIZATION) {
         let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
         return scheme.eq_ignore_ascii_case("bearer").then_some(key.trim());
     }
-    headers.get("api-key")?.to_str().ok()
+    headers.get("api-key").or_else(|| headers.get("x-api-key"))?.to_str().ok()
 }

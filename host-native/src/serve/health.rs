@@ -292,6 +292,12 @@ pub async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> R
     if let Some(disk) = &server.pool.resources().disk {
         server.metrics.set_kv_disk(disk);
     }
+    if let Some(disk) = &server.answers.disk {
+        server.metrics.set_answers_disk(&disk.stats());
+    }
+    if let Some(store) = &server.pool.resources().state {
+        server.metrics.set_state(store);
+    }
     let (kind, text) = if accept.contains("application/openmetrics-text") {
         ("application/openmetrics-text; version=1.0.0; charset=utf-8", server.metrics.openmetrics())
     } else {

@@ -10,7 +10,7 @@ use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -25,7 +25,10 @@ use tower_http::compression::CompressionLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use super::api::error::{ApiError, HttpError, quoted};
-use super::api::{chat, completions, embeddings, execute, generate, models, receipts, slots, tokenize};
+use super::api::{
+    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, responses,
+    slots, stored, tei, tokenize,
+};
 use super::auth::Hosts;
 use super::config::{Live, Settings};
 use super::connection::{Activity, Addresses, Peer, ResponseBody, StreamExecutor, WriteTimeout};
@@ -73,8 +76,15 @@ pub fn router(server: &Arc<Server>, hosts: Hosts, which: Routes) -> Router {
 
 fn public_routes() -> Router<Arc<Server>> {
     Router::new()
-        .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/chat/completions", post(chat::chat_completions).get(stored::list))
+        .route(
+            "/v1/chat/completions/{completion_id}",
+            get(stored::retrieve).post(stored::change).delete(stored::delete),
+        )
+        .route("/v1/chat/completions/{completion_id}/messages", get(stored::messages))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/models", get(models::models))
         .route("/v1/models/{*id}", get(models::model))
@@ -85,6 +95,22 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/v1/apply-template", post(tokenize::apply_template))
         .route("/v1/verify", post(receipts::verify_receipt))
         .route("/execute", post(execute::execute))
+        // Anthropic
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        // Ollama
+        .route("/api/chat", post(ollama::generate::chat))
+        .route("/api/generate", post(ollama::generate::generate))
+        .route("/api/embed", post(ollama::embed::embed))
+        .route("/api/embeddings", post(ollama::embed::embeddings))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/ps", get(ollama::models::ps))
+        .route("/api/version", get(ollama::models::version))
+        .route("/api/show", post(ollama::models::show))
+        .route("/api/pull", post(ollama::pull::pull))
+        .route("/api/copy", post(ollama::pull::copy))
+        .route("/api/create", post(ollama::pull::create))
+        .route("/api/delete", delete(ollama::pull::delete))
         // aliases
         .route("/generate", post(generate::generate))
         .route("/chat", post(chat::chat_completions))
@@ -96,6 +122,17 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/models/load", post(models::load))
         .route("/models/unload", post(models::unload))
         .route("/models/sse", get(models::events))
+        .route("/completion", post(llama_server::completion))
+        .route("/completions", post(llama_server::completion))
+        .route("/infill", post(llama_server::infill))
+        .route("/embedding", post(llama_server::embedding))
+        .route("/apply-template", post(tokenize::apply_template))
+        .route("/props", get(llama_server::props))
+        .route("/lora-adapters", get(llama_server::lora_adapters))
+        .route("/v1/chat/completions/input_tokens", post(llama_server::chat_input_tokens))
+        // Text Embeddings Inference
+        .route("/embed", post(tei::embed))
+        .route("/info", get(tei::info))
         .route("/slots", get(slots::list))
         .route("/slots/{id}", post(slots::act))
         .route("/server/stats", get(health::stats))
@@ -130,8 +167,9 @@ fn cors(settings: &Settings) -> Option<CorsLayer> {
         AllowOrigin::list(origins.iter().filter_map(|o| o.parse::<HeaderValue>().ok()))
     };
     let own = ["x-request-id", "x-session-id", "x-starling-ignored-fields", "api-key"].map(HeaderName::from_static);
-    let headers = own.clone().into_iter().chain([header::AUTHORIZATION, header::CONTENT_TYPE]);
-    let layer = CorsLayer::new().allow_origin(origin).allow_methods([Method::GET, Method::POST]);
+    let more = ["x-api-key", "anthropic-version", "anthropic-beta"].map(HeaderName::from_static);
+    let headers = own.clone().into_iter().chain(more).chain([header::AUTHORIZATION, header::CONTENT_TYPE]);
+    let layer = CorsLayer::new().allow_origin(origin).allow_methods([Method::GET, Method::POST, Method::DELETE]);
     Some(layer.allow_headers(headers.collect::<Vec<_>>()).expose_headers(own))
 }
 

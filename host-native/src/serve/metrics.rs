@@ -13,9 +13,10 @@ use prometheus_client::registry::Registry;
 use starling::kernels::attention::PAGE;
 
 use super::audit::AuditLog;
-use super::kv_disk::Refusal;
+use super::kv_disk::{Refusal, Stats};
 use super::model_metrics::ModelMetrics;
 use super::models::disk_tier::DiskTier;
+use super::state_store::{Kind, StateStore};
 use super::value::Compat;
 
 /// A gauge of a real number.
@@ -157,9 +158,15 @@ families! {
     policy: Family<Labels, Counter>, "policy_actions", "Prompts and answers that the policy refused or changed, and failures of its service, by action";
     reused: Family<Labels, Counter>, "reuse", "Determined requests by what was used again: an answer (hit), one in flight (shared), none (miss); the same of texts to embed";
     kept_bytes: Family<Labels, Gauge>, "reuse_cache_bytes", "Memory of answers and embeddings that are kept, by cache";
+    state_rows: Family<Labels, Gauge>, "state_rows", "Rows in state-dir by kind";
+    state_bytes: Family<Labels, Gauge>, "state_bytes", "Bytes of the rows in state-dir by kind";
+    state_writes: Family<Labels, Gauge>, "state_writes", "Rows written into state-dir or deleted since the start, and those that failed, by result";
     kept_evicted: Family<Labels, Gauge>, "reuse_cache_evictions", "Answers and embeddings evicted since the start, by cache";
     audit_lost: Gauge, "audit_lost_events", "Events that the audit log has lost since the start";
     audit_failures: Gauge, "audit_failures", "Failures to write the audit log since the start";
+    answers_disk_bytes: Gauge, "reuse_disk_bytes", "Size of the answers in response-cache-disk, in bytes";
+    answers_disk_refused: Gauge, "reuse_disk_refused", "Damaged or foreign files in response-cache-disk since the start";
+    answers_disk_errors: Gauge, "reuse_disk_io_errors", "Failed file system calls for response-cache-disk since the start";
     disk_pages: Gauge, "kv_disk_pages", "KV pages on disk";
     disk_bytes: Gauge, "kv_disk_bytes", "Size of the KV pages on disk, in bytes";
     disk_queued: Gauge, "kv_disk_queued_bytes", "Bytes of the KV pages that wait to be written to disk";
@@ -229,6 +236,21 @@ impl Metrics {
         self.families.reused.get_or_create(&Labels { model: None, other: Some(("result", result)) }).inc();
     }
 
+    /// Sets the gauges of the state store.
+    pub fn set_state(&self, store: &StateStore) {
+        let label = |key, value| Labels { model: None, other: Some((key, value)) };
+        let families = &self.families;
+        for kind in Kind::ALL {
+            let (labels, (rows, bytes)) = (label("kind", kind.name()), store.size(kind));
+            families.state_rows.get_or_create(&labels).set(rows as i64);
+            families.state_bytes.get_or_create(&labels).set(bytes.cast_signed());
+        }
+        let (written, failed) = store.counts();
+        for (result, n) in [("ok", written), ("failed", failed)] {
+            families.state_writes.get_or_create(&label("result", result)).set(n.cast_signed());
+        }
+    }
+
     /// Sets the gauges of a cache of results.
     pub fn set_kept(&self, cache: &'static str, n_bytes: usize, n_evicted: u64) {
         let labels = Labels { model: None, other: Some(("cache", cache)) };
@@ -239,6 +261,14 @@ impl Metrics {
     /// Counts what the policy on texts has done.
     pub fn policy(&self, action: &'static str) {
         self.families.policy.get_or_create(&Labels { model: None, other: Some(("action", action)) }).inc();
+    }
+
+    /// Sets the values of the answers on disk.
+    pub fn set_answers_disk(&self, stats: &Stats) {
+        let f = &self.families;
+        f.answers_disk_bytes.set(stats.bytes.cast_signed());
+        f.answers_disk_refused.set(stats.refused.iter().sum::<u64>().cast_signed());
+        f.answers_disk_errors.set(stats.io_errors.cast_signed());
     }
 
     /// Sets the values of the KV pages on disk.

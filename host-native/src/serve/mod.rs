@@ -20,6 +20,7 @@ mod callback;
 pub mod config;
 mod connection;
 mod failures;
+mod fields;
 mod gate;
 mod handoff;
 mod health;
@@ -43,6 +44,7 @@ mod signed;
 mod slots;
 mod start;
 mod state;
+mod state_store;
 mod stats;
 mod sync;
 mod tls;
@@ -78,8 +80,10 @@ const MIN_BLOCKING_THREADS: usize = 4;
 const LOADING_THREADS: usize = 2;
 /// Time for connections to send the rest of their responses once the engine has finished.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time to write KV pages to disk once all requests are complete.
+/// Time to write KV pages, and answers of the cache, to disk once all requests are complete.
 const KV_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time to write sessions and answers likewise.
+const STATE_FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which workers, idle models and sessions are looked after.
 const SUPERVISION_INTERVAL: Duration = Duration::from_millis(500);
 /// First backoff of the readiness callback.
@@ -116,6 +120,16 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
         && !disk.store.flush_within(KV_FLUSH_TIMEOUT)
     {
         tracing::warn!("kv-disk: some pages were not written within {} s", KV_FLUSH_TIMEOUT.as_secs());
+    }
+    if let Some(disk) = &server.answers.disk
+        && !disk.flush_within(KV_FLUSH_TIMEOUT)
+    {
+        tracing::warn!("response-cache-disk: some answers were not written within {} s", KV_FLUSH_TIMEOUT.as_secs());
+    }
+    if let Some(store) = &server.pool.resources().state
+        && !store.flush_within(STATE_FLUSH_TIMEOUT)
+    {
+        tracing::warn!("state-dir: some rows were not written within {} s", STATE_FLUSH_TIMEOUT.as_secs());
     }
     server.exporter.end();
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
@@ -222,6 +236,9 @@ async fn supervise(server: Arc<Server>) {
         let done = tokio::task::spawn_blocking(move || {
             inner.pool.expire_sessions();
             inner.kept.expire();
+            if let Some(store) = &inner.pool.resources().state {
+                store.purge();
+            }
             inner.pool.supervise();
         });
         if done.await.is_err() {

@@ -93,6 +93,8 @@ pub fn sum(a: KvStats, b: KvStats) -> KvStats {
         hits: a.hits + b.hits,
         misses: a.misses + b.misses,
         evictions: a.evictions + b.evictions,
+        state_bytes: a.state_bytes + b.state_bytes,
+        snapshot_bytes: a.snapshot_bytes + b.snapshot_bytes,
     }
 }
 

@@ -1,12 +1,15 @@
 //! The OpenAPI document, its reader page, and the chat page.
 
-use axum::http::StatusCode;
-use axum::response::{Html, Response};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
 use utoipa::OpenApi;
 use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 
 use super::api::error::json;
-use super::api::{chat, completions, embeddings, execute, generate, models, receipts, slots, tokenize};
+use super::api::{
+    anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, responses,
+    slots, stored, tei, tokenize,
+};
 use super::{admin, health};
 use starling_api::native::execute::ExecuteToken;
 use starling_api::native::generate::GenerateToken;
@@ -18,11 +21,18 @@ use starling_api::openai::response::CompletionResponse;
 #[openapi(
     info(
         title = "Starling",
-        description = "Inference server for GGUF language models on CPUs: OpenAI's API and Starling's own."
+        description = "Inference server for GGUF language models on CPUs: the APIs of OpenAI, Anthropic, Ollama and llama-server, and Starling's own."
     ),
     paths(
         chat::chat_completions,
+        stored::list,
+        stored::retrieve,
+        stored::change,
+        stored::delete,
+        stored::messages,
         completions::completions,
+        responses::responses,
+        responses::input_tokens,
         embeddings::embeddings,
         models::models,
         models::model,
@@ -37,6 +47,28 @@ use starling_api::openai::response::CompletionResponse;
         tokenize::detokenize,
         tokenize::apply_template,
         receipts::verify_receipt,
+        llama_server::completion,
+        llama_server::infill,
+        llama_server::embedding,
+        llama_server::props,
+        llama_server::lora_adapters,
+        llama_server::chat_input_tokens,
+        tei::embed,
+        tei::info,
+        anthropic::messages,
+        anthropic::count_tokens,
+        ollama::generate::chat,
+        ollama::generate::generate,
+        ollama::embed::embed,
+        ollama::embed::embeddings,
+        ollama::models::tags,
+        ollama::models::ps,
+        ollama::models::version,
+        ollama::models::show,
+        ollama::pull::pull,
+        ollama::pull::copy,
+        ollama::pull::create,
+        ollama::pull::delete,
         execute::execute,
         health::health,
         health::live,
@@ -98,9 +130,13 @@ pub async fn docs() -> Html<&'static str> {
     Html(include_str!("docs.html"))
 }
 
-/// `GET /`: a chat page
-pub async fn page() -> Html<&'static str> {
-    Html(include_str!("page.html"))
+/// `GET /`: a chat page; for Ollama's clients, which probe it, a text
+pub async fn page(headers: HeaderMap) -> Response {
+    let agent = headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+    if agent.starts_with("ollama") {
+        return "Ollama is running".into_response();
+    }
+    Html(include_str!("page.html")).into_response()
 }
 
 #[cfg(test)]

@@ -30,6 +30,13 @@ pub struct SessionLimits {
     pub total_bytes: usize,
 }
 
+/// Keeps sessions beyond the process.
+pub trait Journal: std::fmt::Debug + Send + Sync {
+    /// A session that was written is closed, has expired, or was evicted. Called under the table's lock, in the order of the
+    /// changes: it must not wait.
+    fn removed(&self, tenant: &str, name: &str);
+}
+
 #[derive(Debug)]
 pub struct Sessions {
     table: Mutex<Table>,
@@ -44,6 +51,7 @@ struct Table {
     epoch: u64,
     /// Sum of [`Session::bytes`].
     bytes: usize,
+    journal: Option<Arc<dyn Journal>>,
 }
 
 /// Tenant and name: tenants do not share names.
@@ -61,6 +69,8 @@ struct Session {
     is_busy: bool,
     /// Requests that use it and have not ended.
     n_requests: usize,
+    /// Whether the journal may have it.
+    is_written: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -122,8 +132,33 @@ pub struct SessionGuard {
 }
 
 impl Sessions {
-    pub fn new(limits: SessionLimits) -> Sessions {
-        Sessions { table: Mutex::new(Table::default()), limits }
+    pub fn new(limits: SessionLimits, journal: Option<Arc<dyn Journal>>) -> Sessions {
+        Sessions { table: Mutex::new(Table { journal, ..Table::default() }), limits }
+    }
+
+    /// Opens a session of the journal, unless there is no room or one of that name. Returns whether it is open.
+    pub fn restore(
+        &self,
+        tenant: &Arc<str>,
+        name: &Arc<str>,
+        salt: u64,
+        conversation: Conversation,
+        last_used: Instant,
+    ) -> bool {
+        let (bytes, mut table) = (conversation.bytes(), self.lock());
+        let key = (Arc::clone(tenant), Arc::clone(name));
+        if table.sessions.contains_key(&key) {
+            return true;
+        }
+        if table.sessions.len() >= self.limits.count || table.bytes.saturating_add(bytes) > self.limits.total_bytes {
+            return false;
+        }
+        let generation = table.next_generation();
+        table.bytes += bytes;
+        let (is_busy, n_requests, is_written) = (false, 0, true);
+        let session = Session { generation, conversation, bytes, salt, last_used, is_busy, n_requests, is_written };
+        table.sessions.insert(key, session);
+        true
     }
 
     /// Opens or continues a session for one turn. Returns the evicted sessions' conversations, to remove from the cache.
@@ -226,17 +261,24 @@ impl Table {
             let oldest = self.oldest_idle(None).ok_or(SessionError::Full(limits.count))?;
             evicted.extend(self.remove(&oldest).and_then(Session::into_eviction));
         }
-        let (generation, conversation) = (self.next_generation, Conversation::default());
-        self.next_generation += 1;
-        let session =
-            Session { generation, conversation, bytes: 0, salt, last_used: now, is_busy: false, n_requests: 0 };
+        let (generation, conversation) = (self.next_generation(), Conversation::default());
+        let (bytes, last_used, is_busy, n_requests, is_written) = (0, now, false, 0, false);
+        let session = Session { generation, conversation, bytes, salt, last_used, is_busy, n_requests, is_written };
         self.sessions.insert(key.clone(), session);
         Ok(evicted)
+    }
+
+    fn next_generation(&mut self) -> u64 {
+        self.next_generation += 1;
+        self.next_generation
     }
 
     fn remove(&mut self, key: &Key) -> Option<Session> {
         let session = self.sessions.remove(key)?;
         self.bytes -= session.bytes;
+        if let Some(journal) = self.journal.as_ref().filter(|_| session.is_written) {
+            journal.removed(&key.0, &key.1);
+        }
         Some(session)
     }
 
@@ -316,9 +358,24 @@ impl SessionGuard {
         table.sessions.get_mut(&self.key).filter(|session| session.generation == self.generation)
     }
 
-    /// Stores the tokens of a conversation that the session's requests send whole. Returns conversations to remove from the
-    /// cache: this one, if the session was closed since.
-    pub fn store_tokens(self, tokens: Vec<u32>) -> Vec<PrefixEviction> {
+    /// Tenant of the session.
+    pub fn tenant(&self) -> &str {
+        &self.key.0
+    }
+
+    /// Name of the session.
+    pub fn name(&self) -> &str {
+        &self.key.1
+    }
+
+    /// Salt of its prefix cache.
+    pub fn salt(&self) -> u64 {
+        self.salt
+    }
+
+    /// Stores the tokens of a conversation that the session's requests send whole, and calls `write`, which must not wait.
+    /// Returns conversations to remove from the cache: this one, if the session was closed since.
+    pub fn store_tokens(self, tokens: Vec<u32>, write: Option<impl FnOnce()>) -> Vec<PrefixEviction> {
         let mut table = self.sessions.lock();
         let Some(session) = self.session(&mut table) else { return vec![PrefixEviction { tokens, salt: self.salt }] };
         if session.is_busy || session.conversation.history != History::None {
@@ -328,6 +385,10 @@ impl SessionGuard {
         let bytes = size_of_val(tokens.as_slice());
         session.conversation.tokens = Arc::new(tokens);
         session.last_used = session.last_used.max(Instant::now());
+        if let Some(write) = write {
+            session.is_written = true;
+            write();
+        }
         table.set_bytes(&self.key, bytes, self.sessions.limits.total_bytes)
     }
 }
@@ -348,6 +409,19 @@ impl Turn {
     /// Whether the model was replaced during the turn. Then its tokens are of the old one: see [`Conversation::detach`].
     pub fn is_detached(&self) -> bool {
         self.guard.sessions.lock().epoch != self.epoch
+    }
+
+    /// Writes the session into the journal, unless it was closed since. `write` must not wait: the table is locked, so that a
+    /// later removal comes after it.
+    pub fn write<T>(&self, write: impl FnOnce() -> T) -> Option<T> {
+        let mut table = self.guard.sessions.lock();
+        self.guard.session(&mut table)?.is_written = true;
+        Some(write())
+    }
+
+    /// The use of the session.
+    pub fn guard(&self) -> &SessionGuard {
+        &self.guard
     }
 
     /// Reserves memory for the conversation with this turn. Returns the evicted sessions' conversations.
@@ -418,7 +492,7 @@ mod tests {
 
     #[test]
     fn a_session_continues_until_it_is_closed_or_evicted() {
-        let sessions = Arc::new(Sessions::new(LIMITS));
+        let sessions = Arc::new(Sessions::new(LIMITS, None));
         let now = Instant::now();
         let (a, b) = (name("a"), name("b"));
         let (turn, _) = sessions.begin(&a, &name("x"), 7, now).unwrap();
@@ -441,7 +515,7 @@ mod tests {
 
     #[test]
     fn idle_sessions_expire_and_busy_ones_do_not() {
-        let sessions = Arc::new(Sessions::new(LIMITS));
+        let sessions = Arc::new(Sessions::new(LIMITS, None));
         let now = Instant::now();
         let (turn, _) = sessions.begin(&name("a"), &name("x"), 0, now).unwrap();
         let (busy, _) = sessions.begin(&name("a"), &name("y"), 0, now).unwrap();
@@ -454,7 +528,7 @@ mod tests {
 
     #[test]
     fn a_turn_of_a_closed_session_does_not_reach_a_new_one() {
-        let sessions = Arc::new(Sessions::new(LIMITS));
+        let sessions = Arc::new(Sessions::new(LIMITS, None));
         let (old, _) = begin(&sessions, "x").unwrap();
         let (chat, _) = sessions.acquire(&name("a"), &name("x"), 7, Instant::now()).unwrap();
         assert_eq!(sessions.close(&name("a"), &name("x")), Some(None));
@@ -467,13 +541,52 @@ mod tests {
         assert!(new.conversation.tokens.is_empty() && new.conversation.history == History::None);
         drop(new);
         // likewise a request that sends the whole conversation
-        assert_eq!(chat.store_tokens(vec![3]), [PrefixEviction { tokens: vec![3], salt: 7 }]);
+        assert_eq!(chat.store_tokens(vec![3], None::<fn()>), [PrefixEviction { tokens: vec![3], salt: 7 }]);
         assert_eq!(sessions.len(), 0);
+    }
+
+    #[derive(Debug, Default)]
+    struct Names(Mutex<Vec<String>>);
+
+    impl Journal for Names {
+        fn removed(&self, tenant: &str, name: &str) {
+            self.0.lock().unwrap().push(format!("{tenant}/{name}"));
+        }
+    }
+
+    #[test]
+    fn the_journal_hears_of_each_session_that_it_has() {
+        let names = Arc::new(Names::default());
+        let journal: Arc<dyn Journal> = Arc::<Names>::clone(&names);
+        let sessions = Arc::new(Sessions::new(SessionLimits { count: 3, ..LIMITS }, Some(journal)));
+        let now = Instant::now();
+        let removed = || mem::take(&mut *names.0.lock().unwrap());
+        let old = now - Duration::from_secs(5);
+        for (name_of, tokens, is_open) in [("x", 10, true), ("y", 20, true), ("x", 30, true), ("z", 400, false)] {
+            let conversation = text(&vec![1; tokens]);
+            assert_eq!(sessions.restore(&name("a"), &name(name_of), 7, conversation, old), is_open, "{name_of}");
+        }
+        // closed while it answers, and then not written
+        let (turn, _) = begin(&sessions, "x").unwrap();
+        assert_eq!(turn.conversation.tokens.len(), 10);
+        sessions.close(&name("a"), &name("x"));
+        assert_eq!((turn.write(|| ()), removed()), (None, vec!["a/x".to_string()]));
+        drop(turn);
+        // without a turn that was written there is nothing to remove
+        drop(begin(&sessions, "w").unwrap());
+        let (turn, _) = begin(&sessions, "v").unwrap();
+        assert_eq!((turn.write(|| 5), removed()), (Some(5), Vec::new()));
+        drop(turn.end(text(&[1])));
+        sessions.expire(now + Duration::from_secs(60));
+        let mut all = removed();
+        all.sort();
+        assert_eq!(all, ["a/v", "a/y"]);
+        assert_eq!((sessions.len(), sessions.lock().bytes), (0, 0));
     }
 
     #[test]
     fn bytes_are_counted_for_a_session_and_for_all() {
-        let sessions = Arc::new(Sessions::new(SessionLimits { count: 9, ..LIMITS }));
+        let sessions = Arc::new(Sessions::new(SessionLimits { count: 9, ..LIMITS }, None));
         let (x, _) = begin(&sessions, "x").unwrap();
         let large = text(&[0; 251]);
         assert_eq!(x.reserve(&large).unwrap_err(), SessionError::TooLarge { found: 1004, limit: 1000 });

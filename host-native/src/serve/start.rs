@@ -23,9 +23,10 @@ use super::models::disk_tier::DiskTier;
 use super::models::loading::Resources;
 use super::models::pool::ModelPool;
 use super::policy::TextPolicy;
-use super::reuse::{Answers, Embeddings, KeptResponses};
+use super::reuse::{AnswerDisk, Answers, Embeddings, KeptResponses};
 use super::signature::{Policy, Verifier};
 use super::state::{Server, random_id, unix_now};
+use super::state_store::{Cipher, Kind, Options, StateStore};
 use super::tls;
 use super::trace::Exporter;
 use super::value::{Bytes, LogFormat};
@@ -152,7 +153,11 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
     let budget = Arc::new(MemoryBudget::new(limit));
     let n_threads = configuration.model.threads;
     let disk = disk_tier(&settings)?;
-    let resources = Resources::new(budget, Arc::clone(&metrics), Arc::clone(&failures), disk, n_threads);
+    let state = state_store(&settings)?;
+    let quota = settings.response_cache_disk_size.0;
+    let answers_on_disk = settings.response_cache_disk.as_deref().map(|path| AnswerDisk::open(path, quota)).transpose();
+    let answers_on_disk = answers_on_disk.map_err(|e| Failure::Usage(format!("response-cache-disk: {e}")))?;
+    let resources = Resources::new(budget, Arc::clone(&metrics), Arc::clone(&failures), (disk, state), n_threads);
     let pool = Arc::new(ModelPool::new(configuration, Arc::new(resources))?);
     for entry in pool.entries().iter().filter(|entry| ModelPool::loads_at_start(entry)) {
         pool.load_at_start(entry).await?;
@@ -166,6 +171,7 @@ pub async fn open(source: Source, exporter: Exporter, log_filter: LogFilter) -> 
         policy: Live::new(policy),
         answers: Arc::new(Answers::new(
             bytes(settings.response_cache),
+            answers_on_disk,
             settings.share_identical,
             Arc::clone(&metrics_of_reuse),
         )),
@@ -201,6 +207,19 @@ fn disk_tier(settings: &Settings) -> Result<Option<Arc<DiskTier>>, Failure> {
     let key = key.map_err(|e| Failure::Usage(format!("kv-disk-key-file: {e}")))?;
     let disk = DiskTier::open(path, settings.kv_disk_size.0, key.as_deref());
     Ok(Some(Arc::new(disk.map_err(|e| Failure::Usage(format!("kv-disk: {e}")))?)))
+}
+
+/// Opens what outlives the process, if it is kept.
+fn state_store(settings: &Settings) -> Result<Option<Arc<StateStore>>, Failure> {
+    let Some(path) = &settings.state_dir else { return Ok(None) };
+    let cipher = settings.state_key_file.as_deref().map_or_else(|| Ok(Cipher::plain()), Cipher::read);
+    let cipher = cipher.map_err(|e| Failure::Usage(format!("state-key-file: {e}")))?;
+    let options = Options { answers_quota: settings.stored_answers_size.0, ..Options::default() };
+    let start = Instant::now();
+    let store = StateStore::open(path, cipher, options).map_err(|e| Failure::Usage(format!("state-dir: {e}")))?;
+    let sizes = Kind::ALL.map(|kind| format!("{} {}s", store.size(kind).0, kind.name()));
+    tracing::info!("state-dir: {} in {:.3} s", sizes.join(", "), start.elapsed().as_secs_f64());
+    Ok(Some(Arc::new(store)))
 }
 
 /// Opens the audit log, if there is one, and records the start.

@@ -108,6 +108,12 @@ pub fn unix_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
+/// Unix time in milliseconds.
+pub fn unix_millis() -> u64 {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// A random id of 128 bits with a prefix.
 pub fn random_id(prefix: &str) -> String {
     format!("{prefix}{:016x}{:016x}", random(), random())
@@ -154,6 +160,8 @@ pub struct Caller {
     pub reuses: Reuse,
     /// The answer that was found, for headers of the response.
     pub found: Arc<OnceLock<Found>>,
+    /// Whether the caller may add and remove models: an administrator, or a local client of a server without keys.
+    pub is_manager: bool,
     /// ID of a stream that the client may resume.
     pub stream_id: Option<Arc<str>>,
 }
@@ -185,6 +193,7 @@ impl Caller {
             reuse: Arc::clone(&server.answers),
             reuses: Reuse::of(headers),
             found: Arc::default(),
+            is_manager: false,
             stream_id: (!server.settings().resume_window.is_zero()).then(|| random_id("").into()),
         }
     }

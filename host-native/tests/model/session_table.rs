@@ -14,7 +14,7 @@ const LIMITS: SessionLimits =
 /// Each turn appends its own token. A turn that begins after a close must not see a token from before it.
 pub(crate) fn a_turn_sees_the_turns_since_the_last_close_and_no_others() {
     let case = || {
-        let sessions = Arc::new(Sessions::new(LIMITS));
+        let sessions = Arc::new(Sessions::new(LIMITS, None));
         let name: std::sync::Arc<str> = "x".into();
         // tokens of closed sessions
         let closed = Arc::new(Mutex::new(BTreeSet::new()));

@@ -1,14 +1,17 @@
 //! What is computed once: identical requests, answers that are kept, requests with an idempotency key, and streams that go on
 //! after a cut.
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::admin_client::Managed;
-use crate::server::{Response, Server, read_head};
+use crate::admin_client::{Directory, Managed};
+use crate::server::{Response, Server, command, read_head};
 
 const COMPLETIONS: &str = "/v1/completions";
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
@@ -208,4 +211,143 @@ fn a_stream_goes_on_after_a_cut() {
     assert!(!plain.post(COMPLETIONS, &body).text().contains("id: "));
     let mut open = plain.open("POST", COMPLETIONS, &JSON, body.to_string().as_bytes());
     let _ = open.read(&mut [0; 64]);
+}
+
+/// A server with answers on disk; its memory holds none unless `args` say so.
+fn with_disk(directory: &Directory, args: &[&str]) -> Managed {
+    let path = directory.path().join("answers");
+    let disk = ["--response-cache-disk", path.to_str().expect("a path")];
+    let managed = Managed::start(&[&disk[..], args].concat());
+    managed.wait("caches", |caches| caches["answers_disk"]["is_scanned"] == true);
+    managed
+}
+
+/// Waits until `n` answers are on disk.
+fn wait_answers(managed: &Managed, n: u64) {
+    managed
+        .wait("caches", |caches| caches["answers_disk"]["pages"] == n && caches["answers_disk"]["queued_bytes"] == 0);
+}
+
+fn answer_files(directory: &Directory) -> Vec<PathBuf> {
+    let shards = fs::read_dir(directory.path().join("answers")).expect("a directory");
+    let files = shards.flat_map(|shard| fs::read_dir(shard.expect("a shard").path()).expect("a directory"));
+    files.map(|file| file.expect("a file").path()).collect()
+}
+
+#[test]
+fn answers_on_disk_outlive_the_server() {
+    const CHAT: &str = "/v1/chat/completions";
+    let directory = Directory::new();
+    let schema = json!({ "type": "object", "properties": { "a": { "enum": ["x", "y"] } }, "required": ["a"], "additionalProperties": false });
+    let chat = |more: &Value| {
+        let mut body = body("", more);
+        body.as_object_mut().expect("an object").remove("prompt");
+        body["messages"] = json!([{ "role": "user", "content": "Hi" }]);
+        (CHAT, body)
+    };
+    let tool = json!([{ "type": "function", "function": { "name": "f", "parameters": schema } }]);
+    let requests = [
+        (COMPLETIONS, body("Once", &json!({ "logprobs": 2 }))),
+        (COMPLETIONS, body("Once", &json!({ "n": 2, "stop": [" a"] }))),
+        chat(
+            &json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "s", "schema": schema, "strict": true } } }),
+        ),
+        chat(&json!({ "response_format": { "type": "json_object" } })),
+        chat(&json!({ "tools": tool, "tool_choice": "required" })),
+        chat(&json!({ "tools": tool })),
+        chat(&json!({})),
+        (COMPLETIONS, body("Once", &json!({ "grammar": "root ::= [a-z]+" }))),
+        (COMPLETIONS, body("Once", &json!({ "grammar": "root ::= [0-9]+" }))),
+    ];
+    // IDs of calls are new each time
+    let essence = |response: &Response| {
+        let mut choices = choices(response);
+        for choice in choices.as_array_mut().expect("choices") {
+            for call in choice["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
+                call["id"] = Value::Null;
+            }
+        }
+        (choices, response.json()["usage"].clone())
+    };
+    let server = with_disk(&directory, &[]);
+    let first: Vec<_> = requests.iter().map(|(path, body)| server.server.post(path, body)).collect();
+    wait_answers(&server, requests.len() as u64);
+    let etags: BTreeSet<String> = requests
+        .iter()
+        .zip(&first)
+        .map(|((path, body), first)| {
+            let again = server.server.post(path, body);
+            assert_eq!(essence(&again), essence(first), "{body}");
+            again.header("etag").unwrap_or_else(|| panic!("{body}")).to_string()
+        })
+        .collect();
+    assert_eq!(etags.len(), requests.len());
+    thread::sleep(Duration::from_millis(1100));
+    // SIGKILL
+    drop(server);
+    for memory in ["0", "1MiB"] {
+        let server = with_disk(&directory, &["--response-cache", memory]);
+        for _ in 0..2 {
+            for ((path, body), first) in requests.iter().zip(&first) {
+                let again = server.server.post(path, body);
+                assert_eq!(essence(&again), essence(first), "{body}");
+                let age: u64 = again.header("age").expect("an age").parse().expect("a number");
+                assert!(age >= 1 && etags.contains(again.header("etag").expect("an etag")), "{body}");
+            }
+        }
+        assert_eq!(computed(&server.server), 0);
+        let metrics = server.server.get("/metrics").text();
+        let n = requests.len() * if memory == "0" { 2 } else { 1 };
+        assert!(metrics.contains(&format!("starling_reuse_total{{result=\"disk_hit\"}} {n}\n")), "{metrics}");
+    }
+    // another model and another tenant have nothing to do with it
+    let keys = directory.write("keys-of-clients", "key-b b\n");
+    let server = with_disk(&directory, &["--api-key-file", &keys]);
+    let headers = [("authorization", "Bearer key-b"), ("content-type", "application/json")];
+    let (path, body) = &requests[0];
+    let other = server.server.send("POST", path, &headers, body.to_string().as_bytes());
+    assert_eq!((other.header("age"), choices(&other)), (None, choices(&first[0])));
+    drop(server);
+    // whatever is done to the files
+    let damage = |bytes: &mut Vec<u8>| {
+        let at = bytes.len() - 3;
+        bytes[at] ^= 1;
+    };
+    for file in answer_files(&directory) {
+        let mut bytes = fs::read(&file).expect("a file");
+        damage(&mut bytes);
+        fs::write(file, bytes).expect("a file");
+    }
+    let server = with_disk(&directory, &[]);
+    let again = server.server.post(path, body);
+    assert_eq!((essence(&again), again.header("age")), (essence(&first[0]), None));
+    let caches = server.ok("GET", "caches", &json!({}));
+    assert_eq!(caches["answers_disk"]["refused"], json!({ "block_checksum": 1 }), "{caches}");
+    // it is written again, and forgotten by name
+    server.wait("caches", |caches| caches["answers_disk"]["queued_bytes"] == 0);
+    let again = server.server.post(path, body);
+    assert!(again.header("age").is_some());
+    let etag = again.header("etag").expect("an etag").to_string();
+    server.ok("POST", "caches/answers/invalidate", &json!({ "key": etag }));
+    assert!(server.server.post(path, body).header("age").is_none());
+    server.ok("POST", "caches/invalidate", &json!({}));
+    server.wait("caches", |caches| caches["answers_disk"]["pages"].as_u64() <= Some(1));
+}
+
+#[test]
+fn answers_on_disk_have_a_directory_of_their_own_and_a_size() {
+    let directory = Directory::new();
+    let path = directory.path().join("answers");
+    let path = path.to_str().expect("a path");
+    let output = command(&["serve", "--port", "0", "--kv-disk", path, "--response-cache-disk", path]).output();
+    let error = String::from_utf8_lossy(&output.expect("the server").stderr).into_owned();
+    assert!(error.contains("expected another"), "{error}");
+    let server = with_disk(&directory, &["--response-cache-disk-size", "20KB"]);
+    for i in 0..8 {
+        server.server.ok(COMPLETIONS, &body(&format!("{i} times"), &json!({})));
+    }
+    let caches = server.wait("caches", |caches| caches["answers_disk"]["evicted"].as_u64() > Some(3));
+    assert!(caches["answers_disk"]["bytes"].as_u64() <= Some(20_000), "{caches}");
+    assert!(server.server.post(COMPLETIONS, &body("7 times", &json!({}))).header("age").is_some());
+    assert!(server.server.post(COMPLETIONS, &body("0 times", &json!({}))).header("age").is_none());
 }

@@ -1,9 +1,9 @@
 //! `POST /execute`: jobs of an orchestrator.
 
 use serde::{Deserialize, Serialize};
-use starling::chat::Now;
 use starling::engine::FinishReason;
 
+use crate::clock::{Clock, rfc3339};
 use crate::error::{ApiError, ErrorBody};
 use crate::openai::options::Options;
 use crate::parse::{ParseBody, parse};
@@ -85,28 +85,19 @@ pub struct ExecutePlan {
     pub stops: Vec<String>,
 }
 
-/// The host's clock.
-pub trait Clock {
-    /// Seconds since 1970.
-    fn unix_seconds(&self) -> u64;
-
-    /// Milliseconds since a fixed point in time.
-    fn monotonic_ms(&self) -> u64;
-}
-
 /// Writes the events of a job.
 pub struct ExecuteWriter<C> {
     plan: ExecutePlan,
     clock: C,
-    /// Time of the first token, by [`Clock::monotonic_ms`].
-    first_token_ms: Option<u64>,
+    /// Time of the first token, by [`Clock::monotonic_ns`].
+    first_token_ns: Option<u64>,
     n_tokens: usize,
 }
 
 impl<C: Clock> ExecuteWriter<C> {
     /// A writer of a job that has not started.
     pub fn new(plan: ExecutePlan, clock: C) -> ExecuteWriter<C> {
-        ExecuteWriter { plan, clock, first_token_ms: None, n_tokens: 0 }
+        ExecuteWriter { plan, clock, first_token_ns: None, n_tokens: 0 }
     }
 }
 
@@ -120,7 +111,7 @@ impl<C: Clock> StreamWriter for ExecuteWriter<C> {
             }
             Update::Token { text, .. } => {
                 let clock = &self.clock;
-                self.first_token_ms.get_or_insert_with(|| clock.monotonic_ms());
+                self.first_token_ns.get_or_insert_with(|| clock.monotonic_ns());
                 send(sink, Some("token"), &ExecuteToken { t: text, i: self.n_tokens });
                 self.n_tokens += 1;
             }
@@ -142,7 +133,8 @@ impl<C: Clock> StreamWriter for ExecuteWriter<C> {
                     FinishReason::StopString(i) => self.plan.stops.get(i).cloned(),
                     _ => None,
                 };
-                let decode_time_ms = self.first_token_ms.map_or(0, |at| self.clock.monotonic_ms().saturating_sub(at));
+                let decode_time_ms =
+                    self.first_token_ns.map_or(0, |at| self.clock.monotonic_ns().saturating_sub(at) / 1_000_000);
                 let end = End { tokens_out: n_tokens, decode_time_ms, stop_reason, stop_sequence_matched };
                 send(sink, Some("end"), &end);
                 return true;
@@ -155,19 +147,5 @@ impl<C: Clock> StreamWriter for ExecuteWriter<C> {
     fn fail(&mut self, error: &ErrorBody, sink: &mut dyn EventSink) {
         let (code, message) = (error.error.code.unwrap_or(error.error.kind), error.error.message.as_str());
         send(sink, Some("error"), &JobError { job_id: &self.plan.job_id, code, message });
-    }
-}
-
-/// Seconds since 1970 as an RFC 3339 time in UTC.
-fn rfc3339(seconds: u64) -> String {
-    let Now { year, month, day, hour, minute, second } = Now::from_unix(seconds.cast_signed());
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn times_are_as_rfc_3339_writes_them() {
-        assert_eq!(super::rfc3339(951_827_696), "2000-02-29T12:34:56Z");
     }
 }

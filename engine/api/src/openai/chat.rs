@@ -65,6 +65,11 @@ pub struct ChatFields {
     /// Expected content of the answer, `{"type": "content", "content": ...}`: a draft that makes an answer like it
     /// faster and changes no byte.
     pub prediction: Option<Prediction>,
+    /// Keep the completion, to be retrieved by its ID. Default: false.
+    pub store: Option<bool>,
+    /// Metadata of a completion that is kept: at most 16 strings by name.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
+    pub metadata: Option<Value>,
 }
 
 /// Expected content of an answer.
@@ -204,7 +209,7 @@ pub struct ChatLogprobs {
 }
 
 /// Token, its log-probability and its alternatives.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TokenLogprob {
     /// Text of the token; if its bytes are not UTF-8, each byte as `\x` and two hexadecimal digits.
@@ -218,7 +223,7 @@ pub struct TokenLogprob {
 }
 
 /// Alternative token.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Alternative {
     /// Text of the token; if its bytes are not UTF-8, each byte as `\x` and two hexadecimal digits.
@@ -282,7 +287,8 @@ pub struct ChatPlan {
 }
 
 impl ChatPlan {
-    fn parser(&self, index: usize) -> Option<ToolCallParser> {
+    /// The parser of tool calls in the choice `index`, if the request has tools.
+    pub fn parser(&self, index: usize) -> Option<ToolCallParser> {
         self.call_ids.map(|ids| ToolCallParser::new(self.has_schema, ids.choice(index)))
     }
 
@@ -325,7 +331,7 @@ fn finish_reason(reason: &'static str, n_calls: usize) -> &'static str {
 }
 
 impl ChatLogprobs {
-    fn new(tokenizer: &Tokenizer, tokens: &[SampledToken]) -> ChatLogprobs {
+    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[SampledToken]) -> ChatLogprobs {
         let bytes = |token| tokenizer.piece(token).unwrap_or_default().to_vec();
         let text = |token| token_text(tokenizer, token).map_or_else(|bytes| bytes, str::to_string);
         let alternative =

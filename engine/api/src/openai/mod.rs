@@ -6,3 +6,4 @@ pub mod embeddings;
 pub mod models;
 pub mod options;
 pub mod response;
+pub mod stored;

@@ -80,6 +80,9 @@ pub struct Options {
     #[serde(alias = "repeat_penalty")]
     #[cfg_attr(feature = "openapi", schema(exclusive_minimum = 0))]
     pub repetition_penalty: Option<f32>,
+    /// Number of last tokens that penalties count (llama-server); -1, the default, for all, 0 turns penalties off.
+    #[cfg_attr(feature = "openapi", schema(minimum = -1))]
+    pub repeat_last_n: Option<i64>,
     /// Strength of the DRY penalty on repeated sequences. 0, the default, is off.
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub dry_multiplier: Option<f32>,
@@ -456,7 +459,7 @@ impl Options {
         Ok(SamplingOptions {
             logit_bias: self.bias()?,
             repeat_penalty: self.repetition_penalty.unwrap_or(1.0),
-            repeat_last_n: ALL_TOKENS,
+            repeat_last_n: self.repeat_last_n()?,
             penalty_scope: match self.penalty_scope {
                 Some(Scope::Answer) if has_counts => PenaltyScope::Answer,
                 _ => PenaltyScope::All,
@@ -473,6 +476,14 @@ impl Options {
             logprobs: if logprobs.is_requested { LogprobKind::Raw } else { LogprobKind::None },
             top_logprobs: logprobs.n_top,
         })
+    }
+
+    fn repeat_last_n(&self) -> Result<u32, ApiError> {
+        match self.repeat_last_n.unwrap_or(-1) {
+            -1 => Ok(ALL_TOKENS),
+            n => u32::try_from(n)
+                .map_err(|_| ApiError::param("repeat_last_n", format!("repeat_last_n is {n}, expected -1, 0 or more"))),
+        }
     }
 
     /// DRY's options, without sequence breakers.

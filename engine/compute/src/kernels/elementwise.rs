@@ -16,6 +16,12 @@ pub enum Activation {
     GeluTanh,
     /// GELU, `x * (1 + erf(x / sqrt 2)) / 2`, as `max(x, 0) - |x|/2 * erfc(|x| / sqrt 2)`.
     GeluErf,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2`.
+    ReluSquared,
+    /// The logistic function, `1 / (1 + exp(-x))`.
+    Sigmoid,
 }
 
 const GELU_SCALE: f32 = 0.797_884_6; // sqrt(2 / pi)
@@ -34,6 +40,9 @@ impl Activation {
                 let positive = if x > 0.0 { x } else { 0.0 };
                 positive - (a * 0.5) * erfc(a * core::f32::consts::FRAC_1_SQRT_2)
             }
+            Activation::Relu => positive(x),
+            Activation::ReluSquared => positive(x) * positive(x),
+            Activation::Sigmoid => 1.0 / (1.0 + exp(-x)),
         }
     }
 
@@ -42,6 +51,15 @@ impl Activation {
         let mut y = x;
         match self {
             Activation::Silu => return times_logistic(s, x, x),
+            Activation::Sigmoid => return times_logistic(s, [s.splat(1.0); N], x),
+            Activation::Relu | Activation::ReluSquared => {
+                for y in &mut y {
+                    *y = s.select_gt(*y, s.splat(0.0), *y, s.splat(0.0));
+                    if self == Activation::ReluSquared {
+                        *y = s.mul(*y, *y);
+                    }
+                }
+            }
             Activation::GeluTanh => {
                 for y in &mut y {
                     let cube = s.mul(*y, s.mul(*y, *y));
@@ -61,6 +79,11 @@ impl Activation {
         }
         y
     }
+}
+
+/// `max(x, 0)`; 0 for NaN.
+fn positive(x: f32) -> f32 {
+    if x > 0.0 { x } else { 0.0 }
 }
 
 /// `x / (1 + exp(-u))`.
@@ -87,6 +110,11 @@ pub fn scale(cpu: Cpu, x: &mut [f32], scale: f32) {
     Elementwise::run(cpu, ElementwiseOp::Scale(scale), x, None);
 }
 
+/// `x *= y`.
+pub fn multiply(cpu: Cpu, x: &mut [f32], y: &[f32]) {
+    Elementwise::run(cpu, ElementwiseOp::Multiply, x, Some(y));
+}
+
 /// `x = act(x)`.
 pub fn activate(cpu: Cpu, act: Activation, x: &mut [f32]) {
     Elementwise::run(cpu, ElementwiseOp::Activate(act), x, None);
@@ -95,6 +123,27 @@ pub fn activate(cpu: Cpu, act: Activation, x: &mut [f32]) {
 /// `gate = act(gate) * up`.
 pub fn gated(cpu: Cpu, act: Activation, gate: &mut [f32], up: &[f32]) {
     Elementwise::run(cpu, ElementwiseOp::Gated(act), gate, Some(up));
+}
+
+/// `x = min(max(x, -limit), limit)`.
+pub fn clamp(cpu: Cpu, x: &mut [f32], limit: f32) {
+    Elementwise::run(cpu, ElementwiseOp::Clamp(limit), x, None);
+}
+
+/// SwiGLU with clamped inputs and a linear term (gpt-oss): `gate = g / (1 + exp(-1.702 g)) * (u + 1)` with
+/// `g = min(gate, limit)` and `u` = `up` clamped to `limit`.
+pub fn clamped_swiglu(cpu: Cpu, gate: &mut [f32], up: &[f32], limit: f32) {
+    Elementwise::run(cpu, ElementwiseOp::ClampedSwiglu(limit), gate, Some(up));
+}
+
+/// SwiGLU whose factors are clamped (Step 3.5): `gate = min(silu(gate), limit) * u` with `u` = `up` clamped to `limit`.
+pub fn silu_clamped(cpu: Cpu, gate: &mut [f32], up: &[f32], limit: f32) {
+    Elementwise::run(cpu, ElementwiseOp::SiluClamped(limit), gate, Some(up));
+}
+
+/// `x = x / (1 + exp(-gate))`: the product with the sigmoid of the gate.
+pub fn gate_by_sigmoid(cpu: Cpu, x: &mut [f32], gate: &[f32]) {
+    Elementwise::run(cpu, ElementwiseOp::SigmoidGate, x, Some(gate));
 }
 
 /// `x = cap * tanh(x / cap)`.
@@ -121,7 +170,36 @@ enum ElementwiseOp {
     Scale(f32),
     Activate(Activation),
     Gated(Activation),
+    SigmoidGate,
     SoftCap(f32),
+    Multiply,
+    Clamp(f32),
+    ClampedSwiglu(f32),
+    SiluClamped(f32),
+}
+
+/// Slope of the logistic function in gpt-oss' SwiGLU.
+const SWIGLU_SLOPE: f32 = 1.702;
+
+/// `min(x, limit)`; `limit` for NaN.
+fn at_most(x: f32, limit: f32) -> f32 {
+    if limit > x { x } else { limit }
+}
+
+fn within(x: f32, limit: f32) -> f32 {
+    let x = at_most(x, limit);
+    if x > -limit { x } else { -limit }
+}
+
+#[inline(always)]
+fn at_most_lanes<S: Simd>(s: S, x: S::F, limit: f32) -> S::F {
+    s.select_gt(s.splat(limit), x, x, s.splat(limit))
+}
+
+#[inline(always)]
+fn within_lanes<S: Simd>(s: S, x: S::F, limit: f32) -> S::F {
+    let x = at_most_lanes(s, x, limit);
+    s.select_gt(x, s.splat(-limit), x, s.splat(-limit))
 }
 
 impl ElementwiseOp {
@@ -131,7 +209,15 @@ impl ElementwiseOp {
             ElementwiseOp::Scale(scale) => x * scale,
             ElementwiseOp::Activate(act) => act.of(x),
             ElementwiseOp::Gated(act) => act.of(x) * y,
+            ElementwiseOp::SigmoidGate => x / (1.0 + exp(-y)),
             ElementwiseOp::SoftCap(cap) => soft_cap_one(x, cap),
+            ElementwiseOp::Multiply => x * y,
+            ElementwiseOp::Clamp(limit) => within(x, limit),
+            ElementwiseOp::ClampedSwiglu(limit) => {
+                let gate = at_most(x, limit);
+                gate / (1.0 + exp(-(SWIGLU_SLOPE * gate))) * (within(y, limit) + 1.0)
+            }
+            ElementwiseOp::SiluClamped(limit) => at_most(Activation::Silu.of(x), limit) * within(y, limit),
         }
     }
 
@@ -140,11 +226,30 @@ impl ElementwiseOp {
         if let ElementwiseOp::Activate(act) | ElementwiseOp::Gated(act) = self {
             x = act.of_lanes(s, x);
         }
+        if let ElementwiseOp::SigmoidGate = self {
+            return times_logistic(s, x, y);
+        }
+        match self {
+            ElementwiseOp::ClampedSwiglu(limit) => {
+                let mut u = x;
+                for (x, u) in x.iter_mut().zip(&mut u) {
+                    *x = at_most_lanes(s, *x, limit);
+                    *u = s.mul(s.splat(SWIGLU_SLOPE), *x);
+                }
+                x = times_logistic(s, x, u);
+            }
+            ElementwiseOp::SiluClamped(_) => x = times_logistic(s, x, x),
+            _ => {}
+        }
         for (x, y) in x.iter_mut().zip(y) {
             *x = match self {
+                ElementwiseOp::Multiply => s.mul(*x, y),
+                ElementwiseOp::Clamp(limit) => within_lanes(s, *x, limit),
+                ElementwiseOp::ClampedSwiglu(limit) => s.mul(*x, s.add(within_lanes(s, y, limit), s.splat(1.0))),
+                ElementwiseOp::SiluClamped(limit) => s.mul(at_most_lanes(s, *x, limit), within_lanes(s, y, limit)),
                 ElementwiseOp::AddScaled(scale) => s.add(*x, s.mul(y, s.splat(scale))),
                 ElementwiseOp::Scale(scale) => s.mul(*x, s.splat(scale)),
-                ElementwiseOp::Activate(_) => *x,
+                ElementwiseOp::Activate(_) | ElementwiseOp::SigmoidGate => *x,
                 ElementwiseOp::Gated(_) => s.mul(*x, y),
                 ElementwiseOp::SoftCap(cap) => soft_cap_lanes(s, *x, cap),
             };

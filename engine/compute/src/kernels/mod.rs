@@ -25,6 +25,7 @@ pub mod isa_benchmark;
 pub mod matmul;
 mod narrow;
 pub mod norm;
+pub mod recurrent;
 pub mod rope;
 pub mod softmax;
 pub mod special;

@@ -70,6 +70,12 @@ pub fn normalise(cpu: Cpu, x: &mut [f32]) {
     }
 }
 
+/// L2 normalisation with a lower limit of the length: `x = x * (factor / max(sqrt(sum(x * x)), eps))`.
+pub fn l2_norm(cpu: Cpu, x: &mut [f32], eps: f32, factor: f32) {
+    let length = crate::math::sqrt(cpu.run(Squares(x)));
+    scale(cpu, x, factor / max(length, eps));
+}
+
 /// The sum of squares on virtual lanes.
 struct Squares<'a>(&'a [f32]);
 

@@ -14,7 +14,6 @@ use super::super::api::body::Body;
 use super::super::api::error::{ApiError, ErrorBody, HttpError, json, quoted};
 use super::super::api::params::PathParams;
 use super::super::kv_disk::{Refusal, Stats};
-use super::super::models::disk_tier::DiskTier;
 use super::super::models::pool::Entry;
 use super::super::state::Server;
 use super::Administrator;
@@ -63,9 +62,12 @@ pub struct CacheInfos {
     /// The KV pages of all models on disk (`--kv-disk`).
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_disk: Option<DiskInfo>,
+    /// Answers on disk (`--response-cache-disk`); each is a page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answers_disk: Option<DiskInfo>,
 }
 
-/// KV pages on disk.
+/// KV pages or answers on disk.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DiskInfo {
     /// Known pages, of models that are not loaded too.
@@ -95,12 +97,24 @@ pub struct DiskInfo {
 }
 
 impl DiskInfo {
-    fn new(disk: &DiskTier, max_bytes: u64) -> DiskInfo {
+    /// `by_engine` is the number of pages that the engine refused.
+    fn new(stats: Stats, by_engine: u64, max_bytes: u64) -> DiskInfo {
         let Stats {
-            pages, bytes, queued_bytes, is_scanned, hits, misses, written, dropped, evicted, io_errors, ..
-        } = disk.store.stats();
-        let refused = Refusal::ALL.map(Refusal::name).into_iter().zip(disk.store.stats().refused);
-        let refused = refused.chain([("engine", disk.refused())]).filter(|(_, n)| *n > 0).collect();
+            pages,
+            bytes,
+            queued_bytes,
+            is_scanned,
+            hits,
+            misses,
+            written,
+            dropped,
+            evicted,
+            io_errors,
+            refused,
+            durable_failed: _,
+        } = stats;
+        let refused = Refusal::ALL.map(Refusal::name).into_iter().zip(refused);
+        let refused = refused.chain([("engine", by_engine)]).filter(|(_, n)| *n > 0).collect();
         DiskInfo {
             pages,
             bytes,
@@ -146,8 +160,11 @@ pub async fn list(State(server): State<Arc<Server>>) -> Response {
         ("responses", server.kept.size()),
     ];
     let kept = kept.map(|(name, (entries, bytes))| KeptInfo { name, entries, bytes });
-    let kv_disk = disk.map(|disk| DiskInfo::new(disk, server.settings().kv_disk_size.0));
-    json(StatusCode::OK, &CacheInfos { caches: caches.collect(), kept: kept.into(), kv_disk })
+    let settings = server.settings();
+    let kv_disk = disk.map(|disk| DiskInfo::new(disk.store.stats(), disk.refused(), settings.kv_disk_size.0));
+    let answers = server.answers.disk.as_ref();
+    let answers_disk = answers.map(|disk| DiskInfo::new(disk.stats(), 0, settings.response_cache_disk_size.0));
+    json(StatusCode::OK, &CacheInfos { caches: caches.collect(), kept: kept.into(), kv_disk, answers_disk })
 }
 
 /// What to evict.
@@ -184,7 +201,7 @@ pub async fn invalidate_one(
     }
     let (model, tenant) = (body.model.as_deref(), body.tenant.as_deref());
     let forgotten = match &*name {
-        "answers" => server.answers.kept.invalidate(model, tenant, body.key.as_deref()),
+        "answers" => server.answers.invalidate(model, tenant, body.key.as_deref()),
         "embeddings" => server.embeddings.kept.invalidate(model, tenant, None),
         "prefix" => {
             let is_meant = |name: &str| model.is_none_or(|model| model == name);
@@ -218,7 +235,7 @@ pub async fn invalidate(
         None => server.pool.entries(),
     };
     invalidate_prefixes(&server, &entries, body.model.is_none());
-    server.answers.kept.invalidate(body.model.as_deref(), body.tenant.as_deref(), body.key.as_deref());
+    server.answers.invalidate(body.model.as_deref(), body.tenant.as_deref(), body.key.as_deref());
     server.embeddings.kept.invalidate(body.model.as_deref(), body.tenant.as_deref(), None);
     administrator.log("invalidate caches", body.model.as_deref().unwrap_or("all models"), Ok(()));
     Ok(json(StatusCode::OK, &Done { done: true }))

@@ -1,13 +1,21 @@
 //! Collects the answers of a request.
 
+use std::time::Instant;
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Serialize;
 use starling_api::answer::Answer;
+use starling_api::clock::Clock;
 use starling_api::openai::response::ResponseHead;
+use starling_api::stream::{Framing, NoEvents, StreamWriter};
 
 use super::super::models::instance::ModelInstance;
+use super::super::offload::offload;
 use super::super::queue::Update;
 use super::super::state::{random_id, unix_now};
-use super::error::ApiError;
-use super::sse::engine_failed;
+use super::error::{ApiError, json};
+use super::sse::{engine_failed, json_lines, stream};
 use super::submit::Updates;
 
 /// The head of a response with a new ID that begins with `prefix`.
@@ -40,4 +48,61 @@ pub async fn collect(mut updates: Updates, n: usize) -> Result<Vec<Answer>, ApiE
         }
     }
     Ok(answers)
+}
+
+/// How a response is sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Delivery {
+    /// Framing of a stream; `None` for a response that is sent whole.
+    pub framing: Option<Framing>,
+    /// A measure of the work to serialise a whole response.
+    pub size: usize,
+}
+
+/// Sends the response of `writer`: as a stream, or whole, made by `build` from the complete writer.
+///
+/// # Errors
+/// An answer that fails, if the response is sent whole.
+pub async fn respond<W, T>(
+    instance: &ModelInstance,
+    mut updates: Updates,
+    mut writer: W,
+    delivery: Delivery,
+    build: impl FnOnce(W) -> T + Send + 'static,
+) -> Result<Response, ApiError>
+where
+    W: StreamWriter + Send + Unpin + 'static,
+    T: Serialize,
+{
+    match delivery.framing {
+        Some(Framing::ServerSentEvents) => return Ok(stream(updates, writer, instance.settings().sse_keep_alive)),
+        Some(Framing::JsonLines) => return Ok(json_lines(updates, writer)),
+        None => {}
+    }
+    loop {
+        let (index, update) = updates.recv().await.ok_or_else(engine_failed)?;
+        if let Some(error) = update.error() {
+            return Err(error);
+        }
+        if writer.update(index, update, &mut NoEvents) {
+            break;
+        }
+    }
+    offload(delivery.size, move || json(StatusCode::OK, &build(writer))).await
+}
+
+/// The system's clocks; monotonic time counts from `start`.
+#[derive(Clone, Copy)]
+pub struct SystemClock {
+    pub start: Instant,
+}
+
+impl Clock for SystemClock {
+    fn unix_seconds(&self) -> u64 {
+        unix_now()
+    }
+
+    fn monotonic_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
 }

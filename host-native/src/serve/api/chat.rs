@@ -6,13 +6,15 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use serde::Serialize;
 use starling::tokenizer::EncodeOptions;
 use starling_api::answer::Answer;
 use starling_api::messages::chat_end;
 use starling_api::openai::chat::{ChatChoice, ChatCompletionRequest, ChatPlan, ChatWriter, Prediction};
-use starling_api::openai::options::{RequestPlan, Scope};
-use starling_api::openai::response::CompletionResponse;
-use starling_api::stream::{EventSink, ServerSentEvent, StreamWriter};
+use starling_api::openai::options::{OneOrMany, RequestPlan, Scope};
+use starling_api::openai::response::{CompletionResponse, ResponseHead};
+use starling_api::parts::{AnswerForm, AnswerWriter};
+use starling_api::stream::{EventSink, Framing, ServerSentEvent, StreamWriter};
 use starling_api::structure::constraint_plan;
 use starling_api::tools::{CallIds, parse_tool_choice};
 
@@ -20,16 +22,19 @@ use super::super::models::instance::ModelInstance;
 use super::super::offload::offload;
 use super::super::policy::apply_to_messages;
 use super::super::queue::Update;
-use super::super::sessions::SessionGuard;
+use super::super::sessions::{Conversation, History, SessionGuard};
 use super::super::state::{Caller, Server, random};
-use super::answer::{collect, response_head};
+use super::super::state_store::SessionJournal;
+use super::answer::{Delivery, collect, respond, response_head};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::messages::{offload_tokenize, tokenize_chat};
 use super::options::{flow, is_seeded, limits, salt, sampling, seed, session, sticky};
-use super::sse::stream;
-use super::structure::compile_plan;
-use super::submit::{Submission, submit};
+use super::sse::stream_with_writes;
+use super::stored::Recorder;
+use super::structure::{Compiled, compile_plan};
+use super::submit::{Submission, Updates, submit};
+use super::writes::Writes;
 
 /// Create a chat completion.
 ///
@@ -47,13 +52,58 @@ pub async fn chat_completions(
     caller: Caller,
     Body(body): Body<ChatCompletionRequest>,
 ) -> Result<Response, HttpError> {
-    let ChatCompletionRequest { mut options, constraint, chat } = body;
-    let instance = server.model(options.model.as_deref(), sticky(&options), &caller).await?;
+    let chat = start_chat(&server, &caller, body, "chatcmpl-").await?;
+    let StartedChat { instance, updates, plan, head, is_stream, mut recorder, stored, .. } = chat;
+    let (n, writes) = (plan.n, Writes::default());
+    if is_stream {
+        let stored = stored.map(|recorder| {
+            let (plan, head, writes) = (plan.clone(), head.clone(), writes.clone());
+            StoredStream { recorder, plan, head, writes, answers: (0..n).map(|_| Answer::default()).collect() }
+        });
+        let writer = RecordedStream { writer: ChatWriter::new(plan, head), session: recorder, stored };
+        return Ok(stream_with_writes(updates, writer, instance.settings().sse_keep_alive, writes));
+    }
+    let answers = collect(updates, n).await?;
+    recorder.end(&answers[0]);
+    if let Some(recorder) = stored {
+        writes.add(recorder.write(plan.clone(), head.clone(), answers.clone()));
+        writes.durable().await?;
+    }
+    let size = answers.iter().map(Answer::n_logprobs).sum();
+    Ok(offload(size, move || json(StatusCode::OK, &plan.response(head, answers))).await?)
+}
+
+/// A chat in the queue.
+pub struct StartedChat {
+    pub instance: Arc<ModelInstance>,
+    pub updates: Updates,
+    pub plan: ChatPlan,
+    pub head: ResponseHead,
+    pub is_stream: bool,
+    /// Stop strings of the request.
+    pub stops: Vec<String>,
+    pub recorder: SessionRecorder,
+    /// Keeps the answers, if the request says so.
+    stored: Option<Recorder>,
+}
+
+/// The path of the chat requests of all APIs: checks, prompt, constraint, queue. `prefix` begins the ID of the response.
+///
+/// # Errors
+/// A wrong request, or a server that cannot answer now.
+pub async fn start_chat(
+    server: &Server,
+    caller: &Caller,
+    request: ChatCompletionRequest,
+    prefix: &str,
+) -> Result<StartedChat, ApiError> {
+    let ChatCompletionRequest { mut options, constraint, chat } = request;
+    let instance = server.model(options.model.as_deref(), sticky(&options), caller).await?;
     options.penalty_scope.get_or_insert(Scope::Answer);
     let partial = options.timeout_partial == Some(true);
     let logprobs = chat.logprobs()?;
-    let (n, flow) = (options.n_choices(instance.settings().max_n)?, flow(&options, &caller)?);
-    let session = session(&options, &caller)?.map(str::to_string);
+    let (n, flow) = (options.n_choices(instance.settings().max_n)?, flow(&options, caller)?);
+    let session = session(&options, caller)?.map(str::to_string);
     let variables = chat.template_variables()?;
     let (inner, tools, choice) = (Arc::clone(&instance), chat.tools, chat.tool_choice);
     let (size, parallel) = (if tools.is_some() { usize::MAX } else { 0 }, chat.parallel_tool_calls != Some(false));
@@ -61,15 +111,20 @@ pub async fn chat_completions(
     let mut tools = offload(size, check).await??;
     let form = constraint.form()?;
     let has_schema = form.is_some();
-    let constraint = match constraint_plan(form, &mut tools)? {
+    let compiled = match constraint_plan(form, &mut tools)? {
         Some(plan) => Some(compile_plan(&instance, plan).await?),
         None => None,
     };
+    let (constraint, form) = Compiled::unzip(compiled);
     let tools = tools.tools;
     let call_ids = tools.is_some().then(|| CallIds::new(u128::from(random()) << 64 | u128::from(random())));
     let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
     let mut messages = chat.messages;
-    apply_to_messages(&caller, &instance, &mut messages).await?;
+    apply_to_messages(caller, &instance, &mut messages).await?;
+    let stored = match chat.store {
+        Some(true) => Some(Recorder::new(server, caller, chat.metadata, messages.clone())?),
+        _ => None,
+    };
     let tokens = tokenize_chat(&instance, messages, tools, variables, end).await?;
     let prediction = tokenize_prediction(&instance, chat.prediction).await?;
     let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));
@@ -83,22 +138,33 @@ pub async fn chat_completions(
         has_schema,
     };
     let sampling = sampling(&options, &instance, logprobs, seed).await?;
-    let cache_salt = salt(&options, &instance, &caller)?;
+    let cache_salt = salt(&options, &instance, caller)?;
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt };
     let mut request = options.request(&limits(&instance), &plan, tokens, "messages")?;
     request.speculation.prediction = prediction;
     let conversation = session.as_deref().map(|id| (Arc::from(id), cache_salt, request.tokens.clone()));
-    let updates = submit(&instance, &caller, &flow, Submission { requests: vec![request], n, partial, is_seeded })?;
-    let mut recorder = SessionRecorder::new(&instance, &caller, conversation);
-    let head = response_head(&instance, "chatcmpl-", seed, session.as_deref());
-    if options.is_stream() {
-        let writer = ChatStream { writer: ChatWriter::new(chat_plan, head), session: recorder };
-        return Ok(stream(updates, writer, instance.settings().sse_keep_alive));
-    }
-    let answers = collect(updates, n).await?;
-    recorder.end(&answers[0]);
-    let size = answers.iter().map(Answer::n_logprobs).sum();
-    Ok(offload(size, move || json(StatusCode::OK, &chat_plan.response(head, answers))).await?)
+    let submission = Submission { requests: vec![request], n, partial, is_seeded, form };
+    let updates = submit(&instance, caller, &flow, submission).await?;
+    let recorder = SessionRecorder::new(&instance, caller, conversation);
+    let head = response_head(&instance, prefix, seed, session.as_deref());
+    let stops = options.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec);
+    let is_stream = options.is_stream();
+    Ok(StartedChat { instance, updates, plan: chat_plan, head, is_stream, stops, recorder, stored })
+}
+
+/// The number of prompt tokens of a chat request. Nothing is computed.
+///
+/// # Errors
+/// A wrong request, or an error of the template.
+pub async fn count_chat(server: &Server, caller: &Caller, request: ChatCompletionRequest) -> Result<usize, ApiError> {
+    let ChatCompletionRequest { options, chat, .. } = request;
+    let instance = server.model(options.model.as_deref(), sticky(&options), caller).await?;
+    let variables = chat.template_variables()?;
+    let (inner, tools, choice) = (Arc::clone(&instance), chat.tools, chat.tool_choice);
+    let check = move || parse_tool_choice(inner.template.source(), tools, choice, true);
+    let tools = offload(usize::MAX, check).await??.tools;
+    let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
+    Ok(tokenize_chat(&instance, chat.messages, tools, variables, end).await?.len())
 }
 
 /// The tokens of a prediction, as many as the context holds.
@@ -118,7 +184,7 @@ async fn tokenize_prediction(
 }
 
 /// Stores in the session of a request which tokens the prefix cache holds for it: closing the session evicts them.
-struct SessionRecorder {
+pub struct SessionRecorder {
     instance: Arc<ModelInstance>,
     /// The session and the tokens of the prompt; `None` without a session, and after [`SessionRecorder::end`].
     guard: Option<(SessionGuard, Vec<u32>)>,
@@ -140,26 +206,99 @@ impl SessionRecorder {
         SessionRecorder { instance: Arc::clone(instance), guard }
     }
 
-    /// Stores the prompt and its answer, which is now in the cache.
+    /// Stores the prompt and its answer, which is now in the cache. The response does not wait for the session's row: without
+    /// it, closing the session after a restart leaves pages on disk until they are evicted.
     fn end(&mut self, answer: &Answer) {
         let Some((guard, mut tokens)) = self.guard.take() else { return };
         tokens.extend(answer.tokens.iter().map(|sampled| sampled.token));
-        self.instance.queue.evict_prefixes(guard.store_tokens(tokens));
+        let (tenant, name) = (Arc::<str>::from(guard.tenant()), Arc::<str>::from(guard.name()));
+        let write = self.instance.journal.as_ref().map(|journal| {
+            let conversation = Conversation { tokens: Arc::new(tokens.clone()), history: History::None };
+            let row = SessionJournal::encode(&self.instance, guard.salt(), &conversation);
+            move || drop(journal.put(&tenant, &name, row))
+        });
+        self.instance.queue.evict_prefixes(guard.store_tokens(tokens, write));
     }
 }
 
-/// Writes a stream, and stores its answer in the session.
-struct ChatStream {
-    writer: ChatWriter,
-    session: SessionRecorder,
+/// Answers of a stream that is to be kept. Its last events wait for the row.
+struct StoredStream {
+    recorder: Recorder,
+    plan: ChatPlan,
+    head: ResponseHead,
+    writes: Writes,
+    answers: Vec<Answer>,
 }
 
-impl StreamWriter for ChatStream {
+/// Writes a stream, and stores its answer in the session, and all answers if they are to be kept.
+pub struct RecordedStream<W> {
+    writer: W,
+    session: SessionRecorder,
+    stored: Option<StoredStream>,
+}
+
+impl<W: RecordedAnswer> StreamWriter for RecordedStream<W> {
     fn update(&mut self, index: usize, update: Update, sink: &mut dyn EventSink) -> bool {
+        if let Some(answer) = self.stored.as_mut().and_then(|stored| stored.answers.get_mut(index)) {
+            answer.add(update.clone());
+        }
         let is_complete = self.writer.update(index, update, sink);
         if is_complete {
-            self.session.end(&self.writer.answers()[0]);
+            self.session.end(self.writer.first_answer());
+            if let Some(StoredStream { recorder, plan, head, writes, answers }) = self.stored.take() {
+                writes.add(recorder.write(plan, head, answers));
+            }
         }
         is_complete
+    }
+
+    fn keep_alive(&mut self, sink: &mut dyn EventSink) -> bool {
+        self.writer.keep_alive(sink)
+    }
+
+    fn fail(&mut self, error: &ErrorBody, sink: &mut dyn EventSink) {
+        self.writer.fail(error, sink);
+    }
+}
+
+/// A writer that has the answer that a session keeps.
+pub trait RecordedAnswer: StreamWriter {
+    fn first_answer(&self) -> &Answer;
+}
+
+impl RecordedAnswer for ChatWriter {
+    fn first_answer(&self) -> &Answer {
+        &self.answers()[0]
+    }
+}
+
+impl<F: AnswerForm> RecordedAnswer for AnswerWriter<F> {
+    fn first_answer(&self) -> &Answer {
+        self.answer()
+    }
+}
+
+impl StartedChat {
+    /// The response in the form of an API: `build` makes the whole from the form. A stream has `framing`.
+    ///
+    /// # Errors
+    /// An answer that fails, if the response is not a stream.
+    pub async fn respond<F, T>(
+        self,
+        form: F,
+        framing: Framing,
+        build: impl FnOnce(F) -> T + Send + 'static,
+    ) -> Result<Response, ApiError>
+    where
+        F: AnswerForm + Send + Unpin + 'static,
+        T: Serialize,
+    {
+        let StartedChat { instance, updates, plan, is_stream, recorder, .. } = self;
+        let writer =
+            RecordedStream { writer: AnswerWriter::new(plan.parser(0), form), session: recorder, stored: None };
+        let size = if plan.logprobs { usize::MAX } else { 0 };
+        let delivery = Delivery { framing: is_stream.then_some(framing), size };
+        let build = move |done: RecordedStream<AnswerWriter<F>>| build(done.writer.into_form());
+        respond(&instance, updates, writer, delivery, build).await
     }
 }

@@ -22,7 +22,7 @@ use super::error::{ApiError, ErrorBody, HttpError, json};
 use super::messages::offload_tokenize;
 use super::options::{flow, is_seeded, limits, salt, sampling, seed, sticky};
 use super::sse::stream;
-use super::structure::compile_constraint;
+use super::structure::{Compiled, compile_constraint};
 use super::submit::{Submission, check_count, submit};
 
 /// Create completions of prompts.
@@ -60,7 +60,7 @@ pub async fn completions(
     let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));
     let is_prompt_only = !logprobs.of_prompt && options.is_prompt_only();
     let options = if is_prompt_only { Options { max_tokens: Some(1), ..options } } else { options };
-    let constraint = compile_constraint(&instance, constraint).await?;
+    let (constraint, form) = Compiled::unzip(compile_constraint(&instance, constraint).await?);
     let sampling = sampling(&options, &instance, logprobs, seed).await?;
     let request_plan = RequestPlan {
         sampling,
@@ -86,7 +86,7 @@ pub async fn completions(
     if is_prompt_only {
         return Ok(json(StatusCode::OK, &plan.prompt_response(head)));
     }
-    let updates = submit(&instance, &caller, &flow, Submission { requests, n, partial, is_seeded })?;
+    let updates = submit(&instance, &caller, &flow, Submission { requests, n, partial, is_seeded, form }).await?;
     if is_stream {
         return Ok(stream(updates, CompletionWriter::new(plan, head), instance.settings().sse_keep_alive));
     }

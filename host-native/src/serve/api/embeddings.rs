@@ -34,12 +34,37 @@ use super::sse::engine_failed;
 pub async fn embeddings(
     State(server): State<Arc<Server>>,
     caller: Caller,
-    Body(mut body): Body<EmbeddingRequest>,
+    Body(body): Body<EmbeddingRequest>,
 ) -> Result<Response, HttpError> {
-    let instance = server.model(body.model.as_deref(), body.user.as_deref(), &caller).await?;
+    let encoding = body.encoding_format.unwrap_or_default();
+    let Embedded { instance, vectors, n_tokens } = embed_inputs(&server, &caller, body, false).await?;
+    let size = vectors.iter().map(Vec::len).sum();
+    let build = move || json(StatusCode::OK, &EmbeddingResponse::new(&instance.name, vectors, encoding, n_tokens));
+    Ok(offload(size, build).await?)
+}
+
+/// Vectors of the inputs of a request.
+pub struct Embedded {
+    pub instance: Arc<ModelInstance>,
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens of all inputs.
+    pub n_tokens: usize,
+}
+
+/// The path of the embedding requests of all APIs. Inputs that are too long are cut at their end if `truncate`.
+///
+/// # Errors
+/// A wrong request, or a server that cannot answer now.
+pub async fn embed_inputs(
+    server: &Server,
+    caller: &Caller,
+    mut body: EmbeddingRequest,
+    truncate: bool,
+) -> Result<Embedded, ApiError> {
+    let instance = server.model(body.model.as_deref(), body.user.as_deref(), caller).await?;
     body.check_inputs(instance.settings().max_inputs)?;
     let n = body.input.len();
-    apply_to_input(&caller, &instance, &mut body.input).await?;
+    apply_to_input(caller, &instance, &mut body.input).await?;
     let empty = Input::Texts(Vec::new());
     let (model, size, input) =
         (Arc::clone(&instance.model), body.input.bytes(), std::mem::replace(&mut body.input, empty));
@@ -47,7 +72,11 @@ pub async fn embeddings(
         let options = EncodeOptions { add_special: true, parse_special: false };
         Ok(input.each(|text| model.tokenizer.encode(&text, options), |tokens| tokens))
     };
-    let texts: Vec<Vec<u32>> = offload_tokenize(size, encode).await?;
+    let mut texts: Vec<Vec<u32>> = offload_tokenize(size, encode).await?;
+    if truncate {
+        let options = &instance.embedder;
+        truncate_texts(&mut texts, options.n_ctx.min(options.batch_tokens), instance.model.tokenizer.adds_eos());
+    }
     check_texts(&instance.model, &instance.embedder, &texts, body.dimensions)?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
     let (mut vectors, mut missing) = (vec![None; n], Vec::new());
@@ -62,7 +91,7 @@ pub async fn embeddings(
     if !missing.is_empty() {
         let (texts, keys): (Vec<_>, Vec<_>) =
             missing.into_iter().map(|(index, tokens, key)| (tokens, (index, key))).unzip();
-        let computed = compute(&instance, &caller, &body, texts).await?;
+        let computed = compute(&instance, caller, &body, texts).await?;
         for (vector, (index, key)) in computed.into_iter().zip(keys) {
             if let Some(key) = key {
                 server.embeddings.insert(key, &vector);
@@ -70,11 +99,19 @@ pub async fn embeddings(
             vectors[index] = Some(vector);
         }
     }
-    let encoding = body.encoding_format.unwrap_or_default();
-    let vectors: Vec<Vec<f32>> = vectors.into_iter().map(Option::unwrap_or_default).collect();
-    let size = vectors.iter().map(Vec::len).sum();
-    let build = move || json(StatusCode::OK, &EmbeddingResponse::new(&instance.name, vectors, encoding, tokens));
-    Ok(offload(size, build).await?)
+    let vectors = vectors.into_iter().map(Option::unwrap_or_default).collect();
+    Ok(Embedded { instance, vectors, n_tokens: tokens })
+}
+
+/// Cuts texts to `max` tokens. The last token stays if the tokenizer appends an end token.
+fn truncate_texts(texts: &mut [Vec<u32>], max: usize, has_end: bool) {
+    for tokens in texts.iter_mut().filter(|tokens| tokens.len() > max) {
+        let last = tokens.last().copied().filter(|_| has_end);
+        tokens.truncate(max);
+        if let (Some(last), Some(end)) = (last, tokens.last_mut()) {
+            *end = last;
+        }
+    }
 }
 
 /// The embeddings of texts, by the model.

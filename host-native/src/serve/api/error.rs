@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use starling_api::anthropic::error::AnthropicErrorBody;
 pub use starling_api::error::{ApiError, ErrorBody, INVALID_REQUEST, quoted};
+use starling_api::ollama::error::OllamaError;
+use starling_api::tei::TeiError;
 
 use super::super::auth::{TooFast, seconds};
 use super::super::queue::Closed;
@@ -15,7 +18,35 @@ use super::super::sessions::SessionError;
 tokio::task_local! {
     /// ID of the request that this task answers.
     pub static REQUEST_ID: Arc<str>;
+    /// The form of its errors.
+    pub static ERROR_FORM: ErrorForm;
 }
+
+/// The API whose form an error has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorForm {
+    OpenAi,
+    Anthropic,
+    Ollama,
+    /// Text Embeddings Inference.
+    Tei,
+}
+
+impl ErrorForm {
+    /// The form of errors of requests to `path` with these headers.
+    pub fn of(path: &str, headers: &HeaderMap) -> ErrorForm {
+        match path {
+            "/v1/messages" | "/v1/messages/count_tokens" => ErrorForm::Anthropic,
+            _ if path.starts_with("/v1/models") && headers.contains_key(ANTHROPIC_VERSION) => ErrorForm::Anthropic,
+            _ if path.starts_with("/api/") => ErrorForm::Ollama,
+            "/embed" | "/info" => ErrorForm::Tei,
+            _ => ErrorForm::OpenAi,
+        }
+    }
+}
+
+/// Header of Anthropic's clients.
+pub const ANTHROPIC_VERSION: &str = "anthropic-version";
 
 /// ID of the request that this task answers, for error bodies.
 pub fn request_id() -> Option<String> {
@@ -34,7 +65,13 @@ impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         let HttpError(error) = self;
         let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = json(status, &error.body(request_id()));
+        let body = error.body(request_id());
+        let mut response = match ERROR_FORM.try_with(|form| *form).unwrap_or(ErrorForm::OpenAi) {
+            ErrorForm::OpenAi => json(status, &body),
+            ErrorForm::Anthropic => json(status, &AnthropicErrorBody::from(body)),
+            ErrorForm::Ollama => json(status, &OllamaError::from(body)),
+            ErrorForm::Tei => json(status, &TeiError::from(body)),
+        };
         response.extensions_mut().insert(ErrorCode(error.code.unwrap_or(error.kind)));
         let headers = response.headers_mut();
         if let Some(retry) = error.retry {
@@ -77,6 +114,16 @@ pub fn json<T: Serialize>(status: StatusCode, body: &T) -> Response {
         Ok(bytes) => (status, [(header::CONTENT_TYPE, "application/json")], bytes).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
+}
+
+/// A response that names the tools that were skipped in the header `x-starling-skipped`.
+pub fn with_skipped(mut response: Response, skipped: &[String]) -> Response {
+    if !skipped.is_empty()
+        && let Ok(value) = HeaderValue::from_str(&quoted(&skipped.join(", ")))
+    {
+        response.headers_mut().insert("x-starling-skipped", value);
+    }
+    response
 }
 
 impl From<Closed> for ApiError {

@@ -1,17 +1,17 @@
 //! `POST /execute`: the protocol by which an orchestrator gives a worker jobs.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::extract::State;
 use axum::response::Response;
 use starling::tokenizer::EncodeOptions;
-use starling_api::native::execute::{Clock, ExecutePlan, ExecuteRequest, ExecuteWriter};
+use starling_api::native::execute::{ExecutePlan, ExecuteRequest, ExecuteWriter};
 use starling_api::openai::options::{Logprobs, RequestPlan};
 use starling_api::stream::ServerSentEvent;
 
 use super::super::policy::apply_to_text;
-use super::super::state::{Caller, Server, unix_now};
+use super::super::state::{Caller, Server};
+use super::answer::SystemClock;
 use super::body::Body;
 use super::error::{ErrorBody, HttpError};
 use super::messages::offload_tokenize;
@@ -48,24 +48,14 @@ pub async fn execute(
     let plan = RequestPlan { sampling, constraint: None, prompt_logprobs: false, default_tokens: None, cache_salt };
     let request = options.request(&limits(&instance), &plan, tokens, "prompt")?;
     let stops = request.stop.clone();
-    let updates =
-        submit(&instance, &caller, &flow, Submission { requests: vec![request], n: 1, partial: false, is_seeded })?;
+    let updates = submit(
+        &instance,
+        &caller,
+        &flow,
+        Submission { requests: vec![request], n: 1, partial: false, is_seeded, form: None },
+    )
+    .await?;
     let plan = ExecutePlan { job_id: job.job_id, model: instance.name.to_string(), seed, stops };
     let writer = ExecuteWriter::new(plan, SystemClock { start: server.start });
     Ok(stream(updates, writer, instance.settings().sse_keep_alive))
-}
-
-/// The system's clocks; monotonic time counts from the start of the server.
-struct SystemClock {
-    start: Instant,
-}
-
-impl Clock for SystemClock {
-    fn unix_seconds(&self) -> u64 {
-        unix_now()
-    }
-
-    fn monotonic_ms(&self) -> u64 {
-        self.start.elapsed().as_millis() as u64
-    }
 }

@@ -18,17 +18,20 @@ use starling_api::openai::options::{Logprobs, RequestPlan};
 use starling_api::stream::ServerSentEvent;
 
 use super::super::models::instance::ModelInstance;
+use super::super::offload::offload;
 use super::super::policy::{apply_to_messages, apply_to_text};
 use super::super::sessions::{Conversation, History, Turn};
 use super::super::state::{Caller, Server, random_id};
+use super::super::state_store::{SessionJournal, StateError};
 use super::answer::{collect, response_head};
 use super::body::Body;
 use super::error::{ApiError, ErrorBody, HttpError, INVALID_REQUEST, json};
 use super::messages::{offload_tokenize, tokenize_chat};
 use super::options::{flow, is_seeded, limits, salt, sampling, seed, session, sticky};
-use super::sse::stream;
-use super::structure::compile_constraint;
+use super::sse::stream_with_writes;
+use super::structure::{Compiled, compile_constraint};
 use super::submit::{Submission, submit};
+use super::writes::{Writes, state_error};
 
 /// Continue a prompt or messages, with or without a session.
 ///
@@ -66,7 +69,7 @@ pub async fn generate(
         }
         None => None,
     };
-    let constraint = compile_constraint(&instance, constraint).await?;
+    let (constraint, form) = Compiled::unzip(compile_constraint(&instance, constraint).await?);
     if let Some(text) = &mut generate.prompt {
         apply_to_text(&caller, &instance, text).await?;
     }
@@ -80,21 +83,25 @@ pub async fn generate(
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt: salt };
     let request = options.request(&limits(&instance), &plan, tokens, "prompt")?;
     let tokens = if turn.is_some() { request.tokens.clone() } else { Vec::new() };
-    let updates = submit(&instance, &caller, &flow, Submission { requests: vec![request], n: 1, partial, is_seeded })?;
+    let submission = Submission { requests: vec![request], n: 1, partial, is_seeded, form };
+    let updates = submit(&instance, &caller, &flow, submission).await?;
     let head = response_head(&instance, "gen-", seed, id.as_deref());
     let turn: Option<SessionTurn> = turn.map(|turn| (turn, tokens, history));
-    let inner = Arc::clone(&instance);
+    let (inner, writes) = (Arc::clone(&instance), Writes::default());
+    let inner_writes = writes.clone();
     let end = move |answer: Answer| {
         if let Some(turn) = turn {
-            end_turn(&inner, turn, &answer);
+            end_turn(&inner, turn, &answer, &inner_writes);
         }
         GenerateResponse::new(head, n_prompt, answer)
     };
     if options.is_stream() {
-        return Ok(stream(updates, GenerateWriter::new(end), instance.settings().sse_keep_alive));
+        let keep_alive = instance.settings().sse_keep_alive;
+        return Ok(stream_with_writes(updates, GenerateWriter::new(end), keep_alive, writes));
     }
-    let answer = collect(updates, 1).await?.remove(0);
-    Ok(json(StatusCode::OK, &end(answer)))
+    let response = end(collect(updates, 1).await?.remove(0));
+    writes.durable().await?;
+    Ok(json(StatusCode::OK, &response))
 }
 
 /// A turn of a session, the tokens of its prompt, and the messages so far if it is a chat.
@@ -161,8 +168,9 @@ async fn prompt(
     }
 }
 
-/// Ends the session's turn with a complete answer: the prompt, its messages if it is a chat, and the answer.
-fn end_turn(instance: &ModelInstance, turn: SessionTurn, answer: &Answer) {
+/// Ends the session's turn with a complete answer: the prompt, its messages if it is a chat, and the answer. A session that is
+/// stored ends it when its row is durable, and without a row keeps the turns before.
+fn end_turn(instance: &Arc<ModelInstance>, turn: SessionTurn, answer: &Answer, writes: &Writes) {
     let (turn, mut tokens, messages) = turn;
     tokens.extend(answer.tokens.iter().map(|sampled| sampled.token));
     let history = match messages {
@@ -172,7 +180,38 @@ fn end_turn(instance: &ModelInstance, turn: SessionTurn, answer: &Answer) {
         }
         None => History::Text,
     };
-    let mut conversation = Conversation { tokens: Arc::new(tokens), history };
+    let conversation = Conversation { tokens: Arc::new(tokens), history };
+    match &instance.journal {
+        None => keep_turn(instance, turn, conversation),
+        Some(journal) => {
+            let (instance, journal) = (Arc::clone(instance), Arc::clone(journal));
+            writes.add(async move {
+                let conversation = write_turn(&instance, &journal, &turn, conversation).await?;
+                keep_turn(&instance, turn, conversation);
+                Ok(())
+            });
+        }
+    }
+}
+
+/// Makes a turn durable, unless its session was closed.
+async fn write_turn(
+    instance: &Arc<ModelInstance>,
+    journal: &SessionJournal,
+    turn: &Turn,
+    conversation: Conversation,
+) -> Result<Conversation, StateError> {
+    let (inner, salt) = (Arc::clone(instance), turn.guard().salt());
+    let encode = move || (SessionJournal::encode(&inner, salt, &conversation), conversation);
+    let (row, conversation) = offload(usize::MAX, encode).await.map_err(|_| StateError::Ended)?;
+    let written = turn.write(|| journal.put(turn.guard().tenant(), turn.guard().name(), row));
+    if let Some(written) = written {
+        written.durable().await?;
+    }
+    Ok(conversation)
+}
+
+fn keep_turn(instance: &ModelInstance, turn: Turn, mut conversation: Conversation) {
     if turn.is_detached() {
         conversation = conversation.detach(|tokens| instance.text(tokens));
     }
@@ -196,10 +235,15 @@ pub async fn close_session(
     let mut is_closed = false;
     // a session belongs to the model that it was opened with
     for entry in server.pool.entries() {
-        let Some(left) = entry.sessions.close(tenant, &id) else { continue };
-        is_closed = true;
-        if let Some(instance) = entry.instance() {
+        let left = entry.sessions.close(tenant, &id);
+        is_closed |= left.is_some();
+        if let Some((left, instance)) = left.zip(entry.instance()) {
             instance.queue.evict_prefixes(left);
+        }
+        // of a model that was not loaded yet, too
+        if let Some(journal) = entry.journal.as_ref().filter(|journal| journal.has(tenant, &id)) {
+            is_closed = true;
+            journal.delete(tenant, &id).durable().await.map_err(|e| state_error(&e))?;
         }
     }
     if !is_closed {

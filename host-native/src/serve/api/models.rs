@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use axum::body::{Body as HttpBody, Bytes};
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use http_body_util::channel::Channel;
 use starling::sampler::SamplingOptions;
+use starling_api::anthropic::models::{AnthropicModel, AnthropicModels};
 use starling_api::openai::models::{
     ChatSampling, LoadedModel, ModelAccepted, ModelCard, ModelEvent, ModelEventData, ModelList, ModelRequest,
     ModelStatus,
@@ -20,7 +21,7 @@ use super::super::models::instance::ModelInstance;
 use super::super::models::pool::{Entry, ModelState};
 use super::super::state::{Caller, Server};
 use super::body::Body;
-use super::error::{ApiError, ErrorBody, HttpError, json};
+use super::error::{ANTHROPIC_VERSION, ApiError, ErrorBody, HttpError, json};
 use super::options::defaults;
 use super::params::PathParams;
 
@@ -70,10 +71,10 @@ fn card(server: &Server, entry: &Entry) -> ModelCard {
 
 /// List the models of this server, the default one first.
 #[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses(
-    (status = 200, description = "Models", body = ModelList),
+    (status = 200, description = "Models; in Anthropic's form (`AnthropicModels`) with the header `anthropic-version`", body = ModelList),
     (status = "4XX", description = "No API key", body = ErrorBody),
 ))]
-pub async fn models(State(server): State<Arc<Server>>) -> Response {
+pub async fn models(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response {
     server.pool.rescan();
     let entries = server.pool.entries();
     let mut cards: Vec<ModelCard> = entries.iter().map(|entry| card(&server, entry)).collect();
@@ -83,6 +84,11 @@ pub async fn models(State(server): State<Arc<Server>>) -> Response {
         if cards.iter().all(|card| card.id != base && !card.aliases.iter().any(|alias| alias == base)) {
             cards.push(ModelCard { id: base.into(), ..card(&server, entry) });
         }
+    }
+    if headers.contains_key(ANTHROPIC_VERSION) {
+        let models: Vec<AnthropicModel> =
+            cards.into_iter().map(|card| AnthropicModel::new(card.id, card.created)).collect();
+        return json(StatusCode::OK, &AnthropicModels::from(models));
     }
     json(StatusCode::OK, &ModelList::from(cards))
 }
@@ -98,9 +104,14 @@ pub async fn models(State(server): State<Arc<Server>>) -> Response {
     ))]
 pub async fn model(
     State(server): State<Arc<Server>>,
+    headers: HeaderMap,
     PathParams(id): PathParams<String>,
 ) -> Result<Response, HttpError> {
     let entry = server.pool.find_version(Some(&id), "").map_err(ApiError::from)?;
+    if headers.contains_key(ANTHROPIC_VERSION) {
+        let created = card(&server, &entry).created;
+        return Ok(json(StatusCode::OK, &AnthropicModel::new(id, created)));
+    }
     Ok(json(StatusCode::OK, &ModelCard { id, ..card(&server, &entry) }))
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use sha2::{Digest, Sha256};
 use starling::sampler::Constraint;
 use starling::structure::{Calls, Form, StructureError};
 use starling_api::structure::{ConstraintPlan, FormPlan, OutputConstraint, compile_error, param_of};
@@ -12,27 +13,38 @@ use super::super::models::instance::ModelInstance;
 use super::super::trace::Trace;
 use super::error::ApiError;
 
+/// A compiled constraint.
+pub struct Compiled {
+    pub constraint: Arc<dyn Constraint>,
+    /// Digest of what it was compiled from.
+    pub form: [u8; 32],
+}
+
+impl Compiled {
+    /// The constraint and the digest of a request that may have one.
+    pub fn unzip(compiled: Option<Compiled>) -> (Option<Arc<dyn Constraint>>, Option<[u8; 32]>) {
+        compiled.map(|Compiled { constraint, form }| (constraint, form)).unzip()
+    }
+}
+
 /// Compiles a form; `param` is the path of the request field that defines it.
 ///
 /// # Errors
 /// The error in the schema or grammar.
-pub async fn compile_form(
-    instance: &Arc<ModelInstance>,
-    param: String,
-    form: Form,
-) -> Result<Arc<dyn Constraint>, ApiError> {
-    compile(instance, move |instance| instance.grammars.constraint(&instance.model, &form).map_err(|e| (param, e)))
-        .await
+pub async fn compile_form(instance: &Arc<ModelInstance>, param: String, form: Form) -> Result<Compiled, ApiError> {
+    // every field is in the text, and equal forms have equal texts
+    let digest = Sha256::digest(format!("{form:?}")).into();
+    let work =
+        move |instance: &ModelInstance| instance.grammars.constraint(&instance.model, &form).map_err(|e| (param, e));
+    Ok(Compiled { constraint: compile(instance, work).await?, form: digest })
 }
 
 /// Compiles the constraint of a chat completion.
 ///
 /// # Errors
 /// The error, and the path of its field.
-pub async fn compile_plan(
-    instance: &Arc<ModelInstance>,
-    plan: ConstraintPlan,
-) -> Result<Arc<dyn Constraint>, ApiError> {
+pub async fn compile_plan(instance: &Arc<ModelInstance>, plan: ConstraintPlan) -> Result<Compiled, ApiError> {
+    let digest = Sha256::digest(format!("{plan:?}")).into();
     let AllowedCalls { tools, callable, is_forced, parallel, answer } = match plan {
         ConstraintPlan::Form(FormPlan { form, param }) => return compile_form(instance, param, form).await,
         ConstraintPlan::Calls(calls) => calls,
@@ -43,7 +55,7 @@ pub async fn compile_plan(
         let result = instance.grammars.calls(&instance.model, &calls, form.as_ref());
         result.map_err(|(part, e)| (param_of(part, param), e))
     };
-    compile(instance, work).await
+    Ok(Compiled { constraint: compile(instance, work).await?, form: digest })
 }
 
 /// The compiled output constraint of a request, if it has one.
@@ -53,7 +65,7 @@ pub async fn compile_plan(
 pub async fn compile_constraint(
     instance: &Arc<ModelInstance>,
     constraint: OutputConstraint,
-) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
+) -> Result<Option<Compiled>, ApiError> {
     match constraint.form()? {
         None => Ok(None),
         Some((param, form)) => compile_form(instance, param, form).await.map(Some),

@@ -10,7 +10,7 @@ use super::super::policy::{AnswerFilters, TextPolicy};
 use super::super::pressure::MAX_LEVEL;
 pub use super::super::queue::Updates;
 use super::super::queue::{Deadlines, Job, Progress, SequenceGroup, updates};
-use super::super::reuse::Reuse;
+use super::super::reuse::{AnswerReader, Answers, Found, Reuse, ReuseKey};
 use super::super::scheduler::{Flow, Priority};
 use super::super::state::Caller;
 use super::super::trace::{Stages, Trace};
@@ -29,6 +29,8 @@ pub struct Submission {
     pub partial: bool,
     /// Whether client or settings chose the seed: then the request determines its answers.
     pub is_seeded: bool,
+    /// Digest of what the constraint was compiled from, if there is one.
+    pub form: Option<[u8; 32]>,
 }
 
 /// The updates of `n` answers to each request; those to the first request come first. Answers that are known already, or are
@@ -36,7 +38,7 @@ pub struct Submission {
 ///
 /// # Errors
 /// If a limit is reached, or the server ends.
-pub fn submit(
+pub async fn submit(
     instance: &ModelInstance,
     caller: &Caller,
     flow: &Flow,
@@ -50,7 +52,10 @@ pub fn submit(
         Reuse::NoStore => None,
         _ => answers.key(instance, &caller.tenant.name, &submission),
     };
-    let known = key.as_ref().filter(|_| caller.reuses == Reuse::All).and_then(|key| answers.find(key));
+    let known = match key.as_ref().filter(|_| caller.reuses == Reuse::All) {
+        None => None,
+        Some(key) => find(answers, key).await,
+    };
     let mut updates = match (known, key) {
         (Some((reader, found)), _) => {
             if let Some(found) = found {
@@ -69,6 +74,22 @@ pub fn submit(
     updates.filter(caller.policy.as_ref().and_then(filters));
     updates.set_stream_id(caller.stream_id.clone());
     Ok(updates)
+}
+
+/// An answer that is known already, or is being computed.
+async fn find(answers: &Answers, key: &ReuseKey) -> Option<(AnswerReader, Option<Found>)> {
+    if let Some(known) = answers.find(key) {
+        return Some(known);
+    }
+    let mut known = answers.find_on_disk(key).await;
+    if known.is_none() && answers.disk.is_some() {
+        // computed, or begun, while the disk was read
+        known = answers.find(key);
+    }
+    if known.is_none() {
+        answers.kept.metrics.reused("miss");
+    }
+    known
 }
 
 fn enqueue(

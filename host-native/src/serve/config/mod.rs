@@ -125,7 +125,13 @@ settings! {
     max_sessions "max-sessions" usize = 1024, "N" in 1.0..=1_000_000.0, "Maximum open sessions; a new one closes the least recently used idle one" per model;
     session_memory "session-memory" Bytes = Bytes(4 << 20), "BYTES" in 1024.0..=1.1e12, "Maximum memory of one session for messages and tokens, in bytes; a turn that needs more is refused" per model;
     sessions_memory "sessions-memory" Bytes = Bytes(256 << 20), "BYTES" in 1024.0..=1.1e12, "Maximum memory of all sessions for messages and tokens, in bytes; the least recently used idle ones are closed" per model;
+    state_dir "state-dir" Option<PathBuf> = None, "DIR", "Keep sessions, and answers of requests with store: true, in this directory, so that they outlive the process [default: none]";
+    state_key_file "state-key-file" Option<PathBuf> = None, "FILE", "Key that encrypts state-dir, 64 hexadecimal digits [default: it is not encrypted]";
+    stored_answers_ttl "stored-answers-ttl" Duration = Duration::from_secs(30 * 86_400), "SECONDS" in 0.1..=3.2e9, "Time after which an answer in state-dir is removed, in seconds";
+    stored_answers_size "stored-answers-size" Bytes = Bytes(64 << 20), "BYTES" in 0.0..=1.1e12, "Maximum size of a tenant's answers in state-dir, in bytes; the oldest are removed";
     response_cache "response-cache" Bytes = Bytes(0), "BYTES" in 0.0..=1.1e12, "Memory for a cache of answers: repeated requests with a seed or temperature 0 get the cached answer; 0: off";
+    response_cache_disk "response-cache-disk" Option<PathBuf> = None, "DIR", "Keep such answers in this directory too, so that they are used again after a restart or when memory is short [default: none]";
+    response_cache_disk_size "response-cache-disk-size" Bytes = Bytes(1 << 30), "BYTES" in 0.0..=1.1e15, "Maximum size of the files in response-cache-disk, in bytes; the least recently used answers are removed";
     share_identical "share-identical" bool = false, "BOOL", "Compute simultaneous identical requests of a tenant once, if they have a seed or temperature 0";
     embedding_cache "embedding-cache" Bytes = Bytes(0), "BYTES" in 0.0..=1.1e12, "Memory for a cache of embeddings; 0: off";
     resume_window "resume-window" Duration = Duration::ZERO, "SECONDS" in 0.0..=86_400.0, "Time in which a client may resume an interrupted stream with the header Last-Event-ID, in seconds; the answer is generated meanwhile; 0: off, the answer ends when the client disconnects";
@@ -184,6 +190,12 @@ impl Settings {
                 "queue-low is {low} and queue-high is {high}, expected queue-low to be at most queue-high: lower queue-low, \
                  raise queue-high, or leave out queue-low"
             ));
+        }
+        if self.response_cache_disk.is_some() && self.response_cache_disk == self.kv_disk {
+            return Err("response-cache-disk: found the directory of kv-disk, expected another".into());
+        }
+        if self.state_key_file.is_some() && self.state_dir.is_none() {
+            return Err("state-key-file: expected --state-dir with it".into());
         }
         Ok(())
     }

@@ -172,20 +172,21 @@ impl KvDisk {
 
     /// Removes all pages of the directory, also those of other processes. Files are deleted in the background.
     pub fn clear(&self) {
-        let mut index = lock(&self.shared.index);
-        index.table.forget_if(|_| true);
-        index.queued.clear();
-        self.send(Job::Clear(None));
+        self.clear_if(|_| true);
     }
 
-    /// Removes all pages of a namespace whose keys are of [`PageKey::new`], also those of other processes. Files are deleted
-    /// in the background.
+    /// Removes all pages of a namespace whose keys are of [`PageKey::new`], likewise.
     pub fn clear_namespace(&self, namespace: &Namespace) {
         let tag = namespace.tag();
+        self.clear_if(move |key| key.has_tag(&tag));
+    }
+
+    /// Removes all pages for whose keys `is_cleared` holds, likewise.
+    pub fn clear_if(&self, is_cleared: impl Fn(&PageKey) -> bool + Send + 'static) {
         let mut index = lock(&self.shared.index);
-        index.table.forget_if(|key| key.has_tag(&tag));
-        index.queued.retain(|key| !key.has_tag(&tag));
-        self.send(Job::Clear(Some(tag)));
+        index.table.forget_if(&is_cleared);
+        index.queued.retain(|key| !is_cleared(key));
+        self.send(Job::Clear(Box::new(is_cleared)));
     }
 
     /// Notes a use of pages, of the last key first, so that the pages of a prefix are evicted from its end. Sets no

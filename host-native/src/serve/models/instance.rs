@@ -22,6 +22,7 @@ use super::super::queue::{Queue, Shutdown};
 use super::super::scheduler::{Limits, Priority};
 use super::super::sessions::Sessions;
 use super::super::slots::Slots;
+use super::super::state_store::SessionJournal;
 use super::budget::{MemoryBudget, MemoryLease};
 use super::cores::{SharedThreads, Threads};
 use super::dispatch::Dispatcher;
@@ -63,6 +64,8 @@ pub struct ModelInstance {
     pub workers: Workers,
     pub metrics: Arc<ModelMetrics>,
     pub sessions: Arc<Sessions>,
+    /// Writes the sessions (`--state-dir`).
+    pub journal: Option<Arc<SessionJournal>>,
     pub slots: Arc<Slots>,
     /// Receipts are replayed one at a time.
     pub replay: Arc<tokio::sync::Semaphore>,

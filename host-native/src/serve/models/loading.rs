@@ -21,6 +21,7 @@ use super::super::queue::Queue;
 use super::super::sessions::Sessions;
 use super::super::slots::Slots;
 use super::super::state::unix_now;
+use super::super::state_store::{SessionJournal, StateStore};
 use super::budget::{MemoryBudget, MemoryLease};
 use super::cores::SharedThreads;
 use super::disk_tier::DiskTier;
@@ -45,6 +46,8 @@ pub struct Resources {
     pub pressure: Arc<Pressure>,
     /// KV pages on disk (`--kv-disk`).
     pub disk: Option<Arc<DiskTier>>,
+    /// Sessions and answers that outlive the process (`--state-dir`).
+    pub state: Option<Arc<StateStore>>,
     /// `--threads`.
     pub n_threads: Option<u16>,
     threads: OnceLock<Arc<SharedThreads>>,
@@ -55,6 +58,8 @@ pub struct Identity {
     pub name: Arc<str>,
     pub metrics: Arc<ModelMetrics>,
     pub sessions: Arc<Sessions>,
+    /// Writes the sessions (`--state-dir`).
+    pub journal: Option<Arc<SessionJournal>>,
     pub breaker: Arc<Breaker>,
     /// Largest `batch_tokens` that may be set while the model serves.
     pub batch_capacity: usize,
@@ -65,11 +70,11 @@ impl Resources {
         budget: Arc<MemoryBudget>,
         metrics: Arc<Metrics>,
         failures: SharedFailures,
-        disk: Option<Arc<DiskTier>>,
+        (disk, state): (Option<Arc<DiskTier>>, Option<Arc<StateStore>>),
         n_threads: Option<u16>,
     ) -> Resources {
         let (pressure, threads) = (Arc::default(), OnceLock::new());
-        Resources { budget, metrics, failures, pressure, disk, n_threads, threads }
+        Resources { budget, metrics, failures, pressure, disk, state, n_threads, threads }
     }
 
     /// The threads that models share, started at the first call.
@@ -218,6 +223,9 @@ pub fn load(
             kv_namespace = worker.engine().map(|engine| Namespace(engine.page_namespace()));
         })?;
     }
+    if let Some(journal) = &identity.journal {
+        journal.restore(&identity.sessions, &sha256);
+    }
     resources.metrics.describe_cache(&identity.name, n_pages);
     identity.metrics.set_loaded(true, model.weight_bytes());
     let seconds = start.elapsed().as_secs_f64();
@@ -245,6 +253,7 @@ pub fn load(
         workers,
         metrics: Arc::clone(&identity.metrics),
         sessions: Arc::clone(&identity.sessions),
+        journal: identity.journal.clone(),
         slots: Arc::new(Slots::new(engine.map_or(0, |options| options.max_seqs))),
         replay: Arc::new(tokio::sync::Semaphore::new(1)),
         created: unix_now(),
@@ -298,6 +307,7 @@ fn engine_options(
         prefill_chunk: settings.prefill_chunk,
         draft_rows: settings.draft_max * settings.max_seqs.min(DRAFTING_SEQS),
         kv_bytes,
+        snapshots: Default::default(),
         model_sha256: Some(sha256),
     })
 }

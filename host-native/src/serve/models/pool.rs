@@ -19,7 +19,8 @@ use super::super::machine;
 use super::super::model_metrics::{ModelMetrics, Snapshot};
 use super::super::pressure::Reading;
 use super::super::queue::Shutdown;
-use super::super::sessions::{SessionLimits, Sessions};
+use super::super::sessions::{Journal, SessionLimits, Sessions};
+use super::super::state_store::SessionJournal;
 use super::super::value::{Bytes, LoadPolicy};
 use super::budget::MemoryLease;
 use super::instance::ModelInstance;
@@ -74,6 +75,8 @@ pub struct Entry {
     pub name: Arc<str>,
     pub metrics: Arc<ModelMetrics>,
     pub sessions: Arc<Sessions>,
+    /// Writes the sessions (`--state-dir`).
+    pub journal: Option<Arc<SessionJournal>>,
     pub breaker: Arc<Breaker>,
     /// Largest `batch_tokens` that may be set while the model serves: as configured.
     pub batch_capacity: usize,
@@ -157,6 +160,7 @@ impl Entry {
             name,
             metrics,
             sessions: Arc::clone(&self.sessions),
+            journal: self.journal.clone(),
             breaker: Arc::clone(&self.breaker),
             batch_capacity: self.batch_capacity,
         }
@@ -661,7 +665,11 @@ impl ModelPool {
     /// Removes a model and its name; its requests finish. Returns whether it was loaded.
     pub async fn remove(&self, entry: &Arc<Entry>) -> bool {
         self.entries.write().unwrap_or_else(PoisonError::into_inner).retain(|other| !Arc::ptr_eq(other, entry));
-        self.unload(entry, false).await
+        let was_loaded = self.unload(entry, false).await;
+        if let Some(journal) = &entry.journal {
+            journal.clear();
+        }
+        was_loaded
     }
 
     /// Adds a model.
@@ -680,7 +688,10 @@ impl ModelPool {
         }
         let metrics = Arc::new(self.resources.metrics.model(&name));
         metrics.set_loaded(false, 0);
-        let sessions = Arc::new(Sessions::new(session_limits(&entry.settings)));
+        let ttl = entry.settings.session_ttl;
+        let journal = self.resources.state.as_ref().map(|store| Arc::new(SessionJournal::new(store, &name, ttl)));
+        let removals = journal.clone().map(|journal| journal as Arc<dyn Journal>);
+        let sessions = Arc::new(Sessions::new(session_limits(&entry.settings), removals));
         let breaker = Arc::new(Breaker::new(BreakerLimits {
             faults: entry.settings.breaker_faults,
             window: entry.settings.breaker_window,
@@ -690,6 +701,7 @@ impl ModelPool {
             name,
             metrics,
             sessions,
+            journal,
             breaker,
             batch_capacity: entry.settings.batch_tokens.max(entry.settings.max_seqs),
             state: watch::Sender::new(ModelState::Unloaded),

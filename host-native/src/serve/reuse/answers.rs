@@ -3,21 +3,23 @@
 //! The answer to a request is determined if its seed is given or its temperature is 0. Then model, prompt and options say every
 //! byte of it, so an answer that was computed before is as good as a new one.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
-
 use axum::http::{HeaderMap, header};
 use sha2::{Digest, Sha256};
 use starling::draft::Speculation;
 use starling::engine::{FinishReason, Request};
 use starling::sampler::SamplingOptions;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::super::api::submit::Submission;
 use super::super::metrics::Metrics;
 use super::super::models::instance::ModelInstance;
+use super::super::offload::offload;
 use super::super::queue::{Update, Updates};
+use super::super::state::unix_millis;
+use super::answer_file;
 use super::cache::{Cache, ReuseKey};
+use super::disk::AnswerDisk;
 use super::shared_log::{Reader, SharedLog};
 
 /// Updates of a request, shared by its readers.
@@ -61,7 +63,8 @@ pub struct Found {
 #[derive(Clone)]
 pub struct KeptAnswer {
     log: Arc<AnswerLog>,
-    since: Instant,
+    /// Time of the computation, in milliseconds since 1970: it goes on after a restart.
+    since: u64,
 }
 
 /// Answers in flight, and answers that are kept.
@@ -70,32 +73,38 @@ pub struct Answers {
     shares: bool,
     in_flight: Mutex<HashMap<ReuseKey, Weak<AnswerLog>>>,
     pub kept: Cache<KeptAnswer>,
+    /// Answers that outlive the process and memory.
+    pub disk: Option<AnswerDisk>,
 }
 
 /// Memory of an update besides its text.
 const UPDATE_BYTES: usize = std::mem::size_of::<(usize, Update)>();
 
 impl Answers {
-    /// Keeps at most `limit` bytes.
-    pub fn new(limit: usize, shares: bool, metrics: Arc<Metrics>) -> Answers {
-        Answers { shares, in_flight: Mutex::default(), kept: Cache::new("answers", limit, metrics) }
+    /// Keeps at most `limit` bytes in memory.
+    pub fn new(limit: usize, disk: Option<AnswerDisk>, shares: bool, metrics: Arc<Metrics>) -> Answers {
+        Answers { shares, in_flight: Mutex::default(), kept: Cache::new("answers", limit, metrics), disk }
     }
 
     /// The key of the answers; `None` if they are not determined, or nothing is reused.
     pub fn key(&self, instance: &ModelInstance, tenant: &Arc<str>, submission: &Submission) -> Option<ReuseKey> {
-        let Submission { requests, n, is_seeded, .. } = submission;
-        let is_determined =
-            |request: &Request| (*is_seeded || request.sampling.temperature == 0.0) && request.constraint.is_none();
-        if !(self.shares || self.kept.is_on) || !requests.iter().all(is_determined) {
+        let Submission { requests, n, is_seeded, form, .. } = submission;
+        let is_determined = |request: &Request| {
+            (*is_seeded || request.sampling.temperature == 0.0) && request.constraint.is_some() == form.is_some()
+        };
+        let is_on = self.shares || self.kept.is_on || self.disk.is_some();
+        if !is_on || !requests.iter().all(is_determined) {
             return None;
         }
         let mut digest = Sha256::new_with_prefix(instance.model_sha256);
         digest.update(n.to_le_bytes());
+        digest.update(form.unwrap_or_default());
         for request in requests {
             let seed = if request.sampling.temperature == 0.0 { 0 } else { request.sampling.seed };
             let sampling = SamplingOptions { seed, ..request.sampling.clone() };
-            // drafts change no byte
-            let request = Request { sampling, speculation: Speculation::default(), ..request.clone() };
+            // drafts change no byte, and the constraint is what `form` says
+            let (speculation, constraint) = (Speculation::default(), None);
+            let request = Request { sampling, speculation, constraint, ..request.clone() };
             // every field is in the text, and equal requests have equal texts
             digest.update(format!("{request:?}\n"));
         }
@@ -107,13 +116,46 @@ impl Answers {
     pub fn find(&self, key: &ReuseKey) -> Option<(AnswerReader, Option<Found>)> {
         if let Some(kept) = self.kept.get(key) {
             self.kept.metrics.reused("hit");
-            let found = Found { age: kept.since.elapsed().as_secs(), etag: key.etag() };
-            return Some((kept.log.reader(0), Some(found)));
+            return Some((kept.log.reader(0), Some(found(key, kept.since))));
         }
         let in_flight = self.in_flight();
-        let shared = in_flight.get(key).and_then(Weak::upgrade).filter(|_| self.shares).map(|log| log.reader(0));
-        self.kept.metrics.reused(if shared.is_some() { "shared" } else { "miss" });
-        Some((shared?, None))
+        let shared = in_flight.get(key).and_then(Weak::upgrade).filter(|_| self.shares).map(|log| log.reader(0))?;
+        self.kept.metrics.reused("shared");
+        Some((shared, None))
+    }
+
+    /// The updates of an equal request whose answer is on disk; from now on they are in memory.
+    pub async fn find_on_disk(&self, key: &ReuseKey) -> Option<(AnswerReader, Option<Found>)> {
+        let (since, updates) = self.disk.as_ref()?.get(key).await?;
+        self.kept.metrics.reused("disk_hit");
+        let log = SharedLog::new();
+        for (index, update) in updates {
+            let n_bytes = UPDATE_BYTES + bytes_of(&update);
+            log.push((index, update), n_bytes);
+        }
+        log.close();
+        let n_bytes = log.n_bytes();
+        self.kept.insert(key.clone(), KeptAnswer { log: Arc::clone(&log), since }, n_bytes);
+        Some((log.reader(0), Some(found(key, since))))
+    }
+
+    /// Forgets the answers of a model, of a tenant, of an `etag`, or all. Returns how many were in memory.
+    pub fn invalidate(&self, model: Option<&str>, tenant: Option<&str>, etag: Option<&str>) -> usize {
+        if let Some(disk) = &self.disk {
+            disk.invalidate(model, tenant, etag);
+        }
+        self.kept.invalidate(model, tenant, etag)
+    }
+
+    /// Keeps an answer in memory and, written behind, on disk.
+    async fn keep(&self, key: ReuseKey, log: Arc<AnswerLog>) {
+        let (since, n_bytes) = (unix_millis(), log.n_bytes());
+        self.kept.insert(key.clone(), KeptAnswer { log: Arc::clone(&log), since }, n_bytes);
+        let Some(disk) = &self.disk else { return };
+        let encoded = offload(n_bytes, move || answer_file::encode(since, &log.items())).await;
+        if let Ok(Some(bytes)) = encoded {
+            disk.put(&key, bytes);
+        }
     }
 
     /// Makes the updates of a request those of a log that others can read too.
@@ -127,8 +169,7 @@ impl Answers {
             log.close();
             end_flight(&mut answers.in_flight(), &key, &log);
             if is_determined {
-                let n_bytes = log.n_bytes();
-                answers.kept.insert(key, KeptAnswer { log, since: Instant::now() }, n_bytes);
+                answers.keep(key, log).await;
             }
         });
         reader
@@ -168,6 +209,10 @@ impl Answers {
     fn in_flight(&self) -> MutexGuard<'_, HashMap<ReuseKey, Weak<AnswerLog>>> {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn found(key: &ReuseKey, since: u64) -> Found {
+    Found { age: unix_millis().saturating_sub(since) / 1000, etag: key.etag() }
 }
 
 /// Removes a log from those in flight, unless a later equal request has taken its place.

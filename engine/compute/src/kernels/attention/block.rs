@@ -74,6 +74,16 @@ impl AttentionBlock<'_> {
         q
     }
 
+    /// ALiBi: `s[t] = s[t] + slope * -|t - pos|` for the scores of a column of the block.
+    #[inline(always)]
+    fn add_distances(&self, chunk: usize, column: usize, pos: usize, s: &mut [f32]) {
+        let Some(slopes) = self.of.alibi else { return };
+        let slope = slopes[self.head * self.group() + column % self.group()];
+        for (t, s) in s.iter_mut().enumerate() {
+            *s += slope * -((chunk * CHUNK + t).abs_diff(pos) as f32);
+        }
+    }
+
     /// Whether `chunk` is in range and its token `token` exists.
     pub(super) fn has(&self, chunk: usize, token: usize) -> bool {
         self.chunks.contains(&chunk) && chunk * CHUNK + token < self.span.end()
@@ -148,6 +158,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
                 if let Some(cap) = a.of.soft_cap {
                     k.soft_cap(s, cap);
                 }
+                a.add_distances(chunk, c, a.pos + c / group, s);
                 s[..seen.start].fill(f32::NEG_INFINITY);
                 s[seen.end..].fill(f32::NEG_INFINITY);
                 *here = k.softmax(s);
@@ -164,7 +175,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
                 );
             }
         }
-        for (c, (o, running)) in total.chunks_exact_mut(dims).zip(&running).enumerate() {
+        for (c, (o, running)) in total.chunks_exact_mut(dims).zip(&mut running).enumerate() {
             if running.l == 0.0 {
                 // all scores were NaN: writes a row of NaN, not the old contents of the scratch
                 o.fill(0.0);
@@ -172,6 +183,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
             let (token, head) = (c / group, a.head * group + c % group);
             match self.out {
                 BlockOutput::Rows { out, at } => {
+                    running.add_sink(a.of.sinks.map(|sinks| sinks[head]), o);
                     // SAFETY: a task owns the elements of its tokens and query heads.
                     let out = unsafe { out.slice(at + (token * a.of.n_head + head) * d, d) };
                     scale(&o[..d], running.l, out);
@@ -213,6 +225,9 @@ impl<'a> ChunkOp<'a> for ScoresOp<'a> {
                 for s in scores.iter_mut() {
                     k.soft_cap(&mut s[..seen.end.next_multiple_of(PAGE)], cap);
                 }
+            }
+            for (c, s) in scores.iter_mut().enumerate() {
+                a.add_distances(chunk, c, a.pos, &mut s[..seen.end]);
             }
             self.out.iter_mut().zip(&*scores).for_each(|(out, s)| out.extend_from_slice(&s[seen.clone()]));
         }

@@ -88,7 +88,8 @@ impl KvLayout {
     pub fn page_bytes(&self) -> usize {
         let head = self.key_bytes() + self.value_bytes();
         let bytes = self.n_layer.saturating_mul(self.n_head_kv).saturating_mul(head);
-        bytes.checked_next_multiple_of(64).unwrap_or(usize::MAX - 63)
+        // a model without attention has empty pages, which still identify the tokens of a prefix
+        bytes.max(1).checked_next_multiple_of(64).unwrap_or(usize::MAX - 63)
     }
 
     /// Whether all numbers of a page are finite, as [`write_kv`] guarantees. `page` must be [`KvLayout::page_bytes`]

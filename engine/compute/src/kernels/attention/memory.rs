@@ -4,6 +4,7 @@ use alloc::collections::TryReserveError;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::super::recurrent::StateMemory;
 use super::super::{AlignedBuf, SharedOut};
 use super::KvLayout;
 
@@ -27,11 +28,13 @@ impl PageMap {
     }
 }
 
-/// Memory of KV pages.
+/// Memory of the sequences: KV pages, and recurrent states.
 pub struct KvMemory {
     segments: Vec<Option<AlignedBuf>>,
     map: PageMap,
     n_pages: usize,
+    /// Recurrent states; no slots for a model without recurrent layers.
+    pub states: StateMemory,
 }
 
 impl KvMemory {
@@ -55,7 +58,8 @@ impl KvMemory {
         let mut segments = Vec::new();
         segments.try_reserve_exact(n)?;
         segments.resize_with(n, || None);
-        Ok(KvMemory { segments, map: PageMap { page_bytes: layout.page_bytes(), shift }, n_pages })
+        let map = PageMap { page_bytes: layout.page_bytes(), shift };
+        Ok(KvMemory { segments, map, n_pages, states: StateMemory::default() })
     }
 
     /// Memory of `n_pages` pages, all committed and zero.

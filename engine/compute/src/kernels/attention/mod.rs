@@ -31,7 +31,7 @@ use crate::pool::Pool;
 use block::{AttentionBlock, BlockOutput, ScoresOp, run_chunk_op};
 pub use kv::{KvLayout, KvRows, KvType, MAX_HEAD_DIM, PAGE, Slot, write_kv};
 pub use memory::KvMemory;
-use softmax_state::combine;
+use softmax_state::{PartRows, combine};
 
 /// Tokens of a chunk.
 pub const CHUNK: usize = 256;
@@ -87,6 +87,10 @@ pub struct Attention<'a> {
     pub window: AttentionWindow,
     /// tanh soft cap on attention logits (Gemma 2), if any.
     pub soft_cap: Option<f32>,
+    /// ALiBi (Press et al. 2022): a slope per query head, times the distance in tokens, is subtracted from the scores.
+    pub alibi: Option<&'a [f32]>,
+    /// A score per query head that takes part in the softmax without a value (gpt-oss).
+    pub sinks: Option<&'a [f32]>,
     /// Queries, (rows, n_head * head_dim), scaled and rotated, `q_stride` floats from one row to the next.
     pub q: &'a [f32],
     /// Floats from one row of `q` to the next.
@@ -167,7 +171,9 @@ impl Attention<'_> {
                 all_tasks[i..].iter().take_while(|v| (v.span, v.head, v.token) == (u.span, u.head, u.token)).count();
             for g in 0..group {
                 let at = (self.spans[u.span].row + u.token) * width + (u.head * group + g) * kv.head_dim;
-                combine(cpu, kv, &parts[u.part + g * kv.part_len()..], stride, n, &mut out[at..at + kv.head_dim]);
+                let sink = self.sinks.map(|sinks| sinks[u.head * group + g]);
+                let parts = &parts[u.part + g * kv.part_len()..];
+                combine(cpu, kv, PartRows { parts, stride, n_chunks: n, sink }, &mut out[at..at + kv.head_dim]);
             }
             i += n;
         }

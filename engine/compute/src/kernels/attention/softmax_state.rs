@@ -41,6 +41,18 @@ impl SoftmaxState {
     }
 }
 
+impl SoftmaxState {
+    /// Adds a score without a value: `M' = max(M, sink); L = L*exp(M - M') + exp(sink - M'); O = O*exp(M - M')`.
+    #[inline(always)]
+    pub(super) fn add_sink(&mut self, sink: Option<f32>, total: &mut [f32]) {
+        let Some(sink) = sink else { return };
+        let top = max(self.m, sink);
+        let x = exp(self.m - top);
+        *self = SoftmaxState { m: top, l: self.l * x + exp(sink - top) };
+        total.iter_mut().for_each(|o| *o *= x);
+    }
+}
+
 #[inline(always)]
 pub(super) fn scale(o: &[f32], l: f32, out: &mut [f32]) {
     let inverse = 1.0 / l;
@@ -49,11 +61,20 @@ pub(super) fn scale(o: &[f32], l: f32, out: &mut [f32]) {
     }
 }
 
-/// Merges the partial results of one query head of one token, chunks ascending. `parts` is (n_chunks, part_len), rows
-/// `stride` floats apart.
-pub(super) fn combine(cpu: Cpu, kv: &KvLayout, parts: &[f32], stride: usize, n_chunks: usize, out: &mut [f32]) {
+/// The partial results of one query head of one token, (n_chunks, part_len), rows `stride` floats apart.
+pub(super) struct PartRows<'a> {
+    pub(super) parts: &'a [f32],
+    pub(super) stride: usize,
+    pub(super) n_chunks: usize,
+    /// The attention sink of the head.
+    pub(super) sink: Option<f32>,
+}
+
+/// Merges partial results, chunks ascending, then the sink.
+pub(super) fn combine(cpu: Cpu, kv: &KvLayout, rows: PartRows<'_>, out: &mut [f32]) {
+    let PartRows { parts, stride, n_chunks, sink } = rows;
     assert!(n_chunks > 0 && parts.len() >= (n_chunks - 1) * stride + kv.part_len() && out.len() == kv.head_dim);
-    cpu.run(Combine { dims: kv.value_dims(), parts, stride, n_chunks, out });
+    cpu.run(Combine { dims: kv.value_dims(), parts, stride, n_chunks, sink, out });
 }
 
 struct Combine<'a> {
@@ -61,6 +82,7 @@ struct Combine<'a> {
     parts: &'a [f32],
     stride: usize,
     n_chunks: usize,
+    sink: Option<f32>,
     out: &'a mut [f32],
 }
 
@@ -74,6 +96,7 @@ impl Combine<'_> {
             let (ml, part) = part[..2 + self.dims].split_at(2);
             running.merge(SoftmaxState { m: ml[0], l: ml[1] }, o, part, blend);
         }
+        running.add_sink(self.sink, o);
         scale(&o[..self.out.len()], running.l, self.out);
     }
 }

@@ -4,14 +4,14 @@ use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 
-use super::super::{FilePath, HEADER_LEN, PageInfo, PageKey, TAG_LEN};
+use super::super::{FilePath, HEADER_LEN, PageInfo, PageKey};
 use super::{Shared, lock, now};
 
 pub(in super::super) enum Job {
     Put(Put),
     Remove(PageKey),
-    /// Delete all pages, or those of a namespace.
-    Clear(Option<[u8; TAG_LEN]>),
+    /// Delete the pages of the keys for which this holds.
+    Clear(Box<dyn Fn(&PageKey) -> bool + Send>),
     /// Evict what exceeds the quota.
     Evict,
     Flush(Sender<()>),
@@ -37,7 +37,7 @@ pub(in super::super) fn run(shared: &Shared, jobs: &Receiver<Job>, process_id: u
                 lock(&shared.index).table.forget(&key);
                 shared.count_error(shared.io.remove(&FilePath::page(&key)));
             }
-            Job::Clear(tag) => clear(shared, tag),
+            Job::Clear(is_cleared) => clear(shared, &*is_cleared),
             Job::Evict => evict(shared, 0),
             Job::Flush(done) => {
                 let _ = done.send(());
@@ -131,8 +131,7 @@ fn remove_evicted(shared: &Shared, key: &PageKey) {
     shared.counters.evicted.add(1);
 }
 
-fn clear(shared: &Shared, tag: Option<[u8; TAG_LEN]>) {
-    let is_cleared = |key: &PageKey| tag.is_none_or(|tag| key.has_tag(&tag));
+fn clear(shared: &Shared, is_cleared: &dyn Fn(&PageKey) -> bool) {
     lock(&shared.index).table.forget_if(is_cleared);
     for shard in 0..=255 {
         let mut pages = Vec::new();

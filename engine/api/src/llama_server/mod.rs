@@ -1,0 +1,6 @@
+//! llama-server's own endpoints.
+//! Source: <https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md>.
+
+pub mod completion;
+pub mod props;
+pub mod request;

@@ -1,0 +1,236 @@
+//! `POST /completion` and `/infill`: requests.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+use crate::fields::wrong;
+use crate::infill::Infill;
+use crate::input::Input;
+use crate::openai::options::{Logprobs, MAX_TOP, Options};
+use crate::parse::{ParseBody, parse};
+use crate::structure::OutputConstraint;
+
+/// Request to continue a prompt, or to fill a gap. Options that a request does not give have the server's defaults.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LlamaCompletionRequest {
+    /// Generation options: `n_predict`, below, is `max_tokens`.
+    #[serde(flatten)]
+    pub options: Options,
+    /// Output constraint: `json_schema` or `grammar`.
+    #[serde(flatten)]
+    pub constraint: OutputConstraint,
+    /// Prompt, and options of llama-server.
+    #[serde(flatten)]
+    pub completion: LlamaFields,
+}
+
+/// Prompt, and options of llama-server.
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LlamaFields {
+    /// Prompt as text or token IDs. On `/infill` more text before the gap.
+    pub prompt: Option<Input>,
+    /// Maximum number of tokens to generate; -1, the default, for as many as fit.
+    #[serde(alias = "max_tokens", alias = "max_completion_tokens")]
+    #[cfg_attr(feature = "openapi", schema(minimum = -1))]
+    pub n_predict: Option<i64>,
+    /// Log-probabilities of this number of most probable tokens, 0 to 20.
+    #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 20))]
+    pub n_probs: Option<u32>,
+    /// Use the prefix cache. Default and always: true; it changes no byte.
+    pub cache_prompt: Option<bool>,
+    /// Return the tokens of the answer. Default: false.
+    pub return_tokens: Option<bool>,
+    /// Fields of the response to return, such as `content` or `generation_settings/n_predict`. Default: all.
+    pub response_fields: Option<Vec<String>>,
+    /// Accepted: `timings` are always in the last part.
+    pub timings_per_token: Option<bool>,
+    /// Text before the gap, on `/infill`.
+    pub input_prefix: Option<String>,
+    /// Text after the gap, on `/infill`.
+    pub input_suffix: Option<String>,
+    /// Other files, on `/infill`.
+    pub input_extra: Option<Vec<ExtraFile>>,
+    /// Not supported but as 0.
+    pub mirostat: Option<i64>,
+    /// Not supported but as 0.
+    pub xtc_probability: Option<f32>,
+    /// Not supported but as 0.
+    pub dynatemp_range: Option<f32>,
+    /// Not supported but as -1 or 0.
+    pub top_n_sigma: Option<f32>,
+    /// Not supported but as 1.
+    pub tfs_z: Option<f32>,
+    /// Not supported but as 0.
+    pub n_indent: Option<i64>,
+    /// Not supported but as 0: a limit of time.
+    pub t_max_predict_ms: Option<i64>,
+    /// Not supported: probabilities after sampling.
+    pub post_sampling_probs: Option<bool>,
+    /// Not supported: the order of samplers is fixed.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
+    pub samplers: Option<Value>,
+    /// Not supported: images.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
+    pub image_data: Option<Vec<Value>>,
+    /// Not supported: adapters.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
+    pub lora: Option<Vec<Value>>,
+}
+
+/// A file beside the one with the gap.
+#[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ExtraFile {
+    /// Name of the file.
+    #[serde(default)]
+    pub filename: String,
+    /// Its text.
+    pub text: String,
+}
+
+impl ParseBody for LlamaCompletionRequest {
+    fn parse_body(json: &[u8]) -> Result<Self, ApiError> {
+        let completion: LlamaFields = parse(json)?;
+        let mut body: Map<String, Value> = parse(json)?;
+        // n_predict may be -1, which max_tokens may not
+        for name in ["max_tokens", "max_completion_tokens", "n_predict"] {
+            body.remove(name);
+        }
+        if let Some(n) = completion.n_predict.filter(|n| *n != -1) {
+            let n = u64::try_from(n).map_err(|_| wrong("n_predict", &format!("is {n}, expected -1 or more")))?;
+            body.insert("max_tokens".into(), n.into());
+        }
+        // llama-server takes pairs too, and false for a ban
+        if let Some(bias) = body.get_mut("logit_bias") {
+            *bias = logit_bias(bias.take())?;
+        }
+        let json = serde_json::to_vec(&body).unwrap_or_default();
+        Ok(LlamaCompletionRequest { options: parse(&json)?, constraint: parse(&json)?, completion })
+    }
+}
+
+/// `logit_bias` as an object of token IDs.
+fn logit_bias(bias: Value) -> Result<Value, ApiError> {
+    let Value::Array(pairs) = bias else { return Ok(bias) };
+    let mut biases = Map::new();
+    for pair in pairs {
+        let (Some(token), Some(value)) = (pair[0].as_u64(), pair.get(1)) else {
+            return Err(wrong("logit_bias", "has an entry that is not a pair of a token ID and a number"));
+        };
+        // a ban: the lowest bias
+        let value = if *value == Value::Bool(false) { (-100).into() } else { value.clone() };
+        biases.insert(token.to_string(), value);
+    }
+    Ok(Value::Object(biases))
+}
+
+impl LlamaFields {
+    /// Refuses options that this server does not have; returns the requested log-probabilities.
+    ///
+    /// # Errors
+    /// The first such option, or `n_probs` out of range.
+    pub fn check(&self) -> Result<Logprobs, ApiError> {
+        let is_not = |value: Option<f32>, off: &[f32]| value.is_some_and(|value| !off.contains(&value));
+        let refused = [
+            ("mirostat", self.mirostat.is_some_and(|n| n != 0)),
+            ("xtc_probability", is_not(self.xtc_probability, &[0.0])),
+            ("dynatemp_range", is_not(self.dynatemp_range, &[0.0])),
+            ("top_n_sigma", is_not(self.top_n_sigma, &[0.0, -1.0])),
+            ("tfs_z", is_not(self.tfs_z, &[1.0])),
+            ("n_indent", self.n_indent.is_some_and(|n| n > 0)),
+            ("t_max_predict_ms", self.t_max_predict_ms.is_some_and(|n| n > 0)),
+            ("post_sampling_probs", self.post_sampling_probs == Some(true)),
+            ("samplers", self.samplers.as_ref().is_some_and(|value| !value.is_null())),
+            ("image_data", self.image_data.as_ref().is_some_and(|items| !items.is_empty())),
+            ("lora", self.lora.as_ref().is_some_and(|items| !items.is_empty())),
+        ];
+        if let Some((name, _)) = refused.into_iter().find(|(_, is_given)| *is_given) {
+            return Err(ApiError::unsupported(name, format!("{name}: this server does not have this option")));
+        }
+        let n_top = self.n_probs.unwrap_or(0);
+        if n_top > MAX_TOP {
+            return Err(wrong("n_probs", &format!("is {n_top}, expected a number from 0 to {MAX_TOP}")));
+        }
+        Ok(Logprobs { is_requested: n_top > 0, n_top, of_prompt: false })
+    }
+
+    /// The gap of a request to `/infill`.
+    ///
+    /// # Errors
+    /// Fields that are missing.
+    pub fn infill(&mut self) -> Result<Infill, ApiError> {
+        let prefix = self.input_prefix.take().ok_or_else(|| wrong("input_prefix", "is missing"))?;
+        let suffix = self.input_suffix.take().ok_or_else(|| wrong("input_suffix", "is missing"))?;
+        let more = match self.prompt.take() {
+            None => String::new(),
+            Some(Input::Text(text)) => text,
+            Some(_) => return Err(wrong("prompt", "is not a string")),
+        };
+        let files = self.input_extra.take().unwrap_or_default();
+        let files = files.into_iter().map(|file| (file.filename, file.text)).collect();
+        Ok(Infill { prefix: prefix + &more, suffix, files })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse_request(body: Value) -> Result<LlamaCompletionRequest, ApiError> {
+        LlamaCompletionRequest::parse_body(body.to_string().as_bytes())
+    }
+
+    #[test]
+    fn names_of_llama_server_are_read() {
+        let request = parse_request(json!({
+            "prompt": "Once", "n_predict": 7, "repeat_penalty": 1.2, "repeat_last_n": 64, "n_probs": 3, "id_slot": 1,
+            "cache_prompt": true, "logit_bias": [[15, -1.5], [16, false]], "mirostat": 0, "top_n_sigma": -1.0,
+        }))
+        .expect("a request");
+        assert_eq!((request.options.max_tokens, request.options.id_slot), (Some(7), Some(1)));
+        assert_eq!((request.options.repetition_penalty, request.options.repeat_last_n), (Some(1.2), Some(64)));
+        let bias: Vec<_> = request.options.logit_bias.into_iter().flatten().collect();
+        assert_eq!(bias, [("15".into(), -1.5), ("16".into(), -100.0)]);
+        assert_eq!(request.completion.check().map(|logprobs| logprobs.n_top), Ok(3));
+        assert_eq!(parse_request(json!({ "prompt": "a", "n_predict": -1 })).expect("ok").options.max_tokens, None);
+    }
+
+    #[test]
+    fn what_would_change_the_answer_is_refused() {
+        for (name, value) in [
+            ("mirostat", json!(2)),
+            ("xtc_probability", json!(0.5)),
+            ("dynatemp_range", json!(0.5)),
+            ("n_indent", json!(4)),
+            ("samplers", json!(["top_k"])),
+            ("image_data", json!([{}])),
+            ("lora", json!([{ "id": 0, "scale": 1.0 }])),
+            ("n_probs", json!(21)),
+            ("post_sampling_probs", json!(true)),
+        ] {
+            let request = parse_request(json!({ "prompt": "a", name: value })).expect("a request");
+            assert_eq!(request.completion.check().expect_err("an error").param.as_deref(), Some(name));
+        }
+        let param = |body: Value| parse_request(body).expect_err("an error").param;
+        assert_eq!(param(json!({ "n_predict": -2 })).as_deref(), Some("n_predict"));
+        assert_eq!(param(json!({ "logit_bias": [["a", 1]] })).as_deref(), Some("logit_bias"));
+    }
+
+    #[test]
+    fn a_gap_has_two_sides() {
+        let infill = |body: Value| parse_request(body).expect("a request").completion.infill();
+        let gap = infill(
+            json!({ "input_prefix": "a", "prompt": "b", "input_suffix": "c", "input_extra": [{ "filename": "f", "text": "t" }] }),
+        );
+        let gap = gap.expect("a gap");
+        assert_eq!((gap.prefix.as_str(), gap.suffix.as_str(), gap.files.len()), ("ab", "c", 1));
+        assert_eq!(
+            infill(json!({ "input_prefix": "a" })).expect_err("an error").param.as_deref(),
+            Some("input_suffix")
+        );
+    }
+}

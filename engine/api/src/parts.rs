@@ -1,0 +1,172 @@
+//! Parts of an answer in their order, and the writer that all chat APIs but OpenAI's chat completions share: an API only
+//! says how it writes a start, a part and the end ([`AnswerForm`]).
+
+use starling::engine::FinishReason;
+
+use crate::answer::{Answer, Usage};
+use crate::error::ErrorBody;
+use crate::stream::{EventSink, StreamWriter};
+use crate::tools::{ToolCall, ToolCallParser, is_truncated};
+use crate::update::Update;
+
+/// A part of an answer. Parts of the same kind in a row belong together, except calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// New reasoning.
+    Reasoning(String),
+    /// New text.
+    Text(String),
+    /// A complete tool call.
+    Call(ToolCall),
+}
+
+/// How one API writes an answer.
+pub trait AnswerForm {
+    /// The request left the queue.
+    fn start(&mut self, sink: &mut dyn EventSink);
+
+    /// The prompt was processed; `n_cached` of its tokens were in the prefix cache.
+    fn prefilled(&mut self, _n_cached: usize) {}
+
+    /// Writes a part.
+    fn part(&mut self, part: Part, sink: &mut dyn EventSink);
+
+    /// Writes the end.
+    fn finish(&mut self, answer: &Answer, sink: &mut dyn EventSink);
+
+    /// Ends a stream with an error.
+    fn fail(&mut self, error: &ErrorBody, sink: &mut dyn EventSink);
+
+    /// As [`StreamWriter::keep_alive`].
+    fn keep_alive(&mut self, _: &mut dyn EventSink) -> bool {
+        false
+    }
+}
+
+/// Writes one answer by an [`AnswerForm`].
+#[derive(Debug)]
+pub struct AnswerWriter<F> {
+    parser: Option<ToolCallParser>,
+    answer: Answer,
+    form: F,
+}
+
+impl<F: AnswerForm> AnswerWriter<F> {
+    /// A writer without parts yet. Without a `parser`, an answer has no tool calls.
+    pub fn new(parser: Option<ToolCallParser>, form: F) -> AnswerWriter<F> {
+        AnswerWriter { parser, answer: Answer::default(), form }
+    }
+
+    /// The answer so far.
+    pub fn answer(&self) -> &Answer {
+        &self.answer
+    }
+
+    /// The form, for a response that is written whole.
+    pub fn into_form(self) -> F {
+        self.form
+    }
+
+    fn text(&mut self, text: String, sink: &mut dyn EventSink) {
+        match &mut self.parser {
+            Some(parser) => {
+                let parsed = parser.push(&text);
+                self.parts(parsed, sink);
+            }
+            None => self.parts((text, Vec::new()), sink),
+        }
+    }
+
+    fn parts(&mut self, (text, calls): (String, Vec<ToolCall>), sink: &mut dyn EventSink) {
+        if !text.is_empty() {
+            self.form.part(Part::Text(text), sink);
+        }
+        calls.into_iter().for_each(|call| self.form.part(Part::Call(call), sink));
+    }
+}
+
+impl<F: AnswerForm> StreamWriter for AnswerWriter<F> {
+    fn update(&mut self, _: usize, update: Update, sink: &mut dyn EventSink) -> bool {
+        let mut end = None;
+        match &update {
+            Update::Started => self.form.start(sink),
+            Update::Prefilled { n_cached, .. } => self.form.prefilled(*n_cached),
+            Update::Token { text, .. } => self.text(text.clone(), sink),
+            Update::Done { text, reason, .. } => {
+                self.text(text.clone(), sink);
+                end = Some(*reason);
+            }
+            _ => {}
+        }
+        self.answer.add(update);
+        if end.is_none() {
+            return false;
+        }
+        if let Some(parser) = &mut self.parser {
+            let rest = parser.finish(is_truncated(end));
+            self.parts(rest, sink);
+        }
+        self.form.finish(&self.answer, sink);
+        true
+    }
+
+    fn keep_alive(&mut self, sink: &mut dyn EventSink) -> bool {
+        self.form.keep_alive(sink)
+    }
+
+    fn fail(&mut self, error: &ErrorBody, sink: &mut dyn EventSink) {
+        self.form.fail(error, sink);
+    }
+}
+
+/// Token counts of one answer to a prompt of `n_prompt` tokens.
+pub fn usage_of(n_prompt: usize, answer: &Answer) -> Usage {
+    Usage::new(n_prompt, 1, [answer])
+}
+
+/// The stop string that ended the answer, if one did.
+pub fn stop_string<'a>(answer: &Answer, stops: &'a [String]) -> Option<&'a str> {
+    match answer.finish {
+        Some(FinishReason::StopString(i)) => stops.get(i).map(String::as_str),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+    use serde_json::Value;
+
+    /// Events of a stream: name and JSON.
+    #[derive(Default)]
+    pub(crate) struct Events(pub(crate) Vec<(Option<String>, Value)>);
+
+    impl EventSink for Events {
+        fn event(&mut self, name: Option<&str>, json: &[u8]) {
+            self.0.push((name.map(Into::into), serde_json::from_slice(json).expect("JSON")));
+        }
+
+        fn done(&mut self) {
+            self.0.push((None, Value::from("[DONE]")));
+        }
+    }
+
+    /// The updates of an answer of these texts that ends for `reason`.
+    pub(crate) fn updates(texts: &[&str], reason: FinishReason) -> Vec<Update> {
+        let token = |text: &str| Update::Token { token: 5, text: text.into(), logprob: -0.5, top: vec![(5, -0.5)] };
+        let mut updates = vec![Update::Started, Update::Prefilled { n_cached: 2, prompt: Vec::new() }];
+        updates.extend(texts.iter().map(|text| token(text)));
+        let n_tokens = texts.len();
+        updates.push(Update::Done { text: String::new(), reason, n_tokens, receipt: None });
+        updates
+    }
+
+    /// The events of a stream of these updates, and the form at its end.
+    pub(crate) fn run<F: AnswerForm>(mut writer: AnswerWriter<F>, updates: &[Update]) -> (Events, F) {
+        let mut events = Events::default();
+        for (i, update) in updates.iter().enumerate() {
+            assert_eq!(writer.update(0, update.clone(), &mut events), i + 1 == updates.len());
+        }
+        (events, writer.into_form())
+    }
+}

@@ -1,0 +1,4 @@
+//! OpenAI's Responses API. Source: <https://platform.openai.com/docs/api-reference/responses>.
+
+pub mod request;
+pub mod response;

@@ -1,0 +1,166 @@
+//! Recurrent states of sequences, and snapshots of them in the prefix tree.
+//!
+//! A sequence of a model with recurrent layers has a slot for its state. A snapshot is a copy of the state after the last
+//! token of a page, kept with the page's node: a prompt resumes after the longest prefix that has all pages and a
+//! snapshot at its end. When no slot is free, the least recently used snapshot is evicted.
+
+use alloc::collections::{BTreeMap, TryReserveError};
+use alloc::vec::Vec;
+
+use super::{KvArena, PAGE, SeqPages};
+use crate::kernels::recurrent::StateMemory;
+
+/// A snapshot of a page.
+#[derive(Clone, Copy)]
+pub(super) struct Snapshot {
+    slot: u32,
+    /// Value of the counter at its last use.
+    last_used: u64,
+}
+
+/// Slots that are not in use, and the order of the snapshots.
+#[derive(Default)]
+pub(super) struct StateSlots {
+    free: Vec<u32>,
+    /// Page of each snapshot by its last use.
+    by_use: BTreeMap<u64, u32>,
+    now: u64,
+}
+
+impl KvArena {
+    /// Reserves `n_slots` slots of `len` floats for sequences and snapshots.
+    ///
+    /// # Errors
+    /// [`TryReserveError`] if the memory cannot be reserved.
+    pub fn reserve_states(&mut self, len: usize, n_slots: usize) -> Result<(), TryReserveError> {
+        self.memory.states = StateMemory::new(len, n_slots)?;
+        self.states =
+            StateSlots { free: (0..self.memory.states.n_slots() as u32).rev().collect(), ..Default::default() };
+        Ok(())
+    }
+
+    /// Whether sequences have recurrent states.
+    pub fn has_states(&self) -> bool {
+        self.memory.states.n_slots() > 0
+    }
+
+    /// Bytes of all state slots and of those that have snapshots.
+    pub(super) fn state_bytes(&self) -> (usize, usize) {
+        let slot = self.memory.states.slot_len() * size_of::<f32>();
+        (self.memory.states.n_slots() * slot, self.states.by_use.len() * slot)
+    }
+
+    /// Gives a new sequence a state: that after the longest prefix of its pages that has a snapshot, whose further pages
+    /// are dropped from `seq`. Without memory the sequence gets no state.
+    pub(super) fn restore_state(&mut self, seq: &mut SeqPages) {
+        if !self.has_states() {
+            return;
+        }
+        let snapshot = |page: &u32| self.pages[*page as usize].node.as_ref().and_then(|n| n.snapshot);
+        let found = seq.pages.iter().rposition(|page| snapshot(page).is_some());
+        let from = found.map(|i| seq.pages[i]);
+        seq.pages.truncate(found.map_or(0, |i| i + 1));
+        if let Some(page) = from {
+            self.touch_snapshot(page);
+        }
+        let Some(slot) = self.allocate_slot() else { return seq.pages.clear() };
+        // `allocate_slot` may have evicted this very snapshot: then `slot` has its state
+        let snapshot = from.and_then(|page| self.pages[page as usize].node.as_ref()?.snapshot);
+        let filled = match (from, snapshot) {
+            (Some(_), Some(snapshot)) => self.memory.states.copy(snapshot.slot, slot),
+            (Some(_), None) => Ok(()),
+            (None, _) => self.memory.states.reset(slot),
+        };
+        match filled {
+            Ok(()) => seq.state = Some(slot),
+            Err(_) => {
+                self.states.free.push(slot);
+                seq.pages.clear();
+            }
+        }
+    }
+
+    /// Frees the states of a sequence.
+    pub(super) fn release_state(&mut self, seq: &mut SeqPages) {
+        self.states.free.extend(seq.state.take().into_iter().chain(seq.saved.take()));
+    }
+
+    /// Copies the state of a sequence, so that [`KvArena::settle_state`] can return to it. Returns whether there was a
+    /// slot for it.
+    pub fn save_state(&mut self, seq: &mut SeqPages) -> bool {
+        let Some(state) = seq.state else { return false };
+        let Some(slot) = self.allocate_slot() else { return false };
+        if self.memory.states.copy(state, slot).is_err() {
+            self.states.free.push(slot);
+            return false;
+        }
+        seq.saved = Some(slot);
+        true
+    }
+
+    /// Keeps the state of a sequence, or returns to the saved one.
+    pub fn settle_state(&mut self, seq: &mut SeqPages, keeps: bool) {
+        let Some(saved) = seq.saved.take() else { return };
+        let dropped = if keeps { Some(saved) } else { seq.state.replace(saved) };
+        self.states.free.extend(dropped);
+    }
+
+    /// Keeps the state of a sequence after `tokens`, whole pages that are all computed, for later prompts. Publishes
+    /// their pages. Does nothing if all slots are in use by sequences.
+    pub fn snapshot(&mut self, seq: &SeqPages, tokens: &[u32], salt: u64) {
+        debug_assert!(tokens.len().is_multiple_of(PAGE));
+        let Some(state) = seq.state else { return };
+        self.publish(seq, tokens, salt);
+        let path: Option<u32> = self.cached_prefix(tokens, salt).nth((tokens.len() / PAGE).wrapping_sub(1));
+        let Some(page) = path else { return };
+        if self.pages[page as usize].node.as_ref().is_none_or(|n| n.snapshot.is_some()) {
+            return self.touch_snapshot(page);
+        }
+        let Some(slot) = self.allocate_slot() else { return };
+        if self.memory.states.copy(state, slot).is_err() {
+            return self.states.free.push(slot);
+        }
+        self.states.now += 1;
+        let last_used = self.states.now;
+        if let Some(node) = &mut self.pages[page as usize].node {
+            node.snapshot = Some(Snapshot { slot, last_used });
+        }
+        self.states.by_use.insert(last_used, page);
+    }
+
+    /// Drops the snapshot after the first `n_tokens` tokens of a sequence.
+    pub fn drop_snapshot(&mut self, seq: &SeqPages, n_tokens: usize) {
+        if let Some(&page) = seq.pages.get((n_tokens / PAGE).wrapping_sub(1)) {
+            self.free_snapshot(page);
+        }
+    }
+
+    /// Frees the snapshot of a page, if it has one.
+    pub(super) fn free_snapshot(&mut self, page: u32) {
+        let node = self.pages[page as usize].node.as_mut();
+        if let Some(snapshot) = node.and_then(|n| n.snapshot.take()) {
+            self.states.by_use.remove(&snapshot.last_used);
+            self.states.free.push(snapshot.slot);
+        }
+    }
+
+    fn touch_snapshot(&mut self, page: u32) {
+        self.states.now += 1;
+        let now = self.states.now;
+        let node = self.pages[page as usize].node.as_mut();
+        if let Some(snapshot) = node.and_then(|n| n.snapshot.as_mut()) {
+            self.states.by_use.remove(&snapshot.last_used);
+            snapshot.last_used = now;
+            self.states.by_use.insert(now, page);
+        }
+    }
+
+    /// A free slot, or that of the least recently used snapshot.
+    fn allocate_slot(&mut self) -> Option<u32> {
+        if self.states.free.is_empty() {
+            let (_, &page) = self.states.by_use.first_key_value()?;
+            self.free_snapshot(page);
+        }
+        self.states.free.pop()
+    }
+}

@@ -1,0 +1,202 @@
+//! What mixes the tokens of a sequence in a layer: attention, a recurrent mixer, both, or nothing. The tensors of a file
+//! tell which.
+
+mod delta_net;
+mod mamba;
+mod short_conv;
+
+use alloc::format;
+use alloc::vec::Vec;
+
+pub use delta_net::{DeltaNet, DeltaNetConfig};
+pub use mamba::{Mamba, MambaConfig};
+pub use short_conv::{ShortConv, ShortConvConfig};
+
+use super::arch::Arch;
+use super::block::{ForwardPass, SubLayerRows};
+use super::config::LayerConfig;
+use super::keys::Keys;
+use super::loader::LoadedTensors;
+use super::roles::TensorRow;
+use super::scratch::StepScratch;
+use crate::error::LoadError;
+use crate::gguf::Gguf;
+use crate::kernels::panel::Matrix;
+use crate::kernels::recurrent::StateMemory;
+
+/// What mixes the tokens of a sequence in a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MixerKind {
+    /// Attention over the keys and values of the tokens before.
+    Attention,
+    /// A recurrent mixer, of the kind of [`RecurrentConfig`].
+    Recurrent,
+    /// Attention and a recurrent mixer on the same input; their outputs are added.
+    Both,
+    /// Nothing: the layer has a feed-forward only.
+    None,
+}
+
+impl MixerKind {
+    /// Whether the layer has keys and values.
+    pub const fn has_attention(self) -> bool {
+        matches!(self, MixerKind::Attention | MixerKind::Both)
+    }
+
+    /// Whether the layer has a recurrent state.
+    pub const fn is_recurrent(self) -> bool {
+        matches!(self, MixerKind::Recurrent | MixerKind::Both)
+    }
+}
+
+/// Kind and sizes of a model's recurrent mixers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RecurrentConfig {
+    /// Gated delta net (Yang et al., arXiv:2412.06464).
+    DeltaNet(DeltaNetConfig),
+    /// Mamba or Mamba 2.
+    Mamba(MambaConfig),
+    /// Gated short convolution (LFM2).
+    ShortConv(ShortConvConfig),
+}
+
+/// Longest convolution.
+const MAX_CONV: u32 = 64;
+
+impl RecurrentConfig {
+    /// Floats of the state of a layer.
+    pub fn state_len(&self) -> usize {
+        match self {
+            RecurrentConfig::DeltaNet(c) => c.state_len(),
+            RecurrentConfig::Mamba(c) => c.state_len(),
+            RecurrentConfig::ShortConv(c) => c.state_len(),
+        }
+    }
+
+    /// The tensors of a recurrent layer.
+    pub(super) const fn tensors(&self) -> &'static [TensorRow] {
+        match self {
+            RecurrentConfig::DeltaNet(_) => delta_net::TENSORS,
+            RecurrentConfig::Mamba(_) => mamba::TENSORS,
+            RecurrentConfig::ShortConv(_) => short_conv::TENSORS,
+        }
+    }
+}
+
+/// Weights of a recurrent mixer.
+pub enum Recurrent {
+    /// Gated delta net.
+    DeltaNet(DeltaNet),
+    /// Mamba or Mamba 2.
+    Mamba(Mamba),
+    /// Gated short convolution.
+    ShortConv(ShortConv),
+}
+
+impl Recurrent {
+    /// Takes the tensors of layer `i`.
+    pub(super) fn load(c: &RecurrentConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Recurrent, LoadError> {
+        match c {
+            RecurrentConfig::DeltaNet(c) => DeltaNet::load(c, tensors, i).map(Recurrent::DeltaNet),
+            RecurrentConfig::Mamba(c) => Mamba::load(c, tensors, i).map(Recurrent::Mamba),
+            RecurrentConfig::ShortConv(_) => ShortConv::load(tensors, i).map(Recurrent::ShortConv),
+        }
+    }
+
+    /// All matrices.
+    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+        match self {
+            Recurrent::DeltaNet(m) => m.matrices(),
+            Recurrent::Mamba(m) => m.matrices(),
+            Recurrent::ShortConv(m) => m.matrices(),
+        }
+    }
+
+    /// The input projections, floats of a row of [`StepScratch::wide`], and columns of the output projection.
+    pub(super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
+        match self {
+            Recurrent::DeltaNet(m) => m.widths(),
+            Recurrent::Mamba(m) => m.widths(),
+            Recurrent::ShortConv(m) => m.widths(),
+        }
+    }
+}
+
+/// A tensor of each kind of recurrent mixer that no other layer has.
+const MARKERS: [&str; 2] = ["ssm_conv1d.weight", "shortconv.conv.weight"];
+
+/// What the tensors of a file tell about a layer.
+#[derive(Clone, Copy)]
+pub(super) struct LayerKind {
+    pub(super) mixer: MixerKind,
+    pub(super) has_ffn: bool,
+}
+
+fn has(shards: &[Gguf<'_>], name: &str) -> bool {
+    shards.iter().any(|gguf| gguf.tensor(name).is_some())
+}
+
+/// The kinds of all layers, by the presence of tensors. Without recurrent layers, all have attention and a feed-forward.
+pub(super) fn layer_kinds(n_layer: usize, shards: &[Gguf<'_>]) -> Vec<LayerKind> {
+    let has = |i: usize, part: &str| has(shards, &format!("blk.{i}.{part}"));
+    let recurrent: Vec<bool> = (0..n_layer).map(|i| MARKERS.iter().any(|part| has(i, part))).collect();
+    let is_hybrid = recurrent.contains(&true);
+    let kind = |(i, recurrent): (usize, bool)| {
+        let mixer = match (recurrent, !is_hybrid || has(i, "attn_output.weight")) {
+            (true, true) => MixerKind::Both,
+            (true, false) => MixerKind::Recurrent,
+            (false, true) => MixerKind::Attention,
+            (false, false) => MixerKind::None,
+        };
+        LayerKind { mixer, has_ffn: !is_hybrid || has(i, "ffn_up.weight") || has(i, "ffn_up_exps.weight") }
+    };
+    recurrent.into_iter().enumerate().map(kind).collect()
+}
+
+/// Reads the configuration of the recurrent layers, if there are any.
+pub(super) fn read(
+    keys: &Keys<'_, '_>,
+    arch: &Arch,
+    n_embd: usize,
+    kinds: &[LayerKind],
+    shards: &[Gguf<'_>],
+) -> Result<Option<RecurrentConfig>, LoadError> {
+    let Some(i) = kinds.iter().position(|l| l.mixer.is_recurrent()) else { return Ok(None) };
+    let has = |part: &str| has(shards, &format!("blk.{i}.{part}"));
+    let config = if has("shortconv.conv.weight") {
+        RecurrentConfig::ShortConv(ShortConvConfig::read(keys, n_embd)?)
+    } else if has("ssm_beta.weight") || has("ssm_ba.weight") {
+        RecurrentConfig::DeltaNet(DeltaNetConfig::read(keys, arch)?)
+    } else {
+        RecurrentConfig::Mamba(MambaConfig::read(keys, !has("ssm_x.weight"))?)
+    };
+    Ok(Some(config))
+}
+
+/// Gives each layer its kind, its index in KV pages and the place of its state.
+pub(super) fn place(layers: &mut [LayerConfig], kinds: &[LayerKind], recurrent: Option<&RecurrentConfig>) {
+    let (mut kv_layer, mut state_at, state_len) = (0usize, 0usize, recurrent.map_or(0, RecurrentConfig::state_len));
+    for (layer, kind) in layers.iter_mut().zip(kinds) {
+        *layer = LayerConfig { mixer: kind.mixer, has_ffn: kind.has_ffn, kv_layer, state_at, ..*layer };
+        kv_layer += usize::from(kind.mixer.has_attention());
+        state_at = state_at.saturating_add(if kind.mixer.is_recurrent() { state_len } else { 0 });
+    }
+}
+
+impl ForwardPass<'_, '_> {
+    /// `y = mixer(x)` of layer `i`. Reads and writes the states of the sequences.
+    pub(super) fn recurrent(
+        &mut self,
+        i: usize,
+        mixer: &Recurrent,
+        rows: SubLayerRows<'_>,
+        states: &mut StateMemory,
+        step: &mut StepScratch,
+    ) {
+        match mixer {
+            Recurrent::DeltaNet(m) => self.delta_net(i, m, rows, states, step),
+            Recurrent::Mamba(m) => self.mamba(i, m, rows, states, step),
+            Recurrent::ShortConv(m) => self.short_conv(i, m, rows, states, step),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! llama-server's `/completion`, `/infill`, `/embedding`, `/props`, `/lora-adapters` and the count of a chat's tokens.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use starling_api::input::Input;
+use starling_api::llama_server::completion::{LlamaCompletion, LlamaPlan, LlamaWriter, generation_settings};
+use starling_api::llama_server::props::{
+    ChatInputTokens, DefaultSettings, LlamaEmbedding, LlamaEmbeddingRequest, Modalities, Props,
+};
+use starling_api::llama_server::request::LlamaCompletionRequest;
+use starling_api::openai::chat::ChatCompletionRequest;
+use starling_api::openai::embeddings::{EmbeddingRequest, Encoding};
+use starling_api::openai::options::{Logprobs, Options};
+use starling_api::stream::{Framing, ServerSentEvent};
+
+use super::super::state::{Caller, Server};
+use super::answer::{Delivery, SystemClock, respond};
+use super::body::Body;
+use super::chat::count_chat;
+use super::embeddings::embed_inputs;
+use super::error::{ApiError, ErrorBody, HttpError, json};
+use super::options::sampling;
+use super::text::{TextPrompt, TextRequest, start_text};
+
+/// Continue a prompt.
+///
+/// # Errors
+/// A wrong request, or a server that cannot answer now.
+#[utoipa::path(post, path = "/completion", tag = "llama-server", request_body = LlamaCompletionRequest, responses(
+    (status = 200, description = "Answer; with `stream` server-sent events of the same type", content(
+        (LlamaCompletion = "application/json"), (ServerSentEvent = "text/event-stream"),
+    )),
+    (status = "4XX", description = "The request is wrong, or too many requests are queued", body = ErrorBody),
+    (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
+))]
+pub async fn completion(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(mut body): Body<LlamaCompletionRequest>,
+) -> Result<Response, HttpError> {
+    let one = |message: &str| ApiError::param("prompt", message);
+    let prompt = match body.completion.prompt.take() {
+        Some(Input::Text(text)) => TextPrompt::Text(text),
+        Some(Input::Tokens(tokens)) => TextPrompt::Tokens(tokens),
+        Some(Input::Texts(mut texts)) if texts.len() == 1 => TextPrompt::Text(texts.remove(0)),
+        Some(_) => return Err(one("prompt has several prompts, expected one; /v1/completions takes several").into()),
+        None => return Err(one("prompt is missing").into()),
+    };
+    Ok(answer(&server, &caller, body, prompt, "prompt").await?)
+}
+
+/// Fill a gap in a text.
+///
+/// # Errors
+/// A wrong request, a model without the tokens for it, or a server that cannot answer now.
+#[utoipa::path(post, path = "/infill", tag = "llama-server", request_body = LlamaCompletionRequest, responses(
+    (status = 200, description = "Answer; with `stream` server-sent events of the same type", content(
+        (LlamaCompletion = "application/json"), (ServerSentEvent = "text/event-stream"),
+    )),
+    (status = "4XX", description = "The request is wrong, or too many requests are queued", body = ErrorBody),
+    (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
+))]
+pub async fn infill(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(mut body): Body<LlamaCompletionRequest>,
+) -> Result<Response, HttpError> {
+    let gap = body.completion.infill()?;
+    Ok(answer(&server, &caller, body, TextPrompt::Infill(gap), "input_prefix").await?)
+}
+
+async fn answer(
+    server: &Server,
+    caller: &Caller,
+    body: LlamaCompletionRequest,
+    prompt: TextPrompt,
+    param: &'static str,
+) -> Result<Response, ApiError> {
+    let LlamaCompletionRequest { options, constraint, completion } = body;
+    let logprobs = completion.check()?;
+    let request = TextRequest { options, constraint, logprobs, prompt, param };
+    let text = start_text(server, caller, request, "cmpl-").await?;
+    let plan = LlamaPlan {
+        model: Arc::clone(&text.instance.model),
+        settings: generation_settings(&text.sampling, text.max_tokens, &text.stops),
+        tokens: text.tokens,
+        stops: text.stops,
+        id_slot: text.options.id_slot.unwrap_or(-1),
+        return_tokens: completion.return_tokens == Some(true),
+        logprobs: logprobs.is_requested,
+        response_fields: completion.response_fields,
+    };
+    let size = if logprobs.is_requested { usize::MAX } else { 0 };
+    let delivery = Delivery { framing: text.options.is_stream().then_some(Framing::ServerSentEvents), size };
+    let writer = LlamaWriter::new(plan, &text.head, SystemClock { start: caller.arrival });
+    respond(&text.instance, text.updates, writer, delivery, LlamaWriter::into_response).await
+}
+
+/// Create embeddings.
+///
+/// # Errors
+/// A wrong request, or a server that cannot answer now.
+#[utoipa::path(post, path = "/embedding", tag = "llama-server", request_body = LlamaEmbeddingRequest, responses(
+    (status = 200, description = "Embeddings", body = Vec<LlamaEmbedding>),
+    (status = "4XX", description = "The request is wrong, or too many requests are queued", body = ErrorBody),
+    (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
+))]
+pub async fn embedding(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body<LlamaEmbeddingRequest>,
+) -> Result<Response, HttpError> {
+    let encoding_format = Some(Encoding::Float);
+    let request = EmbeddingRequest { model: None, input: body.content, encoding_format, dimensions: None, user: None };
+    let vectors = embed_inputs(&server, &caller, request, false).await?.vectors;
+    let embedding = |(index, vector)| LlamaEmbedding { index, embedding: vec![vector] };
+    let all: Vec<LlamaEmbedding> = vectors.into_iter().enumerate().map(embedding).collect();
+    Ok(json(StatusCode::OK, &all))
+}
+
+/// Properties of the server and its default model.
+///
+/// # Errors
+/// A model that does not load.
+#[utoipa::path(get, path = "/props", tag = "llama-server", responses(
+    (status = 200, description = "Properties", body = Props),
+    (status = "4XX", description = "No API key", body = ErrorBody),
+    (status = "5XX", description = "The model does not load", body = ErrorBody),
+))]
+pub async fn props(State(server): State<Arc<Server>>, caller: Caller) -> Result<Response, HttpError> {
+    let instance = server.model(None, None, &caller).await?;
+    let defaults = sampling(&Options::default(), &instance, Logprobs::default(), 0).await?;
+    let tokenizer = &instance.model.tokenizer;
+    let text = |token: Option<u32>| {
+        let bytes = token.and_then(|token| tokenizer.token_text(token)).unwrap_or_default();
+        String::from_utf8_lossy(bytes).into_owned()
+    };
+    let props = Props {
+        default_generation_settings: DefaultSettings {
+            n_ctx: instance.n_ctx(),
+            params: generation_settings(&defaults, instance.settings().max_tokens, &[]),
+        },
+        total_slots: instance.engine.map_or(0, |options| options.max_seqs),
+        model_alias: instance.name.to_string(),
+        model_path: instance.source.clone(),
+        chat_template: instance.template.source().into(),
+        bos_token: text(tokenizer.bos()),
+        eos_token: text(tokenizer.eos()),
+        modalities: Modalities::default(),
+        build_info: format!("starling-{}", env!("CARGO_PKG_VERSION")),
+    };
+    Ok(json(StatusCode::OK, &props))
+}
+
+/// List adapters: there are none.
+#[utoipa::path(get, path = "/lora-adapters", tag = "llama-server", responses(
+    (status = 200, description = "An empty list", body = Vec<String>),
+    (status = "4XX", description = "No API key", body = ErrorBody),
+))]
+pub async fn lora_adapters() -> Response {
+    json(StatusCode::OK, &[(); 0])
+}
+
+/// Count the tokens of a chat's prompt.
+///
+/// # Errors
+/// A wrong request.
+#[utoipa::path(post, path = "/v1/chat/completions/input_tokens", tag = "llama-server", request_body = ChatCompletionRequest, responses(
+    (status = 200, description = "Number of tokens", body = ChatInputTokens),
+    (status = "4XX", description = "The request is wrong", body = ErrorBody),
+    (status = "5XX", description = "The server cannot answer now", body = ErrorBody),
+))]
+pub async fn chat_input_tokens(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body<ChatCompletionRequest>,
+) -> Result<Response, HttpError> {
+    let input_tokens = count_chat(&server, &caller, body).await?;
+    Ok(json(StatusCode::OK, &ChatInputTokens { object: "response.input_tokens", input_tokens }))
+}

@@ -1,0 +1,191 @@
+//! `POST /api/pull`, `/api/copy`, `/api/create` and `DELETE /api/delete`: changes of the models of the server.
+
+use std::sync::Arc;
+
+use axum::body::Body as HttpBody;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt;
+use http_body_util::channel::Channel;
+use starling_api::ollama::error::OllamaError;
+use starling_api::ollama::models::{
+    OllamaCopyRequest, OllamaCreateRequest, OllamaDeleteRequest, OllamaProgress, OllamaPullRequest,
+};
+use starling_api::ollama::request::model_name;
+
+use super::super::super::admin::settings::entry_of;
+use super::super::super::state::{Caller, Server};
+use super::super::body::Body;
+use super::super::error::{ApiError, HttpError, json, request_id};
+use crate::models;
+
+/// Refuses callers that may not change the models of the server.
+fn check_manager(caller: &Caller) -> Result<(), ApiError> {
+    if caller.is_manager {
+        return Ok(());
+    }
+    let message = "models are added and removed with the key of an administrator (--admin-key-file), or from this \
+                   machine if the server has no keys";
+    Err(ApiError::new(StatusCode::FORBIDDEN.as_u16(), "permission_error", message).code("not_allowed"))
+}
+
+/// The source of a name as Ollama's clients write it: `hf.co/OWNER/REPO:QUANT` is `hf:OWNER/REPO:QUANT`.
+fn source_of(name: &str) -> String {
+    let hub = ["hf.co/", "huggingface.co/"].iter().find_map(|prefix| name.strip_prefix(prefix));
+    hub.map_or_else(|| model_name(name).to_string(), |rest| format!("hf:{}", model_name(rest)))
+}
+
+/// Download a model into the store and add it to the server.
+///
+/// # Errors
+/// A caller that may not, or a source that is none.
+#[utoipa::path(post, path = "/api/pull", tag = "Ollama", request_body = OllamaPullRequest, responses(
+    (status = 200, description = "Progress; unless `stream` is false, lines of JSON", content(
+        (OllamaProgress = "application/json"), (OllamaProgress = "application/x-ndjson"),
+    )),
+    (status = "4XX", description = "Not allowed, or no such source", body = OllamaError),
+    (status = "5XX", description = "The download failed", body = OllamaError),
+))]
+pub async fn pull(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body<OllamaPullRequest>,
+) -> Result<Response, HttpError> {
+    check_manager(&caller)?;
+    if body.insecure == Some(true) {
+        return Err(ApiError::unsupported("insecure", "insecure: downloads are always verified").into());
+    }
+    let known = server.pool.find(Some(model_name(&body.model))).is_ok();
+    let source = source_of(&body.model);
+    let work = async move {
+        if known {
+            return Ok(());
+        }
+        let pulled = tokio::task::spawn_blocking(move || models::pull(&source));
+        let pulled = pulled.await.map_err(|_| ApiError::internal("the download panicked; see the log"))?;
+        let (name, source) = pulled.map_err(|e| ApiError::param("model", e.to_string()).code("pull_failed"))?;
+        add(&server, &name, source.into())
+    };
+    if body.stream == Some(false) {
+        work.await?;
+        return Ok(json(StatusCode::OK, &OllamaProgress { status: "success" }));
+    }
+    Ok(progress("pulling manifest", work))
+}
+
+/// Lines of a response: `first`, then the result of `work`.
+fn progress(first: &'static str, work: impl Future<Output = Result<(), ApiError>> + Send + 'static) -> Response {
+    let (mut sender, body) = Channel::<axum::body::Bytes, std::convert::Infallible>::new(4);
+    let id = request_id();
+    tokio::spawn(async move {
+        let line = |value: Result<Vec<u8>, serde_json::Error>| {
+            let mut line = value.unwrap_or_default();
+            line.push(b'\n');
+            line.into()
+        };
+        if sender.send_data(line(serde_json::to_vec(&OllamaProgress { status: first }))).await.is_err() {
+            return;
+        }
+        let last = match work.await {
+            Ok(()) => serde_json::to_vec(&OllamaProgress { status: "success" }),
+            Err(e) => serde_json::to_vec(&OllamaError::from(e.body(id))),
+        };
+        let _ = sender.send_data(line(last)).await;
+    });
+    let body = HttpBody::new(body.map_err(|never| match never {}));
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
+}
+
+/// Adds a model under a name; the first request loads it.
+fn add(server: &Server, name: &str, source: std::path::PathBuf) -> Result<(), ApiError> {
+    let entry = entry_of(&server.pool.configuration(), name, source, &toml::Table::new())?;
+    server.pool.add(entry).map_err(|e| ApiError::invalid(e.to_string()).code("model_exists"))
+}
+
+/// Gives a model another name.
+fn copy_model(server: &Server, from: &str, name: &str) -> Result<(), ApiError> {
+    let entry = server.pool.find(Some(model_name(from)))?;
+    let Some(source) = entry.source() else {
+        return Err(ApiError::unsupported("source", "source: the bundled model has no file to name"));
+    };
+    add(server, model_name(name), source)
+}
+
+/// Give a model another name.
+///
+/// # Errors
+/// A caller that may not, no such model, or a name that is taken.
+#[utoipa::path(post, path = "/api/copy", tag = "Ollama", request_body = OllamaCopyRequest, responses(
+    (status = 200, description = "The model has the name too"),
+    (status = "4XX", description = "Not allowed, no such model, or the name is taken", body = OllamaError),
+    (status = "5XX", description = "The server cannot answer now", body = OllamaError),
+))]
+pub async fn copy(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body<OllamaCopyRequest>,
+) -> Result<StatusCode, HttpError> {
+    check_manager(&caller)?;
+    copy_model(&server, &body.source, &body.destination)?;
+    Ok(StatusCode::OK)
+}
+
+/// Give a model another name. Everything else that a Modelfile may say is refused.
+///
+/// # Errors
+/// A caller that may not, a field that is not supported, no such model, or a name that is taken.
+#[utoipa::path(post, path = "/api/create", tag = "Ollama", request_body = OllamaCreateRequest, responses(
+    (status = 200, description = "Progress; unless `stream` is false, lines of JSON", content(
+        (OllamaProgress = "application/json"), (OllamaProgress = "application/x-ndjson"),
+    )),
+    (status = "4XX", description = "Not allowed, not supported, or the name is taken", body = OllamaError),
+    (status = "5XX", description = "The server cannot answer now", body = OllamaError),
+))]
+pub async fn create(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body<OllamaCreateRequest>,
+) -> Result<Response, HttpError> {
+    check_manager(&caller)?;
+    copy_model(&server, body.source()?, &body.model)?;
+    if body.stream == Some(false) {
+        return Ok(json(StatusCode::OK, &OllamaProgress { status: "success" }));
+    }
+    Ok(progress("using existing layer", async { Ok(()) }))
+}
+
+/// Remove a model from the server. Its file stays in the store.
+///
+/// # Errors
+/// A caller that may not, or no such model.
+#[utoipa::path(delete, path = "/api/delete", tag = "Ollama", request_body = OllamaDeleteRequest, responses(
+    (status = 200, description = "The model is removed"),
+    (status = "4XX", description = "Not allowed, or no such model", body = OllamaError),
+    (status = "5XX", description = "The server cannot answer now", body = OllamaError),
+))]
+pub async fn delete(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body<OllamaDeleteRequest>,
+) -> Result<StatusCode, HttpError> {
+    check_manager(&caller)?;
+    let entry = server.pool.find(Some(model_name(&body.model))).map_err(ApiError::from)?;
+    server.pool.remove(&entry).await;
+    Ok(StatusCode::OK)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn names_of_the_hub_are_sources() {
+        for (name, source) in [
+            ("hf.co/a/b:Q4_K_M", "hf:a/b:Q4_K_M"),
+            ("huggingface.co/a/b:latest", "hf:a/b"),
+            ("hf:a/b", "hf:a/b"),
+            ("https://host/x.gguf", "https://host/x.gguf"),
+        ] {
+            assert_eq!(super::source_of(name), source);
+        }
+    }
+}

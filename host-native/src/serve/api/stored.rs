@@ -1,0 +1,337 @@
+//! Chat completions of requests with `store: true`: kept in the state store, retrieved, changed and deleted by ID.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use starling::chat::Json;
+use starling_api::answer::Answer;
+use starling_api::openai::chat::{ChatChoice, ChatPlan};
+use starling_api::openai::response::{CompletionResponse, ResponseHead};
+use starling_api::openai::stored::{
+    Deleted, Metadata, MetadataChange, PageQuery, StoredList, check_metadata, stored_messages,
+};
+
+use super::super::offload::offload;
+use super::super::state::{Caller, Server, unix_millis};
+use super::super::state_store::{Kind, RowId, RowInfo, StateError, StateStore};
+use super::body::Body;
+use super::error::{ApiError, ErrorBody, HttpError, json};
+use super::params::{PathParams, QueryParams};
+use super::writes::state_error;
+
+impl Server {
+    /// The state store.
+    ///
+    /// # Errors
+    /// 400 without `--state-dir`; `what` needs it.
+    pub fn state_store(&self, what: &str) -> Result<&Arc<StateStore>, ApiError> {
+        let none = || ApiError::invalid(format!("{what} needs a server with --state-dir")).code("state_dir_needed");
+        self.pool.resources().state.as_ref().ok_or_else(none)
+    }
+
+    /// Expiry of an answer that is stored now, in milliseconds since 1970.
+    pub fn answer_expiry(&self, now: u64) -> u64 {
+        let ttl = self.settings().stored_answers_ttl.as_millis();
+        now.saturating_add(u64::try_from(ttl).unwrap_or(u64::MAX))
+    }
+}
+
+/// Keeps a completion.
+#[derive(Clone)]
+pub struct Recorder {
+    store: Arc<StateStore>,
+    tenant: Arc<str>,
+    messages: Arc<Vec<Json>>,
+    metadata: Metadata,
+    expiry: u64,
+}
+
+impl Recorder {
+    /// For a request with `store: true`.
+    ///
+    /// # Errors
+    /// If the server stores nothing, or the metadata are invalid.
+    pub fn new(
+        server: &Server,
+        caller: &Caller,
+        metadata: Option<Value>,
+        messages: Vec<Json>,
+    ) -> Result<Recorder, ApiError> {
+        let store = server.state_store("store: true");
+        let store = store.map_err(|e| ApiError { param: Some("store".into()), ..e })?;
+        Ok(Recorder {
+            store: Arc::clone(store),
+            tenant: Arc::clone(&caller.tenant.name),
+            messages: Arc::new(messages),
+            metadata: check_metadata(metadata)?,
+            expiry: server.answer_expiry(unix_millis()),
+        })
+    }
+
+    /// Stores the completion of these answers.
+    pub fn write(
+        &self,
+        plan: ChatPlan,
+        head: ResponseHead,
+        answers: Vec<Answer>,
+    ) -> impl Future<Output = Result<(), StateError>> + Send + 'static {
+        let recorder = self.clone();
+        async move {
+            let id = Arc::clone(&head.id.0);
+            let (inner, name) = (recorder.clone(), Arc::clone(&id));
+            let build = move || inner.row(&name, &plan.response(head, answers));
+            let row = offload(usize::MAX, build).await.map_err(|_| StateError::Ended)?;
+            let id = RowId { kind: Kind::Completion, tenant: recorder.tenant, id };
+            recorder.store.put(id, row, unix_millis(), recorder.expiry).durable().await
+        }
+    }
+
+    fn row(&self, id: &str, completion: &CompletionResponse<ChatChoice>) -> Vec<u8> {
+        // our own types serialise without errors
+        let completion = serde_json::to_vec(completion).unwrap_or_default();
+        let messages = serde_json::to_vec(&stored_messages(id, &self.messages)).unwrap_or_default();
+        Stored { completion, messages, metadata: self.metadata.clone() }.encode()
+    }
+}
+
+/// Value of a row: lengths of completion and messages in 4 bytes each, completion, messages, and metadata, all in JSON.
+struct Stored {
+    completion: Vec<u8>,
+    messages: Vec<u8>,
+    metadata: Metadata,
+}
+
+impl Stored {
+    fn encode(&self) -> Vec<u8> {
+        let metadata = serde_json::to_vec(&self.metadata).unwrap_or_default();
+        // requests and answers are far below 4 GiB
+        let lengths = [&self.completion, &self.messages].map(|part| (part.len() as u32).to_le_bytes());
+        [&lengths[0][..], &lengths[1], &self.completion, &self.messages, &metadata].concat()
+    }
+
+    fn decode(row: &[u8]) -> Option<Stored> {
+        let (first, rest) = row.split_first_chunk()?;
+        let (second, rest) = rest.split_first_chunk()?;
+        let (completion, rest) = rest.split_at_checked(u32::from_le_bytes(*first) as usize)?;
+        let (messages, rest) = rest.split_at_checked(u32::from_le_bytes(*second) as usize)?;
+        let metadata = serde_json::from_slice(rest).ok()?;
+        Some(Stored { completion: completion.into(), messages: messages.into(), metadata })
+    }
+
+    /// The completion with its metadata. Its bytes are those of the response.
+    fn json(&self) -> Option<Box<RawValue>> {
+        let text = std::str::from_utf8(&self.completion).ok()?.strip_suffix('}')?;
+        let metadata = serde_json::to_string(&self.metadata).ok()?;
+        RawValue::from_string(format!("{text},\"metadata\":{metadata}}}")).ok()
+    }
+
+    fn model(&self) -> Option<String> {
+        #[derive(serde::Deserialize)]
+        struct Model {
+            model: String,
+        }
+        serde_json::from_slice::<Model>(&self.completion).ok().map(|completion| completion.model)
+    }
+
+    fn fits(&self, query: &PageQuery) -> bool {
+        query.metadata.iter().all(|(name, value)| self.metadata.get(name) == Some(value))
+            && query.model.as_ref().is_none_or(|model| self.model().as_ref() == Some(model))
+    }
+}
+
+/// Parameters of a list.
+#[derive(Debug, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "describes the interface; PageQuery reads the parameters")]
+pub struct PageParams {
+    /// Only what comes after the object of this ID.
+    after: Option<String>,
+    /// Number of objects, at most. Default: 20.
+    #[param(minimum = 1, maximum = 100)]
+    limit: Option<usize>,
+    /// By the time of creation: `asc`, the default, or `desc`.
+    #[param(inline)]
+    order: Option<Order>,
+}
+
+/// Parameters of a list of completions.
+#[derive(Debug, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "describes the interface; PageQuery reads the parameters")]
+pub struct FilterParams {
+    /// Only those of a model.
+    model: Option<String>,
+}
+
+/// Order of a list.
+#[derive(Debug, utoipa::ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "describes the interface; PageQuery reads the parameters")]
+pub enum Order {
+    Asc,
+    Desc,
+}
+
+fn row_id(caller: &Caller, id: &str) -> RowId {
+    RowId { kind: Kind::Completion, tenant: Arc::clone(&caller.tenant.name), id: id.into() }
+}
+
+fn not_found(param: &str) -> ApiError {
+    let message =
+        "there is no such stored completion: it was not stored, has expired, was deleted or made room for others";
+    let error = ApiError::new(StatusCode::NOT_FOUND.as_u16(), "invalid_request_error", message);
+    ApiError { param: Some(param.into()), ..error }.code("completion_not_found")
+}
+
+fn malformed() -> ApiError {
+    ApiError::internal("internal error: a stored completion has another format")
+}
+
+async fn read(server: &Server, caller: &Caller, id: &str) -> Result<(Stored, RowId, RowInfo), ApiError> {
+    let store = server.state_store("stored completions")?;
+    let row = row_id(caller, id);
+    let info = store.info(&row).ok_or_else(|| not_found("completion_id"))?;
+    let value = store.get(row.clone()).await.map_err(|e| state_error(&e))?.ok_or_else(|| not_found("completion_id"))?;
+    Ok((Stored::decode(&value).ok_or_else(malformed)?, row, info))
+}
+
+fn raw(body: &RawValue) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body.get().to_string()).into_response()
+}
+
+/// Retrieve a stored chat completion.
+///
+/// # Errors
+/// If there is none of this ID, or the server stores none.
+#[utoipa::path(get, path = "/v1/chat/completions/{completion_id}", tag = "OpenAI",
+    params(("completion_id" = String, Path, description = "ID of the completion")), responses(
+    (status = 200, description = "Completion, with its metadata", body = CompletionResponse<ChatChoice>),
+    (status = "4XX", description = "No such completion", body = ErrorBody),
+))]
+pub async fn retrieve(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    PathParams(id): PathParams<String>,
+) -> Result<Response, HttpError> {
+    let (stored, ..) = read(&server, &caller, &id).await?;
+    Ok(raw(&stored.json().ok_or_else(malformed)?))
+}
+
+/// Replace the metadata of a stored chat completion.
+///
+/// # Errors
+/// If there is none of this ID, the metadata are invalid, or the server stores none.
+#[utoipa::path(post, path = "/v1/chat/completions/{completion_id}", tag = "OpenAI", request_body = MetadataChange,
+    params(("completion_id" = String, Path, description = "ID of the completion")), responses(
+    (status = 200, description = "Completion, with its new metadata", body = CompletionResponse<ChatChoice>),
+    (status = "4XX", description = "No such completion, or invalid metadata", body = ErrorBody),
+))]
+pub async fn change(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    PathParams(id): PathParams<String>,
+    Body(body): Body<MetadataChange>,
+) -> Result<Response, HttpError> {
+    let metadata = check_metadata(Some(body.metadata))?;
+    let (stored, row, info) = read(&server, &caller, &id).await?;
+    let stored = Stored { metadata, ..stored };
+    let store = server.state_store("stored completions")?;
+    let written = store.put(row, stored.encode(), info.created, info.expires);
+    written.durable().await.map_err(|e| state_error(&e))?;
+    Ok(raw(&stored.json().ok_or_else(malformed)?))
+}
+
+/// Delete a stored chat completion.
+///
+/// # Errors
+/// If there is none of this ID, or the server stores none.
+#[utoipa::path(delete, path = "/v1/chat/completions/{completion_id}", tag = "OpenAI",
+    params(("completion_id" = String, Path, description = "ID of the completion")), responses(
+    (status = 200, description = "The completion is gone", body = Deleted),
+    (status = "4XX", description = "No such completion", body = ErrorBody),
+))]
+pub async fn delete(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    PathParams(id): PathParams<String>,
+) -> Result<Response, HttpError> {
+    let store = server.state_store("stored completions")?;
+    let row = row_id(&caller, &id);
+    if store.info(&row).is_none() {
+        return Err(not_found("completion_id").into());
+    }
+    store.delete(row).durable().await.map_err(|e| state_error(&e))?;
+    Ok(json(StatusCode::OK, &Deleted { id, object: "chat.completion.deleted", deleted: true }))
+}
+
+/// List the messages of a stored chat completion's request.
+///
+/// # Errors
+/// If there is none of this ID, a parameter is wrong, or the server stores none.
+#[utoipa::path(get, path = "/v1/chat/completions/{completion_id}/messages", tag = "OpenAI",
+    params(("completion_id" = String, Path, description = "ID of the completion"), PageParams), responses(
+    (status = 200, description = "Messages", body = StoredList),
+    (status = "4XX", description = "No such completion", body = ErrorBody),
+))]
+pub async fn messages(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    PathParams(id): PathParams<String>,
+    QueryParams(query): QueryParams<Vec<(String, String)>>,
+) -> Result<Response, HttpError> {
+    let query = PageQuery::new(query)?;
+    let (stored, ..) = read(&server, &caller, &id).await?;
+    let messages: Vec<Box<RawValue>> = serde_json::from_slice(&stored.messages).map_err(|_| malformed())?;
+    let messages = messages.into_iter().enumerate().map(|(i, message)| (format!("{id}-{i}"), message)).collect();
+    let mut rest = query.rest(messages, |(id, _)| id).ok_or_else(|| not_found("after"))?;
+    let has_more = rest.len() > query.limit;
+    rest.truncate(query.limit);
+    Ok(json(StatusCode::OK, &StoredList::new(rest, has_more)))
+}
+
+/// List stored chat completions, the oldest first.
+///
+/// # Errors
+/// If a parameter is wrong, or the server stores none.
+#[utoipa::path(get, path = "/v1/chat/completions", tag = "OpenAI", params(PageParams, FilterParams), responses(
+    (status = 200, description = "Completions with their metadata; `metadata[NAME]=VALUE` in the query filters", body = StoredList),
+    (status = "4XX", description = "A parameter is wrong", body = ErrorBody),
+))]
+pub async fn list(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    QueryParams(query): QueryParams<Vec<(String, String)>>,
+) -> Result<Response, HttpError> {
+    let query = PageQuery::new(query)?;
+    let store = Arc::clone(server.state_store("stored completions")?);
+    let tenant = Arc::clone(&caller.tenant.name);
+    let list = offload(usize::MAX, move || page(&store, &tenant, &query)).await??;
+    Ok(json(StatusCode::OK, &list))
+}
+
+/// The page of a tenant's completions; reads as many rows as it needs.
+fn page(store: &StateStore, tenant: &str, query: &PageQuery) -> Result<StoredList, ApiError> {
+    let mut rows = store.list(Kind::Completion, Some(tenant));
+    rows.sort_by(|(a, a_info), (b, b_info)| (a_info.created, a).cmp(&(b_info.created, b)));
+    let rest = query.rest(rows, |(row, _)| &row.id).ok_or_else(|| not_found("after"))?;
+    let mut found = Vec::new();
+    for (row, _) in rest {
+        // one may be deleted meanwhile
+        let Some(value) = store.read(&row).map_err(|e| state_error(&e))? else { continue };
+        let stored = Stored::decode(&value).ok_or_else(malformed)?;
+        if stored.fits(query) {
+            found.push((row.id.to_string(), stored.json().ok_or_else(malformed)?));
+        }
+        if found.len() > query.limit {
+            break;
+        }
+    }
+    let has_more = found.len() > query.limit;
+    found.truncate(query.limit);
+    Ok(StoredList::new(found, has_more))
+}

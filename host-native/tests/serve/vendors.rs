@@ -1,0 +1,315 @@
+//! The APIs of Anthropic, OpenAI (Responses), Ollama and llama-server: the same greedy answer through each, streamed and not,
+//! and errors in the form of each.
+
+use serde_json::{Value, json};
+
+use crate::server::{Response, Server, fixture};
+
+const MODEL: &str = "starling-tiny-q8_0";
+const N: u64 = 12;
+
+fn hi() -> Value {
+    json!([{ "role": "user", "content": "Hi" }])
+}
+
+/// The answer to "Hi" by OpenAI's chat completions.
+fn expected(server: &Server) -> String {
+    let body = json!({ "messages": hi(), "max_tokens": N, "temperature": 0 });
+    let answer = server.ok("/v1/chat/completions", &body);
+    answer["choices"][0]["message"]["content"].as_str().expect("a text").to_string()
+}
+
+/// Names and data of the events of a stream.
+fn events(response: &Response) -> Vec<(String, Value)> {
+    assert_eq!(response.status, 200, "{}", response.text());
+    let parse = |(name, data): (String, String)| (name, serde_json::from_str(&data).expect("JSON"));
+    response.events().into_iter().map(parse).collect()
+}
+
+fn lines(response: &Response) -> Vec<Value> {
+    assert_eq!(response.status, 200, "{}", response.text());
+    assert_eq!(response.header("content-type"), Some("application/x-ndjson"));
+    response.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+/// The texts at a path of each value, joined.
+fn join<'a>(values: impl Iterator<Item = &'a Value>, pointer: &str) -> String {
+    values.filter_map(|value| value.pointer(pointer)?.as_str()).collect()
+}
+
+fn with(body: &Value, more: Value) -> Value {
+    let mut body = body.clone();
+    more.as_object().expect("an object").iter().for_each(|(name, value)| body[name] = value.clone());
+    body
+}
+
+#[test]
+fn every_api_streams_the_same_answer() {
+    let server = Server::start(&[]);
+    let expected = expected(&server);
+
+    let body = json!({ "model": MODEL, "max_tokens": N, "temperature": 0, "messages": hi() });
+    let whole = server.ok("/v1/messages", &body);
+    assert_eq!(whole["content"], json!([{ "type": "text", "text": expected }]));
+    assert_eq!(whole["stop_reason"], "max_tokens");
+    let stream = events(&server.post("/v1/messages", &with(&body, json!({ "stream": true }))));
+    assert_eq!(join(stream.iter().map(|(_, data)| data), "/delta/text"), expected);
+    assert_eq!(stream.last().expect("an event").0, "message_stop");
+    let count = server.ok("/v1/messages/count_tokens", &json!({ "model": MODEL, "messages": hi() }));
+    let usage = &whole["usage"];
+    let n_prompt = usage["input_tokens"].as_u64().zip(usage["cache_read_input_tokens"].as_u64()).map(|(a, b)| a + b);
+    assert_eq!((count["input_tokens"].as_u64(), usage["output_tokens"].as_u64()), (n_prompt, Some(N)));
+
+    let body = json!({ "model": MODEL, "max_output_tokens": N, "temperature": 0, "input": "Hi" });
+    let whole = server.ok("/v1/responses", &body);
+    assert_eq!(whole["output"][0]["content"][0]["text"], expected);
+    assert_eq!(
+        (&whole["status"], &whole["incomplete_details"]["reason"]),
+        (&json!("incomplete"), &json!("max_output_tokens"))
+    );
+    let stream = events(&server.post("/v1/responses", &with(&body, json!({ "stream": true }))));
+    let deltas = stream.iter().filter(|(name, _)| name == "response.output_text.delta").map(|(_, data)| data);
+    assert_eq!(join(deltas, "/delta"), expected);
+    let last = &stream.last().expect("an event").1["response"];
+    assert_eq!(
+        (&last["output"][0]["content"], &last["usage"]["total_tokens"]),
+        (&whole["output"][0]["content"], &whole["usage"]["total_tokens"])
+    );
+    let count = server.ok("/v1/responses/input_tokens", &json!({ "input": "Hi" }));
+    assert_eq!(count["input_tokens"], whole["usage"]["input_tokens"]);
+
+    let body = json!({ "model": format!("{MODEL}:latest"), "messages": hi(), "options": { "temperature": 0, "num_predict": N } });
+    let stream = lines(&server.post("/api/chat", &body));
+    assert_eq!(join(stream.iter(), "/message/content"), expected);
+    let whole = server.ok("/api/chat", &with(&body, json!({ "stream": false })));
+    assert_eq!((&whole["message"]["content"], &whole["done_reason"]), (&json!(expected), &json!("length")));
+    let last = stream.last().expect("a line");
+    for name in ["done", "done_reason", "eval_count", "prompt_eval_count"] {
+        assert_eq!(last[name], whole[name], "{name}");
+    }
+    assert!(last["total_duration"].as_u64() > Some(0) && last["eval_duration"].as_u64() > Some(0), "{last}");
+    let body = json!({ "model": MODEL, "prompt": "Hi", "options": { "temperature": 0, "num_predict": N } });
+    assert_eq!(join(lines(&server.post("/api/generate", &body)).iter(), "/response"), expected);
+
+    let prompt = server.ok("/apply-template", &json!({ "messages": hi() }));
+    let body = json!({ "prompt": prompt["tokens"], "n_predict": N, "temperature": 0 });
+    let whole = server.ok("/completion", &body);
+    assert_eq!((&whole["content"], &whole["stop_type"]), (&json!(expected), &json!("limit")));
+    assert_eq!((&whole["tokens_predicted"], &whole["timings"]["predicted_n"]), (&json!(N), &json!(N)));
+    let stream = events(&server.post("/completion", &with(&body, json!({ "stream": true }))));
+    assert_eq!(join(stream.iter().map(|(_, data)| data), "/content"), expected);
+    let probable = server.ok("/completion", &with(&body, json!({ "n_probs": 2, "return_tokens": true })));
+    assert_eq!(probable["completion_probabilities"].as_array().map(Vec::len), Some(N as usize));
+    assert_eq!(probable["completion_probabilities"][0]["top_logprobs"].as_array().map(Vec::len), Some(2));
+    assert_eq!(probable["tokens"].as_array().map(Vec::len), Some(N as usize));
+    let fields = ["content", "generation_settings/n_predict", "nothing"];
+    let chosen = server.ok("/completion", &with(&body, json!({ "response_fields": fields })));
+    assert_eq!(chosen, json!({ "content": expected, "n_predict": N }));
+}
+
+#[test]
+fn raw_prompts_are_continued() {
+    let server = Server::start(&[]);
+    let prompt = "Once upon a time";
+    let body = json!({ "prompt": prompt, "max_tokens": 9, "temperature": 0 });
+    let text = server.ok("/v1/completions", &body)["choices"][0]["text"].clone();
+    let body = json!({ "prompt": prompt, "n_predict": 9, "temperature": 0 });
+    assert_eq!(server.ok("/completion", &body)["content"], text);
+    assert_eq!(server.ok("/completions", &body)["content"], text);
+    let body = json!({ "model": MODEL, "prompt": prompt, "raw": true, "stream": false, "options": { "num_predict": 9, "temperature": 0 } });
+    assert_eq!(server.ok("/api/generate", &body)["response"], text);
+    let stopped = json!({ "prompt": prompt, "temperature": 0, "stop": ["."] });
+    let whole = server.ok("/completion", &stopped);
+    assert_eq!((&whole["stop_type"], &whole["stopping_word"]), (&json!("word"), &json!(".")));
+    // the model has no tokens for infill
+    for (path, body) in [
+        ("/infill", json!({ "input_prefix": "a", "input_suffix": "b" })),
+        ("/api/generate", json!({ "model": MODEL, "prompt": "a", "suffix": "b" })),
+    ] {
+        let response = server.post(path, &body);
+        assert!(response.status == 400 && response.text().contains("fill-in-the-middle"), "{}", response.text());
+    }
+}
+
+#[test]
+fn forced_calls_come_in_the_form_of_each_api() {
+    let server = Server::start(&["--chat-template", &fixture("chat/qwen-tools.jinja")]);
+    let schema = json!({ "type": "object", "properties": { "a": { "enum": [1, 2] } }, "required": ["a"] });
+    let body = json!({
+        "model": MODEL, "max_tokens": 200, "temperature": 0, "messages": hi(),
+        "tools": [{ "name": "f", "input_schema": schema }, { "type": "web_search_20250305", "name": "web_search" }],
+        "tool_choice": { "type": "tool", "name": "f" },
+    });
+    let response = server.post("/v1/messages", &body);
+    assert_eq!(response.header("x-starling-skipped"), Some("web_search_20250305"));
+    let message = response.json();
+    assert_eq!(
+        (&message["stop_reason"], &message["content"][0]["type"]),
+        (&json!("tool_use"), &json!("tool_use")),
+        "{message}"
+    );
+    let input = &message["content"][0]["input"];
+    assert!(input["a"].is_number(), "{message}");
+    let stream = events(&server.post("/v1/messages", &with(&body, json!({ "stream": true }))));
+    let json_text = join(stream.iter().map(|(_, data)| data), "/delta/partial_json");
+    assert_eq!(&serde_json::from_str::<Value>(&json_text).expect("JSON"), input);
+    // the result of the call in the next turn
+    let more = json!([
+        { "role": "user", "content": "Hi" },
+        { "role": "assistant", "content": message["content"] },
+        { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": message["content"][0]["id"], "content": "4" }] },
+    ]);
+    let body = with(&body, json!({ "messages": more, "max_tokens": 4, "tool_choice": { "type": "auto" } }));
+    assert_eq!(server.ok("/v1/messages", &body)["role"], "assistant");
+
+    let body = json!({
+        "max_output_tokens": 200, "temperature": 0, "input": "Hi",
+        "tools": [{ "type": "function", "name": "f", "parameters": schema }, { "type": "web_search" }],
+        "tool_choice": { "type": "function", "name": "f" },
+    });
+    let response = server.post("/v1/responses", &body);
+    assert_eq!(response.header("x-starling-skipped"), Some("web_search"));
+    let item = response.json()["output"][0].clone();
+    assert_eq!(item["type"], "function_call", "{item}");
+    assert_eq!(&serde_json::from_str::<Value>(item["arguments"].as_str().expect("a text")).expect("JSON"), input);
+    let result = json!({ "type": "function_call_output", "call_id": item["call_id"], "output": "4" });
+    let body = json!({ "input": [{ "role": "user", "content": "Hi" }, item, result], "max_output_tokens": 4 });
+    assert_eq!(server.ok("/v1/responses", &body)["object"], "response");
+}
+
+#[test]
+fn output_formats_are_enforced() {
+    let server = Server::start(&[]);
+    let schema = json!({ "type": "object", "properties": { "a": { "enum": ["x"] } }, "required": ["a"], "additionalProperties": false });
+    let parse = |text: &Value| serde_json::from_str::<Value>(text.as_str().expect("a text")).expect("JSON");
+    let chat = server.ok("/api/chat", &json!({ "model": MODEL, "messages": hi(), "format": schema, "stream": false }));
+    assert_eq!(parse(&chat["message"]["content"]), json!({ "a": "x" }));
+    let format = json!({ "format": { "type": "json_schema", "name": "n", "schema": schema } });
+    let response = server.ok("/v1/responses", &json!({ "input": "Hi", "text": format }));
+    assert_eq!(parse(&response["output"][0]["content"][0]["text"]), json!({ "a": "x" }));
+    let format = json!({ "format": { "type": "json_schema", "schema": schema } });
+    let message = server
+        .ok("/v1/messages", &json!({ "model": MODEL, "max_tokens": 50, "messages": hi(), "output_config": format }));
+    assert_eq!(parse(&message["content"][0]["text"]), json!({ "a": "x" }));
+    let text = server.ok("/completion", &json!({ "prompt": "Hi", "json_schema": schema }));
+    assert_eq!(parse(&text["content"]), json!({ "a": "x" }));
+}
+
+#[test]
+fn errors_have_the_form_of_the_api() {
+    let server = Server::start(&[]);
+    let anthropic = |body: Value, status: u16, kind: &str| {
+        let response = server.post("/v1/messages", &body);
+        assert_eq!(response.status, status, "{}", response.text());
+        let json = response.json();
+        assert_eq!((&json["type"], &json["error"]["type"]), (&json!("error"), &json!(kind)), "{json}");
+        assert!(json["error"]["message"].is_string() && json["request_id"].as_str() == response.header("x-request-id"));
+    };
+    anthropic(json!({}), 400, "invalid_request_error");
+    anthropic(json!({ "model": MODEL, "messages": hi() }), 400, "invalid_request_error");
+    anthropic(json!({ "model": "x", "max_tokens": 1, "messages": hi() }), 404, "not_found_error");
+    anthropic(
+        json!({ "model": MODEL, "max_tokens": 1, "messages": [{ "role": "user", "content": "dog ".repeat(600) }] }),
+        400,
+        "invalid_request_error",
+    );
+    for (path, body, status) in [
+        ("/api/chat", json!({}), 400),
+        ("/api/chat", json!({ "model": "x", "messages": hi() }), 404),
+        ("/api/generate", json!({ "model": MODEL, "prompt": "a", "images": ["AA=="] }), 400),
+        ("/api/show", json!({ "model": "x" }), 404),
+        ("/api/embed", json!({ "model": MODEL, "input": "dog ".repeat(600) }), 400),
+        ("/api/nothing", json!({}), 404),
+        ("/api/pull", json!({ "model": "no source", "stream": false }), 400),
+        ("/api/create", json!({ "model": "a", "from": MODEL, "system": "x" }), 400),
+    ] {
+        let response = server.post(path, &body);
+        assert_eq!(response.status, status, "{path} {body}: {}", response.text());
+        assert!(response.json()["error"].is_string(), "{path}: {}", response.text());
+    }
+    let tei = server.post("/embed", &json!({ "inputs": "a", "normalize": false }));
+    assert_eq!((tei.status, &tei.json()["error_type"]), (400, &json!("Validation")));
+    for (path, body, param) in [
+        ("/completion", json!({ "prompt": "a", "mirostat": 2 }), "mirostat"),
+        ("/completion", json!({}), "prompt"),
+        ("/v1/responses", json!({ "input": "a", "previous_response_id": "resp_1" }), "previous_response_id"),
+        ("/v1/responses", json!({ "input": "a", "background": true }), "background"),
+    ] {
+        let response = server.post(path, &body);
+        assert_eq!((response.status, &response.json()["error"]["param"]), (400, &json!(param)), "{path}");
+    }
+}
+
+#[test]
+fn models_are_described_as_each_client_asks() {
+    let server = Server::start(&[]);
+    let headers = [("anthropic-version", "2023-06-01")];
+    let list = server.send("GET", "/v1/models", &headers, b"").json();
+    assert_eq!((&list["first_id"], &list["data"][0]["type"]), (&json!(MODEL), &json!("model")));
+    assert_eq!(server.send("GET", &format!("/v1/models/{MODEL}"), &headers, b"").json()["display_name"], MODEL);
+    let unknown = server.send("GET", "/v1/models/x", &headers, b"");
+    assert_eq!((unknown.status, &unknown.json()["error"]["type"]), (404, &json!("not_found_error")));
+
+    let tags = server.get("/api/tags").json();
+    assert_eq!((&tags["models"][0]["name"], &tags["models"][0]["details"]["format"]), (&json!(MODEL), &json!("gguf")));
+    assert_eq!(server.get("/api/ps").json()["models"][0]["model"], MODEL);
+    assert!(server.get("/api/version").json()["version"].is_string());
+    let show = server.ok("/api/show", &json!({ "model": MODEL }));
+    assert!(show["capabilities"].as_array().is_some_and(|all| all.contains(&json!("completion"))), "{show}");
+    assert_eq!(show["model_info"]["general.architecture"], show["details"]["family"]);
+    assert_eq!(server.send("HEAD", "/", &[], b"").status, 200);
+    assert_eq!(server.send("GET", "/", &[("user-agent", "ollama/0.12")], b"").text(), "Ollama is running");
+    let load = server.ok("/api/chat", &json!({ "model": MODEL, "messages": [] }));
+    assert_eq!((&load["done"], &load["done_reason"]), (&json!(true), &json!("load")));
+
+    let props = server.get("/props").json();
+    assert_eq!((&props["model_alias"], &props["default_generation_settings"]["n_ctx"]), (&json!(MODEL), &json!(512)));
+    assert_eq!(server.get("/lora-adapters").json(), json!([]));
+    assert_eq!(server.get("/info").json()["model_id"], MODEL);
+    let count = server.ok("/v1/chat/completions/input_tokens", &json!({ "messages": hi() }));
+    assert_eq!(
+        count["input_tokens"],
+        server.ok("/v1/responses/input_tokens", &json!({ "input": "Hi" }))["input_tokens"]
+    );
+}
+
+#[test]
+fn embeddings_are_the_same_in_each_api() {
+    let server = Server::start(&[]);
+    let vector = server.ok("/v1/embeddings", &json!({ "input": "a dog" }))["data"][0]["embedding"].clone();
+    assert_eq!(server.ok("/api/embed", &json!({ "model": MODEL, "input": "a dog" }))["embeddings"][0], vector);
+    assert_eq!(server.ok("/api/embeddings", &json!({ "model": MODEL, "prompt": "a dog" }))["embedding"], vector);
+    assert_eq!(server.ok("/embed", &json!({ "inputs": ["a dog"] }))[0], vector);
+    assert_eq!(server.ok("/embedding", &json!({ "content": "a dog" }))[0]["embedding"][0], vector);
+    let long = json!({ "model": MODEL, "input": "dog ".repeat(600), "truncate": true });
+    assert_eq!(
+        server.ok("/api/embed", &long)["embeddings"][0].as_array().map(Vec::len),
+        vector.as_array().map(Vec::len)
+    );
+}
+
+#[test]
+fn keys_and_probes_hold_for_every_api() {
+    let server = Server::start(&["--api-key", "sk-a"]);
+    let body = json!({ "model": MODEL, "max_tokens": 1, "messages": hi() });
+    let status = |path: &str, headers: &[(&str, &str)]| server.post_with(path, headers, &body).status;
+    for path in ["/v1/messages", "/api/chat", "/v1/responses", "/completion", "/embed", "/api/pull"] {
+        assert_eq!(status(path, &[]), 401, "{path}");
+    }
+    assert_eq!(server.post("/v1/messages", &body).json()["error"]["type"], "authentication_error");
+    assert!(server.post("/api/chat", &body).json()["error"].is_string());
+    assert_eq!(status("/v1/messages", &[("x-api-key", "sk-a")]), 200);
+    assert_eq!(status("/v1/messages", &[("x-api-key", "sk-b")]), 401);
+    assert_eq!(status("/v1/messages", &[("x-api-key", "sk-a"), ("authorization", "Bearer sk-a")]), 400);
+    // models are added by administrators only
+    let pull = server.post_with("/api/pull", &[("x-api-key", "sk-a")], &json!({ "model": "hf:a/b" }));
+    assert_eq!((pull.status, pull.json()["error"].is_string()), (403, true));
+
+    let open = Server::start(&[]);
+    for body in [json!({ "input": [] }), json!({ "input": "Hi", "generate": false })] {
+        let whole = open.ok("/v1/responses", &body);
+        assert_eq!((&whole["status"], &whole["output"]), (&json!("completed"), &json!([])));
+        let stream = events(&open.post("/v1/responses", &with(&body, json!({ "stream": true }))));
+        assert_eq!(stream.last().expect("an event").0, "response.completed");
+    }
+}

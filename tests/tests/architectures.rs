@@ -1,0 +1,226 @@
+//! Logits and embeddings of small models of many architectures against llama.cpp, whole, in chunks and token by token.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use starling::error::LoadError;
+use starling::kernels::Cpu;
+use starling::kernels::attention::{KvMemory, KvType, PAGE};
+use starling::model::evaluate::{Evaluation, EvaluationError};
+use starling::model::{Exec, KvRef, Model, Run, ScratchSize};
+use starling::pool::Inline;
+use starling::quant::Dtype;
+use starling_tests::architecture::{ROWS, Recipe, recipes};
+use starling_tests::embedding;
+
+/// Recipes that must load; the others must be refused.
+const SUPPORTED: &[&str] = &[
+    "afmoe",
+    "arcee",
+    "baichuan",
+    "baichuan-alibi",
+    "bailingmoe",
+    "bailingmoe2",
+    "bert",
+    "bitnet",
+    "bloom",
+    "chatglm",
+    "codeshell",
+    "cogvlm",
+    "cohere2",
+    "command-r",
+    "command-r-plus",
+    "dbrx",
+    "deepseek",
+    "dots1",
+    "dream",
+    "ernie4_5",
+    "ernie4_5-moe",
+    "eurobert",
+    "exaone",
+    "exaone4",
+    "exaone4-swa",
+    "falcon",
+    "gemma",
+    "gemma-embedding",
+    "gemma2",
+    "gemma2-27b",
+    "gemma3",
+    "gemma3-27b",
+    "glm4",
+    "glm4moe",
+    "gpt-oss",
+    "gpt2",
+    "gptneox",
+    "granite",
+    "granite-moe",
+    "granite_swa",
+    "granitemoe",
+    "granitemoe-moe",
+    "hunyuan-dense",
+    "hunyuan-moe",
+    "hy_v3",
+    "internlm2",
+    "jais",
+    "jais2",
+    "jina-bert-v3",
+    "llada",
+    "llada-moe",
+    "llama",
+    "llama-moe",
+    "mellum",
+    "minicpm",
+    "minicpm-moe",
+    "minimax-m2",
+    "mistral3",
+    "mistral3-moe",
+    "mpt",
+    "nemotron",
+    "neo-bert",
+    "nomic-bert",
+    "olmo",
+    "olmo2",
+    "olmoe",
+    "orion",
+    "paddleocr",
+    "pangu-embedded",
+    "phi2",
+    "phi3",
+    "phimoe",
+    "plamo",
+    "plamo3",
+    "qwen",
+    "qwen2",
+    "qwen2moe",
+    "qwen2vl",
+    "qwen3",
+    "qwen3moe",
+    "qwen3tts",
+    "refact",
+    "rnd1",
+    "seed_oss",
+    "smollm3",
+    "spark2_5",
+    "stablelm",
+    "stablelm-parallel",
+    "starcoder",
+    "starcoder2",
+    "xverse",
+];
+
+/// Supported recipes whose Q8_0 weights select other experts for some tokens than llama.cpp's 8-bit products do.
+const OTHER_EXPERTS_IN_Q8_0: &[&str] = &["mistral3-moe"];
+
+/// Squared difference over the squared reference.
+fn nmse(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let difference: f64 = got.iter().zip(want).map(|(g, w)| f64::from(g - w).powi(2)).sum();
+    difference / want.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>()
+}
+
+/// Logits after each token, computed in batches of `batch` tokens.
+fn logits(model: &Model, ids: &[u32], batch: usize) -> Vec<f32> {
+    let (cpu, pool) = (Cpu::detect(), &Inline);
+    let evaluation = Evaluation { model, cpu, pool, kv_type: KvType::F32, batch, n_ctx: ids.len() };
+    let mut logits = Vec::new();
+    let done = evaluation.run::<EvaluationError>(ids, 0, None, &mut |row| {
+        logits.extend_from_slice(row.logits);
+        Ok(())
+    });
+    done.expect("a text that fits");
+    logits
+}
+
+/// Logits after each token of a text whose tokens all see each other.
+fn logits_both_ways(model: &Model, ids: &[u32]) -> Vec<f32> {
+    let layout = model.kv_layout(KvType::F32);
+    let pages: Vec<u32> = (0..ids.len().div_ceil(PAGE) as u32).collect();
+    let mut memory = KvMemory::zeroed(&layout, pages.len()).expect("memory");
+    let size = ScratchSize { rows: ids.len(), logits: ids.len(), seqs: 1, n_ctx: ids.len() };
+    let mut scratch = model.scratch(&Inline, KvType::F32, size).expect("memory");
+    let run = Run { tokens: ids, pos: 0, pages: &pages, n_logits: ids.len() };
+    let kv = KvRef { layout: &layout, memory: &mut memory };
+    let exec = Exec { cpu: Cpu::detect(), pool: &Inline };
+    let out = model.forward(exec, &[run], kv, &mut scratch, None);
+    (0..out.len()).flat_map(|row| out.logits(row).to_vec()).collect()
+}
+
+/// Deviation of the worst prompt from the reference.
+fn deviation(recipe: &Recipe, model: &Arc<Model>, chunked: bool) -> f64 {
+    let mut worst = 0.0f64;
+    for (ids, want) in recipe.prompts.iter().zip(recipe.expected()) {
+        if recipe.kind == "embedding" {
+            let states = embedding::states(model, Cpu::detect(), ids);
+            let width = model.config.n_embd;
+            let deviation = nmse(&states[(ids.len() - ROWS) * width..], &want.rows);
+            let mut mean = vec![0.0f64; width];
+            states.chunks(width).for_each(|row| mean.iter_mut().zip(row).for_each(|(m, x)| *m += f64::from(*x)));
+            let mean: Vec<f32> = mean.iter().map(|m| (*m / ids.len() as f64) as f32).collect();
+            worst = worst.max(deviation).max(nmse(&mean, &want.mean));
+            continue;
+        }
+        let causal = recipe.kind == "causal";
+        let whole = if causal { logits(model, ids, ids.len()) } else { logits_both_ways(model, ids) };
+        worst = worst.max(nmse(&whole[(ids.len() - ROWS) * recipe.n_vocab..], &want.rows));
+        for batch in [7, 1] {
+            assert!(
+                !causal || !chunked || logits(model, ids, batch) == whole,
+                "{}: batches of {batch} tokens",
+                recipe.name
+            );
+        }
+    }
+    worst
+}
+
+/// The result of a case: a line of the table, and whether it is as expected.
+fn check(recipe: &Recipe) -> (String, bool) {
+    let name = &recipe.name[..];
+    let load = |dtype| Model::load(&recipe.file(dtype), &Inline).map(Arc::new);
+    let model = match load(Dtype::F32) {
+        Ok(model) => model,
+        Err(e) => {
+            let refused = !matches!(e, LoadError::OutOfMemory { .. } | LoadError::Gguf { .. });
+            return (format!("{name:18} refused: {:.90}", e.to_string()), refused && !SUPPORTED.contains(&name));
+        }
+    };
+    let exact = deviation(recipe, &model, true);
+    let quantised = deviation(recipe, &load(Dtype::Q8_0).expect("a model"), false);
+    let limits = [
+        if recipe.gelu_f16_table { 5e-6 } else { 1e-6 },
+        (4.0 * recipe.nmse_by_type.get("Q8_0").copied().unwrap_or(0.0)).max(1e-3),
+    ];
+    let passed = exact <= limits[0]
+        && (quantised <= limits[1] || OTHER_EXPERTS_IN_Q8_0.contains(&name))
+        && SUPPORTED.contains(&name);
+    (format!("{name:18} F32 {exact:.1e}   Q8_0 {quantised:.1e} (limit {:.1e})", limits[1]), passed)
+}
+
+#[test]
+fn outputs_agree_with_llama_cpp() {
+    let recipes = recipes();
+    // one case or a few by name, for development
+    let only = std::env::var("STARLING_ARCHITECTURES").unwrap_or_default();
+    let wanted = |recipe: &Recipe| only.is_empty() || only.split(',').any(|name| name == recipe.name);
+    let (next, lines) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(recipe) = recipes.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if wanted(recipe) {
+                        let line = std::panic::catch_unwind(|| check(recipe));
+                        let line = line.unwrap_or_else(|_| (format!("{:18} panicked", recipe.name), false));
+                        lines.lock().expect("no poison").push(line);
+                    }
+                }
+            });
+        }
+    });
+    let mut lines = lines.into_inner().expect("no poison");
+    lines.sort();
+    for (line, passed) in &lines {
+        println!("{} {line}", if *passed { "  " } else { "! " });
+    }
+    assert!(SUPPORTED.iter().all(|name| recipes.iter().any(|r| r.name == *name)), "a recipe is missing");
+    assert!(lines.iter().all(|(_, passed)| *passed), "cases that are not as expected are marked with `!`");
+}

@@ -1,0 +1,2 @@
+/** Bytes in hexadecimal. */
+export const hex = (bytes: Uint8Array): string => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
