@@ -57,12 +57,12 @@ pub fn tip(arguments: &[OsString], found: Option<&str>) -> Option<(String, &'sta
     let name = |word: &str| word.split('=').next().unwrap_or_default().to_string();
     // one dash and several letters: clap would read `-fa` as `-f a`
     let is_bundle = |word: &str| word.len() > 2 && word.starts_with('-') && !word.starts_with("--");
-    let words = words.map(name).filter(|word| is_bundle(word) || found == Some(word));
+    let mut words = words.map(name).filter(|word| is_bundle(word) || found == Some(word));
     let tip = |word: String| {
         let (_, tip) = TIPS.iter().find(|(names, _)| names.contains(&&*word))?;
         Some((word, *tip))
     };
-    words.filter_map(tip).next()
+    words.find_map(tip)
 }
 
 /// clap's error with a tip of the table, and without suggestions that have another meaning.

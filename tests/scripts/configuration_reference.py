@@ -61,6 +61,8 @@ def flags(binary):
     """Flag -> (placeholder, help) of `serve --help`."""
     options = {"capture_output": True, "text": True, "check": True, "env": {"COLUMNS": "100000"}}
     text = subprocess.run([binary, "serve", "--help"], **options).stdout
+    # headings of groups
+    text = re.sub(r"^(?!Options:)\S.*:\n", "", text, flags=re.M)
     found = {}
     blocks = re.split(r"\n(?=  (?:-\w, |    )--)", text.split("\nOptions:\n")[1].split("\nEach setting is")[0])
     for block in blocks:

@@ -30,11 +30,12 @@ const MAX_ID: usize = 128;
 /// Paths without authentication: load balancers probe them, and they reveal nothing about requests.
 const PUBLIC_PATHS: [&str; 5] = ["/health", "/healthz", "/livez", "/readyz", "/ready"];
 
-/// Paths of other APIs by which administrators change the models of the server.
-const MANAGING_PATHS: [&str; 4] = ["/api/pull", "/api/copy", "/api/create", "/api/delete"];
 /// The pages and the description of the interface: the same on every server. A page asks for the key that its requests
 /// need.
 const ASSETS: [&str; 3] = ["/", "/docs", "/openapi.json"];
+
+/// Paths of other APIs by which administrators change the models of the server.
+const MANAGING_PATHS: [&str; 4] = ["/api/pull", "/api/copy", "/api/create", "/api/delete"];
 
 /// Headers that must not be repeated: a proxy in front could use one value and the server the other.
 const UNIQUE_HEADERS: [&str; 12] = [

@@ -182,7 +182,7 @@ fn a_queued_stream_sends_headers_and_keep_alive_comments() {
     }
     assert!(String::from_utf8(text).expect("UTF-8").ends_with("data: [DONE]\n\n"));
     // an error found before the queue has its own status
-    let wrong = json!({ "prompt": "a", "max_tokens": 100_000, "stream": true });
+    let wrong = json!({ "prompt": "a ".repeat(2000), "max_tokens": 1, "stream": true });
     assert_eq!(server.post("/v1/completions", &wrong).status, 400);
 }
 

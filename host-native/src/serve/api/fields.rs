@@ -38,12 +38,19 @@ const FOREIGN: [&str; 10] = [
     "top_a",
     "top_n",
 ];
-/// Further names of fields that the description of the interface does not have, by the field that they name.
-const ALIASES: [(&str, &str); 4] = [
-    ("add_special", "add_special_tokens"),
-    ("repetition_penalty", "repeat_penalty"),
-    ("text", "content"),
-    ("text", "prompt"),
+/// Further names of fields (`serde(alias)`), which the description of the interface does not have, by their type.
+const ALIASES: [(&str, &str); 11] = [
+    ("LlamaEmbeddingRequest", "input"),
+    ("LlamaFields", "max_completion_tokens"),
+    ("LlamaFields", "max_tokens"),
+    ("OllamaCreateRequest", "name"),
+    ("OllamaDeleteRequest", "name"),
+    ("OllamaPullRequest", "name"),
+    ("OllamaShowRequest", "name"),
+    ("Options", "repeat_penalty"),
+    ("TokenizeRequest", "add_special_tokens"),
+    ("TokenizeRequest", "content"),
+    ("TokenizeRequest", "prompt"),
 ];
 /// Names in the response header.
 const MAX_NAMES: usize = 16;
@@ -99,8 +106,8 @@ fn known<T: ToSchema>() -> Option<Arc<BTreeSet<String>>> {
         T::schemas(&mut parts);
         let mut names = BTreeSet::new();
         collect(&T::schema(), &parts, 0, &mut names)?;
-        let aliases = ALIASES.iter().filter(|(field, _)| names.contains(*field)).map(|(_, alias)| (*alias).into());
-        names.extend(aliases.collect::<Vec<_>>());
+        let is_part = |name: &str| parts.iter().any(|(part, _)| part == name);
+        names.extend(ALIASES.iter().filter(|(part, _)| is_part(part)).map(|(_, alias)| (*alias).to_string()));
         Some(Arc::new(names))
     });
     fields.clone()
