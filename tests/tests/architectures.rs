@@ -98,6 +98,7 @@ const SUPPORTED: &[&str] = &[
     "phi3",
     "phimoe",
     "plamo",
+    "plamo2",
     "plamo3",
     "qwen",
     "qwen2",
