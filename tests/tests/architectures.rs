@@ -111,6 +111,7 @@ const SUPPORTED: &[&str] = &[
     "phi3",
     "phimoe",
     "plamo",
+    "plamo2",
     "plamo3",
     "pockettts",
     "qwen",
