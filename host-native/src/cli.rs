@@ -1,5 +1,6 @@
 //! Command-line arguments. The doc comments are the text of `--help`.
 
+use std::io::{IsTerminal, stdin, stdout};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,10 +39,11 @@ pub struct ModelArgs {
         long,
         value_name = "MODEL",
         global = true,
+        help_heading = "Model",
         env = "STARLING_MODEL",
         help = "Model: a GGUF file (any file of a split model), a directory with one model, or \
-                hf:OWNER/REPO[:QUANT | /FILE.gguf][@REVISION], an https URL, or a name of the store; what is not on \
-                this machine is downloaded into the store [default: the bundled model]"
+                hf:OWNER/REPO[:QUANT | /FILE.gguf][@REVISION], an https URL, or a name in the store; a model \
+                that is not on this machine is downloaded into the store [default: the bundled model]"
     )]
     pub sources: Vec<PathBuf>,
     /// The file of the one model of a command; set by [`crate::load::resolve`].
@@ -51,16 +53,23 @@ pub struct ModelArgs {
     #[arg(skip)]
     pub lock: Option<Arc<ModelLock>>,
     /// Number of threads, at most 512 [default: physical cores available to this process]
-    #[arg(short, long, value_name = "N", global = true, env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
+    #[arg(help_heading = "Performance", short, long, value_name = "N", global = true, env = "STARLING_THREADS", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
     pub threads: Option<u16>,
     /// Instruction set of the kernels [default: the fastest this CPU supports]
-    #[arg(long, value_name = "NAME", global = true, env = "STARLING_ISA")]
+    #[arg(help_heading = "Performance", long, value_name = "NAME", global = true, env = "STARLING_ISA")]
     pub isa: Option<String>,
     /// Type of the KV cache [default: f16]
-    #[arg(long, value_name = "TYPE", global = true, env = "STARLING_KV_TYPE", value_enum)]
+    #[arg(
+        help_heading = "Performance",
+        long,
+        value_name = "TYPE",
+        global = true,
+        env = "STARLING_KV_TYPE",
+        value_enum
+    )]
     pub kv_type: Option<KvChoice>,
-    /// Limit of the working memory of a batch, such as 512MiB; a model that needs more is refused [default: 2GiB, or the size of the weights if larger]
-    #[arg(long, value_name = "BYTES", global = true, env = "STARLING_WORKING_MEMORY", value_parser = Bytes::read)]
+    /// Maximum memory for intermediate results of a batch, such as 512MiB; a model that needs more is refused [default: 2GiB, or the size of the weights if larger]
+    #[arg(help_heading = "Performance", long, value_name = "BYTES", global = true, env = "STARLING_WORKING_MEMORY", value_parser = Bytes::read)]
     pub working_memory: Option<Bytes>,
 }
 
@@ -94,7 +103,7 @@ impl From<KvChoice> for KvType {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Continue a prompt, or answer it with --chat
+    /// Answer or continue a prompt
     Run(Box<RunArgs>),
     /// Verify a receipt: replay it and check that the model gave this answer
     Verify(VerifyArgs),
@@ -126,7 +135,7 @@ pub enum Command {
     Show(ShowArgs),
     /// Remove models from the store
     Rm(RmArgs),
-    /// Ask a server whether it lives: exit code 0 if it does
+    /// Check that a server is alive: exit code 0 if it is
     Health(HealthArgs),
     /// Administer a running server
     Admin(AdminArgs),
@@ -135,79 +144,136 @@ pub enum Command {
         /// Shell
         shell: clap_complete::Shell,
     },
+    /// Write a man page for each command
+    Man {
+        /// Directory of the pages, such as /usr/local/share/man/man1
+        directory: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Prompt; `-` or none reads standard input
+    #[command(flatten)]
+    pub text: ModelAndText,
+    /// Prompt, for those who prefer an option
+    #[arg(help_heading = "Prompt", short, long = "prompt", value_name = "TEXT", conflicts_with = "file")]
     pub prompt: Option<String>,
     /// Read the prompt from a file
-    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    #[arg(help_heading = "Prompt", short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Format the prompt as a user message with the chat template
-    #[arg(long)]
+    /// Send the prompt as a user message in the chat template [default: if the model file has a chat template]
+    #[arg(help_heading = "Prompt", long)]
     pub chat: bool,
+    /// Continue the prompt as plain text, without a chat template [default: if the model file has none]
+    #[arg(help_heading = "Prompt", long, conflicts_with_all = ["chat", "system", "chat_template"])]
+    pub raw: bool,
     /// System message of the chat
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    #[arg(help_heading = "Prompt", long, alias = "system-prompt", value_name = "TEXT")]
     pub system: Option<String>,
     /// Chat template: a built-in one by name, or a file [default: the model's, or chatml]
-    #[arg(long, value_name = "NAME|FILE", requires = "chat")]
+    #[arg(help_heading = "Prompt", long, value_name = "NAME|FILE")]
     pub chat_template: Option<String>,
-    /// Parse special tokens in the prompt
-    #[arg(long, conflicts_with = "chat")]
+    /// Turn the text of special tokens in the prompt into these tokens, such as <|im_start|>; implies --raw
+    #[arg(help_heading = "Prompt", long, conflicts_with_all = ["chat", "system", "chat_template"])]
     pub special: bool,
     /// Maximum number of tokens to generate [default: until the model stops or the context is full]
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(help_heading = "Output", short = 'n', long, aliases = ["n-predict", "predict", "num-predict"], value_name = "N")]
     pub max_tokens: Option<usize>,
     /// Context size in tokens [default: the model's, at most 8192]
-    #[arg(short, long, value_name = "N")]
+    #[arg(help_heading = "Performance", short, long, value_name = "N")]
     pub ctx_size: Option<usize>,
     /// Stop string; repeatable
-    #[arg(long, value_name = "TEXT")]
+    #[arg(help_heading = "Output", long, value_name = "TEXT")]
     pub stop: Vec<String>,
     /// Ignore end-of-generation tokens
-    #[arg(long)]
+    #[arg(help_heading = "Output", long)]
     pub ignore_eos: bool,
     /// Constrain the output to a JSON schema: a file, or the schema itself
-    #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["grammar", "regex"])]
+    #[arg(help_heading = "Output", long, value_name = "FILE|JSON", conflicts_with_all = ["grammar", "regex"])]
     pub json_schema: Option<String>,
     /// Constrain the output to a grammar (llguidance's Lark syntax)
-    #[arg(long, value_name = "FILE", conflicts_with = "regex")]
+    #[arg(help_heading = "Output", long, value_name = "FILE", conflicts_with = "regex")]
     pub grammar: Option<PathBuf>,
-    /// Constrain the output to a regular expression that matches all of it
-    #[arg(long, value_name = "TEXT")]
+    /// Constrain the output to a regular expression, which must match all of it
+    #[arg(help_heading = "Output", long, value_name = "TEXT")]
     pub regex: Option<String>,
     /// Print the result as one JSON object instead of streaming text
-    #[arg(long)]
+    #[arg(help_heading = "Output", long)]
     pub json: bool,
     /// Write a receipt of the answer, for `verify`
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = "Output", long, value_name = "FILE")]
     pub receipt: Option<PathBuf>,
-    /// Continue the conversation of a file, and keep it there with its KV cache; a new file if there is none
-    #[arg(long, value_name = "FILE")]
+    /// Continue the conversation of a file and save it there, with its KV cache; a missing file starts a new one
+    #[arg(help_heading = "Prompt", long, value_name = "FILE")]
     pub session: Option<PathBuf>,
     /// Do not print timings
-    #[arg(short, long)]
+    #[arg(help_heading = "Output", short, long)]
     pub quiet: bool,
     #[command(flatten)]
     pub draft: DraftArgs,
-    /// Text that the output is expected to resemble, from a file, as a draft
-    #[arg(long, value_name = "FILE")]
+    /// File with a text that the output probably resembles; it is used as a draft
+    #[arg(help_heading = "Speculative decoding", long, value_name = "FILE")]
     pub prediction: Option<PathBuf>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
 }
 
+impl RunArgs {
+    /// Whether there is no prompt, and a terminal to ask for messages.
+    pub fn is_interactive(&self) -> bool {
+        let has_prompt = self.text.text.is_some() || self.file.is_some();
+        let has_form = self.json_schema.is_some() || self.grammar.is_some() || self.regex.is_some();
+        let has_file = self.session.is_some() || self.receipt.is_some() || self.prediction.is_some();
+        let is_text = self.json || self.raw || self.special || self.ignore_eos || !self.stop.is_empty();
+        !(has_prompt || has_form || has_file || is_text) && stdin().is_terminal() && stdout().is_terminal()
+    }
+
+    /// The options that `chat` has too.
+    pub fn as_chat(&self) -> ChatArgs {
+        ChatArgs {
+            model: PositionalModel::default(),
+            system: self.system.clone(),
+            chat_template: self.chat_template.clone(),
+            max_tokens: self.max_tokens,
+            ctx_size: self.ctx_size,
+            stats: false,
+            no_history: false,
+            draft: self.draft.clone(),
+            sampling: self.sampling.clone(),
+        }
+    }
+}
+
+/// A model as the argument of a command, beside `--model`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct PositionalModel {
+    /// Model, as --model takes it
+    #[arg(id = "positional_model", value_name = "MODEL")]
+    pub source: Option<PathBuf>,
+}
+
+/// A model and a text as arguments of a command; [`crate::positional`] tells them apart.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ModelAndText {
+    /// Model, as --model takes it; without one, this is the text
+    #[arg(id = "positional_model", value_name = "MODEL")]
+    pub first: Option<String>,
+    /// Text; `-` or none reads standard input
+    #[arg(id = "positional_text", value_name = "TEXT")]
+    pub text: Option<String>,
+}
+
 /// Speculative decoding.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Speculative decoding")]
 pub struct DraftArgs {
-    /// Maximum draft tokens per step, from prompt and answer or a draft model; they change the speed and no byte; 0: none
+    /// Maximum draft tokens per step, taken from prompt and answer or from a draft model; changes the speed, not the text; 0: off
     #[arg(long, value_name = "N", env = "STARLING_DRAFT_MAX", default_value_t = DRAFT_MAX, value_parser = clap::value_parser!(u16).range(0..=MAX_DRAFT))]
     pub draft_max: u16,
-    /// Smaller model with the same vocabulary that drafts where prompt and answer do not suffice; a source as --model takes it
+    /// Smaller model with the same vocabulary, as --model takes it, which drafts tokens that prompt and answer do not predict
     #[arg(long, value_name = "MODEL", env = "STARLING_DRAFT_MODEL")]
     pub draft_model: Option<PathBuf>,
-    /// Draft only as many tokens that at least this share of them is expected to be accepted, 0 to 1
+    /// Minimum share of draft tokens expected to be accepted, 0 to 1; fewer are drafted if it would be lower
     #[arg(long, value_name = "X", env = "STARLING_DRAFT_MIN_ACCEPTANCE", default_value_t = DRAFT_MIN_ACCEPTANCE, value_parser = unit_interval)]
     pub draft_min_acceptance: f32,
 }
@@ -235,7 +301,7 @@ impl DraftArgs {
 
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// Receipt file; `-` reads standard input; or a model of the store, whose files are compared with their digests
+    /// Receipt file, `-` for standard input, or the name of a model in the store, whose files are compared with their digests
     #[arg(required_unless_present = "models")]
     pub receipt: Option<PathBuf>,
     /// Compare all models of the store with their digests
@@ -246,20 +312,28 @@ pub struct VerifyArgs {
     pub quiet: bool,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct ChatArgs {
+    #[command(flatten)]
+    pub model: PositionalModel,
     /// System message
-    #[arg(long, value_name = "TEXT")]
+    #[arg(help_heading = "Chat", long, alias = "system-prompt", value_name = "TEXT")]
     pub system: Option<String>,
     /// Chat template: a built-in one by name, or a file [default: the model's, or chatml]
-    #[arg(long, value_name = "NAME|FILE")]
+    #[arg(help_heading = "Chat", long, value_name = "NAME|FILE")]
     pub chat_template: Option<String>,
     /// Maximum number of tokens of an answer [default: until the model stops or the context is full]
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(help_heading = "Output", short = 'n', long, aliases = ["n-predict", "predict", "num-predict"], value_name = "N")]
     pub max_tokens: Option<usize>,
     /// Context size in tokens [default: the model's, at most 8192]
-    #[arg(short, long, value_name = "N")]
+    #[arg(help_heading = "Performance", short, long, value_name = "N")]
     pub ctx_size: Option<usize>,
+    /// Print tokens per second and the seed after each answer
+    #[arg(help_heading = "Output", long)]
+    pub stats: bool,
+    /// Neither read nor write the file of messages typed in earlier chats
+    #[arg(help_heading = "Chat", long)]
+    pub no_history: bool,
     #[command(flatten)]
     pub draft: DraftArgs,
     #[command(flatten)]
@@ -347,6 +421,8 @@ pub enum EmbedOutput {
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
+    #[command(flatten)]
+    pub model: PositionalModel,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -357,10 +433,10 @@ pub struct InspectArgs {
 
 #[derive(Debug, Args)]
 pub struct TokenizeArgs {
-    /// Text; `-` or none reads standard input
-    pub text: Option<String>,
+    #[command(flatten)]
+    pub text: ModelAndText,
     /// Read the text from a file
-    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
+    #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Do not add BOS and EOS tokens
     #[arg(long)]
@@ -391,14 +467,17 @@ pub struct DetokenizeArgs {
 
 #[derive(Debug, Args)]
 pub struct LogitsArgs {
-    /// Prompt; `-` or none reads standard input
-    pub text: Option<String>,
+    #[command(flatten)]
+    pub text: ModelAndText,
     /// Token ids instead of text
-    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id, conflicts_with = "text")]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id)]
     pub ids: Option<Vec<u32>>,
     /// Print the logits after every token, not only the last
     #[arg(long)]
     pub all: bool,
+    /// Print the logits as JSON on a terminal too, where the default is the most probable tokens
+    #[arg(long)]
+    pub json: bool,
     /// Print a SHA-256 of each stage of each layer instead
     #[arg(long)]
     pub trace: bool,
@@ -446,6 +525,8 @@ pub struct QuantizeArgs {
 pub struct BenchArgs {
     #[command(subcommand)]
     pub what: Option<BenchWhat>,
+    #[command(flatten)]
+    pub model: PositionalModel,
     /// Prompt tokens of the prefill test, comma-separated; 0 for none
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512", value_parser = tokens)]
     pub prompt: Vec<usize>,
@@ -455,7 +536,7 @@ pub struct BenchArgs {
     /// Tokens in the context before a test starts, comma-separated
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0", value_parser = tokens)]
     pub depth: Vec<usize>,
-    /// Batch decode tests, comma-separated: number of concurrent answers x tokens of each, sampling included
+    /// Batch decode tests, comma-separated: number of answers at once x tokens of each, with sampling
     #[arg(short = 'a', long, value_name = "NxN", value_delimiter = ',', value_parser = n_by_n)]
     pub answers: Vec<(usize, usize)>,
     /// Embedding tests, comma-separated: number of texts x tokens of each
@@ -586,7 +667,7 @@ pub struct HealthArgs {
     /// Address of the server
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub url: String,
-    /// Ask whether it accepts requests (/readyz) rather than whether it lives (/livez)
+    /// Check that it accepts requests (/readyz), not only that it is alive (/livez)
     #[arg(long)]
     pub ready: bool,
 }
@@ -602,7 +683,7 @@ pub enum AuditAction {
         /// Key of its hashes (--audit-key-file)
         #[arg(long, value_name = "FILE")]
         audit_key_file: Option<PathBuf>,
-        /// Hash of a line that must be there, from `audit head`: finds a log that was cut off at its end
+        /// Hash from `audit head` that the log must contain: detects a log whose end was cut off
         #[arg(long, value_name = "HASH")]
         expect: Option<String>,
     },
@@ -705,7 +786,7 @@ pub enum AdminAction {
         /// Model name [default: all models]
         name: Option<String>,
     },
-    /// List requests that ended because two workers failed on them
+    /// List requests that were given up because two workers failed on them
     Failures,
 }
 
@@ -723,10 +804,10 @@ pub struct PullArgs {
     /// Connections for one file [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub connections: Option<u8>,
-    /// Download nothing: succeed only if the store has the model
+    /// Download nothing: fail if the store does not have the model
     #[arg(long)]
     pub offline: bool,
-    /// Download again what the store has
+    /// Download the model again even if the store has it
     #[arg(long)]
     pub force: bool,
 }
@@ -752,7 +833,7 @@ pub struct RmArgs {
     /// Names or sources of the models
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// Remove the name of a model that a process uses; its file stays open there
+    /// Remove a model even if a process uses it; the process keeps the open file
     #[arg(long)]
     pub force: bool,
 }

@@ -15,7 +15,7 @@ use crate::models::SourceError;
 /// or capacity, 5 the receipt does not verify.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {}", path.display(), plain(source))]
     File { path: PathBuf, source: io::Error },
     /// The source in `--model` leads to no model file.
     #[error(transparent)]
@@ -23,6 +23,15 @@ pub enum Failure {
     /// A model file is invalid.
     #[error("{}: {source}", path.display())]
     Model { path: PathBuf, source: LoadError },
+    /// A model file ends before its last tensor.
+    #[error("{}: incomplete download: {}; download the file again", path.display(), amount(*have, *total))]
+    Incomplete {
+        path: PathBuf,
+        /// Bytes of the file.
+        have: u64,
+        /// Bytes that it should have.
+        total: u64,
+    },
     /// The model cannot draft for the other.
     #[error("{}: {source}", path.display())]
     DraftModel { path: PathBuf, source: DraftModelError },
@@ -62,6 +71,25 @@ pub enum Failure {
     WorkingMemory(MemoryError),
 }
 
+/// The system's text, without its number for the two errors that everyone meets.
+fn plain(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "no such file or directory".into(),
+        io::ErrorKind::PermissionDenied => "permission denied".into(),
+        _ => error.to_string(),
+    }
+}
+
+/// `412 of 491 MB`, in bytes if that would be the same number twice.
+fn amount(have: u64, total: u64) -> String {
+    const MB: u64 = 1_000_000;
+    if have / MB == total / MB {
+        format!("{have} of {total} bytes")
+    } else {
+        format!("{} of {} MB", have / MB, total / MB)
+    }
+}
+
 impl From<EvaluationError> for Failure {
     fn from(error: EvaluationError) -> Failure {
         match error {
@@ -97,7 +125,11 @@ impl Failure {
             | Failure::WorkingMemory(_) => 4,
             // the template called raise_exception: the conversation is invalid, not the file
             Failure::Template(ChatError::Refused(_)) => 2,
-            Failure::Model { .. } | Failure::Template(_) | Failure::NotFinite | Failure::Weights(_) => 1,
+            Failure::Model { .. }
+            | Failure::Incomplete { .. }
+            | Failure::Template(_)
+            | Failure::NotFinite
+            | Failure::Weights(_) => 1,
             Failure::Request(_)
             | Failure::DraftModel { .. }
             | Failure::Evaluation(_)

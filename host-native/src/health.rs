@@ -20,7 +20,18 @@ pub fn run(args: &HealthArgs) -> Result<(), Failure> {
     tls_provider::install();
     // the certificate is of the server's public name, not of this address
     let client = Client::builder().no_proxy().timeout(TIMEOUT).danger_accept_invalid_certs(true).build();
-    let response = client.and_then(|client| client.get(&url).send()).map_err(|e| failed(e.to_string()))?;
+    let response = client.and_then(|client| client.get(&url).send()).map_err(|e| failed(unreachable(&e)))?;
     let status = response.status().as_u16();
     if status == 200 { Ok(()) } else { Err(failed(format!("status {status}, expected 200"))) }
+}
+
+/// Why a server did not answer.
+pub fn unreachable(error: &reqwest::Error) -> String {
+    if error.is_connect() {
+        "no server answers at this address".into()
+    } else if error.is_timeout() {
+        "the server does not answer in time".into()
+    } else {
+        error.to_string()
+    }
 }

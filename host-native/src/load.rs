@@ -129,6 +129,15 @@ pub fn headers(files: &[ModelFile]) -> Result<Vec<Gguf<'_>>, Failure> {
     files.iter().map(|file| Gguf::parse(file).map_err(|source| model_error(file, source))).collect()
 }
 
+/// Maximum size of a file that is taken for an incomplete download: a damaged header can ask for anything.
+const MAX_FILE: u64 = 1 << 43;
+
+/// The size that a file should have by its header, if it has a whole one.
+fn whole_len(file: &ModelFile) -> Option<u64> {
+    let gguf = Gguf::parse_header(file, MAX_FILE).ok()?;
+    gguf.tensors().iter().map(|t| t.offset + t.len_bytes).max()
+}
+
 /// Parses the headers of all files and joins them.
 ///
 /// # Errors
@@ -137,7 +146,12 @@ pub fn joined_headers(files: &[ModelFile]) -> Result<GgufSet<'_>, Failure> {
     GgufSet::new(headers(files)?).map_err(|e| model_error(&files[e.file], e.source))
 }
 
+/// The error of a file; a file that ends too early is an incomplete download, whatever was being read.
 fn model_error(file: &ModelFile, source: LoadError) -> Failure {
+    let have = file.len() as u64;
+    if let Some(total) = whole_len(file).filter(|total| *total > have) {
+        return Failure::Incomplete { path: file.path().into(), have, total };
+    }
     Failure::Model { path: file.path().into(), source }
 }
 

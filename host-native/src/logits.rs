@@ -1,6 +1,6 @@
 //! `starling logits` and `starling perplexity`.
 
-use std::io::{BufWriter, Write, stdout};
+use std::io::{BufWriter, IsTerminal, Write, stdout};
 use std::num::NonZeroUsize;
 
 use base64::engine::general_purpose::STANDARD;
@@ -30,7 +30,7 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
     let ids = match &args.ids {
         Some(ids) => ids.clone(),
         None => {
-            let text = tokens::text(args.text.as_deref(), None)?;
+            let text = tokens::text(args.text.text.as_deref(), None)?;
             model.tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: false })
         }
     };
@@ -39,8 +39,36 @@ pub fn logits(model_args: &ModelArgs, args: &LogitsArgs) -> Result<(), Failure> 
     if args.trace {
         return print_trace(&evaluation, &ids);
     }
+    if stdout().is_terminal() && !args.json && !args.all {
+        return print_summary(&evaluation, &ids);
+    }
     let first = if args.all { 0 } else { ids.len().saturating_sub(1) };
     print_logits(&evaluation, &ids, first)
+}
+
+/// Most probable tokens in the summary.
+const SUMMARY: usize = 10;
+
+/// Prints the most probable next tokens and the digest of the logits.
+fn print_summary(evaluation: &Evaluation<'_>, ids: &[u32]) -> Result<(), Failure> {
+    let mut last = Vec::new();
+    evaluation.run::<Failure>(ids, ids.len().saturating_sub(1), None, &mut |row| {
+        last = row.logits.to_vec();
+        Ok(())
+    })?;
+    let max = last.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f64 = last.iter().map(|logit| exp(f64::from(logit - max))).sum();
+    let mut order: Vec<usize> = (0..last.len()).collect();
+    order.sort_by(|a, b| last[*b].total_cmp(&last[*a]).then(a.cmp(b)));
+    let bytes: Vec<u8> = last.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let mut out = stdout().lock();
+    writeln!(out, "{} tokens, then one of {} (all of them: --json):", ids.len(), last.len())?;
+    for id in order.into_iter().take(SUMMARY) {
+        let share = exp(f64::from(last[id] - max)) / total * 100.0;
+        let piece = evaluation.model.tokenizer.piece(id as u32).unwrap_or_default();
+        writeln!(out, "{share:6.2} %  logit {:8.3}  {id:6} {:?}", last[id], String::from_utf8_lossy(piece))?;
+    }
+    Ok(writeln!(out, "sha256 {}", hex(&Sha256::digest(&bytes)))?)
 }
 
 /// Prints a SHA-256 of the numbers after each stage of each layer.

@@ -13,6 +13,7 @@ mod cli;
 mod embed;
 mod error;
 mod health;
+mod help;
 mod imatrix;
 mod inspect;
 mod load;
@@ -20,6 +21,7 @@ mod logits;
 mod model_file;
 mod models;
 mod pool;
+mod positional;
 mod progress;
 mod quantize;
 mod run;
@@ -27,6 +29,7 @@ mod sampling;
 mod serve;
 mod session_file;
 mod structure;
+mod tips;
 mod tls_provider;
 mod tokens;
 mod verify;
@@ -37,7 +40,7 @@ use std::process::ExitCode;
 use clap::builder::Resettable;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, Command as Interface, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgMatches, Command as Interface, CommandFactory, FromArgMatches};
 
 use cli::{Cli, Command};
 use error::Failure;
@@ -80,19 +83,31 @@ fn main() -> ExitCode {
 
 /// Parses the command line. The error may be the text of `--help`.
 fn command_line() -> Result<Cli, clap::Error> {
-    let matches = interface(Cli::command()).try_get_matches()?;
-    if let Some(("quantize", arguments)) = matches.subcommand()
-        && arguments.value_source("model") == Some(ValueSource::CommandLine)
-    {
-        let message = "quantize takes its input as an argument, not by --model: starling quantize INPUT OUTPUT TYPE";
-        return Err(Cli::command().error(ErrorKind::ArgumentConflict, message));
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let mut command = help::describe(interface(Cli::command()));
+    if let Some(tip) = tips::tip(&arguments, None) {
+        return Err(tips::unknown(tip));
     }
-    Cli::from_arg_matches(&matches)
+    let matches = command.try_get_matches_from_mut(&arguments);
+    let matches = matches.map_err(|e| tips::improved(e, &arguments))?;
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    let of_command = matches.subcommand().map(|(_, arguments)| arguments);
+    let is_given = |matches: &ArgMatches| {
+        matches.try_contains_id("model").is_ok() && matches.value_source("model") == Some(ValueSource::CommandLine)
+    };
+    let is_named = is_given(&matches) || of_command.is_some_and(is_given);
+    let arranged = positional::arrange(&mut cli, is_named);
+    arranged.map_err(|e| clap::Error::raw(ErrorKind::ArgumentConflict, format!("{e}\n")))?;
+    Ok(cli)
 }
 
 fn run(cli: &Cli) -> Result<(), Failure> {
     let model = || load::resolve(&cli.model);
     match &cli.command {
+        // as `ollama run MODEL`
+        Command::Run(args) if !cli.model.sources.is_empty() && args.is_interactive() => {
+            chat::run(&model()?, &args.as_chat())
+        }
         Command::Run(args) => run::run(&model()?, args),
         Command::Serve(args) => serve::run(&cli.model, args),
         Command::Chat(args) => chat::run(&model()?, args),
@@ -107,6 +122,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             clap_complete::generate(*shell, &mut Cli::command(), "starling", &mut script);
             Ok(stdout().write_all(&script)?)
         }
+        Command::Man { directory } => help::man_pages(help::describe(Cli::command()), directory),
         Command::Embed(args) => embed::run(&model()?, args),
         Command::Bench(args) => match &args.what {
             None => bench::run(&model()?, args),

@@ -1,7 +1,7 @@
 //! `starling quantize`: converts the weights of a model file.
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Write, stderr};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ use crate::error::Failure;
 use crate::imatrix::Importance;
 use crate::load;
 use crate::pool::ThreadPool;
-use crate::progress::{Of, Progress};
+use crate::progress::{Of, Progress, remark};
 
 /// Minimum number of elements per task; tasks are whole rows.
 const TASK: usize = 1 << 16;
@@ -50,6 +50,7 @@ pub fn run(model_args: &ModelArgs, args: &QuantizeArgs) -> Result<(), Failure> {
         PlanError::Write(e) => Failure::Usage(e.to_string()),
     })?;
     check_importance(&set, &types, mix, importance.as_ref())?;
+    warn_of_requantising(&set, &types);
     // unique per process
     let mut part = output.clone().into_os_string();
     part.push(format!(".{}.part", process::id()));
@@ -62,13 +63,86 @@ pub fn run(model_args: &ModelArgs, args: &QuantizeArgs) -> Result<(), Failure> {
         let _ = fs::remove_file(&part);
         return Err(e);
     }
-    let (before, after): (u64, u64) = (set.tensors().map(|(_, t)| t.len_bytes).sum(), file_size(output)?);
-    writeln!(stderr(), "{}: {before} bytes of tensors became {after} bytes of {}", input.display(), mix.name())?;
+    summarise(&set, &types, mix);
     Ok(())
 }
 
-fn file_size(path: &Path) -> Result<u64, Failure> {
-    Ok(fs::metadata(path).map_err(|source| Failure::File { path: path.into(), source })?.len())
+/// Warns if tensors are quantised a second time.
+fn warn_of_requantising(set: &GgufSet<'_>, types: &[Dtype]) {
+    let is_exact = |dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16);
+    let changes = set.tensors().zip(types).filter(|((_, t), to)| t.dtype != **to && !is_exact(t.dtype));
+    let mut from: Vec<Dtype> = changes.map(|((_, t), _)| t.dtype).collect();
+    let n = from.len();
+    from.sort_by_key(|dtype| dtype.name());
+    from.dedup();
+    if n > 0 {
+        let names: Vec<_> = from.iter().map(|dtype| dtype.name()).collect();
+        remark(format_args!(
+            "warning: {n} tensors are quantised already ({}); quantising them again loses precision: the F16, BF16 or F32 \
+             file of the model gives a better result",
+            names.join(", ")
+        ));
+    }
+}
+
+/// Tensors of one type that became another.
+struct Converted {
+    from: Dtype,
+    to: Dtype,
+    /// Weights of a row that does not divide into blocks of the mixture's type.
+    odd_row: Option<u64>,
+    count: usize,
+    before: u64,
+    after: u64,
+}
+
+/// Prints what became what, and why a type of the mixture was not used.
+fn summarise(set: &GgufSet<'_>, types: &[Dtype], mix: Mix) {
+    let mut all: Vec<Converted> = Vec::new();
+    for ((_, t), &to) in set.tensors().zip(types) {
+        let row = t.dims[0];
+        let is_odd =
+            t.n_dims > 1 && to.block_len() > 1 && to != mix.base() && !row.is_multiple_of(mix.base().block_len());
+        let odd_row = is_odd.then_some(row);
+        let after = to.row_bytes(row).unwrap_or(0) * t.n_rows();
+        match all.iter_mut().find(|c| (c.from, c.to, c.odd_row) == (t.dtype, to, odd_row)) {
+            Some(c) => (c.count, c.before, c.after) = (c.count + 1, c.before + t.len_bytes, c.after + after),
+            None => all.push(Converted { from: t.dtype, to, odd_row, count: 1, before: t.len_bytes, after }),
+        }
+    }
+    for Converted { from, to, odd_row, count, before, after } in &all {
+        let (from, to) = (from.name(), to.name());
+        let base = mix.base();
+        let why = odd_row.map_or_else(String::new, |row| {
+            format!(" (not {}: rows of {row} weights are no whole blocks of {})", base.name(), base.block_len())
+        });
+        let tensors = if *count == 1 { "tensor" } else { "tensors" };
+        if from == to {
+            remark(format_args!("{count:5} {tensors} {from} kept: {}{why}", size(*before)));
+        } else {
+            remark(format_args!("{count:5} {tensors} {from} -> {to}: {} -> {}{why}", size(*before), size(*after)));
+        }
+    }
+    let (before, after) = all.iter().fold((0, 0), |sum, c| (sum.0 + c.before, sum.1 + c.after));
+    let share = after as f64 * 100.0 / before.max(1) as f64;
+    remark(format_args!("{}: tensors {} -> {} ({share:.0} %)", mix.name(), size(before), size(after)));
+}
+
+/// Bytes in kB, MB or GB with three digits.
+fn size(bytes: u64) -> String {
+    let (value, unit) = match bytes {
+        0..1_000_000 => (bytes as f64 / 1e3, "kB"),
+        1_000_000..1_000_000_000 => (bytes as f64 / 1e6, "MB"),
+        _ => (bytes as f64 / 1e9, "GB"),
+    };
+    let digits = if value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.digits$} {unit}")
 }
 
 /// Refuses types that require an importance matrix where there is none for the tensor.

@@ -42,8 +42,16 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     let session = args.session.as_deref().zip(model_sha256.as_ref());
     let session = session.map(|(path, sha256)| session_file::read(path, sha256)).transpose()?;
     let (mut conversation, pages) = session.unwrap_or_default();
-    let request = request(&model, args, &mut conversation)?;
+    // the bundled model tells stories better than it chats
+    let has_template = model_args.model.is_some() && model.chat_template.is_some();
+    let mode = Mode::of(has_template, args, &conversation);
     let n_ctx = args.ctx_size.unwrap_or(model.config.n_ctx_train.min(DEFAULT_CTX)).max(1);
+    let request = request(&model, args, mode, n_ctx, &mut conversation)?;
+    if !args.quiet {
+        remark(format_args!("{}", mode.explain(has_template, args)));
+    }
+    let (seed, is_greedy) = (request.sampling.seed, request.sampling.temperature == 0.0);
+    let is_cut = request.max_tokens < args.max_tokens;
     let mut engine = engine(&model, &pool, model_args, &args.draft, n_ctx, model_sha256)?;
     if let Some(path) = &args.session {
         session_file::import(&mut engine, path, &pages);
@@ -87,6 +95,8 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
             "text": answer.text,
             "ids": answer.tokens,
             "finish_reason": answer.finish.map(FinishReason::name),
+            "mode": mode.name(),
+            "seed": seed,
             "isa": cpu.isa().name(),
             "threads": starling::pool::Pool::threads(&pool),
             "timings": timings,
@@ -99,8 +109,12 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
                 0 => String::new(),
                 n => format!(" | {} of {n} draft tokens accepted", answer.n_accepted),
             };
+            let seed = if is_greedy { String::new() } else { format!(" | seed {seed}") };
+            if is_cut && answer.finish == Some(FinishReason::Length) {
+                remark(format_args!("the context of {n_ctx} tokens is full; --ctx-size makes it larger"));
+            }
             remark(format_args!(
-                "load {load_seconds:.2} s | prompt {} tokens, {:.1} tok/s | answer {} tokens, {:.1} tok/s{drafts} | {}, {} threads",
+                "load {load_seconds:.2} s | prompt {} tokens, {:.1} tok/s | answer {} tokens, {:.1} tok/s{drafts}{seed} | {}, {} threads",
                 answer.n_prompt,
                 answer.n_prompt as f64 / prefill,
                 answer.tokens.len(),
@@ -119,7 +133,7 @@ pub fn run(model_args: &ModelArgs, args: &RunArgs) -> Result<(), Failure> {
     }
     if let Some(path) = &args.session {
         conversation.tokens.extend(&answer.tokens);
-        if args.chat {
+        if mode == Mode::Chat {
             conversation.messages.push(("assistant".into(), answer.text));
         }
         let pages = engine.export_pages(&conversation.tokens, 0);
@@ -233,15 +247,64 @@ impl Answer {
     }
 }
 
-/// The request that continues a conversation. Adds the user's message to a chat.
-fn request(model: &Model, args: &RunArgs, conversation: &mut Conversation) -> Result<Request, Failure> {
+/// What the prompt is to the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// A user message in the chat template.
+    Chat,
+    /// Text that the model continues.
+    Raw,
+}
+
+impl Mode {
+    /// The mode of the options, of the session, or else of the model: an instruct model has a chat template.
+    fn of(has_template: bool, args: &RunArgs, conversation: &Conversation) -> Mode {
+        let is_chat = if args.raw || args.special {
+            false
+        } else if args.chat || args.system.is_some() || args.chat_template.is_some() {
+            true
+        } else if conversation.tokens.is_empty() {
+            has_template
+        } else {
+            !conversation.messages.is_empty()
+        };
+        if is_chat { Mode::Chat } else { Mode::Raw }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Mode::Chat => "chat",
+            Mode::Raw => "raw",
+        }
+    }
+
+    /// The line that tells the user which mode it is, and how to get the other.
+    fn explain(self, has_template: bool, args: &RunArgs) -> &'static str {
+        match self {
+            Mode::Chat if args.chat => "chat: the model answers the prompt as a message",
+            Mode::Chat => "chat: the model answers the prompt as a message; --raw continues it as text",
+            Mode::Raw if has_template => "raw: the model continues the prompt as text",
+            Mode::Raw => "raw: the model continues the prompt as text; --chat answers it as a message",
+        }
+    }
+}
+
+/// The request that continues a conversation in a context of `n_ctx` tokens. Adds the user's message to a chat.
+fn request(
+    model: &Model,
+    args: &RunArgs,
+    mode: Mode,
+    n_ctx: usize,
+    conversation: &mut Conversation,
+) -> Result<Request, Failure> {
     let text = prompt(args)?;
     let is_new = conversation.tokens.is_empty();
-    if !is_new && args.chat == conversation.messages.is_empty() {
-        let expected = if args.chat { "a session that began with --chat" } else { "--chat, as this session began" };
+    if !is_new && (mode == Mode::Chat) == conversation.messages.is_empty() {
+        let expected =
+            if mode == Mode::Chat { "a session that began with --chat" } else { "--chat, as this session began" };
         return Err(Failure::Usage(format!("--session: expected {expected}")));
     }
-    let tokens = if args.chat {
+    let tokens = if mode == Mode::Chat {
         let messages = &mut conversation.messages;
         let system = messages.first().filter(|(role, _)| role == "system").map(|(_, content)| content);
         if !is_new && args.system.is_some() && args.system.as_ref() != system {
@@ -260,8 +323,8 @@ fn request(model: &Model, args: &RunArgs, conversation: &mut Conversation) -> Re
     let prediction = args.prediction.as_deref().map(tokens::text_file).transpose()?;
     let prediction = prediction.map(|text| model.tokenizer.encode(&text, EncodeOptions::default())).unwrap_or_default();
     Ok(Request {
-        sampling: args.sampling.options(&model.tokenizer),
-        max_tokens: args.max_tokens,
+        sampling: args.sampling.options(model),
+        max_tokens: args.max_tokens.map(|n| n.min(tokens_left(model, n_ctx, tokens.len()))),
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
         receipt: args.receipt.is_some(),
@@ -269,6 +332,13 @@ fn request(model: &Model, args: &RunArgs, conversation: &mut Conversation) -> Re
         speculation: args.draft.speculation(prediction),
         ..Request::new(tokens)
     })
+}
+
+/// Tokens that can be generated after a prompt in a context of `n_ctx` tokens, at least 1: a prompt that does not fit is
+/// refused by the engine.
+pub fn tokens_left(model: &Model, n_ctx: usize, n_prompt: usize) -> usize {
+    // + 1: the last token generated is never input, so it needs no position
+    (n_ctx.min(model.config.max_context()) + 1).saturating_sub(n_prompt).max(1)
 }
 
 /// The constraint of `--json-schema`, `--grammar` or `--regex`.
@@ -290,8 +360,16 @@ fn constraint(model: &Model, args: &RunArgs) -> Result<Option<Arc<dyn Constraint
 }
 
 fn prompt(args: &RunArgs) -> Result<String, Failure> {
-    if args.prompt.is_none() && args.file.is_none() && stdin().is_terminal() {
-        return Err(Failure::Usage("no prompt: give an argument, --file, or standard input".into()));
+    let prompt = args.text.text.as_deref();
+    if prompt.is_none() && args.file.is_none() && stdin().is_terminal() {
+        let message = "no prompt: give it as an argument in quotes, by --file or on standard input; `starling chat` asks for \
+                       messages";
+        return Err(Failure::Usage(message.into()));
     }
-    tokens::text(args.prompt.as_deref(), args.file.as_deref())
+    let text = tokens::text(prompt, args.file.as_deref())?;
+    if text.is_empty() && args.file.is_none() && prompt.is_none_or(|prompt| prompt == "-") {
+        return Err(Failure::Usage("no prompt: standard input is empty".into()));
+    }
+    // editors end a file with a newline, which is not part of the prompt
+    Ok(if args.file.is_some() { tokens::without_final_newline(text) } else { text })
 }

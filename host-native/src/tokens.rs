@@ -5,7 +5,6 @@ use std::io::{Read, Write, stdin, stdout};
 use std::path::Path;
 
 use serde_json::json;
-use starling::gguf::Gguf;
 use starling::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
 
 use crate::cli::{DetokenizeArgs, ModelArgs, TokenizeArgs};
@@ -15,11 +14,13 @@ use crate::load;
 fn tokenizer(args: &ModelArgs) -> Result<Tokenizer, Failure> {
     let wrong = |source| Failure::Model { path: load::path(args), source };
     let files = load::files(args)?;
-    let first = files.first().map_or(&[][..], |f| f);
-    Tokenizer::from_gguf(&Gguf::parse(first).map_err(wrong)?).map_err(wrong)
+    let headers = load::headers(&files[..files.len().min(1)])?;
+    let first = headers.first().ok_or_else(|| Failure::Usage("expected a model file".into()))?;
+    Tokenizer::from_gguf(first).map_err(wrong)
 }
 
-/// The text of an argument, a file or standard input, which must be UTF-8.
+/// The text of an argument, a file or standard input, which must be UTF-8. The final newline of standard input, which the
+/// shell's tools add, is not part of the text.
 pub fn text(argument: Option<&str>, file: Option<&Path>) -> Result<String, Failure> {
     match (argument, file) {
         (Some(text), _) if text != "-" => Ok(text.into()),
@@ -27,9 +28,20 @@ pub fn text(argument: Option<&str>, file: Option<&Path>) -> Result<String, Failu
         _ => {
             let mut bytes = Vec::new();
             stdin().lock().read_to_end(&mut bytes)?;
-            utf8("standard input", bytes)
+            utf8("standard input", bytes).map(without_final_newline)
         }
     }
+}
+
+/// The text without one newline at its end.
+pub fn without_final_newline(mut text: String) -> String {
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    text
 }
 
 /// The text of a file, which must be UTF-8.
@@ -64,7 +76,7 @@ pub fn token_id(text: &str) -> Result<u32, String> {
 /// If the tokenizer is not supported, or the text cannot be read.
 pub fn tokenize(model_args: &ModelArgs, args: &TokenizeArgs) -> Result<(), Failure> {
     let tokenizer = tokenizer(model_args)?;
-    let text = text(args.text.as_deref(), args.file.as_deref())?;
+    let text = text(args.text.text.as_deref(), args.file.as_deref())?;
     let options = EncodeOptions { add_special: !args.no_bos, parse_special: args.special };
     let mut out = stdout().lock();
     if args.batch {

@@ -15,6 +15,7 @@ use starling_api::messages::{chat_end, chat_request, check_messages};
 use starling_api::openai::chat::{ChatCompletionRequest, ChatPlan, ChatWriter};
 use starling_api::openai::options::{Limits, RequestPlan, Scope};
 use starling_api::openai::response::{ResponseHead, system_fingerprint};
+use starling_api::output::{FormNames, OutputPlan, reasoning_constraint};
 use starling_api::parse::ParseBody;
 use starling_api::stream::{EventSink, StreamWriter};
 use starling_api::structure::{ConstraintPlan, constraint_plan};
@@ -104,11 +105,14 @@ struct EventError {
 
 enum Output {
     Stream(Box<ChatWriter>),
-    Whole { plan: ChatPlan, head: ResponseHead, answers: Vec<Answer> },
+    Whole { plan: Box<ChatPlan>, head: ResponseHead, answers: Vec<Answer> },
 }
 
 struct Completion {
     request: Request,
+    /// Tokens of reasoning, at most.
+    budget: Option<usize>,
+    plan: OutputPlan,
     output: Output,
     chunks: Chunks,
     receipts: BTreeMap<usize, String>,
@@ -236,17 +240,20 @@ impl Session {
         let variables = chat.template_variables()?;
         let parallel = chat.parallel_tool_calls != Some(false);
         let source = self.template_source(page.template.as_deref());
+        let output = chat.output(source, FormNames::default())?;
+        let budget = chat.thinking_budget_tokens;
         let mut tools = parse_tool_choice(source, chat.tools, chat.tool_choice, parallel)?;
         let form = constraint.form()?;
-        let has_schema = form.is_some();
-        let constraint = constraint_plan(form, &mut tools)?;
         let random = u128::from_str_radix(&page.random, 16)
             .map_err(|_| Error::Option("random: expected hexadecimal digits".into()))?;
-        let call_ids = tools.tools.is_some().then(|| CallIds::new(random));
+        let output = tools.output(&self.model, output, CallIds::new(random), form.is_some());
+        let constraint = constraint_plan(form, &mut tools)?;
         let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
         let messages = check_messages(chat.messages)?;
         let chat_request = chat_request(messages, tools.tools, variables, end, Now::from_unix(page.now));
         let tokens = self.render_by(source, &chat_request).map_err(ApiError::from)?.ids;
+        let output = output.prompt(&self.model.tokenizer, &tokens);
+        let visible = output.visible().to_vec();
         let seed = options.seed.map_or(0, |seed| seed.0);
         let plan = ChatPlan {
             model: Arc::clone(&self.model),
@@ -254,8 +261,7 @@ impl Session {
             n,
             logprobs: logprobs.is_requested,
             stream_usage: options.includes_usage(),
-            call_ids,
-            has_schema,
+            output,
         };
         let mut sampling = options.sampling(logprobs, seed)?;
         if let Some(n) = page.repeat_last_n {
@@ -276,8 +282,11 @@ impl Session {
         };
         let request_plan =
             RequestPlan { sampling, constraint: None, prompt_logprobs: false, default_tokens: None, cache_salt: 0 };
-        let mut request = options.request(&limits, &request_plan, tokens, "messages")?;
-        request.speculation = self.speculation();
+        let request = Request {
+            visible,
+            speculation: self.speculation(),
+            ..options.request(&limits, &request_plan, tokens, "messages")?
+        };
         let number = self.completions.next;
         let head = ResponseHead {
             id: format!("chatcmpl-{}", page.random).as_str().into(),
@@ -290,13 +299,15 @@ impl Session {
             session_id: None,
         };
         let stream = options.is_stream();
+        let parsed = plan.output.clone();
         let output = if stream {
             Output::Stream(Box::new(ChatWriter::new(plan, head)))
         } else {
             let answers = (0..n).map(|_| Answer::default()).collect();
-            Output::Whole { plan, head, answers }
+            Output::Whole { plan: Box::new(plan), head, answers }
         };
-        let completion = Completion { request, output, chunks: Chunks::default(), receipts: BTreeMap::new() };
+        let completion =
+            Completion { request, budget, plan: parsed, output, chunks: Chunks::default(), receipts: BTreeMap::new() };
         self.completions.next = number.wrapping_add(1);
         self.completions.open.insert(number, completion);
         let param = match &constraint {
@@ -317,8 +328,9 @@ impl Session {
         constraint: Option<Arc<dyn Constraint>>,
     ) -> Result<u64, Error> {
         let closed = || Error::Option(format!("completion {completion} is not open"));
-        let Completion { request, output, chunks, .. } =
+        let Completion { request, budget, plan, output, chunks, .. } =
             self.completions.open.get_mut(&completion).ok_or_else(closed)?;
+        let constraint = reasoning_constraint(plan, &self.model, *budget, constraint);
         let request = Request { sequence: index as u64, constraint, ..request.clone() };
         let id = self.engine.submit(request)?;
         if let Output::Stream(writer) = output {

@@ -60,9 +60,12 @@ const root = fileURLToPath(new URL("../../", import.meta.url));
 /** The native command; STARLING says where it is. */
 export const command = process.env.STARLING ?? `${process.env.CARGO_TARGET_DIR ?? `${root}target`}/release/starling`;
 
-/** Runs the native command, whose text must be the same. */
+/** Runs the native command, whose text must be the same; with seed 0 unless another is given. */
 export function native(...args) {
-  const text = execFileSync(command, ["run", "--model", root + TINY, "--quiet", ...args], {
+  // the page's own mode and seed, unless the caller names others
+  const mode = args.includes("--chat") ? [] : ["--raw"];
+  const seed = args.includes("--seed") ? [] : ["--seed", "0"];
+  const text = execFileSync(command, ["run", "--model", root + TINY, ...mode, ...seed, "--quiet", ...args], {
     encoding: "utf8",
     stdio: ["ignore", "pipe", "ignore"],
   });

@@ -34,6 +34,9 @@ async function demo(options) {
   return page;
 }
 
+/** A text as Markdown shows plain prose. */
+const shown = (text) => text.replace(/\s+/g, " ").trim();
+
 async function set(page, options) {
   for (const [name, value] of Object.entries(options)) {
     await page.locator(`#option-${name}`).evaluate((input, v) => (input.value = v), String(value));
@@ -120,13 +123,14 @@ test("chat: send, edit, ask again with the same seed, export", async () => {
   const answer = () => page.locator(".message.assistant .text").last().textContent();
   const first = await answer();
   assert.ok(first.length > 5);
-  assert.equal(first, native("Who are you?", "--chat", "-n", "30", "--seed", "0"));
+  assert.equal(shown(first), shown(native("Who are you?", "--chat", "-n", "30", "--seed", "0")));
   await written(page, () => page.getByRole("button", { name: "Again, same seed" }).click());
   assert.equal(await answer(), first);
   await page.getByRole("button", { name: "Edit" }).click();
   await page.getByLabel("Edited message").fill("What is the capital of France?");
   await written(page, () => page.locator(".message").getByRole("button", { name: "Send" }).click());
-  assert.equal(await answer(), native("What is the capital of France?", "--chat", "-n", "30", "--seed", "0"));
+  const want = native("What is the capital of France?", "--chat", "-n", "30", "--seed", "0");
+  assert.equal(shown(await answer()), shown(want));
   const [download] = await Promise.all([page.waitForEvent("download"), page.click("#export")]);
   const saved = JSON.parse(await readFile(await download.path(), "utf8"));
   assert.deepEqual(
@@ -134,6 +138,7 @@ test("chat: send, edit, ask again with the same seed, export", async () => {
     ["user", "assistant"],
   );
   assert.equal(saved.messages[0].content, "What is the capital of France?");
+  assert.equal(saved.messages[1].content, want);
   assert.equal(saved.messages[1].receipt.format, "starling-receipt/1");
   assert.equal(saved.messages[1].sampling.maxTokens, 30);
   await page.close();
@@ -205,8 +210,9 @@ test("while the model writes nothing else makes it write, and the answer goes on
       return { disabled, lengths: new Set(lengths).size };
     }, meddle);
     assert.ok(seen.disabled.every(Boolean), meddle);
-    assert.ok(seen.lengths > before.length / 10, `${meddle}: the text did not stream`);
-    assert.equal(await page.locator(".message.assistant .text").textContent(), before, meddle);
+    // Markdown is drawn once a frame
+    assert.ok(seen.lengths > 4, `${meddle}: the text did not stream`);
+    assert.equal(shown(await page.locator(".message.assistant .text").textContent()), shown(before), meddle);
   }
   // what is edited stays when an answer ends
   await page.evaluate(() => {
@@ -257,7 +263,7 @@ test("a seed of 64 bits is that seed, in the answer and in what is exported", as
   await page.fill("#message", "Who are you?");
   await written(page, () => page.press("#message", "Enter"));
   const text = await page.locator(".message.assistant .text").textContent();
-  assert.equal(text, native("Who are you?", "--chat", "--seed", seed, "-n", "30"));
+  assert.equal(shown(text), shown(native("Who are you?", "--chat", "--seed", seed, "-n", "30")));
   const [download] = await Promise.all([page.waitForEvent("download"), page.click("#export")]);
   const saved = await readFile(await download.path(), "utf8");
   assert.equal(JSON.parse(saved).messages[1].sampling.seed, seed);
@@ -282,6 +288,52 @@ test("tokens show their probabilities and alternatives, by pointer and by keys",
   await page.keyboard.press("ArrowRight");
   assert.equal(await page.evaluate(() => document.activeElement.dataset.index), "1");
   assert.equal(await page.locator("#tip tr").count(), 5);
+  await page.close();
+});
+
+test("Markdown of answers is rendered, and nothing in it is run or fetched", async () => {
+  const page = await demo();
+  const hostile = [
+    "# Title",
+    "Some *text* with `code`, <b>HTML</b>.",
+    "<think>not at the beginning</think>",
+    "<script>globalThis.hacked = 1</script><img src=x onerror='globalThis.hacked = 2'>",
+    "![picture](https://tracker.example/pixel.png)",
+    "[link](javascript:globalThis.hacked=3) [safe](https://example.com/)",
+    '<svg onload="globalThis.hacked = 4"><style>body { display: none }</style>',
+    "```js\nlet a = '</code><script>globalThis.hacked = 5</script>';\n```",
+    "| a | b |\n|---|---|\n| 1 | 2 |",
+    "- [x] done",
+  ].join("\n\n");
+  const seen = await page.evaluate(async (text) => {
+    const { showMarkdown } = await import("/web/demo/markdown.js");
+    const host = document.createElement("div");
+    document.body.append(host);
+    // every beginning, as it is streamed
+    for (let n = 0; n <= text.length; n++) showMarkdown(host, text.slice(0, n));
+    const all = [...host.querySelectorAll("*")];
+    const names = new Set(all.map((node) => node.localName));
+    const attributes = new Set(all.flatMap((node) => node.getAttributeNames()));
+    const links = [...host.querySelectorAll("a")].map((a) => [a.textContent, a.getAttribute("href"), a.rel]);
+    const shown = { text: host.textContent, code: host.querySelector("pre").textContent };
+    showMarkdown(host, "<think>First, I think.</think>The answer.");
+    const folded = host.querySelector("details.reasoning");
+    const reasoning = [folded.open, folded.textContent, host.textContent.trim().endsWith("The answer.")];
+    await new Promise((resolve) => setTimeout(resolve, 200));
+    host.remove();
+    return { names: [...names], attributes: [...attributes], links, ...shown, reasoning, hacked: globalThis.hacked };
+  }, hostile);
+  assert.equal(seen.hacked, undefined);
+  for (const name of ["script", "img", "svg", "style", "iframe"]) assert.ok(!seen.names.includes(name), name);
+  for (const name of ["table", "pre", "em", "code", "li"]) assert.ok(seen.names.includes(name), name);
+  assert.ok(seen.attributes.every((name) => !/^on|^src|^style/.test(name)), seen.attributes.join());
+  assert.deepEqual(
+    seen.links.filter(([, href]) => href),
+    [["safe", "https://example.com/", "noopener noreferrer"]],
+  );
+  assert.match(seen.text, /<b>HTML<\/b>.*<script>.*!\[picture\]\(https:/s);
+  assert.equal(seen.code, "let a = '</code><script>globalThis.hacked = 5</script>';\n");
+  assert.deepEqual(seen.reasoning, [false, "ReasoningFirst, I think.\n", true]);
   await page.close();
 });
 
@@ -368,6 +420,17 @@ for (const [colorScheme, viewport] of [
     await set(page, { maxTokens: 8 });
     for (const tab of ["#tab-write", "#tab-chat", "#tab-verify"]) {
       await page.click(tab);
+      if (tab === "#tab-chat") {
+        await page.uncheck("#show-tokens");
+        await page.fill("#message", "Who are you?");
+        await written(page, () => page.press("#message", "Enter"));
+        await page.click("#conversations summary");
+        await page.evaluate(async () => {
+          const { showMarkdown } = await import("/web/demo/markdown.js");
+          const text = "<think>Yes.</think>A [link](https://example.com), `code`\n\n> quote\n\n```js\nf();\n```\n\n|a|\n|-|\n|b|";
+          showMarkdown(document.querySelector(".message .markdown"), text);
+        });
+      }
       if (tab === "#tab-write") {
         await written(page, () => page.click("#write"));
         await page.check("#show-tokens");

@@ -6,7 +6,7 @@ addEventListener("message", (event) => {
   const { url, port } = event.data;
   const answer = async () => {
     const model = await Starling.load(url);
-    const { text } = await model.generate("Once upon a time", { maxTokens: 20 }).result;
+    const { text } = await model.generate("Once upon a time", { maxTokens: 20, seed: 0 }).result;
     model.dispose();
     return text;
   };

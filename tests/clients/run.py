@@ -53,7 +53,7 @@ def with_openai(base):
     for wrong, kind, code, param in [
         (dict(ask, model="x"), openai.NotFoundError, "model_not_found", "model"),
         (dict(ask, messages=[]), openai.BadRequestError, None, "messages"),
-        (dict(ask, max_tokens=10**6), openai.BadRequestError, "context_length_exceeded", "messages"),
+        (dict(ask, messages=[{"role": "user", "content": "dog " * 9000}]), openai.BadRequestError, "context_length_exceeded", "messages"),
         (dict(ask, temperature=3), openai.BadRequestError, None, "temperature"),
     ]:
         try:
@@ -168,6 +168,31 @@ def with_schemathesis(base):
 SCHEMATHESIS = "--max-examples 12 --max-time 80 --generation-deterministic --no-color".split()
 
 
+def with_stored(base):
+    """OpenAI's client stores, finds, changes and deletes completions."""
+    completions = openai.OpenAI(base_url=base, api_key="none", max_retries=0).chat.completions
+    ask = dict(model=MODEL, messages=HELLO, max_tokens=8, seed=3, store=True)
+    whole = completions.create(**ask, metadata={"n": "1"}, logprobs=True)
+    pieces = list(completions.create(**ask, metadata={"n": "2"}, stream=True))
+    found = completions.retrieve(whole.id)
+    assert found.choices == whole.choices and found.usage == whole.usage and found.metadata == {"n": "1"}
+    streamed = completions.retrieve(pieces[0].id).choices[0].message.content
+    assert streamed == "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.choices[0].message.content
+    # one page after the other
+    assert [kept.id for kept in completions.list(limit=1)] == [whole.id, pieces[0].id]
+    assert [kept.id for kept in completions.list(order="desc")] == [pieces[0].id, whole.id]
+    assert [kept.id for kept in completions.list(metadata={"n": "2"})] == [pieces[0].id]
+    messages = list(completions.messages.list(whole.id, limit=1))
+    assert [(message.role, message.content) for message in messages] == [(m["role"], m["content"]) for m in HELLO]
+    assert completions.update(whole.id, metadata={"n": "3"}).metadata == {"n": "3"}
+    assert completions.delete(whole.id).deleted
+    try:
+        completions.retrieve(whole.id)
+        raise AssertionError("a deleted completion is found")
+    except openai.NotFoundError as error:
+        assert error.code == "completion_not_found"
+
+
 def with_tls(base):
     assert base.startswith("https://")
     client = openai.OpenAI(base_url=base, api_key="none", http_client=openai.DefaultHttpxClient(verify=certificate))
@@ -198,8 +223,11 @@ def main():
     serve([with_openai, with_node, with_curl, with_langchain, with_litellm, with_metrics, with_promtool], "--metrics-compat", "vllm")
     serve([with_promtool_alone, with_schemas])
     serve([with_forced_calls], "--chat-template", str(HERE / "../../fixtures/chat/qwen-tools.jinja"))
+    with tempfile.TemporaryDirectory() as folder:
+        serve([with_stored], "--state-dir", folder)
     # short answers and a short timeout, so that generated requests do not hold up each other
-    serve([with_schemathesis], "--max-tokens", "16", "--request-timeout", "20")
+    with tempfile.TemporaryDirectory() as folder:
+        serve([with_schemathesis], "--max-tokens", "16", "--request-timeout", "20", "--state-dir", folder)
     with Collector() as collector:
         serve([with_requests], "--otlp-endpoint", collector.url)
         collector.check()

@@ -14,8 +14,11 @@ const fixture = (name) => new URL(`../../fixtures/${name}`, import.meta.url);
 const TINY = fixture("starling-tiny/starling-tiny-q8_0.gguf");
 const code = (want) => (e) => e instanceof StarlingError && e.code === want;
 
+/** A model on this thread. */
+const load = (source, options) => Starling.load(source, { worker: false, ...options });
+
 let model;
-before(async () => (model = await Starling.load(TINY, { receipts: true, sequences: 4, worker: false })));
+before(async () => (model = await load(TINY, { receipts: true, sequences: 4 })));
 after(() => model.dispose());
 
 test("what is known of the model", async () => {
@@ -233,14 +236,14 @@ test("answers follow what they have to be", async () => {
 });
 
 test("a crash of the grammar module ends the answers of its model that have a grammar, and no others", async () => {
-  const length = { maxTokens: 200, ignoreEos: true };
+  const length = { maxTokens: 200, ignoreEos: true, seed: 0 };
   const story = (options) => model.generate("Once upon a time", { ...length, ...options });
   // as deep as 64 KiB allow
   const name = (i) => `a${i.toString(36)}`;
   const deep = Array.from({ length: 5000 }, (_, i) => `${name(i)}:"x"${name(i + 1)}`).join("\n");
   const grammar = `start: a0\n${deep}\n${name(5000)}: "y"`;
   const [free, bound] = [story({}), story({ structure: { regex: "(.|\n)*" } })];
-  const other = await Starling.load(TINY);
+  const other = await load(TINY);
   const alike = () => other.generate("Once upon a time", { ...length, structure: { regex: "(.|\n)*" } });
   const beside = alike();
   await Promise.all([bound.tokens().next(), beside.tokens().next()]);
@@ -310,9 +313,11 @@ test("tools of OpenAI's form are rendered, checked and enforced", async () => {
   assert.equal(ids.size, 2);
   const deltas = [];
   for await (const chunk of await completions.create({ ...forced, n: 1, stream: true }))
-    deltas.push(...(chunk.choices[0].delta.tool_calls ?? []));
+    for (const { index, function: part } of chunk.choices[0].delta.tool_calls ?? [])
+      if (deltas[index]) deltas[index].arguments += part.arguments;
+      else deltas[index] = { ...part };
   assert.deepEqual(
-    deltas.map((call) => call.function),
+    deltas,
     choices[0].message.tool_calls.map((call) => call.function),
   );
 });
@@ -324,7 +329,7 @@ test("leaving a stream of OpenAI's form stops all of its generations, and leaves
   for await (const { choices } of stream) if (choices[0].delta.content) break;
   abort.abort();
   assert.equal((await model.memory()).kvInUse, 0);
-  const other = await Starling.load(TINY);
+  const other = await load(TINY);
   for await (const { choices } of await other.chat.completions.create(request)) if (choices[0].delta.content) break;
   other.dispose();
   // where a rejection is found to be nobody's
@@ -361,7 +366,7 @@ test("a saved cache spares another model the prompt", async () => {
   const options = { maxTokens: 20, seed: 4 };
   const saved = await model.saveCache(prompt);
   const want = await model.generate(prompt, options).result;
-  const other = await Starling.load(TINY, { receipts: true });
+  const other = await load(TINY, { receipts: true });
   const tokens = await other.restoreCache(saved);
   assert.ok(tokens > 32 && tokens % 16 === 0);
   const { text, usage } = await other.generate(prompt, options).result;
@@ -424,7 +429,7 @@ test("a request that waits is tried again when another has ended or was aborted,
     model ??= this.bindings.Model.prototype;
     return call.apply(this, args);
   };
-  const one = await Starling.load(TINY);
+  const one = await load(TINY);
   Instance.prototype.call = call;
   const { submit } = model;
   let tries = 0;
@@ -448,19 +453,19 @@ test("a request that waits is tried again when another has ended or was aborted,
 
 test("a model in several files is the same model", async () => {
   const whole = new Uint8Array(await readFile(TINY));
-  const want = (await model.generate("Once upon a time", { maxTokens: 20 }).result).text;
+  const want = (await model.generate("Once upon a time", { maxTokens: 20, seed: 0 }).result).text;
   for (const n of [2, 3, 7]) {
     const files = split(whole, n).map((part) => new Blob([part]));
-    const joined = await Starling.load(files, { receipts: true });
-    assert.equal((await joined.generate("Once upon a time", { maxTokens: 20 }).result).text, want);
+    const joined = await load(files, { receipts: true });
+    assert.equal((await joined.generate("Once upon a time", { maxTokens: 20, seed: 0 }).result).text, want);
     assert.match(joined.info.sha256, /^[0-9a-f]{64}$/);
     joined.dispose();
   }
   const [first, second, third] = split(whole, 3).map((part) => new Blob([part]));
-  await assert.rejects(Starling.load([first, third, second]), code("model"));
-  await assert.rejects(Starling.load([first, second]), code("model"));
-  await assert.rejects(Starling.load([first, second, third.slice(0, third.size - 40)]), code("model"));
-  await assert.rejects(Starling.load(first), code("model"));
+  await assert.rejects(load([first, third, second]), code("model"));
+  await assert.rejects(load([first, second]), code("model"));
+  await assert.rejects(load([first, second, third.slice(0, third.size - 40)]), code("model"));
+  await assert.rejects(load(first), code("model"));
 });
 
 test("names of files on a hub, parts of a split model, and files that change on the way", async () => {
@@ -479,23 +484,23 @@ test("names of files on a hub, parts of a split model, and files that change on 
     const whole = new Uint8Array(await readFile(TINY));
     const hub = "https://huggingface.co/owner/repo/resolve/main/";
     files.set(`${hub}dir/tiny.gguf`, { body: whole });
-    (await Starling.load("hf:owner/repo/dir/tiny.gguf")).dispose();
+    (await load("hf:owner/repo/dir/tiny.gguf")).dispose();
     files.set(`${hub.replace("main", "v1.0")}tiny.gguf`, { body: whole });
-    (await Starling.load("hf:owner/repo@v1.0/tiny.gguf")).dispose();
+    (await load("hf:owner/repo@v1.0/tiny.gguf")).dispose();
 
     for (const [i, body] of split(whole, 3).entries()) files.set(`${hub}m-0000${i + 1}-of-00003.gguf`, { body });
-    const joined = await Starling.load("hf:owner/repo/m-00001-of-00003.gguf");
-    const { text } = await joined.generate("Once", { maxTokens: 8 }).result;
-    assert.equal(text, (await model.generate("Once", { maxTokens: 8 }).result).text);
+    const joined = await load("hf:owner/repo/m-00001-of-00003.gguf");
+    const { text } = await joined.generate("Once", { maxTokens: 8, seed: 0 }).result;
+    assert.equal(text, (await model.generate("Once", { maxTokens: 8, seed: 0 }).result).text);
     joined.dispose();
     files.delete(`${hub}m-00003-of-00003.gguf`);
-    await assert.rejects(Starling.load("hf:owner/repo/m-00001-of-00003.gguf"), code("network"));
+    await assert.rejects(load("hf:owner/repo/m-00001-of-00003.gguf"), code("network"));
 
     let version = 0;
     files.set("https://a.example/changes.gguf", { body: whole, etag: () => String(version++), end: 1_000_000 });
-    await assert.rejects(Starling.load("https://a.example/changes.gguf"), code("checksum"));
+    await assert.rejects(load("https://a.example/changes.gguf"), code("checksum"));
     await assert.rejects(
-      Starling.load("hf:owner/repo/nothing.gguf"),
+      load("hf:owner/repo/nothing.gguf"),
       (e) => code("network")(e) && /404/.test(e.message),
     );
     assert.equal(asked.at(-1), `${hub}nothing.gguf`);
@@ -505,7 +510,7 @@ test("names of files on a hub, parts of a split model, and files that change on 
 });
 
 test("embeddings", async () => {
-  const embedder = await Starling.load(fixture("reference/bert-mean-f32.gguf"));
+  const embedder = await load(fixture("reference/bert-mean-f32.gguf"));
   const vector = await embedder.embed("The birds moved");
   assert.ok(Math.abs(Math.hypot(...vector) - 1) < 1e-5);
   await assert.rejects(embedder.generate("x").result, code("request"));
@@ -513,26 +518,25 @@ test("embeddings", async () => {
 });
 
 test("sources and modules that are not there or wrong, and models that are too large", async () => {
-  await assert.rejects(Starling.load(new URL("file:///nothing.gguf")), code("network"));
-  await assert.rejects(Starling.load("nothing.gguf"), code("request"));
-  await assert.rejects(Starling.load(new Blob(["<!doctype html>"])), code("model"));
+  await assert.rejects(load(new URL("file:///nothing.gguf")), code("network"));
+  await assert.rejects(load("nothing.gguf"), code("network"));
+  await assert.rejects(load(new Blob(["<!doctype html>"])), code("model"));
   const stream = new ReadableStream({ pull: (c) => c.enqueue(new Uint8Array(10)) });
-  await assert.rejects(Starling.load(stream, { size: 2 ** 33 }), code("memory"));
-  await assert.rejects(Starling.load(TINY, { worker: true }), code("unsupported"));
-  await assert.rejects(Starling.load(TINY, { wasm: new Uint8Array(8) }), code("request"));
-  await assert.rejects(Starling.load(TINY, { wasm: "relative.wasm" }), code("request"));
+  await assert.rejects(load(stream, { size: 2 ** 33 }), code("memory"));
+  await assert.rejects(load(TINY, { wasm: new Uint8Array(8) }), code("request"));
+  await assert.rejects(load(TINY, { wasm: "relative.wasm" }), code("request"));
   await assert.rejects(
-    Starling.load(TINY, { wasm: Uint8Array.of(0, 97, 115, 109, 9, 0, 0, 0) }),
+    load(TINY, { wasm: Uint8Array.of(0, 97, 115, 109, 9, 0, 0, 0) }),
     (e) => code("unsupported")(e) && e.cause instanceof WebAssembly.CompileError,
   );
   const reason = new Error("enough");
-  await assert.rejects(Starling.load(TINY, { signal: AbortSignal.abort(reason) }), (e) => e === reason);
+  await assert.rejects(load(TINY, { signal: AbortSignal.abort(reason) }), (e) => e === reason);
 });
 
 test("a stream of no known length is told of, and ends where it becomes too large", async () => {
   const progress = [];
   const pieces = new Blob([await readFile(TINY)]).stream();
-  const other = await Starling.load(pieces, { onProgress: (p) => progress.push(p) });
+  const other = await load(pieces, { onProgress: (p) => progress.push(p) });
   other.dispose();
   assert.equal(progress.at(-1).loaded, progress.at(-1).total);
 
@@ -550,7 +554,7 @@ test("a stream of no known length is told of, and ends where it becomes too larg
 });
 
 test("a disposed model says so", async () => {
-  const other = await Starling.load(TINY);
+  const other = await load(TINY);
   const running = other.generate("Once", { maxTokens: 400, ignoreEos: true }).result;
   other.dispose();
   other.dispose();
@@ -563,18 +567,18 @@ test("an error in a file of a split model names that file", async () => {
   const files = split(new Uint8Array(await readFile(TINY)), 3).map((part, i) => new File([part], `${i + 1}.gguf`));
   const names = (want) => (e) => code("model")(e) && want.test(e.message);
   const [first, second, third] = files;
-  await assert.rejects(Starling.load([first, new File(["no model"], "second"), third]), names(/^second: GGUF: magic/));
+  await assert.rejects(load([first, new File(["no model"], "second"), third]), names(/^second: GGUF: magic/));
   // the same number in two files
   const again = new File([second], "again.gguf");
-  await assert.rejects(Starling.load([first, second, again]), names(/^again\.gguf: metadata `split\.no`: found 1/));
+  await assert.rejects(load([first, second, again]), names(/^again\.gguf: metadata `split\.no`: found 1/));
   const short = new File([third.slice(0, third.size - 40)], "short.gguf");
-  await assert.rejects(Starling.load([first, second, short]), names(/^short\.gguf: /));
+  await assert.rejects(load([first, second, short]), names(/^short\.gguf: /));
 });
 
 test("a model that crashes says so, and ends no other", async () => {
-  const long = { maxTokens: 400, ignoreEos: true };
-  const crashing = await Starling.load(TINY, { sequences: 4 });
-  const left = await Starling.load(TINY, { sequences: 2 });
+  const long = { maxTokens: 400, ignoreEos: true, seed: 0 };
+  const crashing = await load(TINY, { sequences: 4 });
+  const left = await load(TINY, { sequences: 2 });
   const want = await left.generate("Once", long).result;
   const running = crashing.generate("Once", long).result;
   const beside = Array.from({ length: 4 }, () => left.generate("Once", long).result);
@@ -592,7 +596,7 @@ test("a model that crashes says so, and ends no other", async () => {
   await assert.rejects(crashing.memory(), crashed);
   crashing.dispose();
   for (const one of beside) assert.equal((await one).text, want.text);
-  const later = await Starling.load(TINY);
+  const later = await load(TINY);
   assert.equal((await later.generate("Once", long).result).text, want.text);
   later.dispose();
   left.dispose();

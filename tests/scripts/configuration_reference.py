@@ -33,14 +33,17 @@ GROUPS = {
     "Address, keys, TLS": "host port api-key api-key-file key-requests key-tokens allow-no-key allowed-hosts tls-cert tls-key"
     " tls-client-ca tls-client-required cors-origins require-signature signature-window sign-responses",
     "Models": "model model-name models-dir aliases memory autoload load load-wait load-queue pin idle-timeout weight share"
-    " chat-template",
+    " chat-template tool-call-format reasoning-format",
     "Engine": "threads isa kv-type working-memory ctx-size max-seqs batch-tokens prefill-chunk embed-tokens kv-memory seed"
     " draft-max draft-min-acceptance draft-model",
     "Workers and faults": "workers cpu-affinity strategy stall-timeout breaker-faults breaker-window breaker-open memory-pressure"
     " fault-injection",
     "Queue and time limits": "queue-high queue-low queue-timeout request-timeout drain-timeout tenant-requests tenant-tokens",
-    "Limits of a request": "max-prompt max-tokens max-n max-inputs max-grammar grammar-items",
-    "Sessions": "session-ttl max-sessions session-memory sessions-memory",
+    "Limits of a request": "max-prompt max-tokens max-n max-inputs max-grammar grammar-items refuse-unknown-fields",
+    "Sessions and stored completions": "session-ttl max-sessions session-memory sessions-memory state-dir state-key-file"
+    " stored-answers-ttl stored-answers-size",
+    "Results that are used again": "response-cache response-cache-disk response-cache-disk-size share-identical embedding-cache"
+    " resume-window idempotency-window",
     "KV cache on disk": "kv-disk kv-disk-key-file kv-disk-size slot-save-path",
     "Connections": "max-body max-header header-timeout body-timeout write-timeout sse-keep-alive max-connections"
     " max-connections-per-address",

@@ -45,6 +45,7 @@ const SUPPORTED: &[&str] = &[
     "exaone4",
     "exaone4-swa",
     "falcon",
+    "falcon-h1",
     "gemma",
     "gemma-embedding",
     "gemma2",
@@ -59,6 +60,8 @@ const SUPPORTED: &[&str] = &[
     "granite",
     "granite-moe",
     "granite_swa",
+    "granitehybrid",
+    "granitehybrid-moe",
     "granitemoe",
     "granitemoe-moe",
     "grok",
@@ -69,8 +72,12 @@ const SUPPORTED: &[&str] = &[
     "internlm2",
     "jais",
     "jais2",
+    "jamba",
+    "jamba-moe",
     "jina-bert-v2",
     "jina-bert-v3",
+    "lfm2",
+    "lfm2moe",
     "llada",
     "llada-moe",
     "llama",
@@ -78,6 +85,8 @@ const SUPPORTED: &[&str] = &[
     "llama4",
     "llama4-128e",
     "maincoder",
+    "mamba",
+    "mamba2",
     "maple",
     "mellum",
     "minicpm",
@@ -89,6 +98,7 @@ const SUPPORTED: &[&str] = &[
     "mpt",
     "muse-glimmer",
     "nemotron",
+    "nemotron_h",
     "neo-bert",
     "nomic-bert",
     "olmo",
@@ -108,7 +118,10 @@ const SUPPORTED: &[&str] = &[
     "qwen2moe",
     "qwen2vl",
     "qwen3",
+    "qwen35",
+    "qwen35moe",
     "qwen3moe",
+    "qwen3next",
     "qwen3tts",
     "qwen3vl",
     "qwen3vlmoe",
@@ -154,7 +167,7 @@ fn logits_both_ways(model: &Model, ids: &[u32]) -> Vec<f32> {
     let mut memory = KvMemory::zeroed(&layout, pages.len()).expect("memory");
     let size = ScratchSize { rows: ids.len(), logits: ids.len(), seqs: 1, n_ctx: ids.len() };
     let mut scratch = model.scratch(&Inline, KvType::F32, size).expect("memory");
-    let run = Run { tokens: ids, pos: 0, pages: &pages, n_logits: ids.len() };
+    let run = Run { tokens: ids, pos: 0, pages: &pages, state: 0, n_logits: ids.len() };
     let kv = KvRef { layout: &layout, memory: &mut memory };
     let exec = Exec { cpu: Cpu::detect(), pool: &Inline };
     let out = model.forward(exec, &[run], kv, &mut scratch, None);

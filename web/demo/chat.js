@@ -2,7 +2,8 @@
 
 import { $, element, save } from "./dom.js";
 import * as store from "./store.js";
-import { Answer } from "./tokens.js";
+import { copyButton, showMarkdown } from "./markdown.js";
+import { ChatAnswer } from "./tokens.js";
 
 export class Conversation {
   /**
@@ -86,7 +87,7 @@ export class Conversation {
     this.messages.length = at;
     this.messages.push({ role: "user", content });
     const messages = this.messages.map(({ role, content }) => ({ role, content }));
-    const reply = { role: "assistant", content: "", view: new Answer(element("div", { className: "text" })) };
+    const reply = { role: "assistant", content: "", view: new ChatAnswer(element("div", { className: "text" })) };
     this.messages.push(reply);
     this.draw();
     this.#keep();
@@ -94,6 +95,7 @@ export class Conversation {
     const result = await this.answer({ messages, seed }, reply.view);
     this.isAnswering = false;
     reply.content = reply.view.text;
+    reply.view.draw();
     reply.receipt = result?.receipt;
     reply.options = result?.options;
     const index = this.messages.indexOf(reply);
@@ -127,7 +129,12 @@ export class Conversation {
 
   #node(message, at) {
     // the view of an answer may still receive tokens
-    const text = message.view?.host ?? element("div", { className: "text" }, message.content);
+    const text = message.view?.host ?? element("div", { className: "text" });
+    if (!message.view && message.role === "assistant") {
+      const body = element("div", { className: "body markdown" });
+      showMarkdown(body, message.content);
+      text.append(body);
+    } else if (!message.view) text.append(message.content);
     const buttons = element("div", { className: "row" });
     const node = element(
       "div",
@@ -144,8 +151,9 @@ export class Conversation {
           this.ask(at, message.content, this.messages[at + 1]?.options?.seed),
         ),
       );
-    } else if (message.receipt) {
-      buttons.append(small("Save receipt", () => save("receipt.json", message.receipt)));
+    } else {
+      buttons.append(copyButton(() => message.content));
+      if (message.receipt) buttons.append(small("Save receipt", () => save("receipt.json", message.receipt)));
     }
     return node;
   }

@@ -1,6 +1,7 @@
 // An answer as text, or as tokens with their probabilities.
 
 import { $, element } from "./dom.js";
+import { showMarkdown } from "./markdown.js";
 
 /** Alternatives shown for each token. */
 export const ALTERNATIVES = 5;
@@ -12,13 +13,17 @@ export class Answer {
   constructor(host, prompt = "") {
     this.host = host;
     this.tokens = [];
-    this.body = element("span", { className: "body" });
+    this.body = this.makeBody();
     host.replaceChildren(...(prompt ? [element("span", { className: "prompt" }, prompt)] : []), this.body);
     host.onpointerover = ({ target }) => this.show(target.closest?.(".token"));
     host.onpointerleave = () => hide();
     host.onfocusin = ({ target }) => this.show(target.closest(".token"));
     host.onfocusout = () => hide();
     host.onkeydown = (event) => this.move(event);
+  }
+
+  makeBody() {
+    return element("span", { className: "body" });
   }
 
   get text() {
@@ -81,6 +86,34 @@ export class Answer {
     event.preventDefault();
     [from.tabIndex, to.tabIndex] = [-1, 0];
     to.focus();
+  }
+}
+
+/** An answer of a chat: Markdown, or tokens. */
+export class ChatAnswer extends Answer {
+  #frame = 0;
+
+  makeBody() {
+    return element("div", { className: "body markdown" });
+  }
+
+  add(token) {
+    if ($("show-tokens").checked) return super.add(token);
+    this.tokens.push(token);
+    this.#frame ||= requestAnimationFrame(() => this.draw());
+  }
+
+  draw() {
+    cancelAnimationFrame(this.#frame);
+    this.#frame = 0;
+    if (!$("show-tokens").checked) showMarkdown(this.body, this.text);
+  }
+
+  redraw() {
+    const showsTokens = $("show-tokens").checked;
+    this.body.classList.toggle("markdown", !showsTokens);
+    if (showsTokens) super.redraw();
+    else this.draw();
   }
 }
 

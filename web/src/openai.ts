@@ -84,6 +84,16 @@ export interface CompletionUsage {
   completion_tokens: number;
   total_tokens: number;
   prompt_tokens_details: { cached_tokens: number };
+  /** If the answers have reasoning. */
+  completion_tokens_details?: { reasoning_tokens?: number };
+}
+
+/** Part of a tool call: the first has ID and name, the arguments of all joined are JSON. */
+export interface ToolCallDelta {
+  index: number;
+  id?: string;
+  type?: "function";
+  function: { name?: string; arguments: string };
 }
 
 export interface ChatCompletion {
@@ -94,7 +104,14 @@ export interface ChatCompletion {
   choices: {
     index: number;
     /** Without text where there is none beside calls. */
-    message: { role: "assistant"; content: string | null; tool_calls?: ToolCall[]; refusal: null };
+    message: {
+      role: "assistant";
+      content: string | null;
+      /** The model's reasoning, if there is any. */
+      reasoning_content?: string;
+      tool_calls?: ToolCall[];
+      refusal: null;
+    };
     logprobs: { content: ChatLogprob[] } | null;
     finish_reason: "stop" | "length" | "tool_calls";
     /** If asked for. */
@@ -113,8 +130,7 @@ export interface ChatCompletionChunk {
   model: string;
   choices: {
     index: number;
-    /** Calls come whole. */
-    delta: { role?: "assistant"; content?: string; tool_calls?: ToolCall[] };
+    delta: { role?: "assistant"; content?: string; reasoning_content?: string; tool_calls?: ToolCallDelta[] };
     logprobs: { content: ChatLogprob[] } | null;
     finish_reason: "stop" | "length" | "tool_calls" | null;
     /** If asked for, in the last piece. */

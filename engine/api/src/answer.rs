@@ -37,6 +37,8 @@ pub struct SampledToken {
     pub logprob: f32,
     /// The most probable tokens and their log-probabilities, if requested.
     pub top: Vec<(u32, f32)>,
+    /// Bytes of the answer's text that became final with it.
+    pub n_bytes: usize,
 }
 
 impl Answer {
@@ -45,7 +47,7 @@ impl Answer {
         match update {
             Update::Prefilled { n_cached, prompt } => (self.n_cached, self.prompt_logprobs) = (n_cached, prompt),
             Update::Token { token, text, logprob, top } => {
-                self.tokens.push(SampledToken { token, logprob, top });
+                self.tokens.push(SampledToken { token, logprob, top, n_bytes: text.len() });
                 self.text.push_str(&text);
             }
             Update::Drafted { n_accepted, n_rejected } => self.drafts = Some((n_accepted, n_rejected)),
@@ -86,7 +88,7 @@ pub struct Usage {
     pub total_tokens: usize,
     /// Breakdown of `prompt_tokens`.
     pub prompt_tokens_details: PromptDetails,
-    /// Breakdown of `completion_tokens`, if the request has a `prediction`.
+    /// Breakdown of `completion_tokens`, if the request has a `prediction` or the answers have reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionDetails>,
 }
@@ -108,6 +110,13 @@ pub struct CompletionDetails {
     pub accepted_prediction_tokens: usize,
     /// Draft tokens that are not in the answers.
     pub rejected_prediction_tokens: usize,
+    /// Tokens of the model's reasoning.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub reasoning_tokens: usize,
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 impl Usage {
@@ -128,6 +137,13 @@ impl Usage {
         }
         usage.total_tokens = prompt_tokens + usage.completion_tokens;
         usage
+    }
+
+    /// Adds tokens of reasoning, which `completion_tokens` counts already.
+    pub fn add_reasoning(&mut self, n: usize) {
+        if n > 0 {
+            self.completion_tokens_details.get_or_insert_default().reasoning_tokens += n;
+        }
     }
 }
 

@@ -54,6 +54,16 @@ fn check_message(i: usize, message: Json) -> Result<Json, ApiError> {
         Some((_, Json::Null)) | None => return Err(at(".content", "is missing".into())),
         Some(_) => return Err(at(".content", "is neither a string nor a list of parts".into())),
     }
+    // the names of the reasoning in other APIs; templates have that of the first
+    let is_text = |name: &str| fields.iter().any(|(other, value)| other == name && matches!(value, Json::Str(_)));
+    if role == "assistant"
+        && !is_text("reasoning_content")
+        && let Some(name) = ["reasoning", "thinking"].into_iter().find(|name| is_text(name))
+        && let Some((_, text)) = fields.iter().find(|(other, _)| other == name).cloned()
+    {
+        fields.retain(|(other, _)| other != "reasoning_content");
+        fields.push(("reasoning_content".into(), text));
+    }
     normalise_tool_calls(&mut fields, &format!("messages[{i}]"))?;
     Ok(Json::Object(fields))
 }

@@ -5,8 +5,9 @@ use starling::engine::FinishReason;
 
 use crate::answer::{Answer, Usage};
 use crate::error::ErrorBody;
+use crate::output::{OutputParser, Piece};
 use crate::stream::{EventSink, StreamWriter};
-use crate::tools::{ToolCall, ToolCallParser, is_truncated};
+use crate::tools::{FunctionCall, ToolCall, is_truncated};
 use crate::update::Update;
 
 /// A part of an answer. Parts of the same kind in a row belong together, except calls.
@@ -46,15 +47,17 @@ pub trait AnswerForm {
 /// Writes one answer by an [`AnswerForm`].
 #[derive(Debug)]
 pub struct AnswerWriter<F> {
-    parser: Option<ToolCallParser>,
+    parser: OutputParser,
     answer: Answer,
     form: F,
+    /// The call that is written.
+    call: Option<ToolCall>,
 }
 
 impl<F: AnswerForm> AnswerWriter<F> {
-    /// A writer without parts yet. Without a `parser`, an answer has no tool calls.
-    pub fn new(parser: Option<ToolCallParser>, form: F) -> AnswerWriter<F> {
-        AnswerWriter { parser, answer: Answer::default(), form }
+    /// A writer without parts yet.
+    pub fn new(parser: OutputParser, form: F) -> AnswerWriter<F> {
+        AnswerWriter { parser, answer: Answer::default(), form, call: None }
     }
 
     /// The answer so far.
@@ -67,21 +70,23 @@ impl<F: AnswerForm> AnswerWriter<F> {
         self.form
     }
 
-    fn text(&mut self, text: String, sink: &mut dyn EventSink) {
-        match &mut self.parser {
-            Some(parser) => {
-                let parsed = parser.push(&text);
-                self.parts(parsed, sink);
+    fn pieces(&mut self, pieces: Vec<Piece>, sink: &mut dyn EventSink) {
+        for piece in pieces {
+            match piece {
+                Piece::Content(text) => self.form.part(Part::Text(text), sink),
+                Piece::Reasoning(text) => self.form.part(Part::Reasoning(text), sink),
+                Piece::CallStart { index, id, name } => {
+                    let function = FunctionCall { name, arguments: String::new() };
+                    self.call = Some(ToolCall { index, id, kind: "function", function });
+                }
+                Piece::CallArguments { json, .. } => {
+                    self.call.iter_mut().for_each(|call| call.function.arguments.push_str(&json));
+                }
+                Piece::CallEnd { .. } => {
+                    self.call.take().into_iter().for_each(|call| self.form.part(Part::Call(call), sink));
+                }
             }
-            None => self.parts((text, Vec::new()), sink),
         }
-    }
-
-    fn parts(&mut self, (text, calls): (String, Vec<ToolCall>), sink: &mut dyn EventSink) {
-        if !text.is_empty() {
-            self.form.part(Part::Text(text), sink);
-        }
-        calls.into_iter().for_each(|call| self.form.part(Part::Call(call), sink));
     }
 }
 
@@ -91,9 +96,13 @@ impl<F: AnswerForm> StreamWriter for AnswerWriter<F> {
         match &update {
             Update::Started => self.form.start(sink),
             Update::Prefilled { n_cached, .. } => self.form.prefilled(*n_cached),
-            Update::Token { text, .. } => self.text(text.clone(), sink),
+            Update::Token { text, .. } => {
+                let pieces = self.parser.push(text);
+                self.pieces(pieces, sink);
+            }
             Update::Done { text, reason, .. } => {
-                self.text(text.clone(), sink);
+                let pieces = self.parser.push(text);
+                self.pieces(pieces, sink);
                 end = Some(*reason);
             }
             _ => {}
@@ -102,10 +111,8 @@ impl<F: AnswerForm> StreamWriter for AnswerWriter<F> {
         if end.is_none() {
             return false;
         }
-        if let Some(parser) = &mut self.parser {
-            let rest = parser.finish(is_truncated(end));
-            self.parts(rest, sink);
-        }
+        let rest = self.parser.finish(is_truncated(end));
+        self.pieces(rest, sink);
         self.form.finish(&self.answer, sink);
         true
     }
@@ -135,7 +142,20 @@ pub fn stop_string<'a>(answer: &Answer, stops: &'a [String]) -> Option<&'a str> 
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
+    use crate::output::{FormNames, OutputPlan};
+    use crate::tools::CallIds;
     use serde_json::Value;
+
+    /// A parser of calls as Hermes writes them.
+    pub(crate) fn hermes() -> OutputParser {
+        let names = FormNames { calls: Some("hermes"), reasoning: None };
+        OutputPlan::new("", names).tools([].into(), CallIds::new(1)).parser(0)
+    }
+
+    /// A parser that takes all text as content.
+    pub(crate) fn plain() -> OutputParser {
+        OutputPlan::default().parser(0)
+    }
 
     /// Events of a stream: name and JSON.
     #[derive(Default)]

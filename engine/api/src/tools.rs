@@ -1,22 +1,19 @@
-//! Tool calls in the text of an answer, in the format of Hermes and Qwen:
-//! `<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>`.
+//! Tools of a request, and the calls of an answer.
 
 #[cfg(feature = "forms")]
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use starling::chat::Json;
 use starling::engine::FinishReason;
 #[cfg(feature = "forms")]
-use starling::form::Form;
+use starling::form::{CallStyle, Form};
+use starling::model::Model;
 
 use crate::error::{ApiError, quoted};
-
-/// Opening tag of a tool call.
-const OPEN: &str = "<tool_call>";
-/// Closing tag of a tool call.
-const CLOSE: &str = "</tool_call>";
+use crate::output::{IdForm, OutputPlan};
 
 /// Tool call of an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -43,12 +40,31 @@ pub struct FunctionCall {
     pub arguments: String,
 }
 
-/// The JSON object between the tags of a call.
-#[derive(Deserialize)]
-struct CallMarkup {
-    name: String,
-    #[serde(alias = "parameters")]
-    arguments: Option<Value>,
+/// Part of a tool call, in a stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ToolCallDelta {
+    /// Position among the calls of the answer, from 0.
+    pub index: usize,
+    /// ID of the call, in its first part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// `function`, in the first part of the call.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    /// Function and new arguments.
+    pub function: FunctionDelta,
+}
+
+/// Part of the function of a tool call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct FunctionDelta {
+    /// Name of the function, in the first part of the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// New part of the JSON text of the arguments.
+    pub arguments: String,
 }
 
 /// Tools of a request, checked against `tool_choice`.
@@ -56,6 +72,8 @@ struct CallMarkup {
 pub struct RenderedTools {
     /// Tools for the chat template; `None` if the model is to see none.
     pub tools: Option<Json>,
+    /// The same tools, for the parser of the answers.
+    pub list: Option<Arc<[Value]>>,
     /// The calls that the answer may have; `None` without tools.
     #[cfg(feature = "forms")]
     pub calls: Option<AllowedCalls>,
@@ -65,7 +83,7 @@ pub struct RenderedTools {
     pub is_forced: bool,
 }
 
-/// Tool calls that an answer may have: the arguments of `starling::structure::Calls::new`.
+/// Tool calls that an answer may have: the arguments of `starling::structure::Calls::with_style`.
 #[cfg(feature = "forms")]
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AllowedCalls {
@@ -79,6 +97,8 @@ pub struct AllowedCalls {
     pub is_forced: bool,
     /// Whether an answer may have several calls.
     pub parallel: bool,
+    /// Form of the calls.
+    pub style: Box<CallStyle>,
     /// Output constraint of an answer without calls, and the path of the request field that defines it.
     pub answer: Option<(String, Form)>,
 }
@@ -154,6 +174,7 @@ pub fn parse_tool_choice(
         }
         return Ok(RenderedTools {
             tools: None,
+            list: None,
             #[cfg(feature = "forms")]
             calls: None,
             is_constrained: false,
@@ -189,15 +210,35 @@ pub fn parse_tool_choice(
         return Err(ApiError::unsupported("tools", "this build of Starling does not enforce tool calls"));
     }
     #[cfg(feature = "forms")]
-    let calls = AllowedCalls { tools: tools.clone(), callable, is_forced, parallel, answer: None };
+    let calls =
+        AllowedCalls { tools: tools.clone(), callable, is_forced, parallel, style: Box::default(), answer: None };
+    let list = Some(Arc::from(tools.clone()));
     let tools = serde_json::from_value(Value::Array(tools)).map_err(|e| ApiError::param("tools", e.to_string()))?;
     Ok(RenderedTools {
         tools: Some(tools),
+        list,
         #[cfg(feature = "forms")]
         calls: Some(calls),
         is_constrained,
         is_forced,
     })
+}
+
+impl RenderedTools {
+    /// How answers are parsed that may call these tools, of a model with this chat template. Enforced calls get the form
+    /// that is parsed. `ids` are those of the calls; with `has_schema`, other answers follow a schema.
+    pub fn output(&mut self, model: &Model, plan: OutputPlan, ids: CallIds, has_schema: bool) -> OutputPlan {
+        let _ = model;
+        let plan = plan.schema(has_schema);
+        #[cfg(feature = "forms")]
+        if let Some(calls) = &mut self.calls {
+            *calls.style = plan.call_style(&model.tokenizer);
+        }
+        match &self.list {
+            Some(list) => plan.tools(Arc::clone(list), ids),
+            None => plan,
+        }
+    }
 }
 
 /// Checks `tool_calls` of an assistant's message and parses their arguments, which templates expect as objects. Arguments
@@ -282,229 +323,44 @@ impl CallIds {
         CallIds { first: self.first.wrapping_add((index as u128) << 32) }
     }
 
-    fn id(self, call: usize) -> String {
-        format!("call_{:032x}", self.first.wrapping_add(call as u128))
-    }
-}
-
-/// Splits the streamed text of an answer into content and tool calls.
-#[derive(Debug, Clone, Default)]
-pub struct ToolCallParser {
-    ids: CallIds,
-    /// Buffered text: a possible start of a tag, or the text of an open call.
-    buffer: String,
-    in_call: bool,
-    n_calls: usize,
-    /// Whether text that does not start with a call has no calls: it follows a schema, and its strings may contain tags.
-    has_schema: bool,
-    /// Whether such a text has started.
-    is_text: bool,
-}
-
-/// Content and tool calls that a piece of text completes.
-pub type ParsedText = (String, Vec<ToolCall>);
-
-impl ToolCallParser {
-    /// A parser for an answer; with `has_schema`, the answer is either tool calls or text that follows a schema.
-    pub fn new(has_schema: bool, ids: CallIds) -> ToolCallParser {
-        ToolCallParser { ids, has_schema, ..ToolCallParser::default() }
-    }
-
-    /// Number of complete calls so far.
-    pub fn n_calls(&self) -> usize {
-        self.n_calls
-    }
-
-    /// Parses the next piece of text.
-    pub fn push(&mut self, text: &str) -> ParsedText {
-        self.buffer.push_str(text);
-        let (mut content, mut calls) = (String::new(), Vec::new());
-        if self.has_schema && !self.is_text && !self.in_call && self.n_calls == 0 {
-            let n = self.buffer.len().min(OPEN.len());
-            self.is_text = self.buffer.as_bytes()[..n] != OPEN.as_bytes()[..n];
-        }
-        if self.is_text {
-            return (std::mem::take(&mut self.buffer), calls);
-        }
-        while let Some(at) = self.buffer.find(if self.in_call { CLOSE } else { OPEN }) {
-            let before = self.buffer[..at].to_string();
-            if self.in_call {
-                self.buffer.drain(..at + CLOSE.len());
-                match self.parse_call(&before) {
-                    Some(call) => calls.push(call),
-                    // not a call: the model's text
-                    None => content.extend([OPEN, &before, CLOSE]),
-                }
-            } else {
-                self.buffer.drain(..at + OPEN.len());
-                content.push_str(before.trim_end());
+    /// The ID of the call `call` of the function `name`.
+    pub(crate) fn id(self, call: usize, form: IdForm, name: &str) -> String {
+        let number = self.first.wrapping_add(call as u128);
+        match form {
+            IdForm::Hex => format!("call_{number:032x}"),
+            IdForm::Named => format!("functions.{name}:{call}"),
+            IdForm::Nine => {
+                // all bits of the number reach the digits
+                let mixed = (number ^ number >> 64).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+                let mut rest = mixed ^ mixed >> 67;
+                let digit = |rest: &mut u128| {
+                    let digits = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+                    let digit = digits[(*rest % 62) as usize];
+                    *rest /= 62;
+                    char::from(digit)
+                };
+                (0..9).map(|_| digit(&mut rest)).collect()
             }
-            self.in_call = !self.in_call;
         }
-        if !self.in_call {
-            let n_held = n_held(&self.buffer);
-            content.extend(self.buffer.drain(..self.buffer.len() - n_held));
-        }
-        (content, calls)
     }
-
-    /// Ends the text. If it is `truncated`, an incomplete call or a partial tag is dropped.
-    pub fn finish(&mut self, truncated: bool) -> ParsedText {
-        let held = std::mem::take(&mut self.buffer);
-        if std::mem::take(&mut self.in_call) {
-            let tag = partial_tag(CLOSE, &held);
-            return match self.parse_call(&held[..held.len() - tag]) {
-                Some(call) => (String::new(), vec![call]),
-                None if truncated => (String::new(), Vec::new()),
-                None => (OPEN.to_string() + &held, Vec::new()),
-            };
-        }
-        let tag = partial_tag(OPEN, &held);
-        let content = if truncated && tag > 0 { held[..held.len() - tag].trim_end() } else { &held };
-        // white space after calls is not content
-        let is_content = self.n_calls == 0 || !content.trim().is_empty();
-        (if is_content { content.to_string() } else { String::new() }, Vec::new())
-    }
-
-    fn parse_call(&mut self, text: &str) -> Option<ToolCall> {
-        let CallMarkup { name, arguments } = serde_json::from_str(text.trim()).ok()?;
-        let arguments = match arguments {
-            Some(Value::String(text)) => text,
-            Some(value) => value.to_string(),
-            None => "{}".into(),
-        };
-        let index = self.n_calls;
-        self.n_calls += 1;
-        let function = FunctionCall { name, arguments };
-        Some(ToolCall { index, id: self.ids.id(index), kind: "function", function })
-    }
-}
-
-/// Bytes at the end of a text that may belong to a call: white space and the start of an opening tag.
-fn n_held(text: &str) -> usize {
-    let tag = partial_tag(OPEN, text);
-    let before = &text[..text.len() - tag];
-    tag + before.len() - before.trim_end().len()
-}
-
-/// Bytes at the end of a text that are a proper prefix of a tag.
-fn partial_tag(tag: &str, text: &str) -> usize {
-    (1..tag.len()).rev().find(|n| text.ends_with(&tag[..*n])).unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
-    use proptest::prelude::*;
-
-    /// Content, and the names and arguments of calls.
-    fn parse(pieces: &[&str]) -> (String, Vec<(String, String)>) {
-        parse_pieces(ToolCallParser::default(), pieces, false)
-    }
-
-    fn parse_pieces(mut parser: ToolCallParser, pieces: &[&str], truncated: bool) -> (String, Vec<(String, String)>) {
-        let (mut content, mut called) = (String::new(), Vec::new());
-        let mut take = |(text, calls): ParsedText| {
-            content.push_str(&text);
-            called.extend(calls.into_iter().map(|call| (call.function.name, call.function.arguments)));
-        };
-        pieces.iter().for_each(|piece| take(parser.push(piece)));
-        take(parser.finish(truncated));
-        (content, called)
-    }
-
-    #[test]
-    fn calls_are_parsed_and_the_rest_is_content() {
-        let weather = r#"{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}"#;
-        let called = |n| vec![("weather".to_string(), r#"{"city":"Oslo","days":2}"#.to_string()); n];
-        let call = format!("<tool_call>\n{weather}\n</tool_call>");
-        for (text, content, n) in [
-            (call.clone(), "", 1),
-            (format!("Let me see.\n\n{call}\n{call}\n"), "Let me see.", 2),
-            // models often end the answer in place of the closing tag
-            (format!("<tool_call>{weather}"), "", 1),
-            (format!("{call} and more"), " and more", 1),
-            ("no call < here <tool".into(), "no call < here <tool", 0),
-            ("<tool_call>not JSON</tool_call> x".into(), "<tool_call>not JSON</tool_call> x", 0),
-            ("<tool_call>{\"name\": 1}".into(), "<tool_call>{\"name\": 1}", 0),
-            ("text \n".into(), "text \n", 0),
-        ] {
-            assert_eq!(parse(&[&text]), (content.to_string(), called(n)), "{text}");
-        }
-        let forms = [r#"{"name": "f", "parameters": {}}"#, r#"{"name": "f"}"#, r#"{"name": "f", "arguments": "{}"}"#];
-        for form in forms {
-            assert_eq!(parse(&["<tool_call>", form, "</tool_call>"]).1, [("f".to_string(), "{}".to_string())]);
-        }
-    }
-
-    #[test]
-    fn a_truncated_call_is_dropped() {
-        let whole = "Hm.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
-        for n in 1..whole.len() {
-            let (content, calls) = parse_pieces(ToolCallParser::default(), &[&whole[..n]], true);
-            assert!("Hm.\n".starts_with(&content), "{n}: {content:?}");
-            assert_eq!(calls.len(), usize::from(n >= whole.len() - CLOSE.len() - 1), "{n}");
-        }
-        // a call that the model itself leaves incomplete is content
-        assert_eq!(parse(&["a <tool_call>{"]).0, "a<tool_call>{");
-        assert_eq!(parse(&["a <"]).0, "a <");
-    }
-
-    #[test]
-    fn text_with_a_schema_may_contain_tags() {
-        let text = "{\"a\": \"<tool_call>{\\\"name\\\": 1}</tool_call>\"}";
-        let call = "<tool_call>\n{\"name\": \"f\"}\n</tool_call>";
-        for n in 1..text.len() {
-            assert_eq!(
-                parse_pieces(ToolCallParser::new(true, CallIds::default()), &[&text[..n], &text[n..]], false),
-                (text.to_string(), Vec::new())
-            );
-        }
-        for n in 1..call.len() {
-            let called = vec![("f".to_string(), "{}".to_string())];
-            assert_eq!(
-                parse_pieces(ToolCallParser::new(true, CallIds::default()), &[&call[..n], &call[n..]], false),
-                (String::new(), called)
-            );
-        }
-        assert_eq!(parse_pieces(ToolCallParser::new(true, CallIds::default()), &["<tool"], true).0, "");
-    }
 
     #[test]
     fn call_ids_are_distinct() {
-        let call = "<tool_call>{\"name\": \"f\"}</tool_call>";
-        let ids = CallIds::new(u128::MAX);
-        let mut parsers = [0, 1].map(|i| ToolCallParser::new(false, ids.choice(i)));
-        let calls = parsers.iter_mut().flat_map(|parser| parser.push(&call.repeat(2)).1);
-        let ids: std::collections::BTreeSet<String> = calls.map(|call| call.id).collect();
-        assert_eq!(ids.len(), 4);
-        assert!(ids.iter().all(|id| id.len() == "call_".len() + 32));
-    }
-
-    #[cfg(feature = "structure")]
-    #[test]
-    fn tags_are_those_of_the_grammar() {
-        assert_eq!((OPEN, CLOSE), (starling::structure::CALL_OPEN, starling::structure::CALL_CLOSE));
-    }
-
-    proptest! {
-        /// Content and calls do not depend on how the text is cut into pieces.
-        #[test]
-        fn the_pieces_do_not_matter(
-            parts in prop::collection::vec(prop::sample::select(vec![
-                "<tool_call>", "</tool_call>", "{\"name\": \"f\"}", "{\"name\": \"g\", \"arguments\": {\"é\": [1]}}",
-                "héllo ", "\n", " ", "<", "<tool", "_call>", "</", "{",
-            ]), 0..10),
-            n_chars in 1usize..7,
-        ) {
-            let text: String = parts.concat();
-            let characters: Vec<char> = text.chars().collect();
-            let pieces: Vec<String> = characters.chunks(n_chars).map(|c| c.iter().collect()).collect();
-            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
-            prop_assert_eq!(parse(&pieces), parse(&[&text]));
-            if !text.contains(OPEN) {
-                prop_assert_eq!(parse(&[&text]), (text, Vec::new()));
-            }
+        for form in [IdForm::Hex, IdForm::Nine] {
+            let ids = [0, u128::MAX << 100, 1 << 64].map(CallIds::new);
+            let choices = ids.iter().flat_map(|ids| (0..3).map(|choice| ids.choice(choice)));
+            let all: Vec<String> = choices.flat_map(|ids| (0..3).map(move |call| ids.id(call, form, "f"))).collect();
+            let n = if form == IdForm::Hex { "call_".len() + 32 } else { 9 };
+            assert!(all.iter().all(|id| id.len() == n), "{all:?}");
+            assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "{all:?}");
         }
+        assert_eq!(CallIds::default().id(2, IdForm::Named, "f"), "functions.f:2");
     }
 }

@@ -210,7 +210,9 @@ impl ActiveRequest {
         }
         self.tokens.push(token);
         let bytes = match model.tokenizer.piece(token) {
-            Some(bytes) if !model.tokenizer.is_control(token) => bytes,
+            Some(bytes) if !model.tokenizer.is_control(token) || self.request.visible.binary_search(&token).is_ok() => {
+                bytes
+            }
             _ => &[],
         };
         let piece = self.text.push(bytes);

@@ -38,12 +38,13 @@ impl Engine {
     /// Sets whether pages that enter the prefix cache are noted for [`Engine::take_new_page`]; off at construction.
     /// Forgets those noted so far.
     pub fn track_new_pages(&mut self, is_tracking: bool) {
-        self.arena.track_new_pages(is_tracking);
+        self.arena.track_new_pages(is_tracking && !self.arena.has_states());
     }
 
-    /// The oldest page that has entered the prefix cache by computation, was not taken before, and is still cached.
+    /// The oldest page that has entered the prefix cache by computation, was not taken before, and is still cached. `None` for
+    /// models with recurrent layers: without a snapshot a page is of no use.
     pub fn take_new_page(&mut self) -> Option<NewPage> {
-        self.arena.take_new_page()
+        if self.arena.has_states() { None } else { self.arena.take_new_page() }
     }
 
     /// Adds the full pages of running requests to the prefix cache. Without this call they enter it when the prompt is
@@ -77,8 +78,6 @@ impl Engine {
     /// # Errors
     /// [`PageError`] of the first page that is refused; the pages before it are imported. `bytes` need not be trusted.
     pub fn import_pages(&mut self, bytes: &[u8]) -> Result<usize, PageError> {
-        let size = self.arena.exported_bytes();
-        bytes.chunks(size).try_for_each(|page| self.arena.import_page(page).map(drop))?;
-        Ok(bytes.len() / size * PAGE)
+        Ok(self.arena.import_prefix(bytes)? * PAGE)
     }
 }

@@ -32,6 +32,8 @@ pub struct Request {
     pub stop_tokens: Vec<u32>,
     /// Whether generation continues after the model's end tokens.
     pub ignore_eos: bool,
+    /// Control tokens whose text is part of the output, ascending. That of others is not.
+    pub visible: Vec<u32>,
     /// Index of this answer among several to one prompt; part of the key of the random draws.
     pub sequence: u64,
     /// Prompts reuse cached pages only of prompts with the same salt.
@@ -63,6 +65,7 @@ impl Request {
             stop: Vec::new(),
             stop_tokens: Vec::new(),
             ignore_eos: false,
+            visible: Vec::new(),
             sequence: 0,
             cache_salt: 0,
             receipt: false,

@@ -14,6 +14,7 @@ mod key;
 mod new_pages;
 mod page;
 mod snapshots;
+mod state_records;
 #[cfg(test)]
 mod tests;
 

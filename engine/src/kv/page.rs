@@ -23,7 +23,7 @@ use thiserror::Error;
 use xxhash_rust::xxh64::xxh64;
 
 use super::key::{PageKey, layout_bytes};
-use super::{KvArena, Node};
+use super::{KvArena, Node, state_records};
 use crate::kernels::attention::PAGE;
 
 const MAGIC: [u8; 8] = *b"STKVPAGE";
@@ -124,11 +124,37 @@ impl KvArena {
         self.export_page(*self.tree.get(key)?)
     }
 
-    /// Serialises the pages of the longest cached prefix of `tokens`, in the order in which they can be imported.
+    /// Serialises the pages of the longest cached prefix of `tokens`, in the order in which they can be imported. With
+    /// recurrent states, of the longest prefix with a snapshot at its end, which follows the pages.
     pub fn export_prefix(&self, tokens: &[u32], salt: u64) -> Vec<u8> {
+        let mut pages: Vec<u32> = self.cached_prefix(tokens, salt).collect();
+        if self.has_states() {
+            let last = pages.iter().rposition(|page| self.snapshot_of(*page).is_some());
+            pages.truncate(last.map_or(0, |i| i + 1));
+        }
         let mut out = Vec::new();
-        self.cached_prefix(tokens, salt).filter_map(|page| self.export_page(page)).for_each(|page| out.extend(page));
+        pages.iter().filter_map(|page| self.export_page(*page)).for_each(|page| out.extend(page));
+        if let Some(last) = pages.last() {
+            out.extend(self.export_state(*last));
+        }
         out
+    }
+
+    /// Imports what [`KvArena::export_prefix`] has exported, or whole records of it. Returns the number of pages.
+    ///
+    /// # Errors
+    /// [`PageError`] of the first record that is refused. `bytes` need not be trusted.
+    pub fn import_prefix(&mut self, bytes: &[u8]) -> Result<usize, PageError> {
+        let mut n_pages = 0;
+        for record in bytes.chunks(self.exported_bytes()) {
+            if record.starts_with(&state_records::MAGIC) {
+                self.import_state(record)?;
+            } else {
+                self.import_page(record)?;
+                n_pages += 1;
+            }
+        }
+        Ok(n_pages)
     }
 
     /// Imports an exported page into the tree and returns its number. The parent page must be in the tree. A page that

@@ -7,6 +7,7 @@
 use alloc::collections::{BTreeMap, TryReserveError};
 use alloc::vec::Vec;
 
+use super::state_records::PartialState;
 use super::{KvArena, PAGE, SeqPages};
 use crate::kernels::recurrent::StateMemory;
 
@@ -25,6 +26,7 @@ pub(super) struct StateSlots {
     /// Page of each snapshot by its last use.
     by_use: BTreeMap<u64, u32>,
     now: u64,
+    pub(super) partial: Option<PartialState>,
 }
 
 impl KvArena {
@@ -117,9 +119,32 @@ impl KvArena {
             return self.touch_snapshot(page);
         }
         let Some(slot) = self.allocate_slot() else { return };
-        if self.memory.states.copy(state, slot).is_err() {
-            return self.states.free.push(slot);
+        match self.memory.states.copy(state, slot) {
+            Ok(()) => self.attach(page, slot),
+            Err(_) => self.states.free.push(slot),
         }
+    }
+
+    /// Gives a page a snapshot with these floats; `None` without memory for it.
+    pub(super) fn insert_snapshot(&mut self, page: u32, floats: &[f32]) -> Option<()> {
+        self.free_snapshot(page);
+        let slot = self.allocate_slot()?;
+        if self.memory.states.reset(slot).is_err() {
+            self.states.free.push(slot);
+            return None;
+        }
+        self.memory.states.slot_mut(slot).copy_from_slice(floats);
+        self.attach(page, slot);
+        Some(())
+    }
+
+    /// The state that a page has a snapshot of.
+    pub(super) fn snapshot_of(&self, page: u32) -> Option<&[f32]> {
+        let snapshot = self.pages[page as usize].node.as_ref()?.snapshot?;
+        Some(self.memory.states.slot(snapshot.slot))
+    }
+
+    fn attach(&mut self, page: u32, slot: u32) {
         self.states.now += 1;
         let last_used = self.states.now;
         if let Some(node) = &mut self.pages[page as usize].node {

@@ -14,8 +14,6 @@ use crate::kernels::rope::RopeStyle;
 pub struct Arch {
     /// Value of `general.architecture`, and prefix of the metadata keys.
     pub name: &'static str,
-    /// Name of the final norm.
-    pub final_norm: &'static str,
     /// Which elements of a head RoPE pairs; `None` for learned position embeddings.
     pub rope: Option<RopeStyle>,
     /// Which layers have RoPE.
@@ -32,6 +30,8 @@ pub struct Arch {
     pub scaled_by_width: Option<usize>,
     /// Kind of norm if a file has the epsilons of both.
     pub norm: NormKind,
+    /// Whether all norms are RMSNorm even if the file states the epsilon of LayerNorm.
+    pub always_rms: bool,
     /// Activation of the feed-forward.
     pub act: Activation,
     /// Whether the weights of the selected experts are normalised; `expert_weights_norm` takes precedence.
@@ -101,8 +101,13 @@ pub struct Arch {
     /// Whether the query projection also gives a gate of each head, after its query; attention is multiplied by its
     /// sigmoid.
     pub gated_queries: bool,
+    /// Whether the pairs of RoPE belong to the axes of `rope.dimension_sections` in turn (Qwen3.5). A pair beyond the
+    /// section of its axis does not rotate in text.
+    pub interleaved_sections: bool,
     /// Delta net: whether value head h has the key head `h % n_key`, instead of `h / (n_value / n_key)`.
     pub tiled_value_heads: bool,
+    /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.
+    pub mamba_by_heads: bool,
 }
 
 /// How the scores of experts become their weights.
@@ -212,7 +217,6 @@ pub enum LocalRope {
 
 const BASE: Arch = Arch {
     name: "",
-    final_norm: "output_norm",
     rope: Some(RopeStyle::NeoX),
     rotated: Rotated::All,
     local_rope: LocalRope::Same,
@@ -220,6 +224,7 @@ const BASE: Arch = Arch {
     window_pattern: 0,
     scaled_by_width: None,
     norm: NormKind::Rms,
+    always_rms: false,
     act: Activation::Silu,
     normalised_experts: true,
     embeddings_by_width: false,
@@ -254,7 +259,9 @@ const BASE: Arch = Arch {
     required: &[],
     temperature: Temperature::ByKey,
     gated_queries: false,
+    interleaved_sections: false,
     tiled_value_heads: false,
+    mamba_by_heads: false,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
 const GEMMA: Arch = Arch { name: "gemma", act: Activation::GeluTanh, embeddings_by_width: true, ..BASE };
@@ -268,8 +275,15 @@ const GEMMA3: Arch = Arch {
 const LAYER_NORM: Arch = Arch { norm: NormKind::Layer, ..BASE };
 const BERT: Arch =
     Arch { name: "bert", rope: None, act: Activation::GeluErf, bidirectional: true, post_norm: true, ..LAYER_NORM };
-const QWEN35: Arch = Arch { name: "qwen35", gated_queries: true, tiled_value_heads: true, ..BASE };
-const LFM2: Arch = Arch { name: "lfm2", final_norm: "token_embd_norm", ..BASE };
+const QWEN35: Arch = Arch {
+    name: "qwen35",
+    gated_queries: true,
+    interleaved_sections: true,
+    tiled_value_heads: true,
+    aliases: FFN_NORM,
+    ..BASE
+};
+const LFM2: Arch = Arch { name: "lfm2", aliases: &[("token_embd_norm", "output_norm")], ..BASE };
 const MAMBA: Arch = Arch { name: "mamba", rotated: Rotated::None, ..BASE };
 const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 
@@ -312,10 +326,11 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "lfm2moe", ..LFM2 },
     MAMBA,
     Arch { name: "mamba2", ..MAMBA },
+    Arch { name: "nemotron_h", act: Activation::ReluSquared, always_rms: true, ..MAMBA },
     Arch { name: "jamba", normalised_experts: false, ..MAMBA },
     Arch { name: "falcon-h1", ..BASE },
     Arch { name: "granitehybrid", rotated: Rotated::IfFinetuned, ..GRANITE },
-    Arch { name: "qwen3next", tiled_value_heads: false, ..QWEN35 },
+    Arch { name: "qwen3next", gated_queries: true, aliases: FFN_NORM, ..BASE },
     GEMMA,
     Arch { name: "gemma2", window: 4096, window_pattern: 2, scaled_by_width: Some(46), ..GEMMA },
     GEMMA3,
@@ -361,6 +376,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "starcoder", rope: None, act: Activation::GeluTanh, ..LAYER_NORM },
     Arch { name: "orion", ..LAYER_NORM },
     Arch { name: "plamo", ..BASE },
+    Arch { name: "plamo2", mamba_by_heads: true, ..BASE },
     Arch { name: "plamo3", window_pattern: 8, ..BASE },
     Arch { name: "xverse", ..LLAMA },
     Arch { name: "pangu-embedded", ..BASE },

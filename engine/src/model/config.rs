@@ -84,6 +84,8 @@ pub struct Config {
     pub temperature: Option<TemperatureConfig>,
     /// Leading elements of a head that RoPE rotates; even.
     pub n_rot: usize,
+    /// Pairs of each axis, with [`Arch::interleaved_sections`].
+    pub rope_sections: Option<[usize; 3]>,
     /// The RoPE variants; layers refer to them by index.
     pub ropes: Vec<RopeConfig>,
     /// Experts, if the model has any.
@@ -257,6 +259,7 @@ impl Config {
             causal,
             pooling_type: keys.u32("pooling_type")?,
             n_rot,
+            rope_sections: if arch.interleaved_sections { sections(&keys)? } else { None },
             ropes,
             plain_head_norms: arch.plain_head_norms && experts.is_none_or(|e| e.n != 128),
             experts,
@@ -322,7 +325,7 @@ fn unrotated(keys: &Keys<'_, '_>, kind: Sections, n_pairs: usize) -> Result<Vec<
     if kind == Sections::None || !keys.has(name) {
         return Ok(Vec::new());
     }
-    let sections = keys.u32_array(name)?;
+    let sections = keys.u32_array(name)?.unwrap_or_default();
     let sum = sections.iter().fold(0u32, |sum, n| sum.saturating_add(*n)) as usize;
     let [a, b, c] = match sections[..] {
         [a, b, c, ..] if sum == n_pairs => [a, b, c].map(|n| n as usize),
@@ -432,7 +435,16 @@ fn norm(keys: &Keys<'_, '_>, arch: &Arch) -> Result<(NormKind, f32), LoadError> 
     if eps <= 0.0 {
         return Err(keys.wrong(name, eps, "a positive number"));
     }
-    Ok((kind, eps))
+    Ok((if arch.always_rms { NormKind::Rms } else { kind }, eps))
+}
+
+/// Pairs of RoPE of each axis; `None` if the file states none.
+fn sections(keys: &Keys<'_, '_>) -> Result<Option<[usize; 3]>, LoadError> {
+    let Some(all) = keys.u32_array("rope.dimension_sections")? else { return Ok(None) };
+    match all[..] {
+        [t, h, w, _] => Ok(Some([t, h, w].map(|n| n as usize))),
+        _ => Err(keys.wrong("rope.dimension_sections", format!("{} numbers", all.len()), "4 numbers")),
+    }
 }
 
 /// Attention windows and RoPE variants of the layers.

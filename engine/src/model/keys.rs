@@ -48,6 +48,10 @@ impl Keys<'_, '_> {
         }
     }
 
+    pub(super) fn u32_array(&self, name: &str) -> Result<Option<Vec<u32>>, LoadError> {
+        self.gguf.u32_array(&self.key(name))
+    }
+
     /// As [`Keys::u32`], but layers with 0 may be among the others.
     pub(super) fn u32_or_zero(&self, name: &str) -> Result<Option<u32>, LoadError> {
         let layers = match self.gguf.get(&self.key(name)) {
@@ -74,10 +78,6 @@ impl Keys<'_, '_> {
 
     pub(super) fn is_array(&self, name: &str) -> bool {
         matches!(self.gguf.get(&self.key(name)), Some(Value::Array(_)))
-    }
-
-    pub(super) fn u32_array(&self, name: &str) -> Result<Vec<u32>, LoadError> {
-        Ok(self.gguf.u32_array(&self.key(name))?.unwrap_or_default())
     }
 
     /// A number for each of `n` layers, from an array or the same for all; 0 if the key is missing.

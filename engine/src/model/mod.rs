@@ -10,6 +10,7 @@ mod keys;
 pub mod loader;
 pub mod mixers;
 mod projection;
+mod recommended;
 
 pub(crate) mod roles;
 pub mod rotary;
@@ -26,6 +27,7 @@ pub(crate) use forward::logits_rows;
 pub use forward::{Exec, KvRef, Run, Stage, Trace};
 use loader::WeightLoader;
 pub(crate) use projection::ProjectionScratch;
+pub use recommended::RecommendedSampling;
 pub use scratch::{Scratch, ScratchSize};
 pub use stream::{StreamError, StreamLoader};
 use weights::Weights;
@@ -48,6 +50,8 @@ pub struct Model {
     pub chat_template: Option<String>,
     /// Name of the model (`general.name`).
     pub name: Option<String>,
+    /// Sampling options that the file recommends.
+    pub recommended: RecommendedSampling,
     /// Maximal bytes of working memory. An untrusted file controls widths and numbers of experts, and so the memory
     /// that a batch needs. The default is 2 GiB or the size of the weights, whichever is larger; hosts may set another
     /// value.
@@ -61,6 +65,7 @@ pub struct ModelLoader {
     tokenizer: Tokenizer,
     chat_template: Option<String>,
     name: Option<String>,
+    recommended: RecommendedSampling,
 }
 
 /// Checks that each row of the embedding has a token. A file may have padding rows if `ARCH.vocab_size` is the number
@@ -100,6 +105,7 @@ impl ModelLoader {
             tokenizer,
             chat_template: gguf.str("tokenizer.chat_template")?.map(Into::into),
             name: gguf.str("general.name")?.map(Into::into),
+            recommended: RecommendedSampling::from_gguf(gguf)?,
         })
     }
 
@@ -114,9 +120,9 @@ impl ModelLoader {
     /// [`LoadError`] of the first tensor that is incomplete or that conflicts with others.
     pub fn finish(self) -> Result<Model, LoadError> {
         let (config, weights) = self.loader.finish()?;
-        let ModelLoader { tokenizer, chat_template, name, .. } = self;
+        let ModelLoader { tokenizer, chat_template, name, recommended, .. } = self;
         let max_scratch_bytes = weights.len_bytes().max(LEAST_SCRATCH_LIMIT);
-        Ok(Model { config, tokenizer, chat_template, name, max_scratch_bytes, weights })
+        Ok(Model { config, tokenizer, chat_template, name, recommended, max_scratch_bytes, weights })
     }
 }
 

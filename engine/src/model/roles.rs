@@ -187,9 +187,8 @@ fn embedding_wide(c: &Config, _: &[u64; 4]) -> Option<Role> {
     vector(c.n_embd)
 }
 
-/// The final norm, if it has this name.
-fn final_norm(c: &Config, name: &str) -> Option<Role> {
-    if c.arch.post_norm || c.arch.plain_norms || c.arch.final_norm != name { None } else { vector(c.n_embd) }
+fn final_norm(c: &Config, _: &[u64; 4]) -> Option<Role> {
+    if c.arch.post_norm || c.arch.plain_norms { None } else { vector(c.n_embd) }
 }
 
 fn post_norm_only(c: &Config, _: &[u64; 4]) -> Option<Role> {
@@ -235,7 +234,7 @@ fn up_rows(c: &Config, dim: u64) -> usize {
 /// The tensors outside of layers; required ones are reported in this order.
 const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("token_embd.weight", |c, _| matrix(c.n_vocab, c.n_embd)).need(Need::Always),
-    TensorRow::new("output_norm.weight", |c, _| final_norm(c, "output_norm")).need(Need::Always),
+    TensorRow::new("output_norm.weight", final_norm).need(Need::Always),
     TensorRow::new("position_embd.weight", |c, _| match c.learned_positions {
         true => matrix(c.n_ctx_train, c.n_embd),
         false => None,
@@ -251,7 +250,7 @@ const MODEL_TENSORS: &[TensorRow] = &[
     TensorRow::new("rope_freqs.weight", rope_divisors),
     TensorRow::new("output.weight", |c, _| matrix(c.n_vocab, c.n_embd)),
     TensorRow::new("output.bias", |c, _| vector(c.n_vocab)),
-    TensorRow::new("output_norm.bias", |c, _| final_norm(c, "output_norm")),
+    TensorRow::new("output_norm.bias", final_norm),
     // a row per token type; the first is used
     TensorRow::new("token_types.weight", |c, dims| matrix(width(dims[1]), c.n_embd)),
     TensorRow::new("token_embd_norm.weight", embedding_wide),
@@ -269,8 +268,10 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_norm.bias", embedding_wide),
     TensorRow::new("ffn_norm.weight", input_norm),
     TensorRow::new("ffn_norm.bias", embedding_wide),
-    // the name in files of Falcon-H1
+    // the names in files of Falcon-H1 and PLaMo 2
     TensorRow::new("ffn_norm", embedding_wide),
+    TensorRow::new("post_attention_norm", embedding_wide),
+    TensorRow::new("post_ffw_norm", embedding_wide),
     TensorRow::new("post_ffw_norm.weight", embedding_wide),
     TensorRow::new("attn_norm_2.weight", post_norm_only),
     TensorRow::new("attn_norm_2.bias", post_norm_only),

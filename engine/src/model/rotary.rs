@@ -149,6 +149,16 @@ impl Rotary {
         Rotary { freqs, magnitude }
     }
 
+    /// Stops the pairs that are beyond the sections of their axes: pair i belongs to axis `i % 3`.
+    pub fn in_sections(mut self, sections: Option<[usize; 3]>) -> Rotary {
+        for (i, f) in self.freqs.iter_mut().enumerate() {
+            if sections.is_some_and(|s| i / 3 >= s[i % 3]) {
+                *f = 0.0;
+            }
+        }
+        self
+    }
+
     /// Writes cosine and sine of each pair (n_rot / 2) at a position.
     pub fn at(&self, pos: usize, cos: &mut [f32], sin: &mut [f32]) {
         for ((f, cos), sin) in self.freqs.iter().zip(cos).zip(sin) {

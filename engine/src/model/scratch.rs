@@ -260,7 +260,8 @@ impl Model {
             RopeDivisors::ByContext { short, long } => Some(if self.is_long_context(n_ctx) { long } else { short }),
         };
         let divisors = divisors.map(Vec::as_slice);
-        self.config.ropes.iter().map(|rope| Rotary::new(self.config.n_rot, rope, divisors)).collect()
+        let c = &self.config;
+        c.ropes.iter().map(|rope| Rotary::new(c.n_rot, rope, divisors).in_sections(c.rope_sections)).collect()
     }
 
     fn widths(&self) -> Widths {
@@ -282,7 +283,7 @@ impl Model {
                 Mixer::Recurrent(_) | Mixer::None => {}
             }
             let recurrent = match &layer.mixer {
-                Mixer::Recurrent(r) => Some(&**r),
+                Mixer::Recurrent(r) => Some(r),
                 Mixer::Both(both) => Some(&both.1),
                 Mixer::Attention(_) | Mixer::None => None,
             };

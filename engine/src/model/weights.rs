@@ -86,7 +86,7 @@ pub struct SharedExpert {
 /// The feed-forward of a layer.
 pub enum FeedForward {
     /// One network for all tokens.
-    Dense(Dense),
+    Dense(Box<Dense>),
     /// Experts selected for each token.
     Experts(Box<Experts>),
     /// None: the layer has a mixer only.
@@ -114,9 +114,9 @@ pub struct AttentionWeights {
 /// What mixes the tokens of a sequence in a layer.
 pub enum Mixer {
     /// Attention.
-    Attention(AttentionWeights),
+    Attention(Box<AttentionWeights>),
     /// A recurrent mixer.
-    Recurrent(Box<Recurrent>),
+    Recurrent(Recurrent),
     /// Both on the same input; their outputs are added.
     Both(Box<(AttentionWeights, Recurrent)>),
     /// Nothing.
@@ -284,10 +284,6 @@ impl Weights {
                 (None, Some(short), Some(long)) => RopeDivisors::ByContext { short, long },
                 _ => RopeDivisors::None,
             };
-        let final_norm = norm(tensors, c.arch.final_norm)?.or(plain(c.arch.plain_norms, c.n_embd));
-        if final_norm.is_none() && !c.arch.post_norm {
-            return Err(missing(&format!("{}.weight", c.arch.final_norm)));
-        }
         Ok(Weights {
             embedding: tensors.matrix("token_embd.weight")?,
             token_types: if tensors.has("token_types.weight") {
@@ -298,7 +294,7 @@ impl Weights {
             embedding_norm: norm(tensors, "token_embd_norm")?.or(plain(c.arch.plain_embedding_norm, c.n_embd)),
             positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
             layers,
-            final_norm,
+            final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
             output_bias: tensors.optional("output.bias"),
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
@@ -345,7 +341,8 @@ pub(super) fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, 
 pub(super) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadError> {
     let bias = tensors.optional(&format!("{name}.bias"));
     let weight = format!("{name}.weight");
-    match (tensors.vector(&weight), bias) {
+    // in files of some families a norm is named without the suffix
+    match (tensors.vector(&weight).or_else(|| tensors.vector(name)), bias) {
         (Some((weight, width)), bias) => Ok(Some(Norm { weight, bias, eps: None, width })),
         (None, None) => Ok(None),
         (None, Some(_)) => Err(missing(&weight)),
@@ -420,8 +417,8 @@ fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, Loa
     let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
     Ok(match (attention, recurrent) {
         (Some(a), Some(r)) => Mixer::Both(Box::new((a, r))),
-        (Some(a), None) => Mixer::Attention(a),
-        (None, Some(r)) => Mixer::Recurrent(Box::new(r)),
+        (Some(a), None) => Mixer::Attention(Box::new(a)),
+        (None, Some(r)) => Mixer::Recurrent(r),
         (None, None) => Mixer::None,
     })
 }
@@ -434,21 +431,12 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     if c.arch.swapped_norms && ffn_norm.is_some() {
         core::mem::swap(&mut attn_norm, &mut ffn_norm);
     }
-    if let Some((weight, width)) = tensors.vector(&name("ffn_norm")) {
-        ffn_norm = Some(Norm { weight, bias: None, eps: None, width });
-    }
-    let post_ffn_norm = norm(tensors, &name("post_ffw_norm"))?;
-    // some files name the norm before the feed-forward after what comes before it
-    let has_post = tensors.has(&name("post_attention_norm.weight"));
-    if c.recurrent.is_some() && has_post && attn_norm.is_some() && ffn_norm.is_none() && post_ffn_norm.is_none() {
-        ffn_norm = norm(tensors, &name("post_attention_norm"))?;
-    }
     let ffn = match &c.experts {
         _ if !c.layers[i].has_ffn => FeedForward::None,
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
             FeedForward::Experts(Box::new(experts(tensors, c, e.n, &name)?))
         }
-        _ => FeedForward::Dense(dense(tensors, c.n_ff, "", &name)?),
+        _ => FeedForward::Dense(Box::new(dense(tensors, c.n_ff, "", &name)?)),
     };
     let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
     if matches!(mixer, Mixer::None) && ffn_norm.is_none() {
@@ -478,7 +466,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         second_norm: norm(tensors, &name("attn_norm_2"))?,
         post_attn_norm: norm(tensors, &name("post_attention_norm"))?.map(with_eps),
         ffn,
-        post_ffn_norm: post_ffn_norm.map(with_eps),
+        post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?.map(with_eps),
         attn_norm,
         ffn_norm,
     })

@@ -1,27 +1,24 @@
-//! Constraints on tool calls in the format of Hermes and Qwen, which many models were trained on:
-//! `<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>`.
+//! Constraints on tool calls, in the form in which a model was trained to write them ([`CallStyle`]).
 
 use alloc::boxed::Box;
 use alloc::format;
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use serde_json::{Value, json};
 
 use super::{Form, literal};
+use crate::form::{CallStyle, ParamStyle};
 
-/// Opening tag of a call.
-pub const CALL_OPEN: &str = "<tool_call>";
 /// Name of the grammar of answers without calls.
 pub(super) const ANSWER: &str = "answer";
-/// Closing tag of a call.
-pub const CALL_CLOSE: &str = "</tool_call>";
 
 /// Which tools an answer may or must call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calls {
-    /// The rules `call_0`, `call_1` ..., which begin after the opening tag.
+    style: CallStyle,
+    /// The rules `call_0`, `call_1` ..., which begin with the name.
     rules: String,
     /// The names of the rules as alternatives.
     names: String,
@@ -29,37 +26,149 @@ pub struct Calls {
     parallel: bool,
     /// For each callable tool, its index in the request and the schema of its arguments.
     schemas: Vec<(usize, Value)>,
+    /// Schemas that the rules refer to.
+    parts: Vec<Value>,
 }
 
 impl Calls {
     /// Calls of `tools[callable]`, OpenAI's function objects. If forced, the answer consists of calls only. With
     /// `parallel`, it may have several. Unless forced, the arguments of tools without `strict` are any object.
     pub fn new(tools: &[Value], callable: Range<usize>, is_forced: bool, parallel: bool) -> Calls {
-        let (mut rules, mut names, mut schemas) = (String::new(), Vec::new(), Vec::new());
+        Calls::with_style(CallStyle::default(), tools, callable, is_forced, parallel)
+    }
+
+    /// As [`Calls::new`], in the form `style`.
+    pub fn with_style(
+        style: CallStyle,
+        tools: &[Value],
+        callable: Range<usize>,
+        is_forced: bool,
+        parallel: bool,
+    ) -> Calls {
+        let parallel = parallel && !style.between.is_empty();
+        let (rules, names, schemas, parts) = Default::default();
+        let mut calls = Calls { style, rules, names, is_forced, parallel, schemas, parts };
         for (i, tool) in tools.iter().enumerate().take(callable.end).skip(callable.start) {
-            let function = &tool["function"];
-            let n = schemas.len();
-            let schema = match &function["parameters"] {
-                _ if !is_forced && function["strict"] != true => json!({ "type": "object" }),
-                // a function without parameters
-                Value::Null => json!({ "type": "object", "additionalProperties": false }),
-                parameters => parameters.clone(),
-            };
-            schemas.push((i, schema));
-            let head = literal(&format!("\n{{\"name\": {}, \"arguments\": ", function["name"]));
-            rules += &format!("call_{n}: {head} @schema_{n} {}\n", literal(&format!("}}\n{CALL_CLOSE}")));
-            names.push(format!("call_{n}"));
+            calls.add(i, &tool["function"]);
         }
-        Calls { rules, names: names.join(" | "), is_forced, parallel, schemas }
+        calls
+    }
+
+    /// Adds the rule of a function, the tool `i` of the request.
+    fn add(&mut self, i: usize, function: &Value) {
+        let n = self.schemas.len();
+        let schema = match &function["parameters"] {
+            _ if !self.is_forced && function["strict"] != true => json!({ "type": "object" }),
+            // a function without parameters
+            Value::Null => json!({ "type": "object", "additionalProperties": false }),
+            parameters => parameters.clone(),
+        };
+        let name = match &function["name"] {
+            Value::String(name) if !self.style.quotes_names => name.clone(),
+            name => name.to_string(),
+        };
+        let head = self.text(&format!("{}{name}{}", self.style.before_name, self.style.after_name));
+        let args = match self.style.params.clone() {
+            Some(params) => self.params(n, &params, &schema),
+            None => self.schema(schema.clone()),
+        };
+        let end = self.text(&self.style.after_args);
+        self.rules += &format!("call_{n}: {head} {args} {end}\n");
+        let or = if n > 0 { " | " } else { "" };
+        self.names += &format!("{or}call_{n}");
+        self.schemas.push((i, schema));
+    }
+
+    /// The reference to a schema.
+    fn schema(&mut self, schema: Value) -> String {
+        self.parts.push(schema);
+        format!("@schema_{}", self.parts.len() - 1)
+    }
+
+    /// Parameters by the properties of a schema, in their order: those that are not required may be absent.
+    fn params(&mut self, n: usize, style: &ParamStyle, schema: &Value) -> String {
+        let no_properties = serde_json::Map::new();
+        let properties = schema["properties"].as_object().unwrap_or(&no_properties);
+        let is_required =
+            |key: &str| schema["required"].as_array().is_some_and(|all| all.iter().any(|one| *one == *key));
+        // rules of what follows the first parameters, after at least one and after none
+        let mut tails = [String::new(), String::new()];
+        for (i, (key, property)) in properties.iter().enumerate().rev() {
+            let mut property = property.clone();
+            for definitions in ["$defs", "definitions"] {
+                if let (Some(all), Value::Object(property)) = (schema.get(definitions), &mut property) {
+                    property.entry(definitions).or_insert_with(|| all.clone());
+                }
+            }
+            let (before, after) =
+                (self.text(&format!("{}{key}{}", style.key, style.after_key)), self.text(&style.after_value));
+            let value = self.value(style, property, &after);
+            self.rules += &format!("param_{n}_{i}: {before} {value}\n");
+            let rest = tails[0].clone();
+            for (which, tail) in tails.iter_mut().enumerate() {
+                let separator = if which == 0 { self.text(&style.between) } else { String::new() };
+                let here = format!("{separator} param_{n}_{i} {rest}");
+                let rule = match (is_required(key), tail.is_empty()) {
+                    (true, _) => here,
+                    (false, true) => format!("({here})?"),
+                    (false, false) => format!("{here} | {tail}"),
+                };
+                *tail = format!("tail_{n}_{i}_{which}");
+                self.rules += &format!("{tail}: {rule}\n");
+            }
+        }
+        core::mem::take(&mut tails[1])
+    }
+
+    /// A value of a schema, and the text `after` it.
+    fn value(&mut self, style: &ParamStyle, schema: Value, after: &str) -> String {
+        let is_plain = schema["type"] == "string" && schema.get("enum").is_none();
+        let texts = schema["enum"].as_array().filter(|all| all.iter().all(Value::is_string));
+        let quote = match &style.quote {
+            Some(quote) if is_plain || texts.is_some() => quote.clone(),
+            _ => return format!("{} {after}", self.schema(schema)),
+        };
+        if let Some(texts) = texts {
+            let texts: Vec<String> =
+                texts.iter().filter_map(|text| text.as_str()).map(|text| self.text(text)).collect();
+            let quote = self.text(&quote);
+            return format!("{quote} ({}) {quote} {after}", texts.join(" | "));
+        }
+        let close = if quote.is_empty() { after.to_string() } else { self.text(&quote) };
+        let name = format!("text_{}", self.rules.len());
+        self.rules += &until(&name, &close);
+        match quote.is_empty() {
+            true => name,
+            false => format!("{close} {name} {after}"),
+        }
+    }
+
+    /// A text as literals and control tokens.
+    fn text(&self, text: &str) -> String {
+        let mut out = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let places =
+                self.style.tokens.iter().filter_map(|(name, id)| Some((rest.find(name.as_str())?, name.len(), *id)));
+            // the first, and of several there the longest
+            let first = places.filter(|place| place.1 > 0).min_by_key(|(at, len, _)| (*at, usize::MAX - len));
+            let (at, len) = first.map_or((rest.len(), 0), |(at, len, _)| (at, len));
+            out.extend((at > 0).then(|| literal(&rest[..at])));
+            out.extend(first.map(|(_, _, id)| format!("<[{id}]>")));
+            rest = &rest[at + len..];
+        }
+        if out.is_empty() { String::new() } else { out.join(" ") }
     }
 
     /// The constraint of an answer: calls, with text around them unless they are forced.
     pub fn form(&self) -> Form {
-        let (names, text) = (&self.names, text_rules());
+        let open = self.text(&self.style.open);
         let start = match (self.is_forced, self.parallel) {
             (true, _) => format!("start: calls\n{}", self.only_calls()),
-            (false, true) => format!("start: (head ({names}))* rest\n{text}"),
-            (false, false) => format!("start: (head ({names}))? rest\n{text}"),
+            // nothing but its start tells a call from text
+            (false, _) if open.is_empty() => format!("start: calls | TEXT\nTEXT: {ANY}\n{}", self.only_calls()),
+            (false, true) => format!("start: (head calls)* rest\n{}{}", self.text_rules(&open), self.block()),
+            (false, false) => format!("start: (head calls)? rest\n{}{}", self.text_rules(&open), self.block()),
         };
         self.lark(&start)
     }
@@ -75,14 +184,33 @@ impl Calls {
 
     /// Rules of an answer that consists of calls only.
     fn only_calls(&self) -> String {
-        let (open, names) = (literal(CALL_OPEN), &self.names);
-        let more = if self.parallel { " (\"\\n\" call)*" } else { "" };
-        format!("calls: call{more}\ncall: {open} ({names})")
+        let (open, names, last) = (self.text(&self.style.open), &self.names, self.text(&self.style.last));
+        format!("calls: {open} call{} {last}\ncall: {names}", self.more())
+    }
+
+    /// Rules of the calls after an opening text.
+    fn block(&self) -> String {
+        let (names, last) = (&self.names, self.text(&self.style.last));
+        // where a call is like the first, it follows text, too
+        let more = if last.is_empty() { String::new() } else { self.more() };
+        format!("calls: call{more} {last}\ncall: {names}")
+    }
+
+    fn more(&self) -> String {
+        if self.parallel { format!(" ({} call)*", self.text(&self.style.between)) } else { String::new() }
+    }
+
+    /// Rules of the text around calls: `head` ends with an opening text, `rest` contains none.
+    fn text_rules(&self, open: &str) -> String {
+        let rest = match open.starts_with('<') {
+            true => ANY.to_string(),
+            false => format!("{ANY} & ~/(.|\\n)*{}(.|\\n)*/", escape(&self.style.open)),
+        };
+        format!("{}rest: REST\nREST: {rest}\n", until("head", open))
     }
 
     fn lark(&self, start: &str) -> Form {
-        let schemas = self.schemas.iter().map(|(_, schema)| schema.clone()).collect();
-        Form::Lark(format!("{start}\n{}", self.rules), schemas)
+        Form::Lark(format!("{start}\n{}", self.rules), self.parts.clone())
     }
 
     /// For each callable tool, its index in the request and the schema of its arguments.
@@ -91,10 +219,29 @@ impl Calls {
     }
 }
 
-/// Rules of the text around calls: `head` ends with an opening tag, `rest` contains none.
-fn text_rules() -> String {
-    let open = literal(CALL_OPEN);
-    format!("head[lazy]: /(.|\\n)*/ {open}\nrest: REST\nREST: /(.|\\n)*/ & ~/(.|\\n)*{CALL_OPEN}(.|\\n)*/\n")
+/// Any text.
+const ANY: &str = "/(.|\\n)*/";
+
+/// A rule of the text that ends with the first `close`, literals and control tokens.
+fn until(name: &str, close: &str) -> String {
+    let (first, rest) = match close.starts_with('"') {
+        // a literal: the first of the terms
+        true => close
+            .split_once("\" <")
+            .map_or((close.to_string(), String::new()), |(a, b)| (format!("{a}\""), format!("<{b}"))),
+        // a control token: no text contains one
+        false => (String::new(), close.to_string()),
+    };
+    match first.is_empty() {
+        true => format!("{name}: {name}_text {rest}\n{name}_text: {ANY}\n"),
+        false => format!("{name}: {name}_text {rest}\n{name}_text[lazy]: {ANY} {first}\n"),
+    }
+}
+
+/// Escapes a text for a regular expression.
+fn escape(text: &str) -> String {
+    let special = |c: char| "\\/.+*?()|[]{}^$".contains(c);
+    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
 #[cfg(test)]

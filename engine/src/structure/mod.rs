@@ -26,7 +26,7 @@ use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilitie
 use llguidance::{ParserFactory, TokenParser};
 use serde_json::{Value, json};
 
-pub use self::calls::{CALL_CLOSE, CALL_OPEN, Calls};
+pub use self::calls::Calls;
 pub use crate::form::Form;
 use crate::sampler::{Constraint, ConstraintError};
 use crate::tokenizer::CONTROL_MARK;

@@ -52,10 +52,10 @@ pub enum SourceError {
         "{source_text}: not in the store or the Hugging Face cache, and nothing is downloaded offline (STARLING_OFFLINE, HF_HUB_OFFLINE)"
     )]
     Offline { source_text: String },
-    #[error("there is no place for the store: set STARLING_HOME, XDG_CACHE_HOME or HOME")]
+    #[error("no directory for the store: set STARLING_HOME, XDG_CACHE_HOME or HOME")]
     NoStore,
     #[error(
-        "{name}: no such file, and no model of this name in the store{}; `starling list` shows the store, `starling pull` adds to it",
+        "{name}: no such file, and no model of this name in the store{}; `starling list` shows the store, `starling pull hf:OWNER/REPO:QUANT` downloads a model into it",
         near(near_name)
     )]
     Unknown { name: String, near_name: Option<String> },
@@ -75,7 +75,7 @@ pub enum SourceError {
     NameTaken { name: String, source_text: String },
     #[error("{name}: in use by another process; --force removes its name anyway")]
     InUse { name: String },
-    #[error("{source_text}: the server says that nothing has changed, but the store has no such model; try --force")]
+    #[error("{source_text}: the server answered \"not modified\", but the store does not have the model; use --force")]
     Nothing { source_text: String },
     #[error("STARLING_STORE_QUOTA: {why}")]
     Quota { why: String },
@@ -116,6 +116,11 @@ impl Registry {
             token: variable("HF_TOKEN"),
             offline: is_set("STARLING_OFFLINE") || is_set("HF_HUB_OFFLINE"),
         })
+    }
+
+    /// Whether the store has a model of this name or source.
+    pub fn is_stored(&self, text: &str) -> bool {
+        self.store.as_ref().is_some_and(|store| store.find(text).is_some())
     }
 
     /// Downloads nothing from now on.

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use opentelemetry::KeyValue;
 use tracing::Instrument;
 
+use super::access_log::logged;
 use super::admin::Administrator;
 use super::api::error::{ApiError, ERROR_FORM, ErrorForm, HttpError, REQUEST_ID, quoted};
 use super::audit::Event;
@@ -31,6 +32,9 @@ const PUBLIC_PATHS: [&str; 5] = ["/health", "/healthz", "/livez", "/readyz", "/r
 
 /// Paths of other APIs by which administrators change the models of the server.
 const MANAGING_PATHS: [&str; 4] = ["/api/pull", "/api/copy", "/api/create", "/api/delete"];
+/// The pages and the description of the interface: the same on every server. A page asks for the key that its requests
+/// need.
+const ASSETS: [&str; 3] = ["/", "/docs", "/openapi.json"];
 
 /// Headers that must not be repeated: a proxy in front could use one value and the server the other.
 const UNIQUE_HEADERS: [&str; 12] = [
@@ -107,6 +111,10 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     if let Some(model) = model {
         headers.insert("x-starling-model", model);
     }
+    let ignored = caller.as_ref().and_then(|caller| caller.ignored.get());
+    if let Some(ignored) = ignored.and_then(|names| HeaderValue::from_str(names).ok()) {
+        headers.insert("x-starling-ignored-fields", ignored);
+    }
     if let Some(session) = session {
         headers.insert("x-session-id", session);
     }
@@ -123,12 +131,11 @@ pub async fn gate(State(gate): State<Arc<Gate>>, request: Request, next: Next) -
     if gate.server.is_draining() {
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    let ms = start.elapsed().as_secs_f64() * 1000.0;
-    let _entered = span.enter();
     if is_probe {
-        tracing::debug!(status = status.as_u16(), ms, "request finished");
+        let _entered = span.enter();
+        tracing::debug!(status = status.as_u16(), ms = start.elapsed().as_millis() as u64, "request finished");
     } else {
-        tracing::info!(status = status.as_u16(), ms, "request finished");
+        response = logged(response, span, start, caller.clone());
     }
     if let Some(with) = sign_with.into_inner() {
         response.extensions_mut().insert::<SignWith>(with);
@@ -169,12 +176,14 @@ fn check(gate: &Gate, mut request: Request) -> Result<Request, ApiError> {
     let host = host.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
     if !gate.hosts.allow(host) {
         let found = host.map_or_else(|| "no Host header".into(), |host| format!("Host {}", quoted(host)));
-        let message = format!("found {found}, expected a name of this server; --allowed-hosts adds names");
+        let message =
+            format!("{found} is not accepted by this server; start it with --allowed-hosts NAME to accept it");
         let status = StatusCode::FORBIDDEN.as_u16();
         return Err(ApiError::new(status, "invalid_request_error", message).code("unknown_host"));
     }
     let path = request.uri().path();
-    if PUBLIC_PATHS.contains(&path) || path == "/metrics" && server.settings().metrics_without_key {
+    let is_asset = ASSETS.contains(&path) && request.method() == Method::GET;
+    if is_asset || PUBLIC_PATHS.contains(&path) || path == "/metrics" && server.settings().metrics_without_key {
         return Ok(request);
     }
     let mut keys = KEY_HEADERS.iter().filter(|name| request.headers().contains_key(**name));

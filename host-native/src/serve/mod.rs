@@ -9,6 +9,7 @@
 //! A request passes through the files in this order: `http.rs`, `gate.rs`, `api/chat.rs` (or another), `api/options.rs`,
 //! `api/submit.rs`, `queue.rs` with `scheduler.rs`, `worker.rs`, and back to `api/answer.rs` or `api/sse.rs`.
 
+mod access_log;
 mod admin;
 pub mod api;
 pub mod audit;
@@ -69,7 +70,7 @@ use http::Routes;
 use models::loading;
 use queue::Shutdown;
 use state::Server;
-pub use state::unix_now;
+pub use state::{random, unix_now};
 
 /// Threads that serve connections; long work runs on blocking threads (`offload.rs`).
 const HTTP_THREADS: usize = 2;
@@ -95,7 +96,7 @@ pub fn run(model_args: &ModelArgs, args: &ServeArgs) -> Result<(), Failure> {
     let configuration = args.configuration(model_args)?;
     let settings = configuration.settings.clone();
     if args.print_config {
-        return Ok(stdout().write_all(settings.to_toml().as_bytes())?);
+        return Ok(stdout().write_all(settings.to_toml(&configuration.origins).as_bytes())?);
     }
     let log_filter = start::init_log(&settings)?;
     let listener = start::listen(&settings)?;

@@ -141,7 +141,28 @@ pub async fn page(headers: HeaderMap) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
+
+    #[test]
+    fn every_field_of_a_request_is_described() {
+        let document = serde_json::to_value(with_errors()).unwrap();
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        let is_described = |about: &Value| about["description"].as_str().is_some_and(|text| !text.is_empty());
+        let mut n_fields = 0;
+        let suffixes = ["Request", "Options", "Fields", "OutputConstraint"];
+        for (name, schema) in schemas.iter().filter(|(name, _)| suffixes.iter().any(|suffix| name.ends_with(suffix))) {
+            let parts = schema["allOf"].as_array().into_iter().flatten().chain([schema]);
+            for (field, about) in parts.filter_map(|part| part["properties"].as_object()).flatten() {
+                // an optional field of another type has its description beside the reference
+                let parts = ["oneOf", "anyOf", "allOf"].iter().filter_map(|key| about[*key].as_array()).flatten();
+                assert!(parts.chain([about]).any(is_described), "{name}.{field}: {about}");
+                n_fields += 1;
+            }
+        }
+        assert!(n_fields > 60, "{n_fields}");
+    }
 
     #[test]
     fn every_path_is_documented_and_every_reference_resolves() {

@@ -147,6 +147,8 @@ pub struct Caller {
     pub arrival: Instant,
     /// The model that answers, once it is known; for the response header.
     pub model: Arc<OnceLock<Arc<str>>>,
+    /// Unknown fields of the request, for the response header.
+    pub ignored: Arc<OnceLock<String>>,
     /// Slot that the request names.
     pub slot: Arc<OnceLock<usize>>,
     pub usage: Arc<Usage>,
@@ -184,6 +186,7 @@ impl Caller {
             autoload: autoload.map(|value| matches!(value, "1" | "true")),
             arrival: Instant::now(),
             model: Arc::default(),
+            ignored: Arc::default(),
             slot: Arc::default(),
             usage: Arc::default(),
             policy: (*server.policy.get()).clone(),

@@ -1,7 +1,8 @@
-//! What a request has used and how it has ended, for the audit log.
+//! What a request has used and how it has ended, for the access log and the audit log.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use super::queue::Update;
 
@@ -12,6 +13,7 @@ pub struct Usage {
     cached: AtomicUsize,
     completion: AtomicUsize,
     outcome: Mutex<Option<&'static str>>,
+    first_token: OnceLock<Instant>,
 }
 
 impl Usage {
@@ -28,6 +30,7 @@ impl Usage {
                 self.cached.fetch_add(*n_cached, Ordering::Relaxed);
             }
             Update::Token { .. } => {
+                self.first_token.get_or_init(Instant::now);
                 self.completion.fetch_add(1, Ordering::Relaxed);
             }
             Update::Done { reason, .. } => self.end(reason.name()),
@@ -44,6 +47,11 @@ impl Usage {
     /// Tokens of prompts, tokens of them found in the prefix cache, and tokens of answers.
     pub fn tokens(&self) -> [usize; 3] {
         [&self.prompt, &self.cached, &self.completion].map(|n| n.load(Ordering::Relaxed))
+    }
+
+    /// Time of the first token of an answer.
+    pub fn first_token(&self) -> Option<Instant> {
+        self.first_token.get().copied()
     }
 
     /// How the request has ended; `None` while it runs, or if it came to no answer.

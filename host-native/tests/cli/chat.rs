@@ -8,7 +8,7 @@ use super::starling::{USAGE, fails, ok, said, temp, with_input};
 fn chat_takes_lines_and_commands() {
     let script =
         b"/help\n/seed x\n/nope\n\nHello\n/again\n/system Be kind.\nHello\n/clear\n/seed 3\nHello\n/exit\nnever\n";
-    let chat = || with_input(&["chat", "-n", "8"], script);
+    let chat = || with_input(&["chat", "-n", "8", "--seed", "0"], script);
     let ran = chat();
     assert_eq!(ran.code, 0, "{ran:?}");
     let text = ran.text();
@@ -72,7 +72,8 @@ fn chat_commands_change_the_conversation() {
     assert_eq!(chat("Hello\n/again\n"), first.repeat(2));
     // a seed that no answer has used yet applies to the next answer
     let warm = |script: &str| {
-        let ran = with_input(&["chat", "-n", "6", "--temp", "2", "--chat-template", &file], script.as_bytes());
+        let ran =
+            with_input(&["chat", "-n", "6", "--temp", "2", "--seed", "0", "--chat-template", &file], script.as_bytes());
         assert_eq!(ran.code, 0, "{ran:?}");
         ran.text()
     };

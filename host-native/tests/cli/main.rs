@@ -5,4 +5,5 @@ mod embed;
 mod quantize;
 mod starling;
 mod text;
+mod transcripts;
 mod wrong;

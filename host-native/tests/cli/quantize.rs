@@ -55,7 +55,7 @@ fn quantize_with_an_importance_matrix() {
     let imatrix = imatrix_file("imatrix.gguf", &tensors);
     for kind in ["IQ2_XS", "Q4_K_M"] {
         ok(&["quantize", &source, &out, kind, "--imatrix", &imatrix]);
-        ok(&["run", "-m", &out, PROMPT, "--temp", "0", "-n", "4", "-q"]);
+        ok(&["run", "-m", &out, PROMPT, "--raw", "--temp", "0", "-n", "4", "-q"]);
         let json = ok(&["inspect", "-m", &out, "--json"]).json();
         assert_eq!(json["metadata"]["quantize.imatrix.file"], "imatrix.gguf");
         assert_eq!(json["metadata"]["quantize.imatrix.chunks_count"], 7);
@@ -121,7 +121,7 @@ fn quantize_makes_files_that_run() {
     for kind in ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K_M", "Q5_K_S", "Q6_K"] {
         let path = temp(&format!("quantized-{kind}.gguf"));
         ok(&["quantize", &source, &path, kind]);
-        let ran = ok(&["run", "-m", &path, PROMPT, "--temp", "0", "-n", "4", "-q"]);
+        let ran = ok(&["run", "-m", &path, PROMPT, "--raw", "--temp", "0", "-n", "4", "-q"]);
         assert!(ran.text().len() > 2, "{kind}: {ran:?}");
         if let "Q8_0" | "Q4_0" = kind {
             let shipped = fixture(&format!("starling-tiny/starling-tiny-{}.gguf", kind.to_lowercase()));
@@ -133,7 +133,7 @@ fn quantize_makes_files_that_run() {
     for (kind, theirs) in [("Q3_K", Some("q3_k_m")), ("IQ4_XS", Some("iq4_xs")), ("IQ3_S", None), ("TQ2_0", None)] {
         let path = temp(&format!("quantized-{kind}.gguf"));
         ok(&["quantize", &source, &path, kind]);
-        ok(&["run", "-m", &path, PROMPT, "--temp", "0", "-n", "4", "-q"]);
+        ok(&["run", "-m", &path, PROMPT, "--raw", "--temp", "0", "-n", "4", "-q"]);
         if let Some(theirs) = theirs {
             same_tensors(&path, &fixture(&format!("reference/llama-k256-{theirs}.gguf")));
         }

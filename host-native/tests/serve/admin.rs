@@ -49,7 +49,7 @@ fn settings_change_all_or_none() {
     managed.ok("PATCH", "config", &json!({ "models": { "m": { "max-n": 1 } } }));
     assert_eq!(ask(2), 400);
     for (body, param, part) in [
-        (json!({ "max-n": 7, "queue-low": 1_000_000 }), Value::Null, "at most 300"),
+        (json!({ "max-n": 7, "queue-low": 1_000_000 }), Value::Null, "queue-high is 300"),
         (json!({ "max-n": 7, "port": 1 }), json!("port"), "restart"),
         (json!({ "max-n": 7, "queue-hgih": 1 }), json!("queue-hgih"), "did you mean queue-high?"),
         (json!({ "max-n": 0 }), json!("max-n"), "from 1 to 128"),
@@ -172,4 +172,25 @@ fn the_command_shows_and_changes_a_server() {
     assert!(error.contains("status 400: max-n: found 0, expected a number from 1 to 128"), "{error}");
     let error = admin(&managed, &["swap", "x"]).expect_err("an error");
     assert!(error.contains("status 404: the model `x` does not exist"), "{error}");
+}
+
+/// Drafts change no byte, and stop at once.
+#[test]
+fn draft_max_changes_while_the_server_runs() {
+    let managed = Managed::start(&[]);
+    let drafted = || {
+        let metrics = managed.server.get("/metrics").text();
+        let line = metrics.lines().find(|line| line.starts_with("starling_draft_tokens_total")).map(str::to_string);
+        line.map_or(0.0, |line| line.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("a number"))
+    };
+    let body = completion("starling-tiny-q8_0", &"the dog saw a cat and the cat saw a dog. ".repeat(6), 60);
+    let ask = || managed.server.ok("/v1/completions", &body)["choices"].clone();
+    let with = ask();
+    let before = drafted();
+    assert!(before > 0.0);
+    managed.ok("PATCH", "config", &json!({ "draft-max": 0 }));
+    assert_eq!((ask(), drafted()), (with.clone(), before));
+    managed.ok("PATCH", "config", &json!({ "draft-max": 4, "draft-min-acceptance": 0.1 }));
+    assert_eq!(ask(), with);
+    assert!(drafted() > before);
 }

@@ -376,3 +376,23 @@ fn workers_fail_while_pages_come_back() {
         // SIGKILL
     }
 }
+
+#[test]
+fn a_model_that_is_not_loaded_is_invalidated_by_name() {
+    let directory = Directory::new();
+    let model = format!("a={}", reference("mistral-hd32-f16"));
+    let server = start(&directory, &["-m", &model]);
+    server.server.ok(COMPLETIONS, &completion("a", &"a b c d e f g ".repeat(8), 4));
+    server.wait("caches", |caches| caches["kv_disk"]["pages"].as_u64() > Some(0));
+    server.ok("POST", "models/a/unload", &json!({}));
+    server.wait("caches", |caches| caches["kv_disk"]["queued_bytes"] == 0);
+    server.ok("POST", "caches/prefix/invalidate", &json!({ "model": "a" }));
+    server.wait("caches", |caches| caches["kv_disk"]["pages"] == 0);
+    drop(server);
+    let server = start(&directory, &["-m", &model, "--load", "on-demand"]);
+    for path in ["caches/prefix/invalidate", "caches/invalidate"] {
+        let refused = server.send("POST", path, &json!({ "model": "a" }));
+        assert_eq!((refused.status, &refused.json()["error"]["code"]), (409, &json!("model_not_loaded")));
+    }
+    server.ok("POST", "caches/invalidate", &json!({}));
+}

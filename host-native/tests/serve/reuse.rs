@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::admin_client::{Directory, Managed};
-use crate::server::{Response, Server, command, read_head};
+use crate::server::{Response, Server, command, fixture, read_head};
 
 const COMPLETIONS: &str = "/v1/completions";
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
@@ -216,7 +216,8 @@ fn a_stream_goes_on_after_a_cut() {
 /// A server with answers on disk; its memory holds none unless `args` say so.
 fn with_disk(directory: &Directory, args: &[&str]) -> Managed {
     let path = directory.path().join("answers");
-    let disk = ["--response-cache-disk", path.to_str().expect("a path")];
+    let template = fixture("chat/qwen-tools.jinja");
+    let disk = ["--response-cache-disk", path.to_str().expect("a path"), "--chat-template", &template];
     let managed = Managed::start(&[&disk[..], args].concat());
     managed.wait("caches", |caches| caches["answers_disk"]["is_scanned"] == true);
     managed
@@ -256,8 +257,8 @@ fn answers_on_disk_outlive_the_server() {
         chat(&json!({ "tools": tool, "tool_choice": "required" })),
         chat(&json!({ "tools": tool })),
         chat(&json!({})),
-        (COMPLETIONS, body("Once", &json!({ "grammar": "root ::= [a-z]+" }))),
-        (COMPLETIONS, body("Once", &json!({ "grammar": "root ::= [0-9]+" }))),
+        (COMPLETIONS, body("Once", &json!({ "grammar": "start: /[a-z]+/" }))),
+        (COMPLETIONS, body("Once", &json!({ "grammar": "start: /[0-9]+/" }))),
     ];
     // IDs of calls are new each time
     let essence = |response: &Response| {
@@ -271,6 +272,7 @@ fn answers_on_disk_outlive_the_server() {
     };
     let server = with_disk(&directory, &[]);
     let first: Vec<_> = requests.iter().map(|(path, body)| server.server.post(path, body)).collect();
+    first.iter().for_each(|response| assert_eq!(response.status, 200, "{}", response.text()));
     wait_answers(&server, requests.len() as u64);
     let etags: BTreeSet<String> = requests
         .iter()

@@ -106,9 +106,13 @@ fn invalid_requests_are_refused_before_the_engine() {
     let long = json!({ "prompt": "dog ".repeat(600), "max_tokens": 5 });
     refused(&server, "/v1/completions", &long, 400, "prompt", "maximum context length is 512 tokens");
     assert_eq!(server.post("/v1/completions", &long).json()["error"]["code"], "context_length_exceeded");
-    let fits_not = json!({ "prompt": "a", "max_tokens": 511 });
-    // 1 MiB holds the whole context of this model
-    assert_eq!(server.post("/v1/completions", &fits_not).status, 200);
+    // at most: cut to what fits the context, which 1 MiB holds
+    for field in ["max_tokens", "max_completion_tokens"] {
+        let more = json!({ "prompt": "dog ".repeat(150), field: 1_000_000, "ignore_eos": true });
+        let answer = server.ok("/v1/completions", &more);
+        assert_eq!(answer["choices"][0]["finish_reason"], "length");
+        assert_eq!(answer["usage"]["total_tokens"], 513, "{}", answer["usage"]);
+    }
     for (body, message) in [
         (json!({ "prompt": [] }), "at least one prompt"),
         (json!({ "prompt": "" , "max_tokens": 1, "add": 1 }), ""),
@@ -139,7 +143,11 @@ fn invalid_requests_are_refused_before_the_engine() {
     let small = Server::start(&["--kv-memory", "64KiB", "--max-tokens", "20"]);
     let tokens = json!({ "prompt": "dog ".repeat(60), "max_tokens": 5 });
     refused(&small, "/v1/completions", &tokens, 400, "prompt", "holds 32 tokens");
-    refused(&small, "/v1/completions", &json!({ "prompt": "a", "max_tokens": 21 }), 400, "max_tokens", "1 to 20");
+    let cut = small.ok("/v1/completions", &json!({ "prompt": "a", "max_tokens": 21, "ignore_eos": true }));
+    assert_eq!(
+        (&cut["usage"]["completion_tokens"], &cut["choices"][0]["finish_reason"]),
+        (&20.into(), &"length".into())
+    );
 }
 
 #[test]
@@ -195,7 +203,20 @@ fn invalid_bodies_and_paths() {
     assert_eq!(status("POST", path, &json, b"\xff"), 400);
     assert_eq!(status("POST", path, &json, "[".repeat(1500).as_bytes()), 400);
     assert_eq!(status("POST", path, &[("content-type", "text/plain")], b"{}"), 415);
-    assert_eq!(status("POST", path, &[], b"{}"), 415);
+    // a page of another site cannot send a body without a type either: it has an origin
+    let origin = ("origin", "http://localhost");
+    let untyped = server.send("POST", path, &[origin], b"{}");
+    assert_eq!(untyped.status, 415);
+    let message = untyped.json()["error"]["message"].as_str().expect("a message").to_string();
+    assert!(message.contains("no content type") && message.contains("Content-Type: application/json"), "{message}");
+    // programs of this machine may leave it out, and curl names a type of its own
+    let body = br#"{"prompt": "a", "max_tokens": 1}"#;
+    assert_eq!(status("POST", "/v1/completions", &[], body), 200);
+    assert_eq!(status("POST", "/v1/completions", &[("content-type", "application/x-www-form-urlencoded")], body), 200);
+    assert_eq!(
+        status("POST", "/v1/completions", &[("content-type", "application/x-www-form-urlencoded"), origin], body),
+        415
+    );
     assert_eq!(status("POST", path, &json, &[b' '; 3000]), 413);
     assert_eq!(status("GET", path, &[], b""), 405);
     assert_eq!(status("GET", "/v1/nothing", &[], b""), 404);

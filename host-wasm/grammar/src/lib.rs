@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use serde::Deserialize;
 use serde_json::Value;
+use starling::form::CallStyle;
 use starling::sampler::{self, ConstraintError};
 use starling::structure::{Calls, CallsPart, Form, Limits, Structures};
 use wasm_bindgen::prelude::*;
@@ -21,6 +22,9 @@ enum OutputConstraint {
         which: Range<usize>,
         forced: bool,
         parallel: bool,
+        /// The form of the calls.
+        #[serde(default)]
+        style: CallStyle,
         /// The form of an answer that calls none of them, and the part of the request that says it.
         answer: Option<(String, Form)>,
     },
@@ -49,8 +53,8 @@ impl Grammars {
         let words = || self.words.clone();
         let made = match serde_json::from_str(json).map_err(|e| e.to_string())? {
             OutputConstraint::Form(form) => self.structures.constraint(&words, &form).map_err(|e| e.to_string()),
-            OutputConstraint::Calls { tools, which, forced, parallel, answer } => {
-                let calls = Calls::new(&tools, which, forced, parallel);
+            OutputConstraint::Calls { tools, which, forced, parallel, style, answer } => {
+                let calls = Calls::with_style(style, &tools, which, forced, parallel);
                 let (param, form) = answer.unzip();
                 self.structures.calls(&words, &calls, form.as_ref()).map_err(|(part, e)| match part {
                     CallsPart::Tool(i) => format!("tools[{i}].function.parameters: {e}"),

@@ -271,7 +271,8 @@ impl<C: Clock> StreamWriter for LlamaWriter<C> {
                 self.flush(sink);
                 // the end token has no text, so that only what is said of tokens needs to be held
                 if self.plan.logprobs || self.plan.return_tokens {
-                    let token = SampledToken { token: *token, logprob: *logprob, top: top.clone() };
+                    let token =
+                        SampledToken { token: *token, n_bytes: text.len(), logprob: *logprob, top: top.clone() };
                     self.pending = Some((text.clone(), token));
                 } else {
                     self.write(text.clone(), &[], sink);

@@ -223,8 +223,7 @@ impl<C: Clock> AnswerForm for OllamaForm<C> {
 mod tests {
     use super::*;
     use crate::parts::AnswerWriter;
-    use crate::parts::testing::{run, updates};
-    use crate::tools::{CallIds, ToolCallParser};
+    use crate::parts::testing::{hermes, plain, run, updates};
 
     struct Ticks(std::cell::Cell<u64>);
 
@@ -249,8 +248,7 @@ mod tests {
     #[test]
     fn lines_add_up_to_the_response() {
         let texts = ["Hm.", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>"];
-        let parser = ToolCallParser::new(false, CallIds::new(1));
-        let writer = AnswerWriter::new(Some(parser), form(OllamaEndpoint::Chat));
+        let writer = AnswerWriter::new(hermes(), form(OllamaEndpoint::Chat));
         let (events, whole) = run(writer, &updates(&texts, FinishReason::StopToken(5)));
         let response = serde_json::to_value(whole.into_response()).expect("JSON");
         let (mut content, mut calls) = (String::new(), Vec::new());
@@ -282,7 +280,7 @@ mod tests {
 
     #[test]
     fn generate_has_a_text() {
-        let writer = AnswerWriter::new(None, form(OllamaEndpoint::Generate));
+        let writer = AnswerWriter::new(plain(), form(OllamaEndpoint::Generate));
         let (events, whole) = run(writer, &updates(&["Hi", " you"], FinishReason::Length));
         let response = serde_json::to_value(whole.into_response()).expect("JSON");
         assert_eq!((&response["response"], &response["done_reason"]), (&json!("Hi you"), &json!("length")));

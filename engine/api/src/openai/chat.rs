@@ -14,10 +14,11 @@ use super::options::{Logprobs, MAX_TOP, Options};
 use super::response::{CompletionResponse, ResponseHead};
 use crate::answer::{Answer, SampledToken, Usage, token_text};
 use crate::error::ApiError;
+use crate::output::{FormNames, Output, OutputParser, OutputPlan, Piece};
 use crate::parse::{ParseBody, parse};
 use crate::stream::{EventSink, StreamWriter, send};
 use crate::structure::OutputConstraint;
-use crate::tools::{CallIds, ToolCall, ToolCallParser, ToolChoice, is_truncated};
+use crate::tools::{FunctionDelta, ToolCall, ToolCallDelta, ToolChoice, is_truncated};
 use crate::update::Update;
 
 /// Request for a chat completion.
@@ -62,6 +63,17 @@ pub struct ChatFields {
     pub tool_choice: Option<ToolChoice>,
     /// Allow several tool calls in one answer. Default: true. Enforced where calls are forced or strict.
     pub parallel_tool_calls: Option<bool>,
+    /// Effort of the model's reasoning, for the chat template: `none`, `minimal`, `low`, `medium` or `high`, as the model
+    /// knows them. `none` sets the template's variable `enable_thinking` to false.
+    pub reasoning_effort: Option<String>,
+    /// Maximum number of tokens of reasoning; then its end is forced. Default: no limit.
+    #[serde(alias = "reasoning_budget")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
+    pub thinking_budget_tokens: Option<usize>,
+    /// Form of reasoning in answers: `auto`, the default, by the chat template; `none`: it is content; or a name.
+    pub reasoning_format: Option<String>,
+    /// Form of tool calls in answers: `auto`, the default, by the chat template; `none`: they are content; or a name.
+    pub tool_call_format: Option<String>,
     /// Expected content of the answer, `{"type": "content", "content": ...}`: a draft that makes an answer like it
     /// faster and changes no byte.
     pub prediction: Option<Prediction>,
@@ -159,11 +171,36 @@ impl ChatFields {
     /// # Errors
     /// `chat_template_kwargs` that is not an object.
     pub fn template_variables(&self) -> Result<Vec<(String, Json)>, ApiError> {
-        match &self.chat_template_kwargs {
-            None | Some(Json::Null) => Ok(Vec::new()),
-            Some(Json::Object(variables)) => Ok(variables.clone()),
-            Some(_) => Err(ApiError::param("chat_template_kwargs", "chat_template_kwargs is not an object")),
+        let mut variables = match &self.chat_template_kwargs {
+            None | Some(Json::Null) => Vec::new(),
+            Some(Json::Object(variables)) => variables.clone(),
+            Some(_) => return Err(ApiError::param("chat_template_kwargs", "chat_template_kwargs is not an object")),
+        };
+        let mut add = |name: &str, value: Json| {
+            if !variables.iter().any(|(other, _)| other == name) {
+                variables.push((name.into(), value));
+            }
+        };
+        match self.reasoning_effort.as_deref() {
+            Some("none") => add("enable_thinking", Json::Bool(false)),
+            Some(effort) => add("reasoning_effort", Json::Str(effort.into())),
+            None => {}
         }
+        Ok(variables)
+    }
+
+    /// How answers are parsed, of a model with the chat template `template`; `defaults` are the forms of requests that
+    /// name none.
+    ///
+    /// # Errors
+    /// A name of a form that does not exist.
+    pub fn output(&self, template: &str, defaults: FormNames<'_>) -> Result<OutputPlan, ApiError> {
+        // llama-server's name for reasoning in a field of its own
+        let reasoning = self.reasoning_format.as_deref().map(|name| if name == "deepseek" { "auto" } else { name });
+        let calls = self.tool_call_format.as_deref().or(defaults.calls);
+        let names = FormNames { calls, reasoning: reasoning.or(defaults.reasoning) };
+        names.check()?;
+        Ok(OutputPlan::new(template, names))
     }
 }
 
@@ -193,6 +230,9 @@ pub struct Message {
     pub role: &'static str,
     /// Text; null if there are only tool calls.
     pub content: Option<String>,
+    /// Reasoning of the model before its text, if there is any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
     /// Tool calls, if the request has tools.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
@@ -262,9 +302,34 @@ pub struct Delta {
     /// New text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// New tool calls, each complete.
+    /// New text of the model's reasoning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// New tool calls, and new arguments of calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tool_calls: Vec<ToolCall>,
+    pub tool_calls: Vec<ToolCallDelta>,
+}
+
+impl Delta {
+    fn add(&mut self, piece: Piece) {
+        match piece {
+            Piece::Content(text) => self.content.get_or_insert_default().push_str(&text),
+            Piece::Reasoning(text) => self.reasoning_content.get_or_insert_default().push_str(&text),
+            Piece::CallStart { index, id, name } => {
+                let function = FunctionDelta { name: Some(name), arguments: String::new() };
+                self.tool_calls.push(ToolCallDelta { index, id: Some(id), kind: Some("function"), function });
+            }
+            Piece::CallArguments { index, json } => match self.tool_calls.last_mut().filter(|call| call.index == index)
+            {
+                Some(call) => call.function.arguments.push_str(&json),
+                None => {
+                    let function = FunctionDelta { name: None, arguments: json };
+                    self.tool_calls.push(ToolCallDelta { index, id: None, kind: None, function });
+                }
+            },
+            Piece::CallEnd { .. } => {}
+        }
+    }
 }
 
 /// How a chat completion is written.
@@ -280,29 +345,30 @@ pub struct ChatPlan {
     pub logprobs: bool,
     /// Whether a stream ends with token counts.
     pub stream_usage: bool,
-    /// IDs of tool calls, if the request has tools: only then are calls parsed.
-    pub call_ids: Option<CallIds>,
-    /// Whether an answer without tool calls follows an output constraint.
-    pub has_schema: bool,
+    /// How reasoning and tool calls are found in the answers.
+    pub output: OutputPlan,
 }
 
 impl ChatPlan {
-    /// The parser of tool calls in the choice `index`, if the request has tools.
-    pub fn parser(&self, index: usize) -> Option<ToolCallParser> {
-        self.call_ids.map(|ids| ToolCallParser::new(self.has_schema, ids.choice(index)))
+    /// Token counts of `answers`.
+    fn usage(&self, answers: &[Answer]) -> Usage {
+        let mut usage = Usage::new(self.n_prompt, self.n, answers);
+        let n_reasoning = answers.iter().enumerate().map(|(i, answer)| self.output.n_reasoning(i, answer)).sum();
+        usage.add_reasoning(n_reasoning);
+        usage
     }
 
     /// The response with the complete `answers`.
     pub fn response(&self, head: ResponseHead, answers: Vec<Answer>) -> CompletionResponse<ChatChoice> {
         let mut response = CompletionResponse::new(head, "chat.completion");
-        response.usage = Some(Some(Usage::new(self.n_prompt, self.n, &answers)));
+        response.usage = Some(Some(self.usage(&answers)));
         let choice = |(index, answer): (usize, Answer)| {
             let reason = answer.finish_reason();
-            let message = build_message(answer.text, self.parser(index), is_truncated(answer.finish));
+            let (message, n_calls) = build_message(&answer, self.output.parser(index));
             ChatChoice {
                 index,
                 logprobs: self.logprobs.then(|| ChatLogprobs::new(&self.model.tokenizer, &answer.tokens)),
-                finish_reason: finish_reason(reason, message.tool_calls.len()),
+                finish_reason: finish_reason(reason, n_calls),
                 message,
                 receipt: answer.receipt,
             }
@@ -312,20 +378,18 @@ impl ChatPlan {
     }
 }
 
-/// The message of a complete answer: its text, and the tool calls that `parser` finds.
-fn build_message(text: String, parser: Option<ToolCallParser>, truncated: bool) -> Message {
-    let (content, tool_calls) = match parser {
-        None => (text, Vec::new()),
-        Some(mut parser) => {
-            let ((content, calls), (rest, last)) = (parser.push(&text), parser.finish(truncated));
-            (content + &rest, calls.into_iter().chain(last).collect())
-        }
-    };
+/// The message of a complete answer, and the number of its complete tool calls.
+fn build_message(answer: &Answer, mut parser: OutputParser) -> (Message, usize) {
+    let mut output = Output::default();
+    output.extend(parser.push(&answer.text));
+    output.extend(parser.finish(is_truncated(answer.finish)));
+    let Output { content, reasoning, calls: tool_calls, n_complete } = output;
     let content = (tool_calls.is_empty() || !content.is_empty()).then_some(content);
-    Message { role: "assistant", content, tool_calls, refusal: None }
+    let reasoning_content = Some(reasoning).filter(|text| !text.is_empty());
+    (Message { role: "assistant", content, reasoning_content, tool_calls, refusal: None }, n_complete)
 }
 
-/// OpenAI's `finish_reason` of an answer with `n_calls` tool calls.
+/// OpenAI's `finish_reason` of an answer with `n_calls` complete tool calls.
 fn finish_reason(reason: &'static str, n_calls: usize) -> &'static str {
     if n_calls > 0 && reason == "stop" { "tool_calls" } else { reason }
 }
@@ -353,7 +417,9 @@ pub struct ChatWriter {
     answers: Vec<Answer>,
     /// Text and log-probabilities of the last token of each choice, held until it is known not to be the end token.
     pending: Vec<Option<(String, SampledToken)>>,
-    parsers: Vec<Option<ToolCallParser>>,
+    parsers: Vec<OutputParser>,
+    /// Complete tool calls of each choice.
+    n_calls: Vec<usize>,
 }
 
 impl ChatWriter {
@@ -364,7 +430,8 @@ impl ChatWriter {
             response: CompletionResponse::new(head, "chat.completion.chunk"),
             answers: (0..n).map(|_| Answer::default()).collect(),
             pending: (0..n).map(|_| None).collect(),
-            parsers: (0..n).map(|index| plan.parser(index)).collect(),
+            parsers: (0..n).map(|index| plan.output.parser(index)).collect(),
+            n_calls: vec![0; n],
             plan,
         }
     }
@@ -380,46 +447,40 @@ impl ChatWriter {
         send(sink, None, &self.response);
     }
 
-    /// Writes new text and the tool calls in it, with the log-probabilities of its tokens if they are requested.
-    fn text(&mut self, index: usize, text: String, tokens: &[SampledToken], sink: &mut dyn EventSink) {
-        let (content, tool_calls) = match &mut self.parsers[index] {
-            Some(parser) => parser.push(&text),
-            None => (text, Vec::new()),
-        };
-        self.delta(index, content, tool_calls, tokens, sink);
+    /// Writes what new text contains, with the log-probabilities of its tokens if they are requested.
+    fn text(&mut self, index: usize, text: &str, tokens: &[SampledToken], sink: &mut dyn EventSink) {
+        let pieces = self.parsers[index].push(text);
+        self.delta(index, pieces, tokens, sink);
     }
 
-    fn delta(
-        &mut self,
-        index: usize,
-        text: String,
-        tool_calls: Vec<ToolCall>,
-        tokens: &[SampledToken],
-        sink: &mut dyn EventSink,
-    ) {
-        if text.is_empty() && tool_calls.is_empty() && tokens.is_empty() {
+    fn delta(&mut self, index: usize, pieces: Vec<Piece>, tokens: &[SampledToken], sink: &mut dyn EventSink) {
+        let is_complete = |piece: &&Piece| matches!(piece, Piece::CallEnd { is_complete: true, .. });
+        self.n_calls[index] += pieces.iter().filter(is_complete).count();
+        let mut delta = Delta::default();
+        pieces.into_iter().for_each(|piece| delta.add(piece));
+        let is_empty = delta.content.is_none() && delta.reasoning_content.is_none() && delta.tool_calls.is_empty();
+        if is_empty && tokens.is_empty() {
             return;
         }
+        if is_empty {
+            delta.content = Some(String::new());
+        }
         let logprobs = self.plan.logprobs.then(|| ChatLogprobs::new(&self.plan.model.tokenizer, tokens));
-        let content = (tool_calls.is_empty() || !text.is_empty()).then_some(text);
-        let delta = Delta { role: None, content, tool_calls };
         self.chunk(vec![ChatDelta { index, delta, logprobs, ..ChatDelta::default() }], None, sink);
     }
 
     /// Writes the held token.
     fn flush(&mut self, index: usize, sink: &mut dyn EventSink) {
         if let Some((text, token)) = self.pending[index].take() {
-            self.text(index, text, &[token], sink);
+            self.text(index, &text, &[token], sink);
         }
     }
 
     fn finish(&mut self, index: usize, sink: &mut dyn EventSink) {
         let truncated = is_truncated(self.answers[index].finish);
-        if let Some((text, calls)) = self.parsers[index].as_mut().map(|parser| parser.finish(truncated)) {
-            self.delta(index, text, calls, &[], sink);
-        }
-        let n_calls = self.parsers[index].as_ref().map_or(0, ToolCallParser::n_calls);
-        let finish_reason = Some(finish_reason(self.answers[index].finish_reason(), n_calls));
+        let pieces = self.parsers[index].finish(truncated);
+        self.delta(index, pieces, &[], sink);
+        let finish_reason = Some(finish_reason(self.answers[index].finish_reason(), self.n_calls[index]));
         let receipt = self.answers[index].receipt.take();
         self.chunk(vec![ChatDelta { index, finish_reason, receipt, ..ChatDelta::default() }], None, sink);
     }
@@ -429,17 +490,18 @@ impl StreamWriter for ChatWriter {
     fn update(&mut self, index: usize, update: Update, sink: &mut dyn EventSink) -> bool {
         match &update {
             Update::Started => {
-                let delta = Delta { role: Some("assistant"), content: Some(String::new()), tool_calls: Vec::new() };
+                let delta = Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
                 self.chunk(vec![ChatDelta { index, delta, ..ChatDelta::default() }], None, sink);
             }
             Update::Token { token, text, logprob, top } => {
                 self.flush(index, sink);
                 // the end token has no text, so that only log-probabilities need to be held
                 if self.plan.logprobs {
-                    let token = SampledToken { token: *token, logprob: *logprob, top: top.clone() };
+                    let n_bytes = text.len();
+                    let token = SampledToken { token: *token, logprob: *logprob, top: top.clone(), n_bytes };
                     self.pending[index] = Some((text.clone(), token));
                 } else if !text.is_empty() {
-                    self.text(index, text.clone(), &[], sink);
+                    self.text(index, text, &[], sink);
                 }
             }
             Update::Done { text, reason, .. } => {
@@ -448,7 +510,7 @@ impl StreamWriter for ChatWriter {
                 }
                 self.flush(index, sink);
                 if !text.is_empty() {
-                    self.text(index, text.clone(), &[], sink);
+                    self.text(index, text, &[], sink);
                 }
             }
             _ => {}
@@ -463,7 +525,7 @@ impl StreamWriter for ChatWriter {
             return false;
         }
         if self.plan.stream_usage {
-            let usage = Usage::new(self.plan.n_prompt, self.plan.n, &self.answers);
+            let usage = self.plan.usage(&self.answers);
             self.chunk(Vec::new(), Some(usage), sink);
         }
         sink.done();
@@ -475,6 +537,7 @@ impl StreamWriter for ChatWriter {
 mod tests {
     use super::*;
     use crate::shared::SharedStr;
+    use crate::tools::CallIds;
     use starling::pool::Inline;
 
     /// Collects events as JSON, as a page does.
@@ -518,10 +581,10 @@ mod tests {
     }
 
     /// The chunks of a stream add up to the response: content, tool calls, log-probabilities, finish reason and usage.
-    fn check(model: &Arc<Model>, texts: &[&str], logprobs: bool, call_ids: Option<CallIds>) -> Value {
+    fn check(model: &Arc<Model>, texts: &[&str], logprobs: bool, output: OutputPlan) -> Value {
         let (n_prompt, n, stream_usage) = (4, 1, true);
         let model = Arc::clone(model);
-        let plan = ChatPlan { model, n_prompt, n, logprobs, stream_usage, call_ids, has_schema: false };
+        let plan = ChatPlan { model, n_prompt, n, logprobs, stream_usage, output };
         let mut answer = Answer::default();
         updates(texts).into_iter().for_each(|update| answer.add(update));
         let response = serde_json::to_value(plan.response(head(), vec![answer])).expect("JSON");
@@ -532,16 +595,19 @@ mod tests {
             assert_eq!(writer.update(0, update, &mut events), i + 1 == n_updates);
         }
         assert!(events.is_done);
-        let (mut content, mut calls, mut tokens) = (String::new(), Vec::new(), Vec::new());
+        let (mut content, mut reasoning, mut calls, mut tokens) =
+            (String::new(), String::new(), Vec::new(), Vec::new());
         for chunk in &events.chunks {
             assert_eq!((&chunk["id"], &chunk["object"]), (&response["id"], &"chat.completion.chunk".into()));
             let choice = &chunk["choices"][0];
             content += choice["delta"]["content"].as_str().unwrap_or_default();
-            calls.extend(choice["delta"]["tool_calls"].as_array().cloned().unwrap_or_default());
+            reasoning += choice["delta"]["reasoning_content"].as_str().unwrap_or_default();
+            choice["delta"]["tool_calls"].as_array().into_iter().flatten().for_each(|call| add_call(&mut calls, call));
             tokens.extend(choice["logprobs"]["content"].as_array().cloned().unwrap_or_default());
         }
         let choice = &response["choices"][0];
         assert_eq!(content, choice["message"]["content"].as_str().unwrap_or_default());
+        assert_eq!(reasoning, choice["message"]["reasoning_content"].as_str().unwrap_or_default());
         assert_eq!(calls, choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default());
         assert_eq!(tokens, choice["logprobs"]["content"].as_array().cloned().unwrap_or_default());
         assert_eq!(tokens.len(), if logprobs { texts.len() } else { 0 });
@@ -551,16 +617,29 @@ mod tests {
         response
     }
 
+    /// Adds a delta of a tool call, as clients do.
+    fn add_call(calls: &mut Vec<Value>, delta: &Value) {
+        let index = delta["index"].as_u64().expect("an index") as usize;
+        if index == calls.len() {
+            return calls.push(delta.clone());
+        }
+        assert_eq!(delta.as_object().expect("an object").len(), 2, "{delta}");
+        let arguments = |call: &Value| call["function"]["arguments"].as_str().expect("a text").to_string();
+        calls[index]["function"]["arguments"] = (arguments(&calls[index]) + &arguments(delta)).into();
+    }
+
     #[test]
     fn chunks_add_up_to_the_response() {
-        let (model, ids) = (model(), Some(CallIds::new(1)));
+        let model = model();
+        let text = || OutputPlan::new("<think>", FormNames::default());
+        let tools = || text().tools(Arc::default(), CallIds::new(1));
         let call = ["Hm. ", "<tool", "_call>{\"name\": \"f\", ", "\"arguments\": {\"a\": 1}}", "</tool_call>"];
         for logprobs in [false, true] {
-            let text = check(&model, &["Hi", " there"], logprobs, None);
-            assert_eq!(text["choices"][0]["message"]["content"], "Hi there");
-            assert_eq!(text["choices"][0]["finish_reason"], "stop");
-            assert_eq!(text["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
-            let called = check(&model, &call, logprobs, ids);
+            let hi = check(&model, &["Hi", " there"], logprobs, text());
+            assert_eq!(hi["choices"][0]["message"]["content"], "Hi there");
+            assert_eq!(hi["choices"][0]["finish_reason"], "stop");
+            assert_eq!(hi["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
+            let called = check(&model, &call, logprobs, tools());
             let message = &called["choices"][0]["message"];
             assert_eq!(message["content"], "Hm.");
             assert_eq!(
@@ -569,7 +648,11 @@ mod tests {
             );
             assert_eq!(called["choices"][0]["finish_reason"], "tool_calls");
             // without tools, the tags are text
-            assert_eq!(check(&model, &call, logprobs, None)["choices"][0]["message"]["content"], call.concat());
+            assert_eq!(check(&model, &call, logprobs, text())["choices"][0]["message"]["content"], call.concat());
+            let thought = check(&model, &["<think>", "1 + 1 ", "is 2", "</think>", "\n\n2"], logprobs, text());
+            let message = &thought["choices"][0]["message"];
+            assert_eq!((&message["reasoning_content"], &message["content"]), (&"1 + 1 is 2".into(), &"2".into()));
+            assert_eq!(thought["usage"]["completion_tokens_details"]["reasoning_tokens"], 4);
         }
     }
 

@@ -371,7 +371,8 @@ impl StreamWriter for CompletionWriter {
             Update::Token { token, text, logprob, top } => {
                 self.flush(index, sink);
                 if self.plan.logprobs.is_requested {
-                    let token = SampledToken { token: *token, logprob: *logprob, top: top.clone() };
+                    let n_bytes = text.len();
+                    let token = SampledToken { token: *token, logprob: *logprob, top: top.clone(), n_bytes };
                     self.pending[index] = Some((text.clone(), token));
                 } else if !text.is_empty() {
                     self.text(index, text.clone(), None, sink);

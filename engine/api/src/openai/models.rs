@@ -61,6 +61,25 @@ pub struct LoadedModel {
     pub generates: bool,
     /// SHA-256 of the model file.
     pub sha256: String,
+    /// Sampling options that suit a chat with the model: those of the server's settings, of the model file, or else of
+    /// `starling chat`.
+    pub chat_sampling: ChatSampling,
+}
+
+/// Sampling options that suit a chat with a model.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ChatSampling {
+    /// Sampling temperature.
+    pub temperature: f32,
+    /// Number of most probable tokens that are kept; 0 for all.
+    pub top_k: u32,
+    /// Total probability of the most probable tokens that are kept; 1 for all.
+    pub top_p: f32,
+    /// Fraction of the highest probability that a kept token has at least; 0 for all.
+    pub min_p: f32,
+    /// Repetition penalty; 1 for none.
+    pub repetition_penalty: f32,
 }
 
 impl From<Vec<ModelCard>> for ModelList {

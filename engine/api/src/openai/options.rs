@@ -32,7 +32,7 @@ pub struct Options {
     /// Number of choices for each prompt. Default: 1.
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 128))]
     pub n: Option<u32>,
-    /// Maximum number of tokens to generate.
+    /// Maximum number of tokens to generate; a number larger than what fits the context is cut to it.
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub max_tokens: Option<u64>,
     /// Maximum number of tokens to generate; takes precedence over `max_tokens`.
@@ -399,7 +399,7 @@ impl Options {
         Ok(Request { max_tokens: Some(max_tokens), ..request })
     }
 
-    /// Tokens to generate: the number of the request, else the default, else as many as fit.
+    /// Tokens to generate: the number of the request, else the default, but at most as many as fit.
     fn max_tokens(
         &self,
         limits: &Limits<'_>,
@@ -413,20 +413,17 @@ impl Options {
             (Some(n), _) => ("max_completion_tokens", Some(n)),
             (None, n) => ("max_tokens", n),
         };
-        if let Some(n) = requested {
-            let n = usize::try_from(n).unwrap_or(usize::MAX);
-            if n < min || max.is_some_and(|max| n > max) {
-                let range = max.map_or(format!("at least {min}"), |max| format!("a number from {min} to {max}"));
-                return Err(ApiError::param(name, format!("{name} is {n}, expected {range}")));
-            }
-            return Ok(n);
+        let requested = requested.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        if let Some(n) = requested.filter(|n| *n < min) {
+            return Err(ApiError::param(name, format!("{name} is {n}, expected at least {min}")));
         }
         let n_ctx = match limits.model.config.window() {
             Some(_) => engine.n_ctx,
             None => engine.n_ctx.min(limits.n_pages * PAGE),
         };
         let fits = (n_ctx + 1).saturating_sub(n_prompt).max(1);
-        Ok(fits.min(max.unwrap_or(usize::MAX)).min(plan.default_tokens.unwrap_or(usize::MAX)))
+        let wanted = requested.or(plan.default_tokens).unwrap_or(usize::MAX);
+        Ok(wanted.min(fits).min(max.unwrap_or(usize::MAX)))
     }
 
     /// The tokens of DRY's sequence breakers. Searches the whole vocabulary, which takes long: once per request, and only

@@ -4,7 +4,23 @@
 //! text of an answer ─ OutputParser ─► Piece … ─► Output (whole)   or   the deltas of a wire format
 //! ```
 
-use crate::tools::{CallIds, FunctionCall, ToolCall, ToolCallParser};
+mod budget;
+mod forms;
+mod parser;
+mod plan;
+#[cfg(feature = "forms")]
+mod style;
+#[cfg(test)]
+mod tests;
+mod values;
+
+pub use self::budget::reasoning_constraint;
+pub use self::forms::{
+    Body, CallForm, FORMS, IdForm, REASONING, ReasoningForm, Start, Tags, call_form, reasoning_form,
+};
+pub use self::parser::OutputParser;
+pub use self::plan::{FormNames, OutputPlan};
+use crate::tools::{FunctionCall, ToolCall};
 
 /// Part of an answer. The pieces of an answer do not depend on how its text was cut, once neighbouring texts are joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,58 +54,9 @@ pub enum Piece {
     },
 }
 
-/// How the text of an answer is parsed.
-#[derive(Debug, Clone, Default)]
-pub struct OutputPlan {
-    ids: Option<CallIds>,
-    has_schema: bool,
-}
-
-impl OutputPlan {
-    /// Parses tool calls if there are `ids` for them. With `has_schema` an answer is either tool calls or text that follows
-    /// a schema, in which nothing is a call.
-    pub fn new(ids: Option<CallIds>, has_schema: bool) -> OutputPlan {
-        OutputPlan { ids, has_schema }
-    }
-
-    /// A parser for the answer `choice` of the response.
-    pub fn parser(&self, choice: usize) -> OutputParser {
-        OutputParser { calls: self.ids.map(|ids| ToolCallParser::new(self.has_schema, ids.choice(choice))) }
-    }
-}
-
-/// Parser of the text of one answer.
-#[derive(Debug, Clone)]
-pub struct OutputParser {
-    calls: Option<ToolCallParser>,
-}
-
-impl OutputParser {
-    /// Parses the next text.
-    pub fn push(&mut self, text: &str) -> Vec<Piece> {
-        match &mut self.calls {
-            Some(calls) => pieces(calls.push(text)),
-            None => pieces((text.into(), Vec::new())),
-        }
-    }
-
-    /// Ends the text. If it is `truncated`, an unfinished marker or call that has not started is dropped.
-    pub fn finish(&mut self, truncated: bool) -> Vec<Piece> {
-        self.calls.as_mut().map_or_else(Vec::new, |calls| pieces(calls.finish(truncated)))
-    }
-}
-
-fn pieces((content, calls): (String, Vec<ToolCall>)) -> Vec<Piece> {
-    let mut pieces = Vec::new();
-    if !content.is_empty() {
-        pieces.push(Piece::Content(content));
-    }
-    for ToolCall { index, id, function: FunctionCall { name, arguments }, .. } in calls {
-        pieces.push(Piece::CallStart { index, id, name });
-        pieces.push(Piece::CallArguments { index, json: arguments });
-        pieces.push(Piece::CallEnd { index, is_complete: true });
-    }
-    pieces
+/// Removes all of `markers` from a text.
+fn strip_all(text: String, markers: &[&str]) -> String {
+    markers.iter().fold(text, |text, marker| if text.contains(marker) { text.replace(marker, "") } else { text })
 }
 
 /// A parsed answer: its pieces joined.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Mamba:    x, z = W_in u;  x = silu(conv(x));  t, B, C = W_x x;  t = softplus(W_t norm(t) + b_t)
+//! PLaMo 2:  as Mamba, but W_in gives z and x of each head, W_x gives B, C, t, and the channels of a head share t, A and D
 //! Mamba 2:  z, x, B, C, t = W_in u;  x, B, C = silu(conv(x, B, C));  t = softplus(t + b_t)
 //! y = W_out norm((scan(x, t, A, B, C) + D * x) * silu(z))
 //! ```
@@ -44,22 +45,36 @@ pub struct MambaConfig {
     pub step_rank: Option<usize>,
     /// Whether steps, B and C are normalised without weights (Falcon Mamba).
     pub plain_norms: bool,
+    /// Whether the projections are those of PLaMo 2.
+    pub by_heads: bool,
 }
 
 impl MambaConfig {
-    pub(super) fn read(keys: &Keys<'_, '_>, is_mamba2: bool) -> Result<MambaConfig, LoadError> {
+    pub(super) fn read(
+        keys: &Keys<'_, '_>,
+        n_embd: usize,
+        is_mamba2: bool,
+        by_heads: bool,
+    ) -> Result<MambaConfig, LoadError> {
         let channels = keys.size("ssm.inner_size", 1..=MAX_WIDTH)?;
         let n_state = keys.size("ssm.state_size", 1..=MAX_STATE)?;
         let rank = keys.size("ssm.time_step_rank", 1..=channels as u32)?;
         let conv = keys.size("ssm.conv_kernel", 1..=MAX_CONV)?;
-        if !is_mamba2 {
+        if !is_mamba2 && !by_heads {
             let size = ScanSize { channels, per_head: 1, per_group: channels, n_state };
             let plain_norms = keys.bool("ssm.dt_b_c_rms")?.unwrap_or(false);
-            return Ok(MambaConfig { size, conv, step_rank: Some(rank), plain_norms });
+            return Ok(MambaConfig { size, conv, step_rank: Some(rank), plain_norms, by_heads });
         }
-        let n_group = keys.in_range("ssm.group_count", keys.u32("ssm.group_count")?.or(Some(1)), 1..=rank as u32)?;
-        if !channels.is_multiple_of(rank) {
-            return Err(keys.wrong("ssm.inner_size", channels, format!("a multiple of ssm.time_step_rank, {rank}")));
+        let n_group = match keys.u32("ssm.group_count")? {
+            _ if by_heads => 1,
+            n => keys.in_range("ssm.group_count", n.or(Some(1)), 1..=rank as u32)?,
+        };
+        if !channels.is_multiple_of(rank) || channels == rank {
+            return Err(keys.wrong(
+                "ssm.inner_size",
+                channels,
+                format!("a larger multiple of ssm.time_step_rank, {rank}"),
+            ));
         }
         if !rank.is_multiple_of(n_group) {
             return Err(keys.wrong("ssm.time_step_rank", rank, format!("a multiple of ssm.group_count, {n_group}")));
@@ -68,7 +83,8 @@ impl MambaConfig {
             return Err(keys.wrong("ssm.group_count", n_group, format!("at most {}", MAX_WIDTH as usize / n_state)));
         }
         let size = ScanSize { channels, per_head: channels / rank, per_group: channels / n_group, n_state };
-        Ok(MambaConfig { size, conv, step_rank: None, plain_norms: false })
+        let step_rank = by_heads.then(|| (n_embd / 16).max(64));
+        Ok(MambaConfig { size, conv, step_rank, plain_norms: false, by_heads })
     }
 
     fn n_head(&self) -> usize {
@@ -123,7 +139,7 @@ const OF_BOTH: &[Layout] = &[(Part::Recurrent, MAMBA), (Part::Recurrent, MAMBA2)
 pub(super) const TENSORS: &[TensorRow] = &[
     TensorRow::new("ssm_x.weight", |c, _| of_rank(c, |m, rank| matrix(rank + 2 * m.size.n_state, m.size.channels)))
         .of(OF_MAMBA),
-    TensorRow::new("ssm_dt.weight", |c, _| of_rank(c, |m, rank| matrix(m.size.channels, rank))).of(OF_MAMBA),
+    TensorRow::new("ssm_dt.weight", |c, _| of_rank(c, |m, rank| matrix(m.n_head(), rank))).of(OF_MAMBA),
     TensorRow::new("ssm_in.weight", |c, _| matrix(config(c)?.input_width(), c.n_embd)).of(OF_BOTH),
     TensorRow::new("ssm_conv1d.weight", |c, _| values(config(c)?.conv, config(c)?.conv_channels())).of(OF_BOTH),
     TensorRow::new("ssm_conv1d.bias", |c, _| vector(config(c)?.conv_channels())),
@@ -131,6 +147,7 @@ pub(super) const TENSORS: &[TensorRow] = &[
     TensorRow::new("ssm_a", |c, _| {
         let m = config(c)?;
         match m.step_rank {
+            Some(_) if m.by_heads => vector(m.n_head()),
             Some(_) => values(m.size.n_state, m.size.channels),
             None => values(1, m.n_head()),
         }
@@ -138,7 +155,7 @@ pub(super) const TENSORS: &[TensorRow] = &[
     .of(OF_BOTH),
     TensorRow::new("ssm_d", |c, _| {
         let m = config(c)?;
-        if m.step_rank.is_some() { vector(m.size.channels) } else { values(1, m.n_head()) }
+        if m.step_rank.is_some() { vector(m.n_head()) } else { values(1, m.n_head()) }
     })
     .of(OF_BOTH),
     TensorRow::new("ssm_norm.weight", |c, _| {
@@ -148,6 +165,10 @@ pub(super) const TENSORS: &[TensorRow] = &[
     TensorRow::new("ssm_dt_norm.weight", |c, _| of_rank(c, |_, rank| vector(rank))),
     TensorRow::new("ssm_b_norm.weight", |c, _| of_rank(c, |m, _| vector(m.size.n_state))),
     TensorRow::new("ssm_c_norm.weight", |c, _| of_rank(c, |m, _| vector(m.size.n_state))),
+    // the names in files of PLaMo 2
+    TensorRow::new("ssm_dt_norm", |c, _| of_rank(c, |_, rank| vector(rank))),
+    TensorRow::new("ssm_b_norm", |c, _| of_rank(c, |m, _| vector(m.size.n_state))),
+    TensorRow::new("ssm_c_norm", |c, _| of_rank(c, |m, _| vector(m.size.n_state))),
     TensorRow::new("ssm_out.weight", |c, _| matrix(c.n_embd, config(c)?.size.channels)).of(OF_BOTH),
 ];
 
@@ -175,7 +196,7 @@ pub struct Mamba {
 struct StepWeights {
     /// (rank + 2 n_state, channels): steps, B and C.
     x: Linear,
-    /// (channels, rank)
+    /// (heads, rank)
     dt: Matrix,
     /// Norms of steps, B and C.
     norms: [Option<Norm>; 3],
@@ -208,7 +229,11 @@ impl Mamba {
             conv_bias: tensors.optional(&name("ssm_conv1d.bias")),
             steps,
             dt: tensors.required(&name("ssm_dt.bias"))?,
-            a: transposed(tensors, &name("ssm_a"))?,
+            a: if c.size.per_head > 1 {
+                tensors.required(&name("ssm_a"))?
+            } else {
+                transposed(tensors, &name("ssm_a"))?
+            },
             d: tensors.required(&name("ssm_d"))?,
             norm: norm(tensors, &name("ssm_norm"))?,
             output: linear(tensors, &name("ssm_out"))?,
@@ -223,7 +248,7 @@ impl Mamba {
     pub(super) fn widths(&self) -> (Vec<&Matrix>, usize, usize) {
         let channels = self.c.size.channels;
         let steps = match &self.steps {
-            Some(s) => padded(s.x.w.rows()) + padded(channels),
+            Some(s) => padded(s.x.w.rows()) + padded(self.c.n_head()),
             None => self.c.n_head(),
         };
         (self.input.matrices().collect(), self.input.stride + steps + channels, channels)
@@ -245,6 +270,9 @@ impl ForwardPass<'_, '_> {
         let (x_at, z_at) = if m.steps.is_some() { (0, channels) } else { (channels, 0) };
         let (input, rest) = wide.split_at_mut(n * stride);
         rows.linear_group(&m.input, x, input, words);
+        if m.c.by_heads {
+            self.split_heads(m, input, &mut rest[..n * channels]);
+        }
         let state_at = self.model.config.layers[i].state_at;
         let conv = Conv { weights: &m.conv, bias: m.conv_bias.as_deref(), channels: conv_channels };
         let conv_rows = ConvRows { x: input, stride, at: x_at };
@@ -257,9 +285,13 @@ impl ForwardPass<'_, '_> {
             Some(s) => {
                 let (low_stride, rank) = (padded(s.x.w.rows()), s.dt.k());
                 let (low, rest) = rest.split_at_mut(n * low_stride);
-                let (dt, out) = rest.split_at_mut(n * padded(channels));
+                let dt_stride = padded(m.c.n_head());
+                let (dt, out) = rest.split_at_mut(n * dt_stride);
                 rows.matrix(&s.x.w, s.x.bias.as_deref(), Floats { x: input, stride }, low, words);
                 rows.each(low, low_stride, &|_, row| {
+                    if m.c.by_heads {
+                        row[..rank + 2 * size.n_state].rotate_right(rank);
+                    }
                     let (steps, shared) = row.split_at_mut(rank);
                     let (b, c) = shared.split_at_mut(size.n_state);
                     for (norm, part) in s.norms.iter().zip([steps, b, &mut c[..size.n_state]]) {
@@ -267,14 +299,14 @@ impl ForwardPass<'_, '_> {
                     }
                 });
                 rows.matrix(&s.dt, None, Floats { x: low, stride: low_stride }, dt, words);
-                rows.each(dt, padded(channels), &|_, row| {
+                rows.each(dt, dt_stride, &|_, row| {
                     row.iter_mut().zip(&m.dt).for_each(|(t, bias)| *t = softplus(*t + bias));
                 });
                 let scan_rows = ScanRows {
                     x: operand(input, stride, x_at),
                     b: operand(low, low_stride, rank),
                     c: operand(low, low_stride, rank + size.n_state),
-                    dt: operand(dt, padded(channels), 0),
+                    dt: operand(dt, dt_stride, 0),
                     a: &m.a,
                 };
                 (scan_rows, out)
@@ -318,6 +350,26 @@ impl ForwardPass<'_, '_> {
         rows.each(out, channels, &|r, out| out.copy_from_slice(&gated[r * stride + z_at..][..channels]));
         self.trace_stage(Stage::AttnOut, Some(i), &mut columns(out, channels, 0, channels));
         rows.linear(&m.output, out, y, words);
+    }
+}
+
+impl ForwardPass<'_, '_> {
+    /// Moves z and x, which the rows have head by head, to x, then z; `z` is memory for (rows, channels).
+    fn split_heads(&self, m: &Mamba, input: &mut [f32], z: &mut [f32]) {
+        let (channels, width, stride) = (m.c.size.channels, m.c.size.per_head, m.input.stride);
+        let projected = &*input;
+        self.rows.each(z, channels, &|r, z| {
+            for (z, head) in z.chunks_exact_mut(width).zip(projected[r * stride..].chunks_exact(2 * width)) {
+                z.copy_from_slice(&head[..width]);
+            }
+        });
+        let z = &*z;
+        self.rows.each(input, stride, &|r, row| {
+            for head in 0..channels / width {
+                row.copy_within((2 * head + 1) * width..(2 * head + 2) * width, head * width);
+            }
+            row[channels..2 * channels].copy_from_slice(&z[r * channels..][..channels]);
+        });
     }
 }
 

@@ -5,6 +5,7 @@ mod delta_net;
 mod mamba;
 mod short_conv;
 
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::vec::Vec;
 
@@ -86,21 +87,21 @@ impl RecurrentConfig {
 /// Weights of a recurrent mixer.
 pub enum Recurrent {
     /// Gated delta net.
-    DeltaNet(DeltaNet),
+    DeltaNet(Box<DeltaNet>),
     /// Mamba or Mamba 2.
-    Mamba(Mamba),
+    Mamba(Box<Mamba>),
     /// Gated short convolution.
-    ShortConv(ShortConv),
+    ShortConv(Box<ShortConv>),
 }
 
 impl Recurrent {
     /// Takes the tensors of layer `i`.
     pub(super) fn load(c: &RecurrentConfig, tensors: &mut LoadedTensors, i: usize) -> Result<Recurrent, LoadError> {
-        match c {
-            RecurrentConfig::DeltaNet(c) => DeltaNet::load(c, tensors, i).map(Recurrent::DeltaNet),
-            RecurrentConfig::Mamba(c) => Mamba::load(c, tensors, i).map(Recurrent::Mamba),
-            RecurrentConfig::ShortConv(_) => ShortConv::load(tensors, i).map(Recurrent::ShortConv),
-        }
+        Ok(match c {
+            RecurrentConfig::DeltaNet(c) => Recurrent::DeltaNet(DeltaNet::load(c, tensors, i)?.into()),
+            RecurrentConfig::Mamba(c) => Recurrent::Mamba(Mamba::load(c, tensors, i)?.into()),
+            RecurrentConfig::ShortConv(_) => Recurrent::ShortConv(ShortConv::load(tensors, i)?.into()),
+        })
     }
 
     /// All matrices.
@@ -168,7 +169,7 @@ pub(super) fn read(
     } else if has("ssm_beta.weight") || has("ssm_ba.weight") {
         RecurrentConfig::DeltaNet(DeltaNetConfig::read(keys, arch)?)
     } else {
-        RecurrentConfig::Mamba(MambaConfig::read(keys, !has("ssm_x.weight"))?)
+        RecurrentConfig::Mamba(MambaConfig::read(keys, n_embd, !has("ssm_x.weight"), arch.mamba_by_heads)?)
     };
     Ok(Some(config))
 }

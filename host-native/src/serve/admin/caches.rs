@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::super::api::body::Body;
-use super::super::api::error::{ApiError, ErrorBody, HttpError, json, quoted};
+use super::super::api::error::{ApiError, ErrorBody, HttpError, INVALID_REQUEST, json, quoted};
 use super::super::api::params::PathParams;
 use super::super::kv_disk::{Refusal, Stats};
 use super::super::models::pool::Entry;
@@ -204,8 +204,10 @@ pub async fn invalidate_one(
         "answers" => server.answers.invalidate(model, tenant, body.key.as_deref()),
         "embeddings" => server.embeddings.kept.invalidate(model, tenant, None),
         "prefix" => {
-            let is_meant = |name: &str| model.is_none_or(|model| model == name);
-            let entries: Vec<_> = server.pool.entries().into_iter().filter(|entry| is_meant(&entry.name)).collect();
+            let entries = match model {
+                Some(name) => vec![find_known(&server, name)?],
+                None => server.pool.entries(),
+            };
             invalidate_prefixes(&server, &entries, model.is_none());
             entries.len()
         }
@@ -231,7 +233,7 @@ pub async fn invalidate(
     Body(body): Body<Invalidate>,
 ) -> Result<Response, HttpError> {
     let entries = match &body.model {
-        Some(name) => vec![find(&server, name)?],
+        Some(name) => vec![find_known(&server, name)?],
         None => server.pool.entries(),
     };
     invalidate_prefixes(&server, &entries, body.model.is_none());
@@ -241,13 +243,27 @@ pub async fn invalidate(
     Ok(json(StatusCode::OK, &Done { done: true }))
 }
 
+/// The entry of a model. Its pages on disk are known once it was loaded.
+fn find_known(server: &Server, name: &str) -> Result<Arc<Entry>, ApiError> {
+    let entry = find(server, name)?;
+    if server.pool.resources().disk.is_some() && entry.kv_namespaces().is_empty() {
+        let message = format!(
+            "{name} was not loaded since the start, so its KV pages on disk are not known; load it, or invalidate all models"
+        );
+        return Err(ApiError::new(StatusCode::CONFLICT.as_u16(), INVALID_REQUEST, message).code("model_not_loaded"));
+    }
+    Ok(entry)
+}
+
 /// Evicts the prefix caches of models, in memory and on disk.
 fn invalidate_prefixes(server: &Server, entries: &[Arc<Entry>], is_all: bool) {
     let disk = server.pool.resources().disk.as_deref();
-    for instance in entries.iter().filter_map(|entry| entry.instance()) {
-        instance.workers.invalidate_caches();
-        if let Some((disk, namespace)) = disk.zip(instance.kv_namespace) {
-            disk.store.clear_namespace(&namespace);
+    for entry in entries {
+        if let Some(instance) = entry.instance() {
+            instance.workers.invalidate_caches();
+        }
+        if let Some(disk) = disk {
+            entry.kv_namespaces().iter().for_each(|namespace| disk.store.clear_namespace(namespace));
         }
     }
     if let Some(disk) = disk.filter(|_| is_all) {

@@ -7,12 +7,14 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 use starling::tokenizer::EncodeOptions;
 use starling_api::answer::Answer;
 use starling_api::messages::chat_end;
 use starling_api::openai::chat::{ChatChoice, ChatCompletionRequest, ChatPlan, ChatWriter, Prediction};
 use starling_api::openai::options::{OneOrMany, RequestPlan, Scope};
 use starling_api::openai::response::{CompletionResponse, ResponseHead};
+use starling_api::output::{FormNames, reasoning_constraint};
 use starling_api::parts::{AnswerForm, AnswerWriter};
 use starling_api::stream::{EventSink, Framing, ServerSentEvent, StreamWriter};
 use starling_api::structure::constraint_plan;
@@ -105,19 +107,23 @@ pub async fn start_chat(
     let (n, flow) = (options.n_choices(instance.settings().max_n)?, flow(&options, caller)?);
     let session = session(&options, caller)?.map(str::to_string);
     let variables = chat.template_variables()?;
+    let settings = instance.settings();
+    let names = FormNames { calls: Some(&settings.tool_call_format), reasoning: Some(&settings.reasoning_format) };
+    let output = chat.output(instance.template.source(), names)?;
+    let budget = chat.thinking_budget_tokens;
     let (inner, tools, choice) = (Arc::clone(&instance), chat.tools, chat.tool_choice);
     let (size, parallel) = (if tools.is_some() { usize::MAX } else { 0 }, chat.parallel_tool_calls != Some(false));
     let check = move || parse_tool_choice(inner.template.source(), tools, choice, parallel);
     let mut tools = offload(size, check).await??;
     let form = constraint.form()?;
-    let has_schema = form.is_some();
+    let call_ids = CallIds::new(u128::from(random()) << 64 | u128::from(random()));
+    let output = tools.output(&instance.model, output, call_ids, form.is_some());
     let compiled = match constraint_plan(form, &mut tools)? {
         Some(plan) => Some(compile_plan(&instance, plan).await?),
         None => None,
     };
     let (constraint, form) = Compiled::unzip(compiled);
     let tools = tools.tools;
-    let call_ids = tools.is_some().then(|| CallIds::new(u128::from(random()) << 64 | u128::from(random())));
     let end = chat_end(chat.continue_final_message, chat.add_generation_prompt)?;
     let mut messages = chat.messages;
     apply_to_messages(caller, &instance, &mut messages).await?;
@@ -126,22 +132,26 @@ pub async fn start_chat(
         _ => None,
     };
     let tokens = tokenize_chat(&instance, messages, tools, variables, end).await?;
+    let output = output.prompt(&instance.model.tokenizer, &tokens);
     let prediction = tokenize_prediction(&instance, chat.prediction).await?;
     let (seed, is_seeded) = (seed(&options, &instance), is_seeded(&options, &instance));
+    let constraint = reasoning_constraint(&output, &instance.model, budget, constraint);
+    let visible = output.visible().to_vec();
+    let form = output_digest(form, budget);
     let chat_plan = ChatPlan {
         model: Arc::clone(&instance.model),
         n_prompt: tokens.len(),
         n,
         logprobs: logprobs.is_requested,
         stream_usage: options.includes_usage(),
-        call_ids,
-        has_schema,
+        output,
     };
     let sampling = sampling(&options, &instance, logprobs, seed).await?;
     let cache_salt = salt(&options, &instance, caller)?;
     let plan = RequestPlan { sampling, constraint, prompt_logprobs: false, default_tokens: None, cache_salt };
     let mut request = options.request(&limits(&instance), &plan, tokens, "messages")?;
     request.speculation.prediction = prediction;
+    request.visible = visible;
     let conversation = session.as_deref().map(|id| (Arc::from(id), cache_salt, request.tokens.clone()));
     let submission = Submission { requests: vec![request], n, partial, is_seeded, form };
     let updates = submit(&instance, caller, &flow, submission).await?;
@@ -150,6 +160,14 @@ pub async fn start_chat(
     let stops = options.stop.clone().map_or_else(Vec::new, OneOrMany::into_vec);
     let is_stream = options.is_stream();
     Ok(StartedChat { instance, updates, plan: chat_plan, head, is_stream, stops, recorder, stored })
+}
+
+/// Digest of the constraint of an answer: its form, and the budget of reasoning tokens.
+fn output_digest(form: Option<[u8; 32]>, budget: Option<usize>) -> Option<[u8; 32]> {
+    match budget {
+        None => form,
+        Some(budget) => Some(Sha256::digest(format!("{form:?} {budget}")).into()),
+    }
 }
 
 /// The number of prompt tokens of a chat request. Nothing is computed.
@@ -295,7 +313,7 @@ impl StartedChat {
     {
         let StartedChat { instance, updates, plan, is_stream, recorder, .. } = self;
         let writer =
-            RecordedStream { writer: AnswerWriter::new(plan.parser(0), form), session: recorder, stored: None };
+            RecordedStream { writer: AnswerWriter::new(plan.output.parser(0), form), session: recorder, stored: None };
         let size = if plan.logprobs { usize::MAX } else { 0 };
         let delivery = Delivery { framing: is_stream.then_some(framing), size };
         let build = move |done: RecordedStream<AnswerWriter<F>>| build(done.writer.into_form());

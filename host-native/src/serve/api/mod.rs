@@ -8,6 +8,7 @@ pub mod completions;
 pub mod embeddings;
 pub mod error;
 pub mod execute;
+pub mod fields;
 pub mod generate;
 pub mod llama_server;
 pub mod messages;

@@ -9,16 +9,20 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use http_body_util::channel::Channel;
+use starling::sampler::SamplingOptions;
 use starling_api::anthropic::models::{AnthropicModel, AnthropicModels};
 use starling_api::openai::models::{
-    LoadedModel, ModelAccepted, ModelCard, ModelEvent, ModelEventData, ModelList, ModelRequest, ModelStatus,
+    ChatSampling, LoadedModel, ModelAccepted, ModelCard, ModelEvent, ModelEventData, ModelList, ModelRequest,
+    ModelStatus,
 };
 use starling_api::stream::ServerSentEvent;
 
+use super::super::models::instance::ModelInstance;
 use super::super::models::pool::{Entry, ModelState};
 use super::super::state::{Caller, Server};
 use super::body::Body;
 use super::error::{ANTHROPIC_VERSION, ApiError, ErrorBody, HttpError, json};
+use super::options::defaults;
 use super::params::PathParams;
 
 /// Interval at which the event stream looks for changes.
@@ -30,6 +34,18 @@ const EVENT_KEEP_ALIVE: u32 = 200;
 pub fn status(state: &ModelState) -> ModelStatus {
     let error = if let ModelState::Failed(why) = state { Some(why.to_string()) } else { None };
     ModelStatus { value: state.name(), error }
+}
+
+/// Sampling options of the chat page: the defaults of the model, else those of `starling chat`.
+fn chat_sampling(instance: &ModelInstance) -> ChatSampling {
+    let options = defaults(&instance.settings(), &instance.model).apply(SamplingOptions::default());
+    ChatSampling {
+        temperature: options.temperature,
+        top_k: options.top_k,
+        top_p: options.top_p,
+        min_p: options.min_p,
+        repetition_penalty: options.repeat_penalty,
+    }
 }
 
 fn card(server: &Server, entry: &Entry) -> ModelCard {
@@ -48,6 +64,7 @@ fn card(server: &Server, entry: &Entry) -> ModelCard {
             embedding_length: instance.model.n_embd_out(),
             generates: instance.engine.is_some(),
             sha256: starling::receipt::Hex(instance.model_sha256).to_string(),
+            chat_sampling: chat_sampling(&instance),
         }),
     }
 }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use starling::model::{Model, RecommendedSampling};
 use starling::sampler::SamplingOptions;
 use starling_api::openai::options::{self, Limits, Logprobs, Options};
 
@@ -81,17 +82,30 @@ pub fn limits(instance: &ModelInstance) -> Limits<'_> {
     }
 }
 
-/// The options with the settings' values for those that the request does not give.
-fn with_defaults<'a>(options: &'a Options, settings: &Settings) -> Cow<'a, Options> {
+/// Sampling options of requests that give none: the settings, then what the model file recommends.
+pub fn defaults(settings: &Settings, model: &Model) -> RecommendedSampling {
     let Settings { temperature, top_k, top_p, min_p, repetition_penalty, .. } = settings;
+    let file = &model.recommended;
+    RecommendedSampling {
+        temperature: temperature.or(file.temperature),
+        top_k: top_k.or(file.top_k),
+        top_p: top_p.or(file.top_p),
+        min_p: min_p.or(file.min_p),
+        repeat_penalty: repetition_penalty.or(file.repeat_penalty),
+        repeat_last_n: None,
+    }
+}
+
+/// The options with the defaults for those that the request does not give.
+fn with_defaults<'a>(options: &'a Options, defaults: &RecommendedSampling) -> Cow<'a, Options> {
     let mut all = Cow::Borrowed(options);
-    if [temperature, top_p, min_p, repetition_penalty].iter().any(|default| default.is_some()) || top_k.is_some() {
+    if *defaults != RecommendedSampling::default() {
         let all = all.to_mut();
-        all.temperature = all.temperature.or(*temperature);
-        all.top_k = all.top_k.or(top_k.map(i64::from));
-        all.top_p = all.top_p.or(*top_p);
-        all.min_p = all.min_p.or(*min_p);
-        all.repetition_penalty = all.repetition_penalty.or(*repetition_penalty);
+        all.temperature = all.temperature.or(defaults.temperature);
+        all.top_k = all.top_k.or(defaults.top_k.map(i64::from));
+        all.top_p = all.top_p.or(defaults.top_p);
+        all.min_p = all.min_p.or(defaults.min_p);
+        all.repetition_penalty = all.repetition_penalty.or(defaults.repeat_penalty);
     }
     all
 }
@@ -107,7 +121,7 @@ pub async fn sampling(
     logprobs: Logprobs,
     seed: u64,
 ) -> Result<SamplingOptions, ApiError> {
-    let options = &with_defaults(options, &instance.settings());
+    let options = &with_defaults(options, &defaults(&instance.settings(), &instance.model));
     let mut sampling = options.sampling(logprobs, seed)?;
     if let Some(dry) = &mut sampling.dry {
         let (model, options) = (Arc::clone(&instance.model), options.clone().into_owned());

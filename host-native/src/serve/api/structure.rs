@@ -45,13 +45,13 @@ pub async fn compile_form(instance: &Arc<ModelInstance>, param: String, form: Fo
 /// The error, and the path of its field.
 pub async fn compile_plan(instance: &Arc<ModelInstance>, plan: ConstraintPlan) -> Result<Compiled, ApiError> {
     let digest = Sha256::digest(format!("{plan:?}")).into();
-    let AllowedCalls { tools, callable, is_forced, parallel, answer } = match plan {
+    let AllowedCalls { tools, callable, is_forced, parallel, style, answer } = match plan {
         ConstraintPlan::Form(FormPlan { form, param }) => return compile_form(instance, param, form).await,
         ConstraintPlan::Calls(calls) => calls,
     };
     let (param, form) = answer.unzip();
     let work = move |instance: &ModelInstance| {
-        let calls = Calls::new(&tools, callable, is_forced, parallel);
+        let calls = Calls::with_style(*style, &tools, callable, is_forced, parallel);
         let result = instance.grammars.calls(&instance.model, &calls, form.as_ref());
         result.map_err(|(part, e)| (param_of(part, param), e))
     };

@@ -99,7 +99,12 @@ fn enqueue(
     submission: Submission,
     usage: Arc<Usage>,
 ) -> Result<Updates, ApiError> {
-    let Submission { requests, n, partial, .. } = submission;
+    let Submission { mut requests, n, partial, .. } = submission;
+    let settings = instance.settings();
+    for request in &mut requests {
+        request.speculation.max = settings.draft_max;
+        request.speculation.min_acceptance = settings.draft_min_acceptance;
+    }
     let trace = Trace::current();
     if let Some(session) = &flow.session {
         trace.record("session", session);

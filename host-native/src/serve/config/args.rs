@@ -6,9 +6,40 @@ use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches};
 
 use super::{Settings, TABLE};
 
+/// Headings of `--help`, each with the first setting under it.
+const GROUPS: [(&str, &str); 12] = [
+    ("host", "Server"),
+    ("model-name", "Models"),
+    ("admin-key-file", "Administration"),
+    ("chat-template", "Models"),
+    ("ctx-size", "Performance"),
+    ("temperature", "Sampling defaults"),
+    ("queue-high", "Queue and limits"),
+    ("session-ttl", "Sessions and caches"),
+    ("refuse-unknown-fields", "Requests and connections"),
+    ("api-key", "Keys, TLS and signatures"),
+    ("kv-disk", "Files"),
+    ("worker-id", "Operation"),
+];
+/// Letters of settings.
+const SHORTS: [(&str, char); 2] = [("ctx-size", 'c'), ("seed", 's')];
+/// Names of settings in llama-server and in the other commands.
+const ALIASES: [(&str, &str); 8] = [
+    ("temperature", "temp"),
+    ("model-name", "alias"),
+    ("max-seqs", "parallel"),
+    ("batch-tokens", "batch-size"),
+    ("repetition-penalty", "repeat-penalty"),
+    ("max-tokens", "n-predict"),
+    ("tls-cert", "ssl-cert-file"),
+    ("tls-key", "ssl-key-file"),
+];
+
 /// Flags of `serve` besides those of all commands.
 #[derive(Debug, Clone, Default)]
 pub struct ServeArgs {
+    /// Models given as arguments, as `--model` takes them.
+    pub models: Vec<PathBuf>,
     /// Settings given as flags.
     pub flags: Vec<(&'static str, String)>,
     pub config: Option<PathBuf>,
@@ -25,6 +56,7 @@ impl FromArgMatches for ServeArgs {
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         let text = |key: &'static str| Some((key, matches.get_one::<String>(key)?.clone()));
         self.flags = TABLE.iter().filter_map(|setting| text(setting.key)).collect();
+        self.models = matches.get_many::<PathBuf>("models").into_iter().flatten().cloned().collect();
         self.config = matches.get_one::<PathBuf>("config").cloned();
         self.print_config = matches.get_flag("print-config");
         Ok(())
@@ -36,8 +68,10 @@ impl Args for ServeArgs {
         let file = Arg::new("config").long("config").value_name("FILE").env("STARLING_CONFIG");
         let file = file.value_parser(clap::value_parser!(PathBuf)).help("Settings file: TOML, YAML or JSON");
         let print = Arg::new("print-config").long("print-config").action(ArgAction::SetTrue);
+        let models = Arg::new("models").value_name("MODEL").num_args(0..).value_parser(clap::value_parser!(PathBuf));
+        command = command.arg(models.help("Models to serve, as --model takes them: [NAME=]SOURCE"));
         command = command.arg(file).arg(print.help("Print the settings in effect as a TOML file and exit"));
-        let defaults = Settings::default();
+        let (defaults, mut group) = (Settings::default(), "");
         for setting in TABLE {
             let default = (setting.get)(&defaults).map_or_else(String::new, |value| format!(" [default: {value}]"));
             let help = format!("{}{default}", setting.help);
@@ -45,7 +79,14 @@ impl Args for ServeArgs {
             if setting.value_name == "BOOL" {
                 arg = arg.num_args(0..=1).default_missing_value("true").require_equals(true);
             }
-            command = command.arg(arg);
+            if let Some((_, heading)) = GROUPS.iter().find(|(first, _)| *first == setting.key) {
+                group = heading;
+            }
+            if let Some((_, short)) = SHORTS.iter().find(|(key, _)| *key == setting.key) {
+                arg = arg.short(*short);
+            }
+            let others = ALIASES.iter().filter(|(key, _)| *key == setting.key).map(|(_, alias)| *alias);
+            command = command.arg(arg.aliases(others).help_heading(group));
         }
         let models = "Each setting is also a key of the file of --config (queue-high) and an environment variable \
                       (STARLING_QUEUE_HIGH). A flag overrides the environment, and both override the file.\n\n\

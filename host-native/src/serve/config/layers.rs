@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn flags_override_the_environment_and_both_override_the_file() {
         let path = file("layers", "port = 1\nqueue-high = 300\nmax_seqs = 3\nkv-memory = \"2GiB\"\nthreads = 3\n");
-        let args = ServeArgs { flags: vec![("port", "3".into())], config: Some(path.clone()), print_config: false };
+        let args = ServeArgs { flags: vec![("port", "3".into())], config: Some(path.clone()), ..ServeArgs::default() };
         let environment = |key: &str| match key {
             "port" | "queue-high" => Some((variable(key), "400".to_string())),
             _ => None,
@@ -307,12 +307,27 @@ mod tests {
 
     #[test]
     fn printed_settings_read_back_equal() {
-        let path =
-            file("shown", &Settings { cors_origins: vec!["a".into(), "b".into()], ..Settings::default() }.to_toml());
+        let path = file(
+            "shown",
+            &Settings { cors_origins: vec!["a".into(), "b".into()], ..Settings::default() }.to_toml(&BTreeMap::new()),
+        );
         let args = ServeArgs { config: Some(path.clone()), ..ServeArgs::default() };
         let s = args.layered(&model(), none).unwrap().settings;
-        assert_eq!(s.to_toml(), fs::read_to_string(&path).unwrap());
+        assert_eq!(s.to_toml(&BTreeMap::new()), fs::read_to_string(&path).unwrap());
         fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn printed_settings_say_where_they_are_from() {
+        let keys = file("keys", "one\n# a comment\ntwo alice\n");
+        let flags = vec![("queue-high", "8".into()), ("api-key-file", keys.display().to_string())];
+        let all = ServeArgs { flags, ..ServeArgs::default() }.layered(&model(), none).unwrap();
+        assert_eq!(all.settings.queue_low(), 6);
+        let text = all.settings.to_toml(&all.origins);
+        for line in ["queue-high = 8  # flag --queue-high", "# api-key = (2 keys set)", "# queue-low ="] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+        fs::remove_file(keys).unwrap();
     }
 
     #[test]
@@ -322,7 +337,7 @@ mod tests {
             ("range", "max-seqs = 0", ["max-seqs", "from 1 to 1024"]),
             ("unknown", "queue-hihg = 1", ["queue-hihg", "queue-high"]),
             ("syntax", "port = 1\nhost = ", ["line 2", ""]),
-            ("order", "queue-low = 300", ["queue-low", "256"]),
+            ("order", "queue-low = 300", ["queue-low is 300", "queue-high is 256"]),
         ] {
             let path = file(name, text);
             let args = ServeArgs { config: Some(path.clone()), ..ServeArgs::default() };
@@ -374,7 +389,9 @@ mod tests {
             let path = env::temp_dir().join(format!("starling-{}-format.{extension}", std::process::id()));
             fs::write(&path, text).unwrap();
             let args = ServeArgs { config: Some(path.clone()), ..ServeArgs::default() };
-            let result = args.layered(&model(), none).map(|all| (all.settings.to_toml(), all.models[0].settings.pin));
+            let result = args
+                .layered(&model(), none)
+                .map(|all| (all.settings.to_toml(&BTreeMap::new()), all.models[0].settings.pin));
             fs::remove_file(path).unwrap();
             result.map_err(|e| e.to_string())
         };

@@ -166,7 +166,7 @@ impl ModelInstance {
 pub fn limits(settings: &Settings) -> Limits {
     Limits {
         high: settings.queue_high,
-        low: settings.queue_low,
+        low: settings.queue_low(),
         tenant_requests: settings.tenant_requests,
         tenant_tokens: settings.tenant_tokens,
     }

@@ -1,7 +1,7 @@
 //! Loads a model: weights, chat template, KV cache, workers.
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use starling::embed::{EmbedderOptions, Pooling};
@@ -60,6 +60,8 @@ pub struct Identity {
     pub sessions: Arc<Sessions>,
     /// Writes the sessions (`--state-dir`).
     pub journal: Option<Arc<SessionJournal>>,
+    /// Namespaces of its KV pages on disk, of all loads: another file, or another KV type, has another.
+    pub kv_namespaces: Arc<Mutex<Vec<Namespace>>>,
     pub breaker: Arc<Breaker>,
     /// Largest `batch_tokens` that may be set while the model serves.
     pub batch_capacity: usize,
@@ -222,6 +224,12 @@ pub fn load(
             n_pages = worker.engine().map_or(0, |engine| engine.kv_stats().n_pages);
             kv_namespace = worker.engine().map(|engine| Namespace(engine.page_namespace()));
         })?;
+    }
+    if let Some(namespace) = kv_namespace {
+        let mut known = identity.kv_namespaces.lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.contains(&namespace) {
+            known.push(namespace);
+        }
     }
     if let Some(journal) = &identity.journal {
         journal.restore(&identity.sessions, &sha256);

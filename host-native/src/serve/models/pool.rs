@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use super::super::auth::seconds;
 use super::super::breaker::{Breaker, BreakerLimits};
 use super::super::config::{Configuration, Live, ModelEntry, Settings};
+use super::super::kv_disk::Namespace;
 use super::super::machine;
 use super::super::model_metrics::{ModelMetrics, Snapshot};
 use super::super::pressure::Reading;
@@ -77,6 +78,8 @@ pub struct Entry {
     pub sessions: Arc<Sessions>,
     /// Writes the sessions (`--state-dir`).
     pub journal: Option<Arc<SessionJournal>>,
+    /// Namespaces of its KV pages on disk, of all loads.
+    kv_namespaces: Arc<Mutex<Vec<Namespace>>>,
     pub breaker: Arc<Breaker>,
     /// Largest `batch_tokens` that may be set while the model serves: as configured.
     pub batch_capacity: usize,
@@ -98,6 +101,11 @@ impl Entry {
             ModelState::Loaded(instance) => Some(Arc::clone(instance)),
             _ => None,
         }
+    }
+
+    /// Namespaces of its KV pages on disk, of all loads; none if it was never loaded.
+    pub fn kv_namespaces(&self) -> Vec<Namespace> {
+        self.kv_namespaces.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Settings of the model.
@@ -161,6 +169,7 @@ impl Entry {
             metrics,
             sessions: Arc::clone(&self.sessions),
             journal: self.journal.clone(),
+            kv_namespaces: Arc::clone(&self.kv_namespaces),
             breaker: Arc::clone(&self.breaker),
             batch_capacity: self.batch_capacity,
         }
@@ -702,6 +711,7 @@ impl ModelPool {
             metrics,
             sessions,
             journal,
+            kv_namespaces: Arc::default(),
             breaker,
             batch_capacity: entry.settings.batch_tokens.max(entry.settings.max_seqs),
             state: watch::Sender::new(ModelState::Unloaded),

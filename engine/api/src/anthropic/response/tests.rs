@@ -1,7 +1,7 @@
 use super::*;
+use crate::output::OutputParser;
 use crate::parts::AnswerWriter;
-use crate::parts::testing::{Events, run, updates};
-use crate::tools::{CallIds, ToolCallParser};
+use crate::parts::testing::{Events, hermes, plain, run, updates};
 use crate::update::Update;
 
 fn head() -> ResponseHead {
@@ -55,7 +55,7 @@ fn add_up(events: &Events) -> Value {
     message
 }
 
-fn check(form: MessageForm, parser: Option<ToolCallParser>, updates: &[Update]) -> Value {
+fn check(form: MessageForm, parser: OutputParser, updates: &[Update]) -> Value {
     let (events, form) = run(AnswerWriter::new(parser, form), updates);
     let names: Vec<&str> = events.0.iter().filter_map(|(name, _)| name.as_deref()).collect();
     assert_eq!(names[..2], ["message_start", "ping"]);
@@ -68,17 +68,17 @@ fn check(form: MessageForm, parser: Option<ToolCallParser>, updates: &[Update]) 
 #[test]
 fn events_add_up_to_the_message() {
     let form = || MessageForm::new(head(), 6, vec!["x".into(), "END".into()]);
-    let text = check(form(), None, &updates(&["Hi", " there"], FinishReason::StopToken(5)));
+    let text = check(form(), plain(), &updates(&["Hi", " there"], FinishReason::StopToken(5)));
     assert_eq!(text["content"], json!([{ "type": "text", "text": "Hi there" }]));
     assert_eq!(text["stop_reason"], "end_turn");
     assert_eq!(
         text["usage"],
         json!({ "input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 2, "output_tokens": 2 })
     );
-    let stopped = check(form(), None, &updates(&["Hi"], FinishReason::StopString(1)));
+    let stopped = check(form(), plain(), &updates(&["Hi"], FinishReason::StopString(1)));
     assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&"stop_sequence".into(), &"END".into()));
-    assert_eq!(check(form(), None, &updates(&["Hi"], FinishReason::Length))["stop_reason"], "max_tokens");
-    assert_eq!(check(form(), None, &updates(&[], FinishReason::StopToken(5)))["content"], json!([]));
+    assert_eq!(check(form(), plain(), &updates(&["Hi"], FinishReason::Length))["stop_reason"], "max_tokens");
+    assert_eq!(check(form(), plain(), &updates(&[], FinishReason::StopToken(5)))["content"], json!([]));
 }
 
 #[test]
@@ -88,9 +88,8 @@ fn calls_and_reasoning_are_blocks() {
         "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>",
         "<tool_call>{\"name\": \"g\"}</tool_call>",
     ];
-    let parser = ToolCallParser::new(false, CallIds::new(1));
     let form = MessageForm::new(head(), 6, Vec::new());
-    let called = check(form, Some(parser), &updates(&texts, FinishReason::StopToken(5)));
+    let called = check(form, hermes(), &updates(&texts, FinishReason::StopToken(5)));
     assert_eq!(called["stop_reason"], "tool_use");
     let content = called["content"].as_array().expect("blocks");
     assert_eq!(content[0], json!({ "type": "text", "text": "Hm." }));

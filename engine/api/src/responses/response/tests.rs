@@ -1,7 +1,6 @@
 use super::*;
 use crate::parts::AnswerWriter;
-use crate::parts::testing::{Events, run, updates};
-use crate::tools::{CallIds, ToolCallParser};
+use crate::parts::testing::{Events, hermes, plain, run, updates};
 
 fn form() -> ResponsesForm {
     let text = |text: &str| SharedStr::from(text);
@@ -46,12 +45,11 @@ fn add_up(events: &Events) -> Vec<Value> {
 #[test]
 fn events_add_up_to_the_response() {
     let texts = ["Hm.", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>"];
-    let parser = || Some(ToolCallParser::new(false, CallIds::new(1)));
     for (texts, parser, reason, kinds, status) in [
-        (&["Hi", " you"][..], None, FinishReason::StopToken(5), &["message"][..], "completed"),
-        (&["Hi"], None, FinishReason::Length, &["message"], "incomplete"),
-        (&texts, parser(), FinishReason::StopToken(5), &["message", "function_call"], "completed"),
-        (&[], None, FinishReason::StopToken(5), &[], "completed"),
+        (&["Hi", " you"][..], plain(), FinishReason::StopToken(5), &["message"][..], "completed"),
+        (&["Hi"], plain(), FinishReason::Length, &["message"], "incomplete"),
+        (&texts, hermes(), FinishReason::StopToken(5), &["message", "function_call"], "completed"),
+        (&[], plain(), FinishReason::StopToken(5), &[], "completed"),
     ] {
         let (events, form) = run(AnswerWriter::new(parser, form()), &updates(texts, reason));
         let names: Vec<&str> = events.0.iter().filter_map(|(name, _)| name.as_deref()).collect();

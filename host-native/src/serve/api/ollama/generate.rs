@@ -13,6 +13,7 @@ use starling_api::ollama::request::{
 use starling_api::ollama::response::{OllamaEndpoint, OllamaForm, OllamaResponse, loaded};
 use starling_api::openai::chat::ChatCompletionRequest;
 use starling_api::openai::options::Logprobs;
+use starling_api::output::OutputPlan;
 use starling_api::parts::AnswerWriter;
 use starling_api::stream::Framing;
 
@@ -80,7 +81,8 @@ pub async fn generate(
     let form = OllamaForm::new(OllamaEndpoint::Generate, &text.head, text.tokens.len(), clock);
     let delivery = Delivery { framing: text.options.is_stream().then_some(Framing::JsonLines), size: 0 };
     let build = |writer: AnswerWriter<OllamaForm<SystemClock>>| writer.into_form().into_response();
-    Ok(respond(&text.instance, text.updates, AnswerWriter::new(None, form), delivery, build).await?)
+    Ok(respond(&text.instance, text.updates, AnswerWriter::new(OutputPlan::default().parser(0), form), delivery, build)
+        .await?)
 }
 
 async fn answer_chat(

@@ -1,0 +1,234 @@
+//! How the answers of a request are parsed: by the model's chat template, the prompt and the tools.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+#[cfg(feature = "forms")]
+use starling::form::CallStyle;
+use starling::tokenizer::{EncodeOptions, Tokenizer};
+
+use super::forms::{Body, CallForm, FORMS, REASONING, ReasoningForm, call_form, reasoning_form};
+use super::parser::{OutputParser, find};
+use crate::answer::Answer;
+use crate::error::{ApiError, quoted};
+use crate::tools::CallIds;
+
+/// Tokens at the end of a prompt that may be the marker of reasoning.
+const PROMPT_END: usize = 24;
+
+/// Kind of a marker in content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Marker {
+    /// Begins a call.
+    Open,
+    /// Beside calls.
+    Around,
+    /// Begins reasoning.
+    Reasoning,
+    /// Any other control token that the answer's text has.
+    Other,
+}
+
+/// How the text of an answer is parsed. The default takes all of it as content.
+#[derive(Debug, Clone, Default)]
+pub struct OutputPlan {
+    pub(super) form: Option<&'static CallForm>,
+    pub(super) reasoning: Option<&'static ReasoningForm>,
+    /// Whether the prompt ends within the reasoning.
+    pub(super) in_reasoning: bool,
+    pub(super) ids: CallIds,
+    tools: Option<Arc<[Value]>>,
+    /// Whether text without calls follows a schema, so that nothing in it is a marker.
+    pub(super) has_schema: bool,
+    /// Markers that are control tokens: they are never content.
+    pub(super) hidden: Vec<&'static str>,
+    /// Those tokens.
+    visible: Vec<u32>,
+    texts: Vec<&'static str>,
+    kinds: Vec<Marker>,
+}
+
+/// Names of forms: `auto` by the chat template, `none`, or a name of the table.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FormNames<'a> {
+    /// Form of tool calls.
+    pub calls: Option<&'a str>,
+    /// Form of reasoning.
+    pub reasoning: Option<&'a str>,
+}
+
+impl FormNames<'_> {
+    /// Checks the names.
+    ///
+    /// # Errors
+    /// A name that is not in the tables; the message lists those that are.
+    pub fn check(&self) -> Result<(), ApiError> {
+        let all = |param: &str, name: Option<&str>, names: Vec<&str>| match name {
+            Some(name) if !["auto", "none"].contains(&name) && !names.contains(&name) => {
+                let message =
+                    format!("{param} is {:?}, expected auto, none or one of {}", quoted(name), names.join(", "));
+                Err(ApiError::param(param, message))
+            }
+            _ => Ok(()),
+        };
+        all("tool_call_format", self.calls, FORMS.iter().map(|form| form.name).collect())?;
+        all("reasoning_format", self.reasoning, REASONING.iter().map(|form| form.name).collect())
+    }
+
+    /// The form of tool calls of a chat template; `None` if they are not parsed.
+    pub fn call_form(&self, template: &str) -> Option<&'static CallForm> {
+        match self.calls.unwrap_or("auto") {
+            "none" => None,
+            "auto" => Some(call_form(template)),
+            name => FORMS.iter().find(|form| form.name == name),
+        }
+    }
+
+    /// The form of reasoning of a chat template.
+    pub fn reasoning_form(&self, template: &str) -> Option<&'static ReasoningForm> {
+        match self.reasoning.unwrap_or("auto") {
+            "none" => None,
+            "auto" => reasoning_form(template),
+            name => REASONING.iter().find(|form| form.name == name),
+        }
+    }
+}
+
+impl OutputPlan {
+    /// The plan for a chat template, without tools.
+    pub fn new(template: &str, names: FormNames<'_>) -> OutputPlan {
+        let reasoning = names.reasoning_form(template);
+        let form = names.call_form(template);
+        OutputPlan { form, reasoning, ..OutputPlan::default() }.with_markers()
+    }
+
+    /// With the tools of the request, and IDs for calls of them.
+    #[must_use]
+    pub fn tools(self, tools: Arc<[Value]>, ids: CallIds) -> OutputPlan {
+        OutputPlan { tools: Some(tools), ids, ..self }.with_markers()
+    }
+
+    /// For answers that are calls, or text of a schema.
+    #[must_use]
+    pub fn schema(self, has_schema: bool) -> OutputPlan {
+        OutputPlan { has_schema, ..self }
+    }
+
+    /// For answers of a model with this tokenizer to the prompt `tokens`, whose end may be the start of the reasoning. See
+    /// [`OutputPlan::visible`].
+    #[must_use]
+    pub fn prompt(mut self, tokenizer: &Tokenizer, tokens: &[u32]) -> OutputPlan {
+        let end: Vec<u8> = tokens[tokens.len().saturating_sub(PROMPT_END)..]
+            .iter()
+            .flat_map(|token| tokenizer.piece(*token).unwrap_or_default().to_vec())
+            .collect();
+        let end = String::from_utf8_lossy(&end);
+        self.in_reasoning = self.reasoning.is_some_and(|form| end.trim_end().ends_with(form.open));
+        let extra = self.reasoning.map(|form| form.close).into_iter().chain(self.inner_markers());
+        let markers: Vec<&str> = self.texts.iter().copied().chain(extra).collect();
+        for marker in markers {
+            let options = EncodeOptions { add_special: false, parse_special: true };
+            let tokens = tokenizer.encode(marker, options);
+            self.visible.extend(tokens.iter().filter(|token| tokenizer.is_control(**token)));
+            if tokens.len() == 1 && tokenizer.is_control(tokens[0]) {
+                self.hidden.push(marker);
+            }
+        }
+        self.visible.sort_unstable();
+        self.visible.dedup();
+        self.with_markers()
+    }
+
+    /// Control tokens whose text the answer must have, since they are markers.
+    pub fn visible(&self) -> &[u32] {
+        &self.visible
+    }
+
+    /// The markers before and after reasoning, the text that ends it when that is forced, and whether the prompt ends
+    /// within it.
+    pub(super) fn reasoning_texts(&self) -> Option<(&'static str, &'static str, &'static str, bool)> {
+        if self.form.is_some_and(|form| form.body == Body::Harmony) {
+            let end = "<|end|><|start|>assistant<|channel|>final<|message|>";
+            return Some(("<|channel|>analysis<|message|>", "<|end|>", end, false));
+        }
+        self.reasoning.map(|form| (form.open, form.close, form.close, self.in_reasoning))
+    }
+
+    /// The form of enforced tool calls.
+    #[cfg(feature = "forms")]
+    pub fn call_style(&self, tokenizer: &Tokenizer) -> CallStyle {
+        self.form.map_or_else(CallStyle::default, |form| super::style::call_style(form, tokenizer))
+    }
+
+    /// A parser for the answer `choice` of the response.
+    pub fn parser(&self, choice: usize) -> OutputParser {
+        OutputParser::new(self.clone(), choice)
+    }
+
+    /// The number of tokens of an answer that are reasoning, with the markers around it.
+    pub fn n_reasoning(&self, choice: usize, answer: &Answer) -> usize {
+        let may_reason = self.reasoning.is_some() || self.form.is_some_and(|form| form.body == Body::Harmony);
+        if !may_reason {
+            return 0;
+        }
+        let (mut parser, mut at) = (self.parser(choice), 0);
+        let tokens = answer.tokens.iter().filter(|token| {
+            let before = parser.is_reasoning();
+            parser.push(answer.text.get(at..at + token.n_bytes).unwrap_or_default());
+            at += token.n_bytes;
+            before || parser.is_reasoning()
+        });
+        tokens.count()
+    }
+
+    pub(super) fn has_tools(&self) -> bool {
+        self.tools.is_some()
+    }
+
+    pub(super) fn tool(&self, name: &str) -> Option<&Value> {
+        self.tools.iter().flat_map(|tools| tools.iter()).find(|tool| tool["function"]["name"] == *name)
+    }
+
+    pub(super) fn parameter_schema(&self, name: &str, key: &str) -> Option<&Value> {
+        self.tool(name)?["function"]["parameters"]["properties"].get(key)
+    }
+
+    pub(super) fn find_marker(&self, text: &str, end: bool) -> (usize, Option<(&'static str, Marker)>) {
+        let (at, found) = find(text, &self.texts, end);
+        (at, found.map(|i| (self.texts[i], self.kinds[i])))
+    }
+
+    /// Markers within calls.
+    fn inner_markers(&self) -> Vec<&'static str> {
+        let harmony = ["<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>", "<|call|>", "<|return|>"];
+        match self.form.map(|form| form.body) {
+            Some(Body::Harmony) => harmony.into(),
+            _ if !self.has_tools() => Vec::new(),
+            Some(Body::Named { end, prefix }) => {
+                let separators = ["<｜tool▁sep｜>"].into_iter().filter(|text| prefix.contains(text));
+                end.iter().copied().chain(separators).collect()
+            }
+            Some(Body::Pairs { quote }) => vec![quote],
+            Some(Body::Tags(tags)) => vec![tags.key, tags.key_end, tags.value, tags.value_end, tags.end],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Lists the markers that are searched in content.
+    fn with_markers(mut self) -> OutputPlan {
+        let form = self.form.filter(|_| self.has_tools());
+        let list = |texts: &'static [&'static str], kind| texts.iter().map(move |text| (*text, kind));
+        let mut all: Vec<(&'static str, Marker)> =
+            self.reasoning.iter().map(|form| (form.open, Marker::Reasoning)).collect();
+        if let Some(form) = form {
+            all.extend(list(form.open, Marker::Open).chain(list(form.around, Marker::Around)));
+        }
+        for hidden in &self.hidden {
+            if !all.iter().any(|(text, _)| text == hidden) {
+                all.push((hidden, Marker::Other));
+            }
+        }
+        (self.texts, self.kinds) = all.into_iter().unzip();
+        self
+    }
+}

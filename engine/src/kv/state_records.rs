@@ -1,0 +1,105 @@
+//! Serialised snapshots: records as long as an exported page, which follow the pages of a prefix. Numbers are little-endian:
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 8 | `STKVSTAT` |
+//! | 4 | version, 1 |
+//! | 32 | namespace: digest of numerics version, model and KV layout |
+//! | 32 | key of the page that the snapshot follows |
+//! | 4 | floats of the whole state, u32 |
+//! | 4 | floats in the records before this one, u32 |
+//! | `n` | the next floats of the state, f32, then zeros |
+//! | 8 | XXH64 of everything before |
+
+use alloc::vec::Vec;
+
+use xxhash_rust::xxh64::xxh64;
+
+use super::page::PageError;
+use super::{KvArena, PageKey};
+
+pub(super) const MAGIC: [u8; 8] = *b"STKVSTAT";
+const VERSION: u32 = 1;
+const HEADER: usize = 8 + 4 + 32 + 32 + 4 + 4;
+const CHECKSUM: usize = 8;
+
+/// A snapshot whose first records are imported.
+pub(super) struct PartialState {
+    key: PageKey,
+    floats: Vec<f32>,
+}
+
+impl KvArena {
+    /// Floats of a record.
+    fn record_floats(&self) -> usize {
+        (self.exported_bytes() - HEADER - CHECKSUM) / 4
+    }
+
+    /// Serialises the snapshot of a page; empty if it has none.
+    pub(super) fn export_state(&self, page: u32) -> Vec<u8> {
+        let Some(node) = &self.pages[page as usize].node else { return Vec::new() };
+        let Some(state) = self.snapshot_of(page) else { return Vec::new() };
+        let n = self.record_floats();
+        let mut out = Vec::with_capacity(state.len().div_ceil(n) * self.exported_bytes());
+        for (i, part) in state.chunks(n).enumerate() {
+            let start = out.len();
+            out.extend(MAGIC);
+            out.extend(VERSION.to_le_bytes());
+            out.extend(self.root);
+            out.extend(node.key.0);
+            out.extend((state.len() as u32).to_le_bytes());
+            out.extend(((i * n) as u32).to_le_bytes());
+            part.iter().for_each(|v| out.extend(v.to_le_bytes()));
+            out.resize(start + self.exported_bytes() - CHECKSUM, 0);
+            let checksum = xxh64(&out[start..], 0);
+            out.extend(checksum.to_le_bytes());
+        }
+        out
+    }
+
+    /// Imports the next record of a snapshot; after the last one, prompts resume from it. The records of a snapshot must be
+    /// imported in order, after its page.
+    ///
+    /// # Errors
+    /// [`PageError`] names the field that does not match. `bytes` need not be trusted.
+    pub(super) fn import_state(&mut self, bytes: &[u8]) -> Result<(), PageError> {
+        let (expected, len) = (self.exported_bytes(), self.memory.states.slot_len());
+        if bytes.len() != expected {
+            return Err(PageError::Length { found: bytes.len(), expected });
+        }
+        let (content, checksum) = bytes.split_at(expected - CHECKSUM);
+        let (header, floats) = content.split_at(HEADER);
+        let number = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        if number(8) != VERSION {
+            return Err(PageError::Version(number(8)));
+        }
+        if checksum != xxh64(content, 0).to_le_bytes() {
+            return Err(PageError::Checksum);
+        }
+        if header[12..44] != self.root || !self.has_states() || number(76) as usize != len {
+            return Err(PageError::Layout);
+        }
+        let mut key = PageKey([0; 32]);
+        key.0.copy_from_slice(&header[44..76]);
+        let page = self.tree.get(&key).copied().ok_or(PageError::Parent(key))?;
+        let mut partial = match (number(80), self.states.partial.take()) {
+            (0, _) => PartialState { key, floats: Vec::new() },
+            (at, Some(partial)) if partial.key == key && partial.floats.len() == at as usize => partial,
+            (at, _) => return Err(PageError::Position(u64::from(at))),
+        };
+        let n = (len - partial.floats.len()).min(floats.len() / 4);
+        if partial.floats.try_reserve(n).is_err() {
+            return Err(PageError::NoCapacity);
+        }
+        let values = floats.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        partial.floats.extend(values.take(n));
+        if !partial.floats[partial.floats.len() - n..].iter().all(|v| v.is_finite()) {
+            return Err(PageError::NotFinite);
+        }
+        if partial.floats.len() < len {
+            self.states.partial = Some(partial);
+            return Ok(());
+        }
+        self.insert_snapshot(page, &partial.floats).ok_or(PageError::NoCapacity)
+    }
+}

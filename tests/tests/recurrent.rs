@@ -1,0 +1,182 @@
+//! Models with recurrent layers: neither batches, chunks, caches, preemption nor speculation change a bit of an answer,
+//! and a second turn resumes from a snapshot of the state.
+
+use std::sync::{Arc, Mutex};
+
+use proptest::prelude::*;
+use starling::draft::Speculation;
+use starling::engine::{Engine, EngineOptions, Request, SnapshotOptions};
+use starling::kernels::Cpu;
+use starling::kernels::attention::{KvType, PAGE};
+use starling::kv::PageError;
+use starling::model::Model;
+use starling::model::evaluate::{Evaluation, EvaluationError};
+use starling::pool::Inline;
+use starling::quant::Dtype;
+use starling::receipt::verify;
+use starling_tests::architecture::recipe;
+use starling_tests::sequences::{run, same};
+
+/// A model of each kind of recurrent layer, alone or beside attention.
+const MODELS: [&str; 7] = ["qwen35", "qwen3next", "lfm2", "granitehybrid", "falcon-h1", "mamba2", "jamba"];
+
+/// Models that were made, by name.
+static MADE: Mutex<Vec<(&str, Arc<Model>)>> = Mutex::new(Vec::new());
+
+fn model(name: &'static str) -> Arc<Model> {
+    let mut made = MADE.lock().expect("no panic");
+    if let Some((_, model)) = made.iter().find(|(n, _)| *n == name) {
+        return Arc::clone(model);
+    }
+    let model = Arc::new(Model::load(&recipe(name).file(Dtype::F32), &Inline).expect("a model"));
+    made.push((name, Arc::clone(&model)));
+    model
+}
+
+fn engine(model: &Arc<Model>, max_seqs: usize, batch_tokens: usize, pages: usize) -> Engine {
+    let options = EngineOptions {
+        kv_type: KvType::F32,
+        n_ctx: 256,
+        max_seqs,
+        batch_tokens,
+        prefill_chunk: batch_tokens.div_ceil(2),
+        draft_rows: 24,
+        kv_bytes: EngineOptions::kv_bytes_of(model, KvType::F32, pages * PAGE),
+        snapshots: SnapshotOptions::default(),
+        model_sha256: Some([7; 32]),
+    };
+    Engine::new(Arc::clone(model), &Inline, options).expect("memory")
+}
+
+fn request(tokens: &[u32], max_tokens: usize, seed: u64) -> Request {
+    let mut request = Request::new(tokens.to_vec());
+    request.max_tokens = Some(max_tokens);
+    request.ignore_eos = true;
+    request.sampling.seed = seed;
+    request
+}
+
+fn prompt(n: usize, seed: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * i * 31 + i * 7 + seed * 13) % 120) as u32 + 4).collect()
+}
+
+/// A second turn computes only what is new: after the last page boundary of the first answer.
+#[test]
+fn a_second_turn_resumes_from_a_snapshot() {
+    for name in MODELS {
+        let model = model(name);
+        let mut warm = engine(&model, 2, 64, 40);
+        let first = prompt(70, 1);
+        let seen = run(&mut warm, &[request(&first, 40, 1)], 0).remove(0);
+        let mut second = first;
+        second.extend(seen.answer.iter().map(|(token, _)| *token));
+        second.extend(prompt(9, 2));
+        let answers = [request(&second, 12, 2), request(&prompt(30, 3), 12, 3)];
+        let cold: Vec<_> =
+            answers.iter().map(|r| run(&mut engine(&model, 1, 64, 40), &[r.clone()], 0).remove(0)).collect();
+        let seen = run(&mut warm, &answers, 0);
+        assert_eq!(same(&seen), same(&cold), "{name}");
+        // the last token of the first answer was never computed
+        assert_eq!(seen[0].n_cached, (70 + 40 - 1) / PAGE * PAGE, "{name}");
+        let stats = warm.kv_stats();
+        assert!(stats.snapshot_bytes > 0 && stats.snapshot_bytes <= stats.state_bytes, "{name}");
+    }
+}
+
+/// Where prompts diverge inside a cached prefix, the third of them resumes there.
+#[test]
+fn a_shared_prefix_gets_a_snapshot_where_prompts_diverge() {
+    let model = model("qwen35");
+    let mut engine = engine(&model, 1, 64, 60);
+    let prompts: Vec<Vec<u32>> = (0..3).map(|i| [prompt(70, 9), prompt(40, 20 + i)].concat()).collect();
+    let cached: Vec<usize> =
+        prompts.iter().map(|p| run(&mut engine, &[request(p, 2, 1)], 0).remove(0).n_cached).collect();
+    assert_eq!(cached, [0, 0, 64]);
+}
+
+/// Exported pages end with the state, so that another engine resumes after them.
+#[test]
+fn exported_pages_carry_the_state() {
+    for name in MODELS {
+        let model = model(name);
+        let mut a = engine(&model, 1, 64, 40);
+        let first = prompt(50, 1);
+        let seen = run(&mut a, &[request(&first, 40, 1)], 0).remove(0);
+        let second: Vec<u32> = first.iter().copied().chain(seen.answer.iter().map(|(token, _)| *token)).collect();
+        let exported = a.export_pages(&second, 0);
+        let mut b = engine(&model, 1, 64, 40);
+        assert_eq!(b.import_pages(&exported), Ok(80), "{name}");
+        let seen = [&mut a, &mut b].map(|engine| run(engine, &[request(&second, 9, 2)], 0).remove(0));
+        assert_eq!((seen[0].n_cached, seen[1].n_cached), (80, 80), "{name}");
+        assert_eq!(same(&seen[..1]), same(&seen[1..]), "{name}");
+        // damaged or of another model
+        let mut damaged = exported.clone();
+        let last = damaged.len() - 20;
+        damaged[last] ^= 1;
+        assert_eq!(engine(&model, 1, 64, 40).import_pages(&damaged), Err(PageError::Checksum), "{name}");
+    }
+}
+
+#[test]
+fn a_receipt_is_verified() {
+    let model = model("qwen35");
+    let mut request = request(&prompt(40, 4), 30, 5);
+    request.receipt = true;
+    let receipt = run(&mut engine(&model, 1, 64, 40), &[request], 0).remove(0).receipt.expect("a receipt");
+    assert!(verify(&model, &[7; 32], Cpu::detect(), &Inline, 256, &receipt).is_ok());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6))]
+
+    /// Chunks of any size and every instruction set give the bits of the scalar code token by token.
+    #[test]
+    fn chunks_equal_single_tokens(name in prop::sample::select(&MODELS[..]), batch in 2usize..40, seed in 0usize..100) {
+        let model = model(name);
+        let tokens = prompt(41, seed);
+        let logits = |cpu: Cpu, batch: usize| {
+            let evaluation =
+                Evaluation { model: &model, cpu, pool: &Inline, kv_type: KvType::F32, batch, n_ctx: tokens.len() };
+            let mut bits = Vec::new();
+            evaluation
+                .run::<EvaluationError>(&tokens, 0, None, &mut |row| {
+                    bits.extend(row.logits.iter().map(|v| v.to_bits()));
+                    Ok(())
+                })
+                .expect("a text that fits");
+            bits
+        };
+        let want = logits(Cpu::available()[0], 1);
+        for cpu in Cpu::available() {
+            prop_assert!(logits(cpu, batch) == want);
+        }
+    }
+
+    /// Batches, small batches, few pages (preemption), cached prefixes and speculation change no answer.
+    #[test]
+    fn answers_do_not_depend_on_others(
+        name in prop::sample::select(&MODELS[..]),
+        lens in prop::collection::vec((1usize..60, 1usize..30), 2..5),
+        batch in 2usize..70,
+        pages in 7usize..20,
+        apart in 0usize..4,
+    ) {
+        let model = model(name);
+        let mut requests: Vec<Request> = lens.iter().enumerate().map(|(i, (n, m))| {
+            let mut request = request(&prompt(*n, i % 2), *m, i as u64);
+            request.prompt_logprobs = i == 1;
+            request
+        }).collect();
+        let alone: Vec<_> =
+            requests.iter().map(|r| run(&mut engine(&model, 1, 512, 40), &[r.clone()], 0).remove(0)).collect();
+        for (request, seen) in requests.iter_mut().zip(&alone).step_by(2) {
+            // right tokens, and some wrong ones
+            let prediction = seen.answer.iter().enumerate().map(|(i, (t, _))| if i % 7 == 5 { 5 } else { *t }).collect();
+            request.speculation = Speculation { max: 6, min_acceptance: 0.0, prediction, ..Speculation::default() };
+        }
+        let mut shared = engine(&model, 3, batch, pages);
+        for _ in 0..2 {
+            prop_assert_eq!(same(&run(&mut shared, &requests, apart)), same(&alone));
+        }
+    }
+}
