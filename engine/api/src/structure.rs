@@ -23,7 +23,7 @@ pub struct OutputConstraint {
     /// JSON schema of the output (llama-server).
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub json_schema: Option<Value>,
-    /// Grammar of the output in the Lark syntax of llguidance (field name of llama-server; GBNF is refused).
+    /// Grammar of the output: llama.cpp's GBNF, or the Lark syntax of llguidance.
     pub grammar: Option<String>,
     /// vLLM's output constraints.
     pub structured_outputs: Option<StructuredOutputs>,

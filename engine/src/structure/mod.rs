@@ -4,6 +4,7 @@
 mod calls;
 #[cfg(test)]
 mod dead_ends;
+mod gbnf;
 mod productive;
 mod schema;
 #[cfg(test)]
@@ -124,7 +125,7 @@ impl Structures {
         if found > most {
             return Err(StructureError::TooLong { found, most });
         }
-        let grammar = form.grammar()?;
+        let grammar = form.grammar(most)?;
         let factory = self.factory.get_or_init(|| parser_factory(&vocabulary(), self.limits)).as_ref();
         let mut parser =
             factory.map_err(Clone::clone)?.create_parser(grammar).map_err(|e| invalid(&format!("{e:#}")))?;
@@ -197,7 +198,7 @@ impl Form {
         }
     }
 
-    fn grammar(&self) -> Result<TopLevelGrammar, StructureError> {
+    fn grammar(&self, max_bytes: usize) -> Result<TopLevelGrammar, StructureError> {
         Ok(match self {
             Form::Schema(schema) => TopLevelGrammar::from_json_schema(prepare_schema(schema)?),
             Form::Regex(text) if text.is_empty() => return Err(invalid("is empty")),
@@ -208,17 +209,15 @@ impl Form {
                 TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", texts.join(" | ")))
             }
             Form::Lark(text, schemas) => {
-                if let Some(line) = gbnf_line(text) {
-                    let message = "is in llama.cpp's GBNF, expected Lark's syntax, where a rule is `name: ...` and the \
-                                   first is `start`";
-                    return Err(invalid(&format!("{message}; found `{line}`")));
+                if gbnf_line(text).is_some() {
+                    return lark(&gbnf::to_lark(text, max_bytes)?, schemas);
                 }
                 lark(text, schemas)?
             }
             Form::LarkOr(text, schemas, answer) => {
                 let mut whole = lark(text, schemas)?;
                 // of the answer's grammars, the first is its start; callers' forms have only one
-                let answer = answer.grammar()?.grammars.into_iter().take(1);
+                let answer = answer.grammar(max_bytes)?.grammars.into_iter().take(1);
                 let name = Some(calls::ANSWER.to_string());
                 whole.grammars.extend(answer.map(|grammar| GrammarWithLexer { name: name.clone(), ..grammar }));
                 whole
@@ -372,7 +371,7 @@ pub(crate) mod tests {
     pub(crate) fn match_text(form: &Form, text: &str) -> Option<bool> {
         let vocabulary = ApproximateTokEnv::single_byte_env();
         let mut factory = ParserFactory::new_simple(&vocabulary).expect("a factory");
-        let mut parser = factory.quiet().create_parser(form.grammar().expect("a grammar")).expect("a parser");
+        let mut parser = factory.quiet().create_parser(form.grammar(1 << 20).expect("a grammar")).expect("a parser");
         parser.start_without_prompt();
         let bytes: Vec<u32> = text.bytes().map(u32::from).collect();
         let n_valid = parser.validate_tokens_raw(&bytes).expect("a count");

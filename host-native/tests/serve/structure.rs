@@ -193,7 +193,7 @@ fn constraints_that_cannot_be_enforced_are_refused() {
         (json!({ "guided_regex": "(?=a)b" }), "guided_regex", "look"),
         (json!({ "guided_choice": [] }), "guided_choice", "no texts"),
         (json!({ "guided_json": "{" }), "guided_json", "not JSON"),
-        (json!({ "grammar": "root ::= \"a\"" }), "grammar", "GBNF"),
+        (json!({ "grammar": "root ::= absent" }), "grammar", "no rule of the name `absent`"),
         (json!({ "grammar": "start: absent" }), "grammar", "absent"),
         (json!({ "grammar": "" }), "grammar", ""),
         (json!({ "grammar": format!("start: T0\n{chain}") }), "grammar", "T300"),
