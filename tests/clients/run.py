@@ -190,7 +190,10 @@ def with_vendors(base):
     expected = client.chat.completions.create(**ask, messages=HELLO, max_tokens=12).choices[0].message.content
     stream = client.responses.create(**ask, input="Hi", max_output_tokens=12, stream=True)
     assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == expected
-    with anthropic.Anthropic(base_url=root, api_key="none", max_retries=0).messages.stream(**ask, messages=HELLO, max_tokens=12) as stream:
+    messages = anthropic.Anthropic(base_url=root, api_key="none", max_retries=0).messages
+    # this SDK has no argument for the temperature
+    greedy = dict(model=MODEL, messages=HELLO, max_tokens=12, extra_body=dict(temperature=0))
+    with messages.stream(**greedy) as stream:
         assert "".join(stream.text_stream) == expected
     options = dict(temperature=0, num_predict=12)
     pieces = ollama.Client(host=root).chat(model=MODEL, messages=HELLO, options=options, stream=True)
