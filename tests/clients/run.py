@@ -205,6 +205,26 @@ def with_tls(base):
         pass
 
 
+def with_vendors(base):
+    """The same greedy answer through the SDKs of OpenAI (Responses), Anthropic and Ollama."""
+    import anthropic
+    import ollama
+
+    root, ask = base.removesuffix("/v1"), dict(model=MODEL, temperature=0)
+    client = openai.OpenAI(base_url=base, api_key="none", max_retries=0)
+    expected = client.chat.completions.create(**ask, messages=HELLO, max_tokens=12).choices[0].message.content
+    stream = client.responses.create(**ask, input="Hi", max_output_tokens=12, stream=True)
+    assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == expected
+    messages = anthropic.Anthropic(base_url=root, api_key="none", max_retries=0).messages
+    # this SDK has no argument for the temperature
+    greedy = dict(model=MODEL, messages=HELLO, max_tokens=12, extra_body=dict(temperature=0))
+    with messages.stream(**greedy) as stream:
+        assert "".join(stream.text_stream) == expected
+    options = dict(temperature=0, num_predict=12)
+    pieces = ollama.Client(host=root).chat(model=MODEL, messages=HELLO, options=options, stream=True)
+    assert "".join(piece.message.content for piece in pieces) == expected
+
+
 def serve(tests, *more):
     arguments = [sys.argv[1], "serve", "--port", "0", "--log-level", "error", *more]
     server = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
@@ -220,7 +240,7 @@ def serve(tests, *more):
 
 def main():
     global certificate
-    serve([with_openai, with_node, with_curl, with_langchain, with_litellm, with_metrics, with_promtool], "--metrics-compat", "vllm")
+    serve([with_openai, with_node, with_curl, with_langchain, with_litellm, with_vendors, with_metrics, with_promtool], "--metrics-compat", "vllm")
     serve([with_promtool_alone, with_schemas])
     serve([with_forced_calls], "--chat-template", str(HERE / "../../fixtures/chat/qwen-tools.jinja"))
     with tempfile.TemporaryDirectory() as folder:
