@@ -218,7 +218,7 @@ fn invalid_bodies_and_paths() {
         415
     );
     assert_eq!(status("POST", path, &json, &[b' '; 3000]), 413);
-    assert_eq!(status("GET", path, &[], b""), 405);
+    assert_eq!(status("GET", "/v1/completions", &[], b""), 405);
     assert_eq!(status("GET", "/v1/nothing", &[], b""), 404);
     assert_eq!(server.get("/v1/nothing").json()["error"]["code"], "unknown_url");
     assert_eq!(status("GET", "/v1/models/starling-tiny-q8_0", &[], b""), 200);

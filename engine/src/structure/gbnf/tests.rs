@@ -1,6 +1,8 @@
+use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::cell::RefCell;
 
 use proptest::prelude::*;
 
@@ -13,12 +15,14 @@ use crate::form::Form;
 struct Plain<'a> {
     grammar: &'a Grammar,
     text: &'a [char],
+    /// Ends of rules that were computed before.
+    known: RefCell<BTreeMap<(usize, Vec<usize>), Vec<usize>>>,
 }
 
 impl Plain<'_> {
     fn matches(grammar: &Grammar, text: &str) -> bool {
         let text: Vec<char> = text.chars().collect();
-        let ends = Plain { grammar, text: &text }.ends(grammar.rules[grammar.root], &[0]);
+        let ends = Plain { grammar, text: &text, known: RefCell::default() }.ends(grammar.rules[grammar.root], &[0]);
         ends.contains(&text.len())
     }
 
@@ -30,7 +34,15 @@ impl Plain<'_> {
             }
             // where nothing matched; rules that refer to themselves do so after a character
             Expr::Rule(_) if from.is_empty() => Vec::new(),
-            Expr::Rule(rule) => self.ends(self.grammar.rules[*rule], from),
+            Expr::Rule(rule) => {
+                let key = (*rule, from.to_vec());
+                let known = self.known.borrow().get(&key).cloned();
+                known.unwrap_or_else(|| {
+                    let ends = self.ends(self.grammar.rules[*rule], from);
+                    self.known.borrow_mut().insert(key, ends.clone());
+                    ends
+                })
+            }
             Expr::Sequence(parts) => parts.iter().fold(from.to_vec(), |from, part| self.ends(*part, &from)),
             Expr::Choice(parts) => parts.iter().flat_map(|part| self.ends(*part, from)).collect(),
             Expr::Repeat(part, least, most) => {
