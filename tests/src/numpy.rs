@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 const MULTIPLIER: u128 = 0x2360_ED05_1FC6_5DA4_4385_DF64_9FCC_F645;
 /// Start of the ziggurat's tail, and the area of a layer.
-const TAIL: f64 = 3.654_152_885_361_008_8;
+const TAIL: f64 = 3.654_152_885_361_009;
 const AREA: f64 = 0.004_928_673_233_974_658;
 const MANTISSA: f64 = 8_388_608.0;
 

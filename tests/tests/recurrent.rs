@@ -73,7 +73,7 @@ fn a_second_turn_resumes_from_a_snapshot() {
         second.extend(prompt(9, 2));
         let answers = [request(&second, 12, 2), request(&prompt(30, 3), 12, 3)];
         let cold: Vec<_> =
-            answers.iter().map(|r| run(&mut engine(&model, 1, 64, 40), &[r.clone()], 0).remove(0)).collect();
+            answers.iter().map(|r| run(&mut engine(&model, 1, 64, 40), std::slice::from_ref(r), 0).remove(0)).collect();
         let seen = run(&mut warm, &answers, 0);
         assert_eq!(same(&seen), same(&cold), "{name}");
         // the last token of the first answer was never computed
@@ -168,7 +168,7 @@ proptest! {
             request
         }).collect();
         let alone: Vec<_> =
-            requests.iter().map(|r| run(&mut engine(&model, 1, 512, 40), &[r.clone()], 0).remove(0)).collect();
+            requests.iter().map(|r| run(&mut engine(&model, 1, 512, 40), std::slice::from_ref(r), 0).remove(0)).collect();
         for (request, seen) in requests.iter_mut().zip(&alone).step_by(2) {
             // right tokens, and some wrong ones
             let prediction = seen.answer.iter().enumerate().map(|(i, (t, _))| if i % 7 == 5 { 5 } else { *t }).collect();

@@ -177,7 +177,7 @@ fn the_command_shows_and_changes_a_server() {
 /// Drafts change no byte, and stop at once.
 #[test]
 fn draft_max_changes_while_the_server_runs() {
-    let managed = Managed::start(&[]);
+    let managed = Managed::start(&["--draft-min-acceptance", "0"]);
     let drafted = || {
         let metrics = managed.server.get("/metrics").text();
         let line = metrics.lines().find(|line| line.starts_with("starling_draft_tokens_total")).map(str::to_string);
@@ -190,7 +190,7 @@ fn draft_max_changes_while_the_server_runs() {
     assert!(before > 0.0);
     managed.ok("PATCH", "config", &json!({ "draft-max": 0 }));
     assert_eq!((ask(), drafted()), (with.clone(), before));
-    managed.ok("PATCH", "config", &json!({ "draft-max": 4, "draft-min-acceptance": 0.1 }));
+    managed.ok("PATCH", "config", &json!({ "draft-max": 4, "draft-min-acceptance": 0.01 }));
     assert_eq!(ask(), with);
     assert!(drafted() > before);
 }

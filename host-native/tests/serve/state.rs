@@ -55,7 +55,7 @@ fn essence(answer: &Value) -> Value {
 fn turns() -> Vec<(Value, Value)> {
     let server = Server::start(&[]);
     let turns = ["Once upon a time", " and then the dog", " but a cat"].into_iter().flat_map(|text| {
-        let message = if text.starts_with(' ') { &text[1..] } else { text };
+        let message = text.strip_prefix(' ').unwrap_or(text);
         [text_turn("text", text), chat_turn("chat", message)]
     });
     let answer = |turn: &Value| essence(&server.ok(GENERATE, turn));

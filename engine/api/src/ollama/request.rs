@@ -182,9 +182,9 @@ impl LoadOrUnload {
 #[derive(Debug)]
 pub enum GeneratePrompt {
     /// Messages for the chat template.
-    Chat(ChatCompletionRequest),
+    Chat(Box<ChatCompletionRequest>),
     /// The prompt as it is.
-    Raw(RawPrompt),
+    Raw(Box<RawPrompt>),
 }
 
 /// A prompt without a chat template.
@@ -311,7 +311,7 @@ impl OllamaGenerateRequest {
         let (options, constraint) = (options(&self.model, self.stream, self.options)?, constraint(self.format)?);
         let suffix = self.suffix.filter(|suffix| !suffix.is_empty());
         if suffix.is_some() || self.raw == Some(true) {
-            return Ok(GeneratePrompt::Raw(RawPrompt { options, constraint, prompt: self.prompt, suffix }));
+            return Ok(GeneratePrompt::Raw(Box::new(RawPrompt { options, constraint, prompt: self.prompt, suffix })));
         }
         let system = self.system.filter(|system| !system.is_empty());
         let system = system.map(|system| Json::message("system", &system));
@@ -320,7 +320,7 @@ impl OllamaGenerateRequest {
             chat_template_kwargs: self.think.map(Think::variables).transpose()?,
             ..ChatFields::default()
         };
-        Ok(GeneratePrompt::Chat(ChatCompletionRequest { options, constraint, chat }))
+        Ok(GeneratePrompt::Chat(Box::new(ChatCompletionRequest { options, constraint, chat })))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::format;
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::mem;
@@ -318,7 +318,7 @@ impl<'a> Parser<'a> {
         match self.rest.chars().next() {
             None => "the end".into(),
             Some('\n' | '\r') => "the end of the line".into(),
-            Some(c) => format!("`{}`", c.to_string()),
+            Some(c) => format!("`{c}`"),
         }
     }
 }

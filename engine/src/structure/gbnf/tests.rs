@@ -11,12 +11,15 @@ use super::lark;
 use super::parse::{Expr, Grammar, Id, parse};
 use crate::form::Form;
 
+/// The ends of a rule's texts, by the rule and where they begin.
+type Known = BTreeMap<(usize, Vec<usize>), Vec<usize>>;
+
 /// The ends of all texts of an expression that begin at `from`, as llama.cpp defines it: character by character.
 struct Plain<'a> {
     grammar: &'a Grammar,
     text: &'a [char],
     /// Ends of rules that were computed before.
-    known: RefCell<BTreeMap<(usize, Vec<usize>), Vec<usize>>>,
+    known: RefCell<Known>,
 }
 
 impl Plain<'_> {

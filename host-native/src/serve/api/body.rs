@@ -27,7 +27,7 @@ impl<T: ParseBody + ToSchema + Send + 'static> FromRequest<Arc<Server>> for Body
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         // a page in a browser may send text anywhere without asking, JSON only where it is allowed to
         let kind = kind.split(';').next().unwrap_or_default().trim();
-        if !kind.eq_ignore_ascii_case("application/json") && !(is_default(kind) && is_local_program(&request)) {
+        if !(kind.eq_ignore_ascii_case("application/json") || is_default(kind) && is_local_program(&request)) {
             let found =
                 if kind.is_empty() { "no content type".into() } else { format!("content type {}", quoted(kind)) };
             let message = format!("found {found}, expected the header `Content-Type: application/json`");

@@ -119,7 +119,8 @@ mod tests {
             }
             let mut expired: Vec<RowId> = rows.iter().filter(|(_, info)| info.expires <= 25).map(|(id, _)| id.clone()).collect();
             let mut found = index.expired(25);
-            (expired.sort(), found.sort());
+            expired.sort();
+            found.sort();
             prop_assert_eq!(found, expired);
             for kind in Kind::ALL {
                 let of_kind: Vec<_> = rows.iter().filter(|(id, _)| id.kind == kind).map(|(id, info)| (id.clone(), *info)).collect();

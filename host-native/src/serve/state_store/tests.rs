@@ -204,6 +204,9 @@ fn damage_is_an_error_and_loses_no_row() {
     }
 }
 
+/// Offset and bytes of a write.
+type Write = (u64, Vec<u8>);
+
 /// A file in memory whose calls fail from the `at`-th on, `n` of them.
 #[derive(Debug, Clone)]
 struct FaultBackend {
@@ -214,7 +217,7 @@ struct FaultBackend {
     /// Whether a failing write writes its first half.
     is_torn: bool,
     /// What was written since the last sync is lost.
-    unsynced: Arc<Mutex<Vec<(u64, Vec<u8>)>>>,
+    unsynced: Arc<Mutex<Vec<Write>>>,
     has_failed: Arc<AtomicBool>,
 }
 

@@ -67,9 +67,9 @@ pub async fn generate(
     }
     let RawPrompt { options, constraint, prompt, suffix } = match body.into_prompt()? {
         GeneratePrompt::Chat(request) => {
-            return Ok(answer_chat(&server, &caller, request, OllamaEndpoint::Generate).await?);
+            return Ok(answer_chat(&server, &caller, *request, OllamaEndpoint::Generate).await?);
         }
-        GeneratePrompt::Raw(raw) => raw,
+        GeneratePrompt::Raw(raw) => *raw,
     };
     let (prompt, param) = match suffix {
         Some(suffix) => (TextPrompt::Infill(Infill { prefix: prompt, suffix, files: Vec::new() }), "suffix"),
