@@ -79,6 +79,7 @@ impl From<wit::Options> for Options {
             },
             isa: o.isa,
             threads: default.threads,
+            draft_max: default.draft_max,
         }
     }
 }
