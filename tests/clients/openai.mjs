@@ -39,7 +39,7 @@ assert.deepEqual([...vectors.data[0].embedding].map(Math.fround), plain.data[0].
 for (const [wrong, kind, code, param] of [
   [{ model: "x" }, OpenAI.NotFoundError, "model_not_found", "model"],
   [{ messages: [] }, OpenAI.BadRequestError, null, "messages"],
-  [{ max_tokens: 10 ** 6 }, OpenAI.BadRequestError, "context_length_exceeded", "messages"],
+  [{ messages: [{ role: "user", content: "far ".repeat(5000) }] }, OpenAI.BadRequestError, "context_length_exceeded", "messages"],
 ]) {
   await assert.rejects(client.chat.completions.create({ ...ask, ...wrong }), (e) => {
     assert.ok(e instanceof kind);

@@ -99,7 +99,7 @@ fn every_api_streams_the_same_answer() {
     assert!(probable["tokens"].as_array().is_some_and(|all| !all.is_empty()));
     let fields = ["content", "generation_settings/n_predict", "nothing"];
     let chosen = server.ok("/completion", &with(&body, json!({ "response_fields": fields })));
-    assert_eq!(chosen, json!({ "content": expected, "n_predict": N }));
+    assert_eq!(chosen, json!({ "content": expected, "generation_settings/n_predict": N }));
 }
 
 #[test]

@@ -194,15 +194,15 @@ impl<C: Clock> LlamaWriter<C> {
         }
     }
 
-    /// The response with the fields that were asked for; a path of two becomes a field of its last name.
+    /// The response with the fields that were asked for, each under its path.
     fn fields(&self, part: LlamaCompletion) -> Value {
         let all = serde_json::to_value(part).unwrap_or_default();
         let Some(paths) = &self.plan.response_fields else { return all };
         let mut chosen = Map::new();
         for path in paths {
             let found = path.split('/').try_fold(&all, |value, name| value.get(name));
-            if let (Some(value), Some(name)) = (found, path.rsplit('/').next()) {
-                chosen.insert(name.into(), value.clone());
+            if let Some(value) = found {
+                chosen.insert(path.clone(), value.clone());
             }
         }
         Value::Object(chosen)

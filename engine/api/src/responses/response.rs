@@ -62,7 +62,6 @@ pub struct ResponsesResponse {
     #[cfg_attr(feature = "openapi", schema(value_type = Object))]
     pub text: Value,
     /// As in the request.
-    #[cfg_attr(feature = "openapi", schema(value_type = Object))]
     pub tool_choice: Value,
     /// As in the request.
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]

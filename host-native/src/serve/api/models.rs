@@ -181,7 +181,8 @@ pub async fn events(State(server): State<Arc<Server>>) -> Response {
         }
     });
     let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
-    (headers, HttpBody::new(body.map_err(|never| match never {}))).into_response()
+    // the channel must not be polled after its end
+    (headers, HttpBody::new(body.map_err(|never| match never {}).fuse())).into_response()
 }
 
 fn event((model, status): &(Arc<str>, &'static str)) -> String {

@@ -93,7 +93,8 @@ fn progress(first: &'static str, work: impl Future<Output = Result<(), ApiError>
         };
         let _ = sender.send_data(line(last)).await;
     });
-    let body = HttpBody::new(body.map_err(|never| match never {}));
+    // the channel must not be polled after its end
+    let body = HttpBody::new(body.map_err(|never| match never {}).fuse());
     ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
 }
 
