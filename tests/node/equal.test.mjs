@@ -100,7 +100,6 @@ const BAD = [
   { logit_bias: { a: 1 } },
   { stop: "" },
   { max_tokens: 0 },
-  { max_tokens: 5000 },
   { priority: "urgent" },
   { penalty_scope: "prompt" },
   { repetition_penalty: 0 },
