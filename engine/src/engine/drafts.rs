@@ -18,7 +18,7 @@ const FEW_ROWS: usize = 4;
 
 impl Engine {
     /// Sets a model of the same vocabulary that proposes tokens where lookup is not confident
-    /// ([`Request::speculation`]), and reserves its memory. Changes no byte of an answer.
+    /// ([`Request::speculation`](crate::engine::Request::speculation)), and reserves its memory. Changes no byte of an answer.
     ///
     /// # Errors
     /// [`DraftModelError`] names the first token that differs, or says what else forbids it; the engine has not changed.
@@ -41,7 +41,7 @@ impl Engine {
     }
 
     /// Tells the engine how long the last step took, in any unit. From these times it chooses the number of draft tokens
-    /// that pays ([`Request::speculation`]). Changes no result.
+    /// that pays ([`Request::speculation`](crate::engine::Request::speculation)). Changes no result.
     pub fn record_step_time(&mut self, time: f32) {
         match (self.decode_rows.take(), self.draft_batches) {
             (Some(rows), Some(0)) => self.costs.record(rows, time),

@@ -1,5 +1,5 @@
 //! Selective scan of state-space models: Mamba (Gu and Dao, arXiv:2312.00752) and Mamba 2 (arXiv:2405.21060). Each channel
-//! c has a state of N values, zero before the first token. For each token, with step t[c], input x[c], and vectors B and C
+//! c has a state of N values, zero before the first token. For each token, with step `t[c]`, input `x[c]`, and vectors B and C
 //! that the channels of a group share:
 //!
 //! ```text
