@@ -64,7 +64,7 @@ export const command = process.env.STARLING ?? `${process.env.CARGO_TARGET_DIR ?
 export function native(...args) {
   // the page's own mode and seed, unless the caller names others
   const mode = args.includes("--chat") ? [] : ["--raw"];
-  const seed = args.includes("--seed") ? [] : ["--seed", "0"];
+  const seed = args.some((arg) => arg.startsWith("--seed")) ? [] : ["--seed", "0"];
   const text = execFileSync(command, ["run", "--model", root + TINY, ...mode, ...seed, "--quiet", ...args], {
     encoding: "utf8",
     stdio: ["ignore", "pipe", "ignore"],
