@@ -203,6 +203,7 @@ step install-clients begun install-clients
 step deploy check_deploy
 step clients with_server run.py
 step router with_server router.py
+step chat-in-a-terminal with_server chat_pty.py
 step build-web build_web
 step package-in-node package_in_node
 step package-in-chromium package_in_chromium
