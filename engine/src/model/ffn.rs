@@ -10,8 +10,7 @@ use super::rows::{FfnActivation, PackedColumns, as_columns, columns};
 use super::scratch::{ExpertsScratch, StepScratch};
 use super::weights::{Dense, Experts, FeedForward, Linear, SharedExpert, padded};
 use crate::kernels::act::Floats;
-use crate::kernels::elementwise::{Activation, activate, add_scaled, scale};
-use crate::kernels::exp::exp;
+use crate::kernels::elementwise::{Activation, activate, add_scaled, scale, sigmoid};
 use crate::kernels::matmul::{MatmulJob, products};
 use crate::kernels::softmax::exps;
 
@@ -102,7 +101,7 @@ impl ForwardPass<'_, '_> {
             rows.linear(g, x, gate, &mut step.words);
         }
         rows.each(y, padded(d), &|r, y| {
-            let weight = if e.gate.is_some() { 1.0 / (1.0 + exp(-gate[r * padded(1)])) } else { 1.0 };
+            let weight = if e.gate.is_some() { sigmoid(gate[r * padded(1)]) } else { 1.0 };
             add_scaled(rows.cpu, &mut y[..d], &out[r * padded(d)..][..d], weight);
             if factor != 1.0 {
                 scale(rows.cpu, &mut y[..d], factor);

@@ -27,6 +27,11 @@ pub enum Activation {
 const GELU_SCALE: f32 = 0.797_884_6; // sqrt(2 / pi)
 const GELU_CUBE: f32 = 0.044_715;
 
+/// `1 / (1 + exp(-x))`.
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
 impl Activation {
     fn of(self, x: f32) -> f32 {
         match self {
@@ -42,7 +47,7 @@ impl Activation {
             }
             Activation::Relu => positive(x),
             Activation::ReluSquared => positive(x) * positive(x),
-            Activation::Sigmoid => 1.0 / (1.0 + exp(-x)),
+            Activation::Sigmoid => sigmoid(x),
         }
     }
 

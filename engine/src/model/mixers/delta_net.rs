@@ -22,13 +22,13 @@ use super::super::scratch::StepScratch;
 use super::super::weights::{Linear, LinearGroup, Norm, linear, padded, required_norm, transposed};
 use super::{MAX_CONV, RecurrentConfig};
 use crate::error::LoadError;
-use crate::kernels::elementwise::{Activation, activate, gated};
+use crate::kernels::elementwise::{Activation, activate, gated, sigmoid};
 use crate::kernels::exp::exp;
 use crate::kernels::norm::l2_norm;
 use crate::kernels::panel::Matrix;
 use crate::kernels::recurrent::conv::{Conv, ConvRows, causal_conv};
 use crate::kernels::recurrent::delta_rule::{DeltaHeads, DeltaRows, delta_rule};
-use crate::kernels::recurrent::{StateMemory, sigmoid, softplus};
+use crate::kernels::recurrent::{StateMemory, softplus};
 use crate::math::sqrt;
 
 /// Most elements of a key.

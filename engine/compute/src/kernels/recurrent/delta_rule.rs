@@ -10,16 +10,14 @@
 //!
 //! Sums start from 0 and add the elements in order.
 
-use super::super::cpu::Op;
 use super::super::simd::Simd;
 use super::super::{Cpu, SharedOut, tasks};
+use super::columns::{ByColumns, Columns};
 use super::{StateMemory, StateSpan};
 use crate::pool::Pool;
 
 /// Columns of S of one task.
 const COLUMNS: usize = 64;
-/// Vectors of columns computed side by side.
-const SIDE: usize = 4;
 
 /// Heads of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +82,7 @@ pub fn delta_rule(
         // tasks of one head have different columns, which is all that they access through this pointer
         let state = states.ptr(span.slot, state_at + head * size, size);
         let columns = (first, COLUMNS.min(heads.v_dim - first));
-        cpu.run(DeltaTask { heads, rows, out: &out, span, head, state, columns });
+        cpu.run(ByColumns(DeltaTask { heads, rows, out: &out, span, head, state, columns }));
     });
 }
 
@@ -109,8 +107,14 @@ struct Token<'a> {
     rate: f32,
 }
 
-impl<'a> DeltaTask<'a> {
-    /// The inputs and the output of the head at `row`.
+impl<'a> Columns<'a> for DeltaTask<'a> {
+    type Token = Token<'a>;
+
+    #[inline(always)]
+    fn span(&self) -> StateSpan {
+        self.span
+    }
+
     #[inline(always)]
     fn token(&self, row: usize) -> (Token<'a>, &'a mut [f32]) {
         let DeltaHeads { n_value, k_dim, v_dim, .. } = self.heads;
@@ -130,7 +134,6 @@ impl<'a> DeltaTask<'a> {
         (token, unsafe { self.out.slice((row * n_value + self.head) * v_dim + first, n) })
     }
 
-    /// One token, column `j` of the part.
     #[inline(always)]
     fn column(&self, t: &Token<'_>, j: usize) -> f32 {
         let k_dim = self.heads.k_dim;
@@ -151,7 +154,6 @@ impl<'a> DeltaTask<'a> {
         out
     }
 
-    /// One token, `N` vectors of columns from `j` on.
     #[inline(always)]
     fn vectors<S: Simd, const N: usize>(&self, s: S, t: &Token<'_>, j: usize, out: &mut [f32]) {
         let (k_dim, v_dim) = (self.heads.k_dim, self.heads.v_dim);
@@ -184,38 +186,6 @@ impl<'a> DeltaTask<'a> {
             }
             for c in 0..N {
                 s.store(out.as_mut_ptr().add(j + c * S::LANES), sum[c]);
-            }
-        }
-    }
-}
-
-impl Op for DeltaTask<'_> {
-    type Out = ();
-
-    fn scalar(self) {
-        for row in self.span.row..self.span.row + self.span.n {
-            let (token, out) = self.token(row);
-            for (j, out) in out.iter_mut().enumerate() {
-                *out = self.column(&token, j);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn simd<S: Simd>(self, s: S) {
-        for row in self.span.row..self.span.row + self.span.n {
-            let (token, out) = self.token(row);
-            let mut j = 0;
-            while j + SIDE * S::LANES <= out.len() {
-                self.vectors::<S, SIDE>(s, &token, j, out);
-                j += SIDE * S::LANES;
-            }
-            while j + S::LANES <= out.len() {
-                self.vectors::<S, 1>(s, &token, j, out);
-                j += S::LANES;
-            }
-            for j in j..out.len() {
-                out[j] = self.column(&token, j);
             }
         }
     }

@@ -4,6 +4,7 @@
 //! sequence one after another, so a prompt computed in pieces of any size gives the same bits. SIMD and threads run
 //! across the columns of the state, never across a sum.
 
+mod columns;
 pub mod conv;
 pub mod delta_rule;
 pub mod scan;
@@ -25,11 +26,6 @@ pub struct StateSpan {
     pub slot: u32,
 }
 
-/// `1 / (1 + exp(-x))`.
-pub fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
-}
-
 /// `ln(1 + exp(x))`; x itself above 20, where the difference is below half an ulp.
 pub fn softplus(x: f32) -> f32 {
     if x > 20.0 {
@@ -43,6 +39,7 @@ pub fn softplus(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::elementwise::sigmoid;
 
     #[test]
     fn softplus_and_sigmoid_agree_with_f64() {

@@ -9,17 +9,15 @@
 //!
 //! In Mamba 2 the channels of a head share t and A, which does not depend on n. Sums start from 0 and add in order of n.
 
-use super::super::cpu::Op;
 use super::super::exp::{LOW, exp, exp_above_lanes};
 use super::super::simd::Simd;
 use super::super::{Cpu, SharedOut, tasks};
+use super::columns::{ByColumns, Columns};
 use super::{StateMemory, StateSpan};
 use crate::pool::Pool;
 
 /// Channels of one task.
 const BLOCK: usize = 64;
-/// Vectors of channels computed side by side.
-const SIDE: usize = 4;
 
 /// Sizes of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +94,7 @@ pub fn selective_scan(
         let channels = (i % per_span / parts * whole + first, BLOCK.min(whole - first));
         // tasks have different channels, which is all that they access through this pointer
         let state = states.ptr(span.slot, state_at, size.state_len());
-        cpu.run(ScanTask { size, rows, out: &out, span, state, channels });
+        cpu.run(ByColumns(ScanTask { size, rows, out: &out, span, state, channels }));
     });
 }
 
@@ -121,12 +119,20 @@ struct Token<'a> {
     decay: f32,
 }
 
-impl<'a> ScanTask<'a> {
+impl ScanTask<'_> {
     fn shares_step(&self) -> bool {
         self.size.per_head > 1
     }
+}
 
-    /// The inputs and the output of the block at `row`.
+impl<'a> Columns<'a> for ScanTask<'a> {
+    type Token = Token<'a>;
+
+    #[inline(always)]
+    fn span(&self) -> StateSpan {
+        self.span
+    }
+
     #[inline(always)]
     fn token(&self, row: usize) -> (Token<'a>, &'a mut [f32]) {
         let ScanSize { channels, per_head, per_group, n_state } = self.size;
@@ -144,9 +150,8 @@ impl<'a> ScanTask<'a> {
         (Token { x: &self.rows.x.row(row)[first..][..n], b, c, dt, decay }, out)
     }
 
-    /// One token, channel `j` of the block.
     #[inline(always)]
-    fn channel(&self, t: &Token<'_>, j: usize) -> f32 {
+    fn column(&self, t: &Token<'_>, j: usize) -> f32 {
         let (all, first) = (self.size.channels, self.channels.0);
         let dt = t.dt[j.min(t.dt.len() - 1)];
         let (input, mut out) = (t.x[j] * dt, 0.0);
@@ -163,7 +168,6 @@ impl<'a> ScanTask<'a> {
         out
     }
 
-    /// One token, `N` vectors of channels from `j` on.
     #[inline(always)]
     fn vectors<S: Simd, const N: usize>(&self, s: S, t: &Token<'_>, j: usize, out: &mut [f32]) {
         let (all, first) = (self.size.channels, self.channels.0);
@@ -196,38 +200,6 @@ impl<'a> ScanTask<'a> {
             }
             for i in 0..N {
                 s.store(out.as_mut_ptr().add(j + i * S::LANES), sum[i]);
-            }
-        }
-    }
-}
-
-impl Op for ScanTask<'_> {
-    type Out = ();
-
-    fn scalar(self) {
-        for row in self.span.row..self.span.row + self.span.n {
-            let (token, out) = self.token(row);
-            for (j, out) in out.iter_mut().enumerate() {
-                *out = self.channel(&token, j);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn simd<S: Simd>(self, s: S) {
-        for row in self.span.row..self.span.row + self.span.n {
-            let (token, out) = self.token(row);
-            let mut j = 0;
-            while j + SIDE * S::LANES <= out.len() {
-                self.vectors::<S, SIDE>(s, &token, j, out);
-                j += SIDE * S::LANES;
-            }
-            while j + S::LANES <= out.len() {
-                self.vectors::<S, 1>(s, &token, j, out);
-                j += S::LANES;
-            }
-            for j in j..out.len() {
-                out[j] = self.channel(&token, j);
             }
         }
     }
