@@ -22,6 +22,8 @@ pub struct Arch {
     pub local_rope: LocalRope,
     /// Default attention window of local layers in tokens; 0 for none.
     pub window: usize,
+    /// The window of local layers if the file states one, whichever that is.
+    pub fixed_window: Option<usize>,
     /// Default period p of layers with a window: the last of p consecutive layers is global; 0 if all are local.
     /// `attention.sliding_window_pattern` takes precedence.
     pub window_pattern: usize,
@@ -218,6 +220,7 @@ const BASE: Arch = Arch {
     rotated: Rotated::All,
     local_rope: LocalRope::Same,
     window: 0,
+    fixed_window: None,
     window_pattern: 0,
     scaled_by_width: None,
     norm: NormKind::Rms,
@@ -334,6 +337,17 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "phi2", act: Activation::GeluTanh, ..LAYER_NORM },
     Arch { name: "phi3", ..BASE },
     Arch { name: "stablelm", ..LAYER_NORM },
+    Arch {
+        name: "smallthinker",
+        // as llama.cpp
+        fixed_window: Some(4096),
+        window_pattern: 4,
+        global_first: true,
+        rotated: Rotated::LocalIfAny,
+        act: Activation::Relu,
+        expert_input: ExpertInput::LayerForRouter,
+        ..BASE
+    },
     Arch { name: "smollm3", rotated: Rotated::AllBut(4), ..LLAMA },
     Arch { name: "olmo2", window_pattern: 4, local_rope: LocalRope::Unscaled, ..BASE },
     Arch { name: "olmoe", normalised_experts: false, ..BASE },
@@ -454,4 +468,11 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "pockettts", act: Activation::GeluErf, rope: Some(RopeStyle::Interleaved), ..LAYER_NORM },
     Arch { name: "jina-bert-v2", alibi: Alibi::Always, ..BERT },
     Arch { name: "nomic-bert", rope: Some(RopeStyle::NeoX), act: Activation::Silu, ..BERT },
+    Arch {
+        name: "nomic-bert-moe",
+        rope: Some(RopeStyle::NeoX),
+        plain_experts: true,
+        normalised_experts: false,
+        ..BERT
+    },
 ];

@@ -443,7 +443,7 @@ fn layers(
     let (window, local) = match keys.u32("attention.sliding_window")?.map_or(arch.window, |w| w as usize) {
         // without a window the pattern is unused and not checked
         0 => (usize::MAX, vec![false; n_layer]),
-        w => (w, pattern(keys, arch, n_layer)?),
+        w => (arch.fixed_window.unwrap_or(w), pattern(keys, arch, n_layer)?),
     };
     let rope_pattern = match keys.has("attention.rope_pattern") {
         true => Some(keys.pattern("attention.rope_pattern", n_layer, 0)?),
