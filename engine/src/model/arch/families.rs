@@ -50,6 +50,8 @@ const BASE: Arch = Arch {
     required: &[],
     temperature: Temperature::ByKey,
     gated_queries: false,
+    kv_layers: None,
+    half_rotary: false,
     tiled_value_heads: false,
     mamba_by_heads: false,
 };

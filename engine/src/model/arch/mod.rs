@@ -107,6 +107,11 @@ pub struct Arch {
     /// Whether the query projection also gives a gate of each head, after its query; attention is multiplied by its
     /// sigmoid.
     pub gated_queries: bool,
+    /// Number of layers with keys and values of their own; later ones read those of earlier layers.
+    /// `attention.shared_kv_layers` takes precedence.
+    pub kv_layers: Option<usize>,
+    /// Whether global layers rotate half of the elements that the file states.
+    pub half_rotary: bool,
     /// Delta net: whether value head h has the key head `h % n_key`, instead of `h / (n_value / n_key)`.
     pub tiled_value_heads: bool,
     /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.

@@ -5,10 +5,11 @@ use alloc::vec::Vec;
 
 use super::{MAX_CONTEXT, MAX_WIDTH};
 use crate::error::LoadError;
-use crate::kernels::attention::{MAX_GROUP, MAX_HEAD_DIM};
+use crate::kernels::attention::{KvHeads, MAX_GROUP, MAX_HEAD_DIM};
 use crate::math::pow;
 use crate::model::arch::{Arch, Temperature};
 use crate::model::keys::Keys;
+use crate::model::mixers::LayerKind;
 
 /// Factor on queries by position: `1 + scale * ln(floor((pos + offset) / length) + 1)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,38 +24,106 @@ pub struct TemperatureConfig {
     pub with_rope: bool,
 }
 
-/// Numbers of query heads and of key and value heads.
-pub(super) fn heads(keys: &Keys<'_, '_>) -> Result<(usize, usize), LoadError> {
-    let n_head = keys.u32_or_zero("attention.head_count")?;
-    let n_head = keys.in_range("attention.head_count", n_head, 1..=MAX_WIDTH)?;
-    let n_head_kv = match keys.u32_or_zero("attention.head_count_kv")? {
-        None => n_head,
-        v => keys.in_range("attention.head_count_kv", v, 1..=n_head as u32)?,
-    };
-    if !n_head.is_multiple_of(n_head_kv) {
-        return Err(keys.wrong("attention.head_count_kv", n_head_kv, format!("a divisor of head_count, {n_head}")));
-    }
-    if n_head / n_head_kv > MAX_GROUP {
-        let found = format!("{n_head} query heads for {n_head_kv} KV heads");
-        return Err(keys.wrong("attention.head_count", found, format!("at most {MAX_GROUP} query heads per KV head")));
-    }
-    Ok((n_head, n_head_kv))
+/// Heads of a layer's attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HeadConfig {
+    /// Number of query heads; a multiple of `n_head_kv`.
+    pub n_head: usize,
+    /// Number of key and value heads.
+    pub n_head_kv: usize,
+    /// Elements of a query or key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
 }
 
-pub(super) fn head_dim(keys: &Keys<'_, '_>, n_embd: usize, n_head: usize) -> Result<usize, LoadError> {
-    let default = Some((n_embd / n_head) as u32);
-    let given = keys.u32("attention.key_length")?.or(default);
-    let head_dim = keys.in_range("attention.key_length", given, 1..=MAX_HEAD_DIM as u32)?;
-    let value_dim = keys.u32("attention.value_length")?.map_or(head_dim, |v| v as usize);
-    if value_dim != head_dim {
-        return Err(keys.wrong("attention.value_length", value_dim, format!("{head_dim}, the value of key_length")));
+impl HeadConfig {
+    /// Elements of all queries of a token.
+    pub fn q_width(&self) -> usize {
+        self.n_head * self.key_dim
     }
-    if n_head * head_dim > MAX_WIDTH as usize {
-        let expected =
-            format!("at most {} (head_count * key_length is at most {MAX_WIDTH})", MAX_WIDTH as usize / head_dim);
-        return Err(keys.wrong("attention.head_count", n_head, expected));
+
+    /// Elements of all keys of a token.
+    pub fn k_width(&self) -> usize {
+        self.n_head_kv * self.key_dim
     }
-    Ok(head_dim)
+
+    /// Elements of all values of a token.
+    pub fn v_width(&self) -> usize {
+        self.n_head_kv * self.value_dim
+    }
+
+    /// Elements of the output of all query heads.
+    pub fn out_width(&self) -> usize {
+        self.n_head * self.value_dim
+    }
+
+    /// The heads in KV pages.
+    pub fn kv_heads(&self) -> KvHeads {
+        KvHeads { n: self.n_head_kv, key_dim: self.key_dim, value_dim: self.value_dim }
+    }
+}
+
+/// The heads of layers with attention, of which those `local` may have other dimensions; default values for other layers.
+pub(super) fn heads(
+    keys: &Keys<'_, '_>,
+    n_embd: usize,
+    kinds: &[LayerKind],
+    local: &[bool],
+) -> Result<Vec<HeadConfig>, LoadError> {
+    let name = "attention.head_count";
+    let has_attention = |i: usize| kinds[i].mixer.has_attention();
+    let Some(first) = (0..kinds.len()).find(|i| has_attention(*i)) else {
+        return Ok(alloc::vec![HeadConfig::default(); kinds.len()]);
+    };
+    let Some(counts) = keys.per_layer_u32(name, kinds.len())? else {
+        return Err(keys.wrong(name, "nothing", "a number"));
+    };
+    let kv_counts = keys.per_layer_u32("attention.head_count_kv", kinds.len())?;
+    let n_head = keys.in_range(name, Some(counts[first]), 1..=MAX_WIDTH)?;
+    let dims = head_dims(keys, n_embd / n_head)?;
+    let heads = |i: usize| {
+        if !has_attention(i) {
+            return Ok(HeadConfig::default());
+        }
+        let [key_dim, value_dim] = dims[usize::from(local[i])];
+        let n_head = keys.in_range(name, Some(counts[i]), 1..=MAX_WIDTH)?;
+        let n_head_kv = match &kv_counts {
+            None => n_head,
+            Some(counts) => keys.in_range("attention.head_count_kv", Some(counts[i]), 1..=n_head as u32)?,
+        };
+        if !n_head.is_multiple_of(n_head_kv) {
+            return Err(keys.wrong("attention.head_count_kv", n_head_kv, format!("a divisor of head_count, {n_head}")));
+        }
+        if n_head / n_head_kv > MAX_GROUP {
+            let found = format!("{n_head} query heads for {n_head_kv} KV heads");
+            return Err(keys.wrong(name, found, format!("at most {MAX_GROUP} query heads per KV head")));
+        }
+        let dim = key_dim.max(value_dim);
+        if n_head * dim > MAX_WIDTH as usize {
+            let most = MAX_WIDTH as usize / dim;
+            return Err(keys.wrong(
+                name,
+                n_head,
+                format!("at most {most} (head_count * key_length is at most {MAX_WIDTH})"),
+            ));
+        }
+        Ok(HeadConfig { n_head, n_head_kv, key_dim, value_dim })
+    };
+    (0..kinds.len()).map(heads).collect()
+}
+
+/// Dimensions of keys and values: of global layers, and of local ones.
+fn head_dims(keys: &Keys<'_, '_>, default: usize) -> Result<[[usize; 2]; 2], LoadError> {
+    let dim = |name: &str, default: usize| {
+        keys.in_range(name, keys.u32(name)?.or(Some(default as u32)), 1..=MAX_HEAD_DIM as u32)
+    };
+    let key = dim("attention.key_length", default)?;
+    let value = dim("attention.value_length", key)?;
+    let local_key = dim("attention.key_length_swa", key)?;
+    let local_value =
+        dim("attention.value_length_swa", if keys.has("attention.value_length") { value } else { local_key })?;
+    Ok([[key, value], [local_key, local_value]])
 }
 
 /// Which layers have a window.

@@ -60,7 +60,7 @@ pub(super) fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<O
         }
     };
     let width = |name: &str| match keys.u32(name)? {
-        None | Some(0) => Ok(n_ff),
+        None | Some(0) => keys.in_range("feed_forward_length", Some(n_ff as u32), 1..=MAX_WIDTH),
         v => keys.in_range(name, v, 1..=MAX_WIDTH),
     };
     let n_used = keys.size("expert_used_count", 1..=MAX_EXPERTS_USED.min(n as u32))?;

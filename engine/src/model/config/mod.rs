@@ -8,14 +8,13 @@ mod rope;
 use alloc::format;
 use alloc::vec::Vec;
 
-pub use attention::TemperatureConfig;
-use attention::{head_dim, heads, slopes, temperature};
+pub use attention::{HeadConfig, TemperatureConfig};
+use attention::{slopes, temperature};
 pub use experts::ExpertsConfig;
 use experts::experts;
-use layers::layers;
-use rope::unrotated;
+use layers::{layers, place};
 
-use super::arch::{ARCHS, Alibi, Arch, ExpertInput, Rotated, ScoreScale};
+use super::arch::{ARCHS, Alibi, Arch};
 use super::keys::Keys;
 use super::mixers;
 pub use super::mixers::{MixerKind, RecurrentConfig};
@@ -42,14 +41,6 @@ pub struct Config {
     pub arch: Arch,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// Width of the dense feed-forward.
-    pub n_ff: usize,
-    /// Number of query heads; a multiple of `n_head_kv`.
-    pub n_head: usize,
-    /// Number of key and value heads.
-    pub n_head_kv: usize,
-    /// Dimension of a head.
-    pub head_dim: usize,
     /// Rows of the token embedding.
     pub n_vocab: usize,
     /// Context that the model was trained for, in tokens.
@@ -64,8 +55,6 @@ pub struct Config {
     pub residual_scale: f32,
     /// Factor on logits.
     pub logit_scale: f32,
-    /// Factor on attention scores.
-    pub attn_scale: f32,
     /// tanh soft cap on attention scores (Gemma 2).
     pub attn_soft_cap: Option<f32>,
     /// tanh soft cap on logits (Gemma 2).
@@ -88,8 +77,6 @@ pub struct Config {
     pub plain_head_norms: bool,
     /// Factor on queries by position.
     pub temperature: Option<TemperatureConfig>,
-    /// Leading elements of a head that RoPE rotates; even.
-    pub n_rot: usize,
     /// The RoPE variants; layers refer to them by index.
     pub ropes: Vec<RopeConfig>,
     /// Experts, if the model has any.
@@ -109,10 +96,18 @@ pub struct LayerConfig {
     pub rope: Option<usize>,
     /// What mixes the tokens of a sequence.
     pub mixer: MixerKind,
+    /// Heads of attention; zero in layers without.
+    pub heads: HeadConfig,
+    /// Factor on attention scores.
+    pub attn_scale: f32,
     /// Whether the layer has a feed-forward.
     pub has_ffn: bool,
-    /// Number of layers with attention before this one: its index in KV pages.
+    /// Width of the dense feed-forward.
+    pub n_ff: usize,
+    /// Index of the layer's keys and values in KV pages.
     pub kv_layer: usize,
+    /// Whether the layer computes these keys and values. If not, it reads those of an earlier layer.
+    pub owns_kv: bool,
     /// Offset of the layer's state in the recurrent state of a sequence.
     pub state_at: usize,
     /// Limit of the products of an expert's gate and up; 0 for none.
@@ -149,64 +144,32 @@ impl Config {
         }
         let n_layer = keys.size("block_count", 1..=MAX_LAYERS)?;
         let n_embd = keys.size("embedding_length", 1..=MAX_WIDTH)?;
-        let kinds = mixers::layer_kinds(n_layer, shards);
-        let n_ff = match kinds.iter().any(|l| l.has_ffn) {
-            true => keys.in_range("feed_forward_length", keys.u32_or_zero("feed_forward_length")?, 1..=MAX_WIDTH)?,
-            false => 1,
-        };
-        let n_ff = n_ff / if arch.doubled_ff { 2 } else { 1 };
-        if n_ff == 0 {
-            return Err(keys.wrong("feed_forward_length", 1, "an even number"));
-        }
-        // without attention the sizes of heads mean nothing
-        let (n_head, n_head_kv, head_dim) = match kinds.iter().any(|l| l.mixer.has_attention()) {
-            true => {
-                let (n_head, n_head_kv) = heads(&keys)?;
-                (n_head, n_head_kv, head_dim(&keys, n_embd, n_head)?)
-            }
-            false => (1, 1, 1),
-        };
+        let kinds = mixers::layer_kinds(&keys, n_layer, shards)?;
         let alibi = match arch.alibi {
             Alibi::Never => false,
             Alibi::Always => true,
             Alibi::Layers(n) => n == n_layer,
         };
-        let alibi = if alibi { Some(slopes(keys.positive("attention.max_alibi_bias", 8.0)?, n_head)) } else { None };
-        let rope = if alibi.is_some() { None } else { arch.rope };
-        let n_rot = match keys.u32("rope.dimension_count")? {
-            _ if rope.is_none() || arch.rotated == Rotated::None => 0,
-            None => head_dim,
-            v => keys.in_range("rope.dimension_count", v, 0..=head_dim as u32)?,
-        };
-        if !n_rot.is_multiple_of(2) {
-            return Err(keys.wrong("rope.dimension_count", n_rot, "an even number"));
-        }
+        let rope = if alibi { None } else { arch.rope };
         let n_ctx_train = keys.size("context_length", 1..=MAX_CONTEXT)?;
         let (norm, norm_eps) = norm(&keys, arch)?;
-        let scored_width = if arch.scaled_by_width == Some(n_layer) { n_embd / n_head } else { head_dim };
         let embedding_scale = if arch.embeddings_by_width { sqrt(n_embd as f32) } else { 1.0 };
         let logit_scale = keys.optional("logit_scale")?.unwrap_or(1.0);
         let causal = keys.bool("attention.causal")?.unwrap_or(!arch.bidirectional);
-        let (mut ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, n_layer, n_ctx_train, causal)?;
-        let still = unrotated(&keys, arch.sections, n_rot / 2)?;
-        ropes.iter_mut().for_each(|rope| rope.unrotated.clone_from(&still));
-        let experts = experts(&keys, arch, n_ff)?;
-        let score_scale = match arch.score_scale {
-            ScoreScale::Root => 1.0 / sqrt(scored_width as f32),
-            ScoreScale::Inverse => 1.0 / head_dim as f32,
-            ScoreScale::One => 1.0,
-        };
+        let (ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, &kinds, n_embd, n_ctx_train, causal)?;
+        let n_head = layers.iter().map(|l| l.heads.n_head).max().unwrap_or(0).max(1);
+        if alibi && layers.iter().any(|l| l.heads.n_head != n_head) {
+            return Err(keys.wrong("attention.head_count", "values that differ between layers", "the same for all"));
+        }
+        let alibi = if alibi { Some(slopes(keys.positive("attention.max_alibi_bias", 8.0)?, n_head)) } else { None };
+        let widths = keys.per_layer_u32("feed_forward_length", n_layer)?.unwrap_or_default();
+        let experts = experts(&keys, arch, widths.into_iter().max().unwrap_or(0) as usize)?;
         let original_context = ropes.iter().find_map(|r| r.scaling).map_or(n_ctx_train, |s| s.original_context);
         let recurrent = mixers::read(&keys, arch, n_embd, &kinds, shards)?;
-        mixers::place(&mut layers, &kinds, recurrent.as_ref());
+        place(&keys, arch, &mut layers, recurrent.as_ref())?;
         Ok(Config {
             arch: *arch,
             n_embd,
-            // Arctic's dense feed-forwards are as wide as the model
-            n_ff: if arch.expert_input == ExpertInput::Layer { n_embd } else { n_ff },
-            n_head,
-            n_head_kv,
-            head_dim,
             n_vocab: vocabulary(shards)?,
             n_ctx_train,
             norm,
@@ -214,10 +177,6 @@ impl Config {
             embedding_scale: keys.optional("embedding_scale")?.unwrap_or(embedding_scale),
             residual_scale: keys.optional("residual_scale")?.unwrap_or(1.0),
             logit_scale: if arch.divided_logits { 1.0 / logit_scale } else { logit_scale },
-            attn_scale: match keys.optional("attention.scale")? {
-                Some(scale) => scale,
-                None => keys.optional("attention.output_scale")?.unwrap_or(score_scale),
-            },
             rope,
             learned_positions: rope.is_none() && alibi.is_none(),
             alibi,
@@ -228,7 +187,6 @@ impl Config {
             parallel_residual: keys.bool("use_parallel_residual")?.unwrap_or(arch.parallel),
             causal,
             pooling_type: keys.u32("pooling_type")?,
-            n_rot,
             ropes,
             plain_head_norms: arch.plain_head_norms && experts.is_none_or(|e| e.n != 128),
             experts,
@@ -242,14 +200,24 @@ impl Config {
         self.layers.len()
     }
 
-    /// Width of the query projection: queries, and their gates if there are any.
-    pub(in crate::model) fn q_stride(&self) -> usize {
-        self.n_head * self.head_dim * if self.arch.gated_queries { 2 } else { 1 }
+    /// Rows of the query projection of a layer: queries, and their gates if there are any.
+    pub(in crate::model) fn q_rows(&self, heads: &HeadConfig) -> usize {
+        heads.q_width() * if self.arch.gated_queries { 2 } else { 1 }
     }
 
-    /// Number of layers with attention.
-    pub fn n_attention(&self) -> usize {
-        self.layers.iter().filter(|l| l.mixer.has_attention()).count()
+    /// Largest number of query heads of a layer.
+    pub fn n_head(&self) -> usize {
+        self.layers.iter().map(|l| l.heads.n_head).max().unwrap_or(0)
+    }
+
+    /// Largest number of key and value heads of a layer.
+    pub fn n_head_kv(&self) -> usize {
+        self.layers.iter().map(|l| l.heads.n_head_kv).max().unwrap_or(0)
+    }
+
+    /// Largest number of pairs that a RoPE variant rotates.
+    pub(in crate::model) fn rope_pairs(&self) -> usize {
+        self.ropes.iter().map(|rope| rope.n_rot / 2).max().unwrap_or(0)
     }
 
     /// Floats of the recurrent state of a sequence; 0 for a model without recurrent layers.
@@ -265,7 +233,15 @@ impl Config {
 
     /// The layout of the model's KV pages.
     pub fn kv_layout(&self, kv_type: KvType) -> KvLayout {
-        KvLayout { n_layer: self.n_attention(), n_head_kv: self.n_head_kv, head_dim: self.head_dim, kv_type }
+        let owners = self.layers.iter().filter(|l| l.mixer.has_attention() && l.owns_kv);
+        KvLayout::new(kv_type, owners.map(|l| l.heads.kv_heads()))
+    }
+
+    /// The layout of pages for batches of whole texts whose keys and values no later batch reads: all layers have the
+    /// same bytes in turn, but for those whose keys and values other layers read.
+    pub fn batch_kv_layout(&self, kv_type: KvType) -> KvLayout {
+        let is_shared = |kv_layer: usize| self.layers.iter().any(|l| !l.owns_kv && l.kv_layer == kv_layer);
+        self.kv_layout(kv_type).in_turn(is_shared)
     }
 
     /// Whether the model has LongRoPE: frequency divisors for short and for long contexts.

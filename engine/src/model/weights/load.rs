@@ -120,9 +120,10 @@ fn projections(tensors: &mut LoadedTensors, mut width: usize) -> Result<Vec<Line
 
 fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<AttentionWeights, LoadError> {
     let name = |part: &str| format!("blk.{i}.{part}");
+    let heads = &c.layers[i].heads;
     let mut qkv = if tensors.has(&name("attn_qkv.weight")) {
-        let (q, kv) = (c.q_stride(), c.n_head_kv * c.head_dim);
-        LinearGroup::fused(linear(tensors, &name("attn_qkv"))?, &[q, kv, kv])
+        let parts = [c.q_rows(heads), heads.k_width(), heads.v_width()];
+        LinearGroup::fused(linear(tensors, &name("attn_qkv"))?, &parts)
     } else {
         LinearGroup::separate(
             ["attn_q", "attn_k", "attn_v"].map(|p| linear(tensors, &name(p))).into_iter().collect::<Result<_, _>>()?,
@@ -131,7 +132,7 @@ fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Attent
     if tensors.has(&name("attn_gate.weight")) {
         qkv.push(linear(tensors, &name("attn_gate"))?);
     }
-    let head_norm = || plain(c.plain_head_norms && c.layers[i].rope.is_some(), c.head_dim);
+    let head_norm = || plain(c.plain_head_norms && c.layers[i].rope.is_some(), heads.key_dim);
     Ok(AttentionWeights {
         qkv,
         attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
@@ -168,9 +169,9 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     let ffn = match &c.experts {
         _ if !c.layers[i].has_ffn => FeedForward::None,
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
-            FeedForward::Experts(Box::new(experts(tensors, c, e.n, &name)?))
+            FeedForward::Experts(Box::new(experts(tensors, c, (e.n, c.layers[i].n_ff), &name)?))
         }
-        _ => FeedForward::Dense(Box::new(dense(tensors, c.n_ff, "", &name)?)),
+        _ => FeedForward::Dense(Box::new(dense(tensors, c.layers[i].n_ff, "", &name)?)),
     };
     let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
     if matches!(mixer, Mixer::None) && ffn_norm.is_none() {
@@ -234,7 +235,7 @@ fn dense(
 fn experts(
     tensors: &mut LoadedTensors,
     c: &Config,
-    n: usize,
+    (n, n_ff): (usize, usize),
     name: &dyn Fn(&str) -> String,
 ) -> Result<Experts, LoadError> {
     let mut stack = |part: &str| match tensors.matrices(&name(&format!("{part}_exps.weight"))) {
@@ -253,7 +254,7 @@ fn experts(
         // a shared expert is never fused, so its width must not match `2 * n_ff`
         Some(SharedExpert { gate, ffn: dense(tensors, usize::MAX / 2, "_shexp", name)? })
     } else if c.arch.dense_beside_experts && tensors.has(&name("ffn_up.weight")) {
-        Some(SharedExpert { gate: None, ffn: dense(tensors, c.n_ff, "", name)? })
+        Some(SharedExpert { gate: None, ffn: dense(tensors, n_ff, "", name)? })
     } else {
         None
     };

@@ -93,11 +93,11 @@ pub enum FeedForward {
 
 /// Weights of attention.
 pub struct AttentionWeights {
-    /// Queries (n_head * head_dim, n_embd), keys and values (n_head_kv * head_dim, n_embd); then the gate of the output,
-    /// if there is one (n_head or n_head * head_dim, n_embd). With
+    /// Queries (n_head * key_dim, n_embd), keys (n_head_kv * key_dim, n_embd) and values (n_head_kv * value_dim, n_embd);
+    /// then the gate of the output, if there is one (n_head or n_head * value_dim, n_embd). With
     /// [`Arch::gated_queries`](super::arch::Arch::gated_queries) each query head is followed by its gate.
     pub qkv: LinearGroup,
-    /// Norm before the output projection (n_head * head_dim).
+    /// Norm before the output projection (n_head * value_dim).
     pub attn_sub_norm: Option<Norm>,
     /// Attention sinks (n_head).
     pub sinks: Option<Vec<f32>>,
@@ -105,7 +105,7 @@ pub struct AttentionWeights {
     pub q_norm: Option<Norm>,
     /// Norm of key heads.
     pub k_norm: Option<Norm>,
-    /// Output projection (n_embd, n_head * head_dim).
+    /// Output projection (n_embd, n_head * value_dim).
     pub o: Linear,
 }
 
@@ -151,7 +151,7 @@ pub enum ResidualOrder {
     PostNorm([Norm; 2]),
 }
 
-/// Divisors of the RoPE frequencies (n_rot / 2).
+/// Divisors of the RoPE frequencies, one per pair.
 pub enum RopeDivisors {
     /// The file has none.
     None,
