@@ -10,7 +10,7 @@ use super::rows::{RowOps, columns};
 use super::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch, StepScratch};
 use super::weights::{AttentionWeights, FeedForward, LayerEmbedding, Mixer, Norm, padded};
 use crate::kernels::act::Floats;
-use crate::kernels::attention::{self, Attention, KvLayout, KvMemory, KvRows, Span};
+use crate::kernels::attention::{self, Attention, DistanceBias, KvLayout, KvMemory, KvRows, Span};
 use crate::kernels::elementwise::{Activation, activate, clamp, gate_by_sigmoid, gated, multiply, scale};
 use crate::kernels::recurrent::{StateSpan, softplus};
 use crate::kernels::rope::{RopeStyle, Rotation, rope};
@@ -22,10 +22,10 @@ pub(super) struct SubLayerRows<'x> {
 }
 
 /// Rows of a residual sum: the residual stream, the output of the sub-layer, and memory for its norm.
-struct ResidualRows<'x> {
-    x: &'x mut [f32],
-    y: &'x [f32],
-    h: &'x mut [f32],
+pub(super) struct ResidualRows<'x> {
+    pub(super) x: &'x mut [f32],
+    pub(super) y: &'x [f32],
+    pub(super) h: &'x mut [f32],
 }
 
 /// The forward pass of one batch: everything that its layers share.
@@ -54,8 +54,8 @@ impl ForwardPass<'_, '_> {
     /// x = x + post_norm(attention(norm(x)));  x = x + post_norm(ffn(norm(x)))
     /// ```
     pub(super) fn serial_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
-        let Scratch { x, h, y, step, attention, experts, embeddings, .. } = s;
-        let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
+        let Scratch { x, h, y, step, attention, experts, embeddings, skips, .. } = s;
+        let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         if !experts.layer_input.is_empty() {
             experts.layer_input[..n * d].copy_from_slice(x);
@@ -79,13 +79,16 @@ impl ForwardPass<'_, '_> {
             self.layer_embedding(i, embedding, SubLayerRows { x, y }, embeddings, step);
             self.add(i, Some(&embedding.norm), Stage::LayerEmbedding, ResidualRows { x, y, h });
         }
+        if let Some(factor) = layer.embedding_skip {
+            self.rows.add(x, d, skips, d, factor);
+        }
         if let Some(factor) = layer.output_scale {
             self.rows.each(x, d, &|_, x| scale(self.rows.cpu, x, factor));
         }
     }
 
     /// `y = proj(act(gate x) * embedding)` of layer `i`.
-    fn layer_embedding(
+    pub(super) fn layer_embedding(
         &self,
         i: usize,
         layer: &LayerEmbedding,
@@ -112,7 +115,7 @@ impl ForwardPass<'_, '_> {
     /// ```
     pub(super) fn parallel_block(&mut self, i: usize, memory: &mut KvMemory, s: &mut Scratch) {
         let Scratch { x, h, y, step, attention, experts, .. } = s;
-        let (layer, d, n) = (&self.model.weights.layers[i], self.model.config.n_embd, self.n);
+        let (layer, d, n) = (self.model.layer(i), self.model.config.n_embd, self.n);
         let (x, h, y) = (&mut x[..n * d], &mut h[..n * d], &mut y[..n * padded(d)]);
         let norm = layer.attn_norm.as_ref();
         let input = self.rows.normed(norm, x, h);
@@ -142,7 +145,7 @@ impl ForwardPass<'_, '_> {
         }
         self.mixer(i, SubLayerRows { x, y }, attention, memory, step);
         self.rows.add_normed(attn_norm, x, y);
-        if let Some(norm) = &self.model.weights.layers[i].second_norm {
+        if let Some(norm) = &self.model.layer(i).second_norm {
             self.rows.add(x, d, &experts.layer_input, d, 1.0);
             self.rows.norm_each(norm, x);
         }
@@ -153,7 +156,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// `x = x + post_norm(y) * residual_scale`; `h` is overwritten if there is a norm.
-    fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, rows: ResidualRows<'_>) {
+    pub(super) fn add(&mut self, i: usize, norm: Option<&Norm>, stage: Stage, rows: ResidualRows<'_>) {
         let ResidualRows { x, y, h } = rows;
         let (d, scale) = (self.model.config.n_embd, self.model.config.residual_scale);
         let Some(norm) = norm else { return self.rows.add(x, d, y, padded(d), scale) };
@@ -163,7 +166,7 @@ impl ForwardPass<'_, '_> {
     }
 
     /// `y = mixer(x)` of layer `i`. Writes keys, values and recurrent states to `memory`.
-    fn mixer(
+    pub(super) fn mixer(
         &mut self,
         i: usize,
         SubLayerRows { x, y }: SubLayerRows<'_>,
@@ -172,7 +175,7 @@ impl ForwardPass<'_, '_> {
         step: &mut StepScratch,
     ) {
         let model = self.model;
-        match &model.weights.layers[i].mixer {
+        match &model.layer(i).mixer {
             Mixer::Attention(a) => self.attention((i, a), SubLayerRows { x, y }, s, memory, step),
             Mixer::Recurrent(r) => self.recurrent(i, r, SubLayerRows { x, y }, &mut memory.states, step),
             Mixer::Both(both) => {
@@ -239,7 +242,7 @@ impl ForwardPass<'_, '_> {
             window: c.layers[i].window,
             soft_cap: c.attn_soft_cap,
             alibi: c.alibi.as_deref(),
-            bias: None,
+            bias: layer.distance_bias.as_ref().map(|table| DistanceBias { table, max: c.arch.relative_distance }),
             sinks: layer.sinks.as_deref(),
             q: qkv,
             q_stride: stride,

@@ -12,6 +12,7 @@ use super::weights::{Dense, Experts, FeedForward, Linear, SharedExpert, padded};
 use crate::kernels::act::Floats;
 use crate::kernels::elementwise::{Activation, activate, add_scaled, scale, sigmoid};
 use crate::kernels::matmul::{MatmulJob, products};
+use crate::kernels::norm::sparsify;
 use crate::kernels::softmax::exps;
 
 /// Rows of the experts: input, input of the router, output.
@@ -31,7 +32,7 @@ impl ForwardPass<'_, '_> {
         step: &mut StepScratch,
     ) {
         let model = self.model;
-        match &model.weights.layers[i].ffn {
+        match &model.layer(i).ffn {
             FeedForward::None => return,
             FeedForward::Dense(ffn) => self.dense(i, ffn, 0.0, SubLayerRows { x, y }, step),
             FeedForward::Experts(experts) => {
@@ -79,8 +80,15 @@ impl ForwardPass<'_, '_> {
         let (stride, Linear { w, bias }) = (ffn.up.stride, &ffn.down);
         let wide = &mut wide[..self.n * stride];
         self.rows.linear_group(&ffn.up, x, wide, words);
+        if self.model.config.layers[i].sparsity > 0.0 {
+            let (cpu, factor) = (self.rows.cpu, self.model.config.layers[i].sparsity);
+            self.rows.each(wide, stride, &|_, row| sparsify(cpu, &mut row[..w.k()], factor));
+        }
         let activation = FfnActivation {
-            act: self.model.config.arch.act,
+            act: match self.model.config.arch.ungated_act {
+                Some(act) if ffn.up.part_starts.len() == 1 => act,
+                _ => self.model.config.arch.act,
+            },
             swiglu: Swiglu::Plain,
             limit,
             xielu: self.model.config.layers[i].xielu,

@@ -1,5 +1,6 @@
 //! Models: hyper-parameters, weights, tokenizer and the forward pass.
 
+mod altup;
 pub mod arch;
 mod block;
 pub mod config;
@@ -9,6 +10,7 @@ pub mod forward;
 mod keys;
 pub mod loader;
 pub mod mixers;
+mod passes;
 mod projection;
 mod recommended;
 
@@ -30,7 +32,7 @@ pub(crate) use projection::ProjectionScratch;
 pub use recommended::RecommendedSampling;
 pub use scratch::{Scratch, ScratchSize};
 pub use stream::{StreamError, StreamLoader};
-use weights::Weights;
+use weights::{Layer, Weights};
 
 use crate::error::LoadError;
 use crate::gguf::Gguf;
@@ -136,6 +138,11 @@ impl Model {
         let mut loader = ModelLoader::new(core::slice::from_ref(&gguf))?;
         loader.weights().load_all(&[file], pool, &mut |_, _| {})?;
         loader.finish()
+    }
+
+    /// The weights of layer `i`: several layers may have the same.
+    pub(crate) fn layer(&self, i: usize) -> &Layer {
+        &self.weights.layers[self.config.layers[i].block]
     }
 
     /// Bytes of the packed weights.

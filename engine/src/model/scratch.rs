@@ -5,11 +5,13 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Model;
+use super::altup::AltUpScratch;
 use super::arch::ExpertInput;
 use super::config::MixerKind;
+use super::passes::PassScratch;
 use super::rotary::Rotary;
 use super::rows::{MAX_FORMS, packed_words};
-use super::weights::{AttentionWeights, Dense, FeedForward, Mixer, Recurrent, RopeDivisors, padded};
+use super::weights::{AttentionWeights, Dense, FeedForward, Mixer, Recurrent, ResidualOrder, RopeDivisors, padded};
 use crate::error::MemoryError;
 use crate::kernels::attention::{AttendScratch, Attention, KvLayout, KvType, Slot};
 use crate::kernels::panel::Matrix;
@@ -42,6 +44,10 @@ pub struct Scratch {
     pub(super) attention: AttentionScratch,
     pub(super) experts: ExpertsScratch,
     pub(super) embeddings: LayerEmbeddingScratch,
+    pub(super) altup: AltUpScratch,
+    pub(super) passes: PassScratch,
+    /// (rows, n_embd): embeddings of the tokens, where layers add them again.
+    pub(super) skips: Vec<f32>,
     /// (logits rows, n_embd) after the final norm, and (logits rows, padded n_vocab).
     pub(super) hidden: Vec<f32>,
     pub(super) logits: Vec<f32>,
@@ -223,6 +229,20 @@ impl Model {
             },
             attention,
             experts: self.experts_scratch(n, &mut budget),
+            passes: {
+                let rows = if self.weights.low_state.is_some() { n } else { 0 };
+                PassScratch { low: budget.zeros(&[rows, d]), high: budget.zeros(&[rows, d]) }
+            },
+            skips: budget.zeros(&[if c.arch.embedding_skips { n } else { 0 }, d]),
+            altup: {
+                let (rows, streams) = (if c.n_altup > 0 { n } else { 0 }, c.n_altup);
+                AltUpScratch {
+                    streams: budget.zeros(&[rows, streams, d]),
+                    predictions: budget.zeros(&[rows, streams, d]),
+                    router: budget.zeros(&[rows, padded(streams)]),
+                    laurel: budget.zeros(&[rows, padded(d)]),
+                }
+            },
             embeddings: {
                 let width = c.n_embd_layer.saturating_mul(c.n_blocks());
                 let (stride, embeddings) = (padded(width), budget.zeros(&[n, padded(width)]));
@@ -298,7 +318,7 @@ impl Model {
             w.wide = w.wide.max(wide.saturating_mul(rows));
             w.words = w.words.max(packed_words(rows, forms, d)).max(packed_words(rows, 1, k));
         };
-        for (layer, config) in self.weights.layers.iter().zip(&c.layers) {
+        for (layer, config) in c.layers.iter().map(|config| (&self.weights.layers[config.block], config)) {
             let out = config.heads.out_width();
             let gates = if c.arch.gated_queries { out } else { 0 };
             let mut attention = |a: &AttentionWeights| {
@@ -321,6 +341,10 @@ impl Model {
             if layer.embedding.is_some() {
                 let width = c.n_embd_layer;
                 step(1, (padded(width), width), 1);
+            }
+            if let ResidualOrder::AltUp(altup) = &layer.order {
+                let left = &altup.laurel.left.w;
+                step(1, (padded(left.rows()), left.rows()), 1);
             }
             let mut dense = |ffn: &Dense| step(forms(ffn.up.matrices()), (ffn.up.stride, ffn.down.w.k()), 1);
             match &layer.ffn {

@@ -89,6 +89,40 @@ pub struct SharedExpert {
     pub post_norm: Option<Norm>,
 }
 
+/// Weights of AltUp in a layer.
+pub struct AltUp {
+    /// Norm of the router's input (n_embd).
+    pub router_norm: Norm,
+    /// (n_altup, n_embd)
+    pub router: Linear,
+    /// (n_altup, n_altup, n_altup): factors of the predictions, by stream, stream that it reads, and router output.
+    pub predict: Vec<f32>,
+    /// (n_altup, n_altup): factors of the corrections, by stream and router output.
+    pub correct: Vec<f32>,
+    /// Factor on the first stream before the layer's embedding (n_embd).
+    pub correct_scale: Vec<f32>,
+    /// A low-rank path beside attention.
+    pub laurel: Laurel,
+}
+
+/// A low-rank residual path: `x + norm(right left x)`.
+pub struct Laurel {
+    /// (rank, n_embd)
+    pub left: Linear,
+    /// (n_embd, rank)
+    pub right: Linear,
+    /// (n_embd)
+    pub norm: Norm,
+}
+
+/// Projections between the residual stream outside of the layers and the streams of AltUp but the first (n_embd, n_embd).
+pub struct AltUpProjections {
+    /// To the streams.
+    pub split: Vec<Matrix>,
+    /// From the streams.
+    pub merge: Vec<Matrix>,
+}
+
 /// Embeddings of a layer: `x = x + norm(proj(act(gate x) * embedding))`.
 pub struct LayerEmbedding {
     /// (n_embd_layer, n_embd)
@@ -136,6 +170,8 @@ pub struct AttentionWeights {
     pub v_norm: Option<Norm>,
     /// Norm before the output projection (n_head * value_dim).
     pub attn_sub_norm: Option<Norm>,
+    /// Biases on scores (n_head, 2 * relative_distance + 1), by distance of the key from `-relative_distance` on.
+    pub distance_bias: Option<Vec<f32>>,
     /// Attention sinks (n_head).
     pub sinks: Option<Vec<f32>>,
     /// Norm of query heads.
@@ -180,6 +216,8 @@ pub struct Layer {
     pub embedding: Option<LayerEmbedding>,
     /// Factor on the residual stream after the layer.
     pub output_scale: Option<f32>,
+    /// Factor on the token's embedding, which is added after the layer.
+    pub embedding_skip: Option<f32>,
     /// Order of norms, sub-layers and residual sums.
     pub order: ResidualOrder,
 }
@@ -190,6 +228,8 @@ pub enum ResidualOrder {
     Serial,
     /// Attention and feed-forward read the same residual stream.
     Parallel,
+    /// Several residual streams (`ForwardPass::altup_block`).
+    AltUp(Box<AltUp>),
     /// Post-norm: these norms (n_embd) follow the two residual sums, and none comes before.
     PostNorm([Norm; 2]),
 }
@@ -219,6 +259,10 @@ pub struct Weights {
     pub positions: Option<Matrix>,
     /// Norm of the sum of embeddings (n_embd).
     pub embedding_norm: Option<Norm>,
+    /// The low state before the first pass, in models with nested cycles (n_embd).
+    pub low_state: Option<Vec<f32>>,
+    /// Projections of the residual streams, if there are several.
+    pub altup: Option<AltUpProjections>,
     /// Embeddings of the layers.
     pub layer_embeddings: Option<LayerEmbeddings>,
     /// The layers, in order.
@@ -299,6 +343,9 @@ impl Layer {
             Mixer::Linear(linear) => vec![&linear.w],
             Mixer::None => Vec::new(),
         };
+        if let ResidualOrder::AltUp(altup) = &self.order {
+            all.extend([&altup.router.w, &altup.laurel.left.w, &altup.laurel.right.w]);
+        }
         all.extend(self.embedding.iter().flat_map(|e| [&e.gate.w, &e.proj.w]));
         match &self.ffn {
             FeedForward::None => {}
@@ -320,6 +367,7 @@ impl Weights {
         let outside = [Some(&self.embedding), self.token_types.as_ref(), self.positions.as_ref(), self.output.as_ref()];
         let layers = self.layers.iter().flat_map(Layer::matrices);
         let projections = self.projections.iter().map(|projection| &projection.w);
+        let projections = projections.chain(self.altup.iter().flat_map(|a| a.split.iter().chain(&a.merge)));
         let projections = projections.chain(self.layer_embeddings.iter().flat_map(|e| [&e.table, &e.proj.w]));
         outside.into_iter().flatten().chain(layers).chain(projections).map(Matrix::len_bytes).sum()
     }
@@ -332,9 +380,10 @@ impl Weights {
             let choice: usize = e.gate.iter().chain(&e.up).chain(&e.down).map(Matrix::len_bytes).sum();
             all - choice / experts.n * (experts.n - experts.n_used)
         };
-        let projection = self.layer_embeddings.as_ref().map_or(0, |e| e.proj.w.len_bytes());
+        let projection = self.layer_embeddings.as_ref().map_or(0, |e| e.proj.w.len_bytes())
+            + self.altup.iter().flat_map(|a| a.split.iter().chain(&a.merge)).map(Matrix::len_bytes).sum::<usize>();
         self.output.as_ref().unwrap_or(&self.embedding).len_bytes()
             + projection
-            + self.layers.iter().map(layer).sum::<usize>()
+            + c.layers.iter().map(|config| layer(&self.layers[config.block])).sum::<usize>()
     }
 }
