@@ -115,6 +115,8 @@ fn options_of_other_programs() {
             &["run", "x", "--ctx-sise", "5"],
             &["serve", "--top-pp", "1"],
             &["serve", "--gpu"],
+            &["serve", "--listen", "127.0.0.1:80"],
+            &["serve", "--tls-clients"],
             &["quantize", "-m", "a", "b", "c", "Q4_0"],
             &["inspect", "--isa", "avx2"],
             &["frobnicate"],
