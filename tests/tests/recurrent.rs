@@ -78,8 +78,11 @@ fn a_second_turn_resumes_from_a_snapshot() {
         assert_eq!(same(&seen), same(&cold), "{name}");
         // the last token of the first answer was never computed
         assert_eq!(seen[0].n_cached, (70 + 40 - 1) / PAGE * PAGE, "{name}");
-        let stats = warm.kv_stats();
-        assert!(stats.snapshot_bytes > 0 && stats.snapshot_bytes <= stats.state_bytes, "{name}");
+        let states = warm.kv_stats().states;
+        assert_eq!(states.snapshot_bytes, states.n_snapshots * model.state_bytes(), "{name}");
+        assert!(states.n_snapshots > 0 && states.in_use_bytes == 0, "{name}: {states:?}");
+        assert!(states.committed_bytes <= states.reserved_bytes, "{name}: {states:?}");
+        assert_eq!(states.hits, 1, "{name}");
     }
 }
 

@@ -27,6 +27,34 @@ pub(super) struct StateSlots {
     by_use: BTreeMap<u64, u32>,
     now: u64,
     pub(super) partial: Option<PartialState>,
+    hits: u64,
+    evictions: u64,
+}
+
+/// Memory and counters of recurrent states.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StateStats {
+    /// Bytes of all slots.
+    pub reserved_bytes: usize,
+    /// Bytes of the slots used at least once.
+    pub committed_bytes: usize,
+    /// Bytes of the slots that sequences have.
+    pub in_use_bytes: usize,
+    /// Bytes of the slots that snapshots have.
+    pub snapshot_bytes: usize,
+    /// Number of snapshots.
+    pub n_snapshots: usize,
+    /// Prompts that began with the state of a snapshot.
+    pub hits: u64,
+    /// Snapshots that gave their slot to another state.
+    pub evictions: u64,
+}
+
+impl StateSlots {
+    /// Goes on with the counters of other slots.
+    pub(super) fn keep_counters(&mut self, other: &StateSlots) {
+        (self.hits, self.evictions) = (other.hits, other.evictions);
+    }
 }
 
 impl KvArena {
@@ -46,10 +74,24 @@ impl KvArena {
         self.memory.states.n_slots() > 0
     }
 
-    /// Bytes of all state slots and of those that have snapshots.
-    pub(super) fn state_bytes(&self) -> (usize, usize) {
-        let slot = self.memory.states.slot_len() * size_of::<f32>();
-        (self.memory.states.n_slots() * slot, self.states.by_use.len() * slot)
+    /// Memory and counters of the states.
+    pub(super) fn state_stats(&self) -> StateStats {
+        let (memory, states) = (&self.memory.states, &self.states);
+        let (slot, n_snapshots) = (memory.slot_len() * size_of::<f32>(), states.by_use.len());
+        StateStats {
+            reserved_bytes: memory.n_slots() * slot,
+            committed_bytes: memory.committed_bytes(),
+            in_use_bytes: (memory.n_slots() - states.free.len() - n_snapshots) * slot,
+            snapshot_bytes: n_snapshots * slot,
+            n_snapshots,
+            hits: states.hits,
+            evictions: states.evictions,
+        }
+    }
+
+    /// Counts a prompt that began with the state of a snapshot.
+    pub(super) fn record_state_lookup(&mut self, is_found: bool) {
+        self.states.hits += u64::from(is_found && self.has_states());
     }
 
     /// Gives a new sequence a state: that after the longest prefix of its pages that has a snapshot, whose further pages
@@ -185,6 +227,7 @@ impl KvArena {
         if self.states.free.is_empty() {
             let (_, &page) = self.states.by_use.first_key_value()?;
             self.free_snapshot(page);
+            self.states.evictions += 1;
         }
         self.states.free.pop()
     }
