@@ -92,6 +92,8 @@ pub struct Config {
     pub recurrent: Option<RecurrentConfig>,
     /// Per-layer parameters.
     pub layers: Vec<LayerConfig>,
+    /// Layers of the file after these, which predict further tokens (NextN, multi-token prediction). They are not used.
+    pub n_nextn: usize,
 }
 
 /// Factor on queries by position: `1 + scale * ln(floor((pos + offset) / length) + 1)`.
@@ -175,7 +177,10 @@ impl Config {
         if let Some(name) = arch.required.iter().find(|name| !keys.has(name)) {
             return Err(keys.wrong(name, "nothing", "a number"));
         }
-        let n_layer = keys.size("block_count", 1..=MAX_LAYERS)?;
+        let n_blocks = keys.size("block_count", 1..=MAX_LAYERS)?;
+        let n_nextn = keys.u32("nextn_predict_layers")?.unwrap_or(0);
+        let n_nextn = keys.in_range("nextn_predict_layers", Some(n_nextn), 0..=n_blocks as u32 - 1)?;
+        let n_layer = n_blocks - n_nextn;
         let n_embd = keys.size("embedding_length", 1..=MAX_WIDTH)?;
         let kinds = mixers::layer_kinds(n_layer, shards);
         let n_ff = match kinds.iter().any(|l| l.has_ffn) {
@@ -215,7 +220,8 @@ impl Config {
         let embedding_scale = if arch.embeddings_by_width { sqrt(n_embd as f32) } else { 1.0 };
         let logit_scale = keys.optional("logit_scale")?.unwrap_or(1.0);
         let causal = keys.bool("attention.causal")?.unwrap_or(!arch.bidirectional);
-        let (mut ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, n_layer, n_ctx_train, causal)?;
+        let (mut ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, n_blocks, n_ctx_train, causal)?;
+        layers.truncate(n_layer);
         let still = unrotated(&keys, arch.sections, n_rot / 2)?;
         ropes.iter_mut().for_each(|rope| rope.unrotated.clone_from(&still));
         let experts = experts(&keys, arch, n_ff)?;
@@ -262,12 +268,19 @@ impl Config {
             experts,
             recurrent,
             layers,
+            n_nextn,
         })
     }
 
     /// Number of layers.
     pub fn n_layer(&self) -> usize {
         self.layers.len()
+    }
+
+    /// Whether a tensor belongs to a layer that is not used ([`Config::n_nextn`]).
+    pub fn is_unused(&self, tensor: &str) -> bool {
+        let layer = tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse().ok());
+        layer.is_some_and(|layer| (self.n_layer()..self.n_layer() + self.n_nextn).contains(&layer))
     }
 
     /// Width of the query projection: queries, and their gates if there are any.

@@ -386,7 +386,7 @@ impl TensorStorage {
     ) -> Result<Option<TensorStorage>, LoadError> {
         match Role::of(name, t, c) {
             Some(role) => role.reserve(t, arena).map(Some),
-            None if is_ignored(name, c) => Ok(None),
+            None if is_ignored(name, c) || c.is_unused(name) => Ok(None),
             None if IGNORED.iter().any(|s| t.name.ends_with(s)) => Ok(None),
             None => {
                 let expected = format!("only tensors of the architecture `{}`", c.arch.name);

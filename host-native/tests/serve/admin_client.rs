@@ -109,6 +109,15 @@ pub(crate) fn completion(model: &str, prompt: &str, max_tokens: usize) -> Value 
     json!({ "model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true })
 }
 
+/// Tokens of a greedy completion of `n` tokens after a prompt in tokens, and the number of prompt tokens from the cache.
+pub(crate) fn continued(server: &Server, model: &str, prompt: &[u64], n: usize) -> (Vec<u64>, u64) {
+    let request = json!({ "model": model, "prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": true,
+                          "return_tokens": true });
+    let answer = server.ok("/completion", &request);
+    let tokens = answer["tokens"].as_array().expect("tokens").iter().map(|token| token.as_u64().expect("a token"));
+    (tokens.collect(), answer["tokens_cached"].as_u64().expect("a number"))
+}
+
 /// The text of a completion.
 #[track_caller]
 pub(crate) fn text(response: &Value) -> String {
