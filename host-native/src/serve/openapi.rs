@@ -12,7 +12,7 @@ use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 use super::api::error::json;
 use super::api::{
     anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, responses,
-    slots, stored, tei, tokenize,
+    slots, stored, stored_responses, tei, tokenize,
 };
 use super::{admin, health};
 use starling_api::native::execute::ExecuteToken;
@@ -37,6 +37,9 @@ use starling_api::openai::response::CompletionResponse;
         completions::completions,
         responses::responses,
         responses::input_tokens,
+        stored_responses::retrieve,
+        stored_responses::delete,
+        stored_responses::input_items,
         embeddings::embeddings,
         models::models,
         models::model,
