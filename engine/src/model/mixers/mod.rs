@@ -15,7 +15,6 @@ pub use short_conv::{ShortConv, ShortConvConfig};
 
 use super::arch::Arch;
 use super::block::{ForwardPass, SubLayerRows};
-use super::config::LayerConfig;
 use super::keys::Keys;
 use super::loader::LoadedTensors;
 use super::roles::TensorRow;
@@ -137,21 +136,36 @@ fn has(shards: &[Gguf<'_>], name: &str) -> bool {
     shards.iter().any(|gguf| gguf.tensor(name).is_some())
 }
 
-/// The kinds of all layers, by the presence of tensors. Without recurrent layers, all have attention and a feed-forward.
-pub(super) fn layer_kinds(n_layer: usize, shards: &[Gguf<'_>]) -> Vec<LayerKind> {
+/// The kinds of all layers: with recurrent layers by the presence of tensors. Without, layers lack attention or
+/// feed-forward where the metadata state that they have no heads, or a width of 0.
+pub(super) fn layer_kinds(
+    keys: &Keys<'_, '_>,
+    n_layer: usize,
+    shards: &[Gguf<'_>],
+) -> Result<Vec<LayerKind>, LoadError> {
     let has = |i: usize, part: &str| has(shards, &format!("blk.{i}.{part}"));
     let recurrent: Vec<bool> = (0..n_layer).map(|i| MARKERS.iter().any(|part| has(i, part))).collect();
     let is_hybrid = recurrent.contains(&true);
+    let sizes = ["attention.head_count", "feed_forward_length"].map(|name| match keys.is_array(name) && !is_hybrid {
+        true => keys.per_layer_u32(name, n_layer),
+        false => Ok(None),
+    });
+    let [heads, widths] = sizes;
+    let (heads, widths) = (heads?, widths?);
+    let is_zero = |sizes: &Option<Vec<u32>>, i: usize| sizes.as_ref().is_some_and(|sizes| sizes[i] == 0);
     let kind = |(i, recurrent): (usize, bool)| {
-        let mixer = match (recurrent, !is_hybrid || has(i, "attn_output.weight")) {
+        let has_attention = if is_hybrid { has(i, "attn_output.weight") } else { !is_zero(&heads, i) };
+        let mixer = match (recurrent, has_attention) {
             (true, true) => MixerKind::Both,
             (true, false) => MixerKind::Recurrent,
             (false, true) => MixerKind::Attention,
             (false, false) => MixerKind::None,
         };
-        LayerKind { mixer, has_ffn: !is_hybrid || has(i, "ffn_up.weight") || has(i, "ffn_up_exps.weight") }
+        let has_ffn =
+            if is_hybrid { has(i, "ffn_up.weight") || has(i, "ffn_up_exps.weight") } else { !is_zero(&widths, i) };
+        LayerKind { mixer, has_ffn }
     };
-    recurrent.into_iter().enumerate().map(kind).collect()
+    Ok(recurrent.into_iter().enumerate().map(kind).collect())
 }
 
 /// Reads the configuration of the recurrent layers, if there are any.
@@ -172,16 +186,6 @@ pub(super) fn read(
         RecurrentConfig::Mamba(MambaConfig::read(keys, n_embd, !has("ssm_x.weight"), arch.mamba_by_heads)?)
     };
     Ok(Some(config))
-}
-
-/// Gives each layer its kind, its index in KV pages and the place of its state.
-pub(super) fn place(layers: &mut [LayerConfig], kinds: &[LayerKind], recurrent: Option<&RecurrentConfig>) {
-    let (mut kv_layer, mut state_at, state_len) = (0usize, 0usize, recurrent.map_or(0, RecurrentConfig::state_len));
-    for (layer, kind) in layers.iter_mut().zip(kinds) {
-        *layer = LayerConfig { mixer: kind.mixer, has_ffn: kind.has_ffn, kv_layer, state_at, ..*layer };
-        kv_layer += usize::from(kind.mixer.has_attention());
-        state_at = state_at.saturating_add(if kind.mixer.is_recurrent() { state_len } else { 0 });
-    }
 }
 
 impl ForwardPass<'_, '_> {

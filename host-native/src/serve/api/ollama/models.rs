@@ -138,8 +138,8 @@ pub async fn show(
         (key("context_length"), json!(config.n_ctx_train)),
         (key("embedding_length"), json!(config.n_embd)),
         (key("block_count"), json!(config.n_layer() + config.n_nextn)),
-        (key("attention.head_count"), json!(config.n_head)),
-        (key("attention.head_count_kv"), json!(config.n_head_kv)),
+        (key("attention.head_count"), json!(config.n_head())),
+        (key("attention.head_count_kv"), json!(config.n_head_kv())),
     ];
     let show = OllamaShow {
         modelfile: format!("FROM {}\n", instance.source),
