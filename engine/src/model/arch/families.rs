@@ -1,6 +1,8 @@
 //! The table of model families.
 
-use super::{Alibi, Arch, ExpertInput, Gating, LocalRope, Rotated, ScoreScale, Sections, Swiglu, Temperature};
+use super::{
+    Alibi, Arch, ExpertInput, Gating, LocalRope, OutputGate, Rotated, ScoreScale, Sections, Swiglu, Temperature,
+};
 use crate::kernels::elementwise::Activation;
 use crate::kernels::norm::NormKind;
 use crate::kernels::rope::RopeStyle;
@@ -36,7 +38,9 @@ const BASE: Arch = Arch {
     parallel: false,
     rope_before_norm: false,
     score_scale: ScoreScale::Root,
-    output_gate: Activation::Sigmoid,
+    output_gate: OutputGate::Sigmoid,
+    plain_value_norm: false,
+    values_from_keys: false,
     swiglu: Swiglu::Plain,
     shared_factor: 1.0,
     dense_beside_experts: false,
@@ -51,6 +55,7 @@ const BASE: Arch = Arch {
     temperature: Temperature::ByKey,
     gated_queries: false,
     kv_layers: None,
+    layer_embeddings: 0,
     half_rotary: false,
     tiled_value_heads: false,
     mamba_by_heads: false,
@@ -130,6 +135,30 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "phi2", act: Activation::GeluTanh, ..LAYER_NORM },
     Arch { name: "phi3", ..BASE },
     Arch { name: "stablelm", ..LAYER_NORM },
+    Arch {
+        name: "gemma4",
+        local_rope: LocalRope::Unscaled,
+        score_scale: ScoreScale::One,
+        plain_value_norm: true,
+        values_from_keys: true,
+        dense_beside_experts: true,
+        expert_input: ExpertInput::Residual,
+        ..GEMMA
+    },
+    Arch { name: "openelm", ..BASE },
+    Arch { name: "deci", ..LLAMA },
+    Arch { name: "mimo2", local_rope: LocalRope::Unscaled, gating: Gating::Sigmoid, ..BASE },
+    Arch {
+        name: "laguna",
+        window_pattern: 4,
+        global_first: true,
+        local_rope: LocalRope::Unscaled,
+        gating: Gating::Sigmoid,
+        shared_as_expert: true,
+        output_gate: OutputGate::Softplus,
+        ..RAW_EXPERTS
+    },
+    Arch { name: "step35", half_rotary: true, local_rope: LocalRope::Unscaled, gating: Gating::Sigmoid, ..RAW_EXPERTS },
     Arch {
         name: "smallthinker",
         // as llama.cpp

@@ -77,7 +77,11 @@ pub struct Arch {
     /// Power of the head dimension that divides attention scores.
     pub score_scale: ScoreScale,
     /// Activation of the gate on attention outputs.
-    pub output_gate: Activation,
+    pub output_gate: OutputGate,
+    /// Whether values are normalised without weights, head by head.
+    pub plain_value_norm: bool,
+    /// Whether layers without a value projection use the keys, before their norm and RoPE, as values.
+    pub values_from_keys: bool,
     /// Activation of gate and up in experts.
     pub swiglu: Swiglu,
     /// Factor on the sum of routed and shared experts.
@@ -110,6 +114,8 @@ pub struct Arch {
     /// Number of layers with keys and values of their own; later ones read those of earlier layers.
     /// `attention.shared_kv_layers` takes precedence.
     pub kv_layers: Option<usize>,
+    /// Width of the embeddings that each layer has of its own; `embedding_length_per_layer_input` takes precedence.
+    pub layer_embeddings: usize,
     /// Whether global layers rotate half of the elements that the file states.
     pub half_rotary: bool,
     /// Delta net: whether value head h has the key head `h % n_key`, instead of `h / (n_value / n_key)`.
@@ -161,6 +167,15 @@ pub enum Swiglu {
     Limited(f32),
 }
 
+/// Activation of the gate on attention outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputGate {
+    /// The logistic function.
+    Sigmoid,
+    /// `ln(1 + exp(x))` (Laguna).
+    Softplus,
+}
+
 /// What the experts of a layer read, beside the feed-forward's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertInput {
@@ -170,6 +185,9 @@ pub enum ExpertInput {
     Layer,
     /// The router reads the input of the layer (SmallThinker).
     LayerForRouter,
+    /// Experts and router read the residual stream after attention, each with a norm of its own. The dense feed-forward
+    /// is beside the experts (Gemma 4).
+    Residual,
 }
 
 /// How pairs belong to the sections of multimodal RoPE. Text has the same position in the first three sections, and

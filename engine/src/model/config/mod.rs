@@ -55,6 +55,10 @@ pub struct Config {
     pub residual_scale: f32,
     /// Factor on logits.
     pub logit_scale: f32,
+    /// Factor on the output of attention.
+    pub value_scale: f32,
+    /// Width of the embeddings that each layer has of its own; 0 for none.
+    pub n_embd_layer: usize,
     /// tanh soft cap on attention scores (Gemma 2).
     pub attn_soft_cap: Option<f32>,
     /// tanh soft cap on logits (Gemma 2).
@@ -188,6 +192,11 @@ impl Config {
             alibi,
             qkv_limit: keys.optional("attention.clamp_kqv")?,
             temperature: temperature(&keys, arch, original_context)?,
+            value_scale: keys.optional("attention.value_scale")?.unwrap_or(1.0),
+            n_embd_layer: match keys.u32("embedding_length_per_layer_input")? {
+                None => arch.layer_embeddings,
+                v => keys.in_range("embedding_length_per_layer_input", v, 0..=MAX_WIDTH / n_layer as u32)?,
+            },
             attn_soft_cap: keys.optional("attn_logit_softcapping")?,
             logit_soft_cap: keys.optional("final_logit_softcapping")?,
             parallel_residual: keys.bool("use_parallel_residual")?.unwrap_or(arch.parallel),
@@ -210,6 +219,11 @@ impl Config {
 
     /// Number of layers.
     pub fn n_layer(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Number of layers with weights of their own.
+    pub fn n_blocks(&self) -> usize {
         self.layers.len()
     }
 

@@ -1,5 +1,5 @@
 //! What mixes the tokens of a sequence in a layer: attention, a recurrent mixer, both, or nothing. The tensors of a file
-//! tell which.
+//! tell which, or its numbers of heads.
 
 mod delta_net;
 mod mamba;
@@ -33,6 +33,8 @@ pub enum MixerKind {
     Recurrent,
     /// Attention and a recurrent mixer on the same input; their outputs are added.
     Both,
+    /// A matrix instead of attention: tokens are not mixed (DeciLM).
+    Linear,
     /// Nothing: the layer has a feed-forward only.
     None,
 }
@@ -137,7 +139,8 @@ fn has(shards: &[Gguf<'_>], name: &str) -> bool {
 }
 
 /// The kinds of all layers: with recurrent layers by the presence of tensors. Without, layers lack attention or
-/// feed-forward where the metadata state that they have no heads, or a width of 0.
+/// feed-forward where the metadata state that they have no heads, or a width of 0; without KV heads they have a matrix
+/// instead of attention.
 pub(super) fn layer_kinds(
     keys: &Keys<'_, '_>,
     n_layer: usize,
@@ -146,18 +149,19 @@ pub(super) fn layer_kinds(
     let has = |i: usize, part: &str| has(shards, &format!("blk.{i}.{part}"));
     let recurrent: Vec<bool> = (0..n_layer).map(|i| MARKERS.iter().any(|part| has(i, part))).collect();
     let is_hybrid = recurrent.contains(&true);
-    let sizes = ["attention.head_count", "feed_forward_length"].map(|name| match keys.is_array(name) && !is_hybrid {
+    let sizes = |name: &str| match keys.is_array(name) && !is_hybrid {
         true => keys.per_layer_u32(name, n_layer),
         false => Ok(None),
-    });
-    let [heads, widths] = sizes;
-    let (heads, widths) = (heads?, widths?);
+    };
+    let (heads, kv_heads) = (sizes("attention.head_count")?, sizes("attention.head_count_kv")?);
+    let widths = sizes("feed_forward_length")?;
     let is_zero = |sizes: &Option<Vec<u32>>, i: usize| sizes.as_ref().is_some_and(|sizes| sizes[i] == 0);
     let kind = |(i, recurrent): (usize, bool)| {
         let has_attention = if is_hybrid { has(i, "attn_output.weight") } else { !is_zero(&heads, i) };
         let mixer = match (recurrent, has_attention) {
             (true, true) => MixerKind::Both,
             (true, false) => MixerKind::Recurrent,
+            (false, true) if is_zero(&kv_heads, i) => MixerKind::Linear,
             (false, true) => MixerKind::Attention,
             (false, false) => MixerKind::None,
         };

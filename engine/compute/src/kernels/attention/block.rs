@@ -7,7 +7,7 @@ use core::ops::Range;
 use super::lanes::LaneKernel;
 use super::scalar::ScalarKernel;
 use super::softmax_state::{SoftmaxState, scale};
-use super::{AttendScratch, Attention, CHUNK, KvLayer, KvType, MAX_COLUMNS, MAX_HEAD_DIM, PAGE, Span};
+use super::{AttendScratch, Attention, CHUNK, DistanceBias, KvLayer, KvType, MAX_COLUMNS, MAX_HEAD_DIM, PAGE, Span};
 use crate::kernels::cpu::Op;
 use crate::kernels::simd::Simd;
 use crate::kernels::{Cpu, SharedOut};
@@ -74,11 +74,18 @@ impl AttentionBlock<'_> {
         q
     }
 
-    /// ALiBi: `s[t] = s[t] + slope * -|t - pos|` for the scores of a column of the block.
+    /// ALiBi: `s[t] = s[t] + slope * -|t - pos|` for the scores of a column of the block; or a bias by `t - pos`.
     #[inline(always)]
     fn add_distances(&self, chunk: usize, column: usize, pos: usize, s: &mut [f32]) {
+        let head = self.head * self.group() + column % self.group();
+        if let Some(DistanceBias { table, max }) = self.of.bias {
+            let table = &table[head * (2 * max + 1)..][..2 * max + 1];
+            for (t, s) in s.iter_mut().enumerate() {
+                *s += table[(chunk * CHUNK + t + max).saturating_sub(pos).min(2 * max)];
+            }
+        }
         let Some(slopes) = self.of.alibi else { return };
-        let slope = slopes[self.head * self.group() + column % self.group()];
+        let slope = slopes[head];
         for (t, s) in s.iter_mut().enumerate() {
             *s += slope * -((chunk * CHUNK + t).abs_diff(pos) as f32);
         }

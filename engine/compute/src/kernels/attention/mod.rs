@@ -75,6 +75,15 @@ pub struct AttentionWindow {
     pub chunk: usize,
 }
 
+/// A bias on the score of each key, by its distance from the query.
+#[derive(Clone, Copy)]
+pub struct DistanceBias<'a> {
+    /// (n_head, 2 * max + 1): biases at distances `-max..=max` of the key, positive for later tokens.
+    pub table: &'a [f32],
+    /// Distances beyond have the bias of this one.
+    pub max: usize,
+}
+
 /// Attention of a whole batch in one layer.
 #[derive(Clone, Copy)]
 pub struct Attention<'a> {
@@ -90,6 +99,8 @@ pub struct Attention<'a> {
     pub soft_cap: Option<f32>,
     /// ALiBi (Press et al. 2022): a slope per query head, times the distance in tokens, is subtracted from the scores.
     pub alibi: Option<&'a [f32]>,
+    /// Biases by distance, in models without positions of another kind (T5).
+    pub bias: Option<DistanceBias<'a>>,
     /// A score per query head that takes part in the softmax without a value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
     /// Queries, (rows, n_head * key_dim), scaled and rotated, `q_stride` floats from one row to the next.
