@@ -142,6 +142,7 @@ impl ForwardPass<'_, '_> {
         let model = self.model;
         match &model.weights.layers[i].mixer {
             Mixer::Attention(a) => self.attention((i, a), SubLayerRows { x, y }, s, memory, step),
+            Mixer::Latent(a) => self.latent_attention((i, a), SubLayerRows { x, y }, s, memory, step),
             Mixer::Recurrent(r) => self.recurrent(i, r, SubLayerRows { x, y }, &mut memory.states, step),
             Mixer::Both(both) => {
                 let (attention, recurrent) = &**both;

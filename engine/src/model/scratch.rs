@@ -270,6 +270,7 @@ impl Model {
     fn widths(&self) -> Widths {
         let (c, mut w) = (&self.config, Widths::default());
         let d = c.n_embd;
+        let mut latent_words = 0;
         // per row: `wide` floats for each of `rows` expert rows, then activations of width `k`
         let mut step = |forms, (wide, k): (usize, usize), rows: usize| {
             w.wide = w.wide.max(wide.saturating_mul(rows));
@@ -284,12 +285,17 @@ impl Model {
             match &layer.mixer {
                 Mixer::Attention(a) => attention(a),
                 Mixer::Both(both) => attention(&both.0),
-                Mixer::Recurrent(_) | Mixer::None => {}
+                Mixer::Latent(_) | Mixer::Recurrent(_) | Mixer::None => {}
+            }
+            if let Mixer::Latent(a) = &layer.mixer {
+                let (inputs, wide, words) = a.widths();
+                step(forms(inputs.into_iter()), (wide, 0), 1);
+                latent_words = latent_words.max(words);
             }
             let recurrent = match &layer.mixer {
                 Mixer::Recurrent(r) => Some(r),
                 Mixer::Both(both) => Some(&both.1),
-                Mixer::Attention(_) | Mixer::None => None,
+                Mixer::Attention(_) | Mixer::Latent(_) | Mixer::None => None,
             };
             if let Some((inputs, wide, k)) = recurrent.map(Recurrent::widths) {
                 step(forms(inputs.into_iter()), (wide, k), 1);
@@ -308,6 +314,7 @@ impl Model {
                 }
             }
         }
+        w.words = w.words.max(latent_words);
         w
     }
 }

@@ -13,6 +13,7 @@ use super::{
 use crate::error::LoadError;
 use crate::model::config::Config;
 use crate::model::loader::LoadedTensors;
+use crate::model::mixers::LatentWeights;
 use crate::model::projection;
 use crate::model::roles::tensor_error;
 
@@ -149,6 +150,9 @@ fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, Loa
         Some(config) => Some(Recurrent::load(config, tensors, i)?),
         None => None,
     };
+    if let Some(sizes) = c.layers[i].heads.latent {
+        return Ok(Mixer::Latent(Box::new(LatentWeights::load(&c.layers[i], sizes, tensors, i)?)));
+    }
     let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
     Ok(match (attention, recurrent) {
         (Some(a), Some(r)) => Mixer::Both(Box::new((a, r))),
