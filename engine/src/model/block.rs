@@ -9,6 +9,7 @@ use super::forward::{Stage, Trace};
 use super::rows::{RowOps, columns};
 use super::scratch::{AttentionScratch, LayerEmbeddingScratch, Scratch, StepScratch};
 use super::weights::{AttentionWeights, FeedForward, LayerEmbedding, Mixer, Norm, padded};
+use crate::kernels::Cpu;
 use crate::kernels::act::Floats;
 use crate::kernels::attention::{self, Attention, KvLayout, KvMemory, KvRows, Span};
 use crate::kernels::elementwise::{Activation, activate, clamp, gate_by_sigmoid, gated, multiply, scale};
@@ -174,6 +175,7 @@ impl ForwardPass<'_, '_> {
         let model = self.model;
         match &model.weights.layers[i].mixer {
             Mixer::Attention(a) => self.attention((i, a), SubLayerRows { x, y }, s, memory, step),
+            Mixer::Latent(a) => self.latent_attention((i, a), SubLayerRows { x, y }, s, memory, step),
             Mixer::Recurrent(r) => self.recurrent(i, r, SubLayerRows { x, y }, &mut memory.states, step),
             Mixer::Both(both) => {
                 let (attention, recurrent) = &**both;
@@ -269,10 +271,7 @@ impl ForwardPass<'_, '_> {
         let (Some(at), Some((gate, _))) = (layer.gate_at, layer.qkv.linears.last()) else { return };
         let (rows, stride, act) = (self.rows, layer.qkv.stride, self.model.config.arch.output_gate);
         let (n_gates, width) = (gate.w.rows(), heads.out_width());
-        rows.each(qkv, stride, &|_, row| match act {
-            OutputGate::Sigmoid => activate(rows.cpu, Activation::Sigmoid, &mut row[at..at + n_gates]),
-            OutputGate::Softplus => row[at..at + n_gates].iter_mut().for_each(|x| *x = softplus(*x)),
-        });
+        rows.each(qkv, stride, &|_, row| activate_gates(rows.cpu, act, &mut row[at..at + n_gates]));
         rows.each(out, width, &|r, out| {
             let gates = &qkv[r * stride + at..][..n_gates];
             if n_gates == width {
@@ -334,5 +333,13 @@ impl ForwardPass<'_, '_> {
                 rope(rows.cpu, Rotation { style, cos, sin, scale: factor }, heads, sizes.key_dim);
             }
         });
+    }
+}
+
+/// The factors of outputs from the gates.
+pub(super) fn activate_gates(cpu: Cpu, act: OutputGate, gates: &mut [f32]) {
+    match act {
+        OutputGate::Sigmoid => activate(cpu, Activation::Sigmoid, gates),
+        OutputGate::Softplus => gates.iter_mut().for_each(|x| *x = softplus(*x)),
     }
 }

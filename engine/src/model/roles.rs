@@ -8,6 +8,7 @@ use core::ops::Deref;
 
 use super::arch::ExpertInput;
 use super::config::{Config, ExpertsConfig, LayerConfig, MAX_WIDTH, MixerKind, RecurrentConfig};
+use super::mixers::latent;
 use crate::error::LoadError;
 use crate::gguf::TensorInfo;
 use crate::kernels::WeightArena;
@@ -22,6 +23,8 @@ const IGNORED: [&str; 1] = ["rotary_emb.inv_freq"];
 pub(super) enum Role {
     /// `n` matrices (rows, k), concatenated; `n` is a dimension unless it is 1.
     Matrices { n: usize, rows: usize, k: usize },
+    /// `n` matrices (rows, k) in one dimension of the file.
+    Stacked { n: usize, rows: usize, k: usize },
     /// A vector of this length.
     Vector(usize),
     /// Rows of vectors, one per expert.
@@ -59,6 +62,7 @@ impl Role {
     fn reserve(self, t: &TensorInfo<'_>, arena: &mut WeightArena) -> Result<TensorStorage, LoadError> {
         let fits = match self {
             Role::Matrices { n, rows, k } => t.dims == [k as u64, rows as u64, n as u64, 1],
+            Role::Stacked { n, rows, k } => t.dims == [k as u64, (rows * n) as u64, 1, 1],
             Role::Vector(n) => t.dims == [n as u64, 1, 1, 1],
             Role::Rows { n, width } => t.dims == [width as u64, n as u64, 1, 1],
             Role::HeadNorm { n_head, head_dim } => {
@@ -71,6 +75,7 @@ impl Role {
             let expected = match self {
                 Role::Matrices { n: 1, rows, k } => format!("shape [{k}, {rows}]"),
                 Role::Matrices { n, rows, k } => format!("shape [{k}, {rows}, {n}]"),
+                Role::Stacked { n, rows, k } => format!("shape [{k}, {}]", rows * n),
                 Role::Vector(n) => format!("shape [{n}]"),
                 Role::Rows { n, width } => format!("shape [{width}, {n}]"),
                 Role::HeadNorm { n_head, head_dim: d } => format!("shape [{d}], [{d}, {n_head}] or [{}]", d * n_head),
@@ -79,7 +84,7 @@ impl Role {
             return Err(tensor_error(t.name, &format!("shape {:?}", &t.dims[..t.n_dims as usize]), &expected));
         }
         let out_of_memory = |_| LoadError::OutOfMemory { what: "the weights", needed: t.len_bytes };
-        if let Role::Matrices { n, rows, k } = self {
+        if let Role::Matrices { n, rows, k } | Role::Stacked { n, rows, k } = self {
             if !t.dtype.supported() {
                 return Err(LoadError::Unsupported {
                     what: "tensor type",
@@ -156,6 +161,9 @@ pub(super) enum Part {
     PostNorm,
     Qkv,
     AttnOutput,
+    LatentInput,
+    LatentQuery,
+    LatentHeads,
     Recurrent,
     FeedForward,
     ExpertInput,
@@ -174,7 +182,7 @@ impl TensorRow {
         self.need(Need::Layouts(layouts))
     }
 
-    const fn excludes(self, rule: (&'static str, &'static str)) -> TensorRow {
+    pub(super) const fn excludes(self, rule: (&'static str, &'static str)) -> TensorRow {
         TensorRow { excludes: Some(rule), ..self }
     }
 
@@ -431,10 +439,12 @@ fn expert_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     Some(Role::Matrices { n: e.n, rows: e.n_ff, k: c.n_embd })
 }
 
-/// The tables of the tensors of a layer, those of a recurrent mixer first; `None` if there is no such layer.
-fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 2]> {
-    let recurrent = c.recurrent.as_ref().filter(|_| c.layers.get(layer).is_some_and(|l| l.mixer.is_recurrent()));
-    (layer < c.n_blocks()).then_some([recurrent.map_or(&[], RecurrentConfig::tensors), LAYER_TENSORS])
+/// The tables of the tensors of a layer, those of its mixer first; `None` if there is no such layer.
+fn layer_tables(c: &Config, layer: usize) -> Option<[&'static [TensorRow]; 3]> {
+    let mixer = c.layers.get(layer).filter(|_| layer < c.n_blocks())?.mixer;
+    let recurrent = c.recurrent.as_ref().filter(|_| mixer.is_recurrent());
+    let latent = if mixer == MixerKind::Latent { latent::TENSORS } else { &[] };
+    Some([recurrent.map_or(&[], RecurrentConfig::tensors), latent, LAYER_TENSORS])
 }
 
 /// The row of a tensor; experts have indices below `n_experts`.
@@ -449,10 +459,13 @@ fn find(rows: &'static [TensorRow], name: &str, n_experts: usize) -> Option<&'st
 }
 
 /// The error for a tensor that no layer took, because the file also has the tensors that take its place.
-pub(super) fn conflict(name: &str) -> LoadError {
+pub(super) fn conflict(name: &str, c: &Config) -> LoadError {
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let (prefix, row) = match layer {
-        Some((layer, part)) => (format!("blk.{layer}."), find(LAYER_TENSORS, part, usize::MAX)),
+        Some((layer, part)) => {
+            let tables = index(layer).and_then(|layer| layer_tables(c, layer)).unwrap_or_default();
+            (format!("blk.{layer}."), tables.into_iter().find_map(|rows| find(rows, part, usize::MAX)))
+        }
         None => (String::new(), find(MODEL_TENSORS, name, 0)),
     };
     match row.and_then(|row| row.excludes) {
@@ -548,9 +561,13 @@ pub(super) fn missing(c: &Config, has_tensor: impl Fn(&str) -> bool) -> Option<S
         if let Some(row) = LAYER_TENSORS.iter().filter(is_each).find(|row| !exists(row.name)) {
             return Some(name(row.name));
         }
+        let latent = kind.mixer == MixerKind::Latent;
         let parts = [
             (norm, kind.mixer != MixerKind::None || !exists("ffn_norm.weight")),
-            (Part::Qkv, attention),
+            (Part::Qkv, attention && !latent),
+            (Part::LatentInput, latent),
+            (Part::LatentQuery, latent),
+            (Part::LatentHeads, latent),
             (Part::AttnOutput, attention || kind.mixer == MixerKind::Linear),
             (Part::Recurrent, recurrent),
             (Part::FeedForward, kind.has_ffn),

@@ -293,6 +293,7 @@ impl Model {
     fn widths(&self) -> Widths {
         let (c, mut w) = (&self.config, Widths::default());
         let d = c.n_embd;
+        let mut latent_words = 0;
         // per row: `wide` floats for each of `rows` expert rows, then activations of width `k`
         let mut step = |forms, (wide, k): (usize, usize), rows: usize| {
             w.wide = w.wide.max(wide.saturating_mul(rows));
@@ -308,12 +309,17 @@ impl Model {
                 Mixer::Attention(a) => attention(a),
                 Mixer::Both(both) => attention(&both.0),
                 Mixer::Linear(linear) => step(forms([&linear.w].into_iter()), (0, d), 1),
-                Mixer::Recurrent(_) | Mixer::None => {}
+                Mixer::Latent(_) | Mixer::Recurrent(_) | Mixer::None => {}
+            }
+            if let Mixer::Latent(a) = &layer.mixer {
+                let (inputs, wide, words) = a.widths();
+                step(forms(inputs.into_iter()), (wide, 0), 1);
+                latent_words = latent_words.max(words);
             }
             let recurrent = match &layer.mixer {
                 Mixer::Recurrent(r) => Some(r),
                 Mixer::Both(both) => Some(&both.1),
-                Mixer::Attention(_) | Mixer::Linear(_) | Mixer::None => None,
+                Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Linear(_) | Mixer::None => None,
             };
             if let Some((inputs, wide, k)) = recurrent.map(Recurrent::widths) {
                 step(forms(inputs.into_iter()), (wide, k), 1);
@@ -336,6 +342,7 @@ impl Model {
                 }
             }
         }
+        w.words = w.words.max(latent_words);
         w
     }
 }

@@ -1,7 +1,8 @@
 //! The table of model families.
 
 use super::{
-    Alibi, Arch, ExpertInput, Gating, LocalRope, OutputGate, Rotated, ScoreScale, Sections, Swiglu, Temperature,
+    Alibi, Arch, ExpertInput, Factors, Gating, LocalRope, OutputGate, Rotated, ScoreScale, Sections, Swiglu,
+    Temperature, YarnLog,
 };
 use crate::kernels::elementwise::Activation;
 use crate::kernels::norm::NormKind;
@@ -51,6 +52,8 @@ const BASE: Arch = Arch {
     attention_chunk: 0,
     sections: Sections::None,
     beta_fast: 32.0,
+    yarn_log: YarnLog::Magnitude,
+    factors: None,
     required: &[],
     temperature: Temperature::ByKey,
     gated_queries: false,
@@ -86,6 +89,8 @@ const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 
 /// Experts whose weights are normalised only if the file says so.
 const RAW_EXPERTS: Arch = Arch { name: "", normalised_experts: false, ..BASE };
+const DEEPSEEK2: Arch =
+    Arch { name: "deepseek2", rope: Some(RopeStyle::Interleaved), yarn_log: YarnLog::Scores, ..RAW_EXPERTS };
 const ALIBI: Arch = Arch { name: "", rope: None, alibi: Alibi::Always, act: Activation::GeluTanh, ..LAYER_NORM };
 const LLAMA4: Arch = Arch {
     name: "llama4",
@@ -228,6 +233,10 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "bitnet", ..BASE },
     Arch { name: "phimoe", norm: NormKind::Layer, ..BASE },
     Arch { name: "deepseek", rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
+    DEEPSEEK2,
+    Arch { name: "mistral4", yarn_log: YarnLog::ScoresAndMagnitude, ..DEEPSEEK2 },
+    Arch { name: "minicpm3", factors: Some(Factors { embedding: 12.0, depth: 1.4, width: 256.0 }), ..BASE },
+    Arch { name: "plm", act: Activation::ReluSquared, ..LLAMA },
     Arch { name: "bailingmoe", rope: Some(RopeStyle::Interleaved), ..RAW_EXPERTS },
     Arch { name: "bailingmoe2", ..RAW_EXPERTS },
     Arch { name: "dots1", ..RAW_EXPERTS },

@@ -163,7 +163,9 @@ impl Config {
         let n_ctx_train = keys.size("context_length", 1..=MAX_CONTEXT)?;
         let (norm, norm_eps) = norm(&keys, arch)?;
         let embedding_scale = if arch.embeddings_by_width { sqrt(n_embd as f32) } else { 1.0 };
-        let logit_scale = keys.optional("logit_scale")?.unwrap_or(1.0);
+        let factors = arch.factors.map(|f| [f.embedding, f.depth / sqrt(n_layer as f32), f.width / n_embd as f32]);
+        let [embedding_scale, residual_scale, logit_scale] = factors.unwrap_or([embedding_scale, 1.0, 1.0]);
+        let logit_scale = keys.optional("logit_scale")?.unwrap_or(logit_scale);
         let causal = keys.bool("attention.causal")?.unwrap_or(!arch.bidirectional);
         let (ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, &kinds, n_embd, n_ctx_train, causal)?;
         layers.truncate(n_layer);
@@ -185,7 +187,7 @@ impl Config {
             norm,
             norm_eps,
             embedding_scale: keys.optional("embedding_scale")?.unwrap_or(embedding_scale),
-            residual_scale: keys.optional("residual_scale")?.unwrap_or(1.0),
+            residual_scale: keys.optional("residual_scale")?.unwrap_or(residual_scale),
             logit_scale: if arch.divided_logits { 1.0 / logit_scale } else { logit_scale },
             rope,
             learned_positions: rope.is_none() && alibi.is_none(),

@@ -2,6 +2,7 @@
 //! tell which, or its numbers of heads.
 
 mod delta_net;
+pub(super) mod latent;
 mod mamba;
 mod short_conv;
 
@@ -10,6 +11,7 @@ use alloc::format;
 use alloc::vec::Vec;
 
 pub use delta_net::{DeltaNet, DeltaNetConfig};
+pub use latent::{LatentHeads, LatentWeights};
 pub use mamba::{Mamba, MambaConfig};
 pub use short_conv::{ShortConv, ShortConvConfig};
 
@@ -29,6 +31,8 @@ use crate::kernels::recurrent::StateMemory;
 pub enum MixerKind {
     /// Attention over the keys and values of the tokens before.
     Attention,
+    /// Multi-head latent attention: all heads share keys, which are values too.
+    Latent,
     /// A recurrent mixer, of the kind of [`RecurrentConfig`].
     Recurrent,
     /// Attention and a recurrent mixer on the same input; their outputs are added.
@@ -42,7 +46,7 @@ pub enum MixerKind {
 impl MixerKind {
     /// Whether the layer has keys and values.
     pub const fn has_attention(self) -> bool {
-        matches!(self, MixerKind::Attention | MixerKind::Both)
+        matches!(self, MixerKind::Attention | MixerKind::Latent | MixerKind::Both)
     }
 
     /// Whether the layer has a recurrent state.
@@ -162,6 +166,7 @@ pub(super) fn layer_kinds(
             (true, true) => MixerKind::Both,
             (true, false) => MixerKind::Recurrent,
             (false, true) if is_zero(&kv_heads, i) => MixerKind::Linear,
+            (false, true) if has(i, "attn_kv_a_mqa.weight") => MixerKind::Latent,
             (false, true) => MixerKind::Attention,
             (false, false) => MixerKind::None,
         };

@@ -14,6 +14,7 @@ use crate::error::LoadError;
 use crate::math::sqrt;
 use crate::model::config::{Config, MixerKind};
 use crate::model::loader::LoadedTensors;
+use crate::model::mixers::LatentWeights;
 use crate::model::projection;
 use crate::model::roles::tensor_error;
 
@@ -179,6 +180,9 @@ fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, Loa
         Some(config) => Some(Recurrent::load(config, tensors, i)?),
         None => None,
     };
+    if let Some(sizes) = c.layers[i].heads.latent {
+        return Ok(Mixer::Latent(Box::new(LatentWeights::load(&c.layers[i], sizes, tensors, i)?)));
+    }
     let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
     if kind == MixerKind::Linear {
         return Ok(Mixer::Linear(Box::new(linear(tensors, &format!("blk.{i}.attn_output"))?)));

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 pub(super) use load::{linear, norm, required_norm, transposed};
 
 use super::config::Config;
-pub use super::mixers::Recurrent;
+pub use super::mixers::{LatentWeights, Recurrent};
 use crate::kernels::panel::{Matrix, PANEL};
 
 /// A matrix and its bias: `y = w x + b`.
@@ -150,6 +150,8 @@ pub struct AttentionWeights {
 pub enum Mixer {
     /// Attention.
     Attention(Box<AttentionWeights>),
+    /// Multi-head latent attention.
+    Latent(Box<LatentWeights>),
     /// A recurrent mixer.
     Recurrent(Recurrent),
     /// A matrix (n_embd, n_embd) instead of attention.
@@ -294,6 +296,7 @@ impl Layer {
     pub(in crate::model) fn matrices(&self) -> Vec<&Matrix> {
         let mut all: Vec<&Matrix> = match &self.mixer {
             Mixer::Attention(a) => a.matrices(),
+            Mixer::Latent(a) => a.matrices(),
             Mixer::Recurrent(r) => r.matrices(),
             Mixer::Both(both) => both.0.matrices().into_iter().chain(both.1.matrices()).collect(),
             Mixer::Linear(linear) => vec![&linear.w],
