@@ -126,6 +126,8 @@ pub struct LayerConfig {
     pub expert_limit: f32,
     /// The same for the shared expert.
     pub shared_limit: f32,
+    /// Factor on the residual stream after the layer.
+    pub output_scale: f32,
     /// The activation, where it is xIELU.
     pub xielu: Option<Xielu>,
 }
@@ -137,6 +139,8 @@ pub struct ExpertsConfig {
     pub n: usize,
     /// Experts per token.
     pub n_used: usize,
+    /// Width of an expert's input and output; `n_embd` unless experts work in a latent space.
+    pub width: usize,
     /// Width of an expert's feed-forward.
     pub n_ff: usize,
     /// Width of the shared expert's feed-forward.
@@ -177,7 +181,7 @@ impl Config {
         }
         let n_layer = keys.size("block_count", 1..=MAX_LAYERS)?;
         let n_embd = keys.size("embedding_length", 1..=MAX_WIDTH)?;
-        let kinds = mixers::layer_kinds(n_layer, shards);
+        let kinds = mixers::layer_kinds(arch, n_layer, shards);
         let n_ff = match kinds.iter().any(|l| l.has_ffn) {
             true => keys.in_range("feed_forward_length", keys.u32_or_zero("feed_forward_length")?, 1..=MAX_WIDTH)?,
             false => 1,
@@ -218,7 +222,7 @@ impl Config {
         let (mut ropes, mut layers) = layers(&keys, &Arch { rope, ..*arch }, n_layer, n_ctx_train, causal)?;
         let still = unrotated(&keys, arch.sections, n_rot / 2)?;
         ropes.iter_mut().for_each(|rope| rope.unrotated.clone_from(&still));
-        let experts = experts(&keys, arch, n_ff)?;
+        let experts = experts(&keys, arch, n_embd, n_ff)?;
         let score_scale = match arch.score_scale {
             ScoreScale::Root => 1.0 / sqrt(scored_width as f32),
             ScoreScale::Inverse => 1.0 / head_dim as f32,
@@ -381,7 +385,7 @@ fn temperature(
 }
 
 /// Numbers of query heads and of key and value heads.
-fn heads(keys: &Keys<'_, '_>) -> Result<(usize, usize), LoadError> {
+pub(super) fn heads(keys: &Keys<'_, '_>) -> Result<(usize, usize), LoadError> {
     let n_head = keys.u32_or_zero("attention.head_count")?;
     let n_head = keys.in_range("attention.head_count", n_head, 1..=MAX_WIDTH)?;
     let n_head_kv = match keys.u32_or_zero("attention.head_count_kv")? {
@@ -398,7 +402,7 @@ fn heads(keys: &Keys<'_, '_>) -> Result<(usize, usize), LoadError> {
     Ok((n_head, n_head_kv))
 }
 
-fn head_dim(keys: &Keys<'_, '_>, n_embd: usize, n_head: usize) -> Result<usize, LoadError> {
+pub(super) fn head_dim(keys: &Keys<'_, '_>, n_embd: usize, n_head: usize) -> Result<usize, LoadError> {
     let default = Some((n_embd / n_head) as u32);
     let given = keys.u32("attention.key_length")?.or(default);
     let head_dim = keys.in_range("attention.key_length", given, 1..=MAX_HEAD_DIM as u32)?;
@@ -457,6 +461,7 @@ fn layers(
     };
     let n_dense = keys.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
     let xielu = xielu(keys, n_layer)?;
+    let rescale = keys.u32("rescale_every_n_layers")?.unwrap_or(0) as usize;
     let any_local = local.contains(&true);
     let [expert_limits, shared_limits] =
         [keys.per_layer_f32("swiglu_clamp_exp", n_layer)?, keys.per_layer_f32("swiglu_clamp_shexp", n_layer)?];
@@ -501,6 +506,7 @@ fn layers(
                 Swiglu::Limited(limit) if expert_limits[i] == 0.0 => limit,
                 _ => expert_limits[i],
             },
+            output_scale: if rescale > 0 && (i + 1) % rescale == 0 { 0.5 } else { 1.0 },
             xielu: xielu.as_ref().map(|all| all[i]),
             shared_limit: shared_limits[i],
             mixer: MixerKind::Attention,
@@ -545,7 +551,7 @@ fn rotations(
     Ok((global, near))
 }
 
-fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_embd: usize, n_ff: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let n = match keys.u32("expert_count")? {
         None | Some(0) => return Ok(None),
         v => keys.in_range("expert_count", v, 1..=MAX_EXPERTS)?,
@@ -594,6 +600,10 @@ fn experts(keys: &Keys<'_, '_>, arch: &Arch, n_ff: usize) -> Result<Option<Exper
     Ok(Some(ExpertsConfig {
         n,
         n_used,
+        width: match keys.u32("moe_latent_size")? {
+            None | Some(0) => n_embd,
+            v => keys.in_range("moe_latent_size", v, 1..=MAX_WIDTH)?,
+        },
         n_ff: expert_ff,
         n_ff_shared,
         gating,

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use super::config::Config;
 use super::loader::LoadedTensors;
-pub use super::mixers::Recurrent;
+pub use super::mixers::{ChannelMix, Recurrent};
 use super::projection;
 use super::roles::tensor_error;
 use crate::error::LoadError;
@@ -61,12 +61,14 @@ pub struct Experts {
     pub router: Linear,
     /// Added to the scores by which experts are selected (n_expert).
     pub selection_bias: Option<Vec<f32>>,
-    /// (n_ff, n_embd), one per expert; empty without gates.
+    /// (n_ff, width), one per expert; empty without gates.
     pub gate: Vec<Matrix>,
-    /// (n_ff, n_embd), one per expert.
+    /// (n_ff, width), one per expert.
     pub up: Vec<Matrix>,
-    /// (n_embd, n_ff), one per expert.
+    /// (width, n_ff), one per expert.
     pub down: Vec<Matrix>,
+    /// Projections to and from the latent space that experts work in (width, n_embd), (n_embd, width).
+    pub latent: Option<[Linear; 2]>,
     /// Norm of the experts' input, where that is the layer's (n_embd).
     pub input_norm: Option<Norm>,
     /// Biases of gate, up and down: one row per expert.
@@ -89,6 +91,8 @@ pub enum FeedForward {
     Dense(Box<Dense>),
     /// Experts selected for each token.
     Experts(Box<Experts>),
+    /// One that also reads the token before (RWKV).
+    ChannelMix(Box<ChannelMix>),
     /// None: the layer has a mixer only.
     None,
 }
@@ -151,6 +155,8 @@ pub enum ResidualOrder {
     Parallel,
     /// Post-norm: these norms (n_embd) follow the two residual sums, and none comes before.
     PostNorm([Norm; 2]),
+    /// The residual stream is the output of the norms.
+    Normed,
 }
 
 /// Divisors of the RoPE frequencies (n_rot / 2).
@@ -252,8 +258,10 @@ impl Layer {
         match &self.ffn {
             FeedForward::None => {}
             FeedForward::Dense(ffn) => all.extend(ffn.matrices()),
+            FeedForward::ChannelMix(mix) => all.extend(mix.matrices()),
             FeedForward::Experts(e) => {
                 all.extend([&e.router.w].into_iter().chain(&e.gate).chain(&e.up).chain(&e.down));
+                all.extend(e.latent.iter().flatten().map(|l| &l.w));
                 if let Some(shared) = &e.shared {
                     all.extend(shared.gate.iter().map(|g| &g.w).chain(shared.ffn.matrices()));
                 }
@@ -322,7 +330,7 @@ impl Weights {
     }
 }
 
-fn missing(name: &str) -> LoadError {
+pub(super) fn missing(name: &str) -> LoadError {
     LoadError::MissingTensor { name: name.into() }
 }
 
@@ -436,6 +444,9 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
             FeedForward::Experts(Box::new(experts(tensors, c, e.n, &name)?))
         }
+        _ if tensors.has(&name("channel_mix_key.weight")) => {
+            FeedForward::ChannelMix(Box::new(ChannelMix::load(tensors, &name)?))
+        }
         _ => FeedForward::Dense(Box::new(dense(tensors, c.n_ff, "", &name)?)),
     };
     let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
@@ -457,6 +468,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     let order = match (norm(tensors, &name("attn_output_norm"))?, norm(tensors, &name("layer_output_norm"))?) {
         (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
         _ if parallel => ResidualOrder::Parallel,
+        _ if c.arch.normed_residual => ResidualOrder::Normed,
         _ => ResidualOrder::Serial,
     };
     let with_eps = |norm: Norm| Norm { eps: c.arch.post_norm_eps, ..norm };
@@ -525,12 +537,19 @@ fn experts(
     };
     let input_norm = norm(tensors, &name("ffn_norm_exps"))?;
     let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
+    let width = c.experts.map_or(c.n_embd, |e| e.width);
+    let latent = if width != c.n_embd || tensors.has(&name("ffn_latent_down.weight")) {
+        Some([linear(tensors, &name("ffn_latent_down"))?, linear(tensors, &name("ffn_latent_up"))?])
+    } else {
+        None
+    };
     Ok(Experts {
         router: linear(tensors, &name("ffn_gate_inp"))?,
         selection_bias,
         gate,
         up,
         down,
+        latent,
         input_norm,
         biases,
         shared,
