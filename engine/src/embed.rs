@@ -112,7 +112,7 @@ pub struct Embedder {
     /// Maximal tokens of a batch of several texts ([`Embedder::fit`]).
     quick_tokens: usize,
     kv: KvLayout,
-    /// Keys and values of one layer of the current batch.
+    /// Keys and values of the current batch.
     memory: KvMemory,
     pages: Vec<u32>,
     scratch: Scratch,
@@ -127,8 +127,8 @@ impl Embedder {
     pub fn new(model: Arc<Model>, pool: &dyn Pool, mut options: EmbedderOptions) -> Result<Embedder, MemoryError> {
         options.n_ctx = options.n_ctx.min(model.config.max_context());
         options.max_texts = options.max_texts.min(options.batch_tokens);
-        // f32, because keys and values live for one layer only; a page belongs to one text
-        let kv = KvLayout { n_layer: 1, ..model.kv_layout(KvType::F32) };
+        // f32, because keys and values live for one batch only; a page belongs to one text
+        let kv = model.config.batch_kv_layout(KvType::F32);
         let n_pages = (options.batch_tokens / PAGE).saturating_add(options.max_texts);
         let mut memory = KvMemory::zeroed(&kv, n_pages)?;
         memory.states = StateMemory::zeroed(model.config.state_len(), options.max_texts)?;

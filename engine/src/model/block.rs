@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use super::Model;
+use super::config::{HeadConfig, LayerConfig};
 use super::forward::{Stage, Trace};
 use super::rows::{RowOps, columns};
 use super::scratch::{AttentionScratch, Scratch, StepScratch};
@@ -193,33 +194,33 @@ impl ForwardPass<'_, '_> {
         StepScratch { wide, words, .. }: &mut StepScratch,
     ) {
         let (c, rows, at) = (&self.model.config, self.rows, Some(i));
-        let (q_width, kv_width) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
+        let heads = c.layers[i].heads;
+        let (q_width, k_width, v_width, out_width) =
+            (heads.q_width(), heads.k_width(), heads.v_width(), heads.out_width());
         let stride = layer.qkv.stride;
         let [k_at, v_at] = [layer.qkv.part_starts[1], layer.qkv.part_starts[2]];
         let (qkv, rest) = wide.split_at_mut(self.n * stride);
         rows.linear_group(&layer.qkv, x, qkv, words);
         if let Some(limit) = c.qkv_limit {
-            rows.each(qkv, stride, &|_, row| clamp(rows.cpu, &mut row[..v_at + kv_width], limit));
+            rows.each(qkv, stride, &|_, row| clamp(rows.cpu, &mut row[..v_at + v_width], limit));
         }
         let (gates, rest) = rest.split_at_mut(if c.arch.gated_queries { self.n * q_width } else { 0 });
         if c.arch.gated_queries {
-            self.split_gates(qkv, stride, gates);
+            self.split_gates(&heads, qkv, stride, gates);
         }
         self.trace_stage(Stage::Q, at, &mut columns(qkv, stride, 0, q_width));
-        self.trace_stage(Stage::K, at, &mut columns(qkv, stride, k_at, kv_width));
-        self.trace_stage(Stage::V, at, &mut columns(qkv, stride, v_at, kv_width));
+        self.trace_stage(Stage::K, at, &mut columns(qkv, stride, k_at, k_width));
+        self.trace_stage(Stage::V, at, &mut columns(qkv, stride, v_at, v_width));
         self.rotate(i, layer, qkv, s);
-        let k = columns(qkv, stride, k_at, kv_width);
+        let k = columns(qkv, stride, k_at, k_width);
         self.trace_stage(Stage::Rope, at, &mut columns(qkv, stride, 0, q_width).chain(k));
-        // embedding batches have KV pages of one layer, which all layers use in turn
-        let kv_layer = c.layers[i].kv_layer % self.kv.n_layer;
+        let kv = self.kv.layers()[c.layers[i].kv_layer];
         let kv_rows = KvRows { x: qkv, stride, k_at, v_at, slots: &s.slots };
-        attention::write_kv(rows.cpu, rows.pool, self.kv, kv_layer, kv_rows, memory);
+        attention::write_kv(rows.cpu, rows.pool, &kv, kv_rows, memory);
         let attention = Attention {
-            kv: self.kv,
-            layer: kv_layer,
+            kv,
             memory,
-            n_head: c.n_head,
+            n_head: heads.n_head,
             window: c.layers[i].window,
             soft_cap: c.attn_soft_cap,
             alibi: c.alibi.as_deref(),
@@ -231,39 +232,38 @@ impl ForwardPass<'_, '_> {
         if cfg!(feature = "trace") && self.trace.is_some() {
             self.trace_stage(Stage::Scores, at, &mut attention.scores(rows.cpu).iter().map(Vec::as_slice));
         }
-        let out = &mut rest[..self.n * q_width];
+        let out = &mut rest[..self.n * out_width];
         attention.run(rows.cpu, rows.pool, out, &mut s.threads, &mut s.parts);
-        self.gate_output(layer, qkv, out);
+        self.gate_output(&heads, layer, qkv, out);
         if let Some(norm) = &layer.attn_sub_norm {
             rows.norm_each(norm, out);
         }
         if c.arch.gated_queries {
-            rows.each(out, q_width, &|r, out| gate_by_sigmoid(rows.cpu, out, &gates[r * q_width..][..q_width]));
+            rows.each(out, out_width, &|r, out| gate_by_sigmoid(rows.cpu, out, &gates[r * out_width..][..out_width]));
         }
-        self.trace_stage(Stage::AttnOut, at, &mut columns(out, q_width, 0, q_width));
+        self.trace_stage(Stage::AttnOut, at, &mut columns(out, out_width, 0, out_width));
         rows.linear(&layer.o, out, y, words);
     }
 
     /// `out = out * act(gate)`, where the layer has a gate, per head or per element.
-    fn gate_output(&self, layer: &AttentionWeights, qkv: &mut [f32], out: &mut [f32]) {
+    fn gate_output(&self, heads: &HeadConfig, layer: &AttentionWeights, qkv: &mut [f32], out: &mut [f32]) {
         let (Some(&at), Some((gate, _))) = (layer.qkv.part_starts.get(3), layer.qkv.linears.last()) else { return };
-        let (rows, stride, act, d) =
-            (self.rows, layer.qkv.stride, self.model.config.arch.output_gate, self.model.config.head_dim);
-        let (n_gates, width) = (gate.w.rows(), self.model.config.n_head * d);
+        let (rows, stride, act) = (self.rows, layer.qkv.stride, self.model.config.arch.output_gate);
+        let (n_gates, width) = (gate.w.rows(), heads.out_width());
         rows.each(qkv, stride, &|_, row| activate(rows.cpu, act, &mut row[at..at + n_gates]));
         rows.each(out, width, &|r, out| {
             let gates = &qkv[r * stride + at..][..n_gates];
             if n_gates == width {
                 multiply(rows.cpu, out, gates);
             } else {
-                out.chunks_exact_mut(d).zip(gates).for_each(|(head, gate)| scale(rows.cpu, head, *gate));
+                out.chunks_exact_mut(heads.value_dim).zip(gates).for_each(|(head, gate)| scale(rows.cpu, head, *gate));
             }
         });
     }
 
-    /// Moves the gates that follow the query heads to `gates`, (rows, n_head * head_dim), and the heads together.
-    fn split_gates(&self, qkv: &mut [f32], stride: usize, gates: &mut [f32]) {
-        let (head_dim, n_head) = (self.model.config.head_dim, self.model.config.n_head);
+    /// Moves the gates that follow the query heads to `gates`, (rows, n_head * key_dim), and the heads together.
+    fn split_gates(&self, heads: &HeadConfig, qkv: &mut [f32], stride: usize, gates: &mut [f32]) {
+        let (head_dim, n_head) = (heads.key_dim, heads.n_head);
         let projected = &*qkv;
         self.rows.each(gates, n_head * head_dim, &|r, gates| {
             for (h, gate) in gates.chunks_exact_mut(head_dim).enumerate() {
@@ -282,24 +282,25 @@ impl ForwardPass<'_, '_> {
     fn rotate(&self, i: usize, layer: &AttentionWeights, qkv: &mut [f32], s: &AttentionScratch) {
         let (cos, sin) = (&s.cos[..], &s.sin[..]);
         let (c, rows) = (&self.model.config, self.rows);
-        let (q_width, kv_width, k_at) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim, layer.qkv.part_starts[1]);
-        let half = c.n_rot / 2;
-        let turns = c.layers[i].rope.map(|rope| (rope * half, half));
+        let LayerConfig { heads: sizes, attn_scale, rope: variant, .. } = c.layers[i];
+        let (q_width, k_width, k_at) = (sizes.q_width(), sizes.k_width(), layer.qkv.part_starts[1]);
+        let pairs = c.rope_pairs();
+        let turns = variant.map(|rope| (rope * pairs, c.ropes[rope].n_rot / 2));
         let style = c.rope.unwrap_or(RopeStyle::NeoX);
         let temperatures = match &c.temperature {
             Some(t) if t.with_rope || turns.is_none() => &s.temperatures[..],
             _ => &[],
         };
         rows.each(qkv, layer.qkv.stride, &|r, row| {
-            let (at, half) = turns.map_or((0, 0), |(at, half)| (r * c.ropes.len() * half + at, half));
+            let (at, half) = turns.map_or((0, 0), |(at, half)| (r * c.ropes.len() * pairs + at, half));
             let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
             let (q, rest) = row.split_at_mut(k_at);
-            let q_scale = temperatures.get(r).map_or(c.attn_scale, |t| c.attn_scale * t);
-            let parts = [(&mut q[..q_width], &layer.q_norm, q_scale), (&mut rest[..kv_width], &layer.k_norm, 1.0)];
+            let q_scale = temperatures.get(r).map_or(attn_scale, |t| attn_scale * t);
+            let parts = [(&mut q[..q_width], &layer.q_norm, q_scale), (&mut rest[..k_width], &layer.k_norm, 1.0)];
             for (heads, norm, factor) in parts {
                 match norm {
                     Some(norm) if c.arch.rope_before_norm => {
-                        rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, heads, c.head_dim);
+                        rope(rows.cpu, Rotation { style, cos, sin, scale: 1.0 }, heads, sizes.key_dim);
                         rows.norm_heads(norm, heads);
                         scale(rows.cpu, heads, factor);
                         continue;
@@ -307,7 +308,7 @@ impl ForwardPass<'_, '_> {
                     Some(norm) => rows.norm_heads(norm, heads),
                     None => {}
                 }
-                rope(rows.cpu, Rotation { style, cos, sin, scale: factor }, heads, c.head_dim);
+                rope(rows.cpu, Rotation { style, cos, sin, scale: factor }, heads, sizes.key_dim);
             }
         });
     }

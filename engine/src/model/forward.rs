@@ -163,8 +163,8 @@ impl Model {
         self.layers(&mut pass, runs, kv.memory, s);
     }
 
-    /// Runs a batch of whole texts whose keys and values no later batch reads, so that pages of a single layer
-    /// ([`KvLayout::n_layer`] = 1) suffice. Returns the hidden states after the final norm, (rows, n_embd).
+    /// Runs a batch of whole texts whose keys and values no later batch reads, so that pages of
+    /// [`Config::batch_kv_layout`](super::Config::batch_kv_layout) suffice. Returns the hidden states after the final norm, (rows, n_embd).
     ///
     /// # Panics
     /// As [`Model::forward`].
@@ -231,15 +231,15 @@ impl Model {
     /// Assigns each row of the batch its slot in a KV page, and computes cosines and sines of its position for each
     /// RoPE variant of the model.
     fn assign_slots<'r>(&self, runs: &[Run<'r>], s: &mut AttentionScratch) -> Vec<Span<'r>> {
-        let half = self.config.n_rot / 2;
+        let pairs = self.config.rope_pairs();
         let mut spans = Vec::with_capacity(runs.len());
         s.slots.clear();
         for run in runs {
             spans.push(Span { row: s.slots.len(), n: run.tokens.len(), pos: run.pos, pages: run.pages });
             for pos in run.pos..run.pos + run.tokens.len() {
                 for (i, rotary) in s.rotary.iter().enumerate() {
-                    let at = (s.slots.len() * s.rotary.len() + i) * half;
-                    rotary.at(pos, &mut s.cos[at..at + half], &mut s.sin[at..at + half]);
+                    let at = (s.slots.len() * s.rotary.len() + i) * pairs;
+                    rotary.at(pos, &mut s.cos[at..at + pairs], &mut s.sin[at..at + pairs]);
                 }
                 if let Some(t) = &self.config.temperature {
                     let steps = (pos + t.offset) / t.length;

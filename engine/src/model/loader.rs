@@ -75,6 +75,11 @@ impl WeightLoader {
         Ok(loader)
     }
 
+    /// The configuration that the tensors were checked against.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// Loads all tensors from whole files in memory, in shard order. `packed` is called with a file index and a byte
     /// range that is no longer needed, every few MiB, so that a host can release mapped pages.
     ///

@@ -109,6 +109,11 @@ impl ModelLoader {
         })
     }
 
+    /// Hyper-parameters.
+    pub fn config(&self) -> &Config {
+        self.loader.config()
+    }
+
     /// The loader of the weights, to which the bytes of the files are passed.
     pub fn weights(&mut self) -> &mut WeightLoader {
         &mut self.loader

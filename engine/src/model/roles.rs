@@ -4,6 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::ops::Deref;
 
 use super::arch::ExpertInput;
 use super::config::{Config, ExpertsConfig, LayerConfig, MAX_WIDTH, RecurrentConfig};
@@ -42,15 +43,17 @@ pub(super) enum TensorStorage {
 impl Role {
     /// The role of a tensor by its name; `None` if the model has no tensor of this name.
     fn of(name: &str, t: &TensorInfo<'_>, c: &Config) -> Option<Role> {
-        let row = match name.strip_prefix("blk.") {
+        let (row, scope) = match name.strip_prefix("blk.") {
             Some(rest) => {
                 let (layer, part) = rest.split_once('.')?;
                 let n_experts = c.experts.map_or(0, |e| e.n);
-                layer_tables(c, index(layer)?)?.into_iter().find_map(|rows| find(rows, part, n_experts))
+                let i = index(layer)?;
+                let row = layer_tables(c, i)?.into_iter().find_map(|rows| find(rows, part, n_experts));
+                (row?, Scope { config: c, layer: &c.layers[i] })
             }
-            None => find(MODEL_TENSORS, name, 0),
+            None => (find(MODEL_TENSORS, name, 0)?, Scope::of_model(c)),
         };
-        (row?.role)(c, &t.dims)
+        (row.role)(&scope, &t.dims)
     }
 
     fn reserve(self, t: &TensorInfo<'_>, arena: &mut WeightArena) -> Result<TensorStorage, LoadError> {
@@ -99,12 +102,33 @@ impl Role {
     }
 }
 
+/// A configuration and one of its layers.
+pub(super) struct Scope<'a> {
+    config: &'a Config,
+    pub(super) layer: &'a LayerConfig,
+}
+
+impl<'a> Scope<'a> {
+    /// For tensors outside of layers, which do not depend on one.
+    fn of_model(config: &'a Config) -> Scope<'a> {
+        Scope { config, layer: &config.layers[0] }
+    }
+}
+
+impl Deref for Scope<'_> {
+    type Target = Config;
+
+    fn deref(&self) -> &Config {
+        self.config
+    }
+}
+
 /// A tensor of the table: its name, its shape, when it is required, and which tensors it cannot be beside.
 pub(super) struct TensorRow {
     /// The name; in a layer the part after `blk.N.`. `#` is the index of an expert.
     name: &'static str,
-    /// The expected shape, of a configuration and the dimensions in the file; `None` where the model has no such tensor.
-    role: fn(&Config, &[u64; 4]) -> Option<Role>,
+    /// The expected shape, of a layer and the dimensions in the file; `None` where the model has no such tensor.
+    role: fn(&Scope<'_>, &[u64; 4]) -> Option<Role>,
     need: Need,
     /// A tensor that takes the place of this one, and the rule in an error's words.
     excludes: Option<(&'static str, &'static str)>,
@@ -138,7 +162,7 @@ pub(super) enum Part {
 }
 
 impl TensorRow {
-    pub(super) const fn new(name: &'static str, role: fn(&Config, &[u64; 4]) -> Option<Role>) -> TensorRow {
+    pub(super) const fn new(name: &'static str, role: fn(&Scope<'_>, &[u64; 4]) -> Option<Role>) -> TensorRow {
         TensorRow { name, role, need: Need::Optional, excludes: None }
     }
 
@@ -178,7 +202,7 @@ pub(super) fn vector(n: usize) -> Option<Role> {
 }
 
 /// The norm of the input of a sub-layer.
-fn input_norm(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn input_norm(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if c.arch.plain_norms { None } else { vector(c.n_embd) }
 }
 
@@ -186,28 +210,28 @@ pub(super) fn values(width: usize, rows: usize) -> Option<Role> {
     Some(Role::Values { width, rows })
 }
 
-fn embedding_wide(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn embedding_wide(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     vector(c.n_embd)
 }
 
-fn final_norm(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn final_norm(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if c.arch.post_norm || c.arch.plain_norms { None } else { vector(c.n_embd) }
 }
 
-fn post_norm_only(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn post_norm_only(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if c.arch.post_norm { vector(c.n_embd) } else { None }
 }
 
-fn rope_divisors(c: &Config, _: &[u64; 4]) -> Option<Role> {
-    vector(c.n_rot / 2)
+fn rope_divisors(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+    vector(c.rope_pairs())
 }
 
 /// A projection has any shape; each must fit the one before.
-fn projection_matrix(_: &Config, dims: &[u64; 4]) -> Option<Role> {
+fn projection_matrix(_: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
     matrix(width(dims[1]), width(dims[0]))
 }
 
-fn projection_bias(_: &Config, dims: &[u64; 4]) -> Option<Role> {
+fn projection_bias(_: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
     vector(width(dims[0]))
 }
 
@@ -216,22 +240,20 @@ fn width(dim: u64) -> usize {
     dim.min(u64::from(MAX_WIDTH)) as usize
 }
 
-fn q_width(c: &Config) -> usize {
-    c.n_head * c.head_dim
+/// Rows of the fused projection of queries, keys and values.
+fn qkv_rows(c: &Scope<'_>) -> usize {
+    q_rows(c) + c.layer.heads.k_width() + c.layer.heads.v_width()
 }
 
 /// Rows of the query projection, which may give gates too.
-fn q_rows(c: &Config) -> usize {
-    if c.arch.gated_queries { 2 * q_width(c) } else { q_width(c) }
-}
-
-fn kv_width(c: &Config) -> usize {
-    c.n_head_kv * c.head_dim
+fn q_rows(c: &Scope<'_>) -> usize {
+    c.q_rows(&c.layer.heads)
 }
 
 /// Rows of the up matrix, which may have those of the gate too.
-fn up_rows(c: &Config, dim: u64) -> usize {
-    if dim == 2 * c.n_ff as u64 { 2 * c.n_ff } else { c.n_ff }
+fn up_rows(c: &Scope<'_>, dim: u64) -> usize {
+    let n = c.layer.n_ff;
+    if dim == 2 * n as u64 { 2 * n } else { n }
 }
 
 /// The tensors outside of layers; required ones are reported in this order.
@@ -285,31 +307,37 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("attn_output_norm.bias", post_norm_only),
     TensorRow::new("layer_output_norm.weight", post_norm_only).of(&[(Part::PostNorm, 0)]),
     TensorRow::new("layer_output_norm.bias", post_norm_only),
-    TensorRow::new("attn_q_norm.weight", |c, _| Some(Role::HeadNorm { n_head: c.n_head, head_dim: c.head_dim })),
-    TensorRow::new("attn_k_norm.weight", |c, _| Some(Role::HeadNorm { n_head: c.n_head_kv, head_dim: c.head_dim })),
-    TensorRow::new("attn_q_norm.bias", |c, _| vector(q_width(c))),
-    TensorRow::new("attn_k_norm.bias", |c, _| vector(kv_width(c))),
-    TensorRow::new("attn_sub_norm.weight", |c, _| vector(q_width(c))),
-    TensorRow::new("ffn_sub_norm.weight", |c, _| vector(c.n_ff)),
-    TensorRow::new("attn_sinks.weight", |c, _| vector(c.n_head)),
+    TensorRow::new("attn_q_norm.weight", |c, _| head_norm(c.layer.heads.n_head, c.layer.heads.key_dim)),
+    TensorRow::new("attn_k_norm.weight", |c, _| head_norm(c.layer.heads.n_head_kv, c.layer.heads.key_dim)),
+    TensorRow::new("attn_q_norm.bias", |c, _| vector(c.layer.heads.q_width())),
+    TensorRow::new("attn_k_norm.bias", |c, _| vector(c.layer.heads.k_width())),
+    TensorRow::new("attn_sub_norm.weight", |c, _| vector(c.layer.heads.out_width())),
+    TensorRow::new("ffn_sub_norm.weight", |c, _| vector(c.layer.n_ff)),
+    TensorRow::new("attn_sinks.weight", |c, _| vector(c.layer.heads.n_head)),
     // a gate per head or per element
     TensorRow::new("attn_gate.weight", |c, dims| {
-        matrix(if dims[1] == c.n_head as u64 { c.n_head } else { q_width(c) }, c.n_embd)
+        let heads = &c.layer.heads;
+        matrix(if dims[1] == heads.n_head as u64 { heads.n_head } else { heads.out_width() }, c.n_embd)
     }),
     TensorRow::new("exp_probs_b.bias", |c, _| vector(c.experts.as_ref()?.n)),
     TensorRow::new("ffn_gate_inp.bias", |c, _| vector(c.experts.as_ref()?.n)),
     TensorRow::new("ffn_gate_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
     TensorRow::new("ffn_up_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
     TensorRow::new("ffn_down_exps.bias", |c, _| expert_biases(c, |e| e.width)),
-    TensorRow::new("attn_qkv.weight", |c, _| matrix(q_rows(c) + 2 * kv_width(c), c.n_embd)).of(FUSED),
-    TensorRow::new("attn_qkv.bias", |c, _| vector(q_rows(c) + 2 * kv_width(c))),
+    TensorRow::new("attn_qkv.weight", |c, _| matrix(qkv_rows(c), c.n_embd)).of(FUSED),
+    TensorRow::new("attn_qkv.bias", |c, _| vector(qkv_rows(c))),
     TensorRow::new("attn_q.weight", |c, _| matrix(q_rows(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
     TensorRow::new("attn_q.bias", |c, _| vector(q_rows(c))).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_k.weight", |c, _| matrix(kv_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_k.bias", |c, _| vector(kv_width(c))).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_v.weight", |c, _| matrix(kv_width(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_v.bias", |c, _| vector(kv_width(c))).excludes(SEPARATE_QKV),
-    TensorRow::new("attn_output.weight", |c, _| matrix(c.n_embd, q_width(c))).of(&[(Part::AttnOutput, 0)]),
+    TensorRow::new("attn_k.weight", |c, _| matrix(c.layer.heads.k_width(), c.n_embd))
+        .of(SEPARATE)
+        .excludes(SEPARATE_QKV),
+    TensorRow::new("attn_k.bias", |c, _| vector(c.layer.heads.k_width())).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_v.weight", |c, _| matrix(c.layer.heads.v_width(), c.n_embd))
+        .of(SEPARATE)
+        .excludes(SEPARATE_QKV),
+    TensorRow::new("attn_v.bias", |c, _| vector(c.layer.heads.v_width())).excludes(SEPARATE_QKV),
+    TensorRow::new("attn_output.weight", |c, _| matrix(c.n_embd, c.layer.heads.out_width()))
+        .of(&[(Part::AttnOutput, 0)]),
     TensorRow::new("attn_output.bias", embedding_wide),
     TensorRow::new("ffn_gate_inp.weight", |c, _| matrix(c.experts.as_ref()?.n, c.n_embd)).of(EXPERTS),
     TensorRow::new("ffn_gate_exps.weight", |c, dims| if c.arch.plain_experts { None } else { expert_inputs(c, dims) })
@@ -320,11 +348,11 @@ const LAYER_TENSORS: &[TensorRow] = &[
         Some(Role::Matrices { n: e.n, rows: e.width, k: e.n_ff })
     })
     .of(EXPERTS),
-    TensorRow::new("ffn_gate.weight", |c, _| matrix(c.n_ff, c.n_embd)).of(GATED).excludes(DENSE),
-    TensorRow::new("ffn_gate.bias", |c, _| vector(c.n_ff)).excludes(DENSE),
+    TensorRow::new("ffn_gate.weight", |c, _| matrix(c.layer.n_ff, c.n_embd)).of(GATED).excludes(DENSE),
+    TensorRow::new("ffn_gate.bias", |c, _| vector(c.layer.n_ff)).excludes(DENSE),
     TensorRow::new("ffn_up.weight", |c, dims| matrix(up_rows(c, dims[1]), c.n_embd)).of(ANY_DENSE).excludes(DENSE),
     TensorRow::new("ffn_up.bias", |c, dims| vector(up_rows(c, dims[0]))).excludes(DENSE),
-    TensorRow::new("ffn_down.weight", |c, _| matrix(c.n_embd, c.n_ff)).of(ANY_DENSE).excludes(DENSE),
+    TensorRow::new("ffn_down.weight", |c, _| matrix(c.n_embd, c.layer.n_ff)).of(ANY_DENSE).excludes(DENSE),
     TensorRow::new("ffn_down.bias", embedding_wide).excludes(DENSE),
     TensorRow::new("ffn_latent_down.weight", |c, _| matrix(c.experts.as_ref()?.width, c.n_embd)),
     TensorRow::new("ffn_latent_up.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.width)),
@@ -341,12 +369,16 @@ const LAYER_TENSORS: &[TensorRow] = &[
         .excludes(DENSE),
 ];
 
+fn head_norm(n_head: usize, head_dim: usize) -> Option<Role> {
+    Some(Role::HeadNorm { n_head, head_dim })
+}
+
 fn expert_biases(c: &Config, width: impl Fn(&ExpertsConfig) -> usize) -> Option<Role> {
     let e = c.experts.as_ref()?;
     Some(Role::Rows { n: e.n, width: width(e) })
 }
 
-fn expert_inputs(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn expert_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     let e = c.experts.as_ref()?;
     Some(Role::Matrices { n: e.n, rows: e.n_ff, k: e.width })
 }
@@ -394,7 +426,7 @@ impl TensorStorage {
     ) -> Result<Option<TensorStorage>, LoadError> {
         match Role::of(name, t, c) {
             Some(role) => role.reserve(t, arena).map(Some),
-            None if is_ignored(name, c) => Ok(None),
+            None if is_ignored(name, c) || c.is_unused(name) => Ok(None),
             None if IGNORED.iter().any(|s| t.name.ends_with(s)) => Ok(None),
             None => {
                 let expected = format!("only tensors of the architecture `{}`", c.arch.name);
@@ -441,7 +473,7 @@ fn index(text: &str) -> Option<usize> {
 pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> {
     let is_required = |row: &&TensorRow| match row.need {
         Need::Optional | Need::Layouts(_) => false,
-        Need::Always => (row.role)(c, &[0; 4]).is_some(),
+        Need::Always => (row.role)(&Scope::of_model(c), &[0; 4]).is_some(),
         Need::LongRope { other } => c.is_longrope() || has(other),
     };
     if let Some(row) = MODEL_TENSORS.iter().filter(is_required).find(|row| !has(row.name)) {
@@ -458,6 +490,7 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
             None => has(&name(row.name)),
         };
         let kind = &c.layers[layer];
+        let scope = Scope { config: c, layer: kind };
         let (attention, recurrent) = (kind.mixer.has_attention(), kind.mixer.is_recurrent());
         let parts = [
             (norm, true),
@@ -471,7 +504,7 @@ pub(super) fn missing(c: &Config, has: impl Fn(&str) -> bool) -> Option<String> 
             let rows = |i| tables.into_iter().flatten().filter(move |row| row.is_of((part, i)));
             let n = (0..).take_while(|&i| rows(i).next().is_some()).count();
             let layout = (0..n).find(|&i| rows(i).next().is_some_and(has)).unwrap_or(n.saturating_sub(1));
-            if let Some(row) = rows(layout).find(|row| !has(row) && (row.role)(c, &[0; 4]).is_some()) {
+            if let Some(row) = rows(layout).find(|row| !has(row) && (row.role)(&scope, &[0; 4]).is_some()) {
                 return Some(name(row.name));
             }
         }
@@ -492,6 +525,9 @@ pub(super) fn missing_in_layer(c: &Config, names: &[&str], has: impl Fn(&str) ->
         let prefix = format!("blk.{before}.");
         for name in &names[names.partition_point(|name| *name < &prefix[..])..] {
             let Some(part) = name.strip_prefix(&prefix[..]) else { break };
+            if !may_have(c, layer, part) {
+                continue;
+            }
             let name = format!("blk.{layer}.{part}");
             if !has(&name) {
                 return Some(name);
@@ -499,6 +535,13 @@ pub(super) fn missing_in_layer(c: &Config, names: &[&str], has: impl Fn(&str) ->
         }
     }
     None
+}
+
+/// Whether a layer may have a tensor that another layer of its kind has.
+fn may_have(c: &Config, layer: usize, part: &str) -> bool {
+    let scope = Scope { config: c, layer: &c.layers[layer] };
+    let row = layer_tables(c, layer).and_then(|tables| tables.into_iter().find_map(|rows| find(rows, part, 0)));
+    row.is_none_or(|row| (row.role)(&scope, &[0; 4]).is_some())
 }
 
 pub(super) fn tensor_error(name: &str, found: &str, expected: &str) -> LoadError {

@@ -102,6 +102,8 @@ pub struct RopeConfig {
     pub base: f32,
     /// Scaling of the frequencies; with `None` the file's divisors are not applied either.
     pub scaling: Option<Scaling>,
+    /// Leading elements of a head that rotate; even.
+    pub n_rot: usize,
     /// Pairs that do not rotate.
     pub unrotated: Vec<usize>,
 }
@@ -115,10 +117,10 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// Frequencies of heads whose first `n_rot` elements rotate; `divisors` (n_rot / 2) come from the file.
-    pub fn new(n_rot: usize, rope: &RopeConfig, divisors: Option<&[f32]>) -> Rotary {
-        let (n, base) = (n_rot as f64, f64::from(rope.base));
-        let mut freqs: Vec<f64> = (0..n_rot / 2).map(|i| pow(base, -2.0 * i as f64 / n)).collect();
+    /// Frequencies of a variant; `divisors`, at least one per pair, come from the file.
+    pub fn new(rope: &RopeConfig, divisors: Option<&[f32]>) -> Rotary {
+        let (n, base) = (rope.n_rot as f64, f64::from(rope.base));
+        let mut freqs: Vec<f64> = (0..rope.n_rot / 2).map(|i| pow(base, -2.0 * i as f64 / n)).collect();
         rope.unrotated.iter().for_each(|i| freqs[*i] = 0.0);
         let Some(s) = &rope.scaling else { return Rotary { freqs, magnitude: 1.0 } };
         let factor = f64::from(s.factor);

@@ -50,7 +50,7 @@ pub struct Scratch {
 
 /// Buffers of one sub-layer.
 pub(super) struct StepScratch {
-    /// (rows, stride of q, k and v), then (rows, n_head * head_dim); or (rows, stride of gate and up). With experts, a
+    /// (rows, stride of q, k and v), then (rows, n_head * value_dim); or (rows, stride of gate and up). With experts, a
     /// row per token and selected expert.
     pub(super) wide: Vec<f32>,
     /// Packed activations.
@@ -65,7 +65,7 @@ pub(super) struct StepScratch {
 pub(super) struct AttentionScratch {
     /// RoPE frequencies of the model's variants, for the context that the scratch memory is for.
     pub(super) rotary: Vec<Rotary>,
-    /// (rows, RoPE variants, n_rot / 2)
+    /// (rows, RoPE variants, pairs)
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
     /// Factor on the queries of each row; empty if it is 1.
@@ -190,14 +190,17 @@ impl Model {
         let layout = self.kv_layout(kv_type);
         let widths = self.widths();
         let has_row = self.weights.token_types.is_some() || self.weights.positions.is_some();
+        let n_head = c.n_head();
+        let parts = layout.layers().iter().map(|kv| Attention::parts_len(kv, n_head, max_seqs, n_ctx));
+        let parts_len = parts.max().unwrap_or(0);
         let attention = AttentionScratch {
             rotary: self.rotary(n_ctx),
-            cos: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2]),
-            sin: budget.zeros(&[n, c.ropes.len(), c.n_rot / 2]),
+            cos: budget.zeros(&[n, c.ropes.len(), c.rope_pairs()]),
+            sin: budget.zeros(&[n, c.ropes.len(), c.rope_pairs()]),
             temperatures: budget.zeros(&[if c.temperature.is_some() { n } else { 0 }]),
             slots: budget.zeros(&[n]),
-            threads: (0..pool.threads()).map(|_| AttendScratch::new(&layout)).collect(),
-            parts: budget.zeros(&[Attention::parts_len(&layout, c.n_head, max_seqs, n_ctx)]),
+            threads: (0..pool.threads()).map(|_| AttendScratch::new(layout.layers())).collect(),
+            parts: budget.zeros(&[parts_len]),
         };
         let scratch = Scratch {
             max_rows,
@@ -275,21 +278,22 @@ impl Model {
         };
         let divisors = divisors.map(Vec::as_slice);
         let c = &self.config;
-        c.ropes.iter().map(|rope| Rotary::new(c.n_rot, rope, divisors)).collect()
+        c.ropes.iter().map(|rope| Rotary::new(rope, divisors)).collect()
     }
 
     fn widths(&self) -> Widths {
         let (c, mut w) = (&self.config, Widths::default());
-        let (d, q) = (c.n_embd, c.n_head * c.head_dim);
+        let d = c.n_embd;
         // per row: `wide` floats for each of `rows` expert rows, then activations of width `k`
         let mut step = |forms, (wide, k): (usize, usize), rows: usize| {
             w.wide = w.wide.max(wide.saturating_mul(rows));
             w.words = w.words.max(packed_words(rows, forms, d)).max(packed_words(rows, 1, k));
         };
-        for layer in &self.weights.layers {
-            let gates = if c.arch.gated_queries { q } else { 0 };
+        for (layer, config) in self.weights.layers.iter().zip(&c.layers) {
+            let out = config.heads.out_width();
+            let gates = if c.arch.gated_queries { out } else { 0 };
             let mut attention = |a: &AttentionWeights| {
-                step(forms(a.qkv.matrices()), (a.qkv.stride.saturating_add(q).saturating_add(gates), q), 1);
+                step(forms(a.qkv.matrices()), (a.qkv.stride.saturating_add(out).saturating_add(gates), out), 1);
             };
             match &layer.mixer {
                 Mixer::Attention(a) => attention(a),
@@ -309,7 +313,7 @@ impl Model {
             match &layer.ffn {
                 FeedForward::None => {}
                 FeedForward::Dense(ffn) => dense(ffn),
-                FeedForward::ChannelMix(mix) => step(1, (mix.width(), c.n_ff), 1),
+                FeedForward::ChannelMix(mix) => step(1, (mix.width(), mix.n_ff()), 1),
                 FeedForward::Experts(e) => {
                     if let Some(s) = &e.shared {
                         dense(&s.ffn);

@@ -27,7 +27,7 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 use super::api::error::{ApiError, HttpError, quoted};
 use super::api::{
     anthropic, chat, completions, embeddings, execute, generate, llama_server, models, ollama, receipts, responses,
-    slots, stored, tei, tokenize,
+    slots, stored, stored_responses, tei, tokenize,
 };
 use super::auth::Hosts;
 use super::config::{Live, Settings};
@@ -85,6 +85,8 @@ fn public_routes() -> Router<Arc<Server>> {
         .route("/v1/completions", post(completions::completions))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/{response_id}", get(stored_responses::retrieve).delete(stored_responses::delete))
+        .route("/v1/responses/{response_id}/input_items", get(stored_responses::input_items))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/models", get(models::models))
         .route("/v1/models/{*id}", get(models::model))

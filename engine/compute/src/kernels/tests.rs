@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::Cpu;
 use super::act::{ActLayout, Floats, pack};
 use super::attention::{
-    AttendScratch, Attention, AttentionWindow, KvLayout, KvMemory, KvRows, KvType, PAGE, Slot, Span, write_kv,
+    AttendScratch, Attention, AttentionWindow, KvHeads, KvLayout, KvMemory, KvRows, KvType, PAGE, Slot, Span, write_kv,
 };
 use super::elementwise::{
     Activation, Xielu, activate, add_scaled, clamp, clamped_swiglu, gated, limited_swiglu, multiply, scale,
@@ -320,35 +320,38 @@ proptest! {
 
     #[test]
     fn attention(
-        t in 0usize..3, heads in 1usize..3, group in 1usize..5, d8 in 1usize..10, tokens in 1usize..12,
+        t in 0usize..3, heads in 1usize..3, group in 1usize..5, (k8, v8) in (1usize..10, 1usize..10), tokens in 1usize..12,
         past in prop_oneof![0usize..40, 200usize..300, 500usize..540],
         before in prop_oneof![Just(usize::MAX), 0usize..300], after in prop_oneof![2 => Just(0), 1 => Just(usize::MAX), 1 => 0usize..12],
         soft_cap in prop_oneof![Just(None), Just(Some(3.0))], extra in 0usize..3, extreme: bool, seed: u64,
     ) {
-        let kv = KvLayout { n_layer: 2, n_head_kv: heads, head_dim: d8 * 8, kv_type: KvType::ALL[t] };
-        let (n_head, d, all, mut rng) = (heads * group, kv.head_dim, past + tokens, Rng(seed));
+        let (dk, dv) = (k8 * 8, v8 * 8);
+        let before_it = KvHeads { n: 2, key_dim: 24, value_dim: 8 };
+        let layout = KvLayout::new(KvType::ALL[t], [before_it, KvHeads { n: heads, key_dim: dk, value_dim: dv }]);
+        let kv = layout.layers()[1];
+        let (n_head, all, mut rng) = (heads * group, past + tokens, Rng(seed));
         let n_pages = all.div_ceil(PAGE);
         // pages in scrambled order, and arbitrary contents in unused slots
         let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
-        let (k, v) = (rng.floats(all * heads * d, extreme), rng.floats(all * heads * d, extreme));
-        let q = rng.floats(tokens * n_head * d, false);
+        let (k, v) = (rng.floats(all * heads * dk, extreme), rng.floats(all * heads * dv, extreme));
+        let q = rng.floats(tokens * n_head * dk, false);
         let per_head = rng.floats(n_head, false);
         let (alibi, sinks) = ((extra == 1).then_some(&per_head[..]), (extra == 2).then_some(&per_head[..]));
-        let width = heads * d;
+        let [k_width, v_width] = [dk, dv].map(|d| heads * d);
         let slots: Vec<Slot> =
             (0..all).map(|t| Slot { page: pages[t / PAGE], token: (t % PAGE) as u32 }).collect();
-        let kv_rows: Vec<f32> = k.chunks(width).zip(v.chunks(width)).flat_map(|(k, v)| [k, v].concat()).collect();
+        let kv_rows: Vec<f32> = k.chunks(k_width).zip(v.chunks(v_width)).flat_map(|(k, v)| [k, v].concat()).collect();
         let seen = |pos: usize| pos.saturating_sub(before)..pos.saturating_add(after).min(all - 1) + 1;
         let run = |cpu: Cpu, pool: &dyn Pool, whole: bool| {
-            let mut memory = KvMemory::with_segments(&kv, n_pages, (seed % 4) as u32).expect("memory");
+            let mut memory = KvMemory::with_segments(&layout, n_pages, (seed % 4) as u32).expect("memory");
             pages.iter().for_each(|p| memory.commit(*p).expect("memory"));
-            let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
-            write_kv(cpu, pool, &kv, 1, rows, &mut memory);
-            let mut scratch: Vec<_> = (0..pool.threads()).map(|_| AttendScratch::new(&kv)).collect();
+            let rows = KvRows { x: &kv_rows, stride: k_width + v_width, k_at: 0, v_at: k_width, slots: &slots };
+            write_kv(cpu, pool, &kv, rows, &mut memory);
+            let mut scratch: Vec<_> = (0..pool.threads()).map(|_| AttendScratch::new(layout.layers())).collect();
             let mut parts = vec![0.0; Attention::parts_len(&kv, n_head, tokens, all)];
             let mut run = |window, q: &[f32], span: Span<'_>| {
-                let mut out = vec![0.0; q.len()];
-                Attention { kv: &kv, layer: 1, memory: &memory, n_head, window, soft_cap, alibi, sinks, q, q_stride: n_head * d, spans: &[span] }
+                let mut out = vec![0.0; q.len() / dk * dv];
+                Attention { kv, memory: &memory, n_head, window, soft_cap, alibi, sinks, q, q_stride: n_head * dk, spans: &[span] }
                     .run(cpu, pool, &mut out, &mut scratch, &mut parts);
                 out
             };
@@ -360,16 +363,16 @@ proptest! {
                 let seen = seen(past + t);
                 run(AttentionWindow { left: seen.len() - 1, right: 0, chunk: usize::MAX }, q, Span { row: 0, n: 1, pos: seen.end - 1, pages: &pages })
             };
-            q.chunks(n_head * d).enumerate().flat_map(one).collect()
+            q.chunks(n_head * dk).enumerate().flat_map(one).collect()
         };
         let scores = |cpu: Cpu| {
-            let mut memory = KvMemory::with_segments(&kv, n_pages, (seed % 4) as u32).expect("memory");
+            let mut memory = KvMemory::with_segments(&layout, n_pages, (seed % 4) as u32).expect("memory");
             pages.iter().for_each(|p| memory.commit(*p).expect("memory"));
-            let rows = KvRows { x: &kv_rows, stride: 2 * width, k_at: 0, v_at: width, slots: &slots };
-            write_kv(cpu, &Inline, &kv, 1, rows, &mut memory);
+            let rows = KvRows { x: &kv_rows, stride: k_width + v_width, k_at: 0, v_at: k_width, slots: &slots };
+            write_kv(cpu, &Inline, &kv, rows, &mut memory);
             let spans = [Span { row: 0, n: tokens, pos: past, pages: &pages }];
             let window = AttentionWindow { left: before, right: after, chunk: usize::MAX };
-            Attention { kv: &kv, layer: 1, memory: &memory, n_head, window, soft_cap, alibi, sinks, q: &q, q_stride: n_head * d, spans: &spans }
+            Attention { kv, memory: &memory, n_head, window, soft_cap, alibi, sinks, q: &q, q_stride: n_head * dk, spans: &spans }
                 .scores(cpu)
         };
         let lens: Vec<usize> = scores(Cpu::detect()).iter().map(Vec::len).collect();

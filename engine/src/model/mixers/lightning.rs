@@ -9,7 +9,7 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use super::super::block::{ForwardPass, SubLayerRows};
-use super::super::config::{Config, head_dim, heads};
+use super::super::config::{Config, MAX_WIDTH};
 use super::super::forward::Stage;
 use super::super::keys::Keys;
 use super::super::loader::LoadedTensors;
@@ -42,8 +42,10 @@ pub struct LightningConfig {
 
 impl LightningConfig {
     pub(super) fn read(keys: &Keys<'_, '_>, n_embd: usize, n_layer: usize) -> Result<LightningConfig, LoadError> {
-        let (n_head, _) = heads(keys)?;
-        Ok(LightningConfig { n_head, head_dim: head_dim(keys, n_embd, n_head)?, n_layer })
+        let n_head = keys.size("attention.head_count", 1..=n_embd as u32)?;
+        let head_dim = keys.u32("attention.key_length")?.or(Some((n_embd / n_head) as u32));
+        let head_dim = keys.in_range("attention.key_length", head_dim, 1..=MAX_WIDTH / n_head as u32)?;
+        Ok(LightningConfig { n_head, head_dim, n_layer })
     }
 
     fn width(&self) -> usize {

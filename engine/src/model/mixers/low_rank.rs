@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::super::config::Config;
 use super::super::loader::LoadedTensors;
-use super::super::roles::{Role, matrix, tensor_error};
+use super::super::roles::{Role, Scope, matrix, tensor_error};
 use super::super::rows::{PackedColumns, RowOps};
 use crate::error::LoadError;
 use crate::kernels::act::Floats;
@@ -42,12 +42,12 @@ pub(super) fn rank(c: &Config, dim: u64) -> usize {
 }
 
 /// The role of the first matrix of low rank (rank, n_embd).
-pub(super) fn down(c: &Config, dims: &[u64; 4]) -> Option<Role> {
+pub(super) fn down(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
     matrix(rank(c, dims[1]), c.n_embd)
 }
 
 /// The role of the second matrix of low rank (n_embd, rank).
-pub(super) fn up(c: &Config, dims: &[u64; 4]) -> Option<Role> {
+pub(super) fn up(c: &Scope<'_>, dims: &[u64; 4]) -> Option<Role> {
     matrix(c.n_embd, rank(c, dims[0]))
 }
 

@@ -25,7 +25,6 @@ pub use short_conv::{ShortConv, ShortConvConfig};
 
 use super::arch::Arch;
 use super::block::{ForwardPass, SubLayerRows};
-use super::config::LayerConfig;
 use super::keys::Keys;
 use super::loader::LoadedTensors;
 use super::roles::TensorRow;
@@ -188,23 +187,41 @@ fn has(shards: &[Gguf<'_>], name: &str) -> bool {
     shards.iter().any(|gguf| gguf.tensor(name).is_some())
 }
 
-/// The kinds of all layers, by the presence of tensors. Without recurrent layers, all have attention and a feed-forward.
-pub(super) fn layer_kinds(arch: &Arch, n_layer: usize, shards: &[Gguf<'_>]) -> Vec<LayerKind> {
+/// The kinds of all layers: with recurrent layers by the presence of tensors. Without, layers lack attention or
+/// feed-forward where the metadata state that they have no heads, or a width of 0.
+pub(super) fn layer_kinds(
+    keys: &Keys<'_, '_>,
+    arch: &Arch,
+    n_layer: usize,
+    shards: &[Gguf<'_>],
+) -> Result<Vec<LayerKind>, LoadError> {
     let has = |i: usize, part: &str| has(shards, &format!("blk.{i}.{part}"));
     let markers = if arch.lightning { &LIGHTNING[..] } else { &MARKERS };
     let marker = |i| markers.iter().find(|(part, _)| has(i, part)).map(|(_, has_output)| *has_output);
     let recurrent: Vec<Option<bool>> = (0..n_layer).map(marker).collect();
     let is_hybrid = recurrent.iter().any(Option::is_some);
+    let sizes = ["attention.head_count", "feed_forward_length"].map(|name| match keys.is_array(name) && !is_hybrid {
+        true => keys.per_layer_u32(name, n_layer),
+        false => Ok(None),
+    });
+    let [heads, widths] = sizes;
+    let (heads, widths) = (heads?, widths?);
+    let is_zero = |sizes: &Option<Vec<u32>>, i: usize| sizes.as_ref().is_some_and(|sizes| sizes[i] == 0);
     let kind = |(i, recurrent): (usize, Option<bool>)| {
-        let mixer = match (recurrent, !is_hybrid || has(i, "attn_output.weight")) {
+        let has_attention = if is_hybrid { has(i, "attn_output.weight") } else { !is_zero(&heads, i) };
+        let mixer = match (recurrent, has_attention) {
             (Some(false), true) => MixerKind::Both,
             (Some(_), _) => MixerKind::Recurrent,
             (None, true) => MixerKind::Attention,
             (None, false) => MixerKind::None,
         };
-        LayerKind { mixer, has_ffn: !is_hybrid || FEED_FORWARDS.iter().any(|part| has(i, part)) }
+        let has_ffn = match is_hybrid {
+            true => FEED_FORWARDS.iter().any(|part| has(i, part)),
+            false => !is_zero(&widths, i),
+        };
+        LayerKind { mixer, has_ffn }
     };
-    recurrent.into_iter().enumerate().map(kind).collect()
+    Ok(recurrent.into_iter().enumerate().map(kind).collect())
 }
 
 /// Reads the configuration of the recurrent layers, if there are any.
@@ -230,16 +247,6 @@ pub(super) fn read(
         RecurrentConfig::Mamba(MambaConfig::read(keys, n_embd, !has("ssm_x.weight"), arch.mamba_by_heads)?)
     };
     Ok(Some(config))
-}
-
-/// Gives each layer its kind, its index in KV pages and the place of its state.
-pub(super) fn place(layers: &mut [LayerConfig], kinds: &[LayerKind], recurrent: Option<&RecurrentConfig>) {
-    let (mut kv_layer, mut state_at, state_len) = (0usize, 0usize, recurrent.map_or(0, RecurrentConfig::state_len));
-    for (layer, kind) in layers.iter_mut().zip(kinds) {
-        *layer = LayerConfig { mixer: kind.mixer, has_ffn: kind.has_ffn, kv_layer, state_at, ..*layer };
-        kv_layer += usize::from(kind.mixer.has_attention());
-        state_at = state_at.saturating_add(if kind.mixer.is_recurrent() { state_len } else { 0 });
-    }
 }
 
 impl ForwardPass<'_, '_> {

@@ -15,7 +15,7 @@ use super::super::block::{ForwardPass, SubLayerRows};
 use super::super::config::{Config, MAX_WIDTH};
 use super::super::keys::Keys;
 use super::super::loader::LoadedTensors;
-use super::super::roles::{Layout, Part, Role, matrix, vector};
+use super::super::roles::{Layout, Part, Role, Scope, matrix, vector};
 use super::super::scratch::StepScratch;
 use super::super::weights::padded;
 use super::RecurrentConfig;
@@ -79,19 +79,19 @@ pub(super) const CHANNEL_MIX: &[Layout] = &[(Part::FeedForward, 3)];
 /// The marker of layers with a channel mix.
 pub(super) const CHANNEL_MIX_KEY: &str = "channel_mix_key.weight";
 
-pub(super) fn channel_vector(c: &Config, _: &[u64; 4]) -> Option<Role> {
+pub(super) fn channel_vector(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if config(c)?.channel_mix { vector(c.n_embd) } else { None }
 }
 
-pub(super) fn channel_key(c: &Config, _: &[u64; 4]) -> Option<Role> {
-    if config(c)?.channel_mix { matrix(c.n_ff, c.n_embd) } else { None }
+pub(super) fn channel_key(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+    if config(c)?.channel_mix { matrix(c.layer.n_ff, c.n_embd) } else { None }
 }
 
-pub(super) fn channel_value(c: &Config, _: &[u64; 4]) -> Option<Role> {
-    if config(c)?.channel_mix { matrix(c.n_embd, c.n_ff) } else { None }
+pub(super) fn channel_value(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
+    if config(c)?.channel_mix { matrix(c.n_embd, c.layer.n_ff) } else { None }
 }
 
-pub(super) fn channel_receptance(c: &Config, _: &[u64; 4]) -> Option<Role> {
+pub(super) fn channel_receptance(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     if config(c)?.channel_mix { matrix(c.n_embd, c.n_embd) } else { None }
 }
 
@@ -126,6 +126,11 @@ impl ChannelMix {
 
     pub(in super::super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         [&self.key, &self.value].into_iter().chain(self.receptance.iter().map(|(_, w)| w))
+    }
+
+    /// Width of the keys.
+    pub(in super::super) fn n_ff(&self) -> usize {
+        self.key.rows()
     }
 
     /// Floats of a row of [`StepScratch::wide`].

@@ -12,10 +12,9 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use super::super::block::{ForwardPass, SubLayerRows};
-use super::super::config::Config;
 use super::super::forward::Stage;
 use super::super::loader::LoadedTensors;
-use super::super::roles::{Layout, Part, Role, TensorRow, matrix, tensor_error, values, vector};
+use super::super::roles::{Layout, Part, Role, Scope, TensorRow, matrix, tensor_error, values, vector};
 use super::super::rows::columns;
 use super::super::scratch::StepScratch;
 use super::super::weights::{missing, padded};
@@ -42,11 +41,11 @@ const FUSED: &[Layout] = &[(Part::Recurrent, 0)];
 const SEPARATE: &[Layout] = &[(Part::Recurrent, 1)];
 const BOTH: &[Layout] = &[(Part::Recurrent, 0), (Part::Recurrent, 1)];
 
-fn wide(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn wide(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     vector(c.n_embd)
 }
 
-fn square(c: &Config, _: &[u64; 4]) -> Option<Role> {
+fn square(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     matrix(c.n_embd, c.n_embd)
 }
 

@@ -21,6 +21,7 @@ pub mod responses;
 pub mod slots;
 pub mod sse;
 pub mod stored;
+pub mod stored_responses;
 pub mod structure;
 pub mod submit;
 pub mod tei;

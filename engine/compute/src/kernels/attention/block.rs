@@ -7,7 +7,7 @@ use core::ops::Range;
 use super::lanes::LaneKernel;
 use super::scalar::ScalarKernel;
 use super::softmax_state::{SoftmaxState, scale};
-use super::{AttendScratch, Attention, CHUNK, KvLayout, KvType, MAX_COLUMNS, MAX_HEAD_DIM, PAGE, Span};
+use super::{AttendScratch, Attention, CHUNK, KvLayer, KvType, MAX_COLUMNS, MAX_HEAD_DIM, PAGE, Span};
 use crate::kernels::cpu::Op;
 use crate::kernels::simd::Simd;
 use crate::kernels::{Cpu, SharedOut};
@@ -28,7 +28,7 @@ pub(super) struct AttentionBlock<'a> {
 /// Output of an [`AttentionBlock`].
 #[derive(Clone, Copy)]
 pub(super) enum BlockOutput<'a> {
-    /// Finished rows, (tokens, n_head, head_dim), from element `at` on.
+    /// Finished rows, (tokens, n_head, value_dim), from element `at` on.
     Rows {
         /// The rows of the whole batch.
         out: SharedOut<'a, f32>,
@@ -45,12 +45,12 @@ pub(super) enum BlockOutput<'a> {
 }
 
 impl AttentionBlock<'_> {
-    pub(super) fn kv(&self) -> &KvLayout {
-        self.of.kv
+    pub(super) fn kv(&self) -> &KvLayer {
+        &self.of.kv
     }
 
     pub(super) fn group(&self) -> usize {
-        self.of.n_head / self.kv().n_head_kv
+        self.of.n_head / self.kv().heads.n
     }
 
     /// The tokens of chunk `chunk` that the token at `pos` attends to, relative to the chunk.
@@ -59,10 +59,10 @@ impl AttentionBlock<'_> {
         seen.start.saturating_sub(start).min(CHUNK)..seen.end.saturating_sub(start).min(CHUNK)
     }
 
-    /// Gathers the queries of the block into `q`, (columns, head_dim); rounds them to 13 bits if keys are f16.
+    /// Gathers the queries of the block into `q`, (columns, key_dim); rounds them to 13 bits if keys are f16.
     #[inline(always)]
     fn queries<'q>(&self, k: &impl ChunkKernel, q: &'q mut [f32]) -> &'q [f32] {
-        let (group, d) = (self.group(), self.kv().head_dim);
+        let (group, d) = (self.group(), self.kv().heads.key_dim);
         let q = &mut q[..self.tokens * group * d];
         for (c, q) in q.chunks_exact_mut(d).enumerate() {
             let at = (self.row + c / group) * self.of.q_stride + (self.head * group + c % group) * d;
@@ -95,12 +95,12 @@ impl AttentionBlock<'_> {
 
     /// Keys of this head in the page of token `token` of the chunk.
     pub(super) fn keys(&self, chunk: usize, token: usize) -> &[u8] {
-        &self.page(chunk, token)[self.kv().key_at(self.of.layer, self.head)..][..self.kv().key_bytes()]
+        &self.page(chunk, token)[self.kv().key_at(self.head)..][..self.kv().key_bytes()]
     }
 
     /// Values of this head in the page of token `token` of the chunk.
     pub(super) fn values(&self, chunk: usize, token: usize) -> &[u8] {
-        &self.page(chunk, token)[self.kv().value_at(self.of.layer, self.head)..][..self.kv().value_bytes()]
+        &self.page(chunk, token)[self.kv().value_at(self.head)..][..self.kv().value_bytes()]
     }
 
     /// Runs the block. Blocks with disjoint outputs may run in parallel, each with its own scratch.
@@ -109,10 +109,12 @@ impl AttentionBlock<'_> {
     /// If the block does not fit the layout, the pages or the scratch.
     pub(super) fn run(&self, cpu: Cpu, out: BlockOutput<'_>, scratch: &mut AttendScratch) {
         let (kv, of) = (self.kv(), self.of);
-        assert!(kv.head_dim <= MAX_HEAD_DIM && of.n_head.is_multiple_of(kv.n_head_kv) && self.head < kv.n_head_kv);
-        assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS && of.layer < kv.n_layer);
+        let heads = kv.heads;
+        assert!(heads.key_dim.max(heads.value_dim) <= MAX_HEAD_DIM);
+        assert!(of.n_head.is_multiple_of(heads.n) && self.head < heads.n);
+        assert!(self.tokens > 0 && self.tokens * self.group() <= MAX_COLUMNS);
         assert!(self.span.end().div_ceil(PAGE) <= self.span.pages.len());
-        assert!(scratch.dims >= kv.value_dims(), "scratch made for a smaller head");
+        assert!(scratch.dims >= kv.value_dims().max(heads.key_dim), "scratch made for a smaller head");
         run_chunk_op(cpu, AttendOp { a: self, out, scratch });
     }
 }
@@ -132,7 +134,7 @@ impl<'a> ChunkOp<'a> for AttendOp<'a> {
     #[inline(always)]
     fn run(self, k: &impl ChunkKernel) {
         let a = self.a;
-        let (group, tokens, d, dims) = (a.group(), a.tokens, a.kv().head_dim, a.kv().value_dims());
+        let (group, tokens, d, dims) = (a.group(), a.tokens, a.kv().heads.value_dim, a.kv().value_dims());
         let columns = tokens * group;
         let q = a.queries(k, &mut self.scratch.q);
         let scores = &mut self.scratch.scores[..columns];
@@ -238,7 +240,7 @@ impl<'a> ChunkOp<'a> for ScoresOp<'a> {
 pub(super) trait ChunkKernel {
     /// `q = narrow(q)`, see `narrow.rs`.
     fn narrow(&self, q: &mut [f32]);
-    /// `scores[c][t]` for the first `n` tokens of the chunk and the queries `q` (columns, head_dim). Scores up to the
+    /// `scores[c][t]` for the first `n` tokens of the chunk and the queries `q` (columns, key_dim). Scores up to the
     /// next whole page are arbitrary.
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], wide: &mut [f32]);
     /// `s = cap * tanh(s / cap)`; `s` is a multiple of 16 long.

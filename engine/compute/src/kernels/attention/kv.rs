@@ -1,5 +1,7 @@
 //! Layout of keys and values in pages, and writing them.
 
+use alloc::sync::Arc;
+
 use super::super::act::{quantise, quantise_lanes};
 use super::super::cpu::Op;
 use super::super::norm::VIRTUAL_LANES;
@@ -11,7 +13,7 @@ use crate::pool::{Inline, Pool};
 /// Tokens of a page: the width of the score kernel.
 pub const PAGE: usize = 16;
 /// Largest supported head dimension.
-pub const MAX_HEAD_DIM: usize = 256;
+pub const MAX_HEAD_DIM: usize = 512;
 
 /// Storage type of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,32 +48,41 @@ impl KvType {
     }
 }
 
-/// Layout of keys and values in a page. A page holds for each layer the keys of all heads, then the values: keys of a
-/// head as `[head_dim][16 tokens]` (int8: `[head_dim/4][16][4]` offset binary, then 16 f32 scales), values of a head as
-/// `[head_dim/16][16 tokens][16]`.
+/// Heads of the keys and values of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvLayout {
-    /// Number of layers.
-    pub n_layer: usize,
+pub struct KvHeads {
     /// Number of KV heads.
-    pub n_head_kv: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Storage type.
-    pub kv_type: KvType,
+    pub n: usize,
+    /// Elements of a key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
 }
 
-impl KvLayout {
+/// Keys and values of a layer in a page: the keys of all heads, then the values. Keys of a head as `[key_dim][16 tokens]`
+/// (int8: `[key_dim/4][16][4]` offset binary, then 16 f32 scales), values of a head as `[value_dim/16][16 tokens][16]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayer {
+    /// The heads.
+    pub heads: KvHeads,
+    /// Storage type.
+    pub kv_type: KvType,
+    /// Offset in the page.
+    start: usize,
+}
+
+impl KvLayer {
     pub(super) fn key_bytes(&self) -> usize {
+        let dim = self.heads.key_dim;
         match self.kv_type {
-            KvType::F32 => self.head_dim * PAGE * 4,
-            KvType::F16 => self.head_dim * PAGE * 2,
-            KvType::K8 => self.head_dim.next_multiple_of(4) * PAGE + PAGE * 4,
+            KvType::F32 => dim * PAGE * 4,
+            KvType::F16 => dim * PAGE * 2,
+            KvType::K8 => dim.next_multiple_of(4) * PAGE + PAGE * 4,
         }
     }
 
     pub(super) fn value_dims(&self) -> usize {
-        self.head_dim.next_multiple_of(VIRTUAL_LANES)
+        self.heads.value_dim.next_multiple_of(VIRTUAL_LANES)
     }
 
     /// Floats of the partial result of one chunk, token and query head.
@@ -83,13 +94,72 @@ impl KvLayout {
         self.value_dims() * PAGE * if self.kv_type == KvType::F32 { 4 } else { 2 }
     }
 
+    /// Bytes of the layer in a page.
+    fn len_bytes(&self) -> usize {
+        self.heads.n.saturating_mul(self.key_bytes() + self.value_bytes())
+    }
+
+    pub(super) fn key_at(&self, head: usize) -> usize {
+        self.start + head * self.key_bytes()
+    }
+
+    pub(super) fn value_at(&self, head: usize) -> usize {
+        self.start + self.heads.n * self.key_bytes() + head * self.value_bytes()
+    }
+}
+
+/// Layout of keys and values in a page: those of one layer after another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvLayout {
+    layers: Arc<[KvLayer]>,
+    kv_type: KvType,
+    len_bytes: usize,
+}
+
+impl KvLayout {
+    /// The layout for layers with these heads.
+    pub fn new(kv_type: KvType, heads: impl IntoIterator<Item = KvHeads>) -> KvLayout {
+        let mut len_bytes = 0usize;
+        let place = |heads| {
+            let layer = KvLayer { heads, kv_type, start: len_bytes };
+            len_bytes = len_bytes.saturating_add(layer.len_bytes());
+            layer
+        };
+        let layers = heads.into_iter().map(place).collect();
+        KvLayout { layers, kv_type, len_bytes }
+    }
+
+    /// The layout for batches that read keys and values of the layers only while these are computed, but for those
+    /// `kept`: the others have the same bytes in turn.
+    pub fn in_turn(&self, kept: impl Fn(usize) -> bool) -> KvLayout {
+        let (mut layers, mut len_bytes) = (self.layers.to_vec(), 0usize);
+        for (_, layer) in layers.iter_mut().enumerate().filter(|(i, _)| kept(*i)) {
+            layer.start = len_bytes;
+            len_bytes = len_bytes.saturating_add(layer.len_bytes());
+        }
+        let start = len_bytes;
+        for (_, layer) in layers.iter_mut().enumerate().filter(|(i, _)| !kept(*i)) {
+            layer.start = start;
+            len_bytes = len_bytes.max(start.saturating_add(layer.len_bytes()));
+        }
+        KvLayout { layers: layers.into(), kv_type: self.kv_type, len_bytes }
+    }
+
+    /// The layers with keys and values.
+    pub fn layers(&self) -> &[KvLayer] {
+        &self.layers
+    }
+
+    /// Storage type.
+    pub fn kv_type(&self) -> KvType {
+        self.kv_type
+    }
+
     /// Bytes of a page, a multiple of 64. Saturates for sizes beyond the address space, so that allocating such pages
     /// fails.
     pub fn page_bytes(&self) -> usize {
-        let head = self.key_bytes() + self.value_bytes();
-        let bytes = self.n_layer.saturating_mul(self.n_head_kv).saturating_mul(head);
         // a model without attention has empty pages, which still identify the tokens of a prefix
-        bytes.max(1).checked_next_multiple_of(64).unwrap_or(usize::MAX - 63)
+        self.len_bytes.max(1).checked_next_multiple_of(64).unwrap_or(usize::MAX - 63)
     }
 
     /// Whether all numbers of a page are finite, as [`write_kv`] guarantees. `page` must be [`KvLayout::page_bytes`]
@@ -97,25 +167,15 @@ impl KvLayout {
     pub fn is_finite(&self, page: &[u8]) -> bool {
         let f16s = |b: &[u8]| b.chunks_exact(2).all(|b| b[1] & 0x7c != 0x7c);
         let f32s = |b: &[u8]| b.chunks_exact(4).all(|b| b[3] & 0x7f != 0x7f || b[2] & 0x80 == 0);
-        (0..self.n_layer * self.n_head_kv).all(|i| {
-            let (l, h) = (i / self.n_head_kv, i % self.n_head_kv);
-            let keys = &page[self.key_at(l, h)..][..self.key_bytes()];
-            let values = &page[self.value_at(l, h)..][..self.value_bytes()];
+        self.layers.iter().flat_map(|layer| (0..layer.heads.n).map(move |head| (layer, head))).all(|(layer, head)| {
+            let keys = &page[layer.key_at(head)..][..layer.key_bytes()];
+            let values = &page[layer.value_at(head)..][..layer.value_bytes()];
             match self.kv_type {
                 KvType::F32 => f32s(keys) && f32s(values),
                 KvType::F16 => f16s(keys) && f16s(values),
                 KvType::K8 => f32s(&keys[keys.len() - PAGE * 4..]) && f16s(values),
             }
         })
-    }
-
-    pub(super) fn key_at(&self, layer: usize, head: usize) -> usize {
-        layer * self.n_head_kv * (self.key_bytes() + self.value_bytes()) + head * self.key_bytes()
-    }
-
-    pub(super) fn value_at(&self, layer: usize, head: usize) -> usize {
-        let keys = self.n_head_kv * self.key_bytes();
-        layer * (keys + self.n_head_kv * self.value_bytes()) + keys + head * self.value_bytes()
     }
 }
 
@@ -128,8 +188,8 @@ pub struct Slot {
     pub token: u32,
 }
 
-/// Rows of keys and values to write: the keys of row r start at `r * stride + k_at`, its values at `r * stride + v_at`,
-/// both (n_head_kv, head_dim).
+/// Rows of keys and values to write: the keys of row r, (n_head_kv, key_dim), start at `r * stride + k_at`, its values,
+/// (n_head_kv, value_dim), at `r * stride + v_at`.
 #[derive(Clone, Copy)]
 pub struct KvRows<'a> {
     /// The rows.
@@ -144,39 +204,40 @@ pub struct KvRows<'a> {
     pub slots: &'a [Slot],
 }
 
-/// Writes keys and values of some tokens of one layer into their slots, heads in parallel. Pages hold finite numbers
+/// Writes keys and values of some tokens of a layer into their slots, heads in parallel. Pages hold finite numbers
 /// only: f32 and f16 infinities become the largest finite number of their sign and NaN the most negative one; an int8
 /// key with such an element becomes zero.
 ///
 /// # Panics
 /// If a row or slot is outside its buffer.
-pub fn write_kv(cpu: Cpu, pool: &dyn Pool, kv: &KvLayout, layer: usize, rows: KvRows<'_>, memory: &mut KvMemory) {
-    let (n, d) = (kv.n_head_kv * kv.head_dim, kv.head_dim);
-    assert!(d <= MAX_HEAD_DIM && layer < kv.n_layer && memory.page_bytes() == kv.page_bytes());
-    assert!(rows.x.len() >= (rows.slots.len() * rows.stride) && rows.k_at.max(rows.v_at) + n <= rows.stride);
+pub fn write_kv(cpu: Cpu, pool: &dyn Pool, kv: &KvLayer, rows: KvRows<'_>, memory: &mut KvMemory) {
+    let KvHeads { n, key_dim, value_dim } = kv.heads;
+    assert!(key_dim.max(value_dim) <= MAX_HEAD_DIM && kv.start + kv.len_bytes() <= memory.page_bytes());
+    assert!(rows.x.len() >= (rows.slots.len() * rows.stride));
+    assert!(rows.k_at + n * key_dim <= rows.stride && rows.v_at + n * value_dim <= rows.stride);
     let pages = memory.shared();
     let write_head = |head: usize, _| {
         for (row, slot) in rows.x.chunks_exact(rows.stride).zip(rows.slots) {
             // SAFETY: keys and values of a head have their own bytes of a page, and one task writes each head.
             let (keys, values) = unsafe {
                 (
-                    pages.slice(slot.page, kv.key_at(layer, head), kv.key_bytes()),
-                    pages.slice(slot.page, kv.value_at(layer, head), kv.value_bytes()),
+                    pages.slice(slot.page, kv.key_at(head), kv.key_bytes()),
+                    pages.slice(slot.page, kv.value_at(head), kv.value_bytes()),
                 )
             };
-            let k = &row[rows.k_at + head * d..][..d];
-            let v = &row[rows.v_at + head * d..][..d];
-            cpu.run(WriteKv { kv, k, v, keys, values, slot: slot.token as usize });
+            let k = &row[rows.k_at + head * key_dim..][..key_dim];
+            let v = &row[rows.v_at + head * value_dim..][..value_dim];
+            cpu.run(WriteKv { kv_type: kv.kv_type, k, v, keys, values, slot: slot.token as usize });
         }
     };
     // waking other threads costs more than writing a few rows
     let pool = if rows.slots.len() < 8 { &Inline } else { pool };
-    tasks::run(pool, kv.n_head_kv, &write_head);
+    tasks::run(pool, n, &write_head);
 }
 
 /// Writes the key and value of one token and head.
 struct WriteKv<'a> {
-    kv: &'a KvLayout,
+    kv_type: KvType,
     k: &'a [f32],
     v: &'a [f32],
     keys: &'a mut [u8],
@@ -236,16 +297,16 @@ impl Op for WriteKv<'_> {
 impl WriteKv<'_> {
     #[inline(always)]
     fn write(self, to_f16: impl Fn(&[f32], &mut [u16]), quantise: impl Fn(&[f32], &mut [i8]) -> f32) {
-        let (kv, d, slot) = (self.kv, self.kv.head_dim, self.slot);
+        let (d, slot) = (self.k.len(), self.slot);
         let mut h = [0u16; MAX_HEAD_DIM];
-        let h = &mut h[..d];
-        match kv.kv_type {
+        match self.kv_type {
             KvType::F32 => {
                 for (x, tokens) in self.k.iter().zip(self.keys.chunks_exact_mut(PAGE * 4)) {
                     tokens[slot * 4..][..4].copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
                 }
             }
             KvType::F16 => {
+                let h = &mut h[..d];
                 to_f16(self.k, h);
                 for (x, tokens) in h.iter().zip(self.keys.chunks_exact_mut(PAGE * 2)) {
                     tokens[slot * 2..][..2].copy_from_slice(&x.to_le_bytes());
@@ -261,13 +322,14 @@ impl WriteKv<'_> {
                 scales[slot * 4..][..4].copy_from_slice(&scale.to_le_bytes());
             }
         }
-        if kv.kv_type == KvType::F32 {
+        if self.kv_type == KvType::F32 {
             for (x, group) in self.v.chunks(VIRTUAL_LANES).zip(self.values.chunks_exact_mut(PAGE * VIRTUAL_LANES * 4)) {
                 for (x, out) in x.iter().zip(group[slot * VIRTUAL_LANES * 4..].chunks_exact_mut(4)) {
                     out.copy_from_slice(&clamp(*x, f32::MAX).to_le_bytes());
                 }
             }
         } else {
+            let h = &mut h[..self.v.len()];
             to_f16(self.v, h);
             for (x, group) in h.chunks(VIRTUAL_LANES).zip(self.values.chunks_exact_mut(PAGE * VIRTUAL_LANES * 2)) {
                 for (x, out) in x.iter().zip(group[slot * VIRTUAL_LANES * 2..].chunks_exact_mut(2)) {

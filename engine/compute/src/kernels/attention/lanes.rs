@@ -155,7 +155,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
         scores: &mut [[f32; CHUNK]],
         wide: &mut [f32],
     ) {
-        let d = self.a.kv().head_dim;
+        let d = self.a.kv().heads.key_dim;
         let tokens = n.next_multiple_of(PAGE);
         let mut t = 0;
         while t < tokens {
@@ -315,7 +315,7 @@ impl<S: Simd, const KV: usize> LaneKernel<'_, S, KV> {
     #[inline(always)]
     fn int8_scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]]) {
         const NC: usize = 4;
-        let (s, a, d) = (self.s, self.a, self.a.kv().head_dim);
+        let (s, a, d) = (self.s, self.a, self.a.kv().heads.key_dim);
         let groups = d.div_ceil(4);
         let (encoding, words) = (S::act_encoding(8), S::act_encoding(8).words());
         let mut packed = [0u32; MAX_HEAD_DIM / 4 * 2 * NC];
@@ -376,7 +376,7 @@ fn score_tile<S: Simd, E: Elem, const RV: usize, const NC: usize>(
     scores: &mut [[f32; CHUNK]],
     _: ElemType<E>,
 ) {
-    let d = a.kv().head_dim;
+    let d = a.kv().heads.key_dim;
     let tile = F32Tile::<RV> {
         w: each!(RV, |v| (pointers.keys)(v)),
         k: d,

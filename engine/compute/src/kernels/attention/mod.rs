@@ -29,7 +29,7 @@ use core::ops::Range;
 use super::{Cpu, SharedOut, tasks};
 use crate::pool::Pool;
 use block::{AttentionBlock, BlockOutput, ScoresOp, run_chunk_op};
-pub use kv::{KvLayout, KvRows, KvType, MAX_HEAD_DIM, PAGE, Slot, write_kv};
+pub use kv::{KvHeads, KvLayer, KvLayout, KvRows, KvType, MAX_HEAD_DIM, PAGE, Slot, write_kv};
 pub use memory::KvMemory;
 use softmax_state::{PartRows, combine};
 
@@ -78,10 +78,8 @@ pub struct AttentionWindow {
 /// Attention of a whole batch in one layer.
 #[derive(Clone, Copy)]
 pub struct Attention<'a> {
-    /// Layout of the pages.
-    pub kv: &'a KvLayout,
-    /// Index of the layer.
-    pub layer: usize,
+    /// The layer's keys and values in a page.
+    pub kv: KvLayer,
     /// Memory of the pages.
     pub memory: &'a KvMemory,
     /// Number of query heads, a multiple of the KV heads.
@@ -94,7 +92,7 @@ pub struct Attention<'a> {
     pub alibi: Option<&'a [f32]>,
     /// A score per query head that takes part in the softmax without a value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
-    /// Queries, (rows, n_head * head_dim), scaled and rotated, `q_stride` floats from one row to the next.
+    /// Queries, (rows, n_head * key_dim), scaled and rotated, `q_stride` floats from one row to the next.
     pub q: &'a [f32],
     /// Floats from one row of `q` to the next.
     pub q_stride: usize,
@@ -108,25 +106,25 @@ const FEW_ROWS: usize = 4;
 
 impl Attention<'_> {
     /// Floats of scratch for partial results, for a batch of `max_seqs` sequences of up to `n_ctx` tokens.
-    pub fn parts_len(kv: &KvLayout, n_head: usize, max_seqs: usize, n_ctx: usize) -> usize {
+    pub fn parts_len(kv: &KvLayer, n_head: usize, max_seqs: usize, n_ctx: usize) -> usize {
         [FEW_ROWS, n_head, n_ctx.div_ceil(CHUNK), kv.part_len()].iter().fold(max_seqs, |n, d| n.saturating_mul(*d))
     }
 
-    /// Computes `out`, (rows, n_head * head_dim). `scratch` must have an element per thread, `parts` be
+    /// Computes `out`, (rows, n_head * value_dim). `scratch` must have an element per thread, `parts` be
     /// [`Attention::parts_len`] long.
     ///
     /// # Panics
     /// If spans overlap or are outside a buffer.
     pub fn run(&self, cpu: Cpu, pool: &dyn Pool, out: &mut [f32], scratch: &mut [AttendScratch], parts: &mut [f32]) {
-        let (kv, width) = (self.kv, self.n_head * self.kv.head_dim);
-        let group = self.n_head / kv.n_head_kv;
+        let (kv, d) = (&self.kv, self.kv.heads.value_dim);
+        let (width, group) = (self.n_head * d, self.n_head / kv.heads.n);
         let block = (MAX_COLUMNS / group).max(1);
         let stride = group * kv.part_len();
         let (mut all_tasks, mut end, mut part) = (Vec::new(), 0, 0);
         for (i, span) in self.spans.iter().enumerate() {
             assert!(span.row >= end && (span.row + span.n) * width <= out.len() && group <= MAX_COLUMNS);
             end = span.row + span.n;
-            for head in 0..kv.n_head_kv {
+            for head in 0..kv.heads.n {
                 if span.n <= FEW_ROWS && span.end() > CHUNK {
                     for token in 0..span.n {
                         for chunk in self.chunks(span, token, 1) {
@@ -173,10 +171,10 @@ impl Attention<'_> {
             let n =
                 all_tasks[i..].iter().take_while(|v| (v.span, v.head, v.token) == (u.span, u.head, u.token)).count();
             for g in 0..group {
-                let at = (self.spans[u.span].row + u.token) * width + (u.head * group + g) * kv.head_dim;
+                let at = (self.spans[u.span].row + u.token) * width + (u.head * group + g) * d;
                 let sink = self.sinks.map(|sinks| sinks[u.head * group + g]);
                 let parts = &parts[u.part + g * kv.part_len()..];
-                combine(cpu, kv, PartRows { parts, stride, n_chunks: n, sink }, &mut out[at..at + kv.head_dim]);
+                combine(cpu, kv, PartRows { parts, stride, n_chunks: n, sink }, &mut out[at..at + d]);
             }
             i += n;
         }
@@ -200,10 +198,10 @@ impl Attention<'_> {
     /// traces: exactly the numbers that [`Attention::run`] applies the softmax to.
     pub fn scores(&self, cpu: Cpu) -> Vec<Vec<f32>> {
         let mut all = Vec::new();
-        let mut scratch = AttendScratch::new(self.kv);
+        let mut scratch = AttendScratch::new(core::slice::from_ref(&self.kv));
         for span in self.spans {
             for token in 0..span.n {
-                for head in 0..self.kv.n_head_kv {
+                for head in 0..self.kv.heads.n {
                     let pos = span.pos + token;
                     let chunks = self.chunks(span, token, 1);
                     let a = AttentionBlock { of: self, head, span, row: span.row + token, tokens: 1, pos, chunks };
@@ -231,7 +229,7 @@ struct AttentionTask {
 /// Scratch memory of one thread for [`Attention::run`].
 pub struct AttendScratch {
     dims: usize,
-    /// (columns, head_dim)
+    /// (columns, key_dim)
     q: Vec<f32>,
     scores: Vec<[f32; CHUNK]>,
     /// (columns, value_dims): weighted values of the current chunk, and of all chunks so far.
@@ -245,9 +243,9 @@ pub struct AttendScratch {
 const WIDE: usize = 64;
 
 impl AttendScratch {
-    /// Scratch for heads of that layout.
-    pub fn new(kv: &KvLayout) -> AttendScratch {
-        let dims = kv.value_dims();
+    /// Scratch for any of these layers.
+    pub fn new(layers: &[KvLayer]) -> AttendScratch {
+        let dims = layers.iter().map(|kv| kv.value_dims().max(kv.heads.key_dim)).max().unwrap_or(0);
         let rows = || vec![0.0; MAX_COLUMNS * dims];
         AttendScratch {
             dims,

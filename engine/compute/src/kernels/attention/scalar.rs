@@ -33,7 +33,7 @@ fn read_f16(b: &[u8], i: usize) -> f32 {
 
 impl ChunkKernel for ScalarKernel<'_> {
     fn scores(&self, chunk: usize, n: usize, q: &[f32], scores: &mut [[f32; CHUNK]], _: &mut [f32]) {
-        let (a, kv, d) = (self.0, self.0.kv(), self.0.kv().head_dim);
+        let (a, kv, d) = (self.0, self.0.kv(), self.0.kv().heads.key_dim);
         for (q, scores) in q.chunks_exact(d).zip(scores) {
             for (t, score) in scores[..n].iter_mut().enumerate() {
                 let keys = a.keys(chunk, t);

@@ -1,0 +1,284 @@
+//! Assembles the weights from the tensors of a file.
+
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::{
+    AttentionWeights, ChannelMix, Dense, Experts, FeedForward, Layer, Linear, LinearGroup, Mixer, Norm, Recurrent,
+    ResidualOrder, RopeDivisors, SharedExpert, Weights,
+};
+use crate::error::LoadError;
+use crate::model::config::Config;
+use crate::model::loader::LoadedTensors;
+use crate::model::projection;
+use crate::model::roles::tensor_error;
+
+impl Weights {
+    /// Takes the tensors of a file and assembles the weights.
+    ///
+    /// # Errors
+    /// [`LoadError`] of a tensor that is missing, or whose shape does not fit another's.
+    pub(in crate::model) fn new(tensors: &mut LoadedTensors, c: &Config) -> Result<Weights, LoadError> {
+        let layers = (0..c.n_layer()).map(|i| layer(tensors, c, i)).collect::<Result<Vec<_>, _>>()?;
+        // without this norm a block is parallel: all layers must have it, or none
+        let lacks_norm = |l: &Layer| l.ffn_norm.is_none() && !matches!(l.ffn, FeedForward::None);
+        if layers.iter().any(|l| l.ffn_norm.is_some())
+            && let Some(i) = layers.iter().position(lacks_norm)
+        {
+            return Err(missing(&format!("blk.{i}.ffn_norm.weight")));
+        }
+        let divisors = |tensors: &mut LoadedTensors, name: &str| tensors.optional(&format!("rope_{name}.weight"));
+        let rope_divisors =
+            match (divisors(tensors, "freqs"), divisors(tensors, "factors_short"), divisors(tensors, "factors_long")) {
+                (Some(all), ..) => RopeDivisors::All(all),
+                (None, Some(short), Some(long)) => RopeDivisors::ByContext { short, long },
+                _ => RopeDivisors::None,
+            };
+        Ok(Weights {
+            embedding: tensors.matrix("token_embd.weight")?,
+            token_types: if tensors.has("token_types.weight") {
+                Some(tensors.matrix("token_types.weight")?)
+            } else {
+                None
+            },
+            embedding_norm: norm(tensors, "token_embd_norm")?.or(plain(c.arch.plain_embedding_norm, c.n_embd)),
+            positions: if c.learned_positions { Some(tensors.matrix("position_embd.weight")?) } else { None },
+            layers,
+            final_norm: norm(tensors, "output_norm")?.or(plain(c.arch.plain_norms, c.n_embd)),
+            output_bias: tensors.optional("output.bias"),
+            output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
+            rope_divisors,
+            projections: projections(tensors, c.n_embd)?,
+        })
+    }
+}
+
+pub(in crate::model) fn missing(name: &str) -> LoadError {
+    LoadError::MissingTensor { name: name.into() }
+}
+
+pub(in crate::model) fn linear(tensors: &mut LoadedTensors, name: &str) -> Result<Linear, LoadError> {
+    let (w, bias) = (tensors.matrix(&format!("{name}.weight"))?, tensors.optional(&format!("{name}.bias")));
+    match &bias {
+        Some(b) if b.len() != w.rows() => Err(tensor_error(
+            &format!("{name}.bias"),
+            &format!("shape [{}]", b.len()),
+            &format!("shape [{}]", w.rows()),
+        )),
+        _ => Ok(Linear { w, bias }),
+    }
+}
+
+pub(in crate::model) fn norm(tensors: &mut LoadedTensors, name: &str) -> Result<Option<Norm>, LoadError> {
+    let bias = tensors.optional(&format!("{name}.bias"));
+    let weight = format!("{name}.weight");
+    // in files of some families a norm is named without the suffix
+    match (tensors.vector(&weight).or_else(|| tensors.vector(name)), bias) {
+        (Some((weight, width)), bias) => Ok(Some(Norm { weight, bias, eps: None, width })),
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(missing(&weight)),
+    }
+}
+
+/// A norm without weights: a factor of 1 changes no bit.
+fn plain(exists: bool, width: usize) -> Option<Norm> {
+    exists.then(|| Norm { weight: vec![1.0; width], bias: None, eps: None, width })
+}
+
+/// A norm that must be there.
+pub(in crate::model) fn required_norm(tensors: &mut LoadedTensors, name: &str) -> Result<Norm, LoadError> {
+    norm(tensors, name)?.ok_or_else(|| missing(&format!("{name}.weight")))
+}
+
+/// Values with rows and columns exchanged.
+pub(in crate::model) fn transposed(tensors: &mut LoadedTensors, name: &str) -> Result<Vec<f32>, LoadError> {
+    let (values, width) = tensors.vector(name).ok_or_else(|| missing(name))?;
+    Ok((0..width).flat_map(|i| values.iter().skip(i).step_by(width).copied()).collect())
+}
+
+/// The projections of pooled embeddings; each has as many columns as the one before has rows.
+fn projections(tensors: &mut LoadedTensors, mut width: usize) -> Result<Vec<Linear>, LoadError> {
+    let mut all = Vec::new();
+    for name in projection::NAMES {
+        let weight = format!("{name}.weight");
+        if !tensors.has(&weight) {
+            continue;
+        }
+        let projection = linear(tensors, name)?;
+        let (k, rows) = (projection.w.k(), projection.w.rows());
+        if k != width {
+            return Err(tensor_error(&weight, &format!("shape [{k}, {rows}]"), &format!("shape [{width}, {rows}]")));
+        }
+        width = rows;
+        all.push(projection);
+    }
+    Ok(all)
+}
+
+fn attention(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<AttentionWeights, LoadError> {
+    let name = |part: &str| format!("blk.{i}.{part}");
+    let heads = &c.layers[i].heads;
+    let mut qkv = if tensors.has(&name("attn_qkv.weight")) {
+        let parts = [c.q_rows(heads), heads.k_width(), heads.v_width()];
+        LinearGroup::fused(linear(tensors, &name("attn_qkv"))?, &parts)
+    } else {
+        LinearGroup::separate(
+            ["attn_q", "attn_k", "attn_v"].map(|p| linear(tensors, &name(p))).into_iter().collect::<Result<_, _>>()?,
+        )
+    };
+    if tensors.has(&name("attn_gate.weight")) {
+        qkv.push(linear(tensors, &name("attn_gate"))?);
+    }
+    let head_norm = || plain(c.plain_head_norms && c.layers[i].rope.is_some(), heads.key_dim);
+    Ok(AttentionWeights {
+        qkv,
+        attn_sub_norm: norm(tensors, &name("attn_sub_norm"))?,
+        sinks: tensors.optional(&name("attn_sinks.weight")),
+        q_norm: norm(tensors, &name("attn_q_norm"))?.or_else(head_norm),
+        k_norm: norm(tensors, &name("attn_k_norm"))?.or_else(head_norm),
+        o: linear(tensors, &name("attn_output"))?,
+    })
+}
+
+fn mixer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Mixer, LoadError> {
+    let kind = c.layers[i].mixer;
+    let recurrent = match c.recurrent.as_ref().filter(|_| kind.is_recurrent()) {
+        Some(config) => Some(Recurrent::load(config, tensors, i)?),
+        None => None,
+    };
+    let attention = if kind.has_attention() { Some(attention(tensors, c, i)?) } else { None };
+    Ok(match (attention, recurrent) {
+        (Some(a), Some(r)) => Mixer::Both(Box::new((a, r))),
+        (Some(a), None) => Mixer::Attention(Box::new(a)),
+        (None, Some(r)) => Mixer::Recurrent(r),
+        (None, None) => Mixer::None,
+    })
+}
+
+fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, LoadError> {
+    let name = |part: &str| format!("blk.{i}.{part}");
+    let mixer = mixer(tensors, c, i)?;
+    let mut attn_norm = norm(tensors, &name("attn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
+    let mut ffn_norm = norm(tensors, &name("ffn_norm"))?.or(plain(c.arch.plain_norms, c.n_embd));
+    if c.arch.swapped_norms && ffn_norm.is_some() {
+        core::mem::swap(&mut attn_norm, &mut ffn_norm);
+    }
+    let ffn = match &c.experts {
+        _ if !c.layers[i].has_ffn => FeedForward::None,
+        Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
+            FeedForward::Experts(Box::new(experts(tensors, c, (e.n, c.layers[i].n_ff), &name)?))
+        }
+        _ if tensors.has(&name("channel_mix_key.weight")) => {
+            FeedForward::ChannelMix(Box::new(ChannelMix::load(tensors, &name)?))
+        }
+        _ => FeedForward::Dense(Box::new(dense(tensors, c.layers[i].n_ff, "", &name)?)),
+    };
+    let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
+    if matches!(mixer, Mixer::None) && ffn_norm.is_none() {
+        ffn_norm = attn_norm.take();
+    }
+    // a block is parallel if it has one norm for both sub-layers, or if the metadata says so
+    let has_one_norm = attn_norm.is_some() && ffn_norm.is_none() && !is_partial;
+    let parallel = !c.arch.post_norm && (c.parallel_residual || has_one_norm);
+    if parallel && attn_norm.is_none() {
+        return Err(missing(&name("attn_norm.weight")));
+    }
+    for part in ["post_attention_norm.weight", "post_ffw_norm.weight"].map(name) {
+        if parallel && tensors.has(&part) {
+            let found = "a norm after a sub-layer of a parallel block";
+            return Err(tensor_error(&part, found, "no such norm where attention and feed-forward are parallel"));
+        }
+    }
+    let order = match (norm(tensors, &name("attn_output_norm"))?, norm(tensors, &name("layer_output_norm"))?) {
+        (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
+        _ if parallel => ResidualOrder::Parallel,
+        _ if c.arch.normed_residual => ResidualOrder::Normed,
+        _ => ResidualOrder::Serial,
+    };
+    let with_eps = |norm: Norm| Norm { eps: c.arch.post_norm_eps, ..norm };
+    Ok(Layer {
+        order,
+        mixer,
+        second_norm: norm(tensors, &name("attn_norm_2"))?,
+        post_attn_norm: norm(tensors, &name("post_attention_norm"))?.map(with_eps),
+        ffn,
+        post_ffn_norm: norm(tensors, &name("post_ffw_norm"))?.map(with_eps),
+        attn_norm,
+        ffn_norm,
+    })
+}
+
+/// A dense feed-forward whose tensor names end in `suffix`.
+fn dense(
+    tensors: &mut LoadedTensors,
+    n_ff: usize,
+    suffix: &str,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Dense, LoadError> {
+    let gate = name(&format!("ffn_gate{suffix}"));
+    let has_gate = tensors.has(&format!("{gate}.weight"));
+    let up_name = name(&format!("ffn_up{suffix}"));
+    let up = linear(tensors, &up_name)?;
+    let fused = up.w.rows() == 2 * n_ff;
+    let up = match (has_gate, fused) {
+        (true, false) => LinearGroup::separate(vec![linear(tensors, &gate)?, up]),
+        (false, true) => LinearGroup::fused(up, &[n_ff, n_ff]),
+        (false, false) => LinearGroup::separate(vec![up]),
+        (true, true) => {
+            let found = format!("{} rows beside `{gate}.weight`", 2 * n_ff);
+            return Err(tensor_error(&format!("{up_name}.weight"), &found, &format!("{n_ff} rows")));
+        }
+    };
+    let sub_norm = if suffix.is_empty() { norm(tensors, &name("ffn_sub_norm"))? } else { None };
+    Ok(Dense { up, sub_norm, down: linear(tensors, &name(&format!("ffn_down{suffix}")))? })
+}
+
+fn experts(
+    tensors: &mut LoadedTensors,
+    c: &Config,
+    (n, n_ff): (usize, usize),
+    name: &dyn Fn(&str) -> String,
+) -> Result<Experts, LoadError> {
+    let mut stack = |part: &str| match tensors.matrices(&name(&format!("{part}_exps.weight"))) {
+        Some(all) => Ok(all),
+        None => (0..n).map(|i| tensors.matrix(&name(&format!("{part}.{i}.weight")))).collect(),
+    };
+    let gate = if !c.arch.plain_experts { stack("ffn_gate")? } else { Vec::new() };
+    let (up, down) = (stack("ffn_up")?, stack("ffn_down")?);
+    let biases = ["gate", "up", "down"].map(|part| tensors.optional(&name(&format!("ffn_{part}_exps.bias"))));
+    let shared_gate = name("ffn_gate_inp_shexp");
+    let shared = if tensors.has(&name("ffn_up_shexp.weight")) {
+        let gate = match tensors.has(&format!("{shared_gate}.weight")) {
+            true => Some(linear(tensors, &shared_gate)?),
+            false => None,
+        };
+        // a shared expert is never fused, so its width must not match `2 * n_ff`
+        Some(SharedExpert { gate, ffn: dense(tensors, usize::MAX / 2, "_shexp", name)? })
+    } else if c.arch.dense_beside_experts && tensors.has(&name("ffn_up.weight")) {
+        Some(SharedExpert { gate: None, ffn: dense(tensors, n_ff, "", name)? })
+    } else {
+        None
+    };
+    let input_norm = norm(tensors, &name("ffn_norm_exps"))?;
+    let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
+    let width = c.experts.map_or(c.n_embd, |e| e.width);
+    let latent = if width != c.n_embd || tensors.has(&name("ffn_latent_down.weight")) {
+        Some([linear(tensors, &name("ffn_latent_down"))?, linear(tensors, &name("ffn_latent_up"))?])
+    } else {
+        None
+    };
+    Ok(Experts {
+        router: linear(tensors, &name("ffn_gate_inp"))?,
+        selection_bias,
+        gate,
+        up,
+        down,
+        latent,
+        input_norm,
+        biases,
+        shared,
+    })
+}
