@@ -31,7 +31,7 @@ pub(super) enum Role {
     Rows { n: usize, width: usize },
     /// Weights of a norm of heads: (head_dim), (n_head, head_dim) or (n_head * head_dim).
     HeadNorm { n_head: usize, head_dim: usize },
-    /// Values in rows of this width.
+    /// Values in rows of this width; dimensions of 1 may be between.
     Values { width: usize, rows: usize },
 }
 
@@ -69,7 +69,10 @@ impl Role {
                 let (d, n) = (head_dim as u64, n_head as u64);
                 [[d, 1, 1, 1], [d, n, 1, 1], [d * n, 1, 1, 1]].contains(&t.dims)
             }
-            Role::Values { width, rows } => t.dims == [width as u64, rows as u64, 1, 1],
+            Role::Values { width, rows } => {
+                let (w, n) = (width as u64, rows as u64);
+                [[w, n, 1, 1], [w, 1, n, 1], [w, 1, 1, n]].contains(&t.dims)
+            }
         };
         if !fits {
             let expected = match self {
@@ -370,7 +373,7 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("ffn_gate_inp.bias", |c, _| vector(c.experts.as_ref()?.n)),
     TensorRow::new("ffn_gate_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
     TensorRow::new("ffn_up_exps.bias", |c, _| expert_biases(c, |e| e.n_ff)),
-    TensorRow::new("ffn_down_exps.bias", |c, _| expert_biases(c, |_| c.n_embd)),
+    TensorRow::new("ffn_down_exps.bias", |c, _| expert_biases(c, |e| e.width)),
     TensorRow::new("attn_qkv.weight", |c, _| matrix(qkv_rows(c), c.n_embd)).of(FUSED),
     TensorRow::new("attn_qkv.bias", |c, _| vector(qkv_rows(c))),
     TensorRow::new("attn_q.weight", |c, _| matrix(q_rows(c), c.n_embd)).of(SEPARATE).excludes(SEPARATE_QKV),
@@ -401,7 +404,7 @@ const LAYER_TENSORS: &[TensorRow] = &[
         .excludes(FUSED_EXPERTS),
     TensorRow::new("ffn_down_exps.weight", |c, _| {
         let e = c.experts.as_ref()?;
-        Some(Role::Matrices { n: e.n, rows: c.n_embd, k: e.n_ff })
+        Some(Role::Matrices { n: e.n, rows: e.width, k: e.n_ff })
     })
     .of(EXPERTS),
     TensorRow::new("ffn_gate_inp.scale", beside_residual).of(EXPERTS),
@@ -415,14 +418,19 @@ const LAYER_TENSORS: &[TensorRow] = &[
     TensorRow::new("ffn_up.bias", |c, dims| vector(up_rows(c, dims[0]))).excludes(DENSE),
     TensorRow::new("ffn_down.weight", |c, _| matrix(c.n_embd, c.layer.n_ff)).of(ANY_DENSE).excludes(DENSE),
     TensorRow::new("ffn_down.bias", embedding_wide).excludes(DENSE),
+    TensorRow::new("ffn_latent_down.weight", |c, _| matrix(c.experts.as_ref()?.width, c.n_embd)),
+    TensorRow::new("ffn_latent_up.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.width)),
     TensorRow::new("ffn_gate_inp_shexp.weight", |c, _| c.experts.as_ref().and_then(|_| matrix(1, c.n_embd))),
     TensorRow::new("ffn_gate_shexp.weight", |c, _| matrix(c.experts.as_ref()?.n_ff_shared, c.n_embd)),
     TensorRow::new("ffn_up_shexp.weight", |c, _| matrix(c.experts.as_ref()?.n_ff_shared, c.n_embd)),
     TensorRow::new("ffn_down_shexp.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.n_ff_shared)),
     // in older files, one tensor per expert
-    TensorRow::new("ffn_gate.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.n_embd)).excludes(DENSE),
-    TensorRow::new("ffn_up.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.n_embd)).excludes(DENSE),
-    TensorRow::new("ffn_down.#.weight", |c, _| matrix(c.n_embd, c.experts.as_ref()?.n_ff)).excludes(DENSE),
+    TensorRow::new("ffn_gate.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.experts.as_ref()?.width))
+        .excludes(DENSE),
+    TensorRow::new("ffn_up.#.weight", |c, _| matrix(c.experts.as_ref()?.n_ff, c.experts.as_ref()?.width))
+        .excludes(DENSE),
+    TensorRow::new("ffn_down.#.weight", |c, _| matrix(c.experts.as_ref()?.width, c.experts.as_ref()?.n_ff))
+        .excludes(DENSE),
 ];
 
 fn head_norm(n_head: usize, head_dim: usize) -> Option<Role> {
@@ -436,7 +444,7 @@ fn expert_biases(c: &Config, width: impl Fn(&ExpertsConfig) -> usize) -> Option<
 
 fn expert_inputs(c: &Scope<'_>, _: &[u64; 4]) -> Option<Role> {
     let e = c.experts.as_ref()?;
-    Some(Role::Matrices { n: e.n, rows: e.n_ff, k: c.n_embd })
+    Some(Role::Matrices { n: e.n, rows: e.n_ff, k: e.width })
 }
 
 /// The tables of the tensors of a layer, those of its mixer first; `None` if there is no such layer.

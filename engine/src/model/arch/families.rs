@@ -62,6 +62,8 @@ const BASE: Arch = Arch {
     half_rotary: false,
     tiled_value_heads: false,
     mamba_by_heads: false,
+    normed_residual: false,
+    lightning: false,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
 const GEMMA: Arch = Arch { name: "gemma", act: Activation::GeluTanh, embeddings_by_width: true, ..BASE };
@@ -85,6 +87,8 @@ const QWEN35: Arch = Arch {
 };
 const LFM2: Arch = Arch { name: "lfm2", aliases: &[("token_embd_norm", "output_norm")], ..BASE };
 const MAMBA: Arch = Arch { name: "mamba", rotated: Rotated::None, ..BASE };
+const RWKV: Arch = Arch { name: "arwkv7", rotated: Rotated::None, ..BASE };
+const NEMOTRON_H: Arch = Arch { name: "nemotron_h", act: Activation::ReluSquared, always_rms: true, ..MAMBA };
 const GRANITE: Arch = Arch { name: "granite", divided_logits: true, ..LLAMA };
 
 /// Experts whose weights are normalised only if the file says so.
@@ -128,7 +132,12 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "lfm2moe", ..LFM2 },
     MAMBA,
     Arch { name: "mamba2", ..MAMBA },
-    Arch { name: "nemotron_h", act: Activation::ReluSquared, always_rms: true, ..MAMBA },
+    NEMOTRON_H,
+    Arch { name: "nemotron_h_moe", gating: Gating::Sigmoid, plain_experts: true, ..NEMOTRON_H },
+    Arch { name: "minimax-01", normed_residual: true, lightning: true, ..BASE },
+    Arch { name: "rwkv6", aliases: FALCON, ..RWKV },
+    Arch { name: "rwkv7", aliases: FALCON, ..RWKV },
+    RWKV,
     Arch { name: "jamba", normalised_experts: false, ..MAMBA },
     Arch { name: "falcon-h1", ..BASE },
     Arch { name: "granitehybrid", rotated: Rotated::IfFinetuned, ..GRANITE },

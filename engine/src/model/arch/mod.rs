@@ -112,6 +112,11 @@ pub struct Arch {
     pub temperature: Temperature,
     /// Whether norms follow the residual sums, `x = norm(x + attention(x))`, and there is no final norm.
     pub post_norm: bool,
+    /// Whether the residual stream of a block is the output of its norm:
+    /// `x = residual_scale * norm(x) + attention(norm(x))`.
+    pub normed_residual: bool,
+    /// Whether layers with `attn_norm_2` have lightning attention.
+    pub lightning: bool,
     /// Whether the query projection also gives a gate of each head, after its query; attention is multiplied by its
     /// sigmoid.
     pub gated_queries: bool,

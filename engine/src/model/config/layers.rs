@@ -43,6 +43,7 @@ pub(super) fn layers(
     };
     let n_dense = keys.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
     let xielu = xielu(keys, n_layer)?;
+    let rescale = keys.u32("rescale_every_n_layers")?.unwrap_or(0) as usize;
     let any_local = local.contains(&true);
     let [expert_limits, shared_limits] =
         [keys.per_layer_f32("swiglu_clamp_exp", n_layer)?, keys.per_layer_f32("swiglu_clamp_shexp", n_layer)?];
@@ -100,6 +101,7 @@ pub(super) fn layers(
                 Swiglu::Limited(limit) if expert_limits[i] == 0.0 => limit,
                 _ => expert_limits[i],
             },
+            output_scale: if rescale > 0 && (i + 1) % rescale == 0 { 0.5 } else { 1.0 },
             xielu: xielu.as_ref().map(|all| all[i]),
             shared_limit: shared_limits[i],
             mixer: kinds[i].mixer,

@@ -120,6 +120,8 @@ pub struct LayerConfig {
     pub expert_limit: f32,
     /// The same for the shared expert.
     pub shared_limit: f32,
+    /// Factor on the residual stream after the layer.
+    pub output_scale: f32,
     /// The activation, where it is xIELU.
     pub xielu: Option<Xielu>,
 }
@@ -153,7 +155,7 @@ impl Config {
         let n_nextn = keys.in_range("nextn_predict_layers", Some(n_nextn), 0..=n_blocks as u32 - 1)?;
         let n_layer = n_blocks - n_nextn;
         let n_embd = keys.size("embedding_length", 1..=MAX_WIDTH)?;
-        let kinds = mixers::layer_kinds(&keys, n_blocks, shards)?;
+        let kinds = mixers::layer_kinds(&keys, arch, n_blocks, shards)?;
         let alibi = match arch.alibi {
             Alibi::Never => false,
             Alibi::Always => true,
@@ -175,7 +177,7 @@ impl Config {
         }
         let alibi = if alibi { Some(slopes(keys.positive("attention.max_alibi_bias", 8.0)?, n_head)) } else { None };
         let widths = keys.per_layer_u32("feed_forward_length", n_blocks)?.unwrap_or_default();
-        let experts = experts(&keys, arch, widths.into_iter().max().unwrap_or(0) as usize)?;
+        let experts = experts(&keys, arch, n_embd, widths.into_iter().max().unwrap_or(0) as usize)?;
         let original_context = ropes.iter().find_map(|r| r.scaling).map_or(n_ctx_train, |s| s.original_context);
         let recurrent = mixers::read(&keys, arch, n_embd, &kinds, shards)?;
         place(&keys, arch, &mut layers, recurrent.as_ref())?;

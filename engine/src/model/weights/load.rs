@@ -7,8 +7,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{
-    AttentionWeights, Dense, Experts, FeedForward, Layer, LayerEmbedding, LayerEmbeddings, Linear, LinearGroup, Mixer,
-    Norm, Recurrent, ResidualOrder, RopeDivisors, SharedExpert, Weights,
+    AttentionWeights, ChannelMix, Dense, Experts, FeedForward, Layer, LayerEmbedding, LayerEmbeddings, Linear,
+    LinearGroup, Mixer, Norm, Recurrent, ResidualOrder, RopeDivisors, SharedExpert, Weights,
 };
 use crate::error::LoadError;
 use crate::math::sqrt;
@@ -66,7 +66,7 @@ impl Weights {
     }
 }
 
-fn missing(name: &str) -> LoadError {
+pub(in crate::model) fn missing(name: &str) -> LoadError {
     LoadError::MissingTensor { name: name.into() }
 }
 
@@ -208,6 +208,9 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
         Some(e) if tensors.has(&name("ffn_gate_inp.weight")) => {
             FeedForward::Experts(Box::new(experts(tensors, c, (e.n, c.layers[i].n_ff), &name)?))
         }
+        _ if tensors.has(&name("channel_mix_key.weight")) => {
+            FeedForward::ChannelMix(Box::new(ChannelMix::load(tensors, &name)?))
+        }
         _ => FeedForward::Dense(Box::new(dense(tensors, c.layers[i].n_ff, "", &name)?)),
     };
     let is_partial = matches!(mixer, Mixer::None) || matches!(ffn, FeedForward::None);
@@ -229,6 +232,7 @@ fn layer(tensors: &mut LoadedTensors, c: &Config, i: usize) -> Result<Layer, Loa
     let order = match (norm(tensors, &name("attn_output_norm"))?, norm(tensors, &name("layer_output_norm"))?) {
         (Some(attn), Some(ffn)) => ResidualOrder::PostNorm([attn, ffn]),
         _ if parallel => ResidualOrder::Parallel,
+        _ if c.arch.normed_residual => ResidualOrder::Normed,
         _ => ResidualOrder::Serial,
     };
     let embedding = match c.n_embd_layer {
@@ -322,12 +326,19 @@ fn experts(
         Norm { weight, bias: None, eps: None, width: c.n_embd }
     });
     let selection_bias = tensors.optional(&name("exp_probs_b.bias"));
+    let width = c.experts.map_or(c.n_embd, |e| e.width);
+    let latent = if width != c.n_embd || tensors.has(&name("ffn_latent_down.weight")) {
+        Some([linear(tensors, &name("ffn_latent_down"))?, linear(tensors, &name("ffn_latent_up"))?])
+    } else {
+        None
+    };
     Ok(Experts {
         router: linear(tensors, &name("ffn_gate_inp"))?,
         selection_bias,
         gate,
         up,
         down,
+        latent,
         input_norm,
         router_norm,
         post_norm: norm(tensors, &name("post_ffw_norm_2"))?,

@@ -6,10 +6,10 @@ use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
-pub(super) use load::{linear, norm, required_norm, transposed};
+pub(super) use load::{linear, missing, norm, required_norm, transposed};
 
 use super::config::Config;
-pub use super::mixers::{LatentWeights, Recurrent};
+pub use super::mixers::{ChannelMix, LatentWeights, Recurrent};
 use crate::kernels::panel::{Matrix, PANEL};
 
 /// A matrix and its bias: `y = w x + b`.
@@ -59,12 +59,14 @@ pub struct Experts {
     pub router: Linear,
     /// Added to the scores by which experts are selected (n_expert).
     pub selection_bias: Option<Vec<f32>>,
-    /// (n_ff, n_embd), one per expert; empty without gates.
+    /// (n_ff, width), one per expert; empty without gates.
     pub gate: Vec<Matrix>,
-    /// (n_ff, n_embd), one per expert.
+    /// (n_ff, width), one per expert.
     pub up: Vec<Matrix>,
-    /// (n_embd, n_ff), one per expert.
+    /// (width, n_ff), one per expert.
     pub down: Vec<Matrix>,
+    /// Projections to and from the latent space that experts work in (width, n_embd), (n_embd, width).
+    pub latent: Option<[Linear; 2]>,
     /// Norm of the experts' input, where that is not the feed-forward's (n_embd).
     pub input_norm: Option<Norm>,
     /// Norm of the router's input, where that is not the experts' (n_embd).
@@ -116,6 +118,8 @@ pub enum FeedForward {
     Dense(Box<Dense>),
     /// Experts selected for each token.
     Experts(Box<Experts>),
+    /// One that also reads the token before (RWKV).
+    ChannelMix(Box<ChannelMix>),
     /// None: the layer has a mixer only.
     None,
 }
@@ -194,6 +198,8 @@ pub enum ResidualOrder {
     Parallel,
     /// Post-norm: these norms (n_embd) follow the two residual sums, and none comes before.
     PostNorm([Norm; 2]),
+    /// The residual stream is the output of the norms.
+    Normed,
 }
 
 /// Divisors of the RoPE frequencies, one per pair.
@@ -306,8 +312,10 @@ impl Layer {
         match &self.ffn {
             FeedForward::None => {}
             FeedForward::Dense(ffn) => all.extend(ffn.matrices()),
+            FeedForward::ChannelMix(mix) => all.extend(mix.matrices()),
             FeedForward::Experts(e) => {
                 all.extend([&e.router.w].into_iter().chain(&e.gate).chain(&e.up).chain(&e.down));
+                all.extend(e.latent.iter().flatten().map(|l| &l.w));
                 if let Some(shared) = &e.shared {
                     all.extend(shared.gate.iter().map(|g| &g.w).chain(shared.ffn.matrices()));
                 }
