@@ -107,6 +107,19 @@ pub struct Arch {
     pub tiled_value_heads: bool,
     /// Whether the Mamba layers are those of PLaMo 2, whose channels form heads.
     pub mamba_by_heads: bool,
+    /// Classification head of rerankers.
+    pub head: HeadKind,
+}
+
+/// What the classification head of a reranker computes besides its products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadKind {
+    /// tanh after the hidden layer.
+    Tanh,
+    /// GELU after the hidden layer.
+    Gelu,
+    /// As [`HeadKind::Tanh`], and a softmax of the classes.
+    Softmax,
 }
 
 /// How the scores of experts become their weights.
@@ -261,6 +274,7 @@ const BASE: Arch = Arch {
     gated_queries: false,
     tiled_value_heads: false,
     mamba_by_heads: false,
+    head: HeadKind::Tanh,
 };
 const LLAMA: Arch = Arch { name: "llama", rope: Some(RopeStyle::Interleaved), ..BASE };
 const GEMMA: Arch = Arch { name: "gemma", act: Activation::GeluTanh, embeddings_by_width: true, ..BASE };
@@ -317,7 +331,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "qwen2", ..BASE },
     Arch { name: "qwen2vl", ..BASE },
     Arch { name: "qwen2moe", normalised_experts: false, ..BASE },
-    Arch { name: "qwen3", ..BASE },
+    Arch { name: "qwen3", head: HeadKind::Softmax, ..BASE },
     Arch { name: "qwen3moe", ..BASE },
     QWEN35,
     Arch { name: "qwen35moe", ..QWEN35 },
@@ -430,7 +444,7 @@ pub const ARCHS: &[Arch] = &[
     Arch { name: "eurobert", bidirectional: true, ..BASE },
     Arch { name: "neo-bert", bidirectional: true, aliases: &[("enc.output_norm", "output_norm")], ..LLAMA },
     Arch { name: "jina-bert-v3", rope: Some(RopeStyle::NeoX), ..BERT },
-    Arch { name: "qwen3vl", sections: Sections::Interleaved, ..BASE },
+    Arch { name: "qwen3vl", sections: Sections::Interleaved, head: HeadKind::Softmax, ..BASE },
     Arch { name: "qwen3vlmoe", sections: Sections::Interleaved, ..BASE },
     Arch { name: "hunyuan_vl", rope_before_norm: true, sections: Sections::Blocks, ..BASE },
     LLAMA4,
@@ -442,6 +456,7 @@ pub const ARCHS: &[Arch] = &[
         window_pattern: 3,
         global_first: true,
         act: Activation::GeluErf,
+        head: HeadKind::Gelu,
         ..LAYER_NORM
     },
     Arch {

@@ -6,6 +6,7 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::classifier::Classifier;
 use super::config::Config;
 use super::loader::LoadedTensors;
 pub use super::mixers::Recurrent;
@@ -190,6 +191,8 @@ pub struct Weights {
     pub rope_divisors: RopeDivisors,
     /// Projections of a pooled embedding (n_embd), applied in order.
     pub projections: Vec<Linear>,
+    /// Classification head of rerankers.
+    pub classifier: Option<Classifier>,
 }
 
 /// Rows of an output, padded to whole panels.
@@ -299,6 +302,7 @@ impl Weights {
             output: if tensors.has("output.weight") { Some(tensors.matrix("output.weight")?) } else { None },
             rope_divisors,
             projections: projections(tensors, c.n_embd)?,
+            classifier: Classifier::load(tensors, c)?,
         })
     }
 
@@ -306,7 +310,8 @@ impl Weights {
     pub fn len_bytes(&self) -> usize {
         let outside = [Some(&self.embedding), self.token_types.as_ref(), self.positions.as_ref(), self.output.as_ref()];
         let layers = self.layers.iter().flat_map(Layer::matrices);
-        let projections = self.projections.iter().map(|projection| &projection.w);
+        let heads = self.classifier.iter().flat_map(Classifier::linears);
+        let projections = self.projections.iter().chain(heads).map(|projection| &projection.w);
         outside.into_iter().flatten().chain(layers).chain(projections).map(Matrix::len_bytes).sum()
     }
 
